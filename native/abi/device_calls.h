@@ -66,9 +66,9 @@ struct aiordma_device_calls {
 	 * is some.  Devices that pin pages do not have it. */
 	struct ibv_mr *(*reg_local_dma)(struct ibv_pd *pd);
 
-	/* Fault injection, for tests: replaces the plan of faults of this process, NULL for none.  0, or
+	/* Fault injection, for tests: replaces the fault spec of this process, NULL for none.  0, or
 	 * EINVAL with what is wrong in `error`. */
-	int (*set_faults)(const char *plan, char *error, size_t error_size);
+	int (*set_faults)(const char *spec, char *error, size_t error_size);
 	void (*fault_counts)(struct aiordma_fault_counts *counts);
 
 	/* The calls of single providers' libraries, NULL each that is not installed.  Thread-safe. */

@@ -36,9 +36,9 @@ const struct aiordma_calls *aiordma_embedded_calls(void);
 int aiordma_embedded_raise(enum ibv_event_type event);
 
 /* For tests: faults of the embedded device, and of its connections, in this process from now on;
- * NULL for none.  The plan is a list of name=value:
+ * NULL for none.  The fault spec is a list of name=value:
  *
- *  seed=N         which numbers chance draws: the same seed, the same faults (0)
+ *  seed=N         of the random numbers: the same seed, the same faults (0)
  *  loss=WHEN      what comes in gets lost: frames of connections, datagrams
  *  duplicate=WHEN what comes in comes twice
  *  frames=WHICH   that loss and duplicate are about: requests, answers or all (all)
@@ -66,10 +66,10 @@ int aiordma_embedded_raise(enum ibv_event_type event);
  * timeout is 0), or at once when a gap is told, up to retry_cnt times in a row.  What UC and UD
  * queue pairs lose is lost.
  *
- * Returns 0, or EINVAL and in `error` what is wrong with the plan, which is then as it was before.
- * The variable AIORDMA_EMBEDDED_FAULTS is a plan from the start; a wrong one is said on stderr, and
- * the device cannot be opened (EINVAL). */
-int aiordma_embedded_faults(const char *plan, char *error, size_t room);
+ * Returns 0, or EINVAL and in `error` what is wrong with the spec; then the one before stays.
+ * The variable AIORDMA_EMBEDDED_FAULTS is a spec from the start; a wrong one is reported on stderr,
+ * and the device cannot be opened (EINVAL). */
+int aiordma_embedded_faults(const char *spec, char *error, size_t room);
 
 /* What has been injected so far. */
 void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts);

@@ -1,5 +1,5 @@
-/* Puts the device together: the table of its calls, and what each folder is given of those above
- * it. */
+/* Puts the device together: the table of its calls, and the tables of higher folders that
+ * lower ones are given. */
 #include "softdev.h"
 
 #include "cm/cm.h"

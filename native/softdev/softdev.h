@@ -1,17 +1,17 @@
-/* The embedded device: its calls, and the order of its folders.
+/* The embedded device: its calls, and the order of its folders, from the lowest to the highest:
  *
- *   engine   the lock, the epoll set, the thread, timers, channels
- *   trace    the trace, a hook that every folder above may call
- *   inject   fault injection, likewise
- *   objects  what the application holds: contexts, memory, queues, queue pairs
- *   rc, ud   reliable and unreliable connections; datagrams
- *   shm      peers on this host: shared segments, rings, cross-memory attach
- *   wire     links between queue pairs, over TCP or a channel in shared memory
- *   cm       the connection manager
+ *   engine       the lock, the epoll set, the thread, timers, channels
+ *   trace        the trace, a hook that every higher folder may call
+ *   inject       fault injection, likewise
+ *   objects      what the application holds: contexts, memory, queues, queue pairs
+ *   shm, rc, ud  peers on this host (shared segments, rings, cross-memory attach); reliable and
+ *                unreliable connections; datagrams: they do not call each other
+ *   wire         links between queue pairs, over TCP or a channel in shared memory
+ *   cm           the connection manager
  *
- * A folder calls those above it in this list and none below; where it has to, it goes through a
- * table that softdev.c gives to it.  Its interface is the header that has its name.  `make folders`
- * lists who calls whom and fails on a call against the order. docs/embedded-device.md has the
+ * A folder calls lower ones only; what it needs of a higher one it calls through a table that
+ * softdev.c gives to it.  Its interface is the header that has its name.  `make folders` lists
+ * which folder calls which and fails on a call against the order. docs/embedded-device.md has the
  * locks.
  *
  * Nothing here includes Python or calls libibverbs.

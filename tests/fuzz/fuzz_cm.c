@@ -11,11 +11,11 @@
 #include "fuzz.h"
 
 #include "objects/frame.h"
-#include "cm/cm.h"
+#include "cm/cm_internal.h"
 #include "cm/cm_sidr_wire.h"
 
 enum {
-	STRANGERS = 4,
+	CLIENTS = 4,
 	IDS = 6,
 	PEER_PSN = 100
 };
@@ -27,7 +27,7 @@ static struct world {
 	struct ibv_pd *pd;
 	struct ibv_cq *cq;
 	struct rdma_cm_id *ids[IDS];
-	int strangers[STRANGERS]; /* -1: none */
+	int clients[CLIENTS]; /* -1: none */
 	int server; /* where the application may be sent */
 	int datagrams;
 	int sockets;
@@ -76,8 +76,8 @@ static void open_world(void)
 	CHECK_EQUAL(listen(world.server, 16), 0);
 	world.datagrams = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	CHECK_EQUAL(bind(world.datagrams, &any.any, sizeof(any.v4)), 0);
-	for (int i = 0; i < STRANGERS; i++)
-		world.strangers[i] = -1;
+	for (int i = 0; i < CLIENTS; i++)
+		world.clients[i] = -1;
 	world.sockets = 0;
 }
 
@@ -249,7 +249,7 @@ static void hang_up(int *fd, bool politely)
 	*fd = -1;
 }
 
-static void dial(int *fd, bool accepted)
+static void connect_to(int *fd, bool accepted)
 {
 	union address address =
 		address_of("127.0.0.1", ntohs(rdma->rdma_get_src_port(world.listener)));
@@ -350,12 +350,12 @@ static void say_sidr(const uint8_t *r)
 
 static void one_thing(const uint8_t *r)
 {
-	int *fd = &world.strangers[r[1] % STRANGERS];
+	int *fd = &world.clients[r[1] % CLIENTS];
 
 	switch (r[0] & 15) {
 	case 0:
 	case 1:
-		dial(fd, r[2] & 1);
+		connect_to(fd, r[2] & 1);
 		break;
 	case 2:
 	case 3:
@@ -427,8 +427,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		open_world();
 	for (size_t at = 0; at + RECORD <= size; at += RECORD)
 		one_thing(data + at);
-	for (int i = 0; i < STRANGERS; i++)
-		hang_up(&world.strangers[i], false);
+	for (int i = 0; i < CLIENTS; i++)
+		hang_up(&world.clients[i], false);
 	/* The timers of those that still wait expire. */
 	for (int i = 0; i < 3; i++) {
 		fuzz_steps(4);

@@ -29,7 +29,7 @@ static struct world {
 	struct ibv_mr *mr;
 	struct ibv_ah *ah;
 	struct side victims[VICTIMS];
-	int stranger; /* a UDP socket at 127.0.0.1 */
+	int unknown; /* a UDP socket at 127.0.0.1 */
 	struct sockaddr_in device;
 	union ibv_gid own, other;
 	uint64_t posted, right; /* receives; messages that may be taken */
@@ -63,8 +63,8 @@ static void open_world(void)
 		    0);
 	path.dlid = port.lid;
 	CHECK(world.ah = verbs->ibv_create_ah(world.pd, &path));
-	world.stranger = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	CHECK_EQUAL(bind(world.stranger, (struct sockaddr *)&any, sizeof(any)), 0);
+	world.unknown = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	CHECK_EQUAL(bind(world.unknown, (struct sockaddr *)&any, sizeof(any)), 0);
 	world.device = any;
 	world.device.sin_port = htons(port.lid);
 	world.own = (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}};
@@ -161,7 +161,7 @@ static void close_scene(void)
 	fuzz_steps(4);
 	take_completions();
 	they_hear_each_other();
-	CHECK(recv(world.stranger, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
+	CHECK(recv(world.unknown, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
 	for (int i = 0; i < VICTIMS; i++)
 		CHECK_EQUAL(verbs->ibv_destroy_qp(world.victims[i].qp), 0);
 	CHECK_EQUAL(verbs->ibv_destroy_srq(world.srq), 0);
@@ -206,7 +206,7 @@ static void say_datagram(const uint8_t *r)
 	length += SOFT_DATAGRAM_HEADER;
 	if (r[9] & 0x80)
 		length = r[13]; /* cut off */
-	(void)!sendto(world.stranger, bytes, length, MSG_DONTWAIT, (struct sockaddr *)&world.device,
+	(void)!sendto(world.unknown, bytes, length, MSG_DONTWAIT, (struct sockaddr *)&world.device,
 		      sizeof(world.device));
 }
 
@@ -229,7 +229,7 @@ static void one_thing(const uint8_t *r)
 		world.corrupt_by = r[2];
 		break;
 	case 6:
-		(void)!sendto(world.stranger, r + 2, r[1] % (RECORD - 1u), MSG_DONTWAIT,
+		(void)!sendto(world.unknown, r + 2, r[1] % (RECORD - 1u), MSG_DONTWAIT,
 			      (struct sockaddr *)&world.device, sizeof(world.device));
 		break;
 	case 7:

@@ -250,7 +250,7 @@ static void close_scene(void)
 
 /* ---- what happens ---------------------------------------------------------------------------- */
 
-static void stranger_says(const void *bytes, size_t length)
+static void send_from_unknown(const void *bytes, size_t length)
 {
 	struct victim *victim = world.current;
 	const uint8_t *at = bytes;
@@ -385,7 +385,7 @@ static void say_frame(const uint8_t *r)
 		victim->psn = soft_psn_add(victim->psn, 1);
 	if (frame.length > length)
 		frame.length = length;
-	stranger_says(bytes, SOFT_FRAME_HEADER + frame.length);
+	send_from_unknown(bytes, SOFT_FRAME_HEADER + frame.length);
 }
 
 static void post_receive(const uint8_t *r)
@@ -490,7 +490,7 @@ static void one_thing(const uint8_t *r)
 		say_frame(r);
 		break;
 	case 4:
-		stranger_says(r + 2, r[1] % (RECORD - 1u));
+		send_from_unknown(r + 2, r[1] % (RECORD - 1u));
 		break;
 	case 5:
 		world.corrupt_at = r[1];

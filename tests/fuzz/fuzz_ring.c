@@ -195,18 +195,18 @@ static void put(const struct soft_record *record, const void *payload)
 		soft_ring_put(&world.out, record, &iov, 1);
 }
 
-static void say_greeting(const uint8_t *r)
+static void send_hello(const uint8_t *r)
 {
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
 
-	soft_handshake_encode(bytes, &(struct soft_handshake){
-					     .kind = r[1] & 1 ? SOFT_HELLO_ACK : SOFT_HELLO,
-					     .from = PEER_QPN + (r[2] & 1),
-					     .to = world.victim.qp->qp_num ^ (r[2] >> 1 & 1),
-					     .receive_psn = 0xfffffe ^ (r[2] >> 2 & 1),
-					     .send_psn = PEER_PSN ^ (r[2] >> 3 & 1),
-					     .flags = r[3],
-				     });
+	soft_hello_encode(bytes, &(struct soft_hello){
+					 .kind = r[1] & 1 ? SOFT_HELLO_ACK : SOFT_HELLO,
+					 .from = PEER_QPN + (r[2] & 1),
+					 .to = world.victim.qp->qp_num ^ (r[2] >> 1 & 1),
+					 .receive_psn = 0xfffffe ^ (r[2] >> 2 & 1),
+					 .send_psn = PEER_PSN ^ (r[2] >> 3 & 1),
+					 .flags = r[3],
+				 });
 	bytes[r[4] % SOFT_HANDSHAKE_SIZE] ^= r[5];
 	put(&(struct soft_record){.kind = 1 + (r[6] & 1),
 				  .to = r[7],
@@ -304,7 +304,7 @@ static void one_thing(const uint8_t *r)
 		break;
 	case 1:
 	case 2:
-		say_greeting(r);
+		send_hello(r);
 		break;
 	case 3:
 	case 4:

@@ -162,7 +162,7 @@ int main(void)
 	bench.peer = exchange(&bench.process, &bench.side);
 	CHECK_EQUAL(to_rtr(&bench.side, &bench.peer), 0);
 	CHECK_EQUAL(to_rts(&bench.side), 0);
-	meet(&bench.process);
+	process_barrier(&bench.process);
 	if (bench.process.child) {
 		printf("%9s", "bytes");
 		for (int way = 0; way < WAYS; way++)
@@ -174,7 +174,7 @@ int main(void)
 
 		for (int round = 0; round < ROUNDS; round++)
 			for (int way = 0; way < WAYS; way++) {
-				meet(&bench.process);
+				process_barrier(&bench.process);
 				uint64_t start = now_ns(CLOCK_MONOTONIC);
 
 				run(&bench, (enum way)way, length);
@@ -187,7 +187,7 @@ int main(void)
 			printf("%9.1f", median(times[way], ROUNDS) / repeats(length) / 1e3);
 		printf("\n");
 	}
-	meet(&bench.process);
+	process_barrier(&bench.process);
 	close(bench.fd);
 	close_side(&bench.side);
 	join(&bench.process);

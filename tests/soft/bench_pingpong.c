@@ -200,7 +200,7 @@ int main(int count, char **arguments)
 			for (int way = 0; way < 6; way++) {
 				uint32_t size = way < 4 ? 65536 : BIG;
 
-				meet(&process);
+				process_barrier(&process);
 				uint64_t start = now_ns(CLOCK_MONOTONIC);
 
 				if (way == 0)
@@ -216,7 +216,7 @@ int main(int count, char **arguments)
 		if (process.child)
 			report(polling ? "polling" : "sleeping", times);
 	}
-	meet(&process);
+	process_barrier(&process);
 	close(fd);
 	close_side(&side);
 	join(&process);

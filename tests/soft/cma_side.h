@@ -1,6 +1,6 @@
 /* Two processes with a queue pair each, for the tests of what one copies from the other. */
-#ifndef AIORDMA_TESTS_REACH_SIDE_H
-#define AIORDMA_TESTS_REACH_SIDE_H
+#ifndef AIORDMA_TESTS_CMA_SIDE_H
+#define AIORDMA_TESTS_CMA_SIDE_H
 
 #include "verbs_side.h"
 

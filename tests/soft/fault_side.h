@@ -15,12 +15,12 @@ __attribute__((format(printf, 1, 2))) static inline void spec(const char *format
 	CHECK(vsnprintf(text, sizeof(text), format, arguments) < (int)sizeof(text));
 	va_end(arguments);
 	if (aiordma_embedded_faults(text, error, sizeof(error))) {
-		fprintf(stderr, "in %s: plan %s: %s\n", current_step, text, error);
+		fprintf(stderr, "in %s: fault spec %s: %s\n", current_step, text, error);
 		exit(1);
 	}
 }
 
-static inline void no_plan(void)
+static inline void no_faults(void)
 {
 	CHECK_EQUAL(aiordma_embedded_faults(NULL, NULL, 0), 0);
 }

@@ -1,7 +1,7 @@
 /* Channels between local peers, without links above them: this stands in for handshake.c (the
  * linker is told so: see meson.build), which accepts or refuses what is asked for. */
-#ifndef AIORDMA_TESTS_NEIGHBOUR_SIDE_H
-#define AIORDMA_TESTS_NEIGHBOUR_SIDE_H
+#ifndef AIORDMA_TESTS_SHM_SIDE_H
+#define AIORDMA_TESTS_SHM_SIDE_H
 
 #include <sys/eventfd.h>
 #include <sys/uio.h>

@@ -95,13 +95,13 @@ static void other_process(const struct process *process, int which)
 	struct address owner = exchange(process, &side);
 
 	bring_up(&side, &owner);
-	meet(process);
+	process_barrier(process);
 	if (which == 0)
 		compare_and_swap(&side, &owner, seen);
 	else
 		fetch_and_add(&side, &owner, seen);
 	tell(process, seen, sizeof(seen));
-	meet(process);
+	process_barrier(process);
 	close_side(&side);
 	join(process);
 }
@@ -141,7 +141,7 @@ int main(void)
 	}
 	CHECK_EQUAL(pthread_create(&thread, NULL, own_updates, &owner), 0);
 	for (int i = 0; i < PROCESSES; i++)
-		meet(&processes[i]);
+		process_barrier(&processes[i]);
 	for (int i = 0; i < PROCESSES; i++) {
 		hear(&processes[i], seen, sizeof(seen));
 		count_seen(seen, times);
@@ -150,7 +150,7 @@ int main(void)
 	count_seen(owner.seen, times);
 	CHECK_EQUAL(__atomic_load_n(owner.word, __ATOMIC_SEQ_CST), ALL);
 	for (int i = 0; i < PROCESSES; i++) {
-		meet(&processes[i]);
+		process_barrier(&processes[i]);
 		close_side(&sides[i]);
 		join(&processes[i]);
 	}

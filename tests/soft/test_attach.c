@@ -101,13 +101,13 @@ static void stopped(void)
 		send_now(&end, LAST_WORDS);
 		soft_engine_put();
 		CHECK(end.gone && end.error == ECONNRESET);
-		meet(&process);
+		process_barrier(&process);
 		join(&process);
 	}
 	UNTIL(&end, false, end.gone);
 	CHECK_EQUAL(end.error, ECONNRESET);
 	CHECK_EQUAL(end.bytes, LAST_WORDS);
-	meet(&process);
+	process_barrier(&process);
 	end_done(&end);
 	finish();
 }
@@ -130,20 +130,20 @@ static void moved(void)
 		CHECK(after != before);
 		tell(&process, &before, sizeof(before));
 		tell(&process, &after, sizeof(after));
-		meet(&process);
+		process_barrier(&process);
 		end_init(&other);
 		call_next(&other);
-		meet(&process);
+		process_barrier(&process);
 	} else {
 		hear(&process, &before, sizeof(before));
 		hear(&process, &after, sizeof(after));
-		meet(&process);
+		process_barrier(&process);
 		/* The news is on its way. */
 		UNTIL(&end, true, end.chan.peer == soft_shm_peer_at(after));
 		soft_lock();
 		CHECK(!soft_shm_peer_at(before));
 		soft_unlock();
-		meet(&process);
+		process_barrier(&process);
 		end_init(&other);
 		CHECK_EQUAL(open_to(&other, after, 3), 0);
 	}
@@ -151,7 +151,7 @@ static void moved(void)
 	soft_lock();
 	CHECK(other.chan.peer == end.chan.peer);
 	soft_unlock();
-	meet(&process);
+	process_barrier(&process);
 	end_done(&other);
 	end_done(&end);
 	finish();
@@ -165,19 +165,19 @@ static void port_down(void)
 	connect_them(&end);
 	if (process.child) {
 		CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
-		meet(&process);
-		meet(&process);
+		process_barrier(&process);
+		process_barrier(&process);
 		for (int i = 0; i < 100; i++)
 			soft_progress();
 		CHECK_EQUAL(end.bytes, 0);
 		CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
 		UNTIL(&end, false, end.bytes == 5000);
 	} else {
-		meet(&process);
+		process_barrier(&process);
 		send_now(&end, 5000);
-		meet(&process);
+		process_barrier(&process);
 	}
-	meet(&process);
+	process_barrier(&process);
 	end_done(&end);
 	finish();
 }
@@ -190,7 +190,7 @@ static void forked(void)
 
 	begin();
 	connect_them(&end);
-	meet(&process);
+	process_barrier(&process);
 	if (!process.child) {
 		pid_t child = fork();
 
@@ -222,7 +222,7 @@ static void forked(void)
 	} else {
 		UNTIL(&end, false, end.bytes == 3000);
 	}
-	meet(&process);
+	process_barrier(&process);
 	end_done(&end);
 	finish();
 }
@@ -236,12 +236,12 @@ enum {
 	LID
 };
 
-struct word {
-	uint32_t word;
+struct message {
+	uint32_t type;
 	uint32_t lid;
 };
 
-static int attempt_shm(uint16_t lid)
+static int connect_to_host(uint16_t lid)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int length =
@@ -256,7 +256,7 @@ static int attempt_shm(uint16_t lid)
 	return fd;
 }
 
-static void say(int fd, const void *bytes, size_t length, const int *fds, int count)
+static void send_message(int fd, const void *bytes, size_t length, const int *fds, int count)
 {
 	union {
 		struct cmsghdr header;
@@ -282,11 +282,11 @@ static void say(int fd, const void *bytes, size_t length, const int *fds, int co
 /* We are shown out. */
 static void refused_at(int fd)
 {
-	struct word word;
+	struct message message;
 	ssize_t n;
 
-	while ((n = recv(fd, &word, sizeof(word), 0)) > 0)
-		CHECK(word.word == READY);
+	while ((n = recv(fd, &message, sizeof(message), 0)) > 0)
+		CHECK(message.type == READY);
 	CHECK(n == 0 || errno == ECONNRESET);
 	close(fd);
 }
@@ -306,17 +306,17 @@ static int memory_of(size_t size, int seals, const char *beginning)
 /* HELLO with these, as far as there are any. */
 static void with_both(uint16_t lid, int memory, int pipe)
 {
-	struct word hello = {HELLO, 1};
-	int door = attempt_shm(lid), fds[2], count = 0;
+	struct message hello = {HELLO, 1};
+	int fd = connect_to_host(lid), fds[2], count = 0;
 
 	if (memory >= 0)
 		fds[count++] = memory;
 	if (pipe >= 0)
 		fds[count++] = pipe;
-	say(door, &hello, sizeof(hello), fds, count);
+	send_message(fd, &hello, sizeof(hello), fds, count);
 	for (int i = 0; i < count; i++)
 		close(fds[i]);
-	refused_at(door);
+	refused_at(fd);
 }
 
 static void with(uint16_t lid, int fd)
@@ -393,34 +393,35 @@ static void wrong_memory(uint16_t lid)
 	with(lid, memory_of((size_t)size, all, later));
 }
 
-static void wrong_words(uint16_t lid)
+static void wrong_messages(uint16_t lid)
 {
-	static const struct word words[] = {{0, 0}, {READY, 1}, {LID, 1}, {77, 1}, {HELLO, 70000}};
+	static const struct message messages[] = {
+		{0, 0}, {READY, 1}, {LID, 1}, {77, 1}, {HELLO, 70000}};
 	static const size_t lengths[] = {1, 4, 7, 9, 100};
 	const char bytes[100] = {HELLO};
 
-	for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
-		int door = attempt_shm(lid);
+	for (size_t i = 0; i < sizeof(messages) / sizeof(messages[0]); i++) {
+		int fd = connect_to_host(lid);
 
-		say(door, &words[i], sizeof(words[i]), NULL, 0);
-		refused_at(door);
+		send_message(fd, &messages[i], sizeof(messages[i]), NULL, 0);
+		refused_at(fd);
 	}
 	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
-		int door = attempt_shm(lid), fds[4] = {door, door, door, door};
+		int fd = connect_to_host(lid), fds[4] = {fd, fd, fd, fd};
 
 		/* With more than was asked for. */
-		say(door, bytes, lengths[i], fds, 4);
-		refused_at(door);
+		send_message(fd, bytes, lengths[i], fds, 4);
+		refused_at(fd);
 	}
-	int door = attempt_shm(lid), memory = soft_segment_make(), ends[2];
+	int fd = connect_to_host(lid), memory = soft_segment_make(), ends[2];
 
 	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
 	int fds[4] = {memory, ends[0], memory, ends[0]};
 
-	say(door, &(struct word){HELLO, 1}, sizeof(struct word), fds, 4);
-	say(door, &(struct word){HELLO, 1}, sizeof(struct word), fds, 2); /* again */
+	send_message(fd, &(struct message){HELLO, 1}, sizeof(struct message), fds, 4);
+	send_message(fd, &(struct message){HELLO, 1}, sizeof(struct message), fds, 2); /* again */
 	close(memory);
-	refused_at(door);
+	refused_at(fd);
 	close(ends[0]);
 	close(ends[1]);
 }
@@ -431,36 +432,36 @@ static void crowd(uint16_t lid)
 	enum {
 		MANY = 80
 	};
-	int doors[MANY];
+	int sockets[MANY];
 
 	for (int i = 0; i < MANY; i++)
-		doors[i] = attempt_shm(lid);
+		sockets[i] = connect_to_host(lid);
 	for (int i = 0; i < MANY - 64; i++)
-		refused_at(doors[i]);
+		refused_at(sockets[i]);
 	for (int i = MANY - 64; i < MANY; i++)
-		close(doors[i]);
+		close(sockets[i]);
 }
 
 /* Comes in well, and then writes into the shared memory what it likes. */
 static void vandal(uint16_t lid, void (*what)(struct soft_shm_peer *host))
 {
 	struct soft_shm_peer host = {0};
-	struct word word;
-	int door = attempt_shm(lid), memory = soft_segment_make();
+	struct message message;
+	int fd = connect_to_host(lid), memory = soft_segment_make();
 
 	soft_attach_init(&host);
 	CHECK_EQUAL(soft_notify_pipe_make(&host.pipe), 0);
 	int fds[2] = {memory, host.pipe.read_fd};
 
-	say(door, &(struct word){HELLO, 1}, sizeof(struct word), fds, 2);
-	CHECK_EQUAL(recv(door, &word, sizeof(word), 0), sizeof(word));
-	CHECK_EQUAL(word.word, READY);
+	send_message(fd, &(struct message){HELLO, 1}, sizeof(struct message), fds, 2);
+	CHECK_EQUAL(recv(fd, &message, sizeof(message), 0), sizeof(message));
+	CHECK_EQUAL(message.type, READY);
 	CHECK_EQUAL(soft_segment_map(&host, memory, true), 0);
 	close(memory);
-	host.socket.fd = door;
+	host.socket.fd = fd;
 	what(&host);
 	soft_attach_notify(&host);
-	refused_at(door);
+	refused_at(fd);
 	soft_lock();
 	soft_notify_pipe_close(&host.pipe);
 	soft_unlock();
@@ -553,31 +554,31 @@ static void visitors(void)
 	uint16_t lid = lid_of_parent();
 	int before = entries_of("/proc/self/fd");
 
-	meet(&process);
+	process_barrier(&process);
 	if (!process.child) {
 		STEP(wrong_memory(lid));
 		STEP(wrong_bell(lid));
 		STEP(bell_made_to_block());
-		STEP(wrong_words(lid));
+		STEP(wrong_messages(lid));
 		STEP(crowd(lid));
 		for (size_t i = 0; i < sizeof(vandals) / sizeof(vandals[0]); i++)
 			STEP(vandal(lid, vandals[i]));
 	} else {
 		call_next(NULL);
 	}
-	meet(&process);
+	process_barrier(&process);
 	/* The other peers are undisturbed, and nothing is left. */
 	send_now(&end, 5000);
 	UNTIL(&end, false, end.bytes == 5000);
 	if (process.child)
 		UNTIL(&end, true, (soft_progress_try(), entries_of("/proc/self/fd") == before));
 	CHECK_EQUAL(entries_of("/proc/self/fd"), before);
-	meet(&process);
+	process_barrier(&process);
 	end_done(&end);
 	finish();
 }
 
-/* Another user has no business here; it may attempt_shm, and is not heard. */
+/* Another user has no business here; it may connect, and is ignored. */
 static void other_user(void)
 {
 	if (geteuid()) {
@@ -597,11 +598,11 @@ static void other_user(void)
 
 		end_init(&end);
 		CHECK_EQUAL(open_to(&end, lid, 1), EHOSTUNREACH);
-		refused_at(attempt_shm(lid));
+		refused_at(connect_to_host(lid));
 		with(lid, soft_segment_make());
 		end_done(&end);
 	}
-	meet(&process);
+	process_barrier(&process);
 	finish();
 }
 

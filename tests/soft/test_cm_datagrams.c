@@ -1,7 +1,7 @@
 /* Datagram services: asked for, found, refused, asked for again; hostile and lost datagrams. */
 #include "cm_side.h"
 
-#include "cm/cm.h"
+#include "cm/cm_internal.h"
 #include "cm/cm_sidr_wire.h"
 
 static struct side datagram_side(void)
@@ -262,8 +262,8 @@ static void said_again(void)
 	side_close(&service);
 }
 
-/* What is not a question is not heard: not a word, no request. */
-static void strangers(void)
+/* Datagrams that are no whole SIDR_REQ are ignored: no answer, no request. */
+static void malformed_requests(void)
 {
 	struct side service = serve_at("127.0.0.1", 0, 0);
 	union address there = address_of("127.0.0.1", port_of(service.id)), own, from;
@@ -394,7 +394,7 @@ int main(void)
 	STEP(ends_in_any_order());
 	STEP(backlog());
 	STEP(said_again());
-	STEP(strangers());
+	STEP(malformed_requests());
 	STEP(lost_datagrams());
 	STEP(wrong_uses());
 	STEP(ports());

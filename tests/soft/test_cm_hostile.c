@@ -4,7 +4,7 @@
 
 #include <sys/resource.h>
 
-#include "cm/cm.h"
+#include "cm/cm_internal.h"
 
 /* ---- plain sockets ------------------------------------------------------------------------- */
 
@@ -312,7 +312,7 @@ static void established_early(void)
 }
 
 /* Up to REP, on a plain socket; the server side is in between rdma_accept and RTU. */
-static int accepted_stranger(struct side *listener, struct side *server)
+static int accepted_client(struct side *listener, struct side *server)
 {
 	struct soft_cm_message message;
 	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
@@ -337,20 +337,20 @@ static void ends_before_rtu(void)
 	struct soft_cm_message message;
 	int fd;
 
-	fd = accepted_stranger(&listener, &server); /* the application disconnects */
+	fd = accepted_client(&listener, &server); /* the application disconnects */
 	CHECK_EQUAL(rdma->rdma_disconnect(server.id), 0);
 	is_closed(fd);
 	expect_end(&server);
 	side_drop(&server);
 
-	fd = accepted_stranger(&listener, &server); /* it takes its answer back */
+	fd = accepted_client(&listener, &server); /* it takes its answer back */
 	CHECK_EQUAL(rdma->rdma_reject(server.id, NULL, 0), 0);
 	read_message(fd, bytes, &message);
 	CHECK_EQUAL(message.type, SOFT_CM_REJ);
 	is_closed(fd);
 	side_drop(&server);
 
-	fd = accepted_stranger(&listener, &server); /* its queue pair has failed */
+	fd = accepted_client(&listener, &server); /* its queue pair has failed */
 	CHECK_EQUAL(rdma->ibv_modify_qp(server.id->qp, &attr, IBV_QP_STATE), 0);
 	write_all(fd, "ARCM\x02\x04\x00\x00", 8);
 	is_closed(fd);
@@ -378,13 +378,13 @@ static void door_closes(void)
 static void flood(bool few_descriptors)
 {
 	enum {
-		STRANGERS = 400,
+		CLIENTS = 400,
 		LIMIT = 64,
 		CLOSING = 16
 	}; /* of still_works, on their way out */
 	struct soft_cm_limits before = soft_cm_limits;
 	struct side listener = listen_at(host, 0);
-	static int strangers[STRANGERS];
+	static int clients[CLIENTS];
 	int alive = 0, resources_before, at_most;
 	struct rlimit files, low;
 
@@ -398,21 +398,21 @@ static void flood(bool few_descriptors)
 		soft_cm_limits.half_open = LIMIT;
 	still_works(&listener);
 	resources_before = resources();
-	for (int i = 0; i < STRANGERS; i++)
-		strangers[i] = tcp_to(port_of(listener.id));
+	for (int i = 0; i < CLIENTS; i++)
+		clients[i] = tcp_to(port_of(listener.id));
 	still_works(&listener); /* all connections before this one have been looked at */
-	at_most = resources_before + (STRANGERS + LIMIT + CLOSING) * 1000;
+	at_most = resources_before + (CLIENTS + LIMIT + CLOSING) * 1000;
 	CHECK(resources() <= at_most);
-	for (int i = 0; i < STRANGERS; i++) {
+	for (int i = 0; i < CLIENTS; i++) {
 		uint8_t byte;
 
-		if (recv(strangers[i], &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN)
+		if (recv(clients[i], &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN)
 			alive++;
 	}
 	CHECK(alive <= LIMIT);
 	CHECK(alive > 0);
-	for (int i = 0; i < STRANGERS; i++)
-		close(strangers[i]);
+	for (int i = 0; i < CLIENTS; i++)
+		close(clients[i]);
 	still_works(&listener);
 	soft_cm_limits = before;
 	CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &files), 0);
@@ -424,7 +424,7 @@ static void flood(bool few_descriptors)
 static void flood_of_requests(void)
 {
 	enum {
-		STRANGERS = 100,
+		CLIENTS = 100,
 		BACKLOG = 8,
 		LIMIT = 16
 	};
@@ -433,19 +433,19 @@ static void flood_of_requests(void)
 	union address address = address_of(host, 0);
 	uint8_t request[SOFT_CM_MESSAGE_MAX];
 	size_t length = request_bytes(request);
-	static int strangers[STRANGERS];
+	static int clients[CLIENTS];
 	int refused = 0, waiting = 0;
 
 	soft_cm_limits.half_open = LIMIT;
 	CHECK_EQUAL(rdma->rdma_bind_addr(listener.id, &address.any), 0);
 	CHECK_EQUAL(rdma->rdma_listen(listener.id, BACKLOG), 0);
-	for (int i = 0; i < STRANGERS; i++) {
+	for (int i = 0; i < CLIENTS; i++) {
 		uint8_t answer[SOFT_CM_MESSAGE_MAX];
 		struct soft_cm_message message;
 
-		strangers[i] = tcp_to(port_of(listener.id));
-		write_all(strangers[i], request, length);
-		read_message(strangers[i], answer, &message);
+		clients[i] = tcp_to(port_of(listener.id));
+		write_all(clients[i], request, length);
+		read_message(clients[i], answer, &message);
 		if (message.type == SOFT_CM_MRA) {
 			waiting++;
 		} else {
@@ -455,11 +455,11 @@ static void flood_of_requests(void)
 		}
 	}
 	CHECK_EQUAL(waiting, BACKLOG + LIMIT);
-	CHECK_EQUAL(refused, STRANGERS - BACKLOG - LIMIT);
+	CHECK_EQUAL(refused, CLIENTS - BACKLOG - LIMIT);
 	soft_cm_limits = before;
 	side_close(&listener); /* with all of them in it */
-	for (int i = 0; i < STRANGERS; i++)
-		close(strangers[i]);
+	for (int i = 0; i < CLIENTS; i++)
+		close(clients[i]);
 }
 
 /* No file descriptors left: the listener waits without burning the CPU, and comes back. */
@@ -467,7 +467,7 @@ static void out_of_descriptors(void)
 {
 	struct side listener = listen_at(host, 0);
 	struct rlimit limit, low;
-	int strangers[4], first, spare;
+	int clients[4], first, spare;
 	struct pollfd wait = {.events = POLLIN};
 	uint8_t request[SOFT_CM_MESSAGE_MAX];
 	size_t length = request_bytes(request);
@@ -475,7 +475,7 @@ static void out_of_descriptors(void)
 
 	CHECK_EQUAL(getrlimit(RLIMIT_NOFILE, &limit), 0);
 	for (int i = 0; i < 4; i++)
-		strangers[i] = socket(AF_INET, SOCK_STREAM, 0);
+		clients[i] = socket(AF_INET, SOCK_STREAM, 0);
 	first = dup(0); /* the lowest free one */
 	close(first);
 	low = limit;
@@ -484,9 +484,9 @@ static void out_of_descriptors(void)
 	for (int i = 0; i < 4; i++) {
 		union address address = address_of(host, port_of(listener.id));
 
-		CHECK_EQUAL(connect(strangers[i], &address.any, sizeof(address.v4)), 0);
+		CHECK_EQUAL(connect(clients[i], &address.any, sizeof(address.v4)), 0);
 	}
-	write_all(strangers[3], request, length);
+	write_all(clients[3], request, length);
 	uint64_t start = now_ns(CLOCK_MONOTONIC), used = now_ns(CLOCK_PROCESS_CPUTIME_ID);
 
 	wait.fd = listener.channel->fd;
@@ -498,7 +498,7 @@ static void out_of_descriptors(void)
 	server = take_request(&listener);
 	close(spare);
 	for (int i = 0; i < 4; i++)
-		close(strangers[i]);
+		close(clients[i]);
 	side_drop(&server);
 	still_works(&listener);
 	side_close(&listener);

@@ -1,7 +1,7 @@
 /* Multicast groups of an id: joined, attached, left, and what cannot be joined. */
 #include "cm_side.h"
 
-#include "cm/cm.h"
+#include "cm/cm_internal.h"
 
 static struct side datagram_side(bool bound)
 {

@@ -4,7 +4,7 @@
 
 #include <sys/prctl.h>
 
-#include "cm/cm.h"
+#include "cm/cm_internal.h"
 #include "wire/link.h"
 
 /* ---- what it is ---------------------------------------------------------------------------- */

@@ -34,7 +34,7 @@ static struct soft_cma_page *page_of(bool parent)
 static void open_reach(const struct process *process, struct soft_cma *cma)
 {
 	CHECK_EQUAL(soft_cma_init(cma, page_of(process->child), page_of(!process->child)), 0);
-	meet(process);
+	process_barrier(process);
 }
 
 static bool probe(const struct process *process, struct soft_cma *cma)
@@ -116,7 +116,7 @@ static void every_byte(void)
 	if (process.child)
 		fill(memory, MIB, 5);
 	CHECK(probe(&process, &cma));
-	meet(&process);
+	process_barrier(&process);
 	CHECK(soft_cma_is_open(&cma));
 	for (int round = 0; round < ROUNDS; round++) {
 		struct soft_cma_desc desc = {0};
@@ -196,7 +196,7 @@ static void holes(void)
 
 	open_reach(&process, &cma);
 	CHECK(probe(&process, &cma));
-	meet(&process);
+	process_barrier(&process);
 	if (process.child) {
 		munmap(memory + 3 * PAGE, PAGE);
 		fill(memory, PAGE, 1);
@@ -219,7 +219,7 @@ static void holes(void)
 		CHECK_EQUAL(copy_all(&cma, &desc, memory + PAGE, 100), SOFT_CMA_COPIED);
 		CHECK(filled(memory + PAGE, PAGE, 1));
 	}
-	meet(&process);
+	process_barrier(&process);
 	if (process.child) /* each was done with, also where it failed */
 		CHECK_EQUAL(take_all_back(&cma), 0);
 	soft_cma_end(&cma);
@@ -284,7 +284,7 @@ static void too_slow(void)
 			CHECK_EQUAL(copy_all(&cma, &desc, memory, copies < 4 ? MIB : PAGE),
 				    SOFT_CMA_COPIED);
 		}
-		meet(&process);
+		process_barrier(&process);
 	}
 	if (process.child) { /* in time it is over; and a clock of another world is not believed */
 		page_of(false)->backoff_until = soft_now() - 1;
@@ -312,7 +312,7 @@ static void forbidden(void)
 		if (!process.child && !late)
 			forbid_copying();
 		CHECK_EQUAL(probe(&process, &cma), process.child || late);
-		meet(&process);
+		process_barrier(&process);
 		CHECK_EQUAL(soft_cma_is_open(&cma), !process.child || late);
 		if (process.child) {
 			desc = grant_of(&cma, memory, MIB);
@@ -322,7 +322,7 @@ static void forbidden(void)
 			hear(&process, &desc, sizeof(desc));
 			CHECK_EQUAL(copy_all(&cma, &desc, memory, MIB), SOFT_CMA_FORBIDDEN);
 		}
-		meet(&process);
+		process_barrier(&process);
 		CHECK_EQUAL(soft_cma_is_open(&cma), !process.child); /* now it is known */
 		soft_cma_end(&cma);
 		join(&process);
@@ -353,7 +353,7 @@ static void another_process(void)
 		desc = grant_of(&cma, memory, PAGE);
 		tell(&process, &desc, sizeof(desc));
 	}
-	meet(&process);
+	process_barrier(&process);
 	join(&process);
 	munmap(memory, PAGE);
 }
@@ -415,7 +415,7 @@ static void unmapped_at_once(void)
 
 	open_reach(&process, &cma);
 	CHECK(probe(&process, &cma));
-	meet(&process);
+	process_barrier(&process);
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		struct soft_cma_desc desc;
 		uint8_t result;
@@ -479,16 +479,16 @@ static void stopped_while_busy(void)
 
 	open_reach(&process, &cma);
 	CHECK(probe(&process, &cma));
-	meet(&process);
+	process_barrier(&process);
 	if (!process.child) {
 		hear(&process, descs, sizeof(descs));
 		/* Where soft_cma_copy is between its mark and its copy. */
 		__atomic_store_n(&cma.own->busy, descs[0].slot + 1, __ATOMIC_SEQ_CST);
-		meet(&process);
+		process_barrier(&process);
 		raise(SIGSTOP);
 		CHECK_EQUAL(copy_all(&cma, &descs[0], memory, MIB), SOFT_CMA_REVOKED);
 		CHECK_EQUAL(copy_all(&cma, &descs[1], memory, MIB), SOFT_CMA_REVOKED);
-		meet(&process);
+		process_barrier(&process);
 		soft_cma_end(&cma);
 		join(&process);
 	}
@@ -498,7 +498,7 @@ static void stopped_while_busy(void)
 	tell(&process, descs, sizeof(descs[0]));
 	descs[1] = grant_of(&cma, memory, MIB / 2);
 	tell(&process, descs + 1, sizeof(descs[0]));
-	meet(&process);
+	process_barrier(&process);
 	CHECK_EQUAL(waitpid(process.child, &status, WUNTRACED), process.child);
 	CHECK(WIFSTOPPED(status));
 	uint64_t start = now_ns(CLOCK_MONOTONIC), used = now_ns(CLOCK_PROCESS_CPUTIME_ID);
@@ -523,7 +523,7 @@ static void stopped_while_busy(void)
 	CHECK(cma.timeouts > 1 && cma.timeouts < 100);
 	memset(memory, 0xff, MIB);
 	kill(process.child, SIGCONT);
-	meet(&process);
+	process_barrier(&process);
 	soft_cma_end(&cma);
 	join(&process);
 	munmap(memory, MIB);

@@ -42,7 +42,7 @@ static void bring_scene_up(struct scene *scene)
 	expect_wc(side, 98, IBV_WC_SUCCESS);
 	if (is_parent(scene))
 		expect_wc(side, 99, IBV_WC_SUCCESS);
-	meet(&scene->process);
+	process_barrier(&scene->process);
 }
 
 static void open_scene(struct scene *scene, struct options options)
@@ -57,7 +57,7 @@ static void open_scene(struct scene *scene, struct options options)
 
 static void close_scene(struct scene *scene)
 {
-	meet(&scene->process);
+	process_barrier(&scene->process);
 	close_side(&scene->side);
 	join(&scene->process);
 }
@@ -178,7 +178,7 @@ static void one_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32_t
 		fill_pieces(sges, pieces, seed);
 	}
 	hand_over(side);
-	meet(&scene->process);
+	process_barrier(&scene->process);
 	if (is_parent(scene)) {
 		post_pieces(scene, opcode, sges, pieces, scene->peer.memory + at + 3);
 		struct ibv_wc wc = expect_wc(side, 1, IBV_WC_SUCCESS);
@@ -190,7 +190,7 @@ static void one_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32_t
 		expect_wc(side, 2, IBV_WC_SUCCESS);
 		CHECK(send ? pieces_filled(sges, pieces, seed) : pieces_filled(&whole, 1, seed));
 	}
-	meet(&scene->process);
+	process_barrier(&scene->process);
 	if (read || pieces <= SOFT_CMA_PIECES)
 		CHECK_EQUAL(copied_so_far() - copied, expected);
 	else /* some of it carried, because a descriptor cannot have so many */
@@ -245,7 +245,7 @@ static void both_ways(void)
 	hear(&scene.process, &theirs, sizeof(theirs));
 	for (unsigned i = 0; i < WINDOW; i++)
 		CHECK_EQUAL(post_recv_at(side, 1000 + i, (WINDOW + i) * EACH, EACH), 0);
-	meet(&scene.process);
+	process_barrier(&scene.process);
 	while (sent < COUNT || received < COUNT) {
 		struct ibv_wc wc;
 
@@ -304,7 +304,7 @@ static void forbidden_later(void)
 			if (!asks)
 				CHECK_EQUAL(post_recv_at(side, 2, 2 * EACH, 8), 0);
 			hand_over(side);
-			meet(&scene.process);
+			process_barrier(&scene.process);
 			for (unsigned i = 0; asks && i < 2; i++)
 				CHECK_EQUAL(post(side,
 						 (struct request){
@@ -326,7 +326,7 @@ static void forbidden_later(void)
 			} else {
 				expect_wc(side, 2, IBV_WC_SUCCESS);
 			}
-			meet(&scene.process);
+			process_barrier(&scene.process);
 			if (is_parent(&scene))
 				continue;
 			CHECK(filled(side->memory, 2 * EACH, 10 + late));
@@ -364,11 +364,11 @@ static void requester_deregisters(void)
 			CHECK_EQUAL(post_recv_at(side, 7, 0, 8), 0);
 			CHECK_EQUAL(post_recv_at(side, 8, 0, MIB), 0);
 			port(false);
-			meet(&scene.process);
-			meet(&scene.process);
+			process_barrier(&scene.process);
+			process_barrier(&scene.process);
 			port(true);
 			expect_wc(side, 7, IBV_WC_SUCCESS);
-			meet(&scene.process);
+			process_barrier(&scene.process);
 			CHECK_EQUAL(state_of(side), IBV_QPS_RTS);
 			CHECK_EQUAL(to_state(side, IBV_QPS_ERR), 0);
 			expect_wc(side, 8, IBV_WC_WR_FLUSH_ERR);
@@ -378,7 +378,7 @@ static void requester_deregisters(void)
 		}
 		uint64_t given = given_so_far();
 
-		meet(&scene.process);
+		process_barrier(&scene.process);
 		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND,
 							.wr_id = 1,
 							.length = 8,
@@ -399,12 +399,12 @@ static void requester_deregisters(void)
 			    0);
 		CHECK_EQUAL(given_so_far() - given, forbidden ? 0 : 2);
 		deregister(side);
-		meet(&scene.process);
+		process_barrier(&scene.process);
 		expect_wc(side, 1, IBV_WC_SUCCESS);
 		expect_wc(side, 2, IBV_WC_LOC_PROT_ERR);
 		expect_wc(side, 3, IBV_WC_WR_FLUSH_ERR);
 		CHECK_EQUAL(state_of(side), IBV_QPS_ERR);
-		meet(&scene.process);
+		process_barrier(&scene.process);
 		close_scene(&scene);
 	}
 }
@@ -418,7 +418,7 @@ static void responder_deregisters(void)
 
 	open_scene(&scene, (struct options){.memory = 2 * MIB});
 	if (is_parent(&scene)) {
-		meet(&scene.process); /* the other side's port is down */
+		process_barrier(&scene.process); /* the other side's port is down */
 		for (unsigned i = 1; i <= 2; i++)
 			CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_RDMA_READ,
 								.wr_id = i,
@@ -427,8 +427,8 @@ static void responder_deregisters(void)
 								.rkey = scene.peer.rkey}),
 				    0);
 		port(false);
-		meet(&scene.process);
-		meet(&scene.process);
+		process_barrier(&scene.process);
+		process_barrier(&scene.process);
 		port(true);
 		expect_wc(side, 1, IBV_WC_REM_ACCESS_ERR);
 		expect_wc(side, 2, IBV_WC_WR_FLUSH_ERR);
@@ -438,13 +438,13 @@ static void responder_deregisters(void)
 
 		CHECK_EQUAL(post_recv_at(side, 7, 0, 8), 0);
 		port(false);
-		meet(&scene.process);
-		meet(&scene.process);
+		process_barrier(&scene.process);
+		process_barrier(&scene.process);
 		port(true);
 		while (!forbidden && given_so_far() - given < 2)
 			CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
 		deregister(side);
-		meet(&scene.process);
+		process_barrier(&scene.process);
 		expect_wc(side, 7, IBV_WC_WR_FLUSH_ERR);
 		/* After events of the port, and of the connection. */
 		for (;;) {
@@ -487,7 +487,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 		if (!is_parent(&scene))
 			for (unsigned i = 0; i < WINDOW; i++)
 				CHECK_EQUAL(post_recv_at(side, i, i * MIB, MIB), 0);
-		meet(&scene.process);
+		process_barrier(&scene.process);
 		if (is_parent(&scene))
 			for (unsigned i = 0; i < WINDOW; i++)
 				CHECK_EQUAL(post(side, (struct request){.opcode = opcode,
@@ -519,7 +519,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 		}
 		if (is_parent(&scene) && wc.status != IBV_WC_SUCCESS)
 			CHECK_EQUAL(wc.status, read ? IBV_WC_REM_ACCESS_ERR : IBV_WC_LOC_PROT_ERR);
-		meet(&scene.process);
+		process_barrier(&scene.process);
 		/* And what the child has received; the rest is flushed. */
 		if (!is_parent(&scene))
 			CHECK_EQUAL(to_state(side, IBV_QPS_ERR), 0);
@@ -531,7 +531,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 			else
 				CHECK_EQUAL(wc.status, IBV_WC_WR_FLUSH_ERR);
 		}
-		meet(&scene.process);
+		process_barrier(&scene.process);
 		CHECK_EQUAL(to_state(side, IBV_QPS_RESET), 0);
 		while (poll_cq(side, 1, &wc))
 			;

@@ -431,7 +431,7 @@ static void between_processes(void)
 			CHECK_EQUAL(post_recv_at(&side, 1, ROOM, ROOM), 0);
 		}
 	}
-	meet(&process);
+	process_barrier(&process);
 	close_side(&side);
 	join(&process);
 }

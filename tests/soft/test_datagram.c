@@ -74,7 +74,7 @@ static void between_processes(const char *ip)
 	struct ibv_ah *ah = process.child ? ud_path(&side, &peer, ip ? index : -1) : NULL;
 
 	CHECK_EQUAL(post_recv_at(&side, 1, 8192, GRH + MTU), 0);
-	meet(&process);
+	process_barrier(&process);
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		uint32_t length = round == 0 ? 0 : round == 2 ? MTU : (round * 7919u) % (MTU + 1);
 
@@ -107,7 +107,7 @@ static void between_processes(const char *ip)
 								(void *)(side.memory + 8192), 1));
 		CHECK_EQUAL(post_recv_at(&side, 1, 8192, GRH + MTU), 0);
 	}
-	meet(&process);
+	process_barrier(&process);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 	close_side(&side);
 	join(&process);
@@ -126,7 +126,7 @@ static void from_any_to_any(void)
 	struct address peer = exchange(&process, &side);
 
 	CHECK_EQUAL(post_recv_at(&side, 1, 4096, GRH), 0);
-	meet(&process);
+	process_barrier(&process);
 	for (int i = 0; verbs->ibv_query_gid(side.context, 1, i, &from) == 0; i++)
 		for (int k = 0; verbs->ibv_query_gid(side.context, 1, k, &to) == 0; k++) {
 			bool ipv4 = from.raw[10] == 0xff;
@@ -151,7 +151,7 @@ static void from_any_to_any(void)
 					      ipv4 ? &from.raw[12] : from.raw, ipv4 ? 4 : 16));
 				CHECK_EQUAL(post_recv_at(&side, 1, 4096, GRH), 0);
 			}
-			meet(&process);
+			process_barrier(&process);
 		}
 	close_side(&side);
 	join(&process);
@@ -182,7 +182,7 @@ static void burst(void)
 		if (i == 0) {
 			for (unsigned k = 0; k < MANY && !process.child; k++)
 				CHECK_EQUAL(post_recv_at(&side, k, k * 8192u, GRH + MTU), 0);
-			meet(&process);
+			process_barrier(&process);
 		}
 		if (process.child) {
 			fill(side.memory + i * 8192u, MTU, i);
@@ -199,7 +199,7 @@ static void burst(void)
 			CHECK(filled(side.memory + i * 8192u + GRH, MTU, i));
 		}
 	}
-	meet(&process);
+	process_barrier(&process);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 	close_side(&side);
 	join(&process);

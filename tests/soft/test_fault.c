@@ -5,9 +5,9 @@
 #include "inject/inject.h"
 #include "ud_side.h"
 
-/* ---- plans --------------------------------------------------------------------------------- */
+/* ---- fault specs -------------------------------------------------------------------------- */
 
-static void wrong_plans(void)
+static void wrong_specs(void)
 {
 	static const struct {
 		const char *text, *error;
@@ -52,7 +52,7 @@ static void wrong_plans(void)
 	}
 }
 
-static void right_plans(void)
+static void right_specs(void)
 {
 	spec("seed=7,loss=0.25@3-9,duplicate=@4,frames=answers,delay=1.5ms,jitter=10us,rate=10MB,"
 	     "cut=@2-,cut_after=64KiB,rnr=1,overrun=0.5,register=@1,handshake=@2,qp=12,"
@@ -76,7 +76,7 @@ static void right_plans(void)
 	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_HANDSHAKE].last, 2);
 	CHECK_EQUAL(soft_faults.qp_num, 12);
 	CHECK_EQUAL(soft_faults.cq, 34);
-	no_plan();
+	no_faults();
 	CHECK(!soft_faults_set);
 }
 
@@ -98,7 +98,7 @@ static void chance(void)
 		same += soft_fault_strikes(SOFT_FAULT_LOSS, 1, 0, i, i) ==
 			soft_fault_strikes(SOFT_FAULT_LOSS, 2, 0, i, i);
 	CHECK(same < MANY * 60 / 100); /* 0.58 where they have nothing to do with each other */
-	no_plan();
+	no_faults();
 }
 
 /* ---- datagrams ----------------------------------------------------------------------------- */
@@ -163,7 +163,7 @@ static void which_come(const char *text, char came[DATAGRAMS + 1])
 		ud_bring_up(&pair.b, QKEY);
 	}
 	close_datagrams(&pair);
-	no_plan();
+	no_faults();
 }
 
 static void lost_and_doubled_datagrams(void)
@@ -204,7 +204,7 @@ static void late_datagrams(void)
 	/* Those that are under way when the receiver goes are forgotten. */
 	send_datagram(&pair, 9);
 	close_datagrams(&pair);
-	no_plan();
+	no_faults();
 }
 
 /* ---- connections --------------------------------------------------------------------------- */
@@ -262,7 +262,7 @@ static void late_frames(bool up_before)
 						      .length = 8}),
 			    0);
 		soft_progress();
-		no_plan();
+		no_faults();
 		a.memory[0] = 9;
 		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
 						      .wr_id = 9,
@@ -281,7 +281,7 @@ static void late_frames(bool up_before)
 		expect_wc(&a, 1, IBV_WC_SUCCESS);
 	}
 	close_pair(&a, &b);
-	no_plan();
+	no_faults();
 }
 
 /* A spec that comes and goes in the middle of a long message, again and again. */
@@ -298,12 +298,12 @@ static void in_the_middle(void)
 	CHECK_EQUAL(post(&a, send_request(1, LONG)), 0);
 	for (unsigned i = 0; i < 40; i++) {
 		if (i & 1)
-			no_plan();
+			no_faults();
 		else
 			spec("delay=%uus", i * 10);
 		soft_progress();
 	}
-	no_plan();
+	no_faults();
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	CHECK(filled(b.memory, LONG, 3));
@@ -332,14 +332,14 @@ static void late_ends(bool killed)
 		expect_wc(&side, 7, IBV_WC_SUCCESS);
 		CHECK_EQUAL(post(&side, send_request(8, 64)), 0);
 		soft_progress();
-		meet(&process);
+		process_barrier(&process);
 		if (killed)
 			kill(getpid(), SIGKILL);
 		close_side(&side);
 		_exit(0);
 	}
 	expect_wc(&side, 0, IBV_WC_SUCCESS);
-	meet(&process);
+	process_barrier(&process);
 	CHECK_EQUAL(waitpid(process.child, NULL, 0), process.child);
 	expect_wc(&side, 1, IBV_WC_SUCCESS);
 	if (killed) {
@@ -350,7 +350,7 @@ static void late_ends(bool killed)
 	}
 	close(process.fd);
 	close_side(&side);
-	no_plan();
+	no_faults();
 }
 
 /* What is late waits in memory, which is bounded: beyond that the oldest comes early. */
@@ -371,7 +371,7 @@ static void much_is_late(void)
 	for (unsigned i = 0; i < MANY - 65; i++)
 		expect_wc(&b, i, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
-	no_plan();
+	no_faults();
 }
 
 /* No more than so many bytes in so much time. */
@@ -392,7 +392,7 @@ static void slow_device(void)
 	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 40000000);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
-	no_plan();
+	no_faults();
 }
 
 /* One request, one answer: found out by the other side's time. */
@@ -422,7 +422,7 @@ static void one_lost_frame(const char *which)
 	/* Also for nothing, if an answer has taken more than the millisecond of the time-out. */
 	CHECK(counts().retried - before.retried >= 1);
 	close_pair(&a, &b);
-	no_plan();
+	no_faults();
 }
 
 /* Everything is lost: the error, after the retries, on the side that asked. */
@@ -444,7 +444,7 @@ static void nothing_comes(void)
 	CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
 	CHECK_EQUAL(counts().retried - before.retried, 3);
 	close_pair(&a, &b);
-	no_plan();
+	no_faults();
 }
 
 /* Of one queue pair alone. */
@@ -463,7 +463,7 @@ static void one_queue_pair(void)
 	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
 	close_pair(&a, &b);
 	close_pair(&c, &d);
-	no_plan();
+	no_faults();
 }
 
 static void send_uc(struct side *side, uint32_t length, uint32_t imm)
@@ -513,7 +513,7 @@ static void lost_on_uc(void)
 		CHECK_EQUAL(expect_wc(&b, 1, IBV_WC_SUCCESS).imm_data, 5);
 	CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
 	close_pair(&a, &b);
-	no_plan();
+	no_faults();
 }
 
 static void cut_links(void)
@@ -543,7 +543,7 @@ static void cut_links(void)
 	expect_wc(&d, 1, IBV_WC_SUCCESS);
 	close_pair(&c, &d);
 	close_pair(&a, &b);
-	no_plan();
+	no_faults();
 }
 
 static void cut_after_bytes(void)
@@ -569,7 +569,7 @@ static void cut_after_bytes(void)
 		;
 	CHECK_EQUAL(wc.status, IBV_WC_RETRY_EXC_ERR);
 	close_pair(&a, &b);
-	no_plan();
+	no_faults();
 }
 
 /* So often, and then not any more; or more often than the requester puts up with. */
@@ -601,7 +601,7 @@ static void not_ready(void)
 	expect_wc(&a, 2, IBV_WC_RNR_RETRY_EXC_ERR);
 	CHECK_EQUAL(counts().not_ready - before.not_ready, 7);
 	close_pair(&a, &b);
-	no_plan();
+	no_faults();
 }
 
 /* ---- on the spot --------------------------------------------------------------------------- */
@@ -626,7 +626,7 @@ static void full_queues(void)
 	CHECK_EQUAL(state_of(&b), IBV_QPS_ERR);
 	CHECK_EQUAL(counts().overruns - before.overruns, 1);
 	close_pair(&a, &b);
-	no_plan();
+	no_faults();
 }
 
 static void registrations(void)
@@ -649,7 +649,7 @@ static void registrations(void)
 	}
 	CHECK_EQUAL(counts().registrations - before.registrations, 1);
 	close_side(&side);
-	no_plan();
+	no_faults();
 }
 
 /* ---- the environment ----------------------------------------------------------------------- */
@@ -712,8 +712,8 @@ int main(void)
 		STEP(late_ends(false));
 		STEP(late_ends(true));
 	}
-	STEP(wrong_plans());
-	STEP(right_plans());
+	STEP(wrong_specs());
+	STEP(right_specs());
 	STEP(chance());
 	STEP(lost_and_doubled_datagrams());
 	STEP(late_datagrams());

@@ -2,7 +2,7 @@
  * as on a network (IBTA vol 1, 12.9.8). */
 #include "cm_side.h"
 
-#include "cm/cm.h"
+#include "cm/cm_internal.h"
 
 static void spec(const char *text)
 {

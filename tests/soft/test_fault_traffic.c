@@ -133,7 +133,7 @@ static void within_a_process(unsigned seed)
 	CHECK(after.duplicated > before.duplicated + 10);
 	CHECK(after.retried > before.retried);
 	close_pair(&a, &b);
-	no_plan();
+	no_faults();
 }
 
 /* Only one of the two has a spec; the other one learns that from it.  The spec may come late. */
@@ -153,7 +153,7 @@ static void between_processes(unsigned seed, bool late)
 	post_receive(&side);
 	CHECK_EQUAL(to_rtr(&side, &peer), 0);
 	CHECK_EQUAL(to_rts(&side), 0);
-	meet(&process);
+	process_barrier(&process);
 	/* Both ways: each is requester and responder. */
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		if (process.child && late && round == 5)
@@ -167,14 +167,14 @@ static void between_processes(unsigned seed, bool late)
 			responded(&side, round);
 			post_receive(&side);
 		}
-		meet(&process);
+		process_barrier(&process);
 	}
 	CHECK_EQUAL(word(&side, COUNTER), ROUNDS / 2);
 	if (process.child)
 		CHECK(counts().lost > 0);
 	close_side(&side);
 	join(&process);
-	no_plan();
+	no_faults();
 }
 
 /* Many requests at once, so that a gap has much behind it. */
@@ -217,7 +217,7 @@ static void a_full_queue(unsigned seed)
 		received++;
 	}
 	close_pair(&a, &b);
-	no_plan();
+	no_faults();
 }
 
 int main(void)

@@ -294,14 +294,14 @@ static void tell_door(int fd, uint32_t word, int with)
 {
 	uint32_t text[2] = {word, 1};
 	struct iovec bytes = {text, sizeof(text)};
-	int bell[2];
+	int notify_pipe[2];
 	union {
 		struct cmsghdr header;
 		char space[CMSG_SPACE(2 * sizeof(int))];
 	} control = {0};
 	struct msghdr letter = {.msg_iov = &bytes, .msg_iovlen = 1};
 
-	CHECK_EQUAL(pipe2(bell, O_CLOEXEC), 0);
+	CHECK_EQUAL(pipe2(notify_pipe, O_CLOEXEC), 0);
 
 	if (with >= 0) {
 		letter.msg_control = &control;
@@ -309,12 +309,12 @@ static void tell_door(int fd, uint32_t word, int with)
 		control.header.cmsg_level = SOL_SOCKET;
 		control.header.cmsg_type = SCM_RIGHTS;
 		control.header.cmsg_len = CMSG_LEN(2 * sizeof(int));
-		memcpy(CMSG_DATA(&control.header), (int[2]){with, bell[0]}, 2 * sizeof(int));
+		memcpy(CMSG_DATA(&control.header), (int[2]){with, notify_pipe[0]}, 2 * sizeof(int));
 	}
 	/* It may have hung up already. */
 	CHECK(sendmsg(fd, &letter, MSG_NOSIGNAL) == (ssize_t)sizeof(text) || errno == EPIPE);
-	close(bell[0]);
-	close(bell[1]);
+	close(notify_pipe[0]);
+	close(notify_pipe[1]);
 }
 
 static void turned_away(int fd)
@@ -426,7 +426,7 @@ static void another_user(void)
 		turned_away(fd);
 		close(memory);
 	}
-	meet(&process);
+	process_barrier(&process);
 	if (process.child)
 		close_side(&side);
 	join(&process);

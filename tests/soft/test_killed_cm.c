@@ -170,7 +170,7 @@ static struct rdma_conn_param parameters(const uint32_t *number)
 }
 
 /* To a listener on that port of this host. */
-static void dial(uint16_t port, uint32_t peer)
+static void connect_to(uint16_t port, uint32_t peer)
 {
 	struct sockaddr_in address = {.sin_family = AF_INET,
 				      .sin_port = htons(port),
@@ -312,7 +312,7 @@ static void obey(int fd)
 	CHECK_EQUAL(send(fd, &port, sizeof(port), MSG_NOSIGNAL), sizeof(port));
 	for (;;) {
 		while (order.port && connections_with(0) < EACH)
-			dial(order.port, 0);
+			connect_to(order.port, 0);
 		step();
 		if (order.leaves_ns && now_ns(CLOCK_MONOTONIC) - start > order.leaves_ns)
 			exit(0); /* without an orderly end */
@@ -397,7 +397,7 @@ static bool step_round(struct round *round)
 		round->gone_ns = watched_ns(); /* has left */
 	if (!round->gone_ns) {
 		while (round->port && connections_with(round->number) < EACH)
-			dial(round->port, round->number);
+			connect_to(round->port, round->number);
 		if (now_ns(CLOCK_MONOTONIC) > round->next_ns)
 			act(round);
 		return true;
@@ -455,7 +455,7 @@ static void meet_witness(void)
 
 	CHECK_EQUAL(send(peer->fd, &order, sizeof(order), MSG_NOSIGNAL), sizeof(order));
 	CHECK_EQUAL(recv(peer->fd, &port, sizeof(port), MSG_WAITALL), sizeof(port));
-	dial(port, WITNESS);
+	connect_to(port, WITNESS);
 	witness()->echoes = UINT32_MAX;
 	while (!witness()->up)
 		step();

@@ -19,14 +19,14 @@ static void no_long_files(void)
 	bring_up(&side, &peer);
 	CHECK_EQUAL(post_recv_at(&side, 1, 4096, 4096), 0);
 	fill(side.memory, 4096, process.child != 0);
-	meet(&process);
+	process_barrier(&process);
 	CHECK_EQUAL(
 		post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 4096}),
 		0);
 	for (int i = 0; i < 2; i++)
 		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 	CHECK(filled(side.memory + 4096, 4096, process.child == 0));
-	meet(&process);
+	process_barrier(&process);
 	close_side(&side);
 	CHECK_EQUAL(setrlimit(RLIMIT_FSIZE, &before), 0); /* what counts coverage writes files */
 	join(&process);

@@ -91,7 +91,7 @@ static void wrong_psn_found_late(void)
 /* ---- hostile peers -----------------------------------------------------------------------------
  */
 
-static int dial(uint16_t port)
+static int connect_to(uint16_t port)
 {
 	struct sockaddr_in address = {.sin_family = AF_INET,
 				      .sin_port = htons(port),
@@ -121,36 +121,36 @@ static void hostile_peers(void)
 	struct address address = address_of_side(&b);
 
 	/* Nonsense, a web browser, and handshakes that are wrong in one thing each. */
-	int fd = dial(address.lid);
+	int fd = connect_to(address.lid);
 
 	fill(bytes, sizeof(bytes), 3);
 	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
 	expect_hung_up(fd);
-	fd = dial(address.lid);
+	fd = connect_to(address.lid);
 	static const char get[] =
 		"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n\r\n\r\n";
 
 	CHECK(send(fd, get, sizeof(get) - 1, 0) > 0);
 	expect_hung_up(fd);
 	for (int wrong = 0; wrong < 4; wrong++) {
-		struct soft_handshake handshake = {
+		struct soft_hello hello = {
 			.kind = SOFT_HELLO,
 			.from = a.qp->qp_num,
 			.to = b.qp->qp_num,
 			.receive_psn = b.psn,
 			.send_psn = a.psn,
-			.flags = SOFT_HANDSHAKE_SENDS,
+			.flags = SOFT_HELLO_SENDS,
 		};
 
 		if (wrong == 0)
-			handshake.kind = SOFT_HELLO_ACK;
+			hello.kind = SOFT_HELLO_ACK;
 		if (wrong == 1)
-			handshake.to ^= 0x800000;
+			hello.to ^= 0x800000;
 		if (wrong == 2)
-			handshake.receive_psn ^= 1;
+			hello.receive_psn ^= 1;
 		/* 3: right in everything, but there is a stream already */
-		soft_handshake_encode(bytes, &handshake);
-		fd = dial(address.lid);
+		soft_hello_encode(bytes, &hello);
+		fd = connect_to(address.lid);
 		CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
 		expect_hung_up(fd);
 	}
@@ -158,9 +158,9 @@ static void hostile_peers(void)
 	/* Many connections that send nothing, or half a handshake, do not keep others out. */
 	int fds[300];
 
-	soft_handshake_encode(bytes, &(struct soft_handshake){.kind = SOFT_HELLO});
+	soft_hello_encode(bytes, &(struct soft_hello){.kind = SOFT_HELLO});
 	for (int i = 0; i < 300; i++) {
-		fds[i] = dial(address.lid);
+		fds[i] = connect_to(address.lid);
 		CHECK_EQUAL(send(fds[i], bytes, (size_t)(i % 40), MSG_NOSIGNAL), i % 40);
 	}
 	expect_hung_up(fds[0]); /* the oldest had to go */
@@ -266,12 +266,12 @@ static void killed(int way)
 	bring_up(&side, &peer);
 	CHECK_EQUAL(post_recv_at(&side, 0, 0, 8), 0);
 	CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
-	meet(&process);
+	process_barrier(&process);
 	/* A stream is there when something has come through it. */
 	CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND_WITH_IMM, .wr_id = 4}), 0);
 	for (int n = 0; n < 2; n++)
 		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
-	meet(&process);
+	process_barrier(&process);
 	if (!process.child) {
 		if (way == 3) {
 			pid_t child = fork();
@@ -339,7 +339,7 @@ static void stopped(void)
 				 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}),
 			    0);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
-		meet(&process);
+		process_barrier(&process);
 		CHECK_EQUAL(kill(process.child, SIGSTOP), 0);
 		int status;
 
@@ -354,10 +354,10 @@ static void stopped(void)
 		expect_wc(&side, 2, IBV_WC_SUCCESS);
 	} else {
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
-		meet(&process);
+		process_barrier(&process);
 		expect_wc(&side, 2, IBV_WC_SUCCESS);
 	}
-	meet(&process);
+	process_barrier(&process);
 	close_side(&side);
 	join(&process);
 }

@@ -145,7 +145,7 @@ static void lost(void)
 
 /* How long: the time that is set, or what the queue pair's own timeouts come to if that is more
  * (IBTA 9.7.6.1.3); with a timeout of 0 for ever.  While nothing is under way the kernel asks. */
-static void patience(void)
+static void long_timeout(void)
 {
 	static const struct {
 		uint8_t timeout; /* 255 for 0 */
@@ -195,7 +195,7 @@ int main(void)
 	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_PATH_TIMEOUT", "1", 1), 0);
 	bool cut = own_network();
 
-	STEP(patience());
+	STEP(long_timeout());
 	STEP(stopped());
 	if (cut)
 		STEP(lost());

@@ -214,7 +214,7 @@ static void between_processes(void)
 		tell(&process, peers, PAIRS * sizeof(*peers));
 	connect_crowd(&crowd, numbers, theirs);
 	receive_all(&crowd, 0, PAIRS);
-	meet(&process);
+	process_barrier(&process);
 	for (int i = 0; i < PAIRS; i += 100) { /* what the other sends comes in between */
 		send_all(&crowd, i, i + 100);
 		complete_all(&crowd, 100);
@@ -222,14 +222,14 @@ static void between_processes(void)
 	complete_all(&crowd, PAIRS);
 	for (int i = 0; i < PAIRS; i++)
 		CHECK_EQUAL(received(&crowd, i), i);
-	meet(&process);
+	process_barrier(&process);
 	if (process.child) {
 		check_cost("between processes", before, files, PAIRS);
 		check_idle();
 	} else {
 		CHECK(entries_of("/proc/self/fd") <= files + FILES);
 	}
-	meet(&process);
+	process_barrier(&process);
 	close_crowd(&crowd);
 	close_side(&first);
 	join(&process);

@@ -94,7 +94,7 @@ static void between_processes(const char *ip)
 
 	tell(&process, from, sizeof(from));
 	hear(&process, theirs, sizeof(theirs));
-	meet(&process);
+	process_barrier(&process);
 	for (int index = 0; verbs->ibv_query_gid(a.context, 1, index, &gid) == 0; index++)
 		for (int turn = 0; turn < 4; turn++) {
 			bool member = turn & 1, mine = (turn < 2) == (process.child != 0);
@@ -105,7 +105,7 @@ static void between_processes(const char *ip)
 				send_to(member ? &a : &sender, &group, index, (uint64_t)turn);
 			expect(&a, (uint64_t)turn, &source, &group);
 			expect(&b, (uint64_t)turn, &source, &group);
-			meet(&process);
+			process_barrier(&process);
 		}
 	nothing(&a);
 	nothing(&b);
@@ -274,7 +274,7 @@ static inline void forked(void)
 		open_member(&side);
 		CHECK_EQUAL(verbs->ibv_attach_mcast(side.qp, &group, 0), 0);
 	}
-	meet(&process);
+	process_barrier(&process);
 	struct address own = address_of_side(&parent), from;
 
 	if (process.child)

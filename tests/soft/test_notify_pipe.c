@@ -16,37 +16,37 @@ enum {
 struct loop {
 	struct ibv_comp_channel *channel;
 	int flat[2];
-	int bells[AIORDMA_NOTIFY_FDS];
+	int notify_fds[AIORDMA_NOTIFY_FDS];
 	int count;
 	unsigned change; /* that it knows of */
 };
 
 /* A notify pipe, and the other process that writes to it. */
 struct pair {
-	struct soft_notify_pipe rings, rung;
+	struct soft_notify_pipe writer, reader;
 };
 
-static void heard(struct soft_fd_watch *watch, uint32_t events)
+static void drain(struct soft_fd_watch *watch, uint32_t events)
 {
 	(void)events;
 	soft_notify_pipe_drain(soft_container(watch, struct soft_notify_pipe, in.watch));
 }
 
-static void hang(struct pair *pair)
+static void open_pipes(struct pair *pair)
 {
-	soft_notify_pipe_init(&pair->rings, NULL);
-	soft_notify_pipe_init(&pair->rung, heard);
-	CHECK_EQUAL(soft_notify_pipe_make(&pair->rings), 0);
+	soft_notify_pipe_init(&pair->writer, NULL);
+	soft_notify_pipe_init(&pair->reader, drain);
+	CHECK_EQUAL(soft_notify_pipe_make(&pair->writer), 0);
 	soft_lock();
-	CHECK(soft_notify_pipe_receive(&pair->rung, dup(pair->rings.read_fd)));
+	CHECK(soft_notify_pipe_receive(&pair->reader, dup(pair->writer.read_fd)));
 	soft_unlock();
 }
 
 static void take_down(struct pair *pair)
 {
 	soft_lock();
-	soft_notify_pipe_close(&pair->rung);
-	soft_notify_pipe_close(&pair->rings);
+	soft_notify_pipe_close(&pair->reader);
+	soft_notify_pipe_close(&pair->writer);
 	soft_unlock();
 }
 
@@ -70,13 +70,13 @@ static struct loop loop_of(struct ibv_context *context)
 static void forget(struct loop *loop)
 {
 	while (loop->count)
-		close(loop->bells[--loop->count]);
+		close(loop->notify_fds[--loop->count]);
 }
 
 static void ask(struct loop *loop)
 {
 	forget(loop);
-	loop->count = soft_notify_fds(loop->channel->fd, loop->bells, &loop->change);
+	loop->count = soft_notify_fds(loop->channel->fd, loop->notify_fds, &loop->change);
 	CHECK_EQUAL(loop->change, soft_notify_version());
 }
 
@@ -90,12 +90,12 @@ static void end(struct loop *loop)
 static void wakes(struct pair *pair, const struct loop *loop, int number)
 {
 	soft_lock();
-	soft_notify_pipe_notify(&pair->rings);
+	soft_notify_pipe_notify(&pair->writer);
 	CHECK(readable(soft_engine_epoll_fd())); /* the engine's thread, always */
 	CHECK_EQUAL(readable(loop->flat[0]), number < 0);
 	for (int i = 0; i < loop->count; i++)
-		CHECK_EQUAL(readable(loop->bells[i]), i == number);
-	CHECK(soft_notify_pipe_drain(&pair->rung));
+		CHECK_EQUAL(readable(loop->notify_fds[i]), i == number);
+	CHECK(soft_notify_pipe_drain(&pair->reader));
 	CHECK(!readable(loop->flat[0]));
 	soft_unlock();
 }
@@ -107,13 +107,13 @@ static void comes_and_goes(struct ibv_context *context)
 
 	ask(&loop);
 	CHECK_EQUAL(loop.count, 0);
-	hang(&first);
+	open_pipes(&first);
 	CHECK(soft_notify_version() != loop.change);
 	wakes(&first, &loop, -1); /* it does not know yet */
 	ask(&loop);
 	CHECK_EQUAL(loop.count, 1);
 	wakes(&first, &loop, 0);
-	hang(&second);
+	open_pipes(&second);
 	wakes(&second, &loop, -1);
 	ask(&loop);
 	CHECK_EQUAL(loop.count, 2);
@@ -122,7 +122,7 @@ static void comes_and_goes(struct ibv_context *context)
 	/* The loop's own descriptor stays open, and tells of the end. */
 	take_down(&first);
 	CHECK(soft_notify_version() != loop.change);
-	CHECK(readable(loop.bells[0]));
+	CHECK(readable(loop.notify_fds[0]));
 	ask(&loop);
 	CHECK_EQUAL(loop.count, 1);
 	wakes(&second, &loop, 0);
@@ -136,21 +136,21 @@ static void several_loops(struct ibv_context *context)
 	struct loop one = loop_of(context), other;
 	struct pair pair;
 
-	hang(&pair);
+	open_pipes(&pair);
 	ask(&one);
 	wakes(&pair, &one, 0);
 	other = loop_of(context);
 	soft_lock();
-	soft_notify_pipe_notify(&pair.rings);
+	soft_notify_pipe_notify(&pair.writer);
 	CHECK(readable(other.flat[0]));
-	CHECK(soft_notify_pipe_drain(&pair.rung));
+	CHECK(soft_notify_pipe_drain(&pair.reader));
 	soft_unlock();
 	CHECK(soft_notify_version() != one.change);
 	ask(&one);
 	soft_lock();
-	soft_notify_pipe_notify(&pair.rings);
+	soft_notify_pipe_notify(&pair.writer);
 	CHECK(readable(other.flat[0]));
-	CHECK(soft_notify_pipe_drain(&pair.rung));
+	CHECK(soft_notify_pipe_drain(&pair.reader));
 	soft_unlock();
 	ask(&other);
 	wakes(&pair, &one, 0);
@@ -177,16 +177,16 @@ static void by_the_channel_alone(struct ibv_context *context)
 	unsigned change;
 
 	CHECK_EQUAL(aiordma_set_nonblocking(verbs, channel->fd), 0);
-	hang(&pair);
+	open_pipes(&pair);
 	ask(&loop);
 	CHECK_EQUAL(soft_notify_fds(channel->fd, fds, &change), 0);
 	CHECK_EQUAL(change, soft_notify_version());
 	soft_lock();
-	soft_notify_pipe_notify(&pair.rings);
+	soft_notify_pipe_notify(&pair.writer);
 	CHECK(readable(channel->fd));
 	CHECK(!readable(loop.channel->fd));
-	CHECK(readable(loop.bells[0]));
-	CHECK(soft_notify_pipe_drain(&pair.rung));
+	CHECK(readable(loop.notify_fds[0]));
+	CHECK(soft_notify_pipe_drain(&pair.reader));
 	soft_unlock();
 	take_down(&pair);
 	end(&loop);
@@ -199,7 +199,7 @@ static void many(struct ibv_context *context)
 	struct pair pairs[MANY];
 
 	for (int i = 0; i < MANY; i++)
-		hang(&pairs[i]);
+		open_pipes(&pairs[i]);
 	ask(&loop);
 	CHECK_EQUAL(loop.count, AIORDMA_NOTIFY_FDS);
 	for (int i = 0; i < MANY; i++)
@@ -219,7 +219,7 @@ static void port_down(struct ibv_context *context)
 	struct loop loop = loop_of(context);
 	struct pair pair;
 
-	hang(&pair);
+	open_pipes(&pair);
 	ask(&loop);
 	soft_lock();
 	soft_watches_silence(true);
@@ -227,12 +227,12 @@ static void port_down(struct ibv_context *context)
 	CHECK(soft_notify_version() != loop.change);
 	ask(&loop);
 	CHECK_EQUAL(loop.count, 0);
-	soft_notify_pipe_notify(&pair.rings);
+	soft_notify_pipe_notify(&pair.writer);
 	CHECK(!readable(loop.flat[0]));
 	soft_lock();
 	soft_watches_silence(false);
 	CHECK(readable(loop.flat[0]));
-	CHECK(soft_notify_pipe_drain(&pair.rung));
+	CHECK(soft_notify_pipe_drain(&pair.reader));
 	soft_unlock();
 	CHECK(soft_notify_version() != loop.change);
 	ask(&loop);
@@ -247,8 +247,8 @@ static void no_descriptors(struct ibv_context *context)
 	struct rlimit before, none;
 	struct pair pairs[2];
 
-	hang(&pairs[0]);
-	hang(&pairs[1]);
+	open_pipes(&pairs[0]);
+	open_pipes(&pairs[1]);
 	int next = dup(0);
 
 	close(next);

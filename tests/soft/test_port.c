@@ -137,7 +137,7 @@ static void given_up_by_the_peer(void)
 	struct address peer = exchange(&process, &side);
 
 	bring_up(&side, &peer);
-	meet(&process);
+	process_barrier(&process);
 	if (process.child) {
 		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
 							 .wr_id = 1,
@@ -147,10 +147,10 @@ static void given_up_by_the_peer(void)
 			    0);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 	}
-	meet(&process);
+	process_barrier(&process);
 	if (!process.child)
 		CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
-	meet(&process);
+	process_barrier(&process);
 	if (process.child) {
 		CHECK_EQUAL(port_of(&side).state, IBV_PORT_ACTIVE);
 		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
@@ -161,7 +161,7 @@ static void given_up_by_the_peer(void)
 			    0);
 		expect_wc(&side, 2, IBV_WC_RETRY_EXC_ERR);
 	}
-	meet(&process);
+	process_barrier(&process);
 	close_side(&side);
 	join(&process);
 }

@@ -113,7 +113,7 @@ static void idle_peers(void)
 	open_peers(&process, &side);
 	for (int i = 0; i < 200; i++) {
 		CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
-		meet(&process);
+		process_barrier(&process);
 		CHECK_EQUAL(post(&side,
 				 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}),
 			    0);
@@ -121,9 +121,9 @@ static void idle_peers(void)
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 	}
 	CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
-	meet(&process);
+	process_barrier(&process);
 	falls_asleep();
-	meet(&process);
+	process_barrier(&process);
 	close_side(&side);
 	join(&process);
 }
@@ -181,7 +181,7 @@ static void busy_application(bool stays)
 		if (stays)
 			soft_hold_polling(-1);
 	}
-	meet(&process);
+	process_barrier(&process);
 	close_side(&side);
 	join(&process);
 }
@@ -237,7 +237,7 @@ static void waking(void)
 			if (!mine)
 				CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
 		}
-		meet(&process);
+		process_barrier(&process);
 		close_side(&side);
 		join(&process);
 	}
@@ -493,7 +493,7 @@ static void serving(void)
 		CHECK(heard);
 		aiordma_drain_end(&state);
 	}
-	meet(&process);
+	process_barrier(&process);
 	close_side(&side);
 	join(&process);
 }
@@ -530,8 +530,8 @@ static void meeting(void)
 			if (i == TIMES / 2) /* it has been looking for a while */
 				CHECK_EQUAL(soft_engine_writes(false) > awake, knows);
 		}
-		meet(&process);
-		meet(&process);
+		process_barrier(&process);
+		process_barrier(&process);
 		unsigned woke = soft_engine_writes(true);
 
 		CHECK_EQUAL(post(&side, request), 0);
@@ -545,11 +545,11 @@ static void meeting(void)
 			CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
 		soft_busy_poll(0);
 		CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
-		meet(&process);
+		process_barrier(&process);
 		falls_asleep();
-		meet(&process);
+		process_barrier(&process);
 	}
-	meet(&process);
+	process_barrier(&process);
 	close_side(&side);
 	join(&process);
 }

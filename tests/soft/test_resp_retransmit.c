@@ -363,7 +363,7 @@ static void let_time_pass(const struct stage *stage)
 }
 
 /* An answer in between begins the count anew; and a timeout of 0 is none. */
-static void patience(void)
+static void timeouts(void)
 {
 	uint8_t data[4 * PIECE];
 	struct stage stage;
@@ -659,7 +659,7 @@ static void planned_in_the_middle(void)
 		CHECK(filled(stage.side.memory + 1024, PIECE, 7));
 		put(&stage, send_of(FIRST + 1, 0, PIECE, PIECE), bytes);
 		get_ack(&stage, FIRST + 1);
-		no_plan();
+		no_faults();
 		close_stage(&stage);
 	}
 }
@@ -674,7 +674,7 @@ int main(void)
 	STEP(gaps_in_a_message());
 	STEP(not_ready());
 	STEP(silence());
-	STEP(patience());
+	STEP(timeouts());
 	STEP(told_of_a_gap());
 	STEP(missing_answers());
 	STEP(draining());

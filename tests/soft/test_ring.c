@@ -68,7 +68,7 @@ static void copying(void)
 	};
 	static uint8_t from[MOST + BESIDE], to[MOST + 2 * BESIDE];
 	static const size_t lengths[] = {0, 1, 63, 64, 65, 130, 4095, 4096, 4097, 32768, MOST};
-	bool here = soft_copies_plainly;
+	bool here = soft_copy_avoids_movsb;
 
 	for (size_t i = 0; i < sizeof(from); i++)
 		from[i] = (uint8_t)(1 + i % 251);
@@ -78,14 +78,14 @@ static void copying(void)
 				size_t length = lengths[i];
 
 				memset(to, 0, sizeof(to));
-				soft_copies_plainly = way == 1;
-				(way == 2 ? soft_copy_plainly
+				soft_copy_avoids_movsb = way == 1;
+				(way == 2 ? soft_copy_by_loads
 					  : soft_copy)(to + at, from + BESIDE - at, length);
 				CHECK(!memcmp(to + at, from + BESIDE - at, length));
 				for (size_t j = 0; j < BESIDE; j++)
 					CHECK(!to[at + length + j] && (j >= at || !to[j]));
 			}
-	soft_copies_plainly = here;
+	soft_copy_avoids_movsb = here;
 }
 
 static void nothing(void)

@@ -23,7 +23,7 @@ static int open_sockets(void)
 	return count;
 }
 
-/* A message each channel, and what the other side's memory holds. */
+/* A message each way, and what the other side's memory holds. */
 static void talk(struct side *a, struct side *b, uint32_t length, unsigned seed)
 {
 	struct address address = address_of_side(b);
@@ -116,7 +116,7 @@ static void many(void)
 		CHECK_EQUAL(next_wc(&sides[i]).status, IBV_WC_SUCCESS);
 		CHECK_EQUAL(next_wc(&sides[i]).status, IBV_WC_SUCCESS);
 		CHECK(filled(sides[i].memory, 64, (unsigned)i));
-		meet(&process);
+		process_barrier(&process);
 		if (i == 0)
 			sockets = open_sockets();
 		CHECK(open_sockets() <= sockets); /* two meetings at once are one in the end */
@@ -126,7 +126,7 @@ static void many(void)
 	join(&process);
 }
 
-/* Writes and reads of more than a ring holds, of several links, both channels at once. */
+/* Writes and reads of more than a ring holds, of several links, both ways at once. */
 static void crowded(void)
 {
 	enum {
@@ -144,7 +144,7 @@ static void crowded(void)
 		bring_up(&sides[i], &peers[i]);
 		fill(sides[i].memory, SIZE, (unsigned)i);
 	}
-	meet(&process);
+	process_barrier(&process);
 	for (int i = 0; i < LINKS; i++) {
 		const struct request requests[] = {
 			{.opcode = IBV_WR_RDMA_WRITE,
@@ -167,7 +167,7 @@ static void crowded(void)
 		expect_wc(&sides[i], 2, IBV_WC_SUCCESS);
 		CHECK(filled(sides[i].memory + 2 * SIZE, SIZE, (unsigned)i));
 	}
-	meet(&process);
+	process_barrier(&process);
 	for (int i = 0; i < LINKS; i++) {
 		CHECK(filled(sides[i].memory + SIZE, SIZE, (unsigned)i));
 		close_side(&sides[i]);
@@ -203,7 +203,7 @@ static void unwilling(void)
 		soft_lock();
 		CHECK(soft_link_of(soft_qp_of(side.qp))->watch.fd >= 0);
 		soft_unlock();
-		meet(&process);
+		process_barrier(&process);
 		close_side(&side);
 	}
 	join(&process);
@@ -233,7 +233,7 @@ static void another_name(void)
 	soft_lock();
 	CHECK(soft_link_of(soft_qp_of(side.qp))->watch.fd < 0);
 	soft_unlock();
-	meet(&process);
+	process_barrier(&process);
 	close_side(&side);
 	join(&process);
 }
@@ -309,19 +309,19 @@ static void raw_open(struct raw *raw, const struct address *to, uint32_t from, u
 
 	*raw = (struct raw){.chan.calls = &raw_calls};
 	CHECK(peer);
-	soft_handshake_encode(handshake, &(struct soft_handshake){
-						 .kind = SOFT_HELLO,
-						 .from = from,
-						 .to = to->qpn,
-						 .receive_psn = to->psn,
-						 .send_psn = from_psn,
-						 .flags = SOFT_HANDSHAKE_SENDS,
-					 });
+	soft_hello_encode(handshake, &(struct soft_hello){
+					     .kind = SOFT_HELLO,
+					     .from = from,
+					     .to = to->qpn,
+					     .receive_psn = to->psn,
+					     .send_psn = from_psn,
+					     .flags = SOFT_HELLO_SENDS,
+				     });
 	CHECK_EQUAL(soft_shm_chan_open(&raw->chan, peer, handshake), 0);
 }
 
 /* Requests for queue pairs that are not ready are held, up to a limit, without effect on others. */
-static void strangers(void)
+static void held_requests(void)
 {
 	enum {
 		MANY = 300,
@@ -340,9 +340,9 @@ static void strangers(void)
 
 	if (process.child) {
 		CHECK_EQUAL(to_init(&side), 0);
-		meet(&process);
+		process_barrier(&process);
 	} else {
-		meet(&process);
+		process_barrier(&process);
 		soft_lock();
 		for (int i = 0; i < MANY; i++)
 			raw_open(&raws[i], &peer, 77, 5);
@@ -362,17 +362,17 @@ static void strangers(void)
 	CHECK_EQUAL(post_recv_at(&other, 1, 0, 8), 0);
 	CHECK_EQUAL(to_rtr(&other, &others), 0);
 	CHECK_EQUAL(to_rts(&other), 0);
-	meet(&process);
+	process_barrier(&process);
 	CHECK_EQUAL(post(&other, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
 		    0);
 	CHECK_EQUAL(next_wc(&other).status, IBV_WC_SUCCESS);
 	CHECK_EQUAL(next_wc(&other).status, IBV_WC_SUCCESS);
-	meet(&process);
+	process_barrier(&process);
 	soft_lock();
 	for (int i = 0; i < MANY; i++)
 		soft_shm_chan_end(&raws[i].chan);
 	soft_unlock();
-	meet(&process);
+	process_barrier(&process);
 	close_side(&side);
 	close_side(&other);
 	join(&process);
@@ -399,8 +399,8 @@ static void leaving_or_broken(int what)
 		CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
 		CHECK_EQUAL(to_rtr(&side, &expected), 0);
 		CHECK_EQUAL(to_rts(&side), 0);
-		meet(&process);
-		meet(&process);
+		process_barrier(&process);
+		process_barrier(&process);
 		bool over = false;
 
 		while (!over) {
@@ -423,7 +423,7 @@ static void leaving_or_broken(int what)
 		uint8_t bytes[SOFT_FRAME_HEADER] = {what == 1 ? 99 : SOFT_SEND};
 		const struct iovec iov = {bytes, what == 2 ? 20 : sizeof(bytes)};
 
-		meet(&process);
+		process_barrier(&process);
 		soft_lock();
 		raw_open(&raw, &peer, absent.qpn, absent.psn);
 		if (what == 0)
@@ -439,9 +439,9 @@ static void leaving_or_broken(int what)
 			}
 			soft_unlock();
 		}
-		meet(&process);
+		process_barrier(&process);
 	}
-	meet(&process);
+	process_barrier(&process);
 	close_side(&side);
 	join(&process);
 }
@@ -504,12 +504,12 @@ static void acknowledged(void)
 			CHECK_EQUAL(post_recv_at(&side, 1, (uint32_t)i * LENGTH, LENGTH), 0);
 		CHECK_EQUAL(to_rtr(&side, &peer), 0);
 		CHECK_EQUAL(to_rts(&side), 0);
-		meet(&process);
+		process_barrier(&process);
 		for (int i = 0; i < COUNT; i++)
 			CHECK_EQUAL(next_wc(&side).byte_len, LENGTH);
-		meet(&process);
+		process_barrier(&process);
 	} else {
-		meet(&process);
+		process_barrier(&process);
 		raw_connect(&raw, &peer, 77, PSN);
 		soft_lock();
 		for (uint32_t i = 0; i < COUNT; i++)
@@ -517,12 +517,12 @@ static void acknowledged(void)
 		soft_unlock();
 		while (raw_now(&raw).acks < COUNT)
 			soft_progress();
-		meet(&process);
+		process_barrier(&process);
 		soft_lock();
 		soft_shm_chan_end(&raw.chan);
 		soft_unlock();
 	}
-	meet(&process);
+	process_barrier(&process);
 	close_side(&side);
 	join(&process);
 }
@@ -556,14 +556,14 @@ static void in_parts(void)
 		CHECK_EQUAL(to_init(&side), 0);
 		CHECK_EQUAL(to_rtr(&side, &peer), 0);
 		CHECK_EQUAL(to_rts(&side), 0);
-		meet(&process);
-		meet(&process); /* it is there, with a channel for them */
+		process_barrier(&process);
+		process_barrier(&process); /* it is there, with a channel for them */
 		CHECK_EQUAL(side.context->ops.post_send(side.qp, wrs, &bad), 0);
-		meet(&process);
+		process_barrier(&process);
 	} else {
-		meet(&process);
+		process_barrier(&process);
 		raw_connect(&raw, &peer, 77, PSN);
-		meet(&process);
+		process_barrier(&process);
 		while (raw_now(&raw).frames < COUNT)
 			soft_progress();
 		const struct raw all = raw_now(&raw);
@@ -573,7 +573,7 @@ static void in_parts(void)
 		soft_lock();
 		soft_shm_chan_end(&raw.chan);
 		soft_unlock();
-		meet(&process);
+		process_barrier(&process);
 	}
 	close_side(&side);
 	join(&process);
@@ -587,7 +587,7 @@ int main(void)
 	STEP(crowded());
 	STEP(unwilling());
 	STEP(another_name());
-	STEP(strangers());
+	STEP(held_requests());
 	STEP(acknowledged());
 	STEP(in_parts());
 	for (int what = 0; what < 3; what++)

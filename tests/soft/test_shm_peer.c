@@ -169,7 +169,7 @@ static void call_child(struct end *end, bool polling)
 
 static void part(struct end *end, bool polling)
 {
-	meet(&process);
+	process_barrier(&process);
 	if (process.child)
 		end_done(end);
 	else
@@ -239,11 +239,11 @@ static void areas(void)
 
 	soft_unlock();
 	CHECK(__atomic_load_n(&their[SOFT_SHM_AREA / 8 - 1], __ATOMIC_RELAXED) == 0);
-	meet(&process);
+	process_barrier(&process);
 	__atomic_store_n(&own[SOFT_SHM_AREA / 8 - 1], mine, __ATOMIC_RELAXED);
-	meet(&process);
+	process_barrier(&process);
 	CHECK_EQUAL(__atomic_load_n(&their[SOFT_SHM_AREA / 8 - 1], __ATOMIC_RELAXED), 33 - mine);
-	meet(&process);
+	process_barrier(&process);
 	__atomic_store_n(&own[SOFT_SHM_AREA / 8 - 1], 0, __ATOMIC_RELAXED);
 	part(&end, true);
 }
@@ -267,7 +267,7 @@ int main(void)
 	STEP(flood(true));
 	STEP(flood(false));
 	STEP(areas());
-	meet(&process);
+	process_barrier(&process);
 	soft_engine_put();
 	join(&process);
 	return 0;

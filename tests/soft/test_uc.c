@@ -38,7 +38,7 @@ static void between_processes(void)
 	CHECK_EQUAL(post_recv_at(&side, 1, ROOM, ROOM), 0);
 	CHECK_EQUAL(to_rtr(&side, &peer), 0);
 	CHECK_EQUAL(to_rts(&side), 0);
-	meet(&process);
+	process_barrier(&process);
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		uint32_t length = 1 + (round * 7919u) % (round % 50 ? 5000 : ROOM);
 		bool mine = (round & 1) == (process.child != 0), write = round % 3 == 0;
@@ -68,7 +68,7 @@ static void between_processes(void)
 			CHECK_EQUAL(post_recv_at(&side, 1, ROOM, ROOM), 0);
 		}
 	}
-	meet(&process);
+	process_barrier(&process);
 	close_side(&side);
 	join(&process);
 }
@@ -307,11 +307,11 @@ static void killed(void)
 
 	bring_up(&side, &peer);
 	CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
-	meet(&process);
+	process_barrier(&process);
 	CHECK_EQUAL(post(&side, send_of(2, 8)), 0);
 	for (int n = 0; n < 2; n++)
 		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
-	meet(&process);
+	process_barrier(&process);
 	if (!process.child)
 		for (;;)
 			pause();

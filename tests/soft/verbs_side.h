@@ -328,7 +328,7 @@ static inline void hear(const struct process *process, void *data, size_t length
 }
 
 /* Both come to this place before either goes on. */
-static inline void meet(const struct process *process)
+static inline void process_barrier(const struct process *process)
 {
 	char byte = 0;
 

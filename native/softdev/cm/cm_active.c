@@ -6,7 +6,7 @@
  * connection is closed without an answer, is REJECTED with "invalid service ID", as the real CM
  * answers for it.
  */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <unistd.h>

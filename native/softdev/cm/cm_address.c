@@ -6,7 +6,7 @@
  * connected and asked for its own address) and is done before the call returns; the event follows
  * all the same.
  */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* What belongs to an id: rdma_create_qp(3) with the completion queues that it makes, shared receive
  * queues (rdma_create_srq(3)), and their ends. */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <string.h>

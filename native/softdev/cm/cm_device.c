@@ -8,7 +8,7 @@
  * Holds are counted under the engine's lock, so that a request can be bound in the engine's step;
  * opening and closing, which cannot be done under that lock, have a lock of their own around it.
  */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <string.h>

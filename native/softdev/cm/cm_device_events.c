@@ -1,6 +1,6 @@
 /* What happens to the device, as ids are told of it: rdma_get_cm_event(3), DEVICE_REMOVAL and
  * ADDR_CHANGE. */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <unistd.h>
 

@@ -3,7 +3,7 @@
  *
  * This device has no options of its own, so a queue pair of rdma_create_qp says nothing; what an
  * application says for a queue pair that it makes itself is carried in REQ and REP. */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 

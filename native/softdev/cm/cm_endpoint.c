@@ -1,5 +1,5 @@
 /* Endpoints that wait: rdma_create_ep(3), rdma_get_request(3), rdma_destroy_ep(3). */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * can be destroyed before the event is acknowledged).  Not yet taken, it is dropped with its id;
  * taken, it makes rdma_destroy_id wait for its acknowledgement.
  */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <poll.h>

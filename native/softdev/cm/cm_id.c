@@ -1,5 +1,5 @@
 /* Ids: rdma_create_id(3), rdma_destroy_id(3), rdma_set_option(3), and how an id falls silent. */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * that does not belong to a message ends it, and reading stops with the handshake, since what
  * follows is the queue pair's.
  */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -68,12 +68,12 @@ static void connect_again(struct soft_timer *timer)
 	const struct sockaddr *to = (const struct sockaddr *)&link->to;
 	int error;
 
-	do /* Linux: the first call after one that failed later only says so, ECONNABORTED */
+	do /* Linux: after a connection that failed, the first call only reports that */
 		error = connect(link->watch.fd, to, soft_cm_address_length(to)) ? errno : 0;
 	while (error == ECONNABORTED);
 	if (error == EINPROGRESS || error == ECONNREFUSED)
 		error = 0;
-	if (!error) /* the socket tells what comes of it, or came already */
+	if (!error) /* the outcome makes the socket ready, if it is not already */
 		error = soft_watch(&link->watch, EPOLLOUT);
 	if (error)
 		link->calls->failed(link, error);
@@ -129,7 +129,7 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 		return;
 	}
 	if (link->held) {
-		/* What was said before the end is not read: it counts as orderly. */
+		/* Messages before the end are not read: it counts as orderly. */
 		if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
 			link->calls->failed(link, events & EPOLLERR ? ECONNRESET : 0);
 		return;

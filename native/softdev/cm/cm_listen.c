@@ -3,11 +3,11 @@
  * Any process can connect to the TCP port.  A connection becomes the application's business with a
  * whole REQ only; until then it is half open: few of them (the oldest goes when there are too many;
  * a peer of this protocol sends REQ at once, and leaves the list), for a short time, and at the
- * cost of about a kilobyte.  A request that the application's backlog has no room for is told to
- * wait (MRA) and waits.
+ * cost of about a kilobyte.  A request that the application's backlog has no room for gets MRA and
+ * waits.
  */
 #define _GNU_SOURCE /* accept4 */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -66,7 +66,7 @@ static struct incoming *incoming_at(struct soft_node *list)
 	return soft_list_entry(list->next, struct incoming, node);
 }
 
-static unsigned stranger_limit(void)
+static unsigned half_open_limit(void)
 {
 	struct rlimit files;
 	unsigned limit = soft_cm_limits.half_open;
@@ -110,7 +110,7 @@ static uint16_t objection(const struct incoming *incoming)
 		return SOFT_CM_REASON_INVALID_SERVICE_ID;
 	if (incoming->request.qp_type != IBV_QPT_RC)
 		return SOFT_CM_REASON_INVALID_TRANSPORT;
-	if (incoming->listener->parked_count >= stranger_limit())
+	if (incoming->listener->parked_count >= half_open_limit())
 		return SOFT_CM_REASON_NO_RESOURCES;
 	return 0;
 }
@@ -187,7 +187,7 @@ static void admit(struct soft_cm_listener *listener, int fd, const struct sockad
 	struct incoming *incoming;
 	int error;
 
-	if (half_open_count >= stranger_limit())
+	if (half_open_count >= half_open_limit())
 		drop(incoming_at(&half_open));
 	incoming = calloc(1, sizeof(*incoming));
 	if (!incoming) {
@@ -211,7 +211,7 @@ static bool out_of_files(int error)
 	return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
-static void attempt_shm(struct soft_fd_watch *watch, uint32_t events)
+static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 {
 	struct soft_cm_listener *listener = soft_container(watch, struct soft_cm_listener, watch);
 
@@ -229,7 +229,7 @@ static void attempt_shm(struct soft_fd_watch *watch, uint32_t events)
 		} else if (out_of_files(errno) && half_open_count) {
 			drop(incoming_at(&half_open));
 		} else if (out_of_files(errno)) {
-			/* The socket stays readable: looking again at once would not end. */
+			/* The socket stays readable: without a pause this would not end. */
 			soft_unwatch(watch);
 			soft_timer_start(&listener->pause,
 					 soft_now() + soft_cm_limits.pause_ms * UINT64_C(1000000));
@@ -263,7 +263,7 @@ static int open_listener(struct soft_cm_id *id, int backlog)
 	}
 	listener->id = id;
 	listener->watch.fd = id->sock;
-	listener->watch.ready = attempt_shm;
+	listener->watch.ready = accept_ready;
 	listener->pause.expired = pause_over;
 	soft_list_init(&listener->parked);
 	listener->backlog = backlog <= 0 || backlog > BACKLOG_MAX ? BACKLOG_MAX : (unsigned)backlog;
@@ -291,8 +291,7 @@ void soft_cm_listener_close(struct soft_cm_id *id)
 	struct soft_node *node = half_open.next;
 
 	id->listener = NULL;
-	soft_unwatch(&listener->watch);
-	close(listener->watch.fd);
+	soft_watch_close(&listener->watch);
 	soft_timer_stop(&listener->pause);
 	while (!soft_list_empty(&listener->parked))
 		refuse(incoming_at(&listener->parked), SOFT_CM_REASON_CONSUMER);

@@ -1,5 +1,5 @@
 /* What needs no id: rdma_getaddrinfo(3), rdma_get_devices(3). */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <netdb.h>

@@ -1,5 +1,5 @@
 /* rdma_migrate_id(3): an id's events come on another channel from now on. */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 

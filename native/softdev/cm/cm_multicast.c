@@ -4,7 +4,7 @@
  * subnet manager has to be asked, so a join is done before the call returns; the event follows all
  * the same.  As in librdmacm, the queue pair is attached when the application takes that event.
  */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* The passive side: the id of a request, rdma_accept(3), rdma_reject(3), and RTU. */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * goes on to RTR and RTS during rdma_accept, or when REP has come; one for datagrams goes there at
  * once.  An application with a queue pair of its own asks for the attributes and moves it itself.
  */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 #ifndef AIORDMA_SOFTDEV_CM_SIDR_H
 #define AIORDMA_SOFTDEV_CM_SIDR_H
 
-#include "cm.h"
+#include "cm_internal.h"
 #include "cm_sidr_wire.h"
 
 /* The request of an id, until it is answered. */
@@ -13,7 +13,7 @@ struct soft_cm_sidr_query {
 	struct soft_cm_id *id;
 	uint64_t deadline;
 	uint64_t insists_until; /* as soft_cm_link_insist */
-	uint64_t pause_ns; /* until it is said again; doubles */
+	uint64_t pause_ns; /* until it is repeated; doubles */
 	uint64_t number;
 	bool heard;
 	size_t length;

@@ -1,9 +1,9 @@
-/* rdma_connect(3) of a datagram service: asks until there is an answer.
+/* rdma_connect(3) of a datagram service: repeats its request until there is an answer.
  *
- * The same times as for connections: the other side's connection manager must say a first word
- * within soft_cm_limits.response_ms, its application has soft_cm_limits.service_ms from then on.
+ * The same times as for connections: the other side's connection manager must answer within
+ * soft_cm_limits.response_ms, its application has soft_cm_limits.service_ms from then on.
  * A port where no service is is refused by the host itself (ICMP).  When that has been so for
- * soft_cm_limits.refused_ms, it is reported as the status with which an InfiniBand host says so
+ * soft_cm_limits.refused_ms, it is reported as the status that an InfiniBand host answers with
  * (rdma_get_cm_event(3), RDMA_CM_EVENT_UNREACHABLE).
  */
 #include "cm_sidr.h"

@@ -1,9 +1,9 @@
 /* Services: listening for requests for a datagram service: rdma_listen(3), and rdma_accept(3) and
  * rdma_reject(3) of their requests.
  *
- * A port of RDMA_PS_UDP is a UDP port of the host.  A request that is said again, because its
+ * A port of RDMA_PS_UDP is a UDP port of the host.  A request that is repeated, because its
  * answer was lost or is late, is known by its number and gets the same answer; when its id is gone
- * it is a new one.  What there is no room for is told to wait, and comes again.
+ * it is a new one.  A request without room is answered by WAIT, and comes again.
  */
 #define _GNU_SOURCE /* struct in6_pktinfo */
 #include "cm_sidr.h"
@@ -31,7 +31,7 @@ struct soft_cm_service {
 	unsigned backlog;
 };
 
-/* Room for the control message that says, or is told, which of the host's addresses it is. */
+/* Room for the control message (IP_PKTINFO) with the host's own address. */
 union control {
 	struct cmsghdr align;
 	uint8_t room[CMSG_SPACE(sizeof(struct in6_pktinfo))];
@@ -66,7 +66,7 @@ static void send_to(struct soft_cm_service *service, const struct soft_cm_sidr_c
 	struct cmsghdr *info = &control.align;
 
 	header.msg_namelen = soft_cm_address_length((const struct sockaddr *)&client->address);
-	/* From the address that was asked: the caller listens to no other. */
+	/* From the address that the request went to: its sender accepts no other. */
 	if (client->local.ss_family == AF_INET) {
 		const struct sockaddr_in *local = (const void *)&client->local;
 		struct in_pktinfo v4 = {.ipi_spec_dst = local->sin_addr};
@@ -272,7 +272,7 @@ int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_REJECT);
 
 	if (!error && !id->client)
-		error = EINVAL; /* it has asked itself */
+		error = EINVAL; /* the id is a client */
 	if (!error)
 		error = take_private_data(&message, private_data, length);
 	if (error)

@@ -2,7 +2,7 @@
  *
  * rdma_disconnect(3), rdma_notify(3), the events ESTABLISHED, DISCONNECTED and TIMEWAIT_EXIT.
  */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <string.h>

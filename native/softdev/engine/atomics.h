@@ -11,7 +11,7 @@
 /* A counter that several threads add to; nothing else depends on its value's order.  The new value.
  */
 #define soft_counter_add(at, value) __atomic_add_fetch(at, value, __ATOMIC_RELAXED)
-#define soft_counter_get(at) __atomic_load_n(at, __ATOMIC_RELAXED)
+#define soft_counter_get(at) soft_hint_get(at) /* may be out of date as well */
 /* The same where a lock keeps other writers out: cheaper than an atomic addition. */
 #define soft_counter_bump(at) __atomic_store_n(at, *(at) + 1, __ATOMIC_RELAXED)
 

@@ -246,13 +246,13 @@ static void start_ticking(void)
  * ring.  Other ready descriptors stay ready and wake the thread again. */
 static bool skip_epoll(bool polling, bool found)
 {
-	uint64_t patience = polling ? EPOLL_POLLING_NS : found ? EPOLL_FOUND_NS : 0;
+	uint64_t interval = polling ? EPOLL_POLLING_NS : found ? EPOLL_FOUND_NS : 0;
 
-	if (!patience || !soft_engine_polls())
+	if (!interval || !soft_engine_polls())
 		return false;
 	uint64_t now = soft_now();
 
-	if (now - engine.epoll_at < patience)
+	if (now - engine.epoll_at < interval)
 		return true;
 	engine.epoll_at = now;
 	return false;
@@ -344,7 +344,7 @@ void soft_busy_poll(int begins)
 void soft_hold_polling(int change)
 {
 	soft_lock();
-	if (change >= 0 || engine.holding) /* else it was said before a fork */
+	if (change >= 0 || engine.holding) /* else the +1 was before a fork */
 		engine.holding += (unsigned)change;
 	if (change >= 0)
 		wake_engine_thread();

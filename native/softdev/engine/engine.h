@@ -92,6 +92,8 @@ void soft_close_fd(int *fd);
 int soft_watch(struct soft_fd_watch *watch, uint32_t events);
 /* Take it out; does not close the fd (close it afterwards, not before).  Safe to repeat. */
 void soft_unwatch(struct soft_fd_watch *watch);
+/* Take it out and close its fd, which is -1 then.  Safe to repeat. */
+void soft_watch_close(struct soft_fd_watch *watch);
 
 /* notify_fds.c.  A watch that event loops may have in their own epoll set instead
  * (soft_notify_fds).  One more, and one less (safe to repeat). */
@@ -261,7 +263,7 @@ enum soft_port_change {
 	SOFT_PORT_FATAL, /* the device has failed */
 };
 
-/* A folder above the engine, as the engine sees it: the calls that it makes there.  Each may be
+/* A higher folder, as the engine sees it: the calls that it makes there.  Each may be
  * NULL; all are made under the lock. */
 struct soft_subsystem {
 	/* The engine starts: what the environment asks for. 0 or an errno value, and the reason is

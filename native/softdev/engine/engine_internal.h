@@ -23,7 +23,7 @@ struct soft_engine {
 	bool ticking; /* the thread leaves the work to the application, and polls every tick */
 	bool asleep; /* the thread is in epoll_wait, or on its way */
 	uint64_t tick_again_at; /* the thread does not tick before that time */
-	uint64_t epoll_at; /* epoll was asked, by a thread that polls */
+	uint64_t epoll_at; /* the last epoll_wait of a thread that skips it at times */
 	bool silent; /* watches of the port are not served */
 
 	int epoll_fd; /* all that is watched */

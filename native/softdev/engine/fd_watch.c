@@ -72,6 +72,12 @@ void soft_unwatch(struct soft_fd_watch *watch)
 	drop_event(watch);
 }
 
+void soft_watch_close(struct soft_fd_watch *watch)
+{
+	soft_unwatch(watch);
+	soft_close_fd(&watch->fd);
+}
+
 void soft_watches_silence(bool silent)
 {
 	soft_assert_locked();

@@ -51,11 +51,9 @@ void soft_engine_alarm(uint64_t deadline_ns)
 
 static void close_all(void)
 {
-	soft_unwatch(&engine.step_event);
-	soft_unwatch(&engine.alarm);
+	soft_watch_close(&engine.step_event);
+	soft_watch_close(&engine.alarm);
 	soft_close_fd(&engine.wake_fd);
-	soft_close_fd(&engine.step_event.fd);
-	soft_close_fd(&engine.alarm.fd);
 	soft_close_fd(&engine.shared_epoll_fd);
 	soft_close_fd(&engine.epoll_fd);
 	free(engine.scratch);

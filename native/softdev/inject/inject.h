@@ -16,7 +16,7 @@ enum soft_fault {
 	SOFT_FAULT_LOSS, /* of a frame or datagram that comes in */
 	SOFT_FAULT_DUPLICATE, /* it comes twice */
 	SOFT_FAULT_JITTER, /* only to draw numbers for it */
-	SOFT_FAULT_RNR, /* a request that needs a receive is told that there is none */
+	SOFT_FAULT_RNR, /* a request that needs a receive gets an RNR NAK */
 	SOFT_FAULT_DISCONNECT, /* a connection breaks */
 	SOFT_FAULT_OVERRUN, /* a completion finds its queue full */
 	SOFT_FAULT_REGISTER, /* a registration finds no memory */
@@ -51,7 +51,7 @@ extern bool soft_faults_set; /* there is a spec */
 extern struct soft_fault_spec soft_faults;
 extern struct aiordma_fault_counts soft_fault_counts;
 
-/* What the folders above do about faults; softdev.c gives it. */
+/* What higher folders do about faults; softdev.c gives it. */
 struct soft_fault_hooks {
 	/* There is another spec, or none. */
 	void (*spec_changed)(void);

@@ -38,8 +38,5 @@ void soft_addresses_watch(void)
 
 void soft_addresses_unwatch(void)
 {
-	soft_unwatch(&watch);
-	if (watch.fd >= 0)
-		close(watch.fd);
-	watch.fd = -1;
+	soft_watch_close(&watch);
 }

@@ -97,7 +97,7 @@ static struct soft_cq *take(struct soft_comp_channel *channel)
 	return cq;
 }
 
-/* Going to sleep: nothing that could be said now should wait for us. */
+/* Before the thread sleeps, delayed acknowledgements are sent. */
 static int sleep_until_work(struct soft_comp_channel *channel)
 {
 	soft_engine_before_sleep();
@@ -112,7 +112,7 @@ int soft_ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq, void
 	int rc = 0;
 
 	/* A nonblocking caller does a step: it has been woken, or polls.  A blocking one waits
-	 * first: where work is ready already, that takes no longer than a step in vain. */
+	 * first: where work is ready already, that takes no longer than an idle step. */
 	while (!(found = take(channel))) {
 		if (!nonblocking)
 			rc = sleep_until_work(channel);

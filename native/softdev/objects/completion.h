@@ -33,7 +33,7 @@ struct soft_cq {
 	};
 	pthread_mutex_t lock; /* protects the ring, `armed` and the moderation */
 	struct ibv_wc *ring;
-	struct soft_stamp *stamps; /* of what is in the ring, if the CQ tells the times */
+	struct soft_stamp *stamps; /* of what is in the ring, if the CQ has timestamps */
 	uint32_t capacity;
 	uint32_t first;
 	uint32_t count; /* also read without the lock, to see that it is empty */
@@ -41,7 +41,7 @@ struct soft_cq {
 	bool just_armed; /* atomic */
 	unsigned empty_polls; /* atomic */
 	bool overrun;
-	bool ignore_overrun; /* the oldest completions are lost, and nothing is said */
+	bool ignore_overrun; /* the oldest completions are lost, without an event */
 	unsigned users; /* send and receive queues that complete here */
 	struct soft_deferred overrun_work;
 	struct ibv_moderate_cq moderation;

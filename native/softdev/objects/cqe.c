@@ -35,6 +35,7 @@ static void complete(struct ibv_cq *ibv, const struct ibv_wc *wc, uint32_t reque
 
 void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 {
+	soft_assert_locked();
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	struct ibv_wc wc = {
 		.wr_id = send->wr_id,
@@ -46,7 +47,7 @@ void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 	};
 
 	qp->sq.oldest++;
-	/* An error is always told, signaled or not (IBTA 10.7.3.1). */
+	/* An error always has a completion, signaled or not (IBTA 10.7.3.1). */
 	if (status != IBV_WC_SUCCESS || qp->sq_sig_all || send->flags & IBV_SEND_SIGNALED)
 		complete(qp->ibv.send_cq, &wc, send->request, false);
 }
@@ -64,6 +65,7 @@ static void push_receive(struct soft_qp *qp, struct ibv_wc *wc, bool solicited)
 
 void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32_t byte_len)
 {
+	soft_assert_locked();
 	const struct soft_responder *responder = &qp->responder;
 	struct ibv_wc wc = {
 		.status = status,
@@ -85,6 +87,7 @@ void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32
 void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *datagram,
 			    uint32_t byte_len)
 {
+	soft_assert_locked();
 	struct ibv_wc wc = {
 		.status = IBV_WC_SUCCESS,
 		.opcode = IBV_WC_RECV,
@@ -105,6 +108,7 @@ void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *data
 /* What is left in the send queue, in the order it was posted. */
 void soft_flush_sends(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	soft_links->revoke_requests(qp);
 	while (qp->sq.oldest != qp->sq.tail)
 		soft_complete_send(qp, IBV_WC_WR_FLUSH_ERR);
@@ -116,6 +120,7 @@ void soft_flush_sends(struct soft_qp *qp)
 /* Everything that is left (IBTA 10.3.1.7). */
 void soft_flush(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	soft_flush_sends(qp);
 	qp->responder.flags = 0;
 	qp->responder.opcode = 0;

@@ -1,4 +1,4 @@
-/* What the device tells of itself in the extended calls, and the table of those calls. */
+/* The device's attributes in the extended calls, and the table of those calls. */
 #include <errno.h>
 #include <string.h>
 
@@ -96,8 +96,8 @@ int soft_ibv_get_pkey_index(struct ibv_context *context, uint8_t port_num, uint1
 	return -1;
 }
 
-/* Bytes come in order, but how the kernel's copy becomes visible to other processors is not said:
- * no promise (ibv_query_qp_data_in_order(3)). */
+/* Bytes come in order, but the order in which the kernel's copy becomes visible is not specified,
+ * so nothing is promised (ibv_query_qp_data_in_order(3)). */
 int soft_ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
 {
 	(void)qp;

@@ -9,10 +9,10 @@
  * there is no MTU, but a message longer than SOFT_FRAME_MAX is cut into several frames with the
  * same PSN and growing offsets, so that acknowledgements and answers find room in between.
  *
- * Two UC queue pairs say SEND, WRITE and DISCONNECT only, and nothing is answered.
+ * Two UC queue pairs send SEND, WRITE and DISCONNECT only, and nothing is answered.
  *
- * A stream loses nothing.  But a side that has been told to lose or double what comes in (fault.c)
- * says LOSSY first, and from then on both sides keep to what the InfiniBand specification has for
+ * A stream loses nothing.  But a side whose fault spec loses or doubles what comes in (fault.c)
+ * sends LOSSY first, and from then on both sides keep to what the InfiniBand specification has for
  * lossy ways: requests are sent again, duplicates and gaps are expected.  READ asks again for the
  * rest of the message; its answers are known by how much of it is still to come.
  *
@@ -43,11 +43,11 @@
  *   offset  handshake (48 bytes)
  *        0  u8[8] "aiordma" and a zero
  *        8  u16  version
- *       10  u16  kind              enum soft_handshake_kind
+ *       10  u16  kind              enum soft_hello_kind
  *       12  u32  from              QP number of the sender
  *       16  u32  to                QP number that it wants to talk to
  *       20  u32  receive_psn       first PSN that the sender will accept
- *       24  u32  send_psn          first PSN that it will send, if `flags` has SOFT_HANDSHAKE_SENDS
+ *       24  u32  send_psn          first PSN that it will send, if `flags` has SOFT_HELLO_SENDS
  *       28  u32  flags
  *       32  16 zeros
  *
@@ -129,16 +129,17 @@ struct soft_frame {
 	uint32_t offset;
 };
 
-enum soft_handshake_kind {
+enum soft_hello_kind {
 	SOFT_HELLO = 1,
 	SOFT_HELLO_ACK
 };
-enum soft_handshake_flag {
-	SOFT_HANDSHAKE_SENDS = 1 << 0,
-	SOFT_HANDSHAKE_UNRELIABLE = 1 << 1, /* the sender is a UC queue pair */
+enum soft_hello_flag {
+	SOFT_HELLO_SENDS = 1 << 0,
+	SOFT_HELLO_UNRELIABLE = 1 << 1, /* the sender is a UC queue pair */
 };
 
-struct soft_handshake {
+/* One message of the handshake of a link. */
+struct soft_hello {
 	uint16_t kind;
 	uint32_t from;
 	uint32_t to;
@@ -225,7 +226,7 @@ static inline uint32_t soft_frame_rest(const struct soft_frame *frame)
 			     : frame->length;
 }
 
-void soft_handshake_encode(uint8_t *at, const struct soft_handshake *handshake);
-bool soft_handshake_decode(const uint8_t *at, struct soft_handshake *handshake);
+void soft_hello_encode(uint8_t *at, const struct soft_hello *hello);
+bool soft_hello_decode(const uint8_t *at, struct soft_hello *hello);
 
 #endif

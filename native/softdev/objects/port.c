@@ -2,7 +2,7 @@
  * ibv_get_async_event(3).
  *
  * A change of the host's addresses happens by itself.  Everything else is brought about by tests
- * (aiordma_embedded_raise), and is then so, not only said.
+ * (aiordma_embedded_raise), and really happens: more than the event.
  */
 #include <errno.h>
 

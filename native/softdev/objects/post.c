@@ -2,7 +2,7 @@
  *
  * What a program can get wrong in the call itself (state, room, counts, an operation that does not
  * exist) is refused here with an errno value and *bad_wr.  What only turns out when the request is
- * carried out (keys, bounds, the peer's answer) is told by its completion.
+ * carried out (keys, bounds, the peer's answer) is the status of its completion.
  *
  * Sending begins before the call returns: the chain is put into the ring, and giving the lock back
  * (soft_unlock) writes it to the stream, all requests with one system call.

@@ -287,8 +287,8 @@ void soft_qp_check_drained(struct soft_qp *qp)
 		soft_qp_event(qp, IBV_EVENT_SQ_DRAINED);
 }
 
-/* What a connection may take to be made: on this host, and elsewhere, where the first packets may
- * get lost and TCP says them again after 1, 3 and 7 s. */
+/* How long connecting may take: on this host, and to another one, where the first packets may get
+ * lost and TCP retransmits them after 1, 3 and 7 s. */
 #define CONNECTING_NS 500000000u
 #define CONNECTING_ELSEWHERE_NS 5000000000u
 
@@ -386,7 +386,7 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 			soft_qp_error(qp);
 		/* An orderly end leaves the queue pair as it is: a peer that has destroyed its own
 		 * is silent (IBTA 9.7.6.1.3), and the requests find out when their time is over.
-		 * What it has said before on other streams is heard in the meantime. */
+		 * Frames that it sent on other streams before are taken in meanwhile. */
 		else if (outstanding)
 			give_up_later(qp, 0);
 	}

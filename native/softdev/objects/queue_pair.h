@@ -49,7 +49,7 @@ struct soft_send_queue {
 	uint32_t begun; /* nothing of this one and those after it was ever transmitted */
 	uint32_t tail; /* free */
 	uint32_t reads; /* READs and atomics transmitted and not answered */
-	uint32_t resumed; /* of the oldest: the farthest gap that the responder has told of */
+	uint32_t resumed; /* of the oldest: the farthest gap that the responder has reported */
 	uint32_t sequence; /* messages posted */
 };
 
@@ -82,7 +82,7 @@ struct soft_response {
 	uint8_t result[SOFT_ATOMIC_RESULT];
 };
 
-/* What an atomic has answered, in case that it is asked again. */
+/* The answer of an atomic, in case the request comes again. */
 struct soft_atomic_answer {
 	uint32_t psn;
 	uint8_t result[SOFT_ATOMIC_RESULT];
@@ -90,7 +90,7 @@ struct soft_atomic_answer {
 
 struct soft_responder {
 	uint32_t psn; /* expected next */
-	uint32_t acked; /* last PSN told to the requester */
+	uint32_t acked; /* last PSN acknowledged to the requester */
 	bool resend_wanted; /* a NAK is out: discard until the message comes again */
 	bool failed; /* a NAK is out that ends the queue pair as soon as it has been sent */
 	/* the message under way, of which more frames are to come */

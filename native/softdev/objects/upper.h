@@ -1,4 +1,4 @@
-/* What queue pairs are given of the folders above: transports and links. */
+/* What higher folders give to queue pairs: transports and links. */
 #ifndef AIORDMA_SOFTDEV_OBJECTS_UPPER_H
 #define AIORDMA_SOFTDEV_OBJECTS_UPPER_H
 

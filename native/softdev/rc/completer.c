@@ -1,7 +1,7 @@
 /* The completer: answers come in, requests complete.
  *
- * Every answer tells something about all requests before it: an acknowledgement of PSN n, data for
- * PSN n + 1 and a NAK of PSN n + 1 all say that everything up to n is done (IBTA 9.7.5.1.2).
+ * Every answer concerns all requests before it: an acknowledgement of PSN n, data for
+ * PSN n + 1 and a NAK of PSN n + 1 all mean that everything up to n is done (IBTA 9.7.5.1.2).
  * Answers come in the order of the requests, so they always concern the oldest one.
  */
 #include <string.h>
@@ -34,6 +34,7 @@ static uint32_t unanswered(const struct soft_qp *qp, uint32_t first)
 
 bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 {
+	soft_assert_locked();
 	uint32_t first = soft_send_psn(qp, qp->sq.oldest);
 	uint32_t count = (psn + 1 - first) & SOFT_PSN_MASK;
 
@@ -41,7 +42,7 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 		return false; /* nothing there is acknowledged */
 	if (count == 0)
 		return true;
-	/* Never transmitted, or acknowledged before: on a lossy link that is said again. */
+	/* Never transmitted, or acknowledged before: on a lossy link that may be repeated. */
 	if (count > unanswered(qp, first))
 		return qp->link->lossy;
 	uint32_t before = count;
@@ -91,7 +92,7 @@ static uint64_t rnr_delay_ns(uint8_t code)
 static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (qp->rnr_waiting)
-		return SOFT_SINK_NONE; /* said twice */
+		return SOFT_SINK_NONE; /* a duplicate */
 	/* 7 is for ever (IBTA 9.7.5.2.8); a completion fills the count up again. */
 	if (qp->attr.rnr_retry != 7) {
 		if (qp->rnr_left == 0) {
@@ -118,7 +119,7 @@ static enum soft_sink gap(struct soft_qp *qp, const struct soft_frame *frame)
 		return SOFT_SINK_BROKEN;
 	if (qp->rnr_waiting ||
 	    (qp->sq.next == qp->sq.oldest && qp->sq.next_offset == frame->offset))
-		return SOFT_SINK_NONE; /* said twice */
+		return SOFT_SINK_NONE; /* a duplicate */
 	if (frame->offset > qp->sq.resumed) {
 		qp->sq.resumed = frame->offset;
 		soft_requester_progress(qp);
@@ -182,6 +183,7 @@ static enum soft_sink begin_atomic_data(struct soft_qp *qp, const struct soft_fr
 
 enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *frame)
 {
+	soft_assert_locked();
 	bool data = frame->opcode == SOFT_READ_DATA || frame->opcode == SOFT_ATOMIC_DATA;
 
 	if (!data && frame->length)
@@ -206,6 +208,7 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *fr
 int soft_answer_scatter(struct soft_qp *qp, uint32_t from, uint32_t length, struct iovec *iov,
 			int room)
 {
+	soft_assert_locked();
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	int count = soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge,
 				  (uint64_t)send->received + from, length, IBV_ACCESS_LOCAL_WRITE,
@@ -245,6 +248,7 @@ static void end_atomic(struct soft_qp *qp, const uint8_t *small)
 
 void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
 {
+	soft_assert_locked();
 	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 
 	if (frame->opcode == SOFT_ATOMIC_DATA) {

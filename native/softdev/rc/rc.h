@@ -70,7 +70,7 @@ void soft_retry_expired(struct soft_timer *timer); /* soft_qp.retry_timer */
 
 /* responder.c */
 int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn);
-void soft_responder_forget(struct soft_qp *qp);
+void soft_responder_forget(struct soft_qp *qp); /* frees memory; the lock is not needed */
 void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
 bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out);

@@ -1,6 +1,6 @@
 /* Requests that are transmitted again: what a lossy link needs of the requester.
  *
- * Something is known to be lost in three ways (IBTA 9.7.6.1): the responder tells of a gap (a NAK
+ * Something is known to be lost in three ways (IBTA 9.7.6.1): the responder reports a gap (a NAK
  * for a sequence error), the answer to a later request comes (an implied NAK), or nothing comes for
  * 4.096 us * 2^timeout.  Each time the requester goes back to its oldest request and transmits all
  * from there on again, at most retry_cnt times in a row; whatever is answered begins a new row.
@@ -11,8 +11,8 @@
 #include "rc.h"
 #include "trace/trace.h"
 
-/* A process is not a card: what is asked for is the least, four times that the most
- * (IBTA 9.7.6.1.3), and less than this says nothing but that a thread had to wait for its turn. */
+/* The timeout of the queue pair is the least time, four times that the most (IBTA 9.7.6.1.3).  A
+ * process is slower than a card: in less time its thread may just not have run. */
 #define LEAST_NS 1000000u
 
 static bool is_lossy(const struct soft_qp *qp)
@@ -22,6 +22,7 @@ static bool is_lossy(const struct soft_qp *qp)
 
 void soft_requester_go_back(struct soft_qp *qp, uint32_t offset)
 {
+	soft_assert_locked();
 	qp->sq.next = qp->sq.oldest;
 	qp->sq.next_offset = offset;
 	qp->sq.reads = 0;
@@ -30,6 +31,7 @@ void soft_requester_go_back(struct soft_qp *qp, uint32_t offset)
 
 void soft_requester_retry(struct soft_qp *qp, uint32_t offset)
 {
+	soft_assert_locked();
 	if (!qp->retries_left) {
 		soft_send_fail(qp, IBV_WC_RETRY_EXC_ERR);
 		return;
@@ -43,6 +45,7 @@ void soft_requester_retry(struct soft_qp *qp, uint32_t offset)
 
 void soft_requester_missed(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	/* Every answer that is still under way tells the same. */
 	if (qp->answer_missed)
 		return;
@@ -52,6 +55,7 @@ void soft_requester_missed(struct soft_qp *qp)
 
 void soft_requester_done(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
 	struct soft_qp_link *link = qp->link;
 
@@ -70,6 +74,7 @@ void soft_requester_done(struct soft_qp *qp)
 
 void soft_requester_progress(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	qp->retries_left = qp->attr.retry_cnt;
 	qp->answer_missed = false;
 	soft_timer_stop(&qp->retry_timer);
@@ -78,6 +83,7 @@ void soft_requester_progress(struct soft_qp *qp)
 
 void soft_requester_await(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	uint64_t time = (uint64_t)4096 << qp->attr.timeout;
 
 	/* A timeout of 0 is none: IBTA 9.7.6.1.3. */
@@ -89,6 +95,7 @@ void soft_requester_await(struct soft_qp *qp)
 
 void soft_retry_expired(struct soft_timer *timer)
 {
+	soft_assert_locked();
 	struct soft_qp *qp = soft_container(timer, struct soft_qp, retry_timer);
 
 	if (!is_lossy(qp) || qp->rnr_waiting || !soft_oldest_has_begun(qp))

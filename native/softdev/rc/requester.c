@@ -67,6 +67,7 @@ static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out)
 {
+	soft_assert_locked();
 	while (cursor->next != qp->sq.tail && soft_send_at(qp, cursor->next)->local) {
 		if (qp->rnr_waiting ||
 		    !soft_send_carry_out(qp, soft_send_at(qp, cursor->next), cursor->reads))
@@ -105,7 +106,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				.offset = cursor->next_offset,
 			},
 	};
-	if (opcode == SOFT_READ) { /* what has come of it is not asked for again */
+	if (opcode == SOFT_READ) { /* bytes that have come are not requested again */
 		out->frame.address += send->received;
 		out->frame.total -= send->received;
 	}
@@ -129,6 +130,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 
 void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 {
+	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
 
 	soft_requester_began(qp, out->index);
@@ -151,6 +153,7 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
 			  uint32_t length, struct iovec *iov, int room)
 {
+	soft_assert_locked();
 	struct soft_send_wqe *send = soft_send_at(qp, out->index);
 
 	if (soft_is_read(out->frame.opcode) ||

@@ -1,14 +1,14 @@
-/* Requests that come out of turn: what a lossy link needs of the responder.
+/* Requests that come out of order: what a lossy link needs of the responder.
  *
- * A PSN in the half of the circle behind the expected one is a duplicate, one before it tells of a
- * gap (IBTA 9.7.4.1.2).  The gap is told once, and what follows it is discarded until the missing
- * request is there (9.7.5.1).  A duplicate tells that its answer was lost, so it is answered again,
- * and nothing happens twice (9.7.5.1): SEND and WRITE are acknowledged, READ reads what is there
- * now, and an atomic gets the answer that it got (9.4.5).
+ * A PSN in the half of the circle behind the expected one is a duplicate, one before it shows
+ * a gap (IBTA 9.7.4.1.2).  The gap is reported once, and what follows it is discarded until the
+ * missing request is there (9.7.5.1).  A duplicate means that its answer was lost: it is answered
+ * again, and nothing happens twice (9.7.5.1): SEND and WRITE are acknowledged, READ reads what is
+ * there now, and an atomic gets the answer that it got (9.4.5).
  */
 #include "rc.h"
 
-/* Answers from this PSN on that have not gone out: they will all be asked for again. */
+/* Answers from this PSN on that have not gone out: their requests will be repeated. */
 static void forget_answers(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_responder *responder = &qp->responder;
@@ -76,7 +76,7 @@ static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)
 
 static void acknowledge_again(struct soft_qp *qp)
 {
-	/* As if the last one had not been told. */
+	/* As if the last PSN had not been acknowledged. */
 	qp->responder.acked = soft_psn_add(qp->responder.acked, SOFT_PSN_MASK);
 	soft_qp_link_output(qp->link);
 }
@@ -93,6 +93,7 @@ static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
 
 enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 	uint32_t offset = responder->active ? responder->offset : 0;
 
@@ -106,6 +107,7 @@ enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_
 
 void soft_responder_missed(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	if (!qp->responder.resend_wanted)
 		soft_responder_nak(qp, SOFT_NAK, SOFT_NAK_SEQUENCE);
 	qp->responder.resend_wanted = true;

@@ -24,6 +24,7 @@
 /* When a queue pair becomes ready to receive. */
 int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 	uint32_t slots = 1;
 
@@ -52,6 +53,7 @@ void soft_responder_forget(struct soft_qp *qp)
 
 void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome)
 {
+	soft_assert_locked();
 	qp->link->nak_opcode = opcode;
 	qp->link->nak_syndrome = syndrome;
 	qp->link->nak_psn = qp->responder.psn;
@@ -61,12 +63,13 @@ void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome)
 
 void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 
 	responder->failed = true;
 	responder->active = false;
 	responder->psn = psn; /* nothing from this one on will be acknowledged */
-	/* IBTA 11.6.3.2: affiliated errors of the responder, which no completion tells. */
+	/* IBTA 11.6.3.2: affiliated errors of the responder, which have no completion. */
 	if (nak == SOFT_NAK_REMOTE_ACCESS)
 		soft_qp_event(qp, IBV_EVENT_QP_ACCESS_ERR);
 	else if (nak == SOFT_NAK_INVALID_REQUEST)
@@ -118,8 +121,8 @@ static bool has_room_for_response(const struct soft_qp *qp)
 	       qp->attr.max_dest_rd_atomic;
 }
 
-/* More than was agreed.  Unless frames get lost: then places are also held by answers that are told
- * again and have not gone out, or were given up in the middle of a frame, and it is as if the
+/* More than was agreed.  Unless frames get lost: then places are also held by answers that are
+ * sent again and have not gone out, or were given up in the middle of a frame, and it is as if the
  * request had got lost. */
 static enum soft_sink too_many(struct soft_qp *qp)
 {
@@ -176,7 +179,7 @@ static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *fr
 	return SOFT_SINK_NONE;
 }
 
-/* To write is the right of an atomic write, which does not tell what was there (IBTA annex A19). */
+/* To write is the right of an atomic write, which returns no old value (IBTA annex A19). */
 static unsigned atomic_right(const struct soft_frame *frame)
 {
 	return frame->opcode == SOFT_ATOMIC_WRITE ? IBV_ACCESS_REMOTE_WRITE
@@ -249,6 +252,7 @@ static void found(struct soft_qp *qp)
 
 enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *frame)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 
 	if (!well_formed(frame))
@@ -276,7 +280,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *f
 	}
 	if (!qp->communicated) {
 		qp->communicated = true;
-		/* IBTA 11.6.3.1: told only to a peer that may not know it from its own requests. */
+		/* IBTA 11.6.3.1: in RTR alone; in RTS its own requests show it. */
 		if (qp->ibv.state == IBV_QPS_RTR)
 			soft_qp_event(qp, IBV_EVENT_COMM_EST);
 	}
@@ -302,6 +306,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *f
 
 void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
 {
+	soft_assert_locked();
 	if (frame->opcode == SOFT_SEND)
 		/* IBTA 9.9.3: local protection error for us, operational error there */
 		fail_receive(qp, IBV_WC_LOC_PROT_ERR, SOFT_NAK_REMOTE_OPERATION);
@@ -312,6 +317,7 @@ void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
 int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
 			 uint32_t length, struct iovec *iov, int room)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 	uint64_t offset = (uint64_t)frame->offset + from;
 
@@ -340,6 +346,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
 					    uint8_t opcode, uint32_t total)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 	struct soft_response *response =
 		&responder->responses[responder->response_tail++ & responder->response_mask];
@@ -389,6 +396,7 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 
 void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 
 	switch (frame->opcode) {
@@ -436,10 +444,11 @@ static struct soft_response *response_at(const struct soft_qp *qp, uint32_t inde
 
 uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
 {
+	soft_assert_locked();
 	const struct soft_responder *responder = &qp->responder;
 
 	if (soft_qp_is_uc(qp))
-		return cursor->acked; /* there is never anything to tell */
+		return cursor->acked; /* UC: nothing is acknowledged */
 	uint32_t next = cursor->response == responder->response_tail
 				? responder->psn
 				: response_at(qp, cursor->response)->psn;
@@ -459,6 +468,7 @@ static uint32_t acked_with(uint32_t acked, uint32_t psn)
 bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out)
 {
+	soft_assert_locked();
 	if (cursor->response == qp->responder.response_tail)
 		return false;
 	const struct soft_response *response = response_at(qp, cursor->response);
@@ -491,6 +501,7 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 
 	if (out->index != responder->response_head)
@@ -507,6 +518,7 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
 			  uint32_t length, struct iovec *iov, int room)
 {
+	soft_assert_locked();
 	struct soft_response *response = response_at(qp, out->index);
 	void *memory;
 

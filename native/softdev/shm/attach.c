@@ -1,4 +1,4 @@
-/* Attach: how two processes come to share memory, and how they part.
+/* Attach: how two processes come to share memory, and how that ends.
  *
  * Every process with a data listener listens on a Unix socket in the abstract name space, which
  * belongs to the network name space as LIDs do, under a name made of its LID.  Nothing of it is in
@@ -37,7 +37,7 @@ enum {
 #define ATTACH_TIMEOUT_NS 10000000000u
 #define PAUSE_NS 100000000u
 
-enum ctrl {
+enum message_type {
 	HELLO = 1,
 	READY,
 	LID
@@ -47,10 +47,10 @@ enum {
 	MEMORY,
 	PIPE,
 	FDS
-}; /* that come with HELLO; with READY the second one */
+}; /* descriptors that come with HELLO; PIPE alone comes with READY */
 
 struct message {
-	uint32_t ctrl;
+	uint32_t type; /* enum message_type */
 	uint32_t lid;
 };
 
@@ -58,36 +58,37 @@ static void accept_ready(struct soft_fd_watch *watch, uint32_t events);
 static void pause_over(struct soft_timer *timer);
 
 static struct soft_fd_watch listener = {.fd = -1, .ready = accept_ready, .of_port = true};
-static struct soft_timer rest = {.expired = pause_over};
+static struct soft_timer accept_pause = {.expired = pause_over};
 static uint16_t own_lid;
 
 static struct soft_node unidentified_peers = {
-	&unidentified_peers, &unidentified_peers}; /* in the order of their coming */
-static unsigned stranger_count;
+	&unidentified_peers, &unidentified_peers}; /* in the order in which they connected */
+static unsigned unidentified_count;
 
 /* ---- messages ------------------------------------------------------------------------------ */
 
-static bool tell(const struct soft_shm_peer *peer, enum ctrl ctrl, const int *fds, int count)
+static bool send_message(const struct soft_shm_peer *peer, enum message_type type, const int *fds,
+			 int count)
 {
-	struct message message = {ctrl, own_lid};
+	struct message message = {type, own_lid};
 	struct iovec bytes = {&message, sizeof(message)};
 	union {
 		struct cmsghdr header;
 		char space[CMSG_SPACE(FDS * sizeof(int))];
 	} control = {0};
-	struct msghdr letter = {.msg_iov = &bytes, .msg_iovlen = 1};
+	struct msghdr msg = {.msg_iov = &bytes, .msg_iovlen = 1};
 
 	if (count) {
 		size_t length = (size_t)count * sizeof(*fds);
 
-		letter.msg_control = &control;
-		letter.msg_controllen = CMSG_LEN(length);
+		msg.msg_control = &control;
+		msg.msg_controllen = CMSG_LEN(length);
 		control.header.cmsg_level = SOL_SOCKET;
 		control.header.cmsg_type = SCM_RIGHTS;
 		control.header.cmsg_len = CMSG_LEN(length);
 		memcpy(CMSG_DATA(&control.header), fds, length);
 	}
-	return sendmsg(peer->socket.fd, &letter, MSG_NOSIGNAL | MSG_DONTWAIT) ==
+	return sendmsg(peer->socket.fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) ==
 	       (ssize_t)sizeof(message);
 }
 
@@ -99,20 +100,20 @@ static void close_fds(int fds[FDS])
 }
 
 /* 1: a message, with the fds that came with it or -1; 0: none now; -1: the end. */
-static int hear(const struct soft_shm_peer *peer, struct message *message, int fds[FDS])
+static int receive_message(const struct soft_shm_peer *peer, struct message *message, int fds[FDS])
 {
 	struct iovec bytes = {message, sizeof(*message)};
 	union {
 		struct cmsghdr header;
 		char space[CMSG_SPACE(FDS * sizeof(int))];
 	} control;
-	struct msghdr letter = {
+	struct msghdr msg = {
 		.msg_iov = &bytes,
 		.msg_iovlen = 1,
 		.msg_control = peer->up ? NULL : &control,
 		.msg_controllen = peer->up ? 0 : sizeof(control),
 	};
-	ssize_t n = recvmsg(peer->socket.fd, &letter, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	ssize_t n = recvmsg(peer->socket.fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 
 	for (int i = 0; i < FDS; i++)
 		fds[i] = -1;
@@ -120,7 +121,7 @@ static int hear(const struct soft_shm_peer *peer, struct message *message, int f
 		return 0;
 	if (n <= 0)
 		return -1;
-	struct cmsghdr *header = CMSG_FIRSTHDR(&letter);
+	struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
 
 	/* There is room for so many, and the kernel has closed what was beyond it. */
 	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
@@ -132,65 +133,58 @@ static int hear(const struct soft_shm_peer *peer, struct message *message, int f
 	return n == (ssize_t)sizeof(*message) && message->lid <= UINT16_MAX ? 1 : -1;
 }
 
-/* ---- the two of them ----------------------------------------------------------------------- */
+/* ---- both sides ---------------------------------------------------------------------------- */
 
-static void leave_strangers(struct soft_shm_peer *peer)
+static void leave_unidentified(struct soft_shm_peer *peer)
 {
 	if (!soft_list_empty(&peer->unidentified))
-		stranger_count--;
+		unidentified_count--;
 	soft_list_remove(&peer->unidentified);
-}
-
-static void close_source(struct soft_fd_watch *watch)
-{
-	soft_unwatch(watch);
-	if (watch->fd >= 0)
-		close(watch->fd);
-	watch->fd = -1;
 }
 
 void soft_attach_end(struct soft_shm_peer *peer)
 {
-	leave_strangers(peer);
+	soft_assert_locked();
+	leave_unidentified(peer);
 	soft_timer_stop(&peer->timeout);
-	close_source(&peer->socket);
-	close_source(&peer->process);
+	soft_watch_close(&peer->socket);
+	soft_watch_close(&peer->process);
 	soft_notify_pipe_close(&peer->pipe);
 }
 
-static void waited_in_vain(struct soft_timer *timer)
+static void attach_timed_out(struct soft_timer *timer)
 {
 	soft_shm_peer_finish(soft_container(timer, struct soft_shm_peer, timeout), ECONNREFUSED);
 }
 
-static void died(struct soft_fd_watch *watch, uint32_t events)
+static void process_died(struct soft_fd_watch *watch, uint32_t events)
 {
 	(void)events;
 	soft_shm_peer_drain_and_finish(soft_container(watch, struct soft_shm_peer, process));
 }
 
-/* One of our user?  Then we shall be told when it dies; if it lives where we cannot see it (another
- * process name space), by its socket alone. */
-static bool look_at(struct soft_shm_peer *peer)
+/* False: its process is of another user.  Its death will be known by its pidfd, or by its socket
+ * alone if it lives in a process name space that this one cannot see. */
+static bool identify(struct soft_shm_peer *peer)
 {
-	struct ucred who;
-	socklen_t length = sizeof(who);
+	struct ucred credentials;
+	socklen_t length = sizeof(credentials);
 	int fd = -1;
 
-	if (getsockopt(peer->socket.fd, SOL_SOCKET, SO_PEERCRED, &who, &length) ||
-	    who.uid != geteuid())
+	if (getsockopt(peer->socket.fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) ||
+	    credentials.uid != geteuid())
 		return false;
-	peer->pid = who.pid;
+	peer->pid = credentials.pid;
 	length = sizeof(fd);
-	if (getsockopt(peer->socket.fd, SOL_SOCKET, SO_PEERPIDFD, &fd, &length) && who.pid)
-		fd = (int)syscall(SYS_pidfd_open, who.pid, 0);
+	if (getsockopt(peer->socket.fd, SOL_SOCKET, SO_PEERPIDFD, &fd, &length) && credentials.pid)
+		fd = (int)syscall(SYS_pidfd_open, credentials.pid, 0);
 	peer->process.fd = fd;
 	return true;
 }
 
-static void heard(struct soft_fd_watch *watch, uint32_t events);
+static void socket_ready(struct soft_fd_watch *watch, uint32_t events);
 
-static struct soft_shm_peer *with_socket(int fd)
+static struct soft_shm_peer *create_peer(int fd)
 {
 	struct soft_shm_peer *peer = soft_shm_peer_create();
 
@@ -198,25 +192,25 @@ static struct soft_shm_peer *with_socket(int fd)
 		close(fd);
 		return NULL;
 	}
-	peer->socket = (struct soft_fd_watch){.fd = fd, .ready = heard, .of_port = true};
-	peer->process = (struct soft_fd_watch){.fd = -1, .ready = died, .of_port = true};
-	peer->timeout.expired = waited_in_vain;
+	peer->socket = (struct soft_fd_watch){.fd = fd, .ready = socket_ready, .of_port = true};
+	peer->process = (struct soft_fd_watch){.fd = -1, .ready = process_died, .of_port = true};
+	peer->timeout.expired = attach_timed_out;
 	soft_timer_start(&peer->timeout, soft_now() + ATTACH_TIMEOUT_NS);
-	if (look_at(peer) && !soft_watch(&peer->socket, EPOLLIN))
+	if (identify(peer) && !soft_watch(&peer->socket, EPOLLIN))
 		return peer;
 	soft_shm_peer_finish(peer, ECONNREFUSED);
 	return NULL;
 }
 
-/* Both have the memory. */
-static bool come_up(struct soft_shm_peer *peer)
+/* Both sides have the segment. */
+static bool set_up(struct soft_shm_peer *peer)
 {
 	soft_timer_stop(&peer->timeout);
 	peer->up = true;
 	return peer->process.fd < 0 || !soft_watch(&peer->process, EPOLLIN);
 }
 
-static bool hang_bell(struct soft_shm_peer *peer, int fds[FDS])
+static bool receive_pipe(struct soft_shm_peer *peer, int fds[FDS])
 {
 	int fd = fds[PIPE];
 
@@ -224,37 +218,35 @@ static bool hang_bell(struct soft_shm_peer *peer, int fds[FDS])
 	return fd >= 0 && soft_notify_pipe_receive(&peer->pipe, fd);
 }
 
-static bool hello(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
+static bool handle_hello(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
 {
-	leave_strangers(peer);
+	leave_unidentified(peer);
 	peer->lid = (uint16_t)message->lid;
 	if (fds[MEMORY] < 0 || soft_segment_check(fds[MEMORY]) ||
-	    soft_segment_map(peer, fds[MEMORY], false) || !hang_bell(peer, fds) ||
+	    soft_segment_map(peer, fds[MEMORY], false) || !receive_pipe(peer, fds) ||
 	    soft_notify_pipe_make(&peer->pipe))
 		return false;
-	return tell(peer, READY, &peer->pipe.read_fd, 1) && come_up(peer);
+	return send_message(peer, READY, &peer->pipe.read_fd, 1) && set_up(peer);
 }
 
-/* The only one that comes with READY. */
-static bool ready(struct soft_shm_peer *peer, int fds[FDS])
+/* READY brings one descriptor, the pipe, so that is the first one. */
+static bool handle_ready(struct soft_shm_peer *peer, int fds[FDS])
 {
 	int first = fds[0];
 
 	fds[0] = fds[PIPE];
 	fds[PIPE] = first;
-	return hang_bell(peer, fds) && come_up(peer);
+	return receive_pipe(peer, fds) && set_up(peer);
 }
 
-/* False: it does not belong here. */
-static bool understood(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
+/* False: a protocol error. */
+static bool handle_message(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
 {
-	bool visitor = !peer->memory; /* the host has made nothing */
-
-	switch (message->ctrl) {
+	switch (message->type) {
 	case HELLO:
-		return visitor && hello(peer, message, fds);
+		return !peer->memory && handle_hello(peer, message, fds);
 	case READY:
-		return !visitor && !peer->up && ready(peer, fds);
+		return peer->memory && !peer->up && handle_ready(peer, fds);
 	case LID:
 		peer->lid = (uint16_t)message->lid;
 		return peer->up;
@@ -263,17 +255,17 @@ static bool understood(struct soft_shm_peer *peer, const struct message *message
 	}
 }
 
-static void heard(struct soft_fd_watch *watch, uint32_t events)
+static void socket_ready(struct soft_fd_watch *watch, uint32_t events)
 {
 	struct soft_shm_peer *peer = soft_container(watch, struct soft_shm_peer, socket);
 	struct message message;
 	int fds[FDS];
 
 	(void)events;
-	/* One: if there are more, epoll says so. */
-	int rc = hear(peer, &message, fds);
+	/* One message: if there are more, the socket stays readable. */
+	int rc = receive_message(peer, &message, fds);
 
-	if (rc == 1 && !understood(peer, &message, fds))
+	if (rc == 1 && !handle_message(peer, &message, fds))
 		rc = -1;
 	close_fds(fds);
 	if (rc < 0)
@@ -282,17 +274,17 @@ static void heard(struct soft_fd_watch *watch, uint32_t events)
 		soft_wakeup_visit(peer);
 }
 
-/* ---- notify pipes
- * --------------------------------------------------------------------------------- */
+/* ---- notify pipes -------------------------------------------------------------------------- */
 
-static bool listen_to(struct soft_shm_peer *peer)
+/* False: the peer has closed its end, and is finished. */
+static bool drain_pipe(struct soft_shm_peer *peer)
 {
-	bool rings = soft_notify_pipe_drain(&peer->pipe);
+	bool is_open = soft_notify_pipe_drain(&peer->pipe);
 
 	peer->armed = false;
-	if (!rings)
+	if (!is_open)
 		soft_shm_peer_drain_and_finish(peer);
-	return rings;
+	return is_open;
 }
 
 static void notified(struct soft_fd_watch *watch, uint32_t events)
@@ -300,13 +292,14 @@ static void notified(struct soft_fd_watch *watch, uint32_t events)
 	struct soft_shm_peer *peer = soft_container(watch, struct soft_shm_peer, pipe.in.watch);
 
 	(void)events;
-	if (listen_to(peer) && peer->up)
+	if (drain_pipe(peer) && peer->up)
 		soft_wakeup_visit(peer);
 }
 
 void soft_attach_ack_notify(struct soft_shm_peer *peer)
 {
-	listen_to(peer);
+	soft_assert_locked();
+	drain_pipe(peer);
 }
 
 void soft_attach_notify(struct soft_shm_peer *peer)
@@ -320,7 +313,7 @@ void soft_attach_init(struct soft_shm_peer *peer)
 	soft_notify_pipe_init(&peer->pipe, notified);
 }
 
-/* ---- the visitor --------------------------------------------------------------------------- */
+/* ---- the client ---------------------------------------------------------------------------- */
 
 static socklen_t name_of(uint16_t lid, struct sockaddr_un *address)
 {
@@ -332,7 +325,7 @@ static socklen_t name_of(uint16_t lid, struct sockaddr_un *address)
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
-static bool bring_memory(struct soft_shm_peer *peer)
+static bool send_hello(struct soft_shm_peer *peer)
 {
 	int fd = soft_segment_make();
 	bool done = false;
@@ -342,7 +335,7 @@ static bool bring_memory(struct soft_shm_peer *peer)
 	if (!soft_segment_map(peer, fd, true) && !soft_notify_pipe_make(&peer->pipe)) {
 		const int fds[FDS] = {[MEMORY] = fd, [PIPE] = peer->pipe.read_fd};
 
-		done = tell(peer, HELLO, fds, FDS);
+		done = send_message(peer, HELLO, fds, FDS);
 	}
 	close(fd);
 	return done;
@@ -350,6 +343,7 @@ static bool bring_memory(struct soft_shm_peer *peer)
 
 struct soft_shm_peer *soft_attach_begin(uint16_t lid)
 {
+	soft_assert_locked();
 	struct sockaddr_un address;
 	socklen_t length = name_of(lid, &address);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -360,11 +354,11 @@ struct soft_shm_peer *soft_attach_begin(uint16_t lid)
 		close(fd);
 		return NULL;
 	}
-	struct soft_shm_peer *peer = with_socket(fd);
+	struct soft_shm_peer *peer = create_peer(fd);
 
 	if (!peer)
 		return NULL;
-	if (!bring_memory(peer)) {
+	if (!send_hello(peer)) {
 		soft_shm_peer_finish(peer, ECONNREFUSED);
 		return NULL;
 	}
@@ -380,18 +374,18 @@ static void pause_over(struct soft_timer *timer)
 	soft_watch(&listener, EPOLLIN);
 }
 
-static void let_in(int fd)
+static void accept_peer(int fd)
 {
-	if (stranger_count == MAX_UNIDENTIFIED)
+	if (unidentified_count == MAX_UNIDENTIFIED)
 		soft_shm_peer_finish(soft_list_entry(unidentified_peers.next, struct soft_shm_peer,
 						     unidentified),
 				     0);
-	struct soft_shm_peer *peer = with_socket(fd);
+	struct soft_shm_peer *peer = create_peer(fd);
 
 	if (!peer)
 		return;
 	soft_list_append(&unidentified_peers, &peer->unidentified);
-	stranger_count++;
+	unidentified_count++;
 }
 
 static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
@@ -401,33 +395,34 @@ static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 		int fd = accept4(watch->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
 		if (fd >= 0) {
-			let_in(fd);
+			accept_peer(fd);
 			continue;
 		}
 		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-			/* Ready for ever, and nothing could be done about it. */
+			/* The listener would stay readable: no more accepts for a while. */
 			soft_unwatch(watch);
-			soft_timer_start(&rest, soft_now() + PAUSE_NS);
+			soft_timer_start(&accept_pause, soft_now() + PAUSE_NS);
 		}
 		return;
 	}
 }
 
-static void tell_lid(struct soft_shm_peer *peer)
+static void send_lid(struct soft_shm_peer *peer)
 {
 	if (peer->up && peer->socket.fd >= 0)
-		tell(peer, LID, NULL, 0);
+		send_message(peer, LID, NULL, 0);
 }
 
-/* Without a listening socket there is TCP. */
+/* Should it fail, no process can attach to this one, and links use TCP. */
 void soft_attach_listen(uint16_t lid)
 {
+	soft_assert_locked();
 	struct sockaddr_un address;
 	socklen_t length = name_of(lid, &address);
 
 	soft_attach_unlisten();
 	own_lid = lid;
-	soft_shm_each_peer(tell_lid);
+	soft_shm_each_peer(send_lid);
 	listener.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (listener.fd < 0)
 		return;
@@ -438,13 +433,14 @@ void soft_attach_listen(uint16_t lid)
 
 void soft_attach_unlisten(void)
 {
-	soft_timer_stop(&rest);
-	close_source(&listener);
+	soft_assert_locked();
+	soft_timer_stop(&accept_pause);
+	soft_watch_close(&listener);
 }
 
 /* The sockets are closed already. */
 void soft_attach_reset_after_fork(void)
 {
 	soft_list_init(&unidentified_peers);
-	stranger_count = 0;
+	unidentified_count = 0;
 }

@@ -133,8 +133,8 @@ static enum soft_cma_result read_all(const struct soft_cma *cma, const struct io
 {
 	size_t length = bytes_of(to, to_count), done = 0;
 
-	/* A call ends early at the first page that is not there.  EPERM, ENOSYS and whatever else
-	 * the kernel should say: then it shall not be asked again. */
+	/* A call ends early at the first page that is not there.  After EPERM, ENOSYS or
+	 * any other error, this peer's memory is not copied from again. */
 	while (done < length) {
 		ssize_t n = read_some(cma, to, to_count, from, from_count, done);
 
@@ -146,7 +146,7 @@ static enum soft_cma_result read_all(const struct soft_cma *cma, const struct io
 	}
 	if (done == length)
 		return SOFT_CMA_COPIED;
-	/* The kernel does not say on which side. */
+	/* The kernel does not report on which side the page is missing. */
 	for (int i = 0; i < to_count; i++)
 		if (soft_pages_fault(to[i].iov_base, to[i].iov_len, true))
 			return SOFT_CMA_UNWRITABLE;

@@ -32,7 +32,7 @@ enum {
 	SOFT_CMA_PAGE = 4096,
 };
 
-/* What one side tells the other in shared memory, zeros to begin with.  Only its owner writes it,
+/* What one side shows the other in shared memory, zeros to begin with.  Only its owner writes it,
  * and nothing in it is trusted: wrong values here cost their writer its own messages. */
 struct soft_cma_page {
 	uint64_t secret[2]; /* random: is found at `secret_at` in the memory of this process, and of
@@ -100,7 +100,7 @@ bool soft_cma_is_open(const struct soft_cma *cma);
 bool soft_cma_backs_off(const struct soft_cma *cma);
 /* A export to be filled in, with its slot and generation; or NULL: all are in use. */
 struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma);
-/* Nothing came of it: the other side has not been told. */
+/* The export was not used: no frame with its descriptor has been sent. */
 void soft_cma_cancel(struct soft_cma *cma, struct soft_cma_export *export);
 /* Take back the exports that are `concerned`.  When this returns nothing is copied from them any
  * more that would count.  Those of which the other side had not made use are put into `lost`, in
@@ -139,7 +139,7 @@ enum soft_cma_result {
 	SOFT_CMA_REVOKED, /* what may have been copied counts as nothing */
 	SOFT_CMA_UNREADABLE, /* there is no such memory */
 	SOFT_CMA_UNWRITABLE, /* nor here, where it should go to */
-	SOFT_CMA_FORBIDDEN, /* by the kernel, from now on; the other side has been told */
+	SOFT_CMA_FORBIDDEN, /* by the kernel, from now on; the other side can see that */
 	SOFT_CMA_GONE, /* the process is not there any more */
 };
 

@@ -6,8 +6,8 @@
 #include "cma.h"
 
 enum {
-	SPINS = 200,    /* looks at the busy mark before sleeping in between */
-	MAX_TIMEOUTS = 8,  /* waits in vain after which nothing is exported any more */
+	SPINS = 200,    /* checks of the busy mark before it sleeps between them */
+	MAX_TIMEOUTS = 8, /* revocations that timed out, after which nothing is exported any more */
 };
 
 #define PAUSE_NS 20000u
@@ -24,7 +24,7 @@ static bool is_done(const struct soft_cma *cma, const struct soft_cma_export *ex
 	return soft_observe(&cma->peer->done[export->slot]) == export->generation;
 }
 
-/* Each slot's generations count up, so that nothing said about one is taken for another. */
+/* Each slot's generations count up, so that a message about one export is not taken for another. */
 static void renew(struct soft_cma *cma, const struct soft_cma_export *export)
 {
 	soft_publish(&cma->own->generation[export->slot], export->generation + 1);
@@ -69,12 +69,12 @@ static void wait_for(struct soft_cma *cma, const bool taken[SOFT_CMA_SLOTS])
 
 	if (cma->own == cma->peer)
 		return; /* we copy ourselves, under the same lock */
-	for (unsigned looks = 0;; looks++) {
+	for (unsigned checks = 0;; checks++) {
 		uint32_t busy = soft_observe(&cma->peer->busy);
 
 		if (busy == 0 || busy > SOFT_CMA_SLOTS || !taken[busy - 1])
 			return;
-		if (looks < SPINS)
+		if (checks < SPINS)
 			continue;
 		if (!deadline)
 			deadline = soft_now() + REVOKE_NS;
@@ -122,7 +122,7 @@ unsigned soft_cma_revoke(struct soft_cma *cma,
 	}
 	if (!count)
 		return 0;
-	/* Before the mark is looked at: see soft_cma_copy. */
+	/* Before the busy mark is read: see soft_cma_copy. */
 	soft_total_barrier();
 	wait_for(cma, taken);
 

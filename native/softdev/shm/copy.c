@@ -5,11 +5,12 @@
  *
  * Where that takes bytes out of a ring, the side that writes there may be four times as slow as it
  * is otherwise, for as long as the two go on (seen on Zen 5, between cores with a common cache;
- * which channel it begins is chance).  With loads and stores there that has not been seen.
+ * whether it is so from the beginning is chance).  With loads and stores that has not been
+ * seen.
  *
  * On Zen 3 and 4 it is slow by itself, as glibc has found too (its bug 30994), which newer ones
- * have mended: by loads and stores a ring is read a fifth to a third quicker, be what it is copied
- * to in a cache or not (Zen 3).
+ * have mended: by loads and stores a ring is read a fifth to a third quicker, whether its target is
+ * in a cache or not (Zen 3).
  */
 #include <string.h>
 
@@ -36,13 +37,13 @@ static bool is_zen_3_or_4(void)
 
 __attribute__((constructor)) static void choose(void)
 {
-	soft_copies_plainly = is_zen_3_or_4();
+	soft_copy_avoids_movsb = is_zen_3_or_4();
 }
 #endif
 
-bool soft_copies_plainly;
+bool soft_copy_avoids_movsb;
 
-void soft_copy_plainly(uint8_t *to, const uint8_t *from, size_t length)
+void soft_copy_by_loads(uint8_t *to, const uint8_t *from, size_t length)
 {
 #ifdef __x86_64__
 	for (; length >= LINE; length -= LINE, to += LINE, from += LINE) {
@@ -55,8 +56,8 @@ void soft_copy_plainly(uint8_t *to, const uint8_t *from, size_t length)
 
 void soft_copy(uint8_t *to, const uint8_t *from, size_t length)
 {
-	if (length >= LONG && soft_copies_plainly)
-		soft_copy_plainly(to, from, length);
+	if (length >= LONG && soft_copy_avoids_movsb)
+		soft_copy_by_loads(to, from, length);
 	else
 		memcpy(to, from, length);
 }

@@ -6,11 +6,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* As memcpy does it, or by loads and stores where that is better for what is long; for tests. */
-extern bool soft_copies_plainly;
+/* Whether soft_copy takes loads and stores for long payload, and not memcpy; tests set it. */
+extern bool soft_copy_avoids_movsb;
 
 void soft_copy(uint8_t *to, const uint8_t *from, size_t length);
-/* By loads and stores, wherever this is. */
-void soft_copy_plainly(uint8_t *to, const uint8_t *from, size_t length);
+/* By loads and stores, on every processor. */
+void soft_copy_by_loads(uint8_t *to, const uint8_t *from, size_t length);
 
 #endif

@@ -82,8 +82,7 @@ bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe)
 void soft_notify_pipe_close(struct soft_notify_pipe *pipe)
 {
 	soft_notify_fds_remove(&pipe->in);
-	soft_unwatch(&pipe->in.watch);
-	soft_close_fd(&pipe->in.watch.fd);
+	soft_watch_close(&pipe->in.watch);
 	soft_close_fd(&pipe->read_fd);
 	soft_close_fd(&pipe->write_fd);
 }

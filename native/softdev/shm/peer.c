@@ -25,8 +25,8 @@ enum kind {
 };
 
 enum {
-	/* A local peer that reads nothing and makes us say more and more: */
-	MOST_WORDS = SOFT_MAX_QP,
+	/* that wait for room; a peer that reads nothing could make them ever more */
+	MAX_CTRL_RECORDS = SOFT_MAX_QP,
 };
 
 struct soft_ctrl_record {
@@ -105,6 +105,7 @@ static void forget(struct soft_shm_chan *chan)
 
 void soft_shm_peer_finish(struct soft_shm_peer *peer, int error)
 {
+	soft_assert_locked();
 	if (peer->dead)
 		return;
 	peer->dead = true;
@@ -128,8 +129,8 @@ void soft_shm_peer_finish(struct soft_shm_peer *peer, int error)
 	release(peer);
 }
 
-/* What it has written before it went has arrived, above all its last words.  It may be alive and
- * write on: no more than was there when it went. */
+/* What it wrote before its end is in the ring and is taken in first, above all the ENDs of its
+ * channels.  It may be alive and write on: no more than one ring is read. */
 void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
 {
 	peer->busy++;
@@ -159,9 +160,10 @@ void *soft_shm_peer_their_area(struct soft_shm_peer *peer)
 	return peer->their_area;
 }
 
-/* ---- what is said about channels ------------------------------------------------------------- */
+/* ---- control records ------------------------------------------------------------------------ */
 
-/* Its positions cannot be: the peer is ended when the lock is given back. */
+/* The ring's positions are impossible, or there is no memory: the peer is ended when the lock is
+ * given back. */
 static void give_up(struct soft_shm_peer *peer)
 {
 	peer->broken = true;
@@ -188,13 +190,13 @@ static bool put_ctrl(struct soft_shm_peer *peer, const struct soft_ctrl_record *
 
 static void flush_ctrl(struct soft_shm_peer *peer)
 {
-	uint32_t said = 0;
+	uint32_t sent = 0;
 
-	while (said < peer->ctrl_count && put_ctrl(peer, &peer->ctrl_records[said]))
-		said++;
-	peer->ctrl_count -= said;
-	if (said)
-		memmove(peer->ctrl_records, peer->ctrl_records + said,
+	while (sent < peer->ctrl_count && put_ctrl(peer, &peer->ctrl_records[sent]))
+		sent++;
+	peer->ctrl_count -= sent;
+	if (sent)
+		memmove(peer->ctrl_records, peer->ctrl_records + sent,
 			peer->ctrl_count * sizeof(*peer->ctrl_records));
 }
 
@@ -203,7 +205,7 @@ static bool keep(struct soft_shm_peer *peer, const struct soft_ctrl_record *ctrl
 	if (peer->ctrl_count == peer->ctrl_room) {
 		uint32_t room = peer->ctrl_room ? 2 * peer->ctrl_room : 64;
 		struct soft_ctrl_record *ctrl_records =
-			room > MOST_WORDS
+			room > MAX_CTRL_RECORDS
 				? NULL
 				: realloc(peer->ctrl_records, room * sizeof(*ctrl_records));
 
@@ -274,6 +276,7 @@ int soft_shm_chan_accept(struct soft_shm_chan *chan, struct soft_shm_peer *peer,
 
 void soft_shm_peer_refuse(struct soft_shm_peer *peer, uint32_t remote_id)
 {
+	soft_assert_locked();
 	queue_ctrl(peer, END, remote_id, 0, NULL);
 }
 
@@ -328,6 +331,7 @@ void soft_shm_chan_write(struct soft_shm_chan *chan, const struct iovec *iov, in
 
 void soft_shm_chan_wait(struct soft_shm_chan *chan)
 {
+	soft_assert_locked();
 	struct soft_shm_peer *peer = chan->peer;
 
 	if (!soft_list_empty(&chan->waiting))
@@ -387,12 +391,12 @@ static struct soft_shm_chan *find(const struct soft_shm_peer *peer, uint32_t id)
 static bool deliver(struct soft_shm_peer *peer, const struct soft_record *record)
 {
 	struct soft_shm_chan *chan = find(peer, record->to);
-	bool greets = record->kind == OPEN || record->kind == ACCEPT;
+	bool has_handshake = record->kind == OPEN || record->kind == ACCEPT;
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
 
-	if (greets && (record->length != SOFT_HANDSHAKE_SIZE || !record->from))
+	if (has_handshake && (record->length != SOFT_HANDSHAKE_SIZE || !record->from))
 		return false;
-	if (greets)
+	if (has_handshake)
 		memcpy(handshake, record->payload, SOFT_HANDSHAKE_SIZE);
 	switch (record->kind) {
 	case OPEN:
@@ -427,8 +431,8 @@ static bool deliver(struct soft_shm_peer *peer, const struct soft_record *record
 	}
 }
 
-/* Of what goes to ourselves more is put there while we look: in one turn of the lock, no more than
- * in one step. */
+/* The ring of this process is filled while it is read: in one turn of the lock, no more is taken in
+ * than in one step. */
 static size_t within_turn(struct soft_shm_peer *peer, size_t budget)
 {
 	if (peer->turn != soft_lock_turn()) {
@@ -440,6 +444,7 @@ static size_t within_turn(struct soft_shm_peer *peer, size_t budget)
 
 bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 {
+	soft_assert_locked();
 	struct soft_record record;
 	size_t taken = 0;
 
@@ -489,6 +494,7 @@ static struct soft_shm_peer *ourselves(void)
 
 int soft_shm_chan_to_self(struct soft_shm_chan *chan)
 {
+	soft_assert_locked();
 	struct soft_shm_peer *peer = ourselves();
 	int rc = peer ? enter(chan, peer, 0) : ENOMEM;
 

@@ -1,7 +1,7 @@
 /* See ring.h.  Positions count bytes for ever; a record begins at its position modulo the size.
  *
  *   offset  record (little-endian or not: both sides are of one machine)
- *        0  u32  kind    0: nothing but a channel to the beginning of the ring
+ *        0  u32  kind    0: padding up to the end of the ring
  *        4  u32  to
  *        8  u32  from
  *       12  u32  length  of the payload that follows, filled up to 16

@@ -22,8 +22,7 @@ struct iovec;
 struct soft_shm_peer;
 struct soft_shm_chan;
 
-/* What a channel tells its owner.  Each of them may end this channel or others, and free its owner.
- */
+/* Callbacks of a channel to its owner.  Each may end this channel or others, and free its owner. */
 struct soft_shm_chan_ops {
 	/* The other side has accepted what soft_shm_chan_open asked for. */
 	void (*accepted)(struct soft_shm_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
@@ -81,7 +80,7 @@ int soft_shm_chan_open(struct soft_shm_chan *chan, struct soft_shm_peer *peer,
 /* A channel that begins and ends here, open at once.  0 or an errno value. */
 int soft_shm_chan_to_self(struct soft_shm_chan *chan);
 
-/* What a peer asks of the folder above, which softdev.c names. */
+/* What a peer asks of a higher folder (wire); softdev.c gives the table. */
 struct soft_shm_acceptor {
 	/* The peer asks for a channel, under its number: answer with soft_shm_chan_accept or
 	 * soft_shm_peer_refuse, now or later. */
@@ -112,10 +111,10 @@ size_t soft_shm_chan_room(struct soft_shm_chan *chan, size_t least);
 /* There is room, but it is for others to use it first: `writable` will be called in another step.
  * Nothing when it will be called anyway. */
 void soft_shm_chan_wait(struct soft_shm_chan *chan);
-/* One record, copied.  At least 1 byte, at most what soft_shm_chan_room has just said. */
+/* One record, copied.  At least 1 byte, at most what soft_shm_chan_room has just returned. */
 void soft_shm_chan_write(struct soft_shm_chan *chan, const struct iovec *iov, int count,
 			 size_t bytes);
-/* Say the end, after all that was written, and forget the channel.  Safe to repeat. */
+/* Send END after all that was written, and forget the channel.  Safe to repeat. */
 void soft_shm_chan_end(struct soft_shm_chan *chan);
 
 #endif

@@ -51,6 +51,7 @@ static void add_to_poll_set(struct soft_shm_peer *peer)
 
 void soft_wakeup_remove(struct soft_shm_peer *peer)
 {
+	soft_assert_locked();
 	if (!is_polled(peer))
 		return;
 	soft_list_remove(&peer->poll_set);
@@ -96,6 +97,7 @@ static void disarm(struct soft_shm_peer *peer)
 
 void soft_wakeup_rearm(struct soft_shm_peer *peer)
 {
+	soft_assert_locked();
 	if (soft_port_is_down())
 		return; /* soft_shm_resume */
 	if (soft_ring_has_input(&peer->in) || soft_shm_peer_wants_room(peer)) {
@@ -141,11 +143,13 @@ static bool visit(struct soft_shm_peer *peer, size_t share)
 
 void soft_wakeup_visit(struct soft_shm_peer *peer)
 {
+	soft_assert_locked();
 	visit(peer, soft_step_share());
 }
 
 bool soft_shm_poll(void)
 {
+	soft_assert_locked();
 	size_t share = SOFT_STEP_BYTES / (count + 1);
 	bool any = false;
 
@@ -163,6 +167,7 @@ bool soft_shm_poll(void)
 
 bool soft_shm_has_input(void)
 {
+	soft_assert_locked();
 	if (soft_port_is_down())
 		return false;
 	for (struct soft_node *node = poll_set.next; node != &poll_set; node = node->next) {
@@ -176,6 +181,7 @@ bool soft_shm_has_input(void)
 
 void soft_shm_need_notify(bool on)
 {
+	soft_assert_locked();
 	bool more = false;
 
 	if (need_notify == on)
@@ -201,5 +207,6 @@ static void resume(struct soft_shm_peer *peer)
 
 void soft_shm_resume(void)
 {
+	soft_assert_locked();
 	soft_shm_each_peer(resume);
 }

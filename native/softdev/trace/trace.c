@@ -21,7 +21,7 @@ enum {
 bool soft_trace_on;
 
 static uint32_t requests; /* numbers given so far; 0 is none */
-static pid_t asked;       /* the process that has looked at its environment */
+static pid_t asked;       /* the process that has read its environment */
 
 static uint32_t next_request(void)
 {

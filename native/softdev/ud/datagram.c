@@ -99,14 +99,6 @@ static bool go_deaf(int fd)
 	return true;
 }
 
-static void close_socket(void)
-{
-	soft_unwatch(&udp);
-	if (udp.fd >= 0)
-		close(udp.fd);
-	udp.fd = -1;
-}
-
 /* Should it fail, nothing is received: a datagram may always be lost. */
 static void listen_up(void)
 {
@@ -118,15 +110,16 @@ static void listen_up(void)
 
 bool soft_datagram_reserve(uint16_t port)
 {
+	soft_assert_locked();
 	const int off = 0, size = BUFFER, fragment = IP_PMTUDISC_DONT;
 
-	close_socket();
+	soft_watch_close(&udp);
 	udp.fd = bound(AF_INET6, port);
 	six = udp.fd >= 0;
 	if (!six)
 		udp.fd = bound(AF_INET, port);
 	if (udp.fd < 0 || !go_deaf(udp.fd)) {
-		close_socket();
+		soft_watch_close(&udp);
 		return false;
 	}
 	/* As much as the system's limit allows, or more if we are privileged. */
@@ -149,12 +142,14 @@ bool soft_datagram_reserve(uint16_t port)
 
 void soft_datagram_shutdown(void)
 {
-	close_socket();
+	soft_assert_locked();
+	soft_watch_close(&udp);
 	holders = 0;
 }
 
 void soft_datagram_hold(void)
 {
+	soft_assert_locked();
 	if (soft_port_lid() && !holders)
 		listen_up();
 	holders++;
@@ -162,6 +157,7 @@ void soft_datagram_hold(void)
 
 void soft_datagram_release(void)
 {
+	soft_assert_locked();
 	if (!holders || --holders || udp.fd < 0)
 		return;
 	soft_unwatch(&udp);
@@ -252,6 +248,7 @@ static int transmit(struct msghdr *message, const struct soft_datagram *datagram
 bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
 			const struct iovec *payload, int count)
 {
+	soft_assert_locked();
 	union control control = {0};
 	struct sockaddr_storage to;
 	struct msghdr message = {
@@ -270,6 +267,7 @@ bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_
 int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address, uint16_t port,
 			  uint32_t ifindex, const struct iovec *payload, int count)
 {
+	soft_assert_locked();
 	union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff}};
 	const int hops = datagram->hop_limit;
 	union control control = {0};
@@ -314,6 +312,7 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 				     const struct soft_datagram *datagram, const uint8_t *payload,
 				     uint32_t length))
 {
+	soft_assert_locked();
 	uint8_t *input = soft_scratch()->input;
 	size_t budget = soft_step_share();
 

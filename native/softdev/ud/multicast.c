@@ -64,6 +64,7 @@ static uint32_t loopback_interface(void)
 bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
 			 const struct iovec *payload, int count)
 {
+	soft_assert_locked();
 	uint32_t address = address_of(&path->destination), loopback = loopback_interface();
 
 	if (soft_datagram_send_to(datagram, address, PORT, loopback, payload, count) == EAGAIN)
@@ -155,6 +156,7 @@ static int open_socket(struct group *group)
 
 void soft_multicast_addresses(void)
 {
+	soft_assert_locked();
 	for (struct soft_node *node = groups.next; node != &groups; node = node->next) {
 		struct group *group = soft_list_entry(node, struct group, node);
 
@@ -195,9 +197,7 @@ static int group_open(const union ibv_gid *gid, struct group **opened)
 
 static void group_close(struct group *group)
 {
-	soft_unwatch(&group->watch);
-	if (group->watch.fd >= 0)
-		close(group->watch.fd);
+	soft_watch_close(&group->watch);
 	soft_list_remove(&group->node);
 	group_count--;
 	free(group);

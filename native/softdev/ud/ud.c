@@ -184,6 +184,7 @@ static bool put(struct soft_qp *qp, uint32_t offset, const uint8_t *data, uint32
 void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, const uint8_t *payload,
 		  uint32_t length)
 {
+	soft_assert_locked();
 	uint8_t grh[SOFT_GRH];
 
 	if (!soft_qp_is_ud(qp) || qp->ibv.state < IBV_QPS_RTR || qp->ibv.state > IBV_QPS_SQE ||
@@ -210,12 +211,14 @@ void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, cons
 void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
 		     const uint8_t *payload, uint32_t length)
 {
+	soft_assert_locked();
 	if (!soft_fault_keeps_datagram(qp, datagram, payload, length))
 		soft_ud_take(qp, datagram, payload, length);
 }
 
 void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload, uint32_t length)
 {
+	soft_assert_locked();
 	struct soft_qp *qp = soft_qp_find(datagram->to);
 
 	if (qp)

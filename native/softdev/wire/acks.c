@@ -23,6 +23,7 @@ static struct soft_node delayed = {&delayed, &delayed}; /* the longest delayed f
 
 void soft_ack_later(struct soft_qp_link *base)
 {
+	soft_assert_locked();
 	struct soft_link *link = soft_container(base, struct soft_link, base);
 	const struct soft_responder *responder = &link->qp->responder;
 
@@ -41,12 +42,14 @@ void soft_ack_later(struct soft_qp_link *base)
 
 void soft_ack_settled(struct soft_link *link)
 {
+	soft_assert_locked();
 	soft_list_remove(&link->delayed);
 	soft_engine_set_delayed(!soft_list_empty(&delayed));
 }
 
 void soft_ack_replied(struct soft_link *link)
 {
+	soft_assert_locked();
 	if (link->reply_expected && link->replies < TRUST)
 		link->replies++;
 	link->reply_expected = false;
@@ -54,6 +57,7 @@ void soft_ack_replied(struct soft_link *link)
 
 void soft_acks_send(uint64_t age_ns)
 {
+	soft_assert_locked();
 	uint64_t latest = soft_now() - age_ns;
 
 	while (!soft_list_empty(&delayed)) {

@@ -30,6 +30,7 @@ static void try_again(struct soft_timer *timer)
 
 void soft_connect_later(struct soft_link *link)
 {
+	soft_assert_locked();
 	uint64_t delay = RETRY_LEAST_NS << (link->attempts < 7 ? link->attempts : 7);
 
 	if (delay > RETRY_MOST_NS)
@@ -51,7 +52,7 @@ static const union ibv_gid *peer_gid(const struct soft_qp *qp)
 
 /* ---- through shared memory ----------------------------------------------------------------- */
 
-/* False: there is no channel there. */
+/* False: no channel to the peer can be opened; TCP may do. */
 static bool attempt_shm(struct soft_link *link)
 {
 	if (link->refused || !soft_gid_is_of_host(peer_gid(link->qp)) ||
@@ -72,8 +73,8 @@ static struct soft_gid own_gid(const struct soft_qp *qp)
 
 /* ---- by TCP -------------------------------------------------------------------------------- */
 
-/* From the address that the queue pair has chosen, if it says one that others can see: of several
- * networks, that is the one to go by. */
+/* From the address that the queue pair has chosen, if that is one which other hosts can reach: of
+ * several networks, that one is used. */
 static int bind_source(int fd, const struct ibv_ah_attr *ah)
 {
 	struct sockaddr_storage address;
@@ -121,6 +122,7 @@ static void attempt(struct soft_link *link)
 
 void soft_connect_established(struct soft_link *link)
 {
+	soft_assert_locked();
 	int error = 0;
 	socklen_t length = sizeof(error);
 
@@ -129,8 +131,8 @@ void soft_connect_established(struct soft_link *link)
 		soft_connect_later(link);
 		return;
 	}
-	/* On this machine the other side's end is told; should it be slow and take us for its peer
-	 * one day, another HELLO would be a pending link's. */
+	/* Within this machine the end of the other process closes the socket, so no timeout is
+	 * needed: a slow peer answers one day, and a second HELLO would only be a pending link. */
 	soft_liveness_watch(link);
 	if (!link->liveness_limit)
 		soft_timer_stop(&link->timer);
@@ -141,10 +143,10 @@ void soft_connect_established(struct soft_link *link)
 
 void soft_connect_answered(struct soft_link *link)
 {
+	soft_assert_locked();
 	struct soft_qp *qp = link->qp;
 
-	if (link->handshake.kind != SOFT_HELLO_ACK ||
-	    !soft_handshake_matches(&link->handshake, qp)) {
+	if (link->peer_hello.kind != SOFT_HELLO_ACK || !soft_hello_matches(&link->peer_hello, qp)) {
 		/* It takes us for its peer, but we know better. */
 		soft_connect_abandon(link);
 		soft_connect_later(link);
@@ -156,9 +158,10 @@ void soft_connect_answered(struct soft_link *link)
 
 void soft_connect_abandon(struct soft_link *link)
 {
+	soft_assert_locked();
 	uint8_t bytes[SOFT_FRAME_HEADER];
 
-	/* Of a channel, the end says that by itself. */
+	/* A channel needs no DISCONNECT: its END tells the peer the same. */
 	if (link->watch.fd < 0)
 		return;
 	soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_DISCONNECT});
@@ -216,9 +219,10 @@ static void to_self(struct soft_qp *qp)
 		soft_link_finish(link, ECONNABORTED);
 }
 
-/* RTR.  Whatever fails here is as if the peer could not be reached: requests will tell. */
+/* RTR.  Whatever fails here is as if the peer could not be reached: requests will fail. */
 void soft_connect_begin(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
 	struct soft_gid own;
 	struct soft_link *link;
@@ -246,6 +250,7 @@ void soft_connect_begin(struct soft_qp *qp)
 /* Not at once, or the two would keep each other busy.  The other side may have been quicker. */
 void soft_connect_again(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	struct soft_link *link;
 
 	if (is_self(qp)) {

@@ -39,8 +39,8 @@ static const struct soft_response *response_at(const struct soft_qp *qp, uint32_
 	return &qp->responder.responses[index & qp->responder.response_mask];
 }
 
-/* It is not needed, but the other side has not said so: the link has gone, or a frame was lost and
- * the request has been answered all the same. */
+/* The export is not needed any more, but the other side has not marked it done: the link has gone,
+ * or a frame was lost and the request has been answered all the same. */
 static bool is_over(const struct soft_cma_export *export, const void *unused)
 {
 	(void)unused;
@@ -211,7 +211,7 @@ void soft_cma_withdraw_key(uint32_t key)
 	for (struct soft_cma *cma = soft_cma_next(NULL); cma; cma = soft_cma_next(cma)) {
 		unsigned count = soft_cma_revoke(cma, opened_by, &key, lost);
 
-		/* Of a request the other side says that it cannot have the memory. */
+		/* For a request, the NAK tells the requester that its memory could not be read. */
 		for (unsigned i = 0; i < count; i++)
 			if (lost[i].answer)
 				answer_lost(&lost[i]);

@@ -1,8 +1,9 @@
-/* The channel that frames and datagrams take before they are taken in, when there is a fault spec.
+/* The delay queue: what frames and datagrams pass before they are taken in, when there is a fault
+ * spec.
  *
  * It begins where whole frames are known, so it is the same for every wire.  What belongs together
- * keeps its order: a frame that is late makes those behind it late.  What a stream says of itself
- * (DISCONNECT, LOSSY) comes late with the rest, but is neither lost nor doubled.
+ * keeps its order: a frame that is late makes those behind it late.  Control frames of a stream
+ * (DISCONNECT, LOSSY) come late with the rest, but are neither lost nor doubled.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  *
  * Two queue pairs that were told each other's address (QP number, LID, GID) by their applications
  * need one link between them.  The one with the smaller QP number (LID, GID if need be) connects to
- * the other's process when it becomes ready to receive (active_connect.c), and says HELLO; the
+ * the other's process when it becomes ready to receive (active_connect.c), and sends HELLO; the
  * other answers HELLO_ACK when it is ready to receive from exactly this peer.  Both send the PSNs
  * they know, random numbers of the applications: a process that does not know them is not the peer.
  *
@@ -30,60 +30,58 @@ static int pending_count;
 
 /* ---- the handshake -------------------------------------------------------------------------- */
 
-void soft_handshake_encode(uint8_t *at, const struct soft_handshake *handshake)
+void soft_hello_encode(uint8_t *at, const struct soft_hello *hello)
 {
 	memset(at, 0, SOFT_HANDSHAKE_SIZE);
 	memcpy(at, magic, sizeof(magic));
-	soft_put32(at + 8, SOFT_WIRE_VERSION | (uint32_t)handshake->kind << 16);
-	soft_put32(at + 12, handshake->from);
-	soft_put32(at + 16, handshake->to);
-	soft_put32(at + 20, handshake->receive_psn);
-	soft_put32(at + 24, handshake->send_psn);
-	soft_put32(at + 28, handshake->flags);
+	soft_put32(at + 8, SOFT_WIRE_VERSION | (uint32_t)hello->kind << 16);
+	soft_put32(at + 12, hello->from);
+	soft_put32(at + 16, hello->to);
+	soft_put32(at + 20, hello->receive_psn);
+	soft_put32(at + 24, hello->send_psn);
+	soft_put32(at + 28, hello->flags);
 }
 
-bool soft_handshake_decode(const uint8_t *at, struct soft_handshake *handshake)
+bool soft_hello_decode(const uint8_t *at, struct soft_hello *hello)
 {
 	uint32_t word = soft_take32(at + 8);
 
-	handshake->kind = (uint16_t)(word >> 16);
-	handshake->from = soft_take32(at + 12);
-	handshake->to = soft_take32(at + 16);
-	handshake->receive_psn = soft_take32(at + 20);
-	handshake->send_psn = soft_take32(at + 24);
-	handshake->flags = soft_take32(at + 28);
+	hello->kind = (uint16_t)(word >> 16);
+	hello->from = soft_take32(at + 12);
+	hello->to = soft_take32(at + 16);
+	hello->receive_psn = soft_take32(at + 20);
+	hello->send_psn = soft_take32(at + 24);
+	hello->flags = soft_take32(at + 28);
 	return !memcmp(at, magic, sizeof(magic)) && (word & 0xffff) == SOFT_WIRE_VERSION;
 }
 
-bool soft_handshake_matches(const struct soft_handshake *handshake, const struct soft_qp *qp)
+bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp)
 {
 	bool sends = qp->ibv.state != IBV_QPS_RTR;
 
-	return !(handshake->flags & SOFT_HANDSHAKE_UNRELIABLE) == !soft_qp_is_uc(qp) &&
-	       handshake->from == qp->attr.dest_qp_num && handshake->to == qp->ibv.qp_num &&
-	       (!(handshake->flags & SOFT_HANDSHAKE_SENDS) ||
-		handshake->send_psn == qp->attr.rq_psn) &&
-	       (!sends || handshake->receive_psn == qp->attr.sq_psn);
+	return !(hello->flags & SOFT_HELLO_UNRELIABLE) == !soft_qp_is_uc(qp) &&
+	       hello->from == qp->attr.dest_qp_num && hello->to == qp->ibv.qp_num &&
+	       (!(hello->flags & SOFT_HELLO_SENDS) || hello->send_psn == qp->attr.rq_psn) &&
+	       (!sends || hello->receive_psn == qp->attr.sq_psn);
 }
 
-void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_handshake_kind kind)
+void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello_kind kind)
 {
 	bool sends = qp->ibv.state != IBV_QPS_RTR;
 
-	soft_handshake_encode(at,
-			      &(struct soft_handshake){
+	soft_hello_encode(at, &(struct soft_hello){
 				      .kind = (uint16_t)kind,
 				      .from = qp->ibv.qp_num,
 				      .to = qp->attr.dest_qp_num,
 				      .receive_psn = qp->attr.rq_psn,
 				      .send_psn = sends ? qp->attr.sq_psn : 0,
-				      .flags = (sends ? SOFT_HANDSHAKE_SENDS : 0u) |
-					       (soft_qp_is_uc(qp) ? SOFT_HANDSHAKE_UNRELIABLE : 0u),
+				      .flags = (sends ? SOFT_HELLO_SENDS : 0u) |
+					       (soft_qp_is_uc(qp) ? SOFT_HELLO_UNRELIABLE : 0u),
 			      });
 }
 
 bool soft_handshake_send(struct soft_link *link, const struct soft_qp *qp,
-			 enum soft_handshake_kind kind)
+			 enum soft_hello_kind kind)
 {
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
 
@@ -95,10 +93,11 @@ bool soft_handshake_send(struct soft_link *link, const struct soft_qp *qp,
 
 void soft_handshake_check(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	struct soft_link *link = soft_link_of(qp);
 
-	if (!link || link->base.state != SOFT_LINK_UP || !link->handshake_done ||
-	    link->handshake.receive_psn == qp->attr.sq_psn)
+	if (!link || link->base.state != SOFT_LINK_UP || !link->hello_valid ||
+	    link->peer_hello.receive_psn == qp->attr.sq_psn)
 		return;
 	/* That peer would accept none of our requests: so they fail as unanswered ones. */
 	soft_link_leave(link);
@@ -124,7 +123,7 @@ static void drop_pending(struct soft_link *link)
 	soft_link_finish(link, 0);
 }
 
-static void stranger_expired(struct soft_timer *timer)
+static void pending_expired(struct soft_timer *timer)
 {
 	drop_pending(soft_container(timer, struct soft_link, timer));
 }
@@ -141,7 +140,7 @@ static void add_pending(struct soft_link *link)
 		drop_pending(oldest);
 	}
 	pending[pending_count++] = link;
-	link->timer.expired = stranger_expired;
+	link->timer.expired = pending_expired;
 	soft_timer_start(&link->timer, soft_now() + HANDSHAKE_TIMEOUT_NS);
 }
 
@@ -156,7 +155,7 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 {
 	if (!is_ready(qp))
 		return qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_INIT;
-	if (qp->stream_lost || !soft_handshake_matches(&link->handshake, qp))
+	if (qp->stream_lost || !soft_hello_matches(&link->peer_hello, qp))
 		return false;
 	return qp->stream_from_cm
 		       ? link->from_peer &&
@@ -187,9 +186,9 @@ static void introduce(struct soft_link *link, struct soft_qp *qp)
 /* The HELLO of a pending link is there. */
 static void hello(struct soft_link *link)
 {
-	struct soft_qp *qp = soft_qp_find(link->handshake.to);
+	struct soft_qp *qp = soft_qp_find(link->peer_hello.to);
 
-	if (link->handshake.kind != SOFT_HELLO || !qp || !is_expected(link, qp)) {
+	if (link->peer_hello.kind != SOFT_HELLO || !qp || !is_expected(link, qp)) {
 		drop_pending(link);
 	} else if (may_answer(qp)) {
 		introduce(link, qp);
@@ -202,10 +201,11 @@ static void hello(struct soft_link *link)
 
 void soft_handshake_find_pending(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	for (int i = 0; i < pending_count; i++) {
 		struct soft_link *link = pending[i];
 
-		if (link->base.state != SOFT_LINK_HELD || link->handshake.to != qp->ibv.qp_num)
+		if (link->base.state != SOFT_LINK_HELD || link->peer_hello.to != qp->ibv.qp_num)
 			continue;
 		if (!is_expected(link, qp)) {
 			drop_pending(link);
@@ -226,6 +226,7 @@ void soft_handshake_drop_pending(void)
 
 void soft_handshake_accepted(int fd)
 {
+	soft_assert_locked();
 	struct soft_link *link = soft_link_create(fd, SOFT_LINK_HANDSHAKE);
 
 	if (!link) {
@@ -240,6 +241,7 @@ void soft_handshake_accepted(int fd)
 void soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
 			      const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
+	soft_assert_locked();
 	struct soft_link *link = soft_link_create(-1, SOFT_LINK_HANDSHAKE);
 
 	if (!link) {
@@ -250,8 +252,8 @@ void soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
 	link->from_chan = remote_id;
 	memcpy(link->header, handshake,
 	       SOFT_HANDSHAKE_SIZE); /* which it could change while we look */
-	link->handshake_done = soft_handshake_decode(link->header, &link->handshake);
-	if (link->handshake_done)
+	link->hello_valid = soft_hello_decode(link->header, &link->peer_hello);
+	if (link->hello_valid)
 		hello(link);
 	else
 		drop_pending(link);
@@ -259,6 +261,7 @@ void soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
 
 void soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id)
 {
+	soft_assert_locked();
 	for (int i = pending_count - 1; i >= 0; i--)
 		if (pending[i]->from_peer == peer &&
 		    (remote_id == 0 || pending[i]->from_chan == remote_id)) {
@@ -267,7 +270,7 @@ void soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id)
 		}
 }
 
-/* ---- a socket has something to say --------------------------------------------------------- */
+/* ---- a socket is readable ------------------------------------------------------------------ */
 
 static void give_up(struct soft_link *link)
 {
@@ -279,13 +282,14 @@ static void give_up(struct soft_link *link)
 
 void soft_handshake_received(struct soft_link *link)
 {
+	soft_assert_locked();
 	ssize_t n;
 
 	if (link->base.state == SOFT_LINK_CONNECTING) {
 		soft_connect_established(link);
 		return;
 	}
-	if (link->base.state == SOFT_LINK_HELD) { /* its sender has nothing to say meanwhile */
+	if (link->base.state == SOFT_LINK_HELD) { /* its sender has to wait for HELLO_ACK */
 		drop_pending(link);
 		return;
 	}
@@ -302,8 +306,8 @@ void soft_handshake_received(struct soft_link *link)
 	if (link->header_have < SOFT_HANDSHAKE_SIZE)
 		return;
 	link->header_have = 0;
-	link->handshake_done = soft_handshake_decode(link->header, &link->handshake);
-	if (!link->handshake_done)
+	link->hello_valid = soft_hello_decode(link->header, &link->peer_hello);
+	if (!link->hello_valid)
 		give_up(link);
 	else if (link->qp)
 		soft_connect_answered(link);

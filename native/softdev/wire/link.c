@@ -1,9 +1,10 @@
 /* The stream of a queue pair: its life, from a connected socket to the last byte.
  *
- * A stream ends in one of two channels.  Orderly: the side that stops (its queue pair went to ERR,
- * was reset or destroyed) sends what it still owes (an acknowledgement, a NAK), a DISCONNECT frame
- * and the end of its direction, then waits for the other side's end, so that unread data does not
- * turn its last words into a reset.  Broken: everything else, a process that was killed above all.
+ * A stream ends in one of two ways.  Orderly: the side that stops (its queue pair went to ERR, was
+ * reset or destroyed) sends what it still owes (an acknowledgement, a NAK), a DISCONNECT frame and
+ * the end of its direction, then waits for the other side's end: closing a socket with unread data
+ * would reset the connection, and the peer could lose these last frames.  Broken: everything else,
+ * a process that was killed above all.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -17,7 +18,7 @@
 #define LINGER_NS 2000000000u
 
 static struct soft_node links = {&links, &links};
-static bool meet; /* in shared memory, where that can be */
+static bool may_use_shm; /* links use shared memory where that is possible */
 
 static void lingered(struct soft_timer *timer)
 {
@@ -26,6 +27,7 @@ static void lingered(struct soft_timer *timer)
 
 void soft_link_flush(struct soft_link *link)
 {
+	soft_assert_locked();
 	if (link->base.state == SOFT_LINK_CLOSING)
 		soft_link_write_end(link);
 	else if (!soft_port_is_down())
@@ -57,6 +59,7 @@ struct soft_link *soft_link_create(int fd, enum soft_link_state state)
 
 int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 {
+	soft_assert_locked();
 	int rc = link->wire->up(link);
 
 	if (rc)
@@ -95,6 +98,7 @@ void soft_links_fault_spec_changed(void)
 
 void soft_link_lost(struct soft_link *link, int error)
 {
+	soft_assert_locked();
 	if (!soft_delay_outlives(link, error))
 		soft_link_finish(link, error);
 }
@@ -143,7 +147,7 @@ void soft_link_close(struct soft_link *link)
 	if (link->base.state == SOFT_LINK_HANDSHAKE)
 		soft_connect_abandon(link);
 	/* A frame that has been sent in part cannot be finished once its memory is the
-	 * application's again, and nothing can be said in the middle of it. */
+	 * application's again, and no other frame can begin in the middle of it. */
 	bool over = soft_delay_detach(link); /* what is under way means nothing any more */
 
 	if (link->base.state != SOFT_LINK_UP || link->base.partial || over || link->to_self) {
@@ -151,7 +155,7 @@ void soft_link_close(struct soft_link *link)
 		return;
 	}
 	link->base.state = SOFT_LINK_CLOSING;
-	soft_ack_settled(link); /* DISCONNECT tells it too */
+	soft_ack_settled(link); /* DISCONNECT carries it too */
 	link->sent = 0;
 	soft_timer_start(&link->timer, soft_now() + LINGER_NS);
 	soft_defer(&link->base.output);
@@ -159,9 +163,10 @@ void soft_link_close(struct soft_link *link)
 
 void soft_link_leave(struct soft_link *link)
 {
+	soft_assert_locked();
 	struct soft_qp *qp = link->qp;
 
-	/* What is delayed to the other side is said now, while the queue pair knows it. */
+	/* Acknowledgements that are delayed are sent now, while the queue pair knows them. */
 	soft_link_close(link);
 	link = soft_link_of(qp);
 	if (!link)
@@ -188,6 +193,7 @@ void soft_link_output_now(struct soft_link *link)
 
 void soft_link_writable(struct soft_link *link)
 {
+	soft_assert_locked();
 	link->base.blocked = false;
 	soft_defer(&link->base.output);
 }
@@ -214,7 +220,7 @@ static void resume(void)
 	}
 }
 
-/* The engine stops: what still lingers has had its last words given to the kernel. */
+/* The engine stops: the last frames of lingering links have been given to the kernel. */
 static void stop_links(void)
 {
 	soft_handshake_drop_pending();
@@ -282,22 +288,22 @@ int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t lid, bool opens
 
 bool soft_links_may_use_shm(void)
 {
-	return meet;
+	return may_use_shm;
 }
 
 static int configure(void)
 {
 	const char *wish = getenv("AIORDMA_EMBEDDED_LINKS");
 
-	meet = !wish || !*wish || !strcmp(wish, "shared");
-	if (meet || !strcmp(wish, "tcp"))
+	may_use_shm = !wish || !*wish || !strcmp(wish, "shared");
+	if (may_use_shm || !strcmp(wish, "tcp"))
 		return 0;
 	fprintf(stderr, "aiordma: AIORDMA_EMBEDDED_LINKS is '%s': it can be 'shared' or 'tcp'\n",
 		wish);
 	return EINVAL;
 }
 
-/* ---- as the folders below know them --------------------------------------------------------- */
+/* ---- as the lower folders know them --------------------------------------------------------- */
 
 static struct soft_link *whole(struct soft_qp_link *link)
 {

@@ -30,7 +30,7 @@ struct soft_wire {
 	ssize_t (*send)(struct soft_link *link, struct iovec *iov, int count);
 	/* Call soft_link_writable when there is room; 0 or an errno value. */
 	int (*wait)(struct soft_link *link);
-	/* Everything has been sent: finishes the link now, or when the other side says the same. */
+	/* Everything has been sent: finishes the link now, or when the other side has ended too. */
 	void (*end)(struct soft_link *link);
 	uint32_t frame_most; /* bytes of payload in one frame */
 	int frames_most;     /* given to it together, at most SOFT_LINK_FRAMES */
@@ -56,10 +56,10 @@ struct soft_link {
 	struct soft_delay_queue *delay_queue; /* delay_queue.c: NULL without a fault spec */
 	struct soft_qp *qp; /* NULL: not known yet, or left behind */
 	struct soft_node node;
-	struct soft_timer timer; /* retry, patience, lingering */
+	struct soft_timer timer; /* retry, timeout of a handshake, lingering */
 	unsigned attempts;
-	bool handshake_done;
-	struct soft_handshake handshake; /* of the other side */
+	bool hello_valid; /* `peer_hello` has come, and is one of this protocol */
+	struct soft_hello peer_hello; /* the HELLO or HELLO_ACK of the other side */
 
 	/* input */
 	uint8_t header[SOFT_HANDSHAKE_SIZE]; /* the beginning of a header or handshake */
@@ -101,7 +101,7 @@ struct soft_link *soft_link_create(int fd, enum soft_link_state state);
 int soft_link_up(struct soft_link *link, struct soft_qp *qp);
 /* There is another fault spec. */
 void soft_links_fault_spec_changed(void);
-/* The wire has come to its end without a word.  The link is finished when all is taken in. */
+/* The wire has ended without DISCONNECT.  The link is finished when all is taken in. */
 void soft_link_lost(struct soft_link *link, int error);
 /* Close the wires now, tell the queue pair, free (when it is busy, soft_link_release does that). */
 void soft_link_finish(struct soft_link *link, int error);
@@ -112,11 +112,11 @@ void soft_link_close(struct soft_link *link);
 void soft_link_leave(struct soft_link *link);
 /* The port is up again: what has waited may go. */
 void soft_links_resume(void);
-/* What comes in on it gets lost from now on; the other side is told (req_retransmit.c). */
+/* What comes in on it gets lost from now on; LOSSY tells the other side (req_retransmit.c). */
 void soft_link_loses(struct soft_link *link);
 /* Send now. */
 void soft_link_flush(struct soft_link *link);
-/* There is, as far as that has been said; then it is not put off any longer. */
+/* Is output deferred to the end of the step?  Send it now. */
 bool soft_link_is_due(const struct soft_link *link);
 void soft_link_output_now(struct soft_link *link);
 /* The wire has room again. */
@@ -180,7 +180,7 @@ int soft_link_over_itself(struct soft_link *link);
 int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, uint16_t lid, bool opens);
 bool soft_wire_selection_is_open(const struct soft_link *link); /* a channel may be asked for */
 void soft_wire_selection_received(struct soft_link *link);
-void soft_wire_selection_answered(struct soft_link *link); /* `handshake` is the answer */
+void soft_wire_selection_answered(struct soft_link *link); /* `peer_hello` is the answer */
 void soft_wire_selection_use_tcp(struct soft_link *link, bool tell);
 void soft_wire_selection_use_shm(struct soft_link *link, struct soft_link *pending_link);
 
@@ -192,17 +192,17 @@ void soft_handshake_received(struct soft_link *link);
 void soft_handshake_check(struct soft_qp *qp);
 /* A queue pair has become ready: is its peer waiting already? */
 void soft_handshake_find_pending(struct soft_qp *qp);
-void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_handshake_kind kind);
+void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello_kind kind);
 bool soft_handshake_send(struct soft_link *link, const struct soft_qp *qp,
-			 enum soft_handshake_kind kind);
+			 enum soft_hello_kind kind);
 /* Is that our peer?  What neither side knows yet is compared in soft_handshake_check. */
-bool soft_handshake_matches(const struct soft_handshake *handshake, const struct soft_qp *qp);
+bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp);
 
 /* active_connect.c */
 void soft_connect_begin(struct soft_qp *qp);
 void soft_connect_again(struct soft_qp *qp); /* UC: the link is gone */
 void soft_connect_established(struct soft_link *link);
-void soft_connect_answered(struct soft_link *link); /* `handshake` is the answer */
+void soft_connect_answered(struct soft_link *link); /* `peer_hello` is the answer */
 void soft_connect_later(struct soft_link *link);
 /* It may take us for its peer, but we are leaving: an orderly end. */
 void soft_connect_abandon(struct soft_link *link);

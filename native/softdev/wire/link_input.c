@@ -118,7 +118,7 @@ static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length
 			/* Loads and stores fetch what they overwrite: a SEND or WRITE whose memory
 			 * is in no cache could take up to a third longer with them. */
 			void (*copy)(uint8_t *, const uint8_t *, size_t) =
-				link->sink == SOFT_SINK_READ ? soft_copy_plainly : soft_copy;
+				link->sink == SOFT_SINK_READ ? soft_copy_by_loads : soft_copy;
 			int count = soft_link_place(link, length, iov, SOFT_MAX_SGE);
 
 			for (int i = 0; i < count; i++) {
@@ -152,6 +152,7 @@ void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length)
 
 void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length)
 {
+	soft_assert_locked();
 	link->cma_bytes = 0;
 	while (length && link->base.state == SOFT_LINK_UP) {
 		const uint8_t *header = data;
@@ -205,6 +206,7 @@ void soft_link_release(struct soft_link *link)
 
 void soft_link_take(struct soft_link *link, const uint8_t *data, size_t length)
 {
+	soft_assert_locked();
 	link->busy = true;
 	soft_link_parse(link, data, length);
 	soft_link_release(link);

@@ -87,7 +87,7 @@ static int zero_fill(uint32_t length, struct iovec *iov)
 	return length ? 1 : 0;
 }
 
-/* A frame that says where its payload is; false: this one cannot. */
+/* A frame with a descriptor of its payload; false: this one cannot have one. */
 static bool add_cma_desc(struct batch *batch, struct soft_tx_packet *out)
 {
 	uint8_t *at = soft_scratch()->output + batch->used;
@@ -142,7 +142,7 @@ static bool add(struct batch *batch, const struct soft_tx_packet *out, uint32_t 
 	return true;
 }
 
-/* With the acknowledgement, if one is due and may be told at this place. */
+/* With the acknowledgement, if one is due and may go at this place. */
 static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t done,
 		      uint32_t acked)
 {
@@ -165,10 +165,10 @@ static bool add_next(struct batch *batch,
 	const struct soft_tx_cursor before = batch->cursor;
 	uint32_t done = soft_responder_done(qp, &before);
 
-	for (int may_refer = 1; may_refer >= 0; may_refer--) {
+	for (int with_cma = 1; with_cma >= 0; with_cma--) {
 		batch->cursor = before;
 		batch->cursor.cma_most =
-			may_refer ? soft_cma_desc_most(batch->link, &batch->cursor.cma_least) : 0;
+			with_cma ? soft_cma_desc_most(batch->link, &batch->cursor.cma_least) : 0;
 		*there = next(qp, &batch->cursor, out);
 		if (!*there)
 			return false;
@@ -251,7 +251,7 @@ static void add_control(struct batch *batch)
 /* ---- one batch ----------------------------------------------------------------------------- */
 
 /* The positions as they will be when `out` has been sent. */
-static void plan_after(struct soft_tx_cursor *cursor, const struct soft_tx_packet *out)
+static void advance_cursor(struct soft_tx_cursor *cursor, const struct soft_tx_packet *out)
 {
 	const struct soft_frame *frame = &out->frame;
 
@@ -293,7 +293,7 @@ static bool build(struct batch *batch, struct soft_link *link, size_t room)
 	if (link->base.partial) {
 		if (!add(batch, &link->base.packet, link->sent))
 			return false;
-		plan_after(&batch->cursor, &link->base.packet);
+		advance_cursor(&batch->cursor, &link->base.packet);
 	}
 	add_warning(batch);
 	do {
@@ -306,7 +306,7 @@ static bool build(struct batch *batch, struct soft_link *link, size_t room)
 	return true;
 }
 
-/* After this NAK there is nothing more to say. */
+/* No frame follows this NAK. */
 static bool is_last(enum soft_nak syndrome)
 {
 	/* A gap will be filled; what the requester did not have is no error of ours. */
@@ -395,6 +395,7 @@ static bool has_more(const struct soft_qp *qp)
 
 void soft_link_write(struct soft_link *link)
 {
+	soft_assert_locked();
 	struct soft_qp *qp = link->qp;
 	size_t total = 0;
 
@@ -447,6 +448,7 @@ void soft_link_write(struct soft_link *link)
  * needs any more. */
 void soft_link_write_end(struct soft_link *link)
 {
+	soft_assert_locked();
 	if (link->ended || link->base.state != SOFT_LINK_CLOSING)
 		return;
 	if (link->sent == 0 && link->qp) {

@@ -1,7 +1,7 @@
 /* The data listener: where peers without a connection manager reach this process's queue pairs.
  *
- * Its TCP port is the port's LID, because that is what verbs applications tell each other beside
- * GID and QP number: the GID says the host, the LID the process on it.  The number must be free on
+ * Its TCP port is the port's LID, because that is what verbs applications exchange beside
+ * GID and QP number: the GID names the host, the LID the process on it.  The number must be free on
  * every address, so it is reserved on the unspecified address (bound there, but not listening), and
  * the process listens only where one of its queue pairs has an address: on loopback from the start,
  * elsewhere when a queue pair chooses another GID.  The UDP port of that number is reserved too,
@@ -136,6 +136,7 @@ static void release(void)
 
 uint16_t soft_listener_port(void)
 {
+	soft_assert_locked();
 	for (int i = 0; i < ATTEMPTS && !port; i++)
 		if (!reserve() || !soft_datagram_reserve(port) || !listen_at(&soft_gid_loopback))
 			release();
@@ -146,6 +147,7 @@ uint16_t soft_listener_port(void)
 
 void soft_listener_open(const union ibv_gid *gid)
 {
+	soft_assert_locked();
 	if (!soft_listener_port())
 		return;
 	for (int i = 0; i < listening_count; i++)
@@ -157,17 +159,16 @@ void soft_listener_open(const union ibv_gid *gid)
 static void close_all(void)
 {
 	while (listening_count) {
-		struct soft_fd_watch *watch = &listening[--listening_count].watch;
+		struct listening *slot = &listening[--listening_count];
 
-		soft_timer_stop(&listening[listening_count].pause);
-		soft_unwatch(watch);
-		if (watch->fd >= 0)
-			close(watch->fd);
+		soft_timer_stop(&slot->pause);
+		soft_watch_close(&slot->watch);
 	}
 }
 
 void soft_listener_stop(void)
 {
+	soft_assert_locked();
 	close_all();
 	soft_attach_unlisten();
 	soft_datagram_shutdown();
@@ -176,6 +177,7 @@ void soft_listener_stop(void)
 
 int soft_listener_move(void)
 {
+	soft_assert_locked();
 	union ibv_gid gids[ADDRESSES];
 	int count = listening_count, old = reserved;
 

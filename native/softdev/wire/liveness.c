@@ -1,16 +1,16 @@
-/* The path to another machine, which can be lost without a word: when does silence mean that?
+/* Liveness of the path to another machine, which can be lost without a sign.
  *
- * Two things are watched.  While nothing is under way the kernel asks the other one (keep-alive).
- * While something is, we look from time to time whether anything at all comes back.  That is not
- * TCP_USER_TIMEOUT, which also gives up a peer whose machine answers every probe and whose process
- * has merely been stopped: to a card that is no failure, and to us neither.
+ * While nothing is under way, the kernel probes the other machine (keep-alive).  While something
+ * is, a timer checks whether anything at all comes back.  That is not TCP_USER_TIMEOUT, which also
+ * gives up a peer whose machine answers every probe and whose process has merely been stopped: that
+ * is no failure to a card, nor to this device.
  *
  * A queue pair that may wait longer for an answer, by its timeout and retry count, is given its
  * time (IBTA 9.7.6.1.3); one whose timeout is 0 waits for ever, which is as long as the kernel
  * does.  The least is AIORDMA_EMBEDDED_PATH_TIMEOUT, in seconds.
  *
- * On this machine nothing gets lost: a peer that says nothing is a process that has been stopped,
- * and its end would be told.
+ * Within a machine nothing gets lost: a silent peer is a process that has been stopped, and its end
+ * would close the socket.
  */
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -25,34 +25,34 @@
 #define SECOND_NS 1000000000u
 
 enum {
-	USUAL = 20, /* seconds: TCP tries about seven times in that time */
-	MOST = 3600,
-	LOOKS = 4,  /* in the time after which silence counts */
+	DEFAULT = 20, /* seconds: TCP tries about seven times in that time */
+	MAX = 3600,
+	CHECKS = 4,  /* in the time after which silence counts */
 	PROBES = 5, /* of the kernel's, in half that time */
 	UNANSWERED = 2,
-	KEEP_MOST = 32767, /* seconds: tcp(7) */
+	KEEPIDLE_MAX = 32767, /* seconds: tcp(7) */
 };
 
-static uint64_t seconds = USUAL;
+static uint64_t seconds = DEFAULT;
 
 int soft_liveness_configure(void)
 {
 	const char *text = getenv("AIORDMA_EMBEDDED_PATH_TIMEOUT");
 	char *end;
 
-	seconds = USUAL;
+	seconds = DEFAULT;
 	if (!text || !*text)
 		return 0;
 	unsigned long value = strtoul(text, &end, 10);
 
-	if (!*end && value >= 1 && value <= MOST) {
+	if (!*end && value >= 1 && value <= MAX) {
 		seconds = value;
 		return 0;
 	}
 	fprintf(stderr,
 		"aiordma: AIORDMA_EMBEDDED_PATH_TIMEOUT is '%s': it is a number of seconds, 1 to "
 		"%d\n",
-		text, MOST);
+		text, MAX);
 	return EINVAL;
 }
 
@@ -77,10 +77,10 @@ static bool is_same_host(int fd)
 	       ((struct sockaddr_in *)&peer)->sin_addr.s_addr;
 }
 
-static void keep_alive(int fd, uint64_t patience)
+static void keep_alive(int fd, uint64_t limit)
 {
 	const int seconds =
-		(int)(patience / SECOND_NS < KEEP_MOST ? patience / SECOND_NS : KEEP_MOST);
+		(int)(limit / SECOND_NS < KEEPIDLE_MAX ? limit / SECOND_NS : KEEPIDLE_MAX);
 	const int on = 1, idle = (seconds + 1) / 2, interval = (idle + PROBES - 1) / PROBES;
 	const int probes = seconds > idle + interval ? (seconds - idle) / interval : 1;
 
@@ -92,7 +92,7 @@ static void keep_alive(int fd, uint64_t patience)
 
 /* Something has been under way since then: has anything come back?  An answer to a probe counts,
  * and so does what the peer sends of its own. */
-static void look(struct soft_timer *timer)
+static void check(struct soft_timer *timer)
 {
 	struct soft_link *link = soft_container(timer, struct soft_link, liveness_timer);
 	struct tcp_info info = {0};
@@ -106,21 +106,21 @@ static void look(struct soft_timer *timer)
 	answered = info.tcpi_last_ack_recv * UINT64_C(1000000);
 	if (answered < quiet)
 		quiet = answered;
-	/* A peer that takes nothing more is asked by the kernel whether that is still so, less and
-	 * less often (tcp(7)): then only questions without an answer tell anything. */
-	bool asking = info.tcpi_unacked == 0;
+	/* The kernel probes a closed receive window at growing intervals (tcp(7)): then silence
+	 * counts only when probes have remained unanswered. */
+	bool probing = info.tcpi_unacked == 0;
 
-	if (quiet >= link->liveness_limit && (!asking || info.tcpi_probes >= UNANSWERED))
+	if (quiet >= link->liveness_limit && (!probing || info.tcpi_probes >= UNANSWERED))
 		soft_link_finish(link, ETIMEDOUT);
 	else
-		soft_timer_start(timer, now + link->liveness_limit / LOOKS);
+		soft_timer_start(timer, now + link->liveness_limit / CHECKS);
 }
 
 void soft_liveness_watch(struct soft_link *link)
 {
 	const int on = 1;
 	const struct soft_qp *qp = link->qp;
-	uint64_t patience = soft_liveness_limit();
+	uint64_t limit = soft_liveness_limit();
 
 	/* Not a TCP socket: nothing to be set. */
 	if (link->watch.fd < 0 ||
@@ -129,14 +129,14 @@ void soft_liveness_watch(struct soft_link *link)
 		return;
 	if (!soft_qp_is_uc(qp) && qp->ibv.state == IBV_QPS_RTS) {
 		if (qp->attr.timeout == 0)
-			patience = 0;
-		else if (patience < soft_qp_retry_time(qp))
-			patience = soft_qp_retry_time(qp);
+			limit = 0;
+		else if (limit < soft_qp_retry_time(qp))
+			limit = soft_qp_retry_time(qp);
 	}
-	link->liveness_limit = patience;
-	link->liveness_timer.expired = look;
-	if (patience)
-		keep_alive(link->watch.fd, patience);
+	link->liveness_limit = limit;
+	link->liveness_timer.expired = check;
+	if (limit)
+		keep_alive(link->watch.fd, limit);
 	else
 		soft_timer_stop(&link->liveness_timer);
 }
@@ -147,5 +147,5 @@ void soft_liveness_sent(struct soft_link *link)
 		return;
 	link->liveness_since = soft_now();
 	soft_timer_start(&link->liveness_timer,
-			 link->liveness_since + link->liveness_limit / LOOKS);
+			 link->liveness_since + link->liveness_limit / CHECKS);
 }

@@ -11,13 +11,13 @@
 #include "link.h"
 
 enum {
-	WAY_FRAME_MOST = 32 * 1024,
-	WAY_RECORD_MOST = 4 * WAY_FRAME_MOST,
-	WAY_FRAMES_MOST = 24, /* small ones: a quicker start for the other side is worth a record */
+	CHAN_FRAME_MAX = 32 * 1024,
+	CHAN_RECORD_MAX = 4 * CHAN_FRAME_MAX,
+	CHAN_FRAMES_MAX = 24, /* small ones: a quicker start for the other side is worth a record */
 	LONG_RECORD = 16 * 1024, /* takes longer to copy than an answer to it */
 };
 
-/* ---- what the local peer says --------------------------------------------------------------- */
+/* ---- callbacks of the channel --------------------------------------------------------------- */
 
 static void accepted(struct soft_shm_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
@@ -25,9 +25,9 @@ static void accepted(struct soft_shm_chan *chan, const uint8_t handshake[SOFT_HA
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
 
 	memcpy(bytes, handshake, sizeof(bytes)); /* which it could change while we look */
-	link->handshake_done = soft_handshake_decode(bytes, &link->handshake);
-	if (!link->handshake_done)
-		link->handshake.kind = 0; /* matches no peer */
+	link->hello_valid = soft_hello_decode(bytes, &link->peer_hello);
+	if (!link->hello_valid)
+		link->peer_hello.kind = 0; /* matches no peer */
 	if (link->base.state == SOFT_LINK_SELECTING)
 		soft_wire_selection_answered(link);
 	else
@@ -57,7 +57,7 @@ static void writable(struct soft_shm_chan *chan)
 {
 	struct soft_link *link = soft_container(chan, struct soft_link, chan);
 
-	/* Now, and not when the lock is given back: then it would be another channel's turn. */
+	/* Now, and not when the lock is given back: by then other channels would have the room. */
 	link->base.blocked = false;
 	soft_link_flush(link);
 }
@@ -106,7 +106,7 @@ static size_t room(struct soft_link *link, size_t least)
 	if (!link->chan.peer)
 		return least; /* the child of a fork has inherited it: `give` says so */
 	bytes = soft_shm_chan_room(&link->chan, least);
-	return bytes < WAY_RECORD_MOST ? bytes : WAY_RECORD_MOST;
+	return bytes < CHAN_RECORD_MAX ? bytes : CHAN_RECORD_MAX;
 }
 
 static ssize_t give(struct soft_link *link, struct iovec *iov, int count)
@@ -139,8 +139,8 @@ static const struct soft_wire wire = {
 	.send = give,
 	.wait = wait_for_room,
 	.end = end,
-	.frame_most = WAY_FRAME_MOST,
-	.frames_most = WAY_FRAMES_MOST,
+	.frame_most = CHAN_FRAME_MAX,
+	.frames_most = CHAN_FRAMES_MAX,
 };
 
 /* ---- channels for links ---------------------------------------------------------------------- */

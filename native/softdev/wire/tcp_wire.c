@@ -75,7 +75,7 @@ static void take_in(struct soft_link *link)
 			soft_link_placed(link, (uint32_t)placed);
 		soft_link_parse(link, soft_scratch()->input, (size_t)n - placed);
 		if ((size_t)n < room)
-			break; /* that was all; if more comes, epoll tells */
+			break; /* that was all; if more comes, epoll reports it */
 	}
 	soft_link_release(link);
 }
@@ -146,8 +146,8 @@ static ssize_t give(struct soft_link *link, struct iovec *iov, int count)
 	do
 		n = sendmsg(link->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 	while (n < 0 && errno == EINTR);
-	/* What the other side said before it closed, as that it did so in order, is still to be
-	 * read; that reading comes to the end as well. */
+	/* Frames that the other side sent before it closed, such as DISCONNECT, are still to be
+	 * read; reading finds the end as well. */
 	if (n < 0)
 		return errno == EAGAIN || errno == EPIPE || errno == ECONNRESET ? 0 : -errno;
 	soft_liveness_sent(link);
@@ -183,8 +183,5 @@ void soft_link_over_socket(struct soft_link *link, int fd)
 void soft_link_close_socket(struct soft_link *link)
 {
 	soft_timer_stop(&link->liveness_timer);
-	soft_unwatch(&link->watch);
-	if (link->watch.fd >= 0)
-		close(link->watch.fd);
-	link->watch.fd = -1;
+	soft_watch_close(&link->watch);
 }

@@ -1,11 +1,11 @@
-/* The CM's stream, or a channel through shared memory?
+/* Wire selection with the CM: its stream, or a channel through shared memory.
  *
  * Where both sides have named their LIDs in the handshake, the side that asked for the connection
  * tries to open a channel, and sends nothing else before it knows.  The other side waits for what
  * comes first: HELLO by a channel, which it answers with HELLO_ACK, or bytes on the stream.  So
- * there is one wire at any time, and both know which.  What the first side says on the stream when
- * there is no channel is an acknowledgement of nothing.  A side that ends the link before that does
- * so on the stream.
+ * there is one wire at any time, and both know which.  If there is no channel, the first
+ * side sends an acknowledgement of nothing on the stream.  A side that ends the link before that
+ * does so on the stream.
  */
 #include <errno.h>
 #include <sys/epoll.h>
@@ -52,12 +52,12 @@ void soft_wire_selection_use_tcp(struct soft_link *link, bool tell)
 	soft_shm_chan_end(&link->chan);
 	link->wire = &soft_tcp_wire;
 	soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_ACK});
-	if (tell) /* should that fail, the stream tells when it is read */
+	if (tell) /* should that fail, reading the stream reports it */
 		(void)link->wire->send(link, &first, 1);
 	up(link);
 }
 
-/* The stream has something to say. */
+/* The stream is readable. */
 void soft_wire_selection_received(struct soft_link *link)
 {
 	uint8_t byte;
@@ -76,8 +76,8 @@ void soft_wire_selection_received(struct soft_link *link)
 
 void soft_wire_selection_answered(struct soft_link *link)
 {
-	if (link->handshake.kind != SOFT_HELLO_ACK ||
-	    !soft_handshake_matches(&link->handshake, link->qp)) {
+	if (link->peer_hello.kind != SOFT_HELLO_ACK ||
+	    !soft_hello_matches(&link->peer_hello, link->qp)) {
 		soft_wire_selection_use_tcp(link, true);
 		return;
 	}
@@ -91,8 +91,8 @@ void soft_wire_selection_use_shm(struct soft_link *link, struct soft_link *pendi
 		link->wire = &soft_tcp_wire; /* which it will fall back to */
 		return;
 	}
-	link->handshake = pending_link->handshake;
-	link->handshake_done = true;
+	link->peer_hello = pending_link->peer_hello;
+	link->hello_valid = true;
 	soft_link_close_socket(link);
 	up(link);
 }

@@ -1,0 +1,385 @@
+/* The inside of the connection manager: what its sources share.
+ *
+ *   cm_wire.c      bytes of the handshake          cm_states.c   state x call -> allowed or errno
+ *   cm_event.c     event channels and events       cm_device.c   the context behind id->verbs
+ *   cm_id.c        ids: create, destroy, options   cm_address.c  addresses: bind, resolve
+ *   cm_link.c      one handshake's socket          cm_listen.c   listeners, half-open handshakes
+ *   cm_active.c    rdma_connect, rdma_establish    cm_passive.c  rdma_accept, rdma_reject
+ *   cm_qp.c        the queue pair's states         cm_create.c   queue pairs and SRQs of an id
+ *   cm_stream.c    handing over, disconnecting     cm_endpoint.c rdma_create_ep, rdma_get_request
+ *   cm_lookup.c    names and devices               cm_ece.c      options of the vendors
+ *   cm_sidr_request.c       asking for a datagram service   cm_sidr_service.c  answering, cm_sidr_wire.c
+ *   cm_device_events.c   removal, another address
+ *   cm_multicast.c groups                          cm_migrate.c  changing channels
+ *
+ * Everything here is called with the engine's lock unless it says otherwise.  What happens by
+ * itself (a message, the end of a stream, a timeout) happens in the engine's step; the application
+ * may destroy an id at any moment, since both hold the lock.
+ */
+#ifndef AIORDMA_SOFTDEV_CM_INTERNAL_H
+#define AIORDMA_SOFTDEV_CM_INTERNAL_H
+
+#include "cm.h"
+#include "cm_states.h"
+#include "cm_wire.h"
+#include "engine/engine.h"
+
+/* How long the other side may take, and how many handshakes may be half open.  A variable, so that
+ * the tests need not wait as long as a slow network may take. */
+struct soft_cm_limits {
+	uint32_t response_ms; /* rdma_connect until the other side's first message */
+	uint32_t refused_ms;  /* a port without a listener: how long it is tried again */
+	uint32_t service_ms;  /* then until its application's answer; REP until RTU */
+	uint32_t request_ms;  /* a listener: from the TCP connection until the whole REQ */
+	uint32_t timewait_ms; /* DISCONNECTED until TIMEWAIT_EXIT */
+	uint32_t pause_ms;    /* a listener without file descriptors left: until it tries again */
+	uint32_t half_open;   /* handshakes without a whole REQ, in this process */
+};
+
+extern struct soft_cm_limits soft_cm_limits;
+
+#define SOFT_CM_AGAIN_NS UINT64_C(1000000) /* between two tries at a port without a listener */
+
+struct soft_cm_id;
+struct soft_qp;
+struct soft_cm_link;
+struct soft_cm_listener;
+
+/* ---- cm_event.c ---------------------------------------------------------------------------- */
+
+struct soft_cm_channel {
+	struct rdma_event_channel channel; /* the application's; first */
+	unsigned fork_generation;              /* the process (of a fork) that made it */
+	struct soft_channel wake;
+	struct soft_node events; /* soft_cm_event.node, oldest first */
+	struct soft_node ids;    /* soft_cm_id.in_channel */
+	unsigned inside;         /* threads in rdma_get_cm_event */
+	bool destroyed;          /* with threads inside: the last one frees it */
+};
+
+static inline struct soft_cm_channel *soft_cm_channel_of(struct rdma_event_channel *channel)
+{
+	return soft_container(channel, struct soft_cm_channel, channel);
+}
+
+/* Where to send datagrams, and what came with it: struct rdma_ud_param.  The private data is
+ * copied; without a length it is a pointer of the application's (rdma_join_multicast(3)). */
+struct soft_cm_destination {
+	struct ibv_ah_attr vector;
+	uint32_t qpn;
+	uint32_t qkey;
+	const void *private_data;
+	uint8_t private_data_len;
+};
+
+struct soft_cm_event {
+	struct rdma_cm_event event; /* the application's; first */
+	struct soft_node node;
+	struct soft_cm_id *owner; /* whose rdma_destroy_id waits for the acknowledgement */
+	uint8_t private_data[SOFT_CM_PRIVATE_MAX];
+};
+
+/* Puts an event into the id's queue and wakes the application.  `message`: the handshake message
+ * whose parameters and private data the event carries, or NULL.  0, or ENOMEM: then the event is
+ * lost, and the call that it would have answered fails, if there is one. */
+int soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
+		   const struct soft_cm_message *message);
+
+/* The same for a CONNECT_REQUEST: the event belongs to the listener.  0 or ENOMEM. */
+int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,
+			   const struct soft_cm_message *message);
+
+/* An event of a datagram id: the event belongs to `owner` (a CONNECT_REQUEST to the listener) and
+ * is about `about`.  0 or ENOMEM. */
+int soft_cm_report_datagrams(struct soft_cm_id *owner, struct soft_cm_id *about,
+			     enum rdma_cm_event_type type, int status,
+			     const struct soft_cm_destination *destination);
+
+/* Whether something is queued for the id. */
+bool soft_cm_has_event(const struct soft_cm_id *id);
+/* Drops what is queued for the id.  Requests that the application has not seen go to `orphans` (by
+ * in_channel), for soft_cm_free_orphans. */
+void soft_cm_drop_events(struct soft_cm_id *id, struct soft_node *orphans);
+
+/* Drops what is queued for the id about that group. */
+void soft_cm_drop_joins(struct soft_cm_id *id, const union ibv_gid *group);
+
+/* Waits until what was reported of the id has been acknowledged.  Not under the lock. */
+void soft_cm_wait_acknowledged(struct soft_cm_id *id);
+
+/* ---- cm_device.c --------------------------------------------------------------------------- */
+
+/* Opens the device for the connection manager unless it is open, and holds it.  Not under the lock.
+ * 0 or an errno value. */
+int soft_cm_device_get(void);
+/* Gives up the hold of soft_cm_device_get.  Not under the lock. */
+void soft_cm_device_put(void);
+/* One hold more and one less; the device is open. */
+void soft_cm_device_hold(void);
+void soft_cm_device_release(void);
+/* The context, which stays the same struct. */
+struct ibv_context *soft_cm_device_context(void);
+/* Binds the id to the device, which is open: id->verbs, id->pd, id->port_num; a hold. */
+void soft_cm_device_bind(struct soft_cm_id *id);
+void soft_cm_device_unbind(struct soft_cm_id *id);
+/* Every id that is bound to the device. */
+void soft_cm_device_each(void (*what)(struct soft_cm_id *id));
+
+/* ---- cm_id.c ------------------------------------------------------------------------------- */
+
+struct soft_cm_id {
+	struct rdma_cm_id id;     /* the application's; first */
+	unsigned fork_generation; /* the process (of a fork) that made it */
+	struct soft_node in_channel;
+	enum soft_cm_state state;
+	bool synchronous;         /* the channel belongs to the id */
+	unsigned reported, acked; /* events taken and acknowledged; of cm_event.c */
+	bool bound;               /* to the device */
+	struct soft_node on_device; /* while it is bound */
+	bool waits;
+
+	/* address */
+	int sock; /* bound, not yet connected: the id's port; or -1 */
+	bool reuse;
+	bool v6_only;
+	uint8_t tos;
+	uint8_t ack_timeout;
+	bool ack_timeout_set;
+
+	struct soft_cm_listener *listener; /* LISTENING */
+	struct soft_cm_id *request_of; /* the listener, until the application sees the request */
+
+	/* of a datagram service (cm_sidr.h) */
+	struct soft_cm_service *service; /* LISTENING */
+	struct soft_cm_sidr_query *query; /* CONNECTING */
+	struct soft_cm_sidr_client *client; /* of a request */
+	struct soft_node groups; /* that it has joined (cm_multicast.c) */
+
+	/* the handshake, and the stream as long as no queue pair has it */
+	struct soft_cm_link *link;
+	struct soft_cm_message request; /* REQ, until the connection is made that it goes over */
+	bool heard; /* the other side has spoken */
+	struct soft_cm_ece local_ece, remote_ece;
+	bool early; /* rdma_notify has reported ESTABLISHED before RTU came */
+	uint32_t made_qpn; /* of id->qp, if rdma_create_qp made it */
+	uint32_t qpn; /* of this side, as the other side knows it */
+	uint32_t psn;
+	uint32_t remote_qpn;
+	uint32_t remote_psn;
+	uint8_t responder_resources; /* what this side's queue pair is set to */
+	uint8_t initiator_depth;
+	uint8_t retry_count;
+	uint8_t rnr_retry_count;
+
+	/* what rdma_get_request makes the queue pairs with, or NULL */
+	struct ibv_qp_init_attr *request_attr;
+	struct ibv_pd *request_pd;
+
+	/* Of the other side, on this host, if both can use shared memory; 0: only the stream is
+	 * left.  The side that asked for the connection opens the channel. */
+	uint16_t shm_lid;
+	bool opens_chan;
+
+	struct soft_node held; /* in cm_stream.c: the stream waits for the queue pair */
+	struct soft_timer timewait;
+};
+
+static inline struct soft_cm_id *soft_cm_id_of(struct rdma_cm_id *id)
+{
+	return soft_container(id, struct soft_cm_id, id);
+}
+
+/* Whether it is a datagram service's: addresses are resolved, there is no connection. */
+static inline bool soft_cm_datagrams(const struct soft_cm_id *id)
+{
+	return id->id.qp_type == IBV_QPT_UD;
+}
+
+/* A new id in state IDLE, in no channel's list yet; NULL without memory. */
+struct soft_cm_id *soft_cm_id_new(enum rdma_port_space port_space, void *context);
+void soft_cm_id_join(struct soft_cm_id *id, struct soft_cm_channel *channel);
+void soft_cm_id_leave(struct soft_cm_id *id);
+/* Whether the id waits for the other side: then the engine serves the application's channel without
+ * delay (soft_channel.wanted). */
+void soft_cm_id_waits(struct soft_cm_id *id, bool waits);
+
+/* Ends whatever the id is doing, tells the other side, drops its events; the id is in state FAILED
+ * and silent from here on. */
+void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans);
+/* Silences and frees requests that the application has not seen. */
+void soft_cm_free_orphans(struct soft_node *orphans);
+
+/* `return soft_cm_fail(EINVAL)`: -1, and errno set. */
+int soft_cm_fail(int error);
+
+/* ---- cm_address.c -------------------------------------------------------------------------- */
+
+/* Bytes of an IPv4 or IPv6 address; 0 for anything else. */
+socklen_t soft_cm_address_length(const struct sockaddr *address);
+/* Binds an id that is IDLE.  0 or an errno value; the device is the caller's business. */
+int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address);
+/* The GID that an address is. */
+void soft_cm_gid_from(union ibv_gid *gid, const struct sockaddr *address);
+/* Applies RDMA_OPTION_ID_TOS to a socket of either family. */
+void soft_cm_apply_tos(int fd, uint8_t tos);
+/* The id's addresses and GIDs: its own as the socket has it, the other side's as given (unless
+ * NULL); IPv4 in IPv6 becomes IPv4. */
+void soft_cm_take_addresses(struct soft_cm_id *id, int fd, const struct sockaddr_storage *peer);
+/* The id's addresses and GIDs as given; IPv4 in IPv6 becomes IPv4. */
+void soft_cm_set_addresses(struct soft_cm_id *id, const struct sockaddr_storage *local,
+			   const struct sockaddr_storage *peer);
+/* Changes V6ONLY of an id that is bound already.  0 or an errno value. */
+int soft_cm_rebind(struct soft_cm_id *id, bool v6_only);
+
+/* ---- cm_link.c ----------------------------------------------------------------------------- */
+
+struct soft_cm_link_calls {
+	/* The TCP connection is made. */
+	void (*connected)(struct soft_cm_link *link);
+	/* A whole message, which is no longer in link->input.  False: read no more, the link may
+	 * be gone. */
+	bool (*message)(struct soft_cm_link *link, const struct soft_cm_message *message);
+	/* The stream ended, broke or carries something else: an errno value, ETIMEDOUT for the
+	 * deadline.  The link is still there; the callee frees it. */
+	void (*failed)(struct soft_cm_link *link, int error);
+};
+
+enum {
+	SOFT_CM_INPUT = 2 * SOFT_CM_MESSAGE_MAX
+};
+
+struct soft_cm_link {
+	struct soft_fd_watch watch;
+	struct soft_timer deadline;
+	const struct soft_cm_link_calls *calls;
+	void *owner;
+	bool connecting;
+	struct sockaddr_storage to; /* while it insists */
+	uint64_t insists_until;
+	struct soft_timer again;
+	bool held; /* the handshake is over: what comes is not ours to read */
+	size_t have;
+	uint8_t input[SOFT_CM_INPUT];
+};
+
+/* Takes ownership of the fd (non-blocking), also on failure.  NULL and *error. */
+struct soft_cm_link *soft_cm_link_new(int fd, bool connecting,
+				      const struct soft_cm_link_calls *calls, void *owner,
+				      int *error);
+/* While it is connecting: without a listener there, try again for so long before that is a failure.
+ */
+void soft_cm_link_insist(struct soft_cm_link *link, const struct sockaddr *to,
+			 uint32_t milliseconds);
+void soft_cm_link_free(struct soft_cm_link *link);
+/* Frees the link, not the socket, which is returned and no longer watched. */
+int soft_cm_link_take(struct soft_cm_link *link);
+void soft_cm_link_expect(struct soft_cm_link *link, uint32_t milliseconds);
+void soft_cm_link_expect_nothing(struct soft_cm_link *link);
+/* Reads no more, but notices when the other side is gone. */
+int soft_cm_link_hold(struct soft_cm_link *link);
+/* 0 or an errno value.  All that one side sends in a handshake (less than 400 bytes) fits into any
+ * socket's buffer, so a socket that does not take it is broken. */
+int soft_cm_link_send(struct soft_cm_link *link, const struct soft_cm_message *message);
+/* Says why, where the socket takes it, and frees the link. */
+void soft_cm_link_reject(struct soft_cm_link *link, uint16_t reason, const void *private_data,
+			 uint8_t private_data_len);
+
+/* ---- cm_listen.c --------------------------------------------------------------------------- */
+
+void soft_cm_listener_close(struct soft_cm_id *id);
+/* The application has taken one of the listener's requests: the next may be reported. */
+void soft_cm_listener_taken(struct soft_cm_id *id);
+
+/* ---- cm_passive.c -------------------------------------------------------------------------- */
+
+/* An id for a request that has come over `link`; the link is its own from here on, also on
+ * failure.  0 or an errno value. */
+int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
+		    const struct sockaddr_storage *peer, const struct soft_cm_message *request);
+/* rdma_reject, with a reason.  0 or an errno value.  Not under the lock. */
+int soft_cm_reject(struct rdma_cm_id *id, uint16_t reason, const void *private_data,
+		   uint8_t private_data_len);
+
+/* ---- cm_sidr_request.c ----------------------------------------------------------------------- */
+
+/* rdma_connect of a datagram id.  0 or an errno value. */
+int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
+/* Asks no more.  Safe to repeat. */
+void soft_cm_sidr_request_end(struct soft_cm_id *id);
+
+/* ---- cm_sidr_service.c ----------------------------------------------------------------------- */
+
+/* rdma_listen, rdma_accept, rdma_reject of a datagram id.  0 or an errno value. */
+int soft_cm_service_open(struct soft_cm_id *id, int backlog);
+int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
+int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint8_t length);
+/* The ends of a listener and of a request.  Safe to repeat. */
+void soft_cm_service_close(struct soft_cm_id *id);
+void soft_cm_sidr_client_end(struct soft_cm_id *id);
+/* As soft_cm_listener_taken. */
+void soft_cm_service_taken(struct soft_cm_id *id);
+
+/* ---- cm_multicast.c ------------------------------------------------------------------------ */
+
+/* The application takes the event of a join: attaches the queue pair. 0 or an errno value.  Not
+ * under the lock. */
+int soft_cm_multicast_joined(struct soft_cm_id *id, const union ibv_gid *gid);
+/* Forgets the id's groups. */
+void soft_cm_leave_groups(struct soft_cm_id *id);
+/* Before the queue pair goes, which cannot while it is attached.  Not under the lock. */
+void soft_cm_detach_groups(struct soft_cm_id *id);
+
+/* ---- cm_endpoint.c ------------------------------------------------------------------------- */
+
+/* For ids without a channel of their own (rdma_create_id(3): synchronous operation): waits for the
+ * event that ends the call and leaves it in id->event.  0, or -1 and errno.  Not under the lock. */
+int soft_cm_complete(struct soft_cm_id *id);
+
+/* ---- cm_qp.c ------------------------------------------------------------------------------- */
+
+/* The parameters of rdma_connect and rdma_accept as the library takes them, with the room that the
+ * message has for private data.  0 or an errno value. */
+int soft_cm_check_parameters(const struct soft_cm_id *id, const struct rdma_conn_param *parameters,
+			     uint8_t private_room);
+/* id->qp, unless the application has destroyed it behind the id's back; or NULL. */
+struct ibv_qp *soft_cm_qp(const struct soft_cm_id *id);
+/* What REQ and REP have in common, from the id and the application's parameters (or NULL). */
+void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_param *parameters,
+			  struct soft_cm_message *message);
+/* What this side asks for (RDMA_MAX_...: as much as there is), within what the device has. */
+uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise);
+/* A new queue pair to INIT, or one for datagrams to RTS.  0 or an errno value. */
+int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp);
+/* The way to the other side, from the id's addresses; dlid 0. */
+void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector);
+/* Brings the id's queue pair to RTR and RTS with what REQ and REP agreed on.  0 or errno value. */
+int soft_cm_qp_ready(struct soft_cm_id *id);
+/* The id's queue pair, if there is one, to ERR. */
+void soft_cm_qp_error(struct soft_cm_id *id);
+uint32_t soft_cm_random_psn(void);
+
+/* ---- cm_stream.c --------------------------------------------------------------------------- */
+
+/* The handshake is over, the id CONNECTED: `established`, unless NULL, is the message whose content
+ * the ESTABLISHED event carries.  The stream goes to the queue pair; where that is not in RTR yet,
+ * it is held for it.  ENOTCONN, and nothing has happened, when the queue pair is in error. */
+int soft_cm_hand_over(struct soft_cm_id *id, const struct soft_cm_message *established);
+/* Our LID, for a process at that GID to attach to; 0: not wanted, or not of this host. */
+uint16_t soft_cm_own_lid(const union ibv_gid *of_peer);
+/* Before CONNECTED: the link is freed, the event reported, the id FAILED. */
+void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
+		    const struct soft_cm_message *message);
+/* The queue pair's stream, if there is one, is no longer the id's. */
+void soft_cm_stream_forget(struct soft_cm_id *id);
+/* Ends a connection and tells the other side; no event. */
+void soft_cm_stream_close(struct soft_cm_id *id);
+
+/* ---- the context behind the ids, and mutexes that fork takes ------------------------------- */
+
+/* cm_device.c: something of the CM's device context has gone; closes it if it is not used any more.
+ * Not under the lock. */
+void soft_cm_device_sweep(void);
+extern pthread_mutex_t soft_cm_opening;     /* of cm_device.c */
+extern pthread_mutex_t soft_cm_acknowledge; /* of cm_event.c */
+
+#endif
