@@ -8,7 +8,7 @@
 #include "objects/objects.h"
 
 enum {
-	EVERYBODY = 0xffffff,
+	ALL_MEMBERS = 0xffffff,
 	PORT = 14791
 };
 
@@ -39,7 +39,7 @@ static void send_to(struct side *side, const union ibv_gid *group, int index, ui
 
 	fill(side->memory, 64, (unsigned)seed);
 	CHECK_EQUAL(ud_post(side, (struct ud_request){.ah = ah,
-						      .qpn = EVERYBODY,
+						      .qpn = ALL_MEMBERS,
 						      .qkey = QKEY,
 						      .wr_id = 100,
 						      .length = 64}),
@@ -226,7 +226,7 @@ static void hostile(void)
 		struct soft_datagram datagram = {
 			.source = own.gid,
 			.destination = group,
-			.to = EVERYBODY,
+			.to = ALL_MEMBERS,
 			.from = 5,
 			.qkey = QKEY,
 		};
