@@ -208,14 +208,15 @@ tsan: .venv/.build ## C tests under the thread sanitizer
 
 .PHONY: coverage
 # Counts of a branch are differences of others, and those of a process that was killed or forked in the
-# middle may not fit together; what is judged is lines.
+# middle may not fit together; what is judged is lines. native/preload.c runs in `make programs`.
 coverage: .venv/.dev ## which lines the tests run: a table with a row for each folder of Python and C
 	$(call instrumented,coverage,-Db_coverage=true -Doptimization=1)
 	find build/coverage -name '*.gcda' -delete
 	meson test -C build/coverage $(MESON_TEST)
 	build/venv/coverage/bin/python -m pytest -p no:cacheprovider --cov --cov-report= $(EMBEDDED_TESTS)
 	$(BIN)/coverage json --quiet -o build/coverage/python.json
-	$(BIN)/gcovr --root . --filter native/ -j 2 --gcov-ignore-parse-errors negative_hits.warn_once_per_file \
+	$(BIN)/gcovr --root . --filter native/ --exclude native/preload.c -j 2 \
+		--gcov-ignore-parse-errors negative_hits.warn_once_per_file \
 		--json-summary build/coverage/c.json --txt build/coverage/c.txt build/coverage
 	$(BIN)/python -m tests.coverage_table build/coverage/python.json build/coverage/c.json
 

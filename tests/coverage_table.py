@@ -17,14 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 # What each folder must reach; one that is not listed must reach the value of the folder above. Of
-# native/, what only programs under `aiordma run` and vendors' libraries call does not run here. A
-# higher percentage is a reason to raise the number.
+# native/verbs, what only vendors' libraries call does not run here. A higher percentage is a reason
+# to raise the number.
 LEAST = {
-    "aiordma": 94.0,
-    "native": 85.0,
+    "aiordma": 93.0,
+    "native": 90.0,
     "native/fast": 93.0,
-    "native/softdev": 96.0,
-    "native/softdev/trace": 95.0,
+    "native/softdev": 95.0,
     "native/softdev/ud": 94.0,
 }
 
