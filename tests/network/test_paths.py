@@ -117,7 +117,7 @@ def lost(order: Order, since: float) -> list[str]:
     told: list[str] = order.result(BOUND * PATIENCE)
     kind, text, cause = told
     assert kind == "ConnectionBrokenError", told
-    assert "the way to it" in text, told
+    assert "the path to it" in text, told
     assert cause in text, told
     assert time.monotonic() - since > PATIENCE / 2, "sooner than it may"
     return told
