@@ -68,10 +68,15 @@ async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port
 async def test_commands_pipelines_and_large_values(
     host: str, device_name: str, redis_port: int
 ) -> None:
-    server = await streams.start_stream_server(
-        lambda reader, writer: relay(reader, writer, redis_port), host, device=device_name
-    )
-    async with server:
+    relays: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        relays.add(task)
+        await relay(reader, writer, redis_port)
+
+    async with await streams.start_stream_server(serve, host, device=device_name) as server:
         client = redis.asyncio.Redis(host=host, port=server.address[1])
         assert await client.ping()
         value = bytes(range(256)) * 20_000
@@ -90,3 +95,4 @@ async def test_commands_pipelines_and_large_values(
         assert isinstance(carrier, aiordma.Connection)
         await pool.release(connection)
         await client.aclose()
+    await asyncio.gather(*relays)  # each ends a little later than its connection
