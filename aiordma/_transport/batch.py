@@ -59,7 +59,7 @@ class Batch(NativeBatch):
             self._memory = ExitStack()
         return self._memory.enter_context(memory)
 
-    # What is plain is done in C, and the end of the scope checks the connection in any case.
+    # The common case is handled in C; the end of the scope checks the connection in any case.
 
     def _write(self, source: LocalMemory | AnyMemory, target: Remote) -> None:
         """As `Connection.write`, done when the scope has ended."""

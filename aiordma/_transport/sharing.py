@@ -305,8 +305,8 @@ class Sharing:
         try:
             await told
         except BaseException:
-            # Who gave up does not expect the memory to be used, so it is not, also where the peer
-            # has been told.
+            # A caller that gave up does not expect the memory to be used, so it is withdrawn, even
+            # if the peer has been told of it.
             self._messages.withdraw_control(told)
             share.revoke()
             raise

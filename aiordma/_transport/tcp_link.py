@@ -114,11 +114,11 @@ class TCPLink(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(data)
 
-    async def read(self, size: int, greeting: bytes) -> bytes:
-        """`size` bytes that begin with `greeting`; wrong ones are refused as soon as seen."""
-        start = await self._read(len(greeting))
-        if start == greeting:
-            return await self._read(size - len(greeting))
+    async def read(self, size: int, magic: bytes) -> bytes:
+        """Reads `size` bytes that begin with `magic`; refuses others as soon as it sees them."""
+        start = await self._read(len(magic))
+        if start == magic:
+            return await self._read(size - len(magic))
         if start == REFUSED:
             raise refusal(await self._read(REFUSAL_SIZE))
         raise ProtocolError(f"{self._peer} does not speak aiordma's bootstrap: {start!r}")

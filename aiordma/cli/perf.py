@@ -95,7 +95,7 @@ def perf(local: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class MeasurementOptions:
     """The options of every measurement."""
 
     settings: Settings
@@ -108,15 +108,15 @@ class Asked:
 
 
 def measures(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a measurement to `command`, which takes them as one `Asked`."""
+    """Add the options of a measurement to `command`, which takes `MeasurementOptions`."""
     own = frozenset(signature(command).parameters)
-    common = [field.name for field in fields(Asked)[1:]]
+    common = [field.name for field in fields(MeasurementOptions)[1:]]
 
     @wraps(command)
     def with_options(**given: Any) -> None:
         others = {name: given.pop(name) for name in own & given.keys()}
         rest = {name: given.pop(name) for name in common}
-        command(asked=Asked(settings_of(**given), **rest), **others)
+        command(asked=MeasurementOptions(settings_of(**given), **rest), **others)
 
     return measurement_options(POLLING(with_options))
 
@@ -222,7 +222,7 @@ RECEIVES = click.option(
 @RECEIVES
 @connection_options
 @measures
-def local(asked: Asked, host: str | None, receives: int) -> None:
+def local(asked: MeasurementOptions, host: str | None, receives: int) -> None:
     """Measure between two processes on this machine.
 
     OPERATION is send, write, read, atomic or stream; METRIC is lat, bw or rate.
@@ -239,7 +239,7 @@ def local(asked: Asked, host: str | None, receives: int) -> None:
     finish(run, asked)
 
 
-def finish(run: Callable[[], Coroutine[Any, Any, Record]], asked: Asked) -> None:
+def finish(run: Callable[[], Coroutine[Any, Any, Record]], asked: MeasurementOptions) -> None:
     """Run, show and draw a measurement; exit with 1 if a transfer was wrong."""
     with asyncio.Runner(loop_factory=loop_factory(asked.loop)) as runner:
         try:
@@ -267,7 +267,7 @@ def draw(records: list[Record], target: Path) -> None:
         raise click.ClickException(str(error)) from error
 
 
-async def measure(asked: Asked, device: verbs.Device, host: str, port: int) -> Record:
+async def measure(asked: MeasurementOptions, device: verbs.Device, host: str, port: int) -> Record:
     settings = asked.settings
     results: list[Result] = []
     config = Config(polling=asked.polling / 1e6)
@@ -343,7 +343,7 @@ def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float
 @click.option("--port", type=click.IntRange(1, 0xFFFF), default=DEFAULT_PORT, show_default=True)
 @transport_options
 @measures
-def client(asked: Asked, server_host: str, port: int) -> None:
+def client(asked: MeasurementOptions, server_host: str, port: int) -> None:
     """Measure against `aiordma perf server` on HOST.
 
     OPERATION is send, write, read, atomic or stream; METRIC is lat, bw or rate.
