@@ -292,8 +292,6 @@ struct soft_subsystem {
 
 /* Called once, before anything else: a list that ends with NULL, in the order of the calls. */
 void soft_engine_use(const struct soft_subsystem *const subsystems[]);
-/* 0 or an errno value; safe to repeat. */
-int soft_engine_guard_fork(void);
 void soft_engine_port_changed(enum soft_port_change change);
 
 /* Hints of the subsystems, which are read without the lock: is there something to be polled; has

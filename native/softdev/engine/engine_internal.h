@@ -118,6 +118,9 @@ void soft_engine_alarm(uint64_t deadline_ns);
 void soft_timers_run(void);
 void soft_timers_forget(void);
 
+/* lifecycle.c: registers the fork hook.  0 or an errno value; safe to repeat. */
+int soft_engine_guard_fork(void);
+
 /* thread.c: what the engine's thread runs. */
 void *soft_engine_run(void *unused);
 

@@ -60,30 +60,36 @@ static void close_all(void)
 	engine.scratch = NULL;
 }
 
-static void before_fork(void)
+static void with_outer_mutexes(int (*change)(pthread_mutex_t *mutex))
 {
 	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
 		if ((*it)->outer)
-			pthread_mutex_lock((*it)->outer);
+			change((*it)->outer);
+}
+
+static void with_leaf_mutexes(int (*change)(pthread_mutex_t *mutex))
+{
+	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
+		if ((*it)->leaf)
+			change((*it)->leaf);
+}
+
+static void before_fork(void)
+{
+	with_outer_mutexes(pthread_mutex_lock);
 	pthread_mutex_lock(&users_mutex);
 	pthread_mutex_lock(&engine.lock);
 	soft_note_locked(true);
-	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
-		if ((*it)->leaf)
-			pthread_mutex_lock((*it)->leaf);
+	with_leaf_mutexes(pthread_mutex_lock);
 }
 
 static void after_fork_in_parent(void)
 {
-	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
-		if ((*it)->leaf)
-			pthread_mutex_unlock((*it)->leaf);
+	with_leaf_mutexes(pthread_mutex_unlock);
 	soft_note_locked(false);
 	pthread_mutex_unlock(&engine.lock);
 	pthread_mutex_unlock(&users_mutex);
-	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
-		if ((*it)->outer)
-			pthread_mutex_unlock((*it)->outer);
+	with_outer_mutexes(pthread_mutex_unlock);
 }
 
 /* The child has none of the parent's device: it must neither serve the parent's peers nor keep
