@@ -77,7 +77,7 @@ def test_folders_include_only_what_they_may(path: Path) -> None:
             assert not include.system.startswith(NOWHERE), f"{path.name}: <{include.system}>"
 
 
-def test_folders_form_no_circle() -> None:
+def test_folders_form_no_cycle() -> None:
     left = dict(FOLDERS)
     while left:
         lowest = [folder for folder, below in left.items() if not below & set(left)]

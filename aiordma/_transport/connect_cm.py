@@ -212,7 +212,7 @@ class CMListener:
         if event.type is cm.EventType.CONNECT_REQUEST:
             self._acceptor.admit(CMRequest(self, event))
         else:
-            logger.warning("listener on %s: %s", self.address, event.type.name)
+            logger.warning("listener on %s: %s", host_port(self.address), event.type.name)
 
     def release(self) -> None:
         """Listens no more; all there is to do when the loop has been closed."""
@@ -239,7 +239,7 @@ class CMRequest:
         self._attempt: ConnectAttempt[LocalEndpoint] | None = None
 
     def __repr__(self) -> str:
-        return f"<connect request to {self._listener.address}>"
+        return f"<connect request to {host_port(self._listener.address)}>"
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
         id = self._id

@@ -246,7 +246,7 @@ async def _connect(
         reply = await pending.reply
         remote, peer = Endpoint.unpack(reply.endpoint), Hello.unpack(reply.hello)
         security.agree(peer)
-        attempt.endpoint.connect(remote)
+        attempt.endpoint.connect(remote, group.peer_address)
         attempt.post_receives()
         pending.member.on_end(attempt.on_disconnect)
         connection = await attempt.start(pending.member, peer, client=True)
@@ -343,14 +343,24 @@ class InbandRequest:
         self._attempt: ConnectAttempt[AddressedEndpoint] | None = None
 
     def __repr__(self) -> str:
-        return f"<in-band connect request of {self._member.peer_address}>"
+        address = self._member.peer_address
+        return f"<in-band connect request of {host_port(address) if address else 'a peer'}>"
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
         responder, member = self._responder, self._member
-        self._attempt = attempt = acceptor.attempt(member.peer_address, self._endpoint)
+        self._attempt = attempt = acceptor.attempt(
+            member.peer_address,
+            lambda: AddressedEndpoint(
+                responder.device,
+                acceptor.config,
+                acceptor.security,
+                member.local_address,
+                in_band=True,
+            ),
+        )
         channel = attempt.control_channel
         member.attach(channel)
-        attempt.endpoint.connect(self._remote)
+        attempt.endpoint.connect(self._remote, member.peer_address)
         attempt.post_receives()
         self._reply(attempt.endpoint)
         acceptor.security.agree(self._peer)
@@ -364,16 +374,6 @@ class InbandRequest:
             awaits_ready=acceptor.security.auth is None,
         )
         return await attempt.start(member, self._peer, client=False)
-
-    def _endpoint(self) -> AddressedEndpoint:
-        acceptor = self._responder._acceptor
-        return AddressedEndpoint(
-            self._responder.device,
-            acceptor.config,
-            acceptor.security,
-            self._member.local_address,
-            in_band=True,
-        )
 
     def _reply(self, endpoint: AddressedEndpoint) -> None:
         if self._responder.channel.ended:

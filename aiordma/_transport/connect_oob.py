@@ -64,7 +64,7 @@ class PendingConnection:
         remote = Endpoint.unpack(data[:ENDPOINT_SIZE])
         peer = Hello.unpack(data[ENDPOINT_SIZE:])
         self._security.agree(peer)
-        self._attempt.endpoint.connect(remote)
+        self._attempt.endpoint.connect(remote, None)
         self._attempt.post_receives()
         self._client = self.endpoint < data  # one of the two has to begin
         self._peer = peer

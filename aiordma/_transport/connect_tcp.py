@@ -82,7 +82,7 @@ async def connect(
         attempt.make()  # while the other side makes its own
         remote, peer = await read_message(tcp)
         security.agree(peer)
-        endpoint.connect(remote)
+        endpoint.connect(remote, address)
         attempt.post_receives()
         tcp.write(READY)
         if config.in_band and peer.in_band:
@@ -152,7 +152,7 @@ class TCPListener:
                 self._pause = self._loop.call_later(ACCEPT_PAUSE, self._resume)
                 return
             accepted.setblocking(False)
-            self._acceptor.admit(TCPRequest(self, accepted, address))
+            self._acceptor.admit(TCPRequest(self, accepted, address[:2]))
 
     def _resume(self) -> None:
         self._watch = Watch(self._socket.fileno(), self._accept)
@@ -175,7 +175,7 @@ class TCPListener:
 class TCPRequest:
     """An accepted socket."""
 
-    def __init__(self, listener: TCPListener, accepted: socket.socket, address: object) -> None:
+    def __init__(self, listener: TCPListener, accepted: socket.socket, address: Address) -> None:
         self._listener = listener
         self._socket: socket.socket | None = accepted  # None: it is the link's
         self._address = address
@@ -183,7 +183,7 @@ class TCPRequest:
         self._attempt: ConnectAttempt[AddressedEndpoint] | None = None
 
     def __repr__(self) -> str:
-        return f"<bootstrap with {self._address}>"
+        return f"<bootstrap with {host_port(self._address)}>"
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
         assert self._socket is not None
@@ -205,7 +205,7 @@ class TCPRequest:
         except ConnectionLimitError as error:
             tcp.write(REFUSED + pack_refusal(str(error)))
             raise
-        attempt.endpoint.connect(remote)
+        attempt.endpoint.connect(remote, tcp.peer_address)
         attempt.post_receives()
         tcp.write(MAGIC + attempt.endpoint.packed())
         acceptor.security.agree(peer)  # by now the peer has got our hello, and knows as well

@@ -14,7 +14,7 @@ from .. import verbs
 from .._core.handshake import Endpoint, Hello
 from .._loop.driver import Driver
 from ..config import Config
-from ..errors import ProtocolError
+from ..errors import ProtocolError, host_port
 from ..mr_pool import REMOTE_RIGHTS
 from .auth import Security
 from .lifecycle import Address
@@ -132,11 +132,15 @@ class AddressedEndpoint(LocalEndpoint):
         """What the peer is told: the endpoint and the hello."""
         return self.endpoint.pack() + self.hello.pack()
 
-    def connect(self, remote: Endpoint) -> None:
-        """Brings the queue pair up; the peer must not send before it has been told."""
+    def connect(self, remote: Endpoint, address: Address | None) -> None:
+        """Brings the queue pair up; the peer must not send before it has been told.
+
+        `address` is the peer's, for errors.
+        """
         assert self.qp is not None
         if remote == self.endpoint:
-            raise ProtocolError("the peer sends back this side's own endpoint: an echo server?")
+            peer = host_port(address) if address is not None else "the peer"
+            raise ProtocolError(f"{peer} sends back this side's own endpoint: an echo server?")
         try:
             self.qp.connect(self.endpoint, remote, access=REMOTE_RIGHTS, retry_cnt=RETRIES)
         except ValueError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from aiordma._core.connection_states import (
     TRANSITIONS,
-    Cause,
     ConnectionState,
     LifecycleEvent,
     mermaid,
@@ -21,7 +20,7 @@ def sections() -> dict[str, str]:
     }
 
 
-def rows(title: str, kind: type[ConnectionState] | type[LifecycleEvent] | type[Cause]) -> str:
+def rows(title: str, kind: type[ConnectionState] | type[LifecycleEvent]) -> str:
     lines = [f"| {title} | meaning |", "|---|---|"]
     lines += [f"| {member.name} | {member.value} |" for member in kind]
     return "\n".join(lines) + "\n"
