@@ -520,6 +520,7 @@ static void meeting(void)
 				  .compare_add = 1};
 
 	if (process.child) {
+		process_barrier(&process); /* the peer polls from now on */
 		for (int i = 0; i <= TIMES; i++) {
 			unsigned awake = soft_engine_writes(false);
 
@@ -527,7 +528,7 @@ static void meeting(void)
 				request.remote += 8 * DONE;
 			CHECK_EQUAL(post(&side, request), 0);
 			expect_wc(&side, 1, IBV_WC_SUCCESS);
-			if (i == TIMES / 2) /* it has been looking for a while */
+			if (i == TIMES / 2) /* long after the two processes have met */
 				CHECK_EQUAL(soft_engine_writes(false) > awake, knows);
 		}
 		process_barrier(&process);
@@ -541,6 +542,7 @@ static void meeting(void)
 		struct ibv_wc wc;
 
 		soft_busy_poll(1);
+		process_barrier(&process);
 		while (!__atomic_load_n(&words[DONE], __ATOMIC_ACQUIRE))
 			CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
 		soft_busy_poll(0);
