@@ -62,8 +62,8 @@ struct aiordma_device_calls {
 	 * pages to come when they are used; other memory it touches at once, as a card that pins. */
 	struct ibv_mr *(*reg_own_mr)(struct ibv_pd *pd, void *addr, size_t length, int access);
 
-	/* A region of all memory of the process, for sending from wherever the caller knows that there
-	 * is some.  Devices that pin pages do not have it. */
+	/* A region of all memory of the process, for sending from, and receiving into, wherever the
+	 * caller knows that there is some.  Devices that pin pages do not have it. */
 	struct ibv_mr *(*reg_local_dma)(struct ibv_pd *pd);
 
 	/* Fault injection, for tests: replaces the fault spec of this process, NULL for none.  0, or

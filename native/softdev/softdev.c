@@ -43,7 +43,7 @@ static uint64_t peer_wakeups(void)
 
 static struct ibv_mr *reg_local_dma(struct ibv_pd *pd)
 {
-	return soft_reg_own_mr(pd, NULL, SIZE_MAX, 0);
+	return soft_reg_own_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE);
 }
 
 static const struct aiordma_device_calls device = {

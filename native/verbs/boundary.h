@@ -1,5 +1,5 @@
-/* What the C part offers to Python, to native/fast and to the C tests: verbs of either library in
- * batches. */
+/* What the C part offers to Python, to aiordma/_datapath and to the C tests: verbs of either library
+ * in batches. */
 #ifndef AIORDMA_BOUNDARY_H
 #define AIORDMA_BOUNDARY_H
 

@@ -96,7 +96,7 @@ static int spin(struct aiordma_drain *drain)
 		}
 	} while (!rc && !drain->ready_count && now < end && now < latest);
 	drain->busy = !rc && !drain->ready_count && now < end;
-	hold_polling(drain, drain->polls_again && (drain->ready_count || drain->busy));
+	hold_polling(drain, drain->polls_again > !(drain->ready_count || drain->busy));
 	if (device->busy_poll)
 		device->busy_poll(0);
 	return rc;

@@ -162,7 +162,7 @@ struct aiordma_drain {
 	struct ibv_cq *ready[64];
 	uint64_t events; /* completion events taken so far */
 	uint32_t spin_us; /* poll for so long before answering that there is nothing */
-	int polls_again; /* if something is found, the caller will poll again soon */
+	int polls_again; /* the caller will poll again soon, 1: if something is found, 2: in any case */
 	int holds; /* the device has been told so: `hold_polling` */
 	int busy; /* there was nothing, but the device made progress */
 	unsigned notify_version; /* of what aiordma_notify_fds gave last */

@@ -181,16 +181,19 @@ static void own(void)
 	close_pair(&a, &b);
 }
 
-/* All memory at once, of what is mapped later too: for sending, and nothing else. */
+/* All memory at once, of what is mapped later too: nothing for peers. */
 static void all(void)
 {
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){0});
-	REFUSED(soft_reg_own_mr(a.pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE), EINVAL);
+	REFUSED(soft_reg_own_mr(a.pd, NULL, SIZE_MAX,
+				IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE),
+		EINVAL);
 	REFUSED(soft_reg_own_mr(a.pd, NULL, SIZE_MAX, IBV_ACCESS_REMOTE_READ), EINVAL);
 	REFUSED(soft_reg_own_mr(a.pd, a.memory, SIZE_MAX, 0), EINVAL);
 	struct ibv_mr *mr = soft_reg_own_mr(a.pd, NULL, SIZE_MAX, 0);
+	struct ibv_mr *writable = soft_reg_own_mr(a.pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE);
 	uint8_t *memory = pages(2);
 
 	CHECK(mr && !mr->addr && mr->length == SIZE_MAX);
@@ -209,10 +212,17 @@ static void all(void)
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	CHECK(filled(b.memory, PAGE, 9));
 	request.opcode = IBV_WR_RDMA_READ;
+	request.lkey = writable->lkey;
 	fill(b.memory, PAGE, 7);
 	CHECK_EQUAL(post(&a, request), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	CHECK(filled(memory, PAGE, 7));
+	request.lkey = mr->lkey;
+	fill(b.memory, PAGE, 5);
+	CHECK_EQUAL(post(&a, request), 0);
 	expect_wc(&a, 1, IBV_WC_LOC_PROT_ERR);
-	CHECK(filled(memory, 2 * PAGE, 9));
+	CHECK(filled(memory, PAGE, 7));
+	CHECK_EQUAL(verbs->ibv_dereg_mr(writable), 0);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	munmap(memory, 2 * PAGE);
 	close_pair(&a, &b);

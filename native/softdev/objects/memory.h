@@ -74,8 +74,8 @@ struct soft_mr {
 
 /* Copy it, give it keys; the region that the application knows, or NULL and errno. */
 struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *mr);
-/* `reg_own_mr` of the device's table; NULL and SIZE_MAX, without any rights, are `reg_local_dma`.
- */
+/* `reg_own_mr` of the device's table; NULL and SIZE_MAX, without rights for peers, are
+ * `reg_local_dma`. */
 struct ibv_mr *soft_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
 /* Which flags can go together: 0 or an errno value; the optional ones are taken out. */
 int soft_mr_access(unsigned *access, unsigned allowed);
