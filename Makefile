@@ -84,7 +84,7 @@ test: .venv/.test build ## C tests, and each Python test in one of its combinati
 
 test-full: .venv/.test build ## what `make test` does in one combination: in each of loop, method, polling and link
 	AIORDMA_EMBEDDED_LINKS=shared $(PYTEST) --every-combination
-	AIORDMA_EMBEDDED_LINKS=tcp $(PYTEST) --every-combination tests/transport
+	AIORDMA_NO_DIRECT_WAKE=1 AIORDMA_EMBEDDED_LINKS=tcp $(PYTEST) --every-combination tests/transport
 
 check-py: .venv/.test build ## some Python tests: ARGS='-k cancel', ARGS='-n0 --pdb tests/verbs'
 	$(PYTEST) $(ARGS)
@@ -151,7 +151,7 @@ docs: .venv/.test build ## write the generated parts of docs/: states, reference
 .PHONY: check lint format types abi folders
 check: .venv/.dev build ## format, lint, types and the fastest tests, in less than a minute
 	@$(MAKE) --no-print-directory lint types
-	$(PYTEST) --quiet tests/core tests/native tests/test_build.py tests/test_errors.py tests/test_imports.py
+	$(PYTEST) --quiet tests/core tests/datapath tests/native tests/test_build.py tests/test_errors.py tests/test_imports.py
 
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
@@ -209,15 +209,19 @@ tsan: .venv/.build ## C tests under the thread sanitizer
 .PHONY: coverage
 # Counts of a branch are differences of others, and those of a process that was killed or forked in the
 # middle may not fit together; what is judged is lines. native/preload.c runs in `make programs`.
+# Cython's plugin of coverage.py wants the C that was compiled beside the source.
 coverage: .venv/.dev ## which lines the tests run: a table with a row for each folder of Python and C
 	$(call instrumented,coverage,-Db_coverage=true -Doptimization=1)
 	find build/coverage -name '*.gcda' -delete
+	ln -sf $(CURDIR)/build/coverage/aiordma/_datapath/*.c aiordma/_datapath
+	echo 'import coverage; coverage.process_startup()' >$$(echo build/venv/coverage/lib/python*/site-packages)/processes.pth
 	meson test -C build/coverage $(MESON_TEST)
 	build/venv/coverage/bin/python -m pytest -p no:cacheprovider --cov --cov-report= $(EMBEDDED_TESTS)
 	$(BIN)/coverage json --quiet -o build/coverage/python.json
 	$(BIN)/gcovr --root . --filter native/ --exclude native/preload.c -j 2 \
 		--gcov-ignore-parse-errors negative_hits.warn_once_per_file \
 		--json-summary build/coverage/c.json --txt build/coverage/c.txt build/coverage
+	rm aiordma/_datapath/*.c
 	$(BIN)/python -m tests.coverage_table build/coverage/python.json build/coverage/c.json
 
 .PHONY: fuzz
@@ -228,7 +232,12 @@ fuzz: .venv/.build ## fuzz what comes from elsewhere, SECONDS=60 each (clang, li
 
 # ---- the rest -------------------------------------------------------------------------------
 
+.PHONY: package
+package: .venv/.build ## sdist and wheel, into dist/, and the echo where only they are installed: ARGS='python3.12 python3.13'
+	tests/package $(ARGS)
+
 .PHONY: clean
 clean: ## remove everything that was built or fetched
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f aiordma/_datapath/*.c
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -31,8 +31,9 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, Unpack
 
 from . import verbs
-from ._loop.driver import ContextEvents, Watch, event_error
+from ._loop.driver import ContextEvents, Watch
 from .errors import BufferStateError, DeviceEventError, QueueFullError, work_completion_error
+from .verbs._device.context import event_error
 
 Completed: TypeAlias = "asyncio.Future[verbs.WorkCompletion]"
 Pieces: TypeAlias = Sequence[verbs.ScatterGatherElement]

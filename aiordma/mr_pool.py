@@ -24,9 +24,8 @@ from typing import NamedTuple, Self
 from . import verbs
 from ._core.region import slice_range
 from ._core.slabs import SlabAllocator
+from ._datapath.memory import BlockCache, Local, Pinned, PoolBlock
 from ._memory.pool_waiters import PoolWaiters
-from ._native import Block as NativeBlock
-from ._native import Local, Pinned, Shelf
 from .errors import BufferStateError, LocalRangeError, QuotaError
 from .verbs._memory.pages import Mapped
 from .verbs._memory.special_regions import reg_local_dma
@@ -48,7 +47,7 @@ REMOTE_RIGHTS = (
 )
 
 
-class Block(NativeBlock, Mapped):
+class Block(PoolBlock, Mapped):
     """A part of registered memory, made once and leased many times.  Internal to the library.
 
     Users' views are exports of it.
@@ -95,7 +94,7 @@ def block_size(size: int) -> int:
     return max(SMALLEST, 1 << (size - 1).bit_length()) if size else SMALLEST
 
 
-class MemoryPool(Shelf):
+class MemoryPool(BlockCache):
     """Leases of registered memory, for local access, within one protection domain.
 
     `limit` bounds the bytes registered in all.  Beyond it `lease` waits until enough has come back,
@@ -114,13 +113,13 @@ class MemoryPool(Shelf):
         self._large: set[verbs.MemoryRegion] = set()
         self.slab_size = SLAB_SIZE
         self.smallest = SMALLEST
-        self._everything = reg_local_dma(pd)
-        if self._everything is not None:
-            self.everything = self._everything.lkey
+        self._local_dma = reg_local_dma(pd)
+        if self._local_dma is not None:
+            self.local_dma_lkey = self._local_dma.lkey
         self.ready_bytes = READY_BYTES
         self.waiters: PoolWaiters[Block] = PoolWaiters(self.block, limit // INTERNAL_SHARE)
         """The tasks that wait for memory.  Internal to the library."""
-        self.before, self.others = self.waiters.queues
+        self.internal_waiters, self.user_waiters = self.waiters.queues
 
     def block(self, size: int) -> Block:
         """A leased block of at least `size` bytes, contents undefined, past all waiters.
@@ -285,7 +284,7 @@ class MemoryPool(Shelf):
         block.region.close()
 
     def _returned(self, block: Block) -> None:
-        """A block that the shelf does not take by itself: it is the last, or others wait."""
+        """A block that the cache does not keep by itself: it is the last, or others wait."""
         size = block.size
         if self.closed:
             return  # the region went with the pool
@@ -304,9 +303,9 @@ class MemoryPool(Shelf):
         """No more leases.  The regions are deregistered with the protection domain, which the
         owner of both closes next; views that users still have stay readable."""
         self.closed = True
-        self.everything = 0
-        if self._everything is not None:
-            self._everything.close()
+        self.local_dma_lkey = 0
+        if self._local_dma is not None:
+            self._local_dma.close()
         self._drop_large()
         self.clear_ready()
         self.waiters.fail(BufferStateError("the memory pool is closed"))

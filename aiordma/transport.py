@@ -30,6 +30,8 @@ from typing import Literal, Self
 
 from . import verbs
 from ._core.region import RegionToken, Rights
+from ._datapath.message import Message
+from ._datapath.results import Received, ReceivedMemory
 from ._loop import shutdown
 from ._loop.affinity import LoopAffinity
 from ._loop.wait_queue import WaitQueue
@@ -38,9 +40,8 @@ from ._transport.acceptor import Acceptor
 from ._transport.auth import NO_SECURITY, Security
 from ._transport.batch import Batch
 from ._transport.connect_oob import PendingConnection
-from ._transport.connection import Connection, Received, Statistics
+from ._transport.connection import Connection, Statistics
 from ._transport.lifecycle import Address
-from ._transport.message import Message
 from ._transport.sharing import RemoteRegion, RemoteSlice, Share
 from .config import DEFAULT, Config
 from .errors import AddressError, ConnectionClosedError, UnreachableError
@@ -54,6 +55,7 @@ __all__ = [
     "Message",
     "PendingConnection",
     "Received",
+    "ReceivedMemory",
     "RegionToken",
     "RemoteRegion",
     "RemoteSlice",

@@ -45,16 +45,6 @@ class _Unsigned:
     decode = encode
 
 
-class _OptionalUnsigned:
-    def __init__(self, bits: int) -> None:
-        self._bits = bits
-
-    def encode(self, value: object) -> object:
-        return value if value is None else _unsigned(value, self._bits)
-
-    decode = encode
-
-
 class _Text:
     def encode(self, value: object) -> object:
         if not isinstance(value, str):
@@ -111,7 +101,6 @@ class _Token:
 U16 = Annotated[int, _Unsigned(16)]
 U32 = Annotated[int, _Unsigned(32)]
 U64 = Annotated[int, _Unsigned(64)]
-OptionalU32 = Annotated[int | None, _OptionalUnsigned(32)]
 Text = Annotated[str, _Text()]
 Bytes32 = Annotated[bytes, _Bytes(32)]
 Bytes40 = Annotated[bytes, _Bytes(40)]

@@ -30,7 +30,7 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
-from aiordma._core.credits import (
+from aiordma._core.frames import (
     MAX_CONTROL_RECEIVES,
     MAX_DATA_RECEIVES,
     MIN_CONTROL_RECEIVES,
@@ -95,9 +95,9 @@ class Hello:
     eager_size: int
     """Bytes of each of its receives, the frame's header included."""
     data_receives: int
-    """DATA and OFFER frames it can take before it gives credits back."""
+    """DATA, BUNDLE and RNDV_RTS frames it can take before it gives credits back."""
     control_receives: int
-    """The same for CONTROL and CREDIT frames."""
+    """The same for CONTROL, CREDIT and RNDV_ACK frames."""
     max_message: int
     """Bytes of the longest message it accepts."""
     lend_quota: int

@@ -31,12 +31,10 @@ from aiordma._core.fields import (
     Bytes32,
     Bytes40,
     Codec,
-    OptionalU32,
     Text,
     Token,
 )
 from aiordma._core.frames import HEADER_SIZE
-from aiordma._core.region import U64_MAX
 from aiordma.errors import ProtocolError
 
 MAGIC = 0xA17D
@@ -52,8 +50,6 @@ MIN_RECEIVE = HEADER_SIZE + MAX_LENGTH
 class MessageType(IntEnum):
     """What a message is; stands third in its array."""
 
-    RENDEZVOUS = 1
-    RENDEZVOUS_DONE = 2
     REGION_GRANT = 3
     REGION_RETURN = 4
     REGION_REQUEST = 5
@@ -94,26 +90,6 @@ class GoodbyeCode(IntEnum):
     TIMEOUT = 3
     INTERNAL = 4
     NOT_AUTHENTICATED = 5
-
-
-class Rendezvous(NamedTuple):
-    """A message of ``length`` bytes waits at ``address``: read it, then say RendezvousDone.
-
-    The memory stays as it is until then. ``imm`` is the message's immediate data, or None.
-    """
-
-    request_id: U32
-    address: U64
-    rkey: U32
-    length: U64
-    imm: OptionalU32 = None
-
-
-class RendezvousDone(NamedTuple):
-    """The offered memory has been read (``status`` 0), or will not be (an ErrorCode)."""
-
-    request_id: U32
-    status: U16
 
 
 class RegionGrant(NamedTuple):
@@ -241,9 +217,7 @@ class ReadyToUse(NamedTuple):
 
 
 Message: TypeAlias = (
-    Rendezvous
-    | RendezvousDone
-    | RegionGrant
+    RegionGrant
     | RegionReturn
     | RegionRequest
     | RegionRelease
@@ -263,8 +237,6 @@ Message: TypeAlias = (
 
 _TYPES: Mapping[type[Message], MessageType] = MappingProxyType(
     {
-        Rendezvous: MessageType.RENDEZVOUS,
-        RendezvousDone: MessageType.RENDEZVOUS_DONE,
         RegionGrant: MessageType.REGION_GRANT,
         RegionReturn: MessageType.REGION_RETURN,
         RegionRequest: MessageType.REGION_REQUEST,
@@ -297,8 +269,6 @@ _FORMATS: dict[int, tuple[type[Message], tuple[tuple[str, Codec], ...]]] = {
 
 def _check(message: Message) -> None:
     """What no field can say alone; ValueError."""
-    if isinstance(message, Rendezvous) and message.address + message.length > U64_MAX + 1:
-        raise ValueError("the message goes beyond the end of the address space")
     if isinstance(message, ReceiveSize) and message.size < MIN_RECEIVE:
         raise ValueError(f"a receive has at least {MIN_RECEIVE} bytes, not {message.size}")
 

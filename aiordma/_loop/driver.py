@@ -8,7 +8,7 @@ Some facts, and what they mean here:
   level-triggered fd calls again.  No timer stands behind it.  (ibv_get_cq_event(3))
 - A failed completion carries only `wr_id`, `status`, `qp_num` and `vendor_err`.  So a `wr_id`
   alone leads to what was posted: the slot that it names holds the work, and its queue
-  (native/fast/table.c).
+  (_datapath/work_queue.pyx).
 - Completions of a queue pair that is already destroyed may still lie in the completion queue.
   Their slots have been given back, so their generation matches none; the table counts them.
 - Waking a sleeping process on another core takes longer than all the rest of a small message.  So
@@ -34,9 +34,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from .. import cm, verbs
+from .._datapath.work_queue import WorkRequestTable
 from .._memory.registration_cache import RegistrationCache
-from .._native import Table
-from ..errors import DeviceEventError, InternalError
+from ..errors import InternalError
 from ..mr_pool import MemoryPool
 from .adaptive_polling import AdaptivePolling
 from .coarse_timers import CoarseTimers
@@ -99,7 +99,7 @@ class Driver(PerLoopResource):
         self.channel = context.create_comp_channel()
         self.pool = MemoryPool(self.pd, limit=pool_limit)
         self.registrations = RegistrationCache(self.pd)
-        self.operations = Table()
+        self.operations = WorkRequestTable()
         self.operations.loop = loop
         self._sinks: dict[verbs.QueuePair, CompletionSink] = {}
         self._cqs: list[verbs.CompletionQueue] = []
@@ -107,12 +107,12 @@ class Driver(PerLoopResource):
         self._drain = self.channel.drain_to
         self._polling = AdaptivePolling(math.ceil(polling * 1e6))
         self._wake_spin_us = min(WAKE_SPIN_US, self._polling.most_us)
-        self.operations.look_us = min(BRIEF_SPIN_US, self._polling.most_us)
-        if self.operations.look_us:
+        self.operations.brief_spin_us = min(BRIEF_SPIN_US, self._polling.most_us)
+        if self.operations.brief_spin_us:
             brief_spin = self.channel.reader(BATCH, self._brief_spin)
-            self.operations.look = partial(self.operations.look_again, *brief_spin)
+            self.operations.brief_spin = partial(self.operations.spin_before_wait, *brief_spin)
             keep = self.channel.reader(BATCH, self._on_spin_end)
-            self.operations.keep = partial(self.operations.keep_looking, *keep)
+            self.operations.spin = partial(self.operations.spin_once, *keep)
         self._coming_back = False  # for completions that one turn had no time for
         self._missed_waits = 0  # grows with spins that missed after a wake-up without a completion
         self._waits_skipped = 0
@@ -156,7 +156,7 @@ class Driver(PerLoopResource):
 
     def _reset_after_fork(self) -> None:
         super()._reset_after_fork()
-        self.operations.waking = False
+        self.operations.calling_back = False
         self.operations.closed = True
         for fd in self._notify_fds:
             os.close(fd)
@@ -207,11 +207,11 @@ class Driver(PerLoopResource):
 
         The tasks that it wakes run in the loop's next turn, not from here.
         """
-        self.operations.later = True
+        self.operations.defers_callbacks = True
         try:
             self._handle(0, False)
         finally:
-            self.operations.later = False
+            self.operations.defers_callbacks = False
 
     # ---- readers -------------------------------------------------------------------------
 
@@ -232,15 +232,15 @@ class Driver(PerLoopResource):
             self.timers.fire()
 
     def _serve(self, drained: int) -> None:
-        """Slow path of `Table.serve`."""
+        """Slow path of `WorkRequestTable.serve`."""
         self._handle(0, False, drained)
 
     def _brief_spin(self, drained: int) -> None:
-        """Slow path of `Table.look_again`: the brief spin of a task that is about to wait."""
-        self._handle(0, self.operations.returns or self.operations.looking, drained)
+        """Slow path of `WorkRequestTable.spin_before_wait`: a task is about to wait."""
+        self._handle(0, self.operations.polls_again or self.operations.spin_scheduled, drained)
 
     def _on_completions(self) -> None:
-        if self.operations.looking:
+        if self.operations.spin_scheduled:
             return  # a poll is scheduled for when the tasks have run; now it would delay them
         spin = self._polling.is_due()
         before = self.channel.peer_wakeups()
@@ -250,24 +250,24 @@ class Driver(PerLoopResource):
             else:
                 self._polling.skipped()
 
-    def _wait(self, returns: bool) -> bool:
+    def _wait(self, polls_again: bool) -> bool:
         """Spins after a wake-up without a completion, as long as that finds some."""
         if self._waits_skipped < self._missed_waits:
             self._waits_skipped += 1
             return False
-        found = self._wake_spin_us > 0 and self._handle(self._wake_spin_us, returns)
+        found = self._wake_spin_us > 0 and self._handle(self._wake_spin_us, polls_again)
         self._missed_waits = 0 if found else min(2 * self._missed_waits + 1, MOST_WAITS_SKIPPED)
         self._waits_skipped = 0
         return found
 
     def _spin_soon(self) -> None:
         """Has the loop poll last before it sleeps, or nearly so."""
-        self.operations.keep_us = self._polling.spin_us
-        self.operations.look_soon()
+        self.operations.spin_us = self._polling.spin_us
+        self.operations.spin_soon()
 
     def _on_spin_end(self, drained: int) -> None:
-        """Slow path of `Table.keep_looking`: the last poll of a spin; those before it were hits."""
-        found, self.operations.found = self.operations.found, False
+        """Slow path of `WorkRequestTable.spin_once`: the last poll of a spin, after hits."""
+        found, self.operations.spin_found = self.operations.spin_found, False
         again = self._handle(0, True, drained)
         if found or again:
             self._polling.hit()
@@ -276,7 +276,7 @@ class Driver(PerLoopResource):
         else:
             self._polling.missed()
 
-    def _handle(self, spin_us: int, returns: bool, drained: int | None = None) -> bool:
+    def _handle(self, spin_us: int, polls_again: bool, drained: int | None = None) -> bool:
         """Hands out the completions there are; False if there is no reason to poll again soon.
 
         `drained` is the result of the first drain, if that has already been done.
@@ -284,24 +284,24 @@ class Driver(PerLoopResource):
         if self._gone:
             return False  # between `call_soon` and now
         table = self.operations
-        around, table.returns = table.returns, returns
+        around, table.polls_again = table.polls_again, polls_again
         try:
             if drained is None:
-                found, more, changed = self._drain(table, BATCH, spin_us, returns)
+                found, more, changed = self._drain(table, BATCH, spin_us, polls_again)
             else:
                 found, more, changed = self.channel.drained(drained)
             if changed and not self._gone:
                 self._watch_notify_fds()
             rounds = 1
             while more and rounds < ROUNDS and not self._gone:  # a task that it woke may close this
-                some, more, _ = self._drain(table, BATCH, 0, returns)
+                some, more, _ = self._drain(table, BATCH, 0, polls_again)
                 found = found or some
                 rounds += 1
         except OSError as error:  # the channel itself fails: nothing more will complete here
             self._fail(error)
             return False
         finally:
-            table.returns = around
+            table.polls_again = around
         if not more:
             return found
         # The events of what is left are already taken, so the fd need not fire again for it.
@@ -356,7 +356,7 @@ class Driver(PerLoopResource):
             sink.fail(error)
 
     def _close(self) -> None:
-        self.operations.look = self.operations.keep = None
+        self.operations.brief_spin = self.operations.spin = None
         self.operations.closed = True
         for fd in self.channel.watched_fds:
             stop_reading(self.loop, fd)
@@ -403,12 +403,6 @@ class ContextEvents(PerLoopResource):
 
     def _close(self) -> None:
         stop_reading(self.loop, self._fd)
-
-
-def event_error(event: verbs.AsyncEvent, context: verbs.Context) -> DeviceEventError:
-    """The error of an event after which nothing works any more."""
-    about = repr(event.element) if event.element is not None else ""
-    return DeviceEventError(event.type.name, device=context.name, element=about)
 
 
 class Watch:

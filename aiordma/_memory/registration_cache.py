@@ -27,7 +27,7 @@ from collections import OrderedDict, deque
 from typing import NamedTuple
 
 from .. import verbs
-from .._native import Pinned
+from .._datapath.memory import Pinned
 from ..mr_pool import OwnMemory
 
 # Types whose memory stays where it is, with its pages, as long as a view of it exists.  Subclasses

@@ -97,18 +97,6 @@ class SupportsDLPack(Protocol):
 AnyMemory: TypeAlias = "Buffer | SupportsDLPack"
 
 
-class Waiter(Protocol):
-    """What the fast path needs of a future: a future, a Promise, or an object that acts as one."""
-
-    def done(self) -> bool: ...
-
-    def set_result(self, result: None, /) -> None: ...
-
-    def set_exception(self, error: BaseException, /) -> None: ...
-
-    def cancel(self) -> bool: ...
-
-
 __all__ = [
     "WC",
     "AHAttr",
@@ -181,7 +169,6 @@ __all__ = [
     "UDParam",
     "ValuesEx",
     "VoidPointer",
-    "Waiter",
     "XRCDInitAttr",
     "XRCDPointer",
 ]

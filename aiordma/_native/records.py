@@ -23,9 +23,6 @@ More: TypeAlias = "tuple[int, int, int, int, int, int, int, int, int, int]"
 """timestamp, wallclock_ns, tm_tag, slid, pkey_index, sl, dlid_path_bits, cvlan, flow_tag,
 tm_priv."""
 
-WrongCompletion: TypeAlias = "tuple[int, int, int, int, bool]"
-"""kind, status, vendor_err, wr_id; whether it is of an earlier request of a run than the last."""
-
 COMPLETION = struct.Struct("=Q8I")
 MORE = struct.Struct("=3Q7I4x")
 SEND = struct.Struct("=5Q7I2H")

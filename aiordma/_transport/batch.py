@@ -9,21 +9,22 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from .._core.operations import OperationKind
-from .._native import Batch as NativeBatch
-from .._native import Promise, Run
+from .._datapath.futures import OpFuture
+from .._datapath.one_sided import Batch as BatchOfTransfers
+from .._datapath.one_sided import WRChain
+from .._datapath.work_queue import SendQueue
 from ..errors import BufferStateError
 from ..mr_pool import LocalMemory
 from ..verbs._memory.buffers import AnyMemory
 from .one_sided import OneSided, Remote
 from .transfers import Atomic, Batched
-from .work_queue import WorkQueue
 
 T = TypeVar("T")
 
 NOTHING: AbstractContextManager[object] = nullcontext()
 
 
-class Batch(NativeBatch):
+class Batch(BatchOfTransfers):
     """Reads, writes and atomics, collected in an `async with` and posted at its end.
 
     They go to the device in the order of the calls, with one doorbell as long as the send queue
@@ -36,7 +37,7 @@ class Batch(NativeBatch):
     memory held; those that still waited for room are not, nor those behind them.
     """
 
-    def __init__(self, one_sided: OneSided, queue: WorkQueue, check: Callable[[], None]) -> None:
+    def __init__(self, one_sided: OneSided, queue: SendQueue, check: Callable[[], None]) -> None:
         self._one_sided = one_sided
         self._queue = queue
         self._check = check
@@ -47,7 +48,7 @@ class Batch(NativeBatch):
     def __len__(self) -> int:
         return len(self._transfer) if self._transfer is not None else 0
 
-    def _collecting(self) -> Run:
+    def _collecting(self) -> WRChain:
         if self._transfer is None:
             raise BufferStateError("a batch collects inside its async with statement only")
         self._check()
@@ -59,16 +60,15 @@ class Batch(NativeBatch):
             self._memory = ExitStack()
         return self._memory.enter_context(memory)
 
-    # The common case is handled in C; the end of the scope checks the connection in any case.
+    # The common case is compiled (one_sided.pyx); the end of the scope checks the connection in any
+    # case.
 
     def _write(self, source: LocalMemory | AnyMemory, target: Remote) -> None:
-        """As `Connection.write`, done when the scope has ended."""
         transfer = self._collecting()
         local = self._held(self._one_sided.source(source))
         self._one_sided.add_write(transfer, local, target)
 
     def _read(self, source: Remote, target: LocalMemory | AnyMemory) -> None:
-        """As `Connection.read`; the bytes are there when the scope has ended."""
         transfer = self._collecting()
         local, landed = self._held(self._one_sided.target(target))
         self._one_sided.add_read(transfer, local, source)
@@ -114,7 +114,7 @@ class Batch(NativeBatch):
                 drop(transfer, atomics)
                 raise
             if transfer.entries:
-                done = Promise(self._queue.table)
+                done = OpFuture(self._queue.table)
                 transfer.waiter = Batched(done, atomics) if atomics else done
                 self._queue.post(transfer)
                 try:
@@ -126,7 +126,7 @@ class Batch(NativeBatch):
                 bring()
 
 
-def drop(transfer: Run, atomics: list[Atomic]) -> None:
+def drop(transfer: WRChain, atomics: list[Atomic]) -> None:
     """Nothing of it was posted."""
     transfer.release()
     for atomic in atomics:

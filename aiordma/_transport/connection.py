@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from .._core import protocol
 from .._core.connection_states import CLOSING, LifecycleEvent
 from .._core.region import RegionToken, Rights
+from .._datapath import one_sided
+from .._datapath.channel import Counts, MessageMethods, check_imm
 from .._memory.registration_cache import CacheStatistics
-from .._native import Arrivals, Counts, Promise
 from ..dmabuf import DmabufRegion
 from ..errors import (
     ConnectionClosedError,
-    MessageTooLongError,
     RDMAError,
     host_port,
 )
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
-from ..verbs._memory.buffers import AnyMemory, bytes_of
+from ..verbs._memory.buffers import AnyMemory
 from .batch import Batch
-from .inbox import Inbox
-from .lifecycle import Address, ConnectionLifecycle
-from .message import Message
+from .lifecycle import Address, ConnectionLifecycle, weakly
 from .one_sided import Remote
 from .sharing import RemoteRegion, Share
-from .target import Target
 from .transfers import Progress
 
 if TYPE_CHECKING:
     from .endpoint import LocalEndpoint
-
-
-class Received(NamedTuple):
-    """What `recv_into` has put there."""
-
-    length: int
-    """Bytes of the message."""
-    imm: int | None
-    """The sender's immediate data."""
 
 
 @dataclass
@@ -58,7 +44,7 @@ class Statistics(Counts):
     atomics: int = field(default_factory=int)
 
 
-class Connection(ConnectionLifecycle):
+class Connection(ConnectionLifecycle, MessageMethods):
     """One RDMA connection.  Made by `connect`, a `Listener` or `start_server`, never directly.
 
     Belongs to the event loop it was made in; not thread-safe.  Every await may be cancelled: what
@@ -79,7 +65,9 @@ class Connection(ConnectionLifecycle):
         super().__init__(endpoint)
         self._statistics = Statistics()
         self._messages.count_in(self._statistics)
-        self._inbox: Inbox = self._messages.inbox
+        self._messages.check = weakly(self._check)
+        self._messages.check_loop = weakly(self._check_loop)
+        self._set_channel(self._messages)
 
     # ---- what it is ----------------------------------------------------------------------
 
@@ -125,96 +113,8 @@ class Connection(ConnectionLifecycle):
 
     # ---- messages ------------------------------------------------------------------------
 
-    async def send(
-        self, data: Message | LocalMemory | AnyMemory, *, imm: int | None = None
-    ) -> None:
-        """Sends one message of any size: any buffer or tensor (`verbs.bytes_of`), registered
-        memory, or a received Message.
-
-        Returns when the peer's device has it (small messages) or the peer has read it (large
-        ones); until then the buffer must not change.  `imm` is an unsigned 32-bit number that
-        travels beside the data.  Messages arrive in the order of the calls.  Waits while the peer
-        has no room, and while the memory pool has none.  Cancelled before it was posted, the
-        message is not sent; after that it is.
-        Raises MessageTooLongError before anything is sent.
-        """
-        await (self._messages.deliver(data, imm) or self._send(data, imm))
-
-    def send_nowait(
-        self, data: Message | LocalMemory | AnyMemory, *, imm: int | None = None
-    ) -> asyncio.Future[None]:
-        """As `send`, for code that cannot await: the message has its place in the order now.
-
-        The future (one for `asyncio.isfuture`, of a class of its own) ends as `send` would; until
-        then the buffer must not change.  Cancelling it is cancelling `send`.  There is no
-        backpressure but the future: bound what you have under way.
-        """
-        # No cast, which is a call.
-        return self._messages.deliver(data, imm) or self._send(data, imm)  # type: ignore[return-value]
-
-    def _send(self, data: Message | LocalMemory | AnyMemory, imm: int | None) -> Promise:
-        self._check()
-        if isinstance(data, Message):
-            data.check()
-            sent: bytes | memoryview | Message = data
-        elif type(data) is bytes:
-            sent = data
-        else:
-            sent = data.view if isinstance(data, LocalMemory) else bytes_of(data)
-        if len(sent) > self.max_message:
-            raise MessageTooLongError(len(sent), self.max_message)
-        if imm is not None:
-            check_imm(imm)
-        promise = self._messages.new_promise()
-        self._messages.send(sent, imm, promise)
-        return promise
-
-    async def recv(self) -> Message:
-        """The next message, as a leased view of the memory it arrived in; see `Message`.
-
-        Waits for memory too, where a long message comes and the pool is exhausted; QuotaError for
-        one that it can never hold, which stays for `recv_into`.  Cancelling loses nothing.
-        Messages that arrived before the end can still be received after it; then
-        ConnectionClosedError or ConnectionBrokenError.
-        """
-        message: Message | None = self._inbox.take_here()
-        return await self._next() if message is None else message
-
-    def _next(self) -> Coroutine[Any, Any, Message]:
-        """As `recv`, when no message is here, or this may be another loop."""
-        receiver = self._inbox.wait_here()
-        if receiver is not None:
-            return self._inbox.recv_as(receiver)
+    def _check_loop(self) -> None:
         self._affinity.check(self)
-        return self._inbox.recv()
-
-    async def recv_into(self, memory: LocalMemory | AnyMemory) -> Received:
-        """The next message, into memory of the caller's: how long it is, and its immediate data.
-
-        Registered memory, or any writable buffer, at least as long as the message; a long message
-        is read straight into it, so this is how one that is larger than the pool is received.
-        MessageTooLongError when it does not fit: the message stays for the next call.  The memory
-        may have been written to after a cancellation, and for as long as what was posted before it
-        is under way; the message is not lost.  The end as with `recv`.
-        """
-        self._affinity.check(self)
-        if isinstance(memory, LocalMemory):
-            target = Target(memory.view, memory)
-        else:
-            target = Target(bytes_of(memory), None, memory)
-        if target.view.readonly:
-            raise ValueError(f"cannot receive into {type(memory).__name__}: it is read-only")
-        return Received(*await self._inbox.recv_into(target))
-
-    def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages until the connection is closed in order; ConnectionBrokenError otherwise."""
-        return Arrivals(self._inbox, self._next_or_end)
-
-    async def _next_or_end(self) -> Message:
-        try:
-            return await self._next()
-        except ConnectionClosedError:
-            raise StopAsyncIteration from None
 
     # ---- memory --------------------------------------------------------------------------
 
@@ -372,7 +272,9 @@ class Connection(ConnectionLifecycle):
         when the range or the right is not there.
         """
         self._check()
-        done = self._queue.write(source, target) if imm is None and progress is None else None
+        done = None
+        if imm is None and progress is None:
+            done = one_sided.write(self._queue, source, target)
         if done is not None:
             await done
         else:
@@ -393,7 +295,7 @@ class Connection(ConnectionLifecycle):
         Pieces, `progress` and RemoteRangeError as with `write`.
         """
         self._check()
-        done = self._queue.read(target, source) if progress is None else None
+        done = one_sided.read(self._queue, target, source) if progress is None else None
         if done is not None:
             await done
         else:
@@ -471,11 +373,6 @@ class Connection(ConnectionLifecycle):
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
-
-
-def check_imm(imm: int) -> None:
-    if not 0 <= imm < 1 << 32:
-        raise ValueError(f"imm must be an unsigned 32-bit number, not {imm}")
 
 
 def check_lease(lease: float | None) -> None:

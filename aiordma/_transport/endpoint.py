@@ -12,13 +12,13 @@ from functools import lru_cache
 
 from .. import verbs
 from .._core.handshake import Endpoint, Hello
+from .._datapath.work_queue import RESERVED_ENTRIES
 from .._loop.driver import Driver
 from ..config import Config
 from ..errors import ProtocolError, host_port
 from ..mr_pool import REMOTE_RIGHTS
 from .auth import Security
 from .lifecycle import Address
-from .work_queue import CONTROL_ENTRIES
 
 # Reads and atomics under way at once that are asked for, unless the device offers less.
 RD_ATOMIC = 16
@@ -50,7 +50,7 @@ class LocalEndpoint:
         self.max_dest_rd_atomic = min(RD_ATOMIC, attributes.max_qp_rd_atom)
         receives = config.data_receives + config.control_receives
         self.capabilities = verbs.QPCapabilities(
-            max_send_wr=min(config.send_queue + CONTROL_ENTRIES, attributes.max_qp_wr),
+            max_send_wr=min(config.send_queue + RESERVED_ENTRIES, attributes.max_qp_wr),
             max_recv_wr=receives,
             max_send_sge=min(SEND_PIECES, attributes.max_sge),
         )

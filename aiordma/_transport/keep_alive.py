@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from .. import verbs
 from .._core.operations import OperationKind
+from .._datapath.work_queue import SendQueue, WorkRequest
 from .._loop.coarse_timers import CoarseTimers
-from .work_queue import Work, WorkQueue
 
 
-class Probe(Work):
+class Probe(WorkRequest):
     """A write of nothing; that it completes is all that counts."""
 
     __slots__ = ("answered",)
@@ -40,7 +40,7 @@ class KeepAlive:
 
     def __init__(
         self,
-        queue: WorkQueue,
+        queue: SendQueue,
         timers: CoarseTimers,
         interval: float,
         patience: float,

@@ -26,6 +26,8 @@ from .._core.connection_states import (
     transition,
 )
 from .._core.handshake import Hello
+from .._datapath.channel import MessageChannel
+from .._datapath.work_queue import SendQueue
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
 from ..errors import (
@@ -40,10 +42,8 @@ from ..errors import (
 from .auth import KeyProof
 from .keep_alive import KeepAlive
 from .memory import Memory
-from .messages import Messages
 from .one_sided import OneSided
 from .sharing import Sharing
-from .work_queue import WorkQueue
 
 if TYPE_CHECKING:
     from .endpoint import LocalEndpoint
@@ -135,14 +135,14 @@ class ControlChannel:
 
     @property
     def can_send_now(self) -> bool:
-        return self._messages.can_tell
+        return self._messages.can_send_control_now
 
     def new_request_id(self) -> int:
         return self._messages.request_id()
 
     def send_now(self, message: protocol.Message) -> bool:
         """False if it cannot be sent without waiting for a credit or memory."""
-        return self._messages.tell(message)
+        return self._messages.send_control_now(message)
 
     def send(self, message: protocol.Message) -> None:
         """As soon as there is a credit, unless the connection has ended."""
@@ -151,7 +151,7 @@ class ControlChannel:
 
     def on_first_arrival(self, callback: Callable[[], None] | None) -> None:
         """Calls it for what arrives before the handshake is done."""
-        self._messages.on_early = callback
+        self._messages.on_early_frame = callback
 
 
 class ConnectionLifecycle:
@@ -182,9 +182,9 @@ class ConnectionLifecycle:
         # the user drops is finalized (`__del__`).
         self._waiter_error = WaiterErrors()
         driver = endpoint.driver
-        self._queue = WorkQueue(driver, endpoint.qp, weakly(self._end), self._waiter_error)
+        self._queue = SendQueue(driver, endpoint.qp, weakly(self._end), self._waiter_error)
         self._memory = Memory(driver.pool, driver.registrations, config, self._waiter_error)
-        self._messages = Messages(
+        self._messages = MessageChannel(
             queue=self._queue,
             memory=self._memory,
             config=config,
@@ -192,9 +192,8 @@ class ConnectionLifecycle:
             on_protocol_error=weakly(self._protocol_error),
             waiter_error=self._waiter_error,
         )
-        self._messages.gated = endpoint.security.auth is not None
-        self._queue.on_room = self._messages.pump
-        self._queue.traffic = self._messages
+        self._messages.awaiting_auth = endpoint.security.auth is not None
+        self._queue.frame_handler = self._messages
         self._sharing = Sharing(driver.pool, config, self._messages, self._waiter_error)
         self._one_sided = OneSided(
             self._queue, self._messages, self._sharing, self._memory, weakly(self._check)
@@ -299,10 +298,10 @@ class ConnectionLifecycle:
                 # Now, not when `_start` goes on: the peer's next message may be here already.
                 # To send may have ended the connection.
                 if self._state is ConnectionState.AUTHENTICATING and proof.done.done():
-                    self._messages.gated = False
+                    self._messages.awaiting_auth = False
                     self._advance(LifecycleEvent.PROVED)
             return
-        if self._messages.gated and not isinstance(message, protocol.Goodbye):
+        if self._messages.awaiting_auth and not isinstance(message, protocol.Goodbye):
             raise ProtocolError(
                 f"the peer sent a {type(message).__name__} before it has proved that it has the key"
             )
@@ -383,7 +382,7 @@ class ConnectionLifecycle:
         `at_once` gives the resources back now: from a task, outside a drain.
         """
         if self._advance(LifecycleEvent.FINISHED, ConnectionClosedError()):
-            if at_once and not self._queue.table.waking:
+            if at_once and not self._queue.table.calling_back:
                 self._tear_down()
             else:
                 self._loop.call_soon(self._tear_down)

@@ -9,7 +9,6 @@ from .. import verbs
 from .._memory.block_source import OrderedBlockSource
 from .._memory.registration_cache import KeptMemory, RegistrationCache
 from ..config import Config
-from ..errors import QuotaError
 from ..mr_pool import Block, Buffer, MemoryPool, Region
 
 # Unregistered memory up to this size is copied through the pool; beyond, it is registered for the
@@ -84,12 +83,3 @@ class Memory:
         for waiter in list(self._waiters):
             if not waiter.done():
                 waiter.set_exception(self._waiter_error(error))
-
-
-def quota_error(pool: MemoryPool, size: int) -> QuotaError | None:
-    """Why a block of that size can never come; None if it can."""
-    try:
-        pool.require_possible(size)
-    except QuotaError as error:
-        return error
-    return None

@@ -14,14 +14,15 @@ from typing import TypeVar
 from .. import verbs
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, Rights
-from .._native import TRANSFER_SIZE, Promise, Run
+from .._datapath.channel import MessageChannel
+from .._datapath.futures import OpFuture
+from .._datapath.one_sided import TRANSFER_SIZE, WRChain
+from .._datapath.work_queue import SendQueue
 from ..mr_pool import Block, Buffer, LocalMemory
 from ..verbs._memory.buffers import AnyMemory, bytes_of
 from .memory import STAGING_LIMIT, Memory
-from .messages import Messages
 from .sharing import RemoteRegion, RemoteSlice, Sharing
 from .transfers import Atomic, Pieces, Progress
-from .work_queue import WorkQueue, noop
 
 Remote = RemoteRegion | RemoteSlice
 
@@ -47,7 +48,7 @@ def staged(view: memoryview) -> bool:
     return len(view) <= STAGING_LIMIT
 
 
-def nothing() -> None:
+def noop() -> None:
     """For memory that needs no copying."""
 
 
@@ -60,8 +61,8 @@ class OneSided:
 
     def __init__(
         self,
-        queue: WorkQueue,
-        messages: Messages,
+        queue: SendQueue,
+        messages: MessageChannel,
         sharing: Sharing,
         memory: Memory,
         check: Callable[[], None],
@@ -164,16 +165,16 @@ class OneSided:
 
     # ---- transfers -----------------------------------------------------------------------
 
-    def transfer(self, kind: OperationKind) -> Run:
-        return Run(self._sharing, kind)
+    def transfer(self, kind: OperationKind) -> WRChain:
+        return WRChain(self._sharing, kind)
 
-    def add_write(self, transfer: Run, local: LocalMemory, remote: Remote) -> None:
+    def add_write(self, transfer: WRChain, local: LocalMemory, remote: Remote) -> None:
         """Adds a write that is allowed; raises for one that is not."""
         if not transfer.write(local, remote):
             self._allowed(local, remote, Rights.WRITE)
             put(transfer, WRITE, local, remote, 0, len(local))
 
-    def add_read(self, transfer: Run, local: LocalMemory, remote: Remote) -> None:
+    def add_read(self, transfer: WRChain, local: LocalMemory, remote: Remote) -> None:
         """Adds a read that is allowed; raises for one that is not."""
         if not transfer.read(local, remote):
             self._allowed(local, remote, Rights.READ)
@@ -187,10 +188,10 @@ class OneSided:
         if len(local) != len(remote):
             raise ValueError(f"{len(local)} bytes here and {len(remote)} there: slice one of them")
 
-    async def _run(self, transfer: Run, progress: Progress | None) -> None:
+    async def _run(self, transfer: WRChain, progress: Progress | None) -> None:
         if not transfer.entries:
             return
-        transfer.waiter = done = Promise(self._queue.table)
+        transfer.waiter = done = OpFuture(self._queue.table)
         runs = [transfer]
         if progress is not None:
             runs = one_by_one(transfer, Pieces(done, transfer.lengths, progress))
@@ -198,7 +199,7 @@ class OneSided:
             self._queue.post(run)
         await self._end(done, runs)
 
-    async def _end(self, done: Awaitable[T], runs: list[Run]) -> T:
+    async def _end(self, done: Awaitable[T], runs: list[WRChain]) -> T:
         """Waits; cancelled, it takes back what has not been posted."""
         try:
             return await done
@@ -217,10 +218,10 @@ class OneSided:
         length = len(local)
         before = max(0, length - 1) // TRANSFER_SIZE * TRANSFER_SIZE
         future: asyncio.Future[None] = self._loop.create_future()
-        others = Run(self._sharing, OperationKind.WRITE, future)
+        others = WRChain(self._sharing, OperationKind.WRITE, future)
         others.partial = True
         put(others, WRITE, local, remote, 0, before)
-        last = Run(self._sharing, OperationKind.WRITE, future)
+        last = WRChain(self._sharing, OperationKind.WRITE, future)
         put(last, WRITE_WITH_IMM, local, remote, before, length, imm)
         runs = [others] if others.entries else []
         if progress is not None:
@@ -259,14 +260,14 @@ class OneSided:
         return await self._end(atomic.future, [transfer])
 
     def add_compare_and_swap(
-        self, transfer: Run, target: Remote, expected: int, desired: int
+        self, transfer: WRChain, target: Remote, expected: int, desired: int
     ) -> Atomic:
         """Adds one; QuotaError when it would have to wait for memory of the pool."""
         numbers = swap_numbers(expected, desired)
         block = self._pool.block(ATOMIC_SIZE)
         return self._atomic(transfer, block, COMPARE_AND_SWAP, target, numbers)
 
-    def add_fetch_and_add(self, transfer: Run, target: Remote, add: int) -> Atomic:
+    def add_fetch_and_add(self, transfer: WRChain, target: Remote, add: int) -> Atomic:
         """Adds one; QuotaError when it would have to wait for memory of the pool."""
         numbers = add_numbers(add)
         block = self._pool.block(ATOMIC_SIZE)
@@ -274,7 +275,7 @@ class OneSided:
 
     def _atomic(
         self,
-        transfer: Run,
+        transfer: WRChain,
         block: Block,
         opcode: int,
         remote: Remote,
@@ -295,7 +296,7 @@ class OneSided:
         return Atomic(block, self._loop.create_future())
 
 
-def one_by_one(transfer: Run, pieces: Pieces) -> list[Run]:
+def one_by_one(transfer: WRChain, pieces: Pieces) -> list[WRChain]:
     """Its requests as runs that tell `pieces`, each when it is done."""
     runs = [transfer.part(1) for _ in range(transfer.entries)]
     for run in runs:
@@ -304,7 +305,7 @@ def one_by_one(transfer: Run, pieces: Pieces) -> list[Run]:
 
 
 def put(
-    transfer: Run,
+    transfer: WRChain,
     opcode: int,
     local: LocalMemory,
     remote: Remote,

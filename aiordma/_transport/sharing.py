@@ -23,18 +23,16 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from .. import verbs
 from .._core import protocol
 from .._core.region import RegionToken, RemoteRange, Rights
+from .._datapath.memory import Remote
 from .._loop.wait_queue import WaitQueue
-from .._native import Remote
 from ..config import Config
 from ..errors import BufferStateError, ProtocolError, QuotaError, RDMAError, RequestRefusedError
 from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool
 
 if TYPE_CHECKING:
-    from .messages import Messages
+    from .._datapath.channel import MessageChannel
 
 A = TypeVar("A")
-
-ATOMIC_RIGHTS = Rights.READ | Rights.WRITE | Rights.ATOMIC
 
 ZEROS = bytes(1 << 16)
 
@@ -265,7 +263,7 @@ class Sharing:
         self,
         pool: MemoryPool,
         config: Config,
-        messages: Messages,
+        messages: MessageChannel,
         waiter_error: Callable[[BaseException], BaseException],
     ) -> None:
         self.pool = pool

@@ -1,7 +1,7 @@
 """Waiters of one-sided work other than futures.
 
-Each implements the part of `Future` that a `Run` uses: `done`, and unless that is true `set_result`
-or `set_exception`; and `cancel`, for work that has not been posted and will not be.
+Each implements the part of `Future` that a `WRChain` uses: `done`, and unless that is true
+`set_result` or `set_exception`; and `cancel`, for work that has not been posted and will not be.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from .._core.region import ATOMIC_SIZE
-from .._native import Waiter
 from ..mr_pool import Block
+
+if TYPE_CHECKING:
+    from .._datapath.futures import Waiter
 
 Progress = Callable[[int], object]
 

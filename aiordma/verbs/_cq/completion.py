@@ -9,9 +9,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from aiordma._native import CompletionArray, MoreArray, Record, Table, failure, ffi, lib
+from aiordma._native import CompletionArray, MoreArray, Record, failure, ffi, lib
 from aiordma.errors import BusyError, UnsupportedError, VerbsError
 
 from .._device.enums import CQFlags, WCFields
@@ -37,6 +37,12 @@ _SLICE = 0.001
 Drained: TypeAlias = tuple[bool, bool, bool]
 
 _DRAINED: tuple[Drained, ...] = tuple((bool(n & 1), bool(n & 2), bool(n & 4)) for n in range(8))
+
+
+class Table(Protocol):
+    """A table of posted work, whose owner is above this package."""
+
+    def drain(self, state: int, most: int, spin_us: int, polls_again: bool, /) -> int: ...
 
 
 class CompletionChannel(Resource["h.ChannelPointer"]):
@@ -167,20 +173,20 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
             self.leaving.clear()
         return self.posted_work.settled(self._array.records(count)), bool(self._more[0])
 
-    def drain_to(self, table: Table, capacity: int, spin_us: int, returns: bool) -> Drained:
+    def drain_to(self, table: Table, capacity: int, spin_us: int, polls_again: bool) -> Drained:
         """As :meth:`drain`, for queue pairs that are not tracked: completions go to their work.
 
-        A caller that ``returns`` will poll again soon if there was something; peers need not
+        With ``polls_again`` the caller will poll again soon if there was something; peers need not
         notify it until then. Internal to the library.
         """
         if self._node.pointer is None:  # as `self.pointer` does, but faster
             raise self.closed_error()
-        return self.drained(table.drain(self._state_address, capacity, spin_us, returns))
+        return self.drained(table.drain(self._state_address, capacity, spin_us, polls_again))
 
     def reader(
         self, capacity: int, otherwise: Callable[[int], object]
     ) -> tuple[int, int, list[Entries], Callable[[int], object]]:
-        """The arguments of a table's ``serve`` or ``look_again``, to do as :meth:`drain_to` does.
+        """The arguments of a table's ``serve`` or ``spin_once``, to do as :meth:`drain_to` does.
 
         ``otherwise`` is called with the result of a drain that did more than to find completions;
         :meth:`drained` reads it. Internal to the library.

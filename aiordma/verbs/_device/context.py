@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiordma._native import Library, failure, ffi, lib
-from aiordma.errors import UnsupportedError
+from aiordma.errors import DeviceEventError, UnsupportedError
 
 from .._cq.completion import CompletionChannel, CompletionQueue
 from .._cq.create_cq import create_cq, most_fields
@@ -66,6 +66,12 @@ class AsyncEvent(NamedTuple):
     type: EventType
     element: QueuePair | CompletionQueue | SharedReceiveQueue | None = None
     port_num: int | None = None
+
+
+def event_error(event: AsyncEvent, context: Context) -> DeviceEventError:
+    """The error of an event after which nothing works any more."""
+    about = repr(event.element) if event.element is not None else ""
+    return DeviceEventError(event.type.name, device=context.name, element=about)
 
 
 _borrowed: weakref.WeakValueDictionary[tuple[str, int], Context] = weakref.WeakValueDictionary()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # local write as well (ibv_reg_mr(3)).
 _REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _CHANGES = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND | _REMOTE_CHANGES
+_CHANGING = int(_CHANGES)  # numbers: an operator of an enumeration takes ten times as long
 # Rights that a device may ignore; only the calls with an iova know them.
 _OPTIONAL = int(AccessFlags.RELAXED_ORDERING)
 # Rights that depend on others, or on the device.
@@ -103,7 +104,7 @@ class MemoryRegion(Resource["h.MRPointer"]):
         if pin is None:
             raise BufferStateError(f"{self._label()} is not memory of a Python object")
         view = cast("memoryview", pin)[: self.length]
-        return view if self.access & _CHANGES else view.toreadonly()
+        return view if int(self.access) & _CHANGING else view.toreadonly()
 
     def prefetch(
         self, offset: int = 0, length: int | None = None, *, write: bool = False, wait: bool = True

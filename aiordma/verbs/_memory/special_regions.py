@@ -135,7 +135,7 @@ def reg_implicit(pd: ProtectionDomain, access: AccessFlags) -> MemoryRegion:
 
 
 def reg_local_dma(pd: ProtectionDomain) -> MemoryRegion | None:
-    """Register all memory of this process for sending; None if the device pins what it sends.
+    """Register all memory of this process for local use; None if the device pins what it uses.
 
     Nothing checks what is posted with its key: it is for the library's own requests, of bytes that
     it holds. An implicit region on demand would not do: a card brings in its pages one by one, and
@@ -145,4 +145,4 @@ def reg_local_dma(pd: ProtectionDomain) -> MemoryRegion | None:
     if register is None:
         return None
     pointer = register(pd.pointer)
-    return MemoryRegion(pd, pointer, 0, ADDRESS_SPACE, AccessFlags.NONE)
+    return MemoryRegion(pd, pointer, 0, ADDRESS_SPACE, AccessFlags.LOCAL_WRITE)

@@ -80,9 +80,6 @@ OPERATIONS: Mapping[WROpcode, Operation] = MappingProxyType(
     }
 )
 
-UNCONNECTED = frozenset({QPType.UD, QPType.RAW_PACKET})
-"""Queue pairs without a peer: every request says where it goes."""
-
 
 def has(qp_type: QPType, opcode: WROpcode) -> bool:
     """Whether the transport has the operation at all."""

@@ -1,0 +1,1 @@
+"""The data path of a connection, compiled: memory, work queues, one-sided work and messages."""

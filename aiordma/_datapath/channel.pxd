@@ -1,0 +1,97 @@
+# The two-sided messages of one connection.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from .frames cimport Credits
+from .inbox cimport Inbox
+from .memory cimport BlockCache, PoolBlock
+from .message cimport Fifo
+from .receives cimport ReceiveQueue
+from .sends cimport Frame, Piece, QueuedWrite, SendFuture
+from .work_queue cimport (
+    FrameHandler,
+    SendQueue,
+    WorkRequest,
+    WorkRequestTable,
+    ibv_mr,
+    ibv_pd,
+)
+
+
+cdef class Counts:
+    cdef public uint64_t messages_sent, messages_received, bytes_sent, bytes_received
+    cdef public uint64_t reads, writes, atomics
+
+
+cdef class MessageMethods:
+    cdef MessageChannel channel
+    cdef Inbox inbox
+
+
+cdef class MessageChannel(FrameHandler):
+    cdef object __weakref__
+    cdef SendQueue queue
+    cdef WorkRequestTable table
+    cdef Credits credits
+    cdef readonly Inbox inbox
+    cdef ReceiveQueue receives
+    cdef object source, pd, config
+    cdef BlockCache pool
+    cdef object on_control, on_protocol_error, waiter_error
+    cdef public object check, check_loop   # raise for a closed connection; in the wrong loop
+    cdef Fifo waiting                  # messages and writes, in their order
+    cdef Fifo controls
+    cdef dict rendezvous               # by request: messages that the peer may read
+    cdef list spare_blocks, early_frames, drain_waiters
+    cdef public object on_early_frame
+    cdef Counts counts
+    cdef object ended_by
+    cdef uint32_t frames_under_way, latest_request, answers_waiting
+    cdef uint32_t max_unanswered       # rendezvous that the peer has to acknowledge
+    cdef uint32_t max_answers          # control messages without a waiter that wait for a credit
+    cdef uint64_t frames_sent
+    cdef object peer_size_changes      # of the size of its receives: (first, size)
+    cdef uint32_t peer_size, max_peer_size
+    cdef readonly uint64_t max_message
+    cdef uint64_t max_received         # bytes of a message; `max_message`: what the peer takes
+    cdef readonly bint started
+    cdef public bint closing
+    cdef public bint peer_has_left     # it has said goodbye: whatever else comes does not count
+    cdef public bint awaiting_auth     # of the peer's key: it may send no message
+    cdef bint awaiting_memory, collecting
+    cdef unsigned int forks
+    cdef ibv_pd *domain
+    cdef ibv_mr *(*register_own)(ibv_pd *, void *, size_t, int) noexcept
+    cdef int (*deregister)(ibv_mr *) noexcept nogil
+    cdef int check_affinity(self) except -1
+    cdef bint can_send(self) noexcept
+    cdef bint fits(self, uint64_t length) noexcept
+    cdef PoolBlock frame_block(self, uint64_t size)
+    cdef SendFuture start_message(self, object data, object imm)
+    cdef int enqueue(self, SendFuture message) except -1
+    cdef int append(self, object item) except -1
+    cdef int collect_soon(self) except -1
+    cdef bint send_alone(self, SendFuture message) except -1
+    cdef bint send_eager(self, SendFuture message) except -1
+    cdef bint send_bundle(self, list messages, uint64_t size) except -1
+    cdef bint send_rendezvous(self, SendFuture message) except -1
+    cdef bint send_write(self, QueuedWrite write) except -1
+    cdef bint send_first(self) except -1
+    cdef int flush_controls(self) except -1
+    cdef bint send_control_frame(self, int kind, bytes content, object waiter) except -1
+    cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1
+    cdef int count_sent(self) except -1
+    cdef int update_peer_size(self) except -1
+    cdef int too_many_answers(self) except -1
+    cdef int register(self, SendFuture message) except -1
+    cdef int register_piece(self, Piece piece) except -1
+    cdef int rendezvous_over(self, uint32_t request_id, uint32_t status) except -1
+    cdef int acknowledge(self, uint32_t request_id) except -1
+    cdef int take_frame(self, PoolBlock block, uint32_t length) except -1
+    cdef int take_bundle(self, PoolBlock block, uint32_t count) except -1
+    cdef int take_rendezvous(self, PoolBlock block, uint32_t length) except -1
+    cdef int take_control(self, PoolBlock block, int kind, uint32_t length) except -1
+    cdef int deregister_message(self, SendFuture message) noexcept
+    cdef void count_delivered(self, SendFuture message) noexcept
+    cdef void count_received(self, uint64_t length) noexcept
+    cdef int check_drained(self) except -1

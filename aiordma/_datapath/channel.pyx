@@ -1,0 +1,975 @@
+# The two-sided messages of one connection: any size, in order, within what both ends have room for.
+#
+# - A send needs a receive that the peer has posted: `Credits` counts them.  What has no credit waits here,
+#   first come first served.
+# - A message that fits the peer's next receive is *eager*: copied into a frame, or sent from where it
+#   lies.  A longer one is a *rendezvous*: the peer reads it with RDMA when it has room, and acknowledges.
+# - A frame costs both ends the same whatever is in it.  So a short message that is sent while a frame
+#   with messages is under way waits until the tasks of this turn of the loop have had theirs, and goes in
+#   a *bundle*; a message with nothing before it goes at once.
+# - Memory under a posted request must stay: an eager frame in its block until its completion, a
+#   rendezvous registered (read-only for the peer) until the acknowledgement.
+
+from asyncio import _get_running_loop as get_running_loop
+
+import collections
+
+from cpython.buffer cimport PyBUF_READ
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.number cimport PyNumber_Index
+from libc.errno cimport errno
+from libc.stdint cimport uint16_t, uintptr_t
+from libc.string cimport memcpy, memset
+
+cimport cython
+
+from .frames cimport (
+    BUNDLE,
+    CONTROL,
+    CREDIT,
+    DATA,
+    ENTRY_HAS_IMM,
+    HAS_IMM,
+    HEADER,
+    MAX_BUNDLE,
+    RNDV_ACK,
+    RNDV_RTS,
+    BundleEntry,
+    FrameHeader,
+    RendezvousAck,
+    RendezvousPiece,
+    RendezvousRequest,
+    bundled_size,
+    carries_message,
+    frame_name,
+    validate_bundle,
+    write_header,
+)
+from .futures cimport DONE, FAILED, PENDING, complete_waiter, is_done
+from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
+from .message cimport Message, new_message
+from .receives cimport release_all
+from .sends cimport COPIED_BELOW, MAX_PIECES, Piece, SendOperation, has_no_holes, new_frame
+from .work_queue cimport IBV_ACCESS_REMOTE_READ
+
+from aiordma._core import protocol
+from aiordma._native import failure, ffi, fork
+from aiordma.verbs._memory.buffers import bytes_of
+from aiordma.verbs._memory.memory_region import is_there, reg_mr
+from aiordma.errors import (
+    ConnectionClosedError,
+    MessageTooLongError,
+    ProtocolError,
+    RDMAError,
+)
+
+cdef extern from "<endian.h>" nogil:
+    uint32_t htole32(uint32_t)
+    uint64_t htole64(uint64_t)
+    uint16_t le16toh(uint16_t)
+    uint32_t le32toh(uint32_t)
+    uint64_t le64toh(uint64_t)
+
+
+cdef enum:
+    BUNDLED_BELOW = 16 << 10  # what would not gain by sharing a frame
+    MAX_SIZE_CHANGES = 8
+
+SPARE_BLOCKS = 2  # for control frames, when the pool is exhausted
+
+def do_nothing(*_):
+    """For what is not there yet, or not any more."""
+
+
+cdef unsigned int forks = 0
+
+
+def count_fork():
+    global forks
+    forks += 1
+
+
+fork.reset_in_child(count_fork)
+
+
+cdef class Counts:
+    """What a connection has done."""
+
+
+cdef class MessageMethods:
+    """The methods of a Connection that send and receive messages."""
+
+    def _set_channel(self, MessageChannel channel not None):
+        self.channel, self.inbox = channel, channel.inbox
+
+    def send(self, data, *, imm=None):
+        """Sends one message of any size: any buffer or tensor (`verbs.bytes_of`), registered
+        memory, a received Message, or a list or tuple of these, one behind another.
+
+        Several buffers are one message; long ones are not joined, but sent from where they lie.
+        Returns when the peer's device has it (small messages) or the peer has read it (large
+        ones); until then the buffer must not change.  `imm` is an unsigned 32-bit number that
+        travels beside the data.  Messages arrive in the order of the calls.  Waits while the peer
+        has no room, and while the memory pool has none.  Cancelled before it was posted, the
+        message is not sent; after that it is.
+        Raises MessageTooLongError before anything is sent.
+        """
+        cdef SendOperation operation = SendOperation.__new__(SendOperation)
+        operation.channel, operation.data, operation.imm = self.channel, data, imm
+        return operation
+
+    def send_nowait(self, data, *, imm=None):
+        """As `send`, for code that cannot await: the message has its place in the order now.
+
+        The future (one for `asyncio.isfuture`, of a class of its own) ends as `send` would; until
+        then the buffer must not change.  Cancelling it is cancelling `send`.  There is no
+        backpressure but the future: bound what you have under way.
+        """
+        return self.channel.start_message(data, imm)
+
+    def recv(self):
+        """The next message, as a leased view of the memory it arrived in; see `Message`.
+
+        Waits for memory too, where a long message comes and the pool is exhausted; QuotaError for
+        one that it can never hold, which stays for `recv_into`.  Cancelling loses nothing.
+        Messages that arrived before the end can still be received after it; then
+        ConnectionClosedError or ConnectionBrokenError.
+        """
+        cdef RecvOperation operation = RecvOperation.__new__(RecvOperation)
+        operation.inbox = self.inbox
+        return operation
+
+    def recv_into(self, memory):
+        """The next message, into memory of the caller's: its length and its immediate data
+        (`Received`).
+
+        Registered memory, or any writable buffer, at least as long as the message; a long message
+        is read straight into it, so this is how one that is larger than the pool is received.
+        MessageTooLongError when it does not fit: the message stays for the next call.  The memory
+        may have been written to after a cancellation, and for as long as what was posted before it
+        is under way; the message is not lost.  The end as with `recv`.
+        """
+        cdef RecvOperation operation
+        if memory is None:
+            bytes_of(memory)  # it says what is wrong
+        operation = RecvOperation.__new__(RecvOperation)
+        operation.inbox, operation.memory = self.inbox, memory
+        return operation
+
+    def recv_with(self, allocate):
+        """The next message, into memory that `allocate(length)` returns once its length is known
+        (`ReceivedMemory`): a numpy array, an Arrow buffer, `conn.alloc`...
+
+        `allocate` is called once, when the message is this receiver's, perhaps before it has
+        arrived; it must not await, and what it raises is raised here, while the message stays for
+        the next call.  A long message is read straight into the memory.  All else as `recv_into`.
+        """
+        cdef RecvOperation operation
+        if not callable(allocate):
+            raise TypeError(f"allocate must be callable, not {type(allocate).__name__}")
+        operation = RecvOperation.__new__(RecvOperation)
+        operation.inbox, operation.allocate, operation.returns_memory = self.inbox, allocate, True
+        return operation
+
+    def __aiter__(self):
+        """Messages until the connection is closed in order; ConnectionBrokenError otherwise."""
+        return MessageIterator(self.inbox)
+
+
+@cython.no_gc_clear
+cdef class MessageChannel(FrameHandler):
+    """Sends and receives the messages of one connection."""
+
+    def __init__(
+        self, *, SendQueue queue not None, memory, config, on_control, on_protocol_error,
+        waiter_error,
+    ):
+        cdef uintptr_t register_own, deregister, domain
+        self.queue, self.table = queue, queue.table
+        self.config = config
+        self.pool = memory.pool
+        self.pd = memory.pd
+        self.source = memory.block_source(self.on_memory, internal=True)
+        self.on_control, self.on_protocol_error = on_control, on_protocol_error
+        self.waiter_error = waiter_error
+        self.check = self.check_loop = do_nothing
+        self.counts = Counts()
+        self.max_received = config.max_message
+        self.max_unanswered = protocol.MAX_UNANSWERED
+        self.max_answers = 4 * self.max_unanswered  # a peer that keeps to the limits causes fewer
+        self.waiting, self.controls = Fifo(), Fifo()
+        self.rendezvous = {}
+        self.spare_blocks, self.early_frames, self.drain_waiters = [], [], []
+        self.peer_size_changes = collections.deque()
+        self.receives = ReceiveQueue(self, memory, config)
+        self.inbox = Inbox(self, memory, config.fetch_ahead, max(1, config.data_receives // 4))
+        self.forks = forks
+        register_own, deregister = memory.pd.context.library.addresses
+        domain = int(ffi.cast("uintptr_t", memory.pd.pointer))
+        self.domain = <ibv_pd *> domain
+        self.register_own = <ibv_mr *(*)(ibv_pd *, void *, size_t, int) noexcept> register_own
+        self.deregister = <int (*)(ibv_mr *) noexcept nogil> deregister
+
+    # ---- bring-up ----
+
+    def post_receives(self):
+        """Posts every receive; before the peer can send, and so before the handshake ends."""
+        for _ in range(SPARE_BLOCKS):
+            self.spare_blocks.append((<object> self.pool).block(HEADER + protocol.MAX_LENGTH))
+        self.receives.post_all()
+
+    def start(self, peer):
+        """The handshake is done: what the peer has room for is known."""
+        self.max_message = peer.max_message
+        self.max_peer_size = max(self.config.eager_size, self.config.max_eager_size)
+        self.peer_size = min(peer.eager_size, self.max_peer_size)
+        self.credits = Credits(
+            self.config.data_receives,
+            self.config.control_receives,
+            peer.data_receives,
+            peer.control_receives,
+        )
+        self.started = True
+        early_frames, self.early_frames = self.early_frames, []
+        for block, length, imm in early_frames:
+            if imm is None:
+                self.received(block, length)
+            else:
+                self.received_write(block, length, imm)
+
+    # ---- sending ----
+
+    cdef int check_affinity(self) except -1:
+        """Raises in another loop or thread."""
+        if not self.table.called_back_here() and get_running_loop() is not self.table.loop:
+            self.check_loop()
+        return 0
+
+    cdef SendFuture start_message(self, object data, object imm):
+        cdef SendFuture message
+        if (
+            self.closing
+            or self.ended_by is not None
+            or not self.started
+            or not self.table.called_back_here() and get_running_loop() is not self.table.loop
+        ):
+            self.check()  # says what is wrong
+        message = SendFuture.__new__(SendFuture, self.table)
+        message.open(data)
+        if message.length > self.max_message:
+            raise MessageTooLongError(message.length, self.max_message)
+        if imm is not None:
+            message.imm = imm_of(imm)
+            message.has_imm = True
+        if self.ended_by is not None:  # `check` does not know: the Connection is gone
+            raise self.waiter_error(self.ended_by)
+        message.channel = self
+        self.enqueue(message)
+        return message
+
+    cdef int enqueue(self, SendFuture message) except -1:
+        cdef bint shares
+        if self.waiting.size() or not self.can_send() or self.queue.backlogged:
+            return self.append(message)
+        shares = message.length < BUNDLED_BELOW and self.fits(message.length)
+        if shares and self.frames_under_way:
+            self.append(message)
+            return self.collect_soon()
+        if not self.send_alone(message):
+            self.append(message)
+        return 0
+
+    def write(self, WorkRequest work not None, future):
+        """Posts a write with immediate data when its turn among the messages comes."""
+        cdef QueuedWrite queued = QueuedWrite.__new__(QueuedWrite)
+        queued.work, queued.future = work, future
+        if self.ended_by is not None:
+            future.set_exception(self.waiter_error(self.ended_by))
+            work.free_memory()
+            return
+        self.append(queued)
+        if self.waiting.size() == 1:
+            self.flush()
+
+    cdef int append(self, object item) except -1:
+        if type(item) is SendFuture:
+            (<SendFuture> item).behind = self.queue.latest_backlogged
+        else:
+            (<QueuedWrite> item).behind = self.queue.latest_backlogged
+        return self.waiting.append(item)
+
+    cdef int collect_soon(self) except -1:
+        """Sends what has collected by the next turn of the loop."""
+        if not self.collecting:
+            self.table.loop.call_soon(self.collect)
+            self.collecting = True
+        return 0
+
+    def collect(self):
+        self.collecting = False
+        self.flush()
+
+    def withdraw(self, future):
+        """That message or write has no waiter any more: unless it was posted, it is dropped."""
+        for item in self.waiting.all():
+            if item is future:
+                self.waiting.remove(item)
+                (<SendFuture> item).close_payload()
+            elif type(item) is QueuedWrite and (<QueuedWrite> item).future is future:
+                self.waiting.remove(item)
+                (<QueuedWrite> item).work.free_memory()
+            else:
+                continue
+            self.check_drained()
+            return
+
+    cdef bint can_send(self) noexcept:
+        return (
+            self.started
+            and self.ended_by is None
+            and self.credits.data > 0
+            and len(self.rendezvous) < <Py_ssize_t> self.max_unanswered
+            and not self.awaiting_memory
+            and self.queue.has_room()
+            and not self.queue.failed
+        )
+
+    cdef bint fits(self, uint64_t length) noexcept:
+        return HEADER + length <= self.peer_size
+
+    cdef PoolBlock frame_block(self, uint64_t size):
+        """None: `on_memory` will be called."""
+        cdef PoolBlock block = self.pool.take_fast(size)
+        if block is None:
+            block = self.source.block(size)
+            self.awaiting_memory = self.source.waiting
+        return block
+
+    def on_memory(self):
+        self.awaiting_memory = False
+        self.flush()
+
+    cdef bint send_alone(self, SendFuture message) except -1:
+        """False: there is no memory now."""
+        try:
+            if self.fits(message.length):
+                return self.send_eager(message)
+            return self.send_rendezvous(message)
+        except (RDMAError, OSError, ValueError, BufferError) as error:
+            message.close_payload()  # nothing of it was posted
+            message.settle(FAILED, error)
+        return True
+
+    cdef bint send_eager(self, SendFuture message) except -1:
+        # Its last piece is sent from where it lies if that is quicker than a copy.
+        cdef Piece in_place = message.last()
+        if not self.pool.local_dma_lkey or in_place.length < COPIED_BELOW:
+            in_place = None
+        cdef uint64_t length = HEADER + message.length - (
+            0 if in_place is None else in_place.length
+        )
+        cdef PoolBlock block = self.frame_block(length)
+        cdef Frame frame
+        if block is None:
+            return False
+        frame = new_frame(block, <uint32_t> length)
+        frame.channel, frame.message = self, message
+        message.copy_to(block.bytes() + HEADER, in_place)
+        if in_place is None:
+            message.close_payload()
+        else:
+            frame.second.addr = <uintptr_t> in_place.bytes
+            frame.second.length = <uint32_t> in_place.length
+            frame.second.lkey = self.pool.local_dma_lkey
+        self.frames_under_way += 1
+        self.post_frame(frame, DATA, message.has_imm, message.imm)
+        return True
+
+    cdef bint send_bundle(self, list messages, uint64_t size) except -1:
+        cdef PoolBlock block
+        cdef SendFuture message
+        cdef BundleEntry *entry
+        cdef unsigned char *bytes
+        cdef uint64_t whole
+        cdef Frame frame
+        try:
+            block = self.frame_block(size)
+        except (RDMAError, OSError) as error:
+            for message in messages:
+                message.close_payload()
+                message.settle(FAILED, error)
+            return True
+        if block is None:
+            return False
+        bytes = block.bytes() + HEADER
+        for message in messages:
+            whole = bundled_size(message.length)
+            entry = <BundleEntry *> bytes
+            entry.length = htole32(
+                <uint32_t> message.length | (ENTRY_HAS_IMM if message.has_imm else 0)
+            )
+            entry.imm = htole32(message.imm)
+            bytes += sizeof(BundleEntry)
+            message.copy_to(bytes, None)
+            memset(bytes + message.length, 0, whole - sizeof(BundleEntry) - message.length)
+            bytes += whole - sizeof(BundleEntry)
+            message.close_payload()
+        frame = new_frame(block, <uint32_t> size)
+        frame.channel, frame.messages = self, messages
+        self.frames_under_way += 1
+        self.post_frame(frame, BUNDLE, False, 0)
+        return True
+
+    cdef bint send_rendezvous(self, SendFuture message) except -1:
+        cdef PoolBlock block
+        cdef RendezvousRequest *request
+        cdef RendezvousPiece *described
+        cdef Piece piece
+        cdef uint32_t length
+        cdef Frame frame
+        if message.first.next is not None:
+            # Each piece is a registration here and a READ there.
+            message.join_pieces(COPIED_BELOW)
+            if message.count() > MAX_PIECES or rendezvous_size(message) > self.peer_size:
+                message.join_pieces(message.length + 1)
+        length = rendezvous_size(message)
+        block = self.frame_block(length)
+        if block is None:
+            return False
+        try:
+            self.register(message)
+        except BaseException:
+            block.end_lease()
+            raise
+        message.request_id = self.request_id()
+        self.rendezvous[message.request_id] = message
+        request = <RendezvousRequest *> (block.bytes() + HEADER)
+        request.request_id = htole32(message.request_id)
+        request.count = htole32(message.count())
+        described = <RendezvousPiece *> (request + 1)
+        piece = message.first
+        while piece is not None:
+            described.address = htole64(<uintptr_t> piece.bytes)
+            described.length = htole64(piece.length)
+            described.rkey, described.zero = htole32(piece.mr.rkey), 0
+            described += 1
+            piece = piece.next
+        frame = new_frame(block, length)
+        frame.channel = self
+        self.frames_under_way += 1
+        self.post_frame(frame, RNDV_RTS, message.has_imm, message.imm)
+        return True
+
+    cdef int register(self, SendFuture message) except -1:
+        """Opens the message's memory to the peer, to read, until the acknowledgement."""
+        cdef Piece piece = message.first
+        try:
+            while piece is not None:
+                self.register_piece(piece)
+                piece = piece.next
+        except BaseException:
+            self.deregister_message(message)
+            raise
+        return 0
+
+    cdef int register_piece(self, Piece piece) except -1:
+        cdef uintptr_t address
+        cdef object owner = piece.source
+        if type(owner) is memoryview:
+            owner = owner.obj
+        if self.register_own != NULL and self.forks == forks and has_no_holes(owner):
+            piece.mr = self.register_own(
+                self.domain, <void *> piece.bytes, piece.length, IBV_ACCESS_REMOTE_READ
+            )
+        if piece.mr == NULL:
+            view = PyMemoryView_FromMemory(<char *> piece.bytes, piece.length, PyBUF_READ)
+            pointer, _ = reg_mr(
+                self.pd, ffi.from_buffer(view), piece.length, IBV_ACCESS_REMOTE_READ, None,
+                there=is_there(owner),
+            )
+            address = int(ffi.cast("uintptr_t", pointer))
+            piece.mr = <ibv_mr *> address
+        return 0
+
+    cdef int deregister_message(self, SendFuture message) noexcept:
+        """The errno value of a registration that could not be closed, or 0."""
+        cdef Piece piece = message.first
+        cdef int failed = 0, code
+        cdef ibv_mr *mr
+        while piece is not None:
+            mr, piece.mr = piece.mr, NULL
+            code = 0
+            if mr != NULL and self.forks == forks:
+                if self.register_own == NULL:  # where pages are pinned this takes a while
+                    with nogil:
+                        code = self.deregister(mr)
+                else:
+                    code = self.deregister(mr)
+            if code:
+                failed = errno if code < 0 else code  # providers have it either way
+            piece = piece.next
+        message.close_payload()
+        return failed
+
+    cdef int rendezvous_over(self, uint32_t request_id, uint32_t status) except -1:
+        cdef SendFuture message = self.rendezvous.pop(request_id, None)
+        if message is None:
+            raise ProtocolError("the peer says it has read a message that was not offered")
+        cdef int code = self.deregister_message(message)
+        if status:
+            message.settle(
+                FAILED, RDMAError(f"the peer could not take the message (code {status})")
+            )
+        else:
+            self.count_delivered(message)
+            message.settle(DONE, None)
+        if code:
+            raise failure("ibv_dereg_mr", code)
+        return 0
+
+    cdef bint send_write(self, QueuedWrite write) except -1:
+        self.credits.data -= 1
+        self.count_sent()
+        self.queue.post_checked(write.work)
+        return True
+
+    cdef bint send_first(self) except -1:
+        """Sends what waits first, with as many messages as go into one frame; whether to go on."""
+        cdef list messages = []
+        cdef SendFuture message
+        cdef QueuedWrite write
+        cdef uint64_t size = HEADER, longer
+        cdef object item
+        while len(messages) < MAX_BUNDLE and self.waiting.size():
+            item = self.waiting.first()
+            if type(item) is not SendFuture:
+                if messages:
+                    break
+                write = <QueuedWrite> item
+                if not self.queue.has_posted(write.behind):
+                    return False
+                self.waiting.popleft()
+                if is_done(write.future):
+                    write.work.free_memory()
+                    return True
+                return self.send_write(write)
+            message = <SendFuture> item
+            if not self.queue.has_posted(message.behind):
+                break
+            if message.state == PENDING:
+                longer = size + bundled_size(message.length)
+                if messages and longer > self.peer_size:
+                    break
+                size = longer
+                messages.append(message)
+            self.waiting.popleft()
+        if not messages:
+            return False
+        message = <SendFuture> messages[0]
+        if self.send_alone(message) if len(messages) == 1 else self.send_bundle(messages, size):
+            return True
+        for message in reversed(messages):
+            self.waiting.appendleft(message)
+        return False
+
+    cdef int flush(self) except -1:
+        """Sends what credits and room allow."""
+        if not self.started or self.ended_by is not None:
+            return 0
+        if self.controls.size():
+            self.flush_controls()
+        while self.waiting.size() and self.can_send() and self.send_first():
+            pass
+        if self.credits.credit_frame_due() and self.queue.free and self.ended_by is None:
+            self.send_control_frame(CREDIT, b"", None)
+        if self.drain_waiters:
+            self.check_drained()
+        return 0
+
+    cdef int count_sent(self) except -1:
+        self.frames_sent += 1
+        if self.peer_size_changes:
+            self.update_peer_size()
+        return 0
+
+    cdef int update_peer_size(self) except -1:
+        """The size of the peer's next receive."""
+        while self.peer_size_changes and self.peer_size_changes[0][0] <= self.frames_sent:
+            self.peer_size = min(self.peer_size_changes.popleft()[1], self.max_peer_size)
+        return 0
+
+    cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1:
+        """Writes the header, with the credits that go back, and posts the frame."""
+        write_header(<FrameHeader *> frame.block.bytes(), self.credits, kind, has_imm, imm)
+        self.count_sent()
+        return self.queue.post_checked(frame)
+
+    # ---- control messages ----
+
+    def request_id(self):
+        self.latest_request = self.latest_request % 0xFFFFFFFF + 1
+        return self.latest_request
+
+    def send_control(self, message, future=None):
+        """Sends a control message as soon as there is a credit for it.
+
+        One without a waiter is an answer: a peer that lets too many pile up is at fault.  One with a
+        waiter goes after the operations that were begun before it.
+        """
+        if future is None:
+            self.answers_waiting += 1
+            if self.answers_waiting > self.max_answers and not isinstance(message, protocol.Goodbye):
+                self.too_many_answers()
+                return
+        behind = self.queue.latest_backlogged if future is not None else 0
+        self.controls.append((CONTROL, protocol.encode(message), future, behind))
+        self.flush()
+
+    cdef int too_many_answers(self) except -1:
+        self.on_protocol_error(
+            ProtocolError(
+                f"the peer has {self.max_answers} answers waiting here, and gives no credits "
+                f"to send them"
+            )
+        )
+        return 0
+
+    def withdraw_control(self, future):
+        """A control message that is not to be sent any more."""
+        for item in self.controls.all():
+            if item[2] is future:
+                self.controls.remove(item)
+                return
+
+    cdef int acknowledge(self, uint32_t request_id) except -1:
+        """Says that a message has been read, and is needed no more."""
+        cdef RendezvousAck ack
+        if self.ended_by is not None:
+            return 0
+        ack.request_id, ack.status = htole32(request_id), 0
+        content = PyBytes_FromStringAndSize(<const char *> &ack, sizeof(ack))
+        if not self.controls.size() and self.credits.may_send_control() and self.queue.free:
+            if self.send_control_frame(RNDV_ACK, content, None):
+                return 0
+        self.answers_waiting += 1
+        if self.answers_waiting > self.max_answers:
+            self.too_many_answers()
+            return 0
+        self.controls.append((RNDV_ACK, content, None, 0))
+        return self.flush()
+
+    cdef int flush_controls(self) except -1:
+        if self.credits.may_send_control():
+            # Before the answers, which else would take every credit that comes.
+            self.receives.change_if_due()
+        while self.controls.size() and self.credits.may_send_control() and self.queue.free:
+            kind, content, future, behind = self.controls.first()
+            if behind and not self.queue.has_posted(behind):
+                break
+            item = self.controls.popleft()
+            if not self.send_control_frame(kind, content, future):
+                self.controls.appendleft(item)
+                break
+            self.answers_waiting -= future is None
+        return 0
+
+    cdef bint send_control_frame(self, int kind, bytes content, object waiter) except -1:
+        """False when there is no memory now: the completion of a frame brings some back."""
+        cdef uint32_t length = HEADER + <uint32_t> len(content)
+        cdef PoolBlock block = self.pool.take_fast(length)
+        cdef list spare_blocks = None
+        cdef Frame frame
+        if block is None:
+            try:
+                block = (<object> self.pool).block(length)
+            except (RDMAError, OSError):
+                if not self.spare_blocks:
+                    return False
+                spare_blocks = self.spare_blocks
+                block = spare_blocks.pop()
+        memcpy(block.bytes() + HEADER, PyBytes_AS_STRING(content), len(content))
+        frame = new_frame(block, length)
+        frame.waiter, frame.spare_blocks = waiter, spare_blocks
+        self.post_frame(frame, kind, False, 0)
+        return True
+
+    @property
+    def can_send_control_now(self):
+        """Whether a control message could be sent now."""
+        return (
+            self.started
+            and self.ended_by is None
+            and self.credits.may_send_control()
+            and self.queue.free > 0
+        )
+
+    def send_control_now(self, message):
+        """Sends a control message now or never: False if it cannot be now."""
+        return self.can_send_control_now and self.send_control_frame(
+            CONTROL, protocol.encode(message), None
+        )
+
+    # ---- receiving ----
+
+    cdef int received(self, PoolBlock block, uint32_t length) except -1:
+        """A frame has arrived in `block`, of which this takes over the lease."""
+        if not self.started:
+            self.early_frames.append((block, length, None))  # the peer was quicker than our handshake
+            if self.on_early_frame is not None:
+                self.on_early_frame()
+            return 0
+        if self.ended_by is not None or self.peer_has_left:
+            block.end_lease()
+            return 0
+        try:
+            self.take_frame(block, length)
+        except ProtocolError as error:
+            self.on_protocol_error(error)
+        return self.flush()
+
+    cdef int take_frame(self, PoolBlock block, uint32_t length) except -1:
+        cdef const FrameHeader *header = <const FrameHeader *> block.bytes()
+        cdef int kind = header.kind & ~HAS_IMM
+        cdef bint has_imm = header.kind & HAS_IMM
+        cdef uint32_t imm = le32toh(header.imm), count = 1
+        cdef Message message
+        try:
+            if length < HEADER:
+                raise ProtocolError(
+                    "the peer sent a message shorter than its header of 8 bytes"
+                )
+            if not DATA <= kind <= RNDV_ACK or (has_imm and kind != DATA and kind != RNDV_RTS):
+                raise ProtocolError(f"the peer sent a frame of unknown kind {header.kind:#04x}")
+            if imm and not has_imm:
+                raise ProtocolError(
+                    f"the peer sent a {frame_name(kind)} frame with stray immediate data"
+                )
+            self.credits.received(kind, header.control, le16toh(header.data))
+            if self.awaiting_auth and carries_message(kind):
+                raise ProtocolError(BEFORE_THE_KEY)
+            if kind == BUNDLE:
+                count = validate_bundle(block.bytes(), length)
+        except ProtocolError:
+            block.end_lease()
+            raise
+        if kind == DATA:
+            self.receives.used(block.posted, length)
+            message = new_message(block, HEADER, length - HEADER)
+            message.number, message.has_imm = imm, has_imm
+            return self.inbox.arrived(message)
+        if kind == BUNDLE:
+            self.receives.used(block.posted, length)
+            return self.take_bundle(block, count)
+        if kind == RNDV_RTS:
+            return self.take_rendezvous(block, length)
+        return self.take_control(block, kind, length)
+
+    cdef int take_bundle(self, PoolBlock block, uint32_t count) except -1:
+        cdef const BundleEntry *entry
+        cdef uint32_t offset = HEADER, i, size
+        cdef Message message
+        block.leases += count - 1
+        for i in range(count):
+            entry = <const BundleEntry *> (block.bytes() + offset)
+            size = le32toh(entry.length) & ~ENTRY_HAS_IMM
+            message = new_message(block, offset + sizeof(BundleEntry), size)
+            message.has_imm = le32toh(entry.length) & ENTRY_HAS_IMM != 0
+            message.number = le32toh(entry.imm)
+            message.last = i + 1 == count
+            self.inbox.arrived(message)
+            offset += <uint32_t> bundled_size(size)
+        return 0
+
+    cdef int take_rendezvous(self, PoolBlock block, uint32_t length) except -1:
+        cdef PendingRendezvous pending
+        try:
+            pending = pending_rendezvous(block.bytes(), length, self.max_received)
+        finally:
+            block.end_lease()
+        self.receives.used(block.posted, HEADER + pending.length)
+        self.inbox.rendezvous += 1
+        self.inbox.unread.append(pending)
+        self.inbox.incoming.append(pending)
+        return self.inbox.fetch_ahead()
+
+    cdef int take_control(self, PoolBlock block, int kind, uint32_t length) except -1:
+        cdef bytes content = PyBytes_FromStringAndSize(
+            <const char *> block.bytes() + HEADER, length - HEADER
+        )
+        cdef const RendezvousAck *ack
+        self.receives.used(block.posted, length)
+        self.receives.repeat(block)
+        self.credits.reposted_control()
+        if kind == CONTROL:
+            message = protocol.decode(content)
+            if isinstance(message, protocol.ReceiveSize):
+                self.on_receive_size(message.first, message.size)
+            else:
+                self.on_control(message)
+        elif kind == RNDV_ACK:
+            if len(content) != sizeof(RendezvousAck):
+                raise ProtocolError(f"the peer sent an acknowledgement of {length} bytes")
+            ack = <const RendezvousAck *> PyBytes_AS_STRING(content)
+            self.rendezvous_over(le32toh(ack.request_id), le32toh(ack.status))
+        return 0
+
+    @cython.wraparound(True)
+    def on_receive_size(self, first, size):
+        """The peer's receives from number `first` on have `size` bytes."""
+        if first < (self.peer_size_changes[-1][0] if self.peer_size_changes else self.frames_sent):
+            raise ProtocolError(
+                f"the peer tells of the size of its receive {first}, which has been used"
+            )
+        if len(self.peer_size_changes) == MAX_SIZE_CHANGES:
+            raise ProtocolError("the peer changes the size of its receives all the time")
+        self.peer_size_changes.append((first, size))
+        self.update_peer_size()
+
+    cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
+        """The peer has written to memory of this side, and says so with immediate data."""
+        cdef Message message
+        if not self.started:
+            self.early_frames.append((block, length, imm))
+            if self.on_early_frame is not None:
+                self.on_early_frame()
+            return 0
+        if self.ended_by is not None or self.peer_has_left:
+            block.end_lease()
+            return 0
+        try:
+            self.credits.received(DATA, 0, 0)
+            if self.awaiting_auth:
+                raise ProtocolError(BEFORE_THE_KEY)
+        except ProtocolError as error:
+            block.end_lease()
+            self.on_protocol_error(error)
+            return 0
+        self.receives.used(block.posted, 0)
+        message = new_message(block, 0, 0)
+        message.number, message.has_imm = imm, True
+        message.bytes_written, message.has_written = length, True
+        self.inbox.arrived(message)
+        return self.flush()
+
+    # ---- statistics ----
+
+    def figures(self):
+        """What is queued and under way, in numbers: for diagnosis."""
+        figures = {
+            "messages_waiting": self.waiting.size(),
+            "controls_waiting": self.controls.size(),
+            "frames_under_way": self.frames_under_way,
+            "rendezvous": len(self.rendezvous),
+        }
+        if self.inbox is not None:  # it is not closed
+            figures["arrived"] = self.inbox.incoming.size()
+            figures["unread"] = self.inbox.unread.size()
+            figures["read_ahead"] = self.inbox.bytes_ahead
+            figures["receivers"] = self.inbox.receivers.size()
+            figures["receive_size"] = self.receives.size
+            figures["larger_blocks"] = len(self.receives.larger)
+        return figures
+
+    def count_in(self, Counts counts not None):
+        """What is sent and received from now on is counted there."""
+        self.counts = counts
+
+    cdef void count_delivered(self, SendFuture message) noexcept:
+        self.counts.messages_sent += 1
+        self.counts.bytes_sent += message.length
+
+    cdef void count_received(self, uint64_t length) noexcept:
+        self.counts.messages_received += 1
+        self.counts.bytes_received += length
+
+    # ---- the end ----
+
+    @property
+    def ended(self):
+        return self.ended_by is not None
+
+    def drained(self):
+        """A future for the moment when nothing waits to be sent or to be read by the peer."""
+        future = self.table.loop.create_future()
+        self.drain_waiters.append(future)
+        self.check_drained()
+        return future
+
+    cdef int check_drained(self) except -1:
+        if self.ended_by is None and (
+            self.waiting.size()
+            or self.controls.size()
+            or self.rendezvous
+            or self.queue.outstanding
+        ):
+            return 0
+        waiters, self.drain_waiters = self.drain_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        return 0
+
+    def end(self, error):
+        """No more messages: those that are here can still be taken, every waiter gets `error`."""
+        cdef SendFuture message
+        if self.ended_by is not None:
+            return
+        self.ended_by = error
+        self.receives.end()
+        waiting, controls = self.waiting.take_all(), self.controls.take_all()
+        for item in waiting:
+            if type(item) is SendFuture:
+                (<SendFuture> item).close_payload()
+                (<SendFuture> item).settle(FAILED, self.waiter_error(error))
+            else:
+                complete_waiter((<QueuedWrite> item).future, self.waiter_error(error))
+                (<QueuedWrite> item).work.free_memory()
+        for _, _, future, _ in controls:
+            if future is not None:
+                complete_waiter(future, self.waiter_error(error))
+        for message in self.rendezvous.values():
+            message.settle(FAILED, self.waiter_error(error))
+        self.inbox.end(error)
+        self.check_drained()
+
+    def close(self):
+        """The queue pair is destroyed: nothing touches the memory any more."""
+        cdef SendFuture message
+        cdef int code = 0
+        rendezvous, self.rendezvous = self.rendezvous, {}
+        for message in rendezvous.values():
+            code = self.deregister_message(message) or code
+        self.register_own = NULL
+        if self.ended_by is None:  # without `end`: the loop was closed, and its waiters with it
+            self.ended_by = self.inbox.ended = ConnectionClosedError("its event loop was closed")
+            self.receives.end()
+        for block, _, _ in self.early_frames:
+            (<PoolBlock> block).end_lease()
+        self.early_frames.clear()
+        release_all(self.spare_blocks)
+        # The parts let go of each other, so that they need no cycle collector.
+        self.on_control = self.on_protocol_error = self.on_early_frame = do_nothing
+        self.receives.source = self.receives.channel = self.source = self.inbox.source = None
+        self.receives = self.inbox = None
+        if code:
+            raise failure("ibv_dereg_mr", code)
+
+
+cdef uint32_t rendezvous_size(SendFuture message) noexcept:
+    return HEADER + sizeof(RendezvousRequest) + message.count() * sizeof(RendezvousPiece)
+
+
+cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF:
+    cdef object number = PyNumber_Index(imm)
+    if not 0 <= number < 1 << 32:
+        raise ValueError(f"imm must be an unsigned 32-bit number, not {imm}")
+    return number
+
+
+def check_imm(imm):
+    """Raises for what cannot be immediate data."""
+    imm_of(imm)
+
+
+BEFORE_THE_KEY = "the peer sent a message before it has proved that it has the key"

@@ -1,0 +1,71 @@
+# The layout of frames (aiordma/_core/frames.py), and the credits of both directions.
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+cdef extern from "<endian.h>" nogil:
+    uint16_t htole16(uint16_t)
+    uint32_t htole32(uint32_t)
+
+cdef enum:
+    DATA = 1
+    CONTROL = 2
+    CREDIT = 3
+    RNDV_RTS = 4
+    BUNDLE = 5
+    RNDV_ACK = 6
+    HAS_IMM = 0x80
+
+cdef enum:
+    HEADER = 8
+    MAX_BUNDLE = 128
+
+cdef enum:
+    ENTRY_HAS_IMM = 0x80000000
+
+cdef struct FrameHeader:
+    uint8_t kind, control
+    uint16_t data
+    uint32_t imm
+
+cdef struct BundleEntry:
+    uint32_t length, imm
+
+cdef struct RendezvousRequest:  # and its pieces
+    uint32_t request_id, count
+
+cdef struct RendezvousPiece:
+    uint64_t address, length
+    uint32_t rkey, zero
+
+cdef struct RendezvousAck:
+    uint32_t request_id, status
+
+cdef str frame_name(int kind)
+cdef bint carries_message(int kind) noexcept
+cdef uint64_t bundled_size(uint64_t length) noexcept
+cdef uint32_t validate_bundle(const unsigned char *bytes, uint32_t length) except 0
+
+
+cdef class Credits:
+    cdef uint32_t data, control, data_limit, control_limit, data_receives, control_receives
+    cdef uint32_t data_threshold, held_data, held_control, owed_data, owed_control
+    cdef bint may_send_control(self) noexcept
+    cdef bint credit_frame_due(self) noexcept
+    cdef int received(self, int kind, uint32_t control, uint32_t data) except -1
+    cdef int reposted_data(self, uint32_t count) except -1
+    cdef void reposted_control(self) noexcept
+
+
+cdef inline void write_header(
+    FrameHeader *header, Credits credits, int kind, bint has_imm, uint32_t imm
+) noexcept:
+    """The header of a frame that is sent now: it takes a credit, and gives back what is owed."""
+    if carries_message(kind):
+        credits.data -= 1
+    else:
+        credits.control -= 1
+    header.kind = <uint8_t> (kind | (HAS_IMM if has_imm else 0))
+    header.control = <uint8_t> credits.owed_control
+    header.data = htole16(<uint16_t> credits.owed_data)
+    header.imm = htole32(imm)
+    credits.owed_control = credits.owed_data = 0

@@ -1,0 +1,146 @@
+# Frames and credits.  aiordma/_core/frames.py has the layout of frames.
+
+cimport cython
+
+from aiordma._core.frames import FrameKind
+from aiordma.errors import InternalError, ProtocolError
+
+cdef extern from "<endian.h>" nogil:
+    uint16_t le16toh(uint16_t)
+    uint32_t le32toh(uint32_t)
+
+
+cdef str frame_name(int kind):
+    return FrameKind(kind).name
+
+
+cdef bint carries_message(int kind) noexcept:
+    """Whether it needs a data credit."""
+    return kind == DATA or kind == BUNDLE or kind == RNDV_RTS
+
+
+cdef uint64_t bundled_size(uint64_t length) noexcept:
+    return sizeof(BundleEntry) + (length + 7 & ~<uint64_t> 7)
+
+
+cdef uint32_t validate_bundle(const unsigned char *bytes, uint32_t length) except 0:
+    """The number of messages; ProtocolError unless the whole frame is as it should be."""
+    cdef uint32_t offset = HEADER, count = 0, word, size, i
+    cdef uint64_t whole
+    cdef const BundleEntry *entry
+    while True:
+        if length - offset < sizeof(BundleEntry):
+            raise ProtocolError("the peer sent a bundle that ends before its last message")
+        if count == MAX_BUNDLE:
+            raise ProtocolError(f"the peer sent a bundle of more than {MAX_BUNDLE} messages")
+        entry = <const BundleEntry *> (bytes + offset)
+        word = le32toh(entry.length)
+        size = word & ~ENTRY_HAS_IMM
+        whole = bundled_size(size)
+        if whole > length - offset:
+            raise ProtocolError(
+                f"the peer sent a bundle with a message of {size} bytes, longer than the bundle"
+            )
+        if entry.imm and not word & ENTRY_HAS_IMM:
+            raise ProtocolError("the peer sent a bundle with stray immediate data")
+        for i in range(<uint32_t> sizeof(BundleEntry) + size, <uint32_t> whole):
+            if bytes[offset + i]:
+                raise ProtocolError("the peer sent a bundle with stray bytes between its messages")
+        offset += <uint32_t> whole
+        count += 1
+        if offset == length:
+            return count
+
+
+def count_bundled(const unsigned char[:] frame not None):
+    """`validate_bundle`, for tests."""
+    return validate_bundle(&frame[0], <uint32_t> len(frame))
+
+
+# Flow control by credits.  The rules, and why they cannot deadlock: docs/messages.md.
+
+cdef enum:
+    RESERVE = 2  # control credits that only CREDIT frames may use
+
+
+@cython.final
+cdef class Credits:
+    """The credits of both directions of one connection."""
+
+    def __cinit__(self, data_receives, control_receives, peer_data_receives, peer_control_receives):
+        self.data_receives = data_receives
+        self.control_receives = control_receives
+        self.data = self.data_limit = peer_data_receives
+        self.control = self.control_limit = peer_control_receives
+        self.data_threshold = max(1, data_receives // 2)
+
+    cdef bint may_send_control(self) noexcept:
+        return self.control > RESERVE
+
+    cdef bint credit_frame_due(self) noexcept:
+        if self.owed_control >= 2:
+            return self.control >= 1
+        if self.owed_data >= self.data_threshold:
+            return self.control >= (1 if self.owed_control else 2)
+        return False
+
+    cdef int received(self, int kind, uint32_t control, uint32_t data) except -1:
+        """A frame has arrived, with these credits in its header."""
+        if control > self.control_limit - self.control:
+            raise ProtocolError(f"the peer gave back {control} control credits that it has not")
+        if data > self.data_limit - self.data:
+            raise ProtocolError(f"the peer gave back {data} data credits that it has not")
+        if kind == CREDIT and not control and not data:
+            raise ProtocolError("the peer sent a CREDIT frame that gives nothing back")
+        if carries_message(kind):
+            if self.held_data + self.owed_data >= self.data_receives:
+                raise ProtocolError(f"the peer sent a {frame_name(kind)} frame without a credit")
+            self.held_data += 1
+        else:
+            if self.held_control + self.owed_control >= self.control_receives:
+                raise ProtocolError(f"the peer sent a {frame_name(kind)} frame without a credit")
+            self.held_control += 1
+        self.control += control
+        self.data += data
+        return 0
+
+    cdef int reposted_data(self, uint32_t count) except -1:
+        """The user has taken so many frames' messages, and their receives are posted again."""
+        if count > self.held_data:
+            raise InternalError(f"{count} data receives posted again, {self.held_data} were used")
+        self.held_data -= count
+        self.owed_data += count
+        return 0
+
+    cdef void reposted_control(self) noexcept:
+        """A control frame has been handled, and its receive is posted again."""
+        self.held_control -= 1
+        self.owed_control += 1
+
+    # For tests, which compare all of it with tests/model.
+
+    def sent(self, int kind):
+        """A frame is sent: the control and data credits in its header."""
+        cdef FrameHeader header
+        write_header(&header, self, kind, False, 0)
+        return header.control, le16toh(header.data)
+
+    def arrived(self, int kind, uint32_t control, uint32_t data):
+        self.received(kind, control, data)
+
+    def posted(self, uint32_t data, uint32_t control):
+        """So many receives are posted again."""
+        self.reposted_data(data)
+        for _ in range(control):
+            self.reposted_control()
+
+    def may_send(self):
+        """Whether a frame with a message, a control frame and a CREDIT frame may be sent now."""
+        return self.data > 0, self.may_send_control(), self.credit_frame_due()
+
+    def __repr__(self):
+        return (
+            f"<Credits data {self.data}/{self.data_limit} control {self.control}/"
+            f"{self.control_limit}, owes data {self.owed_data} control {self.owed_control}, "
+            f"holds data {self.held_data} control {self.held_control}>"
+        )

@@ -1,0 +1,233 @@
+# Futures of work requests and messages, and how the drain wakes the tasks that await them.
+#
+# A set asyncio.Future calls back in the next turn of the loop: a handle, a turn and a system call
+# later.  But the loop calls a drain with no task running, so the drain calls back itself, at its end.
+# What is set at any other time is called back by the loop, as usual.
+
+cimport cython
+from cpython.object cimport PyObject, PyTypeObject
+
+import asyncio
+import contextvars
+import os
+import warnings
+
+
+cdef extern from "Python.h":
+    ctypedef object (*PyCFunction)(object, object)
+    PyTypeObject PyCFunction_Type
+    PyTypeObject *Py_TYPE(object)
+    PyCFunction PyCFunction_GetFunction(object)
+    int PyContext_Enter(object) except -1
+    void PyErr_Fetch(PyObject **, PyObject **, PyObject **) noexcept
+    void PyErr_Restore(PyObject *, PyObject *, PyObject *) noexcept
+    void PyErr_WriteUnraisable(object) noexcept
+    int PyContext_Exit(object) except -1
+
+# docs/direct-wake-up.md.  Without it the loop calls back what a drain has settled, too.
+cdef bint direct_wake = not os.environ.get("AIORDMA_NO_DIRECT_WAKE")
+cdef PyCFunction task_wakeup = NULL  # asyncio's own; NULL: none has been seen
+cdef object copy_context = contextvars.copy_context
+
+
+cdef bint is_task_wakeup(object callback) except -1:
+    """Whether this is what asyncio's C tasks add as a callback; it has no name but `task_wakeup`."""
+    global task_wakeup
+    cdef PyCFunction function
+    if Py_TYPE(callback) != &PyCFunction_Type:
+        return False
+    function = PyCFunction_GetFunction(callback)
+    if task_wakeup == NULL and callback.__name__ == "task_wakeup":
+        task_wakeup = function
+    return function == task_wakeup and function != NULL
+
+
+cdef int never_awaited(str name) noexcept:
+    """Warns as Python does of a coroutine, which these awaitables are for asyncio; from a destructor."""
+    cdef PyObject *kind = NULL
+    cdef PyObject *value = NULL
+    cdef PyObject *traceback = NULL
+    PyErr_Fetch(&kind, &value, &traceback)
+    try:
+        warnings.warn(f"coroutine '{name}' was never awaited", RuntimeWarning, stacklevel=1)
+    except BaseException:
+        PyErr_WriteUnraisable(name)
+    PyErr_Restore(kind, value, traceback)
+    return 0
+
+
+cdef int complete_waiter(object waiter, object error) except -1:
+    """Completes a waiter of any kind, with an error unless that is None; not one that is done."""
+    if isinstance(waiter, OpFuture):
+        (<OpFuture> waiter).settle(DONE if error is None else FAILED, error)
+    elif not waiter.done():
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)
+    return 0
+
+
+cdef bint is_done(object waiter) except -1:
+    if isinstance(waiter, OpFuture):
+        return (<OpFuture> waiter).state != PENDING
+    return waiter.done()
+
+
+# What clears a cycle is the callback; a cleared future would not say that it waits no more.
+@cython.no_gc_clear
+@cython.freelist(64)
+cdef class OpFuture:
+    """What a task awaits: a future that the drain completes."""
+
+    def __cinit__(self, WorkRequestTable table not None):
+        self.table = table
+
+    # ---- for a task and for asyncio's functions ----
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.state == PENDING:
+            self.table.spin_briefly(self)
+        if self.state == PENDING:
+            self._asyncio_future_blocking = True
+            return self
+        if self.state != DONE:
+            raise self.exception_to_raise()
+        raise StopIteration
+
+    cdef int on_cancel(self) except -1:
+        return 0
+
+    def result(self):
+        if self.state != DONE:
+            raise self.exception_to_raise()
+
+    def exception(self):
+        if self.state == FAILED:
+            return self.reason
+        self.result()
+
+    def exception_to_raise(self):
+        if self.state == FAILED:
+            return self.reason
+        if self.state == CANCELLED:
+            return self._make_cancelled_error()
+        return asyncio.InvalidStateError()
+
+    def _make_cancelled_error(self):
+        return asyncio.CancelledError(*(() if self.reason is None else (self.reason,)))
+
+    @property
+    def _cancel_message(self):
+        return self.reason
+
+    def done(self):
+        return self.state != PENDING
+
+    def cancelled(self):
+        return self.state == CANCELLED
+
+    def cancel(self, msg=None):
+        if self.state != PENDING:
+            return False
+        self.settle(CANCELLED, msg)
+        self.on_cancel()
+        return True
+
+    def set_result(self, result):
+        self.settle(DONE, None)
+
+    def set_exception(self, error):
+        self.settle(FAILED, error)
+
+    def get_loop(self):
+        return self.table.loop
+
+    def add_done_callback(self, callback, *, context=None):
+        if context is None:
+            context = copy_context()
+        if self.state != PENDING:
+            self.call_soon(callback, context)
+        elif self.callback is None:
+            self.callback, self.context = callback, context
+            self.table.waiting += 1
+        else:
+            if self.more_callbacks is None:
+                self.more_callbacks = []
+            self.more_callbacks.append((callback, context))
+
+    def remove_done_callback(self, callback):
+        cdef list all = self.more_callbacks or []
+        if self.callback is None:
+            return 0
+        all.insert(0, (self.callback, self.context))
+        cdef list kept = [each for each in all if each[0] != callback]
+        cdef Py_ssize_t removed = len(all) - len(kept)
+        if not kept:
+            self.callback = self.context = self.more_callbacks = None
+            self.table.waiting -= self.state == PENDING
+        else:
+            self.callback, self.context = kept.pop(0)
+            self.more_callbacks = kept
+        return removed
+
+    def __dealloc__(self):
+        if self.callback is not None and self.state == PENDING and self.table is not None:
+            self.table.waiting -= 1
+
+    # ---- for the drain ----
+
+    cdef int settle(self, int state, object reason) except -1:
+        """Completes it, unless it is complete."""
+        if self.state != PENDING:
+            return 0
+        self.state = state
+        self.reason = reason
+        if self.callback is None:
+            return 0
+        self.table.waiting -= 1
+        if direct_wake and self.table.draining and state != CANCELLED:
+            self.table.settled.append(self)
+            return 0
+        return self.run_callbacks(deferred=True)
+
+    cdef int run_callbacks(self, bint deferred) except -1:
+        cdef object callback = self.callback, context = self.context
+        cdef list more = self.more_callbacks
+        self.callback = self.context = self.more_callbacks = None
+        if callback is not None:
+            self.call_soon(callback, context) if deferred else self.run_callback(callback, context)
+        if more is not None:
+            for callback, context in more:
+                self.call_soon(callback, context) if deferred else self.run_callback(callback, context)
+        return 0
+
+    cdef int call_soon(self, object callback, object context) except -1:
+        self.table.loop.call_soon(callback, self, context=context)
+        return 0
+
+    cdef int run_callback(self, object callback, object context) except -1:
+        """Calls back now, as the loop would."""
+        cdef object caller = self
+        # A task asks what calls it for its result; it knows where to find that of an asyncio.Future,
+        # which takes a twentieth of a call by name.
+        if self.state == DONE and is_task_wakeup(callback):
+            caller = self.table.finished()
+        PyContext_Enter(context)
+        try:
+            callback(caller)
+        except Exception as error:
+            self.table.loop.call_exception_handler(
+                {"message": "Exception in a callback of aiordma's", "exception": error}
+            )
+        except BaseException as error:  # it leaves the drain when all are called back
+            self.table.first_raised = self.table.first_raised or error
+        finally:
+            PyContext_Exit(context)
+        return 0

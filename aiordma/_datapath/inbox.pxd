@@ -1,0 +1,101 @@
+# Messages that have arrived, and the receivers that wait for them.
+
+from cpython.buffer cimport Py_buffer
+from libc.stdint cimport uint32_t, uint64_t
+
+from .channel cimport MessageChannel
+from .memory cimport Local, Pinned
+from .message cimport Fifo, Message
+from .work_queue cimport OpFuture, WorkRequest, WorkRequestTable
+
+
+cdef PendingRendezvous pending_rendezvous(const unsigned char *frame, uint32_t length,
+                                          uint64_t longest)
+
+
+cdef class PendingRendezvous:
+    cdef uint32_t request_id, imm
+    cdef uint64_t length
+    cdef bytes pieces                  # RendezvousPiece structures, checked
+    cdef bint has_imm, started
+    cdef uint32_t reads_left
+    cdef Message message               # it is read into
+    cdef ReceiveTarget target          # memory of a receiver, that it is read into instead
+    cdef bint is_complete(self) noexcept
+
+
+cdef class RendezvousRead(WorkRequest):
+    cdef Inbox inbox
+    cdef PendingRendezvous pending
+    cdef Pinned pinned
+
+
+cdef class ReceiveTarget(Pinned):
+    cdef object memory                 # of the caller, or of `allocate`; None: not allocated yet
+    cdef object allocate
+    cdef Local local                   # registered memory, which it is, or lies in
+    cdef Pinned held                   # its holder, as long as it is used here
+    cdef object registration           # made for this message; closed after it
+    cdef Py_buffer buffer
+    cdef bint has_buffer, closed
+    cdef unsigned char *bytes
+    cdef uint64_t length
+    cdef object refused                # why it cannot be used
+    cdef int open(self, object memory) except -1
+    cdef object room_for(self, uint64_t length)
+    cdef int close(self) except -1
+
+
+cdef class RecvFuture(OpFuture):
+    cdef Inbox inbox
+    cdef ReceiveTarget target
+
+
+cdef class RecvOperation:
+    cdef Inbox inbox
+    cdef object memory, allocate       # of the caller; None: memory of the pool
+    cdef ReceiveTarget target
+    cdef RecvFuture waiter
+    cdef bint returns_memory, ends_iteration, begun, over
+    cdef int close_target(self) except -1
+    cdef object advance(self)
+    cdef object finish(self, object item)
+    cdef int give_up(self) except -1
+
+
+cdef class Inbox:
+    cdef object __weakref__
+    cdef MessageChannel channel
+    cdef WorkRequestTable table
+    cdef Fifo incoming, receivers
+    cdef Fifo unread                   # those in `incoming` that are not being read
+    cdef object memory, source, pool
+    cdef uint32_t notified             # receivers that have been told and have not taken yet
+    cdef uint32_t rendezvous           # in `incoming`
+    cdef uint64_t bytes_ahead, max_bytes_ahead  # read, or being read, and not taken
+    cdef uint64_t bytes_reading        # of READs under way
+    cdef bint reads_ahead              # the last receiver took memory of the pool
+    cdef uint32_t allocating           # calls of a receiver's `allocate` that have not returned
+    cdef uint32_t frames_taken, refill  # receives are posted again for so many at a time
+    cdef object ended
+    cdef bint ready(self) noexcept
+    cdef int wake_first(self) except -1
+    cdef int wake_if_ready(self) except -1
+    cdef int arrived(self, object item) except -1
+    cdef Message take(self)
+    cdef int take_landed(self, PendingRendezvous pending) except -1
+    cdef int after_dequeue(self, bint last) except -1
+    cdef object next_for(self, RecvOperation operation, bint waited)
+    cdef object refusal(self, object item, ReceiveTarget target)
+    cdef int fetch_ahead(self) except -1
+    cdef bint fetch(self, PendingRendezvous pending) except -1
+    cdef bint fetch_into(self, PendingRendezvous pending, ReceiveTarget target) except -1
+    cdef int read(self, PendingRendezvous pending, Pinned pinned, uint64_t address,
+                  uint32_t lkey) except -1
+    cdef int read_done(self, PendingRendezvous pending) except -1
+    cdef int not_fetched(self, PendingRendezvous pending) except -1
+    cdef int withdraw(self, ReceiveTarget target) except -1
+
+
+cdef class MessageIterator:
+    cdef Inbox inbox

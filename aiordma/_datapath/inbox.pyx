@@ -1,0 +1,682 @@
+# Messages that have arrived, in order, and the receivers that wait for them.
+#
+# - A message that fits a receive is here when it is known.  A longer one is read with RDMA, ahead of its
+#   `recv` only up to `Config.fetch_ahead` bytes, so that a slow reader costs a bounded amount.
+# - `recv` gets memory of the pool; `recv_into` has memory, and a long message is read straight into it.
+#   Such a message is not acknowledged, and can be read once more, until it has been taken.
+# - Memory under a posted read is pinned until the completion.
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport uintptr_t
+from libc.string cimport memcpy
+
+cimport cython
+
+from .frames cimport (
+    HAS_IMM,
+    HEADER,
+    FrameHeader,
+    RendezvousPiece,
+    RendezvousRequest,
+)
+from .futures cimport DONE, PENDING, never_awaited
+from .memory cimport BlockCache, Local, PoolBlock
+from .message cimport new_message
+from .one_sided cimport MAX_TRANSFER
+from .sends cimport MAX_PIECES
+from .work_queue cimport IBV_WR_RDMA_READ, KIND_READ
+
+from aiordma._datapath.results import Received, ReceivedMemory
+from aiordma.errors import (
+    ConnectionClosedError,
+    MessageTooLongError,
+    ProtocolError,
+    QuotaError,
+    RDMAError,
+)
+from aiordma.verbs._memory.buffers import bytes_of
+
+
+cdef extern from "<endian.h>" nogil:
+    uint32_t le32toh(uint32_t)
+    uint64_t le64toh(uint64_t)
+
+cdef extern from "Python.h":
+    void PyErr_SetObject(object, object) noexcept
+
+cdef extern from *:
+    """
+    static void set_iternext(PyObject *type, PyObject *(*next)(PyObject *))
+    {
+        ((PyTypeObject *)type)->tp_iternext = next;
+    }
+    """
+    void set_iternext(object type, PyObject *(*next)(PyObject *) noexcept)
+
+
+cdef enum:
+    # Bytes of READs under way from which on no further message is read ahead: enough for a fast link to
+    # have no pause, and little enough to stay in the processor's cache until it is taken.
+    MAX_BYTES_READING = 512 << 10
+    STAGED = 64 << 10  # shorter messages are copied by `recv_into`: that is less than a registration
+
+
+cdef object quota_error(pool, uint64_t size):
+    """Why the pool can never have so much; None if it can."""
+    try:
+        pool.require_possible(size)
+    except QuotaError as error:
+        return error
+    return None
+
+
+# ---- receivers ---------------------------------------------------------------------------------------
+
+# The device may still write to it when its receiver is gone.
+@cython.no_gc_clear
+@cython.final
+cdef class ReceiveTarget(Pinned):
+    """The caller's memory that a message is received into."""
+
+    cdef int open(self, object memory) except -1:
+        """Finds the bytes, and keeps them in their place until it is closed, and no READ is under way."""
+        self.memory = memory
+        if isinstance(memory, Local):
+            self.local = <Local> memory
+            self.held = self.local.holder()
+            self.held.pins += 1
+            if not isinstance(self.held, PoolBlock):
+                memory.view  # raises where this process cannot write: memory of another device
+            if not self.local.writable:
+                raise ValueError(f"cannot receive into {memory!r}: it is read-only")
+            self.bytes, self.length = <unsigned char *> <uintptr_t> self.local.address, self.local.length
+            return 0
+        view = bytes_of(memory)
+        if view.readonly:
+            view = None  # its end may call Python, which an exception on its way would disturb
+            raise ValueError(f"cannot receive into {type(memory).__name__}: it is read-only")
+        PyObject_GetBuffer(view, &self.buffer, PyBUF_WRITABLE)
+        self.has_buffer = True
+        self.bytes, self.length = <unsigned char *> self.buffer.buf, self.buffer.len
+        return 0
+
+    cdef object room_for(self, uint64_t length):
+        """Why a message of that length cannot be received here; None if it can."""
+        if self.refused is None and self.memory is None:
+            try:
+                self.open(self.allocate(length))
+            except BaseException as error:  # the receiver's, not that of the drain
+                self.refused = error
+        if self.refused is None and length > self.length:
+            return MessageTooLongError(length, self.length, received=True)
+        return self.refused
+
+    cdef int close(self) except -1:
+        """The memory is the caller's again, as soon as no READ is under way there."""
+        self.closed = True
+        self.allocate = self.refused = None
+        return self.settle()
+
+    cdef int settle(self) except -1:
+        if not self.closed or self.pins:
+            return 0
+        held, self.held = self.held, None
+        self.local = self.memory = None
+        if held is not None:
+            (<Pinned> held).unpin_now()
+        if self.has_buffer:
+            self.has_buffer = False
+            PyBuffer_Release(&self.buffer)
+        if self.registration is not None:
+            registration, self.registration = self.registration, None
+            registration.close()
+        return 0
+
+    def __dealloc__(self):
+        if self.held is not None:
+            self.held.unpin_now()
+        if self.has_buffer:
+            PyBuffer_Release(&self.buffer)
+
+
+@cython.final
+cdef class RecvFuture(OpFuture):
+    """A receiver that waits in line, for the task that awaits its RecvOperation."""
+
+    cdef int on_cancel(self) except -1:
+        self.inbox.receivers.remove(self)
+        return 0
+
+
+@cython.freelist(64)
+@cython.final
+cdef class RecvOperation:
+    """One `recv`, `recv_into` or step of `async for`: an awaitable that is a coroutine for asyncio.
+
+    Cancelled at any moment it loses nothing: it takes the message in the step that ends it.
+    """
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):  # `recv_next` stands in its place
+        raise NotImplementedError
+
+    def send(self, value):
+        result = self.advance()
+        if type(result) is not RecvFuture:
+            raise StopIteration(result)
+        (<RecvFuture> result)._asyncio_future_blocking = True
+        return result
+
+    def throw(self, kind, value=None, traceback=None):
+        if self.over:
+            raise RuntimeError("cannot reuse already awaited receive operation")
+        if value is None:
+            value = kind() if isinstance(kind, type) else kind
+        self.begun = True
+        self.give_up()
+        raise value
+
+    def close(self):
+        self.begun = True
+        self.give_up()
+
+    @property
+    def __qualname__(self):
+        """For asyncio, where it shows a task."""
+        return "Connection.recv"
+
+    def __dealloc__(self):
+        cdef Inbox inbox = self.inbox
+        if not self.begun:
+            never_awaited("Connection.recv")
+        elif self.waiter is not None and inbox is not None:
+            # Left in the middle, as a coroutine that is garbage.  There is no line to leave after
+            # the end, nor where the inbox is garbage as well.
+            if inbox.receivers is not None and inbox.incoming is not None and inbox.ended is None:
+                self.give_up()
+
+    cdef int give_up(self) except -1:
+        """It waits no more, whether it was told already or not."""
+        cdef RecvFuture waiter = self.waiter
+        cdef Inbox inbox = self.inbox
+        self.waiter = None
+        if waiter is not None:
+            if waiter.state == DONE:
+                inbox.notified -= 1
+                inbox.wake_if_ready()  # the message was for this one: the next shall have it
+            else:
+                inbox.receivers.remove(waiter)
+        if not self.over:
+            self.over = True
+            self.close_target()
+        return 0
+
+    cdef int close_target(self) except -1:
+        if self.target is not None:
+            self.inbox.withdraw(self.target)
+            self.target.close()
+        return 0
+
+    cdef object advance(self):
+        """The result, or the future to wait for."""
+        cdef RecvFuture waiter = self.waiter
+        cdef bint waited = waiter is not None
+        if not waited:
+            if self.begun or self.inbox is None:  # None: no connection has made it
+                self.begun = True
+                raise RuntimeError("cannot reuse already awaited receive operation")
+            self.begun = True
+            self.inbox.channel.check_affinity()
+            self.inbox.reads_ahead = self.memory is None and self.allocate is None
+        try:
+            if not waited and not self.inbox.reads_ahead:
+                self.target = ReceiveTarget.__new__(ReceiveTarget)
+                self.target.allocate = self.allocate
+                if self.allocate is None:
+                    self.target.open(self.memory)
+                self.memory = self.allocate = None
+            while True:
+                if waited:
+                    if waiter.state == PENDING:
+                        return waiter
+                    self.waiter = None
+                    if waiter.state != DONE:
+                        raise waiter.exception_to_raise()
+                    self.inbox.notified -= 1
+                item = self.inbox.next_for(self, waited)
+                if item is not None:
+                    return self.finish(item)
+                waiter, waited = self.waiter, True
+                waiter.table.spin_briefly(waiter)
+        except BaseException as error:
+            self.give_up()
+            if self.ends_iteration and isinstance(error, ConnectionClosedError):
+                raise StopAsyncIteration from None
+            raise
+
+    cdef object finish(self, object item):
+        """Takes the first message, of which it is this one's turn."""
+        cdef Message message
+        cdef PendingRendezvous pending
+        cdef Inbox inbox = self.inbox
+        cdef ReceiveTarget target = self.target
+        cdef uint64_t length
+        self.over = True
+        if target is None:
+            return inbox.take()
+        if type(item) is PendingRendezvous:
+            pending = <PendingRendezvous> item
+            inbox.take_landed(pending)
+            length, imm = pending.length, pending.imm if pending.has_imm else None
+        else:
+            message = inbox.take()
+            memcpy(target.bytes, message.block.bytes() + message.offset, message.length)
+            length, imm = message.length, message.imm
+            message.end_lease()
+        if self.returns_memory:
+            result = ReceivedMemory(target.memory, length, imm)
+        else:
+            result = Received(length, imm)
+        target.close()
+        return result
+
+
+cdef PyObject *recv_next(PyObject *self) noexcept:
+    """`__next__`: what Cython makes of a `raise StopIteration(message)` costs ten times as much."""
+    cdef object result
+    try:
+        result = (<RecvOperation> self).advance()
+        if type(result) is RecvFuture:
+            (<RecvFuture> result)._asyncio_future_blocking = True
+            Py_INCREF(result)
+            return <PyObject *> result
+    except BaseException as error:
+        PyErr_SetObject(type(error), error)
+        return NULL
+    PyErr_SetObject(StopIteration, StopIteration(result) if isinstance(result, tuple) else result)
+    return NULL
+
+
+set_iternext(RecvOperation, recv_next)
+
+
+@cython.final
+cdef class MessageIterator:
+    """`async for message in connection`."""
+
+    def __cinit__(self, Inbox inbox not None):
+        self.inbox = inbox
+
+    def __aiter__(self):
+        return self
+
+    def __anext__(self):
+        cdef RecvOperation operation = RecvOperation.__new__(RecvOperation)
+        operation.inbox = self.inbox
+        operation.ends_iteration = True
+        return operation
+
+
+@cython.final
+cdef class PendingRendezvous:
+    """A message that the peer has for this side, in its place in the order, until it is read."""
+
+    def __len__(self):
+        return self.length
+
+    cdef bint is_complete(self) noexcept:
+        return self.target is not None and not self.reads_left
+
+
+cdef PendingRendezvous pending_rendezvous(
+    const unsigned char *frame, uint32_t length, uint64_t longest
+):
+    """What an RNDV_RTS frame asks for; ProtocolError for what this side does not read."""
+    cdef const FrameHeader *header = <const FrameHeader *> frame
+    cdef const RendezvousRequest *request = <const RendezvousRequest *> (frame + HEADER)
+    cdef const RendezvousPiece *piece
+    cdef PendingRendezvous pending = PendingRendezvous.__new__(PendingRendezvous)
+    cdef uint32_t count, size, i
+    if length < HEADER + sizeof(RendezvousRequest):
+        raise ProtocolError(f"the peer sent a rendezvous request of {length} bytes")
+    count = le32toh(request.count)
+    size = count * sizeof(RendezvousPiece)
+    if not 0 < count <= MAX_PIECES or length != HEADER + sizeof(RendezvousRequest) + size:
+        raise ProtocolError(
+            f"the peer sent a rendezvous request of {length} bytes for {count} pieces"
+        )
+    piece = <const RendezvousPiece *> (request + 1)
+    for i in range(count):
+        if not le64toh(piece[i].length):
+            raise ProtocolError("the peer offers a message of no bytes")
+        if le64toh(piece[i].length) > longest - pending.length:
+            raise ProtocolError(
+                f"the peer sent a message of more than {longest} bytes, which is what this side "
+                f"said in the handshake that it takes"
+            )
+        if le64toh(piece[i].length) - 1 > ~<uint64_t> 0 - le64toh(piece[i].address):
+            raise ProtocolError("the message goes beyond the end of the address space")
+        if piece[i].zero:
+            raise ProtocolError("the peer sent a rendezvous request with stray bytes")
+        pending.length += le64toh(piece[i].length)
+    pending.pieces = PyBytes_FromStringAndSize(<const char *> piece, size)
+    pending.request_id = le32toh(request.request_id)
+    pending.has_imm = header.kind & HAS_IMM != 0
+    pending.imm = le32toh(header.imm)
+    return pending
+
+
+@cython.no_gc_clear
+@cython.final
+cdef class RendezvousRead(WorkRequest):
+    """One RDMA READ of it."""
+
+    cdef int on_completion(self, uint32_t byte_len) except -1:
+        self.free_memory()
+        return self.inbox.read_done(self.pending)
+
+    cdef int on_error(self, object error) except -1:
+        return 0  # the queue pair has failed, and with it each receiver
+
+    cdef int free_memory(self) except -1:
+        cdef Pinned pinned = self.pinned
+        self.pinned = None
+        if pinned is not None:
+            pinned.unpin_now()
+        return 0
+
+
+# ---- the inbox ---------------------------------------------------------------------------------------
+
+cdef bint is_complete(object item) noexcept:
+    return type(item) is Message or (<PendingRendezvous> item).is_complete()
+
+
+@cython.final
+cdef class Inbox:
+    """Messages that have arrived, and those that wait for them."""
+
+    def __init__(self, MessageChannel channel not None, memory, max_bytes_ahead, refill):
+        self.channel = channel
+        self.table = channel.table
+        self.memory, self.pool = memory, memory.pool
+        self.source = memory.block_source(self.on_memory, internal=False)
+        self.max_bytes_ahead, self.refill, self.reads_ahead = max_bytes_ahead, refill, True
+        self.incoming, self.receivers, self.unread = Fifo(), Fifo(), Fifo()
+
+    def on_memory(self):
+        self.fetch_ahead()
+
+    # ---- arriving ----
+
+    cdef bint ready(self) noexcept:
+        """Whether a receiver should look."""
+        if self.ended is not None:
+            return True
+        return self.incoming.size() > 0 and is_complete(self.incoming.first())
+
+    cdef int wake_first(self) except -1:
+        """The receiver that waits longest looks."""
+        cdef OpFuture receiver
+        while self.receivers.size():
+            receiver = <OpFuture> self.receivers.popleft()
+            if receiver.state == PENDING:
+                self.notified += 1
+                return receiver.settle(DONE, None)
+        return 0
+
+    cdef int wake_if_ready(self) except -1:
+        if self.receivers.size() and self.ready():
+            self.wake_first()
+        return 0
+
+    cdef int arrived(self, object item) except -1:
+        self.incoming.append(item)
+        return self.wake_if_ready()
+
+    # ---- taking ----
+
+    cdef object next_for(self, RecvOperation operation, bint waited):
+        """The first item, when it is this one's turn; None: it waits in line."""
+        cdef object first = self.incoming.first()
+        cdef ReceiveTarget target = operation.target
+        cdef bint in_turn = waited or not (self.receivers.size() or self.notified)
+        cdef RecvFuture waiter
+        # What is read into the memory of another receiver is that one's.
+        if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is not None:
+            if (<PendingRendezvous> first).target is not target:
+                first = None
+        if in_turn and first is not None:
+            refusal = self.refusal(first, target)
+            if self.incoming.first() is not first:  # the caller's `allocate` has received it
+                return self.next_for(operation, waited)
+            if refusal is None and is_complete(first):
+                return first
+            if refusal is not None:
+                self.fetch_ahead()
+                self.wake_if_ready()  # it stays for the next in line
+                raise refusal
+        if self.ended is not None and (in_turn or not self.incoming.size()):
+            self.wake_if_ready()
+            raise self.channel.waiter_error(self.ended)
+        waiter = RecvFuture.__new__(RecvFuture, self.table)
+        waiter.inbox, waiter.target = self, target
+        operation.waiter = waiter
+        if waited:
+            self.receivers.appendleft(waiter)
+        else:
+            self.receivers.append(waiter)
+        if self.unread.size():
+            self.fetch_ahead()
+        return None
+
+    cdef object refusal(self, object item, ReceiveTarget target):
+        """Why it can never be taken in this way; it stays for the next."""
+        if target is not None:
+            self.allocating += 1
+            try:
+                return target.room_for(len(item))
+            finally:
+                self.allocating -= 1
+        if type(item) is Message or (<PendingRendezvous> item).started:
+            return None
+        return quota_error(self.pool, len(item))
+
+    cdef Message take(self):
+        cdef Message message = <Message> self.incoming.popleft()
+        self.channel.count_received(message.length)
+        if message.fetched:
+            self.bytes_ahead -= message.length
+        self.after_dequeue(message.last)
+        return message
+
+    cdef int take_landed(self, PendingRendezvous pending) except -1:
+        """Takes one that was read into a receiver's memory."""
+        self.incoming.popleft()
+        self.channel.count_received(pending.length)
+        self.rendezvous -= 1
+        self.bytes_ahead -= pending.length
+        self.after_dequeue(True)
+        return self.channel.acknowledge(pending.request_id)
+
+    cdef int after_dequeue(self, bint last) except -1:
+        if last and self.ended is None:
+            self.frames_taken += 1
+            if self.frames_taken >= self.refill:
+                self.channel.receives.to_repost += self.frames_taken
+                self.frames_taken = 0
+                self.channel.receives.repost()
+        if self.unread.size():
+            self.fetch_ahead()
+        return self.wake_if_ready()
+
+    # ---- reading messages that are too long for a frame ----
+
+    cdef int fetch_ahead(self) except -1:
+        """Starts reading: the first if a receiver waits, others within `fetch_ahead`."""
+        cdef PendingRendezvous pending
+        cdef RecvFuture wanted
+        while self.unread.size() and self.ended is None and not self.allocating:
+            pending = <PendingRendezvous> self.unread.first()
+            wanted = None
+            if self.incoming.first() is pending:
+                wanted = <RecvFuture> self.receivers.first()
+            if wanted is None:
+                # A receiver that brings memory has it filled directly, not from a copy.
+                if (
+                    not self.reads_ahead
+                    or self.bytes_reading >= MAX_BYTES_READING
+                    or self.bytes_ahead + pending.length > self.max_bytes_ahead
+                ):
+                    return 0
+            else:
+                refusal = self.refusal(pending, wanted.target)
+                if self.receivers.first() is not wanted:  # the caller's `allocate` has ended it
+                    continue
+                if refusal is not None:
+                    return self.wake_first()  # to be told
+            if wanted is not None and wanted.target is not None:
+                if not self.fetch_into(pending, wanted.target):
+                    return 0
+            elif not self.fetch(pending):
+                return 0
+        return 0
+
+    cdef bint fetch(self, PendingRendezvous pending) except -1:
+        """False when those behind it must wait as well."""
+        cdef PoolBlock block
+        block = (<BlockCache> self.pool).take_fast(pending.length)
+        if block is None:
+            try:
+                block = self.source.block(pending.length)
+            except QuotaError:
+                return False
+            except (RDMAError, OSError) as error:
+                self.channel.on_protocol_error(
+                    ProtocolError(f"no memory for a message of {pending.length} bytes: {error}")
+                )
+                return False
+        if block is None:
+            return False
+        pending.message = new_message(block, 0, pending.length)
+        pending.message.number, pending.message.has_imm = pending.imm, pending.has_imm
+        self.read(pending, block, block.address, block.lkey)
+        return True
+
+    cdef bint fetch_into(self, PendingRendezvous pending, ReceiveTarget target) except -1:
+        cdef uint32_t global_lkey = (<BlockCache> self.pool).local_dma_lkey
+        cdef Local local = target.local
+        if local is None and global_lkey:
+            pending.target = target
+            self.read(pending, target, <uintptr_t> target.bytes, global_lkey)
+            return True
+        if local is None and pending.length <= STAGED:
+            return self.fetch(pending)
+        if local is None:
+            try:
+                target.registration = self.memory.register(target.memory, bytes_of(target.memory))
+            except (RDMAError, OSError) as error:
+                if quota_error(self.pool, pending.length) is None:
+                    return self.fetch(pending)  # the pool's memory will do
+                target.refused = error
+                self.wake_first()
+                return False
+            local = target.local = target.registration
+        pending.target = target
+        self.read(
+            pending, local.holder() if target.held is None else target.held, local.address, local.lkey
+        )
+        return True
+
+    cdef int read(
+        self, PendingRendezvous pending, Pinned pinned, uint64_t address, uint32_t lkey
+    ) except -1:
+        """Posts READs of its pieces, one behind another from `address`, which `pinned` holds."""
+        cdef const RendezvousPiece *piece
+        cdef uint64_t offset, length
+        cdef uint32_t i, count = len(pending.pieces) // sizeof(RendezvousPiece)
+        cdef RendezvousRead read
+        pending.started = True
+        if self.unread.first() is pending:  # it has not ended meanwhile
+            self.unread.popleft()
+        self.bytes_ahead += pending.length
+        self.bytes_reading += pending.length
+        piece = <const RendezvousPiece *> PyBytes_AS_STRING(pending.pieces)
+        for i in range(count):
+            pending.reads_left += <uint32_t> (
+                (le64toh(piece[i].length) + MAX_TRANSFER - 1) // MAX_TRANSFER
+            )
+        for i in range(count):
+            offset = 0
+            length = le64toh(piece[i].length)
+            while offset < length:
+                read = RendezvousRead.__new__(RendezvousRead)
+                read.kind, read.opcode = KIND_READ, IBV_WR_RDMA_READ
+                read.address, read.lkey = address, lkey
+                read.length = <uint32_t> min(MAX_TRANSFER, length - offset)
+                read.remote_address = le64toh(piece[i].address) + offset
+                read.rkey = le32toh(piece[i].rkey)
+                read.inbox, read.pending, read.pinned = self, pending, pinned
+                pinned.pins += 1
+                offset += read.length
+                address += read.length
+                self.channel.queue.post(read)
+        return 0
+
+    cdef int read_done(self, PendingRendezvous pending) except -1:
+        pending.reads_left -= 1
+        if pending.reads_left or self.ended is not None:
+            return 0
+        self.bytes_reading -= pending.length
+        if pending.target is not None:
+            return self.wake_if_ready()
+        if pending.message is None:  # its receiver is gone: once more
+            return self.not_fetched(pending)
+        self.channel.acknowledge(pending.request_id)
+        pending.message.fetched = True
+        self.rendezvous -= 1
+        self.incoming.replace(pending, pending.message)
+        if self.unread.size():
+            self.fetch_ahead()
+        return self.wake_if_ready()
+
+    cdef int not_fetched(self, PendingRendezvous pending) except -1:
+        """It is as it was when its request arrived."""
+        pending.started = False
+        self.unread.appendleft(pending)  # it is the first: only that is read into a target
+        self.bytes_ahead -= pending.length
+        return self.fetch_ahead()
+
+    cdef int withdraw(self, ReceiveTarget target) except -1:
+        """The receiver is gone, with a message perhaps on its way to its memory."""
+        cdef PendingRendezvous pending
+        for item in self.incoming.all():
+            if type(item) is PendingRendezvous and (<PendingRendezvous> item).target is target:
+                pending = <PendingRendezvous> item
+                pending.target = None
+                if not pending.reads_left:
+                    self.not_fetched(pending)
+                break
+        return 0
+
+    # ---- the end ----
+
+    def end(self, error):
+        """No more messages: those that are here can still be taken, every waiter gets `error`."""
+        self.ended = error
+        self.rendezvous = 0
+        self.unread.take_all()
+        for item in self.incoming.take_all():
+            if not is_complete(item):
+                break  # what stands behind it cannot be had in its turn
+            self.incoming.append(item)
+        while self.receivers.size():
+            self.wake_first()

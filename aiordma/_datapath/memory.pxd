@@ -1,0 +1,56 @@
+# Registered memory: blocks of a pool, and memory of users and of peers.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+
+cdef class Pinned:
+    cdef readonly Py_ssize_t pins      # work requests under way on it
+    cdef readonly Py_ssize_t leases    # its holders
+    cdef int settle(self) except -1
+    cdef void unpin_now(self) noexcept
+    cdef void end_lease(self) noexcept
+
+
+cdef class PoolBlock(Pinned):
+    cdef public BlockCache pool
+    cdef public uint64_t address, size
+    cdef public uint32_t lkey
+    cdef public uint32_t posted        # bytes, while it is a posted receive
+    cdef Py_ssize_t views              # memoryviews that users have
+    cdef unsigned char *bytes(self) noexcept
+    cdef object view_of(self, uint64_t start, uint64_t stop)
+
+
+cdef class BlockCache:
+    cdef list free_blocks              # one list for each power of two
+    cdef public object internal_waiters, user_waiters  # waiters for memory: the library's, the users'
+    cdef readonly uint64_t leases, leased_bytes, in_slabs
+    cdef public uint64_t trim_below, slab_size, ready_bytes
+    cdef public uint32_t smallest
+    cdef public uint32_t local_dma_lkey  # of all memory of the process; 0: there is none
+    cdef public bint closed
+    cdef list free_list(self, uint64_t size)
+    cdef PoolBlock find(self, uint64_t size)
+    cdef PoolBlock take_fast(self, uint64_t size)
+    cdef int leased(self, PoolBlock block) except -1
+    cdef bint keep_block(self, PoolBlock block) except -1
+    cdef int give_back(self, PoolBlock block) except -1
+
+
+cdef class Local:
+    cdef public uint64_t address, length
+    cdef public uint32_t lkey
+    cdef public bint writable, gone
+    cdef public Pinned pinned
+    cdef Local owner                   # what it was sliced from; None: it is whole
+    cdef Local whole(self)
+    cdef Pinned holder(self)
+
+
+cdef class Remote:
+    cdef public uint64_t address, length
+    cdef public uint32_t rkey, allowed
+    cdef public bint usable
+    cdef public object user
+    cdef Remote owner
+    cdef Remote whole(self)

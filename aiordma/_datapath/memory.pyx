@@ -1,0 +1,230 @@
+# Registered memory: blocks of a pool, the cache of those that are free, memory of users and of peers.
+
+from cpython.buffer cimport Py_buffer, PyBuffer_FillInfo
+from cpython.memoryview cimport PyMemoryView_FromObject
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uintptr_t
+
+cimport cython
+
+
+cdef extern from "Python.h":
+    void PyErr_Fetch(PyObject **, PyObject **, PyObject **) noexcept
+    void PyErr_Restore(PyObject *, PyObject *, PyObject *) noexcept
+    void PyErr_WriteUnraisable(object) noexcept
+
+cdef extern from *:
+    int clzll "__builtin_clzll"(unsigned long long) noexcept nogil
+
+
+cdef class Pinned:
+    """Memory; its `_retire` is called when it is neither leased nor pinned any more."""
+
+    def pin(self):
+        """A work request is about to use the memory."""
+        self.pins += 1
+
+    def unpin(self):
+        """The work request has completed."""
+        self.pins -= 1
+        self.settle()
+
+    def lease(self):
+        """It has one more holder."""
+        self.leases += 1
+
+    def release(self):
+        """It has one holder less."""
+        self.leases -= 1
+        self.settle()
+
+    cdef int settle(self) except -1:
+        if not self.pins and not self.leases:
+            self._retire()
+        return 0
+
+    cdef void unpin_now(self) noexcept:
+        """`unpin` where nothing may be raised: an error is reported."""
+        self.pins -= 1
+        self.settle()
+
+    cdef void end_lease(self) noexcept:
+        """`release` where nothing may be raised: an error is reported."""
+        self.leases -= 1
+        self.settle()
+
+
+# A leased block has a reference that the cycle collector does not see (`leased`): else it would
+# clear a block whose views are garbage, and these would give it back empty.
+@cython.no_gc_clear
+cdef class PoolBlock(Pinned):
+    """A place in registered memory, made once and leased many times."""
+
+    cdef unsigned char *bytes(self) noexcept:
+        return <unsigned char *> <uintptr_t> self.address
+
+    cdef int settle(self) except -1:
+        if not self.pins and not self.leases and not self.views and self.pool is not None:
+            self.pool.give_back(self)
+        return 0
+
+    cdef object view_of(self, uint64_t start, uint64_t stop):
+        return PyMemoryView_FromObject(self)[start:stop]
+
+    def export(self, uint64_t start, uint64_t stop):
+        """A view for a user; the block counts it until it is gone."""
+        return self.view_of(start, stop)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.bytes(), <Py_ssize_t> self.size, 0, flags)
+        self.views += 1
+
+    def __releasebuffer__(self, Py_buffer *view):
+        cdef PyObject *kind = NULL
+        cdef PyObject *value = NULL
+        cdef PyObject *traceback = NULL
+        self.views -= 1
+        if not self.views:
+            # A view may end while an exception is on its way.
+            PyErr_Fetch(&kind, &value, &traceback)
+            try:
+                self.settle()
+            except BaseException:
+                PyErr_WriteUnraisable(self)
+            PyErr_Restore(kind, value, traceback)
+
+
+cdef class BlockCache:
+    """Free blocks by size.  The pool (mr_pool.py) makes blocks and keeps to the limit."""
+
+    def __cinit__(self):
+        self.free_blocks = [[] for _ in range(64)]
+
+    cdef list free_list(self, uint64_t size):
+        if size < self.smallest:
+            size = self.smallest
+        return <list> self.free_blocks[64 - clzll(size - 1) if size > 1 else 0]
+
+    cdef PoolBlock find(self, uint64_t size):
+        cdef list free_list = self.free_list(size)
+        return <PoolBlock> free_list.pop() if free_list else None
+
+    cdef int leased(self, PoolBlock block) except -1:
+        Py_INCREF(block)  # until `give_back`
+        block.leases += 1
+        self.leases += 1
+        self.leased_bytes += block.size
+        if block.size <= self.slab_size:
+            self.in_slabs += block.size
+        return 0
+
+    cdef PoolBlock take_fast(self, uint64_t size):
+        """A leased block for a short time; None: the pool has to make one, or others wait."""
+        cdef PoolBlock block
+        if size > self.slab_size or len(<dict> self.internal_waiters) or len(<dict> self.user_waiters):
+            return None
+        block = self.find(size)
+        if block is not None:
+            self.leased(block)
+        return block
+
+    cdef bint keep_block(self, PoolBlock block) except -1:
+        cdef list free_list = self.free_list(block.size)
+        if free_list and <uint64_t> (len(free_list) + 1) * block.size > self.ready_bytes:
+            return False
+        free_list.append(block)
+        return True
+
+    cdef int give_back(self, PoolBlock block) except -1:
+        self.leases -= 1
+        self.leased_bytes -= block.size
+        if block.size <= self.slab_size:
+            self.in_slabs -= block.size
+        try:
+            if (
+                self.closed
+                or block.size > self.slab_size
+                or self.in_slabs < self.trim_below
+                or len(<dict> self.internal_waiters)
+                or len(<dict> self.user_waiters)
+                or not self.keep_block(block)
+            ):
+                self._returned(block)
+        finally:
+            Py_DECREF(block)
+        return 0
+
+    # For the pool, in Python.
+
+    def take(self, uint64_t size):
+        cdef PoolBlock block = self.find(size)
+        if block is not None:
+            self.leased(block)
+        return block
+
+    def lease_block(self, PoolBlock block not None):
+        self.leased(block)
+
+    def keep(self, PoolBlock block not None):
+        return self.keep_block(block)
+
+    def clear_ready(self):
+        cdef list blocks = []
+        for free_list in self.free_blocks:
+            blocks.extend(free_list)
+            (<list> free_list).clear()
+        return blocks
+
+
+cdef class Local:
+    """Registered memory of this process, or a slice of it."""
+
+    cdef Local whole(self):
+        return self if self.owner is None else self.owner
+
+    cdef Pinned holder(self):
+        cdef Local whole = self.whole()
+        if whole.gone or whole.pinned is None:
+            whole._check()
+            raise TypeError("memory without a holder cannot be pinned")
+        return whole.pinned
+
+    @property
+    def root(self):
+        return self.whole()
+
+    @root.setter
+    def root(self, Local owner not None):
+        self.owner = owner.whole()
+
+    def pin(self):
+        """A work request is about to use it; raises what `_check` raises after its release.
+        Internal to the library."""
+        cdef Pinned holder = self.holder()
+        holder.pins += 1
+
+    def unpin(self):
+        """The work request has completed.  Internal to the library."""
+        self.whole().pinned.unpin()
+
+    def __len__(self):
+        return self.length
+
+
+cdef class Remote:
+    """Memory of the peer, or a slice of it."""
+
+    cdef Remote whole(self):
+        return self if self.owner is None else self.owner
+
+    @property
+    def root(self):
+        return self.whole()
+
+    @root.setter
+    def root(self, Remote owner not None):
+        self.owner = owner.whole()
+
+    def __len__(self):
+        return self.length

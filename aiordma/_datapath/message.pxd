@@ -1,0 +1,31 @@
+# A received message, and the queue of items that keep their order.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from .memory cimport PoolBlock
+
+cdef Message new_message(PoolBlock block, uint64_t offset, uint64_t length)
+
+
+cdef class Message:
+    cdef PoolBlock block
+    cdef uint64_t offset, length
+    cdef uint32_t number, bytes_written
+    cdef bint has_imm, has_written, last, fetched
+    cdef void end_lease(self) noexcept
+
+
+cdef class Fifo:
+    cdef list items
+    cdef Py_ssize_t head, count
+    cdef Py_ssize_t size(self) noexcept
+    cdef Py_ssize_t place(self, Py_ssize_t i) noexcept
+    cdef int grow(self) except -1
+    cdef object first(self)
+    cdef int append(self, object item) except -1
+    cdef int appendleft(self, object item) except -1
+    cdef object popleft(self)
+    cdef bint remove(self, object item) except -1
+    cdef bint replace(self, object item, object other) except -1
+    cdef list take_all(self)
+    cdef list all(self)

@@ -1,0 +1,174 @@
+# A received message, and the queue of items that keep their order.
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+
+cimport cython
+
+from aiordma.errors import BufferStateError
+
+
+# Nothing that a message refers to refers to it.
+@cython.no_gc
+@cython.freelist(64)
+@cython.final
+cdef class Message:
+    """What `recv` returns.  `bytes(message)` copies; `message.data` is the memory itself.
+
+    The memory is yours until `release`, the end of its `with`, or until the message is garbage;
+    after that the message is inert (BufferStateError), while views taken before keep showing the
+    same bytes for as long as they live.  `imm` is the sender's immediate data, or None.
+    `written` is None, but for the message, empty itself, that tells of a write with immediate
+    data: then it is the number of bytes that the last piece of that write had.
+    """
+
+    @property
+    def imm(self):
+        return self.number if self.has_imm else None
+
+    @property
+    def written(self):
+        return self.bytes_written if self.has_written else None
+
+    @property
+    def data(self):
+        """The bytes where they were received; writable, and of no use to the sender."""
+        return self.export()
+
+    @property
+    def _block(self):
+        return self.block
+
+    def export(self):
+        self.check()
+        return self.block.view_of(self.offset, self.offset + self.length)
+
+    def __bytes__(self):
+        self.check()
+        return PyBytes_FromStringAndSize(
+            <const char *> self.block.bytes() + self.offset, self.length
+        )
+
+    def __len__(self):
+        return self.length
+
+    def __repr__(self):
+        imm = "" if self.imm is None else f" imm={self.imm:#x}"
+        state = "" if self.block is not None else " released"
+        return f"<Message of {len(self)} bytes{imm}{state}>"
+
+    def check(self):
+        """BufferStateError after its release.  Internal to the library."""
+        if self.block is None:
+            raise BufferStateError(f"{self!r} cannot be read any more")
+
+    def __eq__(self, other):
+        """Equal to bytes, a bytearray, a memoryview or a message with the same contents."""
+        mine = self.export()
+        if isinstance(other, Message):
+            return mine == other.export()
+        if isinstance(other, bytes | bytearray | memoryview):
+            return mine == other
+        return NotImplemented
+
+    __hash__ = None
+
+    cdef void end_lease(self) noexcept:
+        cdef PoolBlock block = self.block
+        if block is not None:
+            self.block = None
+            block.end_lease()
+
+    def release(self):
+        """Gives the memory back; a second call does nothing."""
+        self.end_lease()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end_lease()
+
+    def __dealloc__(self):
+        self.end_lease()
+
+
+cdef Message new_message(PoolBlock block, uint64_t offset, uint64_t length):
+    """It takes over a lease of the block."""
+    cdef Message message = Message.__new__(Message)
+    message.block, message.offset, message.length = block, offset, length
+    message.last = True
+    return message
+
+
+@cython.final
+cdef class Fifo:
+    """A queue that can also be searched: a ring, which grows."""
+
+    def __cinit__(self):
+        self.items = [None] * 8
+
+    cdef Py_ssize_t size(self) noexcept:
+        return self.count
+
+    cdef Py_ssize_t place(self, Py_ssize_t i) noexcept:
+        return (self.head + i) & (len(self.items) - 1)
+
+    cdef object first(self):
+        return self.items[self.head] if self.count else None
+
+    cdef int grow(self) except -1:
+        cdef list all = self.all()
+        all.extend([None] * len(all))
+        self.items, self.head = all, 0
+        return 0
+
+    cdef int append(self, object item) except -1:
+        if self.count == len(self.items):
+            self.grow()
+        self.items[self.place(self.count)] = item
+        self.count += 1
+        return 0
+
+    cdef int appendleft(self, object item) except -1:
+        if self.count == len(self.items):
+            self.grow()
+        self.head = self.place(len(self.items) - 1)
+        self.items[self.head] = item
+        self.count += 1
+        return 0
+
+    cdef object popleft(self):
+        cdef object item = self.items[self.head]
+        self.items[self.head] = None
+        self.head = self.place(1)
+        self.count -= 1
+        return item
+
+    cdef bint remove(self, object item) except -1:
+        cdef Py_ssize_t i
+        for i in range(self.count):
+            if self.items[self.place(i)] is item:
+                for i in range(i, self.count - 1):
+                    self.items[self.place(i)] = self.items[self.place(i + 1)]
+                self.count -= 1
+                self.items[self.place(self.count)] = None
+                return True
+        return False
+
+    cdef bint replace(self, object item, object other) except -1:
+        cdef Py_ssize_t i
+        for i in range(self.count):
+            if self.items[self.place(i)] is item:
+                self.items[self.place(i)] = other
+                return True
+        return False
+
+    cdef list take_all(self):
+        """Empties it in its place: a garbage collection in one of its methods may end the connection."""
+        cdef list items = self.all()
+        self.items, self.head, self.count = [None] * 8, 0, 0
+        return items
+
+    cdef list all(self):
+        cdef Py_ssize_t i
+        return [self.items[self.place(i)] for i in range(self.count)]

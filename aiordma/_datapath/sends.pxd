@@ -1,0 +1,68 @@
+# Messages on their way out.
+
+from cpython.buffer cimport Py_buffer
+from libc.stdint cimport uint32_t, uint64_t
+
+from .channel cimport MessageChannel
+from .memory cimport PoolBlock
+from .futures cimport OpFuture
+from .work_queue cimport WorkRequest, ibv_mr
+
+cdef enum:
+    COPIED_BELOW = 4096  # bytes: less is copied quicker than another piece is looked up
+    MAX_PIECES = 128     # of a rendezvous
+
+cdef Frame new_frame(PoolBlock block, uint32_t length)
+cdef bint has_no_holes(object owner) noexcept
+
+
+cdef class Piece:
+    cdef object source                 # keeps the bytes
+    cdef Py_buffer buffer
+    cdef bint has_buffer
+    cdef const unsigned char *bytes
+    cdef uint64_t length
+    cdef ibv_mr *mr                    # the peer may read it
+    cdef Piece next
+    cdef int open(self, object data) except -1
+    cdef int open_buffer(self, object data) except -1
+    cdef void close(self) noexcept
+
+
+cdef class SendFuture(OpFuture):
+    cdef MessageChannel channel
+    cdef Piece first                   # None: the bytes have been copied
+    cdef uint64_t length               # of all pieces
+    cdef bint has_imm
+    cdef uint32_t imm
+    cdef uint64_t behind               # the latest work in the backlog when it was queued
+    cdef uint32_t request_id           # of a rendezvous
+    cdef int open(self, object data) except -1
+    cdef int open_all(self, object buffers) except -1
+    cdef Piece last(self)
+    cdef uint32_t count(self) noexcept
+    cdef void copy_to(self, unsigned char *to, Piece until) noexcept
+    cdef int join_pieces(self, uint64_t below) except -1
+    cdef void close_payload(self) noexcept
+
+
+cdef class QueuedWrite:
+    cdef WorkRequest work
+    cdef object future
+    cdef uint64_t behind
+
+
+cdef class Frame(WorkRequest):
+    cdef PoolBlock block
+    cdef MessageChannel channel        # None: there are no messages in it
+    cdef SendFuture message            # the only one
+    cdef list messages                 # several
+    cdef list spare_blocks             # the block goes back there; None: to the pool
+    cdef object waiter                 # of a control message
+    cdef void detach(self) noexcept
+
+
+cdef class SendOperation:
+    cdef MessageChannel channel        # None: it has begun
+    cdef object data, imm
+    cdef SendFuture future

@@ -1,0 +1,36 @@
+"""Types of sends.pyx: messages on their way out."""
+
+from collections.abc import Coroutine, Generator
+from types import TracebackType
+from typing import Any, Self, final
+
+from .futures import OpFuture
+from .work_queue import WorkRequest
+
+@final
+class Piece: ...
+
+@final
+class SendFuture(OpFuture): ...
+
+@final
+class QueuedWrite: ...
+
+@final
+class Frame(WorkRequest): ...
+
+@final
+class SendOperation(Coroutine[Any, Any, None]):
+    @property
+    def __qualname__(self) -> str: ...
+    def __await__(self) -> Generator[Any]: ...
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> SendFuture: ...
+    def send(self, value: None) -> SendFuture: ...
+    def throw(
+        self,
+        kind: type[BaseException] | BaseException,
+        value: object = None,
+        traceback: TracebackType | None = None,
+    ) -> SendFuture: ...
+    def close(self) -> None: ...

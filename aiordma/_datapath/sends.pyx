@@ -1,0 +1,304 @@
+# Messages on their way out: their bytes, the frames that carry them, and what a task awaits.
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport uintptr_t
+from libc.string cimport memcpy
+
+cimport cython
+
+from .futures cimport DONE, FAILED, PENDING, complete_waiter, never_awaited
+from .memory cimport Local, Pinned
+from .message cimport Message
+from .work_queue cimport IBV_WR_SEND, KIND_SEND
+
+import array
+
+from aiordma.verbs._memory.buffers import bytes_of
+
+
+cdef bint has_no_holes(object owner) noexcept:
+    """Whether all of its memory is mapped, so that the embedded device need not look at each page."""
+    return (
+        type(owner) is bytes
+        or type(owner) is bytearray
+        or type(owner) is array.array
+        or isinstance(owner, PoolBlock)
+    )
+
+
+# The device may still read what these refer to: the cycle collector must not clear them.
+@cython.no_gc_clear
+@cython.freelist(64)
+@cython.final
+cdef class Piece:
+    """Bytes of a message where its sender has them, kept in their place until `close`."""
+
+    cdef int open(self, object data) except -1:
+        cdef PoolBlock block
+        cdef Pinned holder
+        if type(data) is bytes:
+            self.source = data
+            self.bytes = <const unsigned char *> PyBytes_AS_STRING(data)
+            self.length = PyBytes_GET_SIZE(data)
+            return 0
+        if type(data) is Message:
+            (<Message> data).check()
+            block = (<Message> data).block
+            block.pins += 1
+            self.source = block
+            self.bytes = block.bytes() + (<Message> data).offset
+            self.length = (<Message> data).length
+            return 0
+        if isinstance(data, Local):
+            holder = (<Local> data).holder()
+            if isinstance(holder, PoolBlock):
+                holder.pins += 1
+                self.source = holder
+                self.bytes = <const unsigned char *> <uintptr_t> (<Local> data).address
+                self.length = (<Local> data).length
+                return 0
+            return self.open_buffer(data.view)
+        if type(data) is not bytearray and type(data) is not memoryview:
+            data = bytes_of(data)
+        return self.open_buffer(data)
+
+    cdef int open_buffer(self, object data) except -1:
+        try:
+            PyObject_GetBuffer(data, &self.buffer, PyBUF_SIMPLE)
+        except BufferError:
+            data = bytes_of(data)  # it says what is wrong
+            PyObject_GetBuffer(data, &self.buffer, PyBUF_SIMPLE)
+        self.has_buffer = True
+        self.source = data
+        self.bytes = <const unsigned char *> self.buffer.buf
+        self.length = self.buffer.len
+        return 0
+
+    cdef void close(self) noexcept:
+        cdef object source = self.source
+        self.source = None
+        if self.has_buffer:
+            self.has_buffer = False
+            PyBuffer_Release(&self.buffer)
+        elif isinstance(source, PoolBlock):
+            (<PoolBlock> source).unpin_now()
+
+    def __dealloc__(self):
+        if self.source is not None:
+            self.close()
+
+
+@cython.final
+cdef class SendFuture(OpFuture):
+    """A message on its way out, and the future of its delivery."""
+
+    cdef int open(self, object data) except -1:
+        """Finds the bytes: of one buffer, or of a list or tuple of buffers, one behind another."""
+        if type(data) is list or type(data) is tuple:
+            return self.open_all(data)
+        self.first = Piece.__new__(Piece)
+        self.first.open(data)
+        self.length = self.first.length
+        return 0
+
+    cdef int open_all(self, object buffers) except -1:
+        cdef Piece piece, last = None
+        for data in buffers:
+            piece = Piece.__new__(Piece)
+            piece.open(data)
+            self.length += piece.length
+            if last is None:
+                self.first = piece
+            else:
+                last.next = piece
+            last = piece
+        if last is None:
+            self.first = Piece.__new__(Piece)
+        return 0
+
+    cdef Piece last(self):
+        cdef Piece piece = self.first
+        while piece.next is not None:
+            piece = piece.next
+        return piece
+
+    cdef uint32_t count(self) noexcept:
+        cdef Piece piece = self.first
+        cdef uint32_t count = 0
+        while piece is not None:
+            count += 1
+            piece = piece.next
+        return count
+
+    cdef void copy_to(self, unsigned char *to, Piece until) noexcept:
+        """The pieces before `until`, which may be None."""
+        cdef Piece piece = self.first
+        while piece is not until:
+            if piece.length:
+                memcpy(to, piece.bytes, piece.length)
+                to += piece.length
+            piece = piece.next
+
+    cdef int join_pieces(self, uint64_t below) except -1:
+        """Copies pieces of less than so many bytes that follow each other into one."""
+        cdef Piece piece = self.first, before = None, joined
+        cdef object run
+        while piece is not None:
+            run = []
+            while piece is not None and piece.length < below:
+                run.append(piece.bytes[: piece.length])
+                piece.close()
+                piece = piece.next
+            content = b"".join(run)
+            if content:
+                joined = Piece.__new__(Piece)
+                joined.open(content)
+                joined.next = piece
+            else:
+                joined = piece
+            if before is None:
+                self.first = joined
+            else:
+                before.next = joined
+            before = piece
+            piece = None if piece is None else piece.next
+        return 0
+
+    cdef void close_payload(self) noexcept:
+        cdef Piece piece = self.first
+        self.first = None
+        while piece is not None:
+            piece.close()
+            piece = piece.next
+
+    cdef int on_cancel(self) except -1:
+        """Not sent unless it has been posted."""
+        if self.channel is not None:
+            self.channel.withdraw(self)
+        return 0
+
+
+@cython.final
+cdef class QueuedWrite:
+    """A write with immediate data, which takes its turn among the messages."""
+
+
+@cython.no_gc_clear
+@cython.final
+cdef class Frame(WorkRequest):
+    """A frame in a block of the pool; or its header, with a message where that lies."""
+
+    cdef void detach(self) noexcept:
+        """The device has let go of its memory."""
+        cdef PoolBlock block = self.block
+        if block is None:
+            return
+        self.block = None
+        if self.channel is not None:
+            self.channel.frames_under_way -= 1
+        if self.spare_blocks is None:
+            block.end_lease()
+        else:
+            self.spare_blocks.append(block)
+
+    cdef int on_completion(self, uint32_t byte_len) except -1:
+        cdef SendFuture message
+        self.detach()
+        if self.message is not None:
+            message = self.message
+            self.channel.count_delivered(message)
+            message.close_payload()
+            message.settle(DONE, None)
+        elif self.messages is not None:
+            for message in self.messages:
+                self.channel.count_delivered(message)
+                message.settle(DONE, None)
+        elif self.waiter is not None:
+            complete_waiter(self.waiter, None)
+        return 0
+
+    cdef int on_error(self, object error) except -1:
+        cdef SendFuture message
+        if self.message is not None:
+            self.message.settle(FAILED, error)
+        elif self.messages is not None:
+            for message in self.messages:
+                message.settle(FAILED, error)
+        elif self.waiter is not None:
+            complete_waiter(self.waiter, error)
+        return 0
+
+    cdef int free_memory(self) except -1:
+        self.detach()
+        if self.message is not None:
+            self.message.close_payload()
+        return 0
+
+
+cdef Frame new_frame(PoolBlock block, uint32_t length):
+    """It takes over the lease of the block."""
+    cdef Frame frame = Frame.__new__(Frame)
+    frame.kind, frame.opcode = KIND_SEND, IBV_WR_SEND
+    frame.block = block
+    frame.address, frame.length, frame.lkey = block.address, length, block.lkey
+    return frame
+
+
+@cython.freelist(64)
+@cython.final
+cdef class SendOperation:
+    """One `send`: an awaitable that is a coroutine for asyncio.
+
+    It is no future, and a SendFuture is no coroutine: asyncio.wait refuses what could be both.
+    """
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef SendFuture future = self.future
+        if future is None:
+            if self.channel is None:
+                raise RuntimeError("cannot reuse already awaited send operation")
+            channel, self.channel = self.channel, None
+            self.future = future = channel.start_message(self.data, self.imm)
+            self.data = None
+            if future.state == PENDING:
+                future.table.spin_briefly(future)
+        if future.state == PENDING:
+            future._asyncio_future_blocking = True
+            return future
+        self.future = None
+        if future.state != DONE:
+            raise future.exception_to_raise()
+        raise StopIteration
+
+    def send(self, value):
+        return self.__next__()
+
+    def throw(self, kind, value=None, traceback=None):
+        if value is None:
+            value = kind() if isinstance(kind, type) else kind
+        self.close()
+        raise value
+
+    def close(self):
+        """Its task is gone: the message is not sent unless it has been posted."""
+        self.channel = self.data = None
+        if self.future is not None:
+            self.future.cancel()
+
+    @property
+    def __qualname__(self):
+        """For asyncio, where it shows a task."""
+        return "Connection.send"
+
+    def __dealloc__(self):
+        if self.channel is not None:
+            never_awaited("Connection.send")
+        elif self.future is not None:
+            self.future.cancel()  # left in the middle, as a coroutine that is garbage

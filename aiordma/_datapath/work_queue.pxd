@@ -1,0 +1,180 @@
+# Work under way, and the futures that its completions settle.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
+
+from .futures cimport OpFuture
+from .memory cimport BlockCache, PoolBlock
+
+cdef extern from "verbs/boundary.h":
+    struct ibv_sge:
+        uint64_t addr
+        uint32_t length
+        uint32_t lkey
+    struct ibv_pd:
+        pass
+    struct ibv_mr:
+        uint32_t lkey
+        uint32_t rkey
+    struct ibv_qp_ex:
+        pass
+    struct aiordma_send:
+        uint64_t wr_id
+        uint64_t remote_addr
+        uint64_t compare_add
+        uint64_t swap
+        uint32_t rkey
+        uint32_t imm_data
+        uint32_t opcode
+        uint32_t send_flags
+        uint32_t first_sge
+        uint32_t num_sge
+    struct ibv_recv_wr:
+        uint64_t wr_id
+        ibv_recv_wr *next
+        ibv_sge *sg_list
+        int num_sge
+    struct ibv_context_ops:
+        int (*post_recv)(ibv_qp *, ibv_recv_wr *, ibv_recv_wr **) noexcept nogil
+    struct ibv_context:
+        ibv_context_ops ops
+    struct ibv_qp:
+        ibv_context *context
+    struct aiordma_completion:
+        uint64_t wr_id
+        uint32_t status
+        uint32_t vendor_err
+        uint32_t byte_len
+        uint32_t imm_data
+        uint32_t wc_flags
+    struct aiordma_drain:
+        uint32_t spin_us
+        int polls_again
+        int busy
+        int notify_fds_changed
+    int aiordma_post_send(ibv_qp *, ibv_qp_ex *, const aiordma_send *, uint32_t, const ibv_sge *,
+                          uint32_t *) nogil
+    enum:
+        IBV_WR_RDMA_WRITE
+        IBV_WR_SEND
+        IBV_WR_RDMA_READ
+        IBV_SEND_SIGNALED
+        IBV_WC_WITH_IMM
+        IBV_ACCESS_REMOTE_READ
+        IBV_ACCESS_REMOTE_WRITE
+
+
+cdef enum:
+    KIND_RECV = 0
+    KIND_SEND = 1
+    KIND_WRITE = 2
+    KIND_READ = 3
+
+cdef struct Slot:
+    uint32_t generation, next, previous, entries
+    uint8_t kind
+    bint taken
+
+cdef struct SlotList:
+    uint32_t first, last
+
+cdef enum:
+    BEFORE_LAST = 0x80000000  # as an `int`, 1 << 31 is negative: it would set the bits above as well
+
+cdef int post_sends(SendQueue queue, const aiordma_send *sends, uint32_t count, const ibv_sge *sges,
+                    uint32_t *posted) noexcept nogil
+
+
+cdef class WorkRequest:
+    cdef public uint32_t kind, opcode, length, lkey, rkey, imm
+    cdef public uint64_t address, remote_address
+    cdef readonly uint32_t entries     # of the send queue
+    cdef ibv_sge second                # a second piece, if it has a length
+    cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1
+    cdef int on_completion(self, uint32_t byte_len) except -1
+    cdef int on_error(self, object error) except -1
+    cdef int on_withdrawn(self) except -1
+    cdef int free_memory(self) except -1
+
+
+cdef class WorkRequestTable:
+    cdef Slot *slots
+    cdef uint32_t count, free
+    cdef readonly uint32_t taken
+    cdef list works, queues            # of each slot
+    cdef public object loop
+    cdef list settled                  # futures to call back at the end of this drain
+    cdef public bint closed
+    cdef public bint calling_back      # a drain calls the waiting tasks back
+    cdef public bint defers_callbacks  # to the loop, since a task is running
+    cdef public bint polls_again       # the caller of the drain will poll again soon
+    cdef public bint spin_scheduled, spin_found
+    cdef bint draining
+    cdef unsigned long thread
+    cdef public object brief_spin, spin  # callables, or None
+    cdef public uint32_t brief_spin_us, spin_us
+    cdef uint32_t spun_us, slice_us    # of the spin that goes on
+    cdef readonly uint32_t waiting     # futures with a callback
+    cdef uint32_t spins_left, misses, short_spins
+    cdef readonly uint64_t stray
+    cdef object finished_future
+    cdef object first_raised
+    cdef int grow(self) except -1
+    cdef uint32_t take_slot(self, SendQueue queue, uint8_t kind, object work,
+                            uint32_t entries) except? 0xFFFFFFFF
+    cdef uint64_t wr_id(self, uint32_t index) noexcept
+    cdef bint holds(self, uint64_t wr_id) noexcept
+    cdef void free_slot(self, uint32_t index) noexcept
+    cdef bint called_back_here(self) noexcept
+    cdef int drain_once(self, aiordma_drain *state, int most, uint32_t spin_us,
+                        int polls_again) except? -10000
+    cdef int spin_slice_soon(self) except -1
+    cdef int serve_with(self, uintptr_t state, int most, list leaving, object slow,
+                        uint32_t spin_us, bint polls_again) except -1
+    cdef SendQueue dispatch(self, const aiordma_completion *wc)
+    cdef int error_before_last(self, const aiordma_completion *wc) except -1
+    cdef int wake(self) except -1
+    cdef int remember(self, SendQueue queue, object error) except -1
+    cdef int spin_briefly(self, OpFuture future) except -1
+    cdef object finished(self)
+
+
+cdef class FrameHandler:
+    """What takes the frames of a queue pair: its message channel."""
+    cdef int received(self, PoolBlock block, uint32_t length) except -1
+    cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1
+    cdef int flush(self) except -1
+
+
+cdef class SendQueue:
+    cdef object __weakref__
+    cdef public WorkRequestTable table
+    cdef public object user            # the owner of remote memory
+    cdef public FrameHandler frame_handler
+    cdef public object qp, error
+    cdef object driver, on_failure, waiter_error
+    cdef object on_room                # in place of the frame handler, when entries are free
+    cdef ibv_qp *native_qp
+    cdef ibv_qp_ex *extended
+    cdef public uint32_t capacity
+    cdef readonly uint32_t free
+    cdef readonly uint64_t completions
+    cdef SlotList sends, receives
+    cdef public bint accepting, failed
+    cdef readonly bint backlogged
+    cdef bint entries_freed            # by the drain that goes on
+    cdef bint messages_first           # of the two that wait for entries
+    cdef object backlog                # work, in order, with its number
+    cdef uint64_t latest_backlogged    # number
+    cdef bint has_room(self) noexcept
+    cdef bint has_posted(self, uint64_t number) except -1
+    cdef int post_now(self, WorkRequest work) except -1
+    cdef int post_checked(self, WorkRequest work) except -1
+    cdef int post_backlog(self) except -1
+    cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF
+    cdef uint32_t post_cached(self, BlockCache pool, uint32_t most,
+                              uint32_t length) except? 0xFFFFFFFF
+    cdef int post_block(self, PoolBlock block, uint32_t length) except -1
+    cdef int on_error_completion(self, object work, uint8_t kind, const aiordma_completion *wc,
+                                 bint before_last) except -1
+    cdef int use_room(self) except -1
+    cdef int give_room_to_messages(self) except -1

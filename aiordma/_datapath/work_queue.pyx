@@ -1,0 +1,723 @@
+# Work under way: the work-request table of an event loop, its drain, and the queues of a queue pair.
+#
+# A failed completion defines only wr_id, status, qp_num and vendor_err (ibv_poll_cq(3)), and one of a
+# destroyed queue pair may still be in the completion queue.  So all posted work has a slot, named by
+# its wr_id:
+#
+#   bits 63..32  generation: counts the uses of the slot
+#   bit  31      BEFORE_LAST: not the last request of a chain
+#   bits 30..24  kind of operation
+#   bits 23..0   index
+
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from libc.string cimport memset
+
+cimport cython
+
+from .futures cimport PENDING, OpFuture
+
+import collections
+
+from aiordma._core.operations import OperationKind
+from aiordma._native import ffi, lib
+from aiordma.errors import BufferStateError, work_completion_error
+
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() noexcept
+
+cdef enum:
+    MAX_SPINS = 16         # of tasks that are about to wait, between two turns of the loop
+    FIRST_SLICE_US = 2     # of a spin, after one of no length
+    MAX_SHORT_SPINS = 255  # spins of no length, after spins that have found nothing
+
+cdef enum:
+    NO_SLOT = 0xFFFFFFFF
+    FIRST_SLOTS = 256
+    MAX_SLOTS = 1 << 24
+    BATCH = 128
+    CHAIN = 32           # receives that are posted with one call
+    RELEASE_GIL = 4096   # bytes: a shorter request is posted sooner than the GIL is released
+    CONTROL_ENTRIES = 4  # of the send queue, for control frames alone
+
+cdef int (*native_drain)(aiordma_drain *, aiordma_completion *, int, int *) noexcept nogil
+
+cdef uintptr_t drain_address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "aiordma_drain")))
+native_drain = <int (*)(aiordma_drain *, aiordma_completion *, int, int *) noexcept nogil> drain_address
+
+RESERVED_ENTRIES = CONTROL_ENTRIES
+
+
+# ---- work requests ---------------------------------------------------------------------------------
+
+cdef class WorkRequest:
+    """One work request of one piece of memory.
+
+    A subclass says what happens at its end: in Cython by `on_completion`, `on_error` and
+    `free_memory`, in Python by `done`, `failed` and `release`.
+    """
+
+    def __cinit__(self):
+        self.entries = 1
+
+    def __init__(self, kind, opcode, address, length, lkey, remote_address=0, rkey=0, imm=0):
+        self.kind, self.opcode, self.length, self.lkey = kind, opcode, length, lkey
+        self.address, self.remote_address, self.rkey, self.imm = address, remote_address, rkey, imm
+
+    cdef int on_completion(self, uint32_t byte_len) except -1:
+        self.done(byte_len)
+        return 0
+
+    cdef int on_error(self, object error) except -1:
+        """It has failed, or will; its memory is the device's until `free_memory`."""
+        self.failed(error)
+        return 0
+
+    cdef int on_withdrawn(self) except -1:
+        """It has not been posted, and will not be."""
+        return 0
+
+    cdef int free_memory(self) except -1:
+        """The device has let go of its memory."""
+        self.release()
+        return 0
+
+    cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
+        """Posts it: 0, or an errno value, and how many of its requests the device has."""
+        cdef ibv_sge[2] sges
+        cdef aiordma_send send
+        cdef int code
+        memset(&send, 0, sizeof(send))
+        sges[0].addr, sges[0].length, sges[0].lkey = self.address, self.length, self.lkey
+        sges[1] = self.second
+        send.wr_id = wr_id
+        send.opcode = self.opcode
+        send.send_flags = IBV_SEND_SIGNALED
+        send.remote_addr, send.rkey, send.imm_data = self.remote_address, self.rkey, self.imm
+        send.num_sge = 2 if self.second.length else 1 if self.length else 0
+        if self.length + self.second.length > RELEASE_GIL:
+            with nogil:
+                code = post_sends(queue, &send, 1, sges, posted)
+        else:
+            code = post_sends(queue, &send, 1, sges, posted)
+        return code
+
+
+cdef int post_sends(
+    SendQueue queue, const aiordma_send *sends, uint32_t count, const ibv_sge *sges,
+    uint32_t *posted,
+) noexcept nogil:
+    return aiordma_post_send(queue.native_qp, queue.extended, sends, count, sges, posted)
+
+
+# ---- slots and completions -------------------------------------------------------------------------
+
+cdef class WorkRequestTable:
+    """The work under way of one event loop, and the tasks that its completions wake."""
+
+    def __cinit__(self):
+        self.free = NO_SLOT
+        self.works, self.queues, self.settled = [], [], []
+        self.spins_left = MAX_SPINS
+
+    def __dealloc__(self):
+        PyMem_Free(self.slots)
+
+    def __len__(self):
+        return self.taken
+
+    cdef int grow(self) except -1:
+        cdef uint32_t count = self.count * 2 if self.count else FIRST_SLOTS, i
+        if count > MAX_SLOTS:
+            raise MemoryError("all slots of work requests are taken")
+        cdef Slot *slots = <Slot *> PyMem_Realloc(self.slots, count * sizeof(Slot))
+        if slots == NULL:
+            raise MemoryError
+        memset(slots + self.count, 0, (count - self.count) * sizeof(Slot))
+        for i in range(self.count, count):
+            slots[i].generation = 1
+            slots[i].next = i + 1 if i + 1 < count else NO_SLOT
+        self.works.extend([None] * (count - self.count))
+        self.queues.extend([None] * (count - self.count))
+        self.free, self.slots, self.count = self.count, slots, count
+        return 0
+
+    cdef uint32_t take_slot(
+        self, SendQueue queue, uint8_t kind, object work, uint32_t entries
+    ) except? 0xFFFFFFFF:
+        if self.free == NO_SLOT:
+            self.grow()
+        cdef uint32_t index = self.free
+        cdef Slot *slot = &self.slots[index]
+        cdef SlotList *order = &queue.receives if kind == KIND_RECV else &queue.sends
+        self.free = slot.next
+        self.taken += 1
+        self.works[index] = work
+        self.queues[index] = queue
+        slot.taken, slot.kind, slot.entries = True, kind, entries
+        slot.next, slot.previous = NO_SLOT, order.last
+        if order.last == NO_SLOT:
+            order.first = index
+        else:
+            self.slots[order.last].next = index
+        order.last = index
+        return index
+
+    cdef uint64_t wr_id(self, uint32_t index) noexcept:
+        return <uint64_t> self.slots[index].generation << 32 | (
+            <uint64_t> self.slots[index].kind << 24 | index
+        )
+
+    cdef bint holds(self, uint64_t wr_id) noexcept:
+        """Whether it names a slot in use, in this generation."""
+        cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
+        return index < self.count and self.slots[index].taken and self.wr_id(index) == wr_id
+
+    cdef void free_slot(self, uint32_t index) noexcept:
+        """The caller has references to its work and its queue."""
+        cdef Slot *slot = &self.slots[index]
+        cdef SendQueue queue = <SendQueue> self.queues[index]
+        cdef SlotList *order = &queue.receives if slot.kind == KIND_RECV else &queue.sends
+        if slot.previous == NO_SLOT:
+            order.first = slot.next
+        else:
+            self.slots[slot.previous].next = slot.next
+        if slot.next == NO_SLOT:
+            order.last = slot.previous
+        else:
+            self.slots[slot.next].previous = slot.previous
+        if slot.kind != KIND_RECV:
+            queue.free += slot.entries
+        slot.taken = False
+        slot.generation += 1
+        slot.next = self.free
+        self.free = index
+        self.taken -= 1
+        self.works[index] = None
+        self.queues[index] = None
+
+    cdef bint called_back_here(self) noexcept:
+        """Whether a drain has called this task back: then it is in the right loop and thread."""
+        return self.calling_back and self.thread == PyThread_get_thread_ident()
+
+    # ---- a drain ----
+
+    cdef int drain_once(
+        self, aiordma_drain *state, int most, uint32_t spin_us, int polls_again
+    ) except? -10000:
+        """Hands out completions: bit 0: there were some, 1: there may be more, 2: other notify fds;
+        or a negative errno value."""
+        cdef aiordma_completion[BATCH] completions
+        cdef list freed = None
+        cdef SendQueue queue = None
+        cdef int more = 0, count, i
+        if not 1 <= most <= BATCH:
+            raise ValueError(f"{most} completions in one crossing, not 1 to {BATCH}")
+        state.spin_us = spin_us
+        state.polls_again = polls_again
+        if not self.defers_callbacks:  # the loop has its turn
+            self.spins_left = MAX_SPINS
+        with nogil:
+            count = native_drain(state, completions, most, &more)
+        self.draining = True
+        for i in range(count):
+            queue = self.dispatch(&completions[i])
+            if queue is not None:
+                if freed is None:
+                    freed = []
+                freed.append(queue)
+        if freed is not None:
+            for queue in freed:
+                queue.entries_freed = False
+                if not queue.failed:
+                    try:
+                        queue.use_room()
+                    except BaseException as error:
+                        self.remember(queue, error)
+        self.draining = False
+        self.wake()
+        if self.first_raised is not None:
+            error, self.first_raised = self.first_raised, None
+            raise error
+        if count < 0:
+            return count
+        return (count > 0 or state.busy) | (2 if more else 0) | (4 if state.notify_fds_changed else 0)
+
+    cdef SendQueue dispatch(self, const aiordma_completion *wc):
+        """Completes the work of one slot; answers its queue, once, if it has freed
+        entries there."""
+        cdef uint32_t index = wc.wr_id & (MAX_SLOTS - 1)
+        if not self.holds(wc.wr_id):
+            self.error_before_last(wc)
+            return None
+        cdef uint8_t kind = self.slots[index].kind
+        cdef bint in_turn = kind == KIND_RECV or self.slots[index].previous == NO_SLOT
+        cdef SendQueue queue = <SendQueue> self.queues[index]
+        cdef object work = self.works[index]
+        self.free_slot(index)
+        try:
+            if not in_turn:
+                raise RuntimeError(
+                    f"the completion of wr_id {wc.wr_id:#x} overtook those before it"
+                )
+            elif wc.status or queue.failed:
+                queue.on_error_completion(work, kind, wc, False)
+            else:
+                queue.completions += 1
+                if kind != KIND_RECV:
+                    (<WorkRequest> work).on_completion(wc.byte_len)
+                elif queue.frame_handler is None:
+                    raise TypeError("a receive without a channel")
+                elif wc.wc_flags & IBV_WC_WITH_IMM:
+                    queue.frame_handler.received_write(<PoolBlock> work, wc.byte_len, wc.imm_data)
+                else:
+                    queue.frame_handler.received(<PoolBlock> work, wc.byte_len)
+        except BaseException as error:
+            self.remember(queue, error)
+        if kind == KIND_RECV or queue.entries_freed or queue.failed:
+            return None
+        queue.entries_freed = True
+        return queue
+
+    cdef int error_before_last(self, const aiordma_completion *wc) except -1:
+        """One request of a chain has failed; the last one's completion is still to come."""
+        cdef uint64_t wr_id = wc.wr_id ^ BEFORE_LAST
+        cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
+        if not wc.wr_id & BEFORE_LAST or not wc.status or not self.holds(wr_id):
+            self.stray += 1
+            return 0
+        cdef SendQueue queue = <SendQueue> self.queues[index]
+        try:
+            queue.on_error_completion(self.works[index], self.slots[index].kind, wc, True)
+        except BaseException as error:
+            self.remember(queue, error)
+        return 0
+
+    cdef int remember(self, SendQueue queue, object error) except -1:
+        """A bug in the handling of one queue pair must not cost the others their completions."""
+        if isinstance(error, Exception):
+            queue.driver.report(queue, error)
+        elif self.first_raised is None:  # KeyboardInterrupt leaves the drain when it is through
+            self.first_raised = error
+        return 0
+
+    cdef int wake(self) except -1:
+        """Calls the tasks back whose futures this drain has settled."""
+        cdef list settled = self.settled
+        cdef OpFuture future
+        cdef Py_ssize_t i = 0
+        if not settled or self.calling_back:  # the outer drain does it
+            return 0
+        self.calling_back = not self.defers_callbacks
+        self.thread = PyThread_get_thread_ident()
+        while i < len(settled):
+            future = <OpFuture> settled[i]
+            i += 1
+            try:
+                future.run_callbacks(self.defers_callbacks)
+            except BaseException as error:
+                self.first_raised = self.first_raised or error
+        settled.clear()
+        self.calling_back = False
+        return 0
+
+    cdef object finished(self):
+        if self.finished_future is None:
+            self.finished_future = self.loop.create_future()
+            self.finished_future.set_result(None)
+        return self.finished_future
+
+    # ---- adaptive polling ----
+
+    cdef int spin_briefly(self, OpFuture future) except -1:
+        """A task that is about to wait polls once itself, if hardly another one waits: that costs
+        less than a turn of the loop."""
+        if not self.spins_left or self.waiting > 1 or self.draining or self.brief_spin is None:
+            return 0
+        self.spins_left -= 1
+        if self.short_spins:
+            self.short_spins -= 1
+            self.brief_spin(0)
+            return 0
+        self.brief_spin(self.brief_spin_us)
+        if future.state != PENDING:
+            self.misses = 0
+        else:
+            self.misses = min(2 * self.misses + 1, MAX_SHORT_SPINS)
+        self.short_spins = self.misses
+        return 0
+
+    # ---- for the driver ----
+
+    def drain(self, uintptr_t state, int most, uint32_t spin_us, bint polls_again):
+        return self.drain_once(<aiordma_drain *> state, most, spin_us, polls_again)
+
+    def serve(self, uintptr_t state, int most, list leaving, slow, uint32_t spin_us):
+        """A readable completion channel: `slow(outcome)` does what is left, if anything is."""
+        self.serve_with(state, most, leaving, slow, spin_us, False)
+
+    def spin_before_wait(self, uintptr_t state, int most, list leaving, slow, uint32_t spin_us):
+        """The same for a task that is about to wait."""
+        self.defers_callbacks = True
+        try:
+            self.serve_with(state, most, leaving, slow, spin_us, self.polls_again or self.spin_scheduled)
+        finally:
+            self.defers_callbacks = False
+
+    cdef int serve_with(
+        self, uintptr_t state, int most, list leaving, object slow, uint32_t spin_us, bint polls_again
+    ) except -1:
+        cdef int outcome
+        if self.closed:
+            return 0
+        outcome = self.drain_once(<aiordma_drain *> state, most, spin_us, polls_again)
+        if not 0 <= outcome <= 1 or leaving:
+            slow(outcome)
+        return 0
+
+    def spin_soon(self):
+        """Spins once more before the loop sleeps."""
+        self.spun_us = self.slice_us = 0
+        self.spin_slice_soon()
+
+    cdef int spin_slice_soon(self) except -1:
+        if self.spin is not None:
+            self.loop.call_soon(self.spin)
+            self.spin_scheduled = True
+        return 0
+
+    def spin_once(self, uintptr_t state, int most, list leaving, slow):
+        """A slice of that spin; the next one in the loop's next turn, and again from the beginning as
+        long as it finds completions.
+
+        A callback that the woken tasks have scheduled may schedule another one, as the futures of
+        `asyncio.gather` do, and the loop does not say so: it has its turn after a slice, which is no
+        longer than those before it together.
+        """
+        cdef bint around = self.polls_again
+        cdef bint is_last = self.spun_us + self.slice_us >= self.spin_us
+        cdef int outcome, after
+        self.spin_scheduled = False
+        if self.closed:
+            return
+        self.polls_again = True
+        try:
+            outcome = self.drain_once(
+                <aiordma_drain *> state, most, self.slice_us or is_last, 1 if is_last else 2
+            )
+        finally:
+            self.polls_again = around
+        if outcome == 0 and not is_last and not leaving:
+            self.spun_us += self.slice_us
+            self.slice_us = min(self.spun_us + FIRST_SLICE_US, self.spin_us - self.spun_us)
+            self.spin_slice_soon()
+        elif outcome != 1 or leaving:
+            if outcome >= 0 and not outcome & 1 and not is_last:
+                # The device was told that polling goes on, and it ends here: a spin says so, if it finds
+                # nothing.
+                after = self.drain_once(<aiordma_drain *> state, most, 1, 1)
+                outcome = after if after < 0 else outcome | after
+            slow(outcome)
+        else:
+            self.spin_found = True
+            self.spin_soon()
+
+
+@cython.no_gc_clear
+cdef class FrameHandler:
+    cdef int received(self, PoolBlock block, uint32_t length) except -1:
+        raise NotImplementedError
+
+    cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
+        raise NotImplementedError
+
+    cdef int flush(self) except -1:
+        raise NotImplementedError
+
+
+# ---- the queues of a queue pair --------------------------------------------------------------------
+
+cdef class SendQueue:
+    """The send and receive queue of one queue pair, on one event loop.
+
+    A send queue has a fixed number of entries.  Work that finds none waits in the backlog, first come
+    first served, and can be withdrawn; posted work cannot.  When the queue pair fails every waiter
+    fails at once, and memory returns with its completion or with the end of the queue pair.
+
+    `on_failure` is called once, with the root cause.  `waiter_error` makes the error of those that waited for other work than the failed one.
+    """
+
+    def __init__(self, driver, qp, on_failure, waiter_error):
+        cdef uintptr_t address, extended
+        self.driver, self.qp = driver, qp
+        self.on_failure, self.waiter_error = on_failure, waiter_error
+        self.table = driver.operations
+        address, extended = qp.addresses
+        self.native_qp, self.extended = <ibv_qp *> address, <ibv_qp_ex *> extended
+        self.capacity = self.free = qp.capabilities.max_send_wr
+        self.sends.first = self.sends.last = NO_SLOT
+        self.receives.first = self.receives.last = NO_SLOT
+        self.backlog = collections.OrderedDict()
+        driver.attach(qp, self)
+
+    def __repr__(self):
+        return f"<SendQueue of {self.qp!r}, {self.capacity - self.free} sends under way>"
+
+    # ---- posting ----
+
+    cdef bint has_room(self) noexcept:
+        """For work of the user."""
+        return self.free > CONTROL_ENTRIES
+
+    @property
+    def control_room(self):
+        """Entries that control frames may take now."""
+        return self.free
+
+    @property
+    def outstanding(self):
+        return self.capacity - self.free + len(self.backlog)
+
+    def post(self, WorkRequest work not None):
+        """Posts `work`, or keeps it until there is room; its end is told to `work` itself."""
+        if self.error is not None:
+            work.on_error(self.waiter_error(self.error))
+            work.free_memory()
+        elif self.backlogged or work.entries + CONTROL_ENTRIES > self.free:
+            self.latest_backlogged += 1
+            self.backlog[work] = self.latest_backlogged
+            self.post_backlog()
+        else:
+            self.post_now(work)
+
+    def post_frame(self, WorkRequest work not None):
+        """Posts `work` past the backlog; the caller has looked for room, and for its turn."""
+        self.post_checked(work)
+
+    cdef int post_checked(self, WorkRequest work) except -1:
+        if self.error is None:
+            return self.post_now(work)
+        work.on_error(self.waiter_error(self.error))
+        work.free_memory()
+        return 0
+
+    cdef int post_now(self, WorkRequest work) except -1:
+        cdef WorkRequestTable table = self.table
+        cdef uint32_t posted = 0, index
+        cdef int code
+        if not work.entries or work.entries > self.free or self.native_qp == NULL:
+            raise ValueError(
+                f"{work.entries} requests for {self.free} free entries of {self.capacity}"
+            )
+        index = table.take_slot(self, work.kind, work, work.entries)
+        self.free -= work.entries
+        code = work.post_to(self, table.wr_id(index), &posted)
+        if code:
+            if not posted:
+                table.free_slot(index)
+            error = self.qp.post_error("ibv_post_send", code, posted)
+            work.on_error(error)
+            if not posted:  # else the device has its memory until the queue pair is gone
+                work.free_memory()
+            self.fail(error)
+        return 0
+
+    cdef int post_backlog(self) except -1:
+        cdef WorkRequest first
+        while self.backlog and self.has_room():
+            first = next(iter(self.backlog))
+            if first.entries + CONTROL_ENTRIES > self.free:
+                self.post_now((<object> first).part(self.free - CONTROL_ENTRIES))
+            else:
+                del self.backlog[first]
+                self.post_now(first)
+        self.backlogged = bool(self.backlog)
+        return 0
+
+    def withdraw(self, works):
+        """These have no waiter any more: what has not been posted will not be."""
+        cdef WorkRequest work
+        found = [work for work in works if self.backlog.pop(work, None) is not None]
+        for work in found:
+            work.on_withdrawn()
+            work.free_memory()
+        if found:
+            self.backlogged = bool(self.backlog)
+            self.use_room()  # for what waited behind them alone
+
+    cdef bint has_posted(self, uint64_t number) except -1:
+        """Whether all work of the backlog up to that number has been posted, or withdrawn."""
+        return not self.backlogged or next(iter(self.backlog.values())) > number
+
+    # ---- receives ----
+
+    cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF:
+        """Posts at most CHAIN receives with one call; the device did not take those behind the
+        number that is answered."""
+        cdef ibv_recv_wr[CHAIN] receives
+        cdef ibv_recv_wr *bad = NULL
+        cdef ibv_sge[CHAIN] sges
+        cdef uint32_t[CHAIN] indices
+        cdef uint32_t i, count = len(blocks), posted = 0
+        cdef PoolBlock block
+        for i in range(count):
+            block = <PoolBlock> blocks[i]
+            block.posted = length
+            indices[i] = self.table.take_slot(self, KIND_RECV, block, 0)
+            sges[i].addr, sges[i].length, sges[i].lkey = block.address, length, block.lkey
+            receives[i].wr_id = self.table.wr_id(indices[i])
+            receives[i].sg_list, receives[i].num_sge = &sges[i], 1 if length else 0
+            receives[i].next = &receives[i + 1] if i + 1 < count else NULL
+        cdef int code = self.native_qp.context.ops.post_recv(self.native_qp, receives, &bad)
+        posted = count if not code else <uint32_t> (bad - receives) if bad != NULL else 0
+        for i in range(posted, count):
+            self.table.free_slot(indices[i])
+            (<PoolBlock> blocks[i]).end_lease()
+        if code:
+            self.fail(self.qp.post_error("ibv_post_recv", code, 0))
+        return posted
+
+    cdef uint32_t post_cached(
+        self, BlockCache pool, uint32_t most, uint32_t length
+    ) except? 0xFFFFFFFF:
+        """Posts receives in free blocks, as many as there are."""
+        cdef uint32_t posted = 0
+        cdef list blocks
+        cdef PoolBlock block
+        while posted < most and not self.failed and self.native_qp != NULL:
+            blocks = []
+            while len(blocks) < CHAIN and posted + len(blocks) < most:
+                block = pool.take_fast(length)
+                if block is None:
+                    break
+                blocks.append(block)
+            if not blocks:
+                break
+            posted += self.post_receives(blocks, length)
+        return posted
+
+    cdef int post_block(self, PoolBlock block, uint32_t length) except -1:
+        """Posts a receive; the caller keeps to the queue pair's `max_recv_wr`."""
+        if self.error is not None or self.native_qp == NULL:
+            block.end_lease()
+        else:
+            self.post_receives([block], length)
+        return 0
+
+    # ---- completions and events ----
+
+    cdef int on_error_completion(
+        self, object work, uint8_t kind, const aiordma_completion *wc, bint before_last
+    ) except -1:
+        from aiordma.verbs import WCStatus
+
+        cdef WorkRequest request = None if isinstance(work, PoolBlock) else <WorkRequest?> work
+        already_failed = self.failed  # all that was under way has got the error, this as well
+        if wc.status == int(WCStatus.WR_FLUSH_ERR) and not already_failed:
+            self.driver.take_device_events()  # what put the queue pair into this state
+        if not already_failed:
+            error = work_completion_error(
+                wc.status,
+                operation=OperationKind(kind).text,
+                qp_num=self.qp.qp_num,
+                wr_id=wc.wr_id,
+                vendor_err=wc.vendor_err,
+            )
+            if request is not None:
+                if self.error is not None:
+                    request.on_error(self.waiter_error(self.error))
+                elif wc.status in OF_THE_CONNECTION:
+                    request.on_error(self.waiter_error(error))
+                else:
+                    request.on_error(error)
+            self.fail(error)
+        if before_last:
+            return 0
+        if request is not None:
+            return request.free_memory()
+        (<PoolBlock> work).end_lease()
+        return 0
+
+    cdef int use_room(self) except -1:
+        """Freed entries go in turn to the backlog and to the messages, so that neither starves."""
+        self.messages_first = not self.messages_first
+        if self.messages_first:
+            self.give_room_to_messages()
+        if self.backlogged:
+            self.post_backlog()
+        if not self.messages_first:
+            self.give_room_to_messages()
+        return 0
+
+    cdef int give_room_to_messages(self) except -1:
+        if self.on_room is not None:
+            self.on_room()
+        elif self.frame_handler is not None:
+            self.frame_handler.flush()
+        return 0
+
+    def watch_room(self, on_room):
+        """Calls it, in place of the messages, when entries of the send queue have become free."""
+        self.on_room = on_room
+
+    def device_event(self, event):
+        from aiordma.verbs._device.context import event_error
+
+        if event.type.name in FATAL_EVENTS:
+            self.fail(event_error(event, self.qp.context))
+
+    # ---- the end ----
+
+    def under_way(self):
+        """The work of the send queue, in the order of posting."""
+        cdef list works = []
+        cdef uint32_t index = self.sends.first
+        while index != NO_SLOT:
+            works.append(self.table.works[index])
+            index = self.table.slots[index].next
+        return works
+
+    def fail(self, error):
+        """The queue pair is of no more use, for this reason.  The first call decides."""
+        cdef WorkRequest work
+        if self.failed:
+            return
+        error = self.error = self.error or error
+        self.failed = True
+        backlog, self.backlog = self.backlog, collections.OrderedDict()
+        self.backlogged = False
+        for work in self.under_way():
+            work.on_error(self.waiter_error(error))
+        for work in backlog:
+            work.on_error(self.waiter_error(error))
+            work.free_memory()
+        self.on_failure(error)
+
+    def refuse(self, error):
+        """Nothing more is posted here, for this reason; work under way goes on, or fails so."""
+        self.error = error
+
+    def close(self):
+        """Destroys the queue pair; after this the device touches none of its memory any more."""
+        cdef uint32_t index
+        self.fail(BufferStateError("the queue pair was closed"))
+        self.driver.detach(self.qp)
+        self.qp.close()
+        self.native_qp = NULL
+        while self.sends.first != NO_SLOT:
+            index = self.sends.first
+            work = self.table.works[index]
+            self.table.free_slot(index)
+            (<WorkRequest> work).free_memory()
+        while self.receives.first != NO_SLOT:
+            index = self.receives.first
+            block = self.table.works[index]
+            self.table.free_slot(index)
+            (<PoolBlock> block).end_lease()
+        self.user = self.frame_handler = self.on_room = None
+
+
+OF_THE_CONNECTION = frozenset({5, 12, 13})  # WR_FLUSH_ERR, RETRY_EXC_ERR, RNR_RETRY_EXC_ERR
+FATAL_EVENTS = frozenset(
+    {"QP_FATAL", "QP_REQ_ERR", "QP_ACCESS_ERR", "CQ_ERR", "SRQ_ERR", "DEVICE_FATAL"}
+)
