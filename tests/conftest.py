@@ -69,7 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--only-native",
         action="store_true",
-        help="only the tests that ask for a device, and those of the compiled modules",
+        help="only the tests that ask for a device, and those of folders that test compiled code",
     )
     provoking.add_option(parser)
 
@@ -96,6 +96,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [
         f"RDMA device: {config.getoption('--device')}",
         f"links of the embedded device: {links()}",
+        f"direct wake-up of tasks: {'off' if os.environ.get('AIORDMA_NO_DIRECT_WAKE') else 'on'}",
         f"combinations of event loop, connection method and polling: {'all' if every else 'one'}",
     ]
 
@@ -116,6 +117,13 @@ def no_leaks() -> Iterator[None]:
 # --- the device --------------------------------------------------------------------------------
 
 
+# Of their tests, some run compiled code in processes of their own, or without a device.
+NATIVE_FOLDERS = {
+    Path(__file__).parent / name
+    for name in ("datapath", "loop", "memory", "native", "soak", "transport")
+}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select the tests that depend on the device, the build or the combination of this run."""
     repeated = [item for item in items if is_repeated(config, item)]
@@ -129,7 +137,7 @@ def is_repeated(config: pytest.Config, item: pytest.Item) -> bool:
     if config.getoption("--device") != EMBEDDED:
         return asks and item.get_closest_marker("any_device") is None
     if config.getoption("--only-native"):
-        return asks or Path(__file__).parent / "native" in item.path.parents
+        return asks or not NATIVE_FOLDERS.isdisjoint(item.path.parents)
     if config.getoption("--every-combination") and links() == "shared":
         return isinstance(item, pytest.Function) and combinations.count(item) > 1
     return True

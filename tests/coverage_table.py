@@ -21,8 +21,8 @@ from rich.table import Table
 # to raise the number.
 LEAST = {
     "aiordma": 93.0,
+    "aiordma/_datapath": 90.0,
     "native": 90.0,
-    "native/fast": 93.0,
     "native/softdev": 95.0,
     "native/softdev/ud": 94.0,
 }
@@ -47,7 +47,12 @@ def read(python: str, c: str) -> dict[str, Lines]:
         before = folders[folder]
         folders[folder] = before[0] + total, before[1] + ran
 
-    for path, file in json.loads(Path(python).read_text())["files"].items():
+    modules = json.loads(Path(python).read_text())["files"]
+    # Without its plugin coverage.py knows nothing of them.
+    unseen = {str(it) for it in Path("aiordma").rglob("*.pyx")} - modules.keys()
+    if unseen:
+        raise SystemExit(f"no lines are known of {', '.join(sorted(unseen))}")
+    for path, file in modules.items():
         add(path, file["summary"]["num_statements"], file["summary"]["covered_lines"])
     for file in json.loads(Path(c).read_text())["files"]:
         add(file["filename"], file["line_total"], file["line_covered"])

@@ -27,12 +27,13 @@ from aiordma.perf import wire
 from aiordma.verbs._device import fault_injection
 from aiordma.verbs._device.grh import GRH
 
-from .core.test_frames import entries, packed_bundle, unpacked_bundle
 from .core.test_handshake import endpoints, hellos
 from .core.test_protocol import messages
 from .core.test_region import tokens
 from .core.test_trace_records import records
 from .core.trace_model import header, line
+from .model.frames import pack_header, unpack_header
+from .model.test_frames import entries, packed_bundle, unpacked_bundle
 from .perf.test_wire import MESSAGES
 
 
@@ -58,7 +59,7 @@ u8, u16, u32 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32))
 
 def frame_header(kind: frames.FrameKind, control: int, data: int, imm: int | None) -> bytes:
     buffer = bytearray(frames.HEADER_SIZE)
-    frames.pack_header(buffer, 0, kind, control, data, imm=imm)
+    pack_header(buffer, 0, kind, control, data, imm=imm)
     return bytes(buffer)
 
 
@@ -134,21 +135,19 @@ inner_lines = (
 
 DECODERS: dict[str, Decoder] = {
     "frame header": Decoder(
-        frames.unpack_header,
+        unpack_header,
         st.one_of(
             st.builds(frame_header, st.sampled_from(frames.FrameKind), u8, u16, st.none()),
             st.builds(frame_header, st.just(frames.FrameKind.DATA), u8, u16, u32),
         ),
         (ProtocolError,),
         lambda found: frame_header(*found),
-        ("frames.unpack_header",),
     ),
     "bundle of messages": Decoder(
         unpacked_bundle,
         entries.map(lambda found: packed_bundle(*found)),
         (ProtocolError,),
         lambda found: packed_bundle(*found),
-        ("frames.unpack_bundle",),
         whole=False,
     ),
     "control message": Decoder(
@@ -270,7 +269,5 @@ NO_DECODERS = {
     "authentication.check_key": "this side's own key",
     "authentication.proof": "bytes of fixed sizes that were decoded before",
     "authentication.proves": "compares",
-    "frames.pack_bundled": "writes",
-    "frames.pack_header": "writes",
 }
 """Functions of `aiordma._core` that take bytes, or are named as if, and decode nothing."""

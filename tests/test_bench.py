@@ -7,15 +7,18 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from bench import __main__ as command
-from bench import instructions
+from bench import instructions, peers, streaming, styles
 from bench.__main__ import COMPARISONS, IN_ALL
-from bench.lanes import Lane, Options, at_least, at_most, ratio, spread, take_turns
+from bench.contender import InPython, two_cores
+from bench.lanes import Data, Lane, Options, at_least, at_most, ratio, spread, take_turns
 from bench.results import Results, markdown
+from bench.styles import STYLES
 
 ROOT = Path(__file__).parents[1]
 
@@ -41,9 +44,35 @@ def test_comparison(name: str) -> None:
     data = comparison.measure(Options(turns=1, share=0.01, most=64 << 10))
     assert data
     for entry in data:
-        (seconds,) = entry["seconds"]
-        assert 0 < seconds < 60
-    assert list(comparison.requirements(json.loads(json.dumps(data))))
+        package = re.match("ucxx|nixl", entry["who"])
+        if package and not peers.is_installed(package[0]):
+            assert entry["seconds"] == []
+        else:
+            (seconds,) = entry["seconds"]
+            assert 0 < seconds < 60
+    requirements = list(comparison.requirements(json.loads(json.dumps(data))))
+    assert requirements or name == "perftest"
+    for requirement in requirements:
+        if not re.search("ucxx|nixl", requirement.what):
+            assert requirement.reached is not None
+
+
+def test_what_is_not_installed_has_no_figures() -> None:
+    lanes = [Lane("work", "here", lambda: 2.0), Lane.missing("work", "there")]
+    data = take_turns(lanes, Options(turns=2))
+    assert [entry["seconds"] for entry in data] == [[2, 2], []]
+    for judge in (at_least, at_most):
+        found = judge("speed", 1, ratio(data[0]["seconds"], data[1]["seconds"]))
+        assert found.measured == "not measured"
+        assert found.reached is None
+
+
+def test_every_style_is_measured() -> None:
+    """A style of sending, of receiving, or a kind of memory that no lane has is not measured."""
+    assert {style.sender for style in STYLES} == streaming.SENDERS.keys()
+    assert {style.receiver for style in STYLES} == streaming.RECEIVERS.keys()
+    used = {style.source for style in STYLES} | {style.target for style in STYLES}
+    assert used == streaming.MEMORIES.keys()
 
 
 def test_turns() -> None:
@@ -59,6 +88,56 @@ def test_turns() -> None:
     data = take_turns([lane("a"), lane("b")], Options(turns=2))
     assert done == ["a", "b"] * 3
     assert [entry["seconds"] for entry in data] == [[3, 5], [4, 6]]
+
+
+def test_what_polls_for_ever_is_stopped_while_others_have_their_turn() -> None:
+    """A Python that is not this one is that of another environment: here it has another name."""
+    folder, name = os.path.split(sys.executable)
+    contender = InPython("TCP protocol", "asyncio", two_cores(), os.path.join(folder, ".", name))
+
+    def states() -> set[str]:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        stats = (Path(f"/proc/{child}/stat").read_text() for child in children)
+        return {stat.rpartition(")")[2].split()[0] for stat in stats}
+
+    before = states()
+    try:
+        for _ in range(2):
+            assert 0 < contender.do("echo", size=64, count=1) < 60
+            until = time.monotonic() + 10
+            while (found := states() - before) != {"T"} and time.monotonic() < until:
+                time.sleep(0.01)  # a signal takes its time
+            assert found == {"T"}
+    finally:
+        contender.close()
+    assert "T" not in states()
+
+
+def test_what_is_stopped_ends_with_what_started_it() -> None:
+    program = (
+        "import os, sys; from bench.contender import InPython, two_cores;"
+        "folder, name = os.path.split(sys.executable);"
+        "one = InPython('TCP protocol', 'asyncio', two_cores(), os.path.join(folder, '.', name));"
+        "one.do('echo', size=64, count=1);"
+        "print(*open(f'/proc/self/task/{os.getpid()}/children').read().split(), flush=True);"
+        "os._exit(0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
+    pids = done.stdout.split()
+    assert len(pids) == 2
+    until = time.monotonic() + 10
+    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert left == []
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_how_much_is_measured() -> None:
@@ -111,7 +190,7 @@ def test_results_say_what_was_measured() -> None:
     )
     assert "a median\nof 3 turns" in text
     assert "| kernel | one |" in text
-    adaptive, sleeping, together = re.findall(r"^\| 64 B echo.* x \|(.*)\|$", text, re.M)
+    adaptive, sleeping, _, together = re.findall(r"^\| 64 B echo.* x \|(.*)\|$", text, re.M)
     assert adaptive == " at least 5 x | 3.00 (3.00 - 4.00) x | **not reached** "[-len(adaptive) :]
     assert sleeping.endswith("reached ")
     assert "**" not in together
@@ -125,6 +204,41 @@ def test_results_say_what_was_measured() -> None:
 def test_a_missing_note_is_said() -> None:
     text = markdown(made_up(), COMPARISONS, {}, {})
     assert f"\n**{ADAPTIVE}**: not investigated.\n" in text
+
+
+def styled(**seconds: list[float]) -> Results:
+    """A second a message but for those that are named, of 64 KiB."""
+    others = (styles.TCP, styles.C, styles.MEMCPY)
+    names = [*(style.who for style in STYLES), *others]
+    named = {STYLES[0].who: seconds["first"], STYLES[-1].who: seconds["last"]}
+    data: Data = [
+        {"work": "64 KiB", "who": who, "seconds": named.get(who, [1.0] * 3)} for who in names
+    ]
+    data.append({"work": "64 KiB", "who": styles.UCXX, "seconds": []})
+    return {"machine": {}, "turns": 3, "data": {"styles": data}}
+
+
+def test_styles_are_compared() -> None:
+    """The slowest with the fastest, the fastest with C, the slowest with TCP; and each with TCP."""
+    text = markdown(styled(first=[0.25] * 3, last=[2.0] * 3), COMPARISONS, {}, {})
+    rows = dict(re.findall(r"^\| messages of 64 KiB: the (.*?) \| (?:.*?) \| (.*) \|$", text, re.M))
+    assert rows == {
+        "slowest style, times as long as the fastest": "8.00 (8.00 - 8.00) x | **not reached**",
+        "fastest style, times the C figure": "4.00 (4.00 - 4.00) x | reached",
+        "slowest style, times uvloop TCP protocols": "0.50 (0.50 - 0.50) x | **not reached**",
+    }
+    table = text.partition("## Styles")[2]
+    gigabytes = (64 << 10) / 1e9
+    assert f"| {STYLES[-1].who} | {gigabytes / 2:.2f} | 0.50 |" in table
+    assert f"| {styles.TCP} | {gigabytes:.2f} | 1.00 |" in table
+    assert f"| {styles.UCXX} | not installed |  |" in table
+    assert "| *slowest style / fastest style, time* | 8.00 |  |" in table
+    assert "| *fastest style / C, rate* | 4.00 |  |" in table
+
+
+def test_results_begin_with_the_styles() -> None:
+    head = markdown(made_up(), COMPARISONS, {}, {}).partition("## The machine")[0]
+    assert "**Echo**: one task that awaits `send`, then `recv`" in head
 
 
 COMMITTED = command.HERE / command.SAVED

@@ -1,13 +1,23 @@
-"""meson.build names every source: what it leaves out would be neither compiled nor tested."""
+"""The build: meson.build names every source, and a change compiles what depends on it.
+
+A source that is left out would be neither compiled nor tested.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("native/verbs", "native/softdev", "native/fast", "tests/soft", "tests/fuzz")
+FOLDERS = ("native/verbs", "native/softdev", "tests/soft", "tests/fuzz")
+DATAPATH = "aiordma/_datapath"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -19,3 +29,85 @@ def test_every_source_is_built(folder: str) -> None:
     names = [it.relative_to(ROOT / folder).with_suffix("") for it in sources]
     left_out = [name for name in names if f"'{name}'" not in described.replace(".c'", "'")]
     assert not left_out
+
+
+class Build:
+    """A copy of the sources, built with nothing of the virtual environment on the PATH."""
+
+    def __init__(self, top: Path, *options: str) -> None:
+        self.source, self.folder = top / "source", top / "build"
+        for name in ("aiordma", "native", "tests/soft", "tests/fuzz"):
+            shutil.copytree(ROOT / name, self.source / name, symlinks=True)
+        for name in ("meson.build", "meson.options"):
+            shutil.copy(ROOT / name, self.source)
+        meson = (sys.executable, "-m", "mesonbuild.mesonmain")
+        self.run(*meson, "setup", *options, self.folder, self.source)
+
+    def run(self, *command: str | Path) -> str:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "PATH": "/usr/local/bin:/usr/bin:/bin"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    def ninja(self, *arguments: str) -> str:
+        ninja = shutil.which(
+            "ninja", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+        )
+        assert ninja
+        return self.run(ninja, "-C", self.folder, *arguments)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    return Build(tmp_path_factory.mktemp("build"))
+
+
+def test_every_module_of_the_data_path_is_built(build: Build) -> None:
+    plan = json.loads((build.folder / "meson-info/intro-install_plan.json").read_text())
+    built = {Path(it).name.partition(".")[0] for it in plan["targets"] if DATAPATH in it}
+    assert built == {it.stem for it in (ROOT / DATAPATH).glob("*.pyx")}
+
+
+def test_sources_of_the_data_path_are_not_installed(build: Build) -> None:
+    plan = json.loads((build.folder / "meson-info/intro-install_plan.json").read_text())
+    (package,) = plan["install_subdirs"].values()
+    folder = ROOT / DATAPATH
+    sources = {f"_datapath/{it.name}" for it in folder.iterdir() if it.suffix in {".pyx", ".pxd"}}
+    assert {*sources, "_datapath/meson.build"} == set(package["exclude_files"])
+    top = build.source / "aiordma"
+    assert {str(it.relative_to(top)) for it in top.rglob("__pycache__")} == set(
+        package["exclude_dirs"]
+    )
+
+
+def test_a_change_compiles_what_depends_on_it(build: Build) -> None:
+    """Also where the PATH has no program `cython`: an import compiles, whatever started it."""
+    modules = [f"{DATAPATH}/{name}.c" for name in ("frames", "memory", "sends")]
+    build.ninja(*modules)
+    assert "no work to do" in build.ninja("-n", *modules)
+    (build.source / DATAPATH / "frames.pxd").touch()
+    again = build.ninja("-n", "--verbose", *modules)
+    assert f"{DATAPATH}/frames.c" in again
+    assert f"{DATAPATH}/sends.c" in again  # it says `from .frames cimport`
+    assert f"{DATAPATH}/memory.c" not in again
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("-Db_sanitize=address", "\\047NoneType\\047 object has no attribute"),
+        ("-Db_coverage=true", "__Pyx_TraceLine("),
+    ],
+    ids=["sanitizer", "coverage"],
+)
+def test_other_builds_check_or_trace(build: Build, tmp_path: Path, option: str, text: str) -> None:
+    """Under a sanitizer an attribute of None raises; with coverage each line is told."""
+    other = Build(tmp_path, option)
+    c = f"{DATAPATH}/frames.c"
+    for one in build, other:
+        one.ninja(c)
+        assert (text in (one.folder / c).read_text()) == (one is other)

@@ -43,6 +43,12 @@ def test_a_missing_device_is_a_failure() -> None:
     assert "skipped" not in done.stdout
 
 
+def test_only_native_selects_what_runs_compiled_code() -> None:
+    done = pytest_run("--only-native", "--collect-only", "tests/loop", "tests/perf/test_wire.py")
+    assert "tests/loop/test_direct_wake.py::" in done.stdout
+    assert "tests/perf/" not in done.stdout
+
+
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
     """A test file with errors that must be detected."""

@@ -7,6 +7,7 @@ A new module or package needs a row here before anything can be imported into it
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,8 +42,9 @@ GROUPS: dict[str, set[str]] = {
     "verbs": {"_native", "_core.lazy_exports", "_core.qp_states", "_core.handshake", "errors"},
     "cm": {"_native", "verbs"} | CORE,
     "_memory.pool_waiters": {"errors"},
-    "mr_pool": {"verbs", "_native", "_memory.pool_waiters"} | CORE,
-    "_memory.registration_cache": {"verbs", "_native", "mr_pool"},
+    "_datapath": {"verbs", "_native"} | CORE,
+    "mr_pool": {"verbs", "_native", "_datapath", "_memory.pool_waiters"} | CORE,
+    "_memory.registration_cache": {"verbs", "_native", "_datapath", "mr_pool"},
     "_memory.block_source": {"mr_pool"},
     "_memory": set(),
     "dmabuf": {"verbs", "mr_pool"} | CORE,
@@ -51,7 +53,7 @@ GROUPS: dict[str, set[str]] = {
     "_loop.affinity": {"_native", "errors"},
     "_loop.coarse_timers": {"_native"},
     "_loop.device_events": {"verbs"},
-    "_loop.driver": {"verbs", "cm", "_native", "mr_pool", "_memory.registration_cache"}
+    "_loop.driver": {"verbs", "cm", "_native", "mr_pool", "_memory.registration_cache", "_datapath"}
     | {"_loop.adaptive_polling", "_loop.coarse_timers", "_loop.device_events"}
     | {"_loop.per_loop_resource"}
     | CORE,
@@ -61,9 +63,10 @@ GROUPS: dict[str, set[str]] = {
     "_loop": set(),
     "events": {"verbs", "_loop", "errors"},
     "async_queue_pair": {"verbs", "_loop", "errors"},
-    "_transport": {"_loop", "_memory", "mr_pool", "cm", "verbs", "_native", "config", "dmabuf"}
+    "_transport": {"_loop", "_memory", "_datapath", "mr_pool", "cm", "verbs", "_native", "config"}
+    | {"dmabuf"}
     | CORE,
-    "transport": {"_transport", "_loop", "mr_pool", "cm", "verbs", "config"} | CORE,
+    "transport": {"_transport", "_loop", "_datapath", "mr_pool", "cm", "verbs", "config"} | CORE,
     "reconnecting": PUBLIC,
     "streams": PUBLIC | {"_core.lazy_exports", "_loop.affinity", "_loop.shutdown"},
     # The public names are gathered here, so it may not be imported above.
@@ -109,6 +112,19 @@ THIRD_PARTY = {
 }
 
 
+PYTHON = (".py", ".pyi")
+CYTHON = (".pyx", ".pxd")
+
+# Cython has no parser for `ast`; `names` is in parentheses over several lines, or on one.
+CYTHON_IMPORT = re.compile(
+    r"^[ \t]*(?:from\s+(?P<module>[.\w]+)\s+c?import\s+(?P<names>\([^)]*\)|[^\n(]+)"
+    r"|c?import\s+(?P<modules>[^\n]+))$",
+    re.MULTILINE,
+)
+# What Cython itself has: cpython, libc and its directives.
+OF_CYTHON = {"cython", "cpython", "libc"}
+
+
 @dataclass(frozen=True)
 class Import:
     """One imported module, seen from ``where``."""
@@ -124,15 +140,15 @@ class Import:
 
 def group_of(path: Path) -> str:
     """``""`` for the package itself, else its row: the first part of the name, or the first two."""
-    group, *inner = (part.removesuffix(".py") for part in path.relative_to(PACKAGE).parts)
+    group, *inner = path.relative_to(PACKAGE).with_suffix("").parts
     if inner and inner[0] != "__init__" and any(row.startswith(f"{group}.") for row in GROUPS):
         return f"{group}.{inner[0]}"
     return "" if group == "__init__" else group
 
 
 def modules() -> list[Path]:
-    """All of them, and the stubs: a type is an import as well."""
-    return sorted(path for path in PACKAGE.rglob("*.py*") if path.suffix in {".py", ".pyi"})
+    """All of them, Cython's too, and the stubs: a type is an import as well."""
+    return sorted(path for path in PACKAGE.rglob("*.*") if path.suffix in {*PYTHON, *CYTHON})
 
 
 def is_type_checking(test: ast.expr) -> bool:
@@ -142,8 +158,30 @@ def is_type_checking(test: ast.expr) -> bool:
 
 
 def imports(path: Path) -> Iterator[Import]:
-    """Every import of a module, those inside functions included, by full name."""
-    tree = ast.parse(path.read_text(), str(path))
+    """Every import of a module, those inside functions and cimports included, by full name."""
+    here = path.relative_to(PACKAGE)
+    for line, base, names, only_for_types in statements(path):
+        level = len(base) - len(base.lstrip("."))
+        package = ("aiordma", *here.parts[:-1])
+        outer = package[: len(package) - level + 1] if level else ()
+        full = ".".join([*outer, *filter(None, [base.lstrip(".")])])
+        for name in names:
+            # "from . import x" may name a module; it then is what is imported.
+            module = f"{full}.{name}".removeprefix(".")
+            found = module if not base or is_module(module) else full
+            yield Import(str(here), line, found, only_for_types or path.suffix == ".pyi")
+
+
+def statements(path: Path) -> Iterator[tuple[int, str, list[str], bool]]:
+    """Of each import: its line, what is behind `from`, the names, and whether only for types."""
+    source = path.read_text()
+    if path.suffix in CYTHON:
+        for match in CYTHON_IMPORT.finditer(source):
+            names = re.sub(r"#.*", "", match["names"] or match["modules"]).strip("()").split(",")
+            found = [name.split()[0] for name in names if name.strip()]
+            yield source.count("\n", 0, match.start()) + 1, match["module"] or "", found, False
+        return
+    tree = ast.parse(source, str(path))
     typed = {
         id(inner)
         for node in ast.walk(tree)
@@ -151,23 +189,20 @@ def imports(path: Path) -> Iterator[Import]:
         for statement in node.body
         for inner in ast.walk(statement)
     }
-    here = str(path.relative_to(PACKAGE))
-    package = ("aiordma", *path.relative_to(PACKAGE).parts[:-1])
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            full = ".".join([*base, *([node.module] if node.module else [])])
-            # "from . import x" may name a module; it then is what is imported.
-            names = [
-                f"{full}.{alias.name}" if is_module(f"{full}.{alias.name}") else full
-                for alias in node.names
-            ]
-        else:
-            continue
-        for name in names:
-            yield Import(here, node.lineno, name, id(node) in typed or path.suffix == ".pyi")
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            base = ""
+            if isinstance(node, ast.ImportFrom):
+                base = "." * node.level + (node.module or "")
+            yield node.lineno, base, [alias.name for alias in node.names], id(node) in typed
+
+
+def attributes(path: Path) -> set[str]:
+    """The names behind a dot."""
+    source = path.read_text()
+    if path.suffix in CYTHON:
+        return set(re.findall(r"\.(\w+)", source))
+    return {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
 
 
 def is_module(name: str) -> bool:
@@ -175,7 +210,7 @@ def is_module(name: str) -> bool:
     if parts[0] != "aiordma":
         return False
     path = PACKAGE.joinpath(*parts[1:])
-    return path.is_dir() or path.with_suffix(".py").exists() or path.with_suffix(".pyi").exists()
+    return path.is_dir() or any(path.with_suffix(suffix).exists() for suffix in (*PYTHON, *CYTHON))
 
 
 def group_and_module(name: str) -> tuple[str, str]:
@@ -197,6 +232,8 @@ def test_groups_import_only_what_they_may(path: Path) -> None:
             target, module = group_and_module(found.module)
             if target != group and target not in allowed and module not in allowed:
                 wrong.append(found)
+        elif path.suffix in CYTHON and top in OF_CYTHON:
+            continue
         elif top not in sys.stdlib_module_names:
             typed = found.only_for_types and top == "typing_extensions"
             if top not in THIRD_PARTY.get(group, set()) and not typed:
@@ -227,13 +264,13 @@ def test_groups_form_no_cycle() -> None:
         visit(group, ())
 
 
-def test_only_native_imports_the_compiled_modules() -> None:
+def test_only_native_imports_the_library() -> None:
     wrong = [
         str(found)
         for path in modules()
         if group_of(path) != "_native"
         for found in imports(path)
-        if found.module.startswith(("aiordma._native._lib", "aiordma._native._fast"))
+        if found.module == "aiordma._native._lib"
     ]
     assert not wrong
 
@@ -252,21 +289,19 @@ def test_nothing_depends_on_what_is_experimental() -> None:
 
 
 def test_only_the_driver_watches_file_descriptors() -> None:
-    watching = {
+    watching = [
         str(path.relative_to(PACKAGE))
         for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and node.attr in {"add_reader", "add_writer"}
-    }
-    assert watching == {"_loop/driver.py"}
+        if attributes(path) & {"add_reader", "add_writer"}
+    ]
+    assert watching == ["_loop/driver.py"]
 
 
 def test_one_fork_hook() -> None:
     hooks = [
         str(path.relative_to(PACKAGE))
         for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and node.attr == "register_at_fork"
+        if "register_at_fork" in attributes(path)
     ]
     assert hooks == ["_native/fork.py"]
 

@@ -20,13 +20,11 @@ FOLDERS: dict[str, set[str]] = {
     "abi": set(),
     "softdev": {"abi"},
     "verbs": {"abi"},
-    "fast": {"verbs"},
     "preload.c": {"softdev"},
 }
 
-# System headers of one folder alone, and those of the RDMA packages, which no build needs.
-SYSTEM = {"Python.h": {"fast"}, "structmember.h": {"fast"}}
-NOWHERE = ("infiniband/", "rdma/")
+# Python's, which only generated code needs, and those of the RDMA packages, which no build needs.
+NOWHERE = ("Python.h", "infiniband/", "rdma/")
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
@@ -72,8 +70,6 @@ def test_folders_include_only_what_they_may(path: Path) -> None:
             target = folder_of(header)
             assert target in {folder, *FOLDERS[folder]}, f"{path.name} includes {include.own}"
         else:
-            allowed = SYSTEM.get(include.system, {folder})
-            assert folder in allowed, f"{path.name} includes <{include.system}>"
             assert not include.system.startswith(NOWHERE), f"{path.name}: <{include.system}>"
 
 

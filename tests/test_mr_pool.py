@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aiordma import Buffer, BufferStateError, MemoryPool, Message, Region, verbs
+from aiordma import Buffer, BufferStateError, MemoryPool, Region, verbs
 from aiordma.errors import LocalRangeError, QuotaError
 from aiordma.mr_pool import LARGE_READY_BYTES, SLAB_SIZE, SMALLEST, SPARE_SLABS
 
@@ -385,9 +385,11 @@ def test_large_blocks_kept_ready_are_limited(make_pool: MakePool) -> None:
 
 
 def test_large_block_in_a_cycle(pool: MemoryPool) -> None:
-    """Who forgot it is told nothing of its region, which stays the pool's."""
-    held: list[object] = [Message(pool.block(SLAB_SIZE + 1), 0, 1, None)]
+    """Its region stays the pool's when the last view of it is collected."""
+    with pool.alloc(SLAB_SIZE + 1) as buffer:
+        held: list[object] = [buffer.view]
     held.append(held)
+    assert leases(pool) != (0, 0)
     del held
     gc.collect()
     assert leases(pool) == (0, 0)

@@ -36,8 +36,6 @@ from aiordma._core.protocol import (
     RegionRelease,
     RegionRequest,
     RegionReturn,
-    Rendezvous,
-    RendezvousDone,
     decode,
     encode,
 )
@@ -54,10 +52,6 @@ bytes40 = st.binary(min_size=40, max_size=40)
 low_addresses = st.integers(0, 1 << 63)
 tokens = st.builds(RegionToken, u64, low_addresses, st.integers(0, 1 << 63), u32, rights, u32)
 MESSAGES: dict[MessageType, st.SearchStrategy[Message]] = {
-    MessageType.RENDEZVOUS: st.builds(
-        Rendezvous, u32, low_addresses, u32, st.integers(0, 1 << 63), st.one_of(st.none(), u32)
-    ),
-    MessageType.RENDEZVOUS_DONE: st.builds(RendezvousDone, u32, u16),
     MessageType.REGION_GRANT: st.builds(RegionGrant, u32, tokens),
     MessageType.REGION_RETURN: st.builds(RegionReturn, u32, u64),
     MessageType.REGION_REQUEST: st.builds(RegionRequest, u32, u64, rights, u32),
@@ -103,7 +97,6 @@ def test_round_trip(message: Message) -> None:
 
 def test_layout() -> None:
     assert encode(Ping(5)) == pack([0xA17D, 1, 7, 5, []])
-    assert encode(Rendezvous(1, 2, 3, 4)) == pack([0xA17D, 1, 1, 1, [2, 3, 4, None]])
     assert encode(RegionRequest(9, 1 << 20, Rights.READ, 60_000)) == pack(
         [0xA17D, 1, 5, 9, [1 << 20, 4, 60_000]]
     )
@@ -111,8 +104,8 @@ def test_layout() -> None:
 
 def test_numbers_on_the_wire_stay_as_they_are() -> None:
     assert " ".join(f"{member.name}={member}" for member in MessageType) == (
-        "RENDEZVOUS=1 RENDEZVOUS_DONE=2 REGION_GRANT=3 REGION_RETURN=4 REGION_REQUEST=5 "
-        "REGION_RELEASE=6 PING=7 PONG=8 GOODBYE=9 ERROR=10 AUTH_HELLO=11 AUTH_ANSWER=12 "
+        "REGION_GRANT=3 REGION_RETURN=4 REGION_REQUEST=5 REGION_RELEASE=6 PING=7 PONG=8 "
+        "GOODBYE=9 ERROR=10 AUTH_HELLO=11 AUTH_ANSWER=12 "
         "AUTH_PROOF=13 RECEIVE_SIZE=14 CONNECT_REQUEST=15 CONNECT_REPLY=16 READY_TO_USE=17"
     )
     assert " ".join(f"{member.name}={member}" for member in ErrorCode) == (
@@ -195,11 +188,8 @@ REFUSED = [
     (envelope(7, [], 1 << 32), "bad request_id: 4294967296 does not fit 32 bits"),
     (envelope(4, [True]), "bad region_id: an integer is needed, not bool"),
     (envelope(4, [1.0]), "bad region_id: an integer is needed, not float"),
-    (envelope(2, [65536]), "bad status: 65536 does not fit 16 bits"),
-    (envelope(1, [0, 0, 0, -1]), "bad imm: -1 does not fit"),
-    (envelope(1, [0, 0, 0, "x"]), "bad imm: an integer is needed"),
-    (envelope(1, [1, 0, (1 << 64) - 1, 0]), None),
-    (envelope(1, [2, 0, (1 << 64) - 1, 0]), "a Rendezvous: the message goes beyond the end"),
+    (envelope(9, [65536, ""]), "bad code: 65536 does not fit 16 bits"),
+    (envelope(2, [0]), "unknown type 2"),
     (envelope(5, [1, 1, 0]), "a RegionRequest with a bad access: unknown rights 0x1"),
     (envelope(5, [1, 16 | 2, 0]), "bad access: unknown rights 0x10"),
     (envelope(9, [0, b"bytes"]), "a Goodbye with a bad text: a text is needed, not bytes"),
@@ -272,10 +262,9 @@ def test_any_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
     [
         (Ping(-1), "Ping.request_id: -1 does not fit 32 bits"),
         (Ping(True), "Ping.request_id: an integer is needed"),
-        (RendezvousDone(1, 1 << 16), "RendezvousDone.status"),
+        (Goodbye(0, 1 << 16, ""), "Goodbye.code"),
         (RegionReturn(1, 1 << 64), "RegionReturn.region_id: 18446744073709551616 does not fit 64"),
         (RegionRequest(1, 2, Rights(0), 1 << 32), "RegionRequest.lease_ms"),
-        (Rendezvous(1, 0, 0, 0, 1 << 32), "Rendezvous.imm"),
         (RegionRequest(1, 2, Rights(32), 0), "RegionRequest.access: unknown rights 0x20"),
         (RegionGrant(1, "token"), "RegionGrant.token: a region token is needed"),  # type: ignore[arg-type]
         (Error(1, 2, b"text"), "Error.text: a text is needed"),  # type: ignore[arg-type]
@@ -284,8 +273,3 @@ def test_any_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
 def test_encoding_checks_every_field(message: Message, text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         encode(message)
-
-
-def test_a_rendezvous_does_not_wrap_around() -> None:
-    with pytest.raises(ValueError, match="address space"):
-        encode(Rendezvous(1, 1 << 63, 0, (1 << 63) + 1))

@@ -17,8 +17,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import MethodDescriptorType, ModuleType
+from types import ModuleType
 from typing import Any
+
+from .compiled import stand_ins
 
 PACKAGE = Path(__file__).parents[2] / "aiordma"
 
@@ -184,16 +186,14 @@ def is_written(member: Member) -> bool:
 
 
 def members(cls: type, offered: set[type]) -> Iterator[Member]:
-    """The members of a class in the order of definition, inherited ones last."""
+    """The members of a class in the order of definition: compiled, own, inherited."""
     values = set(cls.__members__) if issubclass(cls, enum.Enum) else set()
     seen: set[str] = set()
-    for owner in cls.__mro__:
+    for owner in sorted(cls.__mro__, key=lambda owner: not stand_ins(owner)):
         if not owner.__module__.startswith("aiordma") or (owner is not cls and owner in offered):
             continue
-        for name, value in vars(owner).items():
-            if isinstance(getattr(cls, name.removeprefix("_"), None), MethodDescriptorType):
-                name = name.removeprefix("_")  # noqa: PLW2901 - its fast path is in C
-            if name in seen or name in values:
+        for name, value in (stand_ins(owner) or vars(owner)).items():
+            if name in seen or name in values or (owner is not cls and name in vars(cls)):
                 continue
             seen.add(name)
             member = Member(name, value, owner)

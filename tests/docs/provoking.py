@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from .compiled import is_compiled
 from .names import Member
 from .promises import Promise, promises
 
@@ -72,12 +73,32 @@ Note = Callable[[BaseException], None]
 
 @contextmanager
 def _replaced_member(member: Member, note: Note) -> Iterator[None]:
+    if is_compiled(member.owner):
+        with _replaced_in_subclasses(member, note):
+            yield
+        return
     there = vars(member.owner)[member.name]  # may be wrapped already
     setattr(member.owner, member.name, _watched(there, note))
     try:
         yield
     finally:
         setattr(member.owner, member.name, there)
+
+
+@contextmanager
+def _replaced_in_subclasses(member: Member, note: Note) -> Iterator[None]:
+    """Replace a compiled method, whose class takes no attributes, where users find it."""
+    with ExitStack() as stack:
+        subclasses: list[type] = member.owner.__subclasses__()
+        for cls in subclasses:
+            here = vars(cls).get(member.name)
+            there = getattr(cls, member.name)
+            setattr(cls, member.name, _watched(there, note, member.value))
+            if here is None:
+                stack.callback(delattr, cls, member.name)
+            else:
+                stack.callback(setattr, cls, member.name, here)
+        yield
 
 
 @contextmanager
@@ -100,12 +121,14 @@ def _replaced_function(function: Callable[..., Any], note: Note) -> Iterator[Non
             setattr(module, name, function)
 
 
-def _watched(value: Any, note: Note) -> Any:
+def _watched(value: Any, note: Note, like: Any = None) -> Any:
+    """`like` has the kind of a compiled function, which does not show it."""
+    like = value if like is None else like
     if isinstance(value, (classmethod, staticmethod)):
         return type(value)(_watched(value.__func__, note))
     if isinstance(value, property):
         return property(_watched(value.fget, note), value.fset, value.fdel, value.__doc__)
-    if inspect.isasyncgenfunction(value) or getattr(value, "__name__", "") == "__aiter__":
+    if inspect.isasyncgenfunction(like) or getattr(value, "__name__", "") == "__aiter__":
 
         @functools.wraps(value)
         async def generate(*arguments: Any, **keywords: Any) -> Any:
@@ -117,9 +140,9 @@ def _watched(value: Any, note: Note) -> Any:
                 raise
 
         return generate
-    if inspect.iscoroutinefunction(value):
+    if inspect.iscoroutinefunction(like):
 
-        @functools.wraps(value)
+        @functools.wraps(like)
         async def wait(*arguments: Any, **keywords: Any) -> Any:
             try:
                 return await value(*arguments, **keywords)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import GenericAlias
 from typing import Any, ForwardRef
 
+from .compiled import is_compiled, source
 from .markdown import from_docstring
 from .names import Member, Name, is_described, member_doc, members, own_doc, public, value_doc
 from .promises import named_in
@@ -138,6 +139,8 @@ def _source(value: Any) -> str:
     path = Path(*value.__module__.split("."))
     root = Path(__file__).parents[2]
     file = path / "__init__.py" if (root / path).is_dir() else path.with_suffix(".py")
+    if isinstance(value, type) and is_compiled(value):
+        file = source(value).relative_to(root)
     return f"Defined in [{file}](../../{file})."
 
 
@@ -237,7 +240,7 @@ def _is_named_tuple(cls: type) -> bool:
 
 
 def _worth_naming(base: type) -> bool:
-    internal = base.__name__.startswith("_") or base.__module__.startswith("aiordma._native")
+    internal = base.__name__.startswith("_") or is_compiled(base)
     return base is not object and not internal and base.__name__ != "Generic"
 
 

@@ -22,20 +22,16 @@ EVERYWHERE = (
     "tests",
 )
 
+READABLE = (".py", ".pyi", ".pyx", ".pxd", ".md", ".c", ".h", ".toml", ".build", "")
 # Random input; this table itself.
 EXEMPT = ("tests/fuzz/corpus/", "tests/docs/test_words.py")
-# The fast path in C and its tests, which keep their names until it is replaced: free of
-# BANNED_EVERYWHERE alone.
-OLD_NAMES = ("native/fast/", "aiordma/_native/_fast.pyi", "tests/native/")
 
 # The word, as a pattern, and what to write instead.
-BANNED_EVERYWHERE = {
+BANNED = {
     "kin": "in-band connect",
     "lie_down|get_up": "park, resume",
     "neighbours?": "local peer",
     "nobody|somebody|anybody|whoever": "name the subject",
-}
-BANNED = {
     "everybody": "name the subject",
     "plainly": "fast path, try_..._fast",
     "parcels?": "payload",
@@ -68,30 +64,24 @@ def test_a_term_has_one_sentence_and_a_source(name: str, meaning: str, source: s
     assert source.strip(), name
 
 
-def files(exempted: tuple[str, ...]) -> Iterator[Path]:
+def files() -> Iterator[Path]:
     for name in EVERYWHERE:
         path = ROOT / name
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            readable = file.suffix in (".py", ".pyi", ".md", ".c", ".h", ".toml", "")
-            exempt = str(file.relative_to(ROOT)).startswith(exempted)
+            readable = file.suffix in READABLE
+            exempt = str(file.relative_to(ROOT)).startswith(EXEMPT)
             if readable and not exempt and file.is_file():
                 yield file
 
 
-@pytest.mark.parametrize(
-    ("pattern", "exempted"),
-    [
-        *((pattern, EXEMPT) for pattern in BANNED_EVERYWHERE),
-        *((pattern, EXEMPT + OLD_NAMES) for pattern in BANNED),
-    ],
-)
-def test_no_banned_word(pattern: str, exempted: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("pattern", BANNED)
+def test_no_banned_word(pattern: str) -> None:
     """In pages, names of tests and files in backticks are exempt."""
     word = re.compile(rf"(?<!\w)({pattern})(?!\w)", re.IGNORECASE)
     hits = [
         f"{file.relative_to(ROOT)}:{number}: {line}"
-        for file in files(exempted)
+        for file in files()
         for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1)
         if word.search(re.sub(r"`[^`]*`", "", line) if file.suffix == ".md" else line)
     ]
-    assert not hits, f"write instead: {(BANNED_EVERYWHERE | BANNED)[pattern]}"
+    assert not hits, f"write instead: {BANNED[pattern]}"

@@ -21,57 +21,44 @@ import pytest
 
 from aiordma import Config, cm, connect, listen, verbs
 from aiordma._core.operations import OperationKind
+from aiordma._datapath.work_queue import SendQueue, WorkRequest, WorkRequestTable
 from aiordma._loop import driver, per_loop_resource
 from aiordma._loop.adaptive_polling import FIRST_US
 from aiordma._loop.driver import Driver
-from aiordma._native import Block, Queue, Table, Work
 from aiordma.errors import InternalError
 from tests.combinations import LOOPS
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 64 << 20
-SEND = int(verbs.WROpcode.SEND)
+WRITE = int(verbs.WROpcode.RDMA_WRITE)
+SIGNALED = int(verbs.SendFlags.SIGNALED)
+REMOTE_WRITE = verbs.AccessFlags.REMOTE_WRITE
 
 
-class Sink(Queue):
+class Sink(SendQueue):
     """Notes what it gets; fails at those completions that it is told to fail at."""
 
     def __init__(self, driver: Driver, qp: verbs.QueuePair) -> None:
-        self.driver = driver
-        self.table = driver.operations
-        self.traffic = self
-        self.address, self.extended_address = qp.addresses
-        self.capacity = self.free = qp.capabilities.max_send_wr
         self.fail_at: set[int] = set()
-        self.completed: list[tuple[OperationKind, int]] = []
+        self.completed: list[int] = []
         self.events: list[verbs.AsyncEvent] = []
         self.failures: list[BaseException] = []
         self.waiters: list[tuple[int, asyncio.Future[None]]] = []
+        super().__init__(driver, qp, self.failures.append, lambda error: error)
 
-    def complete(self, kind: OperationKind, byte_len: int) -> None:
-        self.completed.append((kind, byte_len))
+    def complete(self, number: int) -> None:
+        self.completed.append(number)
         for count, future in self.waiters:
             if len(self.completed) >= count and not future.done():
                 future.set_result(None)
         if len(self.completed) in self.fail_at:
             raise ZeroDivisionError
 
-    def _went_wrong(self, work: object, facts: object) -> None:
-        raise AssertionError(f"{work} failed: {facts}")
-
-    def _use_room(self) -> None:
-        """There is always enough of it."""
-
-    def _broken(self, error: Exception) -> None:
-        self.driver.report(self, error)
-
-    def received(self, block: Block, byte_len: int) -> None:
-        self.complete(OperationKind.RECV, byte_len)
-
     def device_event(self, event: verbs.AsyncEvent) -> None:
         self.events.append(event)
 
     def fail(self, error: BaseException) -> None:
+        """It goes on none the less."""
         self.failures.append(error)
 
     async def wait(self, count: int) -> None:
@@ -83,50 +70,46 @@ class Sink(Queue):
                 await future
 
 
-class Sent(Work):
-    def __init__(self, sink: Sink, address: int, length: int, lkey: int) -> None:
-        super().__init__(OperationKind.SEND, SEND, address, length, lkey)
+class Sent(WorkRequest):
+    """A write of nothing."""
+
+    def __init__(self, sink: Sink, number: int) -> None:
+        super().__init__(OperationKind.WRITE, WRITE, 0, 0, 0)
         self.sink = sink
+        self.number = number
 
     def done(self, byte_len: int) -> None:
-        self.sink.complete(OperationKind.SEND, 0)
+        self.sink.complete(self.number)
+
+    def failed(self, error: BaseException) -> None:
+        raise AssertionError(f"{self.number} failed: {error}")
+
+    def release(self) -> None:
+        """There is no memory."""
 
 
 class End:
     """A queue pair with its own sink."""
 
     def __init__(self, driver: Driver, cq: verbs.CompletionQueue) -> None:
-        self.driver = driver
         self.qp = driver.pd.create_qp(cq, cq, verbs.QPCapabilities(32, 32), reserved=True)
         self.sink = Sink(driver, self.qp)
-        self.block = driver.pool.block(4096)
-        driver.attach(self.qp, self.sink)
 
-    def receive(self) -> None:
-        assert self.sink.post_block(self.block, 64) == 0
-
-    def send(self, length: int = 8) -> None:
-        address = self.block.address + 2048
-        assert self.sink.post_work(Sent(self.sink, address, length, self.block.lkey)) == (0, 0)
+    def send(self, number: int = 0) -> None:
+        self.sink.post_frame(Sent(self.sink, number))
 
     def close(self) -> None:
-        self.driver.detach(self.qp)
-        self.qp.close()
-        self.sink.clear_slots()
-        self.block.release()
+        self.sink.close()
 
 
 @asynccontextmanager
 async def two_ends(driver: Driver) -> AsyncIterator[tuple[End, End]]:
-    """Two connected queue pairs, each with 32 receives posted, on a completion queue of theirs."""
+    """Two connected queue pairs on a completion queue of theirs."""
     cq = driver.reserve_cq(128)
     ends = End(driver, cq), End(driver, cq)
     first, second = (end.qp.endpoint() for end in ends)
-    ends[0].qp.connect(first, second)
-    ends[1].qp.connect(second, first)
-    for end in ends:
-        for _ in range(32):
-            end.receive()
+    ends[0].qp.connect(first, second, access=REMOTE_WRITE)
+    ends[1].qp.connect(second, first, access=REMOTE_WRITE)
     try:
         yield ends
     finally:
@@ -148,16 +131,6 @@ async def the_driver(
 
 both_ways = pytest.mark.parametrize("polling", [driver.POLLING, 0], ids=["polling", "sleeping"])
 
-SENT = (OperationKind.SEND, 0)
-
-
-def sent(sink: Sink) -> int:
-    return sum(entry == SENT for entry in sink.completed)
-
-
-def received(sink: Sink) -> list[int]:
-    return [length for kind, length in sink.completed if kind is OperationKind.RECV]
-
 
 # ---- completions ---------------------------------------------------------------------------------
 
@@ -165,14 +138,14 @@ def received(sink: Sink) -> list[int]:
 @both_ways
 async def test_completions_reach_their_sinks(device: verbs.Device, polling: float) -> None:
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
-        for length in (1, 2, 3):
-            first.send(length)
+        for number in (1, 2, 3):
+            first.send(number)
         second.send(10)
-        await asyncio.gather(first.sink.wait(4), second.sink.wait(4))
-        assert received(second.sink) == [1, 2, 3]
-        assert received(first.sink) == [10]
-        assert (sent(first.sink), sent(second.sink)) == (3, 1)
-        assert len(driver.operations) == 64 - 4
+        assert len(driver.operations) == 4
+        await asyncio.gather(first.sink.wait(3), second.sink.wait(1))
+        assert first.sink.completed == [1, 2, 3]
+        assert second.sink.completed == [10]
+        assert len(driver.operations) == 0
 
 
 @pytest.mark.parametrize("whose", ["reader", "look"])
@@ -180,9 +153,9 @@ async def test_completion_between_draining_and_the_loop(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     """It comes after the last poll, before the loop waits again; nothing else happens after it."""
-    async with the_driver(device) as driver, two_ends(driver) as (first, second):
-        drain, keep = driver._drain, driver.operations.keep
-        assert keep is not None
+    async with the_driver(device) as driver, two_ends(driver) as (first, _):
+        drain, spin = driver._drain, driver.operations.spin
+        assert spin is not None
         left = 20
 
         def complete() -> None:
@@ -195,7 +168,7 @@ async def test_completion_between_draining_and_the_loop(
                 assert readable
 
         def drain_and_complete(
-            table: Table, capacity: int, spin_us: int, returns: bool
+            table: WorkRequestTable, capacity: int, spin_us: int, returns: bool
         ) -> tuple[bool, bool, bool]:
             some, more, moved = drain(table, capacity, spin_us, returns)
             if not more:
@@ -203,16 +176,16 @@ async def test_completion_between_draining_and_the_loop(
             return some, more, moved
 
         def look_and_complete() -> None:
-            keep()
+            spin()
             complete()
 
         monkeypatch.setattr(driver, "_drain", drain_and_complete)
         if whose == "reader":
             driver._polling._skip = 1 << 20  # no looks
         else:
-            driver.operations.keep = look_and_complete
+            driver.operations.spin = look_and_complete
         first.send()
-        await asyncio.gather(first.sink.wait(21), second.sink.wait(21))
+        await first.sink.wait(21)
 
 
 async def test_who_is_called_back_gets_what_is_over(device_name: str, host: str) -> None:
@@ -259,7 +232,7 @@ async def test_more_completions_than_one_turn_takes(
             first.send()
             second.send()
         # All of it is in the completion queue before the driver looks at it.
-        await asyncio.gather(first.sink.wait(60), second.sink.wait(60))
+        await asyncio.gather(first.sink.wait(30), second.sink.wait(30))
         over = True
         await watching
         # At most the reader and the return to what was left.
@@ -282,6 +255,8 @@ async def test_failing_sink(device: verbs.Device) -> None:
         for _ in range(5):
             bad.send()
             good.send()
+            its_peer.send()
+            its_friend.send()
         await asyncio.gather(*(end.sink.wait(5) for end in (bad, its_peer, good, its_friend)))
         assert len(reported) == 2
         assert all(isinstance(context["exception"], ZeroDivisionError) for context in reported)
@@ -297,20 +272,27 @@ async def test_failing_sink(device: verbs.Device) -> None:
 async def test_completions_of_a_queue_pair_that_is_gone(device: verbs.Device) -> None:
     """Their slots are in use again, or free: they complete nothing, and are counted."""
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
-        for _ in range(5):
-            first.send()
-        works = first.sink.clear_slots()
-        assert [type(work) for work in works] == [Sent] * 5
-        second.send()  # its completion comes after what acknowledges the five
-        await second.sink.wait(6)
-        assert sent(first.sink) == 0
-        assert driver.operations.stray == 5 + 1
+        first.send()
+        await first.sink.wait(1)
+        # The first slot has been used once: its generation is the second, whose numbers begin so.
+        used_up = 1 << 32 | OperationKind.WRITE << 24
+        others = (0, used_up, used_up | 1 << 31, used_up | 1, 5 << 32, (1 << 64) - 1)
+        first.send()
+        assert driver.operations.stray == 0
+        for wr_id in others:
+            second.qp.post_send_one(wr_id, WRITE, SIGNALED, 0, 0, 0, 0, 0)
+        second.send()  # its completion comes after theirs
+        await asyncio.gather(first.sink.wait(2), second.sink.wait(1))
+        assert driver.operations.stray == len(others)
+        assert len(driver.operations) == 0
 
 
 async def test_channel_that_fails(device: verbs.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
 
-        def broken(table: Table, capacity: int, spin_us: int, returns: bool) -> tuple[bool, bool]:
+        def broken(
+            table: WorkRequestTable, capacity: int, spin_us: int, returns: bool
+        ) -> tuple[bool, bool]:
             raise OSError("the channel is gone")
 
         monkeypatch.setattr(driver, "_drain", broken)
@@ -325,9 +307,9 @@ async def test_channel_that_fails(device: verbs.Device, monkeypatch: pytest.Monk
 async def test_channel_that_fails_whom_it_wakes(device: verbs.Device, polling: float) -> None:
     """Or a task that polls before it waits."""
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
-        look = driver.operations.look
-        assert isinstance(look, partial) == bool(polling)
-        *_, otherwise = look.args if isinstance(look, partial) else driver._woken[:-1]
+        spin = driver.operations.brief_spin
+        assert isinstance(spin, partial) == bool(polling)
+        *_, otherwise = spin.args if isinstance(spin, partial) else driver._woken[:-1]
         otherwise(-errno.EIO)
         for end in (first, second):
             (error,) = end.sink.failures
@@ -338,12 +320,12 @@ async def test_channel_that_fails_whom_it_wakes(device: verbs.Device, polling: f
 async def test_room_is_free_when_its_queue_has_been_seen_empty(
     device: verbs.Device, polling: float
 ) -> None:
-    async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
+    async with the_driver(device, polling) as driver, two_ends(driver) as (first, _):
         cq = driver.reserve_cq(10)
         driver.release_cq(cq, 10)
         assert driver.channel.leaving == [cq.entries]
         first.send()
-        await second.sink.wait(1)
+        await first.sink.wait(1)
         assert driver.channel.leaving == []
         assert cq.entries.leaving == 0
 
@@ -360,7 +342,7 @@ async def test_looks_before_sleeping(
 
     def noted(driver: Driver) -> None:
         look_soon(driver)
-        looks.append(driver.operations.keep_us)
+        looks.append(driver.operations.spin_us)
 
     monkeypatch.setattr(Driver, "_spin_soon", noted)
 
@@ -416,7 +398,9 @@ async def test_waiting_after_a_wake_up_for_nothing(
     waits = []
     brings = False
 
-    def drain(table: Table, capacity: int, spin_us: int, returns: bool) -> tuple[bool, bool, bool]:
+    def drain(
+        table: WorkRequestTable, capacity: int, spin_us: int, returns: bool
+    ) -> tuple[bool, bool, bool]:
         if spin_us:
             waits.append(spin_us)
         return bool(spin_us) and brings, False, False
@@ -469,16 +453,15 @@ async def test_closing_one_completion_queue_keeps_the_events_of_another(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aiordma._loop.driver.CQ_ENTRIES", 128)
-    async with the_driver(device) as driver, two_ends(driver) as (first, second):
+    async with the_driver(device) as driver, two_ends(driver) as (first, _):
         for _ in range(10):
             other = driver.reserve_cq(128)
-            seen = len(second.sink.completed)
+            seen = len(first.sink.completed)
             first.send()
             readable, _, _ = select.select([driver.channel.fd], [], [], 60)
             assert readable
             driver.release_cq(other, 128)
             assert other.closed
-            await second.sink.wait(seen + 1)
             await first.sink.wait(seen + 1)
 
 
@@ -624,6 +607,7 @@ async def test_an_unused_driver_still_watches_its_device(device: verbs.Device) -
     """It hears of what happens there, or the loop would be called for it again and again."""
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         first.send()
+        second.send()
         await asyncio.gather(first.sink.wait(1), second.sink.wait(1))
     driver.poll()
     readable, _, _ = select.select(driver.channel.watched_fds, [], [], 0)

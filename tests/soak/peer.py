@@ -24,8 +24,8 @@ import uvloop
 
 import aiordma
 from aiordma import Connection, Server, streams
+from aiordma._datapath.channel import SPARE_BLOCKS
 from aiordma._loop import per_loop_resource
-from aiordma._transport.messages import SPARE_BLOCKS
 from aiordma.streams import StreamServer
 from aiordma.transport import Via
 from aiordma.verbs import live
@@ -158,7 +158,9 @@ class Peer:
         leased = sum(one.leased_bytes for one in statistics)
         if leased > sum(memory_of(conn) for conn in self._anchored):
             more.append(f"{leased} bytes of the pool leased")
-        known = sum(one.regions for one in statistics) + sum(pool.everything != 0 for pool in pools)
+        known = sum(one.regions for one in statistics) + sum(
+            pool.local_dma_lkey != 0 for pool in pools
+        )
         regions = held.objects.pop("MemoryRegion", 0) - known
         if regions:
             more.append(f"{regions} registrations beside the pool's")
@@ -432,7 +434,7 @@ class Peer:
 def receives_of(conn: Connection) -> int:
     """The blocks of posted receives, before and after a change of their size."""
     config = conn._config
-    larger = len(conn._messages._receives._larger)
+    larger = conn._messages.figures()["larger_blocks"]
     return config.data_receives + config.control_receives + SPARE_BLOCKS + larger
 
 

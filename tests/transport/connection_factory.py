@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from typing import Any, TypeVar
 
 from aiordma import Buffer, Config, Connection, Listener, RemoteRegion, Rights, Share
 from aiordma._core.handshake import Hello
-from aiordma._native import Promise
 from aiordma.mr_pool import LocalMemory, PoolStatistics
 from aiordma.transport import Via, connect, listen
 
@@ -59,25 +57,6 @@ async def yield_loop(count: int) -> None:
     """Lets the loop run `count` turns; waits for nothing."""
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-class Telling(deque[Promise]):
-    """The receivers of an inbox; `tell` is called when one is about to be told of a message."""
-
-    def __init__(self, receivers: deque[Promise], tell: Callable[[], object]) -> None:
-        super().__init__(receivers)
-        self.tell = tell
-
-    def popleft(self) -> Promise:
-        self.tell()
-        return super().popleft()
-
-
-def wakes_in_the_next_turn(conn: Connection, tell: Callable[[], object]) -> None:
-    """Puts a turn of the loop between a receiver's being told, with `tell` before, and its turn."""
-    inbox = conn._messages.inbox
-    inbox.table.later = True
-    inbox.receivers = Telling(inbox.receivers, tell)
 
 
 async def lease_over(share: Share, limit: float) -> None:

@@ -7,15 +7,18 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from aiordma import cm, verbs
 from aiordma._core import protocol
-from aiordma._core.frames import HEADER_SIZE, FrameKind, pack_header, unpack_header
+from aiordma._core.frames import HEADER_SIZE, FrameKind
 from aiordma._core.handshake import Endpoint, Hello
 from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, READY
 from aiordma._transport.endpoint import RETRIES
+from tests.model.frames import MESSAGES, pack_header, unpack_header
 
 from .connection_factory import BUSY, ConnectionFactory, hello
 
@@ -39,6 +42,42 @@ def frame(kind: int, content: bytes = b"", *, control: int = 0, data: int = 0) -
 
 def control(message: protocol.Message) -> bytes:
     return frame(FrameKind.CONTROL, protocol.encode(message))
+
+
+class Piece(NamedTuple):
+    """A part of a message that waits to be read."""
+
+    address: int
+    length: int
+    rkey: int
+    zero: int = 0
+
+
+PAIR = struct.Struct("<II")
+PIECE = struct.Struct("<QQII")
+
+
+def rendezvous_request(request_id: int, *pieces: Piece, count: int | None = None) -> bytes:
+    """What is in an RNDV_RTS frame; `count` is a lie about the number of pieces."""
+    head = PAIR.pack(request_id, len(pieces) if count is None else count)
+    return head + b"".join(PIECE.pack(*piece) for piece in pieces)
+
+
+def rendezvous(request_id: int, *pieces: Piece, count: int | None = None) -> bytes:
+    return frame(FrameKind.RNDV_RTS, rendezvous_request(request_id, *pieces, count=count))
+
+
+def read_request(content: bytes) -> tuple[int, list[Piece]]:
+    """The request id and the pieces of an RNDV_RTS frame."""
+    request_id, count = PAIR.unpack_from(content)
+    pieces = [Piece(*fields) for fields in PIECE.iter_unpack(content[PAIR.size :])]
+    assert len(pieces) == count
+    return request_id, pieces
+
+
+def acknowledgement(request_id: int, status: int = 0) -> bytes:
+    """The message has been read, or will not be."""
+    return frame(FrameKind.RNDV_ACK, PAIR.pack(request_id, status))
 
 
 class Memory:
@@ -108,7 +147,7 @@ class RawPeer:
                     data = self._memory.receives.buf[start : start + wc.byte_len].tobytes()
                     kind, _, credits, _ = unpack_header(data)
                     self.credits += credits
-                    self.owed += kind in (FrameKind.CONTROL, FrameKind.CREDIT)
+                    self.owed += kind not in MESSAGES
                     self._memory.post_receive(self.qp, wc.wr_id)
                     self._more_credits.set()
                     self.frames.put_nowait((kind, data[HEADER_SIZE:]))

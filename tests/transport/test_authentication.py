@@ -37,7 +37,7 @@ from .connection_factory import (
     yield_loop,
 )
 from .marks import by_tcp, one_loop
-from .raw_peer import RawPeer, control, frame
+from .raw_peer import Piece, RawPeer, control, frame, rendezvous
 
 pytestmark = pytest.mark.any_device
 
@@ -137,9 +137,7 @@ PROOF = protocol.AuthProof(0, bytes(32))
 
 LIES = {
     "a message": [frame(FrameKind.DATA, b"let me in")],
-    "an offer": [
-        frame(FrameKind.OFFER, protocol.encode(protocol.Rendezvous(1, 4096, 1, 1 << 20, None)))
-    ],
+    "an offer": [rendezvous(1, Piece(4096, 1 << 20, 1))],
     "a request": [control(protocol.RegionRequest(1, 4096, Rights.READ, 0))],
     "a guess": [control(HELLO), control(PROOF)],
     "a proof of nothing": [control(PROOF)],

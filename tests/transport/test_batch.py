@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import cast
 
 import pytest
 
@@ -15,13 +16,12 @@ from aiordma import (
     RemoteRegion,
     Rights,
 )
-from aiordma._native import Run
-from aiordma._transport.work_queue import Work
 from aiordma.errors import ConnectionClosedError, RemoteAccessError
 
 from .connection_factory import (
     SMALL,
     ConnectionFactory,
+    at_rest,
     check_alive,
     ends,
     exchange,
@@ -62,30 +62,29 @@ async def test_a_batch_is_done_when_its_scope_ends(factory: ConnectionFactory) -
 
 @one_loop
 @by_cm
-async def test_a_batch_is_one_doorbell(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_batch_is_one_doorbell(factory: ConnectionFactory) -> None:
+    """It is one chain of requests in the send queue, with one completion."""
     async with factory.pair() as (client, server), shared(server, client, 64) as (_, remote):
-        posts: list[int] = []
-        post = client._queue.post_work
+        queue = client._queue
 
-        def counted(work: Work | Run) -> tuple[int, int]:
-            posts.append(work.entries)
-            return post(work)
-
-        monkeypatch.setattr(client._queue, "post_work", counted)
-        async with client.batch() as batch:
-            for number in range(5):
-                batch.write(b"12345678", remote[8 * number : 8 * number + 8])
-            batch.read(remote[:8], bytearray(8))
-            batch.fetch_and_add(remote[:8], 1)
-        assert posts == [7]
-        count = SMALL.send_queue
-        with client.alloc(8) as memory:
+        async def several() -> None:
             async with client.batch() as batch:
-                for _ in range(count):
-                    batch.write(memory, remote[:8])
-        assert posts == [7, count]
+                for number in range(5):
+                    batch.write(b"12345678", remote[8 * number : 8 * number + 8])
+                batch.read(remote[:8], bytearray(8))
+                batch.fetch_and_add(remote[:8], 1)
+
+        async def as_many_as_there_are_entries() -> None:
+            with client.alloc(8) as memory:
+                async with client.batch() as batch:
+                    for _ in range(SMALL.send_queue):
+                        batch.write(memory, remote[:8])
+
+        for collected in (several, as_many_as_there_are_entries):
+            await at_rest(client, server)
+            before = queue.completions
+            await collected()
+            assert queue.completions == before + 1
 
 
 @one_loop
@@ -329,6 +328,8 @@ async def test_writes_that_wait_fail_with_the_connection(factory: ConnectionFact
 async def test_immediate_data_is_a_number_of_32_bits(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server), shared(server, client, 8) as (_, remote):
         for imm in (-1, 1 << 32):
+            with pytest.raises(TypeError, match="integer"):
+                await client.write(b"x", remote[:1], imm=cast("int", 1.0))
             with pytest.raises(ValueError, match="32-bit"):
                 await client.write(b"x", remote[:1], imm=imm)
 

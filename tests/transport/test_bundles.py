@@ -10,7 +10,7 @@ import pytest
 from aiordma import Connection, ConnectionClosedError
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, MAX_BUNDLE, FrameKind
-from tests.core.test_frames import packed_bundle, unpacked_bundle
+from tests.model.test_frames import packed_bundle, unpacked_bundle
 
 from .connection_factory import (
     ALONE,

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import pytest
 
@@ -26,9 +27,9 @@ from .connection_factory import (
     pattern,
     pool_statistics,
     shared,
-    wakes_in_the_next_turn,
     yield_loop,
 )
+from .inside import Begun
 from .marks import by_cm, one_loop
 
 
@@ -91,10 +92,10 @@ async def test_message_for_a_receiver_that_is_cancelled_just_then(
 ) -> None:
     """Between being told of the message and taking it: the next receiver gets it."""
     async with factory.pair() as (client, server):
-        first, second = (asyncio.create_task(server.recv()) for _ in range(2))
+        waiting = Begun(server.recv(), lambda: first.cancel())  # noqa: PLW0108 - it is not made yet
+        first = asyncio.create_task(waiting.task())
+        second = asyncio.create_task(server.recv())
         await yield_loop(2)
-        loop = asyncio.get_running_loop()
-        wakes_in_the_next_turn(server, lambda: loop.call_soon(first.cancel))
         await client.send(b"x")
         async with factory.within(2):
             assert bytes(await second) == b"x"
@@ -461,3 +462,45 @@ async def test_timeout_on_every_await(factory: ConnectionFactory) -> None:
         for _ in fill:
             assert bytes(await server.recv()) == data
         await check_alive(client, server)
+
+
+# ---- operations that no task goes on with --------------------------------------------------------
+
+
+@one_loop
+async def test_left_in_the_middle_it_is_as_if_cancelled(factory: ConnectionFactory) -> None:
+    """Dropped with its last reference, as a coroutine that a program drives itself."""
+    async with factory.pair() as (client, server):
+        for left in (server.recv(), server.recv_into(bytearray(10)), anext(aiter(server))):
+            cast("Any", left).send(None)
+        del left
+        await client.send(b"first")
+        async with factory.within(2):
+            assert bytes(await server.recv()) == b"first"
+        sends = [client.send_nowait(pattern(ALONE, n)) for n in range(20)]  # of which some wait
+        sending = cast("Any", client.send(b"left"))
+        sending.send(None)
+        del sending
+        last = client.send_nowait(b"last")
+        for n in range(20):
+            assert bytes(await server.recv()) == pattern(ALONE, n)
+        assert bytes(await server.recv()) == b"last"
+        await asyncio.gather(*sends, last)
+
+
+@one_loop
+async def test_each_is_awaited_once(factory: ConnectionFactory) -> None:
+    """And shows what it is where asyncio shows a task."""
+    async with factory.pair() as (client, server):
+        sending, receiving = client.send(b"x"), server.recv()
+        await sending
+        task = asyncio.ensure_future(receiving)
+        assert "Connection.recv" in repr(task)
+        assert bytes(await task) == b"x"
+        for again in (sending, receiving):
+            with pytest.raises(RuntimeError, match="already awaited"):
+                await again
+        other = asyncio.ensure_future(client.send(b"y"))
+        assert "Connection.send" in repr(other)
+        await other
+        assert bytes(await server.recv()) == b"y"

@@ -26,6 +26,7 @@ from aiordma.errors import InternalError
 from aiordma.transport import PendingConnection
 
 from .connection_factory import SMALL, ConnectionFactory, limits_pass, yield_loop
+from .inside import seem_busy
 from .marks import by_tcp, one_loop
 
 pytestmark = [by_tcp, one_loop, pytest.mark.any_device]
@@ -40,7 +41,7 @@ class Case:
         self.first = first
         self.second = second
         self.conn = first._attempt.connection
-        self.conn._queue.capacity += 1
+        seem_busy(self.conn, 1)
         self.held = True
         self.tasks: list[asyncio.Task[object]] = []
         self.conn._sharing.tell = self._tell  # type: ignore[method-assign]
@@ -50,9 +51,9 @@ class Case:
         await asyncio.get_running_loop().create_future()
 
     def complete(self) -> None:
-        self.conn._queue.capacity -= self.held
+        seem_busy(self.conn, -self.held)
         self.held = False
-        self.conn._messages._check_drained()
+        self.conn._messages.drained()  # which looks
 
     async def happens(self, event: LifecycleEvent) -> None:
         conn = self.conn
@@ -70,7 +71,7 @@ class Case:
                 self.complete()
             case LifecycleEvent.PEER_GOODBYE:
                 if not self.held:  # the goodbye of this side is under way
-                    conn._queue.capacity += 1
+                    seem_busy(conn, 1)
                     self.held = True
                 conn._take_control(protocol.GOODBYE)
             case LifecycleEvent.FINISHED:

@@ -231,6 +231,7 @@ async def used(factory: ConnectionFactory, end: str) -> list[weakref.ref[object]
     for _ in range(3):
         (await server.recv()).release()
     await client.send(b"not received")
+    inboxes = [weakref.ref(conn._messages.inbox) for conn in both]
     match end:
         case "close":
             await asyncio.gather(client.close(), server.close())
@@ -239,8 +240,8 @@ async def used(factory: ConnectionFactory, end: str) -> list[weakref.ref[object]
     for conn in both:
         await conn.wait_closed()
     parts = [getattr(conn, name) for conn in both for name in PARTS]
-    parts += [part for conn in both for part in (conn, conn._messages.inbox, conn._link)]
-    return [weakref.ref(part) for part in parts]
+    parts += [part for conn in both for part in (conn, conn._link)]
+    return inboxes + [weakref.ref(part) for part in parts]
 
 
 async def pair_of(factory: ConnectionFactory) -> tuple[Connection, Connection]:

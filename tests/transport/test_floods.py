@@ -22,11 +22,11 @@ from aiordma import (
 from aiordma._core import protocol
 from aiordma._core.frames import FrameKind
 from aiordma._core.region import RegionToken
-from aiordma._transport import messages
 
 from .connection_factory import SMALL, ConnectionFactory, ends, pattern
+from .inside import figures
 from .marks import by_tcp, one_loop
-from .raw_peer import RawPeer, control, frame
+from .raw_peer import Piece, RawPeer, acknowledgement, control, frame, read_request, rendezvous
 from .test_hostile import REMOTE_READ, drain, ends_with, finish, victim
 
 pytestmark = pytest.mark.any_device
@@ -44,9 +44,8 @@ QUESTIONS: dict[str, Callable[[int], protocol.Message]] = {
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limits are soon reached."""
+    """The limits are soon reached: each connection takes them from here."""
     monkeypatch.setattr(protocol, "MAX_UNANSWERED", FEW)
-    monkeypatch.setattr(messages, "MAX_ANSWERS", 4 * FEW)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -63,7 +62,7 @@ async def test_answers_that_are_never_let_out(factory: ConnectionFactory, questi
                 peer.send(frame(FrameKind.CONTROL, protocol.encode(ask(number)), control=back))
             # New ones come with every frame, and soon that is never one with an answer.
             await frame_or_end(factory, peer, ended)
-            most = max(most, len(conn._messages.controls))
+            most = max(most, figures(conn)["controls_waiting"])
             if conn.closed:
                 break
         await ends_with(factory, conn, ProtocolError, "answers waiting")
@@ -95,11 +94,10 @@ async def test_messages_whose_end_is_never_let_out(factory: ConnectionFactory) -
             while peer.credits:
                 peer.credits -= 1
                 offers += 1
-                offer = protocol.Rendezvous(offers, memory.addr, memory.rkey, 4096, None)
-                peer.send(frame(FrameKind.OFFER, protocol.encode(offer)))
+                peer.send(rendezvous(offers, Piece(memory.addr, 4096, memory.rkey)))
             if await frame_or_end(factory, peer, ended) is FrameKind.CREDIT:
                 peer.send(frame(FrameKind.CREDIT, control=1))
-            assert len(conn._messages.controls) <= 4 * FEW
+            assert figures(conn)["controls_waiting"] <= 4 * FEW
         await ends(finish(taking), ProtocolError)
         await ends_with(factory, conn, ProtocolError, "answers waiting")
         memory.close()
@@ -120,7 +118,7 @@ async def test_who_keeps_to_the_limits_never_meets_them(factory: ConnectionFacto
                 with await server.recv() as message:
                     assert message == data
             most_asked = max(most_asked, len(client._sharing._requests))
-            most_offered = max(most_offered, len(client._messages.offers))
+            most_offered = max(most_offered, figures(client)["rendezvous"])
         async with factory.within(5):
             await asyncio.gather(*asking, *sending)
         assert most_asked <= FEW
@@ -150,8 +148,8 @@ async def test_the_same_message_read_twice(factory: ConnectionFactory) -> None:
         sending = asyncio.create_task(conn.send(pattern(5000)))
         async with factory.within(1):
             kind, content = await peer.frames.get()
-        assert kind is FrameKind.OFFER
-        done = control(protocol.RendezvousDone(protocol.decode(content).request_id, 0))
+        assert kind is FrameKind.RNDV_RTS
+        done = acknowledgement(read_request(content)[0])
         peer.send(done, done)
         await sending
         await ends_with(factory, conn, ProtocolError, "not offered")
@@ -175,10 +173,9 @@ async def test_the_end_while_a_message_is_offered(factory: ConnectionFactory) ->
     """What stands behind one that was never fetched cannot be had, and no task waits for it."""
     config = replace(SMALL, fetch_ahead=0)
     async with victim(factory, config) as (conn, peer):
-        offer = protocol.Rendezvous(1, 0x1000, 1, 5000, None)
         peer.send(
             frame(FrameKind.DATA, b"first"),
-            frame(FrameKind.OFFER, protocol.encode(offer)),
+            rendezvous(1, Piece(0x1000, 5000, 1)),
             frame(FrameKind.DATA, b"behind it"),
         )
         small = bytearray(100)

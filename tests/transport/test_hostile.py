@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -44,12 +45,25 @@ from .connection_factory import (
     pool_statistics,
     yield_loop,
 )
+from .inside import figures
 from .marks import by_cm, by_tcp, one_loop
-from .raw_peer import RawId, RawListener, RawPeer, control, frame, parameters, raw_request
+from .raw_peer import (
+    Piece,
+    RawId,
+    RawListener,
+    RawPeer,
+    acknowledgement,
+    control,
+    frame,
+    parameters,
+    raw_request,
+    read_request,
+    rendezvous,
+)
 
 pytestmark = pytest.mark.any_device
 
-DATA, CONTROL, CREDIT, OFFER, BUNDLE = map(int, FrameKind)
+DATA, CONTROL, CREDIT, RNDV_RTS, BUNDLE, RNDV_ACK = map(int, FrameKind)
 IMMEDIATE = 0x80
 SLOW_PEER = replace(SMALL, close_timeout=0.2)
 REMOTE_READ = verbs.AccessFlags.REMOTE_READ
@@ -104,7 +118,7 @@ def envelope(*parts: object) -> bytes:
 
 
 def offered(length: int, address: int = 0x1000, rkey: int = 1) -> bytes:
-    return frame(OFFER, protocol.encode(protocol.Rendezvous(1, address, rkey, length, None)))
+    return rendezvous(1, Piece(address, length, rkey))
 
 
 def token(region_id: int = 1) -> RegionToken:
@@ -112,6 +126,7 @@ def token(region_id: int = 1) -> RegionToken:
 
 
 NORMAL_LENGTH = 100
+PIECE = Piece(0x1000, NORMAL_LENGTH, 1)
 GOODBYE = protocol.encode(protocol.Goodbye(0, 0, ""))
 
 LIES: dict[str, Callable[[], list[bytes]]] = {
@@ -144,19 +159,50 @@ LIES: dict[str, Callable[[], list[bytes]]] = {
     "unknown type": lambda: [envelope(protocol.MAGIC, 1, 99, 1, [])],
     "wrong type of a field": lambda: [envelope(protocol.MAGIC, 1, 9, 0, ["x", 1])],
     "missing field": lambda: [envelope(protocol.MAGIC, 1, 9, 0, [0])],
-    "negative number": lambda: [envelope(protocol.MAGIC, 1, 2, 1, [-1])],
-    "read what was not offered": lambda: [control(protocol.RendezvousDone(7, 0))],
+    "negative number": lambda: [envelope(protocol.MAGIC, 1, 4, 1, [-1])],
+    "read what was not offered": lambda: [acknowledgement(7)],
+    "acknowledgement of nothing": lambda: [frame(RNDV_ACK)],
+    "acknowledgement cut short": lambda: [acknowledgement(7)[:-1]],
+    "acknowledgement and more": lambda: [acknowledgement(7) + b"\0"],
+    "acknowledgement with immediate data": lambda: [frame(RNDV_ACK | IMMEDIATE, bytes(8))],
+    "many more acknowledgements than credits": lambda: [acknowledgement(7)] * 200,
     "answer without a question": lambda: [control(protocol.Pong(3))],
     "refusal without a request": lambda: [control(protocol.Error(3, 1, "no"))],
     "grant without a request": lambda: [control(protocol.RegionGrant(3, token()))],
-    "offer in a control frame": lambda: [
-        control(protocol.Rendezvous(1, 0x1000, 1, NORMAL_LENGTH, None))
+    "request in a control frame": lambda: [frame(CONTROL, offered(NORMAL_LENGTH)[8:])],
+    "control message in a request": lambda: [frame(RNDV_RTS, GOODBYE)],
+    "empty request": lambda: [frame(RNDV_RTS)],
+    "half a request": lambda: [frame(RNDV_RTS, bytes(7))],
+    "request of garbage": lambda: [frame(RNDV_RTS, pattern(50))],
+    "request of no pieces": lambda: [rendezvous(1)],
+    "request of fewer pieces than it has": lambda: [rendezvous(1, PIECE, PIECE, count=1)],
+    "request of more pieces than it has": lambda: [rendezvous(1, PIECE, count=2)],
+    "request of more pieces than there can be": lambda: [rendezvous(1, PIECE, count=0xFFFFFFFF)],
+    "request whose pieces overflow its size": lambda: [
+        # 24 bytes each: so many of them have 24 bytes modulo 2^32.
+        rendezvous(1, PIECE, count=(1 << 29) + 1)
     ],
-    "control message in an offer": lambda: [frame(OFFER, GOODBYE)],
-    "offer of garbage": lambda: [frame(OFFER, pattern(50))],
-    "offer of nothing": lambda: [offered(0)],
-    "offer of a message too long": lambda: [offered(SMALL.max_message + 1)],
-    "offer of everything": lambda: [offered((1 << 64) - 1, address=0)],
+    "request cut short": lambda: [offered(NORMAL_LENGTH)[:-1]],
+    "request and more": lambda: [offered(NORMAL_LENGTH) + b"\0"],
+    "stray bytes in a request": lambda: [rendezvous(1, PIECE._replace(zero=1))],
+    "message of nothing": lambda: [offered(0)],
+    "piece of nothing": lambda: [rendezvous(1, PIECE, PIECE._replace(length=0))],
+    "message too long": lambda: [offered(SMALL.max_message + 1)],
+    "pieces too long together": lambda: [
+        rendezvous(1, PIECE, PIECE._replace(length=SMALL.max_message - NORMAL_LENGTH + 1))
+    ],
+    "pieces that are short again modulo 2^64": lambda: [
+        rendezvous(1, PIECE, PIECE._replace(length=(1 << 64) - NORMAL_LENGTH + 1))
+    ],
+    "message of all memory": lambda: [offered((1 << 64) - 1, address=0)],
+    "message beyond the end of the address space": lambda: [
+        offered(NORMAL_LENGTH, address=(1 << 64) - NORMAL_LENGTH + 1)
+    ],
+    "the same for the second piece": lambda: [
+        rendezvous(1, PIECE, PIECE._replace(address=(1 << 64) - 1))
+    ],
+    "more requests than credits": lambda: [offered(NORMAL_LENGTH)] * (SMALL.data_receives + 1),
+    "many more requests than credits": lambda: [offered(NORMAL_LENGTH)] * 200,
 }
 
 
@@ -240,10 +286,12 @@ async def test_random_frames(factory: ConnectionFactory, seed: int) -> None:
     generator = random.Random(seed)
     async with victim(factory) as (conn, peer):
         for _ in range(generator.randrange(1, 5)):
-            kind = generator.choice([DATA, CONTROL, CREDIT, OFFER, DATA | IMMEDIATE])
+            kind = generator.choice(
+                [DATA, CONTROL, CREDIT, RNDV_RTS, RNDV_ACK, DATA | IMMEDIATE, RNDV_RTS | IMMEDIATE]
+            )
             content = generator.randbytes(generator.choice([0, 1, 8, 60, 500]))
-            if kind in (CONTROL, OFFER) and generator.random() < 0.7:
-                valid = bytearray(generator.choice(LIES_ABOUT_FIELDS))
+            if generator.random() < 0.7 and (some := VALID.get(kind & ~IMMEDIATE)):
+                valid = bytearray(generator.choice(some))
                 valid[generator.randrange(len(valid))] = generator.randrange(256)
                 content = bytes(valid)
             peer.send(frame(kind, content))
@@ -257,8 +305,6 @@ async def test_random_frames(factory: ConnectionFactory, seed: int) -> None:
 LIES_ABOUT_FIELDS = [
     protocol.encode(message)
     for message in (
-        protocol.Rendezvous(1, 0x1000, 1, 100, 5),
-        protocol.RendezvousDone(1, 0),
         protocol.RegionGrant(0, token()),
         protocol.RegionRequest(1, 100, Rights.READ, 1000),
         protocol.RegionReturn(0, 1),
@@ -268,6 +314,12 @@ LIES_ABOUT_FIELDS = [
         protocol.Error(1, 1, "no"),
     )
 ]
+
+VALID = {
+    CONTROL: LIES_ABOUT_FIELDS,
+    RNDV_RTS: [offered(NORMAL_LENGTH)[8:], rendezvous(2, PIECE, PIECE)[8:]],
+    RNDV_ACK: [acknowledgement(1)[8:]],
+}
 
 
 # ---- the truth about memory that is not there ----------------------------------------------------
@@ -290,6 +342,41 @@ async def test_offer_of_more_than_there_is(factory: ConnectionFactory) -> None:
         peer.send(offered(4097, memory.addr, memory.rkey))
         error = await ends_with(factory, conn, ConnectionBrokenError)
         assert isinstance(error.__cause__, RemoteAccessError)
+        memory.close()
+
+
+@one_loop
+async def test_a_message_of_pieces_of_which_one_is_not_there(factory: ConnectionFactory) -> None:
+    """No part of it is received."""
+    async with victim(factory) as (conn, peer):
+        memory = peer.qp.pd.reg_mr(4096, REMOTE_READ)
+        there = Piece(memory.addr, 2000, memory.rkey)
+        peer.send(rendezvous(1, there, there, there._replace(rkey=memory.rkey ^ 1), there))
+        error = await ends_with(factory, conn, ConnectionBrokenError)
+        assert isinstance(error.__cause__, RemoteAccessError)
+        memory.close()
+
+
+@one_loop
+async def test_the_same_memory_and_request_again_and_again(factory: ConnectionFactory) -> None:
+    """The pieces need not differ, nor the numbers: each message is read and acknowledged once."""
+    async with victim(factory) as (conn, peer):
+        memory = peer.qp.pd.reg_mr(bytearray(pattern(4096)), REMOTE_READ)
+        first, second = Piece(memory.addr, 3000, memory.rkey), Piece(memory.addr, 1, memory.rkey)
+        messages = SMALL.data_receives
+        peer.send(*[rendezvous(7, first, second, first)] * messages)
+        for _ in range(messages):
+            with await conn.recv() as message:
+                assert message == pattern(4096)[:3000] + pattern(4096)[:1] + pattern(4096)[:3000]
+        async with factory.within(1):
+            while messages:
+                kind, content = await peer.frames.get()
+                if peer.owed:
+                    back, peer.owed = peer.owed, 0
+                    peer.send(frame(CREDIT, control=back))
+                if kind is FrameKind.RNDV_ACK:
+                    assert content == acknowledgement(7)[8:]
+                    messages -= 1
         memory.close()
 
 
@@ -348,17 +435,17 @@ async def test_regions_that_are_not_known(factory: ConnectionFactory) -> None:
             assert share.revoked
 
 
+@pytest.mark.parametrize("status", [protocol.ErrorCode.BUSY, 0xFFFFFFFF])
 @one_loop
-async def test_peer_does_not_take_the_message(factory: ConnectionFactory) -> None:
+async def test_peer_does_not_take_the_message(factory: ConnectionFactory, status: int) -> None:
     async with victim(factory) as (conn, peer):
         sending = asyncio.create_task(conn.send(bytes(5000)))
         async with factory.within(1):
             kind, content = await peer.frames.get()
-        assert kind is FrameKind.OFFER
-        offer = protocol.decode(content)
-        refusal = protocol.RendezvousDone(offer.request_id, protocol.ErrorCode.BUSY)
-        peer.send(control(refusal))
-        with pytest.raises(RDMAError, match="could not take the message"):
+        assert kind is FrameKind.RNDV_RTS
+        request_id, _ = read_request(content)
+        peer.send(acknowledgement(request_id, status))
+        with pytest.raises(RDMAError, match=rf"could not take the message \(code {int(status)}\)"):
             async with factory.within(1):
                 await sending
         assert not conn.closed
@@ -585,3 +672,173 @@ async def give_up_soon(factory: ConnectionFactory, port: int, count: int) -> Non
             pass
 
     await cancelled_after(count, request)
+
+
+# ---- whole conversations that are nearly right ---------------------------------------------------
+
+
+class NearlyRight:
+    """Sends frames that an honest peer could send, and now and then one that it could not.
+
+    It keeps to the credits, offers messages that are there, reads none of what it is offered,
+    acknowledges what it was told of, and what it was not.
+    """
+
+    def __init__(self, peer: RawPeer, memory: verbs.MemoryRegion, seed: int) -> None:
+        self._peer = peer
+        self._memory = memory
+        self._random = random.Random(seed)
+        self._offers = 0
+        self._offered: list[int] = []
+        self._owed_data = 0
+
+    def _look(self) -> None:
+        while not self._peer.frames.empty():
+            kind, content = self._peer.frames.get_nowait()
+            self._owed_data += kind in (DATA, BUNDLE, RNDV_RTS)
+            if kind is FrameKind.RNDV_RTS:
+                self._offered.append(read_request(content)[0])
+
+    def _lies(self) -> bool:
+        return self._random.random() < 0.003
+
+    def _pieces(self) -> list[Piece]:
+        count = self._random.choice([1, 1, 1, 2, 7, 41])
+        return [
+            Piece(
+                self._memory.addr + self._random.randrange(1000),
+                self._random.choice([1, 2, 3, 1000, 20_000]),
+                self._memory.rkey,
+            )
+            for _ in range(count)
+        ]
+
+    def _bundle(self) -> bytes:
+        parts = b""
+        for _ in range(self._random.choice([1, 2, 5, 60])):
+            size = self._random.choice([0, 0, 1, 7, 8])
+            parts += size.to_bytes(4, "little") + bytes(4) + b"x" * size + bytes(-size % 8)
+        return parts
+
+    def send(self) -> None:
+        self._look()
+        choice = self._random.choice
+        kind = choice([DATA, DATA, BUNDLE, RNDV_RTS, RNDV_RTS, RNDV_ACK, CONTROL, CREDIT])
+        if kind in (DATA, BUNDLE, RNDV_RTS):
+            if not self._peer.credits:
+                return
+            self._peer.credits -= 1
+        if kind == DATA:
+            content = bytes(choice([0, 1, 100, 1000]))
+        elif kind == BUNDLE:
+            content = self._bundle()
+        elif kind == RNDV_RTS:
+            self._offers += 1
+            number = choice([self._offers, 1])
+            content = rendezvous(number, *self._pieces())[8:]
+        elif kind == RNDV_ACK:
+            if not self._offered and not self._lies():
+                return
+            number = self._offered.pop(0) if self._offered else 1
+            content = acknowledgement(number, choice([0, 0, 5]))[8:]
+        elif kind == CONTROL:
+            content = choice(
+                [
+                    protocol.encode(protocol.Ping(1)),
+                    protocol.encode(protocol.Pong(1) if self._lies() else protocol.Ping(2)),
+                    protocol.encode(protocol.RegionRelease(0, 1)),
+                    protocol.encode(protocol.RegionRequest(1, 4096, Rights.READ, 1000)),
+                ]
+            )
+        else:
+            content = b""
+        back, data = self._peer.owed, self._owed_data
+        if kind == CREDIT and not back and not data:
+            return
+        self._peer.owed = self._owed_data = 0
+        self._peer.send(frame(kind, content, control=back, data=data))
+
+
+async def use(conn: Connection, seed: int) -> None:
+    """All kinds of receivers, some of which give up, and senders; the pool's memory goes back."""
+    generator = random.Random(-seed)
+    memory = conn.register(bytearray(1 << 20))
+
+    def allocate(length: int) -> bytearray:
+        if generator.random() < 0.2:
+            raise LookupError("no room")
+        return bytearray(length)
+
+    async def one() -> None:
+        call: Callable[[], object] = generator.choice(
+            [
+                conn.recv,
+                lambda: conn.recv_into(bytearray(1 << 20)),
+                lambda: conn.recv_into(bytearray(10)),
+                lambda: conn.recv_into(memory),
+                lambda: conn.recv_with(allocate),
+                lambda: conn.send(bytes(generator.choice([0, 10, 900, 5000, 200_000]))),
+                lambda: conn.send([bytes(5000), b"", bytes(10), bytes(9000)]),
+            ]
+        )
+        with suppress(LookupError, RDMAError, TimeoutError):
+            async with asyncio.timeout(generator.choice([0, 0.001, 0.01, 1])):
+                await call()  # type: ignore[misc]
+
+    async def go_on() -> None:
+        while not conn.closed:
+            await one()
+            await asyncio.sleep(0)
+
+    try:
+        await asyncio.gather(*(go_on() for _ in range(4)))
+    finally:
+        memory.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+@one_loop
+@by_tcp
+async def test_nearly_right_conversation(factory: ConnectionFactory, seed: int) -> None:
+    """Nothing crashes or hangs, and memory stays within the limits, whatever the peer says."""
+    config = replace(SMALL, pool_limit=32 << 20, data_receives=16, control_receives=16)
+    async with victim(factory, config) as (conn, peer):
+        memory = peer.qp.pd.reg_mr(1 << 20, REMOTE_READ)
+        attacker = NearlyRight(peer, memory, seed)
+        using = asyncio.create_task(use(conn, seed))
+        async with factory.within(5):
+            for _ in range(400):
+                attacker.send()
+                await asyncio.sleep(0)
+                if conn.closed:
+                    break
+                counts = figures(conn)
+                assert counts["unread"] <= counts["arrived"] <= 128 * config.data_receives
+                assert counts["read_ahead"] <= config.fetch_ahead + 41 * 20_000
+                assert conn._queue.outstanding <= 128 * config.data_receives
+                assert pool_statistics(conn).registered_bytes <= config.pool_limit
+            peer.send(frame(0x55))
+            await conn.wait_closed()
+            await using
+        memory.close()
+
+
+@one_loop
+@by_tcp
+async def test_what_is_not_read_ahead_costs_no_search(factory: ConnectionFactory) -> None:
+    """A message that waits behind thousands of others is not looked for with each of them."""
+    config = replace(SMALL, data_receives=32, eager_size=2048, max_eager_size=2048)
+
+    async def cost(*behind: bytes) -> float:
+        """CPU time of receiving all that stands before it."""
+        async with victim(factory, config) as (conn, peer):
+            peer.send(*[frame(BUNDLE, bytes(8 * 128))] * 31, *behind)
+            while figures(conn)["arrived"] < 31 * 128 + len(behind):
+                await yield_loop(1)
+            begin = time.thread_time()
+            for _ in range(31 * 128):
+                (await conn.recv()).release()
+            return time.thread_time() - begin
+
+    alone = min([await cost() for _ in range(3)])
+    assert min([await cost(offered(config.fetch_ahead + 1)) for _ in range(3)]) < 10 * alone

@@ -26,6 +26,7 @@ from aiordma import (
     verbs,
 )
 from aiordma._core import protocol
+from aiordma._datapath import one_sided
 from aiordma._transport.keep_alive import Probe
 from aiordma.errors import QuotaError, RejectedError
 
@@ -42,6 +43,7 @@ from .connection_factory import (
     pattern,
     yield_loop,
 )
+from .inside import seem_busy
 from .marks import by_cm, by_tcp, one_loop
 from .raw_peer import RawPeer
 
@@ -683,12 +685,12 @@ async def test_the_end_comes_with_the_last_of_what_was_under_way(
 ) -> None:
     """After the peer's goodbye, and not only after `close_timeout`."""
     async with factory.pair(replace(SMALL, close_timeout=1000)) as (client, _):
-        client._queue.capacity += 1  # as if one more were under way
+        seem_busy(client, 1)
         client._take_control(GOODBYE)
         await yield_loop(20)
         assert not client.closed
-        client._queue.capacity -= 1
-        client._queue.post_work(Probe(lambda: None))
+        seem_busy(client, -1)
+        client._queue.post(Probe(lambda: None))
         async with factory.within(2):
             await client.wait_closed()
 
@@ -701,7 +703,7 @@ async def test_writes_under_way_when_the_peer_closes(factory: ConnectionFactory)
         with server.alloc(64) as buffer, client.alloc(64) as local:
             share, remote = await give(server, client, buffer)
             with testing.faults(delay=0.05, device=factory.device):
-                writes = [client._queue.write(local, remote) for _ in range(3)]
+                writes = [one_sided.write(client._queue, local, remote) for _ in range(3)]
                 share.revoke()
                 client._take_control(GOODBYE)
                 for write in writes:

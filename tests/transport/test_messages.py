@@ -17,6 +17,7 @@ from aiordma import (
     Connection,
     ConnectionBrokenError,
     ConnectionClosedError,
+    Message,
     MessageTooLongError,
 )
 from aiordma._core.frames import HEADER_SIZE
@@ -29,9 +30,9 @@ from .connection_factory import (
     exchange,
     pattern,
     pool_statistics,
-    wakes_in_the_next_turn,
     yield_loop,
 )
+from .inside import Begun, figures
 from .marks import by_cm, one_loop
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ async def test_large_sizes(factory: ConnectionFactory, size: int) -> None:
 async def test_a_message_is_sent_from_where_it_lies(factory: ConnectionFactory) -> None:
     """Unless the device would have to pin it first: then it is copied, as short ones are."""
     async with factory.pair(Config()) as (client, server):
-        copies = not client._endpoint.driver.pool.everything
+        copies = not client._endpoint.driver.pool.local_dma_lkey
         for size, pinned in ((1000, False), (EAGER, not copies)):
             memory = bytearray(pattern(size))
             sending = client.send_nowait(memory)
@@ -85,7 +86,7 @@ async def test_memory_of_the_pool_is_leased_until_it_is_sent(
     factory: ConnectionFactory,
 ) -> None:
     async with factory.pair(Config()) as (client, server):
-        copies = not client._endpoint.driver.pool.everything
+        copies = not client._endpoint.driver.pool.local_dma_lkey
         with client.alloc(EAGER) as buffer:
             address = buffer.address
             buffer.view[:] = pattern(EAGER)
@@ -128,6 +129,8 @@ async def test_immediate_data_that_does_not_fit(factory: ConnectionFactory, imm:
     async with factory.pair() as (client, server):
         with pytest.raises(ValueError, match="32-bit"):
             await client.send(b"x", imm=imm)
+        with pytest.raises(TypeError, match="integer"):
+            await client.send(b"x", imm=cast("int", float(imm)))
         await check_alive(client, server)
 
 
@@ -434,19 +437,22 @@ async def test_who_comes_later_does_not_overtake_who_was_told(
 ) -> None:
     """In the moment between a message's arrival and the turn of the task that waits for it."""
     async with factory.pair() as (client, server):
-        told = asyncio.Event()
-        wakes_in_the_next_turn(server, told.set)
+        late: list[Begun[Message]] = []
 
-        async def late() -> bytes:
-            await told.wait()
-            return bytes(await server.recv())
+        def come_late() -> None:
+            if not late:
+                late.append(Begun(server.recv()))
 
-        tasks = [asyncio.create_task(recv(server)) for _ in range(count)]
-        tasks.append(asyncio.create_task(late()))
+        waiting = [Begun(server.recv(), come_late) for _ in range(count)]
+        tasks = [asyncio.create_task(each.task()) for each in waiting]
         await yield_loop(2)
         for n in range(count + 1):
             await client.send(b"%d" % n)
-        assert await asyncio.gather(*tasks) == [b"%d" % n for n in range(count + 1)]
+        while not late:  # a send whose task polls takes no turn of the loop
+            await yield_loop(1)
+        tasks.append(asyncio.create_task(late[0].task()))
+        texts = [bytes(message) for message in await asyncio.gather(*tasks)]
+        assert texts == [b"%d" % n for n in range(count + 1)]
 
 
 async def recv(conn: Connection) -> bytes:
@@ -476,50 +482,36 @@ async def test_turns_are_kept_when_the_connection_ends(factory: ConnectionFactor
 @one_loop
 @by_cm
 @pytest.mark.parametrize(
-    ("config", "sizes", "plain"),
+    ("config", "sizes", "ahead"),
     [
-        (Config(), [1 << 20] * 4, True),
-        (Config(), [READ_SIZE + 1], False),  # of two reads
-        (Config(fetch_ahead=3 << 20), [1 << 20] * 3, True),
-        (Config(fetch_ahead=3 << 20), [1 << 20] * 4, False),
-        (Config(fetch_ahead=0), [1 << 20], False),
+        (Config(), [1 << 20] * 4, 4),
+        (Config(), [READ_SIZE + 1], 1),  # of two reads
+        (Config(fetch_ahead=3 << 20), [1 << 20] * 3, 3),
+        (Config(fetch_ahead=3 << 20), [1 << 20] * 4, 3),
+        (Config(fetch_ahead=0), [1 << 20], 0),
     ],
-    ids=["plain", "two reads", "all of it", "more than that", "nothing"],
+    ids=["some", "two reads", "all of it", "more than that", "nothing"],
 )
-async def test_what_is_plain_is_read_without_being_looked_for(
-    factory: ConnectionFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    config: Config,
-    sizes: list[int],
-    plain: bool,
+async def test_what_may_be_read_ahead_is(
+    factory: ConnectionFactory, config: Config, sizes: list[int], ahead: int
 ) -> None:
-    """Offers within what may be read ahead, each with one read: native/fast does it all."""
+    """Before a task receives it, and no more than that; of what was read nothing is counted on."""
     messages = [pattern(size, seed) for seed, size in enumerate(sizes)]
     async with factory.pair(config) as (client, server):
-
-        async def carry() -> None:
-            sending = [client.send_nowait(message) for message in messages]
-            while client._messages.under_way:  # until then they are offered
-                await yield_loop(1)
-            for message in messages:
-                with await server.recv() as received:
-                    assert received == message
-            await asyncio.gather(*sending)
-
-        await carry()  # now the pool has blocks for them
-        inbox = server._messages.inbox
-        look, looks = inbox._fetch_ahead, 0
-
-        def counted() -> None:
-            nonlocal looks
-            looks += 1
-            look()
-
-        monkeypatch.setattr(inbox, "_fetch_ahead", counted)
-        async with factory.within(10):
-            await carry()
-        assert (looks == 0) is plain
-        assert (inbox.ahead, inbox.offers, inbox.unstarted) == (0, 0, 0)
+        for _ in range(2):
+            async with factory.within(10):
+                sending = [client.send_nowait(message) for message in messages]
+                await asyncio.gather(*sending[:ahead])
+                while figures(server)["arrived"] < len(messages):
+                    await yield_loop(1)
+                assert not any(future.done() for future in sending[ahead:])
+                assert figures(server)["unread"] == len(messages) - ahead
+                assert figures(server)["read_ahead"] == sum(sizes[:ahead])
+                for message in messages:
+                    with await server.recv() as received:
+                        assert received == message
+                await asyncio.gather(*sending)
+            assert (figures(server)["unread"], figures(server)["read_ahead"]) == (0, 0)
 
 
 @one_loop
@@ -531,11 +523,10 @@ async def test_none_is_read_before_those_that_wait(factory: ConnectionFactory) -
         await exchange(client, server, pattern(1 << 20))  # now the pool has a block for it
         messages = [pattern(size, seed) for seed, size in enumerate(sizes)]
         sending = [client.send_nowait(message) for message in messages]
-        inbox = server._messages.inbox
         async with factory.within(10):
-            while len(inbox.incoming) < len(sizes):
+            while figures(server)["arrived"] < len(sizes):
                 await yield_loop(1)
-            assert (inbox.unstarted, inbox.ahead) == (2, 2 << 20)
+            assert (figures(server)["unread"], figures(server)["read_ahead"]) == (2, 2 << 20)
             for message in messages:
                 with await server.recv() as received:
                     assert received == message
@@ -545,11 +536,10 @@ async def test_none_is_read_before_those_that_wait(factory: ConnectionFactory) -
 @one_loop
 @by_cm
 async def test_a_message_that_is_waited_for_is_read_whatever_may_be_read_ahead(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory,
 ) -> None:
     async with factory.pair(Config(fetch_ahead=0)) as (client, server):
         await exchange(client, server, pattern(1 << 20))
-        monkeypatch.setattr(server._messages.inbox, "_fetch_ahead", None)
         receiving = asyncio.create_task(server.recv())
         await yield_loop(3)
         async with factory.within(10):

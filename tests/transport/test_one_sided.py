@@ -21,7 +21,7 @@ from aiordma import (
     RemoteRangeError,
     Rights,
 )
-from aiordma._transport.work_queue import CONTROL_ENTRIES
+from aiordma._datapath.work_queue import RESERVED_ENTRIES
 from aiordma.errors import LocalRangeError
 from aiordma.mr_pool import LocalMemory
 
@@ -202,8 +202,7 @@ async def test_a_full_send_queue_keeps_room_for_credits(factory: ConnectionFacto
     async with factory.pair() as (client, server), shared(server, client, 64) as (_, remote):
         reads = [asyncio.create_task(client.read(remote, bytearray(64))) for _ in range(100)]
         await yield_loop(1)
-        assert client._queue.room <= 0
-        assert client._queue.control_room == CONTROL_ENTRIES
+        assert client._queue.free == client._queue.control_room == RESERVED_ENTRIES
         await asyncio.gather(*reads)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from aiordma import Config, Connection, ProtocolError
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
-from aiordma._core.receive_sizes import GROW_AFTER, NEVER_LONGER, SHRINK_AFTER
+from tests.model.receive_sizes import GROW_AFTER, SHRINK_AFTER
 
 from .connection_factory import (
     BUSY,
@@ -23,6 +22,7 @@ from .connection_factory import (
     pool_statistics,
     yield_loop,
 )
+from .inside import figures
 from .marks import by_tcp, one_loop
 from .raw_peer import RawPeer
 from .test_hostile import ends_with, victim
@@ -30,8 +30,7 @@ from .test_hostile import ends_with, victim
 pytestmark = pytest.mark.any_device
 
 GROWING = replace(SMALL, max_eager_size=16 << 10, pool_limit=64 << 20)
-IN_C = 1 << 16  # frames that are sent before Python is told: native/fast/traffic.c
-AT_ONCE = 16 << 10  # the shortest that does not wait to share a frame: the same
+AT_ONCE = 16 << 10  # the shortest that does not wait to share a frame: _datapath/channel.pyx
 MEDIUM = GROWING.max_eager_size - HEADER_SIZE  # the longest that fits a receive that has grown
 
 
@@ -53,56 +52,14 @@ async def test_they_grow_and_shrink(factory: ConnectionFactory) -> None:
         await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
         await barrier(client)
         grown = pool_statistics(server).leased_bytes
+        assert figures(server)["receive_size"] == GROWING.max_eager_size
         assert grown >= before + 8 * (16 << 10) - 8 * (1 << 10)
         await several(client, server, SHRINK_AFTER + 3 * 8, 10)
         await barrier(client)
         assert pool_statistics(server).leased_bytes < grown // 2
+        assert figures(server)["receive_size"] == GROWING.eager_size
         await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
         await several(client, server, 3, MEDIUM + 1)
-
-
-async def test_what_is_plain_goes_without_python(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Receives are posted again, and their credits told and taken, by C alone."""
-    async with factory.pair(GROWING) as (client, server):
-        await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
-        await barrier(client)
-        asked: list[str] = []
-
-        def watch(part: object, name: str) -> None:
-            method = getattr(part, name)
-
-            def tell(*args: Any) -> object:
-                if name != "received" or args[0].view[0] == FrameKind.CREDIT:
-                    asked.append(name)
-                return method(*args)
-
-            monkeypatch.setattr(part, name, tell)
-
-        watch(server._inbox, "_tell_taken")
-        watch(server._messages, "_send_credits")
-        watch(server._messages, "_count_used")
-        watch(client._messages, "received")
-        await several(client, server, 5 * GROWING.data_receives, MEDIUM)
-        assert not asked
-        monkeypatch.undo()
-        await several(client, server, SHRINK_AFTER + 3 * 8, 10)
-        assert server._messages.receive_size == GROWING.eager_size
-
-
-async def test_what_c_counts_does_not_grow_for_ever(factory: ConnectionFactory) -> None:
-    """Python takes it over in time; with SMALL these numbers are not read."""
-    async with factory.pair(SMALL) as (client, server):
-        for sent, used in (
-            (IN_C - 1, NEVER_LONGER - 1),
-            (IN_C - 2, NEVER_LONGER - 2),
-        ):
-            client._messages.sent = sent
-            server._messages.used = used
-            await several(client, server, 2, 10)
-            assert client._messages.sent < 5
-            assert server._messages.used < 5
 
 
 async def test_in_both_directions_with_all_that_travels(factory: ConnectionFactory) -> None:
@@ -143,7 +100,7 @@ async def test_the_long_do_not_wait_for_each_other(factory: ConnectionFactory) -
         for size, posted in ((AT_ONCE, 3), (AT_ONCE - 1, 1)):
             await yield_loop(2)  # so that these are the first ones of theirs
             sends = [client.send_nowait(pattern(size, n)) for n in range(3)]
-            assert client._messages.under_way == posted
+            assert figures(client)["frames_under_way"] == posted
             for n in range(3):
                 with await server.recv() as message:
                     assert message == pattern(size, n)
@@ -219,7 +176,7 @@ async def test_frames_are_never_longer_than_this_side_allows(factory: Connection
         peer.send_control(protocol.Ping(1))
         assert isinstance(await peer.control(factory.slow), protocol.Pong)
         sending = conn.send_nowait(bytes(SMALL.eager_size))
-        assert await next_message(peer, factory.slow) is FrameKind.OFFER
+        assert await next_message(peer, factory.slow) is FrameKind.RNDV_RTS
         sending.cancel()
 
 
@@ -227,7 +184,7 @@ async def next_message(peer: RawPeer, limit: float) -> FrameKind:
     async with asyncio.timeout(limit * BUSY):
         while True:
             kind, _ = await peer.frames.get()
-            if kind in (FrameKind.DATA, FrameKind.OFFER, FrameKind.BUNDLE):
+            if kind in (FrameKind.DATA, FrameKind.RNDV_RTS, FrameKind.BUNDLE):
                 return kind
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from aiordma import Config, Message, MessageTooLongError
 from aiordma._core.frames import HEADER_SIZE
-from aiordma._native import Incoming
 from aiordma.errors import ConnectionBrokenError, ConnectionClosedError
 from aiordma.mr_pool import LocalMemory
 
@@ -27,6 +26,7 @@ from .connection_factory import (
     pool_statistics,
     yield_loop,
 )
+from .inside import Begun
 from .marks import by_tcp, one_loop
 
 if TYPE_CHECKING:
@@ -159,24 +159,14 @@ async def test_cancelled_the_next_in_the_line_gets_it(factory: ConnectionFactory
 
 
 @one_loop
-async def test_who_comes_just_then_waits_for_the_next(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_comes_just_then_waits_for_the_next(factory: ConnectionFactory) -> None:
     """Between being told that a message has landed and taking it, no other task can take it."""
     size = 1 << 20
     async with factory.pair(Config()) as (client, server):
-        inbox = server._messages.inbox
-        late: list[asyncio.Task[Message]] = []
-        fetched = inbox.fetched
-
-        def fetched_and_called(incoming: Incoming) -> None:
-            late.append(asyncio.create_task(server.recv()))  # its turn is before the first's
-            fetched(incoming)
-
+        late: list[Begun[Message]] = []
         memory = bytearray(size)
-        first = asyncio.create_task(server.recv_into(memory))
-        await yield_loop(5)
-        monkeypatch.setattr(inbox, "fetched", fetched_and_called)
+        begun = Begun(server.recv_into(memory), lambda: late.append(Begun(server.recv())))
+        first = asyncio.create_task(begun.task())
         await client.send(pattern(size))
         async with factory.within(5):
             assert (await first).length == size

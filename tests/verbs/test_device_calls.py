@@ -52,7 +52,7 @@ def test_nothing_is_offered(device: verbs.Device, pd: verbs.ProtectionDomain) ->
     with pytest.raises(UnsupportedError, match="SRD"):
         efa.query_device(pd.context)
     pool = MemoryPool(pd, limit=1 << 24)
-    assert pool.everything == 0
+    assert pool.local_dma_lkey == 0
     pool.close()
 
 
@@ -78,5 +78,6 @@ def test_a_channel_is_drained(
 
 async def test_an_event_loop_drives_it(device: verbs.Device) -> None:
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
-        first.send()
+        first.send(1)
+        second.send(2)
         await asyncio.gather(first.sink.wait(1), second.sink.wait(1))

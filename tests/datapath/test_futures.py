@@ -1,4 +1,4 @@
-"""What one task waits for is a future to asyncio."""
+"""OpFuture: a future for asyncio, completed and called back by a drain."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import asyncio
 import contextvars
 import gc
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
 
-from aiordma._native import Promise, Table
+from aiordma._datapath.futures import OpFuture
+from aiordma._datapath.work_queue import WorkRequestTable
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="outside")
 
 
-def new_table() -> Table:
-    table = Table()
+def new_table() -> WorkRequestTable:
+    table = WorkRequestTable()
     table.loop = asyncio.get_running_loop()
     return table
 
 
-def promise() -> Promise:
-    return Promise(new_table())
+def new_future() -> OpFuture:
+    return OpFuture(new_table())
 
 
 async def turn() -> None:
@@ -30,7 +32,7 @@ async def turn() -> None:
 
 
 async def test_a_task_waits_for_it() -> None:
-    one = promise()
+    one = new_future()
     assert asyncio.isfuture(one)
     assert one.get_loop() is asyncio.get_running_loop()
 
@@ -50,7 +52,7 @@ async def test_a_task_waits_for_it() -> None:
 
 
 async def test_its_failure_is_raised_where_it_is_awaited() -> None:
-    one = promise()
+    one = new_future()
     error = LookupError("no")
     with pytest.raises(asyncio.InvalidStateError):
         one.result()
@@ -67,7 +69,7 @@ async def test_its_failure_is_raised_where_it_is_awaited() -> None:
 
 
 async def test_it_is_cancelled_with_its_task() -> None:
-    one = promise()
+    one = new_future()
 
     async def wait() -> None:
         await one
@@ -88,7 +90,7 @@ async def test_it_is_cancelled_with_its_task() -> None:
 
 
 async def test_a_task_that_is_cancelled_when_it_is_done_is_cancelled() -> None:
-    one = promise()
+    one = new_future()
 
     async def wait() -> None:
         await one
@@ -103,7 +105,7 @@ async def test_a_task_that_is_cancelled_when_it_is_done_is_cancelled() -> None:
 
 
 async def test_callbacks_come_in_their_order_and_context() -> None:
-    one = promise()
+    one = new_future()
     seen: list[tuple[str, object, str]] = []
 
     def note(name: str) -> Any:
@@ -128,7 +130,7 @@ async def test_callbacks_come_in_their_order_and_context() -> None:
 
 
 async def test_asyncio_takes_it_for_a_future() -> None:
-    several = [promise() for _ in range(4)]
+    several = [new_future() for _ in range(4)]
     together = asyncio.gather(*several[:2])
     shielded = asyncio.shield(several[2])
     with pytest.raises(TimeoutError):
@@ -138,7 +140,7 @@ async def test_asyncio_takes_it_for_a_future() -> None:
         one.set_result(None)
     assert await together == [None, None]
     await shielded
-    gone = asyncio.gather(promise(), several[3], return_exceptions=True)
+    gone = asyncio.gather(new_future(), several[3], return_exceptions=True)
     assert isinstance((await asyncio.gather(several[3], return_exceptions=True))[0], BaseException)
     gone.cancel("because")
     with pytest.raises(asyncio.CancelledError):
@@ -148,9 +150,9 @@ async def test_asyncio_takes_it_for_a_future() -> None:
 
 
 async def test_wrong_arguments() -> None:
-    one: Any = promise()
+    one: Any = new_future()
     for call in (
-        lambda: Promise(*[]),
+        lambda: OpFuture(object()),  # type: ignore[arg-type]
         lambda: one.cancel("one", "two"),
         lambda: one.cancel(message="x"),
         one.add_done_callback,
@@ -162,53 +164,55 @@ async def test_wrong_arguments() -> None:
 
 
 async def test_it_is_collected_with_what_waits_for_it() -> None:
-    class Circle:
-        def __init__(self) -> None:
-            self.promise = promise()
-            self.promise.target = self
-            self.promise.add_done_callback(self.called)
-            self.promise.add_done_callback(self.called)
+    class Circle(OpFuture):
+        pass
 
-        def called(self, future: object) -> None:
-            raise AssertionError
+    def called(_: object) -> None:
+        raise AssertionError
 
-    circle = weakref.ref(Circle())
+    table = new_table()
+    circle = Circle(table)
+    circle.add_done_callback(partial(called, circle))
+    circle.add_done_callback(partial(called, circle))
+    gone = weakref.ref(circle)
+    del circle
     gc.collect()
-    assert circle() is None
+    assert gone() is None
+    assert table.waiting == 0
 
 
-# ---- the look before the wait --------------------------------------------------------------------
+# ---- the brief spin before the wait --------------------------------------------------------------
 
 
-LONG, GLANCE = 3, 0
+LONG, SHORT = 3, 0
 
 
-class Looks:
-    """Of a table's tasks; each settles the next of `found`, if there is one."""
+class Spins:
+    """The brief spins of a table's tasks; each completes the next of `found`, if there is one."""
 
     def __init__(self) -> None:
         self.table = new_table()
-        self.table.look = self.look
-        self.table.look_us = LONG
+        self.table.brief_spin = self.spin
+        self.table.brief_spin_us = LONG
         self.lasted: list[int] = []
-        self.found: list[Promise] = []
+        self.found: list[OpFuture] = []
 
     @property
     def count(self) -> int:
         return len(self.lasted)
 
-    def look(self, spin_us: int) -> None:
+    def spin(self, spin_us: int) -> None:
         self.lasted.append(spin_us)
         for one in self.found[:1]:
             self.found.remove(one)
             one.set_result(None)
 
-    def promise(self) -> Promise:
-        return Promise(self.table)
+    def future(self) -> OpFuture:
+        return OpFuture(self.table)
 
     async def wait(self, *, here: bool) -> None:
-        """For one that a look finds, or that the loop brings."""
-        one = self.promise()
+        """For a future that a spin completes, or that the loop does."""
+        one = self.future()
         if here:
             self.found = [one]
         else:
@@ -216,63 +220,63 @@ class Looks:
         await one
 
 
-async def test_what_a_look_finds_does_not_go_round_the_loop() -> None:
-    looks = Looks()
+async def test_what_a_spin_completes_takes_no_turn_of_the_loop() -> None:
+    spins = Spins()
     turns: list[None] = []
     asyncio.get_running_loop().call_soon(turns.append, None)
-    await looks.wait(here=True)
-    assert (looks.count, turns) == (1, [])
-    await looks.wait(here=False)
-    assert (looks.count, turns) == (2, [None])
+    await spins.wait(here=True)
+    assert (spins.count, turns) == (1, [])
+    await spins.wait(here=False)
+    assert (spins.count, turns) == (2, [None])
 
 
-async def test_a_look_finds_failures_too() -> None:
-    looks = Looks()
-    one = looks.promise()
-    looks.table.look = lambda _: one.set_exception(LookupError("no"))
+async def test_a_spin_brings_failures_too() -> None:
+    spins = Spins()
+    one = spins.future()
+    spins.table.brief_spin = lambda _: one.set_exception(LookupError("no"))
     with pytest.raises(LookupError, match="no"):
         await one
 
 
-async def test_the_loop_has_its_turn_after_so_many_looks() -> None:
-    looks = Looks()
+async def test_the_loop_has_its_turn_after_so_many_spins() -> None:
+    spins = Spins()
     for _ in range(16):
-        await looks.wait(here=True)
-    assert looks.count == 16
-    await looks.wait(here=False)
-    assert looks.count == 16
+        await spins.wait(here=True)
+    assert spins.count == 16
+    await spins.wait(here=False)
+    assert spins.count == 16
 
 
-async def test_looks_in_vain_become_rare() -> None:
-    """Between them are glances, which find what is here."""
-    looks = Looks()
+async def test_spins_that_find_nothing_become_short() -> None:
+    """Between long ones are spins of no length, which find what has completed already."""
+    spins = Spins()
     for _ in range(16):
-        await looks.wait(here=False)
-    glances = [[LONG] + [GLANCE] * some for some in (1, 3, 7, 1)]  # 15, but the loop has its turn
-    assert looks.lasted == [spin_us for some in glances for spin_us in some]
-    looks = Looks()
-    await looks.wait(here=False)
+        await spins.wait(here=False)
+    runs = [[LONG] + [SHORT] * some for some in (1, 3, 7, 1)]  # 15, but the loop has its turn
+    assert spins.lasted == [spin_us for some in runs for spin_us in some]
+    spins = Spins()
+    await spins.wait(here=False)
     for _ in range(3):
-        await looks.wait(here=True)
-    assert looks.lasted == [LONG, GLANCE, LONG, LONG]  # it has paid: no glance again
+        await spins.wait(here=True)
+    assert spins.lasted == [LONG, SHORT, LONG, LONG]  # one that found: long ones again
 
 
 async def test_no_task_polls_while_others_wait() -> None:
-    looks = Looks()
-    others = [asyncio.ensure_future(looks.promise()) for _ in range(2)]
+    spins = Spins()
+    others = [asyncio.ensure_future(spins.future()) for _ in range(2)]
     for other in others:
         other.add_done_callback(lambda _: None)
-    assert looks.table.waiting == 2
-    await looks.wait(here=False)
-    assert looks.count == 0
+    assert spins.table.waiting == 2
+    await spins.wait(here=False)
+    assert spins.count == 0
     others.pop().cancel()
-    await looks.wait(here=True)
-    assert looks.count == 1
+    await spins.wait(here=True)
+    assert spins.count == 1
 
 
 async def test_how_many_wait_is_known_whatever_becomes_of_them() -> None:
     table = new_table()
-    one = Promise(table)
+    one = OpFuture(table)
 
     def called(_: object) -> None:
         """Nothing is to be done."""
@@ -286,22 +290,22 @@ async def test_how_many_wait_is_known_whatever_becomes_of_them() -> None:
     one.set_result(None)
     one.add_done_callback(called)  # by the loop, as it is over
     assert table.waiting == 0
-    dropped = Promise(table)
+    dropped = OpFuture(table)
     dropped.add_done_callback(called)
     assert table.waiting == 1
     del dropped
     assert table.waiting == 0
 
 
-async def test_what_a_look_raises_is_raised_where_it_is_awaited() -> None:
-    looks = Looks()
+async def test_what_a_spin_raises_is_raised_where_it_is_awaited() -> None:
+    spins = Spins()
 
     def interrupted(_: int) -> None:
-        looks.table.look = None
+        spins.table.brief_spin = None
         raise KeyboardInterrupt
 
-    looks.table.look = interrupted
-    one = looks.promise()
+    spins.table.brief_spin = interrupted
+    one = spins.future()
     with pytest.raises(KeyboardInterrupt):
         await one
     assert not one.done()

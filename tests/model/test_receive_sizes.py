@@ -8,14 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiordma._core.receive_sizes import (
-    GROW_AFTER,
-    MAX_CHANGES,
-    SHRINK_AFTER,
-    OwnReceives,
-    PeerReceives,
-)
 from aiordma.errors import ProtocolError
+
+from .receive_sizes import GROW_AFTER, MAX_CHANGES, SHRINK_AFTER, OwnReceives, PeerReceives
 
 SMALL, LARGE = 100, 1000
 
@@ -51,22 +46,6 @@ def test_they_shrink_when_none_has_needed_it_for_long() -> None:
     for _ in range(SHRINK_AFTER):
         assert own.wanted == LARGE
         own.arrived(SMALL)
-    assert own.wanted == SMALL
-
-
-def test_no_check_before_they_could_shrink() -> None:
-    own = OwnReceives(SMALL, LARGE)
-    own.arrived(LARGE, GROW_AFTER - 1)
-    assert own.patience > SHRINK_AFTER
-    own.arrived(LARGE)
-    assert own.patience == 0
-    own.change()
-    for count in (1, 7, SHRINK_AFTER - 8):
-        patience = own.patience
-        assert own.wanted == LARGE
-        own.arrived(SMALL, count)
-        assert own.patience == patience - count
-    assert own.patience == 0
     assert own.wanted == SMALL
 
 

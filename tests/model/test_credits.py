@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiordma._core.credits import RESERVE, Credits
 from aiordma._core.frames import FrameKind
 from aiordma.errors import InternalError, ProtocolError
 
-DATA, OFFER, CONTROL, CREDIT = (
+from .credits import RESERVE, Credits
+
+DATA, RNDV_RTS, CONTROL, CREDIT = (
     FrameKind.DATA,
-    FrameKind.OFFER,
+    FrameKind.RNDV_RTS,
     FrameKind.CONTROL,
     FrameKind.CREDIT,
 )
@@ -123,11 +124,11 @@ def test_the_last_control_credit_is_for_giving_control_credits_back() -> None:
 # --- a peer that does not keep to them -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [DATA, OFFER])
+@pytest.mark.parametrize("kind", [DATA, RNDV_RTS])
 def test_peer_that_sends_messages_without_a_credit(kind: FrameKind) -> None:
     credits = same(2, 4)
     credits.received(DATA)
-    credits.received(OFFER)
+    credits.received(RNDV_RTS)
     with pytest.raises(ProtocolError, match=f"{kind.name} frame without a credit"):
         credits.received(kind)
     credits.reposted_data(2)

@@ -18,12 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiordma._core import protocol
-from aiordma._core.credits import Credits
-from aiordma._core.frames import HEADER_SIZE, FrameKind, pack_header, unpack_header
+from aiordma._core.frames import HEADER_SIZE, FrameKind
 from aiordma._core.handshake import Hello
 from aiordma._core.operations import OperationKind
 from aiordma._core.protocol import MIN_RECEIVE
 from aiordma._core.slabs import SlabAllocator
+
+from .credits import Credits
+from .frames import pack_header, unpack_header
 
 SEND, RECV = OperationKind.SEND, OperationKind.RECV
 DATA, CONTROL, CREDIT = FrameKind.DATA, FrameKind.CONTROL, FrameKind.CREDIT

@@ -1,0 +1,1 @@
+"""Tests of the compiled data path, module by module."""

@@ -1,0 +1,262 @@
+"""A message channel over a real queue pair, without a connection: the test is its peer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiordma import Message, verbs
+from aiordma._core import protocol
+from aiordma._core.frames import HEADER_SIZE, FrameKind
+from aiordma._datapath.channel import MessageChannel, MessageMethods
+from aiordma._datapath.work_queue import SendQueue, WorkRequestTable
+from aiordma._memory.registration_cache import RegistrationCache
+from aiordma._transport.memory import Memory
+from aiordma.config import Config
+from aiordma.mr_pool import MemoryPool
+from tests.model.frames import pack_header, unpack_header
+
+SLOT = 4096  # bytes of each receive of the peer
+DEPTH = 64  # and how many it has
+CAPABILITIES = verbs.QPCapabilities(max_send_wr=DEPTH, max_recv_wr=1024)
+OWN = DEPTH * SLOT  # where its own memory begins
+SIGNALED = verbs.SendFlags.SIGNALED
+RIGHTS = (
+    verbs.AccessFlags.LOCAL_WRITE
+    | verbs.AccessFlags.REMOTE_READ
+    | verbs.AccessFlags.REMOTE_WRITE
+    | verbs.AccessFlags.REMOTE_ATOMIC
+)
+PATIENCE = 100  # seconds
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a side has room for; of this side's also what else a channel asks for."""
+
+    data_receives: int = 32
+    control_receives: int = 8
+    eager_size: int = 256
+    max_eager_size: int = 0
+    max_message: int = 1 << 40
+    fetch_ahead: int = 0
+
+
+class Driver:
+    """What a SendQueue needs of its event loop's driver."""
+
+    def __init__(self) -> None:
+        self.operations = WorkRequestTable()
+        self.reported: list[Exception] = []
+
+    def attach(self, qp: verbs.QueuePair, sink: SendQueue) -> None:
+        qp.untrack()
+
+    def detach(self, qp: verbs.QueuePair) -> None:
+        pass
+
+    def take_device_events(self) -> None:
+        pass
+
+    def report(self, sink: SendQueue, error: Exception) -> None:
+        self.reported.append(error)
+        sink.fail(error)
+
+
+def same(error: BaseException) -> BaseException:
+    return error
+
+
+class Wire:
+    """Two connected queue pairs: one for channels, one after another, and the peer's."""
+
+    def __init__(self, context: verbs.Context) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.pd = pd = context.alloc_pd()
+        self.driver = Driver()
+        self.table = self.driver.operations
+        self.table.loop = self.loop
+        self.events = context.create_comp_channel()
+        self.cqs = [
+            context.create_cq(2048, self.events, extended=False),
+            context.create_cq(256),
+        ]
+        self.cqs[0].req_notify()
+        self.qp, self.peer = (pd.create_qp(cq, cq, CAPABILITIES) for cq in self.cqs)
+        ends = self.qp.endpoint(), self.peer.endpoint()
+        self.qp.connect(*ends, access=RIGHTS)
+        self.peer.connect(*ends[::-1], access=RIGHTS)
+        self.mr = pd.reg_mr(OWN + 2 * SLOT, RIGHTS)
+        self._arrived: list[tuple[FrameKind, int | None, bytes]] = []
+        self._ended: list[verbs.WCStatus] = []
+        for slot in range(DEPTH):
+            self._peer_receives(slot)
+        self.pool = MemoryPool(pd, limit=1 << 28)
+        self.failures: list[BaseException] = []
+        self.queue = SendQueue(self.driver, self.qp, self.failures.append, same)
+        self.registrations = self.loop.run_until_complete(self._registrations())
+
+    async def _registrations(self) -> RegistrationCache:
+        return RegistrationCache(self.pd)
+
+    def _peer_receives(self, slot: int) -> None:
+        self.peer.post_recv_one(slot, self.mr.addr + slot * SLOT, SLOT, self.mr.lkey)
+
+    def drain(self) -> bool:
+        """Whether something has completed here."""
+        return self.events.drain_to(self.table, 128, 0, False)[0]
+
+    def turn(self) -> None:
+        """One turn of the event loop."""
+        self.loop.call_soon(self.loop.stop)
+        self.loop.run_forever()
+
+    def until(self, done: Callable[[], object]) -> None:
+        """Handles completions of both sides until it is so."""
+        deadline = time.monotonic() + PATIENCE
+        while not done():
+            self.drain()
+            for wc in self.cqs[1].poll(DEPTH):
+                if wc.wr_id == DEPTH:
+                    self._ended.append(wc.status)
+                elif wc.status is verbs.WCStatus.SUCCESS:
+                    data = self.mr.buf[wc.wr_id * SLOT :][: wc.byte_len].tobytes()
+                    kind, _, _, imm = unpack_header(data)
+                    self._arrived.append((kind, imm, data[HEADER_SIZE:]))
+                    self._peer_receives(wc.wr_id)
+            assert time.monotonic() < deadline
+
+    def peer_posts(
+        self, opcode: verbs.WROpcode, length: int, address: int = 0, rkey: int = 0
+    ) -> verbs.WCStatus:
+        """A work request of the peer, of the memory behind its receives; how it ended."""
+        self.peer.post_send_one(
+            DEPTH, opcode, SIGNALED, self.mr.addr + OWN, length, self.mr.lkey, address, rkey
+        )
+        self.until(lambda: self._ended)
+        return self._ended.pop()
+
+    def peer_sends(self, frame: bytes) -> None:
+        """Returns when the frame has been handled."""
+        before = self.queue.completions
+        self.mr.buf[OWN : OWN + len(frame)] = frame
+        assert self.peer_posts(verbs.WROpcode.SEND, len(frame)) is verbs.WCStatus.SUCCESS
+        self.until(lambda: self.queue.completions > before)
+
+    def peer_reads(self, address: int, length: int, rkey: int) -> bytes | verbs.WCStatus:
+        """The memory of this side; or the status that refuses it."""
+        status = self.peer_posts(verbs.WROpcode.RDMA_READ, length, address, rkey)
+        if status is not verbs.WCStatus.SUCCESS:
+            return status
+        return self.mr.buf[OWN : OWN + length].tobytes()
+
+    def peer_got(self, count: int) -> list[tuple[FrameKind, int | None, bytes]]:
+        """The next frames that the peer receives: kind, immediate data and content."""
+        self.until(lambda: len(self._arrived) >= count and self.queue.free == self.queue.capacity)
+        found, self._arrived = self._arrived[:count], self._arrived[count:]
+        return found
+
+    def peer_has(self) -> list[tuple[FrameKind, int | None, bytes]]:
+        """All frames that this side has posted and the peer has not looked at."""
+        self.until(lambda: self.queue.free == self.queue.capacity)
+        self.until(self.drain_nothing)
+        return self.peer_got(len(self._arrived))
+
+    def drain_nothing(self) -> bool:
+        return not self.drain()
+
+    def close(self) -> None:
+        self.queue.close()
+        self.peer.close()
+        for cq in self.cqs:
+            cq.close()
+        self.events.close()
+        self.registrations.close()
+        self.mr.close()
+        assert self.pool.leases == 0
+        self.pool.close()
+        self.pd.close()
+        self.loop.close()
+
+
+class BareChannel:
+    """A channel on a wire: what it says is noted."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        room: Room | None = None,
+        peer: Room | None = None,
+        library: tuple[int, int] | None = None,
+    ) -> None:
+        room = room or Room()
+        self.wire = wire
+        self.controls: list[protocol.Message] = []
+        self.errors: list[BaseException] = []
+        memory = Memory(wire.pool, wire.registrations, Config(), same)
+        self.channel = MessageChannel(
+            queue=wire.queue,
+            memory=memory if library is None else Substituted(memory, library),
+            config=room,
+            on_control=self.controls.append,
+            on_protocol_error=self.errors.append,
+            waiter_error=same,
+        )
+        wire.queue.frame_handler = self.channel
+        if len(wire.table) < room.data_receives:  # those that another channel has left
+            self.channel.post_receives()
+        self.channel.start(peer or Room())
+        self.methods = MessageMethods()
+        self.methods._set_channel(self.channel)
+
+    def send(self, data: Any, imm: int | None = None) -> asyncio.Future[None]:
+        return self.methods.send_nowait(data, imm=imm)
+
+    def received(self) -> list[Message]:
+        """The messages that have arrived and can be taken."""
+        found = []
+        while self.channel.figures()["arrived"] > self.channel.figures()["unread"]:
+            try:
+                self.methods.recv().send(None)
+            except StopIteration as taken:
+                found.append(taken.value)
+        return found
+
+    def close(self) -> None:
+        self.channel.end(ConnectionError("the test is over"))
+        self.channel.close()
+        self.wire.queue.frame_handler = None
+
+
+class Substituted:
+    """A connection's memory with two functions of the device's library replaced, by address."""
+
+    def __init__(self, memory: Memory, library: tuple[int, int]) -> None:
+        self.pool = memory.pool
+        self.block_source = memory.block_source
+        self.register = memory.register
+        context = SimpleNamespace(library=SimpleNamespace(addresses=library))
+        self.pd: Any = SimpleNamespace(context=context, pointer=memory.pd.pointer)
+
+
+@pytest.fixture
+def wire(context: verbs.Context) -> Iterator[Wire]:
+    wire = Wire(context)
+    yield wire
+    wire.close()
+
+
+def frame(
+    kind: int, content: bytes = b"", *, control: int = 0, data: int = 0, imm: int | None = None
+) -> bytes:
+    """A frame as the transport would make it; for an unknown kind, as it never would."""
+    header = bytearray(HEADER_SIZE)
+    pack_header(header, 0, FrameKind.DATA, control, data, imm=imm)
+    header[0] = kind | header[0] & 0x80
+    return bytes(header) + content

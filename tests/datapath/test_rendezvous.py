@@ -1,0 +1,386 @@
+"""Messages too long for a frame: the peer reads them from where they lie until it acknowledges."""
+
+from __future__ import annotations
+
+import array
+import errno
+import gc
+import mmap
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiordma import verbs
+from aiordma._core.frames import FrameKind
+from aiordma._native import ffi
+from aiordma.errors import RDMAError
+from tests.transport.raw_peer import Piece, acknowledgement, read_request
+
+from .bare_channel import BareChannel, Room, Wire, frame, wire
+
+__all__ = ["wire"]
+
+UNTYPED: Any = ffi  # the stub knows only what the package does with it
+SIZE = 5000
+KEY = 0x1234
+BUSY = 7
+THERE = Room(eager_size=100)
+
+kept: list[object] = []
+
+
+@pytest.fixture
+def context() -> Iterator[verbs.Context]:
+    """The only device of which the channel calls two functions by their address."""
+    with verbs.find_device("embedded0").open() as context:
+        yield context
+
+
+def address(pointer: object) -> int:
+    return int(UNTYPED.cast("uintptr_t", pointer))
+
+
+class Library:
+    """The two functions of the device's library, of which each call is noted."""
+
+    def __init__(self) -> None:
+        self.opened: list[tuple[int, int, int]] = []
+        """Address, length and rights."""
+        self.closed: list[int] = []
+        """How many bytes each had."""
+        self.code = self.errno = 0
+        """That deregistering returns, and leaves."""
+        self.at_end: Callable[[], object] = lambda: None
+        self._regions: dict[int, Any] = {}
+        self._register = UNTYPED.callback(
+            "void *(void *, void *, size_t, int)", self.register, onerror=self.failed
+        )
+        self._deregister = UNTYPED.callback("int(void *)", self.deregister, onerror=self.failed)
+        self.errors: list[object] = []
+        self.addresses = address(self._register), address(self._deregister)
+        kept.append(self)  # as a library is
+
+    def failed(self, _: object, error: object, __: object) -> None:
+        self.errors.append(error)
+
+    def register(self, _: object, memory: object, length: int, rights: int) -> object:
+        mr = UNTYPED.new("struct ibv_mr *", {"length": length, "rkey": KEY})
+        self._regions[address(mr)] = mr
+        self.opened.append((address(memory), length, rights))
+        return UNTYPED.cast("void *", mr)
+
+    def deregister(self, mr: object) -> int:
+        self.closed.append(self._regions[address(mr)].length)
+        self.at_end()
+        ffi.errno = self.errno
+        return self.code
+
+
+@pytest.fixture
+def library() -> Iterator[Library]:
+    library = Library()
+    yield library
+    assert not library.errors
+
+
+@pytest.fixture
+def bare(wire: Wire, library: Library) -> Iterator[BareChannel]:
+    bare = BareChannel(wire, peer=THERE, library=library.addresses)
+    yield bare
+    bare.close()
+
+
+def requests(wire: Wire, count: int) -> list[tuple[int, int | None, list[Piece]]]:
+    """The next rendezvous that the peer gets: request id, immediate data, pieces."""
+    found = []
+    for kind, imm, content in wire.peer_got(count):
+        assert kind is FrameKind.RNDV_RTS
+        request_id, pieces = read_request(content)
+        found.append((request_id, imm, pieces))
+    return found
+
+
+def read(wire: Wire, piece: Piece) -> bytes | verbs.WCStatus:
+    return wire.peer_reads(piece.address, piece.length, piece.rkey)
+
+
+def pattern(size: int = SIZE) -> bytes:
+    return bytes(n % 251 for n in range(size))
+
+
+def is_pinned(memory: bytearray) -> bool:
+    try:
+        memory.append(0)
+    except BufferError:
+        return True
+    memory.pop()
+    return False
+
+
+def message_of(wire: Wire, bare: BareChannel, content: bytes) -> Any:
+    wire.peer_sends(frame(FrameKind.DATA, content))
+    (message,) = bare.received()
+    return message
+
+
+def mapping(data: bytes) -> memoryview:
+    memory = memoryview(mmap.mmap(-1, len(data)))
+    memory[:] = data
+    return memory
+
+
+# ---- what the peer may do ------------------------------------------------------------------------
+
+MEMORY: dict[str, Callable[[bytes], Any]] = {
+    "bytes": bytes,
+    "bytearray": bytearray,
+    "part of bytes": lambda data: memoryview(data + bytes(10))[: len(data)],
+    "view of a bytearray": lambda data: memoryview(bytearray(data)),
+    "read-only view": lambda data: memoryview(bytearray(data)).toreadonly(),
+    "array": lambda data: array.array("B", data),
+    "numpy": lambda data: np.frombuffer(data, np.uint8).copy(),
+    "mapping": mapping,
+}
+
+
+@pytest.mark.parametrize("kind", MEMORY)
+@pytest.mark.parametrize("imm", [None, 0, 0xFFFFFFFF])
+def test_the_peer_reads_it_until_it_has_acknowledged(
+    wire: Wire, kind: str, imm: int | None
+) -> None:
+    bare = BareChannel(wire, peer=Room(eager_size=100))
+    data = pattern(3000)
+    future = bare.send(MEMORY[kind](data), imm)
+    ((request_id, found, pieces),) = requests(wire, 1)
+    assert (request_id, found, [piece.length for piece in pieces]) == (1, imm, [3000])
+    gc.collect()
+    assert read(wire, pieces[0]) == data
+    assert not future.done()
+    wire.peer_sends(acknowledgement(1))
+    assert future.done()
+    future.result()
+    assert bare.channel.figures()["rendezvous"] == 0
+    assert read(wire, pieces[0]) is verbs.WCStatus.REM_ACCESS_ERR
+    bare.close()
+
+
+def test_it_is_registered_for_reading_alone(
+    wire: Wire, bare: BareChannel, library: Library
+) -> None:
+    data = bytearray(SIZE)
+    bare.send(data)
+    where = verbs.address_of(data)
+    assert library.opened == [(where, SIZE, int(verbs.AccessFlags.REMOTE_READ))]
+    assert requests(wire, 1) == [(1, None, [Piece(where, SIZE, KEY)])]
+
+
+# ---- in turn -------------------------------------------------------------------------------------
+
+
+def test_it_is_sent_at_once_and_in_its_turn(wire: Wire, bare: BareChannel) -> None:
+    """It shares no frame, so it waits for no others but those that wait themselves."""
+    first, second, long = b"first", b"second", pattern()
+    for data in (first, long, second, long):
+        bare.send(data)
+    assert bare.channel.figures()["messages_waiting"] == 2
+    kinds = [kind for kind, _, _ in wire.peer_got(2)]
+    wire.turn()
+    kinds += [kind for kind, _, _ in wire.peer_got(2)]
+    assert kinds == [FrameKind.DATA, FrameKind.RNDV_RTS] * 2
+
+
+def test_one_that_was_cancelled_is_not_sent(
+    wire: Wire, bare: BareChannel, library: Library
+) -> None:
+    bare.send(b"first")  # a frame is under way: what is short waits for the turn's end
+    data = bytearray(SIZE)
+    waits, gone, there = bare.send(b"second"), bare.send(data), bare.send(data)
+    gone.cancel()
+    wire.peer_got(1)
+    wire.turn()
+    assert [kind for kind, _, _ in wire.peer_got(2)] == [FrameKind.DATA, FrameKind.RNDV_RTS]
+    assert waits.done()
+    assert len(library.opened) == bare.channel.figures()["rendezvous"] == 1
+    wire.peer_sends(acknowledgement(1))
+    assert there.done()
+    assert not is_pinned(data)
+
+
+def test_only_so_many_are_unacknowledged(wire: Wire, library: Library) -> None:
+    bare = BareChannel(
+        wire, peer=Room(eager_size=100, data_receives=1000), library=library.addresses
+    )
+    for sent in range(0, 256, 16):
+        for _ in range(16):
+            bare.send(bytes(SIZE))
+        assert [number for number, _, _ in requests(wire, 16)] == list(range(sent + 1, sent + 17))
+    bare.send(bytes(SIZE))
+    bare.send(b"short")
+    assert bare.channel.figures()["messages_waiting"] == 2
+    wire.peer_sends(acknowledgement(2))
+    assert bare.channel.figures()["messages_waiting"] == 1
+    wire.peer_sends(acknowledgement(3))
+    assert [kind for kind, _, _ in wire.peer_got(2)] == [FrameKind.RNDV_RTS, FrameKind.DATA]
+    bare.close()
+
+
+# ---- acknowledgements ----------------------------------------------------------------------------
+
+
+def test_the_memory_is_held_until_the_acknowledgement(
+    wire: Wire, bare: BareChannel, library: Library
+) -> None:
+    data = bytearray(SIZE)
+    future = bare.send(data)
+    pinned = []
+    library.at_end = lambda: pinned.append(is_pinned(data))
+    assert is_pinned(data)
+    wire.peer_sends(acknowledgement(1))
+    assert pinned == [True]  # while it was deregistered
+    assert library.closed == [SIZE]
+    assert not is_pinned(data)
+    future.result()
+
+
+def test_acknowledgements_in_any_order(wire: Wire, bare: BareChannel, library: Library) -> None:
+    futures = [bare.send(bytes(SIZE + n)) for n in range(4)]
+    for number in (2, 4, 1, 3):
+        assert not futures[number - 1].done()
+        wire.peer_sends(acknowledgement(number))
+        futures[number - 1].result()
+    assert library.closed == [SIZE + 1, SIZE + 3, SIZE, SIZE + 2]
+
+
+def test_the_peer_could_not_take_it(wire: Wire, bare: BareChannel, library: Library) -> None:
+    data = bytearray(SIZE)
+    future = bare.send(data)
+    wire.peer_sends(acknowledgement(1, BUSY))
+    with pytest.raises(RDMAError, match=f"could not take the message .code {BUSY}"):
+        future.result()
+    assert not is_pinned(data)
+    assert library.closed == [SIZE]
+
+
+def test_an_acknowledgement_of_nothing(wire: Wire, bare: BareChannel) -> None:
+    future = bare.send(bytes(SIZE))
+    wire.peer_sends(acknowledgement(7))
+    assert [str(error) for error in bare.errors] == [
+        "the peer says it has read a message that was not offered"
+    ]
+    assert not future.done()
+
+
+def test_no_task_waits_for_the_acknowledgement(wire: Wire, bare: BareChannel) -> None:
+    data = bytearray(SIZE)
+    future = bare.send(data)
+    future.cancel()
+    assert is_pinned(data)
+    wire.peer_sends(acknowledgement(1))
+    assert future.cancelled()
+    assert not is_pinned(data)
+
+
+@pytest.mark.parametrize("code", [errno.EBUSY, -1])  # providers have it either way
+def test_a_registration_that_cannot_be_closed(
+    wire: Wire, bare: BareChannel, library: Library, code: int
+) -> None:
+    """The message has been delivered all the same."""
+    data = bytearray(SIZE)
+    future = bare.send(data)
+    library.code, library.errno = code, errno.EBUSY
+    wire.peer_sends(acknowledgement(1))
+    (error,) = wire.driver.reported
+    assert isinstance(error, OSError)
+    assert error.errno == errno.EBUSY
+    future.result()
+    assert not is_pinned(data)
+    library.code = 0
+
+
+# ---- ends ----------------------------------------------------------------------------------------
+
+
+def test_closing_releases_all(wire: Wire, library: Library) -> None:
+    bare = BareChannel(wire, peer=THERE, library=library.addresses)
+    several = [bytearray(SIZE + n) for n in range(3)]
+    futures = [bare.send(data) for data in several]
+    bare.channel.end(ConnectionError("over"))
+    for future in futures:
+        with pytest.raises(ConnectionError, match="over"):
+            future.result()
+    assert all(map(is_pinned, several))  # until the queue pair is destroyed
+    library.code = errno.EBUSY
+    with pytest.raises(OSError, match="ibv_dereg_mr") as caught:
+        bare.channel.close()
+    assert caught.value.errno == errno.EBUSY
+    assert sorted(library.closed) == [len(data) for data in several]
+    assert not any(map(is_pinned, several))
+
+
+def test_nothing_is_left_over(wire: Wire, bare: BareChannel) -> None:
+    data = bytearray(pattern())
+    view = memoryview(data)
+
+    def counts() -> list[int]:
+        return [sys.getrefcount(it) for it in (data, view, bare.channel)]
+
+    before = counts()
+    for number, source in enumerate((data, view, data, view), 1):
+        future = bare.send(source, 5)
+        wire.peer_got(1)
+        wire.peer_sends(acknowledgement(number, BUSY if number > 2 else 0))
+        assert future.done()
+        assert (future.exception() is None) == (number <= 2)
+    del source, future
+    assert counts() == before
+    view.release()
+    assert not is_pinned(data)
+
+
+def test_a_message_that_is_sent_on(wire: Wire) -> None:
+    bare = BareChannel(wire, room=Room(eager_size=2048), peer=THERE)
+    message = message_of(wire, bare, pattern(1000))
+    future = bare.send(message)
+    message.release()
+    ((_, _, pieces),) = requests(wire, 1)
+    assert read(wire, pieces[0]) == pattern(1000)
+    wire.peer_sends(acknowledgement(1))
+    future.result()
+    bare.close()
+
+
+def test_the_child_of_a_fork_leaves_it_alone(
+    wire: Wire, bare: BareChannel, library: Library
+) -> None:
+    data = bytearray(SIZE)
+    bare.send(data)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            # A call would find the parent's device in this process, and crash.
+            bare.close()
+            status = 0 if not library.closed and not is_pinned(data) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert is_pinned(data)
+
+
+def test_a_dropped_channel_is_collected(wire: Wire, library: Library) -> None:
+    bare = BareChannel(wire, peer=THERE, library=library.addresses)
+    data = bytearray(SIZE)
+    bare.send(data)
+    wire.peer_got(1)
+    gone = weakref.ref(bare.channel)
+    bare.close()
+    del bare
+    gc.collect()
+    assert gone() is None
+    assert library.closed == [SIZE]
+    assert not is_pinned(data)

@@ -1,0 +1,58 @@
+"""The direct wake-up of tasks (docs/direct-wake-up.md), with it and without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+MESSAGES = 20
+
+# Prints how often the event loop was asked to wake a task that waited for an operation. A callback
+# sends the messages, so the receiving task is the only one and has nothing to find yet.
+PROGRAM = f"""\
+import asyncio
+import aiordma
+
+class Loop(asyncio.SelectorEventLoop):
+    asked = 0
+
+    def call_soon(self, callback, *args, context=None):
+        if getattr(callback, "__name__", "") == "task_wakeup":
+            self.asked += not isinstance(args[0], asyncio.Future)
+        return super().call_soon(callback, *args, context=context)
+
+async def main():
+    loop = asyncio.get_running_loop()
+    async with await aiordma.listen("127.0.0.1", device="embedded0") as listener:
+        accepting = asyncio.create_task(listener.accept())
+        client = await aiordma.connect(*listener.address[:2], device="embedded0")
+        async with client, await accepting as server:
+            loop.asked = 0
+            for n in range({MESSAGES}):
+                loop.call_soon(client.send_nowait, b"%d" % n)
+                assert await server.recv() == b"%d" % n
+            print(loop.asked)
+
+with asyncio.Runner(loop_factory=Loop) as runner:
+    runner.run(main())
+"""
+
+
+def asked(value: str) -> int:
+    """How often a process with that value of the variable asks its event loop."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "AIORDMA_NO_DIRECT_WAKE": value},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("", 0), ("1", MESSAGES)])
+def test_the_variable_turns_it_off(value: str, expected: int) -> None:
+    assert asked(value) == expected

@@ -1,0 +1,161 @@
+"""Frames as Python packs and unpacks them; aiordma/_core/frames.py has the layouts."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from aiordma._core.frames import HEADER_SIZE, MAX_BUNDLE, FrameKind
+from aiordma.errors import ProtocolError
+
+_HEADER = struct.Struct("<BBHI")
+_IMMEDIATE = 0x80
+
+_ENTRY = struct.Struct("<II")
+_ENTRY_IMMEDIATE = 1 << 31
+
+MESSAGES = frozenset({FrameKind.DATA, FrameKind.RNDV_RTS, FrameKind.BUNDLE})
+"""The kinds that stand for messages of the user, and need a data credit."""
+
+_WITH_IMMEDIATE = (FrameKind.DATA, FrameKind.RNDV_RTS)
+"""The kinds that stand for one message of the user, which may have immediate data."""
+
+# The first byte decides both kind and flag; what is not here is not the protocol.
+_FIRST_BYTES = {int(kind): (kind, False) for kind in FrameKind}
+_FIRST_BYTES |= {kind | _IMMEDIATE: (kind, True) for kind in _WITH_IMMEDIATE}
+
+
+def pack_header(
+    buffer: bytearray | memoryview,
+    offset: int,
+    kind: FrameKind,
+    control: int,
+    data: int,
+    *,
+    imm: int | None = None,
+) -> None:
+    """Write a header at ``buffer[offset:offset + HEADER_SIZE]``.
+
+    ``control`` (0..255) and ``data`` (0..65535) are the credits that go back with it; ``imm``
+    (0..2**32-1, DATA and RNDV_RTS only) is the user's immediate data. Raises ValueError when a
+    number does not fit.
+    """
+    first = int(kind)
+    if imm is None:
+        imm = 0
+    elif kind in _WITH_IMMEDIATE:
+        first |= _IMMEDIATE
+    else:
+        raise ValueError(f"a {kind.name} frame has no immediate data")
+    try:
+        _HEADER.pack_into(buffer, offset, first, control, data, imm)
+    except struct.error as error:
+        raise ValueError(
+            f"no frame header: {error} (control={control}, data={data}, imm={imm})"
+        ) from None
+
+
+def unpack_header(
+    buffer: bytes | bytearray | memoryview, offset: int = 0
+) -> tuple[FrameKind, int, int, int | None]:
+    """Read a header: ``(kind, control credits, data credits, immediate data or None)``.
+
+    Raises ProtocolError for anything that :func:`pack_header` does not write.
+    """
+    try:
+        first, control, data, imm = _HEADER.unpack_from(buffer, offset)
+    except struct.error:
+        raise ProtocolError(
+            f"the peer sent a message shorter than its header of {HEADER_SIZE} bytes"
+        ) from None
+    known = _FIRST_BYTES.get(first)
+    if known is None:
+        raise ProtocolError(f"the peer sent a frame of unknown kind {first:#04x}")
+    kind, has_immediate = known
+    if has_immediate:
+        return kind, control, data, imm
+    if imm:
+        raise ProtocolError(f"the peer sent a {kind.name} frame with stray immediate data")
+    return kind, control, data, None
+
+
+def bundled_size(length: int) -> int:
+    """The bytes that a message of ``length`` takes in a BUNDLE."""
+    return _ENTRY.size + (length + 7 & ~7)
+
+
+def pack_bundled(buffer: memoryview, offset: int, data: memoryview, imm: int | None) -> int:
+    """Write one message of a BUNDLE at ``offset``; the answer is where the next one goes."""
+    length = data.nbytes
+    flag = 0 if imm is None else _ENTRY_IMMEDIATE
+    _ENTRY.pack_into(buffer, offset, length | flag, imm or 0)
+    start = offset + _ENTRY.size
+    stop = start + length
+    buffer[start:stop] = data
+    end = offset + bundled_size(length)
+    buffer[stop:end] = bytes(end - stop)
+    return end
+
+
+def unpack_bundle(buffer: memoryview) -> Iterator[tuple[int, int, int | None]]:
+    """The messages of a BUNDLE, all of ``buffer`` with its header: (start, length, imm or None).
+
+    Raises ProtocolError for anything that :func:`pack_bundled` does not write, once it gets there.
+    """
+    offset, end, count = HEADER_SIZE, len(buffer), 0
+    while offset < end or not count:
+        if end - offset < _ENTRY.size:
+            raise ProtocolError("the peer sent a bundle that ends before its last message")
+        if count == MAX_BUNDLE:
+            raise ProtocolError(f"the peer sent a bundle of more than {MAX_BUNDLE} messages")
+        word, imm = _ENTRY.unpack_from(buffer, offset)
+        length = word & ~_ENTRY_IMMEDIATE
+        start = offset + _ENTRY.size
+        offset += bundled_size(length)
+        if offset > end:
+            raise ProtocolError(
+                f"the peer sent a bundle with a message of {length} bytes, longer than the bundle"
+            )
+        if imm and not word & _ENTRY_IMMEDIATE:
+            raise ProtocolError("the peer sent a bundle with stray immediate data")
+        if any(buffer[start + length : offset]):
+            raise ProtocolError("the peer sent a bundle with stray bytes between its messages")
+        yield start, length, imm if word & _ENTRY_IMMEDIATE else None
+        count += 1
+
+
+_PIECE = struct.Struct("<QQII")
+MAX_PIECES = 128
+"""Pieces of one rendezvous message at most."""
+
+
+def unpack_rendezvous(content: bytes, longest: int) -> tuple[int, list[tuple[int, int, int]]]:
+    """What an RNDV_RTS frame asks for, behind its header: (request id, [(address, length, rkey)]).
+
+    ProtocolError for what is malformed, or in all longer than `longest`.
+    """
+    size = HEADER_SIZE + len(content)
+    if len(content) < _ENTRY.size:
+        raise ProtocolError(f"the peer sent a rendezvous request of {size} bytes")
+    request_id, count = _ENTRY.unpack_from(content)
+    if not 0 < count <= MAX_PIECES or len(content) != _ENTRY.size + count * _PIECE.size:
+        raise ProtocolError(
+            f"the peer sent a rendezvous request of {size} bytes for {count} pieces"
+        )
+    pieces = []
+    total = 0
+    for address, length, rkey, zero in _PIECE.iter_unpack(content[_ENTRY.size :]):
+        total += length
+        if not length:
+            raise ProtocolError("the peer offers a message of no bytes")
+        if total > longest:
+            raise ProtocolError(
+                f"the peer sent a message of more than {longest} bytes, which is what this side "
+                f"said in the handshake that it takes"
+            )
+        if address + length > 1 << 64:
+            raise ProtocolError("the message goes beyond the end of the address space")
+        if zero:
+            raise ProtocolError("the peer sent a rendezvous request with stray bytes")
+        pieces.append((address, length, rkey))
+    return request_id, pieces

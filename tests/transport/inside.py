@@ -1,0 +1,54 @@
+"""What the tests do inside of a connection, where no program can look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Generic, TypeVar, cast
+
+from aiordma import Connection
+
+T = TypeVar("T")
+
+
+def figures(conn: Connection) -> dict[str, int]:
+    """How much is queued and under way."""
+    return conn._messages.figures()
+
+
+def seem_busy(conn: Connection, count: int) -> None:
+    """As if `count` more work requests (or so many fewer) were under way."""
+    conn._queue.capacity += count
+
+
+class Begun(Generic[T]):
+    """A `send` or `recv` that has taken its first step and waits, whatever task goes on with it.
+
+    `tell` is called just before that task is, in the moment between an arrival and its turn.
+    """
+
+    def __init__(self, operation: Awaitable[T], tell: Callable[[], object] = lambda: None) -> None:
+        self._operation = cast("Generator[asyncio.Future[None], None, T]", operation)
+        self._tell = tell
+        self._waits_for = self._next()
+
+    def _next(self) -> asyncio.Future[None]:
+        future = self._operation.send(None)
+        future.add_done_callback(lambda _: self._tell())
+        return future
+
+    def __await__(self) -> Generator[Any, None, T]:
+        try:
+            while True:
+                try:
+                    yield self._waits_for
+                    self._waits_for = self._next()
+                except StopIteration as end:
+                    return cast("T", end.value)
+        except BaseException as error:
+            self._operation.throw(error)
+            raise
+
+    async def task(self) -> T:
+        """For `create_task`."""
+        return await self

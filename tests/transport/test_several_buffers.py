@@ -1,0 +1,258 @@
+"""Messages of several buffers, and memory that a receiver supplies once the length is known."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aiordma import Config, Connection, Message, MessageTooLongError
+from aiordma.errors import BufferStateError
+
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, pattern, yield_loop
+from .marks import one_loop
+
+KIB = 1 << 10
+# Lengths of the buffers of one message: of a frame, of several kinds, and rendezvous whose short
+# buffers are joined, or all of them.
+LENGTHS = [
+    (),
+    (0,),
+    (0, 0, 5, 0),
+    (4, 60),
+    (10, 6 * KIB),
+    (6 * KIB, 10),
+    (100, 300 * KIB),
+    (300 * KIB, 100, 0, 200, 5 * KIB, 7),
+    (0, 200 * KIB, 0, 200 * KIB, 0),
+    (9 << 20, 1, 9 << 20),
+    (5 * KIB,) * 100,
+    (5 * KIB,) * 300,
+    (3,) * 5000,
+]
+
+
+def pieces(lengths: tuple[int, ...]) -> list[bytes]:
+    return [pattern(length, seed) for seed, length in enumerate(lengths)]
+
+
+def name(lengths: tuple[int, ...]) -> str:
+    return f"{len(lengths)} of {sum(lengths)}"
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=name)
+@one_loop
+async def test_they_are_one_message(factory: ConnectionFactory, lengths: tuple[int, ...]) -> None:
+    buffers = pieces(lengths)
+    data = b"".join(buffers)
+    async with factory.pair(Config()) as (client, server):
+        for sent in (buffers, tuple(bytearray(each) for each in buffers)):
+            sending = asyncio.create_task(client.send(sent, imm=7))
+            with await server.recv() as message:
+                assert message == data
+                assert message.imm == 7
+            await sending
+        memory = bytearray(len(data) + 1)
+        sending = asyncio.create_task(client.send(buffers))
+        assert await server.recv_into(memory) == (len(data), None)
+        assert memory[:-1] == data
+        await sending
+        assert client.statistics().messages_sent == 3
+        assert client.statistics().bytes_sent == 3 * len(data)
+        await check_alive(client, server)
+
+
+async def test_in_any_kind_of_memory(factory: ConnectionFactory) -> None:
+    """And in the order of the calls, beside messages of one buffer."""
+    async with factory.pair() as (client, server):
+        array = np.arange(100_000, dtype=np.int32)
+        with client.alloc(5000) as leased, client.register(bytearray(50_000)) as region:
+            leased.view[:] = pattern(5000)
+            region.view[:] = pattern(50_000)
+            expected = b"head" + array.tobytes() + pattern(5000) + pattern(50_000)[10:20_000]
+            sending = [
+                client.send_nowait([b"head", array, leased, region[10:20_000]]),
+                client.send_nowait(b"between"),
+                client.send_nowait((memoryview(b"head"), array, leased[:], region[10:20_000])),
+            ]
+            for data in (expected, b"between", expected):
+                with await server.recv() as message:
+                    assert message == data
+            await asyncio.gather(*sending)
+        with await received(client, server, pattern(70)) as first:
+            sending = [client.send_nowait([first, first])]
+            with await server.recv() as message:
+                assert message == pattern(70) * 2
+            await sending[0]
+
+
+async def received(conn: Connection, peer: Connection, data: bytes) -> Message:
+    """A message that this side holds."""
+    sending = asyncio.create_task(peer.send(data))
+    message = await conn.recv()
+    await sending
+    return message
+
+
+@pytest.mark.parametrize("length", [100, 300 * KIB])
+async def test_they_are_the_senders_again_when_it_is_sent(
+    factory: ConnectionFactory, length: int
+) -> None:
+    async with factory.pair() as (client, server):
+        buffers = [bytearray(pattern(length)) for _ in range(3)]
+        sending = client.send_nowait(buffers)
+        (await server.recv()).release()
+        await sending
+        for buffer in buffers:
+            buffer.clear()  # BufferError while it is held
+        del buffers[:]
+        await check_alive(client, server)
+
+
+async def test_what_cannot_be_sent_is_refused_whole(factory: ConnectionFactory) -> None:
+    async with factory.pair(replace(SMALL, max_message=100_000)) as (client, server):
+        held = bytearray(60_000)
+        with pytest.raises(TypeError, match="has no memory to use"):
+            client.send_nowait([held, 5])
+        with pytest.raises(MessageTooLongError):
+            client.send_nowait([held, held])
+        held.clear()
+        with client.alloc(10) as buffer:
+            pass
+        with pytest.raises(BufferStateError):
+            await client.send([b"1", buffer])
+        await check_alive(client, server)
+
+
+@pytest.mark.parametrize("length", [100, 300 * KIB])
+async def test_cancelled_at_any_moment(factory: ConnectionFactory, length: int) -> None:
+    """It comes whole or not at all, and its buffers are free soon."""
+    async with factory.pair() as (client, server):
+        for turns in factory.cancel_points:
+            buffers = [bytearray(pattern(length)) for _ in range(3)]
+            sending = asyncio.create_task(client.send(list(buffers)))
+            await yield_loop(turns)
+            sending.cancel()
+            last = asyncio.create_task(client.send(b"last"))
+            with await server.recv() as message:
+                came = len(message)
+                assert message == (b"last" if came == 4 else pattern(length) * 3)
+            if came != 4:
+                with await server.recv() as message:
+                    assert message == b"last"
+            await last
+            await asyncio.wait([sending])
+            for buffer in buffers:
+                buffer.clear()
+
+
+# ---- memory that the receiver supplies ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 5, 5000, 100 * KIB, 300 * KIB, 9 << 20])
+@pytest.mark.parametrize("early", [False, True], ids=["waiting", "late"])
+@one_loop
+async def test_memory_is_asked_for(factory: ConnectionFactory, size: int, early: bool) -> None:
+    """Once, with the length; the message is in it."""
+    asked: list[int] = []
+
+    def allocate(length: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        asked.append(length)
+        return np.empty(length, np.uint8)
+
+    data = pattern(size)
+    async with factory.pair(Config()) as (client, server):
+        for _ in range(3):
+            sending = asyncio.create_task(client.send(data, imm=9)) if early else None
+            if sending is not None:
+                await yield_loop(30)
+            receiving = asyncio.create_task(server.recv_with(allocate))
+            await (sending or client.send(data, imm=9))
+            memory, length, imm = await receiving
+            assert (length, imm) == (size, 9)
+            assert memory.tobytes() == data
+        assert asked == [size] * 3
+        sending = asyncio.create_task(client.send(data))
+        with (await server.recv_with(server.alloc)).memory as buffer:
+            assert buffer.view == data
+        await sending
+
+
+@pytest.mark.parametrize("size", [5, 300 * KIB])
+async def test_what_allocate_raises(factory: ConnectionFactory, size: int) -> None:
+    """It is raised in the receiver, and the message stays."""
+    async with factory.pair() as (client, server):
+        sending = asyncio.create_task(client.send(pattern(size)))
+        error = LookupError("no memory today")
+
+        def fail(_: int) -> bytearray:
+            raise error
+
+        assert await ends(server.recv_with(fail), LookupError) is error
+        await ends(server.recv_with(lambda length: bytearray(length - 1)), MessageTooLongError)
+        await ends(server.recv_with(lambda _: b"not writable"), ValueError)
+        await ends(server.recv_with(lambda _: None), TypeError)  # type: ignore[arg-type,return-value]
+        with pytest.raises(TypeError, match="callable"):
+            server.recv_with(bytearray(5))  # type: ignore[arg-type, unused-coroutine]
+        with await server.recv() as message:
+            assert message == pattern(size)
+        await sending
+        await check_alive(client, server)
+
+
+async def test_allocate_may_end_the_connection(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
+        sending = asyncio.create_task(client.send(pattern(300 * KIB)))
+
+        def end(length: int) -> bytearray:
+            server.abort()
+            return bytearray(length)
+
+        await ends(server.recv_with(end), Exception)
+        await asyncio.wait([sending])
+        assert sending.exception() is not None
+
+
+async def test_supplied_memory_is_the_callers_after_a_cancellation(
+    factory: ConnectionFactory,
+) -> None:
+    async with factory.pair() as (client, server):
+        data = pattern(300 * KIB)
+        for turns in factory.cancel_points:
+            made: list[bytearray] = []
+
+            def allocate(length: int, made: list[bytearray] = made) -> bytearray:
+                made.append(bytearray(length))
+                return made[-1]
+
+            sending = asyncio.create_task(client.send(data))
+            receiving = asyncio.create_task(server.recv_with(allocate))
+            await yield_loop(turns)
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            if receiving.cancelled():
+                with await server.recv() as message:
+                    assert message == data
+            await sending
+            for memory in made:
+                memory.clear()
+
+
+# ---- never awaited -----------------------------------------------------------------------------
+
+
+async def test_what_is_never_awaited_warns(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
+        for forget, method in (
+            (lambda: client.send(b"lost"), "send"),
+            (client.recv, "recv"),
+            (lambda: client.recv_into(bytearray(5)), "recv"),
+            (lambda: aiter(client).__anext__(), "recv"),
+        ):
+            with pytest.warns(RuntimeWarning, match=rf"'Connection\.{method}' was never awaited"):
+                forget()
+        for unused in (client.send(b"lost"), client.recv()):
+            unused.close()
+        await check_alive(client, server)

@@ -1,0 +1,64 @@
+"""A loop that polls before it sleeps goes round in between: what becomes ready meanwhile is run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from aiordma import Config
+from aiordma._native import ffi
+
+from .connection_factory import ConnectionFactory, yield_loop
+from .marks import one_loop, sets_polling
+
+pytestmark = [sets_polling, one_loop]
+
+LONG_US = 10_000_000  # no test takes so long
+
+
+async def chain(links: int) -> None:
+    """Callbacks each of which schedules the next one, as the done callbacks of tasks do."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def run(left: int) -> None:
+        if left:
+            loop.call_soon(run, left - 1)
+        else:
+            done.set_result(None)
+
+    loop.call_soon(run, links)
+    await done
+
+
+async def test_callbacks_that_schedule_others_do_not_wait_for_the_spin(
+    factory: ConnectionFactory,
+) -> None:
+    async with factory.pair(Config(polling=1.0)) as (client, _):
+        operations = client._endpoint.driver.operations
+        operations.spin_us = LONG_US
+        operations.spin_soon()
+        await chain(3)
+        assert operations.spin_scheduled  # the next slice
+        operations.spin_us = 0
+        while operations.spin_scheduled:
+            await yield_loop(1)
+
+
+async def test_a_spin_that_ends_early_lets_peers_wake_this_side(factory: ConnectionFactory) -> None:
+    """Slices tell the device that polling goes on, but not the last one, whichever it is."""
+    async with factory.pair(Config(polling=1.0)) as (client, _):
+        driver = client._endpoint.driver
+        address, most, _, _ = driver.channel.reader(1, lambda _: None)
+        state: Any = cast(Any, ffi).cast("struct aiordma_drain *", address)
+        driver.operations.spin_us = LONG_US
+        driver.operations.spin_soon()
+        await yield_loop(2)
+        assert state.polls_again == 2
+        ended: list[int] = []
+        driver.operations.spin_once(address, most, [object()], ended.append)
+        assert len(ended) == 1
+        assert not state.holds or ended[0] & 1  # it has found something, and goes on
+        driver.operations.spin_us = 0
+        while driver.operations.spin_scheduled:
+            await yield_loop(1)

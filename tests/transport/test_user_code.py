@@ -1,0 +1,351 @@
+"""What a program may do where the data path calls it, and to the awaitables that it gets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aiordma import Config, Connection, ConnectionClosedError, RDMAError
+from aiordma.mr_pool import Block, MemoryPool
+
+from .connection_factory import (
+    ALONE,
+    SMALL,
+    ConnectionFactory,
+    check_alive,
+    ends,
+    pattern,
+    yield_loop,
+)
+from .inside import figures
+from .marks import by_cm, one_loop
+from .test_dropped import drop
+
+pytestmark = pytest.mark.any_device
+
+LONG = 50_000  # bytes: a rendezvous
+
+
+def step(awaitable: Coroutine[Any, Any, Any]) -> Any:
+    """What one step of it returns; None while it waits."""
+    try:
+        awaitable.send(None)
+    except StopIteration as done:
+        return done.value
+    return None
+
+
+async def steps(awaitable: Coroutine[Any, Any, Any]) -> None:
+    """Until it has ended."""
+    while step(awaitable) is None:
+        await yield_loop(1)
+
+
+async def arrived(conn: Connection, count: int) -> None:
+    while figures(conn)["arrived"] < count:
+        await yield_loop(1)
+
+
+# ---- in `allocate` -------------------------------------------------------------------------------
+
+
+@one_loop
+async def test_allocate_receives_the_message_itself(factory: ConnectionFactory) -> None:
+    """As a task does that begins at once (asyncio.eager_task_factory)."""
+    async with factory.pair() as (client, server):
+        await client.send(b"first")
+        await arrived(server, 1)
+        taken: list[bytes] = []
+
+        def allocate(length: int) -> bytearray:
+            taken.append(bytes(step(server.recv())))
+            return bytearray(length)
+
+        receiving = asyncio.create_task(server.recv_with(allocate))
+        await yield_loop(3)
+        assert taken == [b"first"]
+        assert not receiving.done()
+        await client.send(b"next")
+        async with factory.within(1):
+            received = await receiving
+        assert bytes(received.memory[: received.length]) == b"next"
+        await check_alive(client, server)
+
+
+@pytest.mark.parametrize("length", [5, LONG])
+@one_loop
+async def test_allocate_ends_its_receiver(factory: ConnectionFactory, length: int) -> None:
+    """The message is the next receiver's."""
+    async with factory.pair() as (client, server):
+
+        def allocate(length: int) -> bytearray:
+            receiving.close()
+            return bytearray(length)
+
+        receiving = server.recv_with(allocate)
+        assert step(receiving) is None
+        sending = client.send_nowait(pattern(length))
+        async with factory.within(1):
+            if length == LONG:
+                assert await server.recv() == pattern(length)
+                await sending
+            else:
+                await sending
+                await arrived(server, 1)
+                step(receiving)
+        await check_alive(client, server)
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError("not now"), KeyboardInterrupt()])
+@one_loop
+async def test_allocate_raises_what_is_no_exception(
+    factory: ConnectionFactory, error: BaseException
+) -> None:
+    """It is raised where the receiver waits, not in the middle of a drain."""
+
+    def allocate(_: int) -> bytearray:
+        raise error
+
+    async with factory.pair() as (client, server):
+        receiving = server.recv_with(allocate)
+        step(receiving)
+        sending = client.send_nowait(pattern(LONG))
+        async with factory.within(1):
+            with pytest.raises(type(error)) as raised:
+                await steps(receiving)
+            assert raised.value is error
+            assert await server.recv() == pattern(LONG)
+            await sending
+
+
+@one_loop
+async def test_allocate_is_called_once(factory: ConnectionFactory) -> None:
+    """Though it has other receivers join the line, which look for what to read."""
+    config = Config(eager_size=1024, max_eager_size=1024)
+    async with factory.pair(config) as (client, server):
+        calls: list[bytearray] = []
+
+        def allocate(length: int) -> bytearray:
+            calls.append(bytearray(length))
+            others.append(server.recv())
+            assert step(others[-1]) is None
+            return calls[-1]
+
+        others: list[Any] = []
+        receiving = asyncio.create_task(server.recv_with(allocate))
+        await yield_loop(2)
+        async with factory.within(1):
+            await client.send(pattern(LONG))
+            received = await receiving
+        assert received.memory is calls[0]
+        assert calls == [pattern(LONG)]
+        others.clear()
+        await check_alive(client, server)
+
+
+# ---- the awaitables ------------------------------------------------------------------------------
+
+
+@one_loop
+async def test_a_receive_that_is_dropped(factory: ConnectionFactory) -> None:
+    """It waits no more: the next message is another receiver's."""
+    async with factory.pair() as (client, server):
+        for told in (False, True):
+            receiving = server.recv()
+            assert step(receiving) is None
+            if told:
+                await client.send(b"told")
+                await arrived(server, 1)
+            del receiving
+            await check_alive_after(client, server, told=told, factory=factory)
+
+
+async def check_alive_after(
+    client: Connection, server: Connection, *, told: bool, factory: ConnectionFactory
+) -> None:
+    async with factory.within(1):
+        if told:
+            assert bytes(await server.recv()) == b"told"
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_what_begins_when_its_connection_is_gone(factory: ConnectionFactory) -> None:
+    async with await factory.listen() as listener:
+        client, server = await factory.both(listener)
+        late = client.send(b"too late"), client.recv()
+        gone = weakref.ref(client)
+        kept = [client]
+        del client
+        with pytest.warns(ResourceWarning, match="was not closed"):
+            drop(kept)
+        async with factory.within(1):
+            await server.wait_closed()
+            while gone() is not None:
+                await yield_loop(1)
+            for awaitable in late:
+                await ends(awaitable, ConnectionClosedError)
+
+
+@by_cm  # asyncio itself complains of sockets that were left open
+def test_what_begins_when_its_loop_is_gone(factory: ConnectionFactory) -> None:
+    """What has arrived can be had; nothing else happens."""
+    loop = asyncio.new_event_loop()
+
+    kept: list[Any] = []
+
+    async def leave() -> tuple[Any, ...]:
+        listener = await factory.listen()
+        client, server = await factory.both(listener)
+        kept[:] = [listener, client, server]
+        await client.send(b"here")
+        await arrived(server, 1)
+        return server.recv(), server.recv(), server.send(b"x")
+
+    first, second, sending = loop.run_until_complete(leave())
+    loop.close()
+    with pytest.warns(ResourceWarning):
+        drop(kept)
+    assert bytes(step(first)) == b"here"
+    for awaitable in (second, sending):
+        with pytest.raises(ConnectionClosedError):
+            step(awaitable)
+
+
+@by_cm  # asyncio itself complains of sockets that were left open
+def test_a_receive_that_goes_with_its_loop(factory: ConnectionFactory) -> None:
+    """All of it is one cycle, which the collector takes apart in any order."""
+    for _ in range(5):
+        loop = asyncio.new_event_loop()
+        kept: list[Any] = []
+
+        async def leave(kept: list[Any]) -> None:
+            listener = await factory.listen()
+            kept[:] = [listener, *await factory.both(listener)]
+            for conn in kept[1:]:
+                waiting = [conn.recv() for _ in range(3)]
+                for each in waiting:
+                    each.send(None).add_done_callback(waiting.append)
+
+        loop.run_until_complete(leave(kept))
+        loop.close()
+        del loop
+        with pytest.warns(ResourceWarning):
+            drop(kept)
+        gc.collect()
+
+
+@one_loop
+async def test_awaitables_that_no_connection_has_made(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
+        receiving, sending, future = server.recv(), client.send(b""), client.send_nowait(b"")
+        receiving.close()
+        sending.close()
+        await future
+        for kind in (type(receiving), type(sending)):
+            with pytest.raises(RuntimeError):
+                step(kind())
+        with pytest.raises(TypeError):
+            type(future)()
+
+
+# ---- failures ------------------------------------------------------------------------------------
+
+
+@one_loop
+async def test_no_memory_for_a_bundle(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its messages fails, the connection does not."""
+    async with factory.pair(Config()) as (client, server):
+        first = client.send_nowait(b"alone")
+        others = [client.send_nowait(pattern(300, n)) for n in range(5)]
+
+        def block(pool: MemoryPool, size: int) -> Block:
+            raise OSError(12, "cannot register")
+
+        client._endpoint.driver.pool.clear_ready()
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryPool, "block", block)
+            async with factory.within(1):
+                for future in others:
+                    await ends(future, OSError)
+        async with factory.within(1):
+            await first
+            assert bytes(await server.recv()) == b"alone"
+            await check_alive(client, server)
+
+
+def test_an_interrupt_in_a_callback(factory: ConnectionFactory) -> None:
+    """It leaves the loop, and the other callbacks of the same future are called."""
+    loop = asyncio.new_event_loop()
+    called: list[str] = []
+
+    def interrupt(_: object) -> None:
+        called.append("first")
+        raise KeyboardInterrupt
+
+    async def talk() -> None:
+        async with factory.pair() as (client, server):
+            future = client.send_nowait(b"x")
+            future.add_done_callback(interrupt)
+            future.add_done_callback(lambda _: called.append("second"))
+            while len(called) < 2:
+                await yield_loop(1)
+            assert bytes(await server.recv()) == b"x"
+
+    task = loop.create_task(talk())
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(task)
+    loop.run_until_complete(asyncio.wait_for(task, 30))
+    assert called == ["first", "second"]
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+class Aborts:
+    """Garbage for the collector alone, which ends a connection when it is found."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self._myself = self
+
+    def __del__(self) -> None:
+        self._conn.abort()
+
+
+@one_loop
+async def test_the_collector_ends_the_connection(factory: ConnectionFactory) -> None:
+    """In the middle of whatever it comes in: nothing that is in use there goes."""
+    first = gc.get_threshold()
+    async with await factory.listen(replace(SMALL, data_receives=40)) as listener:
+        for after in range(1, 60, 2):
+            client, server = await factory.both(listener, replace(SMALL, data_receives=40))
+            receiving = [server.recv() for _ in range(3)]
+            for each in receiving:
+                step(each)
+            sending = [client.send_nowait(pattern(size)) for size in (5, 2000, ALONE) * 8]
+            gc.collect()
+            Aborts(server)
+            Aborts(client)
+            gc.set_threshold(after)
+            try:
+                await yield_loop(50)
+            finally:
+                gc.set_threshold(*first)
+            gc.collect()  # what a tracer had kept until then
+            async with factory.within(1):
+                for future in sending:
+                    with suppress(RDMAError):
+                        await future
+            async with factory.within(1):
+                await asyncio.gather(client.wait_closed(), server.wait_closed())
+            for each in receiving:
+                each.close()
