@@ -1,7 +1,8 @@
 """What aiordma reaches, measured beside what people would use instead, in one run of the machine.
 
     python -m bench all         everything, into RESULTS.md (a few minutes; --quick: one)
-    python -m bench latency     one comparison, printed
+    python -m bench latency     one comparison, printed (styles: those of programs)
+    python -m bench peers       installs ucxx and nixl, which are measured where they are
     python -m bench softroce    perftest on SoftRoCE, in the virtual machine, into RESULTS.md
     python -m bench render      RESULTS.md again, from results.json
     python -m bench instructions    how many an operation takes: a check, see there

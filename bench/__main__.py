@@ -18,9 +18,11 @@ from . import (
     many,
     one_sided,
     one_way,
+    peers,
     perftest,
     rate,
     softroce,
+    styles,
 )
 from .lanes import TURNS, Comparison, Options
 from .machine import facts
@@ -34,6 +36,7 @@ COMPARISONS: dict[str, Comparison] = {
     "latency": latency.COMPARISON,
     "rate": rate.COMPARISON,
     "one_way": one_way.COMPARISON,
+    "styles": styles.COMPARISON,
     "one_sided": one_sided.COMPARISON,
     "connections": connections.COMPARISON,
     "perftest": perftest.COMPARISON,
@@ -46,6 +49,7 @@ IN_ALL = [name for name in COMPARISONS if name != "softroce"]
 APART: dict[str, Callable[[Sequence[str]], None]] = {
     "cost": cost.main,
     "many": many.main,
+    "peers": peers.main,
     "instructions": instructions.main,
 }
 """With arguments of their own, and printed by themselves."""

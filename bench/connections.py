@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from . import peers
 from .lanes import (
     Comparison,
     Contenders,
@@ -26,16 +27,23 @@ NOTE = (
     'is closed. A core each. Up to commit 6f6a183, `via="tcp"` took over the queue pair of a '
     "connection that had been closed; later figures are without that."
 )
+UCXX = "ucxx, polling"
 ONE, WINDOW, MANY = "one connection", "one connection, 64 outstanding", "256 connections"
 CONNECT, CONNECT_ALL = "connect and close", "connect, and close when all are there"
 # Ours are more, for a tenth of a second: a turn begins with keep-alive for all that have idled.
-COUNTS = {"aiordma": 64_000, "uvloop TCP protocol": 6400, "uvloop Unix protocol": 6400}
+COUNTS = {
+    "aiordma": 64_000,
+    "uvloop TCP protocol": 6400,
+    "uvloop Unix protocol": 6400,
+    UCXX: 2560,
+}
 # For a tenth of a second each.
 CONNECTS = {
     "aiordma": 200,
     "aiordma, a socket each": 200,
     "aiordma, connection manager": 200,
     "uvloop TCP protocol": 2000,
+    UCXX: 20,
 }
 ALL = 200
 
@@ -63,6 +71,10 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
         yield Lane.of(contender, CONNECT, who, "connect", count=count)
         count = options.count(ALL)
         yield Lane.of(contender, CONNECT_ALL, who, "connect_all", count=count)
+    numbers = {"size": 64, "count": options.count(COUNTS[UCXX], 256), "connections": 256}
+    yield peers.lane(contenders, "ucxx", MANY, UCXX, "echo_together", **numbers)
+    count = options.count(CONNECTS[UCXX])
+    yield peers.lane(contenders, "ucxx connecting", CONNECT, UCXX, "connect", count=count)
 
 
 def measure(options: Options) -> Data:
@@ -75,11 +87,28 @@ def requirements(data: Data) -> Iterator[Requirement]:
     for work in (ONE, WINDOW):
         found = ratio(seconds(data, work, "aiordma"), together)
         yield at_least(f"256 connections echoing: times the rate of {work}", 1, found)
+    found = ratio(seconds(data, MANY, "uvloop Unix protocol"), together)
+    yield at_least("256 connections echoing: times the rate of uvloop Unix protocols", 1, found)
+    ucxx = seconds(data, CONNECT, UCXX)
+    for who, how in (
+        ("aiordma", "exchange"),
+        ("aiordma, a socket each", "exchange, a socket each"),
+        ("aiordma, connection manager", "CM"),
+    ):
+        found = ratio(ucxx, seconds(data, CONNECT, who))
+        yield at_least(f"connect and close by the {how}: times ucxx", 1.5, found)
     tcp = seconds(data, CONNECT, "uvloop TCP protocol")
     found = ratio(tcp, seconds(data, CONNECT, "aiordma, connection manager"))
     yield at_least("connect and close by the CM: times uvloop TCP", 1 / 3, found)
 
 
 COMPARISON = Comparison(
-    "Connections", NOTE, measure, requirements, "a second", lambda work, seconds: 1 / seconds
+    "Connections",
+    NOTE,
+    measure,
+    requirements,
+    "a second",
+    lambda work, seconds: 1 / seconds,
+    style="a task for each connection, which awaits `send`, then `recv`; one task that awaits "
+    "`connect` and `close`",
 )

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from . import device
 
@@ -61,7 +63,7 @@ class Contender:
     def __init__(self) -> None:
         self._stack = ExitStack()
 
-    def do(self, kind: str, **numbers: int) -> float:
+    def do(self, kind: str, **numbers: Any) -> float:
         """Seconds that one operation took."""
         raise NotImplementedError
 
@@ -81,26 +83,43 @@ class Contender:
 
 
 class InPython(Contender):
-    """`way` is one of `worker.WAYS`, `loop` one of `worker.loops()`."""
+    """`way` is one of `worker.WAYS`, `loop` one of `worker.loops()`.
 
-    def __init__(self, way: str, loop: str, cores: Cores) -> None:
+    `python` is the one of another environment.  What is measured there polls for ever, so its
+    processes are stopped while others have their turn.
+    """
+
+    def __init__(self, way: str, loop: str, cores: Cores, python: str = sys.executable) -> None:
         super().__init__()
+        self._python = python
+        self._polling: list[subprocess.Popen[str]] = []
         self._way = way
         self._loop = loop
         self._cores = cores
         self._asking: subprocess.Popen[str] | None = None
 
-    def do(self, kind: str, **numbers: int) -> float:
-        if self._asking is None:
-            worker = [sys.executable, "-m", "bench.worker"]
+    def do(self, kind: str, **numbers: Any) -> float:
+        if self._asking is not None:
+            self._signal(signal.SIGCONT)
+        else:
+            worker = [self._python, "-m", "bench.worker"]
             folder = self._stack.enter_context(TemporaryDirectory())
             client, server = self._cores
             serving = self._start([*worker, "serve", self._way, self._loop, folder], server)
             places = read_line(serving)
             self._asking = self._start([*worker, "measure", self._way, self._loop], client)
             write_line(self._asking, places.rstrip())
+            if self._python != sys.executable:
+                self._polling = [serving, self._asking]
+                self._stack.callback(self._signal, signal.SIGCONT)
         write_line(self._asking, json.dumps({"kind": kind, **numbers}))
-        return float(read_line(self._asking))
+        taken = float(read_line(self._asking))
+        self._signal(signal.SIGSTOP)
+        return taken
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._polling:
+            process.send_signal(number)
 
 
 class InC(Contender):
@@ -116,7 +135,7 @@ class InC(Contender):
         self._core = cores[0]
         self._asking: dict[tuple[str, int, int, int], subprocess.Popen[str]] = {}
 
-    def do(self, kind: str, **numbers: int) -> float:
+    def do(self, kind: str, **numbers: Any) -> float:
         job = kind, numbers["size"], numbers.get("window", 1), numbers.get("under_way", 1)
         if job not in self._asking:
             command = [str(device.program("verbs")), *self._arguments, *map(str, job)]

@@ -76,9 +76,19 @@ async def works() -> AsyncGenerator[Work, None]:
     way = OverRDMA()
     async with way.serve("") as places, AsyncExitStack() as stack:
         on = Measuring(way, places, stack)
+
+        def stream(sender: str) -> Callable[[int], Awaitable[float]]:
+            style = {"sender": sender, "source": "bytes", "receiver": "recv", "target": "none"}
+            return lambda count: on.by_client(
+                "styles", "stream", **style, size=64 << 10, count=count
+            )
+
         yield Work("64 B echo", COUNT, partial(on.echo, 64))
         yield Work("64 B echo, 64 outstanding", COUNT, partial(on.echo_many, 64, window=64))
+        yield Work("64 B echo, 64 tasks", COUNT, partial(on.echo_tasks, 64, window=64))
         yield Work("64 KiB message", COUNT, partial(on.send_many, 64 << 10, window=16))
+        yield Work("64 KiB message, gather of 8", COUNT, stream("gather"))
+        yield Work("64 KiB message, one at a time", COUNT, stream("one"))
         yield Work("256 KiB message", COUNT, partial(on.send_many, 256 << 10, window=4))
         yield Work("64 B write", COUNT, partial(on.write, 64))
         yield Work("64 B write in a batch of 64", BATCHED, partial(on.write_batch, 64, window=64))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from typing import Any, Self, TypedDict
 from .contender import Contender, InC, InPython, one_core, two_cores
 
 TURNS = 9
+NOT_INSTALLED, NOT_MEASURED = "not installed", "not measured"
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Measured(TypedDict):
     work: str
     who: str
     seconds: list[float]
-    """For one operation, turn by turn."""
+    """For one operation, turn by turn; none where `who` is not installed."""
 
 
 Data = list[Measured]
@@ -49,20 +52,27 @@ class Lane:
     do: Callable[[], float]
     afresh: bool = False
     """Each is a process of its own, so that there is nothing to warm up."""
+    installed: bool = True
 
     @classmethod
-    def of(cls, contender: Contender, work: str, who: str, kind: str, **numbers: int) -> Self:
+    def of(cls, contender: Contender, work: str, who: str, kind: str, **numbers: Any) -> Self:
         return cls(work, who, lambda: contender.do(kind, **numbers), contender.afresh)
+
+    @classmethod
+    def missing(cls, work: str, who: str) -> Self:
+        """Its contender is not installed: it is in the results, without figures."""
+        return cls(work, who, lambda: math.nan, installed=False)
 
 
 def take_turns(lanes: Sequence[Lane], options: Options) -> Data:
     """Each lane once to warm up, then all of them in every turn."""
     measured: Data = [{"work": lane.work, "who": lane.who, "seconds": []} for lane in lanes]
-    for lane in lanes:
+    here = [both for both in zip(lanes, measured, strict=True) if both[0].installed]
+    for lane, _ in here:
         if not lane.afresh:
             lane.do()
     for _ in range(options.turns):
-        for lane, entry in zip(lanes, measured, strict=True):
+        for lane, entry in here:
             entry["seconds"].append(lane.do())
     return measured
 
@@ -74,7 +84,8 @@ class Requirement:
     what: str
     asked: str
     measured: str
-    reached: bool
+    reached: bool | None
+    """None: one of what it compares was not measured."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,10 @@ class Comparison:
     """What is shown, in `unit`, for work of which one operation took so many seconds."""
     ours: str = "aiordma"
     """Who the others are compared with."""
+    style: str = ""
+    """How programs send and receive whose figures these are."""
+    summary: Callable[[Data], Iterator[tuple[str, ...]]] | None = None
+    """A table of its own in place of the one of all figures: its heading, and its rows."""
 
 
 class Contenders(ExitStack):
@@ -99,9 +114,16 @@ class Contenders(ExitStack):
         super().__init__()
         self._known: dict[tuple[Any, ...], Contender] = {}
 
-    def python(self, way: str, loop: str = "uvloop", *, together: bool = False) -> Contender:
+    def python(
+        self,
+        way: str,
+        loop: str = "uvloop",
+        *,
+        together: bool = False,
+        python: str = sys.executable,
+    ) -> Contender:
         """`together`: both of its processes on one core."""
-        return self._get(InPython, way, loop, one_core() if together else two_cores())
+        return self._get(InPython, way, loop, one_core() if together else two_cores(), python)
 
     def c(
         self, asks: str = "polling", serves: str = "polling", *, together: bool = False
@@ -129,10 +151,11 @@ def size_name(size: int) -> str:
 
 
 def seconds(data: Data, work: str, who: str) -> list[float]:
+    """None where `who` is not installed, or where the data are older than the lane."""
     for entry in data:
         if (entry["work"], entry["who"]) == (work, who):
             return entry["seconds"]
-    raise KeyError(f"{who}, {work}: not measured")
+    return []
 
 
 @dataclass(frozen=True)
@@ -154,18 +177,28 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(tuple(values))
 
 
+def is_missing(data: Data, work: str, who: str) -> bool:
+    return not seconds(data, work, who)
+
+
 def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
-    """Turn by turn, since what disturbs one turn disturbs both."""
+    """Turn by turn, since what disturbs one turn disturbs both; none where one has none."""
+    if not (over and under):
+        return spread(())
     return spread(a / b for a, b in zip(over, under, strict=True))
 
 
 def at_least(what: str, least: float, found: Spread, unit: str = "x") -> Requirement:
+    if not found.values:
+        return Requirement(what, f"at least {least:.3g} {unit}", NOT_MEASURED, None)
     return Requirement(
         what, f"at least {least:.3g} {unit}", f"{found:.2f} {unit}", found.typical >= least
     )
 
 
 def at_most(what: str, most: float, found: Spread, unit: str = "x") -> Requirement:
+    if not found.values:
+        return Requirement(what, f"at most {most:g} {unit}", NOT_MEASURED, None)
     return Requirement(
         what, f"at most {most:g} {unit}", f"{found:.2f} {unit}", found.typical <= most
     )

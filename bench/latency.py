@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from . import peers
 from .contender import Contender
 from .lanes import (
     Comparison,
@@ -38,6 +39,7 @@ RIVALS = [
 
 TOGETHER = "64 B, both on one core"
 TCP = "uvloop TCP protocol"
+UCXX = "ucxx, polling"
 
 
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
@@ -50,6 +52,8 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
         yield echo(work, "aiordma", size, contenders.python("aiordma"))
         yield echo(work, "aiordma on asyncio", size, contenders.python("aiordma", "asyncio"))
         yield echo(work, "aiordma, sleeping", size, contenders.python("aiordma sleeping"))
+        found = peers.contender(contenders, "ucxx")
+        yield echo(work, UCXX, size, found) if found else Lane.missing(work, UCXX)
         for way, loop in RIVALS:
             yield echo(work, f"{loop} {way}", size, contenders.python(way, loop))
         yield echo(work, "C, polling", size, contenders.c())
@@ -84,10 +88,21 @@ def requirements(data: Data) -> Iterator[Requirement]:
         against("64 B", "aiordma, sleeping", TCP),
     )
     yield at_least(
+        "64 B echo round trip, sleeping: times faster than uvloop Unix protocols",
+        1,
+        against("64 B", "aiordma, sleeping", "uvloop Unix protocol"),
+    )
+    yield at_least(
         "64 B echo, both processes on one core, sleeping: times faster than uvloop Unix sockets",
         1,
         against(TOGETHER, "aiordma, sleeping", "uvloop Unix protocol"),
     )
 
 
-COMPARISON = Comparison("Echo", NOTE, measure, requirements)
+COMPARISON = Comparison(
+    "Echo",
+    NOTE,
+    measure,
+    requirements,
+    style="one task that awaits `send`, then `recv`; the other side answers in `async for`",
+)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from . import peers
 from .lanes import (
     Comparison,
     Contenders,
@@ -34,7 +36,9 @@ NOTE = (
     "each other in between. *Under way* are those that have been begun and not been awaited yet: "
     "another one begins whenever one of them is done, as programs do that want bandwidth or rate, "
     "which is what is measured then: the whole time by the number of writes. In aiordma as many "
-    "tasks make one after another each; in C as many stand in the send queue."
+    "tasks make one after another each; in C as many stand in the send queue. *nixl* is an agent "
+    "that asks for the end of its transfer again and again; the program of the other one sleeps, "
+    "its progress thread does not; a batch is one transfer of as many parts."
 )
 
 AWAKE, ASLEEP = "target awake", "target asleep"
@@ -42,7 +46,7 @@ MOODS = {AWAKE: "polling", ASLEEP: "sleeping"}  # of C's target
 MEMCPY = {"memcpy": "copy", "memcpy across": "copy_across"}
 MIB = 1 << 20
 BATCH = 64
-SMALL, LARGE, LARGE_MANY = "64 B", "1 MiB", "1 MiB, 4 under way"
+SMALL, LARGE, READ, LARGE_MANY = "64 B", "1 MiB", "1 MiB read", "1 MiB, 4 under way"
 BATCHED, BATCHED_MANY = f"in batches of {BATCH}", f"in batches of {BATCH}, two under way"
 EACH, ALL = 3e-6, 0.5e-6  # what Python may add to one
 
@@ -51,9 +55,17 @@ EACH, ALL = 3e-6, 0.5e-6  # what Python may add to one
 WORKS = {
     SMALL: ("write", 1000, {"size": 64}),
     LARGE: ("write", 100, {"size": MIB}),
+    READ: ("read", 100, {"size": MIB}),
     LARGE_MANY: ("write_many", 1024, {"size": MIB, "window": 4}),
     f"64 B {BATCHED}": ("write_batch", 12800, {"size": 64, "window": BATCH}),
     f"64 B {BATCHED_MANY}": ("write_batch", 12800, {"size": 64, "window": BATCH, "under_way": 2}),
+}
+# What nixl does of these.
+NIXL: dict[str, dict[str, Any]] = {
+    SMALL: {"do": "one", "operation": "WRITE", "size": 64},
+    LARGE: {"do": "one", "operation": "WRITE", "size": MIB},
+    READ: {"do": "one", "operation": "READ", "size": MIB},
+    f"64 B {BATCHED}": {"do": "batch", "operation": "WRITE", "size": 64, "window": BATCH},
 }
 
 
@@ -69,7 +81,14 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
             unit = numbers.get("window", 1) * numbers.get("under_way", 1)
             job = {**numbers, "count": options.count(many, unit), "awake": awake}
             for who, contender in runners.items():
+                if who == "C" and kind == "read":
+                    continue  # its program has no such job
                 yield Lane.of(contender, f"{work}, {target}", who, kind, **job)
+            if target == ASLEEP and work in NIXL:
+                its = {"service": "memory", "count": job["count"], **NIXL[work]}
+                yield peers.lane(
+                    contenders, "nixl", f"{work}, {target}", "nixl", "by_client", **its
+                )
             if work == LARGE:
                 for who, copy in MEMCPY.items():
                     yield Lane.of(contenders.c(), f"{work}, {target}", who, copy, **job)
@@ -96,6 +115,11 @@ def requirements(data: Data) -> Iterator[Requirement]:
         ):
             times = ratio(*pair(work, target))
             yield at_most(f"{what}, {target}: times the C figure", 1.1, times)
+    for work, what in ((LARGE, "write"), (READ, "read")):
+        nixl = seconds(data, f"{work}, {ASLEEP}", "nixl")
+        for target in (AWAKE, ASLEEP):
+            times = ratio(seconds(data, f"{work}, {target}", "aiordma"), nixl)
+            yield at_most(f"1 MiB one-sided {what}, {target}: times nixl", 1, times)
     across = seconds(data, f"{LARGE}, {AWAKE}", "memcpy across")
     for work, what in (
         (LARGE, "1 MiB one-sided write in C"),
@@ -134,4 +158,10 @@ def requirements(data: Data) -> Iterator[Requirement]:
             )
 
 
-COMPARISON = Comparison("One-sided", NOTE, measure, requirements)
+COMPARISON = Comparison(
+    "One-sided",
+    NOTE,
+    measure,
+    requirements,
+    style="one `await write` or `read` at a time, or several tasks, or a batch, as the row says",
+)

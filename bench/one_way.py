@@ -83,4 +83,5 @@ COMPARISON = Comparison(
     requirements,
     "GB/s",
     lambda work, seconds: NAMES[work] / seconds / 1e9,
+    style="a window of 2 to 16 futures of `send_nowait`, received in `async for`",
 )

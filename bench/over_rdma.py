@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Literal
+from typing import Any, Literal
 
 import aiordma
 
+from . import streaming
 from .ways import DEVICE, ENOUGH, HOST, Place
 
 AWAKE, ASLEEP = b"awake", b"asleep"
@@ -60,7 +61,13 @@ async def stay_awake() -> None:
         await asyncio.sleep(0)
 
 
-SERVICES = {"echo": answer, "echo_many": answer_at_once, "sink": sink, "memory": lend}
+SERVICES = {
+    "echo": answer,
+    "echo_many": answer_at_once,
+    "sink": sink,
+    "memory": lend,
+    "styles": streaming.serve,
+}
 
 
 class RDMAClient:
@@ -89,6 +96,22 @@ class RDMAClient:
                 await under_way.popleft()
             under_way.append(conn.send_nowait(data))
         await self.echo(ENOUGH)
+
+    async def send_gather(self, data: bytes, count: int, window: int) -> None:
+        conn = self.conn
+        for _ in range(count // window):
+            await asyncio.gather(*(conn.send(data) for _ in range(window)))
+        await self.echo(ENOUGH)
+
+    async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
+        async def talk() -> None:
+            for _ in range(count // window):
+                await self.echo(data)
+
+        await asyncio.gather(*(talk() for _ in range(window)))
+
+    async def stream(self, **style: Any) -> float:
+        return await streaming.stream(self.conn, **style)
 
     async def wake(self, awake: int) -> None:
         await self.echo(AWAKE if awake else ASLEEP)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
@@ -159,6 +160,29 @@ class ClientProtocol(Frames):
                 await self.writable
         await self.echo(frame(ENOUGH))
 
+    async def send_gather(self, data: bytes, count: int, window: int) -> None:
+        async def send() -> None:
+            self.transport.write(data)
+            if self.writable:
+                await self.writable
+
+        for _ in range(count // window):
+            await asyncio.gather(*(send() for _ in range(window)))
+        await self.echo(frame(ENOUGH))
+
+    async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
+        waiting: deque[asyncio.Future[None]] = deque()
+        self.arrived = lambda _: waiting.popleft().set_result(None)
+
+        async def talk() -> None:
+            for _ in range(count // window):
+                answer: asyncio.Future[None] = self.loop.create_future()
+                waiting.append(answer)
+                self.transport.write(data)
+                await answer
+
+        await asyncio.gather(*(talk() for _ in range(window)))
+
 
 PROTOCOLS: dict[str, Callable[[], Frames]] = {
     "echo": EchoProtocol,
@@ -245,6 +269,27 @@ class StreamClient:
             self.writer.write(data)
             await self.writer.drain()
         await self.echo(frame(ENOUGH))
+
+    async def send_gather(self, data: bytes, count: int, window: int) -> None:
+        async def send() -> None:
+            self.writer.write(data)
+            await self.writer.drain()
+
+        for _ in range(count // window):
+            await asyncio.gather(*(send() for _ in range(window)))
+        await self.echo(frame(ENOUGH))
+
+    async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
+        reading = asyncio.Lock()  # a stream has one reader at a time
+
+        async def talk() -> None:
+            for _ in range(count // window):
+                self.writer.write(data)
+                await self.writer.drain()
+                async with reading:
+                    await read_message(self.reader)
+
+        await asyncio.gather(*(talk() for _ in range(window)))
 
 
 @dataclass(frozen=True)

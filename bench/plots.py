@@ -29,7 +29,7 @@ def draw(comparison: Comparison, data: Data, path: Path) -> None:
                 [one.typical - min(one.values) for one in shown],
                 [max(one.values) - one.typical for one in shown],
             ],
-            color=[OURS if name.startswith(comparison.ours) else OTHERS for name in names],
+            color=[OURS if "aiordma" in name else OTHERS for name in names],
             error_kw={"elinewidth": 0.8},
         )
         axis.invert_yaxis()

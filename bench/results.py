@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NotRequired, TypedDict
 
 from . import cost
-from .lanes import Comparison, Data, Requirement, by_work, ratio, seconds, spread
+from .lanes import NOT_INSTALLED, Comparison, Data, Requirement, by_work, ratio, seconds, spread
 from .machine import Facts
 
 HEAD = """\
@@ -15,6 +15,11 @@ HEAD = """\
 Written by `python -m bench all` ([bench](__init__.py) says how). Every figure is a median
 of {turns} turns, in each of which all that is compared ran once; in brackets the lowest and the
 highest turn. What carries over to another machine, if anything does, are the ratios.
+"""
+
+STYLES = """\
+How fast aiordma is depends on the style of the program that uses it. These are the styles of the
+figures: {styles}.
 """
 
 NO_NOTE = "not investigated."
@@ -44,6 +49,9 @@ def figures(comparison: Comparison, data: Data) -> Iterator[tuple[str, ...]]:
     """Work, who, the figure, and how many times as long as ours it took."""
     for work, entries in by_work(data):
         for entry in entries:
+            if not entry["seconds"]:
+                yield work, entry["who"], NOT_INSTALLED, ""
+                continue
             found = spread(comparison.figure(work, one) for one in entry["seconds"])
             digits = ",.0f" if found.typical >= 1000 else ".4g"
             if entry["who"] == comparison.ours:
@@ -61,7 +69,7 @@ def reached(requirement: Requirement) -> tuple[str, str, str, str]:
 
 def why(requirements: Iterable[Requirement], notes: Mapping[str, str]) -> Iterator[str]:
     """A paragraph for each that is not reached."""
-    missed = [requirement.what for requirement in requirements if not requirement.reached]
+    missed = [requirement.what for requirement in requirements if requirement.reached is False]
     if missed:
         yield from ("", "### What is not reached, and why")
     for what in missed:
@@ -76,9 +84,19 @@ def markdown(
 ) -> str:
     """`plots` are paths of pictures, by comparison; `notes` say by what is asked why it is not
     reached."""
-    lines = [HEAD.format(turns=results["turns"]), "## The machine", ""]
-    lines += table(("", ""), results["machine"].items())
     measured = {name: data for name, data in results["data"].items() if name in comparisons}
+    styles = "; ".join(
+        f"**{comparison.title}**: {comparison.style}"
+        for comparison in (comparisons[name] for name in measured)
+        if comparison.style
+    )
+    lines = [
+        HEAD.format(turns=results["turns"]),
+        STYLES.format(styles=styles),
+        "## The machine",
+        "",
+    ]
+    lines += table(("", ""), results["machine"].items())
     lines += ["", "## What is to be reached", ""]
     requirements = [
         requirement
@@ -97,6 +115,9 @@ def markdown(
     for name, data in measured.items():
         comparison = comparisons[name]
         lines += ["", f"## {comparison.title}", "", comparison.note, ""]
+        if comparison.summary:
+            names, *lane_rows = comparison.summary(data)
+            lines += [*table(names, lane_rows), ""]
         head = ("", "by", comparison.unit, f"takes as long as {comparison.ours}, times")
         lines += table(head, figures(comparison, data))
         if name in plots:

@@ -34,6 +34,12 @@ class Client(Protocol):
     async def send_many(self, data: bytes, count: int, window: int) -> None:
         """`count` messages one way, and a word that the last one has arrived."""
 
+    async def send_gather(self, data: bytes, count: int, window: int) -> None:
+        """The same, by coroutines that send one each, `window` of them gathered at a time."""
+
+    async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
+        """`count` messages there and back by `window` tasks, each with one under way."""
+
 
 class Way(Protocol):
     """`serve` gives the places of its services, by name, and serves until it is left.

@@ -7,8 +7,10 @@ python -m bench.worker measure WAY LOOP           reads places, then jobs: a lin
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -32,10 +34,15 @@ WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "TCP protocol": ("over_sockets", "OverProtocol", {}),
     "TCP streams": ("over_sockets", "OverStreams", {}),
     "Unix protocol": ("over_sockets", "OverProtocol", {"unix": True}),
+    "ucxx": ("over_ucxx", "OverUCXX", {}),
+    "ucxx connecting": ("over_ucxx", "OverUCXX", {}),
+    "nixl": ("over_nixl", "OverNIXL", {}),
     "Unix streams": ("over_sockets", "OverStreams", {"unix": True}),
 }
 
 Job = dict[str, Any]
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def the_way(name: str) -> Way:
@@ -98,6 +105,28 @@ class Measuring:
         prepared = self._way.prepare(os.urandom(size))
         start = perf_counter()
         await client.send_many(prepared, count, window)
+        return (perf_counter() - start) / count
+
+    async def send_gather(self, size: int, count: int, window: int) -> float:
+        """Messages one way, by `window` coroutines at a time."""
+        (client,) = await self._connected("sink")
+        prepared = self._way.prepare(os.urandom(size))
+        start = perf_counter()
+        await client.send_gather(prepared, count, window)
+        return (perf_counter() - start) / count
+
+    async def by_client(self, service: str, do: str, **numbers: Any) -> float:
+        """What the client of one way alone can do, by the name of its method."""
+        (client,) = await self._connected(service)
+        measure: Callable[..., Awaitable[float]] = getattr(client, do)
+        return await measure(**numbers)
+
+    async def echo_tasks(self, size: int, count: int, window: int) -> float:
+        """Messages there and back by `window` tasks on one connection, each with one under way."""
+        (client,) = await self._connected("echo_many")
+        prepared = self._way.prepare(os.urandom(size))
+        start = perf_counter()
+        await client.echo_tasks(prepared, count, window)
         return (perf_counter() - start) / count
 
     async def echo_together(self, size: int, count: int, connections: int) -> float:
@@ -189,6 +218,20 @@ class Measuring:
         await client.wake(0)
         return taken / (each * window * under_way)
 
+    async def read(self, size: int, count: int, awake: int = 0) -> float:
+        """The median of one-sided reads, awaited one after another; `awake` as for `write`."""
+        client, remote = await self._memory()
+        await client.wake(awake)
+        times = []
+        with client.conn.alloc(size) as buffer:
+            source = remote[:size]
+            for _ in range(count):
+                start = perf_counter()
+                await client.conn.read(source, buffer)
+                times.append(perf_counter() - start)
+        await client.wake(0)
+        return median(times)
+
     async def _memory(self) -> tuple[RDMAClient, Any]:
         client = cast("RDMAClient", (await self._connected("memory"))[0])
         if self._remote is None:
@@ -212,7 +255,13 @@ async def serve(way: Way, folder: str) -> None:
         await asyncio.to_thread(sys.stdin.read)
 
 
+def go_on_without_parent() -> None:
+    """Stopped while others have their turn, it goes on when what started it has gone, and ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT))
+
+
 def main(what: str, way: str, loop: str, *folder: str) -> None:
+    go_on_without_parent()
     with asyncio.Runner(loop_factory=loops()[loop]) as runner:
         asking = the_way(way)
         runner.run(serve(asking, *folder) if what == "serve" else measure(asking))

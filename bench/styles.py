@@ -1,0 +1,212 @@
+"""Messages one way in each style in which programs send and receive them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from . import peers
+from .contender import Contender
+from .lanes import (
+    NOT_INSTALLED,
+    Comparison,
+    Contenders,
+    Data,
+    Lane,
+    Options,
+    Requirement,
+    Spread,
+    at_least,
+    at_most,
+    by_work,
+    is_missing,
+    ratio,
+    seconds,
+    size_name,
+    spread,
+    take_turns,
+)
+
+NOTE = (
+    "Messages one way until the last one has arrived: GB/s (10^9 bytes). *Window* is a loop with 8 "
+    "futures of `send_nowait` under way, of which it awaits the oldest; *one* awaits each `send`; "
+    "*gather* and *TaskGroup* await 8 coroutines of `send` at a time; *a task each* makes a task "
+    "for every message, and has at most 64 of them. They send `bytes` unless another kind of "
+    "memory is named, all the same memory again and again. What receives keeps nothing; "
+    "`recv_into` has the same memory for all messages. The registered memory is of `conn.alloc` "
+    "or `conn.register`, made before the clock starts. Over sockets: a protocol that calls "
+    "`write` until it is told to pause (a window), a stream that awaits `drain` after each "
+    "(one), and 8 coroutines that do so together (gather). C is SEND from registered memory into "
+    "posted receives, both sides polling, 8 under way; memcpy is one core's. A core for each side."
+)
+
+
+@dataclass(frozen=True)
+class Style:
+    sender: str
+    source: str
+    receiver: str
+    target: str
+    name: str
+
+    @property
+    def who(self) -> str:
+        return f"aiordma: {self.name}"
+
+
+STYLES = [
+    Style("window", "bytes", "recv", "none", "window, `recv`"),
+    Style("one", "bytes", "recv", "none", "one, `recv`"),
+    Style("gather", "bytes", "recv", "none", "gather, `recv`"),
+    Style("task_group", "bytes", "recv", "none", "TaskGroup, `recv`"),
+    Style("tasks", "bytes", "recv", "none", "a task each, `recv`"),
+    Style("window", "bytearray", "recv", "none", "window of a bytearray, `recv`"),
+    Style("window", "alloc", "recv", "none", "window of `alloc`, `recv`"),
+    Style("gather", "register", "recv", "none", "gather of `register`, `recv`"),
+    Style("window", "bytes", "iterate", "none", "window, `async for`"),
+    Style("window", "bytes", "recv_into", "bytearray", "window, `recv_into` a bytearray"),
+    Style("window", "bytes", "recv_into", "numpy", "window, `recv_into` a numpy array"),
+    Style("window", "bytes", "recv_into", "register", "window, `recv_into` registered"),
+    Style("gather", "register", "recv_into", "register", "gather of `register`, `recv_into` it"),
+]
+FIRST = STYLES[0].who
+REGISTERED = {
+    "aiordma: window of `alloc`, `recv`": "aiordma: window, `recv`",
+    "aiordma: gather of `register`, `recv`": "aiordma: gather, `recv`",
+    "aiordma: window, `recv_into` registered": "aiordma: window, `recv_into` a bytearray",
+}
+"""Styles with registered memory, and the same ones without."""
+
+TCP, C, MEMCPY = "uvloop TCP protocol", "C, polling", "memcpy"
+UCXX = "ucxx, polling: gather"
+# How each of the others is used: its lane, its contender, the kind of job.
+RIVALS = [
+    (TCP, "TCP protocol", "send_many"),
+    ("uvloop Unix protocol", "Unix protocol", "send_many"),
+    ("uvloop TCP protocol: gather", "TCP protocol", "send_gather"),
+    ("uvloop TCP streams: one", "TCP streams", "send_many"),
+    ("uvloop TCP streams: gather", "TCP streams", "send_gather"),
+]
+WINDOW = 8
+TURN = 512 << 20  # bytes in a turn of each lane; a fourth where it is sockets or ucxx
+SIZES = (64 << 10, 1 << 20, 64 << 20)
+NAMES = {size_name(size): size for size in SIZES}
+
+SLOWEST, TO_C = 1.5, 0.75
+SAME = 0.95  # never slower: two turns of the very same differ by a twentieth
+
+
+def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
+
+    def lane(contender: Contender, work: str, who: str, kind: str, count: int, **job: Any) -> Lane:
+        """With an eighth of the work before, if a turn is short: a lane that follows another one
+        of the same two processes finds them awake, and others do not."""
+
+        def do() -> float:
+            if count >= 8 * WINDOW:
+                contender.do(kind, count=count // 8 // WINDOW * WINDOW, **job)
+            return contender.do(kind, count=count, **job)
+
+        return Lane(work, who, do)
+
+    ours = contenders.python("aiordma")
+    for size in (size for size in SIZES if size <= options.most):
+        work = size_name(size)
+        numbers = {"size": size, "count": options.count(TURN // size, WINDOW)}
+        others = {**numbers, "count": options.count(TURN // 4 // size, WINDOW)}
+        for style in STYLES:
+            job: dict[str, Any] = {
+                "service": "styles",
+                "do": "stream",
+                "sender": style.sender,
+                "source": style.source,
+                "receiver": style.receiver,
+                "target": style.target,
+            }
+            yield lane(ours, work, style.who, "by_client", **job, **numbers)
+        for who, way, kind in RIVALS:
+            yield lane(contenders.python(way), work, who, kind, **others, window=WINDOW)
+        if ucxx := peers.contender(contenders, "ucxx"):
+            yield lane(ucxx, work, UCXX, "send_gather", **others, window=WINDOW)
+        else:
+            yield Lane.missing(work, UCXX)
+        yield lane(contenders.c(), work, C, "send_many", **numbers, window=WINDOW)
+        yield lane(contenders.c(), work, MEMCPY, "copy", **numbers)
+
+
+def measure(options: Options) -> Data:
+    with Contenders() as contenders:
+        return take_turns(list(lanes(contenders, options)), options)
+
+
+def ranked(data: Data, work: str) -> list[str]:
+    """Our styles, the fastest first."""
+    return sorted((style.who for style in STYLES), key=lambda who: median(seconds(data, work, who)))
+
+
+def requirements(data: Data) -> Iterator[Requirement]:
+    for work, _ in by_work(data):
+
+        def times(who: str, whom: str, work: str = work) -> Spread:
+            """Of the other's pace."""
+            return ratio(seconds(data, work, whom), seconds(data, work, who))
+
+        fastest, *_, slowest = ranked(data, work)
+        yield at_most(
+            f"messages of {work}: the slowest style, times as long as the fastest",
+            SLOWEST,
+            times(fastest, slowest),
+        )
+        yield at_least(
+            f"messages of {work}: the fastest style, times the C figure", TO_C, times(fastest, C)
+        )
+        yield at_least(
+            f"messages of {work}: the slowest style, times uvloop TCP protocols",
+            1,
+            times(slowest, TCP),
+        )
+        for registered, plain in REGISTERED.items():
+            name = registered.removeprefix("aiordma: ")
+            yield at_least(
+                f"messages of {work}, {name}: times without registering",
+                SAME,
+                times(registered, plain),
+            )
+
+
+def summary(data: Data) -> Iterator[tuple[str, ...]]:
+    """A row for each style and for each of the others: GB/s, and times uvloop TCP protocols."""
+    orders = {work: ranked(data, work) for work, _ in by_work(data)}
+
+    def times(work: str, over: str, under: str) -> str:
+        return f"{ratio(seconds(data, work, over), seconds(data, work, under)).typical:.2f}"
+
+    yield "", *(head for work in orders for head in (f"{work}, GB/s", "times TCP"))
+    for who in dict.fromkeys(entry["who"] for entry in data):
+        cells: list[str] = []
+        for work in orders:
+            if is_missing(data, work, who):
+                cells += [NOT_INSTALLED, ""]
+            else:
+                rates = spread(NAMES[work] / one / 1e9 for one in seconds(data, work, who))
+                cells += [f"{rates.typical:.2f}", times(work, TCP, who)]
+        yield who, *cells
+    slowest = (times(work, order[-1], order[0]) for work, order in orders.items())
+    yield "*slowest style / fastest style, time*", *(cell for one in slowest for cell in (one, ""))
+    fastest = (times(work, C, order[0]) for work, order in orders.items())
+    yield "*fastest style / C, rate*", *(cell for one in fastest for cell in (one, ""))
+
+
+COMPARISON = Comparison(
+    "Styles",
+    NOTE,
+    measure,
+    requirements,
+    "GB/s",
+    lambda work, seconds: NAMES[work] / seconds / 1e9,
+    FIRST,
+    "the style that each row names",
+    summary,
+)
