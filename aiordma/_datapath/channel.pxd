@@ -87,6 +87,7 @@ cdef class MessageChannel(FrameHandler):
     cdef int register_piece(self, Piece piece) except -1
     cdef int rendezvous_over(self, uint32_t request_id, uint32_t status) except -1
     cdef int acknowledge(self, uint32_t request_id) except -1
+    cdef bint takes_now(self, PoolBlock block, uint32_t length, object imm) except -1
     cdef int take_frame(self, PoolBlock block, uint32_t length) except -1
     cdef int take_bundle(self, PoolBlock block, uint32_t count) except -1
     cdef int take_rendezvous(self, PoolBlock block, uint32_t length) except -1

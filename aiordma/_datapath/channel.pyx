@@ -712,15 +712,21 @@ cdef class MessageChannel(FrameHandler):
 
     # ---- receiving ----
 
-    cdef int received(self, PoolBlock block, uint32_t length) except -1:
-        """A frame has arrived in `block`, of which this takes over the lease."""
+    cdef bint takes_now(self, PoolBlock block, uint32_t length, object imm) except -1:
+        """Whether what has arrived is to be handled; else it is kept until `start`, or dropped."""
         if not self.started:
-            self.early_frames.append((block, length, None))  # the peer was quicker than our handshake
+            self.early_frames.append((block, length, imm))  # the peer was quicker than our handshake
             if self.on_early_frame is not None:
                 self.on_early_frame()
-            return 0
+            return False
         if self.ended_by is not None or self.peer_has_left:
             block.end_lease()
+            return False
+        return True
+
+    cdef int received(self, PoolBlock block, uint32_t length) except -1:
+        """A frame has arrived in `block`, of which this takes over the lease."""
+        if not self.takes_now(block, length, None):
             return 0
         try:
             self.take_frame(block, length)
@@ -829,13 +835,7 @@ cdef class MessageChannel(FrameHandler):
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
         """The peer has written to memory of this side, and says so with immediate data."""
         cdef Message message
-        if not self.started:
-            self.early_frames.append((block, length, imm))
-            if self.on_early_frame is not None:
-                self.on_early_frame()
-            return 0
-        if self.ended_by is not None or self.peer_has_left:
-            block.end_lease()
+        if not self.takes_now(block, length, imm):
             return 0
         try:
             self.credits.received(DATA, 0, 0)

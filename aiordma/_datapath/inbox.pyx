@@ -61,7 +61,6 @@ cdef enum:
     # Bytes of READs under way from which on no further message is read ahead: enough for a fast link to
     # have no pause, and little enough to stay in the processor's cache until it is taken.
     MAX_BYTES_READING = 512 << 10
-    STAGED = 64 << 10  # shorter messages are copied by `recv_into`: that is less than a registration
 
 
 cdef object quota_error(pool, uint64_t size):
@@ -578,7 +577,7 @@ cdef class Inbox:
             pending.target = target
             self.read(pending, target, <uintptr_t> target.bytes, global_lkey)
             return True
-        if local is None and pending.length <= STAGED:
+        if local is None and pending.length <= self.memory.staging_limit:
             return self.fetch(pending)
         if local is None:
             try:

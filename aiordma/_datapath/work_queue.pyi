@@ -4,11 +4,12 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from ..verbs import AsyncEvent, QueuePair
+from ..verbs import AsyncEvent, EventType, QueuePair, WCStatus
 
 RESERVED_ENTRIES: int
-OF_THE_CONNECTION: frozenset[int]
-FATAL_EVENTS: frozenset[str]
+FLUSHED: int
+OF_THE_CONNECTION: frozenset[WCStatus]
+FATAL_EVENTS: frozenset[EventType]
 
 class WorkRequest:
     """A subclass has `done`, `failed` and `release`."""

@@ -21,6 +21,8 @@ import collections
 from aiordma._core.operations import OperationKind
 from aiordma._native import ffi, lib
 from aiordma.errors import BufferStateError, work_completion_error
+from aiordma.verbs._device.context import event_error
+from aiordma.verbs._device.enums import EventType, WCStatus
 
 
 cdef extern from "Python.h":
@@ -609,11 +611,9 @@ cdef class SendQueue:
     cdef int on_error_completion(
         self, object work, uint8_t kind, const aiordma_completion *wc, bint before_last
     ) except -1:
-        from aiordma.verbs import WCStatus
-
         cdef WorkRequest request = None if isinstance(work, PoolBlock) else <WorkRequest?> work
         already_failed = self.failed  # all that was under way has got the error, this as well
-        if wc.status == int(WCStatus.WR_FLUSH_ERR) and not already_failed:
+        if wc.status == FLUSHED and not already_failed:
             self.driver.take_device_events()  # what put the queue pair into this state
         if not already_failed:
             error = work_completion_error(
@@ -661,9 +661,7 @@ cdef class SendQueue:
         self.on_room = on_room
 
     def device_event(self, event):
-        from aiordma.verbs._device.context import event_error
-
-        if event.type.name in FATAL_EVENTS:
+        if event.type in FATAL_EVENTS:
             self.fail(event_error(event, self.qp.context))
 
     # ---- the end ----
@@ -717,7 +715,18 @@ cdef class SendQueue:
         self.user = self.frame_handler = self.on_room = None
 
 
-OF_THE_CONNECTION = frozenset({5, 12, 13})  # WR_FLUSH_ERR, RETRY_EXC_ERR, RNR_RETRY_EXC_ERR
+FLUSHED = int(WCStatus.WR_FLUSH_ERR)
+# Failures that are not about the request that happens to report them: the peer or the way to it is gone.
+OF_THE_CONNECTION = frozenset(
+    {WCStatus.WR_FLUSH_ERR, WCStatus.RETRY_EXC_ERR, WCStatus.RNR_RETRY_EXC_ERR}
+)
 FATAL_EVENTS = frozenset(
-    {"QP_FATAL", "QP_REQ_ERR", "QP_ACCESS_ERR", "CQ_ERR", "SRQ_ERR", "DEVICE_FATAL"}
+    {
+        EventType.QP_FATAL,
+        EventType.QP_REQ_ERR,
+        EventType.QP_ACCESS_ERR,
+        EventType.CQ_ERR,
+        EventType.SRQ_ERR,
+        EventType.DEVICE_FATAL,
+    }
 )

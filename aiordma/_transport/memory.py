@@ -19,6 +19,8 @@ STAGING_LIMIT = 64 << 10
 class Memory:
     """Blocks and buffers of the pool, and registrations of the user's own memory."""
 
+    staging_limit = STAGING_LIMIT
+
     def __init__(
         self,
         pool: MemoryPool,

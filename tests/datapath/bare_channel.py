@@ -241,6 +241,7 @@ class Substituted:
         self.pool = memory.pool
         self.block_source = memory.block_source
         self.register = memory.register
+        self.staging_limit = memory.staging_limit
         context = SimpleNamespace(library=SimpleNamespace(addresses=library))
         self.pd: Any = SimpleNamespace(context=context, pointer=memory.pd.pointer)
 
