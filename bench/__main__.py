@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import (
+    connecting,
     connections,
     cost,
     imports,
@@ -49,6 +50,7 @@ IN_ALL = [name for name in COMPARISONS if name != "softroce"]
 APART: dict[str, Callable[[Sequence[str]], None]] = {
     "cost": cost.main,
     "many": many.main,
+    "connecting": connecting.main,
     "peers": peers.main,
     "instructions": instructions.main,
 }

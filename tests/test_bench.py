@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as command
-from bench import instructions, peers, streaming, styles
+from bench import connecting, instructions, peers, streaming, styles
 from bench.__main__ import COMPARISONS, IN_ALL
 from bench.contender import InPython, two_cores
 from bench.lanes import Data, Lane, Options, at_least, at_most, ratio, spread, take_turns
@@ -322,6 +322,19 @@ def test_many() -> None:
     own = re.search(r"memory of its own, KiB +(\d+) +(\d+)", done.stdout)
     assert own is not None
     assert all(0 < int(kib) < 256 for kib in own.groups())
+
+
+def test_connecting() -> None:
+    """All of the time of a connection is in one item or another."""
+    done = bench("connecting", "--count", "20")
+    assert done.stderr == ""
+    assert done.returncode == 0
+    rows = re.findall(r"^ +(\S.*?) +(\d+) +(\d+) +(\d+) *$", done.stdout, re.MULTILINE)
+    *items, all_items = [[int(number) for number in numbers] for _, *numbers in rows]
+    assert len(items) == len(connecting.ITEMS) + 2
+    for several, total in zip(zip(*items, strict=True), all_items, strict=True):
+        assert abs(sum(several) - total) <= len(items)
+        assert total > 0
 
 
 # ---- instructions --------------------------------------------------------------------------------
