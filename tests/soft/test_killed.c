@@ -13,8 +13,8 @@ enum {
 };
 #else
 enum {
-	ROUNDS = 200,
-	MANY_ROUNDS = 10
+	ROUNDS = 100,
+	MANY_ROUNDS = 5
 };
 #endif
 

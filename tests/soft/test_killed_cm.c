@@ -11,7 +11,7 @@ enum {
 };
 #else
 enum {
-	ROUNDS = 150
+	ROUNDS = 75
 };
 #endif
 
