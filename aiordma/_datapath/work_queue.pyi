@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from ..verbs import AsyncEvent, EventType, QueuePair, WCStatus
 
 RESERVED_ENTRIES: int
+COMPLETIONS_PER_CALL: int
 FLUSHED: int
 OF_THE_CONNECTION: frozenset[WCStatus]
 FATAL_EVENTS: frozenset[EventType]

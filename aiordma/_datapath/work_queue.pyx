@@ -48,6 +48,7 @@ cdef uintptr_t drain_address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "aio
 native_drain = <int (*)(aiordma_drain *, aiordma_completion *, int, int *) noexcept nogil> drain_address
 
 RESERVED_ENTRIES = CONTROL_ENTRIES
+COMPLETIONS_PER_CALL = BATCH
 
 
 # ---- work requests ---------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from .. import cm, verbs
-from .._datapath.work_queue import WorkRequestTable
+from .._datapath.work_queue import COMPLETIONS_PER_CALL, WorkRequestTable
 from .._memory.registration_cache import RegistrationCache
 from ..errors import InternalError
 from ..mr_pool import MemoryPool
@@ -45,9 +45,8 @@ from .per_loop_resource import PerLoopResource
 
 logger = logging.getLogger("aiordma.driver")
 
-# Completions taken per crossing, and crossings per turn of the loop: together they bound how long
-# other tasks wait for a busy device.  Both are judgement, not measurement.
-BATCH = 128
+# Crossings per turn of the loop; with COMPLETIONS_PER_CALL they bound how long other tasks wait for
+# a busy device.  Both are judgement, not measurement.
 ROUNDS = 8
 
 # Seconds of polling before the loop sleeps, at most, unless `Config.polling` says otherwise: about
@@ -109,9 +108,9 @@ class Driver(PerLoopResource):
         self._wake_spin_us = min(WAKE_SPIN_US, self._polling.most_us)
         self.operations.brief_spin_us = min(BRIEF_SPIN_US, self._polling.most_us)
         if self.operations.brief_spin_us:
-            brief_spin = self.channel.reader(BATCH, self._brief_spin)
+            brief_spin = self.channel.reader(COMPLETIONS_PER_CALL, self._brief_spin)
             self.operations.brief_spin = partial(self.operations.spin_before_wait, *brief_spin)
-            keep = self.channel.reader(BATCH, self._on_spin_end)
+            keep = self.channel.reader(COMPLETIONS_PER_CALL, self._on_spin_end)
             self.operations.spin = partial(self.operations.spin_once, *keep)
         self._coming_back = False  # for completions that one turn had no time for
         self._missed_waits = 0  # grows with spins that missed after a wake-up without a completion
@@ -121,7 +120,7 @@ class Driver(PerLoopResource):
         self._woken: tuple[Any, ...] = (
             (self._on_completions,)
             if self._polling.most_us
-            else (self.operations.serve, *self.channel.reader(BATCH, self._serve), 0)
+            else (self.operations.serve, *self.channel.reader(COMPLETIONS_PER_CALL, self._serve), 0)
         )
         self._notify_fds: list[int] = []
         for fd in self.channel.watched_fds:
@@ -287,14 +286,16 @@ class Driver(PerLoopResource):
         around, table.polls_again = table.polls_again, polls_again
         try:
             if drained is None:
-                found, more, changed = self._drain(table, BATCH, spin_us, polls_again)
+                found, more, changed = self._drain(
+                    table, COMPLETIONS_PER_CALL, spin_us, polls_again
+                )
             else:
                 found, more, changed = self.channel.drained(drained)
             if changed and not self._gone:
                 self._watch_notify_fds()
             rounds = 1
             while more and rounds < ROUNDS and not self._gone:  # a task that it woke may close this
-                some, more, _ = self._drain(table, BATCH, 0, polls_again)
+                some, more, _ = self._drain(table, COMPLETIONS_PER_CALL, 0, polls_again)
                 found = found or some
                 rounds += 1
         except OSError as error:  # the channel itself fails: nothing more will complete here

@@ -214,7 +214,7 @@ async def test_more_completions_than_one_turn_takes(
     polling: float,
 ) -> None:
     """All of them are seen, and others have their turn in between."""
-    monkeypatch.setattr("aiordma._loop.driver.BATCH", batch)
+    monkeypatch.setattr("aiordma._loop.driver.COMPLETIONS_PER_CALL", batch)
     monkeypatch.setattr("aiordma._loop.driver.ROUNDS", rounds)
 
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
