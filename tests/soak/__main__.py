@@ -52,6 +52,7 @@ class Role:
     workers: int
     loop: str
     links: str
+    hostile: bool = False
     starts: int = 0
 
 
@@ -128,6 +129,7 @@ class Soak:
         options = {
             "name": role.name if role.survives else f"{role.name} {role.starts}",
             "survives": role.survives,
+            "hostile": role.hostile,
             "device": self.device,
             "host": self.host,
             "slow": self.slow,
@@ -201,7 +203,7 @@ class Soak:
 
 
 def roles(clients: int, workers: int) -> list[Role]:
-    """A server and clients that survive, and two of each kind that are killed repeatedly."""
+    """A server and clients that survive, one of each that is killed repeatedly, a stranger."""
     found = [Role("server", True, 0, "asyncio", "")]
     for number in range(clients):
         found.append(
@@ -209,6 +211,7 @@ def roles(clients: int, workers: int) -> list[Role]:
         )
     found.append(Role("mortal server", False, 0, "uvloop", "tcp"))
     found.append(Role("mortal client", False, workers, "asyncio", ""))
+    found.append(Role("stranger", False, workers, "asyncio", "", hostile=True))
     return found
 
 

@@ -37,6 +37,7 @@ from .kept import Kept
 from .pattern import Patterns
 from .plan import CLIENT, CONFIGS, SERVER, Plan, patient
 from .session import ENDS, as_planned, stream, talk, told
+from .stranger import Stranger
 from .tally import Tally
 from .tls import NAME, serving, trusting
 
@@ -465,7 +466,7 @@ def say(what: object) -> None:
 async def main(options: dict[str, Any]) -> None:
     logging.getLogger("aiordma").setLevel(logging.ERROR)  # broken connections are expected here
     loop = asyncio.get_running_loop()
-    peer = Peer(options)
+    peer = Stranger(options, say) if options["hostile"] else Peer(options)
     loop.set_exception_handler(lambda _, context: peer.heard(context))
     sys.unraisablehook = lambda it: peer._wrong(
         f"unraisable: {it.err_msg} {it.object!r}", it.exc_value

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from aiordma import ConnectionBrokenError, ConnectionClosedError, testing
+from aiordma import (
+    AuthenticationError,
+    Connection,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    start_server,
+    testing,
+)
+from aiordma.errors import RemoteAccessError
 from aiordma.mr_pool import LocalMemory
 from tests.conftest import EMBEDDED
 
+from . import stranger
 from .kept import PER_LOCAL_PEER, Kept
 from .leases import HOW, REVOKED, Leases, how_it_ends
 from .memory import ALL, COUNTER, LANES, parts, stretch
 from .pattern import LARGEST, Patterns, Wrong, write_patterns
+from .peer import KEY
 from .plan import CLIENT, ENDINGS, KINDS, SERVER, Plan
 from .session import as_planned, causes
 from .tally import Tally
@@ -104,6 +115,31 @@ async def test_a_key_that_works_too_long_is_seen(
     with pytest.raises(ExceptionGroup) as caught:
         await use_until_refused(plan, patterns)
     assert any(isinstance(error, Wrong) for error in causes(caught.value))
+
+
+async def test_a_stranger_that_gets_in_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another key it is turned away; a listener that lets it in is reported."""
+    options = {"name": "stranger", "device": EMBEDDED, "host": "127.0.0.1", "seed": 1}
+    attacker = stranger.Stranger(options, lambda what: None)
+    chance = random.Random(1)
+
+    async def serve(conn: Connection) -> None:
+        async for message in conn:
+            message.release()
+
+    async with (
+        await start_server(serve, "127.0.0.1", via="tcp", auth=KEY) as by_tcp,
+        await start_server(serve, "127.0.0.1", via="cm", auth=KEY) as by_cm,
+    ):
+        await attacker.meet({"": {"ports": {"tcp small": by_tcp.port, "cm small": by_cm.port}}})
+        for _ in range(4):
+            with pytest.raises(AuthenticationError):
+                await attacker._other_key(chance)
+        assert attacker._tally.wrong == []
+        monkeypatch.setattr(stranger, "WRONG_KEY", KEY)
+        with pytest.raises(RemoteAccessError):
+            await attacker._other_key(chance)
+        assert "admitted" in attacker._tally.wrong[0]
 
 
 def test_what_is_kept_is_seen(tmp_path: Path) -> None:
