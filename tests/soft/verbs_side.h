@@ -435,14 +435,24 @@ static inline int poll_cq(struct side *side, int room, struct ibv_wc *wc)
 	return side->context->ops.poll_cq(side->cq, room, wc);
 }
 
-/* The next completion, however long it takes (the test has an alarm). */
+/* Seconds after which a completion is not slow but lost; with the sanitizers, too. */
+#define COMPLETION_SECONDS 120u
+
+/* The next completion.  One that does not come ends the test, with the state of the queue pair. */
 static inline struct ibv_wc next_wc(struct side *side)
 {
+	uint64_t since = now_ns(CLOCK_MONOTONIC);
 	struct ibv_wc wc;
 	int n;
 
-	while ((n = poll_cq(side, 1, &wc)) == 0)
+	while ((n = poll_cq(side, 1, &wc)) == 0) {
 		sched_yield();
+		if (now_ns(CLOCK_MONOTONIC) - since > COMPLETION_SECONDS * 1000000000u) {
+			fprintf(stderr, "in %s: no completion; queue pair %u is in state %d\n",
+				current_step, side->qp->qp_num, side->qp->state);
+			exit(1);
+		}
+	}
 	CHECK_EQUAL(n, 1);
 	return wc;
 }
