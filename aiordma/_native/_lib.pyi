@@ -515,6 +515,8 @@ class ConnectionEvent:
 class DeviceCalls:
     reg_own_mr: Callable[[ProtectionDomain, VoidPointer | Characters, int, int], MemoryRegion]
     reg_local_dma: Callable[[ProtectionDomain], MemoryRegion]
+    wire: Callable[[QueuePair], int]
+    same_host: Callable[[bytes, bytes], int]
     set_faults: Callable[[bytes | Null, Characters, int], int]
     fault_counts: Callable[[FaultCounts], None]
 
@@ -550,6 +552,8 @@ class Drain:
     calls: Calls
     channel: CompletionChannel
     events: int
+    drains: int
+    completions: int
     spin_us: int
 
 class FaultCounts:
@@ -731,6 +735,8 @@ class FFI:
     def typeof(self, cdecl: str | object) -> CType: ...
 
 class Lib:
+    AIORDMA_WIRE_SHARED_MEMORY: Final[int]
+    AIORDMA_WIRE_TCP: Final[int]
     IBV_VALUES_MASK_RAW_CLOCK: Final[int]
     IBV_CQ_ATTR_MODERATE: Final[int]
     IB_UVERBS_ADVISE_MR_FLAG_FLUSH: Final[int]

@@ -8,6 +8,7 @@ nothing, a pointer, a count.
 from __future__ import annotations
 
 import errno
+import os
 import resource as limits
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
@@ -164,11 +165,22 @@ def failure(verb: str, code: int, detail: str = "") -> VerbsError:
     if code in _UNSUPPORTED:
         return UnsupportedError(detail or verb, verb=verb, errno=code)
     if code == errno.EMFILE:
-        detail = f"{detail}; {_open_files()}" if detail else _open_files()
+        detail = f"{detail}; {open_files_hint()}" if detail else open_files_hint()
     return VerbsError(code, verb, detail)
 
 
-def _open_files() -> str:
+def shortage_hint() -> str:
+    """What to do if this process can open no file now; "" if it can.  For what may come of it."""
+    try:
+        os.close(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return f"this process can open no more files: {open_files_hint()}"
+    return ""
+
+
+def open_files_hint() -> str:
+    """The limit on open files, and how to raise it."""
     soft, hard = limits.getrlimit(limits.RLIMIT_NOFILE)
     return (
         f"this process may have {soft} files open at a time (RLIMIT_NOFILE, hard limit: {hard}),"

@@ -74,6 +74,13 @@ class Library:
         """Whether its devices have this optional entry of native/abi/device_calls.h."""
         return bool(getattr(self.table.device, entry))
 
+    def may_be_at(self, gid: bytes, peer: bytes) -> bool:
+        """Whether a peer with the address `peer` may have an endpoint with this GID.
+
+        Always where a device does not connect to that address (native/abi/device_calls.h).
+        """
+        return not self.offers("same_host") or bool(self.table.device.same_host(gid, peer))
+
     def enter_cm(self) -> None:
         """Before anything that makes the connection manager open its devices.
 

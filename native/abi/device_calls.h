@@ -7,6 +7,13 @@ enum {
 	AIORDMA_NOTIFY_FDS = 8
 };
 
+/* What carries the bytes of a queue pair. */
+enum aiordma_wire {
+	AIORDMA_WIRE_NONE, /* nothing yet, or no more */
+	AIORDMA_WIRE_SHARED_MEMORY,
+	AIORDMA_WIRE_TCP
+};
+
 /* What has been injected in this process so far. */
 struct aiordma_fault_counts {
 	uint64_t lost;
@@ -62,9 +69,17 @@ struct aiordma_device_calls {
 	 * pages to come when they are used; other memory it touches at once, as a card that pins. */
 	struct ibv_mr *(*reg_own_mr)(struct ibv_pd *pd, void *addr, size_t length, int access);
 
-	/* A region of all memory of the process, for sending from, and receiving into, wherever the
-	 * caller knows that there is some.  Devices that pin pages do not have it. */
+	/* A region of all memory of the process, for sending from, receiving into, and binding
+	 * windows to, wherever the caller knows that there is some.  Devices that pin pages do not have it. */
 	struct ibv_mr *(*reg_local_dma)(struct ibv_pd *pd);
+
+	/* The wire of a queue pair.  A card has one for all, which its port tells. */
+	enum aiordma_wire (*wire)(struct ibv_qp *qp);
+
+	/* 1: the host that has the address `gid` has the address `peer` as well, as far as this one
+	 * knows: they are equal, or both are this host's own.  A device that connects to the address
+	 * in a peer's endpoint has this, for its caller to check where the endpoint came from. */
+	int (*same_host)(const uint8_t gid[16], const uint8_t peer[16]);
 
 	/* Fault injection, for tests: replaces the fault spec of this process, NULL for none.  0, or
 	 * EINVAL with what is wrong in `error`. */

@@ -2,6 +2,8 @@
  * lower ones are given. */
 #include "softdev.h"
 
+#include <string.h>
+
 #include "cm/cm.h"
 #include "inject/inject.h"
 #include "rc/rc.h"
@@ -43,7 +45,20 @@ static uint64_t peer_wakeups(void)
 
 static struct ibv_mr *reg_local_dma(struct ibv_pd *pd)
 {
-	return soft_reg_own_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE);
+	return soft_reg_own_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+}
+
+static int same_host(const uint8_t gid[16], const uint8_t peer[16])
+{
+	union ibv_gid one, other;
+
+	memcpy(one.raw, gid, sizeof(one.raw));
+	memcpy(other.raw, peer, sizeof(other.raw));
+	soft_lock();
+	bool same = !memcmp(&one, &other, sizeof(one)) ||
+		    (soft_gid_is_of_host(&one) && soft_gid_is_of_host(&other));
+	soft_unlock();
+	return same;
 }
 
 static const struct aiordma_device_calls device = {
@@ -57,6 +72,8 @@ static const struct aiordma_device_calls device = {
 	.notify_version = soft_notify_version,
 	.reg_own_mr = soft_reg_own_mr,
 	.reg_local_dma = reg_local_dma,
+	.wire = soft_qp_wire,
+	.same_host = same_host,
 	.set_faults = aiordma_embedded_faults,
 	.fault_counts = aiordma_embedded_fault_counts,
 };

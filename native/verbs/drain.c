@@ -111,6 +111,7 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 	int rc = take_events(drain);
 
 	*more = 0;
+	drain->drains++;
 	drain->busy = !rc && !drain->ready_count && progress(device) != before;
 	if (!rc && !drain->ready_count && drain->spin_us)
 		rc = spin(drain);
@@ -123,6 +124,7 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 		if (n < 0)
 			return total ? total : n;
 		total += n;
+		drain->completions += (uint64_t)n;
 		if (total < capacity)
 			drain->ready_count--;
 	}

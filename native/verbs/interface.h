@@ -161,6 +161,7 @@ struct aiordma_drain {
 	uint32_t ready_count;
 	struct ibv_cq *ready[64];
 	uint64_t events; /* completion events taken so far */
+	uint64_t drains, completions; /* calls of aiordma_drain, and what they found */
 	uint32_t spin_us; /* poll for so long before answering that there is nothing */
 	int polls_again; /* the caller will poll again soon, 1: if something is found, 2: in any case */
 	int holds; /* the device has been told so: `hold_polling` */

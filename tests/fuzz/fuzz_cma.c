@@ -144,6 +144,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	CHECK_EQUAL(soft_cma_init(&world.cma, (void *)world.own, (void *)world.peer), 0);
 	/* It shows what we show, and so may be copied from: it is this process. */
 	memcpy(world.peer, world.own, sizeof(struct soft_cma_page));
+	world.cma.peer_secret_at = (uintptr_t)world.cma.secret;
 	CHECK(soft_cma_probe(&world.cma, getpid()));
 	for (size_t at = 0; at + RECORD <= size; at += RECORD)
 		one_thing(data + at);

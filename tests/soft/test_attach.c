@@ -239,6 +239,7 @@ enum {
 struct message {
 	uint32_t type;
 	uint32_t lid;
+	uint64_t secret_at;
 };
 
 static int connect_to_host(uint16_t lid)
@@ -306,7 +307,7 @@ static int memory_of(size_t size, int seals, const char *beginning)
 /* HELLO with these, as far as there are any. */
 static void with_both(uint16_t lid, int memory, int pipe)
 {
-	struct message hello = {HELLO, 1};
+	struct message hello = {HELLO, 1, 0};
 	int fd = connect_to_host(lid), fds[2], count = 0;
 
 	if (memory >= 0)
@@ -396,7 +397,7 @@ static void wrong_memory(uint16_t lid)
 static void wrong_messages(uint16_t lid)
 {
 	static const struct message messages[] = {
-		{0, 0}, {READY, 1}, {LID, 1}, {77, 1}, {HELLO, 70000}};
+		{0, 0, 0}, {READY, 1, 0}, {LID, 1, 0}, {77, 1, 0}, {HELLO, 70000, 0}};
 	static const size_t lengths[] = {1, 4, 7, 9, 100};
 	const char bytes[100] = {HELLO};
 
@@ -418,8 +419,9 @@ static void wrong_messages(uint16_t lid)
 	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
 	int fds[4] = {memory, ends[0], memory, ends[0]};
 
-	send_message(fd, &(struct message){HELLO, 1}, sizeof(struct message), fds, 4);
-	send_message(fd, &(struct message){HELLO, 1}, sizeof(struct message), fds, 2); /* again */
+	send_message(fd, &(struct message){HELLO, 1, 0}, sizeof(struct message), fds, 4);
+	send_message(fd, &(struct message){HELLO, 1, 0}, sizeof(struct message), fds,
+		     2); /* again */
 	close(memory);
 	refused_at(fd);
 	close(ends[0]);
@@ -453,7 +455,7 @@ static void vandal(uint16_t lid, void (*what)(struct soft_shm_peer *host))
 	CHECK_EQUAL(soft_notify_pipe_make(&host.pipe), 0);
 	int fds[2] = {memory, host.pipe.read_fd};
 
-	send_message(fd, &(struct message){HELLO, 1}, sizeof(struct message), fds, 2);
+	send_message(fd, &(struct message){HELLO, 1, 0}, sizeof(struct message), fds, 2);
 	CHECK_EQUAL(recv(fd, &message, sizeof(message), 0), sizeof(message));
 	CHECK_EQUAL(message.type, READY);
 	CHECK_EQUAL(soft_segment_map(&host, memory, true), 0);

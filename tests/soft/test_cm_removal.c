@@ -34,6 +34,7 @@ static void bind_answers(int error)
 static void removal(void)
 {
 	struct side listener = listen_at(host, 0), service = serving(), client, server;
+	struct side anywhere = listen_at("0.0.0.0", 0);
 	struct side asking, asked, untouched = side_with_id();
 	struct rdma_conn_param ask_again = parameters(NULL, 0);
 	struct ibv_qp_attr state;
@@ -47,6 +48,7 @@ static void removal(void)
 	expect_status(asking.channel, RDMA_CM_EVENT_DEVICE_REMOVAL, asking.id, 0);
 	expect_status(service.channel, RDMA_CM_EVENT_DEVICE_REMOVAL, service.id, 0);
 	expect_status(listener.channel, RDMA_CM_EVENT_DEVICE_REMOVAL, listener.id, 0);
+	expect_status(anywhere.channel, RDMA_CM_EVENT_DEVICE_REMOVAL, anywhere.id, 0);
 	expect_status(server.channel, RDMA_CM_EVENT_DEVICE_REMOVAL, server.id, 0);
 	expect_status(asked.channel, RDMA_CM_EVENT_DEVICE_REMOVAL, asked.id, 0);
 	expect_nothing(client.channel);
@@ -63,6 +65,8 @@ static void removal(void)
 	side_close(&asking);
 	side_close(&listener);
 	side_close(&service);
+	bind_answers(ENODEV); /* what listens on all addresses is on the device as well */
+	side_close(&anywhere);
 	bind_answers(0);
 	side_close(&untouched);
 }

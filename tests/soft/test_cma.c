@@ -34,6 +34,7 @@ static struct soft_cma_page *page_of(bool parent)
 static void open_reach(const struct process *process, struct soft_cma *cma)
 {
 	CHECK_EQUAL(soft_cma_init(cma, page_of(process->child), page_of(!process->child)), 0);
+	cma->peer_secret_at = (uintptr_t)cma->secret; /* the same place after a fork */
 	process_barrier(process);
 }
 
@@ -347,7 +348,7 @@ static void another_process(void)
 		CHECK(!soft_cma_probe(&cma, getpid()));
 		CHECK_EQUAL(copy_all(&cma, &desc, memory, PAGE), SOFT_CMA_GONE);
 		CHECK(probe(&process, &cma));
-		page_of(true)->secret_at = 8; /* nothing is there */
+		cma.peer_secret_at = 8; /* nothing is there */
 		CHECK(!probe(&process, &cma));
 	} else {
 		desc = grant_of(&cma, memory, PAGE);
@@ -378,6 +379,7 @@ static void owner_dies(void)
 		}
 		hear(&process, &desc, sizeof(desc));
 		CHECK_EQUAL(soft_cma_init(&cma, page_of(true), page_of(false)), 0);
+		cma.peer_secret_at = (uintptr_t)cma.secret;
 		CHECK(soft_cma_probe(&cma, process.child));
 		for (;; copied++) {
 			memset(memory, 0, MIB);

@@ -122,7 +122,7 @@ static void within_a_process(unsigned seed)
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		post_receive(&b);
 		requests_of(&a, &peer, round);
-		requested(&a, round); /* first: where a request fails the responder waits in vain */
+		requested(&a, round); /* first: a request that fails is answered by no message */
 		responded(&b, round);
 	}
 	CHECK_EQUAL(poll_cq(&b, 1, &wc), 0);

@@ -2,7 +2,8 @@
  * for it; ranges that wrap; answers that it never fetches.  What it may not do is refused and
  * changes nothing, and what it costs is bounded.  (Nonsense in frames: test_link, and the fuzzers.)
  */
-#define _GNU_SOURCE /* memfd_create */
+#define _GNU_SOURCE /* memfd_create, unshare */
+#include <sched.h>
 #include <stddef.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -292,7 +293,7 @@ static int visit(uint16_t lid)
 /* A control message and a LID, with a segment if it is one, and a pipe. */
 static void tell_door(int fd, uint32_t word, int with)
 {
-	uint32_t text[2] = {word, 1};
+	uint32_t text[4] = {word, 1};
 	struct iovec bytes = {text, sizeof(text)};
 	int notify_pipe[2];
 	union {
@@ -388,7 +389,7 @@ static void silent_visitors(void)
 		fds[i] = visit(lid);
 	turned_away(fds[0]);
 	int fd = visit(lid), memory = soft_segment_make();
-	uint32_t text[2];
+	uint32_t text[4];
 
 	tell_door(fd, HELLO, memory);
 	CHECK_EQUAL(recv(fd, text, sizeof(text), 0), sizeof(text));
@@ -432,10 +433,42 @@ static void another_user(void)
 	join(&process);
 }
 
+/* In a user name space where no user has a number, all of them look like one. */
+static void unmapped_users(void)
+{
+	struct process process = split();
+	struct side side;
+	uint16_t lid = 0;
+
+	if (!process.child) {
+		if (unshare(CLONE_NEWUSER)) {
+			puts("no user name space can be made here");
+		} else {
+			open_side(&side, (struct options){0});
+			lid = address_of_side(&side).lid;
+		}
+		tell(&process, &lid, sizeof(lid));
+	} else {
+		hear(&process, &lid, sizeof(lid));
+		if (lid) {
+			int fd = visit(lid), memory = soft_segment_make();
+
+			tell_door(fd, HELLO, memory);
+			turned_away(fd);
+			close(memory);
+		}
+	}
+	process_barrier(&process);
+	if (!process.child && lid)
+		close_side(&side);
+	join(&process);
+}
+
 int main(void)
 {
 	limit_seconds(100);
-	STEP(another_user()); /* first: it forks, and no device has been opened */
+	STEP(unmapped_users());
+	STEP(another_user()); /* these first: they fork, and no device has been opened */
 	STEP(bad_memory());
 	STEP(silent_visitors());
 	STEP(guessed());

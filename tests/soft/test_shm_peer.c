@@ -1,5 +1,6 @@
 /* Channels: through the ring of this process to itself, and through shared memory to another
  * process. */
+#include <sys/mman.h>
 #include "shm_side.h"
 
 static struct process process;
@@ -245,6 +246,13 @@ static void areas(void)
 	CHECK_EQUAL(__atomic_load_n(&their[SOFT_SHM_AREA / 8 - 1], __ATOMIC_RELAXED), 33 - mine);
 	process_barrier(&process);
 	__atomic_store_n(&own[SOFT_SHM_AREA / 8 - 1], 0, __ATOMIC_RELAXED);
+	/* Nothing in it is an address: of the heap, of a stack or of code. */
+	for (size_t i = 0; i < SOFT_SHM_AREA / 8; i++) {
+		uint64_t word = __atomic_load_n(&own[i], __ATOMIC_RELAXED);
+		unsigned char there;
+
+		CHECK(!word || mincore((void *)(uintptr_t)(word & ~UINT64_C(4095)), 4096, &there));
+	}
 	part(&end, true);
 }
 

@@ -435,8 +435,8 @@ static inline int poll_cq(struct side *side, int room, struct ibv_wc *wc)
 	return side->context->ops.poll_cq(side->cq, room, wc);
 }
 
-/* Seconds after which a completion is not slow but lost; with the sanitizers, too. */
-#define COMPLETION_SECONDS 120u
+/* After that a completion is not slow but lost; with the sanitizers, too. */
+#define COMPLETION_NS (120 * 1000000000ull)
 
 /* The next completion.  One that does not come ends the test, with the state of the queue pair. */
 static inline struct ibv_wc next_wc(struct side *side)
@@ -447,7 +447,7 @@ static inline struct ibv_wc next_wc(struct side *side)
 
 	while ((n = poll_cq(side, 1, &wc)) == 0) {
 		sched_yield();
-		if (now_ns(CLOCK_MONOTONIC) - since > COMPLETION_SECONDS * 1000000000u) {
+		if (now_ns(CLOCK_MONOTONIC) - since > COMPLETION_NS) {
 			fprintf(stderr, "in %s: no completion; queue pair %u is in state %d\n",
 				current_step, side->qp->qp_num, side->qp->state);
 			exit(1);

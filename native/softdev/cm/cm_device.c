@@ -20,7 +20,7 @@ static struct soft_context own;
 static struct ibv_pd *pd;
 static bool is_open;
 static unsigned holds;
-static struct soft_node bound = {&bound, &bound}; /* soft_cm_id.on_device */
+static struct soft_node attached = {&attached, &attached}; /* soft_cm_id.on_device */
 
 static int open_context(void)
 {
@@ -52,7 +52,7 @@ int soft_cm_device_get(void)
 	if (is_open && own.fork_generation != soft_engine_fork_generation()) {
 		is_open = false; /* the parent's, before a fork */
 		holds = 0;
-		soft_list_init(&bound);
+		soft_list_init(&attached);
 	}
 	if (!is_open)
 		error = open_context();
@@ -112,28 +112,34 @@ struct ibv_context *soft_cm_device_context(void)
 	return &own.extended.context;
 }
 
-void soft_cm_device_bind(struct soft_cm_id *id)
+void soft_cm_device_attach(struct soft_cm_id *id)
 {
 	soft_cm_device_hold();
+	id->attached = true;
+	soft_list_append(&attached, &id->on_device);
+}
+
+void soft_cm_device_bind(struct soft_cm_id *id)
+{
+	soft_cm_device_attach(id);
 	id->bound = true;
-	soft_list_append(&bound, &id->on_device);
 	id->id.verbs = &own.extended.context;
 	id->id.pd = pd;
 	id->id.port_num = 1;
 }
 
-void soft_cm_device_unbind(struct soft_cm_id *id)
+void soft_cm_device_detach(struct soft_cm_id *id)
 {
-	id->bound = false;
+	id->attached = id->bound = false;
 	soft_list_remove(&id->on_device);
 	soft_cm_device_release();
 }
 
 void soft_cm_device_each(void (*what)(struct soft_cm_id *id))
 {
-	struct soft_node *node = bound.next;
+	struct soft_node *node = attached.next;
 
-	while (node != &bound) {
+	while (node != &attached) {
 		struct soft_cm_id *id = soft_list_entry(node, struct soft_cm_id, on_device);
 
 		node = node->next;

@@ -35,7 +35,7 @@ static void removed(void)
 
 static void change_address(struct soft_cm_id *id)
 {
-	if (id->state != SOFT_CM_FAILED)
+	if (id->bound && id->state != SOFT_CM_FAILED)
 		soft_cm_report(id, RDMA_CM_EVENT_ADDR_CHANGE, 0, NULL);
 }
 

@@ -12,7 +12,7 @@ struct soft_cm_limits soft_cm_limits = {
 	.response_ms = 10 * 1000, /* SYN is sent again after 1, 3 and 7 s */
 	.refused_ms = 100,        /* by judgement: a program that makes its listener anew */
 	.service_ms = 60 * 1000,  /* about what IB's CM waits: 15 retries of 4.3 s (IBTA 12.9) */
-	.request_ms = 5 * 1000,
+	.request_ms = 2 * 1000, /* REQ follows the connection at once */
 	.timewait_ms = 20,
 	.pause_ms = 50,
 	.half_open = 1024,
@@ -145,8 +145,8 @@ void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
 	id->state = SOFT_CM_FAILED;
 	soft_cm_id_waits(id, false);
 	soft_cm_drop_events(id, orphans);
-	if (id->bound)
-		soft_cm_device_unbind(id);
+	if (id->attached)
+		soft_cm_device_detach(id);
 }
 
 void soft_cm_free_orphans(struct soft_node *orphans)

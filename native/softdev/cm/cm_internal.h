@@ -119,10 +119,12 @@ void soft_cm_device_hold(void);
 void soft_cm_device_release(void);
 /* The context, which stays the same struct. */
 struct ibv_context *soft_cm_device_context(void);
-/* Binds the id to the device, which is open: id->verbs, id->pd, id->port_num; a hold. */
+/* The id is told of the device's removal, and holds the device, which is open. */
+void soft_cm_device_attach(struct soft_cm_id *id);
+void soft_cm_device_detach(struct soft_cm_id *id);
+/* Attaches the id and binds it to the device: id->verbs, id->pd, id->port_num. */
 void soft_cm_device_bind(struct soft_cm_id *id);
-void soft_cm_device_unbind(struct soft_cm_id *id);
-/* Every id that is bound to the device. */
+/* Every id that is attached to the device. */
 void soft_cm_device_each(void (*what)(struct soft_cm_id *id));
 
 /* ---- cm_id.c ------------------------------------------------------------------------------- */
@@ -134,8 +136,9 @@ struct soft_cm_id {
 	enum soft_cm_state state;
 	bool synchronous;         /* the channel belongs to the id */
 	unsigned reported, acked; /* events taken and acknowledged; of cm_event.c */
-	bool bound;               /* to the device */
-	struct soft_node on_device; /* while it is bound */
+	bool bound;    /* to the device */
+	bool attached; /* to the device: bound, or listening on all addresses */
+	struct soft_node on_device; /* while it is attached */
 	bool waits;
 
 	/* address */

@@ -1,10 +1,10 @@
 /* Listeners: rdma_listen(3), and connections without a whole REQ.
  *
  * Any process can connect to the TCP port.  A connection becomes the application's business with a
- * whole REQ only; until then it is half open: few of them (the oldest goes when there are too many;
- * a peer of this protocol sends REQ at once, and leaves the list), for a short time, and at the
- * cost of about a kilobyte.  A request that the application's backlog has no room for gets MRA and
- * waits.
+ * whole REQ only; until then it is half open: few of them (fair_share.h says which goes when there are
+ * too many; a peer of this protocol sends REQ at once, and leaves the crowd), for a short time, and
+ * at the cost of about a kilobyte.  A request that the application's backlog has no room for gets
+ * MRA and waits, in a crowd of its own.
  */
 #define _GNU_SOURCE /* accept4 */
 #include "cm_internal.h"
@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "engine/engine.h"
@@ -21,59 +20,45 @@
 enum {
 	BACKLOG_MAX = 1024, /* also for 0 and less, as the kernel's rdma_ucm has it */
 	ACCEPTS_PER_STEP = 64,
-	/* half-open connections may hold one in so many of the process's descriptors */
-	SHARE_OF_FILES = 8,
 };
 
 struct soft_cm_listener {
 	struct soft_fd_watch watch;
 	struct soft_timer pause;
 	struct soft_cm_id *id;
-	struct soft_node parked; /* incoming.node: requests without room in the backlog */
-	unsigned parked_count;
+	struct soft_crowd parked; /* requests without room in the backlog */
 	unsigned untaken; /* requests reported and not taken by the application */
 	unsigned backlog;
 };
 
 struct incoming {
-	struct soft_node node;
+	struct soft_stranger stranger; /* half open, or parked */
 	struct soft_cm_listener *listener;
 	struct soft_cm_link *link;
-	bool parked;
 	struct sockaddr_storage peer;
 	struct soft_cm_message request;
 };
 
-/* Of all listeners, oldest first. */
-static struct soft_node half_open = {&half_open, &half_open};
-static unsigned half_open_count;
-static unsigned fork_generation; /* the process (of a fork) that the list belongs to */
+/* Of all listeners. */
+static struct soft_crowd half_open = {.peers = {&half_open.peers, &half_open.peers}};
+static unsigned fork_generation; /* the process (of a fork) that the crowd belongs to */
 
 static void drop(struct incoming *incoming)
 {
-	if (incoming->parked)
-		incoming->listener->parked_count--;
-	else
-		half_open_count--;
-	soft_list_remove(&incoming->node);
+	soft_crowd_remove(&incoming->stranger);
 	if (incoming->link)
 		soft_cm_link_free(incoming->link);
 	free(incoming);
 }
 
-static struct incoming *incoming_at(struct soft_node *list)
+static struct incoming *incoming_of(struct soft_stranger *stranger)
 {
-	return soft_list_entry(list->next, struct incoming, node);
+	return soft_container(stranger, struct incoming, stranger);
 }
 
 static unsigned half_open_limit(void)
 {
-	struct rlimit files;
-	unsigned limit = soft_cm_limits.half_open;
-
-	if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur / SHARE_OF_FILES < limit)
-		limit = (unsigned)(files.rlim_cur / SHARE_OF_FILES);
-	return limit ? limit : 1;
+	return soft_crowd_limit(soft_cm_limits.half_open);
 }
 
 /* ---- requests ------------------------------------------------------------------------------ */
@@ -110,8 +95,6 @@ static uint16_t objection(const struct incoming *incoming)
 		return SOFT_CM_REASON_INVALID_SERVICE_ID;
 	if (incoming->request.qp_type != IBV_QPT_RC)
 		return SOFT_CM_REASON_INVALID_TRANSPORT;
-	if (incoming->listener->parked_count >= half_open_limit())
-		return SOFT_CM_REASON_NO_RESOURCES;
 	return 0;
 }
 
@@ -121,10 +104,12 @@ static bool take_request(struct incoming *incoming, const struct soft_cm_message
 {
 	const struct soft_cm_message wait = {.type = SOFT_CM_MRA};
 	struct soft_cm_listener *listener = incoming->listener;
+	struct soft_stranger *excess;
 	uint16_t reason;
 
 	incoming->request = *request;
 	soft_cm_link_expect_nothing(incoming->link);
+	soft_crowd_remove(&incoming->stranger);
 	reason = objection(incoming);
 	if (reason) {
 		refuse(incoming, reason);
@@ -136,11 +121,10 @@ static bool take_request(struct incoming *incoming, const struct soft_cm_message
 	}
 	if (listener->untaken < listener->backlog)
 		return report(incoming);
-	soft_list_remove(&incoming->node);
-	half_open_count--;
-	soft_list_append(&listener->parked, &incoming->node);
-	listener->parked_count++;
-	incoming->parked = true;
+	soft_crowd_add(&listener->parked, &incoming->stranger, &incoming->peer);
+	excess = soft_crowd_excess(&listener->parked, half_open_limit());
+	if (excess) /* never this one */
+		refuse(incoming_of(excess), SOFT_CM_REASON_NO_RESOURCES);
 	return true;
 }
 
@@ -150,7 +134,7 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 {
 	struct incoming *incoming = link->owner;
 
-	if (!incoming->parked && message->type == SOFT_CM_REQ)
+	if (incoming->stranger.crowd == &half_open && message->type == SOFT_CM_REQ)
 		return take_request(incoming, message);
 	drop(incoming);
 	return false;
@@ -176,19 +160,18 @@ void soft_cm_listener_taken(struct soft_cm_id *id)
 	if (!listener)
 		return;
 	listener->untaken--;
-	while (listener->untaken < listener->backlog && !soft_list_empty(&listener->parked))
-		(void)report(incoming_at(&listener->parked));
+	while (listener->untaken < listener->backlog && listener->parked.count)
+		(void)report(incoming_of(soft_crowd_oldest(&listener->parked)));
 }
 
 /* ---- accepting ---------------------------------------------------------------------------- */
 
 static void admit(struct soft_cm_listener *listener, int fd, const struct sockaddr_storage *peer)
 {
+	struct soft_stranger *excess;
 	struct incoming *incoming;
 	int error;
 
-	if (half_open_count >= half_open_limit())
-		drop(incoming_at(&half_open));
 	incoming = calloc(1, sizeof(*incoming));
 	if (!incoming) {
 		close(fd);
@@ -201,9 +184,11 @@ static void admit(struct soft_cm_listener *listener, int fd, const struct sockad
 	}
 	incoming->listener = listener;
 	incoming->peer = *peer;
-	soft_list_append(&half_open, &incoming->node);
-	half_open_count++;
+	soft_crowd_add(&half_open, &incoming->stranger, peer);
 	soft_cm_link_expect(incoming->link, soft_cm_limits.request_ms);
+	excess = soft_crowd_excess(&half_open, half_open_limit());
+	if (excess)
+		drop(incoming_of(excess));
 }
 
 static bool out_of_files(int error)
@@ -226,8 +211,8 @@ static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 			admit(listener, fd, &peer);
 		} else if (errno == EAGAIN) {
 			return;
-		} else if (out_of_files(errno) && half_open_count) {
-			drop(incoming_at(&half_open));
+		} else if (out_of_files(errno) && half_open.count) {
+			drop(incoming_of(soft_crowd_oldest(&half_open)));
 		} else if (out_of_files(errno)) {
 			/* The socket stays readable: without a pause this would not end. */
 			soft_unwatch(watch);
@@ -257,15 +242,14 @@ static int open_listener(struct soft_cm_id *id, int backlog)
 	if (!listener)
 		return ENOMEM;
 	if (fork_generation != soft_engine_fork_generation()) {
-		soft_list_init(&half_open); /* the parent's */
-		half_open_count = 0;
+		soft_crowd_init(&half_open); /* those in it are the parent's */
 		fork_generation = soft_engine_fork_generation();
 	}
 	listener->id = id;
 	listener->watch.fd = id->sock;
 	listener->watch.ready = accept_ready;
 	listener->pause.expired = pause_over;
-	soft_list_init(&listener->parked);
+	soft_crowd_init(&listener->parked);
 	listener->backlog = backlog <= 0 || backlog > BACKLOG_MAX ? BACKLOG_MAX : (unsigned)backlog;
 	/* Its connections must not keep the port from the next listener (cm_address.c).  The queue
 	 * in the kernel is as long as it may be: the backlog counts requests, not connections. */
@@ -288,15 +272,15 @@ static int open_listener(struct soft_cm_id *id, int backlog)
 void soft_cm_listener_close(struct soft_cm_id *id)
 {
 	struct soft_cm_listener *listener = id->listener;
-	struct soft_node *node = half_open.next;
+	struct soft_node *node = half_open.peers.next;
 
 	id->listener = NULL;
 	soft_watch_close(&listener->watch);
 	soft_timer_stop(&listener->pause);
-	while (!soft_list_empty(&listener->parked))
-		refuse(incoming_at(&listener->parked), SOFT_CM_REASON_CONSUMER);
-	while (node != &half_open) {
-		struct incoming *incoming = soft_list_entry(node, struct incoming, node);
+	while (listener->parked.count)
+		refuse(incoming_of(soft_crowd_oldest(&listener->parked)), SOFT_CM_REASON_CONSUMER);
+	while (node != &half_open.peers) {
+		struct incoming *incoming = soft_list_entry(node, struct incoming, stranger.node);
 
 		node = node->next;
 		if (incoming->listener == listener)
@@ -325,6 +309,9 @@ int soft_rdma_listen(struct rdma_cm_id *application, int backlog)
 	if (!error)
 		error = soft_cm_datagrams(id) ? soft_cm_service_open(id, backlog)
 					      : open_listener(id, backlog);
+	/* Unlike in the kernel, whose listener on all addresses has other devices to wait for. */
+	if (!error && !id->attached)
+		soft_cm_device_attach(id);
 	soft_unlock();
 	soft_cm_device_put();
 	return error ? soft_cm_fail(error) : 0;

@@ -303,4 +303,7 @@ void soft_engine_set_delayed(bool delayed);
  */
 void soft_engine_before_sleep(void);
 
+/* On top of the lists above. */
+#include "fair_share.h"
+
 #endif

@@ -46,8 +46,10 @@ static int describe(struct soft_range *range, void *addr, size_t length, uint64_
 
 	if (implicit && (access & IBV_ACCESS_HUGETLB || iova))
 		return EINVAL;
-	/* All of the process's memory, on its word: without a right for peers. */
-	if (promised && length == SIZE_MAX && (addr || access & ~(unsigned)IBV_ACCESS_LOCAL_WRITE))
+	/* All of the process's memory, on its word: without a right for peers, other than by the
+	 * windows that it binds. */
+	if (promised && length == SIZE_MAX &&
+	    (addr || access & ~(unsigned)(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND)))
 		return EINVAL;
 	if (!length || (!implicit && (uintptr_t)addr + length < (uintptr_t)addr))
 		return EINVAL;

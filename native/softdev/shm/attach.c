@@ -10,11 +10,16 @@
  *   the host      READY and its pipe, or the end of the socket
  *   both          LID: its own is another one now
  *
+ * HELLO and READY also tell where the secret of cma.h is: an address goes to a process of the same
+ * user alone, and not into memory that it may pass on.
+ *
  * The kernel tells of a process's death by its pidfd, also where a child still holds the socket.
  */
 #define _GNU_SOURCE /* accept4, struct ucred */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -32,6 +37,7 @@ enum {
 	BACKLOG = 256,
 	MAX_UNIDENTIFIED = 64, /* connected, and have sent nothing yet */
 	ACCEPTS_PER_STEP = 16,
+	DEFAULT_OVERFLOW_UID = 65534, /* DEFAULT_OVERFLOWUID of the kernel */
 };
 
 #define ATTACH_TIMEOUT_NS 10000000000u
@@ -52,6 +58,7 @@ enum {
 struct message {
 	uint32_t type; /* enum message_type */
 	uint32_t lid;
+	uint64_t secret_at; /* soft_cma.secret of the sender */
 };
 
 static void accept_ready(struct soft_fd_watch *watch, uint32_t events);
@@ -70,7 +77,11 @@ static unsigned unidentified_count;
 static bool send_message(const struct soft_shm_peer *peer, enum message_type type, const int *fds,
 			 int count)
 {
-	struct message message = {type, own_lid};
+	struct message message = {
+		.type = type,
+		.lid = own_lid,
+		.secret_at = peer->cma ? (uintptr_t)peer->cma->secret : 0,
+	};
 	struct iovec bytes = {&message, sizeof(message)};
 	union {
 		struct cmsghdr header;
@@ -163,7 +174,22 @@ static void process_died(struct soft_fd_watch *watch, uint32_t events)
 	soft_shm_peer_drain_and_finish(soft_container(watch, struct soft_shm_peer, process));
 }
 
-/* False: its process is of another user.  Its death will be known by its pidfd, or by its socket
+/* Users that have no number in this user name space all have this one. */
+static uid_t overflow_uid(void)
+{
+	static uid_t known;
+	char text[16] = "";
+	int fd = known ? -1 : open("/proc/sys/kernel/overflowuid", O_RDONLY | O_CLOEXEC);
+
+	if (fd >= 0) {
+		if (read(fd, text, sizeof(text) - 1) > 0)
+			known = (uid_t)strtoul(text, NULL, 10);
+		close(fd);
+	}
+	return known ? known : DEFAULT_OVERFLOW_UID;
+}
+
+/* False: its process is of another user, or may be.  Its death will be known by its pidfd, or by its socket
  * alone if it lives in a process name space that this one cannot see. */
 static bool identify(struct soft_shm_peer *peer)
 {
@@ -172,7 +198,7 @@ static bool identify(struct soft_shm_peer *peer)
 	int fd = -1;
 
 	if (getsockopt(peer->socket.fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) ||
-	    credentials.uid != geteuid())
+	    credentials.uid != geteuid() || credentials.uid == overflow_uid())
 		return false;
 	peer->pid = credentials.pid;
 	length = sizeof(fd);
@@ -203,10 +229,13 @@ static struct soft_shm_peer *create_peer(int fd)
 }
 
 /* Both sides have the segment. */
-static bool set_up(struct soft_shm_peer *peer)
+static bool set_up(struct soft_shm_peer *peer, const struct message *message)
 {
 	soft_timer_stop(&peer->timeout);
 	peer->up = true;
+	if (peer->cma)
+		peer->cma->peer_secret_at = message->secret_at;
+	soft_cma_probe_peer(peer);
 	return peer->process.fd < 0 || !soft_watch(&peer->process, EPOLLIN);
 }
 
@@ -226,17 +255,17 @@ static bool handle_hello(struct soft_shm_peer *peer, const struct message *messa
 	    soft_segment_map(peer, fds[MEMORY], false) || !receive_pipe(peer, fds) ||
 	    soft_notify_pipe_make(&peer->pipe))
 		return false;
-	return send_message(peer, READY, &peer->pipe.read_fd, 1) && set_up(peer);
+	return send_message(peer, READY, &peer->pipe.read_fd, 1) && set_up(peer, message);
 }
 
 /* READY brings one descriptor, the pipe, so that is the first one. */
-static bool handle_ready(struct soft_shm_peer *peer, int fds[FDS])
+static bool handle_ready(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
 {
 	int first = fds[0];
 
 	fds[0] = fds[PIPE];
 	fds[PIPE] = first;
-	return receive_pipe(peer, fds) && set_up(peer);
+	return receive_pipe(peer, fds) && set_up(peer, message);
 }
 
 /* False: a protocol error. */
@@ -246,7 +275,7 @@ static bool handle_message(struct soft_shm_peer *peer, const struct message *mes
 	case HELLO:
 		return !peer->memory && handle_hello(peer, message, fds);
 	case READY:
-		return peer->memory && !peer->up && handle_ready(peer, fds);
+		return peer->memory && !peer->up && handle_ready(peer, message, fds);
 	case LID:
 		peer->lid = (uint16_t)message->lid;
 		return peer->up;

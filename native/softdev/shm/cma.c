@@ -36,7 +36,8 @@ int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_c
 	cma->own = own;
 	cma->peer = peer;
 	memcpy(own->secret, cma->secret, sizeof(own->secret));
-	own->secret_at = (uintptr_t)cma->secret;
+	if (own == peer)
+		cma->peer_secret_at = (uintptr_t)cma->secret;
 	return 0;
 }
 
@@ -111,7 +112,7 @@ static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int
 	uint64_t secret[2], expected[2];
 	struct iovec local[SOFT_MAX_SGE + 1] = {{.iov_base = secret, .iov_len = sizeof(secret)}};
 	struct iovec remote[SOFT_CMA_PIECES + 1] = {{
-		.iov_base = (void *)(uintptr_t)soft_hint_get(&cma->peer->secret_at),
+		.iov_base = (void *)(uintptr_t)cma->peer_secret_at,
 		.iov_len = sizeof(secret),
 	}};
 	unsigned long local_count = 1u + (unsigned)rest_of(to, to_count, skip, local + 1);
@@ -350,6 +351,7 @@ void soft_cma_detach(struct soft_shm_peer *peer)
 
 void soft_cma_probe_peer(struct soft_shm_peer *peer)
 {
-	if (peer->cma && !peer->cma->probed)
+	/* A link may be up before the peer has said where its secret is. */
+	if (peer->cma && peer->cma->peer_secret_at && !peer->cma->probed)
 		soft_cma_probe(peer->cma, soft_shm_peer_pid(peer));
 }

@@ -35,9 +35,9 @@ enum {
 /* What one side shows the other in shared memory, zeros to begin with.  Only its owner writes it,
  * and nothing in it is trusted: wrong values here cost their writer its own messages. */
 struct soft_cma_page {
-	uint64_t secret[2]; /* random: is found at `secret_at` in the memory of this process, and of
-			     * no other that might come to have its number */
-	uint64_t secret_at;
+	/* random: is found in the memory of this process, at a place that only the other one knows,
+	 * and of no other that might come to have its number */
+	uint64_t secret[2];
 	/* until that time of CLOCK_MONOTONIC no descriptors, please: copying was slow */
 	uint64_t backoff_until;
 	uint32_t copies; /* this process may copy from the other's memory */
@@ -69,7 +69,8 @@ struct soft_cma {
 	struct soft_node node; /* cma_descriptor.c */
 	bool probed;
 	pid_t pid; /* of the other */
-	uint64_t secret[2]; /* what own->secret_at points to */
+	uint64_t secret[2]; /* as in `own`; its address is sent to the other side (attach.c) */
+	uint64_t peer_secret_at; /* in the memory of the other side, which may say what it likes */
 	uint64_t order;
 	unsigned used; /* exports, some of which the other side may be done with */
 	unsigned cursor; /* the slot after the last one exported */

@@ -1,8 +1,9 @@
 /* Reaching a peer without a connection manager: the side that connects.
  *
  * A peer on this host is reached through shared memory if it can be, else, and on other hosts, by
- * TCP.  It may not be there yet, nor its queue pair be ready: we try again, seldom in the end,
- * until our queue pair leaves RTR and RTS.
+ * TCP.  It may not be there yet, nor its queue pair be ready: we try again until our queue pair leaves
+ * RTR and RTS, after pauses that grow: the address is the peer's word, and whatever is there must
+ * not be flooded.
  */
 #include <errno.h>
 #include <string.h>
@@ -12,14 +13,15 @@
 
 #include "link.h"
 
+/* Attempts, each of which makes the pause four times as long: 1, 4, 16 ms and so on.  So there are
+ * eight in the first ten seconds. */
 enum {
-	SECOND_ROUND = 7
-}; /* attempts: the delay has reached its most */
+	SECOND_ROUND = 3,
+	LONGEST_PAUSE = 6
+};
 
 #define CONNECTING_NS 20000000000u
-#define RETRY_LEAST_NS 1000000u
-#define RETRY_MOST_NS 100000000u
-#define RETRY_SELDOM_NS 1000000000u
+#define PAUSE_NS UINT64_C(1000000)
 
 static void attempt(struct soft_link *link);
 
@@ -31,12 +33,10 @@ static void try_again(struct soft_timer *timer)
 void soft_connect_later(struct soft_link *link)
 {
 	soft_assert_locked();
-	uint64_t delay = RETRY_LEAST_NS << (link->attempts < 7 ? link->attempts : 7);
+	uint64_t delay = PAUSE_NS << 2 * link->attempts;
 
-	if (delay > RETRY_MOST_NS)
-		delay = RETRY_MOST_NS;
-	if (link->attempts++ > 100)
-		delay = RETRY_SELDOM_NS;
+	if (link->attempts < LONGEST_PAUSE)
+		link->attempts++;
 	soft_link_close_wires(link);
 	link->base.state = SOFT_LINK_CONNECTING;
 	link->header_have = 0;

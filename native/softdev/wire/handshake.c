@@ -7,7 +7,7 @@
  * they know, random numbers of the applications: a process that does not know them is not the peer.
  *
  * The queue pair may not be ready yet: its HELLO is held for a while.  Pending links are bounded in
- * number and time, wherever they come from.
+ * number and time, wherever they come from, those that have sent HELLO apart from the silent ones.
  */
 #include <errno.h>
 #include <string.h>
@@ -19,14 +19,15 @@
 
 enum {
 	MAX_PENDING = 256
-}; /* links asked for whose queue pair is not known or not ready */
+}; /* links asked for whose queue pair is not known; and as many whose queue pair is not ready */
 
-#define HANDSHAKE_TIMEOUT_NS 10000000000u
+#define FIRST_BYTES_NS 2000000000u
+#define HELD_NS 10000000000u
 
 static const char magic[8] = "aiordma";
 
-static struct soft_link *pending[MAX_PENDING]; /* unordered */
-static int pending_count;
+static struct soft_crowd silent = {.peers = {&silent.peers, &silent.peers}};
+static struct soft_crowd held = {.peers = {&held.peers, &held.peers}};
 
 /* ---- the handshake -------------------------------------------------------------------------- */
 
@@ -106,18 +107,14 @@ void soft_handshake_check(struct soft_qp *qp)
 
 /* ---- pending links --------------------------------------------------------------------------- */
 
-static void forget_pending(const struct soft_link *link)
+static struct soft_link *pending_link(struct soft_stranger *stranger)
 {
-	for (int i = 0; i < pending_count; i++)
-		if (pending[i] == link) {
-			pending[i] = pending[--pending_count];
-			return;
-		}
+	return soft_container(stranger, struct soft_link, pending);
 }
 
 static void drop_pending(struct soft_link *link)
 {
-	forget_pending(link);
+	soft_crowd_remove(&link->pending);
 	if (link->from_peer)
 		soft_shm_peer_refuse(link->from_peer, link->from_chan);
 	soft_link_finish(link, 0);
@@ -128,20 +125,30 @@ static void pending_expired(struct soft_timer *timer)
 	drop_pending(soft_container(timer, struct soft_link, timer));
 }
 
-static void add_pending(struct soft_link *link)
+static void add_pending(struct soft_link *link, struct soft_crowd *crowd,
+			const struct sockaddr_storage *peer, uint64_t ns)
 {
-	if (pending_count == MAX_PENDING) {
-		/* The one that has waited longest goes: its timer ends first. */
-		struct soft_link *oldest = pending[0];
+	struct soft_stranger *excess;
 
-		for (int i = 1; i < pending_count; i++)
-			if (pending[i]->timer.deadline_ns < oldest->timer.deadline_ns)
-				oldest = pending[i];
-		drop_pending(oldest);
-	}
-	pending[pending_count++] = link;
+	soft_crowd_add(crowd, &link->pending, peer);
 	link->timer.expired = pending_expired;
-	soft_timer_start(&link->timer, soft_now() + HANDSHAKE_TIMEOUT_NS);
+	soft_timer_start(&link->timer, soft_now() + ns);
+	excess = soft_crowd_excess(crowd, soft_crowd_limit(MAX_PENDING));
+	if (excess)
+		drop_pending(pending_link(excess));
+}
+
+/* Its queue pair is there, and not ready. */
+static void hold(struct soft_link *link)
+{
+	struct sockaddr_storage peer = {0};
+	socklen_t length = sizeof(peer);
+
+	soft_crowd_remove(&link->pending);
+	if (link->watch.fd >= 0)
+		(void)getpeername(link->watch.fd, (struct sockaddr *)&peer, &length);
+	link->base.state = SOFT_LINK_HELD;
+	add_pending(link, &held, &peer, HELD_NS);
 }
 
 static bool is_ready(const struct soft_qp *qp)
@@ -172,7 +179,7 @@ static bool may_answer(const struct soft_qp *qp)
 /* The pending link is one no more. */
 static void introduce(struct soft_link *link, struct soft_qp *qp)
 {
-	forget_pending(link);
+	soft_crowd_remove(&link->pending);
 	if (soft_link_of(qp)) {
 		soft_wire_selection_use_shm(soft_link_of(qp), link);
 		soft_link_finish(link, 0);
@@ -193,23 +200,25 @@ static void hello(struct soft_link *link)
 	} else if (may_answer(qp)) {
 		introduce(link, qp);
 	} else {
-		link->base.state = SOFT_LINK_HELD;
-		if (link->from_peer)
-			add_pending(link);
+		hold(link);
 	}
 }
 
 void soft_handshake_find_pending(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	for (int i = 0; i < pending_count; i++) {
-		struct soft_link *link = pending[i];
+	struct soft_node *node = held.peers.next;
 
-		if (link->base.state != SOFT_LINK_HELD || link->peer_hello.to != qp->ibv.qp_num)
+	while (node != &held.peers) {
+		struct soft_link *link =
+			pending_link(soft_list_entry(node, struct soft_stranger, node));
+
+		node = node->next;
+		if (link->peer_hello.to != qp->ibv.qp_num)
 			continue;
 		if (!is_expected(link, qp)) {
 			drop_pending(link);
-			i--;
+			node = held.peers.next; /* others may have gone with it */
 		} else if (may_answer(qp)) {
 			introduce(link, qp);
 			return;
@@ -219,12 +228,13 @@ void soft_handshake_find_pending(struct soft_qp *qp)
 
 void soft_handshake_drop_pending(void)
 {
-	pending_count = 0;
+	soft_crowd_init(&silent);
+	soft_crowd_init(&held);
 }
 
 /* ---- where they come from ------------------------------------------------------------------ */
 
-void soft_handshake_accepted(int fd)
+void soft_handshake_accepted(int fd, const struct sockaddr_storage *peer)
 {
 	soft_assert_locked();
 	struct soft_link *link = soft_link_create(fd, SOFT_LINK_HANDSHAKE);
@@ -233,7 +243,7 @@ void soft_handshake_accepted(int fd)
 		close(fd);
 		return;
 	}
-	add_pending(link);
+	add_pending(link, &silent, peer, FIRST_BYTES_NS);
 	if (soft_watch(&link->watch, EPOLLIN))
 		drop_pending(link);
 }
@@ -262,12 +272,18 @@ void soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
 void soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id)
 {
 	soft_assert_locked();
-	for (int i = pending_count - 1; i >= 0; i--)
-		if (pending[i]->from_peer == peer &&
-		    (remote_id == 0 || pending[i]->from_chan == remote_id)) {
-			pending[i]->from_peer = NULL;
-			drop_pending(pending[i]);
+	struct soft_node *node = held.peers.next;
+
+	while (node != &held.peers) {
+		struct soft_link *link =
+			pending_link(soft_list_entry(node, struct soft_stranger, node));
+
+		node = node->next;
+		if (link->from_peer == peer && (remote_id == 0 || link->from_chan == remote_id)) {
+			link->from_peer = NULL;
+			drop_pending(link);
 		}
+	}
 }
 
 /* ---- a socket is readable ------------------------------------------------------------------ */

@@ -39,6 +39,19 @@ static void output(struct soft_deferred *deferred)
 	soft_link_flush(soft_container(deferred, struct soft_link, base.output));
 }
 
+enum aiordma_wire soft_qp_wire(struct ibv_qp *qp)
+{
+	const struct soft_link *link;
+	enum aiordma_wire name = AIORDMA_WIRE_NONE;
+
+	soft_lock();
+	link = soft_link_of(soft_qp_of(qp));
+	if (link && link->base.state == SOFT_LINK_UP)
+		name = link->wire->name;
+	soft_unlock();
+	return name;
+}
+
 /* ---- life ---------------------------------------------------------------------------------- */
 
 struct soft_link *soft_link_create(int fd, enum soft_link_state state)

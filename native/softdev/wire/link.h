@@ -10,6 +10,7 @@
 
 #include <sys/types.h>
 
+#include "engine/engine.h"
 #include "shm/shm.h"
 #include "rc/rc.h"
 #include "wire.h"
@@ -32,6 +33,7 @@ struct soft_wire {
 	int (*wait)(struct soft_link *link);
 	/* Everything has been sent: finishes the link now, or when the other side has ended too. */
 	void (*end)(struct soft_link *link);
+	enum aiordma_wire name;
 	uint32_t frame_most; /* bytes of payload in one frame */
 	int frames_most;     /* given to it together, at most SOFT_LINK_FRAMES */
 };
@@ -58,6 +60,7 @@ struct soft_link {
 	struct soft_node node;
 	struct soft_timer timer; /* retry, timeout of a handshake, lingering */
 	unsigned attempts;
+	struct soft_stranger pending; /* of handshake.c */
 	bool hello_valid; /* `peer_hello` has come, and is one of this protocol */
 	struct soft_hello peer_hello; /* the HELLO or HELLO_ACK of the other side */
 
@@ -185,7 +188,7 @@ void soft_wire_selection_use_tcp(struct soft_link *link, bool tell);
 void soft_wire_selection_use_shm(struct soft_link *link, struct soft_link *pending_link);
 
 /* handshake.c: without the CM */
-void soft_handshake_accepted(int fd);
+void soft_handshake_accepted(int fd, const struct sockaddr_storage *peer);
 void soft_handshake_drop_pending(void); /* all pending links are gone */
 void soft_handshake_received(struct soft_link *link);
 /* RTS: now both PSNs are known. */

@@ -45,10 +45,13 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 {
 	(void)events;
 	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
-		int fd = accept4(watch->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+		struct sockaddr_storage peer = {0};
+		socklen_t length = sizeof(peer);
+		int fd = accept4(watch->fd, (struct sockaddr *)&peer, &length,
+				 SOCK_NONBLOCK | SOCK_CLOEXEC);
 
 		if (fd >= 0) {
-			soft_handshake_accepted(fd);
+			soft_handshake_accepted(fd, &peer);
 			continue;
 		}
 		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {

@@ -139,6 +139,7 @@ static const struct soft_wire wire = {
 	.send = give,
 	.wait = wait_for_room,
 	.end = end,
+	.name = AIORDMA_WIRE_SHARED_MEMORY,
 	.frame_most = CHAN_FRAME_MAX,
 	.frames_most = CHAN_FRAMES_MAX,
 };

@@ -170,6 +170,7 @@ const struct soft_wire soft_tcp_wire = {
 	.send = give,
 	.wait = wait_for_room,
 	.end = end,
+	.name = AIORDMA_WIRE_TCP,
 	.frame_most = SOFT_FRAME_MAX,
 	.frames_most = SOFT_LINK_FRAMES,
 };

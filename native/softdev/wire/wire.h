@@ -33,4 +33,7 @@ int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t l
  * `opens` tries to attach to `lid`, the other one waits for its selection. */
 int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t lid, bool opens);
 
+/* aiordma_device_calls.wire */
+enum aiordma_wire soft_qp_wire(struct ibv_qp *qp);
+
 #endif

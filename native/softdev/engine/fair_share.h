@@ -1,0 +1,47 @@
+/* Peers that have proved nothing yet, bounded in number: which of them goes for a new one.
+ *
+ * The oldest one of the host with most of them, if that has more than its share, else the oldest of
+ * all: so a new one always gets a place, and one host cannot keep others out.  The transport has the
+ * same rule (aiordma/_transport/fair_share.py).  Under the engine's lock.
+ */
+#ifndef AIORDMA_SOFTDEV_FAIR_SHARE_H
+#define AIORDMA_SOFTDEV_FAIR_SHARE_H
+
+#include <sys/socket.h>
+
+#include "engine.h"
+
+enum {
+	SOFT_CROWD_BUCKETS = 1024
+};
+
+struct soft_crowd {
+	struct soft_node peers; /* soft_stranger.node, oldest first */
+	unsigned count;
+	/* Peers by a hash of their host, so that hosts need no records.  Two hosts share a bucket
+	 * now and then, which the outside cannot arrange: the hash has a random seed. */
+	uint16_t of_bucket[SOFT_CROWD_BUCKETS];
+};
+
+struct soft_stranger {
+	struct soft_node node;
+	struct soft_crowd *crowd; /* NULL: in none */
+	uint16_t bucket;
+};
+
+/* An empty crowd. */
+void soft_crowd_init(struct soft_crowd *crowd);
+/* `most`, but no more than an eighth of the descriptors that this process may have. */
+unsigned soft_crowd_limit(unsigned most);
+/* Takes in a peer from that address; AF_UNSPEC: of this host. */
+void soft_crowd_add(struct soft_crowd *crowd, struct soft_stranger *stranger,
+		    const struct sockaddr_storage *address);
+/* Safe to repeat. */
+void soft_crowd_remove(struct soft_stranger *stranger);
+/* After `add`: the peer that goes, for its owner to remove; NULL if no more than `limit` are there.
+ * It is not the one that was added last. */
+struct soft_stranger *soft_crowd_excess(const struct soft_crowd *crowd, unsigned limit);
+/* The oldest one, or NULL. */
+struct soft_stranger *soft_crowd_oldest(const struct soft_crowd *crowd);
+
+#endif

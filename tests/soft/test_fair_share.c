@@ -1,0 +1,176 @@
+/* Which of the peers that have proved nothing goes for a new one: engine/fair_share.h. */
+#include "cm_check.h"
+#include "engine/engine.h"
+
+#include <arpa/inet.h>
+#include <sys/resource.h>
+
+enum {
+	LIMIT = 16, /* of which two are a host's share */
+	MORE = LIMIT + 1
+};
+
+static struct soft_crowd crowd;
+static struct soft_stranger strangers[64];
+static int used;
+
+static struct sockaddr_storage from(const char *host)
+{
+	struct sockaddr_storage address = {.ss_family = strchr(host, ':') ? AF_INET6 : AF_INET};
+
+	if (address.ss_family == AF_INET)
+		CHECK_EQUAL(inet_pton(AF_INET, host, &((struct sockaddr_in *)&address)->sin_addr),
+			    1);
+	else
+		CHECK_EQUAL(
+			inet_pton(AF_INET6, host, &((struct sockaddr_in6 *)&address)->sin6_addr),
+			1);
+	return address;
+}
+
+static void begin(void)
+{
+	soft_crowd_init(&crowd);
+	used = 0;
+}
+
+static void come(const char *host)
+{
+	struct sockaddr_storage address = from(host);
+
+	soft_crowd_add(&crowd, &strangers[used++], &address);
+}
+
+/* The number of the one that goes, which is then gone. */
+static int goes(void)
+{
+	struct soft_stranger *excess = soft_crowd_excess(&crowd, LIMIT);
+
+	if (!excess)
+		return -1;
+	soft_crowd_remove(excess);
+	return (int)(excess - strangers);
+}
+
+/* Hosts that share no bucket, since the hash has a random seed. */
+static char hosts[MORE + 8][32];
+
+static const char *apart(int number)
+{
+	return hosts[number];
+}
+
+static void find_hosts(void)
+{
+	uint16_t buckets[MORE + 8];
+	int count = 0, tried = 0;
+
+	while (count < MORE + 8) {
+		char *host = hosts[count];
+		bool fresh = true;
+
+		snprintf(host, sizeof(hosts[0]), "10.0.%d.%d", tried / 200, 1 + tried % 200);
+		tried++;
+		begin();
+		come(host);
+		for (int i = 0; i < count; i++)
+			fresh = fresh && buckets[i] != strangers[0].bucket;
+		if (fresh)
+			buckets[count++] = strangers[0].bucket;
+	}
+	begin();
+}
+
+static void oldest_of_all(void)
+{
+	for (int i = 0; i < LIMIT; i++) {
+		come(apart(i));
+		CHECK_EQUAL(goes(), -1);
+	}
+	for (int i = 0; i < 2; i++) {
+		come(apart(LIMIT + i));
+		CHECK_EQUAL(goes(), i);
+	}
+	CHECK(soft_crowd_oldest(&crowd) == &strangers[2]);
+}
+
+static void oldest_of_the_heaviest(void)
+{
+	begin();
+	for (int i = 0; i < 10; i++)
+		come(apart(i));
+	for (int i = 10; i < LIMIT; i++)
+		come(apart(20));
+	come(apart(11)); /* a new host */
+	CHECK_EQUAL(goes(), 10);
+	come(apart(20)); /* the heavy one again */
+	CHECK_EQUAL(goes(), 11);
+	come(apart(0));
+	CHECK_EQUAL(goes(), 12);
+}
+
+static bool are_one(const char *one, const char *other)
+{
+	begin();
+	come(one);
+	come(other);
+	return strangers[0].bucket == strangers[1].bucket;
+}
+
+/* Two hosts may share a bucket: of so many pairs, at most a few. */
+static int alike(const char *format)
+{
+	int count = 0;
+
+	for (int i = 1; i < 100; i++) {
+		char one[64], other[64];
+
+		snprintf(one, sizeof(one), format, i);
+		snprintf(other, sizeof(other), format, 100 + i);
+		count += are_one(one, other);
+	}
+	return count;
+}
+
+static void what_a_host_is(void)
+{
+	CHECK_EQUAL(alike("2001:db8:1:2::%d"), 99);
+	CHECK(alike("2001:db8:1:%d::1") < 10);
+	CHECK(alike("fe80::%d") < 10);
+	CHECK(alike("192.0.2.%d") < 10);
+	CHECK(are_one("192.0.2.1", "::ffff:192.0.2.1"));
+}
+
+static void gone_twice(void)
+{
+	begin();
+	come("192.0.2.1");
+	soft_crowd_remove(&strangers[0]);
+	soft_crowd_remove(&strangers[0]);
+	CHECK_EQUAL(crowd.count, 0);
+	CHECK(!soft_crowd_oldest(&crowd));
+}
+
+static void limits(void)
+{
+	struct rlimit files, low;
+
+	CHECK_EQUAL(getrlimit(RLIMIT_NOFILE, &files), 0);
+	low = files;
+	low.rlim_cur = 80;
+	CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &low), 0);
+	CHECK_EQUAL(soft_crowd_limit(256), 10);
+	CHECK_EQUAL(soft_crowd_limit(5), 5);
+	CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &files), 0);
+}
+
+int main(void)
+{
+	STEP(find_hosts());
+	STEP(oldest_of_all());
+	STEP(oldest_of_the_heaviest());
+	STEP(what_a_host_is());
+	STEP(gone_twice());
+	STEP(limits());
+	return 0;
+}
