@@ -52,7 +52,9 @@ class EventChannel(Resource["h.EventChannelPointer"]):
         try:
             pointer = library.calls.rdma_create_event_channel()
         except VerbsError as error:
-            detail = "the kernel's connection manager cannot be opened; is rdma_ucm loaded?"
+            detail = "the kernel's connection manager cannot be opened"
+            if error.errno != errno.EMFILE:
+                detail += "; is rdma_ucm loaded?"
             raise failure(error.verb, error.errno or 0, detail) from None
         self.fd = pointer.fd
         destroy = library.calls.rdma_destroy_event_channel

@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from ._device.capabilities import TsoCapabilities as TsoCapabilities
     from ._device.context import AsyncEvent as AsyncEvent
     from ._device.context import Context as Context
+    from ._device.device import Choice as Choice
     from ._device.device import Device as Device
+    from ._device.device import choose_device as choose_device
     from ._device.device import devices as devices
     from ._device.device import find_device as find_device
     from ._device.device import fork_status as fork_status
@@ -89,6 +91,9 @@ if TYPE_CHECKING:
     from ._device.protection_domain import ProtectionDomain as ProtectionDomain
     from ._device.resource import live as live
     from ._device.resource import remember_places as remember_places
+    from ._device.statistics import ChannelStatistics as ChannelStatistics
+    from ._device.statistics import CQStatistics as CQStatistics
+    from ._device.statistics import DeviceStatistics as DeviceStatistics
     from ._memory.buffers import bytes_of as bytes_of
     from ._memory.memory_region import MemoryRegion as MemoryRegion
     from ._memory.memory_region import address_of as address_of
@@ -132,7 +137,8 @@ else:
             "PciAtomicCapabilities PciAtomicSizes RawPacketCapability RssCapabilities "
             "TagMatchingCapabilities TsoCapabilities",
             "._device.context": "AsyncEvent Context",
-            "._device.device": "Device devices find_device fork_status libraries missing_library "
+            "._device.device": "Choice Device choose_device devices find_device fork_status "
+            "libraries missing_library "
             "open_device",
             "._device.domains": "ParentDomain ThreadDomain",
             "._device.enums": "MTU AccessFlags Advice AtomicCapability CQFlags DeviceCapability "
@@ -143,6 +149,7 @@ else:
             "._device.grh": "GRH GRH_SIZE",
             "._device.protection_domain": "ProtectionDomain",
             "._device.resource": "live remember_places",
+            "._device.statistics": "CQStatistics ChannelStatistics DeviceStatistics",
             "._memory.buffers": "bytes_of",
             "._memory.memory_region": "MemoryRegion address_of",
             "._memory.memory_window": "MemoryWindow inc_rkey",

@@ -86,7 +86,7 @@ def test_an_endpoint_of_a_later_version_is_refused(
 ) -> None:
     with pd.create_qp(cq) as qp:
         packed = bytearray(qp.endpoint().pack())
-    for offset, value, message in ((4, 2, "version 2"), (5, 0x81, "flags 0x81")):
+    for offset, value, message in ((4, 9, "version 9"), (5, 0x81, "flags 0x81")):
         changed = bytearray(packed)
         changed[offset] = value
         with pytest.raises(ProtocolError, match=message):

@@ -103,6 +103,7 @@ def test_a_flush_names_the_first_failure() -> None:
     assert isinstance(received, WorkRequestFlushedError)
     assert (sent.operation, received.operation) == ("send", "receive")
     assert sent.__cause__ is received.__cause__ is first
+    assert str(sent).endswith(f"; the first failure: {first}")
     assert work.first_failure is first
     work.clear()
     assert work.first_failure is None

@@ -7,6 +7,7 @@ import math
 import select
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -16,6 +17,7 @@ from aiordma.errors import BusyError, UnsupportedError, VerbsError
 
 from .._device.enums import CQFlags, WCFields
 from .._device.resource import Node, Resource
+from .._device.statistics import ChannelStatistics, CQStatistics
 from .._qp.posted_work import PostedWorkByQP
 from .completion_cursor import CompletionCursor
 from .cq_entries import Entries
@@ -114,6 +116,11 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
     def events(self) -> int:
         """Completion events taken so far."""
         return self._events + self.drain_state.events
+
+    def statistics(self) -> ChannelStatistics:
+        """What it has done so far."""
+        state = self.drain_state
+        return ChannelStatistics(len(self.queues), self.events, state.drains, state.completions)
 
     def get_event(self) -> CompletionQueue | None:
         """Take and acknowledge one event; its queue, None when there is no event.
@@ -238,6 +245,8 @@ class CompletionQueue(Resource["h.CQPointer"]):
         self.entries = Entries(pointer.cqe, channel.leaving if channel else None)
         self._array: CompletionArray | None = None
         self._more_array: MoreArray | None = None
+        self._polls = self._found = self._arms = 0
+        self._kept: deque[WorkCompletion] = deque()  # that `collect` has found
         self.has_event = False
         """An event was taken for which the queue has not been polled; for this package."""
         destroy = context.library.calls.ibv_destroy_cq
@@ -267,6 +276,7 @@ class CompletionQueue(Resource["h.CQPointer"]):
 
         Fields that are not defined for a completion have what the device wrote.
         """
+        self.check_kept()
         if self._array is None or self._array.capacity < max:
             self._array = CompletionArray(max)
         count = lib.aiordma_poll(self.pointer, self._array.pointer, max)
@@ -274,6 +284,27 @@ class CompletionQueue(Resource["h.CQPointer"]):
         return self.posted_work.settled(self._array.records(count))
 
     def _poll(self, max: int, spin_us: int) -> list[WorkCompletion]:
+        if self._kept:
+            return [self._kept.popleft() for _ in range(min(max, len(self._kept)))]
+        found, more = self._take(max, spin_us)
+        while more and not found:  # all were hidden
+            found, more = self._take(max, 0)
+        return found
+
+    def collect(self, max: int, spin_us: int) -> None:
+        """Settle what has completed, and keep it for the next `poll`.  For this package."""
+        self._kept += self._take(max, spin_us)[0]
+
+    def check_kept(self) -> None:
+        """BusyError if a full queue pair's posting has taken completions, which `poll` returns."""
+        if self._kept:
+            raise BusyError(
+                f"{self!r} keeps {len(self._kept)} completions that were found when a queue pair "
+                "with signal_every was full: take them with poll()"
+            )
+
+    def _take(self, max: int, spin_us: int) -> tuple[list[WorkCompletion], bool]:
+        """Completions of the device, and whether there may be more."""
         if self._array is None or self._array.capacity < max:
             self._array = CompletionArray(max)
         if self._more_array is None or self._more_array.capacity < max:
@@ -286,16 +317,33 @@ class CompletionQueue(Resource["h.CQPointer"]):
             count = lib.aiordma_poll_more(pointer, array.pointer, more.pointer, max)
         self._polled(count, max)
         settle, fields = self.posted_work.settle, self.fields
-        return [
-            WorkCompletion.from_record(record, settle(record), rest, fields)
-            for record, rest in zip(array.records(count), more.records(count), strict=True)
-        ]
+        both = zip(array.records(count), more.records(count), strict=True)
+        if self.posted_work.any_automatic:
+            hides = self.posted_work.hides
+            all = [(hides(record), settle(record), record, rest) for record, rest in both]
+            found = [
+                WorkCompletion.from_record(record, failure, rest, fields)
+                for hidden, failure, record, rest in all
+                if not hidden
+            ]
+        else:
+            found = [
+                WorkCompletion.from_record(record, settle(record), rest, fields)
+                for record, rest in both
+            ]
+        return found, count == max
 
     def _polled(self, count: int, max: int) -> None:
         if count < 0:
             raise failure("ibv_poll_cq", -count, f"the completion queue {self!r} is broken")
+        self._polls += 1
+        self._found += count
         if count < max:
             self.entries.seen_empty()
+
+    def statistics(self) -> CQStatistics:
+        """Its room, and what it has done so far."""
+        return CQStatistics(self.cqe, self.reserved, self._polls, self._found, self._arms)
 
     def start_poll(self) -> CompletionCursor:
         """Completions one by one, each field read when it is asked for: ibv_create_cq_ex(3).
@@ -357,6 +405,7 @@ class CompletionQueue(Resource["h.CQPointer"]):
         code = lib.aiordma_req_notify(self.pointer, int(solicited_only))
         if code:
             raise failure("ibv_req_notify_cq", code if code > 0 else errno.EIO, f"arming {self!r}")
+        self._arms += 1
 
     def modify(self, *, cq_count: int, cq_period: float) -> None:
         """Moderate events: one after ``cq_count`` completions or ``cq_period`` seconds.

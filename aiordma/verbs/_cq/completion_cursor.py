@@ -67,6 +67,7 @@ class CompletionCursor:
             self._wc = found[0] if found else None
             self.failure = self._wc.failure if self._wc else None
             return bool(found)
+        self._cq.check_kept()
         self._end()  # and not next_poll, for the reason in native/verbs/completion.c
         code = lib.aiordma_start_poll(self._ex)
         if code == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +22,7 @@ from .enums import CQFlags, EventType, WCFields
 from .ports import Ports
 from .protection_domain import ProtectionDomain
 from .resource import Node, Resource
+from .statistics import DeviceStatistics, count_open, failures_by_name
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -98,6 +100,9 @@ class Context(Ports):
         self._extended: ExtendedDeviceAttributes | None = None
         self._gid_table = b"", ()
         self._cq_fields: tuple[WCFields | None] | None = None
+        self.failures: Counter[int] = Counter()
+        """Failed completions by status; for this package, see :meth:`statistics`."""
+        self._event_counts: Counter[str] = Counter()
         # The resource that an asynchronous event concerns, by the address of its C structure.
         self._elements: weakref.WeakValueDictionary[int, Resource[Any]] = (
             weakref.WeakValueDictionary()
@@ -268,7 +273,8 @@ class Context(Ports):
         raw = ffi.new("struct ibv_async_event *")
         events = []
         while calls.ibv_get_async_event(pointer, raw):
-            events.append(self._read_event(raw))
+            events.append(event := self._read_event(raw))
+            self._event_counts[event.type.name] += 1
             calls.ibv_ack_async_event(raw)
         return events
 
@@ -284,6 +290,15 @@ class Context(Ports):
         elif kind in _SRQ_EVENTS:
             element = self._elements.get(int(ffi.cast("uintptr_t", raw.element.srq)))
         return AsyncEvent(kind, element)
+
+    def statistics(self) -> DeviceStatistics:
+        """What is open on this context, and what has failed there."""
+        return DeviceStatistics(
+            self.name,
+            count_open(self.node),
+            failures_by_name(self.failures),
+            dict(sorted(self._event_counts.items())),
+        )
 
     def route_events(self, address: int, element: Resource[Any]) -> None:
         """Name ``element`` in events of the C structure at ``address``; for this package."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiordma._native import Library, embedded, ffi, system
 from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, UnsupportedError, VerbsError
@@ -20,6 +20,10 @@ from .enums import ForkStatus, NodeType, PortState, TransportType
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
+
+
+SYSTEM = "system"
+"""The name that stands for every device but the embedded one."""
 
 
 def libraries() -> list[Library]:
@@ -166,11 +170,12 @@ def find_device(
     """The device of that name, with that local IP address, with that GUID; or the default one.
 
     Given several of them, all must fit; those of the system come first. Given none, the first
-    one of the system with an active port, or else the embedded one. Raises DeviceNotFoundError,
-    which lists what there is.
+    one of the system with an active port, or else the embedded one, which is software. The name
+    "system" is as none, but never the embedded one. Raises DeviceNotFoundError, which lists what
+    there is.
     """
-    if name is None and ip is None and guid is None:
-        return next(filter(_has_active_port, _system_devices()), _embedded_devices()[-1])
+    if name in (None, SYSTEM) and ip is None and guid is None:
+        return choose_device(name).device
     found = devices()
     gids: dict[str, str] = {}
     for device in found:
@@ -204,10 +209,48 @@ def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
     return gid in table
 
 
-def _has_active_port(device: Device) -> bool:
+class Choice(NamedTuple):
+    """A device, and why it was chosen."""
+
+    device: Device
+    reason: str
+    is_fallback: bool = False
+    """Whether it is the embedded one because no other one can be used."""
+
+
+def choose_device(name: str | None = None) -> Choice:
+    """As :func:`find_device` with a name or none, and with the reason.
+
+    VerbsError when a device of the system cannot be opened, and no other one has an active port.
+    """
+    if name is not None and name != SYSTEM:
+        return Choice(find_device(name), "it was named")
+    unusable: list[str] = []
+    failure: VerbsError | None = None
+    for device in _system_devices():
+        try:
+            states = _port_states(device)
+        except VerbsError as error:  # such as no permission: not a reason to use another kind
+            failure = failure or error
+            continue
+        if PortState.ACTIVE in states.values():
+            return Choice(device, "it is the first device of the system with an active port")
+        unusable += [
+            f"{device.name}: port {port} is {state.name}" for port, state in states.items()
+        ]
+    if failure is not None:
+        raise failure
+    missing = missing_library()
+    why = (missing and missing.strerror) or "; ".join(unusable) or "the system has no RDMA device"
+    if name == SYSTEM:
+        raise DeviceNotFoundError("", wanted="an active port", detail=why)
+    return Choice(_embedded_devices()[-1], why, is_fallback=True)
+
+
+def _port_states(device: Device) -> dict[int, PortState]:
     with device.open() as context:
         ports = range(1, context.query_device().phys_port_cnt + 1)
-        return any(context.query_port(port).state is PortState.ACTIVE for port in ports)
+        return {port: context.query_port(port).state for port in ports}
 
 
 def open_device(

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from aiordma._native import fork
+from aiordma._native import ffi, fork
 from aiordma.errors import BufferStateError
 
 P = TypeVar("P")
@@ -170,6 +170,15 @@ class Resource(Generic[P]):
         if (pointer := self._node.pointer) is None:
             raise self.closed_error()
         return pointer
+
+    @property
+    def raw_handle(self) -> int:
+        """The address of its C structure (``struct ibv_qp`` and so on), for code of your own.
+
+        The object stays the owner: the address is valid until it is closed, or what it was made
+        from. BufferStateError once closed. See docs/raw-handles.md.
+        """
+        return int(ffi.cast("uintptr_t", self.pointer))
 
     @property
     def closed(self) -> bool:

@@ -52,7 +52,9 @@ def _of_tensor(memory: object) -> memoryview:
 
 
 def name(memory: object) -> str:
-    return f"a {type(memory).__module__}.{type(memory).__qualname__}"
+    module = "" if type(memory).__module__ == "builtins" else f"{type(memory).__module__}."
+    kind = f"{module}{type(memory).__qualname__}"
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
 def not_contiguous(memory: object) -> BufferError:

@@ -67,11 +67,17 @@ _is_capsule = _prototype("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ct
 _pointer = _prototype("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
+# What was meant, most likely.  A class of the transport's says so itself: `no_memory_hint`.
+_HINTS: dict[type, str] = {str: "encode it: text.encode()"}
+
+
 def of_tensor(memory: object) -> memoryview:
     _refuse_gpu(memory)
     if not hasattr(memory, "__dlpack__"):
+        hint = _HINTS.get(type(memory)) or getattr(type(memory), "no_memory_hint", "")
         raise TypeError(
             f"{name(memory)} has no memory to use: neither the buffer protocol nor DLPack"
+            + (f"; {hint}" if hint else "")
         )
     capsule = _capsule(memory)
     tensor, read_only = _read(memory, capsule)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Rights that let the device change the memory: all need a writable buffer, and the remote ones need
 # local write as well (ibv_reg_mr(3)).
 _REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
-_CHANGES = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND | _REMOTE_CHANGES
+_CHANGES = AccessFlags.LOCAL_WRITE | _REMOTE_CHANGES
 _CHANGING = int(_CHANGES)  # numbers: an operator of an enumeration takes ten times as long
 # Rights that a device may ignore; only the calls with an iova know them.
 _OPTIONAL = int(AccessFlags.RELAXED_ORDERING)

@@ -15,6 +15,7 @@ from .._qp.work_request import BindInfo, SendWorkRequest
 if TYPE_CHECKING:
     from aiordma._native import handles as h
 
+    from .._device.context import Context
     from .._device.protection_domain import ProtectionDomain
     from .._qp.queue_pair import QueuePair
     from .memory_region import MemoryRegion
@@ -185,16 +186,22 @@ class MemoryWindow(Resource["h.MWPointer"]):
         return f"rkey {self.rkey:#x}"
 
 
+_NEEDED = {
+    MWType.TYPE_1: DeviceCapability.MEM_WINDOW,
+    MWType.TYPE_2: DeviceCapability.MEM_WINDOW_TYPE_2A | DeviceCapability.MEM_WINDOW_TYPE_2B,
+}
+
+
+def offers_windows(context: Context, mw_type: MWType) -> bool:
+    """Whether the device has memory windows of that type."""
+    return bool(context.query_device().device_cap_flags & _NEEDED[mw_type])
+
+
 def alloc_mw(pd: ProtectionDomain, mw_type: MWType) -> MemoryWindow:
     """As :meth:`ProtectionDomain.alloc_mw`."""
     context = pd.context
-    offered = context.query_device().device_cap_flags
-    needed = {
-        MWType.TYPE_1: DeviceCapability.MEM_WINDOW,
-        MWType.TYPE_2: DeviceCapability.MEM_WINDOW_TYPE_2A | DeviceCapability.MEM_WINDOW_TYPE_2B,
-    }[mw_type]
     what = f"memory windows of type {int(mw_type)}"
-    if not offered & needed:
+    if not offers_windows(context, mw_type):
         raise UnsupportedError(what, device=context.name, verb="ibv_alloc_mw")
     calls = context.library.calls
     try:

@@ -10,10 +10,11 @@ about the cause (IBTA volume 1, clause 10.3.1.7). So this remembers what was pos
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from aiordma._native.calls import shortage_hint
 from aiordma.errors import WorkCompletionError, work_completion_error
 
 from .._device.enums import WCOpcode, WCStatus, WROpcode
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from aiordma._native import Record
 
 _RECV = int(WCOpcode.RECV)
+
+# A request that was posted unsignaled and is signaled to free the entries before it.
+AUTOMATIC = 2
 
 # Failures that only senders can have (IBTA volume 1, clause 11.6.2).
 _OF_A_SEND = frozenset(
@@ -38,18 +42,34 @@ _OF_A_SEND = frozenset(
 )
 
 
+def _hint(status: int) -> str:
+    # A device that connects by sockets, as the embedded one, then cannot reach the peer.
+    return shortage_hint() if status == WCStatus.RETRY_EXC_ERR else ""
+
+
 class PostedWork:
     """The posted work of a queue pair: posting adds to it, polling its completion queues removes.
 
     One thread may post while another polls.
     """
 
-    __slots__ = ("__weakref__", "_receives", "_sends", "first_failure", "max_send_wr")
+    __slots__ = (
+        "__weakref__",
+        "_failures",
+        "_receives",
+        "_sends",
+        "first_failure",
+        "max_send_wr",
+        "signal_every",
+    )
 
-    def __init__(self, max_send_wr: int) -> None:
+    def __init__(self, max_send_wr: int, failures: Counter[int] | None = None) -> None:
+        """``failures`` counts failed completions by status."""
+        self._failures = Counter() if failures is None else failures
         self.max_send_wr = max_send_wr
+        self.signal_every = 0
         self.first_failure: WorkCompletionError | None = None
-        self._sends: deque[tuple[int, int, bool]] = deque()  # wr_id, opcode, signaled
+        self._sends: deque[tuple[int, int, int]] = deque()  # wr_id, opcode, signaled
         self._receives: deque[int] = deque()
 
     @property
@@ -70,9 +90,38 @@ class PostedWork:
             count += 1
         return count
 
-    def send(self, wr_id: int, opcode: int, signaled: bool) -> None:
-        """Add one, before it is posted: another thread may poll its completion at once."""
+    @property
+    def is_stuck(self) -> bool:
+        """Whether no completion that could free an entry is under way."""
+        return self.unsignaled == len(self._sends)
+
+    def send(self, wr_id: int, opcode: int, signaled: int) -> None:
+        """Add one, before it is posted: another thread may poll its completion at once.
+
+        ``signaled`` is true or false, or AUTOMATIC.
+        """
         self._sends.append((wr_id, opcode, signaled))
+
+    def automatic(self, signaled: Iterable[int]) -> list[int]:
+        """Of requests to be posted next: AUTOMATIC for every ``signal_every``-th unsignaled one."""
+        run = self.unsignaled
+        chosen = []
+        for asked in signaled:
+            run = 0 if asked else run + 1
+            is_due = run >= self.signal_every > 0
+            chosen.append(AUTOMATIC if is_due else asked)
+            run = 0 if is_due else run
+        return chosen
+
+    def hides(self, record: Record) -> bool:
+        """Whether a completion, not settled yet, was not asked for by the user."""
+        wr_id, status, opcode = record[:3]
+        if status or opcode & _RECV:
+            return False
+        for posted, _, signaled in self._sends:
+            if signaled and posted == wr_id:
+                return signaled == AUTOMATIC
+        return False
 
     def receive(self, wr_id: int) -> None:
         """Add a receive, before it is posted."""
@@ -106,13 +155,16 @@ class PostedWork:
             else:
                 self._end_send(wr_id, unsignaled=False)
             return None
+        self._failures[status] += 1
+        first = self.first_failure if status == WCStatus.WR_FLUSH_ERR else None
         error = work_completion_error(
             status,
             operation=self._failed(wr_id, status),
             qp_num=record[6],
             wr_id=wr_id,
             vendor_err=record[3],
-            cause=self.first_failure if status == WCStatus.WR_FLUSH_ERR else None,
+            detail=f"the first failure: {first}" if first is not None else _hint(status),
+            cause=first,
         )
         if self.first_failure is None:
             self.first_failure = error
@@ -147,6 +199,8 @@ class PostedWorkByQP:
         self._by_number: weakref.WeakValueDictionary[int, PostedWork] = (
             weakref.WeakValueDictionary()
         )
+        self.any_automatic = False
+        """Whether there may be completions that the user has not asked for."""
 
     def add(self, qp_num: int, work: PostedWork) -> None:
         """Keep it as long as its queue pair does; a number used again is the newer one's."""
@@ -157,13 +211,28 @@ class PostedWorkByQP:
         work = self._by_number.get(record[6])
         return work.settle(record) if work is not None else None
 
+    def hides(self, record: Record) -> bool:
+        """Whether the user has not asked for a completion that is not settled yet."""
+        work = self._by_number.get(record[6])
+        return work is not None and work.hides(record)
+
     def settled(self, records: Iterator[Record]) -> Iterator[Record]:
-        """The same records, each settled; at no cost when no work is tracked."""
+        """The same records, each settled; at no cost when no work is tracked.
+
+        Without those that the user has not asked for.
+        """
         if not self._by_number:
             return records
+        if self.any_automatic:
+            return iter([record for record in records if self._settled_and_shown(record)])
         kept = list(records)
         find = self._by_number.get
         for record in kept:
             if (work := find(record[6])) is not None:
                 work.settle(record)
         return iter(kept)
+
+    def _settled_and_shown(self, record: Record) -> bool:
+        hidden = self.hides(record)
+        self.settle(record)
+        return not hidden

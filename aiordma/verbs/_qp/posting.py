@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import struct
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiordma._native import RequestArray, ffi, lib
@@ -45,6 +47,11 @@ _post_recv_one = lib.aiordma_post_recv_one
 _SIGNALED = int(SendFlags.SIGNALED)
 _U64_MAX = (1 << 64) - 1
 
+# Seconds that posting waits for a completion where automatic signaling is on and the queue full.
+ROOM_TIMEOUT = 10.0
+_COLLECTED = 16  # completions of one poll meanwhile
+_SLICE_US = 1000  # of a poll; back in Python for signals
+
 # ibv_post_send(3): checksums are offered by type.
 _CHECKSUMS = {
     QPType.UD: DeviceCapability.UD_IP_CSUM,
@@ -68,6 +75,7 @@ class Posting(Resource["h.QPPointer"]):
     send_ops: SendOps
 
     srq: SharedReceiveQueue | None
+    _send_cq: CompletionQueue | None
 
     def _begin_posting(self, pointer: h.QPPointer, extended: h.QPExPointer | h.Null) -> None:
         self._extended = extended
@@ -87,7 +95,7 @@ class Posting(Resource["h.QPPointer"]):
         self._posted: PostedWork | None = None
 
     def _keep_account(self, *cqs: CompletionQueue | None) -> None:
-        self._posted = posted = PostedWork(self.capabilities.max_send_wr)
+        self._posted = posted = PostedWork(self.capabilities.max_send_wr, self.context.failures)
         for cq in cqs:
             if cq is not None:
                 cq.posted_work.add(self.qp_num, posted)
@@ -120,6 +128,43 @@ class Posting(Resource["h.QPPointer"]):
         None while all is well, and again after a reset.
         """
         return self._account().first_failure
+
+    @property
+    def signal_every(self) -> int:
+        """Automatic signaling: every so many-th of the unsignaled sends is signaled; 0: none.
+
+        The entries of unsignaled requests are then freed without care: where the send queue is
+        full, posting polls the send completion queue until there is room, and keeps what it finds
+        of others for that queue's ``poll``. The completions of requests that were posted unsignaled
+        are not returned, unless they have failed. Where there is no room after ten seconds, posting
+        fails as it does without this. At most the entries of the send queue. Not with
+        ``start_poll`` of an extended completion queue, nor for a queue pair of an event loop.
+        """
+        return self._account().signal_every
+
+    @signal_every.setter
+    def signal_every(self, count: int) -> None:
+        posted = self._account()
+        if not 0 <= count <= posted.max_send_wr:
+            raise ValueError(
+                f"{self!r}: signal_every must be 0 to {posted.max_send_wr}, not {count}"
+            )
+        posted.signal_every = count
+        if count:
+            assert self._send_cq is not None
+            self._send_cq.posted_work.any_automatic = True
+
+    def _make_room(self, wanted: int) -> None:
+        """Poll until so many entries of the send queue are free; QueueFullError if none will be."""
+        posted = self._account()
+        if posted.signal_every and wanted <= posted.max_send_wr:
+            cq = self._send_cq
+            assert cq is not None
+            end = time.monotonic() + ROOM_TIMEOUT
+            while posted.free < wanted and not posted.is_stuck and time.monotonic() < end:
+                cq.collect(_COLLECTED, _SLICE_US)
+        if posted.free < wanted:
+            raise self._full(wanted)
 
     def untrack(self) -> None:
         """Stop tracking posted work: the caller tracks it, as the event loop's driver does.
@@ -165,8 +210,12 @@ class Posting(Resource["h.QPPointer"]):
         posted = self._posted
         if posted is not None:
             if not posted.free:
-                raise self._full(1)
-            posted.send(wr_id, opcode, self.sq_sig_all or bool(send_flags & _SIGNALED))
+                self._make_room(1)
+            signaled: int = self.sq_sig_all or bool(send_flags & _SIGNALED)
+            if posted.signal_every and not signaled:
+                (signaled,) = posted.automatic((signaled,))
+                send_flags |= _SIGNALED if signaled else 0
+            posted.send(wr_id, opcode, signaled)
         try:
             code = _post_send_one(
                 pointer, self._extended, wr_id, opcode, send_flags, imm_data, addr, length, lkey,
@@ -246,17 +295,26 @@ class Posting(Resource["h.QPPointer"]):
             self._check(wr)
         pointer = self.pointer
         posted = self._posted
-        if posted is not None and len(requests) > posted.free:
-            raise self._full(len(requests))
+        if posted is not None:
+            if len(requests) > posted.free:
+                self._make_room(len(requests))
+            signaled: list[int] = [
+                self.sq_sig_all or bool(wr.send_flags & _SIGNALED) for wr in requests
+            ]
+            if posted.signal_every:
+                signaled = posted.automatic(signaled)
+                requests = [
+                    replace(wr, send_flags=wr.send_flags | _SIGNALED) if asked else wr
+                    for wr, asked in zip(requests, signaled, strict=True)
+                ]
         array = self._request_array(len(requests), sum(len(wr.sges) for wr in requests))
         try:
             pack_sends(array, requests)
         except struct.error as error:
             raise self._bad_number(error) from None
         if posted is not None:
-            for wr in requests:
-                signaled = self.sq_sig_all or bool(wr.send_flags & _SIGNALED)
-                posted.send(wr.wr_id, wr.opcode, signaled)
+            for wr, asked in zip(requests, signaled, strict=True):
+                posted.send(wr.wr_id, wr.opcode, asked)
         code = lib.aiordma_post_send(
             pointer, self._extended, array.sends, len(requests), array.sges, array.posted
         )

@@ -20,6 +20,7 @@ from .posting import Posting
 from .qp_attributes import QUERY_ALL, QPAttributes, QPCapabilities, QPChanges, fill, filled
 from .qp_options import ECE, RateLimit
 from .transport_rules import SendOps
+from .wire import wire
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -166,6 +167,14 @@ class QueuePair(BringUp, Posting):
             check = check_transition(self.qp_type, QPState(step - 1), step, mask)
             error = failure("ibv_modify_qp", errno_of(code))
             raise self._refused(error, check, mask, changes if step is QPState.RTR else {})
+
+    @property
+    def wire(self) -> str | None:
+        """What carries its bytes: "roce", "infiniband" or "iwarp" with cards and rdma_rxe.
+
+        With the embedded device "shared memory" or "tcp", and None while it is not connected.
+        """
+        return wire(self)
 
     def query(self) -> QPAttributes:
         """The attributes as the device has them now."""

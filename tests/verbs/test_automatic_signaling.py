@@ -1,0 +1,137 @@
+"""Unsignaled sends without care: every n-th is signaled, and a full queue polls for itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import BusyError, QueueFullError, RemoteAccessError
+from aiordma.verbs import QPCapabilities, QPState, ScatterGatherElement, SendFlags, WROpcode
+from aiordma.verbs._qp import posting
+from tests.conftest import ConnectedPair, End
+
+MANY = 10_000
+DEPTH = 64
+UNSIGNALED = SendFlags(0)
+
+
+@pytest.fixture
+def ends(connected_pair: ConnectedPair) -> tuple[End, End]:
+    return connected_pair(QPCapabilities(max_send_wr=DEPTH))
+
+
+def write(ends: tuple[End, End], number: int, flags: SendFlags = UNSIGNALED) -> None:
+    a, b = ends
+    at = number % 1000 * 8
+    a.mr.buf[at : at + 8] = number.to_bytes(8, "little")
+    a.qp.post_send_one(
+        number, WROpcode.RDMA_WRITE, flags, a.mr.addr + at, 8, a.mr.lkey, b.mr.addr + at, b.mr.rkey
+    )
+
+
+def request(ends: tuple[End, End], number: int, flags: SendFlags) -> verbs.SendWorkRequest:
+    a, b = ends
+    piece = ScatterGatherElement(a.mr.addr, 8, a.mr.lkey)
+    return verbs.SendWorkRequest(
+        number, WROpcode.RDMA_WRITE, (piece,), flags, remote_addr=b.mr.addr, rkey=b.mr.rkey
+    )
+
+
+@pytest.mark.parametrize("every", [1, 16, DEPTH])
+def test_ten_thousand_writes_through_a_queue_of_64(ends: tuple[End, End], every: int) -> None:
+    a, b = ends
+    a.qp.signal_every = every
+    for number in range(MANY):
+        write(ends, number)
+    write(ends, MANY, SendFlags.SIGNALED)
+    last = a.completion()
+    assert (last.wr_id, last.ok) == (MANY, True)
+    assert not a.cq.poll()
+    assert a.qp.free_send_slots == a.qp.capabilities.max_send_wr
+    for number in (*range(MANY - 999, MANY), MANY):
+        at = number % 1000 * 8
+        assert int.from_bytes(b.mr.buf[at : at + 8], "little") == number
+
+
+def test_without_it_the_queue_overflows(ends: tuple[End, End]) -> None:
+    for number in range(ends[0].qp.capabilities.max_send_wr):
+        write(ends, number)
+    with pytest.raises(QueueFullError, match="all are of unsignaled requests"):
+        write(ends, MANY)
+
+
+def test_several_at_a_time(ends: tuple[End, End]) -> None:
+    """And with numbers that are all the same."""
+    a, _ = ends
+    a.qp.signal_every = 16
+    for _ in range(300):
+        a.qp.post_send([request(ends, 0, UNSIGNALED)] * 30)
+    a.qp.post_send([request(ends, 0, UNSIGNALED), request(ends, 1, SendFlags.SIGNALED)])
+    assert a.completion().wr_id == 1
+    assert not a.cq.poll()
+
+
+def test_completions_that_were_asked_for_are_kept(ends: tuple[End, End]) -> None:
+    """Those that posting finds are returned by `poll`, in order; by nothing else."""
+    a, b = ends
+    a.qp.signal_every = 8
+    b.qp.post_recv_one(1, b.mr.addr, 8, b.mr.lkey)
+    asked = []
+    for number in range(500):
+        if number % 100 == 7:
+            write(ends, number, SendFlags.SIGNALED)
+            asked.append(number)
+        else:
+            write(ends, number)
+    with pytest.raises(BusyError, match="take them with poll"):
+        a.cq.poll_raw()
+    assert [wc.wr_id for wc in a.completions(len(asked))] == asked
+    assert not list(a.cq.poll_raw())
+
+
+def test_raw_completions_are_hidden_as_well(ends: tuple[End, End]) -> None:
+    a, _ = ends
+    a.qp.signal_every = 4
+    for number in range(10):
+        write(ends, number)
+    write(ends, 10, SendFlags.SIGNALED)
+    found: list[int] = []
+    while not found:
+        found = [record[0] for record in a.cq.poll_raw()]
+    assert found == [10]
+
+
+def test_a_failure_is_returned(ends: tuple[End, End]) -> None:
+    a, b = ends
+    a.qp.signal_every = 2
+    for number in (1, 2):
+        a.qp.post_send_one(
+            number, WROpcode.RDMA_WRITE, UNSIGNALED, a.mr.addr, 8, a.mr.lkey, b.mr.addr, 12345
+        )
+    first = a.completion()
+    assert (first.wr_id, first.status) == (1, verbs.WCStatus.REM_ACCESS_ERR)
+    assert isinstance(a.qp.first_failure, RemoteAccessError)
+
+
+def test_a_peer_that_takes_nothing(
+    connected_pair: ConnectedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing completes: posting gives up."""
+    a, _ = connected_pair(QPCapabilities(max_send_wr=8), rnr_retry=7)
+    monkeypatch.setattr(posting, "ROOM_TIMEOUT", 0.05)
+    a.qp.signal_every = 4
+    most = a.qp.capabilities.max_send_wr
+    for number in range(most):
+        a.qp.post_send_one(number, WROpcode.SEND, UNSIGNALED, a.mr.addr, 8, a.mr.lkey)
+    with pytest.raises(QueueFullError, match=f"1 wanted, 0 of {most} slots free"):
+        a.qp.post_send_one(most, WROpcode.SEND, UNSIGNALED, a.mr.addr, 8, a.mr.lkey)
+    assert a.qp.state is QPState.RTS
+
+
+def test_a_number_that_does_not_fit(ends: tuple[End, End]) -> None:
+    a, _ = ends
+    assert a.qp.signal_every == 0
+    most = a.qp.capabilities.max_send_wr
+    for wrong in (-1, most + 1):
+        with pytest.raises(ValueError, match=f"signal_every must be 0 to {most}, not {wrong}"):
+            a.qp.signal_every = wrong

@@ -1,0 +1,145 @@
+"""The device of a program that names none: a card, or else software, which is not silent."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from aiordma import transport, verbs
+from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, VerbsError
+from aiordma.transport import choose_device, listen, warn_of_software
+from aiordma.verbs import PortState
+from aiordma.verbs._device import device as module
+
+EMBEDDED = verbs.find_device("embedded0")
+ACTIVE, DOWN, INIT = PortState.ACTIVE, PortState.DOWN, PortState.INIT
+DENIED = VerbsError(errno.EACCES, "ibv_open_device")
+
+Machine = dict[str, dict[int, PortState] | VerbsError]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """The devices of a fictitious system, and the states of their ports, or why they do not open.
+
+    Its library is installed.
+    """
+    cards: Machine = {}
+
+    def port_states(device: verbs.Device) -> dict[int, PortState]:
+        states = cards[device.name]
+        if isinstance(states, VerbsError):
+            raise states
+        return states
+
+    monkeypatch.delenv("AIORDMA_DEVICE", raising=False)
+    monkeypatch.setattr(module, "missing_library", lambda: None)
+    monkeypatch.setattr(
+        module, "_system_devices", lambda: [replace(EMBEDDED, name=name) for name in cards]
+    )
+    monkeypatch.setattr(module, "_port_states", port_states)
+    warn_of_software.cache_clear()
+    yield cards
+    warn_of_software.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("cards", "chosen"),
+    [
+        ({"mlx5_0": {1: ACTIVE}, "mlx5_1": {1: ACTIVE}}, "mlx5_0"),
+        ({"mlx5_0": {1: DOWN}, "mlx5_1": {1: DOWN, 2: ACTIVE}}, "mlx5_1"),
+        ({"mlx5_0": DENIED, "mlx5_1": {1: ACTIVE}}, "mlx5_1"),
+    ],
+)
+@pytest.mark.parametrize("name", [None, "system"])
+def test_a_card_with_an_active_port(
+    machine: Machine,
+    cards: Machine,
+    chosen: str,
+    name: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    machine.update(cards)
+    with caplog.at_level(logging.INFO, "aiordma"):
+        assert verbs.find_device(name).name == chosen
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("cards", "why"),
+    [
+        ({}, "the system has no RDMA device"),
+        (
+            {"mlx5_0": {1: DOWN}, "mlx5_1": {1: INIT, 2: DOWN}},
+            "mlx5_0: port 1 is DOWN; mlx5_1: port 1 is INIT; mlx5_1: port 2 is DOWN",
+        ),
+    ],
+)
+async def test_software_with_a_warning(
+    machine: Machine,
+    cards: Machine,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One, and not for a program that has named the embedded device."""
+    machine.update(cards)
+    assert verbs.choose_device() == (EMBEDDED, why, True)
+    assert verbs.find_device() == EMBEDDED
+    choose_device("embedded0")
+    assert not caplog.records
+    monkeypatch.setattr(transport, "CHOICE_LASTS", 0)
+    for _ in range(3):
+        assert choose_device(None) == (EMBEDDED, None)
+    (record,) = caplog.records
+    assert record.name == "aiordma"
+    assert record.levelno == logging.WARNING
+    for part in (why, "software", "AIORDMA_DEVICE=embedded0", "AIORDMA_DEVICE=system"):
+        assert part in record.getMessage()
+    with pytest.raises(DeviceNotFoundError) as caught:
+        verbs.find_device("system")
+    assert why in str(caught.value)
+    assert "an active port" in str(caught.value)
+
+
+def test_a_missing_library_is_a_reason(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = LibraryNotFoundError("libibverbs.so.1")
+    monkeypatch.setattr(module, "missing_library", lambda: missing)
+    assert "libibverbs.so.1 is not installed" in verbs.choose_device().reason
+    with pytest.raises(DeviceNotFoundError, match=r"libibverbs\.so\.1 is not installed"):
+        verbs.find_device("system")
+
+
+@pytest.mark.parametrize("name", [None, "system"])
+def test_a_device_without_permission_is_no_reason(machine: Machine, name: str | None) -> None:
+    machine.update({"mlx5_0": DENIED, "mlx5_1": {1: DOWN}})
+    with pytest.raises(VerbsError) as caught:
+        verbs.find_device(name)
+    assert caught.value.errno == errno.EACCES
+
+
+async def test_connections_in_production(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine["mlx5_0"] = {1: DOWN}
+    monkeypatch.setenv("AIORDMA_DEVICE", "system")
+    with pytest.raises(DeviceNotFoundError, match="mlx5_0: port 1 is DOWN"):
+        await listen("127.0.0.1")
+    monkeypatch.delenv("AIORDMA_DEVICE")
+    async with await listen("127.0.0.1") as listener, await listen("127.0.0.1"):
+        assert listener.device == "embedded0"
+    (record,) = caplog.records
+    assert "mlx5_0: port 1 is DOWN" in record.getMessage()
+
+
+async def test_the_name_is_not_that_of_a_device(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection manager chooses by the route, as without a name."""
+    machine["embedded0"] = {1: ACTIVE}
+    async with await listen("127.0.0.1", device="system") as listener:
+        assert listener.device == "embedded0"
