@@ -18,11 +18,13 @@ from aiordma._core import fields, frames, handshake, layout, protocol, refusal, 
 from aiordma._core.region import RegionToken
 from aiordma._core.trace_requests import requests
 from aiordma._core.trace_runs import offsets, parse_runs
+from aiordma._datapath.sealing import Sealing
 from aiordma._native import embedded
+from aiordma._transport import encryption
 from aiordma._transport.auth import NO_SECURITY
 from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, read_message
 from aiordma._transport.tcp_link import REFUSED, accepted_link
-from aiordma.errors import ProtocolError, RejectedError, TraceFormatError
+from aiordma.errors import IntegrityError, ProtocolError, RejectedError, TraceFormatError
 from aiordma.perf import wire
 from aiordma.verbs._device import fault_injection
 from aiordma.verbs._device.grh import GRH
@@ -111,6 +113,19 @@ def plan(data: bytes) -> None:
         fault_injection.set_plan(embedded(), None)
 
 
+def sealing() -> Sealing:
+    """Both directions have the same keys, and the first frames, which are plain, have passed."""
+    made = encryption.new_sealing(memory_in_clear=False)
+    made.start(encryption.TrafficKeys(bytes(32)), encryption.TrafficKeys(bytes(32)))
+    made.sealed(b"")
+    made.opened(b"")
+    return made
+
+
+def opened(data: bytes) -> bytes:
+    return sealing().opened(data)
+
+
 def field(name: str) -> Callable[[bytes], object]:
     """A field's codec, by what msgpack makes of the bytes."""
     codec = fields.__dict__[name].__metadata__[0]
@@ -149,6 +164,12 @@ DECODERS: dict[str, Decoder] = {
         (ProtocolError,),
         lambda found: packed_bundle(*found),
         whole=False,
+    ),
+    "sealed frame": Decoder(
+        opened,
+        st.binary(max_size=2000).map(lambda data: sealing().sealed(data)),
+        (IntegrityError,),
+        lambda found: sealing().sealed(found),
     ),
     "control message": Decoder(
         protocol.decode,
@@ -267,7 +288,9 @@ DECODERS: dict[str, Decoder] = {
 
 NO_DECODERS = {
     "authentication.check_key": "this side's own key",
+    "authentication.next_key": "a secret of this side's",
     "authentication.proof": "bytes of fixed sizes that were decoded before",
     "authentication.proves": "compares",
+    "authentication.traffic_secrets": "bytes of fixed sizes that were decoded before",
 }
 """Functions of `aiordma._core` that take bytes, or are named as if, and decode nothing."""

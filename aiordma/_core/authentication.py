@@ -7,6 +7,14 @@
 "The connection" is what both know of it: both hellos and both queue-pair numbers.  So an answer is
 good for one connection and one direction: replayed, sent back or passed on to another connection it
 is wrong.  An eavesdropper learns nothing of a key that cannot be guessed (RFC 2104; RFC 5869, 3.3).
+
+The pre-shared key itself is in no HMAC as its key: HMAC fills short keys with zeros and replaces
+long ones by their hash, so two of them could be equal.  The keys of each use are derived from it by
+HKDF-SHA256 (RFC 5869), where it is the input, all of it.
+
+On a connection that encrypts, the nonces are X25519 public keys, made for this connection.  So the
+proofs vouch for them, and the traffic secrets come of the shared secret and the pre-shared key: who
+records the traffic and learns that key later cannot read it.
 """
 
 from __future__ import annotations
@@ -21,7 +29,21 @@ PROOF_SIZE = 32
 MIN_KEY_SIZE = 16
 """Bytes of the shortest key that is taken: less could be tried out."""
 
-_LABEL = b"aiordma pre-shared key 1 "
+_SALT = b"aiordma pre-shared key 2"
+
+
+def _extract(salt: bytes, secret: bytes) -> bytes:
+    """HKDF-Extract."""
+    return hmac.digest(salt, secret, "sha256")
+
+
+def _expand(key: bytes, info: bytes) -> bytes:
+    """HKDF-Expand to 32 bytes: its first block is all of it."""
+    return hmac.digest(key, info + b"\x01", "sha256")
+
+
+def _key_for(purpose: bytes, key: bytes) -> bytes:
+    return _expand(_extract(_SALT, key), purpose)
 
 
 def check_key(key: bytes) -> bytes:
@@ -43,9 +65,27 @@ def transcript(client: Hello, server: Hello, client_qp: int, server_qp: int) -> 
 
 def proof(key: bytes, role: str, client: bytes, server: bytes, connection: bytes) -> bytes:
     """What `role` ("client" or "server") answers to the two nonces."""
-    return hmac.digest(key, _LABEL + role.encode() + client + server + connection, "sha256")
+    said = role.encode() + client + server + connection
+    return hmac.digest(_key_for(b"proof", key), said, "sha256")
 
 
 def proves(expected: bytes, given: bytes) -> bool:
     """Compares in constant time."""
     return hmac.compare_digest(expected, given)
+
+
+def traffic_secrets(
+    key: bytes, shared: bytes, client: bytes, server: bytes, connection: bytes
+) -> tuple[bytes, bytes]:
+    """The secrets of what the client sends and of what the server sends.
+
+    `shared` is the shared secret of the two public keys `client` and `server`.
+    """
+    secret = _extract(_key_for(b"encryption", key), shared)
+    said = client + server + connection
+    return _expand(secret, b"client" + said), _expand(secret, b"server" + said)
+
+
+def next_key(secret: bytes) -> tuple[bytes, bytes]:
+    """A key of 32 bytes, and the secret that the key after it comes of."""
+    return _expand(secret, b"key"), _expand(secret, b"next")

@@ -32,7 +32,7 @@ class ConnectionState(Enum):
 class LifecycleEvent(Enum):
     """What may happen to a connection."""
 
-    ESTABLISHED = "the handshake is done, and no key was given"
+    ESTABLISHED = "the handshake is done, and no key was given, or its proof was part of it"
     KEY_REQUIRED = "the handshake is done, and a key was given"
     PROVED = "the peer has proved that it has the key"
     CLOSE = "the user calls `close`"

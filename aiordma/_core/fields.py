@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Protocol
 
+from aiordma._core.refusal import printable
 from aiordma._core.region import ALL_RIGHTS, RegionToken, Rights
 
 MAX_TEXT = 256
+MAX_DATA = 64
 """Bytes (UTF-8) of the longest text in a message; longer ones are cut when they are encoded."""
 
 
@@ -57,7 +59,7 @@ class _Text:
             raise ValueError(f"a text is needed, not {type(value).__name__}")
         if len(value.encode()) > MAX_TEXT:
             raise ValueError(f"it has more than {MAX_TEXT} bytes")
-        return value
+        return printable(value)  # here, so that no error and no log can have it as it came
 
 
 class _Access:
@@ -86,6 +88,17 @@ class _Bytes:
     decode = encode
 
 
+class _Data:
+    def encode(self, value: object) -> object:
+        if not isinstance(value, bytes):
+            raise ValueError(f"bytes are needed, not {type(value).__name__}")
+        if len(value) > MAX_DATA:
+            raise ValueError(f"it has more than {MAX_DATA} bytes")
+        return value
+
+    decode = encode
+
+
 class _Token:
     def encode(self, value: object) -> object:
         if not isinstance(value, RegionToken):
@@ -104,5 +117,6 @@ U64 = Annotated[int, _Unsigned(64)]
 Text = Annotated[str, _Text()]
 Bytes32 = Annotated[bytes, _Bytes(32)]
 Bytes40 = Annotated[bytes, _Bytes(40)]
+Data = Annotated[bytes, _Data()]
 Access = Annotated[Rights, _Access()]
 Token = Annotated[RegionToken, _Token()]

@@ -24,12 +24,23 @@ reads it with RDMA, piece by piece, and answers by RNDV_ACK. The memory stays as
     offset 0  u64  address
     offset 8  u64  length
     offset 16 u32  rkey
-    offset 20 u32  0
+    offset 20 u32  1: a memory window, which the acknowledgement may end (SEND_WITH_INV); else 0
 
 RNDV_ACK: the message has been read, or will not be::
 
     offset 0  u32  request id
     offset 4  u32  0, or an ErrorCode
+
+On a connection that encrypts, the first frame of each side is as above if it is one of the proof of
+the key (AuthHello, AuthAnswer), which the TCP bootstrap has on its socket.  All others are
+*sealed*: AES-256-GCM over the whole frame, with TAG_SIZE bytes behind it.  The nonce
+is the number of frames that the sender has sealed under this key, little endian; it is not sent,
+since a queue pair delivers in order.  Both sides take the next key after as many frames or bytes.
+The memory that a sealed RNDV_RTS offers is sealed as well, as one piece, and under a key that is
+used for nothing else (nonce 0); behind the piece of the request stand::
+
+    offset 0  32s  the key
+    offset 32 16s  the tag
 """
 
 from __future__ import annotations
@@ -38,6 +49,12 @@ from enum import IntEnum
 
 HEADER_SIZE = 8
 """Bytes of a header."""
+
+TAG_SIZE = 16
+"""Bytes by which sealing makes a frame longer."""
+
+REKEY_FRAMES, REKEY_BYTES = 1 << 20, 1 << 36
+"""What one side seals under one key; whichever comes first. A frame may pass the second number."""
 
 MAX_BUNDLE = 128
 """Messages in one BUNDLE at most: each costs its receiver more memory than its own bytes."""

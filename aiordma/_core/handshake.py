@@ -4,18 +4,19 @@
 connection request (56 bytes for RDMA_PS_TCP; rdma_connect(3)), which arrives padded with zeros::
 
     offset  0  4s   b"AIOR"                      offset  8  u32  eager_size
-    offset  4  u8   version, 1                   offset 12  u16  data_receives
+    offset  4  u8   version, 2                   offset 12  u16  data_receives
     offset  5  u8   flags, see below             offset 14  u16  control_receives
     offset  6  u8   max_rd_atomic                offset 16  u64  max_message
     offset  7  u8   max_dest_rd_atomic           offset 24  u64  lend_quota
 
-Bit 0 of its flags is ``authenticates``, bit 1 ``in_band``.
+Bit 0 of its flags is ``authenticates``, bit 1 ``in_band``, bit 2 ``encrypts``, bit 3
+``memory_in_clear``, bit 4 ``stream``, bit 5 ``inspects``.
 
 :class:`Endpoint` is about one queue pair, for bringing up its partner without the connection
 manager; it can travel by any channel::
 
     offset  0  4s   b"AIOE"                      offset 24  u32  qp_num
-    offset  4  u8   version, 1                   offset 28  u32  psn
+    offset  4  u8   version, 2                   offset 28  u32  psn
     offset  5  u8   flags, see below             offset 32  u32  qkey
     offset  6  u8   qp_type (enum ibv_qp_type)   offset 36  u16  lid
     offset  7  u8   mtu (enum ibv_mtu)           offset 38  u8   max_rd_atomic
@@ -42,12 +43,16 @@ from aiordma._core.qp_states import QPType
 from aiordma._core.region import U32_MAX, U64_MAX
 from aiordma.errors import ProtocolError
 
-_VERSION = 1
+_VERSION = 2
 
 _HELLO = struct.Struct("<4sBBBBIHHQQ")
 _HELLO_MAGIC = b"AIOR"
 _AUTHENTICATES = 1
 _IN_BAND = 2
+_ENCRYPTS = 4
+_MEMORY_IN_CLEAR = 8
+_STREAM = 16
+_INSPECTS = 32
 HELLO_SIZE = _HELLO.size
 """Bytes of a packed :class:`Hello`."""
 
@@ -110,6 +115,14 @@ class Hello:
     """Whether it goes on only with a peer that proves that it has its key."""
     in_band: bool = False
     """Whether further connections may be opened over this one (protocol.ConnectRequest)."""
+    encrypts: bool = False
+    """Whether it seals what it sends; it goes on only with a peer that does as well."""
+    memory_in_clear: bool = False
+    """Whether, though it encrypts, it allows operations on memory, which travel in clear."""
+    stream: bool = False
+    """Whether its messages are the pieces of a byte stream (aiordma.streams)."""
+    inspects: bool = False
+    """Whether its application inspects the request: it waits for a ConnectData."""
 
     def __post_init__(self) -> None:
         _check(self, _HELLO_BOUNDS)
@@ -119,7 +132,12 @@ class Hello:
         return _HELLO.pack(
             _HELLO_MAGIC,
             _VERSION,
-            _AUTHENTICATES * self.authenticates | _IN_BAND * self.in_band,
+            _AUTHENTICATES * self.authenticates
+            | _IN_BAND * self.in_band
+            | _ENCRYPTS * self.encrypts
+            | _MEMORY_IN_CLEAR * self.memory_in_clear
+            | _STREAM * self.stream
+            | _INSPECTS * self.inspects,
             self.max_rd_atomic,
             self.max_dest_rd_atomic,
             self.eager_size,
@@ -142,7 +160,7 @@ def _unpack_hello(data: bytes) -> Hello:
         what="hello",
         magic=_HELLO_MAGIC,
         version=_VERSION,
-        flags=_AUTHENTICATES | _IN_BAND,
+        flags=_AUTHENTICATES | _IN_BAND | _ENCRYPTS | _MEMORY_IN_CLEAR | _STREAM | _INSPECTS,
         size=HELLO_SIZE,
         padded=True,
     )
@@ -159,6 +177,10 @@ def _unpack_hello(data: bytes) -> Hello:
             max_dest_rd_atomic=max_dest_rd_atomic,
             authenticates=bool(flags & _AUTHENTICATES),
             in_band=bool(flags & _IN_BAND),
+            encrypts=bool(flags & _ENCRYPTS),
+            memory_in_clear=bool(flags & _MEMORY_IN_CLEAR),
+            stream=bool(flags & _STREAM),
+            inspects=bool(flags & _INSPECTS),
         )
     except ValueError as error:
         raise ProtocolError(f"hello: the peer offers what cannot be: {error}") from None

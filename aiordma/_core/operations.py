@@ -15,6 +15,8 @@ class OperationKind(IntEnum):
     COMPARE_AND_SWAP = 4
     FETCH_AND_ADD = 5
     BATCH = 6
+    BIND = 7
+    INVALIDATE = 8
 
     @property
     def text(self) -> str:

@@ -31,10 +31,11 @@ from aiordma._core.fields import (
     Bytes32,
     Bytes40,
     Codec,
+    Data,
     Text,
     Token,
 )
-from aiordma._core.frames import HEADER_SIZE
+from aiordma._core.frames import HEADER_SIZE, TAG_SIZE
 from aiordma.errors import ProtocolError
 
 MAGIC = 0xA17D
@@ -43,7 +44,7 @@ MAX_LENGTH = 512
 """Bytes of the longest control message."""
 MAX_UNANSWERED = 256
 """Requests, offers and connect requests, of each, that one side may have unanswered."""
-MIN_RECEIVE = HEADER_SIZE + MAX_LENGTH
+MIN_RECEIVE = HEADER_SIZE + MAX_LENGTH + TAG_SIZE
 """Bytes that every receive must have: any of them may be hit by the longest control message."""
 
 
@@ -65,6 +66,11 @@ class MessageType(IntEnum):
     CONNECT_REQUEST = 15
     CONNECT_REPLY = 16
     READY_TO_USE = 17
+    REGION_END = 18
+    REGION_RENEW = 19
+    REGION_LEASE = 20
+    CONNECT_DATA = 21
+    CONNECT_ACCEPTED = 22
 
 
 class ErrorCode(IntEnum):
@@ -90,6 +96,7 @@ class GoodbyeCode(IntEnum):
     TIMEOUT = 3
     INTERNAL = 4
     NOT_AUTHENTICATED = 5
+    REJECTED = 6
 
 
 class RegionGrant(NamedTuple):
@@ -131,6 +138,38 @@ class RegionRelease(NamedTuple):
     region_id: U64
 
 
+class RegionEnd(NamedTuple):
+    """A region of the sender is the receiver's to use no longer: taken back, or its lease is over.
+
+    The receiver ignores it for a region that it has given up.
+    """
+
+    request_id: U32
+    region_id: U64
+
+
+class RegionRenew(NamedTuple):
+    """Let me use what you lent me for ``lease_ms`` from now on (0: until I release it).
+
+    Answered by RegionLease, or by Error.
+    """
+
+    request_id: U32
+    region_id: U64
+    lease_ms: U32
+
+
+class RegionLease(NamedTuple):
+    """The lease of a region of the sender is ``lease_ms`` from now on (0: without an end).
+
+    Answers a RegionRenew (its request id), or is told unasked (0).
+    """
+
+    request_id: U32
+    region_id: U64
+    lease_ms: U32
+
+
 class Ping(NamedTuple):
     """Are you there? Answered by Pong."""
 
@@ -160,7 +199,10 @@ class Error(NamedTuple):
 
 
 class AuthHello(NamedTuple):
-    """The connecting side begins: prove with this nonce that you have the key."""
+    """The connecting side begins: prove with this nonce that you have the key.
+
+    Where both encrypt the nonces, this one and the answer's, are X25519 public keys.
+    """
 
     request_id: U32
     nonce: Bytes32
@@ -216,11 +258,31 @@ class ReadyToUse(NamedTuple):
     request_id: U32
 
 
+class ConnectData(NamedTuple):
+    """First message to a listener whose hello says that its application inspects requests.
+
+    ``data`` is of the connecting side's user. Answered by ConnectAccepted, or by Goodbye with the
+    reason (REJECTED).
+    """
+
+    request_id: U32
+    data: Data
+
+
+class ConnectAccepted(NamedTuple):
+    """Answers ConnectData: the listener's application takes the connection."""
+
+    request_id: U32
+
+
 Message: TypeAlias = (
     RegionGrant
     | RegionReturn
     | RegionRequest
     | RegionRelease
+    | RegionEnd
+    | RegionRenew
+    | RegionLease
     | Ping
     | Pong
     | Goodbye
@@ -232,6 +294,8 @@ Message: TypeAlias = (
     | ConnectRequest
     | ConnectReply
     | ReadyToUse
+    | ConnectData
+    | ConnectAccepted
 )
 """Any control message; its request id stands first."""
 
@@ -241,6 +305,9 @@ _TYPES: Mapping[type[Message], MessageType] = MappingProxyType(
         RegionReturn: MessageType.REGION_RETURN,
         RegionRequest: MessageType.REGION_REQUEST,
         RegionRelease: MessageType.REGION_RELEASE,
+        RegionEnd: MessageType.REGION_END,
+        RegionRenew: MessageType.REGION_RENEW,
+        RegionLease: MessageType.REGION_LEASE,
         Ping: MessageType.PING,
         Pong: MessageType.PONG,
         Goodbye: MessageType.GOODBYE,
@@ -252,6 +319,8 @@ _TYPES: Mapping[type[Message], MessageType] = MappingProxyType(
         ConnectRequest: MessageType.CONNECT_REQUEST,
         ConnectReply: MessageType.CONNECT_REPLY,
         ReadyToUse: MessageType.READY_TO_USE,
+        ConnectData: MessageType.CONNECT_DATA,
+        ConnectAccepted: MessageType.CONNECT_ACCEPTED,
     }
 )
 

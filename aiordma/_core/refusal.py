@@ -14,6 +14,9 @@ _MAGIC = b"AIOX"
 REFUSAL_SIZE = 148
 """Bytes of a packed refusal."""
 
+MAX_PRINTABLE = 256
+"""Characters of the peer's text that stand in an error or a log, unless a caller says another."""
+
 
 def pack_refusal(text: str) -> bytes:
     """REFUSAL_SIZE bytes; what does not fit of the text is left out."""
@@ -26,9 +29,17 @@ def unpack_refusal(data: bytes) -> str | None:
     if not data.startswith(_MAGIC):
         return None
     text = data[len(_MAGIC) : REFUSAL_SIZE].rstrip(b"\0").decode(errors="replace")
-    return printable(text)
+    return printable(text, REFUSAL_SIZE)
 
 
-def printable(text: str) -> str:
-    """The peer's text with nothing in it that a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+def printable(text: str, longest: int = MAX_PRINTABLE) -> str:
+    """The peer's text for errors and logs: one line, at most `longest` characters.
+
+    What a terminal or a log file would obey (control characters, line ends, the directions of
+    Unicode) is escaped as in Python's literals.
+    """
+    shown = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text[: longest + 1]
+    )
+    return shown if len(shown) <= longest else shown[: longest - 3] + "..."

@@ -124,7 +124,11 @@ def check_range(
 
 
 def slice_range(
-    key: slice, available: int, error: type[RangeError] = RemoteRangeError
+    key: slice,
+    available: int,
+    error: type[RangeError] = RemoteRangeError,
+    *,
+    region_id: int | None = None,
 ) -> tuple[int, int]:
     """What ``key`` selects out of ``available`` bytes, as (offset, length).
 
@@ -139,9 +143,11 @@ def slice_range(
     low = start + available if start < 0 else start
     high = stop + available if stop < 0 else stop
     if key.step is not None and as_index(key.step) != 1:
-        raise error(low, high - low, available, detail=f"a step of {key.step} is not contiguous")
+        detail = f"a step of {key.step} is not contiguous"
+        raise error(low, high - low, available, detail=detail, region_id=region_id)
     if not 0 <= low <= available or not 0 <= high <= available:
-        raise error(start, stop - start, available, detail=f"[{start}:{stop}] is out of range")
+        detail = f"[{start}:{stop}] is out of range"
+        raise error(start, stop - start, available, detail=detail, region_id=region_id)
     return low, max(0, high - low)
 
 
@@ -176,7 +182,7 @@ class RemoteRange:
 
     def __getitem__(self, key: slice) -> RemoteRange:
         """A part of this range; see :func:`slice_range`."""
-        offset, length = slice_range(key, self.length)
+        offset, length = slice_range(key, self.length, region_id=self.token.region_id)
         return RemoteRange(self.token, self.offset + offset, length)
 
     def require(self, right: Rights) -> None:
@@ -184,7 +190,13 @@ class RemoteRange:
         missing = right & ~self.token.access
         if missing:
             name = (Rights(missing).name or "").lower().replace("|", " and ")
-            raise RemoteRangeError(self.offset, self.length, self.token.length, right=name)
+            raise RemoteRangeError(
+                self.offset,
+                self.length,
+                self.token.length,
+                right=name,
+                region_id=self.token.region_id,
+            )
 
     def require_atomic(self) -> None:
         """Raise RemoteRangeError unless an atomic operation can work on exactly this range."""
@@ -196,4 +208,5 @@ class RemoteRange:
                 self.token.length,
                 detail=f"an atomic operation needs {ATOMIC_SIZE} bytes at a multiple of "
                 f"{ATOMIC_SIZE}, not {self.length} at {self.address:#x}",
+                region_id=self.token.region_id,
             )

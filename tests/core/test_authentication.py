@@ -7,6 +7,8 @@ import hmac
 from dataclasses import replace
 
 import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,10 +28,16 @@ NONCES = bytes(32), bytes([1]) * 32
 CONNECTION = auth.transcript(HELLO, HELLO, 1, 2)
 
 
+def hkdf(salt: bytes, secret: bytes, info: bytes) -> bytes:
+    """RFC 5869, by a package."""
+    return HKDF(SHA256(), 32, salt, info).derive(secret)
+
+
 def test_a_proof_is_an_hmac() -> None:
     """As the module says it, computed apart: both sides of every release must agree on it."""
-    text = b"aiordma pre-shared key 1 server" + NONCES[0] + NONCES[1] + CONNECTION
-    expected = hmac.new(KEY, text, hashlib.sha256).digest()
+    derived = hkdf(b"aiordma pre-shared key 2", KEY, b"proof")
+    text = b"server" + NONCES[0] + NONCES[1] + CONNECTION
+    expected = hmac.new(derived, text, hashlib.sha256).digest()
     assert auth.proof(KEY, "server", *NONCES, CONNECTION) == expected
     assert len(expected) == auth.PROOF_SIZE
     assert auth.proves(expected, expected)
@@ -62,8 +70,47 @@ def test_everything_that_goes_in_matters() -> None:
 @given(st.binary(min_size=16, max_size=64), st.binary(min_size=16, max_size=64))
 def test_another_key_proves_nothing(key: bytes, other: bytes) -> None:
     proofs = [auth.proof(one, "client", *NONCES, CONNECTION) for one in (key, other)]
-    # HMAC pads its key with zeros (RFC 2104): such keys are the same one.
-    assert auth.proves(*proofs) == (key.rstrip(b"\0") == other.rstrip(b"\0"))
+    assert auth.proves(*proofs) == (key == other)
+
+
+LONG = bytes(range(100))
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [(KEY, KEY + b"\0"), (KEY, KEY.ljust(64, b"\0")), (LONG, hashlib.sha256(LONG).digest())],
+    ids=["a zero", "zeros to a block", "its hash"],
+)
+def test_keys_that_are_the_same_for_an_hmac(key: bytes, other: bytes) -> None:
+    """It fills short keys with zeros and hashes long ones (RFC 2104)."""
+    assert hmac.digest(key, b"", "sha256") == hmac.digest(other, b"", "sha256")
+    shown = [auth.proof(one, "client", *NONCES, CONNECTION) for one in (key, other)]
+    assert not auth.proves(*shown)
+    assert not {*traffic(key=key)} & {*traffic(key=other)}
+
+
+def traffic(**changed: bytes) -> tuple[bytes, bytes]:
+    base = {"key": KEY, "shared": bytes(32), "client": NONCES[0], "server": NONCES[1]}
+    return auth.traffic_secrets(**{**base, "connection": CONNECTION, **changed})
+
+
+def test_traffic_secrets() -> None:
+    """As the module says it, computed apart; all that goes in matters; no two are the same."""
+    secret = hmac.digest(hkdf(b"aiordma pre-shared key 2", KEY, b"encryption"), bytes(32), "sha256")
+    said = b"".join(NONCES) + CONNECTION
+    of = [HKDFExpand(SHA256(), 32, role + said).derive(secret) for role in (b"client", b"server")]
+    assert [*traffic()] == of
+    changed = [traffic(**{name: b"another"}) for name in ("key", "shared", "client", "connection")]
+    assert len({secret for pair in changed for secret in pair} | {*of}) == 2 * len(changed) + 2
+
+
+def test_keys_follow_each_other() -> None:
+    seen = set()
+    secret = KEY
+    for _ in range(10):
+        key, secret = auth.next_key(secret)
+        seen |= {key, secret}
+    assert len(seen) == 20
 
 
 def test_keys_that_are_none() -> None:

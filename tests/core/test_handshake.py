@@ -34,6 +34,8 @@ hellos = st.builds(
     max_dest_rd_atomic=u8,
     authenticates=st.booleans(),
     in_band=st.booleans(),
+    encrypts=st.booleans(),
+    memory_in_clear=st.booleans(),
 )
 endpoints = st.builds(
     Endpoint,
@@ -72,7 +74,7 @@ ENDPOINT = Endpoint(
 def test_hello_layout() -> None:
     assert HELLO_SIZE == 32
     assert HELLO.pack().hex(" ") == (
-        "41 49 4f 52 01 00 10 11 00 20 00 00 40 00 08 00 "
+        "41 49 4f 52 02 00 10 11 00 20 00 00 40 00 08 00 "
         "00 00 00 40 00 00 00 00 00 00 10 00 00 00 00 00"
     )
 
@@ -80,7 +82,7 @@ def test_hello_layout() -> None:
 def test_endpoint_layout() -> None:
     assert ENDPOINT_SIZE == 40
     assert ENDPOINT.pack().hex(" ") == (
-        "41 49 4f 45 01 01 02 05 00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f "
+        "41 49 4f 45 02 01 02 05 00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f "
         "03 02 01 00 06 05 04 00 11 11 11 11 08 07 10 11"
     )
 
@@ -149,11 +151,11 @@ def edited(packed: bytes, position: int, *values: int) -> bytes:
     [
         (bytes(56), "this is no hello of aiordma (56 bytes"),
         (ENDPOINT.pack(), "this is no hello of aiordma (40 bytes, beginning with b'AIOE')"),
-        (edited(HELLO.pack(), 4, 9), "hello: the peer speaks version 9, this side version 1"),
-        (edited(HELLO.pack(), 5, 4), "what this side does not know (flags 0x04)"),
+        (edited(HELLO.pack(), 4, 9), "hello: the peer speaks version 9, this side version 2"),
+        (edited(HELLO.pack(), 5, 64), "what this side does not know (flags 0x40)"),
         (HELLO.pack()[:31], "cut short, 31 bytes of 32"),
         (HELLO.pack() + b"\0\0x", "bytes after the end"),
-        (edited(HELLO.pack(), 8, 0, 0), "eager_size must be within 520.."),
+        (edited(HELLO.pack(), 8, 0, 0), "eager_size must be within 536.."),
         (edited(HELLO.pack(), 12, 0, 0), "data_receives must be within 1..65535, not 0"),
         (edited(HELLO.pack(), 14, 3), "control_receives must be within 4..255, not 3"),
         (edited(HELLO.pack(), 14, 0, 1), "control_receives must be within 4..255, not 256"),

@@ -20,6 +20,8 @@ from aiordma._core.protocol import (
     AuthAnswer,
     AuthHello,
     AuthProof,
+    ConnectAccepted,
+    ConnectData,
     ConnectReply,
     ConnectRequest,
     Error,
@@ -32,20 +34,24 @@ from aiordma._core.protocol import (
     Pong,
     ReadyToUse,
     ReceiveSize,
+    RegionEnd,
     RegionGrant,
+    RegionLease,
     RegionRelease,
+    RegionRenew,
     RegionRequest,
     RegionReturn,
     decode,
     encode,
 )
+from aiordma._core.refusal import printable
 from aiordma._core.region import RegionToken, Rights
 from aiordma.errors import ProtocolError
 
 u16, u32, u64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
 rights = st.sampled_from([Rights(bits) for bits in range(0, 16, 2)])
 texts = st.text(st.characters(exclude_categories=["Cs"])).filter(
-    lambda text: len(text.encode()) <= MAX_TEXT
+    lambda text: len(text.encode()) <= MAX_TEXT and text.isprintable()
 )
 bytes32 = st.binary(min_size=32, max_size=32)
 bytes40 = st.binary(min_size=40, max_size=40)
@@ -56,6 +62,9 @@ MESSAGES: dict[MessageType, st.SearchStrategy[Message]] = {
     MessageType.REGION_RETURN: st.builds(RegionReturn, u32, u64),
     MessageType.REGION_REQUEST: st.builds(RegionRequest, u32, u64, rights, u32),
     MessageType.REGION_RELEASE: st.builds(RegionRelease, u32, u64),
+    MessageType.REGION_END: st.builds(RegionEnd, u32, u64),
+    MessageType.REGION_RENEW: st.builds(RegionRenew, u32, u64, u32),
+    MessageType.REGION_LEASE: st.builds(RegionLease, u32, u64, u32),
     MessageType.PING: st.builds(Ping, u32),
     MessageType.PONG: st.builds(Pong, u32),
     MessageType.GOODBYE: st.builds(Goodbye, u32, u16, texts),
@@ -69,6 +78,8 @@ MESSAGES: dict[MessageType, st.SearchStrategy[Message]] = {
     MessageType.CONNECT_REQUEST: st.builds(ConnectRequest, u32, u32, bytes40, bytes32),
     MessageType.CONNECT_REPLY: st.builds(ConnectReply, u32, bytes40, bytes32),
     MessageType.READY_TO_USE: st.builds(ReadyToUse, u32),
+    MessageType.CONNECT_DATA: st.builds(ConnectData, u32, st.binary(max_size=64)),
+    MessageType.CONNECT_ACCEPTED: st.builds(ConnectAccepted, u32),
 }
 messages = st.one_of(*MESSAGES.values())
 
@@ -106,14 +117,15 @@ def test_numbers_on_the_wire_stay_as_they_are() -> None:
     assert " ".join(f"{member.name}={member}" for member in MessageType) == (
         "REGION_GRANT=3 REGION_RETURN=4 REGION_REQUEST=5 REGION_RELEASE=6 PING=7 PONG=8 "
         "GOODBYE=9 ERROR=10 AUTH_HELLO=11 AUTH_ANSWER=12 "
-        "AUTH_PROOF=13 RECEIVE_SIZE=14 CONNECT_REQUEST=15 CONNECT_REPLY=16 READY_TO_USE=17"
+        "AUTH_PROOF=13 RECEIVE_SIZE=14 CONNECT_REQUEST=15 CONNECT_REPLY=16 READY_TO_USE=17 "
+        "REGION_END=18 REGION_RENEW=19 REGION_LEASE=20 CONNECT_DATA=21 CONNECT_ACCEPTED=22"
     )
     assert " ".join(f"{member.name}={member}" for member in ErrorCode) == (
         "OK=0 INTERNAL=1 UNSUPPORTED=2 QUOTA=3 UNKNOWN_REGION=4 ACCESS=5 TOO_LONG=6 BUSY=7 "
         "CANCELLED=8"
     )
     assert " ".join(f"{member.name}={member}" for member in GoodbyeCode) == (
-        "NORMAL=0 SHUTDOWN=1 PROTOCOL_ERROR=2 TIMEOUT=3 INTERNAL=4 NOT_AUTHENTICATED=5"
+        "NORMAL=0 SHUTDOWN=1 PROTOCOL_ERROR=2 TIMEOUT=3 INTERNAL=4 NOT_AUTHENTICATED=5 REJECTED=6"
     )
 
 
@@ -132,8 +144,8 @@ def test_long_and_odd_texts_are_cut_not_refused(text: str) -> None:
     for long in (text, text * 100):
         message = decode(encode(Error(1, 2, long)))
         assert isinstance(message, Error)
-        assert len(message.text.encode()) <= MAX_TEXT
-        assert long.encode("utf-8", "ignore").decode().startswith(message.text)
+        sent = long.encode("utf-8", "ignore")[:MAX_TEXT].decode("utf-8", "ignore")
+        assert message.text == printable(sent, MAX_TEXT)
 
 
 def test_decoded_rights_are_rights() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._core.refusal import REFUSAL_SIZE, pack_refusal, unpack_refusal
+from aiordma._core.refusal import REFUSAL_SIZE, pack_refusal, printable, unpack_refusal
 
 
 @pytest.mark.parametrize("text", ["", "no room", "größer", "x" * 144])
@@ -37,4 +37,18 @@ def test_what_is_no_refusal(data: bytes) -> None:
 
 
 def test_no_commands_for_a_terminal() -> None:
-    assert unpack_refusal(b"AIOX\x1b[2Jgone\nnext") == "?[2Jgone?next"
+    assert unpack_refusal(b"AIOX\x1b[2Jgone\nnext") == r"\x1b[2Jgone\nnext"
+
+
+@given(st.text(st.characters()), st.integers(3, 300))
+def test_printable_is_one_line_of_bounded_length(text: str, longest: int) -> None:
+    shown = printable(text, longest)
+    assert shown.isprintable()
+    assert len(shown) <= longest
+    if text.isprintable() and len(text) <= longest:
+        assert shown == text
+
+
+def test_long_text_is_cut() -> None:
+    assert printable("x" * (64 << 10)) == "x" * 253 + "..."
+    assert printable("\0" * (64 << 10), 11) == r"\x00\x00..."

@@ -230,7 +230,7 @@ def test_a_slice_of_a_slice_stays_inside(
 def test_slices_are_relative_to_their_range() -> None:
     part = RemoteRange.of(TOKEN)[10:60][20:-10]
     assert (part.offset, part.length, part.address) == (30, 20, 0x10000 + 30)
-    with pytest.raises(RemoteRangeError, match="region of 20 bytes"):
+    with pytest.raises(RemoteRangeError, match="region 0x7 of 20 bytes"):
         part[:21]
 
 

@@ -144,7 +144,7 @@ def unpack_rendezvous(content: bytes, longest: int) -> tuple[int, list[tuple[int
         )
     pieces = []
     total = 0
-    for address, length, rkey, zero in _PIECE.iter_unpack(content[_ENTRY.size :]):
+    for address, length, rkey, flags in _PIECE.iter_unpack(content[_ENTRY.size :]):
         total += length
         if not length:
             raise ProtocolError("the peer offers a message of no bytes")
@@ -155,7 +155,7 @@ def unpack_rendezvous(content: bytes, longest: int) -> tuple[int, list[tuple[int
             )
         if address + length > 1 << 64:
             raise ProtocolError("the message goes beyond the end of the address space")
-        if zero:
+        if flags & ~1:
             raise ProtocolError("the peer sent a rendezvous request with stray bytes")
         pieces.append((address, length, rkey))
     return request_id, pieces
