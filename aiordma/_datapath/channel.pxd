@@ -3,11 +3,13 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from .frames cimport Credits
-from .inbox cimport Inbox
+from .inbox cimport Inbox, PendingRendezvous
 from .memory cimport BlockCache, PoolBlock
 from .message cimport Fifo
 from .receives cimport ReceiveQueue
+from .sealing cimport Sealing
 from .sends cimport Frame, Piece, QueuedWrite, SendFuture
+from .windows cimport Window
 from .work_queue cimport (
     FrameHandler,
     SendQueue,
@@ -42,6 +44,8 @@ cdef class MessageChannel(FrameHandler):
     cdef Fifo waiting                  # messages and writes, in their order
     cdef Fifo controls
     cdef dict rendezvous               # by request: messages that the peer may read
+    cdef list windows                  # of this connection that are not bound
+    cdef uint32_t max_pieces           # of a rendezvous
     cdef list spare_blocks, early_frames, drain_waiters
     cdef public object on_early_frame
     cdef Counts counts
@@ -58,12 +62,16 @@ cdef class MessageChannel(FrameHandler):
     cdef public bint closing
     cdef public bint peer_has_left     # it has said goodbye: whatever else comes does not count
     cdef public bint awaiting_auth     # of the peer's key: it may send no message
+    cdef public bint awaiting_admission  # by this side's application: neither
+    cdef readonly Sealing sealing      # None: frames travel in clear
+    cdef uint32_t tag_size             # by which sealing makes a frame longer
     cdef bint awaiting_memory, collecting
     cdef unsigned int forks
     cdef ibv_pd *domain
     cdef ibv_mr *(*register_own)(ibv_pd *, void *, size_t, int) noexcept
     cdef int (*deregister)(ibv_mr *) noexcept nogil
     cdef int check_affinity(self) except -1
+    cdef object send_error(self, SendFuture message)
     cdef bint can_send(self) noexcept
     cdef bint fits(self, uint64_t length) noexcept
     cdef PoolBlock frame_block(self, uint64_t size)
@@ -78,21 +86,28 @@ cdef class MessageChannel(FrameHandler):
     cdef bint send_write(self, QueuedWrite write) except -1
     cdef bint send_first(self) except -1
     cdef int flush_controls(self) except -1
-    cdef bint send_control_frame(self, int kind, bytes content, object waiter) except -1
+    cdef bint send_control_frame(
+        self, int kind, bytes content, object waiter, uint32_t window_key=*
+    ) except -1
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1
     cdef int count_sent(self) except -1
     cdef int update_peer_size(self) except -1
     cdef int too_many_answers(self) except -1
-    cdef int register(self, SendFuture message) except -1
-    cdef int register_piece(self, Piece piece) except -1
+    cdef object seal_message(self, SendFuture message)
+    cdef int open_message(self, SendFuture message) except -1
+    cdef int open_piece(self, Piece piece) except -1
+    cdef ibv_mr *register(self, Piece piece, object owner, int access) except NULL
+    cdef Window take_window(self)
     cdef int rendezvous_over(self, uint32_t request_id, uint32_t status) except -1
-    cdef int acknowledge(self, uint32_t request_id) except -1
+    cdef int acknowledge(self, PendingRendezvous pending) except -1
+    cdef str too_early(self)
     cdef bint takes_now(self, PoolBlock block, uint32_t length, object imm) except -1
     cdef int take_frame(self, PoolBlock block, uint32_t length) except -1
     cdef int take_bundle(self, PoolBlock block, uint32_t count) except -1
     cdef int take_rendezvous(self, PoolBlock block, uint32_t length) except -1
     cdef int take_control(self, PoolBlock block, int kind, uint32_t length) except -1
-    cdef int deregister_message(self, SendFuture message) noexcept
+    cdef int close_message(self, SendFuture message, uint32_t invalidated_key) noexcept
+    cdef int end_windows(self, SendFuture message, uint32_t invalidated_key) noexcept
     cdef void count_delivered(self, SendFuture message) noexcept
     cdef void count_received(self, uint64_t length) noexcept
     cdef int check_drained(self) except -1

@@ -18,7 +18,7 @@ from cpython.buffer cimport PyBUF_READ
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.number cimport PyNumber_Index
-from libc.errno cimport errno
+from libc.errno cimport EFAULT, EINVAL, errno
 from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memcpy, memset
 
@@ -32,6 +32,7 @@ from .frames cimport (
     ENTRY_HAS_IMM,
     HAS_IMM,
     HEADER,
+    IS_WINDOW,
     MAX_BUNDLE,
     RNDV_ACK,
     RNDV_RTS,
@@ -50,8 +51,23 @@ from .futures cimport DONE, FAILED, PENDING, complete_waiter, is_done
 from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
 from .message cimport Message, new_message
 from .receives cimport release_all
-from .sends cimport COPIED_BELOW, MAX_PIECES, Piece, SendOperation, has_no_holes, new_frame
-from .work_queue cimport IBV_ACCESS_REMOTE_READ
+from .sealing cimport PAYLOAD_SEAL, TAG
+from .sends cimport (
+    COPIED_BELOW,
+    MAX_PIECES,
+    Piece,
+    SendOperation,
+    has_no_holes,
+    new_frame,
+    new_rendezvous_frame,
+)
+from .windows cimport Window
+from .work_queue cimport (
+    CONTROL_ENTRIES,
+    IBV_ACCESS_MW_BIND,
+    IBV_ACCESS_REMOTE_READ,
+    IBV_WR_SEND_WITH_INV,
+)
 
 from aiordma._core import protocol
 from aiordma._native import failure, ffi, fork
@@ -62,6 +78,7 @@ from aiordma.errors import (
     MessageTooLongError,
     ProtocolError,
     RDMAError,
+    VerbsError,
 )
 
 cdef extern from "<endian.h>" nogil:
@@ -75,6 +92,7 @@ cdef extern from "<endian.h>" nogil:
 cdef enum:
     BUNDLED_BELOW = 16 << 10  # what would not gain by sharing a frame
     MAX_SIZE_CHANGES = 8
+    SPARE_WINDOWS = 16
 
 SPARE_BLOCKS = 2  # for control frames, when the pool is exhausted
 
@@ -109,7 +127,9 @@ cdef class MessageMethods:
 
         Several buffers are one message; long ones are not joined, but sent from where they lie.
         Returns when the peer's device has it (small messages) or the peer has read it (large
-        ones); until then the buffer must not change.  `imm` is an unsigned 32-bit number that
+        ones); until then the buffer must not change.  The peer's program can receive it then, also
+        after its own `close`, though not after an `abort`; that it does, only an answer of its
+        own tells.  `imm` is an unsigned 32-bit number that
         travels beside the data.  Messages arrive in the order of the calls.  Waits while the peer
         has no room, and while the memory pool has none.  Cancelled before it was posted, the
         message is not sent; after that it is.
@@ -134,7 +154,8 @@ cdef class MessageMethods:
         Waits for memory too, where a long message comes and the pool is exhausted; QuotaError for
         one that it can never hold, which stays for `recv_into`.  Cancelling loses nothing.
         Messages that arrived before the end can still be received after it; then
-        ConnectionClosedError or ConnectionBrokenError.
+        ConnectionClosedError, ConnectionBrokenError, or, where an encrypted one was changed on the
+        way, IntegrityError.
         """
         cdef RecvOperation operation = RecvOperation.__new__(RecvOperation)
         operation.inbox = self.inbox
@@ -199,11 +220,15 @@ cdef class MessageChannel(FrameHandler):
         self.max_unanswered = protocol.MAX_UNANSWERED
         self.max_answers = 4 * self.max_unanswered  # a peer that keeps to the limits causes fewer
         self.waiting, self.controls = Fifo(), Fifo()
-        self.rendezvous = {}
+        self.rendezvous, self.windows = {}, []
+        self.max_pieces = min(MAX_PIECES, queue.capacity - CONTROL_ENTRIES - 1)
         self.spare_blocks, self.early_frames, self.drain_waiters = [], [], []
         self.peer_size_changes = collections.deque()
         self.receives = ReceiveQueue(self, memory, config)
-        self.inbox = Inbox(self, memory, config.fetch_ahead, max(1, config.data_receives // 4))
+        self.inbox = Inbox(
+            self, memory, config.fetch_ahead, max(1, config.data_receives // 4),
+            config.stall_timeout,
+        )
         self.forks = forks
         register_own, deregister = memory.pd.context.library.addresses
         domain = int(ffi.cast("uintptr_t", memory.pd.pointer))
@@ -213,17 +238,21 @@ cdef class MessageChannel(FrameHandler):
 
     # ---- bring-up ----
 
+    def seal_with(self, Sealing sealing not None):
+        """Seals all that is sent, and opens all that arrives, from now on."""
+        self.sealing, self.tag_size = sealing, TAG
+
     def post_receives(self):
         """Posts every receive; before the peer can send, and so before the handshake ends."""
         for _ in range(SPARE_BLOCKS):
-            self.spare_blocks.append((<object> self.pool).block(HEADER + protocol.MAX_LENGTH))
+            self.spare_blocks.append((<object> self.pool).block(protocol.MIN_RECEIVE))
         self.receives.post_all()
 
     def start(self, peer):
         """The handshake is done: what the peer has room for is known."""
         self.max_message = peer.max_message
         self.max_peer_size = max(self.config.eager_size, self.config.max_eager_size)
-        self.peer_size = min(peer.eager_size, self.max_peer_size)
+        self.peer_size = min(peer.eager_size, self.max_peer_size) - self.tag_size
         self.credits = Credits(
             self.config.data_receives,
             self.config.control_receives,
@@ -364,12 +393,12 @@ cdef class MessageChannel(FrameHandler):
     cdef bint send_eager(self, SendFuture message) except -1:
         # Its last piece is sent from where it lies if that is quicker than a copy.
         cdef Piece in_place = message.last()
-        if not self.pool.local_dma_lkey or in_place.length < COPIED_BELOW:
+        if not self.pool.local_dma_lkey or in_place.length < COPIED_BELOW or self.tag_size:
             in_place = None
         cdef uint64_t length = HEADER + message.length - (
             0 if in_place is None else in_place.length
         )
-        cdef PoolBlock block = self.frame_block(length)
+        cdef PoolBlock block = self.frame_block(length + self.tag_size)
         cdef Frame frame
         if block is None:
             return False
@@ -394,7 +423,7 @@ cdef class MessageChannel(FrameHandler):
         cdef uint64_t whole
         cdef Frame frame
         try:
-            block = self.frame_block(size)
+            block = self.frame_block(size + self.tag_size)
         except (RDMAError, OSError) as error:
             for message in messages:
                 message.close_payload()
@@ -428,17 +457,26 @@ cdef class MessageChannel(FrameHandler):
         cdef Piece piece
         cdef uint32_t length
         cdef Frame frame
-        if message.first.next is not None:
+        cdef bytes seal = b""
+        if message.first.next is not None and self.sealing is None:
             # Each piece is a registration here and a READ there.
             message.join_pieces(COPIED_BELOW)
-            if message.count() > MAX_PIECES or rendezvous_size(message) > self.peer_size:
+            if message.count() > self.max_pieces or rendezvous_size(message) > self.peer_size:
                 message.join_pieces(message.length + 1)
-        length = rendezvous_size(message)
-        block = self.frame_block(length)
+        # A bind for each piece; sealed they are one.
+        if not self.queue.has_room_for(1 + (message.count() if self.sealing is None else 1)):
+            return False
+        if self.sealing is None:
+            length = rendezvous_size(message)
+        else:
+            length = HEADER + sizeof(RendezvousRequest) + sizeof(RendezvousPiece) + PAYLOAD_SEAL
+        block = self.frame_block(length + self.tag_size)
         if block is None:
             return False
         try:
-            self.register(message)
+            if self.sealing is not None:
+                seal = self.seal_message(message)
+            self.open_message(message)
         except BaseException:
             block.end_lease()
             raise
@@ -452,50 +490,104 @@ cdef class MessageChannel(FrameHandler):
         while piece is not None:
             described.address = htole64(<uintptr_t> piece.bytes)
             described.length = htole64(piece.length)
-            described.rkey, described.zero = htole32(piece.mr.rkey), 0
+            if piece.window is None:
+                described.rkey, described.flags = htole32(piece.mr.rkey), 0
+            else:
+                described.rkey = htole32(piece.window.next_key())
+                described.flags = htole32(IS_WINDOW)
             described += 1
             piece = piece.next
-        frame = new_frame(block, length)
+        memcpy(described, PyBytes_AS_STRING(seal), len(seal))
+        frame = new_rendezvous_frame(block, length, message)
         frame.channel = self
         self.frames_under_way += 1
         self.post_frame(frame, RNDV_RTS, message.has_imm, message.imm)
         return True
 
-    cdef int register(self, SendFuture message) except -1:
+    cdef object seal_message(self, SendFuture message):
+        """Has a sealed copy of the bytes in their place; what opens it.
+
+        The copy is in the pool where that has some to spare.  Were it to wait for the pool, the
+        sealed messages of two sides could keep each other from being read.
+        """
+        cdef Piece copy = Piece.__new__(Piece)
+        cdef PoolBlock block
+        try:
+            (<object> self.pool).require_spare(message.length)
+            block = (<object> self.pool).block(message.length)
+        except (RDMAError, OSError):
+            copy.open(bytearray(message.length))
+        else:
+            block.pins += 1
+            block.end_lease()
+            copy.source, copy.bytes, copy.length = block, block.bytes(), message.length
+        seal = self.sealing.seal_payload(message, <unsigned char *> copy.bytes)
+        message.close_payload()
+        message.first = copy
+        return seal
+
+    cdef int open_message(self, SendFuture message) except -1:
         """Opens the message's memory to the peer, to read, until the acknowledgement."""
         cdef Piece piece = message.first
         try:
             while piece is not None:
-                self.register_piece(piece)
+                self.open_piece(piece)
                 piece = piece.next
         except BaseException:
-            self.deregister_message(message)
+            self.close_message(message, 0)
             raise
         return 0
 
-    cdef int register_piece(self, Piece piece) except -1:
-        cdef uintptr_t address
+    cdef int open_piece(self, Piece piece) except -1:
+        """A window on a region that is there, or made for this; the key of a region else."""
         cdef object owner = piece.source
         if type(owner) is memoryview:
             owner = owner.obj
-        if self.register_own != NULL and self.forks == forks and has_no_holes(owner):
-            piece.mr = self.register_own(
-                self.domain, <void *> piece.bytes, piece.length, IBV_ACCESS_REMOTE_READ
-            )
-        if piece.mr == NULL:
-            view = PyMemoryView_FromMemory(<char *> piece.bytes, piece.length, PyBUF_READ)
-            pointer, _ = reg_mr(
-                self.pd, ffi.from_buffer(view), piece.length, IBV_ACCESS_REMOTE_READ, None,
-                there=is_there(owner),
-            )
-            address = int(ffi.cast("uintptr_t", pointer))
-            piece.mr = <ibv_mr *> address
+        if self.pool.has_windows:
+            if self.pool.local_dma_mr and has_no_holes(owner):
+                piece.region = self.pool.local_dma_mr
+            elif isinstance(owner, PoolBlock):
+                piece.region = (<PoolBlock> owner).mr
+            else:
+                try:
+                    piece.mr = self.register(piece, owner, IBV_ACCESS_MW_BIND)
+                    piece.region = <uintptr_t> piece.mr
+                except VerbsError as error:
+                    # The kernel takes no window on memory that may only be read.
+                    if error.errno != EFAULT:
+                        raise
+            if piece.region:
+                piece.window = self.take_window()
+                return 0
+        piece.mr = self.register(piece, owner, IBV_ACCESS_REMOTE_READ)
         return 0
 
-    cdef int deregister_message(self, SendFuture message) noexcept:
-        """The errno value of a registration that could not be closed, or 0."""
+    cdef ibv_mr *register(self, Piece piece, object owner, int access) except NULL:
+        cdef uintptr_t address
+        cdef ibv_mr *mr = NULL
+        if self.register_own != NULL and self.forks == forks and has_no_holes(owner):
+            mr = self.register_own(self.domain, <void *> piece.bytes, piece.length, access)
+        if mr == NULL:
+            view = PyMemoryView_FromMemory(<char *> piece.bytes, piece.length, PyBUF_READ)
+            pointer, _ = reg_mr(
+                self.pd, ffi.from_buffer(view), piece.length, access, None, there=is_there(owner)
+            )
+            address = int(ffi.cast("uintptr_t", pointer))
+            mr = <ibv_mr *> address
+        return mr
+
+    cdef Window take_window(self):
+        if self.windows:
+            return <Window> self.windows.pop()
+        return Window(self.pd.alloc_mw())
+
+    cdef int close_message(self, SendFuture message, uint32_t invalidated_key) noexcept:
+        """Ends the peer's access.  The errno value of what could not be closed, or 0.
+
+        `invalidated_key` is that of a window that the peer has ended already.
+        """
         cdef Piece piece = message.first
-        cdef int failed = 0, code
+        cdef int failed = self.end_windows(message, invalidated_key), code
         cdef ibv_mr *mr
         while piece is not None:
             mr, piece.mr = piece.mr, NULL
@@ -512,14 +604,40 @@ cdef class MessageChannel(FrameHandler):
         message.close_payload()
         return failed
 
+    cdef int end_windows(self, SendFuture message, uint32_t invalidated_key) noexcept:
+        """A window that the peer has ended can be bound again, another one goes."""
+        cdef Piece piece = message.first
+        cdef Window window
+        cdef int failed = 0
+        while piece is not None:
+            window, piece.window, piece.region = piece.window, None, 0
+            if window is not None:
+                if invalidated_key and invalidated_key == window.mw.rkey and len(self.windows) < SPARE_WINDOWS:
+                    self.windows.append(window)
+                else:
+                    try:
+                        window.close()
+                    except (RDMAError, OSError) as error:
+                        failed = error.errno or EINVAL
+            piece = piece.next
+        return failed
+
+    def close_windows(self):
+        """The connection has ended: the peer reads nothing more.  The queue pair goes after this."""
+        for message in self.rendezvous.values():
+            self.end_windows(<SendFuture> message, 0)
+        while self.windows:
+            self.windows.pop().close()
+
     cdef int rendezvous_over(self, uint32_t request_id, uint32_t status) except -1:
         cdef SendFuture message = self.rendezvous.pop(request_id, None)
         if message is None:
             raise ProtocolError("the peer says it has read a message that was not offered")
-        cdef int code = self.deregister_message(message)
+        cdef int code = self.close_message(message, self.invalidated_key)
         if status:
+            text = f"send of {message.length} bytes to {self.queue.peer}"
             message.settle(
-                FAILED, RDMAError(f"the peer could not take the message (code {status})")
+                FAILED, RDMAError(f"{text}: the peer could not take the message (code {status})")
             )
         else:
             self.count_delivered(message)
@@ -552,6 +670,10 @@ cdef class MessageChannel(FrameHandler):
                 self.waiting.popleft()
                 if is_done(write.future):
                     write.work.free_memory()
+                    return True
+                error = write.work.refusal()
+                if error is not None:
+                    write.work.refused(error)
                     return True
                 return self.send_write(write)
             message = <SendFuture> item
@@ -597,11 +719,16 @@ cdef class MessageChannel(FrameHandler):
         """The size of the peer's next receive."""
         while self.peer_size_changes and self.peer_size_changes[0][0] <= self.frames_sent:
             self.peer_size = min(self.peer_size_changes.popleft()[1], self.max_peer_size)
+            self.peer_size -= self.tag_size
         return 0
 
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1:
         """Writes the header, with the credits that go back, and posts the frame."""
         write_header(<FrameHeader *> frame.block.bytes(), self.credits, kind, has_imm, imm)
+        if self.sealing is not None:
+            frame.length = self.sealing.seal(frame.block.bytes(), frame.length)
+            if not frame.length:
+                return frame.free_memory()
         self.count_sent()
         return self.queue.post_checked(frame)
 
@@ -623,7 +750,7 @@ cdef class MessageChannel(FrameHandler):
                 self.too_many_answers()
                 return
         behind = self.queue.latest_backlogged if future is not None else 0
-        self.controls.append((CONTROL, protocol.encode(message), future, behind))
+        self.controls.append((CONTROL, protocol.encode(message), future, behind, 0))
         self.flush()
 
     cdef int too_many_answers(self) except -1:
@@ -642,21 +769,22 @@ cdef class MessageChannel(FrameHandler):
                 self.controls.remove(item)
                 return
 
-    cdef int acknowledge(self, uint32_t request_id) except -1:
+    cdef int acknowledge(self, PendingRendezvous pending) except -1:
         """Says that a message has been read, and is needed no more."""
         cdef RendezvousAck ack
+        cdef uint32_t key = pending.window_key if self.pool.has_windows else 0
         if self.ended_by is not None:
             return 0
-        ack.request_id, ack.status = htole32(request_id), 0
+        ack.request_id, ack.status = htole32(pending.request_id), 0
         content = PyBytes_FromStringAndSize(<const char *> &ack, sizeof(ack))
         if not self.controls.size() and self.credits.may_send_control() and self.queue.free:
-            if self.send_control_frame(RNDV_ACK, content, None):
+            if self.send_control_frame(RNDV_ACK, content, None, key):
                 return 0
         self.answers_waiting += 1
         if self.answers_waiting > self.max_answers:
             self.too_many_answers()
             return 0
-        self.controls.append((RNDV_ACK, content, None, 0))
+        self.controls.append((RNDV_ACK, content, None, 0, key))
         return self.flush()
 
     cdef int flush_controls(self) except -1:
@@ -664,25 +792,30 @@ cdef class MessageChannel(FrameHandler):
             # Before the answers, which else would take every credit that comes.
             self.receives.change_if_due()
         while self.controls.size() and self.credits.may_send_control() and self.queue.free:
-            kind, content, future, behind = self.controls.first()
+            kind, content, future, behind, key = self.controls.first()
             if behind and not self.queue.has_posted(behind):
                 break
             item = self.controls.popleft()
-            if not self.send_control_frame(kind, content, future):
+            if not self.send_control_frame(kind, content, future, key):
                 self.controls.appendleft(item)
                 break
             self.answers_waiting -= future is None
         return 0
 
-    cdef bint send_control_frame(self, int kind, bytes content, object waiter) except -1:
-        """False when there is no memory now: the completion of a frame brings some back."""
+    cdef bint send_control_frame(
+        self, int kind, bytes content, object waiter, uint32_t window_key=0
+    ) except -1:
+        """False when there is no memory now: the completion of a frame brings some back.
+
+        Its arrival ends the peer's window of that key.
+        """
         cdef uint32_t length = HEADER + <uint32_t> len(content)
-        cdef PoolBlock block = self.pool.take_fast(length)
+        cdef PoolBlock block = self.pool.take_fast(length + self.tag_size)
         cdef list spare_blocks = None
         cdef Frame frame
         if block is None:
             try:
-                block = (<object> self.pool).block(length)
+                block = (<object> self.pool).block(length + self.tag_size)
             except (RDMAError, OSError):
                 if not self.spare_blocks:
                     return False
@@ -691,6 +824,8 @@ cdef class MessageChannel(FrameHandler):
         memcpy(block.bytes() + HEADER, PyBytes_AS_STRING(content), len(content))
         frame = new_frame(block, length)
         frame.waiter, frame.spare_blocks = waiter, spare_blocks
+        if window_key:
+            frame.opcode, frame.imm = IBV_WR_SEND_WITH_INV, window_key
         self.post_frame(frame, kind, False, 0)
         return True
 
@@ -736,11 +871,15 @@ cdef class MessageChannel(FrameHandler):
 
     cdef int take_frame(self, PoolBlock block, uint32_t length) except -1:
         cdef const FrameHeader *header = <const FrameHeader *> block.bytes()
-        cdef int kind = header.kind & ~HAS_IMM
-        cdef bint has_imm = header.kind & HAS_IMM
-        cdef uint32_t imm = le32toh(header.imm), count = 1
+        cdef int kind
+        cdef bint has_imm
+        cdef uint32_t imm, count = 1
         cdef Message message
         try:
+            if self.sealing is not None:
+                length = self.sealing.open(block.bytes(), length)
+            kind, has_imm = header.kind & ~HAS_IMM, header.kind & HAS_IMM
+            imm = le32toh(header.imm)
             if length < HEADER:
                 raise ProtocolError(
                     "the peer sent a message shorter than its header of 8 bytes"
@@ -752,8 +891,8 @@ cdef class MessageChannel(FrameHandler):
                     f"the peer sent a {frame_name(kind)} frame with stray immediate data"
                 )
             self.credits.received(kind, header.control, le16toh(header.data))
-            if self.awaiting_auth and carries_message(kind):
-                raise ProtocolError(BEFORE_THE_KEY)
+            if (self.awaiting_auth or self.awaiting_admission) and carries_message(kind):
+                raise ProtocolError(self.too_early())
             if kind == BUNDLE:
                 count = validate_bundle(block.bytes(), length)
         except ProtocolError:
@@ -790,7 +929,9 @@ cdef class MessageChannel(FrameHandler):
     cdef int take_rendezvous(self, PoolBlock block, uint32_t length) except -1:
         cdef PendingRendezvous pending
         try:
-            pending = pending_rendezvous(block.bytes(), length, self.max_received)
+            pending = pending_rendezvous(
+                block.bytes(), length, self.max_received, self.sealing is not None
+            )
         finally:
             block.end_lease()
         self.receives.used(block.posted, HEADER + pending.length)
@@ -838,9 +979,11 @@ cdef class MessageChannel(FrameHandler):
         if not self.takes_now(block, length, imm):
             return 0
         try:
+            if self.sealing is not None and not self.sealing.memory_in_clear:
+                raise ProtocolError(WRITTEN_IN_CLEAR)
             self.credits.received(DATA, 0, 0)
-            if self.awaiting_auth:
-                raise ProtocolError(BEFORE_THE_KEY)
+            if self.awaiting_auth or self.awaiting_admission:
+                raise ProtocolError(self.too_early())
         except ProtocolError as error:
             block.end_lease()
             self.on_protocol_error(error)
@@ -851,6 +994,9 @@ cdef class MessageChannel(FrameHandler):
         message.bytes_written, message.has_written = length, True
         self.inbox.arrived(message)
         return self.flush()
+
+    cdef str too_early(self):
+        return BEFORE_THE_KEY if self.awaiting_auth else BEFORE_ADMISSION
 
     # ---- statistics ----
 
@@ -868,7 +1014,9 @@ cdef class MessageChannel(FrameHandler):
             figures["read_ahead"] = self.inbox.bytes_ahead
             figures["receivers"] = self.inbox.receivers.size()
             figures["receive_size"] = self.receives.size
+            figures["receives"] = self.receives.posted - self.receives.used_up
             figures["larger_blocks"] = len(self.receives.larger)
+            figures["spare_blocks"] = len(self.spare_blocks)
         return figures
 
     def count_in(self, Counts counts not None):
@@ -921,25 +1069,33 @@ cdef class MessageChannel(FrameHandler):
         for item in waiting:
             if type(item) is SendFuture:
                 (<SendFuture> item).close_payload()
-                (<SendFuture> item).settle(FAILED, self.waiter_error(error))
+                (<SendFuture> item).settle(FAILED, self.send_error(<SendFuture> item))
             else:
-                complete_waiter((<QueuedWrite> item).future, self.waiter_error(error))
+                text = (<QueuedWrite> item).work.text(self.queue.peer)
+                complete_waiter((<QueuedWrite> item).future, self.waiter_error(error, text))
                 (<QueuedWrite> item).work.free_memory()
-        for _, _, future, _ in controls:
+        for _, _, future, _, _ in controls:
             if future is not None:
                 complete_waiter(future, self.waiter_error(error))
         for message in self.rendezvous.values():
-            message.settle(FAILED, self.waiter_error(error))
+            message.settle(FAILED, self.send_error(message))
         self.inbox.end(error)
         self.check_drained()
+
+    cdef object send_error(self, SendFuture message):
+        """The error of a message that was not delivered because the connection has ended."""
+        return self.waiter_error(
+            self.ended_by, f"send of {message.length} bytes to {self.queue.peer}"
+        )
 
     def close(self):
         """The queue pair is destroyed: nothing touches the memory any more."""
         cdef SendFuture message
         cdef int code = 0
+        self.close_windows()
         rendezvous, self.rendezvous = self.rendezvous, {}
         for message in rendezvous.values():
-            code = self.deregister_message(message) or code
+            code = self.close_message(message, 0) or code
         self.register_own = NULL
         if self.ended_by is None:  # without `end`: the loop was closed, and its waiters with it
             self.ended_by = self.inbox.ended = ConnectionClosedError("its event loop was closed")
@@ -973,3 +1129,5 @@ def check_imm(imm):
 
 
 BEFORE_THE_KEY = "the peer sent a message before it has proved that it has the key"
+BEFORE_ADMISSION = "the peer sent a message before its connection was accepted"
+WRITTEN_IN_CLEAR = "the peer wrote to memory, which an encrypted connection does not allow"

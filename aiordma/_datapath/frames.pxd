@@ -35,7 +35,10 @@ cdef struct RendezvousRequest:  # and its pieces
 
 cdef struct RendezvousPiece:
     uint64_t address, length
-    uint32_t rkey, zero
+    uint32_t rkey, flags
+
+cdef enum:
+    IS_WINDOW = 1  # the acknowledgement may end the key: IBV_WR_SEND_WITH_INV
 
 cdef struct RendezvousAck:
     uint32_t request_id, status

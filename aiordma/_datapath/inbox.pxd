@@ -10,17 +10,22 @@ from .work_queue cimport OpFuture, WorkRequest, WorkRequestTable
 
 
 cdef PendingRendezvous pending_rendezvous(const unsigned char *frame, uint32_t length,
-                                          uint64_t longest)
+                                          uint64_t longest, bint sealed)
 
 
 cdef class PendingRendezvous:
     cdef uint32_t request_id, imm
+    cdef uint32_t window_key           # that its acknowledgement ends; 0: none
     cdef uint64_t length
     cdef bytes pieces                  # RendezvousPiece structures, checked
+    cdef bytes seal                    # what opens it; None: it is not sealed
     cdef bint has_imm, started
+    cdef bint answered                 # the peer's device has answered since it was offered
+    cdef bint large                    # a large block of the pool is its, until it has been read
     cdef uint32_t reads_left
     cdef Message message               # it is read into
     cdef ReceiveTarget target          # memory of a receiver, that it is read into instead
+    cdef object refused                # why its first receiver cannot have it now
     cdef bint is_complete(self) noexcept
 
 
@@ -28,6 +33,11 @@ cdef class RendezvousRead(WorkRequest):
     cdef Inbox inbox
     cdef PendingRendezvous pending
     cdef Pinned pinned
+
+
+cdef class RendezvousProbe(WorkRequest):
+    cdef Inbox inbox
+    cdef PendingRendezvous pending
 
 
 cdef class ReceiveTarget(Pinned):
@@ -74,6 +84,10 @@ cdef class Inbox:
     cdef uint32_t rendezvous           # in `incoming`
     cdef uint64_t bytes_ahead, max_bytes_ahead  # read, or being read, and not taken
     cdef uint64_t bytes_reading        # of READs under way
+    cdef bint probing                  # whether the peer's device answers
+    cdef uint32_t large                # messages being read into large blocks of the pool
+    cdef readonly uint64_t progress    # bytes of READs that have completed
+    cdef readonly double patience      # seconds, see StalledReads
     cdef bint reads_ahead              # the last receiver took memory of the pool
     cdef uint32_t allocating           # calls of a receiver's `allocate` that have not returned
     cdef uint32_t frames_taken, refill  # receives are posted again for so many at a time
@@ -89,10 +103,12 @@ cdef class Inbox:
     cdef object refusal(self, object item, ReceiveTarget target)
     cdef int fetch_ahead(self) except -1
     cdef bint fetch(self, PendingRendezvous pending) except -1
+    cdef int probe(self, PendingRendezvous pending) except -1
     cdef bint fetch_into(self, PendingRendezvous pending, ReceiveTarget target) except -1
     cdef int read(self, PendingRendezvous pending, Pinned pinned, uint64_t address,
                   uint32_t lkey) except -1
     cdef int read_done(self, PendingRendezvous pending) except -1
+    cdef bint opens(self, PendingRendezvous pending) except -1
     cdef int not_fetched(self, PendingRendezvous pending) except -1
     cdef int withdraw(self, ReceiveTarget target) except -1
 

@@ -19,6 +19,7 @@ from .frames cimport (
     HAS_IMM,
     HEADER,
     FrameHeader,
+    IS_WINDOW,
     RendezvousPiece,
     RendezvousRequest,
 )
@@ -26,11 +27,13 @@ from .futures cimport DONE, PENDING, never_awaited
 from .memory cimport BlockCache, Local, PoolBlock
 from .message cimport new_message
 from .one_sided cimport MAX_TRANSFER
+from .sealing cimport PAYLOAD_SEAL
 from .sends cimport MAX_PIECES
 from .work_queue cimport IBV_WR_RDMA_READ, KIND_READ
 
 from aiordma._datapath.results import Received, ReceivedMemory
 from aiordma.errors import (
+    ConnectionBrokenError,
     ConnectionClosedError,
     MessageTooLongError,
     ProtocolError,
@@ -336,7 +339,7 @@ cdef class PendingRendezvous:
 
 
 cdef PendingRendezvous pending_rendezvous(
-    const unsigned char *frame, uint32_t length, uint64_t longest
+    const unsigned char *frame, uint32_t length, uint64_t longest, bint sealed
 ):
     """What an RNDV_RTS frame asks for; ProtocolError for what this side does not read."""
     cdef const FrameHeader *header = <const FrameHeader *> frame
@@ -344,8 +347,11 @@ cdef PendingRendezvous pending_rendezvous(
     cdef const RendezvousPiece *piece
     cdef PendingRendezvous pending = PendingRendezvous.__new__(PendingRendezvous)
     cdef uint32_t count, size, i
-    if length < HEADER + sizeof(RendezvousRequest):
+    if length < HEADER + sizeof(RendezvousRequest) + (PAYLOAD_SEAL if sealed else 0):
         raise ProtocolError(f"the peer sent a rendezvous request of {length} bytes")
+    if sealed:
+        length -= PAYLOAD_SEAL
+        pending.seal = PyBytes_FromStringAndSize(<const char *> frame + length, PAYLOAD_SEAL)
     count = le32toh(request.count)
     size = count * sizeof(RendezvousPiece)
     if not 0 < count <= MAX_PIECES or length != HEADER + sizeof(RendezvousRequest) + size:
@@ -363,11 +369,13 @@ cdef PendingRendezvous pending_rendezvous(
             )
         if le64toh(piece[i].length) - 1 > ~<uint64_t> 0 - le64toh(piece[i].address):
             raise ProtocolError("the message goes beyond the end of the address space")
-        if piece[i].zero:
+        if le32toh(piece[i].flags) & ~<uint32_t> IS_WINDOW:
             raise ProtocolError("the peer sent a rendezvous request with stray bytes")
         pending.length += le64toh(piece[i].length)
     pending.pieces = PyBytes_FromStringAndSize(<const char *> piece, size)
     pending.request_id = le32toh(request.request_id)
+    if le32toh(piece.flags) & IS_WINDOW:
+        pending.window_key = le32toh(piece.rkey)
     pending.has_imm = header.kind & HAS_IMM != 0
     pending.imm = le32toh(header.imm)
     return pending
@@ -380,16 +388,37 @@ cdef class RendezvousRead(WorkRequest):
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
         self.free_memory()
+        self.inbox.progress += self.length
         return self.inbox.read_done(self.pending)
 
     cdef int on_error(self, object error) except -1:
         return 0  # the queue pair has failed, and with it each receiver
+
+    cdef str text(self, str peer):
+        return f"read of a message of {self.pending.length} bytes from {peer}"
 
     cdef int free_memory(self) except -1:
         cdef Pinned pinned = self.pinned
         self.pinned = None
         if pinned is not None:
             pinned.unpin_now()
+        return 0
+
+
+@cython.final
+cdef class RendezvousProbe(WorkRequest):
+    """A READ of no bytes, which needs no memory and no key (IBTA 9.4.4, C9-88)."""
+
+    cdef int on_completion(self, uint32_t byte_len) except -1:
+        cdef Inbox inbox = self.inbox
+        inbox.probing = False
+        self.pending.answered = True
+        return inbox.fetch_ahead()
+
+    cdef int on_error(self, object error) except -1:
+        return 0  # the queue pair has failed, and with it each receiver
+
+    cdef int free_memory(self) except -1:
         return 0
 
 
@@ -403,12 +432,15 @@ cdef bint is_complete(object item) noexcept:
 cdef class Inbox:
     """Messages that have arrived, and those that wait for them."""
 
-    def __init__(self, MessageChannel channel not None, memory, max_bytes_ahead, refill):
+    def __init__(
+        self, MessageChannel channel not None, memory, max_bytes_ahead, refill, patience
+    ):
         self.channel = channel
         self.table = channel.table
         self.memory, self.pool = memory, memory.pool
         self.source = memory.block_source(self.on_memory, internal=False)
         self.max_bytes_ahead, self.refill, self.reads_ahead = max_bytes_ahead, refill, True
+        self.patience = patience
         self.incoming, self.receivers, self.unread = Fifo(), Fifo(), Fifo()
 
     def on_memory(self):
@@ -478,7 +510,10 @@ cdef class Inbox:
         return None
 
     cdef object refusal(self, object item, ReceiveTarget target):
-        """Why it can never be taken in this way; it stays for the next."""
+        """Why it cannot be taken in this way; it stays for the next."""
+        if type(item) is PendingRendezvous and (<PendingRendezvous> item).refused is not None:
+            refused, (<PendingRendezvous> item).refused = (<PendingRendezvous> item).refused, None
+            return refused
         if target is not None:
             self.allocating += 1
             try:
@@ -504,7 +539,7 @@ cdef class Inbox:
         self.rendezvous -= 1
         self.bytes_ahead -= pending.length
         self.after_dequeue(True)
-        return self.channel.acknowledge(pending.request_id)
+        return self.channel.acknowledge(pending)
 
     cdef int after_dequeue(self, bint last) except -1:
         if last and self.ended is None:
@@ -552,23 +587,57 @@ cdef class Inbox:
     cdef bint fetch(self, PendingRendezvous pending) except -1:
         """False when those behind it must wait as well."""
         cdef PoolBlock block
+        cdef bint large = False
         block = (<BlockCache> self.pool).take_fast(pending.length)
         if block is None:
+            large = pending.length > (<BlockCache> self.pool).slab_size
+            if large and not pending.answered and not self.pool.has_spare(pending.length):
+                self.probe(pending)
+                return False
             try:
                 block = self.source.block(pending.length)
             except QuotaError:
                 return False
-            except (RDMAError, OSError) as error:
-                self.channel.on_protocol_error(
-                    ProtocolError(f"no memory for a message of {pending.length} bytes: {error}")
-                )
+            except (RDMAError, OSError, MemoryError) as error:
+                # This side's failure: its receiver is told, and the message stays for the next.
+                if self.incoming.first() is pending and self.receivers.size():
+                    pending.refused = error
+                    self.wake_first()
                 return False
         if block is None:
             return False
         pending.message = new_message(block, 0, pending.length)
         pending.message.number, pending.message.has_imm = pending.imm, pending.has_imm
+        if large:
+            pending.large = True  # not before it has a block: it may be read elsewhere
+            self.large += 1
+            self.pool.stalled_reads.begin(self)
         self.read(pending, block, block.address, block.lkey)
         return True
+
+    cdef int probe(self, PendingRendezvous pending) except -1:
+        """Memory is scarce: the peer gets none of it before its device has answered.
+
+        A READ that is not answered keeps its memory as long as the queue pair lives.
+        """
+        cdef RendezvousProbe probe
+        if self.probing:
+            return 0
+        self.probing = True
+        probe = RendezvousProbe.__new__(RendezvousProbe)
+        probe.kind, probe.opcode = KIND_READ, IBV_WR_RDMA_READ
+        probe.inbox, probe.pending = self, pending
+        self.channel.queue.post(probe)
+        return 0
+
+    def stalled(self):
+        """The peer has answered its READs too slowly, while others wait for memory."""
+        self.channel.queue.fail(
+            ConnectionBrokenError(
+                f"the peer has not answered enough of the READs of its message in {self.patience:g}"
+                f" seconds, while others waited for memory of the pool (Config.stall_timeout)"
+            )
+        )
 
     cdef bint fetch_into(self, PendingRendezvous pending, ReceiveTarget target) except -1:
         cdef uint32_t global_lkey = (<BlockCache> self.pool).local_dma_lkey
@@ -634,18 +703,41 @@ cdef class Inbox:
         pending.reads_left -= 1
         if pending.reads_left or self.ended is not None:
             return 0
+        if pending.large:
+            pending.large = False
+            self.large -= 1
+            if not self.large:
+                self.pool.stalled_reads.end(self)
         self.bytes_reading -= pending.length
+        if pending.seal is not None and not self.opens(pending):
+            return 0
         if pending.target is not None:
             return self.wake_if_ready()
         if pending.message is None:  # its receiver is gone: once more
             return self.not_fetched(pending)
-        self.channel.acknowledge(pending.request_id)
+        self.channel.acknowledge(pending)
         pending.message.fetched = True
         self.rendezvous -= 1
         self.incoming.replace(pending, pending.message)
         if self.unread.size():
             self.fetch_ahead()
         return self.wake_if_ready()
+
+    cdef bint opens(self, PendingRendezvous pending) except -1:
+        """Opens a sealed message where it was read to; False if that ends the connection."""
+        cdef unsigned char *bytes = NULL
+        if pending.target is not None:
+            bytes = pending.target.bytes
+        elif pending.message is not None:
+            bytes = pending.message.block.bytes()
+        try:
+            if bytes != NULL:  # else its receiver is gone
+                self.channel.sealing.open_payload(bytes, pending.length, pending.seal)
+        except ProtocolError as error:
+            pending.reads_left = 1  # it is never complete
+            self.channel.on_protocol_error(error)
+            return False
+        return True
 
     cdef int not_fetched(self, PendingRendezvous pending) except -1:
         """It is as it was when its request arrived."""
@@ -671,6 +763,7 @@ cdef class Inbox:
     def end(self, error):
         """No more messages: those that are here can still be taken, every waiter gets `error`."""
         self.ended = error
+        self.pool.stalled_reads.end(self)
         self.rendezvous = 0
         self.unread.take_all()
         for item in self.incoming.take_all():

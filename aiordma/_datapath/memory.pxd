@@ -15,6 +15,7 @@ cdef class PoolBlock(Pinned):
     cdef public BlockCache pool
     cdef public uint64_t address, size
     cdef public uint32_t lkey
+    cdef public uint64_t mr            # struct ibv_mr *, of its slab
     cdef public uint32_t posted        # bytes, while it is a posted receive
     cdef Py_ssize_t views              # memoryviews that users have
     cdef unsigned char *bytes(self) noexcept
@@ -28,7 +29,9 @@ cdef class BlockCache:
     cdef public uint64_t trim_below, slab_size, ready_bytes
     cdef public uint32_t smallest
     cdef public uint32_t local_dma_lkey  # of all memory of the process; 0: there is none
+    cdef public uint64_t local_dma_mr  # struct ibv_mr *
     cdef public bint closed
+    cdef public bint has_windows       # the device has memory windows of type 2
     cdef list free_list(self, uint64_t size)
     cdef PoolBlock find(self, uint64_t size)
     cdef PoolBlock take_fast(self, uint64_t size)
@@ -51,6 +54,8 @@ cdef class Remote:
     cdef public uint64_t address, length
     cdef public uint32_t rkey, allowed
     cdef public bint usable
+    cdef public double deadline        # of its lease, by `monotonic`; 0: it has no end
     cdef public object user
     cdef Remote owner
     cdef Remote whole(self)
+    cdef bint lease_over(self) noexcept

@@ -20,6 +20,7 @@ class PoolBlock(Pinned):
     address: int
     size: int
     lkey: int
+    mr: int
     posted: int
     def export(self, start: int, stop: int) -> memoryview: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -34,7 +35,9 @@ class BlockCache:
     ready_bytes: int
     smallest: int
     local_dma_lkey: int
+    local_dma_mr: int
     closed: bool
+    has_windows: bool
     @property
     def leases(self) -> int: ...
     @property
@@ -67,6 +70,8 @@ class Remote:
     rkey: int
     allowed: int
     usable: bool
+    deadline: float
     user: object
     root: Remote
+    def unusable(self) -> Exception: ...
     def __len__(self) -> int: ...

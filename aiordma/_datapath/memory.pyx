@@ -5,6 +5,7 @@ from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uintptr_t
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 cimport cython
 
@@ -217,6 +218,18 @@ cdef class Remote:
 
     cdef Remote whole(self):
         return self if self.owner is None else self.owner
+
+    def unusable(self):
+        """Why it cannot be used any more; for a whole region."""
+        raise NotImplementedError
+
+    cdef bint lease_over(self) noexcept:
+        """Of the whole region."""
+        cdef timespec now
+        if self.deadline == 0:
+            return False
+        clock_gettime(CLOCK_MONOTONIC, &now)
+        return self.deadline <= now.tv_sec + 1e-9 * now.tv_nsec
 
     @property
     def root(self):

@@ -9,6 +9,8 @@ from libc.string cimport memcpy, memmove, memset
 
 cimport cython
 
+from aiordma._core.operations import OperationKind
+
 from .futures cimport OpFuture, complete_waiter
 from .memory cimport Local, Pinned, Remote
 from .work_queue cimport (
@@ -17,6 +19,7 @@ from .work_queue cimport (
     IBV_SEND_SIGNALED,
     IBV_WR_RDMA_READ,
     IBV_WR_RDMA_WRITE,
+    KIND_BATCH,
     KIND_READ,
     KIND_WRITE,
     BEFORE_LAST,
@@ -85,6 +88,16 @@ cdef class WRChain(WorkRequest):
         self.entries += 1
         return send
 
+    cdef int aim_at(self, Remote region) except -1:
+        """It is kept, and asked before the chain is posted late."""
+        if self.region is None:
+            self.region = region
+        elif self.region is not region:
+            if self.regions is None:
+                self.regions = []
+            self.regions.append(region)
+        return 0
+
     cdef bint add_transfer(self, object local_memory, object remote_memory, uint32_t opcode) except -1:
         """False: it is not allowed, or has to be cut into pieces; the caller says which."""
         cdef Local local
@@ -100,6 +113,7 @@ cdef class WRChain(WorkRequest):
             owner.gone
             or owner.pinned is None
             or not region.usable
+            or (region.deadline != 0 and region.lease_over())
             or region.user is None
             or region.user is not self.user
             or not remote.allowed & right
@@ -110,7 +124,25 @@ cdef class WRChain(WorkRequest):
             return False
         send = self.append(owner.pinned, local.address, <uint32_t> local.length, local.lkey)
         send.opcode, send.remote_addr, send.rkey = opcode, remote.address, remote.rkey
+        if self.region is not region:
+            self.aim_at(region)
         return True
+
+    cdef str text(self, str peer):
+        cdef uint64_t length = 0
+        cdef uint32_t i
+        operation = OperationKind(self.kind).text
+        cdef object region = self.region
+        if region is None or self.regions is not None:
+            return f"{operation} of {self.entries} requests on memory of {peer}"
+        for i in range(self.entries):
+            length += self.sges[i].length
+        where = f"region {region.token.region_id:#x} of {peer}"
+        if self.kind == KIND_BATCH:
+            return f"{operation} of {self.entries} requests on {where}"
+        offset = self.sends[0].remote_addr - <uint64_t> region.token.address
+        preposition = "from" if self.kind == KIND_READ else "to"
+        return f"{operation} of {length} bytes {preposition} offset {offset} of {where}"
 
     def write(self, local_memory, remote_memory):
         return self.add_transfer(local_memory, remote_memory, IBV_WR_RDMA_WRITE)
@@ -119,12 +151,13 @@ cdef class WRChain(WorkRequest):
         return self.add_transfer(local_memory, remote_memory, IBV_WR_RDMA_READ)
 
     def put(
-        self, opcode, Pinned pinned not None, address, length, lkey, remote_address, rkey, imm,
-        compare_add=0, swap=0,
+        self, opcode, Pinned pinned not None, address, length, lkey, Remote remote not None,
+        remote_address, imm, compare_add=0, swap=0,
     ):
         """Adds a request that has been checked."""
+        self.aim_at(remote.whole())
         send = self.append(pinned, address, length, lkey)
-        send.opcode, send.remote_addr, send.rkey = opcode, remote_address, rkey
+        send.opcode, send.remote_addr, send.rkey = opcode, remote_address, remote.rkey
         send.imm_data, send.compare_add, send.swap = imm, compare_add, swap
 
     def part(self, uint32_t count):
@@ -134,6 +167,7 @@ cdef class WRChain(WorkRequest):
             raise ValueError(f"{count} requests of {self.entries}")
         part.reserve(count)
         part.partial = True
+        part.region, part.regions = self.region, self.regions
         memcpy(part.sends, self.sends, count * sizeof(aiordma_send))
         memcpy(part.sges, self.sges, count * sizeof(ibv_sge))
         part.pins, self.pins = self.pins[:count], self.pins[count:]
@@ -158,6 +192,16 @@ cdef class WRChain(WorkRequest):
             code = post_sends(queue, self.sends, last + 1, self.sges, posted)
         return code
 
+    cdef object refusal(self):
+        cdef Remote region = self.region
+        if region is not None and region.lease_over():
+            return region.unusable()
+        if self.regions is not None:
+            for region in self.regions:
+                if region.lease_over():
+                    return region.unusable()
+        return None
+
     cdef int on_completion(self, uint32_t byte_len) except -1:
         self.free_memory()
         return 0 if self.partial or self.waiter is None else complete_waiter(self.waiter, None)
@@ -173,6 +217,7 @@ cdef class WRChain(WorkRequest):
     cdef int free_memory(self) except -1:
         cdef Pinned pinned
         cdef list pins = self.pins
+        self.region = self.regions = None
         if pins is not None:
             self.pins = None
             for pinned in pins:

@@ -44,6 +44,7 @@ cdef class ReceiveQueue:
     cdef int used(self, uint32_t posted, uint64_t length) except -1:
         """A receive of `posted` bytes was used up by a frame of `length`, or by what would have been
         one."""
+        length += self.channel.tag_size
         self.used_up += 1
         if length <= self.smallest:
             self.enough += 1

@@ -6,6 +6,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from .channel cimport MessageChannel
 from .memory cimport PoolBlock
 from .futures cimport OpFuture
+from .windows cimport Window
 from .work_queue cimport WorkRequest, ibv_mr
 
 cdef enum:
@@ -13,6 +14,7 @@ cdef enum:
     MAX_PIECES = 128     # of a rendezvous
 
 cdef Frame new_frame(PoolBlock block, uint32_t length)
+cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture message)
 cdef bint has_no_holes(object owner) noexcept
 
 
@@ -22,7 +24,9 @@ cdef class Piece:
     cdef bint has_buffer
     cdef const unsigned char *bytes
     cdef uint64_t length
-    cdef ibv_mr *mr                    # the peer may read it
+    cdef ibv_mr *mr                    # made for this message
+    cdef Window window                 # the peer may read it; None: `mr` is its key
+    cdef uint64_t region               # that the window is bound to
     cdef Piece next
     cdef int open(self, object data) except -1
     cdef int open_buffer(self, object data) except -1
@@ -60,6 +64,10 @@ cdef class Frame(WorkRequest):
     cdef list spare_blocks             # the block goes back there; None: to the pool
     cdef object waiter                 # of a control message
     cdef void detach(self) noexcept
+
+
+cdef class RendezvousFrame(Frame):
+    cdef SendFuture offered
 
 
 cdef class SendOperation:

@@ -3,14 +3,24 @@
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uintptr_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 cimport cython
 
 from .futures cimport DONE, FAILED, PENDING, complete_waiter, never_awaited
 from .memory cimport Local, Pinned
 from .message cimport Message
-from .work_queue cimport IBV_WR_SEND, KIND_SEND
+from .work_queue cimport (
+    BEFORE_LAST,
+    IBV_ACCESS_REMOTE_READ,
+    IBV_SEND_SIGNALED,
+    IBV_WR_SEND,
+    KIND_SEND,
+    SendQueue,
+    aiordma_send,
+    ibv_sge,
+    post_sends,
+)
 
 import array
 
@@ -185,7 +195,6 @@ cdef class QueuedWrite:
 
 
 @cython.no_gc_clear
-@cython.final
 cdef class Frame(WorkRequest):
     """A frame in a block of the pool; or its header, with a message where that lies."""
 
@@ -229,6 +238,13 @@ cdef class Frame(WorkRequest):
             complete_waiter(self.waiter, error)
         return 0
 
+    cdef str text(self, str peer):
+        if self.message is not None:
+            return f"send of {self.message.length} bytes to {peer}"
+        if self.messages is not None:
+            return f"send of {len(self.messages)} messages to {peer}"
+        return f"control message to {peer}"
+
     cdef int free_memory(self) except -1:
         self.detach()
         if self.message is not None:
@@ -236,9 +252,55 @@ cdef class Frame(WorkRequest):
         return 0
 
 
+@cython.no_gc_clear
+@cython.final
+cdef class RendezvousFrame(Frame):
+    """An offer of memory, behind the binds of the windows that open it."""
+
+    cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
+        cdef aiordma_send[MAX_PIECES + 1] sends
+        cdef aiordma_send *send = sends
+        cdef ibv_sge sge
+        cdef Piece piece = self.offered.first
+        cdef int code
+        while piece is not None:
+            if piece.window is not None:
+                piece.window.prepare_bind(
+                    send, piece.region, <uintptr_t> piece.bytes, piece.length,
+                    IBV_ACCESS_REMOTE_READ,
+                )
+                send.wr_id = wr_id | BEFORE_LAST
+                send += 1
+            piece = piece.next
+        memset(send, 0, sizeof(aiordma_send))
+        send.wr_id, send.opcode, send.send_flags = wr_id, IBV_WR_SEND, IBV_SEND_SIGNALED
+        send.num_sge = 1
+        sge.addr, sge.length, sge.lkey = self.address, self.length, self.lkey
+        code = post_sends(queue, sends, self.entries, &sge, posted)
+        piece = self.offered.first if not code else None
+        while piece is not None:
+            if piece.window is not None:
+                piece.window.bound()
+            piece = piece.next
+        return code
+
+
 cdef Frame new_frame(PoolBlock block, uint32_t length):
     """It takes over the lease of the block."""
-    cdef Frame frame = Frame.__new__(Frame)
+    return describe(Frame.__new__(Frame), block, length)
+
+
+cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture message):
+    cdef RendezvousFrame frame = RendezvousFrame.__new__(RendezvousFrame)
+    cdef Piece piece = message.first
+    frame.offered = message
+    while piece is not None:
+        frame.entries += piece.window is not None
+        piece = piece.next
+    return describe(frame, block, length)
+
+
+cdef inline Frame describe(Frame frame, PoolBlock block, uint32_t length):
     frame.kind, frame.opcode = KIND_SEND, IBV_WR_SEND
     frame.block = block
     frame.address, frame.length, frame.lkey = block.address, length, block.lkey

@@ -15,6 +15,8 @@ cdef extern from "verbs/boundary.h":
     struct ibv_mr:
         uint32_t lkey
         uint32_t rkey
+    struct ibv_mw:
+        uint32_t rkey
     struct ibv_qp_ex:
         pass
     struct aiordma_send:
@@ -22,6 +24,11 @@ cdef extern from "verbs/boundary.h":
         uint64_t remote_addr
         uint64_t compare_add
         uint64_t swap
+        uint64_t mw
+        uint64_t mr
+        uint64_t bind_addr
+        uint64_t bind_length
+        uint32_t bind_access
         uint32_t rkey
         uint32_t imm_data
         uint32_t opcode
@@ -57,8 +64,12 @@ cdef extern from "verbs/boundary.h":
         IBV_WR_RDMA_WRITE
         IBV_WR_SEND
         IBV_WR_RDMA_READ
+        IBV_WR_BIND_MW
+        IBV_WR_SEND_WITH_INV
         IBV_SEND_SIGNALED
         IBV_WC_WITH_IMM
+        IBV_WC_WITH_INV
+        IBV_ACCESS_MW_BIND
         IBV_ACCESS_REMOTE_READ
         IBV_ACCESS_REMOTE_WRITE
 
@@ -68,6 +79,7 @@ cdef enum:
     KIND_SEND = 1
     KIND_WRITE = 2
     KIND_READ = 3
+    KIND_BATCH = 6
 
 cdef struct Slot:
     uint32_t generation, next, previous, entries
@@ -76,6 +88,9 @@ cdef struct Slot:
 
 cdef struct SlotList:
     uint32_t first, last
+
+cdef enum:
+    CONTROL_ENTRIES = 4  # of the send queue, for control frames alone
 
 cdef enum:
     BEFORE_LAST = 0x80000000  # as an `int`, 1 << 31 is negative: it would set the bits above as well
@@ -93,7 +108,10 @@ cdef class WorkRequest:
     cdef int on_completion(self, uint32_t byte_len) except -1
     cdef int on_error(self, object error) except -1
     cdef int on_withdrawn(self) except -1
+    cdef object refusal(self)
+    cdef int refused(self, object error) except -1
     cdef int free_memory(self) except -1
+    cdef str text(self, str peer)
 
 
 cdef class WorkRequestTable:
@@ -140,6 +158,7 @@ cdef class WorkRequestTable:
 
 cdef class FrameHandler:
     """What takes the frames of a queue pair: its message channel."""
+    cdef uint32_t invalidated_key      # by the frame that is being taken; 0: by none
     cdef int received(self, PoolBlock block, uint32_t length) except -1
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1
     cdef int flush(self) except -1
@@ -151,6 +170,7 @@ cdef class SendQueue:
     cdef public object user            # the owner of remote memory
     cdef public FrameHandler frame_handler
     cdef public object qp, error
+    cdef public str peer               # its name, for errors
     cdef object driver, on_failure, waiter_error
     cdef object on_room                # in place of the frame handler, when entries are free
     cdef ibv_qp *native_qp
@@ -160,12 +180,14 @@ cdef class SendQueue:
     cdef readonly uint64_t completions
     cdef SlotList sends, receives
     cdef public bint accepting, failed
+    cdef bint stopped                  # this side has taken the queue pair to ERR
     cdef readonly bint backlogged
     cdef bint entries_freed            # by the drain that goes on
     cdef bint messages_first           # of the two that wait for entries
     cdef object backlog                # work, in order, with its number
     cdef uint64_t latest_backlogged    # number
     cdef bint has_room(self) noexcept
+    cdef bint has_room_for(self, uint32_t entries) noexcept
     cdef bint has_posted(self, uint64_t number) except -1
     cdef int post_now(self, WorkRequest work) except -1
     cdef int post_checked(self, WorkRequest work) except -1
@@ -176,5 +198,6 @@ cdef class SendQueue:
     cdef int post_block(self, PoolBlock block, uint32_t length) except -1
     cdef int on_error_completion(self, object work, uint8_t kind, const aiordma_completion *wc,
                                  bint before_last) except -1
+    cdef object error_for(self, WorkRequest work)
     cdef int use_room(self) except -1
     cdef int give_room_to_messages(self) except -1

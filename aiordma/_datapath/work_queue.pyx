@@ -20,10 +20,14 @@ import collections
 
 from aiordma._core.operations import OperationKind
 from aiordma._native import ffi, lib
-from aiordma.errors import BufferStateError, work_completion_error
+from aiordma._native.calls import shortage_hint
+from aiordma.errors import BufferStateError, RDMAError, work_completion_error
 from aiordma.verbs._device.context import event_error
 from aiordma.verbs._device.enums import EventType, WCStatus
 
+
+cdef extern from "<arpa/inet.h>" nogil:
+    uint32_t htonl(uint32_t)
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() noexcept
@@ -40,7 +44,6 @@ cdef enum:
     BATCH = 128
     CHAIN = 32           # receives that are posted with one call
     RELEASE_GIL = 4096   # bytes: a shorter request is posted sooner than the GIL is released
-    CONTROL_ENTRIES = 4  # of the send queue, for control frames alone
 
 cdef int (*native_drain)(aiordma_drain *, aiordma_completion *, int, int *) noexcept nogil
 
@@ -80,10 +83,23 @@ cdef class WorkRequest:
         """It has not been posted, and will not be."""
         return 0
 
+    cdef object refusal(self):
+        """Why it must not be posted any more, after a wait; None if it may."""
+        return None
+
+    cdef int refused(self, object error) except -1:
+        """It is not posted, for this reason."""
+        self.on_error(error)
+        return self.free_memory()
+
     cdef int free_memory(self) except -1:
         """The device has let go of its memory."""
         self.release()
         return 0
+
+    cdef str text(self, str peer):
+        """What it does, with how much, where: for an error."""
+        return f"{OperationKind(self.kind).text} of {self.length} bytes with {peer}"
 
     cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
         """Posts it: 0, or an errno value, and how many of its requests the device has."""
@@ -271,10 +287,14 @@ cdef class WorkRequestTable:
                     (<WorkRequest> work).on_completion(wc.byte_len)
                 elif queue.frame_handler is None:
                     raise TypeError("a receive without a channel")
+                elif not wc.wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV):
+                    queue.frame_handler.received(<PoolBlock> work, wc.byte_len)
                 elif wc.wc_flags & IBV_WC_WITH_IMM:
                     queue.frame_handler.received_write(<PoolBlock> work, wc.byte_len, wc.imm_data)
                 else:
+                    queue.frame_handler.invalidated_key = htonl(wc.imm_data)  # not swapped
                     queue.frame_handler.received(<PoolBlock> work, wc.byte_len)
+                    queue.frame_handler.invalidated_key = 0
         except BaseException as error:
             self.remember(queue, error)
         if kind == KIND_RECV or queue.entries_freed or queue.failed:
@@ -447,13 +467,15 @@ cdef class SendQueue:
     first served, and can be withdrawn; posted work cannot.  When the queue pair fails every waiter
     fails at once, and memory returns with its completion or with the end of the queue pair.
 
-    `on_failure` is called once, with the root cause.  `waiter_error` makes the error of those that waited for other work than the failed one.
+    `on_failure` is called once, with the root cause.  `waiter_error` makes the error of those that
+    waited for other work than the failed one, from that cause and the text of their own work.
     """
 
     def __init__(self, driver, qp, on_failure, waiter_error):
         cdef uintptr_t address, extended
         self.driver, self.qp = driver, qp
         self.on_failure, self.waiter_error = on_failure, waiter_error
+        self.peer = "the peer"
         self.table = driver.operations
         address, extended = qp.addresses
         self.native_qp, self.extended = <ibv_qp *> address, <ibv_qp_ex *> extended
@@ -472,6 +494,9 @@ cdef class SendQueue:
         """For work of the user."""
         return self.free > CONTROL_ENTRIES
 
+    cdef bint has_room_for(self, uint32_t entries) noexcept:
+        return self.free >= CONTROL_ENTRIES + entries
+
     @property
     def control_room(self):
         """Entries that control frames may take now."""
@@ -484,7 +509,7 @@ cdef class SendQueue:
     def post(self, WorkRequest work not None):
         """Posts `work`, or keeps it until there is room; its end is told to `work` itself."""
         if self.error is not None:
-            work.on_error(self.waiter_error(self.error))
+            work.on_error(self.error_for(work))
             work.free_memory()
         elif self.backlogged or work.entries + CONTROL_ENTRIES > self.free:
             self.latest_backlogged += 1
@@ -500,7 +525,7 @@ cdef class SendQueue:
     cdef int post_checked(self, WorkRequest work) except -1:
         if self.error is None:
             return self.post_now(work)
-        work.on_error(self.waiter_error(self.error))
+        work.on_error(self.error_for(work))
         work.free_memory()
         return 0
 
@@ -529,7 +554,11 @@ cdef class SendQueue:
         cdef WorkRequest first
         while self.backlog and self.has_room():
             first = next(iter(self.backlog))
-            if first.entries + CONTROL_ENTRIES > self.free:
+            error = first.refusal()
+            if error is not None:
+                del self.backlog[first]
+                first.refused(error)
+            elif first.entries + CONTROL_ENTRIES > self.free:
                 self.post_now((<object> first).part(self.free - CONTROL_ENTRIES))
             else:
                 del self.backlog[first]
@@ -613,7 +642,12 @@ cdef class SendQueue:
         self, object work, uint8_t kind, const aiordma_completion *wc, bint before_last
     ) except -1:
         cdef WorkRequest request = None if isinstance(work, PoolBlock) else <WorkRequest?> work
+        self.qp.context.failures[wc.status] += 1
         already_failed = self.failed  # all that was under way has got the error, this as well
+        if wc.status == FLUSHED and self.stopped and not already_failed:
+            already_failed = True  # on purpose: the others will be flushed in their turn
+            if request is not None:
+                request.on_error(self.waiter_error(self.error))
         if wc.status == FLUSHED and not already_failed:
             self.driver.take_device_events()  # what put the queue pair into this state
         if not already_failed:
@@ -623,10 +657,12 @@ cdef class SendQueue:
                 qp_num=self.qp.qp_num,
                 wr_id=wc.wr_id,
                 vendor_err=wc.vendor_err,
+                detail=shortage_hint() if wc.status == RETRY_EXCEEDED else "",
+                what=request.text(self.peer) if request is not None else "",
             )
             if request is not None:
                 if self.error is not None:
-                    request.on_error(self.waiter_error(self.error))
+                    request.on_error(self.error_for(request))
                 elif wc.status in OF_THE_CONNECTION:
                     request.on_error(self.waiter_error(error))
                 else:
@@ -638,6 +674,10 @@ cdef class SendQueue:
             return request.free_memory()
         (<PoolBlock> work).end_lease()
         return 0
+
+    cdef object error_for(self, WorkRequest work):
+        """The error of work that did not fail itself: `error` is the cause."""
+        return self.waiter_error(self.error, work.text(self.peer))
 
     cdef int use_room(self) except -1:
         """Freed entries go in turn to the backlog and to the messages, so that neither starves."""
@@ -686,15 +726,33 @@ cdef class SendQueue:
         backlog, self.backlog = self.backlog, collections.OrderedDict()
         self.backlogged = False
         for work in self.under_way():
-            work.on_error(self.waiter_error(error))
+            work.on_error(self.error_for(work))
         for work in backlog:
-            work.on_error(self.waiter_error(error))
+            work.on_error(self.error_for(work))
             work.free_memory()
         self.on_failure(error)
 
     def refuse(self, error):
         """Nothing more is posted here, for this reason; work under way goes on, or fails so."""
         self.error = error
+
+    def stop(self, error):
+        """No message is taken any more, and those whose senders know that they are here are handed
+        out: the queue pair accepts nothing in ERR, and the receives are flushed behind them.
+
+        Work under way fails with `error`.  Not from within a drain.
+        """
+        if self.failed or self.stopped:
+            return
+        self.refuse(error)
+        self.stopped = True
+        try:
+            self.qp.to_error()
+        except (RDMAError, OSError):
+            return  # the device has failed
+        # Not every driver flushes: it is over when there is nothing more, too.
+        while self.receives.first != NO_SLOT and self.driver.poll():
+            pass
 
     def close(self):
         """Destroys the queue pair; after this the device touches none of its memory any more."""
@@ -717,6 +775,7 @@ cdef class SendQueue:
 
 
 FLUSHED = int(WCStatus.WR_FLUSH_ERR)
+RETRY_EXCEEDED = int(WCStatus.RETRY_EXC_ERR)
 # Failures that are not about the request that happens to report them: the peer or the way to it is gone.
 OF_THE_CONNECTION = frozenset(
     {WCStatus.WR_FLUSH_ERR, WCStatus.RETRY_EXC_ERR, WCStatus.RNR_RETRY_EXC_ERR}

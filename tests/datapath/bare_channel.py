@@ -46,6 +46,7 @@ class Room:
     max_eager_size: int = 0
     max_message: int = 1 << 40
     fetch_ahead: int = 0
+    stall_timeout: float = 1e6
 
 
 class Driver:
@@ -64,12 +65,15 @@ class Driver:
     def take_device_events(self) -> None:
         pass
 
+    def poll(self) -> bool:
+        return False
+
     def report(self, sink: SendQueue, error: Exception) -> None:
         self.reported.append(error)
         sink.fail(error)
 
 
-def same(error: BaseException) -> BaseException:
+def same(error: BaseException, what: str = "") -> BaseException:
     return error
 
 
@@ -200,6 +204,7 @@ class BareChannel:
         self.controls: list[protocol.Message] = []
         self.errors: list[BaseException] = []
         memory = Memory(wire.pool, wire.registrations, Config(), same)
+        wire.pool.has_windows = library is None  # else each message is a region
         self.channel = MessageChannel(
             queue=wire.queue,
             memory=memory if library is None else Substituted(memory, library),

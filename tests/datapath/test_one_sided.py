@@ -94,7 +94,7 @@ def test_a_chain_that_is_part_of_a_circle_is_collected() -> None:
 
     memory, user = Memory(), User()
     user.chain = WRChain(user, WRITES)
-    user.chain.put(0, memory, 0, 0, 0, 0, 0, 0)
+    user.chain.put(0, memory, 0, 0, 0, Remote(), 0, 0)
     memory.release()
     del user
     gc.collect()
@@ -104,9 +104,9 @@ def test_a_chain_that_is_part_of_a_circle_is_collected() -> None:
 def test_numbers_that_do_not_fit() -> None:
     chain = WRChain(object(), WRITES)
     with pytest.raises(TypeError):
-        chain.put(0, Here(Memory()), 0, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
+        chain.put(0, Here(Memory()), 0, 0, 0, Remote(), 0, 0)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        chain.put(0, Memory(), "0", 0, 0, 0, 0, 0)  # type: ignore[arg-type]
+        chain.put(0, Memory(), "0", 0, 0, Remote(), 0, 0)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         WorkRequest(0, "0", 0, 0, 0)  # type: ignore[arg-type]
     work = WorkRequest(1, 2, 3, 4, 5, 6, 7, 8)

@@ -1,0 +1,29 @@
+# Sealing frames that leave, and opening those that arrive.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from .sends cimport SendFuture
+
+cdef enum:
+    TAG = 16                           # bytes that sealing adds
+    PAYLOAD_SEAL = 48                  # bytes behind the request of a sealed rendezvous: key and tag
+
+
+cdef class Direction:
+    cdef object cipher, keys           # `encrypt_into` or `decrypt_into` of the present key
+    cdef str method
+    cdef bint begun                    # the first frame, which is plain, has passed
+    cdef uint64_t frames, bytes        # under the present key
+    cdef public uint64_t max_frames, max_bytes
+    cdef int next_key(self) except -1
+    cdef object apply(self, unsigned char *bytes, uint32_t source, uint32_t result)
+
+
+cdef class Sealing:
+    cdef object suite
+    cdef readonly Direction sending, receiving
+    cdef readonly bint memory_in_clear
+    cdef uint32_t seal(self, unsigned char *bytes, uint32_t length) except? 0
+    cdef uint32_t open(self, unsigned char *bytes, uint32_t length) except? 0
+    cdef object seal_payload(self, SendFuture message, unsigned char *to)
+    cdef int open_payload(self, unsigned char *bytes, uint64_t length, bytes seal) except -1

@@ -1,0 +1,151 @@
+# Sealing frames that leave, and opening those that arrive: aiordma/_core/frames.py says how.
+#
+# A queue pair delivers frames in the order of posting, each once.  So both sides count them, and the
+# number is the nonce: a frame that was changed, repeated, left out or moved cannot be opened.
+
+from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from libc.string cimport memcpy, memset
+
+cimport cython
+
+from .sends cimport Piece
+
+import os
+
+from aiordma._core import frames
+from aiordma.errors import IntegrityError
+
+cdef extern from "<endian.h>" nogil:
+    uint64_t htole64(uint64_t)
+
+
+cdef enum:
+    NONCE = 12
+    KEY = 32
+
+
+@cython.final
+cdef class Direction:
+    """The keys of what one side sends, and how far they have been used."""
+
+    def __init__(self, method):
+        self.method = method
+        self.max_frames, self.max_bytes = frames.REKEY_FRAMES, frames.REKEY_BYTES
+
+    cdef int next_key(self) except -1:
+        self.cipher = getattr(self.keys.next_cipher(), self.method)
+        self.frames = self.bytes = 0
+        return 0
+
+    cdef object apply(self, unsigned char *bytes, uint32_t source, uint32_t result):
+        """Seals or opens in place: `source` bytes become `result`."""
+        cdef char[NONCE] nonce
+        cdef uint64_t number
+        if self.frames >= self.max_frames or self.bytes >= self.max_bytes:
+            self.next_key()
+        number = htole64(self.frames)
+        memset(nonce, 0, NONCE)
+        memcpy(nonce, &number, sizeof(number))
+        self.cipher(
+            PyBytes_FromStringAndSize(nonce, NONCE),
+            PyMemoryView_FromMemory(<char *> bytes, source, PyBUF_READ),
+            None,
+            PyMemoryView_FromMemory(<char *> bytes, result, PyBUF_WRITE),
+        )
+        self.frames += 1
+        self.bytes += max(source, result)
+
+
+@cython.final
+cdef class Sealing:
+    """Seals all frames of one connection but the first of each side, and the long messages.
+
+    `suite` is `aiordma._transport.encryption`: this module knows no package that encrypts.
+    """
+
+    def __init__(self, suite, memory_in_clear):
+        self.suite, self.memory_in_clear = suite, memory_in_clear
+        self.sending, self.receiving = Direction("encrypt_into"), Direction("decrypt_into")
+
+    def start(self, sending, receiving):
+        """The keys of both directions are known: objects with a method `next_cipher`."""
+        self.sending.keys, self.receiving.keys = sending, receiving
+        self.sending.next_key()
+        self.receiving.next_key()
+
+    def seal_first(self):
+        """The first frame of each side is sealed as well: the keys did not come by a frame."""
+        self.sending.begun = self.receiving.begun = True
+
+    cdef uint32_t seal(self, unsigned char *bytes, uint32_t length) except? 0:
+        """Seals a frame in its place, which has TAG bytes more; its length then.
+
+        0 if it cannot be sent: there is no key yet, and it is not the first.
+        """
+        if not self.sending.begun:
+            self.sending.begun = True
+            return length
+        if self.sending.cipher is None:
+            return 0
+        self.sending.apply(bytes, length, length + TAG)
+        return length + TAG
+
+    cdef uint32_t open(self, unsigned char *bytes, uint32_t length) except? 0:
+        """Opens a frame in its place; its length then.  IntegrityError if it cannot be opened."""
+        if not self.receiving.begun:
+            self.receiving.begun = True
+            return length
+        if self.receiving.cipher is None or length < TAG:
+            raise IntegrityError(NOT_SEALED)
+        try:
+            self.receiving.apply(bytes, length, length - TAG)
+        except self.suite.InvalidTag:
+            raise IntegrityError(CHANGED_FRAME) from None
+        return length - TAG
+
+    cdef object seal_payload(self, SendFuture message, unsigned char *to):
+        """Seals a message to another place; the key and the tag."""
+        cdef Piece piece = message.first
+        key = os.urandom(KEY)
+        sealer = self.suite.payload_sealer(key)
+        while piece is not None:
+            if piece.length:
+                sealer.update_into(
+                    PyMemoryView_FromMemory(<char *> piece.bytes, piece.length, PyBUF_READ),
+                    PyMemoryView_FromMemory(<char *> to, piece.length, PyBUF_WRITE),
+                )
+                to += piece.length
+            piece = piece.next
+        sealer.finalize()
+        return key + sealer.tag
+
+    cdef int open_payload(self, unsigned char *bytes, uint64_t length, bytes seal) except -1:
+        """Opens a message in its place; what cannot be opened is wiped, since it may be forged."""
+        memory = PyMemoryView_FromMemory(<char *> bytes, length, PyBUF_WRITE)
+        opener = self.suite.payload_opener(seal[:KEY], seal[KEY:])
+        try:
+            opener.update_into(memory, memory)
+            opener.finalize()
+        except self.suite.InvalidTag:
+            memset(bytes, 0, length)
+            raise IntegrityError(CHANGED_MESSAGE) from None
+        return 0
+
+    # For tests.
+
+    def sealed(self, frame):
+        cdef bytes data = bytes(frame) + bytes(TAG)
+        return data[: self.seal(<unsigned char *> PyBytes_AS_STRING(data), len(data) - TAG)]
+
+    def opened(self, frame):
+        cdef bytes data = bytes(bytearray(frame))
+        return data[: self.open(<unsigned char *> PyBytes_AS_STRING(data), len(data))]
+
+
+NOT_SEALED = "the peer sent a frame in clear on an encrypted connection"
+CHANGED_FRAME = (
+    "a frame cannot be opened: it, or one before it, was changed, repeated or left out on the way"
+)
+CHANGED_MESSAGE = "a long message cannot be opened: it was changed on the way"

@@ -1,0 +1,22 @@
+# Memory windows of type 2: keys that one queue pair alone takes.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from .work_queue cimport WorkRequest, aiordma_send, ibv_mw
+
+
+cdef class Window:
+    cdef object window                 # verbs.MemoryWindow
+    cdef ibv_mw *mw
+    cdef uint32_t next_key(self) noexcept
+    cdef void bound(self) noexcept
+    cdef void prepare_bind(self, aiordma_send *send, uint64_t region, uint64_t address,
+                           uint64_t length, uint32_t access) noexcept
+
+
+cdef class BindRequest(WorkRequest):
+    cdef Window window
+    cdef uint64_t region, bind_length
+    cdef uint32_t access
+    cdef readonly bint was_posted
+    cdef public bint expired

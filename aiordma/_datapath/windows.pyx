@@ -1,0 +1,84 @@
+# Memory windows of type 2: keys that one queue pair alone takes.
+#
+# A bind is a work request: what is posted after it finds the key valid (IBTA 10.6.7.2.4).
+
+from libc.stdint cimport uintptr_t
+from libc.string cimport memset
+
+cimport cython
+
+from .work_queue cimport IBV_SEND_SIGNALED, IBV_WR_BIND_MW, SendQueue, post_sends
+
+from aiordma._native import ffi
+
+
+cdef class Window:
+    """A memory window of type 2, bound again and again on one queue pair."""
+
+    def __init__(self, window):
+        cdef uintptr_t mw = int(ffi.cast("uintptr_t", window.pointer))
+        self.window, self.mw = window, <ibv_mw *> mw
+
+    cdef uint32_t next_key(self) noexcept:
+        """As ibv_inc_rkey(3): the lowest 8 bits are the caller's, and differ from bind to bind."""
+        return (self.mw.rkey & ~<uint32_t> 0xFF) | ((self.mw.rkey + 1) & 0xFF)
+
+    cdef void bound(self) noexcept:
+        """The request has been posted: providers leave it to the caller to note the key."""
+        self.mw.rkey = self.next_key()
+
+    cdef void prepare_bind(
+        self, aiordma_send *send, uint64_t region, uint64_t address, uint64_t length,
+        uint32_t access,
+    ) noexcept:
+        """Makes the request that binds it, with the next key."""
+        memset(send, 0, sizeof(aiordma_send))
+        send.opcode = IBV_WR_BIND_MW
+        send.mw, send.mr = <uintptr_t> self.mw, region
+        send.bind_addr, send.bind_length, send.bind_access = address, length, access
+        send.rkey = self.next_key()
+
+    @property
+    def rkey(self):
+        """The key of the bind that was posted last."""
+        return self.mw.rkey
+
+    def close(self):
+        """Unbinds it if it is bound, and gives it back; its key is useless from then on."""
+        self.window.close()
+
+
+@cython.no_gc_clear
+cdef class BindRequest(WorkRequest):
+    """Binds a window; a subclass has `done`, `failed` and `release`.
+
+    One that is `expired` before it is posted never is, and is released.
+    """
+
+    def __init__(self, kind, Window window not None, mr, address, length, access):
+        """`mr` is the verbs.MemoryRegion that the bytes lie in."""
+        WorkRequest.__init__(self, kind, IBV_WR_BIND_MW, address, 0, 0)
+        self.window, self.bind_length, self.access = window, length, access
+        self.region = int(ffi.cast("uintptr_t", mr.pointer))
+
+    @property
+    def next_key(self):
+        """The key that it makes."""
+        return self.window.next_key()
+
+    cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
+        cdef aiordma_send send
+        cdef int code
+        self.window.prepare_bind(&send, self.region, self.address, self.bind_length, self.access)
+        send.wr_id, send.send_flags = wr_id, IBV_SEND_SIGNALED
+        code = post_sends(queue, &send, 1, NULL, posted)
+        if not code:
+            self.window.bound()
+            self.was_posted = True
+        return code
+
+    cdef object refusal(self):
+        return "its lease has ended" if self.expired else None
+
+    cdef int refused(self, object reason) except -1:
+        return self.free_memory()
