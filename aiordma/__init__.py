@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .errors import ConnectionClosedError as ConnectionClosedError
     from .errors import ConnectionManagerError as ConnectionManagerError
     from .errors import DeviceEventError as DeviceEventError
+    from .errors import LeaseEndedError as LeaseEndedError
     from .errors import MessageTooLongError as MessageTooLongError
     from .errors import ProtocolError as ProtocolError
     from .errors import RDMAError as RDMAError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .streams import start_stream_server as start_stream_server
     from .transport import Batch as Batch
     from .transport import Connection as Connection
+    from .transport import ConnectionRequest as ConnectionRequest
     from .transport import Listener as Listener
     from .transport import Message as Message
     from .transport import PendingConnection as PendingConnection
@@ -61,14 +63,14 @@ else:
             ".dmabuf": "DmabufRegion",
             ".errors": "AuthenticationError BufferStateError ConnectionBrokenError "
             "ConnectionClosedError ConnectionManagerError DeviceEventError "
-            "MessageTooLongError ProtocolError RDMAError RemoteRangeError "
+            "LeaseEndedError MessageTooLongError ProtocolError RDMAError RemoteRangeError "
             "RequestRefusedError VerbsError WorkCompletionError",
             ".events": "DeviceEvents device_events",
             ".mr_pool": "Buffer MemoryPool Region",
             ".reconnecting": "reconnect",
             ".streams": "create_connection create_server open_connection start_stream_server",
-            ".transport": "Batch Connection Listener Message PendingConnection RegionToken "
-            "RemoteRegion Rights Server Share connect listen prepare_connection "
+            ".transport": "Batch Connection ConnectionRequest Listener Message PendingConnection "
+            "RegionToken RemoteRegion Rights Server Share connect listen prepare_connection "
             "start_server",
         },
     )

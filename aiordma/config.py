@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from ._core.region import Rights
 
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+
+Encrypt = bool | Literal["messages"]
+"""What `encrypt=` may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +47,18 @@ class Config:
     handed over counts until `recv_buffer` takes it."""
     max_regions: int = 256
     """Regions that the peer may share with this side, or borrow from it, at a time."""
+    max_lease: float | None = None
+    """The longest lease of memory that the peer borrows or renews: it gets this where it asks for
+    more, or for one without an end.  None: no limit."""
+    max_rights: Rights = Rights.READ | Rights.WRITE | Rights.ATOMIC
+    """The rights that the peer may have on memory that it borrows; a request for others is
+    refused."""
     pool_limit: int = 4 * GIB
     """Registered memory of the pool, shared by all connections of the event loop and device;
     the first connection's value counts."""
+    huge_pages: bool = False
+    """Has the pool on huge pages: on free ones of the system (`nr_hugepages`); where too few are
+    free that is logged, and the kernel is asked for transparent ones.  Shared as `pool_limit`."""
     cached_registrations: int = 64
     """Registrations of the user's own memory in the registration cache, which keeps them for the
     next operation while the user holds a memoryview of that memory; 0: none.  Shared as
@@ -60,24 +75,66 @@ class Config:
     """Seconds from `connect` until the peer must have answered the handshake."""
     handshake_timeout: float = 10.0
     """Seconds that an accepted peer may take for its handshake."""
+    first_bytes_timeout: float = 2.0
+    """Seconds that an accepted socket may stay silent before its handshake (`via="tcp"`; the
+    connection manager has a limit of its own)."""
     max_handshakes: int = 256
-    """Handshakes in progress at a listener at a time; further peers wait or are rejected."""
+    """Handshakes in progress at a listener at a time, as many requests over existing connections,
+    and as many sockets that are silent before their handshake.  When a further peer comes, the
+    oldest handshake is dropped; first one of a host that has more than an eighth of them.  Each is
+    at most an eighth of the descriptors that the process may have."""
     max_connections: int | None = None
-    """Connections of a listener at a time, including those in their handshake; further peers are
-    rejected with the reason (RejectedError).  None: no limit."""
+    """Connections of a listener at a time, including those in their handshake; with `auth`, those
+    that have proved the key.  Further peers are rejected with the reason (RejectedError).  None: no
+    limit."""
     max_connections_per_host: int | None = None
-    """The same limit for each address of a peer."""
+    """The same limit for each host: an IPv4 address, or an IPv6 /64 network."""
     in_band: bool = True
     """Connection reuse for connecting: open and accept further connections to the same address and
     port in-band, over an existing connection (`via="tcp"` without TLS).  It is faster than another
     TCP bootstrap; the connections share the first one's socket and addresses.  False: each
     connection uses a socket of its own, as needed behind a load balancer."""
+    allow_other_addresses: bool = False
+    """Whether the embedded device may connect to an address that a peer names as its own, though it
+    came from another one (`via="tcp"`): as behind address translation or a load balancer.  Only for
+    peers that are trusted, since they can have this side connect to any address."""
     keep_alive: float | None = 15.0
     """Idle seconds before the peer's device is probed (keep-alive); None: never."""
     keep_alive_timeout: float = 30.0
     """Seconds that the device may take to answer the probe before the connection is broken."""
+    stall_timeout: float = 2.0
+    """While others wait for memory of the pool, the connections whose messages longer than 4 MiB
+    are being read must together read 16 MiB a second, each an equal part.  One that reads less than
+    its part in so many seconds is broken."""
     close_timeout: float = 2.0
     """Seconds that `close` waits for outstanding operations before it aborts them."""
+    retry_count: int = 6
+    """Retransmissions, 0 to 7, of what the peer's device does not acknowledge; then the connection
+    breaks.  Not 7 with rdma_rxe, which takes that for no limit."""
+    ack_timeout: float = 0.067
+    """Seconds until a retransmission, rounded up to 4.096 us times a power of 2.  A dead path is
+    noticed after about `ack_timeout * (retry_count + 1)`, or up to four times that."""
+    rnr_retry: int = 7
+    """Retries, 0 to 7, when the peer's device has no receive ready; 7: no limit.  Flow control
+    keeps that from happening."""
+    rnr_timer: float | None = None
+    """Seconds until such a retry, which this side asks of the peer's device (`via="tcp"`).  None:
+    the usual 0.64 ms."""
+    type_of_service: int = 0
+    """Type of service (IPv4) or traffic class (IPv6) of the packets, 0 to 255.  The embedded device
+    sets it on TCP connections only, with the connection manager."""
+    path_mtu: int | None = None
+    """Bytes of payload of a packet at most: 256, 512, 1024, 2048 or 4096 (`via="tcp"`).  None: the
+    active MTU of the ports.  The smaller one of both sides applies."""
+    gid_index: int | None = None
+    """Index of the local GID (`via="tcp"`; `aiordma devinfo` lists them).  None: the GID of the
+    local address.  It must reach the GID that the peer uses."""
+    pkey: int | None = None
+    """The partition: a P_Key of the port (`via="tcp"`).  None: the first one."""
+    hop_limit: int | None = None
+    """Routers that a packet may pass (`via="tcp"`), 0 to 255.  None: 64."""
+    service_level: int | None = None
+    """InfiniBand's service level, or RoCE's priority, 0 to 15 (`via="tcp"`).  None: 0."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in _BOUNDS.items():
@@ -90,6 +147,8 @@ class Config:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"Config.{name} must be more than 0 seconds, not {value}")
+        if self.path_mtu not in (None, *_MTUS):
+            raise ValueError(f"Config.path_mtu must be one of {_MTUS}, not {self.path_mtu}")
 
 
 _BOUNDS = {
@@ -102,15 +161,27 @@ _BOUNDS = {
     "fetch_ahead": (0, 1 << 62),
     "lend_quota": (0, 1 << 62),
     "max_regions": (1, 1 << 20),
+    "max_lease": (0.001, 4294967),
     "cached_registrations": (0, 1 << 20),
     "cached_bytes": (0, 1 << 62),
     "pool_limit": (MIB, 1 << 62),
     "max_handshakes": (1, 1 << 20),
     "max_connections": (1, 1 << 62),
     "max_connections_per_host": (1, 1 << 62),
+    "retry_count": (0, 7),
+    "ack_timeout": (8.2e-6, 8796),
+    "rnr_retry": (0, 7),
+    "rnr_timer": (10e-6, 0.65536),
+    "type_of_service": (0, 0xFF),
+    "gid_index": (0, 0xFFFF),
+    "pkey": (1, 0xFFFF),
+    "hop_limit": (0, 0xFF),
+    "service_level": (0, 15),
 }
+_MTUS = (256, 512, 1024, 2048, 4096)
 _TIMES = (
-    "connect_timeout", "handshake_timeout", "close_timeout", "keep_alive_timeout", "keep_alive"
+    "connect_timeout", "handshake_timeout", "first_bytes_timeout", "close_timeout", "stall_timeout",
+    "keep_alive_timeout", "keep_alive",
 )  # fmt: skip
 
 DEFAULT = Config()

@@ -14,7 +14,8 @@ class DmabufRegion(OwnMemory):
     """Registered memory of a dma-buf, for `read`, `write` and `send_region`.
 
     The region has `length` bytes from `offset`.  This process cannot access them, so they cannot be
-    sent or received as messages.  The region is registered until `close` or the end of its `with`;
+    sent or received as messages.  A key of it works on every connection of the event loop: the
+    kernel takes no memory windows on a dma-buf.  Registered until `close` or the end of its `with`;
     a `close` during an operation takes effect when the operation is done.
     """
 

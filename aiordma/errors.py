@@ -22,6 +22,9 @@
     ├── ConnectionClosedError (ConnectionError)   closed by this side, or .by_peer
     ├── ConnectionBrokenError (ConnectionError)   the peer or the link failed; see __cause__
     ├── ProtocolError                    the peer violated the protocol
+    │   ├── HandshakeBrokenError (ConnectionError)    the peer ended the handshake in the middle
+    │   └── IntegrityError               what is encrypted was changed on the way
+    ├── UnencryptedError                 an operation on memory where all is to be encrypted
     ├── AuthenticationError (ConnectionRefusedError)   the two sides have different keys
     ├── RequestRefusedError              the peer refused a request: .code .text
     ├── LimitError                       a limit would be exceeded: .amount .limit
@@ -31,6 +34,7 @@
     │   ├── LocalRangeError              in the caller's own memory
     │   └── RemoteRangeError             in the peer's memory
     ├── BufferStateError                 a buffer was used after its release, or released twice
+    │   └── LeaseEndedError              of a region of the peer: .region_id
     ├── BusyError                        another task, thread or operation is using the object
     ├── WrongLoopError (RuntimeError)    used in another loop, thread or process than its own
     ├── TraceFormatError (ValueError)    a line of a file is not a trace record: .path .line
@@ -73,6 +77,20 @@ def host_port(address: tuple[str, int]) -> str:
     """``host:port``, or ``[host]:port`` for IPv6 (RFC 3986). For the texts of this package."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def add_hint(error: Exception, hint: str) -> None:
+    """Adds what to do to the text of an error that is not raised yet."""
+    error.args = (*error.args[:-1], f"{error.args[-1]}; {hint}")
+    if isinstance(error, OSError):
+        error.strerror = error.args[-1]
+
+
+def cause_text(error: BaseException) -> str:
+    """The text of an error for use in another: without an errno, which the other one has."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
 
 
 # --- verbs ---------------------------------------------------------------------------------------
@@ -142,7 +160,8 @@ class UnsupportedError(VerbsError):
 class DeviceNotFoundError(VerbsError):
     """No device has the name ``name``; ``known`` are the names of the devices that exist.
 
-    ``wanted`` is a property that was required, ``detail`` what each device has instead.
+    ``wanted`` is a property that was required, ``detail`` what each device has instead, or why
+    there is none.
     """
 
     def __init__(
@@ -153,10 +172,10 @@ class DeviceNotFoundError(VerbsError):
         sought = f"device {name!r}" if name or not wanted else "device"
         if wanted:
             sought += f" with {wanted}"
-        if not self.known:
-            there = "there is no device at all"
-        else:
+        if self.known:
             there = f"there are: {detail or ', '.join(self.known)}"
+        else:
+            there = detail or "there is no device at all"
         super().__init__(_errno.ENODEV, "ibv_get_device_list", f"no {sought}; {there}")
 
 
@@ -197,7 +216,8 @@ class WorkCompletionError(RDMAError):
 
     ``status`` is a value of ``enum ibv_wc_status``, ``status_name`` its name, ``operation`` what
     was posted (``"send"``, ``"read"`` ...; empty when unknown), ``vendor_err`` the error code of
-    the device's vendor. A status without a class of its own gives this class.
+    the device's vendor. ``what`` is the operation with its bytes, region and peer, for the text.
+    A status without a class of its own gives this class.
     """
 
     status_name: ClassVar[str] = ""
@@ -218,9 +238,10 @@ class WorkCompletionError(RDMAError):
         wr_id: int | None = None,
         vendor_err: int = 0,
         detail: str = "",
+        what: str = "",
     ) -> None:
         where = f" on queue pair {qp_num:#x}" if qp_num is not None else ""
-        text = f"{operation or 'work request'}{where}: {self.advice} "
+        text = f"{what or operation or 'work request'}{where}: {self.advice} "
         text += f"(IBV_WC_{self.status_name})" if self.status_name else f"(status {status})"
         if vendor_err:
             text += f", vendor error {vendor_err:#x}"
@@ -368,6 +389,7 @@ def work_completion_error(
     wr_id: int | None = None,
     vendor_err: int = 0,
     detail: str = "",
+    what: str = "",
     cause: BaseException | None = None,
 ) -> WorkCompletionError:
     """Make the exception for a completion's ``status``; ValueError for 0, which is success.
@@ -383,6 +405,7 @@ def work_completion_error(
         wr_id=wr_id,
         vendor_err=vendor_err,
         detail=detail,
+        what=what,
     )
     error.__cause__ = cause
     return error
@@ -467,6 +490,7 @@ class RejectedError(ConnectionManagerError, ConnectionRefusedError):
 
     ``reason`` is a number of IBTA clause 12.6.7.2 (28: by the application; 8: no listener on the
     port) or a negative errno; ``private_data`` is what the peer attached, trailing zeros included.
+    ``by_application``: the listener's ``on_request`` has refused it, for the reason in the text.
     """
 
     _default_errno = _errno.ECONNREFUSED
@@ -491,11 +515,13 @@ class RejectedError(ConnectionManagerError, ConnectionRefusedError):
         reason: int = 0,
         private_data: bytes = b"",
         event: str = "RDMA_CM_EVENT_REJECTED",
+        by_application: bool = False,
     ) -> None:
-        why = self._reasons.get(reason)
+        why = "" if by_application else self._reasons.get(reason)
         super().__init__(f"{message}: {why}" if why else message, event=event, status=reason)
         self.reason = reason
         self.private_data = private_data
+        self.by_application = by_application
 
 
 class ServiceRejectedError(RejectedError):
@@ -535,15 +561,43 @@ class ProtocolError(RDMAError):
     """The peer violated the protocol; the connection has been ended."""
 
 
+class HandshakeBrokenError(ProtocolError, ConnectionError):
+    """The peer ended the handshake in the middle, as a process that is killed does."""
+
+
+class IntegrityError(ProtocolError):
+    """On an encrypted connection something arrived that the peer did not send like this.
+
+    It was changed, repeated, left out or put in another place on the way.
+    """
+
+
+class UnencryptedError(RDMAError):
+    """An operation on memory, where only what is encrypted is allowed (``encrypt=True``).
+
+    Reads, writes, atomics and shared memory are the devices' alone, which do not encrypt.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "operations on the peer's memory cannot be encrypted, and this connection allows only "
+            'what is (encrypt=True): send messages, or give encrypt="messages" on both sides, '
+            "where such operations travel in clear"
+        )
+
+
 class AuthenticationError(RDMAError, ConnectionRefusedError):
-    """The two sides have different keys, or only one of them has a key (``auth=``)."""
+    """The two sides have different keys, or only one of them has a key (``auth=``) or encrypts."""
 
 
 class RequestRefusedError(RDMAError):
-    """The peer refused a request: ``code`` (of the protocol) and ``text`` say why."""
+    """The peer refused a request: ``code`` (of the protocol) and ``text`` say why.
 
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(f"the peer refused the request: {text} (code {code})")
+    ``peer`` is its address, for the text.
+    """
+
+    def __init__(self, code: int, text: str, *, peer: str = "") -> None:
+        super().__init__(f"{peer or 'the peer'} refused the request: {text} (code {code})")
         self.code = code
         self.text = text
 
@@ -585,21 +639,31 @@ class RangeError(RDMAError, ValueError):
     """A range of a region cannot be accessed as requested; nothing was posted.
 
     ``offset`` and ``length`` are the requested range, ``region_length`` is the size of the region,
-    all in bytes; ``right`` names the missing right, if that is the reason.
+    all in bytes; ``right`` names the missing right, if that is the reason. ``region_id`` is the
+    number of the peer's region, as its repr has it.
     """
 
     _whose: ClassVar[str] = "region"
 
     def __init__(
-        self, offset: int, length: int, region_length: int, *, right: str = "", detail: str = ""
+        self,
+        offset: int,
+        length: int,
+        region_length: int,
+        *,
+        right: str = "",
+        detail: str = "",
+        region_id: int | None = None,
     ) -> None:
-        text = f"offset {offset}, length {length} of a {self._whose} of {region_length} bytes"
+        name = f"a {self._whose}" if region_id is None else f"{self._whose} {region_id:#x}"
+        text = f"offset {offset}, length {length} of {name} of {region_length} bytes"
         why = f"without the right to {right}" if right else "out of range"
         super().__init__(f"{text}: {detail or why}")
         self.offset = offset
         self.length = length
         self.region_length = region_length
         self.right = right
+        self.region_id = region_id
 
 
 class LocalRangeError(RangeError):
@@ -616,6 +680,17 @@ class RemoteRangeError(RangeError):
 
 class BufferStateError(RDMAError):
     """A buffer was used after its release, released twice, or released while in use."""
+
+
+class LeaseEndedError(BufferStateError):
+    """The lease of a region of the peer has ended, or the peer has taken the region back.
+
+    Nothing was posted, and the connection goes on. ``region_id`` is that of the region's token.
+    """
+
+    def __init__(self, message: str, region_id: int) -> None:
+        super().__init__(message)
+        self.region_id = region_id
 
 
 class BusyError(RDMAError):

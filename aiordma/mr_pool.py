@@ -18,6 +18,7 @@ All of it belongs to one event loop and is not thread-safe.
 from __future__ import annotations
 
 import warnings
+from mmap import PAGESIZE
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -26,7 +27,10 @@ from ._core.region import slice_range
 from ._core.slabs import SlabAllocator
 from ._datapath.memory import BlockCache, Local, Pinned, PoolBlock
 from ._memory.pool_waiters import PoolWaiters
+from ._memory.stalled_reads import StalledReads
+from ._native import ffi
 from .errors import BufferStateError, LocalRangeError, QuotaError
+from .verbs._memory.memory_window import offers_windows
 from .verbs._memory.pages import Mapped
 from .verbs._memory.special_regions import reg_local_dma
 
@@ -45,6 +49,11 @@ LARGE_READY_BYTES = 256 << 20
 REMOTE_RIGHTS = (
     verbs.AccessFlags.REMOTE_WRITE | verbs.AccessFlags.REMOTE_READ | verbs.AccessFlags.REMOTE_ATOMIC
 )
+
+
+def _address(region: verbs.MemoryRegion) -> int:
+    """Where its `struct ibv_mr` is, for the data path."""
+    return int(ffi.cast("uintptr_t", region.pointer))
 
 
 class Block(PoolBlock, Mapped):
@@ -71,6 +80,7 @@ class Block(PoolBlock, Mapped):
         self.size = size
         self.address = region.addr + offset
         self.lkey = region.lkey
+        self.mr = _address(region)
         self.view = memory[offset : offset + size]
         """For the library's own short accesses; never handed to a user."""
 
@@ -78,7 +88,8 @@ class Block(PoolBlock, Mapped):
 class PoolStatistics(NamedTuple):
     """Bytes registered and bytes of blocks that are leased, or still seen or under way.
 
-    `waiting` is how many wait for memory to come back.
+    `waiting` is how many wait for memory to come back; `huge_page_bytes` are those of the
+    registered ones that lie on huge pages of the system (`Config.huge_pages`).
     """
 
     registered_bytes: int
@@ -87,6 +98,7 @@ class PoolStatistics(NamedTuple):
     regions: int
     limit: int
     waiting: int
+    huge_page_bytes: int = 0
 
 
 def block_size(size: int) -> int:
@@ -101,9 +113,10 @@ class MemoryPool(BlockCache):
     first come first served; `alloc` raises QuotaError.
     """
 
-    def __init__(self, pd: verbs.ProtectionDomain, *, limit: int) -> None:
+    def __init__(self, pd: verbs.ProtectionDomain, *, limit: int, huge_pages: bool = False) -> None:
         self.pd = pd
         self.limit = limit
+        self._huge_pages = huge_pages
         self._slabs = SlabAllocator(SLAB_SIZE, smallest=SMALLEST)
         self._regions: dict[int, tuple[verbs.MemoryRegion, memoryview]] = {}
         self._large_ready: dict[int, list[Block]] = {}
@@ -113,13 +126,21 @@ class MemoryPool(BlockCache):
         self._large: set[verbs.MemoryRegion] = set()
         self.slab_size = SLAB_SIZE
         self.smallest = SMALLEST
+        self.has_windows = offers_windows(pd.context, verbs.MWType.TYPE_2)
+        self._access = verbs.AccessFlags.LOCAL_WRITE
+        if self.has_windows:
+            self._access |= verbs.AccessFlags.MW_BIND
         self._local_dma = reg_local_dma(pd)
         if self._local_dma is not None:
             self.local_dma_lkey = self._local_dma.lkey
+            self.local_dma_mr = _address(self._local_dma)
         self.ready_bytes = READY_BYTES
         self.waiters: PoolWaiters[Block] = PoolWaiters(self.block, limit // INTERNAL_SHARE)
         """The tasks that wait for memory.  Internal to the library."""
         self.internal_waiters, self.user_waiters = self.waiters.queues
+        self.stalled_reads = StalledReads(self.waiters)
+        """The long messages that are being read.  Internal to the library."""
+        self.waiters.on_wait = self.stalled_reads.look_soon
 
     def block(self, size: int) -> Block:
         """A leased block of at least `size` bytes, contents undefined, past all waiters.
@@ -165,8 +186,13 @@ class MemoryPool(BlockCache):
 
         For what makes things quicker and can be done without.  Internal to the library.
         """
-        if 2 * (self.leased_bytes + size) > self.limit or len(self.waiters):
+        if not self.has_spare(size):
             raise self._exhausted(size)
+
+    def has_spare(self, size: int) -> bool:
+        """Whether half of the pool would be free, with so many bytes more in use.  Internal to the
+        library."""
+        return 2 * (self.leased_bytes + size) <= self.limit and not len(self.waiters)
 
     def alloc(self, size: int) -> Buffer:
         """Leases `size` bytes, contents undefined; see `Buffer` for whose they are and how long.
@@ -204,6 +230,11 @@ class MemoryPool(BlockCache):
             regions=len(self._regions) + len(self._large),
             limit=self.limit,
             waiting=len(self.waiters),
+            huge_page_bytes=sum(
+                region.length
+                for region in (*(region for region, _ in self._regions.values()), *self._large)
+                if region.page_size > PAGESIZE
+            ),
         )
 
     def _exhausted(self, size: int) -> QuotaError:
@@ -246,7 +277,7 @@ class MemoryPool(BlockCache):
             self._drop_slabs(keep=0)
         if self._registered + size > self.limit:
             raise self._exhausted(size)
-        region = self.pd.reg_mr(size, verbs.AccessFlags.LOCAL_WRITE)
+        region = self.pd.reg_mr(size, self._access, huge_pages=self._huge_pages)
         self._registered += size
         return region
 

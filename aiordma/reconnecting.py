@@ -8,14 +8,28 @@ import random
 from collections.abc import AsyncIterator
 from ssl import SSLContext
 
-from .config import DEFAULT, Config
-from .errors import AddressError, RejectedError, RouteError, UnreachableError, host_port
+from .config import DEFAULT, Config, Encrypt
+from .errors import AuthenticationError, ConnectionManagerError, RejectedError, host_port
 from .transport import Address, Connection, Via, connect
 
 logger = logging.getLogger("aiordma.reconnect")
 
-# Errors that may be temporary.  Any other error is raised at once.
-TEMPORARY = (AddressError, RejectedError, RouteError, UnreachableError)
+# Whether an error of `connect` may be temporary, by its first class that is here.  Any other error,
+# such as a wrong argument or a peer that is not aiordma, is final.
+TEMPORARY: tuple[tuple[type[Exception], bool], ...] = (
+    (AuthenticationError, False),  # a wrong key stays wrong
+    (ConnectionManagerError, True),  # no listener, no route, no answer, a limit of the listener
+    (ConnectionError, True),  # the peer died during the handshake
+)
+
+
+def is_temporary(error: Exception) -> bool:
+    """Whether connecting may succeed later although it failed with this error."""
+    if type(error) is ConnectionManagerError and not error.event:
+        return False  # the route is through another device than the one that was named
+    if isinstance(error, RejectedError) and error.by_application:
+        return False
+    return next((again for cls, again in TEMPORARY if isinstance(error, cls)), False)
 
 
 async def reconnect(
@@ -30,29 +44,41 @@ async def reconnect(
     source: Address | None = None,
     config: Config = DEFAULT,
     auth: bytes | None = None,
+    encrypt: Encrypt = False,
     ssl: SSLContext | None = None,
+    data: bytes = b"",
 ) -> AsyncIterator[Connection]:
     """Connect, and connect again at each iteration: `async for conn in reconnect(...)`.
 
     The connection is closed at the end of the body.  The body handles errors of the connection:
-    `except ConnectionError: continue` reconnects.  Outstanding operations are not repeated; only
-    the caller knows whether they may be.
+    `except ConnectionError: continue` reconnects.  Nothing is repeated: a `send` that was not
+    confirmed raises, and only the caller knows whether the peer may get it twice.
 
     A failed attempt is repeated after a delay with exponential back-off: `first_delay` seconds,
     doubled after each failure up to `longest_delay`, and reduced by a random part of up to a half,
     so that many clients do not reconnect at once.  After `attempts` failures in a row (None: no
-    limit) the last error is raised.  Errors that are not temporary, such as a wrong key, are raised
-    at once.  The other arguments are those of `connect`.
+    limit) the last error is raised.  Raised at once are errors that no restart of the server can
+    cause, such as a wrong key (`TEMPORARY` has the rule, docs/connecting.md a table).  The other
+    arguments are those of `connect`.
     """
     failures = 0
     while True:
         try:
             connection = await connect(
-                host, port, device=device, via=via, source=source, config=config, auth=auth, ssl=ssl
+                host,
+                port,
+                device=device,
+                via=via,
+                source=source,
+                config=config,
+                auth=auth,
+                encrypt=encrypt,
+                ssl=ssl,
+                data=data,
             )
-        except TEMPORARY as error:
+        except Exception as error:
             failures += 1
-            if attempts is not None and failures >= attempts:
+            if not is_temporary(error) or (attempts is not None and failures >= attempts):
                 raise
             delay = min(longest_delay, first_delay * 2 ** min(failures - 1, 30))
             delay *= random.uniform(0.5, 1)

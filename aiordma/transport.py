@@ -8,9 +8,10 @@
 
 `device` names the RDMA device (`aiordma.verbs.devices()` lists them).  None takes the one in the
 environment variable AIORDMA_DEVICE, else a system device with an active port, else the embedded
-device.  `via` is how the two ends find each other: "cm", the RDMA connection manager, or "tcp", an
-exchange of endpoints over a TCP socket (bootstrap).  Both ends need the same choice, and devices
-that reach each other: a card speaks with cards, the embedded device with embedded devices.
+device, which the logger "aiordma" warns of; "system" stands for any but the embedded one.  `via` is
+how the two ends find each other: "cm", the RDMA connection manager, or "tcp", an exchange of
+endpoints over a TCP socket (bootstrap).  Both ends need the same choice, and devices that reach
+each other: a card speaks with cards, the embedded device with embedded devices.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import socket
 import warnings
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import lru_cache
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import cache, lru_cache
 from ssl import SSLContext
 from types import TracebackType
 from typing import Literal, Self
@@ -37,20 +38,28 @@ from ._loop.affinity import LoopAffinity
 from ._loop.wait_queue import WaitQueue
 from ._transport import connect_cm, connect_tcp
 from ._transport.acceptor import Acceptor
+from ._transport.arguments import check_host, check_port, check_source
 from ._transport.auth import NO_SECURITY, Security
 from ._transport.batch import Batch
+from ._transport.connect_attempt import unanswered
 from ._transport.connect_oob import PendingConnection
 from ._transport.connection import Connection, Statistics
-from ._transport.lifecycle import Address
-from ._transport.sharing import RemoteRegion, RemoteSlice, Share
-from .config import DEFAULT, Config
-from .errors import AddressError, ConnectionClosedError, UnreachableError
+from ._transport.inspection import ConnectionRequest, OnRequest, check_data, introduce
+from ._transport.lifecycle import Address, weakly
+from ._transport.listening import Port, open_ports
+from ._transport.path_options import check_options
+from ._transport.remote_memory import RemoteRegion, RemoteSlice
+from ._transport.shares import Share
+from .config import DEFAULT, Config, Encrypt
+from .errors import AddressError, ConnectionClosedError, DeviceEventError, host_port
+from .verbs._device.device import SYSTEM
 
 __all__ = [
     "Address",
     "Batch",
     "Config",
     "Connection",
+    "ConnectionRequest",
     "Listener",
     "Message",
     "PendingConnection",
@@ -83,6 +92,15 @@ _choices: weakref.WeakKeyDictionary[
 ] = weakref.WeakKeyDictionary()
 
 
+@cache  # once for each reason
+def warn_of_software(why: str) -> None:
+    logging.getLogger("aiordma").warning(
+        "using the embedded device, which is software and no RDMA hardware: %s. "
+        "AIORDMA_DEVICE=embedded0 makes it the choice, AIORDMA_DEVICE=system an error",
+        why,
+    )
+
+
 def choose_device(name: str | None) -> tuple[verbs.Device, str | None]:
     """The device, and the name if one was asked for."""
     name = name or os.environ.get("AIORDMA_DEVICE") or None
@@ -91,13 +109,18 @@ def choose_device(name: str | None) -> tuple[verbs.Device, str | None]:
     now = loop.time()
     until, device = choices.get(name, (now, None))
     if device is None or now >= until:
-        device = verbs.find_device(name)
+        choice = verbs.choose_device(name)
+        if choice.is_fallback:
+            warn_of_software(choice.reason)
+        device = choice.device
         choices[name] = now + CHOICE_LASTS, device
-    return device, name
+    return device, None if name == SYSTEM else name
 
 
 async def resolve(host: str, port: int, *, passive: bool = False) -> list[Address]:
     """Numeric addresses of a host, in the resolver's order."""
+    check_host(host)
+    check_port(port)
     if not 0 <= port <= 0xFFFF:  # the resolver would take it modulo 2^16
         raise ValueError(f"port {port} is not 0 to 65535")
     flags = socket.AI_PASSIVE if passive else 0
@@ -137,7 +160,9 @@ async def connect(
     source: Address | None = None,
     config: Config = DEFAULT,
     auth: bytes | None = None,
+    encrypt: Encrypt = False,
     ssl: SSLContext | None = None,
+    data: bytes = b"",
 ) -> Connection:
     """Connects to a listener.  Names with several addresses are tried in the resolver's order.
 
@@ -147,12 +172,46 @@ async def connect(
     `source` is a local (host, port) to connect from.
 
     `auth` is a key of at least 16 random bytes that the listener has too: each side proves that it
-    has it, without sending it, before anything else is sent; AuthenticationError otherwise.  `ssl`
-    puts TLS on the TCP bootstrap (`via="tcp"` only), with `host` as the name to expect: a program
-    that sees the bootstrap can connect in the peer's place.  What then travels by RDMA is not
-    encrypted.
+    has it, without sending it, before anything else is sent; AuthenticationError otherwise.
+    `encrypt=True`, which both sides must give and which needs `auth` and the extra
+    `aiordma[encrypt]`, encrypts all messages: nothing but their number, times and lengths is seen,
+    and a change on the way ends the connection.  Operations on memory cannot be encrypted, so they
+    are refused, unless `encrypt="messages"` on both sides allows them, in clear.
+
+    `ssl` puts TLS on the TCP bootstrap (`via="tcp"` only), with `host` as the name to expect: a
+    program that sees the bootstrap can connect in the peer's place.  It does not encrypt what then
+    travels by RDMA.
+
+    `data`, at most 64 bytes (LimitError), is for the application of the listener, if that inspects
+    requests (`on_request` of `listen`); it may refuse with a reason: RejectedError, by_application.
     """
-    security = check_security(via, auth, ssl, host)
+    return await connect_with(
+        check_security(via, auth, encrypt, ssl, host),
+        host,
+        port,
+        device=device,
+        via=via,
+        source=source,
+        config=config,
+        data=data,
+    )
+
+
+async def connect_with(
+    security: Security,
+    host: str,
+    port: int,
+    *,
+    device: str | None,
+    via: Via,
+    source: Address | None,
+    config: Config,
+    data: bytes = b"",
+) -> Connection:
+    """As `connect`, with what the two sides demand of each other."""
+    check_source(source)
+    check_options(via, config)
+    data = check_data(data)
     chosen, asked = choose_device(device)
     try:
         async with asyncio.timeout(config.connect_timeout):
@@ -160,19 +219,20 @@ async def connect(
             for address in await resolve(host, port):
                 try:
                     if via == "tcp":
-                        return await connect_tcp.connect(chosen, address, source, config, security)
-                    return await connect_cm.connect(
-                        chosen.library, asked, address, source, config, security
-                    )
+                        connection = await connect_tcp.connect(
+                            chosen, address, source, config, security
+                        )
+                    else:
+                        connection = await connect_cm.connect(
+                            chosen.library, asked, address, source, config, security
+                        )
+                    return await introduce(connection, data)
                 except OSError as error:
                     failure = error
             assert failure is not None
             raise failure
     except TimeoutError as error:
-        raise UnreachableError(
-            f"{host}:{port} did not finish the handshake within {config.connect_timeout} seconds; "
-            f"is it an aiordma listener, with the same device and via={via!r}?"
-        ) from error
+        raise unanswered((host, port), via, config.connect_timeout) from error
 
 
 async def prepare_connection(
@@ -181,25 +241,34 @@ async def prepare_connection(
     address: str | None = None,
     config: Config = DEFAULT,
     auth: bytes | None = None,
+    encrypt: Encrypt = False,
 ) -> PendingConnection:
     """Half of a connection whose endpoints travel on a channel of the caller's own.
 
     `address` is the local IP address to be reached by; None takes the best that the device has.
-    See `PendingConnection` for the steps.  `auth` as for `connect`.
+    See `PendingConnection` for the steps.  `auth` and `encrypt` as for `connect`.
     """
     chosen, _ = choose_device(device)
     where = (await resolve(address, 0))[0] if address is not None else None
-    return PendingConnection(chosen, where, config, Security(auth))
+    return PendingConnection(chosen, where, config, Security(auth, encrypt=encrypt))
 
 
 def check_security(
-    via: str, auth: bytes | None, ssl: SSLContext | None, hostname: str | None
+    via: str,
+    auth: bytes | None,
+    encrypt: Encrypt,
+    ssl: SSLContext | None,
+    hostname: str | None,
+    *,
+    stream: bool = False,
 ) -> Security:
     if via not in ("cm", "tcp"):
         raise ValueError(f'via is "cm" or "tcp", not {via!r}')
     if ssl is not None and via != "tcp":
         raise ValueError('ssl is for the TCP bootstrap: via="tcp"')
-    return Security(auth, ssl, hostname) if auth is not None or ssl is not None else NO_SECURITY
+    if auth is None and not encrypt and ssl is None and not stream:
+        return NO_SECURITY
+    return Security(auth, ssl, hostname, encrypt, stream)
 
 
 class Listener:
@@ -214,21 +283,27 @@ class Listener:
         self._backlog = self._enough = backlog
         self._affinity = LoopAffinity()
         self._loop_shutdown = shutdown.of_running_loop()
-        self._port: Port | None = None
+        self._ports: Sequence[Port] = ()
+        self._acceptor: Acceptor | None = None
+        self._failure: Exception | None = None
         self._ready: deque[Connection] = deque()
         self._waiters = WaitQueue()
         self._closed = False
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "listening"
-        where = self.address if self._port is not None else "no address yet"
+        where = ", ".join(map(host_port, self.addresses)) or "no address yet"
         return f"<Listener on {self.device} at {where}, {state}>"
 
     @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Every address where it listens, all with the same port."""
+        return tuple(port.address for port in self._ports)
+
+    @property
     def address(self) -> Address:
-        """Where it listens; the port is the real one when 0 was asked for."""
-        assert self._port is not None
-        return self._port.address
+        """The first of `addresses`; the port is the real one when 0 was asked for."""
+        return self._ports[0].address
 
     @property
     def host(self) -> str:
@@ -240,9 +315,25 @@ class Listener:
         """The port of `address`."""
         return self.address[1]
 
-    def _start(self, port: Port) -> None:
-        self._port = port
+    def _start(self, ports: Sequence[Port], acceptor: Acceptor) -> None:
+        self._ports = ports
+        self._acceptor = acceptor
         self._loop_shutdown.add(self)
+
+    def _stop(self) -> None:
+        """Listens no more."""
+        self._loop_shutdown.remove(self)
+        self._end_without_loop()
+        self._waiters.wake_all()
+
+    def _fail(self, error: Exception) -> None:
+        """The device has failed: it is given back, so that it can be opened anew."""
+        if not self._closed:
+            logger.error("%r: %s", self, error)
+            self._failure = error
+            self._stop()
+            assert self._acceptor is not None
+            self._acceptor.cancel()
 
     def _deliver(self, connection: Connection) -> None:
         if self._closed:
@@ -258,16 +349,23 @@ class Listener:
         self._waiters.wake()
 
     async def accept(self) -> Connection:
-        """The next connection.  Cancelling loses none.  ConnectionClosedError after `close`."""
+        """The next connection.  Cancelling loses none.  ConnectionClosedError after `close`.
+
+        DeviceEventError when the device has failed: the listener has ended; listen again.
+        """
         self._affinity.check(self)
         while not self._ready:
+            if self._failure is not None:
+                raise DeviceEventError(
+                    "DEVICE_FATAL", device=self.device, element=repr(self)
+                ) from self._failure
             if self._closed:
                 raise ConnectionClosedError("the listener is closed")
             await self._waiters.wait()
         return self._ready.popleft()
 
     async def __aiter__(self) -> AsyncIterator[Connection]:
-        """Connections until the listener is closed."""
+        """Connections until the listener is closed.  DeviceEventError as of `accept`."""
         while True:
             try:
                 connection = await self.accept()
@@ -277,14 +375,13 @@ class Listener:
 
     async def close(self) -> None:
         """Listens no more.  Connections that were accepted go on; a second call does nothing."""
-        if self._closed or self._affinity.is_after_fork:
+        if self._affinity.is_after_fork or (self._closed and self._failure is None):
             return
         self._affinity.check(self)
-        self._closed = True
-        self._loop_shutdown.remove(self)
-        assert self._port is not None
-        await self._port.close()
-        self._waiters.wake_all()
+        if not self._closed:
+            self._stop()
+        assert self._acceptor is not None
+        await self._acceptor.close()
         left = list(self._ready)
         self._ready.clear()
         for connection in left:
@@ -297,18 +394,22 @@ class Listener:
 
     def _end_without_loop(self) -> None:
         self._closed = True
-        if self._port is not None:
-            self._port.release()
+        if self._acceptor is not None:
+            self._acceptor.closed = True
+        for port in self._ports:
+            port.release()
 
     def __del__(self) -> None:
         """Dropped while it listens: it is closed.  In any thread, at any time."""
-        port = getattr(self, "_port", None)
-        if port is None or self._closed or self._affinity.is_after_fork:
+        ports = getattr(self, "_ports", ())
+        if not ports or self._closed or self._affinity.is_after_fork:
             return
+        assert self._acceptor is not None
         try:
-            self._affinity.loop.call_soon_threadsafe(drop, port, self._ready)
+            self._affinity.loop.call_soon_threadsafe(drop, ports, self._acceptor, self._ready)
         except RuntimeError:  # the loop has been closed
-            port.release()
+            for port in ports:
+                port.release()
         warnings.warn(
             f"{self!r}{self._affinity.made()} was not closed",
             ResourceWarning,
@@ -342,12 +443,16 @@ def deliver_to(listener: Listener) -> Callable[[Connection], None]:
     return deliver
 
 
-Port = connect_cm.CMListener | connect_tcp.TCPListener
+def fail_listener(listener: Listener) -> Callable[[Exception], None]:
+    """For the acceptor, as `deliver_to`."""
+    return weakly(listener._fail)
 
 
-def drop(port: Port, ready: deque[Connection]) -> None:
+def drop(ports: Sequence[Port], acceptor: Acceptor, ready: deque[Connection]) -> None:
     """Closes what is left of a listener that was dropped."""
-    asyncio.get_running_loop().create_task(port.close())
+    for port in ports:
+        port.release()
+    acceptor.cancel()
     for connection in ready:
         connection.abort()
 
@@ -361,22 +466,61 @@ async def listen(
     backlog: int = 128,
     config: Config = DEFAULT,
     auth: bytes | None = None,
+    encrypt: Encrypt = False,
     ssl: SSLContext | None = None,
+    on_request: OnRequest | None = None,
 ) -> Listener:
     """Listens on an address ("" or "::" for all of them) and port (0 picks one).
 
-    `auth` and `ssl` as for `connect`; `ssl` is a context for servers, with a certificate.  Raises
-    AddressError or OSError (EADDRINUSE and others) when the address cannot be used.
+    A name with several addresses listens on each of them that this machine has, with one port
+    number; `Listener.addresses` are those.
+
+    `auth`, `encrypt` and `ssl` as for `connect`; `ssl` is a context for servers, with a
+    certificate.  Raises AddressError or OSError (EADDRINUSE and others) when the address cannot be
+    used.
+
+    `on_request`, a function or coroutine function, is called with each `ConnectionRequest` once the
+    peer has proved the key, before the connection is accepted.  It returns None to take it, or the
+    reason of a refusal, a str, which the peer's `connect` raises.  The peer's handshake waits for
+    it, within `Config.handshake_timeout`; `Connection.request_data` keeps what the peer gave.
     """
-    security = check_security(via, auth, ssl, None)
+    return await listen_with(
+        check_security(via, auth, encrypt, ssl, None),
+        host,
+        port,
+        device=device,
+        via=via,
+        backlog=backlog,
+        config=config,
+        on_request=on_request,
+    )
+
+
+async def listen_with(
+    security: Security,
+    host: str,
+    port: int,
+    *,
+    device: str | None,
+    via: Via,
+    backlog: int,
+    config: Config,
+    on_request: OnRequest | None = None,
+) -> Listener:
+    """As `listen`, with what the two sides demand of each other."""
+    check_port(port)
+    check_options(via, config)
     chosen, asked = choose_device(device)
     listener = Listener(chosen.name, backlog)
-    address = (await resolve(host, port, passive=True))[0] if host else ("::", port)
-    acceptor = Acceptor(config, security, deliver_to(listener))
-    if via == "tcp":
-        listener._start(connect_tcp.TCPListener(chosen, address, backlog, acceptor))
-    else:
-        listener._start(connect_cm.CMListener(chosen.library, asked, address, backlog, acceptor))
+    addresses = await resolve(host, port, passive=True) if host else [("::", port)]
+    acceptor = Acceptor(config, security, deliver_to(listener), fail_listener(listener), on_request)
+
+    def listen_on(address: Address) -> Port:
+        if via == "tcp":
+            return connect_tcp.TCPListener(chosen, address, acceptor)
+        return connect_cm.CMListener(chosen.library, asked, address, backlog, acceptor)
+
+    listener._start(open_ports(listen_on, addresses), acceptor)
     return listener
 
 
@@ -402,8 +546,13 @@ class Server:
 
     @property
     def address(self) -> Address:
-        """Where it listens; the port is the real one when 0 was asked for."""
+        """The first of `addresses`; the port is the real one when 0 was asked for."""
         return self._listener.address
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Every address where it listens, all with the same port."""
+        return self._listener.addresses
 
     @property
     def host(self) -> str:
@@ -446,7 +595,10 @@ class Server:
             await connection.close()
 
     async def serve_forever(self) -> None:
-        """Serves until cancelled or closed, then closes."""
+        """Serves until cancelled or closed, then closes.
+
+        DeviceEventError when the device has failed: the server has ended; start another one.
+        """
         self._affinity.check(self)
         try:
             await asyncio.shield(self._accepting)
@@ -498,7 +650,9 @@ async def start_server(
     backlog: int = 128,
     config: Config = DEFAULT,
     auth: bytes | None = None,
+    encrypt: Encrypt = False,
     ssl: SSLContext | None = None,
+    on_request: OnRequest | None = None,
 ) -> Server:
     """Listens, and runs `handler(conn)` as a task for every connection; otherwise as `listen`.
 
@@ -506,6 +660,15 @@ async def start_server(
     is the peer's end and is logged; any other exception goes to the loop's exception handler.
     """
     listener = await listen(
-        host, port, device=device, via=via, backlog=backlog, config=config, auth=auth, ssl=ssl
+        host,
+        port,
+        device=device,
+        via=via,
+        backlog=backlog,
+        config=config,
+        auth=auth,
+        encrypt=encrypt,
+        ssl=ssl,
+        on_request=on_request,
     )
     return Server(listener, handler)

@@ -37,13 +37,15 @@ PUBLIC = {
 GROUPS: dict[str, set[str]] = {
     "errors": set(),
     "_core": {"errors"},
-    "config": set(),
+    "config": {"_core.region"},
     "_native": {"errors"},
     "verbs": {"_native", "_core.lazy_exports", "_core.qp_states", "_core.handshake", "errors"},
     "cm": {"_native", "verbs"} | CORE,
     "_memory.pool_waiters": {"errors"},
+    "_memory.stalled_reads": set(),
     "_datapath": {"verbs", "_native"} | CORE,
-    "mr_pool": {"verbs", "_native", "_datapath", "_memory.pool_waiters"} | CORE,
+    "mr_pool": {"verbs", "_native", "_datapath", "_memory.pool_waiters", "_memory.stalled_reads"}
+    | CORE,
     "_memory.registration_cache": {"verbs", "_native", "_datapath", "mr_pool"},
     "_memory.block_source": {"mr_pool"},
     "_memory": set(),
@@ -53,9 +55,10 @@ GROUPS: dict[str, set[str]] = {
     "_loop.affinity": {"_native", "errors"},
     "_loop.coarse_timers": {"_native"},
     "_loop.device_events": {"verbs"},
+    "_loop.device_failures": {"_native"},
     "_loop.driver": {"verbs", "cm", "_native", "mr_pool", "_memory.registration_cache", "_datapath"}
     | {"_loop.adaptive_polling", "_loop.coarse_timers", "_loop.device_events"}
-    | {"_loop.per_loop_resource"}
+    | {"_loop.device_failures", "_loop.per_loop_resource"}
     | CORE,
     "_loop.per_loop_resource": {"_native"},
     "_loop.shutdown": {"_native", "_loop.affinity"},
@@ -72,7 +75,7 @@ GROUPS: dict[str, set[str]] = {
     # The public names are gathered here, so it may not be imported above.
     "": PUBLIC | {"_core.lazy_exports", "streams", "reconnecting"},
     "testing": PUBLIC | {"", "streams"},
-    "perf": PUBLIC | {"", "streams"},
+    "perf": PUBLIC | {"", "streams", "_core.refusal"},
     "cli": PUBLIC | {"", "streams", "testing", "perf"},
     "__main__": {"cli"},
 }
@@ -108,6 +111,7 @@ THIRD_PARTY = {
     "_core": {"msgpack"},
     "_native": {"cffi"},  # the builder; the compiled module imports its backend by itself
     "perf": {"msgpack"},
+    "_transport": {"cryptography"},  # for encryption alone, where that is asked for
     "cli": {"click", "matplotlib", "rich"},
 }
 

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 from aiordma import Buffer, BufferStateError, MemoryPool, Region, verbs
 from aiordma.errors import LocalRangeError, QuotaError
 from aiordma.mr_pool import LARGE_READY_BYTES, SLAB_SIZE, SMALLEST, SPARE_SLABS
+from aiordma.verbs._memory import memory_region, pages
 
 LIMIT = 64 << 20
 
@@ -628,3 +629,25 @@ def test_any_order(pd: verbs.ProtectionDomain) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+def test_a_pool_on_huge_pages(pd: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slabs and large blocks; tests/verbs/test_pages.py has what such memory is."""
+    asked: list[bool] = []
+
+    def allocate(length: int, huge_pages: bool) -> pages.Pages:
+        asked.append(huge_pages)
+        return pages.allocate(length, False)._replace(page_size=2 << 20 if huge_pages else 4096)
+
+    monkeypatch.setattr(memory_region, "allocate", allocate)
+    for huge in (False, True):
+        pool = MemoryPool(pd, limit=LIMIT, huge_pages=huge)
+        for size in (100, 2 * SLAB_SIZE):
+            with pool.alloc(size):
+                pass
+        statistics = pool.statistics()
+        assert statistics.registered_bytes == 3 * SLAB_SIZE
+        assert statistics.huge_page_bytes == (3 * SLAB_SIZE if huge else 0)
+        pool.close()
+    assert asked == [False, False, True, True]
+    pd.close()

@@ -26,6 +26,7 @@ and runs in its thread.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
 import os
@@ -36,8 +37,9 @@ from typing import Any, Protocol
 from .. import cm, verbs
 from .._datapath.work_queue import COMPLETIONS_PER_CALL, WorkRequestTable
 from .._memory.registration_cache import RegistrationCache
-from ..errors import InternalError
+from ..errors import DeviceEventError, InternalError
 from ..mr_pool import MemoryPool
+from . import device_failures
 from .adaptive_polling import AdaptivePolling
 from .coarse_timers import CoarseTimers
 from .device_events import EventRouter
@@ -58,6 +60,9 @@ WAKE_SPIN_US = 15
 BRIEF_SPIN_US = 3
 # Wake-ups without a completion that go by without such a spin, at most.
 MOST_WAITS_SKIPPED = 255
+
+# A device that does not open for these reasons will not open later either.
+DEVICE_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.EIO})
 
 # Entries of a completion queue, unless the device offers less.  Many queue pairs share one.
 CQ_ENTRIES = 4096
@@ -91,12 +96,13 @@ class Driver(PerLoopResource):
         context: verbs.Context,
         pool_limit: int,
         polling: float,
+        huge_pages: bool,
     ) -> None:
         super().__init__(loop, key)
         self.context = context
         self.pd = context.alloc_pd()
         self.channel = context.create_comp_channel()
-        self.pool = MemoryPool(self.pd, limit=pool_limit)
+        self.pool = MemoryPool(self.pd, limit=pool_limit, huge_pages=huge_pages)
         self.registrations = RegistrationCache(self.pd)
         self.operations = WorkRequestTable()
         self.operations.loop = loop
@@ -132,26 +138,43 @@ class Driver(PerLoopResource):
 
     @classmethod
     def for_context(
-        cls, context: verbs.Context, pool_limit: int, polling: float = POLLING
+        cls,
+        context: verbs.Context,
+        pool_limit: int,
+        polling: float = POLLING,
+        huge_pages: bool = False,
     ) -> Driver:
         """The driver of a context that it does not own, as one of the connection manager."""
-        return cls._acquire(context, lambda loop: cls(loop, context, context, pool_limit, polling))
+        return cls._acquire(
+            context, lambda loop: cls(loop, context, context, pool_limit, polling, huge_pages)
+        )
 
     @classmethod
-    def for_device(cls, device: verbs.Device, pool_limit: int, polling: float = POLLING) -> Driver:
+    def for_device(
+        cls,
+        device: verbs.Device,
+        pool_limit: int,
+        polling: float = POLLING,
+        huge_pages: bool = False,
+    ) -> Driver:
         """The driver of a device, opened for this loop."""
 
         def make(loop: asyncio.AbstractEventLoop) -> Driver:
-            context = device.open()
             try:
-                made = cls(loop, device.name, context, pool_limit, polling)
+                context = device.open()
+            except OSError as error:
+                if error.errno in DEVICE_GONE:
+                    device_failures.report(loop, device.name, error)
+                raise
+            try:
+                made = cls(loop, device.name, context, pool_limit, polling, huge_pages)
             except BaseException:
                 context.close()
                 raise
             made.has_idle_timeout = True
             return made
 
-        return cls._acquire(device.name, make, pool_limit, polling)
+        return cls._acquire(device.name, make, pool_limit, polling, huge_pages)
 
     def _reset_after_fork(self) -> None:
         super()._reset_after_fork()
@@ -201,16 +224,18 @@ class Driver(PerLoopResource):
         """Takes the device's asynchronous events that are there by now."""
         self._events.take()
 
-    def poll(self) -> None:
-        """Handles what has completed by now, without waiting for the loop to call.
+    def poll(self) -> bool:
+        """Handles what has completed by now, without waiting for the loop to call; False for
+        nothing.
 
         The tasks that it wakes run in the loop's next turn, not from here.
         """
-        self.operations.defers_callbacks = True
+        table = self.operations
+        around, table.defers_callbacks = table.defers_callbacks, True
         try:
-            self._handle(0, False)
+            return self._handle(0, False)
         finally:
-            self.operations.defers_callbacks = False
+            table.defers_callbacks = around
 
     # ---- readers -------------------------------------------------------------------------
 
@@ -332,6 +357,8 @@ class Driver(PerLoopResource):
             self._withdraw()
             self.has_idle_timeout = False
             concerned = list(self._sinks.values())
+            error = DeviceEventError(event.type.name, device=self.context.name)
+            device_failures.report(self.loop, self.context.name, error)
         elif isinstance(element, verbs.QueuePair):
             concerned = [self._sinks[element]] if element in self._sinks else []
         elif element is None:

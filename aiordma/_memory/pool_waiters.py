@@ -50,6 +50,8 @@ class PoolWaiters(Generic[B]):
         self._overtaking: set[B] = set()
         self._overtaking_bytes = 0
         self._scheduled = False
+        self.on_wait: Callable[[], None] = lambda: None
+        """Called when a task begins to wait."""
 
     def __len__(self) -> int:
         """How many wait."""
@@ -77,6 +79,7 @@ class PoolWaiters(Generic[B]):
                 self._overtaking.clear()
                 self._overtaking_bytes = 0
             self._user[waiter] = size
+        self.on_wait()
         return waiter
 
     def returned(self, block: B) -> None:

@@ -6,12 +6,14 @@ write pages that the program does not see.  So a registration is kept only where
 that, and where the user's own object tells when it could:
 
 - A *memoryview that the user keeps* is an export: Python refuses to resize or free a bytearray or
-  an array while it exists.  A weak reference tells its end, and nothing here keeps it, or the
-  memory, alive.  When it is released instead, it is useless and never found again.
+  an array while it exists, and so does numpy with an array that owns its memory, unless
+  `resize(refcheck=False)` says that no view of it is in use.  A weak reference tells its end, and
+  nothing here keeps it, or the memory, alive.  When it is released instead, which nothing tells, it
+  is never found again, and goes with the next registration that is made.
 - Nothing else will do.  A bytearray and bytes cannot be referred to weakly; an array.array can, but
   may be resized, and resized back to the same place with other pages.  A weak reference to a numpy
-  array makes its `resize` fail for the user, and `resize(refcheck=False)` and `ctypes.resize` move
-  memory under every view.  The pages of an mmap can be changed by `madvise`, or a hole in its file.
+  array makes its `resize` fail for the user, and `ctypes.resize` moves memory under every view.
+  The pages of an mmap can be changed by `madvise`, or a hole in its file.
 - All of it is for local access: a key with a remote right that outlived its message would let the
   peer read what the memory holds next.
 
@@ -29,10 +31,22 @@ from typing import NamedTuple
 from .. import verbs
 from .._datapath.memory import Pinned
 from ..mr_pool import OwnMemory
+from ..verbs._memory.memory_region import is_there
 
 # Types whose memory stays where it is, with its pages, as long as a view of it exists.  Subclasses
 # may export other memory than their own.
 STEADY = (bytearray, bytes, array.array)
+
+
+def is_steady(owner: object) -> bool:
+    return type(owner) in STEADY or (type(owner).__module__ == "numpy" and is_there(owner))
+
+
+def is_released(view: memoryview | None) -> bool:
+    try:
+        return view is None or view.nbytes < 0
+    except ValueError:
+        return True
 
 
 class CacheStatistics(NamedTuple):
@@ -85,7 +99,7 @@ class RegistrationCache:
 
         The caller closes what it gets, as soon as it needs it no more.
         """
-        if type(memory) is not memoryview or type(memory.obj) not in STEADY:
+        if type(memory) is not memoryview or not is_steady(memory.obj):
             return None
         size = memory.nbytes
         if not memory.c_contiguous or not 0 < size <= self._most_bytes or not self._most:
@@ -100,6 +114,7 @@ class RegistrationCache:
         return KeptMemory(self, kept, memory)
 
     def _make(self, memory: memoryview, size: int) -> Kept:
+        self._forget_released()
         access = verbs.AccessFlags.NONE if memory.readonly else verbs.AccessFlags.LOCAL_WRITE
         mr = self._pd.reg_pointer(verbs.address_of(memory), size, access)
         key = id(memory)
@@ -125,6 +140,11 @@ class RegistrationCache:
             if kept is not None and kept.view() is None:
                 self._drop(kept)
 
+    def _forget_released(self) -> None:
+        for kept in list(self._kept.values()):
+            if is_released(kept.view()):
+                self._drop(kept)
+
     def _drop(self, kept: Kept) -> None:
         del self._kept[kept.key]
         self._bytes -= kept.mr.length
@@ -139,6 +159,7 @@ class RegistrationCache:
 
     def statistics(self) -> CacheStatistics:
         self._forget_ended()
+        self._forget_released()
         return CacheStatistics(len(self._kept), self._bytes, self._found, self._made)
 
     def close(self) -> None:

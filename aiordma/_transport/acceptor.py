@@ -6,15 +6,25 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
-from typing import Protocol, TypeVar
+from dataclasses import replace
+from typing import Protocol, TypeVar, cast
 
 from ..config import Config
-from ..errors import BusyError, ConnectionClosedError, RDMAError
+from ..errors import (
+    AuthenticationError,
+    BusyError,
+    ConnectionClosedError,
+    RDMAError,
+    VerbsError,
+    cause_text,
+)
 from .auth import Security
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
 from .endpoint import LocalEndpoint
+from .failure_limit import FailureLimit
+from .fair_share import FairShare, NoRoomError, network_of, places
+from .inspection import OnRequest, Way, admits, refuse
 from .lifecycle import Address, NoLink
 
 logger = logging.getLogger("aiordma.acceptor")
@@ -26,6 +36,13 @@ class ConnectionLimitError(RDMAError):
     """A peer is turned away: the text is the reason that its user reads."""
 
 
+def refusal_text(error: BaseException) -> str:
+    """What the peer's user reads of a handshake that this side gave up."""
+    text = cause_text(error)
+    # A verb that fails here is no verdict on the peer.
+    return f"the listener's machine failed: {text}" if isinstance(error, VerbsError) else text
+
+
 class ConnectionLimits:
     """Counts the connections of one listener, and attempts, in all and of each host."""
 
@@ -34,8 +51,8 @@ class ConnectionLimits:
         self._most_per_host = config.max_connections_per_host
         self._taken: Counter[str] = Counter()
 
-    def take(self, host: str) -> None:
-        """Counts one more of this host.  ConnectionLimitError if there may be no more."""
+    def check(self, host: str) -> None:
+        """ConnectionLimitError if there may be no more of this host."""
         if self._most is not None and self._taken.total() >= self._most:
             raise ConnectionLimitError(
                 f"the listener has as many connections as it takes ({self._most})"
@@ -45,10 +62,12 @@ class ConnectionLimits:
                 f"the listener has as many connections with {host} as it takes "
                 f"({self._most_per_host})"
             )
+
+    def take(self, host: str) -> None:
+        self.check(host)
         self._taken[host] += 1
 
     def give_back(self, host: str) -> None:
-        """Undoes a `take`."""
         self._taken[host] -= 1
         if not self._taken[host]:
             del self._taken[host]
@@ -56,6 +75,12 @@ class ConnectionLimits:
 
 class Request(Protocol):
     """A peer that wants a connection, in one of the ways of connecting."""
+
+    via: Way
+
+    @property
+    def peer_address(self) -> Address | None:
+        """None: it is gone, and no longer known."""
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
         """Does the whole handshake; its endpoint is made by `Acceptor.attempt`."""
@@ -67,10 +92,48 @@ class Request(Protocol):
         """
 
 
+class Place:
+    """That of one peer among the connections.  Apart, because its connection refers to it."""
+
+    def __init__(self, host: str, limits: ConnectionLimits) -> None:
+        self._host = host
+        self._limits = limits
+        self._taken = self._ended = False
+
+    def take(self) -> None:
+        """Until `free`; ConnectionLimitError if all are taken."""
+        if not self._taken and not self._ended:
+            self._limits.take(self._host)
+            self._taken = True
+
+    def free(self) -> None:
+        """The connection has ended, or is not to be."""
+        self._ended = True
+        if self._taken:
+            self._taken = False
+            self._limits.give_back(self._host)
+
+
+class Handshake:
+    """One that is under way."""
+
+    def __init__(
+        self, request: Request, host: str, share: FairShare[Handshake], limits: ConnectionLimits
+    ) -> None:
+        self.request = request
+        self.host = host
+        self.share = share
+        self.place = Place(host, limits)
+        self.task: asyncio.Task[None] | None = None
+        self.begun = False
+        self.dropped: RDMAError | None = None
+
+
 class Acceptor:
     """What the listeners of all ways of connecting have in common.
 
-    They call `admit` for each peer; `deliver` takes the connections.
+    They call `admit` for each peer; `deliver` takes the connections that `on_request` does not
+    refuse.  They call `fail` when no more peers can come, because the device has failed.
     """
 
     def __init__(
@@ -78,64 +141,167 @@ class Acceptor:
         config: Config,
         security: Security,
         deliver: Callable[[Connection], None],
+        fail: Callable[[Exception], None] = lambda _: None,
+        on_request: OnRequest | None = None,
     ) -> None:
         self.config = config
-        self.security = security
+        self.security = replace(security, inspects=True) if on_request else security
         self.closed = False
+        self.fail = fail
         self._deliver = deliver
-        self._limits = ConnectionLimits(config)
-        self._handshakes: set[asyncio.Task[None]] = set()
-        self._waiting: set[Request] = set()  # the first step of their task is to come
+        self._on_request = on_request
         self._loop = asyncio.get_running_loop()
+        self._limits = ConnectionLimits(config)
+        self._failures = FailureLimit(self._loop.time())
+        most = places(config.max_handshakes)
+        self._strangers: FairShare[Handshake] = FairShare(most)
+        self._in_band: FairShare[Handshake] = FairShare(most)
+        self._handshakes: dict[asyncio.Task[None], Handshake] = {}
 
-    def admit(self, request: Request) -> None:
-        """Begins the handshake, outside the caller, unless there are too many."""
+    def admit(self, request: Request, *, proved: bool = False) -> None:
+        """Begins the handshake, outside the caller.
+
+        If there are as many as may be, another one is dropped for it.  `proved`: it comes over a
+        connection of this listener.  Such requests have places of their own, so that they and
+        strangers keep each other from nothing; one that finds none uses a socket.
+        """
+        share = self._in_band if proved else self._strangers
+        peer = request.peer_address
+        host = network_of(peer[0]) if peer else ""
+        error = self._objection(host, proved=proved)
+        if error is None:
+            try:
+                goes = share.make_room(host)
+            except NoRoomError:
+                error = BusyError("too many handshakes are under way")
+            else:
+                if goes is not None:
+                    self._drop(goes, BusyError("it gave way to a newer handshake"))
+        if error is not None:
+            logger.info("%r turned away: %s", request, error)
+            request.give_up(error)
+            return
+        handshake = Handshake(request, host, share, self._limits)
+        share.add(handshake, host, proved=proved)
+        handshake.task = task = self._loop.create_task(self._serve(handshake))
+        self._handshakes[task] = handshake
+        task.add_done_callback(self._handshakes.pop)
+
+    def _objection(self, host: str, *, proved: bool) -> RDMAError | None:
         if self.closed:
-            request.give_up(ConnectionClosedError("the listener is closed"))
-        elif len(self._handshakes) >= self.config.max_handshakes:
-            logger.info("%r turned away: too many handshakes are under way", request)
-            request.give_up(BusyError("too many handshakes are under way"))
-        else:
-            self._waiting.add(request)
-            task = self._loop.create_task(self._serve(request))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            return ConnectionClosedError("the listener is closed")
+        if proved or self.security.auth is None:
+            return None
+        wait = self._failures.wait(host, self._loop.time())
+        if not wait:
+            return None
+        if self._failures.first_report(host):
+            logger.warning("%s is turned away for a while: too many failed handshakes", host)
+        return BusyError(f"too many handshakes failed for want of the key: wait {wait:.1f} seconds")
 
-    async def _serve(self, request: Request) -> None:
-        self._waiting.discard(request)
+    def _drop(self, handshake: Handshake, error: RDMAError) -> None:
+        """Ends a handshake now; its place among the connections is free at once."""
+        handshake.dropped = error
+        handshake.share.remove(handshake)
+        handshake.place.free()
+        if not handshake.begun:  # else its task does it
+            logger.info("%r dropped: %s", handshake.request, error)
+            handshake.request.give_up(error)
+        assert handshake.task is not None
+        handshake.task.cancel()
+
+    async def _serve(self, handshake: Handshake) -> None:
+        handshake.begun = True
+        request = handshake.request
+        limit = self._loop.time() + self.config.handshake_timeout
         try:
-            async with asyncio.timeout(self.config.handshake_timeout):
+            async with asyncio.timeout_at(limit):
                 connection = await request.handshake(self)
         except BaseException as error:
             # The peer, or this machine, failed one handshake: the listener goes on.
-            logger.info("%r failed: %r", request, error)
-            request.give_up(error)
-            if not isinstance(error, (RDMAError, OSError)):
+            why = handshake.dropped or error
+            logger.info("%r failed: %r", request, why)
+            self._count_failure(handshake.host, error)
+            request.give_up(why)
+            if not isinstance(why, (RDMAError, OSError)):
                 raise
         else:
-            self._deliver(connection)
+            if self.security.auth is not None:
+                self._failures.succeeded(handshake.host)
+                handshake.share.remove(handshake)  # it gives way to no stranger any more
+            if await self._admits(connection, handshake, limit):
+                self._deliver(connection)
+        finally:
+            handshake.share.remove(handshake)
 
-    def attempt(self, peer: Address | None, make: Callable[[], E]) -> ConnectAttempt[E]:
-        """An attempt with a connection for a peer.  ConnectionLimitError if there are too many."""
-        host = peer[0] if peer else ""  # a peer that was gone before its address could be read
-        self._limits.take(host)
+    async def _admits(self, connection: Connection, handshake: Handshake, limit: float) -> bool:
+        """Whether there is a place for it, and the application takes it.
+
+        A peer that fails now has no way to be told why.
+        """
+        request = handshake.request
+        try:
+            handshake.place.take()
+        except ConnectionLimitError as error:
+            logger.info("%r turned away: %s", request, error)
+            await refuse(connection, str(error))
+            return False
+        if self._on_request is None:
+            return True
+        try:
+            return await admits(connection, request.via, self._on_request, limit)
+        except (RDMAError, OSError) as error:
+            logger.info("%r failed while it was inspected: %r", request, error)
+            return False
+
+    def _count_failure(self, host: str, error: BaseException) -> None:
+        """A wrong proof.  A peer that has hung up or stayed silent has tried no key."""
+        if self.security.auth is not None and isinstance(error, AuthenticationError):
+            self._failures.failed(host, self._loop.time())
+
+    def attempt(self, make: Callable[[], E]) -> ConnectAttempt[E]:
+        """For the running handshake: an attempt with a connection for its peer.
+
+        ConnectionLimitError if there are too many connections.  With a key, the peer has a place
+        among them once it has proved the key (`proved`): a stranger takes none.
+        """
+        handshake = self._running()
+        if self.security.auth is None:
+            handshake.place.take()
+        else:
+            self._limits.check(handshake.host)
         attempt: ConnectAttempt[E] | None = None
         try:
             attempt = ConnectAttempt(make())
             attempt.make()
         except BaseException as error:
-            self._limits.give_back(host)
+            handshake.place.free()
             if attempt is not None:
                 attempt.give_up(NoLink(), error)
             raise
-        attempt.on_closed(partial(self._limits.give_back, host))
+        attempt.on_closed(handshake.place.free)
         return attempt
 
-    async def close(self) -> None:
-        """Admits no more peers; handshakes under way are given up."""
+    def proved(self) -> None:
+        """For a running handshake that can still tell its peer that all places are taken.
+
+        ConnectionLimitError if they are.
+        """
+        self._running().place.take()
+
+    def _running(self) -> Handshake:
+        return self._handshakes[cast("asyncio.Task[None]", asyncio.current_task())]
+
+    def cancel(self) -> None:
+        """Admits no more peers; handshakes under way are given up, in the loop's next turns."""
         self.closed = True
-        for task in self._handshakes:
+        for task, handshake in list(self._handshakes.items()):
+            if not handshake.begun:
+                handshake.begun = True  # a second call gives nothing up again
+                handshake.request.give_up(ConnectionClosedError("the listener is closed"))
             task.cancel()
+
+    async def close(self) -> None:
+        """As `cancel`, and waits until they are."""
+        self.cancel()
         await asyncio.gather(*self._handshakes, return_exceptions=True)
-        while self._waiting:
-            self._waiting.pop().give_up(ConnectionClosedError("the listener is closed"))

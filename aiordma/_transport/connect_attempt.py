@@ -6,10 +6,14 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Generic, TypeVar
 
+from .._core import protocol
 from .._core.handshake import Hello
+from .._native.calls import shortage_hint
+from ..errors import AuthenticationError, UnreachableError, host_port
 from .connection import Connection
 from .endpoint import LocalEndpoint
-from .lifecycle import ControlChannel, Link, weakly
+from .lifecycle import Address, ControlChannel, Link, weakly
+from .tcp_link import TCPLink
 
 E = TypeVar("E", bound=LocalEndpoint)
 
@@ -48,6 +52,25 @@ class ConnectAttempt(Generic[E]):
     def control_channel(self) -> ControlChannel:
         return ControlChannel(self.connection)
 
+    async def prove(self, link: TCPLink, peer: Hello, peer_qp_num: int, *, client: bool) -> None:
+        """Has both sides prove the key on the socket, before their queue pairs are connected.
+
+        AuthenticationError if one of them has not the same.
+        """
+        proof = self.connection._make_key_proof(peer, peer_qp_num, link.send_control, client=client)
+        proof.begin()
+        try:
+            while not proof.done.done():
+                message = await link.read_control()
+                if isinstance(message, protocol.Goodbye):
+                    raise AuthenticationError("the peer says that it has not the same key")
+                proof.control(message)
+        except AuthenticationError as error:
+            link.send_control(
+                protocol.Goodbye(0, protocol.GoodbyeCode.NOT_AUTHENTICATED, str(error))
+            )
+            raise
+
     async def start(self, link: Link, peer: Hello, *, client: bool) -> Connection:
         """The link is up: returns the connection, once both sides have proved a key."""
         connection = self.connection
@@ -61,3 +84,11 @@ class ConnectAttempt(Generic[E]):
         else:
             self.endpoint.close()
             link.release()
+
+
+def unanswered(address: Address, via: str, seconds: float) -> UnreachableError:
+    """The error for a handshake that was not over in time."""
+    why = shortage_hint() or f"is it an aiordma listener, with a like device and via={via!r}?"
+    return UnreachableError(
+        f"{host_port(address)} did not finish the handshake within {seconds:g} seconds; {why}"
+    )

@@ -9,6 +9,7 @@ accept with ours.  (rdma_cm(7))
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable
 
@@ -17,16 +18,30 @@ from .._core.handshake import Hello
 from .._core.refusal import pack_refusal, unpack_refusal
 from .._loop.driver import Driver, EventDriver
 from ..config import Config
-from ..errors import ConnectionManagerError, RDMAError, RejectedError, host_port
-from ..verbs._qp.bring_up import ACK_TIMEOUT
-from .acceptor import Acceptor
+from ..errors import (
+    ConnectionManagerError,
+    RDMAError,
+    RejectedError,
+    add_hint,
+    host_port,
+)
+from ..verbs._device.route_lookup import active_port
+from .acceptor import Acceptor, refusal_text
 from .auth import Security
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
-from .endpoint import RETRIES, LocalEndpoint
+from .endpoint import LocalEndpoint, route_errors
+from .inspection import Way
 from .lifecycle import Address
 
 logger = logging.getLogger("aiordma.cm")
+
+VIA_HINT = 'is an aiordma listener running there, with via="cm" and not "tcp"?'
+
+# Statuses of a failed connect: IBTA clause 12.6.7.2, and what the embedded device makes of bytes
+# that are not those of its connection manager.
+NO_LISTENER = 8
+NOT_THIS_PROTOCOL = -errno.EPROTO
 
 ENDED = frozenset({cm.EventType.DISCONNECTED, cm.EventType.DEVICE_REMOVAL})
 
@@ -65,7 +80,7 @@ class CMLink:
             self._events.take()  # within a host it may be there already
         event = await self._seen.get()
         if event.type is not wanted:
-            raise with_listener_reason(event.error()) or ConnectionManagerError(
+            raise explained(event.error()) or ConnectionManagerError(
                 f"{event.type.name} came instead of {wanted.name}",
                 event=event.type.name,
                 status=event.status,
@@ -94,12 +109,14 @@ class CMLink:
         self._events.release()
 
 
-def with_listener_reason(error: ConnectionManagerError | None) -> ConnectionManagerError | None:
-    """The error with the reason that a listener of aiordma has given, if there is one."""
+def explained(error: ConnectionManagerError | None) -> ConnectionManagerError | None:
+    """The error with the reason that a listener of aiordma has given, or with what to look at."""
     if isinstance(error, RejectedError) and (why := unpack_refusal(error.private_data)):
         return RejectedError(
             why, reason=error.reason, private_data=error.private_data, event=error.event
         )
+    if error is not None and error.status in (NO_LISTENER, NOT_THIS_PROTOCOL):
+        add_hint(error, VIA_HINT)
     return error
 
 
@@ -113,20 +130,20 @@ def parameters(endpoint: LocalEndpoint, peer: Hello | None = None) -> cm.Connect
         private_data=endpoint.hello.pack(),
         responder_resources=responder,
         initiator_depth=initiator,
-        retry_count=RETRIES,
-        rnr_retry_count=7,
+        retry_count=endpoint.config.retry_count,
+        rnr_retry_count=endpoint.config.rnr_retry,
     )
 
 
 def make_endpoint(id: cm.ConnectionId, config: Config, security: Security) -> LocalEndpoint:
     """The queue pair of a resolved id."""
     assert id.context is not None
-    driver = Driver.for_context(id.context, config.pool_limit, config.polling)
+    driver = Driver.for_context(id.context, config.pool_limit, config.polling, config.huge_pages)
     endpoint = LocalEndpoint(driver, config, security)
     try:
         endpoint.create_qp(lambda cq, caps: id.create_qp(driver.pd, cq, None, caps, reserved=True))
         # The connection manager's own would be seconds; with the retries, half a minute.
-        id.set_ack_timeout(ACK_TIMEOUT)
+        id.set_ack_timeout(config.ack_timeout)
     except BaseException:
         endpoint.close()
         raise
@@ -151,6 +168,8 @@ async def connect(
     link = CMLink(events, id)
     attempt: ConnectAttempt[LocalEndpoint] | None = None
     try:
+        if config.type_of_service:
+            id.set_tos(config.type_of_service)
         id.resolve_addr(address, source=source, timeout=config.connect_timeout)
         await link.expect(cm.EventType.ADDR_RESOLVED)
         check_device(id, device, address)
@@ -161,8 +180,9 @@ async def connect(
         attempt.post_receives()
         id.connect(parameters(attempt.endpoint))
         event = await link.expect(cm.EventType.ESTABLISHED)
+        attempt.endpoint.withhold_rights()  # which the connection manager has granted
         peer = Hello.unpack(event.private_data)
-        security.agree(peer)
+        security.agree(peer, address)
         link.established(attempt.on_disconnect)
         return await attempt.start(link, peer, client=True)
     except BaseException as error:
@@ -174,12 +194,15 @@ async def connect(
 
 
 def check_device(id: cm.ConnectionId, device: str | None, address: Address) -> None:
+    """The device is the one that was named, and its port can carry the connection."""
     assert id.context is not None
     if device is not None and id.context.name != device:
         raise ConnectionManagerError(
             f"the route to {host_port(address)} is through device {id.context.name!r}, not "
             f"{device!r}; name that one, none, or a source address of {device!r}"
         )
+    with route_errors():  # the connection manager itself does not mind a port that is down
+        active_port(id.context, id.port_num)
 
 
 class CMListener:
@@ -201,6 +224,8 @@ class CMListener:
             self._id = id = self._events.channel.create_id()
             self._events.attach(id, self._on_event)
             id.set_reuseaddr(True)
+            if acceptor.config.type_of_service:
+                id.set_tos(acceptor.config.type_of_service)
             id.bind_addr(address)
             id.listen(backlog)
             self.address = id.local_address or address
@@ -211,25 +236,25 @@ class CMListener:
     def _on_event(self, event: cm.ConnectionEvent) -> None:
         if event.type is cm.EventType.CONNECT_REQUEST:
             self._acceptor.admit(CMRequest(self, event))
+        elif event.type is cm.EventType.DEVICE_REMOVAL:
+            error = event.error()
+            assert error is not None
+            self._acceptor.fail(error)
         else:
             logger.warning("listener on %s: %s", host_port(self.address), event.type.name)
 
     def release(self) -> None:
         """Listens no more; all there is to do when the loop has been closed."""
-        self._acceptor.closed = True
         if self._id is not None:
             self._events.detach(self._id)
             self._id.close()
         self._events.release()
 
-    async def close(self) -> None:
-        """Listens no more; handshakes under way are given up."""
-        self.release()
-        await self._acceptor.close()
-
 
 class CMRequest:
     """A connect request of the connection manager."""
+
+    via: Way = "cm"
 
     def __init__(self, listener: CMListener, event: cm.ConnectionEvent) -> None:
         self._listener = listener
@@ -241,16 +266,21 @@ class CMRequest:
     def __repr__(self) -> str:
         return f"<connect request to {host_port(self._listener.address)}>"
 
+    @property
+    def peer_address(self) -> Address | None:
+        return self._id.peer_address
+
     async def handshake(self, acceptor: Acceptor) -> Connection:
         id = self._id
         self._link = link = CMLink(EventDriver.for_library(id.channel.library), id)
         peer = Hello.unpack(self._event.private_data)
         check_device(id, self._listener.device, self._listener.address)
         self._attempt = attempt = acceptor.attempt(
-            id.peer_address, lambda: make_endpoint(id, acceptor.config, acceptor.security)
+            lambda: make_endpoint(id, acceptor.config, acceptor.security)
         )
         attempt.post_receives()
         id.accept(parameters(attempt.endpoint, peer))
+        attempt.endpoint.withhold_rights()  # which the connection manager has granted
         await link.expect(cm.EventType.ESTABLISHED)
         acceptor.security.agree(peer)  # by now the peer has got our hello, and knows as well
         link.established(attempt.on_disconnect)
@@ -262,7 +292,7 @@ class CMRequest:
             self._attempt.give_up(self._link, error)
             return
         try:
-            self._id.reject(pack_refusal(str(error)))
+            self._id.reject(pack_refusal(refusal_text(error)))
         except (RDMAError, OSError) as failure:
             logger.debug("reject: %s", failure)
         if self._link is not None:

@@ -32,7 +32,6 @@ from typing import NamedTuple
 from .. import verbs
 from .._core import protocol
 from .._core.handshake import Endpoint, Hello
-from .._core.refusal import printable
 from .._native import fork
 from ..config import Config
 from ..errors import (
@@ -44,12 +43,13 @@ from ..errors import (
     RejectedError,
     host_port,
 )
-from .acceptor import Acceptor, ConnectionLimitError
+from .acceptor import Acceptor, ConnectionLimitError, refusal_text
 from .auth import Security
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
 from .connection_group import ConnectionGroup, GroupMember
 from .endpoint import AddressedEndpoint
+from .inspection import Way
 from .lifecycle import Address, ControlChannel, Link, NoLink
 from .tcp_link import REJECTED_BY_APPLICATION
 
@@ -124,7 +124,7 @@ class PendingConnect:
         self._forget()
 
     def refused(self, error: protocol.Error) -> None:
-        text = printable(error.text)
+        text = error.text
         self.member.end(text)  # the peer need not be told
         if error.code == protocol.ErrorCode.QUOTA:
             self.failed(RejectedError(text, reason=REJECTED_BY_APPLICATION, event=""))
@@ -245,7 +245,7 @@ async def _connect(
         attempt.make()  # while the other side makes its own
         reply = await pending.reply
         remote, peer = Endpoint.unpack(reply.endpoint), Hello.unpack(reply.hello)
-        security.agree(peer)
+        security.agree(peer, group.peer_address)
         attempt.endpoint.connect(remote, group.peer_address)
         attempt.post_receives()
         pending.member.on_end(attempt.on_disconnect)
@@ -302,7 +302,7 @@ class Responder:
                 f"the peer requests a connection {request.number}, which exists already"
             )
         remote, peer = Endpoint.unpack(request.endpoint), Hello.unpack(request.hello)
-        self._acceptor.admit(InbandRequest(self, request, remote, peer))
+        self._acceptor.admit(InbandRequest(self, request, remote, peer), proved=True)
 
 
 def accept_over(
@@ -327,6 +327,8 @@ REFUSALS: dict[type[BaseException], protocol.ErrorCode] = {
 class InbandRequest:
     """A connect request that came over an existing connection."""
 
+    via: Way = "in-band"
+
     def __init__(
         self,
         responder: Responder,
@@ -343,13 +345,16 @@ class InbandRequest:
         self._attempt: ConnectAttempt[AddressedEndpoint] | None = None
 
     def __repr__(self) -> str:
-        address = self._member.peer_address
+        address = self.peer_address
         return f"<in-band connect request of {host_port(address) if address else 'a peer'}>"
+
+    @property
+    def peer_address(self) -> Address | None:
+        return self._member.peer_address
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
         responder, member = self._responder, self._member
         self._attempt = attempt = acceptor.attempt(
-            member.peer_address,
             lambda: AddressedEndpoint(
                 responder.device,
                 acceptor.config,
@@ -389,7 +394,8 @@ class InbandRequest:
         if not self._replied:
             self._member.end("it was refused")
             code = REFUSALS.get(type(error), protocol.ErrorCode.INTERNAL)
-            self._responder.channel.send(protocol.Error(self._request.request_id, code, str(error)))
+            text = refusal_text(error)
+            self._responder.channel.send(protocol.Error(self._request.request_id, code, text))
         if self._attempt is not None:
             self._attempt.give_up(self._member, error)
         else:

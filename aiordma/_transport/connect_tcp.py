@@ -6,6 +6,15 @@
 
 A server that has too many connections replies REFUSED and the reason instead.
 
+With a key, nothing is connected before both sides have proved that they have it: to connect a queue
+pair makes the embedded device connect to an address of the peer's choice.
+
+    client -> server   magic, endpoint, hello         the server makes its queue pair
+    server -> client   magic, endpoint, hello
+    both ways          the proof of the key           as control messages (auth.py)
+    client -> server   READY                          the client has connected its queue pair
+    server -> client   READY                          the server has connected its own
+
 Fixed layouts of fixed length, so nothing that a stranger sends makes this side allocate; other
 bytes than the magic end the bootstrap.  The socket stays open: its end, without a goodbye on the
 connection itself, is how the death of the peer is noticed at once.
@@ -14,29 +23,43 @@ connection itself, is how the death of the peer is noticed at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
+from contextlib import suppress
 
 from .. import verbs
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
 from .._core.refusal import pack_refusal
+from .._loop.device_failures import FailureWatch
 from .._loop.driver import Watch
 from .._native import fork
 from ..config import Config
-from ..errors import AddressError, host_port
+from ..errors import (
+    AddressError,
+    BusyError,
+    ProtocolError,
+    RDMAError,
+    RouteError,
+    VerbsError,
+    host_port,
+)
 from . import connect_inband
-from .acceptor import Acceptor, ConnectionLimitError
+from .acceptor import Acceptor, ConnectionLimitError, refusal_text
 from .auth import Security
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
 from .connection_group import ConnectionGroup
-from .endpoint import AddressedEndpoint
+from .endpoint import AddressedEndpoint, ForeignAddressError
+from .first_bytes import SilentSockets
+from .inspection import Way
 from .lifecycle import Address, Link
 from .tcp_link import (
     REFUSED,
     TCPLink,
     accepted_link,
+    address_of,
     open_link,
     socket_name,
 )
@@ -52,6 +75,9 @@ ACCEPT_PAUSE = 0.1
 
 # Peers that are accepted in one turn of the loop.
 ACCEPTS = 64
+
+# What `accept` ends with when there is no descriptor for the socket, or no memory.
+NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 async def read_message(link: TCPLink) -> tuple[Endpoint, Hello]:
@@ -81,10 +107,14 @@ async def connect(
         tcp.write(MAGIC + endpoint.packed())
         attempt.make()  # while the other side makes its own
         remote, peer = await read_message(tcp)
-        security.agree(peer)
-        endpoint.connect(remote, address)
+        security.agree(peer, address)
+        if security.auth is not None:
+            await attempt.prove(tcp, peer, remote.qp_num, client=True)
+        endpoint.connect(remote, tcp.peer_address, proved=security.auth is not None)
         attempt.post_receives()
         tcp.write(READY)
+        if security.auth is not None:
+            await tcp.read(len(READY), READY)
         if config.in_band and peer.in_band:
             link = member = ConnectionGroup(tcp).join(0)
             member.on_end(attempt.on_disconnect)
@@ -102,8 +132,12 @@ async def connect(
     return connection
 
 
-def listening_socket(address: Address, backlog: int) -> socket.socket:
-    """A listening socket; "::" takes IPv4 as well, on the same port, which asyncio's does not."""
+def listening_socket(address: Address) -> socket.socket:
+    """A listening socket; "::" takes IPv4 as well, on the same port, which asyncio's does not.
+
+    The kernel's queue is as long as it may be: what does not fit is lost, and its peer tries again
+    only a second later.  Silent sockets are few because of SilentSockets, not for want of room.
+    """
     host, port = address
     if host == "::" and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
@@ -111,7 +145,7 @@ def listening_socket(address: Address, backlog: int) -> socket.socket:
         listening = socket.create_server(
             socket_name((host, port)),
             family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-            backlog=backlog,
+            backlog=socket.SOMAXCONN,
             dualstack_ipv6=host == "::",
         )
     except OSError as error:
@@ -126,16 +160,16 @@ def listening_socket(address: Address, backlog: int) -> socket.socket:
 class TCPListener:
     """Listens on one address for the TCP bootstrap."""
 
-    def __init__(
-        self, device: verbs.Device, address: Address, backlog: int, acceptor: Acceptor
-    ) -> None:
+    def __init__(self, device: verbs.Device, address: Address, acceptor: Acceptor) -> None:
         self.device = device
         self._acceptor = acceptor
-        self._socket = listening_socket(address, backlog)
+        self._socket = listening_socket(address)
         self.address: Address = self._socket.getsockname()[:2]
         self._inode = fork.add_socket(self._socket.fileno())
         self._loop = asyncio.get_running_loop()
+        self._silent = SilentSockets(acceptor.config, self._on_first_bytes)
         self._watch = Watch(self._socket.fileno(), self._accept)
+        self._failure_watch = FailureWatch(device.name, acceptor.fail)
         self._pause: asyncio.TimerHandle | None = None
 
     def _accept(self) -> None:
@@ -146,70 +180,87 @@ class TCPListener:
             except BlockingIOError:
                 return
             except OSError as error:
-                # Out of file descriptors, most likely; it would fail again at once.
+                if error.errno in NO_FILES and self._silent.drop_oldest():
+                    continue
+                # It would fail again at once.
                 logger.warning("accept on %s: %s", host_port(self.address), error)
                 self._watch.close()
                 self._pause = self._loop.call_later(ACCEPT_PAUSE, self._resume)
                 return
             accepted.setblocking(False)
-            self._acceptor.admit(TCPRequest(self, accepted, address[:2]))
+            with suppress(OSError):  # it may have been reset already
+                # A proof in two parts would wait for an acknowledgement, 40 ms.
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._silent.add(accepted, address[:2])
+
+    def _on_first_bytes(self, accepted: socket.socket, address: Address) -> None:
+        self._acceptor.admit(TCPRequest(self, accepted, address))
 
     def _resume(self) -> None:
         self._watch = Watch(self._socket.fileno(), self._accept)
 
     def release(self) -> None:
         """Listens no more; all there is to do when the loop has been closed."""
-        self._acceptor.closed = True
         if self._pause is not None:
             self._pause.cancel()
         self._watch.close()
+        self._failure_watch.close()
+        self._silent.close()
         fork.remove_socket(self._inode)
         self._socket.close()
-
-    async def close(self) -> None:
-        """Listens no more; handshakes under way are given up."""
-        self.release()
-        await self._acceptor.close()
 
 
 class TCPRequest:
     """An accepted socket."""
 
+    via: Way = "tcp"
+
     def __init__(self, listener: TCPListener, accepted: socket.socket, address: Address) -> None:
         self._listener = listener
         self._socket: socket.socket | None = accepted  # None: it is the link's
-        self._address = address
+        self._address = address_of(address) or address
+        self._tcp: TCPLink | None = None
         self._link: Link | None = None
         self._attempt: ConnectAttempt[AddressedEndpoint] | None = None
 
     def __repr__(self) -> str:
         return f"<bootstrap with {host_port(self._address)}>"
 
+    @property
+    def peer_address(self) -> Address | None:
+        return self._address
+
     async def handshake(self, acceptor: Acceptor) -> Connection:
         assert self._socket is not None
         accepted, self._socket = self._socket, None
-        self._link = tcp = await accepted_link(accepted, acceptor.security)
+        self._tcp = self._link = tcp = await accepted_link(accepted, acceptor.security)
         remote, peer = await read_message(tcp)
         in_band = acceptor.config.in_band and acceptor.security.tls is None
-        try:
-            self._attempt = attempt = acceptor.attempt(
-                tcp.peer_address,
-                lambda: AddressedEndpoint(
-                    self._listener.device,
-                    acceptor.config,
-                    acceptor.security,
-                    tcp.local_address,
-                    in_band=in_band,
-                ),
-            )
-        except ConnectionLimitError as error:
-            tcp.write(REFUSED + pack_refusal(str(error)))
-            raise
-        attempt.endpoint.connect(remote, tcp.peer_address)
-        attempt.post_receives()
-        tcp.write(MAGIC + attempt.endpoint.packed())
-        acceptor.security.agree(peer)  # by now the peer has got our hello, and knows as well
-        await tcp.read(len(READY), READY)
+        self._attempt = attempt = acceptor.attempt(
+            lambda: AddressedEndpoint(
+                self._listener.device,
+                acceptor.config,
+                acceptor.security,
+                tcp.local_address,
+                in_band=in_band,
+            ),
+        )
+        security = acceptor.security
+        if security.auth is not None:
+            tcp.write(MAGIC + attempt.endpoint.packed())
+            security.agree(peer)  # by now the peer has got our hello, and knows as well
+            await attempt.prove(tcp, peer, remote.qp_num, client=False)
+            await tcp.read(len(READY), READY)
+            acceptor.proved()
+            attempt.endpoint.connect(remote, tcp.peer_address, proved=True)
+            attempt.post_receives()
+            tcp.write(READY)
+        else:
+            attempt.endpoint.connect(remote, tcp.peer_address)
+            attempt.post_receives()
+            tcp.write(MAGIC + attempt.endpoint.packed())
+            security.agree(peer)  # as above
+            await tcp.read(len(READY), READY)
         if in_band:
             group = ConnectionGroup(tcp)
             self._link = member = group.join(0)
@@ -223,6 +274,11 @@ class TCPRequest:
         return await attempt.start(self._link, peer, client=False)
 
     def give_up(self, error: BaseException) -> None:
+        # A peer of another release has the magic, and then something else than this side expects.
+        unread = self._attempt is None and isinstance(error, ProtocolError)
+        told = BusyError | ConnectionLimitError | ForeignAddressError | RouteError | VerbsError
+        if unread or isinstance(error, told):
+            self._tell(REFUSED + pack_refusal(refusal_text(error)))
         if self._attempt is not None:
             assert self._link is not None
             self._attempt.give_up(self._link, error)
@@ -230,3 +286,11 @@ class TCPRequest:
             self._link.release()
         elif self._socket is not None:
             self._socket.close()
+
+    def _tell(self, refusal: bytes) -> None:
+        """If the peer can still be told."""
+        with suppress(RDMAError, OSError):
+            if self._tcp is not None:
+                self._tcp.write(refusal)
+            elif self._socket is not None:
+                self._socket.send(refusal)

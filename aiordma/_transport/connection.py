@@ -19,11 +19,14 @@ from ..errors import (
     host_port,
 )
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
+from ..verbs import QueuePair
 from ..verbs._memory.buffers import AnyMemory
 from .batch import Batch
+from .lease_thread import check_lease
 from .lifecycle import Address, ConnectionLifecycle, weakly
 from .one_sided import Remote
-from .sharing import RemoteRegion, Share
+from .remote_memory import RemoteRegion
+from .shares import Share
 from .transfers import Progress
 
 if TYPE_CHECKING:
@@ -64,6 +67,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
     def __init__(self, endpoint: LocalEndpoint) -> None:
         super().__init__(endpoint)
         self._statistics = Statistics()
+        self._request_data = b""
         self._messages.count_in(self._statistics)
         self._messages.check = weakly(self._check)
         self._messages.check_loop = weakly(self._check_loop)
@@ -87,6 +91,17 @@ class Connection(ConnectionLifecycle, MessageMethods):
         return self._endpoint.driver.context.name
 
     @property
+    def wire(self) -> str | None:
+        """What carries the bytes: "roce", "infiniband", "iwarp", or with the embedded device, which
+        is software, "shared memory" or "tcp".
+
+        None while the embedded device is still choosing, at most until the first message has
+        arrived, and after the end.
+        """
+        qp = self._endpoint.qp
+        return qp.wire if qp is not None and not qp.closed else None
+
+    @property
     def local_address(self) -> Address | None:
         """(host, port) of this side; None when the link has none."""
         return self._link.local_address if self._link else None
@@ -97,9 +112,23 @@ class Connection(ConnectionLifecycle, MessageMethods):
         return self._link.peer_address if self._link else None
 
     @property
+    def queue_pair(self) -> QueuePair:
+        """Its queue pair, to look at, and for its raw handles (docs/raw-handles.md).
+
+        What is posted or changed there breaks the connection: the connection keeps the account.
+        """
+        assert self._endpoint.qp is not None
+        return self._endpoint.qp
+
+    @property
     def closed(self) -> bool:
         """Whether it has ended, in whatever way."""
         return self._close_cause is not None
+
+    @property
+    def request_data(self) -> bytes:
+        """What the peer gave to `connect(data=...)`; b"" unless this listener has `on_request`."""
+        return self._request_data
 
     @property
     def max_message(self) -> int:
@@ -182,6 +211,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         for `lease` seconds (None: until the Share that is returned is revoked, or the connection
         ends).  Cancelled, nothing is shared.  If the peer has got the key already, that is
         revoked: should the peer use it, the connection breaks, and no memory is touched.
+        UnencryptedError with `encrypt=True`, as for all calls that share memory.
         """
         self._check()
         check_lease(lease)
@@ -196,8 +226,11 @@ class Connection(ConnectionLifecycle, MessageMethods):
     ) -> Share:
         """As `send_region`, but the peer is not told: send it `Share.token.pack()` yourself.
 
-        Any peer with the token and a connection with this process can use it, for as long as it is
-        good, with its rights and on these bytes alone: it is a password.
+        The peer of this connection can use it, for as long as it is good, with its rights and on
+        these bytes alone.  Messages of this connection may carry it at once; on another channel
+        send it after `await share.ready()`, since its key takes its turn in the send queue.
+        Where the device has no memory windows any peer of the event loop that has the token can
+        use it: it is a password (docs/security.md).
         """
         self._check()
         check_lease(lease)
@@ -207,7 +240,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """The peer's memory by a token that came on a channel of your own.
 
         ProtocolError for what is no token.  That it is good shows when it is used: a wrong one
-        costs the connection, as with all that the peer's device refuses.
+        costs the connection, as with all that the peer's device refuses.  UnencryptedError with
+        `encrypt=True`.
         """
         self._check()
         known = token if isinstance(token, RegionToken) else RegionToken.unpack(token)
@@ -227,7 +261,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
     ) -> RemoteRegion:
         """Borrows `size` bytes of the peer's memory, zeroed, within the peer's quota.
 
-        RequestRefusedError when the peer refuses.
+        RequestRefusedError when the peer refuses, UnencryptedError with `encrypt=True`.
         """
         self._check()
         check_lease(lease)
@@ -329,8 +363,13 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """Ends the connection in order: waits for work under way, sends a goodbye, disconnects.
 
         Waits at most `Config.close_timeout` for the peer.  Messages that have arrived can still
-        be received.  A second call waits for the first.  Cancelled, it aborts.
+        be received: all those whose `send` has returned at the peer, but for those behind a long
+        one that this side has not read.  A second call waits for the first.  Cancelled, it aborts.
         """
+        await self._close(protocol.GOODBYE)
+
+    async def _close(self, goodbye: protocol.Goodbye) -> None:
+        """As `close`; `goodbye` is what the peer is told."""
         if self._affinity.is_after_fork:
             return
         self._affinity.check(self)
@@ -340,7 +379,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
             try:
                 await self._messages.drained()
                 if self._advance(LifecycleEvent.DRAINED):
-                    await self._sharing.tell(protocol.GOODBYE)
+                    await self._sharing.tell(goodbye)
                     self._finish(at_once=True)
             except RDMAError:
                 pass  # the peer is gone, or does not read: it will see the disconnect
@@ -373,8 +412,3 @@ class Connection(ConnectionLifecycle, MessageMethods):
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
-
-
-def check_lease(lease: float | None) -> None:
-    if lease is not None and not 0 < lease <= 0xFFFFFFFF / 1000:
-        raise ValueError(f"a lease is more than 0 and at most 4294967 seconds, not {lease}")

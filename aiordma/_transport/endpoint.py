@@ -7,7 +7,11 @@ fails half way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 
 from .. import verbs
@@ -15,10 +19,16 @@ from .._core.handshake import Endpoint, Hello
 from .._datapath.work_queue import RESERVED_ENTRIES
 from .._loop.driver import Driver
 from ..config import Config
-from ..errors import ProtocolError, host_port
+from ..errors import ProtocolError, RDMAError, RouteError, VerbsError, host_port
 from ..mr_pool import REMOTE_RIGHTS
+from ..verbs._device.route_lookup import NO_ROUTE
 from .auth import Security
 from .lifecycle import Address
+from .path_options import connect_options, local_gid, mtu_code, pkey_index
+
+logger = logging.getLogger("aiordma.connection")
+
+NO_RIGHTS = verbs.AccessFlags.NONE
 
 # Reads and atomics under way at once that are asked for, unless the device offers less.
 RD_ATOMIC = 16
@@ -26,12 +36,44 @@ RD_ATOMIC = 16
 # Scatter/gather elements of a frame: its header, and a message where it lies.
 SEND_PIECES = 2
 
-# Retransmissions before the peer counts as gone.  Not 7: rdma_rxe takes that for "for ever", which
-# it is for rnr_retry only, and would never notice a queue pair that has died in silence.
-RETRIES = 6
-
 # The same for all connections of a listener.
 _hello = lru_cache(maxsize=16)(Hello)
+
+
+# What the verbs report of a route that does not work now: a port that is not active, or a GID from
+# which the peer cannot be reached.
+_ROUTE_ERRORS = NO_ROUTE | {errno.ENETDOWN}
+
+_told: set[str] = set()
+
+
+@contextmanager
+def route_errors() -> Iterator[None]:
+    """Has such an error raised as RouteError, which names port and state, or GIDs and index."""
+    try:
+        yield
+    except VerbsError as error:
+        if error.errno not in _ROUTE_ERRORS:
+            raise
+        raise RouteError(error.strerror or "", status=-error.errno) from error
+
+
+def _tell_of_windows(driver: Driver, security: Security) -> None:
+    """Logs once for a device what it lacks for keys that are good for one connection."""
+    name = driver.context.name
+    if driver.pool.has_windows or name in _told:
+        return
+    _told.add(name)
+    logger.log(
+        logging.INFO if security.auth is None else logging.WARNING,
+        "%s has no memory windows of type 2: a key of memory works on every connection of its "
+        "event loop, for any peer that gets to know it (docs/security.md)",
+        name,
+    )
+
+
+class ForeignAddressError(ProtocolError):
+    """The peer's endpoint has an address that is not the peer's."""
 
 
 class LocalEndpoint:
@@ -41,6 +83,7 @@ class LocalEndpoint:
         self, driver: Driver, config: Config, security: Security, *, in_band: bool = False
     ) -> None:
         """Takes over one use of `driver`.  `in_band`: it accepts further connections in-band."""
+        _tell_of_windows(driver, security)
         self.driver = driver
         self.config = config
         self.security = security
@@ -74,7 +117,11 @@ class LocalEndpoint:
             max_rd_atomic=self.max_rd_atomic,
             max_dest_rd_atomic=self.max_dest_rd_atomic,
             authenticates=self.security.auth is not None,
+            encrypts=bool(self.security.encrypt),
+            memory_in_clear=self.security.memory_in_clear,
             in_band=self._in_band,
+            stream=self.security.stream,
+            inspects=self.security.inspects,
         )
 
     def create_qp(
@@ -89,6 +136,26 @@ class LocalEndpoint:
             self.cq.make_room(more)
             self._entries += more
         return self.qp
+
+    def withhold_rights(self) -> None:
+        """A peer that has not proved the key reaches no memory, whatever key of memory it knows.
+
+        For a queue pair that is connected already.
+        """
+        if self.security.auth is not None:
+            self._set_rights(NO_RIGHTS)
+
+    def grant_rights(self) -> None:
+        """The peer has proved the key."""
+        self._set_rights(REMOTE_RIGHTS)
+
+    def _set_rights(self, rights: verbs.AccessFlags) -> None:
+        assert self.qp is not None
+        try:
+            self.qp.modify(qp_access_flags=rights)
+        except (RDMAError, OSError) as error:
+            # It has failed meanwhile, which the connection finds out by itself.
+            logger.debug("rights of %r: %s", self.qp, error)
 
     def close(self) -> None:
         """Destroys what is left, in the verbs' order."""
@@ -110,20 +177,23 @@ class AddressedEndpoint(LocalEndpoint):
         *,
         in_band: bool = False,
     ) -> None:
-        """Uses the GID of `address`, or the best one if there is none of it."""
-        driver = Driver.for_device(device, config.pool_limit, config.polling)
+        """Uses the GID of `Config.gid_index`, of `address`, or the best one."""
+        driver = Driver.for_device(device, config.pool_limit, config.polling, config.huge_pages)
         super().__init__(driver, config, security, in_band=in_band)
         context = driver.context
         try:
             qp = self.create_qp(lambda cq, caps: driver.pd.create_qp(cq, cq, caps, reserved=True))
-            try:
-                host = address[0].partition("%")[0] if address else ""
-                gid = context.find_gid(host) if host else context.choose_gid()
-            except ValueError:
-                gid = context.choose_gid()
-            self.endpoint: Endpoint = qp.endpoint(
-                gid, max_rd_atomic=self.max_rd_atomic, max_dest_rd_atomic=self.max_dest_rd_atomic
-            )
+            gid = local_gid(context, config, address)
+            self._pkey_index = pkey_index(context, config, gid.port_num)
+            with route_errors():
+                endpoint = qp.endpoint(
+                    gid,
+                    max_rd_atomic=self.max_rd_atomic,
+                    max_dest_rd_atomic=self.max_dest_rd_atomic,
+                )
+            if config.path_mtu is not None:
+                endpoint = replace(endpoint, mtu=min(endpoint.mtu, mtu_code(config.path_mtu)))
+            self.endpoint: Endpoint = endpoint
         except BaseException:
             self.close()
             raise
@@ -132,16 +202,41 @@ class AddressedEndpoint(LocalEndpoint):
         """What the peer is told: the endpoint and the hello."""
         return self.endpoint.pack() + self.hello.pack()
 
-    def connect(self, remote: Endpoint, address: Address | None) -> None:
+    def connect(self, remote: Endpoint, address: Address | None, *, proved: bool = False) -> None:
         """Brings the queue pair up; the peer must not send before it has been told.
 
-        `address` is the peer's, for errors.
+        `address` is the peer's; None: it is not known, and the endpoint is trusted.
+        ForeignAddressError if the endpoint has another one.  `proved`: it has proved the key.
         """
         assert self.qp is not None
         if remote == self.endpoint:
             peer = host_port(address) if address is not None else "the peer"
             raise ProtocolError(f"{peer} sends back this side's own endpoint: an echo server?")
+        if address is not None and not self.config.allow_other_addresses:
+            self._check_address(remote, address)
         try:
-            self.qp.connect(self.endpoint, remote, access=REMOTE_RIGHTS, retry_cnt=RETRIES)
+            access = REMOTE_RIGHTS if proved or self.security.auth is None else NO_RIGHTS
+            with route_errors():
+                self.qp.connect(
+                    self.endpoint,
+                    remote,
+                    access=access,
+                    pkey_index=self._pkey_index,
+                    **connect_options(self.config),
+                )
         except ValueError as error:
             raise ProtocolError(f"the peer's queue pair does not fit: {error}") from error
+
+    def _check_address(self, remote: Endpoint, address: Address) -> None:
+        """A device that connects to the peer's address must not be sent elsewhere by the peer.
+
+        A card connects to nothing: it sends packets when there is something to send.  Its addresses
+        may be those of another network than the bootstrap's, so there is nothing to compare.
+        """
+        host = address[0].partition("%")[0]
+        gid = remote.gid if remote.is_global else verbs.GID.from_ip("127.0.0.1").raw
+        if not self.driver.context.library.may_be_at(gid, verbs.GID.from_ip(host).raw):
+            raise ForeignAddressError(
+                f"{host_port(address)} has a queue pair at another address, {verbs.GID(gid)}: "
+                f"Config(allow_other_addresses=True) allows it"
+            )

@@ -8,6 +8,7 @@ had arrived can still be received; the resources go in the loop's next turn.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import warnings
 import weakref
@@ -26,6 +27,7 @@ from .._core.connection_states import (
     transition,
 )
 from .._core.handshake import Hello
+from .._core.refusal import printable
 from .._datapath.channel import MessageChannel
 from .._datapath.work_queue import SendQueue
 from .._loop import shutdown
@@ -34,9 +36,12 @@ from ..errors import (
     AuthenticationError,
     ConnectionBrokenError,
     ConnectionClosedError,
+    IntegrityError,
     ProtocolError,
     RDMAError,
+    RejectedError,
     WorkCompletionError,
+    cause_text,
     host_port,
 )
 from .auth import KeyProof
@@ -46,6 +51,7 @@ from .one_sided import OneSided
 from .sharing import Sharing
 
 if TYPE_CHECKING:
+    from .encryption import KeyExchange
     from .endpoint import LocalEndpoint
 
 logger = logging.getLogger("aiordma.connection")
@@ -82,6 +88,39 @@ class NoLink:
 
     def release(self) -> None:
         """Nothing to give back."""
+
+
+def rejected_by_application(text: str) -> RejectedError:
+    """What `on_request` of the listener has decided; `text` is its reason."""
+    return RejectedError(
+        f"the listener's application refused the connection: {printable(text)}",
+        reason=28,  # IBTA clause 12.6.7.2
+        event="",
+        by_application=True,
+    )
+
+
+class Inspection:
+    """What the last step of a handshake waits for (inspection.py): data, or the acceptance."""
+
+    def __init__(self, *, client: bool) -> None:
+        self._awaited = protocol.ConnectAccepted if client else protocol.ConnectData
+        self._came: asyncio.Future[protocol.Message] = asyncio.get_running_loop().create_future()
+
+    def control(self, message: protocol.Message) -> None:
+        """ProtocolError for the other message, or for a second one."""
+        if self._came.done() or not isinstance(message, self._awaited):
+            raise ProtocolError(f"the peer sent a {type(message).__name__}, unexpected here")
+        self._came.set_result(message)
+
+    def end(self, error: BaseException) -> None:
+        if not self._came.done():
+            self._came.set_exception(error)
+            self._came.exception()  # retrieved, also if it is not awaited
+
+    async def message(self) -> protocol.Message:
+        """Raises what the connection has ended with."""
+        return await self._came
 
 
 class InbandHandler(Protocol):
@@ -170,6 +209,7 @@ class ConnectionLifecycle:
         self._loop_shutdown = shutdown.of_running_loop()
         self._link: Link | None = None
         self._inband: InbandHandler | None = None
+        self._inspection: Inspection | None = None
         self._peer: Hello | None = None
         self._state = ConnectionState.CONNECTING
         self._ended_in = self._state  # the state that it was in when it ended
@@ -193,14 +233,26 @@ class ConnectionLifecycle:
             waiter_error=self._waiter_error,
         )
         self._messages.awaiting_auth = endpoint.security.auth is not None
+        self._key_exchange: KeyExchange | None = None
+        if endpoint.security.encrypt:
+            self._encrypt(memory_in_clear=endpoint.security.memory_in_clear)
         self._queue.frame_handler = self._messages
-        self._sharing = Sharing(driver.pool, config, self._messages, self._waiter_error)
+        self._sharing = Sharing(
+            driver.pool, config, self._messages, self._queue, self._waiter_error
+        )
         self._one_sided = OneSided(
             self._queue, self._messages, self._sharing, self._memory, weakly(self._check)
         )
         self._queue.user = self._sharing
         self._queue.accepting = True
         self._loop_shutdown.add(self)
+
+    def _encrypt(self, *, memory_in_clear: bool) -> None:
+        from . import encryption  # noqa: PLC0415 - it needs a package
+
+        sealing = encryption.new_sealing(memory_in_clear=memory_in_clear)
+        self._messages.seal_with(sealing)
+        self._key_exchange = encryption.KeyExchange(sealing)
 
     def _advance(self, event: LifecycleEvent, error: BaseException | None = None) -> bool:
         """Takes the transition of an event; False if it is ignored in this state.
@@ -229,6 +281,28 @@ class ConnectionLifecycle:
         """Before the peer may send: the queue pair is in INIT or beyond."""
         self._messages.post_receives()
 
+    def _make_key_proof(
+        self,
+        peer: Hello,
+        peer_qp_num: int,
+        send: Callable[[protocol.Message], None],
+        *,
+        client: bool,
+    ) -> KeyProof:
+        """This side's part of the proof of the key; `send` takes its messages to the peer."""
+        key, qp = self._endpoint.security.auth, self._endpoint.qp
+        assert key is not None
+        assert qp is not None
+        self._key_proof = KeyProof(
+            key,
+            (self._endpoint.hello, peer),
+            (qp.qp_num, peer_qp_num),
+            send,
+            client=client,
+            exchange=self._key_exchange,
+        )
+        return self._key_proof
+
     async def _start(self, link: Link, peer: Hello, *, client: bool) -> None:
         """The link is up: opens the connection, once both sides have proved a key if there is one.
 
@@ -238,8 +312,12 @@ class ConnectionLifecycle:
             raise self._waiter_error(self._close_cause)
         self._link = link
         self._waiter_error.peer = link.peer_address
+        if link.peer_address is not None:
+            self._queue.peer = self._sharing.peer = host_port(link.peer_address)
         self._peer = peer
-        key = self._endpoint.security.auth
+        if peer.inspects if client else self._endpoint.security.inspects:
+            self._inspection = Inspection(client=client)
+            self._messages.awaiting_admission = not client
         if self._config.keep_alive is not None:
             self._keep_alive = KeepAlive(
                 self._queue,
@@ -248,17 +326,18 @@ class ConnectionLifecycle:
                 self._config.keep_alive_timeout,
                 weakly(self._silent),
             )
-        if key is None:
+        if self._endpoint.security.auth is None or self._key_proof is not None:
+            self._messages.awaiting_auth = False
+            if self._messages.sealing is not None:
+                self._messages.sealing.seal_first()
             self._advance(LifecycleEvent.ESTABLISHED)
             self._messages.start(peer)
             return
         self._advance(LifecycleEvent.KEY_REQUIRED)
-        qp = self._endpoint.qp
-        assert qp is not None
-        self._key_proof = proof = KeyProof(
-            key,
-            (self._endpoint.hello, peer),
-            (qp.qp_num, qp.query().dest_qp_num),
+        assert self._endpoint.qp is not None
+        proof = self._make_key_proof(
+            peer,
+            self._endpoint.qp.query().dest_qp_num,
             self._messages.send_control,
             client=client,
         )
@@ -299,6 +378,7 @@ class ConnectionLifecycle:
                 # To send may have ended the connection.
                 if self._state is ConnectionState.AUTHENTICATING and proof.done.done():
                     self._messages.awaiting_auth = False
+                    self._endpoint.grant_rights()
                     self._advance(LifecycleEvent.PROVED)
             return
         if self._messages.awaiting_auth and not isinstance(message, protocol.Goodbye):
@@ -312,14 +392,22 @@ class ConnectionLifecycle:
                 self._peer_goodbye(
                     AuthenticationError("the peer says that it has not the same key")
                 )
+            case protocol.Goodbye(code=protocol.GoodbyeCode.REJECTED):
+                self._peer_goodbye(rejected_by_application(message.text))
             case protocol.Goodbye():
                 self._peer_goodbye(
                     ConnectionBrokenError(f"the peer gave up (code {message.code}): {message.text}")
                 )
             case protocol.Ping():
                 self._messages.send_control(protocol.Pong(message.request_id))
+            case protocol.ConnectData() | protocol.ConnectAccepted() if self._inspection:
+                self._inspection.control(message)
             case _ if self._inband is not None and self._inband.control(message):
-                pass
+                pass  # also now: a further connection is inspected like this one
+            case _ if self._messages.awaiting_admission:
+                raise ProtocolError(
+                    f"the peer sent a {type(message).__name__} before its connection was accepted"
+                )
             case _:
                 self._sharing.control(message)
 
@@ -343,6 +431,10 @@ class ConnectionLifecycle:
             self._finish()
 
     def _protocol_error(self, error: ProtocolError) -> None:
+        if isinstance(error, IntegrityError) and self._messages.awaiting_auth:
+            # Frames that are sealed with another key come from a peer that has another one.
+            self._refuse(AuthenticationError(f"the peer has not the key of auth= here, or {error}"))
+            return
         logger.warning("%r: %s", self, error)
         self._give_reason(protocol.GoodbyeCode.PROTOCOL_ERROR, error)
 
@@ -381,6 +473,9 @@ class ConnectionLifecycle:
 
         `at_once` gives the resources back now: from a task, outside a drain.
         """
+        if self._state in (ConnectionState.DRAINING, ConnectionState.GOODBYE_SENT):
+            # The peer has not said goodbye, so there may be messages that have arrived by now.
+            self._queue.stop(ConnectionClosedError())
         if self._advance(LifecycleEvent.FINISHED, ConnectionClosedError()):
             if at_once and not self._queue.table.calling_back:
                 self._tear_down()
@@ -396,6 +491,8 @@ class ConnectionLifecycle:
         if self._key_proof is not None and not self._key_proof.done.done():
             self._key_proof.done.set_exception(self._waiter_error(root))
             self._key_proof.done.exception()  # retrieved, also if it is not awaited yet
+        if self._inspection is not None:
+            self._inspection.end(self._waiter_error(root))
         if self._inband is not None:
             self._inband.end()
         self._queue.fail(root)
@@ -420,6 +517,8 @@ class ConnectionLifecycle:
             self._on_closed()
         if self._link is not None:
             self._link.close()
+        self._messages.close_windows()
+        self._sharing.end_keys()  # without `end`: the loop was closed
         self._queue.close()
         self._messages.close()
         self._endpoint.close()
@@ -454,15 +553,19 @@ class WaiterErrors:
     def __init__(self) -> None:
         self.peer: Address | None = None
 
-    def __call__(self, root: BaseException) -> BaseException:
+    def __call__(self, root: BaseException, operation: str = "") -> BaseException:
+        """`operation` is what the waiter waited for, if that is known."""
+        before = f"{operation}: " if operation else ""
         if isinstance(root, ConnectionClosedError):
-            return ConnectionClosedError(str(root), by_peer=root.by_peer)
+            return ConnectionClosedError(f"{before}{root}", by_peer=root.by_peer)
         error: Exception
         peer = f" with {host_port(self.peer)}" if self.peer is not None else ""
-        if isinstance(root, ProtocolError | AuthenticationError):
-            error = type(root)(str(root))
+        if isinstance(root, RejectedError):
+            error = copy.copy(root)
+        elif isinstance(root, ProtocolError | AuthenticationError):
+            error = type(root)(f"{before}{cause_text(root)}")
         else:
-            error = ConnectionBrokenError(f"the connection{peer} broke: {root}")
+            error = ConnectionBrokenError(f"{before}the connection{peer} broke: {cause_text(root)}")
         error.__cause__ = root
         return error
 

@@ -20,8 +20,10 @@ from .._datapath.one_sided import TRANSFER_SIZE, WRChain
 from .._datapath.work_queue import SendQueue
 from ..mr_pool import Block, Buffer, LocalMemory
 from ..verbs._memory.buffers import AnyMemory, bytes_of
+from .arguments import remote_memory
 from .memory import STAGING_LIMIT, Memory
-from .sharing import RemoteRegion, RemoteSlice, Sharing
+from .remote_memory import RemoteMemory, RemoteRegion, RemoteSlice
+from .sharing import Sharing
 from .transfers import Atomic, Pieces, Progress
 
 Remote = RemoteRegion | RemoteSlice
@@ -181,7 +183,7 @@ class OneSided:
             put(transfer, READ, local, remote, 0, len(local))
 
     def _allowed(self, local: LocalMemory, remote: Remote, right: Rights) -> None:
-        remote.check(self._sharing)
+        remote_memory(remote, RemoteMemory).check(self._sharing)
         remote.range.require(right)
         if right is Rights.READ and not local.writable:
             raise ValueError(f"cannot read into {local!r}: it is read-only")
@@ -284,15 +286,15 @@ class OneSided:
         """Adds an atomic that is allowed; one that is not raises, and gives the block back."""
         try:
             self._check()
-            remote.check(self._sharing)
+            remote_memory(remote, RemoteMemory).check(self._sharing)
             remote.range.require_atomic()
         except BaseException:
             block.release()
             raise
-        address, rkey = remote.address, remote.rkey
         transfer.put(
-            opcode, block, block.address, ATOMIC_SIZE, block.lkey, address, rkey, 0, *numbers
-        )
+            opcode, block, block.address, ATOMIC_SIZE, block.lkey, remote, remote.address, 0,
+            *numbers,
+        )  # fmt: skip
         return Atomic(block, self._loop.create_future())
 
 
@@ -320,8 +322,8 @@ def put(
             length = min(TRANSFER_SIZE, stop - at)
             there = remote.address + at
             transfer.put(
-                opcode, local.root.pinned, local.address + at, length, local.lkey, there,
-                remote.rkey, imm,
+                opcode, local.root.pinned, local.address + at, length, local.lkey, remote, there,
+                imm,
             )  # fmt: skip
     finally:
         local.unpin()

@@ -2,10 +2,16 @@
 
 Some facts, and what they mean here:
 
-- A remote key is a bearer token over a whole memory region.  So every share is a registration of
-  its own over exactly the bytes that are shared, with exactly the rights that were named.
-- Only deregistering makes a key stop working; a message that asks the peer to stop does not.  So a
-  lease ends here, on this side's monotonic clock, whatever the peer does or says.
+- A remote key is a bearer token over all that it covers.  So every share has one of its own, over
+  exactly the bytes that are shared, with exactly the rights that were named, and for the queue pair
+  of this connection alone (`share_keys`).
+- Only the end of the key ends the access; a message that asks the peer to stop does not.  So a
+  lease ends here, on this side's monotonic clock, whatever the peer does or says, and whatever this
+  event loop does (`lease_thread.py`).
+- The user of a region counts the lease on its own clock, from a moment that is before the owner's:
+  from its request, or from the arrival of the grant, whose delivery the owner awaits before it
+  begins to count.  So neither needs the other's clock, and the user stops first, unless its event
+  loop saw the grant late.  The owner tells it of the end, too (RegionEnd).
 - A peer can ask for anything any number of times.  What it borrows and what it shows is counted
   against `Config.lend_quota` and `Config.max_regions` before anything is allocated, and memory is
   zeroed before it is lent, since it may hold what another connection left there.
@@ -15,22 +21,36 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
-from .. import verbs
 from .._core import protocol
-from .._core.region import RegionToken, RemoteRange, Rights
-from .._datapath.memory import Remote
+from .._core.region import RegionToken, Rights
 from .._loop.wait_queue import WaitQueue
+from .._native import fork
 from ..config import Config
-from ..errors import BufferStateError, ProtocolError, QuotaError, RDMAError, RequestRefusedError
-from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool
+from ..errors import (
+    ProtocolError,
+    QuotaError,
+    RDMAError,
+    RequestRefusedError,
+    UnencryptedError,
+    cause_text,
+)
+from ..mr_pool import Buffer, LocalMemory, MemoryPool
+from .arguments import remote_memory
+from .lease_thread import milliseconds, now
+from .remote_memory import RemoteRegion
+from .shares import HandedOver, Loan, Share
 
 if TYPE_CHECKING:
     from .._datapath.channel import MessageChannel
+    from .._datapath.work_queue import SendQueue
 
 A = TypeVar("A")
 
@@ -41,207 +61,6 @@ def zero(view: memoryview) -> None:
     for start in range(0, len(view), len(ZEROS)):
         part = view[start : start + len(ZEROS)]
         part[:] = ZEROS[: len(part)]
-
-
-def access_flags(rights: Rights) -> verbs.AccessFlags:
-    """Registration flags for remote `rights`; remote writing needs local writing too."""
-    flags = verbs.AccessFlags(int(rights))
-    if rights & (Rights.WRITE | Rights.ATOMIC):
-        flags |= verbs.AccessFlags.LOCAL_WRITE
-    return flags
-
-
-class Share:
-    """This side's memory as the peer may use it, until `revoke`, the lease's end, or the end of
-    the connection, whichever is first.  The memory stays registered and pinned until then.
-    """
-
-    def __init__(
-        self,
-        sharing: Sharing,
-        region_id: int,
-        memory: LocalMemory,
-        rights: Rights,
-        lease: float | None,
-    ) -> None:
-        self._sharing = sharing
-        self._memory = memory
-        self._mr = memory.expose(sharing.pool.pd, access_flags(rights), 0, len(memory))
-        self._timer = (
-            asyncio.get_running_loop().call_later(lease, self.revoke) if lease is not None else None
-        )
-        self.region_id = region_id
-        self.rights = rights
-        self.token = RegionToken(
-            region_id,
-            self._mr.addr,
-            self._mr.length,
-            self._mr.rkey,
-            rights,
-            0 if lease is None else max(1, round(lease * 1000)),
-        )
-
-    def __repr__(self) -> str:
-        state = "revoked" if self.revoked else "active"
-        return f"<Share {self.region_id:#x} of {self._memory!r}, {self.rights!r}, {state}>"
-
-    @property
-    def revoked(self) -> bool:
-        """Whether the memory has been taken back: the peer's key does nothing any more."""
-        return self._mr.closed
-
-    def revoke(self) -> None:
-        """Takes the memory back: when this returns the key works no more.  Idempotent.
-
-        An operation of the peer that is under way fails there with RemoteAccessError, which
-        breaks the connection, as verbs have it; agree on the end first where that matters.
-        """
-        if self._timer is not None:
-            self._timer.cancel()
-        self._mr.close()
-        self._sharing.forget(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.revoke()
-
-
-class Loan(Share):
-    """Memory of this side's pool that the peer asked for."""
-
-    def __init__(
-        self,
-        sharing: Sharing,
-        region_id: int,
-        buffer: Buffer,
-        rights: Rights,
-        lease: float | None,
-    ) -> None:
-        self.buffer = buffer
-        super().__init__(sharing, region_id, buffer, rights, lease)
-
-    def revoke(self) -> None:
-        super().revoke()
-        self.buffer.release()
-
-    def hand_over(self) -> HandedOver:
-        """Ends the peer's access; the memory with what the peer wrote is the caller's."""
-        super().revoke()
-        return HandedOver(self.buffer)
-
-
-class HandedOver:
-    """Memory that came back with what the peer wrote, and waits for `recv_buffer`.
-
-    Not a Buffer yet: one that was never received is not the user's to release, so it returns to the
-    pool without a warning.
-    """
-
-    __slots__ = ("_block", "_length")
-
-    def __init__(self, buffer: Buffer) -> None:
-        self._length = len(buffer)
-        self._block: Block | None = buffer.give_up()
-
-    def __len__(self) -> int:
-        return self._length
-
-    def take(self) -> Buffer:
-        block, self._block = self._block, None
-        assert block is not None
-        return Buffer(block, self._length)
-
-    def __del__(self) -> None:
-        if self._block is not None:
-            self._block.release()
-
-
-class RemoteMemory(Remote):
-    """What an operation is aimed at; its numbers are those of `range`."""
-
-    __slots__ = ("range",)
-
-    def _aim(self, range: RemoteRange) -> None:
-        self.range = range
-        self.address = range.address
-        self.length = range.length
-        self.rkey = range.rkey
-        self.allowed = int(range.token.access)
-
-    def check(self, sharing: Sharing) -> None:
-        """Raises unless the region is this connection's and still this side's to use."""
-        region = self.root
-        if sharing is not region.user:
-            raise ValueError(f"{region!r} belongs to another connection")
-        if not region.usable:
-            raise BufferStateError(f"{region!r} cannot be used again")
-
-
-class RemoteRegion(RemoteMemory):
-    """Memory of the peer that this side may use; slice it to name the bytes of an operation."""
-
-    def __init__(self, sharing: Sharing, token: RegionToken, *, lent: bool) -> None:
-        self._sharing = sharing
-        self._lent = lent
-        self.user = sharing
-        self.usable = True
-        self.token = token
-        self._aim(RemoteRange.of(token))
-
-    def __repr__(self) -> str:
-        state = "" if self.usable else " given up"
-        return (
-            f"<RemoteRegion {self.token.region_id:#x} of {len(self)} bytes, "
-            f"{self.token.access!r}{state}>"
-        )
-
-    def __getitem__(self, key: slice) -> RemoteSlice:
-        """The part `[start:stop]`; a bound outside raises RemoteRangeError, nothing is clipped."""
-        return RemoteSlice(self, self.range[key])
-
-    @property
-    def rights(self) -> Rights:
-        """What the owner allows here."""
-        return self.token.access
-
-    @property
-    def lent(self) -> bool:
-        """Whether it came from `request_region`, and so can be handed over."""
-        return self._lent
-
-    def give_up(self) -> None:
-        """It is the owner's again: every use from now on fails.  Internal to the library."""
-        self.usable = False
-
-    async def release(self) -> None:
-        """Tells the owner that the region is needed no more.  Idempotent."""
-        if self.usable:
-            self.usable = False
-            await self._sharing.tell(protocol.RegionRelease(0, self.token.region_id))
-
-
-class RemoteSlice(RemoteMemory):
-    """A part of a RemoteRegion."""
-
-    __slots__ = ("region",)
-
-    def __init__(self, region: RemoteRegion, range: RemoteRange) -> None:
-        self.region = region
-        self.root = region
-        self._aim(range)
-
-    def __repr__(self) -> str:
-        return f"<{self.region!r}[{self.range.offset}:{self.range.offset + self.range.length}]>"
-
-    def __getitem__(self, key: slice) -> RemoteSlice:
-        return RemoteSlice(self.region, self.range[key])
 
 
 class ArrivalQueue(deque[A]):
@@ -256,6 +75,15 @@ class ArrivalQueue(deque[A]):
         self.waiters.wake()
 
 
+class Request(NamedTuple):
+    """What the peer was asked for."""
+
+    answered: asyncio.Future[Any]
+    since: float
+    """When, by `now`."""
+    message: protocol.Message
+
+
 class Sharing:
     """Both directions of shared memory on one connection."""
 
@@ -264,50 +92,81 @@ class Sharing:
         pool: MemoryPool,
         config: Config,
         messages: MessageChannel,
+        queue: SendQueue,
         waiter_error: Callable[[BaseException], BaseException],
     ) -> None:
         self.pool = pool
         self._config = config
         self._messages = messages
+        self.queue = queue
+        self.peer = ""  # its name, for errors
         self._waiter_error = waiter_error
         self._loop = asyncio.get_running_loop()
-        self._ids = itertools.count(1)
+        self._forks = fork.generation()
+        # Also the tokens that have come from other connections have other numbers.
+        self._ids = itertools.count(1 + secrets.randbits(48))
+        self._sealed = messages.sealing is not None and not messages.sealing.memory_in_clear
         self._shares: dict[int, Share] = {}
         self._lent_bytes = 0  # what was handed over and not yet received included
-        self._requests: dict[int, asyncio.Future[RemoteRegion]] = {}
+        self._used: WeakValueDictionary[int, RemoteRegion] = WeakValueDictionary()
+        self._requests: dict[int, Request] = {}
         self._arrived: ArrivalQueue[RemoteRegion] = ArrivalQueue()
         self._handed_over: ArrivalQueue[HandedOver] = ArrivalQueue()
         self._requesters = WaitQueue()
         self._ended: BaseException | None = None
 
+    def check_allowed(self) -> None:
+        """UnencryptedError where all is encrypted: without a region there is no operation."""
+        if self._sealed:
+            raise UnencryptedError
+
     # ---- this side's memory --------------------------------------------------------------
 
-    def open_up(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
-        """The peer may use it, if it gets to know the token."""
+    def open_up(
+        self, memory: LocalMemory, rights: Rights, lease: float | None, *, begins: bool = True
+    ) -> Share:
+        """The peer may use it, if it gets to know the token; `begins`: the lease begins now."""
+        self.check_allowed()
         if not isinstance(memory, LocalMemory):
             raise TypeError(
                 f"{memory!r} is not registered memory of this side (Connection.register, alloc); "
                 f"borrowed memory goes back by hand_over"
             )
         share = Share(self, next(self._ids), memory, rights, lease)
+        if begins:
+            share.lease_from_now(lease)
         self._shares[share.region_id] = share
         return share
 
     def from_token(self, token: RegionToken) -> RemoteRegion:
         """The token has come by another way."""
-        return RemoteRegion(self, token, lent=False)
+        self.check_allowed()
+        known = self._used.get(token.region_id)
+        if known is not None and known.usable and known.token == token:
+            return known
+        return self._use(RemoteRegion(self, token, lent=False))
+
+    def _use(self, region: RemoteRegion) -> RemoteRegion:
+        """From now on its owner can end it, and change its lease."""
+        self._used[region.token.region_id] = region
+        return region
 
     async def share(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
-        share = self.open_up(memory, rights, lease)
-        told = self._tell(protocol.RegionGrant(0, share.token))
+        share = self.open_up(memory, rights, lease, begins=False)
+        told: asyncio.Future[None] | None = None
         try:
+            await share.ready()  # until then no peer can use it
+            share.lease_from_now(lease)
+            told = self._tell(protocol.RegionGrant(0, share.token))
             await told
         except BaseException:
             # A caller that gave up does not expect the memory to be used, so it is withdrawn, even
             # if the peer has been told of it.
-            self._messages.withdraw_control(told)
-            share.revoke()
+            if told is not None:
+                self._messages.withdraw_control(told)
+            share.end(tells=told is not None)
             raise
+        share.lease_from_now(lease)  # the peer's device has the token now
         return share
 
     def forget(self, share: Share) -> None:
@@ -315,27 +174,82 @@ class Sharing:
         if known is not None and isinstance(share, Loan):
             self._lent_bytes -= len(share.buffer)
 
+    def notify(self, message: protocol.Message) -> None:
+        """Tells the peer, as soon as it can be told, unless the connection has ended."""
+        if not self.ended:
+            told = self._tell(message)
+            told.add_done_callback(lambda told: told.cancelled() or told.exception())
+
+    def call_soon(self, callback: Callable[..., object], *args: object) -> None:
+        """Calls it in the loop, from any thread; not at all when the loop has been closed."""
+        if self._forks == fork.generation():
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(callback, *args)
+
     def _lend(self, request: protocol.RegionRequest) -> None:
         """Answers the peer's request for memory, one way or the other."""
         answer: protocol.Message
+        code = protocol.ErrorCode
         try:
+            self._check_rights(request.access)
             self._check_quota(request.length)
             buffer = self.pool.alloc(request.length)
             zero(buffer.view)
-            lease = request.lease_ms / 1000 if request.lease_ms else None
+            lease = self._lease_for(request.lease_ms)
             try:
                 loan = Loan(self, next(self._ids), buffer, request.access, lease)
             except BaseException:
                 buffer.release()
                 raise
         except QuotaError as error:
-            answer = protocol.Error(request.request_id, protocol.ErrorCode.QUOTA, str(error))
+            answer = protocol.Error(request.request_id, code.QUOTA, cause_text(error))
+        except PermissionError as error:
+            answer = protocol.Error(request.request_id, code.ACCESS, str(error))
         except (RDMAError, OSError, ValueError) as error:
-            answer = protocol.Error(request.request_id, protocol.ErrorCode.INTERNAL, str(error))
+            answer = protocol.Error(request.request_id, code.INTERNAL, cause_text(error))
         else:
             self._shares[loan.region_id] = loan
+            loan.lease_from_now(lease)
             self._lent_bytes += request.length
-            answer = protocol.RegionGrant(request.request_id, loan.token)
+            loan.on_ready(partial(self._grant, request.request_id, loan))
+            return
+        self._messages.send_control(answer)
+
+    def _grant(self, request_id: int, loan: Loan) -> None:
+        answer: protocol.Message = protocol.RegionGrant(request_id, loan.token)
+        if loan.revoked:
+            text = "the lease ended before it began"
+            answer = protocol.Error(request_id, protocol.ErrorCode.INTERNAL, text)
+        self._messages.send_control(answer)
+
+    def _lease_for(self, lease_ms: int) -> float | None:
+        """Seconds of what the peer has asked for (0: without an end), within `Config.max_lease`."""
+        asked = lease_ms / 1000 if lease_ms else None
+        most = self._config.max_lease
+        return most if asked is None or (most is not None and asked > most) else asked
+
+    def _check_rights(self, rights: Rights) -> None:
+        missing = rights & ~self._config.max_rights
+        if missing:
+            raise PermissionError(f"{missing!r} is not lent here (Config.max_rights)")
+
+    def _extend(self, request: protocol.RegionRenew) -> None:
+        """Answers the peer's request for a longer lease."""
+        share = self._shares.get(request.region_id)
+        lease = self._lease_for(request.lease_ms)
+        answer: protocol.Message
+        if isinstance(share, Loan) and share.lease_from_now(lease, at_least=True):
+            answer = protocol.RegionLease(request.request_id, share.region_id, milliseconds(lease))
+        elif share is not None and not isinstance(share, Loan):
+            answer = protocol.Error(
+                request.request_id,
+                protocol.ErrorCode.ACCESS,
+                "the region was not borrowed: its owner alone renews its lease (Share.renew)",
+            )
+        else:
+            answer = protocol.Error(
+                request.request_id, protocol.ErrorCode.UNKNOWN_REGION, "its lease has ended"
+            )
         self._messages.send_control(answer)
 
     def _check_quota(self, length: int) -> None:
@@ -358,19 +272,37 @@ class Sharing:
     # ---- the peer's memory ---------------------------------------------------------------
 
     async def request(self, length: int, rights: Rights, lease: float | None) -> RemoteRegion:
+        self.check_allowed()
+        region: RemoteRegion = await self._ask(
+            lambda number: protocol.RegionRequest(number, length, rights, milliseconds(lease)),
+            unwanted=RemoteRegion.drop,
+        )
+        return region
+
+    async def renew(self, region: RemoteRegion, lease_ms: int) -> None:
+        region_id = region.token.region_id
+        await self._ask(lambda number: protocol.RegionRenew(number, region_id, lease_ms))
+
+    async def _ask(
+        self,
+        make: Callable[[int], protocol.Message],
+        unwanted: Callable[[Any], None] = lambda _: None,
+    ) -> Any:
+        """The answer to a request, which `make` gets the number of; `unwanted` gets it when the
+        task was cancelled as it came."""
         while len(self._requests) >= protocol.MAX_UNANSWERED and self._ended is None:
             await self._requesters.wait()
         request_id = self._messages.request_id()
-        lease_ms = 0 if lease is None else max(1, round(lease * 1000))
-        future: asyncio.Future[RemoteRegion] = self._loop.create_future()
-        self._requests[request_id] = future
+        future: asyncio.Future[Any] = self._loop.create_future()
+        message = make(request_id)
+        self._requests[request_id] = Request(future, now(), message)
         try:
-            await self.tell(protocol.RegionRequest(request_id, length, rights, lease_ms))
+            await self.tell(message)
             return await future
         except asyncio.CancelledError:
             # The grant may still come; then it goes back at once.
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._give_back(future.result())
+                unwanted(future.result())
             future.cancel()
             raise
         except BaseException:
@@ -379,18 +311,18 @@ class Sharing:
                 future.exception()  # retrieved: the same end is raised from here
             raise
 
-    def _answered(self, request_id: int) -> asyncio.Future[RemoteRegion] | None:
+    def _answered(self, request_id: int) -> Request | None:
         """The request that is over now, if there was one; there is room for another."""
-        future = self._requests.pop(request_id, None)
+        request = self._requests.pop(request_id, None)
         self._requesters.wake()
-        return future
+        return request
 
-    def _give_back(self, region: RemoteRegion) -> None:
-        region.give_up()
-        self._messages.send_control(protocol.RegionRelease(0, region.token.region_id))
+    def give_back(self, region_id: int) -> None:
+        """The owner may have the region back, which is not used here any more."""
+        self.notify(protocol.RegionRelease(0, region_id))
 
     async def hand_over(self, region: RemoteRegion) -> None:
-        region.check(self)
+        remote_memory(region, RemoteRegion).check(self)
         if not region.lent:
             raise ValueError(f"{region!r} was not borrowed with request_region: it is the peer's")
         region.give_up()
@@ -405,6 +337,7 @@ class Sharing:
         return handed.take()
 
     async def _next(self, arrivals: ArrivalQueue[A]) -> A:
+        self.check_allowed()
         while not arrivals:
             if self._ended is not None:
                 raise self._waiter_error(self._ended)
@@ -425,6 +358,11 @@ class Sharing:
     # ---- control messages of the peer ----------------------------------------------------
 
     def control(self, message: protocol.Message) -> None:
+        if self._sealed and not isinstance(message, protocol.Error):
+            raise ProtocolError(
+                f"the peer sent a {type(message).__name__}, and this connection allows no "
+                f"operations on memory (encrypt=True)"
+            )
         match message:
             case protocol.RegionRequest():
                 self._lend(message)
@@ -440,13 +378,23 @@ class Sharing:
             case protocol.RegionRelease():
                 share = self._shares.get(message.region_id)
                 if share is not None:
-                    share.revoke()
+                    share.end(tells=False)
+            case protocol.RegionRenew():
+                self._extend(message)
+            case protocol.RegionLease():
+                self._renewed(message)
+            case protocol.RegionEnd():
+                region = self._used.pop(message.region_id, None)
+                if region is not None:
+                    region.take_back()
             case protocol.Error():
-                future = self._answered(message.request_id)
-                if future is None:
+                request = self._answered(message.request_id)
+                if request is None:
                     raise ProtocolError("the peer refuses a request that was not made")
-                if not future.done():
-                    future.set_exception(RequestRefusedError(message.code, message.text))
+                if not request.answered.done():
+                    request.answered.set_exception(
+                        RequestRefusedError(message.code, message.text, peer=self.peer)
+                    )
             case _:
                 raise ProtocolError(f"the peer sent a {type(message).__name__}, unexpected here")
 
@@ -457,16 +405,41 @@ class Sharing:
                     f"the peer has shown more than {self._config.max_regions} regions before one "
                     f"was received"
                 )
-            self._arrived.add(RemoteRegion(self, grant.token, lent=False))
+            self._arrived.add(self._use(RemoteRegion(self, grant.token, lent=False)))
             return
-        future = self._answered(grant.request_id)
-        if future is None:
+        request = self._requests.get(grant.request_id)
+        if request is None or not isinstance(asked := request.message, protocol.RegionRequest):
             raise ProtocolError("the peer grants a request that was not made")
-        region = RemoteRegion(self, grant.token, lent=True)
-        if future.done():
-            self._give_back(region)
+        if grant.token.length != asked.length or asked.access & ~grant.token.access:
+            raise ProtocolError(
+                f"the peer grants {grant.token.length} bytes with {grant.token.access!r}, and was "
+                f"asked for {asked.length} with {asked.access!r}"
+            )
+        self._answered(grant.request_id)
+        region = self._use(RemoteRegion(self, grant.token, lent=True, since=request.since))
+        if request.answered.done():
+            region.drop()
         else:
-            future.set_result(region)
+            request.answered.set_result(region)
+
+    def _renewed(self, lease: protocol.RegionLease) -> None:
+        since = now()
+        if lease.request_id:
+            request = self._requests.get(lease.request_id)
+            asked = request.message if request is not None else None
+            if (
+                request is None
+                or not isinstance(asked, protocol.RegionRenew)
+                or asked.region_id != lease.region_id
+            ):
+                raise ProtocolError("the peer renews a lease that it was not asked for")
+            self._answered(lease.request_id)
+            since = request.since
+            if not request.answered.done():
+                request.answered.set_result(None)
+        region = self._used.get(lease.region_id)
+        if region is not None:
+            region.lease_from(since, lease.lease_ms)
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -475,15 +448,25 @@ class Sharing:
         if self._ended is not None:
             return
         self._ended = error
-        for share in list(self._shares.values()):
-            share.revoke()
-        for future in self._requests.values():
-            if not future.done():
-                future.set_exception(self._waiter_error(error))
+        self.end_keys()
+        for region in list(self._used.values()):
+            region.wake()
+        for request in self._requests.values():
+            if not request.answered.done():
+                request.answered.set_exception(self._waiter_error(error))
         self._requests.clear()
         self._arrived.waiters.wake_all()
         self._handed_over.waiters.wake_all()
         self._requesters.wake_all()
+
+    def end_keys(self) -> None:
+        for share in list(self._shares.values()):
+            share.end(tells=False)
+
+    @property
+    def ended(self) -> bool:
+        """Also where it is that of the parent process."""
+        return self._ended is not None or self._forks != fork.generation()
 
     @property
     def shared(self) -> int:

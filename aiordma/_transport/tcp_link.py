@@ -12,24 +12,55 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from errno import EALREADY, ECONNREFUSED, EINPROGRESS, EISCONN
+from errno import (
+    EALREADY,
+    ECONNREFUSED,
+    EINPROGRESS,
+    EISCONN,
+    EMFILE,
+    ENFILE,
+    ENOBUFS,
+    ENOMEM,
+)
+from ssl import SSLEOFError
 from typing import cast
 
+from .._core import protocol
 from .._core.refusal import REFUSAL_SIZE, unpack_refusal
 from .._loop.driver import writable
 from .._native import fork
-from ..errors import ProtocolError, RejectedError, UnreachableError, host_port
+from .._native.calls import failure
+from ..errors import (
+    HandshakeBrokenError,
+    ProtocolError,
+    RejectedError,
+    UnreachableError,
+    cause_text,
+    host_port,
+)
 from .auth import Security
 from .lifecycle import Address
+
+VIA_HINT = 'is an aiordma listener running there, with via="tcp" and not "cm"?'
 
 REFUSED = b"refused\x01"
 
 # IBTA clause 12.6.7.2, as by the connection manager.
 REJECTED_BY_APPLICATION = 28
 
+# What asyncio reports of a socket that ends during the handshake of TLS.
+TLS_BROKEN = (ConnectionError, SSLEOFError)
+
+# A control message in the bootstrap: magic, and the length of the message that follows.
+_CONTROL = struct.Struct("<4sI")
+CONTROL = b"ctrl"
+
 # The number of a connection that has ended while others that share the socket go on.
 _ENDED = struct.Struct("<4sI")
 ENDED = b"over"
+
+# This process has run out of something: neither the peer nor the way to it is to blame.
+SHORTAGES = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
 
 # Bytes that may wait for a peer that does not read before it counts as gone.
 MOST_WAITING = 1 << 16
@@ -108,10 +139,12 @@ class TCPLink(asyncio.Protocol):
     # ---- the bootstrap -------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        """Little enough for the socket to take at once.  ProtocolError when it has ended."""
+        """Little enough for the socket to take at once.  HandshakeBrokenError when it has ended."""
         if self._error is not None:
             raise self._broken_off(self._error) from self._error
         assert self._transport is not None
+        if self._lost:  # uvloop would raise a RuntimeError
+            raise HandshakeBrokenError(f"{self._peer} ended the bootstrap")
         self._transport.write(data)
 
     async def read(self, size: int, magic: bytes) -> bytes:
@@ -121,7 +154,30 @@ class TCPLink(asyncio.Protocol):
             return await self._read(size - len(magic))
         if start == REFUSED:
             raise refusal(await self._read(REFUSAL_SIZE))
-        raise ProtocolError(f"{self._peer} does not speak aiordma's bootstrap: {start!r}")
+        raise self._not_bootstrap(start)
+
+    def send_control(self, message: protocol.Message) -> None:
+        """Sends a control message in the bootstrap, unless that has ended: what is there to be read
+        may say why."""
+        data = protocol.encode(message)
+        if self._error is None and not self._lost:
+            self.write(_CONTROL.pack(CONTROL, len(data)) + data)
+
+    async def read_control(self) -> protocol.Message:
+        """The next message is a control message, or a refusal, which is raised."""
+        start = await self._read(_CONTROL.size)
+        if start == REFUSED:
+            raise refusal(await self._read(REFUSAL_SIZE))
+        magic, size = _CONTROL.unpack(start)
+        if magic != CONTROL or size > protocol.MAX_LENGTH:
+            raise self._not_bootstrap(start)
+        return protocol.decode(await self._read(size))
+
+    def _not_bootstrap(self, start: bytes) -> ProtocolError:
+        what = "a web server answers; " if start.startswith(b"HTTP/") else ""
+        return ProtocolError(
+            f"{self._peer} does not speak aiordma's bootstrap: {what}it sent {start!r}; {VIA_HINT}"
+        )
 
     async def _read(self, size: int) -> bytes:
         came = self._came
@@ -129,15 +185,19 @@ class TCPLink(asyncio.Protocol):
             if self._error is not None:
                 raise self._broken_off(self._error) from self._error
             if self._lost:
-                raise ProtocolError(f"{self._peer} ended the bootstrap after {len(came)} bytes")
+                raise HandshakeBrokenError(
+                    f"{self._peer} ended the bootstrap after {len(came)} bytes; {VIA_HINT}"
+                )
             self._waiter = self._loop.create_future()
             await self._waiter
         data = bytes(came[:size])
         del came[:size]
         return data
 
-    def _broken_off(self, error: Exception) -> ProtocolError:
-        return ProtocolError(f"{self._peer} broke off the bootstrap: {error}")
+    def _broken_off(self, error: Exception) -> HandshakeBrokenError:
+        return HandshakeBrokenError(
+            f"{self._peer} broke off the bootstrap: {cause_text(error)}; {VIA_HINT}"
+        )
 
     # ---- after it ------------------------------------------------------------------------
 
@@ -213,6 +273,7 @@ async def connected_socket(address: Address, source: Address | None) -> socket.s
     connecting = socket.socket(family, socket.SOCK_STREAM)
     try:
         connecting.setblocking(False)
+        connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if source is not None:
             connecting.bind(socket_name(source))
         name = socket_name(address)
@@ -236,11 +297,13 @@ async def open_link(address: Address, source: Address | None, security: Security
         connected = await connected_socket(address, source)
     except ConnectionRefusedError as error:
         raise RejectedError(
-            f"no listener on {host_port(address)}",
+            f"no listener on {host_port(address)}; {VIA_HINT}",
             reason=-(error.errno or ECONNREFUSED),
             event="",
         ) from error
     except OSError as error:
+        if error.errno in SHORTAGES:
+            raise failure("socket", error.errno or 0, f"to {host_port(address)}") from error
         begin = f" from {source[0]}" if source else ""
         raise UnreachableError(
             f"no route{begin} to {host_port(address)}: {error.strerror}",
@@ -254,7 +317,10 @@ async def open_link(address: Address, source: Address | None, security: Security
         )
     except OSError as error:
         connected.close()
-        raise ProtocolError(f"no TLS with {host_port(address)}: {error}") from error
+        if error.errno in SHORTAGES:
+            raise failure("socket", error.errno or 0, f"to {host_port(address)}") from error
+        cls = HandshakeBrokenError if isinstance(error, TLS_BROKEN) else ProtocolError
+        raise cls(f"no TLS with {host_port(address)}: {cause_text(error)}") from error
     except BaseException:
         connected.close()
         raise

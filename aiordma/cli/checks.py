@@ -327,6 +327,34 @@ def peers(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def choice(facts: Facts) -> Iterator[Finding]:
+    """The device that `connect` and `listen` use when they are given none."""
+    by = f"AIORDMA_DEVICE={facts.named}" if facts.named else ""
+    if not facts.chosen:
+        yield Finding(
+            "choice",
+            Verdict.WARNING,
+            f"programs that name no device fail: {facts.chosen_why}",
+            f"change {by}" if by else "see the findings above",
+        )
+    elif facts.named not in ("", "system"):
+        yield Finding("choice", Verdict.OK, f"programs use {facts.chosen}, because of {by}")
+    elif facts.is_fallback:
+        yield Finding(
+            "choice",
+            Verdict.WARNING,
+            f"programs that name no device use {facts.chosen}, which is software: "
+            f"{facts.chosen_why}",
+            "AIORDMA_DEVICE=system makes that an error, AIORDMA_DEVICE=embedded0 the choice",
+        )
+    else:
+        yield Finding(
+            "choice",
+            Verdict.OK,
+            f"programs that name no device use {facts.chosen}: {facts.chosen_why}",
+        )
+
+
 REPORT = "please report this: it should work on every Linux machine with a loopback interface"
 
 
@@ -340,7 +368,7 @@ def embedded_problem(device: DeviceFacts) -> str:
 
 CHECKS: tuple[Check, ...] = (
     library, kernel, providers, permissions, memlock, ports, gids, fork, container, embedded,
-    peers,
+    peers, choice,
 )  # fmt: skip
 
 READY, ONLY_EMBEDDED, NOTHING = 0, 1, 3  # 2: wrong options

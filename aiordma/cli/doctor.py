@@ -28,7 +28,7 @@ def doctor(as_json: bool) -> None:
     """Check whether this machine can use RDMA.
 
     It checks libraries, kernel, providers, permissions, the limit on locked memory, ports, GIDs,
-    fork(), containers and the embedded device, and says what to change.
+    fork(), containers and the embedded device, which device programs use, and says what to change.
 
     The exit status is 0 when an RDMA device of the system can be used, 1 when only the embedded
     device can, and 3 when neither can. Warnings do not change it.

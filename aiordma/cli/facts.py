@@ -8,6 +8,7 @@ import resource
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 import aiordma
 from aiordma import verbs
@@ -71,6 +72,10 @@ class Facts:
     fork: verbs.ForkStatus | None = None  # None: the library does not say
     container: str = ""
     embedded: DeviceFacts = DeviceFacts("embedded0")
+    named: str = ""  # AIORDMA_DEVICE
+    chosen: str = ""  # the device that `connect` uses; empty when it fails
+    chosen_why: str = ""  # the reason of the choice, or of the failure
+    is_fallback: bool = False  # it is the embedded one, because no other one can be used
     local_peers: LocalPeerFacts = field(default_factory=LocalPeerFacts)
 
     @classmethod
@@ -97,8 +102,29 @@ class Facts:
             fork=None if library is None else verbs.fork_status(library),
             container=container(root),
             embedded=collect_device(found[-1]),
+            **collect_choice(),
             local_peers=LocalPeerFacts.collect(),
         )
+
+
+class ChoiceFacts(TypedDict):
+    """The members of `Facts` that say which device `connect` uses."""
+
+    named: str
+    chosen: str
+    chosen_why: str
+    is_fallback: bool
+
+
+def collect_choice() -> ChoiceFacts:
+    named = os.environ.get("AIORDMA_DEVICE", "")
+    try:
+        choice = verbs.choose_device(named or None)
+    except aiordma.VerbsError as error:
+        device, why, is_fallback = "", error.strerror or str(error), False
+    else:
+        device, why, is_fallback = choice.device.name, choice.reason, choice.is_fallback
+    return {"named": named, "chosen": device, "chosen_why": why, "is_fallback": is_fallback}
 
 
 def collect_device(device: verbs.Device) -> DeviceFacts:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 
 import msgpack  # type: ignore[import-untyped]  # without type annotations
 
+from aiordma._core.refusal import printable
 from aiordma.errors import ProtocolError
 
 from .settings import OPERATIONS
@@ -179,4 +180,6 @@ def unpack(data: bytes) -> Wire:
     for field, content in given.items():
         if not FIELDS[field](content):
             raise ProtocolError(f"the peer's message {name} has an invalid {field}")
+        if FIELDS[field] is text:
+            given[field] = printable(content, MAX_TEXT)
     return kind(**given)

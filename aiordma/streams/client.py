@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable
 from typing import IO, TypeVar
 
-from ..config import DEFAULT, Config
-from ..transport import Address, Connection, Via, connect
+from ..config import DEFAULT, Config, Encrypt
+from ..transport import Address, Connection, Via, check_security, connect_with
 from .tls import TLS, client_context, connected
 from .transport import StreamTransport
 
@@ -29,6 +29,7 @@ async def create_connection(
     source: Address | None = None,
     config: Config = DEFAULT,
     auth: bytes | None = None,
+    encrypt: Encrypt = False,
     ssl: TLS = None,
     server_hostname: str | None = None,
 ) -> tuple[asyncio.Transport, P]:
@@ -40,8 +41,14 @@ async def create_connection(
     The transport is a `StreamTransport`, or with TLS asyncio's SSL transport on top of one.
     """
     context = client_context(ssl)
-    connection = await connect(
-        host, port, device=device, via=via, source=source, config=config, auth=auth
+    connection = await connect_with(
+        check_security(via, auth, encrypt, None, host, stream=True),
+        host,
+        port,
+        device=device,
+        via=via,
+        source=source,
+        config=config,
     )
     if context is None:
         return await _attach(connection, protocol_factory)
@@ -82,6 +89,7 @@ async def open_connection(
     source: Address | None = None,
     config: Config = DEFAULT,
     auth: bytes | None = None,
+    encrypt: Encrypt = False,
     ssl: TLS = None,
     server_hostname: str | None = None,
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -101,6 +109,7 @@ async def open_connection(
         source=source,
         config=config,
         auth=auth,
+        encrypt=encrypt,
         ssl=ssl,
         server_hostname=server_hostname,
     )

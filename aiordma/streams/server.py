@@ -9,8 +9,9 @@ from ssl import SSLContext
 
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
-from ..config import DEFAULT, Config
-from ..transport import Address, Connection, Listener, Via, listen
+from ..config import DEFAULT, Config, Encrypt
+from ..errors import DeviceEventError
+from ..transport import Address, Connection, Listener, Via, check_security, listen_with
 from .client import LIMIT
 from .tls import TLS, accepted, server_context
 from .transport import StreamTransport
@@ -72,7 +73,7 @@ class StreamServer(asyncio.AbstractServer):
     @property
     def sockets(self) -> tuple[ListeningSocket, ...]:
         """The addresses that it listens on, as in `asyncio.Server`; empty once closed."""
-        return () if self._closing else (ListeningSocket(self.address),)
+        return () if self._closing else tuple(map(ListeningSocket, self._listener.addresses))
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of the server."""
@@ -91,7 +92,10 @@ class StreamServer(asyncio.AbstractServer):
             self._accepting = self._loop.create_task(self._accept())
 
     async def serve_forever(self) -> None:
-        """Serve until cancelled or closed; a cancellation closes the server."""
+        """Serve until cancelled or closed; a cancellation closes the server.
+
+        DeviceEventError when the device has failed: the server has ended; start another one.
+        """
         if self._serving_forever is not None:
             raise RuntimeError(f"{self!r} is already being awaited in serve_forever()")
         await self.start_serving()
@@ -99,7 +103,7 @@ class StreamServer(asyncio.AbstractServer):
         self._serving_forever = asyncio.shield(self._accepting)
         try:
             await self._serving_forever
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, DeviceEventError):
             self.close()
             await self.wait_closed()
             raise
@@ -154,7 +158,7 @@ class StreamServer(asyncio.AbstractServer):
         self._affinity.check(self)
         await asyncio.shield(self._closing)
         if self._accepting is not None:
-            await asyncio.shield(self._accepting)
+            await asyncio.wait([self._accepting])  # serve_forever raises what it ended with
         await self._all_lost.wait()
 
     async def _end_with_loop(self) -> None:
@@ -177,6 +181,7 @@ async def create_server(
     backlog: int = 128,
     config: Config = DEFAULT,
     auth: bytes | None = None,
+    encrypt: Encrypt = False,
     ssl: TLS = None,
     start_serving: bool = True,
 ) -> StreamServer:
@@ -186,8 +191,14 @@ async def create_server(
     a certificate, is TLS over the streams: all that travels is encrypted.
     """
     context = server_context(ssl)
-    listener = await listen(
-        host or "", port, device=device, via=via, backlog=backlog, config=config, auth=auth
+    listener = await listen_with(
+        check_security(via, auth, encrypt, None, None, stream=True),
+        host or "",
+        port,
+        device=device,
+        via=via,
+        backlog=backlog,
+        config=config,
     )
     server = StreamServer(listener, protocol_factory, context, config.handshake_timeout)
     if start_serving:
@@ -209,6 +220,7 @@ async def start_stream_server(
     backlog: int = 128,
     config: Config = DEFAULT,
     auth: bytes | None = None,
+    encrypt: Encrypt = False,
     ssl: TLS = None,
     start_serving: bool = True,
 ) -> StreamServer:
@@ -228,6 +240,7 @@ async def start_stream_server(
         backlog=backlog,
         config=config,
         auth=auth,
+        encrypt=encrypt,
         ssl=ssl,
         start_serving=start_serving,
     )

@@ -49,6 +49,8 @@ GOOD = Facts(
     devices=(DeviceFacts("mlx5_0", (port(LINK_LOCAL, ROUTABLE),)),),
     fork=verbs.ForkStatus.UNNEEDED,
     embedded=DeviceFacts("embedded0", (port(LOOPBACK, gid("10.0.0.1", 1)),)),
+    chosen="mlx5_0",
+    chosen_why="it is the first device of the system with an active port",
 )
 # A laptop: no card, no library.
 BARE = Facts(
@@ -57,6 +59,9 @@ BARE = Facts(
     memlock=8 * MIB,
     memlock_hard=8 * MIB,
     embedded=DeviceFacts("embedded0", (port(LOOPBACK),)),
+    chosen="embedded0",
+    chosen_why="libibverbs.so.1 is not installed",
+    is_fallback=True,
 )
 
 
@@ -77,7 +82,7 @@ def test_a_good_machine() -> None:
     assert {finding.verdict for finding in findings} == {OK}
     assert [finding.check for finding in findings] == [
         "library", "kernel", "providers", "permissions", "memlock", "ports", "GIDs", "fork",
-        "embedded", "peers",
+        "embedded", "peers", "choice",
     ]  # fmt: skip
     assert exit_status(GOOD, findings) == 0
 
@@ -86,7 +91,7 @@ def test_a_bare_machine() -> None:
     findings = examine(BARE)
     assert [(finding.check, finding.verdict) for finding in findings] == [
         ("library", PROBLEM), ("kernel", PROBLEM), ("memlock", PROBLEM), ("embedded", WARNING),
-        ("peers", OK),
+        ("peers", OK), ("choice", WARNING),
     ]  # fmt: skip
     assert exit_status(BARE, findings) == 1
 
@@ -294,3 +299,27 @@ def test_peers(found: LocalPeerFacts, verdict: Verdict, text: str) -> None:
     assert bool(finding.advice) == (verdict is not OK)
     broken = replace(GOOD, local_peers=found, embedded=DeviceFacts("embedded0"))
     assert not list(checks.peers(broken))
+
+
+@pytest.mark.parametrize(
+    ("named", "chosen", "verdict", "text"),
+    [
+        ("", "mlx5_0", OK, "programs that name no device use mlx5_0: the reason"),
+        ("system", "mlx5_0", OK, "programs that name no device use mlx5_0: the reason"),
+        ("mlx5_0", "mlx5_0", OK, "programs use mlx5_0, because of AIORDMA_DEVICE=mlx5_0"),
+        ("embedded0", "embedded0", OK, "programs use embedded0, because of AIORDMA_DEVICE="),
+        ("", "embedded0", WARNING, "use embedded0, which is software: the reason"),
+        ("system", "", WARNING, "programs that name no device fail: the reason"),
+        ("mlx5_9", "", WARNING, "programs that name no device fail: the reason"),
+        ("", "", WARNING, "programs that name no device fail: the reason"),
+    ],
+)
+def test_choice(named: str, chosen: str, verdict: Verdict, text: str) -> None:
+    is_fallback = chosen == "embedded0" and not named
+    facts = replace(
+        GOOD, named=named, chosen=chosen, chosen_why="the reason", is_fallback=is_fallback
+    )
+    (finding,) = checks.choice(facts)
+    assert finding.verdict is verdict
+    assert text in finding.text
+    assert bool(finding.advice) == (verdict is WARNING)

@@ -35,6 +35,10 @@ SIGNALED = int(verbs.SendFlags.SIGNALED)
 REMOTE_WRITE = verbs.AccessFlags.REMOTE_WRITE
 
 
+def same(error: BaseException, what: str) -> BaseException:
+    return error
+
+
 class Sink(SendQueue):
     """Notes what it gets; fails at those completions that it is told to fail at."""
 
@@ -44,7 +48,7 @@ class Sink(SendQueue):
         self.events: list[verbs.AsyncEvent] = []
         self.failures: list[BaseException] = []
         self.waiters: list[tuple[int, asyncio.Future[None]]] = []
-        super().__init__(driver, qp, self.failures.append, lambda error: error)
+        super().__init__(driver, qp, self.failures.append, same)
 
     def complete(self, number: int) -> None:
         self.completed.append(number)

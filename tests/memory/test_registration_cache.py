@@ -67,8 +67,10 @@ async def test_a_registration_is_found_again(pd: verbs.ProtectionDomain) -> None
         lambda: memoryview(array.array("d", bytes(SIZE))),
         lambda: memoryview(memoryview(bytearray(SIZE))[100:]),
         lambda: memoryview(bytearray(SIZE)).cast("d"),
+        lambda: np.zeros(SIZE, np.uint8).data,
+        lambda: np.zeros(SIZE, np.uint8)[100:].data,
     ],
-    ids=["bytearray", "bytes", "array", "part", "cast"],
+    ids=["bytearray", "bytes", "array", "part", "cast", "numpy", "part of numpy"],
 )
 async def test_what_is_kept(pd: verbs.ProtectionDomain, make: Callable[[], memoryview]) -> None:
     cache, memory = small(pd), make()
@@ -91,7 +93,7 @@ class Elsewhere(bytearray):
         lambda: bytes(SIZE),
         lambda: array.array("b", bytes(SIZE)),
         lambda: np.zeros(SIZE),
-        lambda: np.zeros(SIZE).data,  # resize(refcheck=False) takes no notice of views
+        lambda: np.frombuffer(mmap.mmap(-1, SIZE), np.uint8).data,  # as an mmap itself
         lambda: memoryview((ctypes.c_char * SIZE)()),  # nor does ctypes.resize
         lambda: memoryview(mmap.mmap(-1, SIZE)),  # madvise changes the pages under a view
         lambda: memoryview(Elsewhere(SIZE)),
@@ -111,7 +113,7 @@ async def test_nothing_is_kept_where_nothing_may_be(pd: verbs.ProtectionDomain) 
 
 
 def test_numpy_tells_that_a_weak_reference_is_no_way() -> None:
-    """Why arrays are not kept: the user's own `resize` would fail from then on."""
+    """Why arrays without a view are not kept: the user's own `resize` would fail from then on."""
     array: np.ndarray[tuple[int], np.dtype[np.float64]] = np.zeros(SIZE)
     reference = weakref.ref(array)
     with pytest.raises(ValueError, match="cannot resize"):
@@ -119,7 +121,8 @@ def test_numpy_tells_that_a_weak_reference_is_no_way() -> None:
     assert reference() is array
     del reference
     view = array.data
-    array.resize(2 * SIZE, refcheck=False)  # and this is why a view of one is not enough
+    with pytest.raises(ValueError, match="cannot resize"):
+        array.resize(2 * SIZE)  # with a view, numpy says so itself
     view.release()
 
 
@@ -134,8 +137,21 @@ async def test_the_user_may_do_with_it_what_they_like(pd: verbs.ProtectionDomain
     memory.append(1)
     with pytest.raises(ValueError, match="released"):
         cache.find(view)
-    del view
+    assert registered(pd) == 1
+    with find(cache, memoryview(bytearray(SIZE))):  # the released view is still there
+        assert registered(pd) == 1
     await asyncio.sleep(0)
+    assert cache.statistics().registrations == 0
+    assert registered(pd) == 0
+    del view
+
+
+async def test_released_views_go_with_the_next_statistics(pd: verbs.ProtectionDomain) -> None:
+    cache, view = small(pd), memoryview(bytearray(SIZE))
+    find(cache, view).close()
+    assert cache.statistics().registrations == 1
+    view.release()
+    assert cache.statistics() == CacheStatistics(0, 0, found=0, made=1)
     assert registered(pd) == 0
 
 

@@ -18,7 +18,7 @@ from aiordma.perf import wire
 from aiordma.perf.settings import OPERATIONS
 
 KEYS = st.binary(min_size=wire.KEY_SIZE, max_size=wire.KEY_SIZE)
-TEXTS = st.text(max_size=wire.MAX_TEXT)
+TEXTS = st.text(max_size=wire.MAX_TEXT).filter(str.isprintable)
 NUMBERS = st.integers(0, wire.U64)
 TOKENS = st.lists(st.binary(max_size=256))
 
@@ -89,3 +89,8 @@ def test_a_field_that_cannot_be_is_refused(data: st.DataObject) -> None:
 def test_what_is_nearly_one(value: list[Any]) -> None:
     with pytest.raises(ProtocolError):
         wire.unpack(msgpack.packb(value))
+
+
+def test_texts_of_the_peer_are_escaped() -> None:
+    sent = wire.Refused("no\n\x1b[2J")
+    assert wire.unpack(wire.pack(sent)) == wire.Refused(r"no\n\x1b[2J")

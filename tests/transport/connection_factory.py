@@ -38,6 +38,7 @@ SMALL = Config(
     max_regions=8,
     connect_timeout=NEVER,
     handshake_timeout=NEVER,
+    first_bytes_timeout=NEVER,
     close_timeout=NEVER,
 )
 
@@ -60,9 +61,9 @@ async def yield_loop(count: int) -> None:
 
 
 async def lease_over(share: Share, limit: float) -> None:
-    """Until the lease of a share has ended: the one thing here that is about time itself."""
+    """Until the lease of a share has ended, and the loop knows: this is about time itself."""
     async with asyncio.timeout(limit * BUSY):
-        while not share.revoked:  # noqa: ASYNC110 - a lease has no event, on purpose
+        while not share._over:  # noqa: ASYNC110 - a lease has no event, on purpose
             await asyncio.sleep(0.001)
 
 

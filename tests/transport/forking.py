@@ -27,7 +27,7 @@ from aiordma.errors import BufferStateError, UnsupportedError, WrongLoopError
 from aiordma.transport import Via, start_server
 
 from .child import echo
-from .connection_factory import SMALL, ConnectionFactory, ends, pattern
+from .connection_factory import SMALL, ConnectionFactory, ends, lease_over, pattern
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 METHODS = ("fork", "spawn", "forkserver")
@@ -53,6 +53,7 @@ class Parent:
     def __init__(
         self, factory: ConnectionFactory, server: Server, conn: Connection, buffer: Buffer
     ) -> None:
+        self.share = conn.share(buffer, lease=3600)
         self.factory = factory
         self.server = server
         self.conn = conn
@@ -124,6 +125,7 @@ def uses_what_it_inherited(parent: Parent) -> None:
     run(use())
     with pytest.raises(BufferStateError, match="parent"):
         conn._endpoint.driver.pd.reg_mr(64)
+    parent.share.revoke()
     parent.buffer.release()
     gc.collect()
 
@@ -133,8 +135,9 @@ def has_its_own(parent: Parent) -> None:
 
     async def main() -> None:
         factory = parent.factory
-        async with Parent.open(factory):
-            pass
+        async with Parent.open(factory) as own:
+            with own.conn.share(own.buffer, lease=0.01) as share:
+                await lease_over(share, 5 * factory.slow)
         async with await factory.connect(parent.server.port) as conn:
             await talk(conn, 3)
 

@@ -17,7 +17,8 @@ from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
 from aiordma._core.handshake import Endpoint, Hello
 from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, READY
-from aiordma._transport.endpoint import RETRIES
+from aiordma._transport.tcp_link import CONTROL
+from aiordma.config import DEFAULT
 from tests.model.frames import MESSAGES, pack_header, unpack_header
 
 from .connection_factory import BUSY, ConnectionFactory, hello
@@ -28,7 +29,8 @@ REMOTE = (
 DEPTH = 512
 CAPABILITIES = verbs.QPCapabilities(DEPTH, DEPTH)
 SLOT = 2048  # bytes per send or receive
-SEND = int(verbs.WROpcode.SEND)
+READ = int(verbs.WROpcode.RDMA_READ)
+WRITE_WITH_IMM = int(verbs.WROpcode.RDMA_WRITE_WITH_IMM)
 SIGNALED = int(verbs.SendFlags.SIGNALED)
 
 
@@ -44,13 +46,19 @@ def control(message: protocol.Message) -> bytes:
     return frame(FrameKind.CONTROL, protocol.encode(message))
 
 
+def packed_control(message: protocol.Message) -> bytes:
+    """A control message as it travels on the socket of the TCP bootstrap."""
+    data = protocol.encode(message)
+    return struct.pack("<4sI", CONTROL, len(data)) + data
+
+
 class Piece(NamedTuple):
     """A part of a message that waits to be read."""
 
     address: int
     length: int
     rkey: int
-    zero: int = 0
+    flags: int = 0
 
 
 PAIR = struct.Struct("<II")
@@ -95,13 +103,17 @@ class Memory:
     def post_receive(self, qp: verbs.QueuePair, n: int) -> None:
         qp.post_recv_one(n, self.receives.addr + n * SLOT, SLOT, self.receives.lkey)
 
-    def post(self, qp: verbs.QueuePair, data: bytes) -> None:
+    def post(self, qp: verbs.QueuePair, data: bytes, invalidates: int | None = None) -> None:
         start = self._next % DEPTH * SLOT
         self._next += 1
         self.sends.buf[start : start + len(data)] = data
-        qp.post_send_one(
-            DEPTH + self._next, SEND, SIGNALED, self.sends.addr + start, len(data), self.sends.lkey
-        )
+        local = verbs.ScatterGatherElement(self.sends.addr + start, len(data), self.sends.lkey)
+        opcode = verbs.WROpcode.SEND if invalidates is None else verbs.WROpcode.SEND_WITH_INV
+        qp.post_send([
+            verbs.SendWorkRequest(
+                DEPTH + self._next, opcode, (local,), invalidate_rkey=invalidates or 0
+            )
+        ])  # fmt: skip
 
 
 class RawPeer:
@@ -117,9 +129,15 @@ class RawPeer:
         self.failures: list[verbs.WCStatus] = []
         self.socket: asyncio.StreamWriter | None = None
         """That of the exchange over TCP."""
+        self.bootstrap: Bootstrap | None = None
+        """The same while the key is to be proved on it; the queue pair is not connected yet."""
         self.credits = theirs.data_receives
         self.owed = 0  # control credits
         self._more_credits = asyncio.Event()
+        self.opened: Callable[[bytes], bytes] = bytes
+        """What a frame is before it was sealed; `received` are the frames as they have arrived."""
+        self.received: list[bytes] = []
+        self._reads: list[asyncio.Future[None]] = []
         self._memory = made.memory
         self._channel = made.channel
         self._loop = asyncio.get_running_loop()
@@ -134,6 +152,22 @@ class RawPeer:
         for data in frames:
             self._memory.post(self.qp, data)
 
+    async def read(self, piece: Piece, limit: float) -> bytes:
+        """The memory that the other side offers, read by RDMA."""
+        with self.qp.pd.reg_mr(piece.length) as memory:
+            done: asyncio.Future[None] = self._loop.create_future()
+            self._reads.append(done)
+            self.qp.post_send_one(
+                0, READ, SIGNALED, memory.addr, piece.length, memory.lkey, piece.address, piece.rkey
+            )
+            async with asyncio.timeout(limit * BUSY):
+                await done
+            return bytes(memory.buf)
+
+    def send_invalidating(self, data: bytes, rkey: int) -> None:
+        """Posts a frame whose arrival invalidates a memory window of the other side."""
+        self._memory.post(self.qp, data, rkey)
+
     def _take(self) -> None:
         more = True
         while more:
@@ -142,9 +176,13 @@ class RawPeer:
                 wc = verbs.WorkCompletion.from_record(record)
                 if not wc.ok:
                     self.failures.append(wc.status)
+                elif wc.opcode is verbs.WCOpcode.RDMA_READ:
+                    self._reads.pop(0).set_result(None)
                 elif wc.opcode is verbs.WCOpcode.RECV:
                     start = wc.wr_id * SLOT
                     data = self._memory.receives.buf[start : start + wc.byte_len].tobytes()
+                    self.received.append(data)
+                    data = self.opened(data)
                     kind, _, credits, _ = unpack_header(data)
                     self.credits += credits
                     self.owed += kind not in MESSAGES
@@ -227,14 +265,105 @@ async def connect_by_tcp(
             writer.write(MAGIC + local.pack() + data)
             answer = await reader.readexactly(MESSAGE_SIZE)
             remote = Endpoint.unpack(answer[len(MAGIC) : -len(data)])
-            qp.connect(local, remote, access=REMOTE)
-            writer.write(READY)
             peer = RawPeer(made, Hello.unpack(answer[-len(data) :]))
+            bootstrap = Bootstrap(
+                reader, writer, remote.qp_num, lambda: qp.connect(local, remote, access=REMOTE)
+            )
+            if Hello.unpack(data).authenticates:
+                peer.bootstrap = bootstrap
+            else:
+                bootstrap.connect()
+                writer.write(READY)
             peer.socket = writer
             yield peer
             made.close()
     finally:
         writer.close()
+
+
+def endpoint_at(address: str, lid: int = 1) -> bytes:
+    """Of a queue pair that the other side connects to, since its own number is smaller."""
+    return Endpoint(
+        gid=verbs.GID.from_ip(address).raw, qp_num=0xFFFFFE, psn=1, lid=lid, mtu=3
+    ).pack()
+
+
+class Stranger:
+    """A client of the TCP bootstrap that has no queue pair.  Made by `Stranger.connect`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.answer = b""
+
+    @staticmethod
+    @asynccontextmanager
+    async def connect(
+        factory: ConnectionFactory,
+        port: int,
+        *,
+        hello_data: bytes,
+        lid: int = 1,
+        address: str | None = None,
+    ) -> AsyncIterator[Stranger]:
+        """Has sent its offer and got the answer; a data link to it is for the server to make."""
+        reader, writer = await asyncio.open_connection(factory.host, port)
+        try:
+            writer.write(MAGIC + endpoint_at(address or factory.host, lid) + hello_data)
+            peer = Stranger(reader, writer)
+            peer.answer = await reader.readexactly(MESSAGE_SIZE)
+            yield peer
+        finally:
+            writer.close()
+
+    async def rest(self) -> list[protocol.Message]:
+        """The control messages until the server hangs up."""
+        data = b""
+        try:
+            while more := await self.reader.read(4096):
+                data += more
+        except ConnectionError:
+            pass
+        messages = []
+        while data:
+            magic, size = struct.unpack_from("<4sI", data)
+            assert magic == CONTROL
+            messages.append(protocol.decode(data[8 : 8 + size]))
+            data = data[8 + size :]
+        return messages
+
+
+class Bootstrap:
+    """The socket of the TCP bootstrap after both offers, for the proof of a key.
+
+    `connect` connects this side's queue pair.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        their_qp_num: int,
+        connect: Callable[[], None],
+    ) -> None:
+        self.connect = connect
+        self.their_qp_num = their_qp_num
+        self._reader = reader
+        self._writer = writer
+
+    def send(self, message: protocol.Message) -> None:
+        self._writer.write(packed_control(message))
+
+    async def control(self) -> protocol.Message:
+        magic, size = struct.unpack("<4sI", await self._reader.readexactly(8))
+        assert magic == CONTROL
+        return protocol.decode(await self._reader.readexactly(size))
+
+    async def ready(self) -> None:
+        """After the proof: both queue pairs are connected."""
+        self.connect()
+        self._writer.write(READY)
+        assert await self._reader.readexactly(len(READY)) == READY
 
 
 class Events:
@@ -277,7 +406,7 @@ class RawId:
 def parameters(data: bytes) -> cm.ConnectionParameters:
     # The retries of both sides are what the asking side says; 7 are endless on rdma_rxe.
     return cm.ConnectionParameters(
-        data, responder_resources=4, initiator_depth=4, retry_count=RETRIES
+        data, responder_resources=4, initiator_depth=4, retry_count=DEFAULT.retry_count
     )
 
 

@@ -24,12 +24,20 @@ from aiordma import (
     VerbsError,
 )
 from aiordma._native import failure
-from aiordma.errors import UnsupportedError
+from aiordma.errors import LocalProtectionError, RemoteAccessError, UnsupportedError
 from aiordma.mr_pool import Registration
 from aiordma.verbs import bytes_of
 from tests.dlpack import BFLOAT, CUDA, OwnTensor
 
-from .connection_factory import ConnectionFactory, exchange, give, pattern, shared, yield_loop
+from .connection_factory import (
+    ConnectionFactory,
+    ends,
+    exchange,
+    give,
+    pattern,
+    shared,
+    yield_loop,
+)
 from .marks import one_loop
 
 LONG = 1 << 17  # neither staged nor eager
@@ -183,12 +191,33 @@ async def test_only_the_part_that_is_shared(factory: ConnectionFactory, file: in
         with server.register_dmabuf(file, LONG, offset=4096) as region:
             share, remote = await give(server, client, region[16:80], Rights.READ)
             assert (len(remote), remote.rights) == (64, Rights.READ)
-            assert share._mr.length == 64
-            assert share._mr.access == int(Rights.READ)
+            assert (share.token.length, share.token.access) == (64, Rights.READ)
             os.pwrite(file, pattern(64), 4096 + 16)
             target = bytearray(64)
             await client.read(remote[:], target)
             assert target == pattern(64)
+
+
+@one_loop
+@pytest.mark.needs("dma-buf")
+@pytest.mark.parametrize("end", ["the owner's", "the user's"])
+async def test_a_file_that_is_truncated(factory: ConnectionFactory, file: int, end: str) -> None:
+    """A file that is registered itself: an error on both sides, and no process dies."""
+    async with factory.pair(Config()) as (client, server):
+        with server.register_dmabuf(file, LONG) as region, client.alloc(LONG) as buffer:
+            if end == "the owner's":
+                _, remote = await give(server, client, region)
+                os.truncate(file, 0)
+                await ends(client.read(remote, buffer), RemoteAccessError)
+            else:
+                _, remote = await give(client, server, buffer)
+                os.truncate(file, 0)
+                await ends(server.read(remote, region), LocalProtectionError)
+            async with factory.within(2):
+                await client.wait_closed()
+                await server.wait_closed()
+    async with factory.pair(Config()) as (client, server):
+        await exchange(client, server, b"as if nothing had happened")
 
 
 @one_loop

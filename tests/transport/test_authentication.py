@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +25,9 @@ from aiordma import (
 from aiordma._core import protocol
 from aiordma._core.authentication import proof, transcript
 from aiordma._core.frames import FrameKind
-from aiordma._core.handshake import Hello
+from aiordma._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Hello
+from aiordma._transport.connect_tcp import READY
+from aiordma._transport.tcp_link import CONTROL
 from aiordma.errors import ProtocolError, UnreachableError
 
 from .connection_factory import (
@@ -36,8 +39,8 @@ from .connection_factory import (
     when_limits_pass,
     yield_loop,
 )
-from .marks import by_tcp, one_loop
-from .raw_peer import Piece, RawPeer, control, frame, rendezvous
+from .marks import by_cm, by_tcp, one_loop
+from .raw_peer import Piece, RawPeer, Stranger, control, frame, packed_control, rendezvous
 
 pytestmark = pytest.mark.any_device
 
@@ -139,6 +142,9 @@ LIES = {
     "a message": [frame(FrameKind.DATA, b"let me in")],
     "an offer": [rendezvous(1, Piece(4096, 1 << 20, 1))],
     "a request": [control(protocol.RegionRequest(1, 4096, Rights.READ, 0))],
+    "a connection": [
+        control(protocol.ConnectRequest(1, 1, bytes(ENDPOINT_SIZE), bytes(HELLO_SIZE)))
+    ],
     "a guess": [control(HELLO), control(PROOF)],
     "a proof of nothing": [control(PROOF)],
     "two hellos": [control(HELLO), control(HELLO)],
@@ -147,6 +153,7 @@ LIES = {
 
 
 @one_loop
+@by_cm
 @pytest.mark.parametrize("lie", LIES)
 async def test_a_peer_without_the_key_gets_nowhere(
     factory: ConnectionFactory, lie: str, caplog: pytest.LogCaptureFixture
@@ -170,6 +177,7 @@ async def test_a_peer_without_the_key_gets_nowhere(
 
 
 @one_loop
+@by_cm
 async def test_an_answer_is_good_for_its_own_connection_only(factory: ConnectionFactory) -> None:
     """What a client said to one connection proves nothing on another."""
     heard: list[protocol.Message] = []
@@ -195,6 +203,7 @@ async def test_an_answer_is_good_for_its_own_connection_only(factory: Connection
 
 
 @one_loop
+@by_cm
 async def test_a_peer_may_speak_at_once_after_its_proof(factory: ConnectionFactory) -> None:
     """What comes with the proof finds the door open, however quick the peer is."""
     nonce = bytes(32)
@@ -217,21 +226,150 @@ async def test_a_peer_may_speak_at_once_after_its_proof(factory: ConnectionFacto
 @one_loop
 async def test_a_peer_that_never_answers_is_given_up(factory: ConnectionFactory) -> None:
     """It keeps no other peer out, and nothing when its time is over."""
+    ask = RawPeer.connect if factory.via == "cm" else Stranger.connect
     async with (
         await listen(
             factory.host, 0, device=factory.device, via=factory.via, config=SMALL, auth=KEY
         ) as listener,
-        RawPeer.connect(factory, listener.port, hello_data=AUTHENTICATES),
+        ask(factory, listener.port, hello_data=AUTHENTICATES),
     ):
         client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
         async with client, server:
             await check_alive(client, server)
-        assert listener._port is not None
-        handshakes = listener._port._acceptor._handshakes
+        assert listener._acceptor is not None
+        handshakes = listener._acceptor._handshakes
         async with factory.within(10):
             while handshakes:
                 await when_limits_pass(asyncio.wait(handshakes))
                 await yield_loop(1)
+
+
+# ---- the proof on the socket of the TCP bootstrap ------------------------------------------------
+
+SOCKET_LIES = {
+    "ready": READY,
+    "a connection": packed_control(
+        protocol.ConnectRequest(1, 1, bytes(ENDPOINT_SIZE), bytes(HELLO_SIZE))
+    ),
+    "a proof of nothing": packed_control(PROOF),
+    "two hellos": 2 * packed_control(HELLO),
+    "the other's part": packed_control(protocol.AuthAnswer(0, bytes(32), bytes(32))),
+    "no message": CONTROL + b"\1\0\0\0\xc1",
+    "more than a message has": CONTROL + b"\xff\xff\xff\x7f",
+}
+
+
+@one_loop
+@by_tcp
+@pytest.mark.parametrize("lie", SOCKET_LIES)
+async def test_a_lie_on_the_socket_is_hung_up_on(factory: ConnectionFactory, lie: str) -> None:
+    async with (
+        factory.witness(),
+        await listening(factory, KEY) as listener,
+        Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES) as peer,
+    ):
+        peer.writer.write(SOCKET_LIES[lie])
+        async with factory.within(5):
+            heard = await peer.rest()
+        assert all(isinstance(message, protocol.AuthAnswer) for message in heard)
+        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
+        async with client, server:
+            await check_alive(client, server)
+
+
+@one_loop
+@by_tcp
+@pytest.mark.parametrize("said", ["a guess", "what another said"])
+async def test_a_wrong_proof_on_the_socket(factory: ConnectionFactory, said: str) -> None:
+    """Nor is a proof good for another connection."""
+    async with await listening(factory, KEY) as listener:
+        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
+        async with client, server:
+            proof = client._key_proof
+            assert proof is not None
+            messages: list[protocol.Message] = [HELLO, PROOF]
+            if said == "what another said":
+                messages = [
+                    protocol.AuthHello(0, proof._nonce),
+                    protocol.AuthProof(0, proof._proof("client")),
+                ]
+            async with (
+                Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES) as peer,
+                factory.within(5),
+            ):
+                peer.writer.write(b"".join(packed_control(message) for message in messages))
+                answer, goodbye = await peer.rest()
+            assert isinstance(answer, protocol.AuthAnswer)
+            assert isinstance(goodbye, protocol.Goodbye)
+            assert goodbye.code == protocol.GoodbyeCode.NOT_AUTHENTICATED
+            await check_alive(client, server)
+
+
+@one_loop
+@by_tcp
+async def test_the_first_frame_is_sealed_where_the_socket_had_the_proof(
+    factory: ConnectionFactory,
+) -> None:
+    async with await listen(
+        factory.host,
+        0,
+        device=factory.device,
+        via="tcp",
+        config=SMALL,
+        auth=KEY,
+        encrypt=True,
+    ) as listener:
+        client, server = await asyncio.gather(
+            connect(
+                factory.host,
+                listener.port,
+                device=factory.device,
+                via="tcp",
+                config=SMALL,
+                auth=KEY,
+                encrypt=True,
+            ),
+            listener.accept(),
+        )
+        for conn, peer in ((client, server), (server, client)):
+            ours, theirs = conn._messages.sealing, peer._messages.sealing
+            assert ours is not None
+            assert theirs is not None
+            sealed = ours.sealed(b"the first frame")
+            assert b"first" not in sealed
+            assert theirs.opened(sealed) == b"the first frame"
+        client.abort()
+        server.abort()
+
+
+@one_loop
+@by_tcp
+@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+async def test_nothing_is_dialled_before_the_proof(
+    factory: ConnectionFactory, key: bytes | None
+) -> None:
+    """The device connects to the address of an endpoint when its queue pair is connected."""
+    with socket.create_server((factory.host, 0)) as target:
+        target.setblocking(False)
+        async with (
+            await listening(factory, key) as listener,
+            Stranger.connect(
+                factory,
+                listener.port,
+                hello_data=hello(SMALL).pack() if key is None else AUTHENTICATES,
+                lid=target.getsockname()[1],
+            ) as peer,
+        ):
+            if key is None:
+                async with factory.within(5):
+                    reached, _ = await asyncio.get_running_loop().sock_accept(target)
+                reached.close()
+                return
+            peer.writer.write(packed_control(HELLO) + packed_control(PROOF))
+            async with factory.within(5):
+                await peer.rest()
+            with pytest.raises(BlockingIOError):
+                target.accept()
 
 
 # ---- TLS -----------------------------------------------------------------------------------------

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
-from collections.abc import Awaitable
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import pytest
 
-from aiordma import Connection, ConnectionBrokenError
+from aiordma import (
+    Connection,
+    ConnectionBrokenError,
+    Listener,
+    open_connection,
+    start_server,
+    start_stream_server,
+    transport,
+)
 from aiordma._loop.device_events import EventRouter
 from aiordma._native import lib
-from aiordma.errors import DeviceEventError
-from aiordma.verbs import AsyncEvent, EventType
+from aiordma.errors import DeviceEventError, DeviceNotFoundError, RDMAError
+from aiordma.verbs import AsyncEvent, EventType, find_device
 
-from .connection_factory import ConnectionFactory, check_alive
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends
 from .marks import by_tcp, one_loop
 
 
@@ -85,3 +96,129 @@ async def test_the_device_really_fails(factory: ConnectionFactory) -> None:
             assert "close everything on it and open it again" in str(root)
     async with factory.pair() as (client, server):  # on the device opened anew
         await check_alive(client, server)
+
+
+# ---- listeners -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fails(device_name: str) -> bool:
+    """Whether the device can be made to fail, which the embedded one can."""
+    if device_name == "embedded0":
+        return True
+    assert lib.aiordma_embedded_raise(EventType.QP_FATAL) == errno.EINVAL  # not to be made
+    return False
+
+
+async def accept(listener: Listener) -> object:
+    return await listener.accept()
+
+
+async def iterate(listener: Listener) -> object:
+    return [conn async for conn in listener]
+
+
+@pytest.mark.parametrize("wait", [accept, iterate])
+@pytest.mark.parametrize("anywhere", [False, True])
+async def test_a_listener_ends_with_its_device(
+    factory: ConnectionFactory,
+    wait: Callable[[Listener], Coroutine[Any, Any, object]],
+    anywhere: bool,
+    fails: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It says so, and does not keep the device from being opened anew, before it is closed."""
+    if not fails:
+        return
+    listener = await factory.listen(host="" if anywhere else None)
+    client, server = await factory.both(listener)
+    waiting = [asyncio.create_task(wait(listener)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with caplog.at_level(logging.ERROR, "aiordma.transport"):
+        assert lib.aiordma_embedded_raise(EventType.DEVICE_FATAL) == 0
+        for task in waiting:
+            error = await ends(task, DeviceEventError)
+            assert isinstance(error, DeviceEventError)
+            assert error.device == factory.device
+            assert repr(listener) in str(error)
+            assert error.__cause__ is not None
+        (record,) = caplog.records
+        assert "device" in record.getMessage()
+    await ends(listener.accept(), DeviceEventError)
+    await client.close()
+    await server.close()
+    async with factory.pair() as (client, server):  # on the device opened anew
+        await check_alive(client, server)
+    await listener.close()
+
+
+async def test_a_server_ends_with_its_device(factory: ConnectionFactory, fails: bool) -> None:
+    """The loop of docs/connecting.md serves again."""
+    if not fails:
+        return
+    up: asyncio.Queue[int] = asyncio.Queue()
+    failed: list[str] = []
+
+    async def echo(conn: Connection) -> None:
+        async for message in conn:
+            with message:
+                await conn.send(message)
+
+    async def serve_again() -> None:
+        while True:
+            try:
+                async with await start_server(
+                    echo, factory.host, device=factory.device, via=factory.via, config=SMALL
+                ) as server:
+                    up.put_nowait(server.port)
+                    await server.serve_forever()
+            except DeviceEventError as error:
+                failed.append(error.device)
+
+    serving = asyncio.create_task(serve_again())
+    for _ in range(3):
+        async with await factory.connect(await up.get()) as client:
+            await client.send(b"x")
+            assert bytes(await client.recv()) == b"x"
+            assert lib.aiordma_embedded_raise(EventType.DEVICE_FATAL) == 0
+            await broken(client.recv())
+    await up.get()
+    assert failed == 3 * [factory.device]
+    serving.cancel()
+    await ends(serving, asyncio.CancelledError)
+
+
+async def test_a_stream_server_ends_with_its_device(
+    factory: ConnectionFactory, fails: bool
+) -> None:
+    if not fails:
+        return
+    server = await start_stream_server(
+        lambda _, writer: writer.close(), factory.host, device=factory.device, via=factory.via
+    )
+    serving = asyncio.create_task(server.serve_forever())
+    reader, writer = await open_connection(
+        factory.host, server.address[1], device=factory.device, via=factory.via
+    )
+    assert not await reader.read()
+    writer.close()
+    assert lib.aiordma_embedded_raise(EventType.DEVICE_FATAL) == 0
+    await ends(serving, DeviceEventError)
+    await server.wait_closed()
+
+
+@one_loop
+@by_tcp
+async def test_a_device_that_cannot_be_opened_any_more_ends_its_listener(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was removed while nothing was connected: the next peer finds out."""
+    gone = dataclasses.replace(find_device(factory.device), name="gone0")
+    with monkeypatch.context() as patch:
+        patch.setattr(transport, "choose_device", lambda _: (gone, gone.name))
+        listener = await factory.listen()
+    async with listener:
+        waiting = asyncio.create_task(listener.accept())
+        await ends(factory.connect(listener.port), RDMAError)
+        error = await ends(waiting, DeviceEventError)
+        assert isinstance(error.__cause__, DeviceNotFoundError)

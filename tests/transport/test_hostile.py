@@ -184,7 +184,7 @@ LIES: dict[str, Callable[[], list[bytes]]] = {
     ],
     "request cut short": lambda: [offered(NORMAL_LENGTH)[:-1]],
     "request and more": lambda: [offered(NORMAL_LENGTH) + b"\0"],
-    "stray bytes in a request": lambda: [rendezvous(1, PIECE._replace(zero=1))],
+    "stray bytes in a request": lambda: [rendezvous(1, PIECE._replace(flags=2))],
     "message of nothing": lambda: [offered(0)],
     "piece of nothing": lambda: [rendezvous(1, PIECE, PIECE._replace(length=0))],
     "message too long": lambda: [offered(SMALL.max_message + 1)],
@@ -309,6 +309,9 @@ LIES_ABOUT_FIELDS = [
         protocol.RegionRequest(1, 100, Rights.READ, 1000),
         protocol.RegionReturn(0, 1),
         protocol.RegionRelease(0, 1),
+        protocol.RegionEnd(0, 1),
+        protocol.RegionRenew(1, 1, 1000),
+        protocol.RegionLease(0, 1, 1000),
         protocol.Ping(1),
         protocol.Goodbye(0, 0, "bye"),
         protocol.Error(1, 1, "no"),
@@ -389,6 +392,56 @@ async def test_region_of_nothing(factory: ConnectionFactory) -> None:
         assert isinstance(error, RemoteAccessError)
         error = await ends_with(factory, conn, ConnectionBrokenError)
         assert isinstance(error.__cause__, RemoteAccessError)
+
+
+def grant(length: int, access: Rights) -> Callable[[int], protocol.Message]:
+    return lambda number: protocol.RegionGrant(number, RegionToken(7, 0x1000, length, 1, access))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda number: protocol.RegionLease(number, 7, 1000),
+        grant(99, Rights.READ),
+        grant(1 << 40, Rights.READ),
+        grant(100, Rights.WRITE),
+    ],
+    ids=["a lease", "fewer bytes", "more bytes", "other rights"],
+)
+@one_loop
+async def test_wrong_answer_to_a_request_for_memory(
+    factory: ConnectionFactory, answer: Callable[[int], protocol.Message]
+) -> None:
+    async with victim(factory) as (conn, peer):
+        requesting = asyncio.create_task(conn.request_region(100, access=Rights.READ))
+        request = await peer.control(factory.slow)
+        assert isinstance(request, protocol.RegionRequest)
+        peer.send(control(answer(request.request_id)))
+        await ends(requesting, ProtocolError)
+        await ends_with(factory, conn, ProtocolError)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [grant(100, Rights.READ), lambda number: protocol.RegionLease(number, 8, 1000)],
+    ids=["a grant", "another region"],
+)
+@one_loop
+async def test_wrong_answer_to_a_renewal(
+    factory: ConnectionFactory, answer: Callable[[int], protocol.Message]
+) -> None:
+    async with victim(factory) as (conn, peer):
+        requesting = asyncio.create_task(conn.request_region(100, access=Rights.READ))
+        request = await peer.control(factory.slow)
+        assert isinstance(request, protocol.RegionRequest)
+        peer.send(control(grant(100, Rights.READ)(request.request_id)))
+        region = await requesting
+        renewing = asyncio.create_task(region.renew(1))
+        request = await peer.control(factory.slow)
+        assert isinstance(request, protocol.RegionRenew)
+        peer.send(control(answer(request.request_id)))
+        await ends(renewing, ProtocolError)
+        await ends_with(factory, conn, ProtocolError)
 
 
 # ---- not lies, but not nice ----------------------------------------------------------------------
@@ -747,6 +800,9 @@ class NearlyRight:
                     protocol.encode(protocol.Ping(1)),
                     protocol.encode(protocol.Pong(1) if self._lies() else protocol.Ping(2)),
                     protocol.encode(protocol.RegionRelease(0, 1)),
+                    protocol.encode(protocol.RegionEnd(0, 1)),
+                    protocol.encode(protocol.RegionRenew(1, 1, 1000)),
+                    protocol.encode(protocol.RegionLease(int(self._lies()), 1, 1000)),
                     protocol.encode(protocol.RegionRequest(1, 4096, Rights.READ, 1000)),
                 ]
             )

@@ -95,6 +95,36 @@ async def test_a_stopped_process_is_found(factory: ConnectionFactory) -> None:
                 assert bytes(await receiving) == b"still there"
 
 
+@one_loop
+async def test_a_stopped_process_is_found_during_operations(factory: ConnectionFactory) -> None:
+    """Its machine acknowledges what it is sent, so it is again the question that tells."""
+    config = Config(keep_alive=1000, keep_alive_timeout=1000)
+    with echoing(factory) as (pid, port):
+        conn = await factory.connect(port, config)
+        async with conn:
+            await conn.send(b"x")
+            assert bytes(await conn.recv()) == b"x"
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+            sending = asyncio.create_task(conn.send(bytes(1 << 20)))
+            await yield_loop(5)
+            if factory.device == EMBEDDED:
+                asked = conn._keep_alive
+                assert asked
+                asked._patience = 0.5
+                asked._timer.cancel()
+                asked._heard = conn._queue.completions
+                asked._look()
+                assert not sending.done()
+                async with factory.within(10):
+                    error = await ends(sending, ConnectionBrokenError)
+                assert "keep_alive" in str(error.__cause__ or error)
+            else:
+                os.kill(pid, signal.SIGCONT)
+                await sending
+                (await conn.recv()).release()
+
+
 async def answers(factory: ConnectionFactory, conn: Connection, count: int) -> None:
     """Until the peer's device has been asked so often, and has answered."""
     queue = conn._queue

@@ -43,7 +43,6 @@ from .connection_factory import (
     pattern,
     yield_loop,
 )
-from .inside import seem_busy
 from .marks import by_cm, by_tcp, one_loop
 from .raw_peer import RawPeer
 
@@ -101,13 +100,13 @@ async def test_a_choice_of_a_device_lasts_for_a_while(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, lasts: float, times: int
 ) -> None:
     asked = []
-    find = verbs.find_device
+    choose = verbs.choose_device
 
-    def found(name: str | None) -> verbs.Device:
+    def chosen(name: str | None) -> verbs.Choice:
         asked.append(name)
-        return find(name)
+        return choose(name)
 
-    monkeypatch.setattr(verbs, "find_device", found)
+    monkeypatch.setattr(verbs, "choose_device", chosen)
     monkeypatch.setattr("aiordma.transport.CHOICE_LASTS", lasts)
     async with await factory.listen() as listener:
         for _ in range(2):
@@ -680,19 +679,21 @@ async def test_goodbye_of_a_peer_that_takes_nothing_any_more(factory: Connection
 
 
 @one_loop
+@pytest.mark.needs("faults")
 async def test_the_end_comes_with_the_last_of_what_was_under_way(
     factory: ConnectionFactory,
 ) -> None:
     """After the peer's goodbye, and not only after `close_timeout`."""
-    async with factory.pair(replace(SMALL, close_timeout=1000)) as (client, _):
-        seem_busy(client, 1)
-        client._take_control(GOODBYE)
-        await yield_loop(20)
-        assert not client.closed
-        seem_busy(client, -1)
-        client._queue.post(Probe(lambda: None))
-        async with factory.within(2):
-            await client.wait_closed()
+    async with factory.pair(replace(SMALL, close_timeout=1000, keep_alive=None)) as (
+        client,
+        _,
+    ):
+        with testing.faults(delay=0.05, device=factory.device):
+            client._queue.post(Probe(lambda: None))
+            client._take_control(GOODBYE)
+            assert not client.closed
+            async with factory.within(2):
+                await client.wait_closed()
 
 
 @one_loop

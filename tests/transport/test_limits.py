@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,11 +21,14 @@ from aiordma import (
     start_server,
     streams,
 )
+from aiordma._transport.acceptor import Acceptor, ConnectionLimitError
+from aiordma._transport.auth import NO_SECURITY
 from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE
+from aiordma._transport.inspection import Way
 from aiordma._transport.tcp_link import REFUSED
-from aiordma.errors import RejectedError
+from aiordma.errors import BusyError, RejectedError
 
-from .connection_factory import SMALL, ConnectionFactory, check_alive, ends
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, yield_loop
 from .marks import by_tcp, one_loop
 
 pytestmark = pytest.mark.any_device
@@ -74,6 +78,95 @@ async def test_one_host_takes_no_more_than_its_share(factory: ConnectionFactory)
         client, server = await factory.both(listener)
         async with client, server:
             await check_alive(client, server)
+
+
+@one_loop
+async def test_a_place_that_is_taken_during_the_proof(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a key, a place is taken after the proof: who comes too late then is told."""
+    key = bytes(range(16))
+
+    async def dial() -> Connection:
+        return await connect(
+            factory.host,
+            listener.port,
+            device=factory.device,
+            via=factory.via,
+            config=SMALL,
+            auth=key,
+        )
+
+    async with await listen(
+        factory.host,
+        0,
+        device=factory.device,
+        via=factory.via,
+        config=replace(SMALL, max_connections=1),
+        auth=key,
+    ) as listener:
+        client = await dial()
+        async with client, await listener.accept() as server:
+            assert listener._acceptor is not None
+            limits = listener._acceptor._limits
+            before_proof = iter([None])
+            check = limits.check
+            monkeypatch.setattr(
+                limits, "check", lambda host: next(before_proof, host) and check(host)
+            )
+
+            async def late() -> None:
+                async with await dial() as other:
+                    await other.recv()
+
+            async with factory.within(5):
+                assert "as it takes (1)" in str(await ends(late(), RejectedError))
+            await check_alive(client, server)
+            assert limits._taken.total() == 1
+
+
+class Asks:
+    """A peer that stays in its handshake."""
+
+    via: Way = "tcp"
+
+    def __init__(self, host: str) -> None:
+        self.peer_address = (host, 1)
+        self.error: BaseException | None = None
+
+    async def handshake(self, acceptor: Acceptor) -> Connection:
+        acceptor.proved()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def give_up(self, error: BaseException) -> None:
+        self.error = error
+
+
+@one_loop
+async def test_an_ipv6_network_is_one_host() -> None:
+    """Else a host has as many connections as addresses of its network."""
+    acceptor = Acceptor(Config(max_connections_per_host=1), NO_SECURITY, lambda _: None)
+    peers = [Asks(host) for host in ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1")]
+    for peer in peers:
+        acceptor.admit(peer)
+    await yield_loop(2)
+    errors = [type(peer.error) for peer in peers]
+    await acceptor.close()
+    assert errors == [type(None), ConnectionLimitError, type(None)]
+
+
+@one_loop
+async def test_handshakes_leave_most_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (80, 80))
+    peers = [Asks(f"10.0.0.{host}") for host in range(11)]
+    acceptor = Acceptor(Config(), NO_SECURITY, lambda _: None)
+    for peer in peers:
+        acceptor.admit(peer)
+    await yield_loop(2)
+    errors = [type(peer.error) for peer in peers]
+    await acceptor.close()
+    assert errors == [BusyError] + [type(None)] * 10
 
 
 @one_loop

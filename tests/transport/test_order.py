@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from aiordma import Connection, RemoteRegion
-from aiordma._transport.sharing import RemoteSlice
+from aiordma._transport.remote_memory import RemoteSlice
 
 from .connection_factory import (
     SMALL,

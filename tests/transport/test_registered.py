@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from aiordma import BufferStateError, Config, Connection, RDMAError, verbs
+from aiordma import BufferStateError, Config, Connection, RDMAError, mr_pool, verbs
 from aiordma._core.frames import FrameKind
 from aiordma._datapath import channel
 from aiordma._native import embedded
@@ -28,7 +28,7 @@ CONFIG = Config(max_eager_size=8 << 10)
 
 @dataclass
 class Opened:
-    """For the peer to read."""
+    """For the peer to read, by a window on it."""
 
     access: verbs.AccessFlags
 
@@ -66,6 +66,7 @@ def registrations(monkeypatch: pytest.MonkeyPatch) -> list[Registered]:
         return found
 
     monkeypatch.setattr(channel, "reg_mr", opened)
+    monkeypatch.setattr(mr_pool, "reg_local_dma", lambda _: None)
     monkeypatch.setattr(embedded(), "addresses", (0, embedded().addresses[1]))
     return made
 
@@ -104,7 +105,7 @@ async def test_regions_are_not_registered_again(
                 await client.send(source[part], imm=7)
                 assert await receiving == (len(expected), 7)
                 assert memory[part].tobytes() == expected
-            assert rights(registrations) == [verbs.AccessFlags.REMOTE_READ] * 2
+            assert rights(registrations) == [verbs.AccessFlags.MW_BIND] * 2
             registrations.clear()
             with client.register(bytearray(LONG)) as back:
                 await client.write(source, remote[:])
@@ -190,7 +191,7 @@ async def test_what_is_sent_is_never_kept(
             receiving = asyncio.create_task(server.recv())
             await client.send(view)
             (await receiving).release()
-        assert rights(registrations).count(verbs.AccessFlags.REMOTE_READ) == 3
+        assert rights(registrations).count(verbs.AccessFlags.MW_BIND) == 3
         assert client.registration_statistics().made == 0
         assert not figures(client)["rendezvous"]
         view.release()

@@ -43,7 +43,11 @@ READ_WRITE = Rights.READ | Rights.WRITE
 async def refused_by_the_device(
     factory: ConnectionFactory, conn: Connection, remote: RemoteRegion
 ) -> None:
-    """The key works no more: the device at the other end says so, and that ends the connection."""
+    """The key works no more: the device at the other end says so, and that ends the connection.
+
+    It is asked by a side that does not keep to the leases.
+    """
+    remote.root.usable, remote.root.deadline = True, 0.0
     with pytest.raises((WorkCompletionError, ConnectionBrokenError)) as caught:
         async with factory.within(2):
             await conn.read(remote, bytearray(len(remote)))
@@ -465,11 +469,11 @@ async def test_nothing_of_a_connection_stays_in_the_pool(factory: ConnectionFact
     async with factory.pair() as (anchor, other):
         before = await leases(anchor, other)
         async with factory.pair() as (client, server):
-            await client.request_region(1000)
+            kept = await client.request_region(1000)
             never_received = await client.request_region(1000)
             await client.hand_over(never_received)
             await barrier(client)
-        del client, server
+        del client, server, kept
         gc.collect()
         assert await leases(anchor, other) == before
 

@@ -11,6 +11,7 @@ import pytest
 
 from aiordma._transport.auth import NO_SECURITY
 from aiordma._transport.tcp_link import MOST_AHEAD, accepted_link, connected_socket
+from aiordma.errors import HandshakeBrokenError
 
 
 async def turns(count: int = 10) -> None:
@@ -91,3 +92,13 @@ async def test_a_connection_that_takes_its_time() -> None:
         for connected in (first, *(task.result() for task in others)):
             assert connected.getpeername() == address
             connected.close()
+
+
+async def test_nothing_is_written_to_a_socket_that_has_ended() -> None:
+    ours, theirs = socket.socketpair()
+    link = await accepted_link(ours, NO_SECURITY)
+    theirs.close()
+    await until(lambda: link._lost)
+    with pytest.raises(HandshakeBrokenError):
+        link.write(b"you were refused")
+    link.release()

@@ -1,0 +1,73 @@
+"""What encrypted connections need of the package `cryptography`: the extra `aiordma[encrypt]`.
+
+A `Sealing` (_datapath) seals frames and long messages with the ciphers from here; the keys come of
+the handshake (auth.py) by the rules of _core/authentication.py.  Only imported where a connection
+encrypts.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+
+from .._core.authentication import next_key, traffic_secrets
+from .._datapath.sealing import Sealing
+from ..errors import AuthenticationError
+
+__all__ = ["InvalidTag", "KeyExchange", "new_sealing", "payload_opener", "payload_sealer"]
+
+if not hasattr(AESGCM, "encrypt_into"):
+    raise ImportError("encrypt= needs cryptography 47 or newer: pip install 'aiordma[encrypt]'")
+
+# The key is used for one message.
+_NONCE = bytes(12)
+
+
+def payload_sealer(key: bytes) -> Any:
+    return Cipher(AES256(key), GCM(_NONCE)).encryptor()
+
+
+def payload_opener(key: bytes, tag: bytes) -> Any:
+    return Cipher(AES256(key), GCM(_NONCE, tag)).decryptor()
+
+
+def new_sealing(*, memory_in_clear: bool) -> Sealing:
+    return Sealing(sys.modules[__name__], memory_in_clear)
+
+
+class TrafficKeys:
+    """The keys of one direction, one after another."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def next_cipher(self) -> AESGCM:
+        key, self._secret = next_key(self._secret)
+        return AESGCM(key)
+
+
+class KeyExchange:
+    """This side's key pair, of one connection; `agree` has `sealing` use what comes of it."""
+
+    def __init__(self, sealing: Sealing) -> None:
+        self._sealing = sealing
+        self._private = X25519PrivateKey.generate()
+        self.public = self._private.public_key().public_bytes_raw()
+
+    def agree(self, key: bytes, peer_public: bytes, connection: bytes, *, client: bool) -> None:
+        """AuthenticationError for a public key that makes a secret which is known to all."""
+        try:
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))
+        except ValueError:
+            raise AuthenticationError("the peer's public key is none") from None
+        publics = (self.public, peer_public) if client else (peer_public, self.public)
+        of_client, of_server = traffic_secrets(key, shared, *publics, connection)
+        ours, theirs = (of_client, of_server) if client else (of_server, of_client)
+        self._sealing.start(TrafficKeys(ours), TrafficKeys(theirs))

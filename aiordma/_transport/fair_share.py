@@ -1,0 +1,111 @@
+"""Bounded places for peers that have proved nothing yet, shared out among their hosts.
+
+One rule for sockets that have sent nothing (first_bytes.py) and for handshakes (acceptor.py), which
+the embedded device has in C (native/softdev/engine/fair_share.c): a new peer is let in, and when
+there is no place, another one goes for it.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+# A host that has more than one in so many of all places loses its own oldest peer first.
+# Chosen by judgement: several such hosts are needed to press upon the others.
+SHARE = 8
+
+# All places of a kind are at most one in so many of the descriptors that the process may have.
+SHARE_OF_FILES = 8
+
+IPV6_NETWORK = 8
+"""Bytes of the network part of an IPv6 address, of which a host has all the rest (RFC 4291)."""
+
+
+def network_of(host: str) -> str:
+    """What counts as one host: an IPv4 address, the network of an IPv6 address.
+
+    A link-local or loopback address is itself: its network is the same for all of them.
+    """
+    numeric = host.partition("%")[0]
+    if ":" not in numeric:
+        return numeric
+    raw = socket.inet_pton(socket.AF_INET6, numeric)
+    if raw[0] == 0xFE or not any(raw[:IPV6_NETWORK]):
+        return numeric
+    return socket.inet_ntop(socket.AF_INET6, raw[:IPV6_NETWORK].ljust(16, b"\0")) + "/64"
+
+
+def places(wanted: int) -> int:
+    """As many as wanted, if the process may have descriptors for them."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, files // SHARE_OF_FILES))
+
+
+class NoRoomError(Exception):
+    """Every place is taken by a peer that does not go for this one."""
+
+
+class FairShare(Generic[T]):
+    """Peers in the order of their age, at most `limit` of them, and which one goes for a new one.
+
+    That is the oldest one of the host with most of them, if it has more than its share, else the
+    oldest of all.  A peer that has proved itself (`proved`) goes only for a peer of another host,
+    and if its own has more than its share.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._share = max(1, limit // SHARE)
+        self._host_of: dict[T, str] = {}  # oldest first, as those of each host
+        self._hosts: dict[str, dict[T, None]] = {}
+        self._proved: set[T] = set()
+
+    def __len__(self) -> int:
+        return len(self._host_of)
+
+    def unproved(self, host: str | None = None) -> Iterator[T]:
+        """Those that have not proved themselves, of one host or of all, oldest first."""
+        peers = self._host_of if host is None else self._hosts.get(host, {})
+        return (peer for peer in peers if peer not in self._proved)
+
+    def make_room(self, host: str) -> T | None:
+        """Before `add`: the peer that goes, already removed; None if there is a place.
+
+        NoRoomError if none goes for a peer of this host.
+        """
+        if len(self) < self.limit:
+            return None
+        heaviest = max(self._hosts, key=lambda name: len(self._hosts[name]) + (name == host))
+        if len(self._hosts[heaviest]) + (heaviest == host) > self._share:
+            goes = next(self.unproved(heaviest), None)
+            if goes is None and heaviest != host:
+                goes = next(iter(self._hosts[heaviest]))
+        else:
+            goes = next(self.unproved(), None)
+        if goes is None:
+            raise NoRoomError
+        self.remove(goes)
+        return goes
+
+    def add(self, peer: T, host: str, *, proved: bool = False) -> None:
+        """After `make_room`."""
+        self._host_of[peer] = host
+        self._hosts.setdefault(host, {})[peer] = None
+        if proved:
+            self._proved.add(peer)
+
+    def remove(self, peer: T) -> None:
+        """Does nothing for a peer that has gone already."""
+        host = self._host_of.pop(peer, None)
+        if host is None:
+            return
+        self._proved.discard(peer)
+        del self._hosts[host][peer]
+        if not self._hosts[host]:
+            del self._hosts[host]

@@ -1,0 +1,100 @@
+"""Accepted sockets that have sent nothing yet.
+
+Such a socket costs a descriptor and a timer: no task, no transport, no queue pair, and no place
+among the handshakes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from .._loop.driver import Watch
+from .._native import fork
+from ..config import Config
+from .fair_share import FairShare, network_of, places
+from .lifecycle import Address
+
+
+def _speaks(accepted: socket.socket) -> bool:
+    """Whether there is something to read: bytes, the end or an error."""
+    try:
+        accepted.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+class SilentSocket:
+    """One of them."""
+
+    def __init__(self, sockets: SilentSockets, accepted: socket.socket, address: Address) -> None:
+        self._sockets = sockets
+        self._socket = accepted
+        self._address = address
+        self.host = network_of(address[0])
+        self._inode = fork.add_socket(accepted.fileno())
+        self._watch = Watch(accepted.fileno(), self._readable)
+        self._timer = asyncio.get_running_loop().call_later(sockets.timeout, self._too_late)
+
+    def _readable(self) -> None:
+        self._sockets.forget(self)
+        self.stop()
+        self._sockets.on_first_bytes(self._socket, self._address)
+
+    def _too_late(self) -> None:
+        self._sockets.forget(self)
+        self.close()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        self._watch.close()
+        fork.remove_socket(self._inode)
+
+    def close(self) -> None:
+        self.stop()
+        self._socket.close()
+
+
+class SilentSockets:
+    """Passes sockets on when their first bytes are there; closes those that stay silent."""
+
+    def __init__(
+        self, config: Config, on_first_bytes: Callable[[socket.socket, Address], None]
+    ) -> None:
+        self.timeout = config.first_bytes_timeout
+        self.on_first_bytes = on_first_bytes
+        self._waiting: FairShare[SilentSocket] = FairShare(places(config.max_handshakes))
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, accepted: socket.socket, address: Address) -> None:
+        """Takes over an accepted socket.  If there is no room, another one is closed for it."""
+        if _speaks(accepted):
+            self.on_first_bytes(accepted, address)
+            return
+        silent = SilentSocket(self, accepted, address)
+        goes = self._waiting.make_room(silent.host)
+        if goes is not None:
+            goes.close()
+        self._waiting.add(silent, silent.host)
+
+    def drop_oldest(self) -> bool:
+        """Closes the oldest one, for its descriptor; False if there is none."""
+        oldest = next(self._waiting.unproved(), None)
+        if oldest is None:
+            return False
+        self.forget(oldest)
+        oldest.close()
+        return True
+
+    def forget(self, silent: SilentSocket) -> None:
+        self._waiting.remove(silent)
+
+    def close(self) -> None:
+        while self.drop_oldest():
+            pass

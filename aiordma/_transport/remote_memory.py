@@ -1,0 +1,189 @@
+"""The peer's memory as this side may use it: regions, and slices of them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from .._core import protocol
+from .._core.region import RegionToken, RemoteRange, Rights
+from .._datapath.memory import Remote
+from .._loop.wait_queue import WaitQueue
+from ..errors import BufferStateError, LeaseEndedError
+from .lease_thread import check_lease, milliseconds, now
+
+if TYPE_CHECKING:
+    from .sharing import Sharing
+
+PAST = 1e-9
+"""A time of `now` that is over; 0 would be none."""
+
+
+class RemoteMemory(Remote):
+    """What an operation is aimed at; its numbers are those of `range`."""
+
+    __slots__ = ("range",)
+
+    no_memory_hint = "it is the peer's memory: read or write it (Connection.read, write)"
+
+    def _aim(self, range: RemoteRange) -> None:
+        self.range = range
+        self.address = range.address
+        self.length = range.length
+        self.rkey = range.rkey
+        self.allowed = int(range.token.access)
+
+    def check(self, sharing: Sharing) -> None:
+        """Raises unless the region is this connection's and still this side's to use."""
+        region = self.root
+        if sharing is not region.user:
+            raise ValueError(f"{region!r} belongs to another connection")
+        if not region.usable or 0 < region.deadline <= now():
+            raise region.unusable()
+
+
+class RemoteRegion(RemoteMemory):
+    """Memory of the peer that this side may use; slice it to name the bytes of an operation.
+
+    Leaving its `async with` releases it.  Borrowed memory that is dropped goes back to its owner.
+    """
+
+    def __init__(
+        self, sharing: Sharing, token: RegionToken, *, lent: bool, since: float | None = None
+    ) -> None:
+        self._sharing = sharing
+        self._lent = lent
+        self._why = ""
+        self._changes = WaitQueue()
+        self.user = sharing
+        self.usable = True
+        self.token = token
+        self._aim(RemoteRange.of(token))
+        self.lease_from(now() if since is None else since, token.lease_ms)
+
+    def __repr__(self) -> str:
+        state = "" if self.usable else f" {self._why or 'given up'}"
+        return (
+            f"<RemoteRegion {self.token.region_id:#x} of {len(self)} bytes, "
+            f"{self.token.access!r}{state}>"
+        )
+
+    def __getitem__(self, key: slice) -> RemoteSlice:
+        """The part `[start:stop]`; a bound outside raises RemoteRangeError, nothing is clipped."""
+        return RemoteSlice(self, self.range[key])
+
+    @property
+    def rights(self) -> Rights:
+        """What the owner allows here."""
+        return self.token.access
+
+    @property
+    def lent(self) -> bool:
+        """Whether it came from `request_region`, and so can be handed over."""
+        return self._lent
+
+    @property
+    def lease_left(self) -> float | None:
+        """Seconds that it may still be used, by this side's clock; None: its lease has no end."""
+        if self.ended:
+            return 0.0
+        return max(0.0, self.deadline - now()) if self.deadline else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it cannot be used any more: its lease is over, its owner has taken it back, this
+        side has given it up, or the connection has ended."""
+        return not self.usable or self._sharing.ended or 0 < self.deadline <= now()
+
+    async def wait_ended(self) -> None:
+        """Waits until it has `ended`."""
+        while not self.ended:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.lease_left):
+                    await self._changes.wait()
+
+    async def renew(self, lease: float | None) -> None:
+        """Asks its owner to let it be used for `lease` seconds from now on (None: without an end).
+
+        For borrowed memory.  The owner may grant less (`Config.max_lease`): `lease_left` says what
+        it is.  LeaseEndedError when it has ended, RequestRefusedError when the owner refuses.
+        """
+        check_lease(lease)
+        self.check(self._sharing)
+        await self._sharing.renew(self, milliseconds(lease))
+
+    def lease_from(self, since: float, lease_ms: int) -> None:
+        """Its lease of so long (0: without an end) began then.  Internal to the library."""
+        self.deadline = since + lease_ms / 1000 if lease_ms else 0.0
+        self.wake()
+
+    def take_back(self) -> None:
+        """The owner has ended it.  Internal to the library."""
+        if self.usable:
+            self._why = "taken back by its owner"
+            self.deadline = PAST
+            self.give_up()
+
+    def unusable(self) -> BufferStateError:
+        """Why it cannot be used.  Internal to the library."""
+        if self.usable:
+            return LeaseEndedError(f"the lease of {self!r} has ended", self.token.region_id)
+        if self._why:
+            return LeaseEndedError(f"{self!r} cannot be used again", self.token.region_id)
+        return BufferStateError(f"{self!r} cannot be used again")
+
+    def give_up(self) -> None:
+        """It is the owner's again: every use from now on fails.  Internal to the library."""
+        self.usable = False
+        self.wake()
+
+    def drop(self) -> None:
+        """It has come too late.  Internal to the library."""
+        self.give_up()
+        self._sharing.give_back(self.token.region_id)
+
+    def wake(self) -> None:
+        """Tasks that wait for its end look again.  Internal to the library."""
+        self._changes.wake_all()
+
+    async def release(self) -> None:
+        """Tells the owner that the region is needed no more.  Idempotent."""
+        if self.usable:
+            self.give_up()
+            await self._sharing.tell(protocol.RegionRelease(0, self.token.region_id))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self.ended:
+            await self.release()
+
+    def __del__(self) -> None:
+        """Borrowed memory goes back.  In any thread, at any time."""
+        if getattr(self, "_lent", False) and not self.ended:
+            self._sharing.call_soon(self._sharing.give_back, self.token.region_id)
+
+
+class RemoteSlice(RemoteMemory):
+    """A part of a RemoteRegion."""
+
+    __slots__ = ("region",)
+
+    def __init__(self, region: RemoteRegion, range: RemoteRange) -> None:
+        self.region = region
+        self.root = region
+        self._aim(range)
+
+    def __repr__(self) -> str:
+        return f"<{self.region!r}[{self.range.offset}:{self.range.offset + self.range.length}]>"
+
+    def __getitem__(self, key: slice) -> RemoteSlice:
+        return RemoteSlice(self.region, self.range[key])

@@ -1,0 +1,223 @@
+"""The key of a share, which the queue pair of its connection alone takes.
+
+It is that of a memory window of type 2, bound on the connection's send queue.  Where there can be
+no such window it is the key of a memory region, which every queue pair of the protection domain
+takes: any connection of the loop whose peer knows it.
+
+Some facts, and what they mean here:
+
+- Freeing a window ends its key at once, in the middle of an operation of the peer.
+- A bind takes its turn in the send queue, and one that finds no window fails and ends the
+  connection.  So a window whose bind is still under way is invalidated right behind the bind, and
+  freed after that.  The peer is told of a share only after its bind (`ready`).
+- Only the loop takes the completion of a bind.  While it computes, a bind that seems to be under
+  way has very likely been done, so at the end of a lease the window is freed all the same, after a
+  pause (`GRACE`) in which a loop that runs would have closed it as above.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from typing import cast
+
+from .. import verbs
+from .._core.operations import OperationKind
+from .._core.region import Rights
+from .._datapath.windows import BindRequest, Window
+from .._datapath.work_queue import SendQueue, WorkRequest
+from ..errors import VerbsError
+from ..mr_pool import LocalMemory, MemoryPool
+
+# The kernel takes no windows on memory that the process may only read (EFAULT), nor on a dma-buf
+# (EINVAL): Linux, ib_umem_get and UVERBS_METHOD_REG_DMABUF_MR.  It has the key of a region then.
+WITHOUT_WINDOWS = frozenset({errno.EFAULT, errno.EINVAL})
+
+GRACE = 0.01
+"""Seconds after the end of a lease in which the loop may close a key whose bind is under way."""
+
+LOCAL_INV = int(verbs.WROpcode.LOCAL_INV)
+
+
+def access_flags(rights: Rights) -> verbs.AccessFlags:
+    """Registration flags for remote `rights`; remote writing needs local writing too."""
+    flags = verbs.AccessFlags(int(rights))
+    if rights & (Rights.WRITE | Rights.ATOMIC):
+        flags |= verbs.AccessFlags.LOCAL_WRITE
+    return flags
+
+
+class ShareKey:
+    """The key of a memory region: for devices without windows."""
+
+    def __init__(self, mr: verbs.MemoryRegion) -> None:
+        self._mr = mr
+        self.rkey = mr.rkey
+        self.address = mr.addr
+        self.length = mr.length
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the key works; with the error if it never will."""
+        self._on_ready: Callable[[], None] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.ready.set_result(None)
+
+    def on_ready(self, callback: Callable[[], None]) -> None:
+        """Calls it when the key works, or the share has ended before."""
+        if self.ready.done():
+            callback()
+        else:
+            self._on_ready = callback
+
+    @property
+    def closed(self) -> bool:
+        """Whether the key works no more."""
+        return self._mr.closed
+
+    def end_now(self) -> bool:
+        """Ends the key; False if its bind is under way.  In any thread, but not beside `close`."""
+        self._mr.close()
+        return True
+
+    def end_under_way(self) -> None:
+        """Ends the key also then: if the device has not done the bind, the connection ends."""
+        self._mr.close()
+
+    def close(self) -> None:
+        """Ends the key; a second call does nothing."""
+        self._mr.close()
+
+
+class WindowKey(ShareKey):
+    """The key of a window."""
+
+    def __init__(self, queue: SendQueue, mr: verbs.MemoryRegion, rights: Rights) -> None:
+        self._queue = queue
+        self._window = Window(mr.pd.alloc_mw(verbs.MWType.TYPE_2))
+        self._rights = rights
+        self._under_way: set[WorkRequest] = set()
+        self._closing = self._expired = False
+        self._bind: Bind | None = None  # until the device has let go of it
+        super().__init__(mr)
+
+    def _begin(self) -> None:
+        self._bind = bind = Bind(self, self._window, self._mr, int(self._rights))
+        self.rkey = bind.next_key
+        self._under_way.add(bind)
+        self._queue.post(bind)
+
+    def _end_wait(self, error: BaseException | None) -> None:
+        if self.ready.done():
+            return
+        if error is not None:
+            self.ready.set_exception(error)
+            self.ready.exception()  # retrieved, also if nothing awaits it
+            return
+        self.ready.set_result(None)
+        if self._on_ready is not None:
+            self._on_ready()
+
+    @property
+    def closed(self) -> bool:
+        return self._closing or self._expired or self._mr.closed
+
+    def over(self, work: WorkRequest) -> None:
+        """The device has let go of the request."""
+        self._under_way.discard(work)
+        if work is self._bind:
+            self._bind = None
+        self._end_wait(None)
+        if self._closing and not self._under_way:
+            self._free()
+
+    def failed(self, error: BaseException) -> None:
+        """The connection has ended, for this reason."""
+        self._bind = None
+        self._end_wait(error)
+        if self._closing:
+            self._free()  # now: a queue pair is destroyed after its windows
+
+    def end_now(self) -> bool:
+        if self._under_way:
+            return False
+        self._free()  # nothing becomes under way again
+        return True
+
+    def end_under_way(self) -> None:
+        self._expired = True
+        bind = self._bind
+        if bind is not None:
+            bind.expired = True
+        if bind is None or bind.was_posted:  # else it never will be
+            self._free()
+
+    def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        if self._mr.closed:  # at the end of its lease
+            return
+        if self._under_way and not self._queue.failed:
+            self._queue.withdraw(self._under_way.copy())
+        if self._under_way and not self._queue.failed and self._queue.free:
+            invalidation = Invalidation(self, self._window.rkey)
+            self._under_way.add(invalidation)
+            self._queue.post_frame(invalidation)
+        elif not self._under_way or self._queue.failed:
+            self._free()
+
+    def _free(self) -> None:
+        self._window.close()
+        self._mr.close()
+
+
+class OfKey:
+    """What becomes of a request for the window of a key."""
+
+    key: WindowKey
+
+    def done(self, _: int) -> None:
+        self.key.over(cast("WorkRequest", self))
+
+    def failed(self, error: BaseException) -> None:
+        self.key.failed(error)
+
+    def release(self) -> None:
+        self.key.over(cast("WorkRequest", self))
+
+
+class Bind(OfKey, BindRequest):
+    """Opens the window."""
+
+    def __init__(self, key: WindowKey, window: Window, mr: verbs.MemoryRegion, access: int) -> None:
+        super().__init__(OperationKind.BIND, window, mr, mr.addr, mr.length, access)
+        self.key = key
+
+
+class Invalidation(OfKey, WorkRequest):
+    """Closes the window behind a bind that is still under way."""
+
+    def __init__(self, key: WindowKey, rkey: int) -> None:
+        super().__init__(OperationKind.INVALIDATE, LOCAL_INV, 0, 0, 0, imm=rkey)
+        self.key = key
+
+
+def make_key(pool: MemoryPool, queue: SendQueue, memory: LocalMemory, rights: Rights) -> ShareKey:
+    """Opens memory of this side to the peer."""
+    flags = access_flags(rights)
+    if pool.has_windows:
+        local = flags & verbs.AccessFlags.LOCAL_WRITE
+        try:
+            mr = memory.expose(pool.pd, local | verbs.AccessFlags.MW_BIND, 0, len(memory))
+        except VerbsError as error:
+            if error.errno not in WITHOUT_WINDOWS:
+                raise
+        else:
+            try:
+                return WindowKey(queue, mr, rights)
+            except BaseException:
+                mr.close()
+                raise
+    return ShareKey(memory.expose(pool.pd, flags, 0, len(memory)))

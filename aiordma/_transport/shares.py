@@ -1,0 +1,201 @@
+"""This side's memory as the peer may use it: shared, lent, handed over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from .._core import protocol
+from .._core.region import RegionToken, Rights
+from ..errors import BufferStateError
+from ..mr_pool import Block, Buffer, LocalMemory
+from . import lease_thread, share_keys
+from .lease_thread import Deadline, check_lease, milliseconds, now
+
+if TYPE_CHECKING:
+    from .sharing import Sharing
+
+
+class Share:
+    """This side's memory as the peer may use it, until `revoke`, the lease's end, or the end of
+    the connection, whichever is first.  The memory stays registered and pinned until then.
+    """
+
+    def __init__(
+        self,
+        sharing: Sharing,
+        region_id: int,
+        memory: LocalMemory,
+        rights: Rights,
+        lease: float | None,
+    ) -> None:
+        self._sharing = sharing
+        self._memory = memory
+        self._key = share_keys.make_key(sharing.pool, sharing.queue, memory, rights)
+        memory.pin()
+        self._over = False
+        self._deadline: Deadline | None = None
+        self._grace: Deadline | None = None  # after the deadline, for a bind that is under way
+        self.region_id = region_id
+        self.rights = rights
+        self.token = RegionToken(
+            region_id,
+            self._key.address,
+            self._key.length,
+            self._key.rkey,
+            rights,
+            milliseconds(lease),
+        )
+
+    def __repr__(self) -> str:
+        state = "revoked" if self.revoked else "active"
+        return f"<Share {self.region_id:#x} of {self._memory!r}, {self.rights!r}, {state}>"
+
+    async def ready(self) -> None:
+        """Waits until the key works: for a token that travels by another way than the connection.
+
+        `send_region` has waited, and messages of this connection arrive after that by themselves.
+        Raises the error of a connection that ends before.
+        """
+        await asyncio.shield(self._key.ready)
+
+    def on_ready(self, callback: Callable[[], None]) -> None:
+        """Calls it when the key works, or has been revoked before.  Internal to the library."""
+        self._key.on_ready(callback)
+
+    @property
+    def revoked(self) -> bool:
+        """Whether the memory has been taken back: the peer's key does nothing any more."""
+        if self._deadline is not None and not self._deadline.pending:
+            self._deadline.cancel()  # it may be under way
+        return self._key.closed
+
+    def revoke(self) -> None:
+        """Takes the memory back: when this returns the key works no more.  Idempotent.
+
+        If the key does not work yet (`ready`), it ends as soon as it would: the send queue closes
+        it right behind its bind, and the memory stays registered until then.
+        The peer is told.  An operation of the peer that is under way fails there with
+        RemoteAccessError, which breaks the connection, as verbs have it; agree on the end first
+        where that matters.
+        """
+        self.end(tells=True)
+
+    async def renew(self, lease: float | None) -> None:
+        """The lease is `lease` seconds from now on (None: without an end), and the peer knows.
+
+        It may be shorter than before: then it ends when the peer has been told, or as it would
+        have.  BufferStateError when it has ended.
+        """
+        check_lease(lease)
+        if not self.lease_from_now(lease, at_least=True):
+            raise BufferStateError(f"{self!r} has ended: share the memory again")
+        await self._sharing.tell(protocol.RegionLease(0, self.region_id, milliseconds(lease)))
+        self.lease_from_now(lease)
+
+    def lease_from_now(self, lease: float | None, *, at_least: bool = False) -> bool:
+        """Its lease begins now; `at_least`, it does not end before it would have.  False when it
+        has ended.  Internal to the library."""
+        before = self._deadline
+        when = None if lease is None else now() + lease
+        shorter = when is not None and (before is None or when < before.when)
+        if before is not None and not (at_least and shorter):
+            before.cancel()
+        if self.revoked or self._grace is not None:
+            return False
+        if not (at_least and shorter):
+            self._deadline = lease_thread.at(when, self._expire) if when is not None else None
+        return True
+
+    def _expire(self) -> None:
+        """In the thread of leases: the key ends, the rest follows in the loop."""
+        try:
+            if not self._key.end_now():
+                self._grace = lease_thread.at(now() + share_keys.GRACE, self._key.end_under_way)
+        finally:
+            self._sharing.call_soon(self._expired)
+
+    def _expired(self) -> None:
+        self.end(tells=True)
+
+    def end(self, *, tells: bool) -> None:
+        """Takes the memory back; `tells` the peer.  Internal to the library."""
+        if self._over:
+            return
+        self._over = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._grace is not None:
+            self._grace.cancel()
+        self._key.close()
+        self._memory.unpin()
+        self._sharing.forget(self)
+        if tells:
+            self._sharing.notify(protocol.RegionEnd(0, self.region_id))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.revoke()
+
+
+class Loan(Share):
+    """Memory of this side's pool that the peer asked for."""
+
+    def __init__(
+        self,
+        sharing: Sharing,
+        region_id: int,
+        buffer: Buffer,
+        rights: Rights,
+        lease: float | None,
+    ) -> None:
+        self.buffer = buffer
+        super().__init__(sharing, region_id, buffer, rights, lease)
+
+    def _expired(self) -> None:
+        # The peer has counted from its request: it knows, and could make this side tell it no end.
+        self.end(tells=False)
+
+    def end(self, *, tells: bool) -> None:
+        super().end(tells=tells)
+        self.buffer.release()
+
+    def hand_over(self) -> HandedOver:
+        """Ends the peer's access; the memory with what the peer wrote is the caller's."""
+        super().end(tells=False)
+        return HandedOver(self.buffer)
+
+
+class HandedOver:
+    """Memory that came back with what the peer wrote, and waits for `recv_buffer`.
+
+    Not a Buffer yet: one that was never received is not the user's to release, so it returns to the
+    pool without a warning.
+    """
+
+    __slots__ = ("_block", "_length")
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._length = len(buffer)
+        self._block: Block | None = buffer.give_up()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self) -> Buffer:
+        block, self._block = self._block, None
+        assert block is not None
+        return Buffer(block, self._length)
+
+    def __del__(self) -> None:
+        if self._block is not None:
+            self._block.release()

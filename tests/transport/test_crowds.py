@@ -1,0 +1,256 @@
+"""Crowds of peers that prove nothing: they keep no honest peer out, whatever they have sent."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aiordma import (
+    AuthenticationError,
+    Config,
+    Connection,
+    Listener,
+    connect,
+    listen,
+    streams,
+    verbs,
+)
+from aiordma._transport import failure_limit
+from aiordma._transport.connect_tcp import MAGIC
+from aiordma.errors import RejectedError
+
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, hello, yield_loop
+from .marks import one_loop
+
+pytestmark = pytest.mark.any_device
+
+KEY = b"sixteen or more random bytes"
+
+# Silent ones from one address, and as many from an address each.
+CROWD = 1000
+
+
+@asynccontextmanager
+async def crowd(
+    factory: ConnectionFactory, port: int, data: bytes, one: int = CROWD, many: int = CROWD
+) -> AsyncIterator[None]:
+    """Until the end of the block, they are there, and silent after `data`."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error", "-m", "tests.transport.silent_crowd",
+        factory.host, str(port), str(one), str(many), data.hex(),
+        cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with factory.within(5):
+            assert await process.stdout.readline() == b"ready\n"
+        yield
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+def offer(*, with_key: bool) -> bytes:
+    """All of a client's first message of the TCP bootstrap."""
+    endpoint = verbs.Endpoint(
+        gid=verbs.GID.from_ip("127.0.0.1").raw, qp_num=77, psn=1, lid=1, mtu=3
+    )
+    return MAGIC + endpoint.pack() + replace(hello(), authenticates=with_key).pack()
+
+
+def request(*, with_key: bool) -> bytes:
+    """REQ of the embedded device's connection manager (native/softdev/cm/cm_wire.h)."""
+    private = replace(hello(), authenticates=with_key).pack().ljust(56, b"\0")
+    body = struct.pack("<IIHBBBBBBIIH", 77, 1, 0x0106, 2, 1, 1, 0, 6, 7, 0, 0, 0) + private
+    return b"ARCM" + struct.pack("<BBH", 2, 1, len(body)) + body
+
+
+def first_bytes(factory: ConnectionFactory, *, with_key: bool) -> bytes:
+    return (offer if factory.via == "tcp" else request)(with_key=with_key)
+
+
+async def listening(
+    factory: ConnectionFactory, key: bytes | None, config: Config = SMALL
+) -> Listener:
+    return await listen(
+        factory.host, 0, device=factory.device, via=factory.via, config=config, auth=key
+    )
+
+
+async def dial(
+    factory: ConnectionFactory, port: int, key: bytes | None, source: str | None = None
+) -> Connection:
+    return await connect(
+        factory.host,
+        port,
+        device=factory.device,
+        via=factory.via,
+        source=(source, 0) if source else None,
+        config=replace(SMALL, in_band=False),
+        auth=key,
+    )
+
+
+@pytest.mark.parametrize("kind", ["nothing", "a part", "all of the first message"])
+@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+@one_loop
+async def test_an_honest_client_beside_thousands(
+    factory: ConnectionFactory, kind: str, key: bytes | None
+) -> None:
+    """Handshakes have no time limit here: nothing but the rule makes room."""
+    whole = first_bytes(factory, with_key=key is not None)
+    data = {"nothing": b"", "a part": whole[:6]}.get(kind, whole)
+    config = replace(SMALL, max_handshakes=256)
+    async with (
+        await listening(factory, key, config) as listener,
+        crowd(factory, listener.port, data),
+    ):
+        for _ in range(10):
+            async with factory.within(1):
+                client = await dial(factory, listener.port, key)
+                server = await listener.accept()
+            async with client, server:
+                await check_alive(client, server)
+
+
+@one_loop
+async def test_an_honest_client_of_a_stream_server(factory: ConnectionFactory) -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read(100))
+        writer.close()
+
+    async with (
+        await streams.start_stream_server(
+            echo, factory.host, device=factory.device, via=factory.via, config=SMALL
+        ) as server,
+        crowd(factory, server.address[1], b""),
+        factory.within(1),
+    ):
+        reader, writer = await streams.open_connection(
+            factory.host, server.address[1], device=factory.device, via=factory.via, config=SMALL
+        )
+        writer.write(b"hello")
+        assert await reader.read() == b"hello"
+        writer.close()
+
+
+@one_loop
+async def test_strangers_take_no_place_of_a_connection(factory: ConnectionFactory) -> None:
+    """Those without the key do not count as connections, so that none of them, nor an honest one
+    among them, goes for the next."""
+    config = replace(SMALL, max_connections=2, max_connections_per_host=2)
+    async with (
+        await listening(factory, KEY, config) as listener,
+        crowd(factory, listener.port, first_bytes(factory, with_key=True), 5, 0),
+    ):
+        assert listener._acceptor is not None
+        async with factory.within(5):
+            while len(listener._acceptor._handshakes) < 5:
+                await yield_loop(1)
+        async with factory.within(1):
+            client = await dial(factory, listener.port, KEY)
+            server = await listener.accept()
+        async with client, server:
+            await check_alive(client, server)
+        assert len(listener._acceptor._handshakes) == 5
+
+
+# ---- peers that try keys -------------------------------------------------------------------------
+
+WRONG = b"another of sixteen or more bytes"
+ELSEWHERE = "127.0.0.9"
+
+
+@one_loop
+async def test_failing_handshakes_of_a_host_are_limited(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a word of other hosts, and until time has passed, which it does not here."""
+    monkeypatch.setattr(failure_limit, "HOST_BURST", 3)
+    monkeypatch.setattr(failure_limit, "HOST_RATE", 1e-6)
+    async with await listening(factory, KEY) as listener:
+        await elsewhere_is_let_in(factory, listener)
+        for _ in range(3):
+            await fails(factory, listener)
+        for key in (WRONG, KEY, None):
+            error = await ends(dial(factory, listener.port, key), RejectedError)
+            assert "too many handshakes failed" in str(error)
+        await elsewhere_is_let_in(factory, listener)
+    said = [text for text in caplog.messages if "turned away for a while" in text]
+    assert len(said) == 1
+    assert said[0].startswith(factory.host)
+
+
+async def fails(factory: ConnectionFactory, listener: Listener, source: str | None = None) -> None:
+    """With another key, until the listener has noticed too."""
+    await ends(dial(factory, listener.port, WRONG, source), AuthenticationError)
+    assert listener._acceptor is not None
+    while listener._acceptor._handshakes:
+        await yield_loop(1)
+
+
+async def elsewhere_is_let_in(factory: ConnectionFactory, listener: Listener) -> None:
+    client = await dial(factory, listener.port, KEY, ELSEWHERE)
+    async with client, await listener.accept() as server:
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_failing_handshakes_are_limited_in_all(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then one of a host is enough, but none is needed of a host that has not failed."""
+    monkeypatch.setattr(failure_limit, "TOTAL_BURST", 4)
+    monkeypatch.setattr(failure_limit, "TOTAL_RATE", 1e-6)
+    async with await listening(factory, KEY) as listener:
+        for last in range(10, 14):
+            await fails(factory, listener, f"127.0.0.{last}")
+        await ends(dial(factory, listener.port, KEY, "127.0.0.10"), RejectedError)
+        await elsewhere_is_let_in(factory, listener)
+
+
+@one_loop
+async def test_a_proof_forgives_its_host(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host of many programs is not shut out by one of them that has the wrong key."""
+    monkeypatch.setattr(failure_limit, "HOST_BURST", 3)
+    monkeypatch.setattr(failure_limit, "HOST_RATE", 1e-6)
+    async with await listening(factory, KEY) as listener:
+        for _ in range(3):
+            for _ in range(2):
+                await fails(factory, listener)
+            client = await dial(factory, listener.port, KEY)
+            async with client, await listener.accept() as server:
+                await check_alive(client, server)
+
+
+@one_loop
+async def test_silence_is_no_failure(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Silent peers try no key, so they do not keep out others of their host."""
+    monkeypatch.setattr(failure_limit, "HOST_BURST", 1)
+    monkeypatch.setattr(failure_limit, "HOST_RATE", 1e-6)
+    caplog.set_level("INFO", "aiordma.acceptor")
+    async with await listening(factory, KEY, replace(SMALL, handshake_timeout=0.1)) as listener:
+        async with (
+            crowd(factory, listener.port, first_bytes(factory, with_key=True), 5, 0),
+            factory.within(5),
+        ):
+            while sum("failed: TimeoutError" in text for text in caplog.messages) < 5:
+                await yield_loop(1)
+        assert listener._acceptor is not None
+        listener._acceptor.config = SMALL  # no hurry for the honest
+        client = await dial(factory, listener.port, KEY)
+        async with client, await listener.accept() as server:
+            await check_alive(client, server)

@@ -1,0 +1,728 @@
+"""Encrypted connections: what is on the wire, and what a change of it leads to.
+
+The peer of most tests is made by hand, and seals with tests/model/sealing.py.  It connects by the
+connection manager: there the key is proved in frames, and by the TCP bootstrap on the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from aiordma import (
+    AuthenticationError,
+    Connection,
+    RegionToken,
+    Rights,
+    connect,
+    listen,
+    prepare_connection,
+    reconnect,
+    start_server,
+    streams,
+    verbs,
+)
+from aiordma._core import protocol
+from aiordma._core.authentication import proof, transcript
+from aiordma._core.frames import HEADER_SIZE, TAG_SIZE, FrameKind
+from aiordma._core.handshake import Hello
+from aiordma._transport.auth import KeyProof
+from aiordma._transport.encryption import KeyExchange, TrafficKeys, new_sealing
+from aiordma.config import Encrypt
+from aiordma.errors import IntegrityError, ProtocolError, UnencryptedError
+from tests.model.sealing import ModelExchange, SealedDirection, open_payload, seal_payload
+
+from .connection_factory import (
+    SMALL,
+    ConnectionFactory,
+    check_alive,
+    ends,
+    exchange,
+    hello,
+    pattern,
+    yield_loop,
+)
+from .encrypted import KEY, EncryptedFactory
+from .inside import figures
+from .marks import by_cm, by_tcp, one_loop
+from .raw_peer import (
+    WRITE_WITH_IMM,
+    Piece,
+    RawPeer,
+    acknowledgement,
+    control,
+    frame,
+    read_request,
+    rendezvous,
+)
+from .test_connect_inband import share_a_group
+
+pytestmark = pytest.mark.any_device
+
+REMOTE_READ = verbs.AccessFlags.REMOTE_READ
+LETTER = b"the quick brown fox jumps over the lazy dog"
+LONG = LETTER * 100  # offered: it does not fit a receive
+SEAL = 48  # the key and the tag behind a request
+
+
+@pytest.fixture
+def factory(factory: ConnectionFactory) -> EncryptedFactory:
+    return EncryptedFactory(factory.device, factory.host, factory.via, factory.slow, encrypt=True)
+
+
+class SealedPeer:
+    """The connecting side, by hand: it has the key, and seals what it sends."""
+
+    def __init__(self, raw: RawPeer, sending: SealedDirection, receiving: SealedDirection) -> None:
+        self.raw = raw
+        self.sending, self.receiving = sending, receiving
+        raw.opened = receiving.open
+
+    def send(self, *frames: bytes) -> None:
+        self.raw.send(*map(self.sending.seal, frames))
+
+    async def next(self, factory: ConnectionFactory, *kinds: FrameKind) -> tuple[FrameKind, bytes]:
+        """The next frame of these kinds; those before it are passed over."""
+        async with factory.within(5):
+            while True:
+                kind, content = await self.raw.frames.get()
+                if kind in kinds:
+                    return kind, content
+
+
+async def prove(factory: ConnectionFactory, raw: RawPeer, said: bytes) -> SealedPeer | None:
+    """The connecting side's part of the key proof; None if it said that it does not encrypt."""
+    ours, hello = ModelExchange(), Hello.unpack(said)
+    first, socket = protocol.AuthHello(0, ours.public), raw.bootstrap
+    if socket is None:
+        raw.send(control(first))
+        answer = await raw.control(5 * factory.slow)
+        their_qp_num = raw.qp.query().dest_qp_num
+    else:
+        socket.send(first)
+        answer = await socket.control()
+        their_qp_num = socket.their_qp_num
+    assert isinstance(answer, protocol.AuthAnswer)
+    connection = transcript(hello, raw.theirs, raw.qp.qp_num, their_qp_num)
+    assert answer.proof == proof(KEY, "server", ours.public, answer.nonce, connection)
+    last = protocol.AuthProof(0, proof(KEY, "client", ours.public, answer.nonce, connection))
+    shown = control(last)
+    if socket is not None:
+        socket.send(last)
+        await socket.ready()
+        return (
+            SealedPeer(raw, *ours.agree(KEY, answer.nonce, connection)) if hello.encrypts else None
+        )
+    if not hello.encrypts:
+        raw.send(shown)
+        return None
+    peer = SealedPeer(raw, *ours.agree(KEY, answer.nonce, connection))
+    peer.send(shown)
+    return peer
+
+
+@asynccontextmanager
+async def victim(factory: EncryptedFactory) -> AsyncIterator[tuple[Connection, SealedPeer]]:
+    """A connection whose peer is made by hand."""
+    said = replace(hello(SMALL), authenticates=True, encrypts=True).pack()
+    async with (
+        await factory.listen() as listener,
+        RawPeer.connect(factory, listener.port, hello_data=said) as raw,
+    ):
+        peer = await prove(factory, raw, said)
+        assert peer is not None
+        async with factory.within(5):
+            conn = await listener.accept()
+        try:
+            yield conn, peer
+        finally:  # the peer gives no credits for a goodbye
+            conn.abort()
+            await conn.wait_closed()
+
+
+# ---- what is on the wire -------------------------------------------------------------------------
+
+
+@by_cm
+async def test_only_the_first_frame_is_in_clear(factory: EncryptedFactory) -> None:
+    """A peer by the book: messages alone and in a bundle, a long one, control messages."""
+    async with victim(factory) as (conn, peer):
+        peer.send(frame(FrameKind.DATA, LETTER))
+        with await conn.recv() as message:
+            assert message == LETTER
+        sends = [conn.send_nowait(LETTER) for _ in range(3)]  # the first alone
+        kinds, contents = set(), b""
+        while contents.count(LETTER) < 3:
+            kind, content = await peer.next(factory, FrameKind.DATA, FrameKind.BUNDLE)
+            kinds.add(kind)
+            contents += content
+        assert kinds == {FrameKind.DATA, FrameKind.BUNDLE}
+        await asyncio.gather(*sends)
+
+        sending = asyncio.create_task(conn.send([LONG[:1000], LONG[1000:]]))
+        _, content = await peer.next(factory, FrameKind.RNDV_RTS)
+        request, seal = content[:-SEAL], content[-SEAL:]
+        request_id, [piece] = read_request(request)
+        offered = await peer.raw.read(piece, 5 * factory.slow)
+        assert len(offered) == len(LONG)
+        assert LETTER not in offered
+        assert open_payload(offered, seal) == LONG
+        peer.send(acknowledgement(request_id))
+        await sending
+
+        peer.send(control(protocol.Ping(7)))
+        _, content = await peer.next(factory, FrameKind.CONTROL)
+        assert protocol.decode(content) == protocol.Pong(7)
+        first, *others = peer.raw.received
+        assert first[0] == FrameKind.CONTROL  # the AuthAnswer
+        assert others
+        assert not any(LETTER[:8] in data or b"\xcd\xa1\x7d" in data for data in others)
+        assert len(set(others)) == len(others)
+
+
+@by_cm
+@one_loop
+@pytest.mark.parametrize("auth", [None, KEY], ids=["no option", "auth"])
+async def test_without_it_all_is_in_clear(factory: EncryptedFactory, auth: bytes | None) -> None:
+    said = replace(hello(SMALL), authenticates=auth is not None).pack()
+    async with (
+        await listen(
+            factory.host, 0, device=factory.device, via=factory.via, config=SMALL, auth=auth
+        ) as listener,
+        RawPeer.connect(factory, listener.port, hello_data=said) as raw,
+    ):
+        if auth is not None:
+            await prove(factory, raw, said)
+        async with factory.within(5):
+            conn = await listener.accept()
+        await conn.send(LETTER)
+        while not any(LETTER in data for data in raw.received):
+            async with factory.within(5):
+                await raw.frames.get()
+        conn.abort()
+        await conn.wait_closed()
+
+
+@by_cm
+async def test_the_same_again_looks_different(factory: EncryptedFactory) -> None:
+    async with victim(factory) as (conn, peer):
+        for _ in range(2):
+            await conn.send(LETTER)
+            await peer.next(factory, FrameKind.DATA)
+        first, second = peer.raw.received[-2:]
+        assert len(first) == len(second) == 8 + len(LETTER) + TAG_SIZE
+        assert first != second
+
+
+@by_cm
+@one_loop
+async def test_what_a_peer_offers_is_opened(factory: EncryptedFactory) -> None:
+    async with victim(factory) as (conn, peer):
+        offered, seal = seal_payload(LONG, bytes(range(32)))
+        with peer.raw.qp.pd.reg_mr(bytearray(offered), REMOTE_READ) as memory:
+            piece = Piece(memory.addr, len(LONG), memory.rkey)
+            peer.send(rendezvous(1, piece) + seal)
+            with await conn.recv() as message:
+                assert message == LONG
+            assert (await peer.next(factory, FrameKind.RNDV_ACK))[1][:4] == b"\1\0\0\0"
+            into = bytearray(len(LONG))
+            peer.send(rendezvous(2, piece) + seal)
+            assert (await conn.recv_into(into)).length == len(LONG)
+            assert into == LONG
+
+
+# ---- changes on the way --------------------------------------------------------------------------
+
+
+async def broken(factory: ConnectionFactory, conn: Connection, peer: SealedPeer) -> str:
+    """The text of the one error that the connection has ended with, here and at the peer."""
+    error = await ends(conn.recv(), IntegrityError)
+    for again in (conn.recv(), conn.send(b"x"), conn.recv_into(bytearray(4))):
+        assert str(await ends(again, IntegrityError)) == str(error)
+    _, content = await peer.next(factory, FrameKind.CONTROL)
+    said = protocol.decode(content)
+    assert isinstance(said, protocol.Goodbye)
+    assert said.code == protocol.GoodbyeCode.PROTOCOL_ERROR
+    assert said.text == str(error)
+    await conn.wait_closed()
+    return str(error)
+
+
+FLIPS = {"the first bit": 0, "the credits": 9, "the text": 100, "the tag": -128, "the last": -1}
+
+
+@by_cm
+@one_loop
+@pytest.mark.parametrize("flip", FLIPS)
+async def test_a_bit_that_is_flipped(factory: EncryptedFactory, flip: str) -> None:
+    async with factory.witness(), victim(factory) as (conn, peer):
+        data = bytearray(peer.sending.seal(frame(FrameKind.DATA, LETTER)))
+        at = FLIPS[flip] % (8 * len(data))
+        data[at // 8] ^= 1 << at % 8
+        peer.raw.send(bytes(data))
+        assert "changed" in await broken(factory, conn, peer)
+
+
+def test_every_bit_counts() -> None:
+    """Of a frame with a header, a text and a tag: no change of one bit goes unnoticed."""
+    plain = frame(FrameKind.DATA, LETTER)
+
+    def opened(at: int | None) -> bytes:
+        sealing = new_sealing(memory_in_clear=False)
+        sealing.start(TrafficKeys(bytes(32)), TrafficKeys(bytes(32)))
+        assert sealing.sealed(b"first") == b"first" == sealing.opened(b"first")
+        data = bytearray(sealing.sealed(plain))
+        if at is not None:
+            data[at // 8] ^= 1 << at % 8
+        return sealing.opened(bytes(data))
+
+    assert opened(None) == plain
+    for at in range(8 * (len(plain) + TAG_SIZE)):
+        with pytest.raises(IntegrityError):
+            opened(at)
+
+
+def replayed(peer: SealedPeer) -> None:
+    data = peer.sending.seal(frame(FrameKind.DATA, LETTER))
+    peer.raw.send(data, data)
+
+
+def swapped(peer: SealedPeer) -> None:
+    first, second = (peer.sending.seal(frame(FrameKind.DATA, LETTER)) for _ in range(2))
+    peer.raw.send(second, first)
+
+
+def left_out(peer: SealedPeer) -> None:
+    peer.sending.seal(frame(FrameKind.DATA, LETTER))
+    peer.send(frame(FrameKind.DATA, LETTER))
+
+
+def sent_back(peer: SealedPeer) -> None:
+    peer.raw.send(copy.copy(peer.receiving).seal(frame(FrameKind.DATA, LETTER)))
+
+
+def in_clear(peer: SealedPeer) -> None:
+    peer.raw.send(frame(FrameKind.DATA, LETTER))
+
+
+def cut_off(peer: SealedPeer) -> None:
+    peer.raw.send(peer.sending.seal(frame(FrameKind.DATA, LETTER))[:-1])
+
+
+def nearly_nothing(peer: SealedPeer) -> None:
+    peer.raw.send(b"\1")
+
+
+def with_more(peer: SealedPeer) -> None:
+    peer.raw.send(peer.sending.seal(frame(FrameKind.DATA, LETTER)) + b"\0")
+
+
+LIES: list[Callable[[SealedPeer], None]] = [
+    replayed, swapped, left_out, sent_back, in_clear, cut_off, nearly_nothing, with_more,
+]  # fmt: skip
+
+
+@by_cm
+@one_loop
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
+async def test_frames_that_were_not_sent_like_this(
+    factory: EncryptedFactory, lie: Callable[[SealedPeer], None]
+) -> None:
+    async with factory.witness(), victim(factory) as (conn, peer):
+        lie(peer)
+        if lie is replayed:
+            with await conn.recv() as message:  # the first of the two
+                assert message == LETTER
+        await broken(factory, conn, peer)
+
+
+@by_cm
+@one_loop
+@pytest.mark.parametrize("into", [False, True], ids=["recv", "recv_into"])
+@pytest.mark.parametrize("change", ["the memory", "the key", "the tag"])
+async def test_a_long_message_that_was_changed(
+    factory: EncryptedFactory, change: str, into: bool
+) -> None:
+    """It is not received, and nothing of it is seen."""
+    async with factory.witness(), victim(factory) as (conn, peer):
+        offered, seal = map(bytearray, seal_payload(LONG, bytes(range(32))))
+        (offered if change == "the memory" else seal)[{"the tag": -1}.get(change, 5)] ^= 4
+        with peer.raw.qp.pd.reg_mr(offered, REMOTE_READ) as memory:
+            peer.send(rendezvous(1, Piece(memory.addr, len(LONG), memory.rkey)) + seal)
+            if into:
+                target = bytearray(b"x" * len(LONG))
+                await ends(conn.recv_into(target), IntegrityError)
+                assert target == bytes(len(LONG))
+            assert "long message" in await broken(factory, conn, peer)
+
+
+@by_cm
+@one_loop
+async def test_a_request_without_its_seal(factory: EncryptedFactory) -> None:
+    async with victim(factory) as (conn, peer):
+        peer.send(rendezvous(1, Piece(4096, 1 << 20, 1)))
+        await ends(conn.recv(), ProtocolError)
+
+
+# ---- keys ----------------------------------------------------------------------------------------
+
+
+def rekey_after(conn: Connection, *, sent: int, received: int, by_bytes: bool) -> None:
+    sealing = conn._messages.sealing
+    assert sealing is not None
+    for direction, bound in ((sealing.sending, sent), (sealing.receiving, received)):
+        if by_bytes:
+            direction.max_bytes = 1000 * bound
+        else:
+            direction.max_frames = bound
+
+
+@pytest.mark.parametrize("by_bytes", [False, True], ids=["frames", "bytes"])
+async def test_keys_are_changed(
+    factory: EncryptedFactory, by_bytes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each side takes the next key of each direction at the same frame."""
+    async with factory.pair() as (client, server):
+        rekey_after(client, sent=5, received=3, by_bytes=by_bytes)
+        rekey_after(server, sent=3, received=5, by_bytes=by_bytes)
+        made = 0
+        next_cipher = TrafficKeys.next_cipher
+
+        def counted(keys: TrafficKeys) -> object:
+            nonlocal made
+            made += 1
+            return next_cipher(keys)
+
+        monkeypatch.setattr(TrafficKeys, "next_cipher", counted)
+        for n in range(20):
+            for size in (0, 500, 900, 5000):
+                await exchange(client, server, pattern(size, n))
+                await exchange(server, client, pattern(size, n))
+        assert made >= 20
+
+
+@one_loop
+async def test_a_side_that_keeps_its_key_is_not_heard(factory: EncryptedFactory) -> None:
+    async def talk(client: Connection, server: Connection) -> None:
+        for _ in range(3):  # the connection manager has had a sealed frame, the bootstrap none
+            await exchange(client, server, LETTER)
+
+    async with factory.pair() as (client, server):
+        rekey_after(server, sent=100, received=1, by_bytes=False)
+        error = await ends(talk(client, server), IntegrityError)
+        assert "cannot be opened" in str(error)
+
+
+@by_cm
+@one_loop
+async def test_the_model_changes_its_keys_as_well(factory: EncryptedFactory) -> None:
+    async with victim(factory) as (conn, peer):
+        sealing = conn._messages.sealing
+        assert sealing is not None
+        sealing.receiving.max_frames = peer.sending.max_frames = 2
+        for n in range(10):
+            back, peer.raw.owed = peer.raw.owed, 0
+            peer.send(frame(FrameKind.DATA, pattern(50, n), control=back))
+            with await conn.recv() as message:
+                assert message == pattern(50, n)
+            await peer.next(factory, FrameKind.CREDIT) if n % 2 else None
+
+
+@one_loop
+@by_tcp
+async def test_each_connection_has_keys_of_its_own(factory: EncryptedFactory) -> None:
+    """Also one that is opened over another."""
+    async with await factory.listen() as listener:
+        pairs = [await factory.both(listener) for _ in range(3)]
+        assert share_a_group(*(client for client, _ in pairs))
+        publics = set()
+        for client, server in pairs:
+            await check_alive(client, server)
+            for conn in (client, server):
+                assert conn._key_exchange is not None
+                publics.add(conn._key_exchange.public)
+        assert len(publics) == 6
+        for client, server in pairs:
+            await asyncio.gather(client.close(), server.close())
+
+
+def halves(
+    heard: Callable[[protocol.Message], protocol.Message],
+) -> tuple[KeyProof, KeyProof]:
+    """Both sides of a key proof; what travels between them is what `heard` makes of it."""
+    sides: list[KeyProof] = []
+
+    def to(index: int) -> Callable[[protocol.Message], None]:
+        return lambda message: sides[index].control(heard(message))
+
+    for client in (True, False):
+        both = hello(), hello()
+        exchange = KeyExchange(new_sealing(memory_in_clear=False))
+        nums = (1, 2) if client else (2, 1)
+        sides.append(KeyProof(KEY, both, nums, to(client), client=client, exchange=exchange))
+    return sides[0], sides[1]
+
+
+@one_loop
+async def test_public_keys_cannot_be_replaced() -> None:
+    """By one in the middle that would have a secret with each side: the proofs vouch for them."""
+    client, server = halves(lambda message: message)
+    client.begin()
+    assert client.done.done()
+    assert server.done.done()
+    middle = KeyExchange(new_sealing(memory_in_clear=False)).public
+
+    def replaced(message: protocol.Message) -> protocol.Message:
+        if isinstance(message, protocol.AuthHello):
+            return message._replace(nonce=middle)
+        return message
+
+    client, server = halves(replaced)
+    with pytest.raises(AuthenticationError):
+        client.begin()
+    assert not server.done.done()
+
+
+@one_loop
+async def test_a_public_key_that_is_none() -> None:
+    def zeros(message: protocol.Message) -> protocol.Message:
+        if isinstance(message, protocol.AuthHello):
+            return message._replace(nonce=bytes(32))
+        return message
+
+    client, _ = halves(zeros)
+    with pytest.raises(AuthenticationError, match="public key"):
+        client.begin()
+
+
+# ---- operations on memory ------------------------------------------------------------------------
+
+
+@one_loop
+async def test_operations_on_memory_are_refused(factory: EncryptedFactory) -> None:
+    async with factory.pair() as (client, server):
+        with client.alloc(64) as buffer:
+            for refused in (
+                client.send_region(buffer),
+                client.recv_region(),
+                client.request_region(64),
+                client.recv_buffer(),
+            ):
+                error = await ends(refused, UnencryptedError)
+                assert 'encrypt="messages"' in str(error)
+            with pytest.raises(UnencryptedError):
+                client.share(buffer)
+            with pytest.raises(UnencryptedError):
+                client.open_region(RegionToken(1, 4096, 64, 7, Rights.READ, 0))
+        await check_alive(client, server)
+
+
+@by_cm
+@one_loop
+@pytest.mark.parametrize(
+    "message",
+    [protocol.RegionRequest(1, 4096, Rights.READ, 0), protocol.RegionRelease(0, 1)],
+    ids=lambda message: type(message).__name__,
+)
+async def test_a_peer_that_asks_for_memory(
+    factory: EncryptedFactory, message: protocol.Message
+) -> None:
+    async with victim(factory) as (conn, peer):
+        peer.send(control(message))
+        error = await ends(conn.recv(), ProtocolError)
+        assert "no operations on memory" in str(error)
+
+
+@by_cm
+@one_loop
+async def test_a_peer_that_writes_with_immediate_data(factory: EncryptedFactory) -> None:
+    async with victim(factory) as (conn, peer):
+        peer.raw.qp.post_send_one(0, WRITE_WITH_IMM, 0, 0, 0, 0, 0, 0, 5)
+        error = await ends(conn.recv(), ProtocolError)
+        assert "wrote to memory" in str(error)
+
+
+# ---- both sides have to ask for it ---------------------------------------------------------------
+
+
+async def dial(factory: ConnectionFactory, port: int, encrypt: Encrypt) -> Connection:
+    return await connect(
+        factory.host,
+        port,
+        device=factory.device,
+        via=factory.via,
+        config=SMALL,
+        auth=KEY,
+        encrypt=encrypt,
+    )
+
+
+@pytest.mark.parametrize("theirs", [False, True, "messages"])
+@pytest.mark.parametrize("ours", [False, True, "messages"])
+async def test_both_sides_ask_for_the_same(
+    factory: EncryptedFactory, ours: Encrypt, theirs: Encrypt, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    patient = replace(SMALL, handshake_timeout=1000)
+    async with await listen(
+        factory.host, 0, device=factory.device, via=factory.via, config=patient, auth=KEY,
+        encrypt=theirs,
+    ) as listener:  # fmt: skip
+        if ours != theirs:
+            error = await ends(dial(factory, listener.port, ours), AuthenticationError)
+            assert "give the same encrypt= on both" in str(error)
+            async with factory.within(5):
+                while "give the same encrypt= on both" not in caplog.text:
+                    await yield_loop(1)
+        client, server = await asyncio.gather(
+            dial(factory, listener.port, theirs), listener.accept()
+        )
+        async with client, server:
+            await check_alive(client, server)
+            if theirs == "messages":
+                with server.alloc(64) as buffer:
+                    buffer.view[:] = pattern(64)
+                    await server.send_region(buffer)
+                    into = bytearray(64)
+                    await client.read(await client.recv_region(), into)
+                    assert into == pattern(64)
+
+
+@one_loop
+async def test_it_needs_a_key(factory: EncryptedFactory) -> None:
+    error = await ends(connect("127.0.0.1", 1, encrypt=True), ValueError)
+    assert "auth=" in str(error)
+    error = await ends(listen(auth=KEY, encrypt="no"), ValueError)  # type: ignore[arg-type]
+    assert "'no'" in str(error)
+
+
+@one_loop
+async def test_it_needs_a_package(
+    factory: EncryptedFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is looked for when it is needed, and not before."""
+    for name in ("aiordma._transport.encryption", "cryptography", "cryptography.exceptions"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delattr("aiordma._transport.encryption")
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    error = await ends(connect("127.0.0.1", 1, auth=KEY, encrypt=True), ModuleNotFoundError)
+    assert "aiordma[encrypt]" in str(error)
+    async with await listen(factory.host, device=factory.device, via=factory.via, auth=KEY):
+        pass
+
+
+# ---- each way to one -----------------------------------------------------------------------------
+
+
+@one_loop
+@by_tcp
+async def test_on_a_channel_of_ones_own(factory: EncryptedFactory) -> None:
+    async def joined(*keys: bytes) -> tuple[Connection, Connection]:
+        first, second = [
+            await prepare_connection(
+                device=factory.device, address=factory.host, config=SMALL, auth=key, encrypt=True
+            )
+            for key in keys
+        ]
+        async with first, second:
+            first.accept(second.endpoint)
+            second.accept(first.endpoint)
+            one, other = await asyncio.gather(first.start(), second.start())
+        return one, other
+
+    one, other = await joined(KEY, KEY)
+    async with one, other:
+        await check_alive(one, other)
+    await ends(joined(KEY, KEY + b"\0"), AuthenticationError)
+
+
+@one_loop
+async def test_streams_servers_and_reconnect(factory: EncryptedFactory) -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read())
+        writer.close()
+
+    device, via, auth = factory.device, factory.via, KEY
+    async with await streams.start_stream_server(
+        echo, factory.host, device=device, via=via, auth=auth, encrypt=True
+    ) as server:
+        reader, writer = await streams.open_connection(
+            factory.host, server.address[1], device=device, via=via, auth=auth, encrypt=True
+        )
+        conn = writer.get_extra_info("connection")
+        assert conn._messages.sealing is not None
+        writer.write(pattern(1 << 20))
+        writer.write_eof()
+        assert await reader.read() == pattern(1 << 20)
+        writer.close()
+        await writer.wait_closed()
+
+    async def answer(conn: Connection) -> None:
+        async for message in conn:
+            await conn.send(message)
+
+    async with await start_server(
+        answer, factory.host, device=device, via=via, auth=auth, encrypt=True
+    ) as messages:
+        rounds = 0
+        async for conn in reconnect(
+            factory.host, messages.port, device=device, via=via, auth=auth, encrypt=True
+        ):
+            assert conn._messages.sealing is not None
+            await conn.send(LONG)
+            with await conn.recv() as message:
+                assert message == LONG
+            rounds += 1
+            if rounds == 2:
+                break
+        await conn.close()
+
+
+@one_loop
+async def test_memory_that_the_pool_has_not(factory: EncryptedFactory) -> None:
+    """A sealed copy is made elsewhere: two sides cannot keep each other waiting for memory."""
+    config = replace(SMALL, pool_limit=8 << 20)
+    async with factory.pair(config) as (client, server):
+        data = pattern(6 << 20)
+        into = bytearray(len(data))
+        receiving = asyncio.create_task(server.recv_into(into))
+        await client.send(data)
+        await receiving
+        assert into == data
+        with client.alloc(2 << 20):
+            sends = [asyncio.create_task(client.send(pattern(1 << 20, n))) for n in range(8)]
+            for n in range(8):
+                with await server.recv() as message:
+                    assert message == pattern(1 << 20, n)
+            await asyncio.gather(*sends)
+
+
+@one_loop
+async def test_the_tag_has_room_in_a_receive(factory: EncryptedFactory) -> None:
+    """The longest message that fits one goes in a frame; receives grow for those that would fit."""
+    growing = replace(SMALL, max_eager_size=16 << 10, pool_limit=64 << 20)
+    largest = growing.max_eager_size - HEADER_SIZE - TAG_SIZE
+    async with factory.pair(growing) as (client, server):
+
+        async def offered(size: int) -> bool:
+            sending = client.send_nowait(pattern(size))
+            waits = figures(client)["rendezvous"] == 1
+            with await server.recv() as message:
+                assert message == pattern(size)
+            await sending
+            return waits
+
+        fits = SMALL.eager_size - HEADER_SIZE - TAG_SIZE
+        assert not await offered(fits)
+        assert await offered(fits + 1)
+        for _ in range(30):
+            await offered(largest)
+        assert figures(server)["receive_size"] == growing.max_eager_size
+        assert not await offered(largest)
+        assert await offered(largest + 1)

@@ -1,0 +1,138 @@
+"""A failed operation names itself, its peer, its region or queue pair, and the first failure."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from aiordma import Buffer, Connection, RemoteRegion, Rights
+from aiordma.errors import (
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    RemoteAccessError,
+    RemoteRangeError,
+    RequestRefusedError,
+    host_port,
+)
+
+from .connection_factory import ConnectionFactory, ends, give, pattern, shared, yield_loop
+from .marks import one_loop
+
+ADVICE = (
+    "the peer does not allow this access to its memory: wrong or withdrawn rkey, outside the "
+    "region, or a missing right; ask the peer for a region with that right (IBV_WC_REM_ACCESS_ERR)"
+)
+
+
+@one_loop
+async def test_a_write_and_what_is_flushed_behind_it(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 8192) as (_, remote):
+        with client.alloc(4096) as local, server.alloc(64) as gone:
+            share, revoked = await give(server, client, gone)
+            share.revoke()
+            assert client.peer_address is not None
+            peer = host_port(client.peer_address)
+            client._queue.accepting = False  # in a row, through the queue
+            first, behind, sent, queued = (
+                asyncio.ensure_future(call)
+                for call in (
+                    client.write(local[:32], revoked[16:48]),
+                    client.read(remote[4096:], local),
+                    client.send(b"x" * 10),
+                    client.send(bytes(100_000)),
+                )
+            )
+            async with factory.within(2):
+                failed = await ends(first, RemoteAccessError)
+                qp = f"{client._queue.qp.qp_num:#x}"
+                region = f"{revoked.token.region_id:#x}"
+                root = (
+                    f"write of 32 bytes to offset 16 of region {region} of {peer} on queue pair "
+                    f"{qp}: {ADVICE}"
+                )
+                assert str(failed).partition(", vendor error")[0] == root
+                error = await ends(behind, ConnectionBrokenError)
+                other = f"{remote.token.region_id:#x}"
+                assert str(error).startswith(
+                    f"read of 4096 bytes from offset 4096 of region {other} of {peer}: the "
+                    f"connection with {peer} broke: {root}"
+                )
+                assert error.__cause__ is failed
+                for task, size in ((sent, 10), (queued, 100_000)):
+                    error = await ends(task, ConnectionBrokenError)
+                    assert str(error).startswith(
+                        f"send of {size} bytes to {peer}: the connection with {peer} broke: {root}"
+                    )
+                    assert error.__cause__ is failed
+
+
+async def write_twice(conn: Connection, local: Buffer, remote: RemoteRegion) -> None:
+    async with conn.batch() as batch:
+        batch.write(local[:8], remote[:8])
+        batch.write(local[:8], remote[8:16])
+
+
+OPERATIONS: dict[str, Callable[[Connection, Buffer, RemoteRegion], Awaitable[object]]] = {
+    "batch of 2 requests on": write_twice,
+    "fetch and add of 8 bytes to offset 8 of": lambda conn, _, far: conn.fetch_and_add(
+        far[8:16], 1
+    ),
+    "write of 64 bytes to offset 0 of": lambda conn, near, far: conn.write(near, far, imm=1),
+    "read of 64 bytes from offset 0 of": lambda conn, near, far: conn.read(far, bytearray(64)),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@one_loop
+async def test_each_operation(factory: ConnectionFactory, operation: str) -> None:
+    async with factory.pair() as (client, server):
+        with client.alloc(64) as local, server.alloc(64) as gone:
+            share, revoked = await give(server, client, gone)
+            share.revoke()
+            async with factory.within(2):
+                failing = OPERATIONS[operation](client, local, revoked)
+                error = await ends(failing, RemoteAccessError)
+            assert client._queue.peer in str(error)
+            region = f"{operation} region {revoked.token.region_id:#x} of {client._queue.peer} on"
+            assert str(error).startswith(region), error
+
+
+@one_loop
+async def test_what_is_under_way_when_the_connection_is_aborted(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, _):
+        sends = [asyncio.ensure_future(client.send(pattern(600))) for _ in range(20)]
+        await yield_loop(2)
+        client.abort()
+        async with factory.within(1):
+            error = await ends(sends[-1], ConnectionClosedError)
+        assert re.fullmatch(r"send of 600 bytes to \S+: the connection was aborted", str(error))
+        await asyncio.gather(*sends, return_exceptions=True)
+
+
+@one_loop
+async def test_a_refused_request_names_the_peer(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, _), factory.within(1):
+        error = await ends(client.request_region(1 << 40), RequestRefusedError)
+        assert str(error).startswith(f"{client._queue.peer} refused the request: ")
+
+
+@one_loop
+async def test_a_range_names_its_region(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
+        with server.alloc(64) as memory, client.alloc(64) as local:
+            _, remote = await give(server, client, memory, Rights.READ)
+            number = f"{remote.token.region_id:#x}"
+            beyond = await ends(client.write(local, remote), RemoteRangeError)
+            assert str(beyond) == (
+                f"offset 0, length 64 of remote region {number} of 64 bytes: without the right to "
+                f"write"
+            )
+            with pytest.raises(RemoteRangeError) as raised:
+                remote[60:70]
+            assert str(raised.value) == (
+                f"offset 60, length 10 of remote region {number} of 64 bytes: [60:70] is out of "
+                f"range"
+            )

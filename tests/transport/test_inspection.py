@@ -1,0 +1,357 @@
+"""A listener's application sees each request, with the data of the peer, and may refuse it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aiordma import (
+    AuthenticationError,
+    Config,
+    Connection,
+    ConnectionRequest,
+    Listener,
+    Rights,
+    reconnect,
+    start_server,
+)
+from aiordma._core import protocol
+from aiordma._core.frames import FrameKind
+from aiordma._transport import inspection
+from aiordma._transport.inspection import OnRequest
+from aiordma.errors import ConnectionBrokenError, LimitError, RejectedError
+from aiordma.transport import connect, listen
+
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, limits_pass
+from .marks import by_tcp, one_loop
+from .raw_peer import RawPeer, control, frame
+
+KEY = b"the key of these tests of requests"
+Keys = pytest.mark.parametrize("auth", [None, KEY], ids=["open", "with a key"])
+
+
+async def listening(
+    factory: ConnectionFactory,
+    on_request: OnRequest | None,
+    auth: bytes | None = None,
+    config: Config = SMALL,
+) -> Listener:
+    return await listen(
+        factory.host,
+        device=factory.device,
+        via=factory.via,
+        config=config,
+        auth=auth,
+        on_request=on_request,
+    )
+
+
+async def connecting(
+    factory: ConnectionFactory,
+    listener: Listener,
+    data: bytes = b"",
+    auth: bytes | None = None,
+    config: Config = SMALL,
+) -> Connection:
+    return await connect(
+        factory.host,
+        listener.port,
+        device=factory.device,
+        via=factory.via,
+        config=config,
+        auth=auth,
+        data=data,
+    )
+
+
+class Guard:
+    """Refuses requests with data that begins with "no"."""
+
+    def __init__(self) -> None:
+        self.seen: list[ConnectionRequest] = []
+
+    def decide(self, request: ConnectionRequest) -> str | None:
+        self.seen.append(request)
+        return f"{request.data!r} is refused" if request.data.startswith(b"no") else None
+
+    async def decide_later(self, request: ConnectionRequest) -> str | None:
+        await asyncio.sleep(0)
+        return self.decide(request)
+
+
+def refused(error: BaseException, reason: str) -> None:
+    assert isinstance(error, RejectedError)
+    assert error.by_application
+    assert reason in str(error)
+    assert isinstance(error, ConnectionRefusedError)
+
+
+@Keys
+@pytest.mark.parametrize("later", [False, True], ids=["function", "coroutine"])
+async def test_what_it_sees(factory: ConnectionFactory, auth: bytes | None, later: bool) -> None:
+    guard = Guard()
+    decide = guard.decide_later if later else guard.decide
+    async with await listening(factory, decide, auth) as listener:
+        client = await connecting(factory, listener, b"yes, please", auth)
+        async with client, await listener.accept() as server:
+            assert server.request_data == b"yes, please"
+            assert client.request_data == b""
+            (request,) = guard.seen
+            assert request.data == b"yes, please"
+            assert request.device == factory.device
+            assert request.via == factory.via
+            assert request.peer_address == server.peer_address
+            await check_alive(client, server)
+            async with (
+                await connecting(factory, listener, auth=auth) as second,  # in-band, over tcp
+                await listener.accept() as other,
+            ):
+                assert guard.seen[1].data == b"" == other.request_data
+                assert guard.seen[1].via == ("in-band" if factory.via == "tcp" else "cm")
+                await check_alive(second, other)
+
+
+@Keys
+async def test_a_refusal(factory: ConnectionFactory, auth: bytes | None) -> None:
+    """The peer reads the reason; its place is free again, and nothing is accepted."""
+    guard = Guard()
+    config = replace(SMALL, max_connections=2)
+    async with await listening(factory, guard.decide, auth, config) as listener:
+        for n in range(4):
+            error = await ends(connecting(factory, listener, b"no %d" % n, auth), RejectedError)
+            refused(error, f"b'no {n}' is refused")
+        client = await connecting(factory, listener, b"yes", auth)
+        async with client, await listener.accept() as server:
+            error = await ends(connecting(factory, listener, b"no 5", auth), RejectedError)
+            refused(error, "b'no 5' is refused")
+            await check_alive(client, server)
+            assert not listener._ready
+        assert len(guard.seen) == 6
+
+
+async def test_a_server_inspects_too(factory: ConnectionFactory) -> None:
+    async def greet(conn: Connection) -> None:
+        await conn.send(b"hello " + conn.request_data)
+
+    async with await start_server(
+        greet,
+        factory.host,
+        device=factory.device,
+        via=factory.via,
+        config=SMALL,
+        on_request=Guard().decide,
+    ) as server:
+        for allowed in (True, False):
+            attempt = connect(
+                factory.host,
+                server.port,
+                device=factory.device,
+                via=factory.via,
+                config=SMALL,
+                data=b"Ada" if allowed else b"nope",
+            )
+            if allowed:
+                async with await attempt as client:
+                    assert bytes(await client.recv()) == b"hello Ada"
+            else:
+                refused(await ends(attempt, RejectedError), "b'nope' is refused")
+
+
+async def test_it_never_sees_strangers(factory: ConnectionFactory) -> None:
+    guard = Guard()
+    async with await listening(factory, guard.decide, KEY) as listener:
+        for auth in (None, b"another key of the same length...."):
+            await ends(connecting(factory, listener, b"let me in", auth), AuthenticationError)
+        assert not guard.seen
+
+
+async def test_data_for_a_listener_that_does_not_inspect(factory: ConnectionFactory) -> None:
+    async with await listening(factory, None) as listener:
+        client = await connecting(factory, listener, b"not sent")
+        async with client, await listener.accept() as server:
+            assert server.request_data == b""
+            await check_alive(client, server)
+
+
+async def test_how_much_data(factory: ConnectionFactory) -> None:
+    guard = Guard()
+    async with await listening(factory, guard.decide) as listener:
+        for data in (bytes(64), b"trailing zeros stay\0\0"):
+            async with await connecting(factory, listener, data), await listener.accept() as server:
+                assert server.request_data == data
+        error = await ends(connecting(factory, listener, bytes(65)), LimitError)
+        assert isinstance(error, LimitError)
+        assert (error.amount, error.limit) == (65, 64)
+        assert len(guard.seen) == 2
+
+
+def fails(request: ConnectionRequest) -> str | None:
+    raise ZeroDivisionError
+
+
+def returns_something(request: ConnectionRequest) -> Any:
+    return False
+
+
+@one_loop
+@pytest.mark.parametrize("on_request", [fails, returns_something])
+async def test_an_application_that_fails(factory: ConnectionFactory, on_request: OnRequest) -> None:
+    """It refuses, is reported here, and the peer learns nothing of it."""
+    reported: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: reported.append(context))
+    async with await listening(factory, on_request) as listener:
+        error = await ends(connecting(factory, listener), RejectedError)
+        refused(error, "failed to decide")
+    loop.set_exception_handler(before)
+    (context,) = reported
+    assert isinstance(context["exception"], ZeroDivisionError | TypeError)
+    assert "on_request" in context["message"]
+
+
+async def never(request: ConnectionRequest) -> str | None:
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
+
+
+@one_loop
+async def test_an_application_that_never_decides(factory: ConnectionFactory) -> None:
+    """The handshake's deadline holds for it too, and the peer is told."""
+
+    async def wait(request: ConnectionRequest) -> str | None:
+        limits_pass()  # those of SMALL, which the client has not
+        return await never(request)
+
+    async with await listening(factory, wait) as listener:
+        patient = replace(SMALL, connect_timeout=1000)
+        error = await ends(connecting(factory, listener, config=patient), RejectedError)
+        refused(error, "did not decide in time")
+        assert not listener._ready
+
+
+@one_loop
+async def test_an_application_that_ignores_the_deadline(factory: ConnectionFactory) -> None:
+    async def stubborn(request: ConnectionRequest) -> str | None:
+        limits_pass()
+        with suppress(asyncio.CancelledError):
+            await never(request)
+        return None
+
+    async with await listening(factory, stubborn) as listener:
+        patient = replace(SMALL, connect_timeout=1000)
+        error = await ends(connecting(factory, listener, config=patient), RejectedError)
+        refused(error, "did not decide in time")
+        assert not listener._ready
+
+
+@one_loop
+@pytest.mark.parametrize("asked", [False, True], ids=["at once", "during the decision"])
+@pytest.mark.parametrize(
+    "early",
+    [
+        control(protocol.RegionRequest(1, 4096, Rights.READ, 0)),
+        control(protocol.RegionEnd(0, 1)),
+        frame(FrameKind.DATA, b"a message"),
+    ],
+    ids=["request for memory", "end of a region", "message"],
+)
+async def test_nothing_comes_before_the_decision(
+    factory: ConnectionFactory, early: bytes, asked: bool
+) -> None:
+    seen = asyncio.Event()
+
+    async def decide(request: ConnectionRequest) -> str | None:
+        seen.set()
+        return await never(request)
+
+    async with (
+        await listening(factory, decide) as listener,
+        RawPeer.connect(factory, listener.port) as peer,
+    ):
+        if asked:
+            peer.send(control(protocol.ConnectData(0, b"")))
+            await seen.wait()
+        peer.send(early)
+        goodbye = await peer.control(factory.slow)
+        assert isinstance(goodbye, protocol.Goodbye)
+        assert goodbye.code == protocol.GoodbyeCode.PROTOCOL_ERROR
+        assert "before its connection was accepted" in goodbye.text
+        assert seen.is_set() == asked
+
+
+@one_loop
+async def test_a_peer_that_goes_meanwhile(factory: ConnectionFactory) -> None:
+    """Cancelled, or the listener is closed: nothing is delivered, nothing stays."""
+    asked: asyncio.Queue[ConnectionRequest] = asyncio.Queue()
+
+    async def ask(request: ConnectionRequest) -> str | None:
+        asked.put_nowait(request)
+        return await never(request)
+
+    async with await listening(factory, ask) as listener:
+        attempt = asyncio.create_task(connecting(factory, listener))
+        await asked.get()
+        attempt.cancel()
+        await ends(attempt, asyncio.CancelledError)
+        attempt = asyncio.create_task(connecting(factory, listener))
+        await asked.get()
+    await ends(attempt, ConnectionError, OSError)
+
+
+@one_loop
+@by_tcp
+@pytest.mark.parametrize(
+    "wrong", [protocol.ConnectAccepted(0), protocol.ConnectData(0, b"again")], ids=["answer", "two"]
+)
+async def test_messages_that_do_not_belong_there(
+    factory: ConnectionFactory, wrong: protocol.Message, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They end that connection alone."""
+
+    async def introduce(connection: Connection, data: bytes) -> Connection:
+        if isinstance(wrong, protocol.ConnectData):
+            connection._messages.send_control(protocol.ConnectData(0, data))
+        connection._messages.send_control(wrong)
+        return connection
+
+    async with await listening(factory, Guard().decide) as listener:
+        client = await connecting(factory, listener)
+        async with client, await listener.accept() as server:
+            with monkeypatch.context() as patch:
+                patch.setattr("aiordma.transport.introduce", introduce)
+                bad = await connecting(factory, listener)
+            await ends(bad.recv(), ConnectionBrokenError)
+            await bad.close()
+            await check_alive(client, server)
+
+
+async def test_reconnect_ends_with_a_refusal(factory: ConnectionFactory) -> None:
+    async with await listening(factory, Guard().decide) as listener:
+
+        async def once(data: bytes) -> None:
+            async for conn in reconnect(
+                factory.host,
+                listener.port,
+                device=factory.device,
+                via=factory.via,
+                config=SMALL,
+                data=data,
+            ):
+                await conn.close()
+                return
+            raise AssertionError("reconnect ended without an error")
+
+        refused(await ends(once(b"no"), RejectedError), "b'no' is refused")
+        await once(b"yes")
+
+
+def test_the_limit_of_data_is_that_of_the_message() -> None:
+    assert inspection.check_data(bytes(64)) == bytes(64)
+    protocol.encode(protocol.ConnectData(0, bytes(64)))
+    with pytest.raises(ValueError, match="64 bytes"):
+        protocol.encode(protocol.ConnectData(0, bytes(65)))

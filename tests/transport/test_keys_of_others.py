@@ -1,0 +1,480 @@
+"""Keys of memory in the hands of a peer that they were not given to.
+
+A key is good for the queue pair of one connection, and no peer reaches memory before it has proved
+the key that `auth` asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aiordma import (
+    Connection,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    Listener,
+    RemoteRegion,
+    Rights,
+    connect,
+    listen,
+    mr_pool,
+    prepare_connection,
+    verbs,
+)
+from aiordma._core.frames import FrameKind
+from aiordma._core.handshake import ENDPOINT_SIZE, Endpoint
+from aiordma._core.region import RegionToken
+from aiordma._transport import endpoint
+from aiordma.errors import RemoteAccessError, WorkCompletionError
+from aiordma.transport import Via
+
+from .connection_factory import (
+    ALL,
+    NEVER,
+    SMALL,
+    ConnectionFactory,
+    check_alive,
+    exchange,
+    give,
+    hello,
+    pattern,
+)
+from .marks import by_tcp, one_loop
+from .raw_peer import (
+    CAPABILITIES,
+    REMOTE,
+    Piece,
+    RawPeer,
+    RawQueuePair,
+    acknowledgement,
+    frame,
+    read_request,
+    rendezvous,
+)
+
+pytestmark = pytest.mark.any_device
+
+KEY = b"sixteen or more random bytes"
+WROpcode = verbs.WROpcode
+
+Attack = Callable[[Connection, RemoteRegion], Awaitable[object]]
+
+ATTACKS: dict[str, Attack] = {
+    "read": lambda conn, region: conn.read(region, bytearray(8)),
+    "write": lambda conn, region: conn.write(b"attacked", region),
+    "compare and swap": lambda conn, region: conn.compare_and_swap(region, 0, 1),
+    "fetch and add": lambda conn, region: conn.fetch_and_add(region, 1),
+}
+
+OPCODES = [
+    WROpcode.RDMA_READ,
+    WROpcode.RDMA_WRITE,
+    WROpcode.ATOMIC_CMP_AND_SWP,
+    WROpcode.ATOMIC_FETCH_AND_ADD,
+]
+
+# A queue pair without the right takes it for an invalid request (IBTA volume 1, clause 9.7.4.1.4).
+REFUSED = {verbs.WCStatus.REM_ACCESS_ERR, verbs.WCStatus.REM_INV_REQ_ERR}
+
+# By TCP the queue pair is not even connected.
+NOT_PROVED = {"cm": REFUSED, "tcp": {verbs.WCStatus.RETRY_EXC_ERR}}
+
+vias = pytest.mark.parametrize("via", ["cm", "tcp"])
+auths = pytest.mark.parametrize("auth", [None, KEY], ids=["without auth", "auth"])
+
+
+async def dial(factory: ConnectionFactory, port: int, auth: bytes | None) -> Connection:
+    return await connect(
+        factory.host, port, device=factory.device, via=factory.via, config=SMALL, auth=auth
+    )
+
+
+@asynccontextmanager
+async def listening(factory: ConnectionFactory, auth: bytes | None) -> AsyncIterator[Listener]:
+    patient = replace(SMALL, handshake_timeout=NEVER)
+    async with await listen(
+        factory.host, 0, device=factory.device, via=factory.via, config=patient, auth=auth
+    ) as listener:
+        yield listener
+
+
+async def joined(
+    factory: ConnectionFactory, listener: Listener, auth: bytes | None
+) -> tuple[Connection, Connection]:
+    """Client and server."""
+    client, server = await asyncio.gather(dial(factory, listener.port, auth), listener.accept())
+    return client, server
+
+
+async def refused(factory: ConnectionFactory, attack: Awaitable[object]) -> None:
+    """The device of the memory's owner refuses it, and that ends the attacker's connection."""
+    with pytest.raises((WorkCompletionError, ConnectionBrokenError)) as caught:
+        async with factory.within(2):
+            await attack
+    error = caught.value
+    assert isinstance(
+        error if isinstance(error, WorkCompletionError) else error.__cause__, RemoteAccessError
+    )
+
+
+def post(peer: RawPeer, opcode: WROpcode, token: RegionToken) -> None:
+    """An operation of 8 bytes by bare verbs."""
+    memory = peer._memory.sends
+    local = verbs.ScatterGatherElement(memory.addr, 8, memory.lkey)
+    peer.qp.post_send([
+        verbs.SendWorkRequest(
+            1 << 20, opcode, (local,), remote_addr=token.address, rkey=token.rkey, compare_add=0,
+            swap=1,
+        )
+    ])  # fmt: skip
+
+
+async def failure(factory: ConnectionFactory, peer: RawPeer) -> verbs.WCStatus:
+    async with factory.within(2):
+        while not peer.failures:  # noqa: ASYNC110 - a raw peer has no event for them
+            await asyncio.sleep(0.001)
+    return peer.failures[0]
+
+
+@vias
+@auths
+@pytest.mark.parametrize("attack", ATTACKS)
+@one_loop
+async def test_key_of_another_connection(
+    factory: ConnectionFactory, via: Via, auth: bytes | None, attack: str
+) -> None:
+    """Another client of the same listener, honest until now, learns the token."""
+    factory = replace(factory, via=via)
+    async with listening(factory, auth) as listener:
+        client, server = await joined(factory, listener, auth)
+        thief, served = await joined(factory, listener, auth)
+        async with client, server, thief, served:
+            with server.alloc(8) as buffer:
+                buffer.view[:] = pattern(8)
+                share, remote = await give(server, client, buffer, ALL)
+                stolen = thief.open_region(share.token)
+                await refused(factory, ATTACKS[attack](thief, stolen))
+                assert buffer.view == pattern(8)
+                got = bytearray(8)
+                await client.read(remote, got)
+                assert got == pattern(8)
+                share.revoke()
+            await check_alive(client, server)
+
+
+@vias
+@pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: opcode.name)
+@pytest.mark.parametrize("scope", ["another connection's", "any queue pair's"])
+@one_loop
+async def test_before_the_proof_of_the_key(
+    factory: ConnectionFactory, via: Via, opcode: WROpcode, scope: str
+) -> None:
+    """A peer completes the exchange, proves nothing, and posts with a token that it has learnt.
+
+    Also where that is the key of a region, which every queue pair of the domain would take.
+    """
+    factory = replace(factory, via=via)
+    async with listening(factory, KEY) as listener:
+        client, server = await joined(factory, listener, KEY)
+        async with client, server:
+            with server.alloc(8) as buffer:
+                buffer.view[:] = pattern(8)
+                share = server.share(buffer, access=ALL)
+                token = share.token
+                region = server._endpoint.driver.pd.reg_mr(
+                    buffer.view, REMOTE | verbs.AccessFlags.LOCAL_WRITE
+                )
+                if scope == "any queue pair's":
+                    token = replace(token, rkey=region.rkey)
+                claims = replace(hello(), authenticates=True).pack()
+                async with RawPeer.connect(factory, listener.port, hello_data=claims) as peer:
+                    if peer.bootstrap is not None:
+                        peer.bootstrap.connect()
+                    post(peer, opcode, token)
+                    assert await failure(factory, peer) in NOT_PROVED[via]
+                assert buffer.view == pattern(8)
+                region.close()
+                share.revoke()
+            await check_alive(client, server)
+
+
+@one_loop
+@by_tcp
+@pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: opcode.name)
+async def test_before_the_proof_on_a_channel_of_their_own(
+    factory: ConnectionFactory, opcode: WROpcode
+) -> None:
+    """With `prepare_connection` the queue pairs are connected first, without rights."""
+    pending = await prepare_connection(
+        device=factory.device, address=factory.host, config=SMALL, auth=KEY
+    )
+    with verbs.open_device(factory.device) as context:
+        made = RawQueuePair(context, lambda pd, cq: pd.create_qp(cq, cq, CAPABILITIES))
+        made.qp.to_init(access=REMOTE)
+        made.memory.post_receives(made.qp)
+        local = made.qp.endpoint(context.find_gid(factory.host))
+        async with pending:
+            theirs = replace(hello(), authenticates=True)
+            pending.accept(local.pack() + theirs.pack())
+            made.qp.connect(local, Endpoint.unpack(pending.endpoint[:ENDPOINT_SIZE]), access=REMOTE)
+            peer = RawPeer(made, theirs)
+            memory = bytearray(pattern(8))
+            region = pending._attempt.endpoint.driver.pd.reg_mr(
+                memory, REMOTE | verbs.AccessFlags.LOCAL_WRITE
+            )
+            token = RegionToken(1, region.addr, 8, region.rkey, ALL)
+            post(peer, opcode, token)
+            assert await failure(factory, peer) in REFUSED
+            assert memory == pattern(8)
+            region.close()
+            peer.close()
+        made.close()
+
+
+@vias
+@auths
+@one_loop
+async def test_rights_after_the_proof(
+    factory: ConnectionFactory, via: Via, auth: bytes | None
+) -> None:
+    """Both sides may use what is shared with them, at once."""
+    factory = replace(factory, via=via)
+    async with listening(factory, auth) as listener:
+        client, server = await joined(factory, listener, auth)
+        async with client, server:
+            for owner, user in ((client, server), (server, client)):
+                with owner.alloc(8) as buffer:
+                    buffer.view[:] = bytes(8)
+                    share, remote = await give(owner, user, buffer, ALL)
+                    assert await user.fetch_and_add(remote, 7) == 0
+                    await user.write(pattern(8), remote)
+                    assert buffer.view == pattern(8)
+                    share.revoke()
+
+
+@one_loop
+async def test_token_by_another_way(factory: ConnectionFactory) -> None:
+    """`ready` is how its owner knows that a token may leave on another channel."""
+    async with factory.pair() as (client, server):
+        with server.alloc(8) as buffer:
+            buffer.view[:] = pattern(8)
+            share = server.share(buffer)
+            await share.ready()
+            got = bytearray(8)
+            await client.read(client.open_region(share.token.pack()), got)
+            assert got == pattern(8)
+            share.revoke()
+
+
+@one_loop
+async def test_memory_that_may_only_be_read(factory: ConnectionFactory) -> None:
+    """bytes, and a mapping without the right to write: they can be shared for reading."""
+    with tempfile.TemporaryFile() as file:
+        file.write(pattern(4096))
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ)
+        async with factory.pair() as (client, server):
+            for memory in (pattern(4096), mapped):
+                with server.register(memory) as region:
+                    share, remote = await give(server, client, region, Rights.READ)
+                    got = bytearray(4096)
+                    await client.read(remote, got)
+                    assert got == pattern(4096)
+                    share.revoke()
+        mapped.close()
+
+
+@one_loop
+@by_tcp
+async def test_device_without_windows(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Shares work, their keys are the domain's, and the log says so once."""
+    monkeypatch.setattr(mr_pool, "offers_windows", lambda *_: False)
+    monkeypatch.setattr(endpoint, "_told", set())
+    config = replace(SMALL, pool_limit=SMALL.pool_limit + 1)  # a driver of its own
+    async with await listen(
+        factory.host, 0, device=factory.device, via=factory.via, config=config, auth=KEY
+    ) as listener:
+
+        async def one() -> tuple[Connection, Connection]:
+            return await asyncio.gather(
+                connect(factory.host, listener.port, device=factory.device, via=factory.via,
+                        config=config, auth=KEY),
+                listener.accept(),
+            )  # fmt: skip
+
+        client, server = await one()
+        other, served = await one()
+        async with client, server, other, served:
+            with server.alloc(8) as buffer:
+                buffer.view[:] = pattern(8)
+                share, remote = await give(server, client, buffer, ALL)
+                for conn, region in ((client, remote), (other, other.open_region(share.token))):
+                    got = bytearray(8)
+                    await conn.read(region, got)
+                    assert got == pattern(8)
+                share.revoke()
+            await check_alive(client, server)
+    [record] = [record for record in caplog.records if "memory windows" in record.getMessage()]
+    assert record.levelname == "WARNING"
+    assert factory.device in record.getMessage()
+
+
+# ---- messages that the peer reads ----------------------------------------------------------------
+
+LONG = 5000
+IS_WINDOW = 1
+
+
+@asynccontextmanager
+async def offering(
+    factory: ConnectionFactory,
+) -> AsyncIterator[tuple[Listener, Connection, RawPeer]]:
+    """A listener, one of its connections, and the bare peer that is at the other end of that."""
+    async with await factory.listen() as listener:
+        accepting = asyncio.create_task(listener.accept())
+        async with RawPeer.connect(factory, listener.port) as peer, await accepting as conn:
+            yield listener, conn, peer
+
+
+async def offer(
+    factory: ConnectionFactory, conn: Connection, peer: RawPeer, data: object
+) -> tuple[asyncio.Task[None], int, list[Piece]]:
+    """A message that waits to be read: its `send`, its number and where it lies."""
+    sending = asyncio.create_task(sent(conn, data))
+    async with factory.within(2):
+        kind, content = await peer.frames.get()
+        while kind is not FrameKind.RNDV_RTS:
+            kind, content = await peer.frames.get()
+    return sending, *read_request(content)
+
+
+async def sent(conn: Connection, data: Any) -> None:
+    await conn.send(data)
+
+
+def token_of(piece: Piece) -> RegionToken:
+    return RegionToken(1, piece.address, piece.length, piece.rkey, Rights.READ)
+
+
+@vias
+@one_loop
+async def test_message_for_another_connection(factory: ConnectionFactory, via: Via) -> None:
+    """Where the message lies is told to a second client, which reads it: refused."""
+    factory = replace(factory, via=via)
+    async with offering(factory) as (listener, conn, peer):
+        data = pattern(LONG)
+        sending, request_id, [piece] = await offer(factory, conn, peer, data)
+        thief, served = await joined(factory, listener, None)
+        async with thief, served:
+            stolen = thief.open_region(token_of(piece))
+            await refused(factory, thief.read(stolen, bytearray(LONG)))
+        assert piece.flags == IS_WINDOW
+        peer.send(acknowledgement(request_id))
+        async with factory.within(2):
+            await sending
+
+
+def acknowledge(peer: RawPeer, request_id: int, key: int) -> None:
+    """The acknowledgement, which ends the window of that key."""
+    peer.send_invalidating(acknowledgement(request_id), key)
+
+
+def end_before(peer: RawPeer, request_id: int, pieces: list[Piece]) -> None:
+    """Another frame ends the window."""
+    peer.send_invalidating(frame(FrameKind.DATA, b"x"), pieces[0].rkey)
+    peer.send(acknowledgement(request_id))
+
+
+ENDS: dict[str, Callable[[RawPeer, int, list[Piece]], None]] = {
+    "key ended with it": lambda peer, id, pieces: acknowledge(peer, id, pieces[0].rkey),
+    "key not ended": lambda peer, id, _: peer.send(acknowledgement(id)),
+    "key ended before": end_before,
+    "another piece's key": lambda peer, id, pieces: acknowledge(peer, id, pieces[-1].rkey),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("pieces", [1, 3])
+@one_loop
+async def test_key_after_the_message(factory: ConnectionFactory, end: str, pieces: int) -> None:
+    """However its reader says that it is done, its keys work no more; no window piles up."""
+    async with offering(factory) as (_, conn, peer):
+        parts = [pattern(LONG, seed) for seed in range(pieces)]
+        before = verbs.live().get("MemoryWindow", 0)
+        for _ in range(SMALL.data_receives):
+            sending, request_id, offered = await offer(factory, conn, peer, parts)
+            assert len(offered) == pieces
+            ENDS[end](peer, request_id, offered)
+            async with factory.within(2):
+                await sending
+            assert verbs.live().get("MemoryWindow", 0) - before <= 1
+        post(peer, WROpcode.RDMA_READ, token_of(offered[-1]))
+        assert await failure(factory, peer) in REFUSED
+
+
+@one_loop
+async def test_a_region_offered_as_a_window(factory: ConnectionFactory) -> None:
+    """The message arrives; its acknowledgement cannot end the key, which costs the liar's own
+    connection and nothing else."""
+    async with factory.witness(), offering(factory) as (_, conn, peer):
+        memory = peer.qp.pd.reg_mr(bytearray(pattern(LONG)), verbs.AccessFlags.REMOTE_READ)
+        peer.send(rendezvous(1, Piece(memory.addr, LONG, memory.rkey, IS_WINDOW)))
+        async with factory.within(2):
+            with await conn.recv() as message:
+                assert message == pattern(LONG)
+            await conn.wait_closed()
+        memory.close()
+
+
+@one_loop
+async def test_windows_are_used_again(factory: ConnectionFactory) -> None:
+    """Between two honest ends one window serves message after message; the end of the connection
+    leaves none."""
+    async with factory.witness():
+        before = verbs.live().get("MemoryWindow", 0)
+        async with factory.pair() as (client, server):
+            for n in range(300):  # the low bits of a key come round
+                await exchange(client, server, pattern(LONG, n))
+            assert verbs.live()["MemoryWindow"] == before + 1
+        assert verbs.live().get("MemoryWindow", 0) == before
+
+
+@one_loop
+async def test_end_with_messages_on_offer(factory: ConnectionFactory) -> None:
+    """The windows of messages that were never read go with their connection."""
+    before = verbs.live().get("MemoryWindow", 0)
+    async with offering(factory) as (_, conn, peer):
+        sending, _, _ = await offer(factory, conn, peer, pattern(LONG))
+        conn.abort()
+        await conn.wait_closed()
+        with pytest.raises(ConnectionClosedError):
+            await sending
+    assert verbs.live().get("MemoryWindow", 0) == before
+
+
+@one_loop
+async def test_more_pieces_than_the_send_queue_has_room_for(factory: ConnectionFactory) -> None:
+    """Each takes an entry for its bind; too many are joined, and a full queue is waited for."""
+    async with factory.pair() as (client, server):
+        for count in (1, 2, 14, 15, 16, 17, 40):
+            parts = [pattern(4096, n) for n in range(count)]
+            receiving = asyncio.create_task(server.recv())
+            others = [asyncio.create_task(client.send(bytes([n]))) for n in range(3)]
+            await client.send(parts)
+            with await receiving as first:
+                received = bytes(first)
+            for _ in others:
+                with await server.recv() as message:
+                    received += bytes(message)
+            assert sorted(received) == sorted(b"".join(parts) + bytes(range(3)))
+            await asyncio.gather(*others)

@@ -1,0 +1,391 @@
+"""Leases that both sides know: their end on time, what the user of a region learns, renewals."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from aiordma import Connection, LeaseEndedError, RemoteRegion, RequestRefusedError, Rights, Share
+from aiordma._core import protocol
+from aiordma._core.protocol import ErrorCode
+from aiordma._transport.lease_thread import now
+from aiordma.errors import BufferStateError
+
+from .connection_factory import (
+    BUSY,
+    SMALL,
+    ConnectionFactory,
+    at_rest,
+    barrier,
+    check_alive,
+    give,
+    lease_over,
+    leases,
+    pattern,
+    shared,
+    yield_loop,
+)
+from .marks import counts_turns, one_loop
+
+LONG = 3600.0
+
+
+def computes_until_revoked(share: Share) -> None:
+    """As a program that does not let its event loop run."""
+    limit = time.monotonic() + 10 * BUSY
+    while not share.revoked:
+        assert time.monotonic() < limit
+
+
+async def receive_all(conn: Connection) -> None:
+    async for message in conn:
+        message.release()
+
+
+async def refused(conn: Connection, remote: RemoteRegion) -> None:
+    """No operation is posted, and the connection goes on."""
+    region_id = remote.token.region_id
+    posted = conn._queue.completions
+    part = remote[:8]
+    attempts: list[Callable[[], Awaitable[object]]] = [
+        lambda: conn.read(remote, bytearray(len(remote))),
+        lambda: conn.write(bytes(8), part),
+        lambda: conn.write(bytes(8), part, imm=1),
+        lambda: conn.fetch_and_add(part, 1),
+        lambda: conn.compare_and_swap(part, 0, 1),
+        lambda: remote.renew(1),
+    ]
+    for attempt in attempts:
+        with pytest.raises(LeaseEndedError, match=f"{region_id:#x}") as caught:
+            await attempt()
+        assert caught.value.region_id == region_id
+    with conn.alloc(len(remote)) as local:
+        async with conn.batch() as batch:
+            with pytest.raises(LeaseEndedError):
+                batch.read(remote, local)
+            with pytest.raises(LeaseEndedError):
+                batch.write(local, remote)
+    assert conn._queue.completions == posted
+    assert remote.ended
+    assert remote.lease_left == 0
+    await remote.release()  # nothing
+
+
+@one_loop
+async def test_a_lease_ends_while_the_owner_computes(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
+        with server.alloc(100) as buffer:
+            share, remote = await give(server, client, buffer, lease=0.05)
+            computes_until_revoked(share)
+            assert server._sharing.shared == 1  # this is the loop's to do
+            async with factory.within(2):
+                await remote.wait_ended()
+            await refused(client, remote)
+            await barrier(client)
+            assert server._sharing.shared == 0
+        await check_alive(client, server)
+
+
+@pytest.mark.parametrize("end", ["revoked", "its own clock", "lent"])
+async def test_the_end_reaches_the_user(factory: ConnectionFactory, end: str) -> None:
+    async with factory.pair() as (client, server):
+        with server.alloc(100) as buffer:
+            if end == "lent":
+                remote = await client.request_region(100)
+                (share,) = server._sharing._shares.values()
+            else:
+                lease = None if end == "revoked" else 0.05 * factory.slow
+                share, remote = await give(server, client, buffer, lease=lease)
+            assert (remote.lease_left is None) == (end != "its own clock")
+            waiting = asyncio.create_task(remote.wait_ended())
+            await yield_loop(2)
+            if end == "its own clock":
+                server._sharing.notify = lambda message: None  # type: ignore[method-assign]
+            else:
+                assert not remote.ended
+                share.revoke()
+            async with factory.within(2):
+                await waiting
+            await remote.wait_ended()  # again: at once
+            await refused(client, remote)
+            share.revoke()
+        await check_alive(client, server)
+
+
+async def test_the_end_of_the_connection_ends_its_regions(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
+        with server.alloc(8) as buffer:
+            _, remote = await give(server, client, buffer, lease=LONG)
+            waiting = asyncio.create_task(remote.wait_ended())
+            await yield_loop(2)
+            server.abort()
+            async with factory.within(2):
+                await waiting
+            assert remote.ended
+            async with remote:
+                pass  # its end has nothing to release
+
+
+@one_loop
+async def test_the_user_counts_from_its_request(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
+        before = now()
+        async with await client.request_region(8, lease=LONG) as remote:
+            (share,) = server._sharing._shares.values()
+            assert share._deadline is not None
+            assert before + LONG <= remote.deadline <= share._deadline.when
+            before = now()
+            await remote.renew(2 * LONG)
+            assert share._deadline is not None
+            assert before + 2 * LONG <= remote.deadline <= share._deadline.when
+            await remote.renew(LONG)  # shorter: the owner does not take it back before
+            assert remote.deadline <= now() + LONG < share._deadline.when
+            await remote.renew(None)
+            assert remote.lease_left is None
+            assert share._deadline is None
+
+
+@one_loop
+async def test_the_owner_counts_from_the_delivery(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
+        with server.alloc(8) as buffer:
+            tell = server._sharing._tell
+            delivered = 0.0
+
+            def late(message: protocol.Message) -> asyncio.Future[None]:
+                told = tell(message)
+
+                def note(_: object) -> None:
+                    nonlocal delivered
+                    delivered = now()
+
+                told.add_done_callback(note)
+                return told
+
+            server._sharing._tell = late  # type: ignore[method-assign]
+            share = await server.send_region(buffer, lease=LONG)
+            assert share._deadline is not None
+            assert share._deadline.when >= delivered + LONG > LONG
+            (await client.recv_region()).give_up()
+
+
+@one_loop
+async def test_the_owner_renews(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
+        with server.alloc(8) as buffer:
+            share, remote = await give(server, client, buffer, lease=LONG)
+            for lease in (2 * LONG, LONG / 2):
+                await share.renew(lease)
+                await barrier(client)
+                assert remote.lease_left is not None
+                assert lease - 60 * BUSY < remote.lease_left <= lease
+                assert share._deadline is not None
+                assert lease - 60 * BUSY < share._deadline.when - now() <= lease
+            await share.renew(None)
+            await barrier(client)
+            assert remote.lease_left is None
+            waiting = asyncio.create_task(remote.wait_ended())
+            await yield_loop(2)
+            await share.renew(0.01)  # to end it with notice
+            async with factory.within(2):
+                await waiting
+            computes_until_revoked(share)
+            with pytest.raises(BufferStateError, match="has ended"):
+                await share.renew(1)
+            with pytest.raises(ValueError, match="lease"):
+                await share.renew(0)
+            await refused(client, remote)
+
+
+@one_loop
+async def test_who_may_renew(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 8) as (_, remote):
+        with pytest.raises(RequestRefusedError, match="owner alone") as caught:
+            await remote.renew(1)
+        assert caught.value.code == ErrorCode.ACCESS
+        lent = await client.request_region(8)
+        next(reversed(server._sharing._shares.values())).end(tells=False)
+        with pytest.raises(RequestRefusedError, match="ended") as caught:
+            await lent.renew(1)
+        assert caught.value.code == ErrorCode.UNKNOWN_REGION
+        lent.give_up()
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_the_limit_on_leases_that_are_asked_for(factory: ConnectionFactory) -> None:
+    async with factory.pair(SMALL, server=replace(SMALL, max_lease=LONG)) as (client, server):
+        for asked in (None, 2 * LONG, LONG, LONG / 2):
+            async with await client.request_region(8, lease=asked) as remote:
+                granted = min(LONG, asked or LONG)
+                assert remote.token.lease_ms == round(1000 * granted)
+                await remote.renew(asked)
+                assert remote.lease_left is not None
+                assert remote.lease_left <= granted
+        with server.alloc(8) as buffer:  # what the owner does unasked has no limit
+            share, shown = await give(server, client, buffer, lease=2 * LONG)
+            assert shown.token.lease_ms == 2000 * LONG
+            share.revoke()
+
+
+@one_loop
+async def test_the_limit_on_rights_that_are_asked_for(factory: ConnectionFactory) -> None:
+    config = replace(SMALL, max_rights=Rights.READ | Rights.WRITE)
+    async with factory.pair(SMALL, server=config) as (client, server):
+        with pytest.raises(RequestRefusedError, match=r"ATOMIC.*max_rights") as caught:
+            await client.request_region(8, access=Rights.READ | Rights.ATOMIC)
+        assert caught.value.code == ErrorCode.ACCESS
+        async with await client.request_region(8) as remote:
+            await client.write(bytes(8), remote)
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_a_loan_returns_with_its_scope(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
+        for _ in range(3):
+            async with await client.request_region(SMALL.lend_quota) as remote:
+                await client.write(b"8 bytes!", remote[:8])
+            with pytest.raises(BufferStateError):
+                await client.read(remote, bytearray(len(remote)))
+        async with await client.request_region(SMALL.lend_quota) as remote:
+            await client.hand_over(remote)
+        (await server.recv_buffer()).release()
+        with server.alloc(8) as buffer:
+            share, shown = await give(server, client, buffer)
+            async with shown:
+                pass
+            await barrier(client)
+            assert share.revoked
+
+
+@one_loop
+async def test_a_dropped_loan_returns(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
+        before = await leases(client, server)
+        for _ in range(3):
+            remote = await client.request_region(SMALL.lend_quota)
+            await yield_loop(1)  # the handle that has resumed this task refers to the result
+            del remote
+            gc.collect()
+            await yield_loop(1)
+        await barrier(client)
+        assert await leases(client, server) == before
+
+
+@one_loop
+@counts_turns
+async def test_a_loan_that_is_dropped_during_a_write(factory: ConnectionFactory) -> None:
+    """A cancelled write is under way: the memory is its until it is done."""
+    async with factory.witness(), factory.pair() as (client, _):
+        remote = await client.request_region(SMALL.lend_quota)
+        with client.alloc(SMALL.lend_quota) as source:
+            writing = asyncio.create_task(client.write(source, remote))
+            await yield_loop(1)
+            writing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await writing
+            del remote, writing
+            await at_rest(client)
+            await yield_loop(1)
+            gc.collect()
+            await yield_loop(1)
+            await barrier(client)
+
+
+@one_loop
+@counts_turns
+@pytest.mark.parametrize("imm", [None, 7])
+async def test_what_waits_for_room_when_the_lease_ends(
+    factory: ConnectionFactory, imm: int | None
+) -> None:
+    """It is not posted afterwards; what was posted before is done."""
+    count = 3 * SMALL.send_queue
+    async with factory.pair() as (client, server), shared(server, client, 8) as (_, remote):
+        with client.register(bytearray(8)) as source:
+            writes = [
+                asyncio.create_task(client.write(source, remote, imm=imm)) for _ in range(count)
+            ]
+
+            async def end() -> None:
+                remote.take_back()
+
+            await asyncio.create_task(end())
+            receiving = asyncio.create_task(receive_all(server))
+            async with factory.within(5):
+                results = await asyncio.gather(*writes, return_exceptions=True)
+            done = results.count(None)
+            assert 0 < done < count
+            assert all(isinstance(result, LeaseEndedError) for result in results[done:])
+            receiving.cancel()
+            await asyncio.wait([receiving])
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_the_same_token_twice(factory: ConnectionFactory) -> None:
+    """It is one region: its end is that of both."""
+    async with factory.pair() as (client, server):
+        with server.alloc(8) as buffer, server.share(buffer) as share:
+            first = client.open_region(share.token)
+            assert client.open_region(share.token.pack()) is first
+            share.revoke()
+            async with factory.within(2):
+                await first.wait_ended()
+            assert client.open_region(share.token) is not first
+
+
+@one_loop
+async def test_ends_of_unknown_regions(factory: ConnectionFactory) -> None:
+    """They may be of regions that this side has just given up."""
+    async with factory.pair() as (client, server):
+        await server._sharing.tell(protocol.RegionEnd(0, 1))
+        await server._sharing.tell(protocol.RegionLease(0, 1, 1))
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_revoked_as_the_lease_ends(factory: ConnectionFactory) -> None:
+    """The thread of leases and the loop at the same time: every key ends, all memory returns."""
+    chance = random.Random(18)
+    async with factory.pair() as (client, server):
+        before = await leases(client, server)
+        for _ in range(100):
+            with server.alloc(1000) as buffer:
+                share = server.share(buffer, lease=0.001)
+                if chance.random() < 0.8:
+                    await share.ready()
+                time.sleep(chance.random() * 0.002)  # noqa: ASYNC251 - the loop does not see it
+                if chance.random() < 0.5:
+                    share.revoke()
+                    assert share.revoked
+                else:
+                    await lease_over(share, 2 * factory.slow)
+        while server._sharing.shared:
+            await yield_loop(1)
+        assert await leases(client, server) == before
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_shared_memory_is_the_loops_until_it_knows(factory: ConnectionFactory) -> None:
+    """The thread ends the key; the memory is not handed out before the loop has seen that."""
+    async with factory.pair() as (_, server):
+        buffer = server.alloc(1000)
+        buffer.view[:] = pattern(1000)
+        view = buffer.view
+        share = server.share(buffer, lease=0.05)
+        await share.ready()
+        buffer.release()
+        view.release()
+        computes_until_revoked(share)
+        others = [server.alloc(1000) for _ in range(20)]
+        assert all(other.address != share.token.address for other in others)
+        for other in others:
+            other.release()

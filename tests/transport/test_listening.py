@@ -1,0 +1,142 @@
+"""A listener on a name: every address of it, one port number."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+import pytest
+
+from aiordma import Listener, open_connection, start_server, start_stream_server, transport
+from aiordma._transport import listening
+from aiordma.errors import AddressError
+from aiordma.transport import Address, connect, listen
+
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends
+from .marks import one_loop
+
+HERE = ("127.0.0.1", "127.0.0.2", "::1")
+
+
+@pytest.fixture
+def hosts(device_name: str, host: str) -> tuple[str, ...]:
+    """Addresses of this machine that the device has."""
+    return (*HERE, host) if device_name == "embedded0" else (host,)
+
+
+@pytest.fixture
+def name(hosts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> str:
+    """A name that resolves to all of them, one twice, and to an address of another machine."""
+
+    async def resolve(host: str, port: int, *, passive: bool = False) -> list[Address]:
+        if host == "several.example":
+            return [(host, port) for host in (hosts[0], *hosts, "203.0.113.9")]
+        return await unpatched(host, port, passive=passive)
+
+    unpatched = transport.resolve
+    monkeypatch.setattr(transport, "resolve", resolve)
+    return "several.example"
+
+
+async def check(factory: ConnectionFactory, listener: Listener, hosts: tuple[str, ...]) -> None:
+    assert listener.addresses == tuple((host, listener.port) for host in hosts)
+    assert listener.address == listener.addresses[0]
+    for host in hosts:
+        client = await connect(
+            host, listener.port, device=factory.device, via=factory.via, config=SMALL
+        )
+        async with client, await listener.accept() as server:
+            await check_alive(client, server)
+
+
+async def test_every_address_of_a_name(
+    factory: ConnectionFactory, name: str, hosts: tuple[str, ...]
+) -> None:
+    """Those of other machines are left out."""
+    async with await factory.listen(host=name) as listener:
+        await check(factory, listener, hosts)
+        assert all(f":{listener.port}" in repr(listener) for _ in hosts)
+        port = listener.port
+    async with await listen(
+        name, port, device=factory.device, via=factory.via, config=SMALL
+    ) as listener:
+        assert listener.port == port  # free again at each of them
+        await check(factory, listener, hosts)
+
+
+async def test_servers_listen_there_too(
+    factory: ConnectionFactory, name: str, hosts: tuple[str, ...]
+) -> None:
+    accepted: asyncio.Queue[None] = asyncio.Queue()
+
+    async def count(_: object) -> None:
+        accepted.put_nowait(None)
+
+    async with await start_server(
+        count, name, device=factory.device, via=factory.via, config=SMALL
+    ) as server:
+        assert server.addresses == tuple((host, server.port) for host in hosts)
+        for host, port in server.addresses:
+            async with await connect(host, port, device=factory.device, via=factory.via):
+                await accepted.get()
+    async with await start_stream_server(
+        lambda _, writer: writer.close(), name, device=factory.device, via=factory.via
+    ) as streams:
+        assert [socket.getsockname()[0] for socket in streams.sockets] == list(hosts)
+        for socket in streams.sockets:
+            reader, writer = await open_connection(
+                *socket.getsockname()[:2], device=factory.device, via=factory.via
+            )
+            assert await reader.read() == b""
+            writer.close()
+
+
+@one_loop
+async def test_a_port_in_use_at_one_address(
+    factory: ConnectionFactory, name: str, hosts: tuple[str, ...]
+) -> None:
+    """None listens when one cannot; the other addresses are free at once."""
+    async with await factory.listen(host=hosts[-1]) as other:
+        for _ in range(2):
+            error = await ends(
+                listen(name, other.port, device=factory.device, via=factory.via), AddressError
+            )
+            assert isinstance(error, AddressError)
+            assert error.errno == errno.EADDRINUSE
+    async with await listen(
+        name, other.port, device=factory.device, via=factory.via, config=SMALL
+    ) as listener:
+        await check(factory, listener, hosts)
+
+
+@one_loop
+async def test_no_address_of_this_machine(factory: ConnectionFactory) -> None:
+    error = await ends(factory.listen(host="203.0.113.9"), AddressError)
+    assert "203.0.113.9" in str(error)
+
+
+@pytest.mark.parametrize("in_use", [1, 5])
+def test_another_number_if_one_is_in_use(in_use: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[Address] = []
+
+    class Port:
+        def __init__(self, address: Address) -> None:
+            host, port = address
+            if not port:
+                tries.append(address)
+            self.address = host, port or 1000 + len(tries)
+            if host == "second" and len(tries) <= in_use:
+                raise AddressError("in use", status=-errno.EADDRINUSE)
+
+        def release(self) -> None:
+            pass
+
+    ports = listening.open_ports(Port, [("first", 0), ("second", 0)])
+    number = 1001 + in_use
+    assert [port.address for port in ports] == [("first", number), ("second", number)]
+    tries.clear()
+    with pytest.raises(AddressError):  # that number was asked for
+        listening.open_ports(Port, [("first", 7), ("second", 7)])
+    monkeypatch.setattr(listening, "TRIES", in_use)
+    with pytest.raises(AddressError):
+        listening.open_ports(Port, [("first", 0), ("second", 0)])

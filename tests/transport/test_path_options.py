@@ -1,0 +1,207 @@
+"""Options of the queue pair and its path, by name, reach the device."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aiordma import Config, Connection, prepare_connection
+from aiordma._transport import path_options
+from aiordma.errors import RejectedError, RouteError, VerbsError
+from aiordma.transport import connect, listen
+from aiordma.verbs import MTU, QPAttributes
+
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends
+from .marks import by_tcp, one_loop
+
+BOTH_WAYS: dict[str, Any] = {
+    "retry_count": 3,
+    "ack_timeout": 0.5,
+    "rnr_retry": 5,
+    "type_of_service": 0x28,
+}
+BY_TCP: dict[str, Any] = {
+    "rnr_timer": 0.00128,
+    "path_mtu": 512,
+    "pkey": 0xFFFF,
+    "hop_limit": 17,
+    "service_level": 3,
+}
+
+
+@pytest.fixture
+def hop_limit(deviations: frozenset[str]) -> Callable[[int], int]:
+    """What a queue pair has of a hop limit that was asked for."""
+    return lambda asked: (
+        64 if "the kernel takes the hop limit of the route" in deviations else asked
+    )
+
+
+def attributes(conn: Connection) -> QPAttributes:
+    qp = conn._endpoint.qp
+    assert qp is not None
+    return qp.query()
+
+
+def with_options(options: dict[str, Any]) -> Config:
+    return replace(SMALL, **options)
+
+
+async def test_options_of_both_ways(factory: ConnectionFactory) -> None:
+    async with factory.pair(with_options(BOTH_WAYS)) as (client, server):
+        await check_alive(client, server)
+        for found in map(attributes, (client, server)):
+            assert (found.retry_cnt, found.rnr_retry) == (3, 5)
+            assert 0.5 <= found.timeout < 1
+            assert found.ah_attr.traffic_class == 0x28
+
+
+async def test_without_options(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
+        for found in map(attributes, (client, server)):
+            assert (found.retry_cnt, found.rnr_retry) == (6, 7)
+            assert 0.067 <= found.timeout < 0.068
+            assert found.ah_attr.traffic_class == 0
+
+
+@by_tcp
+async def test_options_of_the_bootstrap(
+    factory: ConnectionFactory, hop_limit: Callable[[int], int]
+) -> None:
+    async with factory.pair(with_options(BY_TCP)) as (client, server):
+        await check_alive(client, server)
+        for found in map(attributes, (client, server)):
+            assert 0.00128 <= found.min_rnr_timer < 0.002
+            assert found.path_mtu is MTU.MTU_512
+            assert found.pkey_index == 0
+            assert found.ah_attr.hop_limit == hop_limit(17)
+            assert found.ah_attr.sl == 3
+
+
+@by_tcp
+async def test_each_side_has_its_own(
+    factory: ConnectionFactory, hop_limit: Callable[[int], int]
+) -> None:
+    """But for the path MTU, of which the smaller one applies."""
+    other = replace(SMALL, path_mtu=256, hop_limit=9, retry_count=1)
+    async with factory.pair(with_options(BY_TCP), server=other) as (client, server):
+        await check_alive(client, server)
+        assert attributes(client).path_mtu is attributes(server).path_mtu is MTU.MTU_256
+        assert attributes(client).ah_attr.hop_limit == hop_limit(17)
+        assert attributes(server).ah_attr.hop_limit == hop_limit(9)
+        assert (attributes(client).retry_cnt, attributes(server).retry_cnt) == (6, 1)
+
+
+@by_tcp
+async def test_further_connections_have_their_own(
+    factory: ConnectionFactory, hop_limit: Callable[[int], int]
+) -> None:
+    async with (
+        await factory.listen() as listener,
+        await factory.connect(listener.port) as first,
+        await listener.accept(),
+        await factory.connect(listener.port, replace(SMALL, hop_limit=5)) as second,
+        await listener.accept(),
+    ):
+        assert attributes(first).ah_attr.hop_limit == hop_limit(64)
+        assert attributes(second).ah_attr.hop_limit == hop_limit(5)
+
+
+@by_tcp
+async def test_a_gid_by_its_index(factory: ConnectionFactory) -> None:
+    async with await factory.listen() as listener:
+        client, server = await factory.both(listener)
+        async with client, server:
+            index = attributes(client).ah_attr.sgid_index
+            table = client._endpoint.driver.context.query_gid_table()
+            config = replace(SMALL, gid_index=index)
+            async with await factory.connect(listener.port, config) as same:
+                assert attributes(same).ah_attr.sgid_index == index
+            for entry in table:
+                config = replace(SMALL, gid_index=entry.gid_index)
+                async with await prepare_connection(device=factory.device, config=config) as half:
+                    assert entry.gid.raw in half.endpoint
+            config = replace(SMALL, gid_index=250)
+            error = await ends(factory.connect(listener.port, config), VerbsError)
+            assert isinstance(error, VerbsError)
+            assert error.errno in (errno.ENODATA, errno.EINVAL)
+            assert f"GID index 250 of port 1 of {factory.device}" in str(error)
+
+
+@by_tcp
+async def test_a_gid_that_cannot_reach_the_peer(factory: ConnectionFactory) -> None:
+    """The error names both GIDs and the index, at the side that finds out and at its peer."""
+    async with await factory.listen() as listener:
+        client, server = await factory.both(listener)
+        async with client, server:
+            table = client._endpoint.driver.context.query_gid_table()
+        own = next(entry for entry in table if entry.gid.is_ipv4)
+        other = next(entry for entry in table if not entry.gid.is_ipv4)
+        config, wrong = (replace(SMALL, gid_index=entry.gid_index) for entry in (own, other))
+        async with (
+            await prepare_connection(device=factory.device, config=config) as half,
+            await prepare_connection(device=factory.device, config=wrong) as peer,
+        ):
+            with pytest.raises(RouteError) as caught:
+                half.accept(peer.endpoint)
+        assert caught.value.errno == errno.ENETUNREACH
+        for part in (f"index {own.gid_index}", str(own.gid.ip), str(other.gid), factory.device):
+            assert part in str(caught.value)
+        error = await ends(factory.connect(listener.port, wrong), RejectedError)
+        for part in ("GID index", str(other.gid)[:15], factory.device):  # the reason is cut
+            assert part in str(error)
+
+
+@by_tcp
+async def test_a_partition_that_the_port_is_not_in(factory: ConnectionFactory) -> None:
+    async with await factory.listen() as listener:
+        config = replace(SMALL, pkey=0x1234)
+        error = await ends(factory.connect(listener.port, config), ValueError)
+        assert f"port 1 of {factory.device} has no P_Key 0x1234: 0xffff" in str(error)
+
+
+@pytest.mark.any_device
+@one_loop
+@pytest.mark.parametrize("name", path_options.NOT_BY_CM)
+async def test_what_the_connection_manager_does_not_take(name: str, device_name: str) -> None:
+    """It is refused rather than ignored."""
+    config = replace(SMALL, **{name: (BY_TCP | {"gid_index": 0})[name]})
+    for call in (connect, listen):
+        error = await ends(call("127.0.0.1", 1, device=device_name, config=config), ValueError)
+        assert f"Config.{name}" in str(error)
+        assert 'via="tcp"' in str(error)
+
+
+@pytest.mark.parametrize("size", [256, 512, 1024, 2048, 4096])
+def test_mtu_codes(size: int) -> None:
+    assert path_options.mtu_code(size) == MTU[f"MTU_{size}"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"retry_count": 8},
+        {"retry_count": -1},
+        {"ack_timeout": 0},
+        {"ack_timeout": 10_000},
+        {"rnr_retry": 8},
+        {"rnr_timer": 0},
+        {"rnr_timer": 1},
+        {"type_of_service": 256},
+        {"path_mtu": 1500},
+        {"gid_index": -1},
+        {"pkey": 0},
+        {"pkey": 0x10000},
+        {"hop_limit": 256},
+        {"service_level": 16},
+    ],
+    ids=str,
+)
+def test_values_that_cannot_be(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"Config.{name}"):
+        Config(**wrong)

@@ -1,0 +1,136 @@
+"""A peer names the address of its queue pair, and the embedded device connects there: only if it is
+the peer's own, and not too often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+
+import pytest
+
+from aiordma import verbs
+from aiordma._core import protocol
+from aiordma._native import embedded
+from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE
+from aiordma._transport.tcp_link import REFUSED
+from aiordma.errors import ProtocolError
+
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, hello
+from .marks import by_tcp, one_loop
+from .raw_peer import RawPeer, Stranger, endpoint_at
+
+pytestmark = pytest.mark.any_device
+
+# TEST-NET-2 (RFC 5737): no host has it.
+FOREIGN = "198.51.100.1"
+OPTION = "allow_other_addresses"
+
+
+@one_loop
+@by_tcp
+async def test_a_client_with_another_address_is_told(factory: ConnectionFactory) -> None:
+    async with (
+        await factory.listen() as listener,
+        Stranger.connect(
+            factory, listener.port, hello_data=hello().pack(), address=FOREIGN
+        ) as peer,
+    ):
+        assert peer.answer.startswith(REFUSED)
+        rest = await peer.reader.read()
+        assert FOREIGN.encode() in peer.answer + rest
+        assert OPTION.encode() in peer.answer + rest
+        client, server = await factory.both(listener)
+        async with client, server:
+            await check_alive(client, server)
+
+
+@one_loop
+@by_tcp
+async def test_another_address_can_be_allowed(factory: ConnectionFactory) -> None:
+    config = replace(SMALL, allow_other_addresses=True)
+    async with (
+        await factory.listen(config) as listener,
+        Stranger.connect(
+            factory, listener.port, hello_data=hello().pack(), address=FOREIGN
+        ) as peer,
+    ):
+        assert peer.answer.startswith(MAGIC)
+
+
+@one_loop
+@by_tcp
+async def test_a_server_cannot_misdirect_its_client(factory: ConnectionFactory) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(MESSAGE_SIZE)
+        writer.write(MAGIC + endpoint_at(FOREIGN) + hello().pack())
+        writer.close()
+
+    async with await asyncio.start_server(answer, factory.host, 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with factory.within(2):
+            error = await ends(factory.connect(port), ProtocolError)
+        assert FOREIGN in str(error)
+        assert OPTION in str(error)
+
+
+@one_loop
+@by_tcp
+async def test_a_request_over_a_connection_has_its_address(factory: ConnectionFactory) -> None:
+    async with (
+        await factory.listen() as listener,
+        RawPeer.connect(factory, listener.port) as peer,
+        await listener.accept() as server,
+    ):
+        peer.send_control(protocol.ConnectRequest(1, 1, endpoint_at(FOREIGN), hello().pack()))
+        refusal = await peer.control(5 * factory.slow)
+        assert isinstance(refusal, protocol.Error)
+        assert FOREIGN in refusal.text
+        assert not server.closed
+
+
+def gid(address: str) -> bytes:
+    return verbs.GID.from_ip(address).raw
+
+
+@pytest.mark.parametrize(
+    ("claimed", "peer", "allowed"),
+    [
+        (FOREIGN, FOREIGN, True),
+        (FOREIGN, "198.51.100.2", False),
+        ("127.0.0.1", FOREIGN, False),
+        ("::1", "2001:db8::1", False),
+        ("2001:db8::1", "2001:db8::1", True),
+        ("fe80::1", "fe80::1", True),
+        ("fe80::1", "fe80::2", False),
+        ("127.0.0.1", "127.5.6.7", True),
+    ],
+)
+def test_which_addresses_are_a_peers_own(claimed: str, peer: str, allowed: bool) -> None:
+    with verbs.open_device("embedded0"):
+        assert embedded().may_be_at(gid(claimed), gid(peer)) is allowed
+
+
+@one_loop
+@by_tcp
+async def test_pauses_between_attempts_grow(factory: ConnectionFactory) -> None:
+    """So there are few, whatever is at that address: the sixth comes after 1 + 4 + ... + 256 ms."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server((factory.host, 0)) as target:
+        target.setblocking(False)
+        begin = loop.time()
+        async with (
+            await factory.listen() as listener,
+            Stranger.connect(
+                factory,
+                listener.port,
+                hello_data=hello().pack(),
+                lid=target.getsockname()[1],
+            ),
+            factory.within(5),
+        ):
+            for _ in range(6):
+                reached, _ = await loop.sock_accept(target)
+                reached.close()
+            assert loop.time() - begin >= 0.341

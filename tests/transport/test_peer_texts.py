@@ -1,0 +1,120 @@
+"""Texts of a peer that a terminal or a log file would obey: none reaches an error or a log.
+
+For a refused request to connect in-band see test_connect_inband.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+
+from aiordma._core import protocol
+from aiordma._core.frames import FrameKind
+from aiordma._core.refusal import pack_refusal
+from aiordma._transport.connect_tcp import MESSAGE_SIZE
+from aiordma._transport.tcp_link import REFUSED
+from aiordma.errors import ConnectionBrokenError, RDMAError, RejectedError, RequestRefusedError
+
+from .connection_factory import ConnectionFactory, ends
+from .marks import by_cm, by_tcp, one_loop
+from .raw_peer import RawListener, RawPeer, control, frame
+
+pytestmark = one_loop
+
+HOSTILE = "\r\nINFO all is well\n\x1b[2J\x1b]0;title\x07\0\x7f\u202e\u2028 gone"
+SHOWN = r"\r\nINFO all is well\n\x1b[2J\x1b]0;title\x07\x00\x7f\u202e\u2028 gone"
+
+
+def check_texts(error: BaseException, caplog: pytest.LogCaptureFixture, shown: str = SHOWN) -> None:
+    """The text is there, in one line; so are all that were logged."""
+    assert shown in str(error)
+    causes: list[BaseException | None] = [error, error.__cause__, error.__context__]
+    texts = [str(cause) for cause in causes if cause is not None]
+    texts += [record.getMessage() for record in caplog.records]
+    for text in texts:
+        assert text.isprintable(), text
+        assert len(text) < 1000
+
+
+@pytest.fixture(autouse=True)
+def logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="aiordma")
+
+
+async def test_a_goodbye(factory: ConnectionFactory, caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        await factory.listen() as listener,
+        RawPeer.connect(factory, listener.port) as peer,
+        await listener.accept() as conn,
+    ):
+        peer.send(control(protocol.Goodbye(0, protocol.GoodbyeCode.SHUTDOWN, HOSTILE)))
+        async with factory.within(1):
+            check_texts(await ends(conn.recv(), ConnectionBrokenError), caplog)
+
+
+async def test_a_refused_request(
+    factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        await factory.listen() as listener,
+        RawPeer.connect(factory, listener.port) as peer,
+        await listener.accept() as conn,
+        factory.within(1),
+    ):
+        asking = asyncio.create_task(conn.request_region(100))
+        request = await peer.control(factory.slow)
+        refusal = protocol.Error(request.request_id, protocol.ErrorCode.QUOTA, HOSTILE)
+        peer.send(control(refusal))
+        error = await ends(asking, RequestRefusedError)
+        check_texts(error, caplog)
+        assert isinstance(error, RequestRefusedError)
+        assert error.text == SHOWN
+
+
+@pytest.mark.parametrize("size", [512, 64 << 10])
+async def test_what_is_too_long(
+    factory: ConnectionFactory, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    """It violates the protocol; nothing of it is repeated."""
+    text = HOSTILE * (size // len(HOSTILE))
+    content: bytes = msgpack.packb([protocol.MAGIC, protocol.VERSION, 9, 0, [1, text]])
+    async with (
+        await factory.listen() as listener,
+        RawPeer.connect(factory, listener.port) as peer,
+        await listener.accept() as conn,
+    ):
+        peer.send(frame(FrameKind.CONTROL, content[:2000]))  # more than its receives would take
+        async with factory.within(1):
+            check_texts(await ends(conn.recv(), RDMAError), caplog, "")
+
+
+@by_tcp
+async def test_a_refused_bootstrap(
+    factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(MESSAGE_SIZE)
+        writer.write(REFUSED + pack_refusal(HOSTILE))
+        writer.close()
+
+    async with await asyncio.start_server(refuse, factory.host) as server, factory.within(1):
+        port = server.sockets[0].getsockname()[1]
+        check_texts(await ends(factory.connect(port), RejectedError), caplog)
+
+
+@by_cm
+async def test_a_rejected_request(
+    factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = RawListener(factory)
+    connecting = asyncio.create_task(factory.connect(listener.port))
+    async with factory.within(1):
+        event = await listener.request()
+        event.id.reject(pack_refusal(HOSTILE))
+        check_texts(await ends(connecting, RejectedError), caplog)
+    event.id.close()
+    listener.id.close()
+    listener.close()

@@ -1,0 +1,93 @@
+"""A port that is not ACTIVE carries nothing: connecting by it fails at once, and says why."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from aiordma import Config, prepare_connection
+from aiordma._native import lib
+from aiordma._transport import connect_cm
+from aiordma.errors import RejectedError, RouteError, VerbsError
+from aiordma.verbs import EventType
+from aiordma.verbs._device import route_lookup
+from aiordma.verbs._qp import bring_up
+
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends
+
+
+@contextmanager
+def port_down(device: str) -> Iterator[None]:
+    """The embedded device's port is down meanwhile."""
+    assert device == "embedded0"
+    assert lib.aiordma_embedded_raise(EventType.PORT_ERR) == 0
+    try:
+        yield
+    finally:
+        assert lib.aiordma_embedded_raise(EventType.PORT_ACTIVE) == 0
+
+
+def check(error: BaseException) -> None:
+    assert isinstance(error, RouteError)
+    assert error.errno == errno.ENETDOWN
+    assert "port 1 of embedded0 is DOWN, not ACTIVE" in str(error)
+    assert str(error).count("Errno") == 1
+
+
+@pytest.mark.any_device
+async def test_this_sides_port(factory: ConnectionFactory) -> None:
+    async with await factory.listen() as listener:
+        with port_down(factory.device):
+            check(await ends(factory.connect(listener.port), RouteError))
+        client, server = await factory.both(listener)  # the port is up again
+        async with client, server:
+            with port_down(factory.device):  # over the TCP bootstrap: in-band
+                check(await ends(factory.connect(listener.port), RouteError))
+            await check_alive(client, server)
+
+
+@pytest.mark.any_device
+async def test_a_connection_that_is_prepared(factory: ConnectionFactory) -> None:
+    with port_down(factory.device):
+        check(await ends(prepare_connection(device=factory.device), RouteError))
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize("in_band", [False, True])
+async def test_the_listeners_port(
+    factory: ConnectionFactory, in_band: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peer is told.  Both ends use one port here, so it is down for handshakes alone."""
+
+    def active_port(context: Any, port_num: int) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        if "Acceptor" in getattr(task.get_coro(), "__qualname__", ""):
+            raise VerbsError(errno.ENETDOWN, "ibv_query_port", "port 1 of mlx5_0 is DOWN")
+        return route_lookup.active_port(context, port_num)
+
+    config = Config(in_band=in_band, connect_timeout=SMALL.connect_timeout)
+    async with await factory.listen(config) as listener:
+        client = await factory.connect(listener.port, config)
+        async with client, await listener.accept():
+            monkeypatch.setattr(connect_cm, "active_port", active_port)
+            monkeypatch.setattr(bring_up, "active_port", active_port)
+            error = await ends(factory.connect(listener.port, config), RejectedError)
+            assert "port 1 of mlx5_0 is DOWN" in str(error)
+            assert str(error).count("Errno") == 1
+
+
+@pytest.mark.any_device
+async def test_a_port_that_goes_down_keeps_its_connections(factory: ConnectionFactory) -> None:
+    """They wait for it, as long as their timeouts allow."""
+    async with factory.pair() as (client, server):
+        with port_down(factory.device):
+            sending = asyncio.create_task(client.send(b"x"))
+            await asyncio.sleep(0)
+        await sending
+        assert bytes(await server.recv()) == b"x"

@@ -1,0 +1,148 @@
+"""`reconnect` and a server that dies at any moment: the client comes back, and repeats nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aiordma import Config, RDMAError, reconnect
+from aiordma.errors import (
+    AddressError,
+    AuthenticationError,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    ConnectionManagerError,
+    DeviceNotFoundError,
+    HandshakeBrokenError,
+    ProtocolError,
+    RejectedError,
+    RouteError,
+    UnreachableError,
+    UnsupportedError,
+)
+from aiordma.reconnecting import is_temporary
+from tests.conftest import every_combination
+
+from .connection_factory import ConnectionFactory
+from .restarting import KEY
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = 4
+CONFIG = Config(close_timeout=0.2, connect_timeout=30, eager_size=1024, max_eager_size=1024)
+
+
+@pytest.mark.parametrize(
+    ("error", "temporary"),
+    [
+        (RejectedError(reason=8), True),
+        (AddressError("no such host"), True),
+        (RouteError("no route"), True),
+        (UnreachableError("no answer"), True),
+        (ConnectionManagerError("removed", event="RDMA_CM_EVENT_DEVICE_REMOVAL"), True),
+        (HandshakeBrokenError("after 3 bytes"), True),
+        (ConnectionBrokenError(), True),
+        (ConnectionClosedError(by_peer=True), True),
+        (ConnectionResetError(), True),
+        (ConnectionManagerError("through another device than the one that was named"), False),
+        (AuthenticationError("another key"), False),
+        (ProtocolError("not aiordma"), False),
+        (DeviceNotFoundError("mlx5_9"), False),
+        (UnsupportedError("RC"), False),
+        (ValueError("port 70000"), False),
+        (TypeError("a port as a string"), False),
+        (MemoryError(), False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_errors_that_a_restart_can_cause_are_temporary(error: Exception, temporary: bool) -> None:
+    assert is_temporary(error) is temporary
+
+
+class Restarting:
+    """`tests.transport.restarting`, with its log."""
+
+    def __init__(self, factory: ConnectionFactory, kills: int, log: Path) -> None:
+        self._log = log
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "tests.transport.restarting", factory.device,
+             factory.via, factory.host, str(kills), "7", str(log)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    async def number(self) -> int:
+        """The next number that it prints."""
+        assert self._process.stdout is not None
+        return int(await asyncio.to_thread(self._process.stdout.readline))
+
+    def executed(self) -> Counter[bytes]:
+        return Counter(self._log.read_bytes().split())
+
+    def end(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+@pytest.mark.time_limit(900)
+@pytest.mark.timeout(1000)
+async def test_restarts_under_load(
+    factory: ConnectionFactory, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """Every client comes back each time; what it sent once is executed at most once."""
+    kills = 200 if every_combination(pytestconfig) else 30
+    server = Restarting(factory, kills, tmp_path / "log")
+    confirmed: set[bytes] = set()
+    last_is_up = asyncio.Event()
+    try:
+        port = await server.number()
+
+        async def client(name: int) -> int:
+            numbers: Iterator[int] = itertools.count()
+            connections = 0
+            async for conn in reconnect(
+                factory.host,
+                port,
+                first_delay=0.01,
+                longest_delay=0.1,
+                device=factory.device,
+                via=factory.via,
+                config=CONFIG,
+                auth=KEY,
+            ):
+                connections += 1
+                try:
+                    while True:
+                        last = last_is_up.is_set()
+                        data = b"%d.%d" % (name, next(numbers))  # never the same twice
+                        await conn.send(data)
+                        with await conn.recv() as answer:
+                            assert answer == data
+                        confirmed.add(data)
+                        if last:
+                            return connections
+                except (ConnectionError, RDMAError):
+                    continue
+            raise AssertionError("reconnect ended without an error")
+
+        clients = [asyncio.create_task(client(name)) for name in range(CLIENTS)]
+        hits = asyncio.create_task(server.number())
+        await asyncio.wait([hits, *clients], return_when=asyncio.FIRST_COMPLETED)
+        for task in clients:
+            if task.done():
+                task.result()
+        assert hits.result() >= kills // 3, "no test of handshakes"
+        last_is_up.set()
+        for connections in await asyncio.gather(*clients):
+            assert connections > 1
+    finally:
+        server.end()
+    executed = server.executed()
+    assert max(executed.values()) == 1
+    assert confirmed <= executed.keys()

@@ -1,0 +1,137 @@
+"""Keys of shares whose bind waits: the embedded device stops a send queue between two requests."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from aiordma import verbs
+from aiordma._transport import share_keys
+
+from .connection_factory import (
+    ALL,
+    BUSY,
+    SMALL,
+    ConnectionFactory,
+    at_rest,
+    barrier,
+    check_alive,
+    lease_over,
+    yield_loop,
+)
+from .marks import one_loop
+from .test_keys_of_others import refused
+from .test_leases import computes_until_revoked
+
+
+@pytest.mark.parametrize("held", ["in the send queue", "in the backlog"])
+@pytest.mark.parametrize("how", ["revoked", "cancelled"])
+@one_loop
+async def test_revoked_before_its_bind(factory: ConnectionFactory, held: str, how: str) -> None:
+    """The bind of a window waits in the send queue: the share ends, and the connection goes on."""
+    async with factory.pair() as (client, server):
+        qp = server._endpoint.qp
+        assert qp is not None
+        await check_alive(client, server)  # these messages have windows, which they keep
+        await at_rest(client, server)
+        before = verbs.live()
+        qp.modify(qp_state=verbs.QPState.SQD)
+        queued = SMALL.send_queue if held == "in the backlog" else 0
+        with server.alloc(8) as buffer, server.alloc(8) as other:
+            earlier = [server.share(other) for _ in range(queued)]
+            if how == "revoked":
+                share = server.share(buffer, access=ALL)
+                share.revoke()
+                assert share.revoked
+                token = share.token
+            else:
+                sharing = asyncio.create_task(server.send_region(buffer, access=ALL))
+                await yield_loop(3)
+                [share] = set(server._sharing._shares.values()) - set(earlier)
+                token = share.token
+                sharing.cancel()
+                with suppress(asyncio.CancelledError):
+                    await sharing
+            qp.modify(qp_state=verbs.QPState.RTS)
+            for share in earlier:
+                await share.ready()
+                share.revoke()
+            await barrier(server)
+            await check_alive(client, server)
+            assert verbs.live() == before
+            await refused(factory, client.read(client.open_region(token), bytearray(8)))
+
+
+@one_loop
+async def test_a_lease_ends_before_the_owner_has_seen_its_bind(factory: ConnectionFactory) -> None:
+    """For a loop that computes the bind is under way; the token may have gone by another way."""
+    async with factory.pair() as (client, server):
+        await check_alive(client, server)
+        with server.alloc(8) as buffer:
+            share = server.share(buffer, access=ALL, lease=0.05)
+            computes_until_revoked(share)
+            assert server._sharing.shared == 1  # this is the loop's to do
+            await barrier(server)
+            assert server._sharing.shared == 0
+            await check_alive(client, server)
+            token = replace(share.token, lease_ms=0)  # for a peer that does not keep to it
+            await refused(factory, client.read(client.open_region(token), bytearray(8)))
+
+
+@pytest.mark.parametrize("held", ["in the send queue", "in the backlog"])
+@one_loop
+async def test_a_lease_ends_before_its_bind(
+    factory: ConnectionFactory, held: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection goes on: where a loop runs, and where the bind has not been posted."""
+    if held == "in the send queue":
+        monkeypatch.setattr(share_keys, "GRACE", 10 * BUSY)
+    async with factory.pair() as (client, server):
+        qp = server._endpoint.qp
+        assert qp is not None
+        await check_alive(client, server)
+        await at_rest(client, server)
+        before = verbs.live()
+        qp.modify(qp_state=verbs.QPState.SQD)
+        queued = SMALL.send_queue if held == "in the backlog" else 0
+        with server.alloc(8) as buffer, server.alloc(8) as other:
+            earlier = [server.share(other) for _ in range(queued)]
+            share = server.share(buffer, access=ALL, lease=0.001)
+            if held == "in the backlog":
+                computes_until_revoked(share)
+            else:
+                await lease_over(share, factory.slow)
+            assert share.revoked
+            qp.modify(qp_state=verbs.QPState.RTS)
+            for each in earlier:
+                await each.ready()
+                each.revoke()
+            await share.ready()
+            await barrier(server)
+            await check_alive(client, server)
+            assert verbs.live() == before
+            token = replace(share.token, lease_ms=0)
+            await refused(factory, client.read(client.open_region(token), bytearray(8)))
+
+
+@one_loop
+async def test_a_lease_begins_with_its_key(factory: ConnectionFactory) -> None:
+    """However long the bind waits: `send_region` does not share what has ended."""
+    async with factory.pair() as (client, server):
+        qp = server._endpoint.qp
+        assert qp is not None
+        await at_rest(client, server)
+        qp.modify(qp_state=verbs.QPState.SQD)
+        with server.alloc(8) as buffer:
+            sharing = asyncio.create_task(server.send_region(buffer, lease=0.001))
+            await asyncio.sleep(0.005)  # longer than the lease
+            [share] = server._sharing._shares.values()
+            assert not share.revoked
+            qp.modify(qp_state=verbs.QPState.RTS)
+            assert await sharing is share
+            await client.recv_region()
+            await lease_over(share, factory.slow)
+        await check_alive(client, server)

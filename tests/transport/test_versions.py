@@ -1,0 +1,67 @@
+"""Peers of another release, whose handshake has another version: both sides are told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from aiordma import cm, verbs
+from aiordma._core.handshake import ENDPOINT_SIZE
+from aiordma._core.refusal import REFUSAL_SIZE, unpack_refusal
+from aiordma._transport.connect_tcp import MAGIC
+from aiordma._transport.tcp_link import REFUSED
+
+from .connection_factory import ConnectionFactory, hello
+from .marks import by_cm, by_tcp, one_loop
+from .raw_peer import raw_request
+
+pytestmark = [one_loop, pytest.mark.any_device]
+
+OTHER = "the peer speaks version 1, this side version 2; run the same release of aiordma on both"
+VERSION = 4  # where it stands, in a hello and in an endpoint
+
+
+def version_1(data: bytes) -> bytes:
+    return data[:VERSION] + b"\1" + data[VERSION + 1 :]
+
+
+@by_tcp
+async def test_by_an_exchange_over_tcp(
+    factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with verbs.open_device(factory.device) as context, context.alloc_pd() as pd:
+        cq = context.create_cq(1)
+        qp = pd.create_qp(cq, cq, verbs.QPCapabilities(1, 1))
+        endpoint = qp.endpoint(context.find_gid(factory.host)).pack()
+        qp.close()
+        cq.close()
+    assert len(endpoint) == ENDPOINT_SIZE
+    async with factory.witness(), await factory.listen() as listener:
+        reader, writer = await asyncio.open_connection(factory.host, listener.port)
+        writer.write(MAGIC + version_1(endpoint) + version_1(hello().pack()))
+        async with factory.within(5):
+            answer = await reader.readexactly(len(REFUSED) + REFUSAL_SIZE)
+            assert not await reader.read()
+        writer.close()
+        assert answer.startswith(REFUSED)
+        assert unpack_refusal(answer[len(REFUSED) :]) == f"endpoint: {OTHER}"
+        assert OTHER in caplog.text
+
+
+@by_cm
+async def test_by_the_connection_manager(
+    factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with (
+        factory.witness(),
+        await factory.listen() as listener,
+        factory.within(5),
+        raw_request(factory, listener.port, version_1(hello().pack())) as (_, event),
+    ):
+        assert event.type is cm.EventType.REJECTED
+        assert unpack_refusal(event.private_data) == f"hello: {OTHER}"
+        assert OTHER in caplog.text
