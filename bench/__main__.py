@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from . import (
     connecting,
     connections,
     cost,
+    encryption,
     imports,
     instructions,
     latency,
@@ -28,6 +30,7 @@ from . import (
 from .lanes import TURNS, Comparison, Options
 from .machine import facts
 from .results import Results, markdown
+from .ways import DEVICE
 
 HERE = Path(__file__).parent
 SAVED = "results.json"
@@ -40,6 +43,7 @@ COMPARISONS: dict[str, Comparison] = {
     "styles": styles.COMPARISON,
     "one_sided": one_sided.COMPARISON,
     "connections": connections.COMPARISON,
+    "encryption": encryption.COMPARISON,
     "perftest": perftest.COMPARISON,
     "imports": imports.COMPARISON,
     "softroce": softroce.COMPARISON,
@@ -90,6 +94,7 @@ def save(results: Results, folder: Path) -> None:
 
 
 def main() -> None:
+    os.environ.setdefault("AIORDMA_DEVICE", DEVICE)  # chosen, so that nothing warns of software
     if sys.argv[1:] and sys.argv[1] in APART:
         APART[sys.argv[1]](sys.argv[2:])
         return

@@ -16,6 +16,7 @@ from . import streaming
 from .ways import DEVICE, ENOUGH, HOST, Place
 
 AWAKE, ASLEEP = b"awake", b"asleep"
+KEY = b"of both sides of a measurement"
 MEMORY = 1 << 20  # bytes that the server lets its clients reach
 
 
@@ -119,16 +120,25 @@ class RDMAClient:
 
 @dataclass(frozen=True)
 class OverRDMA:
-    """`via`, `polling` (seconds; None: as it comes) and `in_band` are those of aiordma."""
+    """`via`, `polling` (seconds; None: as it comes), `in_band` and `encrypt` are those of aiordma.
+
+    What encrypts shares no memory, so it has no service for that.
+    """
 
     via: Literal["cm", "tcp"] = "cm"
     polling: float | None = None
     in_band: bool = True
+    encrypt: bool = False
 
     @property
     def config(self) -> aiordma.Config:
         config = aiordma.Config(in_band=self.in_band)
         return config if self.polling is None else replace(config, polling=self.polling)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        security = {"auth": KEY, "encrypt": True} if self.encrypt else {}
+        return {"device": DEVICE, "via": self.via, "config": self.config, **security}
 
     def prepare(self, data: bytes) -> bytes:
         return data
@@ -138,15 +148,12 @@ class OverRDMA:
         async with AsyncExitStack() as stack:
             places: dict[str, Place] = {}
             for name, service in SERVICES.items():
-                server = await aiordma.start_server(
-                    service, HOST, device=DEVICE, via=self.via, config=self.config
-                )
+                server = await aiordma.start_server(service, HOST, **self.options)
                 places[name] = (await stack.enter_async_context(server)).port
             yield places
 
     @asynccontextmanager
     async def connect(self, place: Place) -> AsyncIterator[RDMAClient]:
         assert isinstance(place, int)
-        conn = await aiordma.connect(HOST, place, device=DEVICE, via=self.via, config=self.config)
-        async with conn:
+        async with await aiordma.connect(HOST, place, **self.options) as conn:
             yield RDMAClient(conn)

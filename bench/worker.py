@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "aiordma": ("over_rdma", "OverRDMA", {}),
     "aiordma sleeping": ("over_rdma", "OverRDMA", {"polling": 0}),
+    "aiordma encrypted": ("over_rdma", "OverRDMA", {"encrypt": True}),
     "aiordma exchange": ("over_rdma", "OverRDMA", {"via": "tcp"}),
     "aiordma exchange, a socket each": ("over_rdma", "OverRDMA", {"via": "tcp", "in_band": False}),
     "TCP protocol": ("over_sockets", "OverProtocol", {}),
