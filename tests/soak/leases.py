@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import replace
 from typing import ClassVar
 
-from aiordma import ConnectionBrokenError
+from aiordma import ConnectionBrokenError, RemoteRegion
 from aiordma.errors import RemoteAccessError
 from aiordma.mr_pool import LocalMemory
 from tests.transport.connection_factory import lease_over
@@ -32,6 +32,13 @@ BESIDE = 1016
 
 def how_it_ends(plan: Plan) -> str:
     return plan.chance("how it ends").choice(HOW)
+
+
+def disobey(remote: RemoteRegion) -> None:
+    """From now on its user takes no notice of the lease: the owner's device has to."""
+    remote.deadline, remote.usable = 0.0, True
+    for told in ("take_back", "lease_from"):
+        setattr(remote, told, lambda *_: None)
 
 
 class Leases(Memory):
@@ -97,6 +104,7 @@ class Leases(Memory):
             remote = await conn.recv_region()
             if len(remote) != size:
                 raise Wrong(f"{size} bytes were to be shared, not {remote!r}")
+        disobey(remote)
         ends = await asyncio.gather(
             *(
                 Lane(self, remote, lane, plan.chance("lane", lane)).until_refused()

@@ -35,13 +35,12 @@ from bench.footprint import footprint, peak
 from .cutting import cut_short
 from .kept import Kept
 from .pattern import Patterns
-from .plan import CLIENT, CONFIGS, SERVER, Plan, patient
+from .plan import CLIENT, CONFIGS, SECURITY, SERVER, Plan, patient
 from .session import ENDS, as_planned, stream, talk, told
 from .stranger import Stranger
 from .tally import Tally
 from .tls import NAME, serving, trusting
 
-KEY = b"known to all processes of a soak"
 T = TypeVar("T")
 
 STREAMS = ("stream", "tls")
@@ -92,7 +91,7 @@ class Peer:
                     self._host,
                     via=via,
                     config=patient(config),
-                    auth=KEY if name == "small" else None,
+                    **SECURITY[name],
                     **where,
                 )
                 self._servers.append(server)
@@ -298,7 +297,7 @@ class Peer:
                 device=self._device,
                 via=via,
                 config=patient(CONFIGS[plan.config]),
-                auth=KEY if plan.config == "small" else None,
+                **SECURITY[plan.config],
             )
 
         conn = await self._begun(chance, connect)

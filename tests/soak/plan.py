@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 from aiordma import Config
 
@@ -28,6 +29,8 @@ BORDERS = (0, 1, 1016, 1024, 4096, 8184, 8192, 64 << 10, 1 << 20, 4 << 20, 8 << 
 # The approximate bytes that one end of a connection sends.
 BUDGET = 48 << 20
 
+KEY = b"known to all processes of a soak"
+
 CONFIGS = {
     "default": Config(pool_limit=1 << 30),
     # Limits that are reached soon, and a short keep-alive.
@@ -41,6 +44,14 @@ CONFIGS = {
         keep_alive=0.5,
         pool_limit=1 << 30,
     ),
+    "sealed": Config(pool_limit=1 << 30),
+}
+
+SECURITY: dict[str, dict[str, Any]] = {
+    "default": {},
+    "small": {"auth": KEY},
+    # Operations on memory are a part of the plans.
+    "sealed": {"auth": KEY, "encrypt": "messages"},
 }
 
 

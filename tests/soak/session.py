@@ -10,6 +10,7 @@ from aiordma import (
     Connection,
     ConnectionBrokenError,
     ConnectionClosedError,
+    LeaseEndedError,
     WorkCompletionError,
 )
 
@@ -21,7 +22,8 @@ from .plan import CLIENT, Plan
 from .streams import Stream
 from .tally import Tally
 
-ENDS = (ConnectionBrokenError, ConnectionClosedError, WorkCompletionError)
+# An owner that leaves takes back what it shared.
+ENDS = (ConnectionBrokenError, ConnectionClosedError, LeaseEndedError, WorkCompletionError)
 PARTS: dict[str, type[Messages | Memory]] = {
     "messages": Messages,
     "memory": Memory,

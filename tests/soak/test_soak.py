@@ -27,8 +27,7 @@ from .kept import PER_LOCAL_PEER, Kept
 from .leases import HOW, REVOKED, Leases, how_it_ends
 from .memory import ALL, COUNTER, LANES, parts, stretch
 from .pattern import LARGEST, Patterns, Wrong, write_patterns
-from .peer import KEY
-from .plan import CLIENT, ENDINGS, KINDS, SERVER, Plan
+from .plan import CLIENT, ENDINGS, KEY, KINDS, SERVER, Plan
 from .session import as_planned, causes
 from .tally import Tally
 
