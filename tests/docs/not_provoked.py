@@ -9,16 +9,12 @@ _COMPILED = "no class can stand in for a compiled one: tests/transport/test_mess
 
 NOT_PROVOKED: dict[tuple[str, str], str] = {
     ("_datapath.message.Message", "BufferStateError"): _COMPILED,
-    ("_transport.sharing.Share.revoke", "RemoteAccessError"): _OF_THE_PEER,
+    ("_transport.shares.Share.revoke", "RemoteAccessError"): _OF_THE_PEER,
     ("cm.lookup.get_devices", "VerbsError"): "there is always the device that the tests run on",
     ("testing.check_leaks", "AssertionError"): _OF_THE_BLOCK,
     ("testing.faults", "BusyError"): _OF_THE_BLOCK,
     ("testing.faults", "UnsupportedError"): _OF_THE_BLOCK,
     ("testing.faults", "ValueError"): _OF_THE_BLOCK,
-    ("transport.connect", "RouteError"): (
-        "neither device has an address with a device but without a route; the event that leads to"
-        " it is told from others in tests/cm/test_events.py"
-    ),
     ("transport.start_server", "ConnectionError"): (
         "the user's handler raises it, and it is logged: tests/transport/test_server.py"
     ),
