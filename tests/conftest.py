@@ -198,6 +198,7 @@ DEVIATIONS: dict[str, frozenset[str]] = {
             "a refused invalidation is acknowledged",
             "a refused local invalidation is a queue pair error",
             "a multicast message does not come back to its host",
+            "the kernel takes the hop limit of the route",
         }
     ),
 }
