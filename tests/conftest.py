@@ -199,6 +199,7 @@ DEVIATIONS: dict[str, frozenset[str]] = {
             "a refused local invalidation is a queue pair error",
             "a multicast message does not come back to its host",
             "the kernel takes the hop limit of the route",
+            "the service level is not kept",
         }
     ),
 }
