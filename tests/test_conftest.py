@@ -20,7 +20,8 @@ from tests.conftest import LACKS, every_combination
 ROOT = Path(__file__).parents[1]
 
 
-def pytest_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def pytest_run(*arguments: str, below: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run pytest; a conftest.py that lies above ``below`` is another's and is not loaded."""
     command = [
         sys.executable,
         "-m",
@@ -30,6 +31,7 @@ def pytest_run(*arguments: str) -> subprocess.CompletedProcess[str]:
         "-p",
         "no:cacheprovider",
         "-q",
+        f"--confcutdir={below}",
         *arguments,
     ]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -78,7 +80,8 @@ def broken(tmp_path: Path) -> Path:
 
 @pytest.mark.any_device
 def test_leaks_and_wrong_expectations_fail(broken: Path, device_name: str) -> None:
-    done = pytest_run("-p", "tests.conftest", "--device", device_name, str(broken))
+    arguments = "-p", "tests.conftest", "--device", device_name, str(broken)
+    done = pytest_run(*arguments, below=broken.parent)
     assert "/dev/null" in done.stdout
     assert "Context: 0 before, 1 after" in done.stdout
     assert re.search(r"^E +thread \d+: kept$", done.stdout, re.MULTILINE)
@@ -92,10 +95,11 @@ def test_what_asks_for_no_device_is_not_repeated(tmp_path: Path) -> None:
     path = tmp_path / "test_pure.py"
     path.write_text("def test_fails():\n    raise LookupError\n")
     arguments = "-v", "-p", "tests.conftest", str(path), "--device"
-    elsewhere = pytest_run(*arguments, "nobody0")
+    elsewhere = pytest_run(*arguments, "nobody0", below=tmp_path)
     assert elsewhere.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "1 tests to which this run makes no difference are not repeated" in elsewhere.stdout
-    assert pytest_run(*arguments, "embedded0").returncode == pytest.ExitCode.TESTS_FAILED
+    here = pytest_run(*arguments, "embedded0", below=tmp_path)
+    assert here.returncode == pytest.ExitCode.TESTS_FAILED
 
 
 def test_growth() -> None:
@@ -150,7 +154,7 @@ def coroutines(tmp_path_factory: pytest.TempPathFactory) -> str:
         "async def test_too_long():\n"
         "    await asyncio.get_running_loop().create_future()\n"
     )
-    return pytest_run("-p", "tests.conftest", "-rA", str(path)).stdout
+    return pytest_run("-p", "tests.conftest", "-rA", str(path), below=path.parent).stdout
 
 
 def test_coroutines_that_must_fail(coroutines: str) -> None:

@@ -57,7 +57,7 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path) -> None:
     (tmp_path / "test_counting.py").write_text(match["program"])
     (tmp_path / "pyproject.toml").write_text(match["toml"])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q"],
+        [sys.executable, "-m", "pytest", "-q", "--confcutdir=."],
         env={**os.environ, "AIORDMA_DEVICE": "embedded0", "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         capture_output=True,
