@@ -209,16 +209,15 @@ class Sharing:
             answer = protocol.Error(request.request_id, code.INTERNAL, cause_text(error))
         else:
             self._shares[loan.region_id] = loan
-            loan.lease_from_now(lease)
             self._lent_bytes += request.length
-            loan.on_ready(partial(self._grant, request.request_id, loan))
+            loan.on_ready(partial(self._grant, request.request_id, loan, lease))
             return
         self._messages.send_control(answer)
 
-    def _grant(self, request_id: int, loan: Loan) -> None:
+    def _grant(self, request_id: int, loan: Loan, lease: float | None) -> None:
         answer: protocol.Message = protocol.RegionGrant(request_id, loan.token)
-        if loan.revoked:
-            text = "the lease ended before it began"
+        if not loan.lease_from_now(lease):  # begins when the peer can use it
+            text = "the loan ended before it began"
             answer = protocol.Error(request_id, protocol.ErrorCode.INTERNAL, text)
         self._messages.send_control(answer)
 

@@ -219,6 +219,27 @@ async def test_who_may_renew(factory: ConnectionFactory) -> None:
 
 
 @one_loop
+async def test_the_lease_of_a_loan_begins_when_it_can_be_used(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long its owner is busy before: a refusal would be the machine's fault."""
+    on_ready = Share.on_ready
+    short = 1e-3
+
+    def ready_late(share: Share, callback: Callable[[], None]) -> None:
+        def late() -> None:
+            time.sleep(20 * short)
+            callback()
+
+        on_ready(share, late)
+
+    monkeypatch.setattr(Share, "on_ready", ready_late)
+    async with factory.pair() as (_, client):
+        remote = await client.request_region(100, lease=short)
+        assert len(remote) == 100
+
+
+@one_loop
 async def test_the_limit_on_leases_that_are_asked_for(factory: ConnectionFactory) -> None:
     async with factory.pair(SMALL, server=replace(SMALL, max_lease=LONG)) as (client, server):
         for asked in (None, 2 * LONG, LONG, LONG / 2):
