@@ -142,7 +142,7 @@ async def test_a_listener_ends_with_its_device(
             assert error.device == factory.device
             assert repr(listener) in str(error)
             assert error.__cause__ is not None
-        (record,) = caplog.records
+        (record,) = (one for one in caplog.records if one.name == "aiordma.transport")
         assert "device" in record.getMessage()
     await ends(listener.accept(), DeviceEventError)
     await client.close()

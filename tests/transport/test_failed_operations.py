@@ -19,7 +19,7 @@ from aiordma.errors import (
 )
 
 from .connection_factory import ConnectionFactory, ends, give, pattern, shared, yield_loop
-from .marks import one_loop
+from .marks import counts_turns, one_loop
 
 ADVICE = (
     "the peer does not allow this access to its memory: wrong or withdrawn rkey, outside the "
@@ -27,6 +27,7 @@ ADVICE = (
 )
 
 
+@counts_turns  # the second operation is posted before the first has failed
 @one_loop
 async def test_a_write_and_what_is_flushed_behind_it(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server), shared(server, client, 8192) as (_, remote):
