@@ -13,6 +13,8 @@
 
 #include "verbs.h"
 
+#include "newer.h"
+
 #include "rdma_cma.h"
 
 #include "efadv.h"

@@ -126,7 +126,8 @@ enum ibv_odp_transport_cap_bits {
 	IBV_ODP_SUPPORT_WRITE = 1 << 2,
 	IBV_ODP_SUPPORT_READ = 1 << 3,
 	IBV_ODP_SUPPORT_ATOMIC = 1 << 4,
-	IBV_ODP_SUPPORT_SRQ_RECV = 1 << 5
+	IBV_ODP_SUPPORT_SRQ_RECV = 1 << 5,
+	IBV_ODP_SUPPORT_FLUSH = 1 << 6
 };
 
 enum ibv_odp_general_caps { IBV_ODP_SUPPORT = 1 << 0, IBV_ODP_SUPPORT_IMPLICIT = 1 << 1 };
@@ -369,7 +370,8 @@ enum ibv_wc_opcode {
 	IBV_WC_BIND_MW,
 	IBV_WC_LOCAL_INV,
 	IBV_WC_TSO,
-	IBV_WC_ATOMIC_WRITE = 9,
+	IBV_WC_FLUSH,
+	IBV_WC_ATOMIC_WRITE,
 	IBV_WC_RECV = 1 << 7,
 	IBV_WC_RECV_RDMA_WITH_IMM,
 	IBV_WC_TM_ADD,
@@ -535,6 +537,8 @@ enum ibv_access_flags {
 	IBV_ACCESS_ZERO_BASED = 1 << 5,
 	IBV_ACCESS_ON_DEMAND = 1 << 6,
 	IBV_ACCESS_HUGETLB = 1 << 7,
+	IBV_ACCESS_FLUSH_GLOBAL = 1 << 8,
+	IBV_ACCESS_FLUSH_PERSISTENT = 1 << 9,
 	IBV_ACCESS_RELAXED_ORDERING = 1 << 20
 };
 
@@ -825,6 +829,7 @@ enum ibv_qp_create_send_ops_flags {
 	IBV_QP_EX_WITH_BIND_MW = 1 << 8,
 	IBV_QP_EX_WITH_SEND_WITH_INV = 1 << 9,
 	IBV_QP_EX_WITH_TSO = 1 << 10,
+	IBV_QP_EX_WITH_FLUSH = 1 << 11,
 	IBV_QP_EX_WITH_ATOMIC_WRITE = 1 << 12
 };
 
@@ -983,7 +988,8 @@ enum ibv_wr_opcode {
 	IBV_WR_SEND_WITH_INV,
 	IBV_WR_TSO,
 	IBV_WR_DRIVER1,
-	IBV_WR_ATOMIC_WRITE = 15
+	IBV_WR_FLUSH = 14,
+	IBV_WR_ATOMIC_WRITE
 };
 
 enum ibv_send_flags {

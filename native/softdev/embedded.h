@@ -11,6 +11,9 @@ const struct aiordma_calls *aiordma_embedded_calls(void);
 
 /* ---- events, faults, traces ------------------------------------------------------------------ */
 
+/* Of these, a program under `aiordma run` finds aiordma_embedded_raise, aiordma_embedded_faults and
+ * aiordma_embedded_fault_count by dlsym(3): docs/ci-without-hardware.md. */
+
 /* For tests: brings an event about in the embedded device of this process, and tells it to every open
  * context (ibv_get_async_event(3)).  What the event says really happens:
  *  - IBV_EVENT_PORT_ERR: the port is down (ibv_query_port).  No stream is read, written, made or
@@ -73,6 +76,10 @@ int aiordma_embedded_faults(const char *spec, char *error, size_t room);
 
 /* What has been injected so far. */
 void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts);
+
+/* One of them by its name, "lost" or any other member of the structure; -1 when there is none of
+ * that name.  For programs under `aiordma run`: with another version of the structure, too. */
+int64_t aiordma_embedded_fault_count(const char *name);
 
 /* The trace of the embedded device in this process (docs/trace.md): lines of JSON behind what is in
  * the file `path`, in which %p stands for the number of the process; when another process is

@@ -22,11 +22,17 @@
 #include "embedded.h"
 
 /* Every call of the table is a function soft_<name>; the table is put together in softdev.c.  They
- * alone are visible outside: the library of preload.c gives each of them the public name of the
- * call. */
+ * are visible outside: the library of preload.c gives each of them the public name of the call. */
 #define CALL(library, result, name, arguments)                                                     \
 	__attribute__((visibility("default"))) result soft_##name arguments;
 #include "abi/calls.h"
 #undef CALL
+
+/* And of embedded.h what programs under `aiordma run` look up. */
+#define VISIBLE(name) extern __typeof__(name) name __attribute__((visibility("default")))
+VISIBLE(aiordma_embedded_raise);
+VISIBLE(aiordma_embedded_faults);
+VISIBLE(aiordma_embedded_fault_count);
+#undef VISIBLE
 
 #endif

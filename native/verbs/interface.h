@@ -12,11 +12,11 @@ int aiordma_system_calls(const struct aiordma_calls **calls, char *error, size_t
 
 /* One send-queue work request of any kind: members that no kind has in common share their place.
  * imm_data is in host byte order here.  The SGEs are sges[first_sge .. first_sge + num_sge) of the
- * array given beside; an atomic and an atomic write have one, BIND_MW and LOCAL_INV none. */
+ * array given beside; an atomic and an atomic write have one, BIND_MW, LOCAL_INV and FLUSH none. */
 struct aiordma_send {
 	uint64_t wr_id;
 	union {
-		uint64_t remote_addr; /* writes, reads, atomics */
+		uint64_t remote_addr; /* writes, reads, atomics, FLUSH */
 		uint64_t ah; /* UD: struct ibv_ah * */
 		uint64_t mw; /* BIND_MW: struct ibv_mw * */
 	};
@@ -29,9 +29,12 @@ struct aiordma_send {
 		uint64_t swap; /* compare and swap */
 		uint64_t bind_addr; /* BIND_MW */
 	};
-	uint64_t bind_length;
 	union {
-		uint32_t rkey; /* writes, reads, atomics; BIND_MW: the new key */
+		uint64_t bind_length;
+		uint64_t flush_length;
+	};
+	union {
+		uint32_t rkey; /* writes, reads, atomics, FLUSH; BIND_MW: the new key */
 		uint32_t remote_qpn; /* UD */
 	};
 	union {
@@ -47,8 +50,14 @@ struct aiordma_send {
 	uint32_t send_flags; /* enum ibv_send_flags */
 	uint32_t first_sge;
 	uint32_t num_sge;
-	uint16_t tso_header_size;
-	uint16_t tso_mss;
+	union {
+		uint16_t tso_header_size;
+		uint16_t flush_types; /* enum ibv_placement_type */
+	};
+	union {
+		uint16_t tso_mss;
+		uint16_t flush_level; /* enum ibv_selectivity_level */
+	};
 };
 
 /* Posts `count` work requests with as few doorbells as the chain allows (blocks of 64).

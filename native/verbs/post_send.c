@@ -156,9 +156,31 @@ static int set_data(struct ibv_qp_ex *qp, const struct aiordma_send *send,
 	return 0;
 }
 
+/* A queue pair that has been made for it has the newer struct. */
+static int build_flush(struct ibv_qp_ex *qp, const struct aiordma_send *send)
+{
+	const struct ibv_qp_ex_newer *newer = (const struct ibv_qp_ex_newer *)qp;
+
+	if (!newer->wr_flush)
+		return EOPNOTSUPP;
+	newer->wr_flush(qp, send->rkey, send->remote_addr, send->flush_length,
+			(uint8_t)send->flush_types, (uint8_t)send->flush_level);
+	return 0;
+}
+
+static int set_peer(struct ibv_qp_ex *qp, const struct aiordma_send *send)
+{
+	if (qp->qp_base.qp_type == IBV_QPT_UD)
+		BUILD(wr_set_ud_addr, pointer(send->ah), send->remote_qpn, send->remote_qkey);
+	else if (qp->qp_base.qp_type == IBV_QPT_XRC_SEND)
+		BUILD(wr_set_xrc_srqn, send->remote_srqn);
+	return 0;
+}
+
 static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const struct ibv_sge *sges)
 {
 	struct ibv_mw_bind_info info;
+	int rc;
 
 	qp->wr_id = send->wr_id;
 	/* Inline is not a flag here but another setter; rdma_rxe's needs the flag all the same. */
@@ -209,14 +231,14 @@ static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const st
 		BUILD(wr_atomic_write, send->rkey, send->remote_addr,
 		      pointer(sges[send->first_sge].addr));
 		return 0;
+	case IBV_WR_FLUSH:
+		rc = build_flush(qp, send);
+		return rc ? rc : set_peer(qp, send);
 	default:
 		return EOPNOTSUPP;
 	}
-	if (qp->qp_base.qp_type == IBV_QPT_UD)
-		BUILD(wr_set_ud_addr, pointer(send->ah), send->remote_qpn, send->remote_qkey);
-	else if (qp->qp_base.qp_type == IBV_QPT_XRC_SEND)
-		BUILD(wr_set_xrc_srqn, send->remote_srqn);
-	return set_data(qp, send, sges);
+	rc = set_peer(qp, send);
+	return rc ? rc : set_data(qp, send, sges);
 }
 
 /* All or nothing: wr_complete either takes everything since wr_start or drops it. */

@@ -25,9 +25,17 @@ static void *open_library(const struct library *library, char *error, size_t err
 {
 	void *handle = dlopen(library->soname, RTLD_NOW | RTLD_LOCAL);
 
-	if (!handle)
+	if (!handle) {
 		snprintf(error, error_size, "library %s cannot be loaded (%s); install %s",
 			 library->soname, dlerror(), library->packages);
+	} else if (dlsym(handle, "aiordma_run")) { /* native/preload */
+		snprintf(error, error_size,
+			 "library %s is the embedded device under `aiordma run`; without that "
+			 "command "
+			 "it is the system's",
+			 library->soname);
+		handle = NULL;
+	}
 	return handle;
 }
 

@@ -7,7 +7,7 @@ the same names.  One line per fact, for instance `struct ibv_sge.lkey offset 12 
 
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 # No stubs exist; it comes with cffi, which reads the same headers with it.
@@ -99,14 +99,23 @@ def is_integer(declaration: c_ast.Node) -> bool:
     )
 
 
-def program(headers: Sequence[Path]) -> str:
-    """The C program, without the `#include` that gives it the declarations."""
+def program(headers: Sequence[Path], without: Collection[str] = ()) -> str:
+    """The C program, without the `#include` that gives it the declarations, and some constants."""
     lister = Lister()
     defines, tree = parse("".join(path.read_text() for path in headers))
     lister.visit(tree)
     lister.statements += [f"CONSTANT({name})" for name in defines]
-    body = "\n".join(f"\t{statement};" for statement in lister.statements)
+    left_out = {f"CONSTANT({name})" for name in without}
+    kept = [statement for statement in lister.statements if statement not in left_out]
+    body = "\n".join(f"\t{statement};" for statement in kept)
     return f"{PROGRAM}\nint main(void)\n{{\n{body}\n\treturn 0;\n}}\n"
+
+
+def preprocessed(declarations: str) -> str:
+    """The declarations that `#include` lines give."""
+    command = ["cc", "-std=gnu11", "-E", "-P", "-"]
+    done = subprocess.run(command, input=declarations, capture_output=True, text=True, check=False)
+    return done.stdout  # where it fails, the program will not compile either
 
 
 class CompileError(Exception):

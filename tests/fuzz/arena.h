@@ -35,7 +35,7 @@ static const struct area {
 	bool changes; /* a peer may write there */
 	bool secret;
 } areas[AREAS] = {
-	[AREA_OPEN] = {PAGE + GAP, OPEN_SIZE, ALL_RIGHTS, true, false},
+	[AREA_OPEN] = {PAGE + GAP, OPEN_SIZE, ALL_RIGHTS | IBV_ACCESS_FLUSH_GLOBAL, true, false},
 	[AREA_READ] = {OPEN_SIZE + 3 * PAGE + GAP, PAGE - 2 * GAP, IBV_ACCESS_REMOTE_READ, false,
 		       false},
 	[AREA_WRITE] = {OPEN_SIZE + 5 * PAGE + GAP, PAGE - 2 * GAP,

@@ -332,7 +332,6 @@ static void say_sidr(const uint8_t *r)
 		.qpn = fuzz16(r + 2),
 		.qkey = RDMA_UDP_QKEY,
 		.status = r[4] & 7,
-		.lid = r[5],
 	};
 	size_t length = soft_sidr_encode(&message, bytes);
 	uint8_t heard[SOFT_SIDR_MAX];

@@ -29,7 +29,8 @@ static struct world {
 	struct ibv_mr *mr;
 	struct ibv_ah *ah;
 	struct side victims[VICTIMS];
-	int unknown; /* a UDP socket at 127.0.0.1 */
+	int unknown; /* a UDP socket at 127.0.0.1, */
+	uint32_t number; /* from whose port these QP numbers may come */
 	struct sockaddr_in device;
 	union ibv_gid own, other;
 	uint64_t posted, right; /* receives; messages that may be taken */
@@ -53,21 +54,20 @@ static void bring_up_ud(struct side *side)
 static void open_world(void)
 {
 	struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	struct ibv_port_attr port;
-	struct ibv_ah_attr path = {.port_num = 1};
+	struct ibv_ah_attr path = {.is_global = 1, .port_num = 1};
 
+	world.own = (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}};
+	path.grh.dgid = world.own;
 	world.context = open_device();
 	CHECK(world.pd = verbs->ibv_alloc_pd(world.context));
 	CHECK(world.cq = verbs->ibv_create_cq(world.context, 256, NULL, NULL, 0));
-	CHECK_EQUAL(verbs->ibv_query_port(world.context, 1, (struct _compat_ibv_port_attr *)&port),
-		    0);
-	path.dlid = port.lid;
 	CHECK(world.ah = verbs->ibv_create_ah(world.pd, &path));
 	world.unknown = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	CHECK_EQUAL(bind(world.unknown, (struct sockaddr *)&any, sizeof(any)), 0);
+	world.number = number_at(bind_device_port(world.unknown), 0);
+	soft_lock();
+	any.sin_port = htons(soft_ip_port());
+	soft_unlock();
 	world.device = any;
-	world.device.sin_port = htons(port.lid);
-	world.own = (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}};
 	world.other = (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff, [12] = 10, [15] = 9}};
 }
 
@@ -170,7 +170,7 @@ static void close_scene(void)
 		;
 }
 
-/*  1 whom  2 Q_Key  3 flags  4 service level  5 hop limit  6-7 traffic class and flow label  8 from
+/*  1 whom  2 Q_Key  3 flags  4 unused  5 hop limit  6-7 traffic class and flow label  8 from
  *  9 addresses  10-11 length */
 static void say_datagram(const uint8_t *r)
 {
@@ -180,10 +180,9 @@ static void say_datagram(const uint8_t *r)
 	bool wrong_number = r[1] & 0x80, wrong_key = r[2] != 0;
 	struct soft_datagram datagram = {
 		.to = to->qp->qp_num ^ (wrong_number ? 1u << (r[1] >> 1 & 31) : 0),
-		.from = (uint32_t)r[8] << 16,
+		.from = world.number ^ r[8],
 		.qkey = QKEY ^ (wrong_key ? 1u << (r[2] & 31) : 0),
 		.flags = r[3],
-		.sl = r[4] & 15,
 		.hop_limit = r[5],
 		.traffic_flow = (uint32_t)fuzz16(r + 6) << 12,
 		.source = r[9] & 1 ? world.other : world.own,

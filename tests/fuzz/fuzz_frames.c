@@ -1,7 +1,7 @@
 /* The frame stream into real queue pairs: the peer of a connection, which may send anything.
  *
- * Four queue pairs of one domain are connected to the fuzzer: RC, RC with a shared receive queue,
- * UC, and RC that is ready to receive only.  Whatever comes: what was not shared is neither changed
+ * Six queue pairs of one domain are connected to the fuzzer: RC, RC with a shared receive queue, UC,
+ * RC that is ready to receive only, and both sides of XRC.  Whatever comes: what was not shared is neither changed
  * nor told, every work request completes once and in order, a region that was deregistered is left
  * alone, and two other queue pairs of the process go on as if nothing were.
  */
@@ -12,7 +12,12 @@
 #include "objects/objects.h"
 
 enum {
-	VICTIMS = 4,
+	VICTIMS = 6,
+	SHARING = 1,     /* the victim with a shared receive queue */
+	UNRELIABLE = 2,
+	RECEIVING = 3,
+	XRC_TARGET = 4,
+	XRC_SOURCE = 5,
 	QUEUE = 16,
 	PEER_PSN = 100
 };
@@ -32,6 +37,9 @@ static struct world {
 	struct ibv_pd *pd, *foreign;
 	struct ibv_cq *cq;
 	struct ibv_srq *srq;
+	struct ibv_xrcd *xrcd;
+	struct ibv_srq *xrc_srq;
+	uint32_t xrc_srqn;
 	struct ibv_mr *mrs[AREAS];
 	uint32_t rkeys[AREAS];
 	struct ibv_mw *windows[2]; /* for reading, for writing: both of the first victim alone */
@@ -59,16 +67,70 @@ static void socket_pair(int fds[2])
 /* LID 0: the stream comes from elsewhere. */
 static const struct address elsewhere = {.psn = PEER_PSN, .qpn = 77};
 
-static void open_world(void)
+static struct verbs_context *extended(void)
+{
+	return (struct verbs_context *)((char *)world.context -
+					offsetof(struct verbs_context, context));
+}
+
+/* Empty ones. */
+static void open_shared_queues(void)
 {
 	struct ibv_srq_init_attr shared = {.attr = {.max_wr = QUEUE, .max_sge = 4}};
+	struct ibv_srq_init_attr_ex xrc = {
+		.attr = shared.attr,
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD |
+			     IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
+		.srq_type = IBV_SRQT_XRC,
+		.pd = world.pd,
+		.xrcd = world.xrcd,
+		.cq = world.cq,
+	};
+
+	CHECK(world.srq = verbs->ibv_create_srq(world.pd, &shared));
+	CHECK(world.xrc_srq = extended()->create_srq_ex(world.context, &xrc));
+	CHECK_EQUAL(extended()->get_srq_num(world.xrc_srq, &world.xrc_srqn), 0);
+}
+
+static struct ibv_qp *create_victim(int i, struct side *side)
+{
+	struct ibv_qp_init_attr source = {
+		.send_cq = world.cq,
+		.cap = {.max_send_wr = QUEUE, .max_send_sge = 4, .max_inline_data = 256},
+		.qp_type = IBV_QPT_XRC_SEND,
+		.sq_sig_all = 1,
+	};
+	struct ibv_qp_init_attr_ex target = {
+		.qp_type = IBV_QPT_XRC_RECV,
+		.comp_mask = IBV_QP_INIT_ATTR_XRCD,
+		.xrcd = world.xrcd,
+	};
+
+	switch (i) {
+	case XRC_TARGET:
+		return extended()->create_qp_ex(world.context, &target);
+	case XRC_SOURCE:
+		return verbs->ibv_create_qp(world.pd, &source);
+	default:
+		return create_qp(side);
+	}
+}
+
+static void open_world(void)
+{
+	struct ibv_xrcd_init_attr domain = {
+		.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+		.fd = -1,
+		.oflags = O_CREAT,
+	};
 	int fds[2];
 
 	world.context = open_device();
 	CHECK(world.pd = verbs->ibv_alloc_pd(world.context));
 	CHECK(world.foreign = verbs->ibv_alloc_pd(world.context));
 	CHECK(world.cq = verbs->ibv_create_cq(world.context, 1024, NULL, NULL, 0));
-	CHECK(world.srq = verbs->ibv_create_srq(world.pd, &shared));
+	CHECK(world.xrcd = extended()->open_xrcd(world.context, &domain));
+	open_shared_queues();
 	socket_pair(fds);
 	for (int i = 0; i < 2; i++)
 		open_side(&world.friends[i], (struct options){.memory = 4096});
@@ -89,19 +151,24 @@ static void meet_victim(int i)
 		return;
 	victim->psn = PEER_PSN;
 	*side = (struct side){
-		.options = {.sends = QUEUE, .receives = QUEUE, .uc = i == 2},
+		.options = {.sends = QUEUE,
+			    .receives = QUEUE,
+			    .rights = ALL_RIGHTS | IBV_ACCESS_FLUSH_GLOBAL,
+			    .uc = i == UNRELIABLE},
 		.context = world.context,
 		.pd = world.pd,
 		.cq = world.cq,
-		.srq = i == 1 ? world.srq : NULL,
+		.srq = i == SHARING      ? world.srq
+		       : i == XRC_TARGET ? world.xrc_srq
+					 : NULL,
 		.memory = area_at(AREA_OPEN),
 		.mr = world.mrs[AREA_OPEN],
 		.psn = 0xfffffe, /* wraps */
 	};
-	side->qp = create_qp(side);
+	CHECK(side->qp = create_victim(i, side));
 	CHECK_EQUAL(to_init(side), 0);
 	CHECK_EQUAL(to_rtr(side, &elsewhere), 0);
-	if (i != 3)
+	if (i != RECEIVING)
 		CHECK_EQUAL(to_rts(side), 0);
 	socket_pair(fds);
 	adopt(side, fds[1]);
@@ -236,9 +303,8 @@ static void close_scene(void)
 	}
 	memset(world.victims, 0, sizeof(world.victims));
 	CHECK_EQUAL(verbs->ibv_destroy_srq(world.srq), 0);
-	CHECK(world.srq = verbs->ibv_create_srq(
-		      world.pd,
-		      &(struct ibv_srq_init_attr){.attr = {.max_wr = QUEUE, .max_sge = 4}}));
+	CHECK_EQUAL(verbs->ibv_destroy_srq(world.xrc_srq), 0);
+	open_shared_queues();
 	for (int i = 0; i < 2; i++)
 		CHECK_EQUAL(world.context->ops.dealloc_mw(world.windows[i]), 0);
 	for (int i = 0; i < AREAS; i++)
@@ -319,6 +385,7 @@ static const uint8_t opcodes[] = {
 	SOFT_RNR_NAK,     SOFT_READ_DATA,
 	SOFT_ATOMIC_DATA, SOFT_DISCONNECT,
 	SOFT_LOSSY,       0,
+	SOFT_FLUSH,
 };
 
 /*  1 opcode  2 flags  3 PSN from the one that is right  4-5 length  6 what total and offset are
@@ -349,6 +416,11 @@ static void say_frame(const uint8_t *r)
 	};
 
 	answer = frame.opcode >= SOFT_ACK;
+	if (victim == &world.victims[XRC_TARGET] && !answer) { /* mostly what it expects */
+		frame.flags ^= SOFT_FRAME_SRQ;
+		if (!(frame.flags & SOFT_FRAME_ACK))
+			frame.ack = soft_psn_add(world.xrc_srqn, (uint32_t)(int8_t)r[12]);
+	}
 	frame.psn = soft_psn_add(answer ? oldest : victim->psn, (uint32_t)(int8_t)r[3]);
 	switch (r[6] & 7) {
 	case 1: /* the first frame of several */
@@ -364,7 +436,7 @@ static void say_frame(const uint8_t *r)
 		frame.offset = r[7] * 64u;
 		frame.total = length + frame.offset;
 		break;
-	case 4: /* a request whose answer is long */
+	case 4: /* a request whose answer is long, or a flush */
 		frame.length = 0;
 		break;
 	case 5:
@@ -460,6 +532,7 @@ static void post_request(const uint8_t *r)
 		wr.invalidate_rkey = key_of(r[6]);
 	else
 		wr.wr.rdma.rkey = r[6];
+	wr.qp_type.xrc.remote_srqn = r[6];
 	wr.wr_id = next_id(victim, 1);
 	if (world.context->ops.post_send(victim->side.qp, &wr, &bad))
 		victim->queues[1].posted--;

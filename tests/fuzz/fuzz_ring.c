@@ -20,7 +20,7 @@ enum {
 	QUEUE = 16,
 	PEER_PSN = 100,
 	PEER_QPN = 2,
-	PEER_LID = 1
+	PEER_PORT = FIRST_PORT
 };
 
 /* What segment.c says of its layout. */
@@ -36,7 +36,7 @@ static struct world {
 	struct ibv_cq *cq;
 	struct ibv_mr *mrs[AREAS];
 	struct side friends[2], victim;
-	uint16_t lid;
+	uint16_t port;
 	uint64_t posted, completed;
 	uint32_t psn;
 	int sockets;
@@ -49,15 +49,14 @@ static struct world {
 
 static void open_world(void)
 {
-	struct ibv_port_attr port;
 	int fds[2];
 
 	world.context = open_device();
 	CHECK(world.pd = verbs->ibv_alloc_pd(world.context));
 	CHECK(world.cq = verbs->ibv_create_cq(world.context, 256, NULL, NULL, 0));
-	CHECK_EQUAL(verbs->ibv_query_port(world.context, 1, (struct _compat_ibv_port_attr *)&port),
-		    0);
-	world.lid = port.lid;
+	soft_lock();
+	world.port = soft_ip_port();
+	soft_unlock();
 	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
 	for (int i = 0; i < 2; i++)
 		open_side(&world.friends[i], (struct options){.memory = 4096});
@@ -91,7 +90,7 @@ static void open_scene(void)
 		.psn = 0xfffffe,
 	};
 	side->qp = create_qp(side);
-	bring_up(side, &(struct address){.psn = PEER_PSN, .qpn = PEER_QPN, .lid = PEER_LID});
+	bring_up(side, &(struct address){.psn = PEER_PSN, .qpn = PEER_QPN});
 	world.psn = PEER_PSN;
 	world.posted = world.completed = 0;
 }
@@ -111,9 +110,9 @@ static void leave(void)
 	world.memory = NULL;
 }
 
-static void message(uint32_t word, uint32_t lid, int with)
+static void message(uint32_t word, uint32_t port, int with)
 {
-	uint32_t text[2] = {word, lid};
+	uint32_t text[2] = {word, port};
 	struct iovec bytes = {text, sizeof(text)};
 	union {
 		struct cmsghdr header;
@@ -144,7 +143,7 @@ static void visit(unsigned wrong)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int length = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u",
-			      world.lid);
+			      world.port);
 	int memory = soft_segment_make();
 
 	leave();
@@ -168,7 +167,7 @@ static void visit(unsigned wrong)
 		close(memory);
 		memory = memfd_create("unsealed", MFD_CLOEXEC);
 	}
-	message(1, PEER_LID, wrong == 3 ? -1 : memory);
+	message(1, PEER_PORT, wrong == 3 ? -1 : memory);
 	close(memory);
 	world.peer = 0;
 }

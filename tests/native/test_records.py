@@ -48,9 +48,12 @@ def test_what_shares_a_place() -> None:
         ["remote_addr", "ah", "mw"],
         ["compare_add", "mr", "tso_header"],
         ["swap", "bind_addr"],
+        ["bind_length", "flush_length"],
         ["rkey", "remote_qpn"],
         ["remote_srqn", "remote_qkey", "bind_access"],
         ["imm_data", "invalidate_rkey"],
+        ["tso_header_size", "flush_types"],
+        ["tso_mss", "flush_level"],
     ]
 
 

@@ -184,24 +184,24 @@ static inline void call_next(struct end *end)
 	soft_unlock();
 }
 
-static inline uint16_t own_lid(void)
+static inline uint16_t own_port(void)
 {
 	soft_lock();
-	uint16_t lid = soft_port_lid();
+	uint16_t port = soft_ip_port();
 
 	soft_unlock();
-	CHECK(lid);
-	return lid;
+	CHECK(port);
+	return port;
 }
 
-static inline int open_to(struct end *end, uint16_t lid, uint8_t byte)
+static inline int open_to(struct end *end, uint16_t port, uint8_t byte)
 {
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
 	int rc = EHOSTUNREACH;
 
 	memset(handshake, byte, sizeof(handshake));
 	soft_lock();
-	struct soft_shm_peer *peer = soft_shm_peer_at(lid);
+	struct soft_shm_peer *peer = soft_shm_peer_at(port);
 
 	if (peer)
 		rc = soft_shm_chan_open(&end->chan, peer, handshake);

@@ -12,17 +12,19 @@ static void address_handles(void)
 	open_side(&side, (struct options){.ud = true});
 	struct address address = address_of_side(&side);
 	const struct ibv_ah_attr good = {
-		.grh = {.dgid = address.gid}, .dlid = address.lid, .is_global = 1, .port_num = 1};
+		.grh = {.dgid = address.gid}, .dlid = ANY_DLID, .is_global = 1, .port_num = 1};
 
 	CHECK_EQUAL(verbs->ibv_query_device(side.context, &device), 0);
 	CHECK(device.max_ah > 0 && device.max_mcast_grp > 0 && device.max_mcast_qp_attach > 0 &&
 	      device.max_total_mcast_qp_attach > 0);
-	for (int wrong = 0; wrong < 2; wrong++) {
+	for (int wrong = 0; wrong < 3; wrong++) {
 		attr = good;
 		if (wrong == 0)
 			attr.port_num = 2;
 		if (wrong == 1)
 			attr.grh.sgid_index = 254;
+		if (wrong == 2)
+			attr.is_global = 0; /* RoCE has no addresses without a GRH */
 		errno = 0;
 		CHECK(!verbs->ibv_create_ah(side.pd, &attr) && errno == EINVAL);
 	}

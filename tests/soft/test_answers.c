@@ -85,18 +85,6 @@ static void of_a_device(void)
 	CHECK_EQUAL(verbs->ibv_query_ece(a.qp, &ece), EOPNOTSUPP);
 	CHECK_EQUAL(ece.vendor_id | ece.options | ece.comp_mask, 0);
 	CHECK_EQUAL(verbs->ibv_set_ece(a.qp, &ece), EOPNOTSUPP);
-	/* Nothing can be shared by a file descriptor of the device, as there is none. */
-	errno = 0;
-	CHECK(!verbs->ibv_import_device(0) && errno == EOPNOTSUPP);
-	errno = 0;
-	CHECK(!verbs->ibv_import_pd(a.context, a.pd->handle) && errno == EOPNOTSUPP);
-	errno = 0;
-	CHECK(!verbs->ibv_import_mr(a.pd, a.mr->handle) && errno == EOPNOTSUPP);
-	errno = 0;
-	CHECK(!verbs->ibv_import_dm(a.context, 1) && errno == EOPNOTSUPP);
-	verbs->ibv_unimport_mr(a.mr);
-	verbs->ibv_unimport_pd(a.pd);
-	verbs->ibv_unimport_dm(NULL);
 	close_side(&a);
 }
 

@@ -25,30 +25,30 @@ static void finish(void)
 	join(&process);
 }
 
-static uint16_t lid_of_parent(void)
+static uint16_t port_of_parent(void)
 {
-	uint16_t lid = 0;
+	uint16_t port = 0;
 
 	if (process.child) {
-		lid = own_lid();
-		tell(&process, &lid, sizeof(lid));
+		port = own_port();
+		tell(&process, &port, sizeof(port));
 	} else {
-		hear(&process, &lid, sizeof(lid));
+		hear(&process, &port, sizeof(port));
 	}
-	return lid;
+	return port;
 }
 
 /* The child has a channel to the parent. */
 static void connect_them(struct end *end)
 {
-	uint16_t lid;
+	uint16_t port;
 
 	end_init(end);
 	if (process.child)
 		call_next(end);
-	lid = lid_of_parent();
+	port = port_of_parent();
 	if (!process.child)
-		CHECK_EQUAL(open_to(end, lid, 1), 0);
+		CHECK_EQUAL(open_to(end, port, 1), 0);
 	UNTIL(end, false, end->accepted);
 }
 
@@ -112,50 +112,7 @@ static void stopped(void)
 	finish();
 }
 
-/* ---- other numbers, other times ------------------------------------------------------------ */
-
-static void moved(void)
-{
-	struct end end, other;
-	uint16_t before, after;
-
-	begin();
-	connect_them(&end);
-	if (process.child) {
-		before = own_lid();
-		soft_lock();
-		CHECK_EQUAL(soft_listener_move(), 0);
-		soft_unlock();
-		after = own_lid();
-		CHECK(after != before);
-		tell(&process, &before, sizeof(before));
-		tell(&process, &after, sizeof(after));
-		process_barrier(&process);
-		end_init(&other);
-		call_next(&other);
-		process_barrier(&process);
-	} else {
-		hear(&process, &before, sizeof(before));
-		hear(&process, &after, sizeof(after));
-		process_barrier(&process);
-		/* The news is on its way. */
-		UNTIL(&end, true, end.chan.peer == soft_shm_peer_at(after));
-		soft_lock();
-		CHECK(!soft_shm_peer_at(before));
-		soft_unlock();
-		process_barrier(&process);
-		end_init(&other);
-		CHECK_EQUAL(open_to(&other, after, 3), 0);
-	}
-	UNTIL(&other, false, other.accepted);
-	soft_lock();
-	CHECK(other.chan.peer == end.chan.peer);
-	soft_unlock();
-	process_barrier(&process);
-	end_done(&other);
-	end_done(&end);
-	finish();
-}
+/* ---- other times ---------------------------------------------------------------------------- */
 
 static void port_down(void)
 {
@@ -207,7 +164,7 @@ static void forked(void)
 			end_init(&own);
 			end_init(&peer);
 			call_next(&peer);
-			CHECK_EQUAL(open_to(&own, own_lid(), 5), 0);
+			CHECK_EQUAL(open_to(&own, own_port(), 5), 0);
 			CHECK(own.accepted && peer.accepted);
 			end_done(&own);
 			end_done(&peer);
@@ -233,20 +190,20 @@ static void forked(void)
 enum {
 	HELLO = 1,
 	READY,
-	LID
+	NO_MESSAGE
 };
 
 struct message {
 	uint32_t type;
-	uint32_t lid;
+	uint32_t port;
 	uint64_t secret_at;
 };
 
-static int connect_to_host(uint16_t lid)
+static int connect_to_host(uint16_t port)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int length =
-		snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u", lid);
+		snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u", port);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
 	CHECK(fd >= 0);
@@ -305,10 +262,10 @@ static int memory_of(size_t size, int seals, const char *beginning)
 }
 
 /* HELLO with these, as far as there are any. */
-static void with_both(uint16_t lid, int memory, int pipe)
+static void with_both(uint16_t port, int memory, int pipe)
 {
 	struct message hello = {HELLO, 1, 0};
-	int fd = connect_to_host(lid), fds[2], count = 0;
+	int fd = connect_to_host(port), fds[2], count = 0;
 
 	if (memory >= 0)
 		fds[count++] = memory;
@@ -320,30 +277,30 @@ static void with_both(uint16_t lid, int memory, int pipe)
 	refused_at(fd);
 }
 
-static void with(uint16_t lid, int fd)
+static void with(uint16_t port, int fd)
 {
 	int ends[2];
 
 	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
-	with_both(lid, fd, ends[0]);
+	with_both(port, fd, ends[0]);
 	close(ends[1]);
 }
 
 /* Descriptors that are not the read end of a pipe. */
-static void wrong_bell(uint16_t lid)
+static void wrong_bell(uint16_t port)
 {
 	int ends[2];
 
-	with_both(lid, soft_segment_make(), -1);
-	with_both(lid, soft_segment_make(), open("/dev/zero", O_RDWR));
-	with_both(lid, soft_segment_make(), eventfd(0, 0));
+	with_both(port, soft_segment_make(), -1);
+	with_both(port, soft_segment_make(), open("/dev/zero", O_RDWR));
+	with_both(port, soft_segment_make(), eventfd(0, 0));
 	/* Its write end is closed. */
 	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
 	close(ends[1]);
-	with_both(lid, soft_segment_make(), ends[0]);
+	with_both(port, soft_segment_make(), ends[0]);
 	/* The end that one writes to. */
 	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
-	with_both(lid, soft_segment_make(), ends[1]);
+	with_both(port, soft_segment_make(), ends[1]);
 	close(ends[0]);
 }
 
@@ -371,7 +328,7 @@ static void bell_made_to_block(void)
 }
 
 /* Everything that is not the memory that it should be. */
-static void wrong_memory(uint16_t lid)
+static void wrong_memory(uint16_t port)
 {
 	const int all = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 	int fd = soft_segment_make();
@@ -382,39 +339,39 @@ static void wrong_memory(uint16_t lid)
 	close(fd);
 	memcpy(later, beginning, 16);
 	later[8]++; /* another version */
-	with(lid, -1);
-	with(lid, open("/dev/zero", O_RDWR));
-	with(lid, eventfd(0, 0));
-	with(lid, memory_of((size_t)size, 0, beginning));
-	with(lid, memory_of((size_t)size, all & ~F_SEAL_SHRINK, beginning));
-	with(lid, memory_of((size_t)size, all & ~F_SEAL_GROW, beginning));
-	with(lid, memory_of((size_t)size, all & ~F_SEAL_SEAL, beginning));
-	with(lid, memory_of((size_t)size - 4096, all, beginning));
-	with(lid, memory_of((size_t)size, all | F_SEAL_WRITE, beginning));
-	with(lid, memory_of((size_t)size, all, later));
+	with(port, -1);
+	with(port, open("/dev/zero", O_RDWR));
+	with(port, eventfd(0, 0));
+	with(port, memory_of((size_t)size, 0, beginning));
+	with(port, memory_of((size_t)size, all & ~F_SEAL_SHRINK, beginning));
+	with(port, memory_of((size_t)size, all & ~F_SEAL_GROW, beginning));
+	with(port, memory_of((size_t)size, all & ~F_SEAL_SEAL, beginning));
+	with(port, memory_of((size_t)size - 4096, all, beginning));
+	with(port, memory_of((size_t)size, all | F_SEAL_WRITE, beginning));
+	with(port, memory_of((size_t)size, all, later));
 }
 
-static void wrong_messages(uint16_t lid)
+static void wrong_messages(uint16_t port)
 {
 	static const struct message messages[] = {
-		{0, 0, 0}, {READY, 1, 0}, {LID, 1, 0}, {77, 1, 0}, {HELLO, 70000, 0}};
+		{0, 0, 0}, {READY, 1, 0}, {NO_MESSAGE, 1, 0}, {77, 1, 0}, {HELLO, 70000, 0}};
 	static const size_t lengths[] = {1, 4, 7, 9, 100};
 	const char bytes[100] = {HELLO};
 
 	for (size_t i = 0; i < sizeof(messages) / sizeof(messages[0]); i++) {
-		int fd = connect_to_host(lid);
+		int fd = connect_to_host(port);
 
 		send_message(fd, &messages[i], sizeof(messages[i]), NULL, 0);
 		refused_at(fd);
 	}
 	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
-		int fd = connect_to_host(lid), fds[4] = {fd, fd, fd, fd};
+		int fd = connect_to_host(port), fds[4] = {fd, fd, fd, fd};
 
 		/* With more than was asked for. */
 		send_message(fd, bytes, lengths[i], fds, 4);
 		refused_at(fd);
 	}
-	int fd = connect_to_host(lid), memory = soft_segment_make(), ends[2];
+	int fd = connect_to_host(port), memory = soft_segment_make(), ends[2];
 
 	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
 	int fds[4] = {memory, ends[0], memory, ends[0]};
@@ -429,7 +386,7 @@ static void wrong_messages(uint16_t lid)
 }
 
 /* More than are let in at a time: the first must go. */
-static void crowd(uint16_t lid)
+static void crowd(uint16_t port)
 {
 	enum {
 		MANY = 80
@@ -437,7 +394,7 @@ static void crowd(uint16_t lid)
 	int sockets[MANY];
 
 	for (int i = 0; i < MANY; i++)
-		sockets[i] = connect_to_host(lid);
+		sockets[i] = connect_to_host(port);
 	for (int i = 0; i < MANY - 64; i++)
 		refused_at(sockets[i]);
 	for (int i = MANY - 64; i < MANY; i++)
@@ -445,11 +402,11 @@ static void crowd(uint16_t lid)
 }
 
 /* Comes in well, and then writes into the shared memory what it likes. */
-static void vandal(uint16_t lid, void (*what)(struct soft_shm_peer *host))
+static void vandal(uint16_t port, void (*what)(struct soft_shm_peer *host))
 {
 	struct soft_shm_peer host = {0};
 	struct message message;
-	int fd = connect_to_host(lid), memory = soft_segment_make();
+	int fd = connect_to_host(port), memory = soft_segment_make();
 
 	soft_attach_init(&host);
 	CHECK_EQUAL(soft_notify_pipe_make(&host.pipe), 0);
@@ -553,18 +510,18 @@ static void visitors(void)
 
 	begin();
 	connect_them(&end);
-	uint16_t lid = lid_of_parent();
+	uint16_t port = port_of_parent();
 	int before = entries_of("/proc/self/fd");
 
 	process_barrier(&process);
 	if (!process.child) {
-		STEP(wrong_memory(lid));
-		STEP(wrong_bell(lid));
+		STEP(wrong_memory(port));
+		STEP(wrong_bell(port));
 		STEP(bell_made_to_block());
-		STEP(wrong_messages(lid));
-		STEP(crowd(lid));
+		STEP(wrong_messages(port));
+		STEP(crowd(port));
 		for (size_t i = 0; i < sizeof(vandals) / sizeof(vandals[0]); i++)
-			STEP(vandal(lid, vandals[i]));
+			STEP(vandal(port, vandals[i]));
 	} else {
 		call_next(NULL);
 	}
@@ -593,15 +550,15 @@ static void other_user(void)
 	if (!process.child)
 		CHECK_EQUAL(setresuid(65534, 65534, 65534), 0);
 	CHECK_EQUAL(soft_engine_get(), 0);
-	uint16_t lid = lid_of_parent();
+	uint16_t port = port_of_parent();
 
 	if (!process.child) {
 		struct end end;
 
 		end_init(&end);
-		CHECK_EQUAL(open_to(&end, lid, 1), EHOSTUNREACH);
-		refused_at(connect_to_host(lid));
-		with(lid, soft_segment_make());
+		CHECK_EQUAL(open_to(&end, port, 1), EHOSTUNREACH);
+		refused_at(connect_to_host(port));
+		with(port, soft_segment_make());
 		end_done(&end);
 	}
 	process_barrier(&process);
@@ -617,7 +574,6 @@ int main(void)
 	before = entries_of("/proc/self/fd");
 	STEP(killed());
 	STEP(stopped());
-	STEP(moved());
 	STEP(port_down());
 #ifndef __SANITIZE_THREAD__
 	STEP(forked());

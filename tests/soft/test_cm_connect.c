@@ -244,6 +244,8 @@ static void send_before_established(void)
 
 /* ---- queue pairs that the application makes and moves itself ------------------------------- */
 
+static bool own_psns; /* of the application's choice, not the library's */
+
 static void move(struct side *side, struct ibv_qp *qp, enum ibv_qp_state state)
 {
 	struct ibv_qp_attr attr = {.qp_state = state};
@@ -251,6 +253,10 @@ static void move(struct side *side, struct ibv_qp *qp, enum ibv_qp_state state)
 
 	CHECK_EQUAL(rdma->rdma_init_qp_attr(side->id, &attr, &mask), 0);
 	CHECK(mask & IBV_QP_STATE);
+	if (own_psns)
+		attr.rq_psn = attr.sq_psn = 5;
+	if (!on_system)
+		attr.ah_attr.dlid = 0xbeef; /* RoCE leaves it to applications */
 	CHECK_EQUAL(rdma->ibv_modify_qp(qp, &attr, mask), 0);
 }
 
@@ -287,8 +293,9 @@ enum moment {
 	AFTER_ESTABLISHED
 };
 
-static void own_queue_pairs(enum moment server_moves)
+static void own_queue_pairs(enum moment server_moves, bool with_own_psns)
 {
+	own_psns = with_own_psns;
 	struct side listener = listen_at(host, 0);
 	struct side client = side_with_id();
 	struct side server;
@@ -576,10 +583,12 @@ int main(void)
 	STEP(no_parameters());
 	if (!on_system) /* librdmacm needs rdma_get_cm_event to bring the client up */
 		STEP(send_before_established());
-	STEP(own_queue_pairs(BEFORE_ACCEPT));
-	STEP(own_queue_pairs(BEFORE_ESTABLISHED));
-	if (!on_system) /* there, nothing says when the kernel has seen RTU */
-		STEP(own_queue_pairs(AFTER_ESTABLISHED));
+	for (int psns = 0; psns < 2; psns++) {
+		STEP(own_queue_pairs(BEFORE_ACCEPT, psns));
+		STEP(own_queue_pairs(BEFORE_ESTABLISHED, psns));
+		if (!on_system) /* there, nothing says when the kernel has seen RTU */
+			STEP(own_queue_pairs(AFTER_ESTABLISHED, psns));
+	}
 	STEP(no_queue_pair());
 	STEP(everything_from_the_library());
 	STEP(several_listeners());

@@ -3,6 +3,8 @@
 
 #include <netdb.h>
 
+#include "cm/cm.h"
+
 struct peer {
 	char port[8];
 	struct rdma_addrinfo *answer;
@@ -74,6 +76,42 @@ static void source_in_the_hints(void)
 	rdma->rdma_freeaddrinfo(answer);
 }
 
+/* libfabric asks in this way: there is nothing to look up, the hints have both addresses. */
+static void hints_without_a_name(void)
+{
+	union address source = address_of(host, 0), destination = address_of(host, 7471);
+	struct rdma_addrinfo hints = {.ai_flags = RAI_NUMERICHOST,
+				      .ai_port_space = RDMA_PS_TCP,
+				      .ai_src_addr = &source.any,
+				      .ai_src_len = sizeof(source.v4),
+				      .ai_dst_addr = &destination.any,
+				      .ai_dst_len = sizeof(destination.v4)};
+	struct rdma_addrinfo *answer;
+
+	CHECK_EQUAL(rdma->rdma_getaddrinfo(NULL, NULL, &hints, &answer), 0);
+	CHECK_EQUAL(answer->ai_flags, RAI_NUMERICHOST);
+	CHECK_EQUAL(answer->ai_port_space, RDMA_PS_TCP);
+	CHECK_EQUAL(answer->ai_qp_type, 0); /* the hints do not say */
+	CHECK_EQUAL(answer->ai_src_len, sizeof(source.v4));
+	CHECK(memcmp(answer->ai_src_addr, &source, sizeof(source.v4)) == 0);
+	CHECK_EQUAL(answer->ai_dst_len, sizeof(destination.v4));
+	CHECK(memcmp(answer->ai_dst_addr, &destination, sizeof(destination.v4)) == 0);
+	CHECK(!answer->ai_next);
+	rdma->rdma_freeaddrinfo(answer);
+
+	hints = (struct rdma_addrinfo){.ai_flags = RAI_PASSIVE};
+	CHECK_EQUAL(rdma->rdma_getaddrinfo(NULL, NULL, &hints, &answer), 0);
+	CHECK_EQUAL(answer->ai_flags, RAI_PASSIVE);
+	CHECK(!answer->ai_src_addr && !answer->ai_dst_addr && !answer->ai_next);
+	rdma->rdma_freeaddrinfo(answer);
+	if (on_system)
+		return; /* it copies what the hints claim to have */
+	hints.ai_src_addr = &source.any;
+	hints.ai_src_len = 1000;
+	CHECK_FAILS(rdma->rdma_getaddrinfo(NULL, NULL, &hints, &answer), EINVAL);
+	CHECK_FAILS(rdma->rdma_getaddrinfo(host, NULL, &hints, &answer), EINVAL);
+}
+
 static void unknown_names(void)
 {
 	struct rdma_addrinfo *answer = NULL;
@@ -103,6 +141,45 @@ static void devices(void)
 	rdma->rdma_free_devices(list);
 	list = rdma->rdma_get_devices(NULL);
 	CHECK(list && list[0]);
+	rdma->rdma_free_devices(list);
+}
+
+static void make_a_queue_pair_on(struct ibv_context *context)
+{
+	struct ibv_pd *pd = rdma->ibv_alloc_pd(context);
+	struct ibv_cq *cq = rdma->ibv_create_cq(context, 4, NULL, NULL, 0);
+	struct ibv_qp_init_attr attr = small_queues();
+	struct ibv_qp *qp;
+
+	CHECK(pd && cq);
+	attr.send_cq = attr.recv_cq = cq;
+	qp = rdma->ibv_create_qp(pd, &attr);
+	CHECK(qp);
+	CHECK_EQUAL(rdma->ibv_destroy_qp(qp), 0);
+	CHECK_EQUAL(rdma->ibv_destroy_cq(cq), 0);
+	CHECK_EQUAL(rdma->ibv_dealloc_pd(pd), 0);
+}
+
+/* The device of librdmacm stays open: programs use it when they have freed the list, or have
+ * destroyed their last id. */
+static void device_of_a_program(void)
+{
+	struct ibv_context **list, *context;
+	struct side side;
+
+	soft_cm_device_stays = true;
+	list = rdma->rdma_get_devices(NULL);
+	CHECK(list);
+	context = list[0];
+	rdma->rdma_free_devices(list);
+	make_a_queue_pair_on(context);
+	make_a_queue_pair_on(context);
+	side = listen_at(host, 0);
+	CHECK(side.id->verbs == context);
+	side_close(&side);
+	make_a_queue_pair_on(context);
+	soft_cm_device_stays = false;
+	list = rdma->rdma_get_devices(NULL);
 	rdma->rdma_free_devices(list);
 }
 
@@ -296,9 +373,11 @@ int main(void)
 
 	cm_begin(60);
 	STEP(devices());
+	STEP(device_of_a_program());
 	before = resources(); /* with the sanitizer's own thread, which starts with the first */
 	STEP(names());
 	STEP(source_in_the_hints());
+	STEP(hints_without_a_name());
 	STEP(unknown_names());
 	STEP(endpoints());
 	STEP(rejected());

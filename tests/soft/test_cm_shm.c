@@ -159,7 +159,7 @@ static void say_frame(int fd, uint8_t opcode)
 	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), MSG_NOSIGNAL), sizeof(bytes));
 }
 
-/* The passive side names a LID without a process: the active side goes on with the stream, and
+/* The passive side names a port without a process: the active side goes on with the stream, and
  * tells it. */
 static void no_process(void)
 {
@@ -175,8 +175,8 @@ static void no_process(void)
 	int fd = accept(door, NULL, NULL);
 	struct soft_cm_message request = hear(fd, SOFT_CM_REQ);
 
-	CHECK(request.lid);
-	say(fd, &(struct soft_cm_message){.type = SOFT_CM_REP, .qpn = 77, .psn = 5, .lid = 1});
+	CHECK(request.shm_port);
+	say(fd, &(struct soft_cm_message){.type = SOFT_CM_REP, .qpn = 77, .psn = 5, .shm_port = 1});
 	hear(fd, SOFT_CM_RTU);
 	CHECK_EQUAL(hear_frame(fd).opcode, SOFT_ACK);
 	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
@@ -201,10 +201,10 @@ static int undecided(struct side *listener, struct side *server)
 					  .qp_type = IBV_QPT_RC,
 					  .qpn = 77,
 					  .psn = 5,
-					  .lid = 1});
+					  .shm_port = 1});
 	*server = take_request(listener);
 	accept_side(server);
-	CHECK(hear(fd, SOFT_CM_REP).lid);
+	CHECK(hear(fd, SOFT_CM_REP).shm_port);
 	say(fd, &(struct soft_cm_message){.type = SOFT_CM_RTU});
 	expect_status(listener->channel, RDMA_CM_EVENT_ESTABLISHED, server->id, 0);
 	return fd;

@@ -19,7 +19,7 @@ static struct soft_cm_message example(enum soft_cm_type type)
 		message.srq = 1;
 		message.rnr_retry_count = 7;
 		message.ece = (struct soft_cm_ece){0x2c9, 0xa5b6c7d8};
-		message.lid = 0x1234;
+		message.shm_port = 0x1234;
 	}
 	if (type == SOFT_CM_REQ) {
 		message.port_space = 0x0106;
@@ -62,7 +62,7 @@ static void round_trip(enum soft_cm_type type)
 	CHECK_EQUAL(got.reason, sent.reason);
 	CHECK_EQUAL(got.ece.vendor_id, sent.ece.vendor_id);
 	CHECK_EQUAL(got.ece.options, sent.ece.options);
-	CHECK_EQUAL(got.lid, sent.lid);
+	CHECK_EQUAL(got.shm_port, sent.shm_port);
 	CHECK_EQUAL(got.private_data_len, sent.private_data_len);
 	CHECK(memcmp(got.private_data, sent.private_data, sizeof(got.private_data)) == 0);
 }

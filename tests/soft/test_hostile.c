@@ -28,7 +28,7 @@ struct scene {
 
 static void open_scene(struct scene *scene, struct options options)
 {
-	const struct address peer = {.psn = PEER_PSN, .qpn = 77}; /* LID 0: the stream is given */
+	const struct address peer = {.psn = PEER_PSN, .qpn = 77};
 	int fds[2];
 
 	open_side(&scene->side, options);
@@ -275,11 +275,11 @@ static void unreceived_messages(void)
 
 /* ---- attaching, where processes of the same user share memory ------------------------------- */
 
-static int visit(uint16_t lid)
+static int visit(uint16_t port)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int length =
-		snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u", lid);
+		snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u", port);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
 	CHECK(fd >= 0);
@@ -330,7 +330,7 @@ static void turned_away(int fd)
 enum {
 	HELLO = 1,
 	READY,
-	LID
+	NO_MESSAGE
 };
 
 /* Memory that could be cut off, is no memory, is too little, or belongs to another protocol; words
@@ -340,11 +340,11 @@ static void bad_memory(void)
 	struct side side;
 
 	open_side(&side, (struct options){0});
-	uint16_t lid = address_of_side(&side).lid;
+	uint16_t port = address_of_side(&side).port;
 	int files = entries_of("/proc/self/fd"), pipes[2];
 
 	for (int way = 0; way < 8; way++) {
-		int fd = visit(lid), memory = -1;
+		int fd = visit(port), memory = -1;
 
 		if (way == 0 || way == 1) { /* the right size and no seals; sealed and too small */
 			memory = memfd_create("hostile", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -361,7 +361,7 @@ static void bad_memory(void)
 			memory = pipes[0];
 			close(pipes[1]);
 		} /* 5: none */
-		tell_door(fd, way < 6 ? HELLO : way == 6 ? READY : LID, memory);
+		tell_door(fd, way < 6 ? HELLO : way == 6 ? READY : NO_MESSAGE, memory);
 		turned_away(fd);
 		if (memory >= 0)
 			close(memory);
@@ -383,12 +383,12 @@ static void silent_visitors(void)
 	struct side side;
 
 	open_side(&side, (struct options){0});
-	uint16_t lid = address_of_side(&side).lid;
+	uint16_t port = address_of_side(&side).port;
 
 	for (int i = 0; i < VISITORS; i++)
-		fds[i] = visit(lid);
+		fds[i] = visit(port);
 	turned_away(fds[0]);
-	int fd = visit(lid), memory = soft_segment_make();
+	int fd = visit(port), memory = soft_segment_make();
 	uint32_t text[4];
 
 	tell_door(fd, HELLO, memory);
@@ -406,7 +406,7 @@ static void another_user(void)
 {
 	struct process process;
 	struct side side;
-	uint16_t lid = 0;
+	uint16_t port = 0;
 
 	if (geteuid() != 0) {
 		puts("not root: no process of another user can be made here");
@@ -415,13 +415,13 @@ static void another_user(void)
 	process = split();
 	if (process.child) {
 		open_side(&side, (struct options){0});
-		lid = address_of_side(&side).lid;
-		tell(&process, &lid, sizeof(lid));
+		port = address_of_side(&side).port;
+		tell(&process, &port, sizeof(port));
 	} else {
-		hear(&process, &lid, sizeof(lid));
+		hear(&process, &port, sizeof(port));
 		CHECK_EQUAL(setgid(65534), 0);
 		CHECK_EQUAL(setuid(65534), 0);
-		int fd = visit(lid), memory = soft_segment_make();
+		int fd = visit(port), memory = soft_segment_make();
 
 		tell_door(fd, HELLO, memory);
 		turned_away(fd);
@@ -438,20 +438,20 @@ static void unmapped_users(void)
 {
 	struct process process = split();
 	struct side side;
-	uint16_t lid = 0;
+	uint16_t port = 0;
 
 	if (!process.child) {
 		if (unshare(CLONE_NEWUSER)) {
 			puts("no user name space can be made here");
 		} else {
 			open_side(&side, (struct options){0});
-			lid = address_of_side(&side).lid;
+			port = address_of_side(&side).port;
 		}
-		tell(&process, &lid, sizeof(lid));
+		tell(&process, &port, sizeof(port));
 	} else {
-		hear(&process, &lid, sizeof(lid));
-		if (lid) {
-			int fd = visit(lid), memory = soft_segment_make();
+		hear(&process, &port, sizeof(port));
+		if (port) {
+			int fd = visit(port), memory = soft_segment_make();
 
 			tell_door(fd, HELLO, memory);
 			turned_away(fd);
@@ -459,7 +459,7 @@ static void unmapped_users(void)
 		}
 	}
 	process_barrier(&process);
-	if (!process.child && lid)
+	if (!process.child && port)
 		close_side(&side);
 	join(&process);
 }

@@ -49,7 +49,7 @@ static void no_peer(void)
 		struct address address = address_of_side(&b), own = address_of_side(&a);
 
 		if (way == 0)
-			address.lid = 1; /* nothing listens there */
+			address.qpn ^= 1u << 23; /* no such process */
 		if (way == 1)
 			address.qpn ^= 0x5555; /* no such queue pair */
 		if (way == 2)
@@ -116,17 +116,18 @@ static void hostile_peers(void)
 {
 	struct side a, b;
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
+	int guesses[4];
 
 	open_pair(&a, &b, (struct options){0});
 	struct address address = address_of_side(&b);
 
 	/* Nonsense, a web browser, and handshakes that are wrong in one thing each. */
-	int fd = connect_to(address.lid);
+	int fd = connect_to(address.port);
 
 	fill(bytes, sizeof(bytes), 3);
 	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
 	expect_hung_up(fd);
-	fd = connect_to(address.lid);
+	fd = connect_to(address.port);
 	static const char get[] =
 		"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n\r\n\r\n";
 
@@ -150,20 +151,29 @@ static void hostile_peers(void)
 			hello.receive_psn ^= 1;
 		/* 3: right in everything, but there is a stream already */
 		soft_hello_encode(bytes, &hello);
-		fd = connect_to(address.lid);
+		fd = connect_to(address.port);
 		CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
-		expect_hung_up(fd);
+		if (wrong == 0)
+			expect_hung_up(fd);
+		else
+			guesses[wrong] = fd;
 	}
-
 	/* Many connections that send nothing, or half a handshake, do not keep others out. */
 	int fds[300];
 
 	soft_hello_encode(bytes, &(struct soft_hello){.kind = SOFT_HELLO});
 	for (int i = 0; i < 300; i++) {
-		fds[i] = connect_to(address.lid);
+		fds[i] = connect_to(address.port);
 		CHECK_EQUAL(send(fds[i], bytes, (size_t)(i % 40), MSG_NOSIGNAL), i % 40);
 	}
 	expect_hung_up(fds[0]); /* the oldest had to go */
+	/* Which of the guesses name a queue pair that is there, is not told: all wait, and each that
+	 * says more is hung up on. */
+	for (int wrong = 1; wrong < 4; wrong++) {
+		CHECK(recv(guesses[wrong], bytes, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
+		CHECK_EQUAL(send(guesses[wrong], bytes, 1, 0), 1);
+		expect_hung_up(guesses[wrong]);
+	}
 	struct side c, d;
 
 	open_pair(&c, &d, (struct options){0});
@@ -188,21 +198,18 @@ static void hostile_peers(void)
  * 10.3.1.2: a peer's error does not reach an idle queue pair). */
 static void leaves_unanswered(void)
 {
-	struct sockaddr_in here = {.sin_family = AF_INET,
-				   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	socklen_t length = sizeof(here);
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE + SOFT_FRAME_HEADER];
 	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	struct soft_frame frame;
 	struct side side;
 
 	CHECK(door >= 0);
-	CHECK_EQUAL(bind(door, (struct sockaddr *)&here, sizeof(here)), 0);
+	uint32_t highest = number_at(bind_device_port(door), 0x3ffe);
+
 	CHECK_EQUAL(listen(door, 1), 0);
-	CHECK_EQUAL(getsockname(door, (struct sockaddr *)&here, &length), 0);
 	open_side(&side, (struct options){0});
-	/* No queue pair has a greater number: this one connects. */
-	bring_up(&side, &(struct address){.qpn = 0xffffff, .psn = 5, .lid = ntohs(here.sin_port)});
+	/* The smaller number connects: that is the device's. */
+	bring_up(&side, &(struct address){.qpn = highest, .psn = 5});
 	int fd = accept(door, NULL, NULL);
 
 	CHECK(fd >= 0);
@@ -396,8 +403,8 @@ static void impossible_frames(void)
 		{.opcode = 99, .psn = 100},
 		{.opcode = 255, .length = 0xffffffff, .psn = 0xffffffff},
 		{.opcode = SOFT_SEND, .psn = 100, .length = SOFT_FRAME_MAX + 1, .total = 1 << 30},
-		{.opcode = SOFT_SEND, .psn = 101},                           /* one missing */
-		{.opcode = SOFT_SEND, .psn = 99},                            /* one too many */
+		{.opcode = SOFT_SEND, .psn = 101}, /* one missing */
+		{.opcode = SOFT_SEND, .psn = 99}, /* one too many */
 		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .total = 4}, /* more than there is */
 		{.opcode = SOFT_SEND, .psn = 100, .length = 0, .total = 4}, /* no progress */
 		{.opcode = SOFT_SEND, .psn = 100, .length = 4, .total = 8, .offset = 4},

@@ -54,12 +54,12 @@ static void open_crowd(struct crowd *crowd, int count)
 }
 
 /* Each with that of its number among `peers`. */
-static void connect_crowd(struct crowd *crowd, const uint32_t *peers, uint16_t lid)
+static void connect_crowd(struct crowd *crowd, const uint32_t *peers)
 {
 	for (int i = 0; i < crowd->count; i++) {
 		crowd->side.qp = crowd->qps[i];
 		crowd->side.psn = 100;
-		bring_up(&crowd->side, &(struct address){.qpn = peers[i], .psn = 100, .lid = lid});
+		bring_up(&crowd->side, &(struct address){.qpn = peers[i], .psn = 100});
 	}
 	crowd->side.qp = NULL;
 }
@@ -156,7 +156,6 @@ static void within_a_process(void)
 	struct side first;
 
 	open_side(&first, (struct options){0}); /* what a process needs in any case */
-	uint16_t lid = address_of_side(&first).lid;
 
 	malloc_trim(0); /* what the test before has left */
 	size_t before = resident();
@@ -166,7 +165,7 @@ static void within_a_process(void)
 	open_crowd(&crowd, 2 * PAIRS);
 	for (int i = 0; i < 2 * PAIRS; i++)
 		peers[i] = crowd.qps[i ^ 1]->qp_num;
-	connect_crowd(&crowd, peers, lid);
+	connect_crowd(&crowd, peers);
 	printf("made and connected in %.1f us each\n",
 	       (seconds(CLOCK_MONOTONIC) - start) / (2 * PAIRS) * 1e6);
 	for (int round = 0; round < 2; round++) {
@@ -192,19 +191,15 @@ static void between_processes(void)
 {
 	struct process process = split();
 	struct side first;
-	uint16_t lid, theirs;
 
 	limit_seconds(100);
 	open_side(&first, (struct options){0});
-	lid = address_of_side(&first).lid;
 	size_t before = resident();
 	int files = entries_of("/proc/self/fd");
 
 	open_crowd(&crowd, PAIRS);
 	for (int i = 0; i < PAIRS; i++)
 		peers[i] = crowd.qps[i]->qp_num;
-	tell(&process, &lid, sizeof(lid));
-	hear(&process, &theirs, sizeof(theirs));
 	if (process.child)
 		tell(&process, peers, PAIRS * sizeof(*peers));
 	static uint32_t numbers[PAIRS];
@@ -212,7 +207,7 @@ static void between_processes(void)
 	hear(&process, numbers, sizeof(numbers));
 	if (!process.child)
 		tell(&process, peers, PAIRS * sizeof(*peers));
-	connect_crowd(&crowd, numbers, theirs);
+	connect_crowd(&crowd, numbers);
 	receive_all(&crowd, 0, PAIRS);
 	process_barrier(&process);
 	for (int i = 0; i < PAIRS; i += 100) { /* what the other sends comes in between */

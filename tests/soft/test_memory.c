@@ -72,7 +72,7 @@ static void on_demand(void)
 	open_pair(&a, &b, (struct options){0});
 	CHECK_EQUAL(extended(a.context)->query_device_ex(a.context, NULL, &attr, sizeof(attr)), 0);
 	CHECK_EQUAL(attr.odp_caps.general_caps, IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
-	CHECK_EQUAL(attr.odp_caps.per_transport_caps.rc_odp_caps, 0x3f);
+	CHECK_EQUAL(attr.odp_caps.per_transport_caps.rc_odp_caps, 0x7f);
 
 	uint8_t *memory = pages(4);
 
@@ -473,8 +473,12 @@ static void device_memory(void)
 	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1000, a.memory, 300), 0);
 	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, 1000, 300), 0);
 	CHECK(filled(seen, 300, 2));
-	CHECK_EQUAL(dm->memcpy_to_dm(dm, 4000, a.memory, 97), EFAULT);
-	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, UINT64_MAX, 2), EFAULT);
+	CHECK_EQUAL(dm->memcpy_to_dm(dm, 4000, a.memory, 100), EFAULT);
+	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, UINT64_MAX - 3, 4), EFAULT);
+	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1001, a.memory, 4), EINVAL); /* no words */
+	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1000, a.memory, 5), EINVAL);
+	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, 1002, 4), EINVAL);
+	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, 1000, 2), EINVAL);
 
 	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, rights & ~(unsigned)IBV_ACCESS_ZERO_BASED),
 		EINVAL);
@@ -648,10 +652,10 @@ static void parent_domains(void)
 	REFUSED(ex->alloc_parent_domain(b.context, &(struct ibv_parent_domain_init_attr){0}),
 		EINVAL);
 	REFUSED(ex->alloc_parent_domain(a.context, &init), EINVAL);
-	init.comp_mask = 4;
-	REFUSED(ex->alloc_parent_domain(b.context, &init), EINVAL);
-	init.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS;
+	init.comp_mask = 8;
 	REFUSED(ex->alloc_parent_domain(b.context, &init), EOPNOTSUPP);
+	init.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS;
+	REFUSED(ex->alloc_parent_domain(b.context, &init), EINVAL); /* without functions */
 	init.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
 	init.td = td;
 	struct ibv_pd *parent = ex->alloc_parent_domain(b.context, &init);
@@ -700,6 +704,116 @@ static void parent_domains(void)
 	close_pair(&a, &b);
 }
 
+/* An allocator of the application: what it has been asked for, and what it is to answer. */
+struct allocator {
+	struct ibv_pd *pd; /* that it is of */
+	unsigned asked, live, declined;
+	uint64_t types; /* a bit for each */
+	bool decline, fail;
+};
+
+static void *allocate(struct ibv_pd *pd, void *context, size_t size, size_t alignment,
+		      uint64_t resource_type)
+{
+	struct allocator *allocator = context;
+	union ibv_gid gid;
+	void *memory;
+
+	CHECK(pd == allocator->pd && size && alignment && resource_type < 64);
+	CHECK_EQUAL(verbs->ibv_query_gid(pd->context, 1, 0, &gid), 0); /* the lock is free */
+	allocator->asked++;
+	allocator->types |= 1u << resource_type;
+	if (allocator->fail)
+		return NULL;
+	if (allocator->decline) {
+		allocator->declined++;
+		return (void *)-1;
+	}
+	CHECK_EQUAL(posix_memalign(&memory, alignment, size), 0);
+	memset(memory, 0xee, size);
+	allocator->live++;
+	return memory;
+}
+
+static void release(struct ibv_pd *pd, void *context, void *memory, uint64_t resource_type)
+{
+	struct allocator *allocator = context;
+	union ibv_gid gid;
+
+	CHECK(pd == allocator->pd && allocator->types & 1u << resource_type);
+	CHECK_EQUAL(verbs->ibv_query_gid(pd->context, 1, 0, &gid), 0);
+	allocator->live--;
+	free(memory);
+}
+
+/* The queues of a parent domain's queue pairs, shared receive queues and completion queues are in
+ * memory of its allocator. */
+static void allocators(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	struct verbs_context *ex = extended(b.context);
+	struct allocator allocator = {0};
+	struct ibv_parent_domain_init_attr init = {
+		.pd = b.pd,
+		.alloc = allocate,
+		.free = release,
+		.pd_context = &allocator,
+		.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS |
+			     IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
+	};
+	struct ibv_pd *base = b.pd, *parent = ex->alloc_parent_domain(b.context, &init);
+
+	CHECK(parent);
+	allocator.pd = parent;
+	for (int decline = 0; decline < 2; decline++) {
+		struct ibv_cq_init_attr_ex cq_init = {
+			.cqe = 4,
+			.wc_flags = all_times,
+			.comp_mask = IBV_CQ_INIT_ATTR_MASK_PD,
+			.parent_domain = parent,
+		};
+		struct ibv_srq_init_attr srq_init = {.attr = {.max_wr = 4, .max_sge = 1}};
+		struct ibv_srq_attr larger = {.max_wr = 100};
+
+		CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+		CHECK_EQUAL(allocator.live, 0);
+		allocator.decline = decline;
+		allocator.types = 0;
+		b.pd = parent;
+		b.qp = create_qp(&b);
+		struct ibv_cq_ex *cq = ex->create_cq_ex(b.context, &cq_init);
+		struct ibv_srq *srq = verbs->ibv_create_srq(parent, &srq_init);
+
+		CHECK(cq && srq);
+		CHECK_EQUAL(allocator.types, 1 << 1 | 1 << 2 | 1 << 3);
+		CHECK(decline ? allocator.declined && !allocator.live
+			      : allocator.live && allocator.live == allocator.asked);
+		CHECK_EQUAL(verbs->ibv_resize_cq((struct ibv_cq *)cq, 100), 0);
+		CHECK_EQUAL(verbs->ibv_modify_srq(srq, &larger, IBV_SRQ_MAX_WR), 0);
+		CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+		connect_pair(&a, &b);
+		CHECK_EQUAL(write_to(&a, b.mr, (uintptr_t)b.memory, 8), IBV_WC_SUCCESS);
+		CHECK_EQUAL(write_to(&b, a.mr, (uintptr_t)a.memory, 8), IBV_WC_SUCCESS);
+		CHECK_EQUAL(verbs->ibv_dealloc_pd(parent), EBUSY);
+		CHECK_EQUAL(verbs->ibv_destroy_srq(srq), 0);
+		CHECK_EQUAL(verbs->ibv_destroy_cq((struct ibv_cq *)cq), 0);
+		CHECK(decline || allocator.live); /* those of the queue pair */
+	}
+	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+	b.qp = NULL;
+	CHECK_EQUAL(allocator.live, 0);
+
+	allocator.fail = true;
+	struct ibv_qp_init_attr qp = {.send_cq = b.cq, .recv_cq = b.cq, .qp_type = IBV_QPT_UD};
+
+	REFUSED(verbs->ibv_create_qp(parent, &qp), ENOMEM);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(parent), 0);
+	b.pd = base;
+	close_pair(&a, &b);
+}
+
 int main(void)
 {
 	limit_seconds(60);
@@ -714,5 +828,6 @@ int main(void)
 	STEP(reregistering());
 	STEP(zero_based());
 	STEP(parent_domains());
+	STEP(allocators());
 	return 0;
 }

@@ -556,6 +556,61 @@ static void meeting(void)
 	join(&process);
 }
 
+/* A CQ that is armed for a thread that sleeps does not make peers notify a process that polls another
+ * one for ever, as UCX does with its datagrams.  Several rounds, because a process that is kept from
+ * its processor for a moment does need notices. */
+static void armed_elsewhere(void)
+{
+	enum {
+		TIMES = 1000,
+		DONE = 1
+	};
+	const char *links = getenv("AIORDMA_EMBEDDED_LINKS");
+	bool knows = !links || strcmp(links, "tcp");
+	struct process process;
+	struct side side;
+	struct address peer = open_peers(&process, &side);
+	uint64_t *words = (uint64_t *)(void *)side.memory;
+	struct request request = {.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+				  .wr_id = 1,
+				  .length = 8,
+				  .offset = 64,
+				  .remote = peer.memory,
+				  .rkey = peer.rkey,
+				  .compare_add = 1};
+
+	if (process.child) {
+		unsigned woke;
+
+		process_barrier(&process); /* the peer polls from now on */
+		do {
+			woke = soft_engine_writes(true);
+			for (int i = 0; i < TIMES; i++) {
+				CHECK_EQUAL(post(&side, request), 0);
+				expect_wc(&side, 1, IBV_WC_SUCCESS);
+			}
+		} while (knows && soft_engine_writes(true) - woke > TIMES / 10);
+		request.remote += 8 * DONE;
+		CHECK_EQUAL(post(&side, request), 0);
+		expect_wc(&side, 1, IBV_WC_SUCCESS);
+	} else {
+		struct ibv_comp_channel *channel = verbs->ibv_create_comp_channel(side.context);
+		struct ibv_cq *cq = verbs->ibv_create_cq(side.context, 1, NULL, channel, 0);
+		struct ibv_wc wc;
+
+		CHECK(channel && cq);
+		CHECK_EQUAL(side.context->ops.req_notify_cq(cq, 0), 0);
+		process_barrier(&process);
+		while (!__atomic_load_n(&words[DONE], __ATOMIC_ACQUIRE))
+			CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
+		CHECK_EQUAL(verbs->ibv_destroy_cq(cq), 0);
+		CHECK_EQUAL(verbs->ibv_destroy_comp_channel(channel), 0);
+	}
+	process_barrier(&process);
+	close_side(&side);
+	join(&process);
+}
+
 int main(void)
 {
 	limit_seconds(100);
@@ -569,6 +624,7 @@ int main(void)
 	STEP(in_the_middle());
 	STEP(serving());
 	STEP(meeting());
+	STEP(armed_elsewhere());
 	STEP(threads());
 	STEP(forking());
 	return 0;

@@ -35,8 +35,7 @@ static void creating(void)
 	try_qp(&a, attr, EINVAL);
 	attr.comp_mask |= IBV_QP_INIT_ATTR_PD | 1 << 20;
 	try_qp(&a, attr, EINVAL);
-	static const uint32_t missing[] = {IBV_QP_INIT_ATTR_XRCD, IBV_QP_INIT_ATTR_IND_TABLE,
-					   IBV_QP_INIT_ATTR_RX_HASH};
+	static const uint32_t missing[] = {IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_RX_HASH};
 
 	for (size_t i = 0; i < sizeof(missing) / sizeof(missing[0]); i++) {
 		attr = qp_attr_ex(&a, (struct extras){.operations = IBV_QP_EX_WITH_SEND});
@@ -55,7 +54,7 @@ static void creating(void)
 	attr.max_tso_header = 0;
 	attr.cap.max_send_sge = 1000;
 	try_qp(&a, attr, EINVAL);
-	CHECK(!extended(a.context)->open_qp && !extended(a.context)->open_xrcd);
+	CHECK(!extended(a.context)->open_qp);
 
 	/* What needs answers, or a connection: ibv_wr_post(3), "QP Type Supported". */
 	static const struct {

@@ -19,7 +19,7 @@ static void call_oneself(struct end *a, struct end *b)
 	/* Waiting for the one is waiting for the other. */
 	CHECK(dup2(a->told, b->told) >= 0);
 	call_next(b);
-	CHECK_EQUAL(open_to(a, own_lid(), 5), 0);
+	CHECK_EQUAL(open_to(a, own_port(), 5), 0);
 	/* What goes to ourselves is there when the lock is given back. */
 	CHECK(a->accepted && b->accepted && !callee);
 	CHECK(starts_with(b->handshake, 5) && starts_with(a->handshake, 6));
@@ -56,7 +56,7 @@ static void own_refusal(void)
 
 	end_init(&a);
 	refused = 0;
-	CHECK_EQUAL(open_to(&a, own_lid(), REFUSE_ME), 0);
+	CHECK_EQUAL(open_to(&a, own_port(), REFUSE_ME), 0);
 	CHECK(a.gone && a.error == 0 && !a.accepted);
 	CHECK_EQUAL(refused, 1);
 	end_done(&a);
@@ -69,7 +69,7 @@ static void taken_back(void)
 
 	end_init(&a);
 	end_init(&b);
-	CHECK_EQUAL(open_to(&a, own_lid(), HOLD_ME), 0);
+	CHECK_EQUAL(open_to(&a, own_port(), HOLD_ME), 0);
 	CHECK(!a.accepted && !a.gone);
 	CHECK_EQUAL(held_id, a.chan.id);
 	soft_lock();
@@ -81,9 +81,9 @@ static void taken_back(void)
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE] = {0};
 
 	soft_lock();
-	CHECK_EQUAL(soft_shm_chan_accept(&b.chan, soft_shm_peer_at(soft_port_lid()), held_id,
-					 handshake),
-		    0);
+	CHECK_EQUAL(
+		soft_shm_chan_accept(&b.chan, soft_shm_peer_at(soft_ip_port()), held_id, handshake),
+		0);
 	soft_unlock();
 	CHECK(b.gone && b.error == 0);
 	end_done(&a);
@@ -149,16 +149,16 @@ static void turns(void)
 /* The parent calls, the child is called. */
 static void call_child(struct end *end, bool polling)
 {
-	uint16_t lid;
+	uint16_t port;
 
 	end_init(end);
 	if (!process.child) {
 		call_next(end);
-		lid = own_lid();
-		tell(&process, &lid, sizeof(lid));
+		port = own_port();
+		tell(&process, &port, sizeof(port));
 	} else {
-		hear(&process, &lid, sizeof(lid));
-		CHECK_EQUAL(open_to(end, lid, 7), 0);
+		hear(&process, &port, sizeof(port));
+		CHECK_EQUAL(open_to(end, port, 7), 0);
 	}
 	UNTIL(end, polling, end->accepted);
 	CHECK(starts_with(end->handshake, process.child ? 8 : 7));

@@ -265,8 +265,9 @@ static void end_shared_queue(void *made)
 
 static void *handle(void)
 {
-	struct ibv_ah_attr attr = {.dlid = 1, .port_num = 1};
+	struct ibv_ah_attr attr = {.dlid = ANY_DLID, .is_global = 1, .port_num = 1};
 
+	CHECK_EQUAL(verbs->ibv_query_gid(own.context, 1, 0, &attr.grh.dgid), 0);
 	return verbs->ibv_create_ah(own.pd, &attr);
 }
 

@@ -178,7 +178,7 @@ static void extended(void)
 	CHECK_EQUAL(more->get_srq_num(srq, &number), 0);
 	CHECK(number != 0);
 	CHECK_EQUAL(verbs->ibv_destroy_srq(srq), 0);
-	init.srq_type = IBV_SRQT_XRC;
+	init.srq_type = IBV_SRQT_TM;
 	errno = 0;
 	CHECK(!more->create_srq_ex(context, &init));
 	CHECK_EQUAL(errno, EOPNOTSUPP);

@@ -238,7 +238,7 @@ static void no_peer(void)
 	open_side(&b, uc);
 	struct address address = address_of_side(&b);
 
-	address.lid = 1; /* nothing listens there */
+	address.qpn ^= 1u << 23; /* of another process, which is not there */
 	bring_up(&a, &address);
 	CHECK_EQUAL(post(&a, send_of(1, 8)), 0);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);

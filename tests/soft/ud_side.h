@@ -35,19 +35,23 @@ static inline void ud_open(struct side *side, struct options options)
 	ud_bring_up(side, QKEY);
 }
 
-/* From the side's GID index to that address; index -1: by the LID alone. */
+/* From the side's GID index to that address. */
 static inline struct ibv_ah *ud_path(struct side *side, const struct address *to, int index)
 {
-	struct ibv_ah_attr attr = {.dlid = to->lid, .port_num = 1};
+	struct ibv_ah_attr attr = {
+		.grh =
+			{
+				.dgid = to->gid,
+				.sgid_index = (uint8_t)index,
+				.hop_limit = 17,
+				.traffic_class = 33,
+				.flow_label = 0x54321,
+			},
+		.dlid = ANY_DLID,
+		.is_global = 1,
+		.port_num = 1,
+	};
 
-	if (index >= 0) {
-		attr.is_global = 1;
-		attr.grh.sgid_index = (uint8_t)index;
-		attr.grh.dgid = to->gid;
-		attr.grh.hop_limit = 17;
-		attr.grh.traffic_class = 33;
-		attr.grh.flow_label = 0x54321;
-	}
 	return verbs->ibv_create_ah(side->pd, &attr);
 }
 

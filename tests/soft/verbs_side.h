@@ -43,7 +43,7 @@ struct options {
 	bool signal_none;    /* sq_sig_all = 0 */
 	bool uc;             /* a UC queue pair */
 	bool ud;             /* a UD queue pair: see ud_side.h */
-	int gid;             /* 1 + the GID index to use; 0: the LID alone */
+	int gid;             /* 1 + the GID index to use; 0: none, a peer of this host */
 	uint32_t shared; /* receives of a shared queue, which takes the place of the own one */
 };
 
@@ -67,8 +67,45 @@ struct address {
 	uint32_t rkey;
 	uint32_t qpn;
 	uint32_t psn;
-	uint16_t lid;
+	uint16_t port; /* of its process: follows from the number */
 };
+
+/* ---- queue pair numbers: which process ------------------------------------------------------ */
+
+enum {
+	FIRST_PORT = 14792,
+	/* A device takes one of the first 1,000. */
+	FIRST_FREE = FIRST_PORT + 1000,
+	LAST_PORT = FIRST_PORT + 1023,
+	/* RoCE leaves it to applications: some put a UDP source port there. */
+	ANY_DLID = 0xbeef,
+};
+
+static inline uint16_t port_of_number(uint32_t qpn)
+{
+	return (uint16_t)(FIRST_PORT + (qpn >> 14));
+}
+
+static inline uint32_t number_at(uint16_t port, uint32_t local)
+{
+	return (uint32_t)(port - FIRST_PORT) << 14 | local;
+}
+
+/* A port that no device takes, with higher numbers than those of any; on loopback. */
+static inline uint16_t bind_device_port(int fd)
+{
+	struct sockaddr_in here = {.sin_family = AF_INET,
+				   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	uint16_t port = LAST_PORT;
+
+	for (; port >= FIRST_FREE; port--) {
+		here.sin_port = htons(port);
+		if (!bind(fd, (const struct sockaddr *)&here, sizeof(here)))
+			return port;
+	}
+	CHECK(!"a port is free");
+	return 0;
+}
 
 __attribute__((constructor)) static void find_calls(void)
 {
@@ -166,17 +203,14 @@ static inline void close_side(struct side *side)
 
 static inline struct address address_of_side(const struct side *side)
 {
-	struct ibv_port_attr port;
 	struct address address = {
 		.qpn = side->qp->qp_num,
+		.port = port_of_number(side->qp->qp_num),
 		.psn = side->psn,
 		.memory = (uintptr_t)side->memory,
 		.rkey = side->mr ? side->mr->rkey : 0,
 	};
 
-	CHECK_EQUAL(verbs->ibv_query_port(side->context, 1, (struct _compat_ibv_port_attr *)&port),
-		    0);
-	address.lid = port.lid;
 	CHECK_EQUAL(verbs->ibv_query_gid(side->context, 1,
 					 side->options.gid ? side->options.gid - 1 : 0,
 					 &address.gid),
@@ -211,7 +245,7 @@ static inline int to_rtr(struct side *side, const struct address *peer)
 		.path_mtu = IBV_MTU_4096,
 		.rq_psn = peer->psn,
 		.dest_qp_num = peer->qpn,
-		.ah_attr = {.dlid = peer->lid, .port_num = 1},
+		.ah_attr = {.dlid = ANY_DLID, .port_num = 1},
 		.max_dest_rd_atomic = side->options.answers
 					      ? side->options.answers
 					      : or_default(side->options.depth, 4, 255),
@@ -383,6 +417,7 @@ struct request {
 	uint32_t rkey;
 	uint64_t compare_add, swap;
 	uint32_t lkey; /* the side's own if 0 */
+	uint32_t srqn; /* XRC */
 };
 
 /* With one call, so that nothing happens in between; at most eight. */
@@ -408,6 +443,7 @@ static inline int post_chain(struct side *side, const struct request *requests, 
 			.opcode = request->opcode,
 			.send_flags = request->flags,
 			.imm_data = request->imm,
+			.qp_type.xrc.remote_srqn = request->srqn,
 		};
 		if (request->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
 		    request->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {

@@ -7,10 +7,15 @@
 
 struct soft_qp;
 
-/* For soft_wire_use_cm: the queue pair has come to RTR with an address whose LID is 0.  It adopts
- * the stream of its handshake at once if the other side was quicker than the application. */
-void soft_cm_offer(struct soft_qp *qp);
+/* For soft_wire_use_cm: the queue pair has come to RTR.  True: it and its peer are the two that an id
+ * connects.  It adopts the stream of the handshake at once if the other side was quicker than the
+ * application. */
+bool soft_cm_offer(struct soft_qp *qp);
 
 extern const struct soft_subsystem soft_cm_subsystem;
+
+/* Whether the device stays open until the process ends once the connection manager has opened it,
+ * with the engine and its thread; from the beginning on. */
+extern bool soft_cm_device_stays;
 
 #endif

@@ -65,12 +65,13 @@ static bool take_reply(struct soft_cm_id *id, const struct soft_cm_message *repl
 	id->remote_qpn = reply->qpn;
 	id->remote_psn = reply->psn;
 	id->remote_ece = reply->ece;
-	id->shm_lid = id->request.lid ? reply->lid : 0;
+	id->shm_port = id->request.shm_port ? reply->shm_port : 0;
 	/* rdma_accept(3): the other side may have adjusted both. */
 	id->responder_resources = soft_cm_depth(reply->initiator_depth, SOFT_MAX_RD_ATOMIC);
 	id->initiator_depth = soft_cm_depth(reply->responder_resources, SOFT_MAX_RD_ATOMIC);
 	id->rnr_retry_count = reply->rnr_retry_count;
 	soft_cm_link_expect_nothing(id->link);
+	soft_cm_stream_agreed(id);
 	if (!soft_cm_qp(id)) {
 		id->state = SOFT_CM_RESPONDED;
 		soft_cm_report(id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, reply);
@@ -169,7 +170,7 @@ static int start(struct soft_cm_id *id, const struct rdma_conn_param *parameters
 		.type = SOFT_CM_REQ, .port_space = (uint16_t)id->id.ps, .qp_type = IBV_QPT_RC};
 	soft_cm_fill_message(id, parameters, &id->request);
 	soft_cm_gid_from(&peer, &id->id.route.addr.dst_addr);
-	id->request.lid = soft_cm_own_lid(&peer);
+	id->request.shm_port = soft_cm_own_port(&peer);
 	id->opens_chan = true;
 	id->retry_count = id->request.retry_count;
 	return start_connecting(id);

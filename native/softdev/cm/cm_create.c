@@ -105,6 +105,8 @@ int soft_rdma_create_qp_ex(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *at
 
 	if (!id || !attr || id->qp || !id->verbs || !type_fits(id, attr->qp_type))
 		return soft_cm_fail(EINVAL);
+	if (soft_is_xrc(attr->qp_type)) /* whose two sides would need a connection each */
+		return soft_cm_fail(EOPNOTSUPP);
 	if (!(attr->comp_mask & IBV_QP_INIT_ATTR_PD))
 		attr->pd = NULL;
 	error = check_domain(id, &attr->pd);

@@ -1,9 +1,10 @@
 /* The device context behind id->verbs and the protection domain behind id->pd: one for all ids.
  *
  * librdmacm opens a device once and keeps it for the life of the process, so applications keep
- * id->verbs longer than the id: as the key of what they have made on it, or to make more.  Here it
- * is open (and with it the engine and its thread) as long as an id or anything made on it is there;
- * but it is always the same struct, so that a pointer to it is never a dangling one.
+ * id->verbs longer than the id, or what rdma_get_devices told longer than the list: as the key of
+ * what they have made on it, or to make more.  For programs (soft_cm_device_stays) that holds here;
+ * else it is open (and with it the engine and its thread) as long as an id or anything made on it is
+ * there.  It is always the same struct, so that a pointer to it is never a dangling one.
  *
  * Holds are counted under the engine's lock, so that a request can be bound in the engine's step;
  * opening and closing, which cannot be done under that lock, have a lock of their own around it.
@@ -16,6 +17,7 @@
 #include "objects/objects.h"
 
 pthread_mutex_t soft_cm_opening = PTHREAD_MUTEX_INITIALIZER;
+bool soft_cm_device_stays;
 static struct soft_context own;
 static struct ibv_pd *pd;
 static bool is_open;
@@ -81,7 +83,7 @@ void soft_cm_device_sweep(void)
 
 	pthread_mutex_lock(&soft_cm_opening);
 	soft_lock();
-	unused = is_open && !holds && own.children == 1 &&
+	unused = is_open && (!soft_cm_device_stays || own.fatal) && !holds && own.children == 1 &&
 		 !soft_container(pd, struct soft_pd, ibv)->users &&
 		 own.fork_generation == soft_engine_fork_generation();
 	if (unused)

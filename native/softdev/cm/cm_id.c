@@ -45,6 +45,7 @@ struct soft_cm_id *soft_cm_id_new(enum rdma_port_space port_space, void *context
 	id->timewait.expired = timewait_over;
 	soft_list_init(&id->in_channel);
 	soft_list_init(&id->held);
+	soft_list_init(&id->agreed);
 	soft_list_init(&id->on_device);
 	soft_list_init(&id->groups);
 	return id;
@@ -133,6 +134,7 @@ void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
 		soft_cm_listener_close(id);
 	if (id->state == SOFT_CM_CONNECTED)
 		soft_cm_stream_close(id);
+	soft_list_remove(&id->agreed);
 	leave_handshake(id);
 	soft_cm_service_close(id);
 	soft_cm_sidr_request_end(id);

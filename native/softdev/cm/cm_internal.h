@@ -180,10 +180,11 @@ struct soft_cm_id {
 
 	/* Of the other side, on this host, if both can use shared memory; 0: only the stream is
 	 * left.  The side that asked for the connection opens the channel. */
-	uint16_t shm_lid;
+	uint16_t shm_port;
 	bool opens_chan;
 
 	struct soft_node held; /* in cm_stream.c: the stream waits for the queue pair */
+	struct soft_node agreed; /* in cm_stream.c: the stream will be the queue pair's */
 	struct soft_timer timewait;
 };
 
@@ -353,7 +354,7 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise);
 /* A new queue pair to INIT, or one for datagrams to RTS.  0 or an errno value. */
 int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp);
-/* The way to the other side, from the id's addresses; dlid 0. */
+/* The way to the other side, from the id's addresses. */
 void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector);
 /* Brings the id's queue pair to RTR and RTS with what REQ and REP agreed on.  0 or errno value. */
 int soft_cm_qp_ready(struct soft_cm_id *id);
@@ -367,8 +368,13 @@ uint32_t soft_cm_random_psn(void);
  * the ESTABLISHED event carries.  The stream goes to the queue pair; where that is not in RTR yet,
  * it is held for it.  ENOTCONN, and nothing has happened, when the queue pair is in error. */
 int soft_cm_hand_over(struct soft_cm_id *id, const struct soft_cm_message *established);
-/* Our LID, for a process at that GID to attach to; 0: not wanted, or not of this host. */
-uint16_t soft_cm_own_lid(const union ibv_gid *of_peer);
+/* REQ or REP has told the other side's queue pair number: when this side's comes to RTR for that one,
+ * the id's stream is its stream (soft_cm_offer). */
+void soft_cm_stream_agreed(struct soft_cm_id *id);
+/* The application's own queue pair may be in RTR already, with other PSNs than the id's. */
+void soft_cm_stream_claim(const struct soft_cm_id *id);
+/* Our port, for a process at that GID to attach at; 0: not wanted, or not of this host. */
+uint16_t soft_cm_own_port(const union ibv_gid *of_peer);
 /* Before CONNECTED: the link is freed, the event reported, the id FAILED. */
 void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		    const struct soft_cm_message *message);

@@ -23,42 +23,64 @@ static bool is_datagram(const struct rdma_addrinfo *hints)
 	return hints->ai_port_space == RDMA_PS_UDP || hints->ai_port_space == RDMA_PS_IPOIB;
 }
 
-static struct answer *answer_new(const struct rdma_addrinfo *hints, const struct addrinfo *found)
+static struct answer *answer_new(const struct rdma_addrinfo *hints, const char *name)
 {
-	size_t name = found->ai_canonname ? strlen(found->ai_canonname) + 1 : 0;
-	struct answer *answer = calloc(1, sizeof(*answer) + name);
+	size_t name_size = name ? strlen(name) + 1 : 0;
+	struct answer *answer = calloc(1, sizeof(*answer) + name_size);
+
+	if (!answer)
+		return NULL;
+	if (name)
+		memcpy(answer->name, name, name_size);
+	answer->info.ai_flags = hints->ai_flags;
+	answer->info.ai_family = hints->ai_family;
+	answer->info.ai_qp_type = hints->ai_qp_type;
+	answer->info.ai_port_space = hints->ai_port_space;
+	/* rdma_getaddrinfo(3): a source that was given in the hints is part of the answer. */
+	if (hints->ai_src_addr && hints->ai_src_len) {
+		memcpy(&answer->source, hints->ai_src_addr, hints->ai_src_len);
+		answer->info.ai_src_addr = (struct sockaddr *)&answer->source;
+		answer->info.ai_src_len = hints->ai_src_len;
+	}
+	return answer;
+}
+
+static struct answer *answer_found(const struct rdma_addrinfo *hints, const struct addrinfo *found)
+{
+	struct answer *answer = answer_new(hints, found->ai_canonname);
 	struct rdma_addrinfo *info;
 	bool datagram = is_datagram(hints);
 
 	if (!answer)
 		return NULL;
 	info = &answer->info;
-	memcpy(&answer->address, found->ai_addr, found->ai_addrlen);
-	if (name)
-		memcpy(answer->name, found->ai_canonname, name);
-	info->ai_flags = hints->ai_flags;
 	info->ai_family = found->ai_family;
-	info->ai_qp_type = hints->ai_qp_type ? hints->ai_qp_type
-			   : datagram        ? IBV_QPT_UD
-					     : IBV_QPT_RC;
-	info->ai_port_space = hints->ai_port_space ? hints->ai_port_space
-			      : datagram           ? RDMA_PS_UDP
-						   : RDMA_PS_TCP;
+	if (!info->ai_qp_type)
+		info->ai_qp_type = datagram ? IBV_QPT_UD : IBV_QPT_RC;
+	if (!info->ai_port_space)
+		info->ai_port_space = datagram ? RDMA_PS_UDP : RDMA_PS_TCP;
+	memcpy(&answer->address, found->ai_addr, found->ai_addrlen);
 	if (hints->ai_flags & RAI_PASSIVE) {
 		info->ai_src_addr = (struct sockaddr *)&answer->address;
 		info->ai_src_len = found->ai_addrlen;
-		info->ai_src_canonname = name ? answer->name : NULL;
+		info->ai_src_canonname = found->ai_canonname ? answer->name : NULL;
 		return answer;
 	}
 	info->ai_dst_addr = (struct sockaddr *)&answer->address;
 	info->ai_dst_len = found->ai_addrlen;
-	info->ai_dst_canonname = name ? answer->name : NULL;
-	/* rdma_getaddrinfo(3): a source that was given in the hints is part of the answer. */
-	if (hints->ai_src_addr && hints->ai_src_len &&
-	    hints->ai_src_len <= sizeof(answer->source)) {
-		memcpy(&answer->source, hints->ai_src_addr, hints->ai_src_len);
-		info->ai_src_addr = (struct sockaddr *)&answer->source;
-		info->ai_src_len = hints->ai_src_len;
+	info->ai_dst_canonname = found->ai_canonname ? answer->name : NULL;
+	return answer;
+}
+
+/* Without a name to look up, the answer is what the hints say, as it is. */
+static struct answer *answer_of_hints(const struct rdma_addrinfo *hints)
+{
+	struct answer *answer = answer_new(hints, NULL);
+
+	if (answer && hints->ai_dst_addr && hints->ai_dst_len) {
+		memcpy(&answer->address, hints->ai_dst_addr, hints->ai_dst_len);
+		answer->info.ai_dst_addr = (struct sockaddr *)&answer->address;
+		answer->info.ai_dst_len = hints->ai_dst_len;
 	}
 	return answer;
 }
@@ -109,16 +131,27 @@ int soft_rdma_getaddrinfo(const char *node, const char *service, const struct rd
 	struct addrinfo *found;
 	int error;
 
-	if (!res || (!node && !service))
+	if (!res || (!node && !service && !hints))
 		return soft_cm_fail(EINVAL);
 	if (!hints)
 		hints = &no_hints;
+	if (hints->ai_src_len > sizeof(struct sockaddr_storage) ||
+	    hints->ai_dst_len > sizeof(struct sockaddr_storage))
+		return soft_cm_fail(EINVAL);
 	*res = NULL;
+	if (!node && !service) {
+		struct answer *answer = answer_of_hints(hints);
+
+		if (!answer)
+			return soft_cm_fail(ENOMEM);
+		*res = &answer->info;
+		return 0;
+	}
 	error = look_up(node, service, hints, &found);
 	if (error)
 		return soft_cm_fail(error);
 	for (const struct addrinfo *one = found; one; one = one->ai_next) {
-		struct answer *answer = answer_new(hints, one);
+		struct answer *answer = answer_found(hints, one);
 
 		if (!answer) {
 			soft_rdma_freeaddrinfo(*res);

@@ -59,7 +59,7 @@ static struct soft_cm_id *new_request(struct soft_cm_id *listener,
 	id->retry_count = request->retry_count;
 	id->rnr_retry_count = request->rnr_retry_count;
 	id->remote_ece = request->ece;
-	id->shm_lid = request->lid;
+	id->shm_port = request->shm_port;
 	return id;
 }
 
@@ -78,6 +78,7 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
 	id->link = link;
 	soft_cm_device_bind(id);
 	soft_cm_take_addresses(id, link->watch.fd, peer);
+	soft_cm_stream_agreed(id);
 	if (id->tos)
 		soft_cm_apply_tos(link->watch.fd, id->tos);
 	soft_cm_id_join(id, soft_container(listener->id.channel, struct soft_cm_channel, channel));
@@ -109,11 +110,12 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 		if (error)
 			return error;
 	}
+	soft_cm_stream_claim(id);
 	soft_cm_fill_message(id, parameters, &reply);
-	if (id->shm_lid && soft_links_may_use_shm())
-		reply.lid = soft_port_lid();
-	if (!reply.lid)
-		id->shm_lid = 0;
+	if (id->shm_port && soft_links_may_use_shm())
+		reply.shm_port = soft_ip_port();
+	if (!reply.shm_port)
+		id->shm_port = 0;
 	error = soft_cm_link_send(id->link, &reply);
 	if (error) {
 		soft_cm_qp_error(id);

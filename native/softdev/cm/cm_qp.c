@@ -135,7 +135,7 @@ void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector
 static void rtr_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
 			   struct ibv_qp_attr *attr, int *mask)
 {
-	soft_cm_fill_vector(id, &attr->ah_attr); /* dlid 0: the CM makes the stream */
+	soft_cm_fill_vector(id, &attr->ah_attr);
 	attr->path_mtu = IBV_MTU_4096;
 	attr->dest_qp_num = id->remote_qpn;
 	attr->rq_psn = id->remote_psn;

@@ -74,7 +74,6 @@ static void established(struct soft_cm_id *id, const struct soft_sidr_message *a
 					    .private_data_len = answer->private_data_len};
 
 	soft_cm_fill_vector(id, &there.vector);
-	there.vector.dlid = answer->lid;
 	soft_cm_sidr_request_end(id);
 	id->state = SOFT_CM_CONNECTED;
 	soft_cm_report_datagrams(id, id, RDMA_CM_EVENT_ESTABLISHED, 0, &there);

@@ -249,7 +249,7 @@ static int take_private_data(struct soft_sidr_message *message, const void *data
 
 int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
 {
-	struct soft_sidr_message message = {.qkey = RDMA_UDP_QKEY, .lid = soft_port_lid()};
+	struct soft_sidr_message message = {.qkey = RDMA_UDP_QKEY};
 	const struct ibv_qp *qp = soft_cm_qp(id);
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_ACCEPT);
 

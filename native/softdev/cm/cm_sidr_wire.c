@@ -61,7 +61,6 @@ size_t soft_sidr_encode(const struct soft_sidr_message *message, uint8_t out[SOF
 	if (message->type == SOFT_SIDR_REP) {
 		put(body + 8, message->qpn, 4);
 		put(body + 12, message->qkey, 4);
-		put(body + 16, message->lid, 2);
 		body[18] = message->status;
 	}
 	memcpy(body + fixed, message->private_data, message->private_data_len);
@@ -86,7 +85,6 @@ int soft_sidr_decode(const uint8_t *bytes, size_t length, struct soft_sidr_messa
 	if (type == SOFT_SIDR_REP) {
 		message->qpn = (uint32_t)get(body + 8, 4);
 		message->qkey = (uint32_t)get(body + 12, 4);
-		message->lid = (uint16_t)get(body + 16, 2);
 		message->status = body[18];
 		if (message->qpn > MAX_24_BITS || message->status > SOFT_SIDR_STATUS_MAX ||
 		    body[19])

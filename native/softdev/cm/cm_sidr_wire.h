@@ -9,7 +9,7 @@
  *   header  8   magic "ARCS", version, type, u16 length of the body
  *   REQ   188   number u64, private data [180]
  *   WAIT    8   number u64
- *   REP   156   number u64, qpn u32, Q_Key u32, LID u16, status, zero, private data [136]
+ *   REP   156   number u64, qpn u32, Q_Key u32, u16 not used, status, zero, private data [136]
  *
  * The number is random: only a process that has seen the request can answer it.
  *
@@ -50,7 +50,6 @@ struct soft_sidr_message {
 	uint64_t number;
 	uint32_t qpn; /* 24 bits */
 	uint32_t qkey;
-	uint16_t lid; /* of the process that has the queue pair (listener.c) */
 	uint8_t status;
 	uint8_t private_data_len;
 	uint8_t private_data[SOFT_SIDR_REQ_PRIVATE];

@@ -9,7 +9,9 @@
 
 #include "wire/wire.h"
 
-/* Ids whose stream waits for their queue pair to reach RTR. */
+/* Ids that know the other side's queue pair, and whose stream no queue pair has yet; those of them
+ * whose stream waits for their queue pair to reach RTR. */
+static struct soft_node agreed = {&agreed, &agreed};
 static struct soft_node held = {&held, &held};
 
 /* The id's queue pair, if it (still) has the stream that it got from this id. */
@@ -40,6 +42,7 @@ static void link_down(struct soft_qp *qp, void *owner, int error)
 static void drop_held(struct soft_cm_id *id)
 {
 	soft_list_remove(&id->held);
+	soft_list_remove(&id->agreed);
 	if (id->link)
 		soft_cm_link_free(id->link);
 	id->link = NULL;
@@ -78,9 +81,9 @@ void soft_cm_stream_close(struct soft_cm_id *id)
 
 /* ---- handing over -------------------------------------------------------------------------- */
 
-uint16_t soft_cm_own_lid(const union ibv_gid *of_peer)
+uint16_t soft_cm_own_port(const union ibv_gid *of_peer)
 {
-	return soft_links_may_use_shm() && soft_gid_is_of_host(of_peer) ? soft_port_lid() : 0;
+	return soft_links_may_use_shm() && soft_gid_is_of_host(of_peer) ? soft_ip_port() : 0;
 }
 
 static void adopt(struct soft_cm_id *id, struct soft_qp *qp)
@@ -92,10 +95,11 @@ static void adopt(struct soft_cm_id *id, struct soft_qp *qp)
 	memcpy(rest, id->link->input, length);
 	soft_qp_on_link_down(qp, link_down, id);
 	soft_list_remove(&id->held);
+	soft_list_remove(&id->agreed);
 	fd = soft_cm_link_take(id->link);
 	/* Data on the stream means that the other side has selected it. */
-	error = id->shm_lid && !length
-			? soft_qp_adopt_or_attach(qp, fd, id->shm_lid, id->opens_chan)
+	error = id->shm_port && !length
+			? soft_qp_adopt_or_attach(qp, fd, id->shm_port, id->opens_chan)
 			: soft_qp_adopt(qp, fd, rest, length);
 	id->link = NULL;
 	if (error && id->state == SOFT_CM_CONNECTED) {
@@ -132,19 +136,45 @@ int soft_cm_hand_over(struct soft_cm_id *id, const struct soft_cm_message *estab
 	return 0;
 }
 
-void soft_cm_offer(struct soft_qp *qp)
+void soft_cm_stream_agreed(struct soft_cm_id *id)
 {
-	struct soft_node *node = held.next;
+	if (soft_list_empty(&id->agreed))
+		soft_list_append(&agreed, &id->agreed);
+}
 
-	while (node != &held) {
-		struct soft_cm_id *id = soft_list_entry(node, struct soft_cm_id, held);
+void soft_cm_stream_claim(const struct soft_cm_id *id)
+{
+	struct soft_qp *qp = soft_qp_find(id->qpn);
 
-		node = node->next;
-		if (soft_qp_find(id->qpn) == qp) {
+	if (qp && (qp->ibv.state == IBV_QPS_RTR || qp->ibv.state == IBV_QPS_RTS))
+		soft_qp_await_adoption(qp);
+}
+
+/* Are the queue pair and its peer the two that the id connects?  An application may bring its queue
+ * pair to RTR before it calls rdma_accept(3) with its number: then it has the PSN of the request. */
+static bool is_of(const struct soft_cm_id *id, const struct soft_qp *qp)
+{
+	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
+
+	return id->fork_generation == soft_engine_fork_generation() &&
+	       id->remote_qpn == qp->attr.dest_qp_num &&
+	       (id->qpn ? id->qpn == qp->ibv.qp_num : id->remote_psn == qp->attr.rq_psn) &&
+	       (!ah->is_global ||
+		!memcmp(&ah->grh.dgid, &id->id.route.addr.addr.ibaddr.dgid, sizeof(ah->grh.dgid)));
+}
+
+bool soft_cm_offer(struct soft_qp *qp)
+{
+	for (struct soft_node *node = agreed.next; node != &agreed; node = node->next) {
+		struct soft_cm_id *id = soft_list_entry(node, struct soft_cm_id, agreed);
+
+		if (!is_of(id, qp))
+			continue;
+		if (!soft_list_empty(&id->held))
 			adopt(id, qp);
-			return;
-		}
+		return true;
 	}
+	return false;
 }
 
 /* ---- before there was a connection --------------------------------------------------------- */
@@ -155,6 +185,7 @@ void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int sta
 	if (id->link)
 		soft_cm_link_free(id->link);
 	id->link = NULL;
+	soft_list_remove(&id->agreed);
 	id->state = SOFT_CM_FAILED;
 	soft_cm_id_waits(id, false);
 	/* As librdmacm does; a queue pair without an answer stays in INIT. */

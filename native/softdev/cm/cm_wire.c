@@ -115,7 +115,7 @@ size_t soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_CM
 		body[14] = message->retry_count;
 		body[15] = message->rnr_retry_count;
 		put_ece(body + 16, &message->ece);
-		put16(body + 24, message->lid);
+		put16(body + 24, message->shm_port);
 	} else if (message->type == SOFT_CM_REP) {
 		put32(body, message->qpn);
 		put32(body + 4, message->psn);
@@ -124,7 +124,7 @@ size_t soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_CM
 		body[10] = flags_of(message);
 		body[11] = message->rnr_retry_count;
 		put_ece(body + 12, &message->ece);
-		put16(body + 20, message->lid);
+		put16(body + 20, message->shm_port);
 	} else if (message->type == SOFT_CM_REJ) {
 		put16(body, message->reason);
 	}
@@ -174,7 +174,7 @@ static int take_body(struct soft_cm_message *message, const uint8_t *body)
 		message->retry_count = body[14];
 		message->rnr_retry_count = body[15];
 		message->ece = get_ece(body + 16);
-		message->lid = get16(body + 24);
+		message->shm_port = get16(body + 24);
 		if (take_flags(message, body[13]))
 			return EPROTO;
 	} else if (message->type == SOFT_CM_REP) {
@@ -184,7 +184,7 @@ static int take_body(struct soft_cm_message *message, const uint8_t *body)
 		message->initiator_depth = body[9];
 		message->rnr_retry_count = body[11];
 		message->ece = get_ece(body + 12);
-		message->lid = get16(body + 20);
+		message->shm_port = get16(body + 20);
 		if (take_flags(message, body[10]))
 			return EPROTO;
 	} else if (message->type == SOFT_CM_REJ) {

@@ -8,14 +8,14 @@
  *
  *   header  8   magic "ARCM", version, type, u16 length of the body
  *   REQ    82   qpn u32, psn u32, port space u16, qp type, responder resources, initiator depth,
- *               flags, retry count, rnr retry count, ECE, LID u16, private data [56]
+ *               flags, retry count, rnr retry count, ECE, port u16, private data [56]
  *   MRA     0   "received, the application has yet to answer" (IBTA 12.6.6)
  *   REP   218   qpn u32, psn u32, responder resources, initiator depth, flags, rnr retry count,
- *               ECE, LID u16, private data [196]
+ *               ECE, port u16, private data [196]
  *   RTU     0
  *   REJ   152   reason u16, zero u16, private data [148]
  *   ECE         vendor u32, options u32 (IBTA 12.6.5, 12.6.8: vendor ID, enhanced connection bits)
- *   LID         of the sender, which can use shared memory; 0: it cannot
+ *   port        of the sender, which can use shared memory; 0: it cannot
  *
  * Pure functions: no socket, no allocation, no clock.
  */
@@ -78,7 +78,7 @@ struct soft_cm_message {
 	uint8_t retry_count;     /* 3 bits */
 	uint8_t rnr_retry_count; /* 3 bits */
 	uint16_t reason;
-	uint16_t lid;
+	uint16_t shm_port;
 	struct soft_cm_ece ece;
 	uint8_t private_data_len;
 	uint8_t private_data[SOFT_CM_PRIVATE_MAX];

@@ -35,6 +35,8 @@
 enum {
 	EPOLL_POLLING_NS = 2000,
 	EPOLL_FOUND_NS = SOFT_TICK_NS,
+	/* A thread that polls so often without arming anything goes on polling. */
+	POLLS_TO_TRUST = 1000,
 };
 
 /* In place of a folder that is not there, as in tests of those below it. */
@@ -209,13 +211,23 @@ size_t soft_step_share(void)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
+/* An application may arm one CQ for a thread that sleeps and poll other ones for ever (UCX does).
+ * Its polling thread then makes the steps for both, and if it stops, the engine's thread notices at
+ * its next tick.  That must not delay an application that polls for a while, arms and sleeps: each
+ * arming begins the count anew. */
+bool soft_engine_armed_counts(void)
+{
+	soft_assert_locked();
+	return soft_counter_get(&engine.armed) && engine.polls_since_armed < POLLS_TO_TRUST;
+}
+
 /* Must local peers notify this process?  Not while some thread polls anyway.  A spinning
  * application that holds its turn (soft_hold_polling) may overrun, so it counts only while the
  * engine's thread ticks. */
 void soft_engine_update_notify_need(void)
 {
 	soft_assert_locked();
-	bool armed = soft_counter_get(&engine.armed);
+	bool armed = soft_engine_armed_counts();
 	bool spinning = soft_counter_get(&engine.spinning);
 	bool holding = engine.holding && !engine.asleep;
 
@@ -237,7 +249,7 @@ static void wake_engine_thread(void)
  * that tick, so that local peers need not notify. */
 static void start_ticking(void)
 {
-	if (!soft_counter_get(&engine.armed))
+	if (!soft_engine_armed_counts())
 		wake_engine_thread();
 }
 
@@ -287,6 +299,8 @@ bool soft_engine_step(enum soft_step_by who)
 static void progress(struct soft_channel *channel, enum soft_step_by who)
 {
 	engine.current = channel;
+	if (who == SOFT_BY_POLLING && engine.polls_since_armed < POLLS_TO_TRUST)
+		engine.polls_since_armed++;
 	soft_engine_update_notify_need();
 	if (soft_engine_has_delayed())
 		engine.delayer->send_delayed(SOFT_DELAY_NS);
@@ -330,6 +344,7 @@ void soft_engine_armed(int change)
 void soft_engine_may_sleep(void)
 {
 	soft_lock();
+	engine.polls_since_armed = 0;
 	soft_engine_update_notify_need();
 	soft_unlock();
 }

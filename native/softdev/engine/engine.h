@@ -259,7 +259,7 @@ unsigned soft_notify_version(void);
 enum soft_port_change {
 	SOFT_PORT_UP,
 	SOFT_PORT_ADDRESSES, /* the host's addresses are other ones */
-	SOFT_PORT_LID, /* the process has another LID */
+	SOFT_PORT_LID, /* as if the port had another LID */
 	SOFT_PORT_FATAL, /* the device has failed */
 };
 

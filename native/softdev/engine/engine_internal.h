@@ -17,6 +17,7 @@ struct soft_engine {
 	unsigned armed; /* atomic: CQs that are armed to signal a channel */
 	unsigned spinning; /* atomic: threads that spin before they sleep */
 	unsigned holding; /* spinning threads that have gone to work and will poll again */
+	unsigned polls_since_armed; /* steps of polling threads; see soft_engine_armed_counts */
 	unsigned fork_generation; /* grows in the child of a fork */
 	bool running;
 	bool stopping; /* atomic */
@@ -88,6 +89,10 @@ static inline bool soft_engine_has_delayed(void)
 
 /* Tell the poller whether peers must notify this process.  Called before any thread sleeps. */
 void soft_engine_update_notify_need(void);
+
+/* engine.c.  May a thread sleep on the channel of an armed CQ without another one that polls?  While
+ * some thread polls, its steps bring the event of any CQ. */
+bool soft_engine_armed_counts(void);
 
 /* channel_epoll.c.  Is a thread possibly asleep on a channel that only the engine's thread can
  * signal?  That is so when the application has armed a CQ and waits with its own poll() on a

@@ -92,7 +92,7 @@ static bool sleep_until_work(void)
 static bool may_tick(void)
 {
 	soft_lock();
-	engine.ticking = !soft_channels_depend_on_engine();
+	engine.ticking = !soft_engine_armed_counts() || !soft_channels_depend_on_engine();
 	bool may = engine.ticking;
 
 	soft_unlock();
@@ -128,6 +128,8 @@ static bool tick(unsigned *seen, unsigned *ticks)
 	}
 	soft_lock();
 	engine.ticking = false;
+	if (left_unserved)
+		engine.polls_since_armed = 0;
 	engine.delayer->send_delayed(0);
 	soft_unlock();
 	return left_unserved;

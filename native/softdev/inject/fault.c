@@ -2,6 +2,7 @@
  * the way that frames take).
  */
 #include <errno.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "inject.h"
@@ -99,7 +100,7 @@ static void set(const struct soft_fault_spec *spec)
 int aiordma_embedded_faults(const char *text, char *error, size_t room)
 {
 	struct soft_fault_spec spec;
-	int rc = text ? soft_fault_parse(text, &spec, error, room) : 0;
+	int rc = text ? soft_fault_parse(text, &spec, error, error ? room : 0) : 0;
 
 	if (rc)
 		return rc;
@@ -114,6 +115,30 @@ void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts)
 	soft_lock();
 	*counts = soft_fault_counts;
 	soft_unlock();
+}
+
+int64_t aiordma_embedded_fault_count(const char *name)
+{
+#define COUNT(member)                                                                              \
+	{                                                                                          \
+		#member, offsetof(struct aiordma_fault_counts, member)                             \
+	}
+	static const struct {
+		const char *name;
+		size_t offset;
+	} members[] = {
+		COUNT(lost),          COUNT(duplicated), COUNT(delayed),
+		COUNT(cut),           COUNT(not_ready),  COUNT(overruns),
+		COUNT(registrations), COUNT(handshakes), COUNT(retried),
+	};
+#undef COUNT
+	struct aiordma_fault_counts counts;
+
+	aiordma_embedded_fault_counts(&counts);
+	for (size_t i = 0; i < sizeof(members) / sizeof(members[0]); i++)
+		if (name && !strcmp(name, members[i].name))
+			return (int64_t)*(uint64_t *)((char *)&counts + members[i].offset);
+	return -1;
 }
 
 const struct soft_subsystem soft_inject_subsystem = {.start = soft_faults_of_environment};

@@ -4,6 +4,23 @@
 
 #include "device.h"
 
+/* ---- where a queue pair is: its number, beside the GID (qp_numbers.c) ----------------------- */
+
+enum {
+	SOFT_QPN_MASK = 0xffffff,
+	SOFT_QPN_LOCAL_BITS = 14,
+	/* Of TCP and UDP, and in the names that shared memory is attached at.  Below those that
+	 * systems choose by themselves. */
+	SOFT_IP_PORT_FIRST = 14792,
+	SOFT_IP_PORTS = 1000, /* the highest numbers are no process's: all ones is multicast */
+};
+
+/* The port of the process that has it, at the host of its GID. */
+static inline uint16_t soft_qpn_ip_port(uint32_t qp_num)
+{
+	return (uint16_t)(SOFT_IP_PORT_FIRST + ((qp_num & SOFT_QPN_MASK) >> SOFT_QPN_LOCAL_BITS));
+}
+
 /* ---- datagrams ----------------------------------------------------------------------------- */
 
 enum {
@@ -25,11 +42,12 @@ struct soft_datagram {
 	uint32_t qkey;
 	uint32_t immediate; /* network order */
 	uint32_t traffic_flow; /* class << 20 | label */
-	uint16_t lid; /* not in the header: of the sender's process */
 	uint8_t flags;
-	uint8_t sl;
 	uint8_t hop_limit;
 };
+
+/* Does it travel with an IPv4 header?  To a group of IPv6 a sender of IPv4 does not. */
+bool soft_datagram_is_ipv4(const struct soft_datagram *datagram);
 
 /* Where a UD message goes: what an address handle stands for (ah.c). */
 struct soft_ud_address {
@@ -37,8 +55,6 @@ struct soft_ud_address {
 	union ibv_gid destination;
 	uint32_t traffic_flow;
 	uint32_t ifindex; /* of the source GID */
-	uint16_t lid;
-	uint8_t sl;
 	uint8_t hop_limit;
 };
 

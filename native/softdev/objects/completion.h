@@ -48,6 +48,7 @@ struct soft_cq {
 	uint32_t held_back; /* completions that would have made an event but for the moderation */
 	struct soft_timer moderation_timer;
 	struct soft_cq_reader *reader; /* cq_ex.c; NULL if made by create_cq */
+	struct ibv_pd *parent_domain; /* or NULL */
 	/* under the comp channel's mutex: */
 	struct soft_node ready_node;
 	uint32_t events_waiting;
@@ -61,10 +62,10 @@ static inline struct soft_cq *soft_cq_of(struct ibv_cq *cq)
 	return soft_container(cq, struct soft_cq, ibv);
 }
 
-/* A completion queue that is not published yet, or NULL and errno; `stamped`: with timestamps.  The
- * application knows it from soft_cq_publish on. */
+/* A completion queue that is not published yet, or NULL and errno; `stamped`: with timestamps; `pd`:
+ * a parent domain, or NULL.  The application knows it from soft_cq_publish on. */
 struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel,
-			     int comp_vector, bool stamped);
+			     int comp_vector, bool stamped, struct ibv_pd *pd);
 void soft_cq_publish(struct soft_cq *cq, void *cq_context);
 /* Take up to `room` completions, with their times if wanted; their number, or -1 for a CQ that has
  * overflowed.  Does a step of the device's work if there are none. */

@@ -267,20 +267,21 @@ int soft_poll_cq(struct ibv_cq *ibv, int num_entries, struct ibv_wc *wc)
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
-static int make_rings(uint32_t capacity, bool stamped, struct ibv_wc **ring,
+static int make_rings(struct ibv_pd *pd, uint32_t capacity, bool stamped, struct ibv_wc **ring,
 		      struct soft_stamp **stamps)
 {
-	*ring = calloc(capacity, sizeof(**ring));
-	*stamps = stamped ? calloc(capacity, sizeof(**stamps)) : NULL;
+	*ring = soft_queue_alloc(pd, capacity, sizeof(**ring), SOFT_COMPLETION_QUEUE);
+	*stamps = stamped ? soft_queue_alloc(pd, capacity, sizeof(**stamps), SOFT_COMPLETION_QUEUE)
+			  : NULL;
 	if (*ring && (*stamps || !stamped))
 		return 0;
-	free(*ring);
-	free(*stamps);
+	soft_queue_free(*ring);
+	soft_queue_free(*stamps);
 	return ENOMEM;
 }
 
 struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel,
-			     int comp_vector, bool stamped)
+			     int comp_vector, bool stamped, struct ibv_pd *pd)
 {
 	struct soft_cq *cq = NULL;
 	int rc = 0;
@@ -289,13 +290,14 @@ struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_co
 		rc = EINVAL;
 	if (!rc) {
 		cq = calloc(1, sizeof(*cq));
-		rc = cq ? make_rings((uint32_t)cqe, stamped, &cq->ring, &cq->stamps) : ENOMEM;
+		rc = cq ? make_rings(pd, (uint32_t)cqe, stamped, &cq->ring, &cq->stamps) : ENOMEM;
 	}
 	if (rc) {
 		free(cq);
 		errno = rc;
 		return NULL;
 	}
+	cq->parent_domain = pd;
 	cq->capacity = (uint32_t)cqe;
 	cq->ibv = (struct ibv_cq){.context = context, .channel = channel, .cqe = cqe};
 	pthread_mutex_init(&cq->lock, NULL);
@@ -317,6 +319,8 @@ void soft_cq_publish(struct soft_cq *cq, void *cq_context)
 	cq->ibv.handle = ++handle;
 	if (cq->ibv.channel)
 		cq->ibv.channel->refcnt++;
+	if (cq->parent_domain)
+		soft_container(cq->parent_domain, struct soft_pd, ibv)->users++;
 	soft_context_hold(soft_context_of(cq->ibv.context));
 	soft_unlock();
 }
@@ -324,7 +328,7 @@ void soft_cq_publish(struct soft_cq *cq, void *cq_context)
 struct ibv_cq *soft_ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
 				  struct ibv_comp_channel *channel, int comp_vector)
 {
-	struct soft_cq *cq = soft_cq_make(context, cqe, channel, comp_vector, false);
+	struct soft_cq *cq = soft_cq_make(context, cqe, channel, comp_vector, false, NULL);
 
 	if (!cq)
 		return NULL;
@@ -341,7 +345,7 @@ int soft_ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 
 	if (cqe < 1 || cqe > SOFT_MAX_CQE)
 		return EINVAL;
-	rc = make_rings((uint32_t)cqe, cq->stamps, &ring, &stamps);
+	rc = make_rings(cq->parent_domain, (uint32_t)cqe, cq->stamps, &ring, &stamps);
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&cq->lock);
@@ -367,8 +371,8 @@ int soft_ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 		cq->ibv.cqe = cqe;
 	}
 	pthread_mutex_unlock(&cq->lock);
-	free(ring);
-	free(stamps);
+	soft_queue_free(ring);
+	soft_queue_free(stamps);
 	return rc;
 }
 
@@ -404,14 +408,16 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 	soft_lock();
 	if (channel)
 		channel->ibv.refcnt--;
+	if (cq->parent_domain)
+		soft_container(cq->parent_domain, struct soft_pd, ibv)->users--;
 	soft_unlock();
 	soft_context_release(context);
 	pthread_cond_destroy(&ibv->cond);
 	pthread_mutex_destroy(&ibv->mutex);
 	pthread_mutex_destroy(&cq->lock);
 	soft_cq_reader_destroy(cq->reader);
-	free(cq->ring);
-	free(cq->stamps);
+	soft_queue_free(cq->ring);
+	soft_queue_free(cq->stamps);
 	free(cq);
 	return 0;
 }

@@ -20,7 +20,6 @@ struct soft_cq_reader {
 	struct ibv_wc wc;
 	struct soft_stamp stamp;
 	bool single_threaded;
-	struct ibv_pd *parent_domain; /* or NULL */
 	pthread_mutex_t mutex; /* from start_poll to end_poll, unless single_threaded */
 };
 
@@ -202,11 +201,6 @@ void soft_cq_reader_destroy(struct soft_cq_reader *reader)
 {
 	if (!reader)
 		return;
-	if (reader->parent_domain) {
-		soft_lock();
-		soft_container(reader->parent_domain, struct soft_pd, ibv)->users--;
-		soft_unlock();
-	}
 	pthread_mutex_destroy(&reader->mutex);
 	free(reader);
 }
@@ -214,6 +208,7 @@ void soft_cq_reader_destroy(struct soft_cq_reader *reader)
 struct ibv_cq_ex *soft_create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr)
 {
 	uint32_t flags = attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS ? attr->flags : 0;
+	struct ibv_pd *pd = attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD ? attr->parent_domain : NULL;
 	struct soft_cq_reader *reader = NULL;
 	struct soft_cq *cq = NULL;
 	int rc = check(attr);
@@ -224,7 +219,7 @@ struct ibv_cq_ex *soft_create_cq_ex(struct ibv_context *context, struct ibv_cq_i
 	}
 	if (!rc) {
 		cq = soft_cq_make(context, (int)attr->cqe, attr->channel, (int)attr->comp_vector,
-				  attr->wc_flags & TIMES);
+				  attr->wc_flags & TIMES, pd);
 		rc = cq ? 0 : errno;
 	}
 	if (rc) {
@@ -235,12 +230,6 @@ struct ibv_cq_ex *soft_create_cq_ex(struct ibv_context *context, struct ibv_cq_i
 	cq->reader = reader;
 	cq->ignore_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
 	set_calls(&cq->ex, attr->wc_flags);
-	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD) {
-		reader->parent_domain = attr->parent_domain;
-		soft_lock();
-		soft_container(attr->parent_domain, struct soft_pd, ibv)->users++;
-		soft_unlock();
-	}
 	soft_cq_publish(cq, attr->cq_context);
 	return &cq->ex;
 }

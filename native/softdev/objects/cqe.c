@@ -14,6 +14,8 @@ static enum ibv_wc_opcode completed_opcode(uint8_t opcode)
 		return IBV_WC_COMP_SWAP;
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
 		return IBV_WC_FETCH_ADD;
+	case IBV_WR_FLUSH:
+		return IBV_WC_FLUSH;
 	case IBV_WR_ATOMIC_WRITE:
 		return IBV_WC_ATOMIC_WRITE;
 	case IBV_WR_BIND_MW:
@@ -52,15 +54,29 @@ void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 		complete(qp->ibv.send_cq, &wc, send->request, false);
 }
 
+/* Where the receive completes; NULL: its shared queue was destroyed meanwhile, and that completion
+ * queue may be gone too. */
+static struct ibv_cq *receive_cq(const struct soft_qp *qp)
+{
+	const struct soft_srq *srq;
+
+	if (!qp->xrcd)
+		return qp->ibv.recv_cq;
+	srq = soft_xrc_find(qp->xrcd, qp->taken_from);
+	return srq ? srq->cq : NULL;
+}
+
 /* The receive at the head of the queue. */
 static void push_receive(struct soft_qp *qp, struct ibv_wc *wc, bool solicited)
 {
 	const struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, qp->rq.head);
+	struct ibv_cq *cq = receive_cq(qp);
 
 	wc->wr_id = receive->wr_id;
 	wc->qp_num = qp->ibv.qp_num;
 	qp->rq.head++;
-	complete(qp->ibv.recv_cq, wc, receive->request, solicited);
+	if (cq)
+		complete(cq, wc, receive->request, solicited);
 }
 
 void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32_t byte_len)
@@ -84,6 +100,14 @@ void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32
 	push_receive(qp, &wc, responder->flags & SOFT_FRAME_SOLICITED);
 }
 
+/* What a receiver learns of the kind of packet (annex A17.4.5.1), where ConnectX cards put it: in
+ * the service level, which has no place in a packet of RoCE v2.  Bit 3: there is a UDP header; 1:
+ * IPv6, 2: IPv4.  UCX before 1.19 drops IPv4 packets without it. */
+static uint8_t packet_kind(const struct soft_datagram *datagram)
+{
+	return 8 | (soft_datagram_is_ipv4(datagram) ? 2 : 1);
+}
+
 void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *datagram,
 			    uint32_t byte_len)
 {
@@ -93,8 +117,7 @@ void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *data
 		.opcode = IBV_WC_RECV,
 		.byte_len = byte_len,
 		.src_qp = datagram->from,
-		.slid = datagram->lid,
-		.sl = datagram->sl,
+		.sl = packet_kind(datagram),
 		.wc_flags = IBV_WC_GRH,
 	};
 

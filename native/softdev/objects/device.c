@@ -6,11 +6,20 @@
 
 #include "extended.h"
 
-static struct ibv_device device = {
-	.node_type = IBV_NODE_CA,
-	.transport_type = IBV_TRANSPORT_IB,
-	.name = "embedded0",
-	.dev_name = "embedded0", /* there is no /dev/infiniband node, and no sysfs path */
+/* Libraries of providers look behind the structure for their own mark, to see whether a device is
+ * theirs (mlx5dv_is_supported(3)): zeros there. */
+static struct {
+	struct ibv_device device;
+	char behind[1024];
+} one = {
+	.device =
+		{
+			.node_type = IBV_NODE_CA,
+			.transport_type = IBV_TRANSPORT_IB,
+			.name = "embedded0",
+			.dev_name =
+				"embedded0", /* no node and no sysfs path: see preload/public.c */
+		},
 };
 
 struct ibv_device **soft_ibv_get_device_list(int *num_devices)
@@ -21,7 +30,7 @@ struct ibv_device **soft_ibv_get_device_list(int *num_devices)
 		errno = ENOMEM;
 		return NULL;
 	}
-	list[0] = &device;
+	list[0] = &one.device;
 	if (num_devices)
 		*num_devices = 1;
 	return list;
@@ -104,6 +113,11 @@ struct ibv_context *soft_ibv_open_device(struct ibv_device *of)
 	struct soft_context *context = calloc(1, sizeof(*context));
 	int rc = context ? soft_context_start(context, of) : ENOMEM;
 
+	if (!rc) {
+		rc = soft_context_open_command_file(context);
+		if (rc)
+			soft_context_stop(context);
+	}
 	if (rc) {
 		free(context);
 		errno = rc;
@@ -122,6 +136,7 @@ void soft_context_stop(struct soft_context *context)
 {
 	soft_port_detach(context);
 	soft_channel_destroy(&context->async);
+	soft_close_fd(&context->extended.context.cmd_fd);
 	pthread_mutex_destroy(&context->extended.context.mutex);
 	if (!soft_context_inherited(context))
 		soft_engine_put();
@@ -185,7 +200,7 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 				    IBV_DEVICE_BAD_QKEY_CNTR | IBV_DEVICE_RC_RNR_NAK_GEN |
 				    IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_SRQ_RESIZE |
 				    IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B |
-				    IBV_DEVICE_MEM_MGT_EXTENSIONS,
+				    IBV_DEVICE_MEM_MGT_EXTENSIONS | IBV_DEVICE_XRC,
 		.max_sge = SOFT_MAX_SGE,
 		.max_sge_rd = SOFT_MAX_SGE,
 		.max_cq = SOFT_MAX_OBJECTS,
@@ -228,10 +243,11 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 		.max_msg_sz = SOFT_MAX_MESSAGE,
 		.qkey_viol_cntr = soft_port_bad_qkeys,
 		.pkey_tbl_len = 1,
-		.lid = soft_port_lid(),
 		.max_vl_num = 1,
-		.active_width = 2, /* 4X */
-		.active_speed = 4, /* 10 Gb/s a lane: about what a loopback stream does */
+		/* 4X HDR, 200 Gb/s: more than a processor copies, or UCX copies long messages into
+		 * pieces of 8 KiB instead of posting them. */
+		.active_width = 2,
+		.active_speed = 64,
 		.phys_state = soft_port_is_down() ? 3 : 5, /* Disabled, LinkUp */
 		.link_layer = IBV_LINK_LAYER_ETHERNET,
 	};

@@ -10,7 +10,7 @@ struct soft_qp;
 
 /* What the device offers; ibv_query_device(3) tells it, the create calls hold to it. */
 enum {
-	SOFT_MAX_QP = 65536,
+	SOFT_MAX_QP = 12288, /* qp_numbers.c */
 	SOFT_MAX_QP_WR = 16384,
 	SOFT_MAX_SRQ_WR = 65536,
 	SOFT_MAX_SGE = 32,
@@ -38,7 +38,8 @@ struct soft_table {
 };
 
 void *soft_table_find(const struct soft_table *table, uint32_t key);
-/* Under a new random key from 1 to `mask`; 0 or an errno value. */
+/* Under a key from 1 on that is free, or a new random one from 1 to `mask`; 0 or an errno value. */
+int soft_table_put(struct soft_table *table, uint32_t key, void *object);
 int soft_table_add(struct soft_table *table, void *object, uint32_t mask, uint32_t *key);
 void soft_table_remove(struct soft_table *table, uint32_t key);
 
@@ -55,15 +56,25 @@ struct soft_context {
 	struct soft_node async_events;
 	struct soft_node qps;
 	struct soft_node of_device; /* port.c: every one that is open */
+	dev_t command_device; /* import.c: the file of cmd_fd, if that is not -1 */
+	ino_t command_inode;
 	bool fatal;                 /* the device has failed: nothing works here any more */
 };
 
 struct soft_pd {
 	struct ibv_pd ibv;
+	struct soft_node node; /* pd.c: all of them */
 	unsigned users;
-	/* of a parent domain: */
+	/* of a parent domain, and of an imported one: */
 	struct soft_pd *of; /* the domain that it stands for */
+	bool imported;
+	bool unimported; /* while it was in use */
 	struct soft_td *td;
+	/* its allocator, or NULL, and what that is called with: queue_memory.c */
+	void *(*alloc)(struct ibv_pd *pd, void *pd_context, size_t size, size_t alignment,
+		       uint64_t resource_type);
+	void (*free)(struct ibv_pd *pd, void *pd_context, void *ptr, uint64_t resource_type);
+	void *pd_context;
 };
 
 /* What is compared: a parent domain and that which it was made of are the same one. */
@@ -95,6 +106,27 @@ void soft_context_release(struct soft_context *context);
 /* Make a zeroed or stopped struct an open context, and the reverse; not under the lock. */
 int soft_context_start(struct soft_context *context, struct ibv_device *of);
 void soft_context_stop(struct soft_context *context);
+
+/* ---- queue_memory.c ------------------------------------------------------------------------ */
+
+/* The resource type that an allocator is told. */
+enum soft_resource {
+	SOFT_SEND_QUEUE = 1,
+	SOFT_RECEIVE_QUEUE,
+	SOFT_COMPLETION_QUEUE,
+};
+
+/* Zeroed memory for a queue of the domain, which may be NULL; NULL without memory.  Both are called
+ * without the lock, because an allocator is the application's. */
+void *soft_queue_alloc(struct ibv_pd *pd, size_t count, size_t size, enum soft_resource resource);
+void soft_queue_free(void *memory); /* may be NULL */
+
+/* ---- import.c ------------------------------------------------------------------------------ */
+
+/* Give an open context its cmd_fd; 0 or an errno value. */
+int soft_context_open_command_file(struct soft_context *context);
+/* May objects of the one be imported into the other? */
+bool soft_contexts_related(struct ibv_context *a, struct ibv_context *b);
 
 /* ---- gid.c --------------------------------------------------------------------------------- */
 
@@ -132,6 +164,8 @@ extern const union ibv_gid soft_gid_loopback;
 /* An open context is told; not under the lock. */
 void soft_port_attach(struct soft_context *context);
 void soft_port_detach(struct soft_context *context);
+/* The open context after that one, the first one after NULL; NULL after the last one. */
+struct soft_context *soft_port_next_context(struct soft_context *context);
 bool soft_port_is_down(void);
 /* The addresses of the host have changed, or may have. */
 void soft_port_addresses(void);

@@ -5,6 +5,7 @@
 #include "extended.h"
 
 /* Of newer libraries' device_cap_flags_ex (enum ib_uverbs_device_cap_flags of the kernel). */
+#define FLUSH_GLOBAL (UINT64_C(1) << 38)
 #define ATOMIC_WRITE (UINT64_C(1) << 40)
 
 /* The clock of completion timestamps is CLOCK_MONOTONIC in nanoseconds. */
@@ -19,7 +20,8 @@ static const struct ibv_odp_caps on_demand = {
 		{
 			.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
 				       IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ |
-				       IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV,
+				       IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV |
+				       IBV_ODP_SUPPORT_FLUSH,
 			.uc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
 				       IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_SRQ_RECV,
 			.ud_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
@@ -47,9 +49,11 @@ static int query_device_ex(struct ibv_context *context,
 
 	if (rc)
 		return rc;
-	if (soft_pages_can_fault())
+	if (soft_pages_can_fault()) {
 		full.odp_caps = on_demand;
-	full.device_cap_flags_ex = full.orig_attr.device_cap_flags | ATOMIC_WRITE;
+		full.xrc_odp_caps = on_demand.per_transport_caps.rc_odp_caps;
+	}
+	full.device_cap_flags_ex = full.orig_attr.device_cap_flags | FLUSH_GLOBAL | ATOMIC_WRITE;
 	memset(attr, 0, attr_size);
 	memcpy(attr, &full, attr_size < sizeof(full) ? attr_size : sizeof(full));
 	return 0;
@@ -113,6 +117,8 @@ void soft_extend_context(struct verbs_context *context)
 	context->query_port = soft_query_port;
 	context->query_device_ex = query_device_ex;
 	context->query_rt_values = query_rt_values;
+	context->open_xrcd = soft_open_xrcd;
+	context->close_xrcd = soft_close_xrcd;
 	context->create_cq_ex = soft_create_cq_ex;
 	context->modify_cq = soft_modify_cq;
 	context->create_qp_ex = soft_create_qp_ex;

@@ -12,12 +12,15 @@ enum {
 
 struct soft_dm {
 	struct ibv_dm ibv;
+	struct soft_node node; /* of all of them */
+	struct soft_dm *of; /* the memory that it is an import of, or NULL */
 	uint8_t *memory;
 	size_t length;
-	unsigned users; /* regions */
+	unsigned users; /* regions, imports */
 };
 
 static size_t allocated; /* of SOFT_DM_SIZE */
+static struct soft_node all = {&all, &all};
 
 static struct soft_dm *dm_of(struct ibv_dm *dm)
 {
@@ -29,13 +32,22 @@ static bool holds(const struct soft_dm *dm, uint64_t offset, size_t length)
 	return offset <= dm->length && length <= dm->length - offset;
 }
 
+/* As the cards that have such memory: they copy words of four bytes, and refuse anything else. */
+static int check_copy(const struct soft_dm *dm, uint64_t offset, size_t length)
+{
+	if ((offset | length) % sizeof(uint32_t))
+		return EINVAL;
+	return holds(dm, offset, length) ? 0 : EFAULT;
+}
+
 /* Not torn between the device's own accesses: those are under the lock too. */
 static int memcpy_to_dm(struct ibv_dm *ibv, uint64_t offset, const void *host_addr, size_t length)
 {
 	struct soft_dm *dm = dm_of(ibv);
+	int rc = check_copy(dm, offset, length);
 
-	if (!holds(dm, offset, length))
-		return EFAULT;
+	if (rc)
+		return rc;
 	soft_lock();
 	memcpy(dm->memory + offset, host_addr, length);
 	soft_unlock();
@@ -45,9 +57,10 @@ static int memcpy_to_dm(struct ibv_dm *ibv, uint64_t offset, const void *host_ad
 static int memcpy_from_dm(void *host_addr, struct ibv_dm *ibv, uint64_t offset, size_t length)
 {
 	struct soft_dm *dm = dm_of(ibv);
+	int rc = check_copy(dm, offset, length);
 
-	if (!holds(dm, offset, length))
-		return EFAULT;
+	if (rc)
+		return rc;
 	soft_lock();
 	memcpy(host_addr, dm->memory + offset, length);
 	soft_unlock();
@@ -71,9 +84,23 @@ static int allocate(struct soft_dm *dm, const struct ibv_alloc_dm_attr *attr)
 	return 0;
 }
 
-struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr)
+/* With the lock. */
+static void publish(struct soft_dm *dm, struct ibv_context *context)
 {
 	static uint32_t handle;
+
+	dm->ibv = (struct ibv_dm){
+		.context = context,
+		.memcpy_to_dm = memcpy_to_dm,
+		.memcpy_from_dm = memcpy_from_dm,
+		.handle = ++handle,
+	};
+	soft_list_append(&all, &dm->node);
+	soft_context_hold(soft_context_of(context));
+}
+
+struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr)
+{
 	struct soft_dm *dm = NULL;
 	int rc = 0;
 
@@ -90,13 +117,7 @@ struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_at
 			rc = ENOMEM; /* "no more free device memory left" */
 		} else {
 			allocated += attr->length;
-			dm->ibv = (struct ibv_dm){
-				.context = context,
-				.memcpy_to_dm = memcpy_to_dm,
-				.memcpy_from_dm = memcpy_from_dm,
-				.handle = ++handle,
-			};
-			soft_context_hold(soft_context_of(context));
+			publish(dm, context);
 		}
 		soft_unlock();
 	}
@@ -117,16 +138,59 @@ int soft_free_dm(struct ibv_dm *ibv)
 	soft_lock();
 	bool busy = dm->users > 0;
 
-	if (!busy)
-		allocated -= dm->length;
+	if (!busy) {
+		soft_list_remove(&dm->node);
+		if (dm->of)
+			dm->of->users--;
+		else
+			allocated -= dm->length;
+	}
 	soft_unlock();
 	if (busy)
 		return EBUSY;
 	soft_context_release(soft_context_of(ibv->context));
-	free(dm->memory);
+	if (!dm->of)
+		free(dm->memory);
 	free(dm);
 	return 0;
 }
+
+/* ---- under another context: ibv_import_dm(3) ----------------------------------------------- */
+
+struct ibv_dm *soft_ibv_import_dm(struct ibv_context *context, uint32_t dm_handle)
+{
+	struct soft_dm *dm = calloc(1, sizeof(*dm));
+	int rc = dm ? EINVAL : ENOMEM;
+
+	soft_lock();
+	for (struct soft_node *node = all.next; rc == EINVAL && node != &all; node = node->next) {
+		struct soft_dm *found = soft_list_entry(node, struct soft_dm, node);
+
+		if (found->ibv.handle != dm_handle ||
+		    !soft_contexts_related(found->ibv.context, context))
+			continue;
+		dm->of = found->of ? found->of : found;
+		dm->of->users++;
+		dm->memory = found->memory;
+		dm->length = found->length;
+		publish(dm, context);
+		rc = 0;
+	}
+	soft_unlock();
+	if (!rc)
+		return &dm->ibv;
+	free(dm);
+	errno = rc;
+	return NULL;
+}
+
+/* Memory in use stays. */
+void soft_ibv_unimport_dm(struct ibv_dm *dm)
+{
+	soft_free_dm(dm);
+}
+
+/* ---- regions ------------------------------------------------------------------------------- */
 
 void soft_dm_release(struct soft_dm *dm)
 {

@@ -9,7 +9,8 @@
  * there is no MTU, but a message longer than SOFT_FRAME_MAX is cut into several frames with the
  * same PSN and growing offsets, so that acknowledgements and answers find room in between.
  *
- * Two UC queue pairs send SEND, WRITE and DISCONNECT only, and nothing is answered.
+ * Two UC queue pairs send SEND, WRITE and DISCONNECT only, and nothing is answered.  With XRC, one
+ * side sends requests alone, each with SOFT_FRAME_SRQ, and the other one answers alone.
  *
  * A stream loses nothing.  But a side whose fault spec loses or doubles what comes in (fault.c)
  * sends LOSSY first, and from then on both sides keep to what the InfiniBand specification has for
@@ -21,17 +22,20 @@
  *   offset  header of a frame
  *        0  u8   opcode            enum soft_opcode
  *        1  u8   flags             enum soft_frame_flag
- *        2  u8   syndrome          NAK: enum soft_nak; RNR_NAK: timer code (IBTA 9.7.5.2.8, table 45)
+ *        2  u8   syndrome          NAK: enum soft_nak; RNR_NAK: timer code (IBTA 9.7.5.2.8, table 45);
+ *                                  FLUSH: enum ibv_placement_type in the lower half, enum
+ *                                  ibv_selectivity_level in the upper one (IBTA annex A19: FETH)
  *        3  u8   pieces            0: the payload follows.  Else so many pieces of the sender's
  *                                  memory hold it (SEND, WRITE, READ_DATA between processes of one
  *                                  host), and a descriptor of them follows
  *        4  u32  length            of the payload
  *        8  u32  psn               of the message (24 bits)
- *       12  u32  ack               with SOFT_FRAME_ACK: every message up to this PSN is done
- *       16  u64  address           WRITE, READ, atomics: remote address of the message's first byte
+ *       12  u32  ack               with SOFT_FRAME_ACK: every message up to this PSN is done; with
+ *                                  SOFT_FRAME_SRQ: number of the shared receive queue
+ *       16  u64  address           WRITE, READ, atomics, FLUSH: remote address of the message's first byte
  *       24  u32  rkey
  *       28  u32  immediate         with SOFT_FRAME_IMMEDIATE
- *       32  u32  total             length of the whole message
+ *       32  u32  total             length of the whole message; FLUSH: of the range
  *       36  u32  offset            of this frame's payload in the message; NAK for a gap: of the
  *                                  first byte that is missing
  *
@@ -85,6 +89,7 @@ enum soft_opcode {
 	SOFT_COMPARE_SWAP,
 	SOFT_FETCH_ADD,
 	SOFT_ATOMIC_WRITE,
+	SOFT_FLUSH,
 	/* responses */
 	SOFT_ACK = 16,
 	SOFT_NAK,
@@ -101,6 +106,7 @@ enum soft_frame_flag {
 	SOFT_FRAME_SOLICITED = 1 << 1,
 	SOFT_FRAME_ACK = 1 << 2,
 	SOFT_FRAME_INVALIDATE = 1 << 3, /* SEND: the window with the key in `rkey` */
+	SOFT_FRAME_SRQ = 1 << 4, /* XRC, requests: `ack` is the number of a shared receive queue */
 };
 
 /* IBTA vol 1, 9.7.5.2.2, table 46. */
@@ -112,6 +118,12 @@ enum soft_nak {
 	/* not of the specification: the memory that the requester has referred to is not there any
 	 * more, which with a card it would have found out itself */
 	SOFT_NAK_REQUESTERS_MEMORY = 31,
+};
+
+/* `syndrome` of a FLUSH. */
+enum {
+	SOFT_FLUSH_TYPES = 0xf,
+	SOFT_FLUSH_LEVEL_SHIFT = 4,
 };
 
 struct soft_frame {
@@ -136,6 +148,9 @@ enum soft_hello_kind {
 enum soft_hello_flag {
 	SOFT_HELLO_SENDS = 1 << 0,
 	SOFT_HELLO_UNRELIABLE = 1 << 1, /* the sender is a UC queue pair */
+	SOFT_HELLO_XRC_SEND = 1 << 2, /* or one of XRC */
+	SOFT_HELLO_XRC_RECV = 1 << 3,
+	SOFT_HELLO_TYPES = SOFT_HELLO_UNRELIABLE | SOFT_HELLO_XRC_SEND | SOFT_HELLO_XRC_RECV,
 };
 
 /* One message of the handshake of a link. */

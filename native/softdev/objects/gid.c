@@ -66,6 +66,12 @@ bool soft_gid_is_multicast(const union ibv_gid *gid)
 	       (IN6_IS_ADDR_V4MAPPED(address) && (gid->raw[12] & 0xf0) == 0xe0);
 }
 
+bool soft_datagram_is_ipv4(const struct soft_datagram *datagram)
+{
+	return IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)&datagram->source) &&
+	       IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)&datagram->destination);
+}
+
 static bool is_link_local(const union ibv_gid *gid)
 {
 	return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80; /* RFC 4291, 2.5.6 */

@@ -64,7 +64,7 @@ bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t
 static const struct soft_range *opened(const struct soft_range *range, const struct ibv_pd *pd,
 				       uint64_t address, uint64_t length, unsigned rights)
 {
-	return range && range->pd == soft_pd_root(pd) && (range->access & rights) == rights &&
+	return range && pd && range->pd == soft_pd_root(pd) && (range->access & rights) == rights &&
 			       soft_range_holds(range, address, length)
 		       ? range
 		       : NULL;
@@ -78,8 +78,9 @@ static const struct soft_range *local(uint32_t lkey, const struct ibv_pd *pd, ui
 	return range && range->window ? NULL : opened(range, pd, address, length, rights);
 }
 
-static const struct soft_range *remote(const struct soft_qp *qp, uint32_t rkey, uint64_t address,
-				       uint64_t length, unsigned right)
+static const struct soft_range *remote(const struct soft_qp *qp, const struct ibv_pd *pd,
+				       uint32_t rkey, uint64_t address, uint64_t length,
+				       unsigned right)
 {
 	const struct soft_range *range = soft_range_find(rkey);
 
@@ -87,7 +88,7 @@ static const struct soft_range *remote(const struct soft_qp *qp, uint32_t rkey, 
 	if (range && range->window &&
 	    (!range->bound || (range->qp_num && range->qp_num != qp->ibv.qp_num)))
 		return NULL;
-	return opened(range, qp->ibv.pd, address, length, right);
+	return opened(range, pd, address, length, right);
 }
 
 /* What a null region gives and takes (ibv_alloc_null_mr(3)): no chunk is longer than a frame, and
@@ -123,14 +124,22 @@ void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32
 		  rights);
 }
 
-bool soft_remote_allowed(const struct soft_qp *qp, uint32_t rkey, uint64_t address, uint64_t length,
-			 unsigned right)
+bool soft_remote_allowed(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
+			 uint64_t address, uint64_t length, unsigned right)
 {
-	return remote(qp, rkey, address, length, right);
+	return remote(qp, pd, rkey, address, length, right);
 }
 
-void *soft_remote_memory(const struct soft_qp *qp, uint32_t rkey, uint64_t address, uint64_t length,
-			 unsigned right)
+bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
+		     unsigned right)
 {
-	return at(remote(qp, rkey, address, length, right), address, length, right);
+	const struct soft_range *range = soft_range_find(rkey);
+
+	return range && remote(qp, pd, rkey, range->start, 0, right);
+}
+
+void *soft_remote_memory(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
+			 uint64_t address, uint64_t length, unsigned right)
+{
+	return at(remote(qp, pd, rkey, address, length, right), address, length, right);
 }

@@ -41,16 +41,19 @@ bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t
  * lacks one of the rights, or does not reach that far. */
 bool soft_memory_allowed(uint32_t lkey, const struct ibv_pd *pd, uint64_t address, uint64_t length,
 			 unsigned rights);
-/* The same for a request of the queue pair's peer. */
-bool soft_remote_allowed(const struct soft_qp *qp, uint32_t rkey, uint64_t address, uint64_t length,
-			 unsigned right);
+/* The same for a request of the queue pair's peer; `pd` is of soft_remote_pd. */
+bool soft_remote_allowed(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
+			 uint64_t address, uint64_t length, unsigned right);
+/* The same for all that the key opens. */
+bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
+		     unsigned right);
 /* Where they are, or NULL if that is not allowed (or on demand and not there); at most
  * SOFT_FRAME_MAX.  Valid until the lock is given back.  Of an SGE, which must be allowed as a
  * whole, the part at `offset`. */
 void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32_t offset,
 		      uint32_t length, unsigned rights);
-void *soft_remote_memory(const struct soft_qp *qp, uint32_t rkey, uint64_t address, uint64_t length,
-			 unsigned right);
+void *soft_remote_memory(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
+			 uint64_t address, uint64_t length, unsigned right);
 
 /* ---- pages.c ------------------------------------------------------------------------------- */
 
@@ -66,12 +69,15 @@ struct soft_mr {
 	struct soft_range range;
 	unsigned windows; /* bound to it */
 	bool fixed; /* there is no address of the application behind it: not for rereg_mr */
-	bool closed; /* rereg_mr has failed: its keys open nothing */
+	bool closed; /* rereg_mr has failed, or it is imported: its keys open nothing by it */
+	bool imported;
 	struct soft_dm *dm;
 	void *mapping; /* ours, of a dma-buf */
 	size_t mapped;
 };
 
+/* import.c: what an imported region refers to, if that is still registered; else NULL. */
+struct soft_mr *soft_mr_original(const struct soft_mr *mr);
 /* Copy it, give it keys; the region that the application knows, or NULL and errno. */
 struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *mr);
 /* `reg_own_mr` of the device's table; NULL and SIZE_MAX, without rights for peers, are

@@ -18,7 +18,7 @@ enum {
 	OPTIONAL_RIGHTS = 0x3ff00000,
 	RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 		IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
-		IBV_ACCESS_HUGETLB | IBV_ACCESS_ON_DEMAND,
+		IBV_ACCESS_HUGETLB | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_FLUSH_GLOBAL,
 };
 
 int soft_mr_access(unsigned *access, unsigned allowed)
@@ -26,6 +26,9 @@ int soft_mr_access(unsigned *access, unsigned allowed)
 	const unsigned needs_local_write = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 
 	*access &= ~(unsigned)OPTIONAL_RIGHTS;
+	/* That would be a promise about storage behind the memory, which the device knows nothing of. */
+	if (*access & IBV_ACCESS_FLUSH_PERSISTENT)
+		return EOPNOTSUPP;
 	if (*access & ~allowed)
 		return EINVAL;
 	/* ibv_reg_mr(3) */
@@ -128,12 +131,17 @@ int soft_ibv_dereg_mr(struct ibv_mr *ibv)
 	struct soft_mr *mr = soft_container(ibv, struct soft_mr, ibv);
 
 	soft_lock();
-	if (mr->windows) {
+	/* ibv_import_mr(3): by either of the two, for both. */
+	struct soft_mr *open = mr->imported ? soft_mr_original(mr) : mr->closed ? NULL : mr;
+
+	if (open && open->windows) {
 		soft_unlock();
 		return EBUSY; /* ibv_alloc_mw(3): a window is still bound to it */
 	}
-	if (!mr->closed)
-		soft_range_remove(&mr->range);
+	if (open) {
+		soft_range_remove(&open->range);
+		open->closed = true;
+	}
 	soft_links->revoke_key(ibv->lkey);
 	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
 	if (mr->dm)

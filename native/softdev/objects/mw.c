@@ -187,8 +187,9 @@ bool soft_invalidate(const struct soft_qp *qp, uint32_t rkey)
 {
 	struct soft_mw *mw = mw_of(soft_range_find(rkey));
 
-	/* o10-37.2.26; and it must be this queue pair's (IBTA 10.6.7.2.4), which none of type 1 is. */
-	if (!mw || !mw->range.bound || mw->range.pd != soft_pd_root(qp->ibv.pd) ||
+	/* o10-37.2.26; and it must be this queue pair's (IBTA 10.6.7.2.4), which none of type 1 is,
+	 * nor any of a queue pair that cannot bind: XRC_RECV. */
+	if (!mw || !mw->range.bound || !qp->ibv.pd || mw->range.pd != soft_pd_root(qp->ibv.pd) ||
 	    mw->range.qp_num != qp->ibv.qp_num)
 		return false;
 	unbind(mw);

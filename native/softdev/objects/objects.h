@@ -12,5 +12,6 @@
 #include "memory.h"
 #include "queue_pair.h"
 #include "upper.h"
+#include "xrc.h"
 
 #endif

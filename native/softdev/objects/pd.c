@@ -1,7 +1,8 @@
 /* Protection domains: what belongs together.  A queue pair reaches the memory of its own only.
  *
- * A parent domain (ibv_alloc_parent_domain(3)) is another name for a domain.  A thread domain would
- * let the device leave out locks; there is one lock here for everything, so it is only kept.
+ * A parent domain (ibv_alloc_parent_domain(3)) is another name for a domain; it may have an
+ * allocator for the queues that are made in it (queue_memory.c).  A thread domain would let the
+ * device leave out locks; there is one lock here for everything, so it is only kept.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -18,45 +19,86 @@ static struct soft_pd *pd_of(struct ibv_pd *ibv)
 	return soft_container(ibv, struct soft_pd, ibv);
 }
 
-static struct ibv_pd *create(struct ibv_context *context, struct soft_pd *of, struct soft_td *td)
+static struct soft_pd *root_of(struct ibv_pd *pd)
+{
+	return pd_of(pd)->of ? pd_of(pd)->of : pd_of(pd);
+}
+
+static struct soft_node all = {&all, &all};
+
+/* With the lock. */
+static void publish(struct soft_pd *pd, struct ibv_context *context)
 {
 	static uint32_t handle;
-	struct soft_pd *pd = calloc(1, sizeof(*pd));
+
+	pd->ibv = (struct ibv_pd){.context = context, .handle = ++handle};
+	if (pd->of)
+		pd->of->users++;
+	if (pd->td)
+		pd->td->users++;
+	soft_list_append(&all, &pd->node);
+	soft_context_hold(soft_context_of(context));
+}
+
+static struct ibv_pd *create(struct ibv_context *context, const struct soft_pd *as)
+{
+	struct soft_pd *pd = malloc(sizeof(*pd));
 
 	if (!pd) {
 		errno = ENOMEM;
 		return NULL;
 	}
+	*pd = *as;
 	soft_lock();
-	pd->ibv = (struct ibv_pd){.context = context, .handle = ++handle};
-	pd->of = of;
-	pd->td = td;
-	if (of)
-		of->users++;
-	if (td)
-		td->users++;
-	soft_context_hold(soft_context_of(context));
+	publish(pd, context);
 	soft_unlock();
 	return &pd->ibv;
 }
 
 struct ibv_pd *soft_ibv_alloc_pd(struct ibv_context *context)
 {
-	return create(context, NULL, NULL);
+	return create(context, &(struct soft_pd){0});
+}
+
+/* Imports that nothing uses any more, moved to a list of their own.  With the lock. */
+static void collect_unimported(struct soft_pd *of, struct soft_node *list)
+{
+	for (struct soft_node *node = all.next, *next; node != &all; node = next) {
+		struct soft_pd *pd = soft_list_entry(node, struct soft_pd, node);
+
+		next = node->next;
+		if (!pd->unimported || pd->of != of || pd->users)
+			continue;
+		soft_list_remove(node);
+		soft_list_append(list, node);
+		of->users--;
+	}
 }
 
 int soft_ibv_dealloc_pd(struct ibv_pd *ibv)
 {
 	struct soft_pd *pd = pd_of(ibv);
+	struct soft_node unimported;
 
+	soft_list_init(&unimported);
 	soft_lock();
+	collect_unimported(pd, &unimported);
 	bool busy = pd->users > 0;
 
 	if (!busy && pd->of)
 		pd->of->users--;
 	if (!busy && pd->td)
 		pd->td->users--;
+	if (!busy)
+		soft_list_remove(&pd->node);
 	soft_unlock();
+	while (!soft_list_empty(&unimported)) {
+		struct soft_pd *gone = soft_list_entry(unimported.next, struct soft_pd, node);
+
+		soft_list_remove(&gone->node);
+		soft_context_release(soft_context_of(gone->ibv.context));
+		free(gone);
+	}
 	if (busy)
 		return EBUSY; /* ibv_alloc_pd(3): fails while something is still in it */
 	soft_context_release(soft_context_of(ibv->context));
@@ -66,30 +108,92 @@ int soft_ibv_dealloc_pd(struct ibv_pd *ibv)
 
 /* ---- parent domains ------------------------------------------------------------------------ */
 
+/* Of newer libraries: memory that a confidential guest shares with a device that needs it so.  This
+ * device does not (IBV_DEVICE_CC_DMA_BOUNCE), so that it means nothing. */
+#define ALLOW_CC_UNPROTECTED_ALLOC (1u << 2)
+
+static int check_parent_domain(const struct ibv_context *context,
+			       const struct ibv_parent_domain_init_attr *attr)
+{
+	const uint32_t known = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS |
+			       IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT | ALLOW_CC_UNPROTECTED_ALLOC;
+
+	if (attr->comp_mask & ~known)
+		return EOPNOTSUPP; /* programs that try one go on without it */
+	/* Not one made of another one, nor of another device's. */
+	if (!attr->pd || attr->pd->context != context || soft_pd_is_parent(attr->pd) ||
+	    (attr->td && attr->td->context != context))
+		return EINVAL;
+	if (attr->comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS &&
+	    (!attr->alloc || !attr->free))
+		return EINVAL;
+	return 0;
+}
+
 struct ibv_pd *soft_alloc_parent_domain(struct ibv_context *context,
 					struct ibv_parent_domain_init_attr *attr)
 {
-	const uint32_t known =
-		IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
-	int rc = 0;
+	int rc = check_parent_domain(context, attr);
 
-	/* Not one made of another one, nor of another device's. */
-	if (attr->comp_mask & ~known || !attr->pd || attr->pd->context != context ||
-	    pd_of(attr->pd)->of || (attr->td && attr->td->context != context))
-		rc = EINVAL;
-	else if (attr->comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS)
-		rc = EOPNOTSUPP; /* nothing here is shared with hardware: it comes from malloc */
 	if (rc) {
 		errno = rc;
 		return NULL;
 	}
-	return create(context, pd_of(attr->pd),
-		      attr->td ? soft_container(attr->td, struct soft_td, ibv) : NULL);
+	struct soft_pd parent = {
+		.of = root_of(attr->pd),
+		.td = attr->td ? soft_container(attr->td, struct soft_td, ibv) : NULL,
+	};
+
+	if (attr->comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) {
+		parent.alloc = attr->alloc;
+		parent.free = attr->free;
+	}
+	if (attr->comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)
+		parent.pd_context = attr->pd_context;
+	return create(context, &parent);
 }
 
 bool soft_pd_is_parent(struct ibv_pd *pd)
 {
-	return pd_of(pd)->of;
+	return pd_of(pd)->of && !pd_of(pd)->imported;
+}
+
+/* ---- under another context: ibv_import_pd(3) ----------------------------------------------- */
+
+struct ibv_pd *soft_ibv_import_pd(struct ibv_context *context, uint32_t pd_handle)
+{
+	struct soft_pd *pd = calloc(1, sizeof(*pd));
+	int rc = pd ? EINVAL : ENOMEM;
+
+	soft_lock();
+	for (struct soft_node *node = all.next; rc == EINVAL && node != &all; node = node->next) {
+		struct soft_pd *found = soft_list_entry(node, struct soft_pd, node);
+
+		if (found->ibv.handle != pd_handle ||
+		    !soft_contexts_related(found->ibv.context, context))
+			continue;
+		*pd = (struct soft_pd){.of = root_of(&found->ibv), .imported = true};
+		publish(pd, context);
+		rc = 0;
+	}
+	soft_unlock();
+	if (!rc)
+		return &pd->ibv;
+	free(pd);
+	errno = rc;
+	return NULL;
+}
+
+/* One in use stays until its original is deallocated. */
+void soft_ibv_unimport_pd(struct ibv_pd *ibv)
+{
+	soft_lock();
+	bool busy = pd_of(ibv)->users > 0;
+
+	pd_of(ibv)->unimported = busy;
+	soft_unlock();
+	if (!busy)
+		soft_ibv_dealloc_pd(ibv);
 }
 
 /* ---- thread domains: ibv_alloc_td(3) ------------------------------------------------------- */

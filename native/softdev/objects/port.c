@@ -58,6 +58,14 @@ void soft_port_detach(struct soft_context *context)
 	soft_unlock();
 }
 
+struct soft_context *soft_port_next_context(struct soft_context *context)
+{
+	soft_assert_locked();
+	struct soft_node *next = context ? context->of_device.next : contexts.next;
+
+	return next == &contexts ? NULL : soft_list_entry(next, struct soft_context, of_device);
+}
+
 static void reset(void)
 {
 	while (!soft_list_empty(&contexts))
@@ -123,11 +131,8 @@ int aiordma_embedded_raise(enum ibv_event_type event)
 		go_up();
 		break;
 	case IBV_EVENT_LID_CHANGE:
-		rc = soft_links->change_lid();
-		if (!rc) {
-			tell(event);
-			soft_engine_port_changed(SOFT_PORT_LID);
-		}
+		tell(event);
+		soft_engine_port_changed(SOFT_PORT_LID);
 		break;
 	case IBV_EVENT_DEVICE_FATAL:
 		fail();

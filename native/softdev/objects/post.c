@@ -13,7 +13,7 @@
 #include "objects.h"
 #include "trace/trace.h"
 
-static int check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr)
+static int check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr, bool built)
 {
 	switch (wr->opcode) {
 	case IBV_WR_SEND:
@@ -28,12 +28,13 @@ static int check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr)
 	case IBV_WR_RDMA_READ:
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-		/* What is answered needs RC; the SGEs are written to, so they cannot be inline:
-		 * ibv_post_send(3). */
-		return qp->ibv.qp_type != IBV_QPT_RC || wr->send_flags & IBV_SEND_INLINE ? EINVAL
-											 : 0;
+		/* What is answered needs a reliable connection; the SGEs are written to, so they
+		 * cannot be inline: ibv_post_send(3). */
+		return !soft_qp_is_requester(qp) || wr->send_flags & IBV_SEND_INLINE ? EINVAL : 0;
 	case IBV_WR_ATOMIC_WRITE:
-		return qp->ibv.qp_type == IBV_QPT_RC ? 0 : EINVAL;
+		return soft_qp_is_requester(qp) ? 0 : EINVAL;
+	case IBV_WR_FLUSH: /* struct ibv_send_wr has no place for it: ibv_wr_flush builds it */
+		return built ? 0 : EOPNOTSUPP;
 	case IBV_WR_TSO:
 	case IBV_WR_DRIVER1:
 		return EOPNOTSUPP;
@@ -65,14 +66,17 @@ static uint32_t inline_room(const struct soft_qp *qp, enum ibv_wr_opcode opcode)
 	return opcode == IBV_WR_ATOMIC_WRITE ? SOFT_ATOMIC_WORD : qp->cap.max_inline_data;
 }
 
-static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
+static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr, bool built)
 {
 	bool local = wr->opcode == IBV_WR_LOCAL_INV || wr->opcode == IBV_WR_BIND_MW;
 	int num_sge = local ? 0 : wr->num_sge;
-	int rc = check_opcode(qp, wr);
+	int rc = check_opcode(qp, wr, built);
 
 	if (!rc && soft_qp_is_ud(qp))
 		rc = check_destination(qp, wr);
+	if (!rc && qp->ibv.qp_type == IBV_QPT_XRC_SEND && !local &&
+	    wr->qp_type.xrc.remote_srqn > SOFT_PSN_MASK)
+		rc = EINVAL;
 	if (rc)
 		return rc;
 	if (num_sge < 0 || (uint32_t)num_sge > qp->cap.max_send_sge ||
@@ -120,6 +124,13 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 		send->remote_address = wr->wr.rdma.remote_addr;
 		send->rkey = wr->wr.rdma.rkey;
 		break;
+	case IBV_WR_FLUSH: /* as wr_flush has packed it */
+		send->remote_address = wr->wr.atomic.remote_addr;
+		send->rkey = wr->wr.atomic.rkey;
+		send->flush = (uint8_t)wr->wr.atomic.swap;
+		length = wr->wr.atomic.compare_add;
+		send->length = (uint32_t)length;
+		break;
 	case IBV_WR_SEND_WITH_INV:
 	case IBV_WR_LOCAL_INV:
 		send->rkey = wr->invalidate_rkey;
@@ -132,6 +143,8 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 	default:
 		break;
 	}
+	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND && !local)
+		send->remote_srqn = wr->qp_type.xrc.remote_srqn;
 	if (soft_qp_is_ud(qp))
 		*soft_send_destination(qp, qp->sq.tail) = (struct soft_destination){
 			.path = soft_ah_of(wr->wr.ud.ah)->path,
@@ -159,17 +172,18 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 	return 0;
 }
 
-/* As far as it goes; the one that is refused is in *bad_wr. */
-static int post_chain(struct soft_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
+/* As far as it goes; the one that is refused is in *bad_wr.  `built` by the wr_* calls. */
+static int post_chain(struct soft_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr,
+		      bool built)
 {
 	int rc = 0;
 
 	/* IBTA 10.3.1: RESET, INIT and RTR refuse; SQD keeps the request for later; SQE and ERR
-	 * take it and complete it flushed. */
-	if (qp->ibv.state < IBV_QPS_RTS)
+	 * take it and complete it flushed.  The receiving side of XRC has no send queue. */
+	if (qp->ibv.state < IBV_QPS_RTS || qp->xrcd)
 		rc = EINVAL;
 	for (; wr && !rc; wr = wr->next) {
-		rc = post_one_send(qp, wr);
+		rc = post_one_send(qp, wr, built);
 		if (rc)
 			break;
 	}
@@ -184,7 +198,7 @@ int soft_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_w
 
 	soft_lock();
 	uint32_t tail = qp->sq.tail;
-	int rc = post_chain(qp, wr, bad_wr);
+	int rc = post_chain(qp, wr, bad_wr, false);
 
 	SOFT_TRACE(sends, qp, tail);
 	if (rc)
@@ -200,7 +214,7 @@ int soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr)
 
 	soft_lock();
 	uint32_t tail = qp->sq.tail, sequence = qp->sq.sequence;
-	int rc = post_chain(qp, wr, &bad_wr);
+	int rc = post_chain(qp, wr, &bad_wr, true);
 
 	if (rc) { /* nothing of it has been looked at yet */
 		qp->sq.tail = tail;
@@ -222,8 +236,9 @@ int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_w
 	soft_lock();
 	uint32_t tail = qp->rq.tail;
 
-	/* IBTA 10.3.1.1; 10.2.9: with a shared receive queue there is no queue of its own. */
-	if (ibv->state == IBV_QPS_RESET || ibv->srq)
+	/* IBTA 10.3.1.1; 10.2.9: with a shared receive queue there is no queue of its own, nor on
+	 * either side of XRC. */
+	if (ibv->state == IBV_QPS_RESET || ibv->srq || soft_is_xrc(ibv->qp_type))
 		rc = EINVAL;
 	for (; wr && !rc; wr = wr->next) {
 		rc = soft_receive_queue_post(&qp->rq, wr);

@@ -12,7 +12,6 @@
 #include "qp_states.h"
 #include "trace/trace.h"
 
-static struct soft_table numbers;
 static const struct soft_transport *connected, *datagrams;
 const struct soft_link_calls *soft_links;
 
@@ -35,12 +34,6 @@ struct soft_qp *soft_qp_of(struct ibv_qp *qp)
 	return soft_container(qp, struct soft_qp, ibv);
 }
 
-struct soft_qp *soft_qp_find(uint32_t qp_num)
-{
-	soft_assert_locked();
-	return soft_table_find(&numbers, qp_num);
-}
-
 void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type)
 {
 	soft_async_event(soft_context_of(qp->ibv.context),
@@ -49,7 +42,27 @@ void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type)
 
 /* ---- create and destroy -------------------------------------------------------------------- */
 
-static int check_create(const struct ibv_pd *pd, const struct ibv_qp_init_attr *attr)
+/* Without what is ignored: with a shared receive queue, the receives' own limits
+ * (ibv_create_qp(3)); with XRC, whatever belongs to the queues that the side does not have. */
+static struct ibv_qp_init_attr relevant(const struct ibv_qp_init_attr *attr)
+{
+	struct ibv_qp_init_attr own = *attr;
+
+	if (soft_is_xrc(own.qp_type)) {
+		own.recv_cq = NULL;
+		own.srq = NULL;
+	}
+	if (own.qp_type == IBV_QPT_XRC_RECV) {
+		own.send_cq = NULL;
+		own.cap = (struct ibv_qp_cap){0};
+	}
+	if (own.srq || soft_is_xrc(own.qp_type))
+		own.cap.max_recv_wr = own.cap.max_recv_sge = 0;
+	return own;
+}
+
+static int check_create(const struct ibv_context *context, const struct ibv_pd *pd,
+			const struct soft_xrcd *xrcd, const struct ibv_qp_init_attr *attr)
 {
 	const struct ibv_qp_cap *cap = &attr->cap;
 
@@ -57,21 +70,41 @@ static int check_create(const struct ibv_pd *pd, const struct ibv_qp_init_attr *
 	case IBV_QPT_RC:
 	case IBV_QPT_UC:
 	case IBV_QPT_UD:
+		if (!attr->recv_cq)
+			return EINVAL;
 		break;
-	case IBV_QPT_RAW_PACKET:
 	case IBV_QPT_XRC_SEND:
+		break;
 	case IBV_QPT_XRC_RECV:
+		return xrcd ? 0 : EINVAL;
+	case IBV_QPT_RAW_PACKET:
 	case IBV_QPT_DRIVER:
 		return EOPNOTSUPP;
 	default:
 		return EINVAL;
 	}
-	if (!attr->send_cq || !attr->recv_cq || cap->max_send_wr > SOFT_MAX_QP_WR ||
-	    cap->max_send_sge > SOFT_MAX_SGE || cap->max_inline_data > SOFT_MAX_INLINE)
+	if (!pd || !attr->send_cq || cap->max_send_wr > SOFT_MAX_QP_WR ||
+	    cap->max_send_sge > SOFT_MAX_SGE || cap->max_inline_data > SOFT_MAX_INLINE ||
+	    (attr->srq && (attr->srq->context != context || soft_srq_of(attr->srq)->xrcd)))
 		return EINVAL;
-	if (attr->srq) /* ibv_create_qp(3): the receives' own limits are ignored then */
-		return attr->srq->context == pd->context ? 0 : EINVAL;
 	return cap->max_recv_wr > SOFT_MAX_QP_WR || cap->max_recv_sge > SOFT_MAX_SGE ? EINVAL : 0;
+}
+
+/* One queue pair more, or less, in everything that it needs. */
+static void count_in(const struct soft_qp *qp, int change)
+{
+	const struct ibv_qp *ibv = &qp->ibv;
+
+	if (ibv->pd)
+		soft_container(ibv->pd, struct soft_pd, ibv)->users += (unsigned)change;
+	if (ibv->send_cq)
+		soft_cq_of(ibv->send_cq)->users += (unsigned)change;
+	if (ibv->recv_cq)
+		soft_cq_of(ibv->recv_cq)->users += (unsigned)change;
+	if (ibv->srq)
+		soft_srq_of(ibv->srq)->users += (unsigned)change;
+	if (qp->xrcd)
+		qp->xrcd->users += (unsigned)change;
 }
 
 static void rnr_expired(struct soft_timer *timer)
@@ -116,8 +149,15 @@ static uint32_t inline_room(const struct ibv_qp_cap *cap)
 
 struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
+	return soft_qp_create(pd->context, pd, NULL, attr);
+}
+
+struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
+			      struct soft_xrcd *xrcd, struct ibv_qp_init_attr *attr)
+{
+	const struct ibv_qp_init_attr own = relevant(attr);
 	struct soft_qp *qp = NULL;
-	int rc = soft_context_of(pd->context)->fatal ? EIO : check_create(pd, attr);
+	int rc = soft_context_of(context)->fatal ? EIO : check_create(context, pd, xrcd, &own);
 
 	if (!rc) {
 		qp = calloc(1, sizeof(*qp));
@@ -125,20 +165,19 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 	}
 	if (!rc) {
 		qp->transport = transport_of(attr->qp_type);
-		qp->cap = attr->cap;
-		qp->cap.max_inline_data = inline_room(&attr->cap);
+		qp->cap = own.cap;
+		qp->cap.max_inline_data = inline_room(&own.cap);
+		qp->xrcd = xrcd;
 		qp->ibv = (struct ibv_qp){
-			.context = pd->context,
-			.qp_context = attr->qp_context,
+			.context = context,
+			.qp_context = own.qp_context,
 			.pd = pd,
-			.send_cq = attr->send_cq,
-			.recv_cq = attr->recv_cq,
-			.srq = attr->srq,
+			.send_cq = own.send_cq,
+			.recv_cq = own.recv_cq,
+			.srq = own.srq,
 			.state = IBV_QPS_RESET,
-			.qp_type = attr->qp_type,
+			.qp_type = own.qp_type,
 		};
-		if (attr->srq)
-			qp->cap.max_recv_wr = qp->cap.max_recv_sge = 0;
 		rc = soft_queues_create(qp);
 	}
 	if (rc) {
@@ -155,17 +194,11 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 	pthread_cond_init(&qp->ibv.cond, NULL);
 
 	soft_lock();
-	rc = numbers.count < SOFT_MAX_QP
-		     ? soft_table_add(&numbers, qp, SOFT_PSN_MASK, &qp->ibv.qp_num)
-		     : ENOMEM;
+	rc = soft_qp_number_take(qp);
 	if (!rc) {
 		qp->ibv.handle = qp->ibv.qp_num;
-		soft_list_append(&soft_context_of(pd->context)->qps, &qp->of_context);
-		soft_container(pd, struct soft_pd, ibv)->users++;
-		soft_cq_of(attr->send_cq)->users++;
-		soft_cq_of(attr->recv_cq)->users++;
-		if (attr->srq)
-			soft_srq_of(attr->srq)->users++;
+		soft_list_append(&soft_context_of(context)->qps, &qp->of_context);
+		count_in(qp, 1);
 		if (qp->transport->created)
 			qp->transport->created();
 		SOFT_TRACE(created, qp);
@@ -194,13 +227,9 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 		qp->transport->destroyed();
 	soft_qp_enter_reset(qp);
 	SOFT_TRACE(destroyed, qp);
-	soft_table_remove(&numbers, ibv->qp_num);
+	soft_qp_number_give_back(ibv->qp_num);
 	soft_list_remove(&qp->of_context);
-	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
-	soft_cq_of(ibv->send_cq)->users--;
-	soft_cq_of(ibv->recv_cq)->users--;
-	if (ibv->srq)
-		soft_srq_of(ibv->srq)->users--;
+	count_in(qp, -1);
 	soft_async_forget(soft_context_of(ibv->context), ibv);
 	soft_unlock();
 
@@ -244,8 +273,10 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 	soft_queues_reset(qp);
 	/* What it has completed is taken back too, as cards do: the number may soon be another
 	 * queue pair's, or the same one's in a new life. */
-	soft_cq_forget(soft_cq_of(qp->ibv.send_cq), qp->ibv.qp_num);
-	soft_cq_forget(soft_cq_of(qp->ibv.recv_cq), qp->ibv.qp_num);
+	if (qp->ibv.send_cq)
+		soft_cq_forget(soft_cq_of(qp->ibv.send_cq), qp->ibv.qp_num);
+	if (qp->ibv.recv_cq)
+		soft_cq_forget(soft_cq_of(qp->ibv.recv_cq), qp->ibv.qp_num);
 	memset(&qp->attr, 0, sizeof(qp->attr));
 	qp->stream_from_cm = qp->stream_lost = qp->no_peer = false;
 	qp->communicated = qp->draining = false;
@@ -424,7 +455,8 @@ static int check_values(const struct ibv_qp_attr *attr, int mask)
 	const unsigned rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
 				IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
 				IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND |
-				IBV_ACCESS_HUGETLB | IBV_ACCESS_RELAXED_ORDERING;
+				IBV_ACCESS_HUGETLB | IBV_ACCESS_FLUSH_GLOBAL |
+				IBV_ACCESS_FLUSH_PERSISTENT | IBV_ACCESS_RELAXED_ORDERING;
 
 	/* Automatic path migration needs a second path, which a stream does not have. */
 	if (mask & IBV_QP_ALT_PATH ||
@@ -482,10 +514,32 @@ static void apply(struct ibv_qp_attr *own, const struct ibv_qp_attr *attr, int m
 		own->dest_qp_num = attr->dest_qp_num;
 }
 
-int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr_mask)
+/* The requesting side of XRC receives nothing, and what it tells its peer of itself when it connects
+ * is the PSN of its first request, which it does not know before RTS. */
+static bool begins_late(const struct soft_qp *qp)
+{
+	return qp->ibv.qp_type == IBV_QPT_XRC_SEND;
+}
+
+/* Without the attributes of the side of XRC that this is not: the kernel ignores those, and programs
+ * give them. */
+static int relevant_mask(enum ibv_qp_type type, int mask)
+{
+	switch (type) {
+	case IBV_QPT_XRC_SEND:
+		return mask & ~(IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+	case IBV_QPT_XRC_RECV:
+		return mask & ~(IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY);
+	default:
+		return mask;
+	}
+}
+
+int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int given_mask)
 {
 	soft_assert_locked();
 	struct soft_qp *qp = soft_qp_of(ibv);
+	int attr_mask = relevant_mask(ibv->qp_type, given_mask);
 	enum ibv_qp_state from = ibv->state;
 	enum ibv_qp_state to = attr_mask & IBV_QP_STATE ? attr->qp_state : from;
 	const struct soft_qp_transition *row = transition(qp, to);
@@ -530,12 +584,14 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr
 		return 0;
 	case IBV_QPS_RTR:
 		set_state(qp, to);
-		if (from == IBV_QPS_INIT && !soft_qp_is_ud(qp))
+		if (from == IBV_QPS_INIT && !soft_qp_is_ud(qp) && !begins_late(qp))
 			soft_links->begin(qp);
 		return 0;
 	case IBV_QPS_RTS:
 		set_state(qp, to);
 		qp->draining = false;
+		if (from == IBV_QPS_RTR && begins_late(qp))
+			soft_links->begin(qp);
 		soft_links->ready(qp, from == IBV_QPS_RTR);
 		soft_qp_kick(qp);
 		return 0;

@@ -16,7 +16,9 @@ static uint64_t operations_of(enum ibv_qp_type type)
 
 	switch (type) {
 	case IBV_QPT_RC:
-		return send | write | windows | reads | IBV_QP_EX_WITH_ATOMIC_WRITE;
+	case IBV_QPT_XRC_SEND:
+		return send | write | windows | reads | IBV_QP_EX_WITH_ATOMIC_WRITE |
+		       IBV_QP_EX_WITH_FLUSH;
 	case IBV_QPT_UC:
 		return send | write | windows;
 	case IBV_QPT_UD:
@@ -31,7 +33,23 @@ static uint32_t flags_of(const struct ibv_qp_init_attr_ex *attr)
 	return attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS ? attr->create_flags : 0;
 }
 
-static int check(const struct ibv_qp_init_attr_ex *attr)
+/* XRC_RECV is made in a domain of XRC, all others in a protection domain. */
+static int check_domain(const struct ibv_context *context, const struct ibv_qp_init_attr_ex *attr)
+{
+	const uint32_t domains = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD;
+
+	if (attr->qp_type == IBV_QPT_XRC_RECV)
+		return attr->comp_mask & IBV_QP_INIT_ATTR_XRCD && attr->xrcd &&
+				       attr->xrcd->context == context
+			       ? 0
+			       : EINVAL;
+	return (attr->comp_mask & domains) == IBV_QP_INIT_ATTR_PD && attr->pd &&
+			       attr->pd->context == context
+		       ? 0
+		       : EINVAL;
+}
+
+static int check(const struct ibv_context *context, const struct ibv_qp_init_attr_ex *attr)
 {
 	uint32_t flags = attr->qp_type == IBV_QPT_UD ? IBV_QP_CREATE_BLOCK_SELF_MCAST_LB : 0;
 	const uint32_t known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD |
@@ -41,8 +59,7 @@ static int check(const struct ibv_qp_init_attr_ex *attr)
 
 	if (attr->comp_mask & ~known)
 		return EINVAL;
-	if (attr->comp_mask &
-	    (IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH))
+	if (attr->comp_mask & (IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH))
 		return EOPNOTSUPP;
 	if (flags_of(attr) & ~flags ||
 	    (attr->comp_mask & IBV_QP_INIT_ATTR_MAX_TSO_HEADER && attr->max_tso_header))
@@ -50,7 +67,7 @@ static int check(const struct ibv_qp_init_attr_ex *attr)
 	if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS &&
 	    attr->send_ops_flags & ~operations_of(attr->qp_type))
 		return EOPNOTSUPP;
-	return attr->comp_mask & IBV_QP_INIT_ATTR_PD && attr->pd ? 0 : EINVAL;
+	return check_domain(context, attr);
 }
 
 struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
@@ -66,16 +83,16 @@ struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init
 	};
 	struct soft_batch *batch = NULL;
 	struct ibv_qp *ibv = NULL;
-	int rc = check(attr);
+	bool target = attr->qp_type == IBV_QPT_XRC_RECV;
+	int rc = check(context, attr);
 
-	if (!rc && attr->pd->context != context)
-		rc = EINVAL;
 	if (!rc && attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
 		batch = soft_batch_create(attr->send_ops_flags);
 		rc = batch ? 0 : ENOMEM;
 	}
 	if (!rc) {
-		ibv = soft_ibv_create_qp(attr->pd, &init);
+		ibv = soft_qp_create(context, target ? NULL : attr->pd,
+				     target ? soft_xrcd_of(attr->xrcd) : NULL, &init);
 		rc = ibv ? 0 : errno;
 	}
 	if (rc) {

@@ -13,7 +13,11 @@ struct soft_send_wqe {
 	uint64_t wr_id;
 	uint64_t remote_address;
 	union {
-		uint8_t arguments[SOFT_ATOMIC_ARGUMENTS]; /* as they go on the wire */
+		struct {
+			uint8_t arguments[SOFT_ATOMIC_ARGUMENTS]; /* as they go on the wire */
+			uint32_t remote_srqn; /* XRC */
+			uint8_t flush; /* FLUSH: types and level as they go on the wire */
+		};
 		struct soft_bind bind;
 	};
 	uint32_t rkey; /* BIND_MW: the window's next one; *_INV: that which shall end */
@@ -78,6 +82,7 @@ struct soft_response {
 	uint32_t rkey;
 	uint64_t address;
 	uint32_t total;
+	uint32_t srq_num; /* XRC: as in the request */
 	uint8_t opcode; /* SOFT_READ_DATA or SOFT_ATOMIC_DATA */
 	uint8_t result[SOFT_ATOMIC_RESULT];
 };
@@ -103,6 +108,7 @@ struct soft_responder {
 	uint32_t rkey;
 	uint64_t address;
 	uint32_t immediate;
+	uint32_t srq_num; /* XRC: of the shared receive queue that it names */
 	/* answers, in the order of the requests */
 	struct soft_response *responses;
 	uint32_t response_mask;
@@ -157,11 +163,13 @@ static inline void soft_qp_link_output(struct soft_qp_link *link)
 }
 
 struct soft_transport;
+struct soft_xrcd;
 
 struct soft_qp {
-	union { /* one begins as the other; `ex` is whole if there is a batch */
+	union { /* each begins as the one before; all are whole if there is a batch */
 		struct ibv_qp ibv;
 		struct ibv_qp_ex ex;
+		struct ibv_qp_ex_newer newer;
 	};
 	struct soft_batch *batch; /* wr.c: of the wr_* calls; NULL if they are not wanted */
 	struct soft_node of_context;
@@ -169,12 +177,14 @@ struct soft_qp {
 	struct ibv_qp_cap cap;
 	bool sq_sig_all;
 	bool block_own; /* UD: what it sends to a group does not come back to it */
-	bool stream_from_cm; /* the address has dlid 0 */
+	bool stream_from_cm; /* the connection manager has its stream, or had */
 	bool stream_lost; /* there was one, and it is gone: nothing can be sent any more */
 	bool no_peer; /* UC: there is no peer, so what is sent is lost at once */
 	bool communicated; /* the first request has been seen (COMM_EST) */
 	bool draining; /* SQD was asked for, requests are still under way */
 	const struct soft_transport *transport;
+	struct soft_xrcd *xrcd; /* XRC_RECV: its domain; else NULL */
+	uint32_t taken_from; /* and the number of the shared queue that the receive in `rq` is of */
 	struct soft_qp_link *link; /* or NULL */
 	struct soft_send_queue sq;
 	struct soft_receive_queue rq;
@@ -202,6 +212,28 @@ static inline bool soft_qp_is_uc(const struct soft_qp *qp)
 static inline bool soft_qp_is_ud(const struct soft_qp *qp)
 {
 	return qp->ibv.qp_type == IBV_QPT_UD;
+}
+
+/* XRC (IBTA annex A14): one side of a connection requests, the other one answers. */
+static inline bool soft_is_xrc(enum ibv_qp_type type)
+{
+	return type == IBV_QPT_XRC_SEND || type == IBV_QPT_XRC_RECV;
+}
+
+static inline bool soft_qp_is_reliable(const struct soft_qp *qp)
+{
+	return qp->ibv.qp_type == IBV_QPT_RC || soft_is_xrc(qp->ibv.qp_type);
+}
+
+/* Does it send requests that are answered, and does it answer those of its peer? */
+static inline bool soft_qp_is_requester(const struct soft_qp *qp)
+{
+	return qp->ibv.qp_type == IBV_QPT_RC || qp->ibv.qp_type == IBV_QPT_XRC_SEND;
+}
+
+static inline bool soft_qp_is_responder(const struct soft_qp *qp)
+{
+	return qp->ibv.qp_type == IBV_QPT_RC || qp->ibv.qp_type == IBV_QPT_XRC_RECV;
 }
 
 /* PSNs count messages, in 24 bits. */
@@ -275,7 +307,8 @@ static inline struct ibv_sge *soft_receive_sges(const struct soft_receive_queue 
 }
 
 /* queues.c; zero or an errno value */
-int soft_receive_queue_create(struct soft_receive_queue *rq, uint32_t max_wr, uint32_t max_sge);
+int soft_receive_queue_create(struct soft_receive_queue *rq, struct ibv_pd *pd, uint32_t max_wr,
+			      uint32_t max_sge);
 void soft_receive_queue_destroy(struct soft_receive_queue *rq);
 int soft_receive_queue_post(struct soft_receive_queue *rq, const struct ibv_recv_wr *wr);
 /* Move the first one of `from` to the end of `to`, which has room for it. */
@@ -288,6 +321,9 @@ struct soft_srq {
 	struct soft_receive_queue rq;
 	uint32_t limit; /* 0: not armed */
 	unsigned users; /* queue pairs */
+	struct soft_xrcd *xrcd; /* XRC: its domain; else NULL */
+	struct ibv_cq *cq; /* where its receives complete */
+	uint32_t number; /* by which requests name it */
 	uint32_t async_events_taken; /* under ibv.mutex */
 };
 
@@ -303,12 +339,6 @@ int soft_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num);
 /* A message needs a receive: is there one at the head of the queue pair's own queue, or can one be
  * taken from the shared one (which no other queue pair will then get)? */
 bool soft_receive_ready(struct soft_qp *qp);
-
-/* The domain whose keys the receives use: IBTA 10.2.9.1, the shared queue has one of its own. */
-static inline struct ibv_pd *soft_receive_pd(const struct soft_qp *qp)
-{
-	return qp->ibv.srq ? qp->ibv.srq->pd : qp->ibv.pd;
-}
 
 struct soft_qp *soft_qp_of(struct ibv_qp *qp);
 
@@ -332,6 +362,9 @@ int soft_qp_disconnect(struct soft_qp *qp);
 int soft_modify_qp_locked(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask);
 
 /* qp.c */
+/* ibv_create_qp(3) in a protection domain, or XRC_RECV in a domain of XRC; else that is NULL. */
+struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
+			      struct soft_xrcd *xrcd, struct ibv_qp_init_attr *attr);
 int soft_queues_create(struct soft_qp *qp);
 void soft_queues_destroy(struct soft_qp *qp);
 void soft_queues_reset(struct soft_qp *qp);
@@ -350,6 +383,12 @@ void soft_qp_link_gone(struct soft_qp *qp, int error);
 void soft_qp_check_drained(struct soft_qp *qp);
 /* How long it waits for an answer, all retries counted, in ns: IBTA 9.7.6.1.3. */
 uint64_t soft_qp_retry_time(const struct soft_qp *qp);
+
+/* qp_numbers.c */
+/* A number for the queue pair, which is found by it from now on; 0 or an errno value: EADDRINUSE if
+ * there is no port for the process. */
+int soft_qp_number_take(struct soft_qp *qp);
+void soft_qp_number_give_back(uint32_t number);
 
 /* qp_ex.c */
 struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);

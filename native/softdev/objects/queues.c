@@ -1,7 +1,6 @@
 /* The rings behind queue pairs and shared receive queues: all memory that their work requests will
  * ever need, made at once. */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "objects.h"
@@ -16,13 +15,15 @@ static uint32_t slots_for(uint32_t count)
 	return slots;
 }
 
-int soft_receive_queue_create(struct soft_receive_queue *rq, uint32_t max_wr, uint32_t max_sge)
+int soft_receive_queue_create(struct soft_receive_queue *rq, struct ibv_pd *pd, uint32_t max_wr,
+			      uint32_t max_sge)
 {
 	uint32_t slots = slots_for(max_wr);
 
 	*rq = (struct soft_receive_queue){
-		.slots = calloc(slots, sizeof(*rq->slots)),
-		.sges = calloc((size_t)slots * max_sge + 1, sizeof(*rq->sges)),
+		.slots = soft_queue_alloc(pd, slots, sizeof(*rq->slots), SOFT_RECEIVE_QUEUE),
+		.sges = soft_queue_alloc(pd, (size_t)slots * max_sge + 1, sizeof(*rq->sges),
+					 SOFT_RECEIVE_QUEUE),
 		.max_wr = max_wr,
 		.max_sge = max_sge,
 		.mask = slots - 1,
@@ -35,8 +36,8 @@ int soft_receive_queue_create(struct soft_receive_queue *rq, uint32_t max_wr, ui
 
 void soft_receive_queue_destroy(struct soft_receive_queue *rq)
 {
-	free(rq->slots);
-	free(rq->sges);
+	soft_queue_free(rq->slots);
+	soft_queue_free(rq->sges);
 	rq->slots = NULL;
 	rq->sges = NULL;
 }
@@ -77,18 +78,26 @@ void soft_receive_queue_move(struct soft_receive_queue *from, struct soft_receiv
 int soft_queues_create(struct soft_qp *qp)
 {
 	uint32_t sends = slots_for(qp->cap.max_send_wr);
-	int rc = qp->ibv.srq ? soft_receive_queue_create(&qp->rq, 1,
-							 soft_srq_of(qp->ibv.srq)->rq.max_sge)
-			     : soft_receive_queue_create(&qp->rq, qp->cap.max_recv_wr,
-							 qp->cap.max_recv_sge);
+	struct ibv_pd *pd = qp->ibv.pd; /* or NULL */
+	int rc;
+
+	if (qp->ibv.srq)
+		rc = soft_receive_queue_create(&qp->rq, pd, 1,
+					       soft_srq_of(qp->ibv.srq)->rq.max_sge);
+	else if (qp->xrcd) /* a receive of any shared queue of its domain */
+		rc = soft_receive_queue_create(&qp->rq, pd, 1, SOFT_MAX_SGE);
+	else
+		rc = soft_receive_queue_create(&qp->rq, pd, qp->cap.max_recv_wr,
+					       qp->cap.max_recv_sge);
 
 	if (rc)
 		return rc;
 	qp->sq.mask = sends - 1;
-	qp->sq.slots = calloc(sends, sizeof(*qp->sq.slots));
-	qp->sq.lists = malloc(sends * soft_send_list_size(qp) + 1);
+	qp->sq.slots = soft_queue_alloc(pd, sends, sizeof(*qp->sq.slots), SOFT_SEND_QUEUE);
+	qp->sq.lists = soft_queue_alloc(pd, sends, soft_send_list_size(qp), SOFT_SEND_QUEUE);
 	if (soft_qp_is_ud(qp))
-		qp->sq.destinations = calloc(sends, sizeof(*qp->sq.destinations));
+		qp->sq.destinations =
+			soft_queue_alloc(pd, sends, sizeof(*qp->sq.destinations), SOFT_SEND_QUEUE);
 	if (qp->sq.slots && qp->sq.lists && (qp->sq.destinations || !soft_qp_is_ud(qp)))
 		return 0;
 	soft_queues_destroy(qp);
@@ -97,9 +106,9 @@ int soft_queues_create(struct soft_qp *qp)
 
 void soft_queues_destroy(struct soft_qp *qp)
 {
-	free(qp->sq.slots);
-	free(qp->sq.lists);
-	free(qp->sq.destinations);
+	soft_queue_free(qp->sq.slots);
+	soft_queue_free(qp->sq.lists);
+	soft_queue_free(qp->sq.destinations);
 	soft_receive_queue_destroy(&qp->rq);
 	if (qp->transport->forget)
 		qp->transport->forget(qp);

@@ -45,7 +45,7 @@ void soft_send_fail(struct soft_qp *qp, enum ibv_wc_status status)
 {
 	soft_links->revoke_requests(qp);
 	soft_complete_send(qp, status);
-	if (qp->ibv.qp_type == IBV_QPT_RC)
+	if (soft_qp_is_reliable(qp))
 		soft_qp_error(qp);
 	else
 		soft_qp_send_error(qp);

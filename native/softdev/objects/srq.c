@@ -10,17 +10,25 @@
 #include "objects.h"
 #include "trace/trace.h"
 
+/* The shared queue that the queue pair's message takes its receive from, or NULL. */
+static struct soft_srq *source(const struct soft_qp *qp)
+{
+	if (qp->xrcd)
+		return soft_xrc_find(qp->xrcd, qp->responder.srq_num);
+	return qp->ibv.srq ? soft_srq_of(qp->ibv.srq) : NULL;
+}
+
 bool soft_receive_ready(struct soft_qp *qp)
 {
+	/* XRC: a receive that was taken for a message of another shared queue is not for this one. */
 	if (qp->rq.head != qp->rq.tail)
-		return true;
-	if (!qp->ibv.srq)
-		return false;
-	struct soft_srq *srq = soft_srq_of(qp->ibv.srq);
+		return !qp->xrcd || qp->taken_from == qp->responder.srq_num;
+	struct soft_srq *srq = source(qp);
 
-	if (srq->rq.head == srq->rq.tail)
+	if (!srq || srq->rq.head == srq->rq.tail)
 		return false;
 	soft_receive_queue_move(&srq->rq, &qp->rq);
+	qp->taken_from = srq->number;
 	/* ibv_modify_srq(3), ibv_query_srq(3): once, when the number drops below the limit. */
 	if (srq->rq.tail - srq->rq.head < srq->limit) {
 		struct ibv_async_event event = {
@@ -34,7 +42,17 @@ bool soft_receive_ready(struct soft_qp *qp)
 	return true;
 }
 
-struct ibv_srq *soft_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init)
+static void release(struct soft_srq *srq)
+{
+	pthread_cond_destroy(&srq->ibv.cond);
+	pthread_mutex_destroy(&srq->ibv.mutex);
+	soft_receive_queue_destroy(&srq->rq);
+	free(srq);
+}
+
+/* `xrcd` and `cq` of XRC, or both NULL. */
+static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr *init,
+			      struct soft_xrcd *xrcd, struct ibv_cq *cq)
 {
 	static uint32_t handle;
 	struct soft_srq *srq = NULL;
@@ -48,7 +66,7 @@ struct ibv_srq *soft_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr 
 		rc = srq ? 0 : ENOMEM;
 	}
 	if (!rc)
-		rc = soft_receive_queue_create(&srq->rq, init->attr.max_wr, init->attr.max_sge);
+		rc = soft_receive_queue_create(&srq->rq, pd, init->attr.max_wr, init->attr.max_sge);
 	if (rc) {
 		free(srq);
 		errno = rc;
@@ -59,53 +77,80 @@ struct ibv_srq *soft_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr 
 		.srq_context = init->srq_context,
 		.pd = pd,
 	};
+	srq->xrcd = xrcd;
+	srq->cq = cq;
 	pthread_mutex_init(&srq->ibv.mutex, NULL);
 	pthread_cond_init(&srq->ibv.cond, NULL);
 	soft_lock();
 	srq->ibv.handle = ++handle;
-	soft_container(pd, struct soft_pd, ibv)->users++;
+	rc = xrcd ? soft_xrc_add(srq) : 0;
+	if (!rc) {
+		soft_container(pd, struct soft_pd, ibv)->users++;
+		if (cq)
+			soft_cq_of(cq)->users++;
+	}
 	soft_unlock();
+	if (rc) {
+		release(srq);
+		errno = rc;
+		return NULL;
+	}
 	return &srq->ibv;
+}
+
+struct ibv_srq *soft_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init)
+{
+	return create(pd, init, NULL, NULL);
 }
 
 struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr)
 {
-	struct ibv_srq_init_attr init = {.srq_context = attr->srq_context, .attr = attr->attr};
+	const struct ibv_srq_init_attr init = {.srq_context = attr->srq_context,
+					       .attr = attr->attr};
+	enum ibv_srq_type type =
+		attr->comp_mask & IBV_SRQ_INIT_ATTR_TYPE ? attr->srq_type : IBV_SRQT_BASIC;
+	uint32_t needed = IBV_SRQ_INIT_ATTR_PD;
+	int rc = 0;
 
-	(void)context; /* that of the domain */
-	if (attr->comp_mask & ~(unsigned)(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) ||
-	    (attr->comp_mask & IBV_SRQ_INIT_ATTR_TYPE && attr->srq_type != IBV_SRQT_BASIC)) {
-		errno = EOPNOTSUPP;
+	if (type == IBV_SRQT_XRC)
+		needed |= IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+	if ((type != IBV_SRQT_BASIC && type != IBV_SRQT_XRC) ||
+	    attr->comp_mask & ~(needed | IBV_SRQ_INIT_ATTR_TYPE))
+		rc = EOPNOTSUPP;
+	else if ((attr->comp_mask & needed) != needed || !attr->pd ||
+		 attr->pd->context != context ||
+		 (type == IBV_SRQT_XRC && (!attr->xrcd || attr->xrcd->context != context ||
+					   !attr->cq || attr->cq->context != context)))
+		rc = EINVAL;
+	if (rc) {
+		errno = rc;
 		return NULL;
 	}
-	if (!(attr->comp_mask & IBV_SRQ_INIT_ATTR_PD) || !attr->pd) {
-		errno = EINVAL;
-		return NULL;
-	}
-	return soft_ibv_create_srq(attr->pd, &init);
+	return type == IBV_SRQT_XRC ? create(attr->pd, &init, soft_xrcd_of(attr->xrcd), attr->cq)
+				    : create(attr->pd, &init, NULL, NULL);
 }
 
-int soft_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num)
+int soft_get_srq_num(struct ibv_srq *ibv, uint32_t *srq_num)
 {
-	*srq_num = srq->handle;
+	const struct soft_srq *srq = soft_srq_of(ibv);
+
+	*srq_num = srq->xrcd ? srq->number : ibv->handle;
 	return 0;
 }
 
-static int resize(struct soft_srq *srq, uint32_t max_wr)
+/* What is in `fresh` afterwards is to be destroyed. */
+static void resize(struct soft_srq *srq, struct soft_receive_queue *fresh)
 {
-	struct soft_receive_queue rq;
-	int rc = soft_receive_queue_create(&rq, max_wr, srq->rq.max_sge);
+	struct soft_receive_queue old = srq->rq;
 
-	if (rc)
-		return rc;
-	while (srq->rq.head != srq->rq.tail)
-		soft_receive_queue_move(&srq->rq, &rq);
-	soft_receive_queue_destroy(&srq->rq);
-	srq->rq = rq;
-	return 0;
+	while (old.head != old.tail)
+		soft_receive_queue_move(&old, fresh);
+	srq->rq = *fresh;
+	*fresh = old;
 }
 
-static int modify(struct soft_srq *srq, const struct ibv_srq_attr *attr, int mask)
+static int modify(struct soft_srq *srq, const struct ibv_srq_attr *attr, int mask,
+		  struct soft_receive_queue *fresh)
 {
 	uint32_t max_wr = mask & IBV_SRQ_MAX_WR ? attr->max_wr : srq->rq.max_wr;
 	uint32_t limit = mask & IBV_SRQ_LIMIT ? attr->srq_limit : srq->limit;
@@ -115,22 +160,27 @@ static int modify(struct soft_srq *srq, const struct ibv_srq_attr *attr, int mas
 	if (mask & ~(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) || max_wr < 1 || max_wr > SOFT_MAX_SRQ_WR ||
 	    max_wr < srq->rq.tail - srq->rq.head || limit > max_wr)
 		return EINVAL;
-	if (max_wr != srq->rq.max_wr) {
-		int rc = resize(srq, max_wr);
-
-		if (rc)
-			return rc;
-	}
+	if (max_wr != srq->rq.max_wr)
+		resize(srq, fresh);
 	srq->limit = limit;
 	return 0;
 }
 
-int soft_ibv_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *srq_attr, int srq_attr_mask)
+int soft_ibv_modify_srq(struct ibv_srq *ibv, struct ibv_srq_attr *srq_attr, int srq_attr_mask)
 {
-	soft_lock();
-	int rc = modify(soft_srq_of(srq), srq_attr, srq_attr_mask);
+	struct soft_srq *srq = soft_srq_of(ibv);
+	struct soft_receive_queue fresh = {0};
+	int rc = 0;
 
+	/* Before the lock is taken; a size that cannot be is refused below. */
+	if (srq_attr_mask & IBV_SRQ_MAX_WR && srq_attr->max_wr <= SOFT_MAX_SRQ_WR)
+		rc = soft_receive_queue_create(&fresh, ibv->pd, srq_attr->max_wr, srq->rq.max_sge);
+	if (rc)
+		return rc;
+	soft_lock();
+	rc = modify(srq, srq_attr, srq_attr_mask, &fresh);
 	soft_unlock();
+	soft_receive_queue_destroy(&fresh);
 	return rc;
 }
 
@@ -180,14 +230,15 @@ int soft_ibv_destroy_srq(struct ibv_srq *ibv)
 		return EBUSY; /* ibv_destroy_srq(3): a queue pair is still associated with it */
 	}
 	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
+	if (srq->xrcd) {
+		soft_xrc_remove(srq);
+		soft_cq_of(srq->cq)->users--;
+	}
 	soft_async_forget(soft_context_of(ibv->context), ibv);
 	soft_unlock();
 
 	soft_async_wait(soft_context_of(ibv->context), &ibv->mutex, &ibv->cond,
 			&ibv->events_completed, &srq->async_events_taken);
-	pthread_cond_destroy(&ibv->cond);
-	pthread_mutex_destroy(&ibv->mutex);
-	soft_receive_queue_destroy(&srq->rq);
-	free(srq);
+	release(srq);
 	return 0;
 }

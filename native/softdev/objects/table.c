@@ -40,7 +40,7 @@ static int grow(struct soft_table *table)
 	return 0;
 }
 
-int soft_table_add(struct soft_table *table, void *object, uint32_t mask, uint32_t *key)
+int soft_table_put(struct soft_table *table, uint32_t key, void *object)
 {
 	/* At most half full: searches stay short, and there is always an empty slot to end one. */
 	if (table->count * 2 >= table->capacity) {
@@ -49,15 +49,19 @@ int soft_table_add(struct soft_table *table, void *object, uint32_t mask, uint32
 		if (rc)
 			return rc;
 	}
+	*slot_of(table, key) = (struct soft_table_slot){.key = key, .object = object};
+	table->count++;
+	return 0;
+}
+
+int soft_table_add(struct soft_table *table, void *object, uint32_t mask, uint32_t *key)
+{
 	do {
 		if (getrandom(key, sizeof(*key), 0) != sizeof(*key))
 			return errno;
 		*key &= mask;
-		/* 0 and 1 are the special queue pairs (IBTA 3.5.10); all ones is multicast. */
-	} while (*key < 2 || *key == mask || soft_table_find(table, *key));
-	*slot_of(table, *key) = (struct soft_table_slot){.key = *key, .object = object};
-	table->count++;
-	return 0;
+	} while (!*key || soft_table_find(table, *key));
+	return soft_table_put(table, *key, object);
 }
 
 void soft_table_remove(struct soft_table *table, uint32_t key)

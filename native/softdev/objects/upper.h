@@ -42,10 +42,8 @@ struct soft_link_calls {
 	 * returns. */
 	void (*revoke_requests)(const struct soft_qp *qp);
 	void (*revoke_key)(uint32_t key);
-	/* The number of this process at the port, its LID; 0 if there is none to be had. */
-	uint16_t (*lid)(void);
-	/* Another one; 0 or an errno value. */
-	int (*change_lid)(void);
+	/* The TCP and UDP port of this process; 0 and errno if there is none to be had. */
+	uint16_t (*ip_port)(void);
 };
 
 extern const struct soft_link_calls *soft_links;
@@ -54,9 +52,9 @@ extern const struct soft_link_calls *soft_links;
 void soft_objects_use(const struct soft_transport *connected,
 		      const struct soft_transport *datagrams, const struct soft_link_calls *links);
 
-static inline uint16_t soft_port_lid(void)
+static inline uint16_t soft_ip_port(void)
 {
-	return soft_links->lid();
+	return soft_links->ip_port();
 }
 
 #endif

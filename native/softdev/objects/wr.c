@@ -15,7 +15,8 @@ struct soft_batch {
 	bool open;
 	int error; /* the first one since wr_start */
 	uint64_t allowed; /* enum ibv_qp_create_send_ops_flags */
-	bool setters;     /* the last request takes any */
+	bool takes_data;  /* the last request: there are setters for it */
+	bool takes_peer;
 	uint32_t count;
 	uint32_t room;
 	/* for `room` requests: */
@@ -165,8 +166,10 @@ static void build(struct ibv_qp_ex *ex, uint64_t operation, struct ibv_send_wr w
 	/* Data is made inline by its setter, not by a flag. */
 	wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE;
 	batch->wrs[batch->count++] = wr;
-	batch->setters = operation & ~(uint64_t)(IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW |
-						 IBV_QP_EX_WITH_ATOMIC_WRITE);
+	batch->takes_peer =
+		operation & ~(uint64_t)(IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW);
+	batch->takes_data = batch->takes_peer && operation != IBV_QP_EX_WITH_ATOMIC_WRITE &&
+			    operation != IBV_QP_EX_WITH_FLUSH;
 }
 
 static void wr_send(struct ibv_qp_ex *ex)
@@ -261,24 +264,48 @@ static void wr_atomic_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote
 	memcpy(inline_at(qp, index), atomic_wr, SOFT_ATOMIC_WORD);
 }
 
+/* It has no data.  Of all memory that the key opens, address and length mean nothing. */
+static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, size_t len,
+		     uint8_t type, uint8_t level)
+{
+	if (!type || type & ~(IBV_FLUSH_GLOBAL | IBV_FLUSH_PERSISTENT) || level > IBV_FLUSH_MR) {
+		if (qp_of(ex)->batch->open)
+			fail(qp_of(ex)->batch, EINVAL);
+		return;
+	}
+	build(ex, IBV_QP_EX_WITH_FLUSH,
+	      (struct ibv_send_wr){
+		      .opcode = IBV_WR_FLUSH,
+		      .wr.atomic = {.remote_addr = level == IBV_FLUSH_MR ? 0 : remote_addr,
+				    .compare_add = level == IBV_FLUSH_MR ? 0 : len,
+				    .swap = type | (unsigned)level << SOFT_FLUSH_LEVEL_SHIFT,
+				    .rkey = rkey}});
+}
+
 /* ---- setters ------------------------------------------------------------------------------- */
 
 /* The request that a setter is for, or NULL if the batch is spoilt. */
-static struct ibv_send_wr *last(struct ibv_qp_ex *ex)
+static struct ibv_send_wr *last(struct soft_batch *batch, bool takes)
+{
+	if (!batch->open)
+		return NULL;
+	if (!batch->count || !takes)
+		fail(batch, EINVAL);
+	return batch->error ? NULL : &batch->wrs[batch->count - 1];
+}
+
+/* The same, of the setters for the peer of one type. */
+static struct ibv_send_wr *last_of(struct ibv_qp_ex *ex, enum ibv_qp_type type)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
 
-	if (!batch->open)
-		return NULL;
-	if (!batch->count || !batch->setters)
-		fail(batch, EINVAL);
-	return batch->error ? NULL : &batch->wrs[batch->count - 1];
+	return last(batch, batch->takes_peer && ex->qp_base.qp_type == type);
 }
 
 static void wr_set_sge_list(struct ibv_qp_ex *ex, size_t num_sge, const struct ibv_sge *sg_list)
 {
 	struct soft_qp *qp = qp_of(ex);
-	struct ibv_send_wr *wr = last(ex);
+	struct ibv_send_wr *wr = last(qp->batch, qp->batch->takes_data);
 
 	if (!wr)
 		return;
@@ -303,7 +330,7 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t num_buf,
 				    const struct ibv_data_buf *buf_list)
 {
 	struct soft_qp *qp = qp_of(ex);
-	struct ibv_send_wr *wr = last(ex);
+	struct ibv_send_wr *wr = last(qp->batch, qp->batch->takes_data);
 	size_t length = 0;
 
 	if (!wr)
@@ -333,14 +360,10 @@ static void wr_set_inline_data(struct ibv_qp_ex *ex, void *addr, size_t length)
 static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t remote_qpn,
 			   uint32_t remote_qkey)
 {
-	struct ibv_send_wr *wr = last(ex);
+	struct ibv_send_wr *wr = last_of(ex, IBV_QPT_UD);
 
 	if (!wr)
 		return;
-	if (ex->qp_base.qp_type != IBV_QPT_UD) {
-		fail(qp_of(ex)->batch, EINVAL);
-		return;
-	}
 	wr->wr.ud.ah = ah;
 	wr->wr.ud.remote_qpn = remote_qpn;
 	wr->wr.ud.remote_qkey = remote_qkey;
@@ -348,9 +371,10 @@ static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t rem
 
 static void wr_set_xrc_srqn(struct ibv_qp_ex *ex, uint32_t remote_srqn)
 {
-	(void)remote_srqn;
-	if (last(ex))
-		fail(qp_of(ex)->batch, EINVAL); /* there are no XRC queue pairs */
+	struct ibv_send_wr *wr = last_of(ex, IBV_QPT_XRC_SEND);
+
+	if (wr)
+		wr->qp_type.xrc.remote_srqn = remote_srqn;
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -370,6 +394,7 @@ void soft_batch_calls(struct ibv_qp_ex *ex)
 	ex->wr_atomic_cmp_swp = wr_atomic_cmp_swp;
 	ex->wr_atomic_fetch_add = wr_atomic_fetch_add;
 	ex->wr_atomic_write = wr_atomic_write;
+	qp_of(ex)->newer.wr_flush = wr_flush;
 	ex->wr_local_inv = wr_local_inv;
 	ex->wr_bind_mw = wr_bind_mw;
 	ex->wr_set_sge = wr_set_sge;

@@ -38,8 +38,8 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 	uint32_t first = soft_send_psn(qp, qp->sq.oldest);
 	uint32_t count = (psn + 1 - first) & SOFT_PSN_MASK;
 
-	if (soft_qp_is_uc(qp))
-		return false; /* nothing there is acknowledged */
+	if (!soft_qp_is_requester(qp))
+		return false; /* it has nothing that could be acknowledged */
 	if (count == 0)
 		return true;
 	/* Never transmitted, or acknowledged before: on a lossy link that may be repeated. */
@@ -186,7 +186,7 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *fr
 	soft_assert_locked();
 	bool data = frame->opcode == SOFT_READ_DATA || frame->opcode == SOFT_ATOMIC_DATA;
 
-	if (!data && frame->length)
+	if (!soft_qp_is_requester(qp) || (!data && frame->length))
 		return SOFT_SINK_BROKEN;
 	if (frame->opcode == SOFT_ACK) /* its number was looked at with the frame's flags */
 		return SOFT_SINK_NONE;

@@ -25,6 +25,8 @@ static uint8_t wire_opcode(uint8_t opcode)
 		return SOFT_FETCH_ADD;
 	case IBV_WR_ATOMIC_WRITE:
 		return SOFT_ATOMIC_WRITE;
+	case IBV_WR_FLUSH:
+		return SOFT_FLUSH;
 	default:
 		return SOFT_SEND;
 	}
@@ -84,7 +86,9 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 		return false;
 	if (cursor->next_offset == 0 && !may_begin(qp, cursor, send, read))
 		return false;
-	if (opcode == SOFT_READ)
+	bool flush = opcode == SOFT_FLUSH;
+
+	if (opcode == SOFT_READ || flush)
 		length = 0;
 	else if (read)
 		length = SOFT_ATOMIC_ARGUMENTS;
@@ -93,7 +97,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 
 	*out = (struct soft_tx_packet){
 		.index = cursor->next,
-		.last = read || cursor->next_offset + length == send->length,
+		.last = read || flush || cursor->next_offset + length == send->length,
 		.by_cma = by_cma,
 		.frame =
 			{
@@ -110,11 +114,17 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 		out->frame.address += send->received;
 		out->frame.total -= send->received;
 	}
+	if (flush)
+		out->frame.syndrome = send->flush;
 	if (send->flags & IBV_SEND_SOLICITED)
 		out->frame.flags |= SOFT_FRAME_SOLICITED;
 	if (send->opcode == IBV_WR_SEND_WITH_IMM || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
 		out->frame.flags |= SOFT_FRAME_IMMEDIATE;
 		out->frame.immediate = send->immediate;
+	}
+	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND) {
+		out->frame.flags |= SOFT_FRAME_SRQ;
+		out->frame.ack = send->remote_srqn;
 	}
 	if (send->opcode == IBV_WR_SEND_WITH_INV)
 		out->frame.flags |= SOFT_FRAME_INVALIDATE;

@@ -52,8 +52,9 @@ static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	/* What may not be read any more is not answered: the requester gives up. */
 	if (qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ &&
-	    (frame->total == 0 || soft_remote_allowed(qp, frame->rkey, frame->address, frame->total,
-						      IBV_ACCESS_REMOTE_READ)))
+	    (frame->total == 0 ||
+	     soft_remote_allowed(qp, soft_remote_pd(qp, frame->ack), frame->rkey, frame->address,
+				 frame->total, IBV_ACCESS_REMOTE_READ)))
 		answer(qp, frame, SOFT_READ_DATA, frame->total, NULL);
 }
 
@@ -87,7 +88,7 @@ static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
 		read_again(qp, frame);
 	else if (soft_is_read(frame->opcode))
 		atomic_again(qp, frame);
-	else if (frame->offset + frame->length == frame->total)
+	else if (frame->opcode == SOFT_FLUSH || frame->offset + frame->length == frame->total)
 		acknowledge_again(qp);
 }
 

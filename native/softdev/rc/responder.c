@@ -136,7 +136,8 @@ static enum soft_sink too_many(struct soft_qp *qp)
 static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, unsigned right)
 {
 	return frame->total == 0 ||
-	       soft_remote_allowed(qp, frame->rkey, frame->address, frame->total, right);
+	       soft_remote_allowed(qp, soft_remote_pd(qp, qp->responder.srq_num), frame->rkey,
+				   frame->address, frame->total, right);
 }
 
 /* SEND, and WRITE with immediate, need a receive. */
@@ -189,8 +190,8 @@ static unsigned atomic_right(const struct soft_frame *frame)
 /* The word that an atomic works on, or NULL. */
 static uint64_t *word(const struct soft_qp *qp, const struct soft_frame *frame)
 {
-	return soft_remote_memory(qp, frame->rkey, frame->address, sizeof(uint64_t),
-				  atomic_right(frame));
+	return soft_remote_memory(qp, soft_remote_pd(qp, qp->responder.srq_num), frame->rkey,
+				  frame->address, sizeof(uint64_t), atomic_right(frame));
 }
 
 static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *frame)
@@ -210,9 +211,33 @@ static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *
 	return SOFT_SINK_SMALL;
 }
 
-/* Can a frame of that opcode look like this? */
-static bool well_formed(const struct soft_frame *frame)
+/* IBTA annex A19.  Bytes are in their place before anything that comes after them is looked at, so
+ * that there is nothing to wait for; the fence in soft_request_end makes it so for other processors.
+ * No region has the right to be flushed to persistence. */
+static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *frame)
 {
+	unsigned types = frame->syndrome & SOFT_FLUSH_TYPES;
+	unsigned level = frame->syndrome >> SOFT_FLUSH_LEVEL_SHIFT;
+	unsigned rights = (types & IBV_FLUSH_GLOBAL ? IBV_ACCESS_FLUSH_GLOBAL : 0u) |
+			  (types & IBV_FLUSH_PERSISTENT ? IBV_ACCESS_FLUSH_PERSISTENT : 0u);
+	const struct ibv_pd *pd = soft_remote_pd(qp, qp->responder.srq_num);
+
+	if (!rights || types & ~(unsigned)(IBV_FLUSH_GLOBAL | IBV_FLUSH_PERSISTENT) ||
+	    level > IBV_FLUSH_MR || rights & ~qp->attr.qp_access_flags)
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+	if (level == IBV_FLUSH_MR ? !soft_remote_key(qp, pd, frame->rkey, rights)
+				  : !soft_remote_allowed(qp, pd, frame->rkey, frame->address,
+							 frame->total, rights))
+		return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+	return SOFT_SINK_NONE;
+}
+
+/* Can a frame of that opcode look like this? */
+static bool well_formed(const struct soft_qp *qp, const struct soft_frame *frame)
+{
+	/* XRC: one side takes no requests, and those to the other one name a shared queue. */
+	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND || !(frame->flags & SOFT_FRAME_SRQ) != !qp->xrcd)
+		return false;
 	switch (frame->opcode) {
 	case SOFT_WRITE:
 		if (frame->flags & SOFT_FRAME_INVALIDATE)
@@ -222,6 +247,7 @@ static bool well_formed(const struct soft_frame *frame)
 		return frame->length <= frame->total - frame->offset &&
 		       (frame->length > 0 || frame->total == 0);
 	case SOFT_READ:
+	case SOFT_FLUSH:
 		return frame->length == 0 && frame->offset == 0;
 	case SOFT_ATOMIC_WRITE:
 		return frame->length == SOFT_ATOMIC_WORD && frame->total == SOFT_ATOMIC_WORD &&
@@ -229,6 +255,18 @@ static bool well_formed(const struct soft_frame *frame)
 	default:
 		return frame->length == SOFT_ATOMIC_ARGUMENTS && frame->offset == 0;
 	}
+}
+
+/* XRC: the message is for that shared queue.  0, or what is wrong with it: it is not of the domain,
+ * or the completions of its receives would be lost. */
+static enum soft_nak name_srq(struct soft_qp *qp, uint32_t number)
+{
+	const struct soft_srq *srq = soft_xrc_find(qp->xrcd, number);
+
+	qp->responder.srq_num = number;
+	if (!srq)
+		return SOFT_NAK_INVALID_REQUEST;
+	return soft_cq_of(srq->cq)->overrun ? SOFT_NAK_REMOTE_OPERATION : 0;
 }
 
 /* Neither the next message nor the next part of the one under way. */
@@ -255,7 +293,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *f
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 
-	if (!well_formed(frame))
+	if (!well_formed(qp, frame))
 		return SOFT_SINK_BROKEN;
 	if (responder->failed)
 		return SOFT_SINK_DISCARD;
@@ -292,6 +330,12 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *f
 	responder->address = frame->address;
 	responder->rkey = frame->rkey;
 	responder->offset = 0;
+	if (qp->xrcd) {
+		enum soft_nak nak = name_srq(qp, frame->ack);
+
+		if (nak)
+			return refuse(qp, nak);
+	}
 	switch (frame->opcode) {
 	case SOFT_SEND:
 		return begin_send(qp, frame);
@@ -299,6 +343,8 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *f
 		return begin_write(qp, frame);
 	case SOFT_READ:
 		return begin_read(qp, frame);
+	case SOFT_FLUSH:
+		return begin_flush(qp, frame);
 	default:
 		return begin_atomic(qp, frame);
 	}
@@ -332,8 +378,9 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 		return count;
 	}
 	/* Address and key of the message's first frame, which is where they were checked. */
-	void *memory = soft_remote_memory(qp, responder->rkey, responder->address + offset, length,
-					  IBV_ACCESS_REMOTE_WRITE);
+	void *memory =
+		soft_remote_memory(qp, soft_remote_pd(qp, responder->srq_num), responder->rkey,
+				   responder->address + offset, length, IBV_ACCESS_REMOTE_WRITE);
 
 	if (!memory) {
 		soft_request_unwritable(qp, frame);
@@ -356,6 +403,7 @@ struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct sof
 		.rkey = frame->rkey,
 		.address = frame->address,
 		.total = total,
+		.srq_num = frame->ack,
 		.opcode = opcode,
 	};
 	return response;
@@ -424,6 +472,8 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		return;
 	case SOFT_READ:
 		soft_responder_answer(qp, frame, SOFT_READ_DATA, frame->total);
+		break;
+	case SOFT_FLUSH: /* the wire releases the acknowledgement behind the writes */
 		break;
 	default:
 		if (!do_atomic(qp, frame, small)) {
@@ -527,7 +577,8 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 		memory = response->result + from;
 	else
 		memory = soft_remote_memory(
-			qp, response->rkey, response->address + out->frame.offset + from, length,
+			qp, soft_remote_pd(qp, response->srq_num), response->rkey,
+			response->address + out->frame.offset + from, length,
 			IBV_ACCESS_REMOTE_READ | (out->by_cma ? SOFT_ACCESS_CMA : 0));
 	if (!memory)
 		return -1;

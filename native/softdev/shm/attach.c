@@ -1,14 +1,13 @@
 /* Attach: how two processes come to share memory, and how that ends.
  *
  * Every process with a data listener listens on a Unix socket in the abstract name space, which
- * belongs to the network name space as LIDs do, under a name made of its LID.  Nothing of it is in
+ * belongs to the network name space as ports do, under a name made of its port.  Nothing of it is in
  * the file system.  The process that wants to share memory connects there; both sides ask the
  * kernel for the other's user, which must be their own; then it makes the segment and hands it
  * over.  The socket stays open: its end is the end of the peer.
  *
- *   the client    HELLO, its LID, the segment, and its pipe; it may write into its ring at once
+ *   the client    HELLO, its port, the segment, and its pipe; it may write into its ring at once
  *   the host      READY and its pipe, or the end of the socket
- *   both          LID: its own is another one now
  *
  * HELLO and READY also tell where the secret of cma.h is: an address goes to a process of the same
  * user alone, and not into memory that it may pass on.
@@ -45,8 +44,7 @@ enum {
 
 enum message_type {
 	HELLO = 1,
-	READY,
-	LID
+	READY
 };
 
 enum {
@@ -57,7 +55,7 @@ enum {
 
 struct message {
 	uint32_t type; /* enum message_type */
-	uint32_t lid;
+	uint32_t port; /* 0: it has none */
 	uint64_t secret_at; /* soft_cma.secret of the sender */
 };
 
@@ -66,7 +64,7 @@ static void pause_over(struct soft_timer *timer);
 
 static struct soft_fd_watch listener = {.fd = -1, .ready = accept_ready, .of_port = true};
 static struct soft_timer accept_pause = {.expired = pause_over};
-static uint16_t own_lid;
+static uint16_t own_port;
 
 static struct soft_node unidentified_peers = {
 	&unidentified_peers, &unidentified_peers}; /* in the order in which they connected */
@@ -79,7 +77,7 @@ static bool send_message(const struct soft_shm_peer *peer, enum message_type typ
 {
 	struct message message = {
 		.type = type,
-		.lid = own_lid,
+		.port = own_port,
 		.secret_at = peer->cma ? (uintptr_t)peer->cma->secret : 0,
 	};
 	struct iovec bytes = {&message, sizeof(message)};
@@ -141,7 +139,7 @@ static int receive_message(const struct soft_shm_peer *peer, struct message *mes
 		memcpy(fds, CMSG_DATA(header),
 		       length < FDS * sizeof(*fds) ? length : FDS * sizeof(*fds));
 	}
-	return n == (ssize_t)sizeof(*message) && message->lid <= UINT16_MAX ? 1 : -1;
+	return n == (ssize_t)sizeof(*message) && message->port <= UINT16_MAX ? 1 : -1;
 }
 
 /* ---- both sides ---------------------------------------------------------------------------- */
@@ -250,7 +248,7 @@ static bool receive_pipe(struct soft_shm_peer *peer, int fds[FDS])
 static bool handle_hello(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
 {
 	leave_unidentified(peer);
-	peer->lid = (uint16_t)message->lid;
+	peer->port = (uint16_t)message->port;
 	if (fds[MEMORY] < 0 || soft_segment_check(fds[MEMORY]) ||
 	    soft_segment_map(peer, fds[MEMORY], false) || !receive_pipe(peer, fds) ||
 	    soft_notify_pipe_make(&peer->pipe))
@@ -276,9 +274,6 @@ static bool handle_message(struct soft_shm_peer *peer, const struct message *mes
 		return !peer->memory && handle_hello(peer, message, fds);
 	case READY:
 		return peer->memory && !peer->up && handle_ready(peer, message, fds);
-	case LID:
-		peer->lid = (uint16_t)message->lid;
-		return peer->up;
 	default:
 		return false;
 	}
@@ -344,12 +339,12 @@ void soft_attach_init(struct soft_shm_peer *peer)
 
 /* ---- the client ---------------------------------------------------------------------------- */
 
-static socklen_t name_of(uint16_t lid, struct sockaddr_un *address)
+static socklen_t name_of(uint16_t port, struct sockaddr_un *address)
 {
 	*address = (struct sockaddr_un){.sun_family = AF_UNIX};
 	/* The first byte stays zero: an abstract name. */
 	int length =
-		snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "aiordma/%u", lid);
+		snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "aiordma/%u", port);
 
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
@@ -370,11 +365,11 @@ static bool send_hello(struct soft_shm_peer *peer)
 	return done;
 }
 
-struct soft_shm_peer *soft_attach_begin(uint16_t lid)
+struct soft_shm_peer *soft_attach_begin(uint16_t port)
 {
 	soft_assert_locked();
 	struct sockaddr_un address;
-	socklen_t length = name_of(lid, &address);
+	socklen_t length = name_of(port, &address);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	if (fd < 0)
@@ -391,7 +386,7 @@ struct soft_shm_peer *soft_attach_begin(uint16_t lid)
 		soft_shm_peer_finish(peer, ECONNREFUSED);
 		return NULL;
 	}
-	peer->lid = lid;
+	peer->port = port;
 	return peer;
 }
 
@@ -436,28 +431,28 @@ static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 	}
 }
 
-static void send_lid(struct soft_shm_peer *peer)
-{
-	if (peer->up && peer->socket.fd >= 0)
-		send_message(peer, LID, NULL, 0);
-}
-
-/* Should it fail, no process can attach to this one, and links use TCP. */
-void soft_attach_listen(uint16_t lid)
+bool soft_attach_listen(uint16_t port)
 {
 	soft_assert_locked();
 	struct sockaddr_un address;
-	socklen_t length = name_of(lid, &address);
+	socklen_t length = name_of(port, &address);
 
 	soft_attach_unlisten();
-	own_lid = lid;
-	soft_shm_each_peer(send_lid);
+	own_port = port;
 	listener.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (listener.fd < 0)
-		return;
-	if (bind(listener.fd, (struct sockaddr *)&address, length) ||
-	    listen(listener.fd, BACKLOG) || soft_watch(&listener, EPOLLIN))
+		return true;
+	if (bind(listener.fd, (struct sockaddr *)&address, length)) {
+		bool taken = errno == EADDRINUSE;
+
 		soft_attach_unlisten();
+		if (taken)
+			errno = EADDRINUSE;
+		return !taken;
+	}
+	if (listen(listener.fd, BACKLOG) || soft_watch(&listener, EPOLLIN))
+		soft_attach_unlisten();
+	return true;
 }
 
 void soft_attach_unlisten(void)

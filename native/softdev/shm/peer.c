@@ -103,6 +103,33 @@ static void forget(struct soft_shm_chan *chan)
 	chan->id = chan->remote_id = 0;
 }
 
+/* The records that the peer has not read, to their channels.  The numbers are its own choice: of two
+ * channels that have the same, one is asked. */
+static int tell_unread(struct soft_shm_peer *peer)
+{
+	struct soft_table by_number = {0};
+	struct soft_ring rest;
+	struct soft_record record;
+	int rc = soft_ring_unread(&peer->out, &rest) ? 0 : EPROTO;
+
+	for (struct soft_node *node = peer->chans.next; node != &peer->chans && !rc;
+	     node = node->next) {
+		struct soft_shm_chan *chan = soft_list_entry(node, struct soft_shm_chan, node);
+
+		if (chan->remote_id && !soft_table_find(&by_number, chan->remote_id))
+			rc = soft_table_put(&by_number, chan->remote_id, chan);
+	}
+	while (!rc && (rc = soft_ring_next_unread(&rest, &record)) == 1) {
+		struct soft_shm_chan *chan = soft_table_find(&by_number, record.to);
+
+		if (chan && record.kind == DATA)
+			chan->calls->unread(chan, record.payload, record.length);
+		rc = 0;
+	}
+	free(by_number.slots);
+	return rc;
+}
+
 void soft_shm_peer_finish(struct soft_shm_peer *peer, int error)
 {
 	soft_assert_locked();
@@ -135,7 +162,10 @@ void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
 {
 	peer->busy++;
 	soft_shm_peer_receive(peer, SOFT_RING_SIZE);
-	soft_shm_peer_finish(peer, peer->up ? ECONNRESET : ECONNREFUSED);
+	if (!peer->up)
+		soft_shm_peer_finish(peer, ECONNREFUSED);
+	else if (!peer->dead) /* what it had read is not known if that fails */
+		soft_shm_peer_finish(peer, tell_unread(peer) ? EPROTO : ECONNRESET);
 	peer->busy--;
 	release(peer);
 }
@@ -502,20 +532,20 @@ int soft_shm_chan_to_self(struct soft_shm_chan *chan)
 	return rc;
 }
 
-struct soft_shm_peer *soft_shm_peer_at(uint16_t lid)
+struct soft_shm_peer *soft_shm_peer_at(uint16_t port)
 {
 	soft_assert_locked();
-	if (!lid)
+	if (!port)
 		return NULL;
-	if (lid == soft_port_lid())
+	if (port == soft_ip_port())
 		return ourselves();
 	for (struct soft_node *node = peers.next; node != &peers; node = node->next) {
 		struct soft_shm_peer *peer = soft_list_entry(node, struct soft_shm_peer, node);
 
-		if (peer->lid == lid)
+		if (peer->port == port)
 			return peer;
 	}
-	return soft_attach_begin(lid);
+	return soft_attach_begin(port);
 }
 
 /* The lock is about to be given back.  What went to ourselves is there at once. */

@@ -218,11 +218,32 @@ static void give_back(struct soft_ring *ring, uint64_t size)
 	soft_publish(&ring->shared->head, ring->mine);
 }
 
+/* Whatever is at the reader's position, SKIP too: 1, 0 for nothing, or -EPROTO. */
+static int look(const struct soft_ring *ring, struct soft_record *record)
+{
+	uint64_t there = ring->theirs - ring->mine;
+	struct header header;
+
+	if (there == 0)
+		return 0;
+	if (there < SOFT_RECORD_HEADER)
+		return -EPROTO;
+	memcpy(&header, at(ring, ring->mine), sizeof(header));
+	if (whole(header.length) > there)
+		return -EPROTO; /* a record is shown when all of it has been written */
+	*record = (struct soft_record){
+		.kind = header.kind,
+		.to = header.to,
+		.from = header.from,
+		.length = header.length,
+		.payload = at(ring, ring->mine) + SOFT_RECORD_HEADER,
+	};
+	return 1;
+}
+
 int soft_ring_next(struct soft_ring *ring, struct soft_record *record)
 {
 	for (;;) {
-		struct header header;
-
 		if (ring->theirs == ring->mine) {
 			uint64_t tail = tail_of(ring);
 
@@ -230,26 +251,31 @@ int soft_ring_next(struct soft_ring *ring, struct soft_record *record)
 				return -EPROTO;
 			ring->theirs = tail;
 		}
-		uint64_t there = ring->theirs - ring->mine;
+		int rc = look(ring, record);
 
-		if (there == 0)
-			return 0;
-		if (there < SOFT_RECORD_HEADER)
-			return -EPROTO;
-		memcpy(&header, at(ring, ring->mine), sizeof(header));
-		if (whole(header.length) > there)
-			return -EPROTO; /* a record is shown when all of it has been written */
-		if (header.kind != SKIP) {
-			*record = (struct soft_record){
-				.kind = header.kind,
-				.to = header.to,
-				.from = header.from,
-				.length = header.length,
-				.payload = at(ring, ring->mine) + SOFT_RECORD_HEADER,
-			};
+		if (rc != 1 || record->kind != SKIP)
+			return rc;
+		give_back(ring, whole(record->length));
+	}
+}
+
+bool soft_ring_unread(const struct soft_ring *ring, struct soft_ring *rest)
+{
+	*rest = (struct soft_ring){.bytes = ring->bytes, .theirs = ring->mine};
+	rest->mine = soft_total_get(&ring->shared->head);
+	return rest->theirs - rest->mine <= SOFT_RING_SIZE;
+}
+
+int soft_ring_next_unread(struct soft_ring *rest, struct soft_record *record)
+{
+	for (;;) {
+		int rc = look(rest, record);
+
+		if (rc != 1)
+			return rc;
+		rest->mine += whole(record->length);
+		if (record->kind != SKIP)
 			return 1;
-		}
-		give_back(ring, whole(header.length));
 	}
 }
 

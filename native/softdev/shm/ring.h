@@ -81,6 +81,12 @@ bool soft_ring_flush(struct soft_ring *ring);
 /* There is no room: ask to be notified.  What there is of it after all, or -EPROTO. */
 ssize_t soft_ring_request_room(struct soft_ring *ring);
 
+/* The reader has gone: a view of what it has not read, for soft_ring_next_unread alone; false if its
+ * position is impossible. */
+bool soft_ring_unread(const struct soft_ring *ring, struct soft_ring *rest);
+/* The next record of these: 1, 0 for none, or -EPROTO. */
+int soft_ring_next_unread(struct soft_ring *rest, struct soft_record *record);
+
 /* ---- reading ------------------------------------------------------------------------------- */
 
 /* The next record: 1, 0 for none, or -EPROTO. */

@@ -30,8 +30,11 @@ struct soft_shm_chan_ops {
 	void (*data)(struct soft_shm_chan *chan, const uint8_t *bytes, size_t length);
 	/* There was no room, and now there is.  Channels that wait are called in turns. */
 	void (*writable)(struct soft_shm_chan *chan);
+	/* The other side's process has gone and has not read this record, one of those that were
+	 * written here.  After the last of them comes `gone`. */
+	void (*unread)(struct soft_shm_chan *chan, const uint8_t *bytes, size_t length);
 	/* The channel is no more; do not end it. 0: the other side has ended or refused it.
-	 * ECONNRESET: its process is gone.  ECONNREFUSED: it refused to attach.  EPROTO: it broke
+	 * ECONNRESET: its process is gone, and had read all but what `unread` was told of.  ECONNREFUSED: it refused to attach.  EPROTO: it broke
 	 * the format.  ENOMEM: a control record could not be queued. */
 	void (*gone)(struct soft_shm_chan *chan, int error);
 };
@@ -48,10 +51,10 @@ struct soft_shm_chan {
 	uint32_t round;                   /* in which it began to wait */
 };
 
-/* The peer with that LID in this network namespace, attached or attaching; this process for its own
- * LID.  NULL: there is none, or it is of another user, or has no shared memory: there is only TCP.
+/* The peer with that port in this network namespace, attached or attaching; this process for its
+ * own.  NULL: there is none, or it is of another user, or has no shared memory: there is only TCP.
  */
-struct soft_shm_peer *soft_shm_peer_at(uint16_t lid);
+struct soft_shm_peer *soft_shm_peer_at(uint16_t port);
 bool soft_shm_peer_is_self(const struct soft_shm_peer *peer);
 /* 0: not known, because it lives in another process namespace. */
 pid_t soft_shm_peer_pid(const struct soft_shm_peer *peer);
@@ -93,8 +96,9 @@ struct soft_shm_acceptor {
 void soft_shm_use(const struct soft_shm_acceptor *acceptor);
 extern const struct soft_subsystem soft_shm_subsystem;
 
-/* Let peers attach under this LID, which may be another than before; no more. */
-void soft_attach_listen(uint16_t lid);
+/* Let peers attach at this port; no more.  False (EADDRINUSE): its name is taken.  Should anything
+ * else fail, no process can attach to this one, and links use TCP. */
+bool soft_attach_listen(uint16_t port);
 void soft_attach_unlisten(void);
 
 /* 0 or an errno value, and then the other side has been refused. */

@@ -18,7 +18,7 @@ struct soft_shm_peer {
 	bool dead;
 	bool broken; /* it has broken the format, and will be ended when the lock is given back */
 	unsigned busy; /* it must not be freed */
-	uint16_t lid;
+	uint16_t port;
 	pid_t pid;
 
 	/* attach.c */
@@ -82,8 +82,8 @@ void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer));
 
 /* ---- attach.c ----------------------------------------------------------------------------- */
 
-/* Attach to the process with that LID; NULL: there is none that can be attached to. */
-struct soft_shm_peer *soft_attach_begin(uint16_t lid);
+/* Attach to the process with that port; NULL: there is none that can be attached to. */
+struct soft_shm_peer *soft_attach_begin(uint16_t port);
 /* Wake it. */
 void soft_attach_notify(struct soft_shm_peer *peer);
 /* What the peer notified of has been seen: empty the pipe now.  It may end that peer. */

@@ -105,6 +105,7 @@ static void add_operation(struct soft_line *line, const struct soft_qp *qp, uint
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
 	case IBV_WR_ATOMIC_WRITE:
+	case IBV_WR_FLUSH:
 		SOFT_LINE_NUMBER(line, "remote_addr", send->remote_address);
 		SOFT_LINE_NUMBER(line, "rkey", send->rkey);
 		break;
@@ -120,6 +121,8 @@ static void add_operation(struct soft_line *line, const struct soft_qp *qp, uint
 	}
 	if (soft_qp_is_ud(qp))
 		SOFT_LINE_NUMBER(line, "remote_qpn", soft_send_destination(qp, index)->qpn);
+	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND && !send->local)
+		SOFT_LINE_NUMBER(line, "remote_srqn", send->remote_srqn);
 }
 
 static void trace_send(struct soft_qp *qp, uint32_t index)
@@ -245,8 +248,10 @@ void soft_trace_created(const struct soft_qp *qp)
 	BEGIN(line, "create_qp");
 	SOFT_LINE_NUMBER(&line, "qp_num", qp->ibv.qp_num);
 	SOFT_LINE_NAME(&line, "qp_type", soft_qp_type_name(qp->ibv.qp_type));
-	SOFT_LINE_NUMBER(&line, "send_cq", qp->ibv.send_cq->handle);
-	SOFT_LINE_NUMBER(&line, "recv_cq", qp->ibv.recv_cq->handle);
+	if (qp->ibv.send_cq)
+		SOFT_LINE_NUMBER(&line, "send_cq", qp->ibv.send_cq->handle);
+	if (qp->ibv.recv_cq)
+		SOFT_LINE_NUMBER(&line, "recv_cq", qp->ibv.recv_cq->handle);
 	if (qp->ibv.srq)
 		SOFT_LINE_NUMBER(&line, "srq", qp->ibv.srq->handle);
 	SOFT_LINE_TRUE(&line, "sq_sig_all", qp->sq_sig_all);

@@ -16,14 +16,14 @@ static inline const char *soft_wr_opcode_name(unsigned opcode)
 	NAMES(opcode, N(WR, RDMA_WRITE), N(WR, RDMA_WRITE_WITH_IMM), N(WR, SEND),
 	      N(WR, SEND_WITH_IMM), N(WR, RDMA_READ), N(WR, ATOMIC_CMP_AND_SWP),
 	      N(WR, ATOMIC_FETCH_AND_ADD), N(WR, LOCAL_INV), N(WR, BIND_MW), N(WR, SEND_WITH_INV),
-	      N(WR, TSO), N(WR, DRIVER1), N(WR, ATOMIC_WRITE));
+	      N(WR, TSO), N(WR, DRIVER1), N(WR, FLUSH), N(WR, ATOMIC_WRITE));
 }
 
 static inline const char *soft_wc_opcode_name(unsigned opcode)
 {
 	NAMES(opcode, N(WC, SEND), N(WC, RDMA_WRITE), N(WC, RDMA_READ), N(WC, COMP_SWAP),
-	      N(WC, FETCH_ADD), N(WC, BIND_MW), N(WC, LOCAL_INV), N(WC, ATOMIC_WRITE), N(WC, RECV),
-	      N(WC, RECV_RDMA_WITH_IMM));
+	      N(WC, FETCH_ADD), N(WC, BIND_MW), N(WC, LOCAL_INV), N(WC, FLUSH), N(WC, ATOMIC_WRITE),
+	      N(WC, RECV), N(WC, RECV_RDMA_WITH_IMM));
 }
 
 static inline const char *soft_wc_status_name(unsigned status)
@@ -43,7 +43,7 @@ static inline const char *soft_qp_state_name(unsigned state)
 
 static inline const char *soft_qp_type_name(unsigned type)
 {
-	NAMES(type, N(QPT, RC), N(QPT, UC), N(QPT, UD));
+	NAMES(type, N(QPT, RC), N(QPT, UC), N(QPT, UD), N(QPT, XRC_SEND), N(QPT, XRC_RECV));
 }
 
 static inline const char *soft_event_name(unsigned type)

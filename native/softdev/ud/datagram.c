@@ -1,7 +1,6 @@
 /* The UDP socket of the process: unreliable datagrams to and from other processes.
  *
- * It has the number of the data listener's TCP port, which is the process's LID, and is reserved
- * together with it.  A queue pair that only receives never tells the device its address, so the
+ * It has the number of the data listener's TCP port, and is reserved together with it.  A queue pair that only receives never tells the device its address, so the
  * socket is at all of them; but while there is no UD queue pair, a filter in the kernel lets
  * nothing in.  UDP drops what is not received in time: the socket's buffer is large.
  */
@@ -35,7 +34,7 @@ void soft_datagram_encode(uint8_t *at, const struct soft_datagram *datagram)
 	memcpy(at, magic, sizeof(magic));
 	at[4] = SOFT_DATAGRAM_VERSION;
 	at[5] = datagram->flags;
-	at[6] = datagram->sl;
+	at[6] = 0;
 	at[7] = datagram->hop_limit;
 	soft_put32(at + 8, datagram->to);
 	soft_put32(at + 12, datagram->from);
@@ -50,7 +49,6 @@ bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram)
 {
 	*datagram = (struct soft_datagram){
 		.flags = at[5],
-		.sl = at[6],
 		.hop_limit = at[7],
 		.to = soft_take32(at + 8),
 		.from = soft_take32(at + 12),
@@ -60,9 +58,9 @@ bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram)
 	memcpy(&datagram->immediate, at + 20, sizeof(datagram->immediate));
 	memcpy(datagram->source.raw, at + 28, 16);
 	memcpy(datagram->destination.raw, at + 44, 16);
-	return !memcmp(at, magic, sizeof(magic)) && at[4] == SOFT_DATAGRAM_VERSION &&
-	       datagram->sl < 16 && datagram->to <= SOFT_PSN_MASK &&
-	       datagram->from <= SOFT_PSN_MASK && datagram->traffic_flow <= SOFT_TRAFFIC_FLOW;
+	return !memcmp(at, magic, sizeof(magic)) && at[4] == SOFT_DATAGRAM_VERSION && at[6] == 0 &&
+	       datagram->to <= SOFT_PSN_MASK && datagram->from <= SOFT_PSN_MASK &&
+	       datagram->traffic_flow <= SOFT_TRAFFIC_FLOW;
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -116,7 +114,7 @@ bool soft_datagram_reserve(uint16_t port)
 	soft_watch_close(&udp);
 	udp.fd = bound(AF_INET6, port);
 	six = udp.fd >= 0;
-	if (!six)
+	if (!six && errno != EADDRINUSE)
 		udp.fd = bound(AF_INET, port);
 	if (udp.fd < 0 || !go_deaf(udp.fd)) {
 		soft_watch_close(&udp);
@@ -150,7 +148,7 @@ void soft_datagram_shutdown(void)
 void soft_datagram_hold(void)
 {
 	soft_assert_locked();
-	if (soft_port_lid() && !holders)
+	if (!holders)
 		listen_up();
 	holders++;
 }
@@ -253,7 +251,8 @@ bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_
 	struct sockaddr_storage to;
 	struct msghdr message = {
 		.msg_name = &to,
-		.msg_namelen = address_of(&path->destination, &path->source, path->lid, &to),
+		.msg_namelen = address_of(&path->destination, &path->source,
+					  soft_qpn_ip_port(datagram->to), &to),
 		.msg_control = &control,
 	};
 
@@ -299,12 +298,14 @@ static uint16_t sender(const struct sockaddr_storage *from, union ibv_gid *gid)
 	return ntohs(in->sin_port);
 }
 
-/* Does the source GID match the sender's address?  A multicast message of an IPv6 GID travels by
- * IPv4. */
-static bool is_honest(const struct soft_datagram *datagram, const union ibv_gid *from)
+/* Do the source GID and the QP number match the sender's address and port?  A multicast message of
+ * an IPv6 GID travels by IPv4. */
+static bool is_honest(const struct soft_datagram *datagram, const union ibv_gid *from,
+		      uint16_t from_port)
 {
-	return !memcmp(from, &datagram->source, sizeof(*from)) ||
-	       (soft_gid_is_multicast(&datagram->destination) && !is_mapped(&datagram->source));
+	return from_port == soft_qpn_ip_port(datagram->from) &&
+	       (!memcmp(from, &datagram->source, sizeof(*from)) ||
+		(soft_gid_is_multicast(&datagram->destination) && !is_mapped(&datagram->source)));
 }
 
 void soft_datagram_read(struct soft_fd_watch *watch,
@@ -338,8 +339,9 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 		if (n < SOFT_DATAGRAM_HEADER || message.msg_flags & MSG_TRUNC ||
 		    !soft_datagram_decode(input, &datagram))
 			continue;
-		datagram.lid = sender(&from, &gid);
-		if (is_honest(&datagram, &gid))
+		uint16_t port = sender(&from, &gid);
+
+		if (is_honest(&datagram, &gid, port))
 			take(watch, &datagram, input + SOFT_DATAGRAM_HEADER,
 			     (uint32_t)n - SOFT_DATAGRAM_HEADER);
 	}

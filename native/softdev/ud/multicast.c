@@ -79,8 +79,7 @@ bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft
 
 static bool is_own(const struct soft_qp *qp, const struct soft_datagram *datagram)
 {
-	return datagram->from == qp->ibv.qp_num && datagram->lid == soft_port_lid() &&
-	       soft_gid_is_local(&datagram->source);
+	return datagram->from == qp->ibv.qp_num && soft_gid_is_local(&datagram->source);
 }
 
 static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagram,

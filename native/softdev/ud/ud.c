@@ -28,8 +28,6 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 		/* IBTA 10.2.5: a request may not choose a key of the privileged half. */
 		.qkey = to->qkey & OWN_QKEY ? qp->attr.qkey : to->qkey,
 		.traffic_flow = to->path.traffic_flow,
-		.lid = soft_port_lid(),
-		.sl = to->path.sl,
 		.hop_limit = to->path.hop_limit,
 	};
 
@@ -42,8 +40,7 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 	return datagram;
 }
 
-/* A queue pair of this process is reached without a socket.  An address without a LID names this
- * process. */
+/* A queue pair of this process is reached without a socket. */
 static void hand_over(const struct soft_datagram *datagram, const struct iovec *payload, int count)
 {
 	uint8_t *copy = soft_scratch()->output;
@@ -88,7 +85,8 @@ static bool send_oldest(struct soft_qp *qp)
 		; /* lost */
 	else if (soft_gid_is_multicast(&path->destination))
 		done = soft_multicast_send(&datagram, path, iov, count);
-	else if ((path->lid == datagram.lid || !path->lid) && soft_gid_is_local(&path->destination))
+	else if (soft_qpn_ip_port(to->qpn) == soft_ip_port() &&
+		 soft_gid_is_local(&path->destination))
 		hand_over(&datagram, iov, count);
 	else
 		done = soft_datagram_send(&datagram, path, iov, count);
@@ -150,8 +148,7 @@ static void put_grh(uint8_t *at, const struct soft_datagram *datagram, uint32_t 
 	const uint32_t wire = wire_length(datagram, length);
 
 	memset(at, 0, SOFT_GRH);
-	if (IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)&datagram->source) &&
-	    IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)&datagram->destination)) {
+	if (soft_datagram_is_ipv4(datagram)) {
 		put_ipv4(at + 20, datagram, length);
 		return;
 	}

@@ -1,8 +1,8 @@
 /* The wire between UD queue pairs: one message is one UDP datagram, a header and up to 4096 bytes.
  *
- * The sending process's port (its LID) is the UDP source port, and its GID the IP source address.
- * They go to the UDP port that is the receiving process's LID, or, for a multicast GID, to the IP
- * multicast group and port that multicast.c says.  Numbers are little-endian, immediate data is as
+ * It comes from the UDP port that the sender's QP number says (qp_numbers.c) and from the IP address
+ * that is its GID.  It goes to the port that the receiver's QP number says, or, for a multicast GID,
+ * to the IP multicast group and port that multicast.c says.  Numbers are little-endian, immediate data is as
  * the application gave it.
  *
  *   offset
@@ -26,7 +26,7 @@
 
 enum {
 	SOFT_DATAGRAM_HEADER = 60,
-	SOFT_DATAGRAM_VERSION = 1,
+	SOFT_DATAGRAM_VERSION = 2,
 	SOFT_MULTICAST_QPN = 0xffffff,
 };
 
@@ -44,7 +44,7 @@ void soft_datagram_hold(void);
 void soft_datagram_release(void);
 void soft_datagram_shutdown(void);
 
-/* To the process at the path's LID.  False: not now, try again a little later.  What cannot be sent
+/* To the process that has the queue pair `datagram->to`.  False: not now, try again a little later.  What cannot be sent
  * at all is lost, like any datagram. */
 bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
 			const struct iovec *payload, int count);

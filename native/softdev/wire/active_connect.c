@@ -46,7 +46,7 @@ void soft_connect_later(struct soft_link *link)
 
 static const union ibv_gid *peer_gid(const struct soft_qp *qp)
 {
-	/* An address without a GID is one of the same host: nothing else has a LID alone. */
+	/* An address without a GID is one of the same host. */
 	return qp->attr.ah_attr.is_global ? &qp->attr.ah_attr.grh.dgid : &soft_gid_loopback;
 }
 
@@ -56,7 +56,7 @@ static const union ibv_gid *peer_gid(const struct soft_qp *qp)
 static bool attempt_shm(struct soft_link *link)
 {
 	if (link->refused || !soft_gid_is_of_host(peer_gid(link->qp)) ||
-	    !soft_link_open_chan(link, link->qp, link->qp->attr.ah_attr.dlid))
+	    !soft_link_open_chan(link, link->qp, soft_qpn_ip_port(link->qp->attr.dest_qp_num)))
 		return false;
 	link->base.state = SOFT_LINK_HANDSHAKE;
 	return true;
@@ -98,8 +98,8 @@ static void attempt_tcp(struct soft_link *link)
 	const struct soft_qp *qp = link->qp;
 	struct sockaddr_storage address;
 	struct soft_gid own = own_gid(qp);
-	socklen_t length =
-		soft_gid_address(peer_gid(qp), &own.gid, qp->attr.ah_attr.dlid, &address);
+	socklen_t length = soft_gid_address(peer_gid(qp), &own.gid,
+					    soft_qpn_ip_port(qp->attr.dest_qp_num), &address);
 	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	soft_link_over_socket(link, fd);
@@ -168,14 +168,15 @@ void soft_connect_abandon(struct soft_link *link)
 	(void)!send(link->watch.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void no_cm(struct soft_qp *qp)
+static bool no_cm(struct soft_qp *qp)
 {
 	(void)qp;
+	return false;
 }
 
-static void (*cm_offer)(struct soft_qp *qp) = no_cm;
+static bool (*cm_offer)(struct soft_qp *qp) = no_cm;
 
-void soft_wire_use_cm(void (*offer)(struct soft_qp *qp))
+void soft_wire_use_cm(bool (*offer)(struct soft_qp *qp))
 {
 	cm_offer = offer;
 }
@@ -184,19 +185,15 @@ void soft_wire_use_cm(void (*offer)(struct soft_qp *qp))
 
 static bool is_self(const struct soft_qp *qp)
 {
-	return qp->attr.dest_qp_num == qp->ibv.qp_num &&
-	       qp->attr.ah_attr.dlid == soft_listener_port() && soft_gid_is_of_host(peer_gid(qp));
+	return qp->attr.dest_qp_num == qp->ibv.qp_num && soft_gid_is_of_host(peer_gid(qp));
 }
 
 static bool we_connect(const struct soft_qp *qp)
 {
 	struct soft_gid own = own_gid(qp);
-	uint16_t lid = soft_listener_port();
 
 	if (qp->ibv.qp_num != qp->attr.dest_qp_num)
 		return qp->ibv.qp_num < qp->attr.dest_qp_num;
-	if (lid != qp->attr.ah_attr.dlid)
-		return lid < qp->attr.ah_attr.dlid;
 	return memcmp(&own.gid, peer_gid(qp), sizeof(own.gid)) < 0;
 }
 
@@ -227,11 +224,9 @@ void soft_connect_begin(struct soft_qp *qp)
 	struct soft_gid own;
 	struct soft_link *link;
 
-	qp->stream_from_cm = ah->dlid == 0;
-	if (qp->stream_from_cm) {
-		cm_offer(qp);
+	qp->stream_from_cm = cm_offer(qp);
+	if (qp->stream_from_cm)
 		return;
-	}
 	if (is_self(qp)) {
 		to_self(qp);
 		return;

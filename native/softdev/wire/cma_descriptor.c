@@ -28,8 +28,7 @@ uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least)
 	*least = cma && soft_shm_peer_is_self(link->chan.peer) ? LEAST_WITHIN : soft_cma_desc_least;
 	/* A UC queue pair is done with its memory when a frame has been sent; and where frames are
 	 * sent again, they shall be the same ones. */
-	return cma && link->qp->ibv.qp_type == IBV_QPT_RC && !link->base.lossy &&
-			       soft_cma_is_open(cma)
+	return cma && soft_qp_is_reliable(link->qp) && !link->base.lossy && soft_cma_is_open(cma)
 		       ? SOFT_CMA_FRAME_MAX
 		       : 0;
 }
@@ -130,7 +129,7 @@ static bool may_refer(const struct soft_link *link)
 	case SOFT_SEND:
 	case SOFT_WRITE:
 	case SOFT_READ_DATA:
-		return cma_of(link) && link->qp->ibv.qp_type == IBV_QPT_RC;
+		return cma_of(link) && soft_qp_is_reliable(link->qp);
 	default:
 		return false;
 	}

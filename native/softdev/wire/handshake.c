@@ -1,13 +1,15 @@
 /* Links without a connection manager: the handshake, and the side that is reached.
  *
- * Two queue pairs that were told each other's address (QP number, LID, GID) by their applications
- * need one link between them.  The one with the smaller QP number (LID, GID if need be) connects to
+ * Two queue pairs that were told each other's address (QP number, GID) by their applications need one
+ * link between them.  The one with the smaller QP number (or GID, between hosts) connects to
  * the other's process when it becomes ready to receive (active_connect.c), and sends HELLO; the
  * other answers HELLO_ACK when it is ready to receive from exactly this peer.  Both send the PSNs
  * they know, random numbers of the applications: a process that does not know them is not the peer.
  *
- * The queue pair may not be ready yet: its HELLO is held for a while.  Pending links are bounded in
- * number and time, wherever they come from, those that have sent HELLO apart from the silent ones.
+ * The queue pair may not be ready yet: its HELLO is held for a while.  So is what comes by a socket
+ * for a queue pair that is not there, or has another peer: a process that tries numbers learns
+ * nothing until it has named both.  Pending links are bounded in number and time, wherever they come
+ * from, those that have sent HELLO apart from the silent ones.
  */
 #include <errno.h>
 #include <string.h>
@@ -19,7 +21,7 @@
 
 enum {
 	MAX_PENDING = 256
-}; /* links asked for whose queue pair is not known; and as many whose queue pair is not ready */
+}; /* links asked for that have not said HELLO; and as many that have, and have no queue pair */
 
 #define FIRST_BYTES_NS 2000000000u
 #define HELD_NS 10000000000u
@@ -56,28 +58,57 @@ bool soft_hello_decode(const uint8_t *at, struct soft_hello *hello)
 	return !memcmp(at, magic, sizeof(magic)) && (word & 0xffff) == SOFT_WIRE_VERSION;
 }
 
+/* What a queue pair of that type says of itself. */
+static uint32_t type_flags(enum ibv_qp_type type)
+{
+	switch (type) {
+	case IBV_QPT_UC:
+		return SOFT_HELLO_UNRELIABLE;
+	case IBV_QPT_XRC_SEND:
+		return SOFT_HELLO_XRC_SEND;
+	case IBV_QPT_XRC_RECV:
+		return SOFT_HELLO_XRC_RECV;
+	default:
+		return 0;
+	}
+}
+
+static enum ibv_qp_type peer_type(const struct soft_qp *qp)
+{
+	switch (qp->ibv.qp_type) {
+	case IBV_QPT_XRC_SEND:
+		return IBV_QPT_XRC_RECV;
+	case IBV_QPT_XRC_RECV:
+		return IBV_QPT_XRC_SEND;
+	default:
+		return qp->ibv.qp_type;
+	}
+}
+
+/* Are there requests from it, whose PSN it knows by now? */
+static bool sends(const struct soft_qp *qp)
+{
+	return qp->ibv.state != IBV_QPS_RTR && !qp->xrcd;
+}
+
 bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp)
 {
-	bool sends = qp->ibv.state != IBV_QPS_RTR;
-
-	return !(hello->flags & SOFT_HELLO_UNRELIABLE) == !soft_qp_is_uc(qp) &&
+	return (hello->flags & SOFT_HELLO_TYPES) == type_flags(peer_type(qp)) &&
 	       hello->from == qp->attr.dest_qp_num && hello->to == qp->ibv.qp_num &&
 	       (!(hello->flags & SOFT_HELLO_SENDS) || hello->send_psn == qp->attr.rq_psn) &&
-	       (!sends || hello->receive_psn == qp->attr.sq_psn);
+	       (!sends(qp) || hello->receive_psn == qp->attr.sq_psn);
 }
 
 void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello_kind kind)
 {
-	bool sends = qp->ibv.state != IBV_QPS_RTR;
-
 	soft_hello_encode(at, &(struct soft_hello){
 				      .kind = (uint16_t)kind,
 				      .from = qp->ibv.qp_num,
 				      .to = qp->attr.dest_qp_num,
 				      .receive_psn = qp->attr.rq_psn,
-				      .send_psn = sends ? qp->attr.sq_psn : 0,
-				      .flags = (sends ? SOFT_HELLO_SENDS : 0u) |
-					       (soft_qp_is_uc(qp) ? SOFT_HELLO_UNRELIABLE : 0u),
+				      .send_psn = sends(qp) ? qp->attr.sq_psn : 0,
+				      .flags = (sends(qp) ? SOFT_HELLO_SENDS : 0u) |
+					       type_flags(qp->ibv.qp_type),
 			      });
 }
 
@@ -97,7 +128,7 @@ void soft_handshake_check(struct soft_qp *qp)
 	soft_assert_locked();
 	struct soft_link *link = soft_link_of(qp);
 
-	if (!link || link->base.state != SOFT_LINK_UP || !link->hello_valid ||
+	if (!link || link->base.state != SOFT_LINK_UP || !link->hello_valid || !sends(qp) ||
 	    link->peer_hello.receive_psn == qp->attr.sq_psn)
 		return;
 	/* That peer would accept none of our requests: so they fail as unanswered ones. */
@@ -138,7 +169,6 @@ static void add_pending(struct soft_link *link, struct soft_crowd *crowd,
 		drop_pending(pending_link(excess));
 }
 
-/* Its queue pair is there, and not ready. */
 static void hold(struct soft_link *link)
 {
 	struct sockaddr_storage peer = {0};
@@ -194,14 +224,15 @@ static void introduce(struct soft_link *link, struct soft_qp *qp)
 static void hello(struct soft_link *link)
 {
 	struct soft_qp *qp = soft_qp_find(link->peer_hello.to);
+	bool expected = qp && is_expected(link, qp);
 
-	if (link->peer_hello.kind != SOFT_HELLO || !qp || !is_expected(link, qp)) {
+	/* A process of the same user may know at once. */
+	if (link->peer_hello.kind != SOFT_HELLO || (link->from_peer && !expected))
 		drop_pending(link);
-	} else if (may_answer(qp)) {
+	else if (expected && may_answer(qp))
 		introduce(link, qp);
-	} else {
+	else
 		hold(link);
-	}
 }
 
 void soft_handshake_find_pending(struct soft_qp *qp)
@@ -216,12 +247,13 @@ void soft_handshake_find_pending(struct soft_qp *qp)
 		node = node->next;
 		if (link->peer_hello.to != qp->ibv.qp_num)
 			continue;
-		if (!is_expected(link, qp)) {
-			drop_pending(link);
-			node = held.peers.next; /* others may have gone with it */
-		} else if (may_answer(qp)) {
+		if (is_expected(link, qp) && may_answer(qp)) {
 			introduce(link, qp);
 			return;
+		}
+		if (link->from_peer && !is_expected(link, qp)) {
+			drop_pending(link);
+			node = held.peers.next; /* others may have gone with it */
 		}
 	}
 }

@@ -132,6 +132,8 @@ void soft_link_finish(struct soft_link *link, int error)
 	soft_list_remove(&link->node);
 	soft_delay_detach(link);
 	soft_cma_forget_link(link);
+	if (was_up && (error || link->base.partial))
+		soft_link_reset_socket(link);
 	soft_link_close_wires(link);
 	if (qp) {
 		link->qp = NULL;
@@ -249,11 +251,21 @@ void soft_links_reset_after_fork(void)
 		soft_list_remove(links.next);
 }
 
+void soft_qp_await_adoption(struct soft_qp *qp)
+{
+	soft_assert_locked();
+	if (qp->link && !qp->stream_from_cm && qp->link->state < SOFT_LINK_SELECTING)
+		soft_link_close(soft_link_of(qp));
+	if (!qp->link)
+		qp->stream_from_cm = true;
+}
+
 /* 0 and *link, or an errno value. */
 static int adopt(struct soft_link **link, struct soft_qp *qp, int fd)
 {
 	int rc = 0;
 
+	soft_qp_await_adoption(qp);
 	if (qp->ibv.state != IBV_QPS_RTR && qp->ibv.state != IBV_QPS_RTS)
 		rc = EINVAL;
 	else if (qp->link || qp->stream_lost)
@@ -283,7 +295,7 @@ int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t l
 	return rc;
 }
 
-int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t lid, bool opens)
+int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t port, bool opens)
 {
 	soft_assert_locked();
 	struct soft_link *link;
@@ -291,7 +303,7 @@ int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t lid, bool opens
 
 	if (rc)
 		return rc;
-	rc = soft_wire_selection_begin(link, qp, lid, opens);
+	rc = soft_wire_selection_begin(link, qp, port, opens);
 	if (rc)
 		soft_link_finish(link, rc);
 	return rc;
@@ -357,8 +369,7 @@ const struct soft_link_calls soft_wire_links = {
 	.silence_limit = soft_liveness_limit,
 	.revoke_requests = soft_cma_flush,
 	.revoke_key = soft_cma_withdraw_key,
-	.lid = soft_listener_port,
-	.change_lid = soft_listener_move,
+	.ip_port = soft_listener_port,
 };
 
 static int start(void)

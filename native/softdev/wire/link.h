@@ -51,6 +51,8 @@ struct soft_link {
 	bool heard;   /* data has come through it */
 	bool refused; /* the other process refused to attach: TCP next time */
 	bool to_self; /* a queue pair's that talks to itself */
+	bool unread; /* the other process has ended without reading this request */
+	uint32_t unread_psn;
 	struct soft_shm_peer *from_peer; /* a pending link: the peer that asks for a channel, */
 	uint32_t from_chan;           /* and under which number */
 
@@ -161,6 +163,9 @@ void soft_link_write_end(struct soft_link *link);
 extern const struct soft_wire soft_tcp_wire;
 void soft_link_over_socket(struct soft_link *link, int fd); /* the wire is that, or will be: -1 */
 void soft_link_close_socket(struct soft_link *link);
+/* Before it is closed: what comes in on it is not taken in, so the other side must not believe that
+ * it was (peer_exit.c). */
+void soft_link_reset_socket(struct soft_link *link);
 
 /* liveness.c: a socket to another machine */
 /* How long a path may be silent, in ns. */
@@ -171,8 +176,8 @@ void soft_liveness_watch(struct soft_link *link);
 void soft_liveness_sent(struct soft_link *link);
 
 /* shm_wire.c */
-/* Ask the process with that LID for a channel; false: there is none to be had. */
-bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, uint16_t lid);
+/* Ask the process with that port for a channel; false: there is none to be had. */
+bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, uint16_t port);
 /* Give the link the channel that the pending link asks for; false: it has been refused. */
 bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_link,
 			   const struct soft_qp *qp);
@@ -180,12 +185,19 @@ int soft_link_over_itself(struct soft_link *link);
 
 /* wire_selection.c: with the CM */
 /* 0 or an errno value; the link is the queue pair's. */
-int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, uint16_t lid, bool opens);
+int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, uint16_t port,
+			      bool opens);
 bool soft_wire_selection_is_open(const struct soft_link *link); /* a channel may be asked for */
 void soft_wire_selection_received(struct soft_link *link);
 void soft_wire_selection_answered(struct soft_link *link); /* `peer_hello` is the answer */
 void soft_wire_selection_use_tcp(struct soft_link *link, bool tell);
 void soft_wire_selection_use_shm(struct soft_link *link, struct soft_link *pending_link);
+
+/* peer_exit.c: the other process has ended, and this is what it had not read; after that, complete
+ * what it had.  The link is `busy`, and may be finished. */
+void soft_peer_exit_unread(struct soft_link *link, const uint8_t *bytes, size_t length);
+void soft_peer_exit_shm(struct soft_link *link);
+void soft_peer_exit_tcp(struct soft_link *link);
 
 /* handshake.c: without the CM */
 void soft_handshake_accepted(int fd, const struct sockaddr_storage *peer);
@@ -211,11 +223,9 @@ void soft_connect_later(struct soft_link *link);
 void soft_connect_abandon(struct soft_link *link);
 
 /* listener.c */
-/* The TCP port at which peers reach this process's queue pairs, which is its LID; 0 if there is
- * none to be had. */
+/* The port at which peers reach this process's queue pairs, which the first call takes; 0 and errno
+ * if there is none to be had. */
 uint16_t soft_listener_port(void);
-/* Another number, which no peer knows yet; 0 or an errno value. */
-int soft_listener_move(void);
 /* Accept at that address of this host as well. */
 void soft_listener_open(const union ibv_gid *gid);
 void soft_listener_stop(void);

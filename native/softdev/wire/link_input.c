@@ -82,6 +82,7 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	case SOFT_COMPARE_SWAP:
 	case SOFT_FETCH_ADD:
 	case SOFT_ATOMIC_WRITE:
+	case SOFT_FLUSH:
 		link->sink = soft_request_begin(link->qp, frame);
 		break;
 	case SOFT_ACK:

@@ -454,7 +454,7 @@ void soft_link_write_end(struct soft_link *link)
 	if (link->sent == 0 && link->qp) {
 		struct soft_frame frame = {
 			.opcode = SOFT_DISCONNECT,
-			.flags = soft_qp_is_uc(link->qp) ? 0 : SOFT_FRAME_ACK,
+			.flags = soft_qp_is_responder(link->qp) ? SOFT_FRAME_ACK : 0,
 		};
 		const struct soft_tx_cursor cursor = {
 			.response = link->qp->responder.response_head,

@@ -1,16 +1,18 @@
 /* The data listener: where peers without a connection manager reach this process's queue pairs.
  *
- * Its TCP port is the port's LID, because that is what verbs applications exchange beside
- * GID and QP number: the GID names the host, the LID the process on it.  The number must be free on
+ * The GID names the host, and the upper bits of a queue pair number one of 1,000 ports there
+ * (objects/qp_numbers.c): so each process takes one of these, any that is free.  It must be free on
  * every address, so it is reserved on the unspecified address (bound there, but not listening), and
  * the process listens only where one of its queue pairs has an address: on loopback from the start,
- * elsewhere when a queue pair chooses another GID.  The UDP port of that number is reserved too,
- * for datagrams (datagram.c).
+ * elsewhere when a queue pair chooses another GID.  The UDP port of that number is taken too, for
+ * datagrams (datagram.c), and the name that local peers attach at (attach.c).
  */
 #define _GNU_SOURCE /* accept4 */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "link.h"
@@ -20,7 +22,6 @@ enum {
 	ADDRESSES = 32,
 	BACKLOG = 1024,
 	ACCEPTS_PER_STEP = 16,
-	ATTEMPTS = 8, /* to find a port that is free on loopback too */
 };
 
 #define PAUSE_NS 100000000u
@@ -63,7 +64,8 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 	}
 }
 
-static int bound(const struct sockaddr *address, socklen_t length)
+/* `again`: beside the reservation. */
+static int bound(const struct sockaddr *address, socklen_t length, bool again)
 {
 	const int on = 1, off = 0;
 	int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -77,9 +79,8 @@ static int bound(const struct sockaddr *address, socklen_t length)
 				   ? &off
 				   : &on,
 			   sizeof(on));
-	/* With the port reserved by ourselves on the unspecified address; no other socket can
-	 * listen twice. */
-	if (((const struct sockaddr_in *)(const void *)address)->sin_port)
+	/* No other socket can listen twice. */
+	if (again)
 		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
 	if (bind(fd, address, length)) {
 		close(fd);
@@ -91,19 +92,13 @@ static int bound(const struct sockaddr *address, socklen_t length)
 
 static bool reserve(void)
 {
-	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6};
-	struct sockaddr_in any4 = {.sin_family = AF_INET};
-	struct sockaddr_storage address;
-	socklen_t length = sizeof(address);
+	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+	struct sockaddr_in any4 = {.sin_family = AF_INET, .sin_port = htons(port)};
 
-	reserved = bound((struct sockaddr *)&any6, sizeof(any6));
-	if (reserved < 0)
-		reserved = bound((struct sockaddr *)&any4, sizeof(any4));
-	if (reserved < 0 || getsockname(reserved, (struct sockaddr *)&address, &length))
-		return false;
-	/* The port is at the same place in both. */
-	port = ntohs(((struct sockaddr_in *)&address)->sin_port);
-	return true;
+	reserved = bound((struct sockaddr *)&any6, sizeof(any6), false);
+	if (reserved < 0 && errno != EADDRINUSE)
+		reserved = bound((struct sockaddr *)&any4, sizeof(any4), false);
+	return reserved >= 0;
 }
 
 static bool listen_at(const union ibv_gid *gid)
@@ -115,7 +110,7 @@ static bool listen_at(const union ibv_gid *gid)
 
 	if (listening_count == ADDRESSES)
 		return false;
-	fd = bound((struct sockaddr *)&address, length);
+	fd = bound((struct sockaddr *)&address, length, true);
 	if (fd < 0)
 		return false;
 	slot->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .of_port = true};
@@ -129,22 +124,59 @@ static bool listen_at(const union ibv_gid *gid)
 	return true;
 }
 
+static void close_all(void)
+{
+	while (listening_count) {
+		struct listening *slot = &listening[--listening_count];
+
+		soft_timer_stop(&slot->pause);
+		soft_watch_close(&slot->watch);
+	}
+}
+
 static void release(void)
 {
+	close_all();
+	soft_attach_unlisten();
+	soft_datagram_shutdown();
 	if (reserved >= 0)
 		close(reserved);
 	reserved = -1;
 	port = 0;
 }
 
+/* 0 or an errno value, and then there is no port. */
+static int take(uint16_t number)
+{
+	port = number;
+	errno = 0;
+	/* A new network namespace has no loopback address: nothing is reached there until it has. */
+	if (reserve() && soft_datagram_reserve(port) &&
+	    (listen_at(&soft_gid_loopback) || errno == EADDRNOTAVAIL) &&
+	    (!soft_links_may_use_shm() || soft_attach_listen(port)))
+		return 0;
+	int error = errno ? errno : ENOMEM;
+
+	release();
+	return error;
+}
+
 uint16_t soft_listener_port(void)
 {
 	soft_assert_locked();
-	for (int i = 0; i < ATTEMPTS && !port; i++)
-		if (!reserve() || !soft_datagram_reserve(port) || !listen_at(&soft_gid_loopback))
-			release();
-		else if (soft_links_may_use_shm())
-			soft_attach_listen(port);
+	uint32_t first = 0;
+	int error = port ? 0 : EADDRINUSE;
+
+	if (!port && getrandom(&first, sizeof(first), 0) != sizeof(first))
+		return 0;
+	for (uint32_t i = 0; i < SOFT_IP_PORTS && error == EADDRINUSE; i++)
+		error = take((uint16_t)(SOFT_IP_PORT_FIRST + (first + i) % SOFT_IP_PORTS));
+	if (error == EADDRINUSE)
+		fprintf(stderr,
+			"aiordma: each port from %d to %d is in use, TCP or UDP: a process needs "
+			"one for its queue pairs\n",
+			SOFT_IP_PORT_FIRST, SOFT_IP_PORT_FIRST + SOFT_IP_PORTS - 1);
+	errno = error;
 	return port;
 }
 
@@ -159,41 +191,8 @@ void soft_listener_open(const union ibv_gid *gid)
 	listen_at(gid);
 }
 
-static void close_all(void)
-{
-	while (listening_count) {
-		struct listening *slot = &listening[--listening_count];
-
-		soft_timer_stop(&slot->pause);
-		soft_watch_close(&slot->watch);
-	}
-}
-
 void soft_listener_stop(void)
 {
 	soft_assert_locked();
-	close_all();
-	soft_attach_unlisten();
-	soft_datagram_shutdown();
 	release();
-}
-
-int soft_listener_move(void)
-{
-	soft_assert_locked();
-	union ibv_gid gids[ADDRESSES];
-	int count = listening_count, old = reserved;
-
-	for (int i = 0; i < count; i++)
-		gids[i] = listening[i].gid;
-	close_all();
-	/* Kept until there is a new one, which must be another. */
-	reserved = -1;
-	port = 0;
-	soft_listener_port();
-	if (old >= 0)
-		close(old);
-	for (int i = 0; i < count; i++)
-		soft_listener_open(&gids[i]);
-	return port ? 0 : EADDRNOTAVAIL;
 }

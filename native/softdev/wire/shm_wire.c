@@ -45,8 +45,9 @@ static void data(struct soft_shm_chan *chan, const uint8_t *bytes, size_t length
 	soft_link_parse(link, bytes, length);
 	if (link->base.state == SOFT_LINK_UP && (link->left || link->header_have))
 		soft_link_finish(link, EPROTO);
-	/* More of them may have come, as many as a step takes: the sender shall go on meanwhile. */
-	bool answers = length >= LONG_RECORD && soft_link_is_due(link);
+	/* More of them may have come, as many as a step takes: the sender shall go on meanwhile.  A
+	 * refusal is there before the record counts as read (peer_exit.c). */
+	bool answers = (length >= LONG_RECORD || link->base.nak_opcode) && soft_link_is_due(link);
 
 	soft_link_release(link);
 	if (answers)
@@ -62,6 +63,11 @@ static void writable(struct soft_shm_chan *chan)
 	soft_link_flush(link);
 }
 
+static void unread(struct soft_shm_chan *chan, const uint8_t *bytes, size_t length)
+{
+	soft_peer_exit_unread(soft_container(chan, struct soft_link, chan), bytes, length);
+}
+
 static void gone(struct soft_shm_chan *chan, int error)
 {
 	struct soft_link *link = soft_container(chan, struct soft_link, chan);
@@ -75,9 +81,14 @@ static void gone(struct soft_shm_chan *chan, int error)
 		soft_connect_later(link);
 		break;
 	case SOFT_LINK_UP:
+		link->busy = true;
+		if (error == ECONNRESET)
+			soft_peer_exit_shm(link);
 		/* An end without DISCONNECT is not orderly, except for a side that has left before
 		 * it knew of us. */
-		soft_link_lost(link, error || !link->heard ? error : ECONNRESET);
+		if (link->base.state == SOFT_LINK_UP)
+			soft_link_lost(link, error || !link->heard ? error : ECONNRESET);
+		soft_link_release(link);
 		break;
 	default:
 		soft_link_finish(link, 0);
@@ -88,6 +99,7 @@ static const struct soft_shm_chan_ops calls = {
 	.accepted = accepted,
 	.data = data,
 	.writable = writable,
+	.unread = unread,
 	.gone = gone,
 };
 
@@ -146,9 +158,9 @@ static const struct soft_wire wire = {
 
 /* ---- channels for links ---------------------------------------------------------------------- */
 
-bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, uint16_t lid)
+bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, uint16_t port)
 {
-	struct soft_shm_peer *peer = soft_links_may_use_shm() ? soft_shm_peer_at(lid) : NULL;
+	struct soft_shm_peer *peer = soft_links_may_use_shm() ? soft_shm_peer_at(port) : NULL;
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
 
 	if (!peer)

@@ -64,8 +64,13 @@ static void take_in(struct soft_link *link)
 		if (n < 0 && errno == EAGAIN)
 			break;
 		if (n <= 0) {
+			int error = n ? errno : ECONNRESET;
+
 			/* An end without DISCONNECT is a process that died. */
-			soft_link_lost(link, n ? errno : ECONNRESET);
+			if (n == 0)
+				soft_peer_exit_tcp(link);
+			if (link->base.state == SOFT_LINK_UP)
+				soft_link_lost(link, error);
 			break;
 		}
 		budget -= (size_t)n < budget ? (size_t)n : budget;
@@ -179,6 +184,14 @@ void soft_link_over_socket(struct soft_link *link, int fd)
 {
 	link->wire = &soft_tcp_wire;
 	link->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .of_port = true};
+}
+
+void soft_link_reset_socket(struct soft_link *link)
+{
+	const struct linger at_once = {.l_onoff = 1};
+
+	if (link->watch.fd >= 0)
+		setsockopt(link->watch.fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
 }
 
 void soft_link_close_socket(struct soft_link *link)

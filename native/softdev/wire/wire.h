@@ -11,9 +11,9 @@ extern const struct soft_subsystem soft_wire_subsystem;
 extern const struct soft_link_calls soft_wire_links;
 extern const struct soft_fault_hooks soft_delay_hooks;
 
-/* The connection manager: it is told of each queue pair that has come to RTR with an address whose
- * dlid is 0, which means that the CM has its stream. */
-void soft_wire_use_cm(void (*offer)(struct soft_qp *qp));
+/* The connection manager: it is asked about each queue pair that comes to RTR.  True: it has the
+ * queue pair's stream, and has handed it over or will. */
+void soft_wire_use_cm(bool (*offer)(struct soft_qp *qp));
 
 /* soft_shm_acceptor. */
 void soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
@@ -23,15 +23,18 @@ void soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id);
 /* May queue pairs of this host use shared memory?  What the environment says. */
 bool soft_links_may_use_shm(void);
 
+/* A queue pair in RTR or RTS that the CM did not know then, and now does, looks for its peer by
+ * itself no more. */
+void soft_qp_await_adoption(struct soft_qp *qp);
+
 /* The CM hands over a connected TCP socket (non-blocking, TCP_NODELAY) as the queue pair's stream,
- * with what it has read beyond its own handshake.  The queue pair is in RTR or RTS, brought there
- * with an address whose dlid is 0 (which means: the stream comes from the CM).  Takes ownership of
- * the fd, also on failure.  Returns 0 or an errno value: EISCONN when there is a stream already,
+ * with what it has read beyond its own handshake.  The queue pair is in RTR or RTS.  Takes ownership
+ * of the fd, also on failure.  Returns 0 or an errno value: EISCONN when there is a stream already,
  * EINVAL in another state. */
 int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t length);
 /* The same where both sides can use shared memory instead, and nothing has been read: the side that
- * `opens` tries to attach to `lid`, the other one waits for its selection. */
-int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t lid, bool opens);
+ * `opens` tries to attach at `port`, the other one waits for its selection. */
+int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t port, bool opens);
 
 /* aiordma_device_calls.wire */
 enum aiordma_wire soft_qp_wire(struct ibv_qp *qp);

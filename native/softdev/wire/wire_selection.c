@@ -1,6 +1,6 @@
 /* Wire selection with the CM: its stream, or a channel through shared memory.
  *
- * Where both sides have named their LIDs in the handshake, the side that asked for the connection
+ * Where both sides have named their ports in the handshake, the side that asked for the connection
  * tries to open a channel, and sends nothing else before it knows.  The other side waits for what
  * comes first: HELLO by a channel, which it answers with HELLO_ACK, or bytes on the stream.  So
  * there is one wire at any time, and both know which.  If there is no channel, the first
@@ -20,7 +20,7 @@ bool soft_wire_selection_is_open(const struct soft_link *link)
 	return link->base.state == SOFT_LINK_SELECTING && !link->chan.peer;
 }
 
-int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, uint16_t lid, bool opens)
+int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, uint16_t port, bool opens)
 {
 	int rc = soft_watch(&link->watch, EPOLLIN);
 
@@ -31,7 +31,7 @@ int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, uint16
 	qp->link = &link->base;
 	if (!opens)
 		soft_handshake_find_pending(qp);
-	else if (!soft_link_open_chan(link, qp, lid))
+	else if (!soft_link_open_chan(link, qp, port))
 		soft_wire_selection_use_tcp(link, true);
 	return 0;
 }

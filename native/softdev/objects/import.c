@@ -1,0 +1,140 @@
+/* Objects of one context under another one: ibv_import_device(3), ibv_import_mr(3) and their like;
+ * domains are in pd.c, device memory in dm.c.
+ *
+ * A card's driver keeps the objects behind a context's cmd_fd, which can be passed on.  Here that is
+ * an empty file, and its inode says which contexts belong together.  The objects are this process's
+ * alone, so the descriptor of another process's context is refused.
+ */
+#define _GNU_SOURCE /* memfd_create */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "extended.h"
+
+/* ---- contexts ------------------------------------------------------------------------------ */
+
+static int set_command_file(struct soft_context *context, int fd)
+{
+	struct stat status;
+
+	if (fd < 0 || fstat(fd, &status))
+		return errno;
+	soft_lock();
+	context->extended.context.cmd_fd = fd;
+	context->command_device = status.st_dev;
+	context->command_inode = status.st_ino;
+	soft_unlock();
+	return 0;
+}
+
+int soft_context_open_command_file(struct soft_context *context)
+{
+	return set_command_file(context, memfd_create("embedded0", MFD_CLOEXEC));
+}
+
+static bool has_file(const struct soft_context *context, dev_t dev, ino_t inode)
+{
+	return context->extended.context.cmd_fd >= 0 && context->command_device == dev &&
+	       context->command_inode == inode;
+}
+
+bool soft_contexts_related(struct ibv_context *a, struct ibv_context *b)
+{
+	const struct soft_context *other = soft_context_of(b);
+
+	return has_file(soft_context_of(a), other->command_device, other->command_inode);
+}
+
+static int find_device(int cmd_fd, struct ibv_device **device)
+{
+	struct stat status;
+
+	if (fstat(cmd_fd, &status))
+		return errno;
+	soft_lock();
+	for (struct soft_context *it = NULL; !*device && (it = soft_port_next_context(it));)
+		if (has_file(it, status.st_dev, status.st_ino))
+			*device = it->extended.context.device;
+	soft_unlock();
+	return *device ? 0 : EOPNOTSUPP;
+}
+
+/* On success the descriptor is the context's. */
+struct ibv_context *soft_ibv_import_device(int cmd_fd)
+{
+	struct soft_context *context = NULL;
+	struct ibv_device *device = NULL;
+	int rc = find_device(cmd_fd, &device);
+
+	if (!rc) {
+		context = calloc(1, sizeof(*context));
+		rc = context ? soft_context_start(context, device) : ENOMEM;
+	}
+	if (rc) {
+		free(context);
+		errno = rc;
+		return NULL;
+	}
+	set_command_file(context, cmd_fd);
+	return &context->extended.context;
+}
+
+/* ---- regions ------------------------------------------------------------------------------- */
+
+static struct soft_mr *find_region(uint32_t handle, const struct ibv_pd *pd)
+{
+	struct soft_range *range = soft_range_find(handle);
+
+	return range && !range->window && range->pd == soft_pd_root(pd)
+		       ? soft_container(range, struct soft_mr, range)
+		       : NULL;
+}
+
+struct soft_mr *soft_mr_original(const struct soft_mr *mr)
+{
+	soft_assert_locked();
+	return find_region(mr->ibv.handle, mr->ibv.pd);
+}
+
+/* It has the original's keys, and opens nothing by itself. */
+struct ibv_mr *soft_ibv_import_mr(struct ibv_pd *pd, uint32_t mr_handle)
+{
+	struct soft_mr *mr = calloc(1, sizeof(*mr));
+	int rc = mr ? EINVAL : ENOMEM;
+
+	soft_lock();
+	const struct soft_mr *original = mr ? find_region(mr_handle, pd) : NULL;
+
+	if (original) {
+		rc = 0;
+		mr->ibv = original->ibv;
+		mr->ibv.context = pd->context;
+		mr->ibv.pd = pd;
+		mr->ibv.addr = NULL; /* "not applicable" */
+		mr->imported = mr->closed = true;
+		soft_container(pd, struct soft_pd, ibv)->users++;
+	}
+	soft_unlock();
+	if (!rc)
+		return &mr->ibv;
+	free(mr);
+	errno = rc;
+	return NULL;
+}
+
+void soft_ibv_unimport_mr(struct ibv_mr *ibv)
+{
+	struct soft_mr *mr = soft_container(ibv, struct soft_mr, ibv);
+
+	if (!mr->imported) {
+		soft_ibv_dereg_mr(ibv);
+		return;
+	}
+	soft_lock();
+	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
+	soft_unlock();
+	free(mr);
+}

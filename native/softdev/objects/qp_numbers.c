@@ -1,0 +1,69 @@
+/* Queue pair numbers, and what they say: the upper bits the process, the lower ones the queue pair.
+ *
+ * RoCE finds a queue pair by its GID and its number.  The GID names the host; so that the number
+ * names the process on it, its upper 10 bits choose one of 1,000 ports, of which each process has
+ * one (listener.c).  The lower 14 are random within the process.
+ *
+ * The number of a queue pair that was destroyed is not given again before many others have been:
+ * what was sent to it, or an application that still has its address, shall not find another one.
+ */
+#include <errno.h>
+#include <sys/random.h>
+
+#include "objects.h"
+
+enum {
+	LOCAL_NUMBERS = 1 << SOFT_QPN_LOCAL_BITS,
+	RESTING = 2048, /* the last numbers that were given back */
+};
+
+/* So there are always as many to choose from as rest. */
+_Static_assert(SOFT_MAX_QP + 2 * RESTING <= LOCAL_NUMBERS, "numbers run out");
+
+static struct soft_table numbers;
+static uint32_t resting[RESTING];
+static unsigned rested;
+
+struct soft_qp *soft_qp_find(uint32_t qp_num)
+{
+	soft_assert_locked();
+	return soft_table_find(&numbers, qp_num);
+}
+
+/* 0 and 1 are the special queue pairs (IBTA 3.5.10). */
+static bool may_be_given(uint32_t number)
+{
+	if (number < 2 || soft_table_find(&numbers, number))
+		return false;
+	for (unsigned i = 0; i < RESTING; i++)
+		if (resting[i] == number)
+			return false;
+	return true;
+}
+
+int soft_qp_number_take(struct soft_qp *qp)
+{
+	soft_assert_locked();
+	uint16_t port = soft_ip_port();
+	uint32_t number;
+
+	if (!port)
+		return errno;
+	if (numbers.count >= SOFT_MAX_QP)
+		return ENOMEM;
+	do {
+		if (getrandom(&number, sizeof(number), 0) != sizeof(number))
+			return errno;
+		number &= LOCAL_NUMBERS - 1;
+		number |= (uint32_t)(port - SOFT_IP_PORT_FIRST) << SOFT_QPN_LOCAL_BITS;
+	} while (!may_be_given(number));
+	qp->ibv.qp_num = number;
+	return soft_table_put(&numbers, number, qp);
+}
+
+void soft_qp_number_give_back(uint32_t number)
+{
+	soft_assert_locked();
+	soft_table_remove(&numbers, number);
+	resting[rested++ % RESTING] = number;
+}

@@ -1,0 +1,67 @@
+/* The memory of the device's queues: from the allocator of a parent domain that has one
+ * (ibv_alloc_parent_domain(3)), else from the C library.
+ *
+ * The allocator may decline a block (IBV_ALLOCATOR_USE_DEFAULT), so each block begins with what it
+ * takes to free it.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "objects.h"
+
+enum {
+	ALIGNMENT =
+		64 /* a cache line, of which the ring of an allocator's block should begin one */
+};
+
+struct block {
+	struct soft_pd *from; /* or NULL: the C library */
+	uint64_t resource_type;
+};
+
+/* IBV_ALLOCATOR_USE_DEFAULT */
+static void *const declined = (void *)-1;
+
+static void count_block(struct soft_pd *pd, int change)
+{
+	soft_lock();
+	pd->users += (unsigned)change;
+	soft_unlock();
+}
+
+void *soft_queue_alloc(struct ibv_pd *ibv, size_t count, size_t size, enum soft_resource resource)
+{
+	struct soft_pd *pd = ibv ? soft_container(ibv, struct soft_pd, ibv) : NULL;
+	size_t length = sizeof(struct block) + count * size;
+	struct block *block = declined;
+
+	/* The upper half, the number of the driver, is RDMA_DRIVER_UNKNOWN. */
+	if (pd && pd->alloc)
+		block = pd->alloc(ibv, pd->pd_context, length, ALIGNMENT, resource);
+	if (block == declined) {
+		block = calloc(1, length);
+		return block ? block + 1 : NULL;
+	}
+	if (!block)
+		return NULL;
+	memset(block, 0,
+	       length); /* the allocator's duty, but the device would trust what is there */
+	*block = (struct block){.from = pd, .resource_type = resource};
+	count_block(pd, 1);
+	return block + 1;
+}
+
+void soft_queue_free(void *memory)
+{
+	if (!memory)
+		return;
+	struct block *block = (struct block *)memory - 1;
+	struct soft_pd *pd = block->from;
+
+	if (!pd) {
+		free(block);
+		return;
+	}
+	pd->free(&pd->ibv, pd->pd_context, block, block->resource_type);
+	count_block(pd, -1);
+}

@@ -1,0 +1,171 @@
+/* XRC domains (IBTA volume 1, annex A14; ibv_open_xrcd(3)).
+ *
+ * The receiving queue pair of an extended reliable connection has neither queues nor a protection
+ * domain.  Each request names a shared receive queue by its number; that queue gives the receive,
+ * the completion queue and the protection domain.  It must be of the queue pair's XRC domain.
+ *
+ * A domain is shared by all contexts of this process that open the same file.  Another process that
+ * opens the file has a domain of its own: queue pairs and shared receive queues are memory of one
+ * process here, so a queue pair cannot fill another process's receives.
+ *
+ * A shared receive queue may be destroyed while a message for it comes in, so that the number is
+ * looked up again whenever it is needed.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "objects.h"
+
+struct soft_xrc_domain {
+	struct soft_node node;
+	int file; /* keeps its inode; -1: the domain has no file, and cannot be opened again */
+	dev_t device;
+	ino_t inode;
+	unsigned fork_generation; /* the child of a fork has none of its parent's */
+	unsigned users; /* struct soft_xrcd */
+};
+
+static struct soft_node domains = {&domains, &domains};
+static struct soft_table numbers; /* of shared receive queues */
+
+static struct soft_xrc_domain *find(const struct stat *file)
+{
+	for (struct soft_node *node = domains.next; node != &domains; node = node->next) {
+		struct soft_xrc_domain *domain =
+			soft_list_entry(node, struct soft_xrc_domain, node);
+
+		if (domain->file >= 0 && domain->device == file->st_dev &&
+		    domain->inode == file->st_ino &&
+		    domain->fork_generation == soft_engine_fork_generation())
+			return domain;
+	}
+	return NULL;
+}
+
+/* 0 and *made, or an errno value; `fd` may be -1. */
+static int make(int fd, const struct stat *file, struct soft_xrc_domain **made)
+{
+	struct soft_xrc_domain *domain = calloc(1, sizeof(*domain));
+
+	if (!domain)
+		return ENOMEM;
+	domain->file = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (fd >= 0 && domain->file < 0) {
+		int rc = errno;
+
+		free(domain);
+		return rc;
+	}
+	domain->device = file->st_dev;
+	domain->inode = file->st_ino;
+	domain->fork_generation = soft_engine_fork_generation();
+	soft_list_append(&domains, &domain->node);
+	*made = domain;
+	return 0;
+}
+
+/* What each combination gives is what the kernel's verbs give. */
+static int join(struct soft_xrcd *xrcd, const struct ibv_xrcd_init_attr *attr)
+{
+	struct soft_xrc_domain *domain = NULL;
+	struct stat file = {0};
+	int rc = 0;
+
+	if (attr->fd >= 0 && fstat(attr->fd, &file))
+		return errno;
+	if (attr->fd >= 0)
+		domain = find(&file);
+	if (domain && attr->oflags & O_EXCL)
+		return EINVAL;
+	if (!domain && !(attr->oflags & O_CREAT))
+		return attr->fd < 0 ? EINVAL : EAGAIN;
+	if (!domain)
+		rc = make(attr->fd, &file, &domain);
+	if (rc)
+		return rc;
+	domain->users++;
+	xrcd->domain = domain;
+	return 0;
+}
+
+struct ibv_xrcd *soft_open_xrcd(struct ibv_context *context, struct ibv_xrcd_init_attr *attr)
+{
+	const uint32_t all = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+	struct soft_xrcd *xrcd = NULL;
+	int rc = attr->comp_mask != all || attr->fd < -1 || attr->oflags & ~(O_CREAT | O_EXCL)
+			 ? EINVAL
+			 : 0;
+
+	if (!rc) {
+		xrcd = calloc(1, sizeof(*xrcd));
+		rc = xrcd ? 0 : ENOMEM;
+	}
+	if (!rc) {
+		xrcd->ibv.context = context;
+		soft_lock();
+		rc = join(xrcd, attr);
+		if (!rc)
+			soft_context_hold(soft_context_of(context));
+		soft_unlock();
+	}
+	if (rc) {
+		free(xrcd);
+		errno = rc;
+		return NULL;
+	}
+	return &xrcd->ibv;
+}
+
+int soft_close_xrcd(struct ibv_xrcd *ibv)
+{
+	struct soft_xrcd *xrcd = soft_xrcd_of(ibv);
+	struct soft_xrc_domain *domain = xrcd->domain;
+
+	soft_lock();
+	if (xrcd->users) {
+		soft_unlock();
+		return EBUSY; /* ibv_open_xrcd(3): something is still in it */
+	}
+	if (--domain->users == 0) {
+		soft_list_remove(&domain->node);
+		if (domain->file >= 0)
+			close(domain->file);
+		free(domain);
+	}
+	soft_unlock();
+	soft_context_release(soft_context_of(ibv->context));
+	free(xrcd);
+	return 0;
+}
+
+/* ---- shared receive queues by number --------------------------------------------------------- */
+
+int soft_xrc_add(struct soft_srq *srq)
+{
+	soft_assert_locked();
+	int rc = numbers.count < SOFT_MAX_OBJECTS
+			 ? soft_table_add(&numbers, srq, SOFT_PSN_MASK, &srq->number)
+			 : ENOMEM;
+
+	if (!rc)
+		srq->xrcd->users++;
+	return rc;
+}
+
+void soft_xrc_remove(struct soft_srq *srq)
+{
+	soft_assert_locked();
+	soft_table_remove(&numbers, srq->number);
+	srq->xrcd->users--;
+}
+
+struct soft_srq *soft_xrc_find(const struct soft_xrcd *xrcd, uint32_t number)
+{
+	soft_assert_locked();
+	struct soft_srq *srq = soft_table_find(&numbers, number);
+
+	return srq && srq->xrcd->domain == xrcd->domain ? srq : NULL;
+}

@@ -1,0 +1,293 @@
+/* RDMA FLUSH (IBTA volume 1, annex A19; ibv_wr_post(3)): what was written before is in its place, the
+ * rights that it needs, and what is refused. */
+#include "extended_side.h"
+
+#include "objects/objects.h"
+#include "wire/wire.h"
+
+#include "fault_side.h"
+
+enum {
+	LENGTH = 1 << 20, /* many frames */
+	RIGHTS = ALL_RIGHTS | IBV_ACCESS_FLUSH_GLOBAL,
+	OPERATIONS = IBV_QP_EX_WITH_FLUSH | IBV_QP_EX_WITH_RDMA_WRITE,
+	/* Without the right for all of it, as programs do that have persistent memory sometimes. */
+	EVERYTHING = RIGHTS | IBV_ACCESS_FLUSH_PERSISTENT,
+};
+
+struct flush {
+	uint32_t rkey;
+	uint64_t address;
+	size_t length;
+	uint8_t types, level;
+};
+
+static struct ibv_qp_ex_newer *newer(const struct side *side)
+{
+	return (struct ibv_qp_ex_newer *)verbs->ibv_qp_to_qp_ex(side->qp);
+}
+
+static int flush(struct side *side, struct flush what)
+{
+	struct ibv_qp_ex *qp = &newer(side)->before;
+
+	qp->wr_start(qp);
+	qp->wr_id = 9;
+	qp->wr_flags = IBV_SEND_SIGNALED;
+	newer(side)->wr_flush(qp, what.rkey, what.address, what.length, what.types, what.level);
+	return qp->wr_complete(qp);
+}
+
+static void write_all(struct side *side, const struct side *peer)
+{
+	CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+						.wr_id = 8,
+						.length = LENGTH,
+						.remote = (uintptr_t)peer->memory,
+						.rkey = peer->mr->rkey}),
+		    0);
+}
+
+/* `b`'s memory has the right to be flushed. */
+static void open_flushed(struct side *a, struct side *b, struct options options)
+{
+	options.memory = LENGTH;
+	if (!options.rights)
+		options.rights = RIGHTS;
+	open_extended_side(a, options, (struct extras){.operations = OPERATIONS});
+	open_side(b, options);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(b->mr), 0);
+	CHECK(b->mr = verbs->ibv_reg_mr(b->pd, b->memory, LENGTH, RIGHTS));
+	connect_pair(a, b);
+}
+
+static struct flush all_of(const struct side *side)
+{
+	return (struct flush){.rkey = side->mr->rkey,
+			      .address = (uintptr_t)side->memory,
+			      .length = LENGTH,
+			      .types = IBV_FLUSH_GLOBAL};
+}
+
+/* When it completes, every byte written before is there, and it has changed none. */
+static void after_writes(void)
+{
+	struct side a, b;
+
+	open_flushed(&a, &b, (struct options){0});
+	for (unsigned i = 1; i < 6; i++) {
+		fill(a.memory, LENGTH, i);
+		write_all(&a, &b);
+		struct flush what = all_of(&b);
+
+		if (i % 2)
+			what = (struct flush){.rkey = what.rkey,
+					      .address = 1, /* ignored, as the length is */
+					      .length = SIZE_MAX,
+					      .types = IBV_FLUSH_GLOBAL,
+					      .level = IBV_FLUSH_MR};
+		CHECK_EQUAL(flush(&a, what), 0);
+		expect_wc(&a, 8, IBV_WC_SUCCESS);
+		CHECK_EQUAL(expect_wc(&a, 9, IBV_WC_SUCCESS).opcode, IBV_WC_FLUSH);
+		CHECK(filled(b.memory, LENGTH, i));
+	}
+	/* An empty range is one, too, wherever it is inside. */
+	struct flush what = all_of(&b);
+
+	what.address += LENGTH;
+	what.length = 0;
+	CHECK_EQUAL(flush(&a, what), 0);
+	expect_wc(&a, 9, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
+}
+
+/* Any one of these ends the connection with that status, and completes nothing at the other side. */
+static void refused_by_the_peer(void)
+{
+	enum {
+		NO_KEY,
+		NO_RIGHT,
+		PERSISTENT,
+		BEFORE,
+		BEHIND,
+		NO_KEY_AT_ALL_LEVELS,
+		QP_WITHOUT,
+		QP_WITHOUT_PERSISTENT,
+		COUNT
+	};
+
+	for (int way = 0; way < COUNT; way++) {
+		struct side a, b;
+		bool invalid = way == QP_WITHOUT || way == QP_WITHOUT_PERSISTENT;
+
+		open_flushed(&a, &b,
+			     (struct options){.rights = way == QP_WITHOUT ? ALL_RIGHTS
+							: way == QP_WITHOUT_PERSISTENT
+								? RIGHTS
+								: EVERYTHING});
+		struct flush what = all_of(&b);
+
+		if (way == NO_KEY || way == NO_KEY_AT_ALL_LEVELS)
+			what.rkey ^= 1;
+		if (way == NO_KEY_AT_ALL_LEVELS)
+			what.level = IBV_FLUSH_MR;
+		if (way == NO_RIGHT) {
+			CHECK_EQUAL(verbs->ibv_dereg_mr(b.mr), 0);
+			CHECK(b.mr = verbs->ibv_reg_mr(b.pd, b.memory, LENGTH, ALL_RIGHTS));
+			what.rkey = b.mr->rkey;
+		}
+		if (way == PERSISTENT || way == QP_WITHOUT_PERSISTENT)
+			what.types |= IBV_FLUSH_PERSISTENT;
+		what.address += way == BEHIND ? 1 : way == BEFORE ? (uint64_t)-1 : 0;
+		CHECK_EQUAL(flush(&a, what), 0);
+		expect_wc(&a, 9, invalid ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_ACCESS_ERR);
+		expect_event(&b, invalid ? IBV_EVENT_QP_REQ_ERR : IBV_EVENT_QP_ACCESS_ERR);
+		close_pair(&a, &b);
+	}
+}
+
+/* What posting refuses, and what registering does. */
+static void refused_here(void)
+{
+	struct side a, b;
+	const struct {
+		uint8_t types, level;
+	} wrong[] = {{0, 0}, {4, 0}, {IBV_FLUSH_GLOBAL, 2}, {0xff, 0}};
+	struct ibv_device_attr_ex device;
+
+	open_flushed(&a, &b, (struct options){0});
+	CHECK_EQUAL(extended(a.context)->query_device_ex(a.context, NULL, &device, sizeof(device)),
+		    0);
+	CHECK(device.device_cap_flags_ex & UINT64_C(1) << 38);
+	CHECK(!(device.device_cap_flags_ex & UINT64_C(1) << 39)); /* persistence */
+	CHECK(device.odp_caps.per_transport_caps.rc_odp_caps & IBV_ODP_SUPPORT_FLUSH);
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		struct flush what = all_of(&b);
+
+		what.types = wrong[i].types;
+		what.level = wrong[i].level;
+		CHECK_EQUAL(flush(&a, what), EINVAL);
+	}
+	/* Outside of wr_start and wr_complete it does nothing. */
+	newer(&a)->wr_flush(&newer(&a)->before, 1, 1, 1, 0, 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_FLUSH}), EOPNOTSUPP);
+	/* It has no data. */
+	struct ibv_qp_ex *qp = &newer(&a)->before;
+
+	qp->wr_start(qp);
+	newer(&a)->wr_flush(qp, 1, 1, 1, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
+	qp->wr_set_sge(qp, a.mr->lkey, (uintptr_t)a.memory, 8);
+	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
+	/* Nothing here has storage behind it that the device would know. */
+	errno = 0;
+	CHECK(!verbs->ibv_reg_mr(a.pd, a.memory, LENGTH, EVERYTHING) && errno == EOPNOTSUPP);
+	/* A message is at most 2 GiB, and so is a range. */
+	struct flush what = all_of(&b);
+
+	what.length = (size_t)3 << 30;
+	CHECK_EQUAL(flush(&a, what), 0);
+	expect_wc(&a, 9, IBV_WC_LOC_LEN_ERR);
+	close_pair(&a, &b);
+
+	static const enum ibv_qp_type without[] = {IBV_QPT_UC, IBV_QPT_UD};
+
+	for (int i = 0; i < 2; i++) {
+		open_side(&a, (struct options){0});
+		struct ibv_qp_init_attr_ex attr =
+			qp_attr_ex(&a, (struct extras){.operations = IBV_QP_EX_WITH_FLUSH});
+
+		attr.qp_type = without[i];
+		errno = 0;
+		CHECK(!extended(a.context)->create_qp_ex(a.context, &attr) && errno == EOPNOTSUPP);
+		close_side(&a);
+	}
+}
+
+/* On a way that loses frames it is repeated and acknowledged again like everything else. */
+static void lossy(void)
+{
+	struct side a, b;
+
+	spec("seed=5,loss=0.2,duplicate=0.2");
+	open_flushed(&a, &b, (struct options){.timeout = 11});
+	for (unsigned i = 0; i < 60; i++) {
+		CHECK_EQUAL(flush(&a, all_of(&b)), 0);
+		expect_wc(&a, 9, IBV_WC_SUCCESS);
+	}
+	CHECK(counts().retried > 0);
+	no_faults();
+	close_pair(&a, &b);
+}
+
+/* ---- frames of a peer that means harm ------------------------------------------------------------ */
+
+enum {
+	PEER_PSN = 100
+};
+
+static void frames(void)
+{
+	static const struct {
+		uint8_t syndrome;
+		uint32_t length, offset;
+		enum soft_nak nak; /* 0: the stream ends */
+	} cases[] = {
+		{.syndrome = 0, .nak = SOFT_NAK_INVALID_REQUEST},
+		{.syndrome = 8 | IBV_FLUSH_GLOBAL, .nak = SOFT_NAK_INVALID_REQUEST},
+		{.syndrome = 2 << SOFT_FLUSH_LEVEL_SHIFT | IBV_FLUSH_GLOBAL,
+		 .nak = SOFT_NAK_INVALID_REQUEST},
+		{.syndrome = 0xff, .nak = SOFT_NAK_INVALID_REQUEST},
+		{.syndrome = IBV_FLUSH_GLOBAL, .nak = SOFT_NAK_REMOTE_ACCESS}, /* the key is 0 */
+		{.syndrome = IBV_FLUSH_GLOBAL, .length = 8},
+		{.syndrome = IBV_FLUSH_GLOBAL, .offset = 8},
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		const struct address peer = {.psn = PEER_PSN, .qpn = 77};
+		uint8_t bytes[SOFT_FRAME_HEADER + 8] = {0};
+		struct soft_frame frame = {.opcode = SOFT_FLUSH,
+					   .syndrome = cases[i].syndrome,
+					   .psn = PEER_PSN,
+					   .length = cases[i].length,
+					   .offset = cases[i].offset,
+					   .total = 8};
+		struct side side;
+		int fds[2];
+
+		open_side(&side, (struct options){.rights = EVERYTHING});
+		bring_up(&side, &peer);
+		CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds),
+			    0);
+		soft_lock();
+		CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side.qp), fds[1], NULL, 0), 0);
+		soft_unlock();
+		soft_frame_encode(bytes, &frame);
+		size_t length = SOFT_FRAME_HEADER + frame.length;
+
+		CHECK_EQUAL(send(fds[0], bytes, length, MSG_NOSIGNAL), (ssize_t)length);
+		while (state_of(&side) != IBV_QPS_ERR)
+			soft_progress();
+		expect_event(&side, cases[i].nak == SOFT_NAK_INVALID_REQUEST ? IBV_EVENT_QP_REQ_ERR
+				    : cases[i].nak ? IBV_EVENT_QP_ACCESS_ERR
+						   : IBV_EVENT_QP_FATAL);
+		if (cases[i].nak) {
+			CHECK_EQUAL(recv(fds[0], bytes, SOFT_FRAME_HEADER, 0), SOFT_FRAME_HEADER);
+			CHECK(soft_frame_decode(bytes, &frame));
+			CHECK_EQUAL(frame.opcode, SOFT_NAK);
+			CHECK_EQUAL(frame.syndrome, cases[i].nak);
+		}
+		close(fds[0]);
+		close_side(&side);
+	}
+}
+
+int main(void)
+{
+	limit_seconds(120);
+	STEP(after_writes());
+	STEP(refused_by_the_peer());
+	STEP(refused_here());
+	STEP(lossy());
+	STEP(frames());
+	return 0;
+}

@@ -1,0 +1,183 @@
+/* Objects of one context under another one: ibv_import_device(3), ibv_import_pd(3),
+ * ibv_import_mr(3), ibv_import_dm(3). */
+#define _GNU_SOURCE /* memfd_create */
+#include "extended_side.h"
+#include "leaks.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#define REFUSED(call, error)                                                                       \
+	do {                                                                                       \
+		errno = 0;                                                                         \
+		CHECK(!(call));                                                                    \
+		CHECK_EQUAL(errno, error);                                                         \
+	} while (0)
+
+static struct ibv_context *import(const struct ibv_context *of)
+{
+	int fd = dup(of->cmd_fd);
+
+	CHECK(of->cmd_fd >= 0 && fd >= 0);
+	struct ibv_context *context = verbs->ibv_import_device(fd);
+
+	CHECK(context && context != of && context->cmd_fd == fd);
+	return context;
+}
+
+static enum ibv_wc_status write_to(struct side *side, const struct ibv_mr *mr, const void *remote)
+{
+	CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+						.wr_id = 1,
+						.length = 8,
+						.remote = (uintptr_t)remote,
+						.rkey = mr->rkey}),
+		    0);
+	struct ibv_wc wc;
+
+	while (!poll_cq(side, 1, &wc))
+		;
+	return wc.status;
+}
+
+/* A queue pair made with the imported domain gives its peer the memory that is registered with the
+ * original. */
+static void domains_and_regions(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	struct ibv_context *context = import(b.context), *stranger = open_device();
+	struct ibv_pd *pd = verbs->ibv_import_pd(context, b.pd->handle), *own = b.pd;
+
+	CHECK(pd && pd != b.pd && pd->context == context);
+	REFUSED(verbs->ibv_import_pd(stranger, b.pd->handle), EINVAL);
+	REFUSED(verbs->ibv_import_pd(context, a.pd->handle), EINVAL);
+	REFUSED(verbs->ibv_import_pd(context, UINT32_MAX), EINVAL);
+	struct ibv_mr *mr = verbs->ibv_import_mr(pd, b.mr->handle);
+
+	CHECK(mr && !mr->addr && mr->pd == pd && mr->context == context);
+	CHECK(mr->length == b.mr->length && mr->lkey == b.mr->lkey && mr->rkey == b.mr->rkey);
+	REFUSED(verbs->ibv_import_mr(pd, a.mr->handle), EINVAL); /* of another domain */
+	REFUSED(verbs->ibv_import_mr(pd, 0), EINVAL);
+	CHECK_EQUAL(verbs->ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0),
+		    IBV_REREG_MR_ERR_INPUT);
+
+	struct ibv_cq *cq = verbs->ibv_create_cq(context, 8, NULL, NULL, 0), *own_cq = b.cq;
+
+	CHECK(cq);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+	b.pd = pd;
+	b.cq = cq;
+	b.qp = create_qp(&b);
+	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+	connect_pair(&a, &b);
+	CHECK_EQUAL(write_to(&a, mr, b.memory), IBV_WC_SUCCESS);
+	CHECK_EQUAL(write_to(&b, a.mr, a.memory), IBV_WC_SUCCESS); /* from that memory */
+
+	/* A window of the original keeps both from being deregistered. */
+	struct ibv_mr *bound =
+		verbs->ibv_reg_mr(own, b.memory, 64, ALL_RIGHTS | IBV_ACCESS_MW_BIND);
+	struct ibv_mr *import_of_it = bound ? verbs->ibv_import_mr(pd, bound->handle) : NULL;
+	struct ibv_mw *mw = b.context->ops.alloc_mw(own, IBV_MW_TYPE_1);
+	struct ibv_mw_bind bind = {
+		.wr_id = 1,
+		.send_flags = IBV_SEND_SIGNALED,
+		.bind_info = {bound, (uintptr_t)b.memory, 64, IBV_ACCESS_REMOTE_READ},
+	};
+
+	CHECK(mw && import_of_it);
+	CHECK_EQUAL(b.context->ops.bind_mw(b.qp, mw, &bind), 0);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(import_of_it), EBUSY);
+	CHECK_EQUAL(b.context->ops.dealloc_mw(mw), 0);
+	verbs->ibv_unimport_mr(import_of_it);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(bound), 0);
+
+	/* Deregistered by the import, the memory is closed; what refers to it goes afterwards. */
+	struct ibv_mr *other = verbs->ibv_import_mr(pd, b.mr->handle);
+
+	CHECK(other);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	CHECK_EQUAL(write_to(&a, b.mr, b.memory), IBV_WC_REM_ACCESS_ERR);
+	REFUSED(verbs->ibv_import_mr(pd, b.mr->handle), EINVAL);
+	verbs->ibv_unimport_mr(other);
+	verbs->ibv_unimport_mr(b.mr);
+	b.mr = NULL;
+
+	/* Unimported while a queue pair uses it: the original waits for that. */
+	struct ibv_pd *unused = verbs->ibv_import_pd(context, own->handle);
+
+	CHECK(unused);
+	verbs->ibv_unimport_pd(unused);
+	verbs->ibv_unimport_pd(pd);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(own), EBUSY);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+	b.qp = NULL;
+	CHECK_EQUAL(verbs->ibv_destroy_cq(cq), 0);
+	b.cq = own_cq;
+	b.pd = own;
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(stranger), 0);
+	close_pair(&a, &b);
+}
+
+static void device_memory(void)
+{
+	struct ibv_context *context = open_device(), *stranger = open_device();
+	struct ibv_context *imported = import(context);
+	struct ibv_dm *dm =
+		extended(context)->alloc_dm(context, &(struct ibv_alloc_dm_attr){.length = 64});
+	uint64_t word = 5, seen = 0;
+
+	CHECK(dm);
+	REFUSED(verbs->ibv_import_dm(stranger, dm->handle), EINVAL);
+	REFUSED(verbs->ibv_import_dm(imported, dm->handle + 1), EINVAL);
+	struct ibv_dm *view = verbs->ibv_import_dm(imported, dm->handle);
+
+	CHECK(view && view != dm && view->context == imported);
+	CHECK_EQUAL(dm->memcpy_to_dm(dm, 8, &word, 8), 0);
+	CHECK_EQUAL(view->memcpy_from_dm(&seen, view, 8, 8), 0);
+	CHECK_EQUAL(seen, 5);
+	CHECK_EQUAL(view->memcpy_from_dm(&seen, view, 64, 8), EFAULT);
+	CHECK_EQUAL(extended(context)->free_dm(dm), EBUSY);
+	verbs->ibv_unimport_dm(view);
+	CHECK_EQUAL(extended(context)->free_dm(dm), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(imported), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(stranger), 0);
+}
+
+/* What is no descriptor of an open context of this process: it stays the caller's. */
+static void other_files(void)
+{
+	struct ibv_context *context = open_device();
+	int files[2] = {memfd_create("embedded0", 0), open("/dev/null", O_RDONLY)};
+
+	for (int i = 0; i < 2; i++) {
+		CHECK(files[i] >= 0);
+		REFUSED(verbs->ibv_import_device(files[i]), EOPNOTSUPP);
+		CHECK_EQUAL(close(files[i]), 0);
+	}
+	REFUSED(verbs->ibv_import_device(-1), EBADF);
+	int late = dup(context->cmd_fd);
+
+	CHECK(late >= 0);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+	REFUSED(verbs->ibv_import_device(late), EOPNOTSUPP);
+	CHECK_EQUAL(close(late), 0);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	/* A sanitizer starts a thread of its own with the first one of the program. */
+	CHECK_EQUAL(verbs->ibv_close_device(open_device()), 0);
+	int before = resources();
+
+	STEP(domains_and_regions());
+	STEP(device_memory());
+	STEP(other_files());
+	expect_resources(before);
+	return 0;
+}

@@ -1,0 +1,196 @@
+/* Queue pair numbers: the port that they say, and what is not to be guessed of them. */
+#include "killing.h"
+
+#include <stddef.h>
+#include <sys/un.h>
+
+#include "engine/engine.h"
+
+static bool is_bound(int type, uint16_t port)
+{
+	const struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+	int fd = socket(AF_INET6, type | SOCK_CLOEXEC, 0);
+	int rc;
+
+	CHECK(fd >= 0);
+	rc = bind(fd, (const struct sockaddr *)&any, sizeof(any));
+	CHECK(!rc || errno == EADDRINUSE);
+	close(fd);
+	return rc;
+}
+
+static struct ibv_qp *next(struct side *side)
+{
+	side->qp = create_qp(side);
+	CHECK(side->qp->qp_num > 1 && side->qp->qp_num < 0xffffff);
+	return side->qp;
+}
+
+/* One port of the process in all of them, TCP and UDP; the rest is chance. */
+static void what_they_say(void)
+{
+	enum {
+		COUNT = 200
+	};
+	struct ibv_qp *qps[COUNT];
+	struct side side;
+	unsigned bits_set = 0;
+
+	open_side(&side, (struct options){0});
+	uint16_t port = port_of_number(side.qp->qp_num);
+
+	qps[0] = side.qp;
+	CHECK(port >= FIRST_PORT && port < FIRST_FREE);
+	CHECK(is_bound(SOCK_STREAM, port) && is_bound(SOCK_DGRAM, port));
+	for (int i = 1; i < COUNT; i++) {
+		qps[i] = next(&side);
+		CHECK_EQUAL(port_of_number(qps[i]->qp_num), port);
+		for (int j = 0; j < i; j++)
+			CHECK(qps[j]->qp_num != qps[i]->qp_num);
+		bits_set += (unsigned)__builtin_popcount((qps[i]->qp_num ^ qps[i - 1]->qp_num) &
+							 0x3fff);
+	}
+	/* Half of 14 bits differ; 200 times, a tenth of that more or less has no chance. */
+	CHECK(bits_set > (COUNT - 1) * 6 && bits_set < (COUNT - 1) * 8);
+	for (int i = 0; i < COUNT; i++)
+		CHECK_EQUAL(verbs->ibv_destroy_qp(qps[i]), 0);
+	side.qp = NULL;
+	close_side(&side);
+}
+
+/* What is still sent to a queue pair that has gone finds none. */
+static void not_again_at_once(void)
+{
+	enum {
+		COUNT = 2048
+	};
+	static uint8_t given[1 << 14];
+	struct side side;
+
+	open_side(&side, (struct options){0});
+	CHECK_EQUAL(verbs->ibv_destroy_qp(side.qp), 0);
+	for (int i = 0; i < COUNT; i++) {
+		struct ibv_qp *qp = next(&side);
+
+		CHECK(!given[qp->qp_num & 0x3fff]++);
+		CHECK_EQUAL(verbs->ibv_destroy_qp(qp), 0);
+	}
+	side.qp = NULL;
+	close_side(&side);
+}
+
+/* As many as the device says, and then no more. */
+static void all_of_them(void)
+{
+	struct ibv_device_attr device;
+	struct side side;
+	struct ibv_qp **qps;
+
+	open_side(&side, (struct options){.sends = 1, .receives = 1, .sges = 1});
+	CHECK_EQUAL(verbs->ibv_destroy_qp(side.qp), 0);
+	CHECK_EQUAL(verbs->ibv_query_device(side.context, &device), 0);
+	CHECK(qps = calloc((size_t)device.max_qp, sizeof(*qps)));
+	for (int i = 0; i < device.max_qp; i++)
+		qps[i] = next(&side);
+	struct ibv_qp_init_attr init = {.send_cq = side.cq,
+					.recv_cq = side.cq,
+					.cap = {.max_send_wr = 1, .max_send_sge = 1},
+					.qp_type = IBV_QPT_RC};
+
+	errno = 0;
+	CHECK(!verbs->ibv_create_qp(side.pd, &init) && errno == ENOMEM);
+	for (int i = 0; i < device.max_qp; i++)
+		CHECK_EQUAL(verbs->ibv_destroy_qp(qps[i]), 0);
+	free(qps);
+	side.qp = NULL;
+	close_side(&side);
+}
+
+/* ---- ports that are taken ------------------------------------------------------------------- */
+
+static int take_port(int type, uint16_t port)
+{
+	const struct sockaddr_in address = {.sin_family = AF_INET,
+					    .sin_port = htons(port),
+					    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	int fd = socket(AF_INET, type | SOCK_CLOEXEC, 0);
+
+	CHECK(fd >= 0);
+	CHECK_EQUAL(bind(fd, (const struct sockaddr *)&address, sizeof(address)), 0);
+	return fd;
+}
+
+static int take_name(uint16_t port)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int length =
+		snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u", port);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	CHECK(fd >= 0);
+	CHECK_EQUAL(bind(fd, (const struct sockaddr *)&address,
+			 (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)),
+		    0);
+	return fd;
+}
+
+/* In a network namespace of its own: whatever of a port is taken, the device takes another one; if
+ * there is none, a queue pair cannot be made, and can be later. */
+static void taken(void)
+{
+	enum {
+		LEFT = 500 /* of 1,000 */
+	};
+	struct rlimit files;
+	struct side side;
+
+	CHECK_EQUAL(getrlimit(RLIMIT_NOFILE, &files), 0);
+	files.rlim_cur = files.rlim_max;
+	CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &files), 0);
+	isolate();
+	if (!isolated)
+		return;
+	for (int i = 0; i < 1000; i++) {
+		uint16_t port = (uint16_t)(FIRST_PORT + i);
+
+		if (i == LEFT)
+			continue;
+		if (i % 3 == 0)
+			take_port(SOCK_STREAM, port);
+		else if (i % 3 == 1)
+			take_port(SOCK_DGRAM, port);
+		else
+			take_name(port);
+	}
+	open_side(&side, (struct options){0});
+	CHECK_EQUAL(port_of_number(side.qp->qp_num), FIRST_PORT + LEFT);
+	close_side(&side);
+
+	int last = take_port(SOCK_STREAM, FIRST_PORT + LEFT);
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
+	struct ibv_cq *cq = verbs->ibv_create_cq(context, 1, NULL, NULL, 0);
+	struct ibv_qp_init_attr init = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UD};
+
+	errno = 0;
+	CHECK(!verbs->ibv_create_qp(pd, &init) && errno == EADDRINUSE);
+	close(last);
+	struct ibv_qp *qp = verbs->ibv_create_qp(pd, &init);
+
+	CHECK(qp);
+	CHECK_EQUAL(port_of_number(qp->qp_num), FIRST_PORT + LEFT);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(qp), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_cq(cq), 0);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(what_they_say());
+	STEP(not_again_at_once());
+	STEP(all_of_them());
+	STEP(taken());
+	return 0;
+}

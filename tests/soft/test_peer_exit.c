@@ -1,0 +1,170 @@
+/* A process that ends right after it has received: its peer's requests succeed, as with cards, which
+ * acknowledge what has reached memory whatever becomes of the process. */
+#include "verbs_side.h"
+
+#include <signal.h>
+
+#include "objects/objects.h"
+
+enum {
+	ROUNDS = 5,
+	TALK = 16, /* messages each way, answered at once: then acknowledgements are delayed */
+	LAST = 3, /* that are received and not answered */
+	FIRST_LAST = 10, /* the wr_id of the first of them */
+	LONG = 40000,
+};
+
+enum way {
+	EXIT,
+	UNDERSCORE_EXIT,
+	KILLED,
+	WAYS
+};
+
+static void leave(enum way way)
+{
+	if (way == EXIT)
+		exit(0);
+	if (way == UNDERSCORE_EXIT)
+		_exit(0);
+	CHECK_EQUAL(kill(getpid(), SIGKILL), 0);
+}
+
+/* The parent's side of the end. */
+static void left(const struct process *process, struct side *side)
+{
+	int status;
+
+	CHECK_EQUAL(waitpid(process->child, &status, 0), process->child);
+	close(process->fd);
+	close_side(side);
+}
+
+static int send_of(struct side *side, uint64_t wr_id, uint32_t length)
+{
+	return post(side, (struct request){.opcode = IBV_WR_SEND,
+					   .flags = wr_id ? IBV_SEND_SIGNALED : 0,
+					   .wr_id = wr_id,
+					   .length = length});
+}
+
+/* Two processes that are connected, and used to being answered. */
+static struct process talk(struct side *side)
+{
+	struct process process = split();
+
+	limit_seconds(60);
+	open_side(side, (struct options){.signal_none = true, .rnr_timer = 255});
+	const struct address peer = exchange(&process, side);
+
+	CHECK_EQUAL(to_init(side), 0);
+	for (int i = 0; i < LAST + 1; i++)
+		CHECK_EQUAL(post_recv_at(side, 1, 0, LONG), 0);
+	CHECK_EQUAL(to_rtr(side, &peer), 0);
+	CHECK_EQUAL(to_rts(side), 0);
+	process_barrier(&process);
+	for (int i = 0; i < TALK; i++) {
+		if (process.child)
+			CHECK_EQUAL(send_of(side, 0, 8), 0);
+		expect_wc(side, 1, IBV_WC_SUCCESS);
+		CHECK_EQUAL(post_recv_at(side, 1, 0, LONG), 0);
+		if (!process.child)
+			CHECK_EQUAL(send_of(side, 0, 8), 0);
+	}
+	return process;
+}
+
+/* The child leaves without a word when it has received all. */
+static void received_and_gone(enum way way, uint32_t length)
+{
+	for (int round = 0; round < ROUNDS; round++) {
+		struct side side;
+		struct process process = talk(&side);
+
+		if (!process.child) {
+			for (int i = 0; i < LAST; i++)
+				expect_wc(&side, 1, IBV_WC_SUCCESS);
+			leave(way);
+		}
+		for (uint64_t i = 0; i < LAST; i++)
+			CHECK_EQUAL(send_of(&side, FIRST_LAST + i, length), 0);
+		for (uint64_t i = 0; i < LAST; i++)
+			expect_wc(&side, FIRST_LAST + i, IBV_WC_SUCCESS);
+		left(&process, &side);
+	}
+}
+
+/* What the child's device has not taken in fails, and only that: it takes nothing in while this
+ * thread of it has the lock.  A socket does not tell how much of it was read. */
+static void one_received_and_gone(void)
+{
+	struct side side;
+	struct process process = talk(&side);
+	char byte = 0;
+
+	if (!process.child) {
+		expect_wc(&side, 1, IBV_WC_SUCCESS);
+		soft_lock();
+		tell(&process, &byte, 1);
+		hear(&process, &byte, 1);
+		leave(KILLED);
+	}
+	CHECK_EQUAL(send_of(&side, FIRST_LAST, 8), 0);
+	hear(&process, &byte, 1);
+	CHECK_EQUAL(send_of(&side, FIRST_LAST + 1, LONG), 0);
+	CHECK_EQUAL(send_of(&side, FIRST_LAST + 2, 8), 0);
+	tell(&process, &byte, 1);
+	expect_wc(&side, FIRST_LAST, IBV_WC_SUCCESS);
+	expect_wc(&side, FIRST_LAST + 1, IBV_WC_RETRY_EXC_ERR);
+	expect_wc(&side, FIRST_LAST + 2, IBV_WC_WR_FLUSH_ERR);
+	left(&process, &side);
+}
+
+static bool waits_for_a_receive(struct side *side)
+{
+	struct ibv_wc wc;
+
+	CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
+	soft_lock();
+	bool waits = soft_qp_of(side->qp)->rnr_waiting;
+
+	soft_unlock();
+	return waits;
+}
+
+/* Refused for want of a receive: that it was read is no success. */
+static void refused_and_gone(void)
+{
+	struct side side;
+	struct process process = talk(&side);
+	char byte = 0;
+
+	if (!process.child) {
+		for (int i = 0; i < LAST + 1; i++)
+			expect_wc(&side, 1, IBV_WC_SUCCESS);
+		hear(&process, &byte, 1);
+		leave(KILLED);
+	}
+	for (uint64_t i = 0; i < LAST + 1; i++)
+		CHECK_EQUAL(send_of(&side, FIRST_LAST + i, 8), 0);
+	for (uint64_t i = 0; i < LAST + 1; i++)
+		expect_wc(&side, FIRST_LAST + i, IBV_WC_SUCCESS);
+	CHECK_EQUAL(send_of(&side, 99, 8), 0);
+	while (!waits_for_a_receive(&side))
+		sched_yield();
+	tell(&process, &byte, 1);
+	expect_wc(&side, 99, IBV_WC_RETRY_EXC_ERR);
+	left(&process, &side);
+}
+
+int main(void)
+{
+	for (int way = 0; way < WAYS; way++) {
+		STEP(received_and_gone((enum way)way, 8));
+		STEP(received_and_gone((enum way)way, LONG));
+	}
+	if (strcmp(getenv("AIORDMA_EMBEDDED_LINKS"), "tcp") != 0)
+		STEP(one_received_and_gone());
+	STEP(refused_and_gone());
+	return 0;
+}

@@ -1,0 +1,941 @@
+/* Extended reliable connections (IBTA volume 1, annex A14): domains, the shared receive queue that a
+ * request names, its completion queue and its protection domain, and what is refused. */
+#define _GNU_SOURCE /* memfd_create */
+#include "extended_side.h"
+
+#include "objects/objects.h"
+#include "wire/wire.h"
+
+#include "fault_side.h"
+
+enum {
+	LONG = 3 << 20, /* of a message: many frames */
+	NO_NUMBER = 0xffffff, /* of no queue: all ones are never given */
+};
+
+/* A domain of XRC with a shared receive queue, whose receives complete in `side.cq`.  `side.qp` is
+ * the receiving queue pair, or, of an end without a domain, the sending one. */
+struct end {
+	struct side side;
+	struct ibv_xrcd *xrcd;
+	uint32_t srqn;
+};
+
+static struct ibv_xrcd *open_domain(struct ibv_context *context, int fd, int oflags)
+{
+	struct ibv_xrcd_init_attr attr = {
+		.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+		.fd = fd,
+		.oflags = oflags,
+	};
+
+	errno = 0;
+	return extended(context)->open_xrcd(context, &attr);
+}
+
+static int close_domain(struct ibv_xrcd *xrcd)
+{
+	return extended(xrcd->context)->close_xrcd(xrcd);
+}
+
+static struct ibv_srq_init_attr_ex srq_attr(const struct end *end)
+{
+	return (struct ibv_srq_init_attr_ex){
+		.attr = {.max_wr = 64, .max_sge = 4},
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD |
+			     IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
+		.srq_type = IBV_SRQT_XRC,
+		.pd = end->side.pd,
+		.xrcd = end->xrcd,
+		.cq = end->side.cq,
+	};
+}
+
+static void make_srq(struct end *end)
+{
+	struct verbs_context *calls = extended(end->side.context);
+	struct ibv_srq_init_attr_ex attr = srq_attr(end);
+
+	CHECK(end->side.srq = calls->create_srq_ex(end->side.context, &attr));
+	CHECK_EQUAL(calls->get_srq_num(end->side.srq, &end->srqn), 0);
+	CHECK(end->srqn > 0 && end->srqn < NO_NUMBER);
+}
+
+static struct ibv_qp *make_target(struct ibv_xrcd *xrcd)
+{
+	struct ibv_qp_init_attr_ex attr = {
+		.qp_type = IBV_QPT_XRC_RECV,
+		.comp_mask = IBV_QP_INIT_ATTR_XRCD,
+		.xrcd = xrcd,
+	};
+
+	return extended(xrcd->context)->create_qp_ex(xrcd->context, &attr);
+}
+
+static struct ibv_qp *make_source(struct side *side)
+{
+	struct ibv_qp_init_attr init = {
+		.send_cq = side->cq,
+		.cap = {.max_send_wr = 64, .max_send_sge = 4},
+		.qp_type = IBV_QPT_XRC_SEND,
+		.sq_sig_all = 1,
+	};
+
+	return verbs->ibv_create_qp(side->pd, &init);
+}
+
+/* Everything but a queue pair. */
+static void open_base(struct end *end, struct options options)
+{
+	memset(end, 0, sizeof(*end));
+	open_side(&end->side, options);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(end->side.qp), 0);
+	end->side.qp = NULL;
+}
+
+static void open_source(struct end *end, struct options options)
+{
+	open_base(end, options);
+	CHECK(end->side.qp = make_source(&end->side));
+}
+
+/* With a domain of its own for fd -1. */
+static void open_target(struct end *end, struct options options, int fd)
+{
+	open_base(end, options);
+	CHECK(end->xrcd = open_domain(end->side.context, fd, O_CREAT));
+	make_srq(end);
+	CHECK(end->side.qp = make_target(end->xrcd));
+}
+
+static void close_end(struct end *end)
+{
+	if (end->side.qp)
+		CHECK_EQUAL(verbs->ibv_destroy_qp(end->side.qp), 0);
+	if (end->side.srq)
+		CHECK_EQUAL(verbs->ibv_destroy_srq(end->side.srq), 0);
+	end->side.qp = NULL;
+	end->side.srq = NULL;
+	if (end->xrcd)
+		CHECK_EQUAL(close_domain(end->xrcd), 0);
+	close_side(&end->side);
+}
+
+static void open_ends(struct end *source, struct end *target, struct options options)
+{
+	open_source(source, options);
+	open_target(target, options, -1);
+	connect_pair(&source->side, &target->side);
+}
+
+static void close_ends(struct end *source, struct end *target)
+{
+	close_end(source);
+	close_end(target);
+}
+
+static uint64_t *word(const struct side *side, size_t offset)
+{
+	return (uint64_t *)(void *)(side->memory + offset);
+}
+
+/* ---- domains --------------------------------------------------------------------------------- */
+
+static int file(void)
+{
+	int fd = memfd_create("domain", MFD_CLOEXEC);
+
+	CHECK(fd >= 0);
+	return fd;
+}
+
+static void domains(void)
+{
+	struct ibv_context *context = open_device(), *second = open_device();
+	int one = file(), other = file(), twin = dup(one);
+	struct ibv_xrcd *first, *same;
+	const struct {
+		int fd, oflags, error;
+	} refused[] = {
+		{-1, 0, EINVAL},           {-2, O_CREAT, EINVAL},
+		{one, 0, EAGAIN}, /* as the kernel says it */
+		{1 << 20, O_CREAT, EBADF}, {one, O_CREAT | O_APPEND, EINVAL},
+	};
+
+	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+		CHECK(!open_domain(context, refused[i].fd, refused[i].oflags));
+		CHECK_EQUAL(errno, refused[i].error);
+	}
+	struct ibv_xrcd_init_attr part = {.comp_mask = IBV_XRCD_INIT_ATTR_FD, .fd = one};
+
+	errno = 0;
+	CHECK(!extended(context)->open_xrcd(context, &part) && errno == EINVAL);
+
+	/* By the inode, whatever the descriptor, for all contexts of the process. */
+	CHECK(first = open_domain(context, one, O_CREAT | O_EXCL));
+	CHECK(first->context == context);
+	CHECK(!open_domain(context, twin, O_CREAT | O_EXCL) && errno == EINVAL);
+	CHECK(same = open_domain(second, twin, 0));
+	CHECK(soft_xrcd_of(first)->domain == soft_xrcd_of(same)->domain);
+	CHECK(!open_domain(context, other, 0) && errno == EAGAIN);
+	CHECK_EQUAL(close_domain(first), 0);
+	CHECK_EQUAL(close(twin), 0);
+	CHECK_EQUAL(close(one), 0); /* the domain keeps the file, whose inode stays its own */
+	CHECK(first = open_domain(context, other, O_CREAT | O_EXCL));
+	CHECK_EQUAL(close_domain(first), 0);
+	CHECK(!open_domain(context, other, 0) && errno == EAGAIN); /* the last one has ended it */
+	CHECK_EQUAL(close_domain(same), 0);
+
+	/* Without a file each is its own. */
+	CHECK(first = open_domain(context, -1, O_CREAT));
+	CHECK(same = open_domain(context, -1, O_CREAT | O_EXCL));
+	CHECK(soft_xrcd_of(first)->domain != soft_xrcd_of(same)->domain);
+	CHECK_EQUAL(close_domain(first), 0);
+	CHECK_EQUAL(close_domain(same), 0);
+	CHECK_EQUAL(close(other), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(second), 0);
+}
+
+/* The child of a fork has a device of its own, and no domain yet. */
+static void after_a_fork(void)
+{
+	struct ibv_context *context = open_device();
+	int fd = file(), status;
+	struct ibv_xrcd *xrcd = open_domain(context, fd, O_CREAT);
+
+	CHECK(xrcd);
+	fflush(NULL);
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (!child) {
+#ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
+		struct ibv_context *own = open_device();
+
+		CHECK(!open_domain(own, fd, 0) && errno == EAGAIN);
+		CHECK(xrcd = open_domain(own, fd, O_CREAT | O_EXCL));
+		CHECK_EQUAL(close_domain(xrcd), 0);
+		CHECK_EQUAL(verbs->ibv_close_device(own), 0);
+#endif
+		_exit(0);
+	}
+	CHECK_EQUAL(waitpid(child, &status, 0), child);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	CHECK_EQUAL(close_domain(xrcd), 0);
+	CHECK_EQUAL(close(fd), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+}
+
+/* ---- creation and its reverse ------------------------------------------------------------------ */
+
+static void refusals(void)
+{
+	struct end a, b, source;
+	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_XRC_RECV};
+	struct ibv_send_wr send = {.opcode = IBV_WR_SEND}, *bad_send;
+	struct ibv_recv_wr receive = {0}, *bad_receive;
+	struct ibv_device_attr_ex device;
+
+	open_target(&a, (struct options){0}, -1);
+	open_target(&b, (struct options){0}, -1);
+	open_source(&source, (struct options){0});
+	struct verbs_context *calls = extended(a.side.context);
+
+	CHECK_EQUAL(calls->query_device_ex(a.side.context, NULL, &device, sizeof(device)), 0);
+	CHECK(device.orig_attr.device_cap_flags & IBV_DEVICE_XRC);
+	CHECK_EQUAL(device.xrc_odp_caps, device.odp_caps.per_transport_caps.rc_odp_caps);
+
+	/* A receiving queue pair without a domain, or with that of another context; one of another
+	 * type with a domain. */
+	CHECK(!verbs->ibv_create_qp(a.side.pd, &init) && errno == EINVAL);
+	struct ibv_qp_init_attr_ex more = {
+		.qp_type = IBV_QPT_XRC_RECV,
+		.comp_mask = IBV_QP_INIT_ATTR_XRCD,
+		.xrcd = b.xrcd,
+	};
+
+	errno = 0;
+	CHECK(!calls->create_qp_ex(a.side.context, &more) && errno == EINVAL);
+	more.comp_mask = IBV_QP_INIT_ATTR_PD;
+	more.pd = a.side.pd;
+	CHECK(!calls->create_qp_ex(a.side.context, &more) && errno == EINVAL);
+	more.qp_type = IBV_QPT_RC;
+	more.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD;
+	more.xrcd = a.xrcd;
+	more.send_cq = more.recv_cq = a.side.cq;
+	CHECK(!calls->create_qp_ex(a.side.context, &more) && errno == EINVAL);
+	/* A sending one without a completion queue; one of RC with a shared queue of XRC. */
+	init.qp_type = IBV_QPT_XRC_SEND;
+	errno = 0;
+	CHECK(!verbs->ibv_create_qp(a.side.pd, &init) && errno == EINVAL);
+	init.qp_type = IBV_QPT_RC;
+	init.send_cq = init.recv_cq = a.side.cq;
+	init.srq = a.side.srq;
+	errno = 0;
+	CHECK(!verbs->ibv_create_qp(a.side.pd, &init) && errno == EINVAL);
+	/* A shared receive queue that lacks one of what it needs, or has it of another context. */
+	for (uint32_t bit = IBV_SRQ_INIT_ATTR_PD; bit <= IBV_SRQ_INIT_ATTR_CQ; bit <<= 1) {
+		struct ibv_srq_init_attr_ex attr = srq_attr(&a);
+
+		attr.comp_mask &= ~bit;
+		errno = 0;
+		CHECK(!calls->create_srq_ex(a.side.context, &attr) && errno == EINVAL);
+		attr = srq_attr(&a);
+		attr.pd = bit == IBV_SRQ_INIT_ATTR_PD ? b.side.pd : a.side.pd;
+		attr.xrcd = bit == IBV_SRQ_INIT_ATTR_XRCD ? b.xrcd : a.xrcd;
+		attr.cq = bit == IBV_SRQ_INIT_ATTR_CQ ? b.side.cq : a.side.cq;
+		errno = 0;
+		CHECK(!calls->create_srq_ex(a.side.context, &attr) && errno == EINVAL);
+	}
+
+	/* What neither has, and what the other one would have, is not there. */
+	CHECK(!a.side.qp->pd && !a.side.qp->send_cq && !a.side.qp->recv_cq && !a.side.qp->srq);
+	CHECK(!source.side.qp->recv_cq && source.side.qp->send_cq == source.side.cq);
+	CHECK_EQUAL(to_init(&source.side), 0);
+	CHECK_EQUAL(to_init(&a.side), 0);
+	CHECK_EQUAL(source.side.context->ops.post_recv(source.side.qp, &receive, &bad_receive),
+		    EINVAL);
+	CHECK_EQUAL(a.side.context->ops.post_recv(a.side.qp, &receive, &bad_receive), EINVAL);
+	CHECK_EQUAL(to_state(&a.side, IBV_QPS_RESET), 0);
+	CHECK_EQUAL(to_state(&source.side, IBV_QPS_RESET), 0);
+	connect_pair(&source.side, &a.side);
+	CHECK_EQUAL(a.side.context->ops.post_send(a.side.qp, &send, &bad_send), EINVAL);
+	CHECK(bad_send == &send);
+	CHECK_EQUAL(post(&source.side, (struct request){.opcode = IBV_WR_SEND, .srqn = 1 << 24}),
+		    EINVAL);
+
+	/* What is in use: ibv_open_xrcd(3). */
+	CHECK_EQUAL(close_domain(a.xrcd), EBUSY);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(a.side.qp), 0);
+	a.side.qp = NULL;
+	CHECK_EQUAL(close_domain(a.xrcd), EBUSY);
+	CHECK_EQUAL(verbs->ibv_destroy_cq(a.side.cq), EBUSY);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(a.side.pd), EBUSY);
+	close_end(&source);
+	close_end(&a);
+	close_end(&b);
+}
+
+/* ---- traffic --------------------------------------------------------------------------------- */
+
+static void to_receive(struct end *source, struct end *target, struct request request)
+{
+	struct side *a = &source->side, *b = &target->side;
+	bool write = request.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+	bool send = request.opcode == IBV_WR_SEND || request.opcode == IBV_WR_SEND_WITH_IMM;
+
+	request.srqn = target->srqn;
+	request.remote = (uintptr_t)b->memory + LONG;
+	request.rkey = b->mr->rkey;
+	fill(a->memory, request.length, request.length);
+	memset(b->memory, 0, b->options.memory);
+	if (send || write)
+		CHECK_EQUAL(post_recv_at(b, 7, 0, LONG), 0);
+	CHECK_EQUAL(post(a, request), 0);
+	expect_wc(a, request.wr_id, IBV_WC_SUCCESS);
+	if (send || write) {
+		struct ibv_wc wc = expect_wc(b, 7, IBV_WC_SUCCESS);
+
+		CHECK_EQUAL(wc.opcode, send ? IBV_WC_RECV : IBV_WC_RECV_RDMA_WITH_IMM);
+		CHECK_EQUAL(wc.byte_len, request.length);
+		CHECK_EQUAL(wc.src_qp, a->qp->qp_num);
+		if (request.opcode != IBV_WR_SEND)
+			CHECK_EQUAL(wc.imm_data, request.imm);
+	}
+	CHECK(filled(b->memory + (send ? 0 : LONG), request.length, request.length));
+}
+
+static void every_operation(void)
+{
+	static const uint32_t lengths[] = {0, 8, 5000, LONG};
+	const struct options options = {.memory = 2 * LONG};
+	struct end source, target;
+	struct side *a = &source.side, *b = &target.side;
+
+	open_ends(&source, &target, options);
+	for (int i = 0; i < 4; i++) {
+		to_receive(&source, &target,
+			   (struct request){.opcode = IBV_WR_SEND, .length = lengths[i]});
+		to_receive(&source, &target,
+			   (struct request){.opcode = IBV_WR_SEND_WITH_IMM,
+					    .length = lengths[i],
+					    .imm = 0x01020304});
+		to_receive(&source, &target,
+			   (struct request){.opcode = IBV_WR_RDMA_WRITE, .length = lengths[i]});
+		to_receive(&source, &target,
+			   (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
+					    .length = lengths[i],
+					    .imm = 5});
+	}
+	fill(b->memory, LONG, 9);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ,
+					     .length = LONG,
+					     .remote = (uintptr_t)b->memory,
+					     .rkey = b->mr->rkey,
+					     .srqn = target.srqn}),
+		    0);
+	expect_wc(a, 0, IBV_WC_SUCCESS);
+	CHECK(filled(a->memory, LONG, 9));
+
+	*word(b, 0) = 5;
+	const struct request atomics[] = {
+		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .compare_add = 2},
+		{.opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .compare_add = 7, .swap = 90},
+	};
+
+	for (int i = 0; i < 2; i++) {
+		struct request atomic = atomics[i];
+
+		atomic.length = 8;
+		atomic.remote = (uintptr_t)b->memory;
+		atomic.rkey = b->mr->rkey;
+		atomic.srqn = target.srqn;
+		CHECK_EQUAL(post(a, atomic), 0);
+		expect_wc(a, 0, IBV_WC_SUCCESS);
+		CHECK_EQUAL(*word(a, 0), i ? 7 : 5);
+	}
+	CHECK_EQUAL(*word(b, 0), 90);
+	close_ends(&source, &target);
+}
+
+/* One connection, several shared receive queues: of two contexts, with domains and completion queues
+ * of their own.  Each message goes where its request says. */
+static void several_queues(void)
+{
+	struct end source, target, second;
+	int fd = file();
+
+	open_source(&source, (struct options){0});
+	open_target(&target, (struct options){0}, fd);
+	open_target(&second, (struct options){0}, fd);
+	CHECK(target.srqn != second.srqn);
+	connect_pair(&source.side, &target.side);
+	struct side *a = &source.side;
+
+	for (unsigned i = 0; i < 20; i++) {
+		struct end *to = i % 3 ? &target : &second;
+
+		CHECK_EQUAL(post_recv_at(&to->side, 100 + i, 0, 64), 0);
+		fill(a->memory, 64, i);
+		CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND,
+						     .wr_id = i,
+						     .length = 64,
+						     .srqn = to->srqn}),
+			    0);
+		expect_wc(a, i, IBV_WC_SUCCESS);
+		struct ibv_wc wc = next_wc(&to->side);
+
+		CHECK_EQUAL(wc.wr_id, 100 + i);
+		CHECK_EQUAL(wc.qp_num, target.side.qp->qp_num); /* through which it came */
+		CHECK(filled(to->side.memory, 64, i));
+	}
+	/* Memory is that of the named queue's protection domain (IBTA annex A14). */
+	const struct request write = {.opcode = IBV_WR_RDMA_WRITE,
+				      .length = 8,
+				      .remote = (uintptr_t)second.side.memory,
+				      .rkey = second.side.mr->rkey,
+				      .srqn = second.srqn};
+	struct request wrong = write;
+
+	CHECK_EQUAL(post(a, write), 0);
+	expect_wc(a, 0, IBV_WC_SUCCESS);
+	wrong.srqn = target.srqn;
+	CHECK_EQUAL(post(a, wrong), 0);
+	expect_wc(a, 0, IBV_WC_REM_ACCESS_ERR);
+	expect_event(&target.side, IBV_EVENT_QP_ACCESS_ERR);
+	CHECK_EQUAL(close(fd), 0);
+	close_end(&source);
+	close_end(&second);
+	close_end(&target);
+}
+
+/* Several connections, one shared receive queue. */
+static void several_connections(void)
+{
+	enum {
+		COUNT = 4
+	};
+	struct end sources[COUNT], target;
+	struct side targets[COUNT];
+
+	open_target(&target, (struct options){0}, -1);
+	for (int i = 0; i < COUNT; i++) {
+		open_source(&sources[i], (struct options){0});
+		targets[i] = target.side;
+		targets[i].qp = i ? make_target(target.xrcd) : target.side.qp;
+		connect_pair(&sources[i].side, &targets[i]);
+		CHECK_EQUAL(post_recv_at(&target.side, (uint64_t)i, (size_t)i * 64, 64), 0);
+	}
+	for (int i = COUNT - 1; i >= 0; i--) {
+		CHECK_EQUAL(post(&sources[i].side, (struct request){.opcode = IBV_WR_SEND,
+								    .length = 8,
+								    .srqn = target.srqn}),
+			    0);
+		expect_wc(&sources[i].side, 0, IBV_WC_SUCCESS);
+		expect_wc(&targets[i], (uint64_t)(COUNT - 1 - i), IBV_WC_SUCCESS);
+	}
+	/* The limit counts whatever connection takes a receive. */
+	CHECK_EQUAL(post_recv_at(&target.side, 9, 0, 64), 0);
+	CHECK_EQUAL(verbs->ibv_modify_srq(target.side.srq, &(struct ibv_srq_attr){.srq_limit = 1},
+					  IBV_SRQ_LIMIT),
+		    0);
+	CHECK_EQUAL(post(&sources[2].side,
+			 (struct request){.opcode = IBV_WR_SEND, .srqn = target.srqn}),
+		    0);
+	expect_wc(&targets[2], 9, IBV_WC_SUCCESS);
+	expect_event(&target.side, IBV_EVENT_SRQ_LIMIT_REACHED);
+	for (int i = 0; i < COUNT; i++) {
+		if (i)
+			CHECK_EQUAL(verbs->ibv_destroy_qp(targets[i].qp), 0);
+		close_end(&sources[i]);
+	}
+	close_end(&target);
+}
+
+/* wr_set_xrc_srqn: ibv_wr_post(3). */
+static void builders(void)
+{
+	struct end source, target;
+	struct side *a = &source.side;
+	uint64_t value = 77;
+
+	open_base(&source, (struct options){0});
+	struct ibv_qp_init_attr_ex attr = qp_attr_ex(
+		a, (struct extras){.operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_LOCAL_INV |
+						 IBV_QP_EX_WITH_ATOMIC_WRITE});
+
+	attr.qp_type = IBV_QPT_XRC_SEND;
+	CHECK(a->qp = extended(a->context)->create_qp_ex(a->context, &attr));
+	open_target(&target, (struct options){0}, -1);
+	connect_pair(a, &target.side);
+	CHECK_EQUAL(post_recv_at(&target.side, 4, 0, 64), 0);
+	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a->qp);
+
+	qp->wr_start(qp);
+	qp->wr_id = 1;
+	qp->wr_send(qp);
+	qp->wr_set_xrc_srqn(qp, target.srqn);
+	qp->wr_set_sge(qp, a->mr->lkey, (uintptr_t)a->memory, 8);
+	qp->wr_id = 2;
+	qp->wr_atomic_write(qp, target.side.mr->rkey, (uintptr_t)target.side.memory + 64, &value);
+	qp->wr_set_xrc_srqn(qp, target.srqn);
+	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	expect_wc(a, 1, IBV_WC_SUCCESS);
+	expect_wc(a, 2, IBV_WC_SUCCESS);
+	expect_wc(&target.side, 4, IBV_WC_SUCCESS);
+	CHECK_EQUAL(*word(&target.side, 64), 77);
+	/* A local request is for no queue. */
+	qp->wr_start(qp);
+	qp->wr_local_inv(qp, 1);
+	qp->wr_set_xrc_srqn(qp, target.srqn);
+	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
+	close_ends(&source, &target);
+}
+
+static bool waits_for_a_receive(struct side *side)
+{
+	soft_lock();
+	bool waits = soft_qp_of(side->qp)->rnr_waiting;
+
+	soft_unlock();
+	return waits;
+}
+
+/* No receive is there yet: the requester waits, and the message comes when there is one. */
+static void not_ready(void)
+{
+	struct end source, target;
+
+	open_ends(&source, &target, (struct options){0});
+	CHECK_EQUAL(post(&source.side,
+			 (struct request){.opcode = IBV_WR_SEND, .length = 8, .srqn = target.srqn}),
+		    0);
+	while (!waits_for_a_receive(&source.side))
+		soft_progress();
+	CHECK_EQUAL(post_recv_at(&target.side, 1, 0, 64), 0);
+	expect_wc(&source.side, 0, IBV_WC_SUCCESS);
+	expect_wc(&target.side, 1, IBV_WC_SUCCESS);
+	close_ends(&source, &target);
+
+	open_ends(&source, &target, (struct options){.rnr_retry = 8});
+	CHECK_EQUAL(
+		post(&source.side, (struct request){.opcode = IBV_WR_SEND, .srqn = target.srqn}),
+		0);
+	expect_wc(&source.side, 0, IBV_WC_RNR_RETRY_EXC_ERR);
+	CHECK_EQUAL(state_of(&source.side), IBV_QPS_ERR);
+	close_ends(&source, &target);
+}
+
+/* ---- what is refused ------------------------------------------------------------------------- */
+
+/* A number that no queue has, that of a queue in another domain, that of one that is gone. */
+static void unknown_number(void)
+{
+	for (int way = 0; way < 3; way++) {
+		struct end source, target, stranger;
+
+		open_ends(&source, &target, (struct options){0});
+		open_target(&stranger, (struct options){0}, -1);
+		CHECK_EQUAL(post_recv_at(&target.side, 1, 0, 64), 0);
+		CHECK_EQUAL(post_recv_at(&stranger.side, 1, 0, 64), 0);
+		if (way == 2) {
+			CHECK_EQUAL(verbs->ibv_destroy_srq(target.side.srq), 0);
+			target.side.srq = NULL;
+		}
+		CHECK_EQUAL(post(&source.side, (struct request){.opcode = IBV_WR_SEND,
+								.wr_id = 3,
+								.length = 8,
+								.srqn = way == 0   ? NO_NUMBER
+									: way == 1 ? stranger.srqn
+										   : target.srqn}),
+			    0);
+		expect_wc(&source.side, 3, IBV_WC_REM_INV_REQ_ERR);
+		expect_event(&target.side, IBV_EVENT_QP_REQ_ERR);
+		while (state_of(&target.side) != IBV_QPS_ERR)
+			soft_progress();
+		struct ibv_wc wc;
+
+		CHECK_EQUAL(poll_cq(&target.side, 1, &wc), 0);
+		CHECK_EQUAL(poll_cq(&stranger.side, 1, &wc), 0);
+		close_end(&stranger);
+		close_ends(&source, &target);
+	}
+}
+
+/* Its completion queue has overflowed: what would arrive could not be told. */
+static void overrun(void)
+{
+	struct end source, target;
+	const struct request send = {.opcode = IBV_WR_SEND, .length = 8};
+
+	open_ends(&source, &target, (struct options){.cqe = 1});
+	struct request request = send;
+
+	request.srqn = target.srqn;
+	for (int i = 0; i < 2; i++) {
+		CHECK_EQUAL(post_recv_at(&target.side, 1, 0, 64), 0);
+		CHECK_EQUAL(post(&source.side, request), 0);
+		expect_wc(&source.side, 0, IBV_WC_SUCCESS);
+	}
+	expect_event(&target.side, IBV_EVENT_CQ_ERR);
+	CHECK_EQUAL(post(&source.side, request), 0);
+	expect_wc(&source.side, 0, IBV_WC_REM_OP_ERR);
+	close_ends(&source, &target);
+}
+
+/* Too long for the receive; memory of the receive that is not there any more. */
+static void bad_receives(void)
+{
+	for (int way = 0; way < 2; way++) {
+		struct end source, target;
+
+		open_ends(&source, &target, (struct options){0});
+		CHECK_EQUAL(post_recv_at(&target.side, 6, 0, 64), 0);
+		if (way) {
+			CHECK_EQUAL(verbs->ibv_dereg_mr(target.side.mr), 0);
+			target.side.mr = NULL;
+		}
+		CHECK_EQUAL(post(&source.side, (struct request){.opcode = IBV_WR_SEND,
+								.length = way ? 64 : 65,
+								.srqn = target.srqn}),
+			    0);
+		expect_wc(&source.side, 0, way ? IBV_WC_REM_OP_ERR : IBV_WC_REM_INV_REQ_ERR);
+		expect_wc(&target.side, 6, way ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR);
+		close_ends(&source, &target);
+	}
+}
+
+/* Only XRC_SEND and XRC_RECV find each other. */
+static void other_types(void)
+{
+	for (int way = 0; way < 3; way++) {
+		struct end a, b;
+
+		open_source(&a, (struct options){.timeout = 1, .retry_cnt = 1});
+		if (way == 2) {
+			CHECK_EQUAL(verbs->ibv_destroy_qp(a.side.qp), 0);
+			a.side.qp = create_qp(&a.side);
+		}
+		if (way == 0)
+			open_source(&b, (struct options){0});
+		else
+			open_target(&b, (struct options){0}, -1);
+		if (way == 1) {
+			CHECK_EQUAL(verbs->ibv_destroy_qp(b.side.qp), 0);
+			b.side.qp = create_qp(&(struct side){.pd = b.side.pd, .cq = b.side.cq});
+		}
+		connect_pair(&a.side, &b.side);
+		CHECK_EQUAL(post(&a.side, (struct request){.opcode = IBV_WR_SEND}), 0);
+		expect_wc(&a.side, 0, IBV_WC_RETRY_EXC_ERR);
+		close_ends(&a, &b);
+	}
+}
+
+/* ---- frames of a peer that means harm ------------------------------------------------------------ */
+
+enum {
+	PEER_PSN = 100
+};
+
+static int adopt(struct side *side)
+{
+	const struct address peer = {.psn = PEER_PSN, .qpn = 77}; /* LID 0: the stream is given */
+	int fds[2];
+
+	bring_up(side, &peer);
+	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+	soft_lock();
+	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side->qp), fds[1], NULL, 0), 0);
+	soft_unlock();
+	return fds[0];
+}
+
+static void say(int fd, struct soft_frame frame)
+{
+	uint8_t bytes[SOFT_FRAME_HEADER + 64] = {0};
+
+	soft_frame_encode(bytes, &frame);
+	CHECK_EQUAL(send(fd, bytes, SOFT_FRAME_HEADER + frame.length, MSG_NOSIGNAL),
+		    SOFT_FRAME_HEADER + frame.length);
+}
+
+/* A frame that no side of XRC sends to the other, or not to this one: the stream ends. */
+static void nonsense(void)
+{
+	for (int way = 0; way < 6; way++) {
+		struct end end;
+		struct soft_frame frame = {.opcode = SOFT_SEND, .psn = PEER_PSN};
+
+		if (way < 3)
+			open_target(&end, (struct options){0}, -1);
+		else
+			open_source(&end, (struct options){0});
+		if (way == 5) {
+			CHECK_EQUAL(verbs->ibv_destroy_qp(end.side.qp), 0);
+			end.side.qp = create_qp(&end.side); /* RC, which is told a queue */
+		}
+		int fd = adopt(&end.side);
+
+		if (way == 1) /* answers to what does not ask */
+			frame = (struct soft_frame){.opcode = SOFT_ACK, .flags = SOFT_FRAME_ACK};
+		if (way == 2)
+			frame = (struct soft_frame){.opcode = SOFT_NAK, .psn = end.side.psn};
+		if (way >= 4)
+			frame.flags = SOFT_FRAME_SRQ;
+		say(fd, frame);
+		while (state_of(&end.side) != IBV_QPS_ERR)
+			soft_progress();
+		expect_event(&end.side, IBV_EVENT_QP_FATAL);
+		close(fd);
+		close_end(&end);
+	}
+}
+
+static struct soft_frame part(const struct end *end, uint32_t offset)
+{
+	return (struct soft_frame){.opcode = SOFT_SEND,
+				   .flags = SOFT_FRAME_SRQ,
+				   .psn = PEER_PSN,
+				   .ack = end->srqn,
+				   .length = 8,
+				   .total = 16,
+				   .offset = offset};
+}
+
+static struct soft_frame answer_of(int fd)
+{
+	struct pollfd wait = {.fd = fd, .events = POLLIN};
+	uint8_t bytes[SOFT_FRAME_HEADER];
+	struct soft_frame frame;
+
+	CHECK_EQUAL(poll(&wait, 1, -1), 1);
+	CHECK_EQUAL(recv(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
+	CHECK(soft_frame_decode(bytes, &frame));
+	return frame;
+}
+
+static void until_taken(struct end *end)
+{
+	for (;;) {
+		soft_lock();
+		bool taken = soft_qp_of(end->side.qp)->responder.offset == 8;
+
+		soft_unlock();
+		if (taken)
+			return;
+		soft_progress();
+	}
+}
+
+/* The shared receive queue, and what it completes at, go while a message is half there: the rest of
+ * it is refused, and nothing is written or told. */
+static void destroyed_meanwhile(void)
+{
+	struct end end;
+	struct side *side = &end.side;
+
+	open_target(&end, (struct options){0}, -1);
+	int fd = adopt(side);
+
+	memset(side->memory, 0x5a, 64);
+	CHECK_EQUAL(post_recv_at(side, 1, 0, 64), 0);
+	say(fd, part(&end, 0));
+	until_taken(&end);
+	CHECK_EQUAL(verbs->ibv_destroy_srq(side->srq), 0);
+	side->srq = NULL;
+	CHECK_EQUAL(verbs->ibv_destroy_cq(side->cq), 0);
+	CHECK(side->cq = verbs->ibv_create_cq(side->context, 4, NULL, side->channel, 0));
+	say(fd, part(&end, 8));
+	struct soft_frame answer = answer_of(fd);
+
+	CHECK_EQUAL(answer.opcode, SOFT_NAK);
+	CHECK_EQUAL(answer.syndrome, SOFT_NAK_REMOTE_OPERATION);
+	struct ibv_wc wc;
+
+	CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
+	CHECK_EQUAL(side->memory[8], 0x5a);
+	close(fd);
+	close_end(&end);
+}
+
+/* The queue pair fails while a message is half there: the receive that it took is flushed where the
+ * shared queue's receives complete. */
+static void flushed_meanwhile(void)
+{
+	struct end end;
+
+	open_target(&end, (struct options){0}, -1);
+	int fd = adopt(&end.side);
+
+	for (uint64_t i = 1; i <= 2; i++)
+		CHECK_EQUAL(post_recv_at(&end.side, i, 0, 64), 0);
+	say(fd, part(&end, 0));
+	until_taken(&end);
+	CHECK_EQUAL(to_state(&end.side, IBV_QPS_ERR), 0);
+	expect_wc(&end.side, 1, IBV_WC_WR_FLUSH_ERR);
+	struct ibv_wc wc;
+
+	CHECK_EQUAL(poll_cq(&end.side, 1, &wc), 0); /* the other one stays in the shared queue */
+	close(fd);
+	close_end(&end);
+}
+
+/* ---- processes and faults -------------------------------------------------------------------- */
+
+static void two_processes(void)
+{
+	const struct options options = {.memory = LONG};
+	struct process process = split();
+	struct end end;
+
+	if (process.child)
+		open_source(&end, options);
+	else
+		open_target(&end, options, -1);
+	struct address peer = exchange(&process, &end.side);
+	uint32_t srqn = end.srqn;
+
+	if (process.child)
+		hear(&process, &srqn, sizeof(srqn));
+	else
+		tell(&process, &srqn, sizeof(srqn));
+	bring_up(&end.side, &peer);
+	for (uint32_t length = 1; length < LONG; length *= 3) {
+		fill(end.side.memory, length, process.child ? length : 0);
+		if (!process.child)
+			CHECK_EQUAL(post_recv_at(&end.side, length, 0, LONG), 0);
+		process_barrier(&process);
+		if (process.child)
+			CHECK_EQUAL(post(&end.side, (struct request){.opcode = IBV_WR_SEND,
+								     .wr_id = length,
+								     .length = length,
+								     .srqn = srqn}),
+				    0);
+		expect_wc(&end.side, length, IBV_WC_SUCCESS);
+		CHECK(filled(end.side.memory, length, length));
+	}
+	process_barrier(&process);
+	close_end(&end);
+	join(&process);
+}
+
+/* What gets lost is sent again, with the number of its queue. */
+static void lossy(void)
+{
+	struct end source, target;
+
+	spec("seed=3,loss=0.2,duplicate=0.2");
+	open_ends(&source, &target, (struct options){.memory = 4096, .timeout = 11});
+	*word(&target.side, 0) = 0;
+	for (uint64_t i = 0; i < 60; i++) {
+		const struct request requests[] = {
+			{.opcode = IBV_WR_SEND, .wr_id = i, .length = 8, .offset = 64},
+			{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+			 .wr_id = 100 + i,
+			 .length = 8,
+			 .compare_add = 1},
+		};
+
+		CHECK_EQUAL(post_recv_at(&target.side, i, 64, 64), 0);
+		for (int k = 0; k < 2; k++) {
+			struct request request = requests[k];
+
+			request.remote = (uintptr_t)target.side.memory;
+			request.rkey = target.side.mr->rkey;
+			request.srqn = target.srqn;
+			CHECK_EQUAL(post(&source.side, request), 0);
+			expect_wc(&source.side, request.wr_id, IBV_WC_SUCCESS);
+		}
+		CHECK_EQUAL(*word(&source.side, 0), i);
+		expect_wc(&target.side, i, IBV_WC_SUCCESS);
+	}
+	CHECK(counts().retried > 0);
+	no_faults();
+	close_ends(&source, &target);
+}
+
+/* With the connection manager each side would need a connection of its own. */
+static void not_by_cm(void)
+{
+	struct rdma_event_channel *channel = verbs->rdma_create_event_channel();
+	struct sockaddr_in address = {.sin_family = AF_INET,
+				      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct rdma_cm_id *id;
+
+	CHECK_EQUAL(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), 0);
+	CHECK_EQUAL(verbs->rdma_bind_addr(id, (struct sockaddr *)&address), 0);
+	struct ibv_pd *pd = verbs->ibv_alloc_pd(id->verbs);
+	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_XRC_SEND};
+
+	errno = 0;
+	CHECK_EQUAL(verbs->rdma_create_qp(id, pd, &init), -1);
+	CHECK_EQUAL(errno, EOPNOTSUPP);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+	CHECK_EQUAL(verbs->rdma_destroy_id(id), 0);
+	verbs->rdma_destroy_event_channel(channel);
+}
+
+int main(void)
+{
+	limit_seconds(120);
+	STEP(two_processes()); /* before a device is opened */
+	STEP(domains());
+	STEP(after_a_fork());
+	STEP(refusals());
+	STEP(every_operation());
+	STEP(several_queues());
+	STEP(several_connections());
+	STEP(builders());
+	STEP(not_ready());
+	STEP(unknown_number());
+	STEP(overrun());
+	STEP(bad_receives());
+	STEP(other_types());
+	STEP(nonsense());
+	STEP(destroyed_meanwhile());
+	STEP(flushed_meanwhile());
+	STEP(lossy());
+	STEP(not_by_cm());
+	return 0;
+}
