@@ -52,7 +52,7 @@ def declarations() -> str:
     return PRELUDE + abi + calls + provided + interface + re.sub(r"(?m)^#.*\n", "", device)
 
 
-ABI = ("verbs.h", "rdma_cma.h", "efadv.h", "mlx5dv.h", "device_calls.h")
+ABI = ("verbs.h", "newer.h", "rdma_cma.h", "efadv.h", "mlx5dv.h", "device_calls.h")
 
 ffibuilder = FFI()
 ffibuilder.cdef(declarations())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
+import signal
 import struct
 import sys
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from typing import NoReturn, Self
 import click
 
 import aiordma
+
+from .run_watched import run_watched
 
 
 # Exit statuses as those of the shell and of env(1).
@@ -30,48 +34,83 @@ class NotFoundError(CannotRunError):
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--failure-traces",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Trace each process; keep the traces in a folder of FOLDER if PROGRAM fails.",
+)
+@click.option(
+    "--must-use",
+    is_flag=True,
+    help="Fail with exit status 125 if PROGRAM ends with 0 and no process opened the device.",
+)
 @click.argument("program")
 @click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
-def run(program: str, arguments: tuple[str, ...]) -> NoReturn:
+def run(
+    program: str, arguments: tuple[str, ...], failure_traces: Path | None, must_use: bool
+) -> NoReturn:
     """Run a verbs program on the embedded device.
 
     PROGRAM is any unmodified program for libibverbs and librdmacm. LD_PRELOAD, to which the
     embedded device is appended, makes the dynamic linker resolve the calls of both libraries to
-    the embedded device, also in programs that PROGRAM starts. The only device is embedded0.
-    Libraries that PROGRAM opens with dlopen() are not replaced.
+    the embedded device, also in programs that PROGRAM starts; LD_LIBRARY_PATH, where its folder
+    comes first, does so for programs that open these libraries with dlopen(). The only device is
+    embedded0: in /sys/class/infiniband and /dev/infiniband PROGRAM finds this one.
 
-    PROGRAM replaces this process, so exit status and signals are its own. Exit status 127: there
+    PROGRAM replaces this process, so exit status and signals are its own; with an option this
+    process waits for it instead, forwards signals to it and ends as it does. Exit status 127: there
     is no such program. 126: it cannot be started, or the dynamic linker ignores LD_PRELOAD for it
     (static, set-user-ID, for another architecture).
     """
     path = find(program)
     check(path)
-    environment = {**os.environ, "LD_PRELOAD": preloaded(os.environ.get("LD_PRELOAD", ""))}
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": preloaded(os.environ.get("LD_PRELOAD", "")),
+        "LD_LIBRARY_PATH": searched(os.environ.get("LD_LIBRARY_PATH", "")),
+    }
     sys.stdout.flush()
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python; a program inherits that
+        signal.signal(ignored, signal.SIG_DFL)
     try:
+        if failure_traces or must_use:
+            run_watched(path, [program, *arguments], environment, failure_traces, must_use)
         os.execve(path, [program, *arguments], environment)
     except OSError as error:
         raise CannotRunError(f"{path} cannot be started: {error.strerror}") from error
 
 
 def library() -> Path:
-    """The embedded device as a shared library with the names of libibverbs and librdmacm."""
-    found = importlib.util.find_spec("aiordma._native._preload")
-    if found is None or found.origin is None:
-        folder = Path(aiordma.__file__).parent
-        raise CannotRunError(f"{folder} has no _preload library: reinstall aiordma")
-    return Path(found.origin)
+    """The embedded device as libibverbs.so.1, in a folder with the other names of that library."""
+    found = importlib.util.find_spec("aiordma._native._lib")
+    folder = Path(found.origin if found and found.origin else aiordma.__file__).parent / "preload"
+    path = folder / "libibverbs.so.1"
+    if not path.exists():
+        raise CannotRunError(f"{folder} has no {path.name}: reinstall aiordma")
+    if any(character in str(path) for character in ":; "):
+        raise CannotRunError(
+            f"LD_PRELOAD cannot name {path}: spaces, colons and semicolons separate paths there; "
+            "install aiordma elsewhere"
+        )
+    return path
 
 
 def preloaded(present: str) -> str:
     """LD_PRELOAD with our library appended: a sanitizer's library must be the first."""
-    path = str(library())
-    if any(character in path for character in ": "):
-        raise CannotRunError(
-            f"LD_PRELOAD cannot name {path}: spaces and colons separate paths there; "
-            "install aiordma elsewhere"
-        )
-    return f"{present}:{path}" if present else path
+    for word in re.split("[ :]", present):
+        if Path(word).name.startswith("librspreload.so"):
+            raise CannotRunError(
+                f"LD_PRELOAD has {word}, which uses the kernel's TCP where there are no rsockets, "
+                "as on the embedded device: without RDMA, and without a word; remove it there"
+            )
+    return f"{present}:{library()}" if present else str(library())
+
+
+def searched(present: str) -> str:
+    """LD_LIBRARY_PATH with our folder in front: dlopen() finds the library that is preloaded."""
+    folder = str(library().parent)
+    return f"{folder}:{present}" if present else folder
 
 
 def find(program: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import os
+import re
 import shutil
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -15,9 +18,10 @@ from pathlib import Path
 import click
 import pytest
 
-from aiordma import verbs
+from aiordma import trace, verbs
 from aiordma.cli import run as command
 from aiordma.cli.run import ELF, CannotRunError, NotFoundError
+from aiordma.verbs import FaultCounts
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +58,29 @@ def test_a_program_finds_the_embedded_device_under_the_public_names() -> None:
     assert done.returncode == 0
 
 
+FAULTS = """
+import ctypes
+import sys
+device = ctypes.CDLL(None)
+count = device.aiordma_embedded_fault_count
+count.restype = ctypes.c_int64
+error = ctypes.create_string_buffer(100)
+print(device.aiordma_embedded_faults(b"losses=1", error, 100), error.value.decode()[:11])
+print(device.aiordma_embedded_faults(b"losses=1", None, 100), count(None))
+print(device.aiordma_embedded_faults(b"loss=1", error, 100))
+print(device.aiordma_embedded_faults(None, None, 0))
+print(*(count(name.encode()) for name in sys.argv[1:]))
+print(device.aiordma_embedded_raise(0))
+"""
+
+
+def test_a_program_asks_for_faults_and_counts_them() -> None:
+    """Of events, the one with the number 0 (CQ_ERR) is not raised by request: EINVAL."""
+    done = aiordma_run(sys.executable, "-c", FAULTS, *FaultCounts._fields, "losses")
+    zeros = " ".join("0" for _ in FaultCounts._fields)
+    assert done.stdout == f"22 'losses=1':\n22 -1\n0\n0\n{zeros} -1\n22\n", done.stderr
+
+
 def test_without_it_the_names_are_not_there() -> None:
     """Or they are those of the system's library: the program needs the preload library."""
     done = subprocess.run(
@@ -83,13 +110,123 @@ def test_what_is_preloaded_already_comes_first(tmp_path: Path) -> None:
     assert command.preloaded("") == str(command.library())
 
 
-@pytest.mark.parametrize("folder", ["a b", "a:b"])
+@pytest.mark.parametrize("folder", ["a b", "a:b", "a;b"])
 def test_a_path_that_ld_preload_cannot_name(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "library", lambda: tmp_path / folder / "_preload.abi3.so")
-    with pytest.raises(CannotRunError, match="spaces and colons"):
-        command.preloaded("")
+    installed = tmp_path / folder / "preload"
+    installed.mkdir(parents=True)
+    (installed / "libibverbs.so.1").touch()
+    origin = str(installed.parent / "_lib.abi3.so")
+    spec = importlib.machinery.ModuleSpec("aiordma._native._lib", None, origin=origin)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    with pytest.raises(CannotRunError, match="spaces, colons and semicolons"):
+        command.library()
+
+
+def test_signals_that_python_ignores_are_not_ignored() -> None:
+    """A program in a pipe ends with SIGPIPE, as it does without `aiordma run`."""
+    for options in ([], ["--must-use"]):
+        done = aiordma_run(*options, "sh", "-c", "grep SigIgn /proc/self/status")
+        ignored = int(done.stdout.split()[1], 16)
+        assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
+
+
+# ---- programs that are waited for ---------------------------------------------------------------
+
+# Opens the device; then it does what the argument says.
+OPENED = (
+    FIRST_DEVICE
+    + """
+import os, signal, sys
+verbs.ibv_open_device.argtypes = [ctypes.c_void_p]
+verbs.ibv_open_device(device)
+print("opened", flush=True)
+exec(sys.argv[1])
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)],
+)
+def test_traces_stay_if_the_program_fails(end: str, status: int, tmp_path: Path) -> None:
+    traces = tmp_path / "some" / "traces"
+    done = aiordma_run(
+        "--failure-traces", str(traces), "--must-use", sys.executable, "-c", OPENED, end
+    )
+    assert done.returncode == status, done.stderr
+    if not status:
+        assert list(traces.iterdir()) == []
+        assert done.stderr == ""
+        return
+    (path,) = traces.glob("*/*.jsonl")
+    assert f" failed: aiordma trace {path.parent}/*.jsonl\n" in done.stderr
+    (run,) = trace.read(path)
+    assert (run.end is None) == (status < 0)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_program_that_must_use_the_device(tmp_path: Path) -> None:
+    done = aiordma_run("--must-use", "true")
+    assert done.returncode == 125
+    assert done.stderr.endswith("true ended with 0 and never opened embedded0\n")
+    options = ["--must-use", "--failure-traces", str(tmp_path)]
+    assert aiordma_run(*options, "sh", "-c", "exit 9").returncode == 9
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_is_forwarded() -> None:
+    words = [sys.executable, "-m", "aiordma", "run", "--must-use", sys.executable, "-c", OPENED]
+    ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); print(1, flush=True)"
+    with subprocess.Popen([*words, ends + "; signal.pause()"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != b"1\n":
+            assert process.poll() is None
+        process.terminate()
+        assert process.wait(100) == 9
+
+
+def test_a_folder_for_traces_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder, text in (("file", "is a file"), ("file/x", "Not a directory"), ("%p", "%p is not")):
+        done = aiordma_run("--failure-traces", str(tmp_path / folder), "true")
+        assert done.returncode == 2
+        assert text in done.stderr
+
+
+# ---- rsockets -----------------------------------------------------------------------------------
+
+# Those of rsocket(7), by their names.
+RSOCKETS = """
+    raccept rbind rclose rconnect rfcntl rgetpeername rgetsockname rgetsockopt riomap riounmap
+    riowrite rlisten rpoll rread rreadv rrecv rrecvfrom rrecvmsg rselect rsend rsendmsg rsendto
+    rsetsockopt rshutdown rsocket rwrite rwritev
+"""
+CALL_EACH = """
+import ctypes, errno, sys
+device = ctypes.CDLL(None, use_errno=True)
+for name in sys.argv[1].split():
+    result = getattr(device, name)(0, 0, 0)
+    print(name, result, ctypes.get_errno() == errno.EOPNOTSUPP)
+"""
+
+
+def test_rsockets_are_refused_with_one_line() -> None:
+    done = aiordma_run(sys.executable, "-c", CALL_EACH, RSOCKETS)
+    assert done.returncode == 0
+    assert done.stdout == "".join(f"{name} -1 True\n" for name in RSOCKETS.split())
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("aiordma run: the embedded device has no rsockets")
+    assert "uses the kernel's TCP and no RDMA" in line
+
+
+@pytest.mark.parametrize("present", ["librspreload.so", "/lib/a.so:/lib/rsocket/librspreload.so.1"])
+def test_librspreload_is_refused(present: str) -> None:
+    """It would run the program on the kernel's TCP, and that would look like RDMA."""
+    with pytest.raises(CannotRunError, match=r"uses the kernel's TCP .* remove it there"):
+        command.preloaded(present)
 
 
 # ---- programs that cannot be run ----------------------------------------------------------------
@@ -187,17 +324,18 @@ def test_file_capabilities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 # ---- the library --------------------------------------------------------------------------------
 
-# Beyond native/abi/calls.h: what programs of rdma-core use of libibverbs besides.
-OTHERS = {
-    "ibv_dofork_range",
-    "ibv_dontfork_range",
-    "ibv_get_sysfs_path",
-    "ibv_query_gid_type",
-    "ibv_read_sysfs_file",
-    "ibv_reg_mr_iova",
-    "ibv_resolve_eth_l2_from_gid",
-    "rsocket",
-}
+TABLE = ROOT / "native" / "preload" / "exports.txt"
+
+
+def table_of_exports() -> dict[str, tuple[str, str]]:
+    """Name -> version and how it is done, of each export."""
+    found: dict[str, tuple[str, str]] = {}
+    for line in TABLE.read_text().splitlines():
+        if match := re.match(r"(\w[\w.]*) (\w+):$", line):
+            version, how = match.groups()
+        elif line.startswith("    "):
+            found |= dict.fromkeys(line.split(), (version, how))
+    return found
 
 
 def dynamic_symbols(path: Path) -> dict[str, bool]:
@@ -217,14 +355,14 @@ def dynamic_symbols(path: Path) -> dict[str, bool]:
 
 
 def test_the_library_has_the_public_names_and_nothing_else() -> None:
-    calls = {
-        line.split(", ")[2]
-        for line in (ROOT / "native" / "abi" / "calls.h").read_text().splitlines()
-        if line.startswith(("CALL(", "OPTIONAL("))
-    }
     symbols = dynamic_symbols(command.library())
     defined = {name for name, here in symbols.items() if here}
-    assert defined - {"_init", "_fini"} == calls | OTHERS
+    drivers = {name for name in defined if name.startswith("verbs_register_driver_")}
+    versions = {name for name in defined if name.isupper() or re.match(r"[A-Z_]+\d", name)}
+    assert "verbs_register_driver_34" in drivers
+    assert defined - {"_init", "_fini"} - drivers - versions == set(table_of_exports()) | {
+        "aiordma_run"
+    }
     assert not any(
         name.startswith(("Py", "ibv_", "rdma_")) for name in symbols if name not in defined
     )
@@ -232,5 +370,5 @@ def test_the_library_has_the_public_names_and_nothing_else() -> None:
 
 def test_a_broken_installation_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(click.ClickException, match="has no _preload library"):
+    with pytest.raises(click.ClickException, match=r"has no libibverbs\.so\.1: reinstall"):
         command.library()

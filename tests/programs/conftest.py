@@ -26,6 +26,9 @@ import pytest
 PACKAGES = {
     "ibv_": "ibverbs-utils",
     "ib_": "perftest",
+    "cmake": "cmake",
+    "c++": "g++",
+    "valgrind": "valgrind",
 }
 DEFAULT_PACKAGE = "rdmacm-utils"
 

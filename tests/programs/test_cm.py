@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
@@ -76,7 +77,22 @@ def test_rdma_xserver_and_xclient(port: int) -> None:
     assert client.expect() == "rdma_xclient: start\nrdma_xclient: end 0\n"
 
 
-def test_rsockets_say_that_they_are_not_there() -> None:
-    done = run_program("rstream", "-s", "127.0.0.1")
+@pytest.mark.parametrize("program", ["rstream", "riostream"])
+def test_rsockets_say_that_they_are_not_there(program: str) -> None:
+    done = run_program(program, "-s", "127.0.0.1")
     assert done.status != 0
     assert "rsocket failed: Operation not supported" in done.text + done.errors
+    assert done.errors.count("the embedded device has no rsockets") == 1
+
+
+def test_librspreload_says_that_it_uses_the_kernels_tcp() -> None:
+    """Within the program; `aiordma run` refuses to start with it."""
+    preload = "/usr/lib/*/rsocket/librspreload.so"
+    program = "import socket; socket.socket(); socket.socket(); print('went on')"
+    done = run_program(
+        "sh", "-c", f'LD_PRELOAD="$LD_PRELOAD:$(echo {preload})" exec "$0" -c "$1"',
+        sys.executable, program,
+    )  # fmt: skip
+    assert done.expect() == "went on\n"
+    (line,) = done.errors.splitlines()
+    assert "uses the kernel's TCP and no RDMA" in line

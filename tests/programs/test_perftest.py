@@ -23,6 +23,7 @@ OPERATIONS = [
     ("send", "-c RC"), ("write", "-c RC"), ("read", "-c RC"), ("atomic", ""),
     ("send", "-R"), ("write", "-R"), ("read", "-R"), ("atomic", "-R"),
     ("send", "-e"), ("read", "-e"), ("atomic", "-e"),
+    ("send", "-c XRC"), ("write", "-c XRC"), ("read", "-c XRC"), ("atomic", "-c XRC"),
     ("send", "-c UC"), ("write", "-c UC"), ("send", "-c UD"), ("send", "-c UD -R"),
 ]  # fmt: skip
 
@@ -69,3 +70,19 @@ def test_one_shared_receive_queue(port: int) -> None:
     server, client = run_pair(words, [*words, "127.0.0.1"], port)
     server.expect()
     assert result(client.expect())[:2] == [65536, 4 * ITERATIONS]
+
+
+def test_multicast_latency(port: int) -> None:
+    """Each side sends to the other one's group.
+
+    perftest compares the peer's GID, which is the group's, with its own: both must stand for IPv4
+    addresses, or neither.
+    """
+    words = ["ib_send_lat", "-c", "UD", "-g", "-p", str(port), "-n", str(ITERATIONS), "-x", "0"]
+    groups = ["0:0:0:0:0:0:0:0:0:0:255:255:239:71:4:" + last for last in ("10", "11")]
+    server, client = run_pair(
+        [*words, "-M", groups[0]], [*words, "-M", groups[1], "127.0.0.1"], port
+    )
+    for done in (server, client):
+        assert " MGID: 00:00:00:00:00:00:00:00:00:00:255:255:239:71:04:10\n" in done.expect()
+        assert result(done.text)[:2] == [2, ITERATIONS]

@@ -69,3 +69,17 @@ def test_pingpong(program: str, options: str, port: int) -> None:
             clocks = re.findall(r"^(\w+) receive completion clock cycles = ([\d.]+)$", text, re.M)
             most, least, average = (float(clock) for _, clock in clocks)
             assert 0 < least <= average <= most
+
+
+@pytest.mark.parametrize("wire", ["shared", "tcp"])
+@pytest.mark.parametrize("options", ["", "-e"])
+def test_extended_reliable_connections(
+    options: str, wire: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sides send to the other's shared receive queue, by its number."""
+    monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", wire)
+    words = ["ibv_xsrq_pingpong", *options.split(), "-g", "0", "-p", str(port)]
+    words += ["-n", str(ITERATIONS), "-s", str(SIZE)]
+    server, client = run_pair([*words, "-c", "1"], [*words, "127.0.0.1"], port)
+    for text in (server.expect(), client.expect()):
+        assert text.splitlines()[-1] == "success"

@@ -1,0 +1,184 @@
+/* The texts of the device's files in /sys, from the answers that its calls give. */
+#include "preload.h"
+
+#include <errno.h>
+#include <net/if.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "objects/objects.h"
+
+static int say(char *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static int say(char *text, const char *format, ...)
+{
+	va_list arguments;
+	int length;
+
+	va_start(arguments, format);
+	length = vsnprintf(text, TEXT_SIZE, format, arguments);
+	va_end(arguments);
+	return length < TEXT_SIZE ? length : -EOVERFLOW;
+}
+
+#define CONSTANT(name, value)                                                                      \
+	int answer_##name(char *text, unsigned int index)                                          \
+	{                                                                                          \
+		(void)index;                                                                       \
+		return say(text, "%s\n", value);                                                   \
+	}
+
+CONSTANT(verbs_abi, "6")
+CONSTANT(driver_abi, "1")
+CONSTANT(name, "embedded0")
+CONSTANT(hca_type, "aiordma")
+CONSTANT(node_type, "1: CA")
+CONSTANT(link_layer, "Ethernet")
+CONSTANT(rate, "200 Gb/sec (4X HDR)") /* active_width and active_speed of ibv_query_port(3) */
+CONSTANT(pkey, "0xffff")
+CONSTANT(zero, "0")
+CONSTANT(zero_hex, "0x0")
+CONSTANT(numa_node, "-1") /* near to every node: memory, no card */
+
+int answer_node_number(char *text, unsigned int index)
+{
+	(void)index;
+	return say(text, "%d:%d\n", NODE_MAJOR, NODE_MINOR);
+}
+
+/* ---- the device ------------------------------------------------------------------------------ */
+
+static void query(struct ibv_device_attr *attr)
+{
+	struct ibv_context closed = {0}; /* the attributes are the same for every context */
+
+	soft_ibv_query_device(&closed, attr);
+}
+
+int answer_fw_ver(char *text, unsigned int index)
+{
+	struct ibv_device_attr attr;
+
+	(void)index;
+	query(&attr);
+	return say(text, "%s\n", attr.fw_ver);
+}
+
+int answer_guid(char *text, unsigned int index)
+{
+	struct ibv_device_attr attr;
+	uint8_t raw[8];
+
+	(void)index;
+	query(&attr);
+	memcpy(raw, &attr.node_guid, sizeof(raw));
+	return say(text, "%02x%02x:%02x%02x:%02x%02x:%02x%02x\n", raw[0], raw[1], raw[2], raw[3],
+		   raw[4], raw[5], raw[6], raw[7]);
+}
+
+/* ---- processors: all of them ----------------------------------------------------------------- */
+
+int answer_cpu_list(char *text, unsigned int index)
+{
+	long count = sysconf(_SC_NPROCESSORS_CONF);
+
+	(void)index;
+	return count > 1 ? say(text, "0-%ld\n", count - 1) : say(text, "0\n");
+}
+
+/* Words of 32 processors, the highest first. */
+int answer_cpu_mask(char *text, unsigned int index)
+{
+	long count = sysconf(_SC_NPROCESSORS_CONF);
+	int length = 0;
+
+	(void)index;
+	for (long word = (count - 1) / 32; word >= 0 && length < TEXT_SIZE - 16; word--) {
+		long here = count - word * 32;
+		uint32_t mask = here >= 32 ? UINT32_MAX : ((uint32_t)1 << here) - 1;
+
+		length += sprintf(text + length, "%08x%s", mask, word ? "," : "\n");
+	}
+	return length;
+}
+
+/* ---- the port -------------------------------------------------------------------------------- */
+
+static bool is_down(void)
+{
+	bool down;
+
+	soft_lock();
+	down = soft_port_is_down();
+	soft_unlock();
+	return down;
+}
+
+int answer_state(char *text, unsigned int index)
+{
+	(void)index;
+	return say(text, "%s\n", is_down() ? "1: DOWN" : "4: ACTIVE");
+}
+
+int answer_phys_state(char *text, unsigned int index)
+{
+	(void)index;
+	return say(text, "%s\n", is_down() ? "3: Disabled" : "5: LinkUp");
+}
+
+int answer_cap_mask(char *text, unsigned int index)
+{
+	(void)index;
+	return say(text, "0x%08x\n", IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS);
+}
+
+/* An entry of the GID table.  Before a context is open there is none: then it is read for this
+ * answer.  What is behind its end is empty. */
+static int find_gid(unsigned int index, struct soft_gid *gid)
+{
+	bool closed;
+	int rc;
+
+	soft_lock();
+	closed = soft_gid_count() == 0;
+	if (closed)
+		soft_gid_refresh();
+	rc = soft_gid_at((int)index, gid);
+	if (closed)
+		soft_gid_forget();
+	soft_unlock();
+	return rc;
+}
+
+int answer_gid(char *text, unsigned int index)
+{
+	struct soft_gid entry;
+	uint8_t *raw = entry.gid.raw;
+
+	if (find_gid(index, &entry))
+		memset(&entry, 0, sizeof(entry));
+	for (int i = 0; i < 16; i += 2)
+		sprintf(text + i / 2 * 5, "%02x%02x%s", raw[i], raw[i + 1], i < 14 ? ":" : "\n");
+	return 40;
+}
+
+/* The kernel has no attributes of an empty entry either: EINVAL. */
+int answer_gid_type(char *text, unsigned int index)
+{
+	struct soft_gid entry;
+
+	return find_gid(index, &entry) ? -EINVAL : say(text, "RoCE v2\n");
+}
+
+int answer_gid_ndev(char *text, unsigned int index)
+{
+	struct soft_gid entry;
+	char name[IF_NAMESIZE];
+
+	if (find_gid(index, &entry) || !if_indextoname(entry.ifindex, name))
+		return -EINVAL;
+	return say(text, "%s\n", name);
+}

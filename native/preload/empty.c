@@ -1,0 +1,1 @@
+/* A library that only leads to another one: meson.build. */

@@ -1,0 +1,488 @@
+/* Functions of the C library that take paths, in front of its own: where a path is the device's in
+ * /sys or /dev (lookup.c), they answer for it; all others go straight on.
+ *
+ * Files of /sys are made when they are opened, as sealed memory (memfd_create(2)), and folders are
+ * those beside this library, so a process leaves nothing behind.  The node in /dev can be looked at,
+ * and opening it fails with ENXIO, as for a node without a driver: its calls are this library's.
+ */
+#define _GNU_SOURCE
+#undef _FILE_OFFSET_BITS /* with 64 the headers give these functions their names with 64 */
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "preload.h"
+
+_Static_assert(sizeof(off_t) == 8 && sizeof(struct stat) == sizeof(struct stat64),
+	       "the names with 64 are the same functions");
+
+/* The next functions of these names, those of the C library or of a sanitizer: found before the
+ * program runs, so that none of its calls has to look for one. */
+#define FUNCTIONS(EACH)                                                                            \
+	EACH(access)                                                                               \
+	EACH(euidaccess)                                                                           \
+	EACH(faccessat)                                                                            \
+	EACH(fopen)                                                                                \
+	EACH(fstatat)                                                                              \
+	EACH(getxattr)                                                                             \
+	EACH(glob)                                                                                 \
+	EACH(lgetxattr)                                                                            \
+	EACH(openat)                                                                               \
+	EACH(opendir)                                                                              \
+	EACH(readlinkat)                                                                           \
+	EACH(realpath)                                                                             \
+	EACH(scandir)                                                                              \
+	EACH(statx)
+
+#define DECLARE(name) __typeof__(name) *name;
+static struct {
+	FUNCTIONS(DECLARE)
+} next;
+
+#define FIND(name) next.name = (__typeof__(name) *)dlsym(RTLD_NEXT, #name);
+__attribute__((constructor)) static void find_next(void){FUNCTIONS(FIND)}
+
+/* Constructors of other libraries may come first. */
+#define NEXT(name) (next.name ? next.name : (find_next(), next.name))
+
+static int fail(int error)
+{
+	errno = error;
+	return -1;
+}
+
+static bool is_ours(int dirfd, const char *path, bool follow, struct place *place)
+{
+	if (!preload_may_be_ours(dirfd, path))
+		return false;
+	preload_look_up(dirfd, path, follow, place);
+	return true;
+}
+
+/* ---- stat ------------------------------------------------------------------------------------ */
+
+/* What there is to say of the table's links, nodes and texts. */
+static mode_t mode_of(const struct place *place)
+{
+	switch (place->kind) {
+	case PATH_LINK:
+		return S_IFLNK | 0777;
+	case PATH_NODE:
+		return S_IFCHR | 0666;
+	default:
+		return S_IFREG | 0444;
+	}
+}
+
+static off_t size_of(const struct place *place)
+{
+	switch (place->kind) {
+	case PATH_LINK:
+		return (off_t)strlen(place->entry->target);
+	case PATH_TEXT:
+		return TEXT_SIZE;
+	default:
+		return 0;
+	}
+}
+
+/* Any number that no other entry has. */
+static ino_t inode_of(const struct place *place)
+{
+	return (ino_t)(uintptr_t)place->entry + place->index;
+}
+
+static int fill_stat(const struct place *place, struct stat *status)
+{
+	*status = (struct stat){
+		.st_mode = mode_of(place),
+		.st_size = size_of(place),
+		.st_ino = inode_of(place),
+		.st_nlink = 1,
+		.st_blksize = TEXT_SIZE,
+	};
+	if (place->kind == PATH_NODE)
+		status->st_rdev = makedev(NODE_MAJOR, NODE_MINOR);
+	return 0;
+}
+
+static int stat_at(int dirfd, const char *path, struct stat *status, int flags)
+{
+	struct place place;
+
+	if (!is_ours(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
+		return NEXT(fstatat)(dirfd, path, status, flags);
+	if (place.entry)
+		return fill_stat(&place, status);
+	return NEXT(fstatat)(place.dirfd, place.real, status, flags);
+}
+
+PUBLIC int fstatat(int dirfd, const char *path, struct stat *status, int flags)
+{
+	return stat_at(dirfd, path, status, flags);
+}
+
+PUBLIC int stat(const char *path, struct stat *status)
+{
+	return stat_at(AT_FDCWD, path, status, 0);
+}
+
+PUBLIC int lstat(const char *path, struct stat *status)
+{
+	return stat_at(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW);
+}
+
+/* The names of these before glibc 2.33, with the version of the structure. */
+PUBLIC int __fxstatat(int version, int dirfd, const char *path, struct stat *status, int flags)
+{
+	(void)version;
+	return stat_at(dirfd, path, status, flags);
+}
+
+PUBLIC int __xstat(int version, const char *path, struct stat *status)
+{
+	(void)version;
+	return stat_at(AT_FDCWD, path, status, 0);
+}
+
+PUBLIC int __lxstat(int version, const char *path, struct stat *status)
+{
+	(void)version;
+	return stat_at(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW);
+}
+
+PUBLIC int statx(int dirfd, const char *path, int flags, unsigned int mask, struct statx *status)
+{
+	struct place place;
+
+	if (!is_ours(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
+		return NEXT(statx)(dirfd, path, flags, mask, status);
+	if (!place.entry)
+		return NEXT(statx)(place.dirfd, place.real, flags, mask, status);
+	*status = (struct statx){
+		.stx_mask = STATX_TYPE | STATX_MODE | STATX_NLINK | STATX_UID | STATX_GID |
+			    STATX_SIZE | STATX_INO,
+		.stx_mode = (unsigned short)mode_of(&place),
+		.stx_size = (unsigned long long)size_of(&place),
+		.stx_ino = inode_of(&place),
+		.stx_nlink = 1,
+		.stx_blksize = TEXT_SIZE,
+	};
+	if (place.kind == PATH_NODE) {
+		status->stx_rdev_major = NODE_MAJOR;
+		status->stx_rdev_minor = NODE_MINOR;
+	}
+	return 0;
+}
+
+/* ---- access ---------------------------------------------------------------------------------- */
+
+static int access_at(int dirfd, const char *path, int mode, int flags)
+{
+	struct place place;
+
+	if (!is_ours(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
+		return NEXT(faccessat)(dirfd, path, mode, flags);
+	if (!place.entry)
+		return NEXT(faccessat)(place.dirfd, place.real, mode, flags);
+	if ((mode & X_OK) || ((mode & W_OK) && place.kind != PATH_NODE))
+		return fail(EACCES);
+	return 0;
+}
+
+PUBLIC int faccessat(int dirfd, const char *path, int mode, int flags)
+{
+	return access_at(dirfd, path, mode, flags);
+}
+
+PUBLIC int access(const char *path, int mode)
+{
+	if (!preload_may_be_ours(AT_FDCWD, path))
+		return NEXT(access)(path, mode);
+	return access_at(AT_FDCWD, path, mode, 0);
+}
+
+PUBLIC int euidaccess(const char *path, int mode)
+{
+	if (!preload_may_be_ours(AT_FDCWD, path))
+		return NEXT(euidaccess)(path, mode);
+	return access_at(AT_FDCWD, path, mode, AT_EACCESS);
+}
+
+PUBLIC int eaccess(const char *path, int mode)
+{
+	return euidaccess(path, mode);
+}
+
+/* Extended attributes, of which there are none: `ls -l` asks. */
+static ssize_t attributes(const char *path, bool follow, int error, struct place *place)
+{
+	return is_ours(AT_FDCWD, path, follow, place) && place->entry ? fail(error) : 0;
+}
+
+PUBLIC ssize_t getxattr(const char *path, const char *name, void *value, size_t size)
+{
+	struct place place = {.real = path};
+
+	return attributes(path, true, ENODATA, &place)
+		       ?: NEXT(getxattr)(place.real, name, value, size);
+}
+
+PUBLIC ssize_t lgetxattr(const char *path, const char *name, void *value, size_t size)
+{
+	struct place place = {.real = path};
+
+	return attributes(path, false, ENODATA, &place)
+		       ?: NEXT(lgetxattr)(place.real, name, value, size);
+}
+
+/* ---- open ------------------------------------------------------------------------------------ */
+
+static int open_text(const struct place *place, int flags)
+{
+	const char *name = strrchr(place->path, '/') + 1;
+	char text[TEXT_SIZE];
+	int length, fd;
+
+	if (flags & O_DIRECTORY)
+		return fail(ENOTDIR);
+	if ((flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC))
+		return fail(EACCES);
+	length = place->entry->answer(text, place->index);
+	if (length < 0)
+		return fail(-length);
+	fd = memfd_create(name, MFD_ALLOW_SEALING | (flags & O_CLOEXEC ? MFD_CLOEXEC : 0));
+	if (fd < 0)
+		return -1;
+	if (write(fd, text, (size_t)length) != length || lseek(fd, 0, SEEK_SET) ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)) {
+		int error = errno;
+
+		close(fd);
+		return fail(error);
+	}
+	return fd;
+}
+
+static int open_at(int dirfd, const char *path, int flags, mode_t mode)
+{
+	struct place place;
+	int fd;
+
+	if (!is_ours(dirfd, path, !(flags & O_NOFOLLOW), &place))
+		return NEXT(openat)(dirfd, path, flags, mode);
+	switch (place.kind) {
+	case PATH_TEXT:
+		return open_text(&place, flags);
+	case PATH_NODE:
+		return fail(ENXIO);
+	case PATH_LINK:
+		return fail(ELOOP);
+	default:
+		fd = NEXT(openat)(place.dirfd, place.real, flags, mode);
+		if (fd >= 0 && place.kind == PATH_FOLDER)
+			preload_gave_out_folder();
+		return fd;
+	}
+}
+
+static mode_t mode_argument(int flags, va_list arguments)
+{
+	return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE ? va_arg(arguments, mode_t) : 0;
+}
+
+PUBLIC int open(const char *path, int flags, ...)
+{
+	va_list arguments;
+	mode_t mode;
+
+	va_start(arguments, flags);
+	mode = mode_argument(flags, arguments);
+	va_end(arguments);
+	return open_at(AT_FDCWD, path, flags, mode);
+}
+
+PUBLIC int openat(int dirfd, const char *path, int flags, ...)
+{
+	va_list arguments;
+	mode_t mode;
+
+	va_start(arguments, flags);
+	mode = mode_argument(flags, arguments);
+	va_end(arguments);
+	return open_at(dirfd, path, flags, mode);
+}
+
+/* With _FORTIFY_SOURCE, where nothing is made. */
+PUBLIC int __open_2(const char *path, int flags);
+PUBLIC int __open_2(const char *path, int flags)
+{
+	return open_at(AT_FDCWD, path, flags, 0);
+}
+
+PUBLIC int __openat_2(int dirfd, const char *path, int flags);
+PUBLIC int __openat_2(int dirfd, const char *path, int flags)
+{
+	return open_at(dirfd, path, flags, 0);
+}
+
+static FILE *open_stream(const struct place *place, const char *mode)
+{
+	FILE *stream;
+	int fd;
+
+	if (place->kind == PATH_NODE || strpbrk(mode, "wa+")) {
+		errno = place->kind == PATH_NODE ? ENXIO : EACCES;
+		return NULL;
+	}
+	fd = open_text(place, strchr(mode, 'e') ? O_CLOEXEC : 0);
+	stream = fd < 0 ? NULL : fdopen(fd, mode);
+	if (!stream && fd >= 0)
+		close(fd);
+	return stream;
+}
+
+PUBLIC FILE *fopen(const char *path, const char *mode)
+{
+	struct place place;
+
+	if (!is_ours(AT_FDCWD, path, true, &place))
+		return NEXT(fopen)(path, mode);
+	return place.entry ? open_stream(&place, mode) : NEXT(fopen)(place.real, mode);
+}
+
+/* ---- folders --------------------------------------------------------------------------------- */
+
+/* Of a folder of ours or elsewhere; errno says that what it names is none. */
+static const char *folder_path(const char *path, struct place *place)
+{
+	if (!is_ours(AT_FDCWD, path, true, place))
+		return path;
+	if (place->entry) {
+		errno = ENOTDIR;
+		return NULL;
+	}
+	if (place->kind == PATH_FOLDER)
+		preload_gave_out_folder();
+	return place->real;
+}
+
+PUBLIC DIR *opendir(const char *path)
+{
+	struct place place;
+	const char *real = folder_path(path, &place);
+
+	return real ? NEXT(opendir)(real) : NULL;
+}
+
+PUBLIC int scandir(const char *path, struct dirent ***list, int (*filter)(const struct dirent *),
+		   int (*compare)(const struct dirent **, const struct dirent **))
+{
+	struct place place;
+	const char *real = folder_path(path, &place);
+
+	return real ? NEXT(scandir)(real, list, filter, compare) : -1;
+}
+
+static void close_folder(void *folder)
+{
+	closedir(folder);
+}
+
+/* The C library walks by our functions instead of its own. */
+static int glob_here(__typeof__(glob) *next, const char *pattern, int flags,
+		     int (*on_error)(const char *, int), glob_t *found)
+{
+	if ((flags & GLOB_ALTDIRFUNC) ||
+	    (strncmp(pattern, "/sys/", 5) && strncmp(pattern, "/dev/", 5)))
+		return next(pattern, flags, on_error, found);
+	found->gl_opendir = (void *(*)(const char *))opendir;
+	found->gl_readdir = (struct dirent * (*)(void *)) readdir;
+	found->gl_closedir = close_folder;
+	found->gl_stat = stat;
+	found->gl_lstat = lstat;
+	return next(pattern, flags | GLOB_ALTDIRFUNC, on_error, found);
+}
+
+PUBLIC int glob(const char *pattern, int flags, int (*on_error)(const char *, int), glob_t *found)
+{
+	return glob_here(NEXT(glob), pattern, flags, on_error, found);
+}
+
+/* ---- links ----------------------------------------------------------------------------------- */
+
+static ssize_t read_link_at(int dirfd, const char *path, char *text, size_t size)
+{
+	struct place place;
+	size_t length;
+
+	if (!is_ours(dirfd, path, false, &place))
+		return NEXT(readlinkat)(dirfd, path, text, size);
+	if (!place.entry)
+		return NEXT(readlinkat)(place.dirfd, place.real, text, size);
+	if (place.kind != PATH_LINK || !size)
+		return fail(EINVAL);
+	length = strlen(place.entry->target);
+	if (length > size)
+		length = size;
+	memcpy(text, place.entry->target, length);
+	return (ssize_t)length;
+}
+
+PUBLIC ssize_t readlinkat(int dirfd, const char *path, char *text, size_t size)
+{
+	return read_link_at(dirfd, path, text, size);
+}
+
+PUBLIC ssize_t readlink(const char *path, char *text, size_t size)
+{
+	return read_link_at(AT_FDCWD, path, text, size);
+}
+
+PUBLIC ssize_t __readlink_chk(const char *path, char *text, size_t size, size_t room);
+PUBLIC ssize_t __readlink_chk(const char *path, char *text, size_t size, size_t room)
+{
+	return read_link_at(AT_FDCWD, path, text, size < room ? size : room);
+}
+
+PUBLIC ssize_t __readlinkat_chk(int dirfd, const char *path, char *text, size_t size, size_t room);
+PUBLIC ssize_t __readlinkat_chk(int dirfd, const char *path, char *text, size_t size, size_t room)
+{
+	return read_link_at(dirfd, path, text, size < room ? size : room);
+}
+
+PUBLIC char *realpath(const char *path, char *resolved)
+{
+	struct place place;
+
+	if (!is_ours(AT_FDCWD, path, true, &place))
+		return NEXT(realpath)(path, resolved);
+	if (place.kind == PATH_ELSEWHERE)
+		return NEXT(realpath)(place.real, resolved);
+	return resolved ? strcpy(resolved, place.path) : strdup(place.path);
+}
+
+PUBLIC char *__realpath_chk(const char *path, char *resolved, size_t room);
+PUBLIC char *__realpath_chk(const char *path, char *resolved, size_t room)
+{
+	(void)room; /* the caller's own check is that of PATH_MAX */
+	return realpath(path, resolved);
+}
+
+PUBLIC char *canonicalize_file_name(const char *path)
+{
+	return realpath(path, NULL);
+}

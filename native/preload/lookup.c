@@ -1,0 +1,239 @@
+/* Which paths are the device's in /sys and /dev: tree.h, and which folder stands for each of its.
+ *
+ * Only paths that begin like those of the table are looked at, as they are written: a program that
+ * comes by another way (a folder that it changed to, a link of its own) gets what the system has.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "preload.h"
+
+#define DEVICE "/sys/devices/virtual/aiordma/embedded0"
+
+static const struct entry entries[] = {
+#define LINK(path, target) {PATH_LINK, path, target, NULL},
+#define NODE(path) {PATH_NODE, path, NULL, NULL},
+#define TEXT(path, name) {PATH_TEXT, path, NULL, answer_##name},
+#include "preload/tree.h"
+#undef LINK
+#undef NODE
+#undef TEXT
+};
+enum {
+	ENTRIES = sizeof(entries) / sizeof(entries[0]),
+	MOST_LINKS = 8,
+};
+
+/* The highest folders that are ours, as what is in them may not be. */
+static const char *const roots[] = {
+	"/sys/class/infiniband",
+	"/sys/class/infiniband_verbs",
+	"/dev/infiniband",
+	"/sys/devices/virtual/aiordma",
+};
+
+/* Where `path` goes on behind a folder: at its slash or end; NULL if it is elsewhere. */
+static const char *behind(const char *path, const char *folder)
+{
+	size_t length = strlen(folder);
+
+	if (strncmp(path, folder, length) || (path[length] && path[length] != '/'))
+		return NULL;
+	return path + length;
+}
+
+static bool is_below_roots(const char *path)
+{
+	for (size_t i = 0; i < sizeof(roots) / sizeof(roots[0]); i++)
+		if (behind(path, roots[i]))
+			return true;
+	return false;
+}
+
+/* ---- relative names -------------------------------------------------------------------------- */
+
+static atomic_bool gave_out_folder;
+
+void preload_gave_out_folder(void)
+{
+	atomic_store_explicit(&gave_out_folder, true, memory_order_relaxed);
+}
+
+/* The folder that stands for "/": beside this library. */
+static char top[512];
+
+__attribute__((constructor)) static void find_top(void)
+{
+	const char *slash;
+	Dl_info info;
+
+	if (dladdr(top, &info) && info.dli_fname && (slash = strrchr(info.dli_fname, '/')) &&
+	    (size_t)(slash - info.dli_fname) < sizeof(top) - sizeof("/tree"))
+		snprintf(top, sizeof(top), "%.*s/tree", (int)(slash - info.dli_fname),
+			 info.dli_fname);
+}
+
+/* A name relative to one of our folders, as an absolute one. */
+static bool make_absolute(int dirfd, const char *path, char *absolute, size_t size)
+{
+	char self[32], folder[4096];
+	const char *rest;
+	ssize_t length;
+
+	if (dirfd < 0 || !atomic_load_explicit(&gave_out_folder, memory_order_relaxed))
+		return false;
+	snprintf(self, sizeof(self), "/proc/self/fd/%d", dirfd);
+	length = readlink(self, folder, sizeof(folder) - 1);
+	if (length <= 0)
+		return false;
+	folder[length] = '\0';
+	rest = *top ? behind(folder, top) : NULL;
+	if (!rest)
+		return false;
+	return (size_t)snprintf(absolute, size, "%s%s%s", rest, *path ? "/" : "", path) < size;
+}
+
+bool preload_may_be_ours(int dirfd, const char *path)
+{
+	if (!path)
+		return false;
+	if (path[0] != '/')
+		return dirfd >= 0 && *path &&
+		       atomic_load_explicit(&gave_out_folder, memory_order_relaxed);
+	return (path[1] == 's' || path[1] == 'd') && is_below_roots(path);
+}
+
+/* ---- the walk -------------------------------------------------------------------------------- */
+
+/* An entry whose path this is, with its index where the path has a number for #. */
+static const struct entry *entry_at(const char *path, unsigned int *index)
+{
+	*index = 0;
+	for (int i = 0; i < ENTRIES; i++) {
+		const char *pattern = strchr(entries[i].path, '#');
+		size_t length = pattern ? (size_t)(pattern - entries[i].path) : 0;
+		char *end;
+
+		if (!pattern ? !strcmp(path, entries[i].path)
+			     : !strncmp(path, entries[i].path, length)) {
+			if (!pattern)
+				return &entries[i];
+			if (path[length] < '0' || path[length] > '9' ||
+			    (path[length] == '0' && path[length + 1]))
+				continue;
+			unsigned long number = strtoul(path + length, &end, 10);
+
+			if (*end || number > 254)
+				continue;
+			*index = (unsigned int)number;
+			return &entries[i];
+		}
+	}
+	return NULL;
+}
+
+static bool is_folder(const char *path)
+{
+	if (!is_below_roots(path))
+		return false;
+	for (int i = 0; i < ENTRIES; i++) {
+		const char *rest = behind(entries[i].path, path);
+
+		if (rest && *rest)
+			return true;
+	}
+	return false;
+}
+
+static void append(char *path, size_t size, const char *name, size_t length)
+{
+	size_t at = strlen(path);
+
+	if (at + 1 + length < size)
+		snprintf(path + at, size - at, "/%.*s", (int)length, name);
+}
+
+/* One name further; returns the link if that is one.  The system may not have the folder that a step
+ * back leaves, if it is ours: `changed`. */
+static const struct entry *step(char *path, size_t size, const char *name, size_t length,
+				bool *changed)
+{
+	unsigned int index;
+	const struct entry *entry;
+	char *slash;
+
+	if (length == 1 && name[0] == '.')
+		return NULL;
+	if (length == 2 && name[0] == '.' && name[1] == '.') {
+		slash = strrchr(path, '/');
+		*changed |= is_folder(path);
+		if (slash)
+			*slash = '\0';
+		return NULL;
+	}
+	append(path, size, name, length);
+	entry = entry_at(path, &index);
+	return entry && entry->kind == PATH_LINK ? entry : NULL;
+}
+
+/* What a path is when links of ours are followed; false if it is too long. */
+static bool walk(const char *name, bool follow, struct place *place, bool *changed)
+{
+	char todo[sizeof(place->path)];
+	char rest[sizeof(todo)];
+	int links = 0;
+
+	if (strlen(name) >= sizeof(todo))
+		return false;
+	strcpy(todo, name);
+	for (char *at = todo; *(at += strspn(at, "/"));) {
+		size_t length = strcspn(at, "/");
+		const struct entry *link =
+			step(place->path, sizeof(place->path), at, length, changed);
+
+		at += length;
+		if (!link || (!*at && !follow))
+			continue;
+		strcpy(rest, at);
+		*strrchr(place->path, '/') = '\0';
+		*changed = true;
+		if (++links > MOST_LINKS || (size_t)snprintf(todo, sizeof(todo), "%s%s",
+							     link->target, rest) >= sizeof(todo))
+			return false;
+		at = todo;
+	}
+	if (!*place->path)
+		strcpy(place->path, "/");
+	return true;
+}
+
+void preload_look_up(int dirfd, const char *name, bool follow, struct place *place)
+{
+	char absolute[sizeof(place->path)];
+	bool changed = false;
+
+	*place = (struct place){.kind = PATH_ELSEWHERE, .real = name, .dirfd = dirfd};
+	if (name[0] != '/') {
+		if (!make_absolute(dirfd, name, absolute, sizeof(absolute)))
+			return;
+		name = absolute;
+		changed = true;
+	}
+	if (!walk(name, follow, place, &changed))
+		return;
+	place->entry = entry_at(place->path, &place->index);
+	if (place->entry) {
+		place->kind = place->entry->kind;
+	} else if (*top && is_folder(place->path)) {
+		snprintf(place->folder, sizeof(place->folder), "%s%s", top, place->path);
+		place->kind = PATH_FOLDER;
+		place->real = place->folder;
+	} else if (changed) {
+		place->real = place->path;
+	} /* else as it was: its dots may be behind links of the system */
+}

@@ -1,0 +1,64 @@
+/* The rsockets of librdmacm, refused: each call fails with EOPNOTSUPP, and the first one of a
+ * process says so on standard error.
+ *
+ * rsockets are a protocol of librdmacm's own above verbs.  The line is there because most programs
+ * go on without a word: librspreload, which puts rsockets under programs for TCP, takes the kernel's
+ * TCP wherever rsocket() fails, and what was meant as a test of RDMA would pass without any.
+ */
+#include <errno.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "preload/preload.h"
+
+static long refuse(void)
+{
+	static const char line[] =
+		"aiordma run: the embedded device has no rsockets, so rsocket() and its like fail "
+		"with EOPNOTSUPP; a program that goes on, as under librspreload, uses the kernel's "
+		"TCP and no RDMA: run it on SoftRoCE or a card\n";
+	static atomic_flag told = ATOMIC_FLAG_INIT;
+	ssize_t written = 0;
+
+	if (!atomic_flag_test_and_set(&told))
+		written = write(STDERR_FILENO, line, sizeof(line) - 1);
+	(void)written; /* standard error may be closed: the errno value is told in any case */
+	errno = EOPNOTSUPP;
+	return -1;
+}
+
+/* None looks at its arguments.  An int is the lower half of the long. */
+#define REFUSED(name)                                                                              \
+	PUBLIC long name(void);                                                                    \
+	PUBLIC long name(void)                                                                     \
+	{                                                                                          \
+		return refuse();                                                                   \
+	}
+
+REFUSED(rsocket)
+REFUSED(rbind)
+REFUSED(rlisten)
+REFUSED(raccept)
+REFUSED(rconnect)
+REFUSED(rshutdown)
+REFUSED(rclose)
+REFUSED(rrecv)
+REFUSED(rrecvfrom)
+REFUSED(rrecvmsg)
+REFUSED(rsend)
+REFUSED(rsendto)
+REFUSED(rsendmsg)
+REFUSED(rread)
+REFUSED(rreadv)
+REFUSED(rwrite)
+REFUSED(rwritev)
+REFUSED(rpoll)
+REFUSED(rselect)
+REFUSED(rgetpeername)
+REFUSED(rgetsockname)
+REFUSED(rsetsockopt)
+REFUSED(rgetsockopt)
+REFUSED(rfcntl)
+REFUSED(riomap)
+REFUSED(riounmap)
+REFUSED(riowrite)

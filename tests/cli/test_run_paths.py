@@ -1,0 +1,184 @@
+"""What programs under `aiordma run` see of the device in /sys and /dev."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from aiordma import verbs
+
+from .test_run import aiordma_run
+
+CLASS = "/sys/class/infiniband/embedded0"
+DEVICE = "/sys/devices/virtual/aiordma/embedded0"
+NODE = "/dev/infiniband/uverbs1000"
+
+
+def evaluate(*expressions: str, setup: str = "") -> list[Any]:
+    """Python expressions, in a program under `aiordma run`; an OSError is its errno's name."""
+    program = f"""
+import contextlib, errno, glob, json, os, stat, sys
+{setup}
+def read(path):
+    with open(path) as file:
+        return file.read().rstrip("\\n")
+def result(expression):
+    try:
+        return eval(expression)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+print(json.dumps([result(it) for it in json.loads(sys.argv[1])]))
+"""
+    done = aiordma_run(sys.executable, "-c", program, json.dumps(expressions))
+    assert (done.returncode, done.stderr) == (0, "")
+    values: list[Any] = json.loads(done.stdout)
+    return values
+
+
+def test_folders_list_the_device_and_nothing_else() -> None:
+    listed = evaluate(
+        *(
+            f"sorted(os.listdir({path!r}))"
+            for path in (
+                "/sys/class/infiniband", "/sys/class/infiniband_verbs", "/dev/infiniband/",
+                f"{CLASS}/ports", f"{CLASS}/device/net", f"{CLASS}/ports/1/pkeys",
+            )
+        ),
+        "[it.name for it in os.scandir('/sys/class/infiniband')]",
+        "glob.glob('/sys/class/infiniband/*/ports/*/gid_attrs/types/0')",
+    )  # fmt: skip
+    assert listed == [
+        ["embedded0"],
+        ["abi_version", "uverbs1000"],
+        ["rdma_cm", "uverbs1000"],
+        ["1"],
+        ["lo"],
+        ["0"],
+        ["embedded0"],
+        [f"{CLASS}/ports/1/gid_attrs/types/0"],
+    ]
+
+
+def test_files_say_what_the_calls_say() -> None:
+    with verbs.find_device("embedded0").open() as context:
+        device, port = context.query_device(), context.query_port()
+        table = context.query_gid_table()
+    files = [
+        "node_guid", "fw_ver", "node_type", "ports/1/state", "ports/1/phys_state",
+        "ports/1/link_layer", "ports/1/rate", "ports/1/pkeys/0", "device/numa_node",
+        "ports/1/gids/254", "ports/1/gid_attrs/types/254",
+    ]  # fmt: skip
+    guid = f"{device.node_guid:016x}"
+    assert evaluate(*(f"read({f'{CLASS}/{name}'!r})" for name in files)) == [
+        ":".join(guid[at : at + 4] for at in range(0, 16, 4)),
+        device.fw_ver,
+        "1: CA",
+        f"{port.state}: {port.state.name}",
+        "5: LinkUp",
+        "Ethernet",
+        "200 Gb/sec (4X HDR)",
+        "0xffff",
+        "-1",
+        ":".join(["0000"] * 8),
+        "EINVAL",
+    ]
+    for entry in table:
+        at, gid = entry.gid_index, entry.gid.raw.hex()
+        assert evaluate(
+            f"read('{CLASS}/ports/1/gids/{at}')",
+            f"read('{CLASS}/ports/1/gid_attrs/types/{at}')",
+            f"read('{CLASS}/ports/1/gid_attrs/ndevs/{at}')",
+        ) == [":".join(gid[i : i + 4] for i in range(0, 32, 4)), "RoCE v2", entry.ndev]
+
+
+def test_links_lead_where_those_of_sysfs_lead() -> None:
+    assert evaluate(
+        f"os.readlink('{CLASS}')",
+        f"os.readlink('{CLASS}/device')",
+        f"os.path.realpath('{CLASS}/device')",
+        f"os.path.realpath('{CLASS}/../..')",
+        f"stat.S_ISLNK(os.lstat('{CLASS}').st_mode)",
+        f"stat.S_ISDIR(os.stat('{CLASS}').st_mode)",
+        f"os.readlink('{CLASS}/node_guid')",
+        f"os.path.samefile('{CLASS}/device/net/lo', '/sys/class/net/lo')",
+    ) == [
+        "../../devices/virtual/aiordma/embedded0/infiniband/embedded0",
+        "../../../embedded0",
+        DEVICE,
+        DEVICE,
+        True,
+        True,
+        "EINVAL",
+        True,
+    ]
+
+
+def test_the_node_can_be_looked_at_and_not_opened() -> None:
+    assert evaluate(
+        f"stat.S_ISCHR(os.stat('{NODE}').st_mode)",
+        f"os.access('{NODE}', os.R_OK | os.W_OK)",
+        f"os.open('{NODE}', os.O_RDWR)",
+        "os.path.exists('/dev/infiniband/rdma_cm')",
+        f"'%d:%d' % (os.major(os.stat('{NODE}').st_rdev), os.minor(os.stat('{NODE}').st_rdev))"
+        " == read('/sys/class/infiniband_verbs/uverbs1000/dev')",
+        "read('/sys/class/infiniband_verbs/uverbs1000/ibdev')",
+    ) == [True, True, "ENXIO", True, True, "embedded0"]
+
+
+def test_files_cannot_be_written() -> None:
+    file = f"{CLASS}/node_desc"
+    assert evaluate(
+        f"os.open('{file}', os.O_WRONLY)",
+        f"os.open('{file}', os.O_RDONLY | os.O_DIRECTORY)",
+        f"os.access('{file}', os.W_OK)",
+        f"os.write(os.open('{file}', os.O_RDONLY), b'x')",
+        f"os.access('{file}', os.R_OK)",
+    ) == ["EACCES", "ENOTDIR", False, "EPERM", True]
+
+
+def test_relative_to_an_open_folder() -> None:
+    assert evaluate(
+        "os.read(os.open('ports/1/state', os.O_RDONLY, dir_fd=top), 99).decode()",
+        "os.stat('node_type', dir_fd=top).st_size",
+        "os.readlink('device', dir_fd=top)",
+        "os.path.samestat(os.stat('../..', dir_fd=top), os.stat('/dev/infiniband/..'))",
+        "os.stat('no such file', dir_fd=top)",
+        setup=f"top = os.open('{CLASS}', os.O_RDONLY)",
+    ) == ["4: ACTIVE\n", 4096, "../../../embedded0", False, "ENOENT"]
+
+
+def test_other_paths_are_the_systems() -> None:
+    """Also beside ours: another device, whether the machine has it or not."""
+    others = (
+        "/sys/class/infiniband/mlx5_0", "/sys/class/infiniband_mad", "/dev/infiniband/uverbs0",
+        "/sys/class/infinibandx", "/sys/class/net", "/dev/null", f"{CLASS}/ports/2",
+        f"{CLASS}/ports/1/gids/255", f"{CLASS}/ports/1/gids/00", f"{CLASS}/ports/1/gids/-1",
+        f"{CLASS}x",
+    )  # fmt: skip
+    assert evaluate(*(f"os.path.lexists({path!r})" for path in others)) == [
+        os.path.lexists(path) for path in others
+    ]
+    listing = sorted(os.listdir("/sys/class"))
+    assert evaluate("sorted(os.listdir('/sys/class/infiniband/..'))") == [listing]
+
+
+def test_programs_of_the_shell_see_it_too() -> None:
+    done = aiordma_run("ls", "-l", CLASS + "/")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "device -> ../../../embedded0" in done.stdout
+    done = aiordma_run("cat", f"{CLASS}/node_desc")
+    assert (done.returncode, done.stdout) == (0, "embedded0\n")
+
+
+@pytest.mark.parametrize("run", [False, True])
+def test_nothing_is_there_without_it(run: bool) -> None:
+    """And no process leaves anything behind."""
+    if run:
+        assert evaluate(f"os.path.exists('{CLASS}')") == [True]
+    done = subprocess.run(["ls", CLASS], capture_output=True, check=False)
+    assert done.returncode != 0
