@@ -96,6 +96,40 @@ def test_states_and_creation(tmp_path: Path) -> None:
     assert sum(isinstance(it, trace.DestroyedQP) for it in run.records) == 1
 
 
+def test_extended_reliable_connections(tmp_path: Path) -> None:
+    device = verbs.find_device("embedded0")
+    with (
+        trace.recording(tmp_path / "trace") as path,
+        device.open() as context,
+        context.alloc_pd() as pd,
+        context.create_cq(16) as cq,
+        context.open_xrcd() as xrcd,
+        pd.create_srq(4, xrcd=xrcd, cq=cq) as srq,
+        pd.create_qp(cq, qp_type=verbs.QPType.XRC_SEND) as source,
+        xrcd.create_qp() as target,
+    ):
+        here, there = source.endpoint(), target.endpoint()
+        source.connect(here, there)
+        target.connect(there, here)
+        number = srq.srq_num
+        srq.post_recv_one(7, 0, 0, 0)
+        source.post_send([SendWorkRequest(8, verbs.WROpcode.SEND, remote_srqn=number)])
+        completed = 0
+        while completed < 2:
+            completed += len(cq.poll())
+            os.sched_yield()
+    (run,) = trace.read(path)
+    one, other = (it for it in run.records if isinstance(it, trace.CreatedQP))
+    assert (one.qp_type, one.recv_cq) == ("XRC_SEND", None)
+    assert (other.qp_type, other.send_cq, other.recv_cq) == ("XRC_RECV", None, None)
+    (sent,) = (it for it in run.records if isinstance(it, trace.PostedSend))
+    assert sent.remote_srqn == number
+    assert [(it.wr_id, it.outcome) for it in trace.requests(run)] == [
+        (7, trace.Outcome.COMPLETED),
+        (8, trace.Outcome.COMPLETED),
+    ]
+
+
 def test_one_at_a_time_and_behind_each_other(tmp_path: Path) -> None:
     path = trace.start(os.fspath(tmp_path / "trace.%p"))
     assert path == tmp_path / f"trace.{os.getpid()}"

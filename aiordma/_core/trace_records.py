@@ -69,6 +69,7 @@ class PostedSend(Posted):
     rkey: int | None = None
     invalidate_rkey: int | None = None
     remote_qpn: int | None = None
+    remote_srqn: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,14 +129,14 @@ class Completion(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatedQP(Record):
-    """A new queue pair, in RESET."""
+    """A new queue pair, in RESET. With XRC, neither side has both completion queues."""
 
     TYPE: ClassVar[str] = "create_qp"
 
     qp_num: int
     qp_type: str
-    send_cq: int
-    recv_cq: int
+    send_cq: int | None = None
+    recv_cq: int | None = None
     srq: int | None = None
     sq_sig_all: bool = False
 

@@ -72,12 +72,14 @@ if TYPE_CHECKING:
     from ._device.enums import MigrationState as MigrationState
     from ._device.enums import MWType as MWType
     from ._device.enums import NodeType as NodeType
+    from ._device.enums import PlacementType as PlacementType
     from ._device.enums import PortCapability as PortCapability
     from ._device.enums import PortState as PortState
     from ._device.enums import QPAttrMask as QPAttrMask
     from ._device.enums import QPCreateFlags as QPCreateFlags
     from ._device.enums import QPState as QPState
     from ._device.enums import QPType as QPType
+    from ._device.enums import SelectivityLevel as SelectivityLevel
     from ._device.enums import SendFlags as SendFlags
     from ._device.enums import TransportType as TransportType
     from ._device.enums import WCFields as WCFields
@@ -115,6 +117,7 @@ if TYPE_CHECKING:
     from ._qp.transport_rules import SendOps as SendOps
     from ._qp.transport_rules import send_ops_of as send_ops_of
     from ._qp.work_request import BindInfo as BindInfo
+    from ._qp.work_request import FlushInfo as FlushInfo
     from ._qp.work_request import ReceiveWorkRequest as ReceiveWorkRequest
     from ._qp.work_request import ScatterGatherElement as ScatterGatherElement
     from ._qp.work_request import Segmentation as Segmentation
@@ -142,9 +145,9 @@ else:
             "open_device",
             "._device.domains": "ParentDomain ThreadDomain",
             "._device.enums": "MTU AccessFlags Advice AtomicCapability CQFlags DeviceCapability "
-            "EventType ForkStatus GIDType LinkLayer MigrationState MWType NodeType PortCapability "
-            "PortState QPAttrMask QPCreateFlags QPState QPType SendFlags TransportType WCFields "
-            "WCFlags WCOpcode WCStatus WROpcode",
+            "EventType ForkStatus GIDType LinkLayer MigrationState MWType NodeType PlacementType "
+            "PortCapability PortState QPAttrMask QPCreateFlags QPState QPType SelectivityLevel "
+            "SendFlags TransportType WCFields WCFlags WCOpcode WCStatus WROpcode",
             "._device.fault_injection": "FaultCounts",
             "._device.grh": "GRH GRH_SIZE",
             "._device.protection_domain": "ProtectionDomain",
@@ -162,8 +165,8 @@ else:
             "._qp.queue_pair": "QueuePair",
             "._qp.shared_receive_queue": "SharedReceiveQueue SRQAttributes",
             "._qp.transport_rules": "SendOps send_ops_of",
-            "._qp.work_request": "BindInfo ReceiveWorkRequest ScatterGatherElement Segmentation "
-            "SendWorkRequest",
+            "._qp.work_request": "BindInfo FlushInfo ReceiveWorkRequest ScatterGatherElement "
+            "Segmentation SendWorkRequest",
             "._qp.xrc": "XRCDomain",
             ".efa": "",
             ".experimental": "",

@@ -30,6 +30,8 @@ ENUMS: list[tuple[type[IntEnum | IntFlag], str | None, str]] = [
     (verbs.AccessFlags, "ibv_access_flags", "IBV_ACCESS_"),
     (verbs.WROpcode, "ibv_wr_opcode", "IBV_WR_"),
     (verbs.MWType, "ibv_mw_type", "IBV_MW_"),
+    (verbs.PlacementType, "ibv_placement_type", "IBV_FLUSH_"),
+    (verbs.SelectivityLevel, "ibv_selectivity_level", "IBV_FLUSH_"),
     (verbs.SendFlags, "ibv_send_flags", "IBV_SEND_"),
     (verbs.QPType, "ibv_qp_type", "IBV_QPT_"),
     (verbs.QPState, "ibv_qp_state", "IBV_QPS_"),

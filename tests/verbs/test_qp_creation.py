@@ -111,31 +111,6 @@ def test_raw_packets(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> N
         qp.to_rts()
 
 
-@pytest.mark.needs("XRC")
-def test_xrc(context: verbs.Context, pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
-    """No device of the test machines has it: what is below has run on none."""
-    with (
-        context.open_xrcd() as xrcd,
-        xrcd.create_qp() as target,
-        pd.create_qp(cq, qp_type=QPType.XRC_SEND) as source,
-    ):
-        here, there = source.endpoint(), target.endpoint()
-        source.connect(here, there)
-        target.connect(there, here)
-        assert source.state is target.state is QPState.RTS
-
-
-def test_xrc_is_refused_by_name(
-    context: verbs.Context, pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
-) -> None:
-    for make in (context.open_xrcd, lambda: pd.create_qp(cq, qp_type=QPType.XRC_SEND)):
-        with pytest.raises(UnsupportedError, match=r"extended reliable connections \(XRC\)") as c:
-            make()
-        assert c.value.device == context.name
-    with pytest.raises(ValueError, match="made by an XRC domain"):
-        pd.create_qp(cq, qp_type=QPType.XRC_RECV)
-
-
 @pytest.mark.needs("ECE")
 def test_enhanced_connection_establishment(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue

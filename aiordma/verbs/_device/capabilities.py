@@ -32,6 +32,7 @@ class OdpOperations(IntFlag):
     SUPPORT_READ = 1 << 3
     SUPPORT_ATOMIC = 1 << 4
     SUPPORT_SRQ_RECV = 1 << 5
+    SUPPORT_FLUSH = 1 << 6
 
 
 class RawPacketCapability(IntFlag):

@@ -244,6 +244,7 @@ class WCOpcode(OpenEnum):
     BIND_MW = 5
     LOCAL_INV = 6
     TSO = 7
+    FLUSH = 8
     ATOMIC_WRITE = 9
     RECV = 1 << 7
     RECV_RDMA_WITH_IMM = (1 << 7) + 1
@@ -314,7 +315,27 @@ class AccessFlags(IntFlag):
     ZERO_BASED = 1 << 5
     ON_DEMAND = 1 << 6
     HUGETLB = 1 << 7
+    FLUSH_GLOBAL = 1 << 8
+    FLUSH_PERSISTENT = 1 << 9
     RELAXED_ORDERING = 1 << 20
+
+
+class PlacementType(IntFlag):
+    """Where data is when a flush of it completes: ``enum ibv_placement_type``.
+
+    GLOBAL: every processor and device finds it in memory. PERSISTENT: it survives a loss of power.
+    """
+
+    NONE = 0
+    GLOBAL = 1
+    PERSISTENT = 2
+
+
+class SelectivityLevel(IntEnum):
+    """Of which memory a flush is: ``enum ibv_selectivity_level``."""
+
+    RANGE = 0
+    MR = 1
 
 
 class MWType(IntEnum):
@@ -351,6 +372,7 @@ class WROpcode(IntEnum):
     SEND_WITH_INV = 9
     TSO = 10
     DRIVER1 = 11
+    FLUSH = 14
     ATOMIC_WRITE = 15
 
 

@@ -26,7 +26,9 @@ ADDRESS_SPACE = (1 << 64) - 1  # SIZE_MAX
 class DeviceMemory(Resource["h.DMPointer"]):
     """``length`` bytes of the device's own memory, which the processor has no pointer to.
 
-    :meth:`ProtectionDomain.reg_dm_mr` makes regions of it. Source: ibv_alloc_dm(3).
+    :meth:`ProtectionDomain.reg_dm_mr` makes regions of it. The devices that have it copy whole
+    words, and refuse offsets and lengths that are no multiples of 4 (EINVAL). Source:
+    ibv_alloc_dm(3).
     """
 
     def __init__(self, context: Context, pointer: h.DMPointer, length: int) -> None:

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 from aiordma.errors import BufferStateError
 
 from .._device.enums import SendFlags, WROpcode
-from .work_request import BindInfo, ReceiveWorkRequest, ScatterGatherElement, SendWorkRequest
+from .work_request import (
+    BindInfo,
+    FlushInfo,
+    ReceiveWorkRequest,
+    ScatterGatherElement,
+    SendWorkRequest,
+)
 
 if TYPE_CHECKING:
     from .._device.address_handle import Destination
@@ -216,6 +222,31 @@ class SendBatch(_Batch[SendWorkRequest]):
                 rkey=rkey,
                 compare_add=compare_add & _U64_MAX,
                 swap=swap & _U64_MAX,
+            )
+        )
+
+    def flush(
+        self,
+        flush: FlushInfo,
+        remote_addr: int,
+        rkey: int,
+        *,
+        wr_id: int = 0,
+        remote_srqn: int = 0,
+        signaled: bool = True,
+        fence: bool = False,
+    ) -> None:
+        """Have what was written to the peer's memory be there, as ``flush`` says."""
+        self.add(
+            SendWorkRequest(
+                wr_id,
+                WROpcode.FLUSH,
+                (),
+                _flags(signaled, fence),
+                remote_addr=remote_addr,
+                rkey=rkey,
+                remote_srqn=remote_srqn,
+                flush=flush,
             )
         )
 

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from .qp_attributes import QPCapabilities
     from .shared_receive_queue import SharedReceiveQueue
 
+# No request of ibv_post_send(3), but of ibv_wr_post(3) alone.
+_BUILT = frozenset({WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
+
 _post_send_one = lib.aiordma_post_send_one
 _post_recv_one = lib.aiordma_post_recv_one
 _SIGNALED = int(SendFlags.SIGNALED)
@@ -381,6 +384,8 @@ class Posting(Resource["h.QPPointer"]):
                     raise ValueError("BIND_MW needs a BindInfo, bind=")
                 if wr.opcode == WROpcode.TSO and wr.tso is None:
                     raise ValueError("TSO needs a Segmentation, tso=")
+                if wr.opcode == WROpcode.FLUSH and (wr.flush is None or wr.sges):
+                    raise ValueError("FLUSH needs a FlushInfo, flush=, and has no memory here")
         except IndexError:
             raise self._unknown_opcode(wr.opcode) from None
         if self.qp_type is QPType.UD and wr.ah is None:
@@ -399,8 +404,8 @@ class Posting(Resource["h.QPPointer"]):
                 f"{self!r} was made without SendOps.{OPERATIONS[opcode].send_op.name}:"
                 f" {opcode.name} cannot be posted to it"
             )
-        if opcode is WROpcode.ATOMIC_WRITE and not self.send_ops:
-            raise self._unsupported("ATOMIC_WRITE on a queue pair made without send_ops")
+        if opcode in _BUILT and not self.send_ops:
+            raise self._unsupported(f"{opcode.name} on a queue pair made without send_ops")
         wrong = SendFlags(send_flags) & ~flags_of(self.qp_type, opcode)
         if wrong:
             raise ValueError(

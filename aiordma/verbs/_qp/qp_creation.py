@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 # enum ibv_qp_init_attr_mask
 _PD, _XRCD, _CREATE_FLAGS, _MAX_TSO_HEADER, _SEND_OPS = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 6
 
-# IB_UVERBS_DEVICE_ATOMIC_WRITE of the kernel's rdma/ib_user_ioctl_verbs.h: a provider's library may
-# know the operation where the device does not (rdma-core 44 on Linux 6.1).
-_ATOMIC_WRITE = 1 << 40
+# Of the kernel's enum ib_uverbs_device_cap_flags: a provider's library may know the operation where
+# the device does not (rdma-core 44 on Linux 6.1).
+_OFFERED = {
+    SendOps.ATOMIC_WRITE: (1 << 40, "atomic writes"),
+    SendOps.FLUSH: (1 << 38 | 1 << 39, "flushes"),
+}
 
 XRC = "extended reliable connections (XRC)"
 
@@ -178,10 +181,9 @@ def _require(context: Context, qp_type: QPType, send_ops: SendOps) -> None:
         raise ValueError("an XRC_RECV queue pair is made by an XRC domain: XRCDomain.create_qp()")
     if qp_type is QPType.XRC_SEND:
         require_xrc(context, "ibv_create_qp")
-    if send_ops and send_ops & SendOps.ATOMIC_WRITE:
-        offered = context.query_device_ex().device_cap_flags_ex
-        if not offered & _ATOMIC_WRITE:
-            raise UnsupportedError("atomic writes", device=context.name, verb="ibv_create_qp_ex")
+    for operation, (bits, text) in _OFFERED.items():
+        if send_ops & operation and not context.query_device_ex().device_cap_flags_ex & bits:
+            raise UnsupportedError(text, device=context.name, verb="ibv_create_qp_ex")
 
 
 def require_xrc(context: Context, verb: str) -> None:

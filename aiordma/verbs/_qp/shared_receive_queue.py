@@ -235,7 +235,14 @@ def create_srq(
         what = f"{kind} shared receive queue of {max_wr} receives with {max_sge} pieces"
         raise failure(error.verb, error.errno or 0, f"{what} on {context.name}") from None
     node = Node("SharedReceiveQueue", pointer, calls.ibv_destroy_srq, parents)
-    return SharedReceiveQueue(pd, node, attr.attr.max_sge)
+    srq = SharedReceiveQueue(pd, node, attr.attr.max_sge)
+    if cq is not None:
+        try:
+            srq.complete_at(cq)
+        except BaseException:
+            node.close()
+            raise
+    return srq
 
 
 def _check(context: Context, max_wr: int, max_sge: int) -> None:

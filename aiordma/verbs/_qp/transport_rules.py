@@ -30,6 +30,7 @@ class SendOps(IntFlag):
     BIND_MW = 1 << 8
     SEND_WITH_INV = 1 << 9
     TSO = 1 << 10
+    FLUSH = 1 << 11
     ATOMIC_WRITE = 1 << 12
 
 
@@ -72,6 +73,7 @@ OPERATIONS: Mapping[WROpcode, Operation] = MappingProxyType(
         WROpcode.ATOMIC_WRITE: Operation(
             "atomic write", _DATA, SendOps.ATOMIC_WRITE, frozenset({QPType.RC})
         ),
+        WROpcode.FLUSH: Operation("flush", _PLAIN, SendOps.FLUSH, _ANSWERING),
         WROpcode.LOCAL_INV: Operation("invalidate", _PLAIN, SendOps.LOCAL_INV, _CONNECTED),
         WROpcode.BIND_MW: Operation("bind window", _PLAIN, SendOps.BIND_MW, _CONNECTED),
         WROpcode.TSO: Operation(
@@ -93,15 +95,20 @@ def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
     return OPERATIONS[opcode].flags & ~(0 if qp_type in _ANSWERING else SendFlags.FENCE)
 
 
-# What not every device with builders has: windows, segmentation, atomic writes.
+# What not every device with builders has: windows, segmentation, flushes, atomic writes.
 _OPTIONAL = (
-    SendOps.LOCAL_INV | SendOps.BIND_MW | SendOps.SEND_WITH_INV | SendOps.TSO | SendOps.ATOMIC_WRITE
+    SendOps.LOCAL_INV
+    | SendOps.BIND_MW
+    | SendOps.SEND_WITH_INV
+    | SendOps.TSO
+    | SendOps.FLUSH
+    | SendOps.ATOMIC_WRITE
 )
 
 
 def send_ops_of(qp_type: QPType) -> SendOps:
     """The operations of the transport, for ``send_ops``: without those of memory windows,
-    segmented sends and atomic writes, which not every device has; add them with ``|``.
+    segmented sends, flushes and atomic writes, which not every device has; add them with ``|``.
     """
     ops = SendOps.NONE
     for operation in OPERATIONS.values():
@@ -115,7 +122,7 @@ def send_ops_of(qp_type: QPType) -> SendOps:
 ALWAYS = 1 << 31
 EVERY_BIT = (1 << 32) - 1
 _OPCODES = 16
-_CLOSELY = ATOMICS | {WROpcode.ATOMIC_WRITE, WROpcode.TSO, WROpcode.BIND_MW}
+_CLOSELY = ATOMICS | {WROpcode.FLUSH, WROpcode.ATOMIC_WRITE, WROpcode.TSO, WROpcode.BIND_MW}
 
 
 def _needs_check(qp_type: QPType, number: int) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiordma._native import RECV, SEND, SGE, RequestArray, ffi
 
-from .._device.enums import AccessFlags, SendFlags, WROpcode
+from .._device.enums import AccessFlags, PlacementType, SelectivityLevel, SendFlags, WROpcode
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -49,6 +49,19 @@ class Segmentation(NamedTuple):
     mss: int
 
 
+class FlushInfo(NamedTuple):
+    """What a flush is of, and what it makes sure of: ``ibv_wr_flush`` in ibv_wr_post(3).
+
+    With SelectivityLevel.RANGE it is of ``length`` bytes at the request's ``remote_addr``; with MR
+    it is of the whole region that ``rkey`` opens. What was written there before is then where
+    ``types`` says, when the flush completes.
+    """
+
+    length: int
+    types: PlacementType = PlacementType.GLOBAL
+    level: SelectivityLevel = SelectivityLevel.RANGE
+
+
 @dataclass(slots=True)
 class SendWorkRequest:
     """One request for the send queue: ``struct ibv_send_wr``, see ibv_post_send(3).
@@ -61,7 +74,7 @@ class SendWorkRequest:
 
     ``ah``, ``remote_qpn`` and ``remote_qkey`` say where a datagram goes; the handle must stay open
     until the completion. ``remote_srqn`` is the shared receive queue of an XRC request. ``bind``
-    is for BIND_MW, ``tso`` for TSO.
+    is for BIND_MW, ``tso`` for TSO, ``flush`` for FLUSH.
     """
 
     wr_id: int
@@ -80,6 +93,7 @@ class SendWorkRequest:
     remote_srqn: int = 0
     bind: BindInfo | None = None
     tso: Segmentation | None = None
+    flush: FlushInfo | None = None
 
 
 @dataclass(slots=True)
@@ -102,10 +116,18 @@ def _shared_places(wr: SendWorkRequest) -> tuple[int, int, int, int, int, int]:
     if (bind := wr.bind) is not None:
         mw, mr = _address(bind.mw), _address(bind.mr)
         return mw, mr, bind.addr, bind.length, bind.rkey, int(bind.access)
+    if (flush := wr.flush) is not None:
+        return wr.remote_addr, 0, 0, flush.length, wr.rkey, wr.remote_srqn
     third = wr.tso.header_addr if wr.tso is not None else wr.compare_add
     if wr.ah is not None:
         return _address(wr.ah), third, wr.swap, 0, wr.remote_qpn, wr.remote_qkey
     return wr.remote_addr, third, wr.swap, 0, wr.rkey, wr.remote_srqn
+
+
+def _last_places(wr: SendWorkRequest) -> tuple[int, int]:
+    if (tso := wr.tso) is not None:
+        return tso.header_size, tso.mss
+    return (int(wr.flush.types), int(wr.flush.level)) if wr.flush is not None else (0, 0)
 
 
 def pack_sends(array: RequestArray, requests: Iterable[SendWorkRequest]) -> None:
@@ -123,8 +145,7 @@ def pack_sends(array: RequestArray, requests: Iterable[SendWorkRequest]) -> None
             wr.send_flags,
             entry,
             len(wr.sges),
-            wr.tso.header_size if wr.tso is not None else 0,
-            wr.tso.mss if wr.tso is not None else 0,
+            *_last_places(wr),
         )
         for sge in wr.sges:
             SGE.pack_into(sges, entry * SGE.size, *sge)

@@ -1,11 +1,12 @@
 """Extended reliable connections: one connection between two processes for many of their queues.
 
-Processes that share the file of an XRC domain share the domain. The receiving side is a queue pair
-of the domain, without queues of its own (:meth:`XRCDomain.create_qp`); what arrives goes to the
-shared receive queue that the request names by its number. The sending side is a queue pair of a
-protection domain, of type XRC_SEND. Source: IBTA volume 1, annex A14; ibv_open_xrcd(3).
+The receiving side is a queue pair of an XRC domain, without queues of its own
+(:meth:`XRCDomain.create_qp`); what arrives goes to the shared receive queue that the request names
+by its number. The sending side is a queue pair of a protection domain, of type XRC_SEND. Processes
+that open the same file share the domain on a card; the embedded device shares it within a process
+only. Source: IBTA volume 1, annex A14; ibv_open_xrcd(3).
 
-Neither the embedded device nor rdma_rxe has them: this module has not run on hardware.
+rdma_rxe has none, and no card has run this module.
 """
 
 from __future__ import annotations

@@ -1,0 +1,175 @@
+"""Extended reliable connections: domains, and requests that name a shared receive queue."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from tempfile import TemporaryFile
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import UnsupportedError, VerbsError
+from aiordma.verbs import (
+    AccessFlags,
+    DeviceCapability,
+    QPState,
+    QPType,
+    SendFlags,
+    SendOps,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
+from tests.conftest import ALL_REMOTE, End
+
+pytestmark = pytest.mark.needs("XRC")
+
+BUILDERS = SendOps.SEND_WITH_IMM | SendOps.RDMA_WRITE | SendOps.RDMA_READ | SendOps.SEND
+
+
+@dataclass
+class Ends:
+    """One connection: the side that requests, and the one with the shared receive queue."""
+
+    source: End
+    target: End
+    srq: verbs.SharedReceiveQueue
+
+
+Connect = Callable[[], Ends]
+
+
+@pytest.fixture(params=[SendOps.NONE, BUILDERS], ids=["classic", "builders"])
+def connect(
+    context: verbs.Context, pd: verbs.ProtectionDomain, request: pytest.FixtureRequest
+) -> Iterator[Connect]:
+    """A factory, because a test must see that a device has none."""
+
+    def make() -> Ends:
+        enter = stack.enter_context
+        cqs = [enter(context.create_cq(64)) for _ in range(2)]
+        mrs = [enter(pd.reg_mr(4096, AccessFlags.LOCAL_WRITE | ALL_REMOTE)) for _ in range(2)]
+        xrcd = enter(context.open_xrcd())
+        srq = enter(pd.create_srq(16, xrcd=xrcd, cq=cqs[1]))
+        source = enter(pd.create_qp(cqs[0], qp_type=QPType.XRC_SEND, send_ops=request.param))
+        target = enter(xrcd.create_qp())
+        here, there = source.endpoint(), target.endpoint()
+        source.connect(here, there)
+        target.connect(there, here, access=ALL_REMOTE)
+        return Ends(End(source, cqs[0], mrs[0]), End(target, cqs[1], mrs[1]), srq)
+
+    with ExitStack() as stack:
+        yield make
+
+
+def test_a_message_goes_to_the_queue_that_it_names(connect: Connect) -> None:
+    ends = connect()
+    source, target = ends.source, ends.target
+    source.mr.buf[:5] = b"hello"
+    ends.srq.post_recv_one(7, target.mr.addr, 64, target.mr.lkey)
+    with source.qp.batch() as batch:
+        batch.send(
+            [verbs.ScatterGatherElement(source.mr.addr, 5, source.mr.lkey)],
+            wr_id=1,
+            imm=9,
+            remote_srqn=ends.srq.srq_num,
+        )
+    assert source.completion().wr_id == 1
+    arrived = target.completion()
+    assert (arrived.wr_id, arrived.qp_num, arrived.byte_len) == (7, target.qp.qp_num, 5)
+    assert (arrived.opcode, arrived.imm_data) == (WCOpcode.RECV, 9)
+    assert bytes(target.mr.buf[:5]) == b"hello"
+
+
+def test_memory_is_of_the_domain_of_the_named_queue(connect: Connect) -> None:
+    ends = connect()
+    source, target = ends.source, ends.target
+    number = ends.srq.srq_num
+    source.mr.buf[:4] = b"ping"
+    for opcode, at in ((WROpcode.RDMA_WRITE, 0), (WROpcode.RDMA_READ, 64)):
+        source.qp.post_send_one(
+            1, opcode, SendFlags.SIGNALED, source.mr.addr + at, 4, source.mr.lkey,
+            target.mr.addr, target.mr.rkey, remote_srqn=number,
+        )  # fmt: skip
+        assert source.completion().status is WCStatus.SUCCESS
+    assert bytes(target.mr.buf[:4]) == bytes(source.mr.buf[64:68]) == b"ping"
+
+
+def test_a_number_that_no_queue_of_the_domain_has(connect: Connect) -> None:
+    ends = connect()
+    source = ends.source
+    source.qp.post_send_one(
+        1, WROpcode.SEND, SendFlags.SIGNALED, 0, 0, 0, remote_srqn=ends.srq.srq_num ^ 1
+    )
+    assert source.completion().status is WCStatus.REM_INV_REQ_ERR
+    assert source.qp.query().qp_state is QPState.ERR
+
+
+def test_neither_side_has_all(connect: Connect) -> None:
+    ends = connect()
+    target = ends.target.qp
+    assert (target.capabilities.max_send_wr, target.capabilities.max_recv_wr) == (0, 0)
+    for attribute in ("pd", "send_cq", "recv_cq"):
+        with pytest.raises(ValueError, match="receiving side of XRC"):
+            getattr(target, attribute)
+    with pytest.raises(VerbsError):
+        ends.source.qp.post_recv_one(1, 0, 0, 0)
+
+
+def test_entries_are_set_aside_for_the_receives(
+    context: verbs.Context, pd: verbs.ProtectionDomain
+) -> None:
+    with (
+        context.open_xrcd() as xrcd,
+        context.create_cq(4) as cq,
+        pd.create_srq(100, xrcd=xrcd, cq=cq),
+    ):
+        assert cq.cqe >= 100
+
+
+def test_one_file_is_one_domain(context: verbs.Context, device: verbs.Device) -> None:
+    with TemporaryFile() as file, device.open() as other:
+        with context.open_xrcd(file.fileno(), exclusive=True), other.open_xrcd(file.fileno()):
+            with pytest.raises(VerbsError) as caught:
+                context.open_xrcd(file.fileno(), exclusive=True)
+            assert caught.value.errno == errno.EINVAL
+        context.open_xrcd(file.fileno(), exclusive=True).close()
+
+
+def test_what_is_in_a_domain_closes_with_it(
+    context: verbs.Context, pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
+    xrcd = context.open_xrcd()
+    target, srq = xrcd.create_qp(), pd.create_srq(1, xrcd=xrcd, cq=cq)
+    xrcd.close()
+    assert target.closed
+    assert srq.closed
+
+
+def test_protection_domains_make_no_receiving_side(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
+    with pytest.raises(ValueError, match="made by an XRC domain"):
+        pd.create_qp(cq, qp_type=QPType.XRC_RECV)
+    with pd.create_qp(cq, qp_type=QPType.XRC_SEND):  # for devices that have none
+        pass
+
+
+def test_a_device_without_refuses_by_name(
+    context: verbs.Context,
+    pd: verbs.ProtectionDomain,
+    cq: verbs.CompletionQueue,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = context.query_device()
+    lacking = there._replace(device_cap_flags=there.device_cap_flags & ~DeviceCapability.XRC)
+    monkeypatch.setattr(context, "query_device", lambda: lacking)
+    for make in (context.open_xrcd, lambda: pd.create_qp(cq, qp_type=QPType.XRC_SEND)):
+        with pytest.raises(UnsupportedError, match=r"extended reliable connections \(XRC\)") as c:
+            make()
+        assert c.value.device == context.name
+    monkeypatch.undo()
+    context.open_xrcd().close()  # for devices that have none
