@@ -1,0 +1,271 @@
+"""aiordma.blocking: calls from any thread, time limits, errors, the end of its thread, fork."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import struct
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import FrameType
+
+import pytest
+
+from aiordma import Rights, blocking, errors, transport
+from aiordma.streams import start_stream_server
+from tests.conftest import kind_of
+
+# Of the asynchronous interface, what has no method here; `call` reaches it.
+LEFT_OUT = {
+    "alloc": "its memory is given back in the loop's thread",
+    "lease": "likewise",
+    "batch": "its scope is an async with",
+    "max_message": "a figure",
+    "pool_statistics": "figures",
+    "queue_pair": "the verbs, from the loop's thread",
+    "register_dmabuf": "memory of a GPU, by its number",
+    "registration_statistics": "figures",
+    "request_data": "a figure",
+    "send_nowait": "a future",
+}
+
+
+@pytest.fixture(autouse=True)
+def stopped(no_leaks: None) -> Iterator[None]:
+    """No thread of it is left for the leak check."""
+    yield
+    blocking.stop()
+
+
+@pytest.fixture
+def serve(host: str, device_name: str) -> Iterator[blocking.Listener]:
+    with blocking.listen(host, 0, device=device_name) as listener:
+        yield listener
+
+
+@contextmanager
+def connected(
+    listener: blocking.Listener,
+) -> Iterator[tuple[blocking.Connection, blocking.Connection]]:
+    client = blocking.connect(
+        listener.address[0], listener.port, device=listener.asynchronous.device
+    )
+    with client, listener.accept() as server:
+        yield client, server
+
+
+def test_messages(serve: blocking.Listener) -> None:
+    with connected(serve) as (client, server):
+        client.send(b"hello")
+        assert server.recv() == b"hello"
+        memory = bytearray(10)
+        server.send(b"0123456789", imm=7)
+        received = client.recv_into(memory)
+        assert (received.length, received.imm) == (10, 7)
+        assert memory == b"0123456789"
+        for n in range(3):
+            client.send(b"%d" % n)
+        client.close()
+        assert client.closed
+        assert list(server) == [b"0", b"1", b"2"]
+        assert client.statistics().messages_sent == 4
+
+
+def test_memory(serve: blocking.Listener) -> None:
+    memory = bytearray(16)
+    with connected(serve) as (client, server), server.register(memory) as region:
+        share = server.send_region(region, access=Rights.READ | Rights.WRITE | Rights.ATOMIC)
+        remote = client.recv_region()
+        client.write(b"8 bytes ", remote[8:])
+        got = bytearray(8)
+        client.read(remote[8:], got)
+        assert got == memory[8:] == b"8 bytes "
+
+        def add(_: int) -> int:
+            return client.fetch_and_add(remote[:8], 1)
+
+        with ThreadPoolExecutor(8) as threads:
+            assert sorted(threads.map(add, range(40))) == list(range(40))
+        assert struct.unpack_from("=Q", memory) == (40,)
+        blocking.call(share.revoke)
+
+
+def test_memory_that_is_handed_over(serve: blocking.Listener) -> None:
+    with connected(serve) as (client, server):
+        lent = client.request_region(100)
+        client.write(bytes(range(100)), lent)
+        client.hand_over(lent)
+        assert server.recv_buffer() == bytes(range(100))
+
+
+def test_several_threads_at_a_time(serve: blocking.Listener) -> None:
+    """Each thread has a connection of its own; they wait at the same time."""
+
+    def echo(_: int) -> None:
+        with serve.accept() as conn:
+            for message in conn:
+                conn.send(message)
+
+    def ask(number: int) -> None:
+        with blocking.connect(*serve.address, device=serve.asynchronous.device) as conn:
+            for n in range(20):
+                conn.send(b"%d %d" % (number, n))
+                assert conn.recv() == b"%d %d" % (number, n)
+
+    with ThreadPoolExecutor(12) as threads:
+        served = [threads.submit(echo, n) for n in range(6)]
+        asked = [threads.submit(ask, n) for n in range(6)]
+        for each in (*asked, *served):
+            each.result()
+
+
+def test_streams(host: str, device_name: str) -> None:
+    async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.read()).upper())
+        writer.close()
+
+    server = blocking.call(start_stream_server, shout, host, 0, device=device_name)
+    with blocking.open_stream(host, server.sockets[0].getsockname()[1], device=device_name) as it:
+        it.write(b"a line\nand the rest")
+        it.write_eof()
+        assert it.readline() == b"A LINE\n"
+        assert it.readexactly(3) == b"AND"
+        assert it.within(100).read() == b" THE REST"
+    blocking.call(server.close)
+    blocking.call(server.wait_closed)
+
+
+# ---- time limits, errors, interrupts ------------------------------------------------------------
+
+
+def test_a_call_that_takes_too_long(serve: blocking.Listener) -> None:
+    """Its object goes on, and nothing is lost."""
+    with connected(serve) as (client, server):
+        with pytest.raises(TimeoutError, match=r"within 0\.01 seconds"):
+            server.within(0.01).recv()
+        with pytest.raises(TimeoutError):
+            serve.within(0).accept()
+        client.send(b"late")
+        assert server.within(100).recv() == b"late"
+
+
+def test_errors_are_those_of_the_asynchronous_interface(
+    serve: blocking.Listener, host: str, device_name: str
+) -> None:
+    with connected(serve) as (client, server):
+        server.close()
+        with pytest.raises(errors.ConnectionClosedError):
+            client.recv()
+    serve.close()
+    with pytest.raises(errors.RejectedError):
+        blocking.connect(host, serve.port, device=device_name)
+
+    async def own() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        blocking.call(own)
+
+
+def test_an_interrupt_ends_the_call(serve: blocking.Listener) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with connected(serve) as (client, server):
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                server.recv()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        client.send(b"for the next call")
+        assert server.recv() == b"for the next call"
+
+
+# ---- the thread ---------------------------------------------------------------------------------
+
+
+def test_not_in_its_own_thread(serve: blocking.Listener) -> None:
+    with pytest.raises(errors.WrongLoopError, match="own event loop"):
+        blocking.call(serve.accept)
+
+
+def test_stop_ends_what_waits(serve: blocking.Listener) -> None:
+    with connected(serve) as (client, server), ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(server.recv)
+        while not blocking.call(lambda: len(asyncio.all_tasks())) > 2:
+            time.sleep(0)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            blocking.stop()
+        assert any(it.category is ResourceWarning for it in told)
+        with pytest.raises(errors.ConnectionClosedError):
+            waiting.result()
+        with pytest.raises(errors.WrongLoopError, match=r"before a fork or before blocking\.stop"):
+            client.send(b"")
+    blocking.stop()  # there is nothing to end
+
+
+def in_child(function: Callable[[], object]) -> int:
+    """The exit status of a child of fork that runs the function."""
+    with warnings.catch_warnings():  # of threads: here none of them holds a lock that matters
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            function()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_after_fork(serve: blocking.Listener, host: str, device_name: str) -> None:
+    if kind_of(device_name) != "embedded":
+        return  # RDMAV_FORK_SAFE has to be set before: tests/transport/test_fork.py
+    with connected(serve) as (client, server):
+
+        def child() -> None:
+            with client, pytest.raises(errors.WrongLoopError, match="before a fork"):
+                client.send(b"")
+            with blocking.connect(host, serve.port, device=device_name) as own:
+                own.send(b"from the child")
+                blocking.stop()
+
+        def take() -> bytes:
+            with serve.accept() as conn:
+                return conn.recv()
+
+        with ThreadPoolExecutor(1) as threads:
+            accepting = threads.submit(take)
+            assert in_child(child) == 0
+            assert accepting.result() == b"from the child"
+        client.send(b"the parent goes on")
+        assert server.recv() == b"the parent goes on"
+
+
+# ---- derived ------------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_connection_is_missing() -> None:
+    for ours, theirs, left_out in (
+        (blocking.Connection, transport.Connection, LEFT_OUT),
+        (blocking.Listener, transport.Listener, {"addresses", "host"}),
+    ):
+        names = {name for name in dir(theirs) if not name.startswith("_")}
+        assert names - set(dir(ours)) == set(left_out)
+
+
+def test_signatures_are_those_of_the_asynchronous_interface() -> None:
+    for name in ("write", "send_region", "compare_and_swap"):
+        ours, theirs = (getattr(it, name) for it in (blocking.Connection, transport.Connection))
+        assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters
+    assert inspect.signature(blocking.connect).parameters.keys() >= {"host", "auth", "encrypt"}
