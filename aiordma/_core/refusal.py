@@ -14,6 +14,9 @@ _MAGIC = b"AIOX"
 REFUSAL_SIZE = 148
 """Bytes of a packed refusal."""
 
+REJECTED_BY_APPLICATION = 28
+"""The reason of a RejectedError that the connection manager has not made: IBTA clause 12.6.7.2."""
+
 MAX_PRINTABLE = 256
 """Characters of the peer's text that stand in an error or a log, unless a caller says another."""
 

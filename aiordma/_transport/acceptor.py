@@ -155,20 +155,20 @@ class Acceptor:
         self._failures = FailureLimit(self._loop.time())
         most = places(config.max_handshakes)
         self._strangers: FairShare[Handshake] = FairShare(most)
-        self._in_band: FairShare[Handshake] = FairShare(most)
+        self._in_band: FairShare[Handshake] = FairShare(most, proved=True)
         self._handshakes: dict[asyncio.Task[None], Handshake] = {}
 
-    def admit(self, request: Request, *, proved: bool = False) -> None:
+    def admit(self, request: Request, *, in_band: bool = False) -> None:
         """Begins the handshake, outside the caller.
 
-        If there are as many as may be, another one is dropped for it.  `proved`: it comes over a
+        If there are as many as may be, another one is dropped for it.  `in_band`: it comes over a
         connection of this listener.  Such requests have places of their own, so that they and
         strangers keep each other from nothing; one that finds none uses a socket.
         """
-        share = self._in_band if proved else self._strangers
+        share = self._in_band if in_band else self._strangers
         peer = request.peer_address
         host = network_of(peer[0]) if peer else ""
-        error = self._objection(host, proved=proved)
+        error = self._objection(host, in_band=in_band)
         if error is None:
             try:
                 goes = share.make_room(host)
@@ -182,15 +182,15 @@ class Acceptor:
             request.give_up(error)
             return
         handshake = Handshake(request, host, share, self._limits)
-        share.add(handshake, host, proved=proved)
+        share.add(handshake, host)
         handshake.task = task = self._loop.create_task(self._serve(handshake))
         self._handshakes[task] = handshake
         task.add_done_callback(self._handshakes.pop)
 
-    def _objection(self, host: str, *, proved: bool) -> RDMAError | None:
+    def _objection(self, host: str, *, in_band: bool) -> RDMAError | None:
         if self.closed:
             return ConnectionClosedError("the listener is closed")
-        if proved or self.security.auth is None:
+        if in_band or self.security.auth is None:
             return None
         wait = self._failures.wait(host, self._loop.time())
         if not wait:

@@ -20,11 +20,9 @@ KINDS = {
     True: "byte streams (open_connection, create_connection, start_stream_server, create_server)",
 }
 
-
-Address = tuple[str, int]
-
 if TYPE_CHECKING:
     from .encryption import KeyExchange
+    from .lifecycle import Address
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from typing import NamedTuple
 from .. import verbs
 from .._core import protocol
 from .._core.handshake import Endpoint, Hello
+from .._core.refusal import REJECTED_BY_APPLICATION
 from .._native import fork
 from ..config import Config
 from ..errors import (
@@ -51,7 +52,6 @@ from .connection_group import ConnectionGroup, GroupMember
 from .endpoint import AddressedEndpoint
 from .inspection import Way
 from .lifecycle import Address, ControlChannel, Link, NoLink
-from .tcp_link import REJECTED_BY_APPLICATION
 
 logger = logging.getLogger("aiordma.tcp")
 
@@ -302,7 +302,7 @@ class Responder:
                 f"the peer requests a connection {request.number}, which exists already"
             )
         remote, peer = Endpoint.unpack(request.endpoint), Hello.unpack(request.hello)
-        self._acceptor.admit(InbandRequest(self, request, remote, peer), proved=True)
+        self._acceptor.admit(InbandRequest(self, request, remote, peer), in_band=True)
 
 
 def accept_over(

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from .. import verbs
 from .._core.handshake import Endpoint, Hello
@@ -44,8 +44,6 @@ _hello = lru_cache(maxsize=16)(Hello)
 # which the peer cannot be reached.
 _ROUTE_ERRORS = NO_ROUTE | {errno.ENETDOWN}
 
-_told: set[str] = set()
-
 
 @contextmanager
 def route_errors() -> Iterator[None]:
@@ -58,14 +56,11 @@ def route_errors() -> Iterator[None]:
         raise RouteError(error.strerror or "", status=-error.errno) from error
 
 
-def _tell_of_windows(driver: Driver, security: Security) -> None:
-    """Logs once for a device what it lacks for keys that are good for one connection."""
-    name = driver.context.name
-    if driver.pool.has_windows or name in _told:
-        return
-    _told.add(name)
+@cache  # once for each device and level
+def tell_of_windows(name: str, level: int) -> None:
+    """Logs what a device lacks for keys that are good for one connection."""
     logger.log(
-        logging.INFO if security.auth is None else logging.WARNING,
+        level,
         "%s has no memory windows of type 2: a key of memory works on every connection of its "
         "event loop, for any peer that gets to know it (docs/security.md)",
         name,
@@ -83,7 +78,9 @@ class LocalEndpoint:
         self, driver: Driver, config: Config, security: Security, *, in_band: bool = False
     ) -> None:
         """Takes over one use of `driver`.  `in_band`: it accepts further connections in-band."""
-        _tell_of_windows(driver, security)
+        if not driver.pool.has_windows:
+            level = logging.INFO if security.auth is None else logging.WARNING
+            tell_of_windows(driver.context.name, level)
         self.driver = driver
         self.config = config
         self.security = security

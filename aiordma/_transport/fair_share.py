@@ -55,24 +55,23 @@ class FairShare(Generic[T]):
     """Peers in the order of their age, at most `limit` of them, and which one goes for a new one.
 
     That is the oldest one of the host with most of them, if it has more than its share, else the
-    oldest of all.  A peer that has proved itself (`proved`) goes only for a peer of another host,
-    and if its own has more than its share.
+    oldest of all.  Peers that have proved themselves (`proved`) go only for a peer of another host,
+    and if their own has more than its share.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, proved: bool = False) -> None:
         self.limit = limit
+        self._proved = proved
         self._share = max(1, limit // SHARE)
         self._host_of: dict[T, str] = {}  # oldest first, as those of each host
         self._hosts: dict[str, dict[T, None]] = {}
-        self._proved: set[T] = set()
 
     def __len__(self) -> int:
         return len(self._host_of)
 
-    def unproved(self, host: str | None = None) -> Iterator[T]:
-        """Those that have not proved themselves, of one host or of all, oldest first."""
-        peers = self._host_of if host is None else self._hosts.get(host, {})
-        return (peer for peer in peers if peer not in self._proved)
+    def __iter__(self) -> Iterator[T]:
+        """Oldest first."""
+        return iter(self._host_of)
 
     def make_room(self, host: str) -> T | None:
         """Before `add`: the peer that goes, already removed; None if there is a place.
@@ -82,30 +81,23 @@ class FairShare(Generic[T]):
         if len(self) < self.limit:
             return None
         heaviest = max(self._hosts, key=lambda name: len(self._hosts[name]) + (name == host))
-        if len(self._hosts[heaviest]) + (heaviest == host) > self._share:
-            goes = next(self.unproved(heaviest), None)
-            if goes is None and heaviest != host:
-                goes = next(iter(self._hosts[heaviest]))
-        else:
-            goes = next(self.unproved(), None)
-        if goes is None:
+        beyond = len(self._hosts[heaviest]) + (heaviest == host) > self._share
+        if self._proved and (heaviest == host or not beyond):
             raise NoRoomError
+        goes = next(iter(self._hosts[heaviest] if beyond else self))
         self.remove(goes)
         return goes
 
-    def add(self, peer: T, host: str, *, proved: bool = False) -> None:
+    def add(self, peer: T, host: str) -> None:
         """After `make_room`."""
         self._host_of[peer] = host
         self._hosts.setdefault(host, {})[peer] = None
-        if proved:
-            self._proved.add(peer)
 
     def remove(self, peer: T) -> None:
         """Does nothing for a peer that has gone already."""
         host = self._host_of.pop(peer, None)
         if host is None:
             return
-        self._proved.discard(peer)
         del self._hosts[host][peer]
         if not self._hosts[host]:
             del self._hosts[host]

@@ -85,7 +85,7 @@ class SilentSockets:
 
     def drop_oldest(self) -> bool:
         """Closes the oldest one, for its descriptor; False if there is none."""
-        oldest = next(self._waiting.unproved(), None)
+        oldest = next(iter(self._waiting), None)
         if oldest is None:
             return False
         self.forget(oldest)

@@ -27,7 +27,7 @@ from .._core.connection_states import (
     transition,
 )
 from .._core.handshake import Hello
-from .._core.refusal import printable
+from .._core.refusal import REJECTED_BY_APPLICATION
 from .._datapath.channel import MessageChannel
 from .._datapath.work_queue import SendQueue
 from .._loop import shutdown
@@ -93,8 +93,8 @@ class NoLink:
 def rejected_by_application(text: str) -> RejectedError:
     """What `on_request` of the listener has decided; `text` is its reason."""
     return RejectedError(
-        f"the listener's application refused the connection: {printable(text)}",
-        reason=28,  # IBTA clause 12.6.7.2
+        f"the listener's application refused the connection: {text}",
+        reason=REJECTED_BY_APPLICATION,
         event="",
         by_application=True,
     )

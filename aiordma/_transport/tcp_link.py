@@ -26,7 +26,7 @@ from ssl import SSLEOFError
 from typing import cast
 
 from .._core import protocol
-from .._core.refusal import REFUSAL_SIZE, unpack_refusal
+from .._core.refusal import REFUSAL_SIZE, REJECTED_BY_APPLICATION, unpack_refusal
 from .._loop.driver import writable
 from .._native import fork
 from .._native.calls import failure
@@ -44,9 +44,6 @@ from .lifecycle import Address
 VIA_HINT = 'is an aiordma listener running there, with via="tcp" and not "cm"?'
 
 REFUSED = b"refused\x01"
-
-# IBTA clause 12.6.7.2, as by the connection manager.
-REJECTED_BY_APPLICATION = 28
 
 # What asyncio reports of a socket that ends during the handshake of TLS.
 TLS_BROKEN = (ConnectionError, SSLEOFError)

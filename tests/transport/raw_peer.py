@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -281,10 +283,29 @@ async def connect_by_tcp(
         writer.close()
 
 
-def endpoint_at(address: str, lid: int = 1) -> bytes:
+FIRST_PORT = 14792
+"""Of those that the upper 10 bits of a queue pair number choose; no device takes the last 24."""
+
+
+def server_for_queue_pairs(host: str) -> socket.socket:
+    """A socket where the device connects that knows the endpoint of a number there."""
+    for port in range(FIRST_PORT + 1023, FIRST_PORT + 999, -1):
+        try:
+            return socket.create_server((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise AssertionError("no port is free")
+
+
+def endpoint_at(address: str, port: int = FIRST_PORT + 1023) -> bytes:
     """Of a queue pair that the other side connects to, since its own number is smaller."""
     return Endpoint(
-        gid=verbs.GID.from_ip(address).raw, qp_num=0xFFFFFE, psn=1, lid=lid, mtu=3
+        gid=verbs.GID.from_ip(address).raw,
+        qp_num=(port - FIRST_PORT) << 14 | 0x3FFE,
+        psn=1,
+        lid=0,
+        mtu=3,
     ).pack()
 
 
@@ -303,13 +324,13 @@ class Stranger:
         port: int,
         *,
         hello_data: bytes,
-        lid: int = 1,
+        data_port: int = FIRST_PORT + 1023,
         address: str | None = None,
     ) -> AsyncIterator[Stranger]:
         """Has sent its offer and got the answer; a data link to it is for the server to make."""
         reader, writer = await asyncio.open_connection(factory.host, port)
         try:
-            writer.write(MAGIC + endpoint_at(address or factory.host, lid) + hello_data)
+            writer.write(MAGIC + endpoint_at(address or factory.host, data_port) + hello_data)
             peer = Stranger(reader, writer)
             peer.answer = await reader.readexactly(MESSAGE_SIZE)
             yield peer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
 from contextlib import suppress
 from dataclasses import replace
@@ -40,7 +39,16 @@ from .connection_factory import (
     yield_loop,
 )
 from .marks import by_cm, by_tcp, one_loop
-from .raw_peer import Piece, RawPeer, Stranger, control, frame, packed_control, rendezvous
+from .raw_peer import (
+    Piece,
+    RawPeer,
+    Stranger,
+    control,
+    frame,
+    packed_control,
+    rendezvous,
+    server_for_queue_pairs,
+)
 
 pytestmark = pytest.mark.any_device
 
@@ -349,7 +357,7 @@ async def test_nothing_is_dialled_before_the_proof(
     factory: ConnectionFactory, key: bytes | None
 ) -> None:
     """The device connects to the address of an endpoint when its queue pair is connected."""
-    with socket.create_server((factory.host, 0)) as target:
+    with server_for_queue_pairs(factory.host) as target:
         target.setblocking(False)
         async with (
             await listening(factory, key) as listener,
@@ -357,7 +365,7 @@ async def test_nothing_is_dialled_before_the_proof(
                 factory,
                 listener.port,
                 hello_data=hello(SMALL).pack() if key is None else AUTHENTICATES,
-                lid=target.getsockname()[1],
+                data_port=target.getsockname()[1],
             ) as peer,
         ):
             if key is None:

@@ -11,8 +11,8 @@ from aiordma._transport.fair_share import FairShare, NoRoomError, network_of
 LIMIT = 16  # of which two are a host's share
 
 
-def filled(*hosts: str) -> FairShare[int]:
-    share: FairShare[int] = FairShare(LIMIT)
+def filled(*hosts: str, proved: bool = False) -> FairShare[int]:
+    share: FairShare[int] = FairShare(LIMIT, proved=proved)
     for number, host in enumerate(hosts):
         assert share.make_room(host) is None
         share.add(number, host)
@@ -45,21 +45,16 @@ def test_within_its_share_a_host_is_as_others() -> None:
     assert share.make_room("two") == 14  # it would be its third
 
 
-def test_one_that_has_proved_itself_stays() -> None:
-    share: FairShare[int] = FairShare(2)
-    share.add(0, "a", proved=True)
-    share.add(1, "b")
-    assert share.make_room("c") == 1
-    share.add(2, "c", proved=True)
-    with pytest.raises(NoRoomError):
-        share.make_room("d")
-    assert len(share) == 2
+def test_those_that_have_proved_themselves_stay() -> None:
+    share = filled(*MANY, proved=True)
+    for host in ("new", MANY[0]):
+        with pytest.raises(NoRoomError):
+            share.make_room(host)
+    assert len(share) == LIMIT
 
 
 def test_those_that_have_proved_themselves_have_a_share_too() -> None:
-    share: FairShare[int] = FairShare(LIMIT)
-    for number in range(LIMIT):
-        share.add(number, "greedy", proved=True)
+    share = filled(*["greedy"] * LIMIT, proved=True)
     with pytest.raises(NoRoomError):
         share.make_room("greedy")
     assert share.make_room("other") == 0
@@ -70,10 +65,9 @@ def test_what_has_gone_may_go_again() -> None:
     for _ in range(2):
         share.remove(1)
     assert len(share) == 2
-    assert list(share.unproved()) == [0, 2]
-    assert list(share.unproved("a")) == [0]
+    assert list(share) == [0, 2]
     share.remove(0)
-    assert list(share.unproved("a")) == []
+    assert list(share) == [2]
 
 
 @pytest.mark.parametrize(

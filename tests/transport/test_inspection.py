@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -220,29 +220,19 @@ async def never(request: ConnectionRequest) -> str | None:
 
 
 @one_loop
-async def test_an_application_that_never_decides(factory: ConnectionFactory) -> None:
+@pytest.mark.parametrize("ignores", [False, True], ids=["never decides", "ignores the deadline"])
+async def test_an_application_beyond_the_deadline(
+    factory: ConnectionFactory, ignores: bool
+) -> None:
     """The handshake's deadline holds for it too, and the peer is told."""
 
     async def wait(request: ConnectionRequest) -> str | None:
         limits_pass()  # those of SMALL, which the client has not
-        return await never(request)
-
-    async with await listening(factory, wait) as listener:
-        patient = replace(SMALL, connect_timeout=1000)
-        error = await ends(connecting(factory, listener, config=patient), RejectedError)
-        refused(error, "did not decide in time")
-        assert not listener._ready
-
-
-@one_loop
-async def test_an_application_that_ignores_the_deadline(factory: ConnectionFactory) -> None:
-    async def stubborn(request: ConnectionRequest) -> str | None:
-        limits_pass()
-        with suppress(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError) if ignores else nullcontext():
             await never(request)
         return None
 
-    async with await listening(factory, stubborn) as listener:
+    async with await listening(factory, wait) as listener:
         patient = replace(SMALL, connect_timeout=1000)
         error = await ends(connecting(factory, listener, config=patient), RejectedError)
         refused(error, "did not decide in time")

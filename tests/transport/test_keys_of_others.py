@@ -299,7 +299,7 @@ async def test_device_without_windows(
 ) -> None:
     """Shares work, their keys are the domain's, and the log says so once."""
     monkeypatch.setattr(mr_pool, "offers_windows", lambda *_: False)
-    monkeypatch.setattr(endpoint, "_told", set())
+    endpoint.tell_of_windows.cache_clear()
     config = replace(SMALL, pool_limit=SMALL.pool_limit + 1)  # a driver of its own
     async with await listen(
         factory.host, 0, device=factory.device, via=factory.via, config=config, auth=KEY

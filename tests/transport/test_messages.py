@@ -292,9 +292,10 @@ async def test_many_small_messages_in_flight(factory: ConnectionFactory) -> None
             group.create_task(client.send(b"%d" % n))
 
 
-async def test_both_sides_at_full_blast(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        there, back = mixed(150, seed=2), mixed(150, seed=3)
+async def full_blast(factory: ConnectionFactory, config: Config, count: int) -> None:
+    """Both sides send all at once, and receive."""
+    async with factory.pair(config) as (client, server):
+        there, back = mixed(count, seed=2), mixed(count, seed=3)
         async with asyncio.TaskGroup() as group:
             group.create_task(receive_all(server, there))
             group.create_task(receive_all(client, back))
@@ -302,6 +303,10 @@ async def test_both_sides_at_full_blast(factory: ConnectionFactory) -> None:
                 group.create_task(client.send(data))
             for data in back:
                 group.create_task(server.send(data))
+
+
+async def test_both_sides_at_full_blast(factory: ConnectionFactory) -> None:
+    await full_blast(factory, SMALL, 150)
 
 
 async def test_both_sides_fill_up_before_either_receives(factory: ConnectionFactory) -> None:
@@ -321,15 +326,7 @@ async def test_both_sides_fill_up_before_either_receives(factory: ConnectionFact
 @one_loop
 async def test_any_number_of_receives(factory: ConnectionFactory, data_receives: int) -> None:
     config = Config(eager_size=1024, data_receives=data_receives, control_receives=4)
-    async with factory.pair(config) as (client, server):
-        there, back = mixed(30, seed=6), mixed(30, seed=7)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(receive_all(server, there))
-            group.create_task(receive_all(client, back))
-            for data in there:
-                group.create_task(client.send(data))
-            for data in back:
-                group.create_task(server.send(data))
+    await full_blast(factory, config, 30)
 
 
 async def test_request_and_answer(factory: ConnectionFactory) -> None:

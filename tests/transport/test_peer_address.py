@@ -5,7 +5,6 @@ the peer's own, and not too often.
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import replace
 
 import pytest
@@ -19,7 +18,7 @@ from aiordma.errors import ProtocolError
 
 from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, hello
 from .marks import by_tcp, one_loop
-from .raw_peer import RawPeer, Stranger, endpoint_at
+from .raw_peer import RawPeer, Stranger, endpoint_at, server_for_queue_pairs
 
 pytestmark = pytest.mark.any_device
 
@@ -117,7 +116,7 @@ def test_which_addresses_are_a_peers_own(claimed: str, peer: str, allowed: bool)
 async def test_pauses_between_attempts_grow(factory: ConnectionFactory) -> None:
     """So there are few, whatever is at that address: the sixth comes after 1 + 4 + ... + 256 ms."""
     loop = asyncio.get_running_loop()
-    with socket.create_server((factory.host, 0)) as target:
+    with server_for_queue_pairs(factory.host) as target:
         target.setblocking(False)
         begin = loop.time()
         async with (
@@ -126,7 +125,7 @@ async def test_pauses_between_attempts_grow(factory: ConnectionFactory) -> None:
                 factory,
                 listener.port,
                 hello_data=hello().pack(),
-                lid=target.getsockname()[1],
+                data_port=target.getsockname()[1],
             ),
             factory.within(5),
         ):
