@@ -70,12 +70,12 @@ build:
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test test-full check-py check-c flaky programs software network examples bench instructions many cost soak softroce
+.PHONY: echo test test-full check-py check-c flaky programs upstream guests software network examples bench instructions many cost soak softroce
 echo: .venv/.cli build ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
-# What `make test` does not run needs packages or root: make programs, make software, make network.
-EMBEDDED_TESTS := $(PARALLEL) --ignore tests/programs --ignore tests/software --ignore tests/network
+# What `make test` does not run needs packages or root: make programs, guests, software, network.
+EMBEDDED_TESTS := $(PARALLEL) --ignore tests/programs --ignore tests/guests --ignore tests/software --ignore tests/network
 PYTEST := $(BIN)/python -m pytest $(EMBEDDED_TESTS)
 
 test: .venv/.test build ## C tests, and each Python test in one of its combinations, on the embedded device
@@ -97,6 +97,12 @@ flaky: .venv/.test build ## `make test` RUNS=25 times beside a load on every cor
 
 programs: .venv/.test build ## unmodified verbs programs, and rdma-core's own tests, on the embedded device
 	$(BIN)/python -m pytest tests/programs $(ARGS)
+
+upstream: .venv/.test build ## rdma-core's tests of newer versions than Debian's, compiled from PyPI's sources
+	$(BIN)/python -m pytest tests/programs/upstream_newer.py $(ARGS)
+
+guests: .venv/.test build ## real RDMA software on the embedded device, into docs/guests.md; ARGS=--quick as CI does (Debian, root)
+	$(BIN)/python -m pytest tests/guests $(ARGS)
 
 software: .venv/.software build ## aiohttp, websockets, grpclib, redis: carried over RDMA (Debian: redis-server)
 	$(BIN)/python -m pytest tests/software $(ARGS)
@@ -138,7 +144,7 @@ softroce: .venv/.test .venv/.software build ## the same tests and the echo on rx
 	@mkdir -p $(LOGS)
 	tests/softroce/vm sh -euc '\
 		$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 --device rxe0 $(PARALLEL) \
-			--ignore tests/abi --ignore tests/core --ignore tests/programs --ignore tests/network \
+			--ignore tests/abi --ignore tests/core --ignore tests/programs --ignore tests/guests --ignore tests/network \
 			$(foreach one,aiohttp grpclib redis,--ignore tests/software/test_$(one).py) $(ARGS); \
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
 
@@ -208,7 +214,7 @@ tsan: .venv/.build ## C tests under the thread sanitizer
 
 .PHONY: coverage
 # Counts of a branch are differences of others, and those of a process that was killed or forked in the
-# middle may not fit together; what is judged is lines. native/preload.c runs in `make programs`.
+# middle may not fit together; what is judged is lines. native/preload runs in `make programs`.
 # Cython's plugin of coverage.py wants the C that was compiled beside the source.
 coverage: .venv/.dev ## which lines the tests run: a table with a row for each folder of Python and C
 	$(call instrumented,coverage,-Db_coverage=true -Doptimization=1)
@@ -218,7 +224,7 @@ coverage: .venv/.dev ## which lines the tests run: a table with a row for each f
 	meson test -C build/coverage $(MESON_TEST)
 	build/venv/coverage/bin/python -m pytest -p no:cacheprovider --cov --cov-report= $(EMBEDDED_TESTS)
 	$(BIN)/coverage json --quiet -o build/coverage/python.json
-	$(BIN)/gcovr --root . --filter native/ --exclude native/preload.c -j 2 \
+	$(BIN)/gcovr --root . --filter native/ --exclude native/preload/ -j 2 \
 		--gcov-ignore-parse-errors negative_hits.warn_once_per_file \
 		--json-summary build/coverage/c.json --txt build/coverage/c.txt build/coverage
 	rm aiordma/_datapath/*.c

@@ -1,0 +1,51 @@
+"""Engines that move memory for inference: NIXL and Mooncake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .rows import Command, Row, Software
+from .ucx import OVER_RDMA, OVER_TCP
+
+NIXL = Software("NIXL", "nixl-cu12", pip=("--no-deps", "nixl", "nixl-cu12", "numpy"))
+MOONCAKE = Software(
+    "Mooncake",
+    "mooncake-transfer-engine-non-cuda",
+    apt=("libcurl4", "libnuma1"),
+    pip=("mooncake-transfer-engine-non-cuda", "numpy"),
+    note="The same source as `mooncake-transfer-engine`, which needs a driver of CUDA to load.",
+)
+
+TRANSFERS = 21 << 24  # programs/meeting.py
+
+
+def rows() -> Iterator[Row]:
+    for operation, said in (("READ", r"(?m)^read$"), ("WRITE", r"(?m)^written$")):
+        program = "{python} {here}/programs/nixl_transfer.py"
+        command = Command(
+            f"{program} {operation} {{port}}", f"{program} target {{port}}", r"([\d.]+) MiB/s"
+        )
+        yield Row(
+            "NIXL",
+            f"UCX backend, {operation} of 16 MiB",
+            command,
+            TRANSFERS,
+            unit="MiB/s",
+            environment=OVER_RDMA,
+            tcp=command,
+            tcp_environment=OVER_TCP,
+            says=said,
+            quick=operation == "READ",
+        )
+    program = "{python} {here}/programs/mooncake_transfer.py"
+    initiator, target = f"{program} initiator {{port}}", f"{program} target {{port}}"
+    yield Row(
+        "Mooncake",
+        "transfer engine, writes of 16 MiB",
+        Command(f"{initiator} rdma", f"{target} rdma", r"([\d.]+) MiB/s"),
+        TRANSFERS,
+        unit="MiB/s",
+        tcp=Command(f"{initiator} tcp", f"{target} tcp", r"([\d.]+) MiB/s"),
+        says=r"(?m)^written$",
+        quick=True,
+    )

@@ -1,0 +1,42 @@
+"""libfabric's verbs provider, alone and below its layers for reliable datagrams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .rows import Command, Row, Software
+
+SOFTWARE = Software(
+    "libfabric",
+    "libfabric1",
+    apt=("libfabric-bin",),
+    note="Debian has no package of fabtests. They need an address of the host for `-s`: the "
+    "provider forgets the port of a loopback address that it is to listen at.",
+)
+
+# The row of 64 bytes: #sent, #ack, total, time, MB/sec, us/transfer.
+TIME = r"(?m)^64 +\S+ +\S+ +\S+ +\S+ +[\d.]+ +([\d.]+)"
+
+
+def pingpong(provider: str, endpoint: str) -> Command:
+    words = f"fi_pingpong -p '{provider}' -e {endpoint} -S 64 {{count}}"
+    return Command(f"{words} -P {{port}} 127.0.0.1", f"{words} -B {{port}}", TIME)
+
+
+def rows() -> Iterator[Row]:
+    for provider, endpoint, like in (
+        ("verbs", "msg", "msg"),
+        ("verbs;ofi_rxm", "rdm", "rdm"),
+        ("verbs", "dgram", "rdm"),
+        ("verbs;ofi_rxd", "rdm", "rdm"),
+    ):
+        yield Row(
+            "libfabric",
+            f"fi_pingpong, {provider}, {endpoint}",
+            pingpong(provider, endpoint),
+            2 * 100 * 64,
+            count=("-I 100", "-I 2000"),
+            unit="us/transfer",
+            tcp=pingpong("tcp", like),
+            quick=endpoint == "msg",
+        )

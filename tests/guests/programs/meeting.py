@@ -1,0 +1,34 @@
+"""How the two processes of a transfer find each other: over TCP, as real deployments do."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+SIZE = 1 << 24
+COUNT = 20
+BEFORE, AFTER = 7, 9
+
+
+def serve(port: int, about: object) -> None:
+    """The target: tell one initiator about its memory, and wait until that has written."""
+    with socket.create_server(("127.0.0.1", port)) as listening:
+        conn, _ = listening.accept()
+        with conn, conn.makefile("rw") as stream:
+            print(json.dumps(about), file=stream, flush=True)
+            stream.readline()
+
+
+def initiate(port: int, transfer: Callable[[Any], None]) -> None:
+    """The initiator: the first transfer connects, the others are measured."""
+    with socket.create_connection(("127.0.0.1", port)) as conn, conn.makefile("rw") as stream:
+        about = json.loads(stream.readline())
+        transfer(about)
+        start = time.perf_counter()
+        for _ in range(COUNT):
+            transfer(about)
+        print(f"{SIZE * COUNT / (time.perf_counter() - start) / 2**20:.1f} MiB/s")
+        print("done", file=stream, flush=True)

@@ -1,0 +1,101 @@
+"""What the last whole run of each row has found, and the page that shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .rows import Row
+from .table import SOFTWARE, TABLE
+
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = Path(__file__).parents[2] / "docs" / "guests.md"
+LINKS = {"shared": "shared memory", "tcp": "TCP wire"}
+
+INTRODUCTION = """\
+# Unmodified RDMA software on the embedded device
+
+`make guests` installs the software below from the packages of Debian 12 and PyPI, runs each row
+under `aiordma run`, once with shared memory and once with the TCP wire between the processes
+(`AIORDMA_EMBEDDED_LINKS`), and writes this page. A row works if its programs end well in bounded
+time and a [trace](trace.md) shows that work requests of the device carried its bytes. How fast it
+was has no part in the verdict. CI runs the rows marked with \\*, without figures:
+`make guests ARGS=--quick`.
+
+A figure is what the program itself printed, in the row's unit, in a second run without the trace.
+The last column is the same measurement over the kernel's TCP on the loopback interface in the same
+run of the matrix, by the same software (for perftest, which has none, by qperf).
+
+{machine}
+"""
+
+
+def load() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def store(versions: Mapping[str, str], rows: Mapping[str, Any]) -> None:
+    """Rows that were not run keep what they had; rows that are no longer in the table go."""
+    before = load()
+    known = {**before.get("rows", {}), **rows}
+    results = {
+        "machine": {"kernel": platform.release().partition("-")[0], "cores": os.cpu_count()},
+        "versions": dict(sorted({**before.get("versions", {}), **versions}.items())),
+        "rows": {row.id: known[row.id] for row in TABLE if row.id in known},
+    }
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    PAGE.write_text(page(results))
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def cell(row: Row, result: Mapping[str, Any], link: str) -> str:
+    one = result.get(link)
+    if one is None:
+        return "not run"
+    if not one["works"]:
+        return "**no**"
+    return number(one.get("figure")) or "yes"
+
+
+def page(results: Mapping[str, Any]) -> str:
+    machine = results["machine"]
+    about = f"This run: Linux {machine['kernel']}, {machine['cores']} cores for both programs."
+    parts = [INTRODUCTION.format(machine=about)]
+    for software in SOFTWARE:
+        rows = [row for row in TABLE if row.software == software.name]
+        version = results["versions"].get(software.name, "not run")
+        works = sum(
+            all(results["rows"].get(row.id, {}).get(link, {}).get("works") for link in LINKS)
+            for row in rows
+        )
+        parts += [f"## {software.name}\n", f"{version}: {works} of {len(rows)} rows work.\n"]
+        parts += [
+            f"| row | unit | {' | '.join(LINKS.values())} | kernel TCP |",
+            "|---|---|---|---|---|",
+        ]
+        for row in rows:
+            result = results["rows"].get(row.id, {})
+            cells = [cell(row, result, link) for link in LINKS]
+            mark = " \\*" if row.quick else ""
+            tcp = number(result.get("kernel_tcp"))
+            parts.append(f"| {row.name}{mark} | {row.unit} | {' | '.join(cells)} | {tcp} |")
+        reasons: dict[str, list[str]] = {}
+        for row in rows:
+            for link, reason in row.fails.items():
+                reasons.setdefault(reason, []).append(f"{row.name} ({LINKS[link]})")
+        if reasons:
+            parts.append("")
+            parts += [f"- {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        if software.note:
+            parts += ["", software.note]
+        parts.append("")
+    return "\n".join(parts)

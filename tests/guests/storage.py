@@ -1,0 +1,77 @@
+"""Storage over RDMA: fio's engine, and iSER between tgtd and libiscsi."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from .rows import Command, Row, Software
+
+FIO = Software(
+    "fio",
+    "fio",
+    apt=("fio",),
+    note="Its rdma engine sleeps for half a second after connecting, within the time that it "
+    "measures: 64 MiB can have no more than 128 MiB/s. It asks for no retries when the receiver is "
+    "not ready (rnr_retry_count 0), has no flow control, and waits for ever after the error: sends "
+    "succeed for certain only if the receiver has a receive for each.",
+)
+ISER = Software(
+    "tgt and libiscsi",
+    "tgt",
+    apt=("tgt", "libiscsi-bin"),
+    note="tgtd's iSER wants the initiator's address and its name bound to the target, or answers "
+    "`Target not found`; its option `--iser port=` is refused without RDMA too.",
+)
+
+
+def fio(engine: str, client: str, server: str = "{count}") -> Command:
+    words = f"fio --thread --ioengine={engine} --port={{port}} --bs=1m --output-format=json"
+    return Command(
+        f"{words} --name=client --hostname=127.0.0.1 --rw=write {{count}} {client}",
+        f"{words} --name=server --rw=read {server}",
+        r'(?s)"write" : \{.*?"bw_bytes" : (\d+)',
+    )
+
+
+def iser(transport: str, options: str) -> Command:
+    return Command(
+        f"sh {{here}}/iser.sh {transport} {{port}} {{count}}",
+        f"tgtd --foreground {options}",
+        r"iops average (\d+)",
+    )
+
+
+def rows() -> Iterator[Row]:
+    # A short read counts as a whole one: this receiver ends with the connection.
+    tcp = fio("net", "--protocol=tcp", "--protocol=tcp --listen --size=1t")
+    for verb in ("write", "read"):
+        yield Row(
+            "fio",
+            f"verb={verb}",
+            fio("rdma", f"--verb={verb} --iodepth=8", "{count} --iodepth=128"),
+            16 << 20,
+            count=("--size=16m", "--size=4g"),
+            unit="bytes/s",
+            tcp=tcp,
+        )
+    # Too few for a figure: a receive for each.
+    yield Row(
+        "fio",
+        "verb=send",
+        replace(fio("rdma", "--verb=send --iodepth=8", "{count} --iodepth=128"), figure=""),
+        128 << 20,
+        count=("--size=128m", ""),
+    )
+    yield Row(
+        "tgt and libiscsi",
+        "iSER, write and read, 64 KiB",
+        # Its own port cannot be chosen, and that of iSCSI is the same.
+        iser("iser", "--iscsi portal=127.0.0.1:3261 --iser pool_sz_mb=128"),
+        1 << 20,
+        count=("1", "5"),
+        unit="/s",
+        tcp=iser("iscsi", "--iscsi portal=127.0.0.1:3260"),
+        port=3260,
+        says=r"tests +2 +2 +2 +0",
+    )

@@ -1,0 +1,187 @@
+"""The matrix: real RDMA software from Debian's and PyPI's packages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from . import engines, libfabric, mpi, storage, ucx
+from .rows import Command, Row, Software
+
+SOFTWARE = [
+    Software("rdma-core utilities", "ibverbs-utils", apt=("ibverbs-utils", "rdmacm-utils")),
+    Software("perftest", "perftest", apt=("perftest",)),
+    Software("qperf", "qperf", apt=("qperf",)),
+    Software("uDAPL", "dapl2-utils", apt=("dapl2-utils", "libdapl2")),
+    libfabric.SOFTWARE,
+    ucx.SOFTWARE,
+    mpi.OPEN_MPI,
+    mpi.MPICH,
+    engines.NIXL,
+    engines.MOONCAKE,
+    storage.FIO,
+    storage.ISER,
+]
+
+QPERF_FIGURE = r"= +([\d.]+) (?:ns|bytes|/sec)"
+QPERF_OF_TCP = {
+    "lat": Command(
+        "qperf -lp {port} -t 1 -uu 127.0.0.1 tcp_lat",
+        "qperf -lp {port}",
+        QPERF_FIGURE,
+        endless=True,
+    ),
+    "bw": Command(
+        "qperf -lp {port} -t 1 -uu 127.0.0.1 tcp_bw", "qperf -lp {port}", QPERF_FIGURE, endless=True
+    ),
+}
+
+
+def both(words: str, figure: str = "") -> Command:
+    """A client that is its server with an address."""
+    return Command(f"{words} 127.0.0.1", words, figure)
+
+
+# ---- rdma-core's examples -----------------------------------------------------------------------
+
+
+def utilities() -> Iterator[Row]:
+    name = "rdma-core utilities"
+    yield Row(
+        name, "ibv_devinfo", Command("ibv_devinfo -v"), 0, says="hca_id:\tembedded0", quick=True
+    )
+    for kind in ("rc", "uc", "ud", "srq"):
+        yield Row(
+            name,
+            f"ibv_{kind}_pingpong",
+            both(
+                f"ibv_{kind}_pingpong -g 0 -s 1024 -p {{port}} {{count}}", r"= ([\d.]+) usec/iter"
+            ),
+            2 * 100 * 1024,
+            count=("-n 100", "-n 10000"),
+            unit="us/iteration",
+            quick=kind == "rc",
+        )
+    rping = "rping {side} -a 127.0.0.1 -p {{port}} -S 1000 {{count}} -v -V"
+    yield Row(
+        name,
+        "rping",
+        Command(rping.format(side="-c"), rping.format(side="-s")),
+        100 * 1000,
+        count=("-C 100", "-C 100"),
+        says="ping data: rdma-ping-99",
+        quick=True,
+    )
+    # udaddy has a port of its own.
+    for program, options, port in (("ucmatose", "-p {port} ", 0), ("udaddy", "", 7174)):
+        words = f"{program} {options}-C 100 -S 1000"
+        yield Row(name, program, Command(f"{words} -s 127.0.0.1", words), 2 * 100 * 1000, port=port)
+    yield Row(
+        name,
+        "rdma_client and rdma_server",
+        Command("rdma_client -s 127.0.0.1 -p {port}", "rdma_server -p {port}"),
+        2 * 16,
+    )
+
+
+# ---- perftest -----------------------------------------------------------------------------------
+
+PERFTEST = [
+    ("send", "-c RC"), ("write", "-c RC"), ("read", "-c RC"), ("atomic", ""),
+    ("send", "-c UC"), ("write", "-c UC"), ("send", "-c UD"),
+    ("send", "-R"), ("write", "-R"), ("read", "-R"), ("atomic", "-R"), ("send", "-c UD -R"),
+    ("send", "-e"), ("write", "-e"), ("read", "-e"), ("atomic", "-e"),
+]  # fmt: skip
+LATENCY = r"(?m)^ *\d+ +\d+ +[\d.]+ +[\d.]+ +([\d.]+)"  # t_typical
+BANDWIDTH = r"(?m)^ *\d+ +\d+ +[\d.]+ +([\d.]+)"
+
+
+def perftest() -> Iterator[Row]:
+    for operation, options in PERFTEST:
+        for kind, pattern, unit in (("lat", LATENCY, "us"), ("bw", BANDWIDTH, "MB/s")):
+            # A write is no event at its receiver, and ib_write_lat has no -e.
+            if (operation, kind, options) == ("write", "lat", "-e"):
+                continue
+            program = f"ib_{operation}_{kind}"
+            datagrams = " -s 1024" if "UD" in options else ""
+            yield Row(
+                "perftest",
+                f"{program} {options}".strip(),
+                both(f"{program} -p {{port}} -d embedded0 {options}{datagrams} {{count}}", pattern),
+                # Latencies are of 2 bytes, atomics of 8.
+                100 * (2 if kind == "lat" and not datagrams else 8),
+                count=("-n 100", "-n 100" if datagrams else "-n 2000"),
+                unit=unit,
+                tcp=QPERF_OF_TCP[kind],
+                quick=options in {"-c RC", ""},
+            )
+    # Options that change how work is posted or polled, each with the bandwidth of a send.
+    for options in (
+        "--use-srq -q 4", "-q 8", "-b", "-a", "-Q 1", "-l 8", "-I 0", "-m 4096 -s 1048576",
+        "-N", "--cqe-poll 32" , "--run_infinitely -D 1", "-D 1", "--reply_every 10",
+    ):  # fmt: skip
+        yield Row(
+            "perftest",
+            f"ib_send_bw {options}",
+            both(f"ib_send_bw -p {{port}} -d embedded0 {options}"),
+            100 * 1024,
+        )
+
+
+# ---- qperf --------------------------------------------------------------------------------------
+
+QPERF = [
+    "rc_bw", "rc_lat", "rc_bi_bw", "uc_bw", "uc_lat", "uc_bi_bw", "ud_bw", "ud_lat", "ud_bi_bw",
+    "xrc_bw", "xrc_lat", "xrc_bi_bw", "rc_rdma_read_bw", "rc_rdma_read_lat", "rc_rdma_write_bw",
+    "rc_rdma_write_lat", "rc_rdma_write_poll_lat", "uc_rdma_write_bw", "uc_rdma_write_lat",
+    "uc_rdma_write_poll_lat", "rc_compare_swap_mr", "rc_fetch_add_mr", "ver_rc_compare_swap",
+    "ver_rc_fetch_add",
+]  # fmt: skip
+
+
+def qperf() -> Iterator[Row]:
+    for test in QPERF:
+        kind = "lat" if test.endswith("lat") else "bw"
+        latency = kind == "lat"
+        yield Row(
+            "qperf",
+            test,
+            Command(
+                f"qperf -lp {{port}} -t 1 -uu 127.0.0.1 {test}",
+                "qperf -lp {port}",
+                QPERF_FIGURE,
+                endless=True,
+            ),
+            100,
+            unit="ns" if latency else "/s" if "mr" in test or "ver" in test else "bytes/s",
+            tcp=QPERF_OF_TCP[kind],
+        )
+
+
+# ---- uDAPL --------------------------------------------------------------------------------------
+
+
+def udapl() -> Iterator[Row]:
+    # A transaction begins with a message of each side.
+    begin = "dapltest -T T -s 127.0.0.1 -D ofa-v2-cma -i 100 -t 1 -w 1"
+    messages = "client SR 256 server SR 256"
+    for name, operations, size in (
+        ("messages", messages, 256),
+        ("RDMA writes", f"client RW 65536 {messages}", 65536),
+        ("RDMA reads", f"{messages} client RR 4096", 4096),
+    ):
+        yield Row(
+            "uDAPL",
+            f"dapltest, {name}",
+            Command(f"{begin} {operations}", "dapltest -T S -D ofa-v2-cma", endless=True),
+            100 * size,
+            environment={"DAT_OVERRIDE": "{here}/dat.conf"},
+            port=62000,
+            says="Total Send",
+            quick=name == "messages",
+        )
+
+
+TABLE = [
+    *utilities(), *perftest(), *qperf(), *udapl(), *libfabric.rows(),
+    *ucx.rows(), *mpi.rows(), *engines.rows(), *storage.rows(),
+]  # fmt: skip
