@@ -32,6 +32,7 @@ MODULES = (
     "aiordma.cm",
     "aiordma.transport",
     "aiordma.streams",
+    "aiordma.blocking",
     "aiordma.mr_pool",
     "aiordma.testing",
     "aiordma.config",

@@ -3,13 +3,13 @@
 _OF_THE_PEER = "the peer's operation ends with it, not this call: tests/transport/test_sharing.py"
 _BOTH_HAVE = "both devices have it"
 _OF_THE_BLOCK = "entering or leaving the block raises it, not the call: tests/test_testing.py"
-_NO_XRC = "neither device has XRC, to which this belongs; the refusal to make one is tested"
 
 _COMPILED = "no class can stand in for a compiled one: tests/transport/test_message_view.py"
 
 NOT_PROVOKED: dict[tuple[str, str], str] = {
     ("_datapath.message.Message", "BufferStateError"): _COMPILED,
     ("_transport.shares.Share.revoke", "RemoteAccessError"): _OF_THE_PEER,
+    ("blocking._Handle.within", "TimeoutError"): "calls of its result raise it, not the call",
     ("cm.lookup.get_devices", "VerbsError"): "there is always the device that the tests run on",
     ("testing.check_leaks", "AssertionError"): _OF_THE_BLOCK,
     ("testing.faults", "BusyError"): _OF_THE_BLOCK,
@@ -23,6 +23,5 @@ NOT_PROVOKED: dict[tuple[str, str], str] = {
     ),
     ("verbs._device.protection_domain.ProtectionDomain.alloc_mw", "UnsupportedError"): _BOTH_HAVE,
     ("verbs._device.protection_domain.ProtectionDomain.create_srq", "UnsupportedError"): _BOTH_HAVE,
-    ("verbs._qp.queue_pair.QueuePair.pd", "ValueError"): _NO_XRC,
     ("verbs._qp.shared_receive_queue.SharedReceiveQueue.modify", "UnsupportedError"): _BOTH_HAVE,
 }

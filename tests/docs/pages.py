@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.guests import results
+
 from . import connection_page, reference, sections, states_page
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +21,7 @@ def pages() -> dict[Path, str]:
     return {
         states: sections.replace(states.read_text(), states_page.sections()),
         connections: sections.replace(connections.read_text(), connection_page.sections()),
+        results.PAGE: results.page(results.load()),
         **{REFERENCE / name: text for name, text in reference.pages().items()},
     }
 

@@ -27,10 +27,10 @@ PROGRAMS = [
     for page in PAGES
     if page.parent == DOCS
     for number, match in enumerate(PROGRAM.finditer(page.read_text()))
-    if "import pytest" not in match["program"]
+    if not re.search(r"^import (pytest|unittest)$", match["program"], re.MULTILINE)
 ]
 
-# Tests with their configuration.
+# Tests with their configuration; tests/programs has those with unittest.
 TESTS = re.compile(
     r"^```python\n(?P<program>[^`]*^import pytest$[^`]*)^```\n\n```toml\n(?P<toml>.*?)^```$",
     re.DOTALL | re.MULTILINE,

@@ -1,0 +1,88 @@
+"""Commands of a page: its files, its shell commands by section, and what they shall print."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+# Commands, and what they print if a block of text follows directly.
+BLOCK = re.compile(
+    r"^```sh\n(?P<commands>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?", re.DOTALL | re.MULTILINE
+)
+# A file has its name in a paragraph of its own before it.
+FILE = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+# What differs from run to run: times, numbers of processes, addresses, paths.
+VARIABLE = re.compile(r"/[^\s:]+|0x[0-9a-f]+|\d[\d.,]*")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Shell commands, and their output as far as the page has it."""
+
+    commands: str
+    output: str
+
+
+def files(page: Path) -> dict[str, str]:
+    """The files of a page: name, text."""
+    return dict(FILE.findall(page.read_text()))
+
+
+def blocks(page: Path, section: str) -> list[Block]:
+    """The shell commands of one section."""
+    text = dict(SECTION.findall(page.read_text()))[section]
+    return [Block(it["commands"], it["output"] or "") for it in BLOCK.finditer(text)]
+
+
+def run_commands(commands: str, folder: Path, cwd: Path | None = None) -> str:
+    """The output of commands on the embedded device; all succeed. ``folder`` is temporary."""
+    shim = folder / "aiordma"
+    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m aiordma "$@"\n')
+    shim.chmod(0o755)
+    output = folder / "output"
+    with (
+        output.open("wb") as file,
+        subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", commands],
+            env={
+                **os.environ,
+                "PATH": f"{folder}:{os.environ['PATH']}",
+                "AIORDMA_DEVICE": "embedded0",
+            },
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as shell,
+    ):
+        try:
+            status = shell.wait(550)
+        finally:  # what it has started in the background ends with it
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+    text = output.read_text()
+    assert status == 0, text
+    return text
+
+
+def prints(output: str, expected: str) -> None:
+    """Check that the output has the lines that a page shows, in order; "..." stands for any."""
+    printed = iter([shape(line) for line in output.splitlines()])
+    for line in expected.splitlines():
+        wanted = shape(line.removesuffix("..."))
+        found = not wanted or any(it.startswith(wanted) for it in printed)
+        assert found, f"{line!r} is not in:\n{output}"
+
+
+def shape(line: str) -> str:
+    """A line without what differs from run to run."""
+    return " ".join(VARIABLE.sub("#", line).split())

@@ -1,0 +1,26 @@
+"""The commands of docs/ci-without-hardware.md for two hosts; tests/programs has the others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.docs.page_commands import blocks, run_commands
+from tests.programs.conftest import installed
+
+from .namespaces import PREFIX, ip
+
+PAGE = Path(__file__).parents[2] / "docs" / "ci-without-hardware.md"
+
+
+def test_two_hosts(tmp_path: Path) -> None:
+    """In namespaces with names of this process."""
+    installed("rping")
+    _, block = blocks(PAGE, "Several processes, two hosts")
+    own = f"{PREFIX}-{os.getpid()}-host-"
+    try:
+        printed = run_commands(block.commands.replace("host-", own), tmp_path)
+    finally:
+        for side in "ab":
+            ip("netns", "delete", own + side, check=False)
+    assert printed.count("ping data: rdma-ping-4: ") == 1
