@@ -205,7 +205,7 @@ DEVIATIONS: dict[str, frozenset[str]] = {
 }
 
 # Capabilities that no software device has.
-NOT_OF_SOFTWARE = frozenset({"ECE", "RAW_PACKET", "XRC", "rate limits"})
+NOT_OF_SOFTWARE = frozenset({"ECE", "RAW_PACKET", "rate limits"})
 
 # Capabilities that a device lacks: see the marker ``needs``.
 LACKS: dict[str, frozenset[str]] = {
@@ -213,8 +213,10 @@ LACKS: dict[str, frozenset[str]] = {
     "rxe": NOT_OF_SOFTWARE
     | {
         "ATOMIC_WRITE",
+        "FLUSH",
         "IPv6 multicast",
         "SRQ numbers",
+        "XRC",
         "device memory",
         "dma-buf",
         "extended completion queues",

@@ -71,6 +71,7 @@ GROUPS: dict[str, set[str]] = {
     | CORE,
     "transport": {"_transport", "_loop", "_datapath", "mr_pool", "cm", "verbs", "config"} | CORE,
     "reconnecting": PUBLIC,
+    "blocking": PUBLIC | {"streams", "_native"},
     "streams": PUBLIC | {"_core.lazy_exports", "_loop.affinity", "_loop.shutdown"},
     # The public names are gathered here, so it may not be imported above.
     "": PUBLIC | {"_core.lazy_exports", "streams", "reconnecting"},

@@ -20,7 +20,7 @@ FOLDERS: dict[str, set[str]] = {
     "abi": set(),
     "softdev": {"abi"},
     "verbs": {"abi"},
-    "preload.c": {"softdev"},
+    "preload": {"softdev", "abi"},
 }
 
 # Python's, which only generated code needs, and those of the RDMA packages, which no build needs.
