@@ -25,9 +25,8 @@ const struct aiordma_calls *aiordma_embedded_calls(void);
  *    happens if it is up.
  *  - IBV_EVENT_GID_CHANGE: the host's addresses are read again.  (A change of them is noticed, and
  *    tells this event, without this call too.)
- *  - IBV_EVENT_LID_CHANGE: the process gets another LID (the TCP port where queue pairs without the
- *    connection manager are reached): peers that were told the old one do not find it any more;
- *    streams that exist stay.  Ids that are bound get RDMA_CM_EVENT_ADDR_CHANGE.
+ *  - IBV_EVENT_LID_CHANGE: only told, since nothing is reached by a LID; ids that are bound get
+ *    RDMA_CM_EVENT_ADDR_CHANGE.
  *  - IBV_EVENT_DEVICE_FATAL: every queue pair goes to the error state, its peer gets no answer, and in
  *    the contexts that are open now none can be made or modified any more (EIO); what is there can
  *    be destroyed.  Contexts opened later are healthy.  Ids that are bound get

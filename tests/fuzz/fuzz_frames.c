@@ -1,9 +1,9 @@
 /* The frame stream into real queue pairs: the peer of a connection, which may send anything.
  *
  * Six queue pairs of one domain are connected to the fuzzer: RC, RC with a shared receive queue, UC,
- * RC that is ready to receive only, and both sides of XRC.  Whatever comes: what was not shared is neither changed
- * nor told, every work request completes once and in order, a region that was deregistered is left
- * alone, and two other queue pairs of the process go on as if nothing were.
+ * RC that is ready to receive only, and both sides of XRC.  Whatever comes: what was not shared is
+ * neither changed nor told, every work request completes once and in order, a region that was
+ * deregistered is left alone, and two other queue pairs of the process go on as if nothing were.
  */
 #define _GNU_SOURCE /* memmem */
 #include "wire/wire.h"

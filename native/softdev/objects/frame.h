@@ -32,7 +32,8 @@
  *        8  u32  psn               of the message (24 bits)
  *       12  u32  ack               with SOFT_FRAME_ACK: every message up to this PSN is done; with
  *                                  SOFT_FRAME_SRQ: number of the shared receive queue
- *       16  u64  address           WRITE, READ, atomics, FLUSH: remote address of the message's first byte
+ *       16  u64  address           WRITE, READ, atomics, FLUSH: remote address of the message's
+ *                                  first byte
  *       24  u32  rkey
  *       28  u32  immediate         with SOFT_FRAME_IMMEDIATE
  *       32  u32  total             length of the whole message; FLUSH: of the range

@@ -26,7 +26,7 @@ int soft_mr_access(unsigned *access, unsigned allowed)
 	const unsigned needs_local_write = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 
 	*access &= ~(unsigned)OPTIONAL_RIGHTS;
-	/* That would be a promise about storage behind the memory, which the device knows nothing of. */
+	/* A promise about storage behind the memory, which the device knows nothing of. */
 	if (*access & IBV_ACCESS_FLUSH_PERSISTENT)
 		return EOPNOTSUPP;
 	if (*access & ~allowed)

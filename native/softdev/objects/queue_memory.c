@@ -9,9 +9,9 @@
 
 #include "objects.h"
 
+/* A cache line: the ring in an allocator's block should begin one. */
 enum {
-	ALIGNMENT =
-		64 /* a cache line, of which the ring of an allocator's block should begin one */
+	ALIGNMENT = 64
 };
 
 struct block {
@@ -44,8 +44,8 @@ void *soft_queue_alloc(struct ibv_pd *ibv, size_t count, size_t size, enum soft_
 	}
 	if (!block)
 		return NULL;
-	memset(block, 0,
-	       length); /* the allocator's duty, but the device would trust what is there */
+	/* The allocator's duty, but the device would trust what is there. */
+	memset(block, 0, length);
 	*block = (struct block){.from = pd, .resource_type = resource};
 	count_block(pd, 1);
 	return block + 1;

@@ -212,8 +212,8 @@ static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *
 }
 
 /* IBTA annex A19.  Bytes are in their place before anything that comes after them is looked at, so
- * that there is nothing to wait for; the fence in soft_request_end makes it so for other processors.
- * No region has the right to be flushed to persistence. */
+ * that there is nothing to wait for; and what the wire releases behind them, the acknowledgement,
+ * makes it so for other processors.  No region has the right to be flushed to persistence. */
 static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	unsigned types = frame->syndrome & SOFT_FLUSH_TYPES;

@@ -187,8 +187,8 @@ static uid_t overflow_uid(void)
 	return known ? known : DEFAULT_OVERFLOW_UID;
 }
 
-/* False: its process is of another user, or may be.  Its death will be known by its pidfd, or by its socket
- * alone if it lives in a process name space that this one cannot see. */
+/* False: its process is of another user, or may be.  Its death will be known by its pidfd, or by its
+ * socket alone if it lives in a process name space that this one cannot see. */
 static bool identify(struct soft_shm_peer *peer)
 {
 	struct ucred credentials;

@@ -34,8 +34,9 @@ struct soft_shm_chan_ops {
 	 * written here.  After the last of them comes `gone`. */
 	void (*unread)(struct soft_shm_chan *chan, const uint8_t *bytes, size_t length);
 	/* The channel is no more; do not end it. 0: the other side has ended or refused it.
-	 * ECONNRESET: its process is gone, and had read all but what `unread` was told of.  ECONNREFUSED: it refused to attach.  EPROTO: it broke
-	 * the format.  ENOMEM: a control record could not be queued. */
+	 * ECONNRESET: its process is gone, and had read all but what `unread` was told of.
+	 * ECONNREFUSED: it refused to attach.  EPROTO: it broke the format.  ENOMEM: a control
+	 * record could not be queued. */
 	void (*gone)(struct soft_shm_chan *chan, int error);
 };
 

@@ -1,8 +1,9 @@
 /* The UDP socket of the process: unreliable datagrams to and from other processes.
  *
- * It has the number of the data listener's TCP port, and is reserved together with it.  A queue pair that only receives never tells the device its address, so the
- * socket is at all of them; but while there is no UD queue pair, a filter in the kernel lets
- * nothing in.  UDP drops what is not received in time: the socket's buffer is large.
+ * It has the number of the data listener's TCP port, and is reserved together with it.  A queue pair
+ * that only receives never tells the device its address, so the socket is at all of them; but while
+ * there is no UD queue pair, a filter in the kernel lets nothing in.  UDP drops what is not received
+ * in time: the socket's buffer is large.
  */
 #define _GNU_SOURCE /* in6_pktinfo */
 #include <errno.h>

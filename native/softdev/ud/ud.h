@@ -2,8 +2,8 @@
  *
  * It comes from the UDP port that the sender's QP number says (qp_numbers.c) and from the IP address
  * that is its GID.  It goes to the port that the receiver's QP number says, or, for a multicast GID,
- * to the IP multicast group and port that multicast.c says.  Numbers are little-endian, immediate data is as
- * the application gave it.
+ * to the IP multicast group and port that multicast.c says.  Numbers are little-endian, immediate
+ * data is as the application gave it.
  *
  *   offset
  *        0  u8[4] "aiUD"
@@ -44,8 +44,8 @@ void soft_datagram_hold(void);
 void soft_datagram_release(void);
 void soft_datagram_shutdown(void);
 
-/* To the process that has the queue pair `datagram->to`.  False: not now, try again a little later.  What cannot be sent
- * at all is lost, like any datagram. */
+/* To the process that has the queue pair `datagram->to`.  False: not now, try again a little later.
+ * What cannot be sent at all is lost, like any datagram. */
 bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
 			const struct iovec *payload, int count);
 /* The same to an IPv4 address and port, from an interface.  Zero or an errno value. */

@@ -115,8 +115,6 @@ void soft_link_close_wires(struct soft_link *link);
 void soft_link_close(struct soft_link *link);
 /* The queue pair goes without its link; that closes orderly. */
 void soft_link_leave(struct soft_link *link);
-/* The port is up again: what has waited may go. */
-void soft_links_resume(void);
 /* What comes in on it gets lost from now on; LOSSY tells the other side (req_retransmit.c). */
 void soft_link_loses(struct soft_link *link);
 /* Send now. */

@@ -4,10 +4,11 @@
  * Here the process acknowledges, a little later (acks.c), and may be killed before that.  But the
  * wire knows what the process has read: of a ring what lies before the reader's position, and of a
  * socket what its kernel has confirmed if that ends without a reset, which there would be for unread
- * data, and of a living process that gives a link up.  What it has read is in its memory, or was refused: it refuses a record before it moves the
- * position, and what comes by a socket a few microseconds after reading it, in the same step; its
- * refusals have been read here before its end is.  So what it has read and not refused is done, up
- * to the first request that is answered with data.
+ * data, and of a living process that gives a link up.  What it has read is in its memory, or was
+ * refused: it refuses a record before it moves the position, and what comes by a socket a few
+ * microseconds after reading it, in the same step; its refusals have been read here before its end
+ * is.  So what it has read and not refused is done, up to the first request that is answered with
+ * data.
  *
  * Not on a link that loses frames: there, to have read is not to have taken in.  What the other side
  * delays by its fault spec counts as taken in.
