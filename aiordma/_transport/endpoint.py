@@ -19,7 +19,14 @@ from .._core.handshake import Endpoint, Hello
 from .._datapath.work_queue import RESERVED_ENTRIES
 from .._loop.driver import Driver
 from ..config import Config
-from ..errors import ProtocolError, RDMAError, RouteError, VerbsError, host_port
+from ..errors import (
+    HandshakeBrokenError,
+    ProtocolError,
+    RDMAError,
+    RouteError,
+    VerbsError,
+    host_port,
+)
 from ..mr_pool import REMOTE_RIGHTS
 from ..verbs._device.route_lookup import NO_ROUTE
 from .auth import Security
@@ -204,6 +211,8 @@ class AddressedEndpoint(LocalEndpoint):
 
         `address` is the peer's; None: it is not known, and the endpoint is trusted.
         ForeignAddressError if the endpoint has another one.  `proved`: it has proved the key.
+        HandshakeBrokenError when the peer's queue pair has gone meanwhile: a device that is
+        connected to the peer's process notices, and puts this one into ERR.
         """
         assert self.qp is not None
         if remote == self.endpoint:
@@ -223,6 +232,10 @@ class AddressedEndpoint(LocalEndpoint):
                 )
         except ValueError as error:
             raise ProtocolError(f"the peer's queue pair does not fit: {error}") from error
+        except VerbsError as error:
+            if self.qp.query().qp_state is not verbs.QPState.ERR:
+                raise
+            raise HandshakeBrokenError("the peer's queue pair ended in the handshake") from error
 
     def _check_address(self, remote: Endpoint, address: Address) -> None:
         """A device that connects to the peer's address must not be sent elsewhere by the peer.

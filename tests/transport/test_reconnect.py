@@ -28,9 +28,12 @@ from aiordma.errors import (
     UnsupportedError,
 )
 from aiordma.reconnecting import is_temporary
+from aiordma.verbs import QPState, QueuePair
+from aiordma.verbs._qp.qp_attributes import QPChanges
 from tests.conftest import every_combination
 
 from .connection_factory import ConnectionFactory
+from .marks import by_tcp, one_loop
 from .restarting import KEY
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +66,29 @@ CONFIG = Config(close_timeout=0.2, connect_timeout=30, eager_size=1024, max_eage
 )
 def test_errors_that_a_restart_can_cause_are_temporary(error: Exception, temporary: bool) -> None:
     assert is_temporary(error) is temporary
+
+
+@by_tcp  # librdmacm brings up its queue pairs itself
+@one_loop
+async def test_a_queue_pair_that_ends_while_it_is_brought_up(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is connected to the peer's process sees it die: the next step is refused."""
+    bring_up = QueuePair._bring_up
+    count = itertools.count()
+
+    def interrupted(self: QueuePair, changes: QPChanges) -> None:
+        bring_up(self, changes)
+        if next(count) == 0:
+            return  # the listener's
+        self.modify(qp_state=QPState.ERR)
+        self.modify(cur_qp_state=QPState.RTR, qp_state=QPState.RTS)
+
+    async with await factory.listen() as listener:
+        monkeypatch.setattr(QueuePair, "_bring_up", interrupted)
+        with pytest.raises(HandshakeBrokenError, match="ended in the handshake") as caught:
+            await factory.connect(listener.port)
+    assert is_temporary(caught.value)
 
 
 class Restarting:
