@@ -482,6 +482,8 @@ cdef class MessageChannel(FrameHandler):
             raise
         message.request_id = self.request_id()
         self.rendezvous[message.request_id] = message
+        if self.ended_by is not None:  # by the cycle collector, above: `end` has not seen the message
+            message.settle(FAILED, self.send_error(message))
         request = <RendezvousRequest *> (block.bytes() + HEADER)
         request.request_id = htole32(message.request_id)
         request.count = htole32(message.count())

@@ -14,6 +14,7 @@ import pytest
 
 from aiordma import Config, Connection, ConnectionClosedError, RDMAError
 from aiordma.mr_pool import Block, MemoryPool
+from aiordma.verbs import MemoryWindow, ProtectionDomain
 
 from .connection_factory import (
     ALONE,
@@ -319,6 +320,24 @@ class Aborts:
 
     def __del__(self) -> None:
         self._conn.abort()
+
+
+@one_loop
+async def test_a_message_that_is_offered_when_the_connection_ends(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the collector can end it there, where memory windows are made."""
+    make_window = ProtectionDomain.alloc_mw
+    async with factory.pair() as (client, _):
+
+        def end_first(pd: ProtectionDomain) -> MemoryWindow:
+            client.abort()
+            return make_window(pd)
+
+        monkeypatch.setattr(ProtectionDomain, "alloc_mw", end_first)
+        async with factory.within(1):
+            with pytest.raises(ConnectionClosedError, match="was aborted"):
+                await client.send(pattern(LONG))
 
 
 @one_loop
