@@ -27,13 +27,20 @@ ADVICE = (
 )
 
 
+async def withdrawn(owner: Connection, user: Connection, memory: Buffer) -> RemoteRegion:
+    """A region whose key is void, which its user does not hear of."""
+    share, region = await give(owner, user, memory)
+    del user._sharing._used[region.token.region_id]
+    share.revoke()
+    return region
+
+
 @counts_turns  # the second operation is posted before the first has failed
 @one_loop
 async def test_a_write_and_what_is_flushed_behind_it(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server), shared(server, client, 8192) as (_, remote):
         with client.alloc(4096) as local, server.alloc(64) as gone:
-            share, revoked = await give(server, client, gone)
-            share.revoke()
+            revoked = await withdrawn(server, client, gone)
             assert client.peer_address is not None
             peer = host_port(client.peer_address)
             client._queue.accepting = False  # in a row, through the queue
@@ -91,8 +98,7 @@ OPERATIONS: dict[str, Callable[[Connection, Buffer, RemoteRegion], Awaitable[obj
 async def test_each_operation(factory: ConnectionFactory, operation: str) -> None:
     async with factory.pair() as (client, server):
         with client.alloc(64) as local, server.alloc(64) as gone:
-            share, revoked = await give(server, client, gone)
-            share.revoke()
+            revoked = await withdrawn(server, client, gone)
             async with factory.within(2):
                 failing = OPERATIONS[operation](client, local, revoked)
                 error = await ends(failing, RemoteAccessError)
