@@ -640,8 +640,8 @@ def test_a_pool_on_huge_pages(pd: verbs.ProtectionDomain, monkeypatch: pytest.Mo
         return pages.allocate(length, False)._replace(page_size=2 << 20 if huge_pages else 4096)
 
     monkeypatch.setattr(memory_region, "allocate", allocate)
-    for huge in (False, True):
-        pool = MemoryPool(pd, limit=LIMIT, huge_pages=huge)
+    pools = [MemoryPool(pd, limit=LIMIT, huge_pages=huge) for huge in (False, True)]
+    for huge, pool in zip((False, True), pools, strict=True):
         for size in (100, 2 * SLAB_SIZE):
             with pool.alloc(size):
                 pass
