@@ -73,4 +73,12 @@ static inline uint64_t now_ns(clockid_t clock)
 		CHECK_EQUAL(errno, error);                                                         \
 	} while (0)
 
+/* A call that must make nothing: NULL and this errno. */
+#define REFUSED(call, error)                                                                       \
+	do {                                                                                       \
+		errno = 0;                                                                         \
+		CHECK(!(call));                                                                    \
+		CHECK_EQUAL(errno, error);                                                         \
+	} while (0)
+
 #endif

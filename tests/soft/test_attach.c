@@ -4,8 +4,6 @@
 #include "wire/link.h"
 #include "shm_side.h"
 
-#include <sys/un.h>
-
 #include "leaks.h"
 #include "shm/shm_internal.h"
 
@@ -201,16 +199,12 @@ struct message {
 
 static int connect_to_host(uint16_t port)
 {
-	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	int length =
-		snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u", port);
+	struct sockaddr_un address;
+	socklen_t length = attach_address(port, &address);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
 	CHECK(fd >= 0);
-	CHECK_EQUAL(connect(fd, (struct sockaddr *)&address,
-			    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1) +
-				    (socklen_t)length),
-		    0);
+	CHECK_EQUAL(connect(fd, (struct sockaddr *)&address, length), 0);
 	return fd;
 }
 

@@ -7,13 +7,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
-#define REFUSED(call, error)                                                                       \
-	do {                                                                                       \
-		errno = 0;                                                                         \
-		CHECK(!(call));                                                                    \
-		CHECK_EQUAL(errno, error);                                                         \
-	} while (0)
-
 static struct ibv_context *import(const struct ibv_context *of)
 {
 	int fd = dup(of->cmd_fd);

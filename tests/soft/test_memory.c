@@ -54,13 +54,6 @@ static void again(struct side *a, struct side *b)
 	connect_pair(a, b);
 }
 
-#define REFUSED(call, error)                                                                       \
-	do {                                                                                       \
-		errno = 0;                                                                         \
-		CHECK(!(call));                                                                    \
-		CHECK_EQUAL(errno, error);                                                         \
-	} while (0)
-
 /* ---- on demand ----------------------------------------------------------------------------- */
 
 static void on_demand(void)

@@ -1,9 +1,6 @@
 /* Queue pair numbers: the port that they say, and what is not to be guessed of them. */
 #include "killing.h"
 
-#include <stddef.h>
-#include <sys/un.h>
-
 #include "engine/engine.h"
 
 static bool is_bound(int type, uint16_t port)
@@ -122,15 +119,12 @@ static int take_port(int type, uint16_t port)
 
 static int take_name(uint16_t port)
 {
-	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	int length =
-		snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u", port);
+	struct sockaddr_un address;
+	socklen_t length = attach_address(port, &address);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
 	CHECK(fd >= 0);
-	CHECK_EQUAL(bind(fd, (const struct sockaddr *)&address,
-			 (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)),
-		    0);
+	CHECK_EQUAL(bind(fd, (const struct sockaddr *)&address, length), 0);
 	return fd;
 }
 

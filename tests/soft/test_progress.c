@@ -104,6 +104,32 @@ static struct address open_peers(struct process *process, struct side *side)
 	return peer;
 }
 
+/* What a process knows of its peer's being awake it does not know over TCP. */
+static bool by_shared_memory(void)
+{
+	const char *links = getenv("AIORDMA_EMBEDDED_LINKS");
+
+	return !links || strcmp(links, "tcp");
+}
+
+/* One more, at a word of the peer. */
+static struct request count_at(uint64_t word, uint32_t rkey)
+{
+	return (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+				.wr_id = 1,
+				.length = 8,
+				.offset = 64,
+				.remote = word,
+				.rkey = rkey,
+				.compare_add = 1};
+}
+
+static void count(struct side *side, struct request request)
+{
+	CHECK_EQUAL(post(side, request), 0);
+	expect_wc(side, request.wr_id, IBV_WC_SUCCESS);
+}
+
 /* The same between processes, both of which have polled and then waited. */
 static void idle_peers(void)
 {
@@ -144,16 +170,7 @@ static void busy_application(bool stays)
 
 	if (process.child) {
 		for (int i = 0; i < WRITES; i++) {
-			CHECK_EQUAL(
-				post(&side, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-							     .wr_id = 1,
-							     .length = 8,
-							     .offset = 64,
-							     .remote = peer.memory,
-							     .rkey = peer.rkey,
-							     .compare_add = 1}),
-				0);
-			expect_wc(&side, 1, IBV_WC_SUCCESS);
+			count(&side, count_at(peer.memory, peer.rkey));
 		}
 		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
 							 .wr_id = 2,
@@ -466,16 +483,7 @@ static void serving(void)
 		for (int i = 0; i <= TIMES; i++) {
 			uint64_t word = peer.memory + (i == TIMES ? 8 * DONE : 0);
 
-			CHECK_EQUAL(
-				post(&side, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-							     .wr_id = 1,
-							     .length = 8,
-							     .offset = 64,
-							     .remote = word,
-							     .rkey = peer.rkey,
-							     .compare_add = 1}),
-				0);
-			expect_wc(&side, 1, IBV_WC_SUCCESS);
+			count(&side, count_at(word, peer.rkey));
 		}
 	} else {
 		struct aiordma_drain state = {.calls = aiordma_embedded_calls(),
@@ -505,19 +513,12 @@ static void meeting(void)
 		TIMES = 1000,
 		DONE = 1
 	};
-	const char *links = getenv("AIORDMA_EMBEDDED_LINKS");
-	bool knows = !links || strcmp(links, "tcp");
+	bool knows = by_shared_memory();
 	struct process process;
 	struct side side;
 	struct address peer = open_peers(&process, &side);
 	uint64_t *words = (uint64_t *)(void *)side.memory;
-	struct request request = {.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-				  .wr_id = 1,
-				  .length = 8,
-				  .offset = 64,
-				  .remote = peer.memory,
-				  .rkey = peer.rkey,
-				  .compare_add = 1};
+	struct request request = count_at(peer.memory, peer.rkey);
 
 	if (process.child) {
 		process_barrier(&process); /* the peer polls from now on */
@@ -526,8 +527,7 @@ static void meeting(void)
 
 			if (i == TIMES)
 				request.remote += 8 * DONE;
-			CHECK_EQUAL(post(&side, request), 0);
-			expect_wc(&side, 1, IBV_WC_SUCCESS);
+			count(&side, request);
 			if (i == TIMES / 2) /* long after the two processes have met */
 				CHECK_EQUAL(soft_engine_writes(false) > awake, knows);
 		}
@@ -535,8 +535,7 @@ static void meeting(void)
 		process_barrier(&process);
 		unsigned woke = soft_engine_writes(true);
 
-		CHECK_EQUAL(post(&side, request), 0);
-		expect_wc(&side, 1, IBV_WC_SUCCESS);
+		count(&side, request);
 		CHECK_EQUAL(soft_engine_writes(true) > woke, knows);
 	} else {
 		struct ibv_wc wc;
@@ -565,19 +564,12 @@ static void armed_elsewhere(void)
 		TIMES = 1000,
 		DONE = 1
 	};
-	const char *links = getenv("AIORDMA_EMBEDDED_LINKS");
-	bool knows = !links || strcmp(links, "tcp");
+	bool knows = by_shared_memory();
 	struct process process;
 	struct side side;
 	struct address peer = open_peers(&process, &side);
 	uint64_t *words = (uint64_t *)(void *)side.memory;
-	struct request request = {.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-				  .wr_id = 1,
-				  .length = 8,
-				  .offset = 64,
-				  .remote = peer.memory,
-				  .rkey = peer.rkey,
-				  .compare_add = 1};
+	struct request request = count_at(peer.memory, peer.rkey);
 
 	if (process.child) {
 		unsigned woke;
@@ -586,13 +578,11 @@ static void armed_elsewhere(void)
 		do {
 			woke = soft_engine_writes(true);
 			for (int i = 0; i < TIMES; i++) {
-				CHECK_EQUAL(post(&side, request), 0);
-				expect_wc(&side, 1, IBV_WC_SUCCESS);
+				count(&side, request);
 			}
 		} while (knows && soft_engine_writes(true) - woke > TIMES / 10);
 		request.remote += 8 * DONE;
-		CHECK_EQUAL(post(&side, request), 0);
-		expect_wc(&side, 1, IBV_WC_SUCCESS);
+		count(&side, request);
 	} else {
 		struct ibv_comp_channel *channel = verbs->ibv_create_comp_channel(side.context);
 		struct ibv_cq *cq = verbs->ibv_create_cq(side.context, 1, NULL, channel, 0);

@@ -10,10 +10,12 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -105,6 +107,16 @@ static inline uint16_t bind_device_port(int fd)
 	}
 	CHECK(!"a port is free");
 	return 0;
+}
+
+/* Where the process of that port listens for peers of its host; the address's length. */
+static inline socklen_t attach_address(uint16_t port, struct sockaddr_un *address)
+{
+	*address = (struct sockaddr_un){.sun_family = AF_UNIX};
+	int length =
+		snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "aiordma/%u", port);
+
+	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
 __attribute__((constructor)) static void find_calls(void)
