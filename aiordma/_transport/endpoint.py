@@ -233,7 +233,8 @@ class AddressedEndpoint(LocalEndpoint):
         except ValueError as error:
             raise ProtocolError(f"the peer's queue pair does not fit: {error}") from error
         except VerbsError as error:
-            if self.qp.query().qp_state is not verbs.QPState.ERR:
+            # EIO is a device that has failed, which puts its queue pairs into ERR as well.
+            if error.errno != errno.EINVAL or self.qp.query().qp_state is not verbs.QPState.ERR:
                 raise
             raise HandshakeBrokenError("the peer's queue pair ended in the handshake") from error
 

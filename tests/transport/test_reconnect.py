@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from aiordma.errors import (
     RouteError,
     UnreachableError,
     UnsupportedError,
+    VerbsError,
 )
 from aiordma.reconnecting import is_temporary
 from aiordma.verbs import QPState, QueuePair
@@ -70,8 +72,9 @@ def test_errors_that_a_restart_can_cause_are_temporary(error: Exception, tempora
 
 @by_tcp  # librdmacm brings up its queue pairs itself
 @one_loop
+@pytest.mark.parametrize("dies", ["the peer", "the device"])
 async def test_a_queue_pair_that_ends_while_it_is_brought_up(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
     """A device that is connected to the peer's process sees it die: the next step is refused."""
     bring_up = QueuePair._bring_up
@@ -82,13 +85,20 @@ async def test_a_queue_pair_that_ends_while_it_is_brought_up(
         if next(count) == 0:
             return  # the listener's
         self.modify(qp_state=QPState.ERR)
+        if dies == "the device":
+            raise VerbsError(errno.EIO, "the device has failed")
         self.modify(cur_qp_state=QPState.RTR, qp_state=QPState.RTS)
 
     async with await factory.listen() as listener:
         monkeypatch.setattr(QueuePair, "_bring_up", interrupted)
-        with pytest.raises(HandshakeBrokenError, match="ended in the handshake") as caught:
+        with pytest.raises(RDMAError) as caught:
             await factory.connect(listener.port)
-    assert is_temporary(caught.value)
+    if dies == "the peer":
+        assert type(caught.value) is HandshakeBrokenError
+        assert "ended in the handshake" in str(caught.value)
+    else:
+        assert type(caught.value) is VerbsError
+    assert is_temporary(caught.value) is (dies == "the peer")
 
 
 class Restarting:
