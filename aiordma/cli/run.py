@@ -70,6 +70,9 @@ def run(
         "LD_PRELOAD": preloaded(os.environ.get("LD_PRELOAD", "")),
         "LD_LIBRARY_PATH": searched(os.environ.get("LD_LIBRARY_PATH", "")),
     }
+    if traced := os.environ.get("AIORDMA_TRACE"):
+        # From here, also in a program that goes to another folder before it opens the device.
+        environment["AIORDMA_TRACE"] = os.path.abspath(traced)
     sys.stdout.flush()
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python; a program inherits that
         signal.signal(ignored, signal.SIG_DFL)

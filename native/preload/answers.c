@@ -40,6 +40,7 @@ CONSTANT(link_layer, "Ethernet")
 CONSTANT(rate, "200 Gb/sec (4X HDR)") /* active_width and active_speed of ibv_query_port(3) */
 CONSTANT(pkey, "0xffff")
 CONSTANT(zero, "0")
+CONSTANT(lid, "0x1") /* SOFT_LID */
 CONSTANT(zero_hex, "0x0")
 CONSTANT(numa_node, "-1") /* near to every node: memory, no card */
 

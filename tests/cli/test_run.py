@@ -168,6 +168,17 @@ def test_traces_stay_if_the_program_fails(end: str, status: int, tmp_path: Path)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
+def test_a_relative_trace_is_relative_to_where_the_program_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    moved = f"import os; os.chdir('/'){OPENED}"
+    done = aiordma_run(sys.executable, "-c", moved, "", AIORDMA_TRACE="%p.jsonl")
+    assert (done.returncode, done.stderr) == (0, "")
+    (path,) = tmp_path.iterdir()
+    assert len(trace.read(path)) == 1
+
+
 def test_a_program_that_must_use_the_device(tmp_path: Path) -> None:
     done = aiordma_run("--must-use", "true")
     assert done.returncode == 125

@@ -1,4 +1,4 @@
-"""Engines that move memory for inference: NIXL and Mooncake."""
+"""Python packages that move memory: NIXL and Mooncake, for inference, and ibverbs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ MOONCAKE = Software(
     apt=("libcurl4", "libnuma1"),
     pip=("mooncake-transfer-engine-non-cuda", "numpy"),
     note="The same source as `mooncake-transfer-engine`, which needs a driver of CUDA to load.",
+)
+
+IBVERBS = Software(
+    "ibverbs", "ibverbs", pip=("ibverbs",), note="It opens libibverbs with `dlopen`, as NCCL does."
 )
 
 TRANSFERS = 21 << 24  # programs/meeting.py
@@ -49,3 +53,16 @@ def rows() -> Iterator[Row]:
         says=r"(?m)^written$",
         quick=True,
     )
+    program = "{python} {here}/programs/ibverbs_transfer.py"
+    for operation, said in (("WRITE", r"(?m)^written$"), ("READ", r"(?m)^read$")):
+        yield Row(
+            "ibverbs",
+            f"{operation} of 16 MiB",
+            Command(
+                f"{program} {operation} {{port}}", f"{program} target {{port}}", r"([\d.]+) MiB/s"
+            ),
+            TRANSFERS,
+            unit="MiB/s",
+            says=said,
+            quick=operation == "WRITE",
+        )

@@ -15,6 +15,9 @@ from .rows import Command, Row
 from .running import HERE, carried, run
 from .table import TABLE
 
+# Each program has the limit of its row; this is for all of a row's programs, and installing them.
+pytestmark = pytest.mark.timeout(3600)
+
 
 def figure(command: Command, text: str) -> float:
     match = re.search(command.figure, text)

@@ -24,7 +24,7 @@ static void address_handles(void)
 		if (wrong == 1)
 			attr.grh.sgid_index = 254;
 		if (wrong == 2)
-			attr.is_global = 0; /* RoCE has no addresses without a GRH */
+			attr.is_global = 0; /* RoCE has no addresses without a GRH (or a LID) */
 		errno = 0;
 		CHECK(!verbs->ibv_create_ah(side.pd, &attr) && errno == EINVAL);
 	}
@@ -51,6 +51,30 @@ static void address_handles(void)
 		CHECK_EQUAL(verbs->ibv_destroy_ah(all[i]), 0);
 	free(all);
 	close_side(&side);
+}
+
+/* As software for InfiniBand has them: the port's LID, without a GRH, is this host. */
+static void address_by_lid(void)
+{
+	struct side a, b;
+	struct ibv_port_attr port;
+	struct ibv_ah_attr attr = {.port_num = 1};
+
+	ud_open(&a, (struct options){0});
+	ud_open(&b, (struct options){0});
+	CHECK_EQUAL(verbs->ibv_query_port(a.context, 1, (void *)&port), 0);
+	attr.dlid = port.lid;
+	struct ibv_ah *ah = verbs->ibv_create_ah(a.pd, &attr);
+
+	CHECK(ah);
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
+	CHECK_EQUAL(ud_post(&a, (struct ud_request){.ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY}),
+		    0);
+	CHECK_EQUAL(poll_one(&b).slid, port.lid);
+	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	attr.dlid = 0;
+	CHECK(!verbs->ibv_create_ah(a.pd, &attr) && errno == EINVAL);
+	close_pair(&a, &b);
 }
 
 /* ibv_init_ah_from_wc(3). */
@@ -101,6 +125,7 @@ int main(void)
 {
 	limit_seconds(60);
 	STEP(address_handles());
+	STEP(address_by_lid());
 	STEP(address_from_wc());
 	return 0;
 }

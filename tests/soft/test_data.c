@@ -199,6 +199,52 @@ static void chain(struct side *a, struct side *b)
 	}
 }
 
+/* A READ has the bytes from before the requests that were posted with it, behind it, without a
+ * fence: read_order.c. */
+static void read_before(struct side *a, struct side *b)
+{
+	static const struct request behind[] = {
+		{.opcode = IBV_WR_RDMA_WRITE, .length = 24000, .remote = 8000},
+		{.opcode = IBV_WR_RDMA_WRITE, .length = 8, .remote = 0},
+		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+		 .length = 8,
+		 .remote = 16,
+		 .compare_add = 1},
+		{.opcode = IBV_WR_SEND, .length = 100}, /* to 500 */
+	};
+	enum {
+		LARGE = 32000
+	};
+
+	/* What is kept for a READ is given back: often enough for any bound. */
+	for (unsigned round = 0; round < 40; round++) {
+		struct request chain[2] = {
+			{.opcode = IBV_WR_RDMA_READ,
+			 .wr_id = 1,
+			 .length = round % 2 ? LARGE : 700,
+			 .remote = (uintptr_t)b->memory,
+			 .rkey = b->mr->rkey},
+			behind[round / 2 % 4],
+		};
+
+		chain[1].wr_id = 2;
+		chain[1].offset = LARGE;
+		chain[1].remote += (uintptr_t)b->memory;
+		chain[1].rkey = b->mr->rkey;
+		fill(b->memory, LARGE, round);
+		fill(a->memory + LARGE, 24000, round + 1);
+		if (chain[1].opcode == IBV_WR_SEND)
+			CHECK_EQUAL(post_recv_at(b, 3, 500, 100), 0);
+		CHECK_EQUAL(post_chain(a, chain, 2), 0);
+		expect_wc(a, 1, IBV_WC_SUCCESS);
+		expect_wc(a, 2, IBV_WC_SUCCESS);
+		CHECK(filled(a->memory, chain[0].length, round));
+		CHECK(!filled(b->memory, LARGE, round));
+		if (chain[1].opcode == IBV_WR_SEND)
+			expect_wc(b, 3, IBV_WC_SUCCESS);
+	}
+}
+
 /* Only signaled requests complete, and a slot is free when a later one has. */
 static void unsignaled(void)
 {
@@ -326,6 +372,7 @@ static void everything(struct side *a, struct side *b)
 	STEP(scatter_and_gather(a, b));
 	STEP(inline_data(a, b));
 	STEP(chain(a, b));
+	STEP(read_before(a, b));
 }
 
 static int gid_count(void)

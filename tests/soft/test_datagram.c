@@ -98,7 +98,7 @@ static void between_processes(const char *ip)
 		CHECK_EQUAL(wc.imm_data, round);
 		CHECK_EQUAL(wc.byte_len, GRH + length);
 		CHECK_EQUAL(wc.src_qp, peer.qpn);
-		CHECK_EQUAL(wc.slid, 0);
+		CHECK_EQUAL(wc.slid, 1);
 		CHECK(filled(side.memory + 8192 + GRH, length, round));
 		if (ip)
 			check_grh(side.memory + 8192, &peer, &own, length);
@@ -275,7 +275,7 @@ static void hostile(void)
 	struct ibv_wc wc = expect_wc(&side, 1, IBV_WC_SUCCESS);
 
 	CHECK_EQUAL(wc.byte_len, GRH + 3);
-	CHECK_EQUAL(wc.slid, 0);
+	CHECK_EQUAL(wc.slid, 1);
 	CHECK_EQUAL(wc.src_qp, number);
 	nothing(&side);
 	close(fd);

@@ -60,14 +60,26 @@ static void say(struct scene *scene, struct soft_frame frame)
 		    SOFT_FRAME_HEADER + frame.length);
 }
 
-static struct soft_frame answer_of(struct scene *scene)
+static void take(const struct scene *scene, uint8_t *bytes, size_t length)
 {
 	struct pollfd wait = {.fd = scene->fd, .events = POLLIN};
+
+	while (length) {
+		CHECK_EQUAL(poll(&wait, 1, -1), 1);
+		ssize_t taken = recv(scene->fd, bytes, length, 0);
+
+		CHECK(taken > 0);
+		bytes += taken;
+		length -= (size_t)taken;
+	}
+}
+
+static struct soft_frame answer_of(const struct scene *scene)
+{
 	uint8_t bytes[SOFT_FRAME_HEADER];
 	struct soft_frame frame;
 
-	CHECK_EQUAL(poll(&wait, 1, -1), 1);
-	CHECK_EQUAL(recv(scene->fd, bytes, sizeof(bytes), 0), sizeof(bytes));
+	take(scene, bytes, sizeof(bytes));
 	CHECK(soft_frame_decode(bytes, &frame));
 	return frame;
 }
@@ -255,6 +267,56 @@ static void unread_answers(void)
 					.address = (uintptr_t)scene.side.memory,
 					.rkey = scene.side.mr->rkey});
 	expect_event(&scene.side, IBV_EVENT_QP_REQ_ERR);
+	close_scene(&scene);
+}
+
+/* Short READs that wait for the answer to a long one, and WRITEs over what they read: of their bytes
+ * a bounded number is kept (read_order.c), and none is given away once the key has gone. */
+static void kept_answers(void)
+{
+	enum {
+		BIG = 8 << 20,
+		SHORT = 32 * 1024,
+		DEPTH = 4
+	};
+	static uint8_t payload[SOFT_FRAME_MAX];
+	struct scene scene;
+	struct soft_frame frame;
+
+	open_scene(&scene, (struct options){.memory = BIG, .depth = DEPTH});
+	const struct soft_responder *responder = &soft_qp_of(scene.side.qp)->responder;
+	struct ibv_mr *other = verbs->ibv_reg_mr(scene.side.pd, scene.side.memory, BIG, ALL_RIGHTS);
+
+	CHECK(other);
+	for (uint32_t i = 0; i < DEPTH; i++)
+		say(&scene, (struct soft_frame){.opcode = SOFT_READ,
+						.total = i ? SHORT : BIG,
+						.address = (uintptr_t)scene.side.memory,
+						.rkey = i ? other->rkey : scene.side.mr->rkey});
+	for (int i = 0; i < DEPTH; i++)
+		say(&scene, (struct soft_frame){.opcode = SOFT_WRITE,
+						.total = 8,
+						.length = 8,
+						.address = (uintptr_t)scene.side.memory,
+						.rkey = scene.side.mr->rkey});
+	for (bool written = false; !written;) {
+		soft_progress();
+		soft_lock();
+		written = scene.side.memory[0] != SECRET;
+		if (written)
+			CHECK_EQUAL(responder->kept, 2 * SHORT);
+		soft_unlock();
+	}
+	CHECK_EQUAL(verbs->ibv_dereg_mr(other), 0);
+	for (;;) {
+		frame = answer_of(&scene);
+		if (frame.psn != PEER_PSN)
+			break;
+		CHECK_EQUAL(frame.opcode, SOFT_READ_DATA);
+		take(&scene, payload, frame.length);
+	}
+	CHECK_EQUAL(frame.opcode, SOFT_NAK);
+	CHECK_EQUAL(frame.syndrome, SOFT_NAK_REMOTE_ACCESS);
 	close_scene(&scene);
 }
 
@@ -476,6 +538,7 @@ int main(void)
 	STEP(keys_of_others());
 	STEP(ranges_that_wrap());
 	STEP(unread_answers());
+	STEP(kept_answers());
 	STEP(unreceived_messages());
 	return 0;
 }

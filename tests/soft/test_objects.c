@@ -33,7 +33,7 @@ static void device_and_port(void)
 	CHECK_EQUAL(port.attr.active_mtu, IBV_MTU_4096);
 	CHECK_EQUAL(port.attr.active_width, 2);
 	CHECK_EQUAL(port.attr.active_speed, 64);
-	CHECK_EQUAL(port.attr.lid, 0); /* as on RoCE */
+	CHECK_EQUAL(port.attr.lid, 1);
 	CHECK(port.attr.gid_tbl_len >= 1);
 	CHECK_EQUAL(verbs->ibv_query_port(context, 0, (void *)&port.attr), EINVAL);
 	CHECK_EQUAL(verbs->ibv_query_port(context, 2, (void *)&port.attr), EINVAL);

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from aiordma import verbs
+from aiordma import Connection, verbs
 from aiordma._transport import share_keys
 
 from .connection_factory import (
@@ -27,41 +29,57 @@ from .test_keys_of_others import refused
 from .test_leases import computes_until_revoked
 
 
+@asynccontextmanager
+async def stopped(
+    client: Connection, server: Connection, held: str
+) -> AsyncIterator[Callable[[], Coroutine[Any, Any, None]]]:
+    """The server's send queue is stopped, and full of earlier binds if later ones are held in the
+    backlog; what is yielded lets it go on. In the end nothing is left of what was made within."""
+    qp = server._endpoint.qp
+    assert qp is not None
+    await check_alive(client, server)  # these messages have windows, which they keep
+    await at_rest(client, server)
+    before = verbs.live()
+    qp.modify(qp_state=verbs.QPState.SQD)
+    queued = SMALL.send_queue if held == "in the backlog" else 0
+    with server.alloc(8) as other:
+        earlier = [server.share(other) for _ in range(queued)]
+
+        async def go_on() -> None:
+            qp.modify(qp_state=verbs.QPState.RTS)
+            for each in earlier:
+                await each.ready()
+                each.revoke()
+
+        yield go_on
+    await barrier(server)
+    await check_alive(client, server)
+    assert verbs.live() == before
+
+
 @pytest.mark.parametrize("held", ["in the send queue", "in the backlog"])
 @pytest.mark.parametrize("how", ["revoked", "cancelled"])
 @one_loop
 async def test_revoked_before_its_bind(factory: ConnectionFactory, held: str, how: str) -> None:
     """The bind of a window waits in the send queue: the share ends, and the connection goes on."""
     async with factory.pair() as (client, server):
-        qp = server._endpoint.qp
-        assert qp is not None
-        await check_alive(client, server)  # these messages have windows, which they keep
-        await at_rest(client, server)
-        before = verbs.live()
-        qp.modify(qp_state=verbs.QPState.SQD)
-        queued = SMALL.send_queue if held == "in the backlog" else 0
-        with server.alloc(8) as buffer, server.alloc(8) as other:
-            earlier = [server.share(other) for _ in range(queued)]
-            if how == "revoked":
-                share = server.share(buffer, access=ALL)
-                share.revoke()
-                assert share.revoked
-                token = share.token
-            else:
-                sharing = asyncio.create_task(server.send_region(buffer, access=ALL))
-                await yield_loop(3)
-                [share] = set(server._sharing._shares.values()) - set(earlier)
-                token = share.token
-                sharing.cancel()
-                with suppress(asyncio.CancelledError):
-                    await sharing
-            qp.modify(qp_state=verbs.QPState.RTS)
-            for share in earlier:
-                await share.ready()
-                share.revoke()
-            await barrier(server)
-            await check_alive(client, server)
-            assert verbs.live() == before
+        with server.alloc(8) as buffer:
+            async with stopped(client, server, held) as go_on:
+                earlier = set(server._sharing._shares.values())
+                if how == "revoked":
+                    share = server.share(buffer, access=ALL)
+                    share.revoke()
+                    assert share.revoked
+                    token = share.token
+                else:
+                    sharing = asyncio.create_task(server.send_region(buffer, access=ALL))
+                    await yield_loop(3)
+                    [share] = set(server._sharing._shares.values()) - earlier
+                    token = share.token
+                    sharing.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await sharing
+                await go_on()
             await refused(factory, client.read(client.open_region(token), bytearray(8)))
 
 
@@ -90,29 +108,16 @@ async def test_a_lease_ends_before_its_bind(
     if held == "in the send queue":
         monkeypatch.setattr(share_keys, "GRACE", 10 * BUSY)
     async with factory.pair() as (client, server):
-        qp = server._endpoint.qp
-        assert qp is not None
-        await check_alive(client, server)
-        await at_rest(client, server)
-        before = verbs.live()
-        qp.modify(qp_state=verbs.QPState.SQD)
-        queued = SMALL.send_queue if held == "in the backlog" else 0
-        with server.alloc(8) as buffer, server.alloc(8) as other:
-            earlier = [server.share(other) for _ in range(queued)]
-            share = server.share(buffer, access=ALL, lease=0.001)
-            if held == "in the backlog":
-                computes_until_revoked(share)
-            else:
-                await lease_over(share, factory.slow)
-            assert share.revoked
-            qp.modify(qp_state=verbs.QPState.RTS)
-            for each in earlier:
-                await each.ready()
-                each.revoke()
-            await share.ready()
-            await barrier(server)
-            await check_alive(client, server)
-            assert verbs.live() == before
+        with server.alloc(8) as buffer:
+            async with stopped(client, server, held) as go_on:
+                share = server.share(buffer, access=ALL, lease=0.001)
+                if held == "in the backlog":
+                    computes_until_revoked(share)
+                else:
+                    await lease_over(share, factory.slow)
+                assert share.revoked
+                await go_on()
+                await share.ready()
             token = replace(share.token, lease_ms=0)
             await refused(factory, client.read(client.open_region(token), bytearray(8)))
 

@@ -148,7 +148,7 @@ class AddressVector(NamedTuple):
     """The route to a peer: ``struct ibv_ah_attr``, IBTA volume 1, clause 11.2.2.1.
 
     With ``dgid`` there is a global route (always so on RoCE); ``hop_limit`` 0 or 1 ends at the
-    first router. ``dlid`` is the peer's LID, 0 on RoCE hardware.
+    first router. ``dlid`` is the peer's LID, which RoCE does not use.
     """
 
     dgid: GID | None = None

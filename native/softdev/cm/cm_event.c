@@ -185,7 +185,7 @@ int soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int stat
 		   const struct soft_cm_message *message)
 {
 	soft_assert_locked();
-	return report(id, id, type, status, message);
+	return id->unaccepted ? 0 : report(id, id, type, status, message);
 }
 
 int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,

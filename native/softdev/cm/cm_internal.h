@@ -81,7 +81,9 @@ struct soft_cm_event {
 
 /* Puts an event into the id's queue and wakes the application.  `message`: the handshake message
  * whose parameters and private data the event carries, or NULL.  0, or ENOMEM: then the event is
- * lost, and the call that it would have answered fails, if there is one. */
+ * lost, and the call that it would have answered fails, if there is one.  Of a request that is not
+ * accepted nothing is reported, since its id may have no context of the application yet; as with
+ * the kernel, rdma_accept fails when the request is over. */
 int soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		   const struct soft_cm_message *message);
 
@@ -151,6 +153,7 @@ struct soft_cm_id {
 
 	struct soft_cm_listener *listener; /* LISTENING */
 	struct soft_cm_id *request_of; /* the listener, until the application sees the request */
+	bool unaccepted; /* a request that rdma_accept has not answered: see soft_cm_report */
 
 	/* of a datagram service (cm_sidr.h) */
 	struct soft_cm_service *service; /* LISTENING */

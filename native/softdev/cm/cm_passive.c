@@ -46,6 +46,7 @@ static struct soft_cm_id *new_request(struct soft_cm_id *listener,
 	if (!id)
 		return NULL;
 	id->request_of = listener;
+	id->unaccepted = true;
 	id->state = SOFT_CM_REQUESTED;
 	id->tos = listener->tos;
 	id->ack_timeout = listener->ack_timeout;
@@ -119,8 +120,9 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 	error = soft_cm_link_send(id->link, &reply);
 	if (error) {
 		soft_cm_qp_error(id);
-		return error; /* the event comes with the end of the stream */
+		return error;
 	}
+	id->unaccepted = false;
 	id->state = SOFT_CM_ACCEPTED;
 	soft_cm_id_waits(id, true);
 	soft_cm_link_expect(id->link, soft_cm_limits.service_ms);

@@ -183,6 +183,7 @@ static int report(struct soft_cm_service *service, const struct soft_cm_sidr_cli
 	service->untaken++;
 	id->client = client;
 	id->request_of = listener;
+	id->unaccepted = true;
 	id->state = SOFT_CM_REQUESTED;
 	id->tos = listener->tos;
 	soft_cm_device_bind(id);
@@ -261,6 +262,7 @@ int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *
 	if (error)
 		return error;
 	message.qpn = qp ? qp->qp_num : parameters->qp_num;
+	id->unaccepted = false;
 	id->state = SOFT_CM_CONNECTED;
 	answer(id->client, &message);
 	return 0;

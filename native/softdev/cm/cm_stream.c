@@ -188,8 +188,8 @@ void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int sta
 	soft_list_remove(&id->agreed);
 	id->state = SOFT_CM_FAILED;
 	soft_cm_id_waits(id, false);
-	/* As librdmacm does; a queue pair without an answer stays in INIT. */
-	if (type != RDMA_CM_EVENT_UNREACHABLE)
+	/* As librdmacm does with the event; a queue pair without an answer stays in INIT. */
+	if (type != RDMA_CM_EVENT_UNREACHABLE && !id->unaccepted)
 		soft_cm_qp_error(id);
 	soft_cm_report(id, type, status, message);
 }

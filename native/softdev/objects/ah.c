@@ -25,20 +25,27 @@ static int resolve(const struct ibv_ah_attr *attr, struct soft_ud_address *path)
 {
 	struct soft_gid own = {.gid = soft_gid_loopback};
 
-	/* RoCE's packets always have a GRH (Annex A16); the kernel refuses such an address too. */
-	if (!attr->is_global)
+	/* RoCE's packets always have a GRH (Annex A16), and the kernel refuses an address without
+	 * one.  Here it means this host if it names the port's LID: software for InfiniBand runs. */
+	if (!attr->is_global && attr->dlid != SOFT_LID)
 		return EINVAL;
 	*path = (struct soft_ud_address){
-		.destination = attr->grh.dgid,
-		.hop_limit = attr->grh.hop_limit ? attr->grh.hop_limit : DEFAULT_HOP_LIMIT,
-		.traffic_flow =
-			(uint32_t)attr->grh.traffic_class << 20 | (attr->grh.flow_label & 0xfffff),
+		.destination = soft_gid_loopback,
+		.hop_limit = DEFAULT_HOP_LIMIT,
 	};
+	if (attr->is_global) {
+		path->destination = attr->grh.dgid;
+		if (attr->grh.hop_limit)
+			path->hop_limit = attr->grh.hop_limit;
+		path->traffic_flow =
+			(uint32_t)attr->grh.traffic_class << 20 | (attr->grh.flow_label & 0xfffff);
+	}
 	/* A group may have members of both families. */
 	if (attr->port_num != 1 ||
 	    (soft_gid_is_multicast(&path->destination)
 		     ? soft_gid_at(attr->grh.sgid_index, &own)
-		     : soft_gid_source(attr->grh.sgid_index, &path->destination, &own)))
+		     : soft_gid_source(attr->is_global ? attr->grh.sgid_index : 0,
+				       &path->destination, &own)))
 		return EINVAL;
 	path->source = own.gid;
 	path->ifindex = own.ifindex;

@@ -161,6 +161,10 @@ extern const union ibv_gid soft_gid_loopback;
 
 /* ---- port.c: what can happen to the device and its port ------------------------------------ */
 
+enum {
+	SOFT_LID = 1 /* RoCE needs none, and no packet carries it: ah.c */
+};
+
 /* An open context is told; not under the lock. */
 void soft_port_attach(struct soft_context *context);
 void soft_port_detach(struct soft_context *context);

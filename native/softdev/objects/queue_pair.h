@@ -84,7 +84,10 @@ struct soft_response {
 	uint32_t total;
 	uint32_t srq_num; /* XRC: as in the request */
 	uint8_t opcode; /* SOFT_READ_DATA or SOFT_ATOMIC_DATA */
-	uint8_t result[SOFT_ATOMIC_RESULT];
+	union {
+		uint8_t *kept; /* of a READ: all its bytes if they have been overwritten, or NULL */
+		uint8_t result[SOFT_ATOMIC_RESULT];
+	};
 };
 
 /* The answer of an atomic, in case the request comes again. */
@@ -115,6 +118,7 @@ struct soft_responder {
 	uint32_t response_head;
 	uint32_t response_offset; /* of the first one: what has been sent */
 	uint32_t response_tail;
+	uint32_t kept; /* bytes of READs, in all: read_order.c */
 	struct soft_atomic_answer *atomics; /* the last ones; as many as there are responses */
 	uint32_t atomics_done;
 };

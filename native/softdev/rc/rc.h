@@ -68,6 +68,11 @@ struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct sof
 
 void soft_retry_expired(struct soft_timer *timer); /* soft_qp.retry_timer */
 
+/* read_order.c: READs whose answers wait, and requests behind them */
+/* Bytes that a request is about to write. */
+void soft_responder_keep_reads(struct soft_qp *qp, const struct iovec *iov, int count);
+void soft_responder_unkeep(struct soft_responder *responder, struct soft_response *response);
+
 /* responder.c */
 int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn);
 void soft_responder_forget(struct soft_qp *qp); /* frees memory; the lock is not needed */

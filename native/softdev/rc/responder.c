@@ -44,6 +44,10 @@ int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 
 void soft_responder_forget(struct soft_qp *qp)
 {
+	struct soft_responder *responder = &qp->responder;
+
+	for (uint32_t i = 0; responder->kept; i++)
+		soft_responder_unkeep(responder, &responder->responses[i]);
 	free(qp->responder.responses);
 	free(qp->responder.atomics);
 	memset(&qp->responder, 0, sizeof(qp->responder));
@@ -360,6 +364,12 @@ void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
 		refuse(qp, SOFT_NAK_REMOTE_ACCESS);
 }
 
+static void keep_reads(struct soft_qp *qp, const struct iovec *iov, int count)
+{
+	if (qp->responder.response_head != qp->responder.response_tail)
+		soft_responder_keep_reads(qp, iov, count);
+}
+
 int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
 			 uint32_t length, struct iovec *iov, int room)
 {
@@ -375,6 +385,8 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 
 		if (count < 0)
 			soft_request_unwritable(qp, frame);
+		else
+			keep_reads(qp, iov, count);
 		return count;
 	}
 	/* Address and key of the message's first frame, which is where they were checked. */
@@ -387,6 +399,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 		return -1;
 	}
 	*iov = (struct iovec){.iov_base = memory, .iov_len = length};
+	keep_reads(qp, iov, 1);
 	return 1;
 }
 
@@ -398,6 +411,7 @@ struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct sof
 	struct soft_response *response =
 		&responder->responses[responder->response_tail++ & responder->response_mask];
 
+	soft_responder_unkeep(responder, response); /* of one that was given up */
 	*response = (struct soft_response){
 		.psn = frame->psn,
 		.rkey = frame->rkey,
@@ -419,6 +433,7 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 
 	if (!at)
 		return false;
+	keep_reads(qp, &(struct iovec){.iov_base = at, .iov_len = sizeof(*at)}, 1);
 	if (frame->opcode == SOFT_ATOMIC_WRITE) {
 		uint64_t value; /* bytes, not a number: in the order in which they were */
 
@@ -523,6 +538,9 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 		return false;
 	const struct soft_response *response = response_at(qp, cursor->response);
 	bool by_cma;
+
+	if (response->opcode == SOFT_READ_DATA && response->kept)
+		cursor->cma_most = 0;
 	uint32_t length =
 		soft_frame_share(cursor, response->total - cursor->response_offset, &by_cma);
 
@@ -557,6 +575,7 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	if (out->index != responder->response_head)
 		return; /* given up meanwhile */
 	if (out->last) {
+		soft_responder_unkeep(responder, response_at(qp, out->index));
 		responder->response_head++;
 		responder->response_offset = 0;
 		responder->acked = acked_with(responder->acked, out->frame.psn);
@@ -582,6 +601,9 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 			IBV_ACCESS_REMOTE_READ | (out->by_cma ? SOFT_ACCESS_CMA : 0));
 	if (!memory)
 		return -1;
+	/* The key is asked for all the same: read_order.c. */
+	if (response->opcode == SOFT_READ_DATA && response->kept)
+		memory = response->kept + out->frame.offset + from;
 	*iov = (struct iovec){.iov_base = memory, .iov_len = length};
 	return 1;
 }

@@ -80,6 +80,7 @@ static int bind_source(int fd, const struct ibv_ah_attr *ah)
 	struct sockaddr_storage address;
 	struct soft_gid own;
 	const int on = 1;
+	socklen_t size;
 
 	if (!ah->is_global || ah->grh.sgid_index == SOFT_GID_LOOPBACK)
 		return 0;
@@ -87,10 +88,8 @@ static int bind_source(int fd, const struct ibv_ah_attr *ah)
 		return EADDRNOTAVAIL;
 	/* The port with connect(), so that one port serves connections to several places: ip(7). */
 	setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
-	return bind(fd, (struct sockaddr *)&address,
-		    soft_gid_address(&own.gid, &own.gid, 0, &address))
-		       ? errno
-		       : 0;
+	size = soft_gid_address(&own.gid, &own.gid, 0, &address);
+	return bind(fd, (struct sockaddr *)&address, size) ? errno : 0;
 }
 
 static void attempt_tcp(struct soft_link *link)

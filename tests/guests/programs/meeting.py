@@ -13,19 +13,30 @@ COUNT = 20
 BEFORE, AFTER = 7, 9
 
 
-def serve(port: int, about: object) -> None:
-    """The target: tell one initiator about its memory, and wait until that has written."""
+def serve(port: int, about: object, meet: Callable[[Any], object] | None = None) -> None:
+    """The target: tell one initiator about its memory, and wait until that has written.
+
+    With ``meet`` the initiator tells about itself, too, and waits until that is taken in.
+    """
     with socket.create_server(("127.0.0.1", port)) as listening:
         conn, _ = listening.accept()
         with conn, conn.makefile("rw") as stream:
             print(json.dumps(about), file=stream, flush=True)
+            if meet is not None:
+                meet(json.loads(stream.readline()))
+                print("ready", file=stream, flush=True)
             stream.readline()
 
 
-def initiate(port: int, transfer: Callable[[Any], None]) -> None:
+def initiate(
+    port: int, transfer: Callable[[Any], None], meet: Callable[[Any], object] | None = None
+) -> None:
     """The initiator: the first transfer connects, the others are measured."""
     with socket.create_connection(("127.0.0.1", port)) as conn, conn.makefile("rw") as stream:
         about = json.loads(stream.readline())
+        if meet is not None:
+            print(json.dumps(meet(about)), file=stream, flush=True)
+            stream.readline()
         transfer(about)
         start = time.perf_counter()
         for _ in range(COUNT):
