@@ -11,6 +11,8 @@
             batch.read([other], remote_addr, rkey)
         completion = await received
 
+`AsyncConnectionId.create_qp` makes one that the connection manager connects.
+
 A task that finds the send queue full waits for a slot, first come first served. A posted request
 cannot be taken back: after a cancellation its memory stays with the device until the completion, or
 until the queue pair is closed. When work fails, so does everything else
@@ -26,13 +28,13 @@ import asyncio
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, Unpack
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeAlias, Unpack
 
-from . import verbs
+from . import cm, verbs
 from ._loop.driver import ContextEvents, Watch
-from .errors import BufferStateError, DeviceEventError, QueueFullError, work_completion_error
+from .errors import BufferStateError, QueueFullError, RDMAError, work_completion_error
 from .verbs._device.context import event_error
 
 Completed: TypeAlias = "asyncio.Future[verbs.WorkCompletion]"
@@ -66,26 +68,50 @@ def _awaitable(
     async def alone(
         self: AsyncQueuePair, /, *arguments: P.args, **keywords: P.kwargs
     ) -> verbs.WorkCompletion:
-        collected: list[verbs.SendWorkRequest] = []
-        with verbs.SendBatch(collected.extend) as batch:
-            operation(batch, *arguments, **keywords)
-        return (await self.submit(collected))[0]
+        return (await self.submit(_collected(operation, *arguments, **keywords)))[0]
 
     return alone
+
+
+def _posted(
+    operation: Callable[Concatenate[verbs.SendBatch, P], None],
+) -> Callable[Concatenate[AsyncQueuePair, P], Completed]:
+    """An operation of a batch as one that is posted alone, at once."""
+
+    @functools.wraps(operation)
+    def alone(self: AsyncQueuePair, /, *arguments: P.args, **keywords: P.kwargs) -> Completed:
+        return self.submit_nowait(_collected(operation, *arguments, **keywords))[0]
+
+    return alone
+
+
+def _collected(
+    operation: Callable[Concatenate[verbs.SendBatch, P], None],
+    *arguments: P.args,
+    **keywords: P.kwargs,
+) -> list[verbs.SendWorkRequest]:
+    collected: list[verbs.SendWorkRequest] = []
+    with verbs.SendBatch(collected.extend) as batch:
+        operation(batch, *arguments, **keywords)
+    return collected
 
 
 class AsyncQueuePair:
     """A queue pair with a completion queue of its own, on the running event loop.
 
     ``qp`` is the queue pair: bring it up, query it, but leave posting and polling to this object.
-    ``options`` are those of :meth:`verbs.ProtectionDomain.create_qp`. Made, used and closed in
-    the event loop's thread.
+    With ``id`` it is the queue pair of that id, whose states the connection manager changes, and
+    ``pd`` is of the id's context. ``options`` are those of
+    :meth:`verbs.ProtectionDomain.create_qp`, or of :meth:`cm.ConnectionId.create_qp`. Made, used
+    and closed in the event loop's thread.
     """
 
     def __init__(
         self,
         pd: verbs.ProtectionDomain,
         capabilities: verbs.QPCapabilities | None = None,
+        *,
+        id: cm.ConnectionId | None = None,
         **options: Unpack[verbs.QPKeywords],
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -95,7 +121,12 @@ class AsyncQueuePair:
             entries = capabilities.max_send_wr + capabilities.max_recv_wr
             least = min(_ENTRIES, pd.context.query_device().max_cqe)
             self._cq = pd.context.create_cq(max(least, entries), self._channel)
-            self.qp = pd.create_qp(self._cq, capabilities=capabilities, **options)
+            self.qp: verbs.QueuePair
+            if id is None:
+                self.qp = pd.create_qp(self._cq, capabilities=capabilities, **options)
+            else:
+                keywords: dict[str, Any] = {**options}
+                self.qp = id.create_qp(pd, self._cq, capabilities=capabilities, **keywords)
             self._cq.req_notify()
         except BaseException:
             self._channel.close()
@@ -106,7 +137,8 @@ class AsyncQueuePair:
         self._receives: dict[int, Completed] = {}
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._reserved = 0
-        self._event: DeviceEventError | None = None
+        self._cause: Exception | None = None  # why nothing more will be done
+        self._regions: list[verbs.MemoryRegion] = []
         self._watch = Watch(self._channel.fd, self._on_completions)
         self._events = ContextEvents.for_context(pd.context)
         self._token = self._events.subscribe(self._on_event)
@@ -152,13 +184,18 @@ class AsyncQueuePair:
         """A scope that collects requests, posts them at its end and waits for all."""
         return AsyncBatch(self)
 
-    send = _awaitable(verbs.SendBatch.send)
-    write = _awaitable(verbs.SendBatch.write)
-    read = _awaitable(verbs.SendBatch.read)
-    compare_and_swap = _awaitable(verbs.SendBatch.compare_and_swap)
-    fetch_and_add = _awaitable(verbs.SendBatch.fetch_and_add)
-    bind = _awaitable(verbs.SendBatch.bind)
-    invalidate = _awaitable(verbs.SendBatch.invalidate)
+    send: Final = _awaitable(verbs.SendBatch.send)
+    write: Final = _awaitable(verbs.SendBatch.write)
+    read: Final = _awaitable(verbs.SendBatch.read)
+    compare_and_swap: Final = _awaitable(verbs.SendBatch.compare_and_swap)
+    fetch_and_add: Final = _awaitable(verbs.SendBatch.fetch_and_add)
+    bind: Final = _awaitable(verbs.SendBatch.bind)
+    invalidate: Final = _awaitable(verbs.SendBatch.invalidate)
+
+    # The same, posted at once: a future, and errors as of `submit_nowait`.
+    send_nowait: Final = _posted(verbs.SendBatch.send)
+    write_nowait: Final = _posted(verbs.SendBatch.write)
+    read_nowait: Final = _posted(verbs.SendBatch.read)
 
     async def _reserve(self, wanted: int) -> None:
         """Wait, first come first served, until ``wanted`` slots are free, and take them."""
@@ -212,6 +249,10 @@ class AsyncQueuePair:
         """Post a receive and wait for what arrives in it. Errors as of :meth:`submit`."""
         return (await _all([self.recv_nowait(sges)]))[0]
 
+    def receives(self, count: int, size: int) -> ReceiveRing:
+        """Post ``count`` receives of ``size`` bytes, which are posted again as they are taken."""
+        return ReceiveRing(self, count, size)
+
     # ---- completions ---------------------------------------------------------------------
 
     def _future(self, waiting: dict[int, Completed], number: int) -> Completed:
@@ -227,15 +268,10 @@ class AsyncQueuePair:
         while self._channel.get_event() is not None:
             self._cq.req_notify()
         found = self._cq.poll(_TAKEN)
-        if self._event is None and any(wc.status is verbs.WCStatus.WR_FLUSH_ERR for wc in found):
+        if self._cause is None and any(wc.status is verbs.WCStatus.WR_FLUSH_ERR for wc in found):
+            self._deliver_executed(found)
             self._events.take()  # what put the queue pair into this state
-        for wc in found:
-            future = self._sends.pop(wc.wr_id, None) or self._receives.pop(wc.wr_id, None)
-            if future is not None and not future.done():
-                if (error := wc.error()) is None:
-                    future.set_result(wc)
-                else:
-                    future.set_exception(error)
+        self._deliver(found)
         if len(found) == _TAKEN:
             self._loop.call_soon(self._on_completions)
         if self.qp.first_failure is not None:
@@ -243,12 +279,38 @@ class AsyncQueuePair:
         else:
             self._wake_waiters()
 
+    def _deliver(self, found: list[verbs.WorkCompletion]) -> None:
+        for wc in found:
+            future = self._sends.pop(wc.wr_id, None) or self._receives.pop(wc.wr_id, None)
+            if future is not None and not future.done():
+                if (error := wc.error()) is None:
+                    future.set_result(wc)
+                else:
+                    future.set_exception(error)
+
+    def _deliver_executed(self, found: list[verbs.WorkCompletion]) -> None:
+        self._deliver([wc for wc in found if wc.status is not verbs.WCStatus.WR_FLUSH_ERR])
+
     def _on_event(self, event: verbs.AsyncEvent) -> None:
         """The device says that nothing more will be done."""
         about = event.element in (self.qp, self._cq) and event.type in _FATAL
-        if self._event is None and (about or event.type is verbs.EventType.DEVICE_FATAL):
-            self._event = event_error(event, self.qp.context)
-            self._fail(self._flushed)
+        if about or event.type is verbs.EventType.DEVICE_FATAL:
+            self.fail(event_error(event, self.qp.context))
+
+    def fail(self, cause: Exception) -> None:
+        """Let every waiter go: nothing more will be done, for this reason.
+
+        What has completed by now is delivered; everything else fails as flushed, with ``cause`` as
+        its ``__cause__``, and so does what is posted later. The memory stays with the device until
+        :meth:`close`. For protocols that learn by other means that the peer is
+        gone; an :class:`AsyncConnectionId` calls it on a disconnect.
+        """
+        if self._cause is not None or self._channel.closed:
+            return
+        while found := self._cq.poll(_TAKEN):
+            self._deliver_executed(found)
+        self._cause = cause
+        self._fail(self._flushed)
 
     def _fail(self, error: Callable[[str], Exception]) -> None:
         """Nothing more will be done: let every waiter go. Completions may never come."""
@@ -269,7 +331,7 @@ class AsyncQueuePair:
             verbs.WCStatus.WR_FLUSH_ERR,
             operation=operation,
             qp_num=self.qp.qp_num,
-            cause=self._event or self.qp.first_failure,
+            cause=self._cause or self.qp.first_failure,
         )
 
     # ---- the end -------------------------------------------------------------------------
@@ -277,19 +339,28 @@ class AsyncQueuePair:
     def _check(self) -> None:
         if self._channel.closed:
             raise BufferStateError(f"{self!r} is closed")
-        if self._event is not None or self.qp.first_failure is not None:
+        if self._cause is not None or self.qp.first_failure is not None:
             raise self._flushed("work request")
 
     def close(self) -> None:
         """Destroy the queue pair and let every waiter go; the memory is the caller's again."""
         if self._channel.closed:
             return
+        text = f"{self!r} was closed"
+        self._fail(lambda _: BufferStateError(text))
+        self.release()
+
+    def release(self) -> None:
+        """Give back what the device has, without the waiters: their loop is closed.
+
+        Internal to the library.
+        """
         self._watch.close()
         self._events.unsubscribe(self._token)
         self._events.release()
-        text = f"{self!r} was closed"
-        self._fail(lambda _: BufferStateError(text))
         self._channel.close()  # and with it the completion queue and the queue pair
+        for region in self._regions:
+            region.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -304,6 +375,57 @@ class AsyncQueuePair:
 
     def __repr__(self) -> str:
         return f"<AsyncQueuePair {self.qp.qp_num:#x}, {len(self._sends)} sends under way>"
+
+
+class ReceiveRing:
+    """Receives of one size in memory of their own, in the order in which they were posted.
+
+    Made by :meth:`AsyncQueuePair.receives`, for protocols whose peer sends at any time: there are
+    always ``count`` receives, less the one that was taken last. The memory is registered for local
+    use and closed with the queue pair.
+    """
+
+    def __init__(self, queue: AsyncQueuePair, count: int, size: int) -> None:
+        self._queue = queue
+        self._size = size
+        self._region = queue.qp.pd.reg_mr(count * size)
+        queue._regions.append(self._region)
+        self._posted: deque[tuple[Completed, int]] = deque()
+        self._taken: int | None = None
+        for number in range(count):
+            self._post(number)
+
+    def _post(self, number: int) -> None:
+        piece = self._region.sge(number * self._size, self._size)
+        self._posted.append((self._queue.recv_nowait([piece]), number))
+
+    async def get(self) -> tuple[verbs.WorkCompletion, memoryview]:
+        """What arrives next, and its bytes, which may be used until the next call.
+
+        A write with immediate data has no bytes here: it takes a receive and lies where the peer
+        has written it. Cancelling loses nothing. WorkCompletionError when the receive failed,
+        BufferStateError when the queue pair is closed. For one task at a time.
+        """
+        if self._taken is not None:
+            number, self._taken = self._taken, None
+            try:
+                self._post(number)
+            except RDMAError:
+                if not self._posted:
+                    raise
+                # What had arrived before the end comes first.
+        future, number = self._posted[0]
+        completion = future.result() if future.done() else await asyncio.shield(future)
+        self._posted.popleft()
+        self._taken = number
+        start = number * self._size
+        here = completion.opcode is not verbs.WCOpcode.RECV_RDMA_WITH_IMM
+        return completion, self._region.buf[start : start + completion.byte_len * here]
+
+    async def __aiter__(self) -> AsyncIterator[tuple[verbs.WorkCompletion, memoryview]]:
+        """What arrives, as by :meth:`get`."""
+        while True:
+            yield await self.get()
 
 
 class AsyncBatch(verbs.SendBatch):

@@ -148,6 +148,41 @@ async def test_a_waiter_that_needs_more_room_is_not_overtaken(pd: verbs.Protecti
             await write("too many", size + 1)
 
 
+async def test_posted_at_once(pd: verbs.ProtectionDomain) -> None:
+    async with connected(pd) as (one, two):
+        one.mr.buf[:8] = b"12345678"
+        received = two.queue.recv_nowait([two.piece(64)])
+        posted = [
+            one.queue.write_nowait([one.piece()], two.mr.addr, two.mr.rkey),
+            one.queue.read_nowait([one.piece(8)], two.mr.addr, two.mr.rkey),
+            one.queue.send_nowait([one.piece()], imm=7),
+        ]
+        opcodes = [(await future).opcode for future in posted]
+        assert opcodes == [WCOpcode.RDMA_WRITE, WCOpcode.RDMA_READ, WCOpcode.SEND]
+        assert (await received).imm_data == 7
+        assert bytes(one.mr.buf[8:16]) == b"12345678"
+        one.queue.close()
+        with pytest.raises(BufferStateError):
+            one.queue.write_nowait([], 0, 0)
+
+
+async def test_failed_by_the_protocol(pd: verbs.ProtectionDomain) -> None:
+    """What has completed is delivered; everything else fails with that cause, later too."""
+    async with connected(pd) as (one, two):
+        arrived, waiting = two.queue.recv_nowait([two.piece()]), two.queue.recv_nowait()
+        await one.queue.send([one.piece()])
+        cause = TimeoutError("no keep-alive")
+        two.queue.fail(cause)
+        two.queue.fail(ZeroDivisionError("too late"))
+        assert (await arrived).byte_len == 8
+        with pytest.raises(WorkRequestFlushedError) as caught:
+            await waiting
+        assert caught.value.__cause__ is cause
+        with pytest.raises(WorkRequestFlushedError) as caught:
+            two.queue.recv_nowait()
+        assert caught.value.__cause__ is cause
+
+
 async def test_a_full_receive_queue(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd) as (one, _):
         posted: list[object] = []

@@ -8,7 +8,6 @@ accept with ours.  (rdma_cm(7))
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from .. import cm, verbs
 from .._core.handshake import Hello
 from .._core.refusal import pack_refusal, unpack_refusal
 from .._loop.driver import Driver, EventDriver
+from .._loop.id_events import ENDED, IdEvents, check_name, make_id
 from ..config import Config
 from ..errors import (
     ConnectionManagerError,
@@ -43,22 +43,17 @@ VIA_HINT = 'is an aiordma listener running there, with via="cm" and not "tcp"?'
 NO_LISTENER = 8
 NOT_THIS_PROTOCOL = -errno.EPROTO
 
-ENDED = frozenset({cm.EventType.DISCONNECTED, cm.EventType.DEVICE_REMOVAL})
 
-
-class CMLink:
+class CMLink(IdEvents):
     """The connection-manager id of a connection, from its making to its end."""
 
     def __init__(self, events: EventDriver, id: cm.ConnectionId) -> None:
         """Takes over one use of `events`, and `id`."""
-        self._events = events
-        self.id = id
-        self._seen: asyncio.Queue[cm.ConnectionEvent] = asyncio.Queue()
         self._on_end: Callable[[str], None] | None = None
         self._connected = False
         self._local: Address | None = None
         self._peer: Address | None = None
-        events.attach(id, self._on_event)
+        super().__init__(events, id)
 
     @property
     def local_address(self) -> Address | None:
@@ -70,22 +65,12 @@ class CMLink:
 
     def _on_event(self, event: cm.ConnectionEvent) -> None:
         if self._on_end is None:
-            self._seen.put_nowait(event)
+            super()._on_event(event)
         elif event.type in ENDED:
             self._on_end(f"the peer disconnected without a goodbye ({event.type.name})")
 
-    async def expect(self, wanted: cm.EventType) -> cm.ConnectionEvent:
-        """The next event, which must be `wanted`; another one is raised as an error."""
-        if self._seen.empty():
-            self._events.take()  # within a host it may be there already
-        event = await self._seen.get()
-        if event.type is not wanted:
-            raise explained(event.error()) or ConnectionManagerError(
-                f"{event.type.name} came instead of {wanted.name}",
-                event=event.type.name,
-                status=event.status,
-            )
-        return event
+    def _explained(self, error: ConnectionManagerError | None) -> ConnectionManagerError | None:
+        return explained(error)
 
     def established(self, on_end: Callable[[str], None]) -> None:
         """The handshake is done; from now on `on_end` is called on a disconnect, at most once."""
@@ -94,7 +79,8 @@ class CMLink:
         self._peer = self.id.peer_address
         self._on_end = on_end
         while not self._seen.empty():
-            self._on_event(self._seen.get_nowait())
+            if (event := self._seen.get_nowait()) is not None:
+                self._on_event(event)
 
     def close(self) -> None:
         if self._connected:
@@ -102,11 +88,6 @@ class CMLink:
                 self.id.disconnect()
             except (RDMAError, OSError) as error:
                 logger.debug("disconnect: %s", error)  # the peer was quicker
-
-    def release(self) -> None:
-        self._events.detach(self.id)
-        self.id.close()
-        self._events.release()
 
 
 def explained(error: ConnectionManagerError | None) -> ConnectionManagerError | None:
@@ -159,13 +140,8 @@ async def connect(
     security: Security,
 ) -> Connection:
     """Connects to one numeric address.  The caller bounds the time."""
-    events = EventDriver.for_library(library)
-    try:
-        id = events.channel.create_id()
-    except BaseException:
-        events.release()
-        raise
-    link = CMLink(events, id)
+    link = CMLink(*make_id(library, cm.PortSpace.TCP))
+    id = link.id
     attempt: ConnectAttempt[LocalEndpoint] | None = None
     try:
         if config.type_of_service:
@@ -195,12 +171,8 @@ async def connect(
 
 def check_device(id: cm.ConnectionId, device: str | None, address: Address) -> None:
     """The device is the one that was named, and its port can carry the connection."""
+    check_name(id, device, address)
     assert id.context is not None
-    if device is not None and id.context.name != device:
-        raise ConnectionManagerError(
-            f"the route to {host_port(address)} is through device {id.context.name!r}, not "
-            f"{device!r}; name that one, none, or a source address of {device!r}"
-        )
     with route_errors():  # the connection manager itself does not mind a port that is down
         active_port(id.context, id.port_num)
 

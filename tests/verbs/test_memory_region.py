@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from aiordma import MemoryPool, verbs
-from aiordma.errors import BufferStateError
+from aiordma.errors import BufferStateError, LocalRangeError
 from aiordma.verbs import AccessFlags
 from aiordma.verbs._memory.buffers import AnyMemory, bytes_of
 
@@ -235,3 +235,16 @@ def test_views_in_a_cycle_are_collected(device: verbs.Device) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "103\n", "")
+
+
+def test_a_range_for_a_work_request(pd: verbs.ProtectionDomain) -> None:
+    mr = pd.reg_mr(64)
+    assert mr.sge() == (mr.addr, 64, mr.lkey)
+    assert mr.sge(60) == (mr.addr + 60, 4, mr.lkey)
+    assert mr.sge(8, 16) == (mr.addr + 8, 16, mr.lkey)
+    for offset, length in ((-1, 4), (60, 5), (65, None), (0, -1)):
+        with pytest.raises(LocalRangeError):
+            mr.sge(offset, length)
+    mr.close()
+    with pytest.raises(BufferStateError):
+        mr.sge()

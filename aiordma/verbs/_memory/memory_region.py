@@ -81,13 +81,13 @@ class MemoryRegion(Resource["h.MRPointer"]):
         page_size: int = 0,
         parent: Node[h.DMPointer] | None = None,
     ) -> None:
-        self.pd = pd
-        self.addr = addr
-        self.length = length
-        self.lkey = pointer.lkey
-        self.rkey = pointer.rkey
-        self.access = access
-        self.page_size = page_size
+        self.pd: ProtectionDomain = pd
+        self.addr: int = addr
+        self.length: int = length
+        self.lkey: int = pointer.lkey
+        self.rkey: int = pointer.rkey
+        self.access: AccessFlags = access
+        self.page_size: int = page_size
         destroy = pd.context.library.calls.ibv_dereg_mr
         parents: list[Node[Any]] = [pd.node] if parent is None else [pd.node, parent]
         super().__init__(Node("MemoryRegion", pointer, destroy, parents, pin))
@@ -105,6 +105,17 @@ class MemoryRegion(Resource["h.MRPointer"]):
             raise BufferStateError(f"{self._label()} is not memory of a Python object")
         view = cast("memoryview", pin)[: self.length]
         return view if int(self.access) & _CHANGING else view.toreadonly()
+
+    def sge(self, offset: int = 0, length: int | None = None) -> ScatterGatherElement:
+        """A range of it for a work request: ``length`` bytes, or all from ``offset`` on.
+
+        LocalRangeError for a range that is not inside, BufferStateError once closed.
+        """
+        self.pointer  # noqa: B018 - raises when this is closed
+        length = self.length - offset if length is None else length
+        if offset < 0 or length < 0 or offset + length > self.length:
+            raise LocalRangeError(offset, length, self.length)
+        return ScatterGatherElement(self.addr + offset, length, self.lkey)
 
     def prefetch(
         self, offset: int = 0, length: int | None = None, *, write: bool = False, wait: bool = True

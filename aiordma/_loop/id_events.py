@@ -1,0 +1,81 @@
+"""The events of one connection-manager id on the running loop, for the task that expects them.
+
+The connection manager answers each step by an event on a channel that many ids share.  Here each id
+has a queue of its own, so that a step is a call and an await.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from .. import cm, verbs
+from ..errors import ConnectionManagerError, host_port
+from .driver import EventDriver
+
+ENDED = frozenset({cm.EventType.DISCONNECTED, cm.EventType.DEVICE_REMOVAL})
+
+
+class IdEvents:
+    """An id from its making to its end, and its events in their order."""
+
+    def __init__(self, events: EventDriver, id: cm.ConnectionId) -> None:
+        """Takes over one use of `events`, and `id`."""
+        self._events = events
+        self._seen: asyncio.Queue[cm.ConnectionEvent | None] = asyncio.Queue()
+        self.id = id
+        events.attach(id, self._on_event)
+
+    def _on_event(self, event: cm.ConnectionEvent) -> None:
+        self._seen.put_nowait(event)
+
+    def _explained(self, error: ConnectionManagerError | None) -> ConnectionManagerError | None:
+        """The error of an event that was not expected."""
+        return error
+
+    async def expect(self, wanted: cm.EventType) -> cm.ConnectionEvent:
+        """Wait for the next event, which must be `wanted`; another one is raised as an error.
+
+        BufferStateError when the id is closed meanwhile.
+        """
+        if self._seen.empty():
+            self._events.take()  # within a host it may be there already
+        event = await self._seen.get()
+        if event is None:
+            raise self.id.closed_error()
+        if event.type is not wanted:
+            raise self._explained(event.error()) or ConnectionManagerError(
+                f"{event.type.name} came instead of {wanted.name}",
+                event=event.type.name,
+                status=event.status,
+            )
+        return event
+
+    def release(self) -> None:
+        """Closes the id.  Internal to the library."""
+        self._events.detach(self.id)
+        self.id.close()
+        self._events.release()
+        if not self._events.loop.is_closed():
+            self._seen.put_nowait(None)
+
+
+def make_id(
+    library: verbs.Library, port_space: cm.PortSpace
+) -> tuple[EventDriver, cm.ConnectionId]:
+    """An id on the running loop's event channel, and one use of that."""
+    events = EventDriver.for_library(library)
+    try:
+        return events, events.channel.create_id(port_space)
+    except BaseException:
+        events.release()
+        raise
+
+
+def check_name(id: cm.ConnectionId, device: str | None, address: cm.Address) -> None:
+    """The resolved device is the one that was named."""
+    assert id.context is not None
+    if device is not None and id.context.name != device:
+        raise ConnectionManagerError(
+            f"the route to {host_port(address)} is through device {id.context.name!r}, not "
+            f"{device!r}; name that one, none, or a source address of {device!r}"
+        )

@@ -1,0 +1,303 @@
+"""The connection manager on an event loop: connect and listen for RDMA protocols of any kind.
+
+::
+
+    async with AsyncConnectionId() as id:
+        await id.resolve_addr(("10.9.9.1", 20049))
+        await id.resolve_route()
+        queue = id.create_qp(QPCapabilities(max_send_wr=64, max_recv_wr=64))
+        receives = queue.receives(64, 4096)             # posted before the peer may send
+        event = await id.connect(cm.ConnectionParameters(b"hello"))
+        completion, data = await receives.get()
+
+    async with AsyncConnectionId() as listener:
+        listener.id.bind_addr(("10.9.9.1", 20049))
+        listener.listen()
+        async for request in listener:                  # an AsyncConnectionId
+            group.create_task(serve(request))           # create_qp, accept; close at the end
+
+A step is a call that waits for its event. A disconnect ends all that waits on the queue pair. A
+listener serves each request in a task of its own, since `accept` fails when the peer has given up,
+and waits while it is silent.
+Connections with messages of any size and flow control are in :mod:`aiordma.transport`; nothing of
+that is here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, Unpack
+
+from . import cm, verbs
+from ._loop import shutdown
+from ._loop.affinity import LoopAffinity
+from ._loop.driver import EventDriver
+from ._loop.id_events import ENDED, IdEvents, check_name, make_id
+from ._loop.wait_queue import WaitQueue
+from .async_queue_pair import AsyncQueuePair
+from .errors import BufferStateError, ConnectionManagerError, RDMAError, host_port
+
+# Events of a connection that no step waits for.
+_IGNORED = frozenset({cm.EventType.ADDR_CHANGE, cm.EventType.TIMEWAIT_EXIT})
+# Seconds, as judged: a program that wants less uses asyncio.timeout.
+_RESOLVE_TIMEOUT = 10.0
+_PARAMETERS = cm.ConnectionParameters()
+
+
+class AsyncConnectionId(IdEvents):
+    """An id of the connection manager on the running event loop: one end, or a listener.
+
+    ``device`` is the name of a device, or None for the one of the environment variable
+    AIORDMA_DEVICE, or the default; the connection manager then takes the device that has the
+    address. DeviceNotFoundError; ConnectionManagerError when the route is through another device
+    than the one that was named.
+
+    ``id`` is the :class:`cm.ConnectionId`, for what does not wait: its addresses, options, the
+    context, ``join_multicast``. A step whose await was cancelled, or that failed, leaves the id
+    of no use: close it. Made, used and closed in the event loop's thread; an id that is open when
+    the loop ends is closed with a ResourceWarning.
+    """
+
+    def __init__(
+        self, device: str | None = None, port_space: cm.PortSpace = cm.PortSpace.TCP
+    ) -> None:
+        device = device or os.environ.get("AIORDMA_DEVICE") or None
+        library = verbs.find_device(device).library
+        self._begin(*make_id(library, port_space), None if device == "system" else device)
+
+    def _begin(self, events: EventDriver, id: cm.ConnectionId, device: str | None = None) -> None:
+        self._device = device
+        self._pd: verbs.ProtectionDomain | None = None
+        self._connected = self._closed = False
+        self._ended: ConnectionManagerError | None = None
+        self._backlog = 0
+        self._requests: deque[AsyncConnectionId] = deque()
+        self._waiters = WaitQueue()
+        self.queue: AsyncQueuePair | None = None
+        """The queue pair of :meth:`create_qp`."""
+        self.request: cm.ConnectionEvent | None = None
+        """The CONNECT_REQUEST of an id that a listener gave, with the peer's private data."""
+        super().__init__(events, id)
+        self._affinity = LoopAffinity()
+        self._shutdown = shutdown.of_running_loop()
+        self._shutdown.add(self, keep=True)
+
+    def _on_event(self, event: cm.ConnectionEvent) -> None:
+        if event.type is cm.EventType.CONNECT_REQUEST:
+            self._on_request(event)
+        elif event.type in ENDED and (self._connected or self._backlog):
+            self._end(event)
+        elif event.type not in _IGNORED:
+            self._connected |= event.type is cm.EventType.ESTABLISHED
+            super()._on_event(event)
+
+    def _end(self, event: cm.ConnectionEvent) -> None:
+        """The peer has disconnected, or the device goes: nothing more will arrive."""
+        peer = self.id.peer_address
+        self._ended = event.error() or ConnectionManagerError(
+            f"{host_port(peer) if peer else 'the peer'} disconnected",
+            event=f"RDMA_CM_EVENT_{event.type.name}",
+            status=event.status,
+        )
+        if self.queue is not None:
+            self.queue.fail(self._ended)
+        self._disconnect()  # both ends must: rdma_disconnect(3)
+        self._waiters.wake_all()
+
+    # ---- connecting ----------------------------------------------------------------------
+
+    async def resolve_addr(self, address: cm.Address, source: cm.Address | None = None) -> None:
+        """Find the device for a numeric (host, port), from a local address if one is given.
+
+        AddressError when no device has a route there, or none was found in 10 seconds;
+        ``asyncio.timeout`` ends it earlier.
+        """
+        self.id.resolve_addr(address, source, _RESOLVE_TIMEOUT)
+        await self.expect(cm.EventType.ADDR_RESOLVED)
+        check_name(self.id, self._device, address)
+
+    async def resolve_route(self) -> None:
+        """Find the route. RouteError when there is none, or none was found in 10 seconds."""
+        self.id.resolve_route(_RESOLVE_TIMEOUT)
+        await self.expect(cm.EventType.ROUTE_RESOLVED)
+
+    @property
+    def pd(self) -> verbs.ProtectionDomain:
+        """A protection domain on the id's device, made when first asked for, closed with the id.
+
+        ValueError before the address is resolved.
+        """
+        if self._pd is None:
+            if self.id.context is None:
+                raise ValueError(f"{self!r} is bound to no device yet: resolve its address first")
+            self._pd = self.id.context.alloc_pd()
+        return self._pd
+
+    def create_qp(
+        self, capabilities: verbs.QPCapabilities | None = None, **options: Unpack[verbs.QPKeywords]
+    ) -> AsyncQueuePair:
+        """Create the id's queue pair in :attr:`pd`, which is closed with the id.
+
+        After ``resolve_addr``, or for a request before ``accept``. Post receives before the
+        connection is there, since the peer may send at once. Errors as of
+        :meth:`cm.ConnectionId.create_qp`.
+        """
+        self.queue = AsyncQueuePair(self.pd, capabilities, id=self.id, **options)
+        return self.queue
+
+    async def connect(
+        self, parameters: cm.ConnectionParameters = _PARAMETERS
+    ) -> cm.ConnectionEvent:
+        """Connect; the event ESTABLISHED, which has the peer's private data and parameters.
+
+        RejectedError with the peer's private data, UnreachableError without an answer, after the
+        connection manager's own time-out of about a minute: ``asyncio.timeout`` ends it earlier.
+        LimitError for too much private data.
+        """
+        self.id.connect(parameters)
+        return await self.expect(cm.EventType.ESTABLISHED)
+
+    # ---- listening -----------------------------------------------------------------------
+
+    def listen(self, backlog: int = 128) -> None:
+        """Take requests from now on, for ``async for`` or :meth:`get_request`.
+
+        At most ``backlog`` requests wait to be taken; more are rejected. ValueError for a backlog
+        below 1; other errors as of :meth:`cm.ConnectionId.listen`.
+        """
+        if backlog < 1:
+            raise ValueError(f"a backlog of {backlog}: at least one request must be able to wait")
+        self.id.listen(backlog)
+        self._backlog = backlog
+
+    def _on_request(self, event: cm.ConnectionEvent) -> None:
+        if len(self._requests) >= self._backlog:
+            event.id.close()  # the peer sees a rejection
+            return
+        request = AsyncConnectionId.__new__(AsyncConnectionId)
+        request._begin(EventDriver.for_library(self.id.library), event.id)
+        request.request = event
+        self._requests.append(request)
+        self._waiters.wake_all()  # one may wait for the listener's end
+
+    async def get_request(self) -> AsyncConnectionId:
+        """The next request, to be accepted or rejected, and closed. Cancelling loses none.
+
+        BufferStateError once the listener is closed, also for tasks that wait then.
+        ConnectionManagerError when its device was removed.
+        """
+        while not self._requests:
+            if self._closed:
+                raise BufferStateError(f"{self!r} is closed")
+            if self._ended is not None:
+                raise self._ended
+            await self._waiters.wait()
+        return self._requests.popleft()
+
+    async def __aiter__(self) -> AsyncIterator[AsyncConnectionId]:
+        """Requests until the listener is closed."""
+        while True:
+            try:
+                request = await self.get_request()
+            except BufferStateError:
+                return
+            yield request
+
+    async def accept(
+        self, parameters: cm.ConnectionParameters = _PARAMETERS
+    ) -> cm.ConnectionEvent | None:
+        """Accept a request, on the request's own id; the event ESTABLISHED.
+
+        At once and None for a datagram service. VerbsError (EINVAL) when the peer has given up
+        meanwhile, LimitError for too much private data.
+        """
+        self.id.accept(parameters)
+        if self.id.port_space.datagrams:
+            return None
+        return await self.expect(cm.EventType.ESTABLISHED)
+
+    def reject(self, private_data: bytes = b"") -> None:
+        """Reject a request and close its id. LimitError for too much private data."""
+        self.id.reject(private_data)
+        self.close()
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def disconnect(self) -> None:
+        """End the connection: what is under way on the queue pair fails, here and at the peer.
+
+        Again, or without a connection, it does nothing.
+        """
+        if self._connected:
+            self._ended = ConnectionManagerError(f"{self!r} was disconnected by this side")
+            if self.queue is not None:
+                self.queue.fail(self._ended)
+            self._disconnect()
+            self._waiters.wake_all()
+
+    def _disconnect(self) -> None:
+        if self._connected:
+            self._connected = False
+            with suppress(RDMAError, OSError):  # the peer, or the device, was quicker
+                self.id.disconnect()
+
+    async def wait_disconnected(self) -> ConnectionManagerError:
+        """Wait for the end of the connection, by either side; returns its reason.
+
+        BufferStateError when the id is closed instead.
+        """
+        while self._ended is None:
+            if self._closed:
+                raise BufferStateError(f"{self!r} is closed")
+            await self._waiters.wait()
+        return self._ended
+
+    def close(self) -> None:
+        """Disconnect, close the queue pair and :attr:`pd`, destroy the id; never waits.
+
+        Waiters fail, requests that were not taken are rejected. The memory of work requests is the
+        caller's again. In the child of a fork it does nothing: the id is its parent's.
+        """
+        if self._closed or self._affinity.is_after_fork:
+            return
+        self._shutdown.remove(self)
+        self._disconnect()
+        if self.queue is not None:
+            self.queue.close()
+        self._destroy()
+        for request in self._requests:
+            request.close()
+        self._requests.clear()
+        self._waiters.wake_all()
+
+    def _destroy(self) -> None:
+        self._closed = True
+        if self._pd is not None:
+            self._pd.close()
+        self.release()
+
+    async def _end_with_loop(self) -> None:
+        self.close()
+
+    def _end_without_loop(self) -> None:
+        if self.queue is not None:
+            self.queue.release()
+        self._destroy()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self.id)[1:]}"

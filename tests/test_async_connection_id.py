@@ -1,0 +1,405 @@
+"""The connection manager on the event loop: connecting, refusing, the end, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+import aiordma
+from aiordma import AsyncConnectionId, cm, verbs
+from aiordma.errors import (
+    AddressError,
+    BufferStateError,
+    ConnectionManagerError,
+    DeviceNotFoundError,
+    LimitError,
+    RejectedError,
+    RouteError,
+    UnreachableError,
+    VerbsError,
+    WorkCompletionError,
+    WorkRequestFlushedError,
+)
+from aiordma.verbs import QPCapabilities, QPState, ScatterGatherElement, WCOpcode
+from tests.docs.names import members
+
+ROOM = QPCapabilities(max_send_wr=8, max_recv_wr=8)
+
+
+@asynccontextmanager
+async def listening(
+    device_name: str, host: str, backlog: int = 8
+) -> AsyncIterator[tuple[AsyncConnectionId, cm.Address]]:
+    async with AsyncConnectionId(device_name) as listener:
+        listener.id.bind_addr((host, 0))
+        listener.listen(backlog)
+        address = listener.id.local_address
+        assert address is not None
+        yield listener, address
+
+
+async def resolved(id: AsyncConnectionId, address: cm.Address) -> AsyncConnectionId:
+    await id.resolve_addr(address)
+    await id.resolve_route()
+    return id
+
+
+@dataclass
+class End:
+    """A connected id, with receives of 64 bytes and as much memory to send from."""
+
+    id: AsyncConnectionId
+    queue: aiordma.AsyncQueuePair
+    receives: aiordma.ReceiveRing
+    mr: verbs.MemoryRegion
+
+    @classmethod
+    def prepare(cls, id: AsyncConnectionId) -> End:
+        queue = id.create_qp(ROOM)
+        return cls(id, queue, queue.receives(4, 64), id.pd.reg_mr(64))
+
+    async def send(self, data: bytes, imm: int | None = None) -> None:
+        self.mr.buf[: len(data)] = data
+        piece = ScatterGatherElement(self.mr.addr, len(data), self.mr.lkey)
+        await self.queue.send([piece], imm=imm)
+
+
+@asynccontextmanager
+async def connected(device_name: str, host: str) -> AsyncIterator[tuple[End, End]]:
+    async with (
+        listening(device_name, host) as (listener, address),
+        AsyncConnectionId(device_name) as id,
+    ):
+        one = End.prepare(await resolved(id, address))
+        connecting = asyncio.create_task(id.connect(cm.ConnectionParameters(b"question")))
+        async with await listener.get_request() as request:
+            assert request.request is not None
+            assert request.request.private_data[:8] == b"question"
+            two = End.prepare(request)
+            await request.accept(cm.ConnectionParameters(b"answer"))
+            assert (await connecting).private_data[:6] == b"answer"
+            yield one, two
+
+
+async def test_both_ends_send_and_receive(device_name: str, host: str) -> None:
+    async with connected(device_name, host) as (one, two):
+        for sender, receiver in ((one, two), (two, one)):
+            for number in range(20):  # more than there are receives
+                await sender.send(b"%d" % number, imm=number)
+                completion, data = await receiver.receives.get()
+                assert (completion.imm_data, bytes(data)) == (number, b"%d" % number)
+        assert one.id.id.peer_address == two.id.id.local_address
+        assert one.queue.qp.state is QPState.RTS
+        assert one.id.pd is one.queue.qp.pd
+
+
+async def test_a_write_with_immediate_takes_a_receive_without_bytes(
+    device_name: str, host: str
+) -> None:
+    async with connected(device_name, host) as (one, two):
+        rights = verbs.AccessFlags.LOCAL_WRITE | verbs.AccessFlags.REMOTE_WRITE
+        target = two.id.pd.reg_mr(64, rights)
+        one.mr.buf[:5] = b"hello"
+        piece = ScatterGatherElement(one.mr.addr, 5, one.mr.lkey)
+        await one.queue.write([piece], target.addr, target.rkey, imm=9)
+        completion, data = await two.receives.get()
+        assert completion.opcode is WCOpcode.RECV_RDMA_WITH_IMM
+        assert (completion.imm_data, len(data), bytes(target.buf[:5])) == (9, 0, b"hello")
+
+
+async def test_a_receive_that_was_cancelled_loses_nothing(device_name: str, host: str) -> None:
+    async with connected(device_name, host) as (one, two):
+        for _ in range(3):
+            waiting = asyncio.create_task(two.receives.get())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        await one.send(b"first")
+        assert bytes((await two.receives.get())[1]) == b"first"
+
+
+@pytest.mark.parametrize("active", [True, False], ids=["active", "passive"])
+async def test_a_disconnect_ends_what_waits_at_both_ends(
+    device_name: str, host: str, active: bool
+) -> None:
+    async with connected(device_name, host) as (one, two):
+        leaving, left = (one, two) if active else (two, one)
+        for number in range(3):
+            await leaving.send(b"%d" % number)
+        waiting = [asyncio.create_task(end.queue.recv()) for end in (leaving, left)]
+        await asyncio.sleep(0)
+        leaving.id.disconnect()
+        leaving.id.disconnect()
+        reason = await left.id.wait_disconnected()
+        assert isinstance(reason, ConnectionManagerError)
+        assert host in str(reason)
+        assert "by this side" in str(await leaving.id.wait_disconnected())
+        for number in range(3):
+            assert bytes((await left.receives.get())[1]) == b"%d" % number
+        for end, task in zip((leaving, left), waiting, strict=True):
+            with pytest.raises(WorkRequestFlushedError) as caught:
+                await task
+            assert caught.value.__cause__ is await end.id.wait_disconnected()
+            with pytest.raises(WorkRequestFlushedError):
+                await end.send(b"too late")
+
+
+async def test_a_request_wakes_the_task_that_wants_one(device_name: str, host: str) -> None:
+    """Not one that waits for the listener's end."""
+    async with (
+        listening(device_name, host) as (listener, address),
+        AsyncConnectionId(device_name) as id,
+    ):
+        ending = asyncio.create_task(listener.wait_disconnected())
+        await asyncio.sleep(0)
+        taking = asyncio.create_task(listener.get_request())
+        await asyncio.sleep(0)
+        (await resolved(id, address)).create_qp()
+        connecting = asyncio.create_task(id.connect())
+        async with asyncio.timeout(60):
+            (await taking).reject()
+        with pytest.raises(RejectedError):
+            await connecting
+        listener.close()
+        with pytest.raises(BufferStateError):
+            await ending
+
+
+async def test_a_disconnect_before_the_connection_does_nothing(device_name: str, host: str) -> None:
+    async with (
+        listening(device_name, host) as (listener, address),
+        AsyncConnectionId(device_name) as id,
+    ):
+        listener.disconnect()
+        one = End.prepare(await resolved(id, address))
+        id.disconnect()
+        connecting = asyncio.create_task(id.connect())
+        async with await listener.get_request() as request:
+            two = End.prepare(request)
+            request.disconnect()
+            await request.accept()
+            await connecting
+            await one.send(b"hello")
+            assert bytes((await two.receives.get())[1]) == b"hello"
+            id.disconnect()
+            assert host in str(await request.wait_disconnected())
+
+
+async def test_a_request_is_rejected_with_data(device_name: str, host: str) -> None:
+    async with (
+        listening(device_name, host) as (listener, address),
+        AsyncConnectionId(device_name) as id,
+    ):
+        (await resolved(id, address)).create_qp()
+        connecting = asyncio.create_task(id.connect())
+        (await listener.get_request()).reject(b"not today")
+        with pytest.raises(RejectedError) as caught:
+            await connecting
+        assert caught.value.private_data[:9] == b"not today"
+
+
+async def test_a_request_that_was_answered_is_not_accepted(device_name: str, host: str) -> None:
+    async with (
+        listening(device_name, host) as (listener, address),
+        AsyncConnectionId(device_name) as id,
+    ):
+        (await resolved(id, address)).create_qp()
+        connecting = asyncio.create_task(id.connect())
+        async with await listener.get_request() as request:
+            request.create_qp()
+            request.id.reject()
+            with pytest.raises(VerbsError) as caught:
+                await request.accept()
+            assert caught.value.errno == errno.EINVAL
+        with pytest.raises(RejectedError):
+            await connecting
+
+
+async def test_no_listener(device_name: str, host: str) -> None:
+    async with listening(device_name, host) as (_, address):
+        pass
+    async with AsyncConnectionId(device_name) as id:
+        (await resolved(id, address)).create_qp()
+        with pytest.raises(ConnectionManagerError):
+            await id.connect()
+
+
+async def test_requests_beyond_the_backlog_are_rejected(device_name: str, host: str) -> None:
+    async with listening(device_name, host, backlog=2) as (listener, address):
+
+        async def ask() -> None:
+            async with AsyncConnectionId(device_name) as id:
+                (await resolved(id, address)).create_qp()
+                await id.connect()
+
+        tasks = [asyncio.create_task(ask()) for _ in range(3)]
+        done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        assert [type(task.exception()) for task in done] == [RejectedError]
+        listener.close()  # rejects those that nothing has taken
+        results = await asyncio.gather(*rest, return_exceptions=True)
+        assert [type(result) for result in results] == [RejectedError] * 2
+        with pytest.raises(BufferStateError):
+            await listener.get_request()
+
+
+async def test_closing_wakes_what_waits(device_name: str, host: str) -> None:
+    async with listening(device_name, host) as (listener, address):
+        requests = [request async for request in closing_soon(listener)]
+        assert requests == []
+    async with listening(device_name, host) as (listener, address):
+        id = AsyncConnectionId(device_name)
+        (await resolved(id, address)).create_qp()
+        connecting = asyncio.create_task(id.connect())
+        ended = asyncio.create_task(id.wait_disconnected())
+        (await listener.get_request()).close()
+        id.close()
+        id.close()
+        for task in (connecting, ended):
+            with pytest.raises(BufferStateError):
+                await task
+
+
+async def closing_soon(listener: AsyncConnectionId) -> AsyncIterator[AsyncConnectionId]:
+    asyncio.get_running_loop().call_soon(listener.close)
+    async for request in listener:
+        yield request
+
+
+async def test_a_connect_that_is_cancelled(device_name: str, host: str) -> None:
+    async with listening(device_name, host) as (listener, address):
+        async with AsyncConnectionId(device_name) as id:
+            (await resolved(id, address)).create_qp()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await id.connect()
+        async with await listener.get_request() as request:
+            # The peer has given up, which is known here already or is heard of now.
+            with pytest.raises((VerbsError, RejectedError), match=r"Invalid argument|timed out"):  # noqa: PT012
+                request.create_qp()
+                await request.accept()
+
+
+async def test_addresses_without_a_device(device_name: str, host: str) -> None:
+    async with AsyncConnectionId(device_name) as id:
+        with pytest.raises(ValueError, match="resolve its address first"):
+            id.pd  # noqa: B018
+        with pytest.raises(ValueError, match="not a numeric IP address"):
+            await id.resolve_addr(("localhost", 1))
+        with pytest.raises(AddressError) as caught:
+            await id.resolve_addr(("192.0.2.1", 1), source=("192.0.2.77", 0))
+        assert caught.value.errno in (errno.EADDRNOTAVAIL, errno.ENODEV)
+
+
+async def test_failures_that_events_report(device_name: str, host: str) -> None:
+    """Events that this machine does not bring about, as the channel would hand them out."""
+
+    async def after(
+        kind: cm.EventType, step: Callable[[AsyncConnectionId], Awaitable[object]]
+    ) -> None:
+        async with (
+            listening(device_name, host) as (_, address),
+            AsyncConnectionId(device_name) as id,
+        ):
+            (await resolved(id, address)).create_qp()
+            parameters = cm.ConnectionParameters()
+            id._on_event(cm.ConnectionEvent(kind, id.id, None, -errno.EHOSTUNREACH, parameters))
+            await step(id)
+
+    with pytest.raises(RouteError):
+        await after(cm.EventType.ROUTE_ERROR, AsyncConnectionId.resolve_route)
+    with pytest.raises(UnreachableError):
+        await after(cm.EventType.UNREACHABLE, AsyncConnectionId.connect)
+    async with listening(device_name, host) as (listener, _):
+        waiting = asyncio.create_task(listener.get_request())
+        await asyncio.sleep(0)
+        removal = cm.ConnectionEvent(
+            cm.EventType.DEVICE_REMOVAL, listener.id, None, 0, cm.ConnectionParameters()
+        )
+        listener._on_event(removal)
+        with pytest.raises(ConnectionManagerError, match="the device is being removed"):
+            await waiting
+
+
+def test_what_is_for_the_library_is_not_offered() -> None:
+    for offered in (AsyncConnectionId, aiordma.AsyncQueuePair):
+        names = {member.name for member in members(offered, set())}
+        assert "close" in names
+        assert not names & {"open", "release"}
+
+
+async def test_mistakes(device_name: str, host: str) -> None:
+    with pytest.raises(DeviceNotFoundError):
+        AsyncConnectionId("no_such_device")
+    async with AsyncConnectionId(device_name) as id:
+        with pytest.raises(ValueError, match="a backlog of 0"):
+            id.listen(0)
+    async with listening(device_name, host) as (listener, address):
+        async with AsyncConnectionId(device_name) as id:
+            id._device = "mlx5_9"
+            with pytest.raises(ConnectionManagerError, match="not 'mlx5_9'"):
+                await id.resolve_addr(address)
+        async with AsyncConnectionId(device_name) as id:
+            (await resolved(id, address)).create_qp()
+            much = cm.ConnectionParameters(bytes(300))
+            with pytest.raises(LimitError):
+                await id.connect(much)
+            connecting = asyncio.create_task(id.connect())
+            async with await listener.get_request() as request:
+                request.create_qp()
+                with pytest.raises(LimitError):
+                    await request.accept(much)
+                with pytest.raises(LimitError):
+                    request.reject(bytes(300))
+                request.reject()
+            with pytest.raises(RejectedError):
+                await connecting
+
+
+async def test_receives_end_with_the_queue_pair(device_name: str, host: str) -> None:
+    async with connected(device_name, host) as (one, two):
+        two.id.disconnect()
+        with pytest.raises(WorkCompletionError):
+            await two.receives.get()
+        one.queue.close()
+        with pytest.raises(BufferStateError):
+            await one.receives.get()
+
+
+async def test_the_queue_pair_of_a_synchronous_id(device: verbs.Device, host: str) -> None:
+    """AsyncQueuePair takes an id of aiordma.cm, too."""
+    with cm.EventChannel(device.library) as channel, channel.create_id() as id:
+        id.bind_addr((host, 0))
+        assert id.context is not None
+        with id.context.alloc_pd() as pd:
+            async with aiordma.AsyncQueuePair(pd, ROOM, id=id) as queue:
+                assert queue.qp is id.qp
+                with pytest.raises(TypeError, match="source_qpn"):
+                    aiordma.AsyncQueuePair(pd, ROOM, id=id, source_qpn=1)
+
+
+def test_an_id_that_is_open_when_its_loop_ends(device_name: str, host: str) -> None:
+    async def forget() -> None:
+        id = AsyncConnectionId(device_name)
+        id.id.bind_addr((host, 0))
+        id.create_qp()
+
+    with pytest.warns(ResourceWarning, match="AsyncConnectionId.*not closed before its event loop"):
+        asyncio.run(forget())
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(forget())
+    loop.close()
+    with pytest.warns(ResourceWarning, match="AsyncConnectionId.*not closed before its event loop"):
+        asyncio.run(closed_again(device_name))
+    gc.collect()
+
+
+async def closed_again(device_name: str) -> None:
+    """The next loop notices what a loop has left that was closed without ado."""
+    AsyncConnectionId(device_name).close()
