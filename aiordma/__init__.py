@@ -5,6 +5,7 @@ Importing it loads next to nothing: each name comes, with what it needs, when it
 the time when the event loop runs.
 """
 
+import os
 from typing import TYPE_CHECKING
 
 from ._core.lazy_exports import lazy_exports
@@ -12,7 +13,9 @@ from ._core.lazy_exports import lazy_exports
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .async_connection_id import AsyncConnectionId as AsyncConnectionId
     from .async_queue_pair import AsyncQueuePair as AsyncQueuePair
+    from .async_queue_pair import ReceiveRing as ReceiveRing
     from .config import Config as Config
     from .dmabuf import DmabufRegion as DmabufRegion
     from .errors import AuthenticationError as AuthenticationError
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
     from .errors import WorkCompletionError as WorkCompletionError
     from .events import DeviceEvents as DeviceEvents
     from .events import device_events as device_events
+    from .monitoring import ConnectionChange as ConnectionChange
+    from .monitoring import add_connection_hook as add_connection_hook
+    from .monitoring import remove_connection_hook as remove_connection_hook
+    from .monitoring import snapshot as snapshot
     from .mr_pool import Buffer as Buffer
     from .mr_pool import MemoryPool as MemoryPool
     from .mr_pool import Region as Region
@@ -58,7 +65,8 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            ".async_queue_pair": "AsyncQueuePair",
+            ".async_connection_id": "AsyncConnectionId",
+            ".async_queue_pair": "AsyncQueuePair ReceiveRing",
             ".config": "Config",
             ".dmabuf": "DmabufRegion",
             ".errors": "AuthenticationError BufferStateError ConnectionBrokenError "
@@ -66,6 +74,7 @@ else:
             "LeaseEndedError MessageTooLongError ProtocolError RDMAError RemoteRangeError "
             "RequestRefusedError VerbsError WorkCompletionError",
             ".events": "DeviceEvents device_events",
+            ".monitoring": "ConnectionChange add_connection_hook remove_connection_hook snapshot",
             ".mr_pool": "Buffer MemoryPool Region",
             ".reconnecting": "reconnect",
             ".streams": "create_connection create_server open_connection start_stream_server",
@@ -74,3 +83,8 @@ else:
             "start_server",
         },
     )
+
+if os.environ.get("AIORDMA_MONITOR"):  # for `aiordma top`
+    from .monitoring_socket import start as _start_monitoring
+
+    _start_monitoring()

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
 
 from . import streams, transport
 from ._native import fork
@@ -222,23 +222,23 @@ class Connection(_Handle[transport.Connection]):
     A message is received as bytes, or by `recv_into` and `recv_with` into memory of the caller's.
     """
 
-    send = _method(transport.Connection.send)
-    recv_into = _method(transport.Connection.recv_into)
-    recv_with = _method(transport.Connection.recv_with)
-    read = _method(transport.Connection.read)
-    write = _method(transport.Connection.write)
-    compare_and_swap = _method(transport.Connection.compare_and_swap)
-    fetch_and_add = _method(transport.Connection.fetch_and_add)
-    send_region = _method(transport.Connection.send_region)
-    recv_region = _method(transport.Connection.recv_region)
-    request_region = _method(transport.Connection.request_region)
-    hand_over = _method(transport.Connection.hand_over)
-    share = _method(transport.Connection.share)
-    open_region = _method(transport.Connection.open_region)
-    statistics = _method(transport.Connection.statistics)
-    close = _method(transport.Connection.close)
-    abort = _method(transport.Connection.abort)
-    wait_closed = _method(transport.Connection.wait_closed)
+    send: Final = _method(transport.Connection.send)
+    recv_into: Final = _method(transport.Connection.recv_into)
+    recv_with: Final = _method(transport.Connection.recv_with)
+    read: Final = _method(transport.Connection.read)
+    write: Final = _method(transport.Connection.write)
+    compare_and_swap: Final = _method(transport.Connection.compare_and_swap)
+    fetch_and_add: Final = _method(transport.Connection.fetch_and_add)
+    send_region: Final = _method(transport.Connection.send_region)
+    recv_region: Final = _method(transport.Connection.recv_region)
+    request_region: Final = _method(transport.Connection.request_region)
+    hand_over: Final = _method(transport.Connection.hand_over)
+    share: Final = _method(transport.Connection.share)
+    open_region: Final = _method(transport.Connection.open_region)
+    statistics: Final = _method(transport.Connection.statistics)
+    close: Final = _method(transport.Connection.close)
+    abort: Final = _method(transport.Connection.abort)
+    wait_closed: Final = _method(transport.Connection.wait_closed)
 
     def recv(self) -> bytes:
         """The next message. It is copied: `recv_into` receives into memory of the caller's."""
@@ -309,7 +309,7 @@ async def _next(messages: AsyncIterator[transport.Message]) -> bytes | None:
 class Listener(_Handle[transport.Listener]):
     """A listener to be used from any thread: `aiordma.Listener` without await."""
 
-    close = _method(transport.Listener.close)
+    close: Final = _method(transport.Listener.close)
 
     def accept(self) -> Connection:
         """The next connection, as `aiordma.Listener.accept`."""
@@ -364,6 +364,6 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
     await writer.wait_closed()
 
 
-connect = _maker(transport.connect, Connection)
-listen = _maker(transport.listen, Listener)
-open_stream = _maker(streams.open_connection, Stream)
+connect: Final = _maker(transport.connect, Connection)
+listen: Final = _maker(transport.listen, Listener)
+open_stream: Final = _maker(streams.open_connection, Stream)

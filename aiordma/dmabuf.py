@@ -26,12 +26,12 @@ class DmabufRegion(OwnMemory):
     ) -> None:
         access = verbs.AccessFlags.LOCAL_WRITE if writable else verbs.AccessFlags.NONE
         mr = pd.reg_dmabuf_mr(fd, length, access, offset=offset)
-        self.pinned = Registration(mr)
+        self.pinned: Registration = Registration(mr)
         self._fd = os.dup(fd)  # to register it again for the peer
         self._offset = offset
-        self.address = mr.addr
+        self.address: int = mr.addr
         self.length = length
-        self.lkey = mr.lkey
+        self.lkey: int = mr.lkey
         self.writable = writable
 
     def __repr__(self) -> str:

@@ -168,7 +168,7 @@ class DeviceNotFoundError(VerbsError):
         self, name: str, known: Iterable[str] = (), *, wanted: str = "", detail: str = ""
     ) -> None:
         self.name = name
-        self.known = tuple(known)
+        self.known: tuple[str, ...] = tuple(known)
         sought = f"device {name!r}" if name or not wanted else "device"
         if wanted:
             sought += f" with {wanted}"

@@ -13,7 +13,7 @@ from ._loop.driver import ContextEvents
 from ._loop.wait_queue import WaitQueue
 from .errors import BufferStateError
 
-logger = logging.getLogger("aiordma.driver")
+logger: logging.Logger = logging.getLogger("aiordma.driver")
 
 # Events that wait to be read; then the oldest are dropped. A judgement: a port that comes and goes
 # all the time must not fill the memory of a program that reads once a day.

@@ -18,6 +18,7 @@ All of it belongs to one event loop and is not thread-safe.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sized
 from mmap import PAGESIZE
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -73,15 +74,15 @@ class Block(PoolBlock, Mapped):
         offset: int,
         size: int,
     ) -> None:
-        self.pool = pool
-        self.region = region
-        self.slab = slab
-        self.offset = offset
+        self.pool: MemoryPool = pool
+        self.region: verbs.MemoryRegion = region
+        self.slab: int = slab
+        self.offset: int = offset
         self.size = size
-        self.address = region.addr + offset
-        self.lkey = region.lkey
-        self.mr = _address(region)
-        self.view = memory[offset : offset + size]
+        self.address: int = region.addr + offset
+        self.lkey: int = region.lkey
+        self.mr: int = _address(region)
+        self.view: memoryview[int] = memory[offset : offset + size]
         """For the library's own short accesses; never handed to a user."""
 
 
@@ -126,19 +127,21 @@ class MemoryPool(BlockCache):
         self._large: set[verbs.MemoryRegion] = set()
         self.slab_size = SLAB_SIZE
         self.smallest = SMALLEST
-        self.has_windows = offers_windows(pd.context, verbs.MWType.TYPE_2)
+        self.has_windows: bool = offers_windows(pd.context, verbs.MWType.TYPE_2)
         self._access = verbs.AccessFlags.LOCAL_WRITE
         if self.has_windows:
             self._access |= verbs.AccessFlags.MW_BIND
         self._local_dma = reg_local_dma(pd)
         if self._local_dma is not None:
             self.local_dma_lkey = self._local_dma.lkey
-            self.local_dma_mr = _address(self._local_dma)
+            self.local_dma_mr: int = _address(self._local_dma)
         self.ready_bytes = READY_BYTES
         self.waiters: PoolWaiters[Block] = PoolWaiters(self.block, limit // INTERNAL_SHARE)
         """The tasks that wait for memory.  Internal to the library."""
+        self.internal_waiters: Sized
+        self.user_waiters: Sized
         self.internal_waiters, self.user_waiters = self.waiters.queues
-        self.stalled_reads = StalledReads(self.waiters)
+        self.stalled_reads: StalledReads = StalledReads(self.waiters)
         """The long messages that are being read.  Internal to the library."""
         self.waiters.on_wait = self.stalled_reads.look_soon
 
@@ -222,19 +225,16 @@ class MemoryPool(BlockCache):
         return Buffer(block, size)
 
     def statistics(self) -> PoolStatistics:
-        """What is registered and leased now."""
+        """What is registered and leased now.  Any thread may ask."""
+        regions = [region for region, _ in list(self._regions.values())] + list(self._large)
         return PoolStatistics(
             registered_bytes=self._registered,
             leased_bytes=self.leased_bytes,
             leases=self.leases,
-            regions=len(self._regions) + len(self._large),
+            regions=len(regions),
             limit=self.limit,
             waiting=len(self.waiters),
-            huge_page_bytes=sum(
-                region.length
-                for region in (*(region for region, _ in self._regions.values()), *self._large)
-                if region.page_size > PAGESIZE
-            ),
+            huge_page_bytes=sum(region.length for region in regions if region.page_size > PAGESIZE),
         )
 
     def _exhausted(self, size: int) -> QuotaError:
@@ -294,7 +294,7 @@ class MemoryPool(BlockCache):
         if self.in_slabs >= self.trim_below:
             return
         self._drop_slabs(keep=SPARE_SLABS)
-        self.trim_below = self.in_slabs // 2 if len(self._regions) > SPARE_SLABS else 0
+        self.trim_below: int = self.in_slabs // 2 if len(self._regions) > SPARE_SLABS else 0
 
     def _drop_slabs(self, *, keep: int) -> None:
         """Deregisters slabs of which nothing is leased, but for some."""
@@ -334,7 +334,7 @@ class MemoryPool(BlockCache):
         """No more leases.  The regions are deregistered with the protection domain, which the
         owner of both closes next; views that users still have stay readable."""
         self.closed = True
-        self.local_dma_lkey = 0
+        self.local_dma_lkey: int = 0
         if self._local_dma is not None:
             self._local_dma.close()
         self._drop_large()
@@ -381,11 +381,11 @@ class LocalSlice(LocalMemory):
         if isinstance(owner, LocalSlice):
             self._owner = owner._owner
             self._offset += owner._offset
-        self.root = owner
-        self.address = owner.address + offset
-        self.length = length
-        self.lkey = owner.lkey
-        self.writable = owner.writable
+        self.root: LocalMemory = owner
+        self.address: int = owner.address + offset
+        self.length: int = length
+        self.lkey: int = owner.lkey
+        self.writable: bool = owner.writable
 
     def __repr__(self) -> str:
         return f"<{self._owner!r}[{self._offset}:{self._offset + self.length}]>"
@@ -445,10 +445,11 @@ class Buffer(OwnMemory):
     _over = "released"
 
     def __init__(self, block: Block, length: int) -> None:
-        self._block = self.pinned = block
-        self.address = block.address
+        self._block: Block = block
+        self.pinned: Pinned = block
+        self.address: int = block.address
         self.length = length
-        self.lkey = block.lkey
+        self.lkey: int = block.lkey
         self.writable = True
 
     def __repr__(self) -> str:
@@ -482,7 +483,7 @@ class Registration(Pinned):
     __slots__ = ("mr",)
 
     def __init__(self, mr: verbs.MemoryRegion) -> None:
-        self.mr = mr
+        self.mr: verbs.MemoryRegion = mr
         self.lease()
 
     def _retire(self) -> None:
@@ -501,11 +502,11 @@ class Region(OwnMemory):
 
     def __init__(self, mr: verbs.MemoryRegion) -> None:
         self._mr = mr
-        self.pinned = Registration(mr)
-        self.address = mr.addr
-        self.length = mr.length
-        self.lkey = mr.lkey
-        self.writable = bool(mr.access & verbs.AccessFlags.LOCAL_WRITE)
+        self.pinned: Registration = Registration(mr)
+        self.address: int = mr.addr
+        self.length: int = mr.length
+        self.lkey: int = mr.lkey
+        self.writable: bool = bool(mr.access & verbs.AccessFlags.LOCAL_WRITE)
 
     def __repr__(self) -> str:
         state = " closed" if self.gone else ""

@@ -12,7 +12,7 @@ from .config import DEFAULT, Config, Encrypt
 from .errors import AuthenticationError, ConnectionManagerError, RejectedError, host_port
 from .transport import Address, Connection, Via, connect
 
-logger = logging.getLogger("aiordma.reconnect")
+logger: logging.Logger = logging.getLogger("aiordma.reconnect")
 
 # Whether an error of `connect` may be temporary, by its first class that is here.  Any other error,
 # such as a wrong argument or a peer that is not aiordma, is final.

@@ -1,4 +1,4 @@
-"""For the tests of your own program: fault injection, connected pairs, a leak check.
+"""For the tests of your own program: fault injection, connected pairs, a leak check::
 
     async def test_nothing_is_counted_twice():
         with testing.faults(seed=1, loss=0.05, duplicate=0.05) as injected:

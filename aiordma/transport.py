@@ -1,4 +1,4 @@
-"""Connections like sockets: `connect`, `listen`, `start_server`.
+"""Connections like sockets: `connect`, `listen`, `start_server`::
 
     async with await aiordma.listen("::", 7471) as listener:
         async for conn in listener: ...
@@ -36,7 +36,7 @@ from ._datapath.results import Received, ReceivedMemory
 from ._loop import shutdown
 from ._loop.affinity import LoopAffinity
 from ._loop.wait_queue import WaitQueue
-from ._transport import connect_cm, connect_tcp
+from ._transport import connect_cm, connect_tcp, observation
 from ._transport.acceptor import Acceptor
 from ._transport.arguments import check_host, check_port, check_source
 from ._transport.auth import NO_SECURITY, Security
@@ -51,7 +51,7 @@ from ._transport.path_options import check_options
 from ._transport.remote_memory import RemoteRegion, RemoteSlice
 from ._transport.shares import Share
 from .config import DEFAULT, Config, Encrypt
-from .errors import AddressError, ConnectionClosedError, DeviceEventError, host_port
+from .errors import AddressError, ConnectionClosedError, DeviceEventError, RDMAError, host_port
 from .verbs._device.device import SYSTEM
 
 __all__ = [
@@ -78,7 +78,7 @@ __all__ = [
     "start_server",
 ]
 
-logger = logging.getLogger("aiordma.transport")
+logger: logging.Logger = logging.getLogger("aiordma.transport")
 
 Via = Literal["cm", "tcp"]
 
@@ -214,6 +214,26 @@ async def connect_with(
     data = check_data(data)
     chosen, asked = choose_device(device)
     try:
+        connection = await _connect(security, host, port, chosen, asked, via, source, config, data)
+    except (RDMAError, OSError) as error:
+        observation.failed(host_port((host, port)), error, accepted=False)
+        raise
+    connection._begin(accepted=False)
+    return connection
+
+
+async def _connect(
+    security: Security,
+    host: str,
+    port: int,
+    chosen: verbs.Device,
+    asked: str | None,
+    via: Via,
+    source: Address | None,
+    config: Config,
+    data: bytes,
+) -> Connection:
+    try:
         async with asyncio.timeout(config.connect_timeout):
             failure: Exception | None = None
             for address in await resolve(host, port):
@@ -289,6 +309,7 @@ class Listener:
         self._ready: deque[Connection] = deque()
         self._waiters = WaitQueue()
         self._closed = False
+        self._was_stopped = False  # by `stop`: `close` has not been called
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "listening"
@@ -373,13 +394,27 @@ class Listener:
                 return
             yield connection
 
-    async def close(self) -> None:
-        """Listens no more.  Connections that were accepted go on; a second call does nothing."""
-        if self._affinity.is_after_fork or (self._closed and self._failure is None):
+    def stop(self) -> None:
+        """Listens no more, for code that cannot await: the port is free at once.
+
+        Connections that wait here can still be accepted; `close` does the rest.
+        """
+        if self._affinity.is_after_fork:
             return
         self._affinity.check(self)
         if not self._closed:
             self._stop()
+            self._was_stopped = True
+
+    async def close(self) -> None:
+        """Listens no more.  Connections that were accepted go on; a second call does nothing."""
+        over = self._closed and self._failure is None and not self._was_stopped
+        if self._affinity.is_after_fork or over:
+            return
+        self._affinity.check(self)
+        if not self._closed:
+            self._stop()
+        self._was_stopped = False
         assert self._acceptor is not None
         await self._acceptor.close()
         left = list(self._ready)

@@ -258,7 +258,7 @@ def test_after_fork(serve: blocking.Listener, host: str, device_name: str) -> No
 def test_nothing_of_a_connection_is_missing() -> None:
     for ours, theirs, left_out in (
         (blocking.Connection, transport.Connection, LEFT_OUT),
-        (blocking.Listener, transport.Listener, {"addresses", "host"}),
+        (blocking.Listener, transport.Listener, {"addresses", "host", "stop"}),
     ):
         names = {name for name in dir(theirs) if not name.startswith("_")}
         assert names - set(dir(ours)) == set(left_out)

@@ -21,6 +21,7 @@ PACKAGE = Path(__file__).parents[1] / "aiordma"
 CORE = {"_core", "errors"}
 PUBLIC = {
     "dmabuf",
+    "async_connection_id",
     "async_queue_pair",
     "cm",
     "events",
@@ -60,24 +61,33 @@ GROUPS: dict[str, set[str]] = {
     | {"_loop.adaptive_polling", "_loop.coarse_timers", "_loop.device_events"}
     | {"_loop.device_failures", "_loop.per_loop_resource"}
     | CORE,
+    "_loop.id_events": {"cm", "verbs", "errors", "_loop.driver"},
     "_loop.per_loop_resource": {"_native"},
     "_loop.shutdown": {"_native", "_loop.affinity"},
     "_loop.wait_queue": set(),
     "_loop": set(),
     "events": {"verbs", "_loop", "errors"},
-    "async_queue_pair": {"verbs", "_loop", "errors"},
+    "async_connection_id": {"async_queue_pair", "cm", "verbs", "_loop", "errors"},
+    "async_queue_pair": {"cm", "verbs", "_loop", "errors"},
     "_transport": {"_loop", "_memory", "_datapath", "mr_pool", "cm", "verbs", "_native", "config"}
     | {"dmabuf"}
     | CORE,
     "transport": {"_transport", "_loop", "_datapath", "mr_pool", "cm", "verbs", "config"} | CORE,
     "reconnecting": PUBLIC,
+    "monitoring": PUBLIC | {"_transport", "_loop"},
+    "monitoring_socket": {"monitoring", "_native"},
+    "metrics": {"monitoring"},
+    "prometheus": {"metrics", "monitoring"},
+    "opentelemetry": {"metrics", "monitoring"},
     "blocking": PUBLIC | {"streams", "_native"},
     "streams": PUBLIC | {"_core.lazy_exports", "_loop.affinity", "_loop.shutdown"},
     # The public names are gathered here, so it may not be imported above.
-    "": PUBLIC | {"_core.lazy_exports", "streams", "reconnecting"},
+    "": PUBLIC
+    | {"_core.lazy_exports", "streams", "reconnecting", "monitoring"}
+    | {"monitoring_socket"},
     "testing": PUBLIC | {"", "streams"},
     "perf": PUBLIC | {"", "streams", "_core.refusal"},
-    "cli": PUBLIC | {"", "streams", "testing", "perf"},
+    "cli": PUBLIC | {"", "streams", "testing", "perf", "monitoring", "monitoring_socket"},
     "__main__": {"cli"},
 }
 
@@ -114,6 +124,8 @@ THIRD_PARTY = {
     "perf": {"msgpack"},
     "_transport": {"cryptography"},  # for encryption alone, where that is asked for
     "cli": {"click", "matplotlib", "rich"},
+    "prometheus": {"prometheus_client"},
+    "opentelemetry": {"opentelemetry"},
 }
 
 

@@ -1003,21 +1003,23 @@ cdef class MessageChannel(FrameHandler):
     # ---- statistics ----
 
     def figures(self):
-        """What is queued and under way, in numbers: for diagnosis."""
+        """What is queued and under way, in numbers: for diagnosis.  Any thread may ask."""
+        cdef Inbox inbox = self.inbox      # `close` lets go of them
+        cdef ReceiveQueue receives = self.receives
         figures = {
             "messages_waiting": self.waiting.size(),
             "controls_waiting": self.controls.size(),
             "frames_under_way": self.frames_under_way,
             "rendezvous": len(self.rendezvous),
         }
-        if self.inbox is not None:  # it is not closed
-            figures["arrived"] = self.inbox.incoming.size()
-            figures["unread"] = self.inbox.unread.size()
-            figures["read_ahead"] = self.inbox.bytes_ahead
-            figures["receivers"] = self.inbox.receivers.size()
-            figures["receive_size"] = self.receives.size
-            figures["receives"] = self.receives.posted - self.receives.used_up
-            figures["larger_blocks"] = len(self.receives.larger)
+        if inbox is not None:  # it is not closed
+            figures["arrived"] = inbox.incoming.size()
+            figures["unread"] = inbox.unread.size()
+            figures["read_ahead"] = inbox.bytes_ahead
+            figures["receivers"] = inbox.receivers.size()
+            figures["receive_size"] = receives.size
+            figures["receives"] = receives.posted - receives.used_up
+            figures["larger_blocks"] = len(receives.larger)
             figures["spare_blocks"] = len(self.spare_blocks)
         return figures
 

@@ -52,7 +52,7 @@ class CoarseTimers:
         self._number = 0
         self._cancelled = 0
         self._set_for = FAR
-        self.fd = lib.aiordma_timer_open()
+        self.fd: int = lib.aiordma_timer_open()
         if self.fd < 0:
             raise failure("timerfd_create", -self.fd)
 

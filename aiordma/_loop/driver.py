@@ -100,11 +100,11 @@ class Driver(PerLoopResource):
     ) -> None:
         super().__init__(loop, key)
         self.context = context
-        self.pd = context.alloc_pd()
-        self.channel = context.create_comp_channel()
-        self.pool = MemoryPool(self.pd, limit=pool_limit, huge_pages=huge_pages)
-        self.registrations = RegistrationCache(self.pd)
-        self.operations = WorkRequestTable()
+        self.pd: verbs.ProtectionDomain = context.alloc_pd()
+        self.channel: verbs.CompletionChannel = context.create_comp_channel()
+        self.pool: MemoryPool = MemoryPool(self.pd, limit=pool_limit, huge_pages=huge_pages)
+        self.registrations: RegistrationCache = RegistrationCache(self.pd)
+        self.operations: WorkRequestTable = WorkRequestTable()
         self.operations.loop = loop
         self._sinks: dict[verbs.QueuePair, CompletionSink] = {}
         self._cqs: list[verbs.CompletionQueue] = []
@@ -121,7 +121,7 @@ class Driver(PerLoopResource):
         self._coming_back = False  # for completions that one turn had no time for
         self._missed_waits = 0  # grows with spins that missed after a wake-up without a completion
         self._waits_skipped = 0
-        self.timers = CoarseTimers(loop)
+        self.timers: CoarseTimers = CoarseTimers(loop)
         # Without polling before sleep there is nothing to remember of a wake-up.
         self._woken: tuple[Any, ...] = (
             (self._on_completions,)
@@ -468,7 +468,7 @@ class EventDriver(PerLoopResource):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, library: verbs.Library) -> None:
         super().__init__(loop, library.name)
-        self.channel = cm.EventChannel(library)
+        self.channel: cm.EventChannel = cm.EventChannel(library)
         self._handlers: dict[cm.ConnectionId, Callable[[cm.ConnectionEvent], None]] = {}
         loop.add_reader(self.channel.fd, self.take)
 

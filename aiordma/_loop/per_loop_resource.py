@@ -61,6 +61,16 @@ class PerLoopResource:
         self._used = False  # since the timer was started
 
     @classmethod
+    def all(cls) -> list[Self]:
+        """Those of every loop.  Any thread may ask."""
+        found = []
+        for ref in cls._instances.keyrefs():
+            loop = ref()
+            here = cls._instances.get(loop) if loop is not None else None
+            found += [each for each in list((here or {}).values()) if isinstance(each, cls)]
+        return found
+
+    @classmethod
     def _reset_all_after_fork(cls) -> None:
         """In the child of a fork: nothing is touched; its loops make everything anew."""
         for here in cls._instances.values():

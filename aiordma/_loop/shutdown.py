@@ -127,6 +127,13 @@ def of_running_loop() -> LoopShutdown:
     return shutdown
 
 
+def all_open() -> list[Closable]:
+    """The open objects of every loop.  Any thread may ask."""
+    with _lock:
+        shutdowns = list(_shutdowns.values())
+    return [thing for shutdown in shutdowns for thing in shutdown._left()]
+
+
 def clear_closed() -> None:
     """Ends what closed loops have left open."""
     with _lock:

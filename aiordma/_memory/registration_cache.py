@@ -69,11 +69,11 @@ class Kept:
     def __init__(
         self, key: int, view: weakref.ref[memoryview[int]], mr: verbs.MemoryRegion
     ) -> None:
-        self.key = key
-        self.view = view
-        self.mr = mr
-        self.users = 0
-        self.gone = False
+        self.key: int = key
+        self.view: weakref.ref[memoryview[int]] = view
+        self.mr: verbs.MemoryRegion = mr
+        self.users: int = 0
+        self.gone: bool = False
 
 
 class RegistrationCache:
@@ -160,6 +160,11 @@ class RegistrationCache:
     def statistics(self) -> CacheStatistics:
         self._forget_ended()
         self._forget_released()
+        return self.counts()
+
+    def counts(self) -> CacheStatistics:
+        """As `statistics`, with those that have ended and are not forgotten yet.  Any thread may
+        ask."""
         return CacheStatistics(len(self._kept), self._bytes, self._found, self._made)
 
     def close(self) -> None:
@@ -194,11 +199,12 @@ class KeptMemory(OwnMemory):
     _over = "given back to the caller"
 
     def __init__(self, cache: RegistrationCache, kept: Kept, memory: memoryview) -> None:
-        self._use = self.pinned = _Use(cache, kept, memory)
-        self.address = kept.mr.addr
-        self.length = kept.mr.length
-        self.lkey = kept.mr.lkey
-        self.writable = not memory.readonly
+        self._use: _Use = _Use(cache, kept, memory)
+        self.pinned: Pinned = self._use
+        self.address: int = kept.mr.addr
+        self.length: int = kept.mr.length
+        self.lkey: int = kept.mr.lkey
+        self.writable: bool = not memory.readonly
 
     def __repr__(self) -> str:
         return f"<memory of the caller's, {self.length} bytes at {self.address:#x}>"

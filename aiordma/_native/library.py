@@ -47,11 +47,11 @@ class Library:
         *,
         inherited: bool = False,
     ) -> None:
-        self.name = name
-        self.table = table
-        self.calls = Calls(table)
+        self.name: str = name
+        self.table: CallsPointer = table
+        self.calls: Calls = Calls(table)
         own, local_dma = table.device.reg_own_mr, table.device.reg_local_dma  # or NULL
-        self.addresses = _address(own), _address(table.ibv_dereg_mr)
+        self.addresses: tuple[int, int] = _address(own), _address(table.ibv_dereg_mr)
         """Of the device's `reg_own_mr`, 0 if it has none, and of ibv_dereg_mr: for C."""
         self.reg_own_mr: Register = (
             checked("ibv_reg_mr", own, Convention.POINTER)

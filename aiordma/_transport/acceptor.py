@@ -17,7 +17,9 @@ from ..errors import (
     RDMAError,
     VerbsError,
     cause_text,
+    host_port,
 )
+from . import observation
 from .auth import Security
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
@@ -114,6 +116,10 @@ class Place:
             self._limits.give_back(self._host)
 
 
+def _name(peer: Address | None) -> str | None:
+    return host_port(peer) if peer is not None else None
+
+
 class Handshake:
     """One that is under way."""
 
@@ -121,6 +127,7 @@ class Handshake:
         self, request: Request, host: str, share: FairShare[Handshake], limits: ConnectionLimits
     ) -> None:
         self.request = request
+        self.peer = _name(request.peer_address)  # it may not be known any more when it fails
         self.host = host
         self.share = share
         self.place = Place(host, limits)
@@ -145,8 +152,8 @@ class Acceptor:
         on_request: OnRequest | None = None,
     ) -> None:
         self.config = config
-        self.security = replace(security, inspects=True) if on_request else security
-        self.closed = False
+        self.security: Security = replace(security, inspects=True) if on_request else security
+        self.closed: bool = False
         self.fail = fail
         self._deliver = deliver
         self._on_request = on_request
@@ -179,6 +186,7 @@ class Acceptor:
                     self._drop(goes, BusyError("it gave way to a newer handshake"))
         if error is not None:
             logger.info("%r turned away: %s", request, error)
+            observation.failed(_name(peer), error, accepted=True)
             request.give_up(error)
             return
         handshake = Handshake(request, host, share, self._limits)
@@ -206,6 +214,7 @@ class Acceptor:
         handshake.place.free()
         if not handshake.begun:  # else its task does it
             logger.info("%r dropped: %s", handshake.request, error)
+            observation.failed(handshake.peer, error, accepted=True)
             handshake.request.give_up(error)
         assert handshake.task is not None
         handshake.task.cancel()
@@ -221,6 +230,7 @@ class Acceptor:
             # The peer, or this machine, failed one handshake: the listener goes on.
             why = handshake.dropped or error
             logger.info("%r failed: %r", request, why)
+            observation.failed(handshake.peer, why, accepted=True)
             self._count_failure(handshake.host, error)
             request.give_up(why)
             if not isinstance(why, (RDMAError, OSError)):
@@ -230,6 +240,7 @@ class Acceptor:
                 self._failures.succeeded(handshake.host)
                 handshake.share.remove(handshake)  # it gives way to no stranger any more
             if await self._admits(connection, handshake, limit):
+                connection._begin(accepted=True)
                 self._deliver(connection)
         finally:
             handshake.share.remove(handshake)
@@ -244,6 +255,7 @@ class Acceptor:
             handshake.place.take()
         except ConnectionLimitError as error:
             logger.info("%r turned away: %s", request, error)
+            observation.failed(handshake.peer, error, accepted=True)
             await refuse(connection, str(error))
             return False
         if self._on_request is None:
@@ -252,6 +264,7 @@ class Acceptor:
             return await admits(connection, request.via, self._on_request, limit)
         except (RDMAError, OSError) as error:
             logger.info("%r failed while it was inspected: %r", request, error)
+            observation.failed(handshake.peer, error, accepted=True)
             return False
 
     def _count_failure(self, host: str, error: BaseException) -> None:

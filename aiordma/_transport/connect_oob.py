@@ -9,6 +9,7 @@ from .. import verbs
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
 from ..config import Config
 from ..errors import BufferStateError, ProtocolError
+from . import observation
 from .auth import Security
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
@@ -80,10 +81,13 @@ class PendingConnection:
             raise BufferStateError(f"{self!r} is a connection already")
         self._started = True
         try:
-            return await self._attempt.start(self._link, self._peer, client=self._client)
+            connection = await self._attempt.start(self._link, self._peer, client=self._client)
         except BaseException as error:
             self._attempt.give_up(self._link, error)
+            observation.failed(None, error, accepted=False)
             raise
+        connection._begin(accepted=False)
+        return connection
 
     async def close(self) -> None:
         """Gives up what has not been started; a connection goes on."""

@@ -21,6 +21,7 @@ from ..errors import (
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..verbs import QueuePair
 from ..verbs._memory.buffers import AnyMemory
+from . import observation
 from .batch import Batch
 from .lease_thread import check_lease
 from .lifecycle import Address, ConnectionLifecycle, weakly
@@ -72,6 +73,16 @@ class Connection(ConnectionLifecycle, MessageMethods):
         self._messages.check = weakly(self._check)
         self._messages.check_loop = weakly(self._check_loop)
         self._set_channel(self._messages)
+        observation.register(self._statistics)
+        # For monitoring from other threads, which may not ask the device (aiordma/monitoring.py).
+        self._wire_seen: str | None = None
+        self._looks_for_wire = False
+
+    def __del__(self) -> None:
+        """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""
+        super().__del__()
+        if (counted := getattr(self, "_statistics", None)) is not None:
+            observation.finalized(counted)
 
     # ---- what it is ----------------------------------------------------------------------
 

@@ -93,17 +93,17 @@ class LocalEndpoint:
         self.security = security
         self._in_band = in_band
         attributes = driver.context.query_device()
-        self.max_rd_atomic = min(RD_ATOMIC, attributes.max_qp_init_rd_atom)
-        self.max_dest_rd_atomic = min(RD_ATOMIC, attributes.max_qp_rd_atom)
+        self.max_rd_atomic: int = min(RD_ATOMIC, attributes.max_qp_init_rd_atom)
+        self.max_dest_rd_atomic: int = min(RD_ATOMIC, attributes.max_qp_rd_atom)
         receives = config.data_receives + config.control_receives
-        self.capabilities = verbs.QPCapabilities(
+        self.capabilities: verbs.QPCapabilities = verbs.QPCapabilities(
             max_send_wr=min(config.send_queue + RESERVED_ENTRIES, attributes.max_qp_wr),
             max_recv_wr=receives,
             max_send_sge=min(SEND_PIECES, attributes.max_sge),
         )
         self._entries = self.capabilities.max_send_wr + receives
         try:
-            self.cq = driver.reserve_cq(self._entries)
+            self.cq: verbs.CompletionQueue = driver.reserve_cq(self._entries)
         except BaseException:
             driver.release()
             raise

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import time
 import warnings
 import weakref
 from asyncio import _get_running_loop
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from .._core import protocol
 from .._core.connection_states import (
@@ -44,6 +45,7 @@ from ..errors import (
     cause_text,
     host_port,
 )
+from . import observation
 from .auth import KeyProof
 from .keep_alive import KeepAlive
 from .memory import Memory
@@ -51,6 +53,7 @@ from .one_sided import OneSided
 from .sharing import Sharing
 
 if TYPE_CHECKING:
+    from .connection import Connection
     from .encryption import KeyExchange
     from .endpoint import LocalEndpoint
 
@@ -131,6 +134,14 @@ class InbandHandler(Protocol):
 
     def end(self) -> None:
         """The connection has ended.  Never raises."""
+
+
+class Begun(NamedTuple):
+    """What is known of a connection from the moment when its user gets it."""
+
+    since: float
+    """By `time.monotonic`."""
+    accepted: bool
 
 
 class ControlChannel:
@@ -217,6 +228,7 @@ class ConnectionLifecycle:
         self._peer_close_error: RDMAError | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
+        self._begun: Begun | None = None
         self._on_closed: Callable[[], None] | None = None
         # The device refers to the parts, and the parts refer to this only weakly: a connection that
         # the user drops is finalized (`__del__`).
@@ -344,6 +356,23 @@ class ConnectionLifecycle:
         self._messages.start(peer)
         proof.begin()
         await proof.done
+
+    def _begin(self, *, accepted: bool) -> None:
+        """It is about to be given to its user; it may have ended meanwhile."""
+        self._begun = Begun(time.monotonic(), accepted)
+        observation.begun(cast("Connection", self), self._queue.peer, accepted=accepted)
+        if self._state is ConnectionState.CLOSED:
+            self._tell_end()
+
+    def _tell_end(self) -> None:
+        if self._begun is not None:
+            assert self._close_cause is not None
+            observation.ended(
+                cast("Connection", self),
+                self._queue.peer,
+                self._close_cause,
+                accepted=self._begun.accepted,
+            )
 
     def _give_up(self, link: Link, error: BaseException) -> None:
         """The handshake failed: everything is given back, `link` with it."""
@@ -527,6 +556,7 @@ class ConnectionLifecycle:
         self._advance(LifecycleEvent.RELEASED)
         self._closed.set()
         self._loop_shutdown.remove(self)
+        self._tell_end()
 
     def __del__(self) -> None:
         """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""

@@ -29,11 +29,11 @@ class RemoteMemory(Remote):
     no_memory_hint = "it is the peer's memory: read or write it (Connection.read, write)"
 
     def _aim(self, range: RemoteRange) -> None:
-        self.range = range
-        self.address = range.address
-        self.length = range.length
-        self.rkey = range.rkey
-        self.allowed = int(range.token.access)
+        self.range: RemoteRange = range
+        self.address: int = range.address
+        self.length: int = range.length
+        self.rkey: int = range.rkey
+        self.allowed: int = int(range.token.access)
 
     def check(self, sharing: Sharing) -> None:
         """Raises unless the region is this connection's and still this side's to use."""
@@ -57,7 +57,7 @@ class RemoteRegion(RemoteMemory):
         self._lent = lent
         self._why = ""
         self._changes = WaitQueue()
-        self.user = sharing
+        self.user: Sharing = sharing
         self.usable = True
         self.token = token
         self._aim(RemoteRange.of(token))
@@ -123,7 +123,7 @@ class RemoteRegion(RemoteMemory):
         """The owner has ended it.  Internal to the library."""
         if self.usable:
             self._why = "taken back by its owner"
-            self.deadline = PAST
+            self.deadline: float = PAST
             self.give_up()
 
     def unusable(self) -> BufferStateError:
@@ -136,7 +136,7 @@ class RemoteRegion(RemoteMemory):
 
     def give_up(self) -> None:
         """It is the owner's again: every use from now on fails.  Internal to the library."""
-        self.usable = False
+        self.usable: bool = False
         self.wake()
 
     def drop(self) -> None:
@@ -178,8 +178,8 @@ class RemoteSlice(RemoteMemory):
     __slots__ = ("region",)
 
     def __init__(self, region: RemoteRegion, range: RemoteRange) -> None:
-        self.region = region
-        self.root = region
+        self.region: RemoteRegion = region
+        self.root: RemoteRegion = region
         self._aim(range)
 
     def __repr__(self) -> str:

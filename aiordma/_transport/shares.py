@@ -40,7 +40,7 @@ class Share:
         self._grace: Deadline | None = None  # after the deadline, for a bind that is under way
         self.region_id = region_id
         self.rights = rights
-        self.token = RegionToken(
+        self.token: RegionToken = RegionToken(
             region_id,
             self._key.address,
             self._key.length,

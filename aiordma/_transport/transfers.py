@@ -57,7 +57,7 @@ class Atomic:
 
     def __init__(self, block: Block, future: asyncio.Future[int]) -> None:
         self.block: Block | None = block
-        self.future = future
+        self.future: asyncio.Future[int] = future
 
     def _take(self) -> Block:
         block, self.block = self.block, None

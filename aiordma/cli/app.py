@@ -12,6 +12,7 @@ from .echo import echo
 from .echo_server import echo_server
 from .perf import perf
 from .run import run
+from .top import top
 from .trace import trace
 
 
@@ -27,4 +28,5 @@ app.add_command(echo)
 app.add_command(echo_server)
 app.add_command(perf)
 app.add_command(run)
+app.add_command(top)
 app.add_command(trace)

@@ -73,10 +73,10 @@ class ConnectionId(Multicast):
     """
 
     def __init__(self, channel: EventChannel, pointer: h.IdPointer) -> None:
-        self.library = channel.library
-        self.channel = channel
+        self.library: Library = channel.library
+        self.channel: EventChannel = channel
         self.qp: QueuePair | None = None
-        self.port_space = PortSpace(pointer.ps)
+        self.port_space: PortSpace = PortSpace(pointer.ps)
         self._context: Context | None = None
         self._peer: Address | None = None
         self._groups = {}

@@ -56,7 +56,7 @@ class EventChannel(Resource["h.EventChannelPointer"]):
             if error.errno != errno.EMFILE:
                 detail += "; is rdma_ucm loaded?"
             raise failure(error.verb, error.errno or 0, detail) from None
-        self.fd = pointer.fd
+        self.fd: int = pointer.fd
         destroy = library.calls.rdma_destroy_event_channel
         super().__init__(Node("EventChannel", pointer, destroy))
         code = lib.aiordma_set_nonblocking(library.table, self.fd)  # librdmacm makes it blocking

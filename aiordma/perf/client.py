@@ -101,9 +101,9 @@ class PerfClient:
         self._control = control
         self._ends = ends
         self._runs: list[Run] = []
-        self.stopped = False
+        self.stopped: bool = False
         self.server = server
-        self.device = control.device
+        self.device: str = control.device
 
     @classmethod
     @asynccontextmanager

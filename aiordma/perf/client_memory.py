@@ -32,7 +32,7 @@ class HostMemory:
     """A block of the connection's pool."""
 
     def __init__(self, conn: aiordma.Connection, size: int) -> None:
-        self.local = conn.alloc(size)
+        self.local: Buffer = conn.alloc(size)
 
     def fill(self, data: bytes) -> None:
         self.local.view[:] = data

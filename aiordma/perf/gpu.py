@@ -38,7 +38,7 @@ class GPU:
             raise GPUError(
                 f"no GPU can be used: {LIBRARY} cannot be loaded ({error}); install NVIDIA's driver"
             ) from error
-        self.device = ctypes.c_int()
+        self.device: ctypes.c_int = ctypes.c_int()
         context = ctypes.c_void_p()
         self.call("cuInit", 0)
         self.call("cuDeviceGet", ctypes.byref(self.device), 0)
@@ -79,7 +79,7 @@ class GPUMemory:
                 ctypes.c_uint64(0),
             )
             try:
-                self.local = conn.register_dmabuf(fd.value, size)
+                self.local: aiordma.DmabufRegion = conn.register_dmabuf(fd.value, size)
             finally:
                 os.close(fd.value)  # the region has a duplicate
             stack.callback(self.local.close)

@@ -24,7 +24,7 @@ from .server_ends import ServerEnd, Tally
 from .server_streams import Streams
 from .stream_frames import STREAM_LIMIT, receive_from
 
-logger = logging.getLogger("aiordma.perf")
+logger: logging.Logger = logging.getLogger("aiordma.perf")
 
 MIB = 1 << 20
 
@@ -65,10 +65,10 @@ class Session:
 
     def __init__(self, opened: wire.Open) -> None:
         self.opened = opened
-        self.key = os.urandom(wire.KEY_SIZE)
+        self.key: bytes = os.urandom(wire.KEY_SIZE)
         self.ends: list[ServerEnd | None] = [None] * opened.connections
-        self.complete = asyncio.Event()
-        self.over = asyncio.Event()
+        self.complete: asyncio.Event = asyncio.Event()
+        self.over: asyncio.Event = asyncio.Event()
 
     def attach(self, index: int, end: ServerEnd) -> None:
         if index >= len(self.ends) or self.ends[index] is not None:

@@ -15,8 +15,8 @@ class Tally:
     """Counts and checks the operations of a part."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.mismatch = ""
+        self.count: int = 0
+        self.mismatch: str = ""
         self._awaited = -1
         self._there = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""asyncio's streams, protocols and servers over RDMA connections.
+"""asyncio's streams, protocols and servers over RDMA connections::
 
     reader, writer = await aiordma.open_connection(host, port)
     transport, protocol = await aiordma.create_connection(Protocol, host, port)

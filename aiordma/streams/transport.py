@@ -27,7 +27,7 @@ from .._loop.affinity import LoopAffinity
 from ..errors import ConnectionClosedError, host_port
 from ..transport import Connection
 
-logger = logging.getLogger("aiordma.streams")
+logger: logging.Logger = logging.getLogger("aiordma.streams")
 
 # The longest message of a stream, unless the peer accepts less: long enough that the cost per
 # message is small, short enough that the reader begins soon.

@@ -56,6 +56,7 @@ def test_help_lists_the_commands_for_people() -> None:
         "echo",
         "perf",
         "run",
+        "top",
         "trace",
     ]
 

@@ -9,7 +9,7 @@ import pytest
 
 from aiordma import Listener, open_connection, start_server, start_stream_server, transport
 from aiordma._transport import listening
-from aiordma.errors import AddressError
+from aiordma.errors import AddressError, ConnectionClosedError
 from aiordma.transport import Address, connect, listen
 
 from .connection_factory import SMALL, ConnectionFactory, check_alive, ends
@@ -62,6 +62,24 @@ async def test_every_address_of_a_name(
     ) as listener:
         assert listener.port == port  # free again at each of them
         await check(factory, listener, hosts)
+
+
+async def test_stop_frees_the_port_at_once(factory: ConnectionFactory) -> None:
+    """Before the loop runs again.  What was accepted goes on; `close` does the rest."""
+    listener = await factory.listen()
+    where = listener.address
+    client = await factory.connect(listener.port)
+    server = await listener.accept()
+    listener.stop()
+    listener.stop()
+    async with await listen(*where, device=factory.device, via=factory.via, config=SMALL) as second:
+        assert second.address == where
+        with pytest.raises(ConnectionClosedError):
+            await listener.accept()
+        await listener.close()
+        await listener.close()
+        async with client, server:
+            await check_alive(client, server)
 
 
 async def test_servers_listen_there_too(

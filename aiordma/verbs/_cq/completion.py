@@ -59,7 +59,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
 
     def __init__(self, context: Context, pointer: h.ChannelPointer) -> None:
         self.context = context
-        self.fd = pointer.fd
+        self.fd: int = pointer.fd
         self.drain_state: h.DrainPointer = ffi.new("struct aiordma_drain *")
         self.drain_state.calls = self._calls = context.library.table
         self.drain_state.channel = pointer
@@ -78,7 +78,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         self.queues: weakref.WeakValueDictionary[int, CompletionQueue] = (
             weakref.WeakValueDictionary()
         )
-        self.posted_work = PostedWorkByQP()
+        self.posted_work: PostedWorkByQP = PostedWorkByQP()
         self.leaving: list[Entries] = []
         self._more = ffi.new("int *")
         self._array: CompletionArray | None = None
@@ -241,8 +241,8 @@ class CompletionQueue(Resource["h.CQPointer"]):
         self.channel = channel
         self.fields = fields
         self.flags = flags
-        self.posted_work = channel.posted_work if channel else PostedWorkByQP()
-        self.entries = Entries(pointer.cqe, channel.leaving if channel else None)
+        self.posted_work: PostedWorkByQP = channel.posted_work if channel else PostedWorkByQP()
+        self.entries: Entries = Entries(pointer.cqe, channel.leaving if channel else None)
         self._array: CompletionArray | None = None
         self._more_array: MoreArray | None = None
         self._polls = self._found = self._arms = 0

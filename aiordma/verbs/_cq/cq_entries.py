@@ -21,9 +21,9 @@ class Entries:
 
     def __init__(self, capacity: int, channel: list[Entries] | None = None) -> None:
         self._channel = channel
-        self.capacity = capacity
-        self.reserved = 0
-        self.leaving = 0
+        self.capacity: int = capacity
+        self.reserved: int = 0
+        self.leaving: int = 0
 
     @property
     def available(self) -> int:

@@ -36,7 +36,7 @@ class AddressHandle(Resource["h.AHPointer"]):
         super().__init__(node)
         self.pd = pd
         self.vector = vector
-        self.address = int(ffi.cast("uintptr_t", self.pointer))
+        self.address: int = int(ffi.cast("uintptr_t", self.pointer))
         """For :meth:`QueuePair.post_send_one`."""
 
     def _details(self) -> str:

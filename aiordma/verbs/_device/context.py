@@ -93,7 +93,7 @@ class Context(Ports):
         self.library = library
         self.name = name
         self.borrowed = borrowed
-        self.num_comp_vectors = pointer.num_comp_vectors
+        self.num_comp_vectors: int = pointer.num_comp_vectors
         destroy = (lambda _: None) if borrowed else library.calls.ibv_close_device
         super().__init__(Node("Context", pointer, destroy, counted=not borrowed))
         self._attributes: DeviceAttributes | None = None

@@ -71,13 +71,13 @@ class Node(Generic[P]):
         *,
         counted: bool = True,
     ) -> None:
-        self.kind = kind
+        self.kind: str = kind
         self.pointer: P | None = pointer
-        self.pin = pin
-        self.counted = counted
+        self.pin: object = pin
+        self.counted: bool = counted
         self.children: dict[Node[Any], None] = {}
         self.at_end: Callable[[], None] | None = None  # when it has been destroyed
-        self.end = ""
+        self.end: str = ""
         self._destroy = destroy
         self._parents = [weakref.ref(parent) for parent in parents]
         for parent in parents:

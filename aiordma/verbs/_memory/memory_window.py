@@ -50,7 +50,7 @@ class MemoryWindow(Resource["h.MWPointer"]):
     def __init__(self, pd: ProtectionDomain, node: Node[h.MWPointer], mw_type: MWType) -> None:
         super().__init__(node)
         self.pd = pd
-        self.context = pd.context
+        self.context: Context = pd.context
         self.mw_type = mw_type
         self._region: MemoryRegion | None = None
 

@@ -66,8 +66,8 @@ class PostedWork:
     def __init__(self, max_send_wr: int, failures: Counter[int] | None = None) -> None:
         """``failures`` counts failed completions by status."""
         self._failures = Counter() if failures is None else failures
-        self.max_send_wr = max_send_wr
-        self.signal_every = 0
+        self.max_send_wr: int = max_send_wr
+        self.signal_every: int = 0
         self.first_failure: WorkCompletionError | None = None
         self._sends: deque[tuple[int, int, int]] = deque()  # wr_id, opcode, signaled
         self._receives: deque[int] = deque()

@@ -82,7 +82,10 @@ class Posting(Resource["h.QPPointer"]):
 
     def _begin_posting(self, pointer: h.QPPointer, extended: h.QPExPointer | h.Null) -> None:
         self._extended = extended
-        self.addresses = address(pointer), address(extended) if self.send_ops else 0
+        self.addresses: tuple[int, int] = (
+            address(pointer),
+            address(extended) if self.send_ops else 0,
+        )
         """Of struct ibv_qp, and of its struct ibv_qp_ex or 0. Internal to the library."""
         needs_check = NEEDS_CHECK[self.qp_type]
         if self.send_ops:

@@ -76,10 +76,10 @@ class QueuePair(BringUp, Posting):
         self._pd, self._send_cq, self._recv_cq = pd, send_cq, recv_cq
         self.context = context
         self.srq = srq
-        self.qp_num = pointer.qp_num
-        self.qp_type = QPType(pointer.qp_type)
-        self.sq_sig_all = bool(attr.sq_sig_all)
-        self.capabilities = QPCapabilities.read(attr)
+        self.qp_num: int = pointer.qp_num
+        self.qp_type: QPType = QPType(pointer.qp_type)
+        self.sq_sig_all: bool = bool(attr.sq_sig_all)
+        self.capabilities: QPCapabilities = QPCapabilities.read(attr)
         self.send_ops = send_ops
         if not reserved:
             receives = 0 if srq is not None else self.capabilities.max_recv_wr

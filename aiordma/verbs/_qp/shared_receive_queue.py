@@ -60,9 +60,9 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
     def __init__(self, pd: ProtectionDomain, node: Node[h.SRQPointer], max_sge: int) -> None:
         super().__init__(node)
         self.pd = pd
-        self.context = pd.context
+        self.context: Context = pd.context
         self.max_sge = max_sge
-        self.max_wr = self.query().max_wr
+        self.max_wr: int = self.query().max_wr
         self._array: RequestArray | None = None
         self._array_size = (0, 0)
         # Every receive may complete at any of these, so each has entries set aside for all.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from .._cq.completion import CompletionQueue
     from .._device.address_handle import AddressHandle
+    from .._device.context import Context
     from .._device.protection_domain import ProtectionDomain
 
 DRIVER = 0xFF
@@ -77,11 +78,11 @@ class DriverQueuePair(Resource["h.QPPointer"]):
             parents.append(srq.node)
         super().__init__(Node(type(self).__name__, pointer, calls.ibv_destroy_qp, parents))
         self.pd = pd
-        self.context = pd.context
+        self.context: Context = pd.context
         self.send_cq = send_cq
         self.recv_cq = recv_cq
-        self.qp_num = pointer.qp_num
-        self.capabilities = QPCapabilities.read(attr)
+        self.qp_num: int = pointer.qp_num
+        self.capabilities: QPCapabilities = QPCapabilities.read(attr)
         taken = self.capabilities
         hold_room(self.node, (send_cq, taken.max_send_wr), (recv_cq, taken.max_recv_wr))
         self.context.route_events(int(ffi.cast("uintptr_t", pointer)), self)

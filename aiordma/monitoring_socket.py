@@ -1,0 +1,176 @@
+"""Shows the state of this process to `aiordma top`, if AIORDMA_MONITOR is set when aiordma is
+imported.
+
+A thread answers each connection to a Unix socket with one `snapshot` as JSON, and reads nothing. It
+calls no event loop, so it answers when a loop is stuck.
+
+Only processes of the same user get an answer: the directory belongs to the user and is closed to
+others, the socket has mode 0600, and the kernel names the user of each peer (SO_PEERCRED, unix(7)).
+One peer is served at a time, for ANSWER_TIMEOUT at most.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import socket
+import stat
+import struct
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ._native import fork
+from .monitoring import look_for_wires, open_connections, snapshot
+
+logger: logging.Logger = logging.getLogger("aiordma.monitoring")
+
+VARIABLE = "AIORDMA_MONITOR"
+
+# Seconds for which a peer may keep others from an answer.
+ANSWER_TIMEOUT = 1.0
+# Seconds for an event loop to look for the wires of its connections: see `snapshot`.
+WIRE_TIMEOUT = 0.1
+# Seconds between attempts to accept when descriptors or memory are short.
+PAUSE = 1.0
+# Bytes of an answer that a client reads at most: about 200,000 connections.
+MOST_BYTES = 100 << 20
+
+UCRED = struct.Struct("3i")  # pid, uid and gid: unix(7)
+
+
+def directory(setting: str) -> Path:
+    """The directory of the sockets, for the value of AIORDMA_MONITOR: "1", or its path.
+
+    OSError where it is missing, belongs to another user or is open to others; ValueError for a
+    value that is neither.
+    """
+    if setting == "1":
+        runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+        if not os.path.isdir(runtime):
+            raise FileNotFoundError(
+                f"there is no directory {runtime} for sockets: set XDG_RUNTIME_DIR, or "
+                f"{VARIABLE} to the path of a directory"
+            )
+        path = Path(runtime, "aiordma")
+    elif os.path.isabs(setting):
+        path = Path(setting)
+    else:
+        raise ValueError(f"{VARIABLE} is 1 or the absolute path of a directory, not {setting!r}")
+    with suppress(FileExistsError):
+        path.mkdir(0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(f"{path} is not a directory")
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{path} belongs to another user or is open to others: chmod 700")
+    return path
+
+
+class _Server:
+    """The socket and the thread that answers on it."""
+
+    def __init__(self, where: Path) -> None:
+        self._path = where / f"{os.getpid()}.sock"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # A name that a client looks for only once it listens: else it looks like a dead one.
+            early = where / f"{os.getpid()}.new"
+            early.unlink(missing_ok=True)
+            self._listener.bind(str(early))
+            early.chmod(0o600)
+            self._listener.listen(8)
+            early.replace(self._path)
+        except BaseException:
+            self._listener.close()
+            raise
+        self._inode = fork.add_socket(self._listener.fileno())
+        self._pid = os.getpid()
+        atexit.register(self._remove)
+        threading.Thread(target=self._serve, name="aiordma.monitoring", daemon=True).start()
+
+    def _remove(self) -> None:
+        if os.getpid() == self._pid:
+            with suppress(OSError):
+                self._path.unlink()
+
+    def _serve(self) -> None:
+        pause = threading.Event()
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError as error:
+                logger.warning("cannot answer `aiordma top`: %s", error)
+                pause.wait(PAUSE)
+                continue
+            with peer:
+                try:
+                    answer(peer)
+                except OSError as error:
+                    logger.debug("`aiordma top` has gone: %s", error)
+                except Exception:
+                    logger.exception("no snapshot for `aiordma top`")
+
+
+def answer(peer: socket.socket) -> None:
+    """Sends a snapshot to a process of the same user; nothing to another one."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
+    _, uid, _ = UCRED.unpack(credentials)
+    if uid != os.geteuid():
+        logger.warning("user %d asked for the state of this process, and got nothing", uid)
+        return
+    look_for_wires(open_connections(), WIRE_TIMEOUT)
+    text = json.dumps(snapshot())
+    peer.settimeout(ANSWER_TIMEOUT)
+    peer.sendall(text.encode())
+
+
+_server: _Server | None = None
+
+
+def start() -> None:
+    """Listens, as AIORDMA_MONITOR says; logs why it cannot. A second call does nothing."""
+    global _server  # noqa: PLW0603 - one for the process
+    setting = os.environ.get(VARIABLE)
+    if _server is not None or not setting or setting == "0":
+        return
+    try:
+        _server = _Server(directory(setting))
+    except (OSError, ValueError, RuntimeError) as error:
+        logger.warning("this process is not shown to `aiordma top`: %s", error)
+
+
+def _restart_after_fork() -> None:
+    """The child has a socket of its own; the parent's was replaced (fork.add_socket)."""
+    global _server  # noqa: PLW0603 - as above
+    if _server is not None:
+        _server = None
+        start()
+
+
+fork.reset_in_child(_restart_after_fork)
+
+
+def ask(path: Path, seconds: float) -> bytes:
+    """The answer of the process that listens there, as JSON.
+
+    OSError when it gives none in that time, ConnectionRefusedError when it has ended.
+    """
+    deadline = time.monotonic() + seconds
+    parts = []
+    size = 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(seconds)
+        asking.connect(str(path))
+        while part := asking.recv(1 << 16):
+            parts.append(part)
+            size += len(part)
+            if size > MOST_BYTES:
+                raise OSError(f"{path} answers with more than {MOST_BYTES} bytes")
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError(f"{path} has not answered wholly in {seconds:g} s")
+            asking.settimeout(left)
+    return b"".join(parts)

@@ -1,0 +1,72 @@
+"""Metrics for OpenTelemetry: the extra `aiordma[opentelemetry]`::
+
+    import aiordma.opentelemetry
+
+    aiordma.opentelemetry.instrument()  # the meter provider of the process
+
+It makes observable instruments, which the SDK asks when it exports; between exports nothing runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from functools import partial
+
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
+
+from .metrics import METRICS, Metric
+from .monitoring import Snapshot, snapshot
+
+__all__ = ["instrument"]
+
+
+class _Snapshots:
+    """One snapshot for all metrics of a collection, of which the SDK does not tell the beginning:
+    a metric that has read it already gets a new one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: Snapshot | None = None
+        self._read: set[str] = set()
+
+    def for_metric(self, name: str) -> Snapshot:
+        with self._lock:
+            if self._taken is None or name in self._read:
+                self._taken = snapshot()
+                self._read.clear()
+            self._read.add(name)
+            return self._taken
+
+
+def instrument(meter_provider: MeterProvider | None = None) -> None:
+    """Make an instrument for each metric of `aiordma.metrics`, of this process.
+
+    `meter_provider` is the one of the process if it is not given. Names have dots where those of
+    Prometheus have the first underscore: "aiordma.messages_sent". A provider is instrumented once.
+    The SDK calls back in its own thread.
+    """
+    meter = get_meter("aiordma", meter_provider=meter_provider)
+    snapshots = _Snapshots()
+    for metric in METRICS:
+        make = {
+            "counter": meter.create_observable_counter,
+            "gauge": meter.create_observable_gauge,
+        }[metric.kind]
+        make(
+            metric.name.replace("_", ".", 1),
+            [partial(_observe, metric, snapshots)],
+            metric.unit,
+            metric.help,
+        )
+
+
+def _observe(
+    metric: Metric, snapshots: _Snapshots, options: CallbackOptions
+) -> Iterable[Observation]:
+    del options
+    taken = snapshots.for_metric(metric.name)
+    return [
+        Observation(value, dict(zip(metric.labels, labels, strict=True)))
+        for labels, value in metric.values(taken).items()
+    ]

@@ -1,0 +1,43 @@
+"""Metrics for Prometheus: the extra `aiordma[prometheus]`::
+
+    from prometheus_client import REGISTRY, start_http_server
+    from aiordma.prometheus import Collector
+
+    REGISTRY.register(Collector())
+    start_http_server(9400, "127.0.0.1")  # in a thread of its own
+
+Each scrape takes one `aiordma.snapshot`; between scrapes nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from .metrics import METRICS
+from .monitoring import snapshot
+
+__all__ = ["Collector"]
+
+_FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+
+
+class Collector:
+    """Collects the metrics of `aiordma.metrics`, of this process. Scrapes may come in any thread.
+
+    A registry calls it; `registry.register(Collector())`, and `unregister` ends it.
+    """
+
+    def describe(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """The metrics without values: a registry checks their names."""
+        for metric in METRICS:
+            yield _FAMILIES[metric.kind](metric.name, metric.help, labels=metric.labels)
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """The metrics with their values now."""
+        taken = snapshot()
+        for metric, family in zip(METRICS, self.describe(), strict=True):
+            for labels, value in metric.values(taken).items():
+                family.add_metric(labels, value)
+            yield family

@@ -1,0 +1,153 @@
+"""Metrics agree with `statistics()` after a known load, at the endpoint of each exporter."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
+
+import aiordma
+from aiordma import Connection, testing
+from aiordma.metrics import METRICS
+from aiordma.opentelemetry import instrument
+from aiordma.prometheus import Collector
+
+from .test_monitoring import load
+
+Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+TRAFFIC = {
+    "messages_sent": "messages_sent",
+    "messages_received": "messages_received",
+    "bytes_sent": "sent_bytes",
+    "bytes_received": "received_bytes",
+    "reads": "reads",
+    "writes": "writes",
+    "atomics": "atomics",
+}
+
+
+def scrape(port: int) -> Values:
+    """What Prometheus would get."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=100) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name.removesuffix("_total"), frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def export(reader: InMemoryMetricReader) -> Values:
+    data = reader.get_metrics_data()
+    assert data is not None
+    return {
+        (metric.name.replace(".", "_"), labels(point)): point.value
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in metric.data.data_points
+        if isinstance(point, NumberDataPoint)
+    }
+
+
+def labels(point: NumberDataPoint) -> frozenset[tuple[str, str]]:
+    return frozenset((name, str(value)) for name, value in (point.attributes or {}).items())
+
+
+async def agrees(collect: Callable[[], Values], device: str) -> None:
+    """With `statistics()` of the two connections, with their pool, and with itself afterwards."""
+    before = await asyncio.to_thread(collect)
+    async with testing.connected_pair(device=device) as ends:
+        await load(*ends)
+        during = await asyncio.to_thread(collect)
+        pool = ends[0].pool_statistics()
+        same = frozenset({("device", device)})
+        assert during["aiordma_pool_registered_bytes", same] == pool.registered_bytes
+        assert during["aiordma_pool_limit_bytes", same] == pool.limit
+        assert during["aiordma_connections", same | {("state", "OPEN")}] == 2
+        assert added(before, during) == counted(ends)
+    del ends
+    after = await asyncio.to_thread(collect)
+    assert added(during, after) == dict.fromkeys(TRAFFIC, 0)
+    event = "aiordma_connection_events"
+    for name in ("begun", "ended"):
+        label = frozenset({("event", name)})
+        assert after[event, label] - before[event, label] == 2
+    assert not any(name == "aiordma_connections" for name, _ in after)
+
+
+def added(before: Values, after: Values) -> dict[str, float]:
+    keys = {name: (f"aiordma_{metric}", frozenset[Any]()) for name, metric in TRAFFIC.items()}
+    return {name: after[key] - before[key] for name, key in keys.items()}
+
+
+def counted(ends: tuple[Connection, Connection]) -> dict[str, int]:
+    return {name: sum(getattr(end.statistics(), name) for end in ends) for name in TRAFFIC}
+
+
+@pytest.mark.any_device
+async def test_prometheus(device_name: str) -> None:
+    registry = CollectorRegistry()
+    registry.register(Collector())
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    try:
+        await agrees(lambda: scrape(server.server_port), device_name)
+    finally:
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.any_device
+async def test_opentelemetry(device_name: str) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    instrument(provider)
+    try:
+        await agrees(lambda: export(reader), device_name)
+    finally:
+        provider.shutdown()
+
+
+@pytest.mark.any_device
+async def test_a_collection_takes_one_snapshot(
+    device_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+
+    def snapshot() -> aiordma.monitoring.Snapshot:
+        taken.append(aiordma.snapshot())
+        return taken[-1]
+
+    monkeypatch.setattr("aiordma.opentelemetry.snapshot", snapshot)
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    instrument(provider)
+    for _ in range(3):
+        export(reader)
+    provider.shutdown()
+    assert len(taken) == 3
+
+
+def test_the_page_has_every_metric() -> None:
+    page = Path(__file__).parents[1] / "docs" / "monitoring.md"
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", page.read_text(), re.M)
+    assert rows == [
+        (
+            metric.name + ("_total" if metric.kind == "counter" else ""),
+            metric.kind,
+            ", ".join(f"`{label}`" for label in metric.labels),
+            metric.help,
+        )
+        for metric in METRICS
+    ]

@@ -1,0 +1,302 @@
+"""`snapshot` and the hooks of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import aiordma
+from aiordma import Config, Connection, ConnectionChange, Rights, testing
+from aiordma.errors import RejectedError
+from aiordma.monitoring import Snapshot, snapshot
+
+KEY = b"sixteen bytes or more"
+
+
+@pytest.fixture
+def changes() -> Iterator[list[ConnectionChange]]:
+    seen: list[ConnectionChange] = []
+    aiordma.add_connection_hook(seen.append)
+    yield seen
+    aiordma.remove_connection_hook(seen.append)
+
+
+def kinds(changes: list[ConnectionChange]) -> list[tuple[str, bool]]:
+    return [(change.kind, change.accepted) for change in changes]
+
+
+def growth(before: Snapshot, after: Snapshot) -> dict[str, int]:
+    return {
+        name: after["traffic"][name] - before["traffic"][name]  # type: ignore[literal-required]
+        for name in before["traffic"]
+    }
+
+
+async def load(client: Connection, server: Connection) -> None:
+    """Five messages of 100 bytes there, one of 1 MiB back; 3 reads, 2 writes, 1 atomic."""
+    for _ in range(5):
+        await client.send(bytes(100))
+        (await server.recv()).release()
+    received = asyncio.create_task(client.recv())
+    await server.send(bytes(1 << 20))
+    (await received).release()
+    with server.alloc(64) as memory:
+        rights = Rights.READ | Rights.WRITE | Rights.ATOMIC
+        with await server.send_region(memory, access=rights):
+            remote = await client.recv_region()
+            for _ in range(3):
+                await client.read(remote, bytearray(64))
+            for _ in range(2):
+                await client.write(bytes(64), remote)
+            await client.fetch_and_add(remote[0:8], 1)
+
+
+LOAD = {
+    "messages_sent": 6,
+    "messages_received": 6,
+    "bytes_sent": 500 + (1 << 20),
+    "bytes_received": 500 + (1 << 20),
+    "reads": 3,
+    "writes": 2,
+    "atomics": 1,
+}
+
+
+@pytest.mark.any_device
+async def test_a_snapshot_has_the_counts_of_statistics(device_name: str) -> None:
+    before = snapshot()
+    async with testing.connected_pair(device=device_name) as (client, server):
+        await load(client, server)
+        during = snapshot()
+        by_side = {state["accepted"]: state for state in during["connections"]}
+        assert by_side[False]["traffic"] == vars_of(client)
+        assert by_side[True]["traffic"] == vars_of(server)
+        assert growth(before, during) == LOAD
+    assert growth(before, snapshot()) == LOAD  # they count after the end
+    del client, server
+    assert growth(before, snapshot()) == LOAD  # and when the connections are finalized
+
+
+def vars_of(connection: Connection) -> dict[str, int]:
+    counts = connection.statistics()
+    return {name: getattr(counts, name) for name in LOAD}
+
+
+@pytest.mark.any_device
+async def test_what_a_snapshot_tells(device_name: str, host: str) -> None:
+    async with await aiordma.listen(host, device=device_name) as listener:
+        client = await aiordma.connect(host, listener.port, device=device_name)
+        async with client, await listener.accept() as server:
+            await server.send(b"unread")
+            buffer = client.alloc(1000)
+            share = client.share(buffer, access=Rights.READ)
+            borrowed = await server.request_region(4096)
+            taken = snapshot()
+            assert json.loads(json.dumps(taken)) == taken
+            (mine,) = [state for state in taken["connections"] if not state["accepted"]]
+            (other,) = [state for state in taken["connections"] if state["accepted"]]
+            assert mine["state"] == other["state"] == "OPEN"
+            assert mine["local"] == other["peer"]
+            assert mine["peer"] == other["local"] == f"{host}:{listener.port}"
+            assert mine["wire"] == client.wire is not None
+            assert mine["qp_num"] == client.queue_pair.qp_num
+            assert mine["messages_unread"] == 1
+            assert mine["shared_regions"] == 2
+            assert mine["lent_bytes"] == 4096
+            assert other["remote_regions"] == 1
+            (device,) = [each for each in taken["devices"] if each["connections"] == 2]
+            assert device["name"] == device_name
+            assert device["pool"] == client.pool_statistics()._asdict()
+            assert device["open"]["QueuePair"] == 2
+            (listening,) = taken["listeners"]
+            assert listening["addresses"] == [f"{host}:{listener.port}"]
+            await server.hand_over(borrowed)
+            share.revoke()
+            buffer.release()
+    after = snapshot()
+    assert (after["connections"], after["listeners"]) == ([], [])
+
+
+@pytest.mark.any_device
+async def test_a_snapshot_from_another_thread(device_name: str) -> None:
+    async with testing.connected_pair(device=device_name) as (client, server):
+        await load(client, server)
+        # The loop is stuck meanwhile.
+        taken: list[Snapshot] = []
+        thread = threading.Thread(target=lambda: taken.append(snapshot()))
+        thread.start()
+        thread.join()
+        assert [state["wire"] for state in taken[0]["connections"]] == [None, None]
+        await asyncio.sleep(0)  # it looks
+        later = await asyncio.to_thread(snapshot)
+        assert [state["wire"] for state in later["connections"]] == [client.wire, server.wire]
+        assert later["traffic"] == taken[0]["traffic"]
+
+
+@pytest.mark.any_device
+async def test_snapshots_while_connections_come_and_go(device_name: str) -> None:
+    """Each number is read while another thread changes it."""
+    over = threading.Event()
+    taken: list[int] = []
+
+    def take() -> None:
+        while not over.is_set():
+            taken.append(len(snapshot()["connections"]))
+
+    thread = asyncio.create_task(asyncio.to_thread(take))
+    try:
+        for _ in range(20):
+            async with testing.connected_pair(device=device_name) as (client, server):
+                await load(client, server)
+    finally:
+        over.set()
+        await thread
+    assert set(taken) <= {0, 1, 2}
+
+
+FORKS = """
+import asyncio, os, sys
+import aiordma
+from aiordma import testing
+
+async def main():
+    async with testing.connected_pair(device=sys.argv[1]) as (client, server):
+        await client.send(b"counted by the parent")
+        if not (child := os.fork()):
+            taken = aiordma.snapshot()
+            assert not any(taken["traffic"].values()), taken
+            assert taken["connections"] == taken["devices"] == taken["listeners"] == [], taken
+            assert not any(taken["connection_events"].values()), taken
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert aiordma.snapshot()["traffic"]["messages_sent"] == 1
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.any_device
+def test_the_child_of_a_fork_begins_anew(device_name: str) -> None:
+    # Python 3.12 warns of every fork of a process with threads.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS, device_name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+@pytest.mark.any_device
+async def test_hooks(device_name: str, changes: list[ConnectionChange]) -> None:
+    before = snapshot()["connection_events"]
+    async with testing.connected_pair(device=device_name) as (client, server):
+        assert sorted(kinds(changes)) == [("begin", False), ("begin", True)]
+        assert {change.connection for change in changes} == {client, server}
+        assert all(change.error is None for change in changes)
+        changes.clear()
+        await client.close()
+        await server.wait_closed()
+        assert sorted(kinds(changes)) == [("end", False), ("end", True)]
+        assert all(type(change.error).__name__ == "ConnectionClosedError" for change in changes)
+    after = snapshot()["connection_events"]
+    assert (after["begun"] - before["begun"], after["ended"] - before["ended"]) == (2, 2)
+    assert after["broken"] == before["broken"]
+
+
+@pytest.mark.needs("faults")
+async def test_a_connection_that_breaks(device_name: str, changes: list[ConnectionChange]) -> None:
+    before = snapshot()
+    async with testing.connected_pair(device=device_name) as (client, server):
+        changes.clear()
+        with testing.faults(cut="@1", device=device_name):
+            await asyncio.gather(client.send(b"x"), return_exceptions=True)
+            await server.wait_closed()
+            await client.wait_closed()
+        assert ("failure", False) in kinds(changes)
+        assert len(changes) == 2
+    after = snapshot()
+    broken = after["connection_events"]["broken"] - before["connection_events"]["broken"]
+    assert broken == sum(change.kind == "failure" for change in changes)
+    assert sum(after["errors"].values()) - sum(before["errors"].values()) == broken
+
+
+@pytest.mark.any_device
+async def test_an_attempt_that_fails(
+    device_name: str, host: str, changes: list[ConnectionChange]
+) -> None:
+    async with await aiordma.listen(host, device=device_name) as listener:
+        port = listener.port
+    with pytest.raises(RejectedError) as raised:
+        await aiordma.connect(host, port, device=device_name)
+    (change,) = changes
+    assert (change.kind, change.accepted, change.connection) == ("failure", False, None)
+    assert change.peer == f"{host}:{port}"
+    assert change.error is raised.value
+    with pytest.raises(ValueError, match="port -1"):
+        await aiordma.connect(host, port, device=device_name, source=("", -1))
+    assert len(changes) == 1  # a mistake of the caller is no failure of a connection
+
+
+@pytest.mark.any_device
+async def test_a_peer_without_the_key(
+    device_name: str, host: str, changes: list[ConnectionChange]
+) -> None:
+    before = snapshot()["errors"].get("AuthenticationError", 0)
+    async with await aiordma.listen(host, device=device_name, auth=KEY) as listener:
+        refused = asyncio.Event()
+
+        def note(change: ConnectionChange) -> None:
+            if change.accepted:
+                refused.set()
+
+        aiordma.add_connection_hook(note)
+        with pytest.raises(ConnectionError):
+            await aiordma.connect(host, listener.port, device=device_name, auth=KEY + b"not")
+        await refused.wait()
+        aiordma.remove_connection_hook(note)
+    assert sorted(kinds(changes)) == [("failure", False), ("failure", True)]
+    assert snapshot()["errors"]["AuthenticationError"] > before
+
+
+@pytest.mark.any_device
+async def test_a_peer_beyond_the_limit(
+    device_name: str, host: str, changes: list[ConnectionChange]
+) -> None:
+    one = Config(max_connections=1)
+    async with (
+        await aiordma.listen(host, device=device_name, config=one) as listener,
+        await aiordma.connect(host, listener.port, device=device_name),
+        await listener.accept(),
+    ):
+        changes.clear()
+        with pytest.raises(RejectedError):
+            await aiordma.connect(host, listener.port, device=device_name)
+        assert sorted(kinds(changes)) == [("failure", False), ("failure", True)]
+
+
+@pytest.mark.any_device
+async def test_a_hook_that_raises_costs_nothing(
+    device_name: str, changes: list[ConnectionChange], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(change: ConnectionChange) -> None:
+        raise KeyError("a mistake")
+
+    aiordma.add_connection_hook(fail)
+    aiordma.add_connection_hook(changes.append)  # called after it
+    try:
+        with caplog.at_level(logging.ERROR, "aiordma.connection"):
+            async with testing.connected_pair(device=device_name) as (client, server):
+                await client.send(b"as usual")
+                assert bytes(await server.recv()) == b"as usual"
+    finally:
+        aiordma.remove_connection_hook(fail)
+        aiordma.remove_connection_hook(changes.append)
+    assert len(changes) == 8
+    assert len(caplog.records) == 4
+    assert all("connection hook" in record.message for record in caplog.records)
+    with pytest.raises(ValueError, match="not a connection hook"):
+        aiordma.remove_connection_hook(fail)
