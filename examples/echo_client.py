@@ -21,4 +21,7 @@ async def main(host: str, port: str) -> None:
             print(f"{size} bytes: {'the same came back' if same else 'DIFFERENT'}")
 
 
-asyncio.run(main(*sys.argv[1:]))
+try:
+    asyncio.run(main(*sys.argv[1:]))
+except (aiordma.RDMAError, OSError) as error:  # no server there, or it has gone
+    sys.exit(f"echo client: {error}")

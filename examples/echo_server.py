@@ -26,5 +26,8 @@ async def main(host: str = "", port: str = "7471") -> None:
         await server.serve_forever()
 
 
-with suppress(KeyboardInterrupt):
-    asyncio.run(main(*sys.argv[1:]))
+try:
+    with suppress(KeyboardInterrupt):
+        asyncio.run(main(*sys.argv[1:]))
+except (aiordma.RDMAError, OSError) as error:  # the address is in use, or not of this machine
+    sys.exit(f"echo server: {error}")

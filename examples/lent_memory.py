@@ -31,4 +31,7 @@ async def main(host: str = "127.0.0.1") -> None:
         await asyncio.gather(server(listener), client(host, listener.port))
 
 
-asyncio.run(main(*sys.argv[1:]))
+try:
+    asyncio.run(main(*sys.argv[1:]))
+except (aiordma.RDMAError, OSError) as error:
+    sys.exit(f"lent memory: {error}")

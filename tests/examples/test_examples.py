@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import pytest
 
@@ -44,57 +48,136 @@ def run_example(environment: dict[str, str], name: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.any_device
-def test_echo(environment: dict[str, str], device_name: str, host: str) -> None:
+def failed(environment: dict[str, str], name: str, *arguments: str) -> str:
+    """What it says on standard error; the exit status is 1."""
+    done = subprocess.run(
+        command(name, *arguments), env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("", 1)
+    return done.stderr
+
+
+class Server(NamedTuple):
+    output: IO[str]
+    port: str
+
+
+@contextmanager
+def serving(environment: dict[str, str], name: str, *arguments: str) -> Iterator[Server]:
+    """A server that prints its device and port; Ctrl-C ends it without a word."""
     with subprocess.Popen(
-        command("echo_server", host, "0"),
+        command(name, *arguments),
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    ) as server:
+    ) as process:
         try:
-            assert server.stdout is not None
-            listening = re.fullmatch(
-                rf"echo server on {device_name}, port (\d+)\n", server.stdout.readline()
-            )
-            assert listening is not None
-            for _ in range(2):
-                assert run_example(environment, "echo_client", host, listening[1]) == (
-                    f"connected over {device_name} to {host}\n"
-                    "0 bytes: the same came back\n"
-                    "1 bytes: the same came back\n"
-                    "1000 bytes: the same came back\n"
-                    "1000000 bytes: the same came back\n"
-                    "10000000 bytes: the same came back\n"
-                )
-                assert server.stdout.readline().startswith("connected: ")
-                assert server.stdout.readline().startswith("closed: ")
+            assert process.stdout is not None
+            device = environment["AIORDMA_DEVICE"]
+            line = process.stdout.readline()
+            listening = re.fullmatch(rf"\w+( \w+)? on {device}, port (\d+)\n", line)
+            assert listening is not None, line
+            yield Server(process.stdout, listening[2])
         finally:
-            status = interrupt(server)
-            out, err = server.communicate()
+            status = interrupt(process)
+            out, err = process.communicate()
     assert (out, err, status) == ("", "", 0)
 
 
-def test_one_sided(environment: dict[str, str], host: str) -> None:
-    assert run_example(environment, "one_sided", host) == (
-        "client: I have read 00 01 02 03 04 05 06 07\n"
-        "server: my memory is now 04 05 06 07 04 05 06 07\n"
+@pytest.mark.any_device
+def test_echo(environment: dict[str, str], device_name: str, host: str) -> None:
+    with serving(environment, "echo_server", host, "0") as server:
+        for _ in range(2):
+            assert run_example(environment, "echo_client", host, server.port) == (
+                f"connected over {device_name} to {host}\n"
+                "0 bytes: the same came back\n"
+                "1 bytes: the same came back\n"
+                "1000 bytes: the same came back\n"
+                "1000000 bytes: the same came back\n"
+                "10000000 bytes: the same came back\n"
+            )
+            assert server.output.readline().startswith("connected: ")
+            assert server.output.readline().startswith("closed: ")
+
+
+def test_tensors(environment: dict[str, str], host: str) -> None:
+    with serving(environment, "tensors", "serve", host, "0") as server:
+        assert run_example(environment, "tensors", "fetch", host, server.port, "7", "999", "0") == (
+            "row 7: 256 values, mean 7\nrow 999: 256 values, mean 999\nrow 0: 256 values, mean 0\n"
+        )
+        assert failed(environment, "tensors", "fetch", host, server.port, "1000").startswith(
+            "tensors: "
+        )
+
+
+@pytest.mark.any_device
+def test_rpc(environment: dict[str, str], host: str) -> None:
+    with serving(environment, "rpc", "serve", host, "0") as server:
+        assert run_example(environment, "rpc", "call", host, server.port) == (
+            "square(12) = 144\n"
+            "wait: no answer in 1 seconds\n"
+            "square: TypeError(\"can't multiply sequence by non-int of type 'str'\")\n"
+        )
+        assert server.output.readline() == "the server has given up waiting\n"
+
+
+def test_cache(environment: dict[str, str], host: str) -> None:
+    with serving(environment, "cache", "serve", host, "0") as server:
+        at = host, server.port
+        assert run_example(environment, "cache", "get", *at, "a") == "a: not in the cache\n"
+        assert run_example(environment, "cache", "set", *at, "a", "a value") == "stored\n"
+        assert run_example(environment, "cache", "get", *at, "a") == "a: a value\n"
+        assert failed(environment, "cache", "set", *at, "a", 1016 * "v") == (
+            "cache: key and value have at most 1016 bytes\n"
+        )
+
+
+def test_an_entry_of_the_cache_that_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part of it is that of another entry: the checksum tells."""
+    monkeypatch.setattr(sys, "argv", ["cache"])
+    spec = importlib.util.spec_from_file_location("cache_example", EXAMPLES / "cache.py")
+    assert spec is not None
+    assert spec.loader is not None
+    cache = importlib.util.module_from_spec(spec)
+    with pytest.raises(SystemExit, match="A cache whose clients"):
+        spec.loader.exec_module(cache)
+    before, after = cache.pack(b"key", b"one value"), cache.pack(b"key", b"another value")
+    assert cache.unpack(after) == (b"key", b"another value")
+    for at in range(1, 8 + 3 + 13):
+        mixed = after[:at] + before[at:]
+        if mixed not in (before, after):
+            assert cache.unpack(mixed) is None
+
+
+@pytest.mark.any_device
+def test_parameter_server(environment: dict[str, str], host: str) -> None:
+    assert run_example(environment, "parameter_server", host) == (
+        "after 1600 steps of 4 workers: w = 2.00, b = 1.00\n"
     )
 
 
 @pytest.mark.any_device
-def test_one_sided_without_numpy(environment: dict[str, str], host: str, tmp_path: Path) -> None:
-    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('numpy', name='numpy')")
-    without = {**environment, "PYTHONPATH": f"{tmp_path}:{environment['PYTHONPATH']}"}
-    assert "04 05 06 07 04 05 06 07" in run_example(without, "one_sided", host)
-
-
-@pytest.mark.any_device
-def test_shared_counter(environment: dict[str, str], host: str) -> None:
-    assert run_example(environment, "shared_counter", host) == (
-        "the last client found 400\nthe counter is 0\n"
-    )
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("echo_client", (), ()),
+        ("tensors", ("fetch",), ("1",)),
+        ("rpc", ("call",), ()),
+        ("cache", ("get",), ("key",)),
+        ("parameter_server", (), ("1",)),
+    ],
+)
+def test_without_a_server(
+    environment: dict[str, str],
+    host: str,
+    name: str,
+    before: tuple[str, ...],
+    after: tuple[str, ...],
+) -> None:
+    """One line, no traceback."""
+    line = failed(environment, name, *before, host, "1", *after)
+    assert re.fullmatch(r"[\w ]+: .+\n", line)
 
 
 @pytest.mark.any_device

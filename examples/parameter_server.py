@@ -1,0 +1,69 @@
+"""A parameter server: four processes train one model with fetch-and-add on its memory.
+
+    python examples/parameter_server.py [HOST]              server and four workers
+    python examples/parameter_server.py HOST PORT SEED      one more worker
+
+The model is a line, y = w x + b, which the workers fit to points of w = 2, b = 1. A worker reads
+both parameters with one read, computes the gradient on points of its own, and adds its step to each
+of them atomically, so that no step is lost; the server's program takes no part. Atomic operations
+add integers, so a parameter is a fixed-point number. HOST is an address of the RDMA device,
+127.0.0.1 if it is left out.
+"""
+
+import asyncio
+import random
+import sys
+from array import array
+
+import aiordma
+
+WORKERS = 4
+STEPS = 400
+RATE = 0.05
+ONE = 1 << 32  # the fixed-point number 1
+
+parameters = array("q", [0, 0])  # w and b
+
+
+async def serve(conn: aiordma.Connection) -> None:
+    with conn.register(parameters) as region:
+        rights = aiordma.Rights.READ | aiordma.Rights.ATOMIC
+        await conn.send_region(region, access=rights)
+        await conn.wait_closed()
+
+
+async def work(host: str, port: int, seed: int) -> None:
+    points = random.Random(seed)
+    async with await aiordma.connect(host, port) as conn:
+        remote = await conn.recv_region()
+        seen = array("q", [0, 0])
+        for _ in range(STEPS):
+            await conn.read(remote, seen)
+            w, b = (value / ONE for value in seen)
+            x = points.uniform(-2, 2)
+            error = w * x + b - (2 * x + 1)
+            async with conn.batch() as batch:
+                for index, gradient in enumerate((error * x, error)):
+                    step = round(-RATE * gradient * ONE)
+                    batch.fetch_and_add(remote[8 * index : 8 * index + 8], step % (1 << 64))
+
+
+async def main(host: str = "127.0.0.1") -> None:
+    async with await aiordma.start_server(serve, host) as server:
+        command = sys.executable, __file__, host, str(server.port)
+        workers = [
+            await asyncio.create_subprocess_exec(*command, str(seed)) for seed in range(WORKERS)
+        ]
+        for worker in workers:
+            await worker.wait()
+    w, b = (value / ONE for value in parameters)
+    print(f"after {WORKERS * STEPS} steps of {WORKERS} workers: w = {w:.2f}, b = {b:.2f}")
+
+
+try:
+    if len(sys.argv) == 4:
+        asyncio.run(work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    else:
+        asyncio.run(main(*sys.argv[1:]))
+except (aiordma.RDMAError, OSError) as error:
+    sys.exit(f"parameter_server: {error}")
