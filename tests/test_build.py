@@ -12,8 +12,12 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+from aiordma._datapath import work_queue
+from aiordma._native import _lib
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("native/verbs", "native/softdev", "tests/soft", "tests/fuzz")
@@ -29,6 +33,15 @@ def test_every_source_is_built(folder: str) -> None:
     names = [it.relative_to(ROOT / folder).with_suffix("") for it in sources]
     left_out = [name for name in names if f"'{name}'" not in described.replace(".c'", "'")]
     assert not left_out
+
+
+@pytest.mark.parametrize("module", [_lib, work_queue], ids=lambda it: it.__name__)
+def test_a_module_exports_only_what_python_calls(module: ModuleType) -> None:
+    """Both are linked with a static library, whose names could meet those of libibverbs."""
+    assert module.__file__
+    command = ("nm", "--dynamic", "--defined-only", "--format=just-symbols", module.__file__)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.split() == ["PyInit_" + module.__name__.rpartition(".")[2]]
 
 
 class Build:

@@ -14,6 +14,7 @@ import pytest
 
 import aiordma
 from aiordma.cli.app import app
+from tests.package import README_PROGRAM
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md")
@@ -57,7 +58,15 @@ def test_the_programs_print_what_the_readme_says(program: str, output: str) -> N
 
 
 def test_the_echo_is_short() -> None:
-    assert len([line for line in PROGRAMS[0].splitlines() if line.strip()]) == 12
+    """Ten lines besides the import of asyncio; `make wheel` runs it from each wheel, too."""
+    assert len([line for line in PROGRAMS[0].splitlines() if line.strip()]) == 11
+    assert README_PROGRAM.search(README)
+
+
+def test_the_readme_begins_with_installing() -> None:
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    assert blocks[:2] == [("sh", "pip install aiordma\n"), ("python", PROGRAMS[0])]
+    assert README.index("## From a clone") < README.index("make echo")
 
 
 # ---- names --------------------------------------------------------------------------------------

@@ -70,14 +70,21 @@ def test_two_processes(project: Path, port: int) -> None:
 # ---- the container and the workflow -------------------------------------------------------------
 
 
-def test_the_container_file(project: Path, tmp_path: Path) -> None:
-    """Its packages exist; its second command makes a working `aiordma` from a clone."""
-    text = files(PAGE)["Containerfile"].replace("\\\n", "")
-    assert text.startswith("FROM debian:12-slim\n")
-    packages, build = re.findall(r"^RUN (.*)$", text, re.MULTILINE)
-    update, install = packages.split(" && ")
-    assert update == "apt-get update"
-    run(install.replace("install -y", "install --simulate"), project)
+def commands_of(container_file: str) -> list[str]:
+    return re.findall(r"^RUN (.*)$", container_file.replace("\\\n", ""), re.MULTILINE)
+
+
+def test_the_container_files(project: Path, tmp_path: Path) -> None:
+    """Their packages exist; the command of that of the clone makes a working `aiordma`."""
+    text = (ROOT / "Containerfile").read_text()
+    page = files(PAGE)["Containerfile"]
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"debian:12-slim"}
+    assert page.startswith("FROM aiordma\n")
+    first, build, second = commands_of(text)
+    for packages in (first, second, *commands_of(page)):
+        update, install, *_ = packages.split(" && ")
+        assert update == "apt-get update"
+        run(install.replace("install -y", "install --simulate"), project)
 
     clone = tmp_path / "aiordma"
     listed = subprocess.run(
@@ -87,7 +94,7 @@ def test_the_container_file(project: Path, tmp_path: Path) -> None:
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, clone / name)
     prefix = tmp_path / "installed"
-    run(build.replace("/src/aiordma", str(clone)).replace("/opt/aiordma", str(prefix)), project)
+    run(build.replace("/src", str(clone)).replace("/opt/aiordma", str(prefix)), project)
     (path,) = re.findall(r"^ENV PATH=/opt/aiordma/(.*):\$PATH$", text, re.MULTILINE)
     assert run(f"{prefix / path}/aiordma run ./write_to_self", project) == "embedded0: success\n"
 

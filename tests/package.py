@@ -1,0 +1,287 @@
+"""Makes the sdist of this commit and wheels from it, into dist/, and tries them.
+
+    python -m tests.package [PYTHON ...]              a wheel with this machine's compiler
+    python -m tests.package --manylinux [PYTHON ...]  wheels for every distribution and machine
+    python -m tests.package --try [PYTHON ...]        only tries the wheels in dist/
+
+A wheel is made for each interpreter, by default for that of .venv (``--manylinux``: for each one
+on the PATH that has C headers). Each is checked, and tried if it is for this machine: an
+environment without any compiler installs it and runs the echo and the README's first program.
+
+``--manylinux`` compiles with zig, which has the C libraries of all distributions. For Python the
+build is a cross build, on either machine: its names and headers come from a description of Python
+that is made here. Headers of one machine serve the other, since both have the same sizes of types.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TOP = ROOT / "build/package"
+DIST = ROOT / "dist"
+SOURCE = TOP / "source"
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+GLIBC = "2.28"  # the first with statx(2), which `aiordma run` answers
+MACHINES = {"x86_64": 62, "aarch64": 183}  # elf(5): e_machine
+MINORS = range(11, 15)
+
+NEEDED = [
+    "py.typed",
+    "_native/_lib.pyi",
+    "_native/_lib.abi3.so",
+    "_native/preload/libibverbs.so.1",
+    "_native/preload/tree/dev/infiniband/rdma_cm",
+]
+NOT_FOR_USERS = re.compile(r"\.(pyx|pxd|c|h|map|pyc)$|/meson\.build$")
+README_PROGRAM = re.compile(r"^```python\n(.*?)^```\n\nIt prints `(.*?)`", re.DOTALL | re.MULTILINE)
+
+DESCRIBE = """
+import importlib, json, sys, sysconfig
+described = importlib.import_module(sysconfig._get_sysconfigdata_name()).build_time_vars
+print(json.dumps({
+    "tag": "cp%d%d" % sys.version_info[:2],
+    "variables": described,
+    "include": sysconfig.get_path("include"),
+}))
+"""
+BUILD = """
+import mesonpy, sys
+mesonpy.build_wheel(sys.argv[1], {"setup-args": sys.argv[2:]})
+"""
+CROSS = """
+[binaries]
+c = ['{here}', '-m', 'ziglang', 'cc', '-target', '{machine}-linux-gnu.{GLIBC}']
+ar = ['{here}', '-m', 'ziglang', 'ar']
+python = '{inside}'
+[built-in options]
+c_args = ['-g0'] # else zig adds what debuggers want, twice as much as the rest
+c_link_args = ['-g0']
+[host_machine]
+system = 'linux'
+cpu_family = '{machine}'
+cpu = '{machine}'
+endian = 'little'
+"""
+PRELOADED = """
+import ctypes, os
+ctypes.CDLL("librdmacm.so").ibv_open_device
+os.listdir("/dev/infiniband")
+"""
+
+
+def run(*command: str | Path, **more: str) -> str:
+    """The output of a command that succeeds; ``more`` are variables of the environment."""
+    cwd = more.pop("cwd", str(ROOT))
+    done = subprocess.run(
+        command,
+        env={**os.environ, **more},
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}: exit status {done.returncode}\n{done.stdout}")
+    return done.stdout
+
+
+def environment(python: str, folder: Path, *packages: str) -> Path:
+    """A new virtual environment with packages: its interpreter."""
+    run(python, "-m", "venv", "--clear", folder)
+    inside = folder / "bin/python"
+    if packages:
+        run(inside, "-m", "pip", "install", "--quiet", *packages)
+    return inside
+
+
+# ---- sdist --------------------------------------------------------------------------------------
+
+
+def make_sdist() -> Path:
+    """The sdist; it has the files of the commit, so it builds what a clone builds."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    DIST.mkdir()
+    run(sys.executable, "-c", "import mesonpy; mesonpy.build_sdist('dist')")
+    (sdist,) = DIST.iterdir()
+    with tarfile.open(sdist) as archive:
+        archive.extractall(TOP, filter="data")
+    (TOP / sdist.name.removesuffix(".tar.gz")).rename(SOURCE)
+    commit = {}
+    for line in run("git", "ls-tree", "-r", "-z", "HEAD").split("\0")[:-1]:
+        fields, name = line.split("\t")
+        commit[name] = fields.split()[2]
+    names = sorted(
+        str(it.relative_to(SOURCE)) for it in SOURCE.rglob("*") if it.is_symlink() or it.is_file()
+    )
+    names.remove("PKG-INFO")
+    same = run("git", "hash-object", "--no-filters", *names, cwd=str(SOURCE)).split()
+    there = dict(zip(names, same, strict=True))
+    if there != commit:
+        different = sorted({name for name, _ in there.items() ^ commit.items()})
+        sys.exit(f"{sdist.name} differs from the commit: {', '.join(different)}")
+    return sdist
+
+
+# ---- wheels -------------------------------------------------------------------------------------
+
+
+def make_wheel(python: str, sdist: Path) -> Path:
+    """A wheel for this machine and distribution."""
+    inside, made = environment(python, TOP / "build"), TOP / "made"
+    run(inside, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", made, sdist)
+    (wheel,) = made.iterdir()
+    return Path(shutil.move(wheel, DIST))
+
+
+def make_manylinux(python: str, machines: list[str]) -> list[Path]:
+    """A wheel for each machine."""
+    requires = PYPROJECT["build-system"]["requires"]
+    inside = environment(python, TOP / "build", *requires, "ninja")
+    described = json.loads(run(inside, "-c", DESCRIBE))
+    theirs = Path(described["include"])
+    ours = TOP / "include" / theirs.name
+    shutil.copytree(theirs, ours, dirs_exist_ok=True)
+    # Debian's pyconfig.h leads to one for each machine, outside of the folder.
+    real = theirs.parent / described["variables"].get("MULTIARCH", "") / theirs.name / "pyconfig.h"
+    if real.exists():
+        shutil.copy(real, ours)
+    return [compile_manylinux(inside, described["variables"], ours, it) for it in machines]
+
+
+def compile_manylinux(inside: Path, variables: dict[str, object], include: Path, to: str) -> Path:
+    """A wheel for the machine ``to``; auditwheel checks that old distributions can load it."""
+    top = TOP / to
+    shutil.rmtree(top, ignore_errors=True)
+    (top / "made").mkdir(parents=True)
+    of_target = {
+        name: re.sub("|".join(MACHINES), to, value) if isinstance(value, str) else value
+        for name, value in variables.items()
+    } | {"INCLUDEPY": str(include)}
+    (top / "_sysconfigdata_target.py").write_text(f"build_time_vars = {of_target!r}\n")
+    cross = top / "cross.ini"
+    cross.write_text(CROSS.format(here=sys.executable, machine=to, GLIBC=GLIBC, inside=inside))
+    run(
+        *(inside, "-c", BUILD, top / "made", f"--cross-file={cross}"),
+        cwd=str(SOURCE),
+        PATH=f"{inside.parent}:{os.environ['PATH']}",
+        PYTHONPATH=str(top),
+        _PYTHON_SYSCONFIGDATA_NAME="_sysconfigdata_target",
+        _PYTHON_HOST_PLATFORM=f"linux-{to}",
+        ZIG_GLOBAL_CACHE_DIR=str(ROOT / "build/zig"),
+        ZIG_LOCAL_CACHE_DIR=str(ROOT / "build/zig"),
+    )
+    (made,) = (top / "made").glob("*.whl")
+    shown = " ".join(run(sys.executable, "-m", "auditwheel", "show", made).split())
+    found = re.search(rf'platform tag: "(manylinux_2_(\d+)_{to})"', shown)
+    if not found or int(found[2]) > int(GLIBC.removeprefix("2.")):
+        sys.exit(f"{made.name} does not run with glibc {GLIBC}: {shown}")
+    # Not by `auditwheel repair`, which knows only the tags of this machine.
+    tagged = run(sys.executable, "-m", "wheel", "tags", "--platform-tag", found[1], made)
+    return Path(shutil.move(made.with_name(tagged.split()[-1]), DIST))
+
+
+# ---- checks -------------------------------------------------------------------------------------
+
+
+def check(wheel: Path) -> None:
+    """The wheel has what users need, nothing else, and all of it for one machine."""
+    machine = next(it for it in MACHINES if it in wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        missing = [it for it in NEEDED if f"aiordma/{it}" not in names]
+        too_much = [it for it in names if NOT_FOR_USERS.search(it)]
+        libraries = [it for it in names if re.search(r"\.so(\.1)?$", it)]
+        others = [
+            it
+            for it in libraries
+            if int.from_bytes(archive.read(it)[18:20], "little") != MACHINES[machine]
+            or ("cpython" in it and machine not in it)
+        ]
+    for what, which in {
+        "lacks": missing,
+        "has files that a user does not need": too_much,
+        f"has files that are not for {machine}": others,
+    }.items():
+        if which:
+            sys.exit(f"{wheel.name} {what}: {', '.join(which)}")
+
+
+def try_wheel(python: str) -> None:
+    """Install the wheel of this Python where there is no compiler, and run what users run first."""
+    tag = json.loads(run(python, "-c", DESCRIBE))["tag"]
+    (wheel,) = DIST.glob(f"*-{tag}-*{platform.machine()}.whl")
+    inside = environment(python, TOP / "try")
+    bare = {"PATH": str(inside.parent), "CC": "false", "CXX": "false", "cwd": "/"}
+    install = ("install", "--quiet", "--only-binary", ":all:", f"{wheel}[cli]")
+    run(inside, "-m", "pip", *install, **bare)
+    found = README_PROGRAM.search((ROOT / "README.md").read_text())
+    assert found
+    program, output = found.groups()
+    printed = run(inside, "-W", "error", "-c", program, **bare, AIORDMA_DEVICE="embedded0")
+    if printed != f"{output}\n":
+        sys.exit(f"the first program of the README printed {printed!r}, not {output}")
+    aiordma = inside.parent / "aiordma"
+    print(run(aiordma, "echo", **bare))
+    run(aiordma, "run", inside, "-c", PRELOADED, **bare)
+    print(f"{wheel.name}: installed without a compiler and tried")
+
+
+def usable() -> list[str]:
+    """The interpreters on the PATH that wheels are made for."""
+    names = [f"python3.{minor}" for minor in MINORS]
+    have_headers = "import sysconfig, os; os.stat(sysconfig.get_path('include') + '/Python.h')"
+    found = [
+        name
+        for name in names
+        if shutil.which(name)
+        and not subprocess.run(
+            [name, "-c", have_headers], capture_output=True, check=False
+        ).returncode
+    ]
+    missing = [it for it in names if it not in found]
+    print(f"wheels with {', '.join(found)}; without C headers here: {', '.join(missing) or 'none'}")
+    return found
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(prog="python -m tests.package")
+    options.add_argument("pythons", nargs="*", metavar="PYTHON")
+    options.add_argument("--manylinux", action="store_true")
+    options.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES))
+    options.add_argument("--try", action="store_true", dest="only_try")
+    arguments = options.parse_args()
+    pythons = arguments.pythons or (usable() if arguments.manylinux else [sys.executable])
+    if not arguments.only_try:
+        shutil.rmtree(TOP, ignore_errors=True)
+        TOP.mkdir(parents=True)
+        sdist = make_sdist()
+        for python in pythons:
+            if arguments.manylinux:
+                wheels = make_manylinux(python, arguments.machines)
+            else:
+                wheels = [make_wheel(python, sdist)]
+            for wheel in wheels:
+                check(wheel)
+    for python in pythons:
+        try_wheel(python)
+    for made in sorted(DIST.iterdir()):
+        print(f"{made.stat().st_size / 1e6:5.1f} MB  {made.name}")
+
+
+if __name__ == "__main__":
+    main()
