@@ -1,0 +1,366 @@
+"""The backend of `distributed` for the protocol `rdma://`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
+
+import dask
+from dask.utils import parse_timedelta
+from distributed.comm.addressing import parse_host_port, unparse_host_port
+from distributed.comm.core import (
+    BaseListener,
+    Comm,
+    CommClosedError,
+    Connector,
+    FatalCommClosedError,
+)
+from distributed.comm.registry import Backend
+from distributed.comm.utils import ensure_concrete_host, from_frames, to_frames
+from distributed.protocol.utils import host_array
+from distributed.system import MEMORY_LIMIT
+from distributed.utils import ensure_ip, get_ip
+
+import aiordma
+from aiordma import errors
+
+from .framing import Bytes, FramingError, pack, unpack
+from .settings import connection_arguments
+
+__all__ = ["RDMA", "RDMABackend", "RDMAConnector", "RDMAListener"]
+
+logger = logging.getLogger("distributed.comm.rdma")
+
+# Bytes that a comm may have under way when a `write` begins; with more, it waits.  One message may
+# have any number: Dask expects a `write` to return before the peer reads.
+WRITE_BUFFER = 4 << 20
+
+# What no further attempt changes.
+FATAL = (
+    errors.AuthenticationError,
+    errors.DeviceNotFoundError,
+    errors.LibraryNotFoundError,
+    errors.ProtocolError,
+    ssl.SSLError,
+)
+
+
+class RDMA(Comm):
+    """An established communication over a connection of aiordma.
+
+    `write` returns while its message is under way, so the memory of a message must not change
+    afterwards, as with TCP.  The connection holds that memory until the peer has it.
+    """
+
+    # Frames are not split: each is received into memory of its own, as a whole.
+    max_shard_size: ClassVar[int] = 1 << 62
+
+    def __init__(
+        self, conn: aiordma.Connection, local_addr: str, peer_addr: str, deserialize: bool = True
+    ) -> None:
+        super().__init__(deserialize=deserialize)
+        self._conn: aiordma.Connection | None = conn
+        self._loop = asyncio.get_running_loop()
+        self._local_addr = local_addr
+        self._peer_addr = peer_addr
+        self._under_way = 0
+        self._room: asyncio.Future[None] | None = None
+
+    @property
+    def local_address(self) -> str:
+        return self._local_addr
+
+    @property
+    def peer_address(self) -> str:
+        return self._peer_addr
+
+    def _open(self) -> aiordma.Connection:
+        if self._conn is None:
+            raise CommClosedError(f"in {self}: the comm is closed")
+        return self._conn
+
+    def _lost(self, error: BaseException) -> CommClosedError:
+        """The comm has ended by this error of its connection."""
+        lost = CommClosedError(f"in {self}: {type(error).__name__}: {error}")
+        self.abort()
+        return lost
+
+    # ---- messages ------------------------------------------------------------------------
+
+    async def read(self, deserializers: Any = None) -> Any:
+        conn = self._open()
+        try:
+            frames = await self._read_frames(conn)
+        except (aiordma.RDMAError, OSError, FramingError) as error:
+            raise self._lost(error) from error
+        except BaseException:
+            # Cancelled between two messages, the next `read` would begin in the middle.
+            self.abort()
+            raise
+        try:
+            return await from_frames(
+                frames,
+                deserialize=self.deserialize,
+                deserializers=deserializers,
+                allow_offload=self.allow_offload,
+            )
+        except EOFError as error:
+            raise self._lost(error) from error
+
+    async def _read_frames(self, conn: aiordma.Connection) -> list[memoryview]:
+        first = await conn.recv_with(host_array)
+        unpacked = unpack(first.memory, MEMORY_LIMIT)
+        frames = unpacked.frames
+        for index, length in unpacked.missing:
+            received = await conn.recv_with(host_array)
+            if received.length != length:
+                raise FramingError(
+                    f"the peer sent {received.length} bytes instead of a frame of {length}"
+                )
+            frames[index] = received.memory
+        return frames  # type: ignore[return-value]
+
+    async def write(
+        self, msg: Any, serializers: Any = None, on_error: str | None = "message"
+    ) -> int:
+        self._open()
+        frames = await to_frames(
+            msg,
+            allow_offload=self.allow_offload,
+            serializers=serializers,
+            on_error=on_error,
+            context={
+                "sender": self.local_info,
+                "recipient": self.remote_info,
+                **self.handshake_options,
+            },
+            frame_split_size=self.max_shard_size,
+        )
+        await self._until_under_way(WRITE_BUFFER)
+        conn = self._open()
+        try:
+            messages, total = pack(frames)
+            for message in messages:
+                self._send(conn, message)
+        except (aiordma.RDMAError, OSError) as error:
+            raise self._lost(error) from error
+        except BaseException:  # the peer may have a part of it
+            self.abort()
+            raise
+        return total
+
+    def _send(self, conn: aiordma.Connection, message: list[Bytes]) -> None:
+        length = sum(memoryview(part).nbytes for part in message)
+        sending = conn.send_nowait(message)
+        self._under_way += length
+
+        def sent(future: asyncio.Future[None]) -> None:
+            self._under_way -= length
+            error = None if future.cancelled() else future.exception()
+            room = self._room
+            if room is not None and not room.done():
+                room.set_result(None)
+            if error is not None and self._conn is not None:
+                logger.debug("%s: %s", self, error)
+                self.abort()
+
+        sending.add_done_callback(sent)
+
+    async def _until_under_way(self, limit: int) -> None:
+        """Waits until no more than so many bytes are under way."""
+        while self._under_way > limit:
+            if self._room is None or self._room.done():
+                self._room = self._loop.create_future()
+            await asyncio.shield(self._room)
+
+    # ---- the end -------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is None:
+            return
+        limit = parse_timedelta(dask.config.get("distributed.comm.timeouts.tcp"), "seconds")
+        while self._under_way:
+            try:
+                async with asyncio.timeout(limit):
+                    await self._until_under_way(self._under_way - 1)
+            except TimeoutError:
+                logger.warning("%s: the peer has taken nothing of a message in %s s", self, limit)
+                conn.abort()
+                break
+        await conn.close()
+
+    def abort(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is None:
+            return
+        try:
+            conn.abort()
+        except errors.WrongLoopError:  # a destructor's, in another thread
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(conn.abort)
+
+    def closed(self) -> bool:
+        return self._conn is None or self._conn.closed
+
+
+def _address(prefix: str, address: tuple[str, int] | None) -> str:
+    """CommClosedError for the address of a connection that has ended, so that it is made again."""
+    if address is None:
+        raise CommClosedError("the connection ended as it began")
+    return prefix + unparse_host_port(*address)
+
+
+class RDMAConnector(Connector):
+    """Connects to the listeners of this backend."""
+
+    prefix: ClassVar[str] = "rdma://"
+    comm_class: ClassVar[type[RDMA]] = RDMA
+
+    async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> RDMA:
+        arguments = connection_arguments(self.prefix + address, connection_args)
+        host, port = parse_host_port(address)
+        try:
+            conn = await aiordma.connect(host, port, **arguments)
+        except errors.HandshakeBrokenError:
+            raise  # as of any OSError, Dask tries again
+        except FATAL as error:
+            raise FatalCommClosedError(
+                f"{self.prefix}{address}: {error}. Check your security settings, and that the peer "
+                "is of dask-aiordma."
+            ) from error
+        except OSError:
+            raise
+        except aiordma.RDMAError as error:
+            raise CommClosedError(f"{self.prefix}{address}: {error}") from error
+        return self.comm_class(
+            conn, _address(self.prefix, conn.local_address), self.prefix + address, deserialize
+        )
+
+
+class RDMAListener(BaseListener):
+    """Listens, and hands each connection to Dask."""
+
+    prefix: ClassVar[str] = "rdma://"
+    comm_class: ClassVar[type[RDMA]] = RDMA
+
+    def __init__(
+        self,
+        address: str,
+        comm_handler: Callable[[RDMA], Awaitable[None]],
+        deserialize: bool = True,
+        allow_offload: bool = True,
+        default_host: str | None = None,
+        default_port: int = 0,
+        **connection_args: Any,
+    ) -> None:
+        super().__init__()
+        self.ip, self.port = parse_host_port(address, default_port)
+        self.default_host = default_host
+        self.comm_handler = comm_handler
+        self.deserialize = deserialize
+        self.allow_offload = allow_offload
+        self.arguments = connection_arguments(self.prefix + address, connection_args)
+        self._listener: aiordma.Listener | None = None
+        self._bound: tuple[str, int] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        backlog = int(dask.config.get("distributed.comm.socket-backlog"))
+        self._listener = await aiordma.listen(self.ip, self.port, backlog=backlog, **self.arguments)
+        self._run(self._accept(self._listener))
+        self.get_host_port()
+
+    def stop(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.stop()
+            self._run(listener.close())
+
+    def _run(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s%s: %s", self.prefix, self._bound, error, exc_info=error)
+
+    async def _accept(self, listener: aiordma.Listener) -> None:
+        async for conn in listener:
+            self._run(self._handle(conn))
+
+    async def _handle(self, conn: aiordma.Connection) -> None:
+        if self._listener is None:
+            conn.abort()
+            return
+        try:
+            peer = _address(self.prefix, conn.peer_address)
+            comm = self.comm_class(
+                conn, _address(self.prefix, conn.local_address), peer, self.deserialize
+            )
+            comm.allow_offload = self.allow_offload
+            await self.on_connection(comm)
+        except CommClosedError as error:
+            logger.info("a connection was closed before its handshake was complete: %s", error)
+            return
+        await self.comm_handler(comm)
+
+    def get_host_port(self) -> tuple[str, int]:
+        """The address where it listens: of several, an IPv4 one."""
+        if self._listener is None:
+            raise ValueError("invalid operation on a listener that is not started")
+        if self._bound is None:
+            addresses = self._listener.addresses
+            self._bound = next((it for it in addresses if ":" not in it[0]), addresses[0])
+            if not self.ip:  # every address: an IPv4 one is the better to be reached by
+                self._bound = "0.0.0.0", self._bound[1]
+        return self._bound
+
+    @property
+    def listen_address(self) -> str:
+        return self.prefix + unparse_host_port(*self.get_host_port())
+
+    @property
+    def contact_address(self) -> str:
+        host, port = self.get_host_port()
+        return self.prefix + unparse_host_port(
+            ensure_concrete_host(host, default_host=self.default_host), port
+        )
+
+
+class RDMABackend(Backend):
+    """What the entry point names."""
+
+    connector_class: ClassVar[type[RDMAConnector]] = RDMAConnector
+    listener_class: ClassVar[type[RDMAListener]] = RDMAListener
+
+    def get_connector(self) -> RDMAConnector:
+        return self.connector_class()
+
+    def get_listener(
+        self,
+        loc: str,
+        handle_comm: Callable[[RDMA], Awaitable[None]],
+        deserialize: bool,
+        **connection_args: Any,
+    ) -> RDMAListener:
+        return self.listener_class(loc, handle_comm, deserialize, **connection_args)
+
+    def get_address_host(self, loc: str) -> str:
+        return parse_host_port(loc)[0]
+
+    def get_address_host_port(self, loc: str) -> tuple[str, int]:
+        return parse_host_port(loc)
+
+    def resolve_address(self, loc: str) -> str:
+        host, port = parse_host_port(loc)
+        return unparse_host_port(ensure_ip(host), port)
+
+    def get_local_address_for(self, loc: str) -> str:
+        host, _ = parse_host_port(loc)
+        return unparse_host_port(get_ip(ensure_ip(host)))

@@ -1,0 +1,122 @@
+"""How the frames of one Dask message travel as messages of a connection.
+
+The first message has all short frames, one behind another, and a trailer that says how long each
+frame is.  A long frame has memory of its own at the receiver, so that an array can be freed while
+others of the same message live: it travels as a message of its own, from the sender's memory, and
+is received into memory of just its length, without a copy on either side.  Where there is little
+else, the first long frame leads the first message instead, in front of the short ones, which saves
+a message.
+
+The trailer is behind the data so that the long frame begins where its memory begins, aligned.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distributed.protocol.utils import host_array
+from distributed.utils import ensure_memoryview, nbytes
+
+Bytes = bytes | bytearray | memoryview
+
+# A shorter frame is copied on each side, which takes less time than a message of its own does: at
+# 10 GB/s some 13 us, beside the wake-up of a process.
+LONG = 128 << 10
+# What a long frame may keep alive besides itself, as a part of its length: as in distributed's TCP.
+NEGLIGIBLE = 0.05
+
+# Bits of a length in the trailer.
+OWN = 1 << 63  # a long frame
+LEADS = 1 << 62  # the one in front of the first message
+LENGTH = LEADS - 1
+
+_END = struct.Struct("<Q8s")
+MAGIC = b"dask-rd1"
+
+
+class FramingError(ValueError):
+    """What the peer sent is not what `pack` makes."""
+
+
+def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
+    """The messages, each of one or several buffers, and the bytes of all frames."""
+    lengths = [nbytes(frame) for frame in frames]
+    own = [i for i, length in enumerate(lengths) if length >= LONG]
+    short = [frame for frame, length in zip(frames, lengths, strict=True) if length < LONG]
+    total = sum(lengths)
+    short_total = total - sum(lengths[i] for i in own)
+    first: list[Bytes] = []
+    messages = [first]
+    for i in own:
+        length = lengths[i]
+        lengths[i] = length | OWN
+        frame = ensure_memoryview(frames[i])
+        if not first and short_total <= length * NEGLIGIBLE:
+            lengths[i] |= LEADS
+            first.append(frame)
+        else:
+            messages.append([frame])
+    trailer = struct.pack(f"<{len(lengths)}Q", *lengths) + _END.pack(len(lengths), MAGIC)
+    first.append(b"".join([*short, trailer]))
+    return messages, total
+
+
+@dataclass
+class Unpacked:
+    """The frames of a first message; those that follow as messages of their own are None."""
+
+    frames: list[memoryview | None]
+    missing: list[tuple[int, int]]
+    """Index and length of each frame that follows, in order."""
+
+
+def _copy(part: memoryview) -> memoryview:
+    memory = host_array(part.nbytes)
+    memory[:] = part
+    return memory
+
+
+def unpack(message: memoryview, longest: int) -> Unpacked:
+    """FramingError for anything but a first message whose frames have `longest` bytes at most."""
+    size = message.nbytes
+    if size < _END.size:
+        raise FramingError(f"the peer sent a message of {size} bytes, which has no trailer")
+    count, magic = _END.unpack_from(message, size - _END.size)
+    if magic != MAGIC:
+        raise FramingError("the peer does not speak the protocol of this version of dask-aiordma")
+    if not 0 < count <= (size - _END.size) // 8:
+        raise FramingError(f"the peer sent a trailer for {count} frames in {size} bytes")
+    data = size - _END.size - 8 * count
+    lengths = struct.unpack_from(f"<{count}Q", message, data)
+
+    frames: list[memoryview | None] = [None] * count
+    missing = []
+    start = 0
+    total = 0
+    for i, marked in enumerate(lengths):
+        total += marked & LENGTH
+        if marked & LEADS:
+            if start:
+                raise FramingError("the peer sent a message that two frames lead")
+            start = marked & LENGTH
+            if not marked & OWN or not 0 < start <= data:
+                raise FramingError(f"the peer sent a leading frame of {start} bytes in {data}")
+            frames[i] = message[:start]
+        elif marked & OWN:
+            missing.append((i, marked & LENGTH))
+    if total > longest:
+        raise FramingError(f"the peer sent {total} bytes of frames, and {longest} are the most")
+    for i, length in enumerate(lengths):
+        if length & OWN:
+            continue
+        if length & LEADS or length > data - start:
+            raise FramingError("the peer sent frames that are longer than their message")
+        part = message[start : start + length]
+        # Of its own memory, all but the header, which is decoded and gone.
+        frames[i] = part if i == 0 else _copy(part)
+        start += length
+    if start != data:
+        raise FramingError(f"the peer sent {data - start} bytes more than its frames have")
+    return Unpacked(frames, missing)

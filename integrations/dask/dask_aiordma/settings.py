@@ -1,0 +1,108 @@
+"""The arguments of a connection: of Dask's configuration, and of its `Security`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import dask
+from dask.utils import parse_timedelta
+from distributed.system import MEMORY_LIMIT
+
+import aiordma
+
+# A scheduler has a connection of each worker and client, most of them idle: eight receives and four
+# for control cost each 96 KiB of registered memory, a third of aiordma's default.  They grow while
+# messages come that would fit, to 768 KiB.
+DEFAULTS = {
+    "data_receives": 8,
+    "control_receives": 4,
+    "max_eager_size": 64 << 10,
+    # The threads of a cluster are as many as the cores, and the event loop shares the GIL with
+    # those that compute: a loop that polled would take their time.
+    "polling": 0.0,
+    # Neither side of Dask bounds a message; what the machine cannot hold is refused.
+    "max_message": MEMORY_LIMIT,
+}
+
+dask.config.update_defaults(
+    {
+        "distributed": {
+            "comm": {
+                "rdma": {
+                    "device": None,
+                    "via": "tcp",
+                    "auth-file": None,
+                    "encrypt": False,
+                    "options": {},
+                }
+            }
+        }
+    }
+)
+
+
+def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of `aiordma.connect` and `listen`; `what` is the address, for errors.
+
+    `given` is what Dask hands to a connector or a listener: the arguments of its `Security`.
+    RuntimeError where that requires encryption and there is none.
+    """
+    auth = given.get("auth")
+    encrypt = given.get("encrypt", False)
+    if auth is None:
+        auth = _key_of_file(dask.config.get("distributed.comm.rdma.auth-file"))
+        encrypt = encrypt or dask.config.get("distributed.comm.rdma.encrypt")
+    if given.get("require_encryption") and not encrypt:
+        raise RuntimeError(
+            f"Dask's configuration requires encryption, and {what} would not be encrypted: TLS "
+            "certificates protect only the exchange before an RDMA connection. Give "
+            "dask_aiordma.Security(auth=key, encrypt=True), or distributed.comm.rdma.auth-file and "
+            "distributed.comm.rdma.encrypt in the configuration"
+        )
+    if given.get("server_hostname"):
+        raise ValueError(
+            f"{what}: rdma:// expects the host of the address in a certificate, and has no setting "
+            "for another name (scheduler_sni)"
+        )
+    return {
+        "device": dask.config.get("distributed.comm.rdma.device"),
+        "via": dask.config.get("distributed.comm.rdma.via"),
+        "config": _config(),
+        "auth": auth,
+        "encrypt": encrypt,
+        "ssl": given.get("ssl_context"),
+    }
+
+
+def _key_of_file(path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    key = Path(path).expanduser().read_bytes()
+    if len(key) < 16:
+        raise ValueError(
+            f"distributed.comm.rdma.auth-file: {path} has {len(key)} bytes; a key has at least 16 "
+            "random ones"
+        )
+    return key
+
+
+def _config() -> aiordma.Config:
+    options = {
+        name.replace("-", "_"): value
+        for name, value in dask.config.get("distributed.comm.rdma.options").items()
+    }
+    known = {field.name for field in dataclasses.fields(aiordma.Config)}
+    if unknown := sorted(options.keys() - known):
+        raise ValueError(
+            f"distributed.comm.rdma.options: {', '.join(unknown)} is no setting of aiordma.Config"
+        )
+    return aiordma.Config(**{**DEFAULTS, **_keep_alive(), **options})
+
+
+def _keep_alive() -> dict[str, float]:
+    """How long a silent peer may be, of the setting that TCP connections have for it."""
+    limit = float(parse_timedelta(dask.config.get("distributed.comm.timeouts.tcp"), "seconds"))
+    idle = limit / 4
+    return {"keep_alive": idle, "keep_alive_timeout": limit - idle}

@@ -1,0 +1,135 @@
+"""distributed's own tests with tcp:// carried by RDMA: no failure that TCP does not have.
+
+The tests are those of Debian's source package, since neither wheel nor sdist on PyPI has them.
+They are older than the distributed of PyPI, so some fail on TCP as well: each test that fails is
+run on TCP, and must fail there, unless it connects only within a process, over inproc://, which is
+distributed's own.  Tests of TCP's inside are listed (`internals.py`), and must fail.
+
+    python -m referee FOLDER [FILE ...]     FOLDER: for sources, results and logs
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from .internals import INTERNALS
+
+HERE = Path(__file__).parent
+PACKAGES = Path(sysconfig.get_path("purelib"))
+FETCHED = PACKAGES / "distributed/tests/fetched"  # with the environment it goes
+SOURCES = "deb-src http://deb.debian.org/debian trixie main\n"
+FILES = [
+    "distributed/comm/tests/test_comms.py",
+    "distributed/tests/test_core.py",
+    "distributed/tests/test_worker.py",
+    "distributed/tests/test_client.py",
+]
+
+
+def fetch(folder: Path) -> None:
+    """distributed's tests beside the modules that they test."""
+    if FETCHED.exists():
+        return
+    apt = folder / "apt"
+    for name in ("lists/partial", "cache/archives/partial"):
+        (apt / name).mkdir(parents=True, exist_ok=True)
+    (apt / "sources").write_text(SOURCES)
+    options = [
+        f"-oDir::Etc::SourceList={apt}/sources",
+        "-oDir::Etc::SourceParts=-",
+        f"-oDir::State::Lists={apt}/lists",
+        f"-oDir::Cache={apt}/cache",
+        "-oAPT::Sandbox::User=root",
+    ]
+    subprocess.run(["apt-get", "-qq", *options, "update"], check=True)
+    shutil.rmtree(folder / "source", ignore_errors=True)
+    subprocess.run(
+        ["apt-get", "-qq", *options, "source", "--tar-only", "dask.distributed"],
+        cwd=folder,
+        check=True,
+    )
+    (archive,) = folder.glob("dask.distributed_*.orig.tar.*")
+    shutil.unpack_archive(archive, folder / "source", filter="data")
+    (tree,) = (folder / "source").iterdir()
+    for tests in ("distributed/tests", "distributed/comm/tests"):
+        shutil.copytree(tree / tests, PACKAGES / tests, dirs_exist_ok=True)
+    FETCHED.write_text(archive.name + "\n")
+
+
+def run(folder: Path, scheme: str, name: str, tests: list[str]) -> dict[str, str]:
+    """The result of each test: passed, failed, failed over inproc, or skipped."""
+    results = folder / f"{name}-{scheme}.json"
+    results.unlink(missing_ok=True)
+    environment = {
+        **os.environ,
+        "AIORDMA_DEVICE": "embedded0",
+        "PYTHONPATH": str(HERE),
+        "REFEREE_RESULTS": str(results),
+        "DASK_RDMA_AS_TCP": "1" if scheme == "rdma" else "",
+    }
+    words = [sys.executable, "-m", "pytest", "-c", str(HERE / "pytest.ini"), "--rootdir=."]
+    log = folder / f"{name}-{scheme}.log"
+    with log.open("w") as output:
+        subprocess.run(
+            [*words, "-p", "referee_plugin", *tests],
+            cwd=PACKAGES,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if not results.exists():
+        sys.exit(f"the tests did not run to the end: {log}")
+    found: dict[str, str] = json.loads(results.read_text())
+    return found
+
+
+def judge(folder: Path, file: str) -> list[str]:
+    """What is wrong with the results of a file of tests."""
+    name = Path(file).stem
+    rdma = run(folder, "rdma", name, [file])
+    failed = sorted(test for test, result in rdma.items() if result == "failed")
+    asked = [test for test in failed if test not in INTERNALS]
+    tcp = run(folder, "tcp", name, asked) if asked else {}
+    both = [test for test in asked if tcp.get(test) == "failed"]
+    wrong = [f"{test} fails, and on TCP it does not" for test in asked if test not in both]
+    listed = [test for test in INTERNALS if test.startswith(f"{file}::")]
+    wrong += [
+        f"{test} is listed as one of TCP's inside, and {rdma.get(test, 'is not there')}"
+        for test in listed
+        if rdma.get(test) != "failed"
+    ]
+    results = list(rdma.values())
+    print(
+        f"{file}: {results.count('passed')} passed, {results.count('skipped')} skipped, "
+        f"{len(listed)} of TCP's inside, {len(both)} fail on TCP as well",
+        flush=True,
+    )
+    for why, tests in (
+        ("on TCP as well", both),
+        ("over inproc", [test for test in rdma if rdma[test] == "failed over inproc"]),
+    ):
+        for test in tests:
+            print(f"    {why}: {test.split('::', 1)[1]}")
+    return wrong
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    fetch(folder)
+    print(f"tests of {FETCHED.read_text().strip()}", flush=True)
+    wrong = [line for file in sys.argv[2:] or FILES for line in judge(folder, file)]
+    print(*wrong, sep="\n")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Has tcp:// carried by RDMA in this process.
+
+The classes of distributed for TCP are replaced as their module is imported.  A process that a test
+starts does the same, by a .pth file of the environment.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+NAME = "distributed.comm.tcp"
+
+
+def replace(tcp: Any) -> None:
+    """The classes for TCP become those of RDMA, and those for TLS of RDMA with certificates."""
+    from dask_aiordma import backend  # noqa: PLC0415 - as distributed is being imported
+
+    class Backend(backend.RDMABackend):
+        _connector_class: Any
+        _listener_class: Any
+
+        def get_connector(self) -> Any:
+            return self._connector_class()
+
+        def get_listener(self, *arguments: Any, **named: Any) -> Any:
+            return self._listener_class(*arguments, **named)
+
+    for name in ("TCP", "TLS"):
+        prefix = f"{name.lower()}://"
+        comm = type(name, (backend.RDMA,), {})
+        shared = {"prefix": prefix, "comm_class": comm}
+        connector = type(f"{name}Connector", (backend.RDMAConnector,), shared)
+        listener = type(f"{name}Listener", (backend.RDMAListener,), shared)
+        # By the names that tests replace.
+        own = {"_connector_class": connector, "_listener_class": listener}
+        for new in (comm, connector, listener, type(f"{name}Backend", (Backend,), own)):
+            new.__module__ = NAME
+            setattr(tcp, new.__name__, new)
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds the module as the others do, and replaces its classes when it has been executed."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != NAME:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            replace(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, Finder())

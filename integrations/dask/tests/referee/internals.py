@@ -1,0 +1,20 @@
+"""Tests of distributed that look at the inside of its TCP transport, and fail on any other.
+
+The referee fails if one of them passes, so that the table says what is so.
+"""
+
+COMMS = "distributed/comm/tests/test_comms.py"
+
+INTERNALS = {
+    f"{COMMS}::test_tls_specific[tornado-None]": "extra_info of TLS: the cipher of a socket",
+    f"{COMMS}::test_tls_specific[tornado-localhost]": "the same, with another name in the SNI",
+    f"{COMMS}::test_comm_closed_on_write_error[tornado-BufferError]": "replaces comm.stream.write",
+    f"{COMMS}::test_comm_closed_on_write_error[tornado-CustomBase]": "replaces comm.stream.write",
+    f"{COMMS}::test_share_buffer_with_header[tornado-1-0-False]": (
+        "expects a short array to share its memory with the header; here it has its own"
+    ),
+    f"{COMMS}::test_share_buffer_with_header[tornado-1-1800-False]": "the same",
+    f"{COMMS}::test_share_buffer_with_header[tornado-350000-0-False]": (
+        "expects a long one to share its memory with the header if it was sent in parts"
+    ),
+}

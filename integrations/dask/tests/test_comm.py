@@ -1,0 +1,287 @@
+"""Comms between two ends in one process: what arrives, in which memory, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Pair, connected, echo
+from dask_aiordma.backend import RDMA, WRITE_BUFFER, RDMAListener
+from dask_aiordma.framing import LONG, pack
+from distributed.comm.addressing import get_address_host_port
+from distributed.comm.core import CommClosedError, connect
+from distributed.protocol.serialize import Serialized, to_serialize
+from distributed.protocol.utils_test import get_host_array
+
+import aiordma
+
+Serve = Callable[..., Awaitable[RDMAListener]]
+
+
+async def through(pair: Pair, message: Any) -> Any:
+    sender, receiver = pair
+    _, received = await asyncio.gather(sender.write(message), receiver.read())
+    return received
+
+
+async def test_addresses(pair: Pair) -> None:
+    ours, theirs = pair
+    assert ours.local_address == theirs.peer_address
+    assert ours.local_address.startswith("rdma://127.0.0.1:")
+    assert ours.remote_info["address"] == theirs.local_info["address"]
+    assert ours.same_host
+    assert ours.handshake_options["compression"] is None
+    assert ours.local_address in repr(theirs)
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, 1000, LONG - 1, LONG, LONG + 1, 1 << 20, 64 << 20, (64 << 20) + 1]
+)
+async def test_an_array_of_each_size(pair: Pair, size: int) -> None:
+    source = np.arange(size, dtype="u1")
+    received = (await through(pair, {"x": to_serialize(source)}))["x"]
+    assert np.array_equal(received, source)
+    received += 1  # it is the receiver's, and can be written to
+
+
+async def test_an_array_is_received_into_memory_of_its_own(pair: Pair) -> None:
+    source = [np.ones(LONG), np.ones((300, 300)).T, np.arange(5)]
+    received = (await through(pair, {"x": [to_serialize(x) for x in source]}))["x"]
+    memories = [get_host_array(x) for x in received]
+    assert len({id(memory) for memory in memories}) == 3
+    for memory, array in zip(memories, received, strict=True):
+        assert np.asarray(memory).nbytes <= 1.05 * array.nbytes + 2048
+
+
+async def test_very_many_frames(pair: Pair) -> None:
+    source = [np.full(i % 50, i) for i in range(3000)]
+    received = (await through(pair, {"x": [to_serialize(x) for x in source]}))["x"]
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(source, received, strict=True))
+
+
+async def test_many_long_frames(pair: Pair) -> None:
+    source = [np.full(LONG // 8 + i, i) for i in range(200)]  # more than a rendezvous has pieces
+    received = (await through(pair, {"x": [to_serialize(x) for x in source]}))["x"]
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(source, received, strict=True))
+
+
+async def test_read_only_memory_is_sent(pair: Pair) -> None:
+    source = np.frombuffer(bytes(range(256)) * 4096, dtype="u1")
+    received = (await through(pair, {"x": to_serialize(source)}))["x"]
+    assert np.array_equal(received, source)
+
+
+async def test_a_gibibyte(pair: Pair) -> None:
+    source = np.ones(1 << 27)
+    received = (await through(pair, {"x": to_serialize(source)}))["x"]
+    assert received.nbytes == 1 << 30
+    assert (received == 1).all()
+
+
+async def test_what_is_not_deserialized_is_passed_on() -> None:
+    ours, theirs = await connected({}, {}, deserialize=False)
+    source = np.arange(LONG)
+    first = await through((ours, theirs), {"x": to_serialize(source)})
+    assert isinstance(first["x"], Serialized)
+    again = await through((theirs, ours), first)
+    assert isinstance(again["x"], Serialized)
+    assert sum(memoryview(frame).nbytes for frame in again["x"].frames) == source.nbytes
+    ours.abort()
+    theirs.abort()
+
+
+async def test_messages_keep_their_order(pair: Pair) -> None:
+    ours, theirs = pair
+    sizes = [LONG * (i % 3) + i for i in range(60)]
+
+    async def write() -> None:
+        for size in sizes:
+            await ours.write(to_serialize(bytes(size)))
+
+    writing = asyncio.create_task(write())
+    assert [len(await theirs.read()) for _ in sizes] == sizes
+    await writing
+
+
+async def test_a_write_waits_while_much_is_under_way(pair: Pair) -> None:
+    ours, theirs = pair
+    source = np.ones(WRITE_BUFFER // 4)
+    await ours.write({"x": to_serialize(source)})  # returns before the peer reads
+    second = asyncio.create_task(ours.write("the next"))
+    await asyncio.sleep(0)
+    assert not second.done()
+    assert np.array_equal((await theirs.read())["x"], source)
+    await second
+    assert await theirs.read() == "the next"
+
+
+async def test_a_write_that_is_cancelled_as_it_waits_sends_nothing(pair: Pair) -> None:
+    ours, theirs = pair
+    await ours.write(to_serialize(np.ones(WRITE_BUFFER)))
+    second = asyncio.create_task(ours.write("never"))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait([second])
+    await theirs.read()
+    await ours.write("the next")
+    assert await theirs.read() == "the next"
+
+
+async def test_close_delivers_what_was_written(pair: Pair) -> None:
+    ours, theirs = pair
+    source = np.ones(1 << 20)
+    await ours.write({"x": to_serialize(source)})
+    closing = asyncio.create_task(ours.close())
+    assert np.array_equal((await theirs.read())["x"], source)
+    await closing
+    assert ours.closed()
+    with pytest.raises(CommClosedError):
+        await theirs.read()
+    assert theirs.closed()
+
+
+async def test_the_end_of_the_peer_ends_a_read(pair: Pair) -> None:
+    ours, theirs = pair
+    reading = asyncio.create_task(ours.read())
+    await asyncio.sleep(0)
+    theirs.abort()
+    with pytest.raises(CommClosedError, match="Connection"):
+        await reading
+    with pytest.raises(CommClosedError, match="closed"):
+        await ours.write("x")
+    with pytest.raises(CommClosedError, match="closed"):
+        await ours.read()
+    await ours.close()  # does nothing
+
+
+async def test_a_write_to_a_peer_that_has_gone(pair: Pair) -> None:
+    ours, theirs = pair
+    await theirs.close()
+
+    async def write_for_ever() -> None:
+        while True:
+            await ours.write("x")
+            await asyncio.sleep(0)
+
+    with pytest.raises(CommClosedError):
+        await write_for_ever()
+
+
+async def test_a_read_that_is_cancelled_ends_the_comm(pair: Pair) -> None:
+    ours, theirs = pair
+    reading = asyncio.create_task(ours.read())
+    await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait([reading])
+    assert ours.closed()
+    with pytest.raises(CommClosedError):
+        await theirs.read()
+
+
+async def test_an_unserializable_message_leaves_the_comm(pair: Pair) -> None:
+    ours, _ = pair
+    with pytest.raises(TypeError):
+        await ours.write({"x": to_serialize(threading.Lock())}, on_error="raise")
+    assert await through(pair, "still here") == "still here"
+
+
+async def test_abort_in_another_thread(pair: Pair) -> None:
+    ours, theirs = pair
+    thread = threading.Thread(target=ours.abort)
+    thread.start()
+    thread.join()
+    assert ours.closed()
+    with pytest.raises(CommClosedError):
+        await theirs.read()
+
+
+async def test_memory_of_a_message_is_given_back(pair: Pair) -> None:
+    received = (await through(pair, {"x": to_serialize(np.ones(LONG))}))["x"]
+    await through(pair[::-1], "something else")
+    memory = get_host_array(received)
+    del received
+    gc.collect()
+    assert gc.get_referrers(memory) == [] or not any(
+        isinstance(holder, aiordma.Connection | RDMA) for holder in gc.get_referrers(memory)
+    )
+
+
+# ---- listeners ---------------------------------------------------------------------------------
+
+
+async def test_nothing_listens() -> None:
+    async with await aiordma.listen("127.0.0.1", via="tcp") as listener:
+        port = listener.port
+    with pytest.raises(OSError, match="Timed out"):
+        await connect(f"rdma://127.0.0.1:{port}", timeout=0.2)
+
+
+async def test_a_port_that_is_taken(serve: Serve) -> None:
+    listener = await serve(echo)
+    with pytest.raises(OSError, match="in use") as caught:
+        await serve(echo, address=listener.contact_address)
+    assert caught.value.errno == errno.EADDRINUSE
+
+
+async def test_a_stopped_listener_frees_its_port_at_once(serve: Serve) -> None:
+    listener = await serve(echo)
+    address = listener.contact_address
+    comm = await connect(address)
+    listener.stop()
+    second = await serve(echo, address=address)
+    assert second.contact_address == address
+    await comm.write("goes on")
+    assert await comm.read() == "goes on"
+    await comm.close()
+    with pytest.raises(ValueError, match="not started"):
+        _ = listener.contact_address
+
+
+async def test_every_address(serve: Serve) -> None:
+    listener = await serve(echo, address="rdma://")
+    host, port = get_address_host_port(listener.listen_address)
+    assert host == "0.0.0.0"
+    comm = await connect(f"rdma://127.0.0.1:{port}")
+    await comm.write("hello")
+    assert await comm.read() == "hello"
+    await comm.close()
+
+
+async def test_a_peer_that_does_not_speak_dask(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = await serve(echo)
+    host, port = get_address_host_port(listener.contact_address)
+    async with await aiordma.connect(host, port, via="tcp") as conn:
+        await conn.recv()  # the listener's half of Dask's handshake
+        await conn.send(b"GET / HTTP/1.1\r\n\r\n")
+        with pytest.raises(aiordma.ConnectionBrokenError):
+            await conn.recv()
+    comm = await connect(listener.contact_address)  # the others are served
+    await comm.close()
+
+
+async def test_a_peer_that_breaks_its_promise(serve: Serve) -> None:
+    """A long frame that is announced and comes with another length ends that connection alone."""
+    seen: asyncio.Queue[BaseException] = asyncio.Queue()
+
+    async def handler(comm: RDMA) -> None:
+        try:
+            await comm.read()
+        except OSError as error:
+            await seen.put(error)
+
+    listener = await serve(handler)
+    comm = await connect(listener.contact_address)
+    assert comm._conn is not None
+    messages, _ = pack([b"head" * 9000, bytes(LONG)])
+    await comm._conn.send(messages[0])
+    await comm._conn.send(bytes(LONG + 1))
+    assert "instead of a frame of" in str(await seen.get())
+    comm.abort()

@@ -1,0 +1,120 @@
+"""How frames become messages, and what is made of messages that no sender makes."""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from dask_aiordma.framing import LONG, FramingError, pack, unpack
+
+LIMIT = 1 << 40
+
+
+def through(frames: list[bytes]) -> tuple[list[bytes], int]:
+    """The frames at the receiver, and the number of messages."""
+    messages, total = pack(frames)
+    assert total == sum(map(len, frames))
+    received = [memoryview(bytearray(b"".join(parts))) for parts in messages]
+    unpacked = unpack(received[0], LIMIT)
+    assert len(unpacked.missing) == len(messages) - 1
+    for (index, length), memory in zip(unpacked.missing, received[1:], strict=True):
+        assert memory.nbytes == length
+        unpacked.frames[index] = memory
+    assert all(frame is not None for frame in unpacked.frames)
+    return [bytes(frame) for frame in unpacked.frames if frame is not None], len(messages)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "messages"),
+    [
+        ([0], 1),
+        ([1], 1),
+        ([0, 0, 0], 1),
+        ([100, 0, 7], 1),
+        ([LONG - 1], 1),
+        ([LONG], 1),  # it leads
+        ([100, LONG], 1),
+        ([LONG // 2, LONG], 2),  # too much else to be kept alive with it
+        ([100, LONG, 3, LONG + 1, 0], 2),
+        ([100, LONG, LONG, LONG], 3),
+        ([10] * 5000, 1),
+        ([LONG - 1] * 20, 1),
+    ],
+)
+def test_frames_arrive_as_they_were(lengths: list[int], messages: int) -> None:
+    source = random.Random(7)
+    frames = [source.randbytes(length) for length in lengths]
+    assert through(frames) == (frames, messages)
+
+
+def test_any_buffer_is_a_frame() -> None:
+    backing = bytearray(4 * LONG)
+    numbers: Any = memoryview(backing).cast("Q")
+    views = [b"head", numbers, memoryview(bytes(LONG)), bytearray(5)]
+    messages, total = pack(views)
+    assert total == 4 + 4 * LONG + LONG + 5
+    assert np.shares_memory(np.frombuffer(messages[0][0], "u1"), np.frombuffer(backing, "u1"))
+
+
+def test_long_frames_have_memory_of_their_own() -> None:
+    messages, _ = pack([b"head", bytes(LONG), bytes(LONG), b"tail"])
+    first = memoryview(bytearray(b"".join(messages[0])))
+    unpacked = unpack(first, LIMIT)
+    head, leader, later, tail = unpacked.frames
+    assert head is not None
+    assert leader is not None
+    assert tail is not None
+    assert leader.obj is first.obj
+    assert leader.nbytes == LONG
+    assert later is None
+    assert unpacked.missing == [(2, LONG)]
+    assert tail.obj is not first.obj
+
+
+def message(lengths: list[int], data: bytes, magic: bytes = b"dask-rd1") -> memoryview:
+    trailer = struct.pack(f"<{len(lengths)}QQ", *lengths, len(lengths)) + magic
+    return memoryview(bytearray(data + trailer))
+
+
+OWN, LEADS = 1 << 63, 1 << 62
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (memoryview(b""), "no trailer"),
+        (memoryview(b"hello, dask"), "no trailer"),
+        (message([1], b"x", b"dask-rd0"), "version"),
+        (message([], b""), "0 frames"),
+        (memoryview(struct.pack("<Q8s", 1 << 60, b"dask-rd1")), "frames in 16 bytes"),
+        (message([2], b"x"), "longer than their message"),
+        (message([1], b"xy"), "1 bytes more"),
+        (message([1 << 61], b""), "the most"),
+        (message([OWN | (1 << 41)], b""), "the most"),
+        (message([OWN | LEADS | 3], b"xy"), "leading frame of 3 bytes in 2"),
+        (message([OWN | LEADS], b"xy"), "leading frame of 0"),
+        (message([LEADS | 1], b"xy"), "leading frame"),
+        (message([OWN | LEADS | 1, OWN | LEADS | 1], b"xy"), "two frames lead"),
+    ],
+)
+def test_what_no_sender_makes_is_refused(sent: memoryview, why: str) -> None:
+    with pytest.raises(FramingError, match=why):
+        unpack(sent, LIMIT)
+
+
+def test_random_changes_raise_nothing_else() -> None:
+    source = random.Random(11)
+    frames = [source.randbytes(n) for n in (40, 0, 300, LONG, 9)]
+    good = bytearray(b"".join(pack(frames)[0][0]))
+    for _ in range(2000):
+        changed = bytearray(good)
+        for _ in range(source.randint(1, 3)):
+            changed[-source.randint(1, 80)] = source.randrange(256)
+        try:
+            unpacked = unpack(memoryview(changed), LIMIT)
+        except FramingError:
+            continue
+        assert sum(f.nbytes for f in unpacked.frames if f is not None) <= len(changed)

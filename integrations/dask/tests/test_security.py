@@ -1,0 +1,132 @@
+"""Keys, encryption and certificates of Dask's `Security` and configuration."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+import distributed
+import numpy as np
+import pytest
+from conftest import connected, echo
+from dask_aiordma import Security
+from dask_aiordma.backend import RDMAListener
+from distributed.comm.core import FatalCommClosedError, connect
+from distributed.protocol.serialize import to_serialize
+
+Serve = Callable[..., Awaitable[RDMAListener]]
+KEY = bytes(range(32))
+SETTINGS = "distributed.comm.rdma"
+
+
+def arguments(security: distributed.Security) -> tuple[dict[str, Any], dict[str, Any]]:
+    return security.get_listen_args("scheduler"), security.get_connection_args("worker")
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+async def test_a_key(encrypt: bool) -> None:
+    ours, theirs = await connected(*arguments(Security(auth=KEY, encrypt=encrypt)))
+    await ours.write({"x": to_serialize(np.arange(1 << 17))})
+    assert np.array_equal((await theirs.read())["x"], np.arange(1 << 17))
+    await ours.close()
+    await theirs.close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Security(auth=KEY[::-1]),
+        Security(auth=KEY, encrypt=True),
+        distributed.Security(require_encryption=False),
+    ],
+    ids=["another key", "encrypts", "no key"],
+)
+async def test_another_security_is_refused_at_once(
+    serve: Serve, other: distributed.Security
+) -> None:
+    listener = await serve(echo, **Security(auth=KEY).get_listen_args("scheduler"))
+    with pytest.raises(FatalCommClosedError, match="security settings"):
+        await connect(listener.contact_address, timeout=100, **other.get_connection_args("worker"))
+
+
+async def test_a_key_of_the_configuration(tmp_path: Path, serve: Serve) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(KEY)
+    with dask.config.set({f"{SETTINGS}.auth-file": str(file), f"{SETTINGS}.encrypt": True}):
+        required = distributed.Security(require_encryption=True)
+        ours, theirs = await connected(*arguments(required))
+        await ours.close()
+        await theirs.close()
+        listener = await serve(echo)
+    with pytest.raises(FatalCommClosedError):
+        await connect(listener.contact_address)
+
+
+async def test_certificates_protect_the_exchange(serve: Serve) -> None:
+    security = distributed.Security.temporary()
+    security.require_encryption = False
+    ours, theirs = await connected(*arguments(security))
+    await ours.write("hello")
+    assert await theirs.read() == "hello"
+    await ours.close()
+    await theirs.close()
+
+    listener = await serve(echo, **security.get_listen_args("scheduler"))
+    other = distributed.Security.temporary()
+    other.require_encryption = False
+    with pytest.raises(FatalCommClosedError):
+        await connect(listener.contact_address, timeout=100, **other.get_connection_args("worker"))
+
+
+async def test_certificates_alone_are_no_encryption(serve: Serve) -> None:
+    security = distributed.Security.temporary()
+    with pytest.raises(RuntimeError, match=r"dask_aiordma\.Security\(auth=key, encrypt=True\)"):
+        await serve(echo, **security.get_listen_args("scheduler"))
+    with pytest.raises(RuntimeError, match=r"rdma://127\.0\.0\.1:1 would not be encrypted"):
+        await connect("rdma://127.0.0.1:1", **security.get_connection_args("worker"))
+
+
+async def test_settings_that_cannot_be(tmp_path: Path, serve: Serve) -> None:
+    short = tmp_path / "short"
+    short.write_bytes(b"password")
+    with (
+        dask.config.set({f"{SETTINGS}.auth-file": str(short)}),
+        pytest.raises(ValueError, match="has 8 bytes"),
+    ):
+        await serve(echo)
+    with (
+        dask.config.set({f"{SETTINGS}.options": {"eager-sise": 1}}),
+        pytest.raises(ValueError, match="eager_sise is no setting"),
+    ):
+        await serve(echo)
+    with pytest.raises(ValueError, match="scheduler_sni"):
+        await connect("rdma://127.0.0.1:1", server_hostname="example.org")
+
+
+async def test_options_of_the_configuration() -> None:
+    with dask.config.set({f"{SETTINGS}.options": {"max-message": 1 << 20}}):
+        ours, theirs = await connected({}, {})
+    assert ours._conn is not None
+    assert ours._conn.max_message == 1 << 20
+    with pytest.raises(Exception, match="1048576"):
+        await ours.write({"x": to_serialize(np.ones(1 << 20))})
+    assert ours.closed()
+    theirs.abort()
+
+
+def test_what_a_security_is() -> None:
+    security = Security(auth=KEY, encrypt=True)
+    assert security.require_encryption
+    assert not Security(auth=KEY, encrypt=True, require_encryption=False).require_encryption
+    assert not Security(auth=KEY).require_encryption
+    assert KEY.hex() not in repr(security)
+    assert repr(KEY) not in repr(security)
+    copied = pickle.loads(pickle.dumps(security))
+    assert copied.get_listen_args("worker")["auth"] == KEY
+    with pytest.raises(ValueError, match="at least 16"):
+        Security(auth=b"short")
+    with pytest.raises(TypeError, match="str"):
+        Security(auth="a password of a person")  # type: ignore[arg-type]
