@@ -1,0 +1,210 @@
+"""The connection class against a real server: commands, values of any size, pub/sub, the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis.asyncio
+import valkey.asyncio
+import valkey_aiordma.redis
+import valkey_aiordma.valkey
+from valkey.asyncio.retry import Retry
+from valkey.backoff import NoBackoff
+from valkey.exceptions import ConnectionError as ValkeyConnectionError
+from valkey.exceptions import ResponseError
+from valkey_aiordma import stream
+
+from .conftest import HOST, Server
+
+
+@asynccontextmanager
+async def client(server: Server, **options: Any) -> AsyncIterator[Any]:
+    pool = valkey.asyncio.ConnectionPool(
+        connection_class=valkey_aiordma.valkey.RDMAConnection,
+        host=HOST,
+        port=server.port,
+        **{"socket_timeout": None, **options},
+    )
+    client = valkey.asyncio.Valkey.from_pool(pool)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+def value(size: int, number: int) -> bytes:
+    """Bytes that say where they belong."""
+    pattern = b"".join(b"%07x " % (number * 1_000_003 + i) for i in range(1024))
+    return (pattern * (size // len(pattern) + 1))[:size]
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_commands(server: Server, protocol: int) -> None:
+    async with client(server, protocol=protocol, decode_responses=True) as one:
+        assert await one.ping()
+        assert await one.set("key", "value")
+        assert await one.get("key") == "value"
+        await one.hset("hash", mapping={"a": 1, "b": 2})
+        assert await one.hgetall("hash") == {"a": "1", "b": "2"}
+        with pytest.raises(ResponseError):
+            await one.incr("key")
+        clients = await one.client_list()
+        assert [it["lib-name"] for it in clients] == ["valkey-py"]
+
+
+async def test_redis_py(server: Server) -> None:
+    pool = redis.asyncio.ConnectionPool(
+        connection_class=valkey_aiordma.redis.RDMAConnection, host=HOST, port=server.port
+    )
+    one: Any = redis.asyncio.Redis.from_pool(pool)
+    large = value(3 << 20, 7)
+    await one.set("large", large)
+    assert await one.get("large") == large
+    async with one.pipeline() as pipeline:
+        results = await pipeline.incr("n").incr("n").get("n").execute()
+    assert results == [1, 2, b"2"]
+    await one.aclose()
+
+
+async def test_pipelines(server: Server) -> None:
+    async with client(server) as one:
+        async with one.pipeline(transaction=False) as pipeline:
+            for number in range(5000):
+                pipeline.incrby("sum", number)
+            assert (await pipeline.execute())[-1] == sum(range(5000))
+        async with one.pipeline(transaction=True) as pipeline:
+            for number in range(50):
+                pipeline.set(f"key{number}", value(20_000, number))
+            assert all(await pipeline.execute())
+        async with one.pipeline(transaction=False) as pipeline:
+            for number in range(50):
+                pipeline.get(f"key{number}")
+            assert await pipeline.execute() == [value(20_000, n) for n in range(50)]
+
+
+async def test_values_across_the_ends_of_both_buffers(server: Server) -> None:
+    """64 KiB, a little more each time: no value ends where a buffer does, several straddle it."""
+    async with client(server) as one:
+        sizes = [(64 << 10) + number for number in range(50)]
+        assert sum(sizes) > 3 * stream.LENT
+        for number, size in enumerate(sizes):
+            await one.set("key", value(size, number))
+            assert await one.get("key") == value(size, number)
+
+
+@pytest.mark.parametrize("size", [stream.STAGED, stream.LENT, 20_000_001])
+async def test_large_values(server: Server, size: int) -> None:
+    async with client(server) as one:
+        for number in range(3):
+            await one.set("large", value(size, number))
+            assert await one.get("large") == value(size, number)
+
+
+async def test_many_connections_at_once(server: Server) -> None:
+    async with client(server) as one:
+
+        async def work(number: int) -> None:
+            for size in (10, 70_000, 300_000):
+                await one.set(f"key{number}", value(size, number))
+                assert await one.get(f"key{number}") == value(size, number)
+
+        await asyncio.gather(*map(work, range(30)))
+
+
+async def test_publish_and_subscribe(server: Server) -> None:
+    async with client(server) as one, one.pubsub() as subscriber:
+        await subscriber.subscribe("news")
+        assert (await subscriber.get_message(timeout=None))["type"] == "subscribe"
+        for number in range(20):
+            assert await one.publish("news", value(100_000, number)) == 1
+        for number in range(20):
+            message = await subscriber.get_message(timeout=None)
+            assert message["data"] == value(100_000, number)
+
+
+async def test_a_slow_reader(server: Server) -> None:
+    """What is not read waits in the server: 8 MiB for a subscriber that looks late."""
+    async with client(server) as one, one.pubsub() as subscriber:
+        await subscriber.subscribe("news")
+        for number in range(16):
+            await one.publish("news", value(512 << 10, number))
+        transport = subscriber.connection._writer.transport
+        assert not transport._reading.is_set()  # the reader's limit has paused it
+        assert len(subscriber.connection._reader._buffer) <= stream.LENT + 2 * stream.HIGH_WATER
+        assert (await subscriber.get_message(timeout=None))["type"] == "subscribe"
+        for number in range(16):
+            message = await subscriber.get_message(timeout=None)
+            assert message["data"] == value(512 << 10, number)
+
+
+async def test_a_cancelled_command(server: Server) -> None:
+    """The client gives up that connection and opens another one for what comes next."""
+    async with client(server) as one:
+        waiting = asyncio.create_task(one.blpop("nothing"))
+        while not int((await one.info("clients"))["blocked_clients"]):
+            pass
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await one.ping()
+
+
+@pytest.mark.parametrize("blocked", [True, False], ids=["waiting", "idle"])
+async def test_the_server_closes_a_connection(server: Server, blocked: bool) -> None:
+    async with client(server) as one, client(server) as other:
+        number = await one.client_id()
+        (connection,) = one.connection_pool._available_connections
+        ended = asyncio.create_task(connection._writer.wait_closed())
+        waiting = asyncio.create_task(one.blpop("nothing")) if blocked else None
+        if waiting is not None:
+            while not int((await other.info("clients"))["blocked_clients"]):
+                pass
+        await other.client_kill_filter(_id=str(number))
+        if waiting is not None:
+            with pytest.raises(ValkeyConnectionError):
+                await waiting
+        await ended
+        assert await one.ping()  # over a new connection
+        assert await one.client_id() != number
+
+
+async def test_reconnecting_to_a_server_that_was_killed(server: Server) -> None:
+    async with client(server, retry=Retry(NoBackoff(), 3)) as one:
+        await one.set("key", "value")
+        waiting = asyncio.create_task(one.blpop("nothing"))
+        while not int((await one.info("clients"))["blocked_clients"]):
+            pass
+        server.kill()
+        with pytest.raises(ValkeyConnectionError):
+            await waiting
+        with pytest.raises(ValkeyConnectionError):
+            await one.ping()
+        server.start()
+        assert await one.ping()
+        assert await one.get("key") is None
+
+
+async def test_no_server(server: Server) -> None:
+    server.kill()
+    async with client(server) as one:
+        with pytest.raises(ValkeyConnectionError, match=f"{HOST}:{server.port}"):
+            await one.ping()
+    server.start()
+
+
+async def test_streams_without_a_client(server: Server) -> None:
+    reader, writer = await stream.open_connection(HOST, server.port)
+    writer.write(b"SET a 1\r\nGET a\r\n")
+    assert await reader.readexactly(12) == b"+OK\r\n$1\r\n1\r\n"
+    assert writer.get_extra_info("peername") == (HOST, server.port)
+    large = value(4 << 20, 1)
+    writer.write(b"*2\r\n$4\r\nECHO\r\n$%d\r\n" % len(large) + large + b"\r\n")
+    assert not reader.at_eof()
+    writer.close()  # what is written is sent first
+    assert writer.is_closing()
+    await reader.readline()
+    await writer.wait_closed()

@@ -1,0 +1,215 @@
+"""Servers that do not keep to the protocol: the connection ends, with an error that says why."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import valkey.asyncio
+from valkey.exceptions import ConnectionError as ValkeyConnectionError
+from valkey_aiordma import stream
+from valkey_aiordma.stream import COMMAND, FEATURE, MEMORY, Opcode
+from valkey_aiordma.valkey import RDMAConnection
+
+from aiordma import AsyncConnectionId, AsyncQueuePair, ReceiveRing, cm, verbs
+from aiordma.errors import ProtocolError, RemoteInvalidRequestError
+
+from .conftest import HOST
+
+ROOM = verbs.QPCapabilities(max_send_wr=64, max_recv_wr=64)
+
+
+@dataclass
+class Peer:
+    """A server's end that does what a test says."""
+
+    queue: AsyncQueuePair
+    receives: ReceiveRing
+    memory: verbs.MemoryRegion
+    lent: tuple[int, int, int] = (0, 0, 0)
+
+    async def begin(self) -> None:
+        """Take the client's first commands."""
+        _, command = await self.receives.get()
+        assert FEATURE.unpack(command) == (Opcode.GET_SERVER_FEATURE, 0, 0)
+        await self.take_lent()
+
+    async def take_lent(self) -> None:
+        _, command = await self.receives.get()
+        opcode, *lent = MEMORY.unpack(command)
+        assert opcode == Opcode.REGISTER_XFER_MEMORY
+        self.lent = (lent[0], lent[1], lent[2])
+
+    async def command(self, command: bytes) -> None:
+        self.memory.buf[: len(command)] = command
+        await self.queue.send([self.memory.sge(0, len(command))])
+
+    async def lend(self, length: int) -> None:
+        memory = self.memory
+        await self.command(
+            MEMORY.pack(Opcode.REGISTER_XFER_MEMORY, memory.addr, length, memory.rkey)
+        )
+
+    async def write(self, data: bytes, said: int | None = None) -> None:
+        self.memory.buf[: len(data)] = data
+        address, _, rkey = self.lent
+        count = len(data) if said is None else said
+        await self.queue.write([self.memory.sge(0, len(data))], address, rkey, imm=count)
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, Peer]]:
+    async with AsyncConnectionId() as listener:
+        listener.id.bind_addr((HOST, 0))
+        listener.listen()
+        address = listener.id.local_address
+        assert address is not None
+        opening = asyncio.create_task(stream.open_connection(*address, keepalive=True))
+        async with await listener.get_request() as request:
+            queue = request.create_qp(ROOM)
+            rights = verbs.AccessFlags.LOCAL_WRITE | verbs.AccessFlags.REMOTE_WRITE
+            peer = Peer(queue, queue.receives(32, 64), request.pd.reg_mr(1 << 16, rights))
+            await request.accept()
+            reader, writer = await opening
+            await peer.begin()
+            try:
+                yield reader, writer, peer
+            finally:
+                writer.transport.abort()
+
+
+async def test_a_server_that_keeps_to_it() -> None:
+    async with connected() as (reader, writer, peer):
+        await peer.command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 0))
+        await peer.command(COMMAND.pack(Opcode.KEEPALIVE, 0))
+        writer.write(b"before there is room")
+        await peer.lend(5)
+        completion, _ = await peer.receives.get()
+        assert (completion.imm_data, bytes(peer.memory.buf[:5])) == (5, b"befor")
+        await peer.lend(1 << 16)
+        completion, _ = await peer.receives.get()
+        assert bytes(peer.memory.buf[: completion.imm_data]) == b"e there is room"
+        await peer.write(b"+OK\r\n")
+        assert await reader.readline() == b"+OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("misbehave", "text"),
+    [
+        (lambda peer: peer.write(b"+OK\r\n", said=stream.LENT + 1), "of 1048576 lent"),
+        (lambda peer: peer.write(b"+OK\r\n", said=0xFFFFFFFF), "wrote 4294967295 bytes"),
+        (lambda peer: peer.write(b"", said=0), "wrote 0 bytes"),
+        (lambda peer: peer.command(b"\0\3"), "a command of 2 bytes"),
+        (lambda peer: peer.command(bytes(31)), "a command of 31 bytes"),
+        (lambda peer: peer.command(COMMAND.pack(77, 0)), "unknown command 77"),
+        (lambda peer: peer.command(COMMAND.pack(Opcode.SET_CLIENT_FEATURE, 0)), "unknown command"),
+        (
+            lambda peer: peer.command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 5)),
+            "features 0x5",
+        ),
+    ],
+)
+async def test_a_violation_ends_the_connection(
+    misbehave: Callable[[Peer], Awaitable[None]], text: str
+) -> None:
+    async with connected() as (reader, writer, peer):
+        await misbehave(peer)
+        with pytest.raises(ConnectionResetError, match=text) as caught:
+            await reader.readline()
+        assert isinstance(caught.value.__cause__, ProtocolError)
+        with pytest.raises(ConnectionResetError):
+            await writer.drain()
+
+
+async def test_a_command_that_is_too_long() -> None:
+    """The device refuses it: the receive has 32 bytes."""
+    async with connected() as (reader, _, peer):
+        with pytest.raises(RemoteInvalidRequestError):
+            await peer.command(bytes(64))
+        with pytest.raises(ConnectionResetError):
+            await reader.readline()
+
+
+async def test_a_key_that_is_none() -> None:
+    async with connected() as (reader, writer, peer):
+        await peer.command(MEMORY.pack(Opcode.REGISTER_XFER_MEMORY, 4096, 4096, 0xDEAD))
+        writer.write(b"PING\r\n")
+        with pytest.raises(ConnectionResetError, match="IBV_WC_REM_ACCESS_ERR"):
+            await reader.readline()
+
+
+async def test_a_server_that_lends_nothing() -> None:
+    """What is written waits; a client that waits for room is told by the client's own time-out."""
+    async with connected() as (_, writer, peer):
+        await peer.lend(0)
+        writer.write(bytes(2 * stream.HIGH_WATER))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await writer.drain()
+        assert writer.transport.get_write_buffer_size() == 2 * stream.HIGH_WATER
+
+
+async def test_a_flood_of_commands() -> None:
+    async with connected() as (reader, _, peer):
+        for _ in range(1000):
+            await peer.command(COMMAND.pack(Opcode.KEEPALIVE, 0))
+        await peer.write(b"+OK\r\n")
+        assert await reader.readline() == b"+OK\r\n"
+
+
+async def test_keep_alive_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "KEEPALIVE", 0.001)
+    async with connected() as (_, _, peer):
+        for _ in range(3):
+            _, command = await peer.receives.get()
+            assert COMMAND.unpack(command) == (Opcode.KEEPALIVE, 0)
+
+
+async def test_a_disconnect_is_the_end_of_the_stream() -> None:
+    async with connected() as (reader, writer, peer):
+        await peer.write(b"last words")
+        peer.queue.close()
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await reader.readexactly(100)
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
+async def test_a_client_that_gives_up_waits_for_the_answer() -> None:
+    """A request that is withdrawn would kill a server of version 9.1, which cannot accept it."""
+    async with AsyncConnectionId() as listener:
+        listener.id.bind_addr((HOST, 0))
+        listener.listen()
+        address = listener.id.local_address
+        assert address is not None
+        opening = asyncio.create_task(stream.open_connection(*address))
+        async with await listener.get_request() as request:
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            gc.collect()
+            request.create_qp(ROOM)
+            await request.accept()
+            await request.expect(cm.EventType.DISCONNECTED)
+
+
+async def test_a_server_that_rejects() -> None:
+    async with AsyncConnectionId() as listener:
+        listener.id.bind_addr((HOST, 0))
+        listener.listen()
+        address = listener.id.local_address
+        assert address is not None
+        client: Any = valkey.asyncio.Valkey.from_pool(
+            valkey.asyncio.ConnectionPool(
+                connection_class=RDMAConnection, host=address[0], port=address[1]
+            )
+        )
+        pinging = asyncio.create_task(client.ping())
+        (await listener.get_request()).reject()
+        with pytest.raises(ValkeyConnectionError, match="rejected the connection"):
+            await pinging
+        await client.aclose()

@@ -1,0 +1,35 @@
+"""What the connection classes of both clients have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from .stream import open_connection
+
+
+class OverRDMA:
+    """Before a client's ``Connection``: connects to the server's RDMA port instead of a TCP port.
+
+    ``device`` names the RDMA device, as in :func:`aiordma.connect`. ``socket_keepalive`` has a
+    command sent every three seconds, so that an idle connection notices that the server's machine
+    is gone; the other options of sockets mean nothing here.
+    """
+
+    # Of the client's class; Any, since the two clients do not declare the same.
+    host: Any
+    port: Any
+    socket_connect_timeout: Any
+    socket_keepalive: Any
+    _reader: Any
+    _writer: Any
+
+    def __init__(self, *, device: str | None = None, **options: Any) -> None:
+        self.device = device
+        super().__init__(**options)
+
+    async def _connect(self) -> None:
+        async with asyncio.timeout(self.socket_connect_timeout):
+            self._reader, self._writer = await open_connection(
+                self.host, self.port, device=self.device, keepalive=bool(self.socket_keepalive)
+            )

@@ -1,0 +1,9 @@
+"""The connection class for redis-py: ``ConnectionPool(connection_class=RDMAConnection, ...)``."""
+
+from redis.asyncio.connection import Connection
+
+from .connection import OverRDMA
+
+
+class RDMAConnection(OverRDMA, Connection):
+    """A connection of redis-py to a Valkey server's RDMA port: see ``OverRDMA``."""

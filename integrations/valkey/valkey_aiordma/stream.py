@@ -1,0 +1,274 @@
+"""Valkey over RDMA as an asyncio transport: the client's side of Valkey's protocol.
+
+Each side lends the other a buffer by a command (RegisterXferMemory) and writes its bytes into the
+other's, with immediate data that says how many they are. A full buffer is lent anew once its owner
+has read it. Commands have 32 bytes, big-endian, and travel by send. Source: "Protocol" in
+https://valkey.io/topics/RDMA.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import struct
+from enum import IntEnum
+from typing import Any, Final
+
+from aiordma import AsyncConnectionId, ReceiveRing
+from aiordma.errors import ConnectionManagerError, ProtocolError, RDMAError
+from aiordma.verbs import (
+    AccessFlags,
+    QPCapabilities,
+    WCOpcode,
+    WorkCompletion,
+)
+
+LENT: Final = 1 << 20  # bytes that the server may write until they are read; its own default
+STAGED: Final = 256 << 10  # bytes of a write, at most
+RECEIVES: Final = 128  # the server's writes and commands take one each, and wait for one
+HIGH_WATER: Final = 64 << 10  # bytes to be written, as of asyncio's sockets
+KEEPALIVE: Final = 3.0  # seconds between two commands, as of the server
+
+COMMAND: Final = struct.Struct(">HH28x")
+FEATURE: Final = struct.Struct(">HH20xQ")
+MEMORY: Final = struct.Struct(">H14xQII")
+
+
+class Opcode(IntEnum):
+    """The first field of a command."""
+
+    GET_SERVER_FEATURE = 0
+    SET_CLIENT_FEATURE = 1
+    KEEPALIVE = 2
+    REGISTER_XFER_MEMORY = 3
+
+
+class ValkeyTransport(asyncio.Transport):
+    """A byte stream to a Valkey server, made by :func:`open_connection`.
+
+    Bytes that are written wait in ``_pending`` for room in the server's buffer. Received bytes go
+    to the protocol at once; while it pauses reading they stay in the buffer that was lent.
+    """
+
+    def __init__(
+        self, id: AsyncConnectionId, protocol: asyncio.BaseProtocol, keepalive: bool
+    ) -> None:
+        super().__init__({"peername": id.id.peer_address, "connection": id})
+        self._loop = asyncio.get_running_loop()
+        self._protocol: Any = protocol
+        self._id = id
+        self._queue = id.create_qp(QPCapabilities(64, RECEIVES, max_inline_data=32))
+        self._receives: ReceiveRing = self._queue.receives(RECEIVES, COMMAND.size)
+        rights = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
+        self._lent, self._read = id.pd.reg_mr(LENT, rights), 0
+        self._staged = id.pd.reg_mr(STAGED)
+        self._commands = id.pd.reg_mr(COMMAND.size)
+        self._address = self._rkey = self._room = 0  # of the server's buffer
+        self._pending = bytearray()
+        self._writing = self._paused = self._closing = self._lost = False
+        self._reading = asyncio.Event()
+        self._reading.set()
+        self._keepalive = keepalive
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Connect and lend the server a buffer; the server's comes later."""
+        await self._id.connect()
+        self._command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 0))
+        self._lend()
+        self._protocol.connection_made(self)
+        self._tasks = [self._loop.create_task(self._receive())]
+        if self._keepalive:
+            self._tasks.append(self._loop.create_task(self._keep_alive()))
+
+    # ---- commands ------------------------------------------------------------------------
+
+    def _command(self, command: bytes) -> None:
+        self._commands.buf[:] = command  # which an inline send copies at once
+        try:
+            self._queue.send_nowait([self._commands.sge()], inline=True)
+        except RDMAError as error:
+            self._lose(error)
+
+    def _lend(self) -> None:
+        self._read = 0
+        lent = self._lent
+        self._command(MEMORY.pack(Opcode.REGISTER_XFER_MEMORY, lent.addr, lent.length, lent.rkey))
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(KEEPALIVE)
+            self._command(COMMAND.pack(Opcode.KEEPALIVE, 0))
+
+    # ---- receiving -----------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        try:
+            async for completion, command in self._receives:
+                await self._reading.wait()
+                if completion.opcode is WCOpcode.RECV_RDMA_WITH_IMM:
+                    self._on_bytes(completion.imm_data or 0)
+                else:
+                    self._on_command(command)
+        except RDMAError as error:
+            self._lose(error)
+
+    def _on_bytes(self, count: int) -> None:
+        start, self._read = self._read, self._read + count
+        if not 0 < self._read - start <= LENT - start:
+            raise ProtocolError(f"the server wrote {count} bytes to {start} of {LENT} lent ones")
+        self._protocol.data_received(bytes(self._lent.buf[start : self._read]))
+        if self._read == self._lent.length:
+            self._lend()
+
+    def _on_command(self, command: memoryview) -> None:
+        if len(command) != COMMAND.size:
+            raise ProtocolError(f"a command of {len(command)} bytes; it has {COMMAND.size}")
+        opcode, _ = COMMAND.unpack(command)
+        if opcode == Opcode.REGISTER_XFER_MEMORY:
+            _, self._address, self._room, self._rkey = MEMORY.unpack(command)
+            self._flush()
+        elif opcode == Opcode.GET_SERVER_FEATURE:
+            *_, features = FEATURE.unpack(command)
+            if features:
+                raise ProtocolError(f"features {features:#x} were answered; none was asked for")
+        elif opcode != Opcode.KEEPALIVE:
+            raise ProtocolError(f"unknown command {opcode}")
+
+    def pause_reading(self) -> None:
+        """Leave what arrives in the buffer that was lent."""
+        self._reading.clear()
+
+    def resume_reading(self) -> None:
+        """Go on reading."""
+        self._reading.set()
+
+    # ---- writing -------------------------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Write bytes as soon as the server's buffer has room; they are copied."""
+        if self._lost or self._closing:
+            return
+        self._pending += data
+        self._flush()
+        if len(self._pending) > HIGH_WATER and not self._paused:
+            self._paused = True
+            self._protocol.pause_writing()
+
+    def _flush(self) -> None:
+        """One write at a time; meanwhile more bytes gather, for the next."""
+        count = min(len(self._pending), self._room, STAGED)
+        if self._writing or not count:
+            return
+        self._staged.buf[:count] = self._pending[:count]
+        piece = self._staged.sge(0, count)
+        try:
+            written = self._queue.write_nowait([piece], self._address, self._rkey, imm=count)
+        except RDMAError as error:
+            self._lose(error)
+            return
+        del self._pending[:count]
+        self._writing = True
+        self._address, self._room = self._address + count, self._room - count
+        written.add_done_callback(self._on_written)
+
+    def _on_written(self, written: asyncio.Future[WorkCompletion]) -> None:
+        self._writing = False
+        if self._lost or written.exception() is not None:
+            return  # the receives fail as well
+        self._flush()
+        if self._paused and len(self._pending) <= HIGH_WATER:
+            self._paused = False
+            self._protocol.resume_writing()
+        if self._closing and not self._pending and not self._writing:
+            self._lose(None)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that wait for room in the server's buffer."""
+        return len(self._pending)
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or will be once all is written."""
+        return self._closing or self._lost
+
+    def close(self) -> None:
+        """Close once all is written."""
+        self._closing = True
+        if not self._pending and not self._writing:
+            self._lose(None)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._lose(None)
+
+    def _lose(self, error: Exception | None) -> None:
+        if self._lost:
+            return
+        self._lost = True
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._id.close()
+        reset: OSError | None = None
+        # A disconnect is the end of the stream, everything else an error.
+        if error is not None and not isinstance(error.__cause__, ConnectionManagerError):
+            reset = ConnectionResetError(errno.ECONNRESET, str(error.__cause__ or error))
+            reset.__cause__ = error
+        self._loop.call_soon(self._protocol.connection_lost, reset)
+
+
+async def _connect(
+    device: str | None, address: tuple[str, int], protocol: asyncio.BaseProtocol, keepalive: bool
+) -> ValkeyTransport:
+    id = AsyncConnectionId(device)
+    try:
+        await id.resolve_addr(address)
+        await id.resolve_route()
+        transport = ValkeyTransport(id, protocol, keepalive)
+        await transport.start()
+    except BaseException:
+        id.close()
+        raise
+    return transport
+
+
+def _drop(connecting: asyncio.Task[ValkeyTransport]) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().abort()
+
+
+async def open_connection(
+    host: str,
+    port: int,
+    *,
+    device: str | None = None,
+    keepalive: bool = False,
+    limit: int = 1 << 16,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to a Valkey server's RDMA port, as ``asyncio.open_connection`` does to a TCP port.
+
+    The addresses of a name are tried in turn; the last failure is raised, an OSError. Cancelled, it
+    returns at once, and the connection is closed as soon as the server has answered: a server of
+    version 9.1 dies when its client goes before that.
+    """
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit, loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    failure: OSError | None = None
+    for *_, (ip, number, *_) in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        address = str(ip), int(number)
+        connecting = loop.create_task(_connect(device, address, protocol, keepalive))
+        try:
+            transport = await asyncio.shield(connecting)
+        except OSError as error:
+            failure = error
+        except asyncio.CancelledError:
+            connecting.add_done_callback(_drop)
+            raise
+        else:
+            return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+    assert failure is not None
+    raise failure

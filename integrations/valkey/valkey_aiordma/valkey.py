@@ -1,0 +1,9 @@
+"""The connection class for valkey-py: ``ConnectionPool(connection_class=RDMAConnection, ...)``."""
+
+from valkey.asyncio.connection import Connection
+
+from .connection import OverRDMA
+
+
+class RDMAConnection(OverRDMA, Connection):
+    """A connection of valkey-py to a Valkey server's RDMA port: see ``OverRDMA``."""
