@@ -57,6 +57,15 @@ $(BIN)/python:
 editable = $(BIN)/pip $1 install --quiet --no-build-isolation --config-settings=build-dir=$2 \
 	$(addprefix --config-settings=setup-args=,-Dwerror=true $3) --editable $4
 
+# A group of packages for a task of its own, which the tests do without.
+GROUP := import sys, tomllib; \
+	print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups'][sys.argv[1]], sep='\n')
+
+.venv/.group-%: pyproject.toml .venv/.build
+	$(BIN)/python -c "$(GROUP)" $* >.venv/group-$*
+	$(BIN)/pip install --quiet --requirement .venv/group-$*
+	@touch $@
+
 # One stamp per extra of pyproject.toml.
 .venv/.%: pyproject.toml .venv/.build
 	$(call editable,,$(PLAIN),,'.[$*]')
@@ -70,12 +79,12 @@ build:
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test test-full check-py check-c flaky programs upstream guests software network examples bench instructions many cost soak softroce
+.PHONY: echo test test-full check-py check-c flaky programs upstream guests software dask valkey network examples bench instructions many cost soak softroce
 echo: .venv/.cli build ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
 # What `make test` does not run needs packages or root: make programs, guests, software, network.
-EMBEDDED_TESTS := $(PARALLEL) --ignore tests/programs --ignore tests/guests --ignore tests/software --ignore tests/network
+EMBEDDED_TESTS := $(PARALLEL) --ignore tests/programs --ignore tests/guests --ignore tests/software --ignore tests/network --ignore tests/site
 PYTEST := $(BIN)/python -m pytest $(EMBEDDED_TESTS)
 
 test: .venv/.test build ## C tests, and each Python test in one of its combinations, on the embedded device
@@ -107,6 +116,16 @@ guests: .venv/.test build ## real RDMA software on the embedded device, into doc
 software: .venv/.software build ## aiohttp, websockets, grpclib, redis: carried over RDMA (Debian: redis-server)
 	$(BIN)/python -m pytest tests/software $(ARGS)
 
+# A virtual environment with the packages of .venv, and what only this needs.
+VALKEY := build/valkey
+valkey: .venv/.test build ## integrations/valkey: a real Valkey server over RDMA, and valkey-py's own tests (Debian)
+	$(BIN)/python -m venv --without-pip $(VALKEY)/venv
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		>$$(echo $(VALKEY)/venv/lib/python*/site-packages)/packages.pth
+	$(BIN)/pip --python $(VALKEY)/venv/bin/python install --quiet --editable 'integrations/valkey[test]'
+	integrations/valkey/tests/build-server $(VALKEY)/server
+	$(VALKEY)/venv/bin/python -m pytest integrations/valkey/tests $(ARGS)
+
 # What needs a kernel that can lose packets (tc-netem(8)) runs in the virtual machine where this one
 # cannot.
 network: .venv/.test build ## the device between network namespaces: root, iproute2
@@ -118,6 +137,24 @@ network: .venv/.test build ## the device between network namespaces: root, iprou
 		tests/softroce/vm $(BIN)/python -m pytest -p no:cacheprovider --timeout 600 \
 			tests/network/test_netem.py $(ARGS); \
 	fi
+
+# An environment of its own, with the packages of .venv behind its own ones, and therefore this build
+# of aiordma.  Not while pip makes it: a build of a package would see them too.
+DASK := build/dask/venv
+$(DASK)/.made: integrations/dask/pyproject.toml | .venv/.test
+	rm -rf $(DASK)
+	$(BIN)/python -m venv $(DASK)
+	$(DASK)/bin/pip install --quiet 'dask[array,dataframe]' distributed
+	$(DASK)/bin/pip install --quiet --no-deps --editable integrations/dask
+	@cd $$(echo $(DASK)/lib/python*/site-packages) && \
+		echo "import site; site.addsitedir('$$(echo $(CURDIR)/.venv/lib/python*/site-packages)')" >zz_aiordma.pth && \
+		echo "import os, sys; os.environ.get('DASK_RDMA_AS_TCP') and (sys.path.append('$(CURDIR)/integrations/dask/tests/referee'), __import__('dask_rdma_as_tcp'))" >zz_referee.pth
+	@touch $@
+
+dask: build $(DASK)/.made ## rdma:// for Dask: its tests, and distributed's own with tcp:// carried by RDMA (Debian); REFEREE=-
+	$(DASK)/bin/python -m mypy --config-file integrations/dask/pyproject.toml
+	cd integrations/dask && ../../$(DASK)/bin/python -m pytest -p no:xdist -p no:cacheprovider $(ARGS)
+	$(if $(REFEREE),,cd integrations/dask/tests && ../../../$(DASK)/bin/python -m referee $(CURDIR)/build/dask/referee)
 
 examples: .venv/.test build ## run every example
 	$(BIN)/python -m pytest tests/examples
@@ -148,13 +185,19 @@ softroce: .venv/.test .venv/.software build ## the same tests and the echo on rx
 			$(foreach one,aiohttp grpclib redis,--ignore tests/software/test_$(one).py) $(ARGS); \
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
 
-.PHONY: docs
-docs: .venv/.test build ## write the generated parts of docs/: states, reference
+.PHONY: docs site
+docs: .venv/.test build ## write the generated parts of docs/: tables of states, of software
 	$(BIN)/python -m tests.docs
+
+# Without the network: links to other sites are not followed.
+site: .venv/.test .venv/.docs build ## the documentation site, into build/site/html, and its checks (Debian: graphviz)
+	@command -v dot >/dev/null || { echo 'The diagrams need dot: apt-get install graphviz' >&2; exit 1; }
+	$(BIN)/sphinx-build -E -W --keep-going --quiet -d build/site/doctrees docs build/site/html
+	$(BIN)/python -m pytest $(PARALLEL) tests/site tests/docs $(ARGS)
 
 # ---- checks ---------------------------------------------------------------------------------
 
-.PHONY: check lint format types abi folders
+.PHONY: check lint format types public-types abi folders
 check: .venv/.dev build ## format, lint, types and the fastest tests, in less than a minute
 	@$(MAKE) --no-print-directory lint types
 	$(PYTEST) --quiet tests/core tests/datapath tests/native tests/test_build.py tests/test_errors.py tests/test_imports.py
@@ -172,6 +215,10 @@ format: .venv/.dev ## ruff and clang-format: lay out what is not
 
 types: .venv/.dev ## mypy, strict
 	$(BIN)/mypy
+
+# pyright does not follow an editable install.
+public-types: .venv/.public-types build ## pyright --verifytypes: every public name has a type that needs no guess
+	PYTHONPATH=. $(BIN)/pyright --pythonpath $(BIN)/python --ignoreexternal --verifytypes aiordma
 
 folders: .venv/.dev build ## which folder of the embedded device calls which; fails on a call against the order
 	@$(BIN)/python -m tests.softdev_folders
@@ -238,9 +285,12 @@ fuzz: .venv/.build ## fuzz what comes from elsewhere, SECONDS=60 each (clang, li
 
 # ---- the rest -------------------------------------------------------------------------------
 
-.PHONY: package
-package: .venv/.build ## sdist and wheel, into dist/, and the echo where only they are installed: ARGS='python3.12 python3.13'
-	tests/package $(ARGS)
+.PHONY: package wheel
+package: .venv/.build ## sdist and wheel, into dist/, tried where only they are installed: ARGS='python3.12 python3.13'
+	$(BIN)/python -m tests.package $(ARGS)
+
+wheel: .venv/.group-wheel ## the same for every distribution (manylinux), x86-64 and aarch64, and each Python there is
+	$(BIN)/python -m tests.package --manylinux $(ARGS)
 
 .PHONY: clean
 clean: ## remove everything that was built or fetched

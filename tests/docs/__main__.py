@@ -1,4 +1,4 @@
-"""Write the generated pages and parts of pages in docs/.
+"""Write the generated parts of pages in docs/.
 
 python -m tests.docs            write them: make docs
 python -m tests.docs --check    fail where a page is not what it would be now
@@ -18,13 +18,8 @@ def main(arguments: list[str]) -> str | None:
     stale = differing(wanted)
     for path in stale:
         print(path)
-        if arguments:
-            continue
-        if path in wanted:
-            path.parent.mkdir(exist_ok=True)
+        if not arguments:
             path.write_text(wanted[path])
-        else:
-            path.unlink()
     return "these pages are out of date: make docs" if stale and arguments else None
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import click
+import pytest
 
 from aiordma.cli.app import app
 from aiordma.cli.checks import CHECKS
@@ -36,6 +37,12 @@ def test_perf(tmp_path: Path) -> None:
     printed = run_section("perf", tmp_path)
     assert "send lat on embedded0" in printed
     assert re.findall(r"^ *(64 B|4 KiB) .* yes", printed, re.MULTILINE) == ["64 B", "64 B", "4 KiB"]
+
+
+def test_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("AIORDMA_MONITOR", raising=False)
+    assert run_section("top", tmp_path).splitlines().count("no process is shown") == 2
 
 
 def test_trace(tmp_path: Path) -> None:

@@ -1,0 +1,221 @@
+"""The directive `public-names`: every public name of a module, by autodoc.
+
+Which names and members are public is the rule of tests/docs/names.py, whose tests check that each
+has a docstring. Compiled classes show no types: their stubs have them (tests/docs/compiled.py).
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import enum
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.docutils import SphinxDirective
+
+from tests.docs.compiled import is_compiled
+from tests.docs.names import Member, Name, is_described, members, own_doc, public, value_doc
+
+NAMES = public()
+OFFERED = {name.value for name in NAMES if isinstance(name.value, type)}
+MODULES = sorted({name.module for name in NAMES})
+
+# A constructor or method with arguments that only aiordma has is not for users.
+_INTERNAL = re.compile(r"\bh\.|\bNode\[|Pointer\b|: '?(Block|MemoryRegion|Sharing|Side|More)\b")
+# Types that have a name in the package only.
+_SPELLED = {
+    "Remote": "RemoteRegion | RemoteSlice",
+    "Progress": "Callable[[int], object]",
+    "IPAddress": "ipaddress.IPv4Address | ipaddress.IPv6Address",
+}
+_CODE = re.compile(r"(?::\w+:)?(?<!`)(`{1,2})~?([^`\n]+)\1(?!`)(?!_)")
+
+
+def fields(cls: type) -> list[str]:
+    """The members of an enumeration, the fields of a record."""
+    if issubclass(cls, enum.Enum):
+        return list(cls.__members__)
+    if dataclasses.is_dataclass(cls):
+        return [field.name for field in dataclasses.fields(cls) if not field.name.startswith("_")]
+    if issubclass(cls, tuple):
+        return list(getattr(cls, "_fields", ()))
+    return list(inspect.get_annotations(cls)) if hasattr(cls, "__total__") else []
+
+
+def is_for_users(member: Member) -> bool:
+    function = member.function
+    return not _INTERNAL.search(str(inspect.signature(function)) if callable(function) else "")
+
+
+MEMBERS = {
+    name: [
+        *fields(name.value),
+        *(member.name for member in members(name.value, OFFERED) if is_for_users(member)),
+    ]
+    for name in NAMES
+    if isinstance(name.value, type)
+}
+
+
+def show_types() -> None:
+    """Replace what is compiled by functions and classes with the types of the stubs."""
+    for name in NAMES:
+        if not isinstance(name.value, type):
+            continue
+        compiled = {
+            member.name: member.value
+            for member in members(name.value, OFFERED)
+            if is_compiled(member.owner)
+        }
+        if is_compiled(name.value):
+            head = {"__doc__": name.value.__doc__, "__module__": name.value.__module__}
+            shown = type(name.name, (), compiled | head)
+            setattr(importlib.import_module(name.module), name.name, shown)
+        else:
+            for key, value in compiled.items():
+                setattr(name.value, key, value)
+
+
+class PublicNames(SphinxDirective):
+    """`public-names:: module`."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        (module,) = self.arguments
+        names = sorted((n for n in NAMES if n.module == module), key=lambda name: name.name)
+        lines = [f".. py:module:: {module}", ""]
+        lines += _written(own_doc(importlib.import_module(module)), module)
+        for name in names:
+            lines += ["", *self.entry(name)]
+        return self.parse_text_to_nodes("\n".join(lines))
+
+    def entry(self, name: Name) -> Iterator[str]:
+        path = f"{name.module}.{name.name}"
+        if not is_described(name.value):
+            yield f".. autodata:: {path}"
+        elif isinstance(name.value, type):
+            yield (
+                f".. autoclass:: {path}" if not name.is_exception else f".. autoexception:: {path}"
+            )
+            if OFFERED.intersection(name.value.__bases__):
+                yield "   :show-inheritance:"
+            if MEMBERS[name]:
+                yield f"   :members: {', '.join(MEMBERS[name])}"
+                yield "   :undoc-members:"
+        else:
+            yield f".. autofunction:: {path}"
+
+
+# ---- docstrings ---------------------------------------------------------------------------------
+
+
+def _targets(module: str) -> dict[str, str]:
+    """The full name of each name and member, with those of ``module`` first."""
+    found: dict[str, str] = {}
+    for name in sorted(NAMES, key=lambda name: name.module != module):
+        paths = [name.name, *(f"{name.name}.{member}" for member in MEMBERS.get(name, ()))]
+        for path in paths:
+            found.setdefault(path, f"{name.module}.{path}")
+            found.setdefault(f"{name.module.rpartition('.')[2]}.{path}", f"{name.module}.{path}")
+    return found
+
+
+TARGETS = {module: _targets(module) for module in MODULES}
+
+
+_ERROR = re.compile(r"(?<![\w.`])(?:asyncio\.)?[A-Z]\w*(?:Error|Exception)\b(?!`)")
+
+
+def _written(doc: str, module: str) -> list[str]:
+    """A docstring as reStructuredText: public names in backticks, and errors, are links."""
+    targets = TARGETS[module]
+
+    def code(match: re.Match[str]) -> str:
+        target = targets.get(match[2].removesuffix("()"))
+        return f"\\ :py:obj:`{match[2]} <{target}>`" if target else f"``{match[2]}``"
+
+    def error(match: re.Match[str]) -> str:
+        target = targets.get(match[0])
+        return f"\\ :py:exc:`{match[0]} <{target}>`" if target else match[0]
+
+    return [
+        line if line.startswith("    ") else _CODE.sub(code, _ERROR.sub(error, line))
+        for line in doc.expandtabs().splitlines()
+    ]
+
+
+def process_docstring(
+    app: Sphinx, what: str, path: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    module = max((m for m in MODULES if path.startswith(f"{m}.")), key=len)
+    doc = "\n".join(lines)
+    if what == "data":
+        doc = next(value_doc(name) for name in NAMES if f"{name.module}.{name.name}" == path)
+    lines[:] = [*_written(doc, module), ""]
+
+
+def process_signature(
+    app: Sphinx, what: str, path: str, value: Any, options: Any, given: str | None, result: str
+) -> tuple[str, str] | None:
+    if given is None:  # an attribute
+        return None
+    signature = given
+    internal = _INTERNAL.search(signature) or "Made by" in (value.__doc__ or "")
+    if what == "exception" or (what == "class" and (internal or issubclass(value, enum.Enum))):
+        return "", ""
+    signature, result = (
+        re.sub(r"(?<![\w.])\w+", lambda word: _SPELLED.get(word[0], word[0]), text or "")
+        for text in (signature, result)
+    )
+    return signature, result
+
+
+def process_bases(app: Sphinx, path: str, value: Any, options: Any, bases: list[type]) -> None:
+    bases[:] = [base for base in bases if base in OFFERED]
+
+
+# ---- names in signatures that are on no page ----------------------------------------------------
+
+
+def elsewhere(
+    app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
+) -> nodes.Node | None:
+    """A name of Python's library: without a link. None, which is a warning, for any other one."""
+    if node.get("refdomain") != "py":
+        return None
+    if node["reftarget"] == "AnyMemory":
+        where = app.builder.get_relative_uri(node["refdoc"], "memory")
+        return nodes.reference("", "", content, refuri=f"{where}#what-counts-as-memory")
+    module, _, name = node["reftarget"].rpartition(".")
+    try:
+        return content if hasattr(importlib.import_module(module), name) else None
+    except (ImportError, ValueError):
+        return None
+
+
+def leave_builtins(app: Sphinx, document: nodes.document) -> None:
+    """`bytes` is Python's, also where a class here has an attribute of that name."""
+    for node in list(document.findall(pending_xref)):
+        if node.get("refdomain") == "py" and hasattr(builtins, node["reftarget"]):
+            for scope in ("refspecific", "py:module", "py:class"):
+                node.attributes.pop(scope, None)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    show_types()
+    app.add_directive("public-names", PublicNames)
+    app.connect("autodoc-process-docstring", process_docstring)
+    app.connect("autodoc-process-signature", process_signature)
+    app.connect("autodoc-process-bases", process_bases)
+    app.connect("doctree-read", leave_builtins)
+    app.connect("missing-reference", elsewhere)
+    return {"parallel_read_safe": True}

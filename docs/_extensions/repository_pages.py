@@ -1,0 +1,68 @@
+"""Links of pages that a forge shows as well: to pages, to modules, to files of the repository.
+
+A page such as docs/changelog.md stands for a file outside docs/: on the site it has that file's
+text. A link to such a file leads to its page, one to a public module's source to its reference;
+other files of the repository can be downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from public_names import MODULES
+from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parents[1]
+ROOT = DOCS.parent
+
+SHOWN = {
+    "changelog": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+    "measurements": "bench/RESULTS.md",
+    "experiments": "bench/EXPERIMENTS.md",
+    "dask": "integrations/dask/README.md",
+    "valkey": "integrations/valkey/README.md",
+}
+_LINK = re.compile(r"\]\((?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
+
+
+def _sources() -> dict[Path, Path]:
+    """The page of each file outside docs/ that has one."""
+    pages = {ROOT / file: DOCS / f"{page}.md" for page, file in SHOWN.items()}
+    pages[ROOT / "README.md"] = DOCS / "index.md"
+    for module in MODULES:
+        path = ROOT.joinpath(*module.split("."))
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        pages[file] = DOCS / "reference" / f"{module}.rst"
+    return pages
+
+
+PAGES = _sources()
+
+
+def on_the_site(text: str, file: Path, page: Path) -> str:
+    """The text of a file with its links as they are on the site, where its page is."""
+
+    def link(match: re.Match[str]) -> str:
+        target = Path(os.path.normpath(file.parent / match["path"]))
+        target = PAGES.get(target, target)
+        return f"]({os.path.relpath(target, page.parent)}{match['anchor'] or ''})"
+
+    return _LINK.sub(link, text)
+
+
+def read(app: Sphinx, name: str, source: list[str]) -> None:
+    page = DOCS / f"{name}.md"
+    if not page.exists():
+        return
+    file = ROOT / SHOWN[name] if name in SHOWN else page
+    if file != page:
+        app.env.note_dependency(str(file), docname=name)
+    source[0] = on_the_site(file.read_text(), file, page)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("source-read", read)
+    return {"parallel_read_safe": True}

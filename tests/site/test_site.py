@@ -1,0 +1,155 @@
+"""The site that `make site` has built: what is documented, and that its links lead somewhere."""
+
+from __future__ import annotations
+
+import functools
+import html
+import json
+import re
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+from sphinx.util.inventory import InventoryFile
+
+from tests.docs.names import public
+from tests.docs.pages import DOCS, ROOT
+
+sys.path.append(str(DOCS / "_extensions"))
+from diagrams import dot
+from repository_pages import on_the_site
+
+SITE = ROOT / "build" / "site" / "html"
+
+
+@functools.cache
+def built() -> Path:
+    assert (SITE / "index.html").exists(), "there is no site: make site"
+    return SITE
+
+
+class Page(HTMLParser):
+    """The anchors of a page, and where its links lead."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors = {"", "top"}
+        self.links: set[str] = set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id" and value:
+                self.anchors.add(value)
+            elif name in ("href", "src", "data") and value and tag != "base":
+                self.links.add(value)
+
+
+@functools.cache
+def page(path: Path) -> Page:
+    return Page(path)
+
+
+def broken(path: Path) -> Iterator[str]:
+    """The links of a page to files and anchors of the site that do not exist."""
+    for link in page(path).links:
+        parts = urlsplit(link)
+        if parts.scheme or parts.netloc:
+            continue
+        target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+        if not target.is_file() or (
+            target.suffix == ".html" and unquote(parts.fragment) not in page(target).anchors
+        ):
+            yield f"{path.relative_to(SITE)}: {link}"
+
+
+def test_every_link_leads_somewhere() -> None:
+    pages = [path for path in built().rglob("*.html") if "_modules" not in path.parts]
+    assert len(pages) > 40
+    assert [link for path in pages for link in broken(path)] == []
+
+
+def test_a_broken_link_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.site.test_site.SITE", tmp_path)
+    there = tmp_path / "a.html"
+    there.write_text('<a id="x" href="#x"></a><a href="#y"></a><a href="b.html"></a>')
+    assert sorted(broken(there)) == ["a.html: #y", "a.html: b.html"]
+
+
+def test_every_page_is_on_the_site() -> None:
+    names = {path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("[!_]*.md")}
+    missing = [name for name in names if not (built() / name).with_suffix(".html").exists()]
+    assert missing == []
+    table = page(built() / "index.html").links
+    assert [name for name in names if f"{name}.html" not in table | {"index.html"}] == []
+
+
+def test_every_public_name_is_in_the_inventory() -> None:
+    """objects.inv: what other sites can link to."""
+    with (built() / "objects.inv").open("rb") as file:
+        inventory = InventoryFile.load(file, "", lambda base, path: path)
+    there = {name for kind, names in inventory.items() if kind.startswith("py:") for name in names}
+    assert [n for n in public() if f"{n.module}.{n.name}" not in there] == []
+    assert {
+        "aiordma.Connection.send",  # compiled
+        "aiordma.Config.eager_size",
+        "aiordma.verbs.QPState.RTS",
+    } <= there
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("aiordma.Connection.recv", "asyncrecv() → Message"),
+        ("aiordma.Connection.send", "asyncsend(data: Message | LocalMemory | AnyMemory"),
+        ("aiordma.Connection.write", "source: LocalMemory | AnyMemory, target: RemoteRegion"),
+    ],
+)
+def test_compiled_methods_show_their_types(name: str, shown: str) -> None:
+    text = (built() / "reference" / "aiordma.html").read_text()
+    entry = text[text.index(f'id="{name}"') :].partition("</dt>")[0]
+    words = html.unescape(re.sub(r"<[^>]+>", "", entry.partition(">")[2])).split()
+    assert "".join(shown.split()) in "".join(words)
+
+
+def test_no_code_has_become_a_quotation() -> None:
+    """An indented block of a docstring needs `::` before it."""
+    pages = (built() / "reference").glob("*.html")
+    quoted = [path.stem for path in pages if "<blockquote" in path.read_text()]
+    assert quoted == []
+
+
+def test_the_files_of_the_kubernetes_page() -> None:
+    """They were not run on a cluster: they are what a parser takes, with what the page explains."""
+    text = (DOCS / "kubernetes.md").read_text()
+    (config,) = re.findall(r"^```json\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (pod,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (resource,) = json.loads(config)["configList"]
+    (container,) = yaml.safe_load(pod)["spec"]["containers"]
+    assert container["resources"]["limits"] == {f"rdma/{resource['resourceName']}": 1}
+    assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    assert {"name": "AIORDMA_DEVICE", "value": "system"} in container["env"]
+
+
+def test_diagrams() -> None:
+    text = "stateDiagram-v2\n    state all {\n        A --> B\n    }\n    all --> C: end\n"
+    drawn = dot(text)
+    assert 'subgraph cluster_all { style=rounded;\n"A" -> "B" [label="  "];\n}' in drawn
+    assert '"A" -> "C" [label=" end ", ltail=cluster_all];' in drawn
+    for wrong in ("graph TD\n A --> B", "stateDiagram-v2\n note left of A"):
+        with pytest.raises(ValueError, match="state"):
+            dot(wrong)
+
+
+def test_links_of_the_forge_become_links_of_the_site() -> None:
+    text = "[a](../bench/RESULTS.md#x) [b](memory.md) [c](../aiordma/testing.py) [d](https://e.org)"
+    page = DOCS / "scale.md"
+    assert on_the_site(text, page, page) == (
+        "[a](measurements.md#x) [b](memory.md) [c](reference/aiordma.testing.rst) [d](https://e.org)"
+    )
+    changes = on_the_site("[a](docs/memory.md) [b](LICENSE)", ROOT / "CHANGELOG.md", page)
+    assert changes == "[a](memory.md) [b](../LICENSE)"
