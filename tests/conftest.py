@@ -14,13 +14,15 @@ import asyncio
 import functools
 import gc
 import inspect
+import itertools
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 import hypothesis
@@ -387,6 +389,28 @@ def pair(connected_pair: ConnectedPair) -> tuple[End, End]:
 # --- the event loops ---------------------------------------------------------------------------
 
 
+def _innermost(
+    frames: Iterable[tuple[FrameType, int]],
+    *,
+    limit: int | None = None,
+    lookup_lines: bool = True,
+    **_: object,
+) -> traceback.StackSummary:
+    """The innermost frames of a stack; their source lines are read when they are shown."""
+    asyncios = limit is None or not lookup_lines
+    return traceback.StackSummary.from_list(
+        traceback.FrameSummary(
+            frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False
+        )
+        for frame, line in itertools.islice(frames, 4 if asyncios else limit)
+    )
+
+
+# In debug mode each future, task and handle notes the stack that it was made on, of which most is
+# pytest's: all of it takes a sixth of the time of a test of the transport.
+traceback.StackSummary.extract = staticmethod(_innermost)  # type: ignore[assignment]
+
+
 def _start_libuv() -> None:
     """Start libuv's threads before the leak check: libuv keeps a pipe and four threads."""
     loop = uvloop.new_event_loop()
@@ -419,15 +443,7 @@ def loops(no_leaks: None) -> Iterator[None]:
     The test's own loop is made inside and closed there.
     """
     before = combinations.loops_made()
-    limit = getattr(sys, "tracebacklimit", None)
-    # In debug mode each future notes the stack it was made on, of which most is pytest's: all of it
-    # would take a third of the time that a test takes in the virtual machine.
-    sys.tracebacklimit = 4
     yield
-    if limit is None:
-        del sys.tracebacklimit
-    else:
-        sys.tracebacklimit = limit
     if combinations.loops_made() != before:
         gc.collect()  # so that unawaited tasks and futures warn now
     told = combinations.reported.copy()

@@ -61,6 +61,7 @@ def symbols(build: Path) -> dict[str, Symbols]:
     objects = sorted((build / "native" / "softdev" / "libdevice.a.p").glob("*.o"))
     if not objects:
         raise FileNotFoundError(f"no objects of the embedded device in {build}: make build")
+    found = _nm(objects)
     for path in objects:
         folder = path.name.removesuffix(".c.o").split("_")[0]
         for source in (DEVICE / folder).glob("*.c"):
@@ -69,8 +70,7 @@ def symbols(build: Path) -> dict[str, Symbols]:
         else:
             if path.name != "softdev.c.o":
                 continue  # of a source that has another name now
-        for line in _nm(path):
-            *_, kind, name = line.split()
+        for kind, name in found[path.name]:
             if kind == "U":
                 folders[folder].needed.add(name)
             elif kind.isupper():
@@ -78,9 +78,16 @@ def symbols(build: Path) -> dict[str, Symbols]:
     return dict(folders)
 
 
-def _nm(path: Path) -> list[str]:
-    command = ["nm", "--extern-only", str(path)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+def _nm(objects: list[Path]) -> defaultdict[str, list[tuple[str, str]]]:
+    """The kind and name of each symbol, by the name of the object."""
+    command = ["nm", "--extern-only", "--print-file-name", *map(str, objects)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for line in done.stdout.splitlines():
+        path, _, symbol = line.rpartition(":")
+        *_, kind, name = symbol.split()
+        found[Path(path).name].append((kind, name))
+    return found
 
 
 def calls(folders: dict[str, Symbols]) -> dict[tuple[str, str], list[str]]:

@@ -7,14 +7,13 @@ A new module or package needs a row here before anything can be imported into it
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).parents[1] / "aiordma"
 
@@ -163,6 +162,7 @@ def group_of(path: Path) -> str:
     return "" if group == "__init__" else group
 
 
+@functools.cache
 def modules() -> list[Path]:
     """All of them, Cython's too, and the stubs: a type is an import as well."""
     return sorted(path for path in PACKAGE.rglob("*.*") if path.suffix in {*PYTHON, *CYTHON})
@@ -174,8 +174,13 @@ def is_type_checking(test: ast.expr) -> bool:
     )
 
 
-def imports(path: Path) -> Iterator[Import]:
+@functools.cache
+def imports(path: Path) -> tuple[Import, ...]:
     """Every import of a module, those inside functions and cimports included, by full name."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[Import]:
     here = path.relative_to(PACKAGE)
     for line, base, names, only_for_types in statements(path):
         level = len(base) - len(base.lstrip("."))
@@ -189,6 +194,11 @@ def imports(path: Path) -> Iterator[Import]:
             yield Import(str(here), line, found, only_for_types or path.suffix == ".pyi")
 
 
+def tree(path: Path) -> tuple[ast.AST, ...]:
+    """The nodes of a module in Python; not kept, since a collection would visit them all."""
+    return tuple(ast.walk(ast.parse(path.read_text(), str(path))))
+
+
 def statements(path: Path) -> Iterator[tuple[int, str, list[str], bool]]:
     """Of each import: its line, what is behind `from`, the names, and whether only for types."""
     source = path.read_text()
@@ -198,15 +208,15 @@ def statements(path: Path) -> Iterator[tuple[int, str, list[str], bool]]:
             found = [name.split()[0] for name in names if name.strip()]
             yield source.count("\n", 0, match.start()) + 1, match["module"] or "", found, False
         return
-    tree = ast.parse(source, str(path))
+    nodes = tree(path)
     typed = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and is_type_checking(node.test)
         for statement in node.body
         for inner in ast.walk(statement)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             base = ""
             if isinstance(node, ast.ImportFrom):
@@ -214,14 +224,15 @@ def statements(path: Path) -> Iterator[tuple[int, str, list[str], bool]]:
             yield node.lineno, base, [alias.name for alias in node.names], id(node) in typed
 
 
+@functools.cache
 def attributes(path: Path) -> set[str]:
     """The names behind a dot."""
-    source = path.read_text()
     if path.suffix in CYTHON:
-        return set(re.findall(r"\.(\w+)", source))
-    return {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+        return set(re.findall(r"\.(\w+)", path.read_text()))
+    return {node.attr for node in tree(path) if isinstance(node, ast.Attribute)}
 
 
+@functools.cache
 def is_module(name: str) -> bool:
     parts = name.split(".")
     if parts[0] != "aiordma":
@@ -237,33 +248,38 @@ def group_and_module(name: str) -> tuple[str, str]:
     return parts[0], ".".join(parts[:2])
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_groups_import_only_what_they_may(path: Path) -> None:
+def test_groups_import_only_what_they_may() -> None:
+    wrong = [found for path in modules() for found in not_allowed(path)]
+    assert not wrong, "; ".join(map(str, wrong))
+
+
+def not_allowed(path: Path) -> Iterable[Import]:
+    """The imports of a module that the tables do not allow."""
     group = group_of(path)
     assert group in GROUPS, f"{path.name}: say in the table of this test what {group} may import"
     allowed = GROUPS[group]
-    wrong = []
     for found in imports(path):
         top = found.module.partition(".")[0]
         if top == "aiordma":
             target, module = group_and_module(found.module)
             if target != group and target not in allowed and module not in allowed:
-                wrong.append(found)
+                yield found
         elif path.suffix in CYTHON and top in OF_CYTHON:
             continue
         elif top not in sys.stdlib_module_names:
             typed = found.only_for_types and top == "typing_extensions"
             if top not in THIRD_PARTY.get(group, set()) and not typed:
-                wrong.append(found)
+                yield found
+
+
+def test_no_event_loop_below_the_driver_and_nothing_impure_in_the_core() -> None:
+    wrong = []
+    for path in modules():
+        group = group_of(path)
+        banned = IMPURE if group in PURE else {"asyncio"} if group in WITHOUT_EVENT_LOOP else set()
+        if path.suffix != ".pyi":  # a stub loads nothing
+            wrong += [it for it in imports(path) if it.module.partition(".")[0] in banned]
     assert not wrong, "; ".join(map(str, wrong))
-
-
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_event_loop_below_the_driver_and_nothing_impure_in_the_core(path: Path) -> None:
-    group = group_of(path)
-    banned = IMPURE if group in PURE else {"asyncio"} if group in WITHOUT_EVENT_LOOP else set()
-    wrong = [str(found) for found in imports(path) if found.module.partition(".")[0] in banned]
-    assert not wrong or path.suffix == ".pyi", "; ".join(wrong)  # a stub loads nothing
 
 
 def test_groups_form_no_cycle() -> None:

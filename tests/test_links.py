@@ -15,7 +15,12 @@ ROOT = Path(__file__).parents[1]
 # transport runs over TCP with AIORDMA_EMBEDDED_LINKS=tcp.
 SLICE = (
     "tests/verbs/test_transport_rules.py",
-    "tests/transport/test_messages.py",
+    "tests/transport/test_messages.py::test_sizes",
+    "tests/transport/test_messages.py::test_large_sizes",
+    "tests/transport/test_messages.py::test_order_of_concurrent_sends",
+    "tests/transport/test_messages.py::test_both_sides_at_full_blast",
+    "tests/transport/test_messages.py::test_both_sides_fill_up_before_either_receives",
+    "tests/transport/test_messages.py::test_slow_reader_of_large_messages",
     "tests/transport/test_other_processes.py::test_echo",
     "tests/transport/test_other_processes.py::test_killed_while_we_read_its_messages",
     "tests/transport/test_other_processes.py::test_killed_in_the_middle_of_one_sided_operations",

@@ -93,14 +93,32 @@ CALL_MISTAKES = {
 }
 
 
-def mistaken(folder: Path, name: str, pattern: str, replacement: str) -> Path:
-    """A copy of native/ in which the first match of `pattern` in one file is replaced."""
+# Two mistakes in one structure or enumeration, and what the compiler refuses, are each apart.
+TOGETHER = [
+    [
+        "two fields swapped",
+        "two fields of a nameless structure swapped",
+        "a field left out",
+        "a last field left out",
+        "a field of another width",
+        "an integer for a pointer",
+        "a flag of another value",
+        "an enumerator left out",
+    ],
+    ["a field of another sign"],
+    ["a field that only we have", "a constant that only we have", "a define that only we have"],
+]
+
+
+def mistaken(folder: Path, *mistakes: tuple[str, str, str]) -> Path:
+    """A copy of native/ with the first match of a pattern in a file replaced, for each mistake."""
     native = folder / "native"
     shutil.copytree(NATIVE, native)
-    path = native / name
-    text, count = re.subn(pattern, replacement, path.read_text(), count=1)
-    assert count == 1, f"{name} has nothing like {pattern!r} any more: change this test"
-    path.write_text(text)
+    for name, pattern, replacement in mistakes:
+        path = native / "abi" / name
+        text, count = re.subn(pattern, replacement, path.read_text(), count=1)
+        assert count == 1, f"{name} has nothing like {pattern!r} any more: change this test"
+        path.write_text(text)
     return native
 
 
@@ -130,18 +148,23 @@ def test_a_header_agrees_with_itself(tmp_path: Path) -> None:
     assert report.facts > 500
 
 
-@pytest.mark.parametrize("mistake", LAYOUT_MISTAKES)
-def test_a_mistake_in_the_layout_is_reported(mistake: str, tmp_path: Path) -> None:
-    name, pattern, replacement, expected = LAYOUT_MISTAKES[mistake]
-    native = mistaken(tmp_path, f"abi/{name}", pattern, replacement)
+@pytest.mark.parametrize("mistakes", TOGETHER, ids=lambda mistakes: mistakes[0])
+def test_a_mistake_in_the_layout_is_reported(mistakes: list[str], tmp_path: Path) -> None:
+    native = mistaken(tmp_path, *(LAYOUT_MISTAKES[mistake][:3] for mistake in mistakes))
     report = compare_layout(native, f'#include "{NATIVE}/abi/abi.h"\n', tmp_path)
-    assert_reports(report, expected)
+    for mistake in mistakes:
+        assert_reports(report, LAYOUT_MISTAKES[mistake][3])
+
+
+def test_every_mistake_is_tried() -> None:
+    tried = [mistake for mistakes in TOGETHER for mistake in mistakes]
+    assert sorted(tried) == sorted(LAYOUT_MISTAKES)
 
 
 @pytest.mark.parametrize("mistake", ["two fields swapped", "a field that only we have"])
 def test_against_the_distribution_too(mistake: str, distribution: str, tmp_path: Path) -> None:
     name, pattern, replacement, expected = LAYOUT_MISTAKES[mistake]
-    native = mistaken(tmp_path, f"abi/{name}", pattern, replacement)
+    native = mistaken(tmp_path, (name, pattern, replacement))
     assert_reports(compare_layout(native, distribution, tmp_path), expected)
 
 
@@ -150,5 +173,5 @@ def test_a_mistake_in_the_calls_is_reported(
     mistake: str, distribution: str, tmp_path: Path
 ) -> None:
     pattern, replacement, expected = CALL_MISTAKES[mistake]
-    native = mistaken(tmp_path, "abi/calls.h", pattern, replacement)
+    native = mistaken(tmp_path, ("calls.h", pattern, replacement))
     assert_reports(compare_calls(native, distribution, tmp_path), expected)

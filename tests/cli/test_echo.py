@@ -38,8 +38,7 @@ def echo_json(device_name: str, *arguments: str) -> dict[str, object]:
     return told
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-@pytest.mark.parametrize("via", ["cm", "tcp"])
+@pytest.mark.parametrize(("via", "loop"), [("cm", "uvloop"), ("tcp", "asyncio")])
 def test_every_way(device: verbs.Device, via: str, loop: str) -> None:
     told = echo_json(device.name, *SMALL, "--via", via, "--loop", loop)
     expected = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import functools
 import importlib
 import inspect
 import itertools
@@ -46,6 +47,9 @@ MODULES = (
 
 # Docstrings of names that are for other modules of the package, not for users.
 _FOR_THE_PACKAGE = re.compile(r"internal to the library|for (the modules of )?this package", re.I)
+
+_ASSIGNED = re.compile(r"\bself\.([a-z]\w*)(?:: [^=\n]+)? = ")
+_CODE = re.compile(r"(?<!`)`{1,2}(\w+)`{1,2}(?!`)")
 
 # All exceptions are on one page, wherever else they can be imported from.
 _OWN_PAGE = "aiordma.errors"
@@ -122,9 +126,15 @@ def member_doc(member: Member) -> str:
 
 def value_doc(name: Name) -> str:
     """The string after the assignment of the name, in any module of the package."""
+    return _value_docs().get(name.name, "")
+
+
+@functools.cache
+def _value_docs() -> dict[str, str]:
+    """The string after each assignment to a name, where there is one; of several, the first."""
+    found: dict[str, str] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        body = ast.parse(path.read_text()).body
-        for statement, following in itertools.pairwise(body):
+        for statement, following in itertools.pairwise(ast.parse(path.read_text()).body):
             if isinstance(statement, ast.Assign):
                 targets = statement.targets
             elif isinstance(statement, ast.AnnAssign):
@@ -132,13 +142,14 @@ def value_doc(name: Name) -> str:
             else:
                 continue
             if (
-                any(isinstance(target, ast.Name) and target.id == name.name for target in targets)
-                and isinstance(following, ast.Expr)
+                isinstance(following, ast.Expr)
                 and isinstance(following.value, ast.Constant)
                 and isinstance(following.value.value, str)
             ):
-                return inspect.cleandoc(following.value.value)
-    return ""
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        found.setdefault(target.id, inspect.cleandoc(following.value.value))
+    return found
 
 
 def names_in(module: ModuleType) -> list[str]:
@@ -208,3 +219,17 @@ def members(cls: type, offered: set[type]) -> Iterator[Member]:
                 continue
             if not is_for_the_package(member_doc(member)):
                 yield member
+
+
+def attributes(cls: type) -> list[str]:
+    """The attributes of instances that the class's docstring describes: ``name``."""
+    found: set[str] = set()
+    for owner in cls.__mro__:
+        if owner.__module__.startswith("aiordma"):
+            found.update(inspect.get_annotations(owner))
+            try:
+                found.update(_ASSIGNED.findall(inspect.getsource(owner)))
+            except (OSError, TypeError):
+                continue  # it is compiled
+    described = dict.fromkeys(_CODE.findall(own_doc(cls)))
+    return [name for name in described if name in found and not hasattr(cls, name)]

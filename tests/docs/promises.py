@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class Promise:
         return None
 
 
+@functools.cache
 def promises() -> dict[str, Promise]:
     """All documented errors, by key."""
     return {promise.key: promise for promise in _promises() if promise.errors}

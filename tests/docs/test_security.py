@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.docs.pages import DOCS, ROOT
 
 PAGE = (DOCS / "security.md").read_text()
@@ -20,8 +18,13 @@ def test_every_claim_names_a_test() -> None:
         assert re.fullmatch(r"`[^`]+`(, `[^`]+`)*", tests), claim
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_the_tests_are_there(name: str) -> None:
+def test_the_tests_are_there() -> None:
+    for name in NAMED:
+        assert is_there(name), name
+
+
+def is_there(name: str) -> bool:
+    """Whether there is such a test of Python or step of C, or the inputs of a fuzz target."""
     place, _, step = name.partition(": ")
     if place.endswith(".py"):
         found = rf"^(async )?def {step}\("
@@ -33,4 +36,4 @@ def test_the_tests_are_there(name: str) -> None:
         assert list((ROOT / "tests" / "fuzz" / "corpus" / place).iterdir())
         found = f"'{place}'"
         text = (ROOT / "tests" / "fuzz" / "meson.build").read_text()
-    assert re.search(found, text, re.MULTILINE), name
+    return re.search(found, text, re.MULTILINE) is not None
