@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from .rows import Software
+from .running import HERE
 from .table import SOFTWARE
 
 ROOT = Path(__file__).parents[2]
@@ -68,11 +70,17 @@ def install(name: str) -> Software:
             for words in software.then:
                 call(*shlex.split(words.format(venv=folder)))
             (folder / "installed").touch()
+    if software.build:
+        call(*shlex.split(software.build.format(here=HERE)))
     return software
 
 
 def version(software: Software) -> str:
     """Of the package whose version is told."""
+    if software.tells:
+        told = re.search(r"v=([\d.]+)", call(*shlex.split(software.tells.format(here=HERE))))
+        assert told is not None
+        return f"{software.package} {told[1]} (built from Debian's source package)"
     if found := debian_version(software.package):
         return f"{software.package} {found} (Debian)"
     python = environment(software) / "bin" / "python"

@@ -15,6 +15,8 @@ class Software:
     apt: tuple[str, ...] = ()
     pip: tuple[str, ...] = ()  # into a virtual environment, where {python} is
     then: tuple[str, ...] = ()  # commands after that; {venv} is its folder
+    build: str = ""  # a command that builds what there is no package of, unless it has
+    tells: str = ""  # and one that prints the version of that
     note: str = ""  # what the page says below its rows
 
 

@@ -27,6 +27,10 @@ TAIL = 3000
 
 SENT = re.compile(rb'"type":"post_send"[^\n]*?"length":(\d+)')
 
+# perftest ends with 1 when it was kept from the processor while it measured its frequency, for a
+# bandwidth: all the traffic is over by then.
+NO_CLOCK = "Can't produce a report"
+
 
 class Program:
     """A program of a row, its output in a file."""
@@ -59,7 +63,7 @@ class Program:
             status = self._process.wait(limit)
         except subprocess.TimeoutExpired:
             self.fail(f"has not ended in {limit:g} s")
-        if status:
+        if status and NO_CLOCK not in self.text:
             self.fail(f"ended with {status}")
         return self.text
 
@@ -119,6 +123,8 @@ def run(
             except pytest.fail.Exception as failure:
                 tail = waiting.text[-TAIL:]
                 pytest.fail(f"{failure}\nIts server, `{server}`:\n{tail}", pytrace=False)
+        if NO_CLOCK in text:
+            return text
         if not command.endless:
             waiting.expect(limit)
         elif not waiting.running:

@@ -126,6 +126,36 @@ async def test_publish_and_subscribe(server: Server) -> None:
             assert message["data"] == value(100_000, number)
 
 
+@pytest.mark.parametrize("read", ["get_message", "listen"])
+@pytest.mark.parametrize("end", ["disconnect", "error", "killed"])
+async def test_a_subscriber_reconnects(server: Server, read: str, end: str) -> None:
+    """And subscribes again, however its connection has ended."""
+    async with client(server) as one, one.pubsub() as subscriber:
+
+        async def next_message() -> Any:
+            if read == "get_message":
+                return await subscriber.get_message(timeout=None)
+            return await anext(subscriber.listen())
+
+        async def message() -> Any:
+            try:
+                return await next_message()
+            except ValkeyConnectionError:  # without retries the client tells of the end, once
+                return await next_message()
+
+        await subscriber.subscribe("news")
+        assert (await message())["type"] == "subscribe"
+        if end == "disconnect":
+            await subscriber.connection.disconnect()
+        elif end == "error":
+            subscriber.connection._writer.transport._lose(OSError("of the device"))
+        else:
+            assert await one.client_kill_filter(_type="pubsub") == 1
+        assert (await message())["type"] == "subscribe"  # over a new connection
+        assert await one.publish("news", "after") == 1
+        assert (await message())["data"] == b"after"
+
+
 async def test_a_slow_reader(server: Server) -> None:
     """What is not read waits in the server: 8 MiB for a subscriber that looks late."""
     async with client(server) as one, one.pubsub() as subscriber:

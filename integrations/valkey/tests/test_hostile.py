@@ -16,7 +16,7 @@ from valkey_aiordma import stream
 from valkey_aiordma.stream import COMMAND, FEATURE, MEMORY, Opcode
 from valkey_aiordma.valkey import RDMAConnection
 
-from aiordma import AsyncConnectionId, AsyncQueuePair, ReceiveRing, cm, verbs
+from aiordma import AsyncConnectionId, AsyncQueuePair, ReceiveRing, verbs
 from aiordma.errors import ProtocolError, RemoteInvalidRequestError
 
 from .conftest import HOST
@@ -126,6 +126,50 @@ async def test_a_violation_ends_the_connection(
             await writer.drain()
 
 
+@pytest.mark.parametrize("error", [OSError(5, "of the device"), ValueError("of a field")])
+@pytest.mark.parametrize("where", ["_on_bytes", "_on_command"])
+async def test_an_error_of_any_kind_ends_the_connection(
+    where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(transport: stream.ValkeyTransport, _: object) -> None:
+        raise error
+
+    async with connected() as (reader, writer, peer):
+        monkeypatch.setattr(stream.ValkeyTransport, where, fail)
+        await peer.lend(1 << 16)
+        await peer.write(b"+OK\r\n")
+        with pytest.raises(ConnectionResetError) as caught:
+            await reader.readline()
+        assert caught.value.__cause__ is error
+        assert writer.is_closing()
+
+
+async def test_a_protocol_that_fails_ends_the_connection() -> None:
+    """As the stream reader does when it gets bytes after the end."""
+    async with connected() as (reader, writer, peer):
+        reader.feed_eof()
+        await peer.write(b"+OK\r\n")
+        with pytest.raises(ConnectionResetError):
+            await writer.wait_closed()
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise ValueError("of a field")
+
+
+@pytest.mark.parametrize("verb", ["send_nowait", "write_nowait"])
+async def test_a_request_that_cannot_be_posted_ends_the_connection(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected() as (reader, writer, peer):
+        await peer.lend(1 << 16)
+        monkeypatch.setattr(AsyncQueuePair, verb, refuse)
+        writer.write(b"PING\r\n")
+        writer.transport._lend()
+        with pytest.raises(ConnectionResetError, match="of a field"):
+            await reader.readline()
+
+
 async def test_a_command_that_is_too_long() -> None:
     """The device refuses it: the receive has 32 bytes."""
     async with connected() as (reader, _, peer):
@@ -170,6 +214,36 @@ async def test_keep_alive_commands(monkeypatch: pytest.MonkeyPatch) -> None:
             assert COMMAND.unpack(command) == (Opcode.KEEPALIVE, 0)
 
 
+async def test_keep_alive_commands_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task that sends them finds the failure, and ends with the connection."""
+    monkeypatch.setattr(stream, "KEEPALIVE", 0.001)
+    async with connected() as (reader, writer, _):
+        monkeypatch.setattr(AsyncQueuePair, "send_nowait", refuse)
+        with pytest.raises(ConnectionResetError, match="of a field"):
+            await reader.readline()
+        receiving, sending = writer.transport._tasks
+        await asyncio.wait([receiving, sending])
+        assert sending.cancelled()
+
+
+async def test_a_start_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is over before its tasks would begin."""
+    monkeypatch.setattr(AsyncQueuePair, "send_nowait", refuse)
+    async with AsyncConnectionId() as listener:
+        listener.id.bind_addr((HOST, 0))
+        listener.listen()
+        address = listener.id.local_address
+        assert address is not None
+        opening = asyncio.create_task(stream.open_connection(*address, keepalive=True))
+        async with await listener.get_request() as request:
+            request.create_qp(ROOM)
+            await request.accept()
+            reader, writer = await opening
+            with pytest.raises(ConnectionResetError, match="of a field"):
+                await reader.readline()
+            assert not writer.transport._tasks
+
+
 async def test_a_disconnect_is_the_end_of_the_stream() -> None:
     async with connected() as (reader, writer, peer):
         await peer.write(b"last words")
@@ -194,7 +268,7 @@ async def test_a_client_that_gives_up_waits_for_the_answer() -> None:
             gc.collect()
             request.create_qp(ROOM)
             await request.accept()
-            await request.expect(cm.EventType.DISCONNECTED)
+            assert (await request.wait_disconnected()).event == "RDMA_CM_EVENT_DISCONNECTED"
 
 
 async def test_a_server_that_rejects() -> None:

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from aiordma import AsyncConnectionId, ReceiveRing
-from aiordma.errors import ConnectionManagerError, ProtocolError, RDMAError
+from aiordma.errors import ConnectionManagerError, ProtocolError
 from aiordma.verbs import (
     AccessFlags,
     QPCapabilities,
@@ -52,7 +52,10 @@ class ValkeyTransport(asyncio.Transport):
     """
 
     def __init__(
-        self, id: AsyncConnectionId, protocol: asyncio.BaseProtocol, keepalive: bool
+        self,
+        id: AsyncConnectionId,
+        protocol: asyncio.BaseProtocol,
+        keepalive: bool,
     ) -> None:
         super().__init__({"peername": id.id.peer_address, "connection": id})
         self._loop = asyncio.get_running_loop()
@@ -78,6 +81,8 @@ class ValkeyTransport(asyncio.Transport):
         self._command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 0))
         self._lend()
         self._protocol.connection_made(self)
+        if self._lost:  # by one of the commands
+            return
         self._tasks = [self._loop.create_task(self._receive())]
         if self._keepalive:
             self._tasks.append(self._loop.create_task(self._keep_alive()))
@@ -85,10 +90,12 @@ class ValkeyTransport(asyncio.Transport):
     # ---- commands ------------------------------------------------------------------------
 
     def _command(self, command: bytes) -> None:
+        if self._lost:
+            return
         self._commands.buf[:] = command  # which an inline send copies at once
         try:
             self._queue.send_nowait([self._commands.sge()], inline=True)
-        except RDMAError as error:
+        except Exception as error:
             self._lose(error)
 
     def _lend(self) -> None:
@@ -111,7 +118,7 @@ class ValkeyTransport(asyncio.Transport):
                     self._on_bytes(completion.imm_data or 0)
                 else:
                     self._on_command(command)
-        except RDMAError as error:
+        except Exception as error:  # of whatever kind: else the client would wait for ever
             self._lose(error)
 
     def _on_bytes(self, count: int) -> None:
@@ -165,7 +172,7 @@ class ValkeyTransport(asyncio.Transport):
         piece = self._staged.sge(0, count)
         try:
             written = self._queue.write_nowait([piece], self._address, self._rkey, imm=count)
-        except RDMAError as error:
+        except Exception as error:
             self._lose(error)
             return
         del self._pending[:count]
@@ -208,9 +215,8 @@ class ValkeyTransport(asyncio.Transport):
         if self._lost:
             return
         self._lost = True
-        for task in self._tasks:
-            if task is not asyncio.current_task():
-                task.cancel()
+        for task in self._tasks:  # of which one may have found the error: it ends as well
+            task.cancel()
         self._id.close()
         reset: OSError | None = None
         # A disconnect is the end of the stream, everything else an error.
@@ -221,7 +227,10 @@ class ValkeyTransport(asyncio.Transport):
 
 
 async def _connect(
-    device: str | None, address: tuple[str, int], protocol: asyncio.BaseProtocol, keepalive: bool
+    device: str | None,
+    address: tuple[str, int],
+    protocol: asyncio.BaseProtocol,
+    keepalive: bool,
 ) -> ValkeyTransport:
     id = AsyncConnectionId(device)
     try:

@@ -1,0 +1,52 @@
+"""Valkey with its RDMA module, which no package of Debian 12 has: built from a source package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from .rows import Command, Row, Software
+
+INTEGRATION = "{here}/../../integrations/valkey"
+SERVER = "{here}/../../build/valkey/server"
+
+VALKEY = Software(
+    "Valkey",
+    "valkey-server",
+    apt=("dpkg-dev", "librdmacm-dev", "libibverbs-dev"),
+    build=f"{INTEGRATION}/tests/build-server {SERVER}",
+    tells=f"{SERVER}/valkey-server --version",
+    note="The server is unmodified, from the source package of a newer Debian, as in `make valkey`."
+    " The client is a small program with the streams of [integrations/valkey](valkey.md), or of "
+    "asyncio for kernel TCP: 1 MiB there and back, then GETs of 64 bytes.",
+)
+
+VALUE = 1 << 20  # programs/valkey_get.py
+
+
+def rows() -> Iterator[Row]:
+    # aiordma has the embedded device itself, and refuses to load it once more by the preload.
+    plain = "env -u LD_PRELOAD -u LD_LIBRARY_PATH"
+    client = f"{plain} {sys.executable} {{here}}/programs/valkey_get.py"
+    server = f"{SERVER}/valkey-server --bind 127.0.0.1 --save '' --appendonly no"
+    figure = r"([\d.]+) us/GET"
+    yield Row(
+        "Valkey",
+        "SET and GET",
+        Command(
+            f"{client} rdma {{port}} {{count}}",
+            f"{server} --port 0 --loadmodule {SERVER}/valkey-rdma.so"
+            " --rdma-bind 127.0.0.1 --rdma-port {port}",
+            figure,
+            endless=True,
+        ),
+        2 * VALUE,
+        count=("100", "5000"),
+        unit="us/GET",
+        tcp=Command(
+            f"{client} tcp {{port}} {{count}}", f"{server} --port {{port}}", figure, endless=True
+        ),
+        environment={"PYTHONPATH": INTEGRATION, "AIORDMA_DEVICE": "embedded0"},
+        tcp_environment={"PYTHONPATH": INTEGRATION},
+        says=r"(?m)^the same",
+    )
