@@ -38,14 +38,9 @@ logger = logging.getLogger("distributed.comm.rdma")
 # have any number: Dask expects a `write` to return before the peer reads.
 WRITE_BUFFER = 4 << 20
 
-# What no further attempt changes.
-FATAL = (
-    errors.AuthenticationError,
-    errors.DeviceNotFoundError,
-    errors.LibraryNotFoundError,
-    errors.ProtocolError,
-    ssl.SSLError,
-)
+# What no further attempt changes: of the peer, and of this machine.
+REFUSED = (errors.AuthenticationError, errors.ProtocolError, ssl.SSLError)
+MISSING = (errors.DeviceNotFoundError, errors.LibraryNotFoundError)
 
 
 class RDMA(Comm):
@@ -183,14 +178,16 @@ class RDMA(Comm):
         if conn is None:
             return
         limit = parse_timedelta(dask.config.get("distributed.comm.timeouts.tcp"), "seconds")
-        while self._under_way:
-            try:
+        try:
+            while self._under_way:
                 async with asyncio.timeout(limit):
                     await self._until_under_way(self._under_way - 1)
-            except TimeoutError:
-                logger.warning("%s: the peer has taken nothing of a message in %s s", self, limit)
-                conn.abort()
-                break
+        except TimeoutError:
+            logger.warning("%s: the peer has taken nothing of a message in %s s", self, limit)
+            conn.abort()
+        except BaseException:  # cancelled
+            conn.abort()
+            raise
         await conn.close()
 
     def abort(self) -> None:
@@ -227,7 +224,9 @@ class RDMAConnector(Connector):
             conn = await aiordma.connect(host, port, **arguments)
         except errors.HandshakeBrokenError:
             raise  # as of any OSError, Dask tries again
-        except FATAL as error:
+        except MISSING as error:
+            raise FatalCommClosedError(f"{self.prefix}{address}: {error}") from error
+        except REFUSED as error:
             raise FatalCommClosedError(
                 f"{self.prefix}{address}: {error}. Check your security settings, and that the peer "
                 "is of dask-aiordma."

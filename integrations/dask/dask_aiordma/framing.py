@@ -72,7 +72,12 @@ class Unpacked:
     """Index and length of each frame that follows, in order."""
 
 
+_EMPTY = memoryview(bytearray())
+
+
 def _copy(part: memoryview) -> memoryview:
+    if not part.nbytes:  # of which a peer can send very many
+        return _EMPTY
     memory = host_array(part.nbytes)
     memory[:] = part
     return memory
@@ -111,7 +116,7 @@ def unpack(message: memoryview, longest: int) -> Unpacked:
     for i, length in enumerate(lengths):
         if length & OWN:
             continue
-        if length & LEADS or length > data - start:
+        if length > data - start:
             raise FramingError("the peer sent frames that are longer than their message")
         part = message[start : start + length]
         # Of its own memory, all but the header, which is decoded and gone.

@@ -26,21 +26,19 @@ DEFAULTS = {
     "max_message": MEMORY_LIMIT,
 }
 
-dask.config.update_defaults(
-    {
-        "distributed": {
-            "comm": {
-                "rdma": {
-                    "device": None,
-                    "via": "tcp",
-                    "auth-file": None,
-                    "encrypt": False,
-                    "options": {},
-                }
-            }
-        }
-    }
-)
+# Of the configuration, under distributed.comm.rdma.  Not by `update_defaults`: where the backend is
+# first used within a `dask.config.set` of one of them, the end of that removes them all.
+SETTINGS: dict[str, Any] = {
+    "device": None,
+    "via": "tcp",
+    "auth-file": None,
+    "encrypt": False,
+    "options": {},
+}
+
+
+def _setting(name: str) -> Any:
+    return dask.config.get(f"distributed.comm.rdma.{name}", SETTINGS[name])
 
 
 def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -52,8 +50,8 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
     auth = given.get("auth")
     encrypt = given.get("encrypt", False)
     if auth is None:
-        auth = _key_of_file(dask.config.get("distributed.comm.rdma.auth-file"))
-        encrypt = encrypt or dask.config.get("distributed.comm.rdma.encrypt")
+        auth = _key_of_file(_setting("auth-file"))
+        encrypt = encrypt or _setting("encrypt")
     if given.get("require_encryption") and not encrypt:
         raise RuntimeError(
             f"Dask's configuration requires encryption, and {what} would not be encrypted: TLS "
@@ -67,8 +65,8 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
             "for another name (scheduler_sni)"
         )
     return {
-        "device": dask.config.get("distributed.comm.rdma.device"),
-        "via": dask.config.get("distributed.comm.rdma.via"),
+        "device": _setting("device"),
+        "via": _setting("via"),
         "config": _config(),
         "auth": auth,
         "encrypt": encrypt,
@@ -79,7 +77,10 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
 def _key_of_file(path: str | None) -> bytes | None:
     if path is None:
         return None
-    key = Path(path).expanduser().read_bytes()
+    try:
+        key = Path(path).expanduser().read_bytes()
+    except OSError as error:  # which Dask would take for a connection's, and try again
+        raise ValueError(f"distributed.comm.rdma.auth-file: {path}: {error.strerror}") from error
     if len(key) < 16:
         raise ValueError(
             f"distributed.comm.rdma.auth-file: {path} has {len(key)} bytes; a key has at least 16 "
@@ -89,10 +90,12 @@ def _key_of_file(path: str | None) -> bytes | None:
 
 
 def _config() -> aiordma.Config:
-    options = {
-        name.replace("-", "_"): value
-        for name, value in dask.config.get("distributed.comm.rdma.options").items()
-    }
+    given = _setting("options") or {}
+    if not isinstance(given, dict):
+        raise ValueError(
+            f"distributed.comm.rdma.options: {given!r} is no mapping of settings of aiordma.Config"
+        )
+    options = {name.replace("-", "_"): value for name, value in given.items()}
     known = {field.name for field in dataclasses.fields(aiordma.Config)}
     if unknown := sorted(options.keys() - known):
         raise ValueError(

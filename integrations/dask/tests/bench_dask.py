@@ -1,4 +1,9 @@
-"""rdma:// beside tcp://, in turn, on clusters of two processes: `python -m bench_dask [ROUNDS]`."""
+"""rdma:// beside tcp://, in turn, on clusters of two processes: `python -m bench_dask [ROUNDS]`.
+
+A cluster of each kind runs all the time; each round measures once in each, after one that is not
+counted.  What counts is the median of the ratios within a round: on a machine with other work a
+time alone says little.  Beside the time it says how much the processes computed for it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,20 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from typing import Any
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 from distributed import Client, LocalCluster, wait
+from distributed.comm.addressing import parse_address
+from distributed.comm.core import connect, listen
+from distributed.protocol.serialize import to_serialize
+
+import aiordma
 
 MIB = 1 << 20
 SIZE = 128 * MIB
@@ -35,12 +48,50 @@ def transfer(client: Client) -> float:
     return client.run(last, workers=[second])[second]
 
 
-def round_trip(client: Client) -> float:
-    """Seconds for a task that does nothing."""
-    started = time.perf_counter()
-    for i in range(50):
-        client.submit(int, i, pure=False).result()
-    return (time.perf_counter() - started) / 50
+def array(client: Client) -> float:
+    """Seconds for the same between two comms of the workers, without what Dask does beside it."""
+    first, second = sorted(client.scheduler_info(-1)["workers"])
+    scheme, _ = parse_address(first)
+
+    async def offers(dask_worker: Any) -> str:
+        async def handler(comm: Any) -> None:
+            source = np.ones(SIZE // 8)
+            await comm.read()
+            await comm.write({"x": to_serialize(source)})
+            with suppress(OSError):
+                await comm.read()  # until the end
+
+        dask_worker.offers = await listen(f"{scheme}://127.0.0.1:0", handler)
+        return dask_worker.offers.contact_address
+
+    async def take(address: str) -> float:
+        comm = await connect(address)
+        started = time.perf_counter()
+        await comm.write("the array")
+        await comm.read()
+        taken = time.perf_counter() - started
+        await comm.close()
+        return taken
+
+    address = client.run(offers, workers=[first])[first]
+    taken = client.run(take, address, workers=[second])[second]
+    client.run(lambda dask_worker: dask_worker.offers.stop(), workers=[first])
+    return taken
+
+
+def message(client: Client) -> float:
+    """Seconds for a short message from worker to worker, and the answer; the median of 300."""
+    first, second = sorted(client.scheduler_info(-1)["workers"])
+
+    async def echoes(dask_worker: Any) -> float:
+        taken = []
+        for _ in range(300):
+            started = time.perf_counter()
+            await dask_worker.rpc(second).echo(data=b"x" * 100)
+            taken.append(time.perf_counter() - started)
+        return statistics.median(taken)
+
+    return client.run(echoes, workers=[first])[first]
 
 
 def shuffle(client: Client) -> float:
@@ -50,46 +101,76 @@ def shuffle(client: Client) -> float:
         key = np.random.default_rng(i).integers(0, 1 << 20, 400_000)
         return pd.DataFrame({"key": key, "value": key * 0.5})
 
-    frame = dd.from_map(part, range(16)).persist()
+    frame = client.persist(dd.from_map(part, range(16)))
     wait(frame)
     started = time.perf_counter()
-    shuffled = frame.shuffle("key").persist()
-    wait(shuffled)
+    wait(client.persist(frame.shuffle("key")))
     return time.perf_counter() - started
 
 
-MEASURED = (transfer, round_trip, shuffle)
+MEASURED = (transfer, array, message, shuffle)
+# Of each kind: the protocol and `distributed.comm.rdma.options`.
+KINDS: dict[str, tuple[str, dict[str, float]]] = {
+    "tcp": ("tcp://", {}),
+    "rdma": ("rdma://", {}),
+    "rdma, polling": ("rdma://", {"polling": aiordma.Config().polling}),
+}
+
+
+def start(stack: ExitStack, kind: str) -> Client:
+    """A client of a new cluster."""
+    protocol, options = KINDS[kind]
+    with dask.config.set({"distributed.comm.rdma.options": options}):
+        cluster = LocalCluster(
+            protocol=protocol,
+            n_workers=2,
+            threads_per_worker=1,
+            memory_limit="4GiB",
+            dashboard_address=":0",
+        )
+        stack.enter_context(cluster)
+        return stack.enter_context(Client(cluster, set_as_default=False))
+
+
+def computed(client: Client) -> float:
+    """Seconds of processors that this process and the workers have used."""
+    return time.process_time() + sum(client.run(time.process_time).values())
+
+
+def in_turn(
+    clients: dict[str, Client], measure: Callable[[Client], float], rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Time and computing time in each round, of each kind."""
+    seconds: dict[str, list[tuple[float, float]]] = {kind: [] for kind in clients}
+    for number in range(rounds + 1):
+        # The order turns: pages that one has just freed are quicker to get than others.
+        for kind, client in list(clients.items())[:: 1 if number % 2 else -1]:
+            before = computed(client)
+            with client.as_current():
+                taken = measure(client)
+            if number:  # before: connections, and pages of memory
+                seconds[kind].append((taken, computed(client) - before))
+    return seconds
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if sys.argv[1:] else 3
+    rounds = int(sys.argv[1]) if sys.argv[1:] else 9
     os.environ["AIORDMA_DEVICE"] = "embedded0"
-    seconds: dict[tuple[str, str], list[float]] = {}
-    for _ in range(rounds):
-        for protocol in ("tcp://", "rdma://"):
-            with (
-                LocalCluster(
-                    protocol=protocol,
-                    n_workers=2,
-                    threads_per_worker=1,
-                    memory_limit="4GiB",
-                    dashboard_address=":0",
-                ) as cluster,
-                Client(cluster) as client,
-            ):
-                for measure in MEASURED:
-                    measure(client)  # connections, and pages of memory
-                    taken = measure(client)
-                    seconds.setdefault((measure.__name__, protocol), []).append(taken)
-                    print(f"{protocol:8} {measure.__name__:10} {taken * 1e3:8.1f} ms", flush=True)
-    for measure in MEASURED:
-        tcp, rdma = (
-            statistics.median(seconds[measure.__name__, scheme]) for scheme in ("tcp://", "rdma://")
-        )
-        print(
-            f"{measure.__name__}: rdma {rdma * 1e3:.1f} ms, tcp {tcp * 1e3:.1f} ms, "
-            f"{tcp / rdma:.2f} times as fast"
-        )
+    print(f"{'medians of ' + str(rounds):26}  time, ms  computing, ms  as fast as tcp  computing")
+    with ExitStack() as stack:
+        clients = {kind: start(stack, kind) for kind in KINDS}
+        for measure in MEASURED:
+            seconds = in_turn(clients, measure, rounds)
+            for kind, taken in seconds.items():
+                time_, used = (statistics.median(it) * 1e3 for it in zip(*taken, strict=True))
+                pairs = list(zip(seconds["tcp"], taken, strict=True))
+                faster = statistics.median(tcp[0] / ours[0] for tcp, ours in pairs)
+                cheaper = statistics.median(ours[1] / tcp[1] for tcp, ours in pairs)
+                print(
+                    f"{measure.__name__:11} {kind:14}  {time_:8.1f}  {used:13.1f}  "
+                    f"{faster:14.2f}  {cheaper:9.2f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -146,6 +146,18 @@ async def test_close_delivers_what_was_written(pair: Pair) -> None:
     assert theirs.closed()
 
 
+async def test_a_close_that_is_cancelled_aborts(pair: Pair) -> None:
+    ours, theirs = pair
+    await ours.write({"x": to_serialize(np.ones(LONG))})  # under way until the peer reads
+    closing = asyncio.create_task(ours.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
+    with pytest.raises(CommClosedError, match="ConnectionBroken"):
+        await theirs.read()
+
+
 async def test_the_end_of_the_peer_ends_a_read(pair: Pair) -> None:
     ours, theirs = pair
     reading = asyncio.create_task(ours.read())

@@ -74,6 +74,14 @@ def test_long_frames_have_memory_of_their_own() -> None:
     assert tail.obj is not first.obj
 
 
+def test_empty_frames_share_their_memory() -> None:
+    """Each of a million that a peer sends would take some half a kibibyte."""
+    frames = unpack(message([4] + [0] * 1000, b"head"), LIMIT).frames
+    assert frames[1] is not None
+    assert not frames[1].nbytes
+    assert all(frame is frames[1] for frame in frames[2:])
+
+
 def message(lengths: list[int], data: bytes, magic: bytes = b"dask-rd1") -> memoryview:
     trailer = struct.pack(f"<{len(lengths)}QQ", *lengths, len(lengths)) + magic
     return memoryview(bytearray(data + trailer))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from conftest import connected, echo
 from dask_aiordma import Security
 from dask_aiordma.backend import RDMAListener
+from dask_aiordma.settings import connection_arguments
 from distributed.comm.core import FatalCommClosedError, connect
 from distributed.protocol.serialize import to_serialize
 
@@ -98,6 +101,22 @@ async def test_settings_that_cannot_be(tmp_path: Path, serve: Serve) -> None:
     ):
         await serve(echo)
     with (
+        dask.config.set({f"{SETTINGS}.auth-file": str(tmp_path / "none")}),
+        pytest.raises(ValueError, match=r"auth-file: .*none: No such file"),
+    ):
+        await connect("rdma://127.0.0.1:1", timeout=100)
+    with (
+        dask.config.set({f"{SETTINGS}.options": "polling"}),
+        pytest.raises(ValueError, match="options: 'polling' is no mapping"),
+    ):
+        await serve(echo)
+    with (
+        dask.config.set({f"{SETTINGS}.device": "no_such_device"}),
+        pytest.raises(FatalCommClosedError, match="no_such_device") as caught,
+    ):
+        await connect("rdma://127.0.0.1:1", timeout=100)
+    assert "security settings" not in str(caught.value)
+    with (
         dask.config.set({f"{SETTINGS}.options": {"eager-sise": 1}}),
         pytest.raises(ValueError, match="eager_sise is no setting"),
     ):
@@ -107,6 +126,9 @@ async def test_settings_that_cannot_be(tmp_path: Path, serve: Serve) -> None:
 
 
 async def test_options_of_the_configuration() -> None:
+    with dask.config.set({f"{SETTINGS}.options": None}):  # of YAML without a value
+        config = connection_arguments("", {})["config"]
+    assert config == connection_arguments("", {})["config"]
     with dask.config.set({f"{SETTINGS}.options": {"max-message": 1 << 20}}):
         ours, theirs = await connected({}, {})
     assert ours._conn is not None
@@ -130,3 +152,15 @@ def test_what_a_security_is() -> None:
         Security(auth=b"short")
     with pytest.raises(TypeError, match="str"):
         Security(auth="a password of a person")  # type: ignore[arg-type]
+
+
+FIRST_USE = """
+import dask, distributed
+with dask.config.set({"distributed.comm.rdma.options": {}}):
+    from dask_aiordma.settings import connection_arguments
+assert connection_arguments("rdma://", {})["via"] == "tcp"
+"""
+
+
+def test_defaults_outlive_a_configuration_for_the_first_use() -> None:
+    subprocess.run([sys.executable, "-c", FIRST_USE], check=True)

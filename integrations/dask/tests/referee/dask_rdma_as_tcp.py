@@ -1,4 +1,4 @@
-"""Has tcp:// carried by RDMA in this process.
+"""Has tcp:// carried by RDMA in this process, and tls:// by RDMA with certificates and a key.
 
 The classes of distributed for TCP are replaced as their module is imported.  A process that a test
 starts does the same, by a .pth file of the environment.
@@ -12,14 +12,28 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 NAME = "distributed.comm.tcp"
+# Tests of tls:// require encryption, for which rdma:// needs a key beside their certificates.
+KEYS: dict[str, dict[str, Any]] = {"TCP": {}, "TLS": {"auth": bytes(range(32)), "encrypt": True}}
 
 
 def replace(tcp: Any) -> None:
-    """The classes for TCP become those of RDMA, and those for TLS of RDMA with certificates."""
+    """The classes for TCP and TLS become those of RDMA."""
     from dask_aiordma import backend  # noqa: PLC0415 - as distributed is being imported
+
+    class Connector(backend.RDMAConnector):
+        key: ClassVar[dict[str, Any]]
+
+        async def connect(self, *arguments: Any, **named: Any) -> backend.RDMA:
+            return await super().connect(*arguments, **{**named, **self.key})
+
+    class Listener(backend.RDMAListener):
+        key: ClassVar[dict[str, Any]]
+
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **{**named, **self.key})
 
     class Backend(backend.RDMABackend):
         _connector_class: Any
@@ -31,12 +45,12 @@ def replace(tcp: Any) -> None:
         def get_listener(self, *arguments: Any, **named: Any) -> Any:
             return self._listener_class(*arguments, **named)
 
-    for name in ("TCP", "TLS"):
+    for name, key in KEYS.items():
         prefix = f"{name.lower()}://"
         comm = type(name, (backend.RDMA,), {})
-        shared = {"prefix": prefix, "comm_class": comm}
-        connector = type(f"{name}Connector", (backend.RDMAConnector,), shared)
-        listener = type(f"{name}Listener", (backend.RDMAListener,), shared)
+        shared = {"prefix": prefix, "comm_class": comm, "key": key}
+        connector = type(f"{name}Connector", (Connector,), shared)
+        listener = type(f"{name}Listener", (Listener,), shared)
         # By the names that tests replace.
         own = {"_connector_class": connector, "_listener_class": listener}
         for new in (comm, connector, listener, type(f"{name}Backend", (Backend,), own)):

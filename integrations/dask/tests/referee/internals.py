@@ -18,3 +18,6 @@ INTERNALS = {
         "expects a long one to share its memory with the header if it was sent in parts"
     ),
 }
+
+# Not run: they send to an address that is not of this machine.
+OUTSIDE = ["distributed/tests/test_client.py::test_bad_address"]
