@@ -39,7 +39,7 @@ from ._loop.driver import EventDriver
 from ._loop.id_events import ENDED, IdEvents, check_name, make_id
 from ._loop.wait_queue import WaitQueue
 from .async_queue_pair import AsyncQueuePair
-from .errors import BufferStateError, ConnectionManagerError, RDMAError, host_port
+from .errors import BufferStateError, ConnectionManagerError, RDMAError, VerbsError, host_port
 
 # Events of a connection that no step waits for.
 _IGNORED = frozenset({cm.EventType.ADDR_CHANGE, cm.EventType.TIMEWAIT_EXIT})
@@ -166,8 +166,9 @@ class AsyncConnectionId(IdEvents):
     def listen(self, backlog: int = 128) -> None:
         """Take requests from now on, for ``async for`` or :meth:`get_request`.
 
-        At most ``backlog`` requests wait to be taken; more are rejected. ValueError for a backlog
-        below 1; other errors as of :meth:`cm.ConnectionId.listen`.
+        At most ``backlog`` requests wait to be taken; more are rejected, after those have been
+        dropped whose peers are known to have given up (the embedded device tells). ValueError for
+        a backlog below 1; other errors as of :meth:`cm.ConnectionId.listen`.
         """
         if backlog < 1:
             raise ValueError(f"a backlog of {backlog}: at least one request must be able to wait")
@@ -175,6 +176,8 @@ class AsyncConnectionId(IdEvents):
         self._backlog = backlog
 
     def _on_request(self, event: cm.ConnectionEvent) -> None:
+        if len(self._requests) >= self._backlog:
+            self._drop_withdrawn()
         if len(self._requests) >= self._backlog:
             event.id.close()  # the peer sees a rejection
             return
@@ -184,17 +187,28 @@ class AsyncConnectionId(IdEvents):
         self._requests.append(request)
         self._waiters.wake_all()  # one may wait for the listener's end
 
+    def _drop_withdrawn(self) -> None:
+        """Requests whose peers have given up leave their places to others."""
+        waiting, self._requests = self._requests, deque()
+        for request in waiting:
+            if request.id.withdrawn:
+                request.close()
+            else:
+                self._requests.append(request)
+
     async def get_request(self) -> AsyncConnectionId:
         """The next request, to be accepted or rejected, and closed. Cancelling loses none.
 
         BufferStateError once the listener is closed, also for tasks that wait then.
-        ConnectionManagerError when its device was removed.
+        ConnectionManagerError when its device was removed. ValueError before :meth:`listen`.
         """
         while not self._requests:
             if self._closed:
                 raise BufferStateError(f"{self!r} is closed")
             if self._ended is not None:
                 raise self._ended
+            if not self._backlog:
+                raise ValueError(f"{self!r} does not listen: call listen() first")
             await self._waiters.wait()
         return self._requests.popleft()
 
@@ -221,8 +235,15 @@ class AsyncConnectionId(IdEvents):
         return await self.expect(cm.EventType.ESTABLISHED)
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Reject a request and close its id. LimitError for too much private data."""
-        self.id.reject(private_data)
+        """Reject a request and close its id, also when the peer has given up meanwhile.
+
+        LimitError for too much private data; the request can then be rejected with less.
+        """
+        try:
+            self.id.reject(private_data)
+        except VerbsError:
+            if self.request is None:
+                raise
         self.close()
 
     # ---- the end -------------------------------------------------------------------------
@@ -232,6 +253,7 @@ class AsyncConnectionId(IdEvents):
 
         Again, or without a connection, it does nothing.
         """
+        self._affinity.check(self)
         if self._connected:
             self._ended = ConnectionManagerError(f"{self!r} was disconnected by this side")
             if self.queue is not None:
@@ -264,6 +286,7 @@ class AsyncConnectionId(IdEvents):
         """
         if self._closed or self._affinity.is_after_fork:
             return
+        self._affinity.check(self)
         self._shutdown.remove(self)
         self._disconnect()
         if self.queue is not None:

@@ -29,12 +29,13 @@ import functools
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeAlias, Unpack
 
 from . import cm, verbs
 from ._loop.driver import ContextEvents, Watch
-from .errors import BufferStateError, QueueFullError, RDMAError, work_completion_error
+from .errors import BufferStateError, BusyError, QueueFullError, RDMAError, work_completion_error
 from .verbs._device.context import event_error
 
 Completed: TypeAlias = "asyncio.Future[verbs.WorkCompletion]"
@@ -250,7 +251,10 @@ class AsyncQueuePair:
         return (await _all([self.recv_nowait(sges)]))[0]
 
     def receives(self, count: int, size: int) -> ReceiveRing:
-        """Post ``count`` receives of ``size`` bytes, which are posted again as they are taken."""
+        """Post ``count`` receives of ``size`` bytes, which are posted again as they are taken.
+
+        QueueFullError, and nothing is posted, when there is no room for all.
+        """
         return ReceiveRing(self, count, size)
 
     # ---- completions ---------------------------------------------------------------------
@@ -301,15 +305,18 @@ class AsyncQueuePair:
         """Let every waiter go: nothing more will be done, for this reason.
 
         What has completed by now is delivered; everything else fails as flushed, with ``cause`` as
-        its ``__cause__``, and so does what is posted later. The memory stays with the device until
-        :meth:`close`. For protocols that learn by other means that the peer is
-        gone; an :class:`AsyncConnectionId` calls it on a disconnect.
+        its ``__cause__``, or the failure that came before; so does what is posted later. The memory
+        stays with the device until :meth:`close`. For protocols that learn by other means that the
+        peer is gone; an :class:`AsyncConnectionId` calls it on a disconnect.
         """
         if self._cause is not None or self._channel.closed:
             return
-        while found := self._cq.poll(_TAKEN):
-            self._deliver_executed(found)
-        self._cause = cause
+        with suppress(OSError):  # the completion queue has failed
+            while found := self._cq.poll(_TAKEN):
+                self._deliver_executed(found)
+        first = self.qp.first_failure
+        flushed = first is None or first.status is verbs.WCStatus.WR_FLUSH_ERR
+        self._cause = cause if flushed else first
         self._fail(self._flushed)
 
     def _fail(self, error: Callable[[str], Exception]) -> None:
@@ -381,17 +388,30 @@ class ReceiveRing:
     """Receives of one size in memory of their own, in the order in which they were posted.
 
     Made by :meth:`AsyncQueuePair.receives`, for protocols whose peer sends at any time: there are
-    always ``count`` receives, less the one that was taken last. The memory is registered for local
-    use and closed with the queue pair.
+    always ``count`` receives, less the one that was taken last. Where the program's own receives
+    have filled the receive queue, those that find no room are posted by a later :meth:`get`. The
+    memory is registered for local use and closed with the queue pair.
     """
 
     def __init__(self, queue: AsyncQueuePair, count: int, size: int) -> None:
+        if count < 1 or size < 1:
+            raise ValueError(f"{count} receives of {size} bytes: there must be 1 or more of each")
+        queue._check()
+        limit = queue.qp.capabilities.max_recv_wr
+        if queue.qp.srq is None and len(queue._receives) + count > limit:
+            raise QueueFullError(
+                "ibv_post_recv",
+                0,
+                f"{count} wanted, {limit - len(queue._receives)} of {limit} slots of"
+                f" {queue.qp!r} free",
+            )
         self._queue = queue
         self._size = size
+        self._waits = False
         self._region = queue.qp.pd.reg_mr(count * size)
         queue._regions.append(self._region)
         self._posted: deque[tuple[Completed, int]] = deque()
-        self._taken: int | None = None
+        self._taken: deque[int] = deque()  # what was taken last, and what there was no room for
         for number in range(count):
             self._post(number)
 
@@ -404,20 +424,27 @@ class ReceiveRing:
 
         A write with immediate data has no bytes here: it takes a receive and lies where the peer
         has written it. Cancelling loses nothing. WorkCompletionError when the receive failed,
-        BufferStateError when the queue pair is closed. For one task at a time.
+        BufferStateError when the queue pair is closed, QueueFullError when none of these receives
+        is posted and there is no room for one, BusyError while another task waits here.
         """
-        if self._taken is not None:
-            number, self._taken = self._taken, None
-            try:
-                self._post(number)
-            except RDMAError:
-                if not self._posted:
-                    raise
-                # What had arrived before the end comes first.
+        if self._waits:
+            raise BusyError(f"another task waits for the next receive of {self._queue!r}")
+        try:
+            while self._taken:
+                self._post(self._taken[0])
+                self._taken.popleft()
+        except RDMAError:
+            if not self._posted:
+                raise
+            # What had arrived before the end comes first.
         future, number = self._posted[0]
-        completion = future.result() if future.done() else await asyncio.shield(future)
+        self._waits = True
+        try:
+            completion = future.result() if future.done() else await asyncio.shield(future)
+        finally:
+            self._waits = False
         self._posted.popleft()
-        self._taken = number
+        self._taken.append(number)
         start = number * self._size
         here = completion.opcode is not verbs.WCOpcode.RECV_RDMA_WITH_IMM
         return completion, self._region.buf[start : start + completion.byte_len * here]
@@ -457,5 +484,6 @@ class AsyncBatch(verbs.SendBatch):
 
 async def _all(futures: Sequence[Completed]) -> list[verbs.WorkCompletion]:
     """The results of all, or the first failure in the order of posting."""
-    await asyncio.wait(futures)
+    if futures:
+        await asyncio.wait(futures)
     return [future.result() for future in futures]

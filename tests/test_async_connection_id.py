@@ -25,8 +25,10 @@ from aiordma.errors import (
     VerbsError,
     WorkCompletionError,
     WorkRequestFlushedError,
+    WrongLoopError,
 )
 from aiordma.verbs import QPCapabilities, QPState, ScatterGatherElement, WCOpcode
+from tests.conftest import EMBEDDED
 from tests.docs.names import members
 
 ROOM = QPCapabilities(max_send_wr=8, max_recv_wr=8)
@@ -42,6 +44,11 @@ async def listening(
         address = listener.id.local_address
         assert address is not None
         yield listener, address
+
+
+async def until(there: Callable[[], bool]) -> None:
+    while not there():  # noqa: ASYNC110 - the listener has no event for it
+        await asyncio.sleep(0)
 
 
 async def resolved(id: AsyncConnectionId, address: cm.Address) -> AsyncConnectionId:
@@ -205,6 +212,24 @@ async def test_a_request_is_rejected_with_data(device_name: str, host: str) -> N
         assert caught.value.private_data[:9] == b"not today"
 
 
+async def test_a_request_is_rejected_whose_peer_has_given_up(device_name: str, host: str) -> None:
+    async with listening(device_name, host) as (listener, address):
+        async with AsyncConnectionId(device_name) as id:
+            (await resolved(id, address)).create_qp()
+            connecting = asyncio.create_task(id.connect())
+            request = await listener.get_request()
+        with pytest.raises(BufferStateError):
+            await connecting
+        if request.id.library.offers("withdrawn"):
+            await until(lambda: request.id.withdrawn)
+        request.reject(b"too late")
+        assert request.id.closed
+    async with AsyncConnectionId(device_name) as id:
+        id.id.bind_addr((host, 0))
+        with pytest.raises(VerbsError):
+            id.reject()  # it is no request
+
+
 async def test_a_request_that_was_answered_is_not_accepted(device_name: str, host: str) -> None:
     async with (
         listening(device_name, host) as (listener, address),
@@ -247,6 +272,37 @@ async def test_requests_beyond_the_backlog_are_rejected(device_name: str, host: 
         assert [type(result) for result in results] == [RejectedError] * 2
         with pytest.raises(BufferStateError):
             await listener.get_request()
+
+
+async def test_a_peer_that_has_given_up_leaves_its_place(device_name: str, host: str) -> None:
+    """In a full backlog, where the device tells: a card's driver does not before the accept."""
+    async with listening(device_name, host, backlog=1) as (listener, address):
+        async with AsyncConnectionId(device_name) as id:
+            (await resolved(id, address)).create_qp()
+            connecting = asyncio.create_task(id.connect(cm.ConnectionParameters(b"first")))
+            await until(lambda: bool(listener._requests))
+            first = listener._requests[0]
+            assert not first.id.withdrawn
+        with pytest.raises(BufferStateError):
+            await connecting
+        tells = first.id.library.offers("withdrawn")
+        assert tells is (device_name == EMBEDDED)
+        if tells:
+            await until(lambda: first.id.withdrawn)
+        async with AsyncConnectionId(device_name) as id:
+            (await resolved(id, address)).create_qp()
+            connecting = asyncio.create_task(id.connect(cm.ConnectionParameters(b"second")))
+            if not tells:
+                with pytest.raises(RejectedError):
+                    await connecting
+                return
+            await until(lambda: listener._requests[0] is not first)
+            async with await listener.get_request() as request:
+                assert request.request is not None
+                assert request.request.private_data[:6] == b"second"
+                request.create_qp()
+                await request.accept()
+                await connecting
 
 
 async def test_closing_wakes_what_waits(device_name: str, host: str) -> None:
@@ -340,6 +396,13 @@ async def test_mistakes(device_name: str, host: str) -> None:
     async with AsyncConnectionId(device_name) as id:
         with pytest.raises(ValueError, match="a backlog of 0"):
             id.listen(0)
+        with pytest.raises(ValueError, match=r"call listen\(\) first"):
+            await id.get_request()
+        id.id.bind_addr((host, 0))
+        queue = id.create_qp()
+        with pytest.raises(ValueError, match="has a queue pair already"):
+            id.create_qp()
+        assert id.queue is queue
     async with listening(device_name, host) as (listener, address):
         async with AsyncConnectionId(device_name) as id:
             id._device = "mlx5_9"
@@ -360,6 +423,15 @@ async def test_mistakes(device_name: str, host: str) -> None:
                 request.reject()
             with pytest.raises(RejectedError):
                 await connecting
+
+
+async def test_no_other_thread_ends_a_connection(device_name: str, host: str) -> None:
+    async with connected(device_name, host) as (one, two):
+        for end in (one.id.disconnect, one.id.close):
+            with pytest.raises(WrongLoopError, match="used in thread"):
+                await asyncio.to_thread(end)
+        await one.send(b"hello")
+        assert bytes((await two.receives.get())[1]) == b"hello"
 
 
 async def test_receives_end_with_the_queue_pair(device_name: str, host: str) -> None:

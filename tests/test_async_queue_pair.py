@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from aiordma._loop.device_events import EventRouter
 from aiordma.async_queue_pair import AsyncQueuePair
 from aiordma.errors import (
     BufferStateError,
+    BusyError,
     DeviceEventError,
     QueueFullError,
     RemoteAccessError,
@@ -196,6 +198,61 @@ async def test_a_full_receive_queue(pd: verbs.ProtectionDomain) -> None:
         assert len(posted) >= one.queue.qp.capabilities.max_recv_wr
 
 
+async def test_a_ring_beside_other_receives(pd: verbs.ProtectionDomain) -> None:
+    """A place of the ring for which there is no room is posted later, not lost."""
+    async with connected(pd, rnr_retry=7, min_rnr_timer=0.4) as (one, two):
+        ring = two.queue.receives(2, 8)
+        for imm in (1, 2):
+            await one.queue.send(imm=imm)
+        assert (await ring.get())[0].imm_data == 1
+        others: list[asyncio.Future[verbs.WorkCompletion]] = []
+        with contextlib.suppress(QueueFullError):
+            while len(others) < 4096:
+                others.append(two.queue.recv_nowait())
+        assert (await ring.get())[0].imm_data == 2  # the first place finds no room
+        with pytest.raises(QueueFullError):  # nor any
+            await ring.get()
+        for imm in range(len(others)):
+            await one.queue.send(imm=imm)
+        assert [(await other).imm_data for other in others] == list(range(len(others)))
+        for imm in range(6):
+            sent = one.queue.send_nowait(imm=imm)
+            assert (await ring.get())[0].imm_data == imm
+            await sent
+        assert len(ring._posted) + len(ring._taken) == 2
+
+
+async def test_a_ring_without_room_posts_nothing(pd: verbs.ProtectionDomain) -> None:
+    """Receives that stayed posted would take messages that are longer than they are."""
+    async with connected(pd, QPCapabilities(max_recv_wr=8)) as (one, two):
+        size = two.queue.qp.capabilities.max_recv_wr
+        ring = two.queue.receives(4, 8)
+        with pytest.raises(QueueFullError, match=f"{size - 3} wanted, {size - 4} of {size} slots"):
+            two.queue.receives(size - 3, 1)
+        for _ in range(8):
+            await one.queue.send([one.piece()])
+            assert (await ring.get())[0].byte_len == 8
+        for count, room in ((0, 8), (8, 0), (-1, 8)):
+            with pytest.raises(ValueError, match=f"{count} receives of {room} bytes"):
+                two.queue.receives(count, room)
+        two.queue.close()
+        with pytest.raises(BufferStateError):
+            two.queue.receives(1, 1)
+
+
+async def test_a_ring_is_for_one_task_at_a_time(pd: verbs.ProtectionDomain) -> None:
+    async with connected(pd) as (one, two):
+        ring = two.queue.receives(2, 8)
+        waiting = asyncio.create_task(ring.get())
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await ring.get()
+        for imm in range(4):
+            sent = one.queue.send_nowait(imm=imm)
+            assert (await (ring.get() if imm else waiting))[0].imm_data == imm
+            await sent
+
+
 async def test_nowait_says_that_it_is_full(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd, rnr_retry=7, min_rnr_timer=0.4) as (one, _):
         size = one.queue.qp.capabilities.max_send_wr
@@ -285,6 +342,29 @@ async def test_a_failure_ends_every_wait(pd: verbs.ProtectionDomain) -> None:
         with pytest.raises(WorkRequestFlushedError) as caught:
             await one.queue.send()
         assert caught.value.__cause__ is first
+
+
+async def test_an_end_that_is_heard_of_later_hides_no_failure(
+    pd: verbs.ProtectionDomain,
+) -> None:
+    async with connected(pd) as (one, two):
+        with pytest.raises(RemoteAccessError) as failed:
+            await one.queue.read([one.piece()], two.mr.addr, two.mr.rkey ^ 0x5A5A5A00)
+        one.queue.fail(TimeoutError("no keep-alive"))
+        with pytest.raises(WorkRequestFlushedError) as caught:
+            await one.queue.send()
+        assert caught.value.__cause__ is failed.value
+
+
+async def test_nothing_and_what_is_no_memory(pd: verbs.ProtectionDomain) -> None:
+    async with connected(pd) as (one, _):
+        assert await one.queue.submit([]) == []
+        assert one.queue.submit_nowait([]) == []
+        for wrong, kind in (([b"hello"], "bytes"), (b"hello", "int"), ([None], "NoneType")):
+            with pytest.raises(TypeError, match=f"as ScatterGatherElement.*, not as {kind}"):
+                await one.queue.send(wrong)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match=f"not as {kind}"):
+                one.queue.recv_nowait(wrong)  # type: ignore[arg-type]
 
 
 async def test_closing_ends_every_wait(pd: verbs.ProtectionDomain) -> None:

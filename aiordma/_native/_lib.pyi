@@ -517,6 +517,7 @@ class DeviceCalls:
     reg_local_dma: Callable[[ProtectionDomain], MemoryRegion]
     wire: Callable[[QueuePair], int]
     same_host: Callable[[bytes, bytes], int]
+    withdrawn: Callable[[ConnectionId], int]
     set_faults: Callable[[bytes | Null, Characters, int], int]
     fault_counts: Callable[[FaultCounts], None]
 

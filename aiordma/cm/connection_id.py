@@ -68,8 +68,9 @@ class _ById(Maker):
 class ConnectionId(Multicast):
     """One end of a connection, or a listener: made by :meth:`EventChannel.create_id`.
 
-    Each step starts an operation and returns at once; an event on the channel reports its result.
-    One id is used by one thread at a time.
+    ``channel`` has its events, ``qp`` is its queue pair once it has one. Each step starts an
+    operation and returns at once; an event on the channel reports its result. One id is used by one
+    thread at a time.
     """
 
     def __init__(self, channel: EventChannel, pointer: h.IdPointer) -> None:
@@ -107,6 +108,17 @@ class ConnectionId(Multicast):
     def port_num(self) -> int:
         """The port of the device, 0 while the id is not bound to a device."""
         return self.pointer.port_num
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether this is a request that the peer is known to have given up.
+
+        Only the embedded device tells before ``accept()``, which fails then. Internal to the
+        library.
+        """
+        if not self.library.offers("withdrawn"):
+            return False
+        return bool(self.library.table.device.withdrawn(self.pointer))
 
     @property
     def local_address(self) -> Address | None:
@@ -187,6 +199,8 @@ class ConnectionId(Multicast):
         """
         if pd.context is not self.context:
             raise ValueError(f"{pd!r} is of another context than {self!r}: {self.context!r}")
+        if self.qp is not None and not self.qp.closed:
+            raise ValueError(f"{self!r} has a queue pair already: close {self.qp!r} first")
         if qp_type is None:
             qp_type = QPType.UD if self.port_space.datagrams else QPType.RC
         self.qp = create_qp(

@@ -81,6 +81,10 @@ struct aiordma_device_calls {
 	 * in a peer's endpoint has this, for its caller to check where the endpoint came from. */
 	int (*same_host)(const uint8_t gid[16], const uint8_t peer[16]);
 
+	/* 1: the id is of a request that the peer has given up, as far as this side has heard:
+	 * rdma_accept(3) would fail.  The kernel does not tell before that. */
+	int (*withdrawn)(struct rdma_cm_id *id);
+
 	/* Fault injection, for tests: replaces the fault spec of this process, NULL for none.  0, or
 	 * EINVAL with what is wrong in `error`. */
 	int (*set_faults)(const char *spec, char *error, size_t error_size);

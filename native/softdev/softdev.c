@@ -74,6 +74,7 @@ static const struct aiordma_device_calls device = {
 	.reg_local_dma = reg_local_dma,
 	.wire = soft_qp_wire,
 	.same_host = same_host,
+	.withdrawn = soft_cm_withdrawn,
 	.set_faults = aiordma_embedded_faults,
 	.fault_counts = aiordma_embedded_fault_counts,
 };

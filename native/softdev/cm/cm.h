@@ -5,12 +5,16 @@
 
 #include "engine/engine.h"
 
+struct rdma_cm_id;
 struct soft_qp;
 
 /* For soft_wire_use_cm: the queue pair has come to RTR.  True: it and its peer are the two that an id
  * connects.  It adopts the stream of the handshake at once if the other side was quicker than the
  * application. */
 bool soft_cm_offer(struct soft_qp *qp);
+
+/* `withdrawn` of abi/device_calls.h. */
+int soft_cm_withdrawn(struct rdma_cm_id *application);
 
 extern const struct soft_subsystem soft_cm_subsystem;
 

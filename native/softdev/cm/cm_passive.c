@@ -86,6 +86,17 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
 	return 0;
 }
 
+int soft_cm_withdrawn(struct rdma_cm_id *application)
+{
+	const struct soft_cm_id *id = soft_cm_id_of(application);
+	int withdrawn;
+
+	soft_lock();
+	withdrawn = id->unaccepted && id->state == SOFT_CM_FAILED;
+	soft_unlock();
+	return withdrawn;
+}
+
 /* ---- calls --------------------------------------------------------------------------------- */
 
 static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
