@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import inspect
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
+from numbers import Real
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
 
 from . import streams, transport
@@ -44,47 +46,71 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running = threading.Event()
+        self._running: Future[asyncio.AbstractEventLoop] = Future()
         self._stopped = False
         self._thread = threading.Thread(target=self._main, name="aiordma.blocking", daemon=True)
         self._thread.start()
-        self._running.wait()
+        self._loop = self._running.result()
 
     def _main(self) -> None:
-        asyncio.run(self._serve())
+        try:
+            with asyncio.Runner() as runner:
+                try:
+                    runner.run(self._serve())
+                finally:  # also when a task raises SystemExit, which ends an event loop
+                    with self._lock:
+                        self._stopped = True
+                    _drop(self)
+                    runner.run(asyncio.sleep(0))  # begins what was submitted; the runner cancels it
+        except BaseException as error:
+            if not self._running.done():
+                self._running.set_exception(error)  # such as too many open files
+            elif not isinstance(error, SystemExit):  # which the task has, too
+                raise
 
     async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._end = asyncio.Event()
-        self._running.set()
+        self._running.set_result(asyncio.get_running_loop())
         await self._end.wait()
 
-    def call(self, function: Callable[[], Any], seconds: float | None) -> Any:
+    def check_thread(self) -> None:
         if threading.current_thread() is self._thread:
             raise WrongLoopError("aiordma.blocking is not for the thread of its own event loop")
+
+    def call(self, function: Callable[[], Any], seconds: float | None) -> Any:
+        self.check_thread()
         with self._lock:  # what is submitted before `stop` runs, and is cancelled there
             if self._stopped:
                 raise WrongLoopError("the thread of aiordma.blocking was stopped")
             result = asyncio.run_coroutine_threadsafe(_bounded(function, seconds), self._loop)
         try:
-            return result.result()
+            value, leaving = result.result()
         except CancelledError:
             raise ConnectionClosedError("blocking.stop() has ended the call") from None
         finally:
             result.cancel()  # for an interrupt of this thread: else it has ended
+        if leaving is not None:
+            raise leaving
+        return value
 
     def stop(self) -> None:
         with self._lock:
             self._stopped = True
-        self._loop.call_soon_threadsafe(self._end.set)
+        with suppress(RuntimeError):  # its loop has just ended by itself
+            self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
 
-async def _bounded(function: Callable[[], Any], seconds: float | None) -> Any:
+async def _bounded(
+    function: Callable[[], Any], seconds: float | None
+) -> tuple[Any, BaseException | None]:
+    """The result, or the SystemExit of the function: raised here, it would end the event loop."""
     try:
         async with asyncio.timeout(seconds) as limit:
             result = function()
-            return await result if inspect.isawaitable(result) else result
+            return (await result if inspect.isawaitable(result) else result), None
+    except (SystemExit, KeyboardInterrupt) as leaving:
+        return None, leaving
     except TimeoutError as error:
         if limit.expired():
             raise TimeoutError(f"the call did not end within {seconds:g} seconds") from error
@@ -103,6 +129,14 @@ def _started() -> _LoopThread:
         return _thread
 
 
+def _drop(ended: _LoopThread) -> None:
+    """The next use begins another thread."""
+    global _thread  # noqa: PLW0603 - one for the process
+    with _lock:
+        if _thread is ended:
+            _thread = None
+
+
 def _forget() -> None:
     """In the child of a fork: the thread is the parent's."""
     global _thread, _lock
@@ -116,10 +150,13 @@ fork.reset_in_child(_forget)
 def stop() -> None:
     """End the background thread; what is still open is closed, with a ResourceWarning.
 
-    The next use begins another one. The end of the program does the same.
+    The next use begins another one. The end of the program does the same, after the end of the
+    threads that are not daemons.
     """
     global _thread
     with _lock:
+        if _thread is not None:
+            _thread.check_thread()
         ended, _thread = _thread, None
     if ended is not None:
         ended.stop()
@@ -168,6 +205,10 @@ class _Handle(Generic[A]):
 
     def within(self, seconds: float | None) -> Self:
         """The same object, whose calls raise TimeoutError when they take longer; None: no limit."""
+        if seconds is not None and not isinstance(seconds, Real):
+            raise TypeError(f"within takes a number of seconds, or None, not {seconds!r}")
+        if seconds is not None and math.isnan(seconds):
+            raise ValueError("within takes a number of seconds, or None, not nan")
         return type(self)(self.asynchronous, seconds)
 
     @overload
@@ -176,7 +217,10 @@ class _Handle(Generic[A]):
     def _call(self, function: Callable[[], T]) -> T: ...
     def _call(self, function: Callable[[], Any]) -> Any:
         if self._thread is not _thread:
-            raise WrongLoopError(f"{self!r} was made before a fork or before blocking.stop()")
+            raise WrongLoopError(
+                f"{self!r} was made before a fork or before blocking.stop(), or a task of its "
+                "event loop has raised SystemExit"
+            )
         return self._thread.call(function, self._timeout)
 
 

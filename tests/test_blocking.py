@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import os
 import signal
 import struct
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -154,6 +158,16 @@ def test_a_call_that_takes_too_long(serve: blocking.Listener) -> None:
         assert server.within(100).recv() == b"late"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "kind"), [("x", TypeError), (1j, TypeError), (float("nan"), ValueError)]
+)
+def test_a_limit_that_is_no_time(
+    serve: blocking.Listener, seconds: Any, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind, match="within takes a number of seconds"):
+        serve.within(seconds)
+
+
 def test_errors_are_those_of_the_asynchronous_interface(
     serve: blocking.Listener, host: str, device_name: str
 ) -> None:
@@ -211,6 +225,108 @@ def test_stop_ends_what_waits(serve: blocking.Listener) -> None:
         with pytest.raises(errors.WrongLoopError, match=r"before a fork or before blocking\.stop"):
             client.send(b"")
     blocking.stop()  # there is nothing to end
+
+
+def test_a_thread_that_cannot_begin(
+    monkeypatch: pytest.MonkeyPatch, host: str, device_name: str
+) -> None:
+    """The caller gets the error, and the next use works."""
+
+    def fail() -> asyncio.AbstractEventLoop:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as during:
+        during.setattr(asyncio.events, "new_event_loop", fail)
+        with pytest.raises(OSError, match="Too many open files"):
+            blocking.listen(host, 0, device=device_name)
+    with blocking.listen(host, 0, device=device_name) as listener:
+        assert listener.port
+
+
+def test_a_call_that_exits(serve: blocking.Listener) -> None:
+    """The caller exits; the thread and what is open go on."""
+    with connected(serve) as (client, server):
+        for function in (sys.exit, exit_later):
+            with pytest.raises(SystemExit) as raised:
+                blocking.call(function, 3)
+            assert raised.value.code == 3
+        client.send(b"after it")
+        assert server.recv() == b"after it"
+
+
+async def exit_later(status: int) -> None:
+    await asyncio.sleep(0)
+    sys.exit(status)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_task_that_exits(serve: blocking.Listener, host: str, device_name: str) -> None:
+    """It ends the event loop, and with it what waits; the next use begins another thread."""
+    tasks = []
+
+    async def begin() -> None:
+        tasks.append(asyncio.create_task(exit_later(3)))
+        await asyncio.Event().wait()
+
+    with pytest.raises(errors.ConnectionClosedError):
+        blocking.call(begin)
+    with blocking.listen(host, 0, device=device_name) as listener:
+        assert listener.port
+    with pytest.raises(errors.WrongLoopError, match="SystemExit"):
+        serve.accept()
+    assert isinstance(tasks[0].exception(), SystemExit)
+
+
+def test_the_thread_does_not_stop_itself() -> None:
+    with pytest.raises(errors.WrongLoopError, match="own event loop"):
+        blocking.call(blocking.stop)
+    assert blocking.call(len, b"goes on") == 7
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize(
+    ("daemon", "last", "printed"),
+    [
+        (True, "", "ConnectionClosedError\n"),  # the end of the program ends the call
+        (False, "listener.close()", "ConnectionClosedError\n"),
+        (False, "", "b'hello'\n"),  # the program ends after the thread
+    ],
+)
+def test_the_end_of_a_program(
+    host: str, device_name: str, daemon: bool, last: str, printed: str
+) -> None:
+    """As docs/blocking.md says of a thread that waits while the program ends."""
+    code = f"""
+import atexit, threading
+atexit.register(lambda: accepting.join())  # after what blocking registers
+from aiordma import blocking
+def accept():
+    try:
+        with listener.accept() as conn:
+            print(conn.recv())
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+def connect():
+    threading.main_thread().join()
+    with blocking.connect({host!r}, listener.port, device={device_name!r}) as conn:
+        conn.send(b"hello")
+listener = blocking.listen({host!r}, 0, device={device_name!r})
+accepting = threading.Thread(target=accept, daemon={daemon})
+accepting.start()
+if not {daemon} and not {last!r}:
+    threading.Thread(target=connect).start()
+while blocking.call(lambda: len(__import__("asyncio").all_tasks())) < 3:
+    pass
+{last}
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 
 
 def in_child(function: Callable[[], object]) -> int:
