@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Literal
 
 from ._core.region import Rights
@@ -137,6 +138,11 @@ class Config:
     """InfiniBand's service level, or RoCE's priority, 0 to 15 (`via="tcp"`).  None: 0."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            kind = str(field.type).removesuffix(" | None")
+            if not (isinstance(value, _KINDS[kind]) or (value is None and kind != field.type)):
+                raise TypeError(f"Config.{name} is of type {field.type}, not {value!r}")
         for name, (low, high) in _BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
@@ -150,6 +156,9 @@ class Config:
         if self.path_mtu not in (None, *_MTUS):
             raise ValueError(f"Config.path_mtu must be one of {_MTUS}, not {self.path_mtu}")
 
+
+_KINDS: dict[str, type] = {"bool": Integral, "int": Integral, "float": Real, "Rights": Rights}
+"""What is taken, by the annotation: numbers of numpy too."""
 
 _BOUNDS = {
     "eager_size": (KIB, GIB),

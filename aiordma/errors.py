@@ -216,8 +216,8 @@ class WorkCompletionError(RDMAError):
 
     ``status`` is a value of ``enum ibv_wc_status``, ``status_name`` its name, ``operation`` what
     was posted (``"send"``, ``"read"`` ...; empty when unknown), ``vendor_err`` the error code of
-    the device's vendor. ``what`` is the operation with its bytes, region and peer, for the text.
-    A status without a class of its own gives this class.
+    the device's vendor. ``wr_id`` and ``qp_num`` name the request. ``what`` is the operation with
+    its bytes, region and peer, for the text. A status without a class of its own gives this class.
     """
 
     status_name: ClassVar[str] = ""

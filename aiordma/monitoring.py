@@ -15,7 +15,8 @@ import time
 from asyncio import _get_running_loop
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import TypedDict, cast
 
 from . import verbs
@@ -144,7 +145,7 @@ class ConnectionState(TypedDict):
     device: str
     loop: int
     wire: str | None
-    """As `Connection.wire`; None also until the event loop has looked: see `snapshot`."""
+    """As `Connection.wire`; None also until the event loop has read it: see `snapshot`."""
     state: str
     """A state of docs/connections.md."""
     accepted: bool
@@ -176,6 +177,8 @@ class ConnectionState(TypedDict):
 class Snapshot(TypedDict):
     """The state of a process."""
 
+    version: str
+    """Of aiordma: another one may have other fields."""
     pid: int
     time: float
     """Seconds since the epoch."""
@@ -200,12 +203,14 @@ def snapshot() -> Snapshot:
     device, so it also works when a loop is stuck; numbers of another thread's loop may be from
     slightly different moments. Its cost grows with the number of open connections, about 10
     microseconds for each. Only the thread of a connection's loop can ask for its wire: of another
-    loop it is the one that was seen last, and None the first time, when that loop is asked to look.
+    loop it is the one that was seen last, and None the first time, when that loop is asked to
+    read it.
     """
     connections = open_connections()
-    look_for_wires(connections)
+    refresh_wires(connections)
     counts = observation.counts()
     return {
+        "version": _version(),
         "pid": os.getpid(),
         "time": time.time(),
         "traffic": _traffic(counts.traffic.__getitem__),
@@ -231,39 +236,47 @@ def open_connections() -> list[Connection]:
     return [thing for thing in things if isinstance(thing, Connection) and thing._begun]
 
 
-def look_for_wires(connections: list[Connection], seconds: float = 0.0) -> None:
-    """Have each loop look for the wires that were not seen yet, and wait so long for the answers.
+def refresh_wires(connections: list[Connection], seconds: float = 0.0) -> None:
+    """Have each loop read the wires that were not seen yet, and wait so long for the answers.
 
     Internal to the library.
     """
     unseen: dict[asyncio.AbstractEventLoop, list[Connection]] = {}
     for connection in connections:
-        if connection._wire_seen is None and not connection._looks_for_wire:
+        if connection._wire_seen is None and not connection._wire_requested:
             unseen.setdefault(connection._loop, []).append(connection)
     running = _get_running_loop()
-    looked = []
+    events = []
     for loop, of_loop in unseen.items():
         if loop is running:
-            look(of_loop)
+            read_wires(of_loop)
         elif not loop.is_closed():
             for connection in of_loop:
-                connection._looks_for_wire = True  # a loop that is stuck is asked once
-            looked.append(event := threading.Event())
+                connection._wire_requested = True  # a loop that is stuck is asked once
+            events.append(event := threading.Event())
             with suppress(RuntimeError):  # it has just been closed
-                loop.call_soon_threadsafe(look, of_loop, event)
+                loop.call_soon_threadsafe(read_wires, of_loop, event)
     deadline = time.monotonic() + seconds
-    for event in looked:
+    for event in events:
         event.wait(max(0.0, deadline - time.monotonic()))
 
 
-def look(connections: list[Connection], looked: threading.Event | None = None) -> None:
+def read_wires(connections: list[Connection], done: threading.Event | None = None) -> None:
     """In the loop of these connections. Internal to the library."""
     for connection in connections:
-        connection._looks_for_wire = False
+        connection._wire_requested = False
         with suppress(RDMAError, OSError):  # its device has failed
             connection._wire_seen = connection.wire
-    if looked is not None:
-        looked.set()
+    if done is not None:
+        done.set()
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("aiordma")
+    except PackageNotFoundError:  # it is used from its folder, without an installation
+        return "unknown"
 
 
 def _traffic(counts: Callable[[str], int]) -> Traffic:

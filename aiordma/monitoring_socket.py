@@ -6,7 +6,8 @@ calls no event loop, so it answers when a loop is stuck.
 
 Only processes of the same user get an answer: the directory belongs to the user and is closed to
 others, the socket has mode 0600, and the kernel names the user of each peer (SO_PEERCRED, unix(7)).
-One peer is served at a time, for ANSWER_TIMEOUT at most.
+The name of a socket has a random part, since processes of several PID namespaces may share the
+directory. One peer is served at a time, for ANSWER_TIMEOUT at most.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import atexit
 import json
 import logging
 import os
+import secrets
 import socket
 import stat
 import struct
@@ -24,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ._native import fork
-from .monitoring import look_for_wires, open_connections, snapshot
+from .monitoring import open_connections, refresh_wires, snapshot
 
 logger: logging.Logger = logging.getLogger("aiordma.monitoring")
 
@@ -32,12 +34,15 @@ VARIABLE = "AIORDMA_MONITOR"
 
 # Seconds for which a peer may keep others from an answer.
 ANSWER_TIMEOUT = 1.0
-# Seconds for an event loop to look for the wires of its connections: see `snapshot`.
+# Seconds for an event loop to read the wires of its connections: see `snapshot`.
 WIRE_TIMEOUT = 0.1
 # Seconds between attempts to accept when descriptors or memory are short.
 PAUSE = 1.0
 # Bytes of an answer that a client reads at most: about 200,000 connections.
 MOST_BYTES = 100 << 20
+
+# Bytes of the directory's path: a socket's has at most 107 (unix(7)), and a PID seven digits.
+MOST_PATH = 107 - len("/4194304-00000000.sock")
 
 UCRED = struct.Struct("3i")  # pid, uid and gid: unix(7)
 
@@ -46,7 +51,7 @@ def directory(setting: str) -> Path:
     """The directory of the sockets, for the value of AIORDMA_MONITOR: "1", or its path.
 
     OSError where it is missing, belongs to another user or is open to others; ValueError for a
-    value that is neither.
+    value that is neither, or too long a path.
     """
     if setting == "1":
         runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
@@ -60,32 +65,64 @@ def directory(setting: str) -> Path:
         path = Path(setting)
     else:
         raise ValueError(f"{VARIABLE} is 1 or the absolute path of a directory, not {setting!r}")
+    if (size := len(os.fsencode(path))) > MOST_PATH:
+        raise ValueError(
+            f"the path {path} has {size} bytes, which for a directory of sockets may be at most "
+            f"{MOST_PATH}: set {VARIABLE} to a shorter one"
+        )
     with suppress(FileExistsError):
         path.mkdir(0o700)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(f"{path} is not a directory")
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{path} belongs to another user or is open to others: chmod 700")
+    if found.st_uid != os.geteuid():
+        raise PermissionError(
+            f"{path} belongs to user {found.st_uid}, and this process to user {os.geteuid()}: set "
+            f"{VARIABLE} to the path of a directory of its own"
+        )
+    if mode := found.st_mode & 0o077:
+        raise PermissionError(f"{path} is open to others ({mode:03o}): chmod 700 {path}")
     return path
+
+
+def sockets(where: Path, pid: int | None = None) -> list[Path]:
+    """Those of all processes but this one, or of those with that PID in their namespaces."""
+    mine = _server.path if _server is not None else None
+    found = where.glob("*.sock" if pid is None else f"{pid}-*.sock")
+    return sorted(path for path in found if path != mine)
+
+
+def remove_dead(where: Path, pid: int) -> None:
+    """The sockets that killed processes with that PID have left, so that there is at most one."""
+    for path in sockets(where, pid):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+            asking.setblocking(False)
+            try:
+                asking.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:
+                pass  # it is alive and busy
 
 
 class _Server:
     """The socket and the thread that answers on it."""
 
     def __init__(self, where: Path) -> None:
-        self._path = where / f"{os.getpid()}.sock"
+        remove_dead(where, os.getpid())
+        name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self.path = where / f"{name}.sock"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # A name that a client looks for only once it listens: else it looks like a dead one.
+        early = where / f"{name}.new"
         try:
-            # A name that a client looks for only once it listens: else it looks like a dead one.
-            early = where / f"{os.getpid()}.new"
-            early.unlink(missing_ok=True)
             self._listener.bind(str(early))
             early.chmod(0o600)
             self._listener.listen(8)
-            early.replace(self._path)
+            early.replace(self.path)
         except BaseException:
             self._listener.close()
+            early.unlink(missing_ok=True)
             raise
         self._inode = fork.add_socket(self._listener.fileno())
         self._pid = os.getpid()
@@ -95,7 +132,7 @@ class _Server:
     def _remove(self) -> None:
         if os.getpid() == self._pid:
             with suppress(OSError):
-                self._path.unlink()
+                self.path.unlink()
 
     def _serve(self) -> None:
         pause = threading.Event()
@@ -122,7 +159,7 @@ def answer(peer: socket.socket) -> None:
     if uid != os.geteuid():
         logger.warning("user %d asked for the state of this process, and got nothing", uid)
         return
-    look_for_wires(open_connections(), WIRE_TIMEOUT)
+    refresh_wires(open_connections(), WIRE_TIMEOUT)
     text = json.dumps(snapshot())
     peer.settimeout(ANSWER_TIMEOUT)
     peer.sendall(text.encode())

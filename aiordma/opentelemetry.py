@@ -13,7 +13,14 @@ import threading
 from collections.abc import Iterable
 from functools import partial
 
-from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
+try:
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
+except ModuleNotFoundError as _missing:
+    raise ModuleNotFoundError(
+        "aiordma.opentelemetry needs opentelemetry-api, which is not installed: "
+        "pip install 'aiordma[opentelemetry]'",
+        name=_missing.name,
+    ) from _missing
 
 from .metrics import METRICS, Metric
 from .monitoring import Snapshot, snapshot

@@ -13,7 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+try:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+except ModuleNotFoundError as _missing:
+    raise ModuleNotFoundError(
+        "aiordma.prometheus needs prometheus_client, which is not installed: "
+        "pip install 'aiordma[prometheus]'",
+        name=_missing.name,
+    ) from _missing
 
 from .metrics import METRICS
 from .monitoring import snapshot

@@ -294,8 +294,9 @@ def check_security(
 class Listener:
     """Accepts connections: `await accept()`, or `async for conn in listener`.  Made by `listen`.
 
-    Finished connections wait here until they are accepted; `close` closes those that
-    were not.  Where more than `backlog` wait, those that have ended meanwhile are forgotten.
+    `device` is the name of its device. Finished connections wait here until they are accepted;
+    `close` closes those that were not.  Where more than `backlog` wait, those that have ended
+    meanwhile are forgotten.
     """
 
     def __init__(self, device: str, backlog: int) -> None:
@@ -440,13 +441,17 @@ class Listener:
         if not ports or self._closed or self._affinity.is_after_fork:
             return
         assert self._acceptor is not None
+        text = f"{self!r}{self._affinity.made()} was not closed"
+        # What keeps the warning, as pytest does, keeps the listener: its loop must not end it too.
+        self._closed, self._ports = True, ()
+        self._loop_shutdown.finalized(self)
         try:
             self._affinity.loop.call_soon_threadsafe(drop, ports, self._acceptor, self._ready)
         except RuntimeError:  # the loop has been closed
             for port in ports:
                 port.release()
         warnings.warn(
-            f"{self!r}{self._affinity.made()} was not closed",
+            text,
             ResourceWarning,
             source=self,
             stacklevel=1,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import re
+import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,23 @@ from aiordma.opentelemetry import instrument
 from aiordma.prometheus import Collector
 
 from .test_monitoring import load
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [("prometheus", "prometheus_client"), ("opentelemetry", "opentelemetry")],
+)
+def test_the_extra_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, module: str, package: str
+) -> None:
+    monkeypatch.delitem(sys.modules, f"aiordma.{module}")
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'aiordma\[{module}\]'"):
+        importlib.import_module(f"aiordma.{module}")
+
 
 Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -300,3 +302,66 @@ async def test_a_hook_that_raises_costs_nothing(
     assert all("connection hook" in record.message for record in caplog.records)
     with pytest.raises(ValueError, match="not a connection hook"):
         aiordma.remove_connection_hook(fail)
+
+
+async def leave_open(device_name: str, host: str) -> list[object]:
+    """A listener and both sides of a connection, which the loop's end has to close."""
+    listener = await aiordma.listen(host, device=device_name)
+    client = await aiordma.connect(host, listener.port, device=device_name)
+    return [listener, client, await listener.accept()]
+
+
+@pytest.mark.any_device
+def test_hooks_at_the_end_of_asyncio_run(device_name: str, host: str) -> None:
+    """They are called in the thread of the loop, which still runs."""
+    called: list[tuple[str, int, int]] = []
+
+    def note(change: ConnectionChange) -> None:
+        loop = asyncio.get_running_loop()
+        called.append((change.kind, threading.get_ident(), id(loop)))
+
+    left: list[object] = []
+
+    async def main() -> None:
+        left.extend(await leave_open(device_name, host))
+
+    aiordma.add_connection_hook(note)
+    try:
+        with ThreadPoolExecutor(1) as executor:
+            thread = executor.submit(threading.get_ident).result()
+            with pytest.warns(ResourceWarning, match="was not closed"):
+                executor.submit(asyncio.run, main()).result()
+    finally:
+        aiordma.remove_connection_hook(note)
+    assert [kind for kind, *_ in called] == ["begin", "begin", "end", "end"]
+    assert {by for _, by, _ in called} == {thread}
+    assert len({loop for *_, loop in called}) == 1
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize("noticed", ["by the next loop", "by the last reference"])
+def test_hooks_of_a_loop_that_was_closed_early(
+    device_name: str, host: str, noticed: str, changes: list[ConnectionChange]
+) -> None:
+    """Without asyncio.run there is no notice of the loop's end: the hooks are called later."""
+
+    async def use() -> None:
+        async with await aiordma.listen(host, device=device_name):
+            pass
+
+    def notice() -> None:
+        if noticed == "by the next loop":
+            asyncio.run(use())
+        else:
+            left.clear()
+            gc.collect()
+
+    loop = asyncio.new_event_loop()
+    left = loop.run_until_complete(leave_open(device_name, host))
+    loop.close()
+    assert sorted(kinds(changes)) == [("begin", False), ("begin", True)]
+    changes.clear()
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        notice()
+    assert sorted(kinds(changes)) == [("end", False), ("end", True)]
+    assert {str(change.error) for change in changes} == {"its event loop has been closed"}

@@ -51,12 +51,16 @@ class LoopShutdown:
             self._kept[id(thing)] = thing
 
     def remove(self, thing: Closable) -> None:
-        """It has been closed, or is being finalized."""
+        """It has been closed."""
         self._open.pop(id(thing), None)
         self._kept.pop(id(thing), None)
         if not self._open and not self._over:
             self._forget()
             step(self._generator.aclose())
+
+    def finalized(self, thing: Closable) -> None:
+        """It ends itself while it is finalized.  In any thread."""
+        self._open.pop(id(thing), None)
 
     def _left(self) -> list[Closable]:
         return [thing for ref in list(self._open.values()) if (thing := ref()) is not None]

@@ -76,7 +76,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         observation.register(self._statistics)
         # For monitoring from other threads, which may not ask the device (aiordma/monitoring.py).
         self._wire_seen: str | None = None
-        self._looks_for_wire = False
+        self._wire_requested = False
 
     def __del__(self) -> None:
         """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""

@@ -362,9 +362,9 @@ class ConnectionLifecycle:
         self._begun = Begun(time.monotonic(), accepted)
         observation.begun(cast("Connection", self), self._queue.peer, accepted=accepted)
         if self._state is ConnectionState.CLOSED:
-            self._tell_end()
+            self._report_end()
 
-    def _tell_end(self) -> None:
+    def _report_end(self) -> None:
         if self._begun is not None:
             assert self._close_cause is not None
             observation.ended(
@@ -556,7 +556,7 @@ class ConnectionLifecycle:
         self._advance(LifecycleEvent.RELEASED)
         self._closed.set()
         self._loop_shutdown.remove(self)
-        self._tell_end()
+        self._report_end()
 
     def __del__(self) -> None:
         """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""

@@ -59,9 +59,10 @@ def add_connection_hook(hook: ConnectionHook) -> None:
     """Call `hook` with a `ConnectionChange` whenever a connection begins, ends or fails.
 
     It is called in the thread of the connection's event loop, for connections of every loop of the
-    process, and must not block. What it raises is logged by "aiordma.connection", and changes
-    nothing for the connection or other hooks. It stays until `remove_connection_hook`, and in the
-    child of a fork. Any thread may add one.
+    process, and must not block. Connections of a loop that was closed without its
+    `shutdown_asyncgens` (asyncio.run calls it) end later, in any thread. What it raises is logged
+    by "aiordma.connection", and changes nothing for the connection or other hooks. It stays until
+    `remove_connection_hook`, and in the child of a fork. Any thread may add one.
     """
     global _hooks  # noqa: PLW0603 - replaced as a whole, so that a call under way has its own
     with _lock:

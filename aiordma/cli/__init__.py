@@ -15,6 +15,8 @@ def main() -> int:
     try:
         # Imported here, so that `python -m aiordma` can report a missing extra.
         from .app import app  # noqa: PLC0415
+
+        app(prog_name="aiordma")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in NEEDED:
@@ -25,5 +27,4 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    app(prog_name="aiordma")
     return 0

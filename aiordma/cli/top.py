@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
+from types import UnionType
+from typing import Any, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -14,20 +18,34 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from aiordma.monitoring import ConnectionState, Snapshot
-from aiordma.monitoring_socket import VARIABLE, ask, directory
+from aiordma import __version__
+from aiordma.monitoring import ConnectionState, Snapshot, Traffic
+from aiordma.monitoring_socket import VARIABLE, ask, directory, sockets
 
 # Seconds for which a process may leave a question unanswered.
 TIMEOUT = 5.0
+# Processes that are asked at a time.
+AT_ONCE = 256
 
 NONE = (
-    f"no process shows its state here ({{}}): start it with {VARIABLE}=1 in its environment, as "
-    "this user"
+    f"{{}} shows its state here ({{}}): start it with {VARIABLE}=1 in its environment, as this user"
 )
 
-History = dict[tuple[int, int], tuple[float, int, int]]
-"""By process and queue pair (0: the process): when, bytes sent and received."""
+OTHER = (
+    f"process {{}} has aiordma {{}}, whose state aiordma {__version__} cannot show in a table: "
+    "--json prints it"
+)
+
+Shown = dict[str, Snapshot]
+"""By the name of the socket: processes of several PID namespaces may have the same PID."""
+
+Known = tuple[float, int, int]
+"""Of the last update: when, bytes sent and received."""
+
+History = dict[tuple[str, int], Known]
+"""By socket and queue pair; 0: the process."""
 
 
 @click.command()
@@ -50,94 +68,144 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
         where = directory(os.environ.get(VARIABLE) or "1")
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None
-    snapshots = collect(where, pid)
-    if not snapshots:
-        raise click.ClickException(NONE.format(where))
-    console = Console()
+    answers, notes = collect(where, pid)
+    shown, unknown = readable(answers)
+    if not (answers if as_json else shown):
+        raise click.ClickException(
+            "\n".join(notes + unknown)
+            or NONE.format("no process" if pid is None else f"no process {pid}", where)
+        )
+    if as_json or once:
+        for note in notes if as_json else notes + unknown:
+            click.echo(note, err=True)
     if as_json:
-        click.echo(json.dumps(snapshots, indent=2))
+        click.echo(json.dumps(list(answers.values()), indent=2))
     elif once:
-        console.print(tables(snapshots, {}, limit))
+        Console().print(tables(shown, {}, limit))
     else:
-        watch(console, where, pid, interval, limit, snapshots)
+        watch(where, pid, interval, limit)
 
 
-def watch(
-    console: Console,
-    where: Path,
-    pid: int | None,
-    interval: float,
-    limit: int,
-    snapshots: list[Snapshot],
-) -> None:
+def watch(where: Path, pid: int | None, interval: float, limit: int) -> None:
+    console = Console()
     history: History = {}
     try:
         with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
-            while snapshots:
-                live.update(tables(snapshots, history, limit), refresh=True)
-                history = remember(snapshots)
+            while True:
+                answers, notes = collect(where, pid)
+                if not answers:
+                    break
+                shown, unknown = readable(answers)
+                lines = [Text(plain(note)) for note in notes + unknown]
+                live.update(Group(tables(shown, history, limit), *lines), refresh=True)
+                history = remember(shown)
                 time.sleep(interval)
-                snapshots = collect(where, pid)
     except KeyboardInterrupt:
         return
     console.print("The last process has ended.")
 
 
-def collect(where: Path, pid: int | None) -> list[Snapshot]:
-    """The snapshots of the processes that answer; sockets of ended processes are removed."""
-    found = []
-    for path in sorted(where.glob("*.sock" if pid is None else f"{pid}.sock")):
-        if path.stem == str(os.getpid()):
-            continue
+def collect(where: Path, pid: int | None) -> tuple[dict[str, object], list[str]]:
+    """What the processes answer, by the names of their sockets, and why others do not.
+
+    Sockets of ended processes are removed.
+    """
+    answers, notes = {}, []
+    paths = sockets(where, pid)
+    with ThreadPoolExecutor(AT_ONCE) as threads:  # one that is silent does not delay the others
+        asked = [threads.submit(ask, path, TIMEOUT) for path in paths]
+    for path, answer in zip(paths, asked, strict=True):
         try:
-            found.append(cast("Snapshot", json.loads(ask(path, TIMEOUT))))
+            answers[path.stem] = json.loads(answer.result())
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)  # it was killed
-        except (OSError, ValueError) as error:
-            click.echo(f"process {path.stem} does not answer: {error}", err=True)
-    return found
+        except (OSError, ValueError, RecursionError) as error:
+            notes.append(f"process {number(path.stem)} does not answer: {error}")
+    return answers, notes
 
 
-def remember(snapshots: list[Snapshot]) -> History:
+def readable(answers: Mapping[str, object]) -> tuple[Shown, list[str]]:
+    """The answers that the table can show, and why not others."""
+    shown, notes = {}, []
+    for name, answer in answers.items():
+        if fits(answer, Snapshot):
+            shown[name] = cast("Snapshot", answer)
+        else:
+            theirs = answer.get("version") if isinstance(answer, dict) else None
+            notes.append(OTHER.format(number(name), plain(theirs or "of another version")))
+    return shown, notes
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON has every field of a type, with its type; it may have more."""
+    arguments = get_args(kind)
+    if is_typeddict(kind):
+        return isinstance(value, dict) and all(
+            name in value and fits(value[name], of) for name, of in hints(kind).items()
+        )
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(fits(each, arguments[0]) for each in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(fits(each, arguments[1]) for each in value.values())
+    if get_origin(kind) is UnionType:
+        return any(fits(value, each) for each in arguments)
+    return isinstance(value, int | float if kind is float else kind)
+
+
+@functools.cache
+def hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def number(name: str) -> str:
+    """The PID in the name of a socket."""
+    return name.partition("-")[0]
+
+
+def remember(shown: Shown) -> History:
     kept: History = {}
-    for taken in snapshots:
+    for name, taken in shown.items():
         for qp_num, counts in [
             (0, taken["traffic"]),
             *((each["qp_num"], each["traffic"]) for each in taken["connections"]),
         ]:
             values = taken["time"], counts["bytes_sent"], counts["bytes_received"]
-            kept[taken["pid"], qp_num] = values
+            kept[name, qp_num] = values
     return kept
 
 
-def tables(snapshots: list[Snapshot], history: History, limit: int) -> Group:
+def tables(shown: Shown, history: History, limit: int) -> Group:
     """A row for each process, and one for each of the busiest connections."""
     processes = table("pid", "connections", "listeners", "messages", "sent", "received", "memory",
         "broken", "failed")  # fmt: skip
     connections = table("pid", "peer", "side", "device", "wire", "state", "age", "messages",
         "sent", "received", "queue", "unread")  # fmt: skip
-    rows: list[tuple[int, ConnectionState, Snapshot]] = []
-    for taken in snapshots:
+    pids = [taken["pid"] for taken in shown.values()]
+    rows: list[tuple[int, str, ConnectionState, float, Known | None]] = []
+    for name, taken in shown.items():
+        label = str(taken["pid"]) if pids.count(taken["pid"]) == 1 else name
         counts, events, devices = taken["traffic"], taken["connection_events"], taken["devices"]
         row(
             processes,
-            taken["pid"],
+            label,
             len(taken["connections"]),
             len(taken["listeners"]),
             counts["messages_sent"] + counts["messages_received"],
-            *rates(taken, 0, counts["bytes_sent"], counts["bytes_received"], history),
+            *rates(taken["time"], counts, history.get((name, 0))),
             amount(sum(device["pool"]["registered_bytes"] for device in devices)),
             events["broken"],
             events["failed"],
         )
-        rows += [(busy(taken, each, history), each, taken) for each in taken["connections"]]
+        for each in taken["connections"]:
+            known = history.get((name, each["qp_num"]))
+            rows.append((busy(each["traffic"], known), label, each, taken["time"], known))
     rows.sort(key=lambda found: -found[0])
-    shown = rows[:limit] if limit else rows
-    for _, each, taken in shown:
+    busiest = rows[:limit] if limit else rows
+    for _, label, each, now, known in busiest:
         counts = each["traffic"]
         row(
             connections,
-            taken["pid"],
+            label,
             each["peer"] or "-",
             "accepted" if each["accepted"] else "connected",
             each["device"],
@@ -145,33 +213,30 @@ def tables(snapshots: list[Snapshot], history: History, limit: int) -> Group:
             each["state"].lower().replace("_", " "),
             f"{each['age']:.0f} s",
             counts["messages_sent"] + counts["messages_received"],
-            *rates(taken, each["qp_num"], counts["bytes_sent"], counts["bytes_received"], history),
+            *rates(now, counts, known),
             f"{each['outstanding']}/{each['send_queue']}",
             each["messages_unread"],
         )
-    if len(shown) < len(rows):
-        connections.caption = f"{len(rows) - len(shown)} more: --limit 0 shows all"
+    if len(busiest) < len(rows):
+        connections.caption = f"{len(rows) - len(busiest)} more: --limit 0 shows all"
     return Group(processes, connections) if rows else Group(processes)
 
 
-def busy(taken: Snapshot, each: ConnectionState, history: History) -> int:
+def busy(counts: Traffic, known: Known | None) -> int:
     """Bytes since the last update, or of all its life."""
-    counts = each["traffic"]
-    _, sent, received = history.get((taken["pid"], each["qp_num"]), (0.0, 0, 0))
+    _, sent, received = known or (0.0, 0, 0)
     return counts["bytes_sent"] + counts["bytes_received"] - sent - received
 
 
-def rates(
-    taken: Snapshot, qp_num: int, sent: int, received: int, history: History
-) -> tuple[str, str]:
+def rates(now: float, counts: Traffic, known: Known | None) -> tuple[str, str]:
     """Totals, with the rate since the last update."""
-    known = history.get((taken["pid"], qp_num))
-    if known is None or taken["time"] <= known[0]:
-        return amount(sent), amount(received)
-    seconds = taken["time"] - known[0]
-    both = zip((sent, received), known[1:], strict=True)
+    totals = counts["bytes_sent"], counts["bytes_received"]
+    if known is None or now <= known[0]:
+        return amount(totals[0]), amount(totals[1])
+    seconds = now - known[0]
     first, second = (
-        f"{amount(now)} ({amount(max(0, now - before) / seconds)}/s)" for now, before in both
+        f"{amount(total)} ({amount(max(0, total - before) / seconds)}/s)"
+        for total, before in zip(totals, known[1:], strict=True)
     )
     return first, second
 
@@ -191,5 +256,9 @@ def table(*columns: str) -> Table:
 
 
 def row(table: Table, *cells: object) -> None:
-    # Another process wrote them: neither markup nor control characters.
-    table.add_row(*(escape("".join(c for c in str(cell) if c.isprintable())) for cell in cells))
+    table.add_row(*(escape(plain(cell)) for cell in cells))
+
+
+def plain(cell: object) -> str:
+    """Without the control characters that another process may have written."""
+    return "".join(c for c in str(cell) if c.isprintable())

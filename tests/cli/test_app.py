@@ -61,6 +61,21 @@ def test_help_lists_the_commands_for_people() -> None:
     ]
 
 
+def test_a_command_is_imported_without_the_others() -> None:
+    """A program under `aiordma run` starts without waiting for what `aiordma perf` needs."""
+    program = (
+        "import sys; from aiordma.cli.app import app;"
+        "app(['run', '--help'], standalone_mode=False);"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = done.stderr.split()
+    assert "aiordma.cli.run" in loaded
+    assert {"aiordma.cli.perf", "aiordma.transport", "rich", "asyncio"}.isdisjoint(loaded)
+
+
 def test_version() -> None:
     done = CliRunner().invoke(app, ["--version"])
     assert done.output == f"aiordma, version {aiordma.__version__}\n"

@@ -23,6 +23,7 @@ from click.testing import CliRunner, Result
 from aiordma import monitoring_socket
 from aiordma.cli.app import app
 from aiordma.cli.top import rates
+from aiordma.monitoring import snapshot
 from aiordma.monitoring_socket import VARIABLE, answer, ask, directory
 
 PROGRAM = """
@@ -118,10 +119,9 @@ def test_table(program: Process) -> None:
 @pytest.mark.any_device
 def test_rates() -> None:
     """Totals, and what was added since the last update."""
-    taken: Any = {"pid": 1, "time": 12.0}
-    history = {(1, 7): (10.0, 1024, 0)}
-    assert rates(taken, 7, 4096, 10, history) == ("4.0 KiB (1.5 KiB/s)", "10 B (5 B/s)")
-    assert rates(taken, 8, 4096, 10, history) == ("4.0 KiB", "10 B")
+    counts: Any = {"bytes_sent": 4096, "bytes_received": 10}
+    assert rates(12.0, counts, (10.0, 1024, 0)) == ("4.0 KiB (1.5 KiB/s)", "10 B (5 B/s)")
+    assert rates(12.0, counts, None) == ("4.0 KiB", "10 B")
 
 
 @pytest.mark.any_device
@@ -135,13 +135,16 @@ def test_a_process_whose_loop_is_stuck(program: Process) -> None:
 @pytest.mark.any_device
 def test_the_end_of_a_process(sockets: Path, device_name: str) -> None:
     with run(device_name) as process:
-        assert [path.name for path in sockets.iterdir()] == [f"{process.pid}.sock"]
+        (path,) = sockets.iterdir()
+        assert re.fullmatch(rf"{process.pid}-[0-9a-f]{{8}}\.sock", path.name)
         _, errors = process.communicate("\n", timeout=100)
     assert (errors, process.returncode) == ("", 0)
     assert list(sockets.iterdir()) == []
     done = top("--once")
     assert done.exit_code == 1
+    assert "no process shows" in done.output
     assert "AIORDMA_MONITOR=1" in done.output
+    assert "no process 1 shows" in top("--once", "1").output
 
 
 @pytest.mark.any_device
@@ -151,6 +154,132 @@ def test_a_process_that_was_killed(program: Process, sockets: Path) -> None:
     assert len(list(sockets.iterdir())) == 1
     assert top("--once").exit_code == 1
     assert list(sockets.iterdir()) == []
+
+
+@pytest.mark.any_device
+def test_a_process_removes_what_a_killed_one_with_its_pid_left(sockets: Path) -> None:
+    """Also without a client, so that killed processes leave no more than a socket for each PID."""
+    sockets.mkdir(0o700)
+    for name in ("7-00000002", "71-00000003"):
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.bind(str(sockets / f"{name}.sock"))
+    with socket.socket(socket.AF_UNIX) as living:
+        living.bind(str(sockets / "7-00000001.sock"))
+        living.listen()
+        monitoring_socket.remove_dead(sockets, 7)
+        assert sorted(path.stem for path in sockets.iterdir()) == ["7-00000001", "71-00000003"]
+
+
+@contextmanager
+def answering(path: Path, value: object) -> Iterator[None]:
+    """Something listens there that answers each client with one text."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    peer, _ = listener.accept()
+                    with peer:
+                        peer.sendall(json.dumps(value).encode())
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.any_device
+def test_processes_of_two_containers_with_one_pid(sockets: Path) -> None:
+    """They share the directory, not the PID namespace: both are shown, under the sockets' names."""
+    sockets.mkdir(0o700)
+    one, other = (json.loads(json.dumps(snapshot() | {"pid": 1})) for _ in range(2))
+    other["traffic"]["bytes_sent"] = 3 << 30
+    with (
+        answering(sockets / "1-aaaaaaaa.sock", one),
+        answering(sockets / "1-bbbbbbbb.sock", other),
+    ):
+        assert [taken["pid"] for taken in told("1")] == [1, 1]
+        table = top("--once").output
+    assert re.search(r"^ *1-aaaaaaaa .*", table, re.M)
+    assert re.search(r"^ *1-bbbbbbbb .* 3\.0 GiB ", table, re.M)
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"version": "9.1"}, None),  # more fields, and all that the table shows
+        ({"version": "9.1", "traffic": {}}, "aiordma 9.1"),
+        ({"version": "9.1\x1b[2J", "devices": None}, "aiordma 9.1[2J"),
+        ({"version": "9.1", "errors": {"TimeoutError": "many"}}, "aiordma 9.1"),
+        (None, "aiordma of another version"),
+    ],
+)
+def test_a_process_with_another_version(
+    sockets: Path, program: Process, change: dict[str, object] | None, named: str | None
+) -> None:
+    """It is named in one line, and the other processes are shown."""
+    other = None if change is None else snapshot() | {"pid": 7, "new": 1} | change
+    with answering(sockets / "7-aaaaaaaa.sock", other):
+        done = top("--once")
+        assert done.exit_code == 0
+        assert re.search(rf"^ *{program.pid} +2 ", done.stdout, re.M)
+        if named is None:
+            assert re.search(r"^ *7 +0 ", done.stdout, re.M)
+            assert done.stderr == ""
+        else:
+            assert f"process 7 has {named}, " in done.stderr
+            assert done.stderr.count("\n") == 1
+        assert told("7") == [other]
+        alone = top("--once", "7")
+        assert alone.exit_code == (0 if named is None else 1)
+        assert (named or "") in alone.output
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize("value", [{}, [], 3, "text", {"version": {}}])
+def test_json_that_is_no_snapshot(sockets: Path, value: object) -> None:
+    sockets.mkdir(0o700)
+    with answering(sockets / "7-aaaaaaaa.sock", value):
+        done = top("--once")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "process 7 has aiordma of another version, " in done.stderr
+
+
+@pytest.mark.any_device
+def test_json_without_end(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It nests more deeply than the parser goes."""
+    sockets.mkdir(0o700)
+    (sockets / "7-aaaaaaaa.sock").touch()
+    monkeypatch.setattr(sys.modules[rates.__module__], "ask", lambda path, seconds: b"[" * 200_000)
+    done = top("--once")
+    assert done.exit_code == 1
+    assert "process 7 does not answer: " in done.stderr
+
+
+@pytest.mark.any_device
+def test_processes_are_asked_at_the_same_time(
+    sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them waits for the answer of another one."""
+    sockets.mkdir(0o700)
+    for n in range(3):
+        (sockets / f"{n}-aaaaaaaa.sock").touch()
+    asked = threading.Barrier(3, timeout=100)
+
+    def silent(path: Path, seconds: float) -> bytes:
+        asked.wait()
+        raise TimeoutError(f"{path} is silent for {seconds:g} s")
+
+    monkeypatch.setattr(sys.modules[rates.__module__], "ask", silent)
+    done = top("--once")
+    assert done.exit_code == 1
+    assert len(re.findall(r"process \d does not answer: .* is silent for 5 s", done.stderr)) == 3
 
 
 @pytest.mark.any_device
@@ -174,8 +303,7 @@ os.waitpid(child, 0)
         assert process.stdout is not None
         child = int(process.stdout.readline())
         # It begins to listen after the parent has gone on.
-        path = sockets / f"{child}.sock"
-        while not path.exists():
+        while not list(sockets.glob(f"{child}-*.sock")):
             os.sched_yield()
         assert {taken["pid"] for taken in told()} == {process.pid, child}
         process.communicate("\n", timeout=100)
@@ -265,8 +393,29 @@ def test_a_directory_that_is_open_to_others(tmp_path: Path, mode: int) -> None:
     where = tmp_path / "open"
     where.mkdir()
     where.chmod(mode)
-    with pytest.raises(PermissionError, match="open to others"):
+    with pytest.raises(
+        PermissionError, match=rf"open to others \({mode & 0o77:03o}\): chmod 700 /"
+    ):
         directory(str(where))
+
+
+@pytest.mark.any_device
+def test_a_directory_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(
+        PermissionError, match=f"user {other - 1}, and this process to user {other}"
+    ):
+        directory(str(tmp_path))
+
+
+@pytest.mark.any_device
+def test_a_path_that_is_too_long_for_a_socket() -> None:
+    where = Path("/" + "x" * (monitoring_socket.MOST_PATH - 1))
+    with pytest.raises(ValueError, match=rf"{where}x has 86 bytes, .* at most 85: "):
+        directory(f"{where}x")
+    with socket.socket(socket.AF_UNIX) as listener, pytest.raises(FileNotFoundError):
+        listener.bind(f"{where}/4194304-00000000.sock")
 
 
 @pytest.mark.any_device

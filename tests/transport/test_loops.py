@@ -322,3 +322,17 @@ def test_a_loop_that_is_closed_without_a_word(factory: ConnectionFactory) -> Non
     with pytest.raises(ConnectionClosedError, match="has been closed"):
         kept[1].alloc(64)
     kept.clear()
+
+
+@by_cm
+def test_a_dropped_listener_that_its_warning_keeps(factory: ConnectionFactory) -> None:
+    """What records warnings keeps the listener until its loop has ended: it is closed once."""
+    before = live()
+
+    async def main() -> None:
+        await factory.listen()
+
+    with pytest.warns(ResourceWarning, match=r"^<Listener on .*, listening>.* not closed$") as kept:
+        asyncio.run(main())
+    assert [type(warning.source) for warning in kept] == [Listener]
+    assert live() == before

@@ -83,6 +83,7 @@ _borrow_lock = threading.Lock()
 class Context(Ports):
     """An open device: made by :meth:`Device.open`, or borrowed from the connection manager.
 
+    ``name`` is that of the device; ``num_comp_vectors`` is how many completion vectors it has.
     Queries and making children may be called from any thread. Its children keep it alive;
     closing it closes them.
     """
@@ -209,7 +210,7 @@ class Context(Ports):
         return ParentDomain(pd, td)
 
     def alloc_dm(self, length: int, log_align_req: int = 0) -> DeviceMemory:
-        """Allocate memory of the device itself, aligned to 2^``log_align_req``: ibv_alloc_dm(3).
+        """Allocate memory of the device itself, aligned to ``2 ** log_align_req``: ibv_alloc_dm(3).
 
         ValueError beyond what the device has (``max_dm_size``), UnsupportedError where it has
         none.

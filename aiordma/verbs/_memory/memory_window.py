@@ -33,10 +33,11 @@ def inc_rkey(rkey: int) -> int:
 class MemoryWindow(Resource["h.MWPointer"]):
     """A window into a memory region, with a key of its own for peers: ``rkey``.
 
-    It opens nothing until it is bound. Binding and unbinding are work requests: they take effect
-    in their turn on the queue pair's send queue, complete there, and cost no system call on a
-    card. Messages posted after a bind find it done, so the key may be sent to the peer at once on
-    the same queue pair; in any other way only when the bind has completed.
+    ``mw_type`` is what it was made as, ``pd`` its protection domain. It opens nothing until it is
+    bound. Binding and unbinding are work requests: they take effect in their turn on the queue
+    pair's send queue, complete there, and cost no system call on a card. Messages posted after a
+    bind find it done, so the key may be sent to the peer at once on the same queue pair; in any
+    other way only when the bind has completed.
 
     Type 1 is good for every queue pair of the protection domain; binding again takes the old key
     away. Type 2 is good for the queue pair of the bind alone, and must be unbound before it is

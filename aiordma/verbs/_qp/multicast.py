@@ -24,6 +24,7 @@ MULTICAST_QPN: Final = 0xFFFFFF
 class MulticastAttachment(Resource["h.Gid"]):
     """A queue pair in a multicast group, made by :meth:`QueuePair.attach_mcast`.
 
+    ``gid`` and ``lid`` are those of the group, ``qp`` is the queue pair.
     Closing it detaches the queue pair (ibv_detach_mcast(3)); closing the queue pair does as well.
     """
 

@@ -316,8 +316,8 @@ class Posting(Resource["h.QPPointer"]):
         array = self._request_array(len(requests), sum(len(wr.sges) for wr in requests))
         try:
             pack_sends(array, requests)
-        except struct.error as error:
-            raise self._bad_number(error) from None
+        except (struct.error, TypeError) as error:
+            raise self._not_packed(error, requests) from None
         if posted is not None:
             for wr, asked in zip(requests, signaled, strict=True):
                 posted.send(wr.wr_id, wr.opcode, asked)
@@ -346,8 +346,8 @@ class Posting(Resource["h.QPPointer"]):
         pointer = self.pointer
         try:
             pack_recvs(array, requests)
-        except struct.error as error:
-            raise self._bad_number(error) from None
+        except (struct.error, TypeError) as error:
+            raise self._not_packed(error, requests) from None
         posted = self._posted
         if posted is not None:
             for wr in requests:
@@ -438,6 +438,18 @@ class Posting(Resource["h.QPPointer"]):
 
     def _bad_number(self, error: Exception) -> ValueError:
         return ValueError(f"{self._label()}: a number that does not fit its field: {error}")
+
+    def _not_packed(
+        self, error: Exception, requests: Sequence[SendWorkRequest | ReceiveWorkRequest]
+    ) -> Exception:
+        for wr in requests:
+            for sge in wr.sges:
+                if not isinstance(sge, tuple):
+                    return TypeError(
+                        f"{self._label()}: memory is given as ScatterGatherElement (of"
+                        f" MemoryRegion.sge), not as {type(sge).__name__}"
+                    )
+        return self._bad_number(error)
 
     def _full(self, wanted: int) -> QueueFullError:
         posted = self._account()

@@ -46,9 +46,11 @@ _MASKS_UP = {
 class QueuePair(BringUp, Posting):
     """A send queue and a receive queue, with the connection between them and a peer's.
 
-    ``capabilities`` are those that the device granted. Posting and modifying are done by one
-    thread at a time. Nothing here keeps posted memory alive or registered: the caller keeps it so
-    until the completion has been polled, or the queue pair is closed.
+    ``qp_type`` is its transport and ``qp_num`` its number, which the peer needs. ``capabilities``
+    are those that the device granted. ``srq`` is the shared receive queue, or None. Posting and
+    modifying are done by one thread at a time. Nothing here keeps posted memory alive or
+    registered: the caller keeps it so until the completion has been polled, or the queue pair is
+    closed.
     """
 
     def __init__(
