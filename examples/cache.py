@@ -10,6 +10,7 @@ the server listens on all addresses, without PORT on 7474. It ends with Ctrl-C.
 """
 
 import asyncio
+import inspect
 import struct
 import sys
 from collections.abc import Callable, Coroutine
@@ -90,7 +91,9 @@ async def get(host: str, port: str, key: str) -> None:
 def main(command: str = "", *arguments: str) -> None:
     commands: dict[str, Callable[..., Coroutine[None, None, None]]]
     commands = {"serve": serve, "set": set, "get": get}
-    if command not in commands:
+    try:
+        inspect.signature(commands[command]).bind(*arguments)
+    except (KeyError, TypeError):  # another command, too few arguments, or too many
         sys.exit(__doc__)
     try:
         asyncio.run(commands[command](*arguments))

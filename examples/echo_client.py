@@ -4,6 +4,7 @@ python examples/echo_client.py HOST PORT          (examples/echo_server.py says 
 """
 
 import asyncio
+import inspect
 import os
 import sys
 
@@ -22,6 +23,10 @@ async def main(host: str, port: str) -> None:
 
 
 try:
+    inspect.signature(main).bind(*sys.argv[1:])
+except TypeError:  # too few arguments, or too many
+    sys.exit(__doc__)
+try:
     asyncio.run(main(*sys.argv[1:]))
-except (aiordma.RDMAError, OSError) as error:  # no server there, or it has gone
+except (aiordma.RDMAError, OSError, ValueError) as error:  # such as no server there
     sys.exit(f"echo client: {error}")

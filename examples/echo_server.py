@@ -6,6 +6,7 @@ Without HOST it listens on all addresses, without PORT on 7471. Ends with Ctrl-C
 """
 
 import asyncio
+import inspect
 import sys
 from contextlib import suppress
 
@@ -27,7 +28,11 @@ async def main(host: str = "", port: str = "7471") -> None:
 
 
 try:
+    inspect.signature(main).bind(*sys.argv[1:])
+except TypeError:  # too many arguments
+    sys.exit(__doc__)
+try:
     with suppress(KeyboardInterrupt):
         asyncio.run(main(*sys.argv[1:]))
-except (aiordma.RDMAError, OSError) as error:  # the address is in use, or not of this machine
+except (aiordma.RDMAError, OSError, ValueError) as error:  # such as an address that is in use
     sys.exit(f"echo server: {error}")

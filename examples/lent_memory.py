@@ -6,6 +6,7 @@ HOST is an address of the RDMA device, 127.0.0.1 if it is left out.
 """
 
 import asyncio
+import inspect
 import sys
 
 import aiordma
@@ -31,6 +32,10 @@ async def main(host: str = "127.0.0.1") -> None:
         await asyncio.gather(server(listener), client(host, listener.port))
 
 
+try:
+    inspect.signature(main).bind(*sys.argv[1:])
+except TypeError:  # too many arguments
+    sys.exit(__doc__)
 try:
     asyncio.run(main(*sys.argv[1:]))
 except (aiordma.RDMAError, OSError) as error:

@@ -63,7 +63,9 @@ async def main(host: str = "127.0.0.1") -> None:
 try:
     if len(sys.argv) == 4:
         asyncio.run(work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    elif len(sys.argv) > 2:
+        sys.exit(__doc__)
     else:
         asyncio.run(main(*sys.argv[1:]))
-except (aiordma.RDMAError, OSError) as error:
+except (aiordma.RDMAError, OSError, ValueError) as error:
     sys.exit(f"parameter_server: {error}")

@@ -9,9 +9,10 @@ without PORT on 7473. It ends with Ctrl-C.
 """
 
 import asyncio
+import inspect
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -67,28 +68,41 @@ class Client:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
 
     async def run(self) -> None:
-        """Takes the answers, until the end of the connection."""
-        async for message in self._conn:
-            with message:
-                number, reply = json.loads(bytes(message))
-            waiter = self._waiting.get(number)
-            if waiter is not None and not waiter.done():  # else its time has passed
+        """Takes the answers, until the end of the connection, which ends the calls under way."""
+        end: Exception = aiordma.ConnectionClosedError("the server has closed the connection")
+        try:
+            async for message in self._conn:
+                with message:
+                    number, reply = json.loads(bytes(message))
                 if "error" in reply:
-                    waiter.set_exception(RuntimeError(reply["error"]))
+                    self._answer(number, RuntimeError(reply["error"]))
                 else:
-                    waiter.set_result(reply["result"])
+                    self._answer(number, reply["result"])
+        except aiordma.RDMAError as error:
+            end = error
+        for number in self._waiting:
+            self._answer(number, end)
+
+    def _answer(self, number: int, answer: Any) -> None:
+        waiter = self._waiting.get(number)
+        if waiter is not None and not waiter.done():  # else its time has passed
+            waiter.set_result(answer)
 
     async def call(self, seconds: float, method: str, *arguments: Any) -> Any:
-        """TimeoutError after so many seconds, RuntimeError with an exception of the server."""
+        """TimeoutError after so many seconds, RuntimeError with an exception of the server,
+        RDMAError when the connection ends."""
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(seconds):
                 request = [number, seconds, method, arguments]
                 await self._conn.send(json.dumps(request).encode())
-                return await self._waiting[number]
+                answer = await self._waiting[number]
         finally:
             del self._waiting[number]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 async def call(host: str, port: str) -> None:
@@ -107,11 +121,15 @@ async def call(host: str, port: str) -> None:
 
 
 def main(command: str = "", *arguments: str) -> None:
-    if command not in ("serve", "call"):
+    commands: dict[str, Callable[..., Coroutine[None, None, None]]]
+    commands = {"serve": serve, "call": call}
+    try:
+        inspect.signature(commands[command]).bind(*arguments)
+    except (KeyError, TypeError):  # another command, too few arguments, or too many
         sys.exit(__doc__)
     try:
-        asyncio.run(serve(*arguments) if command == "serve" else call(*arguments))
-    except (aiordma.RDMAError, OSError) as error:
+        asyncio.run(commands[command](*arguments))
+    except (aiordma.RDMAError, OSError, ValueError) as error:
         sys.exit(f"rpc: {error}")
 
 

@@ -8,8 +8,10 @@ server listens on all addresses, without PORT on 7472. It ends with Ctrl-C.
 """
 
 import asyncio
+import inspect
 import json
 import sys
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 
 import numpy as np
@@ -32,7 +34,8 @@ async def serve(host: str = "", port: str = "7472") -> None:
         await server.serve_forever()
 
 
-async def fetch(host: str, port: str, *rows: str) -> None:
+async def fetch(host: str, port: str, row: str, *more: str) -> None:
+    rows = row, *more
     async with await aiordma.connect(host, int(port)) as conn:
         with await conn.recv() as description:
             dtype, shape = json.loads(bytes(description))
@@ -40,18 +43,22 @@ async def fetch(host: str, port: str, *rows: str) -> None:
         found = np.empty((len(rows), *shape[1:]), dtype)
         size = found.itemsize * found[0].size
         async with conn.batch() as batch:  # one doorbell, one await for all rows
-            for row, target in zip(map(int, rows), found, strict=True):
-                batch.read(remote[row * size : (row + 1) * size], target)
+            for index, target in zip(map(int, rows), found, strict=True):
+                batch.read(remote[index * size : (index + 1) * size], target)
     for name, values in zip(rows, found, strict=True):
         print(f"row {name}: {values.size} values, mean {values.mean():g}")
 
 
 def main(command: str = "", *arguments: str) -> None:
-    if command not in ("serve", "fetch"):
+    commands: dict[str, Callable[..., Coroutine[None, None, None]]]
+    commands = {"serve": serve, "fetch": fetch}
+    try:
+        inspect.signature(commands[command]).bind(*arguments)
+    except (KeyError, TypeError):  # another command, too few arguments, or too many
         sys.exit(__doc__)
     try:
-        asyncio.run(serve(*arguments) if command == "serve" else fetch(*arguments))
-    except (aiordma.RDMAError, OSError) as error:
+        asyncio.run(commands[command](*arguments))
+    except (aiordma.RDMAError, OSError, ValueError) as error:
         sys.exit(f"tensors: {error}")
 
 

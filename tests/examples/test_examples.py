@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import re
@@ -10,11 +11,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pytest
 
 import aiordma
+from aiordma import testing
 
 from ..interrupt import interrupt
 
@@ -133,15 +135,42 @@ def test_cache(environment: dict[str, str], host: str) -> None:
         )
 
 
-def test_an_entry_of_the_cache_that_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part of it is that of another entry: the checksum tells."""
-    monkeypatch.setattr(sys, "argv", ["cache"])
-    spec = importlib.util.spec_from_file_location("cache_example", EXAMPLES / "cache.py")
+def loaded(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
+    """An example as a module: without arguments it prints how it is used."""
+    monkeypatch.setattr(sys, "argv", [name])
+    spec = importlib.util.spec_from_file_location(f"{name}_example", EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    cache = importlib.util.module_from_spec(spec)
-    with pytest.raises(SystemExit, match="A cache whose clients"):
-        spec.loader.exec_module(cache)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.raises(SystemExit, match=f"{name}.py serve"):
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize("how", ["close", "abort"])
+async def test_a_call_whose_connection_ends(
+    monkeypatch: pytest.MonkeyPatch, device_name: str, how: str
+) -> None:
+    """It ends with the reason at once, not when its time has passed."""
+    rpc = loaded(monkeypatch, "rpc")
+    async with testing.connected_pair(device=device_name) as (conn, server):
+        client = rpc.Client(conn)
+        answers = asyncio.create_task(client.run())
+        call = asyncio.create_task(client.call(3600, "wait"))
+        (await server.recv()).release()
+        if how == "close":
+            await server.close()
+        else:
+            server.abort()
+        with pytest.raises(aiordma.RDMAError, match=r"closed|broke|lost|abort"):
+            await call
+        await answers
+
+
+def test_an_entry_of_the_cache_that_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part of it is that of another entry: the checksum tells."""
+    cache = loaded(monkeypatch, "cache")
     before, after = cache.pack(b"key", b"one value"), cache.pack(b"key", b"another value")
     assert cache.unpack(after) == (b"key", b"another value")
     for at in range(1, 8 + 3 + 13):
@@ -178,6 +207,44 @@ def test_without_a_server(
     """One line, no traceback."""
     line = failed(environment, name, *before, host, "1", *after)
     assert re.fullmatch(r"[\w ]+: .+\n", line)
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize(
+    "line",
+    [
+        "echo_client",
+        "echo_client HOST 1 2",
+        "echo_server HOST 1 2",
+        "lent_memory HOST 1",
+        "parameter_server HOST 1",
+        "rpc call HOST",
+        "rpc reply",
+        "cache get HOST",
+        "tensors fetch HOST 1",
+    ],
+)
+def test_wrong_arguments(environment: dict[str, str], host: str, line: str) -> None:
+    """It prints how it is used."""
+    name, *arguments = line.replace("HOST", host).split()
+    assert f"python examples/{name}.py " in failed(environment, name, *arguments)
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize(
+    "line",
+    [
+        "echo_client HOST 99999",
+        "echo_server HOST port",
+        "parameter_server HOST port 1",
+        "rpc call HOST 99999",
+        "cache get HOST port key",
+        "tensors fetch HOST port 1",
+    ],
+)
+def test_what_is_no_port(environment: dict[str, str], host: str, line: str) -> None:
+    name, *arguments = line.replace("HOST", host).split()
+    assert re.fullmatch(r"[\w ]+: .*(99999|'port').*\n", failed(environment, name, *arguments))
 
 
 @pytest.mark.any_device
