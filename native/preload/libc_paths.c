@@ -115,7 +115,7 @@ static int fill_stat(const struct place *place, struct stat *status)
 		.st_blksize = TEXT_SIZE,
 	};
 	if (place->kind == PATH_NODE)
-		status->st_rdev = makedev(NODE_MAJOR, NODE_MINOR);
+		status->st_rdev = makedev(NODE_MAJOR, place->entry->minor);
 	return 0;
 }
 
@@ -183,7 +183,7 @@ PUBLIC int statx(int dirfd, const char *path, int flags, unsigned int mask, stru
 	};
 	if (place.kind == PATH_NODE) {
 		status->stx_rdev_major = NODE_MAJOR;
-		status->stx_rdev_minor = NODE_MINOR;
+		status->stx_rdev_minor = place.entry->minor;
 	}
 	return 0;
 }

@@ -16,9 +16,9 @@
 #define DEVICE "/sys/devices/virtual/aiordma/embedded0"
 
 static const struct entry entries[] = {
-#define LINK(path, target) {PATH_LINK, path, target, NULL},
-#define NODE(path) {PATH_NODE, path, NULL, NULL},
-#define TEXT(path, name) {PATH_TEXT, path, NULL, answer_##name},
+#define LINK(path, target) {PATH_LINK, path, target, NULL, 0},
+#define NODE(path, minor) {PATH_NODE, path, NULL, NULL, minor},
+#define TEXT(path, name) {PATH_TEXT, path, NULL, answer_##name, 0},
 #include "preload/tree.h"
 #undef LINK
 #undef NODE

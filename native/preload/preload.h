@@ -42,6 +42,7 @@ struct entry {
 	const char *path;
 	const char *target; /* of a link */
 	answer *answer; /* of a text */
+	unsigned int minor; /* of a node */
 };
 
 struct place {
@@ -62,7 +63,7 @@ void preload_look_up(int dirfd, const char *path, bool follow, struct place *pla
 void preload_gave_out_folder(void);
 
 #define LINK(path, target)
-#define NODE(path)
+#define NODE(path, minor)
 #define TEXT(path, name) answer answer_##name;
 #include "preload/tree.h"
 #undef LINK

@@ -4,7 +4,7 @@
  * folder if another one begins with it; # stands for an index.
  *
  *   LINK(path, target)    a symbolic link, relative to its folder as in sysfs
- *   NODE(path)            a device node
+ *   NODE(path, minor)     a device node
  *   TEXT(path, answer)    a file, whose text a function of answers.c makes when it is opened
  */
 LINK("/sys/class/infiniband/embedded0",
@@ -12,8 +12,8 @@ LINK("/sys/class/infiniband/embedded0",
 LINK("/sys/class/infiniband_verbs/uverbs1000",
      "../../devices/virtual/aiordma/embedded0/infiniband_verbs/uverbs1000")
 TEXT("/sys/class/infiniband_verbs/abi_version", verbs_abi)
-NODE("/dev/infiniband/uverbs1000")
-NODE("/dev/infiniband/rdma_cm")
+NODE("/dev/infiniband/uverbs1000", NODE_MINOR)
+NODE("/dev/infiniband/rdma_cm", NODE_MINOR + 1)
 LINK(DEVICE "/net/lo", "../../../net/lo")
 TEXT(DEVICE "/local_cpulist", cpu_list)
 TEXT(DEVICE "/local_cpus", cpu_mask)
