@@ -48,6 +48,7 @@ graphviz_output_format = "svg"
 copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"  # furo's own underlines names, as if they were links
 html_title = f"{project} {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

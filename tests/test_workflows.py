@@ -28,6 +28,14 @@ def test_the_targets_are_there(name: str) -> None:
     assert set(re.findall(r"\bmake ([\w-]+)", WORKFLOWS[name])) <= targets
 
 
+def test_actions_are_pinned_by_commit() -> None:
+    """A tag or branch of an action can be moved, a commit cannot; one version of each is used."""
+    used = re.findall(r"uses: *(.*)", "".join(WORKFLOWS.values()))
+    assert used
+    assert [it for it in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+(\.\d+)+", it)] == []
+    assert len(set(used)) == len({it.partition("@")[0] for it in used})
+
+
 def test_the_release_has_every_version_of_python() -> None:
     text = WORKFLOWS["release.yml"]
     (installed,) = re.findall(r"python-version: \|\n((?: +[\d.]+\n)+)", text)

@@ -22,13 +22,23 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
 from tests.docs.compiled import is_compiled
-from tests.docs.names import Member, Name, is_described, members, own_doc, public, value_doc
+from tests.docs.names import (
+    Member,
+    Name,
+    attributes,
+    is_described,
+    members,
+    own_doc,
+    public,
+    value_doc,
+)
 
 NAMES = public()
 OFFERED = {name.value for name in NAMES if isinstance(name.value, type)}
 MODULES = sorted({name.module for name in NAMES})
 
-# A constructor or method with arguments that only aiordma has is not for users.
+# A method, or constructor, with arguments that only aiordma has is not for users.
+_INTERNAL_METHOD = re.compile(r"\bh\.|: '?(Sharing|More)\b")
 _INTERNAL = re.compile(r"\bh\.|\bNode\[|Pointer\b|: '?(Block|MemoryRegion|Sharing|Side|More)\b")
 # Types that have a name in the package only.
 _SPELLED = {
@@ -36,7 +46,11 @@ _SPELLED = {
     "Progress": "Callable[[int], object]",
     "IPAddress": "ipaddress.IPv4Address | ipaddress.IPv6Address",
 }
-_CODE = re.compile(r"(?::\w+:)?(?<!`)(`{1,2})~?([^`\n]+)\1(?!`)(?!_)")
+# Code, or the name of an error outside of code.
+_NAMED = re.compile(
+    r"(?::\w+:)?(?<!`)(?P<quote>`{1,2})(?P<short>~?)(?P<code>[^`\n]+)(?P=quote)(?!`)(?!_)"
+    r"|(?<![\w.`])(?P<error>(?:asyncio\.)?[A-Z]\w*(?:Error|Exception))\b(?!`)"
+)
 
 
 def fields(cls: type) -> list[str]:
@@ -51,8 +65,9 @@ def fields(cls: type) -> list[str]:
 
 
 def is_for_users(member: Member) -> bool:
-    function = member.function
-    return not _INTERNAL.search(str(inspect.signature(function)) if callable(function) else "")
+    if not callable(member.function):
+        return True
+    return not _INTERNAL_METHOD.search(str(inspect.signature(member.function)))
 
 
 MEMBERS = {
@@ -62,6 +77,11 @@ MEMBERS = {
     ]
     for name in NAMES
     if isinstance(name.value, type)
+}
+# Those that have no entry of their own: the text of the class describes them.
+ATTRIBUTES = {
+    name: [it for it in attributes(name.value) if it not in described]
+    for name, described in MEMBERS.items()
 }
 
 
@@ -111,6 +131,8 @@ class PublicNames(SphinxDirective):
             if MEMBERS[name]:
                 yield f"   :members: {', '.join(MEMBERS[name])}"
                 yield "   :undoc-members:"
+            for attribute in ATTRIBUTES[name]:
+                yield from ("", f"   .. py:attribute:: {attribute}", "      :no-typesetting:")
         else:
             yield f".. autofunction:: {path}"
 
@@ -122,9 +144,11 @@ def _targets(module: str) -> dict[str, str]:
     """The full name of each name and member, with those of ``module`` first."""
     found: dict[str, str] = {}
     for name in sorted(NAMES, key=lambda name: name.module != module):
-        paths = [name.name, *(f"{name.name}.{member}" for member in MEMBERS.get(name, ()))]
+        inside = (*MEMBERS.get(name, ()), *ATTRIBUTES.get(name, ()))
+        paths = [name.name, *(f"{name.name}.{member}" for member in inside)]
         for path in paths:
             found.setdefault(path, f"{name.module}.{path}")
+            found.setdefault(f"{name.module}.{path}", f"{name.module}.{path}")
             found.setdefault(f"{name.module.rpartition('.')[2]}.{path}", f"{name.module}.{path}")
     return found
 
@@ -132,23 +156,20 @@ def _targets(module: str) -> dict[str, str]:
 TARGETS = {module: _targets(module) for module in MODULES}
 
 
-_ERROR = re.compile(r"(?<![\w.`])(?:asyncio\.)?[A-Z]\w*(?:Error|Exception)\b(?!`)")
-
-
 def _written(doc: str, module: str) -> list[str]:
     """A docstring as reStructuredText: public names in backticks, and errors, are links."""
     targets = TARGETS[module]
 
-    def code(match: re.Match[str]) -> str:
-        target = targets.get(match[2].removesuffix("()"))
-        return f"\\ :py:obj:`{match[2]} <{target}>`" if target else f"``{match[2]}``"
-
-    def error(match: re.Match[str]) -> str:
-        target = targets.get(match[0])
-        return f"\\ :py:exc:`{match[0]} <{target}>`" if target else match[0]
+    def named(match: re.Match[str]) -> str:
+        text = match["code"] or match["error"]
+        target = targets.get(text.removesuffix("()"))
+        if target is None:
+            return match["error"] or f"``{text}``"
+        shown = text.rpartition(".")[2] if match["short"] else text
+        return f"\\ :py:{'obj' if match['code'] else 'exc'}:`{shown} <{target}>`"
 
     return [
-        line if line.startswith("    ") else _CODE.sub(code, _ERROR.sub(error, line))
+        line if line.startswith("    ") else _NAMED.sub(named, line)
         for line in doc.expandtabs().splitlines()
     ]
 

@@ -16,12 +16,15 @@ import pytest
 import yaml
 from sphinx.util.inventory import InventoryFile
 
-from tests.docs.names import public
+from tests.docs.names import attributes, members
 from tests.docs.pages import DOCS, ROOT
 
 sys.path.append(str(DOCS / "_extensions"))
 from diagrams import dot
+from public_names import NAMES, OFFERED, fields, is_for_users
 from repository_pages import on_the_site
+
+MARKUP = re.compile(r".{0,40}(?:``|:py\b).{0,40}")
 
 SITE = ROOT / "build" / "site" / "html"
 
@@ -93,12 +96,23 @@ def test_every_public_name_is_in_the_inventory() -> None:
     with (built() / "objects.inv").open("rb") as file:
         inventory = InventoryFile.load(file, "", lambda base, path: path)
     there = {name for kind, names in inventory.items() if kind.startswith("py:") for name in names}
-    assert [n for n in public() if f"{n.module}.{n.name}" not in there] == []
+    paths = []
+    for name in NAMES:
+        path = f"{name.module}.{name.name}"
+        paths.append(path)
+        if isinstance(name.value, type):
+            methods = [it.name for it in members(name.value, OFFERED) if is_for_users(it)]
+            inside = {*fields(name.value), *methods, *attributes(name.value)}
+            paths += [f"{path}.{it}" for it in sorted(inside)]
+    assert [path for path in paths if path not in there] == []
     assert {
         "aiordma.Connection.send",  # compiled
         "aiordma.Config.eager_size",
+        "aiordma.errors.ConnectionClosedError.by_peer",
+        "aiordma.verbs.MemoryRegion.lkey",
+        "aiordma.verbs.MemoryWindow.bind",
         "aiordma.verbs.QPState.RTS",
-    } <= there
+    } <= {*paths}
 
 
 @pytest.mark.parametrize(
@@ -114,6 +128,13 @@ def test_compiled_methods_show_their_types(name: str, shown: str) -> None:
     entry = text[text.index(f'id="{name}"') :].partition("</dt>")[0]
     words = html.unescape(re.sub(r"<[^>]+>", "", entry.partition(">")[2])).split()
     assert "".join(shown.split()) in "".join(words)
+
+
+def test_no_markup_is_shown() -> None:
+    """A role that docutils does not see as one is shown with its backticks."""
+    pages = (built() / "reference").glob("*.html")
+    shown = [f"{path.stem}: {it}" for path in pages for it in MARKUP.findall(path.read_text())]
+    assert shown == []
 
 
 def test_no_code_has_become_a_quotation() -> None:
