@@ -27,11 +27,10 @@ SOFTWARE = [
         "host. Its poll_lat tests wait by polling memory, and the completion queue once for each "
         "message: as no process writes into another's memory, the receiver's own device thread has "
         "to be woken. Two such programs keep two cores busy, so that the thread may have to wait "
-        "for the end of a time slice. Measured beside other work, where rc_lat took 10 us with "
-        "shared memory and 88 us over the TCP wire: rc_rdma_write_poll_lat 2.4 ms and 4.7 ms, "
-        "uc_rdma_write_poll_lat 0.22 ms and 3.6 ms. perftest's ib_write_lat polls memory too, and "
-        "then its completion queue until its own write is complete: typically 47 us and 6.0 ms, "
-        "where ib_send_lat took 34 us and 4.0 ms.",
+        "for the end of a time slice. Beside other work perftest's ib_write_lat, which polls "
+        "memory too, and then its completion queue until its own write is complete, took "
+        "typically 47 us with shared memory and 6.0 ms over the TCP wire, where ib_send_lat took "
+        "34 us and 4.0 ms.",
     ),
     Software("uDAPL", "dapl2-utils", apt=("dapl2-utils", "libdapl2")),
     libfabric.SOFTWARE,
@@ -162,6 +161,7 @@ def qperf() -> Iterator[Row]:
     for test in QPERF:
         kind = "lat" if test.endswith("lat") else "bw"
         latency = kind == "lat"
+        atomic = test.startswith(("ver", "rc_compare", "rc_fetch"))
         yield Row(
             "qperf",
             test,
@@ -173,8 +173,8 @@ def qperf() -> Iterator[Row]:
             ),
             # A latency is of single bytes, for a second, however slow that is.
             2 if latency else 100,
-            unit="ns" if latency else "/s" if "mr" in test or "ver" in test else "bytes/s",
-            tcp=QPERF_OF_TCP[kind],
+            unit="ns" if latency else "/s" if atomic else "bytes/s",
+            tcp=None if atomic else QPERF_OF_TCP[kind],
         )
 
 
