@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.programs.conftest import RUN, listens
+from tests.programs.conftest import NO_REPORT, RUN, listens
 
 from .rows import Command
 
@@ -26,10 +26,6 @@ TERMINATED = {0, -signal.SIGTERM, 128 + signal.SIGTERM}
 TAIL = 3000
 
 SENT = re.compile(rb'"type":"post_send"[^\n]*?"length":(\d+)')
-
-# perftest ends with 1 when it was kept from the processor while it measured its frequency, for a
-# bandwidth: all the traffic is over by then.
-NO_CLOCK = "Can't produce a report"
 
 
 class Program:
@@ -63,7 +59,7 @@ class Program:
             status = self._process.wait(limit)
         except subprocess.TimeoutExpired:
             self.fail(f"has not ended in {limit:g} s")
-        if status and NO_CLOCK not in self.text:
+        if status and NO_REPORT not in self.text:
             self.fail(f"ended with {status}")
         return self.text
 
@@ -123,7 +119,7 @@ def run(
             except pytest.fail.Exception as failure:
                 tail = waiting.text[-TAIL:]
                 pytest.fail(f"{failure}\nIts server, `{server}`:\n{tail}", pytrace=False)
-        if NO_CLOCK in text:
+        if NO_REPORT in text:
             return text
         if not command.endless:
             waiting.expect(limit)

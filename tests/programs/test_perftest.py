@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import Ended, run_pair
+from .conftest import NO_CLOCK, Ended, run_pair
 
 ITERATIONS = 100
 
 
-# perftest compares the processor's clock with the time of day before it prints. Kept from the
-# processor in between, it knows no frequency and says so; all the traffic is over by then.
-NO_CLOCK = "Correlation coefficient"
-
-
 def figures_of(server: Ended, client: Ended) -> list[float]:
-    """The client's; none without a clock: it prints inf then, or ends with 1 where it would print a
-    bandwidth, and the other side with it."""
+    """The figures that the client prints; none where one of the two has no clock."""
     if any(NO_CLOCK in ended.errors for ended in (server, client)):
         return []
     server.expect()
