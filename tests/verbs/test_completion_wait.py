@@ -103,6 +103,47 @@ def test_events_of_other_queues_are_kept_for_them(
     assert len(four.cq.wait(timeout=30)) == 1
 
 
+def test_two_threads_wait_for_queues_of_one_channel(
+    connected_pair: ConnectedPair,
+    channel: verbs.CompletionChannel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second one does not take the event for which the first one is about to sleep."""
+    one, two = connected_pair(channel=channel)
+    three, four = connected_pair(channel=channel)
+    found: list[int] = []
+    second = threading.Thread(
+        target=lambda: found.extend(wc.wr_id for wc in four.cq.wait(timeout=60))
+    )
+    waits = threading.Event()
+    taken: list[threading.Thread] = []
+    take, rest = channel.get_event, channel._event_taken.wait
+
+    def take_late() -> verbs.CompletionQueue | None:
+        queue = take()
+        taken.append(threading.current_thread())
+        if taken[-1] is second:
+            waits.set()
+        elif not second.ident:
+            assert queue is None
+            send(one, two, 1)
+            second.start()
+            assert waits.wait(30)
+        return queue
+
+    def rest_until_taken(timeout: float) -> bool:
+        waits.set()
+        return rest(timeout)
+
+    monkeypatch.setattr(channel, "get_event", take_late)
+    monkeypatch.setattr(channel._event_taken, "wait", rest_until_taken)
+    assert [wc.wr_id for wc in two.cq.wait(timeout=60)] == [1]
+    assert second not in taken[:2]
+    send(three, four, 2)
+    second.join(60)
+    assert found == [2]
+
+
 class Alarm(Exception):
     """Raised by the handler of a signal."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import select
+import threading
 import time
 import weakref
 from collections import deque
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 # Seconds that a busy poll stays in C at most, since Python handles signals: a judgement.
 _SLICE = 0.001
+
+# Seconds of one sleep at most, since poll(2) counts milliseconds in an int.
+_LONGEST_SLEEP = 3600.0
 
 
 # The result of a drain: whether there were completions, or the device made progress, as in the
@@ -83,6 +87,8 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         self._more = ffi.new("int *")
         self._array: CompletionArray | None = None
         self._events = 0
+        self._event_taken = threading.Condition()
+        self._a_thread_takes = False
 
     @cached_property
     def watched_fds(self) -> tuple[int, ...]:
@@ -139,22 +145,35 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
                 return queue
         return None
 
-    def sleep_for(self, queue: CompletionQueue, end: float) -> None:
-        """Sleep until ``queue`` has an event or ``end`` (of time.monotonic) has come.
+    def sleep_for(self, queue: CompletionQueue, seen: int, end: float) -> None:
+        """Sleep until ``queue.events_taken`` differs from ``seen``, or time.monotonic() is ``end``.
 
-        Events of other queues that come first are kept for them. For this package.
+        Of several threads that sleep, one takes the events of all: the fd shows an event to each of
+        them, but to none that looks after it is taken. For this package.
         """
+        with self._event_taken:
+            while queue.events_taken == seen and (left := end - time.monotonic()) > 0:
+                left = min(left, _LONGEST_SLEEP)
+                if self._a_thread_takes:
+                    self._event_taken.wait(left)
+                    continue
+                self._a_thread_takes = True
+                self._event_taken.release()
+                try:
+                    self._take_event(left)
+                finally:
+                    self._event_taken.acquire()
+                    self._a_thread_takes = False
+                    self._event_taken.notify_all()
+
+    def _take_event(self, seconds: float) -> None:
+        """Take an event, or sleep until there may be one."""
+        if (queue := self.get_event()) is not None:
+            queue.events_taken += 1
+            return
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
-        while not queue.has_event:
-            if (other := self.get_event()) is not None:
-                other.has_event = True
-                continue
-            left = end - time.monotonic()
-            if left <= 0:
-                return
-            poll.poll(None if math.isinf(left) else math.ceil(left * 1000))
-        queue.has_event = False
+        poll.poll(math.ceil(seconds * 1000))
 
     def drain(self, capacity: int = 256, spin_us: int = 0) -> tuple[Iterator[Record], bool]:
         """Take every event, acknowledge, arm again, and poll: all in one call of C.
@@ -247,8 +266,8 @@ class CompletionQueue(Resource["h.CQPointer"]):
         self._more_array: MoreArray | None = None
         self._polls = self._found = self._arms = 0
         self._kept: deque[WorkCompletion] = deque()  # that `collect` has found
-        self.has_event = False
-        """An event was taken for which the queue has not been polled; for this package."""
+        self.events_taken = 0
+        """How many events of it its channel has taken for `wait`; for this package."""
         destroy = context.library.calls.ibv_destroy_cq
         if channel is None:
             super().__init__(Node("CompletionQueue", pointer, destroy, [context.node]))
@@ -363,8 +382,8 @@ class CompletionQueue(Resource["h.CQPointer"]):
 
         It first polls for ``spin`` seconds (the GIL is free meanwhile), then arms the queue and
         sleeps until its channel has an event of it. ``spin=0`` sleeps at once, ``math.inf``
-        never does. It leaves the queue armed; events of the channel's other queues are kept for
-        their own ``wait``. Not for a channel that an event loop watches.
+        never does. It leaves the queue armed. Threads may wait for queues of the same channel, each
+        for its own. Not for a channel that an event loop watches.
 
         ValueError when it would have to sleep and the queue has no channel.
         """
@@ -379,11 +398,12 @@ class CompletionQueue(Resource["h.CQPointer"]):
                 return []
             if self.channel is None or math.isinf(spin):
                 continue
+            seen = self.events_taken
             self.req_notify()
             # Completions from before arming make no event.
             if found := self._poll(max, 0):
                 return found
-            self.channel.sleep_for(self, end)
+            self.channel.sleep_for(self, seen, end)
             now = time.monotonic()
 
     def _spin(self, max: int, end: float) -> list[WorkCompletion]:
