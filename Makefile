@@ -105,7 +105,7 @@ flaky: .venv/.test build ## `make test` RUNS=25 times beside a load on every cor
 	$(BIN)/python -m tests.flaky --runs $(or $(RUNS),25) -- make test
 
 programs: .venv/.test build ## unmodified verbs programs, and rdma-core's own tests, on the embedded device
-	$(BIN)/python -m pytest tests/programs $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) tests/programs $(ARGS)
 
 upstream: .venv/.test build ## rdma-core's tests of newer versions than Debian's, compiled from PyPI's sources
 	$(BIN)/python -m pytest tests/programs/upstream_newer.py $(ARGS)
@@ -129,7 +129,7 @@ valkey: .venv/.test build ## integrations/valkey: a real Valkey server over RDMA
 # What needs a kernel that can lose packets (tc-netem(8)) runs in the virtual machine where this one
 # cannot.
 network: .venv/.test build ## the device between network namespaces: root, iproute2
-	$(BIN)/python -m pytest tests/network --ignore tests/network/test_netem.py $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) tests/network --ignore tests/network/test_netem.py $(ARGS)
 	@if tests/network/has-netem; then \
 		$(BIN)/python -m pytest tests/network/test_netem.py $(ARGS); \
 	else \
