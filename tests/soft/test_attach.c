@@ -313,6 +313,7 @@ static void bell_made_to_block(void)
 	CHECK_EQUAL(fcntl(made.read_fd, F_SETFL, 0), 0);
 	CHECK(soft_notify_pipe_drain(&hung));
 	soft_notify_pipe_notify(&made);
+	soft_notify_finish();
 	CHECK(soft_notify_pipe_drain(&hung));
 	CHECK(soft_notify_pipe_drain(&hung));
 	soft_notify_pipe_close(&made);
@@ -395,6 +396,13 @@ static void crowd(uint16_t port)
 		close(sockets[i]);
 }
 
+static void notify(struct soft_shm_peer *host)
+{
+	soft_lock();
+	soft_attach_notify(host);
+	soft_unlock();
+}
+
 /* Comes in well, and then writes into the shared memory what it likes. */
 static void vandal(uint16_t port, void (*what)(struct soft_shm_peer *host))
 {
@@ -413,7 +421,7 @@ static void vandal(uint16_t port, void (*what)(struct soft_shm_peer *host))
 	close(memory);
 	host.socket.fd = fd;
 	what(&host);
-	soft_attach_notify(&host);
+	notify(&host);
 	refused_at(fd);
 	soft_lock();
 	soft_notify_pipe_close(&host.pipe);
@@ -479,7 +487,7 @@ static void reads_nothing(struct soft_shm_peer *host)
 		while (soft_ring_room(&host->out, SOFT_HANDSHAKE_SIZE) < SOFT_HANDSHAKE_SIZE) {
 			if (poll(&over, 1, 0) && over.revents & (POLLRDHUP | POLLHUP))
 				return;
-			soft_attach_notify(host);
+			notify(host);
 			sched_yield();
 		}
 		soft_ring_put(&host->out, &(struct soft_record){1, 0, i, sizeof(handshake), NULL},

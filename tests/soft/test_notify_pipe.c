@@ -57,6 +57,13 @@ static bool readable(int fd)
 	return poll(&ready, 1, 0) == 1;
 }
 
+/* Not before the lock is given back, or the pipe is about to be closed: here at once. */
+static void notify(struct pair *pair)
+{
+	soft_notify_pipe_notify(&pair->writer);
+	soft_notify_finish();
+}
+
 static struct loop loop_of(struct ibv_context *context)
 {
 	struct loop loop = {.channel = verbs->ibv_create_comp_channel(context)};
@@ -90,7 +97,7 @@ static void end(struct loop *loop)
 static void wakes(struct pair *pair, const struct loop *loop, int number)
 {
 	soft_lock();
-	soft_notify_pipe_notify(&pair->writer);
+	notify(pair);
 	CHECK(readable(soft_engine_epoll_fd())); /* the engine's thread, always */
 	CHECK_EQUAL(readable(loop->flat[0]), number < 0);
 	for (int i = 0; i < loop->count; i++)
@@ -141,14 +148,14 @@ static void several_loops(struct ibv_context *context)
 	wakes(&pair, &one, 0);
 	other = loop_of(context);
 	soft_lock();
-	soft_notify_pipe_notify(&pair.writer);
+	notify(&pair);
 	CHECK(readable(other.flat[0]));
 	CHECK(soft_notify_pipe_drain(&pair.reader));
 	soft_unlock();
 	CHECK(soft_notify_version() != one.change);
 	ask(&one);
 	soft_lock();
-	soft_notify_pipe_notify(&pair.writer);
+	notify(&pair);
 	CHECK(readable(other.flat[0]));
 	CHECK(soft_notify_pipe_drain(&pair.reader));
 	soft_unlock();
@@ -182,7 +189,7 @@ static void by_the_channel_alone(struct ibv_context *context)
 	CHECK_EQUAL(soft_notify_fds(channel->fd, fds, &change), 0);
 	CHECK_EQUAL(change, soft_notify_version());
 	soft_lock();
-	soft_notify_pipe_notify(&pair.writer);
+	notify(&pair);
 	CHECK(readable(channel->fd));
 	CHECK(!readable(loop.channel->fd));
 	CHECK(readable(loop.notify_fds[0]));
@@ -227,9 +234,9 @@ static void port_down(struct ibv_context *context)
 	CHECK(soft_notify_version() != loop.change);
 	ask(&loop);
 	CHECK_EQUAL(loop.count, 0);
-	soft_notify_pipe_notify(&pair.writer);
-	CHECK(!readable(loop.flat[0]));
 	soft_lock();
+	notify(&pair);
+	CHECK(!readable(loop.flat[0]));
 	soft_watches_silence(false);
 	CHECK(readable(loop.flat[0]));
 	CHECK(soft_notify_pipe_drain(&pair.reader));
@@ -269,6 +276,46 @@ static void no_descriptors(struct ibv_context *context)
 	end(&loop);
 }
 
+/* More pipes than are kept for later: each shows one byte in the end, and none is written while the
+ * lock is held that need not be. */
+static void after_the_lock(void)
+{
+	enum {
+		PIPES = SOFT_NOTIFY_MOST + 2
+	};
+	struct soft_notify_pipe pipes[PIPES];
+
+	for (int i = 0; i < PIPES; i++) {
+		soft_notify_pipe_init(&pipes[i], NULL);
+		CHECK_EQUAL(soft_notify_pipe_make(&pipes[i]), 0);
+	}
+	soft_lock();
+	for (int i = 0; i < PIPES; i++) {
+		soft_notify_pipe_notify(&pipes[i]);
+		CHECK_EQUAL(readable(pipes[i].read_fd), i >= SOFT_NOTIFY_MOST);
+	}
+	soft_unlock();
+	for (int i = 0; i < PIPES; i++) {
+		char bytes[2];
+
+		CHECK_EQUAL(read(pipes[i].read_fd, bytes, sizeof(bytes)), 1);
+	}
+	/* Nothing is written to what has its number after it was closed. */
+	int number = pipes[0].write_fd, ends[2];
+
+	CHECK_EQUAL(pipe(ends), 0);
+	soft_lock();
+	soft_notify_pipe_notify(&pipes[0]);
+	for (int i = 0; i < PIPES; i++)
+		soft_notify_pipe_close(&pipes[i]);
+	CHECK_EQUAL(dup2(ends[1], number), number);
+	soft_unlock();
+	CHECK(!readable(ends[0]));
+	close(number);
+	close(ends[0]);
+	close(ends[1]);
+}
+
 int main(void)
 {
 	struct ibv_context *context = open_device();
@@ -279,6 +326,7 @@ int main(void)
 	many(context);
 	port_down(context);
 	no_descriptors(context);
+	after_the_lock();
 	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
 	return 0;
 }

@@ -1,6 +1,7 @@
 /* Channels: through the ring of this process to itself, and through shared memory to another
  * process. */
 #include <sys/mman.h>
+#include "shm/shm_internal.h"
 #include "shm_side.h"
 
 static struct process process;
@@ -256,6 +257,64 @@ static void areas(void)
 	part(&end, true);
 }
 
+static struct soft_shm_peer *written; /* the peer of the step below */
+
+static bool notified(void)
+{
+	struct pollfd ready = {.fd = written->pipe.read_fd, .events = POLLIN};
+
+	return poll(&ready, 1, 0) == 1;
+}
+
+static bool must_be_notified(void)
+{
+	return soft_hint_get(&written->out.shared->notify_wanted);
+}
+
+static void after_the_flush(struct soft_deferred *deferred)
+{
+	(void)deferred;
+	CHECK(!must_be_notified());
+	CHECK(!notified());
+	written = NULL;
+}
+
+/* A peer that sleeps is notified when the lock has been given back: an application that answers at
+ * once finds it free.  The peer is stopped in its sleep, so that it does not empty the pipe. */
+static void notified_without_the_lock(void)
+{
+	struct soft_deferred later = {.run = after_the_flush};
+	struct end end;
+	int status;
+
+	call_child(&end, true);
+	if (process.child) {
+		struct soft_shm_peer *peer = written = end.chan.peer;
+
+		for (;;) {
+			CHECK_EQUAL(kill(process.child, SIGSTOP), 0);
+			CHECK_EQUAL(waitpid(process.child, &status, WUNTRACED), process.child);
+			if (must_be_notified() && !notified())
+				break;
+			CHECK_EQUAL(kill(process.child, SIGCONT), 0);
+			poll(NULL, 0, 1); /* until it sleeps */
+		}
+		soft_list_init(&later.node);
+		soft_lock();
+		end.to_send++;
+		send_more(&end);
+		soft_defer(&later);
+		soft_unlock();
+		CHECK(!written);
+		written = peer;
+		CHECK(notified());
+		CHECK_EQUAL(kill(process.child, SIGCONT), 0);
+	} else {
+		UNTIL(&end, false, end.bytes == 1);
+	}
+	part(&end, true);
+}
+
 int main(void)
 {
 	limit_seconds(60);
@@ -275,6 +334,7 @@ int main(void)
 	STEP(flood(true));
 	STEP(flood(false));
 	STEP(areas());
+	STEP(notified_without_the_lock());
 	process_barrier(&process);
 	soft_engine_put();
 	join(&process);

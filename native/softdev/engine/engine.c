@@ -24,9 +24,17 @@
  * Why one lock.  A step is short (at most about a megabyte copied), queue pairs of one process
  * mostly talk to each other's threads anyway, and one lock makes "no access after dereg_mr returns"
  * and "no callback after unwatch" true by construction.
+ *
+ * An application that polls the memory that a peer writes to has its data before the step is over,
+ * and posts its answer while the engine's thread has the lock.  Were it to sleep then, it would have
+ * to be woken for every message, and on a busy machine wait for a processor.  So peers are notified
+ * after the lock has been given back (soft_notify_later), and a thread that finds it taken spins for
+ * a moment.
  */
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,6 +45,9 @@ enum {
 	EPOLL_FOUND_NS = SOFT_TICK_NS,
 	/* A thread that polls so often without arming anything goes on polling. */
 	POLLS_TO_TRUST = 1000,
+	/* Tries of a lock that is taken before the thread sleeps: 10 to 20 us on x86, where nearly all
+	 * that polled memory took 30 to 100. */
+	LOCK_SPINS = 300,
 };
 
 /* In place of a folder that is not there, as in tests of those below it. */
@@ -138,11 +149,22 @@ void soft_check_locked(const char *function)
 }
 #endif
 
+static bool lock_by_spinning(void)
+{
+	for (int i = 0; i < LOCK_SPINS; i++) {
+		soft_spin_pause();
+		if (!pthread_mutex_trylock(&engine.lock))
+			return true;
+	}
+	return false;
+}
+
 void soft_lock(void)
 {
 	if (pthread_mutex_trylock(&engine.lock)) {
 		soft_counter_add(&engine.waiting, 1);
-		pthread_mutex_lock(&engine.lock);
+		if (!lock_by_spinning())
+			pthread_mutex_lock(&engine.lock);
 		soft_counter_add(&engine.waiting, -1u);
 	}
 	soft_note_locked(true);
@@ -160,6 +182,42 @@ bool soft_lock_soon(void)
 	return locked;
 }
 
+static void notify(const int *fds, int count)
+{
+	for (int i = 0; i < count; i++)
+		(void)!write(fds[i], "", 1); /* a full pipe is readable as well */
+}
+
+static void unlock_and_notify(void)
+{
+	int fds[SOFT_NOTIFY_MOST], count = engine.notify_count;
+
+	memcpy(fds, engine.notify, sizeof(fds));
+	engine.notify_count = 0;
+	soft_counter_add(&engine.notifying, 1);
+	pthread_mutex_unlock(&engine.lock);
+	notify(fds, count);
+	soft_publish_less(&engine.notifying);
+}
+
+void soft_notify_later(int fd)
+{
+	soft_assert_locked();
+	if (engine.notify_count < SOFT_NOTIFY_MOST)
+		engine.notify[engine.notify_count++] = fd;
+	else
+		notify(&fd, 1);
+}
+
+void soft_notify_finish(void)
+{
+	soft_assert_locked();
+	notify(engine.notify, engine.notify_count);
+	engine.notify_count = 0;
+	while (soft_observe(&engine.notifying)) /* others begin only with the lock */
+		sched_yield();
+}
+
 void soft_unlock(void)
 {
 	while (!soft_list_empty(&engine.deferred)) {
@@ -173,7 +231,10 @@ void soft_unlock(void)
 	engine.current = NULL;
 	engine.unlocks++;
 	soft_note_locked(false);
-	pthread_mutex_unlock(&engine.lock);
+	if (engine.notify_count)
+		unlock_and_notify();
+	else
+		pthread_mutex_unlock(&engine.lock);
 }
 
 unsigned soft_lock_turn(void)

@@ -203,6 +203,12 @@ struct soft_deferred {
 void soft_defer(struct soft_deferred *deferred);
 void soft_deferred_cancel(struct soft_deferred *deferred);
 
+/* Write a byte to a non-blocking descriptor once the lock has been given back: to wake another
+ * process takes longer than all else that is done for a short message. */
+void soft_notify_later(int fd);
+/* Before such a descriptor is closed: now, and wait for other threads that are about to write. */
+void soft_notify_finish(void);
+
 /* Another number each time the lock is taken: to bound work that is deferred again and again. */
 unsigned soft_lock_turn(void);
 

@@ -7,6 +7,10 @@
 
 #include "engine.h"
 
+enum {
+	SOFT_NOTIFY_MOST = 8 /* the rest is written under the lock */
+};
+
 struct soft_engine {
 	pthread_mutex_t lock;
 	unsigned unlocks;       /* how often the lock has been given back */
@@ -37,6 +41,10 @@ struct soft_engine {
 	struct soft_node watches; /* everything watched */
 	struct soft_node deferred; /* to be done before the lock is given back */
 	struct soft_channel *current; /* whose owner runs the step under way */
+	int notify
+		[SOFT_NOTIFY_MOST]; /* descriptors to be written when the lock has been given back */
+	int notify_count;
+	unsigned notifying; /* atomic: threads that write to such descriptors now */
 
 	struct epoll_event events[SOFT_STEP_EVENTS]; /* of the step under way */
 	int event_count;

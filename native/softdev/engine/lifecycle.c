@@ -97,6 +97,7 @@ static void after_fork_in_parent(void)
  * of objects may only be forgotten (ibv_fork_init(3)). */
 static void forget_device(void)
 {
+	engine.notifying = 0; /* by threads that the child does not have */
 	while (!soft_list_empty(&engine.watches)) {
 		struct soft_fd_watch *watch =
 			soft_list_entry(engine.watches.next, struct soft_fd_watch, node);

@@ -63,9 +63,8 @@ bool soft_notify_pipe_receive(struct soft_notify_pipe *pipe, int fd)
 
 void soft_notify_pipe_notify(const struct soft_notify_pipe *pipe)
 {
-	/* A full pipe is readable as well. */
 	if (pipe->write_fd >= 0)
-		(void)!write(pipe->write_fd, "", 1);
+		soft_notify_later(pipe->write_fd);
 }
 
 bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe)
@@ -81,6 +80,7 @@ bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe)
 
 void soft_notify_pipe_close(struct soft_notify_pipe *pipe)
 {
+	soft_notify_finish();
 	soft_notify_fds_remove(&pipe->in);
 	soft_watch_close(&pipe->in.watch);
 	soft_close_fd(&pipe->read_fd);

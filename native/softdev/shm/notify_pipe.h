@@ -26,6 +26,7 @@ void soft_notify_pipe_init(struct soft_notify_pipe *pipe,
 int soft_notify_pipe_make(struct soft_notify_pipe *pipe);
 /* Take the read end of the other side's pipe, and close `fd`; false: it is no pipe. */
 bool soft_notify_pipe_receive(struct soft_notify_pipe *pipe, int fd);
+/* Once the lock has been given back. */
 void soft_notify_pipe_notify(const struct soft_notify_pipe *pipe);
 /* Empty the pipe; the next byte wakes us again.  False: the other side has closed it. */
 bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe);
