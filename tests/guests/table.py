@@ -24,13 +24,10 @@ SOFTWARE = [
         note="Its xrc tests are not in Debian's program: they want `ibv_open_xrc_domain` of "
         "OFED's old libibverbs, where rdma-core has `ibv_open_xrcd`. It names the peers of its ud "
         "tests by LID, without a GRH, which a RoCE card refuses; here the port's LID means this "
-        "host. Its poll_lat tests wait by polling memory, and the completion queue once for each "
-        "message: as no process writes into another's memory, the receiver's own device thread has "
-        "to be woken. Two such programs keep two cores busy, so that the thread may have to wait "
-        "for the end of a time slice. Beside other work perftest's ib_write_lat, which polls "
-        "memory too, and then its completion queue until its own write is complete, took "
-        "typically 47 us with shared memory and 6.0 ms over the TCP wire, where ib_send_lat took "
-        "34 us and 4.0 ms.",
+        "host. Its poll_lat tests wait by polling memory, and poll the completion queue once for "
+        "each message, as perftest's ib_write_lat polls memory: no process writes into another's "
+        "memory, so the receiver's own device thread has to be woken. Two such programs keep two "
+        "cores busy; beside other work that thread may have to wait for the end of a time slice.",
     ),
     Software("uDAPL", "dapl2-utils", apt=("dapl2-utils", "libdapl2")),
     libfabric.SOFTWARE,
