@@ -271,6 +271,11 @@ static bool must_be_notified(void)
 	return soft_hint_get(&written->out.shared->notify_wanted);
 }
 
+static bool sleeps(void)
+{
+	return must_be_notified() && !notified();
+}
+
 static void after_the_flush(struct soft_deferred *deferred)
 {
 	(void)deferred;
@@ -292,12 +297,13 @@ static void notified_without_the_lock(void)
 		struct soft_shm_peer *peer = written = end.chan.peer;
 
 		for (;;) {
+			while (!sleeps())
+				poll(NULL, 0, 1);
 			CHECK_EQUAL(kill(process.child, SIGSTOP), 0);
 			CHECK_EQUAL(waitpid(process.child, &status, WUNTRACED), process.child);
-			if (must_be_notified() && !notified())
+			if (sleeps())
 				break;
 			CHECK_EQUAL(kill(process.child, SIGCONT), 0);
-			poll(NULL, 0, 1); /* until it sleeps */
 		}
 		soft_list_init(&later.node);
 		soft_lock();
