@@ -49,6 +49,8 @@ _TAKEN = 16
 # seen to report completions of no request (measured; the cause is not known).
 _ENTRIES = 256
 _SIGNALED = int(verbs.SendFlags.SIGNALED)
+_OF_A_WRITE = verbs.WCOpcode.RECV_RDMA_WITH_IMM
+_LONGEST = 1 << 31  # bytes of a message of InfiniBand
 # Asynchronous events of a queue pair, or of its completion queue, after which nothing works.
 _FATAL = frozenset(
     {
@@ -91,10 +93,19 @@ def _collected(
     *arguments: P.args,
     **keywords: P.kwargs,
 ) -> list[verbs.SendWorkRequest]:
-    collected: list[verbs.SendWorkRequest] = []
-    with verbs.SendBatch(collected.extend) as batch:
-        operation(batch, *arguments, **keywords)
-    return collected
+    collected = _Collected()
+    operation(collected, *arguments, **keywords)
+    return collected.requests
+
+
+class _Collected(verbs.SendBatch):
+    """Collects outside of a scope, and posts nothing."""
+
+    def __init__(self) -> None:
+        self.requests: list[verbs.SendWorkRequest] = []
+
+    def add(self, request: verbs.SendWorkRequest) -> None:
+        self.requests.append(request)
 
 
 class AsyncQueuePair:
@@ -135,11 +146,11 @@ class AsyncQueuePair:
         self._loop = loop
         self._numbers = itertools.count()
         self._sends: dict[int, Completed] = {}
-        self._receives: dict[int, Completed] = {}
+        self._receives: dict[int, Completed | _Arrivals] = {}
+        self._rings: list[ReceiveRing] = []
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._reserved = 0
         self._cause: Exception | None = None  # why nothing more will be done
-        self._regions: list[verbs.MemoryRegion] = []
         self._watch = Watch(self._channel.fd, self._on_completions)
         self._events = ContextEvents.for_context(pd.context)
         self._token = self._events.subscribe(self._on_event)
@@ -153,7 +164,7 @@ class AsyncQueuePair:
         for some. Everything else that :meth:`verbs.QueuePair.post_send` raises.
         """
         self._check()
-        if self._room < len(requests) or self._waiters:
+        if self._waiters or self._room < len(requests):
             raise QueueFullError(
                 "ibv_post_send",
                 0,
@@ -175,11 +186,13 @@ class AsyncQueuePair:
         await self._reserve(len(requests))
         self._reserved -= len(requests)
         try:
+            self._check()  # it may have waited
             posted = self._post(requests)
         except BaseException:
             self._wake_waiters()  # nothing will complete for them
             raise
-        return await _all(posted)
+        # In order, as they complete; with the first that fails, all later ones do.
+        return [await future for future in posted]
 
     def batch(self) -> AsyncBatch:
         """A scope that collects requests, posts them at its end and waits for all."""
@@ -230,12 +243,14 @@ class AsyncQueuePair:
             self._waiters.popleft()
 
     def _post(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:
-        self._check()
         for request in requests:
             request.wr_id = next(self._numbers)
             request.send_flags |= _SIGNALED
         self.qp.post_send(requests)
-        return [self._future(self._sends, request.wr_id) for request in requests]
+        futures = [self._loop.create_future() for _ in requests]
+        for request, future in zip(requests, futures, strict=True):
+            self._sends[request.wr_id] = future
+        return futures
 
     # ---- receiving -----------------------------------------------------------------------
 
@@ -244,11 +259,20 @@ class AsyncQueuePair:
         self._check()
         number = next(self._numbers)
         self.qp.post_recv((verbs.ReceiveWorkRequest(number, sges),))
-        return self._future(self._receives, number)
+        future: Completed = self._loop.create_future()
+        self._receives[number] = future
+        return future
+
+    def _post_receive(self, waiting: _Arrivals, addr: int, length: int, lkey: int) -> None:
+        """As :meth:`recv_nowait`, for a ring."""
+        self._check()
+        number = next(self._numbers)
+        self.qp.post_recv_one(number, addr, length, lkey)
+        self._receives[number] = waiting
 
     async def recv(self, sges: Pieces = ()) -> verbs.WorkCompletion:
         """Post a receive and wait for what arrives in it. Errors as of :meth:`submit`."""
-        return (await _all([self.recv_nowait(sges)]))[0]
+        return await self.recv_nowait(sges)
 
     def receives(self, count: int, size: int) -> ReceiveRing:
         """Post ``count`` receives of ``size`` bytes, which are posted again as they are taken.
@@ -259,38 +283,35 @@ class AsyncQueuePair:
 
     # ---- completions ---------------------------------------------------------------------
 
-    def _future(self, waiting: dict[int, Completed], number: int) -> Completed:
-        future: Completed = self._loop.create_future()
-        # Retrieved: a waiter that gave it up need not be told of its failure.
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        waiting[number] = future
-        return future
-
     def _on_completions(self) -> None:
         if self._channel.closed:
             return
-        while self._channel.get_event() is not None:
+        if self._channel.get_event() is not None:  # one at most: it was armed once
             self._cq.req_notify()
         found = self._cq.poll(_TAKEN)
-        if self._cause is None and any(wc.status is verbs.WCStatus.WR_FLUSH_ERR for wc in found):
-            self._deliver_executed(found)
-            self._events.take()  # what put the queue pair into this state
-        self._deliver(found)
         if len(found) == _TAKEN:
             self._loop.call_soon(self._on_completions)
-        if self.qp.first_failure is not None:
-            self._fail(self._flushed)
-        else:
+        if self.qp.first_failure is None:
+            self._deliver(found)
             self._wake_waiters()
+        else:
+            if self._cause is None and any(
+                wc.status is verbs.WCStatus.WR_FLUSH_ERR for wc in found
+            ):
+                self._deliver_executed(found)
+                self._events.take()  # what put the queue pair into this state
+            self._deliver(found)
+            self._fail(self._flushed)
 
     def _deliver(self, found: list[verbs.WorkCompletion]) -> None:
         for wc in found:
-            future = self._sends.pop(wc.wr_id, None) or self._receives.pop(wc.wr_id, None)
-            if future is not None and not future.done():
-                if (error := wc.error()) is None:
-                    future.set_result(wc)
-                else:
-                    future.set_exception(error)
+            waiting = self._sends.pop(wc.wr_id, None) or self._receives.pop(wc.wr_id, None)
+            if waiting is None:
+                continue
+            if (error := wc.error()) is not None:
+                _set_error(waiting, error)
+            elif not waiting.done():
+                waiting.set_result(wc)
 
     def _deliver_executed(self, found: list[verbs.WorkCompletion]) -> None:
         self._deliver([wc for wc in found if wc.status is not verbs.WCStatus.WR_FLUSH_ERR])
@@ -324,14 +345,12 @@ class AsyncQueuePair:
         sends, self._sends = self._sends, {}
         receives, self._receives = self._receives, {}
         waiters, self._waiters = self._waiters, deque()
-        for waiting, operation in (
-            (sends.values(), "work request"),
-            (receives.values(), "receive"),
-            ([waiter for _, waiter in waiters], "work request"),
-        ):
-            for future in waiting:
-                if not future.done():
-                    future.set_exception(error(operation))
+        for send in sends.values():
+            _set_error(send, error("work request"))
+        for receive in (*receives.values(), *(ring._arrivals for ring in self._rings)):
+            _set_error(receive, error("receive"))
+        for _, waiter in waiters:
+            _set_error(waiter, error("work request"))
 
     def _flushed(self, operation: str) -> Exception:
         return work_completion_error(
@@ -343,9 +362,12 @@ class AsyncQueuePair:
 
     # ---- the end -------------------------------------------------------------------------
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self._channel.closed:
             raise BufferStateError(f"{self!r} is closed")
+
+    def _check(self) -> None:
+        self._check_open()
         if self._cause is not None or self.qp.first_failure is not None:
             raise self._flushed("work request")
 
@@ -366,8 +388,8 @@ class AsyncQueuePair:
         self._events.unsubscribe(self._token)
         self._events.release()
         self._channel.close()  # and with it the completion queue and the queue pair
-        for region in self._regions:
-            region.close()
+        for ring in self._rings:
+            ring._region.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -394,8 +416,11 @@ class ReceiveRing:
     """
 
     def __init__(self, queue: AsyncQueuePair, count: int, size: int) -> None:
-        if count < 1 or size < 1:
-            raise ValueError(f"{count} receives of {size} bytes: there must be 1 or more of each")
+        if count < 1 or not 1 <= size <= _LONGEST:
+            raise ValueError(
+                f"{count} receives of {size} bytes: there must be 1 or more of each, and a message"
+                f" has {_LONGEST} bytes at most"
+            )
         queue._check()
         limit = queue.qp.capabilities.max_recv_wr
         if queue.qp.srq is None and len(queue._receives) + count > limit:
@@ -407,17 +432,21 @@ class ReceiveRing:
             )
         self._queue = queue
         self._size = size
-        self._waits = False
         self._region = queue.qp.pd.reg_mr(count * size)
-        queue._regions.append(self._region)
-        self._posted: deque[tuple[Completed, int]] = deque()
-        self._taken: deque[int] = deque()  # what was taken last, and what there was no room for
-        for number in range(count):
-            self._post(number)
+        self._memory = self._region.buf
+        self._arrivals = _Arrivals()
+        queue._rings.append(self)
+        self._posted: deque[int] = deque()  # places, in the order of their receives
+        self._taken: deque[int] = deque(range(count))  # places to be posted
+        self._post()
 
-    def _post(self, number: int) -> None:
-        piece = self._region.sge(number * self._size, self._size)
-        self._posted.append((self._queue.recv_nowait([piece]), number))
+    def _post(self) -> None:
+        """Post what was taken last, and what there was no room for."""
+        queue, region = self._queue, self._region
+        while self._taken:
+            start = self._taken[0] * self._size
+            queue._post_receive(self._arrivals, region.addr + start, self._size, region.lkey)
+            self._posted.append(self._taken.popleft())
 
     async def get(self) -> tuple[verbs.WorkCompletion, memoryview]:
         """What arrives next, and its bytes, which may be used until the next call.
@@ -427,32 +456,67 @@ class ReceiveRing:
         BufferStateError when the queue pair is closed, QueueFullError when none of these receives
         is posted and there is no room for one, BusyError while another task waits here.
         """
-        if self._waits:
+        arrivals = self._arrivals
+        if arrivals.waiter is not None:
             raise BusyError(f"another task waits for the next receive of {self._queue!r}")
+        self._queue._check_open()
         try:
-            while self._taken:
-                self._post(self._taken[0])
-                self._taken.popleft()
+            self._post()
         except RDMAError:
             if not self._posted:
                 raise
             # What had arrived before the end comes first.
-        future, number = self._posted[0]
-        self._waits = True
-        try:
-            completion = future.result() if future.done() else await asyncio.shield(future)
-        finally:
-            self._waits = False
-        self._posted.popleft()
-        self._taken.append(number)
-        start = number * self._size
-        here = completion.opcode is not verbs.WCOpcode.RECV_RDMA_WITH_IMM
-        return completion, self._region.buf[start : start + completion.byte_len * here]
+        if not arrivals.completions:
+            await arrivals.wait()
+        completion = arrivals.completions.popleft()
+        place = self._posted.popleft()
+        self._taken.append(place)
+        start = place * self._size
+        here = 0 if completion.opcode is _OF_A_WRITE else completion.byte_len
+        return completion, self._memory[start : start + here]
 
     async def __aiter__(self) -> AsyncIterator[tuple[verbs.WorkCompletion, memoryview]]:
         """What arrives, as by :meth:`get`."""
         while True:
             yield await self.get()
+
+
+class _Arrivals:
+    """The completions of a ring's receives: it takes the place of a future for each of them."""
+
+    def __init__(self) -> None:
+        self.completions: deque[verbs.WorkCompletion] = deque()
+        self.error: Exception | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    def done(self) -> bool:
+        return self.error is not None
+
+    def set_result(self, completion: verbs.WorkCompletion) -> None:
+        self.completions.append(completion)
+        self._wake()
+
+    def set_exception(self, error: Exception) -> None:
+        self.error = error
+        self._wake()
+
+    def exception(self) -> Exception | None:
+        return self.error
+
+    def _wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait for a completion; raises the error when there will be none."""
+        while not self.completions:
+            if self.error is not None:
+                raise self.error.with_traceback(None)
+            self.waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self.waiter
+            finally:
+                self.waiter = None
 
 
 class AsyncBatch(verbs.SendBatch):
@@ -482,8 +546,7 @@ class AsyncBatch(verbs.SendBatch):
             self.completions = await self._queue.submit(self._collected)
 
 
-async def _all(futures: Sequence[Completed]) -> list[verbs.WorkCompletion]:
-    """The results of all, or the first failure in the order of posting."""
-    if futures:
-        await asyncio.wait(futures)
-    return [future.result() for future in futures]
+def _set_error(waiting: asyncio.Future[Any] | _Arrivals, error: Exception) -> None:
+    if not waiting.done():
+        waiting.set_exception(error)
+        waiting.exception()  # retrieved: a waiter that gave it up need not be told of its failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from aiordma.errors import WorkCompletionError, work_completion_error
@@ -11,6 +12,18 @@ from .._device.enums import WCFields, WCFlags, WCOpcode, WCStatus
 
 if TYPE_CHECKING:
     from aiordma._native import More, Record
+
+# Plain numbers and looked-up members: an operation of an enumeration takes ten times as long.
+_opcode = lru_cache(256)(WCOpcode)
+_flags = lru_cache(256)(WCFlags)
+_RECV = int(WCOpcode.RECV)
+_WITH_IMM, _WITH_INV = int(WCFlags.WITH_IMM), int(WCFlags.WITH_INV)
+_TIMESTAMP = int(WCFields.WITH_COMPLETION_TIMESTAMP)
+_WALLCLOCK = int(WCFields.WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
+_SLID, _SL = int(WCFields.WITH_SLID), int(WCFields.WITH_SL)
+_DLID_PATH_BITS = int(WCFields.WITH_DLID_PATH_BITS)
+_CVLAN, _FLOW_TAG = int(WCFields.WITH_CVLAN), int(WCFields.WITH_FLOW_TAG)
+_TM_INFO = int(WCFields.WITH_TM_INFO)
 
 
 class WorkCompletion(NamedTuple):
@@ -68,39 +81,20 @@ class WorkCompletion(NamedTuple):
             return cls(
                 wr_id, WCStatus(status), None, vendor_err, 0, None, qp_num, 0, WCFlags(0), failure
             )
-        wc = cls(
+        return cls(
             wr_id,
             WCStatus.SUCCESS,
-            WCOpcode(opcode),
+            _opcode(opcode),
             vendor_err,
             byte_len,
             # rdma_rxe tells it of sends as well, without the data.
-            imm_data if flags & WCFlags.WITH_IMM and opcode & WCOpcode.RECV else None,
+            imm_data if flags & _WITH_IMM and opcode & _RECV else None,
             qp_num,
             src_qp,
-            WCFlags(flags),
+            _flags(flags),
             None,
-            invalidated(imm_data) if flags & WCFlags.WITH_INV else None,
-        )
-        return wc if more is None else wc._with(more, fields)
-
-    def _with(self, more: More, fields: WCFields | None) -> Self:
-        timestamp, wallclock_ns, tm_tag, slid, pkey_index, sl, bits, cvlan, flow_tag, priv = more
-        if fields is None:
-            return self._replace(slid=slid, sl=sl, dlid_path_bits=bits, pkey_index=pkey_index)
-        tm = WCFields.WITH_TM_INFO in fields
-        return self._replace(
-            timestamp=timestamp if WCFields.WITH_COMPLETION_TIMESTAMP in fields else None,
-            wallclock_ns=(
-                wallclock_ns if WCFields.WITH_COMPLETION_TIMESTAMP_WALLCLOCK in fields else None
-            ),
-            slid=slid if WCFields.WITH_SLID in fields else None,
-            sl=sl if WCFields.WITH_SL in fields else None,
-            dlid_path_bits=bits if WCFields.WITH_DLID_PATH_BITS in fields else None,
-            cvlan=cvlan if WCFields.WITH_CVLAN in fields else None,
-            flow_tag=flow_tag if WCFields.WITH_FLOW_TAG in fields else None,
-            tm_tag=tm_tag if tm else None,
-            tm_priv=priv if tm else None,
+            invalidated(imm_data) if flags & _WITH_INV else None,
+            *(() if more is None else _told(more, fields)),
         )
 
     @property
@@ -139,3 +133,23 @@ def invalidated(imm_data: int) -> int:
     The key was there as it is; so turning the immediate data has turned it as well.
     """
     return socket.htonl(imm_data)
+
+
+def _told(more: More, fields: WCFields | None) -> tuple[int | None, ...]:
+    """The members from ``timestamp`` on, None where the queue does not tell."""
+    timestamp, wallclock_ns, tm_tag, slid, pkey_index, sl, bits, cvlan, flow_tag, tm_priv = more
+    if fields is None:
+        return None, None, slid, sl, bits, pkey_index
+    told = int(fields)
+    return (
+        timestamp if told & _TIMESTAMP else None,
+        wallclock_ns if told & _WALLCLOCK else None,
+        slid if told & _SLID else None,
+        sl if told & _SL else None,
+        bits if told & _DLID_PATH_BITS else None,
+        None,  # of classic queues alone
+        cvlan if told & _CVLAN else None,
+        flow_tag if told & _FLOW_TAG else None,
+        tm_tag if told & _TM_INFO else None,
+        tm_priv if told & _TM_INFO else None,
+    )

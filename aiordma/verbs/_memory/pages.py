@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 from contextlib import suppress
 from typing import NamedTuple
+
+from aiordma._native import failure
 
 logger = logging.getLogger("aiordma.verbs")
 
@@ -32,16 +35,17 @@ def allocate(length: int, huge_pages: bool) -> Pages:
 
     With ``huge_pages`` on such pages, if enough of them are free; if not, that is logged as a
     warning, and the kernel is asked to merge ordinary ones (madvise(2), MADV_HUGEPAGE).
+    VerbsError (ENOMEM) for more than the kernel lets this process have.
     """
     if not huge_pages:
-        return Pages(memoryview(mmap.mmap(-1, length, flags=_PRIVATE)), mmap.PAGESIZE)
+        return Pages(memoryview(_map(length)), mmap.PAGESIZE)
     info = _meminfo()
     size = info.get("Hugepagesize", 0)
     if size:
         whole = -(-length // size) * size  # munmap(2) wants whole pages
         try:
             mapping = mmap.mmap(-1, whole, flags=_PRIVATE | _MAP_HUGETLB)
-        except OSError:  # ENOMEM: not enough are free
+        except (OSError, OverflowError):  # ENOMEM: not enough are free
             pass
         else:
             return Pages(memoryview(mapping), size)
@@ -52,10 +56,22 @@ def allocate(length: int, huge_pages: bool) -> Pages:
         size,
         info.get("HugePages_Free", 0),
     )
-    mapping = mmap.mmap(-1, length, flags=_PRIVATE)
+    mapping = _map(length)
     with suppress(OSError):  # EINVAL: a kernel without transparent huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return Pages(memoryview(mapping), mmap.PAGESIZE)
+
+
+def _map(length: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, length, flags=_PRIVATE)
+    except (OSError, OverflowError) as error:  # OverflowError: more than any address space
+        raise failure(
+            "mmap",
+            getattr(error, "errno", errno.ENOMEM),
+            f"{length} bytes of new memory to register: the kernel does not let this process have"
+            " so much (free memory, vm.overcommit_memory, 'ulimit -v'); ask for less",
+        ) from None
 
 
 def _meminfo() -> dict[str, int]:

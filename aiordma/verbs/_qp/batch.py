@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _U64_MAX = (1 << 64) - 1
+_SIGNALED, _FENCE = int(SendFlags.SIGNALED), int(SendFlags.FENCE)
+_SOLICITED, _INLINE = int(SendFlags.SOLICITED), int(SendFlags.INLINE)
 
 
 class _Batch(Generic[T]):
@@ -267,8 +269,8 @@ class SendBatch(_Batch[SendWorkRequest]):
 
 def _flags(signaled: bool, fence: bool, solicited: bool = False, inline: bool = False) -> int:
     return (
-        (SendFlags.SIGNALED.value if signaled else 0)
-        | (SendFlags.FENCE.value if fence else 0)
-        | (SendFlags.SOLICITED.value if solicited else 0)
-        | (SendFlags.INLINE.value if inline else 0)
+        (_SIGNALED if signaled else 0)
+        | (_FENCE if fence else 0)
+        | (_SOLICITED if solicited else 0)
+        | (_INLINE if inline else 0)
     )
