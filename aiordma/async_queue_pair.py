@@ -277,7 +277,8 @@ class AsyncQueuePair:
     def receives(self, count: int, size: int) -> ReceiveRing:
         """Post ``count`` receives of ``size`` bytes, which are posted again as they are taken.
 
-        QueueFullError, and nothing is posted, when there is no room for all.
+        ValueError for a size that no message has. QueueFullError, and nothing is posted, when there
+        is no room for all.
         """
         return ReceiveRing(self, count, size)
 
@@ -418,8 +419,8 @@ class ReceiveRing:
     def __init__(self, queue: AsyncQueuePair, count: int, size: int) -> None:
         if count < 1 or not 1 <= size <= _LONGEST:
             raise ValueError(
-                f"{count} receives of {size} bytes: there must be 1 or more of each, and a message"
-                f" has {_LONGEST} bytes at most"
+                f"{count} receives of {size} bytes: ask for 1 or more, of 1 to {_LONGEST} bytes,"
+                " as long as a message can be"
             )
         queue._check()
         limit = queue.qp.capabilities.max_recv_wr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -232,12 +233,43 @@ async def test_a_ring_without_room_posts_nothing(pd: verbs.ProtectionDomain) -> 
         for _ in range(8):
             await one.queue.send([one.piece()])
             assert (await ring.get())[0].byte_len == 8
-        for count, room in ((0, 8), (8, 0), (-1, 8)):
-            with pytest.raises(ValueError, match=f"{count} receives of {room} bytes"):
+        for count, room in ((0, 8), (8, 0), (-1, 8), (4, 1 << 50), (1, (1 << 31) + 1)):
+            with pytest.raises(ValueError, match=f"{count} receives of {room} bytes: .* 1 to 2147"):
                 two.queue.receives(count, room)
         two.queue.close()
         with pytest.raises(BufferStateError):
             two.queue.receives(1, 1)
+
+
+async def test_the_end_of_a_ring(pd: verbs.ProtectionDomain) -> None:
+    """What had arrived comes first, then the failure, each time; nothing after the close."""
+    async with connected(pd) as (one, two):
+        rings = two.queue.receives(2, 8), two.queue.receives(1, 8)
+        for imm in (1, 2, 3):
+            await one.queue.send(imm=imm)
+        cause = TimeoutError("no keep-alive")
+        two.queue.fail(cause)
+        assert [(await rings[0].get())[0].imm_data for _ in range(2)] == [1, 2]
+        for _ in range(2):
+            with pytest.raises(WorkRequestFlushedError) as caught:
+                await rings[0].get()
+            assert caught.value.__cause__ is cause
+        two.queue.close()
+        for ring in rings:
+            with pytest.raises(BufferStateError, match="is closed"):
+                await ring.get()
+
+
+async def test_futures_that_are_given_up_make_no_noise(pd: verbs.ProtectionDomain) -> None:
+    """A failure that is never retrieved is not reported to the loop."""
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    async with connected(pd) as (one, _):
+        one.queue.recv_nowait()
+        one.queue.recv_nowait().cancel()
+        one.queue.fail(TimeoutError("no keep-alive"))
+    gc.collect()
+    assert not reported
 
 
 async def test_a_ring_is_for_one_task_at_a_time(pd: verbs.ProtectionDomain) -> None:

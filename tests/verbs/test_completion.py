@@ -17,7 +17,15 @@ from aiordma.errors import (
     RemoteAccessError,
     WorkRequestFlushedError,
 )
-from aiordma.verbs import SendFlags, WCFlags, WCOpcode, WCStatus, WorkCompletion, WROpcode
+from aiordma.verbs import (
+    SendFlags,
+    WCFields,
+    WCFlags,
+    WCOpcode,
+    WCStatus,
+    WorkCompletion,
+    WROpcode,
+)
 from tests.conftest import EMBEDDED, LACKS, kind_of
 
 if TYPE_CHECKING:
@@ -341,6 +349,28 @@ def test_good_completion() -> None:
     assert wc.imm_data is None
     wc = WorkCompletion.from_record((5, 0, WCOpcode.RECV, 0, 8, 3, 0x11, 4, WCFlags.WITH_IMM))
     assert wc.imm_data == 3
+
+
+@pytest.mark.parametrize("field", [None, *WCFields], ids=lambda field: field and field.name)
+def test_a_queue_tells_the_fields_that_it_was_made_for(field: WCFields | None) -> None:
+    """Classic queues (None) tell some as well."""
+    record = (5, 0, WCOpcode.RECV, 0, 8, 3, 0x11, 4, 0)
+    wc = WorkCompletion.from_record(record, None, (1, 2, 3, 4, 5, 6, 7, 8, 9, 10), field)
+    told = {
+        None: {"slid": 4, "sl": 6, "dlid_path_bits": 7, "pkey_index": 5},
+        WCFields.WITH_COMPLETION_TIMESTAMP: {"timestamp": 1},
+        WCFields.WITH_COMPLETION_TIMESTAMP_WALLCLOCK: {"wallclock_ns": 2},
+        WCFields.WITH_TM_INFO: {"tm_tag": 3, "tm_priv": 10},
+        WCFields.WITH_SLID: {"slid": 4},
+        WCFields.WITH_SL: {"sl": 6},
+        WCFields.WITH_DLID_PATH_BITS: {"dlid_path_bits": 7},
+        WCFields.WITH_CVLAN: {"cvlan": 8},
+        WCFields.WITH_FLOW_TAG: {"flow_tag": 9},
+    }.get(field, {})
+    assert {name: wc._asdict()[name] for name in WorkCompletion._fields[11:]} == {
+        **dict.fromkeys(WorkCompletion._fields[11:]),
+        **told,
+    }
 
 
 def test_flush(pair: tuple[End, End]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import errno
 import mmap
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from aiordma import MemoryPool, verbs
-from aiordma.errors import BufferStateError, LocalRangeError
+from aiordma.errors import BufferStateError, LocalRangeError, VerbsError
 from aiordma.verbs import AccessFlags
 from aiordma.verbs._memory.buffers import AnyMemory, bytes_of
 
@@ -160,6 +161,14 @@ def test_what_has_no_buffer_cannot_be_registered(pd: verbs.ProtectionDomain) -> 
 def test_memory_with_gaps_cannot_be_registered(pd: verbs.ProtectionDomain) -> None:
     with pytest.raises((BufferError, ValueError)):
         pd.reg_mr(np.zeros(64, dtype=np.uint8)[::2])
+
+
+@pytest.mark.parametrize("huge_pages", [False, True], ids=["ordinary", "huge"])
+def test_more_memory_than_there_can_be(pd: verbs.ProtectionDomain, huge_pages: bool) -> None:
+    for length in (1 << 50, 1 << 70):
+        with pytest.raises(VerbsError, match=f"{length} bytes of new memory.*ask for less") as no:
+            pd.reg_mr(length, huge_pages=huge_pages)
+        assert no.value.errno == errno.ENOMEM
 
 
 def test_a_failed_registration_pins_nothing(pd: verbs.ProtectionDomain) -> None:

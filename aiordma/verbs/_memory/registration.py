@@ -65,7 +65,8 @@ class Registration(Resource["h.PDPointer"]):
         ValueError for rights that the memory cannot have, TypeError for an object without
         memory, BufferError for memory that is not contiguous; UnsupportedError for rights that
         the device does not offer, and for memory of a GPU; VerbsError from the device, with the
-        limit on locked memory where that may be the reason (ENOMEM).
+        limit on locked memory where that may be the reason (ENOMEM), and for more new memory than
+        the kernel gives (ENOMEM).
         """
         return register(self._domain, memory, access, iova, huge_pages)
 

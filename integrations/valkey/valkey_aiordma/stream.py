@@ -65,6 +65,7 @@ class ValkeyTransport(asyncio.Transport):
         self._receives: ReceiveRing = self._queue.receives(RECEIVES, COMMAND.size)
         rights = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
         self._lent, self._read = id.pd.reg_mr(LENT, rights), 0
+        self._arrived = self._lent.buf
         self._staged = id.pd.reg_mr(STAGED)
         self._commands = id.pd.reg_mr(COMMAND.size)
         self._address = self._rkey = self._room = 0  # of the server's buffer
@@ -113,7 +114,8 @@ class ValkeyTransport(asyncio.Transport):
     async def _receive(self) -> None:
         try:
             async for completion, command in self._receives:
-                await self._reading.wait()
+                if not self._reading.is_set():
+                    await self._reading.wait()
                 if completion.opcode is WCOpcode.RECV_RDMA_WITH_IMM:
                     self._on_bytes(completion.imm_data or 0)
                 else:
@@ -125,7 +127,7 @@ class ValkeyTransport(asyncio.Transport):
         start, self._read = self._read, self._read + count
         if not 0 < self._read - start <= LENT - start:
             raise ProtocolError(f"the server wrote {count} bytes to {start} of {LENT} lent ones")
-        self._protocol.data_received(bytes(self._lent.buf[start : self._read]))
+        self._protocol.data_received(bytes(self._arrived[start : self._read]))
         if self._read == self._lent.length:
             self._lend()
 
