@@ -209,6 +209,27 @@ async def test_a_server_that_lends_nothing() -> None:
         assert writer.transport.get_write_buffer_size() == 2 * stream.HIGH_WATER
 
 
+@pytest.mark.parametrize("end", ["room", "disconnect"])
+async def test_closing_while_reading_is_paused(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left to write needs the server's commands, and its end must be noticed."""
+    monkeypatch.setattr(stream, "KEEPALIVE", 1e6)  # no commands between the writes
+    async with connected() as (reader, writer, peer):
+        await peer.lend(5)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"hello, world")
+        assert (await peer.receives.get())[0].imm_data == 5
+        writer.close()
+        await peer.write(b"never read")
+        if end == "room":
+            await peer.lend(1 << 16)
+            assert (await peer.receives.get())[0].imm_data == 7
+            await writer.wait_closed()
+            assert await reader.read() == b""
+        else:
+            peer.queue.close()
+            await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
 async def test_a_flood_of_commands() -> None:
     async with connected() as (reader, _, peer):
         for _ in range(1000):

@@ -127,7 +127,8 @@ class ValkeyTransport(asyncio.Transport):
         start, self._read = self._read, self._read + count
         if not 0 < self._read - start <= LENT - start:
             raise ProtocolError(f"the server wrote {count} bytes to {start} of {LENT} lent ones")
-        self._protocol.data_received(bytes(self._arrived[start : self._read]))
+        if not self._closing:
+            self._protocol.data_received(bytes(self._arrived[start : self._read]))
         if self._read == self._lent.length:
             self._lend()
 
@@ -147,7 +148,8 @@ class ValkeyTransport(asyncio.Transport):
 
     def pause_reading(self) -> None:
         """Leave what arrives in the buffer that was lent."""
-        self._reading.clear()
+        if not self._closing:
+            self._reading.clear()
 
     def resume_reading(self) -> None:
         """Go on reading."""
@@ -204,8 +206,9 @@ class ValkeyTransport(asyncio.Transport):
         return self._closing or self._lost
 
     def close(self) -> None:
-        """Close once all is written."""
+        """Close once all is written; what arrives meanwhile is dropped."""
         self._closing = True
+        self._reading.set()  # for the commands that give room, and for the end
         if not self._pending and not self._writing:
             self._lose(None)
 
