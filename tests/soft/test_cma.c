@@ -298,6 +298,35 @@ static void too_slow(void)
 	munmap(memory, MIB);
 }
 
+/* The ring would wait for the kernel's fresh pages as well: a copy into them says nothing. */
+static void slow_into_fresh_pages(void)
+{
+	struct process process = part();
+	struct soft_cma cma;
+	struct soft_cma_desc desc;
+	uint8_t *memory = map(MIB);
+
+	open_reach(&process, &cma);
+	CHECK(probe(&process, &cma));
+	for (int copies = 0; copies < 6; copies++) {
+		if (process.child) {
+			CHECK_EQUAL(soft_cma_backs_off(&cma), copies == 5);
+			desc = grant_of(&cma, memory, MIB);
+			tell(&process, &desc, sizeof(desc));
+		} else {
+			soft_cma_slow = 0;
+			if (copies < 4)
+				CHECK_EQUAL(madvise(memory, MIB, MADV_DONTNEED), 0);
+			hear(&process, &desc, sizeof(desc));
+			CHECK_EQUAL(copy_all(&cma, &desc, memory, MIB), SOFT_CMA_COPIED);
+		}
+		process_barrier(&process);
+	}
+	soft_cma_end(&cma);
+	join(&process);
+	munmap(memory, MIB);
+}
+
 /* ---- what the kernel says ------------------------------------------------------------------ */
 
 /* Forbidden from the beginning, or from some time on. */
@@ -641,6 +670,7 @@ int main(void)
 	STEP(every_byte());
 	STEP(holes());
 	STEP(too_slow());
+	STEP(slow_into_fresh_pages());
 	STEP(forbidden());
 	STEP(another_process());
 	STEP(owner_dies());

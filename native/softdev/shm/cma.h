@@ -75,7 +75,7 @@ struct soft_cma {
 	unsigned used; /* exports, some of which the other side may be done with */
 	unsigned cursor; /* the slot after the last one exported */
 	unsigned timeouts; /* revocations that did not wait to the end for the other side */
-	unsigned slow; /* copies in a row that took too long */
+	bool was_slow; /* the last copy took too long */
 	uint64_t backoff_ns;
 	struct soft_cma_export exports[SOFT_CMA_SLOTS];
 };
