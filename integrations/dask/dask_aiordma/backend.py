@@ -20,7 +20,6 @@ from distributed.comm.core import (
 )
 from distributed.comm.registry import Backend
 from distributed.comm.utils import ensure_concrete_host, from_frames, to_frames
-from distributed.protocol.utils import host_array
 from distributed.system import MEMORY_LIMIT
 from distributed.utils import ensure_ip, get_ip
 
@@ -28,7 +27,8 @@ import aiordma
 from aiordma import errors
 
 from .framing import Bytes, FramingError, pack, unpack
-from .settings import connection_arguments
+from .memory import frame_memory
+from .settings import connection_arguments, kept_memory
 
 __all__ = ["RDMA", "RDMABackend", "RDMAConnector", "RDMAListener"]
 
@@ -59,6 +59,7 @@ class RDMA(Comm):
         super().__init__(deserialize=deserialize)
         self._conn: aiordma.Connection | None = conn
         self._loop = asyncio.get_running_loop()
+        self._memory = frame_memory(self._loop, kept_memory())
         self._local_addr = local_addr
         self._peer_addr = peer_addr
         self._under_way = 0
@@ -106,11 +107,11 @@ class RDMA(Comm):
             raise self._lost(error) from error
 
     async def _read_frames(self, conn: aiordma.Connection) -> list[memoryview]:
-        first = await conn.recv_with(host_array)
+        first = await conn.recv_with(self._memory.lend_more)
         unpacked = unpack(first.memory, MEMORY_LIMIT)
         frames = unpacked.frames
         for index, length in unpacked.missing:
-            received = await conn.recv_with(host_array)
+            received = await conn.recv_with(self._memory.lend)
             if received.length != length:
                 raise FramingError(
                     f"the peer sent {received.length} bytes instead of a frame of {length}"

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from dask.utils import parse_timedelta
+from dask.system import CPU_COUNT
+from dask.utils import parse_bytes, parse_timedelta
 from distributed.system import MEMORY_LIMIT
 
 import aiordma
@@ -34,7 +35,11 @@ SETTINGS: dict[str, Any] = {
     "auth-file": None,
     "encrypt": False,
     "options": {},
+    "kept-memory": None,
 }
+
+# A worker of a core has that share of the machine; an eighth of it, and no more than serves.
+MOST_KEPT = min(256 << 20, MEMORY_LIMIT // (8 * CPU_COUNT))
 
 
 def _setting(name: str) -> Any:
@@ -59,6 +64,7 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
             "dask_aiordma.Security(auth=key, encrypt=True), or distributed.comm.rdma.auth-file and "
             "distributed.comm.rdma.encrypt in the configuration"
         )
+    kept_memory()  # what is wrong with it is said before there is a connection
     if given.get("server_hostname"):
         raise ValueError(
             f"{what}: rdma:// expects the host of the address in a certificate, and has no setting "
@@ -72,6 +78,19 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
         "encrypt": encrypt,
         "ssl": given.get("ssl_context"),
     }
+
+
+def kept_memory() -> int:
+    """Bytes of memory that may wait for further long frames."""
+    given = _setting("kept-memory")
+    if given is None:
+        return MOST_KEPT
+    try:
+        return int(parse_bytes(given))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"distributed.comm.rdma.kept-memory: {given!r} is no number of bytes such as 64 MiB"
+        ) from error
 
 
 def _key_of_file(path: str | None) -> bytes | None:

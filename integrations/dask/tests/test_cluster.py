@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
-from dask_aiordma import Security, backend
+from dask_aiordma import Security
+from dask_aiordma.memory import FrameMemory
 from distributed import Client, LocalCluster, Scheduler, wait
 
 MIB = 1 << 20
@@ -106,21 +107,21 @@ def test_a_gibibyte_is_scattered_and_gathered(client: Client) -> None:
 
 def kill_in_the_middle(pid: int, dask_worker: Any) -> None:
     """Kills a process when memory for the fifth of eight long frames is asked for."""
-    inside: Any = backend
-    allocate = inside.host_array
+    inside: Any = FrameMemory
+    lend = inside.lend
     asked = 0
 
-    def counted(length: int) -> memoryview:
+    def counted(self: FrameMemory, length: int, size: int | None = None) -> memoryview:
         nonlocal asked
         if length == 8 * MIB:
             asked += 1
             if asked == 5:
-                inside.host_array = allocate  # what waits for a message already has this one
+                inside.lend = lend
                 dask_worker.killed = True
                 os.kill(pid, signal.SIGKILL)
-        return allocate(length)
+        return lend(self, length, size)
 
-    inside.host_array = counted
+    inside.lend = counted
 
 
 async def without(victim: str, dask_scheduler: Scheduler) -> None:

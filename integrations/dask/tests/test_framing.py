@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
-from dask_aiordma.framing import LONG, FramingError, pack, unpack
+from dask_aiordma.framing import FRAME_COST, LONG, MANY, FramingError, pack, unpack
 
 LIMIT = 1 << 40
 
@@ -88,6 +89,44 @@ def message(lengths: list[int], data: bytes, magic: bytes = b"dask-rd1") -> memo
 
 
 OWN, LEADS = 1 << 63, 1 << 62
+
+
+def crowd(count: int, length: int) -> memoryview:
+    """That many frames of that length, and their trailer."""
+    trailer = struct.pack("<Q", length) * count + struct.pack("<Q", count) + b"dask-rd1"
+    return memoryview(bytearray(length * count) + trailer)
+
+
+@pytest.mark.parametrize("count", [MANY + 1, 1_000_000])
+def test_a_crowd_of_empty_frames_is_refused_unseen(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = crowd(count, 0)
+    monkeypatch.setattr(struct, "unpack_from", None)  # of any length it would cost that much
+    with pytest.raises(FramingError, match=f"{count} frames in 0 bytes"):
+        unpack(sent, LIMIT)
+
+
+def test_frames_that_take_too_much_memory_are_refused() -> None:
+    with pytest.raises(FramingError, match="70000 frames, and 44642 are the most"):
+        unpack(crowd(70_000, 2), 20_000_000)
+
+
+def test_a_frame_costs_what_is_counted_for_it() -> None:
+    sent = crowd(100_000, 1)
+    tracemalloc.start()
+    try:
+        frames = unpack(sent, LIMIT).frames
+        assert tracemalloc.get_traced_memory()[0] < 100_000 * FRAME_COST
+    finally:
+        tracemalloc.stop()
+    assert len(frames) == 100_000
+
+
+def test_very_many_frames_are_taken() -> None:
+    """As of a list of empty arrays that is pickled: each has an opcode in the pickle."""
+    frames = [b"head", *[b""] * MANY, bytes(MANY)]
+    assert through(frames) == (frames, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,130 @@
+"""Memory for long frames, which is used again.
+
+The kernel clears fresh memory before a process sees it, which takes as long as the copy that
+follows, and several times as long where a virtual machine has to get the pages from its host.  C
+libraries give memory of such sizes back at once, and Dask tells them to (`MALLOC_TRIM_THRESHOLD_`).
+So memory of a frame whose arrays are gone serves another one of the same length, as the chunks of
+an array have.  It is kept for some seconds: the process is seen to use it until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from typing import Any
+
+from distributed.protocol.utils import host_array
+
+try:
+    import numpy
+except ImportError:  # as in distributed
+    numpy = None  # type: ignore[assignment]
+
+from .framing import LONG
+
+# How long memory waits for its next frame.  By judgement: longer than most tasks compute, and
+# shorter than the 30 s after which Dask shows memory that no key has as "old".
+SECONDS = 5.0
+# Pieces of memory that wait: all are looked at for each frame.
+MANY = 256
+
+
+def rounded(length: int) -> int:
+    """A length that others nearby share, by at most a thirty-second longer."""
+    step = 1 << max(length.bit_length() - 6, 0)
+    return -(-length // step) * step
+
+
+class FrameMemory:
+    """The memory of the long frames that an event loop receives; `most` bytes of it wait."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
+        self._loop = weakref.ref(loop)
+        self.most = most
+        self.waiting = 0
+        self._waits: deque[tuple[float, memoryview]] = deque()  # the oldest first, with its time
+        self._lent: dict[int, tuple[weakref.ref[Any], memoryview]] = {}
+        # Of frames that have ended, in whichever thread: a deque may change between any two steps.
+        self._returned: deque[memoryview] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def lend(self, length: int, size: int | None = None) -> memoryview:
+        """Memory of that length, of a piece of `size`; it returns when nothing refers to it."""
+        size = size or length
+        if numpy is None or not LONG <= length <= size <= self.most:
+            return host_array(length)
+        self._take_back()
+        memory = self._found(size)
+        if memory is None:
+            memory = host_array(size)
+        # Its base is no array, so whatever is made of it refers to it, and not to that base alone.
+        frame = numpy.frombuffer(memory, "u1", length)
+        number = id(frame)
+        self._lent[number] = weakref.ref(frame, lambda _: self._ended(number)), memory
+        return frame.data
+
+    def lend_more(self, length: int) -> memoryview:
+        """As `lend`, for messages whose lengths differ by little: an array and a header."""
+        return self.lend(length, rounded(length))
+
+    def _found(self, size: int) -> memoryview | None:
+        for i in range(len(self._waits) - 1, -1, -1):
+            if self._waits[i][1].nbytes == size:
+                _, memory = self._waits[i]
+                del self._waits[i]
+                self.waiting -= size
+                return memory
+        return None
+
+    def _ended(self, number: int) -> None:
+        """Of any thread, at any time: so without a lock."""
+        _, memory = self._lent.pop(number)
+        loop = self._loop()
+        if loop is None or loop.is_closed():
+            return
+        first = not self._returned
+        self._returned.append(memory)
+        if first:
+            try:
+                loop.call_soon_threadsafe(self._take_back)
+            except RuntimeError:  # closed meanwhile
+                self._returned.clear()
+
+    def _take_back(self) -> None:
+        loop = self._loop()
+        assert loop is not None
+        while self._returned:
+            memory = self._returned.popleft()
+            self._waits.append((loop.time() + SECONDS, memory))
+            self.waiting += memory.nbytes
+        while self.waiting > self.most or len(self._waits) > MANY:
+            self._drop()
+        if self._waits and self._timer is None:
+            self._timer = loop.call_at(self._waits[0][0], self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        loop = self._loop()
+        assert loop is not None
+        now = loop.time()
+        while self._waits and self._waits[0][0] <= now:
+            self._drop()
+        self._take_back()
+
+    def _drop(self) -> None:
+        _, memory = self._waits.popleft()
+        self.waiting -= memory.nbytes
+
+
+_of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FrameMemory]
+_of_loops = weakref.WeakKeyDictionary()
+
+
+def frame_memory(loop: asyncio.AbstractEventLoop, most: int) -> FrameMemory:
+    """That of the event loop; `most` counts from now on."""
+    memory = _of_loops.get(loop)
+    if memory is None:
+        memory = _of_loops[loop] = FrameMemory(loop, most)
+    memory.most = most
+    return memory

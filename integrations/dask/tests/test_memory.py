@@ -1,0 +1,143 @@
+"""Memory of long frames: what is used again, when, and how long it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from conftest import Pair
+from dask_aiordma import memory
+from dask_aiordma.framing import LONG
+from dask_aiordma.memory import FrameMemory, rounded
+from dask_aiordma.settings import connection_arguments
+from distributed.protocol.serialize import to_serialize
+
+SIZE = 1 << 20
+
+
+def address(view: Any) -> int:
+    return int(np.asarray(view).ctypes.data)
+
+
+def new(most: int = 4 * SIZE) -> FrameMemory:
+    return FrameMemory(asyncio.get_running_loop(), most)
+
+
+async def test_memory_of_a_frame_serves_the_next_one() -> None:
+    frames = new()
+    first = frames.lend(SIZE)
+    at = address(first)
+    first[-1] = 1
+    del first
+    assert address(frames.lend(SIZE + 1)) != at
+    again = frames.lend(SIZE)
+    assert address(again) == at
+    assert again.nbytes == SIZE
+    assert not again.readonly
+
+
+async def test_memory_that_is_referred_to_is_not_used_again() -> None:
+    """By any way to it, and each reaches its end."""
+    ways: list[Any] = [
+        lambda view: view,
+        lambda view: view[5:7],
+        lambda view: view.cast("d"),
+        np.asarray,
+        lambda view: np.frombuffer(view, "f8")[3:].reshape(-1, 1).T,
+        lambda view: np.asarray(view.obj)[10:20].view("u2"),
+        lambda view: view.obj,
+        lambda view: np.asarray(view)[::2].data,
+    ]
+    for way in ways:
+        frames = new()
+        kept = way(frames.lend(SIZE))
+        gc.collect()
+        other = frames.lend(SIZE)
+        assert frames.waiting == 0
+        assert not np.shares_memory(np.asarray(kept), np.asarray(other))
+        del kept
+        del other
+        frames.lend(2 * SIZE)
+        assert frames.waiting == 2 * SIZE
+
+
+async def test_no_more_waits_than_may() -> None:
+    frames = new(most=3 * SIZE)
+    lent = [frames.lend(SIZE) for _ in range(5)]
+    last = address(lent[-1])
+    while lent:
+        lent.pop(0)
+    await asyncio.sleep(0)
+    assert frames.waiting == 3 * SIZE
+    assert address(frames.lend(SIZE)) == last
+
+
+async def test_short_frames_and_long_ones_are_not_kept() -> None:
+    frames = new(most=SIZE)
+    for length in (0, LONG - 1, SIZE + 1):
+        assert frames.lend(length).nbytes == length
+    assert not frames._lent
+
+
+async def test_memory_waits_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "SECONDS", 0.0)
+    frames = new()
+    for length in (SIZE, LONG):
+        frames.lend(length)
+    while frames.waiting or frames._timer or frames._returned:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert not frames._waits
+
+
+async def test_memory_that_ends_in_another_thread() -> None:
+    frames = new()
+    lent = [frames.lend(SIZE)]
+    at = address(lent[0])
+    thread = threading.Thread(target=lent.clear)
+    thread.start()
+    thread.join()
+    while not frames.waiting:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert address(frames.lend(SIZE)) == at
+
+
+def test_memory_outlives_its_loop() -> None:
+    async def lend() -> memoryview:
+        return new().lend(SIZE)
+
+    frame = asyncio.run(lend())
+    frame[-1] = 1
+    del frame
+
+
+@pytest.mark.parametrize("length", [LONG, LONG + 1, 200_000, SIZE - 1, 3 * SIZE + 5, 1 << 40])
+def test_rounded(length: int) -> None:
+    assert length <= rounded(length) <= length * 33 / 32
+    assert rounded(rounded(length)) == rounded(length)
+
+
+@pytest.mark.parametrize("count", [1, 3])  # in the first message, and as their own ones
+async def test_arrays_that_come_and_go_share_memory(pair: Pair, count: int) -> None:
+    sender, receiver = pair
+    seen = []
+    for i in range(4):
+        source: list[Any] = [to_serialize(np.full(SIZE, i, "u1")) for _ in range(count)]
+        await sender.write({"x" * (i + 1): source})
+        (received,) = (await receiver.read()).values()
+        assert all((x == i).all() for x in received)
+        seen.append({address(x) for x in received})
+        del received
+    assert seen[1] == seen[2] == seen[3]
+
+
+def test_what_may_wait_is_a_number_of_bytes() -> None:
+    with (
+        dask.config.set({"distributed.comm.rdma.kept-memory": "much"}),
+        pytest.raises(ValueError, match=r"kept-memory: 'much' is no number of bytes"),
+    ):
+        connection_arguments("rdma://127.0.0.1:1", {})
