@@ -25,7 +25,7 @@ from .framing import LONG
 
 # How long memory waits for its next frame.  By judgement: longer than most tasks compute, and
 # shorter than the 30 s after which Dask shows memory that no key has as "old".
-SECONDS = 5.0
+SECONDS = 10.0
 # Pieces of memory that wait: all are looked at for each frame.
 MANY = 256
 
