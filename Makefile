@@ -286,10 +286,10 @@ fuzz: .venv/.build ## fuzz what comes from elsewhere, SECONDS=60 each (clang, li
 # ---- the rest -------------------------------------------------------------------------------
 
 .PHONY: package wheel
-package: .venv/.build ## sdist and wheel, into dist/, tried where only they are installed: ARGS='python3.12 python3.13'
+package: .venv/.group-package ## sdists and wheels, also of integrations/, into dist/, tried where only they are installed: ARGS='python3.12 python3.13'
 	$(BIN)/python -m tests.package $(ARGS)
 
-wheel: .venv/.group-wheel ## the same for every distribution (manylinux), x86-64 and aarch64, and each Python there is
+wheel: .venv/.group-package .venv/.group-wheel ## the same for every distribution (manylinux), x86-64 and aarch64, and each Python there is
 	$(BIN)/python -m tests.package --manylinux $(ARGS)
 
 .PHONY: clean

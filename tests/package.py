@@ -7,6 +7,8 @@
 A wheel is made for each interpreter, by default for that of .venv (``--manylinux``: for each one
 on the PATH that has C headers). Each is checked, and tried if it is for this machine: an
 environment without any compiler installs it and runs the echo and the README's first program.
+The packages of ``integrations`` have no compiled code, so there is one wheel of each; they are
+installed beside it and imported.
 
 ``--manylinux`` compiles with zig, which has the C libraries of all distributions. For Python the
 build is a cross build, on either machine: its names and headers come from a description of Python
@@ -26,6 +28,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from email import message_from_string
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +36,23 @@ TOP = ROOT / "build/package"
 DIST = ROOT / "dist"
 SOURCE = TOP / "source"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+# Packages of `integrations`: the folder, the extras to try it with, and a program that needs it.
+INTEGRATIONS = {
+    "dask_aiordma": (
+        "dask",
+        "",
+        "from distributed.comm.registry import get_backend; get_backend('rdma')",
+    ),
+    "valkey_aiordma": (
+        "valkey",
+        "[redis,valkey]",
+        "import valkey_aiordma.redis, valkey_aiordma.valkey",
+    ),
+}
+SAME_CLASSIFIERS = re.compile(
+    "(Development Status|Operating System|Programming Language :: Python|Typing) ::"
+)
 
 GLIBC = "2.28"  # the first with statx(2), which `aiordma run` answers
 MACHINES = {"x86_64": 62, "aarch64": 183}  # elf(5): e_machine
@@ -195,6 +215,19 @@ def compile_manylinux(inside: Path, variables: dict[str, object], include: Path,
     return Path(shutil.move(made.with_name(tagged.split()[-1]), DIST))
 
 
+def make_integration(package: str) -> Path:
+    """The sdist of an integration, and a wheel from it."""
+    folder, _, _ = INTEGRATIONS[package]
+    hatchling = (sys.executable, "-m", "hatchling", "build", "--directory", DIST, "--target")
+    run(*hatchling, "sdist", cwd=str(SOURCE / "integrations" / folder))
+    (sdist,) = DIST.glob(f"{package}-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(TOP, filter="data")
+    run(*hatchling, "wheel", cwd=str(TOP / sdist.name.removesuffix(".tar.gz")))
+    (wheel,) = DIST.glob(f"{package}-*.whl")
+    return wheel
+
+
 # ---- checks -------------------------------------------------------------------------------------
 
 
@@ -221,6 +254,39 @@ def check(wheel: Path) -> None:
             sys.exit(f"{wheel.name} {what}: {', '.join(which)}")
 
 
+def check_integration(wheel: Path) -> None:
+    """The wheel of an integration is of the same release as aiordma, and its metadata say so."""
+    aiordma = PYPROJECT["project"]
+    package = wheel.name.partition("-")[0]
+    told = f"{package}-{aiordma['version']}.dist-info"
+    if not wheel.name.startswith(f"{package}-{aiordma['version']}-py3-none-any."):
+        sys.exit(f"{wheel.name} is not for every Python, or not version {aiordma['version']}")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = message_from_string(archive.read(f"{told}/METADATA").decode())
+        licence = f"{told}/licenses/LICENSE"
+        licensed = licence in names and archive.read(licence) == (ROOT / "LICENSE").read_bytes()
+    needed = f"aiordma>={aiordma['version']}"
+    wrong = {
+        f"does not depend on {needed}": needed not in metadata.get_all("Requires-Dist", []),
+        "has another licence": metadata["License-Expression"] != aiordma["license"],
+        "lacks the text of the licence": not licensed,
+        "is for other versions of Python": metadata["Requires-Python"]
+        != aiordma["requires-python"],
+        "has other classifiers": shared_classifiers(metadata.get_all("Classifier", []))
+        != shared_classifiers(aiordma["classifiers"]),
+        "lacks py.typed": f"{package}/py.typed" not in names,
+        "has files of no package": not all(it.startswith((f"{package}/", told)) for it in names),
+    }
+    if any(wrong.values()):
+        sys.exit(f"{wheel.name} {', '.join(what for what, it_is in wrong.items() if it_is)}")
+
+
+def shared_classifiers(classifiers: list[str]) -> list[str]:
+    """Those that an integration has if aiordma has them."""
+    return sorted(filter(SAME_CLASSIFIERS.match, classifiers))
+
+
 def try_wheel(python: str) -> None:
     """Install the wheel of this Python where there is no compiler, and run what users run first."""
     tag = json.loads(run(python, "-c", DESCRIBE))["tag"]
@@ -239,6 +305,16 @@ def try_wheel(python: str) -> None:
     print(run(aiordma, "echo", **bare))
     run(aiordma, "run", inside, "-c", PRELOADED, **bare)
     print(f"{wheel.name}: installed without a compiler and tried")
+    beside = [
+        f"{made}{extras}"
+        for package, (_, extras, _) in INTEGRATIONS.items()
+        for made in DIST.glob(f"{package}-*.whl")
+    ]
+    run(inside, "-m", "pip", *install[:-1], "--no-compile", *beside, **bare)
+    run(inside, "-m", "pip", "check", **bare)
+    for _, _, program in INTEGRATIONS.values():
+        run(inside, "-c", program, **bare)
+    print(f"{', '.join(INTEGRATIONS)}: installed beside it and tried")
 
 
 def usable() -> list[str]:
@@ -277,6 +353,8 @@ def main() -> None:
                 wheels = [make_wheel(python, sdist)]
             for wheel in wheels:
                 check(wheel)
+        for package in INTEGRATIONS:
+            check_integration(make_integration(package))
     for python in pythons:
         try_wheel(python)
     for made in sorted(DIST.iterdir()):
