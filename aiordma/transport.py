@@ -31,6 +31,7 @@ from typing import Literal, Self
 
 from . import verbs
 from ._core.region import RegionToken, Rights
+from ._core.snapshot_types import ListenerState
 from ._datapath.message import Message
 from ._datapath.results import Received, ReceivedMemory
 from ._loop import shutdown
@@ -336,6 +337,16 @@ class Listener:
     def port(self) -> int:
         """The port of `address`."""
         return self.address[1]
+
+    def _figures(self) -> ListenerState:
+        """Its part of `aiordma.snapshot`. Any thread may ask."""
+        return {
+            "device": self.device,
+            "loop": id(self._affinity.loop),
+            "addresses": [host_port(address) for address in self.addresses],
+            "handshakes": self._acceptor.handshakes if self._acceptor is not None else 0,
+            "waiting": len(self._ready),
+        }
 
     def _start(self, ports: Sequence[Port], acceptor: Acceptor) -> None:
         self._ports = ports

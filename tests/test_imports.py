@@ -73,7 +73,7 @@ GROUPS: dict[str, set[str]] = {
     | CORE,
     "transport": {"_transport", "_loop", "_datapath", "mr_pool", "cm", "verbs", "config"} | CORE,
     "reconnecting": PUBLIC,
-    "monitoring": PUBLIC | {"_transport", "_loop"},
+    "monitoring": PUBLIC | {"_transport", "_loop", "_core.snapshot_types"},
     "monitoring_socket": {"monitoring", "_native"},
     "metrics": {"monitoring"},
     "prometheus": {"metrics", "monitoring"},

@@ -32,9 +32,10 @@ import math
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from .. import cm, verbs
+from .._core.snapshot_types import DeviceState, PoolState, RegistrationCacheState
 from .._datapath.work_queue import COMPLETIONS_PER_CALL, WorkRequestTable
 from .._memory.registration_cache import RegistrationCache
 from ..errors import DeviceEventError, InternalError
@@ -236,6 +237,27 @@ class Driver(PerLoopResource):
             return self._handle(0, False)
         finally:
             table.defers_callbacks = around
+
+    def figures(self) -> DeviceState:
+        """Its part of `aiordma.snapshot`. Any thread may ask."""
+        statistics = self.context.statistics()
+        return {
+            "name": self.context.name,
+            "loop": id(self.loop),
+            "connections": len(self._sinks),
+            "work_requests": len(self.operations),
+            "completions": self.channel.statistics().completions,
+            "pool": cast("PoolState", self.pool.statistics()._asdict()),
+            "registration_cache": cast(
+                "RegistrationCacheState", self.registrations.counts()._asdict()
+            ),
+            "completion_queues": [
+                {"entries": cq.cqe, "reserved": cq.reserved} for cq in list(self._cqs)
+            ],
+            "open": dict(statistics.open),
+            "failures": dict(statistics.failures),
+            "events": dict(statistics.events),
+        }
 
     # ---- readers -------------------------------------------------------------------------
 

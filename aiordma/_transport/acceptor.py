@@ -195,6 +195,11 @@ class Acceptor:
         self._handshakes[task] = handshake
         task.add_done_callback(self._handshakes.pop)
 
+    @property
+    def handshakes(self) -> int:
+        """How many are under way."""
+        return len(self._handshakes)
+
     def _objection(self, host: str, *, in_band: bool) -> RDMAError | None:
         if self.closed:
             return ConnectionClosedError("the listener is closed")

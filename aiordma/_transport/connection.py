@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from .._core import protocol
 from .._core.connection_states import CLOSING, LifecycleEvent
 from .._core.region import RegionToken, Rights
+from .._core.snapshot_types import ConnectionState, traffic
 from .._datapath import one_sided
 from .._datapath.channel import Counts, MessageMethods, check_imm
 from .._memory.registration_cache import CacheStatistics
@@ -74,7 +79,6 @@ class Connection(ConnectionLifecycle, MessageMethods):
         self._messages.check_loop = weakly(self._check_loop)
         self._set_channel(self._messages)
         observation.register(self._statistics)
-        # For monitoring from other threads, which may not ask the device (aiordma/monitoring.py).
         self._wire_seen: str | None = None
         self._wire_requested = False
 
@@ -150,6 +154,45 @@ class Connection(ConnectionLifecycle, MessageMethods):
     def statistics(self) -> Statistics:
         """Counts of messages, bytes and operations so far; the object goes on counting."""
         return self._statistics
+
+    def _figures(self) -> ConnectionState:
+        """Its part of `aiordma.snapshot`, since it has begun. Any thread may ask."""
+        assert self._begun is not None
+        queue = self._queue
+        messages, memory = self._messages.figures(), self._sharing.figures()
+        local = self.local_address
+        return {
+            "device": self.device,
+            "loop": id(self._loop),
+            "wire": self._wire_seen,
+            "state": self._state.name,
+            "accepted": self._begun.accepted,
+            "local": host_port(local) if local is not None else None,
+            "peer": queue.peer or None,
+            "qp_num": queue.qp.qp_num,
+            "age": time.monotonic() - self._begun.since,
+            "traffic": traffic(partial(getattr, self._statistics)),
+            "send_queue": queue.capacity,
+            "outstanding": queue.outstanding,
+            "messages_waiting": messages["messages_waiting"],
+            "messages_unread": messages.get("arrived", 0),
+            "shared_regions": memory["shared_regions"],
+            "lent_bytes": memory["lent_bytes"],
+            "remote_regions": memory["remote_regions"],
+        }
+
+    def _request_wire(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that is to call `_read_wire`; None if the wire is known or was requested."""
+        if self._wire_seen is not None or self._wire_requested:
+            return None
+        self._wire_requested = True  # a loop that is stuck is asked once
+        return self._loop
+
+    def _read_wire(self) -> None:
+        """In the thread of its loop, since it asks the device."""
+        self._wire_requested = False
+        with suppress(RDMAError, OSError):  # its device has failed
+            self._wire_seen = self.wire
 
     # ---- messages ------------------------------------------------------------------------
 

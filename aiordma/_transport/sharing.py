@@ -471,3 +471,11 @@ class Sharing:
     def shared(self) -> int:
         """How many regions the peer may use now."""
         return len(self._shares)
+
+    def figures(self) -> dict[str, int]:
+        """How much memory each side may use of the other's. Any thread may ask."""
+        return {
+            "shared_regions": self.shared,
+            "lent_bytes": self._lent_bytes,
+            "remote_regions": len(self._used),
+        }

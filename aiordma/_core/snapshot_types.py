@@ -1,0 +1,163 @@
+"""The types of `aiordma.snapshot`; `aiordma.monitoring` has their public names.
+
+Each object makes its own part of a snapshot, in a method `figures`: a new field of a type has its
+value there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypedDict, cast
+
+
+class Traffic(TypedDict):
+    """Counts of messages, bytes of messages, and operations on the peer's memory."""
+
+    messages_sent: int
+    messages_received: int
+    bytes_sent: int
+    bytes_received: int
+    reads: int
+    writes: int
+    atomics: int
+
+
+class ConnectionEvents(TypedDict):
+    """Counts of connections."""
+
+    begun: int
+    """Connections that `connect` or `accept` returned."""
+    ended: int
+    """Of these, those that were closed in order, by either side."""
+    broken: int
+    """Of these, those that ended with an error."""
+    failed: int
+    """Attempts to connect, and handshakes of peers, that failed."""
+
+
+class PoolState(TypedDict):
+    """The memory pool of an event loop and device; see `Connection.pool_statistics`."""
+
+    registered_bytes: int
+    leased_bytes: int
+    leases: int
+    regions: int
+    limit: int
+    waiting: int
+    huge_page_bytes: int
+
+
+class RegistrationCacheState(TypedDict):
+    """Kept registrations of the program's memory; see `Connection.registration_statistics`."""
+
+    registrations: int
+    bytes: int
+    found: int
+    made: int
+
+
+class CompletionQueueState(TypedDict):
+    """A completion queue that connections share."""
+
+    entries: int
+    """Completions that it can hold."""
+    reserved: int
+    """Entries that queue pairs have set aside."""
+
+
+class DeviceState(TypedDict):
+    """A device that connections of one event loop use."""
+
+    name: str
+    loop: int
+    """Tells the event loops of the process apart."""
+    connections: int
+    """Queue pairs of connections, those of handshakes included."""
+    work_requests: int
+    """Slots of work under way: posted receives, sends and operations on memory."""
+    completions: int
+    """Completions since the device was opened."""
+    pool: PoolState
+    registration_cache: RegistrationCacheState
+    completion_queues: list[CompletionQueueState]
+    open: dict[str, int]
+    """Objects that are open on the device, by class."""
+    failures: dict[str, int]
+    """Failed completions since the device was opened, by status."""
+    events: dict[str, int]
+    """Asynchronous events since the device was opened, by type."""
+
+
+class ListenerState(TypedDict):
+    """A listener, also that of a server."""
+
+    device: str
+    loop: int
+    addresses: list[str]
+    """Each as "host:port"."""
+    handshakes: int
+    """Handshakes that are under way."""
+    waiting: int
+    """Connections that wait for `accept`."""
+
+
+class ConnectionState(TypedDict):
+    """An open connection, or one that is being closed."""
+
+    device: str
+    loop: int
+    wire: str | None
+    """As `Connection.wire`; None also until the event loop has read it: see `snapshot`."""
+    state: str
+    """A state of docs/connections.md."""
+    accepted: bool
+    """Whether this is the side of the listener."""
+    local: str | None
+    """This side, as "host:port"."""
+    peer: str | None
+    """The peer, as "host:port"."""
+    qp_num: int
+    age: float
+    """Seconds since `connect` or `accept` could return it."""
+    traffic: Traffic
+    send_queue: int
+    """Entries of the send queue."""
+    outstanding: int
+    """Work requests that are posted or wait for entries."""
+    messages_waiting: int
+    """Messages that wait for credits or memory."""
+    messages_unread: int
+    """Messages that have arrived and were not received yet."""
+    shared_regions: int
+    """Regions of this side that the peer may use."""
+    lent_bytes: int
+    """Bytes of this side that the peer has borrowed."""
+    remote_regions: int
+    """Regions of the peer that this side holds."""
+
+
+class Snapshot(TypedDict):
+    """The state of a process."""
+
+    version: str
+    """Of aiordma: another one may have other fields."""
+    pid: int
+    time: float
+    """Seconds since the epoch."""
+    traffic: Traffic
+    """Of all connections since the process began, those that have ended included."""
+    connection_events: ConnectionEvents
+    """Since the process began."""
+    errors: dict[str, int]
+    """Connections that broke and attempts that failed since the process began, by the class of the
+    error."""
+    objects: dict[str, int]
+    """Open objects of the verbs by class, on any device, also those that were dropped unclosed."""
+    devices: list[DeviceState]
+    listeners: list[ListenerState]
+    connections: list[ConnectionState]
+
+
+def traffic(counts: Callable[[str], int]) -> Traffic:
+    """By the function that gives the count of a name."""
+    return cast("Traffic", {name: counts(name) for name in Traffic.__annotations__})
