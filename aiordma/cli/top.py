@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import UnionType
@@ -38,11 +38,20 @@ OTHER = (
     "--json prints it"
 )
 
+# Columns of the tables that a narrow terminal does without, the first one first.
+PROCESS_EXTRAS = ("listeners", "messages", "memory", "failed", "broken", "connections")
+CONNECTION_EXTRAS = ("device", "side", "age", "wire", "unread", "queue", "messages", "state")
+# A longer word of a cell, such as a peer with an IPv6 address, may be broken.
+WORD = 15
+
 Shown = dict[str, Snapshot]
 """By the name of the socket: processes of several PID namespaces may have the same PID."""
 
 Known = tuple[float, int, int]
 """Of the last update: when, bytes sent and received."""
+
+Columns = dict[str, list[str]]
+"""The cells by the heading."""
 
 History = dict[tuple[str, int], Known]
 """By socket and queue pair; 0: the process."""
@@ -81,7 +90,8 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
     if as_json:
         click.echo(json.dumps(list(answers.values()), indent=2))
     elif once:
-        Console().print(tables(shown, {}, limit))
+        console = Console()
+        console.print(tables(shown, {}, limit, console.width))
     else:
         watch(where, pid, interval, limit)
 
@@ -97,7 +107,9 @@ def watch(where: Path, pid: int | None, interval: float, limit: int) -> None:
                     break
                 shown, unknown = readable(answers)
                 lines = [Text(plain(note)) for note in notes + unknown]
-                live.update(Group(tables(shown, history, limit), *lines), refresh=True)
+                live.update(
+                    Group(tables(shown, history, limit, console.width), *lines), refresh=True
+                )
                 history = remember(shown)
                 time.sleep(interval)
     except KeyboardInterrupt:
@@ -174,12 +186,12 @@ def remember(shown: Shown) -> History:
     return kept
 
 
-def tables(shown: Shown, history: History, limit: int) -> Group:
+def tables(shown: Shown, history: History, limit: int, width: int) -> Group:
     """A row for each process, and one for each of the busiest connections."""
-    processes = table("pid", "connections", "listeners", "messages", "sent", "received", "memory",
-        "broken", "failed")  # fmt: skip
-    connections = table("pid", "peer", "side", "device", "wire", "state", "age", "messages",
-        "sent", "received", "queue", "unread")  # fmt: skip
+    processes: Columns = {name: [] for name in ("pid", "connections", "listeners", "messages",
+        "sent", "received", "memory", "broken", "failed")}  # fmt: skip
+    connections: Columns = {name: [] for name in ("pid", "peer", "side", "device", "wire", "state",
+        "age", "messages", "sent", "received", "queue", "unread")}  # fmt: skip
     pids = [taken["pid"] for taken in shown.values()]
     rows: list[tuple[int, str, ConnectionState, float, Known | None]] = []
     for name, taken in shown.items():
@@ -217,9 +229,12 @@ def tables(shown: Shown, history: History, limit: int) -> Group:
             f"{each['outstanding']}/{each['send_queue']}",
             each["messages_unread"],
         )
+    made: list[Table | Text] = [table(processes, PROCESS_EXTRAS, width)]
+    if rows:
+        made.append(table(connections, CONNECTION_EXTRAS, width))
     if len(busiest) < len(rows):
-        connections.caption = f"{len(rows) - len(busiest)} more: --limit 0 shows all"
-    return Group(processes, connections) if rows else Group(processes)
+        made.append(Text(f"{len(rows) - len(busiest)} more: --limit 0 shows all"))
+    return Group(*made)
 
 
 def busy(counts: Traffic, known: Known | None) -> int:
@@ -248,15 +263,44 @@ def amount(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def table(*columns: str) -> Table:
+def table(columns: Columns, extras: Sequence[str], width: int) -> Table:
+    """At most so wide, without those of the `extras` for which there is no room.
+
+    No heading is broken while the others fit.
+    """
+    names, hidden = list(columns), []
+    least = {name: max(len(name), fitting(cells)) for name, cells in columns.items()}
+    for name in extras:
+        if needed(names, least) <= width:
+            break
+        names.remove(name)
+        hidden.append(name)
     made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in columns:
-        made.add_column(column, overflow="fold")
+    spare = max(0, width - needed(names, least))
+    for name in names:
+        more = min(spare, max(0, max(map(len, columns[name])) - least[name]))
+        spare -= more
+        made.add_column(name, overflow="fold", width=least[name] + more)
+    for cells in zip(*(columns[name] for name in names), strict=True):
+        made.add_row(*map(escape, cells))
+    if hidden:
+        made.caption = f"a wider terminal shows: {', '.join(hidden)}"
     return made
 
 
-def row(table: Table, *cells: object) -> None:
-    table.add_row(*(escape(plain(cell)) for cell in cells))
+def fitting(cells: Sequence[str]) -> int:
+    """The width that a column needs for its words."""
+    return min(WORD, max(len(word) for cell in cells for word in cell.split()))
+
+
+def needed(names: Sequence[str], widths: Mapping[str, int]) -> int:
+    """With the edges, and two spaces between columns."""
+    return 1 + sum(widths[name] + 2 for name in names)
+
+
+def row(columns: Columns, *cells: object) -> None:
+    for column, cell in zip(columns.values(), cells, strict=True):
+        column.append(plain(cell))
 
 
 def plain(cell: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -19,10 +20,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
-from aiordma import monitoring_socket
+from aiordma import monitoring_socket, testing
 from aiordma.cli.app import app
-from aiordma.cli.top import rates
+from aiordma.cli.top import History, rates, tables
 from aiordma.monitoring import snapshot
 from aiordma.monitoring_socket import VARIABLE, answer, ask, directory
 
@@ -114,6 +116,44 @@ def test_table(program: Process) -> None:
     assert re.search(rf"^ *{program.pid} +2 +1 +14 +6\.8 KiB +6\.8 KiB ", done.output, re.M)
     assert len(re.findall(rf"^ *{program.pid} .* open .* 6\.8 KiB", done.output, re.M)) == 2
     assert "1 more: --limit 0" in top("--once", "--limit", "1").output
+
+
+HEADINGS = [
+    "pid connections listeners messages sent received memory broken failed",
+    "pid peer side device wire state age messages sent received queue unread",
+]
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize("updated", [False, True])
+@pytest.mark.parametrize(
+    ("width", "hidden"),
+    [(80, [["listeners"], ["device", "side", "age", "wire"]]), (200, [[], []])],
+)
+async def test_no_heading_is_broken(
+    device_name: str, width: int, hidden: list[list[str]], updated: bool
+) -> None:
+    """What has no room is left out whole, and named."""
+    async with testing.connected_pair(device=device_name):
+        taken = snapshot()
+    counts = taken["traffic"] | {"bytes_sent": 123 << 30, "bytes_received": 45 << 20}
+    counts["messages_sent"] = 12_345_678
+    shown: Any = {"1": {**taken, "pid": 4_194_304, "traffic": counts}}
+    for number, each in enumerate(shown["1"]["connections"]):
+        each |= {"traffic": counts, "peer": "10.255.255.255:65535", "qp_num": number}
+        each |= {"state": "GOODBYE_SENT", "wire": "shared memory", "age": 12_345.0}
+    before = taken["time"] - 2, 0, 0
+    history: History = {("1", 0): before} | ({("1", 1): before} if updated else {})
+    text = io.StringIO()
+    console = Console(file=text, width=width)
+    console.print(tables(shown, history, 0, width))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    heads = [line.split() for line in lines if line.startswith(" pid ")]
+    for head, every, without in zip(heads, HEADINGS, hidden, strict=True):
+        assert head == [name for name in every.split() if name not in without]
+    notes = [line.strip() for line in lines if "wider" in line]
+    assert notes == [f"a wider terminal shows: {', '.join(names)}" for names in hidden if names]
 
 
 @pytest.mark.any_device
