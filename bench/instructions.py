@@ -72,7 +72,7 @@ class Work:
 
 async def works() -> AsyncGenerator[Work, None]:
     """One after another, while its surroundings are there."""
-    from .over_rdma import OverRDMA  # noqa: PLC0415 - who starts valgrind needs none of it
+    from .over_rdma import OverRDMA  # noqa: PLC0415 - starting valgrind needs none of it
     from .worker import Measuring  # noqa: PLC0415
 
     yield Work(CALIBRATION, COUNT, futures)

@@ -25,7 +25,7 @@ from .ways import Client, Place, Way
 if TYPE_CHECKING:
     from .over_rdma import RDMAClient
 
-# Modules are imported by those who use them: a socket's worker is none of aiordma's.
+# Modules are imported by what uses them: a socket's worker is none of aiordma's.
 WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "aiordma": ("over_rdma", "OverRDMA", {}),
     "aiordma sleeping": ("over_rdma", "OverRDMA", {"polling": 0}),

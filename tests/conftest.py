@@ -187,7 +187,7 @@ DEVIATIONS: dict[str, frozenset[str]] = {
     "rxe": frozenset(
         {
             "only bonding tells of another address",
-            "who is bound beside a listener is in its way",
+            "an id that is bound beside a listener is in its way",
             "a receive posted in ERR is not flushed",
             "a message too long for the receive is an operational error",
             "an unknown lkey is a queue pair error",

@@ -13,8 +13,8 @@ long ones by their hash, so two of them could be equal.  The keys of each use ar
 HKDF-SHA256 (RFC 5869), where it is the input, all of it.
 
 On a connection that encrypts, the nonces are X25519 public keys, made for this connection.  So the
-proofs vouch for them, and the traffic secrets come of the shared secret and the pre-shared key: who
-records the traffic and learns that key later cannot read it.
+proofs vouch for them, and the traffic secrets come of the shared secret and the pre-shared key:
+traffic that was recorded cannot be read by learning that key later.
 """
 
 from __future__ import annotations

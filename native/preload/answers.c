@@ -11,9 +11,9 @@
 
 #include "objects/objects.h"
 
-static int say(char *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static int print_text(char *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-static int say(char *text, const char *format, ...)
+static int print_text(char *text, const char *format, ...)
 {
 	va_list arguments;
 	int length;
@@ -28,7 +28,7 @@ static int say(char *text, const char *format, ...)
 	int answer_##name(char *text, unsigned int index)                                          \
 	{                                                                                          \
 		(void)index;                                                                       \
-		return say(text, "%s\n", value);                                                   \
+		return print_text(text, "%s\n", value);                                            \
 	}
 
 CONSTANT(verbs_abi, "6")
@@ -47,7 +47,7 @@ CONSTANT(numa_node, "-1") /* near to every node: memory, no card */
 int answer_node_number(char *text, unsigned int index)
 {
 	(void)index;
-	return say(text, "%d:%d\n", NODE_MAJOR, NODE_MINOR);
+	return print_text(text, "%d:%d\n", NODE_MAJOR, NODE_MINOR);
 }
 
 /* ---- the device ------------------------------------------------------------------------------ */
@@ -65,7 +65,7 @@ int answer_fw_ver(char *text, unsigned int index)
 
 	(void)index;
 	query(&attr);
-	return say(text, "%s\n", attr.fw_ver);
+	return print_text(text, "%s\n", attr.fw_ver);
 }
 
 int answer_guid(char *text, unsigned int index)
@@ -76,8 +76,8 @@ int answer_guid(char *text, unsigned int index)
 	(void)index;
 	query(&attr);
 	memcpy(raw, &attr.node_guid, sizeof(raw));
-	return say(text, "%02x%02x:%02x%02x:%02x%02x:%02x%02x\n", raw[0], raw[1], raw[2], raw[3],
-		   raw[4], raw[5], raw[6], raw[7]);
+	return print_text(text, "%02x%02x:%02x%02x:%02x%02x:%02x%02x\n", raw[0], raw[1], raw[2],
+			  raw[3], raw[4], raw[5], raw[6], raw[7]);
 }
 
 /* ---- processors: all of them ----------------------------------------------------------------- */
@@ -87,7 +87,7 @@ int answer_cpu_list(char *text, unsigned int index)
 	long count = sysconf(_SC_NPROCESSORS_CONF);
 
 	(void)index;
-	return count > 1 ? say(text, "0-%ld\n", count - 1) : say(text, "0\n");
+	return count > 1 ? print_text(text, "0-%ld\n", count - 1) : print_text(text, "0\n");
 }
 
 /* Words of 32 processors, the highest first. */
@@ -121,19 +121,19 @@ static bool is_down(void)
 int answer_state(char *text, unsigned int index)
 {
 	(void)index;
-	return say(text, "%s\n", is_down() ? "1: DOWN" : "4: ACTIVE");
+	return print_text(text, "%s\n", is_down() ? "1: DOWN" : "4: ACTIVE");
 }
 
 int answer_phys_state(char *text, unsigned int index)
 {
 	(void)index;
-	return say(text, "%s\n", is_down() ? "3: Disabled" : "5: LinkUp");
+	return print_text(text, "%s\n", is_down() ? "3: Disabled" : "5: LinkUp");
 }
 
 int answer_cap_mask(char *text, unsigned int index)
 {
 	(void)index;
-	return say(text, "0x%08x\n", IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS);
+	return print_text(text, "0x%08x\n", IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS);
 }
 
 /* An entry of the GID table.  Before a context is open there is none: then it is read for this
@@ -171,7 +171,7 @@ int answer_gid_type(char *text, unsigned int index)
 {
 	struct soft_gid entry;
 
-	return find_gid(index, &entry) ? -EINVAL : say(text, "RoCE v2\n");
+	return find_gid(index, &entry) ? -EINVAL : print_text(text, "RoCE v2\n");
 }
 
 int answer_gid_ndev(char *text, unsigned int index)
@@ -181,5 +181,5 @@ int answer_gid_ndev(char *text, unsigned int index)
 
 	if (find_gid(index, &entry) || !if_indextoname(entry.ifindex, name))
 		return -EINVAL;
-	return say(text, "%s\n", name);
+	return print_text(text, "%s\n", name);
 }

@@ -34,6 +34,8 @@ BANNED = {
     "neighbours?": "local peer",
     "nobody|somebody|anybody|whoever": "name the subject",
     "everybody": "name the subject",
+    # Of one thread, process or peer; people are "users who want".
+    "who (is|was|has|cannot|comes|leaves|records|starts|uses|waits|wakes)": "name the subject",
     "plainly": "fast path, try_..._fast",
     "parcels?": "payload",
     "hush|unask|rouse|nudge|glances?": "disarm, rearm, hold_polling, schedule_step, brief_spin",

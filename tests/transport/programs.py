@@ -154,8 +154,8 @@ class End:
         self.tasks.append(asyncio.create_task(step))
 
     def start_steady(self, step: Coroutine[Any, Any, None]) -> None:
-        """What is not to be cancelled.  Of a loan that would take it back, and who uses it
-        nevertheless loses the connection; a `close` may not have begun."""
+        """What is not to be cancelled.  Of a loan that would take it back, and a side that
+        uses it nevertheless loses the connection; a `close` may not have begun."""
         self.start(step)
         self.steady.add(self.tasks[-1])
 

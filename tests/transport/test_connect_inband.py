@@ -235,7 +235,7 @@ async def test_what_is_dropped_is_told(factory: ConnectionFactory) -> None:
 
 
 async def test_many_at_once(factory: ConnectionFactory) -> None:
-    """Those for whom there is no credit use a socket of their own."""
+    """Requests for which there is no credit use a socket of their own."""
     async with first(factory) as (listener, client, server):
         async with factory.within(10):
             clients = await asyncio.gather(*(factory.connect(listener.port) for _ in range(20)))

@@ -84,7 +84,7 @@ async def test_one_host_takes_no_more_than_its_share(factory: ConnectionFactory)
 async def test_a_place_that_is_taken_during_the_proof(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a key, a place is taken after the proof: who comes too late then is told."""
+    """With a key, a place is taken after the proof: a peer that is too late is told so."""
     key = bytes(range(16))
 
     async def dial() -> Connection:

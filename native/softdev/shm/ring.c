@@ -219,7 +219,7 @@ static void give_back(struct soft_ring *ring, uint64_t size)
 }
 
 /* Whatever is at the reader's position, SKIP too: 1, 0 for nothing, or -EPROTO. */
-static int look(const struct soft_ring *ring, struct soft_record *record)
+static int peek(const struct soft_ring *ring, struct soft_record *record)
 {
 	uint64_t there = ring->theirs - ring->mine;
 	struct header header;
@@ -251,7 +251,7 @@ int soft_ring_next(struct soft_ring *ring, struct soft_record *record)
 				return -EPROTO;
 			ring->theirs = tail;
 		}
-		int rc = look(ring, record);
+		int rc = peek(ring, record);
 
 		if (rc != 1 || record->kind != SKIP)
 			return rc;
@@ -269,7 +269,7 @@ bool soft_ring_unread(const struct soft_ring *ring, struct soft_ring *rest)
 int soft_ring_next_unread(struct soft_ring *rest, struct soft_record *record)
 {
 	for (;;) {
-		int rc = look(rest, record);
+		int rc = peek(rest, record);
 
 		if (rc != 1)
 			return rc;
