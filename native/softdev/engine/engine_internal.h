@@ -41,8 +41,8 @@ struct soft_engine {
 	struct soft_node watches; /* everything watched */
 	struct soft_node deferred; /* to be done before the lock is given back */
 	struct soft_channel *current; /* whose owner runs the step under way */
-	int notify
-		[SOFT_NOTIFY_MOST]; /* descriptors to be written when the lock has been given back */
+	/* Descriptors to be written when the lock has been given back. */
+	int notify[SOFT_NOTIFY_MOST];
 	int notify_count;
 	unsigned notifying; /* atomic: threads that write to such descriptors now */
 
