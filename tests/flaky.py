@@ -3,24 +3,27 @@
     python -m tests.flaky --runs 25 -- make test
 
 The load is a busy loop on every core, of which there are at least two, and a writer that rewrites a
-file and waits for the disk. The output of each run is in build/logs/flaky. Names of tests are taken
-from what pytest, meson and tests/soft/Makefile print of a failure. The exit status is 1 when a run
-failed.
+file and waits for the disk. As root, the priorities of the command's threads change at random too:
+so one thread of a test waits while another one runs, which is rare on a machine that is merely
+busy. The output of each run is in build/logs/flaky. Names of tests are taken from what pytest,
+meson and tests/soft/Makefile print of a failure. The exit status is 1 when a run failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -64,6 +67,36 @@ def load(busy: int, megabytes: int) -> Iterator[None]:
         yield
 
 
+def threads_below(pid: int) -> Iterator[int]:
+    """The threads of a process and of its descendants."""
+    with suppress(OSError):  # it has ended meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            yield int(task.name)
+            for child in (task / "children").read_text().split():
+                yield from threads_below(int(child))
+
+
+@contextmanager
+def changing_priorities(pid: int) -> Iterator[None]:
+    """Gives the threads below a process another nice value again and again, chosen at random."""
+    done = threading.Event()
+
+    def change() -> None:
+        while not done.wait(random.choice((0.002, 0.01, 0.05))):
+            for thread in threads_below(pid):
+                if random.random() < 0.3:
+                    with suppress(OSError):
+                        os.setpriority(os.PRIO_PROCESS, thread, random.choice((0, 0, 19)))
+
+    changer = threading.Thread(target=change)
+    changer.start()
+    try:
+        yield
+    finally:
+        done.set()
+        changer.join()
+
+
 def run(command: Sequence[str], log: Path) -> int:
     """Runs a command, whose output goes to a file; returns its status. No process is left."""
     with log.open("wb") as output:
@@ -71,7 +104,10 @@ def run(command: Sequence[str], log: Path) -> int:
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
         try:
-            return process.wait()
+            if os.geteuid():  # a lower nice value takes a privilege
+                return process.wait()
+            with changing_priorities(process.pid):
+                return process.wait()
         except BaseException:
             os.killpg(process.pid, signal.SIGTERM)
             try:
@@ -118,6 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
         say(f"{shlex.join(given.command)}, beside {given.busy} busy loops and a writer")
+        if os.geteuid():
+            say("The priorities of its threads stay as they are: changing them takes root.")
         for number in progress.track(range(1, given.runs + 1), description="runs"):
             log, start = given.logs / f"{number:02}", time.monotonic()
             status = run(given.command, log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -53,6 +54,17 @@ STAYS = """
 import os, pathlib, signal, sys
 pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
 signal.pause()
+"""
+
+# Ends when two of its threads have had both priorities.
+IS_DISTURBED = """
+import os, threading
+def wait():
+    seen = set()
+    while not os.geteuid() and not {0, 19} <= seen:
+        seen.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+threading.Thread(target=wait).start()
+wait()
 """
 
 
@@ -118,6 +130,14 @@ def test_all_runs_pass(tmp_path: Path) -> None:
     done = flaky(tmp_path, 1, "")
     assert done.returncode == 0, done.stderr
     assert "none failed in 1 runs" in done.stdout
+
+
+def test_the_priorities_of_all_threads_change(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(tmp_path, 1, IS_DISTURBED), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("takes root" in done.stdout) == bool(os.geteuid())
 
 
 def children(pid: int) -> list[int]:
