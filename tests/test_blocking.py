@@ -354,11 +354,14 @@ def test_after_fork(serve: blocking.Listener, host: str, device_name: str) -> No
                 client.send(b"")
             with blocking.connect(host, serve.port, device=device_name) as own:
                 own.send(b"from the child")
+                assert own.recv() == b"heard"  # one that ends before its accept is not accepted
                 blocking.stop()
 
         def take() -> bytes:
             with serve.accept() as conn:
-                return conn.recv()
+                told = conn.recv()
+                conn.send(b"heard")
+                return told
 
         with ThreadPoolExecutor(1) as threads:
             accepting = threads.submit(take)
