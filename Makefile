@@ -108,7 +108,7 @@ programs: .venv/.test build ## unmodified verbs programs, and rdma-core's own te
 	$(BIN)/python -m pytest $(PARALLEL) tests/programs $(ARGS)
 
 upstream: .venv/.test build ## rdma-core's tests of newer versions than Debian's, compiled from PyPI's sources
-	$(BIN)/python -m pytest tests/programs/upstream_newer.py $(ARGS)
+	$(BIN)/python -m pytest -o faulthandler_timeout=4000 tests/programs/upstream_newer.py $(ARGS)
 
 guests: .venv/.test build ## real RDMA software on the embedded device, into docs/guests.md; ARGS=--quick as CI does (Debian, root)
 	$(BIN)/python -m pytest tests/guests $(ARGS)
@@ -124,7 +124,7 @@ valkey: .venv/.test build ## integrations/valkey: a real Valkey server over RDMA
 		>$$(echo $(VALKEY)/venv/lib/python*/site-packages)/packages.pth
 	$(BIN)/pip --python $(VALKEY)/venv/bin/python install --quiet --editable 'integrations/valkey[test]'
 	integrations/valkey/tests/build-server $(VALKEY)/server
-	$(VALKEY)/venv/bin/python -m pytest integrations/valkey/tests $(ARGS)
+	$(VALKEY)/venv/bin/python -m pytest -o faulthandler_timeout=4000 integrations/valkey/tests $(ARGS)
 
 # What needs a kernel that can lose packets (tc-netem(8)) runs in the virtual machine where this one
 # cannot.
