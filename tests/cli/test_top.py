@@ -11,9 +11,9 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from itertools import count
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import count, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -211,8 +211,8 @@ def test_a_process_removes_what_a_killed_one_with_its_pid_left(sockets: Path) ->
 
 
 @contextmanager
-def answering(path: Path, value: object) -> Iterator[None]:
-    """Something listens there that answers each client with one text."""
+def answering(path: Path, *, parts: Iterable[bytes]) -> Iterator[None]:
+    """Something listens there that answers each client with these parts."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -221,8 +221,9 @@ def answering(path: Path, value: object) -> Iterator[None]:
             with suppress(OSError):
                 while True:
                     peer, _ = listener.accept()
-                    with peer:
-                        peer.sendall(json.dumps(value).encode())
+                    with peer, suppress(OSError):
+                        for part in parts:
+                            peer.sendall(part)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -233,6 +234,11 @@ def answering(path: Path, value: object) -> Iterator[None]:
             thread.join()
 
 
+def telling(path: Path, value: object) -> AbstractContextManager[None]:
+    """As `answering`, with one text."""
+    return answering(path, parts=[json.dumps(value).encode()])
+
+
 @pytest.mark.any_device
 def test_processes_of_two_containers_with_one_pid(sockets: Path) -> None:
     """They share the directory, not the PID namespace: both are shown, under the sockets' names."""
@@ -240,8 +246,8 @@ def test_processes_of_two_containers_with_one_pid(sockets: Path) -> None:
     one, other = (json.loads(json.dumps(snapshot() | {"pid": 1})) for _ in range(2))
     other["traffic"]["bytes_sent"] = 3 << 30
     with (
-        answering(sockets / "1-aaaaaaaa.sock", one),
-        answering(sockets / "1-bbbbbbbb.sock", other),
+        telling(sockets / "1-aaaaaaaa.sock", one),
+        telling(sockets / "1-bbbbbbbb.sock", other),
     ):
         assert [taken["pid"] for taken in told("1")] == [1, 1]
         table = top("--once").output
@@ -265,7 +271,7 @@ def test_a_process_with_another_version(
 ) -> None:
     """It is named in one line, and the other processes are shown."""
     other = None if change is None else snapshot() | {"pid": 7, "new": 1} | change
-    with answering(sockets / "7-aaaaaaaa.sock", other):
+    with telling(sockets / "7-aaaaaaaa.sock", other):
         done = top("--once")
         assert done.exit_code == 0
         assert re.search(rf"^ *{program.pid} +2 ", done.stdout, re.M)
@@ -285,7 +291,7 @@ def test_a_process_with_another_version(
 @pytest.mark.parametrize("value", [{}, [], 3, "text", {"version": {}}])
 def test_json_that_is_no_snapshot(sockets: Path, value: object) -> None:
     sockets.mkdir(0o700)
-    with answering(sockets / "7-aaaaaaaa.sock", value):
+    with telling(sockets / "7-aaaaaaaa.sock", value):
         done = top("--once")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "process 7 has aiordma of another version, " in done.stderr
@@ -390,30 +396,14 @@ def test_a_peer_that_reads_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> N
         answer(there)
 
 
-@contextmanager
-def flooding(path: Path, part: bytes) -> Iterator[None]:
-    """Something listens there that answers without end."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-
-        def flood() -> None:
-            peer, _ = listener.accept()
-            with peer, suppress(OSError):
-                while True:
-                    peer.sendall(part)
-
-        thread = threading.Thread(target=flood)
-        thread.start()
-        yield
-        thread.join()
-
-
 @pytest.mark.any_device
 def test_an_answer_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitoring_socket, "MOST_BYTES", 1000)
     path = tmp_path / "1.sock"
-    with flooding(path, bytes(1 << 16)), pytest.raises(OSError, match="more than 1000 bytes"):
+    with (
+        answering(path, parts=repeat(bytes(1 << 16))),
+        pytest.raises(OSError, match="more than 1000 bytes"),
+    ):
         ask(path, 100)
 
 
@@ -423,7 +413,7 @@ def test_an_answer_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(monitoring_socket, "time", SimpleNamespace(monotonic=count().__next__))
     monkeypatch.setattr(monitoring_socket, "MOST_BYTES", 1 << 20)
     path = tmp_path / "1.sock"
-    with flooding(path, b" "), pytest.raises(TimeoutError, match="100 s"):
+    with answering(path, parts=repeat(b" ")), pytest.raises(TimeoutError, match="100 s"):
         ask(path, 100)
 
 

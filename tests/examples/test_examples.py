@@ -59,6 +59,11 @@ def failed(environment: dict[str, str], name: str, *arguments: str) -> str:
     return done.stderr
 
 
+def failed_line(environment: dict[str, str], line: str, host: str) -> str:
+    """As `failed`, of a name and its arguments, of which HOST is the host."""
+    return failed(environment, *line.replace("HOST", host).split())
+
+
 class Server(NamedTuple):
     output: IO[str]
     port: str
@@ -226,8 +231,8 @@ def test_without_a_server(
 )
 def test_wrong_arguments(environment: dict[str, str], host: str, line: str) -> None:
     """It prints how it is used."""
-    name, *arguments = line.replace("HOST", host).split()
-    assert f"python examples/{name}.py " in failed(environment, name, *arguments)
+    name = line.split(maxsplit=1)[0]
+    assert f"python examples/{name}.py " in failed_line(environment, line, host)
 
 
 @pytest.mark.any_device
@@ -243,8 +248,8 @@ def test_wrong_arguments(environment: dict[str, str], host: str, line: str) -> N
     ],
 )
 def test_what_is_no_port(environment: dict[str, str], host: str, line: str) -> None:
-    name, *arguments = line.replace("HOST", host).split()
-    assert re.fullmatch(r"[\w ]+: .*(99999|'port').*\n", failed(environment, name, *arguments))
+    error = failed_line(environment, line, host)
+    assert re.fullmatch(r"[\w ]+: .*(99999|'port').*\n", error)
 
 
 @pytest.mark.any_device

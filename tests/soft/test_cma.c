@@ -263,26 +263,28 @@ static void within_one_process(void)
 	munmap(memory, MIB);
 }
 
-/* After two slow copies in a row the copying side asks for no more, and the other side knows. */
-static void too_slow(void)
+/* The parent copies from the child, which sees before the last copy, and not earlier, that it is asked
+ * for no more. */
+static void backs_off_at_last(int count, void (*prepare)(int number, uint8_t *to))
 {
 	struct process process = part();
 	struct soft_cma cma;
 	struct soft_cma_desc desc;
 	uint8_t *memory = map(MIB);
+	const int last = count - 1;
 
 	open_reach(&process, &cma);
 	CHECK(probe(&process, &cma));
-	for (int copies = 0; copies < 5; copies++) {
+	for (int number = 0; number <= last; number++) {
 		if (process.child) {
-			CHECK_EQUAL(soft_cma_backs_off(&cma), copies == 4);
+			CHECK_EQUAL(soft_cma_backs_off(&cma), number == last);
 			desc = grant_of(&cma, memory, MIB);
 			tell(&process, &desc, sizeof(desc));
 		} else {
-			/* One alone says nothing, and short ones are not measured. */
-			soft_cma_slow = copies == 1 ? UINT64_MAX : 0;
+			prepare(number, memory);
 			hear(&process, &desc, sizeof(desc));
-			CHECK_EQUAL(copy_all(&cma, &desc, memory, copies < 4 ? MIB : PAGE),
+			/* Short ones are not measured. */
+			CHECK_EQUAL(copy_all(&cma, &desc, memory, number < last ? MIB : PAGE),
 				    SOFT_CMA_COPIED);
 		}
 		process_barrier(&process);
@@ -298,33 +300,30 @@ static void too_slow(void)
 	munmap(memory, MIB);
 }
 
+/* One slow copy alone says nothing. */
+static void one_is_quick(int number, uint8_t *to)
+{
+	(void)to;
+	soft_cma_slow = number == 1 ? UINT64_MAX : 0;
+}
+
+static void four_into_fresh_pages(int number, uint8_t *to)
+{
+	soft_cma_slow = 0;
+	if (number < 4)
+		CHECK_EQUAL(madvise(to, MIB, MADV_DONTNEED), 0);
+}
+
+/* After two slow copies in a row the copying side asks for no more, and the other side knows. */
+static void too_slow(void)
+{
+	backs_off_at_last(5, one_is_quick);
+}
+
 /* The ring would wait for the kernel's fresh pages as well: a copy into them says nothing. */
 static void slow_into_fresh_pages(void)
 {
-	struct process process = part();
-	struct soft_cma cma;
-	struct soft_cma_desc desc;
-	uint8_t *memory = map(MIB);
-
-	open_reach(&process, &cma);
-	CHECK(probe(&process, &cma));
-	for (int copies = 0; copies < 6; copies++) {
-		if (process.child) {
-			CHECK_EQUAL(soft_cma_backs_off(&cma), copies == 5);
-			desc = grant_of(&cma, memory, MIB);
-			tell(&process, &desc, sizeof(desc));
-		} else {
-			soft_cma_slow = 0;
-			if (copies < 4)
-				CHECK_EQUAL(madvise(memory, MIB, MADV_DONTNEED), 0);
-			hear(&process, &desc, sizeof(desc));
-			CHECK_EQUAL(copy_all(&cma, &desc, memory, MIB), SOFT_CMA_COPIED);
-		}
-		process_barrier(&process);
-	}
-	soft_cma_end(&cma);
-	join(&process);
-	munmap(memory, MIB);
+	backs_off_at_last(6, four_into_fresh_pages);
 }
 
 /* ---- what the kernel says ------------------------------------------------------------------ */
