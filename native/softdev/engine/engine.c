@@ -45,8 +45,8 @@ enum {
 	EPOLL_FOUND_NS = SOFT_TICK_NS,
 	/* A thread that polls so often without arming anything goes on polling. */
 	POLLS_TO_TRUST = 1000,
-	/* Tries of a lock that is taken before the thread sleeps: 10 to 20 us on x86, where nearly all
-	 * that polled memory took 30 to 100. */
+	/* Tries of a taken lock before the thread sleeps: 10 to 20 us on x86.  Nearly all the waits of an
+	 * application that polls memory took 30 to 100 tries. */
 	LOCK_SPINS = 300,
 };
 
