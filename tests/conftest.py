@@ -446,6 +446,7 @@ def loops(no_leaks: None) -> Iterator[None]:
     yield
     if combinations.loops_made() != before:
         gc.collect()  # so that unawaited tasks and futures warn now
+        gc.freeze()  # modules that the test imported, say, are not looked at after each later test
     told = combinations.reported.copy()
     combinations.reported.clear()
     assert not told, f"reported to the event loop: {told}"
