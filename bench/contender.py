@@ -106,9 +106,8 @@ class InPython(Contender):
             folder = self._stack.enter_context(TemporaryDirectory())
             client, server = self._cores
             serving = self._start([*worker, "serve", self._way, self._loop, folder], server)
-            places = read_line(serving)
             self._asking = self._start([*worker, "measure", self._way, self._loop], client)
-            write_line(self._asking, places.rstrip())
+            write_line(self._asking, read_line(serving).rstrip())
             if self._python != sys.executable:
                 self._polling = [serving, self._asking]
                 self._stack.callback(self._signal, signal.SIGCONT)

@@ -26,7 +26,7 @@
 #undef CALL
 
 enum {
-	MEMORY = 128 << 20,
+	MEMORY = 128 << 20, /* at most */
 	LONGEST = 64 << 20,
 	RECEIVES = 256,
 	SENDS = 128,
@@ -93,8 +93,15 @@ static void settle(const char *core)
 
 /* ---- verbs --------------------------------------------------------------------------------- */
 
-static void open_side(void)
+/* How many messages of a size lie behind one another. */
+static uint32_t places(uint32_t size)
 {
+	return RECEIVES < MEMORY / size ? RECEIVES : MEMORY / size;
+}
+
+static void open_side(uint32_t size)
+{
+	size_t length = (size_t)places(size) * size;
 	int count;
 	struct ibv_device **list = ibv_get_device_list(&count);
 
@@ -106,10 +113,10 @@ static void open_side(void)
 	side.channel = ibv_create_comp_channel(side.context);
 	side.cq = ibv_create_cq(side.context, SENDS + RECEIVES, NULL, side.channel, 0);
 	side.memory =
-		mmap(NULL, MEMORY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (!pd || !side.channel || !side.cq || side.memory == MAP_FAILED)
 		err(1, "no completion queue, or no memory");
-	side.mr = ibv_reg_mr(pd, side.memory, MEMORY,
+	side.mr = ibv_reg_mr(pd, side.memory, length,
 			     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	struct ibv_qp_init_attr init = {
 		.send_cq = side.cq,
@@ -279,10 +286,7 @@ static void post_receives(uint32_t size, uint32_t count)
 	static uint32_t next;
 
 	for (uint32_t i = 0; i < count; i++)
-		post_recv(
-			(uint64_t)(next++ % (RECEIVES < MEMORY / size ? RECEIVES : MEMORY / size)) *
-				size,
-			size);
+		post_recv((uint64_t)(next++ % places(size)) * size, size);
 }
 
 static int by_value(const void *a, const void *b)
@@ -576,7 +580,7 @@ int main(int argc, char **argv)
 	close(sockets[!side.asks]);
 	side.polling = !strcmp(argv[side.asks ? 1 : 2], "polling");
 	settle(argv[side.asks ? 3 : 4]);
-	open_side();
+	open_side(job.size);
 	connect_side();
 	post_receives(job.size, 2 * job.window);
 	if (!side.asks)

@@ -291,7 +291,7 @@ REACHED = 4 if SANITIZED else 5
 def test_cost(tmp_path: Path) -> None:
     """The costs are within their limits."""
     file = tmp_path / "cost.json"
-    sizes = ("--count", "60", "--mib", "128", "--seconds", "1")
+    sizes = ("--count", "60", "--mib", "64", "--seconds", "0.5")
     done = bench("cost", *sizes, "--json", str(file))
     assert done.stderr == ""
     assert done.returncode == 0
