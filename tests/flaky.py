@@ -78,7 +78,10 @@ def threads_below(pid: int) -> Iterator[int]:
 
 @contextmanager
 def changing_priorities(pid: int) -> Iterator[None]:
-    """Gives the threads below a process another nice value again and again, chosen at random."""
+    """Gives the threads below a process another nice value again and again, chosen at random.
+
+    None is worse than the load's, beside which the threads would hardly run at all.
+    """
     done = threading.Event()
 
     def change() -> None:
@@ -86,7 +89,7 @@ def changing_priorities(pid: int) -> Iterator[None]:
             for thread in threads_below(pid):
                 if random.random() < 0.3:
                     with suppress(OSError):
-                        os.setpriority(os.PRIO_PROCESS, thread, random.choice((0, 0, 19)))
+                        os.setpriority(os.PRIO_PROCESS, thread, random.choice((0, 0, -19)))
 
     changer = threading.Thread(target=change)
     changer.start()

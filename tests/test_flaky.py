@@ -61,7 +61,7 @@ IS_DISTURBED = """
 import os, threading
 def wait():
     seen = set()
-    while not os.geteuid() and not {0, 19} <= seen:
+    while not os.geteuid() and not {0, -19} <= seen:
         seen.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 threading.Thread(target=wait).start()
 wait()
