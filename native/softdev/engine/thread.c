@@ -70,8 +70,8 @@ static void set_asleep(bool asleep)
 	soft_unlock();
 }
 
-/* Until there is work, or wake_fd is written. */
-static bool sleep_until_work(void)
+/* Until there is work, or an application thread that polls has begun to work (wake_fd). */
+static void sleep_until_work(void)
 {
 	/* Not in the epoll set, where it would wake threads of the application. */
 	struct pollfd fds[2] = {
@@ -85,7 +85,6 @@ static bool sleep_until_work(void)
 	set_asleep(false);
 	if (fds[1].revents)
 		(void)!read(engine.wake_fd, &count, sizeof(count));
-	return fds[0].revents;
 }
 
 /* Begin to tick, unless an application thread depends on the engine's thread. */
@@ -184,7 +183,8 @@ void *soft_engine_run(void *unused)
 	(void)unused;
 	prctl(PR_SET_NAME, "aiordma-device");
 	while (!stopping()) {
-		if (!sleep_until_work() || stopping() || !serve_here(&tick_history))
+		sleep_until_work();
+		if (stopping() || !serve_here(&tick_history))
 			continue;
 		tick_history.app_served = false;
 		serve();
