@@ -91,7 +91,8 @@ def changing_priorities(pid: int) -> Iterator[None]:
                     with suppress(OSError):
                         os.setpriority(os.PRIO_PROCESS, thread, random.choice((0, 0, -19)))
 
-    changer = threading.Thread(target=change)
+    # A daemon: a signal may come before the `try`, and nothing then ends it but the process.
+    changer = threading.Thread(target=change, daemon=True)
     changer.start()
     try:
         yield
@@ -100,24 +101,45 @@ def changing_priorities(pid: int) -> Iterator[None]:
         changer.join()
 
 
+@contextmanager
+def later(*numbers: signal.Signals) -> Iterator[None]:
+    """Signals that come inside ``with`` take effect at its end."""
+    came: list[int] = []
+    before = {it: signal.signal(it, lambda number, _: came.append(number)) for it in numbers}
+    try:
+        yield
+    finally:
+        for it, handler in before.items():
+            signal.signal(it, handler)
+        for number in came:
+            signal.raise_signal(number)
+
+
 def run(command: Sequence[str], log: Path) -> int:
     """Runs a command, whose output goes to a file; returns its status. No process is left."""
+    process = None
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
         try:
+            with later(signal.SIGINT, signal.SIGTERM):
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
             if os.geteuid():  # a lower nice value takes a privilege
                 return process.wait()
             with changing_priorities(process.pid):
                 return process.wait()
         except BaseException:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            if process:
+                os.killpg(process.pid, signal.SIGTERM)
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
             raise
 
 

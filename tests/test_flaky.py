@@ -67,6 +67,28 @@ threading.Thread(target=wait).start()
 wait()
 """
 
+# A signal comes when the command and the thread that changes its priorities have just begun.
+IS_TOLD_EARLY = """
+import pathlib, signal, subprocess, sys, threading
+from tests import flaky
+class Early:
+    def __init__(self, *given, **more):
+        super().__init__(*given, **more)
+        print(self.pid, flush=True)
+        signal.raise_signal(int(sys.argv[2]))
+class Command(Early, subprocess.Popen): pass
+class Thread(threading.Thread):
+    def start(self):
+        super().start()
+        signal.raise_signal(int(sys.argv[2]))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+if sys.argv[3] == "command":
+    subprocess.Popen = Command
+else:
+    threading.Thread = Thread
+flaky.run(["sleep", "600"], pathlib.Path(sys.argv[1]))
+"""
+
 
 @pytest.mark.parametrize(
     ("output", "names"),
@@ -158,3 +180,20 @@ def test_the_load_ends_with_it(tmp_path: Path, number: signal.Signals) -> None:
         process.send_signal(number)
         assert process.wait() == 128 + number
     assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.parametrize("when", ["command", "thread"])
+def test_a_signal_that_comes_early(tmp_path: Path, when: str) -> None:
+    """No thread keeps the process, and no command is left."""
+    if when == "thread" and os.geteuid():
+        pytest.skip("only root has the thread")
+    done = subprocess.run(
+        [sys.executable, "-c", IS_TOLD_EARLY, tmp_path / "log", str(int(signal.SIGTERM)), when],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    assert not any(Path(f"/proc/{pid}").exists() for pid in done.stdout.split())
