@@ -25,7 +25,6 @@ that is here.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -40,6 +39,7 @@ from ._loop.id_events import ENDED, IdEvents, check_name, make_id
 from ._loop.wait_queue import WaitQueue
 from .async_queue_pair import AsyncQueuePair
 from .errors import BufferStateError, ConnectionManagerError, RDMAError, VerbsError, host_port
+from .verbs._device.device import name_or_variable, only_device
 
 # Events of a connection that no step waits for.
 _IGNORED = frozenset({cm.EventType.ADDR_CHANGE, cm.EventType.TIMEWAIT_EXIT})
@@ -65,9 +65,9 @@ class AsyncConnectionId(IdEvents):
     def __init__(
         self, device: str | None = None, port_space: cm.PortSpace = cm.PortSpace.TCP
     ) -> None:
-        device = device or os.environ.get("AIORDMA_DEVICE") or None
+        device = name_or_variable(device)
         library = verbs.find_device(device).library
-        self._begin(*make_id(library, port_space), None if device == "system" else device)
+        self._begin(*make_id(library, port_space), only_device(device))
 
     def _begin(self, events: EventDriver, id: cm.ConnectionId, device: str | None = None) -> None:
         self._device = device

@@ -29,6 +29,7 @@ from .config import Config
 from .errors import BusyError
 from .transport import Connection, connect, listen
 from .verbs import FaultCounts
+from .verbs._device.device import name_or_variable
 
 __all__ = ["FaultCounts", "Faults", "Held", "When", "check_leaks", "connected_pair", "faults"]
 
@@ -129,7 +130,7 @@ def faults(
         raise BusyError(
             f"this process injects faults already ({_in_force.plan}): end that block first"
         )
-    chosen = verbs.find_device(device or os.environ.get("AIORDMA_DEVICE") or None)
+    chosen = verbs.find_device(name_or_variable(device))
     if seed is None:
         seed = secrets.randbits(32)
     parts = {
@@ -192,7 +193,7 @@ async def connected_pair(
     :func:`aiordma.listen` and :func:`aiordma.connect` raise.
     """
     config = config or Config()
-    chosen = verbs.find_device(device or os.environ.get("AIORDMA_DEVICE") or None)
+    chosen = verbs.find_device(name_or_variable(device))
     with chosen.open() as context:
         host = str(context.choose_gid().gid.ip)
     async with await listen(host, device=chosen.name, via=via, config=config) as listener:

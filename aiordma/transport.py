@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import warnings
 import weakref
@@ -53,7 +52,7 @@ from ._transport.remote_memory import RemoteRegion, RemoteSlice
 from ._transport.shares import Share
 from .config import DEFAULT, Config, Encrypt
 from .errors import AddressError, ConnectionClosedError, DeviceEventError, RDMAError, host_port
-from .verbs._device.device import SYSTEM
+from .verbs._device.device import name_or_variable, only_device
 
 __all__ = [
     "Address",
@@ -103,8 +102,8 @@ def warn_of_software(why: str) -> None:
 
 
 def choose_device(name: str | None) -> tuple[verbs.Device, str | None]:
-    """The device, and the name if one was asked for."""
-    name = name or os.environ.get("AIORDMA_DEVICE") or None
+    """The device, and its name if connections may use no other one (`only_device`)."""
+    name = name_or_variable(name)
     loop = asyncio.get_running_loop()
     choices = _choices.setdefault(loop, {})
     now = loop.time()
@@ -115,7 +114,7 @@ def choose_device(name: str | None) -> tuple[verbs.Device, str | None]:
             warn_of_software(choice.reason)
         device = choice.device
         choices[name] = now + CHOICE_LASTS, device
-    return device, None if name == SYSTEM else name
+    return device, only_device(name)
 
 
 async def resolve(host: str, port: int, *, passive: bool = False) -> list[Address]:

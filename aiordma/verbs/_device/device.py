@@ -25,6 +25,19 @@ if TYPE_CHECKING:
 SYSTEM = "system"
 """The name that stands for every device but the embedded one."""
 
+VARIABLE = "AIORDMA_DEVICE"
+"""The environment variable with the name of the device for programs that name none."""
+
+
+def name_or_variable(name: str | None) -> str | None:
+    """The name, else that in the environment; None for the default device."""
+    return name or os.environ.get(VARIABLE) or None
+
+
+def only_device(name: str | None) -> str | None:
+    """The name of the one device that is allowed; None where any of its library will do."""
+    return None if name == SYSTEM else name
+
 
 def libraries() -> list[Library]:
     """The libraries of this machine: the system's if it is installed, then the embedded one."""
