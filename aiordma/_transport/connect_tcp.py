@@ -23,7 +23,6 @@ connection itself, is how the death of the peer is noticed at once.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import socket
@@ -57,6 +56,7 @@ from .inspection import Way
 from .lifecycle import Address, Link
 from .tcp_link import (
     REFUSED,
+    SHORTAGES,
     TCPLink,
     accepted_link,
     address_of,
@@ -75,9 +75,6 @@ ACCEPT_PAUSE = 0.1
 
 # Peers that are accepted in one turn of the loop.
 ACCEPTS = 64
-
-# What `accept` ends with when there is no descriptor for the socket, or no memory.
-NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 async def read_message(link: TCPLink) -> tuple[Endpoint, Hello]:
@@ -180,7 +177,7 @@ class TCPListener:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in NO_FILES and self._silent.drop_oldest():
+                if error.errno in SHORTAGES and self._silent.drop_oldest():
                     continue
                 # It would fail again at once.
                 logger.warning("accept on %s: %s", host_port(self.address), error)
