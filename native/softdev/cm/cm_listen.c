@@ -191,11 +191,6 @@ static void admit(struct soft_cm_listener *listener, int fd, const struct sockad
 		drop(incoming_of(excess));
 }
 
-static bool out_of_files(int error)
-{
-	return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
-}
-
 static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 {
 	struct soft_cm_listener *listener = soft_container(watch, struct soft_cm_listener, watch);
@@ -211,10 +206,9 @@ static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 			admit(listener, fd, &peer);
 		} else if (errno == EAGAIN) {
 			return;
-		} else if (out_of_files(errno) && half_open.count) {
+		} else if (soft_is_shortage(errno) && half_open.count) {
 			drop(incoming_of(soft_crowd_oldest(&half_open)));
-		} else if (out_of_files(errno)) {
-			/* The socket stays readable: without a pause this would not end. */
+		} else if (soft_is_shortage(errno)) {
 			soft_unwatch(watch);
 			soft_timer_start(&listener->pause,
 					 soft_now() + soft_cm_limits.pause_ms * UINT64_C(1000000));

@@ -88,6 +88,10 @@ struct soft_fd_watch {
 /* Close an fd unless it is -1, which it is then. */
 void soft_close_fd(int *fd);
 
+/* Does this errno value of accept(2) say that there are no descriptors or no memory?  The listener
+ * stays readable then: without a pause it would be served again and again. */
+bool soft_is_shortage(int error);
+
 /* Add the watch or change its interest (level triggered).  Returns 0 or an errno value. */
 int soft_watch(struct soft_fd_watch *watch, uint32_t events);
 /* Take it out; does not close the fd (close it afterwards, not before).  Safe to repeat. */

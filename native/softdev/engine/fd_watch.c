@@ -32,6 +32,11 @@ void soft_close_fd(int *fd)
 	*fd = -1;
 }
 
+bool soft_is_shortage(int error)
+{
+	return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
 int soft_watch(struct soft_fd_watch *watch, uint32_t events)
 {
 	soft_assert_locked();

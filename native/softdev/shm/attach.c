@@ -422,8 +422,7 @@ static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 			accept_peer(fd);
 			continue;
 		}
-		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-			/* The listener would stay readable: no more accepts for a while. */
+		if (soft_is_shortage(errno)) {
 			soft_unwatch(watch);
 			soft_timer_start(&accept_pause, soft_now() + PAUSE_NS);
 		}

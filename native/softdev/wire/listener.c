@@ -35,8 +35,7 @@ static struct listening {
 } listening[ADDRESSES];
 static int listening_count;
 
-/* Out of file descriptors or memory: the listener would be ready for ever and nothing could be
- * done about it, so it is left alone for a while. */
+/* After a pause for want of descriptors or memory (soft_is_shortage). */
 static void pause_over(struct soft_timer *timer)
 {
 	soft_watch(&soft_container(timer, struct listening, pause)->watch, EPOLLIN);
@@ -55,7 +54,7 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 			soft_handshake_accepted(fd, &peer);
 			continue;
 		}
-		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+		if (soft_is_shortage(errno)) {
 			soft_unwatch(watch);
 			soft_timer_start(&soft_container(watch, struct listening, watch)->pause,
 					 soft_now() + PAUSE_NS);
