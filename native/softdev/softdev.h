@@ -22,7 +22,7 @@
 #include "embedded.h"
 
 /* Every call of the table is a function soft_<name>; the table is put together in softdev.c.  They
- * are visible outside: the library of preload.c gives each of them the public name of the call. */
+ * are visible outside: native/preload gives each of them the public name of the call. */
 #define CALL(library, result, name, arguments)                                                     \
 	__attribute__((visibility("default"))) result soft_##name arguments;
 #include "abi/calls.h"

@@ -84,10 +84,13 @@ struct aiordma_recv {
 	uint32_t num_sge;
 };
 
+/* Post `count` receives to a queue pair, or to a shared receive queue.  Return 0, or the errno value of
+ * the call; *posted says how many were accepted. */
 int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
 		      const struct ibv_sge *sges, uint32_t *posted);
 int aiordma_post_srq_recv(struct ibv_srq *srq, const struct aiordma_recv *recvs, uint32_t count,
 			  const struct ibv_sge *sges, uint32_t *posted);
+/* One receive with one SGE (none when `length` is 0). */
 int aiordma_post_recv_one(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
 			  uint32_t lkey);
 
@@ -160,6 +163,7 @@ int aiordma_read_wc(struct ibv_cq_ex *cq, enum aiordma_wc_field field, uint64_t 
 
 /* ---- drain.c --------------------------------------------------------------------------------- */
 
+/* Arms a CQ: ibv_req_notify_cq(3).  0 or an errno value. */
 int aiordma_req_notify(struct ibv_cq *cq, int solicited_only);
 
 /* A completion channel being drained.  `ready` holds the CQs whose event has been taken and acknowledged,

@@ -95,7 +95,7 @@ void soft_wake_early(int fd)
 	soft_unlock();
 }
 
-int soft_watch_fds(int fd, int flat[2])
+int soft_watch_fds(int fd, int fds[2])
 {
 	soft_lock();
 	struct soft_channel *channel = channel_of(fd);
@@ -110,8 +110,8 @@ int soft_watch_fds(int fd, int flat[2])
 			soft_notify_fds_changed();
 		}
 		if (channel->shared_fd >= 0) {
-			flat[0] = channel->shared_fd;
-			flat[1] = channel->event_fd;
+			fds[0] = channel->shared_fd;
+			fds[1] = channel->event_fd;
 			count = 2;
 		}
 	}

@@ -13,11 +13,11 @@ enum {
 
 struct soft_engine {
 	pthread_mutex_t lock;
-	unsigned unlocks;       /* how often the lock has been given back */
+	unsigned unlocks; /* how often the lock has been given back */
 	unsigned waiting; /* atomic: threads blocked in soft_lock; progress makes room for them */
 	unsigned served; /* atomic: steps of application threads that found something to do */
-	unsigned parts; /* atomic: see embedded.h */
-	unsigned writes[2]; /* atomic: the same, awake and asleep */
+	unsigned parts; /* atomic: soft_engine_count_part */
+	unsigned writes[2]; /* atomic: writes to peers, to awake ones and to notified ones */
 	unsigned armed; /* atomic: CQs that are armed to signal a channel */
 	unsigned spinning; /* atomic: threads that spin before they sleep */
 	unsigned holding; /* spinning threads that have gone to work and will poll again */

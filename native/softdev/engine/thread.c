@@ -136,10 +136,10 @@ static bool tick(unsigned *seen, unsigned *ticks)
 
 /* How the ticking has gone. */
 struct tick_history {
-	unsigned seen;      /* of engine.served */
-	bool app_served;     /* the application has done work since we last had to */
-	unsigned failures;  /* how often in a row something was soon left lying all the same */
-	uint64_t pause_ns;  /* for how long, next time */
+	unsigned seen; /* of engine.served */
+	bool app_served; /* the application has done work since the engine's thread last had to */
+	unsigned failures; /* ticks in a row that soon ended with work left unserved */
+	uint64_t pause_ns; /* without ticks, after MAX_FAILURES of these */
 };
 
 /* True if the engine's thread is to serve the work at hand. */

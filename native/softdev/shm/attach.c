@@ -47,11 +47,12 @@ enum message_type {
 	READY
 };
 
+/* Descriptors that come with HELLO; PIPE alone comes with READY. */
 enum {
 	MEMORY,
 	PIPE,
 	FDS
-}; /* descriptors that come with HELLO; PIPE alone comes with READY */
+};
 
 struct message {
 	uint32_t type; /* enum message_type */

@@ -31,7 +31,7 @@ struct soft_shm_peer {
 	/* segment.c */
 	void *memory; /* what is shared beside the rings */
 	uint8_t *own_area, *their_area;
-	struct soft_cma *cma; /* cma_descriptor.c; NULL if there was no memory for it */
+	struct soft_cma *cma; /* cma.c; NULL if there was no memory for it */
 	struct soft_ring in, out;
 
 	/* peer.c */
