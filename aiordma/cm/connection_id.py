@@ -130,9 +130,8 @@ class ConnectionId(Multicast):
         """The peer's address, None without a peer; after ``close()`` as of the last event."""
         if not self.closed:
             peer = from_storage(ffi.addressof(self.pointer.route.addr, "dst_storage"))
-            self._peer = (
-                None if peer in _UNSPECIFIED else peer
-            )  # librdmacm fills in the family early
+            # librdmacm fills in the family early.
+            self._peer = None if peer in _UNSPECIFIED else peer
         return self._peer
 
     # --- addresses -------------------------------------------------------------------------

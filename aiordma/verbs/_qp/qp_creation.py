@@ -189,9 +189,7 @@ def _require(context: Context, qp_type: QPType, send_ops: SendOps) -> None:
 def require_xrc(context: Context, verb: str) -> None:
     """UnsupportedError when the device does not say that it has XRC."""
     if not context.query_device().device_cap_flags & DeviceCapability.XRC:
-        raise UnsupportedError(
-            "extended reliable connections (XRC)", device=context.name, verb=verb
-        )
+        raise UnsupportedError(XRC, device=context.name, verb=verb)
 
 
 def _refused(
