@@ -124,9 +124,10 @@ class ValkeyTransport(asyncio.Transport):
             self._lose(error)
 
     def _on_bytes(self, count: int) -> None:
-        start, self._read = self._read, self._read + count
-        if not 0 < self._read - start <= LENT - start:
+        start = self._read
+        if not 0 < count <= LENT - start:
             raise ProtocolError(f"the server wrote {count} bytes to {start} of {LENT} lent ones")
+        self._read += count
         if not self._closing:
             self._protocol.data_received(bytes(self._arrived[start : self._read]))
         if self._read == self._lent.length:
