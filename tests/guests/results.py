@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ was has no part in the verdict. CI runs the rows marked with \\*, without figure
 `make guests ARGS=--quick`.
 
 A figure is what the program itself printed, in the row's unit, in a second run without the trace.
-The last column is the same measurement over the kernel's TCP on the loopback interface in the same
-run of the matrix, by the same software (for perftest, which has none, by qperf).
+"yes" stands for a row that works and has no figure: its program prints none, or its last run was
+made by `make guests ARGS=--no-figures`. The reason of a "no" is below its table. The last column is
+the same measurement over the kernel's TCP on the loopback interface in the same run of the matrix,
+by the same software (for perftest, which has none, by qperf).
 
 {machine}
 """
@@ -57,13 +59,21 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def cell(row: Row, result: Mapping[str, Any], link: str) -> str:
+def cell(result: Mapping[str, Any], link: str) -> str:
     one = result.get(link)
     if one is None:
         return "not run"
     if not one["works"]:
         return "**no**"
     return number(one.get("figure")) or "yes"
+
+
+def tally(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many rows work on every link, of those that ran."""
+    ran = [found[row.id] for row in rows if row.id in found]
+    works = sum(all(result.get(link, {}).get("works") for link in LINKS) for result in ran)
+    left = len(rows) - len(ran)
+    return f"{works} of {len(ran)} rows work" + (f", {left} not run" if left else "")
 
 
 def page(results: Mapping[str, Any]) -> str:
@@ -73,18 +83,14 @@ def page(results: Mapping[str, Any]) -> str:
     for software in SOFTWARE:
         rows = [row for row in TABLE if row.software == software.name]
         version = results["versions"].get(software.name, "not run")
-        works = sum(
-            all(results["rows"].get(row.id, {}).get(link, {}).get("works") for link in LINKS)
-            for row in rows
-        )
-        parts += [f"## {software.name}\n", f"{version}: {works} of {len(rows)} rows work.\n"]
+        parts += [f"## {software.name}\n", f"{version}: {tally(rows, results['rows'])}.\n"]
         parts += [
             f"| row | unit | {' | '.join(LINKS.values())} | kernel TCP |",
             "|---|---|---|---|---|",
         ]
         for row in rows:
             result = results["rows"].get(row.id, {})
-            cells = [cell(row, result, link) for link in LINKS]
+            cells = [cell(result, link) for link in LINKS]
             mark = " \\*" if row.quick else ""
             tcp = number(result.get("kernel_tcp"))
             parts.append(f"| {row.name}{mark} | {row.unit} | {' | '.join(cells)} | {tcp} |")
