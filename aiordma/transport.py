@@ -301,7 +301,7 @@ class Listener:
 
     def __init__(self, device: str, backlog: int) -> None:
         self.device = device
-        self._backlog = self._enough = backlog
+        self._backlog = self._prune_above = backlog
         self._affinity = LoopAffinity()
         self._loop_shutdown = shutdown.of_running_loop()
         self._ports: Sequence[Port] = ()
@@ -372,12 +372,12 @@ class Listener:
             connection.abort()
             return
         self._ready.append(connection)
-        if len(self._ready) > self._enough:
+        if len(self._ready) > self._prune_above:
             # A peer may connect and close without end; what is open has its own limit.
             waiting = [connection for connection in self._ready if not connection.closed]
             self._ready.clear()
             self._ready.extend(waiting)
-            self._enough = max(self._backlog, 2 * len(self._ready))
+            self._prune_above = max(self._backlog, 2 * len(self._ready))
         self._waiters.wake()
 
     async def accept(self) -> Connection:
