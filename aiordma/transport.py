@@ -529,6 +529,10 @@ async def listen(
     certificate.  Raises AddressError or OSError (EADDRINUSE and others) when the address cannot be
     used.
 
+    `backlog` is how many requests may wait in the connection manager (`via="cm"`); beyond as many
+    finished connections that wait for `accept`, those that have ended meanwhile are forgotten.
+    `Config.max_connections` and `max_handshakes` are the limits on peers.
+
     `on_request`, a function or coroutine function, is called with each `ConnectionRequest` once the
     peer has proved the key, before the connection is accepted.  It returns None to take it, or the
     reason of a refusal, a str, which the peer's `connect` raises.  The peer's handshake waits for

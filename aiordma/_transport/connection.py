@@ -315,6 +315,9 @@ class Connection(ConnectionLifecycle, MessageMethods):
     ) -> RemoteRegion:
         """Borrows `size` bytes of the peer's memory, zeroed, within the peer's quota.
 
+        For `lease` seconds from the call (None: until it is released or handed over, or the
+        connection ends).  The peer may grant less (`Config.max_lease`), which `lease_left` of the
+        region tells.  Cancelled, the memory goes back as soon as the peer grants it.
         RequestRefusedError when the peer refuses, UnencryptedError with `encrypt=True`.
         """
         self._check()
@@ -399,14 +402,18 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """Atomically replaces 8 bytes at the peer if they are `expected`; returns what was there.
 
         The numbers are unsigned 64-bit in the peer's byte order, at an address that is a multiple
-        of 8.  It has swapped if and only if the result equals `expected`.
+        of 8.  It has swapped if and only if the result equals `expected`.  RemoteRangeError before
+        anything is posted when the range, the right or the alignment is not there.
         """
         old = await self._one_sided.compare_and_swap(target, expected, desired)
         self._statistics.atomics += 1
         return old
 
     async def fetch_and_add(self, target: Remote, add: int) -> int:
-        """Atomically adds to 8 bytes at the peer (modulo 2^64); returns what was there before."""
+        """Atomically adds to 8 bytes at the peer (modulo 2^64); returns what was there before.
+
+        Byte order, address and RemoteRangeError as with `compare_and_swap`.
+        """
         old = await self._one_sided.fetch_and_add(target, add)
         self._statistics.atomics += 1
         return old
