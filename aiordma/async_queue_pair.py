@@ -342,7 +342,7 @@ class AsyncQueuePair:
         self._fail(self._flushed)
 
     def _fail(self, error: Callable[[str], Exception]) -> None:
-        """Nothing more will be done: let every waiter go. Completions may never come."""
+        """Ends every waiter with an error, since completions may never come."""
         sends, self._sends = self._sends, {}
         receives, self._receives = self._receives, {}
         waiters, self._waiters = self._waiters, deque()

@@ -193,7 +193,7 @@ class _Handle(Generic[A]):
         return f"<blocking {self.asynchronous!r}>"
 
     def close(self) -> None:
-        """Of each kind of object its own."""
+        """Closes the object, as its class says."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

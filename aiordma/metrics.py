@@ -27,7 +27,7 @@ class Metric:
     kind: Literal["counter", "gauge"]
     """A counter only grows while the process lives."""
     unit: str
-    """Of a value; "1" counts."""
+    """The unit of a value; "1" for counts."""
     help: str
     """What it measures."""
     labels: tuple[str, ...]

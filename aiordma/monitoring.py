@@ -92,7 +92,7 @@ def snapshot() -> Snapshot:
 
 
 def open_connections() -> list[Connection]:
-    """Those that have begun, of every loop. Internal to the library."""
+    """The connections that have begun, of every loop. Internal to the library."""
     things = shutdown.all_open()
     return [thing for thing in things if isinstance(thing, Connection) and thing._begun]
 

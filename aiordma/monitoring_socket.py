@@ -86,7 +86,7 @@ def directory(setting: str) -> Path:
 
 
 def sockets(where: Path, pid: int | None = None) -> list[Path]:
-    """Those of all processes but this one, or of those with that PID in their namespaces."""
+    """The sockets of all other processes, or of those with that PID in their namespaces."""
     mine = _server.path if _server is not None else None
     found = where.glob("*.sock" if pid is None else f"{pid}-*.sock")
     return sorted(path for path in found if path != mine)

@@ -145,7 +145,7 @@ def _parsed(host: str, port: int, flags: int) -> tuple[Address, ...]:
 
 
 def _numeric(name: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> Address:
-    """With the interface behind a link-local address, which the resolver tells apart."""
+    """Host and port of a socket's name; a link-local host with its interface, as `fe80::1%2`."""
     host, port, *rest = name
     scope = rest[1] if rest else 0
     return f"{host}%{scope}" if scope else str(host), int(port)

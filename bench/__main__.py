@@ -58,7 +58,7 @@ APART: dict[str, Callable[[Sequence[str]], None]] = {
     "peers": peers.main,
     "instructions": instructions.main,
 }
-"""With arguments of their own, and printed by themselves."""
+"""Measurements with arguments of their own, which print by themselves."""
 
 
 def measure(names: Sequence[str], options: Options) -> Results:

@@ -17,7 +17,7 @@ from typing import Any
 from . import device
 
 Cores = tuple[int, int]
-"""Those of the client and of the server."""
+"""The cores of the client and of the server."""
 
 
 def two_cores() -> Cores:

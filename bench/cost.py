@@ -76,9 +76,9 @@ class Pair:
         return [scheduled(end.pid) for end in (self.client, self.server)]
 
     def idle(self, seconds: float) -> list[tuple[int, int]]:
-        """Of a stretch of so long, for each end: how often it ran, and nanoseconds for which.
+        """How often each end ran while both were idle for so long, and nanoseconds for which.
 
-        Of the first in which neither ran, or the last of a few.
+        The first stretch in which neither ran counts, or the last of a few.
         """
         for _ in range(STRETCHES):
             before = self.scheduled()

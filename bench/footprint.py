@@ -57,7 +57,7 @@ def peak() -> int:
 
 
 def scheduled(pid: int) -> tuple[int, int]:
-    """Of all threads of a process: how often they have run, and nanoseconds for which they have."""
+    """How often all threads of a process have run, and for how many nanoseconds."""
     times = runs = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         ran, _waited, slices = (int(word) for word in (task / "schedstat").read_text().split())

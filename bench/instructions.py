@@ -122,7 +122,7 @@ VALGRIND = [
 
 
 def counts() -> Counts:
-    """Of a run of its own."""
+    """Instructions for each operation, counted in a run of its own."""
     library = device.compiled("instructions.c", "instructions.so", ["-shared", "-fPIC"], [])
     with TemporaryDirectory() as folder:
         out = Path(folder, "out")
@@ -140,7 +140,7 @@ def counts() -> Counts:
 
 
 def of_file(path: Path) -> tuple[str, float] | None:
-    """Of one dump: callgrind-format, in valgrind's manual."""
+    """Operation and instructions of one dump: callgrind-format, in valgrind's manual."""
     text = path.read_text()
     work = re.search(r"^desc: Trigger: Client Request: (\d+) x (.*)$", text, re.MULTILINE)
     total = re.search(r"^totals: (\d+)$", text, re.MULTILINE)

@@ -40,7 +40,7 @@ class Measured(TypedDict):
 
 
 Data = list[Measured]
-"""Of a comparison."""
+"""What a comparison has measured."""
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,15 @@ class Comparison:
     figure: Callable[[str, float], float] = lambda work, seconds: seconds * 1e6
     """What is shown, in `unit`, for work of which one operation took so many seconds."""
     ours: str = "aiordma"
-    """Who the others are compared with."""
+    """The contender that the others are compared with."""
     style: str = ""
-    """How programs send and receive whose figures these are."""
+    """How the programs of these figures send and receive."""
     summary: Callable[[Data], Iterator[tuple[str, ...]]] | None = None
     """A table of its own in place of the one of all figures: its heading, and its rows."""
 
 
 class Contenders(ExitStack):
-    """Those of one comparison, by what they are; closed together."""
+    """The contenders of one comparison, by their arguments; closed together."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,8 @@ def size_name(size: int) -> str:
 
 
 def seconds(data: Data, work: str, who: str) -> list[float]:
-    """None where `who` is not installed, or where the data are older than the lane."""
+    """Seconds for an operation, turn by turn; empty where `who` is not installed, or where the data
+    are older than the lane."""
     for entry in data:
         if (entry["work"], entry["who"]) == (work, who):
             return entry["seconds"]
@@ -160,7 +161,7 @@ def seconds(data: Data, work: str, who: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of turns."""
+    """The values of several turns; shown as their median, and the least and greatest."""
 
     values: tuple[float, ...]
 

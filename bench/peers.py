@@ -45,7 +45,7 @@ def contender(contenders: Contenders, way: str) -> Contender | None:
 
 
 def lane(contenders: Contenders, way: str, work: str, who: str, kind: str, **numbers: Any) -> Lane:
-    """One that says that it is missing where it is."""
+    """A lane of the package, or one that says that it is not installed."""
     found = contender(contenders, way)
     if found is None:
         return Lane.missing(work, who)

@@ -118,7 +118,7 @@ def measure(options: Options) -> Data:
 
 
 def requirements(data: Data) -> Iterator[Requirement]:
-    """Nothing is asked on the embedded device: see softroce.py."""
+    """No requirement on the embedded device; softroce.py has some."""
     return iter(())
 
 

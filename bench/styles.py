@@ -101,8 +101,8 @@ SAME = 0.95  # never slower: two turns of the very same differ by a twentieth
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
 
     def lane(contender: Contender, work: str, who: str, kind: str, count: int, **job: Any) -> Lane:
-        """With an eighth of the work before, if a turn is short: a lane that follows another one
-        of the same two processes finds them awake, and others do not."""
+        """A lane that begins with an eighth of its work, untimed, where that is a window or more: a
+        lane after another one of the same two processes finds them awake, and others do not."""
 
         def do() -> float:
             if count >= 8 * WINDOW:
@@ -150,7 +150,7 @@ def requirements(data: Data) -> Iterator[Requirement]:
     for work, _ in by_work(data):
 
         def times(who: str, whom: str, work: str = work) -> Spread:
-            """Of the other's pace."""
+            """How many times as fast `who` is as `whom`."""
             return ratio(seconds(data, work, whom), seconds(data, work, who))
 
         fastest, *_, slowest = ranked(data, work)

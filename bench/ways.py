@@ -35,7 +35,7 @@ class Client(Protocol):
         """`count` messages one way, and a word that the last one has arrived."""
 
     async def send_gather(self, data: bytes, count: int, window: int) -> None:
-        """The same, by coroutines that send one each, `window` of them gathered at a time."""
+        """As `send_many`, by coroutines that send one each, `window` of them gathered at a time."""
 
     async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
         """`count` messages there and back by `window` tasks, each with one under way."""

@@ -154,7 +154,7 @@ class Measuring:
         return (perf_counter() - start) / count
 
     async def connect_all(self, count: int) -> float:
-        """The same, of which none is closed before all are made."""
+        """Seconds for each of `count` connections, none of which is closed before all are made."""
         await self._connected("echo")
         start = perf_counter()
         async with AsyncExitStack() as stack:

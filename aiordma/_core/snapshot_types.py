@@ -140,12 +140,12 @@ class Snapshot(TypedDict):
     """The state of a process."""
 
     version: str
-    """Of aiordma: another one may have other fields."""
+    """The version of aiordma: another one may have other fields."""
     pid: int
     time: float
     """Seconds since the epoch."""
     traffic: Traffic
-    """Of all connections since the process began, those that have ended included."""
+    """The sums of all connections since the process began, those that have ended included."""
     connection_events: ConnectionEvents
     """Since the process began."""
     errors: dict[str, int]

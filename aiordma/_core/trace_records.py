@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
 VERSION = 1
-"""Of the schema that this module reads."""
+"""The version of the schema that this module reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ class Request:
 
     @property
     def status(self) -> str:
-        """That of its completion; of one without, SUCCESS if it is implied, else the outcome."""
+        """Status of its completion; without one SUCCESS if that is implied, else the outcome."""
         if self.completion is not None:
             return self.completion.status
         return "SUCCESS" if self.outcome is Outcome.IMPLICIT else self.outcome.name

@@ -1063,7 +1063,7 @@ cdef class MessageChannel(FrameHandler):
         return 0
 
     def end(self, error):
-        """No more messages: those that are here can still be taken, every waiter gets `error`."""
+        """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
         cdef SendFuture message
         if self.ended_by is not None:
             return

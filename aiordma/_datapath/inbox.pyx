@@ -206,7 +206,7 @@ cdef class RecvOperation:
                 self.give_up()
 
     cdef int give_up(self) except -1:
-        """It waits no more, whether it was told already or not."""
+        """Ends the wait, also where it was woken for a message already."""
         cdef RecvFuture waiter = self.waiter
         cdef Inbox inbox = self.inbox
         self.waiter = None
@@ -740,7 +740,7 @@ cdef class Inbox:
         return True
 
     cdef int not_fetched(self, PendingRendezvous pending) except -1:
-        """It is as it was when its request arrived."""
+        """Puts back a message that was not read, as it was when its request arrived."""
         pending.started = False
         self.unread.appendleft(pending)  # it is the first: only that is read into a target
         self.bytes_ahead -= pending.length
@@ -761,7 +761,7 @@ cdef class Inbox:
     # ---- the end ----
 
     def end(self, error):
-        """No more messages: those that are here can still be taken, every waiter gets `error`."""
+        """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
         self.ended = error
         self.pool.stalled_reads.end(self)
         self.rendezvous = 0

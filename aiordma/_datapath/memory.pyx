@@ -32,11 +32,11 @@ cdef class Pinned:
         self.settle()
 
     def lease(self):
-        """It has one more holder."""
+        """Counts one more holder of the memory."""
         self.leases += 1
 
     def release(self):
-        """It has one holder less."""
+        """Counts one holder of the memory less."""
         self.leases -= 1
         self.settle()
 
@@ -224,7 +224,7 @@ cdef class Remote:
         raise NotImplementedError
 
     cdef bint lease_over(self) noexcept:
-        """Of the whole region."""
+        """Whether the lease of the whole region is over."""
         cdef timespec now
         if self.deadline == 0:
             return False

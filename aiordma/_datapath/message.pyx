@@ -93,7 +93,7 @@ cdef class Message:
 
 
 cdef Message new_message(PoolBlock block, uint64_t offset, uint64_t length):
-    """It takes over a lease of the block."""
+    """A message, which takes over a lease of the block."""
     cdef Message message = Message.__new__(Message)
     message.block, message.offset, message.length = block, offset, length
     message.last = True

@@ -89,7 +89,7 @@ cdef class WRChain(WorkRequest):
         return send
 
     cdef int aim_at(self, Remote region) except -1:
-        """It is kept, and asked before the chain is posted late."""
+        """Keeps the region, which is asked again before the chain is posted late."""
         if self.region is None:
             self.region = region
         elif self.region is not region:

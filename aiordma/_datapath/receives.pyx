@@ -121,7 +121,7 @@ cdef class ReceiveQueue:
         return 0
 
     def end(self):
-        """Nothing is posted any more."""
+        """Ends the posting of receives, and releases the blocks of larger ones."""
         self.ended = True
         release_all(self.larger)
 

@@ -183,7 +183,7 @@ cdef class SendFuture(OpFuture):
             piece = piece.next
 
     cdef int on_cancel(self) except -1:
-        """Not sent unless it has been posted."""
+        """Withdraws the message, unless it has been posted."""
         if self.channel is not None:
             self.channel.withdraw(self)
         return 0
@@ -286,7 +286,7 @@ cdef class RendezvousFrame(Frame):
 
 
 cdef Frame new_frame(PoolBlock block, uint32_t length):
-    """It takes over the lease of the block."""
+    """A frame, which takes over the lease of the block."""
     return describe(Frame.__new__(Frame), block, length)
 
 

@@ -75,12 +75,12 @@ cdef class WorkRequest:
         return 0
 
     cdef int on_error(self, object error) except -1:
-        """It has failed, or will; its memory is the device's until `free_memory`."""
+        """The work has failed, or will; its memory is the device's until `free_memory`."""
         self.failed(error)
         return 0
 
     cdef int on_withdrawn(self) except -1:
-        """It has not been posted, and will not be."""
+        """The work has not been posted, and will not be."""
         return 0
 
     cdef object refusal(self):
@@ -88,7 +88,7 @@ cdef class WorkRequest:
         return None
 
     cdef int refused(self, object error) except -1:
-        """It is not posted, for this reason."""
+        """The work is not posted, for the reason in `error`."""
         self.on_error(error)
         return self.free_memory()
 
@@ -380,7 +380,7 @@ cdef class WorkRequestTable:
         self.serve_with(state, most, leaving, slow, spin_us, False)
 
     def spin_before_wait(self, uintptr_t state, int most, list leaving, slow, uint32_t spin_us):
-        """The same for a task that is about to wait."""
+        """As `serve`, for a task that is about to wait."""
         self.defers_callbacks = True
         try:
             self.serve_with(state, most, leaving, slow, spin_us, self.polls_again or self.spin_scheduled)
@@ -733,12 +733,12 @@ cdef class SendQueue:
         self.on_failure(error)
 
     def refuse(self, error):
-        """Nothing more is posted here, for this reason; work under way goes on, or fails so."""
+        """Posts nothing more, with `error` as the reason; work under way goes on, or fails so."""
         self.error = error
 
     def stop(self, error):
-        """No message is taken any more, and those whose senders know that they are here are handed
-        out: the queue pair accepts nothing in ERR, and the receives are flushed behind them.
+        """Takes no message any more, and hands out those whose senders know that they are here:
+        the queue pair accepts nothing in ERR, and the receives are flushed behind them.
 
         Work under way fails with `error`.  Not from within a drain.
         """

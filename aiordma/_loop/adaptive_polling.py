@@ -22,7 +22,7 @@ IDLE = 10e-3
 
 
 class AdaptivePolling:
-    """Of one event loop; with `most_us` 0 it never spins."""
+    """When one event loop spins, and for how long; with `most_us` 0 never."""
 
     __slots__ = ("_first_us", "_misses", "_skip", "_stopped", "most_us", "spin_us")
 

@@ -67,7 +67,7 @@ class CoarseTimers:
         return timer
 
     def cancelled(self) -> None:
-        """One of them has been cancelled.  The heap drops them when there are many."""
+        """Counts a cancelled timer.  The heap drops them when there are many."""
         self._cancelled += 1
         if self._cancelled > max(MOST_CANCELLED, len(self._timers) // 2):
             self._timers = [entry for entry in self._timers if entry[2].callback is not None]

@@ -81,7 +81,7 @@ class CompletionSink(Protocol):
         """An asynchronous event concerns the queue pair."""
 
     def fail(self, error: BaseException) -> None:
-        """Nothing will work any more, for this reason."""
+        """Ends all work of the queue pair with `error`."""
 
 
 class Driver(PerLoopResource):
@@ -467,7 +467,7 @@ class Watch:
         self._loop.add_reader(fd, callback)
 
     def close(self) -> None:
-        """To be called before the descriptor is closed; again does nothing."""
+        """Stops watching, before the descriptor is closed; a second call does nothing."""
         if not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
 

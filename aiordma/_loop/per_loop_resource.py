@@ -62,7 +62,7 @@ class PerLoopResource:
 
     @classmethod
     def all(cls) -> list[Self]:
-        """Those of every loop.  Any thread may ask."""
+        """The resources of this class of every loop.  Any thread may ask."""
         found = []
         for ref in cls._instances.keyrefs():
             loop = ref()
@@ -106,7 +106,7 @@ class PerLoopResource:
             self._unused()
 
     def _unused(self) -> None:
-        """It has no user: closes it, now or when the timer expires."""
+        """Closes a resource without users, now or when the timer expires."""
         if not IDLE_TIMEOUT or not self.has_idle_timeout or self.loop.is_closed():
             self._end()
             return

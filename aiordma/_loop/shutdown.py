@@ -51,7 +51,7 @@ class LoopShutdown:
             self._kept[id(thing)] = thing
 
     def remove(self, thing: Closable) -> None:
-        """It has been closed."""
+        """Forgets a thing that has been closed."""
         self._open.pop(id(thing), None)
         self._kept.pop(id(thing), None)
         if not self._open and not self._over:
@@ -59,7 +59,7 @@ class LoopShutdown:
             step(self._generator.aclose())
 
     def finalized(self, thing: Closable) -> None:
-        """It ends itself while it is finalized.  In any thread."""
+        """Forgets a thing that ends itself as it is finalized.  In any thread."""
         self._open.pop(id(thing), None)
 
     def _left(self) -> list[Closable]:

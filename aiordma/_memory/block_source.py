@@ -66,7 +66,7 @@ class OrderedBlockSource:
             self._came = None
 
     def close(self) -> None:
-        """Nothing is needed any more."""
+        """Ends the wait for memory, which is not needed any more."""
         self._on_memory = None
         waiter, self._waiter = self._waiter, None
         if waiter is not None:

@@ -139,7 +139,7 @@ class PoolWaiters(Generic[B]):
         return True
 
     def fail(self, error: Exception) -> None:
-        """Nothing will come any more."""
+        """Ends all waiters with `error`: no memory comes any more."""
         for queue in (self._internal, self._user):
             for waiter in queue:
                 if not waiter.done():

@@ -32,7 +32,7 @@ class Reader(Protocol):
         """Seconds in which they must make their part."""
 
     def stalled(self) -> None:
-        """They have not made it."""
+        """Ends the reads, which have not made their part in time."""
 
 
 class StalledReads:

@@ -195,7 +195,7 @@ def errno_of(code: int) -> int:
 
 
 def explained(error: VerbsError, detail: str) -> VerbsError:
-    """The same failure, with what it was about."""
+    """The failure with a text that says what it was about."""
     return failure(error.verb, error.errno or 0, detail)
 
 

@@ -52,7 +52,7 @@ class Library:
         self.calls: Calls = Calls(table)
         own, local_dma = table.device.reg_own_mr, table.device.reg_local_dma  # or NULL
         self.addresses: tuple[int, int] = _address(own), _address(table.ibv_dereg_mr)
-        """Of the device's `reg_own_mr`, 0 if it has none, and of ibv_dereg_mr: for C."""
+        """Addresses of the device's `reg_own_mr`, 0 if it has none, and of ibv_dereg_mr: for C."""
         self.reg_own_mr: Register = (
             checked("ibv_reg_mr", own, Convention.POINTER)
             if self.offers("reg_own_mr")

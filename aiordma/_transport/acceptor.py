@@ -95,7 +95,7 @@ class Request(Protocol):
 
 
 class Place:
-    """That of one peer among the connections.  Apart, because its connection refers to it."""
+    """A peer's place among the connections; its connection refers to it, and to no Handshake."""
 
     def __init__(self, host: str, limits: ConnectionLimits) -> None:
         self._host = host
@@ -121,7 +121,7 @@ def _name(peer: Address | None) -> str | None:
 
 
 class Handshake:
-    """One that is under way."""
+    """A handshake that is under way."""
 
     def __init__(
         self, request: Request, host: str, share: FairShare[Handshake], limits: ConnectionLimits

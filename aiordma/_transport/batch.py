@@ -127,7 +127,7 @@ class Batch(BatchOfTransfers):
 
 
 def drop(transfer: WRChain, atomics: list[Atomic]) -> None:
-    """Nothing of it was posted."""
+    """Releases a batch of which nothing was posted."""
     transfer.release()
     for atomic in atomics:
         atomic.cancel()

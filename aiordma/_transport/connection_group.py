@@ -28,7 +28,7 @@ class GroupMember:
         self.group = group
         self.number = number
         self.channel: ControlChannel | None = None
-        """That of its connection, once it has one."""
+        """The control channel of its connection, once that is made."""
         self._on_end: Callable[[str], None] | None = None
         self._end_reason: str | None = None
 

@@ -23,7 +23,7 @@ MAX_HOSTS = 4096
 
 
 class Bucket:
-    """Tokens that come back with time; fewer than none are owed, down to another burst."""
+    """A bucket of tokens, which come back with time; it owes at most a burst of them."""
 
     def __init__(self, burst: int, rate: float, now: float) -> None:
         self._burst = burst
@@ -31,7 +31,7 @@ class Bucket:
         self._tokens = float(burst)
         self._since = now
         self.reported = False
-        """Whether the log has it that it is empty."""
+        """Whether the log says already that the bucket is empty."""
 
     def tokens(self, now: float) -> float:
         self._tokens = min(float(self._burst), self._tokens + (now - self._since) * self._rate)
@@ -81,7 +81,7 @@ class FailureLimit:
         self._hosts.pop(host, None)
 
     def first_report(self, host: str) -> bool:
-        """Whether the log shall have it that this host is turned away: once until it is not."""
+        """Whether to log that this host is turned away: once, until it is let in again."""
         bucket = self._hosts.get(host)
         if bucket is None or bucket.reported:
             return False

@@ -29,7 +29,7 @@ def _speaks(accepted: socket.socket) -> bool:
 
 
 class SilentSocket:
-    """One of them."""
+    """An accepted socket that has sent nothing yet."""
 
     def __init__(self, sockets: SilentSockets, accepted: socket.socket, address: Address) -> None:
         self._sockets = sockets

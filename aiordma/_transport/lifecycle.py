@@ -81,7 +81,7 @@ class Link(Protocol):
 
 
 class NoLink:
-    """No link but the connection itself: its peer has no address that is known here."""
+    """The link of a connection without a socket or id: the peer's address is not known here."""
 
     local_address: Address | None = None
     peer_address: Address | None = None
@@ -358,7 +358,7 @@ class ConnectionLifecycle:
         await proof.done
 
     def _begin(self, *, accepted: bool) -> None:
-        """It is about to be given to its user; it may have ended meanwhile."""
+        """Counts the connection, which its user is about to get; it may have ended meanwhile."""
         self._begun = Begun(time.monotonic(), accepted)
         observation.begun(cast("Connection", self), self._queue.peer, accepted=accepted)
         if self._state is ConnectionState.CLOSED:

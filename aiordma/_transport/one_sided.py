@@ -202,7 +202,7 @@ class OneSided:
         await self._end(done, runs)
 
     async def _end(self, done: Awaitable[T], runs: list[WRChain]) -> T:
-        """Waits; cancelled, it takes back what has not been posted."""
+        """Waits for the requests; cancelled, withdraws those that have not been posted."""
         try:
             return await done
         except asyncio.CancelledError:

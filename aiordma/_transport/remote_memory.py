@@ -135,12 +135,12 @@ class RemoteRegion(RemoteMemory):
         return BufferStateError(f"{self!r} cannot be used again")
 
     def give_up(self) -> None:
-        """It is the owner's again: every use from now on fails.  Internal to the library."""
+        """Makes every use from now on fail: the region is its owner's.  Internal to the library."""
         self.usable: bool = False
         self.wake()
 
     def drop(self) -> None:
-        """It has come too late.  Internal to the library."""
+        """Gives back a region that has come too late.  Internal to the library."""
         self.give_up()
         self._sharing.give_back(self.token.region_id)
 

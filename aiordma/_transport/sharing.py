@@ -147,7 +147,7 @@ class Sharing:
         return self._use(RemoteRegion(self, token, lent=False))
 
     def _use(self, region: RemoteRegion) -> RemoteRegion:
-        """From now on its owner can end it, and change its lease."""
+        """Keeps the region, whose owner can end it and change its lease from now on."""
         self._used[region.token.region_id] = region
         return region
 
@@ -464,7 +464,7 @@ class Sharing:
 
     @property
     def ended(self) -> bool:
-        """Also where it is that of the parent process."""
+        """Whether the connection has ended, or is the parent process's after a fork."""
         return self._ended is not None or self._forks != fork.generation()
 
     @property

@@ -264,8 +264,8 @@ def refusal(data: bytes) -> RejectedError | ProtocolError:
 
 
 async def connected_socket(address: Address, source: Address | None) -> socket.socket:
-    """Not by the loop, whose `create_connection` may itself be over RDMA, and which resolves even
-    numeric addresses in another thread (uvloop)."""
+    """Connects a TCP socket without the loop's `create_connection`, which may itself be over RDMA,
+    and resolves even numeric addresses in another thread (uvloop)."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     connecting = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -48,7 +48,7 @@ Shown = dict[str, Snapshot]
 """By the name of the socket: processes of several PID namespaces may have the same PID."""
 
 Known = tuple[float, int, int]
-"""Of the last update: when, bytes sent and received."""
+"""The last update: its time, bytes sent and received."""
 
 Columns = dict[str, list[str]]
 """The cells by the heading."""
@@ -294,7 +294,7 @@ def fitting(cells: Sequence[str]) -> int:
 
 
 def needed(names: Sequence[str], widths: Mapping[str, int]) -> int:
-    """With the edges, and two spaces between columns."""
+    """The width of a table with its edges, and two spaces between columns."""
     return 1 + sum(widths[name] + 2 for name in names)
 
 

@@ -51,7 +51,7 @@ class Summary:
         )
 
     def scaled(self, factor: float) -> Summary:
-        """The same in another unit."""
+        """The same statistics in another unit."""
         return Summary(
             **{
                 name: value if name == "count" else value * factor

@@ -76,7 +76,7 @@ def install(name: str) -> Software:
 
 
 def version(software: Software) -> str:
-    """Of the package whose version is told."""
+    """Name and version of the package whose version the page has."""
     if software.tells:
         told = re.search(r"v=([\d.]+)", call(*shlex.split(software.tells.format(here=HERE))))
         assert told is not None

@@ -34,7 +34,7 @@ def commands(row: Row, port: int, count: str) -> dict[str, object]:
 
 
 def over_tcp(row: Row, command: Command, port: int) -> float:
-    """The same over the kernel's TCP."""
+    """The row's figure over the kernel's TCP."""
     found = commands(row, port, row.count[1])
     plain = {name: text.format(**found) for name, text in row.tcp_environment.items()}
     text = run(command, found, plain, BUILD / row.id / "kernel-tcp", row.limit, device=False)

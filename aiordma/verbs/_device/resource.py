@@ -147,7 +147,7 @@ fork.reset_in_child(_after_fork_in_child)
 
 
 class Resource(Generic[P]):
-    """Something that the device holds for us: to be closed, by ``close()`` or ``with``.
+    """An object that the device holds for the program: to be closed, by ``close()`` or ``with``.
 
     One object is used by one thread at a time.
     """

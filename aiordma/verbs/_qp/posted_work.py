@@ -103,7 +103,7 @@ class PostedWork:
         self._sends.append((wr_id, opcode, signaled))
 
     def automatic(self, signaled: Iterable[int]) -> list[int]:
-        """Of requests to be posted next: AUTOMATIC for every ``signal_every``-th unsignaled one."""
+        """How requests to be posted are signaled: every ``signal_every``-th other one AUTOMATIC."""
         run = self.unsignaled
         chosen = []
         for asked in signaled:
@@ -217,9 +217,9 @@ class PostedWorkByQP:
         return work is not None and work.hides(record)
 
     def settled(self, records: Iterator[Record]) -> Iterator[Record]:
-        """The same records, each settled; at no cost when no work is tracked.
+        """Settles each record, and returns them without those that the user has not asked for.
 
-        Without those that the user has not asked for.
+        It costs nothing when no work is tracked.
         """
         if not self._by_number:
             return records

@@ -86,7 +86,7 @@ class Posting(Resource["h.QPPointer"]):
             address(pointer),
             address(extended) if self.send_ops else 0,
         )
-        """Of struct ibv_qp, and of its struct ibv_qp_ex or 0. Internal to the library."""
+        """Addresses of struct ibv_qp, and of its struct ibv_qp_ex or 0. Internal to the library."""
         needs_check = NEEDS_CHECK[self.qp_type]
         if self.send_ops:
             closer = {

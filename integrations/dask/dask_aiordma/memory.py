@@ -78,7 +78,7 @@ class FrameMemory:
         return None
 
     def _ended(self, number: int) -> None:
-        """Of any thread, at any time: so without a lock."""
+        """Called by any thread, at any time: so without a lock."""
         _, memory = self._lent.pop(number)
         loop = self._loop()
         if loop is None or loop.is_closed():
@@ -122,7 +122,7 @@ _of_loops = weakref.WeakKeyDictionary()
 
 
 def frame_memory(loop: asyncio.AbstractEventLoop, most: int) -> FrameMemory:
-    """That of the event loop; `most` counts from now on."""
+    """The memory of frames of an event loop; `most` counts from now on."""
     memory = _of_loops.get(loop)
     if memory is None:
         memory = _of_loops[loop] = FrameMemory(loop, most)
