@@ -159,8 +159,8 @@ static void visit(unsigned wrong)
 	CHECK(world.memory != MAP_FAILED);
 	for (int i = 0; i < 2; i++)
 		CHECK(world.bytes[i] = soft_ring_map(memory, RINGS + (off_t)i * SOFT_RING_SIZE));
-	soft_ring_writer(&world.out, positions(0), world.bytes[0]);
-	soft_ring_reader(&world.in, positions(1), world.bytes[1]);
+	soft_ring_init(&world.out, positions(0), world.bytes[0]);
+	soft_ring_init(&world.in, positions(1), world.bytes[1]);
 	if (wrong == 1)
 		memset(world.memory, 0, 16);
 	if (wrong == 2) {

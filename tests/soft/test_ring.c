@@ -29,8 +29,8 @@ static void make(void)
 static void begin(void)
 {
 	memset(&shared, 0, sizeof(shared));
-	soft_ring_writer(&writer, &shared, bytes);
-	soft_ring_reader(&reader, &shared, bytes);
+	soft_ring_init(&writer, &shared, bytes);
+	soft_ring_init(&reader, &shared, bytes);
 }
 
 static void put(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)

@@ -23,7 +23,7 @@ enum {
 	PLENTY = 64 * 1024, /* room as last seen that is good enough */
 	LONG = 4096,        /* payload for which it matters where in its page it goes */
 	LINE = 64,
-	ASIDE = 8 * LINE,   /* as far as a record goes for that */
+	ASIDE = 8 * LINE, /* as far as a record goes for that */
 };
 
 struct header {
@@ -69,12 +69,7 @@ void soft_ring_unmap(uint8_t *bytes)
 	munmap(bytes, 2 * (size_t)SOFT_RING_SIZE);
 }
 
-void soft_ring_writer(struct soft_ring *ring, struct soft_ring_shared *shared, uint8_t *bytes)
-{
-	*ring = (struct soft_ring){.shared = shared, .bytes = bytes};
-}
-
-void soft_ring_reader(struct soft_ring *ring, struct soft_ring_shared *shared, uint8_t *bytes)
+void soft_ring_init(struct soft_ring *ring, struct soft_ring_shared *shared, uint8_t *bytes)
 {
 	*ring = (struct soft_ring){.shared = shared, .bytes = bytes};
 }

@@ -17,9 +17,8 @@
  * or the position is moved before it is checked.  (Operations and not fences: the thread sanitizer
  * understands them.)
  *
- * To be fuzzed: soft_ring_next, soft_ring_done and soft_ring_arm on any memory whatever
- * (soft_ring_reader); soft_ring_room, soft_ring_put and soft_ring_request_room likewise
- * (soft_ring_writer).
+ * To be fuzzed, on any memory whatever: soft_ring_next, soft_ring_done and soft_ring_arm by the
+ * reader; soft_ring_room, soft_ring_put and soft_ring_request_room by the writer.
  */
 #ifndef AIORDMA_SOFTDEV_SHM_RING_H
 #define AIORDMA_SOFTDEV_SHM_RING_H
@@ -66,8 +65,8 @@ struct soft_record {
 uint8_t *soft_ring_map(int fd, off_t offset);
 void soft_ring_unmap(uint8_t *bytes);
 
-void soft_ring_writer(struct soft_ring *ring, struct soft_ring_shared *shared, uint8_t *bytes);
-void soft_ring_reader(struct soft_ring *ring, struct soft_ring_shared *shared, uint8_t *bytes);
+/* One side, at the beginning of the ring. */
+void soft_ring_init(struct soft_ring *ring, struct soft_ring_shared *shared, uint8_t *bytes);
 
 /* ---- writing ------------------------------------------------------------------------------- */
 

@@ -126,9 +126,9 @@ int soft_segment_map(struct soft_shm_peer *peer, int fd, bool made)
 			return rc;
 		}
 		if (which == own)
-			soft_ring_writer(&peer->out, positions(peer, own), bytes);
+			soft_ring_init(&peer->out, positions(peer, own), bytes);
 		else
-			soft_ring_reader(&peer->in, positions(peer, their), bytes);
+			soft_ring_init(&peer->in, positions(peer, their), bytes);
 	}
 	peer->own_area = area(peer, own);
 	peer->their_area = area(peer, their);
@@ -152,8 +152,8 @@ int soft_segment_private(struct soft_shm_peer *peer)
 		soft_segment_unmap(peer);
 		return rc;
 	}
-	soft_ring_writer(&peer->out, positions(peer, 0), bytes);
-	soft_ring_reader(&peer->in, positions(peer, 0), bytes);
+	soft_ring_init(&peer->out, positions(peer, 0), bytes);
+	soft_ring_init(&peer->in, positions(peer, 0), bytes);
 	peer->own_area = peer->their_area = area(peer, 0);
 	soft_cma_attach(peer);
 	return 0;
