@@ -49,7 +49,7 @@ struct soft_cm_listener;
 
 struct soft_cm_channel {
 	struct rdma_event_channel channel; /* the application's; first */
-	unsigned fork_generation;              /* the process (of a fork) that made it */
+	unsigned fork_generation; /* the process (of a fork) that made it */
 	struct soft_channel wake;
 	struct soft_node events; /* soft_cm_event.node, oldest first */
 	struct soft_node ids;    /* soft_cm_id.in_channel */

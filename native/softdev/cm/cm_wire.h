@@ -74,8 +74,8 @@ struct soft_cm_message {
 	uint8_t responder_resources;
 	uint8_t initiator_depth;
 	uint8_t flow_control; /* 0 or 1 */
-	uint8_t srq;          /* 0 or 1 */
-	uint8_t retry_count;     /* 3 bits */
+	uint8_t srq; /* 0 or 1 */
+	uint8_t retry_count; /* 3 bits */
 	uint8_t rnr_retry_count; /* 3 bits */
 	uint16_t reason;
 	uint16_t shm_port;

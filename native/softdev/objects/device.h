@@ -58,7 +58,7 @@ struct soft_context {
 	struct soft_node of_device; /* port.c: every one that is open */
 	dev_t command_device; /* import.c: the file of cmd_fd, if that is not -1 */
 	ino_t command_inode;
-	bool fatal;                 /* the device has failed: nothing works here any more */
+	bool fatal; /* the device has failed: nothing works here any more */
 };
 
 struct soft_pd {

@@ -6,7 +6,7 @@
 #include "cma.h"
 
 enum {
-	SPINS = 200,    /* checks of the busy mark before it sleeps between them */
+	SPINS = 200, /* checks of the busy mark before it sleeps between them */
 	MAX_TIMEOUTS = 8, /* revocations that timed out, after which nothing is exported any more */
 };
 

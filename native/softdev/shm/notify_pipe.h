@@ -12,7 +12,7 @@
 #include "engine/engine.h"
 
 struct soft_notify_pipe {
-	int write_fd;                  /* our end of the pipe that we write to */
+	int write_fd; /* our end of the pipe that we write to */
 	/* its other end, for the other side; kept open, since a write to a pipe without readers
 	 * raises SIGPIPE */
 	int read_fd;

@@ -23,7 +23,7 @@ enum {
 	PLENTY = 64 * 1024, /* room as last seen that is good enough */
 	LONG = 4096,        /* payload for which it matters where in its page it goes */
 	LINE = 64,
-	ASIDE = 8 * LINE, /* as far as a record goes for that */
+	ASIDE = 8 * LINE,   /* as far as a record goes for that */
 };
 
 struct header {

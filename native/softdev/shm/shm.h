@@ -44,12 +44,12 @@ struct soft_shm_chan_ops {
 struct soft_shm_chan {
 	const struct soft_shm_chan_ops *calls;
 	struct soft_shm_peer *peer; /* NULL: not open */
-	uint32_t id;                      /* ours */
-	uint32_t remote_id;                    /* theirs; 0 until accepted */
-	struct soft_node node;            /* of the peer's channels */
-	struct soft_node waiting;         /* for room */
-	size_t least;                     /* that is of use to it */
-	uint32_t round;                   /* in which it began to wait */
+	uint32_t id; /* ours */
+	uint32_t remote_id; /* theirs; 0 until accepted */
+	struct soft_node node; /* of the peer's channels */
+	struct soft_node waiting; /* for room */
+	size_t least; /* that is of use to it */
+	uint32_t round; /* in which it began to wait */
 };
 
 /* The peer with that port in this network namespace, attached or attaching; this process for its

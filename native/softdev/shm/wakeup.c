@@ -27,7 +27,7 @@
 #include "objects/objects.h"
 
 enum {
-	MAX_POLLED = 32,   /* in the poll set at the same time */
+	MAX_POLLED = 32, /* in the poll set at the same time */
 	/* polls in a row that find nothing, after which a peer leaves the poll set */
 	MAX_IDLE_POLLS = 2000,
 };

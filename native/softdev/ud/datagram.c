@@ -16,7 +16,7 @@
 #include "ud.h"
 
 enum {
-	BUFFER = 8 << 20,      /* bytes in the kernel, as far as it allows */
+	BUFFER = 8 << 20, /* bytes in the kernel, as far as it allows */
 	READS_PER_STEP = 256,
 };
 

@@ -45,7 +45,7 @@ struct soft_delay_queue {
 	uint64_t seen[STREAMS];
 	uint64_t frames; /* that the spec means */
 	uint64_t messages; /* that needed a receive */
-	uint64_t due;    /* of the last one */
+	uint64_t due; /* of the last one */
 	uint64_t waiting; /* bytes */
 	struct packet *first, **last;
 	/* of the frame that is coming in */

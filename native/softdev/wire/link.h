@@ -45,7 +45,7 @@ struct soft_link {
 	/* of liveness.c */
 	struct soft_timer liveness_timer;
 	uint64_t liveness_limit; /* ns; 0: there is no path to be watched */
-	uint64_t liveness_since;    /* something has been under way */
+	uint64_t liveness_since; /* something has been under way */
 	/* a channel */
 	struct soft_shm_chan chan;
 	bool heard;   /* data has come through it */
@@ -54,9 +54,9 @@ struct soft_link {
 	bool unread; /* the other process has ended without reading this request */
 	uint32_t unread_psn;
 	struct soft_shm_peer *from_peer; /* a pending link: the peer that asks for a channel, */
-	uint32_t from_chan;           /* and under which number */
+	uint32_t from_chan; /* and under which number */
 
-	bool busy;          /* its input is being served: it must not be freed */
+	bool busy; /* its input is being served: it must not be freed */
 	struct soft_delay_queue *delay_queue; /* delay_queue.c: NULL without a fault spec */
 	struct soft_qp *qp; /* NULL: not known yet, or left behind */
 	struct soft_node node;

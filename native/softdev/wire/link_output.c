@@ -27,7 +27,7 @@ struct batch {
 	size_t bytes; /* in all */
 	size_t room;  /* of the wire */
 	size_t cma_bytes; /* bytes that are not among these */
-	bool closed;  /* to requests: the next one cannot be sent */
+	bool closed; /* to requests: the next one cannot be sent */
 	struct soft_tx_packet frames[SOFT_LINK_FRAMES];
 	struct iovec iov[IOVECS];
 };

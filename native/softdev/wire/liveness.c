@@ -27,7 +27,7 @@
 enum {
 	DEFAULT = 20, /* seconds: TCP tries about seven times in that time */
 	MAX = 3600,
-	CHECKS = 4,  /* in the time after which silence counts */
+	CHECKS = 4, /* in the time after which silence counts */
 	PROBES = 5, /* of the kernel's, in half that time */
 	UNANSWERED = 2,
 	KEEPIDLE_MAX = 32767, /* seconds: tcp(7) */
