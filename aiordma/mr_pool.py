@@ -87,10 +87,11 @@ class Block(PoolBlock, Mapped):
 
 
 class PoolStatistics(NamedTuple):
-    """Bytes registered and bytes of blocks that are leased, or still seen or under way.
+    """The memory of a pool, in bytes: registered, and in blocks that are leased, seen or under way.
 
-    `waiting` is how many wait for memory to come back; `huge_page_bytes` are those of the
-    registered ones that lie on huge pages of the system (`Config.huge_pages`).
+    `leases` is the number of these blocks, `regions` that of memory regions.  `limit` bounds
+    `registered_bytes`; `waiting` is how many wait for memory to come back; `huge_page_bytes` are
+    those of the registered ones that lie on huge pages of the system (`Config.huge_pages`).
     """
 
     registered_bytes: int

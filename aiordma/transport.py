@@ -590,9 +590,8 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._affinity = LoopAffinity()
         self._loop_shutdown = shutdown.of_running_loop()
-        self._loop_shutdown.add(
-            self, keep=True
-        )  # as of asyncio's servers, it serves until it is closed
+        # Like asyncio's servers, it serves until it is closed.
+        self._loop_shutdown.add(self, keep=True)
         self._accepting = self._affinity.loop.create_task(self._accept())
 
     def __repr__(self) -> str:

@@ -44,9 +44,8 @@ class PoolWaiters(Generic[B]):
         self._share = share
         self._internal: dict[asyncio.Future[B], int] = {}
         self._user: dict[asyncio.Future[B], int] = {}
-        self._exempt: set[asyncio.Future[B]] = (
-            set()
-        )  # internal ones that do not count as overtaking
+        # Internal ones that do not count as overtaking.
+        self._exempt: set[asyncio.Future[B]] = set()
         self._overtaking: set[B] = set()
         self._overtaking_bytes = 0
         self._scheduled = False

@@ -99,15 +99,15 @@ class ConnectionGroup:
 
     @property
     def usable(self) -> bool:
-        """Whether they should be opened over it now."""
+        """Whether further connections should be opened over it now."""
         return self.alive and not self.overdue
 
     def new(self) -> GroupMember:
-        """For a connection that this side opens."""
+        """A member for a connection that this side opens."""
         return self.join(next(self._numbers))
 
     def join(self, number: int) -> GroupMember:
-        """For one that the peer has given this number."""
+        """A member for a connection to which the peer has given this number."""
         member = self._members[number] = GroupMember(self, number)
         if self._end_reason is not None:
             member.end(self._end_reason)

@@ -284,9 +284,8 @@ class PerfClient:
             marks.append((passed, done))
             if duration is not None and passed >= duration:
                 for run in self._runs:
-                    run.limit = min(
-                        run.limit, 1
-                    )  # at least one operation, however late the first begins
+                    # At least one operation, however late the first begins.
+                    run.limit = min(run.limit, 1)
                 return
             whole = sum(run.limit for run in self._runs)
             progress(passed / duration if duration is not None else done / max(whole, 1))

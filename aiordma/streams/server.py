@@ -50,9 +50,8 @@ class StreamServer(asyncio.AbstractServer):
         self._affinity = LoopAffinity()
         self._loop = self._affinity.loop
         self._loop_shutdown = shutdown.of_running_loop()
-        self._loop_shutdown.add(
-            self, keep=True
-        )  # like asyncio's servers, it serves until it is closed
+        # Like asyncio's servers, it serves until it is closed.
+        self._loop_shutdown.add(self, keep=True)
         self._listener = listener
         self._factory = protocol_factory
         self._transports: set[StreamTransport] = set()

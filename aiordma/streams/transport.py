@@ -322,9 +322,8 @@ class StreamTransport(asyncio.Transport):
             if isinstance(error, ConnectionError):
                 self._undelivered = self._undelivered or size > 0
                 if self._resumed is not None:
-                    self._force_close(
-                        error
-                    )  # else the reading task reports it after earlier messages
+                    self._force_close(error)
+                # Else the reading task reports it after earlier messages.
                 return
             if error is not None:
                 self._fatal(error, "what was written could not be sent")
