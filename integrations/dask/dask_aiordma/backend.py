@@ -107,7 +107,7 @@ class RDMA(Comm):
             raise self._lost(error) from error
 
     async def _read_frames(self, conn: aiordma.Connection) -> list[memoryview]:
-        first = await conn.recv_with(self._memory.lend_more)
+        first = await conn.recv_with(self._memory.lend_rounded)
         unpacked = unpack(first.memory, MEMORY_LIMIT)
         frames = unpacked.frames
         for index, length in unpacked.missing:

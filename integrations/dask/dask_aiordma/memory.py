@@ -64,7 +64,7 @@ class FrameMemory:
         self._lent[number] = weakref.ref(frame, lambda _: self._ended(number)), memory
         return frame.data
 
-    def lend_more(self, length: int) -> memoryview:
+    def lend_rounded(self, length: int) -> memoryview:
         """As `lend`, for messages whose lengths differ by little: an array and a header."""
         return self.lend(length, rounded(length))
 

@@ -152,7 +152,7 @@ def test_a_killed_worker_is_replaced(client: Client) -> None:
     assert pid not in pids.values()
 
 
-def test_a_cluster_with_a_key(tmp_path: Path) -> None:
+def test_a_cluster_with_a_key() -> None:
     security = Security(auth=os.urandom(32), encrypt=True)
     with (
         LocalCluster(

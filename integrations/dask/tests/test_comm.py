@@ -265,9 +265,7 @@ async def test_every_address(serve: Serve) -> None:
     await comm.close()
 
 
-async def test_a_peer_that_does_not_speak_dask(
-    serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_peer_that_does_not_speak_dask(serve: Serve) -> None:
     listener = await serve(echo)
     host, port = get_address_host_port(listener.contact_address)
     async with await aiordma.connect(host, port, via="tcp") as conn:
