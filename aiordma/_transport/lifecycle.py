@@ -358,7 +358,7 @@ class ConnectionLifecycle:
         await proof.done
 
     def _begin(self, *, accepted: bool) -> None:
-        """Counts the connection, which its user is about to get; it may have ended meanwhile."""
+        """Tells counts and hooks that its user is about to get it; it may have ended meanwhile."""
         self._begun = Begun(time.monotonic(), accepted)
         observation.begun(cast("Connection", self), self._queue.peer, accepted=accepted)
         if self._state is ConnectionState.CLOSED:
