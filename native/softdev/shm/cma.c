@@ -203,7 +203,7 @@ static struct used used_so_far(void)
 	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
 	getrusage(RUSAGE_THREAD, &usage);
 	return (struct used){
-		.ns = (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec,
+		.ns = soft_nanoseconds(&time),
 		.faults = usage.ru_minflt + usage.ru_majflt,
 	};
 }

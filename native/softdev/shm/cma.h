@@ -66,7 +66,7 @@ struct soft_cma_export {
 struct soft_cma {
 	struct soft_cma_page *own;
 	struct soft_cma_page *peer; /* the same one if the other is this process */
-	struct soft_node node; /* cma_descriptor.c */
+	struct soft_node node; /* cma.c */
 	bool probed;
 	pid_t pid; /* of the other */
 	uint64_t secret[2]; /* as in `own`; its address is sent to the other side (attach.c) */
@@ -99,7 +99,7 @@ void soft_cma_end(struct soft_cma *cma);
 bool soft_cma_is_open(const struct soft_cma *cma);
 /* Has the other side found that copying costs more than it saves? */
 bool soft_cma_backs_off(const struct soft_cma *cma);
-/* A export to be filled in, with its slot and generation; or NULL: all are in use. */
+/* An export to be filled in, with its slot and generation; or NULL: all are in use. */
 struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma);
 /* The export was not used: no frame with its descriptor has been sent. */
 void soft_cma_cancel(struct soft_cma *cma, struct soft_cma_export *export);
