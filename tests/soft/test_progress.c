@@ -339,6 +339,15 @@ static void end_it(struct side *a, struct ibv_async_event *event)
 	close_side(a);
 }
 
+static bool armed_counts(void)
+{
+	soft_lock();
+	bool counts = soft_engine_armed_counts();
+
+	soft_unlock();
+	return counts;
+}
+
 /* The child of a fork has none of its parent's device, can have one of its own, and may drop what
  * it inherited. */
 static void forking(void)
@@ -390,6 +399,36 @@ static void forking(void)
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
 	end_it(&busy, &event);
+}
+
+/* The child of a fork does not take a thread that its parent has for its own: one that polled then, so
+ * that peers need not notify, and a CQ that was armed. */
+static void forking_while_polling(void)
+{
+	struct side side;
+
+	open_side(&side, (struct options){0});
+	CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
+	soft_busy_poll(1);
+	fflush(NULL);
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (child == 0) {
+		CHECK(!armed_counts());
+		close_side(&side);
+#ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
+		waking();
+#endif
+		CHECK(!armed_counts());
+		_exit(0);
+	}
+	int status;
+
+	CHECK_EQUAL(waitpid(child, &status, 0), child);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	soft_busy_poll(0);
+	close_side(&side);
 }
 
 /* Parts of a message are counted on their way, of which more was to follow; not one that goes as a
@@ -590,15 +629,6 @@ static void ticking(void)
 	join(&process);
 }
 
-static bool armed_counts(void)
-{
-	soft_lock();
-	bool counts = soft_engine_armed_counts();
-
-	soft_unlock();
-	return counts;
-}
-
 /* A CQ that is armed for a thread that sleeps does not make peers notify a process that polls another
  * one for ever, as UCX does with its datagrams; until it is armed again. */
 static void armed_elsewhere(void)
@@ -642,5 +672,6 @@ int main(void)
 	STEP(armed_elsewhere());
 	STEP(threads());
 	STEP(forking());
+	STEP(forking_while_polling());
 	return 0;
 }

@@ -121,7 +121,9 @@ static void forget_device(void)
 	engine.running = engine.ticking = engine.silent = engine.asleep = false;
 	engine.event_count = 0;
 	engine.fork_generation++;
-	engine.waiting = 0;
+	engine.waiting = 0; /* so are these, and the parent's completion queues */
+	engine.armed = 0;
+	engine.spinning = 0;
 	engine.holding = 0;
 	users = 0;
 }

@@ -42,12 +42,14 @@ static void fail_users(struct soft_deferred *deferred)
 	}
 }
 
-/* Armed CQs are counted in their channel: the engine's thread must not leave a sleeper waiting. */
+/* Armed CQs are counted in their channel: the engine's thread must not leave a sleeper waiting.  Those
+ * that the child of a fork has inherited do not count. */
 static void set_armed(struct soft_cq *cq, enum soft_armed armed)
 {
 	struct soft_comp_channel *channel = channel_of(cq);
 
-	if (channel && !cq->armed != !armed) {
+	if (channel && !cq->armed != !armed &&
+	    !soft_context_inherited(soft_context_of(cq->ibv.context))) {
 		soft_counter_add(&channel->channel.wanted, armed ? 1u : -1u);
 		soft_engine_armed(armed ? 1 : -1);
 	}
