@@ -402,10 +402,16 @@ void soft_engine_armed(int change)
 
 /* Also with an empty poll set: a record that this process writes later, in a call that makes no
  * progress, is announced only if the need to notify is known then. */
-void soft_engine_may_sleep(void)
+void soft_engine_may_sleep(const struct soft_channel *channel)
 {
+	const uint64_t one = 1;
+
 	soft_lock();
 	engine.polls_since_armed = 0;
+	if (engine.ticking && channel && soft_channel_depends_on_engine(channel)) {
+		engine.ticking = false;
+		(void)!write(engine.wake_fd, &one, sizeof(one));
+	}
 	soft_engine_update_notify_need();
 	soft_unlock();
 }
@@ -414,7 +420,7 @@ void soft_busy_poll(int begins)
 {
 	soft_counter_add(&engine.spinning, begins ? 1u : -1u);
 	if (!begins)
-		soft_engine_may_sleep();
+		soft_engine_may_sleep(NULL);
 }
 
 void soft_hold_polling(int change)

@@ -106,6 +106,7 @@ bool soft_engine_armed_counts(void);
  * signal?  That is so when the application has armed a CQ and waits with its own poll() on a
  * channel whose fd shows nothing but signals. */
 bool soft_channels_depend_on_engine(void);
+bool soft_channel_depends_on_engine(const struct soft_channel *channel); /* likewise, of one */
 void soft_channels_reset_after_fork(void); /* in the child of a fork */
 /* Has every event loop that watches notify fds itself asked for them since that change? */
 bool soft_channels_know_notify_fds(unsigned change);

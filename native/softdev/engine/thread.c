@@ -6,7 +6,12 @@
  * millisecond and serves only what has been ready for a whole tick.  Once it has had to serve, it
  * serves at once until the application does work again.  If that happens several times in a row, it
  * does not tick at all for a while.
+ *
+ * A thread of the application that arms a CQ may then sleep where only the engine's thread can wake
+ * it, so arming ends the ticking (wake_fd).  That may happen for each message of an application that
+ * polls for a moment before it sleeps: it counts as above, unless much was done in between.
  */
+#define _GNU_SOURCE /* ppoll */
 #include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -18,6 +23,7 @@
 enum {
 	MAX_QUIET_TICKS = 8, /* without work before the thread sleeps again */
 	SOON = 3,
+	MUCH = 4, /* steps of the application with work in them: two wake-ups are fewer than theirs */
 	MAX_FAILURES = 8,
 };
 
@@ -70,6 +76,13 @@ static void set_asleep(bool asleep)
 	soft_unlock();
 }
 
+static void empty_wake_fd(void)
+{
+	uint64_t count;
+
+	(void)!read(engine.wake_fd, &count, sizeof(count));
+}
+
 /* Until there is work, or an application thread that polls has begun to work (wake_fd). */
 static void sleep_until_work(void)
 {
@@ -78,13 +91,12 @@ static void sleep_until_work(void)
 		{.fd = engine.epoll_fd, .events = POLLIN},
 		{.fd = engine.wake_fd, .events = POLLIN},
 	};
-	uint64_t count;
 
 	set_asleep(true);
 	poll(fds, 2, -1);
 	set_asleep(false);
 	if (fds[1].revents)
-		(void)!read(engine.wake_fd, &count, sizeof(count));
+		empty_wake_fd();
 }
 
 /* Begin to tick, unless an application thread depends on the engine's thread. */
@@ -98,16 +110,39 @@ static bool may_tick(void)
 	return may;
 }
 
-/* Tick while the application works.  Returns true if it left work unserved for a tick; *ticks is
- * how many ticks that took. */
-static bool tick(unsigned *seen, unsigned *ticks)
+/* For a tick; true if an application thread has armed a CQ, and may depend on the engine's thread. */
+static bool nap(void)
 {
 	const struct timespec tick = {.tv_nsec = SOFT_TICK_NS};
-	bool left_unserved = false;
+	struct pollfd woken = {.fd = engine.wake_fd, .events = POLLIN};
+
+	if (ppoll(&woken, 1, &tick, NULL) <= 0)
+		return false;
+	empty_wake_fd();
+	soft_lock();
+	bool armed = !engine.ticking; /* else it was written before the ticking */
+
+	soft_unlock();
+	return armed;
+}
+
+/* How the ticking has ended: without work, or the application left some unserved for a tick, or
+ * it may sleep. */
+enum tick_end {
+	TICK_QUIET,
+	TICK_UNSERVED,
+	TICK_ARMED
+};
+
+/* Tick while the application works; *ticks is how many ticks that took. */
+static enum tick_end tick(unsigned *seen, unsigned *ticks)
+{
+	enum tick_end end = TICK_QUIET;
 
 	*ticks = 0;
-	for (int quiet = 0; quiet < MAX_QUIET_TICKS && !left_unserved && !stopping();) {
-		nanosleep(&tick, NULL);
+	for (int quiet = 0; quiet < MAX_QUIET_TICKS && end == TICK_QUIET && !stopping();) {
+		bool armed = nap();
+
 		++*ticks;
 		unsigned served = soft_counter_get(&engine.served);
 
@@ -116,22 +151,25 @@ static bool tick(unsigned *seen, unsigned *ticks)
 			engine.delayer->send_delayed(SOFT_DELAY_TICK_NS);
 			soft_unlock();
 		}
-		if (served != *seen) {
-			*seen = served;
+		bool worked = served != *seen;
+
+		*seen = served;
+		if (armed)
+			end = TICK_ARMED;
+		else if (worked)
 			quiet = 0;
-		} else if (work_is_ready()) {
-			left_unserved = true;
-		} else {
+		else if (work_is_ready())
+			end = TICK_UNSERVED;
+		else
 			quiet++;
-		}
 	}
 	soft_lock();
 	engine.ticking = false;
-	if (left_unserved)
+	if (end == TICK_UNSERVED)
 		engine.polls_since_armed = 0;
 	engine.delayer->send_delayed(0);
 	soft_unlock();
-	return left_unserved;
+	return end;
 }
 
 /* How the ticking has gone. */
@@ -154,12 +192,13 @@ static bool serve_here(struct tick_history *tick_history)
 	if (!tick_history->app_served || soft_now() < engine.tick_again_at || !may_tick())
 		return true;
 	unsigned ticks;
-	bool left_unserved = tick(&tick_history->seen, &ticks);
+	enum tick_end end = tick(&tick_history->seen, &ticks);
+	bool much = end == TICK_ARMED && tick_history->seen - served >= MUCH;
 
 	/* An application that polls its memory for a peer's writes and the CQ only for its own
 	 * does some of the work, and each time leaves just what it waits for to us.  One that was
 	 * merely kept from its work for a moment has done much of it before. */
-	if (!left_unserved || ticks > SOON) {
+	if (end == TICK_QUIET || ticks > SOON || much) {
 		tick_history->failures = 0;
 		tick_history->pause_ns = NO_TICK_NS;
 	} else if (++tick_history->failures >= MAX_FAILURES) {
@@ -170,7 +209,7 @@ static bool serve_here(struct tick_history *tick_history)
 		if (tick_history->pause_ns < NO_TICK_MAX_NS)
 			tick_history->pause_ns *= 2;
 	}
-	return left_unserved;
+	return end == TICK_UNSERVED;
 }
 
 void *soft_engine_run(void *unused)
