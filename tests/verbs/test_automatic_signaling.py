@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from aiordma import verbs
@@ -87,6 +91,44 @@ def test_completions_that_were_asked_for_are_kept(ends: tuple[End, End]) -> None
         a.cq.poll_raw()
     assert [wc.wr_id for wc in a.completions(len(asked))] == asked
     assert not list(a.cq.poll_raw())
+
+
+def test_posting_collects_while_another_thread_polls(ends: tuple[End, End]) -> None:
+    """Each completion is returned once, in order."""
+    a, _ = ends
+    a.qp.signal_every = 16
+    asked = range(3, MANY, 4)
+    switches = sys.getswitchinterval()
+
+    def post() -> None:
+        for number in range(MANY):
+            write(ends, number, SendFlags.SIGNALED if number in asked else UNSIGNALED)
+
+    with ThreadPoolExecutor(1) as threads:
+        posting_ends = threads.submit(post)
+        sys.setswitchinterval(1e-6)
+        try:
+            found: list[int] = []
+            while len(found) < len(asked) and not (
+                posting_ends.done() and posting_ends.exception()
+            ):
+                found += [wc.wr_id for wc in a.cq.poll()]
+        finally:
+            sys.setswitchinterval(switches)
+        posting_ends.result()
+    assert found == list(asked)
+
+
+def test_posting_finds_room_while_another_thread_waits(ends: tuple[End, End]) -> None:
+    """That thread polls all the time, and what it settles makes room."""
+    a, _ = ends
+    a.qp.signal_every = 16
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(a.cq.wait, 1, spin=math.inf)
+        for number in range(MANY):
+            write(ends, number)
+        write(ends, MANY, SendFlags.SIGNALED)
+        assert [wc.wr_id for wc in waiting.result()] == [MANY]
 
 
 def test_raw_completions_are_hidden_as_well(ends: tuple[End, End]) -> None:

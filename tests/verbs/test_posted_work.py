@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
 
 import pytest
 
@@ -51,6 +52,56 @@ def test_equal_numbers_end_in_order() -> None:
     assert work.free == 7
     work.settle(record(0))
     assert work.free == 8
+
+
+class Meanwhile(int):
+    """A number that another thread gets its turn at."""
+
+    def __new__(cls, number: int, turn: Callable[[], object]) -> Self:
+        self = super().__new__(cls, number)
+        self.turn = turn
+        return self
+
+    turn: Callable[[], object]
+
+    def __eq__(self, other: object) -> bool:
+        self.turn()
+        return int(self) == other
+
+    def __bool__(self) -> bool:
+        self.turn()
+        return int(self) != 0
+
+    __hash__ = int.__hash__
+
+
+def test_one_thread_posts_while_another_polls() -> None:
+    work = PostedWork(64)
+    for wr_id, signaled in enumerate([False, False, True, False]):
+        work.send(wr_id, WROpcode.SEND, signaled)
+
+    def post() -> None:
+        work.send(99, WROpcode.SEND, False)
+
+    assert not work.hides(record(Meanwhile(2, post)))
+    assert work.settle(record(Meanwhile(2, post))) is None
+    left = 64 - work.free
+    assert left > 1
+    assert work.unsignaled == left
+
+
+def test_one_thread_polls_while_another_posts() -> None:
+    work = PostedWork(8)
+
+    def poll() -> None:
+        work.settle(record(1))
+
+    work.send(0, WROpcode.SEND, False)
+    work.send(1, WROpcode.SEND, True)
+    work.send(2, WROpcode.SEND, Meanwhile(0, poll))
+    work.send(3, WROpcode.SEND, False)
+    assert work.unsignaled == 2
+    assert work.free == 6
 
 
 def test_an_unknown_completion_frees_nothing() -> None:

@@ -266,6 +266,8 @@ class CompletionQueue(Resource["h.CQPointer"]):
         self._more_array: MoreArray | None = None
         self._polls = self._found = self._arms = 0
         self._kept: deque[WorkCompletion] = deque()  # that `collect` has found
+        # A thread that posts may collect while another one polls; else they keep their order.
+        self._one_polls = threading.RLock()
         self.events_taken = 0
         """How many events of it its channel has taken for `wait`; for this package."""
         destroy = context.library.calls.ibv_destroy_cq
@@ -303,16 +305,24 @@ class CompletionQueue(Resource["h.CQPointer"]):
         return self.posted_work.settled(self._array.records(count))
 
     def _poll(self, max: int, spin_us: int) -> list[WorkCompletion]:
-        if self._kept:
-            return [self._kept.popleft() for _ in range(min(max, len(self._kept)))]
-        found, more = self._take(max, spin_us)
-        while more and not found:  # all were hidden
-            found, more = self._take(max, 0)
-        return found
+        with self._one_polls:
+            if self._kept:
+                return [self._kept.popleft() for _ in range(min(max, len(self._kept)))]
+            found, more = self._take(max, spin_us)
+            while more and not found:  # all were hidden
+                found, more = self._take(max, 0)
+            return found
 
     def collect(self, max: int, spin_us: int) -> None:
-        """Settle what has completed, and keep it for the next `poll`.  For this package."""
-        self._kept += self._take(max, spin_us)[0]
+        """Settle what has completed, and keep it for the next `poll`.  For this package.
+
+        While another thread polls, that one settles it: this waits, for ``spin_us`` as well.
+        """
+        if self._one_polls.acquire(timeout=spin_us * 1e-6):
+            try:
+                self._kept += self._take(max, spin_us)[0]
+            finally:
+                self._one_polls.release()
 
     def check_kept(self) -> None:
         """BusyError if a full queue pair's posting has taken completions, which `poll` returns."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aiordma._native.calls import shortage_hint
@@ -50,7 +51,8 @@ def _hint(status: int) -> str:
 class PostedWork:
     """The posted work of a queue pair: posting adds to it, polling its completion queues removes.
 
-    One thread may post while another polls.
+    One thread may post while another polls. So loops go by index: posting appends, or withdraws
+    from there what has no completion, and polling removes from the other end.
     """
 
     __slots__ = (
@@ -83,11 +85,10 @@ class PostedWork:
     @property
     def unsignaled(self) -> int:
         """Requests at the end of the send queue for which no completion is under way."""
-        count = 0
-        for _, _, signaled in reversed(self._sends):
-            if signaled:
-                break
-            count += 1
+        sends, count = self._sends, 0
+        with suppress(IndexError):
+            while not sends[-1 - count][2]:
+                count += 1
         return count
 
     @property
@@ -118,10 +119,8 @@ class PostedWork:
         wr_id, status, opcode = record[:3]
         if status or opcode & _RECV:
             return False
-        for posted, _, signaled in self._sends:
-            if signaled and posted == wr_id:
-                return signaled == AUTOMATIC
-        return False
+        position = self._position(wr_id, unsignaled=False)
+        return position is not None and self._sends[position][2] == AUTOMATIC
 
     def receive(self, wr_id: int) -> None:
         """Add a receive, before it is posted."""
@@ -170,14 +169,24 @@ class PostedWork:
             self.first_failure = error
         return error
 
+    def _position(self, wr_id: int, *, unsignaled: bool) -> int | None:
+        """That of the first request of that number, which is signaled unless `unsignaled`."""
+        sends = self._sends
+        with suppress(IndexError):  # withdrawn meanwhile
+            for position in range(len(sends)):
+                posted, _, signaled = sends[position]
+                if posted == wr_id and (signaled or unsignaled):
+                    return position
+        return None
+
     def _end_send(self, wr_id: int, *, unsignaled: bool) -> int | None:
         """Take out the request and all before it, which are done; its opcode, None if unknown."""
-        for position, (posted, opcode, signaled) in enumerate(self._sends):
-            if posted == wr_id and (signaled or unsignaled):
-                for _ in range(position + 1):
-                    self._sends.popleft()
-                return opcode
-        return None
+        position = self._position(wr_id, unsignaled=unsignaled)
+        if position is None:
+            return None
+        for _ in range(position):
+            self._sends.popleft()
+        return self._sends.popleft()[1]
 
     def _failed(self, wr_id: int, status: int) -> str:
         """Name the operation. If a send and a receive have the same number, it is the send."""
