@@ -119,6 +119,20 @@ def test_draining_a_channel_frees_the_room_of_all_its_queues(
     assert one.cq.reserved == two.cq.reserved == 0
 
 
+def test_a_channel_that_is_never_drained_keeps_nothing_of_each_queue_pair(
+    context: verbs.Context, pd: verbs.ProtectionDomain, channel: verbs.CompletionChannel
+) -> None:
+    with context.create_cq(64, channel) as cq:
+        for _ in range(3):
+            pd.create_qp(cq).close()
+            assert cq.poll() == []
+            assert cq.reserved == 0
+            assert len(channel.leaving) == 1
+        pd.create_qp(cq).close()
+        channel.drain()
+        assert cq.reserved == 0
+
+
 def test_giving_back_by_hand(cq: verbs.CompletionQueue) -> None:
     cq.reserve(20)
     cq.release(5)

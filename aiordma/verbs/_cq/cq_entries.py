@@ -38,7 +38,8 @@ class Entries:
 
     def leave(self, entries: int) -> None:
         """Free reserved entries when the queue is next seen empty."""
-        if self._channel is not None and not self.leaving:
+        # It may still be there: a poll that sees the queue empty leaves the list to the next drain.
+        if self._channel is not None and self not in self._channel:
             self._channel.append(self)
         self.leaving += entries
 
