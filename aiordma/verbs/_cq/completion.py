@@ -305,6 +305,9 @@ class CompletionQueue(Resource["h.CQPointer"]):
         return self.posted_work.settled(self._array.records(count))
 
     def _poll(self, max: int, spin_us: int) -> list[WorkCompletion]:
+        if self.closed and not self._kept:
+            # As in the child of a fork, which may have inherited the lock locked.
+            raise self.closed_error()
         with self._one_polls:
             if self._kept:
                 return [self._kept.popleft() for _ in range(min(max, len(self._kept)))]
