@@ -587,69 +587,6 @@ static void meeting(void)
 	join(&process);
 }
 
-static bool ticks_now(void)
-{
-	soft_lock();
-	bool ticks = soft_engine_ticks();
-
-	soft_unlock();
-	return ticks;
-}
-
-/* An application that begins to poll wakes the device's thread, which then ticks for a while: each
- * tick is a short sleep.  Not if that thread has done the last of the work before, so the peer goes
- * on until it has been seen; over TCP that is often so.
- * An application that `arms` meanwhile may sleep in its own poll, where only that thread can wake
- * it: so the ticking ends. */
-static void ticking(bool arms)
-{
-	enum {
-		WRITES = 100,
-		TICKS = 8
-	};
-	struct process process;
-	struct side side;
-	struct address peer = open_peers(&process, &side);
-	uint64_t *word = (uint64_t *)(void *)side.memory;
-	bool ticked = false;
-
-	for (uint64_t round = 1; !ticked; round++) {
-		if (process.child) {
-			for (int i = 0; i < WRITES; i++)
-				count(&side, count_at(peer.memory, peer.rkey));
-			hear(&process, &ticked, sizeof(ticked));
-			continue;
-		}
-		struct ibv_wc wc;
-
-		soft_busy_poll(1);
-		while (__atomic_load_n(word, __ATOMIC_ACQUIRE) < round * WRITES)
-			CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
-		soft_busy_poll(0);
-		falls_asleep();
-		long before = naps();
-
-		soft_hold_polling(1);
-		while (naps() == before)
-			sched_yield();
-		if (arms && (ticked = ticks_now())) {
-			CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
-			CHECK(!ticks_now());
-			before = naps();
-			falls_asleep();
-			CHECK(naps() - before < TICKS / 2);
-		} else if (!arms) {
-			falls_asleep();
-			ticked = naps() - before >= TICKS;
-		}
-		soft_hold_polling(-1);
-		tell(&process, &ticked, sizeof(ticked));
-	}
-	process_barrier(&process);
-	close_side(&side);
-	join(&process);
-}
-
 /* A CQ that is armed for a thread that sleeps does not make peers notify a process that polls another
  * one for ever, as UCX does with its datagrams; until it is armed again. */
 static void armed_elsewhere(void)
@@ -687,10 +624,6 @@ int main(void)
 	STEP(parts());
 	STEP(in_the_middle());
 	STEP(serving());
-	if (by_shared_memory()) {
-		STEP(ticking(false));
-		STEP(ticking(true));
-	}
 	STEP(meeting());
 	STEP(armed_elsewhere());
 	STEP(threads());

@@ -55,17 +55,13 @@ void soft_engine_remove_channel(struct soft_channel *channel)
 	soft_notify_fds_settle();
 }
 
-bool soft_channel_depends_on_engine(const struct soft_channel *channel)
-{
-	return soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
-	       !soft_counter_get(&channel->sleepers);
-}
-
 bool soft_channels_depend_on_engine(void)
 {
 	for (struct soft_node *node = channels.next; node != &channels; node = node->next) {
-		if (soft_channel_depends_on_engine(
-			    soft_list_entry(node, struct soft_channel, node)))
+		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
+
+		if (soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
+		    !soft_counter_get(&channel->sleepers))
 			return true;
 	}
 	return false;

@@ -17,9 +17,7 @@
  * thread while it ticks or works, unless a completion queue is armed, because an application thread
  * may then sleep without a further call; or an application thread that spins before it sleeps.
  * soft_engine_update_notify_need is called at each change between these: before the engine's thread
- * sleeps, with arming, at the end of spinning.  A polling application finds its work in the rings,
- * which wakes no thread, so it starts the engine's thread ticking once, for as long as the polling
- * goes on.
+ * sleeps, with arming, at the end of spinning.
  *
  * Why one lock.  A step is short (at most about a megabyte copied), queue pairs of one process
  * mostly talk to each other's threads anyway, and one lock makes "no access after dereg_mr returns"
@@ -295,25 +293,6 @@ void soft_engine_update_notify_need(void)
 	engine.poller->need_notify(!spinning && !holding && (armed || engine.asleep));
 }
 
-/* Make the engine's thread tick. */
-static void wake_engine_thread(void)
-{
-	const uint64_t one = 1;
-
-	if (!engine.running || !engine.asleep || soft_now() < engine.tick_again_at)
-		return;
-	engine.asleep = false;
-	(void)!write(engine.wake_fd, &one, sizeof(one));
-}
-
-/* A polling thread of the application has found something while the engine's thread sleeps: make
- * that tick, so that local peers need not notify. */
-static void start_ticking(void)
-{
-	if (!soft_engine_armed_counts())
-		wake_engine_thread();
-}
-
 /* The rings are polled in every step; epoll_wait, a system call, only every EPOLL_POLLING_NS by a
  * polling thread, and every EPOLL_FOUND_NS by a thread that was woken and found the cause in a
  * ring.  Other ready descriptors stay ready and wake the thread again. */
@@ -365,11 +344,8 @@ static void progress(struct soft_channel *channel, enum soft_step_by who)
 	soft_engine_update_notify_need();
 	if (soft_engine_has_delayed())
 		engine.delayer->send_delayed(SOFT_DELAY_NS);
-	if (soft_engine_step(who)) {
+	if (soft_engine_step(who))
 		soft_counter_add(&engine.served, 1);
-		if (soft_engine_polls())
-			start_ticking();
-	}
 	soft_unlock();
 }
 
@@ -402,16 +378,10 @@ void soft_engine_armed(int change)
 
 /* Also with an empty poll set: a record that this process writes later, in a call that makes no
  * progress, is announced only if the need to notify is known then. */
-void soft_engine_may_sleep(const struct soft_channel *channel)
+void soft_engine_may_sleep(void)
 {
-	const uint64_t one = 1;
-
 	soft_lock();
 	engine.polls_since_armed = 0;
-	if (engine.ticking && channel && soft_channel_depends_on_engine(channel)) {
-		engine.ticking = false;
-		(void)!write(engine.wake_fd, &one, sizeof(one));
-	}
 	soft_engine_update_notify_need();
 	soft_unlock();
 }
@@ -420,7 +390,7 @@ void soft_busy_poll(int begins)
 {
 	soft_counter_add(&engine.spinning, begins ? 1u : -1u);
 	if (!begins)
-		soft_engine_may_sleep(NULL);
+		soft_engine_may_sleep();
 }
 
 void soft_hold_polling(int change)
@@ -428,8 +398,6 @@ void soft_hold_polling(int change)
 	soft_lock();
 	if (change >= 0 || engine.holding) /* else the +1 was before a fork */
 		engine.holding += (unsigned)change;
-	if (change >= 0)
-		wake_engine_thread();
 	soft_engine_update_notify_need();
 	soft_unlock();
 }

@@ -231,9 +231,8 @@ void soft_channel_announce(struct soft_channel *channel);
 
 /* One more CQ, or one less, is armed to signal a channel.  Without the lock. */
 void soft_engine_armed(int change);
-/* A thread of the application may go to sleep now, without another call, on that channel if there is
- * one.  Without the lock. */
-void soft_engine_may_sleep(const struct soft_channel *channel);
+/* A thread of the application may go to sleep now, without another call.  Without the lock. */
+void soft_engine_may_sleep(void);
 
 /* Makes the epoll set readable, so that a thread does a step soon. */
 void soft_engine_schedule_step(void);

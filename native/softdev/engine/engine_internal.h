@@ -27,13 +27,12 @@ struct soft_engine {
 	bool stopping; /* atomic */
 	bool ticking; /* the thread leaves the work to the application, and polls every tick */
 	bool asleep; /* the thread is in epoll_wait, or on its way */
-	uint64_t tick_again_at; /* the thread does not tick before that time */
 	uint64_t epoll_at; /* the last epoll_wait of a thread that skips it at times */
 	bool silent; /* watches of the port are not served */
 
 	int epoll_fd; /* all that is watched */
 	int shared_epoll_fd; /* the same, except for notify fds that event loops watch themselves */
-	int wake_fd; /* eventfd that ends the sleep of the engine's thread alone */
+	int wake_fd; /* eventfd that ends the engine's thread, should it sleep */
 	struct soft_fd_watch step_event; /* eventfd: there is work that no other descriptor shows */
 	struct soft_fd_watch alarm; /* timerfd of timer.c */
 	pthread_t thread;
@@ -106,7 +105,6 @@ bool soft_engine_armed_counts(void);
  * signal?  That is so when the application has armed a CQ and waits with its own poll() on a
  * channel whose fd shows nothing but signals. */
 bool soft_channels_depend_on_engine(void);
-bool soft_channel_depends_on_engine(const struct soft_channel *channel); /* likewise, of one */
 void soft_channels_reset_after_fork(void); /* in the child of a fork */
 /* Has every event loop that watches notify fds itself asked for them since that change? */
 bool soft_channels_know_notify_fds(unsigned change);

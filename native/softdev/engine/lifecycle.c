@@ -225,7 +225,7 @@ void soft_engine_put(void)
 	if (users && --users == 0) {
 		soft_publish(&engine.stopping, true);
 		if (write(engine.wake_fd, &one, sizeof(one)) != sizeof(one))
-			abort(); /* an eventfd that is read now and then cannot be full */
+			abort(); /* it is written once */
 		pthread_join(engine.thread, NULL);
 		soft_lock();
 		for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)

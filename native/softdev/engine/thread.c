@@ -6,12 +6,7 @@
  * millisecond and serves only what has been ready for a whole tick.  Once it has had to serve, it
  * serves at once until the application does work again.  If that happens several times in a row, it
  * does not tick at all for a while.
- *
- * A thread of the application that arms a CQ may then sleep where only the engine's thread can wake
- * it, so arming ends the ticking (wake_fd).  That may happen for each message of an application that
- * polls for a moment before it sleeps: it counts as above, unless much was done in between.
  */
-#define _GNU_SOURCE /* ppoll */
 #include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -23,7 +18,6 @@
 enum {
 	MAX_QUIET_TICKS = 8, /* without work before the thread sleeps again */
 	SOON = 3,
-	MUCH = 4, /* steps of the application with work in them: two wake-ups are fewer than theirs */
 	MAX_FAILURES = 8,
 };
 
@@ -76,14 +70,7 @@ static void set_asleep(bool asleep)
 	soft_unlock();
 }
 
-static void empty_wake_fd(void)
-{
-	uint64_t count;
-
-	(void)!read(engine.wake_fd, &count, sizeof(count));
-}
-
-/* Until there is work, or an application thread that polls has begun to work (wake_fd). */
+/* Until there is work, or the thread is to end (wake_fd). */
 static void sleep_until_work(void)
 {
 	/* Not in the epoll set, where it would wake threads of the application. */
@@ -95,8 +82,6 @@ static void sleep_until_work(void)
 	set_asleep(true);
 	poll(fds, 2, -1);
 	set_asleep(false);
-	if (fds[1].revents)
-		empty_wake_fd();
 }
 
 /* Begin to tick, unless an application thread depends on the engine's thread. */
@@ -110,39 +95,16 @@ static bool may_tick(void)
 	return may;
 }
 
-/* For a tick; true if an application thread has armed a CQ, and may depend on the engine's thread. */
-static bool nap(void)
+/* Tick while the application works.  Returns true if it left work unserved for a tick; *ticks is
+ * how many ticks that took. */
+static bool tick(unsigned *seen, unsigned *ticks)
 {
 	const struct timespec tick = {.tv_nsec = SOFT_TICK_NS};
-	struct pollfd woken = {.fd = engine.wake_fd, .events = POLLIN};
-
-	if (ppoll(&woken, 1, &tick, NULL) <= 0)
-		return false;
-	empty_wake_fd();
-	soft_lock();
-	bool armed = !engine.ticking; /* else it was written before the ticking */
-
-	soft_unlock();
-	return armed;
-}
-
-/* How the ticking has ended: without work, or the application left some unserved for a tick, or
- * it may sleep. */
-enum tick_end {
-	TICK_QUIET,
-	TICK_UNSERVED,
-	TICK_ARMED
-};
-
-/* Tick while the application works; *ticks is how many ticks that took. */
-static enum tick_end tick(unsigned *seen, unsigned *ticks)
-{
-	enum tick_end end = TICK_QUIET;
+	bool left_unserved = false;
 
 	*ticks = 0;
-	for (int quiet = 0; quiet < MAX_QUIET_TICKS && end == TICK_QUIET && !stopping();) {
-		bool armed = nap();
-
+	for (int quiet = 0; quiet < MAX_QUIET_TICKS && !left_unserved && !stopping();) {
+		nanosleep(&tick, NULL);
 		++*ticks;
 		unsigned served = soft_counter_get(&engine.served);
 
@@ -151,25 +113,22 @@ static enum tick_end tick(unsigned *seen, unsigned *ticks)
 			engine.delayer->send_delayed(SOFT_DELAY_TICK_NS);
 			soft_unlock();
 		}
-		bool worked = served != *seen;
-
-		*seen = served;
-		if (armed)
-			end = TICK_ARMED;
-		else if (worked)
+		if (served != *seen) {
+			*seen = served;
 			quiet = 0;
-		else if (work_is_ready())
-			end = TICK_UNSERVED;
-		else
+		} else if (work_is_ready()) {
+			left_unserved = true;
+		} else {
 			quiet++;
+		}
 	}
 	soft_lock();
 	engine.ticking = false;
-	if (end == TICK_UNSERVED)
+	if (left_unserved)
 		engine.polls_since_armed = 0;
 	engine.delayer->send_delayed(0);
 	soft_unlock();
-	return end;
+	return left_unserved;
 }
 
 /* How the ticking has gone. */
@@ -177,6 +136,7 @@ struct tick_history {
 	unsigned seen; /* of engine.served */
 	bool app_served; /* the application has done work since the engine's thread last had to */
 	unsigned failures; /* ticks in a row that soon ended with work left unserved */
+	uint64_t again_at; /* no tick before that time */
 	uint64_t pause_ns; /* without ticks, after MAX_FAILURES of these */
 };
 
@@ -189,27 +149,24 @@ static bool serve_here(struct tick_history *tick_history)
 		tick_history->seen = served;
 		tick_history->app_served = true;
 	}
-	if (!tick_history->app_served || soft_now() < engine.tick_again_at || !may_tick())
+	if (!tick_history->app_served || soft_now() < tick_history->again_at || !may_tick())
 		return true;
 	unsigned ticks;
-	enum tick_end end = tick(&tick_history->seen, &ticks);
-	bool much = end == TICK_ARMED && tick_history->seen - served >= MUCH;
+	bool left_unserved = tick(&tick_history->seen, &ticks);
 
 	/* An application that polls its memory for a peer's writes and the CQ only for its own
 	 * does some of the work, and each time leaves just what it waits for to us.  One that was
 	 * merely kept from its work for a moment has done much of it before. */
-	if (end == TICK_QUIET || ticks > SOON || much) {
+	if (!left_unserved || ticks > SOON) {
 		tick_history->failures = 0;
 		tick_history->pause_ns = NO_TICK_NS;
 	} else if (++tick_history->failures >= MAX_FAILURES) {
 		tick_history->failures = 0;
-		soft_lock();
-		engine.tick_again_at = soft_now() + tick_history->pause_ns;
-		soft_unlock();
+		tick_history->again_at = soft_now() + tick_history->pause_ns;
 		if (tick_history->pause_ns < NO_TICK_MAX_NS)
 			tick_history->pause_ns *= 2;
 	}
-	return end == TICK_UNSERVED;
+	return left_unserved;
 }
 
 void *soft_engine_run(void *unused)

@@ -59,7 +59,6 @@ static void set_armed(struct soft_cq *cq, enum soft_armed armed)
 int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 {
 	struct soft_cq *cq = soft_cq_of(ibv);
-	const struct soft_comp_channel *channel = channel_of(cq);
 
 	pthread_mutex_lock(&cq->lock);
 	soft_hint_set(&cq->just_armed, true);
@@ -69,7 +68,7 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	else if (cq->armed == SOFT_UNARMED)
 		set_armed(cq, SOFT_ARMED_SOLICITED);
 	pthread_mutex_unlock(&cq->lock);
-	soft_engine_may_sleep(channel ? &channel->channel : NULL);
+	soft_engine_may_sleep();
 	return 0;
 }
 
