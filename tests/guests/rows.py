@@ -27,6 +27,7 @@ class Command:
     client: str
     server: str = ""
     figure: str = ""  # a pattern whose group is the number, in the client's output
+    times: float = 1.0  # what makes that number one of the row's unit
     endless: bool = False  # its server serves until it is terminated
 
 

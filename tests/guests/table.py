@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from . import engines, libfabric, mpi, storage, ucx, valkey
 from .rows import Command, Row, Software
@@ -12,7 +13,7 @@ SOFTWARE = [
     Software(
         "perftest",
         "perftest",
-        apt=("perftest",),
+        apt=("perftest", "qperf"),  # the latter for the figures over TCP
         note="Without a row: `ib_write_bw -e`, which answers by itself that events are not for "
         "writes; `--cqe-poll`, an option of later versions; `--run_infinitely`, which prints its "
         "figures here too but does not end.",
@@ -117,7 +118,12 @@ BANDWIDTH = r"(?m)^ *\d+ +\d+ +[\d.]+ +([\d.]+)"
 
 def perftest() -> Iterator[Row]:
     for operation, options in PERFTEST:
-        for kind, pattern, unit in (("lat", LATENCY, "us"), ("bw", BANDWIDTH, "MB/s")):
+        # qperf has nanoseconds and bytes a second; perftest's MB are of 2^20 bytes.
+        for kind, pattern, unit, times in (
+            ("lat", LATENCY, "us", 1e-3),
+            ("bw", BANDWIDTH, "MB/s", 2**-20),
+        ):
+            over_tcp = replace(QPERF_OF_TCP[kind], times=times)
             program = f"ib_{operation}_{kind}"
             datagrams = " -s 1024" if "UD" in options else ""
             yield Row(
@@ -128,7 +134,7 @@ def perftest() -> Iterator[Row]:
                 100 * (2 if kind == "lat" and not datagrams else 8),
                 count=("-n 100", "-n 100" if datagrams else "-n 2000"),
                 unit=unit,
-                tcp=QPERF_OF_TCP[kind],
+                tcp=None if program == "ib_atomic_bw" else over_tcp,
                 quick=options in {"-c RC", ""},
             )
     # Options that change how work is posted or polled, each with the bandwidth of a send.

@@ -23,7 +23,7 @@ def figure(command: Command, text: str) -> float:
     match = re.search(command.figure, text)
     if match is None:
         pytest.fail(f"no match for {command.figure!r} in:\n{text}", pytrace=False)
-    return float(match[1])
+    return float(match[1]) * command.times
 
 
 def commands(row: Row, port: int, count: str) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Any
@@ -41,3 +42,7 @@ else:
     meeting.initiate(port, transfer)
     print("read" if (memory == meeting.BEFORE).all() else "unchanged")
 agent.deregister_memory(registered)
+if os.environ["UCX_TLS"].startswith("tcp"):
+    # The libnl of its wheel crashes in a destructor (rtnl_tc_unregister) where it has used TCP.
+    sys.stdout.flush()
+    os._exit(0)
