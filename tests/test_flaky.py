@@ -71,18 +71,17 @@ wait()
 IS_TOLD_EARLY = """
 import pathlib, signal, subprocess, sys, threading
 from tests import flaky
-class Early:
+class Command(subprocess.Popen):
     def __init__(self, *given, **more):
         super().__init__(*given, **more)
         print(self.pid, flush=True)
-        signal.raise_signal(int(sys.argv[2]))
-class Command(Early, subprocess.Popen): pass
+        signal.raise_signal(signal.SIGTERM)
 class Thread(threading.Thread):
     def start(self):
         super().start()
-        signal.raise_signal(int(sys.argv[2]))
+        signal.raise_signal(signal.SIGTERM)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
-if sys.argv[3] == "command":
+if sys.argv[2] == "command":
     subprocess.Popen = Command
 else:
     threading.Thread = Thread
@@ -118,16 +117,16 @@ def command(tmp_path: Path, runs: int, program: str, *arguments: str) -> list[st
     ]  # fmt: skip
 
 
+def finished(words: list[str], timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
 def flaky(tmp_path: Path, runs: int, output: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "output").write_text(output)
     paths = [str(tmp_path / name) for name in ("runs", "output")]
-    return subprocess.run(
-        command(tmp_path, runs, FAILS_ONCE, *paths),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return finished(command(tmp_path, runs, FAILS_ONCE, *paths))
 
 
 def test_what_failed_once_is_named(tmp_path: Path) -> None:
@@ -155,9 +154,7 @@ def test_all_runs_pass(tmp_path: Path) -> None:
 
 
 def test_the_priorities_of_all_threads_change(tmp_path: Path) -> None:
-    done = subprocess.run(
-        command(tmp_path, 1, IS_DISTURBED), cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = finished(command(tmp_path, 1, IS_DISTURBED))
     assert done.returncode == 0, done.stderr
     assert ("takes root" in done.stdout) == bool(os.geteuid())
 
@@ -187,13 +184,6 @@ def test_a_signal_that_comes_early(tmp_path: Path, when: str) -> None:
     """No thread keeps the process, and no command is left."""
     if when == "thread" and os.geteuid():
         pytest.skip("only root has the thread")
-    done = subprocess.run(
-        [sys.executable, "-c", IS_TOLD_EARLY, tmp_path / "log", str(int(signal.SIGTERM)), when],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = finished([sys.executable, "-c", IS_TOLD_EARLY, str(tmp_path / "log"), when], timeout=300)
     assert done.returncode == 3, done.stderr
     assert not any(Path(f"/proc/{pid}").exists() for pid in done.stdout.split())

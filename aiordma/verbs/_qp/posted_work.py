@@ -170,7 +170,7 @@ class PostedWork:
         return error
 
     def _position(self, wr_id: int, *, unsignaled: bool) -> int | None:
-        """That of the first request of that number, which is signaled unless `unsignaled`."""
+        """Where the first request of that number is; only a signaled one, unless `unsignaled`."""
         sends = self._sends
         with suppress(IndexError):  # withdrawn meanwhile
             for position in range(len(sends)):
