@@ -256,8 +256,17 @@ def _open_files() -> dict[tuple[int, int, int, str], str]:
 def _threads() -> dict[tuple[int, int], str]:
     """The names of this process's threads by id and start time, in ticks since boot.
 
-    The kernel may list a thread for a moment after it was joined.
+    The kernel may list a thread for a moment after it was joined, and a thread that ends while the
+    kernel lists them hides those that started after it: the threads are listed until two lists
+    agree.
     """
+    threads = _list_threads()
+    while (again := _list_threads()) != threads:
+        threads = again
+    return threads
+
+
+def _list_threads() -> dict[tuple[int, int], str]:
     python = {thread.native_id: thread.name for thread in threading.enumerate()}
     threads = {}
     for name in os.listdir("/proc/self/task"):

@@ -440,6 +440,33 @@ def test_a_thread_is_left() -> None:
         second.join()
 
 
+def test_a_thread_that_was_not_listed_before_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's list may lack threads while another one ends; the check lists them again."""
+    lists = 0
+
+    def listed(path: str) -> list[str]:
+        nonlocal lists
+        names = os_listdir(path)
+        if path == "/proc/self/task":
+            lists += 1
+            if lists == 1:
+                names.remove(str(thread.native_id))
+        return names
+
+    os_listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", listed)
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        with testing.check_leaks(timeout=0):
+            pass
+        assert lists > 1
+    finally:
+        end.set()
+        thread.join()
+
+
 def test_what_ends_on_its_own_is_not_left(
     pd: verbs.ProtectionDomain,
     cq: verbs.CompletionQueue,
