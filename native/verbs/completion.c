@@ -147,11 +147,6 @@ int aiordma_poll_more(struct ibv_cq *cq, struct aiordma_completion *out,
 			: poll_classic(cq, out, more, capacity);
 }
 
-int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out, int capacity)
-{
-	return aiordma_poll_more(cq, out, NULL, capacity);
-}
-
 uint64_t aiordma_microseconds(void)
 {
 	struct timespec now;

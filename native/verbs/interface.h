@@ -129,7 +129,6 @@ void *aiordma_extended_cq_context(void);
 
 /* Up to `capacity` completions of one CQ; the number, or a negative errno value.  `more` may be
  * NULL. */
-int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out, int capacity);
 int aiordma_poll_more(struct ibv_cq *cq, struct aiordma_completion *out,
 		      struct aiordma_completion_more *more, int capacity);
 /* The same, polling for up to `spin_us` while there is nothing. */

@@ -292,18 +292,6 @@ class CompletionQueue(Resource["h.CQPointer"]):
         """Take up to ``max`` completions; an empty list when there are none. Never waits."""
         return self._poll(max, 0)
 
-    def poll_raw(self, max: int = 256) -> Iterator[Record]:
-        """As :meth:`poll`, as tuples of plain numbers in the order of WorkCompletion's fields.
-
-        Fields that are not defined for a completion have what the device wrote.
-        """
-        self.check_kept()
-        if self._array is None or self._array.capacity < max:
-            self._array = CompletionArray(max)
-        count = lib.aiordma_poll(self.pointer, self._array.pointer, max)
-        self._polled(count, max)
-        return self.posted_work.settled(self._array.records(count))
-
     def _poll(self, max: int, spin_us: int) -> list[WorkCompletion]:
         if self.closed and not self._kept:
             # As in the child of a fork, which may have inherited the lock locked.

@@ -68,11 +68,20 @@ class CompletionCursor:
             self.failure = self._wc.failure if self._wc else None
             return bool(found)
         self._cq.check_kept()
+        posted_work = self._cq.posted_work
+        while self._start(self._ex):
+            record = self._record()
+            hidden = posted_work.hides(record)
+            self.failure = posted_work.settle(record)
+            if not hidden:
+                return True
+        return False
+
+    def _start(self, cq: h.CQExPointer) -> bool:
         self._end()  # and not next_poll, for the reason in native/verbs/completion.c
-        code = lib.aiordma_start_poll(self._ex)
+        code = lib.aiordma_start_poll(cq)
         if code == 0:
             self._started = True
-            self.failure = self._cq.posted_work.settle(self._record())
             return True
         if code != errno.ENOENT:
             raise failure("ibv_start_poll", abs(code), f"the completion queue {self._cq!r}")

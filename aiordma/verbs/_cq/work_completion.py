@@ -71,7 +71,7 @@ class WorkCompletion(NamedTuple):
         more: More | None = None,
         fields: WCFields | None = None,
     ) -> Self:
-        """From a raw record of :meth:`CompletionQueue.poll_raw`.
+        """From a record: the fields of `struct aiordma_completion`, as plain numbers.
 
         ``failure`` is what the queue pair's tracking says of a failed one. ``more`` is the
         rest of it, ``fields`` what an extended queue was made to tell; None for a classic one.

@@ -14,6 +14,9 @@ INTERNALS = {
         "expects a short array to share its memory with the header; here it has its own"
     ),
     f"{COMMS}::test_share_buffer_with_header[tornado-1-1800-False]": "the same",
+    f"{COMMS}::test_share_buffer_with_header[tornado-1-2100-True]": (
+        "asks the owner of a short array's memory for nbytes; here it is a bytearray, without one"
+    ),
     f"{COMMS}::test_share_buffer_with_header[tornado-350000-0-False]": (
         "expects a long one to share its memory with the header if it was sent in parts"
     ),
