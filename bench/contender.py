@@ -1,5 +1,5 @@
 """Contenders: each is two processes, one of which does jobs when it is told to, and says how long
-one operation took.  All of a comparison stand ready and take turns, since a machine's mood changes
+one operation took.  All of a comparison stand ready and take turns, since a machine's speed changes
 by the minute."""
 
 from __future__ import annotations
@@ -124,13 +124,13 @@ class InPython(Contender):
 class InC(Contender):
     """A C program on the same device through plain verbs: see verbs.c.
 
-    `moods` are those of its processes, the one that asks and the one that serves: "polling" or
+    `waiting` is how its processes wait, the one that asks and the one that serves: "polling" or
     "sleeping".  There are two processes for each kind of job.
     """
 
-    def __init__(self, moods: tuple[str, str], cores: Cores) -> None:
+    def __init__(self, waiting: tuple[str, str], cores: Cores) -> None:
         super().__init__()
-        self._arguments = [*moods, *map(str, cores)]
+        self._arguments = [*waiting, *map(str, cores)]
         self._core = cores[0]
         self._asking: dict[tuple[str, int, int, int], subprocess.Popen[str]] = {}
 

@@ -42,7 +42,7 @@ NOTE = (
 )
 
 AWAKE, ASLEEP = "target awake", "target asleep"
-MOODS = {AWAKE: "polling", ASLEEP: "sleeping"}  # of C's target
+WAITING = {AWAKE: "polling", ASLEEP: "sleeping"}  # of C's target
 MEMCPY = {"memcpy": "copy", "memcpy across": "copy_across"}
 MIB = 1 << 20
 BATCH = 64
@@ -74,7 +74,7 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
         runners = {
             "aiordma": contenders.python("aiordma"),
             "aiordma on asyncio": contenders.python("aiordma", "asyncio"),
-            "C": contenders.c("polling", MOODS[target]),
+            "C": contenders.c("polling", WAITING[target]),
         }
         awake = int(target == AWAKE)
         for work, (kind, many, numbers) in WORKS.items():

@@ -1,8 +1,8 @@
 /* The device through plain verbs: what aiordma is measured against, to see what Python adds.
  *
- *   verbs MOOD MOOD CORE CORE KIND SIZE WINDOW UNDER_WAY
+ *   verbs WAITING WAITING CORE CORE KIND SIZE WINDOW UNDER_WAY
  *
- * Two processes, one that asks and one that serves, each on its core, polling, or (any other mood)
+ * Two processes, one that asks and one that serves, each on its core, polling, or (any other word)
  * asleep until there is a completion.  KIND is what they do: see `kinds`.  WINDOW is how many
  * operations are under way, or in a batch, of which UNDER_WAY are.  Each line of the input says how
  * many operations, and is answered by the seconds that one of them took.
@@ -560,7 +560,7 @@ int main(int argc, char **argv)
 	int sockets[2];
 
 	if (argc != 9)
-		errx(2, "usage: verbs MOOD MOOD CORE CORE KIND SIZE WINDOW UNDER_WAY");
+		errx(2, "usage: verbs WAITING WAITING CORE CORE KIND SIZE WINDOW UNDER_WAY");
 	const struct kind *kind = kinds;
 	struct job job = {.size = (uint32_t)atoi(argv[6]),
 			  .window = (uint32_t)atoi(argv[7]),

@@ -77,6 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    provoking.check(config)
     for line in (
         "needs(capability): on a device that lacks it, the test must end in UnsupportedError",
         "any_device: the device only carries what is tested: not repeated on another one",

@@ -174,6 +174,12 @@ def add_option(parser: pytest.Parser) -> None:
     )
 
 
+def check(config: pytest.Config) -> None:
+    """Refuse what would lose records: each worker of xdist would write the file anew."""
+    if config.getoption("--record-provoked") and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--record-provoked needs all tests in one process: add -n 0")
+
+
 def watch(item: pytest.Item) -> Generator[None, object, object]:
     """Check one test; for a hook wrapper."""
     record = bool(item.config.getoption("--record-provoked"))

@@ -153,7 +153,7 @@ static void rdma_stream(const struct process *process, struct side *side,
 	}
 }
 
-static void report(const char *mood, double times[6][ROUNDS])
+static void report(const char *waiting, double times[6][ROUNDS])
 {
 	static const char *const what[] = {"64 B there and back", "64 KiB", "1 MiB"};
 
@@ -163,11 +163,11 @@ static void report(const char *mood, double times[6][ROUNDS])
 
 		if (row == 0)
 			printf("%-8s  %-19s  TCP %6.1f us    device %6.1f us    %5.1f times\n",
-			       mood, what[row], tcp / BATCH / 1e3, device / BATCH / 1e3,
+			       waiting, what[row], tcp / BATCH / 1e3, device / BATCH / 1e3,
 			       tcp / device);
 		else
 			printf("%-8s  %-19s  TCP %6.1f GB/s  device %6.1f GB/s  %5.1f times\n",
-			       mood, what[row], STREAM / tcp, STREAM / device, tcp / device);
+			       waiting, what[row], STREAM / tcp, STREAM / device, tcp / device);
 	}
 }
 

@@ -181,26 +181,26 @@ static void part(struct end *end, bool polling)
 		end_done(end);
 }
 
-enum mood {
+enum waiting {
 	ASLEEP,
 	POLLING,
 	EITHER
 };
 
 /* A missed wake-up hangs the test. */
-static void echo(enum mood mood)
+static void echo(enum waiting waiting)
 {
 	enum {
 		ROUNDS = 3000
 	};
 	struct end end;
 
-	call_child(&end, mood != ASLEEP);
+	call_child(&end, waiting != ASLEEP);
 	end.most = 1;
 	for (unsigned i = 1; i <= ROUNDS; i++) {
-		bool polling = mood == EITHER
+		bool polling = waiting == EITHER
 				       ? (i * 2654435761u + (unsigned)process.child) >> 16 & 1
-				       : mood == POLLING;
+				       : waiting == POLLING;
 
 		if (process.child)
 			send_now(&end, 1);
@@ -208,7 +208,7 @@ static void echo(enum mood mood)
 		if (!process.child)
 			send_now(&end, 1);
 	}
-	part(&end, mood != ASLEEP);
+	part(&end, waiting != ASLEEP);
 }
 
 /* In both directions at once; the writer never overtakes the reader. */

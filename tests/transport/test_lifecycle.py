@@ -6,6 +6,7 @@ import asyncio
 import gc
 import select
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -617,8 +618,9 @@ def wake_ups() -> int:
     """How often a thread of this process has waited for something."""
     count = 0
     for task in Path("/proc/self/task").iterdir():
-        fields = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
-        count += int(fields["voluntary_ctxt_switches"])
+        with suppress(OSError):  # the thread has ended
+            fields = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+            count += int(fields["voluntary_ctxt_switches"])
     return count
 
 
