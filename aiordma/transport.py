@@ -565,8 +565,8 @@ async def listen_with(
     check_port(port)
     check_options(via, config)
     chosen, asked = choose_device(device)
-    listener = Listener(chosen.name, backlog)
     addresses = await resolve(host, port, passive=True) if host else [("::", port)]
+    listener = Listener(chosen.name, backlog)  # after the await: the loop may end in it
     acceptor = Acceptor(config, security, deliver_to(listener), fail_listener(listener), on_request)
 
     def listen_on(address: Address) -> Port:

@@ -686,6 +686,8 @@ cdef class SendQueue:
             self.give_room_to_messages()
         if self.backlogged:
             self.post_backlog()
+            if not self.backlogged:  # what was only refused has no completion to come back for
+                return self.give_room_to_messages()
         if not self.messages_first:
             self.give_room_to_messages()
         return 0

@@ -2,7 +2,8 @@
 
 The memory of a long message is taken before its bytes have come, and a posted READ keeps it until
 the queue pair is gone.  So while others wait for memory, a peer that answers its READs too slowly
-loses its connection.  When no task waits, there is no timer, and a peer may take its time.
+loses its connection.  When no task waits, there is no timer, and a peer may take its time; but that
+time counts as soon as a task waits, or one that waits for less than `patience` would never help.
 
 Too slowly: the readers of a pool must make SLOWEST bytes a second together, each an equal part, so
 that what they hold is back in a time that is bounded, however many they are.

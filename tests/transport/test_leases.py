@@ -350,6 +350,46 @@ async def test_what_waits_for_room_when_the_lease_ends(
 
 
 @one_loop
+@counts_turns
+@pytest.mark.parametrize("before", range(4))
+async def test_a_message_behind_what_is_refused(factory: ConnectionFactory, before: int) -> None:
+    """The write that it waits for has no completion: the message is sent all the same.
+
+    Room goes in turns to messages and to operations first, and has gone so for `before` writes.
+    """
+    async with (
+        factory.pair(replace(SMALL, send_queue=8, keep_alive=None)) as (client, server),
+        shared(server, client, 8) as (_, kept),
+        shared(server, client, 8) as (_, ended),
+    ):
+        with client.register(bytearray(8)) as source:
+            for _ in range(before):
+                await client.write(source, kept)
+                await at_rest(client)
+
+            async def fill() -> None:
+                async with client.batch() as batch:
+                    for _ in range(8):
+                        batch.write(source, kept)
+
+            filling = asyncio.create_task(fill())
+            writing = asyncio.create_task(client.write(source, ended))
+            sending = asyncio.create_task(client.send(b"behind"))
+
+            async def end() -> None:
+                ended.deadline = now()  # nothing tells of it
+                time.sleep(0.05)  # noqa: ASYNC251 - all completions are found at once, as after a computation
+
+            await asyncio.create_task(end())
+            async with factory.within(5):
+                await filling
+                with pytest.raises(LeaseEndedError):
+                    await writing
+                assert await server.recv() == b"behind"
+                await sending
+
+
+@one_loop
 async def test_the_same_token_twice(factory: ConnectionFactory) -> None:
     """It is one region: its end is that of both."""
     async with factory.pair() as (client, server):

@@ -7,7 +7,14 @@ import errno
 
 import pytest
 
-from aiordma import Listener, open_connection, start_server, start_stream_server, transport
+from aiordma import (
+    Listener,
+    open_connection,
+    snapshot,
+    start_server,
+    start_stream_server,
+    transport,
+)
 from aiordma._transport import listening
 from aiordma.errors import AddressError, ConnectionClosedError
 from aiordma.transport import Address, connect, listen
@@ -158,3 +165,20 @@ def test_another_number_if_one_is_in_use(in_use: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(listening, "TRIES", in_use)
     with pytest.raises(AddressError):
         listening.open_ports(Port, [("first", 0), ("second", 0)])
+
+
+@one_loop
+async def test_the_last_object_of_its_loop_is_closed_meanwhile(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is known to its loop all the same, which closes it at its end."""
+    other = await factory.listen()
+
+    async def resolve(host: str, port: int, *, passive: bool = False) -> list[Address]:
+        await other.close()
+        return await unpatched(host, port, passive=passive)
+
+    unpatched = transport.resolve
+    monkeypatch.setattr(transport, "resolve", resolve)
+    async with await factory.listen():
+        assert len(snapshot()["listeners"]) == 1
