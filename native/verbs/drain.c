@@ -164,7 +164,6 @@ void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq)
 {
 	uint32_t kept = 0;
 
-	take_events(drain);
 	for (uint32_t i = 0; i < drain->ready_count; i++)
 		if (drain->ready[i] != cq)
 			drain->ready[kept++] = drain->ready[i];

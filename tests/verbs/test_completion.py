@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 from collections.abc import Iterator
@@ -263,6 +264,55 @@ def test_a_queue_is_closed_with_events_pending(
     assert list(channel.drain()[0]) == []
     assert channel.get_event() is None
     channel.close()
+
+
+def test_closing_a_queue_leaves_the_events_of_others(
+    context: verbs.Context, connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+) -> None:
+    other = context.create_cq(8, channel)
+    one, two = connected_pair(channel=channel)
+    two.cq.req_notify()
+    send(one, two)
+    one.completion()
+    while not select.select([channel.fd], [], [], 0)[0]:
+        pass
+    other.close()
+    assert channel.get_event() is two.cq
+    two.completion()
+
+
+def test_closing_a_queue_while_another_one_is_waited_for(
+    context: verbs.Context,
+    connected_pair: ConnectedPair,
+    channel: verbs.CompletionChannel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = context.create_cq(8, channel)
+    one, two = connected_pair(channel=channel)
+    sleep_for = channel.sleep_for
+
+    def close_and_sleep(queue: verbs.CompletionQueue, seen: int, end: float) -> None:
+        send(one, two)
+        one.completion()
+        while not select.select([channel.fd], [], [], 0)[0]:
+            pass
+        other.close()
+        sleep_for(queue, seen, end)
+
+    monkeypatch.setattr(channel, "sleep_for", close_and_sleep)
+    assert len(two.cq.wait(timeout=60)) == 1
+    assert two.cq.events_taken == 1
+
+
+def test_no_completions_are_wanted(connected_pair: ConnectedPair) -> None:
+    """Of a computed number: polling for none returns, waiting for none is an error."""
+    one, two = connected_pair()
+    send(one, two)
+    assert two.cq.poll(0) == []
+    with pytest.raises(ValueError, match="up to 0 completions"):
+        two.cq.wait(0, spin=math.inf)
+    one.completion()
+    two.completion()
 
 
 def test_a_queue_is_closed_between_two_drains(

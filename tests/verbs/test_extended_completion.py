@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -339,3 +340,23 @@ def test_moderation_on_a_device_without(
     monkeypatch.setattr(context, "query_device_ex", lambda: empty)
     with pytest.raises(UnsupportedError, match=f"{context.name}.*moderation"):
         cq.modify(cq_count=1, cq_period=0)
+
+
+@EXTENDED
+def test_work_settles_whatever_fields_were_asked_for(
+    context: verbs.Context, pd: verbs.ProtectionDomain
+) -> None:
+    """It is found by the queue pair's number, which the queue then tells as well."""
+    with (
+        context.create_cq(64, fields=WCFields.WITH_BYTE_LEN) as cq,
+        pd.create_qp(cq) as one,
+        pd.create_qp(cq) as two,
+    ):
+        here, there = one.endpoint(), two.endpoint()
+        one.connect(here, there)
+        two.connect(there, here)
+        for number in range(one.free_send_slots + 1):
+            two.post_recv_one(0, 0, 0, 0)
+            one.post_send_one(number, WROpcode.SEND, SendFlags.SIGNALED, 0, 0, 0)
+            assert len(cq.wait(1, spin=math.inf) + cq.wait(1, spin=math.inf)) == 2
+        assert one.free_send_slots == one.capabilities.max_send_wr

@@ -216,6 +216,13 @@ def test_a_refused_change_leaves_the_region_as_it_was(
     assert mr.closed
 
 
+def test_read_only_memory_stays_so(pd: verbs.ProtectionDomain) -> None:
+    with pd.reg_mr(b"only to be read") as mr:
+        with pytest.raises(ValueError, match="a read-only bytes cannot be registered"):
+            mr.rereg(access=RIGHTS)
+        assert mr.access == AccessFlags.NONE
+
+
 def test_a_device_that_cannot_change_regions(
     pd: verbs.ProtectionDomain, pair: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,9 +183,12 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         there is nothing, it polls for ``spin_us`` microseconds, without the GIL.
 
         Each queue must have been armed once by ``req_notify()``; after that this keeps it armed.
-        Closing a queue takes the events of the channel's others as well: call this afterwards,
-        since the fd will not tell.
+
+        BusyError while a queue keeps completions that posting has found (``signal_every``).
         """
+        if self.posted_work.any_automatic:
+            for cq in list(self.queues.values()):
+                cq.check_kept()
         if self._array is None or self._array.capacity < capacity:
             self._array = CompletionArray(capacity)
         self.pointer  # noqa: B018 - raises when this is closed
@@ -351,7 +354,7 @@ class CompletionQueue(Resource["h.CQPointer"]):
                 WorkCompletion.from_record(record, settle(record), rest, fields)
                 for record, rest in both
             ]
-        return found, count == max
+        return found, 0 < count == max
 
     def _polled(self, count: int, max: int) -> None:
         if count < 0:
@@ -386,8 +389,10 @@ class CompletionQueue(Resource["h.CQPointer"]):
         never does. It leaves the queue armed. Threads may wait for queues of the same channel, each
         for its own. Not for a channel that an event loop watches.
 
-        ValueError when it would have to sleep and the queue has no channel.
+        ValueError when it would have to sleep and the queue has no channel, or ``max`` is below 1.
         """
+        if max < 1:
+            raise ValueError(f"{self!r}: a wait for up to {max} completions would not end")
         if self.channel is None and not math.isinf(spin):
             raise ValueError(f"{self!r} has no channel to sleep on: make it with one, or spin=inf")
         now = time.monotonic()

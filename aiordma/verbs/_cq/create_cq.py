@@ -77,7 +77,7 @@ def _extended(
     attr.cq_context = lib.aiordma_extended_cq_context()
     attr.channel = channel.pointer if channel else ffi.NULL
     attr.comp_vector = comp_vector
-    attr.wc_flags = fields
+    attr.wc_flags = fields | WCFields.WITH_QP_NUM  # by which posted work is found
     if flags:
         attr.comp_mask = lib.IBV_CQ_INIT_ATTR_MASK_FLAGS
         attr.flags = flags

@@ -160,6 +160,8 @@ class MemoryRegion(Resource["h.MRPointer"]):
                 f"{self._label()} is not memory of a Python object: close it and register anew"
             )
         rights = self.access if access is None else access
+        if memory is None and self.node.pin is not None:
+            _check_changes(cast("memoryview", self.node.pin), rights)
         fresh = None if memory is None else _memory(memory, rights, huge_pages=False)
         check_rights(rights)
         require_on_demand(self.pd.context, rights)
@@ -344,10 +346,15 @@ def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Mem
         return Memory(pages.view, memory, pages.page_size, readonly=False)
     # Not every type that has the buffer protocol can tell the type checker so before Python 3.12.
     view = bytes_of(cast("AnyMemory", memory))
-    readonly = view.readonly
-    if readonly and access is not None and access & _CHANGES:
+    if access is not None:
+        _check_changes(view, access)
+    return Memory(view, len(view), 0, view.readonly)
+
+
+def _check_changes(view: memoryview, access: AccessFlags) -> None:
+    """ValueError for rights to change memory that must not change."""
+    if view.readonly and access & _CHANGES:
         raise ValueError(
-            f"a read-only {type(memory).__name__} cannot be registered with {access!r}; "
+            f"a read-only {type(view.obj).__name__} cannot be registered with {access!r}; "
             "only reading (AccessFlags.NONE, REMOTE_READ) is possible"
         )
-    return Memory(view, len(view), 0, readonly)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiordma._native import failure, ffi
-from aiordma.errors import PostError, QueueFullError, UnsupportedError, VerbsError
+from aiordma.errors import UnsupportedError, VerbsError
 
 from .._device.enums import AccessFlags, DeviceCapability, MWType, SendFlags, WROpcode
 from .._device.resource import Node, Resource
@@ -142,7 +142,6 @@ class MemoryWindow(Resource["h.MWPointer"]):
         send_flags: SendFlags,
     ) -> None:
         """Type 1: a call of its own, which sets the new key."""
-        where = f"{qp!r} on {self.context.name}"
         if not has(qp.qp_type, WROpcode.BIND_MW):
             raise UnsupportedError(
                 f"BIND_MW on a {qp.qp_type.name} queue pair",
@@ -151,24 +150,26 @@ class MemoryWindow(Resource["h.MWPointer"]):
             )
         bind = ffi.new("struct ibv_mw_bind *")
         bind.wr_id = wr_id
-        bind.send_flags = int(send_flags)
         bind.bind_info.mr = mr.pointer
         bind.bind_info.addr, bind.bind_info.length = addr, length
         bind.bind_info.mw_access_flags = int(access)
+        pointers = qp.pointer, self.pointer
         posted = qp.posted_work
         if posted is not None:
             if not posted.free:
-                raise QueueFullError("ibv_bind_mw", 0, where)
-            signaled = qp.sq_sig_all or bool(send_flags & SendFlags.SIGNALED)
-            posted.send(wr_id, WROpcode.BIND_MW, signaled)
+                qp.make_room(1)
+            asked = qp.sq_sig_all or bool(send_flags & SendFlags.SIGNALED)
+            if posted.send_one(wr_id, WROpcode.BIND_MW, asked):
+                send_flags |= SendFlags.SIGNALED
+        bind.send_flags = int(send_flags)
         try:
-            self.context.library.calls.ibv_bind_mw(qp.pointer, self.pointer, bind)
+            self.context.library.calls.ibv_bind_mw(*pointers, bind)
         except VerbsError as error:
             if posted is not None:
                 posted.withdraw_sends(1)
             if isinstance(error, UnsupportedError):
                 raise
-            raise PostError(error.errno or 0, error.verb, 0, where) from None
+            raise qp.post_error("ibv_bind_mw", error.errno or 0, 0) from None
 
     def _check(self, mr: MemoryRegion, access: AccessFlags, addr: int, length: int) -> None:
         if access & ~_ACCESS:

@@ -103,6 +103,13 @@ class PostedWork:
         """
         self._sends.append((wr_id, opcode, signaled))
 
+    def send_one(self, wr_id: int, opcode: int, signaled: int) -> int:
+        """As :meth:`send`, and AUTOMATIC if that is due; returns how it is signaled."""
+        if self.signal_every and not signaled:
+            (signaled,) = self.automatic((signaled,))
+        self._sends.append((wr_id, opcode, signaled))
+        return signaled
+
     def automatic(self, signaled: Iterable[int]) -> list[int]:
         """How requests to be posted are signaled: every ``signal_every``-th other one AUTOMATIC."""
         run = self.unsignaled
@@ -140,6 +147,10 @@ class PostedWork:
         """The queue pair has been reset: what was posted is forgotten, the failure as well."""
         self._sends.clear()
         self._receives.clear()
+        self.first_failure = None
+
+    def resume(self) -> None:
+        """The queue pair goes on after a failure: later requests do complete."""
         self.first_failure = None
 
     def settle(self, record: Record) -> WorkCompletionError | None:

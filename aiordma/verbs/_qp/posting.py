@@ -143,8 +143,9 @@ class Posting(Resource["h.QPPointer"]):
         full, posting polls the send completion queue until there is room, and keeps what it finds
         of others for that queue's ``poll``. The completions of requests that were posted unsignaled
         are not returned, unless they have failed. Where there is no room after ten seconds, posting
-        fails as it does without this. At most the entries of the send queue. Not with
-        ``start_poll`` of an extended completion queue, nor for a queue pair of an event loop.
+        fails as it does without this. At most the entries of the send queue. While something is
+        kept, ``start_poll`` of an extended completion queue and ``CompletionChannel.drain`` raise
+        BusyError. Not for a queue pair of an event loop.
         """
         return self._account().signal_every
 
@@ -160,8 +161,11 @@ class Posting(Resource["h.QPPointer"]):
             assert self._send_cq is not None
             self._send_cq.posted_work.any_automatic = True
 
-    def _make_room(self, wanted: int) -> None:
-        """Poll until so many entries of the send queue are free; QueueFullError if none will be."""
+    def make_room(self, wanted: int) -> None:
+        """Poll until so many entries of the send queue are free; QueueFullError if none will be.
+
+        For this package.
+        """
         posted = self._account()
         if posted.signal_every and wanted <= posted.max_send_wr:
             cq = self._send_cq
@@ -216,18 +220,15 @@ class Posting(Resource["h.QPPointer"]):
         posted = self._posted
         if posted is not None:
             if not posted.free:
-                self._make_room(1)
-            signaled: int = self.sq_sig_all or bool(send_flags & _SIGNALED)
-            if posted.signal_every and not signaled:
-                (signaled,) = posted.automatic((signaled,))
-                send_flags |= _SIGNALED if signaled else 0
-            posted.send(wr_id, opcode, signaled)
+                self.make_room(1)
+            if posted.send_one(wr_id, opcode, self.sq_sig_all or bool(send_flags & _SIGNALED)):
+                send_flags |= _SIGNALED
         try:
             code = _post_send_one(
                 pointer, self._extended, wr_id, opcode, send_flags, imm_data, addr, length, lkey,
                 remote_addr, rkey, remote_srqn,
             )  # fmt: skip
-        except OverflowError as error:
+        except BaseException as error:
             if posted is not None:
                 posted.withdraw_sends(1)
             raise self._bad_number(error) from None
@@ -247,7 +248,7 @@ class Posting(Resource["h.QPPointer"]):
             posted.receive(wr_id)
         try:
             code = _post_recv_one(pointer, wr_id, addr, length, lkey)
-        except OverflowError as error:
+        except BaseException as error:
             if posted is not None:
                 posted.withdraw_receives(1)
             raise self._bad_number(error) from None
@@ -303,7 +304,7 @@ class Posting(Resource["h.QPPointer"]):
         posted = self._posted
         if posted is not None:
             if len(requests) > posted.free:
-                self._make_room(len(requests))
+                self.make_room(len(requests))
             signaled: list[int] = [
                 self.sq_sig_all or bool(wr.send_flags & _SIGNALED) for wr in requests
             ]
@@ -436,12 +437,14 @@ class Posting(Resource["h.QPPointer"]):
     def _unknown_opcode(self, opcode: int) -> ValueError:
         return ValueError(f"{self._label()}: there is no operation {opcode}")
 
-    def _bad_number(self, error: Exception) -> ValueError:
+    def _bad_number(self, error: BaseException) -> BaseException:
+        if not isinstance(error, OverflowError | struct.error):
+            return error
         return ValueError(f"{self._label()}: a number that does not fit its field: {error}")
 
     def _not_packed(
         self, error: Exception, requests: Sequence[SendWorkRequest | ReceiveWorkRequest]
-    ) -> Exception:
+    ) -> BaseException:
         for wr in requests:
             for sge in wr.sges:
                 if not isinstance(sge, tuple):
@@ -456,6 +459,8 @@ class Posting(Resource["h.QPPointer"]):
         detail = f"{wanted} wanted, {posted.free} of {posted.max_send_wr} slots free"
         if posted.unsignaled == posted.max_send_wr:
             detail += "; all are of unsignaled requests, which nothing will ever free"
+        elif posted.is_stuck:
+            detail += "; those in use are of unsignaled requests: post a signaled one to free them"
         else:
             detail += "; poll the completions of what was posted"
         return QueueFullError("ibv_post_send", 0, f"{detail}; {self!r} on {self.context.name}")

@@ -143,8 +143,11 @@ class QueuePair(BringUp, Posting):
             self.context.library.calls.ibv_modify_qp(self.pointer, attr, mask)
         except VerbsError as error:
             raise self._refused(error, check, mask, changes) from None
-        if following is QPState.RESET and self.posted_work is not None:
-            self.posted_work.clear()
+        if self.posted_work is not None:
+            if following is QPState.RESET:
+                self.posted_work.clear()
+            elif following is QPState.RTS:
+                self.posted_work.resume()
 
     def _checked(self, current: QPState, following: QPState, mask: int) -> TransitionCheck:
         check = check_transition(self.qp_type, current, following, mask)
