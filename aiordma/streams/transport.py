@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._loop.affinity import LoopAffinity
-from ..errors import ConnectionClosedError, host_port
+from ..errors import ConnectionClosedError, ProtocolError, host_port
 from ..transport import Connection
 
 logger: logging.Logger = logging.getLogger("aiordma.streams")
@@ -38,6 +38,8 @@ WINDOW = 1 << 20
 EAGER_WRITES = 4
 # As in asyncio's own transports.
 HIGH_WATER = 64 << 10
+# What operations end with when the connection has ended; ProtocolError is no ConnectionError.
+ENDED = (ConnectionError, ProtocolError)
 
 
 class _Outbox:
@@ -174,7 +176,7 @@ class StreamTransport(asyncio.Transport):
                 if undelivered
                 else None
             )
-        except ConnectionError as error:
+        except Exception as error:
             self._force_close(error)
 
     def _deliver(self, data: memoryview) -> None:
@@ -307,7 +309,7 @@ class StreamTransport(asyncio.Transport):
         size = len(piece)
         try:
             future = self._connection.send_nowait(piece)
-        except ConnectionError:
+        except ENDED:
             self._undelivered = self._undelivered or size + self._outbox.size > 0
             self._outbox.clear()  # the reading task reports the reason
             self._eof_owed = False
@@ -319,7 +321,7 @@ class StreamTransport(asyncio.Transport):
             self._sends -= 1
             self._sent_bytes -= size
             error = None if future.cancelled() else future.exception()
-            if isinstance(error, ConnectionError):
+            if isinstance(error, ENDED):
                 self._undelivered = self._undelivered or size > 0
                 if self._resumed is not None:
                     self._force_close(error)

@@ -12,7 +12,7 @@ import pytest
 
 from aiordma import Connection, ConnectionBrokenError, streams
 from aiordma._core import protocol
-from aiordma.errors import RejectedError
+from aiordma.errors import ProtocolError, QuotaError, RejectedError
 from aiordma.streams import StreamServer, StreamTransport
 from aiordma.streams.transport import HIGH_WATER, PIECE, WINDOW
 
@@ -387,6 +387,53 @@ async def test_abort_is_a_broken_connection_at_the_peer(factory: ConnectionFacto
         assert client.error is None
         assert isinstance(server.error, ConnectionBrokenError)
         assert "eof" not in server.events
+
+
+@one_loop
+async def test_a_peer_that_breaks_the_protocol_loses_its_stream(factory: ConnectionFactory) -> None:
+    async with pair(factory) as (client, server):
+        here, there = await made(client), await made(server)
+        # The answer to nothing that was asked.
+        here.get_extra_info("connection")._messages.send_control(protocol.Pong(0))
+        await server.lost.wait()
+        assert isinstance(server.error, ProtocolError)
+        assert there.is_closing()
+        await client.lost.wait()
+        assert isinstance(client.error, ConnectionBrokenError)
+
+
+@one_loop
+async def test_a_write_when_the_protocol_was_just_broken(factory: ConnectionFactory) -> None:
+    """A write under way and a later one leave it to the reader to say why the stream has ended."""
+    async with pair(factory) as (client, _):
+        here = await made(client)
+        here.write(b"under way")
+        here.get_extra_info("connection")._end(ProtocolError("the peer has lied"))
+        here.write(b"too late")
+        await client.lost.wait()
+        assert isinstance(client.error, ProtocolError)
+        assert "the peer has lied" in str(client.error)
+
+
+@one_loop
+@pytest.mark.parametrize("error", [QuotaError("no room"), MemoryError("no memory")], ids=repr)
+async def test_a_message_that_cannot_be_received_ends_the_stream(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async with pair(factory) as (client, server):
+        here, there = await made(client), await made(server)
+        here.write(b"one")
+        await server.until(3)
+
+        async def recv() -> None:
+            raise error
+
+        # Waiting for a message has begun already: the next one is the last.
+        monkeypatch.setattr(there.get_extra_info("connection"), "recv", recv)
+        here.write(b"two")
+        await server.lost.wait()
+        assert server.data == b"onetwo"
+        assert server.error is error
 
 
 @one_loop
