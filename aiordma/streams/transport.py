@@ -153,18 +153,22 @@ class StreamTransport(asyncio.Transport):
             while True:
                 message = await connection.recv()
                 with message:
-                    while self._resumed is not None:
-                        await self._resumed
-                    if self._closing:
-                        return
-                    if not len(message):
-                        self._take_eof()
-                    elif self._eof_received:
-                        raise ConnectionResetError(
-                            f"{self._peer} wrote after the end of its stream"
-                        )
-                    else:
-                        self._deliver(message.data)
+                    size, taken = len(message), 0
+                    while True:
+                        while self._resumed is not None:
+                            await self._resumed
+                        if self._closing:
+                            return
+                        if not size:
+                            self._take_eof()
+                        elif self._eof_received:
+                            raise ConnectionResetError(
+                                f"{self._peer} wrote after the end of its stream"
+                            )
+                        else:
+                            taken += self._deliver(message.data[taken:])
+                        if taken == size:
+                            break
         except ConnectionClosedError:
             # A clean close completes every send of this side.  `sent` may be called back after this
             # task, in the same iteration of the loop.
@@ -179,27 +183,29 @@ class StreamTransport(asyncio.Transport):
         except Exception as error:
             self._force_close(error)
 
-    def _deliver(self, data: memoryview) -> None:
+    def _deliver(self, data: memoryview) -> int:
+        """Give the protocol what it takes at once; return the length of that."""
         try:
-            self._hand_over(data)
+            return self._hand_over(data)
         except Exception as error:
             self._fatal(error, "the protocol failed when it was given data")
+            return 0
 
-    def _hand_over(self, data: memoryview) -> None:
+    def _hand_over(self, data: memoryview) -> int:
         protocol = self._protocol
+        count = len(data)
         if isinstance(protocol, asyncio.BufferedProtocol):
-            while data and not self._lost:
-                buffer = memoryview(protocol.get_buffer(len(data))).cast("B")
-                count = min(len(buffer), len(data))
-                if not count:
-                    raise RuntimeError(f"get_buffer() of {protocol!r} returned an empty buffer")
-                buffer[:count] = data[:count]
-                buffer.release()
-                protocol.buffer_updated(count)
-                data = data[count:]
+            buffer = memoryview(protocol.get_buffer(count)).cast("B")
+            count = min(len(buffer), count)
+            if not count:
+                raise RuntimeError(f"get_buffer() of {protocol!r} returned an empty buffer")
+            buffer[:count] = data[:count]
+            buffer.release()
+            protocol.buffer_updated(count)
         else:
             assert isinstance(protocol, asyncio.Protocol)
             protocol.data_received(bytes(data))
+        return count
 
     def _take_eof(self) -> None:
         if self._eof_received or self._closing:

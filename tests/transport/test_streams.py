@@ -86,7 +86,7 @@ class Buffered(asyncio.BufferedProtocol):
         self.eof = asyncio.Event()
         self.lost = asyncio.Event()
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> bytearray | memoryview:
         assert sizehint > 0
         return self.buffer
 
@@ -98,6 +98,38 @@ class Buffered(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.set()
+
+
+class Pausing(Buffered):
+    """Pauses reading when its buffer is full; `go_on` empties it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.free = size
+        self.full = asyncio.Event()
+        self.transport: StreamTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(StreamTransport, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        assert not self.full.is_set(), "reading is paused"
+        return memoryview(self.buffer)[: self.free]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        super().buffer_updated(nbytes)
+        self.free -= nbytes
+        if not self.free:
+            assert self.transport is not None
+            self.transport.pause_reading()
+            self.full.set()
+
+    def go_on(self) -> StreamTransport:
+        assert self.transport is not None
+        self.free = len(self.buffer)
+        self.full.clear()
+        self.transport.resume_reading()
+        return self.transport
 
 
 @asynccontextmanager
@@ -309,6 +341,64 @@ async def test_a_paused_reader_stops_its_writer(factory: ConnectionFactory) -> N
         await server.until(TOO_MUCH)
         assert server.data == data
         assert here.get_write_buffer_size() == 0
+
+
+@one_loop
+async def test_a_buffered_protocol_pauses_in_the_middle_of_a_message(
+    factory: ConnectionFactory,
+) -> None:
+    data = pattern(5000)
+    async with pair(factory, server=lambda: Pausing(2000)) as (client, server):
+        (await made(client)).write(data)
+        for taken in (2000, 4000):
+            await server.full.wait()
+            await yield_loop(20)
+            assert server.data == data[:taken]
+            server.go_on()
+        (await made(client)).write_eof()
+        await server.eof.wait()
+        assert server.data == data
+
+
+@one_loop
+async def test_a_buffered_protocol_closes_in_the_middle_of_a_message(
+    factory: ConnectionFactory,
+) -> None:
+    class Closing(Buffered):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = transport
+
+        def buffer_updated(self, nbytes: int) -> None:
+            super().buffer_updated(nbytes)
+            assert isinstance(self.transport, StreamTransport)
+            self.transport.close()
+
+    data = pattern(5000)
+    async with pair(factory, server=lambda: Closing(2000)) as (client, server):
+        (await made(client)).write(data)
+        await server.lost.wait()
+        assert server.data == data[:2000]
+
+
+@one_loop
+async def test_a_protocol_is_changed_in_the_middle_of_a_message(factory: ConnectionFactory) -> None:
+    second = Recorder()
+
+    class Changing(Buffered):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = transport
+
+        def buffer_updated(self, nbytes: int) -> None:
+            super().buffer_updated(nbytes)
+            second.connection_made(self.transport)
+            assert isinstance(self.transport, StreamTransport)
+            self.transport.set_protocol(second)
+
+    data = pattern(5000)
+    async with pair(factory, server=lambda: Changing(2000)) as (client, server):
+        (await made(client)).write(data)
+        await second.until(3000)
+        assert server.data + second.data == data
 
 
 @one_loop
