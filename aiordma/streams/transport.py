@@ -213,7 +213,12 @@ class StreamTransport(asyncio.Transport):
         self._eof_received = True
         protocol = self._protocol
         assert isinstance(protocol, asyncio.Protocol | asyncio.BufferedProtocol)
-        if not protocol.eof_received():
+        try:
+            stays_open = protocol.eof_received()
+        except Exception as error:
+            self._fatal(error, "the protocol failed when it was told of the end of its data")
+            return
+        if not stays_open:
             self.close()
 
     def is_reading(self) -> bool:

@@ -629,6 +629,26 @@ async def test_a_protocol_that_fails_ends_its_stream(
 
 
 @one_loop
+@pytest.mark.parametrize("kind", [RuntimeError, ConnectionError])
+@pytest.mark.parametrize("end", [StreamTransport.write_eof, StreamTransport.close])
+async def test_a_protocol_that_fails_at_the_end_of_its_data_ends_its_stream(
+    factory: ConnectionFactory, end: Callable[[StreamTransport], None], kind: type[Exception]
+) -> None:
+    class Failing(Recorder):
+        def eof_received(self) -> bool:
+            raise kind("the protocol's own fault")
+
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    async with pair(factory, server=Failing) as (client, server):
+        end(await made(client))
+        await server.lost.wait()
+        await client.lost.wait()
+    assert isinstance(server.error, kind)
+    assert [type(context["exception"]) for context in reported] == [kind]
+
+
+@one_loop
 async def test_an_empty_buffer_of_a_buffered_protocol_is_its_fault(
     factory: ConnectionFactory,
 ) -> None:
