@@ -105,6 +105,7 @@ class StreamTransport(asyncio.Transport):
         self._sends = 0  # messages in flight
         self._sent_bytes = 0  # their bytes
         self._undelivered = False  # some of the written bytes were not delivered
+        self._unsendable: BaseException | None = None  # why nothing more can be sent
         self._low, self._high = HIGH_WATER // 4, HIGH_WATER
         self._writer_paused = False
         self._eof_written = False
@@ -230,6 +231,9 @@ class StreamTransport(asyncio.Transport):
         self._affinity.check(self)
         if self._resumed is None and not self._closing:
             self._resumed = self._loop.create_future()
+            if self._writer_paused:
+                # The task that waits to write may be the one that would resume reading.
+                self._report_unsendable()
 
     def resume_reading(self) -> None:
         """Deliver received data again."""
@@ -274,20 +278,23 @@ class StreamTransport(asyncio.Transport):
         if len(data):
             self._outbox.append(data)
             self._flush()
-        while self._outbox.size or self._sends:
+        if self._lost or self._undelivered:
+            raise self._not_everything_sent()
+        if self._outbox.size or self._sends:
             self._idle = self._idle or self._loop.create_future()
             await asyncio.shield(self._idle)
+
+    def _not_everything_sent(self) -> ConnectionResetError:
+        return ConnectionResetError(
+            f"the connection to {self._peer} ended before everything was sent"
+        )
 
     def _no_longer_busy(self) -> None:
         idle, self._idle = self._idle, None
         if idle is None:
             return
-        if self._lost:
-            idle.set_exception(
-                ConnectionResetError(
-                    f"the connection to {self._peer} ended before everything was sent"
-                )
-            )
+        if self._lost or self._undelivered:
+            idle.set_exception(self._not_everything_sent())
             idle.exception()  # retrieved, even if the waiter was cancelled
         else:
             idle.set_result(None)
@@ -310,20 +317,37 @@ class StreamTransport(asyncio.Transport):
 
     def _flush(self) -> None:
         """Pass queued bytes to the connection while the window allows."""
-        while self._outbox.size and self._sent_bytes < WINDOW and not self._lost:
+        while self._outbox.size and self._sent_bytes < WINDOW and self._unsendable is None:
             self._send(self._outbox.take(self._piece))
-        if self._eof_owed and not self._outbox.size and not self._lost:
+        if self._eof_owed and not self._outbox.size and self._unsendable is None:
             self._eof_owed = False
             self._send(memoryview(b""))
+        self._report_unsendable()
+
+    def _not_sent(self, size: int, error: BaseException) -> None:
+        self._undelivered = self._undelivered or size > 0
+        self._unsendable = self._unsendable or error
+
+    def _report_unsendable(self) -> None:
+        """End the stream if nothing more can be sent, or leave that to the reading task."""
+        error = self._unsendable
+        if error is None or self._lost:
+            return
+        if not isinstance(error, ENDED):
+            self._fatal(error, "what was written could not be sent")
+        elif self._resumed is not None:
+            self._force_close(error)
+        elif self._undelivered:
+            # The reading task reports it after earlier messages.  Until then what is written stays
+            # in the outbox: it counts for the water marks, and so its writer gives way.
+            self._no_longer_busy()
 
     def _send(self, piece: memoryview) -> None:
         size = len(piece)
         try:
             future = self._connection.send_nowait(piece)
-        except ENDED:
-            self._undelivered = self._undelivered or size + self._outbox.size > 0
-            self._outbox.clear()  # the reading task reports the reason
-            self._eof_owed = False
+        except Exception as error:
+            self._not_sent(size, error)
             return
         self._sends += 1
         self._sent_bytes += size
@@ -332,16 +356,11 @@ class StreamTransport(asyncio.Transport):
             self._sends -= 1
             self._sent_bytes -= size
             error = None if future.cancelled() else future.exception()
-            if isinstance(error, ENDED):
-                self._undelivered = self._undelivered or size > 0
-                if self._resumed is not None:
-                    self._force_close(error)
-                # Else the reading task reports it after earlier messages.
-                return
             if error is not None:
-                self._fatal(error, "what was written could not be sent")
-                return
+                self._not_sent(size, error)
             self._flush()
+            if self._unsendable is not None:
+                return
             self._consider_resuming()
             if not self._sends:
                 self._no_longer_busy()

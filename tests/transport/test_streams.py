@@ -581,6 +581,101 @@ async def test_a_write_under_way_that_the_peer_has_not_taken(
         assert isinstance(client.error, ConnectionResetError)
 
 
+@asynccontextmanager
+async def paused_when_the_peer_goes(factory: ConnectionFactory) -> AsyncIterator[Recorder]:
+    """Its reader holds a message that is not wanted, and so does not notice."""
+    async with pair(factory) as (client, server):
+        here, there = await made(client), await made(server)
+        connection = here.get_extra_info("connection")
+        here.pause_reading()
+        there.write(b"not wanted")
+        while not connection.statistics().messages_received:
+            await yield_loop(1)
+        there.abort()
+        await connection.wait_closed()
+        assert not here.is_closing()
+        yield client
+        assert not client.data
+
+
+@one_loop
+async def test_a_write_while_paused_tells_that_the_peer_is_gone(factory: ConnectionFactory) -> None:
+    async with paused_when_the_peer_goes(factory) as client:
+        (await made(client)).write(b"x")
+        await client.lost.wait()
+        assert isinstance(client.error, ConnectionBrokenError)
+
+
+@one_loop
+async def test_sendfile_while_paused_tells_that_the_peer_is_gone(
+    factory: ConnectionFactory, tmp_path: Path
+) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"x")
+    async with paused_when_the_peer_goes(factory) as client:
+        with path.open("rb") as file:
+            await ends(streams.sendfile(await made(client), file), ConnectionResetError)
+            assert file.tell() == 0
+        await client.lost.wait()
+        assert isinstance(client.error, ConnectionBrokenError)
+
+
+@one_loop
+async def test_before_the_reader_has_told_that_the_peer_is_gone(
+    factory: ConnectionFactory, tmp_path: Path
+) -> None:
+    """What is written then counts for the water marks; sendfile raises."""
+    path = tmp_path / "data"
+    path.write_bytes(b"x")
+    async with pair(factory) as (client, _):
+        here = await made(client)
+        here.get_extra_info("connection")._end(ConnectionBrokenError("the peer is gone"))
+        with path.open("rb") as file:
+            await ends(streams.sendfile(here, file), ConnectionResetError)
+        assert not here.is_closing()
+        for _ in range(2):
+            here.write(bytes(HIGH_WATER))
+        assert client.paused.is_set()
+        await client.lost.wait()
+        assert isinstance(client.error, ConnectionBrokenError)
+
+
+@one_loop
+async def test_paused_before_the_reader_has_told_that_the_peer_is_gone(
+    factory: ConnectionFactory,
+) -> None:
+    """The end is behind data that stays unread as long as the writer waits for the end."""
+    async with pair(factory, server=lambda: Pausing(2000)) as (client, server):
+        (await made(client)).write(pattern(5000))
+        await server.full.wait()
+        there = server.go_on()
+        there.get_extra_info("connection")._end(ConnectionBrokenError("the peer is gone"))
+        there.write(bytes(HIGH_WATER + 1))
+        there.write(bytes(HIGH_WATER + 1))
+        assert not there.is_closing()
+        await server.lost.wait()
+        assert len(server.data) == 4000
+
+
+@one_loop
+async def test_a_send_that_this_side_cannot_make_ends_the_stream(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send_nowait(data: memoryview) -> None:
+        raise MemoryError("no memory")
+
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    async with pair(factory) as (client, _):
+        here = await made(client)
+        monkeypatch.setattr(here.get_extra_info("connection"), "send_nowait", send_nowait)
+        here.write(b"x")
+        assert here.is_closing()
+        await client.lost.wait()
+        assert isinstance(client.error, MemoryError)
+    assert [type(context["exception"]) for context in reported] == [MemoryError]
+
+
 @one_loop
 async def test_closing_ends_when_the_peer_is_gone(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
