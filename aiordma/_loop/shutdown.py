@@ -9,7 +9,6 @@ its generators is noticed when the next loop is used.
 from __future__ import annotations
 
 import asyncio
-import threading
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, Awaitable
@@ -67,9 +66,8 @@ class LoopShutdown:
 
     def _forget(self) -> None:
         self._over = True
-        with _lock:
-            if _shutdowns.get(self._loop) is self:
-                del _shutdowns[self._loop]
+        if _shutdowns.get(self._loop) is self:
+            _shutdowns.pop(self._loop, None)
 
     async def _wait(self) -> AsyncGenerator[None, None]:
         try:
@@ -115,8 +113,9 @@ def step(awaitable: Awaitable[object]) -> None:
         awaitable.__await__().send(None)
 
 
+# Changed and copied by single steps, without a lock, which a finalizer could find taken by its own
+# thread: a garbage collection can be at any point.
 _shutdowns: dict[asyncio.AbstractEventLoop, LoopShutdown] = {}
-_lock = threading.Lock()
 
 
 def of_running_loop() -> LoopShutdown:
@@ -125,31 +124,23 @@ def of_running_loop() -> LoopShutdown:
     shutdown = _shutdowns.get(loop)
     if shutdown is None:
         clear_closed()
-        shutdown = LoopShutdown(loop)
-        with _lock:
-            _shutdowns[loop] = shutdown
+        shutdown = _shutdowns[loop] = LoopShutdown(loop)
     return shutdown
 
 
 def all_open() -> list[Closable]:
     """The open objects of every loop.  Any thread may ask."""
-    with _lock:
-        shutdowns = list(_shutdowns.values())
-    return [thing for shutdown in shutdowns for thing in shutdown._left()]
+    return [thing for shutdown in list(_shutdowns.values()) for thing in shutdown._left()]
 
 
 def clear_closed() -> None:
     """Ends what closed loops have left open."""
-    with _lock:
-        closed = [loop for loop in _shutdowns if loop.is_closed()]
-        gone = [_shutdowns.pop(loop) for loop in closed]
-    for shutdown in gone:
-        shutdown.finish()
+    for loop in list(_shutdowns):
+        if loop.is_closed() and (shutdown := _shutdowns.pop(loop, None)) is not None:
+            shutdown.finish()
 
 
 def _reset_after_fork() -> None:
-    global _lock  # noqa: PLW0603 - another thread may have held it while this one forked
-    _lock = threading.Lock()
     for shutdown in _shutdowns.values():
         shutdown.reset_after_fork()
     _shutdowns.clear()

@@ -235,3 +235,30 @@ def test_interpreter_exit_with_everything_open(device: verbs.Device, flags: list
     )  # fmt: skip
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.any_device
+def test_a_collection_while_objects_are_counted(pd: verbs.ProtectionDomain) -> None:
+    """A finalizer of the application may close an object at any point of `live`."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.mr = pd.reg_mr(8)
+            self.cycle = self
+
+        def __del__(self) -> None:
+            self.mr.close()
+
+    before = verbs.live()
+    thresholds = gc.get_threshold()
+    try:
+        for allocations in range(1, 30):
+            gc.collect()
+            Owner()
+            gc.set_threshold(gc.get_count()[0] + allocations)
+            verbs.live()
+            gc.set_threshold(*thresholds)
+    finally:
+        gc.set_threshold(*thresholds)
+    gc.collect()
+    assert verbs.live() == before

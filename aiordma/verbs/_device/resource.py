@@ -14,11 +14,9 @@ its memory stays pinned.
 from __future__ import annotations
 
 import sys
-import threading
 import traceback
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -28,8 +26,9 @@ from aiordma.errors import BufferStateError
 
 P = TypeVar("P")
 
-_live: Counter[str] = Counter()
-_live_lock = threading.Lock()
+# A None for each open object, by class.  Appending and popping needs no lock, which a finalizer
+# could find taken by its own thread: a garbage collection can be at any point.
+_live: dict[str, list[None]] = {}
 _roots: weakref.WeakSet[Node[Any]] = weakref.WeakSet()
 _abandoned: list[Node[Any]] = []
 _remember_places = sys.flags.dev_mode
@@ -40,8 +39,7 @@ def live() -> dict[str, int]:
 
     A dropped object that was never closed still counts: the device still has it.
     """
-    with _live_lock:
-        return {kind: count for kind, count in sorted(_live.items()) if count}
+    return {kind: len(ones) for kind, ones in sorted(_live.items()) if ones}
 
 
 def remember_places(enabled: bool) -> None:
@@ -85,8 +83,7 @@ class Node(Generic[P]):
         if not parents:
             _roots.add(self)
         if counted:
-            with _live_lock:
-                _live[kind] += 1
+            _live.setdefault(kind, []).append(None)
 
     @property
     def is_root(self) -> bool:
@@ -127,17 +124,14 @@ class Node(Generic[P]):
         for parent in self._parents:
             if (node := parent()) is not None:
                 node.children.pop(self, None)
-        if self.counted:
-            with _live_lock:
-                _live[self.kind] -= 1
+        if self.counted and (ones := _live.get(self.kind)):
+            ones.pop()
         if self.at_end is not None:
             self.at_end()
 
 
 def _after_fork_in_child() -> None:
     # A child must not use the parent's objects (ibv_fork_init(3)).
-    global _live_lock  # noqa: PLW0603 - another thread may have held it while this one forked
-    _live_lock = threading.Lock()
     _live.clear()
     for node in [*_roots, *_abandoned]:
         node.disown()
