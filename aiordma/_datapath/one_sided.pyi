@@ -38,6 +38,8 @@ class Batch:
     """The subclass has `_write` and `_read`, for what needs more than one request."""
 
     _transfer: WRChain | None
+    _writes: int
+    _reads: int
     def write(self, source: Local | AnyMemory, target: Remote) -> None: ...
     def read(self, source: Remote, target: Local | AnyMemory) -> None: ...
 

@@ -261,6 +261,8 @@ cdef class Batch:
     """Reads and writes that are collected; the subclass does what `add_transfer` does not."""
 
     cdef public WRChain _transfer
+    cdef public uint64_t _writes
+    cdef public uint64_t _reads
 
     def write(self, source, target):
         """As `Connection.write`, done when the scope has ended."""
@@ -268,6 +270,7 @@ cdef class Batch:
             source, target, IBV_WR_RDMA_WRITE
         ):
             self._write(source, target)
+        self._writes += 1
 
     def read(self, source, target):
         """As `Connection.read`; the bytes are there when the scope has ended."""
@@ -275,3 +278,4 @@ cdef class Batch:
             target, source, IBV_WR_RDMA_READ
         ):
             self._read(source, target)
+        self._reads += 1

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from .._core.operations import OperationKind
 from .._datapath.futures import OpFuture
@@ -18,6 +18,9 @@ from ..mr_pool import LocalMemory
 from ..verbs._memory.buffers import AnyMemory
 from .one_sided import OneSided, Remote
 from .transfers import Atomic, Batched
+
+if TYPE_CHECKING:
+    from .connection import Statistics
 
 T = TypeVar("T")
 
@@ -37,10 +40,17 @@ class Batch(BatchOfTransfers):
     memory held; those that still waited for room are not, nor those behind them.
     """
 
-    def __init__(self, one_sided: OneSided, queue: SendQueue, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        one_sided: OneSided,
+        queue: SendQueue,
+        check: Callable[[], None],
+        statistics: Statistics,
+    ) -> None:
         self._one_sided = one_sided
         self._queue = queue
         self._check = check
+        self._statistics = statistics
         self._memory: ExitStack | None = None
         self._atomics: list[Atomic] = []
         self._landed: list[Callable[[], None]] = []
@@ -91,6 +101,7 @@ class Batch(BatchOfTransfers):
         if self._transfer is not None:
             raise BufferStateError("this batch is collecting already")
         self._transfer = self._one_sided.transfer(OperationKind.BATCH)
+        self._writes = self._reads = 0
         return self
 
     async def __aexit__(
@@ -124,6 +135,9 @@ class Batch(BatchOfTransfers):
                     raise
             for bring in landed:
                 bring()
+            self._statistics.writes += self._writes
+            self._statistics.reads += self._reads
+            self._statistics.atomics += len(atomics)
 
 
 def drop(transfer: WRChain, atomics: list[Atomic]) -> None:

@@ -58,6 +58,8 @@ async def test_a_batch_is_done_when_its_scope_ends(factory: ConnectionFactory) -
         assert swapped.result() == 12
         assert int.from_bytes(there.view[:8], "little") == 99
         assert target == pattern(1000)[:100]
+        counts = client.statistics()
+        assert (counts.writes, counts.reads, counts.atomics) == (2, 1, 2)
 
 
 @one_loop
