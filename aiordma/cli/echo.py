@@ -14,7 +14,14 @@ import aiordma
 from aiordma import verbs
 
 from .child import ChildError, listening_child
-from .options import Via, connection_options, loop_factory, own_address, parse_sizes
+from .options import (
+    NO_MEMORY,
+    Via,
+    connection_options,
+    loop_factory,
+    own_address,
+    parse_sizes,
+)
 from .report import Report, size_text
 from .round_trips import Plan, Result, measure, plans
 
@@ -74,6 +81,8 @@ def echo(
             host = host or own_address(chosen)
             rows = plans(sizes, None if file is None else file.read_bytes())
             report = runner.run(both_ends(chosen, via, host, loop, rows, count, time_limit))
+        except MemoryError as error:
+            raise click.ClickException(NO_MEMORY) from error
         except (aiordma.RDMAError, ChildError, OSError) as error:
             raise click.ClickException(str(error) or type(error).__name__) from error
     if as_json:

@@ -17,6 +17,8 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+NO_MEMORY = "there is not enough memory for messages of that size: choose smaller ones"
+MOST_BYTES = 1 << 62  # as for Config.max_message
 SIZE = re.compile(r"(\d+)\s*(?:([KMG])(?:i?B)?|B?)", re.IGNORECASE)
 
 
@@ -25,7 +27,10 @@ def parse_size(text: str) -> int:
     match = SIZE.fullmatch(text.strip())
     if match is None:
         raise click.BadParameter(f"{text!r} is not a size: write it as 64, 4KiB or 1M")
-    return int(match[1]) * UNITS[(match[2] or "").upper()]
+    size = int(match[1]) * UNITS[(match[2] or "").upper()]
+    if size > MOST_BYTES:
+        raise click.BadParameter(f"{text!r} is more than {MOST_BYTES} bytes")
+    return size
 
 
 def parse_sizes(value: str | list[int]) -> list[int]:

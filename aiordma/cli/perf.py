@@ -39,6 +39,7 @@ from aiordma.perf.settings import (
 from .child import ChildError, listening_child
 from .echo_server import end_of_input
 from .options import (
+    NO_MEMORY,
     SizeType,
     Via,
     connection_options,
@@ -246,6 +247,8 @@ def finish(run: Callable[[], Coroutine[Any, Any, Record]], asked: MeasurementOpt
             for target in asked.targets:
                 check_target(target)
             told = runner.run(run())
+        except MemoryError as error:
+            raise click.ClickException(NO_MEMORY) from error
         except FAILURES as error:
             raise click.ClickException(str(error) or type(error).__name__) from error
     if asked.as_json:

@@ -74,7 +74,8 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
     The exit status is 1 when there is no such process.
     """
     try:
-        where = directory(os.environ.get(VARIABLE) or "1")
+        setting = os.environ.get(VARIABLE)
+        where = directory("1" if setting in {None, "", "0"} else setting)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     answers, notes = collect(where, pid)
@@ -103,13 +104,12 @@ def watch(where: Path, pid: int | None, interval: float, limit: int) -> None:
         with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
             while True:
                 answers, notes = collect(where, pid)
-                if not answers:
+                if not answers and not notes:
                     break
                 shown, unknown = readable(answers)
                 lines = [Text(plain(note)) for note in notes + unknown]
-                live.update(
-                    Group(tables(shown, history, limit, console.width), *lines), refresh=True
-                )
+                made = [tables(shown, history, limit, console.width)] if shown else []
+                live.update(Group(*made, *lines), refresh=True)
                 history = remember(shown)
                 time.sleep(interval)
     except KeyboardInterrupt:

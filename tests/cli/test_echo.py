@@ -104,6 +104,7 @@ def test_an_empty_file(device_name: str, tmp_path: Path) -> None:
     [
         (["--device", "nonsense0"], 1, "no device 'nonsense0'; there are: "),
         (["--sizes", "many"], 2, "'many' is not a size"),
+        (["--sizes", "1000000000G"], 1, "not enough memory for messages of that size"),
         (["--count", "0"], 2, "0 is not in the range"),
         (["--timeout", "0"], 2, "0.0 is not in the range"),
         (["/nonsense/file"], 2, "'/nonsense/file' does not exist"),

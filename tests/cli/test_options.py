@@ -37,6 +37,12 @@ def test_what_is_no_size(text: str) -> None:
         parse_sizes(text)
 
 
+def test_a_size_beyond_all_memory() -> None:
+    assert parse_sizes("4294967296G") == [1 << 62]
+    with pytest.raises(click.BadParameter, match="is more than"):
+        parse_sizes("4294967297G")
+
+
 @given(st.integers(0, 1 << 50))
 def test_sizes_are_read_as_they_are_shown(size: int) -> None:
     assert parse_sizes(size_text(size).replace(",", "")) == [size]

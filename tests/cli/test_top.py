@@ -188,6 +188,25 @@ def test_the_end_of_a_process(sockets: Path, device_name: str) -> None:
 
 
 @pytest.mark.any_device
+def test_a_process_that_does_not_answer_has_not_ended(
+    program: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"1-1": told()[0]}
+    looks = iter([(found, []), (found, []), ({}, ["process 1 does not answer"]), ({}, [])])
+    monkeypatch.setattr("aiordma.cli.top.collect", lambda where, pid: next(looks))
+    assert top("--interval", "0.1").exit_code == 0
+    assert not list(looks)
+
+
+def test_a_process_that_is_not_shown_sees_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv(VARIABLE, "0")
+    assert "no process" in top("--once").output
+
+
+@pytest.mark.any_device
 def test_a_process_that_was_killed(program: Process, sockets: Path) -> None:
     program.kill()
     program.wait()
