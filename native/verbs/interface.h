@@ -191,7 +191,7 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 /* Before the channel is destroyed. */
 void aiordma_drain_end(struct aiordma_drain *drain);
 
-/* Before a CQ is destroyed, which drops its events that nobody has taken. */
+/* Before a CQ is destroyed, which drops its events that have not been taken. */
 void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq);
 
 /* `watch_fds`, `notify_fds` and `peer_wakeups` of abi/device_calls.h; 0 where the device lacks them. */
