@@ -144,8 +144,8 @@ class Posting(Resource["h.QPPointer"]):
         of others for that queue's ``poll``. The completions of requests that were posted unsignaled
         are not returned, unless they have failed. Where there is no room after ten seconds, posting
         fails as it does without this. At most the entries of the send queue. While something is
-        kept, ``start_poll`` of an extended completion queue and ``CompletionChannel.drain`` raise
-        BusyError. Not for a queue pair of an event loop.
+        kept, ``start_poll`` of an extended completion queue and ``CompletionChannel.drain`` refuse.
+        Not for a queue pair of an event loop.
         """
         return self._account().signal_every
 
