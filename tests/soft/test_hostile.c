@@ -4,12 +4,14 @@
  */
 #define _GNU_SOURCE /* memfd_create, unshare */
 #include <sched.h>
+#include <linux/sockios.h>
 #include <stddef.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
 #include "wire/wire.h"
-#include "verbs_side.h"
+#include "extended_side.h"
 
 #include "leaks.h"
 #include "shm/shm_internal.h"
@@ -228,6 +230,73 @@ static void ranges_that_wrap(void)
 					.length = read ? 0 : 1,
 				},
 				SOFT_NAK_REMOTE_ACCESS);
+			close_scene(&scene);
+		}
+}
+
+/* ---- frames for another wire ------------------------------------------------------------------- */
+
+/* All that was said has been read, or the other end is closed. */
+static void await_reading(const struct scene *scene)
+{
+	int unread = 1;
+
+	while (unread) {
+		soft_progress();
+		CHECK_EQUAL(ioctl(scene->fd, SIOCOUTQ, &unread), 0);
+	}
+}
+
+/* A frame that refers to its payload, which only a process of this host may send, and through
+ * shared memory: it may be longer than what a socket carries.  Nothing of what follows is taken for
+ * its payload, neither what comes with the header nor what comes after it was read. */
+static void payload_elsewhere(void)
+{
+	static const uint32_t lengths[] = {8192, SOFT_FRAME_MAX + 1, SOFT_CMA_FRAME_MAX};
+	static uint8_t bytes[SOFT_FRAME_HEADER + SOFT_CMA_FRAME_MAX];
+
+	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
+		for (int way = 0; way < 4; way++) {
+			bool apart = way & 1;
+			struct scene scene;
+
+			open_scene(&scene, (struct options){.memory = SOFT_CMA_FRAME_MAX});
+			struct side *side = &scene.side;
+			/* Chunks of a null region are all at the same place. */
+			struct ibv_mr *null = extended(side->context)->alloc_null_mr(side->pd);
+			CHECK(null);
+			struct ibv_sge sge = {
+				.addr = way & 2 ? 0 : (uintptr_t)side->memory,
+				.length = SOFT_CMA_FRAME_MAX,
+				.lkey = way & 2 ? null->lkey : side->mr->lkey,
+			};
+			struct ibv_recv_wr *bad,
+				receive = {.wr_id = 1, .sg_list = &sge, .num_sge = 1};
+			const struct soft_frame frame = {
+				.opcode = SOFT_SEND,
+				.pieces = 1,
+				.psn = PEER_PSN,
+				.length = lengths[i],
+				.total = lengths[i],
+			};
+			size_t length = SOFT_FRAME_HEADER + lengths[i], at = 0;
+
+			CHECK_EQUAL(side->context->ops.post_recv(side->qp, &receive, &bad), 0);
+			soft_frame_encode(bytes, &frame);
+			while (at < length) {
+				size_t part = apart && !at ? SOFT_FRAME_HEADER : length - at;
+				ssize_t n = send(scene.fd, bytes + at, part, MSG_NOSIGNAL);
+
+				if (n < 0 && errno != EAGAIN)
+					break;
+				at += n > 0 ? (size_t)n : 0;
+				await_reading(&scene);
+			}
+			expect_wc(side, 1, IBV_WC_WR_FLUSH_ERR);
+			expect_event(side, IBV_EVENT_QP_FATAL);
+			for (size_t k = 0; k < side->options.memory; k++)
+				CHECK_EQUAL(side->memory[k], SECRET);
+			CHECK_EQUAL(verbs->ibv_dereg_mr(null), 0);
 			close_scene(&scene);
 		}
 }
@@ -537,6 +606,7 @@ int main(void)
 	STEP(keys_are_random());
 	STEP(keys_of_others());
 	STEP(ranges_that_wrap());
+	STEP(payload_elsewhere());
 	STEP(unread_answers());
 	STEP(kept_answers());
 	STEP(unreceived_messages());

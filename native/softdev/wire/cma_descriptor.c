@@ -123,7 +123,7 @@ static void failed(struct soft_link *link, enum soft_cma_result reached)
 		answer_failed(link->qp, reached);
 }
 
-static bool may_refer(const struct soft_link *link)
+bool soft_cma_desc_allowed(const struct soft_link *link)
 {
 	switch (link->frame.opcode) {
 	case SOFT_SEND:
@@ -144,7 +144,7 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 	uint8_t copy[SOFT_CMA_DESC_MAX];
 
 	link->cma_bytes += frame->length;
-	if (!may_refer(link) || link->cma_bytes >= 2 * SOFT_CMA_FRAME_MAX)
+	if (!soft_cma_desc_allowed(link) || link->cma_bytes >= 2 * SOFT_CMA_FRAME_MAX)
 		return false;
 	memcpy(copy, bytes, soft_frame_rest(frame));
 	if (!soft_cma_desc_decode(copy, frame->pieces, frame->length, &desc))

@@ -20,6 +20,9 @@ uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least);
  * are SOFT_CMA_DESC_MAX bytes of room.  False: not this time. */
 bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 			const struct iovec *pieces, int count, uint8_t *at);
+/* May the other side refer to the payload of link->frame?  Only through shared memory: a peer's word
+ * about memory of another host means nothing here. */
+bool soft_cma_desc_allowed(const struct soft_link *link);
 /* The payload of link->frame is where the descriptor says; `bytes` may change meanwhile.  False: a
  * protocol error.  The descriptors of frames that come together (link->cma_bytes is zero for the
  * first) cover less than twice SOFT_CMA_FRAME_MAX, which bounds the time under the lock. */

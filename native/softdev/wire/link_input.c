@@ -62,6 +62,8 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	link->header_have = 0;
 	if (!soft_frame_decode(header, frame))
 		return false;
+	if (frame->pieces && !soft_cma_desc_allowed(link))
+		return false;
 	if (frame->flags & SOFT_FRAME_ACK && !soft_acknowledged(link->qp, frame->ack))
 		return false;
 	if (link->base.state != SOFT_LINK_UP)

@@ -28,7 +28,9 @@ static int targets(struct soft_link *link, size_t budget, struct iovec *iov, siz
 	size_t tail = SOFT_STAGING_SIZE;
 
 	*direct = 0;
-	if (link->left >= DIRECT_MIN) {
+	/* What follows a frame with pieces would be their descriptor; begin() in link_input.c has
+	 * refused it. */
+	if (link->left >= DIRECT_MIN && !link->frame.pieces) {
 		uint32_t want = link->left < budget ? link->left : (uint32_t)budget;
 
 		count = soft_link_place(link, want, iov, SOFT_MAX_SGE);
