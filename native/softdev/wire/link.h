@@ -51,7 +51,8 @@ struct soft_link {
 	bool heard;   /* data has come through it */
 	bool refused; /* the other process refused to attach: TCP next time */
 	bool to_self; /* a queue pair's that talks to itself */
-	bool unread; /* the other process has ended without reading this request */
+	/* the other process has ended without reading this request, the earliest one */
+	bool unread;
 	uint32_t unread_psn;
 	struct soft_shm_peer *from_peer; /* a pending link: the peer that asks for a channel, */
 	uint32_t from_chan; /* and under which number */

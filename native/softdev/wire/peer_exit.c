@@ -35,11 +35,16 @@ void soft_peer_exit_unread(struct soft_link *link, const uint8_t *bytes, size_t 
 {
 	struct soft_frame frame;
 
-	while (!link->unread && length >= SOFT_FRAME_HEADER && soft_frame_decode(bytes, &frame)) {
+	while (length >= SOFT_FRAME_HEADER && soft_frame_decode(bytes, &frame)) {
 		size_t size = SOFT_FRAME_HEADER + soft_frame_rest(&frame);
 
-		link->unread = frame.opcode < SOFT_ACK;
-		link->unread_psn = frame.psn;
+		/* Not just the first one: after an RNR NAK, what was sent behind the refused request
+		 * lies before that request, which has been sent again. */
+		if (frame.opcode < SOFT_ACK &&
+		    (!link->unread || soft_psn_before(frame.psn, link->unread_psn))) {
+			link->unread = true;
+			link->unread_psn = frame.psn;
+		}
 		if (size > length)
 			return;
 		bytes += size;
