@@ -5,6 +5,7 @@
 #include "objects/objects.h"
 #include "verbs/boundary.h"
 #include "verbs_side.h"
+#include "wire/link.h"
 
 #include <dirent.h>
 
@@ -431,6 +432,80 @@ static void forking_while_polling(void)
 	close_side(&side);
 }
 
+/* One message there, received and answered by its acknowledgement alone. */
+static void one_message(struct side *a, struct side *b)
+{
+	CHECK_EQUAL(post_recv_at(b, 1, 0, 8), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	expect_wc(a, 2, IBV_WC_SUCCESS);
+	expect_wc(b, 1, IBV_WC_SUCCESS);
+}
+
+/* Its acknowledgement of the last message, once more, waits for company until it is hurried. */
+static void delay_acknowledgement(struct side *side)
+{
+	soft_lock();
+	struct soft_responder *responder = &soft_qp_of(side->qp)->responder;
+	struct soft_link *link = soft_link_of(soft_qp_of(side->qp));
+	bool ticking = engine.ticking;
+
+	link->replies = 100; /* its application is known to answer */
+	engine.ticking = true;
+	soft_ack_later(&link->base);
+	engine.ticking = ticking;
+	CHECK(!soft_list_empty(&link->delayed));
+	responder->acked = soft_psn_add(responder->acked, SOFT_PSN_MASK);
+	link->delayed_since = UINT64_MAX;
+	soft_unlock();
+}
+
+static void hurry_acknowledgement(struct side *b)
+{
+	soft_lock();
+	soft_link_of(soft_qp_of(b->qp))->delayed_since = 0;
+	soft_unlock();
+}
+
+/* An acknowledgement that waits at the moment of a fork is the parent's: the child's device neither
+ * sends it, nor tells the parent that it could not. */
+static void forking_with_a_delayed_acknowledgement(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	one_message(&a, &b);
+	delay_acknowledgement(&b);
+	fflush(NULL);
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (child == 0) {
+		limit_seconds(60);
+		hurry_acknowledgement(&b);
+		CHECK(!soft_engine_has_delayed());
+#ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
+		struct side c, d;
+
+		open_pair(&c, &d, (struct options){0});
+		one_message(&c, &d);
+		soft_progress();
+		close_pair(&c, &d);
+#endif
+		CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
+		close_pair(&a, &b);
+		_exit(0);
+	}
+	struct pollfd events = {.fd = b.context->async_fd, .events = POLLIN};
+	int status;
+
+	CHECK_EQUAL(waitpid(child, &status, 0), child);
+	CHECK_EQUAL(poll(&events, 1, 0), 0);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	hurry_acknowledgement(&b);
+	one_message(&a, &b);
+	close_pair(&a, &b);
+}
+
 /* Parts of a message are counted on their way, of which more was to follow; not one that goes as a
  * whole, and not what asks for a READ. */
 static void parts(void)
@@ -629,5 +704,6 @@ int main(void)
 	STEP(threads());
 	STEP(forking());
 	STEP(forking_while_polling());
+	STEP(forking_with_a_delayed_acknowledgement());
 	return 0;
 }

@@ -70,3 +70,11 @@ void soft_acks_send(uint64_t age_ns)
 		soft_link_output(link);
 	}
 }
+
+void soft_acks_reset_after_fork(void)
+{
+	soft_assert_locked();
+	while (!soft_list_empty(&delayed))
+		soft_list_remove(delayed.next);
+	soft_engine_set_delayed(false);
+}

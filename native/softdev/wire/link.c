@@ -389,6 +389,7 @@ static void stop(void)
 static void forked(void)
 {
 	soft_links_reset_after_fork();
+	soft_acks_reset_after_fork();
 	soft_listener_stop();
 	soft_delay_stop();
 }

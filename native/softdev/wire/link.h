@@ -131,6 +131,7 @@ void soft_ack_later(struct soft_qp_link *link); /* a receive has completed */
 void soft_ack_settled(struct soft_link *link); /* nothing is delayed any more */
 void soft_ack_replied(struct soft_link *link); /* a request goes out */
 void soft_acks_send(uint64_t age_ns); /* soft_subsystem.send_delayed */
+void soft_acks_reset_after_fork(void);
 
 /* delay_queue.c: what frames and datagrams go through before they are taken in */
 void soft_delay_attach(struct soft_link *link); /* it is up, or there is another fault spec */
