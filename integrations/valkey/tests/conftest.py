@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import os
 import select
 import signal
@@ -10,9 +12,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 import uvloop
@@ -130,6 +132,26 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give a coroutine the limit: uvloop, as it waits, runs no handler of pytest-timeout."""
+    if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+        item.obj = within_limit(item.obj)
+
+
+def within_limit(
+    test: Callable[..., Coroutine[Any, Any, None]],
+) -> Callable[..., Coroutine[Any, Any, None]]:
+    """The test, with the time limit."""
+
+    @functools.wraps(test)
+    async def limited(*arguments: Any, **keywords: Any) -> None:
+        __tracebackhide__ = True
+        async with asyncio.timeout(LIMIT):
+            await test(*arguments, **keywords)
+
+    return limited
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
