@@ -86,6 +86,16 @@ async def test_pipelines(server: Server) -> None:
             assert await pipeline.execute() == [value(20_000, n) for n in range(50)]
 
 
+async def test_a_pipeline_that_neither_buffer_holds(server: Server) -> None:
+    """The client writes all of it before it reads: the server needs room, and gives some."""
+    async with client(server) as one, one.pipeline(transaction=False) as pipeline:
+        values = [value(200, number) for number in range(8000)]
+        assert sum(map(len, values)) > stream.LENT + 4 * stream.HIGH_WATER
+        for each in values:
+            pipeline.echo(each)
+        assert await pipeline.execute() == values
+
+
 async def test_values_across_the_ends_of_both_buffers(server: Server) -> None:
     """64 KiB, a little more each time: no value ends where a buffer does, several straddle it."""
     async with client(server) as one:
@@ -163,7 +173,7 @@ async def test_a_slow_reader(server: Server) -> None:
         for number in range(16):
             await one.publish("news", value(512 << 10, number))
         transport = subscriber.connection._writer.transport
-        assert not transport._reading.is_set()  # the reader's limit has paused it
+        assert not transport._reading  # the reader's limit has paused it
         assert len(subscriber.connection._reader._buffer) <= stream.LENT + 2 * stream.HIGH_WATER
         assert (await subscriber.get_message(timeout=None))["type"] == "subscribe"
         for number in range(16):

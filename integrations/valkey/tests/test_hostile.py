@@ -61,6 +61,23 @@ class Peer:
         count = len(data) if said is None else said
         await self.queue.write([self.memory.sge(0, len(data))], address, rkey, imm=count)
 
+    async def is_heard(self, writer: asyncio.StreamWriter) -> None:
+        """Wait until the client has handled all that came before: it writes when it has room."""
+        await self.lend(1)
+        writer.write(b"x")
+        completion, _ = await self.receives.get()
+        assert (completion.imm_data, completion.opcode) == (1, verbs.WCOpcode.RECV_RDMA_WITH_IMM)
+
+    async def fill(self, writer: asyncio.StreamWriter) -> bytes:
+        """Write as much as the client has lent; its bytes."""
+        pieces = [bytes([i]) * (1 << 16) for i in range(stream.LENT >> 16)]
+        address, length, rkey = self.lent
+        for i, piece in enumerate(pieces):
+            self.lent = address + (i << 16), length, rkey
+            await self.write(piece)
+        await self.is_heard(writer)  # and has lent nothing before that
+        return b"".join(pieces)
+
 
 Opening: TypeAlias = asyncio.Task[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 
@@ -155,11 +172,17 @@ async def test_an_error_of_any_kind_ends_the_connection(
         assert writer.is_closing()
 
 
-async def test_a_protocol_that_fails_ends_the_connection() -> None:
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_protocol_that_fails_ends_the_connection(paused: bool) -> None:
     """As the stream reader does when it gets bytes after the end."""
     async with connected() as (reader, writer, peer):
         reader.feed_eof()
+        if paused:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
         await peer.write(b"+OK\r\n")
+        if paused:
+            await peer.is_heard(writer)
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
         with pytest.raises(ConnectionResetError):
             await writer.wait_closed()
 
@@ -230,11 +253,52 @@ async def test_closing_while_reading_is_paused(end: str, monkeypatch: pytest.Mon
             await asyncio.gather(writer.wait_closed(), return_exceptions=True)
 
 
-async def test_a_flood_of_commands() -> None:
-    async with connected() as (reader, _, peer):
+async def test_what_arrives_while_reading_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lent buffer holds it, and is lent anew when the protocol has it all."""
+    monkeypatch.setattr(stream, "KEEPALIVE", 1e6)  # the client's commands are those below
+    async with connected() as (reader, writer, peer):
+        transport: Any = writer.transport
+        transport.pause_reading()
+        sent = await peer.fill(writer)
+        assert not reader._buffer  # type: ignore[attr-defined]
+        transport.resume_reading()
+        transport.pause_reading()
+        await peer.is_heard(writer)
+        assert not reader._buffer  # type: ignore[attr-defined]
+        transport.resume_reading()
+        assert await reader.readexactly(len(sent)) == sent
+        await peer.take_lent()
+        await peer.write(b"and on")
+        assert await reader.readexactly(6) == b"and on"
+
+
+@pytest.mark.parametrize("end", ["disconnect", "violation"])
+async def test_the_end_while_reading_is_paused(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The protocol gets what had arrived, then the end."""
+    monkeypatch.setattr(stream, "KEEPALIVE", 1e6)
+    async with connected() as (reader, writer, peer):
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        sent = await peer.fill(writer)
+        if end == "violation":
+            await peer.write(b"", said=4)  # more than was lent
+            with pytest.raises(ConnectionResetError, match="wrote 4 bytes to 1048576 of"):
+                await writer.wait_closed()
+        else:
+            peer.queue.close()
+            await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+        assert reader._buffer == sent  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_flood_of_commands(paused: bool) -> None:
+    async with connected() as (reader, writer, peer):
+        transport: Any = writer.transport
+        if paused:
+            transport.pause_reading()
         for _ in range(1000):
             await peer.command(COMMAND.pack(Opcode.KEEPALIVE, 0))
         await peer.write(b"+OK\r\n")
+        transport.resume_reading()
         assert await reader.readline() == b"+OK\r\n"
 
 

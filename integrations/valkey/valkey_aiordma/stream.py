@@ -48,7 +48,8 @@ class ValkeyTransport(asyncio.Transport):
     """A byte stream to a Valkey server, made by :func:`open_connection`.
 
     Bytes that are written wait in ``_pending`` for room in the server's buffer. Received bytes go
-    to the protocol at once; while it pauses reading they stay in the buffer that was lent.
+    to the protocol at once; while it pauses reading they stay in the buffer that was lent, between
+    ``_delivered`` and ``_arrived``. Commands are handled even then: one gives room to write.
     """
 
     def __init__(
@@ -64,15 +65,15 @@ class ValkeyTransport(asyncio.Transport):
         self._queue = id.create_qp(QPCapabilities(64, RECEIVES, max_inline_data=32))
         self._receives: ReceiveRing = self._queue.receives(RECEIVES, COMMAND.size)
         rights = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
-        self._lent, self._read = id.pd.reg_mr(LENT, rights), 0
-        self._arrived = self._lent.buf
+        self._lent = id.pd.reg_mr(LENT, rights)
+        self._memory = self._lent.buf
+        self._delivered = self._arrived = 0  # of the bytes that were lent
         self._staged = id.pd.reg_mr(STAGED)
         self._commands = id.pd.reg_mr(COMMAND.size)
         self._address = self._rkey = self._room = 0  # of the server's buffer
         self._pending = bytearray()
         self._writing = self._paused = self._closing = self._lost = False
-        self._reading = asyncio.Event()
-        self._reading.set()
+        self._reading = True
         self._keepalive = keepalive
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -100,7 +101,7 @@ class ValkeyTransport(asyncio.Transport):
             self._lose(error)
 
     def _lend(self) -> None:
-        self._read = 0
+        self._delivered = self._arrived = 0
         lent = self._lent
         self._command(MEMORY.pack(Opcode.REGISTER_XFER_MEMORY, lent.addr, lent.length, lent.rkey))
 
@@ -114,8 +115,6 @@ class ValkeyTransport(asyncio.Transport):
     async def _receive(self) -> None:
         try:
             async for completion, command in self._receives:
-                if not self._reading.is_set():
-                    await self._reading.wait()
                 if completion.opcode is WCOpcode.RECV_RDMA_WITH_IMM:
                     self._on_bytes(completion.imm_data or 0)
                 else:
@@ -124,14 +123,23 @@ class ValkeyTransport(asyncio.Transport):
             self._lose(error)
 
     def _on_bytes(self, count: int) -> None:
-        start = self._read
+        start = self._arrived
         if not 0 < count <= LENT - start:
             raise ProtocolError(f"the server wrote {count} bytes to {start} of {LENT} lent ones")
-        self._read += count
-        if not self._closing:
-            self._protocol.data_received(bytes(self._arrived[start : self._read]))
-        if self._read == self._lent.length:
+        self._arrived += count
+        if self._reading:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Give the protocol what has arrived, and all of a full buffer back to the server."""
+        if data := self._take():
+            self._protocol.data_received(data)
+        if self._delivered == LENT:
             self._lend()
+
+    def _take(self) -> bytes:
+        start, self._delivered = self._delivered, self._arrived
+        return b"" if self._closing else bytes(self._memory[start : self._arrived])
 
     def _on_command(self, command: memoryview) -> None:
         if len(command) != COMMAND.size:
@@ -150,11 +158,20 @@ class ValkeyTransport(asyncio.Transport):
     def pause_reading(self) -> None:
         """Leave what arrives in the buffer that was lent."""
         if not self._closing:
-            self._reading.clear()
+            self._reading = False
 
     def resume_reading(self) -> None:
-        """Go on reading."""
-        self._reading.set()
+        """Go on reading, at the loop's next turn: a stream reader calls this before it waits."""
+        self._reading = True
+        if self._delivered < self._arrived:
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._reading:
+            try:
+                self._deliver()
+            except Exception as error:
+                self._lose(error)
 
     # ---- writing -------------------------------------------------------------------------
 
@@ -208,13 +225,14 @@ class ValkeyTransport(asyncio.Transport):
 
     def close(self) -> None:
         """Close once all is written; what arrives meanwhile is dropped."""
-        self._closing = True
-        self._reading.set()  # for the commands that give room, and for the end
+        self._closing = self._reading = True
+        self._deliver()
         if not self._pending and not self._writing:
             self._lose(None)
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close at once; what was not read is dropped."""
+        self._closing = True
         self._lose(None)
 
     def _lose(self, error: Exception | None) -> None:
@@ -229,7 +247,15 @@ class ValkeyTransport(asyncio.Transport):
         if error is not None and not isinstance(error.__cause__, ConnectionManagerError):
             reset = ConnectionResetError(errno.ECONNRESET, str(error.__cause__ or error))
             reset.__cause__ = error
-        self._loop.call_soon(self._protocol.connection_lost, reset)
+        self._loop.call_soon(self._end, reset)
+
+    def _end(self, reset: OSError | None) -> None:
+        """What had arrived before the end comes first, also where reading was paused."""
+        try:
+            if data := self._take():
+                self._protocol.data_received(data)
+        finally:
+            self._protocol.connection_lost(reset)
 
 
 async def _connect(
