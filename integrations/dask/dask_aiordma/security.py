@@ -11,9 +11,10 @@ class Security(_Security):
     """As `distributed.Security`, with a key for connections of the protocol `rdma://`.
 
     `auth` is a key of at least 16 random bytes: each side of a connection proves that it has it,
-    without sending it.  `encrypt` encrypts all messages too, which needs the extra
+    without sending it.  `encrypt=True` encrypts all messages too, which needs the extra
     `dask-aiordma[encrypt]`, and sets `require_encryption` unless that is given, so that no other
-    protocol is used in clear instead.  All other arguments are those of `distributed.Security`; its
+    protocol is used in clear instead; None: as each process's `distributed.comm.rdma.encrypt` says,
+    when it connects or listens.  All other arguments are those of `distributed.Security`; its
     certificates put TLS on the exchange before a connection.
 
     Client, scheduler and workers need the same one; a `LocalCluster` hands it to its processes.
@@ -27,7 +28,7 @@ class Security(_Security):
         require_encryption: bool | None = None,
         *,
         auth: bytes,
-        encrypt: bool = False,
+        encrypt: bool | None = None,
         **kwargs: Any,
     ) -> None:
         if not isinstance(auth, bytes):

@@ -53,10 +53,11 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
     RuntimeError where that requires encryption and there is none.
     """
     auth = given.get("auth")
-    encrypt = given.get("encrypt", False)
     if auth is None:
         auth = _key_of_file(_setting("auth-file"))
-        encrypt = encrypt or _setting("encrypt")
+    encrypt = given.get("encrypt")
+    if encrypt is None:
+        encrypt = bool(_setting("encrypt"))
     if given.get("require_encryption") and not encrypt:
         raise RuntimeError(
             f"Dask's configuration requires encryption, and {what} would not be encrypted: TLS "

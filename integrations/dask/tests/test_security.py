@@ -68,6 +68,30 @@ async def test_a_key_of_the_configuration(tmp_path: Path, serve: Serve) -> None:
         await connect(listener.contact_address)
 
 
+def encrypts(security: distributed.Security) -> list[bool]:
+    return [connection_arguments("", each)["encrypt"] for each in arguments(security)]
+
+
+def test_encryption_of_the_configuration() -> None:
+    """It counts for a key of either place; what a `Security` says comes first."""
+    assert encrypts(Security(auth=KEY)) == [False, False]
+    assert encrypts(Security(auth=KEY, encrypt=True)) == [True, True]
+    with dask.config.set({f"{SETTINGS}.encrypt": True}):
+        assert encrypts(Security(auth=KEY)) == [True, True]
+        assert encrypts(Security(auth=KEY, require_encryption=True)) == [True, True]
+        assert encrypts(Security(auth=KEY, encrypt=False)) == [False, False]
+        with pytest.raises(RuntimeError, match="would not be encrypted"):
+            encrypts(Security(auth=KEY, encrypt=False, require_encryption=True))
+
+
+async def test_a_peer_in_clear_is_refused_where_the_configuration_encrypts(serve: Serve) -> None:
+    with dask.config.set({f"{SETTINGS}.encrypt": True}):
+        listener = await serve(echo, **Security(auth=KEY).get_listen_args("scheduler"))
+    in_clear = Security(auth=KEY, encrypt=False).get_connection_args("worker")
+    with pytest.raises(FatalCommClosedError, match="security settings"):
+        await connect(listener.contact_address, timeout=100, **in_clear)
+
+
 async def test_certificates_protect_the_exchange(serve: Serve) -> None:
     security = distributed.Security.temporary()
     security.require_encryption = False
