@@ -68,8 +68,9 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
     kept_memory()  # what is wrong with it is said before there is a connection
     if given.get("server_hostname"):
         raise ValueError(
-            f"{what}: rdma:// expects the host of the address in a certificate, and has no setting "
-            "for another name (scheduler_sni)"
+            f"{what}: rdma:// has no setting for the server's name in the TLS exchange "
+            "(scheduler_sni): it is the host of the address. Certificates are checked against the "
+            "authority (CA) alone, whatever their names are"
         )
     return {
         "device": _setting("device"),

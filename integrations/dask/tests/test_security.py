@@ -14,6 +14,7 @@ import distributed
 import numpy as np
 import pytest
 from conftest import connected, echo
+from cryptography import x509
 from dask_aiordma import Security
 from dask_aiordma.backend import RDMAListener
 from dask_aiordma.settings import connection_arguments
@@ -68,6 +69,14 @@ async def test_a_key_of_the_configuration(tmp_path: Path, serve: Serve) -> None:
         await connect(listener.contact_address)
 
 
+def names_of(security: Any) -> list[str]:
+    """The names of the certificate of a scheduler."""
+    certificate = x509.load_pem_x509_certificate(security.tls_scheduler_cert.encode())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert all(isinstance(name, x509.DNSName) for name in names)
+    return [str(name.value) for name in names]
+
+
 def encrypts(security: distributed.Security) -> list[bool]:
     return [connection_arguments("", each)["encrypt"] for each in arguments(security)]
 
@@ -93,7 +102,9 @@ async def test_a_peer_in_clear_is_refused_where_the_configuration_encrypts(serve
 
 
 async def test_certificates_protect_the_exchange(serve: Serve) -> None:
+    """Those of one authority: they do not name the host, 127.0.0.1."""
     security = distributed.Security.temporary()
+    assert names_of(security) == ["dask-internal"]
     security.require_encryption = False
     ours, theirs = await connected(*arguments(security))
     await ours.write("hello")
@@ -145,7 +156,7 @@ async def test_settings_that_cannot_be(tmp_path: Path, serve: Serve) -> None:
         pytest.raises(ValueError, match="eager_sise is no setting"),
     ):
         await serve(echo)
-    with pytest.raises(ValueError, match="scheduler_sni"):
+    with pytest.raises(ValueError, match=r"\(scheduler_sni\): it is the host of the address"):
         await connect("rdma://127.0.0.1:1", server_hostname="example.org")
 
 
