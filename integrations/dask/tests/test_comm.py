@@ -9,9 +9,11 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 from conftest import Pair, connected, echo
+from dask_aiordma import backend
 from dask_aiordma.backend import RDMA, WRITE_BUFFER, RDMAListener
 from dask_aiordma.framing import LONG, pack
 from distributed.comm.addressing import get_address_host_port
@@ -144,6 +146,37 @@ async def test_close_delivers_what_was_written(pair: Pair) -> None:
     with pytest.raises(CommClosedError):
         await theirs.read()
     assert theirs.closed()
+
+
+async def turns() -> None:
+    """As many turns of the loop as a time limit of no seconds takes to end a task."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_close_waits_for_a_long_frame_as_long_as_it_may_take(pair: Pair) -> None:
+    """However short the limit for a peer's silence: nothing is heard until the frame is read."""
+    ours, theirs = pair
+    source = np.ones(16 << 20)  # two minutes at the slowest
+    await ours.write({"x": to_serialize(source)})
+    with dask.config.set({"distributed.comm.timeouts.tcp": "0s"}):
+        closing = asyncio.create_task(ours.close())
+        await turns()
+        assert np.array_equal((await theirs.read())["x"], source)
+        await closing
+
+
+async def test_close_gives_up_a_peer_that_reads_nothing(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(backend, "SLOWEST", 1 << 62)
+    ours, theirs = pair
+    await ours.write({"x": to_serialize(np.ones(LONG))})
+    with dask.config.set({"distributed.comm.timeouts.tcp": "0s"}):
+        await ours.close()
+    assert "the peer has taken no further message in 0 s, and 10" in caplog.text
+    with pytest.raises(CommClosedError, match="ConnectionBroken"):
+        await theirs.read()
 
 
 async def test_a_close_that_is_cancelled_aborts(pair: Pair) -> None:
