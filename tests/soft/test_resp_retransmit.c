@@ -634,6 +634,85 @@ static void asked_in_the_middle(void)
 	close_stage(&stage);
 }
 
+static uint32_t waiting_answers(struct stage *stage)
+{
+	soft_progress();
+	soft_lock();
+	const struct soft_responder *responder = &soft_qp_of(stage->side.qp)->responder;
+	uint32_t waiting = responder->response_tail - responder->response_head;
+
+	soft_unlock();
+	return waiting;
+}
+
+static void get_words(const struct stage *stage, uint32_t psn, uint64_t first)
+{
+	struct soft_frame frame = get_long(stage);
+
+	CHECK_EQUAL(frame.opcode, SOFT_READ_DATA);
+	CHECK_EQUAL(frame.psn, psn);
+	CHECK_EQUAL(soft_take64(long_payload), first);
+}
+
+/* In SQD the peer is allowed more READs at a time, while answers wait (ibv_modify_qp(3)): these go
+ * out as they would have, with the bytes from before a WRITE behind them, and so do those of the
+ * READs that are new.  The answers to atomics are still known. */
+static void more_at_a_time(void)
+{
+	enum {
+		BEFORE = 2,
+		AFTER = 16,
+		LEFT = 100, /* of the word */
+		SOURCE = 8192,
+	};
+	struct ibv_qp_attr attr = {.max_dest_rd_atomic = AFTER};
+	uint8_t arguments[SOFT_ATOMIC_ARGUMENTS] = {LEFT}, changed[8] = {7};
+	struct soft_frame frame;
+	struct stage stage;
+
+	open_stage(&stage, (struct options){.memory = LONG, .answers = BEFORE});
+	uint64_t *words = (uint64_t *)(void *)(stage.side.memory + SOURCE);
+
+	for (uint32_t i = 0; i < AFTER; i++)
+		words[i] = 1000 + i;
+	put(&stage, remote(&stage, SOFT_FETCH_ADD, FIRST, sizeof(arguments), 8), arguments);
+	CHECK_EQUAL(get_long(&stage).opcode, SOFT_ATOMIC_DATA);
+	frame = remote(&stage, SOFT_READ, FIRST + 1, 0, SOFT_FRAME_MAX / 2);
+	frame.address += SOURCE;
+	put(&stage, frame, NULL);
+	put(&stage, remote(&stage, SOFT_READ, FIRST + 2, 0, 8), NULL);
+	put(&stage, remote(&stage, SOFT_WRITE, FIRST + 3, 8, 8), changed);
+	while (word(&stage) != changed[0])
+		soft_progress();
+	CHECK_EQUAL(waiting_answers(&stage), BEFORE);
+
+	CHECK_EQUAL(to_state(&stage.side, IBV_QPS_SQD), 0);
+	CHECK_EQUAL(verbs->ibv_modify_qp(stage.side.qp, &attr, IBV_QP_MAX_DEST_RD_ATOMIC), 0);
+	CHECK_EQUAL(to_state(&stage.side, IBV_QPS_RTS), 0);
+	for (uint32_t i = BEFORE; i < AFTER; i++) {
+		frame = remote(&stage, SOFT_READ, FIRST + 2 + i, 0, 8);
+		frame.address += SOURCE + 8 * i;
+		put(&stage, frame, NULL);
+	}
+	while (waiting_answers(&stage) != AFTER)
+		;
+	get_words(&stage, FIRST + 1, 1000);
+	get_words(&stage, FIRST + 2, LEFT);
+	for (uint32_t i = BEFORE; i < AFTER; i++)
+		get_words(&stage, FIRST + 2 + i, 1000 + i);
+	put(&stage, remote(&stage, SOFT_FETCH_ADD, FIRST, sizeof(arguments), 8), arguments);
+	frame = get_long(&stage);
+	CHECK_EQUAL(frame.opcode, SOFT_ATOMIC_DATA);
+	CHECK_EQUAL(soft_take64(long_payload), 0);
+	/* Fewer again: the places that there are stay. */
+	attr.max_dest_rd_atomic = BEFORE;
+	CHECK_EQUAL(to_state(&stage.side, IBV_QPS_SQD), 0);
+	CHECK_EQUAL(verbs->ibv_modify_qp(stage.side.qp, &attr, IBV_QP_MAX_DEST_RD_ATOMIC), 0);
+	put(&stage, remote(&stage, SOFT_READ, FIRST + 2 + AFTER, 0, 8), NULL);
+	get_words(&stage, FIRST + 2 + AFTER, changed[0]);
+	close_stage(&stage);
+}
+
 /* ---- a spec that comes in the middle of a frame -------------------------------------------- */
 
 static void planned_in_the_middle(void)
@@ -681,6 +760,7 @@ int main(void)
 	STEP(no_reader());
 	STEP(answered_in_the_middle());
 	STEP(asked_in_the_middle());
+	STEP(more_at_a_time());
 	STEP(planned_in_the_middle());
 	return 0;
 }

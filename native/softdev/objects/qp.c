@@ -560,9 +560,11 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int give
 		rc = qp->transport->prepare(
 			qp, attr_mask & IBV_QP_MAX_DEST_RD_ATOMIC ? attr->max_dest_rd_atomic : 0,
 			attr->rq_psn);
-		if (rc)
-			return rc;
+	} else if (attr_mask & IBV_QP_MAX_DEST_RD_ATOMIC && qp->transport->resize) { /* in SQD */
+		rc = qp->transport->resize(qp, attr->max_dest_rd_atomic);
 	}
+	if (rc)
+		return rc;
 	apply(&qp->attr, attr, attr_mask);
 	if (attr_mask & IBV_QP_RNR_RETRY)
 		qp->rnr_left = qp->attr.rnr_retry;

@@ -11,6 +11,9 @@ struct soft_transport {
 	/* INIT to RTR, or NULL: READs and atomics that the peer may have under way, the first PSN
 	 * that is expected. 0 or an errno value. */
 	int (*prepare)(struct soft_qp *qp, uint32_t depth, uint32_t psn);
+	/* The peer may have another number of READs and atomics under way, or NULL.  0 or an errno
+	 * value. */
+	int (*resize)(struct soft_qp *qp, uint32_t depth);
 	void (*forget)(struct soft_qp *qp); /* or NULL: the reverse, safe to repeat */
 	void (*output)(struct soft_qp *qp); /* send what may be sent now */
 	/* UC: nothing can be sent; everything in the send queue counts as sent. */

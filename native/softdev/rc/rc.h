@@ -75,6 +75,7 @@ void soft_responder_unkeep(struct soft_responder *responder, struct soft_respons
 
 /* responder.c */
 int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn);
+int soft_responder_resize(struct soft_qp *qp, uint32_t depth); /* soft_transport.resize */
 void soft_responder_forget(struct soft_qp *qp); /* frees memory; the lock is not needed */
 void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
 bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,

@@ -207,6 +207,7 @@ static void output(struct soft_qp *qp)
 
 const struct soft_transport soft_rc_transport = {
 	.prepare = soft_responder_prepare,
+	.resize = soft_responder_resize,
 	.forget = soft_responder_forget,
 	.output = output,
 	.lose = lose,

@@ -21,22 +21,49 @@
 #include "inject/inject.h"
 #include "rc.h"
 
+int soft_responder_resize(struct soft_qp *qp, uint32_t depth)
+{
+	soft_assert_locked();
+	struct soft_responder *responder = &qp->responder;
+	uint32_t before = responder->responses ? responder->response_mask + 1 : 0, slots = 1;
+
+	while (slots < depth)
+		slots *= 2;
+	if (slots <= before)
+		return 0;
+	struct soft_response *responses = calloc(slots, sizeof(*responses));
+	struct soft_atomic_answer *atomics = calloc(slots, sizeof(*atomics));
+	uint32_t given = responder->atomics_done < before ? responder->atomics_done : before;
+
+	if (!responses || !atomics) {
+		free(responses);
+		free(atomics);
+		return ENOMEM;
+	}
+	/* All of them: of answers that were given up, behind the tail, bytes may be kept. */
+	for (uint32_t i = responder->response_head; i != responder->response_head + before; i++)
+		responses[i & (slots - 1)] = responder->responses[i & responder->response_mask];
+	for (uint32_t i = 0; i < given; i++)
+		atomics[i] = responder->atomics[(responder->atomics_done - given + i) &
+						responder->response_mask];
+	free(responder->responses);
+	free(responder->atomics);
+	responder->responses = responses;
+	responder->response_mask = slots - 1;
+	responder->atomics = atomics;
+	responder->atomics_done = given;
+	return 0;
+}
+
 /* When a queue pair becomes ready to receive. */
 int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
-	uint32_t slots = 1;
+	int rc = soft_responder_resize(qp, depth);
 
-	while (slots < depth)
-		slots *= 2;
-	responder->responses = calloc(slots, sizeof(*responder->responses));
-	responder->atomics = calloc(slots, sizeof(*responder->atomics));
-	if (!responder->responses || !responder->atomics) {
-		soft_responder_forget(qp);
-		return ENOMEM;
-	}
-	responder->response_mask = slots - 1;
+	if (rc)
+		return rc;
 	responder->psn = psn & SOFT_PSN_MASK;
 	responder->acked = soft_psn_add(psn, SOFT_PSN_MASK); /* the one before */
 	return 0;
