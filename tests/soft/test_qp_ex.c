@@ -488,6 +488,54 @@ static void inline_data(void)
 	close_pair(&a, &b);
 }
 
+/* Data by value needs no SGE: neither inline data nor the word of an atomic write. */
+static void no_sges(void)
+{
+	const uint64_t word = 0x0102030405060708;
+	struct side a, b;
+
+	open_side(&a, (struct options){0});
+	open_side(&b, (struct options){0});
+	struct ibv_qp_init_attr_ex attr = qp_attr_ex(
+		&a, (struct extras){.operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_ATOMIC_WRITE,
+				    .inline_data = 16});
+
+	CHECK_EQUAL(verbs->ibv_destroy_qp(a.qp), 0);
+	attr.cap.max_send_sge = 0;
+	CHECK(a.qp = extended(a.context)->create_qp_ex(a.context, &attr));
+	CHECK_EQUAL(attr.cap.max_send_sge, 0);
+	connect_pair(&a, &b);
+	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
+
+	for (unsigned i = 1; i <= 2; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 64 * i, 64), 0);
+	qp->wr_start(qp);
+	qp->wr_id = 1;
+	qp->wr_send(qp);
+	qp->wr_set_inline_data(qp, "by value", 8);
+	qp->wr_id = 2;
+	qp->wr_atomic_write(qp, b.mr->rkey, (uintptr_t)b.memory, &word);
+	qp->wr_id = 3;
+	qp->wr_send(qp);
+	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	for (unsigned i = 1; i <= 3; i++)
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+	CHECK_EQUAL(expect_wc(&b, 1, IBV_WC_SUCCESS).byte_len, 8);
+	CHECK_EQUAL(expect_wc(&b, 2, IBV_WC_SUCCESS).byte_len, 0);
+	CHECK(!memcmp(b.memory + 64, "by value", 8));
+	CHECK(!memcmp(b.memory, &word, 8));
+	/* One of the program's is too many. */
+	qp->wr_start(qp);
+	qp->wr_send(qp);
+	sge(qp, &a, 0, 8);
+	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
+					      .flags = IBV_SEND_INLINE,
+					      .length = 8}),
+		    EINVAL);
+	close_pair(&a, &b);
+}
+
 /* The batch is empty again, and nothing of it was posted. */
 static void nothing_happened(struct side *a, struct side *b)
 {
@@ -673,6 +721,7 @@ int main(void)
 	STEP(no_echo());
 	STEP(windows());
 	STEP(inline_data());
+	STEP(no_sges());
 	STEP(mistakes());
 	STEP(states_and_room());
 	STEP(threads());

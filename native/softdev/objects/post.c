@@ -70,6 +70,8 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr, bool 
 {
 	bool local = wr->opcode == IBV_WR_LOCAL_INV || wr->opcode == IBV_WR_BIND_MW;
 	int num_sge = local ? 0 : wr->num_sge;
+	/* The SGE is the batch's own, in which the data is by value, and none of the program's. */
+	bool by_value = built && wr->send_flags & IBV_SEND_INLINE;
 	int rc = check_opcode(qp, wr, built);
 
 	if (!rc && soft_qp_is_ud(qp))
@@ -79,7 +81,7 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr, bool 
 		rc = EINVAL;
 	if (rc)
 		return rc;
-	if (num_sge < 0 || (uint32_t)num_sge > qp->cap.max_send_sge ||
+	if (num_sge < 0 || (!by_value && (uint32_t)num_sge > qp->cap.max_send_sge) ||
 	    wr->send_flags & ~(unsigned)(IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED |
 					 IBV_SEND_INLINE))
 		return EINVAL;
