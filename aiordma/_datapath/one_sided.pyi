@@ -1,6 +1,7 @@
 """Types of one_sided.pyx: reads, writes and atomics."""
 
 from .._native.handles import AnyMemory
+from .channel import Counts
 from .futures import OpFuture, Waiter
 from .memory import Local, Pinned, Remote
 from .work_queue import SendQueue, WorkRequest
@@ -38,8 +39,8 @@ class Batch:
     """The subclass has `_write` and `_read`, for what needs more than one request."""
 
     _transfer: WRChain | None
-    _writes: int
-    _reads: int
+    def _collect(self, transfer: WRChain) -> None: ...
+    def _count(self, counts: Counts, atomics: int) -> None: ...
     def write(self, source: Local | AnyMemory, target: Remote) -> None: ...
     def read(self, source: Remote, target: Local | AnyMemory) -> None: ...
 

@@ -11,6 +11,7 @@ cimport cython
 
 from aiordma._core.operations import OperationKind
 
+from .channel cimport Counts
 from .futures cimport OpFuture, complete_waiter
 from .memory cimport Local, Pinned, Remote
 from .work_queue cimport (
@@ -261,8 +262,16 @@ cdef class Batch:
     """Reads and writes that are collected; the subclass does what `add_transfer` does not."""
 
     cdef public WRChain _transfer
-    cdef public uint64_t _writes
-    cdef public uint64_t _reads
+    cdef uint64_t writes, reads
+
+    def _collect(self, WRChain transfer not None):
+        self._transfer, self.writes, self.reads = transfer, 0, 0
+
+    def _count(self, Counts counts not None, uint64_t atomics):
+        """What has been done counts, `atomics` that are not known here as well."""
+        counts.writes += self.writes
+        counts.reads += self.reads
+        counts.atomics += atomics
 
     def write(self, source, target):
         """As `Connection.write`, done when the scope has ended."""
@@ -270,7 +279,7 @@ cdef class Batch:
             source, target, IBV_WR_RDMA_WRITE
         ):
             self._write(source, target)
-        self._writes += 1
+        self.writes += 1
 
     def read(self, source, target):
         """As `Connection.read`; the bytes are there when the scope has ended."""
@@ -278,4 +287,4 @@ cdef class Batch:
             target, source, IBV_WR_RDMA_READ
         ):
             self._read(source, target)
-        self._reads += 1
+        self.reads += 1

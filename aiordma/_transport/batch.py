@@ -100,8 +100,7 @@ class Batch(BatchOfTransfers):
     async def __aenter__(self) -> Self:
         if self._transfer is not None:
             raise BufferStateError("this batch is collecting already")
-        self._transfer = self._one_sided.transfer(OperationKind.BATCH)
-        self._writes = self._reads = 0
+        self._collect(self._one_sided.transfer(OperationKind.BATCH))
         return self
 
     async def __aexit__(
@@ -135,9 +134,7 @@ class Batch(BatchOfTransfers):
                     raise
             for bring in landed:
                 bring()
-            self._statistics.writes += self._writes
-            self._statistics.reads += self._reads
-            self._statistics.atomics += len(atomics)
+            self._count(self._statistics, len(atomics))
 
 
 def drop(transfer: WRChain, atomics: list[Atomic]) -> None:
