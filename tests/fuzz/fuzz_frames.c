@@ -41,6 +41,7 @@ static struct world {
 	struct ibv_srq *xrc_srq;
 	uint32_t xrc_srqn;
 	struct ibv_mr *mrs[AREAS];
+	struct ibv_mr *null;
 	uint32_t rkeys[AREAS];
 	struct ibv_mw *windows[2]; /* for reading, for writing: both of the first victim alone */
 	struct side friends[2];
@@ -130,6 +131,7 @@ static void open_world(void)
 	CHECK(world.foreign = verbs->ibv_alloc_pd(world.context));
 	CHECK(world.cq = verbs->ibv_create_cq(world.context, 1024, NULL, NULL, 0));
 	CHECK(world.xrcd = extended()->open_xrcd(world.context, &domain));
+	CHECK(world.null = extended()->alloc_null_mr(world.pd));
 	open_shared_queues();
 	socket_pair(fds);
 	for (int i = 0; i < 2; i++)
@@ -144,6 +146,7 @@ static void meet_victim(int i)
 {
 	struct victim *victim = &world.victims[i];
 	struct side *side = &victim->side;
+	const int room = 2 * SOFT_FRAME_MAX; /* so that one read can take in a long frame */
 	int fds[2];
 
 	world.current = victim;
@@ -171,6 +174,7 @@ static void meet_victim(int i)
 	if (i != RECEIVING)
 		CHECK_EQUAL(to_rts(side), 0);
 	socket_pair(fds);
+	CHECK_EQUAL(setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room)), 0);
 	adopt(side, fds[1]);
 	victim->fd = fds[0];
 }
@@ -390,7 +394,7 @@ static const uint8_t opcodes[] = {
 
 /*  1 opcode  2 flags  3 PSN from the one that is right  4-5 length  6 what total and offset are
  *  7 how far they are off  8 key  9-11 address  12 acknowledged PSN, likewise  13 syndrome
- *  14 so much of the payload is said */
+ *  14 so much of the payload is said  15 the header comes alone, and refers to its payload */
 static void say_frame(const uint8_t *r)
 {
 	static uint8_t bytes[SOFT_FRAME_HEADER + SOFT_FRAME_MAX + 4096];
@@ -447,6 +451,7 @@ static void say_frame(const uint8_t *r)
 		frame.total = SOFT_ATOMIC_WORD;
 		break;
 	}
+	frame.pieces = (r[15] & 0xe) == 0xe; /* what a socket may not carry */
 	soft_frame_encode(bytes, &frame);
 	if (world.corrupt_by)
 		bytes[world.corrupt_at % SOFT_FRAME_HEADER] ^= world.corrupt_by;
@@ -457,6 +462,12 @@ static void say_frame(const uint8_t *r)
 		victim->psn = soft_psn_add(victim->psn, 1);
 	if (frame.length > length)
 		frame.length = length;
+	if (r[15] & 1) {
+		send_from_unknown(bytes, SOFT_FRAME_HEADER);
+		fuzz_steps(2); /* the next read begins with the payload */
+		send_from_unknown(bytes + SOFT_FRAME_HEADER, frame.length);
+		return;
+	}
 	send_from_unknown(bytes, SOFT_FRAME_HEADER + frame.length);
 }
 
@@ -480,6 +491,10 @@ static void post_receive(const uint8_t *r)
 				: open    ? world.rkeys[AREA_OPEN]
 					  : world.rkeys[AREA_LOCAL],
 		};
+		/* Or a region without memory, for more than any other one holds. */
+		if ((r[12] & 0xe) == 0xe)
+			sges[i] = (struct ibv_sge){.length = fuzz16(r + 8) * 16u,
+						   .lkey = world.null->lkey};
 		*length += sges[i].length;
 	}
 	wr.wr_id = next_id(victim, 0);
