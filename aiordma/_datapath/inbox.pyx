@@ -213,6 +213,7 @@ cdef class RecvOperation:
         if waiter is not None:
             if waiter.state == DONE:
                 inbox.notified -= 1
+                inbox.fetch_ahead()
                 inbox.wake_if_ready()  # the message was for this one: the next shall have it
             else:
                 inbox.receivers.remove(waiter)
@@ -562,6 +563,8 @@ cdef class Inbox:
             pending = <PendingRendezvous> self.unread.first()
             wanted = None
             if self.incoming.first() is pending:
+                if self.notified:
+                    return 0  # a receiver that has been told looks before others get it
                 wanted = <RecvFuture> self.receivers.first()
             if wanted is None:
                 # A receiver that brings memory has it filled directly, not from a copy.

@@ -225,3 +225,22 @@ async def test_who_was_refused_keeps_no_memory(factory: ConnectionFactory) -> No
             if collecting:
                 gc.enable()
         assert isinstance(sending.exception(), ConnectionBrokenError)
+
+
+async def test_one_that_is_too_short_before_one_that_is_not(factory: ConnectionFactory) -> None:
+    """The first is told before the message is read into the memory of the second.
+
+    The second message comes before the first receiver has looked.
+    """
+    long = 200_000
+    async with factory.pair(SMALL) as (client, server):
+        short = asyncio.create_task(server.recv_into(bytearray(1)))
+        fits = asyncio.create_task(server.recv_into(bytearray(long)))
+        await yield_loop(3)
+        sends = [client.send_nowait(bytes(long)), client.send_nowait(bytes(long))]
+        async with factory.within(2):
+            with pytest.raises(MessageTooLongError):
+                await short
+            assert (await fits).length == long
+            assert len(await server.recv()) == long
+            await asyncio.gather(*sends)
