@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 from .._core.operations import OperationKind
+from .._datapath.channel import Counts
 from .._datapath.futures import OpFuture
 from .._datapath.one_sided import Batch as BatchOfTransfers
 from .._datapath.one_sided import WRChain
@@ -18,9 +19,6 @@ from ..mr_pool import LocalMemory
 from ..verbs._memory.buffers import AnyMemory
 from .one_sided import OneSided, Remote
 from .transfers import Atomic, Batched
-
-if TYPE_CHECKING:
-    from .connection import Statistics
 
 T = TypeVar("T")
 
@@ -45,12 +43,12 @@ class Batch(BatchOfTransfers):
         one_sided: OneSided,
         queue: SendQueue,
         check: Callable[[], None],
-        statistics: Statistics,
+        counts: Counts,
     ) -> None:
         self._one_sided = one_sided
         self._queue = queue
         self._check = check
-        self._statistics = statistics
+        self._counts = counts
         self._memory: ExitStack | None = None
         self._atomics: list[Atomic] = []
         self._landed: list[Callable[[], None]] = []
@@ -134,7 +132,7 @@ class Batch(BatchOfTransfers):
                     raise
             for bring in landed:
                 bring()
-            self._count(self._statistics, len(atomics))
+            self._count(self._counts, len(atomics))
 
 
 def drop(transfer: WRChain, atomics: list[Atomic]) -> None:
