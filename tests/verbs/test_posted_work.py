@@ -244,6 +244,7 @@ def test_a_post_that_fails_takes_no_slot(pair: tuple[End, End]) -> None:
         one.qp.post_send_one(1 << 64, WROpcode.SEND, 0, 0, 0, 0)
     with pytest.raises(TypeError):
         one.qp.post_send_one(1, WROpcode.SEND, 0, None, 0, 0)  # type: ignore[arg-type]
+    assert one.qp.free_send_slots == size
     one.qp.to_error()
     one.qp.to_reset()
     with pytest.raises(PostError):

@@ -339,17 +339,18 @@ class CompletionQueue(Resource["h.CQPointer"]):
         else:
             count = lib.aiordma_poll_more(pointer, array.pointer, more.pointer, max)
         self._polled(count, max)
-        settle, fields = self.posted_work.settle, self.fields
+        fields = self.fields
         both = zip(array.records(count), more.records(count), strict=True)
         if self.posted_work.any_automatic:
-            hides = self.posted_work.hides
-            all = [(hides(record), settle(record), record, rest) for record, rest in both]
+            settle_and_look = self.posted_work.settle_and_look
+            all = [(*settle_and_look(record), record, rest) for record, rest in both]
             found = [
                 WorkCompletion.from_record(record, failure, rest, fields)
-                for hidden, failure, record, rest in all
+                for failure, hidden, record, rest in all
                 if not hidden
             ]
         else:
+            settle = self.posted_work.settle
             found = [
                 WorkCompletion.from_record(record, settle(record), rest, fields)
                 for record, rest in both

@@ -68,11 +68,8 @@ class CompletionCursor:
             self.failure = self._wc.failure if self._wc else None
             return bool(found)
         self._cq.check_kept()
-        posted_work = self._cq.posted_work
         while self._start(self._ex):
-            record = self._record()
-            hidden = posted_work.hides(record)
-            self.failure = posted_work.settle(record)
+            self.failure, hidden = self._cq.posted_work.settle_and_look(self._record())
             if not hidden:
                 return True
         return False

@@ -231,11 +231,6 @@ class PostedWorkByQP:
         work = self._by_number.get(record[6])
         return work.settle(record) if work is not None else None
 
-    def hides(self, record: Record) -> bool:
-        """Whether the user has not asked for a completion that is not settled yet."""
-        work = self._by_number.get(record[6])
-        return work is not None and work.hides(record)
-
     def settled(self, records: Iterator[Record]) -> Iterator[Record]:
         """Settles each record, and returns them without those that the user has not asked for.
 
@@ -244,7 +239,7 @@ class PostedWorkByQP:
         if not self._by_number:
             return records
         if self.any_automatic:
-            return iter([record for record in records if self._settled_and_shown(record)])
+            return iter([record for record in records if not self.settle_and_look(record)[1]])
         kept = list(records)
         find = self._by_number.get
         for record in kept:
@@ -252,7 +247,10 @@ class PostedWorkByQP:
                 work.settle(record)
         return iter(kept)
 
-    def _settled_and_shown(self, record: Record) -> bool:
-        hidden = self.hides(record)
-        self.settle(record)
-        return not hidden
+    def settle_and_look(self, record: Record) -> tuple[WorkCompletionError | None, bool]:
+        """As :meth:`settle`, and whether the user has not asked for the completion."""
+        work = self._by_number.get(record[6])
+        if work is None:
+            return None, False
+        hidden = work.hides(record)  # of what is not settled yet
+        return work.settle(record), hidden

@@ -231,7 +231,9 @@ class Posting(Resource["h.QPPointer"]):
         except BaseException as error:
             if posted is not None:
                 posted.withdraw_sends(1)
-            raise self._bad_number(error) from None
+            if isinstance(error, OverflowError):
+                raise self._bad_number(error) from None
+            raise
         if code:
             if posted is not None:
                 posted.withdraw_sends(1)
@@ -251,7 +253,9 @@ class Posting(Resource["h.QPPointer"]):
         except BaseException as error:
             if posted is not None:
                 posted.withdraw_receives(1)
-            raise self._bad_number(error) from None
+            if isinstance(error, OverflowError):
+                raise self._bad_number(error) from None
+            raise
         if code:
             if posted is not None:
                 posted.withdraw_receives(1)
@@ -437,14 +441,12 @@ class Posting(Resource["h.QPPointer"]):
     def _unknown_opcode(self, opcode: int) -> ValueError:
         return ValueError(f"{self._label()}: there is no operation {opcode}")
 
-    def _bad_number(self, error: BaseException) -> BaseException:
-        if not isinstance(error, OverflowError | struct.error):
-            return error
+    def _bad_number(self, error: Exception) -> ValueError:
         return ValueError(f"{self._label()}: a number that does not fit its field: {error}")
 
     def _not_packed(
         self, error: Exception, requests: Sequence[SendWorkRequest | ReceiveWorkRequest]
-    ) -> BaseException:
+    ) -> Exception:
         for wr in requests:
             for sge in wr.sges:
                 if not isinstance(sge, tuple):
