@@ -263,7 +263,7 @@ static void within_one_process(void)
 	munmap(memory, MIB);
 }
 
-/* The parent copies from the child, which sees before the last copy, and not earlier, that it is asked
+/* The child copies from the parent, which sees before the last copy, and not earlier, that it is asked
  * for no more. */
 static void backs_off_at_last(int count, void (*prepare)(int number, uint8_t *to))
 {
@@ -324,6 +324,56 @@ static void too_slow(void)
 static void slow_into_fresh_pages(void)
 {
 	backs_off_at_last(6, four_into_fresh_pages);
+}
+
+/* So long that what was measured before counts no more. */
+static void ring_takes(struct soft_cma *cma, bool puts, uint64_t ns)
+{
+	for (int i = 0; i < 300; i++)
+		if (puts)
+			soft_cma_ring_put(cma, soft_now() - ns, MIB);
+		else
+			soft_cma_ring_took(cma, soft_now() - ns, MIB);
+}
+
+/* Slow is what takes longer than the ring's two copies; and what was on its way when the copying side
+ * asked for no more does not make it ask for longer. */
+static void beside_the_ring(void)
+{
+	struct process process = part();
+	const uint64_t takes[] = {1000000000, 1};
+	uint64_t until[4];
+	struct soft_cma cma;
+	uint8_t *memory = map(MIB);
+
+	soft_cma_slow = 0;
+	CHECK(!soft_cma_ring_begins(PAGE) && soft_cma_ring_begins(MIB));
+	open_reach(&process, &cma);
+	CHECK(probe(&process, &cma));
+	memset(memory, 1, MIB);
+	cma.backoff_ns = UINT32_MAX; /* seconds, and twice that for the next one */
+	for (int i = 0; i < 2; i++) {
+		ring_takes(&cma, !process.child, takes[i]);
+		process_barrier(&process);
+		for (int copies = 0; copies < 4; copies++) {
+			struct soft_cma_desc desc = grant_of(&cma, memory, MIB);
+
+			if (!process.child) {
+				tell(&process, &desc, sizeof(desc));
+			} else {
+				hear(&process, &desc, sizeof(desc));
+				CHECK_EQUAL(copy_all(&cma, &desc, memory, MIB), SOFT_CMA_COPIED);
+			}
+			process_barrier(&process);
+			until[copies] = page_of(true)->backoff_until;
+			process_barrier(&process);
+		}
+		CHECK_EQUAL(until[1] != 0, i);
+		CHECK(until[3] == until[1] || soft_now() >= until[1]);
+	}
+	soft_cma_end(&cma);
+	join(&process);
+	munmap(memory, MIB);
 }
 
 /* ---- what the kernel says ------------------------------------------------------------------ */
@@ -670,6 +720,7 @@ int main(void)
 	STEP(holes());
 	STEP(too_slow());
 	STEP(slow_into_fresh_pages());
+	STEP(beside_the_ring());
 	STEP(forbidden());
 	STEP(another_process());
 	STEP(owner_dies());

@@ -1,11 +1,12 @@
 /* See cma.h.  Exports are in cma_export.c; this is the side that copies.
  *
- * Is it worth while?  The kernel looks up each page of the other process, so where those are small
- * a copy takes about three times as long as a memcpy, and a ring, whose two copies are made at the
- * same time on two cores, is quicker at every length; where they are huge, it takes no longer than
- * the ring and only one core (bench_cma.c).  A process cannot know what another's pages are like,
- * so the copying side measures, and after two slow copies in a row asks for no more for a while
- * (`backoff_until`), longer each time.
+ * Is it worth while?  The kernel looks up each page of the other process, so a copy takes up to three
+ * times as long as a memcpy; the ring's two copies are made at the same time on two cores, but need
+ * both, and wake a side that sleeps again and again.  How much each takes depends on the machine, on
+ * the size of the pages, and on whether the caches hold the memory, and differs by a factor of five;
+ * so both are measured, and a copy that takes longer than the ring's two together is slow.  After two
+ * slow ones in a row the copying side asks for no more for a while (`backoff_until`), longer each time;
+ * what comes through the ring meanwhile tells what that costs now.
  *
  * What the ring would take as well does not count: pages that the kernel makes for fresh memory,
  * ten times as long as the copy where a virtual machine has to get them, and the time of other
@@ -28,7 +29,8 @@
 #define BACKOFF_MAX_NS 10000000000u
 
 enum {
-	LONG = 64 * 1024 /* enough to be measured */
+	LONG = 32 * 1024, /* enough to be measured */
+	WEIGHT = 8, /* of what has been measured before, beside one more */
 };
 
 uint64_t soft_cma_copied;
@@ -184,9 +186,44 @@ static void move(const struct iovec *to, const struct iovec *from)
 	}
 }
 
-static bool is_slow(uint64_t ns, size_t length)
+static uint64_t ns_for_mib(uint64_t ns, size_t length)
 {
-	return ns * (1024 * 1024) / length > soft_cma_slow;
+	return ns * (1024 * 1024) / length;
+}
+
+static uint64_t mean_with(uint64_t mean, uint64_t ns, size_t length)
+{
+	uint64_t one = ns_for_mib(ns, length);
+
+	return mean ? (mean * (WEIGHT - 1) + one) / WEIGHT : one;
+}
+
+uint64_t soft_cma_ring_begins(size_t length)
+{
+	return length < LONG ? 0 : soft_now();
+}
+
+void soft_cma_ring_put(struct soft_cma *cma, uint64_t since, size_t length)
+{
+	if (since)
+		soft_hint_set(&cma->own->put_ns, mean_with(soft_hint_get(&cma->own->put_ns),
+							   soft_now() - since, length));
+}
+
+void soft_cma_ring_took(struct soft_cma *cma, uint64_t since, size_t length)
+{
+	if (since)
+		cma->took_ns = mean_with(cma->took_ns, soft_now() - since, length);
+}
+
+static bool is_slow(const struct soft_cma *cma, uint64_t ns, size_t length)
+{
+	uint64_t put_ns = soft_hint_get(&cma->peer->put_ns);
+	uint64_t one = ns_for_mib(ns, length);
+
+	if (one <= soft_cma_slow)
+		return false;
+	return !put_ns || !cma->took_ns || one > put_ns + cma->took_ns;
 }
 
 /* What this thread has used so far. */
@@ -208,12 +245,19 @@ static struct used used_so_far(void)
 	};
 }
 
+/* Not again for what has been on its way when it did. */
 static void back_off(struct soft_cma *cma)
 {
-	cma->backoff_ns = cma->backoff_ns ? 2 * cma->backoff_ns : BACKOFF_NS;
+	uint64_t now = soft_now();
+
+	if (now < soft_hint_get(&cma->own->backoff_until))
+		return;
+	cma->backoff_ns *= 2;
+	if (cma->backoff_ns < BACKOFF_NS)
+		cma->backoff_ns = BACKOFF_NS;
 	if (cma->backoff_ns > BACKOFF_MAX_NS)
 		cma->backoff_ns = BACKOFF_MAX_NS;
-	soft_hint_set(&cma->own->backoff_until, soft_now() + cma->backoff_ns);
+	soft_hint_set(&cma->own->backoff_until, now + cma->backoff_ns);
 }
 
 static enum soft_cma_result read_measured(struct soft_cma *cma, const struct iovec *to,
@@ -229,15 +273,15 @@ static enum soft_cma_result read_measured(struct soft_cma *cma, const struct iov
 
 	if (result != SOFT_CMA_COPIED)
 		return result;
-	if (!is_slow(soft_now() - since, length)) {
+	if (!is_slow(cma, soft_now() - since, length)) {
 		cma->was_slow = false;
-		cma->backoff_ns = 0;
+		cma->backoff_ns -= cma->backoff_ns / WEIGHT; /* some of the slow ones are quick */
 	} else if (!cma->was_slow) {
 		cma->was_slow = true;
 	} else {
 		struct used after = used_so_far();
 
-		if (after.faults == before.faults && is_slow(after.ns - before.ns, length)) {
+		if (after.faults == before.faults && is_slow(cma, after.ns - before.ns, length)) {
 			cma->was_slow = false;
 			back_off(cma);
 		}
