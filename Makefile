@@ -141,7 +141,7 @@ network: .venv/.test build ## the device between network namespaces: root, iprou
 # An environment of its own, with the packages of .venv behind its own ones, and therefore this build
 # of aiordma.  Not while pip makes it: a build of a package would see them too.
 DASK := build/dask/venv
-$(DASK)/.made: integrations/dask/pyproject.toml | .venv/.test
+$(DASK)/.made: integrations/dask/pyproject.toml | .venv/.dev
 	rm -rf $(DASK)
 	$(BIN)/python -m venv $(DASK)
 	$(DASK)/bin/pip install --quiet 'dask[array,dataframe]' distributed
@@ -151,7 +151,7 @@ $(DASK)/.made: integrations/dask/pyproject.toml | .venv/.test
 		echo "import os, sys; os.environ.get('DASK_RDMA_AS_TCP') and (sys.path.append('$(CURDIR)/integrations/dask/tests/referee'), __import__('dask_rdma_as_tcp'))" >zz_referee.pth
 	@touch $@
 
-dask: build $(DASK)/.made ## rdma:// for Dask: its tests, and distributed's own with tcp:// carried by RDMA (Debian); REFEREE=-
+dask: .venv/.dev build $(DASK)/.made ## rdma:// for Dask: its tests, and distributed's own with tcp:// carried by RDMA (Debian); REFEREE=-
 	$(DASK)/bin/python -m mypy --config-file integrations/dask/pyproject.toml
 	cd integrations/dask && ../../$(DASK)/bin/python -m pytest -p no:xdist -p no:cacheprovider $(ARGS)
 	$(if $(REFEREE),,cd integrations/dask/tests && ../../../$(DASK)/bin/python -m referee $(CURDIR)/build/dask/referee)
