@@ -56,6 +56,7 @@ def array(client: Client) -> float:
     async def offers(dask_worker: Any) -> str:
         async def handler(comm: Any) -> None:
             source = np.ones(SIZE // 8)
+            await comm.write("made")  # the pages of the source are not part of the time
             await comm.read()
             await comm.write({"x": to_serialize(source)})
             with suppress(OSError):
@@ -66,6 +67,7 @@ def array(client: Client) -> float:
 
     async def take(address: str) -> float:
         comm = await connect(address)
+        await comm.read()
         started = time.perf_counter()
         await comm.write("the array")
         await comm.read()
