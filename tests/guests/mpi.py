@@ -25,9 +25,9 @@ OPEN_MPI = Software(
     pip=("mpi4py", "numpy"),
     then=MPI4PY_TESTS,
     note="mpi4py's tests are those that work without the device, over TCP: not "
-    f"{LOCKS}; not processes that start others (test_spawn, test_util_pool), where a child waits "
-    "in PMIx_Init, its parents in PMIx_Lookup; not dynamic windows, with which ompi_osc_ucx_free "
-    "crashes in ucp_mem_unmap.",
+    f"{LOCKS}; not processes that start others (test_spawn), where a child waits in PMIx_Init, its "
+    "parents in PMIx_Lookup; not dynamic windows, with which ompi_osc_ucx_free crashes in "
+    "ucp_mem_unmap.",
 )
 MPICH = Software(
     "MPICH",
@@ -64,7 +64,7 @@ OMPI_OVER = {
 MPI4PY_SUITE = "{python} -W ignore {venv}/source/test/main.py -f"
 # What does not work without the device either: see the notes below.
 MPICH_WITHOUT = "-e util_sync"
-OMPI_WITHOUT = f"{MPICH_WITHOUT} -e spawn -e util_pool -x TestWinCreateDynamic"
+OMPI_WITHOUT = f"{MPICH_WITHOUT} -e spawn -x TestWinCreateDynamic"
 # Seconds for 2,000 tests; the ranks poll all the time, which takes long on a busy machine.
 SUITE_LIMIT = 1200
 MPI_PAIR = "{python} {here}/programs/mpi_pair.py"
