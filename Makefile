@@ -151,7 +151,7 @@ $(DASK)/.made: integrations/dask/pyproject.toml | .venv/.dev
 		echo "import os, sys; os.environ.get('DASK_RDMA_AS_TCP') and (sys.path.append('$(CURDIR)/integrations/dask/tests/referee'), __import__('dask_rdma_as_tcp'))" >zz_referee.pth
 	@touch $@
 
-dask: .venv/.dev build $(DASK)/.made ## rdma:// for Dask: its tests, and distributed's own with tcp:// carried by RDMA (Debian); REFEREE=-
+dask: build $(DASK)/.made ## rdma:// for Dask: its tests, and distributed's own with tcp:// carried by RDMA (Debian); REFEREE=-
 	$(DASK)/bin/python -m mypy --config-file integrations/dask/pyproject.toml
 	cd integrations/dask && ../../$(DASK)/bin/python -m pytest -p no:xdist -p no:cacheprovider $(ARGS)
 	$(if $(REFEREE),,cd integrations/dask/tests && ../../../$(DASK)/bin/python -m referee $(CURDIR)/build/dask/referee)

@@ -62,7 +62,7 @@ OMPI_OVER = {
     ),
 }
 MPI4PY_SUITE = "{python} -W ignore {venv}/source/test/main.py -f"
-# What does not work without the device either: see the notes below.
+# What does not work without the device either: the notes above tell the reasons.
 MPICH_WITHOUT = "-e util_sync"
 OMPI_WITHOUT = f"{MPICH_WITHOUT} -e spawn -x TestWinCreateDynamic"
 # Seconds for 2,000 tests; the ranks poll all the time, which takes long on a busy machine.

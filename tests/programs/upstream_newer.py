@@ -31,7 +31,7 @@ BUILDS = Path(__file__).parents[2] / "build" / "upstream"
 # Versions, and how many of their tests pass, at least.
 PASSING = {"59.0": 150, "57.0": 145}
 
-# Cython 3.1 and later leave the constants out of the enumerations of older versions.
+# Cython 3.1 and later leave the constants out of pyverbs.enums of an older rdma-core.
 CYTHON = {"57.0": "cython<3.1"}
 
 # Any module below this package, with any class in it.

@@ -337,6 +337,15 @@ static void ring_takes(struct soft_cma *cma, bool puts, bool long_time)
 		soft_cma_ring_took(cma, soft_now() - 1000000000, MIB);
 }
 
+/* What a record that took so long, because it was interrupted, makes of the mean. */
+static uint64_t mean_after_one_of_a_second(uint64_t mean)
+{
+	struct soft_cma cma = {.took_ns = mean};
+
+	soft_cma_ring_took(&cma, soft_now() - 1000000000, MIB);
+	return cma.took_ns;
+}
+
 /* Slow is what takes longer than the ring's two copies; and what was on its way when the copying side
  * asked for no more does not make it ask for longer. */
 static void beside_the_ring(void)
@@ -348,6 +357,7 @@ static void beside_the_ring(void)
 
 	soft_cma_slow = 0;
 	CHECK(!soft_cma_ring_begins(PAGE) && soft_cma_ring_begins(MIB));
+	CHECK_EQUAL(mean_after_one_of_a_second(800), 900);
 	open_reach(&process, &cma);
 	CHECK(probe(&process, &cma));
 	memset(memory, 1, MIB);

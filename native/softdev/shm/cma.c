@@ -191,10 +191,14 @@ static uint64_t ns_for_mib(uint64_t ns, size_t length)
 	return ns * (1024 * 1024) / length;
 }
 
+/* A record whose copy was interrupted, for however long, moves the mean by an eighth: no later one
+ * corrects it while all goes by cross-memory copies. */
 static uint64_t mean_with(uint64_t mean, uint64_t ns, size_t length)
 {
 	uint64_t one = ns_for_mib(ns, length);
 
+	if (mean && one > 2 * mean)
+		one = 2 * mean;
 	return mean ? (mean * (WEIGHT - 1) + one) / WEIGHT : one;
 }
 
@@ -245,7 +249,7 @@ static struct used used_so_far(void)
 	};
 }
 
-/* Not again for what has been on its way when it did. */
+/* A copy that was on its way when this side last backed off does not count again. */
 static void back_off(struct soft_cma *cma)
 {
 	uint64_t now = soft_now();
@@ -275,7 +279,8 @@ static enum soft_cma_result read_measured(struct soft_cma *cma, const struct iov
 		return result;
 	if (!is_slow(cma, soft_now() - since, length)) {
 		cma->was_slow = false;
-		cma->backoff_ns -= cma->backoff_ns / WEIGHT; /* some of the slow ones are quick */
+		/* Some copies are quick where most are slow. */
+		cma->backoff_ns -= cma->backoff_ns / WEIGHT;
 	} else if (!cma->was_slow) {
 		cma->was_slow = true;
 	} else {

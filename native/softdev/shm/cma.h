@@ -45,7 +45,7 @@ struct soft_cma_page {
 	uint32_t generation[SOFT_CMA_SLOTS]; /* of the slots that it exports */
 	uint32_t done[SOFT_CMA_SLOTS]; /* of the other's slots: the last generation that it
 						* needs no more */
-	/* nanoseconds in which it puts a MiB into the ring, of late; 0: not known */
+	/* mean time in which this process puts a MiB into the ring, in ns; 0: not known */
 	uint64_t put_ns;
 };
 
@@ -78,7 +78,7 @@ struct soft_cma {
 	unsigned cursor; /* the slot after the last one exported */
 	unsigned timeouts; /* revocations that did not wait to the end for the other side */
 	bool was_slow; /* the last copy took too long */
-	uint64_t took_ns; /* in which it takes a MiB out of the ring, of late; 0: not known */
+	uint64_t took_ns; /* as `put_ns`: of taking a MiB out of the ring */
 	uint64_t backoff_ns;
 	struct soft_cma_export exports[SOFT_CMA_SLOTS];
 };
@@ -151,8 +151,8 @@ enum soft_cma_result {
  * that the descriptor is done with. */
 enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_desc *desc,
 				   uint32_t offset, const struct iovec *to, int count);
-/* What a copy is compared with: this process has put so many bytes into the ring for the other side,
- * or taken them out of its own, since that moment, which is 0 if they are too few to be measured. */
+/* What a copy is compared with.  A record of `length` bytes is put into the ring for the other side, or
+ * taken out of the own one, from the moment `since` on, which is 0 if it is too short to be measured. */
 uint64_t soft_cma_ring_begins(size_t length);
 void soft_cma_ring_put(struct soft_cma *cma, uint64_t since, size_t length);
 void soft_cma_ring_took(struct soft_cma *cma, uint64_t since, size_t length);

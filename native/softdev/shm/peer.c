@@ -485,14 +485,13 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 		budget = within_turn(peer, budget);
 	while (taken < budget && !peer->dead && peer->up && !soft_port_is_down()) {
 		int rc = soft_ring_next(&peer->in, &record);
-		uint64_t copied = soft_cma_copied, since = 0;
+		uint64_t copied = soft_cma_copied;
+		uint64_t since = rc > 0 ? soft_cma_ring_begins(record.length) : 0;
 
 		if (rc == 0)
 			break;
-		if (rc > 0) {
+		if (rc > 0)
 			taken += record.length;
-			since = soft_cma_ring_begins(record.length);
-		}
 		taken += SOFT_RECORD_HEADER;
 		if (rc < 0 || !deliver(peer, &record)) {
 			soft_shm_peer_finish(peer, EPROTO);
