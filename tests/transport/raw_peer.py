@@ -214,6 +214,14 @@ class RawPeer:
                 kind, content = await self.frames.get()
                 if kind is FrameKind.CONTROL:
                     return protocol.decode(content)
+                if self.owed >= 2:  # the other side may have none left for what is awaited here
+                    self.give_back()
+
+    def give_back(self) -> None:
+        """The control credits that are owed, if any, in a frame of their own."""
+        back, self.owed = self.owed, 0
+        if back:
+            self.send(frame(FrameKind.CREDIT, control=back))
 
     @staticmethod
     @asynccontextmanager

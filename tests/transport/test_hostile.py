@@ -374,9 +374,7 @@ async def test_the_same_memory_and_request_again_and_again(factory: ConnectionFa
         async with factory.within(1):
             while messages:
                 kind, content = await peer.frames.get()
-                if peer.owed:
-                    back, peer.owed = peer.owed, 0
-                    peer.send(frame(CREDIT, control=back))
+                peer.give_back()
                 if kind is FrameKind.RNDV_ACK:
                     assert content == acknowledgement(7)[8:]
                     messages -= 1
