@@ -385,7 +385,7 @@ cdef class MessageChannel(FrameHandler):
             if self.fits(message.length):
                 return self.send_eager(message)
             return self.send_rendezvous(message)
-        except (RDMAError, OSError, ValueError, BufferError) as error:
+        except (RDMAError, OSError, ValueError, BufferError, MemoryError) as error:
             message.close_payload()  # nothing of it was posted
             message.settle(FAILED, error)
         return True

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +16,15 @@ import pytest
 from aiordma import Config, Connection, Message, MessageTooLongError
 from aiordma.errors import BufferStateError
 
-from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, pattern, yield_loop
+from .connection_factory import (
+    ALONE,
+    SMALL,
+    ConnectionFactory,
+    check_alive,
+    ends,
+    pattern,
+    yield_loop,
+)
 from .marks import one_loop
 
 KIB = 1 << 10
@@ -124,6 +137,36 @@ async def test_what_cannot_be_sent_is_refused_whole(factory: ConnectionFactory) 
         with pytest.raises(BufferStateError):
             await client.send([b"1", buffer])
         await check_alive(client, server)
+
+
+@pytest.mark.skipif("ASAN_OPTIONS" in os.environ, reason="its allocator ends the process")
+@one_loop
+async def test_no_memory_to_join_them(factory: ConnectionFactory) -> None:
+    """The message that waited for its turn fails; those around it do not."""
+    async with factory.pair() as (client, server):
+        first = [client.send_nowait(pattern(ALONE, n)) for n in range(SMALL.data_receives)]
+        large = client.send_nowait([bytes(60 << 20)] * 16)
+        last = client.send_nowait(b"last")
+        with no_more_memory(30 << 20):
+            for n in range(SMALL.data_receives):
+                assert await server.recv() == pattern(ALONE, n)
+            with pytest.raises(MemoryError):
+                await large
+        assert await server.recv() == b"last"
+        await asyncio.gather(*first, last)
+        await check_alive(client, server)
+
+
+@contextmanager
+def no_more_memory(margin: int) -> Iterator[None]:
+    """Inside `with`, the process gets so many bytes more, and no others."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + margin, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.mark.parametrize("length", [100, 300 * KIB])
