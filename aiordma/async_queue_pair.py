@@ -31,7 +31,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeAlias, Unpack
+from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeAlias, Unpack
 
 from . import cm, verbs
 from ._loop.driver import ContextEvents, Watch
@@ -532,8 +532,11 @@ class AsyncBatch(verbs.SendBatch):
         self._queue = queue
         self.completions: list[verbs.WorkCompletion] = []
 
+    def __enter__(self) -> NoReturn:
+        raise TypeError("this batch waits at its end: it takes `async with`, not `with`")
+
     async def __aenter__(self) -> Self:
-        return self.__enter__()
+        return super().__enter__()
 
     async def __aexit__(
         self,
@@ -542,7 +545,7 @@ class AsyncBatch(verbs.SendBatch):
         where: TracebackType | None,
     ) -> None:
         self._collected.clear()
-        self.__exit__(kind, error, where)
+        super().__exit__(kind, error, where)
         if self._collected:
             self.completions = await self._queue.submit(self._collected)
 
