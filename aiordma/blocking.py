@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import copy
 import inspect
 import math
 import threading
@@ -183,10 +184,10 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 class _Handle(Generic[A]):
     """An asynchronous object, and the time that a call of it may take."""
 
-    def __init__(self, asynchronous: A, timeout: float | None = None) -> None:
+    def __init__(self, asynchronous: A) -> None:
         self.asynchronous = asynchronous
         """The asynchronous object, for `call`; it belongs to the background thread."""
-        self._timeout = timeout
+        self._timeout: float | None = None
         self._thread = _started()
 
     def __repr__(self) -> str:
@@ -209,7 +210,9 @@ class _Handle(Generic[A]):
             raise TypeError(f"within takes a number of seconds, or None, not {seconds!r}")
         if seconds is not None and math.isnan(seconds):
             raise ValueError("within takes a number of seconds, or None, not nan")
-        return type(self)(self.asynchronous, seconds)
+        bounded = copy.copy(self)
+        bounded._timeout = seconds
+        return bounded
 
     @overload
     def _call(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T: ...

@@ -224,6 +224,8 @@ def test_stop_ends_what_waits(serve: blocking.Listener) -> None:
             waiting.result()
         with pytest.raises(errors.WrongLoopError, match=r"before a fork or before blocking\.stop"):
             client.send(b"")
+        with pytest.raises(errors.WrongLoopError, match=r"before a fork or before blocking\.stop"):
+            client.within(1).send(b"")
     blocking.stop()  # there is nothing to end
 
 
