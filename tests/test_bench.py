@@ -113,7 +113,7 @@ def test_what_polls_for_ever_is_stopped_while_others_have_their_turn() -> None:
     assert "T" not in states()
 
 
-def test_what_is_stopped_ends_with_what_started_it() -> None:
+def test_what_is_stopped_ends_with_what_started_it(tmp_path: Path) -> None:
     program = (
         "import os, sys; from bench.contender import InPython, two_cores;"
         "folder, name = os.path.split(sys.executable);"
@@ -123,7 +123,12 @@ def test_what_is_stopped_ends_with_what_started_it() -> None:
         "os._exit(0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # it leaves a folder
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     pids = done.stdout.split()
     assert len(pids) == 2
