@@ -10,7 +10,6 @@ delays no other.
 from __future__ import annotations
 
 import asyncio
-import threading
 import weakref
 from collections.abc import Callable
 from typing import ClassVar
@@ -26,7 +25,6 @@ class EventRouter:
     _routers: ClassVar[weakref.WeakKeyDictionary[verbs.Context, EventRouter]] = (
         weakref.WeakKeyDictionary()
     )
-    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, context: verbs.Context) -> None:
         # The context is the key that keeps this alive, so it must not be kept alive by this.
@@ -35,11 +33,7 @@ class EventRouter:
 
     @classmethod
     def of(cls, context: verbs.Context) -> EventRouter:
-        with cls._lock:
-            router = cls._routers.get(context)
-            if router is None:
-                router = cls._routers[context] = cls(context)
-            return router
+        return cls._routers.setdefault(context, cls(context))  # one for all threads
 
     def subscribe(self, loop: asyncio.AbstractEventLoop, listener: Listener) -> object:
         """Calls `listener` with every event from now on, in `loop`'s thread.  Returns a token."""

@@ -17,6 +17,7 @@ import pytest
 
 from aiordma import verbs
 from aiordma.errors import BufferStateError, VerbsError
+from aiordma.verbs._device import context as device_context
 from aiordma.verbs._device import resource
 from aiordma.verbs._device.resource import Node, Resource
 
@@ -211,6 +212,20 @@ def test_a_forked_child_does_not_wait_for_the_parents_threads(context: verbs.Con
         goes_on.set()
     assert os.waitpid(child, 0)[1] == 0
     cq.close()
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_that_borrows(context: verbs.Context) -> None:
+    pointer = context.pointer
+    with device_context._borrow_lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            try:
+                verbs.Context.borrow(context.library, pointer)
+                os._exit(0)
+            finally:
+                os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 # Everything is still open when the interpreter goes down: it must neither hang, crash nor raise.

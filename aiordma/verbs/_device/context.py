@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiordma._native import Library, failure, ffi, lib
+from aiordma._native import Library, failure, ffi, fork, lib
 from aiordma.errors import DeviceEventError, UnsupportedError
 
 from .._cq.completion import CompletionChannel, CompletionQueue
@@ -78,6 +78,14 @@ def event_error(event: AsyncEvent, context: Context) -> DeviceEventError:
 
 _borrowed: weakref.WeakValueDictionary[tuple[str, int], Context] = weakref.WeakValueDictionary()
 _borrow_lock = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    global _borrow_lock  # noqa: PLW0603 - a thread of the parent may hold it
+    _borrow_lock = threading.Lock()
+
+
+fork.reset_in_child(_after_fork_in_child)
 
 
 class Context(Ports):
