@@ -434,14 +434,14 @@ cdef class Inbox:
     """Messages that have arrived, and those that wait for them."""
 
     def __init__(
-        self, MessageChannel channel not None, memory, max_bytes_ahead, refill, patience
+        self, MessageChannel channel not None, memory, max_bytes_ahead, refill, stall_timeout
     ):
         self.channel = channel
         self.table = channel.table
         self.memory, self.pool = memory, memory.pool
         self.source = memory.block_source(self.on_memory, internal=False)
         self.max_bytes_ahead, self.refill, self.reads_ahead = max_bytes_ahead, refill, True
-        self.patience = patience
+        self.stall_timeout = stall_timeout
         self.incoming, self.receivers, self.unread = Fifo(), Fifo(), Fifo()
 
     def on_memory(self):
@@ -637,7 +637,7 @@ cdef class Inbox:
         """The peer has answered its READs too slowly, while others wait for memory."""
         self.channel.queue.fail(
             ConnectionBrokenError(
-                f"the peer has not answered enough of the READs of its message in {self.patience:g}"
+                f"the peer has not answered enough of the READs of its message in {self.stall_timeout:g}"
                 f" seconds, while others waited for memory of the pool (Config.stall_timeout)"
             )
         )

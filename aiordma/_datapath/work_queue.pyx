@@ -476,7 +476,7 @@ cdef class SendQueue:
         self.driver, self.qp = driver, qp
         self.on_failure, self.waiter_error = on_failure, waiter_error
         self.peer = "the peer"
-        self.table = driver.operations
+        self.table = driver.table
         address, extended = qp.addresses
         self.native_qp, self.extended = <ibv_qp *> address, <ibv_qp_ex *> extended
         self.capacity = self.free = qp.capabilities.max_send_wr

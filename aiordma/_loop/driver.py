@@ -105,20 +105,20 @@ class Driver(PerLoopResource):
         self.channel: verbs.CompletionChannel = context.create_comp_channel()
         self.pool: MemoryPool = MemoryPool(self.pd, limit=pool_limit, huge_pages=huge_pages)
         self.registrations: RegistrationCache = RegistrationCache(self.pd)
-        self.operations: WorkRequestTable = WorkRequestTable()
-        self.operations.loop = loop
+        self.table: WorkRequestTable = WorkRequestTable()
+        self.table.loop = loop
         self._sinks: dict[verbs.QueuePair, CompletionSink] = {}
         self._cqs: list[verbs.CompletionQueue] = []
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
         self._drain = self.channel.drain_to
         self._polling = AdaptivePolling(math.ceil(polling * 1e6))
         self._wake_spin_us = min(WAKE_SPIN_US, self._polling.most_us)
-        self.operations.brief_spin_us = min(BRIEF_SPIN_US, self._polling.most_us)
-        if self.operations.brief_spin_us:
+        self.table.brief_spin_us = min(BRIEF_SPIN_US, self._polling.most_us)
+        if self.table.brief_spin_us:
             brief_spin = self.channel.reader(COMPLETIONS_PER_CALL, self._brief_spin)
-            self.operations.brief_spin = partial(self.operations.spin_before_wait, *brief_spin)
+            self.table.brief_spin = partial(self.table.spin_before_wait, *brief_spin)
             keep = self.channel.reader(COMPLETIONS_PER_CALL, self._on_spin_end)
-            self.operations.spin = partial(self.operations.spin_once, *keep)
+            self.table.spin = partial(self.table.spin_once, *keep)
         self._coming_back = False  # for completions that one turn had no time for
         self._missed_waits = 0  # grows with spins that missed after a wake-up without a completion
         self._waits_skipped = 0
@@ -127,7 +127,7 @@ class Driver(PerLoopResource):
         self._woken: tuple[Any, ...] = (
             (self._on_completions,)
             if self._polling.most_us
-            else (self.operations.serve, *self.channel.reader(COMPLETIONS_PER_CALL, self._serve), 0)
+            else (self.table.serve, *self.channel.reader(COMPLETIONS_PER_CALL, self._serve), 0)
         )
         self._notify_fds: list[int] = []
         for fd in self.channel.watched_fds:
@@ -179,8 +179,8 @@ class Driver(PerLoopResource):
 
     def _reset_after_fork(self) -> None:
         super()._reset_after_fork()
-        self.operations.calling_back = False
-        self.operations.closed = True
+        self.table.calling_back = False
+        self.table.closed = True
         for fd in self._notify_fds:
             os.close(fd)
 
@@ -213,7 +213,7 @@ class Driver(PerLoopResource):
             self.loop.call_soon(self._on_completions)
 
     def attach(self, qp: verbs.QueuePair, sink: CompletionSink) -> None:
-        """`sink` posts to `qp` with slots of `operations`, of which it is the owner."""
+        """`sink` posts to `qp` with slots of `table`, of which it is the owner."""
         qp.untrack()  # those slots are the account
         self._sinks[qp] = sink
 
@@ -231,7 +231,7 @@ class Driver(PerLoopResource):
 
         The tasks that it wakes run in the loop's next turn, not from here.
         """
-        table = self.operations
+        table = self.table
         around, table.defers_callbacks = table.defers_callbacks, True
         try:
             return self._handle(0, False)
@@ -245,7 +245,7 @@ class Driver(PerLoopResource):
             "name": self.context.name,
             "loop": id(self.loop),
             "connections": len(self._sinks),
-            "work_requests": len(self.operations),
+            "work_requests": len(self.table),
             "completions": self.channel.statistics().completions,
             "pool": cast("PoolState", self.pool.statistics()._asdict()),
             "registration_cache": cast(
@@ -283,10 +283,10 @@ class Driver(PerLoopResource):
 
     def _brief_spin(self, drained: int) -> None:
         """Slow path of `WorkRequestTable.spin_before_wait`: a task is about to wait."""
-        self._handle(0, self.operations.polls_again or self.operations.spin_scheduled, drained)
+        self._handle(0, self.table.polls_again or self.table.spin_scheduled, drained)
 
     def _on_completions(self) -> None:
-        if self.operations.spin_scheduled:
+        if self.table.spin_scheduled:
             return  # a poll is scheduled for when the tasks have run; now it would delay them
         spin = self._polling.is_due()
         before = self.channel.peer_wakeups()
@@ -308,12 +308,12 @@ class Driver(PerLoopResource):
 
     def _spin_soon(self) -> None:
         """Has the loop poll last before it sleeps, or nearly so."""
-        self.operations.spin_us = self._polling.spin_us
-        self.operations.spin_soon()
+        self.table.spin_us = self._polling.spin_us
+        self.table.spin_soon()
 
     def _on_spin_end(self, drained: int) -> None:
         """Slow path of `WorkRequestTable.spin_once`: the last poll of a spin, after hits."""
-        found, self.operations.spin_found = self.operations.spin_found, False
+        found, self.table.spin_found = self.table.spin_found, False
         again = self._handle(0, True, drained)
         if found or again:
             self._polling.hit()
@@ -329,7 +329,7 @@ class Driver(PerLoopResource):
         """
         if self._gone:
             return False  # between `call_soon` and now
-        table = self.operations
+        table = self.table
         around, table.polls_again = table.polls_again, polls_again
         try:
             if drained is None:
@@ -406,8 +406,8 @@ class Driver(PerLoopResource):
             sink.fail(error)
 
     def _close(self) -> None:
-        self.operations.brief_spin = self.operations.spin = None
-        self.operations.closed = True
+        self.table.brief_spin = self.table.spin = None
+        self.table.closed = True
         for fd in self.channel.watched_fds:
             stop_reading(self.loop, fd)
         self._drop_notify_fds(self._notify_fds)

@@ -3,7 +3,8 @@
 The memory of a long message is taken before its bytes have come, and a posted READ keeps it until
 the queue pair is gone.  So while others wait for memory, a peer that answers its READs too slowly
 loses its connection.  When no task waits, there is no timer, and a peer may take its time; but that
-time counts as soon as a task waits, or one that waits for less than `patience` would never help.
+time counts as soon as a task waits, or one that waits for less than `stall_timeout` would never
+help.
 
 Too slowly: the readers of a pool must make SLOWEST bytes a second together, each an equal part, so
 that what they hold is back in a time that is bounded, however many they are.
@@ -29,7 +30,7 @@ class Reader(Protocol):
         """Bytes of those that have completed."""
 
     @property
-    def patience(self) -> float:
+    def stall_timeout(self) -> float:
         """Seconds in which they must make their part."""
 
     def stalled(self) -> None:
@@ -62,10 +63,10 @@ class StalledReads:
         now = time.monotonic()
         part = SLOWEST / (len(self._readers) or 1)
         for reader, (progress, since) in list(self._readers.items()):
-            if reader.progress - progress >= part * reader.patience:
+            if reader.progress - progress >= part * reader.stall_timeout:
                 self._readers[reader] = reader.progress, now
-            elif now - since >= reader.patience:
+            elif now - since >= reader.stall_timeout:
                 self.end(reader)
                 reader.stalled()
         if self._readers:
-            self.look_soon(min(reader.patience for reader in self._readers) / 4)
+            self.look_soon(min(reader.stall_timeout for reader in self._readers) / 4)

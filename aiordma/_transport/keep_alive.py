@@ -36,19 +36,19 @@ class Probe(WorkRequest):
 
 
 class KeepAlive:
-    """Asks after `interval` seconds without a completion; `on_silence` after `patience` more."""
+    """Asks after `interval` seconds without a completion; `on_silence` after `timeout` more."""
 
     def __init__(
         self,
         queue: SendQueue,
         timers: CoarseTimers,
         interval: float,
-        patience: float,
+        timeout: float,
         on_silence: Callable[[float], None],
     ) -> None:
         self._queue = queue
         self._interval = interval
-        self._patience = patience
+        self._timeout = timeout
         self._on_silence = on_silence
         self._timers = timers
         self._heard = queue.completions
@@ -64,7 +64,7 @@ class KeepAlive:
         if queue.control_room > 0:
             queue.post_frame(Probe(self._answered))
         # Else the send queue is full of unanswered work, which serves as a probe.
-        self._timer = self._timers.call_later(self._patience, self._give_up)
+        self._timer = self._timers.call_later(self._timeout, self._give_up)
 
     def _answered(self) -> None:
         self._timer.cancel()
@@ -75,7 +75,7 @@ class KeepAlive:
         if self._queue.completions != self._heard:
             self._answered()  # something else came
         else:
-            self._on_silence(self._interval + self._patience)
+            self._on_silence(self._interval + self._timeout)
 
     def stop(self) -> None:
         """The connection has ended."""

@@ -53,7 +53,7 @@ class Driver:
     """What a SendQueue needs of its event loop's driver."""
 
     def __init__(self) -> None:
-        self.operations = WorkRequestTable()
+        self.table = WorkRequestTable()
         self.reported: list[Exception] = []
 
     def attach(self, qp: verbs.QueuePair, sink: SendQueue) -> None:
@@ -84,7 +84,7 @@ class Wire:
         self.loop = asyncio.new_event_loop()
         self.pd = pd = context.alloc_pd()
         self.driver = Driver()
-        self.table = self.driver.operations
+        self.table = self.driver.table
         self.table.loop = self.loop
         self.events = context.create_comp_channel()
         self.cqs = [

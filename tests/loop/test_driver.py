@@ -145,11 +145,11 @@ async def test_completions_reach_their_sinks(device: verbs.Device, polling: floa
         for number in (1, 2, 3):
             first.send(number)
         second.send(10)
-        assert len(driver.operations) == 4
+        assert len(driver.table) == 4
         await asyncio.gather(first.sink.wait(3), second.sink.wait(1))
         assert first.sink.completed == [1, 2, 3]
         assert second.sink.completed == [10]
-        assert len(driver.operations) == 0
+        assert len(driver.table) == 0
 
 
 @pytest.mark.parametrize("whose", ["reader", "look"])
@@ -158,7 +158,7 @@ async def test_completion_between_draining_and_the_loop(
 ) -> None:
     """It comes after the last poll, before the loop waits again; nothing else happens after it."""
     async with the_driver(device) as driver, two_ends(driver) as (first, _):
-        drain, spin = driver._drain, driver.operations.spin
+        drain, spin = driver._drain, driver.table.spin
         assert spin is not None
         left = 20
 
@@ -187,7 +187,7 @@ async def test_completion_between_draining_and_the_loop(
         if whose == "reader":
             driver._polling._skip = 1 << 20  # no looks
         else:
-            driver.operations.spin = look_and_complete
+            driver.table.spin = look_and_complete
         first.send()
         await first.sink.wait(21)
 
@@ -282,13 +282,13 @@ async def test_completions_of_a_queue_pair_that_is_gone(device: verbs.Device) ->
         used_up = 1 << 32 | OperationKind.WRITE << 24
         others = (0, used_up, used_up | 1 << 31, used_up | 1, 5 << 32, (1 << 64) - 1)
         first.send()
-        assert driver.operations.stray == 0
+        assert driver.table.stray == 0
         for wr_id in others:
             second.qp.post_send_one(wr_id, WRITE, SIGNALED, 0, 0, 0, 0, 0)
         second.send()  # its completion comes after theirs
         await asyncio.gather(first.sink.wait(2), second.sink.wait(1))
-        assert driver.operations.stray == len(others)
-        assert len(driver.operations) == 0
+        assert driver.table.stray == len(others)
+        assert len(driver.table) == 0
 
 
 async def test_channel_that_fails(device: verbs.Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +311,7 @@ async def test_channel_that_fails(device: verbs.Device, monkeypatch: pytest.Monk
 async def test_channel_that_fails_whom_it_wakes(device: verbs.Device, polling: float) -> None:
     """Or a task that polls before it waits."""
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
-        spin = driver.operations.brief_spin
+        spin = driver.table.brief_spin
         assert isinstance(spin, partial) == bool(polling)
         *_, otherwise = spin.args if isinstance(spin, partial) else driver._woken[:-1]
         otherwise(-errno.EIO)
@@ -346,7 +346,7 @@ async def test_looks_before_sleeping(
 
     def noted(driver: Driver) -> None:
         look_soon(driver)
-        looks.append(driver.operations.spin_us)
+        looks.append(driver.table.spin_us)
 
     monkeypatch.setattr(Driver, "_spin_soon", noted)
 

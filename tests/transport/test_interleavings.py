@@ -55,7 +55,7 @@ async def run_program(factory: ConnectionFactory, program: Program, rest: Progra
         end.check(complete=rest is None)
         await end.empty()
     for driver in drivers:
-        assert not len(driver.operations)
+        assert not len(driver.table)
         assert not driver.pool.statistics().leases
 
 

@@ -82,7 +82,7 @@ async def test_a_stopped_process_is_found(factory: ConnectionFactory) -> None:
             if factory.device == EMBEDDED:
                 asked = conn._keep_alive
                 assert asked
-                asked._patience = 0.5  # before it was stopped it may have been slow
+                asked._timeout = 0.5  # before it was stopped it may have been slow
                 asked._timer.cancel()
                 asked._look()
                 async with factory.within(10):
@@ -111,7 +111,7 @@ async def test_a_stopped_process_is_found_during_operations(factory: ConnectionF
             if factory.device == EMBEDDED:
                 asked = conn._keep_alive
                 assert asked
-                asked._patience = 0.5
+                asked._timeout = 0.5
                 asked._timer.cancel()
                 asked._heard = conn._queue.completions
                 asked._look()

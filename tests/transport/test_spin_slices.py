@@ -35,13 +35,13 @@ async def test_callbacks_that_schedule_others_do_not_wait_for_the_spin(
     factory: ConnectionFactory,
 ) -> None:
     async with factory.pair(Config(polling=1.0)) as (client, _):
-        operations = client._endpoint.driver.operations
-        operations.spin_us = LONG_US
-        operations.spin_soon()
+        table = client._endpoint.driver.table
+        table.spin_us = LONG_US
+        table.spin_soon()
         await chain(3)
-        assert operations.spin_scheduled  # the next slice
-        operations.spin_us = 0
-        while operations.spin_scheduled:
+        assert table.spin_scheduled  # the next slice
+        table.spin_us = 0
+        while table.spin_scheduled:
             await yield_loop(1)
 
 
@@ -51,14 +51,14 @@ async def test_a_spin_that_ends_early_lets_peers_wake_this_side(factory: Connect
         driver = client._endpoint.driver
         address, most, _, _ = driver.channel.reader(1, lambda _: None)
         state: Any = cast(Any, ffi).cast("struct aiordma_drain *", address)
-        driver.operations.spin_us = LONG_US
-        driver.operations.spin_soon()
+        driver.table.spin_us = LONG_US
+        driver.table.spin_soon()
         await yield_loop(2)
         assert state.polls_again == 2
         ended: list[int] = []
-        driver.operations.spin_once(address, most, [object()], ended.append)
+        driver.table.spin_once(address, most, [object()], ended.append)
         assert len(ended) == 1
         assert not state.holds or ended[0] & 1  # it has found something, and goes on
-        driver.operations.spin_us = 0
-        while driver.operations.spin_scheduled:
+        driver.table.spin_us = 0
+        while driver.table.spin_scheduled:
             await yield_loop(1)

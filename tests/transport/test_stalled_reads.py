@@ -127,7 +127,7 @@ async def test_peers_that_do_not_answer(factory: ConnectionFactory, answers: str
 class Reader:
     rate: float
     progress: int = 0
-    patience: float = 2.0
+    stall_timeout: float = 2.0
     broken: bool = False
 
     def stalled(self) -> None:
