@@ -436,6 +436,34 @@ static void bad_receive(void)
 	close_pair(&a, &b);
 }
 
+/* A message to itself, for which the receive is wrong, ends the queue pair while it is being sent: it
+ * completes all the same only once, and what is posted then has its turn. */
+static void fails_by_its_own_message(void)
+{
+	struct side side;
+	struct ibv_sge sge = {.length = GRH + 8, .lkey = 0x12345};
+	struct ibv_recv_wr wr = {.wr_id = 10, .sg_list = &sge, .num_sge = 1}, *bad;
+
+	ud_open(&side, (struct options){0});
+	struct ibv_ah *ah = path_to(&side, &side);
+	struct ud_request request = {
+		.ah = ah, .qpn = side.qp->qp_num, .qkey = QKEY, .wr_id = 1, .length = 8};
+
+	sge.addr = (uintptr_t)side.memory;
+	CHECK_EQUAL(side.context->ops.post_recv(side.qp, &wr, &bad), 0);
+	CHECK_EQUAL(ud_post(&side, request), 0);
+	expect_wc(&side, 10, IBV_WC_LOC_PROT_ERR);
+	expect_wc(&side, 1, IBV_WC_WR_FLUSH_ERR);
+	nothing(&side);
+	CHECK_EQUAL(state_of(&side), IBV_QPS_ERR);
+	request.wr_id = 2;
+	CHECK_EQUAL(ud_post(&side, request), 0);
+	expect_wc(&side, 2, IBV_WC_WR_FLUSH_ERR);
+	nothing(&side);
+	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	close_side(&side);
+}
+
 int main(void)
 {
 	limit_seconds(60);
@@ -450,5 +478,6 @@ int main(void)
 	STEP(send_queue_error());
 	STEP(refused_requests());
 	STEP(bad_receive());
+	STEP(fails_by_its_own_message());
 	return 0;
 }

@@ -90,7 +90,8 @@ static bool send_oldest(struct soft_qp *qp)
 		hand_over(&datagram, iov, count);
 	else
 		done = soft_datagram_send(&datagram, path, iov, count);
-	if (done) {
+	/* A message to itself may have ended the queue pair, and flushed this request too. */
+	if (done && qp->ibv.state == IBV_QPS_RTS) {
 		qp->sq.next++;
 		soft_complete_send(qp, IBV_WC_SUCCESS);
 	}
