@@ -305,6 +305,8 @@ void soft_qp_send_error(struct soft_qp *qp)
 	set_state(qp, IBV_QPS_SQE);
 	soft_timer_stop(&qp->reach_timer);
 	soft_flush_sends(qp);
+	if (qp->link && qp->link->partial)
+		qp->link->zero_fill = true; /* its memory is the application's again */
 }
 
 void soft_qp_check_drained(struct soft_qp *qp)

@@ -1,0 +1,169 @@
+/* Frames that the wire has in part, when the send queue fails.  The
+ * other side is the test, and reads only when it wants to. */
+#include <sys/socket.h>
+
+#include "verbs_side.h"
+
+#include "wire/link.h"
+
+enum {
+	REST = 64, /* of a message: what its second frame carries */
+	LONG = SOFT_FRAME_MAX + REST,
+};
+
+struct stage {
+	struct side side;
+	int fd; /* the other end of the stream */
+};
+
+static uint8_t payload[SOFT_FRAME_MAX];
+
+static void open_stage(struct stage *stage, struct options options)
+{
+	const struct address absent = {.psn = 100, .qpn = 77}; /* LID 0: the stream comes from us */
+	const int small = 4096; /* less than a frame */
+	int fds[2];
+
+	options.memory = LONG;
+	open_side(&stage->side, options);
+	memset(stage->side.memory, 0xaa, LONG);
+	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+	CHECK_EQUAL(fcntl(fds[1], F_SETFL, O_NONBLOCK), 0);
+	CHECK_EQUAL(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)), 0);
+	bring_up(&stage->side, &absent);
+	soft_lock();
+	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(stage->side.qp), fds[1], NULL, 0), 0);
+	soft_unlock();
+	stage->fd = fds[0];
+}
+
+static void close_stage(struct stage *stage)
+{
+	close(stage->fd);
+	close_side(&stage->side);
+}
+
+/* The next frame, of which `begun` are its first bytes. */
+static struct soft_frame get_rest(const struct stage *stage, const uint8_t *begun, size_t count)
+{
+	uint8_t header[SOFT_FRAME_HEADER];
+	struct soft_frame frame;
+
+	CHECK(count == 0 || count >= sizeof(header));
+	if (count)
+		memcpy(header, begun, sizeof(header));
+	else
+		CHECK_EQUAL(recv(stage->fd, header, sizeof(header), MSG_WAITALL), sizeof(header));
+	CHECK(soft_frame_decode(header, &frame));
+	CHECK(frame.length <= sizeof(payload));
+	size_t have = count ? count - sizeof(header) : 0;
+
+	if (have)
+		memcpy(payload, begun + sizeof(header), have);
+	CHECK_EQUAL(recv(stage->fd, payload + have, frame.length - have, MSG_WAITALL),
+		    frame.length - have);
+	return frame;
+}
+
+static void get(const struct stage *stage, uint32_t psn, uint32_t offset, uint32_t length)
+{
+	struct soft_frame frame = get_rest(stage, NULL, 0);
+
+	CHECK_EQUAL(frame.opcode, SOFT_SEND);
+	CHECK_EQUAL(frame.psn, soft_psn_add(stage->side.psn, psn));
+	CHECK_EQUAL(frame.offset, offset);
+	CHECK_EQUAL(frame.length, length);
+	for (uint32_t i = 0; i < length; i++)
+		CHECK_EQUAL(payload[i], stage->side.memory[offset + i]);
+}
+
+static bool is_partial(struct stage *stage)
+{
+	soft_lock();
+	bool partial = soft_qp_of(stage->side.qp)->link->partial;
+
+	soft_unlock();
+	return partial;
+}
+
+/* ---- the send queue fails -------------------------------------------------------------------- */
+
+/* A message of two frames, the second of which is all of another region. */
+static struct ibv_mr *post_in_two_regions(struct stage *stage)
+{
+	struct side *side = &stage->side;
+	struct ibv_mr *rest = verbs->ibv_reg_mr(side->pd, side->memory + SOFT_FRAME_MAX, REST, 0);
+	struct ibv_sge sges[2] = {
+		{.addr = (uintptr_t)side->memory, .length = SOFT_FRAME_MAX, .lkey = side->mr->lkey},
+		{.addr = (uintptr_t)side->memory + SOFT_FRAME_MAX, .length = REST},
+	};
+	struct ibv_send_wr wr = {.wr_id = 1, .sg_list = sges, .num_sge = 2, .opcode = IBV_WR_SEND},
+			   *bad;
+
+	CHECK(rest);
+	sges[1].lkey = rest->lkey;
+	CHECK_EQUAL(side->context->ops.post_send(side->qp, &wr, &bad), 0);
+	CHECK(is_partial(stage));
+	return rest;
+}
+
+/* Reads no more than it takes until the request has completed; the number of bytes in `begun`. */
+static size_t until_failed(struct stage *stage, uint8_t *begun, size_t room)
+{
+	struct ibv_wc wc;
+	size_t count = 0;
+
+	while (poll_cq(&stage->side, 1, &wc) == 0) {
+		ssize_t n = recv(stage->fd, begun + count, room - count, MSG_DONTWAIT);
+
+		CHECK(n >= 0 || errno == EAGAIN);
+		count += n > 0 ? (size_t)n : 0;
+		soft_progress();
+	}
+	CHECK_EQUAL(wc.wr_id, 1);
+	CHECK_EQUAL(wc.status, IBV_WC_LOC_PROT_ERR);
+	return count;
+}
+
+/* The memory of a message's second frame goes while its first one is on its way out: the request
+ * fails, and what is left of the frame does not show the memory that is the application's again.
+ * A queue pair of UC goes on with the next message, which has the same slot. */
+static void memory_gone(bool uc)
+{
+	static uint8_t begun[SOFT_FRAME_HEADER + SOFT_FRAME_MAX];
+	struct stage stage;
+	struct side *side = &stage.side;
+
+	open_stage(&stage, (struct options){.uc = uc, .sends = 1});
+	struct ibv_mr *rest = post_in_two_regions(&stage);
+
+	CHECK_EQUAL(verbs->ibv_dereg_mr(rest), 0);
+	size_t count = until_failed(&stage, begun, sizeof(begun));
+
+	CHECK_EQUAL(state_of(side), uc ? IBV_QPS_SQE : IBV_QPS_ERR);
+	if (uc) {
+		memset(side->memory, 0xbb, LONG);
+		CHECK_EQUAL(to_state(side, IBV_QPS_RTS), 0);
+		CHECK_EQUAL(
+			post(side,
+			     (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = REST}),
+			0);
+		struct soft_frame frame = get_rest(&stage, begun, count);
+
+		CHECK_EQUAL(frame.psn, side->psn);
+		CHECK_EQUAL(frame.length, SOFT_FRAME_MAX);
+		for (uint32_t i = 0; i < frame.length; i++)
+			CHECK(payload[i] == 0xaa || payload[i] == 0);
+		get(&stage, 1, 0, REST);
+		expect_wc(side, 2, IBV_WC_SUCCESS);
+	}
+	close_stage(&stage);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(memory_gone(true));
+	STEP(memory_gone(false));
+	return 0;
+}
