@@ -126,20 +126,27 @@ static size_t until_failed(struct stage *stage, uint8_t *begun, size_t room)
 }
 
 /* The memory of a message's second frame goes while its first one is on its way out: the request
- * fails, and what is left of the frame does not show the memory that is the application's again.
- * A queue pair of UC goes on with the next message, which has the same slot. */
-static void memory_gone(bool uc)
+ * fails, in SQD as well, and what is left of the frame shows no memory that is the application's
+ * again.  A queue pair of UC goes on with the next message, which has the same slot. */
+static void memory_gone(bool uc, bool draining)
 {
 	static uint8_t begun[SOFT_FRAME_HEADER + SOFT_FRAME_MAX];
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
 	struct stage stage;
 	struct side *side = &stage.side;
 
 	open_stage(&stage, (struct options){.uc = uc, .sends = 1});
 	struct ibv_mr *rest = post_in_two_regions(&stage);
 
+	if (draining)
+		CHECK_EQUAL(verbs->ibv_modify_qp(side->qp, &attr,
+						 IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
+			    0);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(rest), 0);
 	size_t count = until_failed(&stage, begun, sizeof(begun));
 
+	if (draining)
+		expect_event(side, IBV_EVENT_SQ_DRAINED);
 	CHECK_EQUAL(state_of(side), uc ? IBV_QPS_SQE : IBV_QPS_ERR);
 	if (uc) {
 		memset(side->memory, 0xbb, LONG);
@@ -163,7 +170,9 @@ static void memory_gone(bool uc)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(memory_gone(true));
-	STEP(memory_gone(false));
+	for (int draining = 0; draining < 2; draining++) {
+		STEP(memory_gone(true, draining));
+		STEP(memory_gone(false, draining));
+	}
 	return 0;
 }

@@ -282,6 +282,14 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 	qp->communicated = qp->draining = false;
 }
 
+/* The send queue is drained, or has failed meanwhile, which the event tells as well. */
+static void end_draining(struct soft_qp *qp)
+{
+	if (qp->draining && qp->attr.en_sqd_async_notify)
+		soft_qp_event(qp, IBV_EVENT_SQ_DRAINED);
+	qp->draining = false;
+}
+
 void soft_qp_error(struct soft_qp *qp)
 {
 	soft_assert_locked();
@@ -290,6 +298,7 @@ void soft_qp_error(struct soft_qp *qp)
 	set_state(qp, IBV_QPS_ERR);
 	stop_timers(qp);
 	soft_flush(qp);
+	end_draining(qp);
 	/* IBTA 11.6.3.1: it will take no receive from its shared queue any more, so that the
 	 * application may destroy it without losing one. */
 	if (qp->ibv.srq)
@@ -305,6 +314,7 @@ void soft_qp_send_error(struct soft_qp *qp)
 	set_state(qp, IBV_QPS_SQE);
 	soft_timer_stop(&qp->reach_timer);
 	soft_flush_sends(qp);
+	end_draining(qp);
 	if (qp->link && qp->link->partial)
 		qp->link->zero_fill = true; /* its memory is the application's again */
 }
@@ -315,9 +325,7 @@ void soft_qp_check_drained(struct soft_qp *qp)
 	if (!qp->draining || qp->ibv.state != IBV_QPS_SQD || qp->sq.oldest != qp->sq.next ||
 	    qp->sq.next_offset || soft_oldest_has_begun(qp))
 		return;
-	qp->draining = false;
-	if (qp->attr.en_sqd_async_notify)
-		soft_qp_event(qp, IBV_EVENT_SQ_DRAINED);
+	end_draining(qp);
 }
 
 /* How long connecting may take: on this host, and to another one, where the first packets may get

@@ -29,6 +29,13 @@ void soft_send_pass(struct soft_qp *qp)
 		soft_complete_send(qp, IBV_WC_SUCCESS);
 }
 
+/* SQD begins nothing: what has not begun fails after it. */
+static bool has_its_turn(const struct soft_qp *qp)
+{
+	return qp->ibv.state == IBV_QPS_RTS ||
+	       (qp->ibv.state == IBV_QPS_SQD && soft_oldest_has_begun(qp));
+}
+
 void soft_send_settle(struct soft_qp *qp)
 {
 	struct soft_send_queue *sq = &qp->sq;
@@ -37,8 +44,8 @@ void soft_send_settle(struct soft_qp *qp)
 	       soft_send_carry_out(qp, soft_send_at(qp, sq->next), sq->reads))
 		sq->next++;
 	soft_send_pass(qp);
-	if (qp->ibv.state == IBV_QPS_RTS && sq->oldest != sq->tail && sq->oldest == sq->next &&
-	    soft_send_at(qp, sq->oldest)->status)
+	if (sq->oldest != sq->tail && sq->oldest == sq->next &&
+	    soft_send_at(qp, sq->oldest)->status && has_its_turn(qp))
 		soft_send_fail(qp, soft_send_at(qp, sq->oldest)->status);
 }
 void soft_send_fail(struct soft_qp *qp, enum ibv_wc_status status)
