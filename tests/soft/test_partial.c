@@ -1,4 +1,4 @@
-/* Frames that the wire has in part, when the send queue fails.  The
+/* Frames that the wire has in part, when the send queue fails or goes back to their message.  The
  * other side is the test, and reads only when it wants to. */
 #include <sys/socket.h>
 
@@ -9,6 +9,7 @@
 enum {
 	REST = 64, /* of a message: what its second frame carries */
 	LONG = SOFT_FRAME_MAX + REST,
+	CODE = 1, /* of an RNR timer: 10 us */
 };
 
 struct stage {
@@ -41,6 +42,14 @@ static void close_stage(struct stage *stage)
 {
 	close(stage->fd);
 	close_side(&stage->side);
+}
+
+static void put(const struct stage *stage, struct soft_frame frame)
+{
+	uint8_t bytes[SOFT_FRAME_HEADER];
+
+	soft_frame_encode(bytes, &frame);
+	CHECK_EQUAL(send(stage->fd, bytes, sizeof(bytes), MSG_NOSIGNAL), sizeof(bytes));
 }
 
 /* The next frame, of which `begun` are its first bytes. */
@@ -167,6 +176,72 @@ static void memory_gone(bool uc, bool draining)
 	close_stage(&stage);
 }
 
+/* ---- the requester goes back ----------------------------------------------------------------- */
+
+static struct soft_qp *waits_for_receive(struct stage *stage, uint8_t rnr_left)
+{
+	struct soft_qp *qp = soft_qp_of(stage->side.qp);
+	bool waits;
+
+	do {
+		soft_progress();
+		soft_lock();
+		waits = qp->rnr_left == rnr_left;
+		soft_unlock();
+	} while (!waits);
+	return qp;
+}
+
+static bool rnr_is_over(struct soft_qp *qp)
+{
+	soft_lock();
+	bool over = !qp->rnr_waiting;
+
+	soft_unlock();
+	return over;
+}
+
+/* An RNR NAK refuses a message when its header has come, while the rest of the frame is on its way
+ * out.  The message begins again behind that frame, wherever that is when the time is over. */
+static void not_ready(bool over_first)
+{
+	enum {
+		RETRIES = 3
+	};
+	struct soft_frame ack = {.opcode = SOFT_ACK, .flags = SOFT_FRAME_ACK};
+	struct stage stage;
+	struct side *side = &stage.side;
+
+	open_stage(&stage, (struct options){.rnr_retry = RETRIES});
+	CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = LONG}),
+		    0);
+	CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = REST}),
+		    0);
+	CHECK(is_partial(&stage));
+	/* Code 0: for 655 ms, or until the test says that they are over. */
+	put(&stage, (struct soft_frame){.opcode = SOFT_RNR_NAK,
+					.psn = side->psn,
+					.syndrome = over_first ? CODE : 0});
+	struct soft_qp *qp = waits_for_receive(&stage, RETRIES - 1);
+
+	if (over_first)
+		while (!rnr_is_over(qp))
+			soft_progress();
+	get(&stage, 0, 0, SOFT_FRAME_MAX);
+	soft_lock();
+	if (qp->rnr_waiting)
+		soft_timer_start(&qp->rnr_timer, soft_now());
+	soft_unlock();
+	get(&stage, 0, 0, SOFT_FRAME_MAX);
+	get(&stage, 0, SOFT_FRAME_MAX, REST);
+	get(&stage, 1, 0, REST);
+	ack.ack = soft_psn_add(side->psn, 1);
+	put(&stage, ack);
+	expect_wc(side, 1, IBV_WC_SUCCESS);
+	expect_wc(side, 2, IBV_WC_SUCCESS);
+	close_stage(&stage);
+}
+
 int main(void)
 {
 	limit_seconds(60);
@@ -174,5 +249,7 @@ int main(void)
 		STEP(memory_gone(true, draining));
 		STEP(memory_gone(false, draining));
 	}
+	STEP(not_ready(false));
+	STEP(not_ready(true));
 	return 0;
 }

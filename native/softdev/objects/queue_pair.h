@@ -130,6 +130,7 @@ struct soft_tx_packet {
 	uint32_t index; /* requester: slot of the send queue; responder: of the responses */
 	bool last; /* of its message */
 	bool by_cma; /* a descriptor in place of its payload */
+	bool refused; /* request: its message has to begin again, the frame only to end */
 };
 
 enum soft_link_state {

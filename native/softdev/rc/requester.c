@@ -146,7 +146,7 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	soft_requester_began(qp, out->index);
 	soft_send_pass(qp);
 	/* A NAK that came in while the frame was on its way out has moved us back. */
-	if (out->index != sq->next || out->frame.offset != sq->next_offset)
+	if (out->refused || out->index != sq->next || out->frame.offset != sq->next_offset)
 		return;
 	if (out->last) {
 		sq->next++;

@@ -262,7 +262,7 @@ static void advance_cursor(struct soft_tx_cursor *cursor, const struct soft_tx_p
 		cursor->response += out->last;
 		if (out->last && soft_psn_before(cursor->acked, frame->psn))
 			cursor->acked = frame->psn;
-	} else if (frame->opcode < SOFT_ACK && out->index == cursor->next &&
+	} else if (frame->opcode < SOFT_ACK && !out->refused && out->index == cursor->next &&
 		   frame->offset == cursor->next_offset) {
 		cursor->next_offset = out->last ? 0 : cursor->next_offset + frame->length;
 		cursor->next += out->last;
