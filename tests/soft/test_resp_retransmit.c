@@ -508,7 +508,7 @@ static void draining(void)
 	struct soft_frame frame = answer(SOFT_ACK, 0);
 	struct stage stage;
 
-	open_stage(&stage, (struct options){.timeout = 8});
+	open_stage(&stage, (struct options){.timeout = 24});
 	CHECK_EQUAL(post(&stage.side,
 			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = PIECE}),
 		    0);
@@ -519,8 +519,10 @@ static void draining(void)
 	CHECK_EQUAL(post(&stage.side,
 			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = PIECE}),
 		    0);
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < 2; i++) {
+		let_time_pass(&stage);
 		CHECK_EQUAL(get(&stage, data).psn, stage.side.psn);
+	}
 	frame.flags = SOFT_FRAME_ACK;
 	frame.ack = stage.side.psn;
 	put(&stage, frame, NULL);
