@@ -821,6 +821,44 @@ static void flushed_meanwhile(void)
 	close_end(&end);
 }
 
+/* The completions of shared receives stay when the queue pair that filled them is reset or destroyed,
+ * as with cards: they are those of the shared queue, whose receives would be lost with them. */
+static void completions_stay(void)
+{
+	for (int destroyed = 0; destroyed < 2; destroyed++) {
+		struct end source, target;
+		struct side *a = &source.side, *b = &target.side;
+
+		open_ends(&source, &target, (struct options){0});
+		for (uint64_t i = 0; i < 2; i++) {
+			CHECK_EQUAL(post_recv_at(b, i, i * 64, 64), 0);
+			CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND,
+							     .wr_id = i,
+							     .length = 8,
+							     .srqn = target.srqn}),
+				    0);
+			expect_wc(a, i, IBV_WC_SUCCESS);
+		}
+		uint32_t number = b->qp->qp_num;
+
+		if (destroyed) {
+			CHECK_EQUAL(verbs->ibv_destroy_qp(b->qp), 0);
+			b->qp = NULL;
+		} else {
+			CHECK_EQUAL(to_state(b, IBV_QPS_RESET), 0);
+		}
+		struct ibv_wc wc[3];
+
+		CHECK_EQUAL(poll_cq(b, 3, wc), 2);
+		for (uint64_t i = 0; i < 2; i++) {
+			CHECK_EQUAL(wc[i].wr_id, i);
+			CHECK_EQUAL(wc[i].status, IBV_WC_SUCCESS);
+			CHECK_EQUAL(wc[i].qp_num, number);
+		}
+		close_ends(&source, &target);
+	}
+}
+
 /* ---- processes and faults -------------------------------------------------------------------- */
 
 static void two_processes(void)
@@ -935,6 +973,7 @@ int main(void)
 	STEP(nonsense());
 	STEP(destroyed_meanwhile());
 	STEP(flushed_meanwhile());
+	STEP(completions_stay());
 	STEP(lossy());
 	STEP(not_by_cm());
 	return 0;

@@ -272,7 +272,8 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 		soft_links->leave(link);
 	soft_queues_reset(qp);
 	/* What it has completed is taken back too, as cards do: the number may soon be another
-	 * queue pair's, or the same one's in a new life. */
+	 * queue pair's, or the same one's in a new life.  Not at the shared queues of XRC, whose
+	 * receives would be lost. */
 	if (qp->ibv.send_cq)
 		soft_cq_forget(soft_cq_of(qp->ibv.send_cq), qp->ibv.qp_num);
 	if (qp->ibv.recv_cq)
