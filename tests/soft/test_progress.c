@@ -8,6 +8,7 @@
 #include "wire/link.h"
 
 #include <dirent.h>
+#include <signal.h>
 
 /* Nothing is left: no thread, no file descriptor; many times, and with streams made and broken. */
 static void nothing_left(void)
@@ -31,11 +32,12 @@ static void nothing_left(void)
 	}
 }
 
-/* How often the device's thread has gone to sleep; -1 if it has not even begun. */
-static long find_naps(void)
+/* A line of the status of the device's thread, behind what it begins with; false if that thread has
+ * not even begun. */
+static bool find_status(const char *begins, char value[256])
 {
 	DIR *dir = opendir("/proc/self/task");
-	long count = -1;
+	bool found = false;
 
 	CHECK(dir);
 	for (struct dirent *entry; (entry = readdir(dir));) {
@@ -47,23 +49,31 @@ static long find_naps(void)
 
 		while (file && fgets(line, sizeof(line), file)) {
 			device = device || !strcmp(line, "Name:\taiordma-device\n");
-			if (device)
-				sscanf(line, "voluntary_ctxt_switches: %ld", &count);
+			if (device && !strncmp(line, begins, strlen(begins))) {
+				strcpy(value, line + strlen(begins));
+				found = true;
+			}
 		}
 		if (file)
 			fclose(file);
 	}
 	closedir(dir);
-	return count;
+	return found;
 }
 
+static void wait_for_status(const char *begins, char value[256])
+{
+	while (!find_status(begins, value))
+		sched_yield();
+}
+
+/* How often the device's thread has gone to sleep. */
 static long naps(void)
 {
-	long count;
+	char value[256];
 
-	while ((count = find_naps()) < 0)
-		sched_yield();
-	return count;
+	wait_for_status("voluntary_ctxt_switches:", value);
+	return strtol(value, NULL, 10);
 }
 
 /* It may look around for some milliseconds after the last work, and on a busy machine these take
@@ -77,6 +87,29 @@ static void falls_asleep(void)
 		before = naps();
 		poll(NULL, 0, 400);
 	} while (naps() != before);
+}
+
+/* Signals of others are for the application's threads.  A fault of the device's own thread reaches the
+ * application's handler: were it blocked, the kernel would end the process without a word. */
+static void signals(void)
+{
+	static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+	uint64_t blocked, expected = ~UINT64_C(0);
+	char value[256];
+	sigset_t all;
+	struct side side;
+
+	sigfillset(&all);
+	for (int number = 1; number <= 64; number++)
+		if (sigismember(&all, number) != 1 || number == SIGKILL || number == SIGSTOP)
+			expected &= ~(UINT64_C(1) << (number - 1));
+	for (int i = 0; i < 4; i++)
+		expected &= ~(UINT64_C(1) << (faults[i] - 1));
+	open_side(&side, (struct options){0});
+	wait_for_status("SigBlk:", value);
+	blocked = strtoull(value, NULL, 16);
+	CHECK_EQUAL(blocked, expected);
+	close_side(&side);
 }
 
 /* An idle device with open connections uses no processor time at all. */
@@ -694,6 +727,7 @@ int main(void)
 	STEP(busy_application(false));
 	STEP(busy_application(true));
 	STEP(nothing_left());
+	STEP(signals());
 	STEP(idle());
 	STEP(idle_peers());
 	STEP(parts());

@@ -151,9 +151,26 @@ unsigned soft_engine_fork_generation(void)
 	return engine.fork_generation;
 }
 
+/* Signals are for the application's threads, apart from a thread's own faults: blocked, those end
+ * the process past the handler that it has for them (pthread_sigmask(3)). */
+static int start_thread(void)
+{
+	sigset_t others, before;
+
+	sigfillset(&others);
+	sigdelset(&others, SIGSEGV);
+	sigdelset(&others, SIGBUS);
+	sigdelset(&others, SIGFPE);
+	sigdelset(&others, SIGILL);
+	pthread_sigmask(SIG_SETMASK, &others, &before);
+	int rc = pthread_create(&engine.thread, NULL, soft_engine_run, NULL);
+
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return rc;
+}
+
 static int start(void)
 {
-	sigset_t all, before;
 	int rc = soft_engine_guard_fork();
 
 	if (!rc)
@@ -187,11 +204,7 @@ static int start(void)
 	if (!rc) {
 		soft_publish(&engine.stopping, false);
 		engine.running = true;
-		/* Signals are for the application's threads. */
-		sigfillset(&all);
-		pthread_sigmask(SIG_SETMASK, &all, &before);
-		rc = pthread_create(&engine.thread, NULL, soft_engine_run, NULL);
-		pthread_sigmask(SIG_SETMASK, &before, NULL);
+		rc = start_thread();
 	}
 	if (rc) {
 		engine.running = false;
