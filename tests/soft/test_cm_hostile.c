@@ -560,6 +560,16 @@ static void strange_servers(void)
 	close(server);
 }
 
+static bool has_heard(const struct side *client)
+{
+	bool heard;
+
+	soft_lock();
+	heard = soft_cm_id_of(client->id)->heard;
+	soft_unlock();
+	return heard;
+}
+
 /* Not a word, and only the first one. */
 static void silent_servers(void)
 {
@@ -579,6 +589,19 @@ static void silent_servers(void)
 	soft_cm_limits.response_ms = 60000;
 	client = asking(server, port, &connection);
 	write_all(connection, "ARCM\x02\x02\x00\x00", 8); /* MRA */
+	expect_status(client.channel, RDMA_CM_EVENT_UNREACHABLE, client.id, -ETIMEDOUT);
+	close(connection);
+	side_close(&client);
+
+	/* The first word again and again: the time runs from the first one. */
+	client = asking(server, port, &connection);
+	write_all(connection, "ARCM\x02\x02\x00\x00", 8);
+	while (!has_heard(&client))
+		CHECK_EQUAL(poll(NULL, 0, 1), 0); /* limit_seconds bounds it */
+	soft_lock();
+	soft_cm_limits.service_ms = UINT32_MAX;
+	soft_unlock();
+	write_all(connection, "ARCM\x02\x02\x00\x00", 8);
 	expect_status(client.channel, RDMA_CM_EVENT_UNREACHABLE, client.id, -ETIMEDOUT);
 	close(connection);
 	side_close(&client);

@@ -94,6 +94,7 @@ static bool take_reply(struct soft_cm_id *id, const struct soft_cm_message *repl
 static bool message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	struct soft_cm_id *id = link->owner;
+	bool first = !id->heard;
 
 	id->heard = true;
 	if (message->type == SOFT_CM_REJ) {
@@ -101,7 +102,8 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 		return false;
 	}
 	if (id->state == SOFT_CM_CONNECTING && message->type == SOFT_CM_MRA) {
-		soft_cm_link_expect(link, soft_cm_limits.service_ms);
+		if (first) /* repeated, it would hold the id for ever */
+			soft_cm_link_expect(link, soft_cm_limits.service_ms);
 		return true;
 	}
 	if (id->state == SOFT_CM_CONNECTING && message->type == SOFT_CM_REP)
