@@ -294,6 +294,30 @@ static inline void forked(void)
 	join(&process);
 }
 
+/* What it inherited counts for nothing in the child, neither as long as it is there nor when it
+ * goes: the child may be in as many groups as any process, and in no more. */
+static inline void limits_of_a_child(void)
+{
+	const union ibv_gid group = group_of("::ffff:239.77.1.6");
+	struct side parent;
+
+	ud_open(&parent, (struct options){0});
+	CHECK_EQUAL(verbs->ibv_attach_mcast(parent.qp, &group, 0), 0);
+	struct process process = split();
+
+	limit_seconds(60);
+	if (!process.child) {
+		limits();
+		CHECK_EQUAL(verbs->ibv_detach_mcast(parent.qp, &group, 0), 0);
+		limits();
+	}
+	process_barrier(&process);
+	if (process.child)
+		CHECK_EQUAL(verbs->ibv_detach_mcast(parent.qp, &group, 0), 0);
+	close_side(&parent);
+	join(&process);
+}
+
 int main(void)
 {
 	limit_seconds(60);
@@ -301,6 +325,7 @@ int main(void)
 	STEP(between_processes("ff12:401b:ffff::77"));
 #ifndef __SANITIZE_THREAD__ /* which cannot follow into the child */
 	STEP(forked());
+	STEP(limits_of_a_child());
 #endif
 	STEP(members());
 	STEP(refused());

@@ -163,6 +163,12 @@ void soft_multicast_addresses(void)
 	}
 }
 
+/* The parent's, in the child of a fork: it counts for nothing there. */
+static bool is_inherited(const struct group *group)
+{
+	return soft_list_empty(&group->node);
+}
+
 static struct group *find(const union ibv_gid *gid)
 {
 	for (struct soft_node *node = groups.next; node != &groups; node = node->next) {
@@ -197,8 +203,9 @@ static int group_open(const union ibv_gid *gid, struct group **opened)
 static void group_close(struct group *group)
 {
 	soft_watch_close(&group->watch);
+	if (!is_inherited(group))
+		group_count--;
 	soft_list_remove(&group->node);
-	group_count--;
 	free(group);
 }
 
@@ -206,6 +213,7 @@ void soft_multicast_reset_after_fork(void)
 {
 	while (!soft_list_empty(&groups))
 		soft_list_remove(groups.next);
+	group_count = attachment_count = 0;
 }
 
 /* ---- calls --------------------------------------------------------------------------------- */
@@ -263,7 +271,8 @@ static void detach(struct attachment *attachment)
 {
 	soft_list_remove(&attachment->of_group);
 	soft_list_remove(&attachment->of_qp);
-	attachment_count--;
+	if (!is_inherited(attachment->group))
+		attachment_count--;
 	if (soft_list_empty(&attachment->group->members))
 		group_close(attachment->group);
 	free(attachment);
