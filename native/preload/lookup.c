@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,18 +65,23 @@ void preload_gave_out_folder(void)
 	atomic_store_explicit(&gave_out_folder, true, memory_order_relaxed);
 }
 
-/* The folder that stands for "/": beside this library. */
+/* The folder that stands for "/": beside this library, without symbolic links, as the kernel names
+ * the folders of open descriptors. */
 static char top[512];
 
 __attribute__((constructor)) static void find_top(void)
 {
+	char folder[PATH_MAX], real[PATH_MAX];
 	const char *slash;
 	Dl_info info;
 
-	if (dladdr(top, &info) && info.dli_fname && (slash = strrchr(info.dli_fname, '/')) &&
-	    (size_t)(slash - info.dli_fname) < sizeof(top) - sizeof("/tree"))
-		snprintf(top, sizeof(top), "%.*s/tree", (int)(slash - info.dli_fname),
-			 info.dli_fname);
+	if (!dladdr(top, &info) || !info.dli_fname || !(slash = strrchr(info.dli_fname, '/')) ||
+	    (size_t)(slash - info.dli_fname) >= sizeof(folder) - sizeof("/tree"))
+		return;
+	snprintf(folder, sizeof(folder), "%.*s/tree", (int)(slash - info.dli_fname),
+		 info.dli_fname);
+	if (realpath(folder, real) && strlen(real) < sizeof(top))
+		strcpy(top, real);
 }
 
 /* A name relative to one of our folders, as an absolute one. */

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aiordma import verbs
+from aiordma.cli import run as command
 
 from .test_run import aiordma_run
 
@@ -151,6 +153,23 @@ def test_relative_to_an_open_folder() -> None:
         "os.stat('no such file', dir_fd=top)",
         setup=f"top = os.open('{CLASS}', os.O_RDONLY)",
     ) == ["4: ACTIVE\n", 4096, "../../../embedded0", False, "ENOENT"]
+
+
+def test_relative_to_an_open_folder_of_an_installation_behind_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "preload").symlink_to(command.library().parent)
+    path = tmp_path / "preload" / "libibverbs.so.1"
+    monkeypatch.setattr(command, "library", lambda: path)
+    program = f"import os; print(os.readlink('device', dir_fd=os.open('{CLASS}', os.O_RDONLY)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "LD_PRELOAD": command.preloaded(os.environ.get("LD_PRELOAD", ""))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("../../../embedded0\n", "")
 
 
 def test_other_paths_are_the_systems() -> None:
