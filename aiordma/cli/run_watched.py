@@ -80,6 +80,8 @@ def wait(path: str, words: list[str], environment: Mapping[str, str]) -> int:
     Signals that other processes send here are sent on to it. Those of the terminal are not, since
     the terminal sends them to both.
     """
+    # Ignored, as a caller may leave it, there would be no signal and no status: waitpid(2).
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})
     pid = os.posix_spawn(path, words, environment, setsigmask=before)
     while True:

@@ -199,6 +199,19 @@ def test_a_signal_is_forwarded() -> None:
         assert process.wait(100) == 9
 
 
+IGNORING_CHILDREN = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, "-m", "aiordma", "run", *sys.argv[1:]])
+"""
+
+
+def test_the_status_where_the_caller_ignores_its_children() -> None:
+    """Ignored, SIGCHLD is inherited, and the kernel keeps no status of a child that has ended."""
+    program = [sys.executable, "-c", IGNORING_CHILDREN, "--must-use", "sh", "-c", "exit 7"]
+    assert subprocess.run(program, timeout=100, check=False).returncode == 7
+
+
 def test_a_folder_for_traces_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder, text in (("file", "is a file"), ("file/x", "Not a directory"), ("%p", "%p is not")):
