@@ -47,9 +47,16 @@ def run_watched(
     kept = False
     try:
         status = wait(path, words, {**environment, "AIORDMA_TRACE": f"{traces}/%p.jsonl"})
-        used = any(traces.iterdir())
+        gone = not traces.exists()  # such as by a program that cleans up in TMPDIR
+        used = not gone and any(traces.iterdir())
         if status == 0 and must_use and not used:
-            print(f"aiordma: {path} ended with 0 and never opened embedded0", file=sys.stderr)
+            if gone:
+                text = (
+                    f"{path} removed {traces}, which tells whether it opened embedded0: keep that"
+                )
+            else:
+                text = f"{path} ended with 0 and never opened embedded0"
+            print(f"aiordma: {text}", file=sys.stderr)
             status = UNUSED
         kept = status != 0 and failure_traces is not None and used
         if kept:

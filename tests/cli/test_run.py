@@ -188,6 +188,14 @@ def test_a_program_that_must_use_the_device(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_program_that_removes_its_traces(tmp_path: Path) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    done = aiordma_run("--must-use", "sh", "-c", 'rm -r "$TMPDIR"', TMPDIR=str(folder))
+    assert done.returncode == 125
+    assert f"sh removed {folder}/sh." in done.stderr
+
+
 def test_a_signal_is_forwarded() -> None:
     words = [sys.executable, "-m", "aiordma", "run", "--must-use", sys.executable, "-c", OPENED]
     ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); print(1, flush=True)"
