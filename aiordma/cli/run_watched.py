@@ -69,16 +69,16 @@ def run_watched(
 
 def new_folder(parent: Path | None, program: str) -> Path:
     """A new folder for traces. Its path has no %p, which stands for a number in AIORDMA_TRACE."""
-    if parent and "%p" in str(parent):
-        raise click.BadParameter(f"{parent}: %p is not possible", param_hint="--failure-traces")
+    hint = "--failure-traces" if parent else "TMPDIR"
     try:
-        if parent:
-            parent.mkdir(parents=True, exist_ok=True)
-        made = tempfile.mkdtemp(prefix=program.replace("%", "_") + ".", dir=parent)
+        folder = (parent or Path(tempfile.gettempdir())).absolute()
+        if "%p" in str(folder):
+            raise click.BadParameter(f"{folder}: %p is not possible", param_hint=hint)
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=program.replace("%", "_") + ".", dir=folder))
     except OSError as error:
-        hint = "--failure-traces" if parent else None
-        raise click.BadParameter(f"{error.filename}: {error.strerror}", param_hint=hint) from error
-    return Path(made).absolute()
+        where = f"{error.filename}: " if error.filename else ""  # TMPDIR itself names its folders
+        raise click.BadParameter(f"{where}{error.strerror}", param_hint=hint) from error
 
 
 def wait(path: str, words: list[str], environment: Mapping[str, str]) -> int:

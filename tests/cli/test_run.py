@@ -226,6 +226,10 @@ def test_a_folder_for_traces_that_cannot_be(tmp_path: Path) -> None:
         done = aiordma_run("--failure-traces", str(tmp_path / folder), "true")
         assert done.returncode == 2
         assert text in done.stderr
+    (tmp_path / "%p").mkdir()
+    done = aiordma_run("--must-use", "true", TMPDIR=str(tmp_path / "%p"))
+    assert done.returncode == 2
+    assert f"TMPDIR: {tmp_path}/%p: %p is not possible" in done.stderr
 
 
 # ---- rsockets -----------------------------------------------------------------------------------
