@@ -251,6 +251,18 @@ PUBLIC ssize_t lgetxattr(const char *path, const char *name, void *value, size_t
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u /* Linux 6.3; sysctl vm.memfd_noexec may ask for it */
+#endif
+
+static int make_file(const char *name, unsigned int close_on_exec)
+{
+	int fd = memfd_create(name, MFD_NOEXEC_SEAL | close_on_exec);
+
+	return fd < 0 && errno == EINVAL ? memfd_create(name, MFD_ALLOW_SEALING | close_on_exec)
+					 : fd;
+}
+
 static int open_text(const struct place *place, int flags)
 {
 	const char *name = strrchr(place->path, '/') + 1;
@@ -264,10 +276,11 @@ static int open_text(const struct place *place, int flags)
 	length = place->entry->answer(text, place->index);
 	if (length < 0)
 		return fail(-length);
-	fd = memfd_create(name, MFD_ALLOW_SEALING | (flags & O_CLOEXEC ? MFD_CLOEXEC : 0));
+	fd = make_file(name, flags & O_CLOEXEC ? MFD_CLOEXEC : 0);
 	if (fd < 0)
 		return -1;
 	if (write(fd, text, (size_t)length) != length || lseek(fd, 0, SEEK_SET) ||
+	    fchmod(fd, mode_of(place) & 0777) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)) {
 		int error = errno;
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +143,15 @@ def test_files_cannot_be_written() -> None:
         f"os.write(os.open('{file}', os.O_RDONLY), b'x')",
         f"os.access('{file}', os.R_OK)",
     ) == ["EACCES", "ENOTDIR", False, "EPERM", True]
+
+
+def test_an_open_file_is_as_its_path_says() -> None:
+    """Not executable, above all: the system may allow no memory that is (vm.memfd_noexec)."""
+    file = f"{CLASS}/node_desc"
+    modes = (
+        f"oct(os.stat({it}).st_mode)" for it in (repr(file), f"os.open('{file}', os.O_RDONLY)")
+    )
+    assert evaluate(*modes) == [oct(stat.S_IFREG | 0o444)] * 2
 
 
 def test_relative_to_an_open_folder() -> None:
