@@ -73,7 +73,8 @@ __attribute__((constructor)) static void set_up(void)
 	soft_ibv_free_device_list(list);
 }
 
-/* The first line of a file: its length, or -1. */
+/* The text of a file without its newline: its length; -1 also where there is no room for a final zero,
+ * without which the caller would read on. */
 PUBLIC int ibv_read_sysfs_file(const char *dir, const char *file, char *buf, size_t size)
 {
 	char path[IBV_SYSFS_PATH_MAX * 2];
@@ -93,6 +94,8 @@ PUBLIC int ibv_read_sysfs_file(const char *dir, const char *file, char *buf, siz
 		buf[--length] = '\0';
 	else if (length >= 0 && (size_t)length < size)
 		buf[length] = '\0';
+	else
+		length = -1;
 	return (int)length;
 }
 

@@ -154,6 +154,25 @@ def test_an_open_file_is_as_its_path_says() -> None:
     assert evaluate(*modes) == [oct(stat.S_IFREG | 0o444)] * 2
 
 
+def test_a_text_without_room_for_its_end() -> None:
+    """ibv_read_sysfs_file: the newline, which is not told, leaves room for the zero."""
+    setup = """
+import ctypes
+def text(size):
+    buffer = ctypes.create_string_buffer(20)
+    read = ctypes.CDLL(None).ibv_read_sysfs_file
+    length = read(b"/sys/class/infiniband/embedded0", b"node_desc", buffer, ctypes.c_size_t(size))
+    return [length, buffer.value.decode() if length >= 0 else None]
+"""
+    assert evaluate(*(f"text({size})" for size in (0, 4, 9, 10, 20)), setup=setup) == [
+        [-1, None],
+        [-1, None],
+        [-1, None],
+        [9, "embedded0"],
+        [9, "embedded0"],
+    ]
+
+
 def test_relative_to_an_open_folder() -> None:
     assert evaluate(
         "os.read(os.open('ports/1/state', os.O_RDONLY, dir_fd=top), 99).decode()",
