@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import secrets
 import threading
@@ -147,8 +148,8 @@ def faults(
         "overrun": _when(overrun),
         "register": _when(register),
         "handshake": _when(handshake),
-        "qp": qp if qp is None or isinstance(qp, int) else _qp_num(qp),
-        "cq": cq.handle if isinstance(cq, verbs.CompletionQueue) else cq,
+        "qp": "" if qp is None else str(qp if isinstance(qp, int) else _qp_num(qp)),
+        "cq": "" if cq is None else str(cq if isinstance(cq, int) else cq.handle),
     }
     plan = ",".join(f"{name}={it}" for name, it in parts.items() if it or name == "seed")
     made = Faults(plan, seed, chosen)
@@ -172,6 +173,9 @@ def _when(when: When) -> str:
 
 
 def _time(seconds: float) -> str:
+    """The value as text; the device refuses what is not finite."""
+    if not math.isfinite(seconds):
+        return str(seconds)
     return f"{round(seconds * 1e9)}ns" if seconds else ""
 
 

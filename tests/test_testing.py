@@ -295,6 +295,17 @@ def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> 
         pass
     with pytest.raises(ValueError, match="plan of faults: 'los=1': there is no such part"):
         device.set_faults("los=1")
+    for given, part in (
+        ({"qp": 0}, "'qp=0': a number from 1"),
+        ({"cq": 0}, "'cq=0': a number from 1"),
+        ({"delay": float("inf")}, "'delay=inf': a time is expected"),
+        ({"jitter": float("nan")}, "'jitter=nan': a time is expected"),
+    ):
+        with (
+            pytest.raises(ValueError, match=part),
+            testing.faults(device=device_name, **given),
+        ):
+            pass
     with testing.faults(device=device_name):  # it has not been set
         pass
     assert device.fault_counts() - device.fault_counts() == testing.FaultCounts()
