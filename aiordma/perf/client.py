@@ -18,7 +18,7 @@ from aiordma.errors import ProtocolError
 from aiordma.transport import Via
 
 from . import client_ends, client_memory, wire
-from .client_ends import ENDLESS, ClientEnd, Run
+from .client_ends import ENDLESS, ClientEnd, Run, together
 from .client_streams import Streams
 from .gpu import GPU, GPUMemory
 from .quiet import quiet
@@ -296,11 +296,9 @@ class PerfClient:
 
         timer = loop.call_soon(sample)
         try:
-            async with asyncio.TaskGroup() as group:
-                for end, run in zip(self._ends, self._runs, strict=True):
-                    group.create_task(getattr(end, kind)(run))
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+            await together(
+                getattr(end, kind)(run) for end, run in zip(self._ends, self._runs, strict=True)
+            )
         finally:
             timer.cancel()
         return marks

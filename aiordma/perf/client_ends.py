@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiordma
 from aiordma import Message
@@ -72,6 +72,16 @@ async def time_each(operate: Callable[[], Awaitable[object]], run: Run) -> None:
         await operate()
         times.append(perf_counter() - start)
         run.done += 1
+
+
+async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Do all of it; when one fails, cancel the others and raise the first error alone."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
 
 
 class Sends:

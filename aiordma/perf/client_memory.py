@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -11,7 +10,7 @@ import aiordma
 from aiordma import Batch, Buffer, RemoteRegion, Rights, Share
 from aiordma.mr_pool import LocalMemory
 
-from .client_ends import U32, Run, time_each
+from .client_ends import U32, Run, time_each, together
 from .contents import SERVER, contents, difference
 
 
@@ -79,9 +78,7 @@ class OneSided(ABC):
 
     async def flood(self, run: Run) -> None:
         work = self._singly if run.batch == 1 else self._in_batches
-        async with asyncio.TaskGroup() as group:
-            for _ in range(run.depth // run.batch):
-                group.create_task(work(run))
+        await together(work(run) for _ in range(run.depth // run.batch))
 
     async def _singly(self, run: Run) -> None:
         while run.started < run.limit:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from aiordma.perf.client import PerfClient, RefusedError, Result
+from aiordma.perf.client_memory import OneSided
 from aiordma.perf.server import Limits, PerfServer
 from aiordma.perf.settings import (
     METRICS,
@@ -172,3 +173,24 @@ async def test_stopping_keeps_what_was_measured(device_name: str, host: str) -> 
     assert result.latency is not None
     assert result.latency.count == result.operations > 0
     assert result.mismatch == ""
+
+
+@one_loop
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("operation", ["write", "read", "atomic"])
+async def test_a_connection_that_ends_is_one_error(
+    device_name: str, host: str, operation: str, batch: int
+) -> None:
+    """And not one of each operation under way."""
+    asked = replace(settings(operation, "bw"), batch=batch, iterations=MOST_ITERATIONS)
+    async with await PerfServer.start(host, 0, device=device_name) as server:
+        connecting = PerfClient.connect(asked, host, server.listening.port, device=device_name)
+        async with connecting as client:
+
+            def end(part: float) -> None:
+                (measured_end,) = client._ends
+                assert isinstance(measured_end, OneSided)
+                measured_end._conn.abort()
+
+            with pytest.raises(ConnectionError):
+                await client.measure(asked.sizes[0], end)
