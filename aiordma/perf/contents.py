@@ -7,10 +7,15 @@ from random import Random
 # The seed of the server's bytes is that of the client's plus this.
 SERVER = 1
 
+# Bytes that are made at a time: Random makes less than 256 MiB. A multiple of its words of 4 bytes,
+# so that they are the bytes that it makes in one go.
+PART = 1 << 20
+
 
 def contents(seed: int, size: int) -> bytes:
     """Incompressible bytes, determined by the seed."""
-    return Random(seed).randbytes(size)
+    random = Random(seed)
+    return b"".join(random.randbytes(min(PART, size - at)) for at in range(0, size, PART))
 
 
 def difference(got: bytes | memoryview, expected: bytes) -> str:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import gc
+from random import Random
 
 import pytest
 
-from aiordma.perf.contents import contents, difference
+from aiordma.perf.contents import PART, contents, difference
 from aiordma.perf.quiet import quiet
 
 
 def test_contents_follow_from_the_seed() -> None:
     assert contents(7, 100) == contents(7, 100) != contents(8, 100)
     assert contents(7, 0) == b""
+
+
+def test_contents_of_any_size() -> None:
+    assert contents(7, PART + 3) == Random(7).randbytes(PART + 3)
+    assert len(contents(7, 256 << 20)) == 256 << 20
 
 
 @pytest.mark.parametrize(
