@@ -21,8 +21,8 @@ DEFAULT_SIZE = {"lat": 64, "bw": 64 * KIB, "rate": 64}
 # 64 as in most comparisons; perftest has 128.
 DEFAULT_DEPTH = 64
 
-LONGEST = 3600.0
-"""The longest timed part, in seconds: each latency takes 8 bytes of memory."""
+LONGEST = 540.0
+"""The longest timed part, in seconds: a minute less than the server's `Limits.silence`."""
 MOST_ITERATIONS = 100_000_000
 
 # Operations before the timed ones, which warm up caches, page tables and the adaptive parts of the

@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from aiordma.perf.settings import EVERY_SIZE, METRICS, OPERATIONS, Settings, default_depth
+from aiordma.perf.server import Limits
+from aiordma.perf.settings import (
+    EVERY_SIZE,
+    LONGEST,
+    METRICS,
+    OPERATIONS,
+    Settings,
+    default_depth,
+)
 from aiordma.perf.settings import default_sizes as sizes_of
 
-BASE = {"operation": "write", "metric": "bw", "sizes": (64,), "depth": 8}
+BASE: dict[str, Any] = {"operation": "write", "metric": "bw", "sizes": (64,), "depth": 8}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -38,7 +46,7 @@ def test_what_is_not_chosen_is_possible(operation: str, metric: str) -> None:
         ({"depth": 1 << 16}, "depth must be within 1 and 65535"),
         ({"duration": 0.0}, "the duration must be more than 0"),
         ({"duration": float("nan")}, "the duration must be more than 0"),
-        ({"duration": 3601.0}, "at most 3600 seconds"),
+        ({"duration": 541.0}, "at most 540 seconds"),
         ({"operation": "send", "batch": 2}, "cannot hold messages"),
         ({"operation": "read", "imm": True}, "needs the operation send or write"),
         ({"batch": 2, "imm": True}, "a batch cannot have immediate data"),
@@ -52,6 +60,10 @@ def test_what_is_not_chosen_is_possible(operation: str, metric: str) -> None:
 def test_what_makes_no_sense(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Settings(**{**BASE, **changes})
+
+
+def test_the_longest_part_ends_before_the_server_gives_up() -> None:
+    assert Settings(**BASE, duration=LONGEST).duration < Limits().silence
 
 
 def test_every_size_is_that_of_perftest() -> None:
