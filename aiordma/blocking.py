@@ -87,6 +87,8 @@ class _LoopThread:
         try:
             value, leaving = result.result()
         except CancelledError:
+            if not self._stopped:
+                raise  # the function has cancelled itself, or what it awaits
             raise ConnectionClosedError("blocking.stop() has ended the call") from None
         finally:
             result.cancel()  # for an interrupt of this thread: else it has ended
@@ -302,7 +304,8 @@ class Connection(_Handle[transport.Connection]):
         try:
             yield region
         finally:
-            self._call(region.close)
+            if self._thread is _thread:  # else it has ended, or is the parent's
+                self._call(region.close)
 
     def __iter__(self) -> Iterator[bytes]:
         """Messages, until the peer closes the connection."""

@@ -13,8 +13,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -229,6 +229,23 @@ def test_stop_ends_what_waits(serve: blocking.Listener) -> None:
     blocking.stop()  # there is nothing to end
 
 
+def test_a_cancellation_of_its_own_is_not_stop(serve: blocking.Listener) -> None:
+    """Neither of a call, nor of one with a time limit; its thread goes on."""
+
+    async def cancel() -> None:
+        waiting = asyncio.create_task(asyncio.Event().wait())
+        waiting.cancel()
+        await waiting
+
+    with pytest.raises(CancelledError):
+        blocking.call(cancel)
+    with pytest.raises(CancelledError):
+        serve.within(100)._call(cancel)
+    with connected(serve) as (client, server):
+        client.send(b"after it")
+        assert server.recv() == b"after it"
+
+
 def test_a_thread_that_cannot_begin(
     monkeypatch: pytest.MonkeyPatch, host: str, device_name: str
 ) -> None:
@@ -371,6 +388,20 @@ def test_after_fork(serve: blocking.Listener, host: str, device_name: str) -> No
             assert accepting.result() == b"from the child"
         client.send(b"the parent goes on")
         assert server.recv() == b"the parent goes on"
+
+
+def test_a_registration_that_ends_in_a_child_or_after_stop(
+    serve: blocking.Listener, device_name: str
+) -> None:
+    with connected(serve) as (client, _):
+        registered = ExitStack()
+        registered.enter_context(client.register(bytearray(16)))
+        if kind_of(device_name) == "embedded":
+            assert in_child(registered.close) == 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            blocking.stop()
+        registered.close()
 
 
 # ---- derived ------------------------------------------------------------------------------------
