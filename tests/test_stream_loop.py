@@ -97,3 +97,52 @@ def test_tls_is_that_of_the_stream(kind: Any, device_name: str, host: str) -> No
 
     with asyncio.Runner(loop_factory=make) as runner:
         runner.run(main())
+
+
+@pytest.mark.parametrize("kind", [streams.EventLoop, UVLoop])
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_task_that_is_cancelled_at_the_end_still_hears(
+    kind: Any, device_name: str, host: str, paused: bool
+) -> None:
+    """With TCP, asyncio.run cancels the program's tasks and not its connections."""
+    heard = bytearray()
+    tasks = []
+
+    def make() -> asyncio.AbstractEventLoop:
+        loop: Any = kind()
+        loop.device = device_name
+        assert isinstance(loop, asyncio.AbstractEventLoop)
+        return loop
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            self.transport = transport
+
+        def data_received(self, data: bytes) -> None:
+            self.transport.write(data)
+
+    async def wait(ready: asyncio.Event) -> None:
+        async with await asyncio.get_running_loop().create_server(Echo, host, 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            reader, writer = await asyncio.open_connection(host, port)
+            if paused:
+                writer.transport.pause_reading()
+            ready.set()
+            try:
+                await reader.read()
+            finally:
+                writer.write(b"a")
+                writer.transport.resume_reading()
+                heard.extend(await reader.readexactly(1))
+                writer.close()
+                await writer.wait_closed()
+
+    async def main() -> None:
+        ready = asyncio.Event()
+        tasks.append(asyncio.create_task(wait(ready)))
+        await ready.wait()
+
+    with asyncio.Runner(loop_factory=make) as runner:
+        runner.run(main())
+    assert heard == b"a"

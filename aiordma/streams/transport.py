@@ -20,12 +20,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from .._loop.affinity import LoopAffinity
 from ..errors import ConnectionClosedError, ProtocolError, host_port
-from ..transport import Connection
+from ..transport import Connection, Message
 
 logger: logging.Logger = logging.getLogger("aiordma.streams")
 
@@ -40,6 +40,20 @@ EAGER_WRITES = 4
 HIGH_WATER = 64 << 10
 # What operations end with when the connection has ended; ProtocolError is no ConnectionError.
 ENDED = (ConnectionError, ProtocolError)
+
+
+def background(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]
+) -> asyncio.Task[None]:
+    """A task that is not among `asyncio.all_tasks()`.
+
+    A program that cancels all of these, as `asyncio.run` does at its end, means its own: over TCP
+    its connections go on, for what its tasks still have to say.  The task begins in a later
+    iteration of the loop, also where the loop's task factory is an eager one.
+    """
+    task = asyncio.Task(work, loop=loop)
+    asyncio._unregister_task(task)
+    return task
 
 
 class _Outbox:
@@ -111,7 +125,9 @@ class StreamTransport(asyncio.Transport):
         self._eof_written = False
         self._eof_owed = False  # write_eof was called, and the connection has not yet sent it
         self._eof_received = False
-        self._resumed: asyncio.Future[None] | None = None  # while reading is paused
+        self._paused = False
+        self._unread: Message | None = None  # its first `_taken` bytes were given to the protocol
+        self._taken = 0
         self._closing = False
         self._lost = False
         self._end: asyncio.Task[None] | None = None
@@ -145,31 +161,20 @@ class StreamTransport(asyncio.Transport):
     # ---- reading -------------------------------------------------------------------------
 
     def _start_reading(self) -> None:
-        if not self._closing:
-            self._reader = self._loop.create_task(self._read())
+        if self._reader is None and not self._closing:
+            self._reader = background(self._loop, self._read())
 
     async def _read(self) -> None:
         connection = self._connection
         try:
             while True:
-                message = await connection.recv()
-                with message:
-                    size, taken = len(message), 0
-                    while True:
-                        while self._resumed is not None:
-                            await self._resumed
-                        if self._closing:
-                            return
-                        if not size:
-                            self._take_eof()
-                        elif self._eof_received:
-                            raise ConnectionResetError(
-                                f"{self._peer} wrote after the end of its stream"
-                            )
-                        else:
-                            taken += self._deliver(message.data[taken:])
-                        if taken == size:
-                            break
+                message = self._unread
+                if message is None:
+                    message = self._unread = await connection.recv()
+                    self._taken = 0
+                if not self._take_in(message):
+                    self._reader = None  # `resume_reading` starts another one
+                    return
         except ConnectionClosedError:
             # A clean close completes every send of this side.  `sent` may be called back after this
             # task, in the same iteration of the loop.
@@ -183,6 +188,30 @@ class StreamTransport(asyncio.Transport):
             )
         except Exception as error:
             self._force_close(error)
+        finally:
+            if self._closing:
+                self._drop_unread()
+
+    def _take_in(self, message: Message) -> bool:
+        """Give the protocol the rest of the message; False when it has paused or closed."""
+        size = len(message)
+        while True:
+            if self._paused or self._closing:
+                return False
+            if not size:
+                self._take_eof()
+            elif self._eof_received:
+                raise ConnectionResetError(f"{self._peer} wrote after the end of its stream")
+            else:
+                self._taken += self._deliver(message.data[self._taken :])
+            if self._taken == size:
+                self._drop_unread()
+                return True
+
+    def _drop_unread(self) -> None:
+        message, self._unread = self._unread, None
+        if message is not None:
+            message.release()
 
     def _deliver(self, data: memoryview) -> int:
         """Give the protocol what it takes at once; return the length of that."""
@@ -224,13 +253,13 @@ class StreamTransport(asyncio.Transport):
 
     def is_reading(self) -> bool:
         """Whether received data is delivered at once."""
-        return self._resumed is None and not self._closing
+        return not self._paused and not self._closing
 
     def pause_reading(self) -> None:
         """Deliver nothing until `resume_reading`; flow control slows the peer down."""
         self._affinity.check(self)
-        if self._resumed is None and not self._closing:
-            self._resumed = self._loop.create_future()
+        if not self._paused and not self._closing:
+            self._paused = True
             if self._writer_paused:
                 # The task that waits to write may be the one that would resume reading.
                 self._report_unsendable()
@@ -238,12 +267,9 @@ class StreamTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         """Deliver received data again."""
         self._affinity.check(self)
-        self._resume()
-
-    def _resume(self) -> None:
-        resumed, self._resumed = self._resumed, None
-        if resumed is not None and not resumed.done():
-            resumed.set_result(None)
+        if self._paused:
+            self._paused = False
+            self._start_reading()
 
     # ---- writing -------------------------------------------------------------------------
 
@@ -335,7 +361,7 @@ class StreamTransport(asyncio.Transport):
             return
         if not isinstance(error, ENDED):
             self._fatal(error, "what was written could not be sent")
-        elif self._resumed is not None:
+        elif self._paused:
             self._force_close(error)
         elif self._undelivered:
             # The reading task reports it after earlier messages.  Until then what is written stays
@@ -418,12 +444,16 @@ class StreamTransport(asyncio.Transport):
             return
         self._affinity.check(self)
         self._closing = True
-        self._resume()
-        reader = self._reader
-        if reader is not None and reader is not asyncio.current_task(self._loop):
-            reader.cancel()
-        self._watch = self._loop.create_task(self._until_broken())
+        self._stop_reading()
+        self._watch = background(self._loop, self._until_broken())
         self._finish_if_flushed()
+
+    def _stop_reading(self) -> None:
+        reader = self._reader
+        if reader is None or reader is not asyncio.current_task(self._loop):
+            self._drop_unread()
+            if reader is not None:
+                reader.cancel()
 
     async def _until_broken(self) -> None:
         """Notice the end of the connection while closing, when nothing is read any more."""
@@ -462,10 +492,10 @@ class StreamTransport(asyncio.Transport):
         self._lost = self._closing = True
         self._outbox.clear()
         self._eof_owed = False
-        self._resume()
-        for task in (self._reader, self._watch):
-            if task is not None and task is not asyncio.current_task(self._loop):
-                task.cancel()
+        self._stop_reading()
+        watch = self._watch
+        if watch is not None and watch is not asyncio.current_task(self._loop):
+            watch.cancel()
         self._no_longer_busy()
         self._connection.abort()
         self._loop.call_soon(self._tell_lost, error)

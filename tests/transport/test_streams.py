@@ -431,6 +431,76 @@ async def test_pausing_twice_and_resuming_twice_is_allowed(factory: ConnectionFa
         await server.until(4)
 
 
+def cancel_the_others() -> None:
+    """As asyncio.run does at its end."""
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+@one_loop
+async def test_reading_is_no_task_of_the_program(factory: ConnectionFactory) -> None:
+    async with pair(factory) as (client, server):
+        (await made(client)).write(b"one")
+        await server.until(3)
+        cancel_the_others()
+        await yield_loop(5)
+        (await made(client)).write(b"two")
+        await server.until(6)
+        assert server.data == b"onetwo"
+
+
+@one_loop
+async def test_reading_is_not_begun_by_the_task_factory(factory: ConnectionFactory) -> None:
+    """An eager one would run the reading task before the stream knows it."""
+
+    def no_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        assert getattr(work, "__name__", "") != "_read"
+        return asyncio.Task(work, loop=loop, **options)
+
+    asyncio.get_running_loop().set_task_factory(no_task)
+    async with pair(factory) as (client, server):
+        (await made(client)).write(b"one")
+        await server.until(3)
+
+
+@one_loop
+async def test_paused_reading_is_no_task_of_the_program(factory: ConnectionFactory) -> None:
+    data = pattern(5000)
+    async with pair(factory, server=lambda: Pausing(2000)) as (client, server):
+        (await made(client)).write(data)
+        (await made(client)).write_eof()
+        for _ in range(2):
+            await server.full.wait()
+            cancel_the_others()
+            await yield_loop(5)
+            server.go_on()
+        await server.eof.wait()
+        assert server.data == data
+
+
+@one_loop
+@pytest.mark.parametrize("end", [StreamTransport.close, StreamTransport.abort])
+async def test_what_is_unread_at_the_end_goes_back(
+    factory: ConnectionFactory, end: Callable[[StreamTransport], None]
+) -> None:
+    """At once when paused, and when a reader that was resumed has not yet run."""
+    for resumed in (False, True):
+        async with pair(factory, server=lambda: Pausing(2000)) as (client, server):
+            (await made(client)).write(pattern(5000))
+            await server.full.wait()
+            await yield_loop(5)
+            there = server.transport
+            assert there is not None
+            message = there._unread
+            assert message is not None
+            if resumed:
+                there.resume_reading()
+            end(there)
+            await server.lost.wait()
+            assert there._unread is None
+            assert "released" in repr(message)
+
+
 # ---- the end -------------------------------------------------------------------------------------
 
 
