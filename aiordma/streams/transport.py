@@ -151,12 +151,19 @@ class StreamTransport(asyncio.Transport):
     # ---- protocol ------------------------------------------------------------------------
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Set the protocol that is called from now on."""
-        self._protocol = protocol
+        """Set the protocol that is called from now on.
+
+        As with uvloop, one with `get_buffer` that is no `asyncio.Protocol` is a BufferedProtocol.
+        """
+        self._protocol: Any = protocol  # has the methods, not necessarily the base classes
+        self._buffered = isinstance(protocol, asyncio.BufferedProtocol) or (
+            hasattr(protocol, "get_buffer") and not isinstance(protocol, asyncio.Protocol)
+        )
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """The protocol that is called."""
-        return self._protocol
+        protocol: asyncio.BaseProtocol = self._protocol
+        return protocol
 
     # ---- reading -------------------------------------------------------------------------
 
@@ -224,7 +231,7 @@ class StreamTransport(asyncio.Transport):
     def _hand_over(self, data: memoryview) -> int:
         protocol = self._protocol
         count = len(data)
-        if isinstance(protocol, asyncio.BufferedProtocol):
+        if self._buffered:
             buffer = memoryview(protocol.get_buffer(count)).cast("B")
             count = min(len(buffer), count)
             if not count:
@@ -233,7 +240,6 @@ class StreamTransport(asyncio.Transport):
             buffer.release()
             protocol.buffer_updated(count)
         else:
-            assert isinstance(protocol, asyncio.Protocol)
             protocol.data_received(bytes(data))
         return count
 
@@ -241,10 +247,8 @@ class StreamTransport(asyncio.Transport):
         if self._eof_received or self._closing:
             return
         self._eof_received = True
-        protocol = self._protocol
-        assert isinstance(protocol, asyncio.Protocol | asyncio.BufferedProtocol)
         try:
-            stays_open = protocol.eof_received()
+            stays_open = self._protocol.eof_received()
         except Exception as error:
             self._fatal(error, "the protocol failed when it was told of the end of its data")
             return

@@ -277,6 +277,26 @@ async def test_a_buffered_protocol_gets_every_byte(factory: ConnectionFactory, s
 
 
 @one_loop
+@pytest.mark.parametrize("kind", [Recorder, Buffered])
+async def test_a_protocol_needs_methods_and_no_base_class(
+    factory: ConnectionFactory, kind: type[Recorder | Buffered]
+) -> None:
+    methods = {
+        name: method
+        for cls in (asyncio.BaseProtocol, kind)
+        for name, method in vars(cls).items()
+        if callable(method) and (name == "__init__" or not name.startswith("__"))
+    }
+    duck = type("Duck", (), methods)
+    async with pair(factory, server=lambda: duck(*[100] * (kind is Buffered))) as (client, server):
+        (await made(client)).write(b"duck")
+        (await made(client)).write_eof()
+        await server.lost.wait()
+        assert server.data == b"duck"
+        assert server.eof.is_set()
+
+
+@one_loop
 async def test_what_cannot_be_written_is_refused(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         transport = await made(client)
