@@ -420,21 +420,21 @@ class StreamTransport(asyncio.Transport):
         self._low, self._high = low, high
         self._consider_pausing()
 
-    def _tell(self, what: Callable[[], None]) -> None:
+    def _tell(self, method: str) -> None:
         try:
-            what()
-        except Exception as error:
-            self._fatal(error, f"{what.__qualname__} failed")
+            getattr(self._protocol, method)()
+        except Exception as error:  # as in asyncio, the stream goes on
+            self._report(error, f"protocol.{method}() failed")
 
     def _consider_pausing(self) -> None:
         if not self._writer_paused and self._outbox.size > self._high:
             self._writer_paused = True
-            self._tell(self._protocol.pause_writing)
+            self._tell("pause_writing")
 
     def _consider_resuming(self) -> None:
         if self._writer_paused and self._outbox.size <= self._low:
             self._writer_paused = False
-            self._tell(self._protocol.resume_writing)
+            self._tell("resume_writing")
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -480,6 +480,10 @@ class StreamTransport(asyncio.Transport):
             self._force_close(None)
 
     def _fatal(self, error: BaseException, message: str) -> None:
+        self._report(error, message)
+        self._force_close(error)
+
+    def _report(self, error: BaseException, message: str) -> None:
         self._loop.call_exception_handler(
             {
                 "message": message,
@@ -488,7 +492,6 @@ class StreamTransport(asyncio.Transport):
                 "protocol": self._protocol,
             }
         )
-        self._force_close(error)
 
     def _force_close(self, error: BaseException | None) -> None:
         if self._lost:

@@ -834,6 +834,34 @@ async def test_a_protocol_that_fails_at_the_end_of_its_data_ends_its_stream(
 
 
 @one_loop
+async def test_a_protocol_that_fails_when_its_writing_pauses_goes_on(
+    factory: ConnectionFactory,
+) -> None:
+    """As in asyncio: it is reported, and nothing is lost."""
+
+    class Failing(Recorder):
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            raise RuntimeError("the protocol's own fault")
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            raise RuntimeError("the protocol's own fault")
+
+    reported: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
+    async with pair(factory, client=Failing) as (client, server):
+        (await made(client)).write(bytes(TOO_MUCH))
+        assert not (await made(client)).is_closing()
+        await server.until(TOO_MUCH)
+        await client.resumed.wait()
+        (await made(client)).write(b"more")
+        await server.until(TOO_MUCH + 4)
+    assert reported == ["protocol.pause_writing() failed", "protocol.resume_writing() failed"]
+
+
+@one_loop
 async def test_an_empty_buffer_of_a_buffered_protocol_is_its_fault(
     factory: ConnectionFactory,
 ) -> None:
