@@ -58,6 +58,7 @@ class StreamServer(asyncio.AbstractServer):
         self._all_lost = asyncio.Event()
         self._all_lost.set()
         self._closing: asyncio.Task[None] | None = None
+        self._close_begun = asyncio.Event()
         self._accepting: asyncio.Task[None] | None = None
         self._serving_forever: asyncio.Future[None] | None = None
 
@@ -139,6 +140,7 @@ class StreamServer(asyncio.AbstractServer):
             self._affinity.check(self)
             self._loop_shutdown.remove(self)
             self._closing = self._loop.create_task(self._listener.close())
+            self._close_begun.set()
 
     def close_clients(self) -> None:
         """Close every connection after everything that was written to it has been sent."""
@@ -152,9 +154,11 @@ class StreamServer(asyncio.AbstractServer):
 
     async def wait_closed(self) -> None:
         """Wait until the server is closed and every connection has ended, as in Python 3.12."""
-        if self._closing is None:
+        if self._closing is None and self._affinity.is_after_fork:
             return
         self._affinity.check(self)
+        await self._close_begun.wait()
+        assert self._closing is not None
         await asyncio.shield(self._closing)
         if self._accepting is not None:
             await asyncio.wait([self._accepting])  # serve_forever raises what it ended with

@@ -950,6 +950,18 @@ async def test_a_server_serves_until_it_is_closed(factory: ConnectionFactory) ->
 
 @one_loop
 @by_tcp
+async def test_waiting_for_the_end_of_a_server_that_serves(factory: ConnectionFactory) -> None:
+    """As in asyncio, the wait ends only after the close."""
+    async with serving(factory, Recorder) as server:
+        waiting = asyncio.create_task(server.wait_closed())
+        await yield_loop(5)
+        assert not waiting.done()
+        server.close()
+        await waiting
+
+
+@one_loop
+@by_tcp
 async def test_serve_forever_ends_with_its_task(factory: ConnectionFactory) -> None:
     server = await streams.create_server(
         Recorder, factory.host, device=factory.device, via=factory.via
