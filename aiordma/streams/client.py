@@ -37,9 +37,15 @@ async def create_connection(
 
     Returns when `connection_made` has been called.  Raises what `aiordma.connect` raises.  `ssl`,
     a context or True for the default one, puts TLS over the stream: every byte is encrypted, and
-    the server must have a certificate for `server_hostname` (None: `host`), else ssl.SSLError.
+    the server must have a certificate for `server_hostname` (None: `host`), else ssl.SSLError;
+    ValueError for `server_hostname` without `ssl`.
     The transport is a `StreamTransport`, or with TLS asyncio's SSL transport on top of one.
     """
+    if server_hostname is not None and not ssl:
+        raise ValueError(
+            f"server_hostname {server_hostname!r} is the name in a certificate: it needs ssl=, "
+            "a context or True"
+        )
     context = client_context(ssl)
     connection = await connect_with(
         check_security(via, auth, encrypt, None, host, stream=True),

@@ -165,6 +165,11 @@ async def test_what_is_no_context(factory: ConnectionFactory) -> None:
         await ends(dialled(factory, 1, ssl=wrong), TypeError)
     with pytest.raises(TypeError, match="certificate"):
         await streams.create_server(asyncio.Protocol, factory.host, ssl=True)
+    for none in (None, False):
+        error = await ends(
+            dialled(factory, 1, ssl=none, server_hostname="server.example"), ValueError
+        )
+        assert "server_hostname 'server.example'" in str(error)
 
 
 async def test_start_tls(
