@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Coroutine
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,17 @@ class Loop(streams.EventLoop):
 UVLoop: Any = type("UVLoop", (streams.OverRDMA, uvloop.Loop), {"applies": Loop.applies})
 
 
+def run_on(kind: Any, device_name: str, main: Coroutine[Any, Any, None]) -> None:
+    def make() -> asyncio.AbstractEventLoop:
+        loop: Any = kind()
+        loop.device = device_name
+        assert isinstance(loop, asyncio.AbstractEventLoop)
+        return loop
+
+    with asyncio.Runner(loop_factory=make) as runner:
+        runner.run(main)
+
+
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(await reader.readexactly(3))
     writer.close()
@@ -44,12 +57,6 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> boo
 def test_addresses_that_are_not_meant_stay_tcp(
     kind: Any, device_name: str, host: str, tmp_path: Path
 ) -> None:
-    def make() -> asyncio.AbstractEventLoop:
-        loop: Any = kind()
-        loop.device = device_name
-        assert isinstance(loop, asyncio.AbstractEventLoop)
-        return loop
-
     async def main() -> None:
         for address, expected in ((host, True), ("localhost", False)):
             server = await asyncio.start_server(answer, address, 0)
@@ -65,8 +72,7 @@ def test_addresses_that_are_not_meant_stay_tcp(
         async with await asyncio.start_unix_server(answer, path):
             assert not await ask(*await asyncio.open_unix_connection(path))
 
-    with asyncio.Runner(loop_factory=make) as runner:
-        runner.run(main())
+    run_on(kind, device_name, main())
 
 
 @pytest.mark.parametrize("kind", [streams.EventLoop, UVLoop])
@@ -76,12 +82,6 @@ def test_tls_is_that_of_the_stream(kind: Any, device_name: str, host: str) -> No
     authority.issue_cert("server.example").configure_cert(serving)
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
-
-    def make() -> asyncio.AbstractEventLoop:
-        loop: Any = kind()
-        loop.device = device_name
-        assert isinstance(loop, asyncio.AbstractEventLoop)
-        return loop
 
     async def main() -> None:
         async with await asyncio.start_server(answer, host, 0, ssl=serving) as server:
@@ -95,8 +95,7 @@ def test_tls_is_that_of_the_stream(kind: Any, device_name: str, host: str) -> No
             writer.close()
             await writer.wait_closed()
 
-    with asyncio.Runner(loop_factory=make) as runner:
-        runner.run(main())
+    run_on(kind, device_name, main())
 
 
 @pytest.mark.parametrize("kind", [streams.EventLoop, UVLoop])
@@ -107,12 +106,6 @@ def test_a_task_that_is_cancelled_at_the_end_still_hears(
     """With TCP, asyncio.run cancels the program's tasks and not its connections."""
     heard = bytearray()
     tasks = []
-
-    def make() -> asyncio.AbstractEventLoop:
-        loop: Any = kind()
-        loop.device = device_name
-        assert isinstance(loop, asyncio.AbstractEventLoop)
-        return loop
 
     class Echo(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -126,14 +119,15 @@ def test_a_task_that_is_cancelled_at_the_end_still_hears(
         async with await asyncio.get_running_loop().create_server(Echo, host, 0) as server:
             port = server.sockets[0].getsockname()[1]
             reader, writer = await asyncio.open_connection(host, port)
+            transport: Any = writer.transport
             if paused:
-                writer.transport.pause_reading()
+                transport.pause_reading()
             ready.set()
             try:
                 await reader.read()
             finally:
                 writer.write(b"a")
-                writer.transport.resume_reading()
+                transport.resume_reading()
                 heard.extend(await reader.readexactly(1))
                 writer.close()
                 await writer.wait_closed()
@@ -143,6 +137,39 @@ def test_a_task_that_is_cancelled_at_the_end_still_hears(
         tasks.append(asyncio.create_task(wait(ready)))
         await ready.wait()
 
-    with asyncio.Runner(loop_factory=make) as runner:
-        runner.run(main())
+    run_on(kind, device_name, main())
     assert heard == b"a"
+
+
+@pytest.mark.parametrize("kind", [streams.EventLoop, UVLoop])
+def test_the_loop_sends_files(kind: Any, device_name: str, host: str, tmp_path: Path) -> None:
+    """Over RDMA, and over TCP as the loop does without it."""
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with await asyncio.start_server(answer, host, 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            reader, writer = await asyncio.open_connection(host, port)
+            with closing(writer), path.open("rb") as file:
+                assert await loop.sendfile(writer.transport, file, 2, 3) == 3
+                assert file.tell() == 5
+                assert await reader.read() == b"234"
+                writer.close()
+                with pytest.raises(RuntimeError, match="is closing"):
+                    await loop.sendfile(writer.transport, file)
+            await writer.wait_closed()
+        if kind is UVLoop:
+            return  # it has no sendfile
+        made_here = socket.create_server(("127.0.0.1", 0))
+        async with await asyncio.start_server(answer, sock=made_here):
+            dialled = socket.create_connection(made_here.getsockname())
+            reader, writer = await asyncio.open_connection(sock=dialled)
+            with path.open("rb") as file:
+                assert await loop.sendfile(writer.transport, file, 2, 3) == 3
+            assert await reader.read() == b"234"
+            writer.close()
+            await writer.wait_closed()
+
+    run_on(kind, device_name, main())

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 from ..config import DEFAULT, Config
 from ..transport import Via
 from . import client, server
+from .transport import StreamTransport
 
 
 class OverRDMA:
@@ -104,6 +105,25 @@ class OverRDMA:
             start_serving=start_serving,
             ssl=ssl,
         )
+
+    async def sendfile(
+        self,
+        transport: asyncio.WriteTransport,
+        file: IO[bytes],
+        offset: int = 0,
+        count: int | None = None,
+        *,
+        fallback: bool = True,
+    ) -> int:
+        """As `AbstractEventLoop.sendfile`; over RDMA as `aiordma.streams.sendfile`."""
+        if not isinstance(transport, StreamTransport):
+            sent: int = await super().sendfile(  # type: ignore[misc]
+                transport, file, offset, count, fallback=fallback
+            )
+            return sent
+        if transport.is_closing():
+            raise RuntimeError(f"{transport!r} is closing: it sends no file")
+        return await client.sendfile(transport, file, offset, count)
 
 
 class EventLoop(OverRDMA, asyncio.SelectorEventLoop):
