@@ -173,3 +173,15 @@ def test_the_loop_sends_files(kind: Any, device_name: str, host: str, tmp_path: 
             await writer.wait_closed()
 
     run_on(kind, device_name, main())
+
+
+def test_a_server_without_a_port_picks_one(device_name: str, host: str) -> None:
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        async with await loop.create_server(asyncio.Protocol, host) as server:
+            assert isinstance(server, streams.StreamServer)
+            assert server.address[1]
+        with pytest.raises(ValueError, match="Neither host/port nor sock"):
+            await loop.create_server(asyncio.Protocol)
+
+    run_on(streams.EventLoop, device_name, main())

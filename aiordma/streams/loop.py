@@ -83,7 +83,8 @@ class OverRDMA:
         **others: Any,
     ) -> Any:
         """As `AbstractEventLoop.create_server`, for one host."""
-        if sock is not None or port is None or not self.applies(host, port):
+        nowhere = host is None and port is None
+        if sock is not None or nowhere or not self.applies(host, port or 0):
             return await super().create_server(  # type: ignore[misc]
                 protocol_factory,
                 host,
@@ -97,7 +98,7 @@ class OverRDMA:
         return await server.create_server(
             protocol_factory,
             host,
-            port,
+            port or 0,
             device=self.device,
             via=self.via,
             backlog=backlog,
