@@ -175,6 +175,24 @@ def test_the_loop_sends_files(kind: Any, device_name: str, host: str, tmp_path: 
     run_on(kind, device_name, main())
 
 
+def test_options_that_asyncio_refuses(device_name: str, host: str) -> None:
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        for function in (loop.create_connection, loop.create_server):
+            with pytest.raises(TypeError, match="argument 'time_out'"):
+                await function(asyncio.Protocol, host, 1, time_out=3)
+            with pytest.raises(ValueError, match="ssl_handshake_timeout"):
+                await function(asyncio.Protocol, host, 1, ssl_handshake_timeout=3)
+        async with await loop.create_server(asyncio.Protocol, host, 0, reuse_address=True) as it:
+            port = it.sockets[0].getsockname()[1]
+            transport, _ = await loop.create_connection(
+                asyncio.Protocol, host, port, family=socket.AF_INET, ssl_handshake_timeout=None
+            )
+            transport.abort()
+
+    run_on(streams.EventLoop, device_name, main())
+
+
 def test_a_server_without_a_port_picks_one(device_name: str, host: str) -> None:
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()

@@ -18,6 +18,24 @@ from ..transport import Via
 from . import client, server
 from .transport import StreamTransport
 
+# Options of asyncio's that choose among addresses or are those of a socket: without a meaning here.
+# The time limits of TLS are those of `config`.
+OF_TLS = {"ssl_handshake_timeout", "ssl_shutdown_timeout"}
+CONNECT_OPTIONS = {
+    *("family", "proto", "flags", "happy_eyeballs_delay", "interleave", "all_errors"),
+    *OF_TLS,
+}
+SERVER_OPTIONS = {"family", "flags", "reuse_address", "reuse_port", "keep_alive", *OF_TLS}
+
+
+def check_options(function: str, given: dict[str, Any], known: set[str], ssl: Any) -> None:
+    """Refuse what asyncio's function of this name refuses."""
+    for name, value in given.items():
+        if name not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+        if name in OF_TLS and value is not None and not ssl:
+            raise ValueError(f"{name} is a time limit of TLS: {function}() needs ssl= with it")
+
 
 class OverRDMA:
     """A mixin for a loop's class: `class Loop(OverRDMA, uvloop.Loop): ...`.
@@ -58,6 +76,7 @@ class OverRDMA:
                 server_hostname=server_hostname,
                 **others,
             )
+        check_options("create_connection", others, CONNECT_OPTIONS, ssl)
         return await client.create_connection(
             protocol_factory,
             host,
@@ -95,6 +114,7 @@ class OverRDMA:
                 start_serving=start_serving,
                 **others,
             )
+        check_options("create_server", others, SERVER_OPTIONS, ssl)
         return await server.create_server(
             protocol_factory,
             host,
