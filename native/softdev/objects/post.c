@@ -66,10 +66,10 @@ static uint32_t inline_room(const struct soft_qp *qp, enum ibv_wr_opcode opcode)
 	return opcode == IBV_WR_ATOMIC_WRITE ? SOFT_ATOMIC_WORD : qp->cap.max_inline_data;
 }
 
-static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr, bool built)
+/* What the call itself refuses: 0 or an errno value.  `built` by the wr_* calls. */
+static int check_send(const struct soft_qp *qp, const struct ibv_send_wr *wr, bool built,
+		      bool local, int num_sge)
 {
-	bool local = wr->opcode == IBV_WR_LOCAL_INV || wr->opcode == IBV_WR_BIND_MW;
-	int num_sge = local ? 0 : wr->num_sge;
 	/* The SGE is the batch's own, in which the data is by value, and none of the program's. */
 	bool by_value = built && wr->send_flags & IBV_SEND_INLINE;
 	int rc = check_opcode(qp, wr, built);
@@ -85,9 +85,95 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr, bool 
 	    wr->send_flags & ~(unsigned)(IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED |
 					 IBV_SEND_INLINE))
 		return EINVAL;
-	if (qp->sq.tail - qp->sq.oldest >= qp->cap.max_send_wr)
-		return ENOMEM;
+	return qp->sq.tail - qp->sq.oldest >= qp->cap.max_send_wr ? ENOMEM : 0;
+}
 
+/* The members that belong to the opcode: 0 or an errno value.  A FLUSH replaces the length. */
+static int fill_operation(struct soft_send_wqe *send, const struct ibv_send_wr *wr,
+			  uint64_t *length)
+{
+	switch (wr->opcode) {
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		send->remote_address = wr->wr.atomic.remote_addr;
+		send->rkey = wr->wr.atomic.rkey;
+		soft_put64(send->arguments, wr->wr.atomic.compare_add);
+		soft_put64(send->arguments + 8, wr->wr.atomic.swap);
+		/* IBTA 9.4.5: an atomic moves exactly 64 bits. */
+		if (*length != SOFT_ATOMIC_RESULT)
+			send->status = IBV_WC_LOC_LEN_ERR;
+		return 0;
+	case IBV_WR_ATOMIC_WRITE:
+		send->remote_address = wr->wr.rdma.remote_addr;
+		send->rkey = wr->wr.rdma.rkey;
+		if (*length != SOFT_ATOMIC_WORD)
+			send->status = IBV_WC_LOC_LEN_ERR;
+		return 0;
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+	case IBV_WR_RDMA_READ:
+		send->remote_address = wr->wr.rdma.remote_addr;
+		send->rkey = wr->wr.rdma.rkey;
+		return 0;
+	case IBV_WR_FLUSH: /* as wr_flush has packed it */
+		send->remote_address = wr->wr.atomic.remote_addr;
+		send->rkey = wr->wr.atomic.rkey;
+		send->flush = (uint8_t)wr->wr.atomic.swap;
+		*length = wr->wr.atomic.compare_add;
+		send->length = (uint32_t)*length;
+		return 0;
+	case IBV_WR_SEND_WITH_INV:
+	case IBV_WR_LOCAL_INV:
+		send->rkey = wr->invalidate_rkey;
+		return 0;
+	case IBV_WR_BIND_MW:
+		return soft_bind_prepare(send, wr);
+	default:
+		return 0;
+	}
+}
+
+static void fill_destination(struct soft_qp *qp, struct soft_send_wqe *send,
+			     const struct ibv_send_wr *wr)
+{
+	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND && !send->local)
+		send->remote_srqn = wr->qp_type.xrc.remote_srqn;
+	if (soft_qp_is_ud(qp))
+		*soft_send_destination(qp, qp->sq.tail) = (struct soft_destination){
+			.path = soft_ah_of(wr->wr.ud.ah)->path,
+			.qpn = wr->wr.ud.remote_qpn,
+			.qkey = wr->wr.ud.remote_qkey,
+		};
+}
+
+/* Inline data now, since the program may reuse its memory at once; of other data only the SGEs. */
+static void copy_data(struct soft_qp *qp, struct soft_send_wqe *send, const struct ibv_send_wr *wr,
+		      int num_sge)
+{
+	if (wr->send_flags & IBV_SEND_INLINE) {
+		uint8_t *to = wr->opcode == IBV_WR_ATOMIC_WRITE ? send->arguments
+								: soft_send_inline(qp, qp->sq.tail);
+
+		for (int i = 0; i < num_sge; i++) {
+			if (wr->sg_list[i].length)
+				memcpy(to, (void *)(uintptr_t)wr->sg_list[i].addr,
+				       wr->sg_list[i].length);
+			to += wr->sg_list[i].length;
+		}
+	} else if (num_sge) {
+		memcpy(soft_send_sges(qp, qp->sq.tail), wr->sg_list,
+		       sizeof(*wr->sg_list) * (size_t)num_sge);
+	}
+}
+
+static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr, bool built)
+{
+	bool local = wr->opcode == IBV_WR_LOCAL_INV || wr->opcode == IBV_WR_BIND_MW;
+	int num_sge = local ? 0 : wr->num_sge;
+	int rc = check_send(qp, wr, built, local, num_sge);
+
+	if (rc)
+		return rc;
 	uint64_t length = length_of(wr->sg_list, num_sge);
 	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.tail);
 
@@ -103,78 +189,19 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr, bool 
 		.sequence = qp->sq.sequence,
 		.local = local,
 	};
-	switch (wr->opcode) {
-	case IBV_WR_ATOMIC_CMP_AND_SWP:
-	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-		send->remote_address = wr->wr.atomic.remote_addr;
-		send->rkey = wr->wr.atomic.rkey;
-		soft_put64(send->arguments, wr->wr.atomic.compare_add);
-		soft_put64(send->arguments + 8, wr->wr.atomic.swap);
-		/* IBTA 9.4.5: an atomic moves exactly 64 bits. */
-		if (length != SOFT_ATOMIC_RESULT)
-			send->status = IBV_WC_LOC_LEN_ERR;
-		break;
-	case IBV_WR_ATOMIC_WRITE:
-		send->remote_address = wr->wr.rdma.remote_addr;
-		send->rkey = wr->wr.rdma.rkey;
-		if (length != SOFT_ATOMIC_WORD)
-			send->status = IBV_WC_LOC_LEN_ERR;
-		break;
-	case IBV_WR_RDMA_WRITE:
-	case IBV_WR_RDMA_WRITE_WITH_IMM:
-	case IBV_WR_RDMA_READ:
-		send->remote_address = wr->wr.rdma.remote_addr;
-		send->rkey = wr->wr.rdma.rkey;
-		break;
-	case IBV_WR_FLUSH: /* as wr_flush has packed it */
-		send->remote_address = wr->wr.atomic.remote_addr;
-		send->rkey = wr->wr.atomic.rkey;
-		send->flush = (uint8_t)wr->wr.atomic.swap;
-		length = wr->wr.atomic.compare_add;
-		send->length = (uint32_t)length;
-		break;
-	case IBV_WR_SEND_WITH_INV:
-	case IBV_WR_LOCAL_INV:
-		send->rkey = wr->invalidate_rkey;
-		break;
-	case IBV_WR_BIND_MW:
-		rc = soft_bind_prepare(send, wr);
-		if (rc)
-			return rc;
-		break;
-	default:
-		break;
-	}
-	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND && !local)
-		send->remote_srqn = wr->qp_type.xrc.remote_srqn;
-	if (soft_qp_is_ud(qp))
-		*soft_send_destination(qp, qp->sq.tail) = (struct soft_destination){
-			.path = soft_ah_of(wr->wr.ud.ah)->path,
-			.qpn = wr->wr.ud.remote_qpn,
-			.qkey = wr->wr.ud.remote_qkey,
-		};
+	rc = fill_operation(send, wr, &length);
+	if (rc)
+		return rc;
+	fill_destination(qp, send, wr);
 	if (length > (soft_qp_is_ud(qp) ? SOFT_DATAGRAM_MAX : SOFT_MAX_MESSAGE))
 		send->status = IBV_WC_LOC_LEN_ERR; /* IBTA 9.7.2, 10.7.2.2 */
-	if (wr->send_flags & IBV_SEND_INLINE) {
-		uint8_t *to = wr->opcode == IBV_WR_ATOMIC_WRITE ? send->arguments
-								: soft_send_inline(qp, qp->sq.tail);
-
-		for (int i = 0; i < num_sge; i++) {
-			if (wr->sg_list[i].length)
-				memcpy(to, (void *)(uintptr_t)wr->sg_list[i].addr,
-				       wr->sg_list[i].length);
-			to += wr->sg_list[i].length;
-		}
-	} else if (num_sge) {
-		memcpy(soft_send_sges(qp, qp->sq.tail), wr->sg_list,
-		       sizeof(*wr->sg_list) * (size_t)num_sge);
-	}
+	copy_data(qp, send, wr, num_sge);
 	qp->sq.sequence += !local;
 	qp->sq.tail++;
 	return 0;
 }
 
-/* As far as it goes; the one that is refused is in *bad_wr.  `built` by the wr_* calls. */
+/* Posts the requests up to the first that is refused, which is then in *bad_wr. */
 static int post_chain(struct soft_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr,
 		      bool built)
 {
