@@ -7,16 +7,14 @@ from .inbox cimport Inbox, PendingRendezvous
 from .memory cimport BlockCache, PoolBlock
 from .message cimport Fifo
 from .receives cimport ReceiveQueue
+from .rendezvous cimport RendezvousMemory
 from .sealing cimport Sealing
-from .sends cimport Frame, Piece, QueuedWrite, SendFuture
-from .windows cimport Window
+from .sends cimport Frame, QueuedWrite, SendFuture
 from .work_queue cimport (
     FrameHandler,
     SendQueue,
     WorkRequest,
     WorkRequestTable,
-    ibv_mr,
-    ibv_pd,
 )
 
 
@@ -37,14 +35,14 @@ cdef class MessageChannel(FrameHandler):
     cdef Credits credits
     cdef readonly Inbox inbox
     cdef ReceiveQueue receives
-    cdef object source, pd, config
+    cdef object source, config
     cdef BlockCache pool
     cdef object on_control, on_protocol_error, waiter_error
     cdef public object check, check_loop   # raise for a closed connection; in the wrong loop
     cdef Fifo waiting                  # messages and writes, in their order
     cdef Fifo controls
     cdef dict rendezvous               # by request: messages that the peer may read
-    cdef list windows                  # of this connection that are not bound
+    cdef RendezvousMemory rendezvous_memory
     cdef uint32_t max_pieces           # of a rendezvous
     cdef list spare_blocks, early_frames, drain_waiters
     cdef public object on_early_frame
@@ -66,10 +64,6 @@ cdef class MessageChannel(FrameHandler):
     cdef readonly Sealing sealing      # None: frames travel in clear
     cdef uint32_t tag_size             # by which sealing makes a frame longer
     cdef bint awaiting_memory, collecting
-    cdef unsigned int forks
-    cdef ibv_pd *domain
-    cdef ibv_mr *(*register_own)(ibv_pd *, void *, size_t, int) noexcept
-    cdef int (*deregister)(ibv_mr *) noexcept nogil
     cdef int check_affinity(self) except -1
     cdef object send_error(self, SendFuture message)
     cdef bint can_send(self) noexcept
@@ -94,10 +88,6 @@ cdef class MessageChannel(FrameHandler):
     cdef int update_peer_size(self) except -1
     cdef int too_many_answers(self) except -1
     cdef object seal_message(self, SendFuture message)
-    cdef int open_message(self, SendFuture message) except -1
-    cdef int open_piece(self, Piece piece) except -1
-    cdef ibv_mr *register(self, Piece piece, object owner, int access) except NULL
-    cdef Window take_window(self)
     cdef int rendezvous_over(self, uint32_t request_id, uint32_t status) except -1
     cdef int acknowledge(self, PendingRendezvous pending) except -1
     cdef str too_early(self)
@@ -106,8 +96,6 @@ cdef class MessageChannel(FrameHandler):
     cdef int take_bundle(self, PoolBlock block, uint32_t count) except -1
     cdef int take_rendezvous(self, PoolBlock block, uint32_t length) except -1
     cdef int take_control(self, PoolBlock block, int kind, uint32_t length) except -1
-    cdef int close_message(self, SendFuture message, uint32_t invalidated_key) noexcept
-    cdef int end_windows(self, SendFuture message, uint32_t invalidated_key) noexcept
     cdef void count_delivered(self, SendFuture message) noexcept
     cdef void count_received(self, uint64_t length) noexcept
     cdef int check_drained(self) except -1

@@ -14,11 +14,8 @@ from asyncio import _get_running_loop as get_running_loop
 
 import collections
 
-from cpython.buffer cimport PyBUF_READ
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.number cimport PyNumber_Index
-from libc.errno cimport EFAULT, EINVAL, errno
 from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memcpy, memset
 
@@ -32,7 +29,6 @@ from .frames cimport (
     ENTRY_HAS_IMM,
     HAS_IMM,
     HEADER,
-    IS_WINDOW,
     MAX_BUNDLE,
     RNDV_ACK,
     RNDV_RTS,
@@ -51,64 +47,42 @@ from .futures cimport DONE, FAILED, PENDING, complete_waiter, is_done
 from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
 from .message cimport Message, new_message
 from .receives cimport release_all
+from .rendezvous cimport RendezvousMemory, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL, TAG
 from .sends cimport (
     COPIED_BELOW,
     MAX_PIECES,
     Piece,
     SendOperation,
-    has_no_holes,
     new_frame,
     new_rendezvous_frame,
 )
-from .windows cimport Window
-from .work_queue cimport (
-    CONTROL_ENTRIES,
-    IBV_ACCESS_MW_BIND,
-    IBV_ACCESS_REMOTE_READ,
-    IBV_WR_SEND_WITH_INV,
-)
+from .work_queue cimport CONTROL_ENTRIES, IBV_WR_SEND_WITH_INV
 
 from aiordma._core import protocol
-from aiordma._native import failure, ffi, fork
+from aiordma._native import failure
 from aiordma.verbs._memory.buffers import bytes_of
-from aiordma.verbs._memory.memory_region import is_there, reg_mr
 from aiordma.errors import (
     ConnectionClosedError,
     MessageTooLongError,
     ProtocolError,
     RDMAError,
-    VerbsError,
 )
 
 cdef extern from "<endian.h>" nogil:
     uint32_t htole32(uint32_t)
-    uint64_t htole64(uint64_t)
     uint16_t le16toh(uint16_t)
     uint32_t le32toh(uint32_t)
-    uint64_t le64toh(uint64_t)
 
 
 cdef enum:
     BUNDLED_BELOW = 16 << 10  # what would not gain by sharing a frame
     MAX_SIZE_CHANGES = 8
-    SPARE_WINDOWS = 16
 
 SPARE_BLOCKS = 2  # for control frames, when the pool is exhausted
 
 def do_nothing(*_):
     """For what is not there yet, or not any more."""
-
-
-cdef unsigned int forks = 0
-
-
-def count_fork():
-    global forks
-    forks += 1
-
-
-fork.reset_in_child(count_fork)
 
 
 cdef class Counts:
@@ -206,11 +180,9 @@ cdef class MessageChannel(FrameHandler):
         self, *, SendQueue queue not None, memory, config, on_control, on_protocol_error,
         waiter_error,
     ):
-        cdef uintptr_t register_own, deregister, domain
         self.queue, self.table = queue, queue.table
         self.config = config
         self.pool = memory.pool
-        self.pd = memory.pd
         self.source = memory.block_source(self.on_memory, internal=True)
         self.on_control, self.on_protocol_error = on_control, on_protocol_error
         self.waiter_error = waiter_error
@@ -220,7 +192,7 @@ cdef class MessageChannel(FrameHandler):
         self.max_unanswered = protocol.MAX_UNANSWERED
         self.max_answers = 4 * self.max_unanswered  # a peer that keeps to the limits causes fewer
         self.waiting, self.controls = Fifo(), Fifo()
-        self.rendezvous, self.windows = {}, []
+        self.rendezvous, self.rendezvous_memory = {}, RendezvousMemory(memory)
         self.max_pieces = min(MAX_PIECES, queue.capacity - CONTROL_ENTRIES - 1)
         self.spare_blocks, self.early_frames, self.drain_waiters = [], [], []
         self.peer_size_changes = collections.deque()
@@ -229,12 +201,6 @@ cdef class MessageChannel(FrameHandler):
             self, memory, config.fetch_ahead, max(1, config.data_receives // 4),
             config.stall_timeout,
         )
-        self.forks = forks
-        register_own, deregister = memory.pd.context.library.addresses
-        domain = int(ffi.cast("uintptr_t", memory.pd.pointer))
-        self.domain = <ibv_pd *> domain
-        self.register_own = <ibv_mr *(*)(ibv_pd *, void *, size_t, int) noexcept> register_own
-        self.deregister = <int (*)(ibv_mr *) noexcept nogil> deregister
 
     # ---- bring-up ----
 
@@ -452,9 +418,6 @@ cdef class MessageChannel(FrameHandler):
 
     cdef bint send_rendezvous(self, SendFuture message) except -1:
         cdef PoolBlock block
-        cdef RendezvousRequest *request
-        cdef RendezvousPiece *described
-        cdef Piece piece
         cdef uint32_t length
         cdef Frame frame
         cdef bytes seal = b""
@@ -476,7 +439,7 @@ cdef class MessageChannel(FrameHandler):
         try:
             if self.sealing is not None:
                 seal = self.seal_message(message)
-            self.open_message(message)
+            self.rendezvous_memory.open_message(message)
         except BaseException:
             block.end_lease()
             raise
@@ -484,22 +447,7 @@ cdef class MessageChannel(FrameHandler):
         self.rendezvous[message.request_id] = message
         if self.ended_by is not None:  # by the cycle collector, above: `end` has not seen the message
             message.settle(FAILED, self.send_error(message))
-        request = <RendezvousRequest *> (block.bytes() + HEADER)
-        request.request_id = htole32(message.request_id)
-        request.count = htole32(message.count())
-        described = <RendezvousPiece *> (request + 1)
-        piece = message.first
-        while piece is not None:
-            described.address = htole64(<uintptr_t> piece.bytes)
-            described.length = htole64(piece.length)
-            if piece.window is None:
-                described.rkey, described.flags = htole32(piece.mr.rkey), 0
-            else:
-                described.rkey = htole32(piece.window.next_key())
-                described.flags = htole32(IS_WINDOW)
-            described += 1
-            piece = piece.next
-        memcpy(described, PyBytes_AS_STRING(seal), len(seal))
+        write_request(block.bytes() + HEADER, message, seal)
         frame = new_rendezvous_frame(block, length, message)
         frame.channel = self
         self.frames_under_way += 1
@@ -528,114 +476,17 @@ cdef class MessageChannel(FrameHandler):
         message.first = copy
         return seal
 
-    cdef int open_message(self, SendFuture message) except -1:
-        """Opens the message's memory to the peer, to read, until the acknowledgement."""
-        cdef Piece piece = message.first
-        try:
-            while piece is not None:
-                self.open_piece(piece)
-                piece = piece.next
-        except BaseException:
-            self.close_message(message, 0)
-            raise
-        return 0
-
-    cdef int open_piece(self, Piece piece) except -1:
-        """A window on a region that is there, or made for this; the key of a region else."""
-        cdef object owner = piece.source
-        if type(owner) is memoryview:
-            owner = owner.obj
-        if self.pool.has_windows:
-            if self.pool.local_dma_mr and has_no_holes(owner):
-                piece.region = self.pool.local_dma_mr
-            elif isinstance(owner, PoolBlock):
-                piece.region = (<PoolBlock> owner).mr
-            else:
-                try:
-                    piece.mr = self.register(piece, owner, IBV_ACCESS_MW_BIND)
-                    piece.region = <uintptr_t> piece.mr
-                except VerbsError as error:
-                    # The kernel takes no window on memory that may only be read.
-                    if error.errno != EFAULT:
-                        raise
-            if piece.region:
-                piece.window = self.take_window()
-                return 0
-        piece.mr = self.register(piece, owner, IBV_ACCESS_REMOTE_READ)
-        return 0
-
-    cdef ibv_mr *register(self, Piece piece, object owner, int access) except NULL:
-        cdef uintptr_t address
-        cdef ibv_mr *mr = NULL
-        if self.register_own != NULL and self.forks == forks and has_no_holes(owner):
-            mr = self.register_own(self.domain, <void *> piece.bytes, piece.length, access)
-        if mr == NULL:
-            view = PyMemoryView_FromMemory(<char *> piece.bytes, piece.length, PyBUF_READ)
-            pointer, _ = reg_mr(
-                self.pd, ffi.from_buffer(view), piece.length, access, None, there=is_there(owner)
-            )
-            address = int(ffi.cast("uintptr_t", pointer))
-            mr = <ibv_mr *> address
-        return mr
-
-    cdef Window take_window(self):
-        if self.windows:
-            return <Window> self.windows.pop()
-        return Window(self.pd.alloc_mw())
-
-    cdef int close_message(self, SendFuture message, uint32_t invalidated_key) noexcept:
-        """Ends the peer's access.  The errno value of what could not be closed, or 0.
-
-        `invalidated_key` is that of a window that the peer has ended already.
-        """
-        cdef Piece piece = message.first
-        cdef int failed = self.end_windows(message, invalidated_key), code
-        cdef ibv_mr *mr
-        while piece is not None:
-            mr, piece.mr = piece.mr, NULL
-            code = 0
-            if mr != NULL and self.forks == forks:
-                if self.register_own == NULL:  # where pages are pinned this takes a while
-                    with nogil:
-                        code = self.deregister(mr)
-                else:
-                    code = self.deregister(mr)
-            if code:
-                failed = errno if code < 0 else code  # providers have it either way
-            piece = piece.next
-        message.close_payload()
-        return failed
-
-    cdef int end_windows(self, SendFuture message, uint32_t invalidated_key) noexcept:
-        """A window that the peer has ended can be bound again, another one goes."""
-        cdef Piece piece = message.first
-        cdef Window window
-        cdef int failed = 0
-        while piece is not None:
-            window, piece.window, piece.region = piece.window, None, 0
-            if window is not None:
-                if invalidated_key and invalidated_key == window.mw.rkey and len(self.windows) < SPARE_WINDOWS:
-                    self.windows.append(window)
-                else:
-                    try:
-                        window.close()
-                    except (RDMAError, OSError) as error:
-                        failed = error.errno or EINVAL
-            piece = piece.next
-        return failed
-
     def close_windows(self):
         """The connection has ended: the peer reads nothing more.  The queue pair goes after this."""
         for message in self.rendezvous.values():
-            self.end_windows(<SendFuture> message, 0)
-        while self.windows:
-            self.windows.pop().close()
+            self.rendezvous_memory.end_windows(<SendFuture> message, 0)
+        self.rendezvous_memory.close_spare_windows()
 
     cdef int rendezvous_over(self, uint32_t request_id, uint32_t status) except -1:
         cdef SendFuture message = self.rendezvous.pop(request_id, None)
         if message is None:
             raise ProtocolError("the peer says it has read a message that was not offered")
-        cdef int code = self.close_message(message, self.invalidated_key)
+        cdef int code = self.rendezvous_memory.close_message(message, self.invalidated_key)
         if status:
             text = f"send of {message.length} bytes to {self.queue.peer}"
             message.settle(
@@ -1099,8 +950,8 @@ cdef class MessageChannel(FrameHandler):
         self.close_windows()
         rendezvous, self.rendezvous = self.rendezvous, {}
         for message in rendezvous.values():
-            code = self.close_message(message, 0) or code
-        self.register_own = NULL
+            code = self.rendezvous_memory.close_message(message, 0) or code
+        self.rendezvous_memory.close()
         if self.ended_by is None:  # without `end`: the loop was closed, and its waiters with it
             self.ended_by = self.inbox.ended = ConnectionClosedError("its event loop was closed")
             self.receives.end()
@@ -1114,10 +965,6 @@ cdef class MessageChannel(FrameHandler):
         self.receives = self.inbox = None
         if code:
             raise failure("ibv_dereg_mr", code)
-
-
-cdef uint32_t rendezvous_size(SendFuture message) noexcept:
-    return HEADER + sizeof(RendezvousRequest) + message.count() * sizeof(RendezvousPiece)
 
 
 cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF:

@@ -12,7 +12,7 @@ import pytest
 
 from aiordma import BufferStateError, Config, Connection, RDMAError, mr_pool, verbs
 from aiordma._core.frames import FrameKind
-from aiordma._datapath import channel
+from aiordma._datapath import rendezvous
 from aiordma._native import embedded
 from aiordma.verbs._memory.memory_region import reg_mr
 
@@ -65,7 +65,7 @@ def registrations(monkeypatch: pytest.MonkeyPatch) -> list[Registered]:
             made.append(Opened(access))
         return found
 
-    monkeypatch.setattr(channel, "reg_mr", opened)
+    monkeypatch.setattr(rendezvous, "reg_mr", opened)
     monkeypatch.setattr(mr_pool, "reg_local_dma", lambda _: None)
     monkeypatch.setattr(embedded(), "addresses", (0, embedded().addresses[1]))
     return made

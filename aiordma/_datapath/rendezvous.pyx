@@ -1,0 +1,197 @@
+# The memory of rendezvous messages that this side sends: opened to the peer, which reads it, and closed
+# when the peer has acknowledged the message.
+#
+# Each piece of a message has a key of its own.  It is that of a memory window where the device has them,
+# since no other queue pair takes it, and the peer's acknowledgement can end it; else of a memory region.
+
+from cpython.buffer cimport PyBUF_READ
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from libc.errno cimport EFAULT, EINVAL, errno
+from libc.stdint cimport uint64_t, uintptr_t
+from libc.string cimport memcpy
+
+cimport cython
+
+from .frames cimport HEADER, IS_WINDOW, RendezvousPiece, RendezvousRequest, htole32
+from .memory cimport PoolBlock
+from .sends cimport has_no_holes
+from .work_queue cimport IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ
+
+from aiordma._native import ffi, fork
+from aiordma.verbs._memory.memory_region import is_there, reg_mr
+from aiordma.errors import RDMAError, VerbsError
+
+cdef extern from "<endian.h>" nogil:
+    uint64_t htole64(uint64_t)
+
+
+cdef enum:
+    SPARE_WINDOWS = 16  # that are kept for the next messages
+
+
+cdef unsigned int forks = 0
+
+
+def count_fork():
+    global forks
+    forks += 1
+
+
+fork.reset_in_child(count_fork)
+
+
+# ---- the request -----------------------------------------------------------------------------------
+
+cdef uint32_t rendezvous_size(SendFuture message) noexcept:
+    return HEADER + sizeof(RendezvousRequest) + message.count() * sizeof(RendezvousPiece)
+
+
+cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexcept:
+    """Writes what follows the header of an RNDV_RTS frame: the pieces with their keys, and the seal."""
+    cdef RendezvousRequest *request = <RendezvousRequest *> to
+    cdef RendezvousPiece *described = <RendezvousPiece *> (request + 1)
+    cdef Piece piece = message.first
+    request.request_id = htole32(message.request_id)
+    request.count = htole32(message.count())
+    while piece is not None:
+        described.address = htole64(<uintptr_t> piece.bytes)
+        described.length = htole64(piece.length)
+        if piece.window is None:
+            described.rkey, described.flags = htole32(piece.mr.rkey), 0
+        else:
+            described.rkey = htole32(piece.window.next_key())
+            described.flags = htole32(IS_WINDOW)
+        described += 1
+        piece = piece.next
+    memcpy(described, PyBytes_AS_STRING(seal), len(seal))
+
+
+# ---- the memory ------------------------------------------------------------------------------------
+
+# The peer may still read what the windows are bound to: the cycle collector must not clear them.
+@cython.no_gc_clear
+@cython.final
+cdef class RendezvousMemory:
+    """Opens the memory of one connection's messages to its peer, and closes it."""
+
+    def __init__(self, memory):
+        cdef uintptr_t register_own, deregister, domain
+        self.pool = memory.pool
+        self.pd = memory.pd
+        self.windows = []
+        self.forks = forks
+        register_own, deregister = memory.pd.context.library.addresses
+        domain = int(ffi.cast("uintptr_t", memory.pd.pointer))
+        self.domain = <ibv_pd *> domain
+        self.register_own = <ibv_mr *(*)(ibv_pd *, void *, size_t, int) noexcept> register_own
+        self.deregister = <int (*)(ibv_mr *) noexcept nogil> deregister
+
+    cdef int open_message(self, SendFuture message) except -1:
+        """Opens the message's memory to the peer, to read, until the acknowledgement."""
+        cdef Piece piece = message.first
+        try:
+            while piece is not None:
+                self.open_piece(piece)
+                piece = piece.next
+        except BaseException:
+            self.close_message(message, 0)
+            raise
+        return 0
+
+    cdef int open_piece(self, Piece piece) except -1:
+        """Gives the piece a window on a region that exists or is made for it, or else a region."""
+        cdef object owner = piece.source
+        if type(owner) is memoryview:
+            owner = owner.obj
+        if self.pool.has_windows:
+            if self.pool.local_dma_mr and has_no_holes(owner):
+                piece.region = self.pool.local_dma_mr
+            elif isinstance(owner, PoolBlock):
+                piece.region = (<PoolBlock> owner).mr
+            else:
+                try:
+                    piece.mr = self.register(piece, owner, IBV_ACCESS_MW_BIND)
+                    piece.region = <uintptr_t> piece.mr
+                except VerbsError as error:
+                    # The kernel takes no window on memory that may only be read.
+                    if error.errno != EFAULT:
+                        raise
+            if piece.region:
+                piece.window = self.take_window()
+                return 0
+        piece.mr = self.register(piece, owner, IBV_ACCESS_REMOTE_READ)
+        return 0
+
+    cdef ibv_mr *register(self, Piece piece, object owner, int access) except NULL:
+        cdef uintptr_t address
+        cdef ibv_mr *mr = NULL
+        if self.register_own != NULL and self.forks == forks and has_no_holes(owner):
+            mr = self.register_own(self.domain, <void *> piece.bytes, piece.length, access)
+        if mr == NULL:
+            view = PyMemoryView_FromMemory(<char *> piece.bytes, piece.length, PyBUF_READ)
+            pointer, _ = reg_mr(
+                self.pd, ffi.from_buffer(view), piece.length, access, None, there=is_there(owner)
+            )
+            address = int(ffi.cast("uintptr_t", pointer))
+            mr = <ibv_mr *> address
+        return mr
+
+    cdef Window take_window(self):
+        if self.windows:
+            return <Window> self.windows.pop()
+        return Window(self.pd.alloc_mw())
+
+    cdef int close_message(self, SendFuture message, uint32_t invalidated_key) noexcept:
+        """Ends the peer's access: 0, or the errno value of what could not be closed.
+
+        `invalidated_key` is the key of a window that the peer has ended already; 0: of none.
+        """
+        cdef Piece piece = message.first
+        cdef int failed = self.end_windows(message, invalidated_key), code
+        cdef ibv_mr *mr
+        while piece is not None:
+            mr, piece.mr = piece.mr, NULL
+            code = 0
+            if mr != NULL and self.forks == forks:
+                if self.register_own == NULL:  # where pages are pinned this takes a while
+                    with nogil:
+                        code = self.deregister(mr)
+                else:
+                    code = self.deregister(mr)
+            if code:
+                failed = errno if code < 0 else code  # providers have it either way
+            piece = piece.next
+        message.close_payload()
+        return failed
+
+    cdef int end_windows(self, SendFuture message, uint32_t invalidated_key) noexcept:
+        """Keeps the window that the peer has ended for another message, and closes the others."""
+        cdef Piece piece = message.first
+        cdef Window window
+        cdef int failed = 0
+        while piece is not None:
+            window, piece.window, piece.region = piece.window, None, 0
+            if window is not None:
+                if (
+                    invalidated_key
+                    and invalidated_key == window.mw.rkey
+                    and len(self.windows) < SPARE_WINDOWS
+                ):
+                    self.windows.append(window)
+                else:
+                    try:
+                        window.close()
+                    except (RDMAError, OSError) as error:
+                        failed = error.errno or EINVAL
+            piece = piece.next
+        return failed
+
+    cdef int close_spare_windows(self) except -1:
+        while self.windows:
+            self.windows.pop().close()
+        return 0
+
+    cdef void close(self) noexcept:
+        """The queue pair is destroyed: the library is not called past the checks of the verbs."""
+        self.register_own = NULL
