@@ -42,7 +42,7 @@ Completed: TypeAlias = "asyncio.Future[verbs.WorkCompletion]"
 Pieces: TypeAlias = Sequence[verbs.ScatterGatherElement]
 P = ParamSpec("P")
 
-# Completions taken per turn of the loop, so that others have theirs. A judgement.
+# Completions taken per iteration of the loop, so that others have theirs. A judgement.
 _TAKEN = 16
 
 # Entries of the completion queue at least, where the device has them: with 32 of them rdma_rxe was

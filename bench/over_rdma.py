@@ -57,7 +57,7 @@ async def lend(conn: aiordma.Connection) -> None:
 
 
 async def stay_awake() -> None:
-    """A program that has something to do in every turn of its loop."""
+    """A program that has something to do in every iteration of its loop."""
     for _ in repeat(None):
         await asyncio.sleep(0)
 

@@ -71,7 +71,7 @@ DESCRIPTIONS = (
     "one_loop: the event loop makes no difference, asyncio's will do",
     "by_cm: connected by the connection manager alone",
     "by_tcp: connected by an exchange over TCP alone",
-    "counts_turns: awaits must take turns of the loop, so a task never polls before it waits",
+    "counts_turns: awaits must take iterations of the loop, so a task never polls before it waits",
     "sets_polling: says itself how the driver polls",
 )
 

@@ -25,7 +25,7 @@ class ConnectionState(Enum):
     GOODBYE_SENT = "all work is done and the goodbye is sent; its acknowledgement is awaited"
     PEER_CLOSED = "the peer's goodbye has arrived; completions of earlier work are awaited"
     BOTH_CLOSING = "`close` was called and the peer's goodbye has arrived"
-    ENDED = "all waiters have got the error; the resources go in the loop's next turn"
+    ENDED = "all waiters have got the error; the resources go in the loop's next iteration"
     CLOSED = "the resources have been given back"
 
 

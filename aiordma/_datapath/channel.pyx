@@ -5,7 +5,7 @@
 # - A message that fits the peer's next receive is *eager*: copied into a frame, or sent from where it
 #   lies.  A longer one is a *rendezvous*: the peer reads it with RDMA when it has room, and acknowledges.
 # - A frame costs both ends the same whatever is in it.  So a short message that is sent while a frame
-#   with messages is under way waits until the tasks of this turn of the loop have had theirs, and goes in
+#   with messages is under way waits until all tasks of this iteration of the loop have run, and goes in
 #   a *bundle*; a message with nothing before it goes at once.
 # - Memory under a posted request must stay: an eager frame in its block until its completion, a
 #   rendezvous registered (read-only for the peer) until the acknowledgement.
@@ -295,7 +295,7 @@ cdef class MessageChannel(FrameHandler):
         return self.waiting.append(item)
 
     cdef int collect_soon(self) except -1:
-        """Sends what has collected by the next turn of the loop."""
+        """Sends what has collected by the next iteration of the loop."""
         if not self.collecting:
             self.table.loop.call_soon(self.collect)
             self.collecting = True

@@ -1,8 +1,8 @@
 # Futures of work requests and messages, and how the drain wakes the tasks that await them.
 #
-# A set asyncio.Future calls back in the next turn of the loop: a handle, a turn and a system call
-# later.  But the loop calls a drain with no task running, so the drain calls back itself, at its end.
-# What is set at any other time is called back by the loop, as usual.
+# An asyncio.Future that is set calls back in the next iteration of the loop: a handle and a system call
+# later.  But the loop calls a drain with no task running, so the drain itself calls back, at its end, for
+# the futures that it has set.  For those that are set at any other time the loop does, as usual.
 
 cimport cython
 from cpython.object cimport PyObject, PyTypeObject

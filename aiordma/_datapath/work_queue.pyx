@@ -33,7 +33,7 @@ cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() noexcept
 
 cdef enum:
-    MAX_SPINS = 16         # of tasks that are about to wait, between two turns of the loop
+    MAX_SPINS = 16         # of tasks that are about to wait, between two iterations of the loop
     FIRST_SLICE_US = 2     # of a spin, after one of no length
     MAX_SHORT_SPINS = 255  # spins of no length, after spins that have found nothing
 
@@ -354,7 +354,7 @@ cdef class WorkRequestTable:
 
     cdef int spin_briefly(self, OpFuture future) except -1:
         """A task that is about to wait polls once itself, if hardly another one waits: that costs
-        less than a turn of the loop."""
+        less than an iteration of the loop."""
         if not self.spins_left or self.waiting > 1 or self.draining or self.brief_spin is None:
             return 0
         self.spins_left -= 1
@@ -410,8 +410,8 @@ cdef class WorkRequestTable:
         return 0
 
     def spin_once(self, uintptr_t state, int most, list leaving, slow):
-        """A slice of that spin; the next one in the loop's next turn, and again from the beginning as
-        long as it finds completions.
+        """A slice of that spin; the next one in the loop's next iteration, and again from the
+        beginning as long as it finds completions.
 
         A callback that the woken tasks have scheduled may schedule another one, as the futures of
         `asyncio.gather` do, and the loop does not say so: it has its turn after a slice, which is no

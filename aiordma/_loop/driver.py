@@ -48,8 +48,8 @@ from .per_loop_resource import PerLoopResource
 
 logger = logging.getLogger("aiordma.driver")
 
-# Crossings per turn of the loop; with COMPLETIONS_PER_CALL they bound how long other tasks wait for
-# a busy device.  Both are judgement, not measurement.
+# Crossings per iteration of the loop; with COMPLETIONS_PER_CALL they bound how long other tasks
+# wait for a busy device.  Both are judgement, not measurement.
 ROUNDS = 8
 
 # Seconds of polling before the loop sleeps, at most, unless `Config.polling` says otherwise: about
@@ -57,7 +57,7 @@ ROUNDS = 8
 POLLING = 200e-6
 # Woken without a completion, as in the middle of a long transfer: how long the next bytes may take.
 WAKE_SPIN_US = 15
-# The spin of a task that is about to wait: about what a turn of the loop costs.
+# The spin of a task that is about to wait: about what an iteration of the loop costs.
 BRIEF_SPIN_US = 3
 # Wake-ups without a completion that go by without such a spin, at most.
 MOST_WAITS_SKIPPED = 255
@@ -229,7 +229,7 @@ class Driver(PerLoopResource):
         """Handles what has completed by now, without waiting for the loop to call; False for
         nothing.
 
-        The tasks that it wakes run in the loop's next turn, not from here.
+        The tasks that it wakes run in the loop's next iteration, not from here.
         """
         table = self.table
         around, table.defers_callbacks = table.defers_callbacks, True

@@ -9,8 +9,8 @@
 - *User* needs, leases and fetched messages, are served in the order in which they came, whatever
   their size: small ones do not overtake a large one for ever.
 
-Memory that has come back is handed out in the loop's next turn, not where it came back: that may be
-a finalizer, in the middle of anything.  For the tasks of one event loop.
+Memory that has come back is handed out in the loop's next iteration, not where it came back: that
+may be a finalizer, in the middle of anything.  For the tasks of one event loop.
 """
 
 from __future__ import annotations

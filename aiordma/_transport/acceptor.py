@@ -311,7 +311,7 @@ class Acceptor:
         return self._handshakes[cast("asyncio.Task[None]", asyncio.current_task())]
 
     def cancel(self) -> None:
-        """Admits no more peers; handshakes under way are given up, in the loop's next turns."""
+        """Admits no more peers; gives up the handshakes, in the loop's next iterations."""
         self.closed = True
         for task, handshake in list(self._handshakes.items()):
             if not handshake.begun:

@@ -73,7 +73,7 @@ MESSAGE_SIZE = len(MAGIC) + ENDPOINT_SIZE + HELLO_SIZE
 # Seconds until a listener tries again when it cannot accept.
 ACCEPT_PAUSE = 0.1
 
-# Peers that are accepted in one turn of the loop.
+# Peers that are accepted in one iteration of the loop.
 ACCEPTS = 64
 
 

@@ -451,7 +451,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
     def abort(self) -> None:
         """Ends the connection now: work under way is dropped, the peer sees a broken connection.
 
-        The resources are given back in the next turn of the loop; `wait_closed` waits for that.
+        The resources are given back in the next iteration of the loop, which `wait_closed` waits
+        for.
         """
         if not self._affinity.is_after_fork:
             self._affinity.check(self)

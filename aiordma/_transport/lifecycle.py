@@ -2,7 +2,7 @@
 
 `_core/connection_states.py` says which event leads from which state to which; here is what is done
 about it.  When the connection ends every waiter fails, with one error as the cause; messages that
-had arrived can still be received; the resources go in the loop's next turn.
+had arrived can still be received; the resources go in the loop's next iteration.
 """
 
 from __future__ import annotations

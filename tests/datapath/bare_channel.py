@@ -117,7 +117,7 @@ class Wire:
         return self.events.drain_to(self.table, 128, 0, False)[0]
 
     def turn(self) -> None:
-        """One turn of the event loop."""
+        """One iteration of the event loop."""
         self.loop.call_soon(self.loop.stop)
         self.loop.run_forever()
 

@@ -48,6 +48,7 @@ BANNED = {
     "in vain": "miss",
     "untold": "noop_answer",
     "said_goodbye|last_word": "goodbye_sent, peer_close_error",
+    r"turns? of (the|its) (event )?loop|loop's (next )?turns?": "iteration of the loop",
     "knock|knocks|knocked": "connect attempt, accepted",
 }
 

@@ -111,7 +111,7 @@ BRIEF = 64 << 10
 
 @asynccontextmanager
 async def internal_needs(pool: MemoryPool, count: int) -> AsyncIterator[list[int]]:
-    """So many at a time, each for two turns of the loop, one after another; how many there were."""
+    """So many at a time, each for two iterations of the loop; how many there were."""
     served = [0] * count
     over = asyncio.Event()
 

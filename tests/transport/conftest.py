@@ -43,8 +43,8 @@ def polling_mode(request: pytest.FixtureRequest) -> Iterator[None]:
     """How the drivers of this process poll for completions, whatever their `Config` says.
 
     "sleeping": never.  "adaptive": as they do by default, the event loop as well as a task that is
-    about to wait.  A test that counts turns of the loop has the loop's alone, since an await that
-    need not wait takes no turn.
+    about to wait.  A test that counts iterations of the loop has the loop's alone, since an await
+    that need not wait takes none.
     """
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "sleeping":

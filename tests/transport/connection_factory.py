@@ -108,7 +108,7 @@ class ConnectionFactory:
 
     @property
     def cancel_points(self) -> list[int]:
-        """Turns of the loop before a cancellation: from "not even begun" to "long done"."""
+        """Iterations of the loop before a cancellation: from "not even begun" to "long done"."""
         return [0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 40] if self.slow == 1 else [0, 1, 3, 8, 20]
 
     def within(self, seconds: float) -> asyncio.Timeout:
@@ -263,7 +263,7 @@ async def ends(awaitable: Awaitable[object], *kinds: type[BaseException]) -> Bas
 
 
 async def cancelled_after(count: int, make: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
-    """Starts it, cancels it after `count` turns of the loop; what it returned, if it was quicker.
+    """Starts it, cancels it after `count` iterations of the loop; its result, if it was quicker.
 
     Any other end than a result or the cancellation is raised.
     """

@@ -1,4 +1,4 @@
-"""A task that is about to wait polls once, and then need not wait for a turn of the loop."""
+"""A task that is about to wait polls once, and then need not wait for an iteration of the loop."""
 
 from __future__ import annotations
 

@@ -445,7 +445,7 @@ async def test_who_comes_later_does_not_overtake_who_was_told(
         await yield_loop(2)
         for n in range(count + 1):
             await client.send(b"%d" % n)
-        while not late:  # a send whose task polls takes no turn of the loop
+        while not late:  # a send whose task polls takes no iteration of the loop
             await yield_loop(1)
         tasks.append(asyncio.create_task(late[0].task()))
         texts = [bytes(message) for message in await asyncio.gather(*tasks)]

@@ -149,7 +149,7 @@ async def test_close_delivers_what_was_written(pair: Pair) -> None:
 
 
 async def turns() -> None:
-    """As many turns of the loop as a time limit of no seconds takes to end a task."""
+    """As many iterations of the loop as a time limit of no seconds takes to end a task."""
     for _ in range(10):
         await asyncio.sleep(0)
 

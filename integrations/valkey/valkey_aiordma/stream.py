@@ -161,7 +161,7 @@ class ValkeyTransport(asyncio.Transport):
             self._reading = False
 
     def resume_reading(self) -> None:
-        """Go on reading, at the loop's next turn: a stream reader calls this before it waits."""
+        """Go on reading, in the loop's next iteration: a reader calls this before it waits."""
         self._reading = True
         if self._delivered < self._arrived:
             self._loop.call_soon(self._go_on)
