@@ -96,18 +96,23 @@ cdef class MessageMethods:
         self.channel, self.inbox = channel, channel.inbox
 
     def send(self, data, *, imm=None):
-        """Sends one message of any size: any buffer or tensor (`verbs.bytes_of`), registered
-        memory, a received Message, or a list or tuple of these, one behind another.
+        """Sends one message of any size.
 
-        Several buffers are one message; long ones are not joined, but sent from where they lie.
-        Returns when the peer's device has it (small messages) or the peer has read it (large
-        ones); until then the buffer must not change.  The peer's program can receive it then, also
-        after its own `close`, though not after an `abort`; that it does, only an answer of its
-        own tells.  `imm` is an unsigned 32-bit number that
-        travels beside the data.  Messages arrive in the order of the calls.  Waits while the peer
-        has no room, and while the memory pool has none.  Cancelled before it was posted, the
-        message is not sent; after that it is.
-        Raises MessageTooLongError before anything is sent.
+        `data` is any buffer or tensor (`verbs.bytes_of`), registered memory, a received Message, or
+        a list or tuple of these: one message with their bytes one behind another, in which long
+        buffers are not joined, but sent from where they lie.  `imm` is an unsigned 32-bit number
+        that travels beside the data.
+
+        Returns when the peer's device has the message, or, if it is long, when the peer has read
+        it.  From then on the peer's program can receive it, also after its own `close`, though not
+        after an `abort`; whether it has received it, only a reply of the program tells.  Messages
+        arrive in the order of the calls.  Waits while the peer has no room, and while the memory
+        pool has none.
+
+        The buffers must not change until the device has finished with them: until it returns, or
+        longer if it was cancelled.  Cancelled before the message was posted, nothing is sent;
+        after that the message is sent.  MessageTooLongError, before anything is sent, for more
+        than `max_message` bytes.
         """
         cdef SendOperation operation = SendOperation.__new__(SendOperation)
         operation.channel, operation.data, operation.imm = self.channel, data, imm
@@ -117,19 +122,21 @@ cdef class MessageMethods:
         """As `send`, for code that cannot await: the message has its place in the order now.
 
         The future (one for `asyncio.isfuture`, of a class of its own) ends as `send` would; until
-        then the buffer must not change.  Cancelling it is cancelling `send`.  There is no
-        backpressure but the future: bound what you have under way.
+        then the buffers must not change.  To cancel it has the effect of cancelling `send`.  It
+        gives no backpressure: limit the number of futures that are not done.
         """
         return self.channel.start_message(data, imm)
 
     def recv(self):
-        """The next message, as a leased view of the memory it arrived in; see `Message`.
+        """The next message, as a view of the memory it arrived in; see `Message`.
 
-        Waits for memory too, where a long message comes and the pool is exhausted; QuotaError for
-        one that it can never hold, which stays for `recv_into`.  Cancelling loses nothing.
-        Messages that arrived before the end can still be received after it; then
-        ConnectionClosedError, ConnectionBrokenError, or, where an encrypted one was changed on the
-        way, IntegrityError.
+        The memory is the caller's until the message is released.  Waits for a message, and for
+        memory too where a long message comes and the pool is exhausted; QuotaError for one that
+        the pool can never hold, which stays for `recv_into`.  Cancelling loses nothing.
+
+        Messages that arrived before the end of the connection can still be received after it.
+        Then it raises ConnectionClosedError, ConnectionBrokenError, or IntegrityError where an
+        encrypted message was changed on the way.
         """
         cdef RecvOperation operation = RecvOperation.__new__(RecvOperation)
         operation.inbox = self.inbox
@@ -139,11 +146,14 @@ cdef class MessageMethods:
         """The next message, into memory of the caller's: its length and its immediate data
         (`Received`).
 
-        Registered memory, or any writable buffer, at least as long as the message; a long message
-        is read straight into it, so this is how one that is larger than the pool is received.
-        MessageTooLongError when it does not fit: the message stays for the next call.  The memory
-        may have been written to after a cancellation, and for as long as what was posted before it
-        is under way; the message is not lost.  The end as with `recv`.
+        `memory` is registered memory, or any writable buffer, at least as long as the message.  A
+        long message is read straight into it, so this is how a message that is larger than the
+        pool is received.  MessageTooLongError for a message that does not fit: it stays for the
+        next call.
+
+        Neither read nor change the memory until it returns.  Cancelling does not lose the message,
+        but a read that was posted before still writes to the memory, which stays pinned until
+        then.  The end of the connection as with `recv`.
         """
         cdef RecvOperation operation
         if memory is None:
@@ -153,12 +163,13 @@ cdef class MessageMethods:
         return operation
 
     def recv_with(self, allocate):
-        """The next message, into memory that `allocate(length)` returns once its length is known
-        (`ReceivedMemory`): a numpy array, an Arrow buffer, `conn.alloc`...
+        """The next message, into memory that `allocate(length)` returns (`ReceivedMemory`): a numpy
+        array, an Arrow buffer, `conn.alloc`...
 
-        `allocate` is called once, when the message is this receiver's, perhaps before it has
-        arrived; it must not await, and what it raises is raised here, while the message stays for
-        the next call.  A long message is read straight into the memory.  All else as `recv_into`.
+        `allocate` is called once, with the number of bytes, when the message is this receiver's,
+        perhaps before it has arrived.  It must not await.  What it raises is raised here, and the
+        message stays for the next call.  A long message is read straight into the memory.  All
+        else as with `recv_into`.
         """
         cdef RecvOperation operation
         if not callable(allocate):
@@ -168,7 +179,10 @@ cdef class MessageMethods:
         return operation
 
     def __aiter__(self):
-        """Messages until the connection is closed in order; ConnectionBrokenError otherwise."""
+        """Messages as from `recv`, until the connection is closed in order.
+
+        Raises ConnectionBrokenError when the connection ends in another way.
+        """
         return MessageIterator(self.inbox)
 
 

@@ -358,9 +358,12 @@ class Connection(ConnectionLifecycle, MessageMethods):
         Returns when the bytes are in the peer's memory.  Its program is not told, unless there is
         immediate data: then an empty message with `imm` (an unsigned 32-bit number) wakes its
         `recv`, in its turn among the messages, and waits for room as they do.  `source` must not
-        change meanwhile.  Long transfers go in pieces, several under way at a time; `progress` is
-        called with the number of bytes that are there.  RemoteRangeError before anything is posted
-        when the range or the right is not there.
+        change until it returns, or until the device has finished with it after a cancellation.
+        Long transfers go in pieces, several under way at a time; `progress` is called with the
+        number of bytes that have been written.
+
+        Before anything is posted it raises RemoteRangeError for a right that the peer has not
+        given, LeaseEndedError when the lease is over, ValueError for different lengths.
         """
         self._check()
         done = None
@@ -383,7 +386,9 @@ class Connection(ConnectionLifecycle, MessageMethods):
     ) -> None:
         """Reads the peer's memory into registered memory, or any writable buffer, as long.
 
-        Pieces, `progress` and RemoteRangeError as with `write`.
+        Returns when the bytes are in `target`, which must neither be read nor changed until then;
+        after a cancellation the bytes of a read that was posted still arrive there.  Pieces,
+        `progress`, RemoteRangeError, LeaseEndedError and ValueError as with `write`.
         """
         self._check()
         done = one_sided.read(self._queue, target, source) if progress is None else None
@@ -402,8 +407,10 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """Atomically replaces 8 bytes at the peer if they are `expected`; returns what was there.
 
         The numbers are unsigned 64-bit in the peer's byte order, at an address that is a multiple
-        of 8.  It has swapped if and only if the result equals `expected`.  RemoteRangeError before
-        anything is posted when the range, the right or the alignment is not there.
+        of 8.  It has swapped if and only if the result equals `expected`.  Cancelled after it was
+        posted, it is executed, and the old number is lost.  RemoteRangeError, before anything is
+        posted, for another length than 8, another alignment, or a right that the peer has not
+        given.
         """
         old = await self._one_sided.compare_and_swap(target, expected, desired)
         self._statistics.atomics += 1
@@ -412,7 +419,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
     async def fetch_and_add(self, target: Remote, add: int) -> int:
         """Atomically adds to 8 bytes at the peer (modulo 2^64); returns what was there before.
 
-        Byte order, address and RemoteRangeError as with `compare_and_swap`.
+        Byte order, address, cancellation and RemoteRangeError as with `compare_and_swap`.
         """
         old = await self._one_sided.fetch_and_add(target, add)
         self._statistics.atomics += 1
