@@ -76,13 +76,13 @@ cdef extern from "<endian.h>" nogil:
 
 
 cdef enum:
-    BUNDLED_BELOW = 16 << 10  # what would not gain by sharing a frame
-    MAX_SIZE_CHANGES = 8
+    BUNDLED_BELOW = 16 << 10  # bytes: a longer message gains nothing by sharing a frame
+    MAX_SIZE_CHANGES = 8  # of the peer's receives, that have been announced and are not reached yet
 
 SPARE_BLOCKS = 2  # for control frames, when the pool is exhausted
 
 def do_nothing(*_):
-    """For what is not there yet, or not any more."""
+    """In place of a callback that has not been set yet, or was removed by `close`."""
 
 
 cdef class Counts:
@@ -320,7 +320,7 @@ cdef class MessageChannel(FrameHandler):
         self.flush()
 
     def withdraw(self, future):
-        """That message or write has no waiter any more: unless it was posted, it is dropped."""
+        """Drops the message or write of a future that was cancelled, unless it has been posted."""
         for item in self.waiting.all():
             if item is future:
                 self.waiting.remove(item)
@@ -348,7 +348,7 @@ cdef class MessageChannel(FrameHandler):
         return HEADER + length <= self.peer_size
 
     cdef PoolBlock frame_block(self, uint64_t size):
-        """None: `on_memory` will be called."""
+        """A block for a frame; None: the pool is exhausted, and `on_memory` will be called."""
         cdef PoolBlock block = self.pool.take_fast(size)
         if block is None:
             block = self.source.block(size)
@@ -360,7 +360,7 @@ cdef class MessageChannel(FrameHandler):
         self.flush()
 
     cdef bint send_alone(self, SendFuture message) except -1:
-        """False: there is no memory now."""
+        """Sends one message in a frame of its own; False when there is no memory for it now."""
         try:
             if self.fits(message.length):
                 return self.send_eager(message)
@@ -469,7 +469,7 @@ cdef class MessageChannel(FrameHandler):
         return True
 
     cdef object seal_message(self, SendFuture message):
-        """Has a sealed copy of the bytes in their place; what opens it.
+        """Puts a sealed copy in the place of the message's bytes, and returns its key and tag.
 
         The copy is in the pool where that has some to spare.  Were it to wait for the pool, the
         sealed messages of two sides could keep each other from being read.
@@ -520,7 +520,8 @@ cdef class MessageChannel(FrameHandler):
         return True
 
     cdef bint send_first(self) except -1:
-        """Sends what waits first, with as many messages as go into one frame; whether to go on."""
+        """Sends the first waiting item, with as many messages as fit into one frame; False: no more
+        can be sent now."""
         cdef list messages = []
         cdef SendFuture message
         cdef QueuedWrite write
@@ -583,7 +584,7 @@ cdef class MessageChannel(FrameHandler):
         return 0
 
     cdef int update_peer_size(self) except -1:
-        """The size of the peer's next receive."""
+        """Applies the announced size of the peer's receives, from the announced receive on."""
         while self.peer_size_changes and self.peer_size_changes[0][0] <= self.frames_sent:
             self.peer_size = min(self.peer_size_changes.popleft()[1], self.max_peer_size)
             self.peer_size -= self.tag_size
@@ -608,8 +609,9 @@ cdef class MessageChannel(FrameHandler):
     def send_control(self, message, future=None):
         """Sends a control message as soon as there is a credit for it.
 
-        One without a waiter is an answer: a peer that lets too many pile up is at fault.  One with a
-        waiter goes after the operations that were begun before it.
+        A message without a waiter is an answer: too many that wait are the peer's fault, since it
+        gives no credits for them.  A message with a waiter goes after the operations that began
+        before it.
         """
         if future is None:
             self.answers_waiting += 1
@@ -630,7 +632,7 @@ cdef class MessageChannel(FrameHandler):
         return 0
 
     def withdraw_control(self, future):
-        """A control message that is not to be sent any more."""
+        """Drops the control message of that future, unless it has been sent."""
         for item in self.controls.all():
             if item[2] is future:
                 self.controls.remove(item)
@@ -672,9 +674,9 @@ cdef class MessageChannel(FrameHandler):
     cdef bint send_control_frame(
         self, int kind, bytes content, object waiter, uint32_t window_key=0
     ) except -1:
-        """False when there is no memory now: the completion of a frame brings some back.
+        """Sends a control frame; False when there is no memory for it now, until a frame completes.
 
-        Its arrival ends the peer's window of that key.
+        With `window_key` its arrival ends the peer's window of that key.
         """
         cdef uint32_t length = HEADER + <uint32_t> len(content)
         cdef PoolBlock block = self.pool.take_fast(length + self.tag_size)
@@ -707,7 +709,7 @@ cdef class MessageChannel(FrameHandler):
         )
 
     def send_control_now(self, message):
-        """Sends a control message now or never: False if it cannot be now."""
+        """Sends a control message if that is possible now; False: it is not sent at all."""
         return self.can_send_control_now and self.send_control_frame(
             CONTROL, protocol.encode(message), None
         )
@@ -715,7 +717,7 @@ cdef class MessageChannel(FrameHandler):
     # ---- receiving ----
 
     cdef bint takes_now(self, PoolBlock block, uint32_t length, object imm) except -1:
-        """Whether what has arrived is to be handled; else it is kept until `start`, or dropped."""
+        """Whether an arrived frame is handled now; else it is kept for `start`, or dropped."""
         if not self.started:
             self.early_frames.append((block, length, imm))  # the peer was quicker than our handshake
             if self.on_early_frame is not None:

@@ -84,7 +84,7 @@ cdef class ReceiveTarget(Pinned):
     """The caller's memory that a message is received into."""
 
     cdef int open(self, object memory) except -1:
-        """Finds the bytes, and keeps them in their place until it is closed, and no READ is under way."""
+        """Finds the bytes, and pins them until the target is closed and no READ is under way."""
         self.memory = memory
         if isinstance(memory, Local):
             self.local = <Local> memory
@@ -266,7 +266,7 @@ cdef class RecvOperation:
             raise
 
     cdef object finish(self, object item):
-        """Takes the first message, of which it is this one's turn."""
+        """Takes the first message, which is this operation's."""
         cdef Message message
         cdef PendingRendezvous pending
         cdef Inbox inbox = self.inbox
@@ -385,7 +385,7 @@ cdef PendingRendezvous pending_rendezvous(
 @cython.no_gc_clear
 @cython.final
 cdef class RendezvousRead(WorkRequest):
-    """One RDMA READ of it."""
+    """One RDMA READ of a rendezvous message."""
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
         self.free_memory()
@@ -450,13 +450,13 @@ cdef class Inbox:
     # ---- arriving ----
 
     cdef bint ready(self) noexcept:
-        """Whether a receiver should look."""
+        """Whether there is something for the first receiver: a complete message, or the end."""
         if self.ended is not None:
             return True
         return self.incoming.size() > 0 and is_complete(self.incoming.first())
 
     cdef int wake_first(self) except -1:
-        """The receiver that waits longest looks."""
+        """Wakes the receiver that has waited longest."""
         cdef OpFuture receiver
         while self.receivers.size():
             receiver = <OpFuture> self.receivers.popleft()
@@ -477,7 +477,7 @@ cdef class Inbox:
     # ---- taking ----
 
     cdef object next_for(self, RecvOperation operation, bint waited):
-        """The first item, when it is this one's turn; None: it waits in line."""
+        """The first item if the operation may take it; None: the operation waits in line."""
         cdef object first = self.incoming.first()
         cdef ReceiveTarget target = operation.target
         cdef bint in_turn = waited or not (self.receivers.size() or self.notified)
@@ -511,7 +511,7 @@ cdef class Inbox:
         return None
 
     cdef object refusal(self, object item, ReceiveTarget target):
-        """Why it cannot be taken in this way; it stays for the next."""
+        """Why a receiver with that target (None: `recv`) cannot take the item; None if it can."""
         if type(item) is PendingRendezvous and (<PendingRendezvous> item).refused is not None:
             refused, (<PendingRendezvous> item).refused = (<PendingRendezvous> item).refused, None
             return refused
@@ -534,7 +534,7 @@ cdef class Inbox:
         return message
 
     cdef int take_landed(self, PendingRendezvous pending) except -1:
-        """Takes one that was read into a receiver's memory."""
+        """Takes a message that was read into a receiver's memory."""
         self.incoming.popleft()
         self.channel.count_received(pending.length)
         self.rendezvous -= 1
@@ -588,7 +588,7 @@ cdef class Inbox:
         return 0
 
     cdef bint fetch(self, PendingRendezvous pending) except -1:
-        """False when those behind it must wait as well."""
+        """Begins to read a message into the pool; False: this one and those behind it must wait."""
         cdef PoolBlock block
         cdef bint large = False
         block = (<BlockCache> self.pool).take_fast(pending.length)
@@ -750,7 +750,7 @@ cdef class Inbox:
         return self.fetch_ahead()
 
     cdef int withdraw(self, ReceiveTarget target) except -1:
-        """The receiver is gone, with a message perhaps on its way to its memory."""
+        """Puts back the message that is being read into a target whose receiver is gone."""
         cdef PendingRendezvous pending
         for item in self.incoming.all():
             if type(item) is PendingRendezvous and (<PendingRendezvous> item).target is target:

@@ -90,7 +90,7 @@ cdef class WRChain(WorkRequest):
         return send
 
     cdef int aim_at(self, Remote region) except -1:
-        """Keeps the region, which is asked again before the chain is posted late."""
+        """Keeps the region: a chain that had to wait asks it once more before it is posted."""
         if self.region is None:
             self.region = region
         elif self.region is not region:
@@ -100,7 +100,8 @@ cdef class WRChain(WorkRequest):
         return 0
 
     cdef bint add_transfer(self, object local_memory, object remote_memory, uint32_t opcode) except -1:
-        """False: it is not allowed, or has to be cut into pieces; the caller says which."""
+        """Adds a read or write; False: it is not allowed, or has to be cut into pieces, and the
+        caller finds out which."""
         cdef Local local
         cdef Remote remote
         cdef uint32_t right = (
@@ -162,7 +163,8 @@ cdef class WRChain(WorkRequest):
         send.imm_data, send.compare_add, send.swap = imm, compare_add, swap
 
     def part(self, uint32_t count):
-        """Its first requests as a chain of their own, which tells the waiter of a failure alone."""
+        """Moves the first requests into a chain of their own, which tells the waiter only of a
+        failure."""
         cdef WRChain part = WRChain(self.user, self.kind, self.waiter)
         if not 0 < count <= self.entries:
             raise ValueError(f"{count} requests of {self.entries}")
@@ -268,7 +270,7 @@ cdef class Batch:
         self._transfer, self.writes, self.reads = transfer, 0, 0
 
     def _count(self, Counts counts not None, uint64_t atomics):
-        """What has been done counts, `atomics` that are not known here as well."""
+        """Adds the operations of the batch to `counts`; the subclass counts the `atomics`."""
         counts.writes += self.writes
         counts.reads += self.reads
         counts.atomics += atomics

@@ -56,13 +56,13 @@ cdef class ReceiveQueue:
         return 0
 
     cdef uint32_t wanted(self) noexcept:
-        """The size that would be right."""
+        """The size of receives that fits the messages of late."""
         if self.size == self.smallest:
             return self.largest if self.missed >= GROW_AFTER else self.smallest
         return self.smallest if self.enough >= SHRINK_AFTER else self.largest
 
     cdef int repeat(self, PoolBlock block) except -1:
-        """Posts it again: what arrived there is not kept."""
+        """Posts a receive again whose contents have been handled."""
         if block.size < self.size:
             block.end_lease()
             block = self.larger.pop()
@@ -95,7 +95,7 @@ cdef class ReceiveQueue:
         return self.channel.flush()
 
     cdef int change_if_due(self) except -1:
-        """Has receives of another size from now on, if that would be right and can be told now."""
+        """Changes the size of the receives if that is due and the peer can be told now."""
         cdef uint32_t wanted = self.wanted()
         cdef list larger = []
         if wanted == self.size:

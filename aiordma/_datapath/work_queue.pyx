@@ -263,8 +263,8 @@ cdef class WorkRequestTable:
         return (count > 0 or state.busy) | (2 if more else 0) | (4 if state.notify_fds_changed else 0)
 
     cdef SendQueue dispatch(self, const aiordma_completion *wc):
-        """Completes the work of one slot; answers its queue, once, if it has freed
-        entries there."""
+        """Completes the work of one slot.  Returns its queue where that has freed entries, once for
+        each drain; else None."""
         cdef uint32_t index = wc.wr_id & (MAX_SLOTS - 1)
         if not self.holds(wc.wr_id):
             self.error_before_last(wc)
@@ -414,8 +414,8 @@ cdef class WorkRequestTable:
         beginning as long as it finds completions.
 
         A callback that the woken tasks have scheduled may schedule another one, as the futures of
-        `asyncio.gather` do, and the loop does not say so: it has its turn after a slice, which is no
-        longer than those before it together.
+        `asyncio.gather` do, and nothing tells the spin of it.  So the loop runs an iteration after
+        each slice, and a slice is no longer than all before it together.
         """
         cdef bint around = self.polls_again
         cdef bint is_last = self.spun_us + self.slice_us >= self.spin_us
@@ -584,8 +584,7 @@ cdef class SendQueue:
     # ---- receives ----
 
     cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF:
-        """Posts at most CHAIN receives with one call; the device did not take those behind the
-        number that is answered."""
+        """Posts at most CHAIN receives with one call, and returns how many the device took."""
         cdef ibv_recv_wr[CHAIN] receives
         cdef ibv_recv_wr *bad = NULL
         cdef ibv_sge[CHAIN] sges

@@ -42,8 +42,8 @@ void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type)
 
 /* ---- create and destroy -------------------------------------------------------------------- */
 
-/* Without what is ignored: with a shared receive queue, the receives' own limits
- * (ibv_create_qp(3)); with XRC, whatever belongs to the queues that the side does not have. */
+/* The attributes without those that are ignored: with a shared receive queue, the receives' own
+ * limits (ibv_create_qp(3)); with XRC, those of the queues that the side does not have. */
 static struct ibv_qp_init_attr relevant(const struct ibv_qp_init_attr *attr)
 {
 	struct ibv_qp_init_attr own = *attr;
@@ -90,7 +90,7 @@ static int check_create(const struct ibv_context *context, const struct ibv_pd *
 	return cap->max_recv_wr > SOFT_MAX_QP_WR || cap->max_recv_sge > SOFT_MAX_SGE ? EINVAL : 0;
 }
 
-/* One queue pair more, or less, in everything that it needs. */
+/* Counts the queue pair (1, or -1 at its end) among the users of each object that it needs. */
 static void count_in(const struct soft_qp *qp, int change)
 {
 	const struct ibv_qp *ibv = &qp->ibv;

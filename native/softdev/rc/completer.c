@@ -10,7 +10,7 @@
 #include "rc.h"
 #include "trace/trace.h"
 
-/* What a completion sets free: a fence, a place among the READs, the end of draining. */
+/* Goes on with what waited for a completion: a fence, a place among the READs, draining. */
 static void after_completion(struct soft_qp *qp)
 {
 	qp->rnr_left = qp->attr.rnr_retry;
@@ -23,7 +23,8 @@ static void after_completion(struct soft_qp *qp)
 		soft_qp_link_output(qp->link);
 }
 
-/* Of requests that were transmitted, however long ago on a lossy link; else since the last time. */
+/* How many requests from PSN `first` on have been transmitted; on a lossy link also those before
+ * the requester went back. */
 static uint32_t unanswered(const struct soft_qp *qp, uint32_t first)
 {
 	const struct soft_send_queue *sq = &qp->sq;

@@ -152,9 +152,9 @@ static bool has_room_for_response(const struct soft_qp *qp)
 	       qp->attr.max_dest_rd_atomic;
 }
 
-/* More than was agreed.  Unless frames get lost: then places are also held by answers that are
- * sent again and have not gone out, or were given up in the middle of a frame, and it is as if the
- * request had got lost. */
+/* The requester has more READs and atomics under way than was agreed, an invalid request.  Where
+ * frames get lost it may be blameless: answers that are sent again and have not gone out, or were
+ * given up in the middle of a frame, hold places too.  Then the request counts as lost. */
 static enum soft_sink too_many(struct soft_qp *qp)
 {
 	if (!qp->link->lossy)
@@ -309,7 +309,7 @@ static enum soft_sink out_of_turn(struct soft_qp *qp, const struct soft_frame *f
 	return soft_qp_is_uc(qp) ? drop(qp) : soft_responder_out_of_turn(qp, frame);
 }
 
-/* What was expected is there: a NAK for it that waits is dropped. */
+/* The expected request has arrived: a NAK for it that has not gone out is dropped. */
 static void found(struct soft_qp *qp)
 {
 	struct soft_qp_link *link = qp->link;

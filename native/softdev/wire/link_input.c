@@ -31,7 +31,7 @@ static bool is_request(const struct soft_frame *frame)
 	return frame->opcode < SOFT_ACK;
 }
 
-/* The frame is there, payload and all. */
+/* A frame has arrived, with all of its payload. */
 static void end(struct soft_link *link)
 {
 	const struct soft_frame *frame = &link->frame;
@@ -54,7 +54,7 @@ void soft_link_placed(struct soft_link *link, uint32_t length)
 		end(link);
 }
 
-/* The header is there.  Returns what may not be: false ends the stream. */
+/* A frame's header has arrived.  False: the peer breaks the protocol, which ends the stream. */
 static bool begin(struct soft_link *link, const uint8_t *header)
 {
 	struct soft_frame *frame = &link->frame;
@@ -107,7 +107,7 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	return true;
 }
 
-/* Payload that is in scratch memory. */
+/* Copies payload from scratch memory to its place. */
 static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length)
 {
 	while (length && link->base.state == SOFT_LINK_UP) {

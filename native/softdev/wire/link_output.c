@@ -64,7 +64,7 @@ static bool has_room(const struct batch *batch)
 	       batch->used + SOFT_FRAME_HEADER + COPY_MAX <= SOFT_STAGING_SIZE;
 }
 
-/* Bytes that are in scratch memory already; adjoining ones share an iovec. */
+/* Adds bytes that are in scratch memory already; adjoining ones share an iovec. */
 static void add_scratch(struct batch *batch, size_t length)
 {
 	uint8_t *at = soft_scratch()->output + batch->used;
@@ -87,7 +87,7 @@ static int zero_fill(uint32_t length, struct iovec *iov)
 	return length ? 1 : 0;
 }
 
-/* A frame with a descriptor of its payload; false: this one cannot have one. */
+/* Adds a frame with a descriptor of its payload; false: this payload cannot have one. */
 static bool add_cma_desc(struct batch *batch, struct soft_tx_packet *out)
 {
 	uint8_t *at = soft_scratch()->output + batch->used;
@@ -104,7 +104,7 @@ static bool add_cma_desc(struct batch *batch, struct soft_tx_packet *out)
 	return true;
 }
 
-/* The frame from its byte `from` on (header included).  False: its memory may not be read. */
+/* Adds a frame from its byte `from` on (header included).  False: its memory may not be read. */
 static bool add(struct batch *batch, const struct soft_tx_packet *out, uint32_t from)
 {
 	struct soft_qp *qp = batch->link->qp;
@@ -142,7 +142,7 @@ static bool add(struct batch *batch, const struct soft_tx_packet *out, uint32_t 
 	return true;
 }
 
-/* With the acknowledgement, if one is due and may go at this place. */
+/* Adds a whole frame, with the acknowledgement if one is due at this place. */
 static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t done,
 		      uint32_t acked)
 {
@@ -153,9 +153,9 @@ static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t 
 	return out->by_cma ? add_cma_desc(batch, out) : add(batch, out, 0);
 }
 
-/* The next frame of one of the two kinds, with the acknowledgement that is due: one with a
- * descriptor of its payload, or else one that carries it.  False: there is none, or its memory may
- * not be read. */
+/* Adds the next frame of one of the two kinds, with the acknowledgement that is due: as a
+ * descriptor of its payload, or else with the payload.  False: there is none, or (*there) its
+ * memory may not be read. */
 static bool add_next(struct batch *batch,
 		     bool (*next)(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				  struct soft_tx_packet *out),
@@ -215,7 +215,7 @@ static bool add_request(struct batch *batch)
 	return false;
 }
 
-/* Before anything that is a protocol error on a link that is not lossy. */
+/* Adds LOSSY, before any frame that is a protocol error on a link that is not lossy. */
 static void add_warning(struct batch *batch)
 {
 	const struct soft_tx_packet out = {.last = true, .frame.opcode = SOFT_LOSSY};
@@ -224,7 +224,7 @@ static void add_warning(struct batch *batch)
 		add(batch, &out, 0);
 }
 
-/* What is neither request nor answer: after the answers to all that came before. */
+/* Adds a NAK or an acknowledgement, after the answers to all requests that came before. */
 static void add_control(struct batch *batch)
 {
 	struct soft_link *link = batch->link;
@@ -270,7 +270,7 @@ static void advance_cursor(struct soft_tx_cursor *cursor, const struct soft_tx_p
 	}
 }
 
-/* False: the frame that was sent in part cannot be continued. */
+/* Gathers a batch for `room` bytes.  False: a frame that was sent in part cannot be continued. */
 static bool build(struct batch *batch, struct soft_link *link, size_t room)
 {
 	struct soft_qp *qp = link->qp;
@@ -313,7 +313,7 @@ static bool is_last(enum soft_nak syndrome)
 	return syndrome != SOFT_NAK_SEQUENCE && syndrome != SOFT_NAK_REQUESTERS_MEMORY;
 }
 
-/* The kernel has the whole frame: now it counts. */
+/* The wire has taken the whole frame: moves the positions. */
 static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 {
 	struct soft_qp *qp = link->qp;
