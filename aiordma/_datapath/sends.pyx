@@ -37,8 +37,10 @@ cdef bint has_no_holes(object owner) noexcept:
     )
 
 
-# The device may still read what these refer to: the cycle collector must not clear them.
+# The device may still read what these refer to: the cycle collector must not clear them.  A message can
+# have very many: the first must not end all others from within its own end, on the C stack.
 @cython.no_gc_clear
+@cython.trashcan(True)
 @cython.freelist(64)
 @cython.final
 cdef class Piece:

@@ -139,6 +139,21 @@ async def test_what_cannot_be_sent_is_refused_whole(factory: ConnectionFactory) 
         await check_alive(client, server)
 
 
+async def test_very_many_buffers(factory: ConnectionFactory) -> None:
+    """Each knows the next one, and none is the last to let go of all behind it."""
+    many = [b"x"] * 300_000
+    async with factory.pair(replace(SMALL, max_message=len(many))) as (client, server):
+        sending = client.send_nowait(many)
+        with await server.recv() as message:
+            assert bytes(message) == b"x" * len(many)
+        await sending
+        with pytest.raises(TypeError, match="has no memory to use"):
+            client.send_nowait([*many, 5])
+        with pytest.raises(MessageTooLongError):
+            client.send_nowait([*many, b"x"])
+        await check_alive(client, server)
+
+
 @pytest.mark.skipif("ASAN_OPTIONS" in os.environ, reason="its allocator ends the process")
 @one_loop
 async def test_no_memory_to_join_them(factory: ConnectionFactory) -> None:
