@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from .._core import protocol
 from .._core.region import RegionToken, Rights
-from ..errors import BufferStateError
+from ..errors import BufferStateError, RDMAError
 from ..mr_pool import Block, Buffer, LocalMemory
 from . import lease_thread, share_keys
 from .lease_thread import Deadline, check_lease, milliseconds, now
@@ -97,7 +97,8 @@ class Share:
 
     def lease_from_now(self, lease: float | None, *, at_least: bool = False) -> bool:
         """Its lease begins now; `at_least`, it does not end before it would have.  False when it
-        has ended.  Internal to the library."""
+        has ended.  RDMAError when no thread can end it then: it ends now.  Internal to the library.
+        """
         before = self._deadline
         when = None if lease is None else now() + lease
         shorter = when is not None and (before is None or when < before.when)
@@ -106,7 +107,13 @@ class Share:
         if self.revoked or self._grace is not None:
             return False
         if not (at_least and shorter):
-            self._deadline = lease_thread.at(when, self._expire) if when is not None else None
+            self._deadline = None
+            if when is not None:
+                try:
+                    self._deadline = lease_thread.at(when, self._expire)
+                except RDMAError:
+                    self.end(tells=True)  # the peer could use it for ever
+                    raise
         return True
 
     def _expire(self) -> None:

@@ -216,8 +216,12 @@ class Sharing:
 
     def _grant(self, request_id: int, loan: Loan, lease: float | None) -> None:
         answer: protocol.Message = protocol.RegionGrant(request_id, loan.token)
-        if not loan.lease_from_now(lease):  # begins when the peer can use it
-            text = "the loan ended before it began"
+        text = "the loan ended before it began"
+        try:
+            begun = loan.lease_from_now(lease)  # when the peer can use it
+        except RDMAError as error:
+            begun, text = False, cause_text(error)
+        if not begun:
             answer = protocol.Error(request_id, protocol.ErrorCode.INTERNAL, text)
         self._messages.send_control(answer)
 
@@ -237,7 +241,12 @@ class Sharing:
         share = self._shares.get(request.region_id)
         lease = self._lease_for(request.lease_ms)
         answer: protocol.Message
-        if isinstance(share, Loan) and share.lease_from_now(lease, at_least=True):
+        code, text = protocol.ErrorCode.UNKNOWN_REGION, "its lease has ended"
+        try:
+            renewed = isinstance(share, Loan) and share.lease_from_now(lease, at_least=True)
+        except RDMAError as error:
+            renewed, code, text = False, protocol.ErrorCode.INTERNAL, cause_text(error)
+        if share is not None and renewed:
             answer = protocol.RegionLease(request.request_id, share.region_id, milliseconds(lease))
         elif share is not None and not isinstance(share, Loan):
             answer = protocol.Error(
@@ -246,9 +255,7 @@ class Sharing:
                 "the region was not borrowed: its owner alone renews its lease (Share.renew)",
             )
         else:
-            answer = protocol.Error(
-                request.request_id, protocol.ErrorCode.UNKNOWN_REGION, "its lease has ended"
-            )
+            answer = protocol.Error(request.request_id, code, text)
         self._messages.send_control(answer)
 
     def _check_quota(self, length: int) -> None:

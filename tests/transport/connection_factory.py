@@ -67,6 +67,11 @@ async def lease_over(share: Share, limit: float) -> None:
             await asyncio.sleep(0.001)
 
 
+def no_more_threads(_: object) -> None:
+    """In place of `threading.Thread.start`: the process has as many as it can."""
+    raise RuntimeError("can't start new thread")
+
+
 def limits_pass() -> None:
     """Whatever has a time limit of SMALL is too late now: for tests on asyncio's own loop.
 

@@ -10,8 +10,9 @@ import pytest
 
 from aiordma._transport import lease_thread
 from aiordma._transport.lease_thread import now
+from aiordma.errors import RDMAError
 
-from .connection_factory import BUSY
+from .connection_factory import BUSY, no_more_threads
 
 LONG = 3600.0
 
@@ -51,6 +52,18 @@ def test_the_thread_ends_with_the_last_one() -> None:
     again = threading.Event()
     lease_thread.at(now(), again.set)
     assert again.wait(10 * BUSY)
+    thread_ends()
+
+
+def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The action is never called, and the next deadline has another thread."""
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_more_threads)
+        with pytest.raises(RDMAError, match=r"is not shared: .*can't start new thread"):
+            lease_thread.at(now(), pytest.fail)
+    done = threading.Event()
+    lease_thread.at(now(), done.set)
+    assert done.wait(10 * BUSY)
     thread_ends()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -14,8 +15,9 @@ import pytest
 from aiordma import Connection, LeaseEndedError, RemoteRegion, RequestRefusedError, Rights, Share
 from aiordma._core import protocol
 from aiordma._core.protocol import ErrorCode
-from aiordma._transport.lease_thread import now
-from aiordma.errors import BufferStateError
+from aiordma._transport import lease_thread
+from aiordma._transport.lease_thread import Deadline, now
+from aiordma.errors import BufferStateError, RDMAError
 
 from .connection_factory import (
     BUSY,
@@ -27,6 +29,7 @@ from .connection_factory import (
     give,
     lease_over,
     leases,
+    no_more_threads,
     pattern,
     shared,
     yield_loop,
@@ -201,6 +204,63 @@ async def test_the_owner_renews(factory: ConnectionFactory) -> None:
             with pytest.raises(ValueError, match="lease"):
                 await share.renew(0)
             await refused(client, remote)
+
+
+@one_loop
+async def test_what_no_thread_can_end_is_not_shared(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither at first, nor when it had no end before; both sides are told."""
+    why = "the memory is not shared: .*can't start new thread"
+    async with factory.pair() as (client, server):
+        before = await leases(client, server)
+        with server.alloc(8) as buffer:
+            share, remote = await give(server, client, buffer)
+            lent = await client.request_region(8)
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", no_more_threads)
+                with pytest.raises(RDMAError, match=why):
+                    server.share(buffer, lease=LONG)
+                with pytest.raises(RDMAError, match=why):
+                    await server.send_region(buffer, lease=LONG)
+                with pytest.raises(RDMAError, match=why):
+                    await share.renew(LONG)
+                with pytest.raises(RequestRefusedError, match=why) as caught:
+                    await client.request_region(8, lease=LONG)
+                assert caught.value.code == ErrorCode.INTERNAL
+            assert share.revoked
+            await remote.wait_ended()
+            await refused(client, remote)
+            assert server._sharing.shared == 1
+            lent.drop()
+            share, remote = await give(server, client, buffer, lease=LONG)
+            assert share._deadline is not None
+            share.revoke()
+            remote.give_up()
+        while server._sharing.shared:
+            await yield_loop(1)
+        assert await leases(client, server) == before
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_a_thread_that_is_gone_when_a_loan_is_renewed(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with factory.pair() as (client, server):
+        lent = await client.request_region(8, lease=LONG)
+        with monkeypatch.context() as patch:
+
+            def at(when: float, action: Callable[[], None]) -> Deadline:
+                raise RDMAError("no thread")
+
+            patch.setattr(lease_thread, "at", at)
+            with pytest.raises(RequestRefusedError, match="no thread") as caught:
+                await lent.renew(2 * LONG)
+        assert caught.value.code == ErrorCode.INTERNAL
+        await lent.wait_ended()
+        assert not server._sharing.shared
+        await check_alive(client, server)
 
 
 @one_loop
