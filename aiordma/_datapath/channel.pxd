@@ -63,7 +63,8 @@ cdef class MessageChannel(FrameHandler):
     cdef public bint awaiting_admission  # by this side's application: neither
     cdef readonly Sealing sealing      # None: frames travel in clear
     cdef uint32_t tag_size             # by which sealing makes a frame longer
-    cdef bint awaiting_memory, collecting
+    cdef uint32_t held_back            # why messages wait, bits of FOR_*; 0: they do not
+    cdef bint collecting
     cdef int check_affinity(self) except -1
     cdef object send_error(self, SendFuture message)
     cdef bint can_send(self) noexcept

@@ -77,6 +77,8 @@ cdef extern from "<endian.h>" nogil:
 
 cdef enum:
     BUNDLED_BELOW = 16 << 10  # bytes: a longer message gains nothing by sharing a frame
+    FOR_MEMORY = 1  # messages are held back until a block is there
+    FOR_THE_FIRST = 2  # or until the first of them has been posted
     MAX_SIZE_CHANGES = 8  # of the peer's receives, that have been announced and are not reached yet
 
 SPARE_BLOCKS = 2  # for control frames, when the pool is exhausted
@@ -286,7 +288,8 @@ cdef class MessageChannel(FrameHandler):
             self.append(message)
             return self.collect_soon()
         if not self.send_alone(message):
-            self.append(message)
+            message.behind = self.queue.latest_backlogged
+            self.waiting.appendleft(message)  # what was sent meanwhile goes after it
         return 0
 
     def write(self, WorkRequest work not None, future):
@@ -339,7 +342,7 @@ cdef class MessageChannel(FrameHandler):
             and self.ended_by is None
             and self.credits.data > 0
             and len(self.rendezvous) < <Py_ssize_t> self.max_unanswered
-            and not self.awaiting_memory
+            and not self.held_back
             and self.queue.has_room()
             and not self.queue.failed
         )
@@ -351,12 +354,16 @@ cdef class MessageChannel(FrameHandler):
         """A block for a frame; None: the pool is exhausted, and `on_memory` will be called."""
         cdef PoolBlock block = self.pool.take_fast(size)
         if block is None:
-            block = self.source.block(size)
-            self.awaiting_memory = self.source.waiting
+            self.held_back |= FOR_MEMORY  # also while it asks: the cycle collector may call what sends
+            try:
+                block = self.source.block(size)
+            finally:
+                if self.source is None or not self.source.waiting:
+                    self.held_back &= ~FOR_MEMORY
         return block
 
     def on_memory(self):
-        self.awaiting_memory = False
+        self.held_back &= ~FOR_MEMORY
         self.flush()
 
     cdef bint send_alone(self, SendFuture message) except -1:
@@ -364,10 +371,18 @@ cdef class MessageChannel(FrameHandler):
         try:
             if self.fits(message.length):
                 return self.send_eager(message)
-            return self.send_rendezvous(message)
+            # The end of a buffer that is joined or sealed, or the cycle collector, may call what sends:
+            # this message keeps its place in the order, and its credit.
+            self.held_back |= FOR_THE_FIRST
+            try:
+                return self.send_rendezvous(message)
+            finally:
+                self.held_back &= ~FOR_THE_FIRST
         except (RDMAError, OSError, ValueError, BufferError, MemoryError) as error:
             message.close_payload()  # nothing of it was posted
             message.settle(FAILED, error)
+            if self.waiting.size():
+                self.collect_soon()  # what was sent meanwhile
         return True
 
     cdef bint send_eager(self, SendFuture message) except -1:
@@ -385,14 +400,14 @@ cdef class MessageChannel(FrameHandler):
         frame = new_frame(block, <uint32_t> length)
         frame.channel, frame.message = self, message
         message.copy_to(block.bytes() + HEADER, in_place)
-        if in_place is None:
-            message.close_payload()
-        else:
+        if in_place is not None:
             frame.second.addr = <uintptr_t> in_place.bytes
             frame.second.length = <uint32_t> in_place.length
             frame.second.lkey = self.pool.local_dma_lkey
         self.frames_under_way += 1
         self.post_frame(frame, DATA, message.has_imm, message.imm)
+        if in_place is None:
+            message.close_payload()  # not before: the end of a buffer may call what sends the next one
         return True
 
     cdef bint send_bundle(self, list messages, uint64_t size) except -1:
@@ -404,7 +419,7 @@ cdef class MessageChannel(FrameHandler):
         cdef Frame frame
         try:
             block = self.frame_block(size + self.tag_size)
-        except (RDMAError, OSError) as error:
+        except (RDMAError, OSError, MemoryError) as error:
             for message in messages:
                 message.close_payload()
                 message.settle(FAILED, error)
@@ -423,11 +438,12 @@ cdef class MessageChannel(FrameHandler):
             message.copy_to(bytes, None)
             memset(bytes + message.length, 0, whole - sizeof(BundleEntry) - message.length)
             bytes += whole - sizeof(BundleEntry)
-            message.close_payload()
         frame = new_frame(block, <uint32_t> size)
         frame.channel, frame.messages = self, messages
         self.frames_under_way += 1
         self.post_frame(frame, BUNDLE, False, 0)
+        for message in messages:
+            message.close_payload()
         return True
 
     cdef bint send_rendezvous(self, SendFuture message) except -1:
@@ -685,7 +701,7 @@ cdef class MessageChannel(FrameHandler):
         if block is None:
             try:
                 block = (<object> self.pool).block(length + self.tag_size)
-            except (RDMAError, OSError):
+            except (RDMAError, OSError, MemoryError):
                 if not self.spare_blocks:
                     return False
                 spare_blocks = self.spare_blocks

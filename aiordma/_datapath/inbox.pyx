@@ -654,7 +654,7 @@ cdef class Inbox:
         if local is None:
             try:
                 target.registration = self.memory.register(target.memory, bytes_of(target.memory))
-            except (RDMAError, OSError) as error:
+            except (RDMAError, OSError, MemoryError) as error:
                 if quota_error(self.pool, pending.length) is None:
                     return self.fetch(pending)  # the pool's memory will do
                 target.refused = error

@@ -105,7 +105,7 @@ cdef class ReceiveQueue:
                 self.pool.require_spare(self.count * wanted)
                 while len(larger) < <Py_ssize_t> (self.posted - self.used_up):
                     larger.append(self.pool.block(wanted))
-            except (RDMAError, OSError):
+            except (RDMAError, OSError, MemoryError):
                 release_all(larger)
                 self.missed = self.enough = 0  # after as many messages more
                 return 0

@@ -151,6 +151,47 @@ async def test_allocate_is_called_once(factory: ConnectionFactory) -> None:
         await check_alive(client, server)
 
 
+# ---- in the end of a buffer ----------------------------------------------------------------------
+
+
+BEHIND = pattern(LONG, 1)
+
+
+class SendsAtItsEnd(bytearray):
+    """A buffer that sends another message when it is not needed any more."""
+
+    def __init__(self, data: bytes, conn: Connection, sent: list[Any]) -> None:
+        super().__init__(data)
+        self._conn, self._sent = conn, sent
+
+    def __del__(self) -> None:
+        self._sent.append(self._conn.send_nowait(BEHIND))
+
+
+@pytest.mark.parametrize("kind", ["alone", "in a bundle", "joined"])
+@one_loop
+async def test_a_buffer_that_sends_at_its_end(factory: ConnectionFactory, kind: str) -> None:
+    """Its message, which has waited for a credit, goes first, and takes that credit."""
+    async with factory.pair() as (client, server):
+        expected = [pattern(ALONE, n) for n in range(SMALL.data_receives)]
+        sent: list[Any] = [client.send_nowait(each) for each in expected]
+        if kind == "joined":
+            sent.append(client.send_nowait([SendsAtItsEnd(b"5", client, sent), pattern(LONG)]))
+            expected.append(b"5" + pattern(LONG))
+        else:
+            sent.append(client.send_nowait(SendsAtItsEnd(b"5", client, sent)))
+            expected.append(b"5")
+        if kind == "in a bundle":
+            sent.append(client.send_nowait(b"6"))
+            expected.append(b"6")
+        async with factory.within(1):
+            for data in (*expected, BEHIND):
+                with await server.recv() as message:
+                    assert bytes(message) == data
+            await asyncio.gather(*sent)
+        await check_alive(client, server)
+
+
 # ---- the awaitables ------------------------------------------------------------------------------
 
 
@@ -260,9 +301,10 @@ async def test_awaitables_that_no_connection_has_made(factory: ConnectionFactory
 # ---- failures ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("error", [OSError(12, "cannot register"), MemoryError()])
 @one_loop
 async def test_no_memory_for_a_bundle(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """Each of its messages fails, the connection does not."""
     async with factory.pair(Config()) as (client, server):
@@ -270,18 +312,41 @@ async def test_no_memory_for_a_bundle(
         others = [client.send_nowait(pattern(300, n)) for n in range(5)]
 
         def block(pool: MemoryPool, size: int) -> Block:
-            raise OSError(12, "cannot register")
+            raise error
 
         client._endpoint.driver.pool.clear_ready()
         with monkeypatch.context() as patch:
             patch.setattr(MemoryPool, "block", block)
             async with factory.within(1):
                 for future in others:
-                    await ends(future, OSError)
+                    await ends(future, type(error))
         async with factory.within(1):
             await first
             assert bytes(await server.recv()) == b"alone"
             await check_alive(client, server)
+
+
+@pytest.mark.parametrize("error", [OSError(12, "cannot register"), MemoryError()])
+@one_loop
+async def test_no_memory_for_a_control_message(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """There are blocks for these."""
+    async with factory.pair() as (client, server):
+
+        def block(pool: MemoryPool, size: int) -> Block:
+            raise error
+
+        with client.alloc(8) as buffer:
+            client._endpoint.driver.pool.clear_ready()
+            with monkeypatch.context() as patch:
+                patch.setattr(MemoryPool, "block", block)
+                async with factory.within(1):
+                    share = await client.send_region(buffer)
+                    remote = await server.recv_region()
+            share.revoke()
+            remote.give_up()
+        await check_alive(client, server)
 
 
 def test_an_interrupt_in_a_callback(factory: ConnectionFactory) -> None:
