@@ -9,6 +9,8 @@
 #   bits 30..24  kind of operation
 #   bits 23..0   index
 
+from asyncio import _get_running_loop as get_running_loop
+
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.string cimport memset
 
@@ -380,7 +382,9 @@ cdef class WorkRequestTable:
         self.serve_with(state, most, leaving, slow, spin_us, False)
 
     def spin_before_wait(self, uintptr_t state, int most, list leaving, slow, uint32_t spin_us):
-        """As `serve`, for a task that is about to wait."""
+        """As `serve`, for a task that is about to wait; nothing outside of the loop."""
+        if get_running_loop() is not self.loop:
+            return
         self.defers_callbacks = True
         try:
             self.serve_with(state, most, leaving, slow, spin_us, self.polls_again or self.spin_scheduled)

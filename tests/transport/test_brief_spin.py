@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -114,3 +115,27 @@ async def test_those_whom_the_look_of_another_finds(factory: ConnectionFactory) 
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             group.create_task(echo())
             group.create_task(ask())
+
+
+@one_loop
+@pytest.mark.usefixtures("patient")
+async def test_none_outside_of_the_loop(factory: ConnectionFactory) -> None:
+    """Where no loop runs, or another one does, a step of what waits polls no device."""
+    async with factory.pair(Config(polling=1.0)) as (client, server):
+        sending = client.send_nowait(b"x")
+
+        async def step() -> None:
+            next(iter(sending))
+
+        def outside() -> None:
+            next(iter(sending))
+            asyncio.run(step())
+
+        thread = threading.Thread(target=outside)
+        before = client._queue.completions
+        thread.start()
+        thread.join()  # meanwhile this loop does not run
+        assert client._queue.completions == before
+        assert not sending.done()
+        await asyncio.wait([sending])
+        assert bytes(await server.recv()) == b"x"
