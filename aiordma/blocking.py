@@ -80,18 +80,20 @@ class _LoopThread:
 
     def call(self, function: Callable[[], Any], seconds: float | None) -> Any:
         self.check_thread()
-        with self._lock:  # what is submitted before `stop` runs, and is cancelled there
-            if self._stopped:
-                raise WrongLoopError("the thread of aiordma.blocking was stopped")
-            result = asyncio.run_coroutine_threadsafe(_bounded(function, seconds), self._loop)
+        result = None
         try:
+            with self._lock:  # what is submitted before `stop` runs, and is cancelled there
+                if self._stopped:
+                    raise WrongLoopError("the thread of aiordma.blocking was stopped")
+                result = asyncio.run_coroutine_threadsafe(_bounded(function, seconds), self._loop)
             value, leaving = result.result()
         except CancelledError:
             if not self._stopped:
                 raise  # the function has cancelled itself, or what it awaits
             raise ConnectionClosedError("blocking.stop() has ended the call") from None
         finally:
-            result.cancel()  # for an interrupt of this thread: else it has ended
+            if result is not None:
+                result.cancel()  # for an interrupt of this thread: else it has ended
         if leaving is not None:
             raise leaving
         return value

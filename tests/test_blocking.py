@@ -10,7 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
-import time
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -23,6 +23,7 @@ import pytest
 from aiordma import Rights, blocking, errors, transport
 from aiordma.streams import start_stream_server
 from tests.conftest import kind_of
+from tests.transport.inside import figures
 
 # Of the asynchronous interface, what has no method here; `call` reaches it.
 LEFT_OUT = {
@@ -61,6 +62,12 @@ def connected(
     )
     with client, listener.accept() as server:
         yield client, server
+
+
+def until_it_receives(conn: blocking.Connection) -> None:
+    """Until a `recv` of another thread waits."""
+    while not blocking.call(lambda: figures(conn.asynchronous)["receivers"]):
+        pass
 
 
 def test_messages(serve: blocking.Listener) -> None:
@@ -190,17 +197,41 @@ def test_an_interrupt_ends_the_call(serve: blocking.Listener) -> None:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with connected(serve) as (client, server):
+    def interrupt_when_it_waits(thread: int) -> None:
+        until_it_receives(server)
+        signal.pthread_kill(thread, signal.SIGALRM)
+
+    with connected(serve) as (client, server), ThreadPoolExecutor(1) as threads:
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            threads.submit(interrupt_when_it_waits, threading.get_ident())
             with pytest.raises(KeyboardInterrupt):
                 server.recv()
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
         client.send(b"for the next call")
         assert server.recv() == b"for the next call"
+
+
+def test_an_interrupt_before_the_wait_ends_the_call(
+    serve: blocking.Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has been submitted, and its thread does not wait for it yet."""
+    with connected(serve) as (client, server):
+        lock = server._thread._lock
+
+        @contextmanager
+        def interrupted() -> Iterator[None]:
+            with lock:
+                yield
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as during:
+            during.setattr(server._thread, "_lock", interrupted())
+            with pytest.raises(KeyboardInterrupt):
+                server.recv()
+        client.send(b"for the next call")
+        assert server.within(100).recv() == b"for the next call"
 
 
 # ---- the thread ---------------------------------------------------------------------------------
@@ -214,8 +245,7 @@ def test_not_in_its_own_thread(serve: blocking.Listener) -> None:
 def test_stop_ends_what_waits(serve: blocking.Listener) -> None:
     with connected(serve) as (client, server), ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(server.recv)
-        while not blocking.call(lambda: len(asyncio.all_tasks())) > 2:
-            time.sleep(0)
+        until_it_receives(server)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             blocking.stop()
@@ -334,7 +364,7 @@ accepting = threading.Thread(target=accept, daemon={daemon})
 accepting.start()
 if not {daemon} and not {last!r}:
     threading.Thread(target=connect).start()
-while blocking.call(lambda: len(__import__("asyncio").all_tasks())) < 3:
+while not blocking.call(lambda: listener.asynchronous._waiters._waiters):
     pass
 {last}
 """
