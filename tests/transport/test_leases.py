@@ -84,7 +84,8 @@ async def refused(conn: Connection, remote: RemoteRegion) -> None:
 async def test_a_lease_ends_while_the_owner_computes(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
-            share, remote = await give(server, client, buffer, lease=0.05)
+            share, remote = await give(server, client, buffer, lease=LONG)
+            share.lease_from_now(0.05)  # from here to its end the loop does not run
             computes_until_revoked(share)
             assert server._sharing.shared == 1  # this is the loop's to do
             async with factory.within(2):
