@@ -11,7 +11,15 @@ from aiordma import Connection, ConnectionBrokenError, ConnectionClosedError, Se
 from aiordma.errors import RejectedError
 from aiordma.transport import Handler
 
-from .connection_factory import SMALL, ConnectionFactory, ends, pattern, yield_loop
+from .connection_factory import (
+    NEVER,
+    SMALL,
+    ConnectionFactory,
+    ends,
+    limits_pass,
+    pattern,
+    yield_loop,
+)
 from .marks import one_loop
 
 
@@ -110,12 +118,17 @@ async def test_close_gives_the_handlers_time(factory: ConnectionFactory) -> None
         for client, name in ((good, b"good"), (bad, b"bad")):
             await client.send(name)
             await started.get()
-        closing = asyncio.create_task(server.close(grace=0.5 * factory.slow))
+        closing = asyncio.create_task(server.close(grace=NEVER))
         await yield_loop(1)
         await ends(factory.connect(server.port), RejectedError)
         assert not ended
         await good.send(b"go on")
         assert bytes(await good.recv()) == b"answer"
+        async with factory.within(5):
+            while server.connections > 1:
+                await yield_loop(1)
+        assert ended == ["good by itself"]
+        limits_pass()
         await closing
         assert ended == ["good by itself", "bad cancelled"]
 
