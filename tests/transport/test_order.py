@@ -18,6 +18,7 @@ from aiordma._transport.remote_memory import RemoteSlice
 from .connection_factory import (
     SMALL,
     ConnectionFactory,
+    at_rest,
     barrier,
     check_alive,
     leases,
@@ -132,6 +133,7 @@ async def run_program(factory: ConnectionFactory, program: list[tuple[str, int]]
         await receiving
         assert not writer.missing(there.view, writer.cells)
         writer.region.close()
+        await at_rest(client)
         assert client._queue.free == client._queue.capacity
 
 

@@ -16,6 +16,7 @@ from .connection_factory import (
     BUSY,
     SMALL,
     ConnectionFactory,
+    at_rest,
     barrier,
     exchange,
     pattern,
@@ -39,24 +40,24 @@ async def several(client: Connection, server: Connection, count: int, size: int)
         await exchange(client, server, pattern(size, n))
 
 
-def block_of(message: object) -> int:
-    """The bytes of the block that a message arrived in."""
-    size: int = message._block.size  # type: ignore[attr-defined]
-    return size
+async def leased(*conns: Connection) -> int:
+    """The bytes of the pool that they share which are leased, but for the frames under way."""
+    await at_rest(*conns)
+    return pool_statistics(conns[0]).leased_bytes
 
 
 async def test_they_grow_and_shrink(factory: ConnectionFactory) -> None:
     """And each message arrives as it was sent, whatever way it took."""
     async with factory.pair(GROWING) as (client, server):
-        before = pool_statistics(server).leased_bytes
+        before = await leased(client, server)
         await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
         await barrier(client)
-        grown = pool_statistics(server).leased_bytes
+        grown = await leased(client, server)
         assert figures(server)["receive_size"] == GROWING.max_eager_size
         assert grown >= before + 8 * (16 << 10) - 8 * (1 << 10)
         await several(client, server, SHRINK_AFTER + 3 * 8, 10)
         await barrier(client)
-        assert pool_statistics(server).leased_bytes < grown // 2
+        assert await leased(client, server) < grown // 2
         assert figures(server)["receive_size"] == GROWING.eager_size
         await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
         await several(client, server, 3, MEDIUM + 1)
@@ -98,6 +99,7 @@ async def test_the_long_do_not_wait_for_each_other(factory: ConnectionFactory) -
     async with factory.pair(replace(GROWING, max_eager_size=64 << 10)) as (client, server):
         await several(client, server, GROW_AFTER + 2 * 8, AT_ONCE)
         for size, posted in ((AT_ONCE, 3), (AT_ONCE - 1, 1)):
+            await at_rest(client, server)
             await yield_loop(2)  # so that these are the first ones of theirs
             sends = [client.send_nowait(pattern(size, n)) for n in range(3)]
             assert figures(client)["frames_under_way"] == posted
@@ -113,7 +115,7 @@ async def test_they_grow_while_answers_to_offers_use_up_every_credit(
 ) -> None:
     """Each offer is answered, and what tells the peer of the receives is no answer."""
     async with factory.pair(GROWING) as (client, server):
-        before = pool_statistics(server).leased_bytes
+        before = await leased(client, server)
 
         async def send() -> None:
             under_way = [client.send_nowait(pattern(MEDIUM, n)) for n in range(16)]
@@ -128,7 +130,7 @@ async def test_they_grow_while_answers_to_offers_use_up_every_credit(
                 assert message == pattern(MEDIUM, n)
         await sending
         await barrier(client)
-        assert pool_statistics(server).leased_bytes >= before + 8 * (15 << 10)
+        assert await leased(client, server) >= before + 8 * (15 << 10)
 
 
 @one_loop
@@ -136,10 +138,10 @@ async def test_not_where_the_pool_has_no_room(factory: ConnectionFactory) -> Non
     config = replace(GROWING, pool_limit=4 << 20)
     async with factory.pair(config) as (client, server):
         with server.alloc(2 << 20):
-            before = pool_statistics(server).leased_bytes
+            before = await leased(client, server)
             await several(client, server, 5 * GROW_AFTER, MEDIUM)
             await barrier(client)
-            assert pool_statistics(server).leased_bytes <= before + 4 * SMALL.eager_size
+            assert await leased(client, server) <= before + 4 * SMALL.eager_size
 
 
 @one_loop
