@@ -74,7 +74,7 @@ async def test_peers_that_do_not_answer(factory: ConnectionFactory, answers: str
     config = CONFIG
     if answers == "at first":
         config = replace(CONFIG, stall_timeout=0.05 * factory.slow)
-    async with await factory.listen(config) as listener:
+    async with await factory.listen(config) as listener, await factory.listen(CONFIG) as patient:
         with ExitStack() as stack:
             receiving = []
             for _ in range(HOSTILE):
@@ -89,7 +89,7 @@ async def test_peers_that_do_not_answer(factory: ConnectionFactory, answers: str
                 await stopped(pid)
                 receiving.append((conn, asyncio.create_task(conn.recv())))
                 await yield_loop(5)
-            client, server = await factory.both(listener, CONFIG)
+            client, server = await factory.both(patient, CONFIG)
             data = pattern(LENGTH)
             async with client, server, factory.within(20):
                 sending = asyncio.create_task(client.send(data))
