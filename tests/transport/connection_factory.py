@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -232,6 +233,15 @@ async def shared(
         share, remote = await give(owner, user, buffer, access)
         with share:
             yield buffer, remote
+
+
+@contextmanager
+def closed_port(host: str) -> Iterator[int]:
+    """A port without a listener. No other process gets it; this one may listen there."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host, 0))
+        yield holder.getsockname()[1]
 
 
 def pool_statistics(conn: Connection) -> PoolStatistics:

@@ -28,7 +28,15 @@ from aiordma._transport.keep_alive import Probe
 from aiordma.errors import RejectedError
 from tests.conftest import EMBEDDED
 
-from .connection_factory import SMALL, ConnectionFactory, at_rest, check_alive, ends, yield_loop
+from .connection_factory import (
+    SMALL,
+    ConnectionFactory,
+    at_rest,
+    check_alive,
+    closed_port,
+    ends,
+    yield_loop,
+)
 from .marks import by_cm, by_tcp, one_loop
 
 CHILD = """
@@ -111,7 +119,7 @@ async def test_a_stopped_process_is_found_during_operations(factory: ConnectionF
             if factory.device == EMBEDDED:
                 asked = conn._keep_alive
                 assert asked
-                asked._timeout = 0.5
+                asked._interval = asked._timeout = 0.5  # again, if an answer came late
                 asked._timer.cancel()
                 asked._heard = conn._queue.completions
                 asked._look()
@@ -221,10 +229,8 @@ async def test_it_waits_for_a_listener(
         return await connect(*arguments, **options)
 
     monkeypatch.setattr(reconnecting, "connect", counted)
-    async with await factory.listen() as listener:
-        port = listener.port
 
-    async def first() -> str:
+    async def first(port: int) -> str:
         async for conn in reconnect(
             factory.host,
             port,
@@ -239,29 +245,28 @@ async def test_it_waits_for_a_listener(
             return "connected"
         raise AssertionError("it ended")
 
-    connecting = asyncio.create_task(first())
-    async with factory.within(10):
-        while attempts < 3:
-            await yield_loop(1)
-    assert not connecting.done()
-    async with (
-        await listen(
-            factory.host, port, device=factory.device, via=factory.via, config=SMALL
-        ) as listener,
-        factory.within(10),
-    ):
-        async with await listener.accept() as server:
-            assert bytes(await server.recv()) == b"at last"
-        assert await connecting == "connected"
+    with closed_port(factory.host) as port:
+        connecting = asyncio.create_task(first(port))
+        async with factory.within(10):
+            while attempts < 3:
+                await yield_loop(1)
+        assert not connecting.done()
+        async with (
+            await listen(
+                factory.host, port, device=factory.device, via=factory.via, config=SMALL
+            ) as listener,
+            factory.within(10),
+        ):
+            async with await listener.accept() as server:
+                assert bytes(await server.recv()) == b"at last"
+            assert await connecting == "connected"
 
 
 @one_loop
 @by_cm
 async def test_attempts_are_counted(factory: ConnectionFactory) -> None:
-    async with await factory.listen() as listener:
-        port = listener.port
 
-    async def all_of_them() -> None:
+    async def all_of_them(port: int) -> None:
         async for _ in reconnect(
             factory.host,
             port,
@@ -272,7 +277,8 @@ async def test_attempts_are_counted(factory: ConnectionFactory) -> None:
         ):
             raise AssertionError("there is no listener")
 
-    await ends(all_of_them(), RejectedError)
+    with closed_port(factory.host) as port:
+        await ends(all_of_them(port), RejectedError)
 
 
 @one_loop

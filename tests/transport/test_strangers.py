@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,6 +23,7 @@ from .connection_factory import (
     SMALL,
     ConnectionFactory,
     check_alive,
+    closed_port,
     hello,
     limits_pass,
     pattern,
@@ -34,13 +34,6 @@ from .marks import by_cm, by_tcp, one_loop
 pytestmark = pytest.mark.any_device
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-def closed_port(host: str) -> int:
-    """A port without a listener, a moment ago at least."""
-    with socket.create_server((host, 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 async def stranger(factory: ConnectionFactory, port: int) -> Streams | None:
@@ -328,9 +321,9 @@ async def test_connecting_to_a_silent_stranger(factory: ConnectionFactory) -> No
 
 async def test_port_without_a_listener(factory: ConnectionFactory) -> None:
     async with factory.witness():
-        with pytest.raises(RejectedError):
+        with closed_port(factory.host) as port, pytest.raises(RejectedError):
             async with factory.within(2):
-                await factory.connect(closed_port(factory.host))
+                await factory.connect(port)
 
 
 @one_loop
