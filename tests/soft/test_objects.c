@@ -292,7 +292,7 @@ static void transitions(void)
 	CHECK_EQUAL(attr.rq_psn, 5);
 	CHECK_EQUAL(attr.dest_qp_num, own.qpn);
 	CHECK_EQUAL(attr.min_rnr_timer, 12);
-	CHECK_EQUAL(attr.timeout, 14);
+	CHECK_EQUAL(attr.timeout, 20);
 	attr.cur_qp_state = IBV_QPS_SQD;
 	attr.qp_state = IBV_QPS_RTS;
 	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE), EINVAL);
@@ -510,7 +510,7 @@ static void closing_early(void)
 {
 	struct side a, b;
 
-	open_pair(&a, &b, (struct options){0});
+	open_pair(&a, &b, (struct options){.timeout = 14});
 	send_one(&a, &b, 0);
 	CHECK_EQUAL(verbs->ibv_close_device(b.context), 0);
 	uint64_t start = now_ns(CLOCK_MONOTONIC);

@@ -36,7 +36,7 @@ struct options {
 	uint32_t sges;       /* 4 if 0 */
 	int cqe;             /* 256 if 0 */
 	unsigned rights;     /* of the queue pair; all if 0 */
-	uint8_t timeout;     /* 14 if 0 */
+	uint8_t timeout;     /* 20, half a minute with all tries, if 0; 255 stands for 0 */
 	uint8_t retry_cnt;   /* 7 if 0 */
 	uint8_t rnr_retry;   /* 7 if 0; 8 stands for 0 */
 	uint8_t rnr_timer;   /* 1 (10 us) if 0 */
@@ -279,7 +279,7 @@ static inline int to_rts(struct side *side)
 {
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_RTS,
-		.timeout = or_default(side->options.timeout, 14, 255),
+		.timeout = or_default(side->options.timeout, 20, 255),
 		.retry_cnt = or_default(side->options.retry_cnt, 7, 8),
 		.rnr_retry = or_default(side->options.rnr_retry, 7, 8),
 		.sq_psn = side->psn,
