@@ -49,8 +49,10 @@ class Build:
 
     def __init__(self, top: Path, *options: str) -> None:
         self.source, self.folder = top / "source", top / "build"
+        # Other processes write and replace compiled files meanwhile; their folders stay.
+        compiled = shutil.ignore_patterns("*.pyc*")
         for name in ("aiordma", "native", "tests/soft", "tests/fuzz"):
-            shutil.copytree(ROOT / name, self.source / name, symlinks=True)
+            shutil.copytree(ROOT / name, self.source / name, symlinks=True, ignore=compiled)
         for name in ("meson.build", "meson.options"):
             shutil.copy(ROOT / name, self.source)
         meson = (sys.executable, "-m", "mesonbuild.mesonmain")
