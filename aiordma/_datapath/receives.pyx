@@ -17,6 +17,8 @@ cdef enum:
     GROW_AFTER = 4
     SHRINK_AFTER = 256
 
+RETRY_AFTER = 0.1  # seconds, when memory for a receive is refused
+
 
 @cython.final
 cdef class ReceiveQueue:
@@ -69,6 +71,7 @@ cdef class ReceiveQueue:
         return self.post(block)
 
     def on_memory(self):
+        self.retrying = False
         self.repost()
 
     cdef int repost(self) except -1:
@@ -85,7 +88,12 @@ cdef class ReceiveQueue:
             if len(self.larger) > <Py_ssize_t> self.too_small:
                 block = self.larger.pop()
             else:
-                block = self.source.block(self.size)
+                try:
+                    block = self.source.block(self.size)
+                except (RDMAError, OSError, MemoryError):
+                    # The caller has a message to hand out, and no use for the error.
+                    self.retry_later()
+                    break
             if block is None:
                 break  # the pool is exhausted: `on_memory` comes
             self.post(block)
@@ -93,6 +101,12 @@ cdef class ReceiveQueue:
         self.to_repost -= posted
         self.channel.credits.reposted_data(posted)
         return self.channel.flush()
+
+    cdef int retry_later(self) except -1:
+        if not self.retrying:
+            self.retrying = True
+            self.queue.table.loop.call_later(RETRY_AFTER, self.on_memory)
+        return 0
 
     cdef int change_if_due(self) except -1:
         """Changes the size of the receives if that is due and the peer can be told now."""

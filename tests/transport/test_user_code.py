@@ -349,6 +349,41 @@ async def test_no_memory_for_a_control_message(
         await check_alive(client, server)
 
 
+@pytest.mark.parametrize("error", [OSError(12, "cannot register"), MemoryError()])
+@one_loop
+async def test_no_memory_for_a_receive(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """No message is lost, and the receive is posted when there is memory again."""
+    refused = 0
+
+    def block_if_first(pool: MemoryPool, size: int) -> Block | None:
+        nonlocal refused
+        refused += 1
+        raise error
+
+    async with factory.pair() as (client, server):
+        for n in range(SMALL.data_receives):
+            await client.send(pattern(ALONE, n))
+        held = []
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryPool, "block_if_first", block_if_first)
+            for n in range(SMALL.data_receives):
+                server._endpoint.driver.pool.clear_ready()
+                held.append(await server.recv())
+                assert bytes(held[-1]) == pattern(ALONE, n)
+            assert refused
+        async with factory.within(1):
+            for n in range(SMALL.data_receives):
+                sending = client.send_nowait(pattern(ALONE, n))
+                with await server.recv() as message:
+                    assert bytes(message) == pattern(ALONE, n)
+                await sending
+        for message in held:
+            message.release()
+        await check_alive(client, server)
+
+
 def test_an_interrupt_in_a_callback(factory: ConnectionFactory) -> None:
     """It leaves the loop, and the other callbacks of the same future are called."""
     loop = asyncio.new_event_loop()
