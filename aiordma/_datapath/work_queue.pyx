@@ -154,13 +154,14 @@ cdef class WorkRequestTable:
         cdef Slot *slots = <Slot *> PyMem_Realloc(self.slots, count * sizeof(Slot))
         if slots == NULL:
             raise MemoryError
+        self.slots = slots  # the old ones are freed, whatever fails below
         memset(slots + self.count, 0, (count - self.count) * sizeof(Slot))
         for i in range(self.count, count):
             slots[i].generation = 1
             slots[i].next = i + 1 if i + 1 < count else NO_SLOT
         self.works.extend([None] * (count - self.count))
         self.queues.extend([None] * (count - self.count))
-        self.free, self.slots, self.count = self.count, slots, count
+        self.free, self.count = self.count, count
         return 0
 
     cdef uint32_t take_slot(
