@@ -78,7 +78,9 @@ cdef extern from "<endian.h>" nogil:
 cdef enum:
     BUNDLED_BELOW = 16 << 10  # bytes: a longer message gains nothing by sharing a frame
     FOR_MEMORY = 1  # messages are held back until a block is there
-    FOR_THE_FIRST = 2  # or until the first of them has been posted
+    # Or until the first of them has been posted. The end of one of its buffers, and the cycle collector,
+    # may call what sends: the first keeps its place in the order, and the credit that it counts on.
+    FOR_THE_FIRST = 2
     MAX_SIZE_CHANGES = 8  # of the peer's receives, that have been announced and are not reached yet
 
 SPARE_BLOCKS = 2  # for control frames, when the pool is exhausted
@@ -280,16 +282,23 @@ cdef class MessageChannel(FrameHandler):
         return message
 
     cdef int enqueue(self, SendFuture message) except -1:
-        cdef bint shares
+        cdef bint shares, sent
         if self.waiting.size() or not self.can_send() or self.queue.backlogged:
             return self.append(message)
         shares = message.length < BUNDLED_BELOW and self.fits(message.length)
         if shares and self.frames_under_way:
             self.append(message)
             return self.collect_soon()
-        if not self.send_alone(message):
+        self.held_back |= FOR_THE_FIRST
+        try:
+            sent = self.send_alone(message)
+        finally:
+            self.held_back &= ~FOR_THE_FIRST
+        if not sent:
             message.behind = self.queue.latest_backlogged
             self.waiting.appendleft(message)  # what was sent meanwhile goes after it
+        elif self.waiting.size():
+            self.collect_soon()
         return 0
 
     def write(self, WorkRequest work not None, future):
@@ -354,12 +363,9 @@ cdef class MessageChannel(FrameHandler):
         """A block for a frame; None: the pool is exhausted, and `on_memory` will be called."""
         cdef PoolBlock block = self.pool.take_fast(size)
         if block is None:
-            self.held_back |= FOR_MEMORY  # also while it asks: the cycle collector may call what sends
-            try:
-                block = self.source.block(size)
-            finally:
-                if self.source is None or not self.source.waiting:
-                    self.held_back &= ~FOR_MEMORY
+            block = self.source.block(size)
+            if block is None:
+                self.held_back |= FOR_MEMORY
         return block
 
     def on_memory(self):
@@ -371,18 +377,10 @@ cdef class MessageChannel(FrameHandler):
         try:
             if self.fits(message.length):
                 return self.send_eager(message)
-            # The end of a buffer that is joined or sealed, or the cycle collector, may call what sends:
-            # this message keeps its place in the order, and its credit.
-            self.held_back |= FOR_THE_FIRST
-            try:
-                return self.send_rendezvous(message)
-            finally:
-                self.held_back &= ~FOR_THE_FIRST
+            return self.send_rendezvous(message)
         except (RDMAError, OSError, ValueError, BufferError, MemoryError) as error:
             message.close_payload()  # nothing of it was posted
             message.settle(FAILED, error)
-            if self.waiting.size():
-                self.collect_soon()  # what was sent meanwhile
         return True
 
     cdef bint send_eager(self, SendFuture message) except -1:
@@ -457,7 +455,8 @@ cdef class MessageChannel(FrameHandler):
             if message.count() > self.max_pieces or rendezvous_size(message) > self.peer_size:
                 message.join_pieces(message.length + 1)
         # A bind for each piece; sealed they are one.
-        if not self.queue.has_room_for(1 + (message.count() if self.sealing is None else 1)):
+        cdef uint32_t entries = 1 + (message.count() if self.sealing is None else 1)
+        if not self.queue.has_room_for(entries):
             return False
         if self.sealing is None:
             length = rendezvous_size(message)
@@ -470,6 +469,12 @@ cdef class MessageChannel(FrameHandler):
             if self.sealing is not None:
                 seal = self.seal_message(message)
             self.rendezvous_memory.open_message(message)
+            if not self.queue.has_room_for(entries) and not self.queue.failed:
+                self.rendezvous_memory.close_message(message, 0)
+                raise RDMAError(
+                    "a finalizer that ran while this message was prepared filled the send queue, and "
+                    "the message was not sent: send it again"
+                )
         except BaseException:
             block.end_lease()
             raise
@@ -581,12 +586,17 @@ cdef class MessageChannel(FrameHandler):
 
     cdef int flush(self) except -1:
         """Sends what credits and room allow."""
+        cdef bint sent = True
         if not self.started or self.ended_by is not None:
             return 0
         if self.controls.size():
             self.flush_controls()
-        while self.waiting.size() and self.can_send() and self.send_first():
-            pass
+        while sent and self.waiting.size() and self.can_send():
+            self.held_back |= FOR_THE_FIRST
+            try:
+                sent = self.send_first()
+            finally:
+                self.held_back &= ~FOR_THE_FIRST
         if self.credits.credit_frame_due() and self.queue.free and self.ended_by is None:
             self.send_control_frame(CREDIT, b"", None)
         if self.drain_waiters:

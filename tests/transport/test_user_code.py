@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aiordma import Config, Connection, ConnectionClosedError, RDMAError
+from aiordma import Config, Connection, ConnectionClosedError, RDMAError, Rights
 from aiordma.mr_pool import Block, MemoryPool
 from aiordma.verbs import MemoryWindow, ProtectionDomain
 
@@ -438,6 +438,84 @@ async def test_a_message_that_is_offered_when_the_connection_ends(
         async with factory.within(1):
             with pytest.raises(ConnectionClosedError, match="was aborted"):
                 await client.send(pattern(LONG))
+
+
+async def finish(coroutine: Coroutine[Any, Any, None]) -> None:
+    with suppress(StopIteration):
+        while True:
+            coroutine.send(None)
+            await yield_loop(1)
+
+
+@one_loop
+async def test_a_message_whose_entries_are_taken_while_it_is_prepared(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a finalizer that writes can take them there: it fails, and nothing is left of it."""
+    make_window = ProtectionDomain.alloc_mw
+    writing: list[asyncio.Task[None]] = []
+    async with factory.pair() as (client, server):
+        with server.alloc(8) as target, client.alloc(8) as source:
+            await server.send_region(target, access=Rights.WRITE)
+            remote = await client.recv_region()
+
+            def write_first(pd: ProtectionDomain) -> MemoryWindow:
+                if not writing:
+                    for _ in range(3 * SMALL.send_queue):
+                        coroutine = client.write(source, remote)
+                        coroutine.send(None)
+                        writing.append(asyncio.ensure_future(finish(coroutine)))
+                return make_window(pd)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(ProtectionDomain, "alloc_mw", write_first)
+                with pytest.raises(RDMAError, match="filled the send queue"):
+                    await client.send([pattern(LONG, n) for n in range(4)])
+            async with factory.within(1):
+                await asyncio.gather(*writing)
+            assert not figures(client)["rendezvous"]
+            await check_alive(client, server)
+
+
+class SendsInTheEnd:
+    """Garbage for the collector alone, which sends a message when it is found."""
+
+    def __init__(self, conn: Connection, sent: list[Any]) -> None:
+        self._conn, self._sent = conn, sent
+        self._myself = self
+
+    def __del__(self) -> None:
+        self._sent.append(self._conn.send_nowait(BEHIND))
+
+
+@pytest.mark.parametrize("before", range(SMALL.data_receives))
+@one_loop
+async def test_the_collector_sends(factory: ConnectionFactory, before: int) -> None:
+    """In the middle of another message, with as many before it: it takes no credit from that one.
+
+    From Python 3.12 on the collector runs between two steps of Python code only.
+    """
+    first = gc.get_threshold()
+    data = pattern(20_000)  # too long to wait for others that share its frame
+    async with await factory.listen(config := replace(SMALL, eager_size=32 << 10)) as listener:
+        for after in range(1, 12):
+            client, server = await factory.both(listener, config)
+            async with client, server:
+                for _ in range(2 * SMALL.data_receives):  # the pool has blocks at hand then
+                    await check_alive(client, server)
+                sent: list[Any] = [client.send_nowait(data) for _ in range(before)]
+                gc.collect()
+                SendsInTheEnd(client, sent)
+                gc.set_threshold(gc.get_count()[0] + after)
+                try:
+                    sent.append(client.send_nowait(data))
+                finally:
+                    gc.set_threshold(*first)
+                gc.collect()
+                async with factory.within(1):
+                    arrived = [bytes(await server.recv()) for _ in range(before + 2)]
+                    await asyncio.gather(*sent)
+                assert sorted(arrived) == sorted([data] * (before + 1) + [BEHIND])
 
 
 @one_loop
