@@ -324,7 +324,7 @@ class Peer:
                 via=via,
                 config=patient(CONFIGS["default"]),
                 ssl=self._trusting if tls else None,
-                server_hostname=NAME,
+                server_hostname=NAME if tls else None,
             )
 
         begun = await self._begun(chance, open_connection)
