@@ -191,7 +191,8 @@ class Acceptor:
             return
         handshake = Handshake(request, host, share, self._limits)
         share.add(handshake, host)
-        handshake.task = task = self._loop.create_task(self._serve(handshake))
+        # Not by the task factory: an eager one would run it before it is among the handshakes.
+        handshake.task = task = asyncio.Task(self._serve(handshake), loop=self._loop)
         self._handshakes[task] = handshake
         task.add_done_callback(self._handshakes.pop)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from typing import Any
 
 import pytest
 
@@ -182,3 +183,17 @@ async def test_the_last_object_of_its_loop_is_closed_meanwhile(
     monkeypatch.setattr(transport, "resolve", resolve)
     async with await factory.listen():
         assert len(snapshot()["listeners"]) == 1
+
+
+@one_loop
+async def test_handshakes_are_not_begun_by_the_task_factory(factory: ConnectionFactory) -> None:
+    """An eager one (Python 3.12) would run them before the listener knows them."""
+
+    def no_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        assert getattr(work, "__name__", "") != "_serve"
+        return asyncio.Task(work, loop=loop, **options)
+
+    for each in (no_task, getattr(asyncio, "eager_task_factory", no_task)):
+        asyncio.get_running_loop().set_task_factory(each)
+        async with factory.pair() as (client, server):
+            await check_alive(client, server)
