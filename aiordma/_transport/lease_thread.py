@@ -78,20 +78,19 @@ def at(when: float, action: Callable[[], None]) -> Deadline:
     global _thread  # noqa: PLW0603 - one for the process
     deadline = Deadline(when, action)
     with _changed:
-        heapq.heappush(_heap, (when, next(_numbers), deadline))
         if _thread is None:
             _thread = threading.Thread(target=_run, name="aiordma leases", daemon=True)
             try:
                 _thread.start()
             except RuntimeError as error:
                 _thread = None  # the next deadline tries again
-                _heap.clear()  # this one: the thread ends with the last of them
                 raise RDMAError(
                     f"the memory is not shared: the thread that would end its lease cannot be "
                     f"started ({error}); end other threads, raise their limit (ulimit -u, "
                     f"pids.max), or share without a lease"
                 ) from error
-        elif _heap[0][2] is deadline:
+        heapq.heappush(_heap, (when, next(_numbers), deadline))
+        if _heap[0][2] is deadline:
             _changed.notify()
     return deadline
 

@@ -59,6 +59,7 @@ def test_the_thread_ends_with_the_last_one() -> None:
 
 def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """The action is never called, and the next deadline has another thread."""
+    thread_ends()  # that of another test
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_more_threads)
         with pytest.raises(RDMAError, match=r"is not shared: .*can't start new thread"):

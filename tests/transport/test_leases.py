@@ -35,6 +35,7 @@ from .connection_factory import (
     yield_loop,
 )
 from .marks import counts_turns, one_loop
+from .test_lease_thread import thread_ends
 
 LONG = 3600.0
 
@@ -218,6 +219,7 @@ async def test_what_no_thread_can_end_is_not_shared(
         with server.alloc(8) as buffer:
             share, remote = await give(server, client, buffer)
             lent = await client.request_region(8)
+            thread_ends()  # that of another test
             with monkeypatch.context() as patch:
                 patch.setattr(threading.Thread, "start", no_more_threads)
                 with pytest.raises(RDMAError, match=why):
