@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
 import ssl
 from collections.abc import Coroutine
@@ -41,6 +42,11 @@ def run_on(kind: Any, device_name: str, main: Coroutine[Any, Any, None]) -> None
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(await reader.readexactly(3))
+    writer.close()
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(await reader.read())
     writer.close()
 
 
@@ -173,6 +179,28 @@ def test_the_loop_sends_files(kind: Any, device_name: str, host: str, tmp_path: 
             await writer.wait_closed()
 
     run_on(kind, device_name, main())
+
+
+def test_the_loop_copies_what_is_no_regular_file(device_name: str, host: str) -> None:
+    data = bytes(range(256)) * 3000  # several parts
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with await asyncio.start_server(echo, host, 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            for count, length in ((None, len(data) - 2), (300_000, 300_000)):
+                reader, writer = await asyncio.open_connection(host, port)
+                with closing(writer):
+                    with pytest.raises(asyncio.SendfileNotAvailableError, match="no regular file"):
+                        await loop.sendfile(writer.transport, io.BytesIO(data), fallback=False)
+                    file = io.BytesIO(data)
+                    assert await loop.sendfile(writer.transport, file, 2, count) == length
+                    assert file.tell() == 2 + length
+                    writer.write_eof()
+                    assert await reader.read() == data[2 : 2 + length]
+                await writer.wait_closed()
+
+    run_on(streams.EventLoop, device_name, main())
 
 
 def test_options_that_asyncio_refuses(device_name: str, host: str) -> None:

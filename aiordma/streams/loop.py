@@ -10,6 +10,9 @@ Unix sockets, datagrams and pipes are unchanged.
 from __future__ import annotations
 
 import asyncio
+import io
+import os
+import stat
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -26,6 +29,10 @@ CONNECT_OPTIONS = {
     *OF_TLS,
 }
 SERVER_OPTIONS = {"family", "flags", "reuse_address", "reuse_port", "keep_alive", *OF_TLS}
+
+
+PART = 256 << 10
+"""Bytes of a file that are read at a time where it cannot be mapped."""
 
 
 def check_options(function: str, given: dict[str, Any], known: set[str], ssl: Any) -> None:
@@ -136,7 +143,11 @@ class OverRDMA:
         *,
         fallback: bool = True,
     ) -> int:
-        """As `AbstractEventLoop.sendfile`; over RDMA as `aiordma.streams.sendfile`."""
+        """As `AbstractEventLoop.sendfile`; over RDMA as `aiordma.streams.sendfile`.
+
+        What is no regular file, such as a BytesIO or a pipe, is read and copied in parts, unless
+        `fallback` is False: then asyncio.SendfileNotAvailableError.
+        """
         if not isinstance(transport, StreamTransport):
             sent: int = await super().sendfile(  # type: ignore[misc]
                 transport, file, offset, count, fallback=fallback
@@ -144,7 +155,35 @@ class OverRDMA:
             return sent
         if transport.is_closing():
             raise RuntimeError(f"{transport!r} is closing: it sends no file")
-        return await client.sendfile(transport, file, offset, count)
+        if is_regular(file):
+            return await client.sendfile(transport, file, offset, count)
+        if not fallback:
+            raise asyncio.SendfileNotAvailableError(f"{file!r} is no regular file")
+        return await copy_file(transport, file, offset, count)
+
+
+def is_regular(file: IO[bytes]) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except (AttributeError, io.UnsupportedOperation):
+        return False
+
+
+async def copy_file(
+    transport: StreamTransport, file: IO[bytes], offset: int, count: int | None
+) -> int:
+    """Read the file in a thread, and send what it had; return the length of that."""
+    if offset:
+        file.seek(offset)
+    sent = 0
+    while count is None or sent < count:
+        size = PART if count is None else min(PART, count - sent)
+        data = await asyncio.to_thread(file.read, size)
+        if not data:
+            break
+        await transport.write_from(memoryview(data))
+        sent += len(data)
+    return sent
 
 
 class EventLoop(OverRDMA, asyncio.SelectorEventLoop):
