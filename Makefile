@@ -182,6 +182,7 @@ softroce: .venv/.test .venv/.software build ## the same tests and the echo on rx
 	tests/softroce/vm sh -euc '\
 		$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 --device rxe0 $(PARALLEL) \
 			--ignore tests/abi --ignore tests/core --ignore tests/programs --ignore tests/guests --ignore tests/network \
+			--ignore tests/site \
 			$(foreach one,aiohttp grpclib redis,--ignore tests/software/test_$(one).py) $(ARGS); \
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
 
