@@ -4,6 +4,8 @@ from typing import final
 
 from .channel import Config, Memory, MessageChannel
 
+RETRY_AFTER: float
+
 @final
 class ReceiveQueue:
     def __init__(self, channel: MessageChannel, memory: Memory, config: Config) -> None: ...
