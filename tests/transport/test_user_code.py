@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,8 +47,10 @@ def step(awaitable: Coroutine[Any, Any, Any]) -> Any:
 
 async def steps(awaitable: Coroutine[Any, Any, Any]) -> None:
     """Until it has ended."""
-    while step(awaitable) is None:
-        await yield_loop(1)
+    with suppress(StopIteration):
+        while True:
+            awaitable.send(None)
+            await yield_loop(1)
 
 
 async def arrived(conn: Connection, count: int) -> None:
@@ -165,7 +169,11 @@ class SendsAtItsEnd(bytearray):
         self._conn, self._sent = conn, sent
 
     def __del__(self) -> None:
-        self._sent.append(self._conn.send_nowait(BEHIND))
+        send_behind(self._conn, self._sent)
+
+
+def send_behind(conn: Connection, sent: list[Any]) -> None:
+    sent.append(conn.send_nowait(BEHIND))
 
 
 @pytest.mark.parametrize("kind", ["alone", "in a bundle", "joined"])
@@ -301,22 +309,32 @@ async def test_awaitables_that_no_connection_has_made(factory: ConnectionFactory
 # ---- failures ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [OSError(12, "cannot register"), MemoryError()])
+NO_MEMORY = pytest.mark.parametrize("error", [OSError(12, "cannot register"), MemoryError()])
+
+
+@contextmanager
+def refusing(conn: Connection, method: str, error: Exception) -> Iterator[list[int]]:
+    """The pool has no block at hand, and that method of it raises; the sizes it was asked for."""
+    asked: list[int] = []
+
+    def refuse(pool: MemoryPool, size: int) -> Block:
+        asked.append(size)
+        raise error
+
+    conn._endpoint.driver.pool.clear_ready()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryPool, method, refuse)
+        yield asked
+
+
+@NO_MEMORY
 @one_loop
-async def test_no_memory_for_a_bundle(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+async def test_no_memory_for_a_bundle(factory: ConnectionFactory, error: Exception) -> None:
     """Each of its messages fails, the connection does not."""
     async with factory.pair(Config()) as (client, server):
         first = client.send_nowait(b"alone")
         others = [client.send_nowait(pattern(300, n)) for n in range(5)]
-
-        def block(pool: MemoryPool, size: int) -> Block:
-            raise error
-
-        client._endpoint.driver.pool.clear_ready()
-        with monkeypatch.context() as patch:
-            patch.setattr(MemoryPool, "block", block)
+        with refusing(client, "block", error):
             async with factory.within(1):
                 for future in others:
                     await ends(future, type(error))
@@ -326,21 +344,15 @@ async def test_no_memory_for_a_bundle(
             await check_alive(client, server)
 
 
-@pytest.mark.parametrize("error", [OSError(12, "cannot register"), MemoryError()])
+@NO_MEMORY
 @one_loop
 async def test_no_memory_for_a_control_message(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, error: Exception
+    factory: ConnectionFactory, error: Exception
 ) -> None:
     """There are blocks for these."""
     async with factory.pair() as (client, server):
-
-        def block(pool: MemoryPool, size: int) -> Block:
-            raise error
-
         with client.alloc(8) as buffer:
-            client._endpoint.driver.pool.clear_ready()
-            with monkeypatch.context() as patch:
-                patch.setattr(MemoryPool, "block", block)
+            with refusing(client, "block", error):
                 async with factory.within(1):
                     share = await client.send_region(buffer)
                     remote = await server.recv_region()
@@ -349,25 +361,15 @@ async def test_no_memory_for_a_control_message(
         await check_alive(client, server)
 
 
-@pytest.mark.parametrize("error", [OSError(12, "cannot register"), MemoryError()])
+@NO_MEMORY
 @one_loop
-async def test_no_memory_for_a_receive(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+async def test_no_memory_for_a_receive(factory: ConnectionFactory, error: Exception) -> None:
     """No message is lost, and the receive is posted when there is memory again."""
-    refused = 0
-
-    def block_if_first(pool: MemoryPool, size: int) -> Block | None:
-        nonlocal refused
-        refused += 1
-        raise error
-
     async with factory.pair() as (client, server):
         for n in range(SMALL.data_receives):
             await client.send(pattern(ALONE, n))
         held = []
-        with monkeypatch.context() as patch:
-            patch.setattr(MemoryPool, "block_if_first", block_if_first)
+        with refusing(server, "block_if_first", error) as refused:
             for n in range(SMALL.data_receives):
                 server._endpoint.driver.pool.clear_ready()
                 held.append(await server.recv())
@@ -411,15 +413,23 @@ def test_an_interrupt_in_a_callback(factory: ConnectionFactory) -> None:
     loop.close()
 
 
-class Aborts:
-    """Garbage for the collector alone, which ends a connection when it is found."""
+class Garbage:
+    """An object for the cycle collector alone, which calls back when it is found.
 
-    def __init__(self, conn: Connection) -> None:
-        self._conn = conn
+    The collector runs in whichever thread allocates, that of the test runner included. The call is
+    made in the thread that made the object: found by another one, it becomes garbage again.
+    """
+
+    def __init__(self, call: Callable[[], object], thread: int | None = None) -> None:
+        self._call = call
+        self._thread = thread or threading.get_ident()
         self._myself = self
 
     def __del__(self) -> None:
-        self._conn.abort()
+        if self._thread == threading.get_ident():
+            self._call()
+        else:
+            Garbage(self._call, self._thread)
 
 
 @one_loop
@@ -440,13 +450,6 @@ async def test_a_message_that_is_offered_when_the_connection_ends(
                 await client.send(pattern(LONG))
 
 
-async def finish(coroutine: Coroutine[Any, Any, None]) -> None:
-    with suppress(StopIteration):
-        while True:
-            coroutine.send(None)
-            await yield_loop(1)
-
-
 @one_loop
 async def test_a_message_whose_entries_are_taken_while_it_is_prepared(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
@@ -464,7 +467,7 @@ async def test_a_message_whose_entries_are_taken_while_it_is_prepared(
                     for _ in range(3 * SMALL.send_queue):
                         coroutine = client.write(source, remote)
                         coroutine.send(None)
-                        writing.append(asyncio.ensure_future(finish(coroutine)))
+                        writing.append(asyncio.ensure_future(steps(coroutine)))
                 return make_window(pd)
 
             with monkeypatch.context() as patch:
@@ -477,17 +480,6 @@ async def test_a_message_whose_entries_are_taken_while_it_is_prepared(
                 await asyncio.gather(*writing)
             assert not figures(client)["rendezvous"]
             await check_alive(client, server)
-
-
-class SendsInTheEnd:
-    """Garbage for the collector alone, which sends a message when it is found."""
-
-    def __init__(self, conn: Connection, sent: list[Any]) -> None:
-        self._conn, self._sent = conn, sent
-        self._myself = self
-
-    def __del__(self) -> None:
-        self._sent.append(self._conn.send_nowait(BEHIND))
 
 
 @pytest.mark.parametrize("before", range(SMALL.data_receives))
@@ -507,7 +499,7 @@ async def test_the_collector_sends(factory: ConnectionFactory, before: int) -> N
                     await check_alive(client, server)
                 sent: list[Any] = [client.send_nowait(data) for _ in range(before)]
                 gc.collect()
-                SendsInTheEnd(client, sent)
+                Garbage(partial(send_behind, client, sent))
                 gc.set_threshold(gc.get_count()[0] + after)
                 try:
                     sent.append(client.send_nowait(data))
@@ -532,8 +524,8 @@ async def test_the_collector_ends_the_connection(factory: ConnectionFactory) -> 
                 step(each)
             sending = [client.send_nowait(pattern(size)) for size in (5, 2000, ALONE) * 8]
             gc.collect()
-            Aborts(server)
-            Aborts(client)
+            Garbage(server.abort)
+            Garbage(client.abort)
             gc.set_threshold(after)
             try:
                 await yield_loop(50)
