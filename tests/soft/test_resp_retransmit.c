@@ -115,9 +115,15 @@ static struct soft_frame remote(const struct stage *stage, uint8_t opcode, uint3
 				   .rkey = stage->side.mr->rkey};
 }
 
+/* Also while a WRITE to it is awaited: the device writes with its lock held. */
 static uint64_t word(const struct stage *stage)
 {
-	return __atomic_load_n((uint64_t *)(void *)stage->side.memory, __ATOMIC_ACQUIRE);
+	uint64_t value;
+
+	soft_lock();
+	memcpy(&value, stage->side.memory, sizeof(value));
+	soft_unlock();
+	return value;
 }
 
 /* ---- the responder ------------------------------------------------------------------------- */
