@@ -67,7 +67,7 @@ cdef class MessageChannel(FrameHandler):
     cdef bint collecting
     cdef int check_affinity(self) except -1
     cdef object send_error(self, SendFuture message)
-    cdef bint can_send(self) noexcept
+    cdef bint begin_sending(self) noexcept
     cdef bint fits(self, uint64_t length) noexcept
     cdef PoolBlock frame_block(self, uint64_t size)
     cdef SendFuture start_message(self, object data, object imm)
