@@ -1,5 +1,8 @@
 /* A reliable connection over a way that loses, doubles and delays: everything happens once and in
- * order all the same (IBTA vol 1, 9.7). */
+ * order all the same (IBTA vol 1, 9.7).
+ *
+ * A request or its answer gets lost in 19 % of all tries where a tenth of the frames is: all of eight
+ * tries in 1 of 600,000 rows.  Where a fifth is, that is 1 of 3,500, and a test has hundreds of rows. */
 #include "fault_side.h"
 
 enum {
@@ -157,7 +160,7 @@ static void between_processes(unsigned seed, bool late)
 	/* Both ways: each is requester and responder. */
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		if (process.child && late && round == 5)
-			spec("seed=%u,loss=0.2", seed);
+			spec("seed=%u,loss=0.1", seed);
 		if ((round & 1) == !process.child) {
 			requests_of(&side, &peer, round);
 			for (uint64_t wr_id = 1; wr_id <= 5; wr_id++)
@@ -185,7 +188,7 @@ static void a_full_queue(unsigned seed)
 	};
 	struct side a, b;
 
-	spec("seed=%u,loss=0.15", seed);
+	spec("seed=%u,loss=0.1", seed);
 	open_pair(&a, &b, (struct options){.timeout = 11, .depth = 16});
 	struct address peer = address_of_side(&b);
 

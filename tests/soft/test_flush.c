@@ -208,7 +208,7 @@ static void lossy(void)
 {
 	struct side a, b;
 
-	spec("seed=5,loss=0.2,duplicate=0.2");
+	spec("seed=5,loss=0.1,duplicate=0.2");
 	open_flushed(&a, &b, (struct options){.timeout = 11});
 	for (unsigned i = 0; i < 60; i++) {
 		CHECK_EQUAL(flush(&a, all_of(&b)), 0);

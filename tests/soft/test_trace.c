@@ -581,7 +581,7 @@ static void faults(void)
 	struct side a, b, lonely;
 
 	open_pair(&a, &b, (struct options){.timeout = 8});
-	spec("seed=7,loss=0.2,duplicate=0.2,rnr=0.2");
+	spec("seed=7,loss=0.1,duplicate=0.2,rnr=0.2");
 	send_rounds(&a, &b, 60);
 	struct aiordma_fault_counts found = counts();
 

@@ -903,7 +903,7 @@ static void lossy(void)
 {
 	struct end source, target;
 
-	spec("seed=3,loss=0.2,duplicate=0.2");
+	spec("seed=3,loss=0.1,duplicate=0.2");
 	open_ends(&source, &target, (struct options){.memory = 4096, .timeout = 11});
 	*word(&target.side, 0) = 0;
 	for (uint64_t i = 0; i < 60; i++) {
