@@ -12,7 +12,8 @@
 #include "verbs_side.h"
 
 enum {
-	BIG = 8 << 20
+	BIG = 8 << 20,
+	LIMIT_US = 1000000, /* AIORDMA_EMBEDDED_PATH_TIMEOUT is 1 */
 };
 
 /* Only loopback, and only ours; false where this user may not have that. */
@@ -117,8 +118,16 @@ static void stopped(void)
 	close_side(&a);
 }
 
-/* What has been sent and is not answered by the other machine itself ends the connection. */
-static void lost(void)
+/* A process that has been stopped: its engine does not run for longer than the limit. */
+static void stop_engine(void)
+{
+	soft_lock();
+	CHECK_EQUAL(usleep(LIMIT_US * 3 / 2), 0);
+}
+
+/* What has been sent and is not answered by the other machine itself ends the connection.  Of the
+ * time when the engine did not run, nothing counts. */
+static void lose_path(bool stops)
 {
 	struct side a;
 	int other;
@@ -128,8 +137,13 @@ static void lost(void)
 	uint64_t start = soft_now();
 
 	write_bytes(&a, 8);
+	if (stops) {
+		stop_engine();
+		start = soft_now();
+		soft_unlock();
+	}
 	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
-	CHECK(soft_now() - start >= 1000000000u);
+	CHECK(soft_now() - start >= LIMIT_US * UINT64_C(1000));
 	struct ibv_async_event event = {.event_type = IBV_EVENT_GID_CHANGE};
 
 	while (event.event_type == IBV_EVENT_GID_CHANGE) { /* addresses have gone, too */
@@ -141,6 +155,17 @@ static void lost(void)
 	CHECK(set_loopback(true));
 	close(other);
 	close_side(&a);
+}
+
+static void lost(void)
+{
+	lose_path(false);
+}
+
+/* A process that was stopped itself does not take its own silence for its peer's. */
+static void stopped_itself(void)
+{
+	lose_path(true);
 }
 
 /* How long: the time that is set, or what the queue pair's own timeouts come to if that is more
@@ -197,10 +222,12 @@ int main(void)
 
 	STEP(long_timeout());
 	STEP(stopped());
-	if (cut)
+	if (cut) {
 		STEP(lost());
-	else
+		STEP(stopped_itself());
+	} else {
 		fprintf(stderr, "a lost path has not been tested: this user may not have a network "
 				"of its own (root may)\n");
+	}
 	return 0;
 }

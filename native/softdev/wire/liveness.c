@@ -97,8 +97,13 @@ static void check(struct soft_timer *timer)
 	struct soft_link *link = soft_container(timer, struct soft_link, liveness_timer);
 	struct tcp_info info = {0};
 	socklen_t length = sizeof(info);
-	uint64_t now = soft_now(), quiet = now - link->liveness_since, answered;
+	uint64_t now = soft_now(), interval = link->liveness_limit / CHECKS, quiet, answered;
 	int outstanding = 0;
+
+	/* So late, this process or its machine was stopped: the silence was its own. */
+	if (now - timer->deadline_ns > interval)
+		link->liveness_since = now;
+	quiet = now - link->liveness_since;
 
 	if (ioctl(link->watch.fd, SIOCOUTQ, &outstanding) || outstanding == 0 ||
 	    getsockopt(link->watch.fd, IPPROTO_TCP, TCP_INFO, &info, &length))
@@ -113,7 +118,7 @@ static void check(struct soft_timer *timer)
 	if (quiet >= link->liveness_limit && (!probing || info.tcpi_probes >= UNANSWERED))
 		soft_link_finish(link, ETIMEDOUT);
 	else
-		soft_timer_start(timer, now + link->liveness_limit / CHECKS);
+		soft_timer_start(timer, now + interval);
 }
 
 void soft_liveness_watch(struct soft_link *link)
