@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -22,8 +23,12 @@ from .namespaces import Namespace, Network, network
 
 ROOT = Path(__file__).parents[2]
 
-# Seconds that a path may be silent before it counts as lost; the device's own is 20.
-PATIENCE = 3
+# Seconds that a path may be silent before it counts as lost, where none is lost: more than a slow
+# machine takes.  The device's own are 20.
+PATIENCE = 60
+
+# The same where a path is lost.  Half of them is more than connecting takes.
+IMPATIENCE = 6
 
 # Seconds for an answer, however slow the machine is.
 LIMIT = 110.0
@@ -67,6 +72,8 @@ class AgentProcess:
 
     def __init__(self, namespace: Namespace, patience: int) -> None:
         self.namespace = namespace
+        # Of a queue pair: rounded up and with all its tries, no longer than the patience.
+        self.ack_timeout = patience / 16
         self.answers: dict[int, dict[str, Any]] = {}
         self._count = 0
         self._rest = b""
@@ -105,9 +112,15 @@ class AgentProcess:
             self.answers[answer["number"]] = answer
         return True
 
-    def signal(self, number: int) -> None:
-        """The process id: `ip netns exec` replaces itself by the agent."""
-        self._process.send_signal(number)
+    def stop(self) -> None:
+        """Stop its process; return when none of its threads runs any more."""
+        # The process is the agent: `ip netns exec` replaces itself by it.
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+
+    def go_on(self) -> None:
+        """Let its process run again."""
+        self._process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
         self._process.kill()
@@ -141,6 +154,12 @@ def start(wire: Network) -> Iterator[Start]:
 def agents(wire: Network, start: Start) -> tuple[AgentProcess, AgentProcess]:
     """An agent at each end."""
     return start(wire.left), start(wire.right)
+
+
+@pytest.fixture
+def impatient(wire: Network, start: Start) -> tuple[AgentProcess, AgentProcess]:
+    """An agent at each end, which soon gives up a path."""
+    return start(wire.left, IMPATIENCE), start(wire.right, IMPATIENCE)
 
 
 Agents = tuple[AgentProcess, AgentProcess]
@@ -177,14 +196,16 @@ def connect(agents: Agents, host: str, via: str) -> None:
     serving.result()
 
 
-def pair(agents: Agents, kind: str, family: str, ack_timeout: float = 0.067) -> dict[str, Any]:
+def pair(
+    agents: Agents, kind: str, family: str, ack_timeout: float | None = None
+) -> dict[str, Any]:
     """Connect queue pairs; return the memory of the right one."""
     left, right = agents
     ends = [
         agent.call("make", kind=kind, ip=address_of(agent.namespace, family)) for agent in agents
     ]
     for agent, peer in ((left, ends[1]), (right, ends[0])):
-        agent.call("bring_up", peer=peer["peer"], ack_timeout=ack_timeout)
+        agent.call("bring_up", peer=peer["peer"], ack_timeout=ack_timeout or agent.ack_timeout)
     return {"address": ends[1]["address"], "rkey": ends[1]["rkey"]}
 
 

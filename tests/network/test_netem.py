@@ -69,7 +69,7 @@ def test_all_traffic(agents: Agents, path: str) -> None:
         agent.call("close")
 
     # Queue pairs with the usual timeouts, which are meant for better networks.
-    there = pair(agents, "RC", family)
+    there = pair(agents, "RC", family, ack_timeout=0.067)
     exchange(agents, 30, 1000)
     assert left.call("reach", **there, size=50_000) == ["SUCCESS"] * 3
 
