@@ -8,20 +8,21 @@ where one is missing its tests fail and say so, which is why `make test` leaves 
 
 from __future__ import annotations
 
-import random
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
 import pytest
+
+from .ports import chosen_port
 
 PACKAGES = {
     "ibv_": "ibverbs-utils",
@@ -138,25 +139,32 @@ def listens(port: int) -> bool:
     return False
 
 
+def is_member(group: str) -> bool:
+    """Whether a process of this machine has joined an IPv4 multicast group."""
+    # The address as the kernel has it in memory, printed as a number of the machine.
+    number = int.from_bytes(socket.inet_aton(group), sys.byteorder)
+    return f"{number:08X} " in Path("/proc/net/igmp").read_text()
+
+
 @pytest.fixture
-def port() -> int:
-    """A free port, outside the kernel's range of ephemeral ports."""
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        number = random.randrange(10000, max(first, 10002))
-        with socket.socket(socket.AF_INET6) as probe:
-            try:
-                probe.bind(("::", number))
-            except OSError:
-                continue
-            return number
+def port() -> Iterator[int]:
+    """A free port, which no other test has meanwhile."""
+    with chosen_port() as number:
+        yield number
 
 
 def run_pair(server: Sequence[str], client: Sequence[str], port: int) -> tuple[Ended, Ended]:
     """Run a server, and its client as soon as the server listens on ``port``, to their ends."""
+    return run_pair_when(lambda: listens(port), server, client)
+
+
+def run_pair_when(
+    ready: Callable[[], bool], server: Sequence[str], client: Sequence[str]
+) -> tuple[Ended, Ended]:
+    """Run a server, and its client as soon as the server is ready, to their ends."""
     with started(server) as waiting:
         deadline = time.monotonic() + LIMIT
-        while not listens(port):
+        while not ready():
             with suppress(subprocess.TimeoutExpired):
                 waiting.process.wait(0.01)
                 waiting.end().fail()

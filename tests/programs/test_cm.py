@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from .conftest import run_pair, run_program
+from .conftest import is_member, run_pair, run_pair_when, run_program
+from .ports import fixed_port
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -39,7 +40,8 @@ UDADDY_PORT = 7174  # it has no option for another one
 def test_udaddy() -> None:
     """Datagrams both ways, after the service has been resolved."""
     words = ["udaddy", "-C", "20", "-S", "1000", "-c", "3"]
-    server, client = run_pair([*words, "-b", "127.0.0.1"], [*words, "-s", "127.0.0.1"], UDADDY_PORT)
+    with fixed_port(UDADDY_PORT) as port:
+        server, client = run_pair([*words, "-b", "127.0.0.1"], [*words, "-s", "127.0.0.1"], port)
     for done in (server, client):
         assert done.expect().splitlines()[-1] == "return status 0"
         assert "data transfers complete" in done.text
@@ -54,13 +56,11 @@ def test_rdma_server_and_client(port: int) -> None:
     assert client.expect() == "rdma_client: start\nrdma_client: end 0\n"
 
 
-MULTICAST_PORT = 14791  # where the embedded device's groups are (native/softdev/ud/multicast.c)
-
-
-def test_mckey() -> None:
-    """Datagrams to a group: the receiver has joined when the sender begins."""
-    words = ["mckey", "-m", "239.71.4.9", "-b", "127.0.0.1", "-C", "20", "-S", "1000"]
-    receiver, sender = run_pair(words, [*words, "-s"], MULTICAST_PORT)
+def test_mckey(port: int) -> None:
+    """Datagrams to a group, which is this test's as the port is."""
+    group = f"239.70.{port >> 8}.{port & 255}"
+    words = ["mckey", "-m", group, "-b", "127.0.0.1", "-C", "20", "-S", "1000"]
+    receiver, sender = run_pair_when(lambda: is_member(group), words, [*words, "-s"])
     for done in (receiver, sender):
         assert done.expect().splitlines()[-1] == "return status 0"
         assert "data transfers complete" in done.text
