@@ -67,7 +67,7 @@ class Ended:
 
     def fail(self) -> NoReturn:
         """Describe the end of the program."""
-        how = f"ended with {self.status}" if self.status != -9 else f"was killed after {LIMIT:g} s"
+        how = f"ended with {self.status}" if self.status != -9 else "was killed at its time limit"
         pytest.fail(f"{' '.join(self.words)} {how}:\n{self.text}\n{self.errors}", pytrace=False)
 
 
@@ -80,10 +80,10 @@ class Running:
     output: IO[bytes]
     errors: IO[bytes]
 
-    def end(self) -> Ended:
-        """Wait for its end; after LIMIT it is killed, with status -9."""
+    def end(self, limit: float = LIMIT) -> Ended:
+        """Wait for its end; after so many seconds it is killed, with status -9."""
         try:
-            self.process.wait(LIMIT)
+            self.process.wait(limit)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
