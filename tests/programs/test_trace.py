@@ -13,7 +13,8 @@ from .conftest import run_pair
 ITERATIONS = 100
 
 
-@pytest.mark.parametrize("options", ["", "-e -t -N"])
+# Not -e with -t: test_pingpong.py has the reason.
+@pytest.mark.parametrize("options", ["", "-e -N", "-t -N"])
 def test_pingpong(options: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIORDMA_TRACE", str(tmp_path / "%p"))
     words = ["ibv_rc_pingpong", *options.split(), "-g", "0", "-p", str(port)]
