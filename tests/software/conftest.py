@@ -10,19 +10,31 @@ from typing import Any
 import pytest
 import uvloop
 
-from aiordma import streams
+from aiordma import Config, streams
 from tests.combinations import noting
+from tests.transport.connection_factory import NEVER
 
 # uvloop's loop, likewise; not a class statement, because its type stubs contradict asyncio's.
 UVLoop: Any = type("UVLoop", (streams.OverRDMA, uvloop.Loop), {})
 
-# Seconds for a test: it moves megabytes, some of them encrypted, in debug mode.
-LIMIT = 100
+# Seconds for a test, however busy the machine is: it moves megabytes, some of them encrypted, in
+# debug mode.  It is the only limit: the tests switch off those of the software and of aiordma, most
+# of which are seconds.
+LIMIT = 500
+
+PATIENT = Config(
+    connect_timeout=NEVER,
+    handshake_timeout=NEVER,
+    first_bytes_timeout=NEVER,
+    close_timeout=NEVER,
+    keep_alive=None,
+)
 
 
 def made(kind: Callable[[], Any], device_name: str) -> asyncio.AbstractEventLoop:
     loop: asyncio.AbstractEventLoop = kind()
     loop.device = device_name  # type: ignore[attr-defined]
+    loop.config = PATIENT  # type: ignore[attr-defined]
     return loop
 
 

@@ -14,16 +14,23 @@ from typing import Any
 
 import pytest
 import trustme
-from aiohttp import BaseConnector, ClientSession, web
+from aiohttp import BaseConnector, ClientSession, ClientTimeout, web
 from aiohttp.client_exceptions import ClientConnectionError
 
 import aiordma
+
+from .conftest import PATIENT
 
 
 class RDMAConnector(BaseConnector):
     async def _create_connection(self, req: Any, *others: Any) -> Any:
         _, protocol = await aiordma.create_connection(
-            self._factory, req.url.host, req.url.port, device=self.device, ssl=self.tls
+            self._factory,
+            req.url.host,
+            req.url.port,
+            device=self.device,
+            config=PATIENT,
+            ssl=self.tls,
         )
         return protocol
 
@@ -70,11 +77,13 @@ async def test_uploads_and_downloads(
     runner = web.AppRunner(application)
     await runner.setup()
     assert runner.server is not None
-    server = await aiordma.create_server(runner.server, host, device=device_name, ssl=serving)
+    server = await aiordma.create_server(
+        runner.server, host, device=device_name, config=PATIENT, ssl=serving
+    )
     url = f"{scheme}://{host}:{server.address[1]}"
     connector = RDMAConnector(limit=4)
     connector.device, connector.tls = device_name, trusting
-    async with ClientSession(connector=connector) as session:
+    async with ClientSession(connector=connector, timeout=ClientTimeout()) as session:
         for size in (0, 1, 10_000, 5_000_000):
             body = random.Random(size).randbytes(size)
             async with session.post(f"{url}/digest", data=io.BytesIO(body)) as response:

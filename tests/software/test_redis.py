@@ -1,13 +1,12 @@
 """A Redis client against a Redis server, which knows nothing of RDMA: a relay stands before it.
 
-client -- RDMA --> relay -- TCP --> redis-server
+client -- RDMA --> relay -- Unix socket --> redis-server
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,16 +19,17 @@ from redis.exceptions import ResponseError
 import aiordma
 from aiordma import streams
 
+from .conftest import PATIENT
+
 
 @pytest.fixture
-def redis_port(tmp_path: Path) -> Iterator[int]:
-    """The TCP port of a Redis server without persistence, on loopback."""
+def redis_socket(tmp_path: Path) -> Iterator[Path]:
+    """The Unix socket of a Redis server without persistence: a TCP port could be another's."""
     program = shutil.which("redis-server")
     assert program, "redis-server is not installed; on Debian: apt-get install redis-server"
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
+    path = tmp_path / "redis"
     with subprocess.Popen(
-        [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)],
+        [program, "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
     ) as server:
@@ -39,7 +39,7 @@ def redis_port(tmp_path: Path) -> Iterator[int]:
                 break
         else:
             raise AssertionError("redis-server ended before it was ready")
-        yield port
+        yield path
         server.terminate()
         server.stdout.read()
 
@@ -51,12 +51,9 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.write_eof()
 
 
-async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
+async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: Path) -> None:
     """Relay both directions until both have ended."""
-    plain = socket.socket()
-    plain.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", port))
-    onward_reader, onward_writer = await asyncio.open_connection(sock=plain)
+    onward_reader, onward_writer = await asyncio.open_unix_connection(to)
     try:
         await asyncio.gather(copy(reader, onward_writer), copy(onward_reader, writer))
     finally:
@@ -66,7 +63,7 @@ async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port
 
 
 async def test_commands_pipelines_and_large_values(
-    host: str, device_name: str, redis_port: int
+    host: str, device_name: str, redis_socket: Path
 ) -> None:
     relays: set[asyncio.Task[None]] = set()
 
@@ -74,10 +71,17 @@ async def test_commands_pipelines_and_large_values(
         task = asyncio.current_task()
         assert task is not None
         relays.add(task)
-        await relay(reader, writer, redis_port)
+        await relay(reader, writer, redis_socket)
 
-    async with await streams.start_stream_server(serve, host, device=device_name) as server:
-        client = redis.asyncio.Redis(host=host, port=server.address[1])
+    async with await streams.start_stream_server(
+        serve, host, device=device_name, config=PATIENT
+    ) as server:
+        client = redis.asyncio.Redis(
+            host=host,
+            port=server.address[1],
+            socket_timeout=None,
+            socket_connect_timeout=None,
+        )
         assert await client.ping()
         value = bytes(range(256)) * 20_000
         await client.set("large", value)

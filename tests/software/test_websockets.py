@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
@@ -11,6 +12,8 @@ from websockets.exceptions import ConnectionClosedOK
 
 from aiordma import Connection
 
+NO_LIMITS: Any = {"open_timeout": None, "ping_timeout": None, "close_timeout": None}
+
 
 async def test_messages_of_both_kinds_and_many_sizes(host: str) -> None:
     async def handler(socket: ServerConnection) -> None:
@@ -18,10 +21,10 @@ async def test_messages_of_both_kinds_and_many_sizes(host: str) -> None:
             await socket.send(message)
 
     data = random.Random(1)
-    async with serve(handler, host, 0, max_size=None) as server:
+    async with serve(handler, host, 0, max_size=None, **NO_LIMITS) as server:
         (listening,) = server.sockets
         port = listening.getsockname()[1]
-        async with connect(f"ws://{host}:{port}", max_size=None, proxy=None) as socket:
+        async with connect(f"ws://{host}:{port}", max_size=None, proxy=None, **NO_LIMITS) as socket:
             carrier = socket.transport.get_extra_info("connection")
             assert isinstance(carrier, Connection)
             for size in (0, 1, 125, 126, 65535, 65536, 3_000_000):
