@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.programs.conftest import port
+from tests.programs.ports import chosen_port, fixed_port
 
 from . import results
 from .rows import Command, Row
-from .table import TABLE
-
-__all__ = ["port"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,11 +19,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-figures", action="store_true", help="only whether each row works")
 
 
+def row_of(item: pytest.Item) -> Row | None:
+    """The row that a test is for."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("row") if callspec else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--quick"):
         return
-    quick = {f"{row.id}-" for row in TABLE if row.quick}
-    keep = [it for it in items if any(f"[{row}" in it.name for row in quick)]
+    keep = [it for it in items if (row := row_of(it)) is None or row.quick]
     config.hook.pytest_deselected(items=[it for it in items if it not in keep])
     items[:] = keep
 
@@ -46,6 +48,13 @@ class Found:
 
 
 COLLECTED = Found()
+
+
+@pytest.fixture
+def port(row: Row) -> Iterator[int]:
+    """A port for the row's server, which no other test has meanwhile."""
+    with fixed_port(row.port) if row.port else chosen_port() as number:
+        yield number
 
 
 @pytest.fixture

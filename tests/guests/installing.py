@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +65,10 @@ def install(name: str) -> Software:
         call(*INSTALL.split(), *missing)
     if software.pip:
         folder = environment(software)
+        # Made last.  What was cut off before it begins anew: its commands expect an empty folder,
+        # and an environment cannot be made elsewhere and renamed, since its programs name it.
         if not (folder / "installed").exists():
+            shutil.rmtree(folder, ignore_errors=True)
             call(sys.executable, "-m", "venv", str(folder))
             call(str(folder / "bin" / "pip"), "install", "--quiet", *software.pip)
             for words in software.then:

@@ -30,7 +30,7 @@ def commands(row: Row, port: int, count: str) -> dict[str, object]:
     """What the commands of a row name."""
     venv = environment(install(row.software))
     places = {"venv": venv, "python": venv / "bin" / "python", "here": HERE}
-    return {"port": row.port or port, "count": count, **places}
+    return {"port": port, "count": count, **places}
 
 
 def over_tcp(row: Row, command: Command, port: int) -> float:
