@@ -51,7 +51,7 @@ class Row:
     says: str = ""  # a pattern that the output of client or server must have
     quick: bool = False  # in the part that runs in CI
     fails: Mapping[str, str] = field(default_factory=dict)  # why, for each link
-    limit: float = 120.0  # seconds for each program, however busy the machine is
+    limit: float = 300.0  # seconds for each program, however busy the machine is
 
     @property
     def id(self) -> str:

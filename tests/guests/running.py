@@ -22,6 +22,8 @@ from .rows import Command
 
 HERE = Path(__file__).parent
 TERMINATED = {0, -signal.SIGTERM, 128 + signal.SIGTERM}
+# Seconds that a program whose output nobody needs has for its end: some ignore signals.
+PATIENCE = 10.0
 # What is left of a program's output in a report.
 TAIL = 3000
 
@@ -72,12 +74,15 @@ class Program:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def terminate(self) -> int:
-        """End it and the programs that it has started, gently at first: mpirun ends its own."""
+    def terminate(self, limit: float) -> int:
+        """End it and the programs that it has started, gently at first: mpirun ends its own.
+
+        A program that has not ended after so many seconds is killed.
+        """
         if self.running:
             self._signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(10)
+                self._process.wait(limit)
         self._signal(signal.SIGKILL)
         return self._process.wait()
 
@@ -88,7 +93,7 @@ def started(*arguments: object) -> Iterator[Program]:
     try:
         yield program
     finally:
-        program.terminate()
+        program.terminate(PATIENCE)
 
 
 def run(
@@ -125,7 +130,7 @@ def run(
             waiting.expect(limit)
         elif not waiting.running:
             waiting.fail("ended before it was told to")
-        elif (status := waiting.terminate()) not in TERMINATED:
+        elif (status := waiting.terminate(limit)) not in TERMINATED:
             waiting.fail(f"ended with {status} when it was terminated")
         return text + waiting.text
 
