@@ -11,4 +11,4 @@ def test_perftest_beside_aiordma() -> None:
     for work in (perftest.SEND, perftest.WRITE, perftest.LATENCY):
         for who in ("aiordma", "perftest"):
             (once,) = seconds(data, work, who)
-            assert 0 < once < 60
+            assert once > 0

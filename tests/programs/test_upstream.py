@@ -47,9 +47,9 @@ SKIPPED = {
 }
 
 
-# What a copy of the suite has in place of: its one port; how long two processes wait for each other
-# (15 s), a process of a test lasts (150 times two tenths of a second) and a completion is waited for
-# (10 s), because all of these end before a busy machine comes to it.
+# What a copy of the suite has instead of: its one port; the 15 s that two processes wait for each
+# other; 150 times two tenths of a second for the processes of a test; and 10 s for a completion.
+# A busy machine may take longer.
 REPLACEMENTS = {
     "else '7471'": "else '{port}'",
     "Barrier(NUM_OF_PROCESSES, timeout=15)": "Barrier(NUM_OF_PROCESSES, timeout=300)",
