@@ -111,7 +111,7 @@ upstream: .venv/.test build ## rdma-core's tests of newer versions than Debian's
 	$(BIN)/python -m pytest -o faulthandler_timeout=4000 tests/programs/upstream_newer.py $(ARGS)
 
 guests: .venv/.test build ## real RDMA software on the embedded device, into docs/guests.md; ARGS=--quick as CI does (Debian, root)
-	$(BIN)/python -m pytest tests/guests $(ARGS)
+	$(BIN)/python -m pytest -o faulthandler_timeout=4000 tests/guests $(ARGS)
 
 software: .venv/.software build ## aiohttp, websockets, grpclib, redis: carried over RDMA (Debian: redis-server)
 	$(BIN)/python -m pytest tests/software $(ARGS)

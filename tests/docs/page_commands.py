@@ -42,8 +42,11 @@ def blocks(page: Path, section: str) -> list[Block]:
     return [Block(it["commands"], it["output"] or "") for it in BLOCK.finditer(text)]
 
 
-def run_commands(commands: str, folder: Path, cwd: Path | None = None) -> str:
-    """The output of commands on the embedded device; all succeed. ``folder`` is temporary."""
+def run_commands(commands: str, folder: Path, cwd: Path | None = None, limit: float = 550.0) -> str:
+    """The output of commands on the embedded device; all succeed. ``folder`` is temporary.
+
+    They are killed after so many seconds.
+    """
     shim = folder / "aiordma"
     shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m aiordma "$@"\n')
     shim.chmod(0o755)
@@ -65,7 +68,7 @@ def run_commands(commands: str, folder: Path, cwd: Path | None = None) -> str:
         ) as shell,
     ):
         try:
-            status = shell.wait(550)
+            status = shell.wait(limit)
         finally:  # what it has started in the background ends with it
             with suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)

@@ -16,6 +16,11 @@ from tests.docs.page_commands import blocks, files, prints, run_commands
 
 from .conftest import installed
 
+# Seconds for the commands of a test, which compile the package, and for a test with those of its
+# project, however busy the machine is.
+LIMIT = 1000.0
+pytestmark = pytest.mark.timeout(LIMIT + 100)
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "ci-without-hardware.md"
 FIRST = ["A first test", "Any test command"]
@@ -52,7 +57,7 @@ def run_section(section: str, project: Path) -> None:
 
 def run(commands: str, project: Path) -> str:
     """Standard output and error of commands of the page."""
-    return run_commands("exec 2>&1\n" + commands, project, project)
+    return run_commands("exec 2>&1\n" + commands, project, project, LIMIT)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
