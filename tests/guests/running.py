@@ -22,7 +22,7 @@ from .rows import Command
 
 HERE = Path(__file__).parent
 TERMINATED = {0, -signal.SIGTERM, 128 + signal.SIGTERM}
-# Seconds that a program whose output nobody needs has for its end: some ignore signals.
+# Seconds that a program whose output is not needed has for its end: some ignore signals.
 PATIENCE = 10.0
 # What is left of a program's output in a report.
 TAIL = 3000

@@ -53,7 +53,7 @@ def is_free(port: int, after_connections: bool = False) -> bool:
 
 
 def candidates() -> list[int]:
-    """Ports that the kernel gives to nobody by itself, if there are any."""
+    """Ports that the kernel gives to no program by itself, if there are any."""
     least, most = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = [port for port in range(10000, 65536) if port != MULTICAST_PORT]
     return [port for port in ports if not least <= port <= most] or ports
