@@ -27,18 +27,12 @@ from aiordma.verbs import (
     QPType,
     ScatterGatherElement,
 )
-from tests.transport.connection_factory import ALL, NEVER, pattern
+from tests.transport.connection_factory import ALL, UNTIMED, pattern
 
 DEVICE = "embedded0"
 
 # Of the limits only those of the device's path are tested, and of the probes only the kernel's.
-LIMITLESS = aiordma.Config(
-    connect_timeout=NEVER,
-    handshake_timeout=NEVER,
-    first_bytes_timeout=NEVER,
-    close_timeout=NEVER,
-    keep_alive=None,
-)
+LIMITLESS = replace(UNTIMED, keep_alive=None)
 PART = 2 << 20  # of the memory of a queue pair: what it sends, what it receives, what is exposed
 QUIET = 3.0  # without a further datagram: no more are waited for
 SECONDS = 100.0  # for what should come at once, on the slowest machine

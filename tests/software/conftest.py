@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import uvloop
 
-from aiordma import Config, streams
+from aiordma import streams
 from tests.combinations import noting
-from tests.transport.connection_factory import NEVER
+from tests.transport.connection_factory import UNTIMED
 
 # uvloop's loop, likewise; not a class statement, because its type stubs contradict asyncio's.
 UVLoop: Any = type("UVLoop", (streams.OverRDMA, uvloop.Loop), {})
@@ -22,13 +23,7 @@ UVLoop: Any = type("UVLoop", (streams.OverRDMA, uvloop.Loop), {})
 # of which are seconds.
 LIMIT = 500
 
-PATIENT = Config(
-    connect_timeout=NEVER,
-    handshake_timeout=NEVER,
-    first_bytes_timeout=NEVER,
-    close_timeout=NEVER,
-    keep_alive=None,
-)
+PATIENT = replace(UNTIMED, keep_alive=None)
 
 
 def made(kind: Callable[[], Any], device_name: str) -> asyncio.AbstractEventLoop:

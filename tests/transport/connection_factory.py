@@ -11,7 +11,7 @@ import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from aiordma import Buffer, Config, Connection, Listener, RemoteRegion, Rights, Share
@@ -26,9 +26,18 @@ ALL = Rights.READ | Rights.WRITE | Rights.ATOMIC
 # Seconds: more than any test waits for anything, on the slowest machine (see `limits_pass`).
 NEVER = 1e6
 
-# A connection that costs little, and whose every limit is soon reached, but for those of time: no
-# verdict depends on whether a busy machine keeps them, and none is that one of them has passed.
-SMALL = Config(
+# No call ends because of its time: no verdict depends on whether a busy machine keeps a limit, and
+# none is that one has passed.
+UNTIMED = Config(
+    connect_timeout=NEVER,
+    handshake_timeout=NEVER,
+    first_bytes_timeout=NEVER,
+    close_timeout=NEVER,
+)
+
+# A connection that costs little, and whose every limit is soon reached, but for those of time.
+SMALL = replace(
+    UNTIMED,
     eager_size=1024,
     max_eager_size=1024,
     data_receives=4,
@@ -37,10 +46,6 @@ SMALL = Config(
     fetch_ahead=64 << 10,
     lend_quota=1 << 20,
     max_regions=8,
-    connect_timeout=NEVER,
-    handshake_timeout=NEVER,
-    first_bytes_timeout=NEVER,
-    close_timeout=NEVER,
 )
 
 BUSY = 30
