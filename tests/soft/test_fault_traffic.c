@@ -1,8 +1,9 @@
 /* A reliable connection over a way that loses, doubles and delays: everything happens once and in
  * order all the same (IBTA vol 1, 9.7).
  *
- * A request or its answer gets lost in 19 % of all tries where a tenth of the frames is: all of eight
- * tries in 1 of 600,000 rows.  Where a fifth is, that is 1 of 3,500, and a test has hundreds of rows. */
+ * A request fails when its eight tries in a row do, each by the loss of the request or of its answer.
+ * Where a tenth of the frames gets lost, that is 1 request of 600,000; where a fifth does, it is 1 of
+ * 3,500, and these tests have hundreds of requests. */
 #include "fault_side.h"
 
 enum {

@@ -118,13 +118,6 @@ static void stopped(void)
 	close_side(&a);
 }
 
-/* A process that has been stopped: its engine does not run for longer than the limit. */
-static void stop_engine(void)
-{
-	soft_lock();
-	CHECK_EQUAL(usleep(LIMIT_US * 3 / 2), 0);
-}
-
 /* What has been sent and is not answered by the other machine itself ends the connection.  Of the
  * time when the engine did not run, nothing counts. */
 static void lose_path(bool stops)
@@ -137,8 +130,9 @@ static void lose_path(bool stops)
 	uint64_t start = soft_now();
 
 	write_bytes(&a, 8);
-	if (stops) {
-		stop_engine();
+	if (stops) { /* as in a process that is stopped, the engine does not run */
+		soft_lock();
+		CHECK_EQUAL(usleep(LIMIT_US * 3 / 2), 0);
 		start = soft_now();
 		soft_unlock();
 	}

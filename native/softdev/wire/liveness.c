@@ -9,6 +9,8 @@
  * time (IBTA 9.7.6.1.3); one whose timeout is 0 waits for ever, which is as long as the kernel
  * does.  The least is AIORDMA_EMBEDDED_PATH_TIMEOUT, in seconds.
  *
+ * The time in which this process itself was stopped does not count: no answer could be seen.
+ *
  * Within a machine nothing gets lost: a silent peer is a process that has been stopped, and its end
  * would close the socket.
  */
@@ -100,7 +102,7 @@ static void check(struct soft_timer *timer)
 	uint64_t now = soft_now(), interval = link->liveness_limit / CHECKS, quiet, answered;
 	int outstanding = 0;
 
-	/* So late, this process or its machine was stopped: the silence was its own. */
+	/* A check that comes so late: this process or its machine was stopped. */
 	if (now - timer->deadline_ns > interval)
 		link->liveness_since = now;
 	quiet = now - link->liveness_since;
