@@ -125,3 +125,30 @@ def test_a_step_that_is_not_there_is_refused() -> None:
     )
     assert (done.returncode, done.stderr) == (2, "there is no step no-such\n")
     assert "packages" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argument", "failed", "run"),
+    [("lint", "check", [name for name, _ in STEPS]), ("update", "packages", ["packages"])],
+)
+def test_one_run_says_all_that_is_wrong(
+    tmp_path: Path, argument: str, failed: str, run: list[str]
+) -> None:
+    """The steps after a failed one run too; without the packages none does."""
+    for name in ("make", "apt-get"):
+        program = tmp_path / name
+        program.write_text(
+            f'#!/bin/sh\necho {name} "$*" >&2\ncase "$* " in *"{argument} "*) exit 1; esac\n'
+        )
+        program.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / ".ci/run"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert re.search(f"==== the end of {failed}, .*\n.*{argument}", done.stdout)
+    summary = re.findall(r"^(ok|FAILED) +\d+ s  (\S+)$", done.stdout, re.MULTILINE)
+    assert summary == [("FAILED" if name == failed else "ok", name) for name in run]
