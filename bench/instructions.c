@@ -23,7 +23,7 @@ void end(const char *name)
 /* In place of libc's: 1, 2, 3, in four bytes each.
  *
  * Memory keys and queue pair numbers are random, and the device looks them up for each piece of a
- * transfer: as chance puts them into its hash tables, a small write takes up to 5 % more.
+ * transfer: where two of them share a place in its hash tables, a small write takes 1 % more.
  */
 ssize_t getrandom(void *buffer, size_t length, unsigned int flags)
 {
