@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import dask
@@ -46,6 +47,16 @@ SLOWEST = 1 << 20
 # What no further attempt changes: of the peer, and of this machine.
 REFUSED = (errors.AuthenticationError, errors.ProtocolError, ssl.SSLError)
 MISSING = (errors.DeviceNotFoundError, errors.LibraryNotFoundError)
+
+
+@contextmanager
+def _settings_logged(address: str) -> Iterator[None]:
+    """Logs what is wrong with the settings: Dask's own error may say only that a process failed."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError, *MISSING) as error:
+        logger.error("%s: %s", address, error)
+        raise
 
 
 class RDMA(Comm):
@@ -231,10 +242,11 @@ class RDMAConnector(Connector):
     comm_class: ClassVar[type[RDMA]] = RDMA
 
     async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> RDMA:
-        arguments = connection_arguments(self.prefix + address, connection_args)
         host, port = parse_host_port(address)
         try:
-            conn = await aiordma.connect(host, port, **arguments)
+            with _settings_logged(self.prefix + address):
+                arguments = connection_arguments(self.prefix + address, connection_args)
+                conn = await aiordma.connect(host, port, **arguments)
         except errors.HandshakeBrokenError:
             raise  # as of any OSError, Dask tries again
         except MISSING as error:
@@ -270,19 +282,24 @@ class RDMAListener(BaseListener):
         **connection_args: Any,
     ) -> None:
         super().__init__()
+        self._given = self.prefix + address
         self.ip, self.port = parse_host_port(address, default_port)
         self.default_host = default_host
         self.comm_handler = comm_handler
         self.deserialize = deserialize
         self.allow_offload = allow_offload
-        self.arguments = connection_arguments(self.prefix + address, connection_args)
+        with _settings_logged(self._given):
+            self.arguments = connection_arguments(self._given, connection_args)
         self._listener: aiordma.Listener | None = None
         self._bound: tuple[str, int] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         backlog = int(dask.config.get("distributed.comm.socket-backlog"))
-        self._listener = await aiordma.listen(self.ip, self.port, backlog=backlog, **self.arguments)
+        with _settings_logged(self._given):
+            self._listener = await aiordma.listen(
+                self.ip, self.port, backlog=backlog, **self.arguments
+            )
         self._run(self._accept(self._listener))
         self.get_host_port()
 

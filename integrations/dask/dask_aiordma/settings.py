@@ -46,12 +46,26 @@ def _setting(name: str) -> Any:
     return dask.config.get(f"distributed.comm.rdma.{name}", SETTINGS[name])
 
 
+def _check_names() -> None:
+    """ValueError for a setting that there is not: a misspelt one would have no effect."""
+    given = dask.config.get("distributed.comm.rdma", None) or {}
+    if not isinstance(given, dict):
+        raise ValueError(f"distributed.comm.rdma: {given!r} is no mapping of settings")
+    if unknown := sorted(name for name in given if name.replace("_", "-") not in SETTINGS):
+        raise ValueError(
+            f"distributed.comm.rdma: {', '.join(unknown)} is no setting; there are "
+            f"{', '.join(SETTINGS)}"
+        )
+
+
 def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of `aiordma.connect` and `listen`; `what` is the address, for errors.
 
     `given` is what Dask hands to a connector or a listener: the arguments of its `Security`.
-    RuntimeError where that requires encryption and there is none.
+    RuntimeError where that requires encryption and there is none, ValueError for settings that do
+    not exist or have no such value.
     """
+    _check_names()
     auth = given.get("auth")
     if auth is None:
         auth = _key_of_file(_setting("auth-file"))

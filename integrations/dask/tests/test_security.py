@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,8 @@ from dask_aiordma.backend import RDMAListener
 from dask_aiordma.settings import connection_arguments
 from distributed.comm.core import FatalCommClosedError, connect
 from distributed.protocol.serialize import to_serialize
+
+from aiordma import errors
 
 Serve = Callable[..., Awaitable[RDMAListener]]
 KEY = bytes(range(32))
@@ -127,35 +130,41 @@ async def test_certificates_alone_are_no_encryption(serve: Serve) -> None:
         await connect("rdma://127.0.0.1:1", **security.get_connection_args("worker"))
 
 
-async def test_settings_that_cannot_be(tmp_path: Path, serve: Serve) -> None:
-    short = tmp_path / "short"
-    short.write_bytes(b"password")
-    with (
-        dask.config.set({f"{SETTINGS}.auth-file": str(short)}),
-        pytest.raises(ValueError, match="has 8 bytes"),
-    ):
-        await serve(echo)
-    with (
-        dask.config.set({f"{SETTINGS}.auth-file": str(tmp_path / "none")}),
-        pytest.raises(ValueError, match=r"auth-file: .*none: No such file"),
-    ):
-        await connect("rdma://127.0.0.1:1", timeout=100)
-    with (
-        dask.config.set({f"{SETTINGS}.options": "polling"}),
-        pytest.raises(ValueError, match="options: 'polling' is no mapping"),
-    ):
-        await serve(echo)
-    with (
-        dask.config.set({f"{SETTINGS}.device": "no_such_device"}),
-        pytest.raises(FatalCommClosedError, match="no_such_device") as caught,
-    ):
-        await connect("rdma://127.0.0.1:1", timeout=100)
-    assert "security settings" not in str(caught.value)
-    with (
-        dask.config.set({f"{SETTINGS}.options": {"eager-sise": 1}}),
-        pytest.raises(ValueError, match="eager_sise is no setting"),
-    ):
-        await serve(echo)
+@pytest.mark.parametrize(
+    ("setting", "value", "problem"),
+    [
+        ("auth-file", "short", "has 8 bytes"),
+        ("auth-file", "none", r"auth-file: .*none: No such file"),
+        ("options", "polling", "options: 'polling' is no mapping"),
+        ("options", {"eager-sise": 1}, "eager_sise is no setting"),
+        ("device", "no_such_device", "no_such_device"),
+        ("devise", "embedded0", "devise is no setting; there are device, via"),
+        ("via", "quic", "quic"),
+    ],
+)
+async def test_settings_that_cannot_be(
+    setting: str,
+    value: Any,
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    serve: Serve,
+) -> None:
+    """Both sides say it, and log it: Dask's own error says only that a process failed to start."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short").write_bytes(b"password")
+    wrong = (ValueError, FatalCommClosedError, errors.DeviceNotFoundError)
+    with dask.config.set({f"{SETTINGS}.{setting}": value}):
+        for side in serve(echo), connect("rdma://127.0.0.1:1", timeout=100):
+            caplog.clear()
+            with pytest.raises(wrong, match=problem) as caught:
+                await side
+            assert "security settings" not in str(caught.value)
+            assert re.search(problem, caplog.text)
+
+
+async def test_a_name_of_the_server() -> None:
     with pytest.raises(ValueError, match=r"\(scheduler_sni\): it is the host of the address"):
         await connect("rdma://127.0.0.1:1", server_hostname="example.org")
 
