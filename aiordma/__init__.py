@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .errors import RequestRefusedError as RequestRefusedError
     from .errors import VerbsError as VerbsError
     from .errors import WorkCompletionError as WorkCompletionError
+    from .errors import WrongLoopError as WrongLoopError
     from .events import DeviceEvents as DeviceEvents
     from .events import device_events as device_events
     from .monitoring import ConnectionChange as ConnectionChange
@@ -72,7 +73,7 @@ else:
             ".errors": "AuthenticationError BufferStateError ConnectionBrokenError "
             "ConnectionClosedError ConnectionManagerError DeviceEventError "
             "LeaseEndedError MessageTooLongError ProtocolError RDMAError RemoteRangeError "
-            "RequestRefusedError VerbsError WorkCompletionError",
+            "RequestRefusedError VerbsError WorkCompletionError WrongLoopError",
             ".events": "DeviceEvents device_events",
             ".monitoring": "ConnectionChange add_connection_hook remove_connection_hook snapshot",
             ".mr_pool": "Buffer MemoryPool Region",

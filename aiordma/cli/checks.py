@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 from aiordma import verbs
 
@@ -371,7 +371,18 @@ CHECKS: tuple[Check, ...] = (
     peers, choice,
 )  # fmt: skip
 
-READY, ONLY_EMBEDDED, NOTHING = 0, 1, 3  # 2: wrong options
+
+class Conclusion(Enum):
+    """What `aiordma doctor` ends with: its exit status, for scripts, and the last line."""
+
+    READY = 0, "RDMA devices of this machine can be used."
+    SOFTWARE = 0, "Only the embedded device can be used, and programs use it."
+    NO_CARD = 1, "Only the embedded device can be used, and programs look for another one."
+    NOTHING = 3, "Neither a device of the system nor the embedded device can be used."  # 2: options
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status = status
+        self.text = text
 
 
 def examine(facts: Facts) -> list[Finding]:
@@ -379,8 +390,11 @@ def examine(facts: Facts) -> list[Finding]:
     return [finding for check in CHECKS for finding in check(facts)]
 
 
-def exit_status(facts: Facts, findings: list[Finding]) -> int:
-    """Whether a card can be used, else whether the embedded device can; for scripts."""
-    if embedded_problem(facts.embedded):
-        return NOTHING
-    return ONLY_EMBEDDED if any(it.verdict is Verdict.PROBLEM for it in findings) else READY
+def conclude(facts: Facts, findings: list[Finding]) -> Conclusion:
+    """What programs that name no device can use here."""
+    problems = {finding.check for finding in findings if finding.verdict is Verdict.PROBLEM}
+    if not problems - {"embedded"}:
+        return Conclusion.READY
+    if "embedded" in problems:
+        return Conclusion.NOTHING
+    return Conclusion.SOFTWARE if facts.chosen == facts.embedded.name else Conclusion.NO_CARD

@@ -11,15 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .checks import NOTHING, ONLY_EMBEDDED, READY, Finding, Verdict, examine, exit_status
+from .checks import Conclusion, Finding, Verdict, conclude, examine
 from .facts import Facts
 
 COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
-SUMMARY = {
-    READY: "RDMA devices of this machine can be used.",
-    ONLY_EMBEDDED: "Only the embedded device can be used.",
-    NOTHING: "Neither a device of the system nor the embedded device can be used.",
-}
 
 
 @click.command()
@@ -30,31 +25,32 @@ def doctor(as_json: bool) -> None:
     It checks libraries, kernel, providers, permissions, the limit on locked memory, ports, GIDs,
     fork(), containers and the embedded device, which device programs use, and says what to change.
 
-    The exit status is 0 when an RDMA device of the system can be used, 1 when only the embedded
-    device can, and 3 when neither can. Warnings do not change it.
+    The exit status is 0 when the device that programs use works: an RDMA device of the system, or
+    the embedded device. It is 1 when only the embedded device works and programs look for another
+    one (AIORDMA_DEVICE=system asks for a card), and 3 when none works. Warnings do not change it.
     """
     facts = Facts.collect()
     findings = examine(facts)
-    status = exit_status(facts, findings)
+    conclusion = conclude(facts, findings)
     if as_json:
-        click.echo(to_json(findings, status))
+        click.echo(to_json(findings, conclusion))
     else:
-        show(Console(), findings, status)
-    raise SystemExit(status)
+        show(Console(), findings, conclusion)
+    raise SystemExit(conclusion.status)
 
 
-def to_json(findings: list[Finding], status: int) -> str:
+def to_json(findings: list[Finding], conclusion: Conclusion) -> str:
     return json.dumps(
         {
-            "status": status,
-            "summary": SUMMARY[status],
+            "status": conclusion.status,
+            "summary": conclusion.text,
             "findings": [asdict(finding) for finding in findings],
         },
         indent=2,
     )
 
 
-def show(console: Console, findings: list[Finding], status: int) -> None:
+def show(console: Console, findings: list[Finding], conclusion: Conclusion) -> None:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("verdict")
     table.add_column("check")
@@ -67,4 +63,4 @@ def show(console: Console, findings: list[Finding], status: int) -> None:
             f"[{COLOURS[finding.verdict]}]{finding.verdict}[/]", escape(finding.check), told
         )
     console.print(table)
-    console.print(SUMMARY[status], highlight=False)
+    console.print(conclusion.text, highlight=False)

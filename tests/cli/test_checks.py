@@ -10,7 +10,7 @@ import pytest
 
 from aiordma import verbs
 from aiordma.cli import checks
-from aiordma.cli.checks import Check, Finding, Verdict, examine, exit_status
+from aiordma.cli.checks import Check, Conclusion, Finding, Verdict, conclude, examine
 from aiordma.cli.facts import DeviceFacts, Facts, NodeFacts, PortFacts
 from aiordma.cli.local_peers import LocalPeerFacts
 from aiordma.errors import LibraryNotFoundError
@@ -84,7 +84,7 @@ def test_a_good_machine() -> None:
         "library", "kernel", "providers", "permissions", "memlock", "ports", "GIDs", "fork",
         "embedded", "peers", "choice",
     ]  # fmt: skip
-    assert exit_status(GOOD, findings) == 0
+    assert conclude(GOOD, findings) is Conclusion.READY
 
 
 def test_a_bare_machine() -> None:
@@ -93,12 +93,22 @@ def test_a_bare_machine() -> None:
         ("library", PROBLEM), ("kernel", PROBLEM), ("memlock", PROBLEM), ("embedded", WARNING),
         ("peers", OK), ("choice", WARNING),
     ]  # fmt: skip
-    assert exit_status(BARE, findings) == 1
+    assert conclude(BARE, findings) is Conclusion.SOFTWARE
+
+
+def test_a_bare_machine_that_is_asked_for_a_card() -> None:
+    facts = replace(BARE, named="system", chosen="", is_fallback=False)
+    assert conclude(facts, examine(facts)) is Conclusion.NO_CARD
+
+
+def test_a_card_without_the_embedded_device() -> None:
+    facts = replace(GOOD, embedded=DeviceFacts("embedded0", problem="no epoll"))
+    assert conclude(facts, examine(facts)) is Conclusion.READY
 
 
 def test_a_machine_on_which_nothing_works() -> None:
     broken = replace(BARE, embedded=DeviceFacts("embedded0", problem="no epoll"))
-    assert exit_status(broken, examine(broken)) == 3
+    assert conclude(broken, examine(broken)) is Conclusion.NOTHING
     assert only(checks.embedded, broken).text == "embedded0 does not work: no epoll"
 
 
@@ -106,7 +116,7 @@ def test_warnings_leave_the_status() -> None:
     facts = replace(GOOD, memlock=64 * MIB, fork=None)
     findings = examine(facts)
     assert WARNING in {finding.verdict for finding in findings}
-    assert exit_status(facts, findings) == 0
+    assert conclude(facts, findings) is Conclusion.READY
 
 
 @pytest.mark.parametrize("facts", [GOOD, BARE, replace(BARE, container="docker")])
@@ -225,7 +235,7 @@ def test_a_device_that_cannot_be_opened() -> None:
     found = only(checks.ports, replace(GOOD, devices=(closed,)))
     assert found.verdict is PROBLEM
     assert "mlx5_0 cannot be opened: [Errno 13]" in found.text
-    assert exit_status(GOOD, [found]) == 1
+    assert conclude(GOOD, [found]) is Conclusion.NO_CARD
 
 
 def test_gids() -> None:
