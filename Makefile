@@ -20,6 +20,9 @@ NO_PYTHON := no Python >= 3.11 with the venv module and the C headers was found;
 	on Debian and Ubuntu: apt-get install python3-venv python3-dev
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# A set-up beside other installations waits for the network, and does not give up.
+export PIP_RETRIES ?= 10
+export PIP_DEFAULT_TIMEOUT ?= 60
 # Tests start Python hundreds of times, which takes half as long with compiled Python files.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
@@ -87,9 +90,13 @@ echo: .venv/.cli build ## both ends of an echo on the embedded device: sizes, la
 EMBEDDED_TESTS := $(PARALLEL) --ignore tests/programs --ignore tests/guests --ignore tests/software --ignore tests/network --ignore tests/site
 PYTEST := $(BIN)/python -m pytest $(EMBEDDED_TESTS)
 
-test: .venv/.test build ## C tests, and each Python test in one of its combinations, on the embedded device
-	@$(MAKE) --no-print-directory check-c
-	$(PYTEST)
+# part(name, command): a part that fails is named last, after the tests of it that failed.
+part = $2 || { echo 'make $@ failed in its $1' >&2; exit 1; }
+
+test: ## C tests, and each Python test in one of its combinations, on the embedded device
+	@$(call part,set-up,$(MAKE) --no-print-directory .venv/.test build)
+	@$(call part,C tests,$(MAKE) --no-print-directory check-c)
+	$(call part,Python tests,$(PYTEST))
 
 test-full: .venv/.test build ## what `make test` does in one combination: in each of loop, method, polling and link
 	AIORDMA_EMBEDDED_LINKS=shared $(PYTEST) --every-combination

@@ -119,3 +119,24 @@ def test_other_builds_check_and_trace(build: Build, tmp_path: Path) -> None:
         one.ninja(c)
         for text in "\\047NoneType\\047 object has no attribute", "__Pyx_TraceLine(":
             assert (text in (one.folder / c).read_text()) == (one is other)
+
+
+@pytest.mark.parametrize(
+    ("failing", "part"), [("build", "set-up"), ("check-c", "C tests"), ("pytest", "Python tests")]
+)
+def test_a_part_that_fails_is_named_last(failing: str, part: str, tmp_path: Path) -> None:
+    """A stand-in for make, and for pytest, that fails at one part."""
+    fake = tmp_path / "make"
+    fake.write_text(f'#!/bin/sh\ncase "$*" in *{failing}*) exit 1; esac\n')
+    fake.chmod(0o755)
+    done = subprocess.run(
+        ["make", "test", f"MAKE={fake}", f"PYTEST={fake} pytest"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"]},
+    )
+    *_, said, _ = done.stdout.splitlines()  # the last line is that of make
+    assert (done.returncode, said) == (2, f"make test failed in its {part}")
