@@ -41,6 +41,10 @@ PAUSE = 1.0
 # Bytes of an answer that a client reads at most: about 200,000 connections.
 MOST_BYTES = 100 << 20
 
+# For a process that has no directory of its user's: any user may make a directory here, and nobody
+# but its owner may then rename or remove it.
+SHARED = Path("/tmp")
+
 # Bytes of the directory's path: a socket's has at most 107 (unix(7)), and a PID seven digits.
 MOST_PATH = 107 - len("/4194304-00000000.sock")
 
@@ -50,21 +54,26 @@ UCRED = struct.Struct("3i")  # pid, uid and gid: unix(7)
 def directory(setting: str) -> Path:
     """The directory of the sockets, for the value of AIORDMA_MONITOR: "1", or its path.
 
-    OSError where it is missing, belongs to another user or is open to others; ValueError for a
-    value that is neither, or too long a path.
+    It is made if it is missing.  OSError where it cannot be, belongs to another user or is open to
+    others; ValueError for a value that is neither, or too long a path.
     """
-    if setting == "1":
-        runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
-        if not os.path.isdir(runtime):
-            raise FileNotFoundError(
-                f"there is no directory {runtime} for sockets: set XDG_RUNTIME_DIR, or "
-                f"{VARIABLE} to the path of a directory"
+    if setting != "1":
+        if not os.path.isabs(setting):
+            raise ValueError(
+                f"{VARIABLE} is 1 or the absolute path of a directory, not {setting!r}"
             )
-        path = Path(runtime, "aiordma")
-    elif os.path.isabs(setting):
-        path = Path(setting)
-    else:
-        raise ValueError(f"{VARIABLE} is 1 or the absolute path of a directory, not {setting!r}")
+        return private(Path(setting))
+    failures: list[OSError] = []
+    for path in usual():
+        try:
+            return private(path)
+        except OSError as error:
+            failures.append(error)
+    raise failures[-1]
+
+
+def private(path: Path) -> Path:
+    """The directory, made if it is missing; raises what `directory` does."""
     if (size := len(os.fsencode(path))) > MOST_PATH:
         raise ValueError(
             f"the path {path} has {size} bytes, which for a directory of sockets may be at most "
@@ -83,6 +92,26 @@ def directory(setting: str) -> Path:
     if mode := found.st_mode & 0o077:
         raise PermissionError(f"{path} is open to others ({mode:03o}): chmod 700 {path}")
     return path
+
+
+def usual() -> list[Path]:
+    """The directories of AIORDMA_MONITOR=1: a process uses the first that it can have for itself.
+
+    A service has no XDG_RUNTIME_DIR, and no directory in /run/user until its user has logged in.
+    """
+    user = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{user}"
+    return [*(Path(path, "aiordma") for path in runtime if path), SHARED / f"aiordma-{user}"]
+
+
+def directories(setting: str) -> list[Path]:
+    """As `directory`; with "1" also those that processes of another environment use."""
+    found = {directory(setting): None}
+    for path in usual() if setting == "1" else ():
+        if path.is_dir():
+            with suppress(OSError):  # another user's
+                found[private(path)] = None
+    return list(found)
 
 
 def sockets(where: Path, pid: int | None = None) -> list[Path]:

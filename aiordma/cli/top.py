@@ -22,7 +22,7 @@ from rich.text import Text
 
 from aiordma import __version__
 from aiordma.monitoring import ConnectionState, Snapshot, Traffic
-from aiordma.monitoring_socket import VARIABLE, ask, directory, sockets
+from aiordma.monitoring_socket import VARIABLE, ask, directories, sockets
 
 # Seconds for which a process may leave a question unanswered.
 TIMEOUT = 5.0
@@ -75,7 +75,7 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
     """
     try:
         setting = os.environ.get(VARIABLE)
-        where = directory("1" if setting in {None, "", "0"} else setting)
+        where = directories(setting if setting not in {None, "", "0"} else "1")
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     answers, notes = collect(where, pid)
@@ -83,7 +83,7 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
     if not (answers if as_json else shown):
         raise click.ClickException(
             "\n".join(notes + unknown)
-            or NONE.format("no process" if pid is None else f"no process {pid}", where)
+            or NONE.format("no process" if pid is None else f"no process {pid}", listed(where))
         )
     if as_json or once:
         for note in notes if as_json else notes + unknown:
@@ -97,7 +97,11 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
         watch(where, pid, interval, limit)
 
 
-def watch(where: Path, pid: int | None, interval: float, limit: int) -> None:
+def listed(where: Sequence[Path]) -> str:
+    return ", ".join(map(str, where))
+
+
+def watch(where: Sequence[Path], pid: int | None, interval: float, limit: int) -> None:
     console = Console()
     history: History = {}
     try:
@@ -117,13 +121,13 @@ def watch(where: Path, pid: int | None, interval: float, limit: int) -> None:
     console.print("The last process has ended.")
 
 
-def collect(where: Path, pid: int | None) -> tuple[dict[str, object], list[str]]:
+def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], list[str]]:
     """What the processes answer, by the names of their sockets, and why others do not.
 
     Sockets of ended processes are removed.
     """
     answers, notes = {}, []
-    paths = sockets(where, pid)
+    paths = [path for each in where for path in sockets(each, pid)]
     with ThreadPoolExecutor(AT_ONCE) as threads:  # one that is silent does not delay the others
         asked = [threads.submit(ask, path, TIMEOUT) for path in paths]
     for path, answer in zip(paths, asked, strict=True):

@@ -474,11 +474,34 @@ def test_what_is_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         directory(str(tmp_path / "link"))
     with pytest.raises(ValueError, match="absolute path"):
         directory("yes")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
-    with pytest.raises(FileNotFoundError, match="XDG_RUNTIME_DIR"):
+
+
+@pytest.mark.any_device
+def test_a_user_without_a_runtime_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a service: its socket is in a directory in /tmp, where `aiordma top` looks too."""
+    assert Path("/tmp") == monitoring_socket.SHARED
+    monkeypatch.setattr(monitoring_socket, "SHARED", tmp_path)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    runtime = tmp_path / "runtime"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    there = monitoring_socket.usual()
+    assert there[1] == Path(f"/run/user/{os.geteuid()}/aiordma")
+    monkeypatch.setattr(monitoring_socket, "usual", lambda: [there[0], there[2]])
+    own = tmp_path / f"aiordma-{os.geteuid()}"
+    own.symlink_to("/")
+    with pytest.raises(NotADirectoryError):
         directory("1")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert directory("1") == tmp_path / "aiordma"
+    own.unlink()
+    assert directory("1") == own
+    assert own.stat().st_mode & 0o777 == 0o700
+    with telling(own / "1-1.sock", snapshot()):
+        runtime.mkdir()  # its user has logged in
+        assert directory("1") == runtime / "aiordma"
+        assert len(told()) == 1
+        own.chmod(0o755)
+        assert "no process" in top("--once").output
 
 
 @pytest.mark.any_device
