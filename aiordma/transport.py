@@ -95,8 +95,8 @@ _choices: weakref.WeakKeyDictionary[
 @cache  # once for each reason
 def warn_of_software(why: str) -> None:
     logging.getLogger("aiordma").warning(
-        "using the embedded device, which is software and no RDMA hardware: %s. "
-        "AIORDMA_DEVICE=embedded0 makes it the choice, AIORDMA_DEVICE=system an error",
+        "using the embedded device, which is software: %s (AIORDMA_DEVICE=embedded0 makes it the "
+        "choice, AIORDMA_DEVICE=system an error; `aiordma doctor` says more)",
         why,
     )
 

@@ -106,11 +106,26 @@ async def test_software_with_a_warning(
     assert "an active port" in str(caught.value)
 
 
-def test_a_missing_library_is_a_reason(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = LibraryNotFoundError("libibverbs.so.1")
+@pytest.mark.parametrize(
+    ("symbol", "why"),
+    [(None, "libibverbs.so.1 is not installed"), ("ibv_x", "libibverbs.so.1 is too old")],
+)
+async def test_a_missing_library_is_a_reason(
+    machine: Machine,
+    symbol: str | None,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In one line; `aiordma doctor` has the linker's message and the package."""
+    missing = LibraryNotFoundError("libibverbs.so.1", symbol=symbol, detail="cannot open")
     monkeypatch.setattr(module, "missing_library", lambda: missing)
-    assert "libibverbs.so.1 is not installed" in verbs.choose_device().reason
-    with pytest.raises(DeviceNotFoundError, match=r"libibverbs\.so\.1 is not installed"):
+    assert verbs.choose_device().reason == why
+    choose_device(None)
+    (record,) = caplog.records
+    assert len(record.getMessage()) < 200
+    assert record.getMessage().count("libibverbs") == 1
+    with pytest.raises(DeviceNotFoundError, match="cannot open"):
         verbs.find_device("system")
 
 

@@ -254,9 +254,12 @@ def choose_device(name: str | None = None) -> Choice:
     if failure is not None:
         raise failure
     missing = missing_library()
-    why = (missing and missing.strerror) or "; ".join(unusable) or "the system has no RDMA device"
+    why = "; ".join(unusable) or "the system has no RDMA device"
+    if missing is not None:  # `aiordma doctor` shows the whole error, with the package
+        why = f"{missing.library} is {'too old' if missing.symbol else 'not installed'}"
     if name == SYSTEM:
-        raise DeviceNotFoundError("", wanted="an active port", detail=why)
+        detail = (missing and missing.strerror) or why
+        raise DeviceNotFoundError("", wanted="an active port", detail=detail)
     return Choice(_embedded_devices()[-1], why, is_fallback=True)
 
 
