@@ -20,7 +20,7 @@
     │   └── RejectedError (ConnectionRefusedError)    .reason .private_data
     │       └── ServiceRejectedError     rejected by a datagram service
     ├── ConnectionClosedError (ConnectionError)   closed by this side, or .by_peer
-    ├── ConnectionBrokenError (ConnectionError)   the peer or the link failed; see __cause__
+    ├── ConnectionBrokenError (ConnectionError)   the peer, its program or the link failed
     ├── ProtocolError                    the peer violated the protocol
     │   ├── HandshakeBrokenError (ConnectionError)    the peer ended the handshake in the middle
     │   └── IntegrityError               what is encrypted was changed on the way
@@ -416,8 +416,8 @@ def work_completion_error(
 # ibv_get_async_event(3): what to do about the events that end the use of an object.
 _EVENT_ADVICE = {
     "CQ_ERR": "the completion queue overran or broke, and every queue pair on it with it",
-    "QP_FATAL": "the device cannot use the queue pair any more: see the kernel's log; on the"
-    " embedded device, the peer's process has ended or the path to it is down",
+    "QP_FATAL": "on the embedded device, the peer's process has ended or the path to it is down; a"
+    " card cannot use the queue pair any more: see the kernel's log",
     "QP_REQ_ERR": "the peer's request was invalid; look at the errors of that side",
     "QP_ACCESS_ERR": "the peer accessed memory without the right to; correct the peer",
     "SRQ_ERR": "the shared receive queue broke, and every queue pair on it with it",
@@ -443,6 +443,25 @@ class DeviceEventError(RDMAError):
 
 
 # --- connections ---------------------------------------------------------------------------------
+
+# What the end of the peer mostly means, as this side notices it. For the texts of this package.
+PEER_GONE = "the peer's process ended, or its machine or the path to it failed"
+UNANNOUNCED = "the peer's process ended, or aborted the connection, without a goodbye"
+
+
+def in_short(error: BaseException) -> str:
+    """What an error means for its connection, for an error whose ``__cause__`` it is."""
+    if isinstance(error, RetryExceededError):
+        return PEER_GONE
+    if isinstance(error, WorkCompletionError):
+        return f"{error.operation or 'a work request'} failed with {type(error).__name__}"
+    if isinstance(error, DeviceEventError):
+        if error.event == "QP_FATAL":
+            return f"{PEER_GONE}, or, with a card, this side's device failed"
+        return f"the device reports {error.event}"
+    if isinstance(error, VerbsError):
+        return f"{error.verb} failed with {_errno.errorcode.get(error.errno or 0, 'no errno')}"
+    return cause_text(error)
 
 
 class ConnectionManagerError(RDMAError):
@@ -551,7 +570,11 @@ class ConnectionClosedError(RDMAError, ConnectionError):
 
 
 class ConnectionBrokenError(RDMAError, ConnectionError):
-    """The connection ended without a close: the peer or the link failed; see ``__cause__``."""
+    """The connection ended without a close: the peer, its program or the link failed.
+
+    The text has the likely cause. ``__cause__`` is a failure that this side's device has reported,
+    if it was noticed by one.
+    """
 
     def __init__(self, message: str = "the connection broke") -> None:
         super().__init__(message)

@@ -19,6 +19,7 @@ from .._loop.driver import Driver, EventDriver
 from .._loop.id_events import ENDED, IdEvents, check_name, make_id
 from ..config import Config
 from ..errors import (
+    UNANNOUNCED,
     ConnectionManagerError,
     RDMAError,
     RejectedError,
@@ -67,7 +68,7 @@ class CMLink(IdEvents):
         if self._on_end is None:
             super()._on_event(event)
         elif event.type in ENDED:
-            self._on_end(f"the peer disconnected without a goodbye ({event.type.name})")
+            self._on_end(f"{UNANNOUNCED} ({event.type.name})")
 
     def _explained(self, error: ConnectionManagerError | None) -> ConnectionManagerError | None:
         return explained(error)

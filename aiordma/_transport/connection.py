@@ -67,7 +67,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
     later write: await it first.
 
     After the end every call raises ConnectionClosedError (closed in order, by
-    this side or by the peer's goodbye) or ConnectionBrokenError (its `__cause__` says why).
+    this side or by the peer's goodbye) or ConnectionBrokenError (its text says why).
     """
 
     def __init__(self, endpoint: LocalEndpoint) -> None:

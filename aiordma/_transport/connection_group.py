@@ -117,7 +117,7 @@ class ConnectionGroup:
         # An unknown number is of one that has ended on this side at the same time.
         member = self._members.get(number)
         if member is not None:
-            member.end("the peer has ended it without a goodbye")
+            member.end("the peer aborted the connection")
 
     def _on_link_end(self, reason: str) -> None:
         self._end_reason = reason

@@ -44,6 +44,7 @@ from ..errors import (
     WorkCompletionError,
     cause_text,
     host_port,
+    in_short,
 )
 from . import observation
 from .auth import KeyProof
@@ -578,7 +579,7 @@ class ConnectionLifecycle:
 
 
 class WaiterErrors:
-    """Makes a fresh exception for one waiter; the cause is shared."""
+    """Makes a fresh exception for one waiter of a connection that has ended."""
 
     def __init__(self) -> None:
         self.peer: Address | None = None
@@ -589,14 +590,17 @@ class WaiterErrors:
         if isinstance(root, ConnectionClosedError):
             return ConnectionClosedError(f"{before}{root}", by_peer=root.by_peer)
         error: Exception
-        peer = f" with {host_port(self.peer)}" if self.peer is not None else ""
+        where = host_port(self.peer) if self.peer is not None else ""
+        peer = f" with {where}" if where not in operation else ""
         if isinstance(root, RejectedError):
             error = copy.copy(root)
         elif isinstance(root, ProtocolError | AuthenticationError):
             error = type(root)(f"{before}{cause_text(root)}")
         else:
-            error = ConnectionBrokenError(f"{before}the connection{peer} broke: {cause_text(root)}")
-        error.__cause__ = root
+            error = ConnectionBrokenError(f"{before}the connection{peer} broke: {in_short(root)}")
+        # A traceback prints the cause as well, so that is none whose text this one has.
+        repeated = isinstance(root, ConnectionError | ProtocolError)
+        error.__cause__ = root.__cause__ if repeated else root
         return error
 
 

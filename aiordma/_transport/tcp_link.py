@@ -31,6 +31,7 @@ from .._loop.driver import writable
 from .._native import fork
 from .._native.calls import failure
 from ..errors import (
+    UNANNOUNCED,
     HandshakeBrokenError,
     ProtocolError,
     RejectedError,
@@ -237,13 +238,9 @@ class TCPLink(asyncio.Protocol):
         self._on_ended = None
         if on_end is None:
             return  # closed meanwhile
-        if self._came:
-            reason = "sent something after the bootstrap"
-        elif self._error is not None:
-            reason = f"is gone: {self._error}"
-        else:
-            reason = "is gone without a goodbye"
-        on_end(f"the peer {reason} (the socket of the TCP bootstrap)")
+        reason = "the peer sent something after the bootstrap" if self._came else UNANNOUNCED
+        error = f": {self._error}" if self._error is not None else ""
+        on_end(f"{reason} (the socket of the TCP bootstrap{error})")
 
     def close(self) -> None:
         self._on_end = self._on_ended = None

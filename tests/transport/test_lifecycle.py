@@ -453,7 +453,7 @@ async def test_abort_is_seen_as_broken(factory: ConnectionFactory) -> None:
         async with factory.within(1):
             for task in (waiting, requests):
                 error = await ends(finish(task), ConnectionBrokenError)
-                assert error.__cause__ is not None
+                assert "the peer's process ended" in str(error)
             await client.wait_closed()
             await server.wait_closed()
         await ends(client.recv(), ConnectionClosedError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -163,10 +164,24 @@ async def broken_soon(
     assert len(refused) <= (factory.device != EMBEDDED), refused
     others = [result for result in results if result not in refused]
     assert {type(result) for result in others} <= {type(None), int, ConnectionBrokenError}
-    assert any(isinstance(result, ConnectionBrokenError) for result in results)
+    broken = [result for result in results if isinstance(result, ConnectionBrokenError)]
+    assert broken
     for call in (conn.recv, lambda: conn.send(b"x"), conn.recv_region):
-        error = await ends(call(), ConnectionBrokenError)
-        assert error.__cause__ is not None
+        broken.append(await ends(call(), ConnectionBrokenError))
+    for error in broken:
+        check_diagnosis(factory, error)
+
+
+def check_diagnosis(factory: ConnectionFactory, error: BaseException) -> None:
+    """Its text has the likely cause, and a traceback of it has no sentence twice."""
+    if factory.device == EMBEDDED:
+        assert "broke: the peer's process ended" in str(error)
+    sentences: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        sentences += re.split("[:;] ", str(cause))
+        cause = cause.__cause__
+    assert len(set(sentences)) == len(sentences), sentences
 
 
 async def test_killed_while_idle(factory: ConnectionFactory) -> None:
