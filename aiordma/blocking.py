@@ -204,9 +204,13 @@ class _Handle(Generic[A]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._thread is _thread:  # else it is closed, or the parent's
-            self.close()
+            self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Closes it at the end of its `with`, which `error` has ended."""
+        self.close()
 
     def within(self, seconds: float | None) -> Self:
         """The same object, whose calls raise TimeoutError when they take longer; None: no limit."""
@@ -290,6 +294,10 @@ class Connection(_Handle[transport.Connection]):
     close: Final = _method(transport.Connection.close)
     abort: Final = _method(transport.Connection.abort)
     wait_closed: Final = _method(transport.Connection.wait_closed)
+
+    def _leave(self, error: BaseException | None) -> None:
+        kind = None if error is None else type(error)
+        self._call(partial(self.asynchronous.__aexit__, kind, error, None))
 
     def recv(self) -> bytes:
         """The next message. It is copied: `recv_into` receives into memory of the caller's."""

@@ -41,8 +41,8 @@ PAUSE = 1.0
 # Bytes of an answer that a client reads at most: about 200,000 connections.
 MOST_BYTES = 100 << 20
 
-# For a process that has no directory of its user's: any user may make a directory here, and nobody
-# but its owner may then rename or remove it.
+# For a process whose user has no runtime directory: each user may make directories here, and only
+# the owner of one may rename or remove it.
 SHARED = Path("/tmp")
 
 # Bytes of the directory's path: a socket's has at most 107 (unix(7)), and a PID seven digits.

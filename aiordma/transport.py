@@ -17,18 +17,20 @@ each other: a card speaks with cards, the embedded device with embedded devices.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import socket
 import warnings
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from ssl import SSLContext
-from types import TracebackType
-from typing import Literal, Self
+from types import BuiltinFunctionType, FunctionType, MethodType, TracebackType
+from typing import Literal, Self, cast
 
 from . import verbs
+from ._core import protocol
 from ._core.region import RegionToken, Rights
 from ._core.snapshot_types import ListenerState
 from ._datapath.message import Message
@@ -581,13 +583,52 @@ async def listen_with(
 Handler = Callable[[Connection], Awaitable[None]]
 
 
+def check_handler(handler: Handler) -> None:
+    """TypeError unless it is a coroutine function of one argument, bound or wrapped in any way.
+
+    Of what is not written in Python only its calls show what it returns.
+    """
+    function: object = handler
+    while not inspect.iscoroutinefunction(function):
+        if isinstance(function, partial):
+            function = function.func
+        elif isinstance(function, MethodType):
+            function = function.__func__
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif isinstance(function, FunctionType | BuiltinFunctionType | type) or not callable(
+            function
+        ):
+            raise TypeError(
+                f"the handler {handler!r} is no coroutine function: write `async def "
+                "handler(conn)`, and functools.partial(handler, ...) to give it more than that"
+            )
+        elif isinstance(method := type(function).__call__, FunctionType):
+            function = method
+        else:
+            break
+    try:
+        signature = inspect.signature(handler)
+    except ValueError:  # it is not written in Python
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise TypeError(
+            f"the handler {handler!r} is called with one argument, the connection: {error} (for a "
+            "reader and a writer there is aiordma.streams.start_stream_server)"
+        ) from None
+
+
 class Server:
     """A listener that runs a handler for every connection.  Made by `start_server`."""
 
     def __init__(self, listener: Listener, handler: Handler) -> None:
         self._listener = listener
         self._handler = handler
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Connection] = {}
+        self._handling: set[asyncio.Task[None]] = set()  # those whose handler has not ended
+        self._closing = False
         self._affinity = LoopAffinity()
         self._loop_shutdown = shutdown.of_running_loop()
         # Like asyncio's servers, it serves until it is closed.
@@ -631,47 +672,74 @@ class Server:
         loop = asyncio.get_running_loop()
         async for connection in self._listener:
             task = loop.create_task(self._serve(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = connection
+            self._handling.add(task)
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        self._handling.discard(task)  # if it was cancelled before it had begun
 
     async def _serve(self, connection: Connection) -> None:
+        goodbye = protocol.GOODBYE
         try:
             await self._handler(connection)
+            if self._closing:
+                goodbye = protocol.GOING_AWAY
         except ConnectionError as error:
             logger.info("%r: the handler ended with %s", connection, error)
+            goodbye = protocol.failed(error)
         except Exception as error:
             # As asyncio.start_server: one handler's failure is reported, the server goes on.
             asyncio.get_running_loop().call_exception_handler(
                 {"message": f"handler of {connection!r} failed", "exception": error}
             )
+            goodbye = protocol.failed(error)
+        except BaseException as error:
+            cut_off = self._closing and isinstance(error, asyncio.CancelledError)
+            goodbye = protocol.CUT_OFF if cut_off else protocol.failed(error)
+            raise
         finally:
-            await connection.close()
+            self._handling.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            await connection._close(goodbye)
 
     async def serve_forever(self) -> None:
-        """Serves until cancelled or closed, then closes.
+        """Serves until cancelled, or closed by another task: then until that has finished.
 
+        Cancelled, it closes the server without `grace`.
         DeviceEventError when the device has failed: the server has ended; start another one.
         """
         self._affinity.check(self)
         try:
             await asyncio.shield(self._accepting)
+            if self._tasks:  # `close` of another task gives the handlers time
+                await asyncio.wait(self._tasks)
         finally:
             await self.close()
 
     async def close(self, grace: float = 0.0) -> None:
-        """Accepts no more; handlers have `grace` seconds to end, then they are cancelled.
+        """Accepts no more, gives handlers `grace` seconds to finish, then cancels those left.
 
-        Their connections are closed with them.
+        A handler's `async for` over its connection ends once the messages that have arrived are
+        taken: an idle handler costs no time, also without `grace`, and its peer gets
+        ConnectionClosedError (`by_peer`).  A `recv` goes on, since it may be in the middle of a
+        request.  The peer of a handler that is cancelled gets ConnectionBrokenError.  Returns when
+        the connections are closed.  A second call, while the first one waits, sets a time of its
+        own: `close()` ends the grace.
         """
         if self._affinity.is_after_fork:
             return
         self._affinity.check(self)
+        self._closing = True
         await self._listener.close()
         await asyncio.gather(self._accepting, return_exceptions=True)  # cancelled by the loop's end
         self._loop_shutdown.remove(self)
-        if grace > 0 and self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace)
-        for task in self._tasks:
+        for connection in self._tasks.values():
+            connection._messages.end_iteration()
+        await asyncio.sleep(0)  # handlers that have begun and are idle end now
+        if grace > 0 and self._handling:
+            await asyncio.wait(self._handling, timeout=grace)
+        for task in self._handling:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -709,9 +777,15 @@ async def start_server(
 ) -> Server:
     """Listens, and runs `handler(conn)` as a task for every connection; otherwise as `listen`.
 
-    The connection is closed when its handler returns.  A ConnectionError that leaves the handler
-    is the peer's end and is logged; any other exception goes to the loop's exception handler.
+    The connection is closed when its handler returns.  When an exception leaves the handler, the
+    peer gets ConnectionBrokenError with the exception's type, and not its text.  A ConnectionError
+    is mostly the peer's own end: it is logged.  Any other exception goes to the loop's exception
+    handler.
+
+    TypeError unless `handler` is a coroutine function that takes the connection: also a bound
+    method, a functools.partial, a decorated function, or an object whose `__call__` is one.
     """
+    check_handler(handler)
     listener = await listen(
         host,
         port,

@@ -87,6 +87,16 @@ def test_messages(serve: blocking.Listener) -> None:
         assert client.statistics().messages_sent == 4
 
 
+def test_a_block_that_an_exception_leaves(serve: blocking.Listener) -> None:
+    """The peer gets what was sent, and then an error with the type of the exception."""
+    with connected(serve) as (client, server):
+        with pytest.raises(ZeroDivisionError), client:
+            raise ZeroDivisionError("secret")
+        with pytest.raises(errors.ConnectionBrokenError, match="ZeroDivisionError ended") as caught:
+            server.recv()
+        assert "secret" not in str(caught.value)
+
+
 def test_memory(serve: blocking.Listener) -> None:
     memory = bytearray(16)
     with connected(serve) as (client, server), server.register(memory) as region:

@@ -16,6 +16,7 @@ additional and trailing bytes are all a ProtocolError.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import IntEnum
 from types import MappingProxyType
@@ -97,6 +98,7 @@ class GoodbyeCode(IntEnum):
     INTERNAL = 4
     NOT_AUTHENTICATED = 5
     REJECTED = 6
+    FAILED = 7
 
 
 class RegionGrant(NamedTuple):
@@ -428,3 +430,25 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
 GOODBYE = Goodbye(0, GoodbyeCode.NORMAL, "")
 """The last message of every connection that ends in order; so it is made and read once."""
 _GOODBYE = _encode(GOODBYE)
+
+GOING_AWAY = Goodbye(0, GoodbyeCode.NORMAL, "the server is shutting down")
+"""Ends a connection in order, as GOODBYE, for a release that does not know the text as well."""
+CUT_OFF = Goodbye(0, GoodbyeCode.SHUTDOWN, "the server was shut down before its handler had ended")
+
+_TYPE_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+def failed(error: BaseException) -> Goodbye:
+    """The goodbye of a side that an exception ends: with its type, never with its text.
+
+    The text may hold what the peer must not see. Of a group it is the first exception's type.
+    """
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return Goodbye(0, GoodbyeCode.FAILED, type(error).__name__)
+
+
+def failure(goodbye: Goodbye) -> str:
+    """What failed at the peer, for an error; only a name of a type is repeated."""
+    name = goodbye.text if _TYPE_NAME.fullmatch(goodbye.text) else "an exception"
+    return f"{name} ended the connection in the peer's program: what it sent may be incomplete"

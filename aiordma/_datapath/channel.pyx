@@ -918,6 +918,11 @@ cdef class MessageChannel(FrameHandler):
             figures["spare_blocks"] = len(self.spare_blocks)
         return figures
 
+    def end_iteration(self):
+        """Ends each `async for` over the messages; nothing else, so that the work under way goes on."""
+        if self.inbox is not None:  # it is not closed
+            self.inbox.end_iteration()
+
     def count_in(self, Counts counts not None):
         """What is sent and received from now on is counted there."""
         self.counts = counts

@@ -59,6 +59,7 @@ cdef class ReceiveTarget(Pinned):
 cdef class RecvFuture(OpFuture):
     cdef Inbox inbox
     cdef ReceiveTarget target
+    cdef bint ends_iteration
 
 
 cdef class RecvOperation:
@@ -91,8 +92,10 @@ cdef class Inbox:
     cdef bint reads_ahead              # the last receiver took memory of the pool
     cdef uint32_t allocating           # calls of a receiver's `allocate` that have not returned
     cdef uint32_t frames_taken, refill  # receives are posted again for so many at a time
+    cdef bint iteration_ends           # of `async for`, where no message is left
     cdef object ended
     cdef bint ready(self) noexcept
+    cdef int end_iteration(self) except -1
     cdef int wake_first(self) except -1
     cdef int wake_if_ready(self) except -1
     cdef int arrived(self, object item) except -1

@@ -217,6 +217,7 @@ cdef class RecvOperation:
                 inbox.wake_if_ready()  # the message was for this one: the next shall have it
             else:
                 inbox.receivers.remove(waiter)
+                inbox.wake_if_ready()  # the end of its iteration may be all that the next waits for
         if not self.over:
             self.over = True
             self.close_target()
@@ -453,7 +454,9 @@ cdef class Inbox:
         """Whether there is something for the first receiver: a complete message, or the end."""
         if self.ended is not None:
             return True
-        return self.incoming.size() > 0 and is_complete(self.incoming.first())
+        if self.incoming.size():
+            return is_complete(self.incoming.first())
+        return self.iteration_ends and (<RecvFuture> self.receivers.first()).ends_iteration
 
     cdef int wake_first(self) except -1:
         """Wakes the receiver that has waited longest."""
@@ -499,8 +502,12 @@ cdef class Inbox:
         if self.ended is not None and (in_turn or not self.incoming.size()):
             self.wake_if_ready()
             raise self.channel.waiter_error(self.ended)
+        if self.iteration_ends and operation.ends_iteration and in_turn and not self.incoming.size():
+            self.wake_if_ready()
+            raise ConnectionClosedError()
         waiter = RecvFuture.__new__(RecvFuture, self.table)
         waiter.inbox, waiter.target = self, target
+        waiter.ends_iteration = operation.ends_iteration
         operation.waiter = waiter
         if waited:
             self.receivers.appendleft(waiter)
@@ -762,6 +769,11 @@ cdef class Inbox:
         return 0
 
     # ---- the end ----
+
+    cdef int end_iteration(self) except -1:
+        """Ends each `async for` over the messages, now or later, when it has taken those that are here."""
+        self.iteration_ends = True
+        return self.wake_if_ready()
 
     def end(self, error):
         """Ends the messages: those that are here can still be taken, every waiter gets `error`."""

@@ -480,4 +480,12 @@ class Connection(ConnectionLifecycle, MessageMethods):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.close()
+        """Closes it; if an exception leaves the block, the peer gets ConnectionBrokenError.
+
+        The peer is told the type of the exception, not its text.
+        """
+        # An asynchronous generator whose user needs no more of it ends with GeneratorExit.
+        if exc is None or isinstance(exc, GeneratorExit):
+            await self.close()
+        else:
+            await self._close(protocol.failed(exc))

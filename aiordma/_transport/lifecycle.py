@@ -416,8 +416,17 @@ class ConnectionLifecycle:
                 f"the peer sent a {type(message).__name__} before it has proved that it has the key"
             )
         match message:
+            case protocol.GOING_AWAY:
+                self._peer_goodbye(
+                    ConnectionClosedError(
+                        "the peer has closed the connection: its server is shutting down",
+                        by_peer=True,
+                    )
+                )
             case protocol.Goodbye(code=protocol.GoodbyeCode.NORMAL):
                 self._peer_goodbye(ConnectionClosedError(by_peer=True))
+            case protocol.Goodbye(code=protocol.GoodbyeCode.FAILED):
+                self._peer_goodbye(ConnectionBrokenError(protocol.failure(message)))
             case protocol.Goodbye(code=protocol.GoodbyeCode.NOT_AUTHENTICATED):
                 self._peer_goodbye(
                     AuthenticationError("the peer says that it has not the same key")

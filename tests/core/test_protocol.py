@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from aiordma._core import protocol
 from aiordma._core.fields import MAX_TEXT
 from aiordma._core.protocol import (
+    CUT_OFF,
+    GOING_AWAY,
     MAGIC,
     MAX_LENGTH,
     MIN_RECEIVE,
@@ -43,6 +45,8 @@ from aiordma._core.protocol import (
     RegionReturn,
     decode,
     encode,
+    failed,
+    failure,
 )
 from aiordma._core.refusal import printable
 from aiordma._core.region import RegionToken, Rights
@@ -125,8 +129,24 @@ def test_numbers_on_the_wire_stay_as_they_are() -> None:
         "CANCELLED=8"
     )
     assert " ".join(f"{member.name}={member}" for member in GoodbyeCode) == (
-        "NORMAL=0 SHUTDOWN=1 PROTOCOL_ERROR=2 TIMEOUT=3 INTERNAL=4 NOT_AUTHENTICATED=5 REJECTED=6"
+        "NORMAL=0 SHUTDOWN=1 PROTOCOL_ERROR=2 TIMEOUT=3 INTERNAL=4 NOT_AUTHENTICATED=5 REJECTED=6 "
+        "FAILED=7"
     )
+
+
+def test_goodbyes_of_a_release_are_understood_by_earlier_ones() -> None:
+    """Those know the codes up to REJECTED, read no text of NORMAL, and take others as a break."""
+    assert GOING_AWAY.code == GoodbyeCode.NORMAL
+    assert CUT_OFF.code == GoodbyeCode.SHUTDOWN
+    assert all(decode(encode(goodbye)) == goodbye for goodbye in (GOING_AWAY, CUT_OFF))
+
+
+@pytest.mark.parametrize("name", ["Überlauf", "x" * 65, "a\x1b[2J", ""])
+def test_only_a_name_of_a_type_is_repeated(name: str) -> None:
+    goodbye = failed(type("Known", (Exception,), {})("secret"))
+    assert goodbye == Goodbye(0, GoodbyeCode.FAILED, "Known")
+    assert failure(goodbye).startswith("Known ended")
+    assert failure(goodbye._replace(text=name)).startswith("an exception ended")
 
 
 def test_the_longest_messages_fit() -> None:

@@ -44,15 +44,27 @@ def logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="aiordma")
 
 
-async def test_a_goodbye(factory: ConnectionFactory, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        (protocol.GoodbyeCode.SHUTDOWN, SHOWN),
+        (protocol.GoodbyeCode.FAILED, "an exception ended the connection"),  # it is no type's name
+    ],
+)
+async def test_a_goodbye(
+    factory: ConnectionFactory,
+    caplog: pytest.LogCaptureFixture,
+    code: protocol.GoodbyeCode,
+    shown: str,
+) -> None:
     async with (
         await factory.listen() as listener,
         RawPeer.connect(factory, listener.port) as peer,
         await listener.accept() as conn,
     ):
-        peer.send(control(protocol.Goodbye(0, protocol.GoodbyeCode.SHUTDOWN, HOSTILE)))
+        peer.send(control(protocol.Goodbye(0, code, HOSTILE)))
         async with factory.within(1):
-            check_texts(await ends(conn.recv(), ConnectionBrokenError), caplog)
+            check_texts(await ends(conn.recv(), ConnectionBrokenError), caplog, shown)
 
 
 async def test_a_refused_request(

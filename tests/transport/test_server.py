@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
-from aiordma import Connection, ConnectionBrokenError, ConnectionClosedError, Server, start_server
+from aiordma import (
+    Connection,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    Server,
+    reconnect,
+    start_server,
+    transport,
+)
 from aiordma.errors import RejectedError
-from aiordma.transport import Handler
+from aiordma.transport import Address, Handler
 
 from .connection_factory import (
     NEVER,
@@ -131,25 +144,151 @@ async def test_close_gives_the_handlers_time(factory: ConnectionFactory) -> None
         limits_pass()
         await closing
         assert ended == ["good by itself", "bad cancelled"]
+        await ends(good.recv(), ConnectionClosedError)
+        await ends(bad.recv(), ConnectionBrokenError)
 
 
 @one_loop
-async def test_close_waits_no_longer_than_the_handlers(factory: ConnectionFactory) -> None:
+async def test_close_ends_what_is_idle_and_lets_requests_finish(factory: ConnectionFactory) -> None:
+    """Without the grace being over; the peers hear that it is the server that goes."""
+    go_on = asyncio.Event()
+    asked: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def answer(conn: Connection) -> None:
+        async for message in conn:
+            with message:
+                asked.put_nowait(bytes(message))
+                await go_on.wait()
+                await conn.send(message)
+
     async with factory.within(5):
-        server = await serve(factory, echo)
-        async with await factory.connect(server.port) as client:
-            await client.send(b"served")
-            assert bytes(await client.recv()) == b"served"
-            closing = asyncio.create_task(server.close(grace=1000))
-            await yield_loop(1)
-            await client.send(b"still served")
-            assert bytes(await client.recv()) == b"still served"
+        server = await serve(factory, answer)
+        idle = await factory.connect(server.port)
+        busy = await factory.connect(server.port)
+        await busy.send(b"under way")
+        await asked.get()
+        await busy.send(b"here already")
+        serving = asyncio.create_task(server.serve_forever())
+        await yield_loop(1)
+        closing = asyncio.create_task(server.close(grace=NEVER))
+        error = await ends(idle.recv(), ConnectionClosedError)
+        assert isinstance(error, ConnectionClosedError)
+        assert error.by_peer
+        assert "its server is shutting down" in str(error)
+        assert not closing.done()
+        assert not serving.done()
+        go_on.set()
+        assert [bytes(message) async for message in busy] == [b"under way", b"here already"]
         await closing
+        await serving
+        for client in (idle, busy):
+            await client.close()
 
 
 @one_loop
-async def test_handler_that_fails(factory: ConnectionFactory) -> None:
-    """It is reported to the loop, its peer is told, the others and the server go on."""
+async def test_close_without_grace(factory: ConnectionFactory) -> None:
+    """The peer of an idle handler sees the end in order, that of a busy one an error."""
+    started = asyncio.Event()
+
+    async def answer(conn: Connection) -> None:
+        async for message in conn:
+            message.release()
+            await conn.send(b"half")
+            started.set()
+            await asyncio.Event().wait()
+
+    async with factory.within(5):
+        server = await serve(factory, answer)
+        async with (
+            await factory.connect(server.port) as idle,
+            await factory.connect(server.port) as busy,
+        ):
+            await busy.send(b"x")
+            await started.wait()
+            await server.close()
+            assert [message async for message in idle] == []
+            assert bytes(await busy.recv()) == b"half"
+            error = await ends(busy.recv(), ConnectionBrokenError)
+            assert "the server was shut down before its handler had ended" in str(error)
+
+
+@one_loop
+async def test_a_second_close_ends_the_grace(factory: ConnectionFactory) -> None:
+    started = asyncio.Event()
+
+    async def stay(conn: Connection) -> None:
+        started.set()
+        await conn.recv()
+
+    async with factory.within(5):
+        server = await serve(factory, stay)
+        async with await factory.connect(server.port) as client:
+            await started.wait()
+            closing = asyncio.create_task(server.close(grace=NEVER))
+            await yield_loop(1)
+            await server.close()
+            await closing
+            await ends(client.recv(), ConnectionBrokenError)
+
+
+@one_loop
+async def test_an_iteration_ends_behind_another_receiver(factory: ConnectionFactory) -> None:
+    """In its turn; a `recv` goes on, and the order of messages stays."""
+    async with factory.pair() as (client, server), factory.within(5):
+        receiving = [asyncio.create_task(server.recv()) for _ in range(2)]
+        iterating = asyncio.create_task(anext(aiter(server), None))
+        await yield_loop(1)
+        server._messages.end_iteration()
+        await yield_loop(3)
+        assert not any(task.done() for task in (*receiving, iterating))
+        await client.send(b"first")
+        assert bytes(await receiving[0]) == b"first"
+        receiving[1].cancel()
+        assert await iterating is None
+        await client.send(b"last")
+        assert bytes(await server.recv()) == b"last"
+
+
+@one_loop
+async def test_peers_reconnect_elsewhere(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name has two addresses; the server at the first one shuts down between two requests."""
+    first, second = await serve(factory, echo), await serve(factory, echo)
+
+    async def resolve(host: str, port: int) -> list[Address]:
+        return [first.address, second.address]
+
+    monkeypatch.setattr(transport, "resolve", resolve)
+    ports = []
+    async with second, factory.within(5):
+        async for conn in reconnect(
+            "name", 1, device=factory.device, via=factory.via, config=SMALL
+        ):
+            assert conn.peer_address is not None
+            ports.append(conn.peer_address[1])
+            await conn.send(b"x")
+            assert bytes(await conn.recv()) == b"x"
+            if len(ports) == 2:
+                break
+            await first.close(grace=NEVER)
+            await ends(conn.recv(), ConnectionClosedError)
+        await conn.close()
+    assert ports == [first.port, second.port]
+
+
+ERRORS = {
+    "ZeroDivisionError": ZeroDivisionError("secret"),
+    "BrokenPipeError": BrokenPipeError("secret"),  # of another connection
+    "KeyError": ExceptionGroup("secret", [ExceptionGroup("secret", [KeyError("secret")])]),
+    "CancelledError": asyncio.CancelledError("secret"),
+}
+
+
+@one_loop
+@pytest.mark.parametrize("name", ERRORS)
+async def test_handler_that_fails(factory: ConnectionFactory, name: str) -> None:
+    """It is reported to the loop, its peer is told which type, the others and the server go on."""
     reported: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     before = loop.get_exception_handler()
@@ -157,7 +296,8 @@ async def test_handler_that_fails(factory: ConnectionFactory) -> None:
 
     async def fail(conn: Connection) -> None:
         if bytes(await conn.recv()) == b"fail":
-            raise ZeroDivisionError
+            await conn.send(b"half an answer")
+            raise ERRORS[name]
         await echo(conn)
 
     async with await serve(factory, fail) as server:
@@ -166,13 +306,138 @@ async def test_handler_that_fails(factory: ConnectionFactory) -> None:
         async with await factory.connect(server.port) as bad:
             await bad.send(b"fail")
             async with factory.within(1):
-                await ends(bad.recv(), ConnectionClosedError)
-        (context,) = reported
-        assert isinstance(context["exception"], ZeroDivisionError)
+                assert bytes(await bad.recv()) == b"half an answer"
+                error = await ends(bad.recv(), ConnectionBrokenError)
+            assert f"{name} ended the connection in the peer's program" in str(error)
+            assert "secret" not in str(error)
+        told = [context["exception"] for context in reported]
+        assert told == ([ERRORS[name]] if name in ("ZeroDivisionError", "KeyError") else [])
         await good.send(b"still here")
         assert bytes(await good.recv()) == b"still here"
         await good.close()
     loop.set_exception_handler(before)
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("secret"), ConnectionBrokenError),
+        (asyncio.CancelledError(), ConnectionBrokenError),
+        (GeneratorExit(), ConnectionClosedError),  # of a generator, which is not needed any more
+    ],
+)
+async def test_a_block_that_an_exception_leaves(
+    factory: ConnectionFactory, error: BaseException, kind: type[Exception]
+) -> None:
+    async with factory.pair() as (client, server), factory.within(5):
+
+        async def leave() -> None:
+            async with client:
+                await client.send(b"half a request")
+                raise error
+
+        await ends(leave(), type(error))
+        assert bytes(await server.recv()) == b"half a request"
+        told = await ends(server.recv(), kind)
+        assert "secret" not in str(told)
+        assert kind is ConnectionClosedError or type(error).__name__ in str(told)
+
+
+@one_loop
+async def test_a_handler_that_exits(factory: ConnectionFactory) -> None:
+    """The process ends with its status, once the peer has been told."""
+    program = f"""
+import asyncio, sys, aiordma
+async def handle(conn):
+    await conn.recv()
+    sys.exit(3)
+async def main():
+    where = dict(device={factory.device!r}, via={factory.via!r})
+    async with await aiordma.start_server(handle, {factory.host!r}, **where) as server:
+        print(server.port, flush=True)
+        await server.serve_forever()
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=PIPE)
+    assert process.stdout is not None
+    async with await factory.connect(int(await process.stdout.readline())) as client:
+        await client.send(b"x")
+        error = await ends(client.recv(), ConnectionBrokenError)
+    assert "SystemExit ended the connection" in str(error)
+    assert await process.wait() == 3
+
+
+class Echo:
+    async def __call__(self, conn: Connection) -> None:
+        await echo(conn)
+
+    async def method(self, prefix: bytes, conn: Connection) -> None:
+        await echo(conn)
+
+    @classmethod
+    async def of_class(cls, conn: Connection) -> None:
+        await echo(conn)
+
+
+def wrapped(handler: Any) -> Handler:
+    @functools.wraps(handler)
+    def call(conn: Connection) -> Any:
+        return handler(conn)
+
+    return call
+
+
+async def reads_and_writes(reader: object, writer: object) -> None:
+    """A handler of asyncio's."""
+
+
+async def generates(conn: Connection) -> AsyncIterator[None]:
+    yield
+
+
+HANDLERS: dict[str, Any] = {
+    "partial": functools.partial(Echo().method, b""),
+    "partial of partial": functools.partial(functools.partial(Echo.method, Echo()), b""),
+    "object": Echo(),
+    "class method": Echo.of_class,
+    "wrapped": wrapped(echo),
+    "wrapped partial": wrapped(functools.partial(Echo().method, b"")),
+    "mock": AsyncMock(side_effect=echo),
+}
+
+
+@one_loop
+@pytest.mark.parametrize("name", HANDLERS)
+async def test_what_is_a_handler(factory: ConnectionFactory, name: str) -> None:
+    async with (
+        await serve(factory, HANDLERS[name]) as server,
+        await factory.connect(server.port) as client,
+        factory.within(5),
+    ):
+        await client.send(b"x")
+        assert bytes(await client.recv()) == b"x"
+
+
+NO_HANDLERS: dict[str, tuple[Any, str]] = {
+    "plain function": (lambda _: None, "no coroutine function: write `async def"),
+    "class": (Echo, "no coroutine function"),
+    "None": (None, "no coroutine function"),
+    "builtin": (print, "no coroutine function"),
+    "partial of a builtin": (functools.partial(print), "no coroutine function"),
+    "wrapped builtin": (wrapped(print), "no coroutine function"),
+    "generator": (generates, "no coroutine function"),
+    "of streams": (reads_and_writes, "one argument, the connection: missing .*start_stream_server"),
+    "more arguments": (Echo().method, "one argument, the connection: missing"),
+}
+
+
+@one_loop
+@pytest.mark.parametrize("name", NO_HANDLERS)
+async def test_what_is_no_handler(factory: ConnectionFactory, name: str) -> None:
+    handler, said = NO_HANDLERS[name]
+    with pytest.raises(TypeError, match=said):
+        await serve(factory, handler)
 
 
 @one_loop
