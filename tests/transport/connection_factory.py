@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -280,6 +281,16 @@ async def ends(awaitable: Awaitable[object], *kinds: type[BaseException]) -> Bas
     except kinds as error:
         return error
     raise AssertionError(f"it returned {result!r}")
+
+
+def told_once(error: BaseException) -> None:
+    """A traceback of it has no sentence twice."""
+    sentences: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        sentences += re.split("[:;] ", str(cause))
+        cause = cause.__cause__
+    assert len(set(sentences)) == len(sentences), sentences
 
 
 async def cancelled_after(count: int, make: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import select
 from collections.abc import Callable, Coroutine
@@ -29,7 +30,16 @@ from aiordma import (
 from aiordma._core import protocol
 from aiordma._datapath import one_sided
 from aiordma._transport.keep_alive import Probe
-from aiordma.errors import QuotaError, RejectedError
+from aiordma._transport.lifecycle import WaiterErrors, rejected_by_application
+from aiordma.errors import (
+    AuthenticationError,
+    DeviceEventError,
+    QuotaError,
+    RDMAError,
+    RejectedError,
+    VerbsError,
+    work_completion_error,
+)
 
 from .connection_factory import (
     ALONE,
@@ -42,6 +52,7 @@ from .connection_factory import (
     give,
     leases,
     pattern,
+    told_once,
     yield_loop,
 )
 from .marks import by_cm, by_tcp, one_loop
@@ -179,7 +190,7 @@ async def test_two_listeners(factory: ConnectionFactory) -> None:
         {"connect_timeout": 0},
         {"close_timeout": -1},
     ],
-    ids=str,
+    ids=lambda root: type(root).__name__,
 )
 def test_limits_that_cannot_be(limits: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(limits))):
@@ -442,6 +453,28 @@ async def test_leaving_the_block_closes(factory: ConnectionFactory) -> None:
 
 
 # ---- abort ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize(
+    "root",
+    [
+        work_completion_error(12, operation="read", what="read of 8 bytes"),
+        work_completion_error(10, operation="write", what="write of 8 bytes"),
+        DeviceEventError("QP_FATAL", device="mlx5_0"),
+        DeviceEventError("DEVICE_FATAL", device="mlx5_0"),
+        VerbsError(errno.EINVAL, "ibv_post_send", "what the device allows"),
+        ConnectionBrokenError("the peer's process ended"),
+        ProtocolError("the peer sent something else"),
+        AuthenticationError("the peer has another key"),
+        rejected_by_application("not today"),
+    ],
+    ids=lambda root: type(root).__name__,
+)
+def test_an_end_is_told_once(root: RDMAError) -> None:
+    error = WaiterErrors()(root, "send of 10 bytes to [::1]:7471")
+    assert type(error) in (type(root), ConnectionBrokenError)
+    told_once(error)
 
 
 async def test_abort_is_seen_as_broken(factory: ConnectionFactory) -> None:

@@ -31,6 +31,7 @@ from .connection_factory import (
     ends,
     limits_pass,
     pattern,
+    told_once,
     yield_loop,
 )
 from .marks import one_loop
@@ -310,6 +311,7 @@ async def test_handler_that_fails(factory: ConnectionFactory, name: str) -> None
                 error = await ends(bad.recv(), ConnectionBrokenError)
             assert f"{name} ended the connection in the peer's program" in str(error)
             assert "secret" not in str(error)
+            told_once(error)
         told = [context["exception"] for context in reported]
         assert told == ([ERRORS[name]] if name in ("ZeroDivisionError", "KeyError") else [])
         await good.send(b"still here")
