@@ -43,6 +43,12 @@ async def serve(factory: ConnectionFactory, handler: Handler) -> Server:
     )
 
 
+async def serves(server: Server, count: int) -> None:
+    """Until it has accepted so many: a client may know of its connection before the server does."""
+    while server.connections < count:
+        await yield_loop(1)
+
+
 async def echo(conn: Connection) -> None:
     async for message in conn:
         with message:
@@ -169,6 +175,7 @@ async def test_close_ends_what_is_idle_and_lets_requests_finish(factory: Connect
         await busy.send(b"under way")
         await asked.get()
         await busy.send(b"here already")
+        await serves(server, 2)
         serving = asyncio.create_task(server.serve_forever())
         await yield_loop(1)
         closing = asyncio.create_task(server.close(grace=NEVER))
@@ -206,6 +213,7 @@ async def test_close_without_grace(factory: ConnectionFactory) -> None:
         ):
             await busy.send(b"x")
             await started.wait()
+            await serves(server, 2)
             await server.close()
             assert [message async for message in idle] == []
             assert bytes(await busy.recv()) == b"half"
