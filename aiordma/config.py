@@ -48,6 +48,9 @@ class Config:
     handed over counts until `recv_buffer` takes it."""
     max_regions: int = 256
     """Regions that the peer may share with this side, or borrow from it, at a time."""
+    lease: float | None = 60.0
+    """Seconds for which memory is shared, or borrowed, where the call names no `lease`.  None:
+    without an end, as long as the connection lives.  A call says the same with `lease=None`."""
     max_lease: float | None = None
     """The longest lease of memory that the peer borrows or renews: it gets this where it asks for
     more, or for one without an end.  None: no limit."""
@@ -170,6 +173,7 @@ _BOUNDS = {
     "fetch_ahead": (0, 1 << 62),
     "lend_quota": (0, 1 << 62),
     "max_regions": (1, 1 << 20),
+    "lease": (0.001, 4294967),
     "max_lease": (0.001, 4294967),
     "cached_registrations": (0, 1 << 20),
     "cached_bytes": (0, 1 << 62),

@@ -96,7 +96,7 @@ class Commands:
     async def share(self, rights: int) -> None:
         conn = self._conns[0]
         with conn.register(self._buffer) as memory:
-            share = await conn.send_region(memory, access=aiordma.Rights(rights))
+            share = await conn.send_region(memory, access=aiordma.Rights(rights), lease=None)
             with share, await conn.recv():  # an empty message: it is done
                 pass
 

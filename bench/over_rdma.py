@@ -48,7 +48,7 @@ async def lend(conn: aiordma.Connection) -> None:
     rights = aiordma.Rights.READ | aiordma.Rights.WRITE
     awake: asyncio.Task[None] | None = None
     with conn.alloc(MEMORY) as buffer:
-        await conn.send_region(buffer, access=rights)
+        await conn.send_region(buffer, access=rights, lease=None)
         async for message in conn:
             if awake:
                 awake.cancel()

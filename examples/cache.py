@@ -54,7 +54,7 @@ class Cache:
 
     async def handle(self, conn: aiordma.Connection) -> None:
         with conn.register(self.table) as region:
-            await conn.send_region(region, access=aiordma.Rights.READ)
+            await conn.send_region(region, access=aiordma.Rights.READ, lease=None)
             async for message in conn:
                 with message:
                     slot = bytes(message)

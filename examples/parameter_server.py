@@ -28,7 +28,7 @@ parameters = array("q", [0, 0])  # w and b
 async def serve(conn: aiordma.Connection) -> None:
     with conn.register(parameters) as region:
         rights = aiordma.Rights.READ | aiordma.Rights.ATOMIC
-        await conn.send_region(region, access=rights)
+        await conn.send_region(region, access=rights, lease=None)
         await conn.wait_closed()
 
 

@@ -24,7 +24,7 @@ TENSOR = np.repeat(np.arange(1000, dtype="f4"), 256).reshape(1000, 256)  # row 7
 async def publish(conn: aiordma.Connection) -> None:
     with conn.register(TENSOR) as region:
         await conn.send(json.dumps([TENSOR.dtype.str, TENSOR.shape]).encode())
-        await conn.send_region(region, access=aiordma.Rights.READ)
+        await conn.send_region(region, access=aiordma.Rights.READ, lease=None)
         await conn.wait_closed()  # until then the client reads what it wants
 
 

@@ -28,7 +28,7 @@ from ..verbs import QueuePair
 from ..verbs._memory.buffers import AnyMemory
 from . import observation
 from .batch import Batch
-from .lease_thread import check_lease
+from .lease_thread import Lease, lease_seconds
 from .lifecycle import Address, ConnectionLifecycle, weakly
 from .one_sided import Remote
 from .remote_memory import RemoteRegion
@@ -199,6 +199,9 @@ class Connection(ConnectionLifecycle, MessageMethods):
     def _check_loop(self) -> None:
         self._affinity.check(self)
 
+    def _lease(self, lease: Lease) -> float | None:
+        return lease_seconds(lease, self._config.lease)
+
     # ---- memory --------------------------------------------------------------------------
 
     def alloc(self, size: int) -> Buffer:
@@ -257,26 +260,26 @@ class Connection(ConnectionLifecycle, MessageMethods):
         region: LocalMemory,
         *,
         access: Rights = Rights.READ,
-        lease: float | None = None,
+        lease: Lease = "default",
     ) -> Share:
         """Lets the peer use memory of this side, which it gets by `recv_region`.
 
         A Buffer, Region or slice becomes a RemoteRegion there, with exactly these bytes and rights,
-        for `lease` seconds (None: until the Share that is returned is revoked, or the connection
-        ends).  Cancelled, nothing is shared.  If the peer has got the key already, that is
-        revoked: should the peer use it, the connection breaks, and no memory is touched.
+        for `lease` seconds: "default" is `Config.lease`, a minute unless it is set; None is without
+        an end, until the Share that is returned is revoked, or the connection ends.  `Share.renew`
+        gives it longer.  Cancelled, nothing is shared.  If the peer has got the key already, that
+        is revoked: should the peer use it, the connection breaks, and no memory is touched.
         UnencryptedError with `encrypt=True`, as for all calls that share memory.
         """
         self._check()
-        check_lease(lease)
-        return await self._sharing.share(region, access, lease)
+        return await self._sharing.share(region, access, self._lease(lease))
 
     def share(
         self,
         region: LocalMemory,
         *,
         access: Rights = Rights.READ,
-        lease: float | None = None,
+        lease: Lease = "default",
     ) -> Share:
         """As `send_region`, but the peer is not told: send it `Share.token.pack()` yourself.
 
@@ -287,8 +290,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         use it: it is a password (docs/security.md).
         """
         self._check()
-        check_lease(lease)
-        return self._sharing.open_up(region, access, lease)
+        return self._sharing.open_up(region, access, self._lease(lease))
 
     def open_region(self, token: bytes | bytearray | memoryview | RegionToken) -> RemoteRegion:
         """The peer's memory by a token that came on a channel of your own.
@@ -311,20 +313,21 @@ class Connection(ConnectionLifecycle, MessageMethods):
         size: int,
         *,
         access: Rights = Rights.READ | Rights.WRITE,
-        lease: float | None = None,
+        lease: Lease = "default",
     ) -> RemoteRegion:
         """Borrows `size` bytes of the peer's memory, zeroed, within the peer's quota.
 
-        For `lease` seconds from the call (None: until it is released or handed over, or the
-        connection ends).  The peer may grant less (`Config.max_lease`), which `lease_left` of the
+        For `lease` seconds from the call: "default" is this side's `Config.lease`; None is without
+        an end, until it is released or handed over, or the connection ends.  `RemoteRegion.renew`
+        asks for longer.  The peer may grant less (`Config.max_lease`), which `lease_left` of the
         region tells.  Cancelled, the memory goes back as soon as the peer grants it.
         RequestRefusedError when the peer refuses, UnencryptedError with `encrypt=True`.
         """
         self._check()
-        check_lease(lease)
+        seconds = self._lease(lease)
         if not 1 <= size < 1 << 64:
             raise ValueError(f"a region has at least one byte, not {size}")
-        return await self._sharing.request(size, access, lease)
+        return await self._sharing.request(size, access, seconds)
 
     async def hand_over(self, region: RemoteRegion) -> None:
         """Gives borrowed memory (`request_region`) back to its owner, with what is in it.

@@ -1,9 +1,12 @@
 """The end of leases on time: one daemon thread of the process, as long as a lease has an end.
 
 The owner's event loop may be computing when a lease ends, so the key is withdrawn by this thread,
-which needs only the GIL.  What belongs to the loop follows in the loop.  An action runs under the
-lock of this module, as does `cancel`: after `cancel` has returned, the action has been done, or
-never will be.
+which needs only the GIL.  What belongs to the loop follows in the loop.  After `Deadline.cancel`
+has returned, the action has been done, or never will be.
+
+No lock is held here, since the collector can run a destructor at any step, in any thread, and that
+may wait for another thread which needs the lock.  What threads share is changed by single steps of
+the interpreter.
 """
 
 from __future__ import annotations
@@ -11,11 +14,18 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from numbers import Real
+from queue import Empty, SimpleQueue
+from typing import Literal
 
 from .._native import fork
+from .._native.service_thread import ServiceThread
 from ..errors import RDMAError
 
 logger = logging.getLogger("aiordma.connection")
@@ -23,10 +33,27 @@ logger = logging.getLogger("aiordma.connection")
 now = time.monotonic
 """The clock of all leases, in seconds."""
 
+LONGEST = 4294967
+"""Seconds of a lease at most: as milliseconds they have 32 bits in messages."""
 
-def check_lease(lease: float | None) -> None:
-    if lease is not None and not 0 < lease <= 0xFFFFFFFF / 1000:
-        raise ValueError(f"a lease is more than 0 and at most 4294967 seconds, not {lease}")
+Lease = float | Literal["default"] | None
+"""Seconds, None: without an end, or "default": `Config.lease`."""
+
+
+def lease_seconds(lease: Lease, default: float | None = None) -> float | None:
+    """The lease as a float, whatever number it is; "default" is `default`."""
+    if isinstance(lease, str) and lease == "default":
+        lease = default
+    if lease is None:
+        return None
+    if not isinstance(lease, Real) or isinstance(lease, bool):
+        raise TypeError(
+            f"a lease is a number of seconds, or None for no end, not {type(lease).__name__} "
+            f"{lease!r:.40}"
+        )
+    if not 0 < lease <= LONGEST:
+        raise ValueError(f"a lease is more than 0 and at most {LONGEST} seconds, not {lease}")
+    return float(lease)
 
 
 def milliseconds(lease: float | None) -> int:
@@ -37,97 +64,148 @@ def milliseconds(lease: float | None) -> int:
 class Deadline:
     """An action that is due at a time, once."""
 
-    __slots__ = ("_action", "when")
+    __slots__ = ("_action", "_forks", "_over", "_threads", "when")
 
-    def __init__(self, when: float, action: Callable[[], None]) -> None:
-        self.when = when
-        self._action: Callable[[], None] | None = action
+    def __init__(self, when: float, action: Callable[[], object]) -> None:
+        self.when = float(when)
+        self._action = [action]  # a thread that takes it out runs it, or never lets it run
+        self._over = threading.Lock()  # while it has not run
+        self._over.acquire()
+        self._forks = fork.generation()
+        self._threads: list[_LeaseThread] = []  # that know of it
 
     @property
     def pending(self) -> bool:
-        return self._action is not None
+        return bool(self._action)
 
     def cancel(self) -> None:
         """Waits for an action that is under way.  Idempotent."""
-        with _changed:
-            if self._action is not None:
-                self._action = None
-                _drop_cancelled()
+        try:
+            self._action.pop()
+        except IndexError:
+            if self._forks == fork.generation() and not self._runs_here():
+                with self._over:
+                    pass
+        else:
+            self._over.release()
+            for thread in self._threads:
+                thread.cancelled()
+
+    def _runs_here(self) -> bool:
+        """Whether a destructor within its action calls."""
+        here = threading.get_ident()
+        return any(thread.ident == here for thread in self._threads)
 
     def run(self) -> None:
-        action, self._action = self._action, None
-        assert action is not None
+        try:
+            action = self._action.pop()
+        except IndexError:
+            return  # cancelled
         try:
             action()
-        except Exception:  # the others have to end in time as well
+        except BaseException:  # the others have to end in time as well
             logger.exception("the end of a lease failed")
+        finally:
+            self._over.release()
 
 
-_changed = threading.Condition(threading.RLock())  # a finalizer may run within
-_heap: list[tuple[float, int, Deadline]] = []
-_numbers = itertools.count()  # of deadlines at the same time
-_cancelled = 0  # of those in the heap
-_thread: threading.Thread | None = None
+class _LeaseThread(ServiceThread):
+    """Runs deadlines, until it has none.  It alone uses the heap."""
+
+    def __init__(self) -> None:
+        super().__init__(self._main, "aiordma leases")
+        self._new: deque[Deadline] = deque()
+        self._cancelled: deque[None] = deque()  # one for each since the heap was searched
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._heap: list[tuple[float, int, Deadline]] = []
+        self._numbers = itertools.count()  # of deadlines at the same time
+        self._looks_at = -math.inf  # when it looks by itself: as it begins
+        self._search_after = 1  # so many are cancelled
+        self.ending = False
+        """It takes no more deadlines than it has."""
+
+    # Another thread changes something, then looks whether this one has to be told; this one says
+    # when it looks next, then looks whether something has changed.
+
+    def add(self, deadline: Deadline) -> None:
+        """If it is `ending` afterwards, it may not have seen it."""
+        deadline._threads.append(self)
+        self._new.append(deadline)
+        if deadline.when < self._looks_at:
+            self._wakes.put(None)
+
+    def cancelled(self) -> None:
+        """One more is: when half of them are, they go; without any the thread ends."""
+        self._cancelled.append(None)
+        if len(self._cancelled) >= self._search_after:
+            self._wakes.put(None)
+
+    def _main(self) -> None:
+        while True:
+            self._looks_at = -math.inf
+            self._take_new()
+            while self._heap and self._heap[0][0] <= now():
+                heapq.heappop(self._heap)[2].run()
+            if len(self._cancelled) >= self._search_after:
+                self._drop_cancelled()
+            if self._heap:
+                self._wait(self._heap[0][0])
+            elif self.ending and not self._new:
+                return
+            else:
+                self.ending = True
+
+    def _take_new(self) -> None:
+        with suppress(IndexError):
+            while True:
+                deadline = self._new.popleft()
+                heapq.heappush(self._heap, (deadline.when, next(self._numbers), deadline))
+
+    def _drop_cancelled(self) -> None:
+        self._cancelled.clear()  # first: what is cancelled from now on counts for the next time
+        self._heap = [entry for entry in self._heap if entry[2].pending]
+        heapq.heapify(self._heap)
+
+    def _wait(self, when: float) -> None:
+        self._looks_at = when
+        self._search_after = (len(self._heap) + 1) // 2
+        if not self._new and len(self._cancelled) < self._search_after:
+            with suppress(Empty):
+                self._wakes.get(timeout=max(0.0, min(when - now(), LONGEST)))
 
 
-def at(when: float, action: Callable[[], None]) -> Deadline:
+_thread: _LeaseThread | None = None
+
+
+def at(when: float, action: Callable[[], object]) -> Deadline:
     """Calls `action` in the thread, at `when` of `now`.  It must be quick, and thread-safe.
 
     RDMAError when there can be no thread: then it is never called.
     """
     global _thread  # noqa: PLW0603 - one for the process
     deadline = Deadline(when, action)
-    with _changed:
-        if _thread is None:
-            _thread = threading.Thread(target=_run, name="aiordma leases", daemon=True)
-            try:
-                _thread.start()
-            except RuntimeError as error:
-                _thread = None  # the next deadline tries again
-                raise RDMAError(
-                    f"the memory is not shared: the thread that would end its lease cannot be "
-                    f"started ({error}); end other threads, raise their limit (ulimit -u, "
-                    f"pids.max), or share without a lease"
-                ) from error
-        heapq.heappush(_heap, (when, next(_numbers), deadline))
-        if _heap[0][2] is deadline:
-            _changed.notify()
+    known = _thread
+    if known is not None and not known.ending:
+        known.add(deadline)
+        if not known.ending:
+            return deadline
+    thread = _LeaseThread()
+    thread.add(deadline)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        deadline.cancel()
+        raise RDMAError(
+            f"the memory is not shared: the thread that would end its lease cannot be "
+            f"started ({error}); end other threads, raise their limit (ulimit -u, "
+            f"pids.max), or share without a lease"
+        ) from error
+    _thread = thread  # another thread may have begun one at the same time: each ends its own
     return deadline
 
 
-def _drop_cancelled() -> None:
-    """One more is cancelled: when half of them are, they go; without any the thread ends."""
-    global _cancelled  # noqa: PLW0603
-    _cancelled += 1
-    if 2 * _cancelled >= len(_heap):
-        _heap[:] = [entry for entry in _heap if entry[2].pending]
-        heapq.heapify(_heap)
-        _cancelled = 0
-        _changed.notify()
-
-
-def _run() -> None:
-    global _cancelled, _thread  # noqa: PLW0603
-    with _changed:
-        while _heap:
-            when, _, deadline = _heap[0]
-            if not deadline.pending:
-                heapq.heappop(_heap)
-                _cancelled -= 1
-            elif when > now():
-                _changed.wait(when - now())
-            else:
-                heapq.heappop(_heap)
-                deadline.run()
-        _thread = None
-
-
 def _reset_in_child() -> None:
-    # The thread is the parent's, and it may have held the lock; so are the keys.
-    global _cancelled, _changed, _thread  # noqa: PLW0603
-    _changed = threading.Condition(threading.RLock())
-    _heap.clear()
-    _cancelled = 0
+    global _thread  # noqa: PLW0603 - the parent's, as are the keys
     _thread = None
 
 

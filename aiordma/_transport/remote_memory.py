@@ -12,7 +12,7 @@ from .._core.region import RegionToken, RemoteRange, Rights
 from .._datapath.memory import Remote
 from .._loop.wait_queue import WaitQueue
 from ..errors import BufferStateError, LeaseEndedError
-from .lease_thread import check_lease, milliseconds, now
+from .lease_thread import lease_seconds, milliseconds, now
 
 if TYPE_CHECKING:
     from .sharing import Sharing
@@ -110,7 +110,7 @@ class RemoteRegion(RemoteMemory):
         For borrowed memory.  The owner may grant less (`Config.max_lease`): `lease_left` says what
         it is.  LeaseEndedError when it has ended, RequestRefusedError when the owner refuses.
         """
-        check_lease(lease)
+        lease = lease_seconds(lease)
         self.check(self._sharing)
         await self._sharing.renew(self, milliseconds(lease))
 
@@ -129,7 +129,16 @@ class RemoteRegion(RemoteMemory):
     def unusable(self) -> BufferStateError:
         """Why it cannot be used.  Internal to the library."""
         if self.usable:
-            return LeaseEndedError(f"the lease of {self!r} has ended", self.token.region_id)
+            longer = (
+                "renew it in time (RemoteRegion.renew), or ask for a longer one (lease=, "
+                "Config.lease here, Config.max_lease there)"
+                if self.lent
+                else "its owner can renew it in time (Share.renew), or share for longer (lease=, "
+                "Config.lease there)"
+            )
+            return LeaseEndedError(
+                f"the lease of {self!r} has ended: {longer}", self.token.region_id
+            )
         if self._why:
             return LeaseEndedError(f"{self!r} cannot be used again", self.token.region_id)
         return BufferStateError(f"{self!r} cannot be used again")

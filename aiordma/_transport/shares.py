@@ -12,7 +12,7 @@ from .._core.region import RegionToken, Rights
 from ..errors import BufferStateError, RDMAError
 from ..mr_pool import Block, Buffer, LocalMemory
 from . import lease_thread, share_keys
-from .lease_thread import Deadline, check_lease, milliseconds, now
+from .lease_thread import Deadline, lease_seconds, milliseconds, now
 
 if TYPE_CHECKING:
     from .sharing import Sharing
@@ -89,7 +89,7 @@ class Share:
         It may be shorter than before: then it ends when the peer has been told, or as it would
         have.  BufferStateError when it has ended.
         """
-        check_lease(lease)
+        lease = lease_seconds(lease)
         if not self.lease_from_now(lease, at_least=True):
             raise BufferStateError(f"{self!r} has ended: share the memory again")
         await self._sharing.tell(protocol.RegionLease(0, self.region_id, milliseconds(lease)))

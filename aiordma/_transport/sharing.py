@@ -44,7 +44,7 @@ from ..errors import (
 )
 from ..mr_pool import Buffer, LocalMemory, MemoryPool
 from .arguments import remote_memory
-from .lease_thread import milliseconds, now
+from .lease_thread import lease_seconds, milliseconds, now
 from .remote_memory import RemoteRegion
 from .shares import HandedOver, Loan, Share
 
@@ -228,7 +228,7 @@ class Sharing:
     def _lease_for(self, lease_ms: int) -> float | None:
         """Seconds of what the peer has asked for (0: without an end), within `Config.max_lease`."""
         asked = lease_ms / 1000 if lease_ms else None
-        most = self._config.max_lease
+        most = lease_seconds(self._config.max_lease)
         return most if asked is None or (most is not None and asked > most) else asked
 
     def _check_rights(self, rights: Rights) -> None:
@@ -263,14 +263,16 @@ class Sharing:
         quota = self._config.lend_quota
         if lent + length > quota:
             raise QuotaError(
-                f"{length} bytes were asked for, {lent} of {quota} are lent already",
+                f"{length} bytes were asked for, {lent} of {quota} are lent already "
+                f"(Config.lend_quota there)",
                 amount=lent + length,
                 limit=quota,
             )
         regions = len(self._shares) + len(self._handed_over)
         if regions >= self._config.max_regions:
             raise QuotaError(
-                f"{regions} regions are shared already, or handed over and not received",
+                f"{regions} regions are shared already, or handed over and not received "
+                f"(Config.max_regions there)",
                 amount=regions + 1,
                 limit=self._config.max_regions,
             )
@@ -408,8 +410,8 @@ class Sharing:
         if not grant.request_id:
             if len(self._arrived) >= self._config.max_regions:
                 raise ProtocolError(
-                    f"the peer has shown more than {self._config.max_regions} regions before one "
-                    f"was received"
+                    f"the peer has shown more than {self._config.max_regions} regions "
+                    f"(Config.max_regions) before one was received"
                 )
             self._arrived.add(self._use(RemoteRegion(self, grant.token, lent=False)))
             return

@@ -122,7 +122,7 @@ class Writes(OneSided):
         self._expected = contents(seed + SERVER, size)
         self._mismatch = ""
         self._inbox = self._conn.alloc(size)
-        self._share = self._conn.share(self._inbox, access=Rights.WRITE)
+        self._share = self._conn.share(self._inbox, access=Rights.WRITE, lease=None)
         return self._share.token.pack()
 
     def operate(self, run: Run) -> Awaitable[object]:

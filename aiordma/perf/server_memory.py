@@ -31,7 +31,7 @@ class Memory:
     def open_up(self, size: int, filling: bytes) -> bytes:
         self._memory = self._conn.alloc(size)
         self._memory.view[:] = filling
-        self._share = self._conn.share(self._memory, access=self.rights)
+        self._share = self._conn.share(self._memory, access=self.rights, lease=None)
         return self._share.token.pack()
 
     async def answer(self, tally: Tally, verify_all: bool) -> None:

@@ -34,6 +34,7 @@ UNTIMED = Config(
     handshake_timeout=NEVER,
     first_bytes_timeout=NEVER,
     close_timeout=NEVER,
+    lease=None,
 )
 
 # A connection that costs little, and whose every limit is soon reached, but for those of time.

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
 
+import numpy as np
 import pytest
 
 from aiordma._transport import lease_thread
-from aiordma._transport.lease_thread import now
+from aiordma._transport.lease_thread import Deadline, lease_seconds, now
 from aiordma.errors import RDMAError
 
 from .connection_factory import BUSY, no_more_threads
@@ -20,22 +29,22 @@ LONG = 3600.0
 def thread_ends() -> None:
     """There is none while nothing has an end."""
     limit = time.monotonic() + 10 * BUSY
-    while lease_thread._thread is not None:
+    while (thread := lease_thread._thread) is not None and thread.is_alive():
         assert time.monotonic() < limit
         time.sleep(0.001)
-    assert not lease_thread._heap
 
 
 def test_actions_come_in_order_and_on_time() -> None:
-    """Nothing is due before all are there: the thread needs the lock to look."""
+    """Nothing is due before all are there: the thread is kept in an action."""
     came: list[tuple[int, bool]] = []
-    done = threading.Event()
-    with lease_thread._changed:
-        start = now()
-        for number in (3, 1, 2, 0):
-            when = start + 0.01 * number
-            lease_thread.at(when, lambda n=number, when=when: came.append((n, now() >= when)))  # type: ignore[misc]
-        lease_thread.at(start + 0.04, done.set)
+    go, done = threading.Event(), threading.Event()
+    lease_thread.at(now(), go.wait)
+    start = now()
+    for number in (3, 1, 2, 0):
+        when = start + 0.01 * number
+        lease_thread.at(when, lambda n=number, when=when: came.append((n, now() >= when)))  # type: ignore[misc]
+    lease_thread.at(start + 0.04, done.set)
+    go.set()
     assert done.wait(10 * BUSY)
     assert came == [(number, True) for number in range(4)]
     thread_ends()
@@ -43,11 +52,15 @@ def test_actions_come_in_order_and_on_time() -> None:
 
 def test_the_thread_ends_with_the_last_one() -> None:
     many = [lease_thread.at(now() + LONG, pytest.fail) for _ in range(1000)]
-    assert lease_thread._thread is not None
+    thread = lease_thread._thread
+    assert thread is not None
     for deadline in many[:-1]:
         deadline.cancel()
         deadline.cancel()  # again: nothing
-    assert len(lease_thread._heap) < 10
+    limit = now() + 10 * BUSY
+    while len(thread._heap) > 10:  # it drops them
+        assert now() < limit
+        time.sleep(0.001)
     assert many[-1].pending
     many[-1].cancel()
     thread_ends()
@@ -87,11 +100,48 @@ def test_after_cancel_it_does_not_run() -> None:
     thread_ends()
 
 
-def test_an_action_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_destructor_within_an_action_cancels_it() -> None:
+    """It does not wait for itself."""
+    go, done = threading.Event(), threading.Event()
+    deadlines: list[Deadline] = []
+
+    def act() -> None:
+        assert go.wait(10 * BUSY)
+        deadlines[0].cancel()
+        done.set()
+
+    deadlines.append(lease_thread.at(now(), act))
+    go.set()
+    assert done.wait(10 * BUSY)
+    deadlines[0].cancel()
+    thread_ends()
+
+
+def test_threads_that_begin_it_together() -> None:
+    """Each of their deadlines is met, while others are cancelled."""
+    barrier = threading.Barrier(8)
+    met: SimpleQueue[int] = SimpleQueue()
+
+    def begin(number: int) -> None:
+        barrier.wait()
+        for n in range(50):
+            lease_thread.at(now() + LONG, pytest.fail).cancel()
+            lease_thread.at(now() + 0.0001 * n, partial(met.put, 50 * number + n))
+
+    with ThreadPoolExecutor(8) as threads:
+        for one in [threads.submit(begin, number) for number in range(8)]:
+            one.result()
+    assert {met.get(timeout=10 * BUSY) for _ in range(400)} == set(range(400))
+    thread_ends()
+
+
+@pytest.mark.parametrize("error", [OSError, SystemExit, asyncio.CancelledError])
+def test_an_action_that_fails(caplog: pytest.LogCaptureFixture, error: type[BaseException]) -> None:
+    """The thread says so, and goes on."""
     done = threading.Event()
 
     def fail() -> None:
-        raise OSError("the device has gone")
+        raise error("the device has gone")
 
     soon = now() + 0.01
     lease_thread.at(soon, fail)
@@ -100,3 +150,26 @@ def test_an_action_that_fails(caplog: pytest.LogCaptureFixture) -> None:
         assert done.wait(10 * BUSY)
     assert "the device has gone" in caplog.text
     thread_ends()
+
+
+@pytest.mark.parametrize(
+    "lease", [5, 5.0, Fraction(5), np.float32(5), np.float64(5), np.int64(5), np.uint8(5)]
+)
+def test_numbers_that_are_a_lease(lease: Any) -> None:
+    seconds = lease_seconds(lease)
+    assert type(seconds) is float
+    assert seconds == 5
+
+
+@pytest.mark.parametrize("lease", [True, "60", Decimal(5), 5j, [5], b"5", np.bool_(True)])
+def test_what_is_no_lease(lease: Any) -> None:
+    with pytest.raises(TypeError, match="a lease is a number of seconds"):
+        lease_seconds(lease)
+
+
+@pytest.mark.parametrize(
+    "lease", [0, -1, math.nan, math.inf, 10**400, np.float32("nan"), Fraction(-1, 2), 4294968]
+)
+def test_a_lease_that_cannot_be(lease: Any) -> None:
+    with pytest.raises(ValueError, match="more than 0 and at most 4294967 seconds"):
+        lease_seconds(lease)

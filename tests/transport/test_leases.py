@@ -17,6 +17,7 @@ from aiordma._core import protocol
 from aiordma._core.protocol import ErrorCode
 from aiordma._transport import lease_thread
 from aiordma._transport.lease_thread import Deadline, now
+from aiordma.config import DEFAULT
 from aiordma.errors import BufferStateError, RDMAError
 
 from .connection_factory import (
@@ -264,6 +265,24 @@ async def test_a_thread_that_is_gone_when_a_loan_is_renewed(
         await lent.wait_ended()
         assert not server._sharing.shared
         await check_alive(client, server)
+
+
+@one_loop
+async def test_the_lease_that_no_call_names(factory: ConnectionFactory) -> None:
+    """Each side's own setting; None in a call is without an end."""
+    assert DEFAULT.lease == 60
+    ours, theirs = replace(SMALL, lease=LONG), replace(SMALL, lease=2 * LONG)
+    async with factory.pair(ours, server=theirs) as (client, server):
+        with server.alloc(8) as buffer:
+            await server.send_region(buffer)
+            async with (
+                await client.recv_region() as shown,
+                client.open_region(server.share(buffer).token) as opened,
+                await client.request_region(8) as lent,
+                await client.request_region(8, lease=None) as endless,
+            ):
+                lengths = [it.token.lease_ms for it in (shown, opened, lent, endless)]
+                assert lengths == [2000 * LONG, 2000 * LONG, 1000 * LONG, 0]
 
 
 @one_loop
