@@ -26,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ._native import fork
+from ._native.service_thread import ServiceThread
 from .monitoring import open_connections, refresh_wires, snapshot
 
 logger: logging.Logger = logging.getLogger("aiordma.monitoring")
@@ -156,7 +157,7 @@ class _Server:
         self._inode = fork.add_socket(self._listener.fileno())
         self._pid = os.getpid()
         atexit.register(self._remove)
-        threading.Thread(target=self._serve, name="aiordma.monitoring", daemon=True).start()
+        ServiceThread(self._serve, "aiordma.monitoring").start()
 
     def _remove(self) -> None:
         if os.getpid() == self._pid:
@@ -168,17 +169,17 @@ class _Server:
         while True:
             try:
                 peer, _ = self._listener.accept()
-            except OSError as error:
-                logger.warning("cannot answer `aiordma top`: %s", error)
+            except (OSError, MemoryError) as error:
+                logger.warning("cannot answer `aiordma top`: %r", error)
                 pause.wait(PAUSE)
                 continue
-            with peer:
-                try:
+            try:
+                with peer:
                     answer(peer)
-                except OSError as error:
-                    logger.debug("`aiordma top` has gone: %s", error)
-                except Exception:
-                    logger.exception("no snapshot for `aiordma top`")
+            except OSError as error:
+                logger.debug("`aiordma top` has gone: %s", error)
+            except BaseException:  # whatever one peer has brought about, others are answered
+                logger.exception("no snapshot for `aiordma top`")
 
 
 def answer(peer: socket.socket) -> None:

@@ -9,7 +9,6 @@ It makes observable instruments, which the SDK asks when it exports; between exp
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from functools import partial
 
@@ -30,20 +29,21 @@ __all__ = ["instrument"]
 
 class _Snapshots:
     """One snapshot for all metrics of a collection, of which the SDK does not tell the beginning:
-    a metric that has read it already gets a new one."""
+    a metric that has read it already gets a new one.
+
+    Threads that collect together take one each, at worst: a lock would be held while a destructor
+    or a signal handler may collect.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._taken: Snapshot | None = None
-        self._read: set[str] = set()
+        self._taken: tuple[Snapshot, set[str]] | None = None
 
     def for_metric(self, name: str) -> Snapshot:
-        with self._lock:
-            if self._taken is None or name in self._read:
-                self._taken = snapshot()
-                self._read.clear()
-            self._read.add(name)
-            return self._taken
+        taken = self._taken
+        if taken is None or name in taken[1]:
+            self._taken = taken = snapshot(), set()
+        taken[1].add(name)
+        return taken[0]
 
 
 def instrument(meter_provider: MeterProvider | None = None) -> None:

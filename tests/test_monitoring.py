@@ -19,8 +19,10 @@ import pytest
 
 import aiordma
 from aiordma import Config, Connection, ConnectionChange, Rights, monitoring, testing
+from aiordma._transport import observation
 from aiordma.errors import RejectedError
 from aiordma.monitoring import Snapshot, snapshot
+from aiordma.transport import Statistics
 
 KEY = b"sixteen bytes or more"
 
@@ -377,3 +379,19 @@ def test_hooks_of_a_loop_that_was_closed_early(
         notice()
     assert sorted(kinds(changes)) == [("end", False), ("end", True)]
     assert {str(change.error) for change in changes} == {"its event loop has been closed"}
+
+
+def test_counts_wait_for_no_thread() -> None:
+    """Another thread that adds up may be below a destructor that waits for this one."""
+    before = observation.counts()
+    statistics = Statistics(messages_sent=5)
+    with observation._adding:
+        for _ in range(2 * observation.MOST_FINALIZED):
+            observation.failed(None, OSError(), accepted=True)
+        observation.register(statistics)
+        observation.finalized(statistics)
+        during = observation.counts()
+    assert during.traffic["messages_sent"] == before.traffic["messages_sent"] + 5
+    assert during.errors["OSError"] == before.errors["OSError"] + 2 * observation.MOST_FINALIZED
+    assert observation.counts() == during
+    assert not observation._finalized

@@ -3,7 +3,8 @@
 Nothing here runs for a message: a connection is registered when it is made, counted when it begins
 and when it ends, and its counts are added to those of the process when it is finalized.
 
-The lock is reentrant, because a garbage collection inside it may finalize a connection.
+No thread waits for another one here: the collector can run a destructor at any step, and that may
+wait for a thread that counts.  What threads share is changed by single steps of the interpreter.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
@@ -44,15 +45,32 @@ class ConnectionChange:
 
 ConnectionHook = Callable[[ConnectionChange], object]
 
-_lock = threading.RLock()
-_hooks: tuple[ConnectionHook, ...] = ()
+_hooks: list[ConnectionHook] = []
+
+
+@dataclass(frozen=True)
+class _Event:
+    """Something that is counted once."""
+
+    event: str
+    error: str | None
+
+
+@dataclass(frozen=True)
+class _Past:
+    """The sums of what was finalized. Replaced as a whole."""
+
+    counts: ProcessCounts
+    included: dict[int, Statistics | _Event]
+    """What is in the sums, and still in `_counted`."""
+
+
 # The counts of each connection, by the address of the object, until the connection is finalized:
 # messages can still be received after its end.
-_counted: dict[int, Statistics] = {}
+_counted: dict[int, Statistics | _Event] = {}
 _finalized: deque[int] = deque()
-_past: Counter[str] = Counter()  # of connections that were finalized
-_events: Counter[str] = Counter()
-_errors: Counter[str] = Counter()
+_adding = threading.Lock()  # no thread waits for it
+MOST_FINALIZED = 64
 
 
 def add_connection_hook(hook: ConnectionHook) -> None:
@@ -64,32 +82,25 @@ def add_connection_hook(hook: ConnectionHook) -> None:
     by "aiordma.connection", and changes nothing for the connection or other hooks. It stays until
     `remove_connection_hook`, and in the child of a fork. Any thread may add one.
     """
-    global _hooks  # noqa: PLW0603 - replaced as a whole, so that a call under way has its own
-    with _lock:
-        _hooks = (*_hooks, hook)
+    _hooks.append(hook)
 
 
 def remove_connection_hook(hook: ConnectionHook) -> None:
     """Call it no more. ValueError for a hook that was not added."""
-    global _hooks  # noqa: PLW0603 - as above
-    with _lock:
-        left = list(_hooks)
-        try:
-            left.remove(hook)
-        except ValueError:
-            raise ValueError(f"{hook!r} is not a connection hook") from None
-        _hooks = tuple(left)
+    try:
+        _hooks.remove(hook)
+    except ValueError:
+        raise ValueError(f"{hook!r} is not a connection hook") from None
 
 
 def _count(event: str, error: BaseException | None = None) -> None:
-    with _lock:
-        _events[event] += 1
-        if error is not None:
-            _errors[type(error).__name__] += 1
+    it = _Event(event, type(error).__name__ if error is not None else None)
+    _counted[id(it)] = it
+    finalized(it)
 
 
 def _call_hooks(change: ConnectionChange) -> None:
-    for hook in _hooks:
+    for hook in tuple(_hooks):
         try:
             hook(change)
         except Exception:
@@ -125,26 +136,30 @@ def failed(peer: str | None, error: BaseException, *, accepted: bool) -> None:
 
 def register(statistics: Statistics) -> None:
     """The counts of a new connection belong to those of the process."""
-    with _lock:
-        _counted[id(statistics)] = statistics
+    _counted[id(statistics)] = statistics
+    if len(_finalized) >= MOST_FINALIZED:
         _add_finalized()
 
 
-def finalized(statistics: Statistics) -> None:
-    """Its connection counts no more. In any thread, at any time."""
-    _finalized.append(id(statistics))
+def finalized(counted: Statistics | _Event) -> None:
+    """It counts no more. In any thread, at any time."""
+    _finalized.append(id(counted))
 
 
 def _add_finalized() -> None:
-    while _finalized:
-        statistics = _counted.pop(_finalized.popleft(), None)
-        if statistics is not None:
-            _add(_past, statistics)
-
-
-def _add(sums: Counter[str], statistics: Statistics) -> None:
-    for field in fields(statistics):
-        sums[field.name] += getattr(statistics, field.name)
+    """Adds to the sums what counts no more, in one thread at a time: another one leaves it."""
+    global _past  # noqa: PLW0603 - replaced as a whole
+    if not _adding.acquire(blocking=False):
+        return
+    try:
+        ids = [_finalized.popleft() for _ in range(len(_finalized))]
+        included = {key: _counted[key] for key in ids if key in _counted}
+        _past = _Past(_past.counts.plus(included.values()), included)
+        for key in included:
+            del _counted[key]
+        _past = _Past(_past.counts, {})
+    finally:
+        _adding.release()
 
 
 @dataclass(frozen=True)
@@ -158,23 +173,40 @@ class ProcessCounts:
     errors: Counter[str]
     """Failures by the class of the error."""
 
+    def plus(self, counted: Iterable[Statistics | _Event]) -> ProcessCounts:
+        sums = ProcessCounts(self.traffic.copy(), self.events.copy(), self.errors.copy())
+        for one in counted:
+            if isinstance(one, _Event):
+                sums.events[one.event] += 1
+                if one.error is not None:
+                    sums.errors[one.error] += 1
+            else:
+                for field in fields(one):
+                    sums.traffic[field.name] += getattr(one, field.name)
+        return sums
+
+
+_past = _Past(ProcessCounts(Counter(), Counter(), Counter()), {})
+
 
 def counts() -> ProcessCounts:
     """A copy. Any thread may ask."""
-    with _lock:
-        _add_finalized()
-        sums = _past.copy()
-        for statistics in list(_counted.values()):
-            _add(sums, statistics)
-        return ProcessCounts(sums, _events.copy(), _errors.copy())
+    _add_finalized()
+    while True:
+        past = _past
+        counted = list(_counted.items())
+        if past is _past:  # else another thread has added something between the two
+            break
+    return past.counts.plus(one for key, one in counted if key not in past.included)
 
 
 def _reset_after_fork() -> None:
     """The child counts its own connections."""
-    global _lock  # noqa: PLW0603 - another thread may have held it while this one forked
-    _lock = threading.RLock()
-    for kept in (_counted, _finalized, _past, _events, _errors):
-        kept.clear()
+    global _adding, _past  # noqa: PLW0603 - another thread may have been at it in the parent
+    _adding = threading.Lock()
+    _past = _Past(ProcessCounts(Counter(), Counter(), Counter()), {})
+    _counted.clear()
+    _finalized.clear()
 
 
 fork.reset_in_child(_reset_after_fork)

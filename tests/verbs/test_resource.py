@@ -11,11 +11,14 @@ import threading
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aiordma import verbs
+from aiordma._native import ffi
 from aiordma.errors import BufferStateError, VerbsError
 from aiordma.verbs._device import context as device_context
 from aiordma.verbs._device import resource
@@ -214,18 +217,23 @@ def test_a_forked_child_does_not_wait_for_the_parents_threads(context: verbs.Con
     cq.close()
 
 
-def test_a_forked_child_does_not_wait_for_a_thread_that_borrows(context: verbs.Context) -> None:
-    pointer = context.pointer
-    with device_context._borrow_lock:
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)
-            try:
-                verbs.Context.borrow(context.library, pointer)
-                os._exit(0)
-            finally:
-                os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+def test_threads_that_borrow_together_get_one(
+    context: verbs.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a destructor that borrows in the middle of it."""
+    borrow = partial(verbs.Context.borrow, context.library, context.pointer)
+    name = ffi.string
+    inner: list[verbs.Context] = []
+
+    def string(raw: Any) -> Any:
+        monkeypatch.undo()
+        inner.append(borrow())
+        return name(raw)
+
+    monkeypatch.setattr(device_context, "ffi", SimpleNamespace(string=string, cast=ffi.cast))
+    assert borrow() is inner[0]
+    assert borrow() is inner[0]
+    inner.clear()
 
 
 # Everything is still open when the interpreter goes down: it must neither hang, crash nor raise.

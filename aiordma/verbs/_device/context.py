@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiordma._native import Library, failure, ffi, fork, lib
+from aiordma._native import Library, failure, ffi, lib
 from aiordma.errors import DeviceEventError, UnsupportedError
 
 from .._cq.completion import CompletionChannel, CompletionQueue
@@ -76,16 +75,18 @@ def event_error(event: AsyncEvent, context: Context) -> DeviceEventError:
     return DeviceEventError(event.type.name, device=context.name, element=about)
 
 
-_borrowed: weakref.WeakValueDictionary[tuple[str, int], Context] = weakref.WeakValueDictionary()
-_borrow_lock = threading.Lock()
+# For each pointer those that were made, the first of which is the one: threads may come together,
+# and under a lock a destructor could keep them from each other for ever.
+_borrowed: dict[tuple[str, int], list[weakref.ref[Context]]] = {}
 
 
-def _after_fork_in_child() -> None:
-    global _borrow_lock  # noqa: PLW0603 - a thread of the parent may hold it
-    _borrow_lock = threading.Lock()
-
-
-fork.reset_in_child(_after_fork_in_child)
+def _first_borrowed(made: list[weakref.ref[Context]]) -> Context | None:
+    for ref in tuple(made):
+        if (context := ref()) is not None and not context.closed:
+            return context
+        with suppress(ValueError):  # another thread has removed it
+            made.remove(ref)
+    return None
 
 
 class Context(Ports):
@@ -134,13 +135,16 @@ class Context(Ports):
         what was made from it and leaves the device open.
         """
         key = (library.name, int(ffi.cast("uintptr_t", pointer)))
-        with _borrow_lock:
-            context = _borrowed.get(key)
-            if context is None or context.closed:
-                raw = library.calls.ibv_get_device_name(pointer.device)
-                name = ffi.string(raw).decode(errors="replace")
-                context = _borrowed[key] = cls(library, pointer, name, borrowed=True)
+        made = _borrowed.setdefault(key, [])
+        if (context := _first_borrowed(made)) is not None:
             return context
+        raw = library.calls.ibv_get_device_name(pointer.device)
+        name = ffi.string(raw).decode(errors="replace")
+        own = cls(library, pointer, name, borrowed=True)
+        made.append(weakref.ref(own))
+        context = _first_borrowed(made)
+        assert context is not None
+        return context
 
     # --- what there is ---------------------------------------------------------------------
 
