@@ -367,7 +367,7 @@ cdef PendingRendezvous pending_rendezvous(
         if le64toh(piece[i].length) > longest - pending.length:
             raise ProtocolError(
                 f"the peer sent a message of more than {longest} bytes, which is what this side "
-                f"said in the handshake that it takes"
+                f"said in the handshake that it takes (Config.max_message)"
             )
         if le64toh(piece[i].length) - 1 > ~<uint64_t> 0 - le64toh(piece[i].address):
             raise ProtocolError("the message goes beyond the end of the address space")

@@ -25,7 +25,7 @@ from .connect_attempt import ConnectAttempt
 from .connection import Connection
 from .endpoint import LocalEndpoint
 from .failure_limit import FailureLimit
-from .fair_share import FairShare, NoRoomError, network_of, places
+from .fair_share import FairShare, NoRoomError, network_of, places, setting
 from .inspection import OnRequest, Way, admits, refuse
 from .lifecycle import Address, NoLink
 
@@ -57,12 +57,13 @@ class ConnectionLimits:
         """ConnectionLimitError if there may be no more of this host."""
         if self._most is not None and self._taken.total() >= self._most:
             raise ConnectionLimitError(
-                f"the listener has as many connections as it takes ({self._most})"
+                f"the listener has as many connections as it takes ({self._most}), by its "
+                f"Config.max_connections"
             )
         if self._most_per_host is not None and self._taken[host] >= self._most_per_host:
             raise ConnectionLimitError(
                 f"the listener has as many connections with {host} as it takes "
-                f"({self._most_per_host})"
+                f"({self._most_per_host}), by its Config.max_connections_per_host"
             )
 
     def take(self, host: str) -> None:
@@ -180,10 +181,13 @@ class Acceptor:
             try:
                 goes = share.make_room(host)
             except NoRoomError:
-                error = BusyError("too many handshakes are under way")
+                error = BusyError(f"too many handshakes are under way ({setting(share.limit)})")
             else:
                 if goes is not None:
-                    self._drop(goes, BusyError("it gave way to a newer handshake"))
+                    self._drop(
+                        goes,
+                        BusyError(f"it gave way to a newer handshake ({setting(share.limit)})"),
+                    )
         if error is not None:
             logger.info("%r turned away: %s", request, error)
             observation.failed(_name(peer), error, accepted=True)

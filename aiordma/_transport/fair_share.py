@@ -47,6 +47,11 @@ def places(wanted: int) -> int:
     return max(1, min(wanted, files // SHARE_OF_FILES))
 
 
+def setting(limit: int) -> str:
+    """What decides on a limit of `places`, for errors."""
+    return f"{limit}: Config.max_handshakes there, or an eighth of its descriptors"
+
+
 class NoRoomError(Exception):
     """Every place is taken by a peer that does not go for this one."""
 

@@ -151,7 +151,7 @@ def unpack_rendezvous(content: bytes, longest: int) -> tuple[int, list[tuple[int
         if total > longest:
             raise ProtocolError(
                 f"the peer sent a message of more than {longest} bytes, which is what this side "
-                f"said in the handshake that it takes"
+                f"said in the handshake that it takes (Config.max_message)"
             )
         if address + length > 1 << 64:
             raise ProtocolError("the message goes beyond the end of the address space")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ from aiordma._transport.auth import NO_SECURITY
 from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE
 from aiordma._transport.inspection import Way
 from aiordma._transport.tcp_link import REFUSED
-from aiordma.errors import BusyError, RejectedError
+from aiordma.errors import BusyError, RDMAError, RejectedError
 
 from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, yield_loop
 from .marks import by_tcp, one_loop
@@ -154,6 +154,65 @@ async def test_an_ipv6_network_is_one_host() -> None:
     errors = [type(peer.error) for peer in peers]
     await acceptor.close()
     assert errors == [type(None), ConnectionLimitError, type(None)]
+
+
+async def shows(client: Connection, server: Connection, count: int) -> None:
+    """Regions that the other side does not take: that breaks the connection there."""
+    with client.alloc(8) as buffer:
+        for _ in range(count):
+            await client.send_region(buffer)
+        await server.wait_closed()
+    cause = server._close_cause
+    assert cause is not None
+    raise cause
+
+
+async def borrows(client: Connection, server: Connection, count: int) -> None:
+    kept = [await client.request_region(1) for _ in range(count)]
+    assert not kept
+
+
+BEYOND: dict[str, Callable[[Connection, Connection, int], Awaitable[object]]] = {
+    "pool_limit": lambda client, _, size: client.lease(size),
+    "lend_quota": lambda client, _, size: client.request_region(size),
+    "max_message": lambda client, _, size: client.send(bytes(size)),
+    "max_regions": borrows,
+    "max_regions ": shows,
+}
+
+
+@one_loop
+@pytest.mark.parametrize("limit", BEYOND)
+async def test_a_refusal_names_its_setting(factory: ConnectionFactory, limit: str) -> None:
+    """And the value, so that a user knows what to change, and on which side."""
+    setting = limit.strip()
+    config = replace(SMALL, max_message=1 << 16, pool_limit=16 << 20)
+    value = getattr(config, setting)
+    async with factory.pair(config) as (client, server):
+        with pytest.raises((RDMAError, OSError)) as refused:
+            await BEYOND[limit](client, server, value + 1)
+        assert f"Config.{setting}" in str(refused.value)
+        assert f"{value}" in str(refused.value)
+
+
+@one_loop
+@pytest.mark.parametrize(
+    "setting", ["max_handshakes", "max_connections_per_host", "max_connections"]
+)
+async def test_who_is_turned_away_is_told_the_setting(setting: str) -> None:
+    config = Config(**{setting: 1})  # type: ignore[arg-type]
+    acceptor = Acceptor(config, NO_SECURITY, lambda _: None)
+    peers = [Asks("10.0.0.1") for _ in range(2)]
+    for peer in peers:
+        acceptor.admit(peer)
+    await yield_loop(2)
+    await acceptor.close()
+    (error,) = [
+        peer.error for peer in peers if isinstance(peer.error, BusyError | ConnectionLimitError)
+    ]
+    assert f"Config.{setting}" in str(error)
+    assert "1" in str(error)
+    assert len(str(error)) <= 144  # what a rejection has room for
 
 
 @one_loop
