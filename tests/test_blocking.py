@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import inspect
+import itertools
 import os
 import signal
 import struct
@@ -15,12 +16,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from aiordma import Rights, blocking, errors, transport
+from aiordma._transport import lease_thread
 from aiordma.streams import start_stream_server
 from tests.conftest import kind_of
 from tests.transport.inside import figures
@@ -227,21 +231,318 @@ def test_an_interrupt_before_the_wait_ends_the_call(
     serve: blocking.Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has been submitted, and its thread does not wait for it yet."""
-    with connected(serve) as (client, server):
-        lock = server._thread._lock
 
-        @contextmanager
-        def interrupted() -> Iterator[None]:
-            with lock:
-                yield
-            raise KeyboardInterrupt
+    def interrupted() -> None:
+        during.undo()
+        raise KeyboardInterrupt
 
-        with monkeypatch.context() as during:
-            during.setattr(server._thread, "_lock", interrupted())
-            with pytest.raises(KeyboardInterrupt):
-                server.recv()
+    with connected(serve) as (client, server), monkeypatch.context() as during:
+        during.setattr(server._thread, "_wake", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            server.recv()
         client.send(b"for the next call")
         assert server.within(100).recv() == b"for the next call"
+
+
+def interrupt(function: Callable[[], object]) -> None:
+    """An interrupt when the result is there: the caller has not got it."""
+
+    class Interrupts(SimpleQueue[None]):
+        def get(self, *_: Any) -> None:
+            super().get()
+            during.undo()
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as during:
+        during.setattr(blocking, "SimpleQueue", Interrupts)
+        with pytest.raises(KeyboardInterrupt):
+            function()
+
+
+def by_recv(conn: blocking.Connection) -> tuple[bytes, int | None]:
+    return conn.recv(), None
+
+
+def by_next(conn: blocking.Connection) -> tuple[bytes, int | None]:
+    return next(iter(conn)), None
+
+
+def by_recv_into(conn: blocking.Connection) -> tuple[bytes, int | None]:
+    memory = bytearray(3)
+    length, imm = conn.recv_into(memory)
+    return bytes(memory[:length]), imm
+
+
+def by_recv_with(conn: blocking.Connection) -> tuple[bytes, int | None]:
+    memory, length, imm = conn.recv_with(bytearray)
+    return bytes(memory[:length]), imm
+
+
+RECEIVERS = [by_recv, by_next, by_recv_into, by_recv_with]
+
+
+def test_an_interrupt_loses_no_message(serve: blocking.Listener) -> None:
+    """Whatever receives it next: it has its place, and its immediate data."""
+    with connected(serve) as (client, server):
+        for lost, then in itertools.product(RECEIVERS, repeat=2):
+            client.send(b"1st", imm=1)
+            client.send(b"2nd", imm=2)
+            interrupt(partial(lost, server))
+            shows_imm = then in (by_recv_into, by_recv_with)
+            for data, imm in ((b"1st", 1), (b"2nd", 2)):
+                assert then(server.within(100)) == (data, imm if shows_imm else None)
+
+
+def test_a_message_that_an_interrupt_has_kept_obeys_the_rules(serve: blocking.Listener) -> None:
+    with connected(serve) as (client, server), server.register(bytearray(9)) as region:
+        client.send(b"kept", imm=1)
+        client.send(b"until the end")
+        interrupt(server.recv)
+        with pytest.raises(errors.MessageTooLongError, match="has 4 bytes, the memory"):
+            server.recv_into(bytearray(3))
+        with pytest.raises(ValueError, match="read-only"):
+            server.recv_into(bytes(4))
+        assert server.recv_into(region) == (4, 1)
+        assert bytes(region.view[:4]) == b"kept"
+        interrupt(server.recv)
+        client.close()
+        assert server.recv() == b"until the end"
+        interrupt(server.recv)  # its error is lost, and comes again
+        with pytest.raises(errors.ConnectionClosedError):
+            server.recv()
+        assert list(server) == []
+
+
+def test_an_interrupt_loses_no_memory(serve: blocking.Listener) -> None:
+    with connected(serve) as (client, server), server.register(bytearray(8)) as region:
+        for _ in range(2):
+            server.send_region(region)
+        interrupt(client.recv_region)
+        shown = [client.recv_region().token for _ in range(2)]
+        assert shown[1].region_id == shown[0].region_id + 1
+
+        for data in (b"1st", b"2nd"):
+            lent = client.request_region(3)
+            client.write(data, lent)
+            client.hand_over(lent)
+        interrupt(server.recv_buffer)
+        assert [server.recv_buffer() for _ in range(2)] == [b"1st", b"2nd"]
+
+
+def test_what_an_interrupt_keeps_from_its_caller_is_given_back(
+    serve: blocking.Listener, host: str, device_name: str
+) -> None:
+    with connected(serve) as (client, server), server.register(bytearray(8)) as region:
+
+        def shared() -> int:
+            return blocking.call(lambda: figures_of_memory(server)["shared_regions"])
+
+        interrupt(partial(server.send_region, region))
+        interrupt(partial(server.share, region))
+        assert shared() == 0
+        interrupt(partial(client.request_region, 8))
+        client.send(b"behind the release")
+        assert server.recv() == b"behind the release"
+        assert shared() == 0
+        kept = bytearray(8)
+        interrupt(partial(client.register, kept))
+        kept.append(1)  # it is not pinned any more
+
+        interrupt(partial(blocking.connect, *serve.address, device=device_name))
+        assert list(serve.within(100).accept()) == []  # it was closed
+
+        again = blocking.connect(*serve.address, device=device_name)
+        interrupt(serve.accept)
+        with again, serve.within(100).accept() as accepted:
+            again.send(b"accepted")
+            assert accepted.recv() == b"accepted"
+    with blocking.listen(host, 0, device=device_name) as listener:
+        port = listener.port
+    interrupt(partial(blocking.listen, host, port, device=device_name))
+    with blocking.listen(host, port, device=device_name):
+        pass
+
+
+def figures_of_memory(conn: blocking.Connection) -> dict[str, int]:
+    return conn.asynchronous._sharing.figures()
+
+
+def test_an_interrupt_loses_no_bytes_of_a_stream(host: str, device_name: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"0123456789a line\nthe rest")
+        await reader.read()
+        writer.close()
+
+    server = blocking.call(start_stream_server, answer, host, 0, device=device_name)
+    port = server.sockets[0].getsockname()[1]
+    interrupt(partial(blocking.open_stream, host, port, device=device_name))
+    with blocking.open_stream(host, port, device=device_name) as stream:
+        interrupt(partial(stream.readexactly, 3))
+        interrupt(partial(stream.read, 2))
+        assert stream.read(3) == b"012"
+        with pytest.raises(TimeoutError):
+            stream.within(0.01).read()  # to the end
+        interrupt(stream.readline)
+        assert stream.readline() == b"3456789a line\n"
+        stream.write_eof()
+        interrupt(partial(stream.readexactly, 100))
+        with pytest.raises(asyncio.IncompleteReadError) as incomplete:
+            stream.readexactly(50)
+        assert incomplete.value.partial == b"the rest"
+        interrupt(stream.read)
+        assert stream.read() == b""
+    blocking.call(server.close)
+    blocking.call(server.wait_closed)
+
+
+# ---- destructors and signal handlers ------------------------------------------------------------
+
+
+AT_ANY_STEP = """
+import signal, sys
+from aiordma import blocking
+depth = 0
+def nested(*_):
+    assert blocking.call(len, b"from it") == 7
+def step(frame, event, argument):
+    # Not traced itself. A signal handler, like a destructor, may run between any two lines.
+    signal.raise_signal(signal.SIGUSR1)
+    return step
+def of_blocking(frame, event, argument):
+    return step if frame.f_code.co_filename == blocking.__file__ else None
+signal.signal(signal.SIGUSR1, nested)
+for _ in range(3):  # the first of them begins the thread
+    sys.settrace(of_blocking)
+    assert blocking.call(len, b"outer") == 5
+    sys.settrace(None)
+    blocking.stop()
+print("no deadlock")
+"""
+
+
+@pytest.mark.any_device
+def test_a_call_in_the_middle_of_any_step_of_another() -> None:
+    """As of a signal handler, or of a destructor, which the collector runs at any time."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_ANY_STEP],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "no deadlock\n", "")
+
+
+def test_a_signal_handler_during_a_call(serve: blocking.Listener) -> None:
+    with connected(serve) as (client, server), ThreadPoolExecutor(1) as threads:
+
+        def send(number: int, frame: FrameType | None) -> None:
+            client.send(b"from the handler")
+
+        def raise_when_it_waits(thread: int) -> None:
+            until_it_receives(server)
+            signal.pthread_kill(thread, signal.SIGALRM)
+
+        before = signal.signal(signal.SIGALRM, send)
+        try:
+            threads.submit(raise_when_it_waits, threading.get_ident())
+            assert server.recv() == b"from the handler"
+        finally:
+            signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("where", ["its own thread", "the thread of leases"])
+def test_a_destructor_in_a_thread_of_aiordma_can_close(
+    serve: blocking.Listener, where: str
+) -> None:
+    """It only begins it: what it would wait for may wait for this thread."""
+    refused: SimpleQueue[type[Exception]] = SimpleQueue()
+
+    class Owner:
+        def __init__(self, *owned: blocking.Connection | blocking.Region) -> None:
+            self.owned = owned
+
+        def __del__(self) -> None:
+            for each in self.owned:
+                each.close()
+            try:
+                client.send(b"")
+            except errors.WrongLoopError as error:
+                refused.put(type(error))
+
+    with connected(serve) as (client, server):
+        memory = bytearray(8)
+        left = [Owner(server, server.register(memory))]
+        if where == "its own thread":
+            blocking.call(left.clear)
+        else:
+            lease_thread.at(lease_thread.now(), left.clear)
+        refused.get()
+        server.wait_closed()
+        memory.append(1)
+        assert list(client) == []
+
+
+def test_an_end_that_fails_where_nothing_waits(
+    serve: blocking.Listener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(self: object) -> None:
+        raise OSError("the device has gone")
+
+    with monkeypatch.context() as during:
+        during.setattr(blocking.Stream, "close", blocking._ending(fail))
+        blocking.call(blocking.Stream(serve._thread, None).close)  # type: ignore[arg-type, call-overload]
+        blocking.call(asyncio.sleep, 0)
+    assert "the device has gone" in caplog.text
+
+
+# ---- beside an event loop -----------------------------------------------------------------------
+
+
+def test_a_server_of_the_callers_own_loop(
+    serve: blocking.Listener, host: str, device_name: str
+) -> None:
+    """It could not answer: refused at once. What can work does, as in a notebook."""
+
+    async def echo(conn: transport.Connection) -> None:
+        async for message in conn:
+            await conn.send(message)
+
+    def ask(port: int) -> bytes:
+        with blocking.connect(host, port, device=device_name) as conn:
+            conn.send(b"hello")
+            return conn.recv()
+
+    async def main() -> None:
+        async with await transport.start_server(echo, host, device=device_name) as server:
+            with pytest.raises(errors.WrongLoopError, match="to_thread"):
+                ask(server.port)
+            with pytest.raises(errors.WrongLoopError, match="to_thread"):
+                blocking.open_stream(host=host, port=server.port, device=device_name)
+            assert await asyncio.to_thread(ask, server.port) == b"hello"
+            blocking.check_server("203.0.113.7", server.port)  # the same port of another machine
+        with connected(serve) as (client, there):
+            client.send(b"in another thread")
+            assert there.recv() == b"in another thread"
+            with pytest.raises(TimeoutError) as late:
+                there.within(0).recv()
+            assert "An event loop runs in this thread" in late.value.__notes__[0]
+
+    asyncio.run(main())
+
+
+def test_memory_that_is_registered_without_with(serve: blocking.Listener) -> None:
+    memory = bytearray(8)
+    with connected(serve) as (client, server):
+        region = client.register(memory)
+        client.send_region(region[2:])
+        assert len(server.recv_region()) == 6
+        with pytest.raises(BufferError):
+            memory.append(1)
+        ThreadPoolExecutor(1).submit(region.close).result()
+        region.close()
+        blocking.call(client.asynchronous._sharing.end_keys)
+        memory.append(1)
 
 
 # ---- the thread ---------------------------------------------------------------------------------
@@ -266,6 +567,11 @@ def test_stop_ends_what_waits(serve: blocking.Listener) -> None:
             client.send(b"")
         with pytest.raises(errors.WrongLoopError, match=r"before a fork or before blocking\.stop"):
             client.within(1).send(b"")
+        for late in (client, client.within(1), server, serve):
+            late.close()
+        client.abort()
+        client.wait_closed()
+        assert client.closed
     blocking.stop()  # there is nothing to end
 
 
@@ -318,22 +624,33 @@ async def exit_later(status: int) -> None:
     sys.exit(status)
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_task_that_exits(serve: blocking.Listener, host: str, device_name: str) -> None:
-    """It ends the event loop, and with it what waits; the next use begins another thread."""
+def test_a_task_that_exits(serve: blocking.Listener, caplog: pytest.LogCaptureFixture) -> None:
+    """That is logged; the thread and what is open go on."""
     tasks = []
 
     async def begin() -> None:
         tasks.append(asyncio.create_task(exit_later(3)))
-        await asyncio.Event().wait()
+        await asyncio.wait(tasks)
 
-    with pytest.raises(errors.ConnectionClosedError):
+    with connected(serve) as (client, server):
         blocking.call(begin)
-    with blocking.listen(host, 0, device=device_name) as listener:
-        assert listener.port
-    with pytest.raises(errors.WrongLoopError, match="SystemExit"):
-        serve.accept()
+        client.send(b"after it")
+        assert server.recv() == b"after it"
     assert isinstance(tasks[0].exception(), SystemExit)
+    assert "exit_later" in caplog.text  # in its traceback
+
+
+def test_threads_that_begin_it_together() -> None:
+    """They share one thread."""
+    barrier = threading.Barrier(8)
+
+    def first() -> int:
+        barrier.wait()
+        return blocking.call(threading.get_ident)
+
+    with ThreadPoolExecutor(8) as threads:
+        each = [threads.submit(first) for _ in range(8)]
+        assert len({one.result() for one in each}) == 1
 
 
 def test_the_thread_does_not_stop_itself() -> None:
@@ -411,6 +728,9 @@ def test_after_fork(serve: blocking.Listener, host: str, device_name: str) -> No
         def child() -> None:
             with client, pytest.raises(errors.WrongLoopError, match="before a fork"):
                 client.send(b"")
+            client.abort()
+            serve.close()
+            assert client.closed
             with blocking.connect(host, serve.port, device=device_name) as own:
                 own.send(b"from the child")
                 assert own.recv() == b"heard"  # one that ends before its accept is not accepted

@@ -78,7 +78,7 @@ GROUPS: dict[str, set[str]] = {
     "metrics": {"monitoring"},
     "prometheus": {"metrics", "monitoring"},
     "opentelemetry": {"metrics", "monitoring"},
-    "blocking": PUBLIC | {"streams", "_native"},
+    "blocking": PUBLIC | {"streams", "_native", "_loop.shutdown"},
     "streams": PUBLIC | {"_core.lazy_exports", "_loop.affinity", "_loop.shutdown"},
     # The public names are gathered here, so it may not be imported above.
     "": PUBLIC
