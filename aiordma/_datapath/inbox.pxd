@@ -47,6 +47,7 @@ cdef class ReceiveTarget(Pinned):
     cdef Pinned held                   # its holder, as long as it is used here
     cdef object registration           # made for this message; closed after it
     cdef Py_buffer buffer
+    cdef object keeper                 # of what the buffer is of
     cdef bint has_buffer, closed
     cdef unsigned char *bytes
     cdef uint64_t length

@@ -40,7 +40,7 @@ from aiordma.errors import (
     QuotaError,
     RDMAError,
 )
-from aiordma.verbs._memory.buffers import bytes_of
+from aiordma.verbs._memory.buffers import bytes_of, keeper_of
 
 
 cdef extern from "<endian.h>" nogil:
@@ -100,6 +100,7 @@ cdef class ReceiveTarget(Pinned):
         if view.readonly:
             view = None  # its end may call Python, which an exception on its way would disturb
             raise ValueError(f"cannot receive into {type(memory).__name__}: it is read-only")
+        self.keeper = keeper_of(view)
         PyObject_GetBuffer(view, &self.buffer, PyBUF_WRITABLE)
         self.has_buffer = True
         self.bytes, self.length = <unsigned char *> self.buffer.buf, self.buffer.len
@@ -126,7 +127,7 @@ cdef class ReceiveTarget(Pinned):
         if not self.closed or self.pins:
             return 0
         held, self.held = self.held, None
-        self.local = self.memory = None
+        self.local = self.memory = self.keeper = None
         if held is not None:
             (<Pinned> held).unpin_now()
         if self.has_buffer:

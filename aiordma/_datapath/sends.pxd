@@ -20,6 +20,7 @@ cdef bint has_no_holes(object owner) noexcept
 
 cdef class Piece:
     cdef object source                 # keeps the bytes
+    cdef object keeper                 # and them in their place
     cdef Py_buffer buffer
     cdef bint has_buffer
     cdef const unsigned char *bytes

@@ -2,6 +2,7 @@
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy, memset
 
@@ -24,7 +25,10 @@ from .work_queue cimport (
 
 import array
 
-from aiordma.verbs._memory.buffers import bytes_of
+from aiordma.verbs._memory.buffers import bytes_of, keeper_of, require_data
+
+cdef extern from "Python.h":
+    PyObject *PyMemoryView_GET_BASE(object) noexcept
 
 
 cdef bint has_no_holes(object owner) noexcept:
@@ -35,6 +39,12 @@ cdef bint has_no_holes(object owner) noexcept:
         or type(owner) is array.array
         or isinstance(owner, PoolBlock)
     )
+
+
+cdef bint is_of_bytes(object view) noexcept:
+    """Whether the memory of a view that has not been released cannot hold addresses."""
+    cdef PyObject *base = PyMemoryView_GET_BASE(view)
+    return base != NULL and has_no_holes(<object> base)
 
 
 # The device may still read what these refer to: the cycle collector must not clear them.  A message can
@@ -70,9 +80,20 @@ cdef class Piece:
                 self.bytes = <const unsigned char *> <uintptr_t> (<Local> data).address
                 self.length = (<Local> data).length
                 return 0
-            return self.open_buffer(data.view)
-        if type(data) is not bytearray and type(data) is not memoryview:
-            data = bytes_of(data)
+            data = data.view
+            self.keeper = keeper_of(data)
+            return self.open_buffer(data)
+        if type(data) is bytearray:
+            return self.open_buffer(data)
+        if type(data) is memoryview:
+            self.open_buffer(data)
+            # Not before: a view that has been released has no base.
+            if not is_of_bytes(data):
+                require_data(data)
+                self.keeper = keeper_of(data)
+            return 0
+        data = bytes_of(data)
+        self.keeper = keeper_of(data)
         return self.open_buffer(data)
 
     cdef int open_buffer(self, object data) except -1:
@@ -89,7 +110,7 @@ cdef class Piece:
 
     cdef void close(self) noexcept:
         cdef object source = self.source
-        self.source = None
+        self.source = self.keeper = None
         if self.has_buffer:
             self.has_buffer = False
             PyBuffer_Release(&self.buffer)

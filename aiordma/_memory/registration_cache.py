@@ -31,6 +31,7 @@ from typing import NamedTuple
 from .. import verbs
 from .._datapath.memory import Pinned
 from ..mr_pool import OwnMemory
+from ..verbs._memory.buffers import keeper_of
 from ..verbs._memory.memory_region import is_there
 
 # Types whose memory stays where it is, with its pages, as long as a view of it exists.  Subclasses
@@ -178,16 +179,18 @@ class RegistrationCache:
 class _Use(Pinned):
     """One operation's hold on a registration and on the memory, which cannot move meanwhile."""
 
-    __slots__ = ("_cache", "_kept", "view")
+    __slots__ = ("_cache", "_keeper", "_kept", "view")
 
     def __init__(self, cache: RegistrationCache, kept: Kept, memory: memoryview) -> None:
         self._cache = cache
         self._kept = kept
         self.view = memoryview(memory).cast("B")  # an export of its own
+        self._keeper: object = keeper_of(self.view)
         kept.users += 1
         self.lease()
 
     def _retire(self) -> None:
+        self._keeper = None
         self.view.release()
         self._cache.give_back(self._kept)
 

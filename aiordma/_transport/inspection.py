@@ -19,6 +19,7 @@ from typing import Literal
 from .._core import protocol
 from .._core.fields import MAX_DATA
 from ..errors import LimitError
+from ..verbs import bytes_of
 from .connection import Connection
 from .lifecycle import Address
 
@@ -45,7 +46,7 @@ OnRequest = Callable[[ConnectionRequest], str | Awaitable[str | None] | None]
 
 def check_data(data: bytes) -> bytes:
     """LimitError for more than fits."""
-    packed = bytes(memoryview(data))
+    packed = bytes(bytes_of(data))
     if len(packed) > MAX_DATA:
         raise LimitError(
             f"{len(packed)} bytes of data; connect carries at most {MAX_DATA}: send the rest once "

@@ -19,7 +19,7 @@ from .._datapath.futures import OpFuture
 from .._datapath.one_sided import TRANSFER_SIZE, WRChain
 from .._datapath.work_queue import SendQueue
 from ..mr_pool import Block, Buffer, LocalMemory
-from ..verbs._memory.buffers import AnyMemory, bytes_of
+from ..verbs._memory.buffers import AnyMemory, bytes_of, keeper_of
 from .arguments import remote_memory
 from .memory import STAGING_LIMIT, Memory
 from .remote_memory import RemoteMemory, RemoteRegion, RemoteSlice
@@ -41,6 +41,7 @@ def writable_view(data: AnyMemory) -> memoryview:
     """As `bytes_of`; ValueError for what cannot be read into."""
     view = bytes_of(data)
     if view.readonly:
+        view.release()
         raise ValueError(f"cannot read into {type(data).__name__}: it is read-only")
     return view
 
@@ -111,9 +112,10 @@ class OneSided:
     async def _source(self, memory: LocalMemory | AnyMemory) -> AbstractContextManager[LocalMemory]:
         if isinstance(memory, LocalMemory):
             return nullcontext(memory)
-        view = bytes_of(memory)
-        staging = await self._memory.lease(len(view), internal=True) if staged(view) else None
-        return self._with_bytes(memory, view, staging)
+        with bytes_of(memory) as view:
+            _keeper = keeper_of(view)
+            staging = await self._memory.lease(len(view), internal=True) if staged(view) else None
+            return self._with_bytes(memory, view, staging)
 
     def source(self, memory: LocalMemory | AnyMemory) -> AbstractContextManager[LocalMemory]:
         """Registered memory with these bytes, for the time of the operation.
@@ -122,8 +124,9 @@ class OneSided:
         """
         if isinstance(memory, LocalMemory):
             return nullcontext(memory)
-        view = bytes_of(memory)
-        return self._with_bytes(memory, view, self._pool.alloc(len(view)) if staged(view) else None)
+        with bytes_of(memory) as view:
+            staging = self._pool.alloc(len(view)) if staged(view) else None
+            return self._with_bytes(memory, view, staging)
 
     def _with_bytes(
         self, memory: AnyMemory, view: memoryview, staging: Buffer | None
@@ -137,7 +140,11 @@ class OneSided:
         if isinstance(memory, LocalMemory):
             return nullcontext((memory, noop))
         view = writable_view(memory)
-        staging = await self._memory.lease(len(view), internal=True) if staged(view) else None
+        try:
+            staging = await self._memory.lease(len(view), internal=True) if staged(view) else None
+        except BaseException:
+            view.release()
+            raise
         return self._landing(memory, view, staging)
 
     def target(self, memory: LocalMemory | AnyMemory) -> AbstractContextManager[Landing]:
@@ -148,7 +155,12 @@ class OneSided:
         if isinstance(memory, LocalMemory):
             return nullcontext((memory, noop))
         view = writable_view(memory)
-        return self._landing(memory, view, self._pool.alloc(len(view)) if staged(view) else None)
+        try:
+            staging = self._pool.alloc(len(view)) if staged(view) else None
+        except BaseException:
+            view.release()
+            raise
+        return self._landing(memory, view, staging)
 
     @contextmanager
     def _landing(
@@ -158,7 +170,8 @@ class OneSided:
             with self._memory.register(memory, view) as region:
                 yield region, noop
         else:
-            with staging:
+            _keeper = keeper_of(view)
+            with staging, view:
 
                 def copy() -> None:
                     view[:] = staging.view

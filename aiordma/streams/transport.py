@@ -26,6 +26,8 @@ from typing import Any
 from .._loop.affinity import LoopAffinity
 from ..errors import ConnectionClosedError, ProtocolError, host_port
 from ..transport import Connection, Message
+from ..verbs import bytes_of
+from ..verbs._memory.buffers import require_data
 
 logger: logging.Logger = logging.getLogger("aiordma.streams")
 
@@ -232,7 +234,7 @@ class StreamTransport(asyncio.Transport):
         protocol = self._protocol
         count = len(data)
         if self._buffered:
-            buffer = memoryview(protocol.get_buffer(count)).cast("B")
+            buffer = bytes_of(protocol.get_buffer(count))
             count = min(len(buffer), count)
             if not count:
                 raise RuntimeError(f"get_buffer() of {protocol!r} returned an empty buffer")
@@ -291,7 +293,7 @@ class StreamTransport(asyncio.Transport):
         if self._lost or self._closing:
             logger.warning("%r: write after close is ignored", self)
             return
-        self._outbox.append(bytes(data))
+        self._outbox.append(bytes(require_data(data)))
         if self._sends < EAGER_WRITES:
             self._flush()
         self._consider_pausing()
@@ -331,7 +333,7 @@ class StreamTransport(asyncio.Transport):
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
         """Queue several pieces as one."""
-        self.write(b"".join(list_of_data))
+        self.write(b"".join(map(require_data, list_of_data)))
 
     def can_write_eof(self) -> bool:
         """Always True."""

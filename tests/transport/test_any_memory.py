@@ -124,15 +124,20 @@ async def test_what_cannot_be_used(factory: ConnectionFactory) -> None:
         factory.pair(Config()) as (client, server),
         shared(server, client, 64) as (_, remote),
     ):
+        objects: Any = np.zeros(8, object)
         wrong: list[tuple[Any, type[Exception], str]] = [
             (np.zeros((8, 8))[:, ::2], BufferError, "contiguous"),
             (OwnTensor(bytearray(64), (8, 8), strides=(1, 8)), BufferError, "contiguous"),
             (OwnTensor(bytearray(64), (64,), device=CUDA), UnsupportedError, "dmabuf"),
             ("text", TypeError, "neither the buffer protocol nor DLPack"),
+            (np.zeros(LONG, object), TypeError, "addresses in this process"),
+            (objects.data, TypeError, "addresses in this process"),
+            (memoryview(objects).cast("B")[4:], TypeError, "addresses in this process"),
         ]
         for memory, kind, text in wrong:
             for use in (
                 client.send(memory),
+                client.send([b"header", memory]),
                 client.recv_into(memory),
                 client.write(memory, remote[:]),
                 client.read(remote[:], memory),

@@ -7,6 +7,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aiordma import (
@@ -345,3 +346,6 @@ def test_the_limit_of_data_is_that_of_the_message() -> None:
     protocol.encode(protocol.ConnectData(0, bytes(64)))
     with pytest.raises(ValueError, match="64 bytes"):
         protocol.encode(protocol.ConnectData(0, bytes(65)))
+    objects: Any = np.zeros(2, object)
+    with pytest.raises(TypeError, match="addresses in this process"):
+        inspection.check_data(objects)

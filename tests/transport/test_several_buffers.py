@@ -251,6 +251,7 @@ async def test_what_allocate_raises(factory: ConnectionFactory, size: int) -> No
         assert await ends(server.recv_with(fail), LookupError) is error
         await ends(server.recv_with(lambda length: bytearray(length - 1)), MessageTooLongError)
         await ends(server.recv_with(lambda _: b"not writable"), ValueError)
+        await ends(server.recv_with(lambda length: np.zeros(length, object)), TypeError)
         await ends(server.recv_with(lambda _: None), TypeError)  # type: ignore[arg-type,return-value]
         with pytest.raises(TypeError, match="callable"):
             server.recv_with(bytearray(5))  # type: ignore[arg-type, unused-coroutine]

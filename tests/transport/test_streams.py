@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from aiordma import Connection, ConnectionBrokenError, streams
@@ -862,15 +863,39 @@ async def test_a_protocol_that_fails_when_its_writing_pauses_goes_on(
 
 
 @one_loop
-async def test_an_empty_buffer_of_a_buffered_protocol_is_its_fault(
-    factory: ConnectionFactory,
+@pytest.mark.parametrize(
+    ("buffer", "text"),
+    [(bytearray(), "empty buffer"), (np.zeros(9, object), "addresses in this process")],
+)
+async def test_a_buffered_protocol_answers_for_its_buffer(
+    factory: ConnectionFactory, buffer: Any, text: str
 ) -> None:
+    def with_buffer() -> Buffered:
+        protocol = Buffered(0)
+        protocol.buffer = buffer
+        return protocol
+
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    async with pair(factory, server=lambda: Buffered(0)) as (client, server):
+    async with pair(factory, server=with_buffer) as (client, server):
         (await made(client)).write(b"x")
         await server.lost.wait()
-    assert "empty buffer" in str(reported[0]["exception"])
+    assert text in str(reported[0]["exception"])
+
+
+@one_loop
+async def test_objects_are_no_bytes_to_write(factory: ConnectionFactory) -> None:
+    objects: Any = np.zeros(9, object)
+    view = memoryview(objects[::2])
+    async with pair(factory) as (client, server):
+        transport = await made(client)
+        with pytest.raises(TypeError, match="addresses in this process"):
+            transport.write(view)
+        with pytest.raises(TypeError, match="addresses in this process"):
+            transport.writelines([b"x", view])
+        transport.write(memoryview(b"f-i-n-e")[::2])
+        await server.until(4)
+        assert server.data == b"fine"
 
 
 # ---- files ---------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ import mmap
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ import pytest
 from aiordma import verbs
 from aiordma.errors import UnsupportedError
 from aiordma.verbs import bytes_of
+from aiordma.verbs._memory.buffers import require_data
+from aiordma.verbs._memory.dlpack import OPAQUE
+from tests import fake_torch
 from tests.dlpack import BFLOAT, CUDA, CUDA_HOST, OwnTensor
 
 DATA = bytes(range(64))
@@ -45,6 +49,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "record": lambda: Record.from_buffer_copy(DATA),
     "numpy": lambda: np.frombuffer(DATA, np.float32).reshape(4, 2, 2),
     "other byte order": lambda: np.frombuffer(DATA, ">i4").copy(),
+    "numbers of a union": lambda: (Numbers * 8).from_buffer_copy(DATA),
     "records": lambda: np.frombuffer(DATA, [("a", "i4"), ("b", "f8"), ("c", "i4")]).copy(),
     "rows": lambda: np.frombuffer(b"x" * 16 + DATA, np.uint8).reshape(5, 16)[1:],
     "tensor": lambda: OwnTensor(bytearray(DATA), (64,)),
@@ -113,6 +118,91 @@ def test_what_has_no_memory() -> None:
     for nothing in ("text", 5, None, object(), [1, 2]):
         with pytest.raises(TypeError, match="neither the buffer protocol nor DLPack"):
             bytes_of(nothing)  # type: ignore[arg-type]
+
+
+class Union(ctypes.Union):
+    _fields_ = (("number", ctypes.c_int32), ("object", ctypes.py_object))
+
+
+class Packed(ctypes.Structure):
+    _pack_ = 1
+    _fields_: ClassVar[Any] = (("flag", ctypes.c_char), ("text", ctypes.c_char_p))
+
+
+class Inherited(Packed):
+    _fields_ = (("more", ctypes.c_int32),)
+
+
+class Around(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_int32), ("unions", Union * 2))
+
+
+class Numbers(ctypes.Union):
+    _fields_ = (("OP", ctypes.c_int32), ("real", ctypes.c_double))
+
+
+RECORD = np.dtype([("key", "O"), ("value", "<i8")])
+OBJECTS: Any = np.array([1, "a", None, ()], object)
+RECORDS: Any = np.zeros(2, RECORD)
+ADDRESSES: dict[str, Any] = {
+    "objects": OBJECTS,
+    "no objects": np.zeros((0, 3), object),
+    "objects apart": np.zeros((4, 4), object)[:, 1],
+    "records": RECORDS,
+    "a record": RECORDS[0],
+    "sub-arrays": np.zeros(2, [("first", "i4"), ("rest", "O", (2,))]),
+    "records in records": np.zeros(2, [("inner", RECORD), ("last", "i4")]),
+    "records beside moments": np.zeros(2, [("when", "M8[s]"), ("what", "O")]),
+    "strings of numpy": np.array(["a"], "T") if np.lib.NumpyVersion(np.__version__) >= "2.0.0"
+    else OBJECTS,
+    "view": memoryview(OBJECTS),
+    "cast": memoryview(OBJECTS).cast("B"),
+    "part of a cast": memoryview(RECORDS).cast("B")[3:5],
+    "objects of ctypes": (ctypes.py_object * 4)(),
+    "pointers": (ctypes.c_void_p * 4)(),
+    "texts": (ctypes.c_wchar_p * 4)(),
+    "pointers to numbers": (ctypes.POINTER(ctypes.c_int32) * 4)(),
+    "functions": (ctypes.CFUNCTYPE(None) * 4)(),
+    "union": Union(),
+    "unions": (Union * 2)(),
+    "packed": Packed(),
+    "inherited": Inherited(),
+    "around": Around(),
+    "cast of ctypes": memoryview((Packed * 2)()).cast("B"),
+    "handles of DLPack": OwnTensor(bytearray(DATA), (8,), code=OPAQUE, bits=64),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("memory", ADDRESSES.values(), ids=ADDRESSES)
+def test_addresses_are_no_data(pd: verbs.ProtectionDomain, memory: Any) -> None:
+    """Whatever else is wrong with it.  The bytes of a peer in their place would be followed."""
+    for use in bytes_of, verbs.address_of, pd.reg_mr:
+        with pytest.raises(TypeError, match="addresses in this process") as caught:
+            use(memory)
+    assert "json.dumps" in str(caught.value)
+    gc.collect()
+    assert getattr(memory, "out", 0) == 0
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        np.zeros(2, [("O", "i4"), ("P&X{", "f8")]),
+        np.zeros(2, "c16"),
+        memoryview(bytearray(16)).cast("P"),
+        (Numbers * 2)(),
+    ],
+)
+def test_what_looks_like_addresses(memory: Any) -> None:
+    assert bytes(bytes_of(memory)) == bytes(memoryview(memory).nbytes)
+    assert require_data(memory) is memory
+
+
+def test_what_is_copied_need_not_lie_together() -> None:
+    apart = memoryview(bytes(8))[::2]
+    assert require_data(apart) is apart
+    with pytest.raises(TypeError, match="addresses in this process"):
+        require_data(memoryview(OBJECTS)[::2])
 
 
 def test_elements_without_a_name() -> None:
@@ -200,6 +290,80 @@ def test_a_tensor_is_held_by_a_region(pd: verbs.ProtectionDomain) -> None:
     assert tensor.out == 0
     with pytest.raises(ValueError, match="read-only"):
         pd.reg_mr(OwnTensor(bytearray(DATA), (64,), read_only=True), verbs.AccessFlags.LOCAL_WRITE)
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", fake_torch.module)
+
+
+@pytest.mark.usefixtures("torch")
+def test_the_storage_of_a_tensor_is_held(pd: verbs.ProtectionDomain) -> None:
+    """Not the tensor, which may be given another one; and torch does not resize it then."""
+    tensor = fake_torch.Tensor(bytearray(b"xy" + DATA))
+    storage = tensor.untyped_storage()
+    tensor.set_(storage, 2, (64,))
+    with pd.reg_mr(tensor) as mr:
+        address = mr.addr
+        with pytest.raises(RuntimeError, match="not resizable"):
+            storage.resize_(0)
+        tensor.set_(fake_torch.Storage(bytearray(64)), 0, (64,))
+        assert mr.addr == address == storage.data_ptr() + 2
+        assert bytes(mr.buf) == DATA
+        del storage
+        gc.collect()
+        assert bytes(mr.buf) == DATA
+        mr.buf[:3] = b"new"
+    assert bytes(bytes_of(tensor)) == bytes(64)
+    assert bytes(bytes_of(fake_torch.Tensor())) == b""
+
+
+def raises_runtime_error() -> NoReturn:
+    raise RuntimeError("Numpy is not available")
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize(
+    ("different", "kind", "text"),
+    [
+        ({"device": SimpleNamespace(type="cuda")}, UnsupportedError, "register_dmabuf"),
+        ({"device": SimpleNamespace(type="meta")}, BufferError, "has no memory"),
+        ({"layout": "sparse_coo"}, BufferError, "sparse_coo: use its parts"),
+        ({"is_nested": True}, BufferError, "unbind"),
+        ({"is_quantized": True}, BufferError, "int_repr"),
+        ({"requires_grad": True}, BufferError, r"tensor.detach\(\)"),
+        ({"is_conj": lambda: True}, BufferError, "resolve_conj"),
+        ({"is_neg": lambda: True}, BufferError, "resolve_neg"),
+        ({"is_contiguous": lambda: False}, BufferError, "contiguous"),
+        (
+            {"untyped_storage": lambda: fake_torch.Storage(bytearray())},
+            BufferError,
+            "storage has 0",
+        ),
+        ({"untyped_storage": raises_runtime_error}, BufferError, "no memory of its own"),
+    ],
+)
+def test_tensors_whose_memory_is_not_their_elements(
+    different: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        bytes_of(fake_torch.Tensor(bytearray(DATA), **different))
+
+
+@pytest.mark.usefixtures("torch")
+def test_without_numpy_a_tensor_cannot_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_torch.Tensor, "numpy", lambda _: raises_runtime_error())
+    with pytest.raises(BufferError, match="install numpy"):
+        bytes_of(fake_torch.Tensor(bytearray(DATA)))
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(100, None)])
+def test_a_registered_array_stays_in_its_place(pd: verbs.ProtectionDomain, part: slice) -> None:
+    """Although numpy is told not to look for references."""
+    memory = np.zeros(10_000)
+    with pd.reg_mr(memory[part]), pytest.raises(ValueError, match="resize"):
+        memory.resize(1_000_000, refcheck=False)
+    memory.resize(1_000_000, refcheck=False)
 
 
 def test_an_array_of_numpy_as_a_tensor() -> None:

@@ -5,7 +5,12 @@ Source: the Python C API on buffers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias, cast
+import mmap
+import re
+import sys
+import weakref
+from array import array
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from aiordma._native import handles as h
 
@@ -13,36 +18,118 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 AnyMemory: TypeAlias = h.AnyMemory
+T = TypeVar("T")
+
+
+# Types whose memory is bytes and numbers, whatever a view of it has been cast to.
+_PLAIN = frozenset({bytes, bytearray, array, mmap.mmap})
+# In a format of the buffer protocol, without its names: objects, pointers to data, to functions.
+_ADDRESSES = re.compile(r"[OP&]|X\{")
 
 
 def bytes_of(memory: AnyMemory) -> memoryview:
     """The memory of an object as bytes, which stays as long as the view does; copies nothing.
 
     Anything with a buffer (bytearray, array, numpy array, mmap, memoryview, ctypes ...), and
-    tensors in the memory of this machine that support DLPack (torch ...); of any type of elements.
-    The view is read-only if the object says that it is.
+    tensors in the memory of this machine that support DLPack (torch ...); of any type of elements
+    but Python objects and pointers. The view is read-only if the object says that it is.
 
-    TypeError for what has no memory, BufferError for elements that do not lie one behind another in
-    C order, UnsupportedError for memory of a GPU.
+    TypeError for what has no memory, and for elements that are addresses: those mean nothing to a
+    peer, and bytes of a peer in their place would be followed. BufferError for elements that do not
+    lie one behind another in C order, and for a tensor whose elements are not as its memory has
+    them, or which needs a gradient; UnsupportedError for memory of a GPU.
     """
     try:
         view = memoryview(cast("Buffer", memory))
     except TypeError:
         return _of_tensor(memory)
     except (ValueError, BufferError) as error:
+        _refuse_objects(memory, memory)
         if not hasattr(memory, "__dlpack__"):
             raise
         try:  # the buffer protocol has no name for its elements
             return _of_tensor(memory)
         except BufferError:
             raise BufferError(f"{name(memory)}: {error}; take its bytes (view('u1'))") from error
-    if view.format == "B" and view.ndim == 1 and view.c_contiguous:
+    try:
+        if type(view.obj) not in _PLAIN:
+            _refuse_addresses(memory, view)
+        if not view.c_contiguous:
+            raise not_contiguous(memory)
+    except BaseException:
+        view.release()  # now, not when the exception is collected
+        raise
+    if view.format == "B" and view.ndim == 1 and view.itemsize == 1:
         return view
-    if not view.c_contiguous:
-        raise not_contiguous(memory)
     if not view.nbytes:
         return memoryview(bytearray())  # its shape could not be cast
     return view.cast("B")  # of records, too, and of the other byte order
+
+
+def require_data(memory: T) -> T:
+    """`memory` itself; TypeError for a buffer whose elements are addresses, as `bytes_of`.
+
+    For bytes that are copied, which need not lie one behind another.
+    """
+    if type(memory) not in _PLAIN:
+        with memoryview(cast("Buffer", memory)) as view:
+            if type(view.obj) not in _PLAIN:
+                _refuse_addresses(memory, view)
+    return memory
+
+
+def _refuse_addresses(memory: object, view: memoryview) -> None:
+    owner = view.obj
+    _refuse_objects(memory, owner)
+    if type(owner).__mro__[-2].__module__ == "_ctypes":
+        from .ctypes_types import has_addresses  # noqa: PLC0415 - loaded where ctypes is
+
+        if has_addresses(type(owner)):
+            raise addresses(memory, "pointers or Python objects")
+        return
+    elements = view.format
+    if type(memory) is memoryview:  # which may have been cast
+        try:
+            with memoryview(owner) as whole:
+                elements = whole.format
+        except (TypeError, ValueError, BufferError):
+            pass  # an exporter that can be asked once
+    if elements != "B" and _ADDRESSES.search("".join(elements.split(":")[::2])):
+        raise addresses(memory, f"elements of the format {elements!r}, which are addresses")
+
+
+def _refuse_objects(memory: object, owner: object) -> None:
+    """For what numpy gives no buffer of, too, such as its own strings."""
+    if getattr(getattr(owner, "dtype", None), "hasobject", False) is True:
+        raise addresses(memory, "Python objects")
+
+
+def addresses(memory: object, what: str) -> TypeError:
+    return TypeError(
+        f"{name(memory)} of {what}: its bytes are addresses in this process, so they can be "
+        f"neither sent nor received; use an array of numbers (array.astype(float)), or send a copy "
+        f"as bytes: json.dumps(array.tolist()).encode()"
+    )
+
+
+def keeper_of(view: memoryview) -> object:
+    """What keeps the memory of a view in its place, together with the view; None: nothing more.
+
+    numpy resizes an array with ``refcheck=False`` whatever views it has, and frees its memory, but
+    not while there is a weak reference to it.
+    """
+    owner = view.obj
+    if type(owner) in _PLAIN or (numpy := sys.modules.get("numpy")) is None:
+        return None
+    while True:
+        if type(owner) is memoryview:
+            owner = owner.obj
+        elif isinstance(owner, numpy.ndarray):
+            if owner.base is None:
+                return weakref.ref(owner)
+            owner = owner.base
+        else:
+            return None
 
 
 def _of_tensor(memory: object) -> memoryview:

@@ -1,19 +1,22 @@
 """The memory of tensors (DLPack), as bytes.
 
 A tensor hands out a capsule that names its memory and keeps it; the view keeps the capsule, so the
-memory stays until the last view of it has gone, as with any other buffer.
+memory stays until the last view of it has gone, as with any other buffer. A capsule of torch keeps
+the tensor alone, which may be given other memory: `torch_storage` has what keeps that.
 Source: the Python C API on capsules; the DLPack specification, version 1.0 (dlpack.h).
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
 from aiordma.errors import UnsupportedError
 
-from .buffers import name, not_contiguous
+from .buffers import addresses, name, not_contiguous
+from .torch_storage import of_torch
 
 # Where the memory of a tensor is (DLDeviceType), if the processor has pointers to it: kDLCPU, and
 # memory of the host that a GPU's library has allocated (kDLCUDAHost, kDLROCMHost).
@@ -22,6 +25,8 @@ OF_THE_HOST = frozenset({1, 3, 11})
 # The version of the protocol up to which the structures below are right, and a flag of theirs.
 VERSION = (1, 0)
 READ_ONLY = 1 << 0
+
+OPAQUE = 3  # the type code of elements that are pointers (kDLOpaqueHandle)
 
 
 class _Version(ctypes.Structure):
@@ -72,6 +77,11 @@ _HINTS: dict[type, str] = {str: "encode it: text.encode()"}
 
 
 def of_tensor(memory: object) -> memoryview:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(memory, torch.Tensor):
+        if memory.device.type not in ("cpu", "meta"):
+            raise _of_a_gpu(f"torch device {memory.device}")
+        return of_torch(torch, memory)
     _refuse_gpu(memory)
     if not hasattr(memory, "__dlpack__"):
         hint = _HINTS.get(type(memory)) or getattr(type(memory), "no_memory_hint", "")
@@ -80,9 +90,19 @@ def of_tensor(memory: object) -> memoryview:
             + (f"; {hint}" if hint else "")
         )
     capsule = _capsule(memory)
+    try:
+        return _view(memory, capsule)
+    except BaseException as error:
+        del capsule  # and the frames that have it, which would hold the tensor
+        raise error.with_traceback(None) from error.__cause__
+
+
+def _view(memory: object, capsule: object) -> memoryview:
     tensor, read_only = _read(memory, capsule)
     if tensor.device_type not in OF_THE_HOST:
         raise _of_a_gpu(f"DLPack device {tensor.device_type}:{tensor.device_id}")
+    if tensor.code == OPAQUE:
+        raise addresses(memory, "opaque handles")
     shape, strides = tensor.shape[: tensor.ndim], None
     if tensor.strides:
         strides = tensor.strides[: tensor.ndim]

@@ -12,7 +12,7 @@ from aiordma.errors import BufferStateError, LocalRangeError, UnsupportedError, 
 from .._device.enums import AccessFlags, Advice
 from .._device.resource import Node, Resource
 from .._qp.work_request import ScatterGatherElement
-from .buffers import AnyMemory, bytes_of
+from .buffers import AnyMemory, bytes_of, keeper_of
 from .memlock import shortage
 from .pages import Mapped, allocate
 
@@ -46,14 +46,16 @@ _ADVICE_PIECE = 1 << 31
 class Memory(NamedTuple):
     """What is to be registered, its bytes, the size of its pages if it is ours, else 0.
 
-    The view pins it, and nothing else does: cffi's pin of a view is an export of that view, and
-    when the garbage collector finds both it takes the view apart first, and then crashes.
+    The view pins it, and `keeper` (`keeper_of`). cffi does not: its pin of a view is an export of
+    that view, and when the garbage collector finds both it takes the view apart first, and then
+    crashes (Python before 3.12.7).
     """
 
     view: memoryview
     length: int
     page_size: int
     readonly: bool
+    keeper: object = None
 
 
 class MemoryRegion(Resource["h.MRPointer"]):
@@ -77,7 +79,7 @@ class MemoryRegion(Resource["h.MRPointer"]):
         length: int,
         access: AccessFlags,
         *,
-        pin: memoryview | None = None,
+        pin: Memory | None = None,
         page_size: int = 0,
         parent: Node[h.DMPointer] | None = None,
     ) -> None:
@@ -93,6 +95,12 @@ class MemoryRegion(Resource["h.MRPointer"]):
         super().__init__(Node("MemoryRegion", pointer, destroy, parents, pin))
 
     @property
+    def _view(self) -> memoryview | None:
+        """The whole pinned memory; None where it is not of a Python object."""
+        pin = self.node.pin
+        return pin.view if isinstance(pin, Memory) else None
+
+    @property
     def buf(self) -> memoryview:
         """The memory as bytes, read-only if the region is. A view of it outlives ``close()``.
 
@@ -100,10 +108,10 @@ class MemoryRegion(Resource["h.MRPointer"]):
         device's own.
         """
         self.pointer  # noqa: B018 - raises when this is closed
-        pin = self.node.pin
-        if pin is None:
+        whole = self._view
+        if whole is None:
             raise BufferStateError(f"{self._label()} is not memory of a Python object")
-        view = cast("memoryview", pin)[: self.length]
+        view = whole[: self.length]
         return view if int(self.access) & _CHANGING else view.toreadonly()
 
     def sge(self, offset: int = 0, length: int | None = None) -> ScatterGatherElement:
@@ -155,16 +163,17 @@ class MemoryRegion(Resource["h.MRPointer"]):
         """
         if memory is None and access is None and pd is None:
             raise ValueError(f"{self!r}: nothing to change: give memory, access or pd")
-        if self.node.pin is None and memory is None and access is not None:
+        view = self._view
+        if view is None and memory is None and access is not None:
             raise ValueError(
                 f"{self._label()} is not memory of a Python object: close it and register anew"
             )
         rights = self.access if access is None else access
-        if memory is None and self.node.pin is not None:
-            _check_changes(cast("memoryview", self.node.pin), rights)
-        fresh = None if memory is None else _memory(memory, rights, huge_pages=False)
+        if memory is None and view is not None:
+            _check_changes(view, rights)
         check_rights(rights)
         require_on_demand(self.pd.context, rights)
+        fresh = None if memory is None else _memory(memory, rights, huge_pages=False)
         flags = (
             (_TRANSLATION if fresh is not None else 0)
             | (_PD if pd is not None else 0)
@@ -176,7 +185,7 @@ class MemoryRegion(Resource["h.MRPointer"]):
             self.pointer,
             flags,
             ffi.NULL if pd is None else pd.pointer,
-            ffi.NULL if fresh is None else _pointer(fresh.view),
+            ffi.NULL if fresh is None else pointer_to(fresh.view),
             0 if fresh is None else fresh.length,
             0 if access is None else int(access),
         )
@@ -188,7 +197,7 @@ class MemoryRegion(Resource["h.MRPointer"]):
             self.node.move(self.pd.node, pd.node)
             self.pd = pd
         if fresh is not None:
-            self.node.pin, self.length, self.page_size, _ = fresh
+            self.node.pin, self.length, self.page_size = fresh, fresh.length, fresh.page_size
             based_on_zero = rights & AccessFlags.ZERO_BASED
             self.addr = 0 if based_on_zero else _address(fresh.view)
         self.access = rights
@@ -234,7 +243,7 @@ def _address(view: memoryview) -> int:
         ffi.release(pin)
 
 
-def _pointer(view: memoryview) -> h.VoidPointer:
+def pointer_to(view: memoryview) -> h.VoidPointer:
     return ffi.cast("void *", _address(view))
 
 
@@ -248,19 +257,20 @@ def register(
     """Register memory; :meth:`ProtectionDomain.reg_mr` is the public name and has the contract."""
     if huge_pages and not isinstance(memory, int):
         raise ValueError("huge pages are for memory of the library's own: give a number of bytes")
-    view, length, page_size, readonly = _memory(memory, access, huge_pages)
+    pin = _memory(memory, access, huge_pages)
+    view, length, page_size, readonly, _ = pin
     if access is None:
         access = AccessFlags.NONE if readonly else AccessFlags.LOCAL_WRITE
-    if not length:
-        raise ValueError("a memory region of 0 bytes: it needs at least one")
     try:
+        if not length:
+            raise ValueError("a memory region of 0 bytes: it needs at least one")
         # Where huge pages are wanted, all of them are: they are taken at once.
         there = not huge_pages if page_size else is_there(view.obj)
-        pointer, addr = reg_mr(pd, _pointer(view), length, access, iova, there=there)
+        pointer, addr = reg_mr(pd, pointer_to(view), length, access, iova, there=there)
     except BaseException:
         view.release()  # now, not when the exception is collected
         raise
-    return MemoryRegion(pd, pointer, addr, length, access, pin=view, page_size=page_size)
+    return MemoryRegion(pd, pointer, addr, length, access, pin=pin, page_size=page_size)
 
 
 def reg_mr(
@@ -347,8 +357,12 @@ def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Mem
     # Not every type that has the buffer protocol can tell the type checker so before Python 3.12.
     view = bytes_of(cast("AnyMemory", memory))
     if access is not None:
-        _check_changes(view, access)
-    return Memory(view, len(view), 0, view.readonly)
+        try:
+            _check_changes(view, access)
+        except BaseException:
+            view.release()
+            raise
+    return Memory(view, len(view), 0, view.readonly, keeper_of(view))
 
 
 def _check_changes(view: memoryview, access: AccessFlags) -> None:

@@ -1,0 +1,24 @@
+"""Which types of ctypes hold addresses.
+
+Their buffers do not always say so: the format of a union, and of a structure with `_pack_`, is "B".
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+# py_object, c_void_p, c_char_p, c_wchar_p: their letters in `_type_`.
+_SIMPLE = frozenset("OPzZ")
+
+
+def has_addresses(kind: Any) -> bool:
+    """Whether an object of this type holds pointers or Python objects."""
+    if issubclass(kind, ctypes.Array):
+        return has_addresses(kind._type_)
+    if issubclass(kind, ctypes.Structure | ctypes.Union):
+        fields = [field for base in kind.__mro__ for field in vars(base).get("_fields_", ())]
+        return any(has_addresses(field[1]) for field in fields)
+    if issubclass(kind, ctypes._SimpleCData):
+        return kind._type_ in _SIMPLE
+    return True  # a pointer, or a function
