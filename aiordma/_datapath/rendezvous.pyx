@@ -4,9 +4,7 @@
 # Each piece of a message has a key of its own.  It is that of a memory window where the device has them,
 # since no other queue pair takes it, and the peer's acknowledgement can end it; else of a memory region.
 
-from cpython.buffer cimport PyBUF_READ
 from cpython.bytes cimport PyBytes_AS_STRING
-from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.errno cimport EFAULT, EINVAL, errno
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.string cimport memcpy
@@ -129,9 +127,10 @@ cdef class RendezvousMemory:
         if self.register_own != NULL and self.forks == forks and has_no_holes(owner):
             mr = self.register_own(self.domain, <void *> piece.bytes, piece.length, access)
         if mr == NULL:
-            view = PyMemoryView_FromMemory(<char *> piece.bytes, piece.length, PyBUF_READ)
+            # By its address: the frames of an error would keep a buffer.
             pointer, _ = reg_mr(
-                self.pd, ffi.from_buffer(view), piece.length, access, None, there=is_there(owner)
+                self.pd, ffi.cast("void *", <uintptr_t> piece.bytes), piece.length, access, None,
+                there=is_there(owner),
             )
             address = int(ffi.cast("uintptr_t", pointer))
             mr = <ibv_mr *> address

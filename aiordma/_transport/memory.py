@@ -65,9 +65,13 @@ class Memory:
         return Buffer(await self.block(size, internal=internal), size)
 
     def register(self, data: object, view: memoryview) -> Region | KeptMemory:
-        """The user's `data`, whose bytes are `view`, for one operation: to be closed after it."""
-        kept = self.registrations.find(data)
-        return Region(self.pd.reg_mr(view)) if kept is None else kept
+        """The user's `data`, whose bytes are `view`, for one operation: to be closed after it.
+
+        It releases the view, so the frames of an error pin nothing.
+        """
+        with view:  # what is registered has a view of its own
+            kept = self.registrations.find(data)
+            return Region(self.pd.reg_mr(view)) if kept is None else kept
 
     def block_source(
         self, on_memory: Callable[[], None], *, internal: bool, exempt: bool = False

@@ -256,10 +256,10 @@ class ConnectionId(Multicast):
         LimitError for too much private data (148 bytes for PortSpace.TCP, 136 for PortSpace.UDP).
         """
         check_private_data(self.port_space, "reject", private_data)
-        data = ffi.from_buffer(private_data) if private_data else ffi.NULL
+        data = bytes(private_data)
         calls = self.library.calls
         call = calls.rdma_reject_ece if for_ece else calls.rdma_reject
-        self._call(call, data, len(private_data))
+        self._call(call, data or ffi.NULL, len(data))
 
     def listen(self, backlog: int = 128) -> None:
         """Listen on the bound address; each request is a CONNECT_REQUEST with an id of its own.

@@ -94,10 +94,11 @@ class ConnectionParameters(NamedTuple):
     def packed(self) -> tuple[h.ConnParam, object]:
         """The C structure, and the object that must be kept while it is used."""
         param = ffi.new("struct rdma_conn_param *")
-        data = ffi.from_buffer(self.private_data)
-        if self.private_data:
-            param.private_data = data
-            param.private_data_len = len(self.private_data)
+        # A copy: the frames of an error would keep the caller's buffer pinned.
+        content = bytes(self.private_data)
+        data = ffi.new("char[]", content)
+        if content:
+            param.private_data, param.private_data_len = data, len(content)
         param.responder_resources = self.responder_resources
         param.initiator_depth = self.initiator_depth
         param.flow_control = int(self.flow_control)

@@ -9,12 +9,11 @@ from aiordma.errors import LocalRangeError, UnsupportedError, VerbsError
 
 from .._device.enums import AccessFlags
 from .._device.resource import Node, Resource
+from .buffers import AnyMemory, bytes_of
 from .memlock import shortage
-from .memory_region import MemoryRegion, check_rights, reg_mr, require_on_demand
+from .memory_region import MemoryRegion, check_rights, pointer_to, reg_mr, require_on_demand
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from aiordma._native import handles as h
 
     from .._device.context import Context
@@ -37,21 +36,24 @@ class DeviceMemory(Resource["h.DMPointer"]):
         destroy = context.library.calls.ibv_free_dm
         super().__init__(Node("DeviceMemory", pointer, destroy, [context.node]))
 
-    def write(self, data: Buffer, offset: int = 0) -> None:
-        """Copy bytes there. LocalRangeError when they do not fit."""
-        source = ffi.from_buffer(data)
-        self.check(offset, len(source))
-        self.context.library.calls.ibv_memcpy_to_dm(self.pointer, offset, source, len(source))
+    def write(self, data: AnyMemory, offset: int = 0) -> None:
+        """Copy bytes there. LocalRangeError when they do not fit.
+
+        TypeError and BufferError as of :func:`bytes_of`.
+        """
+        with bytes_of(data) as source:
+            self.check(offset, len(source))
+            self.context.library.calls.ibv_memcpy_to_dm(
+                self.pointer, offset, pointer_to(source), len(source)
+            )
 
     def read(self, length: int | None = None, offset: int = 0) -> bytes:
         """Copy bytes from there, all of them by default. LocalRangeError beyond the end."""
         length = self.length - offset if length is None else length
         self.check(offset, length)
-        target = bytearray(length)
-        self.context.library.calls.ibv_memcpy_from_dm(
-            ffi.from_buffer(target, require_writable=True), self.pointer, offset, length
-        )
-        return bytes(target)
+        target = ffi.new("char[]", length)
+        self.context.library.calls.ibv_memcpy_from_dm(target, self.pointer, offset, length)
+        return bytes(ffi.buffer(target))
 
     def check(self, offset: int, length: int) -> None:
         """LocalRangeError for a range that is not inside."""
