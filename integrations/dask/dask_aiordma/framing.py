@@ -16,7 +16,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distributed.utils import ensure_memoryview, nbytes
+from distributed.utils import nbytes
+
+from aiordma.verbs import bytes_of
 
 Bytes = bytes | bytearray | memoryview
 
@@ -49,7 +51,7 @@ def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
     """The messages, each of one or several buffers, and the bytes of all frames."""
     lengths = [nbytes(frame) for frame in frames]
     own = [i for i, length in enumerate(lengths) if length >= LONG]
-    short = [frame for frame, length in zip(frames, lengths, strict=True) if length < LONG]
+    short = [bytes_of(frames[i]) for i, length in enumerate(lengths) if length < LONG]
     total = sum(lengths)
     short_total = total - sum(lengths[i] for i in own)
     first: list[Bytes] = []
@@ -57,7 +59,7 @@ def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
     for i in own:
         length = lengths[i]
         lengths[i] = length | OWN
-        frame = ensure_memoryview(frames[i])
+        frame = bytes_of(frames[i])
         if not first and short_total <= length * NEGLIGIBLE:
             lengths[i] |= LEADS
             first.append(frame)

@@ -60,6 +60,13 @@ def test_any_buffer_is_a_frame() -> None:
     assert np.shares_memory(np.frombuffer(messages[0][0], "u1"), np.frombuffer(backing, "u1"))
 
 
+@pytest.mark.parametrize("length", [8, LONG])
+def test_objects_are_no_frame(length: int) -> None:
+    objects: Any = np.zeros(length, object)
+    with pytest.raises(TypeError, match="addresses in this process"):
+        pack([b"head", objects.data])
+
+
 def test_long_frames_have_memory_of_their_own() -> None:
     messages, _ = pack([b"head", bytes(LONG), bytes(LONG), b"tail"])
     first = memoryview(bytearray(b"".join(messages[0])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -114,6 +115,8 @@ async def test_a_server_that_keeps_to_it() -> None:
     async with connected() as (reader, writer, peer):
         await peer.command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 0))
         await peer.command(COMMAND.pack(Opcode.KEEPALIVE, 0))
+        with pytest.raises(TypeError, match="addresses in this process"):
+            writer.write(memoryview((ctypes.py_object * 2)()))
         writer.write(b"before there is room")
         await peer.lend(5)
         completion, _ = await peer.receives.get()

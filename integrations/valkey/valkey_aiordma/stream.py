@@ -22,6 +22,7 @@ from aiordma.verbs import (
     QPCapabilities,
     WCOpcode,
     WorkCompletion,
+    bytes_of,
 )
 
 LENT: Final = 1 << 20  # bytes that the server may write until they are read; its own default
@@ -179,7 +180,7 @@ class ValkeyTransport(asyncio.Transport):
         """Write bytes as soon as the server's buffer has room; they are copied."""
         if self._lost or self._closing:
             return
-        self._pending += data
+        self._pending += data if isinstance(data, bytes | bytearray) else bytes_of(data)
         self._flush()
         if len(self._pending) > HIGH_WATER and not self._paused:
             self._paused = True
