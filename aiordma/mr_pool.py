@@ -492,9 +492,10 @@ class Registration(Pinned):
 
 
 class Region(OwnMemory):
-    """The user's own memory, registered: anything writable with the buffer protocol, or bytes.
+    """The user's own memory, registered: any buffer or tensor, also a read-only one.
 
-    The object is pinned (a bytearray cannot be resized, an mmap not closed) until `close`, or the
+    The object is pinned (a bytearray cannot be resized, an mmap not closed, nor the storage of a
+    tensor of torch resized) until `close`, or the
     end of its `with`; `close` during an operation takes effect when the operation is done.
     Registered for local access alone: what a peer may do is said when the region is shared.
     """

@@ -235,7 +235,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         return self._memory.registrations.statistics()
 
     def register(self, memory: AnyMemory) -> Region:
-        """Registers the caller's own memory, any buffer or tensor, for operations.
+        """Registers memory of the caller's, any buffer or tensor (`verbs.bytes_of`).
 
         The object is pinned until `Region.close`.  Read-only memory can be sent from and written
         from, not read into.

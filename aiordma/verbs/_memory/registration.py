@@ -62,11 +62,11 @@ class Registration(Resource["h.PDPointer"]):
         the right ZERO_BASED it is 0.
         With ON_DEMAND nothing is pinned in memory, pages come when they are needed.
 
-        ValueError for rights that the memory cannot have, TypeError for an object without
-        memory, BufferError for memory that is not contiguous; UnsupportedError for rights that
-        the device does not offer, and for memory of a GPU; VerbsError from the device, with the
-        limit on locked memory where that may be the reason (ENOMEM), and for more new memory than
-        the kernel gives (ENOMEM).
+        ValueError for rights that the memory cannot have, TypeError for an object without memory,
+        or with Python objects or pointers there, BufferError for memory that is not contiguous;
+        UnsupportedError for rights that the device does not offer, and for memory of a GPU;
+        VerbsError from the device, with the limit on locked memory where that may be the reason
+        (ENOMEM), and for more new memory than the kernel gives (ENOMEM).
         """
         return register(self._domain, memory, access, iova, huge_pages)
 
@@ -80,9 +80,9 @@ class Registration(Resource["h.PDPointer"]):
     ) -> MemoryRegion:
         """Register ``length`` bytes at an address, as of memory that another library allocated.
 
-        That may be memory of a GPU whose driver lets other devices reach it. The caller keeps it
-        until the region is closed. Errors as of :meth:`reg_mr`;
-        VerbsError (EFAULT) where there is no memory.
+        That may be memory of a GPU whose driver lets other devices reach it. The region holds
+        nothing: the caller keeps the memory, at that address, until the region is closed. Errors
+        as of :meth:`reg_mr`; VerbsError (EFAULT) where there is no memory.
         """
         return reg_pointer(self._domain, addr, length, access, iova)
 

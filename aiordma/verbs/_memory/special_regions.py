@@ -37,10 +37,7 @@ class DeviceMemory(Resource["h.DMPointer"]):
         super().__init__(Node("DeviceMemory", pointer, destroy, [context.node]))
 
     def write(self, data: AnyMemory, offset: int = 0) -> None:
-        """Copy bytes there. LocalRangeError when they do not fit.
-
-        TypeError and BufferError as of :func:`bytes_of`.
-        """
+        """Copy ``data`` there (:func:`bytes_of`). LocalRangeError when it does not fit."""
         with bytes_of(data) as source:
             self.check(offset, len(source))
             self.context.library.calls.ibv_memcpy_to_dm(
