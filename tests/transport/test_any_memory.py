@@ -98,6 +98,34 @@ async def test_a_tensor_is_held_until_it_has_been_sent(factory: ConnectionFactor
         assert tensor.out == 0
 
 
+async def test_an_array_stays_in_its_place(factory: ConnectionFactory) -> None:
+    """Although numpy is told not to look for references."""
+
+    def stays(array: np.ndarray[Any, Any]) -> None:
+        with pytest.raises(ValueError, match="resize"):
+            array.resize(4 * LONG, refcheck=False)
+
+    views: list[Callable[[Any], Any]] = [lambda array: array, memoryview]
+    async with factory.pair(Config(fetch_ahead=0)) as (client, server):
+        for view_of in views:
+            full, empty = np.frombuffer(pattern(LONG), "u1").copy(), np.zeros(LONG, "u1")
+            sending = asyncio.create_task(client.send(view_of(full)))
+            await yield_loop(3)
+            stays(full)
+            receiving = asyncio.create_task(server.recv_into(view_of(empty)))
+            await asyncio.wait([sending, receiving])
+            assert empty.tobytes() == pattern(LONG)
+            receiving = asyncio.create_task(server.recv_into(view_of(empty)))
+            await yield_loop(3)
+            stays(empty)
+            await client.send(b"the last")
+            await receiving
+            await exchange(server, client, b"and its acknowledgement has been handled")
+            del sending, receiving
+            full.resize(4 * LONG, refcheck=False)
+            empty.resize(4 * LONG, refcheck=False)
+
+
 async def test_a_tensor_is_held_while_it_is_read_into(factory: ConnectionFactory) -> None:
     async with (
         factory.pair(Config()) as (client, server),
