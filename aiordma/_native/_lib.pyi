@@ -516,6 +516,7 @@ class DeviceCalls:
     reg_own_mr: Callable[[ProtectionDomain, VoidPointer | Characters, int, int], MemoryRegion]
     reg_local_dma: Callable[[ProtectionDomain], MemoryRegion]
     wire: Callable[[QueuePair], int]
+    end_with_peer: Callable[[QueuePair], None]
     same_host: Callable[[bytes, bytes], int]
     withdrawn: Callable[[ConnectionId], int]
     set_faults: Callable[[bytes | Null, Characters, int], int]

@@ -81,6 +81,14 @@ class Library:
         """
         return not self.offers("same_host") or bool(self.table.device.same_host(gid, peer))
 
+    def end_with_peer(self, qp: h.QPPointer) -> None:
+        """Let a queue pair break as soon as its device learns that the peer's process has ended.
+
+        Before it is connected; without effect where devices do not watch their peers, as cards.
+        """
+        if self.offers("end_with_peer"):
+            self.table.device.end_with_peer(qp)
+
     def enter_cm(self) -> None:
         """Before anything that makes the connection manager open its devices.
 

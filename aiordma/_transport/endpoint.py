@@ -134,6 +134,7 @@ class LocalEndpoint:
     ) -> verbs.QueuePair:
         """`make` makes it with `reserved=True`: its completions have their room already."""
         self.qp = make(self.cq, self.capabilities)
+        self.driver.context.library.end_with_peer(self.qp.pointer)
         granted = self.qp.capabilities
         more = granted.max_send_wr + granted.max_recv_wr - self._entries
         if more > 0:  # the device has rounded up, and all of it may be posted

@@ -76,6 +76,12 @@ struct aiordma_device_calls {
 	/* The wire of a queue pair.  A card has one for all, which its port tells. */
 	enum aiordma_wire (*wire)(struct ibv_qp *qp);
 
+	/* The queue pair ends with its peer: when the peer's process ends, or the path to it is given
+	 * up, IBV_EVENT_QP_FATAL is raised and everything is flushed, as soon as this side learns of
+	 * it.  Without this call it stays as it is, as on a card, which does not watch its peers.
+	 * Before it is connected. */
+	void (*end_with_peer)(struct ibv_qp *qp);
+
 	/* 1: the host that has the address `gid` has the address `peer` as well, as far as this one
 	 * knows: they are equal, or both are this host's own.  A device that connects to the address
 	 * in a peer's endpoint has this, for its caller to check where the endpoint came from. */

@@ -73,6 +73,7 @@ static const struct aiordma_device_calls device = {
 	.reg_own_mr = soft_reg_own_mr,
 	.reg_local_dma = reg_local_dma,
 	.wire = soft_qp_wire,
+	.end_with_peer = soft_qp_end_with_peer,
 	.same_host = same_host,
 	.withdrawn = soft_cm_withdrawn,
 	.set_faults = aiordma_embedded_faults,

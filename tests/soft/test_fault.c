@@ -319,7 +319,7 @@ static void late_ends(bool killed)
 	limit_seconds(30);
 	if (process.child)
 		spec("delay=50ms");
-	open_side(&side, (struct options){0});
+	open_side(&side, (struct options){.ends_with_peer = true});
 	struct address peer = exchange(&process, &side);
 
 	CHECK_EQUAL(to_init(&side), 0);
@@ -522,7 +522,7 @@ static void cut_links(void)
 	struct side a, b, c, d;
 
 	/* Of those that are there the first one... */
-	open_pair(&a, &b, (struct options){0});
+	open_pair(&a, &b, (struct options){.ends_with_peer = true});
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
 	CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
@@ -555,7 +555,7 @@ static void cut_after_bytes(void)
 	struct ibv_wc wc;
 	unsigned came = 0;
 
-	open_pair(&a, &b, (struct options){0});
+	open_pair(&a, &b, (struct options){.ends_with_peer = true});
 	spec("cut=1,cut_after=10000,qp=%u", b.qp->qp_num);
 	for (unsigned i = 0; i < 20; i++)
 		CHECK_EQUAL(post_recv_at(&b, i, 0, MESSAGE), 0);

@@ -279,7 +279,9 @@ static void killed(int way)
 	struct side side;
 
 	limit_seconds(30);
-	open_side(&side, (struct options){.memory = BIG, .timeout = 255}); /* time ends nothing */
+	open_side(&side, (struct options){.memory = BIG,
+					  .timeout = 255, /* time ends nothing */
+					  .ends_with_peer = true});
 	struct address peer = exchange(&process, &side);
 
 	bring_up(&side, &peer);

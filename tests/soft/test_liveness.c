@@ -56,9 +56,9 @@ static int connect_streams(int *other)
 }
 
 /* Returns our end of the stream, which is the device's. */
-static int open_to_elsewhere(struct side *a, int *other, uint8_t timeout)
+static int open_elsewhere(struct side *a, int *other, struct options options)
 {
-	open_side(a, (struct options){.memory = BIG, .timeout = timeout, .retry_cnt = 8});
+	open_side(a, options);
 	bring_up(a, &(struct address){.qpn = 1});
 	int fd = connect_streams(other);
 
@@ -66,6 +66,15 @@ static int open_to_elsewhere(struct side *a, int *other, uint8_t timeout)
 	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(a->qp), fd, NULL, 0), 0);
 	soft_unlock();
 	return fd;
+}
+
+static int open_to_elsewhere(struct side *a, int *other, uint8_t timeout)
+{
+	return open_elsewhere(a, other,
+			      (struct options){.memory = BIG,
+					       .timeout = timeout,
+					       .retry_cnt = 8,
+					       .ends_with_peer = true});
 }
 
 static void write_bytes(struct side *a, uint32_t length)
@@ -163,17 +172,17 @@ static void stopped_itself(void)
 }
 
 /* How long: the time that is set, or what the queue pair's own timeouts come to if that is more
- * (IBTA 9.7.6.1.3); with a timeout of 0 for ever.  While nothing is under way the kernel asks. */
+ * (IBTA 9.7.6.1.3); with a timeout of 0 for ever.  While nothing is under way the kernel asks, for the
+ * time that is set, if the queue pair is to end with its peer. */
 static void long_timeout(void)
 {
 	static const struct {
 		uint8_t timeout; /* 255 for 0 */
 		uint64_t ns;
-		int idle, interval, probes; /* seconds, seconds, a number */
 	} cases[] = {
-		{255, 0, 0, 0, 0},
-		{1, UINT64_C(1000000000), 1, 1, 1},
-		{22, UINT64_C(4096) << 22, 9, 2, 4}, /* 17 s */
+		{255, 0},
+		{1, UINT64_C(1000000000)},
+		{22, UINT64_C(4096) << 22}, /* 17 s */
 	};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -185,13 +194,51 @@ static void long_timeout(void)
 		CHECK(link_of(&a).liveness_limit == cases[i].ns);
 		CHECK_EQUAL(option(fd, SOL_SOCKET, SO_KEEPALIVE), cases[i].ns != 0);
 		if (cases[i].ns) {
-			CHECK_EQUAL(option(fd, IPPROTO_TCP, TCP_KEEPIDLE), cases[i].idle);
-			CHECK_EQUAL(option(fd, IPPROTO_TCP, TCP_KEEPINTVL), cases[i].interval);
-			CHECK_EQUAL(option(fd, IPPROTO_TCP, TCP_KEEPCNT), cases[i].probes);
+			CHECK_EQUAL(option(fd, IPPROTO_TCP, TCP_KEEPIDLE), 1);
+			CHECK_EQUAL(option(fd, IPPROTO_TCP, TCP_KEEPINTVL), 1);
+			CHECK_EQUAL(option(fd, IPPROTO_TCP, TCP_KEEPCNT), 1);
 		}
 		close(other);
 		close_side(&a);
 	}
+}
+
+/* A request that is posted while the kernel's probes are unanswered begins no time of its own. */
+static void lost_while_idle(void)
+{
+	const int first = 1, others = 30;
+	struct tcp_info info = {0};
+	struct side a;
+	int other, fd = open_to_elsewhere(&a, &other, 1);
+
+	CHECK_EQUAL(setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &others, sizeof(others)), 0);
+	CHECK_EQUAL(setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &first, sizeof(first)), 0);
+	CHECK(set_loopback(false));
+	while (!info.tcpi_probes) {
+		socklen_t length = sizeof(info);
+
+		CHECK_EQUAL(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length), 0);
+		sched_yield();
+	}
+	uint64_t start = soft_now();
+
+	write_bytes(&a, 8);
+	CHECK(start - link_of(&a).liveness_since >= first * UINT64_C(500000000));
+	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
+	CHECK(set_loopback(true));
+	close(other);
+	close_side(&a);
+}
+
+/* The owner of such a queue pair would not hear of it: the path is left alone, as by a card. */
+static void idle_without_probes(void)
+{
+	struct side a;
+	int other, fd = open_elsewhere(&a, &other, (struct options){0});
+
+	CHECK_EQUAL(option(fd, SOL_SOCKET, SO_KEEPALIVE), 0);
+	close(other);
+	close_side(&a);
 }
 
 /* What is no time is refused, and it is said what is wrong. */
@@ -215,10 +262,12 @@ int main(void)
 	bool cut = own_network();
 
 	STEP(long_timeout());
+	STEP(idle_without_probes());
 	STEP(stopped());
 	if (cut) {
 		STEP(lost());
 		STEP(stopped_itself());
+		STEP(lost_while_idle());
 	} else {
 		fprintf(stderr, "a lost path has not been tested: this user may not have a network "
 				"of its own (root may)\n");

@@ -1,4 +1,7 @@
-/* A process that ends right after it has received: its peer's requests succeed, as with cards, which
+/* A process that ends: its peer's queue pair stays as it is, as on a card, which does not watch its
+ * peers, until a request finds out.
+ *
+ * A process that ends right after it has received: its peer's requests succeed, as with cards, which
  * acknowledge what has reached memory whatever becomes of the process. */
 #include "verbs_side.h"
 
@@ -55,7 +58,8 @@ static struct process talk(struct side *side)
 	struct process process = split();
 
 	limit_seconds(60);
-	open_side(side, (struct options){.signal_none = true, .rnr_timer = 255});
+	open_side(side, (struct options){
+				.signal_none = true, .rnr_timer = 255, .timeout = 14, .retry_cnt = 1});
 	const struct address peer = exchange(&process, side);
 
 	CHECK_EQUAL(to_init(side), 0);
@@ -223,11 +227,84 @@ static void refused_repeated_and_gone(void)
 	left(&process, &side);
 }
 
+static bool link_is_gone(struct side *side)
+{
+	struct ibv_wc wc;
+
+	CHECK_EQUAL(poll_cq(side, 1, &wc), 0); /* no receive is flushed */
+	soft_lock();
+	bool gone = !soft_qp_of(side->qp)->link;
+
+	soft_unlock();
+	return gone;
+}
+
+static uint64_t answer_time(struct side *side)
+{
+	return (UINT64_C(4096) << side->options.timeout) * (side->options.retry_cnt + 1u);
+}
+
+/* Idle, with receives posted: no event, no flush; what is posted later fails after the time of its
+ * retries, and without a limit (a timeout of 0) waits. */
+static void idle_and_gone(enum way way, bool without_limit)
+{
+	struct side side;
+	struct process process = talk(&side);
+	struct ibv_async_event event;
+	uint64_t start;
+
+	if (!process.child)
+		leave(way);
+	while (!link_is_gone(&side))
+		sched_yield();
+	CHECK_EQUAL(state_of(&side), IBV_QPS_RTS);
+	CHECK_EQUAL(fcntl(side.context->async_fd, F_SETFL, O_NONBLOCK), 0);
+	CHECK_FAILS(verbs->ibv_get_async_event(side.context, &event), EAGAIN);
+	soft_lock();
+	if (without_limit)
+		soft_qp_of(side.qp)->attr.timeout = 0;
+	start = soft_now();
+	soft_unlock();
+	CHECK_EQUAL(send_of(&side, FIRST_LAST, 8), 0);
+	if (without_limit) {
+		soft_lock();
+		CHECK(!soft_qp_of(side.qp)->reach_timer.running);
+		soft_unlock();
+	} else {
+		expect_wc(&side, FIRST_LAST, IBV_WC_RETRY_EXC_ERR);
+		CHECK(soft_now() - start >= answer_time(&side));
+		for (int i = 0; i < LAST + 1; i++)
+			expect_wc(&side, 1, IBV_WC_WR_FLUSH_ERR);
+		CHECK_EQUAL(state_of(&side), IBV_QPS_ERR);
+		CHECK_FAILS(verbs->ibv_get_async_event(side.context, &event), EAGAIN);
+	}
+	left(&process, &side);
+}
+
+/* The owner of the queue pair has asked to hear of it (abi/device_calls.h). */
+static void ends_with_its_peer(enum way way)
+{
+	struct side side;
+	struct process process = talk(&side);
+
+	verbs->device->end_with_peer(side.qp);
+	process_barrier(&process);
+	if (!process.child)
+		leave(way);
+	for (int i = 0; i < LAST + 1; i++)
+		expect_wc(&side, 1, IBV_WC_WR_FLUSH_ERR);
+	expect_event(&side, IBV_EVENT_QP_FATAL);
+	left(&process, &side);
+}
+
 int main(void)
 {
 	for (int way = 0; way < WAYS; way++) {
 		STEP(received_and_gone((enum way)way, 8));
 		STEP(received_and_gone((enum way)way, LONG));
+		STEP(idle_and_gone((enum way)way, false));
+		STEP(idle_and_gone((enum way)way, true));
+		STEP(ends_with_its_peer((enum way)way));
 	}
 	if (strcmp(getenv("AIORDMA_EMBEDDED_LINKS"), "tcp") != 0) {
 		STEP(one_received_and_gone());

@@ -45,6 +45,7 @@ struct options {
 	bool signal_none;    /* sq_sig_all = 0 */
 	bool uc;             /* a UC queue pair */
 	bool ud;             /* a UD queue pair: see ud_side.h */
+	bool ends_with_peer; /* end_with_peer of abi/device_calls.h */
 	int gid;             /* 1 + the GID index to use; 0: none, a peer of this host */
 	uint32_t shared; /* receives of a shared queue, which takes the place of the own one */
 };
@@ -162,6 +163,8 @@ static inline struct ibv_qp *create_qp(struct side *side)
 	struct ibv_qp *qp = verbs->ibv_create_qp(side->pd, &init);
 
 	CHECK(qp);
+	if (options->ends_with_peer)
+		verbs->device->end_with_peer(qp);
 	return qp;
 }
 

@@ -396,6 +396,30 @@ void soft_qp_stall(struct soft_qp *qp)
 		give_up_later(qp, CONNECTING_NS);
 }
 
+void soft_qp_end_with_peer(struct ibv_qp *ibv)
+{
+	soft_lock();
+	soft_qp_of(ibv)->ends_with_peer = true;
+	soft_unlock();
+}
+
+/* The peer or the path to it is gone, and it is not that one of the two sides broke off. */
+static bool is_silence(int error)
+{
+	switch (error) {
+	case 0:
+	case ECONNRESET:
+	case EPIPE:
+	case ETIMEDOUT:
+	case EHOSTUNREACH:
+	case ENETUNREACH:
+	case ENETDOWN:
+		return true;
+	default:
+		return false;
+	}
+}
+
 void soft_qp_link_gone(struct soft_qp *qp, int error)
 {
 	void (*link_down)(struct soft_qp *qp, void *owner, int error) = qp->link_down;
@@ -419,16 +443,19 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 	} else if (alive) {
 		bool outstanding = qp->sq.oldest != qp->sq.tail;
 
-		if (error)
+		bool ends = !is_silence(error) || (error && qp->ends_with_peer);
+
+		if (ends)
 			soft_qp_event(qp, IBV_EVENT_QP_FATAL);
-		if (error && outstanding)
+		if (ends && !outstanding)
+			soft_qp_error(qp);
+		else if (ends || (outstanding && error == ETIMEDOUT)) /* that was its time */
 			soft_send_fail(qp, error == EPROTO ? IBV_WC_BAD_RESP_ERR
 							   : IBV_WC_RETRY_EXC_ERR);
-		else if (error)
-			soft_qp_error(qp);
-		/* An orderly end leaves the queue pair as it is: a peer that has destroyed its own
-		 * is silent (IBTA 9.7.6.1.3), and the requests find out when their time is over.
-		 * Frames that it sent on other streams before are taken in meanwhile. */
+		/* A peer that has destroyed its queue pair, or whose process has ended, is silent:
+		 * this queue pair stays as it is, and its requests find out when their time is over
+		 * (IBTA 9.7.6.1.3).  Frames that the peer sent on other streams before are taken in
+		 * meanwhile. */
 		else if (outstanding)
 			give_up_later(qp, 0);
 	}

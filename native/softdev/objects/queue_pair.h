@@ -184,6 +184,7 @@ struct soft_qp {
 	bool block_own; /* UD: what it sends to a group does not come back to it */
 	bool stream_from_cm; /* the connection manager has its stream, or had */
 	bool stream_lost; /* there was one, and it is gone: nothing can be sent any more */
+	bool ends_with_peer; /* aiordma_device_calls.end_with_peer */
 	bool no_peer; /* UC: there is no peer, so what is sent is lost at once */
 	bool communicated; /* the first request has been seen (COMM_EST) */
 	bool draining; /* SQD was asked for, requests are still under way */
@@ -383,6 +384,8 @@ void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type);
 void soft_qp_kick(struct soft_qp *qp);
 /* The port is down: the queue pair and its peer give each other up when their retries are over. */
 void soft_qp_stall(struct soft_qp *qp);
+/* aiordma_device_calls.end_with_peer */
+void soft_qp_end_with_peer(struct ibv_qp *qp);
 /* The stream of a queue pair is gone. */
 void soft_qp_link_gone(struct soft_qp *qp, int error);
 void soft_qp_check_drained(struct soft_qp *qp);

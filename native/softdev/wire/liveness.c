@@ -1,13 +1,16 @@
 /* Liveness of the path to another machine, which can be lost without a sign.
  *
- * While nothing is under way, the kernel probes the other machine (keep-alive).  While something
- * is, a timer checks whether anything at all comes back.  That is not TCP_USER_TIMEOUT, which also
+ * While nothing is under way, the kernel probes the other machine (keep-alive), for
+ * AIORDMA_EMBEDDED_PATH_TIMEOUT seconds.  While something is, a timer checks whether anything at all comes back.  That is not TCP_USER_TIMEOUT, which also
  * gives up a peer whose machine answers every probe and whose process has merely been stopped: that
  * is no failure to a card, nor to this device.
  *
+ * A queue pair whose owner would not hear of it, the transport or the connection manager, is not
+ * probed: nothing would follow, and on a card it outlives any pause of the path.
+ *
  * A queue pair that may wait longer for an answer, by its timeout and retry count, is given its
- * time (IBTA 9.7.6.1.3); one whose timeout is 0 waits for ever, which is as long as the kernel
- * does.  The least is AIORDMA_EMBEDDED_PATH_TIMEOUT, in seconds.
+ * time then (IBTA 9.7.6.1.3); one whose timeout is 0 waits for ever, which is as long as the kernel
+ * does, and is not probed.
  *
  * The time in which this process itself was stopped does not count: no answer could be seen.
  *
@@ -32,7 +35,6 @@ enum {
 	CHECKS = 4, /* in the time after which silence counts */
 	PROBES = 5, /* of the kernel's, in half that time */
 	UNANSWERED = 2,
-	KEEPIDLE_MAX = 32767, /* seconds: tcp(7) */
 };
 
 static uint64_t seconds = DEFAULT;
@@ -79,12 +81,11 @@ static bool is_same_host(int fd)
 	       ((struct sockaddr_in *)&peer)->sin_addr.s_addr;
 }
 
-static void keep_alive(int fd, uint64_t limit)
+static void keep_alive(int fd)
 {
-	const int seconds =
-		(int)(limit / SECOND_NS < KEEPIDLE_MAX ? limit / SECOND_NS : KEEPIDLE_MAX);
-	const int on = 1, idle = (seconds + 1) / 2, interval = (idle + PROBES - 1) / PROBES;
-	const int probes = seconds > idle + interval ? (seconds - idle) / interval : 1;
+	const int limit = (int)seconds, on = 1;
+	const int idle = (limit + 1) / 2, interval = (idle + PROBES - 1) / PROBES;
+	const int probes = limit > idle + interval ? (limit - idle) / interval : 1;
 
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
@@ -142,17 +143,28 @@ void soft_liveness_watch(struct soft_link *link)
 	}
 	link->liveness_limit = limit;
 	link->liveness_timer.expired = check;
-	if (limit)
-		keep_alive(link->watch.fd, limit);
-	else
+	if (limit && (qp->ends_with_peer || qp->link_down))
+		keep_alive(link->watch.fd);
+	if (!limit)
 		soft_timer_stop(&link->liveness_timer);
+}
+
+/* How long the peer has been silent while the kernel's probes ask it: what is sent meanwhile, such as
+ * a keep-alive of the application's, begins no time of its own. */
+static uint64_t unanswered_ns(int fd)
+{
+	struct tcp_info info = {0};
+	socklen_t length = sizeof(info);
+
+	if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) || !info.tcpi_probes)
+		return 0;
+	return info.tcpi_last_ack_recv * UINT64_C(1000000);
 }
 
 void soft_liveness_sent(struct soft_link *link)
 {
 	if (!link->liveness_limit || link->liveness_timer.running)
 		return;
-	link->liveness_since = soft_now();
-	soft_timer_start(&link->liveness_timer,
-			 link->liveness_since + link->liveness_limit / CHECKS);
+	link->liveness_since = soft_now() - unanswered_ns(link->watch.fd);
+	soft_timer_start(&link->liveness_timer, soft_now() + link->liveness_limit / CHECKS);
 }
