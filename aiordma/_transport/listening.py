@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -52,10 +53,13 @@ def _open_once(make: Callable[[Address], P], addresses: Sequence[Address]) -> li
     ports: list[P] = []
     failure: AddressError | None = None
     try:
-        for host, port in addresses:
+        for host, asked in addresses:
+            port = asked or (ports[0].address[1] if ports else 0)
             try:
-                ports.append(make((host, port or (ports[0].address[1] if ports else 0))))
+                ports.append(make((host, port)))
             except AddressError as error:
+                if error.errno == errno.EADDRNOTAVAIL and port and _is_here(host):
+                    raise _taken(host, port) from error
                 if error.errno not in NOT_HERE:
                     raise
                 failure = failure or error
@@ -68,3 +72,23 @@ def _open_once(make: Callable[[Address], P], addresses: Sequence[Address]) -> li
         assert failure is not None
         raise failure
     return ports
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address is one of this machine: a port of it can be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _taken(host: str, port: int) -> AddressError:
+    """In place of EADDRNOTAVAIL, by which the connection manager means this as well.
+
+    So it tells a port that is taken where one of the two listens on all addresses.
+    """
+    text = f"cannot bind to {host_port((host, port))}: the port is in use"
+    return AddressError(text, status=-errno.EADDRINUSE)

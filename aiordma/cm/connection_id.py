@@ -137,7 +137,11 @@ class ConnectionId(Multicast):
     # --- addresses -------------------------------------------------------------------------
 
     def bind_addr(self, address: Address) -> None:
-        """Bind to a local address; port 0 picks a free one. AddressError, with a socket's errno."""
+        """Bind to a local address; port 0 picks a free one. AddressError, with a socket's errno.
+
+        Where the port is taken and one of the two addresses is the wildcard, that is EADDRNOTAVAIL,
+        as for an address that this machine does not have; otherwise EADDRINUSE.
+        """
         sockaddr, _keep = as_sockaddr(address)
         try:
             self.library.calls.rdma_bind_addr(self.pointer, sockaddr)
@@ -266,13 +270,14 @@ class ConnectionId(Multicast):
 
         ``backlog`` requests may wait for their event to be taken, 0 for as many as the system
         allows; further requests wait longer, or are rejected. Without an address the id binds to
-        any IPv4 address and a free port. AddressError (EADDRINUSE) when the port is in use.
+        any IPv4 address and a free port. AddressError, as of :meth:`bind_addr`, when the port is in
+        use.
         """
         try:
             self._call(self.library.calls.rdma_listen, backlog)
         except VerbsError as error:
             address = self.local_address
-            if error.errno != errno.EADDRINUSE or address is None:
+            if error.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL} or address is None:
                 raise
             raise _address_error("cannot listen on", address, error) from error
 

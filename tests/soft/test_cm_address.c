@@ -69,13 +69,21 @@ static void port_taken(void)
 	uint16_t port = port_of(first.id);
 
 	bind_fails(host, port, EADDRINUSE);
-	/* The kernel's rdma_cm says "not available" for the wildcard; sockets say "in use". */
-	bind_fails("0.0.0.0", port, on_system ? EADDRNOTAVAIL : EADDRINUSE);
+	bind_fails("0.0.0.0", port, EADDRNOTAVAIL);
 	CHECK_EQUAL(rdma->rdma_listen(first.id, 1), 0);
 	bind_fails(host, port, EADDRINUSE);
 	side_close(&first);
 	first = listen_at(host, port); /* and free at once afterwards */
 	side_close(&first);
+	for (int v6 = 0; v6 < (on_system ? 1 : 2); v6++) {
+		const char *all = v6 ? "::" : "0.0.0.0";
+
+		first = bound_to(all, 0);
+		port = port_of(first.id);
+		bind_fails(all, port, EADDRNOTAVAIL);
+		bind_fails(v6 ? "::1" : host, port, EADDRNOTAVAIL);
+		side_close(&first);
+	}
 }
 
 /* Connections of an earlier listener, alive or in TIME_WAIT, do not keep a port. */

@@ -371,6 +371,8 @@ static void ports(void)
 					  sizeof(on)),
 		    0);
 	CHECK_FAILS(rdma->rdma_bind_addr(other.id, &address.any), EADDRINUSE);
+	address = address_of("0.0.0.0", port_of(service.id));
+	CHECK_FAILS(rdma->rdma_bind_addr(other.id, &address.any), EADDRNOTAVAIL);
 	side_close(&other);
 	side_close(&service);
 	side_close(&connections);

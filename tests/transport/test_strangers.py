@@ -388,10 +388,13 @@ async def test_port_that_cannot_be(factory: ConnectionFactory, port: int) -> Non
 
 
 @one_loop
-async def test_port_that_is_taken(factory: ConnectionFactory) -> None:
-    async with await factory.listen() as listener:
+@pytest.mark.parametrize("anywhere", [(), (0,), (1,), (0, 1)])
+async def test_port_that_is_taken(factory: ConnectionFactory, anywhere: tuple[int, ...]) -> None:
+    """By a listener on one address or on all of them (`anywhere`); the same for the second one."""
+    first, second = ("" if it in anywhere else factory.host for it in range(2))
+    async with await listen(first, 0, device=factory.device, via=factory.via) as listener:
         with pytest.raises(OSError, match=r".*") as caught:
-            await listen(factory.host, listener.port, device=factory.device, via=factory.via)
+            await listen(second, listener.port, device=factory.device, via=factory.via)
         assert caught.value.errno == errno.EADDRINUSE
         assert isinstance(caught.value, AddressError)
 

@@ -124,6 +124,40 @@ static int bind_socket(int fd, const struct sockaddr *address, bool reuse, int t
 	return bind(fd, address, length) ? errno : 0;
 }
 
+/* Is the port taken by a socket on all addresses?  Then it is for an address that no host has (TEST-NET-1
+ * and the documentation's prefix) as well. */
+static bool is_taken_everywhere(const struct sockaddr *address, int type)
+{
+	union {
+		struct sockaddr any;
+		struct sockaddr_in v4;
+		struct sockaddr_in6 v6;
+	} other = {.any.sa_family = address->sa_family};
+	int fd = socket(address->sa_family, type | SOCK_CLOEXEC, 0);
+	bool taken = false;
+
+	if (fd < 0)
+		return false;
+	if (address->sa_family == AF_INET)
+		other.v4.sin_addr.s_addr = htonl(0xc0000253);
+	else
+		other.v6.sin6_addr = (struct in6_addr){.s6_addr = {0x20, 0x01, 0x0d, 0xb8, 0x53}};
+	set_port(&other.any, port_of(address));
+	/* IPV6_FREEBIND is the same for both families: net/ipv6/ipv6_sockglue.c. */
+	if (!set_flag(fd, IPPROTO_IP, IP_FREEBIND, 1))
+		taken = bind(fd, &other.any, soft_cm_address_length(address)) && errno == EADDRINUSE;
+	close(fd);
+	return taken;
+}
+
+int soft_cm_port_error(const struct sockaddr *address, int type, int error)
+{
+	/* drivers/infiniband/core/cma.c, cma_check_port */
+	return error == EADDRINUSE && (is_any(address) || is_taken_everywhere(address, type))
+		       ? EADDRNOTAVAIL
+		       : error;
+}
+
 static int bound_socket(const struct soft_cm_id *id, const struct sockaddr *address, bool v6_only,
 			int *result)
 {
@@ -139,7 +173,7 @@ static int bound_socket(const struct soft_cm_id *id, const struct sockaddr *addr
 		error = bind_socket(fd, address, id->reuse, type);
 	if (error) {
 		close(fd);
-		return error;
+		return soft_cm_port_error(address, type, error);
 	}
 	*result = fd;
 	return 0;

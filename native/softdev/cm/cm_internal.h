@@ -225,6 +225,9 @@ int soft_cm_fail(int error);
 socklen_t soft_cm_address_length(const struct sockaddr *address);
 /* Binds an id that is IDLE.  0 or an errno value; the device is the caller's business. */
 int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address);
+/* What the kernel's rdma_cm says of a taken port: EADDRNOTAVAIL, instead of EADDRINUSE, where one of the
+ * two is on all addresses.  Other errors as they are. */
+int soft_cm_port_error(const struct sockaddr *address, int type, int error);
 /* The GID that an address is. */
 void soft_cm_gid_from(union ibv_gid *gid, const struct sockaddr *address);
 /* Applies RDMA_OPTION_ID_TOS to a socket of either family. */

@@ -249,7 +249,7 @@ static int open_listener(struct soft_cm_id *id, int backlog)
 	 * in the kernel is as long as it may be: the backlog counts requests, not connections. */
 	if (setsockopt(id->sock, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
 	    listen(id->sock, SOMAXCONN))
-		error = errno;
+		error = soft_cm_port_error(&id->id.route.addr.src_addr, SOCK_STREAM, errno);
 	if (!error)
 		error = soft_watch(&listener->watch, EPOLLIN);
 	if (error) {
