@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -142,13 +143,10 @@ def test_prefetching_a_range_that_is_not_inside(pd: verbs.ProtectionDomain) -> N
 
 
 def test_advice_about_a_region_that_is_pinned(pd: verbs.ProtectionDomain) -> None:
-    """Of no use, and refused: by the device, or because it takes no advice at all."""
-    with pd.reg_mr(PAGE) as mr:
-        sge = ScatterGatherElement(mr.addr, 64, mr.lkey)
-        with pytest.raises(VerbsError, match="ibv_advise_mr"):
-            pd.advise_mr(Advice.PREFETCH_NO_FAULT, [sge])
-        with pytest.raises(VerbsError, match="ibv_advise_mr"):
-            mr.prefetch()
+    """Of no use: its pages are there. Refused only by a device that takes no advice at all."""
+    with pd.reg_mr(PAGE) as mr, suppress(UnsupportedError):
+        pd.advise_mr(Advice.PREFETCH_NO_FAULT, [ScatterGatherElement(mr.addr, 64, mr.lkey)])
+        mr.prefetch()
 
 
 def test_rights_that_the_device_lacks_are_named(

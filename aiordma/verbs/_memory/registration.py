@@ -141,8 +141,8 @@ class Registration(Resource["h.PDPointer"]):
 
         With ``flush`` it returns when the pages are there. Without, it is best effort.
         UnsupportedError where the device takes no advice; VerbsError: EFAULT for a range outside
-        of its region, EPERM for another protection domain or a missing right, EINVAL for a region
-        that is not on demand, ENOENT for an unknown lkey.
+        of its region, EPERM for another protection domain or a missing right, ENOENT for an unknown
+        lkey. Of a region that is not on demand the pages are there already.
         """
         array = ffi.new("struct ibv_sge[]", max(1, len(sges)))
         ffi.buffer(array)[: SGE.size * len(sges)] = b"".join(SGE.pack(*sge) for sge in sges)

@@ -104,20 +104,23 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 
 /* ---- ibv_advise_mr(3) ---------------------------------------------------------------------- */
 
-/* The memory that an SGE means; 0 or an errno value. */
+/* The memory that an SGE means, NULL if its pages are there already, because the region is not on demand;
+ * 0 or an errno value. */
 static int find(const struct ibv_pd *pd, const struct ibv_sge *sge, bool writing, uint8_t **memory)
 {
 	const struct soft_range *range = soft_range_find(sge->lkey);
 
 	if (!range)
 		return ENOENT;
-	if (range->window || !(range->access & IBV_ACCESS_ON_DEMAND))
+	if (range->window)
 		return EINVAL;
 	if (range->pd != soft_pd_root(pd) || (writing && !(range->access & IBV_ACCESS_LOCAL_WRITE)))
 		return EPERM;
 	if (!soft_range_holds(range, sge->addr, sge->length))
 		return EFAULT;
-	*memory = range->memory + (sge->addr - range->start);
+	*memory = range->access & IBV_ACCESS_ON_DEMAND
+			  ? range->memory + (sge->addr - range->start)
+			  : NULL;
 	return 0;
 }
 
@@ -138,7 +141,7 @@ int soft_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, ui
 		uint8_t *memory;
 
 		rc = find(pd, &sg_list[i], writing, &memory);
-		if (rc || advice == IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT)
+		if (rc || !memory || advice == IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT)
 			continue;
 		int missing = soft_pages_fault(memory, sg_list[i].length, writing);
 
