@@ -92,7 +92,7 @@ static void creating(void)
 		{0, 1 << 5, 0, 4, 0, EINVAL},
 		{0, 0, 0, 0, 0, EINVAL},
 		{0, 0, 0, UINT32_MAX, 0, EINVAL},
-		{0, 0, 0, 4, 9, EINVAL},
+		{0, 0, 0, 4, INT32_MAX, EINVAL},
 		{0, 0, 0, 4, UINT32_MAX, EINVAL},
 	};
 

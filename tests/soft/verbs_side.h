@@ -46,6 +46,7 @@ struct options {
 	bool uc;             /* a UC queue pair */
 	bool ud;             /* a UD queue pair: see ud_side.h */
 	bool ends_with_peer; /* end_with_peer of abi/device_calls.h */
+	int comp_vector;     /* of its completion queue */
 	int gid;             /* 1 + the GID index to use; 0: none, a peer of this host */
 	uint32_t shared; /* receives of a shared queue, which takes the place of the own one */
 };
@@ -180,7 +181,7 @@ static inline void open_side(struct side *side, struct options options)
 	CHECK(side->pd = verbs->ibv_alloc_pd(side->context));
 	CHECK(side->channel = verbs->ibv_create_comp_channel(side->context));
 	CHECK(side->cq = verbs->ibv_create_cq(side->context, options.cqe ? options.cqe : 256, side,
-					      side->channel, 0));
+					      side->channel, options.comp_vector));
 	side->memory = mmap(NULL, options.memory, PROT_READ | PROT_WRITE,
 			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(side->memory != MAP_FAILED);

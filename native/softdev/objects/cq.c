@@ -288,7 +288,8 @@ struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_co
 	struct soft_cq *cq = NULL;
 	int rc = 0;
 
-	if (cqe < 1 || cqe > SOFT_MAX_CQE || comp_vector < 0 || comp_vector >= SOFT_COMP_VECTORS)
+	if (cqe < 1 || cqe > SOFT_MAX_CQE || comp_vector < 0 ||
+	    comp_vector >= context->num_comp_vectors)
 		rc = EINVAL;
 	if (!rc) {
 		cq = calloc(1, sizeof(*cq));

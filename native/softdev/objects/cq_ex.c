@@ -5,6 +5,7 @@
  * meanwhile complete something into the same CQ.
  */
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 
 #include "extended.h"
@@ -179,7 +180,7 @@ static int check(const struct ibv_cq_init_attr_ex *attr)
 	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS &&
 	    attr->flags & ~(uint32_t)SUPPORTED_FLAGS)
 		return EOPNOTSUPP;
-	return attr->cqe > SOFT_MAX_CQE || attr->comp_vector >= SOFT_COMP_VECTORS ? EINVAL : 0;
+	return attr->cqe > SOFT_MAX_CQE || attr->comp_vector > INT_MAX ? EINVAL : 0;
 }
 
 static struct soft_cq_reader *make_reader(uint32_t flags)

@@ -65,6 +65,15 @@ uint64_t soft_ibv_get_device_guid(struct ibv_device *of)
 
 /* ---- contexts ------------------------------------------------------------------------------ */
 
+/* As cards, an interrupt for each processor; programs with two queues expect two.  Here a vector is but
+ * a number: whichever thread makes the step writes the completion. */
+static int comp_vectors(void)
+{
+	long processors = sysconf(_SC_NPROCESSORS_ONLN);
+
+	return processors > 2 ? (int)processors : 2;
+}
+
 int soft_context_start(struct soft_context *context, struct ibv_device *of)
 {
 	int rc = soft_engine_get();
@@ -100,7 +109,7 @@ int soft_context_start(struct soft_context *context, struct ibv_device *of)
 			},
 		.cmd_fd = -1,
 		.async_fd = context->async.fd,
-		.num_comp_vectors = SOFT_COMP_VECTORS,
+		.num_comp_vectors = comp_vectors(),
 	};
 	soft_extend_context(&context->extended);
 	pthread_mutex_init(&context->extended.context.mutex, NULL);

@@ -18,7 +18,6 @@ enum {
 	SOFT_MAX_CQE = 1 << 20,
 	SOFT_MAX_RD_ATOMIC = 128,
 	SOFT_MAX_OBJECTS = 1 << 20, /* PDs, CQs, MRs, MWs, SRQs */
-	SOFT_COMP_VECTORS = 1,
 	SOFT_MAX_AH = 65536,
 	SOFT_MAX_MCAST_GRP = 256,
 	SOFT_MAX_MCAST_QP = 256,       /* in one group */
