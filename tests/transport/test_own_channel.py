@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +12,7 @@ from aiordma import (
     AuthenticationError,
     BufferStateError,
     Connection,
+    ConnectionBrokenError,
     ProtocolError,
     RemoteRangeError,
     Rights,
@@ -104,6 +107,45 @@ async def test_halves_that_are_given_up_leave_nothing(factory: ConnectionFactory
     await pending.close()
     async with await prepare_connection(device=factory.device) as other:
         assert len(other.endpoint) == len(pending.endpoint) == 72
+
+
+# The other half, which ends in the middle of everything.
+OTHER_HALF = """
+import asyncio, os, sys, aiordma
+
+async def main():
+    pending = await aiordma.prepare_connection(device=sys.argv[1], address=sys.argv[2])
+    print(pending.endpoint.hex(), flush=True)
+    pending.accept(bytes.fromhex(sys.stdin.readline()))
+    conn = await pending.start()
+    await conn.recv()
+    os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+@one_loop
+async def test_the_end_of_the_other_process_is_noticed(factory: ConnectionFactory) -> None:
+    """By the queue pair, since there is neither a socket nor a keep-alive."""
+    config = replace(SMALL, keep_alive=None)
+    other = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", OTHER_HALF, factory.device, factory.host),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert other.stdin is not None
+    assert other.stdout is not None
+    async with await prepare_connection(
+        device=factory.device, address=factory.host, config=config
+    ) as pending:
+        other.stdin.write(pending.endpoint.hex().encode() + b"\n")
+        pending.accept(bytes.fromhex((await other.stdout.readline()).decode()))
+        conn = await pending.start()
+    async with conn:
+        await conn.send(b"the last word")
+        await ends(conn.recv(), ConnectionBrokenError)
+    assert await other.wait() == 0
 
 
 # ---- tokens --------------------------------------------------------------------------------------
