@@ -205,7 +205,7 @@ site: .venv/.test .venv/.docs build ## the documentation site, into build/site/h
 
 # ---- checks ---------------------------------------------------------------------------------
 
-.PHONY: check lint format types public-types abi folders
+.PHONY: check lint format types public-types abi exports folders
 check: .venv/.dev build ## format, lint, types and the fastest tests, in less than a minute
 	@$(MAKE) --no-print-directory lint types
 	$(PYTEST) --quiet tests/core tests/datapath tests/native tests/test_build.py tests/test_errors.py tests/test_imports.py
@@ -234,6 +234,9 @@ folders: .venv/.dev build ## which folder of the embedded device calls which; fa
 abi: .venv/.test ## our ABI header against the distribution's (libibverbs-dev, librdmacm-dev)
 	$(BIN)/python -m tests.abi.abi_check
 	$(BIN)/python -m pytest --quiet tests/abi
+
+exports: .venv/.test ## the exports of `aiordma run`'s library against a newer rdma-core's: NEWER=FOLDER, its sources
+	$(BIN)/python -m tests.abi.exports_check $(NEWER)
 
 # ---- other builds ---------------------------------------------------------------------------
 

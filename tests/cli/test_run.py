@@ -22,6 +22,7 @@ from aiordma import trace, verbs
 from aiordma.cli import run as command
 from aiordma.cli.run import ELF, CannotRunError, NotFoundError
 from aiordma.verbs import FaultCounts
+from tests.abi.exports_check import table_of_exports
 
 ROOT = Path(__file__).parents[2]
 
@@ -359,20 +360,6 @@ def test_file_capabilities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # ---- the library --------------------------------------------------------------------------------
-
-TABLE = ROOT / "native" / "preload" / "exports.txt"
-
-
-def table_of_exports() -> dict[str, tuple[str, str]]:
-    """Name -> version and how it is done, of each export."""
-    found: dict[str, tuple[str, str]] = {}
-    for line in TABLE.read_text().splitlines():
-        if match := re.match(r"(\w[\w.]*) (\w+):$", line):
-            version, how = match.groups()
-        elif line.startswith("    "):
-            found |= dict.fromkeys(line.split(), (version, how))
-    return found
-
 
 def dynamic_symbols(path: Path) -> dict[str, bool]:
     """The names in the dynamic symbol table, and whether each is defined there."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_run import dynamic_symbols, table_of_exports
+from tests.abi.exports_check import table_of_exports
+from tests.cli.test_run import dynamic_symbols
 
 from .conftest import run_program
 
