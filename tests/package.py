@@ -62,6 +62,7 @@ NEEDED = [
     "py.typed",
     "_native/_lib.pyi",
     "_native/_lib.abi3.so",
+    "_native/preload/bin/rdma",
     "_native/preload/libibverbs.so.1",
     "_native/preload/tree/dev/infiniband/rdma_cm",
 ]

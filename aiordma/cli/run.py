@@ -56,17 +56,20 @@ def run(
     embedded device is appended, makes the dynamic linker resolve the calls of both libraries to
     the embedded device, also in programs that PROGRAM starts; LD_LIBRARY_PATH, where its folder
     comes first, does so for programs that open these libraries with dlopen(). The only device is
-    embedded0: in /sys/class/infiniband and /dev/infiniband PROGRAM finds this one.
+    embedded0: in /sys/class/infiniband and /dev/infiniband PROGRAM finds this one, and in PATH an
+    rdma(8) that shows it.
 
     PROGRAM replaces this process, so exit status and signals are its own; with an option this
     process waits for it instead, forwards signals to it and ends as it does. Exit status 127: there
     is no such program. 126: it cannot be started, or the dynamic linker ignores LD_PRELOAD for it
     (static, set-user-ID, for another architecture).
     """
-    path = find(program)
+    programs = f"{library().parent / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+    path = find(program, programs)
     check(path)
     environment = {
         **os.environ,
+        "PATH": programs,
         "LD_PRELOAD": preloaded(os.environ.get("LD_PRELOAD", "")),
         "LD_LIBRARY_PATH": searched(os.environ.get("LD_LIBRARY_PATH", "")),
     }
@@ -116,9 +119,9 @@ def searched(present: str) -> str:
     return f"{folder}:{present}" if present else folder
 
 
-def find(program: str) -> str:
+def find(program: str, programs: str | None = None) -> str:
     """The path of a program, as a shell finds it: by PATH, unless it contains a slash."""
-    path = shutil.which(program)
+    path = shutil.which(program, path=programs)
     if path is not None:
         return path
     if os.sep in program and Path(program).exists():

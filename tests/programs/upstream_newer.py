@@ -66,11 +66,6 @@ class Providers(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 sys.meta_path.insert(0, Providers())
 """
 
-# rdma(8) asks the kernel, which does not know the device; newer tests look there for its interface.
-RDMA = """#!/bin/sh
-echo '[{"ifname": "embedded0", "port": 1, "netdev": "lo"}]'
-"""
-
 
 def call(*words: str | Path) -> None:
     """A program that must succeed; the test fails with the end of its output."""
@@ -138,10 +133,8 @@ def built(version: str, folder: Path) -> None:
 def test_upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, port: int) -> None:
     folder = BUILDS / version
     programs = folder / "venv" / "bin"
-    monkeypatch.setenv("PATH", f"{tmp_path}:{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     built(version, folder)
-    (tmp_path / "rdma").write_text(RDMA)
-    (tmp_path / "rdma").chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", str(folder / "out" / "python"))
     shutil.copytree(folder / "tests", tmp_path / "tests")
     adapt(tmp_path / "tests", port)

@@ -144,9 +144,14 @@ def test_prefetching_a_range_that_is_not_inside(pd: verbs.ProtectionDomain) -> N
 
 def test_advice_about_a_region_that_is_pinned(pd: verbs.ProtectionDomain) -> None:
     """Of no use: its pages are there. Refused only by a device that takes no advice at all."""
-    with pd.reg_mr(PAGE) as mr, suppress(UnsupportedError):
-        pd.advise_mr(Advice.PREFETCH_NO_FAULT, [ScatterGatherElement(mr.addr, 64, mr.lkey)])
+    with pd.reg_mr(PAGE, AccessFlags.REMOTE_READ) as mr, suppress(UnsupportedError):
+        sge = ScatterGatherElement(mr.addr, 64, mr.lkey)
+        pd.advise_mr(Advice.PREFETCH_NO_FAULT, [sge])
         mr.prefetch()
+        with pytest.raises(VerbsError, match="ibv_advise_mr: .*not permitted"):
+            pd.advise_mr(Advice.PREFETCH_WRITE, [sge])
+        with pytest.raises(VerbsError, match="ibv_advise_mr: .*not permitted"):
+            mr.prefetch(write=True)
 
 
 def test_rights_that_the_device_lacks_are_named(

@@ -1,0 +1,74 @@
+"""rdma(8) under `aiordma run`: the embedded device, and the real program for everything else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from aiordma import verbs
+
+from .test_run import aiordma_run
+
+GUID = verbs.find_device("embedded0").guid.to_bytes(8, "big").hex(":", 2)
+LINK = {
+    "ifindex": 0,
+    "ifname": "embedded0",
+    "port": 1,
+    "state": "ACTIVE",
+    "physical_state": "LINK_UP",
+    "netdev": "lo",
+    "netdev_index": 1,
+}
+DEVICE = {
+    "ifindex": 0,
+    "ifname": "embedded0",
+    "node_type": "ca",
+    "fw": "1",
+    "node_guid": GUID,
+    "sys_image_guid": GUID,
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("link show -j", LINK),
+        ("-j link", LINK),
+        ("-j -p li sh embedded0/1", LINK),
+        ("dev show -j", DEVICE),
+        ("-jp dev show embedded0", DEVICE),
+    ],
+)
+def test_as_json(words: str, expected: dict[str, object]) -> None:
+    done = aiordma_run("sh", "-c", f"rdma {words}")
+    assert (json.loads(done.stdout), done.stderr) == ([expected], "")
+
+
+def test_as_text() -> None:
+    printed = [aiordma_run("rdma", *words).stdout for words in (["link"], ["dev", "show"])]
+    assert printed == [
+        "link embedded0/1 state ACTIVE physical_state LINK_UP netdev lo \n",
+        f"0: embedded0: node_type ca fw 1 node_guid {GUID} sys_image_guid {GUID} \n",
+    ]
+
+
+@pytest.mark.parametrize(
+    "words", ["link add rxe0 type rxe netdev lo", "link show rxe0/1", "dev show rxe0", "res", "-V", ""]
+)
+def test_everything_else_is_the_real_ones(words: str, tmp_path: Path) -> None:
+    real = tmp_path / "rdma"
+    real.write_text('#!/bin/sh\necho real "$@"\n')
+    real.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    assert aiordma_run("rdma", *words.split(), PATH=path).stdout == f"real {words}".rstrip() + "\n"
+
+
+def test_without_the_real_one(tmp_path: Path) -> None:
+    for needed in ("sh", "dirname"):
+        (tmp_path / needed).symlink_to(f"/usr/bin/{needed}")
+    done = aiordma_run("rdma", "system", PATH=str(tmp_path))
+    assert done.returncode == 127
+    assert "iproute2" in done.stderr
