@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aiordma._core.trace_records import (
+    AccessRefused,
     AsyncEvent,
     Completion,
     CreatedQP,
@@ -43,6 +44,7 @@ from aiordma._native import ffi, lib
 from aiordma.errors import BusyError
 
 __all__ = [
+    "AccessRefused",
     "AsyncEvent",
     "Completion",
     "CreatedQP",

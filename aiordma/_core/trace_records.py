@@ -189,6 +189,24 @@ class Retry(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccessRefused(Record):
+    """The peer of a queue pair may not reach what its request names: in the trace of the memory's owner.
+
+    ``reason`` is one of those in docs/trace.md. ``access`` are the rights that the request needs;
+    one that ends a window has none, and no address.
+    """
+
+    TYPE: ClassVar[str] = "access_refused"
+
+    qp_num: int
+    reason: str
+    rkey: int
+    access: tuple[str, ...] = ()
+    remote_addr: int | None = None
+    length: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fault(Record):
     """A fault on command struck: ``LOSS``, ``DUPLICATE``, ``RNR``, ``CUT``, ``OVERRUN`` ..."""
 
@@ -212,7 +230,7 @@ TYPES: dict[str, type[Record]] = {
     cls.TYPE: cls
     for cls in (
         Header, PostedSend, PostedReceive, PostedSharedReceive, Refused, Completion, CreatedQP,
-        DestroyedQP, QPStateChange, AsyncEvent, Retry, Fault, End,
+        DestroyedQP, QPStateChange, AsyncEvent, Retry, AccessRefused, Fault, End,
     )
 }  # fmt: skip
 """The class of each ``type``."""

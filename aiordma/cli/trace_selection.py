@@ -23,6 +23,7 @@ Incident = (
     | trace.AsyncEvent
     | trace.Refused
     | trace.Retry
+    | trace.AccessRefused
     | trace.Fault
 )
 

@@ -24,6 +24,18 @@ if TYPE_CHECKING:
 
 RETRIES = {"RNR": "receiver not ready", "LOSS": "something got lost"}
 
+REFUSALS = {
+    "KEY": "no such rkey, or it was withdrawn",
+    "DOMAIN": "the rkey is of another protection domain than the queue pair",
+    "RIGHT": "what the rkey opens lacks that right",
+    "RANGE": "beyond what the rkey opens",
+    "PAGES": "the memory's pages are not there",
+    "WINDOW_UNBOUND": "the window is not bound",
+    "WINDOW_QP": "the window is for another queue pair",
+    "REGION": "the rkey is a region's, not a window's",
+    "QUEUE_PAIR": "the queue pair lacks that right (qp_access_flags)",
+}
+
 CAPTION = (
     "Times from post to completion, in microseconds, of what has succeeded. Implicit: not signaled,"
     " known to have succeeded by a later completion, and not among the times."
@@ -242,6 +254,13 @@ def incident_text(incident: Incident) -> str:
             return f"event {incident.event_type}{about}"
         case trace.Retry():
             return f"retry: {RETRIES.get(incident.cause, incident.cause)}"
+        case trace.AccessRefused():
+            reason = REFUSALS.get(incident.reason, incident.reason)
+            wanted = "the end of a window"
+            if incident.remote_addr is not None:
+                rights = " and ".join(incident.access)
+                wanted = f"{rights} of {incident.length:,} bytes at {incident.remote_addr:#x}"
+            return f"access refused: {reason}: {wanted}, rkey {incident.rkey:#x}"
         case trace.Fault():
             about = "" if incident.cq is None else f" of CQ {incident.cq}"
             return f"fault {incident.fault}{about}"

@@ -398,13 +398,17 @@ def test_spans_of_a_thread_do_not_overlap(tmp_path: Path) -> None:
     assert order == list(range(len(rows)))
 
 
-def test_retries_and_faults(tmp_path: Path) -> None:
+def test_retries_faults_and_refused_access(tmp_path: Path) -> None:
     writer = Writer()
     posted = writer.send()
     for _ in range(3):
         writer.add(trace.Retry(t=writer.now(), qp_num=3, cause="RNR"))
     writer.add(trace.Fault(t=writer.now(), fault="LOSS", qp_num=3))
     writer.add(trace.Fault(t=writer.now(), fault="OVERRUN", cq=2))
+    refusal = trace.AccessRefused(t=writer.now(), qp_num=3, reason="RANGE", rkey=16)
+    wanted = {"access": ("REMOTE_READ",), "remote_addr": 256, "length": 4096}
+    writer.add(replace(refusal, **wanted))
+    writer.add(trace.AccessRefused(t=writer.now(), qp_num=3, reason="NEWER", rkey=16))
     writer.complete(posted)
     traces = written(tmp_path, (writer, {}))
     found = [row[1:] for row in rows(aiordma_trace(traces[0].path).output)]
@@ -416,6 +420,13 @@ def test_retries_and_faults(tmp_path: Path) -> None:
         *[("retry", "retry: receiver not ready", "t", 3)] * 3,
         ("fault", "fault LOSS", "t", 3),
         ("fault", "fault OVERRUN of CQ 2", "p", None),
+        *(
+            ("access_refused", f"access refused: {text}, rkey 0x10", "t", 3)
+            for text in (
+                "beyond what the rkey opens: REMOTE_READ of 4,096 bytes at 0x100",
+                "NEWER: the end of a window",
+            )
+        ),
     ]
 
 

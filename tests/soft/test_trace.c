@@ -385,6 +385,142 @@ static void failures(void)
 	close_pair(&a, &b);
 }
 
+/* The one line that says why the peer of `b` may not reach what `request` names. */
+static void expect_refusal(struct side *a, struct side *b, struct request request,
+			   enum ibv_wc_status status, const char *reason)
+{
+	int found = 0;
+
+	CHECK_EQUAL(post(a, request), 0);
+	expect_wc(a, request.wr_id, status);
+	aiordma_trace_flush();
+	read_trace(&trace, path);
+	for (size_t i = 0; i < trace.count; i++) {
+		const char *line = trace.lines[i];
+
+		if (!is_type(line, "access_refused") || number(line, "qp_num") != b->qp->qp_num)
+			continue;
+		found++;
+		CHECK(is(line, "reason", reason));
+		CHECK_EQUAL(number(line, "rkey"), request.rkey);
+		if (request.opcode == IBV_WR_SEND_WITH_INV) {
+			CHECK(!field(line, "access"));
+			continue;
+		}
+		CHECK(!strncmp(field(line, "access"), "[\"REMOTE_WRITE\"]", 16));
+		CHECK_EQUAL(number(line, "remote_addr"), request.remote);
+		CHECK_EQUAL(number(line, "length"), request.length);
+	}
+	CHECK_EQUAL(found, 1);
+	forget_trace(&trace);
+}
+
+enum obstacle {
+	UNKNOWN_KEY,
+	REVOKED_KEY,
+	OTHER_DOMAIN,
+	LACKING_RIGHT,
+	BEYOND,
+	UNBOUND_WINDOW,
+	WINDOW_OF_ANOTHER,
+	QUEUE_PAIR_WITHOUT_RIGHT,
+	INVALID_KEY,
+	INVALIDATED_REGION,
+	OBSTACLES
+};
+
+static const char *const reasons[OBSTACLES] = {
+	[UNKNOWN_KEY] = "KEY",
+	[REVOKED_KEY] = "KEY",
+	[OTHER_DOMAIN] = "DOMAIN",
+	[LACKING_RIGHT] = "RIGHT",
+	[BEYOND] = "RANGE",
+	[UNBOUND_WINDOW] = "WINDOW_UNBOUND",
+	[WINDOW_OF_ANOTHER] = "WINDOW_QP",
+	[QUEUE_PAIR_WITHOUT_RIGHT] = "QUEUE_PAIR",
+	[INVALID_KEY] = "KEY",
+	[INVALIDATED_REGION] = "REGION",
+};
+
+/* A window of type 2 that another queue pair of the same domain has bound: its key. */
+static uint32_t window_of(struct side *owner, struct ibv_mr *mr, struct ibv_mw *mw)
+{
+	struct ibv_send_wr *bad,
+		wr = {
+			.wr_id = 9,
+			.opcode = IBV_WR_BIND_MW,
+			.send_flags = IBV_SEND_SIGNALED,
+			.bind_mw = {.mw = mw,
+				    .rkey = (mw->rkey & ~0xffu) | ((mw->rkey + 1) & 0xff),
+				    .bind_info = {.mr = mr,
+						  .addr = (uintptr_t)owner->memory,
+						  .length = 64,
+						  .mw_access_flags = IBV_ACCESS_REMOTE_WRITE}},
+		};
+
+	CHECK_EQUAL(owner->context->ops.post_send(owner->qp, &wr, &bad), 0);
+	expect_wc(owner, 9, IBV_WC_SUCCESS);
+	return wr.bind_mw.rkey;
+}
+
+static void refuse_by(enum obstacle obstacle)
+{
+	const bool without = obstacle == QUEUE_PAIR_WITHOUT_RIGHT;
+	const bool ends = obstacle == INVALID_KEY || obstacle == INVALIDATED_REGION;
+	struct side a, b, other_a, other_b;
+
+	open_pair(&a, &b, (struct options){.rights = without ? IBV_ACCESS_REMOTE_READ : 0});
+	open_side(&other_a, (struct options){0});
+	other_b = b;
+	other_b.qp = create_qp(&other_b);
+	other_b.options.rights = 0;
+	connect_pair(&other_a, &other_b);
+	struct ibv_pd *pd = verbs->ibv_alloc_pd(b.context);
+	struct ibv_mr *mr =
+		verbs->ibv_reg_mr(obstacle == OTHER_DOMAIN ? pd : b.pd, b.memory, 64,
+				  IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND |
+					  (obstacle == LACKING_RIGHT ? IBV_ACCESS_REMOTE_READ
+								     : IBV_ACCESS_REMOTE_WRITE));
+	struct ibv_mw *mw = b.context->ops.alloc_mw(
+		b.pd, obstacle == UNBOUND_WINDOW ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2);
+	struct request request = {
+		.opcode = ends ? IBV_WR_SEND_WITH_INV : IBV_WR_RDMA_WRITE,
+		.wr_id = 1,
+		.length = 8,
+		.remote = (uintptr_t)b.memory + (obstacle == BEYOND ? 60 : 8),
+	};
+
+	CHECK(pd && mr && mw);
+	request.rkey = mr->rkey;
+	if (obstacle == REVOKED_KEY || obstacle == UNKNOWN_KEY || obstacle == INVALID_KEY)
+		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	if (obstacle == UNKNOWN_KEY)
+		request.rkey = b.mr->rkey ^ 1;
+	if (obstacle == UNBOUND_WINDOW)
+		request.rkey = mw->rkey;
+	if (obstacle == WINDOW_OF_ANOTHER)
+		request.rkey = window_of(&other_b, mr, mw);
+	if (ends) {
+		request.imm = request.rkey; /* in the place of invalidate_rkey */
+		CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
+	}
+	expect_refusal(&a, &b, request, without ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_ACCESS_ERR,
+		       reasons[obstacle]);
+	CHECK_EQUAL(b.context->ops.dealloc_mw(mw), 0);
+	if (obstacle != REVOKED_KEY && obstacle != UNKNOWN_KEY && obstacle != INVALID_KEY)
+		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(other_b.qp), 0);
+	close_side(&other_a);
+	close_pair(&a, &b);
+}
+
+static void refusals(void)
+{
+	for (enum obstacle obstacle = 0; obstacle < OBSTACLES; obstacle++)
+		refuse_by(obstacle);
+}
+
 static void shared(void)
 {
 	struct side a, b;
@@ -729,6 +865,7 @@ int main(void)
 	snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
 	STEP(in_child(operations));
 	STEP(in_child(failures));
+	STEP(in_child(refusals));
 	STEP(in_child(shared));
 	STEP(in_child(datagrams));
 	STEP(in_child(extended_calls));

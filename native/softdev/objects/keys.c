@@ -60,14 +60,27 @@ bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t
 	return offset <= range->length && length <= range->length - offset;
 }
 
-/* IBTA 10.6.3.1, 10.6.7.2.2: the key's domain, rights and bounds. */
-static const struct soft_range *opened(const struct soft_range *range, const struct ibv_pd *pd,
-				       uint64_t address, uint64_t length, unsigned rights)
+/* IBTA 10.6.3.1, 10.6.7.2.2: the key's domain, rights and bounds.  What is wrong, or NULL. */
+static const char *objection(const struct soft_range *range, const struct ibv_pd *pd,
+			     uint64_t address, uint64_t length, unsigned rights)
 {
-	return range && pd && range->pd == soft_pd_root(pd) && (range->access & rights) == rights &&
-			       soft_range_holds(range, address, length)
-		       ? range
-		       : NULL;
+	if (!range)
+		return "KEY";
+	if (!pd || range->pd != soft_pd_root(pd))
+		return "DOMAIN";
+	if ((range->access & rights) != rights)
+		return "RIGHT";
+	return soft_range_holds(range, address, length) ? NULL : "RANGE";
+}
+
+/* IBTA 10.6.7.2.4: a window of type 2B is for one queue pair alone.  What is wrong, or NULL. */
+static const char *window_objection(const struct soft_range *range, const struct soft_qp *qp)
+{
+	if (!range || !range->window)
+		return NULL;
+	if (!range->bound)
+		return "WINDOW_UNBOUND";
+	return range->qp_num && range->qp_num != qp->ibv.qp_num ? "WINDOW_QP" : NULL;
 }
 
 static const struct soft_range *local(uint32_t lkey, const struct ibv_pd *pd, uint64_t address,
@@ -75,7 +88,8 @@ static const struct soft_range *local(uint32_t lkey, const struct ibv_pd *pd, ui
 {
 	const struct soft_range *range = soft_range_find(lkey);
 
-	return range && range->window ? NULL : opened(range, pd, address, length, rights);
+	return (range && range->window) || objection(range, pd, address, length, rights) ? NULL
+											  : range;
 }
 
 static const struct soft_range *remote(const struct soft_qp *qp, const struct ibv_pd *pd,
@@ -84,11 +98,19 @@ static const struct soft_range *remote(const struct soft_qp *qp, const struct ib
 {
 	const struct soft_range *range = soft_range_find(rkey);
 
-	/* IBTA 10.6.7.2.4: a window of type 2B is for one queue pair alone. */
-	if (range && range->window &&
-	    (!range->bound || (range->qp_num && range->qp_num != qp->ibv.qp_num)))
-		return NULL;
-	return opened(range, pd, address, length, right);
+	return window_objection(range, qp) || objection(range, pd, address, length, right) ? NULL
+											    : range;
+}
+
+const char *soft_remote_objection(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
+				  uint64_t address, uint64_t length, unsigned right)
+{
+	const struct soft_range *range = soft_range_find(rkey);
+	const char *wrong = window_objection(range, qp);
+
+	if (!wrong)
+		wrong = objection(range, pd, address, length, right);
+	return !wrong && range->on_demand ? "PAGES" : wrong;
 }
 
 /* What a null region gives and takes (ibv_alloc_null_mr(3)): no chunk is longer than a frame, and

@@ -44,7 +44,10 @@ bool soft_memory_allowed(uint32_t lkey, const struct ibv_pd *pd, uint64_t addres
 /* The same for a request of the queue pair's peer; `pd` is of soft_remote_pd. */
 bool soft_remote_allowed(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 			 uint64_t address, uint64_t length, unsigned right);
-/* The same for all that the key opens. */
+/* Why not, as a trace names it (docs/trace.md); NULL if they may. */
+const char *soft_remote_objection(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
+				  uint64_t address, uint64_t length, unsigned right);
+/* The same as soft_remote_allowed for all that the key opens. */
 bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 		     unsigned right);
 /* Where they are, or NULL if that is not allowed (or on demand and not there); at most
@@ -107,8 +110,8 @@ int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 int soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr);
 /* Carry it out; false if that may not be. */
 bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send);
-/* The window of type 2 that has this key opens nothing any more; false if the queue pair has no
- * such window. */
-bool soft_invalidate(const struct soft_qp *qp, uint32_t rkey);
+/* The window of type 2 that has this key opens nothing any more: NULL.  Or the queue pair has no such
+ * window, and why: as soft_remote_objection. */
+const char *soft_invalidate(const struct soft_qp *qp, uint32_t rkey);
 
 #endif

@@ -183,15 +183,21 @@ bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send)
 
 /* Regions that an application has registered are not to be ended by a work request, only those that
  * one has made (IBTA 10.6.5), which a user's application has no means for. */
-bool soft_invalidate(const struct soft_qp *qp, uint32_t rkey)
+const char *soft_invalidate(const struct soft_qp *qp, uint32_t rkey)
 {
-	struct soft_mw *mw = mw_of(soft_range_find(rkey));
+	struct soft_range *range = soft_range_find(rkey);
+	struct soft_mw *mw = mw_of(range);
 
 	/* o10-37.2.26; and it must be this queue pair's (IBTA 10.6.7.2.4), which none of type 1 is,
 	 * nor any of a queue pair that cannot bind: XRC_RECV. */
-	if (!mw || !mw->range.bound || !qp->ibv.pd || mw->range.pd != soft_pd_root(qp->ibv.pd) ||
-	    mw->range.qp_num != qp->ibv.qp_num)
-		return false;
+	if (!mw)
+		return range ? "REGION" : "KEY";
+	if (!mw->range.bound)
+		return "WINDOW_UNBOUND";
+	if (!qp->ibv.pd || mw->range.pd != soft_pd_root(qp->ibv.pd))
+		return "DOMAIN";
+	if (mw->range.qp_num != qp->ibv.qp_num)
+		return "WINDOW_QP";
 	unbind(mw);
-	return true;
+	return NULL;
 }

@@ -13,7 +13,7 @@ bool soft_send_carry_out(struct soft_qp *qp, struct soft_send_wqe *send, uint32_
 	if (qp->ibv.state != IBV_QPS_RTS || send->status || (reads && send->flags & IBV_SEND_FENCE))
 		return false;
 	send->done = send->opcode == IBV_WR_BIND_MW ? soft_bind(qp, send)
-						    : soft_invalidate(qp, send->rkey);
+						    : !soft_invalidate(qp, send->rkey);
 	if (!send->done)
 		send->status = IBV_WC_MW_BIND_ERR; /* IBTA 11.6.2: memory management operation */
 	return send->done;

@@ -78,6 +78,9 @@ int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn);
 int soft_responder_resize(struct soft_qp *qp, uint32_t depth); /* soft_transport.resize */
 void soft_responder_forget(struct soft_qp *qp); /* frees memory; the lock is not needed */
 void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
+/* The memory of the answer with that index was deregistered after the request had been accepted: the
+ * request with that PSN, and those after it, are refused. */
+void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn);
 bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out);
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out);

@@ -20,6 +20,7 @@
 
 #include "inject/inject.h"
 #include "rc.h"
+#include "trace/trace.h"
 
 int soft_responder_resize(struct soft_qp *qp, uint32_t depth)
 {
@@ -123,6 +124,33 @@ static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak)
 	return SOFT_SINK_DISCARD;
 }
 
+/* The trace has the reason, which the peer is not told. */
+static void tell_refusal(const struct soft_qp *qp, uint32_t srq_num, uint32_t rkey,
+			 uint64_t address, uint64_t length, unsigned rights)
+{
+	const char *reason = soft_remote_objection(qp, soft_remote_pd(qp, srq_num), rkey, address,
+						   length, rights);
+
+	/* None any more: the key was being withdrawn. */
+	soft_trace_no_access(qp, reason ? reason : "KEY", rkey, address, length, rights);
+}
+
+/* The queue pair itself lacks the right: IBTA 9.7.4.1.4. */
+static enum soft_sink refuse_right(struct soft_qp *qp, const struct soft_frame *frame,
+				   unsigned rights)
+{
+	SOFT_TRACE(no_access, qp, "QUEUE_PAIR", frame->rkey, frame->address, frame->total, rights);
+	return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+}
+
+static enum soft_sink refuse_access(struct soft_qp *qp, const struct soft_frame *frame,
+				    uint64_t length, unsigned rights)
+{
+	if (soft_trace_on)
+		tell_refusal(qp, qp->responder.srq_num, frame->rkey, frame->address, length, rights);
+	return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+}
+
 /* The receive that was taken fails, and the queue pair with it. */
 static void fail_receive(struct soft_qp *qp, enum ibv_wc_status status, enum soft_nak nak)
 {
@@ -189,9 +217,9 @@ static enum soft_sink begin_send(struct soft_qp *qp, const struct soft_frame *fr
 static enum soft_sink begin_write(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_WRITE))
-		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.1.4 */
+		return refuse_right(qp, frame, IBV_ACCESS_REMOTE_WRITE);
 	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_WRITE))
-		return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+		return refuse_access(qp, frame, frame->total, IBV_ACCESS_REMOTE_WRITE);
 	if (frame->flags & SOFT_FRAME_IMMEDIATE) {
 		if (!soft_receive_ready(qp) || soft_fault_not_ready(qp))
 			return not_ready(qp);
@@ -203,11 +231,11 @@ static enum soft_sink begin_write(struct soft_qp *qp, const struct soft_frame *f
 static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ))
-		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.1.4 */
+		return refuse_right(qp, frame, IBV_ACCESS_REMOTE_READ);
 	if (!has_room_for_response(qp))
 		return too_many(qp);
 	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_READ))
-		return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+		return refuse_access(qp, frame, frame->total, IBV_ACCESS_REMOTE_READ);
 	return SOFT_SINK_NONE;
 }
 
@@ -229,13 +257,14 @@ static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *
 {
 	if (soft_is_read(frame->opcode) && !has_room_for_response(qp))
 		return too_many(qp);
-	if (!(qp->attr.qp_access_flags & atomic_right(frame)) ||
-	    frame->address % sizeof(uint64_t)) /* IBTA 9.4.5 (C9-104) */
+	if (!(qp->attr.qp_access_flags & atomic_right(frame)))
+		return refuse_right(qp, frame, atomic_right(frame));
+	if (frame->address % sizeof(uint64_t)) /* IBTA 9.4.5 (C9-104) */
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
 	uint64_t *at = word(qp, frame);
 
 	if (!at)
-		return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+		return refuse_access(qp, frame, sizeof(uint64_t), atomic_right(frame));
 	/* A region with an iova of its own can make an aligned address a misaligned pointer. */
 	if ((uintptr_t)at % sizeof(uint64_t))
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
@@ -254,12 +283,14 @@ static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *f
 	const struct ibv_pd *pd = soft_remote_pd(qp, qp->responder.srq_num);
 
 	if (!rights || types & ~(unsigned)(IBV_FLUSH_GLOBAL | IBV_FLUSH_PERSISTENT) ||
-	    level > IBV_FLUSH_MR || rights & ~qp->attr.qp_access_flags)
+	    level > IBV_FLUSH_MR)
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+	if (rights & ~qp->attr.qp_access_flags)
+		return refuse_right(qp, frame, rights);
 	if (level == IBV_FLUSH_MR ? !soft_remote_key(qp, pd, frame->rkey, rights)
 				  : !soft_remote_allowed(qp, pd, frame->rkey, frame->address,
 							 frame->total, rights))
-		return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+		return refuse_access(qp, frame, frame->total, rights);
 	return SOFT_SINK_NONE;
 }
 
@@ -387,8 +418,14 @@ void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
 	if (frame->opcode == SOFT_SEND)
 		/* IBTA 9.9.3: local protection error for us, operational error there */
 		fail_receive(qp, IBV_WC_LOC_PROT_ERR, SOFT_NAK_REMOTE_OPERATION);
-	else
-		refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+	else {
+		/* Of the message's first frame, which is where they were. */
+		struct soft_frame first = *frame;
+
+		first.rkey = qp->responder.rkey;
+		first.address = qp->responder.address;
+		refuse_access(qp, &first, first.total, IBV_ACCESS_REMOTE_WRITE);
+	}
 }
 
 static void keep_reads(struct soft_qp *qp, const struct iovec *iov, int count)
@@ -488,6 +525,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
+	const char *reason;
 
 	switch (frame->opcode) {
 	case SOFT_SEND:
@@ -497,8 +535,11 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		if (responder->active)
 			return;
 		/* IBTA 9.4.1.1.2: when all of the message is there, and before its completion. */
-		if (responder->flags & SOFT_FRAME_INVALIDATE &&
-		    !soft_invalidate(qp, responder->rkey)) {
+		reason = responder->flags & SOFT_FRAME_INVALIDATE
+				 ? soft_invalidate(qp, responder->rkey)
+				 : NULL;
+		if (reason) {
+			SOFT_TRACE(no_access, qp, reason, responder->rkey, 0, 0, 0);
 			fail_receive(qp, IBV_WC_REM_INV_REQ_ERR, SOFT_NAK_REMOTE_ACCESS);
 			return;
 		}
@@ -519,7 +560,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		break;
 	default:
 		if (!do_atomic(qp, frame, small)) {
-			refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+			refuse_access(qp, frame, sizeof(uint64_t), atomic_right(frame));
 			return;
 		}
 	}
@@ -609,6 +650,18 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	} else {
 		responder->response_offset += out->frame.length;
 	}
+}
+
+void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn)
+{
+	soft_assert_locked();
+	const struct soft_response *response = response_at(qp, index);
+
+	if (soft_trace_on)
+		tell_refusal(qp, response->srq_num, response->rkey, response->address,
+			     response->total, IBV_ACCESS_REMOTE_READ);
+	qp->responder.response_tail = index;
+	soft_responder_fail(qp, SOFT_NAK_REMOTE_ACCESS, psn);
 }
 
 int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,

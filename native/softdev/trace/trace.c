@@ -68,12 +68,24 @@ static void add(struct soft_line *line)
 
 /* ---- work requests --------------------------------------------------------------------------- */
 
+struct flag_name {
+	unsigned flag;
+	const char *name;
+};
+
+/* The end of a list, of those that are set, one at least. */
+static void add_names(struct soft_line *line, const struct flag_name *names, size_t count,
+		      unsigned flags)
+{
+	for (size_t i = 0; i < count; i++)
+		if (flags & names[i].flag)
+			soft_line_add(line, names[i].name, strlen(names[i].name));
+	line->text[line->length - 1] = ']';
+}
+
 static void add_flags(struct soft_line *line, unsigned flags)
 {
-	static const struct {
-		unsigned flag;
-		const char *name;
-	} names[] = {
+	static const struct flag_name names[] = {
 		{IBV_SEND_FENCE, "\"FENCE\","},
 		{IBV_SEND_SIGNALED, "\"SIGNALED\","},
 		{IBV_SEND_SOLICITED, "\"SOLICITED\","},
@@ -83,10 +95,7 @@ static void add_flags(struct soft_line *line, unsigned flags)
 	if (!flags)
 		return;
 	SOFT_LINE_TEXT(line, ",\"send_flags\":[");
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-		if (flags & names[i].flag)
-			soft_line_add(line, names[i].name, strlen(names[i].name));
-	line->text[line->length - 1] = ']';
+	add_names(line, names, sizeof(names) / sizeof(names[0]), flags);
 }
 
 static void add_operation(struct soft_line *line, const struct soft_qp *qp, uint32_t index)
@@ -309,6 +318,30 @@ void soft_trace_retry(const struct soft_qp *qp, const char *cause)
 	BEGIN(line, "retry");
 	SOFT_LINE_NUMBER(&line, "qp_num", qp->ibv.qp_num);
 	SOFT_LINE_NAME(&line, "cause", cause);
+	add(&line);
+}
+
+void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t rkey,
+			  uint64_t address, uint64_t length, unsigned rights)
+{
+	static const struct flag_name names[] = {
+		{IBV_ACCESS_REMOTE_WRITE, "\"REMOTE_WRITE\","},
+		{IBV_ACCESS_REMOTE_READ, "\"REMOTE_READ\","},
+		{IBV_ACCESS_REMOTE_ATOMIC, "\"REMOTE_ATOMIC\","},
+		{IBV_ACCESS_FLUSH_GLOBAL, "\"FLUSH_GLOBAL\","},
+		{IBV_ACCESS_FLUSH_PERSISTENT, "\"FLUSH_PERSISTENT\","},
+	};
+
+	BEGIN(line, "access_refused");
+	SOFT_LINE_NUMBER(&line, "qp_num", qp->ibv.qp_num);
+	SOFT_LINE_NAME(&line, "reason", reason);
+	SOFT_LINE_NUMBER(&line, "rkey", rkey);
+	if (rights) {
+		SOFT_LINE_TEXT(&line, ",\"access\":[");
+		add_names(&line, names, sizeof(names) / sizeof(names[0]), rights);
+		SOFT_LINE_NUMBER(&line, "remote_addr", address);
+		SOFT_LINE_NUMBER(&line, "length", length);
+	}
 	add(&line);
 }
 

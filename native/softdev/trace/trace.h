@@ -45,6 +45,10 @@ void soft_trace_state(const struct soft_qp *qp, enum ibv_qp_state to);
 void soft_trace_event(const struct ibv_async_event *event);
 /* Requests of a queue pair are transmitted again, or the receiver was not ready for them. */
 void soft_trace_retry(const struct soft_qp *qp, const char *cause);
+/* The peer of a queue pair may not reach memory: why (soft_remote_objection), and what
+ * it asked for; without rights, the key of a window that it wants to end. */
+void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t rkey,
+			  uint64_t address, uint64_t length, unsigned rights);
 /* One that was asked for (inject.h); of a queue pair or a completion queue unless 0. */
 void soft_trace_fault(const char *fault, uint32_t qp_num, uint32_t cq);
 

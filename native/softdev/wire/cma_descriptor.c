@@ -182,9 +182,8 @@ static void answer_lost(const struct soft_cma_export *export)
 
 	if (!qp || link->base.state != SOFT_LINK_UP || qp->responder.failed)
 		return;
-	qp->responder.response_tail = qp->responder.response_head;
 	qp->responder.response_offset = 0;
-	soft_responder_fail(qp, SOFT_NAK_REMOTE_ACCESS, export->psn);
+	soft_responder_withdrawn(qp, qp->responder.response_head, export->psn);
 }
 
 static bool opened_by(const struct soft_cma_export *export, const void *what)

@@ -192,10 +192,8 @@ static bool add_answer(struct batch *batch)
 
 	if (add_next(batch, soft_responder_next, &out, &there))
 		return true;
-	if (there) { /* the memory was deregistered after the request had been accepted */
-		qp->responder.response_tail = out.index;
-		soft_responder_fail(qp, SOFT_NAK_REMOTE_ACCESS, out.frame.psn);
-	}
+	if (there)
+		soft_responder_withdrawn(qp, out.index, out.frame.psn);
 	return false;
 }
 
