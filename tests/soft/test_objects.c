@@ -1,6 +1,6 @@
 /* Devices, ports, GIDs, protection domains, regions, completion queues and their events: what the
  * calls return, what they refuse, and what waits for what. */
-#include "verbs_side.h"
+#include "extended_side.h"
 
 static void device_and_port(void)
 {
@@ -345,6 +345,56 @@ static void one_event(struct side *side)
 	verbs->ibv_ack_cq_events(cq, 1);
 }
 
+/* The child of a fork has none of its parent's device: nothing can be made with what it inherits, and it
+ * can open a device of its own. */
+static void in_the_child_of_a_fork(void)
+{
+	struct ibv_srq_init_attr shared = {.attr = {.max_wr = 4, .max_sge = 1}};
+	struct ibv_ah_attr path = {.is_global = 1, .port_num = 1};
+	struct ibv_td_init_attr thread = {0};
+	struct ibv_alloc_dm_attr memory = {.length = 64};
+	struct ibv_xrcd_init_attr domain = {.comp_mask = IBV_XRCD_INIT_ATTR_FD |
+							 IBV_XRCD_INIT_ATTR_OFLAGS,
+					    .fd = -1,
+					    .oflags = O_CREAT};
+	struct side side;
+	int status;
+
+	open_side(&side, (struct options){0});
+	struct ibv_context *context = side.context;
+	struct ibv_qp_init_attr queue_pair = {.send_cq = side.cq,
+					      .recv_cq = side.cq,
+					      .cap = {.max_send_wr = 1, .max_send_sge = 1},
+					      .qp_type = IBV_QPT_RC};
+
+	fflush(NULL);
+	pid_t child = fork();
+
+	if (!child) {
+		limit_seconds(30);
+		REFUSED(verbs->ibv_alloc_pd(context), ENODEV);
+		REFUSED(verbs->ibv_import_pd(context, side.pd->handle), ENODEV);
+		REFUSED(verbs->ibv_create_comp_channel(context), ENODEV);
+		REFUSED(verbs->ibv_create_cq(context, 4, NULL, NULL, 0), ENODEV);
+		REFUSED(verbs->ibv_reg_mr(side.pd, side.memory, 64, ALL_RIGHTS), ENODEV);
+		REFUSED(context->ops.alloc_mw(side.pd, IBV_MW_TYPE_1), ENODEV);
+		REFUSED(verbs->ibv_create_srq(side.pd, &shared), ENODEV);
+		REFUSED(verbs->ibv_create_qp(side.pd, &queue_pair), ENODEV);
+		REFUSED(verbs->ibv_create_ah(side.pd, &path), ENODEV);
+		REFUSED(extended(context)->alloc_td(context, &thread), ENODEV);
+		REFUSED(extended(context)->alloc_dm(context, &memory), ENODEV);
+		REFUSED(extended(context)->open_xrcd(context, &domain), ENODEV);
+		CHECK_EQUAL(to_init(&side), ENODEV);
+		close_side(&side);
+		open_side(&side, (struct options){0});
+		close_side(&side);
+		exit(0);
+	}
+	CHECK_EQUAL(waitpid(child, &status, 0), child);
+	CHECK_EQUAL(status, 0);
+	close_side(&side);
+}
+
 static void events(int comp_vector)
 {
 	struct side a, b;
@@ -550,5 +600,6 @@ int main(void)
 	STEP(destroy_waits());
 	STEP(resize());
 	STEP(closing_early());
+	STEP(in_the_child_of_a_fork());
 	return 0;
 }

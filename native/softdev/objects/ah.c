@@ -56,7 +56,7 @@ struct ibv_ah *soft_ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
 	static uint32_t handle;
 	struct soft_ah *ah = calloc(1, sizeof(*ah));
-	int rc = ah ? 0 : ENOMEM;
+	int rc = ah ? soft_context_error(pd->context) : ENOMEM;
 
 	soft_lock();
 	if (!rc)

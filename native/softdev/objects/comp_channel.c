@@ -11,8 +11,11 @@ static struct soft_comp_channel *channel_of(struct ibv_comp_channel *channel)
 
 struct ibv_comp_channel *soft_ibv_create_comp_channel(struct ibv_context *context)
 {
-	struct soft_comp_channel *channel = calloc(1, sizeof(*channel));
-	int rc = channel ? soft_channel_init(&channel->channel) : ENOMEM;
+	int rc = soft_context_error(context);
+	struct soft_comp_channel *channel = rc ? NULL : calloc(1, sizeof(*channel));
+
+	if (!rc)
+		rc = channel ? soft_channel_init(&channel->channel) : ENOMEM;
 
 	if (rc) {
 		free(channel);

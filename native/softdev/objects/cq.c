@@ -286,7 +286,7 @@ struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_co
 			     int comp_vector, bool stamped, struct ibv_pd *pd)
 {
 	struct soft_cq *cq = NULL;
-	int rc = 0;
+	int rc = soft_context_error(context);
 
 	if (cqe < 1 || cqe > SOFT_MAX_CQE || comp_vector < 0 ||
 	    comp_vector >= context->num_comp_vectors)

@@ -2,6 +2,8 @@
 #ifndef AIORDMA_SOFTDEV_OBJECTS_DEVICE_H
 #define AIORDMA_SOFTDEV_OBJECTS_DEVICE_H
 
+#include <errno.h>
+
 #include "engine/engine.h"
 #include "frame.h"
 
@@ -95,6 +97,15 @@ static inline struct soft_context *soft_context_of(struct ibv_context *context)
 static inline bool soft_context_inherited(const struct soft_context *context)
 {
 	return context->fork_generation != soft_engine_fork_generation();
+}
+
+/* Nothing is made with it in the child of a fork, where no device would serve it: ENODEV; else 0. */
+static inline int soft_context_error(const struct ibv_context *context)
+{
+	const struct soft_context *own =
+		soft_container(context, const struct soft_context, extended.context);
+
+	return soft_context_inherited(own) ? ENODEV : 0;
 }
 
 /* Release frees a closed context with its last child, after unlocking: so it is called without the

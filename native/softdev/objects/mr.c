@@ -73,7 +73,7 @@ static int describe(struct soft_range *range, void *addr, size_t length, uint64_
 struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *what)
 {
 	struct soft_mr *mr = malloc(sizeof(*mr));
-	int rc = mr ? 0 : ENOMEM;
+	int rc = mr ? soft_context_error(pd->context) : ENOMEM;
 
 	if (!rc) {
 		*mr = *what;

@@ -33,7 +33,8 @@ static struct soft_mw *mw_of(struct soft_range *range)
 struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 {
 	struct soft_mw *mw = NULL;
-	int rc = type == IBV_MW_TYPE_1 || type == IBV_MW_TYPE_2 ? 0 : EINVAL;
+	int rc = type == IBV_MW_TYPE_1 || type == IBV_MW_TYPE_2 ? soft_context_error(pd->context)
+								: EINVAL;
 
 	if (!rc) {
 		mw = calloc(1, sizeof(*mw));

@@ -42,10 +42,11 @@ static void publish(struct soft_pd *pd, struct ibv_context *context)
 
 static struct ibv_pd *create(struct ibv_context *context, const struct soft_pd *as)
 {
-	struct soft_pd *pd = malloc(sizeof(*pd));
+	int rc = soft_context_error(context);
+	struct soft_pd *pd = rc ? NULL : malloc(sizeof(*pd));
 
 	if (!pd) {
-		errno = ENOMEM;
+		errno = rc ? rc : ENOMEM;
 		return NULL;
 	}
 	*pd = *as;
@@ -163,7 +164,7 @@ bool soft_pd_is_parent(struct ibv_pd *pd)
 struct ibv_pd *soft_ibv_import_pd(struct ibv_context *context, uint32_t pd_handle)
 {
 	struct soft_pd *pd = calloc(1, sizeof(*pd));
-	int rc = pd ? EINVAL : ENOMEM;
+	int rc = !pd ? ENOMEM : soft_context_error(context) ? ENODEV : EINVAL;
 
 	soft_lock();
 	for (struct soft_node *node = all.next; rc == EINVAL && node != &all; node = node->next) {
@@ -200,10 +201,11 @@ void soft_ibv_unimport_pd(struct ibv_pd *ibv)
 
 struct ibv_td *soft_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *attr)
 {
-	struct soft_td *td = attr->comp_mask ? NULL : calloc(1, sizeof(*td));
+	int rc = attr->comp_mask ? EINVAL : soft_context_error(context);
+	struct soft_td *td = rc ? NULL : calloc(1, sizeof(*td));
 
 	if (!td) {
-		errno = attr->comp_mask ? EINVAL : ENOMEM;
+		errno = rc ? rc : ENOMEM;
 		return NULL;
 	}
 	td->ibv.context = context;

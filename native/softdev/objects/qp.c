@@ -157,7 +157,10 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 {
 	const struct ibv_qp_init_attr own = relevant(attr);
 	struct soft_qp *qp = NULL;
-	int rc = soft_context_of(context)->fatal ? EIO : check_create(context, pd, xrcd, &own);
+	int rc = soft_context_of(context)->fatal ? EIO : soft_context_error(context);
+
+	if (!rc)
+		rc = check_create(context, pd, xrcd, &own);
 
 	if (!rc) {
 		qp = calloc(1, sizeof(*qp));
@@ -586,6 +589,9 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int give
 
 	if (soft_context_of(ibv->context)->fatal)
 		return EIO;
+	rc = soft_context_error(ibv->context);
+	if (rc)
+		return rc;
 	if (attr_mask & IBV_QP_CUR_STATE && attr->cur_qp_state != from)
 		return EINVAL;
 	if (!row || (mask & row->required) != row->required ||

@@ -56,7 +56,7 @@ static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr 
 {
 	static uint32_t handle;
 	struct soft_srq *srq = NULL;
-	int rc = 0;
+	int rc = soft_context_error(pd->context);
 
 	if (init->attr.max_wr < 1 || init->attr.max_wr > SOFT_MAX_SRQ_WR ||
 	    init->attr.max_sge > SOFT_MAX_SGE)

@@ -97,7 +97,7 @@ struct ibv_xrcd *soft_open_xrcd(struct ibv_context *context, struct ibv_xrcd_ini
 	struct soft_xrcd *xrcd = NULL;
 	int rc = attr->comp_mask != all || attr->fd < -1 || attr->oflags & ~(O_CREAT | O_EXCL)
 			 ? EINVAL
-			 : 0;
+			 : soft_context_error(context);
 
 	if (!rc) {
 		xrcd = calloc(1, sizeof(*xrcd));
