@@ -428,13 +428,17 @@ static int begin(void)
 	if (asked == getpid() || !path || !*path || soft_trace_on)
 		return 0;
 	int rc = start(path);
+	/* As in the middle of a trace, that does not end the program. */
+	bool without = rc == ENOSPC || rc == EDQUOT || rc == EFBIG;
 
 	if (rc)
-		fprintf(stderr, "aiordma: AIORDMA_TRACE=%s: %s\n", path,
-			rc == ESPIPE ? "not a regular file" : strerror(rc));
-	else
-		asked = getpid();
-	return rc;
+		fprintf(stderr, "aiordma: AIORDMA_TRACE=%s: %s%s\n", path,
+			rc == ESPIPE ? "not a regular file" : strerror(rc),
+			without ? "; the program goes on without a trace" : "");
+	if (rc && !without)
+		return rc;
+	asked = getpid();
+	return 0;
 }
 
 static void pause_trace(void)
