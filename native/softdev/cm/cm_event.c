@@ -71,6 +71,7 @@ void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 	if (!application)
 		return;
 	channel = soft_cm_channel_of(application);
+	soft_engine_check_descriptors();
 	if (channel->fork_generation != soft_engine_fork_generation())
 		return; /* the parent's; in the child of a fork it can only be forgotten */
 	soft_list_init(&orphans);

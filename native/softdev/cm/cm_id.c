@@ -172,6 +172,7 @@ int soft_rdma_destroy_id(struct rdma_cm_id *application)
 	if (!application)
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_id_of(application);
+	soft_engine_check_descriptors();
 	if (id->fork_generation != soft_engine_fork_generation())
 		return 0; /* the parent's; in the child of a fork it can only be forgotten */
 	soft_list_init(&orphans);

@@ -37,9 +37,19 @@ int soft_channel_init(struct soft_channel *channel)
 		return rc;
 	}
 	soft_lock();
+	channel->losses = engine.losses;
 	soft_engine_add_channel(channel);
 	soft_unlock();
 	return 0;
+}
+
+bool soft_channel_lost(const struct soft_channel *channel)
+{
+	soft_lock();
+	bool lost = channel->losses != engine.losses;
+
+	soft_unlock();
+	return lost;
 }
 
 void soft_channel_destroy(struct soft_channel *channel)
@@ -47,6 +57,8 @@ void soft_channel_destroy(struct soft_channel *channel)
 	soft_lock();
 	soft_engine_remove_channel(channel);
 	soft_unlock();
+	if (soft_channel_lost(channel))
+		return;
 	close(channel->fd);
 	close(channel->event_fd);
 	if (channel->shared_fd >= 0)
@@ -105,6 +117,8 @@ int soft_channel_wait(struct soft_channel *channel)
 	soft_counter_add(&channel->sleepers, 1);
 	int rc = poll(fds, channel->completions ? 2 : 1, -1) < 0 ? errno : 0;
 
+	if (!rc && (fds[0].revents | fds[1].revents) & POLLNVAL)
+		rc = EBADF; /* the program has closed them: it would never sleep again */
 	soft_counter_add(&channel->sleepers, -1u);
 	return rc;
 }

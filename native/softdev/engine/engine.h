@@ -157,6 +157,7 @@ struct soft_channel {
 	bool deferred;
 	unsigned wanted; /* atomic, the owner's: CQs that are armed to signal it */
 	unsigned sleepers; /* atomic: threads in soft_channel_wait */
+	unsigned losses; /* of the engine, when the descriptors were made */
 	struct soft_node node; /* of the engine */
 };
 
@@ -164,6 +165,8 @@ struct soft_channel {
  * under the lock.  Returns 0 or an errno value. */
 int soft_channel_init(struct soft_channel *channel);
 void soft_channel_destroy(struct soft_channel *channel);
+/* Its descriptors have been closed by the program, and may be other files by now. */
+bool soft_channel_lost(const struct soft_channel *channel);
 
 void soft_channel_signal(struct soft_channel *channel); /* the queue is not empty; under the lock */
 void soft_channel_consume(struct soft_channel *channel); /* the queue has been seen empty; the
@@ -247,6 +250,10 @@ bool soft_engine_ticks(void);
 
 /* Grows when this process turns out to be the child of a fork: what was made before is not ours. */
 unsigned soft_engine_fork_generation(void);
+/* Before descriptors are closed or written in the name of an application: if it has closed them itself,
+ * as daemons close all, the process has none of the device any more, like the child of a fork.  What
+ * it made can be destroyed, and a device be opened anew.  Without any lock. */
+void soft_engine_check_descriptors(void);
 
 /* ---- entries of the device's table (abi/device_calls.h) -------------------------------------- */
 

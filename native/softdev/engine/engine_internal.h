@@ -22,7 +22,9 @@ struct soft_engine {
 	unsigned spinning; /* atomic: threads that spin before they sleep */
 	unsigned holding; /* spinning threads that have gone to work and will poll again */
 	unsigned polls_since_armed; /* steps of polling threads; see soft_engine_armed_counts */
-	unsigned fork_generation; /* grows in the child of a fork */
+	unsigned fork_generation; /* grows in the child of a fork, and with `losses` */
+	unsigned losses; /* of the descriptors: soft_engine_check_descriptors */
+	bool descriptors_lost; /* none is closed, since each may be another file's by now */
 	bool running;
 	bool stopping; /* atomic */
 	bool ticking; /* the thread leaves the work to the application, and polls every tick */
@@ -132,6 +134,7 @@ void soft_timers_forget(void);
 
 /* lifecycle.c: registers the fork hook.  0 or an errno value; safe to repeat. */
 int soft_engine_guard_fork(void);
+bool soft_engine_lost_descriptors(void);
 
 /* thread.c: what the engine's thread runs. */
 void *soft_engine_run(void *unused);

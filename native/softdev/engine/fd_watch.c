@@ -27,7 +27,7 @@ static int tell_epoll(int operation, struct soft_fd_watch *watch, uint32_t event
 
 void soft_close_fd(int *fd)
 {
-	if (*fd >= 0)
+	if (*fd >= 0 && !engine.descriptors_lost)
 		close(*fd);
 	*fd = -1;
 }

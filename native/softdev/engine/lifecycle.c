@@ -1,8 +1,12 @@
 /* The engine's start with the first user, its stop with the last, and what a fork makes of it. */
+#define _GNU_SOURCE /* memfd_create */
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -11,6 +15,34 @@
 static pthread_mutex_t users_mutex = PTHREAD_MUTEX_INITIALIZER; /* starting and stopping */
 static unsigned users;
 static bool has_started; /* once, in this process or in one that forked it */
+
+/* An empty file.  A program that closes all descriptors, as daemons do when they start, closes this one
+ * as well, and its number may then be another file's. */
+static struct {
+	int fd; /* -1: none */
+	dev_t device;
+	ino_t inode;
+} mark = {.fd = -1};
+
+static int make_mark(void)
+{
+	struct stat status;
+
+	mark.fd = memfd_create("embedded0", MFD_CLOEXEC);
+	if (mark.fd < 0 || fstat(mark.fd, &status))
+		return errno;
+	mark.device = status.st_dev;
+	mark.inode = status.st_ino;
+	return 0;
+}
+
+static bool is_mark_lost(void)
+{
+	struct stat status;
+
+	return mark.fd >= 0 && (fstat(mark.fd, &status) || status.st_dev != mark.device ||
+				status.st_ino != mark.inode);
+}
 
 static void alarm_ready(struct soft_fd_watch *watch, uint32_t events)
 {
@@ -56,6 +88,7 @@ static void close_all(void)
 	soft_close_fd(&engine.wake_fd);
 	soft_close_fd(&engine.shared_epoll_fd);
 	soft_close_fd(&engine.epoll_fd);
+	soft_close_fd(&mark.fd);
 	free(engine.scratch);
 	engine.scratch = NULL;
 }
@@ -92,12 +125,12 @@ static void after_fork_in_parent(void)
 	with_outer_mutexes(pthread_mutex_unlock);
 }
 
-/* The child has none of the parent's device: it must neither serve the parent's peers nor keep
+/* The process has none of the device any more, whose descriptors have been closed here or are to be.
+ * The child of a fork has none of the parent's device: it must neither serve the parent's peers nor keep
  * their streams open after the parent's death.  It may open a device of its own.  What it inherited
  * of objects may only be forgotten (ibv_fork_init(3)). */
 static void forget_device(void)
 {
-	engine.notifying = 0; /* by threads that the child does not have */
 	while (!soft_list_empty(&engine.watches)) {
 		struct soft_fd_watch *watch =
 			soft_list_entry(engine.watches.next, struct soft_fd_watch, node);
@@ -110,6 +143,7 @@ static void forget_device(void)
 	soft_close_fd(&engine.epoll_fd);
 	soft_close_fd(&engine.shared_epoll_fd);
 	soft_close_fd(&engine.wake_fd);
+	soft_close_fd(&mark.fd);
 	free(engine.scratch);
 	engine.scratch = NULL;
 	soft_timers_forget();
@@ -121,18 +155,62 @@ static void forget_device(void)
 	engine.running = engine.ticking = engine.silent = engine.asleep = false;
 	engine.event_count = 0;
 	engine.fork_generation++;
-	engine.waiting = 0; /* so are these, and the parent's completion queues */
 	engine.armed = 0;
-	engine.spinning = 0;
 	engine.holding = 0;
 	users = 0;
 }
 
 static void after_fork_in_child(void)
 {
-	if (has_started)
+	if (has_started) {
+		engine.notifying = engine.waiting = engine.spinning = 0; /* threads of the parent */
 		forget_device();
+	}
 	after_fork_in_parent();
+}
+
+static void forget_lost_device(void)
+{
+	fprintf(stderr,
+		"aiordma: this process has closed the embedded device's file descriptors: what it "
+		"has of the device can only be destroyed\n");
+	engine.descriptors_lost = true;
+	engine.losses++;
+	forget_device();
+	engine.descriptors_lost = false;
+}
+
+/* It may sleep where nothing can wake it any more. */
+static void end_lost_thread(pthread_t thread)
+{
+	soft_publish(&engine.stopping, true);
+	pthread_cancel(thread);
+	pthread_join(thread, NULL);
+}
+
+bool soft_engine_lost_descriptors(void)
+{
+	soft_assert_locked();
+	return is_mark_lost();
+}
+
+void soft_engine_check_descriptors(void)
+{
+	soft_lock();
+	bool lost = is_mark_lost();
+
+	soft_unlock();
+	if (!lost)
+		return;
+	before_fork(); /* nothing is under way */
+	pthread_t thread = engine.thread;
+
+	lost = is_mark_lost();
+	if (lost)
+		forget_lost_device();
+	after_fork_in_parent();
+	if (lost)
+		end_lost_thread(thread);
 }
 
 /* Called as soon as there are subsystems: their mutexes are in use before the engine starts. */
@@ -193,8 +271,11 @@ static int start(void)
 	engine.step_event.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	engine.alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
 	if (engine.epoll_fd < 0 || engine.shared_epoll_fd < 0 || engine.wake_fd < 0 ||
-	    engine.step_event.fd < 0 || engine.alarm.fd < 0) {
+	    engine.step_event.fd < 0 || engine.alarm.fd < 0)
 		rc = errno;
+	else
+		rc = make_mark();
+	if (rc) {
 		close_all();
 		return rc;
 	}
@@ -238,7 +319,7 @@ void soft_engine_put(void)
 	if (users && --users == 0) {
 		soft_publish(&engine.stopping, true);
 		if (write(engine.wake_fd, &one, sizeof(one)) != sizeof(one))
-			abort(); /* it is written once */
+			abort(); /* it is written once, and there was a check just now */
 		pthread_join(engine.thread, NULL);
 		soft_lock();
 		for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)

@@ -70,6 +70,22 @@ static void set_asleep(bool asleep)
 	soft_unlock();
 }
 
+/* The descriptors are not the engine's any more: each poll would find them ready, or none. */
+static void sleep_if_lost(void)
+{
+	soft_lock();
+	bool lost = soft_engine_lost_descriptors();
+
+	if (lost)
+		engine.running = false;
+	soft_unlock();
+	if (!lost)
+		return;
+	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+	for (;;)
+		pause(); /* soft_engine_check_descriptors cancels it */
+}
+
 /* Until there is work, or the thread is to end (wake_fd). */
 static void sleep_until_work(void)
 {
@@ -80,7 +96,9 @@ static void sleep_until_work(void)
 	};
 
 	set_asleep(true);
+	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL); /* soft_engine_check_descriptors */
 	poll(fds, 2, -1);
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
 	set_asleep(false);
 }
 
@@ -178,8 +196,10 @@ void *soft_engine_run(void *unused)
 
 	(void)unused;
 	prctl(PR_SET_NAME, "aiordma-device");
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
 	while (!stopping()) {
 		sleep_until_work();
+		sleep_if_lost();
 		if (stopping() || !serve_here(&tick_history))
 			continue;
 		tick_history.app_served = false;

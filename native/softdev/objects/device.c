@@ -120,6 +120,8 @@ int soft_context_start(struct soft_context *context, struct ibv_device *of)
 struct ibv_context *soft_ibv_open_device(struct ibv_device *of)
 {
 	struct soft_context *context = calloc(1, sizeof(*context));
+
+	soft_engine_check_descriptors();
 	int rc = context ? soft_context_start(context, of) : ENOMEM;
 
 	if (!rc) {
@@ -145,7 +147,8 @@ void soft_context_stop(struct soft_context *context)
 {
 	soft_port_detach(context);
 	soft_channel_destroy(&context->async);
-	soft_close_fd(&context->extended.context.cmd_fd);
+	if (!soft_channel_lost(&context->async))
+		soft_close_fd(&context->extended.context.cmd_fd);
 	pthread_mutex_destroy(&context->extended.context.mutex);
 	if (!soft_context_inherited(context))
 		soft_engine_put();
@@ -180,6 +183,7 @@ int soft_ibv_close_device(struct ibv_context *ibv)
 
 	if (context->only_pd_left)
 		return EINVAL; /* it is not the application's to close */
+	soft_engine_check_descriptors();
 	soft_lock();
 	context->closed = true;
 	for (struct soft_node *node = context->qps.next; node != &context->qps; node = node->next)

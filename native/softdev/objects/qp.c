@@ -221,6 +221,7 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 {
 	struct soft_qp *qp = soft_qp_of(ibv);
 
+	soft_engine_check_descriptors();
 	soft_lock();
 	if (!soft_list_empty(&qp->attachments)) {
 		soft_unlock();

@@ -124,6 +124,9 @@ int soft_close_xrcd(struct ibv_xrcd *ibv)
 	struct soft_xrcd *xrcd = soft_xrcd_of(ibv);
 	struct soft_xrc_domain *domain = xrcd->domain;
 
+	soft_engine_check_descriptors();
+	bool lost = soft_channel_lost(&soft_context_of(ibv->context)->async);
+
 	soft_lock();
 	if (xrcd->users) {
 		soft_unlock();
@@ -131,7 +134,7 @@ int soft_close_xrcd(struct ibv_xrcd *ibv)
 	}
 	if (--domain->users == 0) {
 		soft_list_remove(&domain->node);
-		if (domain->file >= 0)
+		if (domain->file >= 0 && !lost)
 			close(domain->file);
 		free(domain);
 	}

@@ -138,9 +138,7 @@ static void release(void)
 	close_all();
 	soft_attach_unlisten();
 	soft_datagram_shutdown();
-	if (reserved >= 0)
-		close(reserved);
-	reserved = -1;
+	soft_close_fd(&reserved);
 	port = 0;
 }
 

@@ -1,0 +1,119 @@
+/* A program that closes all descriptors while it has a device open, as daemons do when they start: the
+ * device's thread does not burn a core, and closing the device harms no file that has taken one of
+ * its numbers. */
+#include "engine/engine_internal.h"
+#include "verbs_side.h"
+
+#include <dirent.h>
+#include <poll.h>
+#include <sys/stat.h>
+
+enum {
+	MOST = 256
+};
+
+static int threads(void)
+{
+	DIR *folder = opendir("/proc/self/task");
+	int count = -2; /* . and .. */
+
+	CHECK(folder);
+	while (readdir(folder))
+		count++;
+	closedir(folder);
+	return count;
+}
+
+static void close_all(void)
+{
+	for (int fd = 3; fd < MOST; fd++)
+		close(fd);
+}
+
+/* The engine's thread looks at its descriptors when they are gone, and sleeps until it is ended. */
+static void thread_sleeps(void)
+{
+	struct side side;
+
+	open_side(&side, (struct options){0});
+	soft_lock();
+	soft_engine_schedule_step(); /* it wakes up, and waits for the lock */
+	while (!soft_counter_get(&engine.waiting))
+		sched_yield();
+	close_all();
+	soft_unlock();
+	for (bool runs = true; runs; sched_yield()) {
+		soft_lock();
+		runs = engine.running;
+		soft_unlock();
+	}
+	close_side(&side);
+	CHECK_EQUAL(threads(), 1);
+}
+
+/* It sleeps, and nothing wakes it any more; the numbers are other files' by now. */
+static void others_stay(void)
+{
+	struct side a, b;
+	int pipes[16][2];
+	struct stat before[16][2], now;
+
+	open_pair(&a, &b, (struct options){0});
+	close_all();
+	for (int i = 0; i < 16; i++) {
+		CHECK_EQUAL(pipe(pipes[i]), 0);
+		for (int end = 0; end < 2; end++)
+			CHECK_EQUAL(fstat(pipes[i][end], &before[i][end]), 0);
+	}
+	close_pair(&a, &b);
+	CHECK_EQUAL(threads(), 1);
+	for (int i = 0; i < 16; i++) {
+		struct pollfd readable = {.fd = pipes[i][0], .events = POLLIN};
+
+		CHECK_EQUAL(poll(&readable, 1, 0), 0); /* nothing was written into it */
+		for (int end = 0; end < 2; end++) {
+			CHECK_EQUAL(fstat(pipes[i][end], &now), 0);
+			CHECK(now.st_ino == before[i][end].st_ino);
+		}
+	}
+}
+
+static void opens_anew(void)
+{
+	struct side old, a, b;
+
+	open_side(&old, (struct options){0});
+	close_all();
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
+	close_side(&old);
+}
+
+static void in_child(void (*run)(void))
+{
+	int status;
+
+	fflush(NULL);
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (!child) {
+		limit_seconds(60);
+		run();
+		exit(0);
+	}
+	CHECK_EQUAL(waitpid(child, &status, 0), child);
+	CHECK_EQUAL(status, 0);
+}
+
+int main(void)
+{
+	STEP(in_child(thread_sleeps));
+	STEP(in_child(others_stay));
+	STEP(in_child(opens_anew));
+	return 0;
+}
