@@ -87,12 +87,10 @@ static void open_end(struct end *end, uint32_t longest, bool gives_up)
 	memset(end, 0, sizeof(*end));
 	end->longest = longest;
 	/* 1 s four times, or never. */
-	open_side(
-		&end->side,
-		(struct options){.memory = MEMORY,
-				 .timeout = gives_up ? 18 : 255,
-				 .retry_cnt = 3,
-				 .ends_with_peer = true});
+	open_side(&end->side, (struct options){.memory = MEMORY,
+					       .timeout = gives_up ? 18 : 255,
+					       .retry_cnt = 3,
+					       .ends_with_peer = true});
 	end->words = expose(end, WORDS, IBV_ACCESS_REMOTE_READ);
 	end->exposed =
 		expose(end, EXPOSED,

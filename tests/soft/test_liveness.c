@@ -70,11 +70,10 @@ static int open_elsewhere(struct side *a, int *other, struct options options)
 
 static int open_to_elsewhere(struct side *a, int *other, uint8_t timeout)
 {
-	return open_elsewhere(a, other,
-			      (struct options){.memory = BIG,
-					       .timeout = timeout,
-					       .retry_cnt = 8,
-					       .ends_with_peer = true});
+	return open_elsewhere(
+		a, other,
+		(struct options){
+			.memory = BIG, .timeout = timeout, .retry_cnt = 8, .ends_with_peer = true});
 }
 
 static void write_bytes(struct side *a, uint32_t length)

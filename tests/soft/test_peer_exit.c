@@ -58,8 +58,9 @@ static struct process talk(struct side *side)
 	struct process process = split();
 
 	limit_seconds(60);
-	open_side(side, (struct options){
-				.signal_none = true, .rnr_timer = 255, .timeout = 14, .retry_cnt = 1});
+	open_side(side,
+		  (struct options){
+			  .signal_none = true, .rnr_timer = 255, .timeout = 14, .retry_cnt = 1});
 	const struct address peer = exchange(&process, side);
 
 	CHECK_EQUAL(to_init(side), 0);

@@ -145,7 +145,8 @@ static bool is_taken_everywhere(const struct sockaddr *address, int type)
 	set_port(&other.any, port_of(address));
 	/* IPV6_FREEBIND is the same for both families: net/ipv6/ipv6_sockglue.c. */
 	if (!set_flag(fd, IPPROTO_IP, IP_FREEBIND, 1))
-		taken = bind(fd, &other.any, soft_cm_address_length(address)) && errno == EADDRINUSE;
+		taken = bind(fd, &other.any, soft_cm_address_length(address)) &&
+			errno == EADDRINUSE;
 	close(fd);
 	return taken;
 }

@@ -89,7 +89,7 @@ static const struct soft_range *local(uint32_t lkey, const struct ibv_pd *pd, ui
 	const struct soft_range *range = soft_range_find(lkey);
 
 	return (range && range->window) || objection(range, pd, address, length, rights) ? NULL
-											  : range;
+											 : range;
 }
 
 static const struct soft_range *remote(const struct soft_qp *qp, const struct ibv_pd *pd,
@@ -99,7 +99,7 @@ static const struct soft_range *remote(const struct soft_qp *qp, const struct ib
 	const struct soft_range *range = soft_range_find(rkey);
 
 	return window_objection(range, qp) || objection(range, pd, address, length, right) ? NULL
-											    : range;
+											   : range;
 }
 
 const char *soft_remote_objection(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,

@@ -118,9 +118,8 @@ static int find(const struct ibv_pd *pd, const struct ibv_sge *sge, bool writing
 		return EPERM;
 	if (!soft_range_holds(range, sge->addr, sge->length))
 		return EFAULT;
-	*memory = range->access & IBV_ACCESS_ON_DEMAND
-			  ? range->memory + (sge->addr - range->start)
-			  : NULL;
+	*memory = range->access & IBV_ACCESS_ON_DEMAND ? range->memory + (sge->addr - range->start)
+						       : NULL;
 	return 0;
 }
 

@@ -147,7 +147,8 @@ static enum soft_sink refuse_access(struct soft_qp *qp, const struct soft_frame 
 				    uint64_t length, unsigned rights)
 {
 	if (soft_trace_on)
-		tell_refusal(qp, qp->responder.srq_num, frame->rkey, frame->address, length, rights);
+		tell_refusal(qp, qp->responder.srq_num, frame->rkey, frame->address, length,
+			     rights);
 	return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
 }
 
