@@ -10,7 +10,9 @@ SOFTWARE = Software(
     "UCX",
     "ucx-utils",
     apt=("ucx-utils",),
-    note="Without `UCX_TLS` two processes of one host use UCX's own shared memory, not RDMA.",
+    note="Without `UCX_TLS` two processes of one host use UCX's own shared memory, not RDMA. "
+    "UCX 1.23 needs `UCX_FENCE_MODE=weak` where one-sided operations are fenced: its strong fence "
+    "reads with an invalid key, which this device refuses.",
 )
 
 # Not UCX's own shared memory; ud_verbs connects.
