@@ -190,7 +190,7 @@ class Retry(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRefused(Record):
-    """The peer of a queue pair may not reach what its request names: in the trace of the memory's owner.
+    """The peer of a queue pair may not reach what its request names: the owner's trace says why.
 
     ``reason`` is one of those in docs/trace.md. ``access`` are the rights that the request needs;
     one that ends a window has none, and no address.

@@ -361,6 +361,7 @@ def test_file_capabilities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 # ---- the library --------------------------------------------------------------------------------
 
+
 def dynamic_symbols(path: Path) -> dict[str, bool]:
     """The names in the dynamic symbol table, and whether each is defined there."""
     image = path.read_bytes()

@@ -56,7 +56,8 @@ def test_as_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["link add rxe0 type rxe netdev lo", "link show rxe0/1", "dev show rxe0", "res", "-V", ""]
+    "words",
+    ["link add rxe0 type rxe netdev lo", "link show rxe0/1", "dev show rxe0", "res", "-V", ""],
 )
 def test_everything_else_is_the_real_ones(words: str, tmp_path: Path) -> None:
     real = tmp_path / "rdma"

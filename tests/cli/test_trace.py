@@ -406,8 +406,7 @@ def test_retries_faults_and_refused_access(tmp_path: Path) -> None:
     writer.add(trace.Fault(t=writer.now(), fault="LOSS", qp_num=3))
     writer.add(trace.Fault(t=writer.now(), fault="OVERRUN", cq=2))
     refusal = trace.AccessRefused(t=writer.now(), qp_num=3, reason="RANGE", rkey=16)
-    wanted = {"access": ("REMOTE_READ",), "remote_addr": 256, "length": 4096}
-    writer.add(replace(refusal, **wanted))
+    writer.add(replace(refusal, access=("REMOTE_READ",), remote_addr=256, length=4096))
     writer.add(trace.AccessRefused(t=writer.now(), qp_num=3, reason="NEWER", rkey=16))
     writer.complete(posted)
     traces = written(tmp_path, (writer, {}))

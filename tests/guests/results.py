@@ -46,7 +46,7 @@ Software without a row, which was built and run under `aiordma run` by hand, in 
 | librpma | works |
 | the Rust suites of rust-ibverbs, sideway, async-rdma and rust-rdma-io | 313 of 315 tests pass |
 | rdma-core 64, its own tests | 187 pass, none fails |
-| gloo, its ibverbs transport | failed, because the exit of a peer broke idle queue pairs; it no longer does, and gloo was not tried again |
+| gloo, its ibverbs transport | failed while a peer's exit broke idle queue pairs; not tried since |
 """
 
 

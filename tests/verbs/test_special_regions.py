@@ -148,9 +148,9 @@ def test_advice_about_a_region_that_is_pinned(pd: verbs.ProtectionDomain) -> Non
         sge = ScatterGatherElement(mr.addr, 64, mr.lkey)
         pd.advise_mr(Advice.PREFETCH_NO_FAULT, [sge])
         mr.prefetch()
-        with pytest.raises(VerbsError, match="ibv_advise_mr: .*not permitted"):
+        with pytest.raises(VerbsError, match=r"ibv_advise_mr: .*not permitted"):
             pd.advise_mr(Advice.PREFETCH_WRITE, [sge])
-        with pytest.raises(VerbsError, match="ibv_advise_mr: .*not permitted"):
+        with pytest.raises(VerbsError, match=r"ibv_advise_mr: .*not permitted"):
             mr.prefetch(write=True)
 
 
