@@ -24,6 +24,19 @@ static int threads(void)
 	return count;
 }
 
+/* A thread that has been joined may be listed for a moment; a sanitizer's own stays. */
+static void expect_no_thread(void)
+{
+#if defined(__SANITIZE_THREAD__)
+	const int others = 1;
+#else
+	const int others = 0;
+#endif
+
+	while (threads() > 1 + others)
+		sched_yield();
+}
+
 static void close_all(void)
 {
 	for (int fd = 3; fd < MOST; fd++)
@@ -48,7 +61,7 @@ static void thread_sleeps(void)
 		soft_unlock();
 	}
 	close_side(&side);
-	CHECK_EQUAL(threads(), 1);
+	expect_no_thread();
 }
 
 /* It sleeps, and nothing wakes it any more; the numbers are other files' by now. */
@@ -66,7 +79,7 @@ static void others_stay(void)
 			CHECK_EQUAL(fstat(pipes[i][end], &before[i][end]), 0);
 	}
 	close_pair(&a, &b);
-	CHECK_EQUAL(threads(), 1);
+	expect_no_thread();
 	for (int i = 0; i < 16; i++) {
 		struct pollfd readable = {.fd = pipes[i][0], .events = POLLIN};
 
