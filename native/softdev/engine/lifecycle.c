@@ -107,13 +107,24 @@ static void with_leaf_mutexes(int (*change)(pthread_mutex_t *mutex))
 			change((*it)->leaf);
 }
 
-static void before_fork(void)
+/* Those that the engine's thread never takes. */
+static void lock_users(void)
 {
 	with_outer_mutexes(pthread_mutex_lock);
 	pthread_mutex_lock(&users_mutex);
+}
+
+static void lock_all(void)
+{
 	pthread_mutex_lock(&engine.lock);
 	soft_note_locked(true);
 	with_leaf_mutexes(pthread_mutex_lock);
+}
+
+static void before_fork(void)
+{
+	lock_users();
+	lock_all();
 }
 
 static void after_fork_in_parent(void)
@@ -180,37 +191,37 @@ static void forget_lost_device(void)
 	engine.descriptors_lost = false;
 }
 
-/* It may sleep where nothing can wake it any more. */
-static void end_lost_thread(pthread_t thread)
-{
-	soft_publish(&engine.stopping, true);
-	pthread_cancel(thread);
-	pthread_join(thread, NULL);
-}
-
 bool soft_engine_lost_descriptors(void)
 {
 	soft_assert_locked();
 	return is_mark_lost();
 }
 
-void soft_engine_check_descriptors(void)
+static bool are_lost(void)
 {
 	soft_lock();
 	bool lost = is_mark_lost();
 
 	soft_unlock();
-	if (!lost)
-		return;
-	before_fork(); /* nothing is under way */
-	pthread_t thread = engine.thread;
+	return lost;
+}
 
-	lost = is_mark_lost();
+void soft_engine_check_descriptors(void)
+{
+	if (!are_lost())
+		return;
+	lock_users();
+	bool lost = are_lost();
+
+	if (lost) { /* its thread may sleep where nothing can wake it any more */
+		soft_publish(&engine.stopping, true);
+		pthread_cancel(engine.thread);
+		pthread_join(engine.thread, NULL);
+	}
+	lock_all();
 	if (lost)
 		forget_lost_device();
 	after_fork_in_parent();
-	if (lost)
-		end_lost_thread(thread);
 }
 
 /* Called as soon as there are subsystems: their mutexes are in use before the engine starts. */
