@@ -187,14 +187,13 @@ static bool serve_here(struct tick_history *tick_history)
 	return left_unserved;
 }
 
-void *soft_engine_run(void *unused)
+static void run(void)
 {
 	struct tick_history tick_history = {
 		.seen = soft_counter_get(&engine.served),
 		.pause_ns = NO_TICK_NS,
 	};
 
-	(void)unused;
 	prctl(PR_SET_NAME, "aiordma-device");
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
 	while (!stopping()) {
@@ -205,5 +204,28 @@ void *soft_engine_run(void *unused)
 		tick_history.app_served = false;
 		serve();
 	}
+}
+
+#ifdef __SANITIZE_ADDRESS__
+void __asan_handle_no_return(void);
+
+/* The sanitizer takes the stack that a cancelled thread has left for one in use. */
+static void cancelled(void *unused)
+{
+	(void)unused;
+	__asan_handle_no_return();
+}
+#endif
+
+void *soft_engine_run(void *unused)
+{
+	(void)unused;
+#ifdef __SANITIZE_ADDRESS__
+	pthread_cleanup_push(cancelled, NULL);
+	run();
+	pthread_cleanup_pop(0);
+#else
+	run();
+#endif
 	return NULL;
 }
