@@ -25,7 +25,7 @@ from .connect_attempt import ConnectAttempt
 from .connection import Connection
 from .endpoint import LocalEndpoint
 from .failure_limit import FailureLimit
-from .fair_share import FairShare, NoRoomError, network_of, places, setting
+from .fair_share import FairShare, NoRoomError, networks_of, places, setting
 from .inspection import OnRequest, Way, admits, refuse
 from .lifecycle import Address, NoLink
 
@@ -175,11 +175,12 @@ class Acceptor:
         """
         share = self._in_band if in_band else self._strangers
         peer = request.peer_address
-        host = network_of(peer[0]) if peer else ""
+        networks = networks_of(peer[0]) if peer else ("",)
+        host = networks[-1]
         error = self._objection(host, in_band=in_band)
         if error is None:
             try:
-                goes = share.make_room(host)
+                goes = share.make_room(networks)
             except NoRoomError:
                 error = BusyError(f"too many handshakes are under way ({setting(share.limit)})")
             else:
@@ -194,7 +195,7 @@ class Acceptor:
             request.give_up(error)
             return
         handshake = Handshake(request, host, share, self._limits)
-        share.add(handshake, host)
+        share.add(handshake, networks)
         # Not by the task factory: an eager one would run it before it is among the handshakes.
         handshake.task = task = asyncio.Task(self._serve(handshake), loop=self._loop)
         self._handshakes[task] = handshake

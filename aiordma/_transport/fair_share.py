@@ -1,42 +1,52 @@
-"""Bounded places for peers that have proved nothing yet, shared out among their hosts.
+"""Bounded places for peers that have proved nothing yet, shared out among their networks.
 
-One rule for sockets that have sent nothing (first_bytes.py) and for handshakes (acceptor.py), which
-the embedded device has in C (native/softdev/engine/fair_share.c): a new peer is let in, and when
-there is no place, another one goes for it.
+One rule for sockets that have sent nothing (first_bytes.py) and for handshakes (acceptor.py): a new
+peer is let in, and when there is no place, another one goes for it.  The embedded device has it in
+C (native/softdev/engine/fair_share.c).
 """
 
 from __future__ import annotations
 
+import random
 import resource
 import socket
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from itertools import islice
 from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
-# A host that has more than one in so many of all places loses its own oldest peer first.
-# Chosen by judgement: several such hosts are needed to press upon the others.
+Networks = tuple[str, ...]
+"""Nested networks of an address, the largest first; the last one is what counts as one host."""
+
+# A network that has more than one in so many of all places loses its own peers first.
+# Chosen by judgement: several such networks are needed to press upon the others.
 SHARE = 8
 
 # All places of a kind are at most one in so many of the descriptors that the process may have.
 SHARE_OF_FILES = 8
 
-IPV6_NETWORK = 8
-"""Bytes of the network part of an IPv6 address, of which a host has all the rest (RFC 4291)."""
+IPV6_PREFIXES = (48, 56, 64)
+"""Bits: what a provider assigns to one customer (RFC 6177), and the network of a host, which has
+all the other bits (RFC 4291)."""
 
 
-def network_of(host: str) -> str:
-    """What counts as one host: an IPv4 address, the network of an IPv6 address.
+def networks_of(host: str) -> Networks:
+    """The /48, /56 and /64 of an IPv6 address; the /24 of an IPv4 address, and itself.
 
-    A link-local or loopback address is itself: its network is the same for all of them.
+    A link-local or loopback address of IPv6 is alone: its network is the same for all of them.
     """
     numeric = host.partition("%")[0]
-    if ":" not in numeric:
-        return numeric
-    raw = socket.inet_pton(socket.AF_INET6, numeric)
-    if raw[0] == 0xFE or not any(raw[:IPV6_NETWORK]):
-        return numeric
-    return socket.inet_ntop(socket.AF_INET6, raw[:IPV6_NETWORK].ljust(16, b"\0")) + "/64"
+    if "." in numeric:
+        ipv4 = numeric.removeprefix("::ffff:")  # of a socket that takes both
+        return f"{ipv4.rpartition('.')[0]}.0/24", ipv4
+    raw = socket.inet_pton(socket.AF_INET6, numeric) if numeric else b""
+    if not any(raw[:8]) or raw[0] == 0xFE:
+        return (numeric,)
+    return tuple(
+        f"{socket.inet_ntop(socket.AF_INET6, raw[: bits // 8].ljust(16, bytes(1)))}/{bits}"
+        for bits in IPV6_PREFIXES
+    )
 
 
 def places(wanted: int) -> int:
@@ -59,50 +69,78 @@ class NoRoomError(Exception):
 class FairShare(Generic[T]):
     """Peers in the order of their age, at most `limit` of them, and which one goes for a new one.
 
-    That is the oldest one of the host with most of them, if it has more than its share, else the
-    oldest of all.  Peers that have proved themselves (`proved`) go only for a peer of another host,
-    and if their own has more than its share.
+    That is one of the fullest network, if it has more than its share, and within it of the fullest
+    smaller network that has more than a share, and so on; else any one.  It is drawn by lot: the
+    oldest one would be that of an honest client as soon as `limit` others come within the time of
+    its handshake.  Peers that have proved themselves (`proved`) go only for a peer of another
+    network, and only if their own has more than its share.
     """
 
-    def __init__(self, limit: int, *, proved: bool = False) -> None:
+    def __init__(
+        self, limit: int, *, proved: bool = False, draw: Callable[[int], int] = random.randrange
+    ) -> None:
+        """`draw` returns a random number that is less than its argument."""
         self.limit = limit
         self._proved = proved
+        self._draw = draw
         self._share = max(1, limit // SHARE)
-        self._host_of: dict[T, str] = {}  # oldest first, as those of each host
-        self._hosts: dict[str, dict[T, None]] = {}
+        self._networks_of: dict[T, Networks] = {}
+        # Of each network by its place among the nested ones; () has all, oldest first.
+        self._peers: dict[Networks, dict[T, None]] = {(): {}}
+        self._full: dict[Networks, None] = {}  # those of them with a share or more, without ()
 
     def __len__(self) -> int:
-        return len(self._host_of)
+        return len(self._networks_of)
 
     def __iter__(self) -> Iterator[T]:
         """Oldest first."""
-        return iter(self._host_of)
+        return iter(self._networks_of)
 
-    def make_room(self, host: str) -> T | None:
+    def make_room(self, networks: Networks) -> T | None:
         """Before `add`: the peer that goes, already removed; None if there is a place.
 
-        NoRoomError if none goes for a peer of this host.
+        NoRoomError if none goes for a peer of these networks.
         """
         if len(self) < self.limit:
             return None
-        heaviest = max(self._hosts, key=lambda name: len(self._hosts[name]) + (name == host))
-        beyond = len(self._hosts[heaviest]) + (heaviest == host) > self._share
-        if self._proved and (heaviest == host or not beyond):
+
+        def size(network: Networks) -> int:
+            return len(self._peers[network]) + (networks[: len(network)] == network)
+
+        fullest: Networks = ()
+        while inner := [
+            network
+            for network in self._full
+            if network[:-1] == fullest and size(network) > self._share
+        ]:
+            fullest = max(inner, key=size)
+        if self._proved and networks[: len(fullest)] == fullest:
             raise NoRoomError
-        goes = next(iter(self._hosts[heaviest] if beyond else self))
+        peers = self._peers[fullest]
+        goes = next(islice(peers, self._draw(len(peers)), None))
         self.remove(goes)
         return goes
 
-    def add(self, peer: T, host: str) -> None:
+    def add(self, peer: T, networks: Networks) -> None:
         """After `make_room`."""
-        self._host_of[peer] = host
-        self._hosts.setdefault(host, {})[peer] = None
+        self._networks_of[peer] = networks
+        for depth in range(len(networks) + 1):
+            network = networks[:depth]
+            peers = self._peers.setdefault(network, {})
+            peers[peer] = None
+            if depth and len(peers) >= self._share:
+                self._full[network] = None
 
     def remove(self, peer: T) -> None:
         """Does nothing for a peer that has gone already."""
-        host = self._host_of.pop(peer, None)
-        if host is None:
+        networks = self._networks_of.pop(peer, None)
+        if networks is None:
             return
-        del self._hosts[host][peer]
-        if not self._hosts[host]:
-            del self._hosts[host]
+        for depth in range(len(networks) + 1):
+            network = networks[:depth]
+            peers = self._peers[network]
+            del peers[peer]
+            if len(peers) < self._share:
+                self._full.pop(network, None)
+            if depth and not peers:
+                del self._peers[network]

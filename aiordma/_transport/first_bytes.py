@@ -13,7 +13,7 @@ from collections.abc import Callable
 from .._loop.driver import Watch
 from .._native import fork
 from ..config import Config
-from .fair_share import FairShare, network_of, places
+from .fair_share import FairShare, networks_of, places
 from .lifecycle import Address
 
 
@@ -35,7 +35,7 @@ class SilentSocket:
         self._sockets = sockets
         self._socket = accepted
         self._address = address
-        self.host = network_of(address[0])
+        self.networks = networks_of(address[0])
         self._inode = fork.add_socket(accepted.fileno())
         self._watch = Watch(accepted.fileno(), self._readable)
         self._timer = asyncio.get_running_loop().call_later(sockets.timeout, self._too_late)
@@ -78,10 +78,10 @@ class SilentSockets:
             self.on_first_bytes(accepted, address)
             return
         silent = SilentSocket(self, accepted, address)
-        goes = self._waiting.make_room(silent.host)
+        goes = self._waiting.make_room(silent.networks)
         if goes is not None:
             goes.close()
-        self._waiting.add(silent, silent.host)
+        self._waiting.add(silent, silent.networks)
 
     def drop_oldest(self) -> bool:
         """Closes the oldest one, for its descriptor; False if there is none."""

@@ -2,88 +2,146 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from aiordma._transport import failure_limit
 from aiordma._transport.failure_limit import FailureLimit
-from aiordma._transport.fair_share import FairShare, NoRoomError, network_of
+from aiordma._transport.fair_share import FairShare, NoRoomError, networks_of
 
-LIMIT = 16  # of which two are a host's share
+LIMIT = 16  # of which two are a network's share
 
 
-def filled(*hosts: str, proved: bool = False) -> FairShare[int]:
-    share: FairShare[int] = FairShare(LIMIT, proved=proved)
+def first(_: int) -> int:
+    """Draws the oldest."""
+    return 0
+
+
+def last(count: int) -> int:
+    return count - 1
+
+
+def filled(*hosts: str, proved: bool = False, draw: Callable[[int], int] = first) -> FairShare[int]:
+    share: FairShare[int] = FairShare(LIMIT, proved=proved, draw=draw)
     for number, host in enumerate(hosts):
-        assert share.make_room(host) is None
-        share.add(number, host)
+        assert share.make_room(networks_of(host)) is None
+        share.add(number, networks_of(host))
     return share
 
 
-MANY = [f"10.0.0.{n}" for n in range(LIMIT)]
+def comes(share: FairShare[int], host: str, number: int = 100) -> int | None:
+    """The one that goes for it."""
+    goes = share.make_room(networks_of(host))
+    share.add(number, networks_of(host))
+    return goes
 
 
-def test_the_oldest_goes() -> None:
-    share = filled(*MANY)
-    assert share.make_room("new") == 0
-    share.add(100, "new")
-    assert share.make_room("newer") == 1
+def apart(count: int) -> list[str]:
+    """Hosts that have no network in common."""
+    return [f"10.{n}.0.1" for n in range(count)]
 
 
-def test_a_host_beyond_its_share_loses_its_own_oldest() -> None:
-    share = filled(*MANY[:10], *["flood"] * 6)
-    assert share.make_room("new") == 10
-    share.add(100, "new")
-    assert share.make_room("flood") == 11
-    share.add(101, "flood")
-    assert share.make_room(MANY[0]) == 12
+MANY = apart(LIMIT)
+FLOOD = "192.0.2.1"
+
+
+def test_any_goes_where_no_network_is_full() -> None:
+    for draw, expected in ((first, 0), (last, LIMIT - 1)):
+        assert comes(filled(*MANY, draw=draw), FLOOD) == expected
+
+
+def test_all_of_a_network_are_drawn_from() -> None:
+    drawn = []
+
+    def draw(count: int) -> int:
+        drawn.append(count)
+        return 3
+
+    assert comes(filled(*MANY[:10], *[FLOOD] * 6, draw=draw), "10.99.0.1") == 13
+    assert drawn == [6]
+
+
+def test_a_host_beyond_its_share_loses_its_own() -> None:
+    share = filled(*MANY[:10], *[FLOOD] * 6)
+    assert comes(share, "10.99.0.1") == 10
+    assert comes(share, FLOOD, 101) == 11
+    assert comes(share, MANY[0], 102) == 12
 
 
 def test_within_its_share_a_host_is_as_others() -> None:
-    share = filled(*MANY[:14], "two", "two")
-    assert share.make_room("new") == 0
-    share.add(100, "new")
-    assert share.make_room("two") == 14  # it would be its third
+    assert comes(filled(*MANY[:14], FLOOD, FLOOD), "10.99.0.1") == 0
+    assert comes(filled(*MANY[:14], FLOOD, FLOOD), FLOOD) == 14  # it would be its third
+
+
+FLOODS = {
+    "/64": [f"2001:db8:1:2::{n}" for n in range(14)],
+    "/56": [f"2001:db8:1:{n:x}::1" for n in range(14)],
+    "/48": [f"2001:db8:1:{n:x}00::1" for n in range(14)],
+    "/24": [f"192.0.2.{n}" for n in range(14)],
+}
+
+
+@pytest.mark.parametrize("network", FLOODS)
+def test_a_network_of_many_hosts_has_one_share(network: str) -> None:
+    """Else an attacker would have as many as there are addresses that it can choose from."""
+    share = filled("10.1.0.1", "2001:db8:2::1", *FLOODS[network])
+    for number in range(100, 200):
+        assert comes(share, FLOODS[network][number % 14], number) not in (0, 1)
+        assert comes(share, "10.2.0.1", 1000 + number) not in (0, 1)
+        share.remove(1000 + number)
+
+
+def test_the_full_host_of_a_full_network_loses_first() -> None:
+    """An honest host beside it in the network keeps its own."""
+    share = filled("192.0.2.9", *["192.0.2.1"] * 8, *MANY[:7])
+    for number in range(100, 120):
+        assert comes(share, "192.0.2.1", number) != 0
 
 
 def test_those_that_have_proved_themselves_stay() -> None:
     share = filled(*MANY, proved=True)
-    for host in ("new", MANY[0]):
+    for host in ("10.99.0.1", MANY[0]):
         with pytest.raises(NoRoomError):
-            share.make_room(host)
+            share.make_room(networks_of(host))
     assert len(share) == LIMIT
 
 
 def test_those_that_have_proved_themselves_have_a_share_too() -> None:
-    share = filled(*["greedy"] * LIMIT, proved=True)
+    share = filled(*[FLOOD] * LIMIT, proved=True)
     with pytest.raises(NoRoomError):
-        share.make_room("greedy")
-    assert share.make_room("other") == 0
+        share.make_room(networks_of(FLOOD))
+    assert comes(share, "192.0.2.2") == 0
 
 
 def test_what_has_gone_may_go_again() -> None:
-    share = filled("a", "a", "b")
+    share = filled("10.0.0.1", "10.0.0.1", "10.0.0.2")
     for _ in range(2):
         share.remove(1)
     assert len(share) == 2
     assert list(share) == [0, 2]
     share.remove(0)
     assert list(share) == [2]
+    share.remove(2)
+    assert share._peers == {(): {}}
+    assert not share._full
 
 
 @pytest.mark.parametrize(
-    ("host", "network"),
+    ("host", "networks"),
     [
-        ("192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::1", "2001:db8:1:2::/64"),
-        ("fe80::1%2", "fe80::1"),
-        ("fe80::2", "fe80::2"),
-        ("::1", "::1"),
-        ("", ""),
+        ("192.0.2.7", ("192.0.2.0/24", "192.0.2.7")),
+        ("::ffff:192.0.2.7", ("192.0.2.0/24", "192.0.2.7")),
+        ("2001:db8:1:234:5::6", ("2001:db8:1::/48", "2001:db8:1:200::/56", "2001:db8:1:234::/64")),
+        ("2001:db8::1", ("2001:db8::/48", "2001:db8::/56", "2001:db8::/64")),
+        ("fe80::1%2", ("fe80::1",)),
+        ("fe80::2", ("fe80::2",)),
+        ("::1", ("::1",)),
+        ("", ("",)),
     ],
 )
-def test_an_ipv6_host_has_a_whole_network(host: str, network: str) -> None:
-    assert network_of(host) == network
+def test_the_networks_of_an_address(host: str, networks: tuple[str, ...]) -> None:
+    assert networks_of(host) == networks
 
 
 def test_failures_are_forgotten_in_time() -> None:

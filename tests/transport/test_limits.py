@@ -225,7 +225,7 @@ async def test_handshakes_leave_most_descriptors(monkeypatch: pytest.MonkeyPatch
     await yield_loop(2)
     errors = [type(peer.error) for peer in peers]
     await acceptor.close()
-    assert errors == [BusyError] + [type(None)] * 10
+    assert (errors.count(BusyError), errors.count(type(None))) == (1, 10)
 
 
 @one_loop

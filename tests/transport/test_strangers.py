@@ -122,24 +122,25 @@ async def test_strangers_that_hang_up(factory: ConnectionFactory) -> None:
 
 @one_loop
 async def test_crowd_of_silent_strangers(factory: ConnectionFactory) -> None:
-    """The oldest go when there are too many, and no peer is turned away for them."""
+    """Some of them go when there are too many, and no peer is turned away for them."""
     limits = replace(SMALL, max_handshakes=3)
     async with factory.witness(), await factory.listen(limits) as listener:
         crowd = [await stranger(factory, listener.port) for _ in range(8)]
+        left = {asyncio.create_task(hung_up(streams[0])) for streams in crowd if streams}
         if factory.via == "tcp":
-            for streams in crowd[:5]:
-                assert streams is not None
-                async with factory.within(1):
-                    await hung_up(streams[0])
+            async with factory.within(5):
+                while len(left) > 3:
+                    _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            assert len(left) == 3
         client, server = await factory.both(listener)
         async with client, server:
             await check_alive(client, server)
         if factory.via == "tcp":
-            assert [bool(streams and streams[0].at_eof()) for streams in crowd[6:]] == [False] * 2
-            for streams in crowd[5:]:  # of which one has gone for the client
-                assert streams is not None
-                async with factory.within(1):
-                    await when_limits_pass(hung_up(streams[0]))
+            assert sum(task.done() for task in left) <= 1  # one may have gone for the client
+            async with factory.within(1):
+                await when_limits_pass(asyncio.gather(*left))
+        for task in left:
+            task.cancel()
         for streams in crowd:
             if streams is not None:
                 streams[1].close()
