@@ -301,6 +301,9 @@ Message: TypeAlias = (
 )
 """Any control message; its request id stands first."""
 
+BEFORE_PROOF: frozenset[type[Message]] = frozenset({AuthHello, AuthAnswer, AuthProof, Goodbye})
+"""What a peer may send that has yet to prove the key: all other messages end the connection."""
+
 _TYPES: Mapping[type[Message], MessageType] = MappingProxyType(
     {
         RegionGrant: MessageType.REGION_GRANT,

@@ -788,7 +788,9 @@ cdef class MessageChannel(FrameHandler):
                     f"the peer sent a {frame_name(kind)} frame with stray immediate data"
                 )
             self.credits.received(kind, header.control, le16toh(header.data))
-            if (self.awaiting_auth or self.awaiting_admission) and carries_message(kind):
+            if (self.awaiting_auth or self.awaiting_admission) and (
+                carries_message(kind) or kind == RNDV_ACK
+            ):
                 raise ProtocolError(self.too_early())
             if kind == BUNDLE:
                 count = validate_bundle(block.bytes(), length)
@@ -847,6 +849,11 @@ cdef class MessageChannel(FrameHandler):
         self.credits.reposted_control()
         if kind == CONTROL:
             message = protocol.decode(content)
+            if self.awaiting_auth and type(message) not in protocol.BEFORE_PROOF:
+                raise ProtocolError(
+                    f"the peer sent a {type(message).__name__} before it has proved that it has "
+                    f"the key"
+                )
             if isinstance(message, protocol.ReceiveSize):
                 self.on_receive_size(message.first, message.size)
             else:

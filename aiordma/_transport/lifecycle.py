@@ -411,10 +411,6 @@ class ConnectionLifecycle:
                     self._endpoint.grant_rights()
                     self._advance(LifecycleEvent.PROVED)
             return
-        if self._messages.awaiting_auth and not isinstance(message, protocol.Goodbye):
-            raise ProtocolError(
-                f"the peer sent a {type(message).__name__} before it has proved that it has the key"
-            )
         match message:
             case protocol.GOING_AWAY:
                 self._peer_goodbye(
