@@ -14,7 +14,16 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from aiordma._core import fields, frames, handshake, layout, protocol, refusal, trace_records
+from aiordma._core import (
+    admission,
+    fields,
+    frames,
+    handshake,
+    layout,
+    protocol,
+    refusal,
+    trace_records,
+)
 from aiordma._core.region import RegionToken
 from aiordma._core.trace_requests import requests
 from aiordma._core.trace_runs import offsets, parse_runs
@@ -199,6 +208,15 @@ DECODERS: dict[str, Decoder] = {
         handshake.Endpoint.pack,
         ("handshake.Endpoint.unpack",),
     ),
+    "challenge": Decoder(
+        admission.Challenge.unpack,
+        st.builds(
+            admission.Challenge, st.integers(0, 0xFFFF), st.binary(min_size=32, max_size=32)
+        ).map(admission.Challenge.pack),
+        (ProtocolError,),
+        admission.Challenge.pack,
+        ("admission.Challenge.unpack",),
+    ),
     "refusal": Decoder(
         refusal.unpack_refusal,
         st.text(max_size=30).map(refusal.pack_refusal),
@@ -287,10 +305,15 @@ DECODERS: dict[str, Decoder] = {
 }
 
 NO_DECODERS = {
+    "admission.ticket": "a client's own ticket",
+    "admission.TicketOffice.admits": "bytes of fixed sizes; what is wrong with them is its result",
     "authentication.check_key": "this side's own key",
     "authentication.next_key": "a secret of this side's",
     "authentication.proof": "bytes of fixed sizes that were decoded before",
     "authentication.proves": "compares",
+    "authentication.ticket_key": "this side's own key",
+    "authentication.ticket_mac": "bytes of fixed sizes that were decoded before",
     "authentication.traffic_secrets": "bytes of fixed sizes that were decoded before",
+    "refusal.is_of_key": "compares",
 }
 """Functions of `aiordma._core` that take bytes, or are named as if, and decode nothing."""

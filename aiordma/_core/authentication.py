@@ -26,6 +26,7 @@ from aiordma._core.handshake import Hello
 
 NONCE_SIZE = 32
 PROOF_SIZE = 32
+TICKET_MAC_SIZE = 16
 MIN_KEY_SIZE = 16
 """Bytes of the shortest key that is taken: less could be tried out."""
 
@@ -72,6 +73,16 @@ def proof(key: bytes, role: str, client: bytes, server: bytes, connection: bytes
 def proves(expected: bytes, given: bytes) -> bool:
     """Compares in constant time."""
     return hmac.compare_digest(expected, given)
+
+
+def ticket_key(key: bytes) -> bytes:
+    """The key of tickets (admission.py)."""
+    return _key_for(b"ticket", key)
+
+
+def ticket_mac(key: bytes, nonce: bytes, salt: bytes, offer: bytes) -> bytes:
+    """What only a client that has the key can say of its offer; `key` is that of tickets."""
+    return hmac.digest(key, nonce + salt + offer, "sha256")[:TICKET_MAC_SIZE]
 
 
 def traffic_secrets(

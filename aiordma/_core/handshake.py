@@ -9,8 +9,12 @@ connection request (56 bytes for RDMA_PS_TCP; rdma_connect(3)), which arrives pa
     offset  6  u8   max_rd_atomic                offset 16  u64  max_message
     offset  7  u8   max_dest_rd_atomic           offset 24  u64  lend_quota
 
-Bit 0 of its flags is ``authenticates``, bit 1 ``in_band``, bit 2 ``encrypts``, bit 3
-``memory_in_clear``, bit 4 ``stream``, bit 5 ``inspects``.
+Bit 1 of its flags is ``in_band``, bit 2 ``encrypts``, bit 3 ``memory_in_clear``, bit 4 ``stream``,
+bit 5 ``inspects``, bit 6 ``authenticates``. Bit 0 was ``authenticates`` in releases that made queue
+pairs for peers without a ticket (admission.py): these and this one refuse each other's hello with a
+text that asks for the same release.
+
+In a connection request a ticket may follow the hello, which is no part of it.
 
 :class:`Endpoint` is about one queue pair, for bringing up its partner without the connection
 manager; it can travel by any channel::
@@ -47,14 +51,19 @@ _VERSION = 2
 
 _HELLO = struct.Struct("<4sBBBBIHHQQ")
 _HELLO_MAGIC = b"AIOR"
-_AUTHENTICATES = 1
 _IN_BAND = 2
 _ENCRYPTS = 4
 _MEMORY_IN_CLEAR = 8
 _STREAM = 16
 _INSPECTS = 32
+_AUTHENTICATES = 64
 HELLO_SIZE = _HELLO.size
 """Bytes of a packed :class:`Hello`."""
+CHALLENGE_MAGIC = b"AIOC"
+CHALLENGE_SIZE = 40
+"""Bytes of a challenge (admission.py): as many as an :class:`Endpoint` has."""
+TICKET_SIZE = 24
+"""Bytes of a ticket: what a hello leaves of a connection request's private data."""
 
 _ENDPOINT = struct.Struct("<4sBBBB16sIIIHBB")
 _ENDPOINT_MAGIC = b"AIOE"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from .. import cm, verbs
-from ..errors import ConnectionManagerError, host_port
+from ..errors import ConnectionManagerError, RDMAError, host_port
 from .driver import EventDriver
 
 ENDED = frozenset({cm.EventType.DISCONNECTED, cm.EventType.DEVICE_REMOVAL})
@@ -28,7 +28,7 @@ class IdEvents:
     def _on_event(self, event: cm.ConnectionEvent) -> None:
         self._seen.put_nowait(event)
 
-    def _explained(self, error: ConnectionManagerError | None) -> ConnectionManagerError | None:
+    def _explained(self, error: ConnectionManagerError | None) -> RDMAError | None:
         """The error of an event that was not expected."""
         return error
 

@@ -7,8 +7,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+from .._core.refusal import pack_refusal
 from ..config import Config
 from ..errors import (
     AuthenticationError,
@@ -20,7 +21,7 @@ from ..errors import (
     host_port,
 )
 from . import observation
-from .auth import Security
+from .auth import Security, new_ticket_office
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
 from .endpoint import LocalEndpoint
@@ -28,6 +29,9 @@ from .failure_limit import FailureLimit
 from .fair_share import FairShare, NoRoomError, networks_of, places, setting
 from .inspection import OnRequest, Way, admits, refuse
 from .lifecycle import Address, NoLink
+
+if TYPE_CHECKING:
+    from .._core.admission import TicketOffice
 
 logger = logging.getLogger("aiordma.acceptor")
 
@@ -43,6 +47,10 @@ def refusal_text(error: BaseException) -> str:
     text = cause_text(error)
     # A verb that fails here is no verdict on the peer.
     return f"the listener's machine failed: {text}" if isinstance(error, VerbsError) else text
+
+
+def packed_refusal(error: BaseException) -> bytes:
+    return pack_refusal(refusal_text(error), of_key=isinstance(error, AuthenticationError))
 
 
 class ConnectionLimits:
@@ -84,6 +92,13 @@ class Request(Protocol):
     @property
     def peer_address(self) -> Address | None:
         """None: it is gone, and no longer known."""
+
+    def has_ticket(self, acceptor: Acceptor) -> bool:
+        """Whether the handshake may begin.
+
+        False: the peer has been told to come again with a ticket, and the request is over.
+        ProtocolError or AuthenticationError for a peer that is not let in.
+        """
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
         """Does the whole handshake; its endpoint is made by `Acceptor.attempt`."""
@@ -161,6 +176,9 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._limits = ConnectionLimits(config)
         self._failures = FailureLimit(self._loop.time())
+        key = security.auth
+        self.tickets: TicketOffice | None = new_ticket_office(key) if key is not None else None
+        """For requests that do not even hold a socket; None without a key."""
         most = places(config.max_handshakes)
         self._strangers: FairShare[Handshake] = FairShare(most)
         self._in_band: FairShare[Handshake] = FairShare(most, proved=True)
@@ -180,9 +198,14 @@ class Acceptor:
         error = self._objection(host, in_band=in_band)
         if error is None:
             try:
+                if not request.has_ticket(self):
+                    return
                 goes = share.make_room(networks)
             except NoRoomError:
                 error = BusyError(f"too many handshakes are under way ({setting(share.limit)})")
+            except RDMAError as refused:
+                error = refused
+                self._count_failure(host, error)
             else:
                 if goes is not None:
                     self._drop(

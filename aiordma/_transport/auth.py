@@ -20,7 +20,10 @@ KINDS = {
     True: "byte streams (open_connection, create_connection, start_stream_server, create_server)",
 }
 
+NOT_THE_SAME_KEY = "the peer says that it has not the same key"
+
 if TYPE_CHECKING:
+    from .._core.admission import TicketOffice
     from .encryption import KeyExchange
     from .lifecycle import Address
 
@@ -109,38 +112,55 @@ _ENCRYPTS = {
 NO_SECURITY = Security()
 
 
+def new_ticket(key: bytes, challenge: bytes, offer: bytes) -> bytes:
+    """A client's ticket for its offer; ProtocolError for what is no challenge."""
+    from .._core import admission  # noqa: PLC0415 - it loads OpenSSL
+
+    asked = admission.Challenge.unpack(challenge)
+    return admission.ticket(key, asked, offer, os.urandom(admission.SALT_SIZE))
+
+
+def new_ticket_office(key: bytes) -> TicketOffice:
+    """A listener's, or one for a single socket."""
+    from .._core import admission  # noqa: PLC0415 - it loads OpenSSL
+
+    return admission.TicketOffice(key, os.urandom)
+
+
 class KeyProof:
     """One side's part of the proof that both have the key, which ends the handshake.
 
     Until then the peer may send nothing else.  `send` takes a control message; `done` ends when
-    the peer has proved it.  With an `exchange`, the nonces are its public keys.
+    the peer has proved it.  With an `exchange`, the nonces are its public keys.  A client may
+    `begin` before it knows the connection; what the peer answers is taken after `bind`.
     """
 
     def __init__(
         self,
         key: bytes,
-        hellos: tuple[Hello, Hello],
-        qp_nums: tuple[int, int],
         send: Callable[[protocol.Message], None],
         *,
         client: bool,
         exchange: KeyExchange | None = None,
     ) -> None:
-        """`hellos` and `qp_nums` are those of this side and of the peer."""
         from .._core import authentication  # noqa: PLC0415 - it loads OpenSSL
 
         self._core = authentication
         self._key = key
-        here, there = (0, 1) if client else (1, 0)
-        self._transcript = authentication.transcript(
-            hellos[here], hellos[there], qp_nums[here], qp_nums[there]
-        )
+        self._transcript = b""
         self._send = send
         self._client = client
         self._exchange = exchange
         self._nonce = os.urandom(authentication.NONCE_SIZE) if exchange is None else exchange.public
         self._peer_nonce: bytes | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def bind(self, hellos: tuple[Hello, Hello], qp_nums: tuple[int, int]) -> None:
+        """To the connection: `hellos` and `qp_nums` are those of this side and of the peer."""
+        here, there = (0, 1) if self._client else (1, 0)
+        self._transcript = self._core.transcript(
+            hellos[here], hellos[there], qp_nums[here], qp_nums[there]
+        )
 
     def begin(self) -> None:
         if self._client:

@@ -10,6 +10,7 @@ from .._core import protocol
 from .._core.handshake import Hello
 from .._native.calls import shortage_hint
 from ..errors import AuthenticationError, UnreachableError, host_port
+from .auth import NOT_THE_SAME_KEY, KeyProof
 from .connection import Connection
 from .endpoint import LocalEndpoint
 from .lifecycle import Address, ControlChannel, Link, weakly
@@ -52,18 +53,23 @@ class ConnectAttempt(Generic[E]):
     def control_channel(self) -> ControlChannel:
         return ControlChannel(self.connection)
 
-    async def prove(self, link: TCPLink, peer: Hello, peer_qp_num: int, *, client: bool) -> None:
+    def begin_proof(self, link: TCPLink, *, client: bool) -> KeyProof:
+        """Begins to prove the key on the socket; the peer's queue pair need not be known yet."""
+        proof = self.connection._make_key_proof(link.send_control, client=client)
+        proof.begin()
+        return proof
+
+    async def prove(self, link: TCPLink, proof: KeyProof, peer: Hello, peer_qp_num: int) -> None:
         """Has both sides prove the key on the socket, before their queue pairs are connected.
 
         AuthenticationError if one of them has not the same.
         """
-        proof = self.connection._make_key_proof(peer, peer_qp_num, link.send_control, client=client)
-        proof.begin()
+        self.connection._bind_key_proof(peer, peer_qp_num)
         try:
             while not proof.done.done():
                 message = await link.read_control()
                 if isinstance(message, protocol.Goodbye):
-                    raise AuthenticationError("the peer says that it has not the same key")
+                    raise AuthenticationError(NOT_THE_SAME_KEY)
                 proof.control(message)
         except AuthenticationError as error:
             link.send_control(

@@ -4,6 +4,10 @@ Active side: resolve the address, resolve the route, make the queue pair, post t
 connect with our hello as private data; the reply's private data is the peer's hello.  Passive
 side: the request's private data is the peer's hello; make the queue pair, post the receives,
 accept with ours.  (rdma_cm(7))
+
+With a key, the listener makes nothing for a request without a ticket (admission.py).  So the active
+side first connects without a queue pair, is rejected with a challenge and the listener's hello as
+private data, and connects again, with a new id, since a rejected one is of no more use.
 """
 
 from __future__ import annotations
@@ -11,27 +15,37 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
+from functools import partial
+from typing import Never
 
 from .. import cm, verbs
-from .._core.handshake import Hello
-from .._core.refusal import pack_refusal, unpack_refusal
+from .._core.handshake import (
+    CHALLENGE_MAGIC,
+    CHALLENGE_SIZE,
+    HELLO_SIZE,
+    TICKET_SIZE,
+    Hello,
+)
+from .._core.refusal import is_of_key, unpack_refusal
 from .._loop.driver import Driver, EventDriver
 from .._loop.id_events import ENDED, IdEvents, check_name, make_id
 from ..config import Config
 from ..errors import (
     UNANNOUNCED,
+    AuthenticationError,
     ConnectionManagerError,
+    ProtocolError,
     RDMAError,
     RejectedError,
     add_hint,
     host_port,
 )
 from ..verbs._device.route_lookup import active_port
-from .acceptor import Acceptor, refusal_text
-from .auth import Security
+from .acceptor import Acceptor, packed_refusal
+from .auth import NOT_THE_SAME_KEY, Security, new_ticket
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
-from .endpoint import LocalEndpoint, route_errors
+from .endpoint import LocalEndpoint, make_hello, route_errors
 from .inspection import Way
 from .lifecycle import Address
 
@@ -43,6 +57,11 @@ VIA_HINT = 'is an aiordma listener running there, with via="cm" and not "tcp"?'
 # that are not those of its connection manager.
 NO_LISTENER = 8
 NOT_THIS_PROTOCOL = -errno.EPROTO
+
+
+# Requests of a client with a key: for a challenge, with a ticket, and with another one if the first
+# challenge is out of use already, since so many others have come meanwhile.
+TRIES = 3
 
 
 class CMLink(IdEvents):
@@ -70,7 +89,7 @@ class CMLink(IdEvents):
         elif event.type in ENDED:
             self._on_end(f"{UNANNOUNCED} ({event.type.name})")
 
-    def _explained(self, error: ConnectionManagerError | None) -> ConnectionManagerError | None:
+    def _explained(self, error: ConnectionManagerError | None) -> RDMAError | None:
         return explained(error)
 
     def established(self, on_end: Callable[[str], None]) -> None:
@@ -91,9 +110,23 @@ class CMLink(IdEvents):
                 logger.debug("disconnect: %s", error)  # the peer was quicker
 
 
-def explained(error: ConnectionManagerError | None) -> ConnectionManagerError | None:
+class ChallengedError(ConnectionManagerError):
+    """The listener wants a ticket."""
+
+    def __init__(self, challenge: bytes, listener: Hello) -> None:
+        super().__init__("the listener wants one ticket after the other", event="REJECTED")
+        self.challenge = challenge
+        self.listener = listener
+
+
+def explained(error: ConnectionManagerError | None) -> RDMAError | None:
     """The error with the reason that a listener of aiordma has given, or with what to look at."""
-    if isinstance(error, RejectedError) and (why := unpack_refusal(error.private_data)):
+    data = error.private_data if isinstance(error, RejectedError) else b""
+    if data.startswith(CHALLENGE_MAGIC):
+        return ChallengedError(data[:CHALLENGE_SIZE], Hello.unpack(data[CHALLENGE_SIZE:]))
+    if is_of_key(data):
+        return AuthenticationError(NOT_THE_SAME_KEY)
+    if isinstance(error, RejectedError) and (why := unpack_refusal(data)):
         return RejectedError(
             why, reason=error.reason, private_data=error.private_data, event=error.event
         )
@@ -102,14 +135,16 @@ def explained(error: ConnectionManagerError | None) -> ConnectionManagerError | 
     return error
 
 
-def parameters(endpoint: LocalEndpoint, peer: Hello | None = None) -> cm.ConnectionParameters:
+def parameters(
+    endpoint: LocalEndpoint, peer: Hello | None = None, ticket: bytes = b""
+) -> cm.ConnectionParameters:
     """What is asked for; in a reply, no more than what the peer can serve and wants."""
     responder, initiator = endpoint.max_dest_rd_atomic, endpoint.max_rd_atomic
     if peer is not None:
         responder = min(responder, peer.max_rd_atomic)
         initiator = min(initiator, peer.max_dest_rd_atomic)
     return cm.ConnectionParameters(
-        private_data=endpoint.hello.pack(),
+        private_data=endpoint.hello.pack() + ticket,
         responder_resources=responder,
         initiator_depth=initiator,
         retry_count=endpoint.config.retry_count,
@@ -141,9 +176,32 @@ async def connect(
     security: Security,
 ) -> Connection:
     """Connects to one numeric address.  The caller bounds the time."""
+    resolve = partial(_resolve, library, device, address, source, config)
+    challenge = b""
+    for left in reversed(range(TRIES)):
+        link = await resolve()
+        try:
+            if security.auth is not None and not challenge:
+                await _ask(link, address, config, security)
+            return await _connect(link, address, config, security, challenge)
+        except ChallengedError as error:
+            security.agree(error.listener, address)
+            if not left:
+                raise
+            challenge = error.challenge
+    raise AssertionError("unreachable")
+
+
+async def _resolve(
+    library: verbs.Library,
+    device: str | None,
+    address: Address,
+    source: Address | None,
+    config: Config,
+) -> CMLink:
+    """An id with a route to the address."""
     link = CMLink(*make_id(library, cm.PortSpace.TCP))
     id = link.id
-    attempt: ConnectAttempt[LocalEndpoint] | None = None
     try:
         if config.type_of_service:
             id.set_tos(config.type_of_service)
@@ -152,10 +210,38 @@ async def connect(
         check_device(id, device, address)
         id.resolve_route(timeout=config.connect_timeout)
         await link.expect(cm.EventType.ROUTE_RESOLVED)
+    except BaseException:
+        link.release()
+        raise
+    return link
+
+
+async def _ask(link: CMLink, address: Address, config: Config, security: Security) -> Never:
+    """Raises ChallengedError, or what the listener has against it.  Takes over `link`."""
+    try:
+        hello = make_hello(config, security)
+        link.id.connect(cm.ConnectionParameters(private_data=hello.pack()))
+        event = await link.expect(cm.EventType.CONNECT_RESPONSE)  # there is no queue pair
+        security.agree(Hello.unpack(event.private_data), address)
+        raise ProtocolError(f"{host_port(address)} has a key, and wants no ticket")
+    finally:
+        link.release()
+
+
+async def _connect(
+    link: CMLink, address: Address, config: Config, security: Security, challenge: bytes = b""
+) -> Connection:
+    """Takes over `link`."""
+    id = link.id
+    attempt: ConnectAttempt[LocalEndpoint] | None = None
+    try:
         attempt = ConnectAttempt(make_endpoint(id, config, security))
         attempt.make()
         attempt.post_receives()
-        id.connect(parameters(attempt.endpoint))
+        ticket = b""
+        if security.auth is not None:
+            ticket = new_ticket(security.auth, challenge, attempt.endpoint.hello.pack())
+        id.connect(parameters(attempt.endpoint, ticket=ticket))
         event = await link.expect(cm.EventType.ESTABLISHED)
         attempt.endpoint.withhold_rights()  # which the connection manager has granted
         peer = Hello.unpack(event.private_data)
@@ -233,6 +319,7 @@ class CMRequest:
         self._listener = listener
         self._event = event
         self._id = event.id
+        self._peer: Hello | None = None
         self._link: CMLink | None = None
         self._attempt: ConnectAttempt[LocalEndpoint] | None = None
 
@@ -243,10 +330,24 @@ class CMRequest:
     def peer_address(self) -> Address | None:
         return self._id.peer_address
 
+    def has_ticket(self, acceptor: Acceptor) -> bool:
+        data, tickets = self._event.private_data, acceptor.tickets
+        self._peer = Hello.unpack(data if tickets is None else data[:HELLO_SIZE])
+        if tickets is None:
+            return True
+        ticket = data[HELLO_SIZE:][:TICKET_SIZE].ljust(TICKET_SIZE, b"\0")
+        if self._peer.authenticates and tickets.admits(ticket, data[:HELLO_SIZE]):
+            return True
+        hello = make_hello(acceptor.config, acceptor.security)
+        self._reject(tickets.challenge.pack() + hello.pack())
+        acceptor.security.agree(self._peer)  # the peer has got our hello, and knows as well
+        self._id.close()
+        return False
+
     async def handshake(self, acceptor: Acceptor) -> Connection:
-        id = self._id
+        id, peer = self._id, self._peer
+        assert peer is not None
         self._link = link = CMLink(EventDriver.for_library(id.channel.library), id)
-        peer = Hello.unpack(self._event.private_data)
         check_device(id, self._listener.device, self._listener.address)
         self._attempt = attempt = acceptor.attempt(
             lambda: make_endpoint(id, acceptor.config, acceptor.security)
@@ -264,11 +365,14 @@ class CMRequest:
             assert self._link is not None
             self._attempt.give_up(self._link, error)
             return
-        try:
-            self._id.reject(pack_refusal(refusal_text(error)))
-        except (RDMAError, OSError) as failure:
-            logger.debug("reject: %s", failure)
+        self._reject(packed_refusal(error))
         if self._link is not None:
             self._link.release()
         else:
             self._id.close()
+
+    def _reject(self, private_data: bytes) -> None:
+        try:
+            self._id.reject(private_data)
+        except (RDMAError, OSError) as failure:
+            logger.debug("reject: %s", failure)

@@ -352,6 +352,10 @@ class InbandRequest:
     def peer_address(self) -> Address | None:
         return self._member.peer_address
 
+    def has_ticket(self, acceptor: Acceptor) -> bool:
+        """The connection that it came over needed one."""
+        return True
+
     async def handshake(self, acceptor: Acceptor) -> Connection:
         responder, member = self._responder, self._member
         self._attempt = attempt = acceptor.attempt(

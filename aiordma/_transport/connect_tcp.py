@@ -6,14 +6,21 @@
 
 A server that has too many connections replies REFUSED and the reason instead.
 
-With a key, nothing is connected before both sides have proved that they have it: to connect a queue
-pair makes the embedded device connect to an address of the peer's choice.
+With a key, the server makes nothing before the client has shown that it has it, and nothing is
+connected before both sides have proved it: to connect a queue pair makes the embedded device
+connect to an address of the peer's choice.
 
-    client -> server   magic, endpoint, hello         the server makes its queue pair
+    client -> server   magic, endpoint, hello
+    server -> client   magic, challenge, hello        of this socket alone (admission.py)
+    client -> server   TICKET, ticket                 the server makes its queue pair
     server -> client   magic, endpoint, hello
-    both ways          the proof of the key           as control messages (auth.py)
+    both ways          the proof of the key           as control messages (auth.py); the client
+                                                      sends its first one with the ticket
     client -> server   READY                          the client has connected its queue pair
     server -> client   READY                          the server has connected its own
+
+A challenge is as long as an endpoint, so that a client reads the same for a server with and without
+a key, and learns from its hello which it is.
 
 Fixed layouts of fixed length, so nothing that a stranger sends makes this side allocate; other
 bytes than the magic end the bootstrap.  The socket stays open: its end, without a goodbye on the
@@ -29,14 +36,14 @@ import socket
 from contextlib import suppress
 
 from .. import verbs
-from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
-from .._core.refusal import pack_refusal
+from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, TICKET_SIZE, Endpoint, Hello
 from .._loop.device_failures import FailureWatch
 from .._loop.driver import Watch
 from .._native import fork
 from ..config import Config
 from ..errors import (
     AddressError,
+    AuthenticationError,
     BusyError,
     ProtocolError,
     RDMAError,
@@ -45,12 +52,12 @@ from ..errors import (
     host_port,
 )
 from . import connect_inband
-from .acceptor import Acceptor, ConnectionLimitError, refusal_text
-from .auth import Security
+from .acceptor import Acceptor, ConnectionLimitError, packed_refusal
+from .auth import Security, new_ticket, new_ticket_office
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
 from .connection_group import ConnectionGroup
-from .endpoint import AddressedEndpoint, ForeignAddressError
+from .endpoint import AddressedEndpoint, ForeignAddressError, make_hello
 from .first_bytes import SilentSockets
 from .inspection import Way
 from .lifecycle import Address, Link
@@ -68,6 +75,7 @@ logger = logging.getLogger("aiordma.tcp")
 
 MAGIC = b"aiordma\x01"
 READY = b"ready\x00\x00\x01"
+TICKET = b"ticket\x00\x01"
 MESSAGE_SIZE = len(MAGIC) + ENDPOINT_SIZE + HELLO_SIZE
 
 # Seconds until a listener tries again when it cannot accept.
@@ -77,9 +85,10 @@ ACCEPT_PAUSE = 0.1
 ACCEPTS = 64
 
 
-async def read_message(link: TCPLink) -> tuple[Endpoint, Hello]:
+async def read_message(link: TCPLink) -> tuple[bytes, Hello]:
+    """An endpoint or a challenge, and a hello."""
     data = await link.read(MESSAGE_SIZE, MAGIC)
-    return Endpoint.unpack(data[:ENDPOINT_SIZE]), Hello.unpack(data[ENDPOINT_SIZE:])
+    return data[:ENDPOINT_SIZE], Hello.unpack(data[ENDPOINT_SIZE:])
 
 
 async def connect(
@@ -103,10 +112,15 @@ async def connect(
         attempt = ConnectAttempt(endpoint)
         tcp.write(MAGIC + endpoint.packed())
         attempt.make()  # while the other side makes its own
-        remote, peer = await read_message(tcp)
+        answer, peer = await read_message(tcp)
         security.agree(peer, address)
         if security.auth is not None:
-            await attempt.prove(tcp, peer, remote.qp_num, client=True)
+            tcp.write(TICKET + new_ticket(security.auth, answer, endpoint.packed()))
+            proof = attempt.begin_proof(tcp, client=True)
+            answer, peer = await read_message(tcp)
+        remote = Endpoint.unpack(answer)
+        if security.auth is not None:
+            await attempt.prove(tcp, proof, peer, remote.qp_num)
         endpoint.connect(remote, tcp.peer_address, proved=security.auth is not None)
         attempt.post_receives()
         tcp.write(READY)
@@ -227,26 +241,35 @@ class TCPRequest:
     def peer_address(self) -> Address | None:
         return self._address
 
+    def has_ticket(self, acceptor: Acceptor) -> bool:
+        """The handshake asks for it on the socket."""
+        return True
+
     async def handshake(self, acceptor: Acceptor) -> Connection:
         assert self._socket is not None
         accepted, self._socket = self._socket, None
         self._tcp = self._link = tcp = await accepted_link(accepted, acceptor.security)
-        remote, peer = await read_message(tcp)
-        in_band = acceptor.config.in_band and acceptor.security.tls is None
+        offered, peer = await read_message(tcp)
+        remote = Endpoint.unpack(offered)
+        config, security = acceptor.config, acceptor.security
+        in_band = config.in_band and security.tls is None
+        if security.auth is not None:
+            tickets = new_ticket_office(security.auth)
+            hello = make_hello(config, security, in_band=in_band)
+            tcp.write(MAGIC + tickets.challenge.pack() + hello.pack())
+            security.agree(peer)  # by now the peer has got our hello, and knows as well
+            ticket = await tcp.read(len(TICKET) + TICKET_SIZE, TICKET)
+            if not tickets.admits(ticket, offered + peer.pack()):
+                raise ProtocolError("the peer has a ticket for another challenge")
         self._attempt = attempt = acceptor.attempt(
             lambda: AddressedEndpoint(
-                self._listener.device,
-                acceptor.config,
-                acceptor.security,
-                tcp.local_address,
-                in_band=in_band,
+                self._listener.device, config, security, tcp.local_address, in_band=in_band
             ),
         )
-        security = acceptor.security
         if security.auth is not None:
             tcp.write(MAGIC + attempt.endpoint.packed())
-            security.agree(peer)  # by now the peer has got our hello, and knows as well
-            await attempt.prove(tcp, peer, remote.qp_num, client=False)
+            proof = attempt.begin_proof(tcp, client=False)
+            await attempt.prove(tcp, proof, peer, remote.qp_num)
             await tcp.read(len(READY), READY)
             acceptor.proved()
             attempt.endpoint.connect(remote, tcp.peer_address, proved=True)
@@ -272,10 +295,11 @@ class TCPRequest:
 
     def give_up(self, error: BaseException) -> None:
         # A peer of another release has the magic, and then something else than this side expects.
-        unread = self._attempt is None and isinstance(error, ProtocolError)
+        # A wrong key shows before there is an attempt, or in the proof, which tells of it.
+        early = self._attempt is None and isinstance(error, ProtocolError | AuthenticationError)
         told = BusyError | ConnectionLimitError | ForeignAddressError | RouteError | VerbsError
-        if unread or isinstance(error, told):
-            self._tell(REFUSED + pack_refusal(refusal_text(error)))
+        if early or isinstance(error, told):
+            self._tell(REFUSED + packed_refusal(error))
         if self._attempt is not None:
             assert self._link is not None
             self._attempt.give_up(self._link, error)

@@ -47,6 +47,35 @@ SEND_PIECES = 2
 _hello = lru_cache(maxsize=16)(Hello)
 
 
+def make_hello(
+    config: Config,
+    security: Security,
+    *,
+    in_band: bool = False,
+    max_rd_atomic: int = 0,
+    max_dest_rd_atomic: int = 0,
+) -> Hello:
+    """What this side says of itself; without the numbers of its device, before it has an endpoint.
+
+    So it knows no device yet, and the peer learns in time whether both sides have a key.
+    """
+    return _hello(
+        eager_size=config.eager_size,
+        data_receives=config.data_receives,
+        control_receives=config.control_receives,
+        max_message=config.max_message,
+        lend_quota=config.lend_quota,
+        max_rd_atomic=max_rd_atomic,
+        max_dest_rd_atomic=max_dest_rd_atomic,
+        authenticates=security.auth is not None,
+        encrypts=bool(security.encrypt),
+        memory_in_clear=security.memory_in_clear,
+        in_band=in_band,
+        stream=security.stream,
+        inspects=security.inspects,
+    )
+
+
 # What the verbs report of a route that does not work now: a port that is not active, or a GID from
 # which the peer cannot be reached.
 _ROUTE_ERRORS = NO_ROUTE | {errno.ENETDOWN}
@@ -111,21 +140,12 @@ class LocalEndpoint:
 
     @property
     def hello(self) -> Hello:
-        config = self.config
-        return _hello(
-            eager_size=config.eager_size,
-            data_receives=config.data_receives,
-            control_receives=config.control_receives,
-            max_message=config.max_message,
-            lend_quota=config.lend_quota,
+        return make_hello(
+            self.config,
+            self.security,
+            in_band=self._in_band,
             max_rd_atomic=self.max_rd_atomic,
             max_dest_rd_atomic=self.max_dest_rd_atomic,
-            authenticates=self.security.auth is not None,
-            encrypts=bool(self.security.encrypt),
-            memory_in_clear=self.security.memory_in_clear,
-            in_band=self._in_band,
-            stream=self.security.stream,
-            inspects=self.security.inspects,
         )
 
     def create_qp(

@@ -47,7 +47,7 @@ from ..errors import (
     in_short,
 )
 from . import observation
-from .auth import KeyProof
+from .auth import NOT_THE_SAME_KEY, KeyProof
 from .keep_alive import KeepAlive
 from .memory import Memory
 from .one_sided import OneSided
@@ -295,26 +295,18 @@ class ConnectionLifecycle:
         self._messages.post_receives()
 
     def _make_key_proof(
-        self,
-        peer: Hello,
-        peer_qp_num: int,
-        send: Callable[[protocol.Message], None],
-        *,
-        client: bool,
+        self, send: Callable[[protocol.Message], None], *, client: bool
     ) -> KeyProof:
         """This side's part of the proof of the key; `send` takes its messages to the peer."""
-        key, qp = self._endpoint.security.auth, self._endpoint.qp
+        key = self._endpoint.security.auth
         assert key is not None
-        assert qp is not None
-        self._key_proof = KeyProof(
-            key,
-            (self._endpoint.hello, peer),
-            (qp.qp_num, peer_qp_num),
-            send,
-            client=client,
-            exchange=self._key_exchange,
-        )
+        self._key_proof = KeyProof(key, send, client=client, exchange=self._key_exchange)
         return self._key_proof
+
+    def _bind_key_proof(self, peer: Hello, peer_qp_num: int) -> None:
+        assert self._key_proof is not None
+        assert self._endpoint.qp is not None
+        self._key_proof.bind((self._endpoint.hello, peer), (self._endpoint.qp.qp_num, peer_qp_num))
 
     async def _start(self, link: Link, peer: Hello, *, client: bool) -> None:
         """The link is up: opens the connection, once both sides have proved a key if there is one.
@@ -348,12 +340,8 @@ class ConnectionLifecycle:
             return
         self._advance(LifecycleEvent.KEY_REQUIRED)
         assert self._endpoint.qp is not None
-        proof = self._make_key_proof(
-            peer,
-            self._endpoint.qp.query().dest_qp_num,
-            self._messages.send_control,
-            client=client,
-        )
+        proof = self._make_key_proof(self._messages.send_control, client=client)
+        self._bind_key_proof(peer, self._endpoint.qp.query().dest_qp_num)
         self._messages.start(peer)
         proof.begin()
         await proof.done
@@ -424,9 +412,7 @@ class ConnectionLifecycle:
             case protocol.Goodbye(code=protocol.GoodbyeCode.FAILED):
                 self._peer_goodbye(ConnectionBrokenError(protocol.failure(message)))
             case protocol.Goodbye(code=protocol.GoodbyeCode.NOT_AUTHENTICATED):
-                self._peer_goodbye(
-                    AuthenticationError("the peer says that it has not the same key")
-                )
+                self._peer_goodbye(AuthenticationError(NOT_THE_SAME_KEY))
             case protocol.Goodbye(code=protocol.GoodbyeCode.REJECTED):
                 self._peer_goodbye(rejected_by_application(message.text))
             case protocol.Goodbye():

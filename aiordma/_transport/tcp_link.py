@@ -26,12 +26,18 @@ from ssl import SSLEOFError
 from typing import cast
 
 from .._core import protocol
-from .._core.refusal import REFUSAL_SIZE, REJECTED_BY_APPLICATION, unpack_refusal
+from .._core.refusal import (
+    REFUSAL_SIZE,
+    REJECTED_BY_APPLICATION,
+    is_of_key,
+    unpack_refusal,
+)
 from .._loop.driver import writable
 from .._native import fork
 from .._native.calls import failure
 from ..errors import (
     UNANNOUNCED,
+    AuthenticationError,
     HandshakeBrokenError,
     ProtocolError,
     RejectedError,
@@ -39,7 +45,7 @@ from ..errors import (
     cause_text,
     host_port,
 )
-from .auth import Security
+from .auth import NOT_THE_SAME_KEY, Security
 from .lifecycle import Address
 
 VIA_HINT = 'is an aiordma listener running there, with via="tcp" and not "cm"?'
@@ -251,11 +257,13 @@ class TCPLink(asyncio.Protocol):
             self._transport.close()  # else the socket goes with its transport
 
 
-def refusal(data: bytes) -> RejectedError | ProtocolError:
+def refusal(data: bytes) -> RejectedError | ProtocolError | AuthenticationError:
     """The error for a listener's refusal."""
     why = unpack_refusal(data)
     if why is None:
         return ProtocolError(f"a refusal without a reason: {data[:8]!r}")
+    if is_of_key(data):
+        return AuthenticationError(NOT_THE_SAME_KEY)
     why = why or "the connection was rejected"
     return RejectedError(why, reason=REJECTED_BY_APPLICATION, private_data=data, event="")
 

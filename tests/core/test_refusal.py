@@ -6,14 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._core.refusal import REFUSAL_SIZE, pack_refusal, printable, unpack_refusal
+from aiordma._core.refusal import (
+    REFUSAL_SIZE,
+    is_of_key,
+    pack_refusal,
+    printable,
+    unpack_refusal,
+)
 
 
 @pytest.mark.parametrize("text", ["", "no room", "größer", "x" * 144])
-def test_what_fits_arrives(text: str) -> None:
-    packed = pack_refusal(text)
+@pytest.mark.parametrize("of_key", [False, True])
+def test_what_fits_arrives(text: str, *, of_key: bool) -> None:
+    packed = pack_refusal(text, of_key=of_key)
     assert len(packed) == REFUSAL_SIZE
     assert unpack_refusal(packed) == text
+    assert is_of_key(packed) == of_key
 
 
 @given(st.text())
@@ -31,7 +39,7 @@ def test_what_a_peer_says_is_printable(data: bytes) -> None:
     assert len(text) <= REFUSAL_SIZE
 
 
-@given(st.binary(max_size=200).filter(lambda data: not data.startswith(b"AIOX")))
+@given(st.binary(max_size=200).filter(lambda data: data[:4] not in (b"AIOX", b"AIOK")))
 def test_what_is_no_refusal(data: bytes) -> None:
     assert unpack_refusal(data) is None
 

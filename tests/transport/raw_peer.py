@@ -17,8 +17,9 @@ from typing import NamedTuple
 from aiordma import cm, verbs
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
-from aiordma._core.handshake import Endpoint, Hello
-from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, READY
+from aiordma._core.handshake import CHALLENGE_SIZE, Endpoint, Hello
+from aiordma._transport.auth import new_ticket
+from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, READY, TICKET
 from aiordma._transport.tcp_link import CONTROL
 from aiordma.config import DEFAULT
 from tests.model.frames import MESSAGES, pack_header, unpack_header
@@ -226,12 +227,19 @@ class RawPeer:
     @staticmethod
     @asynccontextmanager
     async def connect(
-        factory: ConnectionFactory, port: int, *, hello_data: bytes | None = None
+        factory: ConnectionFactory,
+        port: int,
+        *,
+        hello_data: bytes | None = None,
+        key: bytes | None = None,
     ) -> AsyncIterator[RawPeer]:
-        """Connects to a listener of the transport, by the method of `factory`."""
+        """Connects to a listener of the transport, by the method of `factory`.
+
+        With a `key` it has an honest ticket; what it says after that is the test's.
+        """
         data = hello().pack() if hello_data is None else hello_data
         made = connect_by_cm if factory.via == "cm" else connect_by_tcp
-        async with made(factory, port, data) as peer:
+        async with made(factory, port, data, key) as peer:
             try:
                 yield peer
             finally:
@@ -262,7 +270,7 @@ class RawQueuePair:
 
 @asynccontextmanager
 async def connect_by_tcp(
-    factory: ConnectionFactory, port: int, data: bytes
+    factory: ConnectionFactory, port: int, data: bytes, key: bytes | None
 ) -> AsyncIterator[RawPeer]:
     reader, writer = await asyncio.open_connection(factory.host, port)
     try:
@@ -272,8 +280,7 @@ async def connect_by_tcp(
             qp.to_init(access=REMOTE)
             made.memory.post_receives(qp)
             local = qp.endpoint(context.find_gid(factory.host))
-            writer.write(MAGIC + local.pack() + data)
-            answer = await reader.readexactly(MESSAGE_SIZE)
+            answer = await offer(reader, writer, local.pack() + data, key)
             remote = Endpoint.unpack(answer[len(MAGIC) : -len(data)])
             peer = RawPeer(made, Hello.unpack(answer[-len(data) :]))
             bootstrap = Bootstrap(
@@ -289,6 +296,19 @@ async def connect_by_tcp(
             made.close()
     finally:
         writer.close()
+
+
+async def offer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes, key: bytes | None
+) -> bytes:
+    """What the server answers to an offer: with its challenge; with a `key`, to the ticket."""
+    writer.write(MAGIC + data)
+    answer = await reader.readexactly(MESSAGE_SIZE)
+    if key is not None:
+        challenge = answer[len(MAGIC) :][:CHALLENGE_SIZE]
+        writer.write(TICKET + new_ticket(key, challenge, data))
+        answer = await reader.readexactly(MESSAGE_SIZE)
+    return answer
 
 
 FIRST_PORT = 14792
@@ -332,15 +352,19 @@ class Stranger:
         port: int,
         *,
         hello_data: bytes,
+        key: bytes | None = None,
         data_port: int = FIRST_PORT + 1023,
         address: str | None = None,
     ) -> AsyncIterator[Stranger]:
-        """Has sent its offer and got the answer; a data link to it is for the server to make."""
+        """Has sent its offer and got the answer; a data link to it is for the server to make.
+
+        With a `key` it has shown an honest ticket as well.
+        """
         reader, writer = await asyncio.open_connection(factory.host, port)
         try:
-            writer.write(MAGIC + endpoint_at(address or factory.host, data_port) + hello_data)
+            data = endpoint_at(address or factory.host, data_port) + hello_data
             peer = Stranger(reader, writer)
-            peer.answer = await reader.readexactly(MESSAGE_SIZE)
+            peer.answer = await offer(reader, writer, data, key)
             yield peer
         finally:
             writer.close()
@@ -464,8 +488,11 @@ async def raw_request(
 
 @asynccontextmanager
 async def connect_by_cm(
-    factory: ConnectionFactory, port: int, data: bytes
+    factory: ConnectionFactory, port: int, data: bytes, key: bytes | None
 ) -> AsyncIterator[RawPeer]:
+    if key is not None:
+        async with raw_request(factory, port, data) as (_, event):
+            data += new_ticket(key, event.private_data[:CHALLENGE_SIZE], data)
     async with raw_request(factory, port, data) as (raw, event):
         assert event.type is cm.EventType.ESTABLISHED
         yield RawPeer(raw.made, Hello.unpack(event.private_data))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import trustme
@@ -16,6 +18,7 @@ from aiordma import (
     Connection,
     Listener,
     Rights,
+    cm,
     connect,
     listen,
     start_server,
@@ -24,10 +27,21 @@ from aiordma import (
 from aiordma._core import protocol
 from aiordma._core.authentication import proof, transcript
 from aiordma._core.frames import FrameKind
-from aiordma._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Hello
-from aiordma._transport.connect_tcp import READY
-from aiordma._transport.tcp_link import CONTROL
-from aiordma.errors import ProtocolError, UnreachableError
+from aiordma._core.handshake import (
+    CHALLENGE_MAGIC,
+    CHALLENGE_SIZE,
+    ENDPOINT_SIZE,
+    HELLO_SIZE,
+    TICKET_SIZE,
+    Hello,
+)
+from aiordma._core.protocol import MIN_RECEIVE
+from aiordma._core.refusal import REFUSAL_SIZE, is_of_key, unpack_refusal
+from aiordma._transport import connect_cm
+from aiordma._transport.auth import new_ticket
+from aiordma._transport.connect_tcp import MAGIC, READY, TICKET
+from aiordma._transport.tcp_link import CONTROL, REFUSED
+from aiordma.errors import ConnectionManagerError, ProtocolError, UnreachableError
 
 from .connection_factory import (
     SMALL,
@@ -41,11 +55,16 @@ from .connection_factory import (
 from .marks import by_cm, by_tcp, one_loop
 from .raw_peer import (
     Piece,
+    RawId,
+    RawListener,
     RawPeer,
     Stranger,
+    acknowledgement,
     control,
     frame,
     packed_control,
+    parameters,
+    raw_request,
     rendezvous,
     server_for_queue_pairs,
 )
@@ -140,8 +159,15 @@ async def test_a_key_is_checked_first(factory: ConnectionFactory) -> None:
 
 # ---- peers that lie ------------------------------------------------------------------------------
 
-AUTHENTICATES = hello(SMALL).pack()
-AUTHENTICATES = AUTHENTICATES[:5] + b"\x01" + AUTHENTICATES[6:]  # the flag
+AUTHENTICATES = replace(hello(SMALL), authenticates=True).pack()
+
+
+def admitted(
+    factory: ConnectionFactory, listener: Listener
+) -> AbstractAsyncContextManager[RawPeer]:
+    """A peer that has a ticket, and is to prove the key."""
+    return RawPeer.connect(factory, listener.port, hello_data=AUTHENTICATES, key=KEY)
+
 
 HELLO = protocol.AuthHello(0, bytes(32))
 PROOF = protocol.AuthProof(0, bytes(32))
@@ -157,6 +183,10 @@ LIES = {
     "a proof of nothing": [control(PROOF)],
     "two hellos": [control(HELLO), control(HELLO)],
     "the other's part": [control(protocol.AuthAnswer(0, bytes(32), bytes(32)))],
+    "the size of its receives": [control(protocol.ReceiveSize(0, 100, MIN_RECEIVE))],
+    "the end of a message": [acknowledgement(1)],
+    "what its data are": [control(protocol.ConnectData(0, b""))],
+    "a ping": [control(protocol.Ping(1))],
 }
 
 
@@ -166,9 +196,12 @@ LIES = {
 async def test_a_peer_without_the_key_gets_nowhere(
     factory: ConnectionFactory, lie: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Not even with a ticket."""
     caplog.set_level(logging.INFO)
     async with factory.witness(), await listening(factory, KEY) as listener:
-        async with RawPeer.connect(factory, listener.port, hello_data=AUTHENTICATES) as peer:
+        async with RawPeer.connect(
+            factory, listener.port, hello_data=AUTHENTICATES, key=KEY
+        ) as peer:
             peer.send(*LIES[lie])
             async with factory.within(5):
                 while True:
@@ -199,7 +232,9 @@ async def test_an_answer_is_good_for_its_own_connection_only(factory: Connection
                 protocol.AuthHello(0, handshake._nonce),
                 protocol.AuthProof(0, handshake._proof("client")),
             ]
-            async with RawPeer.connect(factory, listener.port, hello_data=AUTHENTICATES) as peer:
+            async with RawPeer.connect(
+                factory, listener.port, hello_data=AUTHENTICATES, key=KEY
+            ) as peer:
                 peer.send(*(control(message) for message in said))
                 async with factory.within(5):
                     while not heard or not isinstance(heard[-1], protocol.Goodbye):
@@ -217,7 +252,7 @@ async def test_a_peer_may_speak_at_once_after_its_proof(factory: ConnectionFacto
     nonce = bytes(32)
     async with (
         await listening(factory, KEY) as listener,
-        RawPeer.connect(factory, listener.port, hello_data=AUTHENTICATES) as peer,
+        admitted(factory, listener) as peer,
     ):
         peer.send(control(protocol.AuthHello(0, nonce)))
         answer = await peer.control(5 * factory.slow)
@@ -239,7 +274,7 @@ async def test_a_peer_that_never_answers_is_given_up(factory: ConnectionFactory)
         await listen(
             factory.host, 0, device=factory.device, via=factory.via, config=SMALL, auth=KEY
         ) as listener,
-        ask(factory, listener.port, hello_data=AUTHENTICATES),
+        ask(factory, listener.port, hello_data=AUTHENTICATES, key=KEY),
     ):
         client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
         async with client, server:
@@ -252,7 +287,134 @@ async def test_a_peer_that_never_answers_is_given_up(factory: ConnectionFactory)
                 await yield_loop(1)
 
 
+# ---- tickets -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def nothing_is_made(listener: Listener) -> Iterator[None]:
+    """Neither queue pair nor memory: the attempt of a handshake makes them."""
+    assert listener._acceptor is not None
+    with mock.patch.object(listener._acceptor, "attempt") as attempt:
+        yield
+    attempt.assert_not_called()
+
+
+async def asks(factory: ConnectionFactory, listener: Listener, ticket: bytes) -> bytes:
+    """What a client is told that shows this ticket for AUTHENTICATES; b"": it is hung up on."""
+    if factory.via == "cm":
+        async with raw_request(factory, listener.port, AUTHENTICATES + ticket) as (_, event):
+            assert event.type is cm.EventType.REJECTED
+            return event.private_data
+    async with Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES) as peer:
+        assert peer.answer.startswith(MAGIC + CHALLENGE_MAGIC)
+        peer.writer.write(TICKET + ticket)
+        answer = await peer.reader.read(len(REFUSED) + REFUSAL_SIZE)
+        assert answer.startswith(REFUSED)
+        return answer.removeprefix(REFUSED)
+
+
+@one_loop
+async def test_nothing_is_made_without_a_ticket(factory: ConnectionFactory) -> None:
+    async with await listening(factory, KEY) as listener:
+        with nothing_is_made(listener):
+            told = await asks(factory, listener, bytes(TICKET_SIZE))
+            if factory.via == "cm":
+                assert told.startswith(CHALLENGE_MAGIC)
+                assert listener._acceptor is not None
+                assert not listener._acceptor.handshakes
+            else:
+                assert unpack_refusal(told) == "the peer has a ticket for another challenge"
+            for key in (OTHER, None):
+                await ends(dial(factory, listener.port, key), AuthenticationError)
+        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
+        async with client, server:
+            await check_alive(client, server)
+
+
+@one_loop
+async def test_a_ticket_of_another_key_is_told(factory: ConnectionFactory) -> None:
+    async with await listening(factory, KEY) as listener:
+        with nothing_is_made(listener):
+            assert is_of_key(await asks(factory, listener, b"\1".ljust(TICKET_SIZE, b"\0")))
+
+
+@one_loop
+@by_cm
+async def test_a_ticket_is_good_once(factory: ConnectionFactory) -> None:
+    async with await listening(factory, KEY) as listener:
+        challenge = await asks(factory, listener, b"")
+        ticket = new_ticket(KEY, challenge[:CHALLENGE_SIZE], AUTHENTICATES)
+        async with raw_request(factory, listener.port, AUTHENTICATES + ticket) as (_, event):
+            assert event.type is cm.EventType.ESTABLISHED
+            with nothing_is_made(listener):
+                told = await asks(factory, listener, ticket)
+        assert told == challenge
+
+
+@one_loop
+@by_cm
+async def test_a_client_whose_ticket_comes_too_late_makes_another(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tickets = iter([bytes(TICKET_SIZE)])
+    monkeypatch.setattr(
+        connect_cm, "new_ticket", lambda *asked: next(tickets, None) or new_ticket(*asked)
+    )
+    async with await listening(factory, KEY) as listener:
+        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
+        async with client, server:
+            await check_alive(client, server)
+        tickets = iter(3 * [bytes(TICKET_SIZE)])
+        error = await ends(dial(factory, listener.port, KEY), ConnectionManagerError)
+        assert "one ticket after the other" in str(error)
+        assert list(tickets) == [bytes(TICKET_SIZE)]
+
+
+@one_loop
+@by_cm
+async def test_a_listener_that_lies_about_its_key(factory: ConnectionFactory) -> None:
+    """A challenge of one that says that it has none, and an answer of one that asks for none."""
+    plain = hello(SMALL).pack()
+    raw = RawListener(factory)
+    try:
+        for key, answer in ((KEY, plain), (None, AUTHENTICATES)):
+            dialling = asyncio.create_task(ends(dial(factory, raw.port, key), AuthenticationError))
+            event = await raw.request()
+            event.id.reject(bytes.fromhex("41494f4301000100") + bytes(32) + answer)
+            assert ("no key" in str(await dialling)) == (key is not None)
+            event.id.close()
+        dialling = asyncio.create_task(ends(dial(factory, raw.port, KEY), ProtocolError))
+        event = await raw.request()
+        accepting = RawId(event.id)
+        event.id.accept(parameters(AUTHENTICATES))
+        assert "wants no ticket" in str(await dialling)
+        accepting.close()
+    finally:
+        raw.close()
+
+
 # ---- the proof on the socket of the TCP bootstrap ------------------------------------------------
+
+EARLY_LIES = {
+    "ready": READY,
+    "a proof without a ticket": packed_control(HELLO) + packed_control(PROOF),
+    "an offer again": MAGIC,
+}
+
+
+@one_loop
+@by_tcp
+@pytest.mark.parametrize("lie", EARLY_LIES)
+async def test_a_lie_in_place_of_a_ticket(factory: ConnectionFactory, lie: str) -> None:
+    async with await listening(factory, KEY) as listener:
+        with nothing_is_made(listener):
+            async with (
+                Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES) as peer,
+                factory.within(5),
+            ):
+                peer.writer.write(EARLY_LIES[lie])
+                assert (await peer.reader.read()).startswith(REFUSED)
+
 
 SOCKET_LIES = {
     "ready": READY,
@@ -274,7 +436,7 @@ async def test_a_lie_on_the_socket_is_hung_up_on(factory: ConnectionFactory, lie
     async with (
         factory.witness(),
         await listening(factory, KEY) as listener,
-        Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES) as peer,
+        Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES, key=KEY) as peer,
     ):
         peer.writer.write(SOCKET_LIES[lie])
         async with factory.within(5):
@@ -302,7 +464,7 @@ async def test_a_wrong_proof_on_the_socket(factory: ConnectionFactory, said: str
                     protocol.AuthProof(0, proof._proof("client")),
                 ]
             async with (
-                Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES) as peer,
+                Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES, key=KEY) as peer,
                 factory.within(5),
             ):
                 peer.writer.write(b"".join(packed_control(message) for message in messages))
@@ -365,6 +527,7 @@ async def test_nothing_is_dialled_before_the_proof(
                 factory,
                 listener.port,
                 hello_data=hello(SMALL).pack() if key is None else AUTHENTICATES,
+                key=key,
                 data_port=target.getsockname()[1],
             ) as peer,
         ):

@@ -133,7 +133,7 @@ async def victim(factory: EncryptedFactory) -> AsyncIterator[tuple[Connection, S
     said = replace(hello(SMALL), authenticates=True, encrypts=True).pack()
     async with (
         await factory.listen() as listener,
-        RawPeer.connect(factory, listener.port, hello_data=said) as raw,
+        RawPeer.connect(factory, listener.port, hello_data=said, key=KEY) as raw,
     ):
         peer = await prove(factory, raw, said)
         assert peer is not None
@@ -195,7 +195,7 @@ async def test_without_it_all_is_in_clear(factory: EncryptedFactory, auth: bytes
         await listen(
             factory.host, 0, device=factory.device, via=factory.via, config=SMALL, auth=auth
         ) as listener,
-        RawPeer.connect(factory, listener.port, hello_data=said) as raw,
+        RawPeer.connect(factory, listener.port, hello_data=said, key=auth) as raw,
     ):
         if auth is not None:
             await prove(factory, raw, said)
@@ -465,7 +465,9 @@ def halves(
         both = hello(), hello()
         exchange = KeyExchange(new_sealing(memory_in_clear=False))
         nums = (1, 2) if client else (2, 1)
-        sides.append(KeyProof(KEY, both, nums, to(client), client=client, exchange=exchange))
+        side = KeyProof(KEY, to(client), client=client, exchange=exchange)
+        side.bind(both, nums)
+        sides.append(side)
     return sides[0], sides[1]
 
 

@@ -177,7 +177,7 @@ async def test_key_of_another_connection(
 async def test_before_the_proof_of_the_key(
     factory: ConnectionFactory, via: Via, opcode: WROpcode, scope: str
 ) -> None:
-    """A peer completes the exchange, proves nothing, and posts with a token that it has learnt.
+    """A peer with a ticket proves nothing more, and posts with a token that it has learnt.
 
     Also where that is the key of a region, which every queue pair of the domain would take.
     """
@@ -195,7 +195,9 @@ async def test_before_the_proof_of_the_key(
                 if scope == "any queue pair's":
                     token = replace(token, rkey=region.rkey)
                 claims = replace(hello(), authenticates=True).pack()
-                async with RawPeer.connect(factory, listener.port, hello_data=claims) as peer:
+                async with RawPeer.connect(
+                    factory, listener.port, hello_data=claims, key=KEY
+                ) as peer:
                     if peer.bootstrap is not None:
                         peer.bootstrap.connect()
                     post(peer, opcode, token)

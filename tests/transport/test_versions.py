@@ -19,17 +19,33 @@ from .raw_peer import raw_request
 
 pytestmark = [one_loop, pytest.mark.any_device]
 
-OTHER = "the peer speaks version 1, this side version 2; run the same release of aiordma on both"
-VERSION = 4  # where it stands, in a hello and in an endpoint
+OLDER = {
+    "version 1": (
+        4,
+        "hello: the peer speaks version 1, this side version 2; run the same release of aiordma on "
+        "both",
+    ),
+    "a key proved late": (
+        5,
+        "hello: the peer wants what this side does not know (flags 0x01); run the same release of "
+        "aiordma on both",
+    ),
+}
+"""Byte of a hello that is 1 in an older release, and what its user is told."""
+
+older = pytest.mark.parametrize(("place", "told"), OLDER.values(), ids=OLDER)
 
 
-def version_1(data: bytes) -> bytes:
-    return data[:VERSION] + b"\1" + data[VERSION + 1 :]
+def aged(place: int) -> bytes:
+    data = bytearray(hello().pack())
+    data[place] = 1
+    return bytes(data)
 
 
 @by_tcp
+@older
 async def test_by_an_exchange_over_tcp(
-    factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
+    factory: ConnectionFactory, place: int, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     with verbs.open_device(factory.device) as context, context.alloc_pd() as pd:
@@ -41,27 +57,28 @@ async def test_by_an_exchange_over_tcp(
     assert len(endpoint) == ENDPOINT_SIZE
     async with factory.witness(), await factory.listen() as listener:
         reader, writer = await asyncio.open_connection(factory.host, listener.port)
-        writer.write(MAGIC + version_1(endpoint) + version_1(hello().pack()))
+        writer.write(MAGIC + endpoint + aged(place))
         async with factory.within(5):
             answer = await reader.readexactly(len(REFUSED) + REFUSAL_SIZE)
             assert not await reader.read()
         writer.close()
         assert answer.startswith(REFUSED)
-        assert unpack_refusal(answer[len(REFUSED) :]) == f"endpoint: {OTHER}"
-        assert OTHER in caplog.text
+        assert unpack_refusal(answer[len(REFUSED) :]) == told
+        assert told in caplog.text
 
 
 @by_cm
+@older
 async def test_by_the_connection_manager(
-    factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
+    factory: ConnectionFactory, place: int, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     async with (
         factory.witness(),
         await factory.listen() as listener,
         factory.within(5),
-        raw_request(factory, listener.port, version_1(hello().pack())) as (_, event),
+        raw_request(factory, listener.port, aged(place)) as (_, event),
     ):
         assert event.type is cm.EventType.REJECTED
-        assert unpack_refusal(event.private_data) == f"hello: {OTHER}"
-        assert OTHER in caplog.text
+        assert unpack_refusal(event.private_data) == told
+        assert told in caplog.text
