@@ -52,6 +52,10 @@ logger = logging.getLogger("aiordma.driver")
 # wait for a busy device.  Both are judgement, not measurement.
 ROUNDS = 8
 
+# Events of the connection manager for each iteration of the loop; the descriptor stays readable
+# while there are more.  By judgement, as many as a listener accepts sockets (connect_tcp.py).
+EVENTS = 64
+
 # Seconds of polling before the loop sleeps, at most, unless `Config.polling` says otherwise: about
 # what a wake-up costs where it is dear.
 POLLING = 200e-6
@@ -506,8 +510,10 @@ class EventDriver(PerLoopResource):
         self._handlers.pop(id, None)
 
     def take(self) -> None:
-        """Hands out the events that are there."""
-        while not self._gone and (event := self.channel.get_event()) is not None:
+        """Hands out the events that are there, so many that others have their turn in a flood."""
+        for _ in range(EVENTS):
+            if self._gone or (event := self.channel.get_event()) is None:
+                return
             handler = self._handlers.get(event.listen_id or event.id)
             if handler is not None:
                 handler(event)

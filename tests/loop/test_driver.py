@@ -16,6 +16,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -24,7 +25,7 @@ from aiordma._core.operations import OperationKind
 from aiordma._datapath.work_queue import SendQueue, WorkRequest, WorkRequestTable
 from aiordma._loop import driver, per_loop_resource
 from aiordma._loop.adaptive_polling import FIRST_US
-from aiordma._loop.driver import Driver
+from aiordma._loop.driver import EVENTS, Driver, EventDriver
 from aiordma.errors import InternalError
 from tests.combinations import LOOPS
 
@@ -788,3 +789,23 @@ def test_loop_that_ends_with_connections_open(
     assert (done.returncode, done.stdout) == (0, "ended\n")
     assert "was not closed before its event loop" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.any_device
+async def test_a_flood_of_events_leaves_others_their_turn(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More events of the connection manager than an iteration of the loop takes."""
+    events = EventDriver.for_library(device.library)
+    taken = 0
+
+    def next_event() -> Any:
+        nonlocal taken
+        taken += 1
+        return mock.Mock(listen_id=None) if taken < 2 * EVENTS else None
+
+    monkeypatch.setattr(events.channel, "get_event", next_event)
+    events.take()
+    assert taken == EVENTS
+    monkeypatch.undo()
+    events.release()
