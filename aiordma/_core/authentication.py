@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from functools import lru_cache
 
 from aiordma._core.handshake import Hello
 
@@ -75,6 +76,7 @@ def proves(expected: bytes, given: bytes) -> bool:
     return hmac.compare_digest(expected, given)
 
 
+@lru_cache(maxsize=4)  # a listener needs it for each stranger
 def ticket_key(key: bytes) -> bytes:
     """The key of tickets (admission.py)."""
     return _key_for(b"ticket", key)

@@ -34,6 +34,8 @@ import logging
 import os
 import socket
 from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
 
 from .. import verbs
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, TICKET_SIZE, Endpoint, Hello
@@ -71,6 +73,9 @@ from .tcp_link import (
     socket_name,
 )
 
+if TYPE_CHECKING:
+    from .._core.admission import TicketOffice
+
 logger = logging.getLogger("aiordma.tcp")
 
 MAGIC = b"aiordma\x01"
@@ -89,6 +94,10 @@ async def read_message(link: TCPLink) -> tuple[bytes, Hello]:
     """An endpoint or a challenge, and a hello."""
     data = await link.read(MESSAGE_SIZE, MAGIC)
     return data[:ENDPOINT_SIZE], Hello.unpack(data[ENDPOINT_SIZE:])
+
+
+def unpack_offer(data: bytes) -> tuple[Endpoint, Hello]:
+    return Endpoint.unpack(data[:ENDPOINT_SIZE]), Hello.unpack(data[ENDPOINT_SIZE:])
 
 
 async def connect(
@@ -178,7 +187,7 @@ class TCPListener:
         self.address: Address = self._socket.getsockname()[:2]
         self._inode = fork.add_socket(self._socket.fileno())
         self._loop = asyncio.get_running_loop()
-        self._silent = SilentSockets(acceptor.config, self._on_first_bytes)
+        self._silent = SilentSockets(acceptor.config)
         self._watch = Watch(self._socket.fileno(), self._accept)
         self._failure_watch = FailureWatch(device.name, acceptor.fail)
         self._pause: asyncio.TimerHandle | None = None
@@ -202,10 +211,15 @@ class TCPListener:
             with suppress(OSError):  # it may have been reset already
                 # A proof in two parts would wait for an acknowledgement, 40 ms.
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._silent.add(accepted, address[:2])
+            request = TCPRequest(self, accepted, address[:2])
+            self._silent.add(accepted, address[:2], partial(self._on_first_bytes, request))
 
-    def _on_first_bytes(self, accepted: socket.socket, address: Address) -> None:
-        self._acceptor.admit(TCPRequest(self, accepted, address))
+    def _on_first_bytes(self, request: TCPRequest) -> None:
+        admit = partial(self._acceptor.admit, request)
+        if (waiting := request.challenge(self._acceptor)) is not None:
+            self._silent.add(*waiting, admit)
+        else:
+            admit()
 
     def _resume(self) -> None:
         self._watch = Watch(self._socket.fileno(), self._accept)
@@ -229,7 +243,10 @@ class TCPRequest:
     def __init__(self, listener: TCPListener, accepted: socket.socket, address: Address) -> None:
         self._listener = listener
         self._socket: socket.socket | None = accepted  # None: it is the link's
+        self._accepted_from = address
         self._address = address_of(address) or address
+        self._tickets: TicketOffice | None = None  # once it was challenged
+        self._offer = b""  # that has been read before there was a link
         self._tcp: TCPLink | None = None
         self._link: Link | None = None
         self._attempt: ConnectAttempt[AddressedEndpoint] | None = None
@@ -242,24 +259,55 @@ class TCPRequest:
         return self._address
 
     def has_ticket(self, acceptor: Acceptor) -> bool:
-        """The handshake asks for it on the socket."""
+        """The handshake takes it from the socket."""
         return True
+
+    def challenge(self, acceptor: Acceptor) -> tuple[socket.socket, Address] | None:
+        """The socket and its address, if it is to wait for a ticket, for which it was challenged.
+
+        That is so where the first bytes are a whole offer that fits.  The handshake sees to the
+        rest, at its cost: to what does not fit, comes in parts, or is encrypted.
+        """
+        security = acceptor.security
+        if security.auth is None or security.tls is not None:
+            return None
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(MESSAGE_SIZE, socket.MSG_PEEK)
+            if len(data) < MESSAGE_SIZE or not data.startswith(MAGIC):
+                return None
+            _, peer = unpack_offer(data[len(MAGIC) :])
+            security.agree(peer)
+            self._socket.send(self._new_challenge(acceptor))
+            self._offer = self._socket.recv(MESSAGE_SIZE)[len(MAGIC) :]
+        except (RDMAError, OSError):
+            return None
+        return self._socket, self._accepted_from
+
+    def _new_challenge(self, acceptor: Acceptor) -> bytes:
+        config, security = acceptor.config, acceptor.security
+        assert security.auth is not None
+        self._tickets = new_ticket_office(security.auth)
+        in_band = config.in_band and security.tls is None
+        hello = make_hello(config, security, in_band=in_band)
+        return MAGIC + self._tickets.challenge.pack() + hello.pack()
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
         assert self._socket is not None
         accepted, self._socket = self._socket, None
         self._tcp = self._link = tcp = await accepted_link(accepted, acceptor.security)
-        offered, peer = await read_message(tcp)
-        remote = Endpoint.unpack(offered)
+        challenged = bool(self._offer)
+        offer = self._offer or await tcp.read(MESSAGE_SIZE, MAGIC)
+        remote, peer = unpack_offer(offer)
         config, security = acceptor.config, acceptor.security
         in_band = config.in_band and security.tls is None
         if security.auth is not None:
-            tickets = new_ticket_office(security.auth)
-            hello = make_hello(config, security, in_band=in_band)
-            tcp.write(MAGIC + tickets.challenge.pack() + hello.pack())
-            security.agree(peer)  # by now the peer has got our hello, and knows as well
+            if not challenged:
+                tcp.write(self._new_challenge(acceptor))
+                security.agree(peer)  # by now the peer has got our hello, and knows as well
+            assert self._tickets is not None
             ticket = await tcp.read(len(TICKET) + TICKET_SIZE, TICKET)
-            if not tickets.admits(ticket, offered + peer.pack()):
+            if not self._tickets.admits(ticket, offer):
                 raise ProtocolError("the peer has a ticket for another challenge")
         self._attempt = attempt = acceptor.attempt(
             lambda: AddressedEndpoint(

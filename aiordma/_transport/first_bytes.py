@@ -1,4 +1,4 @@
-"""Accepted sockets that have sent nothing yet.
+"""Accepted sockets whose peer has to send something: its first bytes, or a ticket for a challenge.
 
 Such a socket costs a descriptor and a timer: no task, no transport, no queue pair, and no place
 among the handshakes.
@@ -29,12 +29,18 @@ def _speaks(accepted: socket.socket) -> bool:
 
 
 class SilentSocket:
-    """An accepted socket that has sent nothing yet."""
+    """An accepted socket on which nothing has come yet."""
 
-    def __init__(self, sockets: SilentSockets, accepted: socket.socket, address: Address) -> None:
+    def __init__(
+        self,
+        sockets: SilentSockets,
+        accepted: socket.socket,
+        address: Address,
+        when_readable: Callable[[], None],
+    ) -> None:
         self._sockets = sockets
         self._socket = accepted
-        self._address = address
+        self._when_readable = when_readable
         self.networks = networks_of(address[0])
         self._inode = fork.add_socket(accepted.fileno())
         self._watch = Watch(accepted.fileno(), self._readable)
@@ -43,7 +49,7 @@ class SilentSocket:
     def _readable(self) -> None:
         self._sockets.forget(self)
         self.stop()
-        self._sockets.on_first_bytes(self._socket, self._address)
+        self._when_readable()
 
     def _too_late(self) -> None:
         self._sockets.forget(self)
@@ -60,24 +66,26 @@ class SilentSocket:
 
 
 class SilentSockets:
-    """Passes sockets on when their first bytes are there; closes those that stay silent."""
+    """Passes sockets on when bytes are there; closes those that stay silent."""
 
-    def __init__(
-        self, config: Config, on_first_bytes: Callable[[socket.socket, Address], None]
-    ) -> None:
+    def __init__(self, config: Config) -> None:
         self.timeout = config.first_bytes_timeout
-        self.on_first_bytes = on_first_bytes
         self._waiting: FairShare[SilentSocket] = FairShare(places(config.max_handshakes))
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, accepted: socket.socket, address: Address) -> None:
-        """Takes over an accepted socket.  If there is no room, another one is closed for it."""
+    def add(
+        self, accepted: socket.socket, address: Address, when_readable: Callable[[], None]
+    ) -> None:
+        """Takes over an accepted socket until `when_readable` is called.
+
+        If there is no room, another one is closed for it.
+        """
         if _speaks(accepted):
-            self.on_first_bytes(accepted, address)
+            when_readable()
             return
-        silent = SilentSocket(self, accepted, address)
+        silent = SilentSocket(self, accepted, address, when_readable)
         goes = self._waiting.make_room(silent.networks)
         if goes is not None:
             goes.close()
