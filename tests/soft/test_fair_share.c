@@ -6,7 +6,7 @@
 #include <sys/resource.h>
 
 enum {
-	LIMIT = 16, /* of which two are a host's share */
+	LIMIT = 16, /* of which two are a network's share */
 	MORE = LIMIT + 1
 };
 
@@ -52,7 +52,17 @@ static int goes(void)
 	return (int)(excess - strangers);
 }
 
-/* Hosts that share no bucket, since the hash has a random seed. */
+/* Whether two of them share a bucket of these levels. */
+static bool meet(const struct soft_stranger *one, const struct soft_stranger *other, int first,
+		 int last)
+{
+	for (int level = first; level <= last; level++)
+		if (one->bucket[level] == other->bucket[level])
+			return true;
+	return false;
+}
+
+/* Hosts of different networks that share no bucket, since the hash has a random seed. */
 static char hosts[MORE + 8][32];
 
 static const char *apart(int number)
@@ -62,21 +72,21 @@ static const char *apart(int number)
 
 static void find_hosts(void)
 {
-	uint16_t buckets[MORE + 8];
+	struct soft_stranger found[MORE + 8];
 	int count = 0, tried = 0;
 
 	while (count < MORE + 8) {
 		char *host = hosts[count];
 		bool fresh = true;
 
-		snprintf(host, sizeof(hosts[0]), "10.0.%d.%d", tried / 200, 1 + tried % 200);
+		snprintf(host, sizeof(hosts[0]), "10.%d.%d.1", tried / 200, tried % 200);
 		tried++;
 		begin();
 		come(host);
 		for (int i = 0; i < count; i++)
-			fresh = fresh && buckets[i] != strangers[0].bucket;
+			fresh = fresh && !meet(&found[i], &strangers[0], 0, 2);
 		if (fresh)
-			buckets[count++] = strangers[0].bucket;
+			found[count++] = strangers[0];
 	}
 	begin();
 }
@@ -109,12 +119,33 @@ static void oldest_of_the_heaviest(void)
 	CHECK_EQUAL(goes(), 12);
 }
 
-static bool are_one(const char *one, const char *other)
+/* A flood of a network of many hosts goes for itself, and for no peer that was there before. */
+static void a_network(const char *format)
+{
+	begin();
+	come(apart(0));
+	come(apart(1));
+	for (int i = 0; i < 40; i++) {
+		char host[64];
+
+		snprintf(host, sizeof(host), format, i);
+		come(host);
+		CHECK(goes() < 0 ? i < LIMIT - 2 : true);
+	}
+	CHECK(strangers[0].crowd && strangers[1].crowd);
+}
+
+static bool are_in_one(const char *one, const char *other, int level)
 {
 	begin();
 	come(one);
 	come(other);
-	return strangers[0].bucket == strangers[1].bucket;
+	return meet(&strangers[0], &strangers[1], level, level);
+}
+
+static bool are_one(const char *one, const char *other)
+{
+	return are_in_one(one, other, SOFT_CROWD_LEVELS - 1);
 }
 
 /* Two hosts may share a bucket: of so many pairs, at most a few. */
@@ -139,6 +170,9 @@ static void what_a_host_is(void)
 	CHECK(alike("fe80::%d") < 10);
 	CHECK(alike("192.0.2.%d") < 10);
 	CHECK(are_one("192.0.2.1", "::ffff:192.0.2.1"));
+	CHECK(are_in_one("192.0.2.1", "192.0.2.99", 0));
+	CHECK(are_in_one("2001:db8:1::1", "2001:db8:1:ffff::1", 0));
+	CHECK(are_in_one("2001:db8:1::1", "2001:db8:1:ff::1", 1));
 }
 
 static void gone_twice(void)
@@ -169,6 +203,10 @@ int main(void)
 	STEP(find_hosts());
 	STEP(oldest_of_all());
 	STEP(oldest_of_the_heaviest());
+	STEP(a_network("192.0.2.%d"));
+	STEP(a_network("2001:db8:1:2::%d"));
+	STEP(a_network("2001:db8:1:%d::1"));
+	STEP(a_network("2001:db8:1:%d00::1"));
 	STEP(what_a_host_is());
 	STEP(gone_twice());
 	STEP(limits());

@@ -7,10 +7,19 @@
 #include <sys/resource.h>
 
 enum {
-	SHARE = 8, /* a host that has more than one in so many of all loses its own first */
+	SHARE = 8, /* a network that has more than one in so many of all loses its own first */
 	SHARE_OF_FILES = 8,
-	IPV6_NETWORK = 8 /* bytes; a host has all the rest (RFC 4291) */
+	IPV4 = 4,
+	IPV6 = 16, /* bytes */
+	LEVELS = SOFT_CROWD_LEVELS
 };
+
+/* Bytes of the networks: of IPv6 what a provider assigns to one customer (RFC 6177), and the network
+ * of a host, which has all the rest (RFC 4291). */
+static const uint8_t ipv4_networks[LEVELS] = {3, IPV4, IPV4};
+static const uint8_t ipv6_networks[LEVELS] = {6, 7, 8};
+static const uint8_t alone[LEVELS] = {IPV6, IPV6, IPV6};
+static const uint8_t unknown[LEVELS];
 
 void soft_crowd_init(struct soft_crowd *crowd)
 {
@@ -27,26 +36,27 @@ unsigned soft_crowd_limit(unsigned most)
 	return most ? most : 1;
 }
 
-/* ---- hosts --------------------------------------------------------------------------------- */
+/* ---- networks ------------------------------------------------------------------------------ */
 
-/* An IPv4 address, or the network of an IPv6 address, but for link-local ones and loopback. */
-static size_t host_of(const struct sockaddr_storage *address, uint8_t host[16])
+/* The lengths of the networks that the address is in.  A link-local or loopback address of IPv6 is
+ * alone: its network is the same for all of them. */
+static const uint8_t *networks_of(const struct sockaddr_storage *address, uint8_t raw[IPV6])
 {
 	if (address->ss_family == AF_INET) {
-		memcpy(host, &((const struct sockaddr_in *)(const void *)address)->sin_addr, 4);
-		return 4;
+		memcpy(raw, &((const struct sockaddr_in *)(const void *)address)->sin_addr, IPV4);
+		return ipv4_networks;
 	}
 	if (address->ss_family != AF_INET6)
-		return 0;
+		return unknown;
 	const struct in6_addr *in6 =
 		&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr;
 
-	memcpy(host, in6, sizeof(*in6));
+	memcpy(raw, in6, sizeof(*in6));
 	if (IN6_IS_ADDR_V4MAPPED(in6)) {
-		memmove(host, host + 12, 4);
-		return 4;
+		memmove(raw, raw + 12, IPV4);
+		return ipv4_networks;
 	}
-	return IN6_IS_ADDR_LINKLOCAL(in6) || IN6_IS_ADDR_LOOPBACK(in6) ? 16 : IPV6_NETWORK;
+	return IN6_IS_ADDR_LINKLOCAL(in6) || IN6_IS_ADDR_LOOPBACK(in6) ? alone : ipv6_networks;
 }
 
 static uint64_t seed(void)
@@ -58,15 +68,13 @@ static uint64_t seed(void)
 	return random |= 1;
 }
 
-static uint16_t bucket_of(const struct sockaddr_storage *address)
+static uint16_t bucket_of(const uint8_t *network, size_t length)
 {
-	uint8_t host[16];
-	size_t length = host_of(address, host);
 	uint64_t hash = seed();
 
 	/* Each step mixes the whole word: splitmix64's finalizer. */
 	for (size_t i = 0; i < length; i++) {
-		hash = (hash ^ host[i]) * UINT64_C(0xbf58476d1ce4e5b9);
+		hash = (hash ^ network[i]) * UINT64_C(0xbf58476d1ce4e5b9);
 		hash = (hash ^ hash >> 27) * UINT64_C(0x94d049bb133111eb);
 		hash ^= hash >> 31;
 	}
@@ -78,10 +86,15 @@ static uint16_t bucket_of(const struct sockaddr_storage *address)
 void soft_crowd_add(struct soft_crowd *crowd, struct soft_stranger *stranger,
 		    const struct sockaddr_storage *address)
 {
+	uint8_t raw[IPV6] = {0};
+	const uint8_t *networks = networks_of(address, raw);
+
 	stranger->crowd = crowd;
-	stranger->bucket = bucket_of(address);
 	soft_list_append(&crowd->peers, &stranger->node);
-	crowd->of_bucket[stranger->bucket]++;
+	for (unsigned level = 0; level < LEVELS; level++) {
+		stranger->bucket[level] = bucket_of(raw, networks[level]);
+		crowd->of_bucket[level][stranger->bucket[level]]++;
+	}
 	crowd->count++;
 }
 
@@ -93,7 +106,8 @@ void soft_crowd_remove(struct soft_stranger *stranger)
 		return;
 	stranger->crowd = NULL;
 	soft_list_remove(&stranger->node);
-	crowd->of_bucket[stranger->bucket]--;
+	for (unsigned level = 0; level < LEVELS; level++)
+		crowd->of_bucket[level][stranger->bucket[level]]--;
 	crowd->count--;
 }
 
@@ -107,19 +121,37 @@ struct soft_stranger *soft_crowd_oldest(const struct soft_crowd *crowd)
 	return soft_list_empty(&crowd->peers) ? NULL : stranger_at(crowd->peers.next);
 }
 
+/* Whether it is in the same networks as the other, down to the last level before `level`. */
+static bool is_beside(const struct soft_stranger *one, const struct soft_stranger *other,
+		      unsigned level)
+{
+	return !memcmp(one->bucket, other->bucket, level * sizeof(one->bucket[0]));
+}
+
 struct soft_stranger *soft_crowd_excess(const struct soft_crowd *crowd, unsigned limit)
 {
 	unsigned share = limit / SHARE ? limit / SHARE : 1;
-	unsigned heaviest = 0;
-	struct soft_node *node = crowd->peers.next;
+	struct soft_stranger *goes = soft_crowd_oldest(crowd);
 
 	if (crowd->count <= limit)
 		return NULL;
-	for (unsigned i = 1; i < SOFT_CROWD_BUCKETS; i++)
-		if (crowd->of_bucket[i] > crowd->of_bucket[heaviest])
-			heaviest = i;
-	if (crowd->of_bucket[heaviest] > share)
-		while (stranger_at(node)->bucket != heaviest)
-			node = node->next;
-	return stranger_at(node);
+	for (unsigned level = 0; level < LEVELS; level++) {
+		struct soft_stranger *fullest = NULL;
+		unsigned most = share;
+
+		for (struct soft_node *node = crowd->peers.next; node != &crowd->peers;
+		     node = node->next) {
+			struct soft_stranger *peer = stranger_at(node);
+			unsigned count = crowd->of_bucket[level][peer->bucket[level]];
+
+			if (count > most && is_beside(peer, goes, level)) {
+				most = count;
+				fullest = peer;
+			}
+		}
+		if (!fullest)
+			break;
+		goes = fullest;
+	}
+	return goes;
 }

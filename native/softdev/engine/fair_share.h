@@ -1,8 +1,10 @@
 /* Peers that have proved nothing yet, bounded in number: which of them goes for a new one.
  *
- * The oldest one of the host with most of them, if that has more than its share, else the oldest of
- * all: so a new one always gets a place, and one host cannot keep others out.  The transport has the
- * same rule (aiordma/_transport/fair_share.py).  Under the engine's lock.
+ * The oldest one of the fullest network, if that has more than its share, and in it of the fullest
+ * smaller network that has more than a share, and so on; else the oldest of all: so a new one always
+ * gets a place, and one network cannot keep others out.  The transport has the same rule, with a
+ * choice by lot (aiordma/_transport/fair_share.py); here the first message follows at once, and so
+ * many places are not taken by others in between.  Under the engine's lock.
  */
 #ifndef AIORDMA_SOFTDEV_FAIR_SHARE_H
 #define AIORDMA_SOFTDEV_FAIR_SHARE_H
@@ -12,21 +14,22 @@
 #include "engine.h"
 
 enum {
-	SOFT_CROWD_BUCKETS = 1024
+	SOFT_CROWD_BUCKETS = 1024,
+	SOFT_CROWD_LEVELS = 3 /* nested networks of an address, largest first; the last is a host */
 };
 
 struct soft_crowd {
 	struct soft_node peers; /* soft_stranger.node, oldest first */
 	unsigned count;
-	/* Peers by a hash of their host, so that hosts need no records.  Two hosts share a bucket
-	 * now and then, which the outside cannot arrange: the hash has a random seed. */
-	uint16_t of_bucket[SOFT_CROWD_BUCKETS];
+	/* Peers by a hash of their network, so that networks need no records.  Two of them share a
+	 * bucket now and then, which the outside cannot arrange: the hash has a random seed. */
+	uint16_t of_bucket[SOFT_CROWD_LEVELS][SOFT_CROWD_BUCKETS];
 };
 
 struct soft_stranger {
 	struct soft_node node;
 	struct soft_crowd *crowd; /* NULL: in none */
-	uint16_t bucket;
+	uint16_t bucket[SOFT_CROWD_LEVELS];
 };
 
 /* An empty crowd. */
