@@ -15,6 +15,7 @@ from . import (
     connections,
     cost,
     encryption,
+    flood,
     imports,
     instructions,
     latency,
@@ -56,6 +57,7 @@ APART: dict[str, Callable[[Sequence[str]], None]] = {
     "many": many.main,
     "connecting": connecting.main,
     "peers": peers.main,
+    "flood": flood.main,
     "instructions": instructions.main,
 }
 """Measurements with arguments of their own, which print by themselves."""

@@ -329,6 +329,15 @@ def test_many() -> None:
     assert all(0 < int(kib) < 256 for kib in own.groups())
 
 
+def test_flood() -> None:
+    """A small one, of three sources in two networks, with a row for each way of connecting."""
+    done = bench("flood", "--rate", "20", "--seconds", "1", "--case", "3", "2")
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^ +(cm|tcp) +3 +2 +\d+ +(\d+) of (\d+) ", done.stdout, re.MULTILINE)
+    assert [via for via, _, _ in rows] == ["cm", "tcp"]
+    assert all(0 <= int(connected) <= int(tried) > 0 for _, connected, tried in rows)
+
+
 def test_connecting() -> None:
     """All of the time of a connection is in one item or another."""
     done = bench("connecting", "--count", "20")
