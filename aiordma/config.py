@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
+from functools import partial
 from typing import Literal
 
+from ._core.arguments import choice, integer, seconds, truth
 from ._core.region import Rights
 
 KIB = 1 << 10
@@ -141,11 +143,10 @@ class Config:
     """InfiniBand's service level, or RoCE's priority, 0 to 15 (`via="tcp"`).  None: 0."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            name, value = field.name, getattr(self, field.name)
-            kind = str(field.type).removesuffix(" | None")
-            if not (isinstance(value, _KINDS[kind]) or (value is None and kind != field.type)):
-                raise TypeError(f"Config.{name} is of type {field.type}, not {value!r}")
+        for name, convert, optional in _FIELDS:
+            value = getattr(self, name)
+            if value is not None or not optional:
+                object.__setattr__(self, name, convert(f"Config.{name}", value))
         for name, (low, high) in _BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
@@ -160,8 +161,20 @@ class Config:
             raise ValueError(f"Config.path_mtu must be one of {_MTUS}, not {self.path_mtu}")
 
 
-_KINDS: dict[str, type] = {"bool": Integral, "int": Integral, "float": Real, "Rights": Rights}
-"""What is taken, by the annotation: numbers of numpy too."""
+_CONVERSIONS: dict[str, Callable[[str, object], object]] = {
+    "bool": truth,
+    "int": partial(integer, low=None, high=None),
+    "float": seconds,
+    "Rights": partial(choice, kind=Rights),
+}
+"""What becomes of a value, by the annotation of its field."""
+
+_FIELDS = [
+    (field.name, _CONVERSIONS[kind], kind != field.type)
+    for field in fields(Config)
+    for kind in [str(field.type).removesuffix(" | None")]
+]
+"""The fields: their names, conversions, and whether they may be None."""
 
 _BOUNDS = {
     "eager_size": (KIB, GIB),

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from . import verbs
+from ._core.arguments import integer
 from ._core.region import slice_range
 from ._core.slabs import SlabAllocator
 from ._datapath.memory import BlockCache, Local, Pinned, PoolBlock
@@ -203,6 +204,7 @@ class MemoryPool(BlockCache):
 
         QuotaError if they are not there now, or others wait for memory.
         """
+        size = integer("size", size)
         block = self.block_if_first(size)
         if block is None:
             raise self._exhausted(size)
@@ -215,6 +217,7 @@ class MemoryPool(BlockCache):
         A task that holds memory while it waits for more can wait for ever, as with any lock: take
         what is needed together at once, or wait with a timeout.
         """
+        size = integer("size", size)
         block = self.block_if_first(size)
         if block is None:
             waiter = self.waiters.join(size, internal=False)

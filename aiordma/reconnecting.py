@@ -7,7 +7,9 @@ import logging
 import random
 from collections.abc import AsyncIterator
 from ssl import SSLContext
+from typing import Never
 
+from ._core.arguments import integer, seconds
 from .config import DEFAULT, Config, Encrypt
 from .errors import AuthenticationError, ConnectionManagerError, RejectedError, host_port
 from .transport import Address, Connection, Via, connect
@@ -47,6 +49,7 @@ async def reconnect(
     encrypt: Encrypt = False,
     ssl: SSLContext | None = None,
     data: bytes = b"",
+    **unknown: Never,
 ) -> AsyncIterator[Connection]:
     """Connect, and connect again at each iteration: `async for conn in reconnect(...)`.
 
@@ -61,6 +64,10 @@ async def reconnect(
     cause, such as a wrong key (`TEMPORARY` has the rule, docs/connecting.md a table).  The other
     arguments are those of `connect`.
     """
+    first_delay = seconds("first_delay", first_delay)
+    longest_delay = seconds("longest_delay", longest_delay, endless=True)
+    if attempts is not None:
+        attempts = integer("attempts", attempts)
     failures = 0
     while True:
         try:
@@ -75,6 +82,7 @@ async def reconnect(
                 encrypt=encrypt,
                 ssl=ssl,
                 data=data,
+                **unknown,
             )
         except Exception as error:
             failures += 1

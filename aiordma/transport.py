@@ -27,10 +27,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import cache, lru_cache, partial
 from ssl import SSLContext
 from types import BuiltinFunctionType, FunctionType, MethodType, TracebackType
-from typing import Literal, Self, cast
+from typing import Literal, Never, Self, cast
 
 from . import verbs
 from ._core import protocol
+from ._core.arguments import I32_MAX, integer, seconds
 from ._core.region import RegionToken, Rights
 from ._core.snapshot_types import ListenerState
 from ._datapath.message import Message
@@ -40,7 +41,13 @@ from ._loop.affinity import LoopAffinity
 from ._loop.wait_queue import WaitQueue
 from ._transport import connect_cm, connect_tcp, observation
 from ._transport.acceptor import Acceptor
-from ._transport.arguments import check_host, check_port, check_source
+from ._transport.arguments import (
+    check_config,
+    check_host,
+    check_source,
+    port_number,
+    refuse_keywords,
+)
 from ._transport.auth import NO_SECURITY, Security
 from ._transport.batch import Batch
 from ._transport.connect_attempt import unanswered
@@ -122,9 +129,7 @@ def choose_device(name: str | None) -> tuple[verbs.Device, str | None]:
 async def resolve(host: str, port: int, *, passive: bool = False) -> list[Address]:
     """Numeric addresses of a host, in the resolver's order."""
     check_host(host)
-    check_port(port)
-    if not 0 <= port <= 0xFFFF:  # the resolver would take it modulo 2^16
-        raise ValueError(f"port {port} is not 0 to 65535")
+    port = port_number(port)  # the resolver would take it modulo 2^16
     flags = socket.AI_PASSIVE if passive else 0
     try:
         # A numeric host is not looked up anywhere: no thread is needed that may block.  The name of
@@ -165,6 +170,7 @@ async def connect(
     encrypt: Encrypt = False,
     ssl: SSLContext | None = None,
     data: bytes = b"",
+    **unknown: Never,
 ) -> Connection:
     """Connects to a listener.  Names with several addresses are tried in the resolver's order.
 
@@ -187,6 +193,7 @@ async def connect(
     `data`, at most 64 bytes (LimitError), is for the application of the listener, if that inspects
     requests (`on_request` of `listen`); it may refuse with a reason: RejectedError, by_application.
     """
+    refuse_keywords("connect", unknown)
     return await connect_with(
         check_security(via, auth, encrypt, ssl, host),
         host,
@@ -270,6 +277,7 @@ async def prepare_connection(
     `address` is the local IP address to be reached by; None takes the best that the device has.
     See `PendingConnection` for the steps.  `auth` and `encrypt` as for `connect`.
     """
+    check_config(config)
     chosen, _ = choose_device(device)
     where = (await resolve(address, 0))[0] if address is not None else None
     return PendingConnection(chosen, where, config, Security(auth, encrypt=encrypt))
@@ -521,6 +529,7 @@ async def listen(
     encrypt: Encrypt = False,
     ssl: SSLContext | None = None,
     on_request: OnRequest | None = None,
+    **unknown: Never,
 ) -> Listener:
     """Listens on an address ("" or "::" for all of them) and port (0 picks one).
 
@@ -540,6 +549,7 @@ async def listen(
     reason of a refusal, a str, which the peer's `connect` raises.  The peer's handshake waits for
     it, within `Config.handshake_timeout`; `Connection.request_data` keeps what the peer gave.
     """
+    refuse_keywords("listen", unknown)
     return await listen_with(
         check_security(via, auth, encrypt, ssl, None),
         host,
@@ -564,8 +574,8 @@ async def listen_with(
     on_request: OnRequest | None = None,
 ) -> Listener:
     """As `listen`, with what the two sides demand of each other."""
-    check_port(port)
     check_options(via, config)
+    port, backlog = port_number(port), integer("backlog", backlog, 0, I32_MAX)
     chosen, asked = choose_device(device)
     addresses = await resolve(host, port, passive=True) if host else [("::", port)]
     listener = Listener(chosen.name, backlog)  # after the await: the loop may end in it
@@ -730,6 +740,7 @@ class Server:
         if self._affinity.is_after_fork:
             return
         self._affinity.check(self)
+        grace = seconds("grace", grace, endless=True)
         self._closing = True
         await self._listener.close()
         await asyncio.gather(self._accepting, return_exceptions=True)  # cancelled by the loop's end
@@ -774,6 +785,7 @@ async def start_server(
     encrypt: Encrypt = False,
     ssl: SSLContext | None = None,
     on_request: OnRequest | None = None,
+    **unknown: Never,
 ) -> Server:
     """Listens, and runs `handler(conn)` as a task for every connection; otherwise as `listen`.
 
@@ -797,5 +809,6 @@ async def start_server(
         encrypt=encrypt,
         ssl=ssl,
         on_request=on_request,
+        **unknown,
     )
     return Server(listener, handler)

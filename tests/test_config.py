@@ -17,13 +17,37 @@ pytestmark = pytest.mark.any_device
 @pytest.mark.parametrize("field", fields(Config), ids=lambda field: field.name)
 def test_a_setting_of_another_type(field: Field[Any]) -> None:
     optional = str(field.type).endswith(" | None")
-    said = re.escape(f"Config.{field.name} is of type {field.type}, not ")
-    for value in ("8GiB", 1j, *(() if optional else (None,))):
-        with pytest.raises(TypeError, match=said):
+    wanted = {"int": "an int", "float": "a number of seconds", "bool": "True or False"}
+    wanted["Rights"] = "of Rights"
+    said = f"Config.{field.name} is {wanted[str(field.type).removesuffix(' | None')]}"
+    wrong = ["8GiB", 1j, *(() if optional else (None,))]
+    if field.type != "bool":
+        wrong.append(True)
+    for value in wrong:
+        with pytest.raises(TypeError, match=re.escape(said)):
             Config(**{field.name: value})
 
 
-def test_numbers_of_numpy() -> None:
-    numbers: dict[str, Any] = {"send_queue": np.int64(9), "polling": np.float32(0.5)}
-    config = Config(**numbers, ack_timeout=1)
-    assert (config.send_queue, config.polling) == (9, 0.5)
+NUMBERS = [field for field in fields(Config) if str(field.type).startswith(("int", "float"))]
+
+
+@pytest.mark.parametrize("field", NUMBERS, ids=lambda field: field.name)
+def test_numbers_of_numpy(field: Field[Any]) -> None:
+    """They become Python's own, so that nothing behind Config meets them."""
+    kind: Any
+    kind, value = (np.int64, 9) if str(field.type).startswith("int") else (np.float32, 0.5)
+    value = {"path_mtu": 1024, "max_eager_size": 2048, "eager_size": 2048, "pool_limit": 1 << 30,
+             "retry_count": 5, "rnr_retry": 5}.get(field.name, value)  # fmt: skip
+    taken = getattr(Config(**{field.name: kind(value)}), field.name)
+    assert (type(taken), taken) == (type(value), value)
+    if kind is np.float32:
+        wrong: Any
+        for wrong in (np.inf, np.nan):
+            with pytest.raises(ValueError, match=f"Config.{field.name} is a finite number"):
+                Config(**{field.name: wrong})
+
+
+def test_truth_and_whole_seconds() -> None:
+    numbers: dict[str, Any] = {"huge_pages": np.True_, "in_band": 0, "ack_timeout": 1}
+    config = Config(**numbers)
+    assert (config.huge_pages, config.in_band, config.ack_timeout) == (True, False, 1.0)

@@ -37,9 +37,10 @@ PUBLIC = {
 GROUPS: dict[str, set[str]] = {
     "errors": set(),
     "_core": {"errors"},
-    "config": {"_core.region"},
+    "config": {"_core.region", "_core.arguments"},
     "_native": {"errors"},
-    "verbs": {"_native", "_core.lazy_exports", "_core.qp_states", "_core.handshake", "errors"},
+    "verbs": {"_native", "_core.lazy_exports", "_core.qp_states", "_core.handshake"}
+    | {"_core.arguments", "errors"},
     "cm": {"_native", "verbs"} | CORE,
     "_memory.pool_waiters": {"errors"},
     "_memory.stalled_reads": set(),
@@ -72,19 +73,19 @@ GROUPS: dict[str, set[str]] = {
     | {"dmabuf"}
     | CORE,
     "transport": {"_transport", "_loop", "_datapath", "mr_pool", "cm", "verbs", "config"} | CORE,
-    "reconnecting": PUBLIC,
+    "reconnecting": PUBLIC | {"_core.arguments"},
     "monitoring": PUBLIC | {"_transport", "_loop", "_core.snapshot_types"},
     "monitoring_socket": {"monitoring", "_native"},
     "metrics": {"monitoring"},
     "prometheus": {"metrics", "monitoring"},
     "opentelemetry": {"metrics", "monitoring"},
-    "blocking": PUBLIC | {"streams", "_native", "_loop.shutdown"},
+    "blocking": PUBLIC | {"streams", "_native", "_loop.shutdown", "_core.arguments"},
     "streams": PUBLIC | {"_core.lazy_exports", "_loop.affinity", "_loop.shutdown"},
     # The public names are gathered here, so it may not be imported above.
     "": PUBLIC
     | {"_core.lazy_exports", "streams", "reconnecting", "monitoring"}
     | {"monitoring_socket"},
-    "testing": PUBLIC | {"", "streams"},
+    "testing": PUBLIC | {"", "streams", "_core.arguments"},
     "perf": PUBLIC | {"", "streams", "_core.refusal"},
     "cli": PUBLIC | {"", "streams", "testing", "perf", "monitoring", "monitoring_socket"},
     "__main__": {"cli"},

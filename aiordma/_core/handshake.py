@@ -35,6 +35,7 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
+from aiordma._core.arguments import U32_MAX, U64_MAX, integer
 from aiordma._core.frames import (
     MAX_CONTROL_RECEIVES,
     MAX_DATA_RECEIVES,
@@ -44,7 +45,6 @@ from aiordma._core.frames import (
 from aiordma._core.layout import check_layout
 from aiordma._core.protocol import MIN_RECEIVE
 from aiordma._core.qp_states import QPType
-from aiordma._core.region import U32_MAX, U64_MAX
 from aiordma.errors import ProtocolError
 
 _VERSION = 2
@@ -97,7 +97,8 @@ _ENDPOINT_BOUNDS = {
 
 def _check(message: object, bounds: dict[str, tuple[int, int]]) -> None:
     for name, (low, high) in bounds.items():
-        value = getattr(message, name)
+        value = integer(name, getattr(message, name), None, None)
+        object.__setattr__(message, name, value)
         if not low <= value <= high:
             raise ValueError(f"{name} must be within {low}..{high}, not {value}")
 

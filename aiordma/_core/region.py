@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import IntFlag
 from operator import index as as_index
 
+from aiordma._core.arguments import U32_MAX, U64_MAX, choice, integer
 from aiordma._core.layout import check_layout
 from aiordma.errors import ProtocolError, RangeError, RemoteRangeError
 
@@ -32,9 +33,6 @@ TOKEN_SIZE = _LAYOUT.size
 
 ATOMIC_SIZE = 8
 """Bytes, and alignment, of what an atomic operation works on (IBTA volume 1, clause 9.4.5)."""
-
-U32_MAX = (1 << 32) - 1
-U64_MAX = (1 << 64) - 1
 
 
 class Rights(IntFlag):
@@ -65,6 +63,9 @@ class RegionToken:
     lease_ms: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("region_id", "address", "length", "rkey", "lease_ms"):
+            object.__setattr__(self, name, integer(name, getattr(self, name), None, None))
+        object.__setattr__(self, "access", choice("access", self.access, Rights))
         for name in ("region_id", "address", "length"):
             if not 0 <= getattr(self, name) <= U64_MAX:
                 raise ValueError(f"{name} {getattr(self, name)} does not fit 64 bits")
@@ -138,8 +139,13 @@ def slice_range(
     """
     if not isinstance(key, slice):
         raise TypeError(f"a region is sliced as [start:stop], not indexed with {key!r}")
-    start = 0 if key.start is None else as_index(key.start)
-    stop = available if key.stop is None else as_index(key.stop)
+    try:
+        start = 0 if key.start is None else as_index(key.start)
+        stop = available if key.stop is None else as_index(key.stop)
+    except TypeError:
+        raise TypeError(
+            f"a region is sliced by whole numbers, not [{key.start}:{key.stop}]"
+        ) from None
     low = start + available if start < 0 else start
     high = stop + available if stop < 0 else stop
     if key.step is not None and as_index(key.step) != 1:

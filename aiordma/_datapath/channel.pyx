@@ -15,7 +15,6 @@ from asyncio import _get_running_loop as get_running_loop
 import collections
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memcpy, memset
 
@@ -59,7 +58,7 @@ from .sends cimport (
 )
 from .work_queue cimport CONTROL_ENTRIES, IBV_WR_SEND_WITH_INV
 
-from aiordma._core import protocol
+from aiordma._core import arguments, protocol
 from aiordma._native import failure
 from aiordma.verbs._memory.buffers import bytes_of
 from aiordma.errors import (
@@ -1024,15 +1023,12 @@ cdef class MessageChannel(FrameHandler):
 
 
 cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF:
-    cdef object number = PyNumber_Index(imm)
-    if not 0 <= number < 1 << 32:
-        raise ValueError(f"imm must be an unsigned 32-bit number, not {imm}")
-    return number
+    return arguments.integer("imm", imm, 0, arguments.U32_MAX)
 
 
 def check_imm(imm):
-    """Raises for what cannot be immediate data."""
-    imm_of(imm)
+    """Immediate data as a number; raises for what cannot be."""
+    return imm_of(imm)
 
 
 BEFORE_THE_KEY = "the peer sent a message before it has proved that it has the key"

@@ -42,6 +42,11 @@ cdef class Message:
         self.check()
         return self.block.view_of(self.offset, self.offset + self.length)
 
+    def __getattr__(self, name):
+        """Says what to write to users of bytes' methods, such as `decode`."""
+        hint = f": write bytes(message).{name}, which copies" if hasattr(bytes, name) else ""
+        raise AttributeError(f"a Message has no {name!r}{hint}", name=name, obj=self)
+
     def __bytes__(self):
         self.check()
         return PyBytes_FromStringAndSize(

@@ -5,28 +5,22 @@ Types say the same before the program runs; this is for programs that no type ch
 
 from __future__ import annotations
 
-from operator import index
+from collections.abc import Mapping
 from typing import TypeVar
 
+from .._core.arguments import instance, integer, refusal
+from ..config import Config
 from ..mr_pool import LocalMemory
 
 T = TypeVar("T")
 
 
-def kind(value: object) -> str:
-    return type(value).__name__
-
-
 def check_host(host: object) -> None:
-    if not isinstance(host, str):
-        raise TypeError(f"host is a str, as '192.0.2.1' or 'server.example', not {kind(host)}")
+    instance("host", host, str, "a str, as '192.0.2.1' or 'server.example'")
 
 
-def check_port(port: object) -> None:
-    try:
-        index(port)  # type: ignore[arg-type]  # that is the question
-    except TypeError:
-        raise TypeError(f"port is an int from 0 to 65535, not {kind(port)} {port!r:.40}") from None
+def port_number(port: object) -> int:
+    return integer("port", port, 0, 0xFFFF)
 
 
 def check_source(source: object) -> None:
@@ -34,17 +28,32 @@ def check_source(source: object) -> None:
         case None | (str(), int()):
             pass
         case _:
-            raise TypeError(
-                f"source is a local (host, port), as ('192.0.2.1', 0), not {kind(source)} "
-                f"{source!r:.40}"
-            )
+            raise TypeError(refusal("source", "a local (host, port), as ('192.0.2.1', 0)", source))
+
+
+def check_config(config: object) -> None:
+    hint = "write aiordma.Config(**config)" if isinstance(config, dict) else ""
+    instance("config", config, Config, "an aiordma.Config, as Config(max_message=1 << 20)", hint)
+
+
+_MEANT = {"timeout": "connect_timeout"}
+"""Keywords that are common elsewhere, and the setting that has the meaning here."""
+
+
+def refuse_keywords(call: str, unknown: Mapping[str, object]) -> None:
+    """TypeError for keywords that a call does not have; it says so where Config has them."""
+    for name in unknown:
+        setting = _MEANT.get(name, name)
+        known = setting in Config.__dataclass_fields__
+        hint = f"; write config=aiordma.Config({setting}=...)" if known else ""
+        raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def remote_memory(memory: object, wanted: type[T]) -> T:
     """The memory, if it is the peer's; else TypeError."""
     if isinstance(memory, wanted):
         return memory
-    what = "memory of this side" if isinstance(memory, LocalMemory) else kind(memory)
+    what = "memory of this side" if isinstance(memory, LocalMemory) else type(memory).__name__
     raise TypeError(
         f"the peer's memory is a RemoteRegion (recv_region, request_region, open_region) or a "
         f"slice of one, not {what}" + (f": {memory!r}" if isinstance(memory, LocalMemory) else "")

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from .._core import protocol
+from .._core.arguments import I32_MAX, choice, integer, truth
 from .._core.connection_states import CLOSING, LifecycleEvent
 from .._core.region import RegionToken, Rights
 from .._core.snapshot_types import ConnectionState, traffic
@@ -221,7 +222,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         too.
         """
         self._check()
-        return await self._memory.lease(size, internal=False)
+        return await self._memory.lease(integer("size", size), internal=False)
 
     def pool_statistics(self) -> PoolStatistics:
         """The memory pool that all connections of this loop and device share, as it is now."""
@@ -253,6 +254,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
         driver cannot; VerbsError (EINVAL) for a range that the dma-buf does not have.
         """
         self._check()
+        fd, length = integer("fd", fd, 0, I32_MAX), integer("length", length)
+        offset, writable = integer("offset", offset), truth("writable", writable)
         return DmabufRegion(self._endpoint.driver.pd, fd, length, offset, writable)
 
     async def send_region(
@@ -272,7 +275,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
         UnencryptedError with `encrypt=True`, as for all calls that share memory.
         """
         self._check()
-        return await self._sharing.share(region, access, self._lease(lease))
+        rights = choice("access", access, Rights)
+        return await self._sharing.share(region, rights, self._lease(lease))
 
     def share(
         self,
@@ -290,7 +294,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
         use it: it is a password (docs/security.md).
         """
         self._check()
-        return self._sharing.open_up(region, access, self._lease(lease))
+        rights = choice("access", access, Rights)
+        return self._sharing.open_up(region, rights, self._lease(lease))
 
     def open_region(self, token: bytes | bytearray | memoryview | RegionToken) -> RemoteRegion:
         """The peer's memory by a token that came on a channel of your own.
@@ -324,10 +329,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
         RequestRefusedError when the peer refuses, UnencryptedError with `encrypt=True`.
         """
         self._check()
-        seconds = self._lease(lease)
-        if not 1 <= size < 1 << 64:
-            raise ValueError(f"a region has at least one byte, not {size}")
-        return await self._sharing.request(size, access, seconds)
+        size, rights = integer("size", size, 1), choice("access", access, Rights)
+        return await self._sharing.request(size, rights, self._lease(lease))
 
     async def hand_over(self, region: RemoteRegion) -> None:
         """Gives borrowed memory (`request_region`) back to its owner, with what is in it.
@@ -376,7 +379,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
             await done
         else:
             if imm is not None:
-                check_imm(imm)
+                imm = check_imm(imm)
             await self._one_sided.write(source, target, imm, progress)
         self._statistics.writes += 1
 

@@ -20,10 +20,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from numbers import Real
 from queue import Empty, SimpleQueue
 from typing import Literal
 
+from .._core.arguments import real
 from .._native import fork
 from .._native.service_thread import ServiceThread
 from ..errors import RDMAError
@@ -46,14 +46,10 @@ def lease_seconds(lease: Lease, default: float | None = None) -> float | None:
         lease = default
     if lease is None:
         return None
-    if not isinstance(lease, Real) or isinstance(lease, bool):
-        raise TypeError(
-            f"a lease is a number of seconds, or None for no end, not {type(lease).__name__} "
-            f"{lease!r:.40}"
-        )
-    if not 0 < lease <= LONGEST:
-        raise ValueError(f"a lease is more than 0 and at most {LONGEST} seconds, not {lease}")
-    return float(lease)
+    length = real("a lease", lease, "a number of seconds, or None for no end")
+    if not 0 < length <= LONGEST:
+        raise ValueError(f"a lease is more than 0 and at most {LONGEST} seconds, not {length}")
+    return length
 
 
 def milliseconds(lease: float | None) -> int:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 from .. import verbs
+from .._core.arguments import integer
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, Rights
 from .._datapath.channel import MessageChannel
@@ -343,16 +344,8 @@ def put(
 
 
 def swap_numbers(expected: int, desired: int) -> tuple[int, int]:
-    return unsigned("expected", expected), unsigned("desired", desired)
+    return integer("expected", expected), integer("desired", desired)
 
 
 def add_numbers(add: int) -> tuple[int, int]:
-    if not -(1 << 63) <= add < 1 << 64:
-        raise ValueError(f"add must fit 64 bits, not {add}")
-    return add % (1 << 64), 0  # modulo 2^64
-
-
-def unsigned(name: str, value: int) -> int:
-    if not 0 <= value < 1 << 64:
-        raise ValueError(f"{name} must be an unsigned 64-bit number, not {value}")
-    return value
+    return integer("add", add, -(1 << 63)) % (1 << 64), 0  # modulo 2^64

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 from .. import verbs
 from ..config import Config
 from ..verbs._qp.bring_up import RNR_TIMER
+from .arguments import check_config
 
 if TYPE_CHECKING:
     from .lifecycle import Address
@@ -23,7 +24,8 @@ NOT_BY_CM = {
 
 
 def check_options(via: str, config: Config) -> None:
-    """ValueError for options that this way of connecting cannot apply."""
+    """TypeError for no Config, ValueError for options that this way of connecting cannot apply."""
+    check_config(config)
     if via != "cm":
         return
     for name, instead in NOT_BY_CM.items():

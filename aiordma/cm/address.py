@@ -8,6 +8,7 @@ import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
+from aiordma._core.arguments import integer, refusal
 from aiordma._native import ffi
 
 if TYPE_CHECKING:
@@ -35,9 +36,13 @@ def _text(packed: bytes) -> str:
 
 def to_storage(address: Address) -> h.SocketStorage:
     """``struct sockaddr_storage`` of an address; ValueError for a host that is not numeric."""
-    host, port = address
-    if not 0 <= port <= 0xFFFF:
-        raise ValueError(f"port {port} is not within 0 and 65535")
+    match address:
+        case (str(host), port):
+            port = integer("port", port, 0, 0xFFFF)
+        case _:
+            raise TypeError(
+                refusal("an address", "a (host, port), as ('192.0.2.1', 7471)", address)
+            )
     try:
         ip = _parsed(host)
     except ValueError:

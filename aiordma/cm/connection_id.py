@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from aiordma._core.arguments import I32_MAX, integer, seconds
 from aiordma._native import Library, ffi
 from aiordma.errors import AddressError, RouteError, VerbsError, host_port
 from aiordma.verbs import ECE, CompletionQueue, Context, ProtectionDomain, QPCapabilities, QueuePair
@@ -273,6 +274,7 @@ class ConnectionId(Multicast):
         any IPv4 address and a free port. AddressError, as of :meth:`bind_addr`, when the port is in
         use.
         """
+        backlog = integer("backlog", backlog, None)
         try:
             self._call(self.library.calls.rdma_listen, backlog)
         except VerbsError as error:
@@ -344,10 +346,11 @@ class ConnectionId(Multicast):
         return " ".join(parts)
 
 
-def _milliseconds(seconds: float) -> int:
-    if not 0 <= seconds <= 0x7FFFFFFF / 1000:
-        raise ValueError(f"a timeout of {seconds} s is not within 0 and {0x7FFFFFFF // 1000} s")
-    return math.ceil(seconds * 1000)
+def _milliseconds(timeout: float) -> int:
+    length = seconds("timeout", timeout)
+    if length > I32_MAX / 1000:
+        raise ValueError(f"a timeout of {length} s is not within 0 and {I32_MAX // 1000} s")
+    return math.ceil(length * 1000)
 
 
 def _address_error(what: str, address: Address, error: VerbsError) -> AddressError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, TypeAlias
 
+from aiordma._core.arguments import choice, instance
 from aiordma._native import Library, failure, ffi, lib
 from aiordma.errors import UnsupportedError, VerbsError
 from aiordma.verbs._device.resource import Node, Resource
@@ -47,7 +48,9 @@ class EventChannel(Resource["h.EventChannelPointer"]):
     """
 
     def __init__(self, library: Library) -> None:
-        self.library = library
+        self.library = instance(
+            "library", library, Library, "a Library, as verbs.find_device(name).library"
+        )
         library.enter_cm()
         try:
             pointer = library.calls.rdma_create_event_channel()
@@ -69,6 +72,7 @@ class EventChannel(Resource["h.EventChannelPointer"]):
 
         UnsupportedError when the library has no such port space.
         """
+        port_space = choice("port_space", port_space, PortSpace)
         result = ffi.new("struct rdma_cm_id **")
         try:
             self.library.calls.rdma_create_id(self.pointer, result, ffi.NULL, port_space)

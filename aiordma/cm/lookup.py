@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntFlag
 from typing import TYPE_CHECKING, NamedTuple
 
+from aiordma._core.arguments import choice
 from aiordma._native import Library, ffi
 from aiordma.errors import AddressError, UnsupportedError, VerbsError
 from aiordma.verbs import Context
@@ -83,6 +84,8 @@ def getaddrinfo(
     """
     if host is None and service is None:
         raise ValueError("give a host, a service or both: there is nothing to look up")
+    flags = choice("flags", flags, AddressFlags)
+    port_space = choice("port_space", port_space, PortSpace)
     hints = ffi.new("struct rdma_addrinfo *")
     hints.ai_flags = flags
     hints.ai_port_space = port_space

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from aiordma._core.arguments import choice, integer, truth
 from aiordma._native import Library, failure, ffi
 from aiordma.errors import VerbsError
 from aiordma.verbs._device.resource import Resource
@@ -42,6 +43,7 @@ class Options(Resource["h.IdPointer"]):
 
     def set_option(self, option: Option, value: int) -> None:
         """Set an option by its raw value. ValueError when it does not fit the option's field."""
+        option, value = choice("option", option, Option), integer("value", value, None, None)
         try:
             if option in _INT_OPTIONS:
                 data, size = ffi.new("int *", value), ffi.sizeof("int")
@@ -60,14 +62,14 @@ class Options(Resource["h.IdPointer"]):
 
         Before binding; VerbsError (EINVAL) when it is taken back after that.
         """
-        self.set_option(Option.REUSEADDR, int(enabled))
+        self.set_option(Option.REUSEADDR, int(truth("enabled", enabled)))
 
     def set_afonly(self, enabled: bool) -> None:
         """Keep a listener on ``::`` to IPv6, as IPV6_V6ONLY does.
 
         Before listening; VerbsError (EINVAL) later.
         """
-        self.set_option(Option.AFONLY, int(enabled))
+        self.set_option(Option.AFONLY, int(truth("enabled", enabled)))
 
     def set_ack_timeout(self, seconds: float) -> None:
         """Seconds that the queue pair waits for an acknowledgement before it retransmits.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from aiordma._core.arguments import U32_MAX, integer, truth
 from aiordma._native import ffi
 from aiordma.errors import LimitError
 from aiordma.verbs import AddressVector
@@ -72,6 +73,20 @@ def check_private_data(port_space: PortSpace, call: str, data: bytes) -> None:
         )
 
 
+# The numbers of struct rdma_conn_param: how each is converted, and its bounds.
+_FIELDS: Mapping[str, tuple[Callable[..., int], tuple[int, ...]]] = MappingProxyType(
+    {
+        "responder_resources": (integer, (0, 0xFF)),
+        "initiator_depth": (integer, (0, 0xFF)),
+        "flow_control": (truth, ()),
+        "retry_count": (integer, (0, 0xFF)),
+        "rnr_retry_count": (integer, (0, 0xFF)),
+        "srq": (truth, ()),
+        "qp_num": (integer, (0, U32_MAX)),
+    }
+)
+
+
 class ConnectionParameters(NamedTuple):
     """``struct rdma_conn_param``, see rdma_connect(3).
 
@@ -99,13 +114,8 @@ class ConnectionParameters(NamedTuple):
         data = ffi.new("char[]", content)
         if content:
             param.private_data, param.private_data_len = data, len(content)
-        param.responder_resources = self.responder_resources
-        param.initiator_depth = self.initiator_depth
-        param.flow_control = int(self.flow_control)
-        param.retry_count = self.retry_count
-        param.rnr_retry_count = self.rnr_retry_count
-        param.srq = int(self.srq)
-        param.qp_num = self.qp_num
+        for name, (convert, most) in _FIELDS.items():
+            setattr(param, name, convert(name, getattr(self, name), *most))
         return param, data
 
     @classmethod

@@ -24,6 +24,8 @@ OF_ALL = {
     "__doc__",
     "__eq__",
     "__ge__",
+    "__getattr__",  # in a stub it would stand for every name
+    "__getattribute__",
     "__gt__",
     "__hash__",
     "__le__",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import io
 import os
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -73,6 +75,13 @@ class Scene(NamedTuple):
     async def batch(self, add: Callable[[Any], object]) -> None:
         async with self.conn.batch() as batch:
             add(batch)
+
+
+class Series:
+    """A column of pandas or polars, as far as `send` looks at it."""
+
+    def to_numpy(self) -> None:
+        """Never called."""
 
 
 class Mistake(NamedTuple):
@@ -145,11 +154,23 @@ MISTAKES = [
     Mistake("send text", lambda s: s.send("text"), TypeError, TEXT),
     Mistake("register text", lambda s: s.register("text"), TypeError, TEXT),
     Mistake("write text", lambda s: s.conn.write("text", s.remote), TypeError, TEXT),
-    Mistake(
-        "send a number",
-        lambda s: s.send(5),
-        TypeError,
-        "an int has no memory to use: neither the buffer protocol nor DLPack",
+    *(
+        Mistake(
+            f"send {name}",
+            functools.partial(lambda s, data: s.send(data), data=data),
+            TypeError,
+            f"{name} has no memory to use: neither the buffer protocol nor DLPack; {hint}",
+        )
+        for name, data, hint in (
+            ("an int", 5, "pack it: number.to_bytes(8, 'little'), or struct.pack('<d', number)"),
+            ("a NoneType", None, "an empty message is b''"),
+            ("a dict", {"a": 1}, "make bytes of it: json.dumps(value).encode(), or …"),
+            ("a pathlib.PosixPath", Path("/etc/hosts"), "read the file: path.read_bytes()"),
+            ("a _io.BytesIO", io.BytesIO(b"x"), "take its memory: .getbuffer()"),
+            ("a builtin_function_or_method", io.BytesIO().read, "call it: what it returns …"),
+            ("a type", bytes, "give an object, not its class"),
+            ("a tests.transport.test_mistakes.Series", Series(), "take its memory: .to_numpy()"),
+        )
     ),
     # ---- addresses ----
     Mistake(
@@ -168,19 +189,19 @@ MISTAKES = [
         "port as float",
         lambda s: s.connect(port=5.0),
         TypeError,
-        "port is an int from 0 to 65535, not float 5.0",
+        "port is an int from 0 to 65535, not float 5.0; round it, as with int()",
     ),
     Mistake(
         "no host",
         lambda s: s.connect(None, 5),
         TypeError,
-        "host is a str, as '192.0.2.1' or 'server.example', not NoneType",
+        "host is a str, as '192.0.2.1' or 'server.example', not None",
     ),
     Mistake(
         "host as bytes",
         lambda s: s.connect(b"127.0.0.1", 5),
         TypeError,
-        "host is a str, as '192.0.2.1' or 'server.example', not bytes",
+        "host is a str, as '192.0.2.1' or 'server.example', not bytes b'127.0.0.1'",
     ),
     Mistake(
         "source without a port",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from aiordma._core.arguments import I32_MAX, integer, seconds
 from aiordma._native import CompletionArray, MoreArray, Record, failure, ffi, lib
 from aiordma.errors import BusyError, UnsupportedError, VerbsError
 
@@ -293,7 +294,7 @@ class CompletionQueue(Resource["h.CQPointer"]):
 
     def poll(self, max: int = 16) -> list[WorkCompletion]:
         """Take up to ``max`` completions; an empty list when there are none. Never waits."""
-        return self._poll(max, 0)
+        return self._poll(integer("max", max), 0)
 
     def _poll(self, max: int, spin_us: int) -> list[WorkCompletion]:
         if self.closed and not self._kept:
@@ -392,12 +393,13 @@ class CompletionQueue(Resource["h.CQPointer"]):
 
         ValueError when it would have to sleep and the queue has no channel, or ``max`` is below 1.
         """
-        if max < 1:
-            raise ValueError(f"{self!r}: a wait for up to {max} completions would not end")
+        max, spin = integer("max", max), seconds("spin", spin, endless=True)
+        if not max:
+            raise ValueError(f"{self!r}: a wait for up to 0 completions would not end")
         if self.channel is None and not math.isinf(spin):
             raise ValueError(f"{self!r} has no channel to sleep on: make it with one, or spin=inf")
         now = time.monotonic()
-        end = math.inf if timeout is None else now + timeout
+        end = math.inf if timeout is None else now + seconds("timeout", timeout, endless=True)
         while True:
             if found := self._spin(max, min(end, now + spin)):
                 return found
@@ -446,7 +448,8 @@ class CompletionQueue(Resource["h.CQPointer"]):
             raise UnsupportedError(
                 "moderation of completion queues", device=self.context.name, verb="ibv_modify_cq"
             )
-        period = round(cq_period * 1_000_000)
+        cq_count = integer("cq_count", cq_count, None)
+        period = round(seconds("cq_period", cq_period) * 1_000_000)
         if not 0 <= cq_count <= most.max_cq_count or not 0 <= period <= most.max_cq_period:
             raise ValueError(
                 f"{self!r}: moderation by {cq_count} completions and {period} us;"
@@ -486,6 +489,7 @@ class CompletionQueue(Resource["h.CQPointer"]):
 
         ValueError below what is reserved, UnsupportedError where the device cannot.
         """
+        cqe = integer("cqe", cqe, 1, I32_MAX)
         if cqe < self.reserved:
             raise ValueError(f"{self!r}: {self.reserved} entries are reserved, more than {cqe}")
         pointer = self.pointer
@@ -495,6 +499,7 @@ class CompletionQueue(Resource["h.CQPointer"]):
 
     def reserve(self, entries: int) -> None:
         """Set entries aside. BusyError when there are not enough; resize, or use another queue."""
+        entries = integer("entries", entries)
         if entries > self.available:
             raise BusyError(
                 f"{self!r} has {self.available} of {self.cqe} entries free, {entries} are wanted:"

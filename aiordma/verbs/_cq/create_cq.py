@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiordma._core.arguments import choice, instance, integer
 from aiordma._native import ffi, lib
 from aiordma.errors import UnsupportedError
 
@@ -36,6 +37,11 @@ def create_cq(
     flags: CQFlags,
 ) -> CompletionQueue:
     """As :meth:`Context.create_cq`, which has the contract."""
+    cqe, comp_vector = integer("cqe", cqe, None), integer("comp_vector", comp_vector, None)
+    if channel is not None:
+        instance("channel", channel, CompletionChannel, "a CompletionChannel (create_comp_channel)")
+    fields = None if fields is None else choice("fields", fields, WCFields)
+    flags = choice("flags", flags, CQFlags)
     most = context.query_device().max_cqe
     if not 0 < cqe <= most:
         raise ValueError(f"a completion queue of {cqe} entries; {context.name} takes 1 to {most}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
+from aiordma._core.arguments import instance, integer, refusal
 from aiordma._native import ffi
 
 from .enums import GIDType
@@ -39,8 +40,15 @@ class GID:
     raw: bytes
 
     def __post_init__(self) -> None:
-        if len(self.raw) != 16:
-            raise ValueError(f"a GID has 16 bytes, not {len(self.raw)}")
+        raw = self.raw
+        if not isinstance(raw, bytes):
+            if not isinstance(raw, bytearray | memoryview):
+                hint = "GID.from_ip() takes the text of an address"
+                raise TypeError(refusal("a GID", "made of 16 bytes", raw, hint))
+            raw = bytes(raw)
+            object.__setattr__(self, "raw", raw)
+        if len(raw) != 16:
+            raise ValueError(f"a GID has 16 bytes, not {len(raw)}")
 
     @classmethod
     def from_ip(cls, address: str | IPAddress) -> Self:
@@ -144,6 +152,11 @@ class GIDEntry(NamedTuple):
         return (reach == 3, kind, reach)
 
 
+# The members of struct ibv_ah_attr, and those of its global route.
+_OF_THE_VECTOR = ("dlid", "sl", "src_path_bits", "static_rate", "port_num")
+_OF_THE_ROUTE = ("sgid_index", "hop_limit", "traffic_class", "flow_label")
+
+
 class AddressVector(NamedTuple):
     """The route to a peer: ``struct ibv_ah_attr``, IBTA volume 1, clause 11.2.2.1.
 
@@ -165,20 +178,14 @@ class AddressVector(NamedTuple):
     def fields(self) -> dict[str, object]:
         """``struct ibv_ah_attr`` as cffi takes it."""
         fields: dict[str, object] = {
-            "dlid": self.dlid,
-            "sl": self.sl,
-            "src_path_bits": self.src_path_bits,
-            "static_rate": self.static_rate,
-            "port_num": self.port_num,
+            name: integer(name, getattr(self, name)) for name in _OF_THE_VECTOR
         }
         if self.dgid is not None:
+            dgid = instance("dgid", self.dgid, GID, "a GID, as GID(raw) or GID.from_ip(text)")
             fields["is_global"] = 1
             fields["grh"] = {
-                "dgid": {"raw": self.dgid.raw},
-                "sgid_index": self.sgid_index,
-                "hop_limit": self.hop_limit,
-                "traffic_class": self.traffic_class,
-                "flow_label": self.flow_label,
+                "dgid": {"raw": dgid.raw},
+                **{name: integer(name, getattr(self, name)) for name in _OF_THE_ROUTE},
             }
         return fields
 
@@ -197,3 +204,9 @@ class AddressVector(NamedTuple):
             static_rate=attr.static_rate,
             port_num=attr.port_num,
         )
+
+
+def vector_fields(name: str, value: object) -> dict[str, object]:
+    """``struct ibv_ah_attr`` of an argument, which names it when it is no address vector."""
+    wanted = "an AddressVector, as AddressVector(dgid=..., sgid_index=...)"
+    return instance(name, value, AddressVector, wanted).fields()

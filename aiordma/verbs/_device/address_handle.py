@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, NamedTuple
 
+from aiordma._core.arguments import integer
 from aiordma._core.handshake import Endpoint
 from aiordma._native import explained, ffi
 from aiordma.errors import UnsupportedError, VerbsError
 
-from .address import GID, AddressVector
+from .address import GID, AddressVector, vector_fields
 from .enums import QPType, WCFlags
 from .grh import GRH_SIZE
 from .resource import Node, Resource
@@ -55,7 +56,7 @@ def create_ah(pd: ProtectionDomain, vector: AddressVector) -> AddressHandle:
     """As :meth:`ProtectionDomain.create_ah`."""
     context = pd.context
     try:
-        attr = ffi.new("struct ibv_ah_attr *", vector.fields())
+        attr = ffi.new("struct ibv_ah_attr *", vector_fields("vector", vector))
     except OverflowError as error:
         raise ValueError(f"{vector}: {error}") from None
     calls = context.library.calls
@@ -116,6 +117,7 @@ def vector_from_wc(
     ``grh`` are the first 40 bytes of the receive's buffer; they are read when the completion
     says that they are there (WCFlags.GRH).
     """
+    port_num = integer("port_num", port_num, 0, 0xFF)
     raw = ffi.new("struct ibv_wc *")
     raw.wc_flags = int(wc.wc_flags)
     raw.src_qp = wc.src_qp

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from aiordma._core.arguments import I32_MAX, integer
 from aiordma._native import Library, explained, failure, ffi, lib
 from aiordma.errors import VerbsError
 
@@ -41,6 +42,7 @@ class Ports(Resource["h.ContextPointer"]):
 
     def ask_port(self, port_num: int) -> h.PortAttr:
         """As :meth:`query_port`, as the C structure: for reading a field or two quickly."""
+        port_num = _port(port_num)
         attr = ffi.new("struct ibv_port_attr *")
         pointer, calls = self.pointer, self.library.calls
         try:
@@ -75,6 +77,7 @@ class Ports(Resource["h.ContextPointer"]):
 
     def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:
         """One entry of a port's GID table. VerbsError (ENODATA) when the entry is empty."""
+        index, port_num = integer("index", index, 0, I32_MAX), _port(port_num)
         entry = ffi.new("struct ibv_gid_entry *")
         size = ffi.sizeof("struct ibv_gid_entry")
         try:
@@ -123,6 +126,7 @@ class Ports(Resource["h.ContextPointer"]):
 
     def query_pkey(self, index: int, port_num: int = 1) -> int:
         """One entry of a port's P_Key table; bit 15 is full membership (IBTA clause 10.9.1)."""
+        index, port_num = integer("index", index, 0, I32_MAX), _port(port_num)
         pkey = ffi.new("uint16_t *")
         try:
             self.library.calls.ibv_query_pkey(self.pointer, port_num, index, pkey)
@@ -144,6 +148,7 @@ class Ports(Resource["h.ContextPointer"]):
 
         ValueError, which lists what there is, when the port is not in that partition.
         """
+        pkey, port_num = integer("pkey", pkey, 0, 0xFFFF), _port(port_num)
         table = self.query_pkey_table(port_num)
         for wanted in (pkey, pkey | 0x8000):
             for index, found in table.items():
@@ -151,6 +156,10 @@ class Ports(Resource["h.ContextPointer"]):
                     return index
         there = ", ".join(f"{found:#06x}" for found in table.values()) or "none"
         raise ValueError(f"port {port_num} of {self.name} has no P_Key {pkey:#06x}: {there}")
+
+
+def _port(port_num: int) -> int:
+    return integer("port_num", port_num, 0, 0xFF)
 
 
 def best(entries: Sequence[GIDEntry]) -> GIDEntry:

@@ -16,6 +16,7 @@ from typing import Any, cast
 from aiordma.errors import UnsupportedError
 
 from .buffers import addresses, name, not_contiguous
+from .no_memory import no_memory
 from .torch_storage import of_torch
 
 # Where the memory of a tensor is (DLDeviceType), if the processor has pointers to it: kDLCPU, and
@@ -72,10 +73,6 @@ _is_capsule = _prototype("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ct
 _pointer = _prototype("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
-# What was meant, most likely.  A class of the transport's says so itself: `no_memory_hint`.
-_HINTS: dict[type, str] = {str: "encode it: text.encode()"}
-
-
 def of_tensor(memory: object) -> memoryview:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(memory, torch.Tensor):
@@ -84,11 +81,7 @@ def of_tensor(memory: object) -> memoryview:
         return of_torch(torch, memory)
     _refuse_gpu(memory)
     if not hasattr(memory, "__dlpack__"):
-        hint = _HINTS.get(type(memory)) or getattr(type(memory), "no_memory_hint", "")
-        raise TypeError(
-            f"{name(memory)} has no memory to use: neither the buffer protocol nor DLPack"
-            + (f"; {hint}" if hint else "")
-        )
+        raise no_memory(memory)
     capsule = _capsule(memory)
     try:
         return _view(memory, capsule)

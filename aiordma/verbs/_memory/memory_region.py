@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 from array import array
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from aiordma._core.arguments import choice, integer
 from aiordma._native import explained, failure, ffi
 from aiordma.errors import BufferStateError, LocalRangeError, UnsupportedError, VerbsError
 
@@ -120,7 +122,8 @@ class MemoryRegion(Resource["h.MRPointer"]):
         LocalRangeError for a range that is not inside, BufferStateError once closed.
         """
         self.pointer  # noqa: B018 - raises when this is closed
-        length = self.length - offset if length is None else length
+        offset = integer("offset", offset, None)
+        length = self.length - offset if length is None else integer("length", length, None)
         if offset < 0 or length < 0 or offset + length > self.length:
             raise LocalRangeError(offset, length, self.length)
         return ScatterGatherElement(self.addr + offset, length, self.lkey)
@@ -134,7 +137,8 @@ class MemoryRegion(Resource["h.MRPointer"]):
         for a range that is not inside, UnsupportedError where the device takes no advice;
         VerbsError as of :meth:`ProtectionDomain.advise_mr`.
         """
-        length = self.length - offset if length is None else length
+        offset = integer("offset", offset, None)
+        length = self.length - offset if length is None else integer("length", length, None)
         if offset < 0 or length <= 0 or offset + length > self.length:
             raise LocalRangeError(offset, length, self.length)
         self.pointer  # noqa: B018
@@ -168,6 +172,7 @@ class MemoryRegion(Resource["h.MRPointer"]):
             raise ValueError(
                 f"{self._label()} is not memory of a Python object: close it and register anew"
             )
+        access = None if access is None else choice("access", access, AccessFlags)
         rights = self.access if access is None else access
         if memory is None and view is not None:
             _check_changes(view, rights)
@@ -255,7 +260,9 @@ def register(
     huge_pages: bool,
 ) -> MemoryRegion:
     """Register memory; :meth:`ProtectionDomain.reg_mr` is the public name and has the contract."""
-    if huge_pages and not isinstance(memory, int):
+    access = None if access is None else choice("access", access, AccessFlags)
+    iova = None if iova is None else integer("iova", iova)
+    if huge_pages and not isinstance(memory, Integral):
         raise ValueError("huge pages are for memory of the library's own: give a number of bytes")
     pin = _memory(memory, access, huge_pages)
     view, length, page_size, readonly, _ = pin
@@ -349,11 +356,12 @@ def require_on_demand(context: Context, access: AccessFlags, *, implicit: bool =
 
 def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:
     """What to register. ValueError for rights that it cannot have."""
-    if isinstance(memory, int):
-        if memory <= 0:
-            raise ValueError(f"a memory region of {memory} bytes: it needs at least one")
-        pages = allocate(memory, huge_pages)
-        return Memory(pages.view, memory, pages.page_size, readonly=False)
+    if isinstance(memory, Integral):  # also of numpy, whose numbers have memory of their own
+        length = integer("memory, a number of bytes,", memory, None, None)
+        if length <= 0:
+            raise ValueError(f"a memory region of {length} bytes: it needs at least one")
+        pages = allocate(length, huge_pages)
+        return Memory(pages.view, length, pages.page_size, readonly=False)
     # Not every type that has the buffer protocol can tell the type checker so before Python 3.12.
     view = bytes_of(cast("AnyMemory", memory))
     if access is not None:

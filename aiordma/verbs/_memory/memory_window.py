@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiordma._core.arguments import choice, integer
 from aiordma._native import failure, ffi
 from aiordma.errors import UnsupportedError, VerbsError
 
@@ -88,10 +89,12 @@ class MemoryWindow(Resource["h.MWPointer"]):
         binds. What else is wrong, a window of type 2 that is still bound for example, fails
         the completion, whose status is MW_BIND_ERR then, and ends the queue pair.
         """
-        if addr is None:
-            addr = mr.addr
+        access = choice("access", access, AccessFlags)
+        addr = mr.addr if addr is None else integer("addr", addr)
         if length is None:
             length = mr.addr + mr.length - addr
+        length = integer("length", length, None)
+        wr_id, rkey = integer("wr_id", wr_id), None if rkey is None else integer("rkey", rkey)
         self._check(mr, access, addr, length)
         following = inc_rkey(self.rkey)
         if self.mw_type is MWType.TYPE_1:
@@ -201,7 +204,7 @@ def offers_windows(context: Context, mw_type: MWType) -> bool:
 
 def alloc_mw(pd: ProtectionDomain, mw_type: MWType) -> MemoryWindow:
     """As :meth:`ProtectionDomain.alloc_mw`."""
-    context = pd.context
+    context, mw_type = pd.context, choice("mw_type", mw_type, MWType)
     what = f"memory windows of type {int(mw_type)}"
     if not offers_windows(context, mw_type):
         raise UnsupportedError(what, device=context.name, verb="ibv_alloc_mw")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiordma._core.arguments import I32_MAX, U32_MAX, choice, integer
 from aiordma._native import explained, ffi
 from aiordma.errors import LocalRangeError, UnsupportedError, VerbsError
 
@@ -38,6 +39,7 @@ class DeviceMemory(Resource["h.DMPointer"]):
 
     def write(self, data: AnyMemory, offset: int = 0) -> None:
         """Copy ``data`` there (:func:`bytes_of`). LocalRangeError when it does not fit."""
+        offset = integer("offset", offset, None)
         with bytes_of(data) as source:
             self.check(offset, len(source))
             self.context.library.calls.ibv_memcpy_to_dm(
@@ -46,7 +48,8 @@ class DeviceMemory(Resource["h.DMPointer"]):
 
     def read(self, length: int | None = None, offset: int = 0) -> bytes:
         """Copy bytes from there, all of them by default. LocalRangeError beyond the end."""
-        length = self.length - offset if length is None else length
+        offset = integer("offset", offset, None)
+        length = self.length - offset if length is None else integer("length", length, None)
         self.check(offset, length)
         target = ffi.new("char[]", length)
         self.context.library.calls.ibv_memcpy_from_dm(target, self.pointer, offset, length)
@@ -63,6 +66,8 @@ class DeviceMemory(Resource["h.DMPointer"]):
 
 def alloc_dm(context: Context, length: int, log_align_req: int) -> DeviceMemory:
     """As :meth:`Context.alloc_dm`."""
+    length = integer("length", length, None)
+    log_align_req = integer("log_align_req", log_align_req, 0, U32_MAX)
     most = context.query_device_ex().max_dm_size
     capability = "memory of its own (device memory)"
     if not most:
@@ -81,7 +86,8 @@ def reg_dm_mr(
     pd: ProtectionDomain, dm: DeviceMemory, access: AccessFlags, offset: int, length: int | None
 ) -> MemoryRegion:
     """As :meth:`ProtectionDomain.reg_dm_mr`."""
-    length = dm.length - offset if length is None else length
+    offset, access = integer("offset", offset, None), choice("access", access, AccessFlags)
+    length = dm.length - offset if length is None else integer("length", length, None)
     dm.check(offset, length)
     check_rights(access)
     access |= AccessFlags.ZERO_BASED  # there is no address that it could have: ibv_alloc_dm(3)
@@ -102,6 +108,9 @@ def reg_dmabuf_mr(
     pd: ProtectionDomain, fd: int, length: int, access: AccessFlags, offset: int, iova: int | None
 ) -> MemoryRegion:
     """As :meth:`ProtectionDomain.reg_dmabuf_mr`."""
+    fd, length = integer("fd", fd, 0, I32_MAX), integer("length", length)
+    offset, access = integer("offset", offset), choice("access", access, AccessFlags)
+    iova = None if iova is None else integer("iova", iova)
     check_rights(access)
     addr = offset if iova is None else iova
     try:
@@ -121,15 +130,18 @@ def reg_pointer(
     pd: ProtectionDomain, addr: int, length: int, access: AccessFlags, iova: int | None
 ) -> MemoryRegion:
     """As :meth:`ProtectionDomain.reg_pointer`."""
+    addr, length = integer("addr", addr), integer("length", length, None)
     if length <= 0:
         raise ValueError(f"a memory region of {length} bytes: it needs at least one")
+    access = choice("access", access, AccessFlags)
+    iova = None if iova is None else integer("iova", iova)
     pointer, place = reg_mr(pd, ffi.cast("void *", addr), length, access, iova)
     return MemoryRegion(pd, pointer, place, length, access)
 
 
 def reg_implicit(pd: ProtectionDomain, access: AccessFlags) -> MemoryRegion:
     """As :meth:`ProtectionDomain.reg_implicit`."""
-    access |= AccessFlags.ON_DEMAND
+    access = choice("access", access, AccessFlags) | AccessFlags.ON_DEMAND
     require_on_demand(pd.context, access, implicit=True)
     pointer, _ = reg_mr(pd, ffi.cast("void *", 0), ADDRESS_SPACE, access, None)
     return MemoryRegion(pd, pointer, 0, ADDRESS_SPACE, access)

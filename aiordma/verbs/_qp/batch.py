@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
+from aiordma._core.arguments import U64_MAX, integer
 from aiordma.errors import BufferStateError
 
 from .._device.enums import SendFlags, WROpcode
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from .._device.address_handle import Destination
 
 T = TypeVar("T")
-_U64_MAX = (1 << 64) - 1
 _SIGNALED, _FENCE = int(SendFlags.SIGNALED), int(SendFlags.FENCE)
 _SOLICITED, _INLINE = int(SendFlags.SOLICITED), int(SendFlags.INLINE)
 
@@ -222,8 +222,8 @@ class SendBatch(_Batch[SendWorkRequest]):
                 flags,
                 remote_addr=remote_addr,
                 rkey=rkey,
-                compare_add=compare_add & _U64_MAX,
-                swap=swap & _U64_MAX,
+                compare_add=integer("compare or add", compare_add, None, None) & U64_MAX,
+                swap=integer("swap", swap, None, None) & U64_MAX,
             )
         )
 

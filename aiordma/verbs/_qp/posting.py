@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from aiordma._core.arguments import U64_MAX, integer
 from aiordma._native import RequestArray, ffi, lib
 from aiordma.errors import PostError, QueueFullError, UnsupportedError, WorkCompletionError
 
@@ -48,7 +49,6 @@ _BUILT = frozenset({WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
 _post_send_one = lib.aiordma_post_send_one
 _post_recv_one = lib.aiordma_post_recv_one
 _SIGNALED = int(SendFlags.SIGNALED)
-_U64_MAX = (1 << 64) - 1
 
 # Seconds that posting waits for a completion where automatic signaling is on and the queue full.
 ROOM_TIMEOUT = 10.0
@@ -151,7 +151,7 @@ class Posting(Resource["h.QPPointer"]):
 
     @signal_every.setter
     def signal_every(self, count: int) -> None:
-        posted = self._account()
+        posted, count = self._account(), integer("signal_every", count, None)
         if not 0 <= count <= posted.max_send_wr:
             raise ValueError(
                 f"{self!r}: signal_every must be 0 to {posted.max_send_wr}, not {count}"
@@ -285,8 +285,8 @@ class Posting(Resource["h.QPPointer"]):
             send_flags,
             remote_addr=remote_addr,
             rkey=rkey,
-            compare_add=compare_add & _U64_MAX,
-            swap=swap & _U64_MAX,
+            compare_add=integer("compare_add", compare_add, None, None) & U64_MAX,
+            swap=integer("swap", swap, None, None) & U64_MAX,
         )
         self.post_send((wr,))
 

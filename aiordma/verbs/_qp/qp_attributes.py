@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict, cast
 
+from aiordma._core.arguments import U32_MAX, choice, instance, integer, integers, truth
 from aiordma._native import ffi
 
-from .._device.address import AddressVector
+from .._device.address import AddressVector, vector_fields
 from .._device.enums import MTU, AccessFlags, MigrationState, QPAttrMask, QPState, QPType
 from .timers import decode_ack_timeout, decode_rnr_timer, encode_ack_timeout, encode_rnr_timer
 
@@ -43,6 +45,17 @@ class QPCapabilities(NamedTuple):
             cap.max_recv_sge,
             cap.max_inline_data,
         )
+
+    @classmethod
+    def of(cls, value: object) -> Self:
+        """Those that a caller gives, as Python's own numbers. Internal to the library."""
+        given = instance(
+            "capabilities",
+            value,
+            QPCapabilities,
+            "a QPCapabilities, as QPCapabilities(max_send_wr=64)",
+        )
+        return cls(**integers("capabilities", given._asdict(), U32_MAX))
 
     def write(self, attr: h.QPInitAttr | h.QPInitAttrEx | h.QPAttr) -> None:
         """Into the ``cap`` of a C structure."""
@@ -141,8 +154,15 @@ MASK_OF_FIELD: Mapping[str, QPAttrMask] = MappingProxyType(
 # How a value goes into its field, other than as it is.
 _CONVERSIONS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
     {
-        "ah_attr": AddressVector.fields,
-        "alt_ah_attr": AddressVector.fields,
+        "qp_state": partial(choice, "qp_state", kind=QPState),
+        "cur_qp_state": partial(choice, "cur_qp_state", kind=QPState),
+        "path_mtu": partial(choice, "path_mtu", kind=MTU),
+        "path_mig_state": partial(choice, "path_mig_state", kind=MigrationState),
+        "qp_access_flags": partial(choice, "qp_access_flags", kind=AccessFlags),
+        "cap": QPCapabilities.of,
+        "ah_attr": partial(vector_fields, "ah_attr"),
+        "alt_ah_attr": partial(vector_fields, "alt_ah_attr"),
+        "en_sqd_async_notify": partial(truth, "en_sqd_async_notify"),
         "min_rnr_timer": encode_rnr_timer,
         "timeout": encode_ack_timeout,
         "alt_timeout": encode_ack_timeout,
@@ -166,10 +186,10 @@ def fill(changes: QPChanges) -> tuple[h.QPAttr, QPAttrMask]:
 
 def filled(changes: QPChanges) -> h.QPAttr:
     """``struct ibv_qp_attr`` of names that are fields."""
-    values: dict[str, Any] = dict(changes)
-    for name, convert in _CONVERSIONS.items():
-        if name in values:
-            values[name] = convert(values[name])
+    values: dict[str, Any] = {}
+    for name, value in changes.items():
+        convert = _CONVERSIONS.get(name)
+        values[name] = integer(name, value) if convert is None else convert(value)
     try:
         return ffi.new("struct ibv_qp_attr *", values)
     except OverflowError:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
 
+from aiordma._core.arguments import U32_MAX, choice, instance, integer, truth
 from aiordma._native import failure, ffi
 from aiordma.errors import UnsupportedError, VerbsError
 
+from .._cq.completion import CompletionQueue
 from .._device.enums import DeviceCapability, QPCreateFlags, QPType
 from .._device.resource import Node, Resource
 from .qp_attributes import QPCapabilities, init_attr
@@ -18,7 +20,6 @@ from .transport_rules import SendOps
 if TYPE_CHECKING:
     from aiordma._native import handles as h
 
-    from .._cq.completion import CompletionQueue
     from .._device.context import Context
     from .._device.protection_domain import ProtectionDomain
     from .shared_receive_queue import SharedReceiveQueue
@@ -51,6 +52,18 @@ class QPOptions(NamedTuple):
     create_flags: QPCreateFlags = QPCreateFlags.NONE
     source_qpn: int | None = None
     max_tso_header: int = 0
+
+    def checked(self) -> Self:
+        """The same as a caller gives them, as Python's own numbers."""
+        if self == _PLAIN:
+            return self
+        number = self.source_qpn
+        return self._replace(
+            send_ops=choice("send_ops", self.send_ops, SendOps),
+            create_flags=choice("create_flags", self.create_flags, QPCreateFlags),
+            source_qpn=None if number is None else integer("source_qpn", number, 0, U32_MAX),
+            max_tso_header=integer("max_tso_header", self.max_tso_header, 0, U32_MAX),
+        )
 
     def __bool__(self) -> bool:
         return self != _PLAIN
@@ -132,6 +145,12 @@ def create_qp(
 ) -> QueuePair:
     """As :meth:`ProtectionDomain.create_qp`, and by an id as :meth:`ConnectionId.create_qp`."""
     context = pd.context
+    hint = "write capabilities=..." if isinstance(recv_cq, QPCapabilities) else ""
+    for name, cq in (("send_cq", send_cq), ("recv_cq", recv_cq)):
+        instance(name, cq, CompletionQueue, "a CompletionQueue (create_cq)", hint)
+    capabilities = QPCapabilities.of(capabilities)
+    qp_type, sq_sig_all = choice("qp_type", qp_type, QPType), truth("sq_sig_all", sq_sig_all)
+    options = options.checked()
     _require(context, qp_type, options.send_ops)
     attr: h.QPInitAttr | h.QPInitAttrEx
     try:

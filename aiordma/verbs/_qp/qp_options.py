@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from aiordma._core.arguments import U32_MAX, integers
 from aiordma._native import ffi
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ class ECE(NamedTuple):
     def packed(self) -> h.Ece:
         """The C structure."""
         ece = ffi.new("struct ibv_ece *")
-        ece.vendor_id = self.vendor_id
-        ece.options = self.options
+        for name, number in integers("ECE", self._asdict(), U32_MAX).items():
+            setattr(ece, name, number)
         return ece
 
     @classmethod
@@ -48,9 +49,8 @@ class RateLimit(NamedTuple):
         """The C structure; ValueError for a number out of range."""
         attr = ffi.new("struct ibv_qp_rate_limit_attr *")
         try:
-            attr.rate_limit = self.rate_limit
-            attr.max_burst_sz = self.max_burst_sz
-            attr.typical_pkt_sz = self.typical_pkt_sz
+            for name, number in integers("RateLimit", self._asdict(), U32_MAX).items():
+                setattr(attr, name, number)
         except OverflowError as error:
             raise ValueError(f"{self}: {error}") from None
         return attr

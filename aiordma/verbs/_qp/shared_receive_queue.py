@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aiordma._core.arguments import U32_MAX, integer
 from aiordma._native import RequestArray, failure, ffi, lib
 from aiordma.errors import PostError, QueueFullError, UnsupportedError, VerbsError
 
@@ -91,18 +92,19 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
         refuses, as it must when more than ``max_wr`` receives are posted, or when the limit is
         above ``max_wr``: nothing is changed then.
         """
+        if max_wr is not None:
+            max_wr = integer("max_wr", max_wr, 0, U32_MAX)
+        if srq_limit is not None:
+            srq_limit = integer("srq_limit", srq_limit, 0, U32_MAX)
         attr = ffi.new("struct ibv_srq_attr *")
         wanted = f"max_wr={max_wr}, srq_limit={srq_limit}"
         mask = 0
-        try:
-            if max_wr is not None:
-                attr.max_wr = max_wr
-                mask |= _MAX_WR
-            if srq_limit is not None:
-                attr.srq_limit = srq_limit
-                mask |= _LIMIT
-        except OverflowError as error:
-            raise ValueError(f"{self!r}: {wanted}: {error}") from None
+        if max_wr is not None:
+            attr.max_wr = max_wr
+            mask |= _MAX_WR
+        if srq_limit is not None:
+            attr.srq_limit = srq_limit
+            mask |= _LIMIT
         context = self.context
         offered = context.query_device().device_cap_flags
         if mask & _MAX_WR and not offered & DeviceCapability.SRQ_RESIZE:
@@ -211,6 +213,7 @@ def create_srq(
 ) -> SharedReceiveQueue:
     """As :meth:`ProtectionDomain.create_srq`."""
     context = pd.context
+    max_wr, max_sge = integer("max_wr", max_wr, None), integer("max_sge", max_sge, None)
     _check(context, max_wr, max_sge)
     if (xrcd is None) != (cq is None):
         raise ValueError("an XRC shared receive queue needs both an XRC domain and a CQ")

@@ -1,0 +1,138 @@
+"""Arguments of public calls: numbers of any library become Python's own, the rest is refused.
+
+Each function returns the value to use, and its errors name the argument, what is wanted and what
+came.  A call converts its arguments before it does anything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import Enum, Flag
+from operator import index
+from reprlib import repr as brief
+from typing import SupportsFloat, TypeVar
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
+
+I32_MAX = (1 << 31) - 1
+U32_MAX = (1 << 32) - 1
+U64_MAX = (1 << 64) - 1
+
+_BOOLS = ("bool", "bool_")
+"""Names of the classes of truth values: Python's, and those of numpy's versions."""
+
+
+def refusal(name: str, wanted: str, value: object, hint: str = "") -> str:
+    """The text of an error: the argument, what is wanted, what came, and perhaps what to write."""
+    came = "None" if value is None else f"{type(value).__name__} {brief(value)}"
+    return f"{name} is {wanted}, not {came}" + (f"; {hint}" if hint else "")
+
+
+def integer(name: str, value: object, low: int | None = 0, high: int | None = U64_MAX) -> int:
+    """A size, count or other whole number from `low` to `high`; None: without that bound.
+
+    TypeError for what is no integer (a float is none, nor is a bool), ValueError out of range.
+    """
+    number = value if type(value) is int else _index(name, value, low, high)
+    if (low is not None and number < low) or (high is not None and number > high):
+        raise ValueError(f"{name} is {_range(low, high)}, not {number}")
+    return number
+
+
+def _index(name: str, value: object, low: int | None, high: int | None) -> int:
+    try:
+        if is_bool := type(value).__name__ in _BOOLS:
+            raise TypeError
+        return int(index(value))  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        number = isinstance(value, SupportsFloat) and not is_bool
+        hint = "round it, as with int()" if number else ""
+        raise TypeError(refusal(name, _range(low, high), value, hint)) from None
+
+
+def _range(low: int | None, high: int | None) -> str:
+    if low is None:
+        return "an int"
+    if high is None:
+        return f"an int of at least {low}"
+    if high == U64_MAX:
+        return "an int of 64 bits" + (f", at least {low}" if low >= 0 else "")
+    return f"an int from {low} to {high}"
+
+
+def integers(what: str, values: Mapping[str, object], high: int = U64_MAX) -> dict[str, int]:
+    """The numbers of a record, by their names in it."""
+    return {name: integer(f"{what}.{name}", value, 0, high) for name, value in values.items()}
+
+
+def seconds(name: str, value: object, *, endless: bool = False) -> float:
+    """A time: a real number of any kind, such as of numpy, a Fraction or a Decimal.
+
+    TypeError for what is none (a bool, text, a timedelta), ValueError for nan, for a negative one,
+    and for infinity unless `endless` allows it.
+    """
+    length = value if type(value) is float else _real(name, value)
+    if not (0 <= length < math.inf or (endless and length == math.inf)):
+        finite = "" if endless else "finite "
+        raise ValueError(f"{name} is a {finite}number of seconds, 0 or more, not {length}")
+    return length
+
+
+def _real(name: str, value: object) -> float:
+    try:
+        if type(value).__name__ in _BOOLS or not isinstance(value, SupportsFloat):
+            raise TypeError
+        return float(value)
+    except TypeError:
+        hint = "write value.total_seconds()" if hasattr(value, "total_seconds") else ""
+        raise TypeError(refusal(name, "a number of seconds", value, hint)) from None
+    except OverflowError:
+        raise ValueError(f"{name} is too large a number of seconds: {brief(value)}") from None
+
+
+def truth(name: str, value: object) -> bool:
+    """True or False, also numpy's, or 0 or 1."""
+    if value is True or value is False:
+        return value
+    if type(value).__name__ in _BOOLS or (type(value) is int and value in (0, 1)):
+        return bool(value)
+    raise TypeError(refusal(name, "True or False", value))
+
+
+def choice(name: str, value: object, kind: type[E]) -> E:
+    """A member of an enumeration, or a set of its flags: also by name or by number."""
+    if type(value) is kind:
+        return value
+    with_names = ", ".join(f"{kind.__name__}.{member}" for member in kind.__members__)
+    wanted = f"of {kind.__name__} ({with_names})"
+    hint = "join several with |" if issubclass(kind, Flag) else ""
+    if isinstance(value, str):
+        if value in kind.__members__:
+            return kind[value]
+        raise TypeError(refusal(name, wanted, value, hint))
+    try:
+        number = _index(name, value, None, None)
+    except TypeError:
+        raise TypeError(refusal(name, wanted, value, hint)) from None
+    known = number in kind._value2member_map_
+    if issubclass(kind, Flag):
+        known = number >= 0 and not number & ~_every_bit(kind)
+    if not known:
+        raise ValueError(refusal(name, wanted, value, hint))
+    return kind(number)
+
+
+def _every_bit(kind: type[Flag]) -> int:
+    bits = 0
+    for member in kind.__members__.values():
+        bits |= int(member.value)
+    return bits
+
+
+def instance(name: str, value: object, kind: type[T], wanted: str, hint: str = "") -> T:
+    """An object of a class; `wanted` says which, in words, and how it is made."""
+    if isinstance(value, kind):
+        return value
+    raise TypeError(refusal(name, wanted, value, hint))
