@@ -7,11 +7,16 @@
         received = queue.recv_nowait([room])            # a future: receives come before the peer
         await queue.send([piece], imm=7)
         async with queue.batch() as batch:              # one doorbell, one await
-            batch.write([piece], remote_addr, rkey)
-            batch.read([other], remote_addr, rkey)
+            batch.write([piece], remote_addr, rkey, signaled=False)
+            batch.read([other], remote_addr, rkey, wr_id=77)
         completion = await received
 
 `AsyncConnectionId.create_qp` makes one that the connection manager connects.
+
+A completion has the ``wr_id`` of its request. A request with ``signaled=False`` has none and is not
+waited for: awaiting it returns None as soon as it is posted, and its future, where there is one,
+ends with that of the next signaled request. When unsignaled requests have taken half of the send
+queue in a row, one of them is signaled all the same, so that they cannot fill it for good.
 
 A task that finds the send queue full waits for a slot, first come first served. A posted request
 cannot be taken back: after a cancellation its memory stays with the device until the completion, or
@@ -30,10 +35,12 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeAlias, Unpack
 
 from . import cm, verbs
+from ._core.arguments import integer
 from ._loop.driver import ContextEvents, Watch
 from .errors import BufferStateError, BusyError, QueueFullError, RDMAError, work_completion_error
 from .verbs._device.context import event_error
@@ -64,14 +71,15 @@ _FATAL = frozenset(
 
 def _awaitable(
     operation: Callable[Concatenate[verbs.SendBatch, P], None],
-) -> Callable[Concatenate[AsyncQueuePair, P], Coroutine[Any, Any, verbs.WorkCompletion]]:
-    """An operation of a batch as one that is posted alone and waited for."""
+) -> Callable[Concatenate[AsyncQueuePair, P], Coroutine[Any, Any, verbs.WorkCompletion | None]]:
+    """An operation of a batch as one that is posted alone and, if signaled, waited for."""
 
     @functools.wraps(operation)
     async def alone(
         self: AsyncQueuePair, /, *arguments: P.args, **keywords: P.kwargs
-    ) -> verbs.WorkCompletion:
-        return (await self.submit(_collected(operation, *arguments, **keywords)))[0]
+    ) -> verbs.WorkCompletion | None:
+        completions = await self.submit(_collected(operation, *arguments, **keywords))
+        return completions[0] if completions else None
 
     return alone
 
@@ -145,7 +153,9 @@ class AsyncQueuePair:
             raise
         self._loop = loop
         self._numbers = itertools.count()
-        self._sends: dict[int, Completed] = {}
+        self._sends: dict[int, tuple[Completed, int]] = {}  # by number: the future and the wr_id
+        self._longest_run = max(1, self.qp.capabilities.max_send_wr // 2)  # of unsignaled requests
+        self._any_unsignaled = False
         self._receives: dict[int, Completed | _Arrivals] = {}
         self._rings: list[ReceiveRing] = []
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -158,8 +168,9 @@ class AsyncQueuePair:
     # ---- sending -------------------------------------------------------------------------
 
     def submit_nowait(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:
-        """Post requests, with one doorbell; a future for each, all signaled, numbered anew.
+        """Post requests, with one doorbell; a future for each.
 
+        That of an unsignaled request has the completion that told of it, with its own ``wr_id``.
         QueueFullError, and nothing is posted, when there are not enough free slots or others wait
         for some. Everything else that :meth:`verbs.QueuePair.post_send` raises.
         """
@@ -171,28 +182,37 @@ class AsyncQueuePair:
                 f"{len(requests)} wanted, {self._room} slots of {self.qp!r} free,"
                 f" {len(self._waiters)} others wait",
             )
-        return self._post(requests)
+        return self._post(requests, self._signaled(requests))
 
     async def submit(self, requests: Sequence[verbs.SendWorkRequest]) -> list[verbs.WorkCompletion]:
-        """Post requests as soon as there is room for all, and wait until all have completed.
+        """Post requests as soon as there is room for all, and wait for the signaled ones.
 
-        The first failure is raised: WorkCompletionError by its status. ValueError for more
-        requests than the send queue has slots. Cancelled while it waits for room, it has posted
-        nothing; later it changes nothing for the device.
+        The completions of these, in order; unsignaled ones before them are done then. Once there
+        have been unsignaled requests, which may keep half of the slots, a longer list is posted in
+        two parts. The first failure is raised: WorkCompletionError by its status. ValueError for
+        more requests than the send queue has slots. Cancelled while it waits for room, it has
+        posted nothing; later it changes nothing for the device.
         """
         size = self.qp.capabilities.max_send_wr
         if len(requests) > size:
             raise ValueError(f"{len(requests)} requests; the send queue of {self.qp!r} has {size}")
-        await self._reserve(len(requests))
-        self._reserved -= len(requests)
-        try:
-            self._check()  # it may have waited
-            posted = self._post(requests)
-        except BaseException:
-            self._wake_waiters()  # nothing will complete for them
-            raise
+        asked = self._signaled(requests)
+        # Unsignaled requests may keep as many slots as their longest run has, less the one that is
+        # signaled: with more wanted at a time it could wait for ever.
+        at_once = size - self._longest_run + 1 if self._any_unsignaled else size
+        posted: list[Completed] = []
+        for start in range(0, len(requests), at_once):
+            part, of_part = requests[start : start + at_once], asked[start : start + at_once]
+            await self._reserve(len(part))
+            self._reserved -= len(part)
+            try:
+                self._check()  # it may have waited
+                posted += self._post(part, of_part)
+            except BaseException:
+                self._wake_waiters()  # nothing will complete for them
+                raise
         # In order, as they complete; with the first that fails, all later ones do.
-        return [await future for future in posted]
+        return [await future for future, signaled in zip(posted, asked, strict=True) if signaled]
 
     def batch(self) -> AsyncBatch:
         """A scope that collects requests, posts them at its end and waits for all."""
@@ -242,14 +262,28 @@ class AsyncQueuePair:
                 waiter.set_result(None)
             self._waiters.popleft()
 
-    def _post(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:
-        for request in requests:
-            request.wr_id = next(self._numbers)
-            request.send_flags |= _SIGNALED
-        self.qp.post_send(requests)
+    def _signaled(self, requests: Sequence[verbs.SendWorkRequest]) -> list[bool]:
+        every = self.qp.sq_sig_all
+        asked = [every or bool(request.send_flags & _SIGNALED) for request in requests]
+        self._any_unsignaled |= not all(asked)
+        return asked
+
+    def _post(
+        self, requests: Sequence[verbs.SendWorkRequest], asked: Sequence[bool]
+    ) -> list[Completed]:
+        wr_ids = [integer("wr_id", request.wr_id) for request in requests]
+        run = self.qp.unsignaled_tail if self._any_unsignaled else 0
+        numbered = []
+        for request, signaled in zip(requests, asked, strict=True):
+            run = 0 if signaled else run + 1
+            flags = request.send_flags
+            if run >= self._longest_run:
+                run, flags = 0, flags | _SIGNALED
+            numbered.append(replace(request, wr_id=next(self._numbers), send_flags=flags))
+        self.qp.post_send(numbered)
         futures = [self._loop.create_future() for _ in requests]
-        for request, future in zip(requests, futures, strict=True):
-            self._sends[request.wr_id] = future
+        for posted, future, wr_id in zip(numbered, futures, wr_ids, strict=True):
+            self._sends[posted.wr_id] = future, wr_id
         return futures
 
     # ---- receiving -----------------------------------------------------------------------
@@ -306,13 +340,21 @@ class AsyncQueuePair:
 
     def _deliver(self, found: list[verbs.WorkCompletion]) -> None:
         for wc in found:
-            waiting = self._sends.pop(wc.wr_id, None) or self._receives.pop(wc.wr_id, None)
-            if waiting is None:
-                continue
-            if (error := wc.error()) is not None:
-                _set_error(waiting, error)
-            elif not waiting.done():
-                waiting.set_result(wc)
+            number = wc.wr_id
+            if number in self._sends:
+                self._deliver_sends(number, wc)
+            elif (waiting := self._receives.pop(number, None)) is not None:
+                _end(waiting, wc)
+
+    def _deliver_sends(self, number: int, wc: verbs.WorkCompletion) -> None:
+        """Ends the request of a number, and the unsignaled ones before it, which are done."""
+        while self._any_unsignaled and (first := next(iter(self._sends))) < number:
+            future, wr_id = self._sends.pop(first)
+            _end(future, wc._replace(wr_id=wr_id, status=verbs.WCStatus.SUCCESS, failure=None))
+        future, wr_id = self._sends.pop(number)
+        if wc.failure is not None:
+            wc.failure.wr_id = wr_id
+        _end(future, wc._replace(wr_id=wr_id))
 
     def _deliver_executed(self, found: list[verbs.WorkCompletion]) -> None:
         self._deliver([wc for wc in found if wc.status is not verbs.WCStatus.WR_FLUSH_ERR])
@@ -346,7 +388,7 @@ class AsyncQueuePair:
         sends, self._sends = self._sends, {}
         receives, self._receives = self._receives, {}
         waiters, self._waiters = self._waiters, deque()
-        for send in sends.values():
+        for send, _ in sends.values():
             _set_error(send, error("work request"))
         for receive in (*receives.values(), *(ring._arrivals for ring in self._rings)):
             _set_error(receive, error("receive"))
@@ -417,6 +459,7 @@ class ReceiveRing:
     """
 
     def __init__(self, queue: AsyncQueuePair, count: int, size: int) -> None:
+        count, size = integer("count", count, None), integer("size", size, None)
         if count < 1 or not 1 <= size <= _LONGEST:
             raise ValueError(
                 f"{count} receives of {size} bytes: ask for 1 or more, of 1 to {_LONGEST} bytes,"
@@ -523,7 +566,8 @@ class _Arrivals:
 class AsyncBatch(verbs.SendBatch):
     """Collects inside ``async with``; its end posts everything with one doorbell and waits.
 
-    An exception inside drops everything. ``completions`` are those of the requests, in order.
+    An exception inside drops everything. ``completions`` are those of the signaled requests, in
+    order.
     """
 
     def __init__(self, queue: AsyncQueuePair) -> None:
@@ -548,6 +592,13 @@ class AsyncBatch(verbs.SendBatch):
         super().__exit__(kind, error, where)
         if self._collected:
             self.completions = await self._queue.submit(self._collected)
+
+
+def _end(waiting: Completed | _Arrivals, wc: verbs.WorkCompletion) -> None:
+    if (error := wc.error()) is not None:
+        _set_error(waiting, error)
+    elif not waiting.done():
+        waiting.set_result(wc)
 
 
 def _set_error(waiting: asyncio.Future[Any] | _Arrivals, error: Exception) -> None:

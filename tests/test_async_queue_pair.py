@@ -51,11 +51,14 @@ async def connected(
     capabilities: QPCapabilities | None = None,
     qp_type: QPType = QPType.RC,
     send_ops: verbs.SendOps = verbs.SendOps.NONE,
+    sq_sig_all: bool = False,
     **connect: float,
 ) -> AsyncIterator[tuple[Side, Side]]:
     sides = []
     for _ in range(2):
-        queue = AsyncQueuePair(pd, capabilities, qp_type=qp_type, send_ops=send_ops)
+        queue = AsyncQueuePair(
+            pd, capabilities, qp_type=qp_type, send_ops=send_ops, sq_sig_all=sq_sig_all
+        )
         sides.append(Side(queue, pd.reg_mr(8192, ALL_REMOTE | verbs.AccessFlags.LOCAL_WRITE)))
     first, second = (side.queue.qp.endpoint() for side in sides)
     sides[0].queue.qp.connect(first, second, access=ALL_REMOTE, **connect)  # type: ignore[arg-type]
@@ -76,6 +79,7 @@ async def test_every_operation(pd: verbs.ProtectionDomain, built: bool) -> None:
         one.mr.buf[:8] = b"12345678"
         received = two.queue.recv_nowait([two.piece(64)])
         sent = await one.queue.send([one.piece()], imm=7)
+        assert sent is not None
         assert sent.opcode is WCOpcode.SEND
         assert ((await received).imm_data, (await received).byte_len) == (7, 8)
         assert bytes(two.mr.buf[64:72]) == b"12345678"
@@ -303,12 +307,58 @@ async def test_nowait_says_that_it_is_full(pd: verbs.ProtectionDomain) -> None:
             await waiting
 
 
+@pytest.mark.parametrize("signal_all", [False, True], ids=["by request", "all"])
+async def test_unsignaled_requests_never_fill_the_queue_for_good(
+    pd: verbs.ProtectionDomain, signal_all: bool
+) -> None:
+    """Ten times what the queue holds, alone, and in lists of all that it holds."""
+    async with connected(pd, QPCapabilities(max_send_wr=4), sq_sig_all=signal_all) as (one, two):
+        queue, size = one.queue, one.queue.qp.capabilities.max_send_wr
+        target = two.mr.addr, two.mr.rkey
+        for number in range(10 * size):
+            one.mr.buf[:8] = number.to_bytes(8, "little")
+            ended = await queue.write([one.piece()], *target, signaled=False, wr_id=77)
+            assert ended is None if not signal_all else ended is not None and ended.wr_id == 77
+        for _ in range(10):
+            async with queue.batch() as batch:
+                for number in range(size):
+                    batch.fetch_and_add(
+                        one.piece(8), *target, 1, signaled=number == 1, wr_id=number
+                    )
+            numbers = [completion.wr_id for completion in batch.completions]
+            assert numbers == (list(range(size)) if signal_all else [1])
+        last = await queue.read([one.piece(16)], *target, wr_id=78)
+        assert last is not None
+        assert last.wr_id == 78
+        assert queue.qp.free_send_slots == size
+        assert int.from_bytes(one.mr.buf[16:24], "little") == 20 * size - 1
+
+
+async def test_the_future_of_an_unsignaled_request_ends_with_the_next_completion(
+    pd: verbs.ProtectionDomain,
+) -> None:
+    async with connected(pd) as (one, two):
+        request = SendWorkRequest(
+            5, WROpcode.RDMA_WRITE, [one.piece()], 0, remote_addr=two.mr.addr, rkey=two.mr.rkey
+        )
+        silent = one.queue.submit_nowait([request, request])
+        told = one.queue.write_nowait([one.piece()], two.mr.addr, two.mr.rkey, wr_id=6)
+        assert [(await each).wr_id for each in (*silent, told)] == [5, 5, 6]
+        assert (request.wr_id, request.send_flags) == (5, 0)
+        refused = one.queue.submit_nowait([request])
+        bad = one.queue.write_nowait([one.piece()], two.mr.addr, two.mr.rkey ^ 0x5A5A5A00, wr_id=7)
+        with pytest.raises(RemoteAccessError) as failure:
+            await bad
+        assert failure.value.wr_id == 7
+        assert (await refused[0]).ok
+
+
 async def test_cancelled_while_it_waits_for_room(pd: verbs.ProtectionDomain) -> None:
     """Nothing is posted for it, and the next one gets its turn."""
     async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
 
-        def add() -> asyncio.Task[verbs.WorkCompletion]:
+        def add() -> asyncio.Task[verbs.WorkCompletion | None]:
             return asyncio.create_task(
                 one.queue.fetch_and_add(one.piece(), two.mr.addr, two.mr.rkey, 1)
             )

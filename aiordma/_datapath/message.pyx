@@ -14,6 +14,8 @@ from aiordma.errors import BufferStateError
 cdef class Message:
     """What `recv` returns.  `bytes(message)` copies; `message.data` is the memory itself.
 
+    What takes bytes alone takes a copy: `json.loads(bytes(message))`.
+
     The memory is yours until `release`, the end of its `with`, or until the message is garbage;
     after that the message is inert (BufferStateError), while views taken before keep showing the
     same bytes for as long as they live.  `imm` is the sender's immediate data, or None.
@@ -42,10 +44,14 @@ cdef class Message:
         self.check()
         return self.block.view_of(self.offset, self.offset + self.length)
 
-    def __getattr__(self, name):
-        """Says what to write to users of bytes' methods, such as `decode`."""
-        hint = f": write bytes(message).{name}, which copies" if hasattr(bytes, name) else ""
-        raise AttributeError(f"a Message has no {name!r}{hint}", name=name, obj=self)
+    @property
+    def decode(self):
+        """Says what to write to users who take the message for bytes."""
+        # Only this one: __getattr__ would make every access to an attribute slower.
+        raise AttributeError(
+            "a Message is no bytes: write bytes(message).decode(), which copies, or "
+            "str(message.data, 'utf-8')", name="decode", obj=self,
+        )
 
     def __bytes__(self):
         self.check()

@@ -24,8 +24,6 @@ OF_ALL = {
     "__doc__",
     "__eq__",
     "__ge__",
-    "__getattr__",  # in a stub it would stand for every name
-    "__getattribute__",
     "__gt__",
     "__hash__",
     "__le__",
@@ -37,6 +35,7 @@ OF_ALL = {
     "__release_buffer__",
     "__repr__",
     "__setstate_cython__",
+    "decode",  # of a Message: only an error that says what to write
 }
 SUBCLASSABLE = 1 << 10  # Py_TPFLAGS_BASETYPE
 

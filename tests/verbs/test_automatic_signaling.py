@@ -66,11 +66,20 @@ def test_ten_thousand_writes_through_a_queue_of_64(ends: tuple[End, End], every:
         assert int.from_bytes(b.mr.buf[at : at + 8], "little") == number
 
 
-def test_without_it_the_queue_overflows(ends: tuple[End, End]) -> None:
-    for number in range(ends[0].qp.capabilities.max_send_wr):
-        write(ends, number)
-    with pytest.raises(QueueFullError, match="all are of unsignaled requests"):
-        write(ends, MANY)
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+def test_without_it_polling_frees_a_queue_of_unsignaled_requests(
+    ends: tuple[End, End], together: bool
+) -> None:
+    a, _ = ends
+    size = a.qp.capabilities.max_send_wr
+    for _ in range(10):
+        if together:
+            a.qp.post_send([request(ends, 0, UNSIGNALED)] * size)
+        else:
+            for number in range(size):
+                write(ends, number)
+        while a.qp.free_send_slots < size:
+            assert not a.cq.poll()
 
 
 def test_several_at_a_time(ends: tuple[End, End]) -> None:

@@ -60,6 +60,7 @@ class PostedWork:
         "_failures",
         "_receives",
         "_sends",
+        "by_qp",
         "first_failure",
         "max_send_wr",
         "signal_every",
@@ -70,6 +71,8 @@ class PostedWork:
         self._failures = Counter() if failures is None else failures
         self.max_send_wr: int = max_send_wr
         self.signal_every: int = 0
+        self.by_qp: PostedWorkByQP | None = None
+        """That of the send completion queue, which hides the completions of AUTOMATIC ones."""
         self.first_failure: WorkCompletionError | None = None
         self._sends: deque[tuple[int, int, int]] = deque()  # wr_id, opcode, signaled
         self._receives: deque[int] = deque()
@@ -105,18 +108,24 @@ class PostedWork:
 
     def send_one(self, wr_id: int, opcode: int, signaled: int) -> int:
         """As :meth:`send`, and AUTOMATIC if that is due; returns how it is signaled."""
-        if self.signal_every and not signaled:
+        if not signaled and (self.signal_every or len(self._sends) + 1 >= self.max_send_wr):
             (signaled,) = self.automatic((signaled,))
         self._sends.append((wr_id, opcode, signaled))
         return signaled
 
     def automatic(self, signaled: Iterable[int]) -> list[int]:
-        """How requests to be posted are signaled: every ``signal_every``-th other one AUTOMATIC."""
+        """How requests to be posted are signaled: every ``signal_every``-th other one AUTOMATIC.
+
+        So is the one with which unsignaled requests would fill the send queue: without it nothing
+        could ever free an entry.
+        """
         run = self.unsignaled
         chosen = []
         for asked in signaled:
             run = 0 if asked else run + 1
-            is_due = run >= self.signal_every > 0
+            is_due = run >= (self.signal_every or self.max_send_wr)
+            if is_due and self.by_qp is not None:
+                self.by_qp.any_automatic = True
             chosen.append(AUTOMATIC if is_due else asked)
             run = 0 if is_due else run
         return chosen

@@ -105,6 +105,8 @@ class Posting(Resource["h.QPPointer"]):
         for cq in cqs:
             if cq is not None:
                 cq.posted_work.add(self.qp_num, posted)
+        if self._send_cq is not None:
+            posted.by_qp = self._send_cq.posted_work
 
     # --- tracking --------------------------------------------------------------------------
 
@@ -146,6 +148,9 @@ class Posting(Resource["h.QPPointer"]):
         fails as it does without this. At most the entries of the send queue. While something is
         kept, ``start_poll`` of an extended completion queue and ``CompletionChannel.drain`` refuse.
         Not for a queue pair of an event loop.
+
+        With 0, an unsignaled request that takes the last entry is signaled in this way, if no
+        signaled one is under way: polling then frees the entries.
         """
         return self._account().signal_every
 
@@ -157,9 +162,6 @@ class Posting(Resource["h.QPPointer"]):
                 f"{self!r}: signal_every must be 0 to {posted.max_send_wr}, not {count}"
             )
         posted.signal_every = count
-        if count:
-            assert self._send_cq is not None
-            self._send_cq.posted_work.any_automatic = True
 
     def make_room(self, wanted: int) -> None:
         """Poll until so many entries of the send queue are free; QueueFullError if none will be.
@@ -312,7 +314,7 @@ class Posting(Resource["h.QPPointer"]):
             signaled: list[int] = [
                 self.sq_sig_all or bool(wr.send_flags & _SIGNALED) for wr in requests
             ]
-            if posted.signal_every:
+            if posted.signal_every or len(requests) >= posted.free:
                 signaled = posted.automatic(signaled)
                 requests = [
                     replace(wr, send_flags=wr.send_flags | _SIGNALED) if asked else wr
@@ -459,10 +461,11 @@ class Posting(Resource["h.QPPointer"]):
     def _full(self, wanted: int) -> QueueFullError:
         posted = self._account()
         detail = f"{wanted} wanted, {posted.free} of {posted.max_send_wr} slots free"
-        if posted.unsignaled == posted.max_send_wr:
-            detail += "; all are of unsignaled requests, which nothing will ever free"
-        elif posted.is_stuck:
-            detail += "; those in use are of unsignaled requests: post a signaled one to free them"
+        if posted.is_stuck:
+            detail += (
+                "; those in use are of unsignaled requests: post a signaled one to free them, or"
+                " set signal_every"
+            )
         else:
             detail += "; poll the completions of what was posted"
         return QueueFullError("ibv_post_send", 0, f"{detail}; {self!r} on {self.context.name}")
