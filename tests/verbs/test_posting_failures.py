@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -194,15 +194,18 @@ def test_a_full_receive_queue(pair: tuple[End, End]) -> None:
     with pytest.raises(PostError) as caught:
         one.qp.post_recv([ReceiveWorkRequest(i, [sge(one)]) for i in range(granted + 10)])
     assert caught.value.errno == errno.ENOMEM
-    assert one.qp.capabilities.max_recv_wr <= caught.value.bad_index <= granted
-    with pytest.raises(PostError):
+    most = one.qp.capabilities.max_recv_wr
+    assert most <= caught.value.bad_index <= granted
+    with pytest.raises(QueueFullError, match=f"max_recv_wr is {most}"):
         one.qp.post_recv_one(1, one.mr.addr, 8, one.mr.lkey)
 
 
 def test_too_many_pieces(pair: tuple[End, End]) -> None:
     one, _ = pair
     pieces = [sge(one, 0, 8)] * 40
-    with pytest.raises(PostError) as caught:
+    caps = one.qp.capabilities
+    said = "40 pieces of memory; max_{}_sge is {}"
+    with pytest.raises(PostError, match=said.format("send", caps.max_send_sge)) as caught:
         one.qp.post_send(
             [
                 SendWorkRequest(1, WROpcode.SEND, pieces[:1]),
@@ -211,8 +214,46 @@ def test_too_many_pieces(pair: tuple[End, End]) -> None:
         )
     assert caught.value.bad_index == 1
     assert caught.value.errno in (errno.EINVAL, errno.ENOMEM)
-    with pytest.raises(PostError):
+    with pytest.raises(PostError, match=said.format("recv", caps.max_recv_sge)):
         one.qp.post_recv([ReceiveWorkRequest(1, pieces)])
+
+
+def test_too_much_inline(pair: tuple[End, End]) -> None:
+    one, _ = pair
+    most = one.qp.capabilities.max_inline_data
+    length, flags = most + 1, SIGNALED | SendFlags.INLINE
+    request = SendWorkRequest(1, WROpcode.SEND, [sge(one, 0, length)], flags)
+    with pytest.raises(PostError, match=f"{length} bytes inline; max_inline_data is {most}"):
+        one.qp.post_send([request])
+    with pytest.raises(PostError, match=f"{length} bytes inline; max_inline_data is {most}"):
+        one.qp.post_send_one(1, WROpcode.SEND, flags, one.mr.addr, length, one.mr.lkey)
+    assert one.qp.free_send_slots == one.qp.capabilities.max_send_wr
+
+
+def test_pieces_of_another_shape(pair: tuple[End, End]) -> None:
+    """A tuple of three numbers is a piece; anything else is said, before anything is posted."""
+    one, two = pair
+    two.qp.post_recv_one(1, two.mr.addr, 8, two.mr.lkey)
+    plain: Any = (one.mr.addr, 8, one.mr.lkey)
+    one.qp.post_send([SendWorkRequest(1, WROpcode.SEND, [plain])])
+    assert one.completion().ok
+    for pieces, said in (
+        (sge(one), "not as a single one: write [piece]"),
+        (plain, "not of int"),
+        ([(one.mr.addr, 8)], "not of tuple"),
+        (one.mr, "not as MemoryRegion"),
+        (b"bytes", "not as bytes"),
+        ([bytearray(8)], "not of bytearray"),
+    ):
+        wrong: Any = pieces
+        with pytest.raises(TypeError, match=said.replace("[", r"\[")):
+            one.qp.post_send([SendWorkRequest(1, WROpcode.SEND, wrong)])
+        with pytest.raises(TypeError, match=said.replace("[", r"\[")):
+            one.qp.post_recv([ReceiveWorkRequest(1, wrong)])
+    alone: Any = SendWorkRequest(1, WROpcode.SEND)
+    with pytest.raises(TypeError, match=r"a list: write \[request\]"):
+        one.qp.post_send(alone)
+    assert one.qp.free_send_slots == one.qp.capabilities.max_send_wr
 
 
 @pytest.mark.parametrize(
@@ -255,13 +296,13 @@ def test_a_number_that_does_not_fit(pair: tuple[End, End]) -> None:
 def test_posting_in_the_wrong_state(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
     """ibv_post_recv(3): receives from INIT on; sends in RTS."""
     with pd.create_qp(cq) as qp, pd.reg_mr(64) as mr:
-        with pytest.raises(PostError):
+        with pytest.raises(PostError, match="in RESET: sends are posted from RTS on"):
             qp.post_send_one(1, WROpcode.SEND, SIGNALED, mr.addr, 8, mr.lkey)
-        with pytest.raises(PostError):
+        with pytest.raises(PostError, match="in RESET: receives are posted from INIT on"):
             qp.post_recv_one(1, mr.addr, 8, mr.lkey)
         qp.to_init()
         qp.post_recv_one(1, mr.addr, 8, mr.lkey)
-        with pytest.raises(PostError):
+        with pytest.raises(PostError, match="in INIT: sends are posted from RTS on"):
             qp.post_send_one(1, WROpcode.SEND, SIGNALED, mr.addr, 8, mr.lkey)
 
 

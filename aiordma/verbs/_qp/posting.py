@@ -5,17 +5,26 @@ from __future__ import annotations
 import errno
 import struct
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiordma._core.arguments import U64_MAX, integer
 from aiordma._native import RequestArray, ffi, lib
-from aiordma.errors import PostError, QueueFullError, UnsupportedError, WorkCompletionError
+from aiordma.errors import (
+    PostError,
+    QueueFullError,
+    RDMAError,
+    UnsupportedError,
+    WorkCompletionError,
+)
 
 from .._device.enums import DeviceCapability, QPType, SendFlags, WROpcode
 from .._device.resource import Resource
 from .batch import ReceiveBatch, SendBatch
+from .post_failures import Limits, request_reason, state_reason
 from .posted_work import PostedWork
 from .transport_rules import (
     ALWAYS,
@@ -33,6 +42,7 @@ from .work_request import (
     SendWorkRequest,
     pack_recvs,
     pack_sends,
+    wrong_requests,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +50,7 @@ if TYPE_CHECKING:
 
     from .._cq.completion import CompletionQueue
     from .._device.context import Context
-    from .qp_attributes import QPCapabilities
+    from .qp_attributes import QPAttributes, QPCapabilities
     from .shared_receive_queue import SharedReceiveQueue
 
 # No request of ibv_post_send(3), but of ibv_wr_post(3) alone.
@@ -239,7 +249,9 @@ class Posting(Resource["h.QPPointer"]):
         if code:
             if posted is not None:
                 posted.withdraw_sends(1)
-            raise self.post_error("ibv_post_send", code, 0)
+            piece = (ScatterGatherElement(addr, length, lkey),) if length else ()
+            request = SendWorkRequest(wr_id, opcode, piece, send_flags)
+            raise self.post_error("ibv_post_send", code, 0, (request,))
 
     def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
         """Post one receive of one piece of memory (none when ``length`` is 0): the fast path."""
@@ -304,8 +316,12 @@ class Posting(Resource["h.QPPointer"]):
         device tells by ``bad_index`` the first that was not posted; those before it are, unless
         the queue pair was made with ``send_ops``, which posts all or nothing.
         """
-        for wr in requests:
-            self._check(wr)
+        try:
+            for wr in requests:
+                self._check(wr)
+            array = self._request_array(len(requests), sum(len(wr.sges) for wr in requests))
+        except (TypeError, AttributeError) as error:
+            raise self._not_packed(error, requests) from None
         pointer = self.pointer
         posted = self._posted
         if posted is not None:
@@ -320,7 +336,6 @@ class Posting(Resource["h.QPPointer"]):
                     replace(wr, send_flags=wr.send_flags | _SIGNALED) if asked else wr
                     for wr, asked in zip(requests, signaled, strict=True)
                 ]
-        array = self._request_array(len(requests), sum(len(wr.sges) for wr in requests))
         try:
             pack_sends(array, requests)
         except (struct.error, TypeError) as error:
@@ -335,7 +350,7 @@ class Posting(Resource["h.QPPointer"]):
             done = array.posted[0]
             if posted is not None:
                 posted.withdraw_sends(len(requests) - done)
-            raise self.post_error("ibv_post_send", code, done)
+            raise self.post_error("ibv_post_send", code, done, requests[done:])
         for wr in requests:
             if wr.bind is not None:
                 wr.bind.mw.pointer.rkey = wr.bind.rkey  # the device leaves that to us
@@ -349,11 +364,11 @@ class Posting(Resource["h.QPPointer"]):
         """
         if self.srq is not None:
             raise self._shared()
-        array = self._request_array(len(requests), sum(len(wr.sges) for wr in requests))
         pointer = self.pointer
         try:
+            array = self._request_array(len(requests), sum(len(wr.sges) for wr in requests))
             pack_recvs(array, requests)
-        except (struct.error, TypeError) as error:
+        except (struct.error, TypeError, AttributeError) as error:
             raise self._not_packed(error, requests) from None
         posted = self._posted
         if posted is not None:
@@ -364,7 +379,7 @@ class Posting(Resource["h.QPPointer"]):
             done = array.posted[0]
             if posted is not None:
                 posted.withdraw_receives(len(requests) - done)
-            raise self.post_error("ibv_post_recv", code, done)
+            raise self.post_error("ibv_post_recv", code, done, requests[done:])
 
     def batch(self) -> SendBatch:
         """A scope that collects work requests and posts them at its end with one doorbell.
@@ -388,7 +403,7 @@ class Posting(Resource["h.QPPointer"]):
     def _check(self, wr: SendWorkRequest) -> None:
         try:
             if (wr.send_flags | ALWAYS) & self._needs_check[wr.opcode]:
-                length = sum(sge.length for sge in wr.sges)
+                length = sum(sge[1] for sge in wr.sges)
                 self._examine(wr.opcode, wr.send_flags, wr.remote_addr, length)
                 if wr.opcode == WROpcode.BIND_MW and wr.bind is None:
                     raise ValueError("BIND_MW needs a BindInfo, bind=")
@@ -449,13 +464,8 @@ class Posting(Resource["h.QPPointer"]):
     def _not_packed(
         self, error: Exception, requests: Sequence[SendWorkRequest | ReceiveWorkRequest]
     ) -> Exception:
-        for wr in requests:
-            for sge in wr.sges:
-                if not isinstance(sge, tuple):
-                    return TypeError(
-                        f"{self._label()}: memory is given as ScatterGatherElement (of"
-                        f" MemoryRegion.sge), not as {type(sge).__name__}"
-                    )
+        if wrong := wrong_requests(requests):
+            return TypeError(f"{self._label()}: {wrong}")
         return self._bad_number(error)
 
     def _full(self, wanted: int) -> QueueFullError:
@@ -470,11 +480,36 @@ class Posting(Resource["h.QPPointer"]):
             detail += "; poll the completions of what was posted"
         return QueueFullError("ibv_post_send", 0, f"{detail}; {self!r} on {self.context.name}")
 
-    def post_error(self, verb: str, code: int, bad_index: int) -> PostError:
-        """What to raise when posting returned ``code``. Internal to the library."""
+    def post_error(
+        self,
+        verb: str,
+        code: int,
+        bad_index: int,
+        requests: Sequence[SendWorkRequest | ReceiveWorkRequest] = (),
+    ) -> PostError:
+        """What to raise when posting returned ``code``. Internal to the library.
+
+        ``requests`` are those that were not posted.
+        """
         where = f"{self!r} on {self.context.name}"
-        if code == errno.ENOMEM:
-            return QueueFullError(verb, bad_index, where)
+        sends = verb != "ibv_post_recv"
+        caps = self.capabilities
+        limits = (
+            Limits(caps.max_send_sge, "max_send_sge", caps.max_inline_data)
+            if sends
+            else Limits(caps.max_recv_sge, "max_recv_sge")
+        )
+        why = request_reason(limits, requests)
+        if code == errno.ENOMEM and not why:  # some providers say that of too many pieces as well
+            limit = "max_send_wr" if sends else "max_recv_wr"
+            return QueueFullError(verb, bad_index, f"{limit} is {getattr(caps, limit)}; {where}")
+        with suppress(RDMAError):  # the device has failed
+            why = state_reason(self.query().qp_state, sends=sends) or why
         # Some providers return -1 instead of an errno value (ibv_post_send(3) allows only the
         # latter); there is no errno to be had then.
-        return PostError(code if code > 0 else errno.EINVAL, verb, bad_index, where)
+        return PostError(
+            code if code > 0 else errno.EINVAL, verb, bad_index, f"{why}; {where}" if why else where
+        )
+
+    @abstractmethod
+    def query(self) -> QPAttributes: ...

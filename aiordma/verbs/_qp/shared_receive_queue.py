@@ -15,7 +15,8 @@ from aiordma.errors import PostError, QueueFullError, UnsupportedError, VerbsErr
 from .._device.enums import DeviceCapability
 from .._device.resource import Node, Resource
 from .batch import ReceiveBatch
-from .work_request import ReceiveWorkRequest, ScatterGatherElement, pack_recvs
+from .post_failures import Limits, request_reason
+from .work_request import ReceiveWorkRequest, ScatterGatherElement, pack_recvs, wrong_requests
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -163,16 +164,19 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
         not posted; those before it are.
         """
         pointer = self.pointer
-        array = self._request_array(len(requests), sum(len(wr.sges) for wr in requests))
         try:
+            array = self._request_array(len(requests), sum(len(wr.sges) for wr in requests))
             pack_recvs(array, requests)
-        except struct.error as error:
+        except (struct.error, TypeError, AttributeError) as error:
+            if wrong := wrong_requests(requests):
+                raise TypeError(f"{self!r}: {wrong}") from None
             raise ValueError(f"{self!r}: a number that does not fit its field: {error}") from None
         code = lib.aiordma_post_srq_recv(
             pointer, array.recvs, len(requests), array.sges, array.posted
         )
         if code:
-            raise self._post_error(code, array.posted[0])
+            done = array.posted[0]
+            raise self._post_error(code, done, requests[done:])
 
     def recv_batch(self) -> ReceiveBatch:
         """A scope that collects receives and posts them at its end with one call of C."""
@@ -184,9 +188,13 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
             self._array = RequestArray(*self._array_size)
         return self._array
 
-    def _post_error(self, code: int, bad_index: int) -> PostError:
+    def _post_error(
+        self, code: int, bad_index: int, requests: Sequence[ReceiveWorkRequest]
+    ) -> PostError:
         verb, where = "ibv_post_srq_recv", f"{self!r} on {self.context.name}"
-        if code == errno.ENOMEM:
+        why = request_reason(Limits(self.max_sge, "max_sge"), requests)
+        where = f"{why}; {where}" if why else where
+        if code == errno.ENOMEM and not why:
             return QueueFullError(verb, bad_index, where)
         # Some providers return -1, though ibv_post_srq_recv(3) allows only errno values.
         return PostError(code if code > 0 else errno.EINVAL, verb, bad_index, where)

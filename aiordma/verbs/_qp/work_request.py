@@ -104,6 +104,34 @@ class ReceiveWorkRequest:
     sges: Sequence[ScatterGatherElement] = ()
 
 
+def wrong_requests(requests: object) -> str:
+    """What is wrong with requests to be posted; empty if they are what is wanted."""
+    both = (SendWorkRequest, ReceiveWorkRequest)
+    if isinstance(requests, both):
+        return "requests are posted as a list: write [request]"
+    if not isinstance(requests, Sequence):
+        return f"requests are posted as a list, not as {type(requests).__name__}"
+    for wr in requests:
+        if not isinstance(wr, both):
+            return f"a list of requests has SendWorkRequest or ReceiveWorkRequest, not {wr!r:.60}"
+        if wrong := _wrong_pieces(wr.sges):
+            return wrong
+    return ""
+
+
+def _wrong_pieces(sges: object) -> str:
+    """What is wrong with the pieces of memory of a request; empty if they are what is wanted."""
+    wanted = "memory is given as a list of ScatterGatherElement (MemoryRegion.sge)"
+    if isinstance(sges, ScatterGatherElement):
+        return f"{wanted}, not as a single one: write [piece]"
+    if not isinstance(sges, Sequence) or isinstance(sges, str | bytes | bytearray | memoryview):
+        return f"{wanted}, not as {type(sges).__name__}"
+    for piece in sges:
+        if not (isinstance(piece, tuple) and len(piece) == 3):
+            return f"{wanted}, not of {type(piece).__name__}"
+    return ""
+
+
 _INVALIDATING = frozenset({WROpcode.SEND_WITH_INV, WROpcode.LOCAL_INV})
 
 
