@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import math
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiordma._core.arguments import I32_MAX, integer, seconds
-from aiordma._native import Library, ffi
+from aiordma._native import Library, explained, ffi
 from aiordma.errors import AddressError, RouteError, VerbsError, host_port
 from aiordma.verbs import ECE, CompletionQueue, Context, ProtectionDomain, QPCapabilities, QueuePair
 from aiordma.verbs._device.enums import QPCreateFlags, QPType
@@ -82,6 +83,7 @@ class ConnectionId(Multicast):
         self._context: Context | None = None
         self._peer: Address | None = None
         self._groups = {}
+        self.history = deque(maxlen=6)
         destroy = self.library.calls.rdma_destroy_id
         super().__init__(Node("ConnectionId", pointer, destroy, [channel.node]))
         _ids[_key(self.library, pointer)] = self
@@ -147,7 +149,8 @@ class ConnectionId(Multicast):
         try:
             self.library.calls.rdma_bind_addr(self.pointer, sockaddr)
         except VerbsError as error:
-            raise _address_error("cannot bind to", address, error) from error
+            raise self._address_error("cannot bind to", address, error) from error
+        self.history.append("bind_addr")
 
     def resolve_addr(
         self, address: Address, source: Address | None = None, timeout: float = 2.0
@@ -164,7 +167,9 @@ class ConnectionId(Multicast):
             )
         except VerbsError as error:
             begin = f" from {source[0]}" if source else ""
-            raise _address_error(f"no RDMA device has a route{begin} to", address, error) from error
+            what = f"no RDMA device has a route{begin} to"
+            raise self._address_error(what, address, error) from error
+        self.history.append("resolve_addr")
 
     def resolve_route(self, timeout: float = 2.0) -> None:
         """Find the route, within ``timeout`` seconds. Then: ROUTE_RESOLVED or ROUTE_ERROR."""
@@ -172,10 +177,11 @@ class ConnectionId(Multicast):
             self.library.calls.rdma_resolve_route(self.pointer, _milliseconds(timeout))
         except VerbsError as error:
             peer = self.peer_address
-            raise RouteError(
-                f"no route{f' to {host_port(peer)}' if peer else ''}: {error.strerror}",
-                status=-(error.errno or 0),
-            ) from error
+            text = f"no route{f' to {host_port(peer)}' if peer else ''}: {error.strerror}"
+            if rule := self._rule(error):
+                text += f"; {rule}"
+            raise RouteError(text, status=-(error.errno or 0)) from error
+        self.history.append("resolve_route")
 
     # --- queue pair ------------------------------------------------------------------------
 
@@ -241,7 +247,7 @@ class ConnectionId(Multicast):
         check_private_data(self.port_space, "connect", parameters.private_data)
         self._check_bound("rdma_connect")
         param, _keep = parameters.packed()
-        self._call(self.library.calls.rdma_connect, param)
+        self._call(self.library.calls.rdma_connect, param, step="connect")
 
     def accept(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
         """Accept a connect request, on the request's own id.
@@ -252,7 +258,7 @@ class ConnectionId(Multicast):
         check_private_data(self.port_space, "accept", parameters.private_data)
         self._check_bound("rdma_accept")
         param, _keep = parameters.packed()
-        self._call(self.library.calls.rdma_accept, param)
+        self._call(self.library.calls.rdma_accept, param, step="accept")
 
     def reject(self, private_data: bytes = b"", *, for_ece: bool = False) -> None:
         """Reject a connect request, on the request's own id, which must still be closed.
@@ -264,7 +270,7 @@ class ConnectionId(Multicast):
         data = bytes(private_data)
         calls = self.library.calls
         call = calls.rdma_reject_ece if for_ece else calls.rdma_reject
-        self._call(call, data or ffi.NULL, len(data))
+        self._call(call, data or ffi.NULL, len(data), step="reject")
 
     def listen(self, backlog: int = 128) -> None:
         """Listen on the bound address; each request is a CONNECT_REQUEST with an id of its own.
@@ -276,12 +282,12 @@ class ConnectionId(Multicast):
         """
         backlog = integer("backlog", backlog, None)
         try:
-            self._call(self.library.calls.rdma_listen, backlog)
+            self._call(self.library.calls.rdma_listen, backlog, step="listen")
         except VerbsError as error:
             address = self.local_address
             if error.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL} or address is None:
                 raise
-            raise _address_error("cannot listen on", address, error) from error
+            raise self._address_error("cannot listen on", address, error) from error
 
     def establish(self) -> None:
         """Complete a connection whose queue pair is not the id's, after CONNECT_RESPONSE."""
@@ -294,7 +300,7 @@ class ConnectionId(Multicast):
         must; later TIMEWAIT_EXIT. VerbsError (EINVAL) when the id is not connected.
         """
         self._check_bound("rdma_disconnect")
-        self._call(self.library.calls.rdma_disconnect)
+        self._call(self.library.calls.rdma_disconnect, step="disconnect")
 
     # --- enhanced connection establishment -------------------------------------------------
 
@@ -328,11 +334,14 @@ class ConnectionId(Multicast):
     def _check_bound(self, verb: str) -> None:
         # librdmacm 44 follows the NULL pointer instead of answering EINVAL.
         if self.context is None:
-            raise VerbsError(
-                errno.EINVAL,
-                verb,
-                f"{self!r} is not bound to a device: resolve or bind its address first",
-            )
+            error = VerbsError(errno.EINVAL, verb)
+            raise explained(error, f"{self._about(error)}; it is bound to no device")
+
+    def _address_error(self, what: str, address: Address, error: VerbsError) -> AddressError:
+        text = f"{what} {host_port(address)}: {error.strerror}"
+        if rule := self._rule(error):
+            text += f"; {rule}"
+        return AddressError(text, status=-(error.errno or 0))
 
     def _details(self) -> str:
         local, peer = self.local_address, self.peer_address
@@ -351,8 +360,3 @@ def _milliseconds(timeout: float) -> int:
     if length > I32_MAX / 1000:
         raise ValueError(f"a timeout of {length} s is not within 0 and {I32_MAX // 1000} s")
     return math.ceil(length * 1000)
-
-
-def _address_error(what: str, address: Address, error: VerbsError) -> AddressError:
-    text = f"{what} {host_port(address)}: {error.strerror}"
-    return AddressError(text, status=-(error.errno or 0))

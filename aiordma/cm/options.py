@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+from collections import deque
+from collections.abc import Callable, Mapping
 from enum import IntEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from aiordma._core.arguments import choice, integer, truth
@@ -29,17 +32,60 @@ _LEVEL = 0  # RDMA_OPTION_ID
 _INT_OPTIONS = (Option.REUSEADDR, Option.AFONLY)  # the others are uint8_t
 
 
+# What the connection manager wants of the id, which it says with an errno alone: the manual pages
+# of the calls.
+_ANSWER = "it answers a CONNECT_REQUEST, once, on the id of that event"
+_RULES: Mapping[str, str] = MappingProxyType(
+    {
+        "rdma_bind_addr": "an id is bound once, before anything else",
+        "rdma_resolve_addr": "an id resolves one address, once, new or bound",
+        "rdma_resolve_route": "it follows ADDR_RESOLVED (resolve_addr)",
+        "rdma_connect": "it follows ROUTE_RESOLVED (resolve_route) and create_qp, once; where the"
+        " queue pair is not the id's, ConnectionParameters.qp_num names it",
+        "rdma_listen": "an id listens once, new or bound",
+        "rdma_accept": _ANSWER,
+        "rdma_reject": _ANSWER,
+        "rdma_reject_ece": _ANSWER,
+        "rdma_establish": "it follows CONNECT_RESPONSE, on an id without a queue pair of its own",
+        "rdma_disconnect": "it ends a connection: after ESTABLISHED, or accept",
+        "rdma_set_option": "options are set early: tos and ack_timeout before connecting or"
+        " accepting, reuseaddr before binding, afonly before listening",
+        "rdma_join_multicast": "groups are for a datagram id (PortSpace.UDP, IPOIB) that is bound"
+        " to a device",
+        "rdma_set_local_ece": "options are for an id without a queue pair of its own",
+        "rdma_get_remote_ece": "options are for an id without a queue pair of its own, after"
+        " CONNECT_REQUEST or CONNECT_RESPONSE",
+    }
+)
+_WRONG_STATE = frozenset({errno.EINVAL, errno.ENOTCONN, errno.EISCONN, errno.EALREADY})
+
+
 class Options(Resource["h.IdPointer"]):
     """Setting options. The connection manager has no call that reads them."""
 
     library: Library
+    history: deque[str]
+    """Its last steps and events, for the texts of errors.  Internal to the library."""
 
-    def _call(self, call: Callable[..., object], *arguments: object) -> None:
+    def _call(self, call: Callable[..., object], *arguments: object, step: str = "") -> None:
         """Calls the connection manager for this id, which the text of a failure then names."""
         try:
             call(self.pointer, *arguments)
         except VerbsError as error:
-            raise failure(error.verb, error.errno or 0, repr(self)) from None
+            raise failure(error.verb, error.errno or 0, self._about(error)) from None
+        if step:
+            self.history.append(step)
+
+    def _about(self, error: VerbsError) -> str:
+        """The id and, where it may be in the wrong state, what the call needs and what was done."""
+        rule = self._rule(error)
+        return f"{self!r}: {rule}" if rule else repr(self)
+
+    def _rule(self, error: VerbsError) -> str:
+        rule = _RULES.get(error.verb.removesuffix("_ex"), "")
+        if not rule or error.errno not in _WRONG_STATE:
+            return ""
+        return f"{rule}; so far: {', '.join(self.history) or 'nothing'}"
 
     def set_option(self, option: Option, value: int) -> None:
         """Set an option by its raw value. ValueError when it does not fit the option's field."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import math
 import os
 import re
@@ -18,6 +19,7 @@ from aiordma.cm import ConnectionId, ConnectionParameters, EventType, Option
 from aiordma.errors import (
     AddressError,
     BufferStateError,
+    RouteError,
     VerbsError,
     host_port,
 )
@@ -319,11 +321,40 @@ def test_reuseaddr(events: cm.EventChannel, connected: Connected, listener: Conn
 
 def test_steps_out_of_order(events: cm.EventChannel, host: str) -> None:
     with events.create_id() as id:
-        for step in (id.connect, id.disconnect, id.accept, id.reject):
-            with pytest.raises(VerbsError) as caught:
+        for step, rule in (
+            (id.connect, "it follows ROUTE_RESOLVED"),
+            (id.disconnect, "it ends a connection: after ESTABLISHED, or accept"),
+            (id.accept, "it answers a CONNECT_REQUEST"),
+            (id.reject, "it answers a CONNECT_REQUEST"),
+        ):
+            with pytest.raises(VerbsError, match=f"{rule}.*; so far: nothing") as caught:
                 step()
             assert caught.value.verb == f"rdma_{step.__name__}"
             assert caught.value.errno in (errno.EINVAL, errno.ENOTCONN)
+
+
+def test_steps_out_of_order_of_a_bound_id(
+    events: cm.EventChannel, listener: ConnectionId, host: str
+) -> None:
+    """The error has the rule, and what was done so far."""
+    with events.create_id() as id:
+        with pytest.raises(RouteError, match=r"it follows ADDR_RESOLVED .*; so far: nothing"):
+            id.resolve_route()
+        id.resolve_addr(address_of(listener))
+        expect(events, EventType.ADDR_RESOLVED)
+        done = "so far: resolve_addr, ADDR_RESOLVED"
+        for step, error, rule in (
+            (id.connect, VerbsError, r"it follows ROUTE_RESOLVED \(resolve_route\) and create_qp"),
+            (id.disconnect, VerbsError, "it ends a connection"),
+            (id.accept, VerbsError, "it answers a CONNECT_REQUEST"),
+            (functools.partial(id.bind_addr, (host, 0)), AddressError, "bound once, before"),
+            (functools.partial(id.resolve_addr, (host, 1)), AddressError, "resolves one address"),
+            (id.listen, VerbsError, "an id listens once, new or bound"),
+        ):
+            with pytest.raises(error, match=f"{rule}.*; {done}$"):
+                step()
+    with pytest.raises(VerbsError, match=r"an id listens once.*so far: .*bind_addr, listen"):
+        listener.listen()
 
 
 def test_migrate(device: verbs.Device, events: cm.EventChannel, connected: Connected) -> None:
