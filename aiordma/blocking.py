@@ -22,7 +22,6 @@ import atexit
 import copy
 import inspect
 import logging
-import math
 import socket
 import threading
 from asyncio import _get_running_loop
@@ -31,11 +30,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial, wraps
-from numbers import Real
 from queue import SimpleQueue
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
 
 from . import mr_pool, streams, transport
+from ._core import arguments
 from ._loop import shutdown
 from ._native import fork
 from ._native.service_thread import ServiceThread, in_service_thread
@@ -438,12 +437,10 @@ class _Handle(Generic[A]):
 
     def within(self, seconds: float | None) -> Self:
         """The same object, whose calls raise TimeoutError when they take longer; None: no limit."""
-        if seconds is not None and not isinstance(seconds, Real):
-            raise TypeError(f"within takes a number of seconds, or None, not {seconds!r}")
-        if seconds is not None and math.isnan(seconds):
-            raise ValueError("within takes a number of seconds, or None, not nan")
         bounded = copy.copy(self)
-        bounded._timeout = seconds
+        bounded._timeout = (
+            None if seconds is None else arguments.seconds("within()", seconds, endless=True)
+        )
         return bounded
 
     @overload

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import math
 import os
 import secrets
 import threading
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from . import verbs
+from ._core.arguments import integer, real, seconds
 from .async_queue_pair import AsyncQueuePair
 from .config import Config
 from .errors import BusyError
@@ -132,22 +132,21 @@ def faults(
             f"this process injects faults already ({_in_force.plan}): end that block first"
         )
     chosen = verbs.find_device(name_or_variable(device))
-    if seed is None:
-        seed = secrets.randbits(32)
+    seed = secrets.randbits(32) if seed is None else integer("seed", seed)
     parts = {
         "seed": seed,
-        "loss": _when(loss),
-        "duplicate": _when(duplicate),
+        "loss": _when("loss", loss),
+        "duplicate": _when("duplicate", duplicate),
         "frames": "" if frames == "all" else frames,
-        "delay": _time(delay),
-        "jitter": _time(jitter),
-        "rate": rate,
-        "cut": _when(cut),
-        "cut_after": cut_after,
-        "rnr": _when(rnr),
-        "overrun": _when(overrun),
-        "register": _when(register),
-        "handshake": _when(handshake),
+        "delay": _time("delay", delay),
+        "jitter": _time("jitter", jitter),
+        "rate": integer("rate", rate),
+        "cut": _when("cut", cut),
+        "cut_after": integer("cut_after", cut_after),
+        "rnr": _when("rnr", rnr),
+        "overrun": _when("overrun", overrun),
+        "register": _when("register", register),
+        "handshake": _when("handshake", handshake),
         "qp": "" if qp is None else str(qp if isinstance(qp, int) else _qp_num(qp)),
         "cq": "" if cq is None else str(cq if isinstance(cq, int) else cq.handle),
     }
@@ -165,18 +164,23 @@ def faults(
         made._end()
 
 
-def _when(when: When) -> str:
+def _when(name: str, when: When) -> str:
     """The value as text, without an exponent, which the syntax does not allow."""
     if isinstance(when, str):
         return when
-    return format(when, ".18f").rstrip("0").rstrip(".") if when else ""
+    return (
+        format(real(name, when, "a probability or text such as '@3'"), ".18f")
+        .rstrip("0")
+        .rstrip(".")
+        if when
+        else ""
+    )
 
 
-def _time(seconds: float) -> str:
-    """The value as text; the device refuses what is not finite."""
-    if not math.isfinite(seconds):
-        return str(seconds)
-    return f"{round(seconds * 1e9)}ns" if seconds else ""
+def _time(name: str, value: float) -> str:
+    """The value as text."""
+    length = seconds(name, value)
+    return f"{round(length * 1e9)}ns" if length else ""
 
 
 def _qp_num(qp: verbs.QueuePair | AsyncQueuePair) -> int:
@@ -297,7 +301,7 @@ def check_leaks(*, timeout: float = 5) -> Iterator[None]:
     """
     before = Held.now()
     yield
-    deadline, pause = time.monotonic() + timeout, 0.001
+    deadline, pause = time.monotonic() + seconds("timeout", timeout), 0.001
     while growth := before.growth(Held.now()):
         if time.monotonic() > deadline:
             raise AssertionError(f"the block leaked:\n{growth}")

@@ -73,23 +73,24 @@ def seconds(name: str, value: object, *, endless: bool = False) -> float:
     TypeError for what is none (a bool, text, a timedelta), ValueError for nan, for a negative one,
     and for infinity unless `endless` allows it.
     """
-    length = value if type(value) is float else _real(name, value)
+    length = value if type(value) is float else real(name, value, "a number of seconds")
     if not (0 <= length < math.inf or (endless and length == math.inf)):
         finite = "" if endless else "finite "
         raise ValueError(f"{name} is a {finite}number of seconds, 0 or more, not {length}")
     return length
 
 
-def _real(name: str, value: object) -> float:
+def real(name: str, value: object, wanted: str = "a number") -> float:
+    """A real number of any kind; TypeError for a bool and for what is none."""
     try:
         if type(value).__name__ in _BOOLS or not isinstance(value, SupportsFloat):
             raise TypeError
         return float(value)
     except TypeError:
         hint = "write value.total_seconds()" if hasattr(value, "total_seconds") else ""
-        raise TypeError(refusal(name, "a number of seconds", value, hint)) from None
+        raise TypeError(refusal(name, wanted, value, hint)) from None
     except OverflowError:
-        raise ValueError(f"{name} is too large a number of seconds: {brief(value)}") from None
+        raise ValueError(f"{name} is too large a number: {brief(value)}") from None
 
 
 def truth(name: str, value: object) -> bool:

@@ -114,6 +114,8 @@ if TYPE_CHECKING:
     from ._qp.queue_pair import QueuePair as QueuePair
     from ._qp.shared_receive_queue import SharedReceiveQueue as SharedReceiveQueue
     from ._qp.shared_receive_queue import SRQAttributes as SRQAttributes
+    from ._qp.timers import decode_ack_timeout as decode_ack_timeout
+    from ._qp.timers import decode_rnr_timer as decode_rnr_timer
     from ._qp.transport_rules import SendOps as SendOps
     from ._qp.transport_rules import send_ops_of as send_ops_of
     from ._qp.work_request import BindInfo as BindInfo
@@ -164,6 +166,7 @@ else:
             "._qp.qp_options": "ECE RateLimit",
             "._qp.queue_pair": "QueuePair",
             "._qp.shared_receive_queue": "SharedReceiveQueue SRQAttributes",
+            "._qp.timers": "decode_ack_timeout decode_rnr_timer",
             "._qp.transport_rules": "SendOps send_ops_of",
             "._qp.work_request": "BindInfo FlushInfo ReceiveWorkRequest ScatterGatherElement "
             "Segmentation SendWorkRequest",

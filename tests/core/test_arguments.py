@@ -117,7 +117,7 @@ def test_times_that_are_none(value: object) -> None:
 
 
 def test_a_time_beyond_all_floats() -> None:
-    with pytest.raises(ValueError, match="t is too large a number of seconds"):
+    with pytest.raises(ValueError, match="t is too large a number"):
         seconds("t", 10**400)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +29,19 @@ def test_ack_timeout(seconds: float, exponent: int) -> None:
 def test_ack_timeout_out_of_range(seconds: float) -> None:
     with pytest.raises(ValueError, match="ack timeout"):
         encode_ack_timeout(seconds)
+
+
+@pytest.mark.parametrize("given", [14, np.int64(14)])
+def test_an_encoded_number_is_taken_for_no_time(given: int) -> None:
+    said = r"write decode_{}\(14\), {} s, else 14\.0"
+    with pytest.raises(ValueError, match=said.format("ack_timeout", r"0\.0671")):
+        encode_ack_timeout(given)
+    with pytest.raises(ValueError, match=said.format("rnr_timer", r"0\.00128")):
+        encode_rnr_timer(given)
+    assert encode_ack_timeout(14.0) == 22
+    for wrong in (True, "14"):
+        with pytest.raises(TypeError, match="an ack timeout is a number of seconds"):
+            encode_ack_timeout(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("exponent", range(32))

@@ -1,12 +1,19 @@
 """The two encodings of time that a queue pair takes, as seconds.
 
-Both round up: a timeout is never shorter than what was asked for.
+Both round up: a timeout is never shorter than what was asked for. Programs in C write the encoded
+numbers, 14 and 12 most often. So an int that can be one is refused: it is far more likely to be
+that than so many seconds.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable
+from numbers import Integral
+
+from aiordma._core.arguments import integer
+from aiordma._core.arguments import seconds as as_seconds
 
 # IBTA volume 1, clause 9.7.6.1.3 and 12.7.34: 4.096 us * 2^n for n in 1..31; 0 waits for ever.
 ACK_TIMEOUT_UNIT = 4.096e-6
@@ -25,6 +32,8 @@ _TOLERANCE = 1 - 1e-9
 
 def encode_ack_timeout(seconds: float) -> int:
     """The 5-bit exponent of at least ``seconds``; ``math.inf`` gives 0, which never times out."""
+    _refuse_encoded("an ack timeout", seconds, "decode_ack_timeout", decode_ack_timeout)
+    seconds = as_seconds("an ack timeout", seconds, endless=True)
     if seconds == math.inf:
         return 0
     if not 0 < seconds <= ACK_TIMEOUT_UNIT * 2**31:
@@ -36,17 +45,34 @@ def encode_ack_timeout(seconds: float) -> int:
 
 
 def decode_ack_timeout(exponent: int) -> float:
-    """Seconds of the 5-bit exponent."""
+    """Seconds of the exponent that ``ibv_qp_attr.timeout`` has, 0 to 31: 0.067 for 14.
+
+    0 is ``math.inf``: it never times out.
+    """
+    exponent = integer("exponent", exponent, 0, 31)
     return math.ldexp(ACK_TIMEOUT_UNIT, exponent) if exponent else math.inf
 
 
 def encode_rnr_timer(seconds: float) -> int:
     """The code of at least ``seconds`` (0 to 0.65536), which the peer waits before it retries."""
+    _refuse_encoded("an RNR timer", seconds, "decode_rnr_timer", decode_rnr_timer)
+    seconds = as_seconds("an RNR timer", seconds, endless=True)
     if not 0 <= seconds <= _RNR_MILLISECONDS[-1] / 1000:
         raise ValueError(f"an RNR timer of {seconds} s: it must be 0 to 0.65536")
     return (bisect_left(_RNR_MILLISECONDS, seconds * 1000 * _TOLERANCE) + 1) % 32
 
 
 def decode_rnr_timer(code: int) -> float:
-    """Seconds of the 5-bit code."""
-    return _RNR_MILLISECONDS[(code - 1) % 32] / 1000
+    """Seconds of the code that ``ibv_qp_attr.min_rnr_timer`` has, 0 to 31: 0.00064 for 12.
+
+    Code 0 is the longest of all.
+    """
+    return _RNR_MILLISECONDS[(integer("code", code, 0, 31) - 1) % 32] / 1000
+
+
+def _refuse_encoded(what: str, given: object, name: str, decode: Callable[[int], float]) -> None:
+    if isinstance(given, Integral) and not isinstance(given, bool) and 1 <= int(given) <= 31:
+        raise ValueError(
+            f"{what} of {given}: it is in seconds; if this is the encoded number of struct "
+            f"ibv_qp_attr, write {name}({given}), {decode(int(given)):.3g} s, else {given}.0"
+        )
