@@ -40,10 +40,11 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeAlias, Unpack
 
 from . import cm, verbs
-from ._core.arguments import integer
+from ._core.arguments import instance, integer
 from ._loop.driver import ContextEvents, Watch
 from .errors import BufferStateError, BusyError, QueueFullError, RDMAError, work_completion_error
 from .verbs._device.context import event_error
+from .verbs._qp.work_request import wrong_requests
 
 Completed: TypeAlias = "asyncio.Future[verbs.WorkCompletion]"
 Pieces: TypeAlias = Sequence[verbs.ScatterGatherElement]
@@ -135,7 +136,10 @@ class AsyncQueuePair:
         **options: Unpack[verbs.QPKeywords],
     ) -> None:
         loop = asyncio.get_running_loop()
-        capabilities = capabilities or verbs.QPCapabilities()
+        instance("pd", pd, verbs.ProtectionDomain, "a ProtectionDomain (Context.alloc_pd)")
+        capabilities = verbs.QPCapabilities.of(
+            verbs.QPCapabilities() if capabilities is None else capabilities
+        )
         self._channel = pd.context.create_comp_channel()
         try:
             entries = capabilities.max_send_wr + capabilities.max_recv_wr
@@ -174,7 +178,7 @@ class AsyncQueuePair:
         QueueFullError, and nothing is posted, when there are not enough free slots or others wait
         for some. Everything else that :meth:`verbs.QueuePair.post_send` raises.
         """
-        self._check()
+        self._check_list(requests)
         if self._waiters or self._room < len(requests):
             raise QueueFullError(
                 "ibv_post_send",
@@ -193,6 +197,7 @@ class AsyncQueuePair:
         more requests than the send queue has slots. Cancelled while it waits for room, it has
         posted nothing; later it changes nothing for the device.
         """
+        self._check_list(requests)
         size = self.qp.capabilities.max_send_wr
         if len(requests) > size:
             raise ValueError(f"{len(requests)} requests; the send queue of {self.qp!r} has {size}")
@@ -261,6 +266,11 @@ class AsyncQueuePair:
                 self._reserved += wanted
                 waiter.set_result(None)
             self._waiters.popleft()
+
+    def _check_list(self, requests: object) -> None:
+        self._check()
+        if not isinstance(requests, list | tuple) and (wrong := wrong_requests(requests)):
+            raise TypeError(f"{self.qp!r}: {wrong}")
 
     def _signaled(self, requests: Sequence[verbs.SendWorkRequest]) -> list[bool]:
         every = self.qp.sq_sig_all

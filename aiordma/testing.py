@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from . import verbs
-from ._core.arguments import integer, real, seconds
+from ._core.arguments import instance, integer, real, seconds
 from .async_queue_pair import AsyncQueuePair
 from .config import Config
 from .errors import BusyError
@@ -184,7 +184,12 @@ def _time(name: str, value: float) -> str:
 
 
 def _qp_num(qp: verbs.QueuePair | AsyncQueuePair) -> int:
-    return qp.qp.qp_num if isinstance(qp, AsyncQueuePair) else qp.qp_num
+    wanted = "a QueuePair, an AsyncQueuePair or a number"
+    return (
+        qp.qp.qp_num
+        if isinstance(qp, AsyncQueuePair)
+        else instance("qp", qp, verbs.QueuePair, wanted).qp_num
+    )
 
 
 @asynccontextmanager
@@ -200,7 +205,7 @@ async def connected_pair(
     block. ``device`` is as in :func:`aiordma.connect`; its own address is used. Raises what
     :func:`aiordma.listen` and :func:`aiordma.connect` raise.
     """
-    config = config or Config()
+    config = Config() if config is None else config
     chosen = verbs.find_device(name_or_variable(device))
     with chosen.open() as context:
         host = str(context.choose_gid().gid.ip)

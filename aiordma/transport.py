@@ -31,7 +31,7 @@ from typing import Literal, Never, Self, cast
 
 from . import verbs
 from ._core import protocol
-from ._core.arguments import I32_MAX, integer, seconds
+from ._core.arguments import I32_MAX, integer, refusal, seconds
 from ._core.region import RegionToken, Rights
 from ._core.snapshot_types import ListenerState
 from ._datapath.message import Message
@@ -575,6 +575,8 @@ async def listen_with(
 ) -> Listener:
     """As `listen`, with what the two sides demand of each other."""
     check_options(via, config)
+    if on_request is not None and not callable(on_request):
+        raise TypeError(refusal("on_request", "a function of a ConnectionRequest", on_request))
     port, backlog = port_number(port), integer("backlog", backlog, 0, I32_MAX)
     chosen, asked = choose_device(device)
     addresses = await resolve(host, port, passive=True) if host else [("::", port)]

@@ -58,7 +58,7 @@ def _range(low: int | None, high: int | None) -> str:
     if high is None:
         return f"an int of at least {low}"
     if high == U64_MAX:
-        return "an int of 64 bits" + (f", at least {low}" if low >= 0 else "")
+        return "an int of 64 bits" if low < 0 else f"an int from {low} to 2^64 - 1"
     return f"an int from {low} to {high}"
 
 
@@ -106,8 +106,9 @@ def choice(name: str, value: object, kind: type[E]) -> E:
     """A member of an enumeration, or a set of its flags: also by name or by number."""
     if type(value) is kind:
         return value
-    with_names = ", ".join(f"{kind.__name__}.{member}" for member in kind.__members__)
-    wanted = f"of {kind.__name__} ({with_names})"
+    names = list(kind.__members__)
+    shown = ", ".join(f"{kind.__name__}.{each}" for each in names[:4])
+    wanted = f"of {kind.__name__} ({shown}{' ...' if len(names) > 4 else ''})"
     hint = "join several with |" if issubclass(kind, Flag) else ""
     if isinstance(value, str):
         if value in kind.__members__:

@@ -26,7 +26,7 @@ from ..errors import (
 )
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..verbs import QueuePair
-from ..verbs._memory.buffers import AnyMemory
+from ..verbs._memory.buffers import AnyMemory, bytes_of
 from . import observation
 from .batch import Batch
 from .lease_thread import Lease, lease_seconds
@@ -305,7 +305,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         `encrypt=True`.
         """
         self._check()
-        known = token if isinstance(token, RegionToken) else RegionToken.unpack(token)
+        known = token if isinstance(token, RegionToken) else RegionToken.unpack(bytes_of(token))
         return self._sharing.from_token(known)
 
     async def recv_region(self) -> RemoteRegion:

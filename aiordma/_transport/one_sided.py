@@ -25,7 +25,7 @@ from .arguments import remote_memory
 from .memory import STAGING_LIMIT, Memory
 from .remote_memory import RemoteMemory, RemoteRegion, RemoteSlice
 from .sharing import Sharing
-from .transfers import Atomic, Pieces, Progress
+from .transfers import Atomic, Pieces, Progress, check_progress
 
 Remote = RemoteRegion | RemoteSlice
 
@@ -87,6 +87,7 @@ class OneSided:
         progress: Progress | None = None,
     ) -> None:
         self._check()
+        check_progress(progress)
         with await self._source(source) as local:
             if imm is None:
                 transfer = self.transfer(OperationKind.WRITE)
@@ -102,6 +103,7 @@ class OneSided:
         progress: Progress | None = None,
     ) -> None:
         self._check()
+        check_progress(progress)
         with await self._target(target) as (local, landed):
             transfer = self.transfer(OperationKind.READ)
             self.add_read(transfer, local, source)

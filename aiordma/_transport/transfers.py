@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from .._core.arguments import refusal
 from .._core.region import ATOMIC_SIZE
 from ..mr_pool import Block
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from .._datapath.futures import Waiter
 
 Progress = Callable[[int], object]
+
+
+def check_progress(progress: object) -> None:
+    """TypeError for what cannot be called."""
+    if progress is not None and not callable(progress):
+        raise TypeError(refusal("progress", "a function of the bytes that are done", progress))
 
 
 class Pieces:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aiordma._core.arguments import I32_MAX, integer, seconds
+from aiordma._core.arguments import I32_MAX, instance, integer, seconds
 from aiordma._native import Library, explained, ffi
 from aiordma.errors import AddressError, RouteError, VerbsError, host_port
 from aiordma.verbs import ECE, CompletionQueue, Context, ProtectionDomain, QPCapabilities, QueuePair
@@ -244,6 +244,7 @@ class ConnectionId(Multicast):
         LimitError, before anything is sent, for too much private data (56 bytes for
         PortSpace.TCP, 180 for PortSpace.UDP).
         """
+        ConnectionParameters.check(parameters)
         check_private_data(self.port_space, "connect", parameters.private_data)
         self._check_bound("rdma_connect")
         param, _keep = parameters.packed()
@@ -255,6 +256,7 @@ class ConnectionId(Multicast):
         Then: ESTABLISHED; no event for a datagram service, whose peer may send from now on.
         LimitError for too much private data (196 bytes for PortSpace.TCP, 136 for PortSpace.UDP).
         """
+        ConnectionParameters.check(parameters)
         check_private_data(self.port_space, "accept", parameters.private_data)
         self._check_bound("rdma_accept")
         param, _keep = parameters.packed()
@@ -325,6 +327,7 @@ class ConnectionId(Multicast):
 
     def migrate(self, channel: EventChannel) -> None:
         """Move the id to another channel of the same library; its next events arrive there."""
+        instance("channel", channel, type(self.channel), "an EventChannel")
         if channel.library is not self.library:
             raise ValueError(f"{self!r} cannot move to {channel!r}, which is of another library")
         self._call(self.library.calls.rdma_migrate_id, channel.pointer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, TypeAlias
 
-from aiordma._core.arguments import choice, instance
+from aiordma._core.arguments import choice
 from aiordma._native import Library, failure, ffi, lib
 from aiordma.errors import UnsupportedError, VerbsError
 from aiordma.verbs._device.resource import Node, Resource
@@ -13,6 +13,7 @@ from aiordma.verbs._device.resource import Node, Resource
 from .address import Address
 from .connection_id import ConnectionId
 from .events import ConnectionEvent, EventType
+from .lookup import check_library
 from .parameters import ConnectionParameters, DatagramParameters, PortSpace
 
 if TYPE_CHECKING:
@@ -48,9 +49,7 @@ class EventChannel(Resource["h.EventChannelPointer"]):
     """
 
     def __init__(self, library: Library) -> None:
-        self.library = instance(
-            "library", library, Library, "a Library, as verbs.find_device(name).library"
-        )
+        self.library = check_library(library)
         library.enter_cm()
         try:
             pointer = library.calls.rdma_create_event_channel()

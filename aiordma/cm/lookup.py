@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntFlag
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiordma._core.arguments import choice
+from aiordma._core.arguments import choice, instance
 from aiordma._native import Library, ffi
 from aiordma.errors import AddressError, UnsupportedError, VerbsError
 from aiordma.verbs import Context
@@ -18,12 +18,18 @@ if TYPE_CHECKING:
     from aiordma._native import handles as h
 
 
+def check_library(library: object) -> Library:
+    """The library; TypeError for what is none, such as a name."""
+    return instance("library", library, Library, "a Library, as verbs.find_device(name).library")
+
+
 def get_devices(library: Library) -> list[Context]:
     """The devices that the connection manager has open.
 
     They are borrowed (:meth:`Context.borrow`): :attr:`ConnectionId.context` is one of them.
     VerbsError (ENODEV) when there is none. In the child of a fork as :class:`EventChannel`.
     """
+    check_library(library)
     library.enter_cm()
     count = ffi.new("int *")
     pointers = library.calls.rdma_get_devices(count)
@@ -86,6 +92,9 @@ def getaddrinfo(
         raise ValueError("give a host, a service or both: there is nothing to look up")
     flags = choice("flags", flags, AddressFlags)
     port_space = choice("port_space", port_space, PortSpace)
+    check_library(library)
+    if host is not None:
+        instance("host", host, str, "a str, as '192.0.2.1' or 'server.example'")
     hints = ffi.new("struct rdma_addrinfo *")
     hints.ai_flags = flags
     hints.ai_port_space = port_space

@@ -7,7 +7,7 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from aiordma._core.arguments import U32_MAX, integer, truth
+from aiordma._core.arguments import U32_MAX, instance, integer, refusal, truth
 from aiordma._native import ffi
 from aiordma.errors import LimitError
 from aiordma.verbs import AddressVector
@@ -62,7 +62,9 @@ DATAGRAM_ANSWER_DATA_MAX = _LIMITS[PortSpace.UDP]["accept"]
 
 
 def check_private_data(port_space: PortSpace, call: str, data: bytes) -> None:
-    """LimitError when the data does not fit."""
+    """LimitError when the data does not fit, TypeError when it is none."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(refusal("private_data", "bytes", data))
     limit = _LIMITS[port_space][call]
     if len(data) > limit:
         raise LimitError(
@@ -105,6 +107,12 @@ class ConnectionParameters(NamedTuple):
     rnr_retry_count: int = 7
     srq: bool = False
     qp_num: int = 0
+
+    @classmethod
+    def check(cls, value: object) -> None:
+        """TypeError for what is none.  Internal to the library."""
+        hint = "write ConnectionParameters(private_data)" if isinstance(value, bytes) else ""
+        instance("parameters", value, cls, "a ConnectionParameters", hint)
 
     def packed(self) -> tuple[h.ConnParam, object]:
         """The C structure, and the object that must be kept while it is used."""

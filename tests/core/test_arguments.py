@@ -85,7 +85,7 @@ def test_no_integers(value: object, came: str) -> None:
     [
         (0, 9, 10, "n is an int from 0 to 9, not 10"),
         (1, None, 0, "n is an int of at least 1, not 0"),
-        (1, (1 << 64) - 1, 0, "n is an int of 64 bits, at least 1, not 0"),
+        (1, (1 << 64) - 1, 0, "n is an int from 1 to 2^64 - 1, not 0"),
         (-(1 << 63), (1 << 64) - 1, 1 << 64, f"n is an int of 64 bits, not {1 << 64}"),
     ],
 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from aiordma._core.arguments import instance
 from aiordma._native import Library, embedded, ffi, system
 from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, UnsupportedError, VerbsError
 
@@ -31,6 +32,8 @@ VARIABLE = "AIORDMA_DEVICE"
 
 def name_or_variable(name: str | None) -> str | None:
     """The name, else that in the environment; None for the default device."""
+    if name is not None:
+        instance("device", name, str, "the name of a device, as 'mlx5_0' (aiordma devinfo)")
     return name or os.environ.get(VARIABLE) or None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from aiordma._core.arguments import instance
 from aiordma._native import ffi
 
 from .protection_domain import ProtectionDomain
@@ -34,6 +35,7 @@ class ParentDomain(ProtectionDomain):
     """
 
     def __init__(self, pd: ProtectionDomain, td: ThreadDomain | None) -> None:
+        instance("pd", pd, ProtectionDomain, "a ProtectionDomain (Context.alloc_pd)")
         attr = ffi.new("struct ibv_parent_domain_init_attr *")
         attr.pd = pd.pointer
         attr.td = td.pointer if td else ffi.NULL

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aiordma._core.arguments import I32_MAX, integer
+from aiordma._core.arguments import I32_MAX, instance, integer
 from aiordma._native import Library, explained, failure, ffi, lib
 from aiordma.errors import VerbsError
 
@@ -105,6 +105,9 @@ class Ports(Resource["h.ContextPointer"]):
         With ``to``, the best to reach that GID: one that cannot comes last. ValueError when the
         port has no GID.
         """
+        port_num = _port(port_num)
+        if to is not None:
+            instance("to", to, GID, "a GID, as GID(raw) or GID.from_ip(text)")
         table = [e for e in self.query_gid_table() if e.port_num == port_num]
         if not table:
             raise ValueError(f"port {port_num} of {self.name} has no GID")

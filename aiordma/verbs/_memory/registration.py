@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from aiordma._core.arguments import choice
 from aiordma._native import SGE, explained, ffi, lib
 from aiordma.errors import UnsupportedError, VerbsError
 
@@ -144,6 +145,7 @@ class Registration(Resource["h.PDPointer"]):
         of its region, EPERM for another protection domain or a missing right, ENOENT for an unknown
         lkey. Of a region that is not on demand the pages are there already.
         """
+        advice = choice("advice", advice, Advice)
         array = ffi.new("struct ibv_sge[]", max(1, len(sges)))
         ffi.buffer(array)[: SGE.size * len(sges)] = b"".join(SGE.pack(*sge) for sge in sges)
         flags = lib.IB_UVERBS_ADVISE_MR_FLAG_FLUSH if flush else 0

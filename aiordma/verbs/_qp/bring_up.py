@@ -6,6 +6,7 @@ import os
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Unpack, cast
 
+from aiordma._core.arguments import instance
 from aiordma._core.handshake import Endpoint
 
 from .._device.address import AddressVector, GIDEntry
@@ -85,6 +86,7 @@ class BringUp(Resource["h.QPPointer"]):
         device can do, 16 at most. VerbsError (ENETDOWN) when the port is not active.
         """
         if gid is not None:
+            instance("gid", gid, GIDEntry, "a GIDEntry (Context.query_gid, find_gid, choose_gid)")
             port_num = gid.port_num
         port = active_port(self.context, port_num)
         ethernet = port.link_layer == LinkLayer.ETHERNET
@@ -148,6 +150,9 @@ class BringUp(Resource["h.QPPointer"]):
             raise ValueError(
                 f"a {self.qp_type.name} queue pair is not connected to a peer: start() it"
             )
+        for name, value in (("local", local), ("remote", remote)):
+            hint = f"write Endpoint.unpack({name})" if isinstance(value, bytes) else ""
+            instance(name, value, Endpoint, "an Endpoint (QueuePair.endpoint)", hint)
         if remote.qp_type != _PARTNERS[self.qp_type]:
             raise ValueError(
                 f"{self!r}: the peer's queue pair is {QPType(remote.qp_type).name},"

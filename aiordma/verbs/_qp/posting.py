@@ -40,6 +40,7 @@ from .work_request import (
     ReceiveWorkRequest,
     ScatterGatherElement,
     SendWorkRequest,
+    check_numbers,
     pack_recvs,
     pack_sends,
     wrong_requests,
@@ -227,6 +228,9 @@ class Posting(Resource["h.QPPointer"]):
                 self._examine(opcode, send_flags, remote_addr, length)
         except IndexError:
             raise self._unknown_opcode(opcode) from None
+        except TypeError as error:
+            request = SendWorkRequest(wr_id, opcode, (), send_flags, remote_addr=remote_addr)
+            raise self._not_packed(error, (request,)) from None
         if (pointer := self._node.pointer) is None:
             raise self.closed_error()
         posted = self._posted
@@ -243,14 +247,19 @@ class Posting(Resource["h.QPPointer"]):
         except BaseException as error:
             if posted is not None:
                 posted.withdraw_sends(1)
-            if isinstance(error, OverflowError):
-                raise self._bad_number(error) from None
+            if isinstance(error, OverflowError | TypeError):
+                pieces = (ScatterGatherElement(addr, length, lkey),)
+                request = SendWorkRequest(
+                    wr_id, opcode, pieces, send_flags, imm_data, remote_addr, rkey,
+                    remote_srqn=remote_srqn,
+                )  # fmt: skip
+                raise self._not_packed(error, (request,)) from None
             raise
         if code:
             if posted is not None:
                 posted.withdraw_sends(1)
-            piece = (ScatterGatherElement(addr, length, lkey),) if length else ()
-            request = SendWorkRequest(wr_id, opcode, piece, send_flags)
+            pieces = (ScatterGatherElement(addr, length, lkey),)
+            request = SendWorkRequest(wr_id, opcode, pieces[: length > 0], send_flags)
             raise self.post_error("ibv_post_send", code, 0, (request,))
 
     def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
@@ -267,8 +276,9 @@ class Posting(Resource["h.QPPointer"]):
         except BaseException as error:
             if posted is not None:
                 posted.withdraw_receives(1)
-            if isinstance(error, OverflowError):
-                raise self._bad_number(error) from None
+            if isinstance(error, OverflowError | TypeError):
+                request = ReceiveWorkRequest(wr_id, (ScatterGatherElement(addr, length, lkey),))
+                raise self._not_packed(error, (request,)) from None
             raise
         if code:
             if posted is not None:
@@ -466,6 +476,10 @@ class Posting(Resource["h.QPPointer"]):
     ) -> Exception:
         if wrong := wrong_requests(requests):
             return TypeError(f"{self._label()}: {wrong}")
+        try:
+            check_numbers(requests)
+        except TypeError as named:
+            return TypeError(f"{self._label()}: {named}")
         return self._bad_number(error)
 
     def _full(self, wanted: int) -> QueueFullError:

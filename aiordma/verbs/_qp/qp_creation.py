@@ -148,6 +148,8 @@ def create_qp(
     hint = "write capabilities=..." if isinstance(recv_cq, QPCapabilities) else ""
     for name, cq in (("send_cq", send_cq), ("recv_cq", recv_cq)):
         instance(name, cq, CompletionQueue, "a CompletionQueue (create_cq)", hint)
+    if srq is not None:
+        instance("srq", srq, Resource, "a SharedReceiveQueue (create_srq)")
     capabilities = QPCapabilities.of(capabilities)
     qp_type, sq_sig_all = choice("qp_type", qp_type, QPType), truth("sq_sig_all", sq_sig_all)
     options = options.checked()

@@ -6,6 +6,7 @@ import errno
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
+from aiordma._core.arguments import choice, instance
 from aiordma._core.qp_states import TRANSITIONS, TransitionCheck, check_transition
 from aiordma._native import errno_of, explained, failure, ffi, lib
 from aiordma.errors import QPTransitionError, UnsupportedError, VerbsError
@@ -136,6 +137,9 @@ class QueuePair(BringUp, Posting):
         naming the transition. Source: IBTA volume 1, clause 11.2.5.2; ibv_modify_qp(3).
         """
         attr, mask = fill(changes)
+        for name in ("qp_state", "cur_qp_state"):
+            if name in changes:
+                changes[name] = choice(name, changes[name], QPState)
         current = changes.get("cur_qp_state", self.state)
         following = changes.get("qp_state", current)
         check = self._checked(current, following, mask)
@@ -209,8 +213,9 @@ class QueuePair(BringUp, Posting):
 
         UnsupportedError where the device has no such options.
         """
+        packed = instance("ece", ece, ECE, "an ECE, as of query_ece()").packed()
         try:
-            self.context.library.calls.ibv_set_ece(self.pointer, ece.packed())
+            self.context.library.calls.ibv_set_ece(self.pointer, packed)
         except UnsupportedError as error:
             raise self._lacks("enhanced connection establishment (ECE)", error) from None
 
@@ -231,8 +236,9 @@ class QueuePair(BringUp, Posting):
 
         UnsupportedError where the device cannot pace queue pairs of this type.
         """
+        packed = instance("limit", limit, RateLimit, "a RateLimit, as RateLimit(1000)").packed()
         try:
-            self.context.library.calls.ibv_modify_qp_rate_limit(self.pointer, limit.packed())
+            self.context.library.calls.ibv_modify_qp_rate_limit(self.pointer, packed)
         except UnsupportedError as error:
             raise self._lacks(f"rate limits of {self.qp_type.name} queue pairs", error) from None
 

@@ -16,7 +16,13 @@ from .._device.enums import DeviceCapability
 from .._device.resource import Node, Resource
 from .batch import ReceiveBatch
 from .post_failures import Limits, request_reason
-from .work_request import ReceiveWorkRequest, ScatterGatherElement, pack_recvs, wrong_requests
+from .work_request import (
+    ReceiveWorkRequest,
+    ScatterGatherElement,
+    check_numbers,
+    pack_recvs,
+    wrong_requests,
+)
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -170,6 +176,7 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
         except (struct.error, TypeError, AttributeError) as error:
             if wrong := wrong_requests(requests):
                 raise TypeError(f"{self!r}: {wrong}") from None
+            check_numbers(requests)
             raise ValueError(f"{self!r}: a number that does not fit its field: {error}") from None
         code = lib.aiordma_post_srq_recv(
             pointer, array.recvs, len(requests), array.sges, array.posted

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from aiordma._core.arguments import integer
 from aiordma._native import RECV, SEND, SGE, RequestArray, ffi
 
 from .._device.enums import AccessFlags, PlacementType, SelectivityLevel, SendFlags, WROpcode
@@ -119,6 +120,20 @@ def wrong_requests(requests: object) -> str:
     return ""
 
 
+_NUMBERS = ("wr_id", "opcode", "send_flags", "imm_data", "remote_addr", "rkey", "compare_add",
+            "swap", "invalidate_rkey", "remote_qpn", "remote_qkey", "remote_srqn")  # fmt: skip
+
+
+def check_numbers(requests: Sequence[SendWorkRequest | ReceiveWorkRequest]) -> None:
+    """TypeError, which names it, for what should be a number and is none."""
+    for wr in requests:
+        for name in _NUMBERS:
+            integer(name, getattr(wr, name, 0), None, None)
+        for piece in wr.sges:
+            for name, value in zip(ScatterGatherElement._fields, piece, strict=True):
+                integer(f"{name} of a piece", value, None, None)
+
+
 def _wrong_pieces(sges: object) -> str:
     """What is wrong with the pieces of memory of a request; empty if they are what is wanted."""
     wanted = "memory is given as a list of ScatterGatherElement (MemoryRegion.sge)"
@@ -160,7 +175,7 @@ def _last_places(wr: SendWorkRequest) -> tuple[int, int]:
 
 def pack_sends(array: RequestArray, requests: Iterable[SendWorkRequest]) -> None:
     """Into ``array``, which is large enough."""
-    sends, sges = array.sends_bytes, array.sges_bytes
+    sends = array.sends_bytes
     entry = 0
     for index, wr in enumerate(requests):
         SEND.pack_into(
@@ -175,17 +190,22 @@ def pack_sends(array: RequestArray, requests: Iterable[SendWorkRequest]) -> None
             len(wr.sges),
             *_last_places(wr),
         )
-        for sge in wr.sges:
-            SGE.pack_into(sges, entry * SGE.size, *sge)
-            entry += 1
+        entry = _pack_pieces(array, entry, wr.sges)
 
 
 def pack_recvs(array: RequestArray, requests: Iterable[ReceiveWorkRequest]) -> None:
     """Into ``array``, which is large enough."""
-    recvs, sges = array.recvs_bytes, array.sges_bytes
+    recvs = array.recvs_bytes
     entry = 0
     for index, wr in enumerate(requests):
         RECV.pack_into(recvs, index * RECV.size, wr.wr_id, entry, len(wr.sges))
-        for sge in wr.sges:
-            SGE.pack_into(sges, entry * SGE.size, *sge)
-            entry += 1
+        entry = _pack_pieces(array, entry, wr.sges)
+
+
+def _pack_pieces(array: RequestArray, entry: int, pieces: Sequence[ScatterGatherElement]) -> int:
+    for piece in pieces:
+        if not isinstance(piece, tuple):  # three bytes would be three numbers, too
+            raise TypeError
+        SGE.pack_into(array.sges_bytes, entry * SGE.size, *piece)
+        entry += 1
+    return entry

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from aiordma._core.arguments import I32_MAX, integer
 from aiordma._native import ffi
 from aiordma.errors import UnsupportedError
 
@@ -47,7 +48,7 @@ def open_xrcd(context: Context, fd: int | None, exclusive: bool) -> XRCDomain:
     require_xrc(context, "ibv_open_xrcd")
     attr = ffi.new("struct ibv_xrcd_init_attr *")
     attr.comp_mask = _FD | _OFLAGS
-    attr.fd = -1 if fd is None else fd
+    attr.fd = -1 if fd is None else integer("fd", fd, 0, I32_MAX)
     attr.oflags = os.O_CREAT | (os.O_EXCL if exclusive else 0)
     calls = context.library.calls
     try:
