@@ -1,0 +1,86 @@
+"""Numbers of numpy and names of members, wherever verbs take a number or a choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiordma import verbs
+from aiordma.verbs import (
+    AccessFlags,
+    AddressVector,
+    QPCapabilities,
+    QPState,
+    QPType,
+    SendFlags,
+    SendWorkRequest,
+    WROpcode,
+)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint16], ids=lambda kind: kind.__name__)
+def test_numbers_of_numpy(context: verbs.Context, kind: Any) -> None:
+    named: Any = "RC"
+    half: Any = np.float32(0.5)
+    with (
+        context.alloc_pd() as pd,
+        context.create_cq(kind(16), None, kind(0)) as cq,
+        pd.reg_mr(kind(64), kind(int(AccessFlags.LOCAL_WRITE))) as mr,
+        pd.create_qp(
+            cq, capabilities=QPCapabilities(*map(kind, (4, 4, 1, 1, 8))), qp_type=named
+        ) as qp,
+    ):
+        assert len(mr.buf) == 64
+        assert qp.qp_type is QPType.RC
+        here = qp.endpoint(context.query_gid(kind(context.choose_gid().gid_index), kind(1)))
+        qp.connect(here, here, retry_cnt=kind(7), rnr_retry=kind(6), timeout=half)
+        assert qp.query().rnr_retry == 6
+        qp.post_recv_one(kind(1), kind(mr.addr) if kind is not np.uint16 else mr.addr, 8, mr.lkey)
+        piece = mr.sge(kind(8), kind(8))
+        qp.post_send([SendWorkRequest(kind(2), WROpcode.SEND, [piece], SendFlags.SIGNALED)])
+        found: list[verbs.WorkCompletion] = []
+        while len(found) < 2:
+            found += cq.poll(kind(4))
+        assert sorted(wc.wr_id for wc in found) == [1, 2]
+
+
+USES: dict[str, Callable[[verbs.QueuePair, verbs.MemoryRegion, Any], object]] = {
+    "cqe": lambda qp, mr, value: qp.context.create_cq(value),
+    "max_send_wr": lambda qp, mr, value: qp.pd.create_qp(
+        qp.send_cq, capabilities=QPCapabilities(max_send_wr=value)
+    ),
+    "max_wr": lambda qp, mr, value: qp.pd.create_srq(value),
+    "qp_type is of QPType": lambda qp, mr, value: qp.pd.create_qp(qp.send_cq, qp_type=value),
+    "access": lambda qp, mr, value: qp.pd.reg_mr(64, value),
+    "iova": lambda qp, mr, value: qp.pd.reg_mr(64, iova=value),
+    "addr": lambda qp, mr, value: qp.pd.reg_pointer(value, 8),
+    "offset": lambda qp, mr, value: mr.sge(value),
+    "length": lambda qp, mr, value: mr.sge(0, value),
+    "max": lambda qp, mr, value: qp.send_cq.poll(value),
+    "index": lambda qp, mr, value: qp.context.query_gid(value),
+    "port_num": lambda qp, mr, value: qp.context.query_port(value),
+    "pkey": lambda qp, mr, value: qp.context.find_pkey(value),
+    "psn": lambda qp, mr, value: qp.endpoint(psn=value),
+    "qp_state": lambda qp, mr, value: qp.modify(qp_state=value),
+    "sgid_index": lambda qp, mr, value: qp.pd.create_ah(AddressVector(sgid_index=value,
+                                                                      dgid=verbs.GID(bytes(16)))),
+    "signal_every": lambda qp, mr, value: setattr(qp, "signal_every", value),
+    "wr_id": lambda qp, mr, value: qp.post_send([SendWorkRequest(value, WROpcode.SEND)]),
+    "addr of a piece": lambda qp, mr, value: qp.post_recv(
+        [verbs.ReceiveWorkRequest(1, [verbs.ScatterGatherElement(value, 1, 1)])]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", USES)
+def test_what_is_no_number(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, name: str
+) -> None:
+    with pd.create_qp(cq) as qp, pd.reg_mr(64) as mr:
+        for value in (1.5, np.float32(1), "1", [1]):
+            with pytest.raises(TypeError, match=f"{name}.*, not {type(value).__name__}"):
+                USES[name](qp, mr, value)
+        assert qp.state is QPState.RESET
