@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +82,6 @@ class ConnectionId(Multicast):
         self._context: Context | None = None
         self._peer: Address | None = None
         self._groups = {}
-        self.history = deque(maxlen=6)
         destroy = self.library.calls.rdma_destroy_id
         super().__init__(Node("ConnectionId", pointer, destroy, [channel.node]))
         _ids[_key(self.library, pointer)] = self
@@ -150,7 +148,7 @@ class ConnectionId(Multicast):
             self.library.calls.rdma_bind_addr(self.pointer, sockaddr)
         except VerbsError as error:
             raise self._address_error("cannot bind to", address, error) from error
-        self.history.append("bind_addr")
+        self.note("bind_addr")
 
     def resolve_addr(
         self, address: Address, source: Address | None = None, timeout: float = 2.0
@@ -169,7 +167,7 @@ class ConnectionId(Multicast):
             begin = f" from {source[0]}" if source else ""
             what = f"no RDMA device has a route{begin} to"
             raise self._address_error(what, address, error) from error
-        self.history.append("resolve_addr")
+        self.note("resolve_addr")
 
     def resolve_route(self, timeout: float = 2.0) -> None:
         """Find the route, within ``timeout`` seconds. Then: ROUTE_RESOLVED or ROUTE_ERROR."""
@@ -181,7 +179,7 @@ class ConnectionId(Multicast):
             if rule := self._rule(error):
                 text += f"; {rule}"
             raise RouteError(text, status=-(error.errno or 0)) from error
-        self.history.append("resolve_route")
+        self.note("resolve_route")
 
     # --- queue pair ------------------------------------------------------------------------
 

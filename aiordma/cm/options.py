@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections import deque
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from types import MappingProxyType
@@ -64,7 +63,7 @@ class Options(Resource["h.IdPointer"]):
     """Setting options. The connection manager has no call that reads them."""
 
     library: Library
-    history: deque[str]
+    history: tuple[str, ...] = ()
     """Its last steps and events, for the texts of errors.  Internal to the library."""
 
     def _call(self, call: Callable[..., object], *arguments: object, step: str = "") -> None:
@@ -74,7 +73,11 @@ class Options(Resource["h.IdPointer"]):
         except VerbsError as error:
             raise failure(error.verb, error.errno or 0, self._about(error)) from None
         if step:
-            self.history.append(step)
+            self.note(step)
+
+    def note(self, step: str) -> None:
+        """Adds to the history, which keeps the last few.  Internal to the library."""
+        self.history = (*self.history[-5:], step)
 
     def _about(self, error: VerbsError) -> str:
         """The id and, where it may be in the wrong state, what the call needs and what was done."""
