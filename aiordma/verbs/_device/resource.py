@@ -8,16 +8,19 @@ once, and closing a parent reaches children whose own object has long been dropp
 
 Finalizers warn and do nothing else: a verb may block, and at interpreter exit other modules may be
 gone. A root that is dropped unclosed is therefore leaked on purpose, with everything under it, and
-its memory stays pinned.
+its memory stays pinned. The interpreter frees that memory all the same as it ends, in any order and
+while the device's threads go on; so before that every open queue pair is reset.
 """
 
 from __future__ import annotations
 
+import atexit
 import sys
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -55,8 +58,8 @@ class Node(Generic[P]):
     """A pointer, how it is destroyed, and what was made from it."""
 
     __slots__ = (
-        "__weakref__", "_destroy", "_parents", "at_end", "children", "counted", "end", "kind",
-        "pin", "pointer",
+        "__weakref__", "_destroy", "_parents", "at_end", "children", "counted", "end", "halt",
+        "kind", "pin", "pointer",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +78,8 @@ class Node(Generic[P]):
         self.counted: bool = counted
         self.children: dict[Node[Any], None] = {}
         self.at_end: Callable[[], None] | None = None  # when it has been destroyed
+        # At the end of the program: has the device use no memory on its behalf any more.
+        self.halt: Callable[[P], object] | None = None
         self.end: str = ""
         self._destroy = destroy
         self._parents = [weakref.ref(parent) for parent in parents]
@@ -118,6 +123,12 @@ class Node(Generic[P]):
         for child in self.children:
             child.disown()
 
+    def below(self) -> Iterator[Node[Any]]:
+        """This and everything that was made from it, once for each parent."""
+        yield self
+        for child in list(self.children):
+            yield from child.below()
+
     def _ended(self, end: str) -> None:
         self.end = end
         self.pin = None
@@ -138,6 +149,25 @@ def _after_fork_in_child() -> None:
 
 
 fork.reset_in_child(_after_fork_in_child)
+
+
+@atexit.register
+def _halt_all() -> None:
+    """Takes all memory from the device before Python frees it.
+
+    Nothing is destroyed: a daemon thread may be using it. What such a thread makes after this is
+    held by its frames, which are never freed.
+    """
+    while True:
+        try:
+            roots = [*_roots, *_abandoned]
+            break
+        except RuntimeError:  # a daemon thread has just opened a device
+            continue
+    for node in {node: None for root in roots for node in root.below()}:
+        if node.halt is not None and (pointer := node.pointer) is not None:
+            with suppress(OSError):  # the device has failed, or gone
+                node.halt(pointer)
 
 
 class Resource(Generic[P]):

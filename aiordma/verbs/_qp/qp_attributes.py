@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict, cast
 
 from aiordma._core.arguments import U32_MAX, choice, instance, integer, integers, truth
-from aiordma._native import ffi
+from aiordma._native import Library, ffi
 
 from .._device.address import AddressVector, vector_fields
 from .._device.enums import MTU, AccessFlags, MigrationState, QPAttrMask, QPState, QPType
@@ -64,6 +64,17 @@ class QPCapabilities(NamedTuple):
         attr.cap.max_send_sge = self.max_send_sge
         attr.cap.max_recv_sge = self.max_recv_sge
         attr.cap.max_inline_data = self.max_inline_data
+
+
+def resets(library: Library) -> Callable[[h.QPPointer], None]:
+    """What puts a queue pair into RESET, whose type needs no table of states: any thread may."""
+
+    def reset(pointer: h.QPPointer) -> None:
+        attr = ffi.new("struct ibv_qp_attr *")
+        attr.qp_state = int(QPState.RESET)
+        library.calls.ibv_modify_qp(pointer, attr, int(QPAttrMask.STATE))
+
+    return reset
 
 
 def init_attr(

@@ -13,7 +13,7 @@ from aiordma.errors import UnsupportedError, VerbsError
 from .._cq.completion import CompletionQueue
 from .._device.enums import DeviceCapability, QPCreateFlags, QPType
 from .._device.resource import Node, Resource
-from .qp_attributes import QPCapabilities, init_attr
+from .qp_attributes import QPCapabilities, init_attr, resets
 from .queue_pair import QueuePair
 from .transport_rules import SendOps
 
@@ -177,13 +177,17 @@ def create_qp(
     if srq is not None:
         parents.append(srq.node)
     node = Node("QueuePair", pointer, maker.destroy(pd), parents)
+    node.halt = resets(context.library)
     return QueuePair(
         node, pd, send_cq, recv_cq, attr, srq=srq, send_ops=options.send_ops, reserved=reserved
     )
 
 
-def create_xrc_target(xrcd: Resource[h.XRCDPointer], context: Context) -> QueuePair:
-    """As :meth:`XRCDomain.create_qp`: the side of XRC that receives has no queues of its own."""
+def create_xrc_target(xrcd: Resource[h.XRCDPointer], context: Context, *, own: bool) -> QueuePair:
+    """As :meth:`XRCDomain.create_qp`: the side of XRC that receives has no queues of its own.
+
+    `own`: no other process uses the domain.
+    """
     calls = context.library.calls
     attr = ffi.new("struct ibv_qp_init_attr_ex *")
     attr.qp_type = QPType.XRC_RECV
@@ -194,6 +198,8 @@ def create_xrc_target(xrcd: Resource[h.XRCDPointer], context: Context) -> QueueP
         nothing = QPCapabilities(0, 0, 0, 0, 0)
         raise _refused(error, context, QPType.XRC_RECV, nothing, QPOptions()) from None
     node = Node("QueuePair", pointer, calls.ibv_destroy_qp, [xrcd.node])
+    if own:
+        node.halt = resets(context.library)
     return QueuePair(node, None, None, None, attr, context=context)
 
 

@@ -34,13 +34,15 @@ _FD, _OFLAGS = 1 << 0, 1 << 1
 class XRCDomain(Resource["h.XRCDPointer"]):
     """A domain of XRC queue pairs and shared receive queues: :meth:`Context.open_xrcd`."""
 
-    def __init__(self, context: Context, node: Node[h.XRCDPointer]) -> None:
+    def __init__(self, context: Context, node: Node[h.XRCDPointer], *, own: bool) -> None:
+        """For this package. `own`: no other process can open it."""
         super().__init__(node)
         self.context = context
+        self._own = own
 
     def create_qp(self) -> QueuePair:
         """Make the receiving side of a connection, type XRC_RECV, in state RESET."""
-        return create_xrc_target(self, self.context)
+        return create_xrc_target(self, self.context, own=self._own)
 
 
 def open_xrcd(context: Context, fd: int | None, exclusive: bool) -> XRCDomain:
@@ -55,4 +57,5 @@ def open_xrcd(context: Context, fd: int | None, exclusive: bool) -> XRCDomain:
         pointer = calls.ibv_open_xrcd(context.pointer, attr)
     except UnsupportedError as error:
         raise UnsupportedError(XRC, device=context.name, verb=error.verb) from None
-    return XRCDomain(context, Node("XRCDomain", pointer, calls.ibv_close_xrcd, [context.node]))
+    node = Node("XRCDomain", pointer, calls.ibv_close_xrcd, [context.node])
+    return XRCDomain(context, node, own=fd is None or context.library.name == "embedded")

@@ -13,7 +13,14 @@ from aiordma.errors import PostError, UnsupportedError, VerbsError
 from .._cq.completion import hold_room
 from .._device.enums import WROpcode
 from .._device.resource import Node, Resource
-from .._qp.qp_attributes import QUERY_ALL, QPAttributes, QPCapabilities, QPChanges, fill
+from .._qp.qp_attributes import (
+    QUERY_ALL,
+    QPAttributes,
+    QPCapabilities,
+    QPChanges,
+    fill,
+    resets,
+)
 from .._qp.transport_rules import SendOps
 from .._qp.work_request import ReceiveWorkRequest, SendWorkRequest, pack_recvs
 
@@ -77,6 +84,7 @@ class DriverQueuePair(Resource["h.QPPointer"]):
         if srq is not None:
             parents.append(srq.node)
         super().__init__(Node(type(self).__name__, pointer, calls.ibv_destroy_qp, parents))
+        self.node.halt = resets(pd.context.library)
         self.pd = pd
         self.context: Context = pd.context
         self.send_cq = send_cq
