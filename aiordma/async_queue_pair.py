@@ -41,6 +41,8 @@ from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeAlias
 
 from . import cm, verbs
 from ._core.arguments import instance, integer
+from ._loop import shutdown
+from ._loop.affinity import LoopAffinity
 from ._loop.driver import ContextEvents, Watch
 from .errors import BufferStateError, BusyError, QueueFullError, RDMAError, work_completion_error
 from .verbs._device.context import event_error
@@ -124,7 +126,8 @@ class AsyncQueuePair:
     With ``id`` it is the queue pair of that id, whose states the connection manager changes, and
     ``pd`` is of the id's context. ``options`` are those of
     :meth:`verbs.ProtectionDomain.create_qp`, or of :meth:`cm.ConnectionId.create_qp`. Made, used
-    and closed in the event loop's thread.
+    and closed in the event loop's thread; one that is open when the loop ends is closed with a
+    ResourceWarning.
     """
 
     def __init__(
@@ -168,6 +171,10 @@ class AsyncQueuePair:
         self._watch = Watch(self._channel.fd, self._on_completions)
         self._events = ContextEvents.for_context(pd.context)
         self._token = self._events.subscribe(self._on_event)
+        self._affinity = LoopAffinity()
+        self._shutdown = shutdown.of_running_loop()
+        if id is None:  # an AsyncConnectionId ends its own
+            self._shutdown.add(self, keep=True)
 
     # ---- sending -------------------------------------------------------------------------
 
@@ -258,7 +265,7 @@ class AsyncQueuePair:
 
     def _wake_waiters(self) -> None:
         """Wake the tasks for which there is room now; their slots are reserved until they post."""
-        while self._waiters:
+        while self._waiters and not self._loop.is_closed():
             wanted, waiter = self._waiters[0]
             if not waiter.done():
                 if self._room < wanted:
@@ -437,12 +444,20 @@ class AsyncQueuePair:
 
         Internal to the library.
         """
+        self._shutdown.remove(self)
         self._watch.close()
         self._events.unsubscribe(self._token)
         self._events.release()
         self._channel.close()  # and with it the completion queue and the queue pair
         for ring in self._rings:
             ring._region.close()
+
+    async def _end_with_loop(self) -> None:
+        self.close()
+
+    def _end_without_loop(self) -> None:
+        if not self._channel.closed:
+            self.release()
 
     async def __aenter__(self) -> Self:
         return self

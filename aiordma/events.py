@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from . import verbs
+from ._loop import shutdown
+from ._loop.affinity import LoopAffinity
 from ._loop.driver import ContextEvents
 from ._loop.wait_queue import WaitQueue
 from .errors import BufferStateError
@@ -31,7 +33,8 @@ class DeviceEvents:
 
     Made by :func:`device_events`. It hears what happens from then on; of several that are open at
     once each hears of everything, and so do the connections of this library. Up to 1024 events
-    wait to be looked at; then the oldest are dropped, and a warning is logged.
+    wait to be looked at; then the oldest are dropped, and a warning is logged. What is open when
+    its event loop ends is closed with a ResourceWarning.
     """
 
     def __init__(self, context: verbs.Context, *, owned: bool) -> None:
@@ -42,6 +45,9 @@ class DeviceEvents:
         self._events: deque[verbs.AsyncEvent] = deque()
         self._waiters = WaitQueue()
         self._closed = False
+        self._affinity = LoopAffinity()
+        self._shutdown = shutdown.of_running_loop()
+        self._shutdown.add(self, keep=True)
 
     def _hear(self, event: verbs.AsyncEvent) -> None:
         if len(self._events) == KEPT:
@@ -79,12 +85,19 @@ class DeviceEvents:
         """Hear no more. A device that was opened for this is closed."""
         if self._closed:
             return
+        self._end_without_loop()
+        self._waiters.wake_all()
+
+    async def _end_with_loop(self) -> None:
+        self.close()
+
+    def _end_without_loop(self) -> None:
         self._closed = True
+        self._shutdown.remove(self)
         self._source.unsubscribe(self._token)
         self._source.release()
         if self._owned:
             self.context.close()
-        self._waiters.wake_all()
 
     async def __aenter__(self) -> Self:
         return self

@@ -455,21 +455,26 @@ class Listener:
         for port in self._ports:
             port.release()
 
+    def _drop(self) -> None:
+        """Closes what is left of a listener that was dropped, unless its loop was quicker."""
+        if not self._closed:
+            self._stop()
+            assert self._acceptor is not None
+            self._acceptor.cancel()
+            for connection in self._ready:
+                connection.abort()
+
     def __del__(self) -> None:
         """Dropped while it listens: it is closed.  In any thread, at any time."""
-        ports = getattr(self, "_ports", ())
-        if not ports or self._closed or self._affinity.is_after_fork:
+        if not getattr(self, "_ports", ()) or self._closed or self._affinity.is_after_fork:
             return
-        assert self._acceptor is not None
         text = f"{self!r}{self._affinity.made()} was not closed"
-        # What keeps the warning, as pytest does, keeps the listener: its loop must not end it too.
-        self._closed, self._ports = True, ()
         self._loop_shutdown.finalized(self)
         try:
-            self._affinity.loop.call_soon_threadsafe(drop, ports, self._acceptor, self._ready)
+            self._affinity.loop.call_soon_threadsafe(self._drop)
         except RuntimeError:  # the loop has been closed
-            for port in ports:
-                port.release()
+            self._loop_shutdown.remove(self)
+            self._end_without_loop()
         warnings.warn(
             text,
             ResourceWarning,
@@ -506,15 +511,6 @@ def deliver_to(listener: Listener) -> Callable[[Connection], None]:
 def fail_listener(listener: Listener) -> Callable[[Exception], None]:
     """For the acceptor, as `deliver_to`."""
     return weakly(listener._fail)
-
-
-def drop(ports: Sequence[Port], acceptor: Acceptor, ready: deque[Connection]) -> None:
-    """Closes what is left of a listener that was dropped."""
-    for port in ports:
-        port.release()
-    acceptor.cancel()
-    for connection in ready:
-        connection.abort()
 
 
 async def listen(

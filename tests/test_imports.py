@@ -59,11 +59,11 @@ GROUPS: dict[str, set[str]] = {
     "_loop.device_failures": {"_native"},
     "_loop.driver": {"verbs", "cm", "_native", "mr_pool", "_memory.registration_cache", "_datapath"}
     | {"_loop.adaptive_polling", "_loop.coarse_timers", "_loop.device_events"}
-    | {"_loop.device_failures", "_loop.per_loop_resource"}
+    | {"_loop.device_failures", "_loop.per_loop_resource", "_loop.shutdown"}
     | CORE,
     "_loop.id_events": {"cm", "verbs", "errors", "_loop.driver"},
     "_loop.per_loop_resource": {"_native"},
-    "_loop.shutdown": {"_native", "_loop.affinity"},
+    "_loop.shutdown": {"_native", "_loop.affinity", "_loop.per_loop_resource"},
     "_loop.wait_queue": set(),
     "_loop": set(),
     "events": {"verbs", "_loop", "errors"},

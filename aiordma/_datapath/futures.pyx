@@ -210,7 +210,15 @@ cdef class OpFuture:
         return 0
 
     cdef int call_soon(self, object callback, object context) except -1:
-        self.table.loop.call_soon(callback, self, context=context)
+        cdef object loop = self.table.loop
+        if loop is None:  # the collector has cleared the table
+            return 0
+        try:
+            loop.call_soon(callback, self, context=context)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise
+            # What it would call has ended with the loop.
         return 0
 
     cdef int run_callback(self, object callback, object context) except -1:

@@ -192,6 +192,7 @@ cdef class SendQueue:
     cdef int post_now(self, WorkRequest work) except -1
     cdef int post_checked(self, WorkRequest work) except -1
     cdef int post_backlog(self) except -1
+    cdef int fail_work(self, WorkRequest work) except -1
     cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF
     cdef uint32_t post_cached(self, BlockCache pool, uint32_t most,
                               uint32_t length) except? 0xFFFFFFFF

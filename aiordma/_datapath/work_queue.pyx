@@ -732,11 +732,20 @@ cdef class SendQueue:
         backlog, self.backlog = self.backlog, collections.OrderedDict()
         self.backlogged = False
         for work in self.under_way():
-            work.on_error(self.error_for(work))
+            self.fail_work(work)
         for work in backlog:
-            work.on_error(self.error_for(work))
+            self.fail_work(work)
             work.free_memory()
         self.on_failure(error)
+
+    cdef int fail_work(self, WorkRequest work) except -1:
+        try:
+            work.on_error(self.error_for(work))
+        except RuntimeError:
+            if not self.table.loop.is_closed():
+                raise
+            # To settle a future calls its waiter back by the loop, with which that has ended.
+        return 0
 
     def refuse(self, error):
         """Posts nothing more, with `error` as the reason; work under way goes on, or fails so."""

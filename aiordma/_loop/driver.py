@@ -40,7 +40,7 @@ from .._datapath.work_queue import COMPLETIONS_PER_CALL, WorkRequestTable
 from .._memory.registration_cache import RegistrationCache
 from ..errors import DeviceEventError, InternalError
 from ..mr_pool import MemoryPool
-from . import device_failures
+from . import device_failures, shutdown
 from .adaptive_polling import AdaptivePolling
 from .coarse_timers import CoarseTimers
 from .device_events import EventRouter
@@ -209,12 +209,15 @@ class Driver(PerLoopResource):
         return cq
 
     def release_cq(self, cq: verbs.CompletionQueue, entries: int) -> None:
+        if self._gone:
+            return  # it went with the loop
         cq.release_when_empty(entries)
         if not cq.in_use and cq is not self._cqs[0]:
             self._cqs.remove(cq)
             cq.close()
             # Closing takes the channel's events, those of other queues too.
-            self.loop.call_soon(self._on_completions)
+            if not self.loop.is_closed():
+                self.loop.call_soon(self._on_completions)
 
     def attach(self, qp: verbs.QueuePair, sink: CompletionSink) -> None:
         """`sink` posts to `qp` with slots of `table`, of which it is the owner."""
@@ -437,7 +440,7 @@ class ContextEvents(PerLoopResource):
         self._router = EventRouter.of(context)
         # Kept: the connection manager may open its device anew, under the same pointer.
         self._fd = context.async_fd
-        loop.add_reader(self._fd, self.take)
+        loop.add_reader(self._fd, shutdown.loop_end(loop).calling(self.take))
 
     @classmethod
     def for_context(cls, context: verbs.Context) -> ContextEvents:
@@ -468,7 +471,7 @@ class Watch:
     def __init__(self, fd: int, callback: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._fd = fd
-        self._loop.add_reader(fd, callback)
+        self._loop.add_reader(fd, shutdown.loop_end(self._loop).calling(callback))
 
     def close(self) -> None:
         """Stops watching, before the descriptor is closed; a second call does nothing."""
@@ -496,7 +499,7 @@ class EventDriver(PerLoopResource):
         super().__init__(loop, library.name)
         self.channel: cm.EventChannel = cm.EventChannel(library)
         self._handlers: dict[cm.ConnectionId, Callable[[cm.ConnectionEvent], None]] = {}
-        loop.add_reader(self.channel.fd, self.take)
+        loop.add_reader(self.channel.fd, shutdown.loop_end(loop).calling(self.take))
 
     @classmethod
     def for_library(cls, library: verbs.Library) -> EventDriver:

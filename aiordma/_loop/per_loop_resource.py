@@ -1,14 +1,14 @@
 """What the connections of a loop share: made with the first of them, and closed after the last.
 
-In the child of a fork all of it is the parent's.
+It also ends with its loop.  In the child of a fork all of it is the parent's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import ClassVar, Self
 
 from .._native import fork
@@ -16,24 +16,6 @@ from .._native import fork
 # Seconds for which a device stays open when its last connection is closed; 0: not at all.  To open
 # it takes as long as to connect twice: a thread, a pool, shared memory with each local peer.
 IDLE_TIMEOUT = 1.0
-
-
-class IdleTimer:
-    """Closes an unused resource after IDLE_TIMEOUT, or with its loop.
-
-    Only a timer of the loop refers to it, and the loop drops its timers when it is closed.
-    """
-
-    def __init__(self, resource: PerLoopResource) -> None:
-        self._resource = resource
-        resource.loop.call_later(IDLE_TIMEOUT, self.expired)
-
-    def expired(self) -> None:
-        self._resource.idle_timer_expired()
-
-    def __del__(self) -> None:
-        if self._resource.loop.is_closed() and not sys.is_finalizing():
-            self._resource.idle_timer_expired(again=False)
 
 
 class PerLoopResource:
@@ -69,6 +51,14 @@ class PerLoopResource:
             here = cls._instances.get(loop) if loop is not None else None
             found += [each for each in list((here or {}).values()) if isinstance(each, cls)]
         return found
+
+    @classmethod
+    def end_all(cls, loop: asyncio.AbstractEventLoop) -> None:
+        """Closes what a loop that has been closed had, also what was not given back."""
+        with ExitStack() as ends:  # all of them, also if one fails
+            for instance in (cls._instances.pop(loop, None) or {}).values():
+                if not instance._gone:
+                    ends.callback(instance._end)
 
     @classmethod
     def _reset_all_after_fork(cls) -> None:
@@ -114,14 +104,14 @@ class PerLoopResource:
         if not self._timer_runs:
             self._timer_runs = True
             self._used = False
-            IdleTimer(self)
+            self.loop.call_later(IDLE_TIMEOUT, self._idle_timer_expired)
 
-    def idle_timer_expired(self, *, again: bool = True) -> None:
-        """Closes it unless it is in use; `again` starts the timer anew if it was used meanwhile."""
+    def _idle_timer_expired(self) -> None:
+        """Closes it unless it is in use; starts the timer anew if it was used meanwhile."""
         self._timer_runs = False
         if self._users or self._gone:
             return
-        if self._used and again:
+        if self._used:
             self._unused()
         else:
             self._end()
@@ -135,10 +125,13 @@ class PerLoopResource:
         """Drops what need not be kept while there is no user."""
 
     def _withdraw(self) -> None:
-        """Has the next `acquire` make another one."""
+        """Has the next `acquire` make another one.  Until its end it is known by itself alone."""
         here = self._instances.get(self.loop, {})
         if here.get(self._key) is self:
             del here[self._key]
+        if not self._gone:
+            self._key = (type(self), self)
+            here[self._key] = self
 
     def _close(self) -> None:
         raise NotImplementedError

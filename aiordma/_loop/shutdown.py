@@ -1,22 +1,29 @@
 """Closes the objects that are still open when their event loop ends.
 
-`asyncio.run` closes the asynchronous generators of its loop before the loop itself: no other
-notice of a loop's end exists.  So each loop with open objects has one generator that waits for
-this, closes them, and gives a ResourceWarning for each.  A loop that was closed without running
-its generators is noticed when the next loop is used.
+`asyncio.run` closes the asynchronous generators of its loop before the loop itself.  So each loop
+with open objects has one generator that waits for this, closes them, and gives a ResourceWarning
+for each.
+
+A loop that is closed without that gives no notice, but it drops its readers and timers.  So readers
+of the library refer to a `LoopEnd`, which nothing else does: when it is finalized, and the loop is
+closed, what the loop had is given back there and then, without a callback of the loop.  The same
+path ends what was dropped so late that the loop did not come to end it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import warnings
 import weakref
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Protocol
 
 from .._native import fork
 from .affinity import LoopAffinity
+from .per_loop_resource import PerLoopResource
 
 
 class Closable(Protocol):
@@ -29,7 +36,7 @@ class Closable(Protocol):
         """Closes it: the loop is about to be closed."""
 
     def _end_without_loop(self) -> None:
-        """Gives back what can be given back: the loop has been closed already."""
+        """Gives back what it has, and sets no future: the loop has been closed already."""
 
 
 class LoopShutdown:
@@ -39,6 +46,7 @@ class LoopShutdown:
         self._loop = loop
         self._open: dict[int, weakref.ref[Closable]] = {}
         self._kept: dict[int, Closable] = {}
+        self._dropped: dict[int, Closable] = {}
         self._over = False
         self._generator = self._wait()
         step(self._generator.asend(None))  # its first step makes it known to the loop
@@ -53,15 +61,21 @@ class LoopShutdown:
         """Forgets a thing that has been closed."""
         self._open.pop(id(thing), None)
         self._kept.pop(id(thing), None)
-        if not self._open and not self._over:
+        self._dropped.pop(id(thing), None)
+        if not self._open and not self._dropped and not self._over:
             self._forget()
             step(self._generator.aclose())
 
     def finalized(self, thing: Closable) -> None:
-        """Forgets a thing that ends itself as it is finalized.  In any thread."""
+        """Keeps a thing that was dropped, and has said so, until it has ended.  In any thread.
+
+        It asks its loop to end it, and the loop may be closed before that.
+        """
+        self._dropped[id(thing)] = thing
         self._open.pop(id(thing), None)
 
-    def _left(self) -> list[Closable]:
+    def left(self) -> list[Closable]:
+        """The objects that are open and in use."""
         return [thing for ref in list(self._open.values()) if (thing := ref()) is not None]
 
     def _forget(self) -> None:
@@ -76,14 +90,14 @@ class LoopShutdown:
             if not self._over:
                 self._forget()
                 texts = self._texts()
-                for thing in self._left():
+                for thing in [*self.left(), *self._dropped.values()]:
                     await thing._end_with_loop()
                 warn(texts)
 
     def _texts(self) -> list[str]:
         return [
             f"{thing!r}{thing._affinity.made()} was not closed before its event loop"
-            for thing in self._left()
+            for thing in self.left()
         ]
 
     def reset_after_fork(self) -> None:
@@ -96,9 +110,29 @@ class LoopShutdown:
         """The loop was closed without running its generators."""
         self._over = True
         texts = self._texts()
-        for thing in self._left():
-            thing._end_without_loop()
-        warn(texts)
+        with ExitStack() as ends:  # all of them, also if one fails
+            ends.callback(warn, texts)
+            for thing in [*self._dropped.values(), *reversed(self.left())]:
+                ends.callback(thing._end_without_loop)
+        self._dropped.clear()
+
+
+class LoopEnd:
+    """Notices that a loop has been closed: only readers of the loop refer to it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def calling(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """The callback of a reader, which keeps this alive."""
+        return partial(self._call, callback)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    def __del__(self) -> None:
+        if self._loop.is_closed() and not sys.is_finalizing():
+            _finish(self._loop)
 
 
 def warn(texts: list[str]) -> None:
@@ -130,14 +164,34 @@ def of_running_loop() -> LoopShutdown:
 
 def all_open() -> list[Closable]:
     """The open objects of every loop.  Any thread may ask."""
-    return [thing for shutdown in list(_shutdowns.values()) for thing in shutdown._left()]
+    return [thing for shutdown in list(_shutdowns.values()) for thing in shutdown.left()]
+
+
+# By the id of the loop, which each of them keeps alive.
+_loop_ends: weakref.WeakValueDictionary[int, LoopEnd] = weakref.WeakValueDictionary()
+
+
+def loop_end(loop: asyncio.AbstractEventLoop) -> LoopEnd:
+    """The one of a loop, for its readers."""
+    found = _loop_ends.get(id(loop))
+    if found is None:
+        found = _loop_ends[id(loop)] = LoopEnd(loop)
+    return found
+
+
+def _finish(loop: asyncio.AbstractEventLoop) -> None:
+    """Gives back what a loop that has been closed had, the objects first."""
+    with ExitStack() as ends:
+        ends.callback(PerLoopResource.end_all, loop)
+        if (shutdown := _shutdowns.pop(loop, None)) is not None:
+            ends.callback(shutdown.finish)
 
 
 def clear_closed() -> None:
-    """Ends what closed loops have left open."""
+    """Ends what closed loops have left open that had no reader."""
     for loop in list(_shutdowns):
-        if loop.is_closed() and (shutdown := _shutdowns.pop(loop, None)) is not None:
-            shutdown.finish()
+        if loop.is_closed():
+            _finish(loop)
 
 
 def _reset_after_fork() -> None:

@@ -32,7 +32,7 @@ class WaitQueue:
         """Wakes the task that has waited longest."""
         while self._waiters:
             waiter = self._waiters.popleft()
-            if not waiter.done():
+            if not waiter.done() and not waiter.get_loop().is_closed():
                 waiter.set_result(None)
                 return
 

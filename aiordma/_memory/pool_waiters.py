@@ -95,7 +95,8 @@ class PoolWaiters(Generic[B]):
         self._exempt.discard(waiter)
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
             waiter.result().release()
-        waiter.cancel()
+        if not waiter.get_loop().is_closed():
+            waiter.cancel()
         self.serve_soon()
 
     def serve_soon(self) -> None:
@@ -141,7 +142,7 @@ class PoolWaiters(Generic[B]):
         """Ends all waiters with `error`: no memory comes any more."""
         for queue in (self._internal, self._user):
             for waiter in queue:
-                if not waiter.done():
+                if not waiter.done() and not waiter.get_loop().is_closed():
                     waiter.set_exception(error)
             queue.clear()
         self._exempt.clear()

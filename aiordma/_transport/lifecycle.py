@@ -546,17 +546,22 @@ class ConnectionLifecycle:
         if self._link is not None:
             self._link.release()
         self._advance(LifecycleEvent.RELEASED)
+        if self._loop.is_closed():
+            self._closed = asyncio.Event()  # those that wait have ended with the loop
         self._closed.set()
         self._loop_shutdown.remove(self)
         self._report_end()
 
     def __del__(self) -> None:
         """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""
-        if getattr(self, "_loop_shutdown", None) is None or self._close_cause is not None:
-            return  # its making failed, or it has ended
-        if self._affinity.is_after_fork:
+        if getattr(self, "_loop_shutdown", None) is None or self._affinity.is_after_fork:
+            return  # its making failed, or it is the parent's
+        if self._close_cause is not None:
+            if self._loop.is_closed():  # before it came to the callback that gives all back
+                self._end_without_loop()
             return
         error = ConnectionClosedError("the connection was dropped")
+        self._loop_shutdown.finalized(self)
         try:
             self._loop.call_soon_threadsafe(self._end, error)
         except RuntimeError:  # the loop has been closed

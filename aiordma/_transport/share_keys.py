@@ -109,7 +109,7 @@ class WindowKey(ShareKey):
         self._queue.post(bind)
 
     def _end_wait(self, error: BaseException | None) -> None:
-        if self.ready.done():
+        if self.ready.done() or self.ready.get_loop().is_closed():
             return
         if error is not None:
             self.ready.set_exception(error)

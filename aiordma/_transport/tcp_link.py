@@ -22,6 +22,7 @@ from errno import (
     ENOBUFS,
     ENOMEM,
 )
+from functools import partial
 from ssl import SSLEOFError
 from typing import cast
 
@@ -97,8 +98,10 @@ class TCPLink(asyncio.Protocol):
     local_address: Address | None = None
     peer_address: Address | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, connected: socket.socket) -> None:
+        """Takes over a socket, of which asyncio makes a transport."""
         self._loop = asyncio.get_running_loop()
+        self._socket = connected
         self._transport: asyncio.Transport | None = None
         self._inode = 0
         self._came = bytearray()
@@ -253,8 +256,11 @@ class TCPLink(asyncio.Protocol):
 
     def release(self) -> None:
         fork.remove_socket(self._inode)
-        if self._transport is not None and not self._loop.is_closed():
-            self._transport.close()  # else the socket goes with its transport
+        transport, self._transport = self._transport, None
+        if self._loop.is_closed():
+            self._socket.close()  # its transport can do nothing without the loop
+        elif transport is not None:
+            transport.close()
 
 
 def refusal(data: bytes) -> RejectedError | ProtocolError | AuthenticationError:
@@ -315,7 +321,10 @@ async def open_link(address: Address, source: Address | None, security: Security
     loop = asyncio.get_running_loop()
     try:
         _, link = await loop.create_connection(
-            TCPLink, sock=connected, ssl=tls, server_hostname=security.hostname if tls else None
+            partial(TCPLink, connected),
+            sock=connected,
+            ssl=tls,
+            server_hostname=security.hostname if tls else None,
         )
     except OSError as error:
         connected.close()
@@ -332,7 +341,7 @@ async def open_link(address: Address, source: Address | None, security: Security
 async def accepted_link(accepted: socket.socket, security: Security) -> TCPLink:
     """The other side of `open_link`."""
     loop = asyncio.get_running_loop()
-    link = TCPLink()
+    link = TCPLink(accepted)
     try:
         # uvloop does not return the protocol but its own, with TLS.
         await loop.connect_accepted_socket(lambda: link, accepted, ssl=security.tls)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import re
 import threading
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from aiordma import Connection, Listener, start_server, streams
-from aiordma.errors import ConnectionClosedError, WrongLoopError
+from aiordma.errors import ConnectionBrokenError, ConnectionClosedError, WrongLoopError
 from aiordma.verbs import live
 from tests.combinations import LOOPS
 
-from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, pattern
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, pattern, yield_loop
 from .marks import by_cm, one_loop
 
 LIMIT = 300.0
@@ -299,29 +302,181 @@ def test_loops_that_end_with_everything_open(factory: ConnectionFactory, loop_na
     left.clear()
 
 
-@by_cm  # asyncio itself complains of sockets that were left open
-def test_a_loop_that_is_closed_without_a_word(factory: ConnectionFactory) -> None:
-    """What it had is given back when the next loop comes to use the device."""
+Left = Callable[[ConnectionFactory], Coroutine[Any, Any, Any]]
+
+
+async def connected(factory: ConnectionFactory) -> tuple[Listener, Connection, Connection]:
+    listener = await factory.listen()
+    return listener, *await factory.both(listener)
+
+
+def waiting(begin: Callable[[Listener, Connection, Connection], Awaitable[Any]]) -> Left:
+    """Everything is open, and a task waits for what does not come."""
+
+    async def leave(factory: ConnectionFactory) -> Any:
+        things = await connected(factory)
+        task = asyncio.ensure_future(begin(*things))
+        await yield_loop(5)
+        assert not task.done()
+        return task, things
+
+    return leave
+
+
+async def read_on(listener: Listener, client: Connection, server: Connection) -> None:
+    """A one-sided operation that is under way in pieces as its loop ends."""
+    target = await client.request_region(1 << 20)
+    memory = bytes(1 << 20)
+    while True:
+        await client.write(memory, target)
+
+
+async def close_late(listener: Listener, client: Connection, server: Connection) -> None:
+    client.send_nowait(bytes(3_000_000))
+    await client.close()
+
+
+async def exhausted(listener: Listener, client: Connection, server: Connection) -> object:
+    most = 1 << client.pool_statistics().limit.bit_length() - 2
+    return [await client.lease(most) for _ in range(4)]
+
+
+async def aborted(factory: ConnectionFactory) -> Any:
+    listener, client, server = await connected(factory)
+    client.abort()
+    return listener, server
+
+
+async def aborted_and_kept(factory: ConnectionFactory) -> Any:
+    listener, client, server = await connected(factory)
+    client.abort()
+    return listener, client, server
+
+
+async def not_accepted(factory: ConnectionFactory) -> Any:
+    listener = await factory.listen()
+    return listener, [await factory.connect(listener.port) for _ in range(3)]
+
+
+async def in_the_handshake(factory: ConnectionFactory) -> Any:
+    listener = await factory.listen()
+    connecting = [asyncio.ensure_future(factory.connect(listener.port)) for _ in range(3)]
+    await yield_loop(2)
+    return listener, connecting
+
+
+async def more_than_one_queue_of_completions(factory: ConnectionFactory) -> Any:
+    config = replace(SMALL, send_queue=1024)
+    listener = await factory.listen(config)
+    return listener, [await factory.both(listener, config) for _ in range(3)]
+
+
+async def servers(factory: ConnectionFactory) -> None:
+    where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
+    server = await start_server(echo, factory.host, **where)
+    client = await factory.connect(server.port)
+    await client.send(b"x")
+    (await client.recv()).release()
+    await streams.create_server(asyncio.Protocol, factory.host, **where)
+
+
+LEFT: dict[str, Left] = {
+    "everything": connected,
+    "aborted": aborted,
+    "aborted and kept": aborted_and_kept,
+    "not accepted": not_accepted,
+    "in the handshake": in_the_handshake,
+    "many": more_than_one_queue_of_completions,
+    "servers": servers,
+    "wait_closed": waiting(lambda listener, client, server: server.wait_closed()),
+    "recv": waiting(lambda listener, client, server: server.recv()),
+    "accept": waiting(lambda listener, client, server: listener.accept()),
+    "send": waiting(lambda listener, client, server: client.send(bytes(3_000_000))),
+    "close": waiting(close_late),
+    "recv_region": waiting(lambda listener, client, server: client.recv_region()),
+    "recv_buffer": waiting(lambda listener, client, server: client.recv_buffer()),
+    "lease": waiting(exhausted),
+    "write": waiting(read_on),
+}
+
+
+# uvloop itself runs tasks as it is closed, and reports of those that wait.
+WITHOUT_TASKS = ("everything", "aborted", "aborted and kept", "not accepted", "many", "servers")
+
+
+@one_loop
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "dropped"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("asyncio", name) for name in LEFT] + [("uvloop", name) for name in WITHOUT_TASKS],
+)
+def test_a_loop_that_is_closed_without_a_word(
+    factory: ConnectionFactory, kind: str, name: str, keep: bool
+) -> None:
+    """What it had is given back as it is closed, and the next loop does not notice."""
     before = live()
-    loop = asyncio.new_event_loop()
     kept: list[Any] = []
 
     async def leave() -> None:
-        listener = await factory.listen()
-        kept[:] = [listener, *await factory.both(listener)]
+        left = await LEFT[name](factory)
+        if keep:
+            kept.append(left)
+        for task in asyncio.all_tasks():
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
 
     async def come() -> None:
         async with factory.pair() as ends:
             await check_alive(*ends)
 
-    loop.run_until_complete(leave())
-    loop.close()
-    with pytest.warns(ResourceWarning, match="was not closed before its event loop"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of asyncio's sockets, too
+        loop = LOOPS[kind]()
+        loop.run_until_complete(leave())
+        loop.close()
+        assert live() == before
         asyncio.run(come())
-    assert live() == before
+        kept.clear()
+        del loop
+        gc.collect()
+
+
+@by_cm
+def test_it_says_what_was_left_open(factory: ConnectionFactory) -> None:
+    loop = asyncio.new_event_loop()
+    kept = loop.run_until_complete(connected(factory))
+    with pytest.warns(ResourceWarning, match="was not closed before its event loop"):
+        loop.close()
     with pytest.raises(ConnectionClosedError, match="has been closed"):
         kept[1].alloc(64)
-    kept.clear()
+
+
+@one_loop
+def test_peers_of_a_loop_that_is_closed_are_told(factory: ConnectionFactory) -> None:
+    """A program that has a loop for each call, and drops its connections with them."""
+
+    async def serve(calls: int) -> None:
+        async with await factory.listen() as listener:
+            port.set_result(listener.port)
+            for _ in range(calls):
+                async with await listener.accept() as conn:
+                    (await conn.recv()).release()
+                    await ends(conn.recv(), ConnectionBrokenError)
+
+    async def visit() -> None:
+        conn = await factory.connect(port.result(LIMIT))
+        await conn.send(b"hello")
+
+    port: concurrent.futures.Future[int] = concurrent.futures.Future()
+    with threads("asyncio") as (thread,), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        serving = thread.start(serve(3))
+        for _ in range(3):
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(visit())
+            loop.close()
+        serving.result(LIMIT)
+        del loop
+        gc.collect()
 
 
 @by_cm
