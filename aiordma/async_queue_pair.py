@@ -30,6 +30,7 @@ Connections with flow control, messages of any size and everything else are in
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import itertools
 from collections import deque
@@ -223,8 +224,13 @@ class AsyncQueuePair:
             except BaseException:
                 self._wake_waiters()  # nothing will complete for them
                 raise
-        # In order, as they complete; with the first that fails, all later ones do.
-        return [await future for future, signaled in zip(posted, asked, strict=True) if signaled]
+        # In order, as they complete; with the first that fails, all later ones do.  None of them is
+        # a local here: the frames of its error have this one.
+        posted = list(itertools.compress(posted, asked))[::-1]
+        completions = []
+        while posted:
+            completions.append(await posted.pop())
+        return completions
 
     def batch(self) -> AsyncBatch:
         """A scope that collects requests, posts them at its end and waits for all."""
@@ -451,6 +457,7 @@ class AsyncQueuePair:
         self._channel.close()  # and with it the completion queue and the queue pair
         for ring in self._rings:
             ring._region.close()
+        self._rings.clear()  # each refers to this
 
     async def _end_with_loop(self) -> None:
         self.close()
@@ -580,7 +587,7 @@ class _Arrivals:
         """Wait for a completion; raises the error when there will be none."""
         while not self.completions:
             if self.error is not None:
-                raise self.error.with_traceback(None)
+                raise _again(self.error)
             self.waiter = asyncio.get_running_loop().create_future()
             try:
                 await self.waiter
@@ -624,6 +631,13 @@ def _end(waiting: Completed | _Arrivals, wc: verbs.WorkCompletion) -> None:
         _set_error(waiting, error)
     elif not waiting.done():
         waiting.set_result(wc)
+
+
+def _again(error: Exception) -> Exception:
+    """An error like it: its frames would have what keeps this one."""
+    again = copy.copy(error)
+    again.__cause__ = error.__cause__
+    return again
 
 
 def _set_error(waiting: asyncio.Future[Any] | _Arrivals, error: Exception) -> None:

@@ -343,6 +343,8 @@ class MemoryPool(BlockCache):
             self._local_dma.close()
         self._drop_large()
         self.clear_ready()
+        self._regions.clear()
+        self._large.clear()
         self.waiters.fail(BufferStateError("the memory pool is closed"))
 
 

@@ -242,9 +242,9 @@ async def _connect(
     config: Config,
     data: bytes,
 ) -> Connection:
+    failure: Exception | None = None
     try:
         async with asyncio.timeout(config.connect_timeout):
-            failure: Exception | None = None
             for address in await resolve(host, port):
                 try:
                     if via == "tcp":
@@ -262,6 +262,8 @@ async def _connect(
             raise failure
     except TimeoutError as error:
         raise unanswered((host, port), via, config.connect_timeout) from error
+    finally:
+        del failure  # its frames have this one
 
 
 async def prepare_connection(

@@ -373,9 +373,10 @@ cdef class SendOperation:
 
     def close(self):
         """Its task is gone: the message is not sent unless it has been posted."""
-        self.channel = self.data = None
-        if self.future is not None:
-            self.future.cancel()
+        cdef SendFuture future = self.future
+        self.channel = self.data = self.future = None  # the frames of its error may have this
+        if future is not None:
+            future.cancel()
 
     @property
     def __qualname__(self):

@@ -414,6 +414,7 @@ class Driver(PerLoopResource):
 
     def _close(self) -> None:
         self.table.brief_spin = self.table.spin = None
+        self._woken = ()  # a cycle, which would keep the pool until the collector comes
         self.table.closed = True
         for fd in self.channel.watched_fds:
             stop_reading(self.loop, fd)

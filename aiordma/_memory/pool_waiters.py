@@ -146,3 +146,9 @@ class PoolWaiters(Generic[B]):
                     waiter.set_exception(error)
             queue.clear()
         self._exempt.clear()
+
+        def take(_: int) -> B:
+            raise error
+
+        # Its callbacks refer to the pool, which refers to this.
+        self._take, self.on_wait = take, lambda: None

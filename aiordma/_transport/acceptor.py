@@ -262,12 +262,8 @@ class Acceptor:
                 connection = await request.handshake(self)
         except BaseException as error:
             # The peer, or this machine, failed one handshake: the listener goes on.
-            why = handshake.dropped or error
-            logger.info("%r failed: %r", request, why)
-            observation.failed(handshake.peer, why, accepted=True)
             self._count_failure(handshake.host, error)
-            request.give_up(why)
-            if not isinstance(why, (RDMAError, OSError)):
+            if not self._failed(handshake, handshake.dropped or error):
                 raise
         else:
             if self.security.auth is not None:
@@ -278,6 +274,14 @@ class Acceptor:
                 self._deliver(connection)
         finally:
             handshake.share.remove(handshake)
+            handshake.task = None  # which keeps the error that cancels it, whose frames have this
+
+    def _failed(self, handshake: Handshake, error: BaseException) -> bool:
+        """Gives up a handshake; whether it is the peer, or this machine, that failed."""
+        logger.info("%r failed: %r", handshake.request, error)
+        observation.failed(handshake.peer, error, accepted=True)
+        handshake.request.give_up(error)
+        return isinstance(error, (RDMAError, OSError))
 
     async def _admits(self, connection: Connection, handshake: Handshake, limit: float) -> bool:
         """Whether there is a place for it, and the application takes it.

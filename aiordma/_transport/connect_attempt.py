@@ -75,7 +75,9 @@ class ConnectAttempt(Generic[E]):
             link.send_control(
                 protocol.Goodbye(0, protocol.GoodbyeCode.NOT_AUTHENTICATED, str(error))
             )
-            raise
+            raise error.with_traceback(None)  # whose frames have the proof
+        finally:
+            del proof  # the frames of its error have this one
 
     async def start(self, link: Link, peer: Hello, *, client: bool) -> Connection:
         """The link is up: returns the connection, once both sides have proved a key."""
@@ -85,8 +87,10 @@ class ConnectAttempt(Generic[E]):
 
     def give_up(self, link: Link, error: BaseException) -> None:
         """The handshake failed: gives all of it back, and `link` with it."""
-        if self._connection is not None:
-            self._connection._give_up(link, error)
+        # The connection keeps the error, and the frames of the error keep this.
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection._give_up(link, error)
         else:
             self.endpoint.close()
             link.release()

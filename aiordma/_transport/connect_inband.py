@@ -259,6 +259,7 @@ async def _connect(
         raise
     finally:
         timer.cancel()
+        del pending  # the frames of its error have this one
     return connection
 
 

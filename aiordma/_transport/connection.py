@@ -376,7 +376,10 @@ class Connection(ConnectionLifecycle, MessageMethods):
         if imm is None and progress is None:
             done = one_sided.write(self._queue, source, target)
         if done is not None:
-            await done
+            try:
+                await done
+            finally:
+                del done  # the frames of its error have this one
         else:
             if imm is not None:
                 imm = check_imm(imm)
@@ -399,7 +402,10 @@ class Connection(ConnectionLifecycle, MessageMethods):
         self._check()
         done = one_sided.read(self._queue, target, source) if progress is None else None
         if done is not None:
-            await done
+            try:
+                await done
+            finally:
+                del done  # the frames of its error have this one
         else:
             await self._one_sided.read(source, target, progress)
         self._statistics.reads += 1

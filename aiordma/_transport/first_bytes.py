@@ -106,3 +106,4 @@ class SilentSockets:
     def close(self) -> None:
         while self.drop_oldest():
             pass
+        self.on_first_bytes = lambda accepted, _: accepted.close()  # the other refers to this

@@ -89,7 +89,9 @@ async def admits(connection: Connection, via: Way, on_request: OnRequest, limit:
                 on_request,
                 ConnectionRequest(connection.peer_address, message.data, via, connection.device),
             )
-        if deadline.expired():  # and the application has gone on all the same
+        expired = deadline.expired()
+        del deadline  # it refers to the task, and that to the error that cancels it
+        if expired:  # and the application has gone on all the same
             raise TimeoutError
     except TimeoutError:
         refusal = "the listener did not decide in time"

@@ -15,6 +15,7 @@ import warnings
 import weakref
 from asyncio import _get_running_loop
 from collections.abc import Callable
+from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
@@ -109,7 +110,9 @@ class Inspection:
 
     def __init__(self, *, client: bool) -> None:
         self._awaited = protocol.ConnectAccepted if client else protocol.ConnectData
-        self._came: asyncio.Future[protocol.Message] = asyncio.get_running_loop().create_future()
+        self._came: asyncio.Future[protocol.Message | None]
+        self._came = asyncio.get_running_loop().create_future()
+        self._error: Callable[[], BaseException] | None = None
 
     def control(self, message: protocol.Message) -> None:
         """ProtocolError for the other message, or for a second one."""
@@ -117,14 +120,19 @@ class Inspection:
             raise ProtocolError(f"the peer sent a {type(message).__name__}, unexpected here")
         self._came.set_result(message)
 
-    def end(self, error: BaseException) -> None:
+    def end(self, error: Callable[[], BaseException]) -> None:
+        """Has `message` raise an error: a new one, whose frames may have the connection."""
         if not self._came.done():
-            self._came.set_exception(error)
-            self._came.exception()  # retrieved, also if it is not awaited
+            self._error = error
+            self._came.set_result(None)
 
     async def message(self) -> protocol.Message:
         """Raises what the connection has ended with."""
-        return await self._came
+        message = await self._came
+        if message is None:
+            assert self._error is not None
+            raise self._error()
+        return message
 
 
 class InbandHandler(Protocol):
@@ -344,7 +352,13 @@ class ConnectionLifecycle:
         self._bind_key_proof(peer, self._endpoint.qp.query().dest_qp_num)
         self._messages.start(peer)
         proof.begin()
-        await proof.done
+        try:
+            await proof.done
+        except BaseException:
+            self._key_proof = None  # the frames of its error have this connection
+            raise
+        finally:
+            del proof
 
     def _begin(self, *, accepted: bool) -> None:
         """Tells counts and hooks that its user is about to get it; it may have ended meanwhile."""
@@ -466,7 +480,7 @@ class ConnectionLifecycle:
     def _give_reason(self, code: protocol.GoodbyeCode, error: RDMAError) -> None:
         """Sends a goodbye with the reason, and ends without waiting for its delivery."""
         self._messages.send_control(protocol.Goodbye(0, code, str(error)))
-        self._end(error)
+        self._end(error.with_traceback(None))  # whose frames have this connection
 
     def _disconnected(self, reason: str) -> None:
         """The other side is gone.  Polls first: its goodbye may lie in the completion queue."""
@@ -513,7 +527,7 @@ class ConnectionLifecycle:
             self._key_proof.done.set_exception(self._waiter_error(root))
             self._key_proof.done.exception()  # retrieved, also if it is not awaited yet
         if self._inspection is not None:
-            self._inspection.end(self._waiter_error(root))
+            self._inspection.end(partial(self._waiter_error, root))
         if self._inband is not None:
             self._inband.end()
         self._queue.fail(root)

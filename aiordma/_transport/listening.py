@@ -68,9 +68,12 @@ def _open_once(make: Callable[[Address], P], addresses: Sequence[Address]) -> li
         for opened in ports:
             opened.release()
         raise
-    if not ports:
-        assert failure is not None
-        raise failure
+    try:
+        if not ports:
+            assert failure is not None
+            raise failure
+    finally:
+        del failure  # its frames have this one
     return ports
 
 

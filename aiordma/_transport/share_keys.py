@@ -111,13 +111,14 @@ class WindowKey(ShareKey):
     def _end_wait(self, error: BaseException | None) -> None:
         if self.ready.done() or self.ready.get_loop().is_closed():
             return
+        on_ready, self._on_ready = self._on_ready, None
         if error is not None:
             self.ready.set_exception(error)
             self.ready.exception()  # retrieved, also if nothing awaits it
             return
         self.ready.set_result(None)
-        if self._on_ready is not None:
-            self._on_ready()
+        if on_ready is not None:
+            on_ready()
 
     @property
     def closed(self) -> bool:

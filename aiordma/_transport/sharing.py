@@ -318,6 +318,8 @@ class Sharing:
             if not future.cancel():
                 future.exception()  # retrieved: the same end is raised from here
             raise
+        finally:
+            del future  # the frames of its error have this one
 
     def _answered(self, request_id: int) -> Request | None:
         """The request that is over now, if there was one; there is room for another."""

@@ -69,10 +69,12 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         self.drain_state.calls = self._calls = context.library.table
         self.drain_state.channel = pointer
         self._state_address = int(ffi.cast("uintptr_t", self.drain_state))
-        drain_state = self.drain_state
+        self.leaving: list[Entries] = []
+        drain_state, leaving = self.drain_state, self.leaving
 
         def end_and_destroy(channel: h.ChannelPointer) -> None:
             lib.aiordma_drain_end(drain_state)
+            leaving.clear()  # each refers to it
             context.library.calls.ibv_destroy_comp_channel(channel)
 
         super().__init__(Node("CompletionChannel", pointer, end_and_destroy, [context.node]))
@@ -84,7 +86,6 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
             weakref.WeakValueDictionary()
         )
         self.posted_work: PostedWorkByQP = PostedWorkByQP()
-        self.leaving: list[Entries] = []
         self._more = ffi.new("int *")
         self._array: CompletionArray | None = None
         self._events = 0
