@@ -53,6 +53,9 @@ REMOTE_RIGHTS = (
 )
 
 
+NO_MEMORY = memoryview(b"")
+
+
 def _address(region: verbs.MemoryRegion) -> int:
     """Where its `struct ibv_mr` is, for the data path."""
     return int(ffi.cast("uintptr_t", region.pointer))
@@ -85,6 +88,10 @@ class Block(PoolBlock, Mapped):
         self.mr: int = _address(region)
         self.view: memoryview[int] = memory[offset : offset + size]
         """For the library's own short accesses; never handed to a user."""
+
+    def retire(self) -> None:
+        """It will not be leased again: what a user keeps of it, released, keeps no memory."""
+        self.view = NO_MEMORY
 
 
 class PoolStatistics(NamedTuple):
@@ -288,7 +295,11 @@ class MemoryPool(BlockCache):
     def _reclaim(self) -> None:
         """Blocks that are kept ready go back to their slabs, where they can be joined."""
         for block in self.clear_ready():
-            self._slabs.free(block.slab, block.offset)
+            self._free(block)
+
+    def _free(self, block: Block) -> None:
+        block.retire()
+        self._slabs.free(block.slab, block.offset)
 
     def _trim(self) -> None:
         """After a rush of connections, slabs that are not used any more are deregistered.
@@ -317,15 +328,17 @@ class MemoryPool(BlockCache):
         self._registered -= block.size
         self._large.discard(block.region)
         block.region.close()
+        block.retire()
 
     def _returned(self, block: Block) -> None:
         """A block that the cache does not keep by itself: it is the last, or others wait."""
         size = block.size
         if self.closed:
-            return  # the region went with the pool
+            block.retire()  # the region went with the pool
+            return
         if size <= SLAB_SIZE:
             if not self.keep(block):
-                self._slabs.free(block.slab, block.offset)
+                self._free(block)
             self._trim()
         elif self._large_ready_bytes + size <= LARGE_READY_BYTES:
             self._large_ready.setdefault(size, []).append(block)
@@ -342,9 +355,10 @@ class MemoryPool(BlockCache):
         if self._local_dma is not None:
             self._local_dma.close()
         self._drop_large()
-        self.clear_ready()
-        self._regions.clear()
-        self._large.clear()
+        for block in self.clear_ready():
+            block.retire()
+        for slab, (region, _) in self._regions.items():
+            self._regions[slab] = region, NO_MEMORY
         self.waiters.fail(BufferStateError("the memory pool is closed"))
 
 

@@ -651,3 +651,25 @@ def test_a_pool_on_huge_pages(pd: verbs.ProtectionDomain, monkeypatch: pytest.Mo
         pool.close()
     assert asked == [False, False, True, True]
     pd.close()
+
+
+@pytest.mark.parametrize("size", [64, SLAB_SIZE, LARGE_READY_BYTES // 4])
+def test_released_buffers_keep_no_memory(make_pool: MakePool, size: int) -> None:
+    """When their pool has closed, with all that a user still refers to, and no collector."""
+    pool = make_pool(4 * LARGE_READY_BYTES)
+    buffers = [pool.alloc(size) for _ in range(2)]
+    memory = [weakref.ref(buffer._block.view.obj) for buffer in buffers]
+    late = buffers.pop()
+    for buffer in buffers:
+        buffer.release()
+    gc.disable()
+    try:
+        pool.close()
+        pool.pd.close()
+        view = late.view
+        late.release()
+        assert bytes(view[:1])
+        del view
+        assert [ref() for ref in memory] == [None, None]
+    finally:
+        gc.enable()
