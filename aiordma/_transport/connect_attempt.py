@@ -75,7 +75,8 @@ class ConnectAttempt(Generic[E]):
             link.send_control(
                 protocol.Goodbye(0, protocol.GoodbyeCode.NOT_AUTHENTICATED, str(error))
             )
-            raise error.with_traceback(None)  # whose frames have the proof
+            error.__traceback__ = None  # whose frames have the proof
+            raise
         finally:
             del proof  # the frames of its error have this one
 
