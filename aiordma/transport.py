@@ -710,7 +710,9 @@ class Server:
             goodbye = protocol.CUT_OFF if cut_off else protocol.failed(error)
             raise
         finally:
-            self._handling.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            # Also where a loop has been closed with it, and none runs.
+            current = asyncio.current_task(self._affinity.loop)
+            self._handling.discard(cast("asyncio.Task[None]", current))
             await connection._close(goodbye)
 
     async def serve_forever(self) -> None:
