@@ -12,6 +12,7 @@ private data, and connects again, with a new id, since a rejected one is of no m
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 from collections.abc import Callable
@@ -93,14 +94,18 @@ class CMLink(IdEvents):
         return explained(error)
 
     def established(self, on_end: Callable[[str], None]) -> None:
-        """The handshake is done; from now on `on_end` is called on a disconnect, at most once."""
+        """The handshake is done; from now on `on_end` is called on a disconnect, at most once.
+
+        A disconnect that is here already comes after what the connection does with the frames
+        before it: the peer may have sent everything, and closed, in the meantime.
+        """
         self._connected = True
         self._local = self.id.local_address
         self._peer = self.id.peer_address
         self._on_end = on_end
         while not self._seen.empty():
             if (event := self._seen.get_nowait()) is not None:
-                self._on_event(event)
+                asyncio.get_running_loop().call_soon(self._on_event, event)
 
     def close(self) -> None:
         if self._connected:

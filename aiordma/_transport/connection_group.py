@@ -44,10 +44,13 @@ class GroupMember:
         self.channel = channel
 
     def on_end(self, callback: Callable[[str], None]) -> None:
-        """Calls it when the peer's end is gone, at most once, and at once if it is gone now."""
+        """Calls it when the peer's end is gone, at most once, and soon if it is gone now.
+
+        Not at once: the connection is about to look at the frames that came before that end.
+        """
         self._on_end = callback
         if self._end_reason is not None:
-            callback(self._end_reason)
+            asyncio.get_running_loop().call_soon(self.end, self._end_reason)
 
     def end(self, reason: str) -> None:
         """The peer's end is gone."""

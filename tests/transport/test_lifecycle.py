@@ -29,8 +29,12 @@ from aiordma import (
 )
 from aiordma._core import protocol
 from aiordma._datapath import one_sided
+from aiordma._transport.connect_cm import CMLink
+from aiordma._transport.connect_tcp import READY
 from aiordma._transport.keep_alive import Probe
 from aiordma._transport.lifecycle import WaiterErrors, rejected_by_application
+from aiordma._transport.tcp_link import TCPLink
+from aiordma.cm import EventType
 from aiordma.errors import (
     AuthenticationError,
     DeviceEventError,
@@ -59,6 +63,47 @@ from .marks import by_cm, by_tcp, one_loop
 from .raw_peer import RawPeer
 
 # ---- connecting ----------------------------------------------------------------------------------
+
+
+@one_loop
+@pytest.mark.parametrize("in_band", [True, False])
+async def test_a_client_has_sent_and_closed_before_it_is_accepted(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, in_band: bool
+) -> None:
+    """As with a kernel's sockets, nothing of that is lost."""
+    closed = asyncio.Event()
+    clients = set()
+    expect, read = CMLink.expect, TCPLink.read
+
+    async def expect_late(link: CMLink, wanted: EventType) -> Any:
+        event = await expect(link, wanted)
+        if wanted is EventType.ADDR_RESOLVED:
+            clients.add(link)
+        elif wanted is EventType.ESTABLISHED and link not in clients:
+            await closed.wait()
+            while link._seen.empty():  # until the disconnect is here
+                await yield_loop(1)
+        return event
+
+    async def read_late(link: TCPLink, size: int, magic: bytes) -> bytes:
+        data = await read(link, size, magic)
+        if magic == READY:
+            await closed.wait()
+            while not (link._came or link._lost):
+                await yield_loop(1)
+        return data
+
+    monkeypatch.setattr(CMLink, "expect", expect_late)
+    monkeypatch.setattr(TCPLink, "read", read_late)
+    config = replace(SMALL, in_band=in_band)
+    async with await factory.listen(config) as listener:
+        client = await factory.connect(listener.port, config)
+        await client.send(b"everything")
+        await client.close()
+        closed.set()
+        async with await listener.accept() as server:
+            assert bytes(await server.recv()) == b"everything"
+            await ends(server.recv(), ConnectionClosedError)
 
 
 async def test_what_a_connection_says_of_itself(factory: ConnectionFactory) -> None:
