@@ -126,32 +126,36 @@ def choose_device(name: str | None) -> tuple[verbs.Device, str | None]:
     return device, only_device(name)
 
 
-async def resolve(host: str, port: int, *, passive: bool = False) -> list[Address]:
-    """Numeric addresses of a host, in the resolver's order."""
+async def resolve(
+    host: str, port: int, *, passive: bool = False, family: int = 0, flags: int = 0
+) -> list[Address]:
+    """Numeric addresses of a host, in the resolver's order; `family`, `flags` as getaddrinfo's."""
     check_host(host)
     port = port_number(port)  # the resolver would take it modulo 2^16
-    flags = socket.AI_PASSIVE if passive else 0
+    flags |= socket.AI_PASSIVE if passive else 0
     try:
         # A numeric host is not looked up anywhere: no thread is needed that may block.  The name of
         # an interface behind it is, and may be another one's tomorrow.
         ask = _parsed.__wrapped__ if "%" in host else _parsed
-        return list(ask(host, port, flags | socket.AI_NUMERICHOST))
+        return list(ask(host, port, family, flags | socket.AI_NUMERICHOST))
     except socket.gaierror:
         try:
             loop = asyncio.get_running_loop()
-            infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+            infos = await loop.getaddrinfo(
+                host, port, family=family, type=socket.SOCK_STREAM, flags=flags
+            )
         except socket.gaierror as error:
             raise AddressError(f"{host!r} is not a known host: {error.strerror}") from error
-        return [_numeric(info[4]) for info in infos]
+        return [numeric(info[4]) for info in infos]
 
 
 @lru_cache  # programs connect to the same few hosts again
-def _parsed(host: str, port: int, flags: int) -> tuple[Address, ...]:
-    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    return tuple(_numeric(info[4]) for info in infos)
+def _parsed(host: str, port: int, family: int, flags: int) -> tuple[Address, ...]:
+    infos = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=flags)
+    return tuple(numeric(info[4]) for info in infos)
 
 
-def _numeric(name: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> Address:
+def numeric(name: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> Address:
     """Host and port of a socket's name; a link-local host with its interface, as `fe80::1%2`."""
     host, port, *rest = name
     scope = rest[1] if rest else 0
@@ -216,17 +220,32 @@ async def connect_with(
     source: Address | None,
     config: Config,
     data: bytes = b"",
+    family: int = 0,
+    flags: int = 0,
+    all_errors: bool = False,
 ) -> Connection:
-    """As `connect`, with what the two sides demand of each other."""
+    """As `connect`, with what the two sides demand of each other.
+
+    `family` and `flags` are the resolver's.  `all_errors`: where no address can be connected to, an
+    ExceptionGroup with the error of each, as of `loop.create_connection`.
+    """
     check_source(source)
     check_options(via, config)
     data = check_data(data)
     chosen, asked = choose_device(device)
+    errors: list[Exception] = []
     try:
-        connection = await _connect(security, host, port, chosen, asked, via, source, config, data)
+        find = partial(resolve, host, port, family=family, flags=flags)
+        connection = await _connect(
+            security, host, port, find, errors, chosen, asked, via, source, config, data
+        )
     except (RDMAError, OSError) as error:
         observation.failed(host_port((host, port)), error, accepted=False)
+        if all_errors:
+            raise ExceptionGroup("create_connection failed", errors or [error]) from None
         raise
+    finally:
+        errors.clear()  # their frames have this one
     connection._begin(accepted=False)
     return connection
 
@@ -235,6 +254,8 @@ async def _connect(
     security: Security,
     host: str,
     port: int,
+    find: Callable[[], Awaitable[list[Address]]],
+    errors: list[Exception],
     chosen: verbs.Device,
     asked: str | None,
     via: Via,
@@ -242,10 +263,9 @@ async def _connect(
     config: Config,
     data: bytes,
 ) -> Connection:
-    failure: Exception | None = None
     try:
         async with asyncio.timeout(config.connect_timeout):
-            for address in await resolve(host, port):
+            for address in await find():
                 try:
                     if via == "tcp":
                         connection = await connect_tcp.connect(
@@ -257,13 +277,11 @@ async def _connect(
                         )
                     return await introduce(connection, data)
                 except OSError as error:
-                    failure = error
-            assert failure is not None
-            raise failure
+                    errors.append(error)
+            raise errors[-1]
     except TimeoutError as error:
-        raise unanswered((host, port), via, config.connect_timeout) from error
-    finally:
-        del failure  # its frames have this one
+        errors.append(unanswered((host, port), via, config.connect_timeout))
+        raise errors[-1] from error
 
 
 async def prepare_connection(
@@ -562,7 +580,7 @@ async def listen(
 
 async def listen_with(
     security: Security,
-    host: str,
+    host: str | list[str],
     port: int,
     *,
     device: str | None,
@@ -570,14 +588,24 @@ async def listen_with(
     backlog: int,
     config: Config,
     on_request: OnRequest | None = None,
+    family: int = 0,
+    flags: int = 0,
 ) -> Listener:
-    """As `listen`, with what the two sides demand of each other."""
+    """As `listen`, with what the two sides demand of each other; perhaps for several hosts.
+
+    `family` and `flags` are the resolver's.
+    """
     check_options(via, config)
     if on_request is not None and not callable(on_request):
         raise TypeError(refusal("on_request", "a function of a ConnectionRequest", on_request))
     port, backlog = port_number(port), integer("backlog", backlog, 0, I32_MAX)
     chosen, asked = choose_device(device)
-    addresses = await resolve(host, port, passive=True) if host else [("::", port)]
+    addresses: list[Address] = []
+    for each in host if isinstance(host, list) else [host]:
+        every = "0.0.0.0" if family == socket.AF_INET else "::"
+        addresses += await resolve(each or every, port, passive=True, family=family, flags=flags)
+    if not addresses:
+        raise ValueError("the server has no host to listen on: host is an empty sequence")
     listener = Listener(chosen.name, backlog)  # after the await: the loop may end in it
     acceptor = Acceptor(config, security, deliver_to(listener), fail_listener(listener), on_request)
 

@@ -47,6 +47,7 @@ class LoopShutdown:
         self._open: dict[int, weakref.ref[Closable]] = {}
         self._kept: dict[int, Closable] = {}
         self._dropped: dict[int, Closable] = {}
+        self._closing: set[int] = set()
         self._over = False
         self._generator = self._wait()
         step(self._generator.asend(None))  # its first step makes it known to the loop
@@ -57,11 +58,22 @@ class LoopShutdown:
         if keep:
             self._kept[id(thing)] = thing
 
+    def take_over(self, thing: Closable, part: Closable) -> None:
+        """Holds a thing weakly in place of a part of it, which it closes."""
+        self.add(thing)
+        self._open.pop(id(part), None)
+
+    def closing(self, thing: Closable) -> None:
+        """Holds a thing that is closing until `remove`: it is waited for, without a warning."""
+        self._closing.add(id(thing))
+        self.add(thing, keep=True)
+
     def remove(self, thing: Closable) -> None:
         """Forgets a thing that has been closed."""
         self._open.pop(id(thing), None)
         self._kept.pop(id(thing), None)
         self._dropped.pop(id(thing), None)
+        self._closing.discard(id(thing))
         if not self._open and not self._dropped and not self._over:
             self._forget()
             step(self._generator.aclose())
@@ -90,14 +102,16 @@ class LoopShutdown:
             if not self._over:
                 self._forget()
                 texts = self._texts()
-                for thing in [*self.left(), *self._dropped.values()]:
-                    await thing._end_with_loop()
+                things = [*self.left(), *self._dropped.values()]
+                # All at once: each may wait for its peer.
+                await asyncio.gather(*(thing._end_with_loop() for thing in things))
                 warn(texts)
 
     def _texts(self) -> list[str]:
         return [
             f"{thing!r}{thing._affinity.made()} was not closed before its event loop"
             for thing in self.left()
+            if id(thing) not in self._closing
         ]
 
     def reset_after_fork(self) -> None:

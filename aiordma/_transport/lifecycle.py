@@ -396,6 +396,11 @@ class ConnectionLifecycle:
         if self._state in CLOSING:
             raise ConnectionClosedError("the connection is being closed")
 
+    @property
+    def _is_ending(self) -> bool:
+        """Whether it has ended, or the peer has said goodbye."""
+        return self._close_cause is not None or self._state in LIMITED
+
     def _take_control(self, message: protocol.Message) -> None:
         proof = self._key_proof
         if isinstance(message, protocol.AuthHello | protocol.AuthAnswer | protocol.AuthProof):
@@ -536,7 +541,8 @@ class ConnectionLifecycle:
         self._messages.end(root)
 
     async def _end_with_loop(self) -> None:
-        self._end(ConnectionClosedError("its event loop has ended"))
+        if self._state not in CLOSING:
+            self._end(ConnectionClosedError("its event loop has ended"))
         await self._closed.wait()
 
     def _end_without_loop(self) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+import socket
 from collections.abc import Callable
 from typing import IO, TypeVar
 
 from ..config import DEFAULT, Config, Encrypt
 from ..transport import Address, Connection, Via, check_security, connect_with
-from .tls import TLS, client_context, connected
+from .tls import NO_LIMITS, TLS, TLSLimits, client_context, connected
 from .transport import StreamTransport
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -19,10 +20,33 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 LIMIT = 64 << 10
 
 
+class ClientTLS:
+    """TLS of a client: what `ssl`, `server_hostname` and the time limits ask for, checked."""
+
+    def __init__(
+        self,
+        ssl: TLS,
+        server_hostname: str | None,
+        host: str | None,
+        limits: TLSLimits = NO_LIMITS,
+    ) -> None:
+        if server_hostname is not None and not ssl:
+            raise ValueError(
+                f"server_hostname {server_hostname!r} is the name in a certificate: it needs ssl=, "
+                "a context or True"
+            )
+        name = host if server_hostname is None else server_hostname
+        if ssl and name is None:
+            raise ValueError("ssl= without a host needs server_hostname=")
+        self.context = client_context(ssl)
+        self.name = name or ""
+        self.limits = limits
+
+
 async def create_connection(
     protocol_factory: Callable[[], P],
     host: str,
-    port: int,
+    port: int | str,
     *,
     device: str | None = None,
     via: Via = "cm",
@@ -35,37 +59,52 @@ async def create_connection(
 ) -> tuple[asyncio.Transport, P]:
     """Connect and attach a protocol: `loop.create_connection` over RDMA.
 
-    Returns when `connection_made` has been called.  Raises what `aiordma.connect` raises.  `ssl`,
-    a context or True for the default one, puts TLS over the stream: every byte is encrypted, and
-    the server must have a certificate for `server_hostname` (None: `host`), else ssl.SSLError;
-    ValueError for `server_hostname` without `ssl`.
+    Returns when `connection_made` has been called.  Raises what `aiordma.connect` raises.  `port`
+    may be text, a number or the name of a service.  `ssl`, a context or True for the default one,
+    puts TLS over the stream: every byte is encrypted, and the server must have a certificate for
+    `server_hostname` (None: `host`), else ssl.SSLError; ValueError for `server_hostname` without
+    `ssl`.
     The transport is a `StreamTransport`, or with TLS asyncio's SSL transport on top of one.
     """
-    if server_hostname is not None and not ssl:
-        raise ValueError(
-            f"server_hostname {server_hostname!r} is the name in a certificate: it needs ssl=, "
-            "a context or True"
-        )
-    context = client_context(ssl)
+    tls = ClientTLS(ssl, server_hostname, host)
     connection = await connect_with(
         check_security(via, auth, encrypt, None, host, stream=True),
         host,
-        port,
+        port_number(port),
         device=device,
         via=via,
         source=source,
         config=config,
     )
-    if context is None:
+    return await attach(connection, protocol_factory, tls)
+
+
+def port_number(port: int | str | bytes | None) -> int:
+    """A port as `getaddrinfo` takes it: a number, also as text, a service's name, None or ""."""
+    if port is None or isinstance(port, int):
+        return port or 0
+    if not isinstance(port, str | bytes):
+        return port  # the resolver refuses it, or takes it for a number
+    text = port if isinstance(port, str) else port.decode()
+    return int(text or 0) if not text or text.isdecimal() else socket.getservbyname(text, "tcp")
+
+
+async def attach(
+    connection: Connection, protocol_factory: Callable[[], P], tls: ClientTLS
+) -> tuple[asyncio.Transport, P]:
+    """A transport for a client's new connection, and its protocol."""
+    if tls.context is None:
         return await _attach(connection, protocol_factory)
     try:
         protocol = protocol_factory()
     except BaseException:
         connection.abort()
         raise
-    name = host if server_hostname is None else server_hostname
-    transport = await connected(connection, protocol, context, name, config.handshake_timeout)
-    return transport, protocol
+    handshake, shutdown = tls.limits
+    if handshake is None:
+        handshake = connection._config.handshake_timeout
+    limits = TLSLimits(handshake, shutdown)
+    return await connected(connection, protocol, tls.context, tls.name, limits), protocol
 
 
 async def _attach(
@@ -87,7 +126,7 @@ async def _attach(
 
 async def open_connection(
     host: str,
-    port: int,
+    port: int | str,
     *,
     limit: int = LIMIT,
     device: str | None = None,
@@ -136,8 +175,7 @@ async def sendfile(
         raise ValueError(
             f"{type(transport).__name__} is not a StreamTransport: with TLS, use write()"
         )
-    if offset < 0 or (count is not None and count <= 0):
-        raise ValueError(f"offset {offset} must be >= 0, and count {count} > 0")
+    check_part(offset, count)
     size = os.fstat(file.fileno()).st_size
     end = size if count is None else min(size, offset + count)
     if end <= offset:
@@ -147,3 +185,9 @@ async def sendfile(
     await transport.write_from(memoryview(mapped)[offset:])
     file.seek(end)
     return end - offset
+
+
+def check_part(offset: int, count: int | None) -> None:
+    """ValueError for what is no part of a file."""
+    if offset < 0 or (count is not None and count <= 0):
+        raise ValueError(f"offset {offset} must be >= 0, and count {count} > 0")

@@ -10,38 +10,50 @@ Unix sockets, datagrams and pipes are unchanged.
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import os
+import socket
 import stat
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import IO, Any
+from weakref import WeakKeyDictionary, finalize
 
 from ..config import DEFAULT, Config
-from ..transport import Via
+from ..errors import ConnectionManagerError, ProtocolError
+from ..transport import Address, Connection, Via, check_security, connect_with, numeric
 from . import client, server
+from .tls import TLSLimits
 from .transport import StreamTransport
 
-# Options of asyncio's that choose among addresses or are those of a socket: without a meaning here.
-# The time limits of TLS are those of `config`.
-OF_TLS = {"ssl_handshake_timeout", "ssl_shutdown_timeout"}
-CONNECT_OPTIONS = {
-    *("family", "proto", "flags", "happy_eyeballs_delay", "interleave", "all_errors"),
-    *OF_TLS,
-}
-SERVER_OPTIONS = {"family", "flags", "reuse_address", "reuse_port", "keep_alive", *OF_TLS}
+# Options of asyncio's without a meaning here: addresses are tried one after the other, a port has
+# one listener, and `Config.keep_alive` is the keep-alive.
+CONNECT_OPTIONS = {"proto", "happy_eyeballs_delay", "interleave"}
+SERVER_OPTIONS = {"reuse_address", "reuse_port", "keep_alive"}
+
+# Whether asyncio itself is connecting, to a host that is not meant: its sockets stay TCP.
+_of_asyncio: ContextVar[bool] = ContextVar("aiordma.streams.of_asyncio", default=False)
+
+# Connections of sockets that `sock_connect` was given, until `create_connection` gets the socket.
+_dialled: WeakKeyDictionary[socket.socket, finalize[..., socket.socket]] = WeakKeyDictionary()
 
 
 PART = 256 << 10
 """Bytes of a file that are read at a time where it cannot be mapped."""
 
 
-def check_options(function: str, given: dict[str, Any], known: set[str], ssl: Any) -> None:
+def check_options(function: str, given: dict[str, Any], known: set[str]) -> None:
     """Refuse what asyncio's function of this name refuses."""
-    for name, value in given.items():
+    for name in given:
         if name not in known:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-        if name in OF_TLS and value is not None and not ssl:
-            raise ValueError(f"{name} is a time limit of TLS: {function}() needs ssl= with it")
+
+
+def abort(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
+    """End a connection whose socket was dropped.  In any thread."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(connection.abort)
 
 
 class OverRDMA:
@@ -63,76 +75,178 @@ class OverRDMA:
         self,
         protocol_factory: Callable[[], asyncio.BaseProtocol],
         host: str | None = None,
-        port: int | None = None,
+        port: int | str | None = None,
         *,
         ssl: Any = None,
+        family: int = 0,
+        flags: int = 0,
         sock: Any = None,
         local_addr: tuple[str, int] | None = None,
         server_hostname: str | None = None,
+        ssl_handshake_timeout: float | None = None,
+        ssl_shutdown_timeout: float | None = None,
+        all_errors: bool = False,
         **others: Any,
     ) -> Any:
         """As `AbstractEventLoop.create_connection`."""
-        if sock is not None or host is None or port is None or not self.applies(host, port):
-            return await super().create_connection(  # type: ignore[misc]
-                protocol_factory,
-                host,
-                port,
-                ssl=ssl,
-                sock=sock,
-                local_addr=local_addr,
-                server_hostname=server_hostname,
+        limits = TLSLimits.checked(ssl_handshake_timeout, ssl_shutdown_timeout, ssl)
+        dialled = _dialled.pop(sock, None) if sock is not None else None
+        if dialled is not None and host is None and port is None:
+            detached = dialled.detach()
+            assert detached is not None
+            _, connection = detached[2]
+            sock.close()
+            try:
+                tls = client.ClientTLS(ssl, server_hostname, None, limits)
+            except BaseException:
+                connection.abort()
+                raise
+            return await client.attach(connection, protocol_factory, tls)
+        number = client.port_number(port)
+        by_name = sock is None and (host is not None or port is not None)
+        if not by_name or not self.applies(host, number):
+            options: dict[str, Any] = {
+                "ssl_handshake_timeout": ssl_handshake_timeout,
+                "ssl_shutdown_timeout": ssl_shutdown_timeout,
                 **others,
-            )
-        check_options("create_connection", others, CONNECT_OPTIONS, ssl)
-        return await client.create_connection(
-            protocol_factory,
+            }
+            if all_errors:
+                options["all_errors"] = True
+            token = _of_asyncio.set(True)
+            try:
+                return await super().create_connection(  # type: ignore[misc]
+                    protocol_factory,
+                    host,
+                    port,
+                    ssl=ssl,
+                    family=family,
+                    flags=flags,
+                    sock=sock,
+                    local_addr=local_addr,
+                    server_hostname=server_hostname,
+                    **options,
+                )
+            finally:
+                _of_asyncio.reset(token)
+        check_options("create_connection", others, CONNECT_OPTIONS)
+        tls = client.ClientTLS(ssl, server_hostname, host, limits)
+        connection = await self._connect(
+            host or "localhost", number, local_addr, family, flags, all_errors=all_errors
+        )
+        return await client.attach(connection, protocol_factory, tls)
+
+    async def _connect(
+        self,
+        host: str,
+        port: int,
+        source: Address | None,
+        family: int = 0,
+        flags: int = 0,
+        *,
+        all_errors: bool = False,
+    ) -> Connection:
+        return await connect_with(
+            check_security(self.via, None, False, None, host, stream=True),
             host,
             port,
             device=self.device,
             via=self.via,
-            source=local_addr,
+            source=source,
             config=self.config,
-            ssl=ssl,
-            server_hostname=server_hostname,
+            family=family,
+            flags=flags,
+            all_errors=all_errors,
         )
+
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
+        """As `AbstractEventLoop.sock_connect`; the socket is then one for `create_connection`.
+
+        Clients that choose among addresses themselves connect so (aiohttp).  The connection goes
+        over RDMA, and `create_connection(sock=)` makes a stream of it; the socket itself is not
+        connected.  Where nothing listens by RDMA it is connected by TCP.
+        """
+        stream = (
+            sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
+        )
+        if not stream or _of_asyncio.get() or not self.applies(*address[:2]):
+            return await super().sock_connect(sock, address)  # type: ignore[misc, no-any-return]
+        bound, _ = sock.getsockname()[:2]
+        source = (bound, 0) if bound not in ("", "0.0.0.0", "::") else None
+        try:
+            connection = await self._connect(*numeric(address), source)
+        except (ConnectionManagerError, ProtocolError) as error:
+            try:
+                await super().sock_connect(sock, address)  # type: ignore[misc]
+            except OSError:
+                raise error from None
+        else:
+            dialled = finalize(sock, abort, asyncio.get_running_loop(), connection)
+            dialled.atexit = False
+            _dialled[sock] = dialled
 
     async def create_server(
         self,
         protocol_factory: Callable[[], asyncio.BaseProtocol],
         host: Any = None,
-        port: int | None = None,
+        port: int | str | None = None,
         *,
-        ssl: Any = None,
+        family: int = 0,
+        flags: int = socket.AI_PASSIVE,
         sock: Any = None,
         backlog: int = 128,
+        ssl: Any = None,
+        ssl_handshake_timeout: float | None = None,
+        ssl_shutdown_timeout: float | None = None,
         start_serving: bool = True,
         **others: Any,
     ) -> Any:
-        """As `AbstractEventLoop.create_server`, for one host."""
-        nowhere = host is None and port is None
-        if sock is not None or nowhere or not self.applies(host, port or 0):
+        """As `AbstractEventLoop.create_server`."""
+        limits = TLSLimits.checked(ssl_handshake_timeout, ssl_shutdown_timeout, ssl)
+        number = client.port_number(port)
+        hosts = server.hosts_of(host)
+        meant = {self.applies(each or None, number) for each in hosts}
+        by_name = sock is None and (host is not None or port is not None)
+        if not by_name or meant == {False}:
             return await super().create_server(  # type: ignore[misc]
                 protocol_factory,
                 host,
                 port,
-                ssl=ssl,
+                family=family,
+                flags=flags,
                 sock=sock,
                 backlog=backlog,
+                ssl=ssl,
+                ssl_handshake_timeout=ssl_handshake_timeout,
+                ssl_shutdown_timeout=ssl_shutdown_timeout,
                 start_serving=start_serving,
                 **others,
             )
-        check_options("create_server", others, SERVER_OPTIONS, ssl)
-        return await server.create_server(
-            protocol_factory,
-            host,
-            port or 0,
-            device=self.device,
-            via=self.via,
-            backlog=backlog,
-            config=self.config,
-            start_serving=start_serving,
-            ssl=ssl,
-        )
+        check_options("create_server", others, SERVER_OPTIONS)
+        if False in meant:
+            raise ValueError(
+                f"some of the hosts {host!r} are for RDMA and some are not (applies()): start a "
+                "server for each kind"
+            )
+        try:
+            return await server.serve(
+                protocol_factory,
+                check_security(self.via, None, False, None, None, stream=True),
+                hosts,
+                number,
+                device=self.device,
+                via=self.via,
+                backlog=backlog,
+                config=self.config,
+                ssl=ssl,
+                start_serving=start_serving,
+                limits=limits,
+                family=family,
+                flags=flags,
+            )
+        except OSError as error:
+            if others.get("reuse_port") and error.errno == errno.EADDRINUSE:
+                error.add_note("reuse_port has no effect over RDMA: a port has one listener")
+            raise
 
     async def sendfile(
         self,
@@ -173,8 +287,9 @@ async def copy_file(
     transport: StreamTransport, file: IO[bytes], offset: int, count: int | None
 ) -> int:
     """Read the file in a thread, and send what it had; return the length of that."""
-    if offset:
-        file.seek(offset)
+    client.check_part(offset, count)
+    if offset or (hasattr(file, "seekable") and file.seekable()):
+        file.seek(offset)  # 0 as well: its position may be another one
     sent = 0
     while count is None or sent < count:
         size = PART if count is None else min(PART, count - sent)

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Awaitable, Callable
+from asyncio.trsock import TransportSocket
+from collections.abc import Awaitable, Callable, Iterable
 from ssl import SSLContext
 
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
+from .._transport.auth import Security
 from ..config import DEFAULT, Config, Encrypt
 from ..errors import DeviceEventError
 from ..transport import Address, Connection, Listener, Via, check_security, listen_with
-from .client import LIMIT
-from .tls import TLS, accepted, server_context
-from .transport import StreamTransport
+from .client import LIMIT, port_number
+from .sockets import transport_socket
+from .tls import NO_LIMITS, TLS, TLSLimits, accepted, server_context
+from .transport import EXITS, StreamTransport
 
-
-class ListeningSocket:
-    """An entry of `StreamServer.sockets`: the address in the form of a listening socket."""
-
-    type = socket.SOCK_STREAM
-
-    def __init__(self, address: Address) -> None:
-        self.family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._address = address
-
-    def getsockname(self) -> tuple[str, int] | tuple[str, int, int, int]:
-        """The address as a socket has it: (host, port), or (host, port, flow, scope) for IPv6."""
-        return (*self._address, 0, 0) if self.family == socket.AF_INET6 else self._address
+Hosts = str | Iterable[str | None] | None
 
 
 class StreamServer(asyncio.AbstractServer):
@@ -43,10 +33,10 @@ class StreamServer(asyncio.AbstractServer):
         listener: Listener,
         protocol_factory: Callable[[], asyncio.BaseProtocol],
         context: SSLContext | None,
-        handshake_timeout: float,
+        limits: TLSLimits,
     ) -> None:
         self._context = context
-        self._handshake_timeout = handshake_timeout
+        self._limits = limits
         self._affinity = LoopAffinity()
         self._loop = self._affinity.loop
         self._loop_shutdown = shutdown.of_running_loop()
@@ -71,9 +61,10 @@ class StreamServer(asyncio.AbstractServer):
         return self._listener.address
 
     @property
-    def sockets(self) -> tuple[ListeningSocket, ...]:
+    def sockets(self) -> tuple[TransportSocket, ...]:
         """The addresses that it listens on, as in `asyncio.Server`; empty once closed."""
-        return () if self._closing else tuple(map(ListeningSocket, self._listener.addresses))
+        addresses = () if self._closing else self._listener.addresses
+        return tuple(transport_socket(address)[1] for address in addresses)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of the server."""
@@ -114,7 +105,10 @@ class StreamServer(asyncio.AbstractServer):
         async for connection in self._listener:
             try:
                 transport = self._attach(connection)
-            except Exception as error:
+            except EXITS:
+                connection.abort()
+                raise
+            except BaseException as error:
                 connection.abort()
                 self._loop.call_exception_handler(
                     {"message": "the protocol factory of a server failed", "exception": error}
@@ -127,7 +121,7 @@ class StreamServer(asyncio.AbstractServer):
         protocol, context = self._factory(), self._context
         if context is None:
             return StreamTransport(connection, protocol, self._lost)
-        return accepted(connection, protocol, context, self._lost, self._handshake_timeout)
+        return accepted(connection, protocol, context, self._lost, self._limits)
 
     def _lost(self, transport: StreamTransport) -> None:
         self._transports.discard(transport)
@@ -165,8 +159,7 @@ class StreamServer(asyncio.AbstractServer):
         await self._all_lost.wait()
 
     async def _end_with_loop(self) -> None:
-        self.close()
-        self.abort_clients()
+        self.close()  # the connections end as all streams do
         assert self._closing is not None
         await self._closing
 
@@ -176,8 +169,8 @@ class StreamServer(asyncio.AbstractServer):
 
 async def create_server(
     protocol_factory: Callable[[], asyncio.BaseProtocol],
-    host: str | None = None,
-    port: int = 0,
+    host: Hosts = None,
+    port: int | str | None = 0,
     *,
     device: str | None = None,
     via: Via = "cm",
@@ -190,23 +183,65 @@ async def create_server(
 ) -> StreamServer:
     """Listen and attach a protocol to every connection: `loop.create_server` over RDMA.
 
-    `host` None or "" is every address.  Raises what `aiordma.listen` raises.  `ssl`, a context with
-    a certificate, is TLS over the streams: all that travels is encrypted.
+    `host` None or "" is every address; a sequence of hosts has one port number on each.  Raises
+    what `aiordma.listen` raises.  `ssl`, a context with a certificate, is TLS over the streams: all
+    that travels is encrypted.
     """
-    context = server_context(ssl)
-    listener = await listen_with(
+    return await serve(
+        protocol_factory,
         check_security(via, auth, encrypt, None, None, stream=True),
-        host or "",
+        host,
         port,
         device=device,
         via=via,
         backlog=backlog,
         config=config,
+        ssl=ssl,
+        start_serving=start_serving,
     )
-    server = StreamServer(listener, protocol_factory, context, config.handshake_timeout)
+
+
+async def serve(
+    protocol_factory: Callable[[], asyncio.BaseProtocol],
+    security: Security,
+    host: Hosts,
+    port: int | str | None,
+    *,
+    device: str | None,
+    via: Via,
+    backlog: int,
+    config: Config,
+    ssl: TLS,
+    start_serving: bool,
+    limits: TLSLimits = NO_LIMITS,
+    family: int = 0,
+    flags: int = 0,
+) -> StreamServer:
+    """As `create_server`, with what the two sides demand of each other and the loop's options."""
+    context = server_context(ssl)
+    listener = await listen_with(
+        security,
+        [each or "" for each in hosts_of(host)],
+        port_number(port),
+        device=device,
+        via=via,
+        backlog=backlog,
+        config=config,
+        family=family,
+        flags=flags,
+    )
+    if limits.ssl_handshake_timeout is None:
+        limits = limits._replace(ssl_handshake_timeout=config.handshake_timeout)
+    server = StreamServer(listener, protocol_factory, context, limits)
     if start_serving:
         await server.start_serving()
     return server
+
+
+def hosts_of(host: Hosts) -> list[str | None]:
+    """The hosts of a server: several, or one."""
+    one = isinstance(host, str) or not isinstance(host, Iterable)
+    return [host] if one else list(host)  # type: ignore[list-item, arg-type]
 
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
@@ -214,8 +249,8 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 async def start_stream_server(
     client_connected_cb: Handler,
-    host: str | None = None,
-    port: int = 0,
+    host: Hosts = None,
+    port: int | str | None = 0,
     *,
     limit: int = LIMIT,
     device: str | None = None,

@@ -11,12 +11,31 @@ import asyncio
 import ssl
 from asyncio import sslproto
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..transport import Connection
 from .transport import StreamTransport
 
 TLS = ssl.SSLContext | bool | None
+
+
+class TLSLimits(NamedTuple):
+    """Seconds that parts of TLS may take, None as asyncio's: its arguments."""
+
+    ssl_handshake_timeout: float | None
+    ssl_shutdown_timeout: float | None
+
+    @classmethod
+    def checked(cls, handshake: float | None, shutdown: float | None, tls: TLS) -> TLSLimits:
+        """ValueError for a time limit without TLS, as in asyncio."""
+        limits = cls(handshake, shutdown)
+        for name, value in limits._asdict().items():
+            if value is not None and not tls:
+                raise ValueError(f"{name} is a time limit of TLS: it needs ssl=")
+        return limits
+
+
+NO_LIMITS = TLSLimits(None, None)
 
 
 def client_context(tls: TLS) -> ssl.SSLContext | None:
@@ -46,7 +65,7 @@ def between(
     protocol: asyncio.BaseProtocol,
     context: ssl.SSLContext,
     ready: asyncio.Future[None] | None,
-    handshake_timeout: float,
+    limits: TLSLimits,
     **who: Any,
 ) -> Any:
     """asyncio's TLS protocol, between the stream's transport and the user's protocol."""
@@ -56,7 +75,7 @@ def between(
         protocol,
         context,
         ready,
-        ssl_handshake_timeout=handshake_timeout,
+        **limits._asdict(),
         **who,
     )
 
@@ -66,14 +85,12 @@ async def connected(
     protocol: asyncio.BaseProtocol,
     context: ssl.SSLContext,
     server_hostname: str,
-    handshake_timeout: float,
+    limits: TLSLimits,
 ) -> asyncio.Transport:
     """The client's transport after the TLS handshake; raises what asyncio raises."""
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
-        below = between(
-            protocol, context, ready, handshake_timeout, server_hostname=server_hostname
-        )
+        below = between(protocol, context, ready, limits, server_hostname=server_hostname)
         transport = StreamTransport(connection, below)
     except BaseException:
         connection.abort()
@@ -92,8 +109,8 @@ def accepted(
     protocol: asyncio.BaseProtocol,
     context: ssl.SSLContext,
     on_lost: Callable[[StreamTransport], None],
-    handshake_timeout: float,
+    limits: TLSLimits,
 ) -> StreamTransport:
     """The server's transport; `connection_made` is called after the TLS handshake."""
-    below = between(protocol, context, None, handshake_timeout, server_side=True)
+    below = between(protocol, context, None, limits, server_side=True)
     return StreamTransport(connection, below, on_lost)

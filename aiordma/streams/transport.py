@@ -13,21 +13,30 @@ Some facts, and what they mean here:
   gives no credit back for them: that is how a paused reader slows its peer.
 - The bytes of a message lie in memory that goes back to the pool: `data_received` gets a copy, and
   a BufferedProtocol's own buffer is filled straight from it.
+- Of a TCP socket that a program has closed or aborted, and of one that it left open when it ended,
+  the kernel still delivers what it was given.  Here the connection does, for `Config.close_timeout`
+  at most: a stream that has ended leaves its connection to the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio.sslproto import SSLProtocol
+from asyncio.streams import FlowControlMixin
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
 
+from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
 from ..errors import ConnectionClosedError, ProtocolError, host_port
 from ..transport import Connection, Message
 from ..verbs import bytes_of
 from ..verbs._memory.buffers import require_data
+from .sockets import socket_name, transport_socket
 
 logger: logging.Logger = logging.getLogger("aiordma.streams")
 
@@ -42,6 +51,10 @@ EAGER_WRITES = 4
 HIGH_WATER = 64 << 10
 # What operations end with when the connection has ended; ProtocolError is no ConnectionError.
 ENDED = (ConnectionError, ProtocolError)
+# What leaves a callback of a protocol to end the program, as in asyncio; a CancelledError does not.
+EXITS = (SystemExit, KeyboardInterrupt)
+
+T = TypeVar("T")
 
 
 def background(
@@ -56,6 +69,29 @@ def background(
     task = asyncio.Task(work, loop=loop)
     asyncio._unregister_task(task)
     return task
+
+
+def take_buffered(protocol: object) -> bytes:
+    """Take what a `StreamReader` has not read: at `start_tls` it is the beginning of TLS.
+
+    asyncio leaves it there, and TLS waits for it in vain.
+    """
+    reader = getattr(protocol, "_stream_reader", None)
+    if not isinstance(reader, asyncio.StreamReader):
+        return b""
+    buffer: bytearray = vars(reader)["_buffer"]
+    taken = bytes(buffer)
+    buffer.clear()
+    return taken
+
+
+def refuse_drain(protocol: object) -> None:
+    """Have `StreamWriter.drain` raise ConnectionResetError, as it does with TCP after `close`.
+
+    There `connection_lost` has been called by now; here that waits until the peer has everything.
+    """
+    if isinstance(protocol, FlowControlMixin):
+        vars(protocol)["_connection_lost"] = True
 
 
 class _Outbox:
@@ -93,7 +129,8 @@ class StreamTransport(asyncio.Transport):
 
     It behaves as the asyncio documentation says of a transport: write buffer and water marks, flow
     control in both directions, half-closing, `abort`, and BufferedProtocol.  `get_extra_info` has
-    `peername`, `sockname`, and `connection`, the `Connection` itself; there is no `socket`.
+    `peername`, `sockname`, `socket`, an `asyncio.trsock.TransportSocket` without a socket, and
+    `connection`, the `Connection` itself.
     """
 
     # asyncio.loop.start_tls requires this.
@@ -105,16 +142,22 @@ class StreamTransport(asyncio.Transport):
         protocol: asyncio.BaseProtocol,
         on_lost: Callable[[StreamTransport], None] | None = None,
     ) -> None:
+        self._socket, socket = transport_socket(
+            connection.local_address, connection.peer_address, self._is_readable
+        )
         super().__init__(
             {
-                "peername": connection.peer_address,
-                "sockname": connection.local_address,
+                "peername": socket_name(connection.peer_address),
+                "sockname": socket_name(connection.local_address),
+                "socket": socket,
                 "connection": connection,
             }
         )
         self._affinity = LoopAffinity()
         self._loop = self._affinity.loop
         self._connection = connection
+        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown.take_over(self, connection)
         self._on_lost = on_lost
         self._piece = max(1, min(PIECE, connection.max_message))
         self._outbox = _Outbox()
@@ -130,13 +173,16 @@ class StreamTransport(asyncio.Transport):
         self._paused = False
         self._unread: Message | None = None  # its first `_taken` bytes were given to the protocol
         self._taken = 0
+        self._before_tls = b""  # what came before start_tls and belongs to TLS
         self._closing = False
         self._lost = False
         self._end: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None  # while closing
         self._idle: asyncio.Future[None] | None = None  # `write_from` waits until all has been sent
+        self._protocol: Any = None  # has the methods, not necessarily the base classes
         self.set_protocol(protocol)
-        self._loop.call_soon(protocol.connection_made, self)
+        made = partial(protocol.connection_made, self)
+        self._loop.call_soon(self._call, "its connection was made", made)
         self._reader: asyncio.Task[None] | None = None
         self._loop.call_soon(self._start_reading)
 
@@ -157,7 +203,9 @@ class StreamTransport(asyncio.Transport):
 
         As with uvloop, one with `get_buffer` that is no `asyncio.Protocol` is a BufferedProtocol.
         """
-        self._protocol: Any = protocol  # has the methods, not necessarily the base classes
+        if isinstance(protocol, SSLProtocol):
+            self._before_tls += take_buffered(self._protocol)
+        self._protocol = protocol
         self._buffered = isinstance(protocol, asyncio.BufferedProtocol) or (
             hasattr(protocol, "get_buffer") and not isinstance(protocol, asyncio.Protocol)
         )
@@ -170,6 +218,9 @@ class StreamTransport(asyncio.Transport):
     # ---- reading -------------------------------------------------------------------------
 
     def _start_reading(self) -> None:
+        while self._before_tls and not self._paused and not self._closing:
+            taken = self._deliver(memoryview(self._before_tls))
+            self._before_tls = self._before_tls[taken:]
         if self._reader is None and not self._closing:
             self._reader = background(self._loop, self._read())
 
@@ -190,16 +241,15 @@ class StreamTransport(asyncio.Transport):
             await asyncio.sleep(0)
             undelivered = self._undelivered or self._outbox.size
             self._take_eof()
-            self._force_close(
-                ConnectionResetError(f"{self._peer} closed before it had read everything")
-                if undelivered
-                else None
-            )
+            self._force_close(self._not_everything_read() if undelivered else None)
         except Exception as error:
             self._force_close(error)
         finally:
             if self._closing:
                 self._drop_unread()
+
+    def _not_everything_read(self) -> ConnectionResetError:
+        return ConnectionResetError(f"{self._peer} closed before it had read everything")
 
     def _take_in(self, message: Message) -> bool:
         """Give the protocol the rest of the message; False when it has paused or closed."""
@@ -222,13 +272,20 @@ class StreamTransport(asyncio.Transport):
         if message is not None:
             message.release()
 
+    def _call(self, when: str, callback: Callable[[], T]) -> T | None:
+        """Call the protocol.  What it raises is reported and ends the stream; None is returned."""
+        try:
+            return callback()
+        except EXITS:
+            self._force_close(None)
+            raise
+        except BaseException as error:
+            self._fatal(error, f"the protocol failed when {when}")
+            return None
+
     def _deliver(self, data: memoryview) -> int:
         """Give the protocol what it takes at once; return the length of that."""
-        try:
-            return self._hand_over(data)
-        except Exception as error:
-            self._fatal(error, "the protocol failed when it was given data")
-            return 0
+        return self._call("it was given data", partial(self._hand_over, data)) or 0
 
     def _hand_over(self, data: memoryview) -> int:
         protocol = self._protocol
@@ -249,12 +306,7 @@ class StreamTransport(asyncio.Transport):
         if self._eof_received or self._closing:
             return
         self._eof_received = True
-        try:
-            stays_open = self._protocol.eof_received()
-        except Exception as error:
-            self._fatal(error, "the protocol failed when it was told of the end of its data")
-            return
-        if not stays_open:
+        if not self._call("it was told of the end of its data", self._protocol.eof_received):
             self.close()
 
     def is_reading(self) -> bool:
@@ -288,12 +340,15 @@ class StreamTransport(asyncio.Transport):
             )
         if self._eof_written:
             raise RuntimeError(f"{self!r}: write() after write_eof()")
+        data = bytes(
+            require_data(data)
+        )  # a view of several dimensions has a length, and perhaps no bytes
         if not data:
             return
         if self._lost or self._closing:
             logger.warning("%r: write after close is ignored", self)
             return
-        self._outbox.append(bytes(require_data(data)))
+        self._outbox.append(data)
         if self._sends < EAGER_WRITES:
             self._flush()
         self._consider_pausing()
@@ -368,7 +423,8 @@ class StreamTransport(asyncio.Transport):
         if not isinstance(error, ENDED):
             self._fatal(error, "what was written could not be sent")
         elif self._paused:
-            self._force_close(error)
+            closed = isinstance(error, ConnectionClosedError)
+            self._force_close(self._not_everything_read() if closed else error)
         elif self._undelivered:
             # The reading task reports it after earlier messages.  Until then what is written stays
             # in the outbox: it counts for the water marks, and so its writer gives way.
@@ -390,6 +446,8 @@ class StreamTransport(asyncio.Transport):
             error = None if future.cancelled() else future.exception()
             if error is not None:
                 self._not_sent(size, error)
+            if self._lost:
+                return
             self._flush()
             if self._unsendable is not None:
                 return
@@ -425,7 +483,9 @@ class StreamTransport(asyncio.Transport):
     def _tell(self, method: str) -> None:
         try:
             getattr(self._protocol, method)()
-        except Exception as error:  # as in asyncio, the stream goes on
+        except EXITS:
+            raise
+        except BaseException as error:  # as in asyncio, the stream goes on
             self._report(error, f"protocol.{method}() failed")
 
     def _consider_pausing(self) -> None:
@@ -450,6 +510,7 @@ class StreamTransport(asyncio.Transport):
             return
         self._affinity.check(self)
         self._closing = True
+        self._loop_shutdown.closing(self)
         self._stop_reading()
         self._watch = background(self._loop, self._until_broken())
         self._finish_if_flushed()
@@ -469,14 +530,26 @@ class StreamTransport(asyncio.Transport):
                 ConnectionResetError(f"{self._peer} ended before it had read everything")
             )
 
+    @property
+    def _owed(self) -> bool:
+        """Whether the connection has not been given everything, or could not send it."""
+        return bool(self._undelivered or self._outbox.size or self._eof_owed)
+
     def _finish_if_flushed(self) -> None:
-        owed = self._undelivered or self._outbox.size or self._eof_owed or self._sends
-        if not owed and self._end is None:
-            self._end = self._loop.create_task(self._connection.close())
+        if self._owed:
+            return
+        self._loop.call_soon(refuse_drain, self._protocol)
+        if not self._sends and self._end is None:
+            self._end = background(self._loop, self._connection.close())
             self._end.add_done_callback(lambda _: self._force_close(None))
 
     def abort(self) -> None:
-        """Close at once; written bytes that were not sent are lost."""
+        """Close at once, as a socket is closed.
+
+        Bytes that the connection has been given are still delivered, and then the end of the
+        stream.  If there are others, or this side has not read everything, those are lost, and the
+        peer gets a broken connection.
+        """
         if not self._affinity.is_after_fork:
             self._affinity.check(self)
             self._force_close(None)
@@ -498,7 +571,9 @@ class StreamTransport(asyncio.Transport):
     def _force_close(self, error: BaseException | None) -> None:
         if self._lost:
             return
+        in_order = error is None and not self._owed and (self._closing or not self._has_unread)
         self._lost = self._closing = True
+        self._socket.close()
         self._outbox.clear()
         self._eof_owed = False
         self._stop_reading()
@@ -506,12 +581,37 @@ class StreamTransport(asyncio.Transport):
         if watch is not None and watch is not asyncio.current_task(self._loop):
             watch.cancel()
         self._no_longer_busy()
-        self._connection.abort()
+        if in_order and not self._connection.closed:
+            self._loop_shutdown.closing(self._connection)
+            self._end = self._end or background(self._loop, self._connection.close())
+        else:
+            self._connection.abort()
+        self._loop_shutdown.remove(self)
         self._loop.call_soon(self._tell_lost, error)
+
+    @property
+    def _has_unread(self) -> bool:
+        waiting = self._connection._messages.figures().get("arrived")
+        return self._unread is not None or bool(waiting)
+
+    def _is_readable(self) -> bool:
+        """Whether a read of a socket would not wait: for data, or for the end."""
+        return self._has_unread or self._eof_received or self._connection._is_ending
+
+    async def _end_with_loop(self) -> None:
+        self.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._connection._config.close_timeout):
+                await self._connection.wait_closed()
+        self._force_close(None)
+        await self._connection.wait_closed()
+
+    def _end_without_loop(self) -> None:
+        self._connection._end_without_loop()
 
     def _tell_lost(self, error: BaseException | None) -> None:
         try:
-            self._protocol.connection_lost(error if isinstance(error, Exception) else None)
+            self._protocol.connection_lost(error)
         finally:
             if self._on_lost is not None:
                 self._on_lost(self)

@@ -36,10 +36,10 @@ def hosts(device_name: str, host: str) -> tuple[str, ...]:
 def name(hosts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> str:
     """A name that resolves to all of them, one twice, and to an address of another machine."""
 
-    async def resolve(host: str, port: int, *, passive: bool = False) -> list[Address]:
+    async def resolve(host: str, port: int, **hints: Any) -> list[Address]:
         if host == "several.example":
             return [(host, port) for host in (hosts[0], *hosts, "203.0.113.9")]
-        return await unpatched(host, port, passive=passive)
+        return await unpatched(host, port, **hints)
 
     unpatched = transport.resolve
     monkeypatch.setattr(transport, "resolve", resolve)
@@ -175,9 +175,9 @@ async def test_the_last_object_of_its_loop_is_closed_meanwhile(
     """It is known to its loop all the same, which closes it at its end."""
     other = await factory.listen()
 
-    async def resolve(host: str, port: int, *, passive: bool = False) -> list[Address]:
+    async def resolve(host: str, port: int, **hints: Any) -> list[Address]:
         await other.close()
-        return await unpatched(host, port, passive=passive)
+        return await unpatched(host, port, **hints)
 
     unpatched = transport.resolve
     monkeypatch.setattr(transport, "resolve", resolve)

@@ -1,0 +1,147 @@
+"""What stands in the place of a stream's socket: names and options, but no socket.
+
+Software asks a transport for its socket, for addresses, to set options, and to see whether an idle
+connection is still good.  It gets what asyncio gives, a `TransportSocket`, around a class of this
+module instead of a socket.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from asyncio.trsock import TransportSocket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ..transport import Address
+
+SocketName = tuple[str, int] | tuple[str, int, int, int]
+
+# Options without an effect on what a stream promises, and what getsockopt says before they are set.
+# The connection sends at once, and has a keep-alive of its own (Config.keep_alive).
+WITHOUT_EFFECT: dict[tuple[int, int], int] = {
+    **{
+        (socket.SOL_SOCKET, option): 0
+        for option in (
+            *(socket.SO_KEEPALIVE, socket.SO_REUSEADDR, socket.SO_REUSEPORT, socket.SO_PRIORITY),
+            *(socket.SO_RCVBUF, socket.SO_SNDBUF),
+        )
+    },
+    **{
+        (socket.IPPROTO_TCP, option): 0
+        for option in (
+            *(socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_QUICKACK),
+            *(socket.TCP_USER_TIMEOUT, socket.TCP_CORK, socket.TCP_NOTSENT_LOWAT),
+        )
+    },
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
+}
+READ_ONLY = {
+    (socket.SOL_SOCKET, socket.SO_ERROR): 0,
+    (socket.SOL_SOCKET, socket.SO_TYPE): int(socket.SOCK_STREAM),
+}
+
+
+def socket_name(address: Address | None) -> SocketName | None:
+    """An address as a socket has it: (host, port), or (host, port, flow, scope) for IPv6."""
+    if address is None or ":" not in address[0]:
+        return address
+    host, port = address
+    scope = host.partition("%")[2]
+    return host, port, 0, int(scope) if scope.isdecimal() else 0
+
+
+def refused(what: str, number: int, instead: str) -> OSError:
+    return OSError(number, f"{what}: this stream goes over RDMA and has no socket; {instead}")
+
+
+class StreamSocket:
+    """What a `TransportSocket` asks: names and options; `fileno` is for polling alone."""
+
+    type = socket.SOCK_STREAM
+    proto = socket.IPPROTO_TCP
+
+    def __init__(
+        self, local: Address | None, peer: Address | None, is_readable: Callable[[], bool]
+    ) -> None:
+        self._local, self._peer = local, peer
+        self.family = socket.AF_INET6 if ":" in (local or peer or ("", 0))[0] else socket.AF_INET
+        self._is_readable = is_readable
+        self._options: dict[tuple[int, int], Any] = {}
+        self._fd = -1
+        self._closed = False
+
+    def getsockname(self) -> SocketName | None:
+        """The local address."""
+        return socket_name(self._local)
+
+    def getpeername(self) -> SocketName | None:
+        """The peer's address; OSError (ENOTCONN) where there is no peer."""
+        if self._peer is None:
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+        return socket_name(self._peer)
+
+    def fileno(self) -> int:
+        """A descriptor that poll finds readable if the stream has data or its end; -1 once closed.
+
+        Nothing can be read from it.  It shows how it was at the call: HTTP clients ask before they
+        use an idle connection again.
+        """
+        if self._closed:
+            return -1
+        if self._fd < 0:
+            self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        with suppress(BlockingIOError):  # it was not readable
+            os.eventfd_read(self._fd)
+        if self._is_readable():
+            os.eventfd_write(self._fd, 1)
+        return self._fd
+
+    def close(self) -> None:
+        """Close the descriptor.  The names stay."""
+        self._closed = True
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def getsockopt(self, level: int, option: int, buflen: int = 0) -> Any:
+        """The value that was set, or that of a new socket."""
+        key = (level, option)
+        known = {**WITHOUT_EFFECT, **READ_ONLY, **self._options}
+        if key not in known:
+            raise self._unknown(key)
+        return known[key]
+
+    def setsockopt(self, level: int, option: int, value: Any, optlen: int = 0) -> None:
+        """Keep the value of an option without an effect; OSError (ENOPROTOOPT) for any other."""
+        key = (level, option)
+        if key not in WITHOUT_EFFECT:
+            raise self._unknown(key)
+        self._options[key] = value
+
+    def _unknown(self, key: tuple[int, int]) -> OSError:
+        return refused(f"option {key}", errno.ENOPROTOOPT, "see aiordma.Config for its options")
+
+    def get_inheritable(self) -> bool:
+        """False: no process that is started has it."""
+        return False
+
+    def shutdown(self, how: int) -> None:
+        """OSError (EOPNOTSUPP)."""
+        raise refused("shutdown", errno.EOPNOTSUPP, "call write_eof() of its transport")
+
+    def dup(self) -> socket.socket:
+        """OSError (EOPNOTSUPP)."""
+        raise refused("dup", errno.EOPNOTSUPP, "there is nothing to duplicate")
+
+
+def transport_socket(
+    local: Address | None,
+    peer: Address | None = None,
+    is_readable: Callable[[], bool] = lambda: False,
+) -> tuple[StreamSocket, TransportSocket]:
+    """A stream's or listener's socket, and what a program gets of it."""
+    made: Any = StreamSocket(local, peer, is_readable)
+    return made, TransportSocket(made)
