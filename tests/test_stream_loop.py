@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import socket
 import ssl
 from collections.abc import Coroutine
-from contextlib import closing
+from concurrent.futures import Future
+from contextlib import closing, nullcontext
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ import uvloop
 
 import aiordma
 from aiordma import streams
+from aiordma.config import Config
 from aiordma.streams import StreamTransport
 
 
@@ -188,35 +192,21 @@ def test_the_loop_copies_what_is_no_regular_file(device_name: str, host: str) ->
         loop = asyncio.get_running_loop()
         async with await asyncio.start_server(echo, host, 0) as server:
             port = server.sockets[0].getsockname()[1]
-            for count, length in ((None, len(data) - 2), (300_000, 300_000)):
+            for offset, count in ((2, None), (2, 300_000), (0, None), (0, 300_000)):
+                length = len(data) - offset if count is None else count
                 reader, writer = await asyncio.open_connection(host, port)
                 with closing(writer):
                     with pytest.raises(asyncio.SendfileNotAvailableError, match="no regular file"):
                         await loop.sendfile(writer.transport, io.BytesIO(data), fallback=False)
+                    with pytest.raises(ValueError, match="count 0"):
+                        await loop.sendfile(writer.transport, io.BytesIO(data), 0, 0)
                     file = io.BytesIO(data)
-                    assert await loop.sendfile(writer.transport, file, 2, count) == length
-                    assert file.tell() == 2 + length
+                    file.seek(5)  # from `offset` all the same
+                    assert await loop.sendfile(writer.transport, file, offset, count) == length
+                    assert file.tell() == offset + length
                     writer.write_eof()
-                    assert await reader.read() == data[2 : 2 + length]
+                    assert await reader.read() == data[offset : offset + length]
                 await writer.wait_closed()
-
-    run_on(streams.EventLoop, device_name, main())
-
-
-def test_options_that_asyncio_refuses(device_name: str, host: str) -> None:
-    async def main() -> None:
-        loop: Any = asyncio.get_running_loop()
-        for function in (loop.create_connection, loop.create_server):
-            with pytest.raises(TypeError, match="argument 'time_out'"):
-                await function(asyncio.Protocol, host, 1, time_out=3)
-            with pytest.raises(ValueError, match="ssl_handshake_timeout"):
-                await function(asyncio.Protocol, host, 1, ssl_handshake_timeout=3)
-        async with await loop.create_server(asyncio.Protocol, host, 0, reuse_address=True) as it:
-            port = it.sockets[0].getsockname()[1]
-            transport, _ = await loop.create_connection(
-                asyncio.Protocol, host, port, family=socket.AF_INET, ssl_handshake_timeout=None
-            )
-            transport.abort()
 
     run_on(streams.EventLoop, device_name, main())
 
@@ -231,3 +221,260 @@ def test_a_server_without_a_port_picks_one(device_name: str, host: str) -> None:
             await loop.create_server(asyncio.Protocol)
 
     run_on(streams.EventLoop, device_name, main())
+
+
+# ---- as on asyncio's own loop --------------------------------------------------------------------
+
+
+def run_by_tcp(kind: Any, device_name: str, main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=kind.__bases__[-1]) as runner:
+        runner.run(main)
+
+
+WIRES = pytest.mark.parametrize("run", [run_by_tcp, run_on], ids=["tcp", "rdma"])
+Everywhere: Any = type("Everywhere", (streams.OverRDMA, uvloop.Loop), {})
+KINDS = pytest.mark.parametrize("kind", [streams.EventLoop, Everywhere], ids=["asyncio", "uvloop"])
+
+# Options of the loop's methods, and what comes of them on every loop: a connection to a server on
+# 127.0.0.1, or a type of error.  All are in Python 3.11; other options than its own, below.
+CONNECT: list[tuple[dict[str, Any], type[Exception] | None]] = [
+    ({}, None),
+    ({"port": str}, None),
+    ({"host": "localhost", "family": socket.AF_INET}, None),
+    ({"host": "localhost", "flags": socket.AI_NUMERICHOST}, OSError),
+    ({"host": "127.0.0.1", "family": socket.AF_INET6}, OSError),
+    ({"host": "127.0.0.1", "flags": socket.AI_NUMERICHOST}, None),
+    ({"proto": socket.IPPROTO_TCP}, None),
+    ({"local_addr": ("127.0.0.1", 0)}, None),
+    ({"happy_eyeballs_delay": 0.25}, None),
+    ({"interleave": 1}, None),
+    ({"ssl": None, "server_hostname": None, "ssl_handshake_timeout": None}, None),
+    ({"server_hostname": "server.example"}, ValueError),
+    ({"ssl_handshake_timeout": 3}, ValueError),
+    ({"ssl_shutdown_timeout": 3}, ValueError),
+    ({"time_out": 3}, TypeError),
+    ({"port": lambda _: 1}, OSError),
+    ({"port": lambda _: "no service"}, OSError),
+    ({"sock": socket.socket}, ValueError),
+]
+SERVE: list[tuple[dict[str, Any], type[Exception] | None]] = [
+    ({}, None),
+    ({"port": None}, None),
+    ({"port": "0"}, None),
+    ({"host": ["127.0.0.1", "127.0.0.2"]}, None),
+    ({"host": ("127.0.0.1", "127.0.0.1")}, None),
+    ({"host": ""}, None),
+    ({"host": None}, None),
+    ({"host": "localhost", "family": socket.AF_INET}, None),
+    ({"host": "127.0.0.1", "family": socket.AF_INET6}, OSError),
+    ({"flags": socket.AI_PASSIVE | socket.AI_NUMERICHOST}, None),
+    ({"backlog": 0}, None),
+    ({"backlog": 1}, None),
+    ({"reuse_address": True}, None),
+    ({"reuse_port": True}, None),
+    ({"start_serving": False}, None),
+    ({"ssl": None, "ssl_handshake_timeout": None, "ssl_shutdown_timeout": None}, None),
+    ({"ssl_handshake_timeout": 3}, ValueError),
+    ({"ssl": True}, TypeError),
+    ({"time_out": 3}, TypeError),
+    ({"host": "203.0.113.9"}, OSError),
+    ({"port": "no service"}, OSError),
+    ({"sock": socket.socket}, ValueError),
+]
+NOT_OF_UVLOOP = {"happy_eyeballs_delay", "interleave"}
+
+
+async def outcome(function: Any, *arguments: Any, **options: Any) -> Any:
+    """What it returns, or the error."""
+    try:
+        return await function(*arguments, **options)
+    except Exception as error:
+        return error
+
+
+def wanted(given: Any, expected: type[Exception] | None, options: dict[str, Any]) -> None:
+    kind = type(None) if expected is None else expected
+    got = given if isinstance(given, Exception) else None
+    assert isinstance(got, kind), f"{options} gave {given!r}"
+
+
+@WIRES
+@KINDS
+def test_the_options_of_create_connection(run: Any, kind: Any, device_name: str) -> None:
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        async with await loop.create_server(asyncio.Protocol, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            for options, expected in CONNECT:
+                if run is run_by_tcp and kind is Everywhere and NOT_OF_UVLOOP & options.keys():
+                    continue
+                given = {"host": "127.0.0.1", **options, "port": port}
+                if (choose := options.get("port")) is not None:
+                    given["port"] = choose(port)
+                with closing(socket.socket()) as sock:
+                    if "sock" in options:
+                        given["sock"] = sock
+                    got = await outcome(loop.create_connection, asyncio.Protocol, **given)
+                wanted(got, expected, options)
+                if expected is None:
+                    got[0].abort()
+
+    run(kind, device_name, main())
+
+
+@WIRES
+@KINDS
+def test_the_options_of_create_server(run: Any, kind: Any, device_name: str) -> None:
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        for options, expected in SERVE:
+            given = {"host": "127.0.0.1", "port": 0, **options}
+            with closing(socket.socket()) as sock:
+                if "sock" in options:
+                    given["sock"] = sock
+                server = await outcome(loop.create_server, asyncio.Protocol, **given)
+            wanted(server, expected, options)
+            if expected is None:
+                async with server:
+                    await server.start_serving()
+                    names = [each.getsockname() for each in server.sockets]
+                    hosts = options.get("host", "127.0.0.1")
+                    if isinstance(hosts, list):
+                        assert {name[0] for name in names} == set(hosts)
+                    transport, _ = await loop.create_connection(asyncio.Protocol, *names[0][:2])
+                    transport.abort()
+
+    run(kind, device_name, main())
+
+
+@KINDS
+def test_options_that_only_some_loops_have(kind: Any, device_name: str) -> None:
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        options = {"reuse_port": True, "keep_alive": True}
+        async with await loop.create_server(asyncio.Protocol, "127.0.0.1", **options) as server:
+            port = server.address[1]
+            error = await outcome(
+                loop.create_server, asyncio.Protocol, "127.0.0.1", port, reuse_port=True
+            )
+            assert isinstance(error, OSError)
+            assert "one listener" in error.__notes__[0]
+            with pytest.raises(ValueError, match="positive"):
+                await loop.create_connection(
+                    asyncio.Protocol, "127.0.0.1", port, ssl=True, ssl_handshake_timeout=0
+                )
+        for all_errors in (True, False):
+            error = await outcome(
+                loop.create_connection, asyncio.Protocol, "127.0.0.1", port, all_errors=all_errors
+            )
+            if all_errors:
+                assert isinstance(error, ExceptionGroup)
+                (error,) = error.exceptions
+            assert isinstance(error, ConnectionRefusedError)
+        with pytest.raises(ValueError, match="empty"):
+            await loop.create_server(asyncio.Protocol, [])
+
+    run_on(kind, device_name, main())
+
+
+def test_a_server_of_hosts_of_two_kinds(device_name: str) -> None:
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        with pytest.raises(ValueError, match="for each kind"):
+            await loop.create_server(asyncio.Protocol, ["127.0.0.1", "localhost"], 0)
+
+    run_on(Loop, device_name, main())
+
+
+@pytest.mark.parametrize("kind", [Loop, UVLoop])
+def test_sockets_that_the_loop_connects(kind: Any, device_name: str, host: str) -> None:
+    """They are for `create_connection`, or TCP where nothing listens by RDMA."""
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        async with await asyncio.start_server(answer, host, 0) as server:
+            name = server.sockets[0].getsockname()
+            for source in (None, (host, 0)):
+                sock = socket.socket(server.sockets[0].family)
+                sock.setblocking(False)
+                if source is not None:
+                    sock.bind(source)
+                await loop.sock_connect(sock, name)
+                reader, writer = await asyncio.open_connection(sock=sock)
+                assert writer.get_extra_info("peername") == name
+                assert await ask(reader, writer)
+                assert sock.fileno() == -1
+            dropped = socket.socket(server.sockets[0].family)
+            dropped.setblocking(False)
+            await loop.sock_connect(dropped, name)
+            dropped.close()
+            del dropped  # its connection ends
+            refused = socket.socket(server.sockets[0].family)
+            refused.setblocking(False)
+        with closing(refused), pytest.raises(ConnectionRefusedError):
+            await loop.sock_connect(refused, name)
+        loop.config = Config(connect_timeout=0.01)  # one that does not answer
+        with closing(socket.create_server((host, 0))) as here, closing(socket.socket()) as plain:
+            plain.setblocking(False)
+            await loop.sock_connect(plain, here.getsockname())
+            assert plain.getpeername() == here.getsockname()
+
+    run_on(kind, device_name, main())
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_callback_that_ends_the_program(kind: type[BaseException], device_name: str) -> None:
+    """Also where the program waits for the end of its connections."""
+
+    class Exiting(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            raise kind(3)
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        async with await loop.create_server(Exiting, "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            with closing(writer):
+                writer.write(b"x")
+                await reader.read()
+
+    with pytest.raises(kind):
+        run_on(streams.EventLoop, device_name, main())
+
+
+@KINDS
+@WIRES
+@pytest.mark.parametrize("size", [5, 300_000])
+@pytest.mark.parametrize("end", ["close", "write_eof", "abort"])
+def test_the_end_of_a_program_loses_nothing(
+    run: Any, kind: Any, end: str, size: int, device_name: str
+) -> None:
+    """It has written and drained, and waits for no end."""
+    port: Future[int] = Future()
+    got: Future[bytes] = Future()
+
+    async def serve() -> None:
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            got.set_result(await reader.read())
+            writer.close()
+            await writer.wait_closed()
+            over.set()
+
+        over = asyncio.Event()
+        async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+            port.set_result(server.sockets[0].getsockname()[1])
+            await over.wait()
+
+    async def program() -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port.result())
+        writer.write(bytes(size))
+        await writer.drain()
+        getattr(writer.transport, end)()
+
+    serving = Thread(target=run, args=(kind, device_name, serve()))
+    serving.start()
+    with pytest.warns(ResourceWarning) if end == "write_eof" else nullcontext():
+        run(kind, device_name, program())
+        gc.collect()
+    assert got.result() == bytes(size)
+    serving.join()

@@ -26,6 +26,10 @@ pytestmark = pytest.mark.any_device
 TOO_MUCH = 8 << 20
 
 
+# What a protocol's callback may raise; a CancelledError is that of a future that it asks.
+FAULTS = [RuntimeError, ConnectionError, asyncio.CancelledError]
+
+
 class Recorder(asyncio.Protocol):
     """Keeps what it is told.  `eof_result` is what it answers to the peer's end."""
 
@@ -34,7 +38,7 @@ class Recorder(asyncio.Protocol):
         self.data = bytearray()
         self.eof_result = eof_result
         self.transport: StreamTransport | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.made = asyncio.Event()
         self.eof = asyncio.Event()
         self.lost = asyncio.Event()
@@ -702,6 +706,22 @@ async def test_a_write_while_paused_tells_that_the_peer_is_gone(factory: Connect
 
 
 @one_loop
+async def test_a_write_while_paused_after_the_peer_has_closed(factory: ConnectionFactory) -> None:
+    async with pair(factory) as (client, server):
+        here, there = await made(client), await made(server)
+        connection = here.get_extra_info("connection")
+        here.pause_reading()
+        there.write(b"not wanted")
+        while not connection.statistics().messages_received:
+            await yield_loop(1)
+        there.close()
+        await connection.wait_closed()
+        here.write(b"x")
+        await client.lost.wait()
+        assert type(client.error) is ConnectionResetError
+
+
+@one_loop
 async def test_sendfile_while_paused_tells_that_the_peer_is_gone(
     factory: ConnectionFactory, tmp_path: Path
 ) -> None:
@@ -799,13 +819,16 @@ async def test_writes_after_close_are_dropped(
 
 
 @one_loop
-@pytest.mark.parametrize("kind", [RuntimeError, ConnectionError])
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("method", ["connection_made", "data_received"])
 async def test_a_protocol_that_fails_ends_its_stream(
-    factory: ConnectionFactory, kind: type[Exception]
+    factory: ConnectionFactory, method: str, kind: type[BaseException]
 ) -> None:
-    class Failing(Recorder):
-        def data_received(self, data: bytes) -> None:
-            raise kind("the protocol's own fault")
+    def fail(self: Recorder, argument: object) -> None:
+        self.events.append("failed")
+        raise kind("the protocol's own fault")
+
+    Failing = type("Failing", (Recorder,), {method: fail})
 
     reported: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
@@ -819,10 +842,10 @@ async def test_a_protocol_that_fails_ends_its_stream(
 
 
 @one_loop
-@pytest.mark.parametrize("kind", [RuntimeError, ConnectionError])
+@pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("end", [StreamTransport.write_eof, StreamTransport.close])
 async def test_a_protocol_that_fails_at_the_end_of_its_data_ends_its_stream(
-    factory: ConnectionFactory, end: Callable[[StreamTransport], None], kind: type[Exception]
+    factory: ConnectionFactory, end: Callable[[StreamTransport], None], kind: type[BaseException]
 ) -> None:
     class Failing(Recorder):
         def eof_received(self) -> bool:
@@ -839,19 +862,20 @@ async def test_a_protocol_that_fails_at_the_end_of_its_data_ends_its_stream(
 
 
 @one_loop
+@pytest.mark.parametrize("kind", FAULTS)
 async def test_a_protocol_that_fails_when_its_writing_pauses_goes_on(
-    factory: ConnectionFactory,
+    factory: ConnectionFactory, kind: type[BaseException]
 ) -> None:
     """As in asyncio: it is reported, and nothing is lost."""
 
     class Failing(Recorder):
         def pause_writing(self) -> None:
             super().pause_writing()
-            raise RuntimeError("the protocol's own fault")
+            raise kind("the protocol's own fault")
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            raise RuntimeError("the protocol's own fault")
+            raise kind("the protocol's own fault")
 
     reported: list[str] = []
     loop = asyncio.get_running_loop()
@@ -885,6 +909,20 @@ async def test_a_buffered_protocol_answers_for_its_buffer(
         (await made(client)).write(b"x")
         await server.lost.wait()
     assert text in str(reported[0]["exception"])
+
+
+@one_loop
+async def test_a_buffered_protocol_that_fails_ends_its_stream(factory: ConnectionFactory) -> None:
+    class Failing(Buffered):
+        def buffer_updated(self, nbytes: int) -> None:
+            raise asyncio.CancelledError
+
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    async with pair(factory, server=lambda: Failing(1)) as (client, server):
+        (await made(client)).write(b"x")
+        await server.lost.wait()
+    assert [type(context["exception"]) for context in reported] == [asyncio.CancelledError]
 
 
 @one_loop
@@ -1006,14 +1044,17 @@ async def test_serve_forever_ends_with_its_task(factory: ConnectionFactory) -> N
 
 @one_loop
 @by_tcp
-async def test_a_factory_that_fails_costs_one_connection(factory: ConnectionFactory) -> None:
+@pytest.mark.parametrize("kind", [LookupError, asyncio.CancelledError])
+async def test_a_factory_that_fails_costs_one_connection(
+    factory: ConnectionFactory, kind: type[BaseException]
+) -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     failing = True
 
     def make_protocol() -> Recorder:
         if failing:
-            raise LookupError("no protocol today")
+            raise kind("no protocol today")
         return Recorder()
 
     async with serving(factory, make_protocol) as server:
@@ -1025,7 +1066,7 @@ async def test_a_factory_that_fails_costs_one_connection(factory: ConnectionFact
         assert not second.lost.is_set()
         transport.abort()
         await second.lost.wait()
-    assert [type(context["exception"]) for context in reported] == [LookupError]
+    assert [type(context["exception"]) for context in reported] == [kind]
 
 
 @one_loop
