@@ -3,8 +3,8 @@
     with asyncio.Runner(loop_factory=aiordma.streams.EventLoop) as runner:
         runner.run(main())
 
-Every connection and server by host and port goes over RDMA; sockets that the program made itself,
-Unix sockets, datagrams and pipes are unchanged.
+Every connection and server by host and port goes over RDMA; connected sockets that the program
+passes on, Unix sockets, datagrams and pipes are unchanged.
 """
 
 from __future__ import annotations
@@ -230,7 +230,6 @@ class OverRDMA:
         try:
             return await server.serve(
                 protocol_factory,
-                check_security(self.via, None, False, None, None, stream=True),
                 hosts,
                 number,
                 device=self.device,

@@ -9,7 +9,6 @@ from ssl import SSLContext
 
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
-from .._transport.auth import Security
 from ..config import DEFAULT, Config, Encrypt
 from ..errors import DeviceEventError
 from ..transport import Address, Connection, Listener, Via, check_security, listen_with
@@ -189,13 +188,14 @@ async def create_server(
     """
     return await serve(
         protocol_factory,
-        check_security(via, auth, encrypt, None, None, stream=True),
         host,
         port,
         device=device,
         via=via,
         backlog=backlog,
         config=config,
+        auth=auth,
+        encrypt=encrypt,
         ssl=ssl,
         start_serving=start_serving,
     )
@@ -203,7 +203,6 @@ async def create_server(
 
 async def serve(
     protocol_factory: Callable[[], asyncio.BaseProtocol],
-    security: Security,
     host: Hosts,
     port: int | str | None,
     *,
@@ -211,16 +210,18 @@ async def serve(
     via: Via,
     backlog: int,
     config: Config,
+    auth: bytes | None = None,
+    encrypt: Encrypt = False,
     ssl: TLS,
     start_serving: bool,
     limits: TLSLimits = NO_LIMITS,
     family: int = 0,
     flags: int = 0,
 ) -> StreamServer:
-    """As `create_server`, with what the two sides demand of each other and the loop's options."""
+    """As `create_server`, with the other options of the loop's method."""
     context = server_context(ssl)
     listener = await listen_with(
-        security,
+        check_security(via, auth, encrypt, None, None, stream=True),
         [each or "" for each in hosts_of(host)],
         port_number(port),
         device=device,

@@ -74,7 +74,7 @@ def background(
 def take_buffered(protocol: object) -> bytes:
     """Take what a `StreamReader` has not read: at `start_tls` it is the beginning of TLS.
 
-    asyncio leaves it there, and TLS waits for it in vain.
+    asyncio leaves it there, and TLS waits for what has come already.
     """
     reader = getattr(protocol, "_stream_reader", None)
     if not isinstance(reader, asyncio.StreamReader):

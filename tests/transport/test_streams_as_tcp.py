@@ -152,9 +152,9 @@ async def test_views_of_several_dimensions(
     async with await wire.serve(collector) as server:
         _, writer = await wire.open(server)
         writer.write(array.data)
-        writer.write(pattern(300))
+        writer.write(pattern(300_000))
         writer.close()
-        assert await collector.got.get() == array.tobytes() + pattern(300)
+        assert await collector.got.get() == array.tobytes() + pattern(300_000)
 
 
 OPTIONS = [
