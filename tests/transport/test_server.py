@@ -265,7 +265,7 @@ async def test_peers_reconnect_elsewhere(
     """The name has two addresses; the server at the first one shuts down between two requests."""
     first, second = await serve(factory, echo), await serve(factory, echo)
 
-    async def resolve(host: str, port: int) -> list[Address]:
+    async def resolve(host: str, port: int, **hints: int) -> list[Address]:
         return [first.address, second.address]
 
     monkeypatch.setattr(transport, "resolve", resolve)
