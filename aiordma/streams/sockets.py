@@ -100,8 +100,9 @@ class StreamSocket:
         return self._fd
 
     def close(self) -> None:
-        """Close the descriptor.  The names stay."""
+        """Close the descriptor, and let go of the stream.  The names stay."""
         self._closed = True
+        self._is_readable = bool
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
