@@ -340,9 +340,8 @@ class StreamTransport(asyncio.Transport):
             )
         if self._eof_written:
             raise RuntimeError(f"{self!r}: write() after write_eof()")
-        data = bytes(
-            require_data(data)
-        )  # a view of several dimensions has a length, and perhaps no bytes
+        # First of all: a view of several dimensions has a length, and perhaps no bytes.
+        data = bytes(require_data(data))
         if not data:
             return
         if self._lost or self._closing:
