@@ -1,10 +1,12 @@
 """The ticket of a client that has the key, without which a listener makes nothing for its peer.
 
     client -> listener   an offer: its hello, and its endpoint in the TCP bootstrap
-    listener -> client   a challenge: a nonce with a number
+    listener -> client   a challenge: a nonce
     client -> listener   the offer again, or not in the TCP bootstrap, and a ticket for it
 
-A ticket is HMAC-SHA256(key, nonce, salt, offer), cut to 16 bytes, after the number and the salt.
+A ticket is HMAC-SHA256(key, nonce, salt, offer), cut to 16 bytes, after the tag and the salt.  The
+tag, the first bytes of the nonce, says which challenge it is for: that may be one of another
+listener, which was there before this one and has ended.
 It admits to one handshake, which goes on with the proof of both sides (authentication.py): neither
 takes the place of the other.  Its 24 bytes are those that a hello leaves of the private data of a
 connection request (56 bytes for RDMA_PS_TCP).
@@ -14,10 +16,10 @@ TICKETS clients were admitted, and then the next is made, while the one before i
 Tickets that were admitted are remembered for as long, so that each is good once, and only clients
 that have the key make the listener remember anything.  No time is involved.
 
-    challenge: offset  0  4s   b"AIOC"           ticket: offset  0  u16  number of the challenge
-               offset  4  u8   version, 1                offset  2  6s   salt
+    challenge: offset  0  4s   b"AIOC"           ticket: offset  0  4s   tag
+               offset  4  u8   version, 1                offset  4  4s   salt
                offset  5  u8   flags, 0                  offset  8  16s  HMAC
-               offset  6  u16  number, not 0
+               offset  6  u16  reserved, 0
                offset  8  32s  nonce
 """
 
@@ -30,15 +32,15 @@ from typing import NamedTuple
 from aiordma._core.authentication import NONCE_SIZE, proves, ticket_key, ticket_mac
 from aiordma._core.handshake import CHALLENGE_MAGIC, CHALLENGE_SIZE, TICKET_SIZE
 from aiordma._core.layout import check_layout
-from aiordma.errors import AuthenticationError
+from aiordma.errors import AuthenticationError, ProtocolError
 
 _CHALLENGE = struct.Struct("<4sBBH32s")
-_TICKET = struct.Struct("<H6s16s")
+_TICKET = struct.Struct("<4s4s16s")
 assert (_CHALLENGE.size, _TICKET.size) == (CHALLENGE_SIZE, TICKET_SIZE)
 _VERSION = 1
-_LAST_NUMBER = 0xFFFF
+_TAG_SIZE = 4
 
-SALT_SIZE = 6
+SALT_SIZE = 4
 
 TICKETS = 1024
 """Those admitted until the next challenge; at most three times as many are remembered."""
@@ -47,12 +49,16 @@ TICKETS = 1024
 class Challenge(NamedTuple):
     """What a ticket is made for."""
 
-    number: int
     nonce: bytes
+
+    @property
+    def tag(self) -> bytes:
+        """What a ticket says of it."""
+        return self.nonce[:_TAG_SIZE]
 
     def pack(self) -> bytes:
         """The challenge as CHALLENGE_SIZE bytes."""
-        return _CHALLENGE.pack(CHALLENGE_MAGIC, _VERSION, 0, self.number, self.nonce)
+        return _CHALLENGE.pack(CHALLENGE_MAGIC, _VERSION, 0, 0, self.nonce)
 
     @classmethod
     def unpack(cls, data: bytes) -> Challenge:
@@ -65,14 +71,16 @@ class Challenge(NamedTuple):
             flags=0,
             size=CHALLENGE_SIZE,
         )
-        _, _, _, number, nonce = _CHALLENGE.unpack(data)
-        return cls(number, nonce)
+        _, _, _, reserved, nonce = _CHALLENGE.unpack(data)
+        if reserved:
+            raise ProtocolError("challenge: the peer used a reserved field")
+        return cls(nonce)
 
 
 def ticket(key: bytes, challenge: Challenge, offer: bytes, salt: bytes) -> bytes:
     """The ticket for an offer, as TICKET_SIZE bytes; `salt` is SALT_SIZE random bytes."""
     mac = ticket_mac(ticket_key(key), challenge.nonce, salt, offer)
-    return _TICKET.pack(challenge.number, salt, mac)
+    return _TICKET.pack(challenge.tag, salt, mac)
 
 
 class TicketOffice:
@@ -82,7 +90,7 @@ class TicketOffice:
         """`random` returns so many random bytes."""
         self._key = ticket_key(key)
         self._random = random
-        self.challenge: Challenge = Challenge(1, random(NONCE_SIZE))
+        self.challenge: Challenge = Challenge(random(NONCE_SIZE))
         """The one that is given out now."""
         self._admitted: dict[Challenge, set[bytes]] = {self.challenge: set()}
         self._left = TICKETS
@@ -94,8 +102,8 @@ class TicketOffice:
         longer good, and for a ticket that was admitted before.  AuthenticationError for a ticket
         that was made with another key, or for another offer.
         """
-        number, salt, mac = _TICKET.unpack(ticket)
-        challenge = next((each for each in self._admitted if each.number == number), None)
+        tag, salt, mac = _TICKET.unpack(ticket)
+        challenge = next((each for each in self._admitted if each.tag == tag), None)
         if challenge is None:
             return False
         if not proves(ticket_mac(self._key, challenge.nonce, salt, offer), mac):
@@ -112,6 +120,6 @@ class TicketOffice:
     def _renew(self) -> None:
         """The current challenge becomes the one before; that one is good no more."""
         before = self.challenge
-        self.challenge = Challenge(before.number % _LAST_NUMBER + 1, self._random(NONCE_SIZE))
+        self.challenge = Challenge(self._random(NONCE_SIZE))
         self._admitted = {self.challenge: set(), before: self._admitted[before]}
         self._left = TICKETS

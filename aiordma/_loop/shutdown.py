@@ -139,14 +139,16 @@ class LoopEnd:
 
     def calling(self, callback: Callable[[], None]) -> Callable[[], None]:
         """The callback of a reader, which keeps this alive."""
-        return partial(self._call, callback)
-
-    def _call(self, callback: Callable[[], None]) -> None:
-        callback()
+        return partial(_call, callback, self)
 
     def __del__(self) -> None:
         if self._loop.is_closed() and not sys.is_finalizing():
             _finish(self._loop)
+
+
+def _call(callback: Callable[[], None], end: LoopEnd) -> None:
+    del end  # an error of the callback may be kept, and its frames have the locals of this one
+    callback()
 
 
 def warn(texts: list[str]) -> None:

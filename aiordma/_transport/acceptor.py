@@ -216,6 +216,7 @@ class Acceptor:
             logger.info("%r turned away: %s", request, error)
             observation.failed(_name(peer), error, accepted=True)
             request.give_up(error)
+            del error  # its frames have this one
             return
         handshake = Handshake(request, host, share, self._limits)
         share.add(handshake, networks)

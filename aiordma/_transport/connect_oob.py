@@ -93,8 +93,9 @@ class PendingConnection:
         """Gives up what has not been started; a connection goes on."""
         if not self._started:
             self._started = True
+            connection = self._attempt.connection
             self._attempt.give_up(self._link, BufferStateError("the connection was given up"))
-            await self._attempt.connection.wait_closed()
+            await connection.wait_closed()
 
     async def __aenter__(self) -> Self:
         return self

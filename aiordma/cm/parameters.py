@@ -63,8 +63,10 @@ DATAGRAM_ANSWER_DATA_MAX = _LIMITS[PortSpace.UDP]["accept"]
 
 def check_private_data(port_space: PortSpace, call: str, data: bytes) -> None:
     """LimitError when the data does not fit, TypeError when it is none."""
-    if not isinstance(data, bytes | bytearray | memoryview):
-        raise TypeError(refusal("private_data", "bytes", data))
+    try:
+        memoryview(data).release()
+    except TypeError:
+        raise TypeError(refusal("private_data", "bytes", data)) from None
     limit = _LIMITS[port_space][call]
     if len(data) > limit:
         raise LimitError(

@@ -484,7 +484,7 @@ def test_a_user_without_a_runtime_directory(
     assert Path("/tmp") == monitoring_socket.SHARED
     monkeypatch.setattr(monitoring_socket, "SHARED", tmp_path)
     monkeypatch.delenv(VARIABLE, raising=False)
-    runtime = tmp_path / "runtime"
+    runtime = tmp_path / "r"  # paths of sockets are short
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     there = monitoring_socket.usual()
     assert there[1] == Path(f"/run/user/{os.geteuid()}/aiordma")

@@ -332,10 +332,13 @@ async def test_nothing_is_made_without_a_ticket(factory: ConnectionFactory) -> N
 
 
 @one_loop
+@by_cm
 async def test_a_ticket_of_another_key_is_told(factory: ConnectionFactory) -> None:
     async with await listening(factory, KEY) as listener:
+        challenge = (await asks(factory, listener, b""))[:CHALLENGE_SIZE]
         with nothing_is_made(listener):
-            assert is_of_key(await asks(factory, listener, b"\1".ljust(TICKET_SIZE, b"\0")))
+            wrong = new_ticket(OTHER, challenge, AUTHENTICATES)
+            assert is_of_key(await asks(factory, listener, wrong))
 
 
 @one_loop

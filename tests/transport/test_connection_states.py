@@ -96,6 +96,7 @@ async def case(factory: ConnectionFactory, key: bytes | None) -> AsyncIterator[C
     first, second = await pending(), await pending()
     first.accept(second.endpoint)
     second.accept(first.endpoint)
+    connections = [pending_one._attempt.connection for pending_one in (first, second)]
     made = Case(first, second)
     try:
         yield made
@@ -104,10 +105,10 @@ async def case(factory: ConnectionFactory, key: bytes | None) -> AsyncIterator[C
         for task in made.tasks:
             task.cancel()
         await asyncio.gather(*made.tasks, return_exceptions=True)
-        for pending_one in (first, second):
-            pending_one._attempt.connection.abort()
+        for pending_one, connection in zip((first, second), connections, strict=True):
+            connection.abort()
             await pending_one.close()
-            await pending_one._attempt.connection.wait_closed()
+            await connection.wait_closed()
 
 
 def path_to(wanted: ConnectionState, first: LifecycleEvent) -> list[LifecycleEvent]:

@@ -153,7 +153,8 @@ def test_an_action_that_fails(caplog: pytest.LogCaptureFixture, error: type[Base
 
 
 @pytest.mark.parametrize(
-    "lease", [5, 5.0, Fraction(5), np.float32(5), np.float64(5), np.int64(5), np.uint8(5)]
+    "lease",
+    [5, 5.0, Fraction(5), Decimal(5), np.float32(5), np.float64(5), np.int64(5), np.uint8(5)],
 )
 def test_numbers_that_are_a_lease(lease: Any) -> None:
     seconds = lease_seconds(lease)
@@ -161,7 +162,7 @@ def test_numbers_that_are_a_lease(lease: Any) -> None:
     assert seconds == 5
 
 
-@pytest.mark.parametrize("lease", [True, "60", Decimal(5), 5j, [5], b"5", np.bool_(True)])
+@pytest.mark.parametrize("lease", [True, "60", 5j, [5], b"5", np.bool_(True)])
 def test_what_is_no_lease(lease: Any) -> None:
     with pytest.raises(TypeError, match="a lease is a number of seconds"):
         lease_seconds(lease)
@@ -171,5 +172,5 @@ def test_what_is_no_lease(lease: Any) -> None:
     "lease", [0, -1, math.nan, math.inf, 10**400, np.float32("nan"), Fraction(-1, 2), 4294968]
 )
 def test_a_lease_that_cannot_be(lease: Any) -> None:
-    with pytest.raises(ValueError, match="more than 0 and at most 4294967 seconds"):
+    with pytest.raises(ValueError, match=r"a lease is (more than 0 and at most 4294967|too large)"):
         lease_seconds(lease)

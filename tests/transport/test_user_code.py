@@ -260,9 +260,9 @@ def test_what_begins_when_its_loop_is_gone(factory: ConnectionFactory) -> None:
         return server.recv(), server.recv(), server.send(b"x")
 
     first, second, sending = loop.run_until_complete(leave())
-    loop.close()
     with pytest.warns(ResourceWarning):
-        drop(kept)
+        loop.close()
+    drop(kept)
     assert bytes(step(first)) == b"here"
     for awaitable in (second, sending):
         with pytest.raises(ConnectionClosedError):
@@ -285,10 +285,10 @@ def test_a_receive_that_goes_with_its_loop(factory: ConnectionFactory) -> None:
                     each.send(None).add_done_callback(waiting.append)
 
         loop.run_until_complete(leave(kept))
-        loop.close()
-        del loop
         with pytest.warns(ResourceWarning):
-            drop(kept)
+            loop.close()
+        del loop
+        drop(kept)
         gc.collect()
 
 
