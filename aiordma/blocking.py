@@ -582,7 +582,7 @@ class Connection(_Handle[transport.Connection]):
     compare_and_swap: Final = _method(transport.Connection.compare_and_swap)
     fetch_and_add: Final = _method(transport.Connection.fetch_and_add)
     send_region: Final = _method(transport.Connection.send_region, Share.revoke)
-    request_region: Final = _method(transport.Connection.request_region, RemoteRegion.drop)
+    request_region: Final = _method(transport.Connection.request_region, RemoteRegion._drop)
     hand_over: Final = _method(transport.Connection.hand_over)
     share: Final = _method(transport.Connection.share, Share.revoke)
     open_region: Final = _method(transport.Connection.open_region)

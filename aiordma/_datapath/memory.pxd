@@ -52,10 +52,10 @@ cdef class Local:
 
 cdef class Remote:
     cdef public uint64_t address, length
-    cdef public uint32_t rkey, allowed
-    cdef public bint usable
-    cdef public double deadline        # of its lease, by `monotonic`; 0: it has no end
-    cdef public object user
+    cdef public uint32_t rkey, _allowed
+    cdef public bint _usable
+    cdef public double _deadline       # of its lease, by `monotonic`; 0: it has no end
+    cdef public object _user
     cdef Remote owner
     cdef Remote whole(self)
     cdef bint lease_over(self) noexcept

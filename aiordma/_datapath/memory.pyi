@@ -68,10 +68,10 @@ class Remote:
     address: int
     length: int
     rkey: int
-    allowed: int
-    usable: bool
-    deadline: float
-    user: object
-    root: Remote
-    def unusable(self) -> Exception: ...
+    _allowed: int
+    _usable: bool
+    _deadline: float
+    _user: object
+    _root: Remote
+    def _unusable(self) -> Exception: ...
     def __len__(self) -> int: ...

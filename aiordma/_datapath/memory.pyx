@@ -219,24 +219,24 @@ cdef class Remote:
     cdef Remote whole(self):
         return self if self.owner is None else self.owner
 
-    def unusable(self):
+    def _unusable(self):
         """Why it cannot be used any more; for a whole region."""
         raise NotImplementedError
 
     cdef bint lease_over(self) noexcept:
         """Whether the lease of the whole region is over."""
         cdef timespec now
-        if self.deadline == 0:
+        if self._deadline == 0:
             return False
         clock_gettime(CLOCK_MONOTONIC, &now)
-        return self.deadline <= now.tv_sec + 1e-9 * now.tv_nsec
+        return self._deadline <= now.tv_sec + 1e-9 * now.tv_nsec
 
     @property
-    def root(self):
+    def _root(self):
         return self.whole()
 
-    @root.setter
-    def root(self, Remote owner not None):
+    @_root.setter
+    def _root(self, Remote owner not None):
         self.owner = owner.whole()
 
     def __len__(self):

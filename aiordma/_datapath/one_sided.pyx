@@ -114,11 +114,11 @@ cdef class WRChain(WorkRequest):
         if (
             owner.gone
             or owner.pinned is None
-            or not region.usable
-            or (region.deadline != 0 and region.lease_over())
-            or region.user is None
-            or region.user is not self.user
-            or not remote.allowed & right
+            or not region._usable
+            or (region._deadline != 0 and region.lease_over())
+            or region._user is None
+            or region._user is not self.user
+            or not remote._allowed & right
             or (opcode == IBV_WR_RDMA_READ and not owner.writable)
             or local.length != remote.length
             or not 0 < local.length <= MAX_TRANSFER
@@ -198,11 +198,11 @@ cdef class WRChain(WorkRequest):
     cdef object refusal(self):
         cdef Remote region = self.region
         if region is not None and region.lease_over():
-            return region.unusable()
+            return region._unusable()
         if self.regions is not None:
             for region in self.regions:
                 if region.lease_over():
-                    return region.unusable()
+                    return region._unusable()
         return None
 
     cdef int on_completion(self, uint32_t byte_len) except -1:

@@ -199,8 +199,8 @@ class OneSided:
             put(transfer, READ, local, remote, 0, len(local))
 
     def _allowed(self, local: LocalMemory, remote: Remote, right: Rights) -> None:
-        remote_memory(remote, RemoteMemory).check(self._sharing)
-        remote.range.require(right)
+        remote_memory(remote, RemoteMemory)._check(self._sharing)
+        remote._range.require(right)
         if right is Rights.READ and not local.writable:
             raise ValueError(f"cannot read into {local!r}: it is read-only")
         if len(local) != len(remote):
@@ -302,8 +302,8 @@ class OneSided:
         """Adds an atomic that is allowed; one that is not raises, and gives the block back."""
         try:
             self._check()
-            remote_memory(remote, RemoteMemory).check(self._sharing)
-            remote.range.require_atomic()
+            remote_memory(remote, RemoteMemory)._check(self._sharing)
+            remote._range.require_atomic()
         except BaseException:
             block.release()
             raise

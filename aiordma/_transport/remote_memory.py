@@ -24,30 +24,32 @@ PAST = 1e-9
 class RemoteMemory(Remote):
     """What an operation is aimed at; its numbers are those of `range`."""
 
-    __slots__ = ("range",)
+    __slots__ = ("_range",)
 
-    no_memory_hint = "it is the peer's memory: read or write it (Connection.read, write)"
+    _no_memory_hint = "it is the peer's memory: read or write it (Connection.read, write)"
 
     def _aim(self, range: RemoteRange) -> None:
-        self.range: RemoteRange = range
+        self._range: RemoteRange = range
         self.address: int = range.address
         self.length: int = range.length
         self.rkey: int = range.rkey
-        self.allowed: int = int(range.token.access)
+        self._allowed: int = int(range.token.access)
 
-    def check(self, sharing: Sharing) -> None:
+    def _check(self, sharing: Sharing) -> None:
         """Raises unless the region is this connection's and still this side's to use."""
-        region = self.root
-        if sharing is not region.user:
+        region = self._root
+        if sharing is not region._user:
             raise ValueError(f"{region!r} belongs to another connection")
-        if not region.usable or 0 < region.deadline <= now():
-            raise region.unusable()
+        if not region._usable or 0 < region._deadline <= now():
+            raise region._unusable()
 
 
 class RemoteRegion(RemoteMemory):
     """Memory of the peer that this side may use; slice it to name the bytes of an operation.
 
     Leaving its `async with` releases it.  Borrowed memory that is dropped goes back to its owner.
+    `token` is what the owner has sent of it; `address`, `length` and `rkey` are for work requests
+    of your own.
     """
 
     def __init__(
@@ -57,14 +59,14 @@ class RemoteRegion(RemoteMemory):
         self._lent = lent
         self._why = ""
         self._changes = WaitQueue()
-        self.user: Sharing = sharing
-        self.usable = True
+        self._user: Sharing = sharing
+        self._usable = True
         self.token = token
         self._aim(RemoteRange.of(token))
-        self.lease_from(now() if since is None else since, token.lease_ms)
+        self._lease_from(now() if since is None else since, token.lease_ms)
 
     def __repr__(self) -> str:
-        state = "" if self.usable else f" {self._why or 'given up'}"
+        state = "" if self._usable else f" {self._why or 'given up'}"
         return (
             f"<RemoteRegion {self.token.region_id:#x} of {len(self)} bytes, "
             f"{self.token.access!r}{state}>"
@@ -72,7 +74,7 @@ class RemoteRegion(RemoteMemory):
 
     def __getitem__(self, key: slice) -> RemoteSlice:
         """The part `[start:stop]`; a bound outside raises RemoteRangeError, nothing is clipped."""
-        return RemoteSlice(self, self.range[key])
+        return RemoteSlice(self, self._range[key])
 
     @property
     def rights(self) -> Rights:
@@ -89,13 +91,13 @@ class RemoteRegion(RemoteMemory):
         """Seconds that it may still be used, by this side's clock; None: its lease has no end."""
         if self.ended:
             return 0.0
-        return max(0.0, self.deadline - now()) if self.deadline else None
+        return max(0.0, self._deadline - now()) if self._deadline else None
 
     @property
     def ended(self) -> bool:
         """Whether it cannot be used any more: its lease is over, its owner has taken it back, this
         side has given it up, or the connection has ended."""
-        return not self.usable or self._sharing.ended or 0 < self.deadline <= now()
+        return not self._usable or self._sharing.ended or 0 < self._deadline <= now()
 
     async def wait_ended(self) -> None:
         """Waits until it has `ended`."""
@@ -111,24 +113,24 @@ class RemoteRegion(RemoteMemory):
         it is.  LeaseEndedError when it has ended, RequestRefusedError when the owner refuses.
         """
         lease = lease_seconds(lease)
-        self.check(self._sharing)
+        self._check(self._sharing)
         await self._sharing.renew(self, milliseconds(lease))
 
-    def lease_from(self, since: float, lease_ms: int) -> None:
-        """Its lease of so long (0: without an end) began then.  Internal to the library."""
-        self.deadline = since + lease_ms / 1000 if lease_ms else 0.0
-        self.wake()
+    def _lease_from(self, since: float, lease_ms: int) -> None:
+        """Its lease of so long (0: without an end) began then."""
+        self._deadline = since + lease_ms / 1000 if lease_ms else 0.0
+        self._wake()
 
-    def take_back(self) -> None:
-        """The owner has ended it.  Internal to the library."""
-        if self.usable:
+    def _take_back(self) -> None:
+        """The owner has ended it."""
+        if self._usable:
             self._why = "taken back by its owner"
-            self.deadline: float = PAST
-            self.give_up()
+            self._deadline: float = PAST
+            self._give_up()
 
-    def unusable(self) -> BufferStateError:
-        """Why it cannot be used.  Internal to the library."""
-        if self.usable:
+    def _unusable(self) -> BufferStateError:
+        """Why it cannot be used."""
+        if self._usable:
             longer = (
                 "renew it in time (RemoteRegion.renew), or ask for a longer one (lease=, "
                 "Config.lease here, Config.max_lease there)"
@@ -143,24 +145,24 @@ class RemoteRegion(RemoteMemory):
             return LeaseEndedError(f"{self!r} cannot be used again", self.token.region_id)
         return BufferStateError(f"{self!r} cannot be used again")
 
-    def give_up(self) -> None:
-        """Makes every use from now on fail: the region is its owner's.  Internal to the library."""
-        self.usable: bool = False
-        self.wake()
+    def _give_up(self) -> None:
+        """Makes every use from now on fail: the region is its owner's."""
+        self._usable: bool = False
+        self._wake()
 
-    def drop(self) -> None:
-        """Gives back a region that has come too late.  Internal to the library."""
-        self.give_up()
+    def _drop(self) -> None:
+        """Gives back a region that has come too late."""
+        self._give_up()
         self._sharing.give_back(self.token.region_id)
 
-    def wake(self) -> None:
-        """Tasks that wait for its end look again.  Internal to the library."""
+    def _wake(self) -> None:
+        """Tasks that wait for its end look again."""
         self._changes.wake_all()
 
     async def release(self) -> None:
         """Tells the owner that the region is needed no more.  Idempotent."""
-        if self.usable:
-            self.give_up()
+        if self._usable:
+            self._give_up()
             await self._sharing.tell(protocol.RegionRelease(0, self.token.region_id))
 
     async def __aenter__(self) -> Self:
@@ -182,17 +184,20 @@ class RemoteRegion(RemoteMemory):
 
 
 class RemoteSlice(RemoteMemory):
-    """A part of a RemoteRegion."""
+    """A part of a RemoteRegion, which is its `region`.
+
+    `address`, `length` and `rkey` are for work requests of your own.
+    """
 
     __slots__ = ("region",)
 
     def __init__(self, region: RemoteRegion, range: RemoteRange) -> None:
         self.region: RemoteRegion = region
-        self.root: RemoteRegion = region
+        self._root: RemoteRegion = region
         self._aim(range)
 
     def __repr__(self) -> str:
-        return f"<{self.region!r}[{self.range.offset}:{self.range.offset + self.range.length}]>"
+        return f"<{self.region!r}[{self._range.offset}:{self._range.offset + self._range.length}]>"
 
     def __getitem__(self, key: slice) -> RemoteSlice:
-        return RemoteSlice(self.region, self.range[key])
+        return RemoteSlice(self.region, self._range[key])

@@ -142,7 +142,7 @@ class Sharing:
         """The token has come by another way."""
         self.check_allowed()
         known = self._used.get(token.region_id)
-        if known is not None and known.usable and known.token == token:
+        if known is not None and known._usable and known.token == token:
             return known
         return self._use(RemoteRegion(self, token, lent=False))
 
@@ -283,7 +283,7 @@ class Sharing:
         self.check_allowed()
         region: RemoteRegion = await self._ask(
             lambda number: protocol.RegionRequest(number, length, rights, milliseconds(lease)),
-            unwanted=RemoteRegion.drop,
+            unwanted=RemoteRegion._drop,
         )
         return region
 
@@ -332,10 +332,10 @@ class Sharing:
         self.notify(protocol.RegionRelease(0, region_id))
 
     async def hand_over(self, region: RemoteRegion) -> None:
-        remote_memory(region, RemoteRegion).check(self)
+        remote_memory(region, RemoteRegion)._check(self)
         if not region.lent:
             raise ValueError(f"{region!r} was not borrowed with request_region: it is the peer's")
-        region.give_up()
+        region._give_up()
         await self.tell(protocol.RegionReturn(0, region.token.region_id))
 
     async def receive(self) -> RemoteRegion:
@@ -396,7 +396,7 @@ class Sharing:
             case protocol.RegionEnd():
                 region = self._used.pop(message.region_id, None)
                 if region is not None:
-                    region.take_back()
+                    region._take_back()
             case protocol.Error():
                 request = self._answered(message.request_id)
                 if request is None:
@@ -428,7 +428,7 @@ class Sharing:
         self._answered(grant.request_id)
         region = self._use(RemoteRegion(self, grant.token, lent=True, since=request.since))
         if request.answered.done():
-            region.drop()
+            region._drop()
         else:
             request.answered.set_result(region)
 
@@ -449,7 +449,7 @@ class Sharing:
                 request.answered.set_result(None)
         region = self._used.get(lease.region_id)
         if region is not None:
-            region.lease_from(since, lease.lease_ms)
+            region._lease_from(since, lease.lease_ms)
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -460,7 +460,7 @@ class Sharing:
         self._ended = error
         self.end_keys()
         for region in list(self._used.values()):
-            region.wake()
+            region._wake()
         for request in self._requests.values():
             if not request.answered.done():
                 request.answered.set_exception(self._waiter_error(error))

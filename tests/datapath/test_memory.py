@@ -32,9 +32,9 @@ class Here(Local):
 
 class There(Remote):
     def __init__(self, user: object, allowed: int = WRITE | READ, length: int = 8) -> None:
-        self.user = user
-        self.usable = True
-        self.allowed = allowed
+        self._user = user
+        self._usable = True
+        self._allowed = allowed
         self.length = length
         self.address = 8192
         self.rkey = 7
@@ -96,4 +96,4 @@ def test_memory_without_a_holder_cannot_be_pinned() -> None:
     with pytest.raises(TypeError):
         Loose().root = None  # type: ignore[assignment]
     with pytest.raises(TypeError):
-        Remote().root = None  # type: ignore[assignment]
+        Remote()._root = None  # type: ignore[assignment]

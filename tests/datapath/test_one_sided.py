@@ -34,9 +34,9 @@ def test_a_chain_takes_only_what_is_allowed_and_one_request() -> None:
     long = TRANSFER_SIZE + 1
     assert not chain.write(Here(memory, long), There(user, length=long))
     part, unusable = Remote(), There(user)
-    part.root, part.length, part.allowed = unusable, 8, WRITE
+    part._root, part.length, part._allowed = unusable, 8, WRITE
     assert chain.write(here, part)
-    unusable.usable = False
+    unusable._usable = False
     assert not chain.write(here, part)
     here.writable = False
     assert chain.write(here, There(user))

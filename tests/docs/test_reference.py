@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from aiordma._transport.remote_memory import RemoteRegion, RemoteSlice
 from aiordma.errors import BufferStateError, QPTransitionError, VerbsError
 from tests.docs.names import Member, Name, is_described, member_doc, members, public, value_doc
 from tests.docs.not_provoked import NOT_PROVOKED
@@ -31,6 +32,14 @@ def test_every_public_name_has_a_docstring() -> None:
     for cls in OFFERED:
         bare += [member.key for member in members(cls, OFFERED) if not member_doc(member)]
     assert not bare, f"without a docstring: {', '.join(bare)}"
+
+
+@pytest.mark.parametrize("cls", [RemoteRegion, RemoteSlice])
+def test_what_an_object_of_the_peers_memory_has(cls: type) -> None:
+    """No name without an underscore is the library's own: users see it, in a debugger, too."""
+    described = {member.name for member in members(cls, OFFERED) if member_doc(member)}
+    described |= {each for each in dir(cls) if f"`{each}`" in (cls.__doc__ or "")}
+    assert {each for each in dir(cls) if not each.startswith("_")} <= described
 
 
 def test_every_module_has_its_page() -> None:

@@ -36,7 +36,7 @@ def how_it_ends(plan: Plan) -> str:
 
 def disobey(remote: RemoteRegion) -> None:
     """From now on its user takes no notice of the lease: the owner's device has to."""
-    remote.deadline, remote.usable = 0.0, True
+    remote._deadline, remote._usable = 0.0, True
     for told in ("take_back", "lease_from"):
         setattr(remote, told, lambda *_: None)
 

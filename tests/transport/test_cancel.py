@@ -290,7 +290,7 @@ async def test_hand_over_cancelled_at_any_time(factory: ConnectionFactory) -> No
         for count in factory.cancel_points:
             region = await client.request_region(8)
             await cancelled_after(count, partial(client.hand_over, region))
-            if region.usable:  # it had not begun
+            if region._usable:  # it had not begun
                 assert not count
                 await client.hand_over(region)
             (await server.recv_buffer()).release()

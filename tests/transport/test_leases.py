@@ -145,13 +145,13 @@ async def test_the_user_counts_from_its_request(factory: ConnectionFactory) -> N
         async with await client.request_region(8, lease=LONG) as remote:
             (share,) = server._sharing._shares.values()
             assert share._deadline is not None
-            assert before + LONG <= remote.deadline <= share._deadline.when
+            assert before + LONG <= remote._deadline <= share._deadline.when
             before = now()
             await remote.renew(2 * LONG)
             assert share._deadline is not None
-            assert before + 2 * LONG <= remote.deadline <= share._deadline.when
+            assert before + 2 * LONG <= remote._deadline <= share._deadline.when
             await remote.renew(LONG)  # shorter: the owner does not take it back before
-            assert remote.deadline <= now() + LONG < share._deadline.when
+            assert remote._deadline <= now() + LONG < share._deadline.when
             await remote.renew(None)
             assert remote.lease_left is None
             assert share._deadline is None
@@ -178,7 +178,7 @@ async def test_the_owner_counts_from_the_delivery(factory: ConnectionFactory) ->
             share = await server.send_region(buffer, lease=LONG)
             assert share._deadline is not None
             assert share._deadline.when >= delivered + LONG > LONG
-            (await client.recv_region()).give_up()
+            (await client.recv_region())._give_up()
 
 
 @one_loop
@@ -236,11 +236,11 @@ async def test_what_no_thread_can_end_is_not_shared(
             await remote.wait_ended()
             await refused(client, remote)
             assert server._sharing.shared == 1
-            lent.drop()
+            lent._drop()
             share, remote = await give(server, client, buffer, lease=LONG)
             assert share._deadline is not None
             share.revoke()
-            remote.give_up()
+            remote._give_up()
         while server._sharing.shared:
             await yield_loop(1)
         assert await leases(client, server) == before
@@ -296,7 +296,7 @@ async def test_who_may_renew(factory: ConnectionFactory) -> None:
         with pytest.raises(RequestRefusedError, match="ended") as caught:
             await lent.renew(1)
         assert caught.value.code == ErrorCode.UNKNOWN_REGION
-        lent.give_up()
+        lent._give_up()
         await check_alive(client, server)
 
 
@@ -417,7 +417,7 @@ async def test_what_waits_for_room_when_the_lease_ends(
             ]
 
             async def end() -> None:
-                remote.take_back()
+                remote._take_back()
 
             await asyncio.create_task(end())
             receiving = asyncio.create_task(receive_all(server))
@@ -459,7 +459,7 @@ async def test_a_message_behind_what_is_refused(factory: ConnectionFactory, befo
             sending = asyncio.create_task(client.send(b"behind"))
 
             async def end() -> None:
-                ended.deadline = now()  # nothing tells of it
+                ended._deadline = now()  # nothing tells of it
                 time.sleep(0.05)  # noqa: ASYNC251 - all completions are found at once, as after a computation
 
             await asyncio.create_task(end())

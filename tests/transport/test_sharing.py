@@ -49,7 +49,7 @@ async def refused_by_the_device(
     It is asked by a side that does not keep to the leases.  The owner's connection ends as well,
     which may be heard before a card's answer; then there is no cause.
     """
-    remote.root.usable, remote.root.deadline = True, 0.0
+    remote._root._usable, remote._root._deadline = True, 0.0
     target = bytearray(b"x") * len(remote)
     with pytest.raises((WorkCompletionError, ConnectionBrokenError)) as caught:
         async with factory.within(2):
@@ -434,7 +434,7 @@ async def test_key_is_dead_after_the_hand_over(factory: ConnectionFactory) -> No
         remote = await client.request_region(8)
         await client.hand_over(remote)
         received = await server.recv_buffer()
-        remote.usable = True
+        remote._usable = True
         await refused_by_the_device(factory, client, remote)
         assert received.view == bytes(8)
         received.release()

@@ -357,7 +357,7 @@ async def test_no_memory_for_a_control_message(
                     share = await client.send_region(buffer)
                     remote = await server.recv_region()
             share.revoke()
-            remote.give_up()
+            remote._give_up()
         await check_alive(client, server)
 
 

@@ -19,7 +19,7 @@ def _is(*types: type) -> Callable[[object], bool]:
 
 
 # What it is, and what was meant, most likely: the first that fits.  A class of the transport's
-# says so itself (`no_memory_hint`).
+# says so itself (`_no_memory_hint`).
 _MEANT: tuple[tuple[Callable[[object], bool], str], ...] = (
     (_is(str), "encode it: text.encode()"),
     (_is(PathLike), "read the file: path.read_bytes()"),
@@ -41,7 +41,7 @@ _MEANT: tuple[tuple[Callable[[object], bool], str], ...] = (
 
 def no_memory(memory: object) -> TypeError:
     """The error to raise."""
-    hint = getattr(type(memory), "no_memory_hint", "") or next(
+    hint = getattr(type(memory), "_no_memory_hint", "") or next(
         (hint for fits, hint in _MEANT if fits(memory)), "make bytes of it"
     )
     return TypeError(
