@@ -15,6 +15,7 @@ class Storage:
     def __init__(self, memory: bytearray) -> None:
         self.memory = memory
         self.resizable = True
+        self.shared = False
 
     def nbytes(self) -> int:
         return len(self.memory)
@@ -26,6 +27,13 @@ class Storage:
         if not self.resizable:
             raise RuntimeError("Trying to resize storage that is not resizable")
         self.memory = bytearray(size)
+
+    def is_shared(self) -> bool:
+        return self.shared
+
+    def share_memory_(self) -> None:
+        if not self.shared:
+            self.memory, self.shared = bytearray(self.memory), True
 
 
 class Tensor:

@@ -11,6 +11,7 @@ from aiordma._core.arguments import U32_MAX, instance, integer, refusal, truth
 from aiordma._native import ffi
 from aiordma.errors import LimitError
 from aiordma.verbs import AddressVector
+from aiordma.verbs._memory.buffers import require_data
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -61,18 +62,21 @@ DATAGRAM_ANSWER_DATA_MAX = _LIMITS[PortSpace.UDP]["accept"]
 """Bytes of private data in an answer of PortSpace.UDP, whether it accepts or rejects."""
 
 
-def check_private_data(port_space: PortSpace, call: str, data: bytes) -> None:
+def check_private_data(
+    port_space: PortSpace, call: str, data: bytes | bytearray | memoryview
+) -> None:
     """LimitError when the data does not fit, TypeError when it is none."""
     try:
-        memoryview(data).release()
+        length = memoryview(data).nbytes
     except TypeError:
         raise TypeError(refusal("private_data", "bytes", data)) from None
+    require_data(data)
     limit = _LIMITS[port_space][call]
-    if len(data) > limit:
+    if length > limit:
         raise LimitError(
-            f"{len(data)} bytes of private data; rdma_{call} carries at most {limit}"
+            f"{length} bytes of private data; rdma_{call} carries at most {limit}"
             f" (port space {port_space.name}): send the rest once connected",
-            amount=len(data),
+            amount=length,
             limit=limit,
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 
 from aiordma import cm
@@ -46,6 +48,10 @@ def test_limits_of_private_data(space: PortSpace, call: str, limit: int) -> None
     with pytest.raises(LimitError, match=f"rdma_{call} carries at most {limit}") as caught:
         check_private_data(space, call, bytes(limit + 1))
     assert (caught.value.amount, caught.value.limit) == (limit + 1, limit)
+    with pytest.raises(LimitError):
+        check_private_data(space, call, memoryview(bytes(8 * limit)).cast("Q"))
+    with pytest.raises(TypeError, match="are addresses"):
+        check_private_data(space, call, memoryview((ctypes.py_object * 2)()))
 
 
 def test_numbers() -> None:

@@ -141,6 +141,11 @@ class Numbers(ctypes.Union):
     _fields_ = (("OP", ctypes.c_int32), ("real", ctypes.c_double))
 
 
+class Exporter:
+    def __buffer__(self, flags: int) -> memoryview:
+        return memoryview((ctypes.c_char_p * 4)())
+
+
 RECORD = np.dtype([("key", "O"), ("value", "<i8")])
 OBJECTS: Any = np.array([1, "a", None, ()], object)
 RECORDS: Any = np.zeros(2, RECORD)
@@ -169,6 +174,7 @@ ADDRESSES: dict[str, Any] = {
     "inherited": Inherited(),
     "around": Around(),
     "cast of ctypes": memoryview((Packed * 2)()).cast("B"),
+    "of a class in Python": Exporter() if sys.version_info >= (3, 12) else OBJECTS,
     "handles of DLPack": OwnTensor(bytearray(DATA), (8,), code=OPAQUE, bits=64),
 }  # fmt: skip
 
@@ -307,6 +313,8 @@ def test_the_storage_of_a_tensor_is_held(pd: verbs.ProtectionDomain) -> None:
         address = mr.addr
         with pytest.raises(RuntimeError, match="not resizable"):
             storage.resize_(0)
+        with pytest.raises(RuntimeError, match="share_memory_ would move"):
+            storage.share_memory_()
         tensor.set_(fake_torch.Storage(bytearray(64)), 0, (64,))
         assert mr.addr == address == storage.data_ptr() + 2
         assert bytes(mr.buf) == DATA
@@ -315,6 +323,9 @@ def test_the_storage_of_a_tensor_is_held(pd: verbs.ProtectionDomain) -> None:
         assert bytes(mr.buf) == DATA
         mr.buf[:3] = b"new"
     assert bytes(bytes_of(tensor)) == bytes(64)
+    tensor.untyped_storage().share_memory_()  # which may move again
+    with pd.reg_mr(tensor):
+        tensor.untyped_storage().share_memory_()  # and is where it stays
     assert bytes(bytes_of(fake_torch.Tensor())) == b""
 
 

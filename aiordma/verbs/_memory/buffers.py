@@ -23,8 +23,9 @@ T = TypeVar("T")
 
 # Types whose memory is bytes and numbers, whatever a view of it has been cast to.
 _PLAIN = frozenset({bytes, bytearray, array, mmap.mmap})
-# In a format of the buffer protocol, without its names: objects, pointers to data, to functions.
-_ADDRESSES = re.compile(r"[OP&]|X\{")
+# In a format of the buffer protocol, without its names: objects, pointers to data, to functions,
+# and to texts (of ctypes; in complex numbers "Z" comes before a letter).
+_ADDRESSES = re.compile(r"[OP&z]|X\{|Z(?![fdg])")
 
 
 def bytes_of(memory: AnyMemory) -> memoryview:

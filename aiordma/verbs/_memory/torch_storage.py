@@ -5,15 +5,22 @@ another storage, `resize_` gives the storage other memory. So the view keeps an 
 makes of a tensor of our own on the same storage: no other code can give that tensor another one,
 and torch resizes no storage that it has made an array of, from then on.
 
-`share_memory_` moves a storage all the same.
+What moves a storage to shared memory asks for no such array. So the storage object, which is one
+and the same for all tensors that refer to it, gets attributes in the place of those methods.
 Source: the documentation of torch.Tensor and torch.UntypedStorage.
 """
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .buffers import name, not_contiguous
+
+# Methods that give a storage other memory; torch.multiprocessing calls the second and third.
+_MOVES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_")
 
 
 def of_torch(torch: Any, tensor: Any) -> memoryview:
@@ -38,12 +45,34 @@ def of_torch(torch: Any, tensor: Any) -> memoryview:
         )
     own = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,))
     try:
-        return memoryview(own.numpy())
+        array = own.numpy()
     except RuntimeError as error:
         raise BufferError(
             f"{name(tensor)}: torch keeps the memory of a tensor in its place by an array of "
             f"numpy, and made none ({error}); install numpy"
         ) from error
+    _refuse_moves(storage, array)
+    return memoryview(array)
+
+
+def _refuse_moves(storage: Any, array: Any) -> None:
+    """A method that moves the storage raises as long as there is the array."""
+    own = vars(storage)
+    if "_lent_to_aiordma" not in own:
+        own["_lent_to_aiordma"] = weakref.WeakValueDictionary()
+        for name in _MOVES:
+            own[name] = partial(_move, weakref.ref(storage), name)
+    own["_lent_to_aiordma"][id(array)] = array
+
+
+def _move(reference: Callable[[], Any], name: str, *arguments: Any) -> object:
+    storage = reference()
+    if storage._lent_to_aiordma and not storage.is_shared():  # where it stays in its place
+        raise RuntimeError(
+            f"{name} would move the memory of a tensor that is registered, or that an operation of "
+            f"aiordma uses: call share_memory_() before that, or use tensor.clone()"
+        )
+    return getattr(type(storage), name)(storage, *arguments)
 
 
 def _problem(torch: Any, tensor: Any) -> str | None:
