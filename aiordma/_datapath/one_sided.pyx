@@ -210,7 +210,8 @@ cdef class WRChain(WorkRequest):
         return 0 if self.partial or self.waiter is None else complete_waiter(self.waiter, None)
 
     cdef int on_error(self, object error) except -1:
-        return 0 if self.waiter is None else complete_waiter(self.waiter, error)
+        waiter, self.waiter = self.waiter, None  # whose error has frames that may have this
+        return 0 if waiter is None else complete_waiter(waiter, error)
 
     cdef int on_withdrawn(self) except -1:
         if self.waiter is not None:

@@ -19,6 +19,7 @@ cimport cython
 from .futures cimport PENDING, OpFuture
 
 import collections
+import copy
 
 from aiordma._core.operations import OperationKind
 from aiordma._native import ffi, lib
@@ -669,8 +670,8 @@ cdef class SendQueue:
                     request.on_error(self.error_for(request))
                 elif wc.status in OF_THE_CONNECTION:
                     request.on_error(self.waiter_error(error))
-                else:
-                    request.on_error(error)
+                else:  # one of its own: its frames may have this, which keeps the error
+                    request.on_error(copy.copy(error))
             self.fail(error)
         if before_last:
             return 0

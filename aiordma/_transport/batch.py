@@ -130,6 +130,8 @@ class Batch(BatchOfTransfers):
                 except asyncio.CancelledError:
                     self._queue.withdraw((transfer,))
                     raise
+                finally:
+                    del done  # the frames of its error have this one
             for bring in landed:
                 bring()
             self._count(self._counts, len(atomics))

@@ -215,7 +215,10 @@ class OneSided:
             runs = one_by_one(transfer, Pieces(done, transfer.lengths, progress))
         for run in runs:
             self._queue.post(run)
-        await self._end(done, runs)
+        try:
+            await self._end(done, runs)
+        finally:
+            del done  # the frames of its error have this one
 
     async def _end(self, done: Awaitable[T], runs: list[WRChain]) -> T:
         """Waits for the requests; cancelled, withdraws those that have not been posted."""
@@ -224,6 +227,8 @@ class OneSided:
         except asyncio.CancelledError:
             self._queue.withdraw(runs)
             raise
+        finally:
+            del done
 
     async def _write_with_imm(
         self, local: LocalMemory, remote: Remote, imm: int, progress: Progress | None
@@ -256,6 +261,8 @@ class OneSided:
         except asyncio.CancelledError:
             self._messages.withdraw(future)
             raise
+        finally:
+            del future
 
     # ---- atomics -------------------------------------------------------------------------
 
@@ -275,7 +282,10 @@ class OneSided:
         transfer = self.transfer(kind)
         transfer.waiter = atomic = self._atomic(transfer, block, opcode, target, numbers)
         self._queue.post(transfer)
-        return await self._end(atomic.future, [transfer])
+        try:
+            return await self._end(atomic.future, [transfer])
+        finally:
+            del atomic
 
     def add_compare_and_swap(
         self, transfer: WRChain, target: Remote, expected: int, desired: int

@@ -20,6 +20,7 @@ from aiordma import (
     AsyncConnectionId,
     AsyncQueuePair,
     Connection,
+    RemoteRegion,
     connect,
     listen,
     start_server,
@@ -149,6 +150,36 @@ async def as_coroutine(awaitable: Awaitable[object]) -> None:
     await awaitable
 
 
+async def read(conn: Connection, source: RemoteRegion, target: bytearray) -> None:
+    await conn.read(source, target)
+
+
+async def write(conn: Connection, target: RemoteRegion, source: bytearray) -> None:
+    await conn.write(source, target)
+
+
+async def add(conn: Connection, target: RemoteRegion, _: bytearray) -> None:
+    await conn.fetch_and_add(target[:8], 1)
+
+
+async def batch(conn: Connection, source: RemoteRegion, target: bytearray) -> None:
+    async with conn.batch() as together:
+        together.read(source, target)
+
+
+async def key_gone(factory: ConnectionFactory) -> None:
+    """The operation itself fails, and its caller has the connection in its frame."""
+    for call in (read, write, add, batch):
+        for size in (64, 1 << 17):
+            client, server = await pair(factory)
+            with server.alloc(size) as memory, server.share(memory, access=ALL) as share:
+                await share.ready()
+                remote = client.open_region(share.token.pack())
+                share.revoke()
+                await fails(call(client, remote, bytearray(size)))
+                await close(client, server)
+
+
 async def given_up(factory: ConnectionFactory) -> None:
     client, server = await pair(factory)
     for call in (
@@ -227,8 +258,8 @@ async def listening(factory: ConnectionFactory) -> None:
 
 CALLS: tuple[Call, ...] = (
     refused, stream_refused, not_answered, cancelled, rejected, without_the_key, too_many,
-    busy_address, of_a_handler, lost, given_up, mistakes, of_a_queue_pair, of_an_id, borrowed,
-    shared, listening,
+    busy_address, of_a_handler, lost, key_gone, given_up, mistakes, of_a_queue_pair, of_an_id,
+    borrowed, shared, listening,
 )  # fmt: skip
 
 OURS = "aiordma"
