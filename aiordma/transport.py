@@ -719,7 +719,7 @@ class Server:
         self._handling.discard(task)  # if it was cancelled before it had begun
 
     async def _serve(self, connection: Connection) -> None:
-        goodbye = protocol.GOODBYE
+        goodbye: protocol.Goodbye | None = protocol.GOODBYE
         try:
             await self._handler(connection)
             if self._closing:
@@ -733,6 +733,10 @@ class Server:
                 {"message": f"handler of {connection!r} failed", "exception": error}
             )
             goodbye = protocol.failed(error)
+        except shutdown.EXITS as error:
+            connection._close_at_exit(error)
+            goodbye = None
+            raise
         except BaseException as error:
             cut_off = self._closing and isinstance(error, asyncio.CancelledError)
             goodbye = protocol.CUT_OFF if cut_off else protocol.failed(error)
@@ -741,7 +745,8 @@ class Server:
             # Also where a loop has been closed with it, and none runs.
             current = asyncio.current_task(self._affinity.loop)
             self._handling.discard(cast("asyncio.Task[None]", current))
-            await connection._close(goodbye)
+            if goodbye is not None:
+                await connection._close(goodbye)
 
     async def serve_forever(self) -> None:
         """Serves until cancelled, or closed by another task: then until that has finished.

@@ -16,14 +16,31 @@ import asyncio
 import sys
 import warnings
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from .._native import fork
 from .affinity import LoopAffinity
 from .per_loop_resource import PerLoopResource
+
+# What leaves a callback or a task to end the program, as in asyncio.
+EXITS = (SystemExit, KeyboardInterrupt)
+
+
+def background(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]
+) -> asyncio.Task[None]:
+    """A task that is not among `asyncio.all_tasks()`.
+
+    A program that cancels all of these, as `asyncio.run` does at its end, means its own: over TCP
+    its connections go on, for what its tasks still have to say.  The task begins in a later
+    iteration of the loop, also where the loop's task factory is an eager one.
+    """
+    task = asyncio.Task(work, loop=loop)
+    asyncio._unregister_task(task)
+    return task
 
 
 class Closable(Protocol):

@@ -17,6 +17,7 @@ from .._core.region import RegionToken, Rights
 from .._core.snapshot_types import ConnectionState, traffic
 from .._datapath import one_sided
 from .._datapath.channel import Counts, MessageMethods, check_imm
+from .._loop.shutdown import EXITS, background
 from .._memory.registration_cache import CacheStatistics
 from ..dmabuf import DmabufRegion
 from ..errors import (
@@ -467,6 +468,22 @@ class Connection(ConnectionLifecycle, MessageMethods):
                 self._finish()
         await self._closed.wait()
 
+    def _close_at_exit(self, error: BaseException) -> None:
+        """Closes it without waiting, as the end of the loop does.
+
+        An exception that ends the program leaves at once: what the peer, or a task that sees the
+        end, does meanwhile could end the program otherwise.
+        """
+        if self._closed.is_set() or self._affinity.is_after_fork:
+            return
+
+        async def close() -> None:
+            await asyncio.sleep(0)  # uvloop runs what is ready before the exception leaves it
+            await self._close(protocol.failed(error))
+
+        self._loop_shutdown.closing(self)
+        self._closing_at_exit = background(self._loop, close())
+
     def abort(self) -> None:
         """Ends the connection now: work under way is dropped, the peer sees a broken connection.
 
@@ -494,10 +511,13 @@ class Connection(ConnectionLifecycle, MessageMethods):
     ) -> None:
         """Closes it; if an exception leaves the block, the peer gets ConnectionBrokenError.
 
-        The peer is told the type of the exception, not its text.
+        The peer is told the type of the exception, not its text.  SystemExit and KeyboardInterrupt,
+        which end the program, do not wait for that: the end of the loop does.
         """
         # An asynchronous generator whose user needs no more of it ends with GeneratorExit.
         if exc is None or isinstance(exc, GeneratorExit):
             await self.close()
+        elif isinstance(exc, EXITS):
+            self._close_at_exit(exc)
         else:
             await self._close(protocol.failed(exc))

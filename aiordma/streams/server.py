@@ -9,13 +9,14 @@ from ssl import SSLContext
 
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
+from .._loop.shutdown import EXITS
 from ..config import DEFAULT, Config, Encrypt
 from ..errors import DeviceEventError
 from ..transport import Address, Connection, Listener, Via, check_security, listen_with
 from .client import LIMIT, port_number
 from .sockets import transport_socket
 from .tls import NO_LIMITS, TLS, TLSLimits, accepted, server_context
-from .transport import EXITS, StreamTransport
+from .transport import StreamTransport
 
 Hosts = str | Iterable[str | None] | None
 

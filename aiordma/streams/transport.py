@@ -25,13 +25,14 @@ import logging
 from asyncio.sslproto import SSLProtocol
 from asyncio.streams import FlowControlMixin
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
+from .._loop.shutdown import EXITS, background
 from ..errors import ConnectionClosedError, ProtocolError, host_port
 from ..transport import Connection, Message
 from ..verbs import bytes_of
@@ -51,24 +52,8 @@ EAGER_WRITES = 4
 HIGH_WATER = 64 << 10
 # What operations end with when the connection has ended; ProtocolError is no ConnectionError.
 ENDED = (ConnectionError, ProtocolError)
-# What leaves a callback of a protocol to end the program, as in asyncio; a CancelledError does not.
-EXITS = (SystemExit, KeyboardInterrupt)
 
 T = TypeVar("T")
-
-
-def background(
-    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]
-) -> asyncio.Task[None]:
-    """A task that is not among `asyncio.all_tasks()`.
-
-    A program that cancels all of these, as `asyncio.run` does at its end, means its own: over TCP
-    its connections go on, for what its tasks still have to say.  The task begins in a later
-    iteration of the loop, also where the loop's task factory is an eager one.
-    """
-    task = asyncio.Task(work, loop=loop)
-    asyncio._unregister_task(task)
-    return task
 
 
 def take_buffered(protocol: object) -> bytes:

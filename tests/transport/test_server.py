@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from asyncio.subprocess import PIPE
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import AsyncMock
@@ -375,6 +375,29 @@ asyncio.run(main())
         await client.send(b"x")
         error = await ends(client.recv(), ConnectionBrokenError)
     assert "SystemExit ended the connection" in str(error)
+    assert await process.wait() == 3
+
+
+@pytest.mark.parametrize("kind", ["asyncio.SelectorEventLoop", "uvloop.Loop"])
+@pytest.mark.parametrize("leave", ["sys.exit(3)", "async with conn: sys.exit(3)"])
+@one_loop
+async def test_an_exit_is_the_end(factory: ConnectionFactory, leave: str, kind: str) -> None:
+    """No other task that sees the end of the connection ends the program before it does."""
+    program = f"""
+import asyncio, sys, uvloop, aiordma
+where = dict(device={factory.device!r}, via={factory.via!r})
+async def handle(conn):
+    await conn.recv()
+    {leave}
+async def main():
+    server = await aiordma.start_server(handle, {factory.host!r}, **where)
+    conn = await aiordma.connect(server.address[0], server.port, **where)
+    await conn.send(b"x")
+    await conn.recv()  # raises as the handler's end is seen
+with asyncio.Runner(loop_factory={kind}) as runner:
+    runner.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=DEVNULL)
     assert await process.wait() == 3
 
 
