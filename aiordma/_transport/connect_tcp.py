@@ -247,6 +247,7 @@ class TCPRequest:
         self._address = address_of(address) or address
         self._tickets: TicketOffice | None = None  # once it was challenged
         self._offer = b""  # that has been read before there was a link
+        self._is_ours = False  # the peer began as peers of aiordma do
         self._tcp: TCPLink | None = None
         self._link: Link | None = None
         self._attempt: ConnectAttempt[AddressedEndpoint] | None = None
@@ -298,6 +299,7 @@ class TCPRequest:
         self._tcp = self._link = tcp = await accepted_link(accepted, acceptor.security)
         challenged = bool(self._offer)
         offer = self._offer or await tcp.read(MESSAGE_SIZE, MAGIC)
+        self._is_ours = True
         remote, peer = unpack_offer(offer)
         config, security = acceptor.config, acceptor.security
         in_band = config.in_band and security.tls is None
@@ -343,8 +345,10 @@ class TCPRequest:
 
     def give_up(self, error: BaseException) -> None:
         # A peer of another release has the magic, and then something else than this side expects.
+        # One without the magic speaks another protocol, and would take a refusal for its answer.
         # A wrong key shows before there is an attempt, or in the proof, which tells of it.
-        early = self._attempt is None and isinstance(error, ProtocolError | AuthenticationError)
+        early = self._is_ours and self._attempt is None
+        early = early and isinstance(error, ProtocolError | AuthenticationError)
         told = BusyError | ConnectionLimitError | ForeignAddressError | RouteError | VerbsError
         if early or isinstance(error, told):
             self._tell(REFUSED + packed_refusal(error))
