@@ -9,6 +9,7 @@ from typing import Literal
 
 from ._core.arguments import choice, integer, seconds, truth
 from ._core.region import Rights
+from ._core.timers import ack_seconds, rnr_seconds
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -119,7 +120,8 @@ class Config:
     breaks.  Not 7 with rdma_rxe, which takes that for no limit."""
     ack_timeout: float = 0.067
     """Seconds until a retransmission, rounded up to 4.096 us times a power of 2.  A dead path is
-    noticed after about `ack_timeout * (retry_count + 1)`, or up to four times that."""
+    noticed after about `ack_timeout * (retry_count + 1)`, or up to four times that.  An int from 1
+    to 31 is refused, here and for `rnr_timer`: it would be the encoded number of a program in C."""
     rnr_retry: int = 7
     """Retries, 0 to 7, when the peer's device has no receive ready; 7: no limit.  Flow control
     keeps that from happening."""
@@ -169,8 +171,10 @@ _CONVERSIONS: dict[str, Callable[[str, object], object]] = {
 }
 """What becomes of a value, by the annotation of its field."""
 
+_TIMERS = {"ack_timeout": ack_seconds, "rnr_timer": rnr_seconds}
+
 _FIELDS = [
-    (field.name, _CONVERSIONS[kind], kind != field.type)
+    (field.name, _TIMERS.get(field.name, _CONVERSIONS[kind]), kind != field.type)
     for field in fields(Config)
     for kind in [str(field.type).removesuffix(" | None")]
 ]

@@ -48,6 +48,14 @@ def test_numbers_of_numpy(field: Field[Any]) -> None:
 
 
 def test_truth_and_whole_seconds() -> None:
-    numbers: dict[str, Any] = {"huge_pages": np.True_, "in_band": 0, "ack_timeout": 1}
+    numbers: dict[str, Any] = {"huge_pages": np.True_, "in_band": 0, "keep_alive": 1}
     config = Config(**numbers)
-    assert (config.huge_pages, config.in_band, config.ack_timeout) == (True, False, 1.0)
+    assert (config.huge_pages, config.in_band, config.keep_alive) == (True, False, 1.0)
+
+
+@pytest.mark.parametrize(("name", "decoded"), [("ack_timeout", "0.0671"), ("rnr_timer", "0.00128")])
+def test_numbers_that_a_program_in_c_would_write(name: str, decoded: str) -> None:
+    for number in (14, np.int64(14)):
+        encoded: dict[str, Any] = {name: number}
+        with pytest.raises(ValueError, match=rf"Config.{name} of 14: .*\(14\), {decoded} s"):
+            Config(**encoded)

@@ -37,10 +37,10 @@ PUBLIC = {
 GROUPS: dict[str, set[str]] = {
     "errors": set(),
     "_core": {"errors"},
-    "config": {"_core.region", "_core.arguments"},
+    "config": {"_core.region", "_core.arguments", "_core.timers"},
     "_native": {"errors"},
     "verbs": {"_native", "_core.lazy_exports", "_core.qp_states", "_core.handshake"}
-    | {"_core.arguments", "errors"},
+    | {"_core.arguments", "_core.timers", "errors"},
     "cm": {"_native", "verbs"} | CORE,
     "_memory.pool_waiters": {"errors"},
     "_memory.stalled_reads": set(),

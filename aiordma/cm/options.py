@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from aiordma._core.arguments import choice, integer, truth
+from aiordma._core.timers import encode_ack_timeout
 from aiordma._native import Library, failure, ffi
 from aiordma.errors import VerbsError
 from aiordma.verbs._device.resource import Resource
-from aiordma.verbs._qp.timers import encode_ack_timeout
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h  # noqa: F401 - in the base class

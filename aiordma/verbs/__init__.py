@@ -20,6 +20,8 @@ from aiordma._core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from aiordma._core.handshake import Endpoint as Endpoint
+    from aiordma._core.timers import decode_ack_timeout as decode_ack_timeout
+    from aiordma._core.timers import decode_rnr_timer as decode_rnr_timer
     from aiordma._native import Library as Library
     from aiordma._native import Record as Record
 
@@ -114,8 +116,6 @@ if TYPE_CHECKING:
     from ._qp.queue_pair import QueuePair as QueuePair
     from ._qp.shared_receive_queue import SharedReceiveQueue as SharedReceiveQueue
     from ._qp.shared_receive_queue import SRQAttributes as SRQAttributes
-    from ._qp.timers import decode_ack_timeout as decode_ack_timeout
-    from ._qp.timers import decode_rnr_timer as decode_rnr_timer
     from ._qp.transport_rules import SendOps as SendOps
     from ._qp.transport_rules import send_ops_of as send_ops_of
     from ._qp.work_request import BindInfo as BindInfo
@@ -130,6 +130,7 @@ else:
         __name__,
         {
             "aiordma._core.handshake": "Endpoint",
+            "aiordma._core.timers": "decode_ack_timeout decode_rnr_timer",
             "aiordma._native": "Library Record",
             "._cq.completion": "CompletionChannel CompletionQueue",
             "._cq.completion_cursor": "CompletionCursor",
@@ -166,7 +167,6 @@ else:
             "._qp.qp_options": "ECE RateLimit",
             "._qp.queue_pair": "QueuePair",
             "._qp.shared_receive_queue": "SharedReceiveQueue SRQAttributes",
-            "._qp.timers": "decode_ack_timeout decode_rnr_timer",
             "._qp.transport_rules": "SendOps send_ops_of",
             "._qp.work_request": "BindInfo FlushInfo ReceiveWorkRequest ScatterGatherElement "
             "Segmentation SendWorkRequest",

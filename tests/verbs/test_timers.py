@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma.verbs._qp.timers import (
+from aiordma._core.timers import (
     decode_ack_timeout,
     decode_rnr_timer,
     encode_ack_timeout,
@@ -33,7 +33,7 @@ def test_ack_timeout_out_of_range(seconds: float) -> None:
 
 @pytest.mark.parametrize("given", [14, np.int64(14)])
 def test_an_encoded_number_is_taken_for_no_time(given: int) -> None:
-    said = r"write decode_{}\(14\), {} s, else 14\.0"
+    said = r"write verbs.decode_{}\(14\), {} s, else 14\.0"
     with pytest.raises(ValueError, match=said.format("ack_timeout", r"0\.0671")):
         encode_ack_timeout(given)
     with pytest.raises(ValueError, match=said.format("rnr_timer", r"0\.00128")):

@@ -8,11 +8,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict, cast
 
 from aiordma._core.arguments import U32_MAX, choice, instance, integer, integers, truth
+from aiordma._core.timers import (
+    decode_ack_timeout,
+    decode_rnr_timer,
+    encode_ack_timeout,
+    encode_rnr_timer,
+)
 from aiordma._native import Library, ffi
 
 from .._device.address import AddressVector, vector_fields
 from .._device.enums import MTU, AccessFlags, MigrationState, QPAttrMask, QPState, QPType
-from .timers import decode_ack_timeout, decode_rnr_timer, encode_ack_timeout, encode_rnr_timer
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h

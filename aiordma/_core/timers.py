@@ -12,8 +12,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 from numbers import Integral
 
-from aiordma._core.arguments import integer
-from aiordma._core.arguments import seconds as as_seconds
+from .arguments import integer
+from .arguments import seconds as as_seconds
 
 # IBTA volume 1, clause 9.7.6.1.3 and 12.7.34: 4.096 us * 2^n for n in 1..31; 0 waits for ever.
 ACK_TIMEOUT_UNIT = 4.096e-6
@@ -30,10 +30,21 @@ _RNR_MILLISECONDS = (
 _TOLERANCE = 1 - 1e-9
 
 
+def ack_seconds(name: str, value: object, *, endless: bool = False) -> float:
+    """An argument that is a time until a retransmission, as :func:`arguments.seconds`."""
+    _refuse_encoded(name, value, decode_ack_timeout)
+    return as_seconds(name, value, endless=endless)
+
+
+def rnr_seconds(name: str, value: object, *, endless: bool = False) -> float:
+    """An argument that is a time until a retry, as :func:`arguments.seconds`."""
+    _refuse_encoded(name, value, decode_rnr_timer)
+    return as_seconds(name, value, endless=endless)
+
+
 def encode_ack_timeout(seconds: float) -> int:
     """The 5-bit exponent of at least ``seconds``; ``math.inf`` gives 0, which never times out."""
-    _refuse_encoded("an ack timeout", seconds, "decode_ack_timeout", decode_ack_timeout)
-    seconds = as_seconds("an ack timeout", seconds, endless=True)
+    seconds = ack_seconds("an ack timeout", seconds, endless=True)
     if seconds == math.inf:
         return 0
     if not 0 < seconds <= ACK_TIMEOUT_UNIT * 2**31:
@@ -55,8 +66,7 @@ def decode_ack_timeout(exponent: int) -> float:
 
 def encode_rnr_timer(seconds: float) -> int:
     """The code of at least ``seconds`` (0 to 0.65536), which the peer waits before it retries."""
-    _refuse_encoded("an RNR timer", seconds, "decode_rnr_timer", decode_rnr_timer)
-    seconds = as_seconds("an RNR timer", seconds, endless=True)
+    seconds = rnr_seconds("an RNR timer", seconds, endless=True)
     if not 0 <= seconds <= _RNR_MILLISECONDS[-1] / 1000:
         raise ValueError(f"an RNR timer of {seconds} s: it must be 0 to 0.65536")
     return (bisect_left(_RNR_MILLISECONDS, seconds * 1000 * _TOLERANCE) + 1) % 32
@@ -70,9 +80,10 @@ def decode_rnr_timer(code: int) -> float:
     return _RNR_MILLISECONDS[(integer("code", code, 0, 31) - 1) % 32] / 1000
 
 
-def _refuse_encoded(what: str, given: object, name: str, decode: Callable[[int], float]) -> None:
+def _refuse_encoded(what: str, given: object, decode: Callable[[int], float]) -> None:
     if isinstance(given, Integral) and not isinstance(given, bool) and 1 <= int(given) <= 31:
         raise ValueError(
             f"{what} of {given}: it is in seconds; if this is the encoded number of struct "
-            f"ibv_qp_attr, write {name}({given}), {decode(int(given)):.3g} s, else {given}.0"
+            f"ibv_qp_attr, write verbs.{decode.__name__}({given}), {decode(int(given)):.3g} s, "
+            f"else {given}.0"
         )
