@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiordma._core.arguments import instance
+from aiordma._core.arguments import instance, integer
 from aiordma._native import Library, embedded, ffi, system
 from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, UnsupportedError, VerbsError
 
@@ -192,6 +192,8 @@ def find_device(
     """
     if name in (None, SYSTEM) and ip is None and guid is None:
         return choose_device(name).device
+    if guid is not None:
+        guid = integer("guid", guid)
     found = devices()
     gids: dict[str, str] = {}
     for device in found:

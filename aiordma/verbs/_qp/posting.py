@@ -231,6 +231,15 @@ class Posting(Resource["h.QPPointer"]):
         except TypeError as error:
             request = SendWorkRequest(wr_id, opcode, (), send_flags, remote_addr=remote_addr)
             raise self._not_packed(error, (request,)) from None
+        # C would cut the fraction of a number that is not Python's own.
+        if not (
+            type(addr) is type(length) is type(lkey) is type(wr_id) is type(remote_addr)
+            is type(rkey) is type(imm_data) is int
+        ):  # fmt: skip
+            pieces = (ScatterGatherElement(addr, length, lkey),)
+            self._check_numbers(
+                SendWorkRequest(wr_id, opcode, pieces, 0, imm_data, remote_addr, rkey)
+            )
         if (pointer := self._node.pointer) is None:
             raise self.closed_error()
         posted = self._posted
@@ -266,6 +275,9 @@ class Posting(Resource["h.QPPointer"]):
         """Post one receive of one piece of memory (none when ``length`` is 0): the fast path."""
         if self.srq is not None:
             raise self._shared()
+        if not type(addr) is type(length) is type(lkey) is type(wr_id) is int:
+            pieces = (ScatterGatherElement(addr, length, lkey),)
+            self._check_numbers(ReceiveWorkRequest(wr_id, pieces))
         if (pointer := self._node.pointer) is None:
             raise self.closed_error()
         posted = self._posted
@@ -477,10 +489,16 @@ class Posting(Resource["h.QPPointer"]):
         if wrong := wrong_requests(requests):
             return TypeError(f"{self._label()}: {wrong}")
         try:
+            self._check_numbers(*requests)
+        except TypeError as named:
+            return named
+        return self._bad_number(error)
+
+    def _check_numbers(self, *requests: SendWorkRequest | ReceiveWorkRequest) -> None:
+        try:
             check_numbers(requests)
         except TypeError as named:
-            return TypeError(f"{self._label()}: {named}")
-        return self._bad_number(error)
+            raise TypeError(f"{self._label()}: {named}") from None
 
     def _full(self, wanted: int) -> QueueFullError:
         posted = self._account()
