@@ -10,11 +10,11 @@ from aiordma.errors import BufferStateError
 # Nothing that a message refers to refers to it.
 @cython.no_gc
 @cython.freelist(64)
-@cython.final
 cdef class Message:
     """What `recv` returns.  `bytes(message)` copies; `message.data` is the memory itself.
 
-    What takes bytes alone takes a copy: `json.loads(bytes(message))`.
+    What takes bytes alone takes a copy: `json.loads(bytes(message))`.  `message.__class__` is a
+    subclass, whose name says so in the errors of such functions.
 
     The memory is yours until `release`, the end of its `with`, or until the message is garbage;
     after that the message is inert (BufferStateError), while views taken before keep showing the
@@ -43,6 +43,11 @@ cdef class Message:
     def export(self):
         self.check()
         return self.block.view_of(self.offset, self.offset + self.length)
+
+    @property
+    def __class__(self):
+        # json.loads and others look here for the name that their errors give to what they refuse.
+        return NamedForErrors
 
     @property
     def decode(self):
@@ -101,6 +106,11 @@ cdef class Message:
 
     def __dealloc__(self):
         self.end_lease()
+
+
+NamedForErrors = type(
+    "Message; write bytes(message)", (Message,), {"__slots__": (), "__module__": __name__}
+)
 
 
 cdef Message new_message(PoolBlock block, uint64_t offset, uint64_t length):

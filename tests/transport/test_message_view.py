@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import pickle
 
 import numpy as np
 import pytest
@@ -50,6 +52,23 @@ async def test_what_a_message_shows(factory: ConnectionFactory, size: int) -> No
         assert f"{size} bytes" in repr(message)
         with pytest.raises(TypeError):
             hash(message)
+        message.release()
+
+
+async def test_what_a_message_is_taken_for(factory: ConnectionFactory) -> None:
+    """For bytes by new users: the error says what to write.  Its class is Message all the same."""
+    async with factory.pair() as (client, server):
+        message = await transfer(client, server, b"[1]")
+        with pytest.raises(TypeError, match=r"not Message; write bytes\(message\)$"):
+            json.loads(message)  # type: ignore[arg-type]
+        with pytest.raises(AttributeError, match=r"write bytes\(message\).decode\(\)"):
+            message.decode()  # type: ignore[attr-defined]
+        assert json.loads(bytes(message)) == [1]
+        assert type(message) is Message
+        assert issubclass(message.__class__, Message)
+        assert not isinstance(message, bytes | str)
+        with pytest.raises(TypeError, match="Message' object"):
+            pickle.dumps(message)
         message.release()
 
 
