@@ -674,7 +674,10 @@ class Connection(_Handle[transport.Connection]):
 
     def __iter__(self) -> Iterator[bytes]:
         """Messages, until the peer closes the connection."""
-        while (message := self._call(self._message_or_none, self._keep_message)) is not None:
+        while True:  # with a condition here, Python would look for signals between it and `yield`
+            message = self._call(self._message_or_none, self._keep_message)
+            if message is None:
+                return
             yield message[0]
 
     async def _message_or_none(self) -> _Message | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import errno
 import inspect
@@ -291,6 +292,50 @@ def test_an_interrupt_loses_no_message(serve: blocking.Listener) -> None:
             shows_imm = then in (by_recv_into, by_recv_with)
             for data, imm in ((b"1st", 1), (b"2nd", 2)):
                 assert then(server.within(100)) == (data, imm if shows_imm else None)
+
+
+class Signal(int):
+    sent = property(_thread.interrupt_main)
+    """Python looks for it not after this, as after a call, but where it looks next."""
+
+
+def look_for_signals() -> None:
+    """Python does so as it begins a function."""
+
+
+def test_an_interrupt_that_comes_last_of_all(
+    serve: blocking.Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing between the result and the program, a loop's condition for one, looks for signals."""
+    call, calls = blocking._LoopThread.call, itertools.count(1)
+
+    def interrupted(*arguments: Any) -> Any:
+        result, interrupt = call(*arguments), Signal(signal.SIGINT)
+        if next(calls) in (1, 2, 3, 5):
+            interrupt.sent  # noqa: B018
+        return result
+
+    def by_recv(conn: blocking.Connection) -> Iterator[bytes]:
+        yield conn.recv()
+
+    received: list[bytes] = []
+    interrupts = 0
+    with connected(serve) as (client, server):
+        sent = [b"%d" % number for number in range(9)]
+        for data in sent:
+            client.send(data)
+        with monkeypatch.context() as during:
+            during.setattr(blocking._LoopThread, "call", interrupted)
+            while len(received) < len(sent):
+                try:
+                    for message in by_recv(server) if interrupts < 2 else server.within(100):
+                        received.append(message)
+                        look_for_signals()
+                        if len(received) == len(sent):
+                            break
+                except KeyboardInterrupt:
+                    interrupts += 1
+    assert (received, interrupts) == (sent, 4)
 
 
 def test_a_message_that_an_interrupt_has_kept_obeys_the_rules(serve: blocking.Listener) -> None:
