@@ -47,8 +47,8 @@ static void close_all(void)
 		close(fd);
 }
 
-/* The engine's thread looks at its descriptors when they are gone, and sleeps until it is ended. */
-static void thread_sleeps(void)
+/* The engine's thread looks at its descriptors when they are gone, and ends. */
+static void thread_ends(void)
 {
 	struct side side;
 
@@ -68,21 +68,21 @@ static void thread_sleeps(void)
 	expect_no_device_thread();
 }
 
-/* It sleeps, and nothing wakes it any more; the numbers are other files' by now. */
-static void others_stay(void)
+/* It sleeps, and nothing wakes it any more; the numbers are other files' by now, whichever call comes
+ * first. */
+static void expect_others_stay(struct side *a, struct side *b, void (*first)(struct side *side))
 {
-	struct side a, b;
 	int pipes[16][2];
 	struct stat before[16][2], now;
 
-	open_pair(&a, &b, (struct options){0});
 	close_all();
 	for (int i = 0; i < 16; i++) {
 		CHECK_EQUAL(pipe(pipes[i]), 0);
 		for (int end = 0; end < 2; end++)
 			CHECK_EQUAL(fstat(pipes[i][end], &before[i][end]), 0);
 	}
-	close_pair(&a, &b);
+	first(a);
+	close_pair(a, b);
 	expect_no_device_thread();
 	for (int i = 0; i < 16; i++) {
 		struct pollfd readable = {.fd = pipes[i][0], .events = POLLIN};
@@ -93,6 +93,45 @@ static void others_stay(void)
 			CHECK(now.st_ino == before[i][end].st_ino);
 		}
 	}
+}
+
+static void nothing(struct side *side)
+{
+	(void)side;
+}
+
+static void others_stay(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	expect_others_stay(&a, &b, nothing);
+}
+
+static void to_error(struct side *side)
+{
+	CHECK_EQUAL(to_state(side, IBV_QPS_ERR), ENODEV);
+}
+
+static void others_stay_when_modified(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	expect_others_stay(&a, &b, to_error);
+}
+
+/* The last object takes its context along, and with it the thread. */
+static void closed_before(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
+
+	CHECK(pd);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+	close_all();
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+	expect_no_device_thread();
 }
 
 static void opens_anew(void)
@@ -129,8 +168,10 @@ static void in_child(void (*run)(void))
 
 int main(void)
 {
-	STEP(in_child(thread_sleeps));
+	STEP(in_child(thread_ends));
 	STEP(in_child(others_stay));
+	STEP(in_child(others_stay_when_modified));
+	STEP(in_child(closed_before));
 	STEP(in_child(opens_anew));
 	return 0;
 }

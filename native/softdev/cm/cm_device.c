@@ -81,6 +81,7 @@ void soft_cm_device_sweep(void)
 {
 	bool unused;
 
+	soft_engine_check_descriptors(); /* before the mutex, which it takes as well */
 	pthread_mutex_lock(&soft_cm_opening);
 	soft_lock();
 	unused = is_open && (!soft_cm_device_stays || own.fatal) && !holds && own.children == 1 &&

@@ -227,6 +227,7 @@ int soft_rdma_disconnect(struct rdma_cm_id *application)
 	if (!application)
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_id_of(application);
+	soft_engine_check_descriptors();
 	soft_lock();
 	error = disconnect(id);
 	/* Of a synchronous id: the second call has nothing to wait for. */

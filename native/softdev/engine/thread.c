@@ -71,7 +71,7 @@ static void set_asleep(bool asleep)
 }
 
 /* The descriptors are not the engine's any more: each poll would find them ready, or none. */
-static void sleep_if_lost(void)
+static bool is_over(void)
 {
 	soft_lock();
 	bool lost = soft_engine_lost_descriptors();
@@ -79,11 +79,7 @@ static void sleep_if_lost(void)
 	if (lost)
 		engine.running = false;
 	soft_unlock();
-	if (!lost)
-		return;
-	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
-	for (;;)
-		pause(); /* soft_engine_check_descriptors cancels it */
+	return lost;
 }
 
 /* Until there is work, or the thread is to end (wake_fd). */
@@ -198,7 +194,8 @@ static void run(void)
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
 	while (!stopping()) {
 		sleep_until_work();
-		sleep_if_lost();
+		if (is_over())
+			return;
 		if (stopping() || !serve_here(&tick_history))
 			continue;
 		tick_history.app_served = false;

@@ -162,6 +162,7 @@ static void free_context(struct soft_context *context)
 
 void soft_context_release(struct soft_context *context)
 {
+	soft_engine_check_descriptors();
 	soft_lock();
 	context->children--;
 	bool last = context->children == 0 && context->closed;

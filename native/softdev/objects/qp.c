@@ -446,7 +446,6 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 		qp->transport->lose(qp);
 	} else if (alive) {
 		bool outstanding = qp->sq.oldest != qp->sq.tail;
-
 		bool ends = !is_silence(error) || (error && qp->ends_with_peer);
 
 		if (ends)
@@ -650,6 +649,7 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int give
 
 int soft_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask)
 {
+	soft_engine_check_descriptors();
 	soft_lock();
 	int rc = soft_modify_qp_locked(qp, attr, attr_mask);
 

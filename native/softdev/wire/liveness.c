@@ -1,9 +1,9 @@
 /* Liveness of the path to another machine, which can be lost without a sign.
  *
  * While nothing is under way, the kernel probes the other machine (keep-alive), for
- * AIORDMA_EMBEDDED_PATH_TIMEOUT seconds.  While something is, a timer checks whether anything at all comes back.  That is not TCP_USER_TIMEOUT, which also
- * gives up a peer whose machine answers every probe and whose process has merely been stopped: that
- * is no failure to a card, nor to this device.
+ * AIORDMA_EMBEDDED_PATH_TIMEOUT seconds.  While something is, a timer checks whether anything at all
+ * comes back.  That is not TCP_USER_TIMEOUT, which also gives up a peer whose machine answers every
+ * probe and whose process has merely been stopped: that is no failure to a card, nor to this device.
  *
  * A queue pair whose owner would not hear of it, the transport or the connection manager, is not
  * probed: nothing would follow, and on a card it outlives any pause of the path.
