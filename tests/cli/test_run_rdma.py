@@ -40,6 +40,7 @@ DEVICE = {
         ("-j -p li sh embedded0/1", LINK),
         ("dev show -j", DEVICE),
         ("-jp dev show embedded0", DEVICE),
+        ("-djp dev", DEVICE),
     ],
 )
 def test_as_json(words: str, expected: dict[str, object]) -> None:
