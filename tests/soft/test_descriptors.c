@@ -14,7 +14,7 @@ enum {
 
 static bool is_device_thread(const char *number)
 {
-	char path[64], name[32] = "";
+	char path[300], name[32] = "";
 
 	snprintf(path, sizeof(path), "/proc/self/task/%s/comm", number);
 	FILE *file = fopen(path, "r");
