@@ -5,8 +5,9 @@
  * comes back.  That is not TCP_USER_TIMEOUT, which also gives up a peer whose machine answers every
  * probe and whose process has merely been stopped: that is no failure to a card, nor to this device.
  *
- * A queue pair whose owner would not hear of it, the transport or the connection manager, is not
- * probed: nothing would follow, and on a card it outlives any pause of the path.
+ * A queue pair whose owner would not hear of it, the transport or the connection manager, is probed
+ * only while a request of it waits for the peer's device, whose kernel has confirmed it already.
+ * Otherwise nothing would follow, and on a card it outlives any pause of the path.
  *
  * A queue pair that may wait longer for an answer, by its timeout and retry count, is given its
  * time then (IBTA 9.7.6.1.3); one whose timeout is 0 waits for ever, which is as long as the kernel
@@ -81,16 +82,38 @@ static bool is_same_host(int fd)
 	       ((struct sockaddr_in *)&peer)->sin_addr.s_addr;
 }
 
-static void keep_alive(int fd)
+static void keep_alive(int fd, int on)
 {
-	const int limit = (int)seconds, on = 1;
+	const int limit = (int)seconds;
 	const int idle = (limit + 1) / 2, interval = (idle + PROBES - 1) / PROBES;
 	const int probes = limit > idle + interval ? (limit - idle) / interval : 1;
 
-	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+	if (!on)
+		return;
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
-	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+	/* Last: it counts from when something came, and not from now (tcp_sock_set_keepidle_locked). */
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+}
+
+static bool is_always_probed(const struct soft_qp *qp)
+{
+	return qp->ends_with_peer || qp->link_down;
+}
+
+/* Everything that was sent has come to the peer's kernel. */
+static void nothing_under_way(struct soft_link *link, uint64_t next_check)
+{
+	const struct soft_qp *qp = link->qp;
+
+	if (!qp || is_always_probed(qp))
+		return;
+	bool waits = !soft_qp_is_uc(qp) && qp->sq.oldest != qp->sq.next;
+
+	keep_alive(link->watch.fd, waits);
+	if (waits)
+		soft_timer_start(&link->liveness_timer, next_check);
 }
 
 /* Something has been under way since then: has anything come back?  An answer to a probe counts,
@@ -108,9 +131,13 @@ static void check(struct soft_timer *timer)
 		link->liveness_since = now;
 	quiet = now - link->liveness_since;
 
-	if (ioctl(link->watch.fd, SIOCOUTQ, &outstanding) || outstanding == 0 ||
+	if (ioctl(link->watch.fd, SIOCOUTQ, &outstanding) ||
 	    getsockopt(link->watch.fd, IPPROTO_TCP, TCP_INFO, &info, &length))
 		return;
+	if (outstanding == 0) {
+		nothing_under_way(link, now + interval);
+		return;
+	}
 	answered = info.tcpi_last_ack_recv * UINT64_C(1000000);
 	if (answered < quiet)
 		quiet = answered;
@@ -143,8 +170,8 @@ void soft_liveness_watch(struct soft_link *link)
 	}
 	link->liveness_limit = limit;
 	link->liveness_timer.expired = check;
-	if (limit && (qp->ends_with_peer || qp->link_down))
-		keep_alive(link->watch.fd);
+	if (limit && is_always_probed(qp))
+		keep_alive(link->watch.fd, 1);
 	if (!limit)
 		soft_timer_stop(&link->liveness_timer);
 }
