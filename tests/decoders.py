@@ -315,5 +315,7 @@ NO_DECODERS = {
     "authentication.ticket_mac": "bytes of fixed sizes that were decoded before",
     "authentication.traffic_secrets": "bytes of fixed sizes that were decoded before",
     "refusal.is_of_key": "compares",
+    "timers.decode_ack_timeout": "an exponent of this side's",
+    "timers.decode_rnr_timer": "an exponent of this side's",
 }
 """Functions of `aiordma._core` that take bytes, or are named as if, and decode nothing."""

@@ -4,7 +4,6 @@ from typing import ClassVar, Self, final
 
 from .memory import PoolBlock
 
-@final
 class Message:
     __hash__: ClassVar[None]  # type: ignore[assignment]
     @property

@@ -47,7 +47,7 @@ cdef class Message:
     @property
     def __class__(self):
         # json.loads and others look here for the name that their errors give to what they refuse.
-        return NamedForErrors
+        return named_for_errors
 
     @property
     def decode(self):
@@ -108,7 +108,7 @@ cdef class Message:
         self.end_lease()
 
 
-NamedForErrors = type(
+cdef object named_for_errors = type(
     "Message; write bytes(message)", (Message,), {"__slots__": (), "__module__": __name__}
 )
 

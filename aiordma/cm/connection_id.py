@@ -172,6 +172,7 @@ class ConnectionId(Multicast):
     def resolve_route(self, timeout: float = 2.0) -> None:
         """Find the route, within ``timeout`` seconds. Then: ROUTE_RESOLVED or ROUTE_ERROR."""
         try:
+            self._check_bound("rdma_resolve_route")
             self.library.calls.rdma_resolve_route(self.pointer, _milliseconds(timeout))
         except VerbsError as error:
             peer = self.peer_address

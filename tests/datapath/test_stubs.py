@@ -21,6 +21,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.pyx"))
 # In the namespace of every compiled class, or of some versions of Python.
 OF_ALL = {
     "__buffer__",
+    "__class__",
     "__doc__",
     "__eq__",
     "__ge__",

@@ -37,7 +37,7 @@ def how_it_ends(plan: Plan) -> str:
 def disobey(remote: RemoteRegion) -> None:
     """From now on its user takes no notice of the lease: the owner's device has to."""
     remote._deadline, remote._usable = 0.0, True
-    for told in ("take_back", "lease_from"):
+    for told in ("_take_back", "_lease_from"):
         setattr(remote, told, lambda *_: None)
 
 
