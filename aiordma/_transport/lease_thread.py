@@ -155,7 +155,8 @@ class _LeaseThread(ServiceThread):
         with suppress(IndexError):
             while True:
                 deadline = self._new.popleft()
-                heapq.heappush(self._heap, (deadline.when, next(self._numbers), deadline))
+                if deadline.pending:  # one that is not may have been counted before the last search
+                    heapq.heappush(self._heap, (deadline.when, next(self._numbers), deadline))
 
     def _drop_cancelled(self) -> None:
         self._cancelled.clear()  # first: what is cancelled from now on counts for the next time

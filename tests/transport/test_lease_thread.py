@@ -135,6 +135,17 @@ def test_threads_that_begin_it_together() -> None:
     thread_ends()
 
 
+def test_what_is_cancelled_before_the_thread_has_seen_it() -> None:
+    """It is counted, the count begins anew with a search for others, and it keeps no thread."""
+    thread = lease_thread._LeaseThread()
+    deadline = lease_thread.Deadline(now() + LONG, pytest.fail)
+    thread.add(deadline)
+    deadline.cancel()
+    thread._drop_cancelled()
+    thread._take_new()
+    assert not thread._heap
+
+
 @pytest.mark.parametrize("error", [OSError, SystemExit, asyncio.CancelledError])
 def test_an_action_that_fails(caplog: pytest.LogCaptureFixture, error: type[BaseException]) -> None:
     """The thread says so, and goes on."""
