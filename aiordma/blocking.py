@@ -55,7 +55,7 @@ __all__ = [
     "stop",
 ]
 
-logger = logging.getLogger("aiordma.blocking")
+logger: logging.Logger = logging.getLogger("aiordma.blocking")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -180,7 +180,7 @@ class _LoopThread:
     """A background thread with its event loop, which the first call begins."""
 
     def __init__(self) -> None:
-        self.over = False
+        self.over: bool = False
         """Whether it takes no more calls."""
         self.calls: dict[_Call, None] = {}
         """Those that have begun. For the thread itself."""

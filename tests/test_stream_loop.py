@@ -298,6 +298,7 @@ def wanted(given: Any, expected: type[Exception] | None, options: dict[str, Any]
     assert isinstance(got, kind), f"{options} gave {given!r}"
 
 
+@pytest.mark.any_device
 @WIRES
 @KINDS
 def test_the_options_of_create_connection(run: Any, kind: Any, device_name: str) -> None:
@@ -322,6 +323,7 @@ def test_the_options_of_create_connection(run: Any, kind: Any, device_name: str)
     run(kind, device_name, main())
 
 
+@pytest.mark.any_device
 @WIRES
 @KINDS
 def test_the_options_of_create_server(run: Any, kind: Any, device_name: str) -> None:
@@ -348,24 +350,22 @@ def test_the_options_of_create_server(run: Any, kind: Any, device_name: str) -> 
 
 
 @KINDS
-def test_options_that_only_some_loops_have(kind: Any, device_name: str) -> None:
+def test_options_that_only_some_loops_have(kind: Any, device_name: str, host: str) -> None:
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()
         options = {"reuse_port": True, "keep_alive": True}
-        async with await loop.create_server(asyncio.Protocol, "127.0.0.1", **options) as server:
+        async with await loop.create_server(asyncio.Protocol, host, **options) as server:
             port = server.address[1]
-            error = await outcome(
-                loop.create_server, asyncio.Protocol, "127.0.0.1", port, reuse_port=True
-            )
+            error = await outcome(loop.create_server, asyncio.Protocol, host, port, reuse_port=True)
             assert isinstance(error, OSError)
             assert "one listener" in error.__notes__[0]
             with pytest.raises(ValueError, match="positive"):
                 await loop.create_connection(
-                    asyncio.Protocol, "127.0.0.1", port, ssl=True, ssl_handshake_timeout=0
+                    asyncio.Protocol, host, port, ssl=True, ssl_handshake_timeout=0
                 )
         for all_errors in (True, False):
             error = await outcome(
-                loop.create_connection, asyncio.Protocol, "127.0.0.1", port, all_errors=all_errors
+                loop.create_connection, asyncio.Protocol, host, port, all_errors=all_errors
             )
             if all_errors:
                 assert isinstance(error, ExceptionGroup)
@@ -423,7 +423,9 @@ def test_sockets_that_the_loop_connects(kind: Any, device_name: str, host: str) 
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_a_callback_that_ends_the_program(kind: type[BaseException], device_name: str) -> None:
+def test_a_callback_that_ends_the_program(
+    kind: type[BaseException], device_name: str, host: str
+) -> None:
     """Also where the program waits for the end of its connections."""
 
     class Exiting(asyncio.Protocol):
@@ -432,7 +434,7 @@ def test_a_callback_that_ends_the_program(kind: type[BaseException], device_name
 
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()
-        async with await loop.create_server(Exiting, "127.0.0.1", 0) as server:
+        async with await loop.create_server(Exiting, host, 0) as server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             with closing(writer):
                 writer.write(b"x")
@@ -447,7 +449,7 @@ def test_a_callback_that_ends_the_program(kind: type[BaseException], device_name
 @pytest.mark.parametrize("size", [5, 300_000])
 @pytest.mark.parametrize("end", ["close", "write_eof", "abort"])
 def test_the_end_of_a_program_loses_nothing(
-    run: Any, kind: Any, end: str, size: int, device_name: str
+    run: Any, kind: Any, end: str, size: int, device_name: str, host: str
 ) -> None:
     """It has written and drained, and waits for no end."""
     port: Future[int] = Future()
@@ -463,12 +465,12 @@ def test_the_end_of_a_program_loses_nothing(
             over.set()
 
         over = asyncio.Event()
-        async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        async with await asyncio.start_server(handle, host, 0) as server:
             port.set_result(server.sockets[0].getsockname()[1])
             await over.wait()
 
     async def program() -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", port.result())
+        _, writer = await asyncio.open_connection(host, port.result())
         writer.write(bytes(size))
         await writer.drain()
         getattr(writer.transport, end)()

@@ -49,7 +49,7 @@ class EventChannel(Resource["h.EventChannelPointer"]):
     """
 
     def __init__(self, library: Library) -> None:
-        self.library = check_library(library)
+        self.library: Library = check_library(library)
         library.enter_cm()
         try:
             pointer = library.calls.rdma_create_event_channel()

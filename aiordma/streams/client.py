@@ -7,6 +7,7 @@ import mmap
 import os
 import socket
 from collections.abc import Callable
+from ssl import SSLContext
 from typing import IO, TypeVar
 
 from ..config import DEFAULT, Config, Encrypt
@@ -38,8 +39,8 @@ class ClientTLS:
         name = host if server_hostname is None else server_hostname
         if ssl and name is None:
             raise ValueError("ssl= without a host needs server_hostname=")
-        self.context = client_context(ssl)
-        self.name = name or ""
+        self.context: SSLContext | None = client_context(ssl)
+        self.name: str = name or ""
         self.limits = limits
 
 

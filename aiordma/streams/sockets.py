@@ -60,8 +60,8 @@ def refused(what: str, number: int, instead: str) -> OSError:
 class StreamSocket:
     """What a `TransportSocket` asks: names and options; `fileno` is for polling alone."""
 
-    type = socket.SOCK_STREAM
-    proto = socket.IPPROTO_TCP
+    type: int = socket.SOCK_STREAM
+    proto: int = socket.IPPROTO_TCP
 
     def __init__(
         self, local: Address | None, peer: Address | None, is_readable: Callable[[], bool]

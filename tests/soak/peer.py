@@ -17,6 +17,7 @@ import random
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,7 +88,7 @@ class Peer:
         for via in VIAS:
             for name, config in CONFIGS.items():
                 server = await aiordma.start_server(
-                    lambda conn, name=name: self._serve(conn, name),  # type: ignore[misc]
+                    partial(self._serve, name),
                     self._host,
                     via=via,
                     config=patient(config),
@@ -219,7 +220,7 @@ class Peer:
 
     # ---- listening -----------------------------------------------------------------------
 
-    async def _serve(self, conn: Connection, config: str) -> None:
+    async def _serve(self, config: str, conn: Connection) -> None:
         try:
             with await conn.recv() as message:
                 hello = json.loads(bytes(message))

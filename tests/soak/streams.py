@@ -15,6 +15,10 @@ from .tally import Tally
 PIECE = 256 << 10
 
 
+class EndedEarly(ConnectionError):
+    """The peer's client left, and closed its stream in order, as a TCP socket is closed."""
+
+
 class Stream:
     """The part of one end."""
 
@@ -71,7 +75,8 @@ class Stream:
                 raise Wrong(f"a stream differs within {at} and {at + len(data)}")
             at += len(data)
         if at != size:
-            raise Wrong(f"a stream ended after {at} of {size} bytes")
+            kind = EndedEarly if self._plan.leaves else Wrong
+            raise kind(f"a stream ended after {at} of {size} bytes")
         self._tally.count("stream", size)
 
     async def close(self, *, abort: bool) -> None:

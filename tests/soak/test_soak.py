@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -29,6 +30,7 @@ from .memory import ALL, COUNTER, LANES, parts, stretch
 from .pattern import LARGEST, Patterns, Wrong, write_patterns
 from .plan import CLIENT, ENDINGS, KEY, KINDS, SERVER, Plan
 from .session import as_planned, causes
+from .streams import EndedEarly, Stream
 from .tally import Tally
 
 SEEDS = range(2000)
@@ -170,3 +172,18 @@ def test_what_is_kept_is_seen(tmp_path: Path) -> None:
 def test_what_may_happen(error: Exception, ending: str, strict: bool, allowed: bool) -> None:
     plan = Plan(0, "default", strict, "messages", ending, 1000, 3)
     assert as_planned(error, plan, SERVER) is allowed
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind"), [("client leaves", EndedEarly), ("client closes", Wrong)]
+)
+async def test_a_stream_that_ends_early(
+    ending: str, kind: type[Exception], patterns: Patterns
+) -> None:
+    plan = Plan(0, "default", False, "stream", ending, 1000, 3)
+    reader, writer = asyncio.StreamReader(), mock.Mock()
+    reader.feed_eof()
+    part = Stream(reader, writer, plan, SERVER, patterns, Tally())
+    with pytest.raises(kind) as caught:
+        await part._receive()
+    assert as_planned(caught.value, plan, SERVER) is (kind is EndedEarly)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aiordma import Connection, Listener, start_server, streams
+from aiordma import Config, Connection, Listener, start_server, streams
 from aiordma.errors import ConnectionBrokenError, ConnectionClosedError, WrongLoopError
 from aiordma.verbs import live
 from tests.combinations import LOOPS
@@ -305,16 +305,20 @@ def test_loops_that_end_with_everything_open(factory: ConnectionFactory, loop_na
 Left = Callable[[ConnectionFactory], Coroutine[Any, Any, Any]]
 
 
-async def connected(factory: ConnectionFactory) -> tuple[Listener, Connection, Connection]:
-    listener = await factory.listen()
-    return listener, *await factory.both(listener)
+async def connected(
+    factory: ConnectionFactory, config: Config = SMALL
+) -> tuple[Listener, Connection, Connection]:
+    listener = await factory.listen(config)
+    return listener, *await factory.both(listener, config)
 
 
-def waiting(begin: Callable[[Listener, Connection, Connection], Awaitable[Any]]) -> Left:
+def waiting(
+    begin: Callable[[Listener, Connection, Connection], Awaitable[Any]], config: Config = SMALL
+) -> Left:
     """Everything is open, and a task waits for what does not come."""
 
     async def leave(factory: ConnectionFactory) -> Any:
-        things = await connected(factory)
+        things = await connected(factory, config)
         task = asyncio.ensure_future(begin(*things))
         await yield_loop(5)
         assert not task.done()
@@ -395,7 +399,7 @@ LEFT: dict[str, Left] = {
     "close": waiting(close_late),
     "recv_region": waiting(lambda listener, client, server: client.recv_region()),
     "recv_buffer": waiting(lambda listener, client, server: client.recv_buffer()),
-    "lease": waiting(exhausted),
+    "lease": waiting(exhausted, replace(SMALL, pool_limit=64 << 20)),
     "write": waiting(read_on),
 }
 

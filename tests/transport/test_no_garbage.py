@@ -40,6 +40,8 @@ async def fails(awaitable: Awaitable[object]) -> None:
         await awaitable
     except (Exception, asyncio.CancelledError):
         return
+    finally:
+        del awaitable  # a task has its error, whose frames have this one
     raise AssertionError("it has not failed")
 
 
