@@ -138,7 +138,8 @@ def test_one_run_says_all_that_is_wrong(
     for name in ("make", "apt-get"):
         program = tmp_path / name
         program.write_text(
-            f'#!/bin/sh\necho {name} "$*" >&2\ncase "$* " in *"{argument} "*) exit 1; esac\n'
+            f'#!/bin/sh\nexec >&2\necho {name} "$*"\n'
+            f'case "$* " in *"{argument} "*) echo "error: 3"; exit 1; esac\n'
         )
         program.chmod(0o755)
     done = subprocess.run(
@@ -150,5 +151,6 @@ def test_one_run_says_all_that_is_wrong(
     )
     assert done.returncode == 1
     assert re.search(f"==== the end of {failed}, .*\n.*{argument}", done.stdout)
+    assert re.search(rf"\nFAILED .*  {failed}\n +error: 3\n", done.stdout)
     summary = re.findall(r"^(ok|FAILED) +\d+ s  (\S+)$", done.stdout, re.MULTILINE)
     assert summary == [("FAILED" if name == failed else "ok", name) for name in run]
