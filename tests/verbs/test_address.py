@@ -28,6 +28,9 @@ def test_gid_text() -> None:
     assert not gid.is_zero
     assert GID(bytes(16)).is_zero
     assert len({gid, GID.from_ip("::ffff:10.9.9.1")}) == 1
+    for number in (5, b"\0\0\0\0"):
+        with pytest.raises(TypeError, match="the address is a str or of ipaddress, not "):
+            GID.from_ip(number)  # type: ignore[arg-type]
 
 
 def test_gid_has_16_bytes() -> None:

@@ -230,8 +230,9 @@ def test_connecting_takes_a_new_queue_pair(
 ) -> None:
     with pd.create_qp(cq) as qp:
         mine = qp.endpoint()
-        with pytest.raises(ValueError, match="retry_cnt=300: "):
-            qp.connect(mine, mine, retry_cnt=300)
+        for name, most in (("retry_cnt", 7), ("rnr_retry", 7), ("hop_limit", 255), ("sl", 255)):
+            with pytest.raises(ValueError, match=f"{name} is an int from 0 to {most}, not 256"):
+                qp.connect(mine, mine, **{name: 256})  # type: ignore[arg-type]
         qp.connect(mine, mine)
         with pytest.raises(QPTransitionError, match="RTS -> INIT is not a transition"):
             qp.connect(mine, mine)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
-from aiordma._core.arguments import instance, integer, refusal
+from aiordma._core.arguments import U32_MAX, instance, integer, refusal
 from aiordma._native import ffi
 
 from .enums import GIDType
@@ -52,7 +52,12 @@ class GID:
 
     @classmethod
     def from_ip(cls, address: str | IPAddress) -> Self:
-        """The GID of a RoCE v2 interface with this address; IPv4 becomes ::ffff:a.b.c.d."""
+        """The GID of a RoCE v2 interface with this address; IPv4 becomes ::ffff:a.b.c.d.
+
+        TypeError for what is neither text nor of the module ipaddress: a number is no address.
+        """
+        if not isinstance(address, str) and not hasattr(address, "packed"):
+            raise TypeError(refusal("the address", "a str or of ipaddress", address))
         return cls(_packed(address))
 
     @property
@@ -152,9 +157,20 @@ class GIDEntry(NamedTuple):
         return (reach == 3, kind, reach)
 
 
-# The members of struct ibv_ah_attr, and those of its global route.
-_OF_THE_VECTOR = ("dlid", "sl", "src_path_bits", "static_rate", "port_num")
-_OF_THE_ROUTE = ("sgid_index", "hop_limit", "traffic_class", "flow_label")
+# The members of struct ibv_ah_attr, and those of its global route, with the most that each holds.
+_OF_THE_VECTOR = {
+    "dlid": 0xFFFF,
+    "sl": 0xFF,
+    "src_path_bits": 0xFF,
+    "static_rate": 0xFF,
+    "port_num": 0xFF,
+}
+_OF_THE_ROUTE = {
+    "sgid_index": 0xFF,
+    "hop_limit": 0xFF,
+    "traffic_class": 0xFF,
+    "flow_label": U32_MAX,
+}
 
 
 class AddressVector(NamedTuple):
@@ -178,14 +194,18 @@ class AddressVector(NamedTuple):
     def fields(self) -> dict[str, object]:
         """``struct ibv_ah_attr`` as cffi takes it."""
         fields: dict[str, object] = {
-            name: integer(name, getattr(self, name)) for name in _OF_THE_VECTOR
+            name: integer(name, getattr(self, name), 0, most)
+            for name, most in _OF_THE_VECTOR.items()
         }
         if self.dgid is not None:
             dgid = instance("dgid", self.dgid, GID, "a GID, as GID(raw) or GID.from_ip(text)")
             fields["is_global"] = 1
             fields["grh"] = {
                 "dgid": {"raw": dgid.raw},
-                **{name: integer(name, getattr(self, name)) for name in _OF_THE_ROUTE},
+                **{
+                    name: integer(name, getattr(self, name), 0, most)
+                    for name, most in _OF_THE_ROUTE.items()
+                },
             }
         return fields
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
 
 from aiordma._core.arguments import U32_MAX, choice, instance, integer, integers, truth
 from aiordma._core.timers import (
@@ -184,6 +184,22 @@ _CONVERSIONS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
         "alt_timeout": encode_ack_timeout,
     }
 )
+# The most that each of the others holds: its field, or IBTA volume 1, clause 11.2.5.2.
+_MOST = {
+    "qkey": U32_MAX,
+    "rq_psn": U32_MAX,
+    "sq_psn": U32_MAX,
+    "dest_qp_num": U32_MAX,
+    "pkey_index": 0xFFFF,
+    "alt_pkey_index": 0xFFFF,
+    "max_rd_atomic": 0xFF,
+    "max_dest_rd_atomic": 0xFF,
+    "port_num": 0xFF,
+    "alt_port_num": 0xFF,
+    "retry_cnt": 7,
+    "rnr_retry": 7,
+    "rate_limit": U32_MAX,
+}
 _BITS = {name: int(bit) for name, bit in MASK_OF_FIELD.items()}
 
 # Everything that ibv_query_qp(3) can be asked for; libibverbs refuses bits beyond DEST_QPN.
@@ -205,21 +221,8 @@ def filled(changes: QPChanges) -> h.QPAttr:
     values: dict[str, Any] = {}
     for name, value in changes.items():
         convert = _CONVERSIONS.get(name)
-        values[name] = integer(name, value) if convert is None else convert(value)
-    try:
-        return ffi.new("struct ibv_qp_attr *", values)
-    except OverflowError:
-        raise _too_large(changes, values) from None
-
-
-def _too_large(changes: QPChanges, values: dict[str, object]) -> ValueError:
-    """Names the one that does not fit its field."""
-    for name, value in values.items():
-        try:
-            ffi.new("struct ibv_qp_attr *", {name: value})
-        except OverflowError as error:
-            return ValueError(f"{name}={cast('Mapping[str, Any]', changes)[name]!r}: {error}")
-    raise AssertionError("each fits its field")
+        values[name] = convert(value) if convert else integer(name, value, 0, _MOST[name])
+    return ffi.new("struct ibv_qp_attr *", values)
 
 
 class QPAttributes(NamedTuple):
