@@ -14,6 +14,8 @@ from aiordma import verbs
 # bytes of Python's own, in a region of them, and in memory that is known by its address alone.
 BEGIN = """
 import array, asyncio, atexit, builtins, gc, os, sys, threading, types, warnings
+last = []  # what runs after the exit handlers of aiordma
+atexit.register(lambda: [call() for call in last])
 import aiordma
 warnings.simplefilter("ignore", ResourceWarning)
 from aiordma import AsyncQueuePair, verbs
@@ -106,6 +108,8 @@ ENDINGS = {
     "    globals()['own'] = begin(); there.set()\n    while True:\n        own.cq.poll()\n"
     "threading.Thread(target=f, daemon=True).start(); there.wait()",
     "a thread": "threading.Thread(target=lambda: globals().update(own=begin())).start()",
+    "work that begins last": "last.append(lambda: globals().update(own=begin()))\n"
+    "import ctypes; ctypes.pythonapi.Py_IncRef(ctypes.py_object(bare))",
     "an exit handler": "atexit.register(lambda: own.context.close()); own = begin()",
     "a fork's child": "kept = forked(begin)",
     "a fork's child after its parent's": "kept = begin(); kept = forked(begin)",

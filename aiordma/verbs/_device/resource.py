@@ -34,6 +34,7 @@ P = TypeVar("P")
 _live: dict[str, list[None]] = {}
 _roots: weakref.WeakSet[Node[Any]] = weakref.WeakSet()
 _abandoned: list[Node[Any]] = []
+_halted = False  # the device has been told to leave all memory alone
 _remember_places = sys.flags.dev_mode
 
 
@@ -89,6 +90,8 @@ class Node(Generic[P]):
             _roots.add(self)
         if counted:
             _live.setdefault(kind, []).append(None)
+        if _halted and pin is not None:
+            _keep_for_good(pin)
 
     @property
     def is_root(self) -> bool:
@@ -151,13 +154,21 @@ def _after_fork_in_child() -> None:
 fork.reset_in_child(_after_fork_in_child)
 
 
+def _keep_for_good(thing: object) -> None:
+    import ctypes  # noqa: PLC0415 - at the end of few programs
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
 @atexit.register
 def _halt_all() -> None:
     """Takes all memory from the device before Python frees it.
 
-    Nothing is destroyed: a daemon thread may be using it. What such a thread makes after this is
-    held by its frames, which are never freed.
+    Nothing is destroyed: a daemon thread may be using it. What is made after this, by such a thread
+    or by an exit handler that is older than this one, keeps its memory for good.
     """
+    global _halted  # noqa: PLW0603 - once for the process
+    _halted = True
     while True:
         try:
             roots = [*_roots, *_abandoned]
