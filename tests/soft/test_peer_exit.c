@@ -163,6 +163,38 @@ static void refused_and_gone(void)
 	left(&process, &side);
 }
 
+/* Refused once, sent again, and read, by the child itself, which ends instead of refusing it again. */
+static void sent_again_and_gone(void)
+{
+	struct side side;
+	struct process process = talk(&side);
+	char byte = 0;
+
+	if (!process.child) {
+		for (int i = 0; i < LAST + 1; i++)
+			expect_wc(&side, 1, IBV_WC_SUCCESS);
+		hear(&process, &byte, 1);
+		soft_lock();
+		struct pollfd readable = {.fd = soft_link_of(soft_qp_of(side.qp))->watch.fd,
+					  .events = POLLIN};
+		char frame[SOFT_FRAME_HEADER + 8];
+
+		CHECK_EQUAL(poll(&readable, 1, -1), 1);
+		CHECK_EQUAL(recv(readable.fd, frame, sizeof(frame), MSG_WAITALL), sizeof(frame));
+		leave(KILLED);
+	}
+	for (uint64_t i = 0; i < LAST + 1; i++)
+		CHECK_EQUAL(send_of(&side, FIRST_LAST + i, 8), 0);
+	for (uint64_t i = 0; i < LAST + 1; i++)
+		expect_wc(&side, FIRST_LAST + i, IBV_WC_SUCCESS);
+	CHECK_EQUAL(send_of(&side, 99, 8), 0);
+	while (!waits_for_a_receive(&side))
+		sched_yield();
+	tell(&process, &byte, 1);
+	expect_wc(&side, 99, IBV_WC_RETRY_EXC_ERR);
+	left(&process, &side);
+}
+
 /* The child's: the refused message and the one behind it are read, and no more. */
 static void refuse_one(struct side *side)
 {
@@ -310,6 +342,8 @@ int main(void)
 	if (strcmp(getenv("AIORDMA_EMBEDDED_LINKS"), "tcp") != 0) {
 		STEP(one_received_and_gone());
 		STEP(refused_repeated_and_gone());
+	} else {
+		STEP(sent_again_and_gone());
 	}
 	STEP(refused_and_gone());
 	return 0;

@@ -196,6 +196,7 @@ struct soft_qp {
 	struct soft_receive_queue rq;
 	struct soft_responder responder;
 	uint8_t rnr_left; /* retries; 7 means for ever */
+	bool rnr_refused; /* since a request was completed */
 	bool rnr_waiting;
 	struct soft_timer rnr_timer;
 	uint8_t retries_left; /* on a lossy link: req_retransmit.c */

@@ -14,6 +14,7 @@
 static void after_completion(struct soft_qp *qp)
 {
 	qp->rnr_left = qp->attr.rnr_retry;
+	qp->rnr_refused = false;
 	soft_send_settle(qp);
 	soft_requester_progress(qp);
 	if (qp->ibv.state == IBV_QPS_ERR)
@@ -106,7 +107,7 @@ static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_f
 	/* Go back: the responder forgets everything from this message on. */
 	soft_requester_go_back(qp, 0);
 	qp->link->packet.refused = true; /* if it is on its way out */
-	qp->rnr_waiting = true;
+	qp->rnr_refused = qp->rnr_waiting = true;
 	soft_timer_start(&qp->rnr_timer, soft_now() + rnr_delay_ns(frame->syndrome));
 	return SOFT_SINK_NONE;
 }

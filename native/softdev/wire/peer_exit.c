@@ -59,7 +59,10 @@ void soft_peer_exit_shm(struct soft_link *link)
 					    : soft_send_psn(link->qp, link->qp->sq.next));
 }
 
-/* What was sent after a message is at least its successors' frames: if no more than that is not
+/* Of a request that has been refused and sent again, the peer may have ended between reading and
+ * refusing it once more.
+ *
+ * What was sent after a message is at least its successors' frames: if no more than that is not
  * confirmed, the message itself is. */
 void soft_peer_exit_tcp(struct soft_link *link)
 {
@@ -67,7 +70,8 @@ void soft_peer_exit_tcp(struct soft_link *link)
 	uint64_t behind = 0;
 	int unconfirmed;
 
-	if (!is_exact(link) || ioctl(link->watch.fd, SIOCOUTQ, &unconfirmed) || unconfirmed < 0)
+	if (!is_exact(link) || qp->rnr_refused || ioctl(link->watch.fd, SIOCOUTQ, &unconfirmed) ||
+	    unconfirmed < 0)
 		return;
 	uint32_t end = qp->sq.next;
 
