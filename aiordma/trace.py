@@ -63,7 +63,6 @@ __all__ = [
     "Request",
     "Retry",
     "Run",
-    "flush",
     "offsets",
     "read",
     "recording",
@@ -95,14 +94,6 @@ def start(path: str | os.PathLike[str]) -> Path:
 def stop() -> None:
     """End the trace, also one that the environment started; without a trace nothing happens."""
     lib.aiordma_trace_stop()
-
-
-def flush() -> None:
-    """Truncate the file to its last line, so that any program can read it now.
-
-    No record is lost without this call: see ``docs/trace.md``.
-    """
-    lib.aiordma_trace_flush()
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The file of a trace: one run after the other, each of which begins with a header.
 
-A process that was killed may have left half a line, and behind it zeros (the file is written in
-blocks): both are what the end of a run may look like.
+A process that was killed may have left half a line at the end of its run.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ class Run:
 
 def parse_runs(data: bytes, path: str) -> list[Run]:
     """The runs of a file; TraceFormatError, with ``path`` in it, for what is no trace."""
-    text = data.rstrip(b"\0").decode(errors="replace")
-    lines = text.split("\n")
+    lines = data.decode(errors="replace").split("\n")
     torn = lines.pop()  # what follows the last newline
     runs: list[Run] = []
     problem: tuple[int, str] | None = None  # of the line before

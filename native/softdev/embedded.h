@@ -86,8 +86,6 @@ int64_t aiordma_embedded_fault_count(const char *name);
  * errno value: EBUSY when there is a trace already (AIORDMA_TRACE begins one with the first device
  * that is opened), ESPIPE for what is no regular file. */
 int aiordma_trace_start(const char *path, char *used, size_t size);
-/* Everything up to now is in the file, and nothing else. */
-void aiordma_trace_flush(void);
 /* Nothing happens if there is none. */
 void aiordma_trace_stop(void);
 

@@ -194,7 +194,6 @@ static void compare(void)
 	uint64_t before = 0;
 	int refused = 0;
 
-	aiordma_trace_flush();
 	read_trace(&trace, path);
 	CHECK(is_type(trace.lines[0], "trace"));
 	CHECK_EQUAL(trace.text[trace.size - 1], '\0'); /* it was a newline */
@@ -393,7 +392,6 @@ static void expect_refusal(struct side *a, struct side *b, struct request reques
 
 	CHECK_EQUAL(post(a, request), 0);
 	expect_wc(a, request.wr_id, status);
-	aiordma_trace_flush();
 	read_trace(&trace, path);
 	for (size_t i = 0; i < trace.count; i++) {
 		const char *line = trace.lines[i];
@@ -671,7 +669,6 @@ static void overrun(void)
 						      .rkey = b.mr->rkey}),
 			    0);
 	expect_event(&a, IBV_EVENT_CQ_ERR);
-	aiordma_trace_flush();
 	read_trace(&trace, path);
 	for (size_t i = 0; i < trace.count; i++) {
 		const char *line = trace.lines[i];
@@ -740,7 +737,6 @@ static void faults(void)
 	CHECK_EQUAL(post_recv_at(&lonely, 1, 0, 64), 0);
 	expect_event(&lonely, IBV_EVENT_CQ_ERR);
 	no_faults();
-	aiordma_trace_flush();
 	read_trace(&trace, path);
 	CHECK_EQUAL(count_of("fault", "fault", "LOSS"), found.lost);
 	CHECK_EQUAL(count_of("fault", "fault", "DUPLICATE"), found.duplicated);
@@ -779,7 +775,6 @@ static void lost_datagrams(void)
 	for (unsigned i = 0; i < 4; i++)
 		send_with(&a, ah, &b, QKEY);
 	no_faults();
-	aiordma_trace_flush();
 	read_trace(&trace, path);
 	CHECK_EQUAL(count_of("fault", "fault", "LOSS"), 3);
 	for (size_t i = 0; i < trace.count; i++)
@@ -838,7 +833,6 @@ static void life(void)
 
 	bring_up(&a, &own);
 	close_side(&a);
-	/* The last device has been closed: the file is as it should be, without a flush. */
 	read_trace(&trace, path);
 	CHECK_EQUAL(trace.lines[6] + strlen(trace.lines[6]) + 1 - trace.text, trace.size);
 	CHECK_EQUAL(trace.count, 7);

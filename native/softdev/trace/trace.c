@@ -2,15 +2,17 @@
 #define _GNU_SOURCE /* secure_getenv */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <netinet/in.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "objects/objects.h"
 #include "trace.h"
-#include "trace_line.h"
 #include "trace_names.h"
 
 enum {
@@ -31,36 +33,74 @@ static uint32_t next_request(void)
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-#define BEGIN(line, type)                                                                          \
-	struct soft_line line;                                                                     \
-	line.length = 0;                                                                           \
-	SOFT_LINE_TEXT(&line, "{\"t\":");                                                          \
-	soft_line_number(&line, soft_now());                                                       \
-	SOFT_LINE_TEXT(&line, ",\"type\":\"" type "\"")
+struct line {
+	size_t length;
+	char text[4096]; /* more than the longest one */
+};
 
-static void finish(struct soft_line *line)
+__attribute__((format(printf, 2, 3))) static void put(struct line *line, const char *format, ...)
 {
-	SOFT_LINE_TEXT(line, "}\n");
+	va_list values;
+
+	va_start(values, format);
+	line->length += (size_t)vsnprintf(line->text + line->length,
+					  sizeof(line->text) - line->length, format, values);
+	va_end(values);
+}
+
+static void put_number(struct line *line, const char *name, uint64_t value)
+{
+	put(line, ",\"%s\":%" PRIu64, name, value);
+}
+
+/* A text that needs no escapes. */
+static void put_name(struct line *line, const char *name, const char *value)
+{
+	put(line, ",\"%s\":\"%s\"", name, value);
+}
+
+/* Text from outside. */
+static void put_text(struct line *line, const char *name, const char *text)
+{
+	put(line, ",\"%s\":\"", name);
+	for (; *text; text++) {
+		uint8_t byte = (uint8_t)*text;
+		bool plain = byte >= 0x20 && byte != '"' && byte != '\\' && byte != 0x7f;
+
+		put(line, plain ? "%c" : "\\u%04x", byte);
+	}
+	put(line, "\"");
+}
+
+static struct line begin_line(const char *type)
+{
+	struct line line;
+
+	line.length = 0;
+	put(&line, "{\"t\":%" PRIu64, soft_now());
+	put_name(&line, "type", type);
+	return line;
 }
 
 /* The last line says why it is. */
 static void stop(int error)
 {
-	BEGIN(line, "end");
+	struct line line = begin_line("end");
+
 	if (error)
-		SOFT_LINE_NAME(&line, "error", strerror(error));
-	finish(&line);
+		put_name(&line, "error", strerror(error));
+	put(&line, "}\n");
 	soft_trace_on = false;
 	soft_trace_file_close(line.text, line.length);
 }
 
-static void add(struct soft_line *line)
+static void add(struct line *line)
 {
-	finish(line);
-	if (soft_trace_file_add(line->text, line->length))
-		return;
-	int error = soft_trace_file_error();
+	put(line, "}\n");
+	int error = soft_trace_file_add(line->text, line->length);
 
+	if (!error)
+		return;
 	fprintf(stderr, "aiordma: the trace %s ends here: %s\n", soft_trace_file_path(),
 		strerror(error));
 	stop(error);
@@ -73,41 +113,34 @@ struct flag_name {
 	const char *name;
 };
 
-/* The end of a list, of those that are set, one at least. */
-static void add_names(struct soft_line *line, const struct flag_name *names, size_t count,
-		      unsigned flags)
+/* Those of a list that are set, if there are any. */
+static void put_flags(struct line *line, const char *name, const struct flag_name *names,
+		      size_t count, unsigned flags)
 {
-	for (size_t i = 0; i < count; i++)
-		if (flags & names[i].flag)
-			soft_line_add(line, names[i].name, strlen(names[i].name));
-	line->text[line->length - 1] = ']';
+	const char *before = "[";
+
+	if (flags)
+		put(line, ",\"%s\":", name);
+	for (size_t i = 0; i < count; i++) {
+		if (!(flags & names[i].flag))
+			continue;
+		put(line, "%s\"%s\"", before, names[i].name);
+		before = ",";
+	}
+	if (flags)
+		put(line, "]");
 }
 
-static void add_flags(struct soft_line *line, unsigned flags)
-{
-	static const struct flag_name names[] = {
-		{IBV_SEND_FENCE, "\"FENCE\","},
-		{IBV_SEND_SIGNALED, "\"SIGNALED\","},
-		{IBV_SEND_SOLICITED, "\"SOLICITED\","},
-		{IBV_SEND_INLINE, "\"INLINE\","},
-	};
-
-	if (!flags)
-		return;
-	SOFT_LINE_TEXT(line, ",\"send_flags\":[");
-	add_names(line, names, sizeof(names) / sizeof(names[0]), flags);
-}
-
-static void add_operation(struct soft_line *line, const struct soft_qp *qp, uint32_t index)
+static void put_operation(struct line *line, const struct soft_qp *qp, uint32_t index)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, index);
 
 	switch (send->opcode) {
 	case IBV_WR_SEND_WITH_IMM:
-		SOFT_LINE_NUMBER(line, "imm_data", ntohl(send->immediate));
+		put_number(line, "imm_data", ntohl(send->immediate));
 		break;
 	case IBV_WR_RDMA_WRITE_WITH_IMM:
-		SOFT_LINE_NUMBER(line, "imm_data", ntohl(send->immediate));
+		put_number(line, "imm_data", ntohl(send->immediate));
 		__attribute__((fallthrough));
 	case IBV_WR_RDMA_WRITE:
 	case IBV_WR_RDMA_READ:
@@ -115,39 +148,45 @@ static void add_operation(struct soft_line *line, const struct soft_qp *qp, uint
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
 	case IBV_WR_ATOMIC_WRITE:
 	case IBV_WR_FLUSH:
-		SOFT_LINE_NUMBER(line, "remote_addr", send->remote_address);
-		SOFT_LINE_NUMBER(line, "rkey", send->rkey);
+		put_number(line, "remote_addr", send->remote_address);
+		put_number(line, "rkey", send->rkey);
 		break;
 	case IBV_WR_SEND_WITH_INV:
 	case IBV_WR_LOCAL_INV:
-		SOFT_LINE_NUMBER(line, "invalidate_rkey", send->rkey);
+		put_number(line, "invalidate_rkey", send->rkey);
 		break;
 	case IBV_WR_BIND_MW:
-		SOFT_LINE_NUMBER(line, "rkey", send->rkey);
+		put_number(line, "rkey", send->rkey);
 		break;
 	default:
 		break;
 	}
 	if (soft_qp_is_ud(qp))
-		SOFT_LINE_NUMBER(line, "remote_qpn", soft_send_destination(qp, index)->qpn);
+		put_number(line, "remote_qpn", soft_send_destination(qp, index)->qpn);
 	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND && !send->local)
-		SOFT_LINE_NUMBER(line, "remote_srqn", send->remote_srqn);
+		put_number(line, "remote_srqn", send->remote_srqn);
 }
 
 static void trace_send(struct soft_qp *qp, uint32_t index)
 {
+	static const struct flag_name names[] = {
+		{IBV_SEND_FENCE, "FENCE"},
+		{IBV_SEND_SIGNALED, "SIGNALED"},
+		{IBV_SEND_SOLICITED, "SOLICITED"},
+		{IBV_SEND_INLINE, "INLINE"},
+	};
 	struct soft_send_wqe *send = soft_send_at(qp, index);
 
 	send->request = next_request();
-	BEGIN(line, "post_send");
-	SOFT_LINE_NUMBER(&line, "request", send->request);
-	SOFT_LINE_NUMBER(&line, "qp_num", qp->ibv.qp_num);
-	SOFT_LINE_NUMBER(&line, "wr_id", send->wr_id);
-	SOFT_LINE_NAME(&line, "opcode", soft_wr_opcode_name(send->opcode));
-	add_flags(&line, send->flags);
-	SOFT_LINE_NUMBER(&line, "length", send->length);
-	SOFT_LINE_NUMBER(&line, "num_sge", send->num_sge);
-	add_operation(&line, qp, index);
+	struct line line = begin_line("post_send");
+	put_number(&line, "request", send->request);
+	put_number(&line, "qp_num", qp->ibv.qp_num);
+	put_number(&line, "wr_id", send->wr_id);
+	put_name(&line, "opcode", soft_wr_opcode_name(send->opcode));
+	put_flags(&line, "send_flags", names, sizeof(names) / sizeof(names[0]), send->flags);
+	put_number(&line, "length", send->length);
+	put_number(&line, "num_sge", send->num_sge);
+	put_operation(&line, qp, index);
 	add(&line);
 }
 
@@ -158,69 +197,62 @@ void soft_trace_sends(struct soft_qp *qp, uint32_t from)
 		trace_send(qp, from);
 }
 
-static void add_receive(struct soft_line *line, const struct soft_recv_wqe *receive)
+/* Receives of a queue that is a queue pair's or shared: its owner, by name and number. */
+static void trace_receives(struct soft_receive_queue *rq, uint32_t from, const char *type,
+			   const char *owner, uint32_t number)
 {
-	SOFT_LINE_NUMBER(line, "wr_id", receive->wr_id);
-	SOFT_LINE_NUMBER(line, "length", receive->length);
-	SOFT_LINE_NUMBER(line, "num_sge", receive->num_sge);
-	add(line);
+	for (; from != rq->tail && soft_trace_on; from++) {
+		struct soft_recv_wqe *receive = soft_receive_at(rq, from);
+		struct line line = begin_line(type);
+
+		receive->request = next_request();
+		put_number(&line, "request", receive->request);
+		put_number(&line, owner, number);
+		put_number(&line, "wr_id", receive->wr_id);
+		put_number(&line, "length", receive->length);
+		put_number(&line, "num_sge", receive->num_sge);
+		add(&line);
+	}
 }
 
 void soft_trace_receives(struct soft_qp *qp, uint32_t from)
 {
-	for (; from != qp->rq.tail && soft_trace_on; from++) {
-		struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, from);
-
-		receive->request = next_request();
-		BEGIN(line, "post_recv");
-		SOFT_LINE_NUMBER(&line, "request", receive->request);
-		SOFT_LINE_NUMBER(&line, "qp_num", qp->ibv.qp_num);
-		add_receive(&line, receive);
-	}
+	trace_receives(&qp->rq, from, "post_recv", "qp_num", qp->ibv.qp_num);
 }
 
 void soft_trace_shared_receives(struct soft_srq *srq, uint32_t from)
 {
-	for (; from != srq->rq.tail && soft_trace_on; from++) {
-		struct soft_recv_wqe *receive = soft_receive_at(&srq->rq, from);
-
-		receive->request = next_request();
-		BEGIN(line, "post_srq_recv");
-		SOFT_LINE_NUMBER(&line, "request", receive->request);
-		SOFT_LINE_NUMBER(&line, "srq", srq->ibv.handle);
-		add_receive(&line, receive);
-	}
+	trace_receives(&srq->rq, from, "post_srq_recv", "srq", srq->ibv.handle);
 }
 
-static void add_refusal(struct soft_line *line, uint64_t wr_id, int error)
+static void trace_refused(const char *owner, uint32_t number, const char *opcode, uint64_t wr_id,
+			  int error)
 {
-	SOFT_LINE_NUMBER(line, "wr_id", wr_id);
-	SOFT_LINE_NUMBER(line, "errno", (uint64_t)error);
-	SOFT_LINE_NAME(line, "error", strerror(error));
-	add(line);
+	struct line line = begin_line("refused");
+
+	put_number(&line, owner, number);
+	if (opcode)
+		put_name(&line, "opcode", opcode);
+	put_number(&line, "wr_id", wr_id);
+	put_number(&line, "errno", (uint64_t)error);
+	put_name(&line, "error", strerror(error));
+	add(&line);
 }
 
 void soft_trace_refused_send(const struct soft_qp *qp, const struct ibv_send_wr *wr, int error)
 {
-	BEGIN(line, "refused");
-	SOFT_LINE_NUMBER(&line, "qp_num", qp->ibv.qp_num);
-	SOFT_LINE_NAME(&line, "opcode", soft_wr_opcode_name(wr->opcode));
-	add_refusal(&line, wr->wr_id, error);
+	trace_refused("qp_num", qp->ibv.qp_num, soft_wr_opcode_name(wr->opcode), wr->wr_id, error);
 }
 
 void soft_trace_refused_receive(const struct soft_qp *qp, const struct ibv_recv_wr *wr, int error)
 {
-	BEGIN(line, "refused");
-	SOFT_LINE_NUMBER(&line, "qp_num", qp->ibv.qp_num);
-	add_refusal(&line, wr->wr_id, error);
+	trace_refused("qp_num", qp->ibv.qp_num, NULL, wr->wr_id, error);
 }
 
 void soft_trace_refused_shared_receive(const struct soft_srq *srq, const struct ibv_recv_wr *wr,
 				       int error)
 {
-	BEGIN(line, "refused");
-	SOFT_LINE_NUMBER(&line, "srq", srq->ibv.handle);
-	add_refusal(&line, wr->wr_id, error);
+	trace_refused("srq", srq->ibv.handle, NULL, wr->wr_id, error);
 }
 
 /* ---- what becomes of them -------------------------------------------------------------------- */
@@ -229,24 +261,25 @@ void soft_trace_completion(const struct soft_cq *cq, const struct ibv_wc *wc, ui
 			   bool lost)
 {
 	soft_assert_locked();
-	BEGIN(line, "completion");
-	SOFT_LINE_NUMBER(&line, "request", request);
-	SOFT_LINE_NUMBER(&line, "cq", cq->ibv.handle);
-	SOFT_LINE_NUMBER(&line, "qp_num", wc->qp_num);
-	SOFT_LINE_NUMBER(&line, "wr_id", wc->wr_id);
-	SOFT_LINE_NAME(&line, "status", soft_wc_status_name(wc->status));
-	SOFT_LINE_NAME(&line, "opcode", soft_wc_opcode_name(wc->opcode));
+	struct line line = begin_line("completion");
+	put_number(&line, "request", request);
+	put_number(&line, "cq", cq->ibv.handle);
+	put_number(&line, "qp_num", wc->qp_num);
+	put_number(&line, "wr_id", wc->wr_id);
+	put_name(&line, "status", soft_wc_status_name(wc->status));
+	put_name(&line, "opcode", soft_wc_opcode_name(wc->opcode));
 	/* What has failed has no more than that: ibv_poll_cq(3). */
 	if (wc->status == IBV_WC_SUCCESS) {
-		SOFT_LINE_NUMBER(&line, "byte_len", wc->byte_len);
+		put_number(&line, "byte_len", wc->byte_len);
 		if (wc->wc_flags & IBV_WC_GRH)
-			SOFT_LINE_NUMBER(&line, "src_qp", wc->src_qp);
+			put_number(&line, "src_qp", wc->src_qp);
 		if (wc->wc_flags & IBV_WC_WITH_IMM)
-			SOFT_LINE_NUMBER(&line, "imm_data", ntohl(wc->imm_data));
+			put_number(&line, "imm_data", ntohl(wc->imm_data));
 		if (wc->wc_flags & IBV_WC_WITH_INV)
-			SOFT_LINE_NUMBER(&line, "invalidated_rkey", wc->invalidated_rkey);
+			put_number(&line, "invalidated_rkey", wc->invalidated_rkey);
 	}
-	SOFT_LINE_TRUE(&line, "lost", lost);
+	if (lost)
+		put(&line, ",\"lost\":true");
 	add(&line);
 }
 
@@ -254,23 +287,24 @@ void soft_trace_completion(const struct soft_cq *cq, const struct ibv_wc *wc, ui
 
 void soft_trace_created(const struct soft_qp *qp)
 {
-	BEGIN(line, "create_qp");
-	SOFT_LINE_NUMBER(&line, "qp_num", qp->ibv.qp_num);
-	SOFT_LINE_NAME(&line, "qp_type", soft_qp_type_name(qp->ibv.qp_type));
+	struct line line = begin_line("create_qp");
+	put_number(&line, "qp_num", qp->ibv.qp_num);
+	put_name(&line, "qp_type", soft_qp_type_name(qp->ibv.qp_type));
 	if (qp->ibv.send_cq)
-		SOFT_LINE_NUMBER(&line, "send_cq", qp->ibv.send_cq->handle);
+		put_number(&line, "send_cq", qp->ibv.send_cq->handle);
 	if (qp->ibv.recv_cq)
-		SOFT_LINE_NUMBER(&line, "recv_cq", qp->ibv.recv_cq->handle);
+		put_number(&line, "recv_cq", qp->ibv.recv_cq->handle);
 	if (qp->ibv.srq)
-		SOFT_LINE_NUMBER(&line, "srq", qp->ibv.srq->handle);
-	SOFT_LINE_TRUE(&line, "sq_sig_all", qp->sq_sig_all);
+		put_number(&line, "srq", qp->ibv.srq->handle);
+	if (qp->sq_sig_all)
+		put(&line, ",\"sq_sig_all\":true");
 	add(&line);
 }
 
 void soft_trace_destroyed(const struct soft_qp *qp)
 {
-	BEGIN(line, "destroy_qp");
-	SOFT_LINE_NUMBER(&line, "qp_num", qp->ibv.qp_num);
+	struct line line = begin_line("destroy_qp");
+	put_number(&line, "qp_num", qp->ibv.qp_num);
 	add(&line);
 }
 
@@ -279,25 +313,25 @@ void soft_trace_state(const struct soft_qp *qp, enum ibv_qp_state to)
 	soft_assert_locked();
 	if (qp->ibv.state == to)
 		return;
-	BEGIN(line, "qp_state");
-	SOFT_LINE_NUMBER(&line, "qp_num", qp->ibv.qp_num);
-	SOFT_LINE_NAME(&line, "cur_qp_state", soft_qp_state_name(qp->ibv.state));
-	SOFT_LINE_NAME(&line, "qp_state", soft_qp_state_name(to));
+	struct line line = begin_line("qp_state");
+	put_number(&line, "qp_num", qp->ibv.qp_num);
+	put_name(&line, "cur_qp_state", soft_qp_state_name(qp->ibv.state));
+	put_name(&line, "qp_state", soft_qp_state_name(to));
 	if (to == IBV_QPS_RTR && !soft_qp_is_ud(qp))
-		SOFT_LINE_NUMBER(&line, "dest_qp_num", qp->attr.dest_qp_num);
+		put_number(&line, "dest_qp_num", qp->attr.dest_qp_num);
 	add(&line);
 }
 
 void soft_trace_event(const struct ibv_async_event *event)
 {
-	BEGIN(line, "async_event");
-	SOFT_LINE_NAME(&line, "event_type", soft_event_name(event->event_type));
+	struct line line = begin_line("async_event");
+	put_name(&line, "event_type", soft_event_name(event->event_type));
 	switch (event->event_type) {
 	case IBV_EVENT_CQ_ERR:
-		SOFT_LINE_NUMBER(&line, "cq", event->element.cq->handle);
+		put_number(&line, "cq", event->element.cq->handle);
 		break;
 	case IBV_EVENT_SRQ_LIMIT_REACHED:
-		SOFT_LINE_NUMBER(&line, "srq", event->element.srq->handle);
+		put_number(&line, "srq", event->element.srq->handle);
 		break;
 	case IBV_EVENT_QP_FATAL:
 	case IBV_EVENT_QP_REQ_ERR:
@@ -305,19 +339,19 @@ void soft_trace_event(const struct ibv_async_event *event)
 	case IBV_EVENT_COMM_EST:
 	case IBV_EVENT_SQ_DRAINED:
 	case IBV_EVENT_QP_LAST_WQE_REACHED:
-		SOFT_LINE_NUMBER(&line, "qp_num", event->element.qp->qp_num);
+		put_number(&line, "qp_num", event->element.qp->qp_num);
 		break;
 	default:
-		SOFT_LINE_NUMBER(&line, "port_num", 1);
+		put_number(&line, "port_num", 1);
 	}
 	add(&line);
 }
 
 void soft_trace_retry(const struct soft_qp *qp, const char *cause)
 {
-	BEGIN(line, "retry");
-	SOFT_LINE_NUMBER(&line, "qp_num", qp->ibv.qp_num);
-	SOFT_LINE_NAME(&line, "cause", cause);
+	struct line line = begin_line("retry");
+	put_number(&line, "qp_num", qp->ibv.qp_num);
+	put_name(&line, "cause", cause);
 	add(&line);
 }
 
@@ -325,34 +359,33 @@ void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t
 			  uint64_t address, uint64_t length, unsigned rights)
 {
 	static const struct flag_name names[] = {
-		{IBV_ACCESS_REMOTE_WRITE, "\"REMOTE_WRITE\","},
-		{IBV_ACCESS_REMOTE_READ, "\"REMOTE_READ\","},
-		{IBV_ACCESS_REMOTE_ATOMIC, "\"REMOTE_ATOMIC\","},
-		{IBV_ACCESS_FLUSH_GLOBAL, "\"FLUSH_GLOBAL\","},
-		{IBV_ACCESS_FLUSH_PERSISTENT, "\"FLUSH_PERSISTENT\","},
+		{IBV_ACCESS_REMOTE_WRITE, "REMOTE_WRITE"},
+		{IBV_ACCESS_REMOTE_READ, "REMOTE_READ"},
+		{IBV_ACCESS_REMOTE_ATOMIC, "REMOTE_ATOMIC"},
+		{IBV_ACCESS_FLUSH_GLOBAL, "FLUSH_GLOBAL"},
+		{IBV_ACCESS_FLUSH_PERSISTENT, "FLUSH_PERSISTENT"},
 	};
 
-	BEGIN(line, "access_refused");
-	SOFT_LINE_NUMBER(&line, "qp_num", qp->ibv.qp_num);
-	SOFT_LINE_NAME(&line, "reason", reason);
-	SOFT_LINE_NUMBER(&line, "rkey", rkey);
+	struct line line = begin_line("access_refused");
+	put_number(&line, "qp_num", qp->ibv.qp_num);
+	put_name(&line, "reason", reason);
+	put_number(&line, "rkey", rkey);
+	put_flags(&line, "access", names, sizeof(names) / sizeof(names[0]), rights);
 	if (rights) {
-		SOFT_LINE_TEXT(&line, ",\"access\":[");
-		add_names(&line, names, sizeof(names) / sizeof(names[0]), rights);
-		SOFT_LINE_NUMBER(&line, "remote_addr", address);
-		SOFT_LINE_NUMBER(&line, "length", length);
+		put_number(&line, "remote_addr", address);
+		put_number(&line, "length", length);
 	}
 	add(&line);
 }
 
 void soft_trace_fault(const char *fault, uint32_t qp_num, uint32_t cq)
 {
-	BEGIN(line, "fault");
-	SOFT_LINE_NAME(&line, "fault", fault);
+	struct line line = begin_line("fault");
+	put_name(&line, "fault", fault);
 	if (qp_num)
-		SOFT_LINE_NUMBER(&line, "qp_num", qp_num);
+		put_number(&line, "qp_num", qp_num);
 	if (cq)
-		SOFT_LINE_NUMBER(&line, "cq", cq);
+		put_number(&line, "cq", cq);
 	add(&line);
 }
 
@@ -376,26 +409,27 @@ static void read_text(const char *path, char between, char *text, size_t size)
 
 /* Both clocks, read as near to each other as possible; the boot that the monotonic clock belongs
  * to; the process. */
-static void add_header(void)
+static int add_header(void)
 {
 	char text[TEXT_MOST];
 	struct timespec wall;
 
-	BEGIN(line, "trace");
+	struct line line = begin_line("trace");
 	clock_gettime(CLOCK_REALTIME, &wall);
-	SOFT_LINE_NUMBER(&line, "version", FORMAT_VERSION);
-	SOFT_LINE_NUMBER(&line, "realtime_ns", soft_nanoseconds(&wall));
+	put_number(&line, "version", FORMAT_VERSION);
+	put_number(&line, "realtime_ns", soft_nanoseconds(&wall));
 	read_text("/proc/sys/kernel/random/boot_id", ' ', text, sizeof(text));
-	SOFT_LINE_QUOTED(&line, "boot_id", text, TEXT_MOST);
-	SOFT_LINE_NUMBER(&line, "pid", (uint64_t)getpid());
+	put_text(&line, "boot_id", text);
+	put_number(&line, "pid", (uint64_t)getpid());
 	read_text("/proc/self/cmdline", ' ', text, sizeof(text));
-	SOFT_LINE_QUOTED(&line, "command", text, TEXT_MOST);
+	put_text(&line, "command", text);
 	if (gethostname(text, sizeof(text)))
 		text[0] = '\0';
 	text[sizeof(text) - 1] = '\0';
-	SOFT_LINE_QUOTED(&line, "host", text, TEXT_MOST);
-	SOFT_LINE_NAME(&line, "device", "embedded0");
-	add(&line);
+	put_text(&line, "host", text);
+	put_name(&line, "device", "embedded0");
+	put(&line, "}\n");
+	return soft_trace_file_add(line.text, line.length);
 }
 
 static int start(const char *path)
@@ -404,11 +438,10 @@ static int start(const char *path)
 		return EBUSY;
 	int rc = soft_trace_file_open(path);
 
-	if (rc)
-		return rc;
-	soft_trace_on = true;
-	add_header();
-	return 0;
+	if (!rc && (rc = add_header()))
+		soft_trace_file_forget();
+	soft_trace_on = !rc;
+	return rc;
 }
 
 /* In the child of a fork: the trace is the parent's. */
@@ -441,14 +474,8 @@ static int begin(void)
 	return 0;
 }
 
-static void pause_trace(void)
-{
-	soft_trace_file_trim();
-}
-
 const struct soft_subsystem soft_trace_subsystem = {
 	.start = begin,
-	.stop = pause_trace,
 	.forked = forget,
 };
 
@@ -464,13 +491,6 @@ int aiordma_trace_start(const char *path, char *used, size_t size)
 		snprintf(used, size, "%s", name);
 	soft_unlock();
 	return rc;
-}
-
-void aiordma_trace_flush(void)
-{
-	soft_lock();
-	soft_trace_file_trim();
-	soft_unlock();
 }
 
 void aiordma_trace_stop(void)

@@ -58,16 +58,13 @@ extern const struct soft_subsystem soft_trace_subsystem;
 
 /* `path` with %p for the number of this process.  0 or an errno value. */
 int soft_trace_file_open(const char *path);
-/* Add a line, which has its newline.  False when that was not possible: the file is closed. */
-bool soft_trace_file_add(const char *line, size_t length);
-/* The same, before the file is closed: there is always room for a short one. */
+/* Add a line, which has its newline.  0 or an errno value: then the file is to be closed. */
+int soft_trace_file_add(const char *line, size_t length);
+/* The same for the last line, in the place of others where there is no room for it. */
 void soft_trace_file_close(const char *line, size_t length);
-/* What has been added is all that is in the file. */
-void soft_trace_file_trim(void);
+/* Without a last line. */
 void soft_trace_file_forget(void);
 /* The one that is open, as it is called; or NULL. */
 const char *soft_trace_file_path(void);
-/* Why the last line could not be added; an errno value. */
-int soft_trace_file_error(void);
 
 #endif

@@ -1,0 +1,143 @@
+"""The runs of several traces on one time axis, as a plain listing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+
+from aiordma import trace
+from aiordma.trace import Outcome, Record, Request, Run
+
+# Records about queue pairs that are shown between the requests.
+Incident = (
+    trace.CreatedQP
+    | trace.DestroyedQP
+    | trace.QPStateChange
+    | trace.AsyncEvent
+    | trace.Refused
+    | trace.Retry
+    | trace.AccessRefused
+    | trace.Fault
+)
+
+KEYS = {"remote_addr", "rkey", "invalidate_rkey", "invalidated_rkey"}
+
+
+@dataclass(slots=True)
+class Traced:
+    """A run, and the requests and incidents of it that are shown."""
+
+    path: Path
+    run: Run
+    offset: int
+    """The offset of its times on the common axis, which begins with 0."""
+    requests: list[Request]
+    incidents: list[Incident]
+
+    def at(self, t: int) -> int:
+        """A time of the run on the common axis, in nanoseconds."""
+        return t + self.offset
+
+
+def load(
+    paths: Iterable[Path], qps: Collection[int] = (), statuses: Collection[str] = ()
+) -> list[Traced]:
+    """All runs of some files; the axis begins with the earliest of them.
+
+    Shown are the requests of these queue pairs with these statuses, or of all if there are none.
+    Incidents have no status, and are not shown if requests are selected by theirs.
+    """
+    found = [(path, run) for path in paths for run in trace.read(path)]
+    offsets = trace.offsets([run for _, run in found])
+    zero = min(run.header.t + offset for (_, run), offset in zip(found, offsets, strict=True))
+
+    def has_status(request: Request) -> bool:
+        return request.status in statuses or ("FAILED" in statuses and request.failed)
+
+    return [
+        Traced(
+            path,
+            run,
+            offset - zero,
+            [
+                it
+                for it in trace.requests(run)
+                if (not qps or it.qp_num in qps) and (not statuses or has_status(it))
+            ],
+            [
+                it
+                for it in run.records
+                if isinstance(it, Incident) and not statuses and (not qps or it.qp_num in qps)
+            ],
+        )
+        for (path, run), offset in zip(found, offsets, strict=True)
+    ]
+
+
+def listing(traces: Iterable[Traced]) -> Iterator[str]:
+    """The processes and how each trace ended, then the requests, by their posts, and incidents."""
+    rows: list[tuple[int, str]] = []
+    for traced in traces:
+        header = traced.run.header
+        began = datetime.fromtimestamp(header.realtime_ns / 1e9).astimezone()
+        yield f"process {header.pid} on {header.host}, {header.device}: {header.command}"
+        yield (
+            f"  {traced.path}, from {began:%Y-%m-%d %H:%M:%S.%f}: "
+            f"{len(traced.run.records) + 1} lines, {ending(traced.run)}"
+        )
+        for t, it, text in [
+            *((request.began, request, request_text(request)) for request in traced.requests),
+            *((incident.t, incident, incident_text(incident)) for incident in traced.incidents),
+        ]:
+            at, qp_num = traced.at(t), "-" if it.qp_num is None else it.qp_num
+            rows.append((at, f"{at / 1e6:12.4f} {header.pid:>8} {qp_num:>10}  {text}"))
+    yield f"{'ms':>12} {'process':>8} {'queue pair':>10}"
+    yield from (text for _, text in sorted(rows, key=lambda row: row[0]))
+
+
+def ending(run: Run) -> str:
+    if run.end is not None:
+        return f"ended early: {run.end.error}" if run.end.error else "complete"
+    if run.torn:
+        return "the last line is torn: the process was killed"
+    return "without an end: the process was killed, or is still at work"
+
+
+def request_text(request: Request) -> str:
+    text = f"{request.operation} wr_id={wr_id_text(request.wr_id)} bytes={request.bytes}"
+    if request.took is not None:
+        text += f" took={request.took / 1e3:.1f}us"
+    elif request.outcome is Outcome.IMPLICIT and request.ended is not None:
+        text += f" took<{(request.ended - request.began) / 1e3:.1f}us"
+    known = request.status if request.completion else request.outcome.value
+    return f"{text} {known}" + (" (lost)" if request.outcome is Outcome.LOST else "")
+
+
+def incident_text(incident: Incident) -> str:
+    """The type of a record, and its fields as in the file."""
+    values = (
+        f"{name}={'+'.join(value) if isinstance(value, tuple) else value}"
+        for name, value in arguments(incident).items()
+    )
+    return " ".join([incident.TYPE, *values])
+
+
+def wr_id_text(wr_id: int) -> str:
+    """A wr_id as text, in hexadecimal if it looks like a pointer."""
+    return str(wr_id) if wr_id < 1 << 32 else f"{wr_id:#x}"
+
+
+def arguments(record: Record) -> dict[str, object]:
+    """The fields that a record has. Keys and addresses are text: viewers have no 64-bit numbers."""
+    values = {
+        each.name: getattr(record, each.name)
+        for each in fields(record)
+        if each.name not in ("t", "request", "qp_num")
+    }
+    return {
+        name: wr_id_text(value) if name == "wr_id" else hex(value) if name in KEYS else value
+        for name, value in values.items()
+        if value is not None and value is not False and value != ()
+    }
