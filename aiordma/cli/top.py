@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import UnionType
-from typing import Any, cast, get_args, get_origin, get_type_hints, is_typeddict
+from typing import cast
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -142,35 +140,18 @@ def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], 
 
 def readable(answers: Mapping[str, object]) -> tuple[Shown, list[str]]:
     """The answers that the table can show, and why not others."""
-    shown, notes = {}, []
+    shown: Shown = {}
+    notes = []
     for name, answer in answers.items():
-        if fits(answer, Snapshot):
-            shown[name] = cast("Snapshot", answer)
-        else:
+        one = {name: cast("Snapshot", answer)}
+        try:
+            tables(one, remember(one), 0, 80)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
             theirs = answer.get("version") if isinstance(answer, dict) else None
             notes.append(OTHER.format(number(name), plain(theirs or "of another version")))
+        else:
+            shown |= one
     return shown, notes
-
-
-def fits(value: Any, kind: Any) -> bool:
-    """Whether a value of JSON has every field of a type, with its type; it may have more."""
-    arguments = get_args(kind)
-    if is_typeddict(kind):
-        return isinstance(value, dict) and all(
-            name in value and fits(value[name], of) for name, of in hints(kind).items()
-        )
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(fits(each, arguments[0]) for each in value)
-    if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(fits(each, arguments[1]) for each in value.values())
-    if get_origin(kind) is UnionType:
-        return any(fits(value, each) for each in arguments)
-    return isinstance(value, int | float if kind is float else kind)
-
-
-@functools.cache
-def hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def number(name: str) -> str:
