@@ -131,6 +131,33 @@ async def test_what_a_snapshot_tells(device_name: str, host: str) -> None:
 
 
 @pytest.mark.any_device
+@pytest.mark.parametrize("what", ["credits", "send_queue"])
+async def test_a_snapshot_tells_what_is_waited_for(device_name: str, what: str) -> None:
+    """A peer that receives nothing gives no credits; more work than entries waits for them."""
+
+    def waiting() -> list[int]:
+        states = snapshot()["connections"]
+        return [state[f"waiting_for_{what}"] for state in states]  # type: ignore[literal-required]
+
+    async with testing.connected_pair(device=device_name) as (client, server):
+        assert waiting() == [0, 0]
+        if what == "credits":
+            tasks = [asyncio.create_task(client.send(bytes(20_000))) for _ in range(1000)]
+            while not any(waiting()):  # noqa: ASYNC110 - nothing tells of the last credit
+                await asyncio.sleep(0)
+            for _ in tasks:
+                (await server.recv()).release()
+        else:
+            remote = await client.request_region(8)
+            tasks = [asyncio.create_task(client.write(bytes(8), remote)) for _ in range(1000)]
+            await asyncio.sleep(0)  # they have begun
+            assert any(waiting())
+        assert max(waiting()) < 1000
+        await asyncio.gather(*tasks)
+        assert waiting() == [0, 0]
+
+
+@pytest.mark.any_device
 def test_each_object_makes_its_own_part_of_a_snapshot() -> None:
     """What is private to a class is read there, so that its author sees what a snapshot needs."""
     tree = ast.parse(Path(monitoring.__file__).read_text())

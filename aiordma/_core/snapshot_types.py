@@ -126,6 +126,10 @@ class ConnectionState(TypedDict):
     """Work requests that are posted or wait for entries."""
     messages_waiting: int
     """Messages that wait for credits or memory."""
+    waiting_for_credits: int
+    """Of these, those that wait until the peer receives."""
+    waiting_for_send_queue: int
+    """Work requests that wait for entries of the send queue."""
     messages_unread: int
     """Messages that have arrived and were not received yet."""
     shared_regions: int

@@ -910,6 +910,7 @@ cdef class MessageChannel(FrameHandler):
         figures = {
             "messages_waiting": self.waiting.size(),
             "controls_waiting": self.controls.size(),
+            "credits": self.credits.data,
             "frames_under_way": self.frames_under_way,
             "rendezvous": len(self.rendezvous),
         }
