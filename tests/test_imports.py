@@ -310,12 +310,11 @@ def test_only_native_imports_the_library() -> None:
 
 
 def test_nothing_depends_on_what_is_experimental() -> None:
-    """But for the modules that keep its former names."""
     experimental = "aiordma.verbs.experimental"
     wrong = [
         str(found)
         for path in modules()
-        if path.parent.name != "experimental" and path.name not in {"efa.py", "mlx5.py"}
+        if path.parent.name != "experimental"
         for found in imports(path)
         if found.module.startswith(experimental)
     ]

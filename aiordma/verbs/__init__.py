@@ -171,8 +171,6 @@ else:
             "._qp.work_request": "BindInfo FlushInfo ReceiveWorkRequest ScatterGatherElement "
             "Segmentation SendWorkRequest",
             "._qp.xrc": "XRCDomain",
-            ".efa": "",
             ".experimental": "",
-            ".mlx5": "",
         },
     )

@@ -15,7 +15,8 @@ import pytest
 from aiordma import verbs
 from aiordma._native import PROVIDER_CONVENTIONS, Convention, ProviderCalls, embedded, ffi
 from aiordma.errors import PostError, UnsupportedError, VerbsError
-from aiordma.verbs import QPCapabilities, QPState, QPType, SendFlags, SendOps, WROpcode, efa, mlx5
+from aiordma.verbs import QPCapabilities, QPState, QPType, SendFlags, SendOps, WROpcode
+from aiordma.verbs.experimental import efa, mlx5
 
 F: Any = ffi  # what the stub of the compiled module leaves out
 QKEY = 0x11111111
