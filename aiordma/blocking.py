@@ -502,8 +502,7 @@ def _maker(
     def maker(*arguments: P.args, **options: P.kwargs) -> H:
         thread = _started()
         if function is not transport.listen and _get_running_loop() is not None:
-            bound = inspect.signature(function).bind(*arguments, **options).arguments
-            check_server(bound["host"], bound["port"])
+            check_server(*arguments, **options)
 
         async def make() -> H:
             return handle(thread, await function(*arguments, **options))
@@ -519,7 +518,7 @@ def handle_drop(handle: _Handle[Any]) -> object:
     return handle._drop()
 
 
-def check_server(host: object, port: object) -> None:
+def check_server(host: object = None, port: object = None, *_: object, **__: object) -> None:
     """WrongLoopError for a server of the event loop that the caller keeps from running."""
     loop = _get_running_loop()
     for thing in shutdown.all_open():

@@ -144,6 +144,14 @@ class Config:
     service_level: int | None = None
     """InfiniBand's service level, or RoCE's priority, 0 to 15 (`via="tcp"`).  None: 0."""
 
+    def __repr__(self) -> str:
+        given = [
+            f"{field.name}={value!r}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        ]
+        return f"Config({', '.join(given)})"
+
     def __post_init__(self) -> None:
         for name, convert, optional in _FIELDS:
             value = getattr(self, name)

@@ -6,13 +6,12 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator
-from ssl import SSLContext
-from typing import Never
+from typing import Unpack
 
 from ._core.arguments import integer, seconds
-from .config import DEFAULT, Config, Encrypt
+from ._options import CONNECT, ConnectOptions, shows
 from .errors import AuthenticationError, ConnectionManagerError, RejectedError, host_port
-from .transport import Address, Connection, Via, connect
+from .transport import Connection, connect
 
 logger: logging.Logger = logging.getLogger("aiordma.reconnect")
 
@@ -34,6 +33,7 @@ def is_temporary(error: Exception) -> bool:
     return next((again for cls, again in TEMPORARY if isinstance(error, cls)), False)
 
 
+@shows(ConnectOptions, CONNECT)
 async def reconnect(
     host: str,
     port: int,
@@ -41,15 +41,7 @@ async def reconnect(
     first_delay: float = 0.1,
     longest_delay: float = 30.0,
     attempts: int | None = None,
-    device: str | None = None,
-    via: Via = "cm",
-    source: Address | None = None,
-    config: Config = DEFAULT,
-    auth: bytes | None = None,
-    encrypt: Encrypt = False,
-    ssl: SSLContext | None = None,
-    data: bytes = b"",
-    **unknown: Never,
+    **options: Unpack[ConnectOptions],
 ) -> AsyncIterator[Connection]:
     """Connect, and connect again at each iteration: `async for conn in reconnect(...)`.
 
@@ -71,19 +63,7 @@ async def reconnect(
     failures = 0
     while True:
         try:
-            connection = await connect(
-                host,
-                port,
-                device=device,
-                via=via,
-                source=source,
-                config=config,
-                auth=auth,
-                encrypt=encrypt,
-                ssl=ssl,
-                data=data,
-                **unknown,
-            )
+            connection = await connect(host, port, **options)
         except Exception as error:
             failures += 1
             if not is_temporary(error) or (attempts is not None and failures >= attempts):

@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import cache, lru_cache, partial
 from ssl import SSLContext
 from types import BuiltinFunctionType, FunctionType, MethodType, TracebackType
-from typing import Literal, Never, Self, cast
+from typing import Self, Unpack, cast
 
 from . import verbs
 from ._core import protocol
@@ -39,27 +39,36 @@ from ._datapath.results import Received, ReceivedMemory
 from ._loop import shutdown
 from ._loop.affinity import LoopAffinity
 from ._loop.wait_queue import WaitQueue
+from ._options import (
+    CONNECT,
+    ENDPOINT,
+    LISTEN,
+    ClientOptions,
+    ConnectOptions,
+    EndpointOptions,
+    ListenOptions,
+    Options,
+    ServerOptions,
+    complete,
+    shows,
+)
+from ._options import Via as Via  # noqa: PLC0414 - users name it
 from ._transport import connect_cm, connect_tcp, observation
 from ._transport.acceptor import Acceptor
-from ._transport.arguments import (
-    check_config,
-    check_host,
-    check_source,
-    port_number,
-    refuse_keywords,
-)
+from ._transport.arguments import check_config, check_host, check_source, port_number
 from ._transport.auth import NO_SECURITY, Security
 from ._transport.batch import Batch
 from ._transport.connect_attempt import unanswered
 from ._transport.connect_oob import PendingConnection
 from ._transport.connection import Connection, Statistics
 from ._transport.inspection import ConnectionRequest, OnRequest, check_data, introduce
-from ._transport.lifecycle import Address, weakly
+from ._transport.lifecycle import weakly
 from ._transport.listening import Port, open_ports
 from ._transport.path_options import check_options
 from ._transport.remote_memory import RemoteRegion, RemoteSlice
 from ._transport.shares import Share
-from .config import DEFAULT, Config, Encrypt
+from .cm.address import Address
+from .config import Config
 from .errors import AddressError, ConnectionClosedError, DeviceEventError, RDMAError, host_port
 from .verbs._device.device import name_or_variable, only_device
 
@@ -88,9 +97,6 @@ __all__ = [
 ]
 
 logger: logging.Logger = logging.getLogger("aiordma.transport")
-
-Via = Literal["cm", "tcp"]
-
 
 # Seconds for which a loop caches the choice of a device.  To ask for the
 # default one opens the system's, which takes longer than all the rest of a connection.
@@ -162,20 +168,8 @@ def numeric(name: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes
     return f"{host}%{scope}" if scope else str(host), int(port)
 
 
-async def connect(
-    host: str,
-    port: int,
-    *,
-    device: str | None = None,
-    via: Via = "cm",
-    source: Address | None = None,
-    config: Config = DEFAULT,
-    auth: bytes | None = None,
-    encrypt: Encrypt = False,
-    ssl: SSLContext | None = None,
-    data: bytes = b"",
-    **unknown: Never,
-) -> Connection:
+@shows(ConnectOptions, CONNECT)
+async def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connection:
     """Connects to a listener.  Names with several addresses are tried in the resolver's order.
 
     Raises RejectedError when there is no listener or it refuses, UnreachableError when
@@ -197,28 +191,17 @@ async def connect(
     `data`, at most 64 bytes (LimitError), is for the application of the listener, if that inspects
     requests (`on_request` of `listen`); it may refuse with a reason: RejectedError, by_application.
     """
-    refuse_keywords("connect", unknown)
-    return await connect_with(
-        check_security(via, auth, encrypt, ssl, host),
-        host,
-        port,
-        device=device,
-        via=via,
-        source=source,
-        config=config,
-        data=data,
-    )
+    given = complete("connect", options, CONNECT)
+    security = check_security(given, given["ssl"], host)
+    return await connect_with(given, security, host, port, data=given["data"])
 
 
 async def connect_with(
+    options: ClientOptions,
     security: Security,
     host: str,
     port: int,
     *,
-    device: str | None,
-    via: Via,
-    source: Address | None,
-    config: Config,
     data: bytes = b"",
     family: int = 0,
     flags: int = 0,
@@ -229,15 +212,15 @@ async def connect_with(
     `family` and `flags` are the resolver's.  `all_errors`: where no address can be connected to, an
     ExceptionGroup with the error of each, as of `loop.create_connection`.
     """
-    check_source(source)
-    check_options(via, config)
+    check_source(options["source"])
+    check_options(options["via"], options["config"])
     data = check_data(data)
-    chosen, asked = choose_device(device)
+    chosen, asked = choose_device(options["device"])
     errors: list[Exception] = []
     try:
         find = partial(resolve, host, port, family=family, flags=flags)
         connection = await _connect(
-            security, host, port, find, errors, chosen, asked, via, source, config, data
+            options, security, host, port, find, errors, chosen, asked, data
         )
     except (RDMAError, OSError) as error:
         observation.failed(host_port((host, port)), error, accepted=False)
@@ -251,6 +234,7 @@ async def connect_with(
 
 
 async def _connect(
+    options: ClientOptions,
     security: Security,
     host: str,
     port: int,
@@ -258,11 +242,9 @@ async def _connect(
     errors: list[Exception],
     chosen: verbs.Device,
     asked: str | None,
-    via: Via,
-    source: Address | None,
-    config: Config,
     data: bytes,
 ) -> Connection:
+    via, source, config = options["via"], options["source"], options["config"]
     try:
         async with asyncio.timeout(config.connect_timeout):
             for address in await find():
@@ -284,34 +266,27 @@ async def _connect(
         raise errors[-1] from error
 
 
+@shows(EndpointOptions, ENDPOINT)
 async def prepare_connection(
-    *,
-    device: str | None = None,
-    address: str | None = None,
-    config: Config = DEFAULT,
-    auth: bytes | None = None,
-    encrypt: Encrypt = False,
+    *, address: str | None = None, **options: Unpack[EndpointOptions]
 ) -> PendingConnection:
     """Half of a connection whose endpoints travel on a channel of the caller's own.
 
     `address` is the local IP address to be reached by; None takes the best that the device has.
     See `PendingConnection` for the steps.  `auth` and `encrypt` as for `connect`.
     """
+    given = complete("prepare_connection", options, ENDPOINT)
+    config, security = given["config"], Security(given["auth"], encrypt=given["encrypt"])
     check_config(config)
-    chosen, _ = choose_device(device)
+    chosen, _ = choose_device(given["device"])
     where = (await resolve(address, 0))[0] if address is not None else None
-    return PendingConnection(chosen, where, config, Security(auth, encrypt=encrypt))
+    return PendingConnection(chosen, where, config, security)
 
 
 def check_security(
-    via: str,
-    auth: bytes | None,
-    encrypt: Encrypt,
-    ssl: SSLContext | None,
-    hostname: str | None,
-    *,
-    stream: bool = False,
+    options: Options, ssl: SSLContext | None, hostname: str | None, *, stream: bool = False
 ) -> Security:
+    via, auth, encrypt = options["via"], options["auth"], options["encrypt"]
     if via not in ("cm", "tcp"):
         raise ValueError(f'via is "cm" or "tcp", not {via!r}')
     if ssl is not None and via != "tcp":
@@ -533,20 +508,8 @@ def fail_listener(listener: Listener) -> Callable[[Exception], None]:
     return weakly(listener._fail)
 
 
-async def listen(
-    host: str = "",
-    port: int = 0,
-    *,
-    device: str | None = None,
-    via: Via = "cm",
-    backlog: int = 128,
-    config: Config = DEFAULT,
-    auth: bytes | None = None,
-    encrypt: Encrypt = False,
-    ssl: SSLContext | None = None,
-    on_request: OnRequest | None = None,
-    **unknown: Never,
-) -> Listener:
+@shows(ListenOptions, LISTEN)
+async def listen(host: str = "", port: int = 0, **options: Unpack[ListenOptions]) -> Listener:
     """Listens on an address ("" or "::" for all of them) and port (0 picks one).
 
     A name with several addresses listens on each of them that this machine has, with one port
@@ -565,28 +528,17 @@ async def listen(
     reason of a refusal, a str, which the peer's `connect` raises.  The peer's handshake waits for
     it, within `Config.handshake_timeout`; `Connection.request_data` keeps what the peer gave.
     """
-    refuse_keywords("listen", unknown)
-    return await listen_with(
-        check_security(via, auth, encrypt, ssl, None),
-        host,
-        port,
-        device=device,
-        via=via,
-        backlog=backlog,
-        config=config,
-        on_request=on_request,
-    )
+    given = complete("listen", options, LISTEN)
+    security = check_security(given, given["ssl"], None)
+    return await listen_with(given, security, host, port, on_request=given["on_request"])
 
 
 async def listen_with(
+    options: ServerOptions,
     security: Security,
     host: str | list[str],
     port: int,
     *,
-    device: str | None,
-    via: Via,
-    backlog: int,
-    config: Config,
     on_request: OnRequest | None = None,
     family: int = 0,
     flags: int = 0,
@@ -595,11 +547,12 @@ async def listen_with(
 
     `family` and `flags` are the resolver's.
     """
+    via, config = options["via"], options["config"]
     check_options(via, config)
     if on_request is not None and not callable(on_request):
         raise TypeError(refusal("on_request", "a function of a ConnectionRequest", on_request))
-    port, backlog = port_number(port), integer("backlog", backlog, 0, I32_MAX)
-    chosen, asked = choose_device(device)
+    port, backlog = port_number(port), integer("backlog", options["backlog"], 0, I32_MAX)
+    chosen, asked = choose_device(options["device"])
     addresses: list[Address] = []
     for each in host if isinstance(host, list) else [host]:
         every = "0.0.0.0" if family == socket.AF_INET else "::"
@@ -807,20 +760,9 @@ class Server:
         await self.close()
 
 
+@shows(ListenOptions, LISTEN)
 async def start_server(
-    handler: Handler,
-    host: str = "",
-    port: int = 0,
-    *,
-    device: str | None = None,
-    via: Via = "cm",
-    backlog: int = 128,
-    config: Config = DEFAULT,
-    auth: bytes | None = None,
-    encrypt: Encrypt = False,
-    ssl: SSLContext | None = None,
-    on_request: OnRequest | None = None,
-    **unknown: Never,
+    handler: Handler, host: str = "", port: int = 0, **options: Unpack[ListenOptions]
 ) -> Server:
     """Listens, and runs `handler(conn)` as a task for every connection; otherwise as `listen`.
 
@@ -833,17 +775,4 @@ async def start_server(
     method, a functools.partial, a decorated function, or an object whose `__call__` is one.
     """
     check_handler(handler)
-    listener = await listen(
-        host,
-        port,
-        device=device,
-        via=via,
-        backlog=backlog,
-        config=config,
-        auth=auth,
-        encrypt=encrypt,
-        ssl=ssl,
-        on_request=on_request,
-        **unknown,
-    )
-    return Server(listener, handler)
+    return Server(await listen(host, port, **options), handler)

@@ -72,15 +72,18 @@ GROUPS: dict[str, set[str]] = {
     "_transport": {"_loop", "_memory", "_datapath", "mr_pool", "cm", "verbs", "_native", "config"}
     | {"dmabuf"}
     | CORE,
-    "transport": {"_transport", "_loop", "_datapath", "mr_pool", "cm", "verbs", "config"} | CORE,
-    "reconnecting": PUBLIC | {"_core.arguments"},
+    "_options": {"_transport", "cm", "config"},
+    "transport": {"_transport", "_options", "_loop", "_datapath", "mr_pool", "cm", "verbs"}
+    | {"config"}
+    | CORE,
+    "reconnecting": PUBLIC | {"_options", "_core.arguments"},
     "monitoring": PUBLIC | {"_transport", "_loop", "_core.snapshot_types"},
     "monitoring_socket": {"monitoring", "_native"},
     "metrics": {"monitoring"},
     "prometheus": {"metrics", "monitoring"},
     "opentelemetry": {"metrics", "monitoring"},
     "blocking": PUBLIC | {"streams", "_native", "_loop.shutdown", "_core.arguments"},
-    "streams": PUBLIC | {"_core.lazy_exports", "_loop.affinity", "_loop.shutdown"},
+    "streams": PUBLIC | {"_options", "_core.lazy_exports", "_loop.affinity", "_loop.shutdown"},
     # The public names are gathered here, so it may not be imported above.
     "": PUBLIC
     | {"_core.lazy_exports", "streams", "reconnecting", "monitoring"}

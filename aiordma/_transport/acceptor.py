@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from .._core.refusal import pack_refusal
+from ..cm.address import Address
 from ..config import Config
 from ..errors import (
     AuthenticationError,
@@ -28,7 +29,7 @@ from .endpoint import LocalEndpoint
 from .failure_limit import FailureLimit
 from .fair_share import FairShare, NoRoomError, networks_of, places, setting
 from .inspection import OnRequest, Way, admits, refuse
-from .lifecycle import Address, NoLink
+from .lifecycle import NoLink
 
 if TYPE_CHECKING:
     from .._core.admission import TicketOffice

@@ -5,7 +5,6 @@ Types say the same before the program runs; this is for programs that no type ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TypeVar
 
 from .._core.arguments import instance, integer, refusal
@@ -34,19 +33,6 @@ def check_source(source: object) -> None:
 def check_config(config: object) -> None:
     hint = "write aiordma.Config(**config)" if isinstance(config, dict) else ""
     instance("config", config, Config, "an aiordma.Config, as Config(max_message=1 << 20)", hint)
-
-
-_MEANT = {"timeout": "connect_timeout"}
-"""Keywords that are common elsewhere, and the setting that has the meaning here."""
-
-
-def refuse_keywords(call: str, unknown: Mapping[str, object]) -> None:
-    """TypeError for keywords that a call does not have; it says so where Config has them."""
-    for name in unknown:
-        setting = _MEANT.get(name, name)
-        known = setting in Config.__dataclass_fields__
-        hint = f"; write config=aiordma.Config({setting}=...)" if known else ""
-        raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def remote_memory(memory: object, wanted: type[T]) -> T:

@@ -24,8 +24,8 @@ NOT_THE_SAME_KEY = "the peer says that it has not the same key"
 
 if TYPE_CHECKING:
     from .._core.admission import TicketOffice
+    from ..cm.address import Address
     from .encryption import KeyExchange
-    from .lifecycle import Address
 
 
 @dataclass(frozen=True, slots=True)

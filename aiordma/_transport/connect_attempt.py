@@ -9,11 +9,12 @@ from typing import Generic, TypeVar
 from .._core import protocol
 from .._core.handshake import Hello
 from .._native.calls import shortage_hint
+from ..cm.address import Address
 from ..errors import AuthenticationError, UnreachableError, host_port
 from .auth import NOT_THE_SAME_KEY, KeyProof
 from .connection import Connection
 from .endpoint import LocalEndpoint
-from .lifecycle import Address, ControlChannel, Link, weakly
+from .lifecycle import ControlChannel, Link, weakly
 from .tcp_link import TCPLink
 
 E = TypeVar("E", bound=LocalEndpoint)

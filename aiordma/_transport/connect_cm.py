@@ -30,6 +30,7 @@ from .._core.handshake import (
 from .._core.refusal import is_of_key, unpack_refusal
 from .._loop.driver import Driver, EventDriver
 from .._loop.id_events import ENDED, IdEvents, check_name, make_id
+from ..cm.address import Address
 from ..config import Config
 from ..errors import (
     UNANNOUNCED,
@@ -48,7 +49,6 @@ from .connect_attempt import ConnectAttempt
 from .connection import Connection
 from .endpoint import LocalEndpoint, make_hello, route_errors
 from .inspection import Way
-from .lifecycle import Address
 
 logger = logging.getLogger("aiordma.cm")
 

@@ -34,6 +34,7 @@ from .._core import protocol
 from .._core.handshake import Endpoint, Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
 from .._native import fork
+from ..cm.address import Address
 from ..config import Config
 from ..errors import (
     BusyError,
@@ -51,7 +52,7 @@ from .connection import Connection
 from .connection_group import ConnectionGroup, GroupMember
 from .endpoint import AddressedEndpoint
 from .inspection import Way
-from .lifecycle import Address, ControlChannel, Link, NoLink
+from .lifecycle import ControlChannel, Link, NoLink
 
 logger = logging.getLogger("aiordma.tcp")
 

@@ -7,6 +7,7 @@ from typing import Self
 
 from .. import verbs
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
+from ..cm.address import Address
 from ..config import Config
 from ..errors import BufferStateError, ProtocolError
 from . import observation
@@ -14,7 +15,7 @@ from .auth import Security
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
 from .endpoint import AddressedEndpoint
-from .lifecycle import Address, NoLink
+from .lifecycle import NoLink
 
 SIZE = ENDPOINT_SIZE + HELLO_SIZE
 

@@ -42,6 +42,7 @@ from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, TICKET_SIZE, Endpoint, 
 from .._loop.device_failures import FailureWatch
 from .._loop.driver import Watch
 from .._native import fork
+from ..cm.address import Address
 from ..config import Config
 from ..errors import (
     AddressError,
@@ -62,7 +63,7 @@ from .connection_group import ConnectionGroup
 from .endpoint import AddressedEndpoint, ForeignAddressError, make_hello
 from .first_bytes import SilentSockets
 from .inspection import Way
-from .lifecycle import Address, Link
+from .lifecycle import Link
 from .tcp_link import (
     REFUSED,
     SHORTAGES,

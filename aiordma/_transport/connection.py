@@ -19,6 +19,7 @@ from .._datapath import one_sided
 from .._datapath.channel import Counts, MessageMethods, check_imm
 from .._loop.shutdown import EXITS, background
 from .._memory.registration_cache import CacheStatistics
+from ..cm.address import Address
 from ..dmabuf import DmabufRegion
 from ..errors import (
     ConnectionClosedError,
@@ -31,7 +32,7 @@ from ..verbs._memory.buffers import AnyMemory, bytes_of
 from . import observation
 from .batch import Batch
 from .lease_thread import Lease, lease_seconds
-from .lifecycle import Address, ConnectionLifecycle, weakly
+from .lifecycle import ConnectionLifecycle, weakly
 from .one_sided import Remote
 from .remote_memory import RemoteRegion
 from .shares import Share

@@ -13,7 +13,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from itertools import count
 
-from .lifecycle import Address, ControlChannel
+from ..cm.address import Address
+from .lifecycle import ControlChannel
 from .tcp_link import TCPLink
 
 # Seconds for which the numbers of connections that ended in order are collected: their peer has had

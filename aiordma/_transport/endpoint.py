@@ -18,6 +18,7 @@ from .. import verbs
 from .._core.handshake import Endpoint, Hello
 from .._datapath.work_queue import RESERVED_ENTRIES
 from .._loop.driver import Driver
+from ..cm.address import Address
 from ..config import Config
 from ..errors import (
     HandshakeBrokenError,
@@ -30,7 +31,6 @@ from ..errors import (
 from ..mr_pool import REMOTE_RIGHTS
 from ..verbs._device.route_lookup import NO_ROUTE
 from .auth import Security
-from .lifecycle import Address
 from .path_options import connect_options, local_gid, mtu_code, pkey_index
 
 logger = logging.getLogger("aiordma.connection")

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from .._loop.driver import Watch
 from .._native import fork
+from ..cm.address import Address
 from ..config import Config
 from .fair_share import FairShare, networks_of, places
-from .lifecycle import Address
 
 
 def _speaks(accepted: socket.socket) -> bool:

@@ -18,10 +18,10 @@ from typing import Literal
 
 from .._core import protocol
 from .._core.fields import MAX_DATA
+from ..cm.address import Address
 from ..errors import LimitError
 from ..verbs import bytes_of
 from .connection import Connection
-from .lifecycle import Address
 
 Way = Literal["cm", "tcp", "in-band"]
 

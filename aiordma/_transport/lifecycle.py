@@ -34,6 +34,7 @@ from .._datapath.channel import MessageChannel
 from .._datapath.work_queue import SendQueue
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
+from ..cm.address import Address
 from ..errors import (
     AuthenticationError,
     ConnectionBrokenError,
@@ -62,8 +63,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("aiordma.connection")
 
 OPEN = ConnectionState.OPEN
-
-Address = tuple[str, int]
 
 
 class Link(Protocol):

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from ..cm.address import Address
 from ..errors import AddressError, host_port
-from .lifecycle import Address
 
 logger = logging.getLogger("aiordma.transport")
 

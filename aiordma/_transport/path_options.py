@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from .. import verbs
+from ..cm.address import Address
 from ..config import Config
 from ..verbs._qp.bring_up import RNR_TIMER
 from .arguments import check_config
-
-if TYPE_CHECKING:
-    from .lifecycle import Address
 
 # The connection manager takes these from the route, and has no call that sets them.
 NOT_BY_CM = {

@@ -36,6 +36,7 @@ from .._core.refusal import (
 from .._loop.driver import writable
 from .._native import fork
 from .._native.calls import failure
+from ..cm.address import Address
 from ..errors import (
     UNANNOUNCED,
     AuthenticationError,
@@ -47,7 +48,6 @@ from ..errors import (
     host_port,
 )
 from .auth import NOT_THE_SAME_KEY, Security
-from .lifecycle import Address
 
 VIA_HINT = 'is an aiordma listener running there, with via="tcp" and not "cm"?'
 

@@ -8,11 +8,11 @@ import os
 import socket
 from collections.abc import Callable
 from ssl import SSLContext
-from typing import IO, TypeVar
+from typing import IO, TypeVar, Unpack
 
-from ..config import DEFAULT, Config, Encrypt
-from ..transport import Address, Connection, Via, check_security, connect_with
-from .tls import NO_LIMITS, TLS, TLSLimits, client_context, connected
+from .._options import STREAM, TLS, StreamOptions, complete, shows
+from ..transport import Connection, check_security, connect_with
+from .tls import NO_LIMITS, TLSLimits, client_context, connected
 from .transport import StreamTransport
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -44,19 +44,12 @@ class ClientTLS:
         self.limits = limits
 
 
+@shows(StreamOptions, STREAM)
 async def create_connection(
     protocol_factory: Callable[[], P],
     host: str,
     port: int | str,
-    *,
-    device: str | None = None,
-    via: Via = "cm",
-    source: Address | None = None,
-    config: Config = DEFAULT,
-    auth: bytes | None = None,
-    encrypt: Encrypt = False,
-    ssl: TLS = None,
-    server_hostname: str | None = None,
+    **options: Unpack[StreamOptions],
 ) -> tuple[asyncio.Transport, P]:
     """Connect and attach a protocol: `loop.create_connection` over RDMA.
 
@@ -67,16 +60,10 @@ async def create_connection(
     `ssl`.
     The transport is a `StreamTransport`, or with TLS asyncio's SSL transport on top of one.
     """
-    tls = ClientTLS(ssl, server_hostname, host)
-    connection = await connect_with(
-        check_security(via, auth, encrypt, None, host, stream=True),
-        host,
-        port_number(port),
-        device=device,
-        via=via,
-        source=source,
-        config=config,
-    )
+    given = complete("create_connection", options, STREAM)
+    tls = ClientTLS(given["ssl"], given["server_hostname"], host)
+    security = check_security(given, None, host, stream=True)
+    connection = await connect_with(given, security, host, port_number(port))
     return await attach(connection, protocol_factory, tls)
 
 
@@ -125,19 +112,9 @@ async def _attach(
     return transport, protocol
 
 
+@shows(StreamOptions, STREAM)
 async def open_connection(
-    host: str,
-    port: int | str,
-    *,
-    limit: int = LIMIT,
-    device: str | None = None,
-    via: Via = "cm",
-    source: Address | None = None,
-    config: Config = DEFAULT,
-    auth: bytes | None = None,
-    encrypt: Encrypt = False,
-    ssl: TLS = None,
-    server_hostname: str | None = None,
+    host: str, port: int | str, *, limit: int = LIMIT, **options: Unpack[StreamOptions]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect: `asyncio.open_connection` over RDMA.
 
@@ -147,17 +124,7 @@ async def open_connection(
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=limit, loop=loop)
     transport, protocol = await create_connection(
-        lambda: asyncio.StreamReaderProtocol(reader, loop=loop),
-        host,
-        port,
-        device=device,
-        via=via,
-        source=source,
-        config=config,
-        auth=auth,
-        encrypt=encrypt,
-        ssl=ssl,
-        server_hostname=server_hostname,
+        lambda: asyncio.StreamReaderProtocol(reader, loop=loop), host, port, **options
     )
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 

@@ -20,9 +20,10 @@ from contextvars import ContextVar
 from typing import IO, Any
 from weakref import WeakKeyDictionary, finalize
 
+from .._options import CLIENT, STREAM_SERVER, ClientOptions, Options, StreamServerOptions, Via
 from ..config import DEFAULT, Config
 from ..errors import ConnectionManagerError, ProtocolError
-from ..transport import Address, Connection, Via, check_security, connect_with, numeric
+from ..transport import Address, Connection, check_security, connect_with, numeric
 from . import client, server
 from .tls import TLSLimits
 from .transport import StreamTransport
@@ -66,6 +67,10 @@ class OverRDMA:
     device: str | None = None
     via: Via = "cm"
     config: Config = DEFAULT
+
+    @property
+    def _options(self) -> Options:
+        return {"device": self.device, "via": self.via, "config": self.config}
 
     def applies(self, host: str | None, port: int) -> bool:
         """Whether connections to, or a server at, this address go over RDMA."""
@@ -145,17 +150,10 @@ class OverRDMA:
         *,
         all_errors: bool = False,
     ) -> Connection:
+        options: ClientOptions = {**CLIENT, **self._options, "source": source}
+        security = check_security(options, None, host, stream=True)
         return await connect_with(
-            check_security(self.via, None, False, None, host, stream=True),
-            host,
-            port,
-            device=self.device,
-            via=self.via,
-            source=source,
-            config=self.config,
-            family=family,
-            flags=flags,
-            all_errors=all_errors,
+            options, security, host, port, family=family, flags=flags, all_errors=all_errors
         )
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
@@ -227,20 +225,16 @@ class OverRDMA:
                 f"some of the hosts {host!r} are for RDMA and some are not (applies()): start a "
                 "server for each kind"
             )
+        options: StreamServerOptions = {
+            **STREAM_SERVER,
+            **self._options,
+            "backlog": backlog,
+            "ssl": ssl,
+            "start_serving": start_serving,
+        }
         try:
             return await server.serve(
-                protocol_factory,
-                hosts,
-                number,
-                device=self.device,
-                via=self.via,
-                backlog=backlog,
-                config=self.config,
-                ssl=ssl,
-                start_serving=start_serving,
-                limits=limits,
-                family=family,
-                flags=flags,
+                options, protocol_factory, hosts, number, limits=limits, family=family, flags=flags
             )
         except OSError as error:
             if others.get("reuse_port") and error.errno == errno.EADDRINUSE:

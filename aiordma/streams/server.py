@@ -6,16 +6,17 @@ import asyncio
 from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable, Iterable
 from ssl import SSLContext
+from typing import Unpack
 
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
 from .._loop.shutdown import EXITS
-from ..config import DEFAULT, Config, Encrypt
+from .._options import STREAM_SERVER, StreamServerOptions, complete, shows
 from ..errors import DeviceEventError
-from ..transport import Address, Connection, Listener, Via, check_security, listen_with
+from ..transport import Address, Connection, Listener, check_security, listen_with
 from .client import LIMIT, port_number
 from .sockets import transport_socket
-from .tls import NO_LIMITS, TLS, TLSLimits, accepted, server_context
+from .tls import NO_LIMITS, TLSLimits, accepted, server_context
 from .transport import StreamTransport
 
 Hosts = str | Iterable[str | None] | None
@@ -167,19 +168,12 @@ class StreamServer(asyncio.AbstractServer):
         """The listener and the connections end by themselves."""
 
 
+@shows(StreamServerOptions, STREAM_SERVER)
 async def create_server(
     protocol_factory: Callable[[], asyncio.BaseProtocol],
     host: Hosts = None,
     port: int | str | None = 0,
-    *,
-    device: str | None = None,
-    via: Via = "cm",
-    backlog: int = 128,
-    config: Config = DEFAULT,
-    auth: bytes | None = None,
-    encrypt: Encrypt = False,
-    ssl: TLS = None,
-    start_serving: bool = True,
+    **options: Unpack[StreamServerOptions],
 ) -> StreamServer:
     """Listen and attach a protocol to every connection: `loop.create_server` over RDMA.
 
@@ -187,55 +181,34 @@ async def create_server(
     what `aiordma.listen` raises.  `ssl`, a context with a certificate, is TLS over the streams: all
     that travels is encrypted.
     """
-    return await serve(
-        protocol_factory,
-        host,
-        port,
-        device=device,
-        via=via,
-        backlog=backlog,
-        config=config,
-        auth=auth,
-        encrypt=encrypt,
-        ssl=ssl,
-        start_serving=start_serving,
-    )
+    given = complete("create_server", options, STREAM_SERVER)
+    return await serve(given, protocol_factory, host, port)
 
 
 async def serve(
+    options: StreamServerOptions,
     protocol_factory: Callable[[], asyncio.BaseProtocol],
     host: Hosts,
     port: int | str | None,
     *,
-    device: str | None,
-    via: Via,
-    backlog: int,
-    config: Config,
-    auth: bytes | None = None,
-    encrypt: Encrypt = False,
-    ssl: TLS,
-    start_serving: bool,
     limits: TLSLimits = NO_LIMITS,
     family: int = 0,
     flags: int = 0,
 ) -> StreamServer:
     """As `create_server`, with the other options of the loop's method."""
-    context = server_context(ssl)
+    context = server_context(options["ssl"])
     listener = await listen_with(
-        check_security(via, auth, encrypt, None, None, stream=True),
+        options,
+        check_security(options, None, None, stream=True),
         [each or "" for each in hosts_of(host)],
         port_number(port),
-        device=device,
-        via=via,
-        backlog=backlog,
-        config=config,
         family=family,
         flags=flags,
     )
     if limits.ssl_handshake_timeout is None:
-        limits = limits._replace(ssl_handshake_timeout=config.handshake_timeout)
+        limits = limits._replace(ssl_handshake_timeout=options["config"].handshake_timeout)
     server = StreamServer(listener, protocol_factory, context, limits)
-    if start_serving:
+    if options["start_serving"]:
         await server.start_serving()
     return server
 
@@ -249,20 +222,14 @@ def hosts_of(host: Hosts) -> list[str | None]:
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
 
 
+@shows(StreamServerOptions, STREAM_SERVER)
 async def start_stream_server(
     client_connected_cb: Handler,
     host: Hosts = None,
     port: int | str | None = 0,
     *,
     limit: int = LIMIT,
-    device: str | None = None,
-    via: Via = "cm",
-    backlog: int = 128,
-    config: Config = DEFAULT,
-    auth: bytes | None = None,
-    encrypt: Encrypt = False,
-    ssl: TLS = None,
-    start_serving: bool = True,
+    **options: Unpack[StreamServerOptions],
 ) -> StreamServer:
     """Run a handler with a reader and a writer for every connection: `asyncio.start_server`."""
     loop = asyncio.get_running_loop()
@@ -271,16 +238,4 @@ async def start_stream_server(
         reader = asyncio.StreamReader(limit=limit, loop=loop)
         return asyncio.StreamReaderProtocol(reader, client_connected_cb, loop=loop)
 
-    return await create_server(
-        factory,
-        host,
-        port,
-        device=device,
-        via=via,
-        backlog=backlog,
-        config=config,
-        auth=auth,
-        encrypt=encrypt,
-        ssl=ssl,
-        start_serving=start_serving,
-    )
+    return await create_server(factory, host, port, **options)

@@ -13,10 +13,9 @@ from asyncio import sslproto
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .._options import TLS
 from ..transport import Connection
 from .transport import StreamTransport
-
-TLS = ssl.SSLContext | bool | None
 
 
 class TLSLimits(NamedTuple):

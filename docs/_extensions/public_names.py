@@ -86,8 +86,14 @@ ATTRIBUTES = {
 
 
 def show_types() -> None:
-    """Replace what is compiled by functions and classes with the types of the stubs."""
+    """Replace what is compiled by functions and classes with the types of the stubs.
+
+    Of functions whose options are generated (`_options.shows`) autodoc must not read the source:
+    it looks for the default of each argument there.
+    """
     for name in NAMES:
+        if hasattr(name.value, "__signature__"):
+            name.value.__code__ = name.value.__code__.replace(co_filename="")
         if not isinstance(name.value, type):
             continue
         compiled = {

@@ -1,0 +1,105 @@
+"""The options of what connects and listens: the type and the default of each, once.
+
+A function takes them as `**options: Unpack[...]`, which type checkers see, `complete` adds the
+defaults, and `shows` lists them one by one in the function's signature.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from ssl import SSLContext
+from typing import Any, Literal, TypedDict, TypeVar, cast, get_type_hints
+
+from ._transport.inspection import OnRequest
+from .cm.address import Address
+from .config import DEFAULT, Config, Encrypt
+
+F = TypeVar("F", bound=Callable[..., Any])
+O = TypeVar("O", bound=Mapping[str, object])  # noqa: E741 - options
+
+Via = Literal["cm", "tcp"]
+TLS = SSLContext | bool | None
+
+
+class EndpointOptions(TypedDict, total=False):
+    device: str | None
+    config: Config
+    auth: bytes | None
+    encrypt: Encrypt
+
+
+class Options(EndpointOptions, total=False):
+    via: Via
+
+
+class ClientOptions(Options, total=False):
+    source: Address | None
+
+
+class ServerOptions(Options, total=False):
+    backlog: int
+
+
+class ConnectOptions(ClientOptions, total=False):
+    ssl: SSLContext | None
+    data: bytes
+
+
+class ListenOptions(ServerOptions, total=False):
+    ssl: SSLContext | None
+    on_request: OnRequest | None
+
+
+class StreamOptions(ClientOptions, total=False):
+    ssl: TLS
+    server_hostname: str | None
+
+
+class StreamServerOptions(ServerOptions, total=False):
+    ssl: TLS
+    start_serving: bool
+
+
+ENDPOINT: EndpointOptions = {"device": None, "config": DEFAULT, "auth": None, "encrypt": False}
+CLIENT: ClientOptions = {"device": None, "via": "cm", "source": None, **ENDPOINT}
+SERVER: ServerOptions = {"device": None, "via": "cm", "backlog": 128, **ENDPOINT}
+CONNECT: ConnectOptions = {**CLIENT, "ssl": None, "data": b""}
+LISTEN: ListenOptions = {**SERVER, "ssl": None, "on_request": None}
+STREAM: StreamOptions = {**CLIENT, "ssl": None, "server_hostname": None}
+STREAM_SERVER: StreamServerOptions = {**SERVER, "ssl": None, "start_serving": True}
+
+_MEANT = {"timeout": "connect_timeout"}
+"""Keywords that are common elsewhere, and the setting that has the meaning here."""
+
+
+def complete(call: str, options: O, defaults: O) -> O:
+    """The options, with the defaults of those that were not given.
+
+    TypeError for options that the call does not have; it says so where Config has them.
+    """
+    for name in options:
+        if name not in defaults:
+            setting = _MEANT.get(name, name)
+            known = setting in Config.__dataclass_fields__
+            hint = f"; write config=aiordma.Config({setting}=...)" if known else ""
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{hint}")
+    return cast(O, {**defaults, **options})
+
+
+def shows(types: type, defaults: Mapping[str, object]) -> Callable[[F], F]:
+    """For a function with `**options`: its signature, as `help` shows it, has each by its name."""
+    shown = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=value)
+        for hints in [get_type_hints(types)]
+        for name, value in defaults.items()
+        for kind in [hints[name]]
+    ]
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        *own, _ = signature.parameters.values()
+        function.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
