@@ -68,11 +68,8 @@ class Config:
     free that is logged, and the kernel is asked for transparent ones.  Shared as `pool_limit`."""
     cached_registrations: int = 64
     """Registrations of the user's own memory in the registration cache, which keeps them for the
-    next operation while the user holds a memoryview of that memory; 0: none.  Shared as
-    `pool_limit`."""
-    cached_bytes: int = 256 * MIB
-    """Memory that the registration cache may cover; the least recently used registrations go
-    first."""
+    next operation while the user holds a memoryview of that memory; 0: none.  The least recently
+    used go first, also where they cover more than 256 MiB together.  Shared as `pool_limit`."""
     polling: float = 200e-6
     """Adaptive polling: the longest time that the event loop busy-polls for the next completion
     before it sleeps.  It polls for less where a wake-up takes less, and only while polling finds
@@ -81,10 +78,8 @@ class Config:
     connect_timeout: float = 10.0
     """Seconds from `connect` until the peer must have answered the handshake."""
     handshake_timeout: float = 10.0
-    """Seconds that an accepted peer may take for its handshake."""
-    first_bytes_timeout: float = 2.0
-    """Seconds that an accepted socket may stay silent before its handshake (`via="tcp"`; the
-    connection manager has a limit of its own)."""
+    """Seconds that an accepted peer may take for its handshake.  An accepted socket may stay silent
+    before that for a fifth of them (`via="tcp"`; the connection manager has a limit of its own)."""
     max_handshakes: int = 256
     """Handshakes in progress at a listener at a time, as many requests over existing connections,
     and as many sockets that are silent before their handshake.  When a further peer comes, the
@@ -109,10 +104,6 @@ class Config:
     """Idle seconds before the peer's device is probed (keep-alive); None: never."""
     keep_alive_timeout: float = 30.0
     """Seconds that the device may take to answer the probe before the connection is broken."""
-    stall_timeout: float = 2.0
-    """While others wait for memory of the pool, the connections whose messages longer than 4 MiB
-    are being read must together read 16 MiB a second, each an equal part.  One that reads less than
-    its part in so many seconds is broken."""
     close_timeout: float = 2.0
     """Seconds that `close` waits for outstanding operations before it aborts them."""
     retry_count: int = 6
@@ -201,7 +192,6 @@ _BOUNDS = {
     "lease": (0.001, 4294967),
     "max_lease": (0.001, 4294967),
     "cached_registrations": (0, 1 << 20),
-    "cached_bytes": (0, 1 << 62),
     "pool_limit": (MIB, 1 << 62),
     "max_handshakes": (1, 1 << 20),
     "max_connections": (1, 1 << 62),
@@ -218,8 +208,7 @@ _BOUNDS = {
 }
 _MTUS = (256, 512, 1024, 2048, 4096)
 _TIMES = (
-    "connect_timeout", "handshake_timeout", "first_bytes_timeout", "close_timeout", "stall_timeout",
-    "keep_alive_timeout", "keep_alive",
+    "connect_timeout", "handshake_timeout", "close_timeout", "keep_alive_timeout", "keep_alive",
 )  # fmt: skip
 
 DEFAULT = Config()

@@ -214,10 +214,7 @@ cdef class MessageChannel(FrameHandler):
         self.spare_blocks, self.early_frames, self.drain_waiters = [], [], []
         self.peer_size_changes = collections.deque()
         self.receives = ReceiveQueue(self, memory, config)
-        self.inbox = Inbox(
-            self, memory, config.fetch_ahead, max(1, config.data_receives // 4),
-            config.stall_timeout,
-        )
+        self.inbox = Inbox(self, memory, config.fetch_ahead, max(1, config.data_receives // 4))
 
     # ---- bring-up ----
 

@@ -89,7 +89,6 @@ cdef class Inbox:
     cdef bint probing                  # whether the peer's device answers
     cdef uint32_t large                # messages being read into large blocks of the pool
     cdef readonly uint64_t progress    # bytes of READs that have completed
-    cdef readonly double stall_timeout  # seconds, see StalledReads
     cdef bint reads_ahead              # the last receiver took memory of the pool
     cdef uint32_t allocating           # calls of a receiver's `allocate` that have not returned
     cdef uint32_t frames_taken, refill  # receives are posted again for so many at a time

@@ -435,15 +435,12 @@ cdef bint is_complete(object item) noexcept:
 cdef class Inbox:
     """Messages that have arrived, and those that wait for them."""
 
-    def __init__(
-        self, MessageChannel channel not None, memory, max_bytes_ahead, refill, stall_timeout
-    ):
+    def __init__(self, MessageChannel channel not None, memory, max_bytes_ahead, refill):
         self.channel = channel
         self.table = channel.table
         self.memory, self.pool = memory, memory.pool
         self.source = memory.block_source(self.on_memory, internal=False)
         self.max_bytes_ahead, self.refill, self.reads_ahead = max_bytes_ahead, refill, True
-        self.stall_timeout = stall_timeout
         self.incoming, self.receivers, self.unread = Fifo(), Fifo(), Fifo()
 
     def on_memory(self):
@@ -641,12 +638,12 @@ cdef class Inbox:
         self.channel.queue.post(probe)
         return 0
 
-    def stalled(self):
+    def stalled(self, timeout):
         """The peer has answered its READs too slowly, while others wait for memory."""
         self.channel.queue.fail(
             ConnectionBrokenError(
-                f"the peer has not answered enough of the READs of its message in {self.stall_timeout:g}"
-                f" seconds, while others waited for memory of the pool (Config.stall_timeout)"
+                f"the peer has not answered enough of the READs of its message in {timeout:g} "
+                f"seconds, while others waited for memory of the pool"
             )
         )
 

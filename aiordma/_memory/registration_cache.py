@@ -38,6 +38,8 @@ from ..verbs._memory.memory_region import is_there
 # may export other memory than their own.
 STEADY = (bytearray, bytes, array.array)
 
+MOST_BYTES = 256 << 20
+
 
 def is_steady(owner: object) -> bool:
     return type(owner) in STEADY or (type(owner).__module__ == "numpy" and is_there(owner))
@@ -89,7 +91,7 @@ class RegistrationCache:
         self._set_up = False
         self._bytes = self._found = self._made = 0
 
-    def set_up(self, most: int, most_bytes: int) -> None:
+    def set_up(self, most: int, most_bytes: int = MOST_BYTES) -> None:
         """The limits; the first call counts."""
         if not self._set_up:
             self._set_up = True

@@ -3,7 +3,7 @@
 The memory of a long message is taken before its bytes have come, and a posted READ keeps it until
 the queue pair is gone.  So while others wait for memory, a peer that answers its READs too slowly
 loses its connection.  When no task waits, there is no timer, and a peer may take its time; but that
-time counts as soon as a task waits, or one that waits for less than `stall_timeout` would never
+time counts as soon as a task waits, or one that waits for less than `timeout` would never
 help.
 
 Too slowly: the readers of a pool must make SLOWEST bytes a second together, each an equal part, so
@@ -29,18 +29,16 @@ class Reader(Protocol):
     def progress(self) -> int:
         """Bytes of those that have completed."""
 
-    @property
-    def stall_timeout(self) -> float:
-        """Seconds in which they must make their part."""
-
-    def stalled(self) -> None:
-        """Ends the reads, which have not made their part in time."""
+    def stalled(self, timeout: float) -> None:
+        """Ends the reads, which have not made their part in so many seconds."""
 
 
 class StalledReads:
     """The readers of one pool, and since when each has not made its part."""
 
     def __init__(self, waiting: Sized) -> None:
+        self.timeout: float = 2.0
+        """Seconds in which each must make its part."""
         self._waiting = waiting
         self._readers: dict[Reader, tuple[int, float]] = {}
         self._scheduled = False
@@ -63,10 +61,10 @@ class StalledReads:
         now = time.monotonic()
         part = SLOWEST / (len(self._readers) or 1)
         for reader, (progress, since) in list(self._readers.items()):
-            if reader.progress - progress >= part * reader.stall_timeout:
+            if reader.progress - progress >= part * self.timeout:
                 self._readers[reader] = reader.progress, now
-            elif now - since >= reader.stall_timeout:
+            elif now - since >= self.timeout:
                 self.end(reader)
-                reader.stalled()
+                reader.stalled(self.timeout)
         if self._readers:
-            self.look_soon(min(reader.stall_timeout for reader in self._readers) / 4)
+            self.look_soon(self.timeout / 4)

@@ -69,7 +69,7 @@ class SilentSockets:
     """Passes sockets on when bytes are there; closes those that stay silent."""
 
     def __init__(self, config: Config) -> None:
-        self.timeout = config.first_bytes_timeout
+        self.timeout = config.handshake_timeout / 5
         self._waiting: FairShare[SilentSocket] = FairShare(places(config.max_handshakes))
 
     def __len__(self) -> int:

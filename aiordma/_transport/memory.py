@@ -30,7 +30,7 @@ class Memory:
     ) -> None:
         self.pool = pool
         self.registrations = registrations
-        registrations.set_up(config.cached_registrations, config.cached_bytes)
+        registrations.set_up(config.cached_registrations)
         self._waiter_error = waiter_error
         self._waiters: set[asyncio.Future[Block]] = set()
         self._sources: list[OrderedBlockSource] = []

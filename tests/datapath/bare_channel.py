@@ -46,7 +46,6 @@ class Room:
     max_eager_size: int = 0
     max_message: int = 1 << 40
     fetch_ahead: int = 0
-    stall_timeout: float = 1e6
 
 
 class Driver:

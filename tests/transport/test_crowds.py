@@ -240,7 +240,9 @@ async def test_silence_is_no_failure(
     monkeypatch.setattr(failure_limit, "HOST_RATE", 1e-6)
     caplog.set_level("INFO", "aiordma.acceptor")
     late = 5 if factory.via == "tcp" else 0  # the connection manager has no use for a part
-    async with await listening(factory, KEY, replace(SMALL, handshake_timeout=0.1)) as listener:
+    async with await listening(factory, KEY) as listener:
+        assert listener._acceptor is not None
+        listener._acceptor.config = replace(SMALL, handshake_timeout=0.1)  # of handshakes alone
         async with (
             crowd(factory, listener.port, first_bytes(factory, with_key=True), 5, 0),
             crowd(factory, listener.port, first_bytes(factory, with_key=True)[:20], 5, 0),
@@ -248,7 +250,6 @@ async def test_silence_is_no_failure(
         ):
             while sum("failed: TimeoutError" in text for text in caplog.messages) < late:
                 await yield_loop(1)
-        assert listener._acceptor is not None
         listener._acceptor.config = SMALL  # no hurry for the honest
         client = await dial(factory, listener.port, KEY)
         async with client, await listener.accept() as server:

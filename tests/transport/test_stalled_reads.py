@@ -32,7 +32,7 @@ from .marks import one_loop
 MIB = 1 << 20
 LENGTH = 16 * MIB
 HOSTILE = 5
-CONFIG = replace(SMALL, pool_limit=4 * LENGTH, fetch_ahead=0, keep_alive=None, stall_timeout=NEVER)
+CONFIG = replace(SMALL, pool_limit=4 * LENGTH, fetch_ahead=0, keep_alive=None)
 
 CHILD = """
 import asyncio, sys
@@ -71,16 +71,15 @@ async def stopped(pid: int) -> None:
 @one_loop
 async def test_peers_that_do_not_answer(factory: ConnectionFactory, answers: str) -> None:
     """The embedded device stops with its process; another one answers, and all arrive."""
-    config = CONFIG
-    if answers == "at first":
-        config = replace(CONFIG, stall_timeout=0.05 * factory.slow)
-    async with await factory.listen(config) as listener, await factory.listen(CONFIG) as patient:
+    timeout = NEVER if answers == "not at all" else 0.05 * factory.slow
+    async with await factory.listen(CONFIG) as listener:
         with ExitStack() as stack:
             receiving = []
             for _ in range(HOSTILE):
                 pid = stack.enter_context(offering(factory, listener.port))
                 async with factory.within(20):
                     conn = await listener.accept()
+                    conn._memory.pool.stalled_reads.timeout = timeout
                     while not conn._messages.figures()["unread"]:
                         await yield_loop(1)
                 if answers == "at first":
@@ -89,7 +88,11 @@ async def test_peers_that_do_not_answer(factory: ConnectionFactory, answers: str
                 await stopped(pid)
                 receiving.append((conn, asyncio.create_task(conn.recv())))
                 await yield_loop(5)
-            client, server = await factory.both(patient, CONFIG)
+            client, server = await factory.both(listener, CONFIG)
+            # A busy machine may take long for the honest one's READs.
+            stalled = server._memory.pool.stalled_reads
+            begin, honest = stalled.begin, server._messages.inbox
+            stalled.begin = lambda reader: None if reader is honest else begin(reader)  # type: ignore[method-assign]
             data = pattern(LENGTH)
             async with client, server, factory.within(20):
                 sending = asyncio.create_task(client.send(data))
@@ -108,7 +111,7 @@ async def test_peers_that_do_not_answer(factory: ConnectionFactory, answers: str
                     await ends(task, ConnectionError)
                 elif factory.slow == 1:
                     error = await ends(task, ConnectionBrokenError)
-                    assert "stall_timeout" in str(error)
+                    assert "has not answered enough" in str(error)
                 else:
                     (await task).release()
 
@@ -127,10 +130,9 @@ async def test_peers_that_do_not_answer(factory: ConnectionFactory, answers: str
 class Reader:
     rate: float
     progress: int = 0
-    stall_timeout: float = 2.0
     broken: bool = False
 
-    def stalled(self) -> None:
+    def stalled(self, timeout: float) -> None:
         self.broken = True
 
 
