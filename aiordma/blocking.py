@@ -114,7 +114,7 @@ class _Call:
             self.end(result, None)
 
     def _explained(self, error: BaseException, limit: asyncio.Timeout) -> BaseException:
-        """What the caller gets for it."""
+        """The error that the caller gets for it."""
         told: BaseException
         if isinstance(error, TimeoutError) and limit.expired():
             told = TimeoutError(f"the call did not end within {self._seconds:g} seconds")
@@ -183,7 +183,7 @@ class _LoopThread:
         self.over: bool = False
         """Whether it takes no more calls."""
         self.calls: dict[_Call, None] = {}
-        """Those that have begun. For the thread itself."""
+        """The calls that have begun. For the thread itself."""
         self._forks = fork.generation()
         self._unbegun: list[None] = [None]  # a thread that takes it out becomes the one
         self._steps: deque[Callable[[], None]] = deque()
@@ -659,7 +659,7 @@ class Connection(_Handle[transport.Connection]):
         )
 
     def recv_buffer(self) -> bytes:
-        """What the peer has handed over, as `aiordma.Connection.recv_buffer`; copied."""
+        """Memory that the peer has handed over, as `aiordma.Connection.recv_buffer`; copied."""
         return self._call(
             partial(_kept_or, self._buffers, partial(_handed_over, self.asynchronous)),
             self._buffers.appendleft,

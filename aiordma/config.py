@@ -16,7 +16,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 Encrypt = bool | Literal["messages"]
-"""What `encrypt=` may be."""
+"""The values of `encrypt=`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ _CONVERSIONS: dict[str, Callable[[str, object], object]] = {
     "float": seconds,
     "Rights": partial(choice, kind=Rights),
 }
-"""What becomes of a value, by the annotation of its field."""
+"""The conversion of a value, by the annotation of its field."""
 
 _TIMERS = {"ack_timeout": ack_seconds, "rnr_timer": rnr_seconds}
 

@@ -12,8 +12,9 @@ from aiordma._core.refusal import printable
 from aiordma._core.region import ALL_RIGHTS, RegionToken, Rights
 
 MAX_TEXT = 256
-MAX_DATA = 64
 """Bytes (UTF-8) of the longest text in a message; longer ones are cut when they are encoded."""
+MAX_DATA = 64
+"""Bytes of the longest data of the application in a message."""
 
 
 class Codec(Protocol):

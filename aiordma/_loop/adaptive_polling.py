@@ -1,12 +1,12 @@
 """Adaptive polling: when an event loop spins for completions before it sleeps, and for how long.
 
-To spin for as long as a wake-up costs is never more than twice as dear as the better of the two: to
-sleep at once, or not at all.  What a wake-up costs differs by machine and hour (from 35 us to more
-than 100 on one virtual machine), so a loop that is woken soon after a miss has stopped too early:
-it spins again now, and for twice as long, up to the limit.  Misses make the following spins rarer:
-a peer that is slow, or shares this core, costs next to nothing.  Their length grows all the same:
-where both sides sleep before each answer, the one that spins for long enough to see the other one
-wake up ends that.
+Spinning for as long as one wake-up costs is 2-competitive (ski rental): at worst it costs twice the
+better of the two, to sleep at once or not at all.  What a wake-up costs differs by machine and hour
+(from 35 us to more than 100 on one virtual machine), so a loop that is woken soon after a miss has
+stopped too early: it spins again now, and for twice as long, up to the limit.  Misses make the
+following spins rarer: a peer that is slow, or shares this core, costs next to nothing.  Their
+length grows all the same: where both sides sleep before each answer, the one that spins for long
+enough to see the other one wake up ends that.
 """
 
 from __future__ import annotations

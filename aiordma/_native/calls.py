@@ -170,7 +170,7 @@ def failure(verb: str, code: int, detail: str = "") -> VerbsError:
 
 
 def shortage_hint() -> str:
-    """What to do if this process can open no file now; "" if it can.  For what may come of it."""
+    """A hint for an error text if this process is out of file descriptors, else ""."""
     try:
         os.close(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:

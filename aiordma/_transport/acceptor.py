@@ -44,7 +44,7 @@ class ConnectionLimitError(RDMAError):
 
 
 def refusal_text(error: BaseException) -> str:
-    """What the peer's user reads of a handshake that this side gave up."""
+    """The text that the peer's user reads of a handshake that this side gave up."""
     text = cause_text(error)
     # A verb that fails here is no verdict on the peer.
     return f"the listener's machine failed: {text}" if isinstance(error, VerbsError) else text
@@ -154,7 +154,7 @@ class Handshake:
 
 
 class Acceptor:
-    """What the listeners of all ways of connecting have in common.
+    """The part that the listeners of all ways of connecting share.
 
     They call `admit` for each peer; `deliver` takes the connections that `on_request` does not
     refuse.  They call `fail` when no more peers can come, because the device has failed.
@@ -228,7 +228,7 @@ class Acceptor:
 
     @property
     def handshakes(self) -> int:
-        """How many are under way."""
+        """The number of those under way."""
         return len(self._handshakes)
 
     def _objection(self, host: str, *, in_band: bool) -> RDMAError | None:

@@ -1,5 +1,5 @@
-"""What the two sides demand of each other before they talk: a key, encryption, TLS on the TCP
-bootstrap, messages or a stream."""
+"""The security requirements of a connection, and their check in the handshake: a key, encryption,
+TLS on the TCP bootstrap, messages or a stream."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def explained(error: ConnectionManagerError | None) -> RDMAError | None:
 def parameters(
     endpoint: LocalEndpoint, peer: Hello | None = None, ticket: bytes = b""
 ) -> cm.ConnectionParameters:
-    """What is asked for; in a reply, no more than what the peer can serve and wants."""
+    """The parameters to ask for; in a reply, no more than what the peer can serve and wants."""
     responder, initiator = endpoint.max_dest_rd_atomic, endpoint.max_rd_atomic
     if peer is not None:
         responder = min(responder, peer.max_rd_atomic)

@@ -64,7 +64,7 @@ TRIES = 4
 
 
 class PeerKey(NamedTuple):
-    """What connections of one group have in common."""
+    """The key of a group: the same for all its connections."""
 
     device: str
     address: Address

@@ -47,7 +47,7 @@ class PendingConnection:
             self._attempt.give_up(self._link, error)
             raise
         self.endpoint: bytes = self._attempt.endpoint.packed()
-        """What is sent to the peer: 72 bytes, with a magic number and a version."""
+        """The message for the peer: 72 bytes, with a magic number and a version."""
 
     def __repr__(self) -> str:
         state = "started" if self._started else "accepted" if self._peer else "new"

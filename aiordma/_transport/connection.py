@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from .._core import protocol
+from .._core import connection_states, protocol
 from .._core.arguments import I32_MAX, choice, integer, truth
 from .._core.connection_states import CLOSING, LifecycleEvent
 from .._core.region import RegionToken, Rights
@@ -32,7 +32,7 @@ from ..verbs._memory.buffers import AnyMemory, bytes_of
 from . import observation
 from .batch import Batch
 from .lease_thread import Lease, lease_seconds
-from .lifecycle import ConnectionLifecycle, weakly
+from .lifecycle import Begun, ConnectionLifecycle, weakly
 from .one_sided import Remote
 from .remote_memory import RemoteRegion
 from .shares import Share
@@ -84,6 +84,19 @@ class Connection(ConnectionLifecycle, MessageMethods):
         observation.register(self._statistics)
         self._wire_seen: str | None = None
         self._wire_requested = False
+
+    def _begin(self, *, accepted: bool) -> None:
+        """Tells counts and hooks that its user is about to get it; it may have ended meanwhile."""
+        self._begun = Begun(time.monotonic(), accepted)
+        observation.begun(self, self._queue.peer, accepted=accepted)
+        if self._state is connection_states.ConnectionState.CLOSED:
+            self._report_end()
+
+    def _report_end(self) -> None:
+        if self._begun is not None:
+            error, accepted = self._close_cause, self._begun.accepted
+            assert error is not None
+            observation.ended(self, self._queue.peer, error, accepted=accepted)
 
     def __del__(self) -> None:
         """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""
@@ -145,7 +158,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
 
     @property
     def request_data(self) -> bytes:
-        """What the peer gave to `connect(data=...)`; b"" unless this listener has `on_request`."""
+        """Data of the peer's `connect(data=...)`; b"" unless this listener has `on_request`."""
         return self._request_data
 
     @property

@@ -1,4 +1,4 @@
-"""What encrypted connections need of the package `cryptography`: the extra `aiordma[encrypt]`.
+"""The part of `cryptography` that encrypted connections use: the extra `aiordma[encrypt]`.
 
 A `Sealing` (_datapath) seals frames and long messages with the ciphers from here; the keys come of
 the handshake (auth.py) by the rules of _core/authentication.py.  Only imported where a connection

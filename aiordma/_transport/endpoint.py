@@ -55,7 +55,7 @@ def make_hello(
     max_rd_atomic: int = 0,
     max_dest_rd_atomic: int = 0,
 ) -> Hello:
-    """What this side says of itself; without the numbers of its device, before it has an endpoint.
+    """The hello of this side; without the numbers of its device, before it has an endpoint.
 
     So it knows no device yet, and the peer learns in time whether both sides have a key.
     """
@@ -224,7 +224,7 @@ class AddressedEndpoint(LocalEndpoint):
             raise
 
     def packed(self) -> bytes:
-        """What the peer is told: the endpoint and the hello."""
+        """The endpoint and the hello, as the peer gets them."""
         return self.endpoint.pack() + self.hello.pack()
 
     def connect(self, remote: Endpoint, address: Address | None, *, proved: bool = False) -> None:

@@ -58,7 +58,7 @@ def places(wanted: int) -> int:
 
 
 def setting(limit: int) -> str:
-    """What decides on a limit of `places`, for errors."""
+    """The setting that decides on a limit of `places`, for errors."""
     return f"{limit}: Config.max_handshakes there, or an eighth of its descriptors"
 
 
@@ -97,9 +97,9 @@ class FairShare(Generic[T]):
         return iter(self._networks_of)
 
     def make_room(self, networks: Networks) -> T | None:
-        """Before `add`: the peer that goes, already removed; None if there is a place.
+        """Removes and returns the peer to be evicted if the table is full, else None.
 
-        NoRoomError if none goes for a peer of these networks.
+        To be called before `add`.  NoRoomError if none goes for a peer of these networks.
         """
         if len(self) < self.limit:
             return None

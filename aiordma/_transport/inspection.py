@@ -33,8 +33,8 @@ class ConnectionRequest:
     peer_address: Address | None
     """(host, port) of the peer."""
     data: bytes
-    """What the peer gave to `connect(data=...)`: at most 64 bytes, b"" without.  Check it: with
-    `auth` it comes from a peer that has the key, else from any host."""
+    """Data of the peer's `connect(data=...)`: at most 64 bytes, b"" without.  Check it: with `auth`
+    it comes from a peer that has the key, else from any host."""
     via: Way
     """How it connects: "cm", "tcp", or "in-band", over an earlier connection of via="tcp"."""
     device: str

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import time
 import warnings
 import weakref
 from asyncio import _get_running_loop
 from collections.abc import Callable
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .._core import protocol
 from .._core.connection_states import (
@@ -48,7 +47,6 @@ from ..errors import (
     host_port,
     in_short,
 )
-from . import observation
 from .auth import NOT_THE_SAME_KEY, KeyProof
 from .keep_alive import KeepAlive
 from .memory import Memory
@@ -56,7 +54,6 @@ from .one_sided import OneSided
 from .sharing import Sharing
 
 if TYPE_CHECKING:
-    from .connection import Connection
     from .encryption import KeyExchange
     from .endpoint import LocalEndpoint
 
@@ -95,7 +92,7 @@ class NoLink:
 
 
 def rejected_by_application(text: str) -> RejectedError:
-    """What `on_request` of the listener has decided; `text` is its reason."""
+    """The error for a refusal by the listener's `on_request`; `text` is its reason."""
     return RejectedError(
         f"the listener's application refused the connection: {text}",
         reason=REJECTED_BY_APPLICATION,
@@ -105,7 +102,7 @@ def rejected_by_application(text: str) -> RejectedError:
 
 
 class Inspection:
-    """What the last step of a handshake waits for (inspection.py): data, or the acceptance."""
+    """The wait of a handshake's last step (inspection.py): for data, or for the acceptance."""
 
     def __init__(self, *, client: bool) -> None:
         self._awaited = protocol.ConnectAccepted if client else protocol.ConnectData
@@ -145,7 +142,7 @@ class InbandHandler(Protocol):
 
 
 class Begun(NamedTuple):
-    """What is known of a connection from the moment when its user gets it."""
+    """The facts of a connection from the moment when its user gets it."""
 
     since: float
     """By `time.monotonic`."""
@@ -359,22 +356,9 @@ class ConnectionLifecycle:
         finally:
             del proof
 
-    def _begin(self, *, accepted: bool) -> None:
-        """Tells counts and hooks that its user is about to get it; it may have ended meanwhile."""
-        self._begun = Begun(time.monotonic(), accepted)
-        observation.begun(cast("Connection", self), self._queue.peer, accepted=accepted)
-        if self._state is ConnectionState.CLOSED:
-            self._report_end()
-
     def _report_end(self) -> None:
-        if self._begun is not None:
-            assert self._close_cause is not None
-            observation.ended(
-                cast("Connection", self),
-                self._queue.peer,
-                self._close_cause,
-                accepted=self._begun.accepted,
-            )
+        """Tells counts and hooks, if its user has it."""
+        raise NotImplementedError
 
     def _give_up(self, link: Link, error: BaseException) -> None:
         """The handshake failed: everything is given back, `link` with it."""

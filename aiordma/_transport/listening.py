@@ -21,7 +21,7 @@ NOT_HERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENODEV})
 
 
 class Port(Protocol):
-    """What listens on one address, in one way of connecting."""
+    """A listener on one address, for one way of connecting."""
 
     address: Address
 

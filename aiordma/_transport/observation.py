@@ -1,4 +1,4 @@
-"""What the process remembers of its connections: counts, errors by kind, and the user's hooks.
+"""The memory that the process has of its connections: counts, errors by kind, and the user's hooks.
 
 Nothing here runs for a message: a connection is registered when it is made, counted when it begins
 and when it ends, and its counts are added to those of the process when it is finalized.
@@ -27,7 +27,7 @@ logger = logging.getLogger("aiordma.connection")
 
 @dataclass(frozen=True, slots=True)
 class ConnectionChange:
-    """What a hook is called with: a connection has begun or ended, or could not be made."""
+    """The argument of a hook: a connection has begun or ended, or could not be made."""
 
     kind: Literal["begin", "end", "failure"]
     """"begin": it is open, and `connect` or `accept` is about to return it. "end": it was closed
@@ -62,7 +62,7 @@ class _Past:
 
     counts: ProcessCounts
     included: dict[int, Statistics | _Event]
-    """What is in the sums, and still in `_counted`."""
+    """The counts in the sums that are still in `_counted`."""
 
 
 # The counts of each connection, by the address of the object, until the connection is finalized:

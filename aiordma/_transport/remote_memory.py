@@ -22,7 +22,7 @@ PAST = 1e-9
 
 
 class RemoteMemory(Remote):
-    """What an operation is aimed at; its numbers are those of `range`."""
+    """The target of an operation; its numbers are those of `range`."""
 
     __slots__ = ("_range",)
 
@@ -78,7 +78,7 @@ class RemoteRegion(RemoteMemory):
 
     @property
     def rights(self) -> Rights:
-        """What the owner allows here."""
+        """The rights that the owner grants here."""
         return self.token.access
 
     @property

@@ -175,7 +175,7 @@ class WindowKey(ShareKey):
 
 
 class OfKey:
-    """What becomes of a request for the window of a key."""
+    """Callbacks of a bind or invalidate request: completed, failed, dropped."""
 
     key: WindowKey
 

@@ -64,7 +64,7 @@ def zero(view: memoryview) -> None:
 
 
 class ArrivalQueue(deque[A]):
-    """What has come from the peer and has not been taken, and the tasks that wait for it."""
+    """Arrivals from the peer that were not taken yet, and the tasks that wait for them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,11 +76,11 @@ class ArrivalQueue(deque[A]):
 
 
 class Request(NamedTuple):
-    """What the peer was asked for."""
+    """A request that the peer was sent."""
 
     answered: asyncio.Future[Any]
     since: float
-    """When, by `now`."""
+    """The time of it, by `now`."""
     message: protocol.Message
 
 
@@ -480,11 +480,11 @@ class Sharing:
 
     @property
     def shared(self) -> int:
-        """How many regions the peer may use now."""
+        """The number of regions that the peer may use now."""
         return len(self._shares)
 
     def figures(self) -> dict[str, int]:
-        """How much memory each side may use of the other's. Any thread may ask."""
+        """The amount of memory that each side may use of the other's. Any thread may ask."""
         return {
             "shared_regions": self.shared,
             "lent_bytes": self._lent_bytes,

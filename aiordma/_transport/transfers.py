@@ -58,7 +58,7 @@ class Pieces:
 
 
 class Atomic:
-    """Where the old value of an atomic operation lands: a block of the pool, then a future."""
+    """The target of the old value of an atomic operation: a block of the pool, then a future."""
 
     __slots__ = ("block", "future")
 

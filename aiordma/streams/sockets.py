@@ -1,4 +1,4 @@
-"""What stands in the place of a stream's socket: names and options, but no socket.
+"""The stand-in for a stream's socket: names and options, but no socket.
 
 Software asks a transport for its socket, for addresses, to set options, and to see whether an idle
 connection is still good.  It gets what asyncio gives, a `TransportSocket`, around a class of this
@@ -58,7 +58,7 @@ def refused(what: str, number: int, instead: str) -> OSError:
 
 
 class StreamSocket:
-    """What a `TransportSocket` asks: names and options; `fileno` is for polling alone."""
+    """The socket of a `TransportSocket`: names and options; `fileno` is for polling alone."""
 
     type: int = socket.SOCK_STREAM
     proto: int = socket.IPPROTO_TCP
