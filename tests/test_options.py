@@ -1,0 +1,57 @@
+"""The options of what connects and listens: shown one by one, and refused if there is none such."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import blocking
+
+pytestmark = pytest.mark.any_device
+
+
+async def handler(connection: aiordma.Connection) -> None:
+    """A handler that does nothing."""
+
+
+FUNCTIONS: dict[Callable[..., Any], tuple[object, ...]] = {
+    aiordma.connect: ("localhost", 1),
+    aiordma.listen: (),
+    aiordma.start_server: (handler,),
+    aiordma.prepare_connection: (),
+    aiordma.reconnect: ("localhost", 1),
+    aiordma.create_connection: (asyncio.Protocol, "localhost", 1),
+    aiordma.open_connection: ("localhost", 1),
+    aiordma.create_server: (asyncio.Protocol,),
+    aiordma.start_stream_server: (handler,),
+    blocking.connect: ("localhost", 1),
+    blocking.listen: (),
+    blocking.open_stream: ("localhost", 1),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)
+def test_each_option_is_shown(function: Callable[..., Any]) -> None:
+    parameters = inspect.signature(function).parameters
+    assert parameters.keys() >= {"device", "config", "auth", "encrypt"}
+    assert parameters["config"].default == aiordma.Config()
+    assert not any(it.kind is it.VAR_KEYWORD for it in parameters.values())
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)
+@pytest.mark.parametrize(
+    ("name", "hint"), [("devise", "$"), ("timeout", r"; write config=.*\(connect_timeout=\.\.\.\)")]
+)
+def test_an_option_that_there_is_not(function: Callable[..., Any], name: str, hint: str) -> None:
+    async def call() -> None:
+        result = function(*FUNCTIONS[function], **{name: 1})
+        await (anext(result) if function is aiordma.reconnect else result)
+
+    with pytest.raises(TypeError, match=rf"\(\) got an unexpected keyword argument '{name}'{hint}"):
+        asyncio.run(call())
+    blocking.stop()
