@@ -57,7 +57,6 @@ cdef extern from "verbs/boundary.h":
         uint32_t spin_us
         int polls_again
         int busy
-        int notify_fds_changed
     int aiordma_post_send(ibv_qp *, ibv_qp_ex *, const aiordma_send *, uint32_t, const ibv_sge *,
                           uint32_t *) nogil
     enum:

@@ -228,8 +228,8 @@ cdef class WorkRequestTable:
     cdef int drain_once(
         self, aiordma_drain *state, int most, uint32_t spin_us, int polls_again
     ) except? -10000:
-        """Hands out completions: bit 0: there were some, 1: there may be more, 2: other notify fds;
-        or a negative errno value."""
+        """Hands out completions: bit 0: there were some, 1: there may be more; or a negative errno
+        value."""
         cdef aiordma_completion[BATCH] completions
         cdef list freed = None
         cdef SendQueue queue = None
@@ -264,7 +264,7 @@ cdef class WorkRequestTable:
             raise error
         if count < 0:
             return count
-        return (count > 0 or state.busy) | (2 if more else 0) | (4 if state.notify_fds_changed else 0)
+        return (count > 0 or state.busy) | (2 if more else 0)
 
     cdef SendQueue dispatch(self, const aiordma_completion *wc):
         """Completes the work of one slot.  Returns its queue where that has freed entries, once for

@@ -29,7 +29,6 @@ import asyncio
 import errno
 import logging
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, cast
@@ -133,10 +132,7 @@ class Driver(PerLoopResource):
             if self._polling.most_us
             else (self.table.serve, *self.channel.reader(COMPLETIONS_PER_CALL, self._serve), 0)
         )
-        self._notify_fds: list[int] = []
-        for fd in self.channel.watched_fds:
-            loop.add_reader(fd, *self._woken)
-        self._watch_notify_fds()
+        loop.add_reader(self.channel.fd, *self._woken)
         loop.add_reader(self.timers.fd, self._on_timers)
         self._events = ContextEvents.for_context(context)
         self._token = self._events.subscribe(self._on_async_event)
@@ -185,8 +181,6 @@ class Driver(PerLoopResource):
         super()._reset_after_fork()
         self.table.calling_back = False
         self.table.closed = True
-        for fd in self._notify_fds:
-            os.close(fd)
 
     # ---- work queues ---------------------------------------------------------------------
 
@@ -268,18 +262,6 @@ class Driver(PerLoopResource):
 
     # ---- readers -------------------------------------------------------------------------
 
-    def _watch_notify_fds(self) -> None:
-        """Watches the notify pipes of the local peers that are attached now."""
-        before, self._notify_fds = self._notify_fds, self.channel.open_notify_fds()
-        for fd in self._notify_fds:
-            self.loop.add_reader(fd, *self._woken)
-        self._drop_notify_fds(before)
-
-    def _drop_notify_fds(self, fds: list[int]) -> None:
-        for fd in fds:
-            stop_reading(self.loop, fd)
-            os.close(fd)
-
     def _on_timers(self) -> None:
         if not self._gone:  # between its readiness and now
             self.timers.fire()
@@ -340,16 +322,12 @@ class Driver(PerLoopResource):
         around, table.polls_again = table.polls_again, polls_again
         try:
             if drained is None:
-                found, more, changed = self._drain(
-                    table, COMPLETIONS_PER_CALL, spin_us, polls_again
-                )
+                found, more = self._drain(table, COMPLETIONS_PER_CALL, spin_us, polls_again)
             else:
-                found, more, changed = self.channel.drained(drained)
-            if changed and not self._gone:
-                self._watch_notify_fds()
+                found, more = self.channel.drained(drained)
             rounds = 1
             while more and rounds < ROUNDS and not self._gone:  # a task that it woke may close this
-                some, more, _ = self._drain(table, COMPLETIONS_PER_CALL, 0, polls_again)
+                some, more = self._drain(table, COMPLETIONS_PER_CALL, 0, polls_again)
                 found = found or some
                 rounds += 1
         except OSError as error:  # the channel itself fails: nothing more will complete here
@@ -416,9 +394,7 @@ class Driver(PerLoopResource):
         self.table.brief_spin = self.table.spin = None
         self._woken = ()  # a cycle, which would keep the pool until the collector comes
         self.table.closed = True
-        for fd in self.channel.watched_fds:
-            stop_reading(self.loop, fd)
-        self._drop_notify_fds(self._notify_fds)
+        stop_reading(self.loop, self.channel.fd)
         stop_reading(self.loop, self.timers.fd)
         self.timers.close()
         self._events.unsubscribe(self._token)

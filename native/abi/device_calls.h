@@ -3,10 +3,6 @@
  * Each entry is optional: NULL where the device behind a table of calls does not have it, and its
  * caller then goes on without.  The system's libraries have `provider_calls` alone, the embedded
  * device has all others. */
-enum {
-	AIORDMA_NOTIFY_FDS = 8
-};
-
 /* What carries the bytes of a queue pair. */
 enum aiordma_wire {
 	AIORDMA_WIRE_NONE, /* nothing yet, or no more */
@@ -49,20 +45,6 @@ struct aiordma_device_calls {
 	 * there is an event: the thread that then looks for one does the work itself, which saves
 	 * waking it by another thread.  Other descriptors are left alone. */
 	void (*wake_early)(int fd);
-
-	/* What may be watched in place of such an fd: two descriptors, of which one is readable when
-	 * the fd is.  They are what is inside it, which saves an epoll set between an event and the
-	 * thread that sleeps.  They live as long as the channel.  Returns their number; 0 if there are
-	 * none, and the fd itself is to be watched. */
-	int (*watch_fds)(int fd, int fds[2]);
-
-	/* Descriptors that may be watched beside those, which saves one set more: a peer's notification
-	 * makes one of them readable.  They become the caller's.  Returns how many; `version` is the
-	 * number of `notify_version` at that moment. */
-	int (*notify_fds)(int fd, int fds[AIORDMA_NOTIFY_FDS], unsigned *version);
-
-	/* Another number whenever such a descriptor has come or gone. */
-	unsigned (*notify_version)(void);
 
 	/* ibv_reg_mr(3) of memory that the caller knows to have no holes: private, anonymous, mapped
 	 * for this or from an allocator, with the rights that are asked for.  The device leaves its

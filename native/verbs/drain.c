@@ -129,25 +129,9 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 			drain->ready_count--;
 	}
 	*more = drain->ready_count > 0;
-	if (device->notify_version)
-		drain->notify_fds_changed = device->notify_version() != drain->notify_version;
 	if ((total || drain->busy) && drain->polls_again && !drain->holds)
 		hold_polling(drain, 1);
 	return total;
-}
-
-int aiordma_notify_fds(struct aiordma_drain *drain, int fds[AIORDMA_NOTIFY_FDS])
-{
-	const struct aiordma_device_calls *device = drain->calls->device;
-
-	return device->notify_fds
-		       ? device->notify_fds(drain->channel->fd, fds, &drain->notify_version)
-		       : 0;
-}
-
-int aiordma_watch_fds(const struct aiordma_calls *calls, int fd, int fds[2])
-{
-	return calls->device->watch_fds ? calls->device->watch_fds(fd, fds) : 0;
 }
 
 uint64_t aiordma_peer_wakeups(const struct aiordma_calls *calls)

@@ -178,8 +178,6 @@ struct aiordma_drain {
 	int polls_again; /* the caller will poll again soon, 1: if something is found, 2: in any case */
 	int holds; /* the device has been told so: `hold_polling` */
 	int busy; /* there was nothing, but the device made progress */
-	unsigned notify_version; /* of what aiordma_notify_fds gave last */
-	int notify_fds_changed; /* since then: call it again */
 };
 
 /* Takes every event, acknowledges, arms, polls: one crossing for one iteration of the event loop.
@@ -194,9 +192,7 @@ void aiordma_drain_end(struct aiordma_drain *drain);
 /* Before a CQ is destroyed, which drops its events that have not been taken. */
 void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq);
 
-/* `watch_fds`, `notify_fds` and `peer_wakeups` of abi/device_calls.h; 0 where the device lacks them. */
-int aiordma_watch_fds(const struct aiordma_calls *calls, int fd, int fds[2]);
-int aiordma_notify_fds(struct aiordma_drain *drain, int fds[AIORDMA_NOTIFY_FDS]);
+/* `peer_wakeups` of abi/device_calls.h; 0 where the device lacks it. */
 uint64_t aiordma_peer_wakeups(const struct aiordma_calls *calls);
 
 /* ---- fd.c ------------------------------------------------------------------------------------ */

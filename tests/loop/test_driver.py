@@ -174,11 +174,11 @@ async def test_completion_between_draining_and_the_loop(
 
         def drain_and_complete(
             table: WorkRequestTable, capacity: int, spin_us: int, returns: bool
-        ) -> tuple[bool, bool, bool]:
-            some, more, moved = drain(table, capacity, spin_us, returns)
+        ) -> tuple[bool, bool]:
+            some, more = drain(table, capacity, spin_us, returns)
             if not more:
                 complete()
-            return some, more, moved
+            return some, more
 
         def look_and_complete() -> None:
             spin()
@@ -382,10 +382,10 @@ async def test_a_loop_that_wrote_to_polling_peers_looks_at_once(
         wakeups = 5 << 32 | 7
         looked: list[bool] = []
 
-        def drain(*_: object) -> tuple[bool, bool, bool]:
+        def drain(*_: object) -> tuple[bool, bool]:
             nonlocal wakeups
             wakeups += woken << 32 | awake  # by the tasks that the drain wakes
-            return True, False, False
+            return True, False
 
         monkeypatch.setattr(driver, "_drain", drain)
         monkeypatch.setattr(driver.channel, "peer_wakeups", lambda: wakeups)
@@ -405,10 +405,10 @@ async def test_waiting_after_a_wake_up_for_nothing(
 
     def drain(
         table: WorkRequestTable, capacity: int, spin_us: int, returns: bool
-    ) -> tuple[bool, bool, bool]:
+    ) -> tuple[bool, bool]:
         if spin_us:
             waits.append(spin_us)
-        return bool(spin_us) and brings, False, False
+        return bool(spin_us) and brings, False
 
     async with the_driver(device) as driver:
         monkeypatch.setattr(driver, "_drain", drain)
@@ -615,7 +615,7 @@ async def test_an_unused_driver_still_watches_its_device(device: verbs.Device) -
         second.send()
         await asyncio.gather(first.sink.wait(1), second.sink.wait(1))
     driver.poll()
-    readable, _, _ = select.select(driver.channel.watched_fds, [], [], 0)
+    readable, _, _ = select.select([driver.channel.fd], [], [], 0)
     assert not readable
     driver._on_async_event(verbs.AsyncEvent(verbs.EventType.DEVICE_FATAL))
     async with the_driver(device) as other:

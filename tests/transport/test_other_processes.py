@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -27,7 +25,7 @@ from aiordma import (
 from tests.conftest import EMBEDDED
 
 from .connection_factory import SMALL, ConnectionFactory, ends, pattern, told_once, yield_loop
-from .marks import by_tcp, one_loop, sets_polling
+from .marks import one_loop
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,35 +90,6 @@ async def test_echo(factory: ConnectionFactory) -> None:
                 assert message == pattern(size)
         await child.conn.close()
         assert await child.ended() == 0
-
-
-@pytest.mark.any_device
-@by_tcp
-@sets_polling
-@pytest.mark.parametrize("polling", [0, 50e-6], ids=["sleeping", "polling"])
-async def test_its_notify_pipe_wakes_the_loop_as_long_as_it_is_there(
-    factory: ConnectionFactory, polling: float
-) -> None:
-    """The notify pipe is in the loop's own epoll set; a card has none."""
-    there_is_one = factory.device == EMBEDDED and os.environ.get("AIORDMA_EMBEDDED_LINKS") != "tcp"
-    async with (
-        Child.connected(factory, "echo", polling=polling) as child,
-        factory.witness() as witness,
-    ):
-        await child.conn.send(b"x")
-        (await child.conn.recv()).release()
-        await yield_loop(1)  # this may be the middle of the drain that reports the pipe
-        driver = child.conn._endpoint.driver
-        fds = driver._notify_fds
-        assert len(fds) == there_is_one
-        for fd in fds:
-            assert stat.S_ISFIFO(os.fstat(fd).st_mode)
-        child.signal(signal.SIGKILL)
-        async with factory.within(5):
-            await child.conn.wait_closed()
-            while driver._notify_fds:
-                await yield_loop(1)
-        await witness.check()
 
 
 @one_loop

@@ -10,7 +10,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from aiordma._core.arguments import I32_MAX, integer, seconds
@@ -39,11 +38,11 @@ _LONGEST_SLEEP = 3600.0
 
 
 # The result of a drain: whether there were completions, or the device made progress, as in the
-# middle of a long message; whether there may be more, of which the fd does not tell; and whether
-# `open_notify_fds` gives other descriptors now. Plain tuples, which are unpacked faster.
-Drained: TypeAlias = tuple[bool, bool, bool]
+# middle of a long message; and whether there may be more, of which the fd does not tell. Plain
+# tuples, which are unpacked faster.
+Drained: TypeAlias = tuple[bool, bool]
 
-_DRAINED: tuple[Drained, ...] = tuple((bool(n & 1), bool(n & 2), bool(n & 4)) for n in range(8))
+_DRAINED: tuple[Drained, ...] = tuple((bool(n & 1), bool(n & 2)) for n in range(4))
 
 
 class Table(Protocol):
@@ -56,9 +55,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
     """Takes the events of completion queues; ``fd`` is for an event loop.
 
     ``fd`` never blocks. It is readable while there is an event; it may be readable earlier, when
-    looking for an event does the device's work that leads to it. A loop may watch ``watched_fds``
-    in its place, of which one is readable when ``fd`` is: they wake up a little faster, and ``fd``
-    then tells of events alone. The channel owns them: watch them only, and not after its end.
+    looking for an event does the device's work that leads to it.
     Use either :meth:`drain`, which does everything, or :meth:`get_event` and polling by hand.
     """
 
@@ -91,22 +88,6 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         self._events = 0
         self._event_taken = threading.Condition()
         self._a_thread_takes = False
-
-    @cached_property
-    def watched_fds(self) -> tuple[int, ...]:
-        """What a loop may watch in place of ``fd``; see the class."""
-        fds = ffi.new("int[2]")
-        count = lib.aiordma_watch_fds(self._calls, self.fd, fds)
-        return tuple(fds[i] for i in range(count)) or (self.fd,)
-
-    def open_notify_fds(self) -> list[int]:
-        """What a loop that watches ``watched_fds`` may watch as well, to wake up faster still.
-
-        They become the caller's, to be closed when it watches them no more. Others may come and go:
-        a drain says so. A loop that never asks misses nothing. Internal to the library.
-        """
-        fds = ffi.new("int[8]")
-        return [fds[i] for i in range(lib.aiordma_notify_fds(self.drain_state, fds))]
 
     def peer_wakeups(self) -> int:
         """A number for :meth:`wrote_to_polling_peers`. Internal to the library."""

@@ -20,12 +20,47 @@
 
 #include "engine_internal.h"
 
+enum {
+	NESTED_CHANNELS = 32
+};
+
+static struct soft_node channels = {&channels, &channels};
+
+/* Channels of completions have it nested if any asks for early wake-ups, because their threads do
+ * all of the device's work; other channels only when there is none of those, or one frame would
+ * wake an application twice.  Their number is bounded: the kernel allows 100 paths of three epoll
+ * instances from a file to a waiter (fs/eventpoll.c, path_limits), and beyond that refuses the
+ * application's own epoll_ctl. */
+static void update_nesting(void)
+{
+	int leaders = 0, nested = 0;
+
+	for (struct soft_node *node = channels.next; node != &channels; node = node->next) {
+		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
+
+		leaders += channel->early && channel->completions;
+	}
+	for (struct soft_node *node = channels.next; node != &channels; node = node->next) {
+		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
+		struct epoll_event event = {.events = EPOLLIN};
+		bool wanted = channel->early && (channel->completions || !leaders) &&
+			      nested < NESTED_CHANNELS;
+
+		nested += wanted;
+		/* Should the kernel refuse, the channel is signalled later than it could be. */
+		if (wanted != channel->nested &&
+		    !epoll_ctl(channel->fd, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, engine.epoll_fd,
+			       &event))
+			soft_hint_set(&channel->nested, wanted);
+	}
+}
+
 int soft_channel_init(struct soft_channel *channel)
 {
 	struct epoll_event event = {.events = EPOLLIN};
 	int rc;
 
-	*channel = (struct soft_channel){.fd = epoll_create1(EPOLL_CLOEXEC), .shared_fd = -1};
+	*channel = (struct soft_channel){.fd = epoll_create1(EPOLL_CLOEXEC)};
 	channel->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (channel->fd < 0 || channel->event_fd < 0 ||
 	    epoll_ctl(channel->fd, EPOLL_CTL_ADD, channel->event_fd, &event)) {
@@ -38,7 +73,7 @@ int soft_channel_init(struct soft_channel *channel)
 	}
 	soft_lock();
 	channel->losses = engine.losses;
-	soft_engine_add_channel(channel);
+	soft_list_append(&channels, &channel->node);
 	soft_unlock();
 	return 0;
 }
@@ -55,14 +90,13 @@ bool soft_channel_lost(const struct soft_channel *channel)
 void soft_channel_destroy(struct soft_channel *channel)
 {
 	soft_lock();
-	soft_engine_remove_channel(channel);
+	soft_list_remove(&channel->node);
+	update_nesting();
 	soft_unlock();
 	if (soft_channel_lost(channel))
 		return;
 	close(channel->fd);
 	close(channel->event_fd);
-	if (channel->shared_fd >= 0)
-		close(channel->shared_fd);
 }
 
 static void write_event(struct soft_channel *channel)
@@ -111,7 +145,7 @@ int soft_channel_wait(struct soft_channel *channel)
 {
 	struct pollfd fds[2] = {
 		{.fd = channel->event_fd, .events = POLLIN},
-		{.fd = soft_engine_epoll_fd(), .events = POLLIN},
+		{.fd = engine.epoll_fd, .events = POLLIN},
 	};
 
 	soft_counter_add(&channel->sleepers, 1);
@@ -121,4 +155,44 @@ int soft_channel_wait(struct soft_channel *channel)
 		rc = EBADF; /* the program has closed them: it would never sleep again */
 	soft_counter_add(&channel->sleepers, -1u);
 	return rc;
+}
+
+bool soft_channels_depend_on_engine(void)
+{
+	for (struct soft_node *node = channels.next; node != &channels; node = node->next) {
+		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
+
+		if (soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
+		    !soft_counter_get(&channel->sleepers))
+			return true;
+	}
+	return false;
+}
+
+void soft_channels_reset_after_fork(void)
+{
+	soft_list_init(&channels);
+}
+
+static struct soft_channel *channel_of(int fd)
+{
+	for (struct soft_node *node = channels.next; node != &channels; node = node->next) {
+		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
+
+		if (channel->fd == fd)
+			return channel;
+	}
+	return NULL;
+}
+
+void soft_wake_early(int fd)
+{
+	soft_lock();
+	struct soft_channel *channel = channel_of(fd);
+
+	if (channel) {
+		soft_hint_set(&channel->early, true);
+		update_nesting();
+	}
+	soft_unlock();
 }

@@ -75,7 +75,6 @@ static const struct soft_subsystem *const no_subsystems[] = {NULL};
 struct soft_engine engine = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.epoll_fd = -1,
-	.shared_epoll_fd = -1,
 	.wake_fd = -1,
 	.watches = {&engine.watches, &engine.watches},
 	.deferred = {&engine.deferred, &engine.deferred},

@@ -81,7 +81,6 @@ struct soft_fd_watch {
 	uint32_t interest; /* of the engine: what epoll was told; 0 and !watched before */
 	bool watched;
 	bool of_port; /* silent while the port is down */
-	bool direct; /* an event loop watches it itself: notify_fds.c */
 	struct soft_node node; /* of the engine: all watches, for the child of a fork */
 };
 
@@ -98,16 +97,6 @@ int soft_watch(struct soft_fd_watch *watch, uint32_t events);
 void soft_unwatch(struct soft_fd_watch *watch);
 /* Take it out and close its fd, which is -1 then.  Safe to repeat. */
 void soft_watch_close(struct soft_fd_watch *watch);
-
-/* notify_fds.c.  A watch that event loops may have in their own epoll set instead
- * (soft_notify_fds).  One more, and one less (safe to repeat). */
-struct soft_notify_fd {
-	struct soft_fd_watch watch;
-	struct soft_node node;
-};
-
-void soft_notify_fds_add(struct soft_notify_fd *notify);
-void soft_notify_fds_remove(struct soft_notify_fd *notify);
 
 /* One bounded step of the device's work, by a thread of the application that does not hold the
  * lock.  Waits at most for the step of another thread, never for work. */
@@ -146,13 +135,9 @@ void soft_timer_stop(struct soft_timer *timer); /* safe to repeat */
 struct soft_channel {
 	int fd; /* the application's: an epoll instance, whose O_NONBLOCK flag is honoured */
 	int event_fd; /* inside it */
-	/* for an event loop that watches this, event_fd and notify fds instead; or -1 */
-	int shared_fd;
 	bool completions; /* of the data path: its waiting threads do the device's work themselves */
 	bool early; /* the application takes "nothing there" as normal */
-	bool nested; /* a sleeping thread is woken by what the engine watches */
-	bool inside; /* the engine's epoll instance is inside `fd` */
-	unsigned notify_fds; /* notify_fds.c: the set watched beside shared_fd */
+	bool nested; /* the engine's epoll instance is inside `fd`, and wakes a sleeping thread */
 	bool signalled; /* this and the next are under whatever keeps writers of the queue out */
 	bool deferred;
 	unsigned wanted; /* atomic, the owner's: CQs that are armed to signal it */
@@ -266,9 +251,6 @@ unsigned soft_engine_writes(bool asleep);
 void soft_busy_poll(int starts);
 void soft_hold_polling(int change);
 void soft_wake_early(int fd);
-int soft_watch_fds(int fd, int fds[2]);
-int soft_notify_fds(int fd, int fds[AIORDMA_NOTIFY_FDS], unsigned *version);
-unsigned soft_notify_version(void);
 
 /* ---- subsystems ---------------------------------------------------------------------------- */
 

@@ -33,7 +33,6 @@ struct soft_engine {
 	bool silent; /* watches of the port are not served */
 
 	int epoll_fd; /* all that is watched */
-	int shared_epoll_fd; /* the same, except for notify fds that event loops watch themselves */
 	int wake_fd; /* eventfd that ends the engine's thread, should it sleep */
 	struct soft_fd_watch step_event; /* eventfd: there is work that no other descriptor shows */
 	struct soft_fd_watch alarm; /* timerfd of timer.c */
@@ -103,30 +102,11 @@ void soft_engine_update_notify_need(void);
  * some thread polls, its steps bring the event of any CQ. */
 bool soft_engine_armed_counts(void);
 
-/* channel_epoll.c.  Is a thread possibly asleep on a channel that only the engine's thread can
+/* channel.c.  Is a thread possibly asleep on a channel that only the engine's thread can
  * signal?  That is so when the application has armed a CQ and waits with its own poll() on a
  * channel whose fd shows nothing but signals. */
 bool soft_channels_depend_on_engine(void);
 void soft_channels_reset_after_fork(void); /* in the child of a fork */
-/* Has every event loop that watches notify fds itself asked for them since that change? */
-bool soft_channels_know_notify_fds(unsigned change);
-
-/* fd_watch.c.  Take it out of engine.shared_epoll_fd, because event loops watch it themselves, or
- * put it back. */
-void soft_watch_set_direct(struct soft_fd_watch *watch, bool direct);
-
-/* notify_fds.c.  Loops must ask for them anew; there is one loop less that has to. */
-void soft_notify_fds_changed(void);
-void soft_notify_fds_settle(void);
-/* For a channel's loop: descriptors that become its own.  Returns their number. */
-int soft_notify_fds_open(struct soft_channel *channel, int fds[AIORDMA_NOTIFY_FDS]);
-
-/* fd_watch.c.  For channel.c. */
-int soft_engine_epoll_fd(void);
-/* channel_epoll.c. */
-void soft_engine_add_channel(struct soft_channel *channel);
-void soft_engine_remove_channel(struct soft_channel *channel);
-
 /* For timer.c: when the first timer is due, or 0 for none. */
 void soft_engine_alarm(uint64_t deadline_ns);
 void soft_timers_run(void);

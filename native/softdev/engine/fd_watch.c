@@ -14,15 +14,7 @@ static int tell_epoll(int operation, struct soft_fd_watch *watch, uint32_t event
 {
 	struct epoll_event event = {.events = events, .data.ptr = watch};
 
-	if (epoll_ctl(engine.epoll_fd, operation, watch->fd, &event))
-		return errno;
-	if (watch->direct || !epoll_ctl(engine.shared_epoll_fd, operation, watch->fd, &event))
-		return 0;
-	int rc = errno;
-
-	if (operation == EPOLL_CTL_ADD)
-		epoll_ctl(engine.epoll_fd, EPOLL_CTL_DEL, watch->fd, &event);
-	return rc;
+	return epoll_ctl(engine.epoll_fd, operation, watch->fd, &event) ? errno : 0;
 }
 
 void soft_close_fd(int *fd)
@@ -86,7 +78,6 @@ void soft_watch_close(struct soft_fd_watch *watch)
 void soft_watches_silence(bool silent)
 {
 	soft_assert_locked();
-	soft_notify_fds_changed();
 	for (struct soft_node *node = engine.watches.next; node != &engine.watches;
 	     node = node->next) {
 		struct soft_fd_watch *watch = soft_list_entry(node, struct soft_fd_watch, node);
@@ -99,24 +90,4 @@ void soft_watches_silence(bool silent)
 			drop_event(watch);
 	}
 	engine.silent = silent;
-	soft_notify_fds_changed();
-}
-
-void soft_watch_set_direct(struct soft_fd_watch *watch, bool direct)
-{
-	struct epoll_event event = {.events = watch->interest, .data.ptr = watch};
-
-	if (watch->direct == direct)
-		return;
-	/* Should the kernel refuse, it wakes in two ways; or the engine's thread alone, at first. */
-	if (watch->watched && !is_silent(watch) &&
-	    epoll_ctl(engine.shared_epoll_fd, direct ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, watch->fd,
-		      &event))
-		return;
-	watch->direct = direct;
-}
-
-int soft_engine_epoll_fd(void)
-{
-	return engine.epoll_fd;
 }

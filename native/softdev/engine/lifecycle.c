@@ -86,7 +86,6 @@ static void close_all(void)
 	soft_watch_close(&engine.step_event);
 	soft_watch_close(&engine.alarm);
 	soft_close_fd(&engine.wake_fd);
-	soft_close_fd(&engine.shared_epoll_fd);
 	soft_close_fd(&engine.epoll_fd);
 	soft_close_fd(&mark.fd);
 	free(engine.scratch);
@@ -152,7 +151,6 @@ static void forget_device(void)
 		soft_close_fd(&watch->fd);
 	}
 	soft_close_fd(&engine.epoll_fd);
-	soft_close_fd(&engine.shared_epoll_fd);
 	soft_close_fd(&engine.wake_fd);
 	soft_close_fd(&mark.fd);
 	free(engine.scratch);
@@ -277,12 +275,11 @@ static int start(void)
 	if (!engine.scratch)
 		return ENOMEM;
 	engine.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	engine.shared_epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	engine.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	engine.step_event.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	engine.alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	if (engine.epoll_fd < 0 || engine.shared_epoll_fd < 0 || engine.wake_fd < 0 ||
-	    engine.step_event.fd < 0 || engine.alarm.fd < 0)
+	if (engine.epoll_fd < 0 || engine.wake_fd < 0 || engine.step_event.fd < 0 ||
+	    engine.alarm.fd < 0)
 		rc = errno;
 	else
 		rc = make_mark();

@@ -314,7 +314,7 @@ static bool drain_pipe(struct soft_shm_peer *peer)
 
 static void notified(struct soft_fd_watch *watch, uint32_t events)
 {
-	struct soft_shm_peer *peer = soft_container(watch, struct soft_shm_peer, pipe.in.watch);
+	struct soft_shm_peer *peer = soft_container(watch, struct soft_shm_peer, pipe.in);
 
 	(void)events;
 	if (drain_pipe(peer) && peer->up)

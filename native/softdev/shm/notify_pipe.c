@@ -19,9 +19,8 @@ void soft_notify_pipe_init(struct soft_notify_pipe *pipe,
 	*pipe = (struct soft_notify_pipe){
 		.write_fd = -1,
 		.read_fd = -1,
-		.in.watch = {.fd = -1, .ready = notified, .of_port = true},
+		.in = {.fd = -1, .ready = notified, .of_port = true},
 	};
-	soft_list_init(&pipe->in.node);
 }
 
 int soft_notify_pipe_make(struct soft_notify_pipe *pipe)
@@ -49,16 +48,13 @@ bool soft_notify_pipe_receive(struct soft_notify_pipe *pipe, int fd)
 {
 	struct stat stat;
 
-	bool right = pipe->in.watch.fd < 0 && !fstat(fd, &stat) && S_ISFIFO(stat.st_mode) &&
+	bool right = pipe->in.fd < 0 && !fstat(fd, &stat) && S_ISFIFO(stat.st_mode) &&
 		     (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY;
 
 	if (right)
-		pipe->in.watch.fd = reopen(fd);
+		pipe->in.fd = reopen(fd);
 	close(fd);
-	if (!right || pipe->in.watch.fd < 0 || soft_watch(&pipe->in.watch, EPOLLIN))
-		return false;
-	soft_notify_fds_add(&pipe->in);
-	return true;
+	return right && pipe->in.fd >= 0 && !soft_watch(&pipe->in, EPOLLIN);
 }
 
 void soft_notify_pipe_notify(const struct soft_notify_pipe *pipe)
@@ -71,9 +67,9 @@ bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe)
 {
 	char rings[AT_ONCE];
 
-	if (pipe->in.watch.fd < 0)
+	if (pipe->in.fd < 0)
 		return true;
-	ssize_t n = read(pipe->in.watch.fd, rings, sizeof(rings));
+	ssize_t n = read(pipe->in.fd, rings, sizeof(rings));
 
 	return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
 }
@@ -81,8 +77,7 @@ bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe)
 void soft_notify_pipe_close(struct soft_notify_pipe *pipe)
 {
 	soft_notify_finish();
-	soft_notify_fds_remove(&pipe->in);
-	soft_watch_close(&pipe->in.watch);
+	soft_watch_close(&pipe->in);
 	soft_close_fd(&pipe->read_fd);
 	soft_close_fd(&pipe->write_fd);
 }

@@ -16,7 +16,7 @@ struct soft_notify_pipe {
 	/* its other end, for the other side; kept open, since a write to a pipe without readers
 	 * raises SIGPIPE */
 	int read_fd;
-	struct soft_notify_fd in; /* what the other side writes to */
+	struct soft_fd_watch in; /* what the other side writes to */
 };
 
 /* Nothing is open; `notified` is called when the other side notifies. */
