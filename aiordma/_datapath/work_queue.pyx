@@ -376,12 +376,12 @@ cdef class WorkRequestTable:
 
     # ---- for the driver ----
 
-    def drain(self, uintptr_t state, int most, uint32_t spin_us, bint polls_again):
-        return self.drain_once(<aiordma_drain *> state, most, spin_us, polls_again)
+    def drain(self, uintptr_t state, int most, bint polls_again):
+        return self.drain_once(<aiordma_drain *> state, most, 0, polls_again)
 
-    def serve(self, uintptr_t state, int most, list leaving, slow, uint32_t spin_us):
+    def serve(self, uintptr_t state, int most, list leaving, slow):
         """A readable completion channel: `slow(outcome)` does what is left, if anything is."""
-        self.serve_with(state, most, leaving, slow, spin_us, False)
+        self.serve_with(state, most, leaving, slow, 0, False)
 
     def spin_before_wait(self, uintptr_t state, int most, list leaving, slow, uint32_t spin_us):
         """As `serve`, for a task that is about to wait; nothing outside of the loop."""

@@ -58,12 +58,8 @@ EVENTS = 64
 # Seconds of polling before the loop sleeps, at most, unless `Config.polling` says otherwise: about
 # what a wake-up costs where it is dear.
 POLLING = 200e-6
-# Woken without a completion, as in the middle of a long transfer: how long the next bytes may take.
-WAKE_SPIN_US = 15
 # The spin of a task that is about to wait: about what an iteration of the loop costs.
 BRIEF_SPIN_US = 3
-# Wake-ups without a completion that go by without such a spin, at most.
-MOST_WAITS_SKIPPED = 255
 
 # A device that does not open for these reasons will not open later either.
 DEVICE_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.EIO})
@@ -115,7 +111,6 @@ class Driver(PerLoopResource):
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
         self._drain = self.channel.drain_to
         self._polling = AdaptivePolling(math.ceil(polling * 1e6))
-        self._wake_spin_us = min(WAKE_SPIN_US, self._polling.most_us)
         self.table.brief_spin_us = min(BRIEF_SPIN_US, self._polling.most_us)
         if self.table.brief_spin_us:
             brief_spin = self.channel.reader(COMPLETIONS_PER_CALL, self._brief_spin)
@@ -123,14 +118,12 @@ class Driver(PerLoopResource):
             keep = self.channel.reader(COMPLETIONS_PER_CALL, self._on_spin_end)
             self.table.spin = partial(self.table.spin_once, *keep)
         self._coming_back = False  # for completions that one turn had no time for
-        self._missed_waits = 0  # grows with spins that missed after a wake-up without a completion
-        self._waits_skipped = 0
         self.timers: CoarseTimers = CoarseTimers(loop)
         # Without polling before sleep there is nothing to remember of a wake-up.
         self._woken: tuple[Any, ...] = (
             (self._on_completions,)
             if self._polling.most_us
-            else (self.table.serve, *self.channel.reader(COMPLETIONS_PER_CALL, self._serve), 0)
+            else (self.table.serve, *self.channel.reader(COMPLETIONS_PER_CALL, self._serve))
         )
         loop.add_reader(self.channel.fd, *self._woken)
         loop.add_reader(self.timers.fd, self._on_timers)
@@ -235,7 +228,7 @@ class Driver(PerLoopResource):
         table = self.table
         around, table.defers_callbacks = table.defers_callbacks, True
         try:
-            return self._handle(0, False)
+            return self._handle(False)
         finally:
             table.defers_callbacks = around
 
@@ -268,32 +261,22 @@ class Driver(PerLoopResource):
 
     def _serve(self, drained: int) -> None:
         """Slow path of `WorkRequestTable.serve`."""
-        self._handle(0, False, drained)
+        self._handle(False, drained)
 
     def _brief_spin(self, drained: int) -> None:
         """Slow path of `WorkRequestTable.spin_before_wait`: a task is about to wait."""
-        self._handle(0, self.table.polls_again or self.table.spin_scheduled, drained)
+        self._handle(self.table.polls_again or self.table.spin_scheduled, drained)
 
     def _on_completions(self) -> None:
         if self.table.spin_scheduled:
             return  # a poll is scheduled for when the tasks have run; now it would delay them
         spin = self._polling.is_due()
         before = self.channel.peer_wakeups()
-        if self._handle(0, spin) or self._wait(spin):
+        if self._handle(spin):
             if spin or self.channel.wrote_to_polling_peers(before):
                 self._spin_soon()
             else:
                 self._polling.skipped()
-
-    def _wait(self, polls_again: bool) -> bool:
-        """Spins after a wake-up without a completion, as long as that finds some."""
-        if self._waits_skipped < self._missed_waits:
-            self._waits_skipped += 1
-            return False
-        found = self._wake_spin_us > 0 and self._handle(self._wake_spin_us, polls_again)
-        self._missed_waits = 0 if found else min(2 * self._missed_waits + 1, MOST_WAITS_SKIPPED)
-        self._waits_skipped = 0
-        return found
 
     def _spin_soon(self) -> None:
         """Has the loop poll last before it sleeps, or nearly so."""
@@ -303,7 +286,7 @@ class Driver(PerLoopResource):
     def _on_spin_end(self, drained: int) -> None:
         """Slow path of `WorkRequestTable.spin_once`: the last poll of a spin, after hits."""
         found, self.table.spin_found = self.table.spin_found, False
-        again = self._handle(0, True, drained)
+        again = self._handle(True, drained)
         if found or again:
             self._polling.hit()
         if again:
@@ -311,7 +294,7 @@ class Driver(PerLoopResource):
         else:
             self._polling.missed()
 
-    def _handle(self, spin_us: int, polls_again: bool, drained: int | None = None) -> bool:
+    def _handle(self, polls_again: bool, drained: int | None = None) -> bool:
         """Hands out the completions there are; False if there is no reason to poll again soon.
 
         `drained` is the result of the first drain, if that has already been done.
@@ -322,12 +305,12 @@ class Driver(PerLoopResource):
         around, table.polls_again = table.polls_again, polls_again
         try:
             if drained is None:
-                found, more = self._drain(table, COMPLETIONS_PER_CALL, spin_us, polls_again)
+                found, more = self._drain(table, COMPLETIONS_PER_CALL, polls_again)
             else:
                 found, more = self.channel.drained(drained)
             rounds = 1
             while more and rounds < ROUNDS and not self._gone:  # a task that it woke may close this
-                some, more = self._drain(table, COMPLETIONS_PER_CALL, 0, polls_again)
+                some, more = self._drain(table, COMPLETIONS_PER_CALL, polls_again)
                 found = found or some
                 rounds += 1
         except OSError as error:  # the channel itself fails: nothing more will complete here

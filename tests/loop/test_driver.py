@@ -173,9 +173,9 @@ async def test_completion_between_draining_and_the_loop(
                 assert readable
 
         def drain_and_complete(
-            table: WorkRequestTable, capacity: int, spin_us: int, returns: bool
+            table: WorkRequestTable, capacity: int, returns: bool
         ) -> tuple[bool, bool]:
-            some, more = drain(table, capacity, spin_us, returns)
+            some, more = drain(table, capacity, returns)
             if not more:
                 complete()
             return some, more
@@ -295,9 +295,7 @@ async def test_completions_of_a_queue_pair_that_is_gone(device: verbs.Device) ->
 async def test_channel_that_fails(device: verbs.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
 
-        def broken(
-            table: WorkRequestTable, capacity: int, spin_us: int, returns: bool
-        ) -> tuple[bool, bool]:
+        def broken(table: WorkRequestTable, capacity: int, returns: bool) -> tuple[bool, bool]:
             raise OSError("the channel is gone")
 
         monkeypatch.setattr(driver, "_drain", broken)
@@ -314,7 +312,7 @@ async def test_channel_that_fails_whom_it_wakes(device: verbs.Device, polling: f
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
         spin = driver.table.brief_spin
         assert isinstance(spin, partial) == bool(polling)
-        *_, otherwise = spin.args if isinstance(spin, partial) else driver._woken[:-1]
+        *_, otherwise = spin.args if isinstance(spin, partial) else driver._woken
         otherwise(-errno.EIO)
         for end in (first, second):
             (error,) = end.sink.failures
@@ -394,36 +392,6 @@ async def test_a_loop_that_wrote_to_polling_peers_looks_at_once(
         driver._on_completions()
         assert looked == [True] * looks
         assert driver._polling._skip == (1 << 20) - (not looks)
-
-
-async def test_waiting_after_a_wake_up_for_nothing(
-    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seldom while nothing comes of it, every time while something does."""
-    waits = []
-    brings = False
-
-    def drain(
-        table: WorkRequestTable, capacity: int, spin_us: int, returns: bool
-    ) -> tuple[bool, bool]:
-        if spin_us:
-            waits.append(spin_us)
-        return bool(spin_us) and brings, False
-
-    async with the_driver(device) as driver:
-        monkeypatch.setattr(driver, "_drain", drain)
-        for _ in range(250):
-            driver._on_completions()
-        assert 0 < len(waits) < 10
-        brings = True
-        driver._polling._skip = 1 << 20  # no looks before sleeping, which are something else
-        while driver._missed_waits:
-            driver._on_completions()
-        waits.clear()
-        for _ in range(250):
-            driver._on_completions()
-        assert len(waits) == 250
-        monkeypatch.undo()
 
 
 def test_polling_that_cannot_be() -> None:

@@ -48,7 +48,7 @@ _DRAINED: tuple[Drained, ...] = tuple((bool(n & 1), bool(n & 2)) for n in range(
 class Table(Protocol):
     """A table of posted work, whose owner is above this package."""
 
-    def drain(self, state: int, most: int, spin_us: int, polls_again: bool, /) -> int: ...
+    def drain(self, state: int, most: int, polls_again: bool, /) -> int: ...
 
 
 class CompletionChannel(Resource["h.ChannelPointer"]):
@@ -185,7 +185,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
             self.leaving.clear()
         return self.posted_work.settled(self._array.records(count)), bool(self._more[0])
 
-    def drain_to(self, table: Table, capacity: int, spin_us: int, polls_again: bool) -> Drained:
+    def drain_to(self, table: Table, capacity: int, polls_again: bool) -> Drained:
         """As :meth:`drain`, for queue pairs that are not tracked: completions go to their work.
 
         With ``polls_again`` the caller will poll again soon if there was something; peers need not
@@ -193,7 +193,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         """
         if self._node.pointer is None:  # as `self.pointer` does, but faster
             raise self.closed_error()
-        return self.drained(table.drain(self._state_address, capacity, spin_us, polls_again))
+        return self.drained(table.drain(self._state_address, capacity, polls_again))
 
     def reader(
         self, capacity: int, otherwise: Callable[[int], object]
