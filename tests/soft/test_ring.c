@@ -189,64 +189,6 @@ static void room(void)
 	nothing();
 }
 
-enum {
-	PAGE = 4096,
-	LINE = 64,
-	LONG = 8192
-};
-
-/* How far behind its source, but for whole pages, a payload is that begins `offset` bytes into a
- * page. */
-static uint64_t behind_its_source(uint32_t offset)
-{
-	static _Alignas(PAGE) uint8_t pages[PAGE + LONG];
-	struct iovec iov[2] = {{pages, 24}, {pages + offset, LONG}};
-	struct soft_record record;
-
-	memset(pages, (int)offset, sizeof(pages));
-	soft_ring_put(&writer, &(struct soft_record){.kind = 1, .to = offset, .length = 24 + LONG},
-		      iov, 2);
-	CHECK_EQUAL(soft_ring_next(&reader, &record), 1);
-	CHECK_EQUAL(record.to, offset);
-	CHECK_EQUAL(record.length, 24 + LONG);
-	CHECK_EQUAL(memcmp(record.payload + 24, pages + offset, LONG), 0);
-	soft_ring_done(&reader, &record);
-	return ((uintptr_t)record.payload + 24 - (uintptr_t)iov[1].iov_base) & (PAGE - 1);
-}
-
-/* What is long begins nowhere in the line behind its source, which is slow to copy on some
- * processors. */
-static void aside(void)
-{
-	begin();
-	for (uint32_t offset = 0; offset < PAGE; offset += 8) {
-		uint64_t behind = behind_its_source(offset);
-
-		CHECK(behind == 0 || behind >= LINE);
-	}
-	nothing();
-}
-
-/* Unless there is room in that place alone: two records fill the ring to its last byte. */
-static void no_room_aside(void)
-{
-	static _Alignas(PAGE) uint8_t pages[SOFT_RECORD_MOST];
-	const uint32_t most = SOFT_RECORD_MOST - SOFT_RECORD_HEADER;
-	uint8_t *from[2] = {pages + SOFT_RECORD_HEADER, pages}; /* the place suits the first one */
-
-	begin();
-	memset(pages, (uint8_t)(1 + most), sizeof(pages));
-	for (int i = 0; i < 2; i++) {
-		CHECK(soft_ring_room(&writer, most) >= (ssize_t)most);
-		soft_ring_put(&writer, &(struct soft_record){.kind = 1, .length = most},
-			      &(struct iovec){from[i], most}, 1);
-	}
-	CHECK_EQUAL(writer.mine, SOFT_RING_SIZE);
-	take(1, 0, 0, most);
-	take(1, 0, 0, most);
-	nothing();
-}
-
 static void waking(void)
 {
 	begin();
@@ -451,8 +393,6 @@ int main(void)
 	STEP(all_the_way_round());
 	STEP(warm());
 	STEP(room());
-	STEP(aside());
-	STEP(no_room_aside());
 	STEP(waking());
 	STEP(threads());
 	STEP(impossible_positions());

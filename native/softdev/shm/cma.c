@@ -5,8 +5,8 @@
  * both, and wake a side that sleeps again and again.  How much each takes depends on the machine, on
  * the size of the pages, and on whether the caches hold the memory, and differs by a factor of five;
  * so both are measured, and a copy that takes longer than the ring's two together is slow.  After two
- * slow ones in a row the copying side asks for no more for a while (`backoff_until`), longer each time;
- * what comes through the ring meanwhile tells what that costs now.
+ * slow ones in a row the copying side asks for no more for a moment (`backoff_until`); what comes
+ * through the ring meanwhile tells what that costs now.
  *
  * What the ring would take as well does not count: pages that the kernel makes for fresh memory,
  * ten times as long as the copy where a virtual machine has to get them, and the time of other
@@ -25,8 +25,7 @@
 #include "objects/objects.h"
 #include "shm_internal.h"
 
-#define BACKOFF_NS 100000000u
-#define BACKOFF_MAX_NS 10000000000u
+#define BACKOFF_NS 250000000u
 
 enum {
 	LONG = 32 * 1024, /* enough to be measured */
@@ -249,21 +248,6 @@ static struct used used_so_far(void)
 	};
 }
 
-/* A copy that was on its way when this side last backed off does not count again. */
-static void back_off(struct soft_cma *cma)
-{
-	uint64_t now = soft_now();
-
-	if (now < soft_hint_get(&cma->own->backoff_until))
-		return;
-	cma->backoff_ns *= 2;
-	if (cma->backoff_ns < BACKOFF_NS)
-		cma->backoff_ns = BACKOFF_NS;
-	if (cma->backoff_ns > BACKOFF_MAX_NS)
-		cma->backoff_ns = BACKOFF_MAX_NS;
-	soft_hint_set(&cma->own->backoff_until, now + cma->backoff_ns);
-}
-
 static enum soft_cma_result read_measured(struct soft_cma *cma, const struct iovec *to,
 					  int to_count, const struct iovec *from, int from_count)
 {
@@ -279,8 +263,6 @@ static enum soft_cma_result read_measured(struct soft_cma *cma, const struct iov
 		return result;
 	if (!is_slow(cma, soft_now() - since, length)) {
 		cma->was_slow = false;
-		/* Some copies are quick where most are slow. */
-		cma->backoff_ns -= cma->backoff_ns / WEIGHT;
 	} else if (!cma->was_slow) {
 		cma->was_slow = true;
 	} else {
@@ -288,7 +270,7 @@ static enum soft_cma_result read_measured(struct soft_cma *cma, const struct iov
 
 		if (after.faults == before.faults && is_slow(cma, after.ns - before.ns, length)) {
 			cma->was_slow = false;
-			back_off(cma);
+			soft_hint_set(&cma->own->backoff_until, soft_now() + BACKOFF_NS);
 		}
 	}
 	return result;
@@ -299,7 +281,7 @@ bool soft_cma_backs_off(const struct soft_cma *cma)
 	uint64_t backoff_until = soft_hint_get(&cma->peer->backoff_until);
 
 	/* Its clock may be another one (time_namespaces(7)). */
-	return backoff_until && backoff_until - soft_now() <= BACKOFF_MAX_NS;
+	return backoff_until && backoff_until - soft_now() <= BACKOFF_NS;
 }
 
 static bool is_current(const struct soft_cma *cma, const struct soft_cma_desc *desc)

@@ -79,7 +79,6 @@ struct soft_cma {
 	unsigned timeouts; /* revocations that did not wait to the end for the other side */
 	bool was_slow; /* the last copy took too long */
 	uint64_t took_ns; /* as `put_ns`: of taking a MiB out of the ring */
-	uint64_t backoff_ns;
 	struct soft_cma_export exports[SOFT_CMA_SLOTS];
 };
 

@@ -21,9 +21,6 @@ enum {
 	WARM = 64 * 1024,   /* where a writer whose reader keeps up stays */
 	PAGE = 4096,        /* written beyond that, before it looks whether the reader does */
 	PLENTY = 64 * 1024, /* room as last seen that is good enough */
-	LONG = 4096,        /* payload for which it matters where in its page it goes */
-	LINE = 64,
-	ASIDE = 8 * LINE,   /* as far as a record goes for that */
 };
 
 struct header {
@@ -125,47 +122,12 @@ static void return_to_start(struct soft_ring *ring, uint64_t size)
 	ring->mine += rest;
 }
 
-/* Copying with `rep movsb`, as the C library does what is long, takes more than twice as long on
- * some processors where the target begins up to a line behind the source, but for whole pages: then
- * each store looks as if it would change what is to be loaded next. */
-static bool collides(const uint8_t *to, const struct iovec *payload, int count)
-{
-	for (int i = 0; i < count; i++) {
-		uintptr_t ahead = ((uintptr_t)to - (uintptr_t)payload[i].iov_base) & (PAGE - 1);
-
-		if (payload[i].iov_len >= LONG && ahead && ahead < LINE)
-			return true;
-		to += payload[i].iov_len;
-	}
-	return false;
-}
-
-/* A little further, if that is better and there is room. */
-static void step_aside(struct soft_ring *ring, uint64_t size, const struct iovec *payload,
-		       int count)
-{
-	const uint8_t *to = at(ring, ring->mine) + SOFT_RECORD_HEADER;
-	uint64_t left = SOFT_RING_SIZE - (ring->mine - ring->theirs);
-	uint64_t aside = 0;
-
-	if (size < LONG || left < size + ASIDE)
-		return;
-	while (aside <= ASIDE && collides(to + aside, payload, count))
-		aside += LINE;
-	if (!aside || aside > ASIDE)
-		return;
-	put_header(ring,
-		   &(struct header){.kind = SKIP, .length = (uint32_t)aside - SOFT_RECORD_HEADER});
-	ring->mine += aside;
-}
-
 void soft_ring_put(struct soft_ring *ring, const struct soft_record *record,
 		   const struct iovec *payload, int count)
 {
 	uint64_t size = whole(record->length);
 
 	return_to_start(ring, size);
-	step_aside(ring, size, payload, count);
 	put_header(ring, &(struct header){record->kind, record->to, record->from, record->length});
 	uint8_t *to = at(ring, ring->mine) + SOFT_RECORD_HEADER;
 
