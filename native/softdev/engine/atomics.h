@@ -22,16 +22,6 @@
 /* One less of a counter, likewise published. */
 #define soft_publish_less(at) __atomic_sub_fetch(at, 1, __ATOMIC_RELEASE)
 
-/* For a loop that waits for another thread's write. */
-static inline void soft_spin_pause(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ volatile("isb" ::: "memory");
-#endif
-}
-
 /* One total order of all of these (sequentially consistent): each of two sides writes its own word
  * and then reads the other's, and at least one of them sees what the other wrote. */
 #define soft_total_set(at, value) __atomic_store_n(at, value, __ATOMIC_SEQ_CST)

@@ -29,6 +29,7 @@
  * after the lock has been given back (soft_notify_later), and a thread that finds it taken spins for
  * a moment.
  */
+#define _GNU_SOURCE /* PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,9 +44,6 @@ enum {
 	EPOLL_FOUND_NS = SOFT_TICK_NS,
 	/* A thread that polls so often without arming anything goes on polling. */
 	POLLS_TO_TRUST = 1000,
-	/* Tries of a taken lock before the thread sleeps: 10 to 20 us on x86.  Nearly all the waits of an
-	 * application that polls memory took 30 to 100 tries. */
-	LOCK_SPINS = 300,
 };
 
 /* In place of a folder that is not there, as in tests of those below it. */
@@ -73,7 +71,7 @@ static const struct soft_subsystem no_subsystem = {
 static const struct soft_subsystem *const no_subsystems[] = {NULL};
 
 struct soft_engine engine = {
-	.lock = PTHREAD_MUTEX_INITIALIZER,
+	.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
 	.epoll_fd = -1,
 	.wake_fd = -1,
 	.watches = {&engine.watches, &engine.watches},
@@ -146,22 +144,11 @@ void soft_check_locked(const char *function)
 }
 #endif
 
-static bool lock_by_spinning(void)
-{
-	for (int i = 0; i < LOCK_SPINS; i++) {
-		soft_spin_pause();
-		if (!pthread_mutex_trylock(&engine.lock))
-			return true;
-	}
-	return false;
-}
-
 void soft_lock(void)
 {
 	if (pthread_mutex_trylock(&engine.lock)) {
 		soft_counter_add(&engine.waiting, 1);
-		if (!lock_by_spinning())
-			pthread_mutex_lock(&engine.lock);
+		pthread_mutex_lock(&engine.lock);
 		soft_counter_add(&engine.waiting, -1u);
 	}
 	soft_note_locked(true);
