@@ -383,37 +383,6 @@ static void beside_the_ring(void)
 
 /* ---- what the kernel says ------------------------------------------------------------------ */
 
-/* Forbidden from the beginning, or from some time on. */
-static void forbidden(void)
-{
-	for (int late = 0; late < 2; late++) {
-		struct process process = part();
-		struct soft_cma cma;
-		struct soft_cma_desc desc;
-		uint8_t *memory = map(MIB);
-
-		open_reach(&process, &cma);
-		if (!process.child && !late)
-			forbid_copying();
-		CHECK_EQUAL(probe(&process, &cma), process.child || late);
-		process_barrier(&process);
-		CHECK_EQUAL(soft_cma_is_open(&cma), !process.child || late);
-		if (process.child) {
-			desc = grant_of(&cma, memory, MIB);
-			tell(&process, &desc, sizeof(desc));
-		} else {
-			forbid_copying();
-			hear(&process, &desc, sizeof(desc));
-			CHECK_EQUAL(copy_all(&cma, &desc, memory, MIB), SOFT_CMA_FORBIDDEN);
-		}
-		process_barrier(&process);
-		CHECK_EQUAL(soft_cma_is_open(&cma), !process.child); /* now it is known */
-		soft_cma_end(&cma);
-		join(&process);
-		munmap(memory, MIB);
-	}
-}
-
 /* A process with the right number that is not the one: the secret says so.  One that has become
  * another program is the same. */
 static void another_process(void)
@@ -726,7 +695,6 @@ int main(void)
 	STEP(too_slow());
 	STEP(slow_into_fresh_pages());
 	STEP(beside_the_ring());
-	STEP(forbidden());
 	STEP(another_process());
 	STEP(owner_dies());
 	STEP(unmapped_at_once());
