@@ -67,7 +67,6 @@ USES: dict[str, Callable[[verbs.QueuePair, verbs.MemoryRegion, Any], object]] = 
     "qp_state": lambda qp, mr, value: qp.modify(qp_state=value),
     "sgid_index": lambda qp, mr, value: qp.pd.create_ah(AddressVector(sgid_index=value,
                                                                       dgid=verbs.GID(bytes(16)))),
-    "signal_every": lambda qp, mr, value: setattr(qp, "signal_every", value),
     "wr_id": lambda qp, mr, value: qp.post_send([SendWorkRequest(value, WROpcode.SEND)]),
     "addr of a piece": lambda qp, mr, value: qp.post_recv(
         [verbs.ReceiveWorkRequest(1, [verbs.ScatterGatherElement(value, 1, 1)])]

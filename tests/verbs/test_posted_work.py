@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
 import pytest
@@ -16,7 +19,16 @@ from aiordma.errors import (
     WorkCompletionError,
     WorkRequestFlushedError,
 )
-from aiordma.verbs import QPCapabilities, SendFlags, WCOpcode, WCStatus, WROpcode
+from aiordma.verbs import (
+    QPCapabilities,
+    QPState,
+    QPType,
+    SendFlags,
+    SendWorkRequest,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
 from aiordma.verbs._qp.posted_work import PostedWork, PostedWorkByQP
 
 if TYPE_CHECKING:
@@ -83,7 +95,6 @@ def test_one_thread_posts_while_another_polls() -> None:
     def post() -> None:
         work.send(99, WROpcode.SEND, False)
 
-    assert not work.hides(record(Meanwhile(2, post)))
     assert work.settle(record(Meanwhile(2, post))) is None
     left = 64 - work.free
     assert left > 1
@@ -300,3 +311,98 @@ def test_a_good_completion_raises_nothing(pair: tuple[End, End]) -> None:
     )
     one.completion().raise_for_status()
     assert one.qp.first_failure is None
+
+
+# --- unsignaled requests -----------------------------------------------------------------------
+
+
+def requests(ends: tuple[End, End], flags: SendFlags, count: int = 1) -> list[SendWorkRequest]:
+    a, b = ends
+    piece = verbs.ScatterGatherElement(a.mr.addr, 8, a.mr.lkey)
+    return [
+        SendWorkRequest(
+            7, WROpcode.RDMA_WRITE, [piece], flags, remote_addr=b.mr.addr, rkey=b.mr.rkey
+        )
+    ] * count
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+def test_the_last_free_entry_is_for_a_signaled_request(
+    connected_pair: ConnectedPair, together: bool
+) -> None:
+    """Else nothing could ever free the others."""
+    ends = connected_pair(QPCapabilities(max_send_wr=8))
+    qp = ends[0].qp
+    size = qp.capabilities.max_send_wr
+    for _ in range(3):
+        for count in [size - 1] if together else [1] * (size - 1):
+            qp.post_send(requests(ends, SendFlags.NONE, count))
+        with pytest.raises(QueueFullError, match=f"1 wanted, 1 of {size} .* none is under way"):
+            qp.post_send(requests(ends, SendFlags.NONE))
+        qp.post_send(requests(ends, SendFlags.SIGNALED))
+        assert ends[0].completion().ok
+        assert qp.free_send_slots == size
+    with pytest.raises(QueueFullError, match=f"{size} wanted, {size} of {size} slots free"):
+        qp.post_send(requests(ends, SendFlags.NONE, size))
+    qp.post_send(requests(ends, SendFlags.SIGNALED) + requests(ends, SendFlags.NONE, size - 1))
+    assert ends[0].completion().ok
+
+
+def test_one_thread_posts_and_another_polls(connected_pair: ConnectedPair) -> None:
+    """Each completion is returned once, in order."""
+    ends = connected_pair(QPCapabilities(max_send_wr=64))
+    qp, many = ends[0].qp, 2000
+    switches = sys.getswitchinterval()
+
+    def post() -> None:
+        for number in range(many):
+            flags = SendFlags.SIGNALED if number % 4 == 3 else SendFlags.NONE
+            (request,) = requests(ends, flags)
+            request.wr_id = number
+            while qp.free_send_slots < 2:
+                pass
+            qp.post_send([request])
+
+    with ThreadPoolExecutor(1) as threads:
+        posting_ends = threads.submit(post)
+        sys.setswitchinterval(1e-6)
+        try:
+            found: list[int] = []
+            while len(found) < many // 4 and not (posting_ends.done() and posting_ends.exception()):
+                found += [wc.wr_id for wc in ends[0].cq.poll()]
+        finally:
+            sys.setswitchinterval(switches)
+        posting_ends.result()
+    assert found == list(range(3, many, 4))
+
+
+def test_going_on_after_a_failed_datagram(
+    context: verbs.Context, pd: verbs.ProtectionDomain, deviations: frozenset[str]
+) -> None:
+    """From SQE back to RTS, free entries count again: the queue does not overrun."""
+    with (
+        context.create_cq(64) as cq,
+        pd.create_qp(cq, capabilities=QPCapabilities(max_send_wr=16), qp_type=QPType.UD) as qp,
+        pd.reg_mr(64) as mr,
+    ):
+        here = qp.endpoint()
+        qp.start(here)
+        with (way := qp.destination(here, here)).ah:
+
+            def send(number: int, lkey: int) -> None:
+                with qp.batch() as batch:
+                    piece = verbs.ScatterGatherElement(mr.addr, 8, lkey)
+                    batch.send([piece], wr_id=number, to=way, signaled=number % 4 == 0)
+
+            send(0, 0xDEAD)
+            assert not cq.wait(spin=math.inf)[0].ok
+            if "a failed send of an unreliable queue pair is fatal" in deviations:
+                assert qp.query().qp_state is QPState.ERR
+                return
+            qp.modify(cur_qp_state=QPState.SQE, qp_state=QPState.RTS)
+            assert qp.first_failure is None
+            for number in range(1, 101):
+                send(number, mr.lkey)
+                if number % 4 == 0:
+                    assert [wc.wr_id for wc in cq.wait(spin=math.inf)] == [number]
+            assert qp.free_send_slots == qp.capabilities.max_send_wr

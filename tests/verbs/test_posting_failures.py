@@ -158,6 +158,7 @@ def test_a_full_queue_refuses_before_the_device(connected_pair: ConnectedPair) -
         one.qp.post_send([*requests, requests[0]])
     assert (caught.value.bad_index, caught.value.errno) == (0, errno.ENOMEM)
     assert one.qp.free_send_slots == size
+    requests[-1].send_flags = SendFlags.SIGNALED
     one.qp.post_send(requests)
     assert (one.qp.free_send_slots, one.qp.unsignaled_tail) == (0, 0)
     with pytest.raises(QueueFullError, match="poll the completions of what was posted"):

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import subprocess
 import sys
-import threading
 import warnings
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -189,32 +186,6 @@ def test_a_forked_child_cannot_use_what_the_parent_made(
     )
     mr.buf[0] = 1
     mr.close()
-
-
-def test_a_forked_child_does_not_wait_for_the_parents_threads(context: verbs.Context) -> None:
-    """A thread that polled at the fork would hold the queue's lock for ever."""
-    cq = context.create_cq(16)
-    polls, goes_on = threading.Event(), threading.Event()
-
-    def poll() -> None:
-        with cq._one_polls:
-            polls.set()
-            goes_on.wait()
-
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(poll)
-        polls.wait()
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)
-            try:
-                cq.poll()
-            except BufferStateError:
-                os._exit(0)
-            os._exit(1)
-        goes_on.set()
-    assert os.waitpid(child, 0)[1] == 0
-    cq.close()
 
 
 def test_threads_that_borrow_together_get_one(

@@ -8,7 +8,6 @@ import select
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -166,12 +165,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         there is nothing, it polls for ``spin_us`` microseconds, without the GIL.
 
         Each queue must have been armed once by ``req_notify()``; after that this keeps it armed.
-
-        BusyError while a queue keeps completions that posting has found (``signal_every``).
         """
-        if self.posted_work.any_automatic:
-            for cq in list(self.queues.values()):
-                cq.check_kept()
         if self._array is None or self._array.capacity < capacity:
             self._array = CompletionArray(capacity)
         self.pointer  # noqa: B018 - raises when this is closed
@@ -251,9 +245,6 @@ class CompletionQueue(Resource["h.CQPointer"]):
         self._array: CompletionArray | None = None
         self._more_array: MoreArray | None = None
         self._polls = self._found = self._arms = 0
-        self._kept: deque[WorkCompletion] = deque()  # that `collect` has found
-        # A thread that posts may collect while another one polls; else they keep their order.
-        self._one_polls = threading.RLock()
         self.events_taken = 0
         """How many events of it its channel has taken for `wait`; for this package."""
         destroy = context.library.calls.ibv_destroy_cq
@@ -279,38 +270,6 @@ class CompletionQueue(Resource["h.CQPointer"]):
         return self._poll(integer("max", max), 0)
 
     def _poll(self, max: int, spin_us: int) -> list[WorkCompletion]:
-        if self.closed and not self._kept:
-            # As in the child of a fork, which may have inherited the lock locked.
-            raise self.closed_error()
-        with self._one_polls:
-            if self._kept:
-                return [self._kept.popleft() for _ in range(min(max, len(self._kept)))]
-            found, more = self._take(max, spin_us)
-            while more and not found:  # all were hidden
-                found, more = self._take(max, 0)
-            return found
-
-    def collect(self, max: int, spin_us: int) -> None:
-        """Settle what has completed, and keep it for the next `poll`.  For this package.
-
-        While another thread polls, that one settles it: this waits, for ``spin_us`` as well.
-        """
-        if self._one_polls.acquire(timeout=spin_us * 1e-6):
-            try:
-                self._kept += self._take(max, spin_us)[0]
-            finally:
-                self._one_polls.release()
-
-    def check_kept(self) -> None:
-        """BusyError if a full queue pair's posting has taken completions, which `poll` returns."""
-        if self._kept:
-            raise BusyError(
-                f"{self!r} keeps {len(self._kept)} completions that were found when a queue pair "
-                "with signal_every was full: take them with poll()"
-            )
-
-    def _take(self, max: int, spin_us: int) -> tuple[list[WorkCompletion], bool]:
-        """Completions of the device, and whether there may be more."""
         if self._array is None or self._array.capacity < max:
             self._array = CompletionArray(max)
         if self._more_array is None or self._more_array.capacity < max:
@@ -322,23 +281,11 @@ class CompletionQueue(Resource["h.CQPointer"]):
         else:
             count = lib.aiordma_poll_more(pointer, array.pointer, more.pointer, max)
         self._polled(count, max)
-        fields = self.fields
-        both = zip(array.records(count), more.records(count), strict=True)
-        if self.posted_work.any_automatic:
-            settle_and_look = self.posted_work.settle_and_look
-            all = [(*settle_and_look(record), record, rest) for record, rest in both]
-            found = [
-                WorkCompletion.from_record(record, failure, rest, fields)
-                for failure, hidden, record, rest in all
-                if not hidden
-            ]
-        else:
-            settle = self.posted_work.settle
-            found = [
-                WorkCompletion.from_record(record, settle(record), rest, fields)
-                for record, rest in both
-            ]
-        return found, 0 < count == max
+        settle = self.posted_work.settle
+        return [
+            WorkCompletion.from_record(record, settle(record), rest, self.fields)
+            for record, rest in zip(array.records(count), more.records(count), strict=True)
+        ]
 
     def _polled(self, count: int, max: int) -> None:
         if count < 0:

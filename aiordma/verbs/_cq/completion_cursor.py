@@ -67,12 +67,10 @@ class CompletionCursor:
             self._wc = found[0] if found else None
             self.failure = self._wc.failure if self._wc else None
             return bool(found)
-        self._cq.check_kept()
-        while self._start(self._ex):
-            self.failure, hidden = self._cq.posted_work.settle_and_look(self._record())
-            if not hidden:
-                return True
-        return False
+        if not self._start(self._ex):
+            return False
+        self.failure = self._cq.posted_work.settle(self._record())
+        return True
 
     def _start(self, cq: h.CQExPointer) -> bool:
         self._end()  # and not next_poll, for the reason in native/verbs/completion.c

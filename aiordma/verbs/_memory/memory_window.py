@@ -159,11 +159,9 @@ class MemoryWindow(Resource["h.MWPointer"]):
         pointers = qp.pointer, self.pointer
         posted = qp.posted_work
         if posted is not None:
-            if not posted.free:
-                qp.make_room(1)
-            asked = qp.sq_sig_all or bool(send_flags & SendFlags.SIGNALED)
-            if posted.send_one(wr_id, WROpcode.BIND_MW, asked):
-                send_flags |= SendFlags.SIGNALED
+            signaled = qp.sq_sig_all or bool(send_flags & SendFlags.SIGNALED)
+            qp.check_room((signaled,))
+            posted.send(wr_id, WROpcode.BIND_MW, signaled)
         bind.send_flags = int(send_flags)
         try:
             self.context.library.calls.ibv_bind_mw(*pointers, bind)

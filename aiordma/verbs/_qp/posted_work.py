@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from aiordma._native import Record
 
 _RECV = int(WCOpcode.RECV)
-
-# A request that was posted unsignaled and is signaled to free the entries before it.
-AUTOMATIC = 2
 
 # Failures that only senders can have (IBTA volume 1, clause 11.6.2).
 _OF_A_SEND = frozenset(
@@ -60,19 +57,14 @@ class PostedWork:
         "_failures",
         "_receives",
         "_sends",
-        "by_qp",
         "first_failure",
         "max_send_wr",
-        "signal_every",
     )
 
     def __init__(self, max_send_wr: int, failures: Counter[int] | None = None) -> None:
         """``failures`` counts failed completions by status."""
         self._failures = Counter() if failures is None else failures
         self.max_send_wr: int = max_send_wr
-        self.signal_every: int = 0
-        self.by_qp: PostedWorkByQP | None = None
-        """That of the send completion queue, which hides the completions of AUTOMATIC ones."""
         self.first_failure: WorkCompletionError | None = None
         self._sends: deque[tuple[int, int, int]] = deque()  # wr_id, opcode, signaled
         self._receives: deque[int] = deque()
@@ -99,44 +91,17 @@ class PostedWork:
         """Whether no completion that could free an entry is under way."""
         return self.unsignaled == len(self._sends)
 
+    def has_room(self, signaled: Sequence[bool]) -> bool:
+        """Whether so many requests fit, and one then under way has a completion.
+
+        Else no entry of the send queue could ever become free.
+        """
+        free = self.free - len(signaled)
+        return free > 0 or (free == 0 and (any(signaled) or not self.is_stuck))
+
     def send(self, wr_id: int, opcode: int, signaled: int) -> None:
-        """Add one, before it is posted: another thread may poll its completion at once.
-
-        ``signaled`` is true or false, or AUTOMATIC.
-        """
+        """Add one, before it is posted: another thread may poll its completion at once."""
         self._sends.append((wr_id, opcode, signaled))
-
-    def send_one(self, wr_id: int, opcode: int, signaled: int) -> int:
-        """As :meth:`send`, and AUTOMATIC if that is due; returns how it is signaled."""
-        if not signaled and (self.signal_every or len(self._sends) + 1 >= self.max_send_wr):
-            (signaled,) = self.automatic((signaled,))
-        self._sends.append((wr_id, opcode, signaled))
-        return signaled
-
-    def automatic(self, signaled: Iterable[int]) -> list[int]:
-        """How requests to be posted are signaled: every ``signal_every``-th other one AUTOMATIC.
-
-        So is the one with which unsignaled requests would fill the send queue: without it nothing
-        could ever free an entry.
-        """
-        run = self.unsignaled
-        chosen = []
-        for asked in signaled:
-            run = 0 if asked else run + 1
-            is_due = run >= (self.signal_every or self.max_send_wr)
-            if is_due and self.by_qp is not None:
-                self.by_qp.any_automatic = True
-            chosen.append(AUTOMATIC if is_due else asked)
-            run = 0 if is_due else run
-        return chosen
-
-    def hides(self, record: Record) -> bool:
-        """Whether a completion, not settled yet, was not asked for by the user."""
-        wr_id, status, opcode = record[:3]
-        if status or opcode & _RECV:
-            return False
-        position = self._position(wr_id, unsignaled=False)
-        return position is not None and self._sends[position][2] == AUTOMATIC
 
     def receive(self, wr_id: int) -> None:
         """Add a receive, before it is posted."""
@@ -228,8 +193,6 @@ class PostedWorkByQP:
         self._by_number: weakref.WeakValueDictionary[int, PostedWork] = (
             weakref.WeakValueDictionary()
         )
-        self.any_automatic = False
-        """Whether there may be completions that the user has not asked for."""
 
     def add(self, qp_num: int, work: PostedWork) -> None:
         """Keep it as long as its queue pair does; a number used again is the newer one's."""
@@ -241,25 +204,15 @@ class PostedWorkByQP:
         return work.settle(record) if work is not None else None
 
     def settled(self, records: Iterator[Record]) -> Iterator[Record]:
-        """Settles each record, and returns them without those that the user has not asked for.
+        """Settles each record, and returns them all.
 
         It costs nothing when no work is tracked.
         """
         if not self._by_number:
             return records
-        if self.any_automatic:
-            return iter([record for record in records if not self.settle_and_look(record)[1]])
         kept = list(records)
         find = self._by_number.get
         for record in kept:
             if (work := find(record[6])) is not None:
                 work.settle(record)
         return iter(kept)
-
-    def settle_and_look(self, record: Record) -> tuple[WorkCompletionError | None, bool]:
-        """As :meth:`settle`, and whether the user has not asked for the completion."""
-        work = self._by_number.get(record[6])
-        if work is None:
-            return None, False
-        hidden = work.hides(record)  # of what is not settled yet
-        return work.settle(record), hidden

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import struct
-import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiordma._core.arguments import U64_MAX, integer
@@ -61,11 +59,6 @@ _post_send_one = lib.aiordma_post_send_one
 _post_recv_one = lib.aiordma_post_recv_one
 _SIGNALED = int(SendFlags.SIGNALED)
 
-# Seconds that posting waits for a completion where automatic signaling is on and the queue full.
-ROOM_TIMEOUT = 10.0
-_COLLECTED = 16  # completions of one poll meanwhile
-_SLICE_US = 1000  # of a poll; back in Python for signals
-
 # ibv_post_send(3): checksums are offered by type.
 _CHECKSUMS = {
     QPType.UD: DeviceCapability.UD_IP_CSUM,
@@ -116,8 +109,6 @@ class Posting(Resource["h.QPPointer"]):
         for cq in cqs:
             if cq is not None:
                 cq.posted_work.add(self.qp_num, posted)
-        if self._send_cq is not None:
-            posted.by_qp = self._send_cq.posted_work
 
     # --- tracking --------------------------------------------------------------------------
 
@@ -147,47 +138,6 @@ class Posting(Resource["h.QPPointer"]):
         None while all is well, and again after a reset.
         """
         return self._account().first_failure
-
-    @property
-    def signal_every(self) -> int:
-        """Automatic signaling: every so many-th of the unsignaled sends is signaled; 0: none.
-
-        The entries of unsignaled requests are then freed without care: where the send queue is
-        full, posting polls the send completion queue until there is room, and keeps what it finds
-        of others for that queue's ``poll``. The completions of requests that were posted unsignaled
-        are not returned, unless they have failed. Where there is no room after ten seconds, posting
-        fails as it does without this. At most the entries of the send queue. While something is
-        kept, ``start_poll`` of an extended completion queue and ``CompletionChannel.drain`` refuse.
-        Not for a queue pair of an event loop.
-
-        With 0, an unsignaled request that takes the last entry is signaled in this way, if no
-        signaled one is under way: polling then frees the entries.
-        """
-        return self._account().signal_every
-
-    @signal_every.setter
-    def signal_every(self, count: int) -> None:
-        posted, count = self._account(), integer("signal_every", count, None)
-        if not 0 <= count <= posted.max_send_wr:
-            raise ValueError(
-                f"{self!r}: signal_every must be 0 to {posted.max_send_wr}, not {count}"
-            )
-        posted.signal_every = count
-
-    def make_room(self, wanted: int) -> None:
-        """Poll until so many entries of the send queue are free; QueueFullError if none will be.
-
-        For this package.
-        """
-        posted = self._account()
-        if posted.signal_every and wanted <= posted.max_send_wr:
-            cq = self._send_cq
-            assert cq is not None
-            end = time.monotonic() + ROOM_TIMEOUT
-            while posted.free < wanted and not posted.is_stuck and time.monotonic() < end:
-                cq.collect(_COLLECTED, _SLICE_US)
-        if posted.free < wanted:
-            raise self._full(wanted)
 
     def untrack(self) -> None:
         """Stop tracking posted work: the caller tracks it, as the event loop's driver does.
@@ -244,10 +194,10 @@ class Posting(Resource["h.QPPointer"]):
             raise self.closed_error()
         posted = self._posted
         if posted is not None:
-            if not posted.free:
-                self.make_room(1)
-            if posted.send_one(wr_id, opcode, self.sq_sig_all or bool(send_flags & _SIGNALED)):
-                send_flags |= _SIGNALED
+            signaled = self.sq_sig_all or bool(send_flags & _SIGNALED)
+            if posted.free <= 1:
+                self.check_room((signaled,))
+            posted.send(wr_id, opcode, signaled)
         try:
             code = _post_send_one(
                 pointer, self._extended, wr_id, opcode, send_flags, imm_data, addr, length, lkey,
@@ -334,7 +284,8 @@ class Posting(Resource["h.QPPointer"]):
         Nothing is posted when a request is wrong in itself: UnsupportedError for an operation
         that the transport or the device lacks, ValueError for flags that the operation cannot
         have, an atomic that is not 8 aligned bytes, a number out of range. Nothing is posted
-        either when the send queue has too few free slots: QueueFullError. PostError from the
+        either when the send queue has too few free slots, or unsignaled requests would take them
+        all: QueueFullError. PostError from the
         device tells by ``bad_index`` the first that was not posted; those before it are, unless
         the queue pair was made with ``send_ops``, which posts all or nothing.
         """
@@ -347,17 +298,8 @@ class Posting(Resource["h.QPPointer"]):
         pointer = self.pointer
         posted = self._posted
         if posted is not None:
-            if len(requests) > posted.free:
-                self.make_room(len(requests))
-            signaled: list[int] = [
-                self.sq_sig_all or bool(wr.send_flags & _SIGNALED) for wr in requests
-            ]
-            if posted.signal_every or len(requests) >= posted.free:
-                signaled = posted.automatic(signaled)
-                requests = [
-                    replace(wr, send_flags=wr.send_flags | _SIGNALED) if asked else wr
-                    for wr, asked in zip(requests, signaled, strict=True)
-                ]
+            signaled = [self.sq_sig_all or bool(wr.send_flags & _SIGNALED) for wr in requests]
+            self.check_room(signaled)
         try:
             pack_sends(array, requests)
         except (struct.error, TypeError) as error:
@@ -500,17 +442,20 @@ class Posting(Resource["h.QPPointer"]):
         except TypeError as named:
             raise TypeError(f"{self._label()}: {named}") from None
 
-    def _full(self, wanted: int) -> QueueFullError:
+    def check_room(self, signaled: Sequence[bool]) -> None:
+        """QueueFullError if these requests do not fit, or nothing could free an entry then.
+
+        For this package.
+        """
         posted = self._account()
-        detail = f"{wanted} wanted, {posted.free} of {posted.max_send_wr} slots free"
+        if posted.has_room(signaled):
+            return
+        detail = f"{len(signaled)} wanted, {posted.free} of {posted.max_send_wr} slots free"
         if posted.is_stuck:
-            detail += (
-                "; those in use are of unsignaled requests: post a signaled one to free them, or"
-                " set signal_every"
-            )
+            detail += "; only a signaled request frees slots, and none is under way: post one"
         else:
             detail += "; poll the completions of what was posted"
-        return QueueFullError("ibv_post_send", 0, f"{detail}; {self!r} on {self.context.name}")
+        raise QueueFullError("ibv_post_send", 0, f"{detail}; {self!r} on {self.context.name}")
 
     def post_error(
         self,
