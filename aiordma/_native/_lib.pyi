@@ -270,10 +270,14 @@ class CompletionQueue:
     cqe: int
     handle: int
 
+class PollCQAttr: ...
+
 class CompletionQueueEx:
     wr_id: int
     status: int
     read_qp_num: object
+    def start_poll(self, cq: CompletionQueueEx, attr: PollCQAttr) -> int: ...
+    def end_poll(self, cq: CompletionQueueEx) -> None: ...
 
 class CQInitAttrEx:
     cqe: int
@@ -685,6 +689,8 @@ class FFI:
     @overload
     def new(self, cdecl: Literal["struct aiordma_drain *"]) -> Drain: ...
     @overload
+    def new(self, cdecl: Literal["struct ibv_poll_cq_attr *"]) -> PollCQAttr: ...
+    @overload
     def new(self, cdecl: Literal["struct aiordma_calls **"]) -> Pointer[Calls]: ...
     @overload
     def new(self, cdecl: Literal["struct rdma_cm_id **"]) -> Pointer[ConnectionId]: ...
@@ -744,20 +750,6 @@ class Lib:
     IB_UVERBS_ADVISE_MR_FLAG_FLUSH: Final[int]
     IBV_WC_STANDARD_FLAGS: Final[int]
     IBV_CQ_INIT_ATTR_MASK_FLAGS: Final[int]
-    AIORDMA_WC_OPCODE: Final[int]
-    AIORDMA_WC_VENDOR_ERR: Final[int]
-    AIORDMA_WC_BYTE_LEN: Final[int]
-    AIORDMA_WC_IMM_DATA: Final[int]
-    AIORDMA_WC_QP_NUM: Final[int]
-    AIORDMA_WC_SRC_QP: Final[int]
-    AIORDMA_WC_FLAGS: Final[int]
-    AIORDMA_WC_SLID: Final[int]
-    AIORDMA_WC_SL: Final[int]
-    AIORDMA_WC_DLID_PATH_BITS: Final[int]
-    AIORDMA_WC_TIMESTAMP: Final[int]
-    AIORDMA_WC_WALLCLOCK_NS: Final[int]
-    AIORDMA_WC_CVLAN: Final[int]
-    AIORDMA_WC_FLOW_TAG: Final[int]
     def aiordma_system_calls(
         self, calls: Pointer[Calls], error: Characters, error_size: int
     ) -> int: ...
@@ -796,10 +788,7 @@ class Lib:
         self, qp: QueuePair, wr_id: int, addr: int, length: int, lkey: int
     ) -> int: ...
     def aiordma_extended_cq_context(self) -> VoidPointer: ...
-    def aiordma_poll_more(
-        self, cq: CompletionQueue, out: Completion, more: CompletionMore, capacity: int
-    ) -> int: ...
-    def aiordma_poll_busily(
+    def aiordma_poll(
         self,
         cq: CompletionQueue,
         out: Completion,
@@ -807,9 +796,6 @@ class Lib:
         capacity: int,
         spin_us: int,
     ) -> int: ...
-    def aiordma_start_poll(self, cq: CompletionQueueEx) -> int: ...
-    def aiordma_end_poll(self, cq: CompletionQueueEx) -> None: ...
-    def aiordma_read_wc(self, cq: CompletionQueueEx, field: int, value: IntegerPointer) -> int: ...
     def aiordma_req_notify(self, cq: CompletionQueue, solicited_only: int) -> int: ...
     def aiordma_drain(
         self, drain: Drain, out: Completion, capacity: int, more: IntegerPointer

@@ -138,15 +138,6 @@ static int poll_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
 	return total;
 }
 
-int aiordma_poll_more(struct ibv_cq *cq, struct aiordma_completion *out,
-		      struct aiordma_completion_more *more, int capacity)
-{
-	struct ibv_cq_ex *extended = extended_cq(cq);
-
-	return extended ? poll_extended(extended, out, more, capacity)
-			: poll_classic(cq, out, more, capacity);
-}
-
 uint64_t aiordma_microseconds(void)
 {
 	struct timespec now;
@@ -155,73 +146,20 @@ uint64_t aiordma_microseconds(void)
 	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
-int aiordma_poll_busily(struct ibv_cq *cq, struct aiordma_completion *out,
-			struct aiordma_completion_more *more, int capacity, uint32_t spin_us)
+int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out,
+		 struct aiordma_completion_more *more, int capacity, uint32_t spin_us)
 {
-	uint64_t end = aiordma_microseconds() + spin_us;
-	int n;
+	struct ibv_cq_ex *extended = extended_cq(cq);
+	uint64_t end = spin_us ? aiordma_microseconds() + spin_us : 0;
 
 	do {
-		for (int i = 0; i < POLLS; i++) {
-			n = aiordma_poll_more(cq, out, more, capacity);
+		for (int i = 0; i < (spin_us ? POLLS : 1); i++) {
+			int n = extended ? poll_extended(extended, out, more, capacity)
+					 : poll_classic(cq, out, more, capacity);
+
 			if (n)
 				return n;
 		}
-	} while (aiordma_microseconds() < end);
+	} while (spin_us && aiordma_microseconds() < end);
 	return 0;
-}
-
-/* ---- one at a time, each field when it is asked for ------------------------------------------ */
-
-int aiordma_start_poll(struct ibv_cq_ex *cq)
-{
-	struct ibv_poll_cq_attr attr = {.comp_mask = 0};
-
-	return cq->start_poll(cq, &attr);
-}
-
-void aiordma_end_poll(struct ibv_cq_ex *cq)
-{
-	cq->end_poll(cq);
-}
-
-int aiordma_read_wc(struct ibv_cq_ex *cq, enum aiordma_wc_field field, uint64_t *value)
-{
-	struct ibv_wc_tm_info tm = {.tag = 0};
-
-	switch (field) {
-#define FIELD(name, call)                                                                          \
-	case name:                                                                                 \
-		if (!cq->call)                                                                     \
-			return EOPNOTSUPP;                                                         \
-		*value = (uint64_t)cq->call(cq);                                                   \
-		return 0;
-		FIELD(AIORDMA_WC_OPCODE, read_opcode)
-		FIELD(AIORDMA_WC_VENDOR_ERR, read_vendor_err)
-		FIELD(AIORDMA_WC_BYTE_LEN, read_byte_len)
-		FIELD(AIORDMA_WC_QP_NUM, read_qp_num)
-		FIELD(AIORDMA_WC_SRC_QP, read_src_qp)
-		FIELD(AIORDMA_WC_FLAGS, read_wc_flags)
-		FIELD(AIORDMA_WC_SLID, read_slid)
-		FIELD(AIORDMA_WC_SL, read_sl)
-		FIELD(AIORDMA_WC_DLID_PATH_BITS, read_dlid_path_bits)
-		FIELD(AIORDMA_WC_TIMESTAMP, read_completion_ts)
-		FIELD(AIORDMA_WC_WALLCLOCK_NS, read_completion_wallclock_ns)
-		FIELD(AIORDMA_WC_CVLAN, read_cvlan)
-		FIELD(AIORDMA_WC_FLOW_TAG, read_flow_tag)
-#undef FIELD
-	case AIORDMA_WC_IMM_DATA:
-		if (!cq->read_imm_data)
-			return EOPNOTSUPP;
-		*value = ntohl(cq->read_imm_data(cq));
-		return 0;
-	case AIORDMA_WC_TM_TAG:
-	case AIORDMA_WC_TM_PRIV:
-		if (!cq->read_tm_info)
-			return EOPNOTSUPP;
-		cq->read_tm_info(cq, &tm);
-		*value = field == AIORDMA_WC_TM_TAG ? tm.tag : tm.priv;
-		return 0;
-	}
-	return EINVAL;
 }

@@ -119,7 +119,7 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 		return rc;
 	while (drain->ready_count && total < capacity) {
 		struct ibv_cq *cq = drain->ready[drain->ready_count - 1];
-		int n = aiordma_poll_more(cq, out + total, NULL, capacity - total);
+		int n = aiordma_poll(cq, out + total, NULL, capacity - total, 0);
 
 		if (n < 0)
 			return total ? total : n;

@@ -127,38 +127,10 @@ struct aiordma_completion_more {
 /* The cq_context by which all of the following know an extended CQ. */
 void *aiordma_extended_cq_context(void);
 
-/* Up to `capacity` completions of one CQ; the number, or a negative errno value.  `more` may be
- * NULL. */
-int aiordma_poll_more(struct ibv_cq *cq, struct aiordma_completion *out,
-		      struct aiordma_completion_more *more, int capacity);
-/* The same, polling for up to `spin_us` while there is nothing. */
-int aiordma_poll_busily(struct ibv_cq *cq, struct aiordma_completion *out,
-			struct aiordma_completion_more *more, int capacity, uint32_t spin_us);
-
-enum aiordma_wc_field {
-	AIORDMA_WC_OPCODE,
-	AIORDMA_WC_VENDOR_ERR,
-	AIORDMA_WC_BYTE_LEN,
-	AIORDMA_WC_IMM_DATA, /* in host order */
-	AIORDMA_WC_QP_NUM,
-	AIORDMA_WC_SRC_QP,
-	AIORDMA_WC_FLAGS,
-	AIORDMA_WC_SLID,
-	AIORDMA_WC_SL,
-	AIORDMA_WC_DLID_PATH_BITS,
-	AIORDMA_WC_TIMESTAMP,
-	AIORDMA_WC_WALLCLOCK_NS,
-	AIORDMA_WC_CVLAN,
-	AIORDMA_WC_FLOW_TAG,
-	AIORDMA_WC_TM_TAG,
-	AIORDMA_WC_TM_PRIV,
-};
-
-/* Completions of an extended CQ one by one: ibv_create_cq_ex(3). */
-int aiordma_start_poll(struct ibv_cq_ex *cq);
-void aiordma_end_poll(struct ibv_cq_ex *cq);
-/* A field of the current completion; EOPNOTSUPP for one that the CQ was not made to tell. */
-int aiordma_read_wc(struct ibv_cq_ex *cq, enum aiordma_wc_field field, uint64_t *value);
+/* Up to `capacity` completions of one CQ; the number, or a negative errno value.  `more` may be NULL.
+ * Polls for up to `spin_us` while there is nothing. */
+int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out,
+		 struct aiordma_completion_more *more, int capacity, uint32_t spin_us);
 
 /* ---- drain.c --------------------------------------------------------------------------------- */
 

@@ -275,11 +275,7 @@ class CompletionQueue(Resource["h.CQPointer"]):
         if self._more_array is None or self._more_array.capacity < max:
             self._more_array = MoreArray(max)
         array, more = self._array, self._more_array
-        pointer = self.pointer
-        if spin_us:
-            count = lib.aiordma_poll_busily(pointer, array.pointer, more.pointer, max, spin_us)
-        else:
-            count = lib.aiordma_poll_more(pointer, array.pointer, more.pointer, max)
+        count = lib.aiordma_poll(self.pointer, array.pointer, more.pointer, max, spin_us)
         self._polled(count, max)
         settle = self.posted_work.settle
         return [
