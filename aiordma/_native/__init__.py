@@ -17,7 +17,6 @@ from .records import (
     SGE,
     CompletionArray,
     More,
-    MoreArray,
     Record,
     RequestArray,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "Convention",
     "Library",
     "More",
-    "MoreArray",
     "ProviderCalls",
     "Record",
     "RequestArray",

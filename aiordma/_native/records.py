@@ -31,33 +31,20 @@ SGE = struct.Struct("=Q2I")
 
 
 class CompletionArray:
-    """An array of ``capacity`` completions. Used by one thread at a time."""
+    """Arrays of ``capacity`` completions and their further fields. Used by one thread at a time."""
 
-    __slots__ = ("_bytes", "capacity", "pointer")
+    __slots__ = ("_bytes", "_more_bytes", "capacity", "more", "pointer")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.pointer: Completion = ffi.new("struct aiordma_completion[]", capacity)
-        self._bytes = ffi.buffer(self.pointer)
+        self.more: CompletionMore = ffi.new("struct aiordma_completion_more[]", capacity)
+        self._bytes, self._more_bytes = ffi.buffer(self.pointer), ffi.buffer(self.more)
 
-    def records(self, count: int) -> Iterator[Record]:
+    def records(self, count: int) -> Iterator[tuple[Record, More]]:
         """The first ``count`` as tuples. Copied first: the array may be used again."""
-        return COMPLETION.iter_unpack(self._bytes[: count * COMPLETION.size])
-
-
-class MoreArray:
-    """An array of the further fields of ``capacity`` completions."""
-
-    __slots__ = ("_bytes", "capacity", "pointer")
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.pointer: CompletionMore = ffi.new("struct aiordma_completion_more[]", capacity)
-        self._bytes = ffi.buffer(self.pointer)
-
-    def records(self, count: int) -> Iterator[More]:
-        """The first ``count`` as tuples, copied first."""
-        return MORE.iter_unpack(self._bytes[: count * MORE.size])
+        records = COMPLETION.iter_unpack(self._bytes[: count * COMPLETION.size])
+        return zip(records, MORE.iter_unpack(self._more_bytes[: count * MORE.size]), strict=True)
 
 
 class RequestArray:

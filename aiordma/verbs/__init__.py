@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from aiordma._core.timers import decode_ack_timeout as decode_ack_timeout
     from aiordma._core.timers import decode_rnr_timer as decode_rnr_timer
     from aiordma._native import Library as Library
-    from aiordma._native import Record as Record
 
     from ._cq.completion import CompletionChannel as CompletionChannel
     from ._cq.completion import CompletionQueue as CompletionQueue
@@ -131,7 +130,7 @@ else:
         {
             "aiordma._core.handshake": "Endpoint",
             "aiordma._core.timers": "decode_ack_timeout decode_rnr_timer",
-            "aiordma._native": "Library Record",
+            "aiordma._native": "Library",
             "._cq.completion": "CompletionChannel CompletionQueue",
             "._cq.completion_cursor": "CompletionCursor",
             "._cq.work_completion": "WorkCompletion",

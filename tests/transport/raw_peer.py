@@ -172,11 +172,10 @@ class RawPeer:
         self._memory.post(self.qp, data, rkey)
 
     def _take(self) -> None:
-        more = True
-        while more:
-            records, more = self._channel.drain()
-            for record in records:
-                wc = verbs.WorkCompletion.from_record(record)
+        if (cq := self._channel.get_event()) is not None:
+            cq.req_notify()
+        while found := self.qp.send_cq.poll():
+            for wc in found:
                 if not wc.ok:
                     self.failures.append(wc.status)
                 elif wc.opcode is verbs.WCOpcode.RDMA_READ:

@@ -18,6 +18,7 @@ from aiordma.verbs import SendFlags, WROpcode
 from aiordma.verbs._memory.special_regions import reg_local_dma
 from aiordma.verbs.experimental import efa
 from tests.loop.test_driver import the_driver, two_ends
+from tests.verbs.draining import drain
 
 if TYPE_CHECKING:
     from tests.conftest import ConnectedPair
@@ -62,13 +63,13 @@ def test_a_channel_is_drained(
     before = channel.peer_wakeups()
     one, two = connected_pair(channel=channel)
     two.cq.req_notify()
-    assert not list(channel.drain(spin_us=50)[0])
+    assert not drain(channel, spin_us=50)[0]
     two.qp.post_recv_one(1, two.mr.addr, 8, two.mr.lkey)
     one.qp.post_send_one(2, WROpcode.SEND, SendFlags.SIGNALED, one.mr.addr, 8, one.mr.lkey)
     found: list[int] = []
     while not found:
         assert select.select([channel.fd], [], [], 30)[0], "the fd did not become readable in 30 s"
-        found += [record[0] for record in channel.drain()[0]]
+        found += [record[0] for record in drain(channel)[0]]
     assert found == [1]
     assert not channel.wrote_to_polling_peers(before)
     one.completion()

@@ -8,25 +8,28 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from aiordma._core.arguments import I32_MAX, integer, seconds
-from aiordma._native import CompletionArray, MoreArray, Record, failure, ffi, lib
+from aiordma._native import CompletionArray, failure, ffi, lib
 from aiordma.errors import BusyError, UnsupportedError, VerbsError
 
 from .._device.enums import CQFlags, WCFields
 from .._device.resource import Node, Resource
 from .._device.statistics import ChannelStatistics, CQStatistics
-from .._qp.posted_work import PostedWorkByQP
 from .completion_cursor import CompletionCursor
 from .cq_entries import Entries
 from .work_completion import WorkCompletion
 
 if TYPE_CHECKING:
+    from aiordma._native import Record
     from aiordma._native import handles as h
+    from aiordma.errors import WorkCompletionError
 
     from .._device.context import Context
+    from .._qp.posted_work import PostedWork
 
 
 # Seconds that a busy poll stays in C at most, since Python handles signals: a judgement.
@@ -55,7 +58,6 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
 
     ``fd`` never blocks. It is readable while there is an event; it may be readable earlier, when
     looking for an event does the device's work that leads to it.
-    Use either :meth:`drain`, which does everything, or :meth:`get_event` and polling by hand.
     """
 
     def __init__(self, context: Context, pointer: h.ChannelPointer) -> None:
@@ -81,9 +83,6 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         self.queues: weakref.WeakValueDictionary[int, CompletionQueue] = (
             weakref.WeakValueDictionary()
         )
-        self.posted_work: PostedWorkByQP = PostedWorkByQP()
-        self._more = ffi.new("int *")
-        self._array: CompletionArray | None = None
         self._events = 0
         self._event_taken = threading.Condition()
         self._a_thread_takes = False
@@ -157,30 +156,11 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         poll.register(self.fd, select.POLLIN)
         poll.poll(math.ceil(seconds * 1000))
 
-    def drain(self, capacity: int = 256, spin_us: int = 0) -> tuple[Iterator[Record], bool]:
-        """Take every event, acknowledge, arm again, and poll: all in one call of C.
-
-        Returns up to ``capacity`` records, of all queues of this channel, and whether there may
-        be more, in which case the fd does not tell: call again. The records stay valid. When
-        there is nothing, it polls for ``spin_us`` microseconds, without the GIL.
-
-        Each queue must have been armed once by ``req_notify()``; after that this keeps it armed.
-        """
-        if self._array is None or self._array.capacity < capacity:
-            self._array = CompletionArray(capacity)
-        self.pointer  # noqa: B018 - raises when this is closed
-        self.drain_state.spin_us = spin_us
-        count = lib.aiordma_drain(self.drain_state, self._array.pointer, capacity, self._more)
-        if count < 0:
-            raise failure("ibv_get_cq_event", -count, f"draining {self!r}")
-        if not self._more[0]:
-            for queue in self.leaving:  # armed, so without an event there is nothing in it
-                queue.seen_empty()
-            self.leaving.clear()
-        return self.posted_work.settled(self._array.records(count)), bool(self._more[0])
-
     def drain_to(self, table: Table, capacity: int, polls_again: bool) -> Drained:
-        """As :meth:`drain`, for queue pairs that are not tracked: completions go to their work.
+        """Take every event, acknowledge, arm again, and poll all queues: in one call of C.
+
+        Completions, at most ``capacity``, go to their work in ``table``, for queue pairs that are
+        not tracked. Each queue must have been armed once.
 
         With ``polls_again`` the caller will poll again soon if there was something; peers need not
         notify it until then. Internal to the library.
@@ -240,10 +220,12 @@ class CompletionQueue(Resource["h.CQPointer"]):
         self.channel = channel
         self.fields = fields
         self.flags = flags
-        self.posted_work: PostedWorkByQP = channel.posted_work if channel else PostedWorkByQP()
+        self.posted_work: weakref.WeakValueDictionary[int, PostedWork] = (
+            weakref.WeakValueDictionary()
+        )
+        """Of the queue pairs that complete here, by their numbers; for this package."""
         self.entries: Entries = Entries(pointer.cqe, channel.leaving if channel else None)
         self._array: CompletionArray | None = None
-        self._more_array: MoreArray | None = None
         self._polls = self._found = self._arms = 0
         self.events_taken = 0
         """How many events of it its channel has taken for `wait`; for this package."""
@@ -272,24 +254,26 @@ class CompletionQueue(Resource["h.CQPointer"]):
     def _poll(self, max: int, spin_us: int) -> list[WorkCompletion]:
         if self._array is None or self._array.capacity < max:
             self._array = CompletionArray(max)
-        if self._more_array is None or self._more_array.capacity < max:
-            self._more_array = MoreArray(max)
-        array, more = self._array, self._more_array
-        count = lib.aiordma_poll(self.pointer, array.pointer, more.pointer, max, spin_us)
-        self._polled(count, max)
-        settle = self.posted_work.settle
-        return [
-            WorkCompletion.from_record(record, settle(record), rest, self.fields)
-            for record, rest in zip(array.records(count), more.records(count), strict=True)
-        ]
-
-    def _polled(self, count: int, max: int) -> None:
+        array = self._array
+        count = lib.aiordma_poll(self.pointer, array.pointer, array.more, max, spin_us)
         if count < 0:
             raise failure("ibv_poll_cq", -count, f"the completion queue {self!r} is broken")
         self._polls += 1
         self._found += count
         if count < max:
             self.entries.seen_empty()
+        return [
+            WorkCompletion.from_record(record, self.settle(record), more, self.fields)
+            for record, more in array.records(count)
+        ]
+
+    def settle(self, record: Record) -> WorkCompletionError | None:
+        """Settle the work of a completion, if it is tracked; the exception if it has failed.
+
+        For this package.
+        """
+        work = self.posted_work.get(record[6])
+        return work.settle(record) if work is not None else None
 
     def statistics(self) -> CQStatistics:
         """Its room, and what it has done so far."""

@@ -9,9 +9,8 @@ about the cause (IBTA volume 1, clause 10.3.1.7). So this remembers what was pos
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -184,35 +183,3 @@ class PostedWork:
         if receive:
             self._receives.popleft()
         return "receive"
-
-
-class PostedWorkByQP:
-    """The posted work of the queue pairs that share a completion channel, by their numbers."""
-
-    def __init__(self) -> None:
-        self._by_number: weakref.WeakValueDictionary[int, PostedWork] = (
-            weakref.WeakValueDictionary()
-        )
-
-    def add(self, qp_num: int, work: PostedWork) -> None:
-        """Keep it as long as its queue pair does; a number used again is the newer one's."""
-        self._by_number[qp_num] = work
-
-    def settle(self, record: Record) -> WorkCompletionError | None:
-        """Settle the work of a completion, if it is tracked; the exception if it has failed."""
-        work = self._by_number.get(record[6])
-        return work.settle(record) if work is not None else None
-
-    def settled(self, records: Iterator[Record]) -> Iterator[Record]:
-        """Settles each record, and returns them all.
-
-        It costs nothing when no work is tracked.
-        """
-        if not self._by_number:
-            return records
-        kept = list(records)
-        find = self._by_number.get
-        for record in kept:
-            if (work := find(record[6])) is not None:
-                work.settle(record)
-        return iter(kept)

@@ -108,7 +108,7 @@ class Posting(Resource["h.QPPointer"]):
         self._posted = posted = PostedWork(self.capabilities.max_send_wr, self.context.failures)
         for cq in cqs:
             if cq is not None:
-                cq.posted_work.add(self.qp_num, posted)
+                cq.posted_work[self.qp_num] = posted
 
     # --- tracking --------------------------------------------------------------------------
 
