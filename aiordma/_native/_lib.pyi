@@ -769,24 +769,6 @@ class Lib:
     def aiordma_post_srq_recv(
         self, srq: SharedReceiveQueue, recvs: Recv, count: int, sges: Sge, posted: IntegerPointer
     ) -> int: ...
-    def aiordma_post_send_one(
-        self,
-        qp: QueuePair,
-        extended: QueuePairEx | Null,
-        wr_id: int,
-        opcode: int,
-        send_flags: int,
-        imm_data: int,
-        addr: int,
-        length: int,
-        lkey: int,
-        remote_addr: int,
-        rkey: int,
-        remote_srqn: int,
-    ) -> int: ...
-    def aiordma_post_recv_one(
-        self, qp: QueuePair, wr_id: int, addr: int, length: int, lkey: int
-    ) -> int: ...
     def aiordma_extended_cq_context(self) -> VoidPointer: ...
     def aiordma_poll(
         self,

@@ -50,13 +50,23 @@ class CompletionArray:
 class RequestArray:
     """Arrays of work requests and their scatter/gather entries. Used by one thread at a time."""
 
-    __slots__ = ("posted", "recvs", "recvs_bytes", "sends", "sends_bytes", "sges", "sges_bytes")
+    __slots__ = (
+        "_size", "posted", "recvs", "recvs_bytes", "sends", "sends_bytes", "sges", "sges_bytes"
+    )  # fmt: skip
 
-    def __init__(self, requests: int, sges: int) -> None:
-        self.sends: Send = ffi.new("struct aiordma_send[]", requests)
-        self.recvs: Recv = ffi.new("struct aiordma_recv[]", requests)
-        self.sges: Sge = ffi.new("struct ibv_sge[]", max(1, sges))
+    def __init__(self) -> None:
+        self._size = 0, 0
+        self.posted: IntegerPointer = ffi.new("uint32_t *")
+        self.make_room(1, 1)
+
+    def make_room(self, requests: int, sges: int) -> None:
+        """Be large enough for so many; what is there may be lost."""
+        if requests <= self._size[0] and sges <= self._size[1]:
+            return
+        self._size = max(self._size[0], requests), max(self._size[1], sges)
+        self.sends: Send = ffi.new("struct aiordma_send[]", self._size[0])
+        self.recvs: Recv = ffi.new("struct aiordma_recv[]", self._size[0])
+        self.sges: Sge = ffi.new("struct ibv_sge[]", self._size[1])
         self.sends_bytes = ffi.buffer(self.sends)
         self.recvs_bytes = ffi.buffer(self.recvs)
         self.sges_bytes = ffi.buffer(self.sges)
-        self.posted: IntegerPointer = ffi.new("uint32_t *")

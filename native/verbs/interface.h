@@ -68,13 +68,6 @@ int aiordma_post_send(struct ibv_qp *qp, struct ibv_qp_ex *extended,
 		      const struct aiordma_send *sends, uint32_t count, const struct ibv_sge *sges,
 		      uint32_t *posted);
 
-/* One work request with one SGE, all in the arguments: the common case without an array.  For a UD queue
- * pair the last three are ah, remote_qpn and remote_qkey. */
-int aiordma_post_send_one(struct ibv_qp *qp, struct ibv_qp_ex *extended, uint64_t wr_id,
-			  uint32_t opcode, uint32_t send_flags, uint32_t imm_data, uint64_t addr,
-			  uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey,
-			  uint32_t remote_srqn);
-
 /* ---- post_recv.c ----------------------------------------------------------------------------- */
 
 /* One receive; its SGEs as above. */
@@ -90,9 +83,6 @@ int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint3
 		      const struct ibv_sge *sges, uint32_t *posted);
 int aiordma_post_srq_recv(struct ibv_srq *srq, const struct aiordma_recv *recvs, uint32_t count,
 			  const struct ibv_sge *sges, uint32_t *posted);
-/* One receive with one SGE (none when `length` is 0). */
-int aiordma_post_recv_one(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
-			  uint32_t lkey);
 
 /* ---- completion.c ---------------------------------------------------------------------------- */
 

@@ -48,13 +48,3 @@ int aiordma_post_srq_recv(struct ibv_srq *srq, const struct aiordma_recv *recvs,
 {
 	return post_recvs(NULL, srq, recvs, count, sges, posted);
 }
-
-int aiordma_post_recv_one(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
-			  uint32_t lkey)
-{
-	struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
-	struct aiordma_recv recv = {.wr_id = wr_id, .num_sge = length ? 1 : 0};
-	uint32_t posted;
-
-	return aiordma_post_recv(qp, &recv, 1, &sge, &posted);
-}

@@ -269,24 +269,3 @@ int aiordma_post_send(struct ibv_qp *qp, struct ibv_qp_ex *extended,
 	return extended ? post_built(extended, sends, count, sges, posted)
 			: post_chains(qp, sends, count, sges, posted);
 }
-
-int aiordma_post_send_one(struct ibv_qp *qp, struct ibv_qp_ex *extended, uint64_t wr_id,
-			  uint32_t opcode, uint32_t send_flags, uint32_t imm_data, uint64_t addr,
-			  uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey,
-			  uint32_t remote_srqn)
-{
-	struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
-	struct aiordma_send send = {
-		.wr_id = wr_id,
-		.remote_addr = remote_addr,
-		.rkey = rkey,
-		.remote_srqn = remote_srqn,
-		.opcode = opcode,
-		.send_flags = send_flags,
-		.imm_data = imm_data,
-		.num_sge = length ? 1 : 0,
-	};
-	uint32_t posted;
-
-	return aiordma_post_send(qp, extended, &send, 1, &sge, &posted);
-}

@@ -157,10 +157,8 @@ def test_read_write_and_atomic(scene: Scene) -> None:
     assert scene.access(WROpcode.RDMA_READ, key, 1032) is WCStatus.SUCCESS
     assert bytes(scene.peer.mr.buf[:8]) == b"to read."
     scene.region.buf[1080:1088] = (41).to_bytes(8, "little")
-    scene.peer.qp.post_send_atomic(
-        8, WROpcode.ATOMIC_FETCH_AND_ADD, SIGNALED, scene.peer.mr.addr, scene.peer.mr.lkey,
-        scene.region.addr + 1080, key, 1,
-    )  # fmt: skip
+    with scene.peer.qp.batch() as batch:
+        batch.fetch_and_add(scene.peer.mr.sge(0, 8), scene.region.addr + 1080, key, 1)
     assert scene.peer.completion().ok
     assert bytes(scene.region.buf[1080:1088]) == (42).to_bytes(8, "little")
 

@@ -225,7 +225,7 @@ def test_a_post_that_fails_takes_no_slot(pair: tuple[End, End]) -> None:
     with pytest.raises(ValueError, match="does not fit"):
         one.qp.post_send_one(1 << 64, WROpcode.SEND, 0, 0, 0, 0)
     with pytest.raises(TypeError):
-        one.qp.post_send_one(1, WROpcode.SEND, 0, None, 0, 0)  # type: ignore[arg-type]
+        one.qp.post_send_one(1, WROpcode.SEND, 0, None, 8, 0)  # type: ignore[arg-type]
     assert one.qp.free_send_slots == size
     one.qp.to_error()
     one.qp.to_reset()

@@ -188,10 +188,13 @@ def test_atomics_return_the_old_value(pair: tuple[End, End]) -> None:
     counter[0] = 40
 
     def atomic(opcode: WROpcode, compare_add: int, swap: int = 0) -> int:
-        one.qp.post_send_atomic(
-            1, opcode, SIGNALED, one.mr.addr, one.mr.lkey,
-            two.mr.addr + 64, two.mr.rkey, compare_add, swap,
-        )  # fmt: skip
+        with one.qp.batch() as batch:
+            if opcode is WROpcode.ATOMIC_FETCH_AND_ADD:
+                batch.fetch_and_add(sge(one, 0, 8), two.mr.addr + 64, two.mr.rkey, compare_add)
+            else:
+                batch.compare_and_swap(
+                    sge(one, 0, 8), two.mr.addr + 64, two.mr.rkey, compare_add, swap
+                )
         completion = one.completion()
         assert completion.ok
         expected = {

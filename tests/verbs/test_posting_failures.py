@@ -45,7 +45,7 @@ def test_the_region_must_give_the_right(
     one, two = pair
     rights = two.mr.access & ~right
     with pd.reg_mr(4096, rights) as mr:
-        one.qp.post_send_atomic(1, opcode, SIGNALED, one.mr.addr, one.mr.lkey, mr.addr, mr.rkey, 1)
+        one.qp.post_send_one(1, opcode, SIGNALED, one.mr.addr, 8, one.mr.lkey, mr.addr, mr.rkey)
         wc = one.completion()
         assert wc.status is WCStatus.REM_ACCESS_ERR
         assert not any(mr.buf)

@@ -37,8 +37,6 @@ class AddressHandle(Resource["h.AHPointer"]):
         super().__init__(node)
         self.pd = pd
         self.vector = vector
-        self.address: int = int(ffi.cast("uintptr_t", self.pointer))
-        """For :meth:`QueuePair.post_send_one`."""
 
     def _details(self) -> str:
         return f"to {self.vector.dgid or self.vector.dlid}"

@@ -7,9 +7,9 @@ import struct
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from aiordma._core.arguments import U64_MAX, integer
 from aiordma._native import RequestArray, ffi, lib
 from aiordma.errors import (
     PostError,
@@ -36,12 +36,11 @@ from .transport_rules import (
 )
 from .work_request import (
     ReceiveWorkRequest,
-    ScatterGatherElement,
     SendWorkRequest,
-    check_numbers,
+    not_packed,
+    one_piece,
     pack_recvs,
     pack_sends,
-    wrong_requests,
 )
 
 if TYPE_CHECKING:
@@ -55,8 +54,6 @@ if TYPE_CHECKING:
 # No request of ibv_post_send(3), but of ibv_wr_post(3) alone.
 _BUILT = frozenset({WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
 
-_post_send_one = lib.aiordma_post_send_one
-_post_recv_one = lib.aiordma_post_recv_one
 _SIGNALED = int(SendFlags.SIGNALED)
 
 # ibv_post_send(3): checksums are offered by type.
@@ -100,8 +97,6 @@ class Posting(Resource["h.QPPointer"]):
             }
             needs_check = tuple(closer.get(at, bits) for at, bits in enumerate(needs_check))
         self._needs_check = needs_check
-        self._array: RequestArray | None = None
-        self._array_size = (0, 0)
         self._posted: PostedWork | None = None
 
     def _keep_account(self, *cqs: CompletionQueue | None) -> None:
@@ -109,6 +104,10 @@ class Posting(Resource["h.QPPointer"]):
         for cq in cqs:
             if cq is not None:
                 cq.posted_work[self.qp_num] = posted
+
+    @cached_property
+    def _array(self) -> RequestArray:
+        return RequestArray()  # which connections do not need
 
     # --- tracking --------------------------------------------------------------------------
 
@@ -151,7 +150,7 @@ class Posting(Resource["h.QPPointer"]):
             raise ValueError(f"{self!r} does not track its work: untrack() was called")
         return self._posted
 
-    # --- one -------------------------------------------------------------------------------
+    # --- posting ---------------------------------------------------------------------------
 
     def post_send_one(
         self,
@@ -168,115 +167,17 @@ class Posting(Resource["h.QPPointer"]):
     ) -> None:
         """Post one work request of one piece of memory (none when ``length`` is 0).
 
-        The fast path: plain numbers, no objects. ``imm_data`` is the key to invalidate for
-        SEND_WITH_INV and LOCAL_INV. A datagram has the address of its handle
-        (``AddressHandle.address``), the queue pair's number and its Q_Key in place of
-        ``remote_addr``, ``rkey`` and ``remote_srqn``. As :meth:`post_send` otherwise.
+        As :meth:`post_send`. ``imm_data`` is the key to invalidate for SEND_WITH_INV and LOCAL_INV.
         """
-        try:
-            if (send_flags | ALWAYS) & self._needs_check[opcode]:
-                self._examine(opcode, send_flags, remote_addr, length)
-        except IndexError:
-            raise self._unknown_opcode(opcode) from None
-        except TypeError as error:
-            request = SendWorkRequest(wr_id, opcode, (), send_flags, remote_addr=remote_addr)
-            raise self._not_packed(error, (request,)) from None
-        # C would cut the fraction of a number that is not Python's own.
-        if not (
-            type(addr) is type(length) is type(lkey) is type(wr_id) is type(remote_addr)
-            is type(rkey) is type(imm_data) is int
-        ):  # fmt: skip
-            pieces = (ScatterGatherElement(addr, length, lkey),)
-            self._check_numbers(
-                SendWorkRequest(wr_id, opcode, pieces, 0, imm_data, remote_addr, rkey)
-            )
-        if (pointer := self._node.pointer) is None:
-            raise self.closed_error()
-        posted = self._posted
-        if posted is not None:
-            signaled = self.sq_sig_all or bool(send_flags & _SIGNALED)
-            if posted.free <= 1:
-                self.check_room((signaled,))
-            posted.send(wr_id, opcode, signaled)
-        try:
-            code = _post_send_one(
-                pointer, self._extended, wr_id, opcode, send_flags, imm_data, addr, length, lkey,
-                remote_addr, rkey, remote_srqn,
-            )  # fmt: skip
-        except BaseException as error:
-            if posted is not None:
-                posted.withdraw_sends(1)
-            if isinstance(error, OverflowError | TypeError):
-                pieces = (ScatterGatherElement(addr, length, lkey),)
-                request = SendWorkRequest(
-                    wr_id, opcode, pieces, send_flags, imm_data, remote_addr, rkey,
-                    remote_srqn=remote_srqn,
-                )  # fmt: skip
-                raise self._not_packed(error, (request,)) from None
-            raise
-        if code:
-            if posted is not None:
-                posted.withdraw_sends(1)
-            pieces = (ScatterGatherElement(addr, length, lkey),)
-            request = SendWorkRequest(wr_id, opcode, pieces[: length > 0], send_flags)
-            raise self.post_error("ibv_post_send", code, 0, (request,))
+        request = SendWorkRequest(
+            wr_id, opcode, one_piece(addr, length, lkey), send_flags, imm_data, remote_addr, rkey,
+            invalidate_rkey=imm_data, remote_srqn=remote_srqn,
+        )  # fmt: skip
+        self.post_send((request,))
 
     def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
-        """Post one receive of one piece of memory (none when ``length`` is 0): the fast path."""
-        if self.srq is not None:
-            raise self._shared()
-        if not type(addr) is type(length) is type(lkey) is type(wr_id) is int:
-            pieces = (ScatterGatherElement(addr, length, lkey),)
-            self._check_numbers(ReceiveWorkRequest(wr_id, pieces))
-        if (pointer := self._node.pointer) is None:
-            raise self.closed_error()
-        posted = self._posted
-        if posted is not None:
-            posted.receive(wr_id)
-        try:
-            code = _post_recv_one(pointer, wr_id, addr, length, lkey)
-        except BaseException as error:
-            if posted is not None:
-                posted.withdraw_receives(1)
-            if isinstance(error, OverflowError | TypeError):
-                request = ReceiveWorkRequest(wr_id, (ScatterGatherElement(addr, length, lkey),))
-                raise self._not_packed(error, (request,)) from None
-            raise
-        if code:
-            if posted is not None:
-                posted.withdraw_receives(1)
-            raise self.post_error("ibv_post_recv", code, 0)
-
-    def post_send_atomic(
-        self,
-        wr_id: int,
-        opcode: int,
-        send_flags: int,
-        addr: int,
-        lkey: int,
-        remote_addr: int,
-        rkey: int,
-        compare_add: int,
-        swap: int = 0,
-    ) -> None:
-        """Post one atomic. The 8 bytes at ``addr`` receive the old value.
-
-        Numbers are taken modulo 2^64, so that -1 can be added.
-        """
-        sge = ScatterGatherElement(addr, 8, lkey)
-        wr = SendWorkRequest(
-            wr_id,
-            opcode,
-            (sge,),
-            send_flags,
-            remote_addr=remote_addr,
-            rkey=rkey,
-            compare_add=integer("compare_add", compare_add, None, None) & U64_MAX,
-            swap=integer("swap", swap, None, None) & U64_MAX,
-        )
-        self.post_send((wr,))
-
-    # --- many ------------------------------------------------------------------------------
+        """Post one receive of one piece of memory (none when ``length`` is 0)."""
+        self.post_recv((ReceiveWorkRequest(wr_id, one_piece(addr, length, lkey)),))
 
     def post_send(self, requests: Sequence[SendWorkRequest]) -> None:
         """Post work requests in order, in one call of C.
@@ -289,22 +190,17 @@ class Posting(Resource["h.QPPointer"]):
         device tells by ``bad_index`` the first that was not posted; those before it are, unless
         the queue pair was made with ``send_ops``, which posts all or nothing.
         """
+        array, pointer = self._array, self.pointer
         try:
             for wr in requests:
                 self._check(wr)
-            array = self._request_array(len(requests), sum(len(wr.sges) for wr in requests))
-        except (TypeError, AttributeError) as error:
-            raise self._not_packed(error, requests) from None
-        pointer = self.pointer
+            pack_sends(array, requests)
+        except (struct.error, TypeError, AttributeError) as error:
+            raise not_packed(self._label(), error, requests) from None
         posted = self._posted
         if posted is not None:
             signaled = [self.sq_sig_all or bool(wr.send_flags & _SIGNALED) for wr in requests]
             self.check_room(signaled)
-        try:
-            pack_sends(array, requests)
-        except (struct.error, TypeError) as error:
-            raise self._not_packed(error, requests) from None
-        if posted is not None:
             for wr, asked in zip(requests, signaled, strict=True):
                 posted.send(wr.wr_id, wr.opcode, asked)
         code = lib.aiordma_post_send(
@@ -328,12 +224,11 @@ class Posting(Resource["h.QPPointer"]):
         """
         if self.srq is not None:
             raise self._shared()
-        pointer = self.pointer
+        array, pointer = self._array, self.pointer
         try:
-            array = self._request_array(len(requests), sum(len(wr.sges) for wr in requests))
             pack_recvs(array, requests)
         except (struct.error, TypeError, AttributeError) as error:
-            raise self._not_packed(error, requests) from None
+            raise not_packed(self._label(), error, requests) from None
         posted = self._posted
         if posted is not None:
             for wr in requests:
@@ -355,12 +250,6 @@ class Posting(Resource["h.QPPointer"]):
     def recv_batch(self) -> ReceiveBatch:
         """The same for receives: ``with qp.recv_batch() as batch: batch.recv(...)``."""
         return ReceiveBatch(self.post_recv)
-
-    def _request_array(self, requests: int, sges: int) -> RequestArray:
-        if self._array is None or requests > self._array_size[0] or sges > self._array_size[1]:
-            self._array_size = (max(16, requests), max(16, sges))
-            self._array = RequestArray(*self._array_size)
-        return self._array
 
     # --- checks ----------------------------------------------------------------------------
 
@@ -421,26 +310,6 @@ class Posting(Resource["h.QPPointer"]):
 
     def _unknown_opcode(self, opcode: int) -> ValueError:
         return ValueError(f"{self._label()}: there is no operation {opcode}")
-
-    def _bad_number(self, error: Exception) -> ValueError:
-        return ValueError(f"{self._label()}: a number that does not fit its field: {error}")
-
-    def _not_packed(
-        self, error: Exception, requests: Sequence[SendWorkRequest | ReceiveWorkRequest]
-    ) -> Exception:
-        if wrong := wrong_requests(requests):
-            return TypeError(f"{self._label()}: {wrong}")
-        try:
-            self._check_numbers(*requests)
-        except TypeError as named:
-            return named
-        return self._bad_number(error)
-
-    def _check_numbers(self, *requests: SendWorkRequest | ReceiveWorkRequest) -> None:
-        try:
-            check_numbers(requests)
-        except TypeError as named:
-            raise TypeError(f"{self._label()}: {named}") from None
 
     def check_room(self, signaled: Sequence[bool]) -> None:
         """QueueFullError if these requests do not fit, or nothing could free an entry then.

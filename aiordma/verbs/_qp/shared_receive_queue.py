@@ -16,13 +16,7 @@ from .._device.enums import DeviceCapability
 from .._device.resource import Node, Resource
 from .batch import ReceiveBatch
 from .post_failures import Limits, request_reason
-from .work_request import (
-    ReceiveWorkRequest,
-    ScatterGatherElement,
-    check_numbers,
-    pack_recvs,
-    wrong_requests,
-)
+from .work_request import ReceiveWorkRequest, not_packed, one_piece, pack_recvs
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -71,8 +65,7 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
         self.context: Context = pd.context
         self.max_sge = max_sge
         self.max_wr: int = self.query().max_wr
-        self._array: RequestArray | None = None
-        self._array_size = (0, 0)
+        self._array = RequestArray()
         # Every receive may complete at any of these, so each has entries set aside for all.
         self._completing_at: weakref.WeakKeyDictionary[CompletionQueue, int] = (
             weakref.WeakKeyDictionary()
@@ -160,8 +153,7 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
 
     def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
         """Post one receive of one piece of memory (none when ``length`` is 0)."""
-        sges = (ScatterGatherElement(addr, length, lkey),) if length else ()
-        self.post_recv((ReceiveWorkRequest(wr_id, sges),))
+        self.post_recv((ReceiveWorkRequest(wr_id, one_piece(addr, length, lkey)),))
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
         """Post receives in order, in one call of C: ibv_post_srq_recv(3).
@@ -169,15 +161,11 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
         PostError (QueueFullError when there is no room) tells by ``bad_index`` the first that was
         not posted; those before it are.
         """
-        pointer = self.pointer
+        array, pointer = self._array, self.pointer
         try:
-            array = self._request_array(len(requests), sum(len(wr.sges) for wr in requests))
             pack_recvs(array, requests)
         except (struct.error, TypeError, AttributeError) as error:
-            if wrong := wrong_requests(requests):
-                raise TypeError(f"{self!r}: {wrong}") from None
-            check_numbers(requests)
-            raise ValueError(f"{self!r}: a number that does not fit its field: {error}") from None
+            raise not_packed(repr(self), error, requests) from None
         code = lib.aiordma_post_srq_recv(
             pointer, array.recvs, len(requests), array.sges, array.posted
         )
@@ -188,12 +176,6 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
     def recv_batch(self) -> ReceiveBatch:
         """A scope that collects receives and posts them at its end with one call of C."""
         return ReceiveBatch(self.post_recv)
-
-    def _request_array(self, requests: int, sges: int) -> RequestArray:
-        if self._array is None or requests > self._array_size[0] or sges > self._array_size[1]:
-            self._array_size = (max(16, requests), max(16, sges))
-            self._array = RequestArray(*self._array_size)
-        return self._array
 
     def _post_error(
         self, code: int, bad_index: int, requests: Sequence[ReceiveWorkRequest]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -105,6 +105,24 @@ class ReceiveWorkRequest:
     sges: Sequence[ScatterGatherElement] = ()
 
 
+def one_piece(addr: int, length: int, lkey: int) -> tuple[ScatterGatherElement, ...]:
+    """One piece of memory, none when ``length`` is 0."""
+    return (ScatterGatherElement(addr, length, lkey),) if length != 0 else ()
+
+
+def not_packed(
+    label: str, error: Exception, requests: Sequence[SendWorkRequest | ReceiveWorkRequest]
+) -> Exception:
+    """Say why packing the requests has failed with ``error``, for the queue ``label``."""
+    if wrong := wrong_requests(requests):
+        return TypeError(f"{label}: {wrong}")
+    try:
+        _check_numbers(requests)
+    except TypeError as named:
+        return TypeError(f"{label}: {named}")
+    return ValueError(f"{label}: a number that does not fit its field: {error}")
+
+
 def wrong_requests(requests: object) -> str:
     """What is wrong with requests to be posted; empty if they are what is wanted."""
     both = (SendWorkRequest, ReceiveWorkRequest)
@@ -124,7 +142,7 @@ _NUMBERS = ("wr_id", "opcode", "send_flags", "imm_data", "remote_addr", "rkey", 
             "swap", "invalidate_rkey", "remote_qpn", "remote_qkey", "remote_srqn")  # fmt: skip
 
 
-def check_numbers(requests: Sequence[SendWorkRequest | ReceiveWorkRequest]) -> None:
+def _check_numbers(requests: Sequence[SendWorkRequest | ReceiveWorkRequest]) -> None:
     """TypeError, which names it, for what should be a number and is none."""
     for wr in requests:
         for name in _NUMBERS:
@@ -173,8 +191,9 @@ def _last_places(wr: SendWorkRequest) -> tuple[int, int]:
     return (int(wr.flush.types), int(wr.flush.level)) if wr.flush is not None else (0, 0)
 
 
-def pack_sends(array: RequestArray, requests: Iterable[SendWorkRequest]) -> None:
-    """Into ``array``, which is large enough."""
+def pack_sends(array: RequestArray, requests: Sequence[SendWorkRequest]) -> None:
+    """Into ``array``."""
+    array.make_room(len(requests), sum(len(wr.sges) for wr in requests))
     sends = array.sends_bytes
     entry = 0
     for index, wr in enumerate(requests):
@@ -193,8 +212,9 @@ def pack_sends(array: RequestArray, requests: Iterable[SendWorkRequest]) -> None
         entry = _pack_pieces(array, entry, wr.sges)
 
 
-def pack_recvs(array: RequestArray, requests: Iterable[ReceiveWorkRequest]) -> None:
-    """Into ``array``, which is large enough."""
+def pack_recvs(array: RequestArray, requests: Sequence[ReceiveWorkRequest]) -> None:
+    """Into ``array``."""
+    array.make_room(len(requests), sum(len(wr.sges) for wr in requests))
     recvs = array.recvs_bytes
     entry = 0
     for index, wr in enumerate(requests):

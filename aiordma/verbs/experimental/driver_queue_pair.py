@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from aiordma._native import SGE, RequestArray, failure, ffi, lib
+from aiordma._native import RequestArray, failure, ffi, lib
 from aiordma.errors import PostError, UnsupportedError, VerbsError
 
 from .._cq.completion import hold_room
@@ -116,7 +116,7 @@ class DriverQueuePair(Resource["h.QPPointer"]):
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
         """Post receives in order. PostError tells by ``bad_index`` the first that was not."""
-        array = RequestArray(max(1, len(requests)), max(1, sum(len(wr.sges) for wr in requests)))
+        array = RequestArray()
         pack_recvs(array, requests)
         pointer = self.pointer
         code = lib.aiordma_post_recv(pointer, array.recvs, len(requests), array.sges, array.posted)
@@ -138,10 +138,9 @@ class DriverQueuePair(Resource["h.QPPointer"]):
                 device=self.context.name,
                 verb="ibv_wr_start",
             )
-        array = RequestArray(1, max(1, len(wr.sges)))
+        array = RequestArray()
         try:
-            for index, sge in enumerate(wr.sges):
-                SGE.pack_into(array.sges_bytes, index * SGE.size, *sge)
+            pack_recvs(array, [ReceiveWorkRequest(0, wr.sges)])  # its pieces
             code = lib.aiordma_post_addressed(
                 self.context.library.calls.ibv_qp_to_qp_ex(self.pointer),
                 dc or ffi.NULL,
