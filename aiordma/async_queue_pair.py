@@ -15,8 +15,8 @@
 
 A completion has the ``wr_id`` of its request. A request with ``signaled=False`` has none and is not
 waited for: awaiting it returns None as soon as it is posted, and its future, where there is one,
-ends with that of the next signaled request. When unsignaled requests have taken half of the send
-queue in a row, one of them is signaled all the same, so that they cannot fill it for good.
+ends with that of the next signaled request. The last request of what is posted together is signaled
+all the same, so that unsignaled ones cannot fill the send queue for good.
 
 A task that finds the send queue full waits for a slot, first come first served. A posted request
 cannot be taken back: after a cancellation its memory stays with the device until the completion, or
@@ -162,12 +162,11 @@ class AsyncQueuePair:
         self._loop = loop
         self._numbers = itertools.count()
         self._sends: dict[int, tuple[Completed, int]] = {}  # by number: the future and the wr_id
-        self._longest_run = max(1, self.qp.capabilities.max_send_wr // 2)  # of unsignaled requests
-        self._any_unsignaled = False
         self._receives: dict[int, Completed | _Arrivals] = {}
         self._rings: list[ReceiveRing] = []
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._reserved = 0
+        self._waiters: deque[
+            tuple[Sequence[verbs.SendWorkRequest], asyncio.Future[list[Completed]]]
+        ] = deque()
         self._cause: Exception | None = None  # why nothing more will be done
         self._watch = Watch(self._channel.fd, self._on_completions)
         self._events = ContextEvents.for_context(pd.context)
@@ -187,42 +186,38 @@ class AsyncQueuePair:
         for some. Everything else that :meth:`verbs.QueuePair.post_send` raises.
         """
         self._check_list(requests)
-        if self._waiters or self._room < len(requests):
+        if not self._has_room(requests):
             raise QueueFullError(
                 "ibv_post_send",
                 0,
-                f"{len(requests)} wanted, {self._room} slots of {self.qp!r} free,"
+                f"{len(requests)} wanted, {self.qp.free_send_slots} slots of {self.qp!r} free,"
                 f" {len(self._waiters)} others wait",
             )
-        return self._post(requests, self._signaled(requests))
+        return self._post(requests)
 
     async def submit(self, requests: Sequence[verbs.SendWorkRequest]) -> list[verbs.WorkCompletion]:
         """Post requests as soon as there is room for all, and wait for the signaled ones.
 
-        The completions of these, in order; unsignaled ones before them are done then. Once there
-        have been unsignaled requests, which may keep half of the slots, a longer list is posted in
-        two parts. The first failure is raised: WorkCompletionError by its status. ValueError for
-        more requests than the send queue has slots. Cancelled while it waits for room, it has
-        posted nothing; later it changes nothing for the device.
+        The completions of these, in order; unsignaled ones before them are done then. The first
+        failure is raised: WorkCompletionError by its status. ValueError for more requests than the
+        send queue has slots. Cancelled while it waits for room, it has posted nothing; later it
+        changes nothing for the device.
         """
         self._check_list(requests)
         size = self.qp.capabilities.max_send_wr
         if len(requests) > size:
             raise ValueError(f"{len(requests)} requests; the send queue of {self.qp!r} has {size}")
-        asked = self._signaled(requests)
-        # Unsignaled requests may keep as many slots as their longest run has, less the one that is
-        # signaled: with more wanted at a time it could wait for ever.
-        at_once = size - self._longest_run + 1 if self._any_unsignaled else size
-        posted: list[Completed] = []
-        for start in range(0, len(requests), at_once):
-            part, of_part = requests[start : start + at_once], asked[start : start + at_once]
-            await self._reserve(len(part))
-            self._reserved -= len(part)
+        every = self.qp.sq_sig_all
+        asked = [every or bool(request.send_flags & _SIGNALED) for request in requests]
+        if self._has_room(requests):
+            posted = self._post(requests)
+        else:
+            waiter: asyncio.Future[list[Completed]] = self._loop.create_future()
+            self._waiters.append((requests, waiter))
             try:
-                self._check()  # it may have waited
-                posted += self._post(part, of_part)
-            except BaseException:
-                self._wake_waiters()  # nothing will complete for them
+                posted = await waiter
+            except asyncio.CancelledError:
+                self._wake_waiters()  # there may be room for those behind it
                 raise
         # In order, as they complete; with the first that fails, all later ones do.  None of them is
         # a local here: the frames of its error have this one.
@@ -249,35 +244,21 @@ class AsyncQueuePair:
     write_nowait: Final = _posted(verbs.SendBatch.write)
     read_nowait: Final = _posted(verbs.SendBatch.read)
 
-    async def _reserve(self, wanted: int) -> None:
-        """Wait, first come first served, until ``wanted`` slots are free, and take them."""
-        self._check()
-        if not self._waiters and self._room >= wanted:
-            self._reserved += wanted
-            return
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append((wanted, waiter))
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if not waiter.cancelled():  # the slots were reserved for it
-                self._reserved -= wanted
-            self._wake_waiters()
-            raise
-
-    @property
-    def _room(self) -> int:
-        return self.qp.free_send_slots - self._reserved
+    def _has_room(self, requests: Sequence[verbs.SendWorkRequest]) -> bool:
+        """Whether they can be posted now: those that wait come first."""
+        return not self._waiters and self.qp.free_send_slots >= len(requests)
 
     def _wake_waiters(self) -> None:
-        """Wake the tasks for which there is room now; their slots are reserved until they post."""
+        """Post what has waited for the room that there is now."""
         while self._waiters and not self._loop.is_closed():
-            wanted, waiter = self._waiters[0]
+            requests, waiter = self._waiters[0]
             if not waiter.done():
-                if self._room < wanted:
+                if self.qp.free_send_slots < len(requests):
                     return
-                self._reserved += wanted
-                waiter.set_result(None)
+                try:
+                    waiter.set_result(self._post(requests))
+                except Exception as error:
+                    waiter.set_exception(error)
             self._waiters.popleft()
 
     def _check_list(self, requests: object) -> None:
@@ -285,24 +266,11 @@ class AsyncQueuePair:
         if not isinstance(requests, list | tuple) and (wrong := wrong_requests(requests)):
             raise TypeError(f"{self.qp!r}: {wrong}")
 
-    def _signaled(self, requests: Sequence[verbs.SendWorkRequest]) -> list[bool]:
-        every = self.qp.sq_sig_all
-        asked = [every or bool(request.send_flags & _SIGNALED) for request in requests]
-        self._any_unsignaled |= not all(asked)
-        return asked
-
-    def _post(
-        self, requests: Sequence[verbs.SendWorkRequest], asked: Sequence[bool]
-    ) -> list[Completed]:
+    def _post(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:
         wr_ids = [integer("wr_id", request.wr_id) for request in requests]
-        run = self.qp.unsignaled_tail if self._any_unsignaled else 0
-        numbered = []
-        for request, signaled in zip(requests, asked, strict=True):
-            run = 0 if signaled else run + 1
-            flags = request.send_flags
-            if run >= self._longest_run:
-                run, flags = 0, flags | _SIGNALED
-            numbered.append(replace(request, wr_id=next(self._numbers), send_flags=flags))
+        numbered = [replace(request, wr_id=next(self._numbers)) for request in requests]
+        if numbered:
+            numbered[-1].send_flags |= _SIGNALED
         self.qp.post_send(numbered)
         futures = [self._loop.create_future() for _ in requests]
         for posted, future, wr_id in zip(numbered, futures, wr_ids, strict=True):
@@ -371,7 +339,7 @@ class AsyncQueuePair:
 
     def _deliver_sends(self, number: int, wc: verbs.WorkCompletion) -> None:
         """Ends the request of a number, and the unsignaled ones before it, which are done."""
-        while self._any_unsignaled and (first := next(iter(self._sends))) < number:
+        while (first := next(iter(self._sends))) < number:
             future, wr_id = self._sends.pop(first)
             _end(future, wc._replace(wr_id=wr_id, status=verbs.WCStatus.SUCCESS, failure=None))
         future, wr_id = self._sends.pop(number)
