@@ -162,7 +162,7 @@ class AsyncQueuePair:
         self._loop = loop
         self._numbers = itertools.count()
         self._sends: dict[int, tuple[Completed, int]] = {}  # by number: the future and the wr_id
-        self._receives: dict[int, Completed | _Arrivals] = {}
+        self._receives: dict[int, Completed] = {}
         self._rings: list[ReceiveRing] = []
         self._waiters: deque[
             tuple[Sequence[verbs.SendWorkRequest], asyncio.Future[list[Completed]]]
@@ -288,13 +288,6 @@ class AsyncQueuePair:
         self._receives[number] = future
         return future
 
-    def _post_receive(self, waiting: _Arrivals, addr: int, length: int, lkey: int) -> None:
-        """As :meth:`recv_nowait`, for a ring."""
-        self._check()
-        number = next(self._numbers)
-        self.qp.post_recv_one(number, addr, length, lkey)
-        self._receives[number] = waiting
-
     async def recv(self, sges: Pieces = ()) -> verbs.WorkCompletion:
         """Post a receive and wait for what arrives in it. Errors as of :meth:`submit`."""
         return await self.recv_nowait(sges)
@@ -381,7 +374,7 @@ class AsyncQueuePair:
         waiters, self._waiters = self._waiters, deque()
         for send, _ in sends.values():
             _set_error(send, error("work request"))
-        for receive in (*receives.values(), *(ring._arrivals for ring in self._rings)):
+        for receive in receives.values():
             _set_error(receive, error("receive"))
         for _, waiter in waiters:
             _set_error(waiter, error("work request"))
@@ -478,19 +471,19 @@ class ReceiveRing:
         self._size = size
         self._region = queue.qp.pd.reg_mr(count * size)
         self._memory = self._region.buf
-        self._arrivals = _Arrivals()
         queue._rings.append(self)
-        self._posted: deque[int] = deque()  # places, in the order of their receives
+        self._posted: deque[tuple[Completed, int]] = deque()  # receives, and their places
         self._taken: deque[int] = deque(range(count))  # places to be posted
+        self._is_waited_for = False
         self._post()
 
     def _post(self) -> None:
         """Post what was taken last, and what there was no room for."""
-        queue, region = self._queue, self._region
+        region = self._region
         while self._taken:
-            start = self._taken[0] * self._size
-            queue._post_receive(self._arrivals, region.addr + start, self._size, region.lkey)
-            self._posted.append(self._taken.popleft())
+            address = region.addr + self._taken[0] * self._size
+            piece = verbs.ScatterGatherElement(address, self._size, region.lkey)
+            self._posted.append((self._queue.recv_nowait((piece,)), self._taken.popleft()))
 
     async def get(self) -> tuple[verbs.WorkCompletion, memoryview]:
         """What arrives next, and its bytes, which may be used until the next call.
@@ -500,8 +493,7 @@ class ReceiveRing:
         BufferStateError when the queue pair is closed, QueueFullError when none of these receives
         is posted and there is no room for one, BusyError while another task waits here.
         """
-        arrivals = self._arrivals
-        if arrivals.waiter is not None:
+        if self._is_waited_for:
             raise BusyError(f"another task waits for the next receive of {self._queue!r}")
         self._queue._check_open()
         try:
@@ -510,11 +502,18 @@ class ReceiveRing:
             if not self._posted:
                 raise
             # What had arrived before the end comes first.
-        if not arrivals.completions:
-            await arrivals.wait()
-        completion = arrivals.completions.popleft()
-        place = self._posted.popleft()
+        posted, place = self._posted[0]
+        if not posted.done():
+            self._is_waited_for = True
+            try:
+                await asyncio.wait((posted,))  # which a cancellation leaves alone
+            finally:
+                self._is_waited_for = False
+        if (error := posted.exception()) is not None:
+            raise _again(error)
+        completion = posted.result()
         self._taken.append(place)
+        self._posted.popleft()
         start = place * self._size
         here = 0 if completion.opcode is _OF_A_WRITE else completion.byte_len
         return completion, self._memory[start : start + here]
@@ -523,44 +522,6 @@ class ReceiveRing:
         """What arrives, as by :meth:`get`."""
         while True:
             yield await self.get()
-
-
-class _Arrivals:
-    """The completions of a ring's receives: it takes the place of a future for each of them."""
-
-    def __init__(self) -> None:
-        self.completions: deque[verbs.WorkCompletion] = deque()
-        self.error: Exception | None = None
-        self.waiter: asyncio.Future[None] | None = None
-
-    def done(self) -> bool:
-        return self.error is not None
-
-    def set_result(self, completion: verbs.WorkCompletion) -> None:
-        self.completions.append(completion)
-        self._wake()
-
-    def set_exception(self, error: Exception) -> None:
-        self.error = error
-        self._wake()
-
-    def exception(self) -> Exception | None:
-        return self.error
-
-    def _wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-    async def wait(self) -> None:
-        """Wait for a completion; raises the error when there will be none."""
-        while not self.completions:
-            if self.error is not None:
-                raise _again(self.error)
-            self.waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self.waiter
-            finally:
-                self.waiter = None
 
 
 class AsyncBatch(verbs.SendBatch):
@@ -594,21 +555,21 @@ class AsyncBatch(verbs.SendBatch):
             self.completions = await self._queue.submit(self._collected)
 
 
-def _end(waiting: Completed | _Arrivals, wc: verbs.WorkCompletion) -> None:
+def _end(waiting: Completed, wc: verbs.WorkCompletion) -> None:
     if (error := wc.error()) is not None:
         _set_error(waiting, error)
     elif not waiting.done():
         waiting.set_result(wc)
 
 
-def _again(error: Exception) -> Exception:
+def _again(error: BaseException) -> BaseException:
     """An error like it: its frames would have what keeps this one."""
     again = copy.copy(error)
     again.__cause__ = error.__cause__
     return again
 
 
-def _set_error(waiting: asyncio.Future[Any] | _Arrivals, error: Exception) -> None:
+def _set_error(waiting: asyncio.Future[Any], error: Exception) -> None:
     if not waiting.done():
         waiting.set_exception(error)
         waiting.exception()  # retrieved: a waiter that gave it up need not be told of its failure
