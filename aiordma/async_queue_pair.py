@@ -105,19 +105,10 @@ def _collected(
     *arguments: P.args,
     **keywords: P.kwargs,
 ) -> list[verbs.SendWorkRequest]:
-    collected = _Collected()
-    operation(collected, *arguments, **keywords)
-    return collected.requests
-
-
-class _Collected(verbs.SendBatch):
-    """Collects outside of a scope, and posts nothing."""
-
-    def __init__(self) -> None:
-        self.requests: list[verbs.SendWorkRequest] = []
-
-    def add(self, request: verbs.SendWorkRequest) -> None:
-        self.requests.append(request)
+    requests: list[verbs.SendWorkRequest] = []
+    with verbs.SendBatch(requests.extend) as batch:
+        operation(batch, *arguments, **keywords)
+    return requests
 
 
 class AsyncQueuePair:

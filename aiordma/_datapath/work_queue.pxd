@@ -35,17 +35,14 @@ cdef extern from "verbs/boundary.h":
         uint32_t send_flags
         uint32_t first_sge
         uint32_t num_sge
-    struct ibv_recv_wr:
-        uint64_t wr_id
-        ibv_recv_wr *next
-        ibv_sge *sg_list
-        int num_sge
-    struct ibv_context_ops:
-        int (*post_recv)(ibv_qp *, ibv_recv_wr *, ibv_recv_wr **) noexcept nogil
-    struct ibv_context:
-        ibv_context_ops ops
     struct ibv_qp:
-        ibv_context *context
+        pass
+    struct ibv_srq:
+        pass
+    struct aiordma_recv:
+        uint64_t wr_id
+        uint32_t first_sge
+        uint32_t num_sge
     struct aiordma_completion:
         uint64_t wr_id
         uint32_t status
@@ -59,6 +56,8 @@ cdef extern from "verbs/boundary.h":
         int busy
     int aiordma_post_send(ibv_qp *, ibv_qp_ex *, const aiordma_send *, uint32_t, const ibv_sge *,
                           uint32_t *) nogil
+    int aiordma_post_recv(ibv_qp *, ibv_srq *, const aiordma_recv *, uint32_t, const ibv_sge *,
+                          uint32_t *)
     enum:
         IBV_WR_RDMA_WRITE
         IBV_WR_SEND

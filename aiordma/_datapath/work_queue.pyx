@@ -591,8 +591,7 @@ cdef class SendQueue:
 
     cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF:
         """Posts at most CHAIN receives with one call, and returns how many the device took."""
-        cdef ibv_recv_wr[CHAIN] receives
-        cdef ibv_recv_wr *bad = NULL
+        cdef aiordma_recv[CHAIN] receives
         cdef ibv_sge[CHAIN] sges
         cdef uint32_t[CHAIN] indices
         cdef uint32_t i, count = len(blocks), posted = 0
@@ -603,10 +602,8 @@ cdef class SendQueue:
             indices[i] = self.table.take_slot(self, KIND_RECV, block, 0)
             sges[i].addr, sges[i].length, sges[i].lkey = block.address, length, block.lkey
             receives[i].wr_id = self.table.wr_id(indices[i])
-            receives[i].sg_list, receives[i].num_sge = &sges[i], 1 if length else 0
-            receives[i].next = &receives[i + 1] if i + 1 < count else NULL
-        cdef int code = self.native_qp.context.ops.post_recv(self.native_qp, receives, &bad)
-        posted = count if not code else <uint32_t> (bad - receives) if bad != NULL else 0
+            receives[i].first_sge, receives[i].num_sge = i, 1 if length else 0
+        cdef int code = aiordma_post_recv(self.native_qp, NULL, receives, count, sges, &posted)
         for i in range(posted, count):
             self.table.free_slot(indices[i])
             (<PoolBlock> blocks[i]).end_lease()

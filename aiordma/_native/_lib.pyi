@@ -764,10 +764,13 @@ class Lib:
         posted: IntegerPointer,
     ) -> int: ...
     def aiordma_post_recv(
-        self, qp: QueuePair, recvs: Recv, count: int, sges: Sge, posted: IntegerPointer
-    ) -> int: ...
-    def aiordma_post_srq_recv(
-        self, srq: SharedReceiveQueue, recvs: Recv, count: int, sges: Sge, posted: IntegerPointer
+        self,
+        qp: QueuePair | Null,
+        srq: SharedReceiveQueue | Null,
+        recvs: Recv,
+        count: int,
+        sges: Sge,
+        posted: IntegerPointer,
     ) -> int: ...
     def aiordma_extended_cq_context(self) -> VoidPointer: ...
     def aiordma_poll(

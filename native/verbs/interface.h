@@ -77,12 +77,10 @@ struct aiordma_recv {
 	uint32_t num_sge;
 };
 
-/* Post `count` receives to a queue pair, or to a shared receive queue.  Return 0, or the errno value of
- * the call; *posted says how many were accepted. */
-int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
-		      const struct ibv_sge *sges, uint32_t *posted);
-int aiordma_post_srq_recv(struct ibv_srq *srq, const struct aiordma_recv *recvs, uint32_t count,
-			  const struct ibv_sge *sges, uint32_t *posted);
+/* Posts `count` receives to the shared receive queue, or without one (NULL) to the queue pair.  Returns 0, or
+ * the errno value of the call; *posted says how many were accepted. */
+int aiordma_post_recv(struct ibv_qp *qp, struct ibv_srq *srq, const struct aiordma_recv *recvs,
+		      uint32_t count, const struct ibv_sge *sges, uint32_t *posted);
 
 /* ---- completion.c ---------------------------------------------------------------------------- */
 

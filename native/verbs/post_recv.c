@@ -6,8 +6,7 @@ enum {
 	BLOCK = 64
 };
 
-/* Posts to a queue pair, or to a shared receive queue if there is one. */
-static int post_recvs(struct ibv_qp *qp, struct ibv_srq *srq, const struct aiordma_recv *recvs,
+int aiordma_post_recv(struct ibv_qp *qp, struct ibv_srq *srq, const struct aiordma_recv *recvs,
 		      uint32_t count, const struct ibv_sge *sges, uint32_t *posted)
 {
 	*posted = 0;
@@ -35,16 +34,4 @@ static int post_recvs(struct ibv_qp *qp, struct ibv_srq *srq, const struct aiord
 		*posted += length;
 	}
 	return 0;
-}
-
-int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
-		      const struct ibv_sge *sges, uint32_t *posted)
-{
-	return post_recvs(qp, NULL, recvs, count, sges, posted);
-}
-
-int aiordma_post_srq_recv(struct ibv_srq *srq, const struct aiordma_recv *recvs, uint32_t count,
-			  const struct ibv_sge *sges, uint32_t *posted)
-{
-	return post_recvs(NULL, srq, recvs, count, sges, posted);
 }

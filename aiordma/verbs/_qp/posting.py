@@ -233,7 +233,9 @@ class Posting(Resource["h.QPPointer"]):
         if posted is not None:
             for wr in requests:
                 posted.receive(wr.wr_id)
-        code = lib.aiordma_post_recv(pointer, array.recvs, len(requests), array.sges, array.posted)
+        code = lib.aiordma_post_recv(
+            pointer, ffi.NULL, array.recvs, len(requests), array.sges, array.posted
+        )
         if code:
             done = array.posted[0]
             if posted is not None:

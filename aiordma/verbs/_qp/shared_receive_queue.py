@@ -166,8 +166,8 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
             pack_recvs(array, requests)
         except (struct.error, TypeError, AttributeError) as error:
             raise not_packed(repr(self), error, requests) from None
-        code = lib.aiordma_post_srq_recv(
-            pointer, array.recvs, len(requests), array.sges, array.posted
+        code = lib.aiordma_post_recv(
+            ffi.NULL, pointer, array.recvs, len(requests), array.sges, array.posted
         )
         if code:
             done = array.posted[0]

@@ -119,7 +119,9 @@ class DriverQueuePair(Resource["h.QPPointer"]):
         array = RequestArray()
         pack_recvs(array, requests)
         pointer = self.pointer
-        code = lib.aiordma_post_recv(pointer, array.recvs, len(requests), array.sges, array.posted)
+        code = lib.aiordma_post_recv(
+            pointer, ffi.NULL, array.recvs, len(requests), array.sges, array.posted
+        )
         if code:
             raise self._post_error("ibv_post_recv", code, array.posted[0])
 
