@@ -28,8 +28,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from types import TracebackType
-from typing import Self, Unpack
+from typing import Unpack
 
 from . import cm, verbs
 from ._loop import shutdown
@@ -48,7 +47,7 @@ _RESOLVE_TIMEOUT = 10.0
 _PARAMETERS = cm.ConnectionParameters()
 
 
-class AsyncConnectionId(IdEvents):
+class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
     """An id of the connection manager on the running event loop: one end, or a listener.
 
     ``device`` is the name of a device, or None for the one of the environment variable
@@ -303,24 +302,10 @@ class AsyncConnectionId(IdEvents):
             self._pd.close()
         self.release()
 
-    async def _end_with_loop(self) -> None:
-        self.close()
-
     def _end_without_loop(self) -> None:
         if self.queue is not None:
             self.queue.release()
         self._destroy()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.id)[1:]}"

@@ -111,7 +111,7 @@ def _collected(
     return requests
 
 
-class AsyncQueuePair:
+class AsyncQueuePair(shutdown.ClosesAtExit):
     """A queue pair with a completion queue of its own, on the running event loop.
 
     ``qp`` is the queue pair: bring it up, query it, but leave posting and polling to this object.
@@ -411,23 +411,9 @@ class AsyncQueuePair:
             ring._region.close()
         self._rings.clear()  # each refers to this
 
-    async def _end_with_loop(self) -> None:
-        self.close()
-
     def _end_without_loop(self) -> None:
         if not self._channel.closed:
             self.release()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<AsyncQueuePair {self.qp.qp_num:#x}, {len(self._sends)} sends under way>"

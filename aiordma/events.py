@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Self
 
 from . import verbs
 from ._loop import shutdown
@@ -22,7 +20,7 @@ logger: logging.Logger = logging.getLogger("aiordma.driver")
 KEPT = 1024
 
 
-class DeviceEvents:
+class DeviceEvents(shutdown.ClosesAtExit):
     """What happens to a device, its ports, queue pairs and queues, as it happens.
 
     ::
@@ -88,9 +86,6 @@ class DeviceEvents:
         self._end_without_loop()
         self._waiters.wake_all()
 
-    async def _end_with_loop(self) -> None:
-        self.close()
-
     def _end_without_loop(self) -> None:
         self._closed = True
         self._shutdown.remove(self)
@@ -98,17 +93,6 @@ class DeviceEvents:
         self._source.release()
         if self._owned:
             self.context.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<DeviceEvents of {self.context!r}, {len(self._events)} waiting>"

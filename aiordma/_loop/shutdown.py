@@ -19,7 +19,8 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from .._native import fork
 from .affinity import LoopAffinity
@@ -54,6 +55,27 @@ class Closable(Protocol):
 
     def _end_without_loop(self) -> None:
         """Gives back what it has, and sets no future: the loop has been closed already."""
+
+
+class ClosesAtExit:
+    """`async with`, and the end of the loop, end an object by its `close`, which does not wait."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def _end_with_loop(self) -> None:
+        self.close()
 
 
 class LoopShutdown:
