@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from aiordma._core.arguments import I32_MAX, integer, seconds
