@@ -9,13 +9,16 @@ from .message cimport Fifo
 from .receives cimport ReceiveQueue
 from .rendezvous cimport RendezvousMemory
 from .sealing cimport Sealing
-from .sends cimport Frame, QueuedWrite, SendFuture
+from .one_sided cimport WRChain
+from .sends cimport Frame, SendFuture
 from .work_queue cimport (
     FrameHandler,
     SendQueue,
     WorkRequest,
     WorkRequestTable,
 )
+
+cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
 
 
 cdef class Counts:
@@ -78,7 +81,8 @@ cdef class MessageChannel(FrameHandler):
     cdef bint send_eager(self, SendFuture message) except -1
     cdef bint send_bundle(self, list messages, uint64_t size) except -1
     cdef bint send_rendezvous(self, SendFuture message) except -1
-    cdef bint send_write(self, QueuedWrite write) except -1
+    cdef int write(self, WRChain chain) except -1
+    cdef bint withdraw(self, object item) except -1
     cdef bint send_first(self) except -1
     cdef int flush_controls(self) except -1
     cdef bint send_control_frame(

@@ -42,9 +42,10 @@ from .frames cimport (
     validate_bundle,
     write_header,
 )
-from .futures cimport DONE, FAILED, PENDING, complete_waiter, is_done
+from .futures cimport DONE, FAILED, PENDING, complete_waiter
 from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
 from .message cimport Message, new_message
+from .one_sided cimport WRChain
 from .receives cimport release_all
 from .rendezvous cimport RendezvousMemory, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL, TAG
@@ -293,23 +294,18 @@ cdef class MessageChannel(FrameHandler):
             self.collect_soon()
         return 0
 
-    def write(self, WorkRequest work not None, future):
+    cdef int write(self, WRChain chain) except -1:
         """Posts a write with immediate data when its turn among the messages comes."""
-        cdef QueuedWrite queued = QueuedWrite.__new__(QueuedWrite)
-        queued.work, queued.future = work, future
         if self.ended_by is not None:
-            future.set_exception(self.waiter_error(self.ended_by))
-            work.free_memory()
-            return
-        self.append(queued)
-        if self.waiting.size() == 1:
-            self.flush()
+            return chain.refused(self.waiter_error(self.ended_by))
+        self.append(chain)
+        return self.flush() if self.waiting.size() == 1 else 0
 
     cdef int append(self, object item) except -1:
         if type(item) is SendFuture:
             (<SendFuture> item).behind = self.queue.latest_backlogged
         else:
-            (<QueuedWrite> item).behind = self.queue.latest_backlogged
+            (<WRChain> item).behind = self.queue.latest_backlogged
         return self.waiting.append(item)
 
     cdef int collect_soon(self) except -1:
@@ -323,19 +319,16 @@ cdef class MessageChannel(FrameHandler):
         self.collecting = False
         self.flush()
 
-    def withdraw(self, future):
-        """Drops the message or write of a future that was cancelled, unless it has been posted."""
-        for item in self.waiting.all():
-            if item is future:
-                self.waiting.remove(item)
-                (<SendFuture> item).close_payload()
-            elif type(item) is QueuedWrite and (<QueuedWrite> item).future is future:
-                self.waiting.remove(item)
-                (<QueuedWrite> item).work.free_memory()
-            else:
-                continue
-            self.check_drained()
-            return
+    cdef bint withdraw(self, object item) except -1:
+        """Drops a message or write that waits for its turn; False: it has been posted."""
+        if not self.waiting.remove(item):
+            return False
+        if type(item) is SendFuture:
+            (<SendFuture> item).close_payload()
+        else:
+            (<WRChain> item).free_memory()
+        self.check_drained()
+        return True
 
     # One step, also where every line is traced: nothing else is sent between the look and the mark.
     @cython.profile(False)
@@ -533,18 +526,12 @@ cdef class MessageChannel(FrameHandler):
             raise failure("ibv_dereg_mr", code)
         return 0
 
-    cdef bint send_write(self, QueuedWrite write) except -1:
-        self.credits.data -= 1
-        self.count_sent()
-        self.queue.post_checked(write.work)
-        return True
-
     cdef bint send_first(self) except -1:
         """Sends the first waiting item, with as many messages as fit into one frame; False: no more
         can be sent now."""
         cdef list messages = []
         cdef SendFuture message
-        cdef QueuedWrite write
+        cdef WRChain write
         cdef uint64_t size = HEADER, longer
         cdef object item
         while len(messages) < MAX_BUNDLE and self.waiting.size():
@@ -552,18 +539,20 @@ cdef class MessageChannel(FrameHandler):
             if type(item) is not SendFuture:
                 if messages:
                     break
-                write = <QueuedWrite> item
+                write = <WRChain> item
                 if not self.queue.has_posted(write.behind):
                     return False
                 self.waiting.popleft()
-                if is_done(write.future):
-                    write.work.free_memory()
-                    return True
-                error = write.work.refusal()
-                if error is not None:
-                    write.work.refused(error)
-                    return True
-                return self.send_write(write)
+                error = write.refusal()
+                if write.waiter.state != PENDING:  # an earlier part has failed
+                    write.free_memory()
+                elif error is not None:
+                    write.refused(error)
+                else:
+                    self.credits.data -= 1
+                    self.count_sent()
+                    self.queue.post_checked(write)
+                return True
             message = <SendFuture> item
             if not self.queue.has_posted(message.behind):
                 break
@@ -979,9 +968,8 @@ cdef class MessageChannel(FrameHandler):
                 (<SendFuture> item).close_payload()
                 (<SendFuture> item).settle(FAILED, self.send_error(<SendFuture> item))
             else:
-                text = (<QueuedWrite> item).work.text(self.queue.peer)
-                complete_waiter((<QueuedWrite> item).future, self.waiter_error(error, text))
-                (<QueuedWrite> item).work.free_memory()
+                text = (<WRChain> item).text(self.queue.peer)
+                (<WRChain> item).refused(self.waiter_error(error, text))
         for _, _, future, _, _ in controls:
             if future is not None:
                 complete_waiter(future, self.waiter_error(error))
@@ -1022,11 +1010,6 @@ cdef class MessageChannel(FrameHandler):
 
 cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF:
     return arguments.integer("imm", imm, 0, arguments.U32_MAX)
-
-
-def check_imm(imm):
-    """Immediate data as a number; raises for what cannot be."""
-    return imm_of(imm)
 
 
 BEFORE_THE_KEY = "the peer sent a message before it has proved that it has the key"

@@ -10,7 +10,6 @@ cdef enum:
 
 cdef int never_awaited(str name) noexcept
 cdef int complete_waiter(object waiter, object error) except -1
-cdef bint is_done(object waiter) except -1
 
 
 cdef class OpFuture:
@@ -21,7 +20,7 @@ cdef class OpFuture:
     cdef int state
     cdef public bint _asyncio_future_blocking
     cdef int settle(self, int state, object reason) except -1
-    cdef int on_cancel(self) except -1
+    cdef bint unregister(self) except -1
     cdef int run_callbacks(self, bint deferred) except -1
     cdef int run_callback(self, object callback, object context) except -1
     cdef int call_soon(self, object callback, object context) except -1

@@ -68,12 +68,6 @@ cdef int complete_waiter(object waiter, object error) except -1:
     return 0
 
 
-cdef bint is_done(object waiter) except -1:
-    if isinstance(waiter, OpFuture):
-        return (<OpFuture> waiter).state != PENDING
-    return waiter.done()
-
-
 # The cycle collector breaks a cycle at the task's callback.  It must not clear a future: without
 # its table, `__dealloc__` could not count it off the futures that tasks wait for.
 @cython.no_gc_clear
@@ -102,8 +96,9 @@ cdef class OpFuture:
             raise self.exception_to_raise()
         raise StopIteration
 
-    cdef int on_cancel(self) except -1:
-        return 0
+    cdef bint unregister(self) except -1:
+        """Cancelled, leaves the queue that it waits in; False: it is too late for that."""
+        return False
 
     def result(self):
         if self.state != DONE:
@@ -138,7 +133,7 @@ cdef class OpFuture:
         if self.state != PENDING:
             return False
         self.settle(CANCELLED, msg)
-        self.on_cancel()
+        self.unregister()
         return True
 
     def set_result(self, result):

@@ -149,9 +149,8 @@ cdef class ReceiveTarget(Pinned):
 cdef class RecvFuture(OpFuture):
     """A receiver that waits in line, for the task that awaits its RecvOperation."""
 
-    cdef int on_cancel(self) except -1:
-        self.inbox.receivers.remove(self)
-        return 0
+    cdef bint unregister(self) except -1:
+        return self.inbox.receivers.remove(self)
 
 
 @cython.freelist(64)
@@ -635,7 +634,7 @@ cdef class Inbox:
         probe = RendezvousProbe.__new__(RendezvousProbe)
         probe.kind, probe.opcode = KIND_READ, IBV_WR_RDMA_READ
         probe.inbox, probe.pending = self, pending
-        self.channel.queue.post(probe)
+        self.channel.queue.post_or_wait(probe)
         return 0
 
     def stalled(self, timeout):
@@ -704,7 +703,7 @@ cdef class Inbox:
                 pinned.pins += 1
                 offset += read.length
                 address += read.length
-                self.channel.queue.post(read)
+                self.channel.queue.post_or_wait(read)
         return 0
 
     cdef int read_done(self, PendingRendezvous pending) except -1:

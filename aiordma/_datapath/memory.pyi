@@ -65,6 +65,8 @@ class Local:
     def __len__(self) -> int: ...
 
 class Remote:
+    """A subclass has `_require`, which raises for an operation that is not allowed."""
+
     address: int
     length: int
     rkey: int

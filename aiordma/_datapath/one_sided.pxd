@@ -2,15 +2,19 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from .memory cimport Pinned, Remote
+from .channel cimport MessageChannel
+from .futures cimport OpFuture
+from .memory cimport Local, Pinned, Remote
 from .work_queue cimport SendQueue, WorkRequest, aiordma_send, ibv_sge
 
 cdef uint64_t MAX_TRANSFER
 
 
 cdef class WRChain(WorkRequest):
-    cdef public object user, waiter
-    cdef public bint partial
+    cdef object user
+    cdef TransferFuture waiter
+    cdef bint partial                  # others of the same future are behind it
+    cdef uint64_t behind               # the latest work in the backlog when it was queued
     cdef uint32_t room
     cdef aiordma_send *sends           # `room` of them; a chain of one has them in itself
     cdef ibv_sge *sges
@@ -23,4 +27,15 @@ cdef class WRChain(WorkRequest):
     cdef aiordma_send *append(self, Pinned pinned, uint64_t address, uint32_t length,
                               uint32_t lkey) except NULL
     cdef int aim_at(self, Remote region) except -1
-    cdef bint add_transfer(self, object local_memory, object remote_memory, uint32_t opcode) except -1
+    cdef aiordma_send *add(self, uint32_t opcode, Local local, Remote remote,
+                           uint32_t right) except? NULL
+
+
+cdef class TransferFuture(OpFuture):
+    cdef SendQueue queue
+    cdef MessageChannel channel        # in which its last request takes its turn, or None
+    cdef WRChain chain                 # None: it is not to be withdrawn
+    cdef list parts                    # of the chain, before it; None: there are none
+    cdef object progress
+    cdef uint64_t bytes_done
+    cdef int advance(self, WRChain part) except -1

@@ -11,22 +11,28 @@ cimport cython
 
 from aiordma._core.operations import OperationKind
 
-from .channel cimport Counts
-from .futures cimport OpFuture, complete_waiter
+from .channel cimport Counts, MessageChannel, imm_of
+from .futures cimport DONE, FAILED, PENDING, OpFuture
 from .memory cimport Local, Pinned, Remote
 from .work_queue cimport (
+    IBV_ACCESS_REMOTE_ATOMIC,
     IBV_ACCESS_REMOTE_READ,
     IBV_ACCESS_REMOTE_WRITE,
     IBV_SEND_SIGNALED,
+    IBV_WR_ATOMIC_CMP_AND_SWP,
+    IBV_WR_ATOMIC_FETCH_AND_ADD,
     IBV_WR_RDMA_READ,
     IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM,
     KIND_BATCH,
+    KIND_COMPARE_AND_SWAP,
     KIND_READ,
     KIND_WRITE,
     BEFORE_LAST,
     post_sends,
 )
 
+from aiordma._core import arguments
 
 TRANSFER_SIZE = 8 << 20
 cdef uint64_t MAX_TRANSFER = TRANSFER_SIZE
@@ -41,8 +47,8 @@ cdef class WRChain(WorkRequest):
         self.entries = 0
         self.sends, self.sges, self.room = &self.one_send, &self.one_sge, 1
 
-    def __init__(self, user, kind, waiter=None):
-        self.user, self.kind, self.waiter = user, kind, waiter
+    def __init__(self, user, kind):
+        self.user, self.kind = user, kind
 
     def __len__(self):
         return self.entries
@@ -99,36 +105,42 @@ cdef class WRChain(WorkRequest):
             self.regions.append(region)
         return 0
 
-    cdef bint add_transfer(self, object local_memory, object remote_memory, uint32_t opcode) except -1:
-        """Adds a read or write; False: it is not allowed, or has to be cut into pieces, and the
-        caller finds out which."""
-        cdef Local local
-        cdef Remote remote
-        cdef uint32_t right = (
-            IBV_ACCESS_REMOTE_WRITE if opcode == IBV_WR_RDMA_WRITE else IBV_ACCESS_REMOTE_READ
-        )
-        if not isinstance(local_memory, Local) or not isinstance(remote_memory, Remote):
-            return False
-        local, remote = <Local> local_memory, <Remote> remote_memory
-        owner, region = local.whole(), remote.whole()
+    cdef aiordma_send *add(
+        self, uint32_t opcode, Local local, Remote remote, uint32_t right
+    ) except? NULL:
+        """Adds an operation, in pieces if it is long, and returns the last of them; NULL for one of
+        no bytes.  Raises, before it adds anything, for what is not allowed."""
+        cdef Local owner = local.whole()
+        cdef Remote region = remote.whole()
+        cdef aiordma_send *send = NULL
+        cdef uint64_t start = 0, length
         if (
-            owner.gone
-            or owner.pinned is None
-            or not region._usable
+            not region._usable
             or (region._deadline != 0 and region.lease_over())
             or region._user is None
             or region._user is not self.user
             or not remote._allowed & right
-            or (opcode == IBV_WR_RDMA_READ and not owner.writable)
+            or (right == IBV_ACCESS_REMOTE_READ and not local.writable)
+            or right == IBV_ACCESS_REMOTE_ATOMIC
             or local.length != remote.length
-            or not 0 < local.length <= MAX_TRANSFER
+            or owner.gone
+            or owner.pinned is None
         ):
-            return False
-        send = self.append(owner.pinned, local.address, <uint32_t> local.length, local.lkey)
-        send.opcode, send.remote_addr, send.rkey = opcode, remote.address, remote.rkey
-        if self.region is not region:
+            remote._require(self.user, right, local)
+            local.holder()
+        while start < local.length or opcode == IBV_WR_RDMA_WRITE_WITH_IMM:
+            length = min(local.length - start, MAX_TRANSFER)
+            send = self.append(owner.pinned, local.address + start, <uint32_t> length, local.lkey)
+            send.opcode = opcode
+            send.remote_addr, send.rkey = remote.address + start, remote.rkey
+            start += length
+            if start == local.length:
+                break
+            if opcode == IBV_WR_RDMA_WRITE_WITH_IMM:  # the last alone
+                send.opcode = IBV_WR_RDMA_WRITE
+        if send != NULL and self.region is not region:
             self.aim_at(region)
-        return True
+        return send
 
     cdef str text(self, str peer):
         cdef uint64_t length = 0
@@ -146,30 +158,28 @@ cdef class WRChain(WorkRequest):
         preposition = "from" if self.kind == KIND_READ else "to"
         return f"{operation} of {length} bytes {preposition} offset {offset} of {where}"
 
-    def write(self, local_memory, remote_memory):
-        return self.add_transfer(local_memory, remote_memory, IBV_WR_RDMA_WRITE)
+    def write(self, Local local not None, Remote remote not None):
+        self.add(IBV_WR_RDMA_WRITE, local, remote, IBV_ACCESS_REMOTE_WRITE)
 
-    def read(self, local_memory, remote_memory):
-        return self.add_transfer(local_memory, remote_memory, IBV_WR_RDMA_READ)
+    def read(self, Local local not None, Remote remote not None):
+        self.add(IBV_WR_RDMA_READ, local, remote, IBV_ACCESS_REMOTE_READ)
 
-    def put(
-        self, opcode, Pinned pinned not None, address, length, lkey, Remote remote not None,
-        remote_address, imm, compare_add=0, swap=0,
-    ):
-        """Adds a request that has been checked."""
-        self.aim_at(remote.whole())
-        send = self.append(pinned, address, length, lkey)
-        send.opcode, send.remote_addr, send.rkey = opcode, remote_address, remote.rkey
-        send.imm_data, send.compare_add, send.swap = imm, compare_add, swap
+    def atomic(self, kind, Local old not None, Remote remote not None, compare_add, swap):
+        """The number that was there comes to `old`."""
+        cdef uint32_t opcode = (
+            IBV_WR_ATOMIC_CMP_AND_SWP if kind == KIND_COMPARE_AND_SWAP else IBV_WR_ATOMIC_FETCH_AND_ADD
+        )
+        send = self.add(opcode, old, remote, IBV_ACCESS_REMOTE_ATOMIC)
+        send.compare_add, send.swap = compare_add, swap
 
     def part(self, uint32_t count):
         """Moves the first requests into a chain of their own, which tells the waiter only of a
         failure."""
-        cdef WRChain part = WRChain(self.user, self.kind, self.waiter)
+        cdef WRChain part = WRChain(self.user, self.kind)
         if not 0 < count <= self.entries:
             raise ValueError(f"{count} requests of {self.entries}")
         part.reserve(count)
-        part.partial = True
+        part.partial, part.waiter = True, self.waiter
         part.region, part.regions = self.region, self.regions
         memcpy(part.sends, self.sends, count * sizeof(aiordma_send))
         memcpy(part.sges, self.sges, count * sizeof(ibv_sge))
@@ -179,10 +189,6 @@ cdef class WRChain(WorkRequest):
         memmove(self.sends, self.sends + count, self.entries * sizeof(aiordma_send))
         memmove(self.sges, self.sges + count, self.entries * sizeof(ibv_sge))
         return part
-
-    @property
-    def lengths(self):
-        return [self.sges[i].length for i in range(self.entries)]
 
     cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
         cdef uint32_t i, last = self.entries - 1
@@ -206,17 +212,15 @@ cdef class WRChain(WorkRequest):
         return None
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
+        cdef TransferFuture waiter = self.waiter
+        self.waiter = None
         self.free_memory()
-        return 0 if self.partial or self.waiter is None else complete_waiter(self.waiter, None)
+        return 0 if waiter is None else waiter.advance(self)
 
     cdef int on_error(self, object error) except -1:
-        waiter, self.waiter = self.waiter, None  # whose error has frames that may have this
-        return 0 if waiter is None else complete_waiter(waiter, error)
-
-    cdef int on_withdrawn(self) except -1:
-        if self.waiter is not None:
-            self.waiter.cancel()
-        return 0
+        cdef TransferFuture waiter = self.waiter
+        self.waiter = None  # its error has frames that may have this
+        return 0 if waiter is None else waiter.settle(FAILED, error)
 
     cdef int free_memory(self) except -1:
         cdef Pinned pinned
@@ -228,47 +232,103 @@ cdef class WRChain(WorkRequest):
                 pinned.unpin_now()
         return 0
 
-    def failed(self, error):
-        self.on_error(error)
 
-    def release(self):
-        self.free_memory()
+@cython.final
+cdef class TransferFuture(OpFuture):
+    """The future of a chain, in one part or several."""
+
+    cdef int advance(self, WRChain part) except -1:
+        """A part is done."""
+        cdef uint32_t i
+        if self.progress is not None and self.state == PENDING:
+            for i in range(part.entries):
+                self.bytes_done += part.sges[i].length
+            try:
+                self.progress(self.bytes_done)
+            except Exception as error:  # the user's own, raised by its await
+                self.settle(FAILED, error)
+        return 0 if part.partial else self.settle(DONE, None)
+
+    cdef bint unregister(self) except -1:
+        cdef SendQueue queue = self.queue
+        cdef WRChain chain = self.chain
+        cdef list parts = self.parts
+        self.chain = self.parts = None
+        if chain is None:
+            return False
+        if self.channel is None:
+            return queue.withdraw([*(parts or ()), chain])
+        return self.channel.withdraw(chain) | bool(queue.withdraw(parts or ()))
 
 
-cdef object transfer(SendQueue queue, object local_memory, object remote_memory, uint32_t opcode):
-    cdef WRChain chain
-    cdef OpFuture future
-    if not queue.accepting or queue.backlogged or queue.failed or not queue.has_room():
-        return None
-    chain = WRChain.__new__(WRChain)
-    chain.user = queue.user
-    chain.kind = KIND_WRITE if opcode == IBV_WR_RDMA_WRITE else KIND_READ
-    if not chain.add_transfer(local_memory, remote_memory, opcode):
-        return None
-    future = OpFuture.__new__(OpFuture, queue.table)
+cdef TransferFuture start_chain(
+    SendQueue queue, WRChain chain, MessageChannel channel, object progress
+):
+    """Posts a chain, or keeps it until there is room.
+
+    With a channel its last request takes its turn among the messages.  It is done after all others, so
+    they tell the future only of a failure, and of their bytes.
+    """
+    cdef TransferFuture future = TransferFuture.__new__(TransferFuture, queue.table)
+    cdef WRChain part
+    if progress is not None and not callable(progress):
+        raise TypeError(
+            arguments.refusal("progress", "a function of the bytes that are done", progress)
+        )
+    if not chain.entries:
+        future.settle(DONE, None)
+        return future
+    future.queue, future.channel, future.progress, future.chain = queue, channel, progress, chain
     chain.waiter = future
-    queue.post_now(chain)
+    while chain.entries > 1 and (progress is not None or channel is not None):
+        part = chain.part(1 if progress is not None else chain.entries - 1)
+        if future.parts is None:
+            future.parts = []
+        future.parts.append(part)
+        queue.post_or_wait(part)
+    if channel is not None:
+        channel.write(chain)
+    else:
+        queue.post_or_wait(chain)
     return future
 
 
-def write(SendQueue queue not None, local_memory, remote_memory):
-    """A future; None: it is not allowed, or has to wait or to be cut into pieces."""
-    return transfer(queue, local_memory, remote_memory, IBV_WR_RDMA_WRITE)
+cdef WRChain new_chain(SendQueue queue, uint32_t kind):
+    cdef WRChain chain = WRChain.__new__(WRChain)
+    chain.user, chain.kind = queue.user, kind
+    return chain
 
 
-def read(SendQueue queue not None, local_memory, remote_memory):
-    """As `write`, from `remote_memory` into memory `local_memory`."""
-    return transfer(queue, local_memory, remote_memory, IBV_WR_RDMA_READ)
+def write(SendQueue queue not None, Local local not None, Remote remote not None, imm, progress):
+    """Begins a write; with immediate data it takes its turn among the messages."""
+    cdef WRChain chain = new_chain(queue, KIND_WRITE)
+    cdef uint32_t number
+    if imm is None:
+        chain.add(IBV_WR_RDMA_WRITE, local, remote, IBV_ACCESS_REMOTE_WRITE)
+        return start_chain(queue, chain, None, progress)
+    number = imm_of(imm)
+    chain.add(IBV_WR_RDMA_WRITE_WITH_IMM, local, remote, IBV_ACCESS_REMOTE_WRITE).imm_data = number
+    return start_chain(queue, chain, <MessageChannel?> queue.frame_handler, progress)
+
+
+def read(SendQueue queue not None, Local local not None, Remote remote not None, progress):
+    cdef WRChain chain = new_chain(queue, KIND_READ)
+    chain.add(IBV_WR_RDMA_READ, local, remote, IBV_ACCESS_REMOTE_READ)
+    return start_chain(queue, chain, None, progress)
+
+
+def start(SendQueue queue not None, WRChain chain not None):
+    return start_chain(queue, chain, None, None)
 
 
 cdef class Batch:
-    """Reads and writes that are collected; the subclass does what `add_transfer` does not."""
+    """Reads and writes that are collected; the subclass has `_here`, for memory of other kinds."""
 
-    cdef public WRChain _transfer
+    cdef public WRChain _chain
     cdef uint64_t writes, reads
 
-    def _collect(self, WRChain transfer not None):
-        self._transfer, self.writes, self.reads = transfer, 0, 0
+    def _collect(self, WRChain chain not None):
+        self._chain, self.writes, self.reads = chain, 0, 0
 
     def _count(self, Counts counts not None, uint64_t atomics):
         """Adds the operations of the batch to `counts`; the subclass counts the `atomics`."""
@@ -278,16 +338,16 @@ cdef class Batch:
 
     def write(self, source, target):
         """As `Connection.write`, done when the scope has ended."""
-        if self._transfer is None or not self._transfer.add_transfer(
-            source, target, IBV_WR_RDMA_WRITE
-        ):
-            self._write(source, target)
+        if self._chain is None or not isinstance(source, Local) or not isinstance(target, Remote):
+            source = self._here(source, target, False)
+        self._chain.add(
+            IBV_WR_RDMA_WRITE, <Local> source, <Remote> target, IBV_ACCESS_REMOTE_WRITE
+        )
         self.writes += 1
 
     def read(self, source, target):
         """As `Connection.read`; the bytes are there when the scope has ended."""
-        if self._transfer is None or not self._transfer.add_transfer(
-            target, source, IBV_WR_RDMA_READ
-        ):
-            self._read(source, target)
+        if self._chain is None or not isinstance(target, Local) or not isinstance(source, Remote):
+            target = self._here(target, source, True)
+        self._chain.add(IBV_WR_RDMA_READ, <Local> target, <Remote> source, IBV_ACCESS_REMOTE_READ)
         self.reads += 1

@@ -51,12 +51,6 @@ cdef class SendFuture(OpFuture):
     cdef void close_payload(self) noexcept
 
 
-cdef class QueuedWrite:
-    cdef WorkRequest work
-    cdef object future
-    cdef uint64_t behind
-
-
 cdef class Frame(WorkRequest):
     cdef PoolBlock block
     cdef MessageChannel channel        # None: there are no messages in it

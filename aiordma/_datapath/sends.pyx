@@ -205,16 +205,8 @@ cdef class SendFuture(OpFuture):
             piece.close()
             piece = piece.next
 
-    cdef int on_cancel(self) except -1:
-        """Withdraws the message, unless it has been posted."""
-        if self.channel is not None:
-            self.channel.withdraw(self)
-        return 0
-
-
-@cython.final
-cdef class QueuedWrite:
-    """A write with immediate data, which takes its turn among the messages."""
+    cdef bint unregister(self) except -1:
+        return self.channel is not None and self.channel.withdraw(self)
 
 
 @cython.no_gc_clear

@@ -60,8 +60,11 @@ cdef extern from "verbs/boundary.h":
                           uint32_t *)
     enum:
         IBV_WR_RDMA_WRITE
+        IBV_WR_RDMA_WRITE_WITH_IMM
         IBV_WR_SEND
         IBV_WR_RDMA_READ
+        IBV_WR_ATOMIC_CMP_AND_SWP
+        IBV_WR_ATOMIC_FETCH_AND_ADD
         IBV_WR_BIND_MW
         IBV_WR_SEND_WITH_INV
         IBV_SEND_SIGNALED
@@ -70,6 +73,7 @@ cdef extern from "verbs/boundary.h":
         IBV_ACCESS_MW_BIND
         IBV_ACCESS_REMOTE_READ
         IBV_ACCESS_REMOTE_WRITE
+        IBV_ACCESS_REMOTE_ATOMIC
 
 
 cdef enum:
@@ -77,6 +81,7 @@ cdef enum:
     KIND_SEND = 1
     KIND_WRITE = 2
     KIND_READ = 3
+    KIND_COMPARE_AND_SWAP = 4
     KIND_BATCH = 6
 
 cdef struct Slot:
@@ -105,7 +110,6 @@ cdef class WorkRequest:
     cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1
     cdef int on_completion(self, uint32_t byte_len) except -1
     cdef int on_error(self, object error) except -1
-    cdef int on_withdrawn(self) except -1
     cdef object refusal(self)
     cdef int refused(self, object error) except -1
     cdef int free_memory(self) except -1
@@ -177,7 +181,7 @@ cdef class SendQueue:
     cdef readonly uint32_t free
     cdef readonly uint64_t completions
     cdef SlotList sends, receives
-    cdef public bint accepting, failed
+    cdef public bint failed
     cdef bint stopped                  # this side has taken the queue pair to ERR
     cdef readonly bint backlogged
     cdef bint entries_freed            # by the drain that goes on
@@ -187,6 +191,7 @@ cdef class SendQueue:
     cdef bint has_room(self) noexcept
     cdef bint has_room_for(self, uint32_t entries) noexcept
     cdef bint has_posted(self, uint64_t number) except -1
+    cdef int post_or_wait(self, WorkRequest work) except -1
     cdef int post_now(self, WorkRequest work) except -1
     cdef int post_checked(self, WorkRequest work) except -1
     cdef int post_backlog(self) except -1

@@ -82,10 +82,6 @@ cdef class WorkRequest:
         self.failed(error)
         return 0
 
-    cdef int on_withdrawn(self) except -1:
-        """The work has not been posted, and will not be."""
-        return 0
-
     cdef object refusal(self):
         """Why it must not be posted any more, after a wait; None if it may."""
         return None
@@ -513,6 +509,9 @@ cdef class SendQueue:
         return self.capacity - self.free + len(self.backlog)
 
     def post(self, WorkRequest work not None):
+        self.post_or_wait(work)
+
+    cdef int post_or_wait(self, WorkRequest work) except -1:
         """Posts `work`, or keeps it until there is room; its end is told to `work` itself."""
         if self.error is not None:
             work.on_error(self.error_for(work))
@@ -523,6 +522,7 @@ cdef class SendQueue:
             self.post_backlog()
         else:
             self.post_now(work)
+        return 0
 
     def post_frame(self, WorkRequest work not None):
         """Posts `work` past the backlog; the caller has looked for room, and for its turn."""
@@ -573,15 +573,15 @@ cdef class SendQueue:
         return 0
 
     def withdraw(self, works):
-        """These have no waiter any more: what has not been posted will not be."""
+        """Drops those of these works that wait for room; False: all of them have been posted."""
         cdef WorkRequest work
         found = [work for work in works if self.backlog.pop(work, None) is not None]
         for work in found:
-            work.on_withdrawn()
             work.free_memory()
         if found:
             self.backlogged = bool(self.backlog)
             self.use_room()  # for what waited behind them alone
+        return bool(found)
 
     cdef bint has_posted(self, uint64_t number) except -1:
         """Whether all work of the backlog up to that number has been posted, or withdrawn."""

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
+from .._core.arguments import integer
 from .._core.operations import OperationKind
+from .._core.region import ATOMIC_SIZE
 from .._datapath.channel import Counts
-from .._datapath.futures import OpFuture
 from .._datapath.one_sided import Batch as BatchOfTransfers
-from .._datapath.one_sided import WRChain
+from .._datapath.one_sided import WRChain, start
 from .._datapath.work_queue import SendQueue
 from ..errors import BufferStateError
-from ..mr_pool import LocalMemory
+from ..mr_pool import Buffer, LocalMemory
 from ..verbs._memory.buffers import AnyMemory
-from .one_sided import OneSided, Remote
-from .transfers import Atomic, Batched
-
-T = TypeVar("T")
-
-NOTHING: AbstractContextManager[object] = nullcontext()
+from .arguments import remote_memory
+from .memory import Memory
+from .one_sided import UserMemory
+from .remote_memory import Remote, RemoteMemory
 
 
 class Batch(BatchOfTransfers):
@@ -35,70 +35,75 @@ class Batch(BatchOfTransfers):
     would hold it back), so do not read and write the same bytes in one batch.
 
     Cancelled while it waits, the operations that have been posted are done nevertheless, with their
-    memory held; those that still waited for room are not, nor those behind them.
+    memory held, and the old values are lost; those that still waited for room are not done, nor
+    those behind them.
     """
 
     def __init__(
-        self,
-        one_sided: OneSided,
-        queue: SendQueue,
-        check: Callable[[], None],
-        counts: Counts,
+        self, queue: SendQueue, memory: Memory, check: Callable[[], None], counts: Counts
     ) -> None:
-        self._one_sided = one_sided
         self._queue = queue
+        self._memory = memory
         self._check = check
         self._counts = counts
-        self._memory: ExitStack | None = None
-        self._atomics: list[Atomic] = []
-        self._landed: list[Callable[[], None]] = []
+        self._held: ExitStack | None = None
+        self._targets: list[UserMemory] = []
+        self._atomics: list[tuple[Buffer, asyncio.Future[int]]] = []
 
     def __len__(self) -> int:
-        return len(self._transfer) if self._transfer is not None else 0
+        return len(self._chain) if self._chain is not None else 0
 
     def _collecting(self) -> WRChain:
-        if self._transfer is None:
+        if self._chain is None:
             raise BufferStateError("a batch collects inside its async with statement only")
         self._check()
-        return self._transfer
+        return self._chain
 
-    def _held(self, memory: AbstractContextManager[T]) -> T:
-        """Until the end of the scope."""
-        if self._memory is None:
-            self._memory = ExitStack()
-        return self._memory.enter_context(memory)
+    def _hold(self) -> ExitStack:
+        """What is held until the end of the scope."""
+        if self._held is None:
+            self._held = ExitStack()
+        return self._held
 
     # The common case is compiled (one_sided.pyx); the end of the scope checks the connection in any
     # case.
 
-    def _write(self, source: LocalMemory | AnyMemory, target: Remote) -> None:
-        transfer = self._collecting()
-        local = self._held(self._one_sided.source(source))
-        self._one_sided.add_write(transfer, local, target)
-
-    def _read(self, source: Remote, target: LocalMemory | AnyMemory) -> None:
-        transfer = self._collecting()
-        local, landed = self._held(self._one_sided.target(target))
-        self._one_sided.add_read(transfer, local, source)
-        self._landed.append(landed)
+    def _here(self, memory: LocalMemory | AnyMemory, remote: Remote, target: bool) -> LocalMemory:
+        self._collecting()
+        remote_memory(remote, RemoteMemory)
+        if isinstance(memory, LocalMemory):
+            return memory
+        registered = UserMemory(self._memory, memory, target=target)
+        local = self._hold().enter_context(registered)
+        if target:
+            self._targets.append(registered)
+        return local
 
     def compare_and_swap(self, target: Remote, expected: int, desired: int) -> asyncio.Future[int]:
         """As `Connection.compare_and_swap`; the future has the old value after the scope."""
-        transfer = self._collecting()
-        return self._add(self._one_sided.add_compare_and_swap(transfer, target, expected, desired))
+        return self._atomic(
+            OperationKind.COMPARE_AND_SWAP, target, *swap_numbers(expected, desired)
+        )
 
     def fetch_and_add(self, target: Remote, add: int) -> asyncio.Future[int]:
         """As `Connection.fetch_and_add`; the future has the old value after the scope."""
-        return self._add(self._one_sided.add_fetch_and_add(self._collecting(), target, add))
+        return self._atomic(OperationKind.FETCH_AND_ADD, target, *add_numbers(add))
 
-    def _add(self, atomic: Atomic) -> asyncio.Future[int]:
-        self._atomics.append(atomic)
-        return atomic.future
+    def _atomic(
+        self, kind: OperationKind, target: Remote, compare_add: int, swap: int
+    ) -> asyncio.Future[int]:
+        chain = self._collecting()
+        remote_memory(target, RemoteMemory)
+        old = self._hold().enter_context(self._memory.pool.alloc(ATOMIC_SIZE))
+        chain.atomic(kind, old, target, compare_add, swap)
+        future = self._queue.table.loop.create_future()
+        self._atomics.append((old, future))
+        return future
 
     async def __aenter__(self) -> Self:
-        if self._transfer is not None:
+        if self._chain is not None:
             raise BufferStateError("this batch is collecting already")
-        self._collect(self._one_sided.transfer(OperationKind.BATCH))
+        self._collect(WRChain(self._queue.user, OperationKind.BATCH))
         return self
 
     async def __aexit__(
@@ -107,38 +112,43 @@ class Batch(BatchOfTransfers):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._transfer is not None
-        transfer, self._transfer = self._transfer, None
+        assert self._chain is not None
+        chain, self._chain = self._chain, None
+        targets, self._targets = self._targets, []
         atomics, self._atomics = self._atomics, []
-        landed, self._landed = self._landed, []
-        memory, self._memory = self._memory or NOTHING, None
-        with memory:
-            if exc is not None:
-                drop(transfer, atomics)
-                return
+        held, self._held = self._held, None
+        with held or nullcontext():
             try:
-                self._check()
-            except BaseException:
-                drop(transfer, atomics)
+                if exc is None:
+                    self._check()
+                    await start(self._queue, chain)
+                    for target in targets:
+                        target.land()
+                    for old, future in atomics:
+                        if not future.done():
+                            future.set_result(number(old))
+                    self._count(self._counts, len(atomics))
+            except Exception as error:
+                for _, future in atomics:
+                    if not future.done():
+                        future.set_exception(error)
+                        future.exception()  # seen: the batch tells it too
                 raise
-            if transfer.entries:
-                done = OpFuture(self._queue.table)
-                transfer.waiter = Batched(done, atomics) if atomics else done
-                self._queue.post(transfer)
-                try:
-                    await done
-                except asyncio.CancelledError:
-                    self._queue.withdraw((transfer,))
-                    raise
-                finally:
-                    del done  # the frames of its error have this one
-            for bring in landed:
-                bring()
-            self._count(self._counts, len(atomics))
+            finally:
+                for _, future in atomics:
+                    future.cancel()
+                # The frames of an error have this one.  A chain that was not posted ends with this.
+                del chain, atomics
 
 
-def drop(transfer: WRChain, atomics: list[Atomic]) -> None:
-    """Releases a batch of which nothing was posted."""
-    transfer.release()
-    for atomic in atomics:
-        atomic.cancel()
+def swap_numbers(expected: int, desired: int) -> tuple[int, int]:
+    return integer("expected", expected), integer("desired", desired)
+
+
+def add_numbers(add: int) -> tuple[int, int]:
+    return integer("add", add, -(1 << 63)) % (1 << 64), 0  # modulo 2^64
+
+
+def number(old: Buffer) -> int:
+    """What an atomic operation has brought."""
+    return int.from_bytes(old.view, sys.byteorder)

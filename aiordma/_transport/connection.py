@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, Self
 from .._core import connection_states, protocol
 from .._core.arguments import I32_MAX, choice, integer, truth
 from .._core.connection_states import CLOSING, LifecycleEvent
-from .._core.region import RegionToken, Rights
+from .._core.operations import OperationKind
+from .._core.region import ATOMIC_SIZE, RegionToken, Rights
 from .._core.snapshot_types import ConnectionState, traffic
 from .._datapath import one_sided
-from .._datapath.channel import Counts, MessageMethods, check_imm
+from .._datapath.channel import Counts, MessageMethods
+from .._datapath.one_sided import WRChain
 from .._loop.shutdown import EXITS, background
 from .._memory.registration_cache import CacheStatistics
 from ..cm.address import Address
@@ -30,13 +33,13 @@ from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..verbs import QueuePair
 from ..verbs._memory.buffers import AnyMemory, bytes_of
 from . import observation
-from .batch import Batch
+from .arguments import remote_memory
+from .batch import Batch, add_numbers, number, swap_numbers
 from .lease_thread import Lease, lease_seconds
 from .lifecycle import Begun, ConnectionLifecycle, weakly
-from .one_sided import Remote
-from .remote_memory import RemoteRegion
+from .one_sided import UserMemory
+from .remote_memory import Remote, RemoteMemory, RemoteRegion
 from .shares import Share
-from .transfers import Progress
 
 if TYPE_CHECKING:
     from .endpoint import LocalEndpoint
@@ -374,7 +377,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         target: Remote,
         *,
         imm: int | None = None,
-        progress: Progress | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> None:
         """Writes registered memory, or any buffer, to the peer's memory of the same length.
 
@@ -389,18 +392,12 @@ class Connection(ConnectionLifecycle, MessageMethods):
         given, LeaseEndedError when the lease is over, ValueError for different lengths.
         """
         self._check()
-        done = None
-        if imm is None and progress is None:
-            done = one_sided.write(self._queue, source, target)
-        if done is not None:
-            try:
-                await done
-            finally:
-                del done  # the frames of its error have this one
+        if isinstance(source, LocalMemory) and isinstance(target, RemoteMemory):
+            await one_sided.write(self._queue, source, target, imm, progress)
         else:
-            if imm is not None:
-                imm = check_imm(imm)
-            await self._one_sided.write(source, target, imm, progress)
+            remote_memory(target, RemoteMemory)
+            async with UserMemory(self._memory, source, target=False) as local:
+                await one_sided.write(self._queue, local, target, imm, progress)
         self._statistics.writes += 1
 
     async def read(
@@ -408,7 +405,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         source: Remote,
         target: LocalMemory | AnyMemory,
         *,
-        progress: Progress | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> None:
         """Reads the peer's memory into registered memory, or any writable buffer, as long.
 
@@ -417,20 +414,20 @@ class Connection(ConnectionLifecycle, MessageMethods):
         `progress`, RemoteRangeError, LeaseEndedError and ValueError as with `write`.
         """
         self._check()
-        done = one_sided.read(self._queue, target, source) if progress is None else None
-        if done is not None:
-            try:
-                await done
-            finally:
-                del done  # the frames of its error have this one
+        if isinstance(target, LocalMemory) and isinstance(source, RemoteMemory):
+            await one_sided.read(self._queue, target, source, progress)
         else:
-            await self._one_sided.read(source, target, progress)
+            remote_memory(source, RemoteMemory)
+            memory = UserMemory(self._memory, target, target=True)
+            async with memory as local:
+                await one_sided.read(self._queue, local, source, progress)
+                memory.land()
         self._statistics.reads += 1
 
     def batch(self) -> Batch:
         """Operations that are posted with one doorbell and waited for as one; see `Batch`."""
         self._check()
-        return Batch(self._one_sided, self._queue, self._check, self._statistics)
+        return Batch(self._queue, self._memory, self._check, self._statistics)
 
     async def compare_and_swap(self, target: Remote, expected: int, desired: int) -> int:
         """Atomically replaces 8 bytes at the peer if they are `expected`; returns what was there.
@@ -441,18 +438,27 @@ class Connection(ConnectionLifecycle, MessageMethods):
         posted, for another length than 8, another alignment, or a right that the peer has not
         given.
         """
-        old = await self._one_sided.compare_and_swap(target, expected, desired)
-        self._statistics.atomics += 1
-        return old
+        numbers = swap_numbers(expected, desired)
+        return await self._atomic(OperationKind.COMPARE_AND_SWAP, target, *numbers)
 
     async def fetch_and_add(self, target: Remote, add: int) -> int:
         """Atomically adds to 8 bytes at the peer (modulo 2^64); returns what was there before.
 
         Byte order, address, cancellation and RemoteRangeError as with `compare_and_swap`.
         """
-        old = await self._one_sided.fetch_and_add(target, add)
-        self._statistics.atomics += 1
-        return old
+        return await self._atomic(OperationKind.FETCH_AND_ADD, target, *add_numbers(add))
+
+    async def _atomic(
+        self, kind: OperationKind, target: Remote, compare_add: int, swap: int
+    ) -> int:
+        self._check()
+        remote_memory(target, RemoteMemory)
+        with await self._memory.lease(ATOMIC_SIZE, internal=True) as old:
+            chain = WRChain(self._sharing, kind)
+            chain.atomic(kind, old, target, compare_add, swap)
+            await one_sided.start(self._queue, chain)
+            self._statistics.atomics += 1
+            return number(old)
 
     # ---- the end --------------------------------------------------------------------------
 
@@ -472,7 +478,6 @@ class Connection(ConnectionLifecycle, MessageMethods):
         self._affinity.check(self)
         if self._advance(LifecycleEvent.CLOSE):
             self._messages.closing = True
-            self._queue.accepting = False
             try:
                 await self._messages.drained()
                 if self._advance(LifecycleEvent.DRAINED):

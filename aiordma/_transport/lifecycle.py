@@ -50,7 +50,6 @@ from ..errors import (
 from .auth import NOT_THE_SAME_KEY, KeyProof
 from .keep_alive import KeepAlive
 from .memory import Memory
-from .one_sided import OneSided
 from .sharing import Sharing
 
 if TYPE_CHECKING:
@@ -257,11 +256,7 @@ class ConnectionLifecycle:
         self._sharing = Sharing(
             driver.pool, config, self._messages, self._queue, self._waiter_error
         )
-        self._one_sided = OneSided(
-            self._queue, self._messages, self._sharing, self._memory, weakly(self._check)
-        )
         self._queue.user = self._sharing
-        self._queue.accepting = True
         self._loop_shutdown.add(self)
 
     def _encrypt(self, *, memory_in_clear: bool) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 from .._core import protocol
 from .._core.region import RegionToken, RemoteRange, Rights
-from .._datapath.memory import Remote
+from .._datapath.memory import Local
+from .._datapath.memory import Remote as RemoteBase
 from .._loop.wait_queue import WaitQueue
 from ..errors import BufferStateError, LeaseEndedError
 from .lease_thread import lease_seconds, milliseconds, now
@@ -21,7 +22,7 @@ PAST = 1e-9
 """A time of `now` that is over; 0 would be none."""
 
 
-class RemoteMemory(Remote):
+class RemoteMemory(RemoteBase):
     """The target of an operation; its numbers are those of `range`."""
 
     __slots__ = ("_range",)
@@ -34,6 +35,17 @@ class RemoteMemory(Remote):
         self.length: int = range.length
         self.rkey: int = range.rkey
         self._allowed: int = int(range.token.access)
+
+    def _require(self, sharing: Sharing, right: int, local: Local) -> None:
+        """Raises unless an operation that needs that right, with `local` here, is allowed."""
+        self._check(sharing)
+        if right == Rights.ATOMIC:
+            self._range.require_atomic()
+        self._range.require(Rights(right))
+        if right == Rights.READ and not local.writable:
+            raise ValueError(f"cannot read into {local!r}: it is read-only")
+        if len(local) != len(self):
+            raise ValueError(f"{len(local)} bytes here and {len(self)} there: slice one of them")
 
     def _check(self, sharing: Sharing) -> None:
         """Raises unless the region is this connection's and still this side's to use."""
@@ -201,3 +213,6 @@ class RemoteSlice(RemoteMemory):
 
     def __getitem__(self, key: slice) -> RemoteSlice:
         return RemoteSlice(self.region, self._range[key])
+
+
+Remote = RemoteRegion | RemoteSlice

@@ -39,6 +39,10 @@ class There(Remote):
         self.address = 8192
         self.rkey = 7
 
+    def _require(self, user: object, right: int, local: Local) -> None:
+        if not local.gone:
+            raise LookupError("not allowed")
+
 
 def test_memory_retires_when_it_is_neither_leased_nor_pinned() -> None:
     memory = Memory()

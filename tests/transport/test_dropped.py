@@ -217,7 +217,7 @@ async def test_a_closed_connection_goes_with_its_last_reference(factory: Connect
 # ---- without the collector of cycles -------------------------------------------------------------
 
 
-PARTS = ("_queue", "_messages", "_sharing", "_one_sided", "_memory", "_endpoint")
+PARTS = ("_queue", "_messages", "_sharing", "_memory", "_endpoint")
 
 
 async def used(factory: ConnectionFactory, end: str) -> list[weakref.ref[object]]:

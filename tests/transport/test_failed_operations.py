@@ -43,7 +43,6 @@ async def test_a_write_and_what_is_flushed_behind_it(factory: ConnectionFactory)
             revoked = await withdrawn(server, client, gone)
             assert client.peer_address is not None
             peer = host_port(client.peer_address)
-            client._queue.accepting = False  # in a row, through the queue
             first, behind, sent, queued = (
                 asyncio.ensure_future(call)
                 for call in (
