@@ -227,12 +227,7 @@ class MemoryPool(BlockCache):
         size = integer("size", size)
         block = self.block_if_first(size)
         if block is None:
-            waiter = self.waiters.join(size, internal=False)
-            try:
-                block = await waiter
-            except BaseException:
-                self.waiters.leave(waiter)
-                raise
+            block = await self.waiters.wait(size, set(), internal=False)
         return Buffer(block, size)
 
     def statistics(self) -> PoolStatistics:

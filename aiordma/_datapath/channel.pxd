@@ -66,7 +66,10 @@ cdef class MessageChannel(FrameHandler):
     cdef public bint awaiting_admission  # by this side's application: neither
     cdef readonly Sealing sealing      # None: frames travel in clear
     cdef uint32_t tag_size             # by which sealing makes a frame longer
-    cdef uint32_t held_back            # why messages wait, bits of FOR_*; 0: they do not
+    # Re-entrancy guard: the end of a buffer, and the cycle collector, can run the user's code, whose
+    # sends queue while this is set, behind the message that is being sent and counts on a credit.
+    cdef bint sending
+    cdef bint awaits_memory            # `on_memory` will be called
     cdef bint collecting
     cdef int check_affinity(self) except -1
     cdef object send_error(self, SendFuture message)

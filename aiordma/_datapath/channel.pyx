@@ -77,10 +77,6 @@ cdef extern from "<endian.h>" nogil:
 
 cdef enum:
     BUNDLED_BELOW = 16 << 10  # bytes: a longer message gains nothing by sharing a frame
-    FOR_MEMORY = 1  # messages are held back until a block is there
-    # Or until the first of them has been posted. The end of one of its buffers, and the cycle collector,
-    # may call what sends: the first keeps its place in the order, and the credit that it counts on.
-    FOR_THE_FIRST = 2
     MAX_SIZE_CHANGES = 8  # of the peer's receives, that have been announced and are not reached yet
 
 SPARE_BLOCKS = 2  # for control frames, when the pool is exhausted
@@ -286,7 +282,7 @@ cdef class MessageChannel(FrameHandler):
             shares = self.frames_under_way and message.length < BUNDLED_BELOW and self.fits(message.length)
             sent = not shares and self.send_alone(message)
         finally:
-            self.held_back &= ~FOR_THE_FIRST
+            self.sending = False
         if not sent:
             message.behind = self.queue.latest_backlogged
             self.waiting.appendleft(message)  # what was sent meanwhile goes after it
@@ -334,18 +330,19 @@ cdef class MessageChannel(FrameHandler):
     @cython.profile(False)
     @cython.linetrace(False)
     cdef bint begin_sending(self) noexcept:
-        """Whether something may be sent now; then the rest is held back FOR_THE_FIRST."""
+        """Whether something may be sent now; then it is being sent, until the caller says otherwise."""
         if (
             not self.started
             or self.ended_by is not None
             or self.credits.data == 0
             or len(self.rendezvous) >= <Py_ssize_t> self.max_unanswered
-            or self.held_back
+            or self.sending
+            or self.awaits_memory
             or not self.queue.has_room()
             or self.queue.failed
         ):
             return False
-        self.held_back = FOR_THE_FIRST
+        self.sending = True
         return True
 
     cdef bint fits(self, uint64_t length) noexcept:
@@ -357,11 +354,11 @@ cdef class MessageChannel(FrameHandler):
         if block is None:
             block = self.source.block(size)
             if block is None:
-                self.held_back |= FOR_MEMORY
+                self.awaits_memory = True
         return block
 
     def on_memory(self):
-        self.held_back &= ~FOR_MEMORY
+        self.awaits_memory = False
         self.flush()
 
     cdef bint send_alone(self, SendFuture message) except -1:
@@ -583,7 +580,7 @@ cdef class MessageChannel(FrameHandler):
             try:
                 sent = self.send_first()
             finally:
-                self.held_back &= ~FOR_THE_FIRST
+                self.sending = False
         if self.credits.credit_frame_due() and self.queue.free and self.ended_by is None:
             self.send_control_frame(CREDIT, b"", None)
         if self.drain_waiters:

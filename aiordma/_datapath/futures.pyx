@@ -97,7 +97,7 @@ cdef class OpFuture:
         raise StopIteration
 
     cdef bint unregister(self) except -1:
-        """Cancelled, leaves the queue that it waits in; False: it is too late for that."""
+        """Leaves the queue that it waits in, when it is cancelled; False: it is in none any more."""
         return False
 
     def result(self):

@@ -211,13 +211,10 @@ cdef class RecvOperation:
         cdef Inbox inbox = self.inbox
         self.waiter = None
         if waiter is not None:
-            if waiter.state == DONE:
+            if not waiter.unregister() and waiter.state == DONE:  # it was told of a message
                 inbox.notified -= 1
                 inbox.fetch_ahead()
-                inbox.wake_if_ready()  # the message was for this one: the next shall have it
-            else:
-                inbox.receivers.remove(waiter)
-                inbox.wake_if_ready()  # the end of its iteration may be all that the next waits for
+            inbox.wake_if_ready()  # that message, or the end of this one's iteration, is for the next
         if not self.over:
             self.over = True
             self.close_target()

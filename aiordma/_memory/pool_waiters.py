@@ -81,6 +81,18 @@ class PoolWaiters(Generic[B]):
         self.on_wait()
         return waiter
 
+    async def wait(self, size: int, among: set[asyncio.Future[B]], *, internal: bool) -> B:
+        """Waits for a block, `among` the caller's waiters; a task that is cancelled leaves."""
+        waiter = self.join(size, internal=internal)
+        among.add(waiter)
+        try:
+            return await waiter
+        except BaseException:
+            self.leave(waiter)
+            raise
+        finally:
+            among.discard(waiter)
+
     def returned(self, block: B) -> None:
         """A block has come back.  Must be called while there are waiters."""
         if block in self._overtaking:

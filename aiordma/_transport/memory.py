@@ -48,17 +48,9 @@ class Memory:
         if self._ended is not None:
             raise self._waiter_error(self._ended)
         block = self.pool.block_if_first(size)
-        if block is not None:
-            return block
-        waiter = self.pool.waiters.join(size, internal=internal)
-        self._waiters.add(waiter)
-        try:
-            return await waiter
-        except BaseException:
-            self.pool.waiters.leave(waiter)
-            raise
-        finally:
-            self._waiters.discard(waiter)
+        if block is None:
+            block = await self.pool.waiters.wait(size, self._waiters, internal=internal)
+        return block
 
     async def lease(self, size: int, *, internal: bool) -> Buffer:
         """As `block`, for as many bytes as they are."""
