@@ -29,7 +29,6 @@ from .endpoint import LocalEndpoint
 from .failure_limit import FailureLimit
 from .fair_share import FairShare, NoRoomError, networks_of, places, setting
 from .inspection import OnRequest, Way, admits, refuse
-from .lifecycle import NoLink
 
 if TYPE_CHECKING:
     from .._core.admission import TicketOffice
@@ -102,7 +101,7 @@ class Request(Protocol):
         """
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
-        """Does the whole handshake; its endpoint is made by `Acceptor.attempt`."""
+        """Does the whole handshake; its connection is made by `Acceptor.make`."""
 
     def give_up(self, error: BaseException) -> None:
         """Tells the peer the reason if that is possible, and gives everything back.
@@ -312,8 +311,8 @@ class Acceptor:
         if self.security.auth is not None and isinstance(error, AuthenticationError):
             self._failures.failed(host, self._loop.time())
 
-    def attempt(self, make: Callable[[], E]) -> ConnectAttempt[E]:
-        """For the running handshake: an attempt with a connection for its peer.
+    def make(self, attempt: ConnectAttempt[E], endpoint: Callable[[], E]) -> None:
+        """For the running handshake: makes the connection of its attempt.
 
         ConnectionLimitError if there are too many connections.  With a key, the peer has a place
         among them once it has proved the key (`proved`): a stranger takes none.
@@ -323,17 +322,13 @@ class Acceptor:
             handshake.place.take()
         else:
             self._limits.check(handshake.host)
-        attempt: ConnectAttempt[E] | None = None
         try:
-            attempt = ConnectAttempt(make())
+            attempt.take_over(endpoint())
             attempt.make()
-        except BaseException as error:
+        except BaseException:
             handshake.place.free()
-            if attempt is not None:
-                attempt.give_up(NoLink(), error)
             raise
         attempt.on_closed(handshake.place.free)
-        return attempt
 
     def proved(self) -> None:
         """For a running handshake that can still tell its peer that all places are taken.

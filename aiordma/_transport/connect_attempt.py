@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from .._core import protocol
 from .._core.handshake import Hello
@@ -14,19 +14,35 @@ from ..errors import AuthenticationError, UnreachableError, host_port
 from .auth import NOT_THE_SAME_KEY, KeyProof
 from .connection import Connection
 from .endpoint import LocalEndpoint
-from .lifecycle import ControlChannel, Link, weakly
+from .lifecycle import ControlChannel, Link, NoLink, weakly
 from .tcp_link import TCPLink
 
 E = TypeVar("E", bound=LocalEndpoint)
 
 
 class ConnectAttempt(Generic[E]):
-    """`make` makes the connection, `start` ends the handshake; a failed attempt is given up."""
+    """Owns what the connection is made of, and has its steps in their order.
 
-    def __init__(self, endpoint: E) -> None:
-        """Takes over `endpoint`."""
-        self.endpoint = endpoint
+    An attempt that fails is given up: by the end of its `with`, or by `give_up`.
+    """
+
+    def __init__(self, link: Link | None = None) -> None:
+        self.link: Link = link or NoLink()
+        self._endpoint: E | None = None
         self._connection: Connection | None = None
+
+    def take_over(self, endpoint: E) -> E:
+        self._endpoint = endpoint
+        return endpoint
+
+    @property
+    def endpoint(self) -> E:
+        assert self._endpoint is not None
+        return self._endpoint
+
+    @property
+    def made(self) -> bool:
+        return self._connection is not None
 
     @property
     def connection(self) -> Connection:
@@ -81,21 +97,31 @@ class ConnectAttempt(Generic[E]):
         finally:
             del proof  # the frames of its error have this one
 
-    async def start(self, link: Link, peer: Hello, *, client: bool) -> Connection:
+    async def start(self, peer: Hello, *, client: bool) -> Connection:
         """The link is up: returns the connection, once both sides have proved a key."""
         connection = self.connection
-        await connection._start(link, peer, client=client)
+        await connection._start(self.link, peer, client=client)
         return connection
 
-    def give_up(self, link: Link, error: BaseException) -> None:
-        """The handshake failed: gives all of it back, and `link` with it."""
+    def give_up(self, error: BaseException) -> None:
+        """The handshake failed: gives all of it back."""
         # The connection keeps the error, and the frames of the error keep this.
+        link, self.link = self.link, NoLink()
+        endpoint, self._endpoint = self._endpoint, None
         connection, self._connection = self._connection, None
         if connection is not None:
             connection._give_up(link, error)
-        else:
-            self.endpoint.close()
-            link.release()
+            return
+        if endpoint is not None:
+            endpoint.close()
+        link.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self.give_up(error)
 
 
 def unanswered(address: Address, via: str, seconds: float) -> UnreachableError:

@@ -49,6 +49,7 @@ from .connect_attempt import ConnectAttempt
 from .connection import Connection
 from .endpoint import LocalEndpoint, make_hello, route_errors
 from .inspection import Way
+from .lifecycle import NoLink
 
 logger = logging.getLogger("aiordma.cm")
 
@@ -238,9 +239,8 @@ async def _connect(
 ) -> Connection:
     """Takes over `link`."""
     id = link.id
-    attempt: ConnectAttempt[LocalEndpoint] | None = None
-    try:
-        attempt = ConnectAttempt(make_endpoint(id, config, security))
+    with ConnectAttempt[LocalEndpoint](link) as attempt:
+        attempt.take_over(make_endpoint(id, config, security))
         attempt.make()
         attempt.post_receives()
         ticket = b""
@@ -252,13 +252,7 @@ async def _connect(
         peer = Hello.unpack(event.private_data)
         security.agree(peer, address)
         link.established(attempt.on_disconnect)
-        return await attempt.start(link, peer, client=True)
-    except BaseException as error:
-        if attempt is None:
-            link.release()
-        else:
-            attempt.give_up(link, error)
-        raise
+        return await attempt.start(peer, client=True)
 
 
 def check_device(id: cm.ConnectionId, device: str | None, address: Address) -> None:
@@ -325,8 +319,7 @@ class CMRequest:
         self._event = event
         self._id = event.id
         self._peer: Hello | None = None
-        self._link: CMLink | None = None
-        self._attempt: ConnectAttempt[LocalEndpoint] | None = None
+        self._attempt = ConnectAttempt[LocalEndpoint]()
 
     def __repr__(self) -> str:
         return f"<connect request to {host_port(self._listener.address)}>"
@@ -352,29 +345,24 @@ class CMRequest:
     async def handshake(self, acceptor: Acceptor) -> Connection:
         id, peer = self._id, self._peer
         assert peer is not None
-        self._link = link = CMLink(EventDriver.for_library(id.channel.library), id)
+        attempt = self._attempt
+        attempt.link = link = CMLink(EventDriver.for_library(id.channel.library), id)
         check_device(id, self._listener.device, self._listener.address)
-        self._attempt = attempt = acceptor.attempt(
-            lambda: make_endpoint(id, acceptor.config, acceptor.security)
-        )
+        acceptor.make(attempt, lambda: make_endpoint(id, acceptor.config, acceptor.security))
         attempt.post_receives()
         id.accept(parameters(attempt.endpoint, peer))
         attempt.endpoint.withhold_rights()  # which the connection manager has granted
         await link.expect(cm.EventType.ESTABLISHED)
         acceptor.security.agree(peer)  # by now the peer has got our hello, and knows as well
         link.established(attempt.on_disconnect)
-        return await attempt.start(link, peer, client=False)
+        return await attempt.start(peer, client=False)
 
     def give_up(self, error: BaseException) -> None:
-        if self._attempt is not None:
-            assert self._link is not None
-            self._attempt.give_up(self._link, error)
-            return
-        self._reject(packed_refusal(error))
-        if self._link is not None:
-            self._link.release()
-        else:
+        if not self._attempt.made:
+            self._reject(packed_refusal(error))
+        if isinstance(self._attempt.link, NoLink):
             self._id.close()
+        self._attempt.give_up(error)
 
     def _reject(self, private_data: bytes) -> None:
         try:

@@ -234,34 +234,32 @@ async def _connect(
     config: Config,
     security: Security,
 ) -> Connection:
-    attempt = ConnectAttempt(AddressedEndpoint(device, config, security, group.local_address))
-    try:
+    with ConnectAttempt[AddressedEndpoint]() as attempt:
+        attempt.take_over(AddressedEndpoint(device, config, security, group.local_address))
         pending = initiator.request(group, attempt.endpoint)
-    except BaseException as error:
-        attempt.give_up(NoLink(), error)
-        raise
-    loop = asyncio.get_running_loop()
-    timer = loop.call_later(config.connect_timeout * REPLY_SHARE, pending.time_out)
-    try:
-        attempt.make()  # while the other side makes its own
-        reply = await pending.reply
-        remote, peer = Endpoint.unpack(reply.endpoint), Hello.unpack(reply.hello)
-        security.agree(peer, group.peer_address)
-        attempt.endpoint.connect(remote, group.peer_address)
-        attempt.post_receives()
-        pending.member.on_end(attempt.on_disconnect)
-        connection = await attempt.start(pending.member, peer, client=True)
-        if peer.in_band:
-            _initiate_over(pending.member, attempt.control_channel)
-        if security.auth is None:
-            attempt.control_channel.send(protocol.ReadyToUse(0))
-    except BaseException as error:
-        attempt.give_up(pending.give_up(), error)
-        raise
-    finally:
-        timer.cancel()
-        del pending  # the frames of its error have this one
-    return connection
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(config.connect_timeout * REPLY_SHARE, pending.time_out)
+        try:
+            attempt.make()  # while the other side makes its own
+            reply = await pending.reply
+            remote, peer = Endpoint.unpack(reply.endpoint), Hello.unpack(reply.hello)
+            security.agree(peer, group.peer_address)
+            attempt.endpoint.connect(remote, group.peer_address)
+            attempt.post_receives()
+            attempt.link = pending.member
+            pending.member.on_end(attempt.on_disconnect)
+            connection = await attempt.start(peer, client=True)
+            if peer.in_band:
+                _initiate_over(pending.member, attempt.control_channel)
+            if security.auth is None:
+                attempt.control_channel.send(protocol.ReadyToUse(0))
+            return connection
+        except BaseException:
+            attempt.link = pending.give_up()
+            raise
+        finally:
+            timer.cancel()
+            del pending  # the frames of its error have this one
 
 
 # ---- the listener's side -------------------------------------------------------------------------
@@ -344,7 +342,7 @@ class InbandRequest:
         self._peer = peer
         self._replied = False
         self._member = responder.group.join(request.number)
-        self._attempt: ConnectAttempt[AddressedEndpoint] | None = None
+        self._attempt = ConnectAttempt[AddressedEndpoint](self._member)
 
     def __repr__(self) -> str:
         address = self.peer_address
@@ -359,8 +357,9 @@ class InbandRequest:
         return True
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
-        responder, member = self._responder, self._member
-        self._attempt = attempt = acceptor.attempt(
+        responder, member, attempt = self._responder, self._member, self._attempt
+        acceptor.make(
+            attempt,
             lambda: AddressedEndpoint(
                 responder.device,
                 acceptor.config,
@@ -384,7 +383,7 @@ class InbandRequest:
             acceptor,
             awaits_ready=acceptor.security.auth is None,
         )
-        return await attempt.start(member, self._peer, client=False)
+        return await attempt.start(self._peer, client=False)
 
     def _reply(self, endpoint: AddressedEndpoint) -> None:
         if self._responder.channel.ended:
@@ -402,10 +401,7 @@ class InbandRequest:
             code = REFUSALS.get(type(error), protocol.ErrorCode.INTERNAL)
             text = refusal_text(error)
             self._responder.channel.send(protocol.Error(self._request.request_id, code, text))
-        if self._attempt is not None:
-            self._attempt.give_up(self._member, error)
-        else:
-            self._member.release()
+        self._attempt.give_up(error)
 
 
 async def first_arrival(channel: ControlChannel, member: GroupMember) -> None:

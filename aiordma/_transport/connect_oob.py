@@ -15,7 +15,6 @@ from .auth import Security
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
 from .endpoint import AddressedEndpoint
-from .lifecycle import NoLink
 
 SIZE = ENDPOINT_SIZE + HELLO_SIZE
 
@@ -36,16 +35,13 @@ class PendingConnection:
         self, device: verbs.Device, address: Address | None, config: Config, security: Security
     ) -> None:
         self._security = security
-        self._attempt = ConnectAttempt(AddressedEndpoint(device, config, security, address))
-        self._link = NoLink()
+        self._attempt = ConnectAttempt[AddressedEndpoint]()
         self._peer: Hello | None = None
         self._client = False
         self._started = False
-        try:
+        with self._attempt:
+            self._attempt.take_over(AddressedEndpoint(device, config, security, address))
             self._attempt.make()
-        except BaseException as error:
-            self._attempt.give_up(self._link, error)
-            raise
         self.endpoint: bytes = self._attempt.endpoint.packed()
         """The message for the peer: 72 bytes, with a magic number and a version."""
 
@@ -82,9 +78,9 @@ class PendingConnection:
             raise BufferStateError(f"{self!r} is a connection already")
         self._started = True
         try:
-            connection = await self._attempt.start(self._link, self._peer, client=self._client)
+            with self._attempt:
+                connection = await self._attempt.start(self._peer, client=self._client)
         except BaseException as error:
-            self._attempt.give_up(self._link, error)
             observation.failed(None, error, accepted=False)
             raise
         connection._begin(accepted=False)
@@ -95,7 +91,7 @@ class PendingConnection:
         if not self._started:
             self._started = True
             connection = self._attempt.connection
-            self._attempt.give_up(self._link, BufferStateError("the connection was given up"))
+            self._attempt.give_up(BufferStateError("the connection was given up"))
             await connection.wait_closed()
 
     async def __aenter__(self) -> Self:

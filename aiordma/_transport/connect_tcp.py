@@ -63,7 +63,6 @@ from .connection_group import ConnectionGroup
 from .endpoint import AddressedEndpoint, ForeignAddressError, make_hello
 from .first_bytes import SilentSockets
 from .inspection import Way
-from .lifecycle import Link
 from .tcp_link import (
     REFUSED,
     SHORTAGES,
@@ -115,11 +114,8 @@ async def connect(
         if connected is not None:
             return connected
     tcp = await open_link(address, source, security)
-    link: Link = tcp
-    attempt: ConnectAttempt[AddressedEndpoint] | None = None
-    try:
-        endpoint = AddressedEndpoint(device, config, security, tcp.local_address)
-        attempt = ConnectAttempt(endpoint)
+    with ConnectAttempt[AddressedEndpoint](tcp) as attempt:
+        endpoint = attempt.take_over(AddressedEndpoint(device, config, security, tcp.local_address))
         tcp.write(MAGIC + endpoint.packed())
         attempt.make()  # while the other side makes its own
         answer, peer = await read_message(tcp)
@@ -136,21 +132,14 @@ async def connect(
         tcp.write(READY)
         if security.auth is not None:
             await tcp.read(len(READY), READY)
-        if config.in_band and peer.in_band:
-            link = member = ConnectionGroup(tcp).join(0)
-            member.on_end(attempt.on_disconnect)
-            connection = await attempt.start(link, peer, client=True)
-            connect_inband.add_group(peer_key, member, attempt.control_channel)
-        else:
+        if not (config.in_band and peer.in_band):
             tcp.established(attempt.on_disconnect)
-            connection = await attempt.start(link, peer, client=True)
-    except BaseException as error:
-        if attempt is None:
-            link.release()
-        else:
-            attempt.give_up(link, error)
-        raise
-    return connection
+            return await attempt.start(peer, client=True)
+        attempt.link = member = ConnectionGroup(tcp).join(0)
+        member.on_end(attempt.on_disconnect)
+        connection = await attempt.start(peer, client=True)
+        connect_inband.add_group(peer_key, member, attempt.control_channel)
+        return connection
 
 
 def listening_socket(address: Address) -> socket.socket:
@@ -250,8 +239,7 @@ class TCPRequest:
         self._offer = b""  # that has been read before there was a link
         self._is_ours = False  # the peer began as peers of aiordma do
         self._tcp: TCPLink | None = None
-        self._link: Link | None = None
-        self._attempt: ConnectAttempt[AddressedEndpoint] | None = None
+        self._attempt = ConnectAttempt[AddressedEndpoint]()
 
     def __repr__(self) -> str:
         return f"<bootstrap with {host_port(self._address)}>"
@@ -297,7 +285,8 @@ class TCPRequest:
     async def handshake(self, acceptor: Acceptor) -> Connection:
         assert self._socket is not None
         accepted, self._socket = self._socket, None
-        self._tcp = self._link = tcp = await accepted_link(accepted, acceptor.security)
+        attempt = self._attempt
+        self._tcp = attempt.link = tcp = await accepted_link(accepted, acceptor.security)
         challenged = bool(self._offer)
         offer = self._offer or await tcp.read(MESSAGE_SIZE, MAGIC)
         self._is_ours = True
@@ -312,7 +301,8 @@ class TCPRequest:
             ticket = await tcp.read(len(TICKET) + TICKET_SIZE, TICKET)
             if not self._tickets.admits(ticket, offer):
                 raise ProtocolError("the peer has a ticket for another challenge")
-        self._attempt = attempt = acceptor.attempt(
+        acceptor.make(
+            attempt,
             lambda: AddressedEndpoint(
                 self._listener.device, config, security, tcp.local_address, in_band=in_band
             ),
@@ -334,7 +324,7 @@ class TCPRequest:
             await tcp.read(len(READY), READY)
         if in_band:
             group = ConnectionGroup(tcp)
-            self._link = member = group.join(0)
+            attempt.link = member = group.join(0)
             member.attach(attempt.control_channel)
             connect_inband.accept_over(
                 attempt.control_channel, group, self._listener.device, acceptor
@@ -342,23 +332,19 @@ class TCPRequest:
             member.on_end(attempt.on_disconnect)
         else:
             tcp.established(attempt.on_disconnect)
-        return await attempt.start(self._link, peer, client=False)
+        return await attempt.start(peer, client=False)
 
     def give_up(self, error: BaseException) -> None:
         # A peer of another release has the magic, and then something else than this side expects.
         # One without the magic speaks another protocol, and would take a refusal for its answer.
         # A wrong key shows before there is an attempt, or in the proof, which tells of it.
-        early = self._is_ours and self._attempt is None
+        early = self._is_ours and not self._attempt.made
         early = early and isinstance(error, ProtocolError | AuthenticationError)
         told = BusyError | ConnectionLimitError | ForeignAddressError | RouteError | VerbsError
         if early or isinstance(error, told):
             self._tell(REFUSED + packed_refusal(error))
-        if self._attempt is not None:
-            assert self._link is not None
-            self._attempt.give_up(self._link, error)
-        elif self._link is not None:
-            self._link.release()
-        elif self._socket is not None:
+        self._attempt.give_up(error)
+        if self._socket is not None:
             self._socket.close()
 
     def _tell(self, refusal: bytes) -> None:

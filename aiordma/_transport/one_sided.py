@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from ..mr_pool import Buffer, LocalMemory, OwnMemory
 from ..verbs._memory.buffers import AnyMemory, bytes_of, keeper_of
 from .memory import STAGING_LIMIT, Memory
@@ -59,20 +57,10 @@ class UserMemory:
         if isinstance(self._local, Buffer):
             self._view[:] = self._local.view
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._local is not None
         self._local._give_back()
         self._view.release()
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.__exit__(exc_type, exc, traceback)
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()

@@ -292,11 +292,11 @@ async def test_a_peer_that_never_answers_is_given_up(factory: ConnectionFactory)
 
 @contextmanager
 def nothing_is_made(listener: Listener) -> Iterator[None]:
-    """Neither queue pair nor memory: the attempt of a handshake makes them."""
+    """Neither queue pair nor memory: `Acceptor.make` makes them."""
     assert listener._acceptor is not None
-    with mock.patch.object(listener._acceptor, "attempt") as attempt:
+    with mock.patch.object(listener._acceptor, "make") as make:
         yield
-    attempt.assert_not_called()
+    make.assert_not_called()
 
 
 async def asks(factory: ConnectionFactory, listener: Listener, ticket: bytes) -> bytes:
