@@ -61,6 +61,7 @@ class UserMemory:
         assert self._local is not None
         self._local._give_back()
         self._view.release()
+        self._keeper = None
 
     async def __aexit__(self, *_: object) -> None:
         self.__exit__()

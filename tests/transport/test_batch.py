@@ -238,8 +238,11 @@ async def test_a_failure_in_the_middle_of_a_batch(factory: ConnectionFactory) ->
         assert await leases(client, server) == before - 3  # no request holds any of them
 
 
-async def fill(conn: Connection, remote: RemoteRegion, value: int) -> None:
+async def fill(
+    conn: Connection, remote: RemoteRegion, value: int, old: list[asyncio.Future[int]]
+) -> None:
     async with conn.batch() as batch:
+        old.append(batch.fetch_and_add(remote[:8], 0))
         for start in range(0, len(remote), 8):
             batch.write(bytes([value]) * 8, remote[start : start + 8])
 
@@ -247,12 +250,14 @@ async def fill(conn: Connection, remote: RemoteRegion, value: int) -> None:
 @one_loop
 async def test_a_cancelled_batch_is_done_nevertheless(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server), shared(server, client, 256) as (there, remote):
+        old: list[asyncio.Future[int]] = []
         for count in factory.cancel_points:
-            task = asyncio.create_task(fill(client, remote, 1))
+            task = asyncio.create_task(fill(client, remote, 1, old))
             await yield_loop(count)
             task.cancel()
             await asyncio.wait([task])
-            await fill(client, remote, 2)
+            assert all(number.done() for number in old)
+            await fill(client, remote, 2, old)
             assert there.view == bytes([2]) * 256
         await check_alive(client, server)
 
