@@ -221,7 +221,8 @@ format: .venv/.dev ## ruff and clang-format: lay out what is not
 	$(BIN)/ruff format .
 	@echo clang-format; $(BIN)/clang-format -i $(C_FILES)
 
-types: .venv/.dev ## mypy, strict
+# After a build, which writes the stub of the compiled module.
+types: .venv/.dev build ## mypy, strict
 	$(BIN)/mypy
 
 # pyright does not follow an editable install.
@@ -308,5 +309,5 @@ wheel: .venv/.group-package .venv/.group-wheel ## the same for every distributio
 .PHONY: clean
 clean: ## remove everything that was built or fetched
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f aiordma/_datapath/*.c
+	rm -f aiordma/_datapath/*.c aiordma/_native/_lib.pyi
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

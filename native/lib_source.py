@@ -1,4 +1,4 @@
-"""Writes the C source of the module `aiordma._native._lib`, with cffi in API mode.
+"""Writes the C source of the module `aiordma._native._lib`, with cffi in API mode, and its stub.
 
 Run by meson (meson.build), never imported by the package.  The headers in native/ are the only
 source of declarations: cffi reads the same files as the compiler, so a layout that differs fails
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from cffi import FFI
+from lib_stub import Stub
 
 NATIVE = Path(__file__).parent
 
@@ -58,3 +59,9 @@ ffibuilder = FFI()
 ffibuilder.cdef(declarations())
 ffibuilder.set_source("aiordma._native._lib", '#include "verbs/boundary.h"\n#include "embedded.h"')
 ffibuilder.emit_c_code(sys.argv[1])
+
+stub = Stub(ffibuilder).text()
+Path(sys.argv[2]).write_text(stub)
+# Type checkers look beside the sources of a checkout, not into its build.
+if (NATIVE.parent / ".git").exists():
+    (NATIVE.parent / "aiordma" / "_native" / "_lib.pyi").write_text(stub)

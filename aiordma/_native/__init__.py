@@ -6,9 +6,9 @@ use `ffi` for memory and `lib` for the data path.
 """
 
 from ._lib import ffi, lib
-from .calls import CONVENTIONS, EXTENDED, Calls, Convention, errno_of, explained, failure
+from .calls import Calls, ProviderCalls, errno_of, explained, failure
+from .conventions import Convention, convention_of
 from .library import Library, embedded, system
-from .provider_calls import PROVIDER_CONVENTIONS, ProviderCalls
 from .records import (
     COMPLETION,
     MORE,
@@ -23,10 +23,7 @@ from .records import (
 
 __all__ = [
     "COMPLETION",
-    "CONVENTIONS",
-    "EXTENDED",
     "MORE",
-    "PROVIDER_CONVENTIONS",
     "RECV",
     "SEND",
     "SGE",
@@ -38,6 +35,7 @@ __all__ = [
     "ProviderCalls",
     "Record",
     "RequestArray",
+    "convention_of",
     "embedded",
     "errno_of",
     "explained",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from aiordma.errors import InternalError, LibraryNotFoundError, UnsupportedError, VerbsError
 
 from ._lib import ffi, lib
-from .calls import Calls, Convention, checked
-from .provider_calls import ProviderCalls
+from .calls import Calls, ProviderCalls, checked
+from .conventions import Convention
 
 if TYPE_CHECKING:
     from collections.abc import Callable

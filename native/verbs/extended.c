@@ -47,7 +47,7 @@ static struct verbs_context *extended(struct ibv_context *context, size_t member
 
 /* ---- devices and ports --------------------------------------------------------------------- */
 
-int aiordma_query_device_ex(struct ibv_context *context, struct ibv_device_attr_ex *attr)
+int aiordma_ibv_query_device_ex(struct ibv_context *context, struct ibv_device_attr_ex *attr)
 {
 	CODE(context, query_device_ex, context, NULL, attr, sizeof(*attr));
 }
@@ -57,60 +57,61 @@ int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv
 	CODE(context, query_port, context, port_num, attr, sizeof(*attr));
 }
 
-int aiordma_query_rt_values_ex(struct ibv_context *context, struct ibv_values_ex *values)
+int aiordma_ibv_query_rt_values_ex(struct ibv_context *context, struct ibv_values_ex *values)
 {
 	CODE(context, query_rt_values, context, values);
 }
 
 /* ---- completion queues --------------------------------------------------------------------- */
 
-struct ibv_cq_ex *aiordma_create_cq_ex(struct ibv_context *context,
-				       struct ibv_cq_init_attr_ex *init_attr)
+struct ibv_cq_ex *aiordma_ibv_create_cq_ex(struct ibv_context *context,
+					   struct ibv_cq_init_attr_ex *init_attr)
 {
 	POINTER(context, create_cq_ex, context, init_attr);
 }
 
-int aiordma_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr)
+int aiordma_ibv_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr)
 {
 	CODE(cq->context, modify_cq, cq, attr);
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-int aiordma_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
-		      struct ibv_sge *sg_list, uint32_t num_sge)
+int aiordma_ibv_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
+			  struct ibv_sge *sg_list, uint32_t num_sge)
 {
 	CODE(pd->context, advise_mr, pd, advice, flags, sg_list, num_sge);
 }
 
-struct ibv_mr *aiordma_alloc_null_mr(struct ibv_pd *pd)
+struct ibv_mr *aiordma_ibv_alloc_null_mr(struct ibv_pd *pd)
 {
 	POINTER(pd->context, alloc_null_mr, pd);
 }
 
-struct ibv_dm *aiordma_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr)
+struct ibv_dm *aiordma_ibv_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr)
 {
 	POINTER(context, alloc_dm, context, attr);
 }
 
-int aiordma_free_dm(struct ibv_dm *dm)
+int aiordma_ibv_free_dm(struct ibv_dm *dm)
 {
 	CODE(dm->context, free_dm, dm);
 }
 
-struct ibv_mr *aiordma_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t dm_offset,
-				 size_t length, unsigned int access)
+struct ibv_mr *aiordma_ibv_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t dm_offset,
+				     size_t length, unsigned int access)
 {
 	POINTER(pd->context, reg_dm_mr, pd, dm, dm_offset, length, access);
 }
 
-int aiordma_memcpy_to_dm(struct ibv_dm *dm, uint64_t dm_offset, const void *host_addr,
-			 size_t length)
+int aiordma_ibv_memcpy_to_dm(struct ibv_dm *dm, uint64_t dm_offset, const void *host_addr,
+			     size_t length)
 {
 	return dm->memcpy_to_dm ? dm->memcpy_to_dm(dm, dm_offset, host_addr, length) : EOPNOTSUPP;
 }
 
-int aiordma_memcpy_from_dm(void *host_addr, struct ibv_dm *dm, uint64_t dm_offset, size_t length)
+int aiordma_ibv_memcpy_from_dm(void *host_addr, struct ibv_dm *dm, uint64_t dm_offset,
+			       size_t length)
 {
 	return dm->memcpy_from_dm ? dm->memcpy_from_dm(host_addr, dm, dm_offset, length)
 				  : EOPNOTSUPP;
@@ -118,64 +119,64 @@ int aiordma_memcpy_from_dm(void *host_addr, struct ibv_dm *dm, uint64_t dm_offse
 
 /* ---- domains ------------------------------------------------------------------------------- */
 
-struct ibv_td *aiordma_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *init_attr)
+struct ibv_td *aiordma_ibv_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *init_attr)
 {
 	POINTER(context, alloc_td, context, init_attr);
 }
 
-int aiordma_dealloc_td(struct ibv_td *td)
+int aiordma_ibv_dealloc_td(struct ibv_td *td)
 {
 	CODE(td->context, dealloc_td, td);
 }
 
-struct ibv_pd *aiordma_alloc_parent_domain(struct ibv_context *context,
-					   struct ibv_parent_domain_init_attr *attr)
+struct ibv_pd *aiordma_ibv_alloc_parent_domain(struct ibv_context *context,
+					       struct ibv_parent_domain_init_attr *attr)
 {
 	POINTER(context, alloc_parent_domain, context, attr);
 }
 
-struct ibv_xrcd *aiordma_open_xrcd(struct ibv_context *context, struct ibv_xrcd_init_attr *attr)
+struct ibv_xrcd *aiordma_ibv_open_xrcd(struct ibv_context *context, struct ibv_xrcd_init_attr *attr)
 {
 	POINTER(context, open_xrcd, context, attr);
 }
 
-int aiordma_close_xrcd(struct ibv_xrcd *xrcd)
+int aiordma_ibv_close_xrcd(struct ibv_xrcd *xrcd)
 {
 	CODE(xrcd->context, close_xrcd, xrcd);
 }
 
 /* ---- queues -------------------------------------------------------------------------------- */
 
-struct ibv_srq *aiordma_create_srq_ex(struct ibv_context *context,
-				      struct ibv_srq_init_attr_ex *init_attr)
+struct ibv_srq *aiordma_ibv_create_srq_ex(struct ibv_context *context,
+					  struct ibv_srq_init_attr_ex *init_attr)
 {
 	POINTER(context, create_srq_ex, context, init_attr);
 }
 
-int aiordma_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num)
+int aiordma_ibv_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num)
 {
 	CODE(srq->context, get_srq_num, srq, srq_num);
 }
 
-struct ibv_qp *aiordma_create_qp_ex(struct ibv_context *context,
-				    struct ibv_qp_init_attr_ex *init_attr)
+struct ibv_qp *aiordma_ibv_create_qp_ex(struct ibv_context *context,
+					struct ibv_qp_init_attr_ex *init_attr)
 {
 	POINTER(context, create_qp_ex, context, init_attr);
 }
 
-struct ibv_qp *aiordma_open_qp(struct ibv_context *context, struct ibv_qp_open_attr *attr)
+struct ibv_qp *aiordma_ibv_open_qp(struct ibv_context *context, struct ibv_qp_open_attr *attr)
 {
 	POINTER(context, open_qp, context, attr);
 }
 
-int aiordma_modify_qp_rate_limit(struct ibv_qp *qp, struct ibv_qp_rate_limit_attr *attr)
+int aiordma_ibv_modify_qp_rate_limit(struct ibv_qp *qp, struct ibv_qp_rate_limit_attr *attr)
 {
 	CODE(qp->context, modify_qp_rate_limit, qp, attr);
 }
 
 /* ---- memory windows: these are in the context itself ---------------------------------------- */
 
-struct ibv_mw *aiordma_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
+struct ibv_mw *aiordma_ibv_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 {
 	if (pd->context->ops.alloc_mw)
 		return pd->context->ops.alloc_mw(pd, type);
@@ -183,13 +184,13 @@ struct ibv_mw *aiordma_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 	return NULL;
 }
 
-int aiordma_dealloc_mw(struct ibv_mw *mw)
+int aiordma_ibv_dealloc_mw(struct ibv_mw *mw)
 {
 	return mw->context->ops.dealloc_mw ? mw->context->ops.dealloc_mw(mw) : EOPNOTSUPP;
 }
 
 /* Type 1 only: a window of type 2 is bound by a work request (ibv_bind_mw(3)). */
-int aiordma_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
+int aiordma_ibv_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 {
 	if (mw->type != IBV_MW_TYPE_1)
 		return EINVAL;

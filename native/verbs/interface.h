@@ -182,45 +182,48 @@ int aiordma_bring_up(const struct aiordma_calls *calls, struct ibv_qp *qp, struc
  * EOPNOTSUPP (or NULL with that errno) where the context, the library or the provider lacks it. */
 
 /* All that the library knows; what it does not know is left as it was, so zero it. */
-int aiordma_query_device_ex(struct ibv_context *context, struct ibv_device_attr_ex *attr);
+int aiordma_ibv_query_device_ex(struct ibv_context *context, struct ibv_device_attr_ex *attr);
 int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr);
-int aiordma_query_rt_values_ex(struct ibv_context *context, struct ibv_values_ex *values);
+int aiordma_ibv_query_rt_values_ex(struct ibv_context *context, struct ibv_values_ex *values);
 
-struct ibv_cq_ex *aiordma_create_cq_ex(struct ibv_context *context,
-				       struct ibv_cq_init_attr_ex *init_attr);
-int aiordma_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
+struct ibv_cq_ex *aiordma_ibv_create_cq_ex(struct ibv_context *context,
+					   struct ibv_cq_init_attr_ex *init_attr);
+int aiordma_ibv_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
 
-int aiordma_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
-		      struct ibv_sge *sg_list, uint32_t num_sge);
-struct ibv_mr *aiordma_alloc_null_mr(struct ibv_pd *pd);
-struct ibv_dm *aiordma_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr);
-int aiordma_free_dm(struct ibv_dm *dm);
-struct ibv_mr *aiordma_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t dm_offset,
-				 size_t length, unsigned int access);
-int aiordma_memcpy_to_dm(struct ibv_dm *dm, uint64_t dm_offset, const void *host_addr,
-			 size_t length);
-int aiordma_memcpy_from_dm(void *host_addr, struct ibv_dm *dm, uint64_t dm_offset, size_t length);
+int aiordma_ibv_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
+			  struct ibv_sge *sg_list, uint32_t num_sge);
+struct ibv_mr *aiordma_ibv_alloc_null_mr(struct ibv_pd *pd);
+struct ibv_dm *aiordma_ibv_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr);
+int aiordma_ibv_free_dm(struct ibv_dm *dm);
+struct ibv_mr *aiordma_ibv_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t dm_offset,
+				     size_t length, unsigned int access);
+int aiordma_ibv_memcpy_to_dm(struct ibv_dm *dm, uint64_t dm_offset, const void *host_addr,
+			     size_t length);
+int aiordma_ibv_memcpy_from_dm(void *host_addr, struct ibv_dm *dm, uint64_t dm_offset,
+			       size_t length);
 
-struct ibv_td *aiordma_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *init_attr);
-int aiordma_dealloc_td(struct ibv_td *td);
-struct ibv_pd *aiordma_alloc_parent_domain(struct ibv_context *context,
-					   struct ibv_parent_domain_init_attr *attr);
-struct ibv_xrcd *aiordma_open_xrcd(struct ibv_context *context, struct ibv_xrcd_init_attr *attr);
-int aiordma_close_xrcd(struct ibv_xrcd *xrcd);
+struct ibv_td *aiordma_ibv_alloc_td(struct ibv_context *context,
+				    struct ibv_td_init_attr *init_attr);
+int aiordma_ibv_dealloc_td(struct ibv_td *td);
+struct ibv_pd *aiordma_ibv_alloc_parent_domain(struct ibv_context *context,
+					       struct ibv_parent_domain_init_attr *attr);
+struct ibv_xrcd *aiordma_ibv_open_xrcd(struct ibv_context *context,
+				       struct ibv_xrcd_init_attr *attr);
+int aiordma_ibv_close_xrcd(struct ibv_xrcd *xrcd);
 
 /* For other than basic ones; those are ibv_create_srq's. */
-struct ibv_srq *aiordma_create_srq_ex(struct ibv_context *context,
-				      struct ibv_srq_init_attr_ex *init_attr);
-int aiordma_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num);
+struct ibv_srq *aiordma_ibv_create_srq_ex(struct ibv_context *context,
+					  struct ibv_srq_init_attr_ex *init_attr);
+int aiordma_ibv_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num);
 /* For those that need more than a PD; the others are ibv_create_qp's. */
-struct ibv_qp *aiordma_create_qp_ex(struct ibv_context *context,
-				    struct ibv_qp_init_attr_ex *init_attr);
-struct ibv_qp *aiordma_open_qp(struct ibv_context *context, struct ibv_qp_open_attr *attr);
-int aiordma_modify_qp_rate_limit(struct ibv_qp *qp, struct ibv_qp_rate_limit_attr *attr);
+struct ibv_qp *aiordma_ibv_create_qp_ex(struct ibv_context *context,
+					struct ibv_qp_init_attr_ex *init_attr);
+struct ibv_qp *aiordma_ibv_open_qp(struct ibv_context *context, struct ibv_qp_open_attr *attr);
+int aiordma_ibv_modify_qp_rate_limit(struct ibv_qp *qp, struct ibv_qp_rate_limit_attr *attr);
 
-struct ibv_mw *aiordma_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
-int aiordma_dealloc_mw(struct ibv_mw *mw);
-int aiordma_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
+struct ibv_mw *aiordma_ibv_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
+int aiordma_ibv_dealloc_mw(struct ibv_mw *mw);
+int aiordma_ibv_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
 
 /* ---- providers.c ----------------------------------------------------------------------------- */
 

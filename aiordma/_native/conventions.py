@@ -1,0 +1,54 @@
+"""How the calls of the C libraries say that they failed; the build reads this too, for the stub.
+
+No imports of the package, therefore.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+
+class Convention(Enum):
+    """How a call says that it failed."""
+
+    ERRNO = auto()
+    """Returns 0 or an errno value; some providers return -1 and set errno."""
+    MINUS_ONE = auto()
+    """Returns 0, or -1 and sets errno."""
+    POINTER = auto()
+    """Returns a pointer, or NULL and sets errno."""
+    COUNT = auto()
+    """Returns a number, or a negative errno value."""
+    EVENT = auto()
+    """As MINUS_ONE, but EAGAIN is an answer: here the call returns whether there was an event."""
+    PLAIN = auto()
+    """Cannot fail, or by a number of its own; what it returns is passed on."""
+
+
+_OTHERS = {
+    "ibv_close_device": Convention.MINUS_ONE,
+    "ibv_query_gid": Convention.MINUS_ONE,
+    "ibv_query_pkey": Convention.MINUS_ONE,
+    "ibv_init_ah_from_wc": Convention.MINUS_ONE,
+    "ibv_get_async_event": Convention.EVENT,
+    "ibv_get_cq_event": Convention.EVENT,
+    "rdma_get_cm_event": Convention.EVENT,
+    "ibv_get_device_index": Convention.PLAIN,
+    "ibv_get_pkey_index": Convention.PLAIN,
+    "ibv_query_qp_data_in_order": Convention.PLAIN,
+    "ibv_rate_to_mbps": Convention.PLAIN,
+    "ibv_rate_to_mult": Convention.PLAIN,
+    "ibv_rereg_mr": Convention.PLAIN,  # its number says what state the region is in
+    "mlx5dv_qp_ex_from_ibv_qp_ex": Convention.PLAIN,
+}
+
+
+def convention_of(verb: str, result: str) -> Convention:
+    """By its manual page (ibv_*(3), rdma_*(3), efadv_*(3), mlx5dv_*(3)); `result` is its C type."""
+    if verb in _OTHERS:
+        return _OTHERS[verb]
+    if result == "int":
+        return Convention.MINUS_ONE if verb.startswith("rdma_") else Convention.ERRNO
+    if result == "ssize_t":
+        return Convention.COUNT
+    return Convention.POINTER if result.startswith("struct ") else Convention.PLAIN
