@@ -221,7 +221,7 @@ format: .venv/.dev ## ruff and clang-format: lay out what is not
 	$(BIN)/ruff format .
 	@echo clang-format; $(BIN)/clang-format -i $(C_FILES)
 
-# After a build, which writes the stub of the compiled module.
+# After a build, which writes the stubs of the compiled modules.
 types: .venv/.dev build ## mypy, strict
 	$(BIN)/mypy
 
@@ -309,5 +309,5 @@ wheel: .venv/.group-package .venv/.group-wheel ## the same for every distributio
 .PHONY: clean
 clean: ## remove everything that was built or fetched
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f aiordma/_datapath/*.c aiordma/_native/_lib.pyi
+	rm -f aiordma/_datapath/*.c $(filter-out %/protocols.pyi,$(wildcard aiordma/_*/*.pyi))
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

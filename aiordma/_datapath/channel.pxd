@@ -41,14 +41,15 @@ cdef class MessageChannel(FrameHandler):
     cdef object source, config
     cdef BlockCache pool
     cdef object on_control, on_protocol_error, waiter_error
-    cdef public object check, check_loop   # raise for a closed connection; in the wrong loop
+    # raise for a closed connection; in the wrong loop
+    cdef public object check, check_loop  # type: Callable[[], object]
     cdef Fifo waiting                  # messages and writes, in their order
     cdef Fifo controls
     cdef dict rendezvous               # by request: messages that the peer may read
     cdef RendezvousMemory rendezvous_memory
     cdef uint32_t max_pieces           # of a rendezvous
     cdef list spare_blocks, early_frames, drain_waiters
-    cdef public object on_early_frame
+    cdef public object on_early_frame  # type: Callable[[], object] | None
     cdef Counts counts
     cdef object ended_by
     cdef uint32_t frames_under_way, latest_request, answers_waiting
@@ -64,7 +65,7 @@ cdef class MessageChannel(FrameHandler):
     cdef public bint peer_has_left     # it has said goodbye: whatever else comes does not count
     cdef public bint awaiting_auth     # of the peer's key: it may send no message
     cdef public bint awaiting_admission  # by this side's application: neither
-    cdef readonly Sealing sealing      # None: frames travel in clear
+    cdef readonly Sealing sealing  # type: Sealing | None; None: frames travel in clear
     cdef uint32_t tag_size             # by which sealing makes a frame longer
     # Re-entrancy guard: the end of a buffer, and the cycle collector, can run the user's code, whose
     # sends queue while this is set, behind the message that is being sent and counts on a credit.

@@ -95,7 +95,9 @@ cdef class MessageMethods:
     def _set_channel(self, MessageChannel channel not None):
         self.channel, self.inbox = channel, channel.inbox
 
-    def send(self, data, *, imm=None):
+    def send(
+        self, data: Sendable | list[Any] | tuple[Sendable, ...], *, imm: int | None = None
+    ) -> Coroutine[Any, Any, None]:
         """Sends one message of any size.
 
         `data` is any buffer or tensor (`verbs.bytes_of`), registered memory, a received Message, or
@@ -118,7 +120,9 @@ cdef class MessageMethods:
         operation.channel, operation.data, operation.imm = self.channel, data, imm
         return operation
 
-    def send_nowait(self, data, *, imm=None):
+    def send_nowait(
+        self, data: Sendable | list[Any] | tuple[Sendable, ...], *, imm: int | None = None
+    ) -> asyncio.Future[None]:
         """As `send`, for code that cannot await: the message has its place in the order now.
 
         The future (one for `asyncio.isfuture`, of a class of its own) ends as `send` would; until
@@ -127,7 +131,7 @@ cdef class MessageMethods:
         """
         return self.channel.start_message(data, imm)
 
-    def recv(self):
+    def recv(self) -> Coroutine[Any, Any, Message]:
         """The next message, as a view of the memory it arrived in; see `Message`.
 
         The memory is the caller's until the message is released.  Waits for a message, and for
@@ -142,7 +146,7 @@ cdef class MessageMethods:
         operation.inbox = self.inbox
         return operation
 
-    def recv_into(self, memory):
+    def recv_into(self, memory: Local | AnyMemory) -> Coroutine[Any, Any, Received]:
         """The next message, into memory of the caller's: its length and its immediate data
         (`Received`).
 
@@ -162,7 +166,9 @@ cdef class MessageMethods:
         operation.inbox, operation.memory = self.inbox, memory
         return operation
 
-    def recv_with(self, allocate):
+    def recv_with(
+        self, allocate: Callable[[int], Local | AnyMemory]
+    ) -> Coroutine[Any, Any, ReceivedMemory]:
         """The next message, into memory that `allocate(length)` returns (`ReceivedMemory`): a numpy
         array, an Arrow buffer, `conn.alloc`...
 
@@ -178,7 +184,7 @@ cdef class MessageMethods:
         operation.inbox, operation.allocate, operation.returns_memory = self.inbox, allocate, True
         return operation
 
-    def __aiter__(self):
+    def __aiter__(self) -> AsyncIterator[Message]:
         """Messages as from `recv`, until the connection is closed in order.
 
         Raises ConnectionBrokenError when the connection ends in another way.
@@ -191,8 +197,10 @@ cdef class MessageChannel(FrameHandler):
     """Sends and receives the messages of one connection."""
 
     def __init__(
-        self, *, SendQueue queue not None, memory, config, on_control, on_protocol_error,
-        waiter_error,
+        self, *, SendQueue queue not None, memory: Memory, config: Config,
+        on_control: Callable[[protocol.Message], object],
+        on_protocol_error: Callable[[BaseException], object],
+        waiter_error: Callable[..., BaseException],
     ):
         self.queue, self.table = queue, queue.table
         self.config = config
@@ -225,7 +233,7 @@ cdef class MessageChannel(FrameHandler):
             self.spare_blocks.append((<object> self.pool).block(protocol.MIN_RECEIVE))
         self.receives.post_all()
 
-    def start(self, peer):
+    def start(self, peer: Room):
         """The handshake is done: what the peer has room for is known."""
         self.max_message = peer.max_message
         self.max_peer_size = max(self.config.eager_size, self.config.max_eager_size)
@@ -612,11 +620,11 @@ cdef class MessageChannel(FrameHandler):
 
     # ---- control messages ----
 
-    def request_id(self):
+    def request_id(self) -> int:
         self.latest_request = self.latest_request % 0xFFFFFFFF + 1
         return self.latest_request
 
-    def send_control(self, message, future=None):
+    def send_control(self, message: protocol.Message, future: Waiter | None = None):
         """Sends a control message as soon as there is a credit for it.
 
         A message without a waiter is an answer: too many that wait are the peer's fault, since it
@@ -709,7 +717,7 @@ cdef class MessageChannel(FrameHandler):
         return True
 
     @property
-    def can_send_control_now(self):
+    def can_send_control_now(self) -> bool:
         """Whether a control message could be sent now."""
         return (
             self.started
@@ -718,7 +726,7 @@ cdef class MessageChannel(FrameHandler):
             and self.queue.free > 0
         )
 
-    def send_control_now(self, message):
+    def send_control_now(self, message: protocol.Message) -> bool:
         """Sends a control message if that is possible now; False: it is not sent at all."""
         return self.can_send_control_now and self.send_control_frame(
             CONTROL, protocol.encode(message), None
@@ -848,7 +856,7 @@ cdef class MessageChannel(FrameHandler):
         return 0
 
     @cython.wraparound(True)
-    def on_receive_size(self, first, size):
+    def on_receive_size(self, first: int, size: int):
         """The peer's receives from number `first` on have `size` bytes."""
         if first < (self.peer_size_changes[-1][0] if self.peer_size_changes else self.frames_sent):
             raise ProtocolError(
@@ -886,7 +894,7 @@ cdef class MessageChannel(FrameHandler):
 
     # ---- statistics ----
 
-    def figures(self):
+    def figures(self) -> dict[str, int]:
         """What is queued and under way, in numbers: for diagnosis.  Any thread may ask."""
         cdef Inbox inbox = self.inbox      # `close` lets go of them
         cdef ReceiveQueue receives = self.receives
@@ -928,10 +936,10 @@ cdef class MessageChannel(FrameHandler):
     # ---- the end ----
 
     @property
-    def ended(self):
+    def ended(self) -> bool:
         return self.ended_by is not None
 
-    def drained(self):
+    def drained(self) -> asyncio.Future[None]:
         """A future for the moment when nothing waits to be sent or to be read by the peer."""
         future = self.table.loop.create_future()
         self.drain_waiters.append(future)
@@ -952,7 +960,7 @@ cdef class MessageChannel(FrameHandler):
                 waiter.set_result(None)
         return 0
 
-    def end(self, error):
+    def end(self, error: BaseException):
         """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
         cdef SendFuture message
         if self.ended_by is not None:

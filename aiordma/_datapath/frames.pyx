@@ -52,7 +52,7 @@ cdef uint32_t validate_bundle(const unsigned char *bytes, uint32_t length) excep
             return count
 
 
-def count_bundled(const unsigned char[:] frame not None):
+def count_bundled(const unsigned char[:] frame not None: Buffer) -> int:
     """`validate_bundle`, for tests."""
     return validate_bundle(&frame[0], <uint32_t> len(frame))
 
@@ -67,7 +67,10 @@ cdef enum:
 cdef class Credits:
     """The credits of both directions of one connection."""
 
-    def __cinit__(self, data_receives, control_receives, peer_data_receives, peer_control_receives):
+    def __cinit__(
+        self, data_receives: int, control_receives: int, peer_data_receives: int,
+        peer_control_receives: int,
+    ):
         self.data_receives = data_receives
         self.control_receives = control_receives
         self.data = self.data_limit = peer_data_receives
@@ -119,7 +122,7 @@ cdef class Credits:
 
     # For tests, which compare all of it with tests/model.
 
-    def sent(self, int kind):
+    def sent(self, int kind) -> tuple[int, int]:
         """A frame is sent: the control and data credits in its header."""
         cdef FrameHeader header
         write_header(&header, self, kind, False, 0)
@@ -134,7 +137,7 @@ cdef class Credits:
         for _ in range(control):
             self.reposted_control()
 
-    def may_send(self):
+    def may_send(self) -> tuple[bool, bool, bool]:
         """Whether a frame with a message, a control frame and a CREDIT frame may be sent now."""
         return self.data > 0, self.may_send_control(), self.credit_frame_due()
 

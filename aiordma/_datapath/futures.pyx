@@ -80,13 +80,13 @@ cdef class OpFuture:
 
     # ---- for a task and for asyncio's functions ----
 
-    def __await__(self):
+    def __await__(self) -> Generator[Any]:
         return self
 
-    def __iter__(self):
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self):
+    def __next__(self) -> Self:
         if self.state == PENDING:
             self.table.spin_briefly(self)
         if self.state == PENDING:
@@ -104,48 +104,50 @@ cdef class OpFuture:
         if self.state != DONE:
             raise self.exception_to_raise()
 
-    def exception(self):
+    def exception(self) -> BaseException | None:
         if self.state == FAILED:
             return self.reason
         self.result()
 
-    def exception_to_raise(self):
+    def exception_to_raise(self) -> BaseException:
         if self.state == FAILED:
             return self.reason
         if self.state == CANCELLED:
             return self._make_cancelled_error()
         return asyncio.InvalidStateError()
 
-    def _make_cancelled_error(self):
+    def _make_cancelled_error(self) -> BaseException:
         return asyncio.CancelledError(*(() if self.reason is None else (self.reason,)))
 
     @property
-    def _cancel_message(self):
+    def _cancel_message(self) -> object:
         return self.reason
 
-    def done(self):
+    def done(self) -> bool:
         return self.state != PENDING
 
-    def cancelled(self):
+    def cancelled(self) -> bool:
         return self.state == CANCELLED
 
-    def cancel(self, msg=None):
+    def cancel(self, msg=None) -> bool:
         if self.state != PENDING:
             return False
         self.settle(CANCELLED, msg)
         self.unregister()
         return True
 
-    def set_result(self, result):
+    def set_result(self, result: None):
         self.settle(DONE, None)
 
-    def set_exception(self, error):
+    def set_exception(self, error: BaseException):
         self.settle(FAILED, error)
 
-    def get_loop(self):
+    def get_loop(self) -> AbstractEventLoop:
         return self.table.loop
 
-    def add_done_callback(self, callback, *, context=None):
+    def add_done_callback(
+        self, callback: Callable[[Self], object], *, context: Context | None = None
+    ):
         if context is None:
             context = copy_context()
         if self.state != PENDING:
@@ -158,7 +160,7 @@ cdef class OpFuture:
                 self.more_callbacks = []
             self.more_callbacks.append((callback, context))
 
-    def remove_done_callback(self, callback):
+    def remove_done_callback(self, callback: Callable[[Self], object]) -> int:
         cdef list all = self.more_callbacks or []
         if self.callback is None:
             return 0

@@ -155,29 +155,32 @@ cdef class RecvFuture(OpFuture):
 
 @cython.freelist(64)
 @cython.final
-cdef class RecvOperation:
+cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
     """One `recv`, `recv_into` or step of `async for`: an awaitable that is a coroutine for asyncio.
 
     Cancelled at any moment it loses nothing: it takes the message in the step that ends it.
     """
 
-    def __await__(self):
+    def __await__(self) -> Generator[Any, None, Any]:
         return self
 
-    def __iter__(self):
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self):  # `recv_next` stands in its place
+    def __next__(self) -> RecvFuture:  # `recv_next` stands in its place
         raise NotImplementedError
 
-    def send(self, value):
+    def send(self, value: None) -> RecvFuture:
         result = self.advance()
         if type(result) is not RecvFuture:
             raise StopIteration(result)
         (<RecvFuture> result)._asyncio_future_blocking = True
         return result
 
-    def throw(self, kind, value=None, traceback=None):
+    def throw(
+        self, kind: type[BaseException] | BaseException, value=None,
+        traceback: TracebackType | None = None,
+    ) -> RecvFuture:
         if self.over:
             raise RuntimeError("cannot reuse already awaited receive operation")
         if value is None:
@@ -191,7 +194,7 @@ cdef class RecvOperation:
         self.give_up()
 
     @property
-    def __qualname__(self):
+    def __qualname__(self) -> str:
         """For asyncio, where it shows a task."""
         return "Connection.recv"
 
@@ -316,10 +319,10 @@ cdef class MessageIterator:
     def __cinit__(self, Inbox inbox not None):
         self.inbox = inbox
 
-    def __aiter__(self):
+    def __aiter__(self) -> Self:
         return self
 
-    def __anext__(self):
+    def __anext__(self) -> Coroutine[Any, Any, Message]:
         cdef RecvOperation operation = RecvOperation.__new__(RecvOperation)
         operation.inbox = self.inbox
         operation.ends_iteration = True
@@ -330,7 +333,7 @@ cdef class MessageIterator:
 cdef class PendingRendezvous:
     """A message that the peer has for this side, in its place in the order, until it is read."""
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.length
 
     cdef bint is_complete(self) noexcept:
@@ -431,7 +434,9 @@ cdef bint is_complete(object item) noexcept:
 cdef class Inbox:
     """Messages that have arrived, and those that wait for them."""
 
-    def __init__(self, MessageChannel channel not None, memory, max_bytes_ahead, refill):
+    def __init__(
+        self, MessageChannel channel not None, memory: Memory, max_bytes_ahead: int, refill: int,
+    ):
         self.channel = channel
         self.table = channel.table
         self.memory, self.pool = memory, memory.pool
@@ -634,7 +639,7 @@ cdef class Inbox:
         self.channel.queue.post_or_wait(probe)
         return 0
 
-    def stalled(self, timeout):
+    def stalled(self, timeout: float):
         """The peer has answered its READs too slowly, while others wait for memory."""
         self.channel.queue.fail(
             ConnectionBrokenError(
@@ -769,7 +774,7 @@ cdef class Inbox:
         self.iteration_ends = True
         return self.wake_if_ready()
 
-    def end(self, error):
+    def end(self, error: BaseException):
         """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
         self.ended = error
         self.pool.stalled_reads.end(self)

@@ -24,7 +24,8 @@ cdef class PoolBlock(Pinned):
 
 cdef class BlockCache:
     cdef list free_blocks              # one list for each power of two
-    cdef public object internal_waiters, user_waiters  # waiters for memory: the library's, the users'
+    # waiters for memory: the library's, the users'
+    cdef public object internal_waiters, user_waiters  # type: Sized
     cdef readonly uint64_t leases, leased_bytes, in_slabs
     cdef public uint64_t trim_below, slab_size, ready_bytes
     cdef public uint32_t smallest

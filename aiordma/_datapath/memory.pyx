@@ -73,7 +73,7 @@ cdef class PoolBlock(Pinned):
     cdef object view_of(self, uint64_t start, uint64_t stop):
         return PyMemoryView_FromObject(self)[start:stop]
 
-    def export(self, uint64_t start, uint64_t stop):
+    def export(self, uint64_t start, uint64_t stop) -> memoryview:
         """A view for a user; the block counts it until it is gone."""
         return self.view_of(start, stop)
 
@@ -158,7 +158,7 @@ cdef class BlockCache:
 
     # For the pool, in Python.
 
-    def take(self, uint64_t size):
+    def take(self, uint64_t size) -> Any:
         cdef PoolBlock block = self.find(size)
         if block is not None:
             self.leased(block)
@@ -167,10 +167,10 @@ cdef class BlockCache:
     def lease_block(self, PoolBlock block not None):
         self.leased(block)
 
-    def keep(self, PoolBlock block not None):
+    def keep(self, PoolBlock block not None) -> bool:
         return self.keep_block(block)
 
-    def clear_ready(self):
+    def clear_ready(self) -> list[Any]:
         cdef list blocks = []
         for free_list in self.free_blocks:
             blocks.extend(free_list)
@@ -192,7 +192,7 @@ cdef class Local:
         return whole.pinned
 
     @property
-    def root(self):
+    def root(self) -> Local:
         return self.whole()
 
     @root.setter
@@ -209,7 +209,7 @@ cdef class Local:
         """The work request has completed.  Internal to the library."""
         self.whole().pinned.unpin()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.length
 
 
@@ -219,7 +219,7 @@ cdef class Remote:
     cdef Remote whole(self):
         return self if self.owner is None else self.owner
 
-    def _unusable(self):
+    def _unusable(self) -> Exception:
         """Why it cannot be used any more; for a whole region."""
         raise NotImplementedError
 
@@ -232,12 +232,12 @@ cdef class Remote:
         return self._deadline <= now.tv_sec + 1e-9 * now.tv_nsec
 
     @property
-    def _root(self):
+    def _root(self) -> Remote:
         return self.whole()
 
     @_root.setter
     def _root(self, Remote owner not None):
         self.owner = owner.whole()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.length

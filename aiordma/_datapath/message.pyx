@@ -24,23 +24,23 @@ cdef class Message:
     """
 
     @property
-    def imm(self):
+    def imm(self) -> int | None:
         return self.number if self.has_imm else None
 
     @property
-    def written(self):
+    def written(self) -> int | None:
         return self.bytes_written if self.has_written else None
 
     @property
-    def data(self):
+    def data(self) -> memoryview:
         """The bytes where they were received; writable, and of no use to the sender."""
         return self.export()
 
     @property
-    def _block(self):
+    def _block(self) -> PoolBlock | None:
         return self.block
 
-    def export(self):
+    def export(self) -> memoryview:
         self.check()
         return self.block.view_of(self.offset, self.offset + self.length)
 
@@ -58,13 +58,13 @@ cdef class Message:
             "str(message.data, 'utf-8')", name="decode", obj=self,
         )
 
-    def __bytes__(self):
+    def __bytes__(self) -> bytes:
         self.check()
         return PyBytes_FromStringAndSize(
             <const char *> self.block.bytes() + self.offset, self.length
         )
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.length
 
     def __repr__(self):
@@ -77,7 +77,7 @@ cdef class Message:
         if self.block is None:
             raise BufferStateError(f"{self!r} cannot be read any more")
 
-    def __eq__(self, other):
+    def __eq__(self, other) -> bool:
         """Equal to bytes, a bytearray, a memoryview or a message with the same contents."""
         mine = self.export()
         if isinstance(other, Message):
@@ -98,7 +98,7 @@ cdef class Message:
         """Gives the memory back; a second call does nothing."""
         self.end_lease()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_):

@@ -47,10 +47,10 @@ cdef class WRChain(WorkRequest):
         self.entries = 0
         self.sends, self.sges, self.room = &self.one_send, &self.one_sge, 1
 
-    def __init__(self, user, kind):
+    def __init__(self, user, kind: int):
         self.user, self.kind = user, kind
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.entries
 
     def __dealloc__(self):
@@ -164,7 +164,9 @@ cdef class WRChain(WorkRequest):
     def read(self, Local local not None, Remote remote not None):
         self.add(IBV_WR_RDMA_READ, local, remote, IBV_ACCESS_REMOTE_READ)
 
-    def atomic(self, kind, Local old not None, Remote remote not None, compare_add, swap):
+    def atomic(
+        self, kind: int, Local old not None, Remote remote not None, compare_add: int, swap: int,
+    ):
         """The number that was there comes to `old`."""
         cdef uint32_t opcode = (
             IBV_WR_ATOMIC_CMP_AND_SWP if kind == KIND_COMPARE_AND_SWAP else IBV_WR_ATOMIC_FETCH_AND_ADD
@@ -172,7 +174,7 @@ cdef class WRChain(WorkRequest):
         send = self.add(opcode, old, remote, IBV_ACCESS_REMOTE_ATOMIC)
         send.compare_add, send.swap = compare_add, swap
 
-    def part(self, uint32_t count):
+    def part(self, uint32_t count) -> WRChain:
         """Moves the first requests into a chain of their own, which tells the waiter only of a
         failure."""
         cdef WRChain part = WRChain(self.user, self.kind)
@@ -299,7 +301,10 @@ cdef WRChain new_chain(SendQueue queue, uint32_t kind):
     return chain
 
 
-def write(SendQueue queue not None, Local local not None, Remote remote not None, imm, progress):
+def write(
+    SendQueue queue not None, Local local not None, Remote remote not None, imm: int | None,
+    progress: Callable[[int], object] | None,
+) -> TransferFuture:
     """Begins a write; with immediate data it takes its turn among the messages."""
     cdef WRChain chain = new_chain(queue, KIND_WRITE)
     cdef uint32_t number
@@ -311,20 +316,23 @@ def write(SendQueue queue not None, Local local not None, Remote remote not None
     return start_chain(queue, chain, <MessageChannel?> queue.frame_handler, progress)
 
 
-def read(SendQueue queue not None, Local local not None, Remote remote not None, progress):
+def read(
+    SendQueue queue not None, Local local not None, Remote remote not None,
+    progress: Callable[[int], object] | None,
+) -> TransferFuture:
     cdef WRChain chain = new_chain(queue, KIND_READ)
     chain.add(IBV_WR_RDMA_READ, local, remote, IBV_ACCESS_REMOTE_READ)
     return start_chain(queue, chain, None, progress)
 
 
-def start(SendQueue queue not None, WRChain chain not None):
+def start(SendQueue queue not None, WRChain chain not None) -> TransferFuture:
     return start_chain(queue, chain, None, None)
 
 
 cdef class Batch:
     """Reads and writes that are collected; the subclass has `_here`, for memory of other kinds."""
 
-    cdef public WRChain _chain
+    cdef public WRChain _chain  # type: WRChain | None
     cdef uint64_t writes, reads
 
     def _collect(self, WRChain chain not None):
@@ -336,7 +344,7 @@ cdef class Batch:
         counts.reads += self.reads
         counts.atomics += atomics
 
-    def write(self, source, target):
+    def write(self, source: Local | AnyMemory, target: Remote):
         """As `Connection.write`, done when the scope has ended."""
         if self._chain is None or not isinstance(source, Local) or not isinstance(target, Remote):
             source = self._here(source, target, False)
@@ -345,7 +353,7 @@ cdef class Batch:
         )
         self.writes += 1
 
-    def read(self, source, target):
+    def read(self, source: Remote, target: Local | AnyMemory):
         """As `Connection.read`; the bytes are there when the scope has ended."""
         if self._chain is None or not isinstance(target, Local) or not isinstance(source, Remote):
             target = self._here(target, source, True)

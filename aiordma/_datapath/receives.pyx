@@ -17,14 +17,14 @@ cdef enum:
     GROW_AFTER = 4
     SHRINK_AFTER = 256
 
-RETRY_AFTER = 0.1  # seconds, when memory for a receive is refused
+RETRY_AFTER: float = 0.1  # seconds, when memory for a receive is refused
 
 
 @cython.final
 cdef class ReceiveQueue:
     """Posts receives, and chooses their size."""
 
-    def __init__(self, MessageChannel channel not None, memory, config):
+    def __init__(self, MessageChannel channel not None, memory: Memory, config: Config):
         self.channel = channel
         self.queue = channel.queue
         self.pool = memory.pool

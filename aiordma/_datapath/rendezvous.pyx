@@ -73,7 +73,7 @@ cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexc
 cdef class RendezvousMemory:
     """Opens the memory of one connection's messages to its peer, and closes it."""
 
-    def __init__(self, memory):
+    def __init__(self, memory: Memory):
         cdef uintptr_t register_own, deregister, domain
         self.pool = memory.pool
         self.pd = memory.pd

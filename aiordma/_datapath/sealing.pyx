@@ -30,7 +30,7 @@ cdef enum:
 cdef class Direction:
     """The keys of what one side sends, and how far they have been used."""
 
-    def __init__(self, method):
+    def __init__(self, method: str):
         self.method = method
         self.max_frames, self.max_bytes = frames.REKEY_FRAMES, frames.REKEY_BYTES
 
@@ -65,11 +65,11 @@ cdef class Sealing:
     `suite` is `aiordma._transport.encryption`: this module knows no package that encrypts.
     """
 
-    def __init__(self, suite, memory_in_clear):
+    def __init__(self, suite: Suite, memory_in_clear: bool):
         self.suite, self.memory_in_clear = suite, memory_in_clear
         self.sending, self.receiving = Direction("encrypt_into"), Direction("decrypt_into")
 
-    def start(self, sending, receiving):
+    def start(self, sending: Keys, receiving: Keys):
         """The keys of both directions are known: objects with a method `next_cipher`."""
         self.sending.keys, self.receiving.keys = sending, receiving
         self.sending.next_key()
@@ -135,17 +135,17 @@ cdef class Sealing:
 
     # For tests.
 
-    def sealed(self, frame):
+    def sealed(self, frame: bytes) -> bytes:
         cdef bytes data = bytes(frame) + bytes(TAG)
         return data[: self.seal(<unsigned char *> PyBytes_AS_STRING(data), len(data) - TAG)]
 
-    def opened(self, frame):
+    def opened(self, frame: bytes) -> bytes:
         cdef bytes data = bytes(bytearray(frame))
         return data[: self.open(<unsigned char *> PyBytes_AS_STRING(data), len(data))]
 
 
 NOT_SEALED = "the peer sent a frame in clear on an encrypted connection"
-CHANGED_FRAME = (
+CHANGED_FRAME: str = (
     "a frame cannot be opened: it, or one before it, was changed, repeated or left out on the way"
 )
 CHANGED_MESSAGE = "a long message cannot be opened: it was changed on the way"

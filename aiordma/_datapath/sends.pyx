@@ -324,19 +324,19 @@ cdef inline Frame describe(Frame frame, PoolBlock block, uint32_t length):
 
 @cython.freelist(64)
 @cython.final
-cdef class SendOperation:
+cdef class SendOperation:  # type: Coroutine[Any, Any, None]
     """One `send`: an awaitable that is a coroutine for asyncio.
 
     It is no future, and a SendFuture is no coroutine: asyncio.wait refuses what could be both.
     """
 
-    def __await__(self):
+    def __await__(self) -> Generator[Any]:
         return self
 
-    def __iter__(self):
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self):
+    def __next__(self) -> SendFuture:
         cdef SendFuture future = self.future
         if future is None:
             if self.channel is None:
@@ -354,10 +354,13 @@ cdef class SendOperation:
             raise future.exception_to_raise()
         raise StopIteration
 
-    def send(self, value):
+    def send(self, value: None) -> SendFuture:
         return self.__next__()
 
-    def throw(self, kind, value=None, traceback=None):
+    def throw(
+        self, kind: type[BaseException] | BaseException, value=None,
+        traceback: TracebackType | None = None,
+    ) -> SendFuture:
         if value is None:
             value = kind() if isinstance(kind, type) else kind
         self.close()
@@ -371,7 +374,7 @@ cdef class SendOperation:
             future.cancel()
 
     @property
-    def __qualname__(self):
+    def __qualname__(self) -> str:
         """For asyncio, where it shows a task."""
         return "Connection.send"
 

@@ -15,7 +15,7 @@ from aiordma._native import ffi
 cdef class Window:
     """A memory window of type 2, bound again and again on one queue pair."""
 
-    def __init__(self, window):
+    def __init__(self, window: MemoryWindow):
         cdef uintptr_t mw = int(ffi.cast("uintptr_t", window.pointer))
         self.window, self.mw = window, <ibv_mw *> mw
 
@@ -39,7 +39,7 @@ cdef class Window:
         send.rkey = self.next_key()
 
     @property
-    def rkey(self):
+    def rkey(self) -> int:
         """The key of the bind that was posted last."""
         return self.mw.rkey
 
@@ -55,14 +55,17 @@ cdef class BindRequest(WorkRequest):
     One that is `expired` before it is posted never is, and is released.
     """
 
-    def __init__(self, kind, Window window not None, mr, address, length, access):
+    def __init__(
+        self, kind: int, Window window not None, mr: MemoryRegion, address: int, length: int,
+        access: int,
+    ):
         """`mr` is the verbs.MemoryRegion that the bytes lie in."""
         WorkRequest.__init__(self, kind, IBV_WR_BIND_MW, address, 0, 0)
         self.window, self.bind_length, self.access = window, length, access
         self.region = int(ffi.cast("uintptr_t", mr.pointer))
 
     @property
-    def next_key(self):
+    def next_key(self) -> int:
         """The key that it makes."""
         return self.window.next_key()
 

@@ -121,7 +121,7 @@ cdef class WorkRequestTable:
     cdef uint32_t count, free
     cdef readonly uint32_t taken
     cdef list works, queues            # of each slot
-    cdef public object loop
+    cdef public object loop  # type: AbstractEventLoop
     cdef list settled                  # futures to call back at the end of this drain
     cdef public bint closed
     cdef public bint calling_back      # a drain calls the waiting tasks back
@@ -130,7 +130,8 @@ cdef class WorkRequestTable:
     cdef public bint spin_scheduled, spin_found
     cdef bint draining
     cdef unsigned long thread
-    cdef public object brief_spin, spin  # callables, or None
+    cdef public object brief_spin  # type: Callable[[int], object] | None
+    cdef public object spin  # type: Callable[[], object] | None
     cdef public uint32_t brief_spin_us, spin_us
     cdef uint32_t spun_us, slice_us    # of the spin that goes on
     cdef readonly uint32_t waiting     # futures with a callback
@@ -170,8 +171,9 @@ cdef class SendQueue:
     cdef object __weakref__
     cdef public WorkRequestTable table
     cdef public object user            # the owner of remote memory
-    cdef public FrameHandler frame_handler
-    cdef public object qp, error
+    cdef public FrameHandler frame_handler  # type: FrameHandler | None
+    cdef public object qp  # type: QueuePair
+    cdef public object error  # type: BaseException | None
     cdef public str peer               # its name, for errors
     cdef object driver, on_failure, waiter_error
     cdef object on_room                # in place of the frame handler, when entries are free

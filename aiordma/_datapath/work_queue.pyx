@@ -69,7 +69,10 @@ cdef class WorkRequest:
     def __cinit__(self):
         self.entries = 1
 
-    def __init__(self, kind, opcode, address, length, lkey, remote_address=0, rkey=0, imm=0):
+    def __init__(
+        self, kind: int, opcode: int, address: int, length: int, lkey: int,
+        remote_address: int = 0, rkey: int = 0, imm: int = 0,
+    ):
         self.kind, self.opcode, self.length, self.lkey = kind, opcode, length, lkey
         self.address, self.remote_address, self.rkey, self.imm = address, remote_address, rkey, imm
 
@@ -141,7 +144,7 @@ cdef class WorkRequestTable:
     def __dealloc__(self):
         PyMem_Free(self.slots)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.taken
 
     cdef int grow(self) except -1:
@@ -372,14 +375,17 @@ cdef class WorkRequestTable:
 
     # ---- for the driver ----
 
-    def drain(self, uintptr_t state, int most, bint polls_again):
+    def drain(self, uintptr_t state, int most, bint polls_again) -> int:
         return self.drain_once(<aiordma_drain *> state, most, 0, polls_again)
 
-    def serve(self, uintptr_t state, int most, list leaving, slow):
+    def serve(self, uintptr_t state, int most, list leaving, slow: Callable[[int], object]):
         """A readable completion channel: `slow(outcome)` does what is left, if anything is."""
         self.serve_with(state, most, leaving, slow, 0, False)
 
-    def spin_before_wait(self, uintptr_t state, int most, list leaving, slow, uint32_t spin_us):
+    def spin_before_wait(
+        self, uintptr_t state, int most, list leaving, slow: Callable[[int], object],
+        uint32_t spin_us,
+    ):
         """As `serve`, for a task that is about to wait; nothing outside of the loop."""
         if get_running_loop() is not self.loop:
             return
@@ -411,7 +417,7 @@ cdef class WorkRequestTable:
             self.spin_scheduled = True
         return 0
 
-    def spin_once(self, uintptr_t state, int most, list leaving, slow):
+    def spin_once(self, uintptr_t state, int most, list leaving, slow: Callable[[int], object]):
         """A slice of that spin; the next one in the loop's next iteration, and again from the
         beginning as long as it finds completions.
 
@@ -473,7 +479,10 @@ cdef class SendQueue:
     waited for other work than the failed one, from that cause and the text of their own work.
     """
 
-    def __init__(self, driver, qp, on_failure, waiter_error):
+    def __init__(
+        self, driver: Driver, qp: QueuePair, on_failure: Callable[[BaseException], object],
+        waiter_error: Callable[[BaseException, str], BaseException],
+    ):
         cdef uintptr_t address, extended
         self.driver, self.qp = driver, qp
         self.on_failure, self.waiter_error = on_failure, waiter_error
@@ -500,12 +509,12 @@ cdef class SendQueue:
         return self.free >= CONTROL_ENTRIES + entries
 
     @property
-    def control_room(self):
+    def control_room(self) -> int:
         """Entries that control frames may take now."""
         return self.free
 
     @property
-    def outstanding(self):
+    def outstanding(self) -> int:
         return self.capacity - self.free + len(self.backlog)
 
     def post(self, WorkRequest work not None):
@@ -572,7 +581,7 @@ cdef class SendQueue:
         self.backlogged = bool(self.backlog)
         return 0
 
-    def withdraw(self, works):
+    def withdraw(self, works: Iterable[WorkRequest]) -> bool:
         """Drops those of these works that wait for room; False: all of them have been posted."""
         cdef WorkRequest work
         found = [work for work in works if self.backlog.pop(work, None) is not None]
@@ -701,17 +710,17 @@ cdef class SendQueue:
             self.frame_handler.flush()
         return 0
 
-    def watch_room(self, on_room):
+    def watch_room(self, on_room: Callable[[], object]):
         """Calls it, in place of the messages, when entries of the send queue have become free."""
         self.on_room = on_room
 
-    def device_event(self, event):
+    def device_event(self, event: AsyncEvent):
         if event.type in FATAL_EVENTS:
             self.fail(event_error(event, self.qp.context))
 
     # ---- the end ----
 
-    def under_way(self):
+    def under_way(self) -> list[WorkRequest]:
         """The work of the send queue, in the order of posting."""
         cdef list works = []
         cdef uint32_t index = self.sends.first
@@ -720,7 +729,7 @@ cdef class SendQueue:
             index = self.table.slots[index].next
         return works
 
-    def fail(self, error):
+    def fail(self, error: BaseException):
         """The queue pair is of no more use, for this reason.  The first call decides."""
         cdef WorkRequest work
         if self.failed:
@@ -745,11 +754,11 @@ cdef class SendQueue:
             # To settle a future calls its waiter back by the loop, with which that has ended.
         return 0
 
-    def refuse(self, error):
+    def refuse(self, error: BaseException):
         """Posts nothing more, with `error` as the reason; work under way goes on, or fails so."""
         self.error = error
 
-    def stop(self, error):
+    def stop(self, error: BaseException):
         """Takes no message any more, and hands out those whose senders know that they are here:
         the queue pair accepts nothing in ERR, and the receives are flushed behind them.
 
@@ -790,10 +799,10 @@ cdef class SendQueue:
 FLUSHED = int(WCStatus.WR_FLUSH_ERR)
 RETRY_EXCEEDED = int(WCStatus.RETRY_EXC_ERR)
 # Failures that are not about the request that happens to report them: the peer or the way to it is gone.
-OF_THE_CONNECTION = frozenset(
+OF_THE_CONNECTION: frozenset[WCStatus] = frozenset(
     {WCStatus.WR_FLUSH_ERR, WCStatus.RETRY_EXC_ERR, WCStatus.RNR_RETRY_EXC_ERR}
 )
-FATAL_EVENTS = frozenset(
+FATAL_EVENTS: frozenset[EventType] = frozenset(
     {
         EventType.QP_FATAL,
         EventType.QP_REQ_ERR,

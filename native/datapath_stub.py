@@ -1,0 +1,145 @@
+"""Writes the stubs of the modules of the data path, for type checkers: from their .pyx and .pxd.
+
+    python datapath_stub.py FOLDER MODULE.pyx ...
+
+Run by meson. Parameters and results have their types as annotations, which Cython leaves alone; so
+does one that has a type of C already, where that says enough. An attribute has its type of C, or
+that in a comment: `cdef public object loop  # type: AbstractEventLoop; of the driver`. A class
+that is more to Python has its base so: `cdef class SendOperation:  # type: Coroutine[...]`.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+HEAD = '''\
+"""Types of {name}.pyx. Written by native/datapath_stub.py."""
+
+import asyncio
+from asyncio import AbstractEventLoop
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Sized
+from contextvars import Context
+from types import TracebackType
+from typing import Any, ClassVar, Self, final
+
+from typing_extensions import Buffer
+
+from .._core import protocol
+from .._native.handles import AnyMemory
+from ..verbs import AsyncEvent, EventType, MemoryRegion, MemoryWindow, QueuePair, WCStatus
+from .protocols import (
+    BlockSource, Config, Driver, Keys, Memory, Pool, Room, Sendable, Suite, Waiter,
+)
+from .results import Received, ReceivedMemory
+'''
+FROM_C = dict.fromkeys(("Py_ssize_t", "uint32_t", "uint64_t", "uintptr_t"), "int")
+FROM_C |= {"bint": "bool", "double": "float", "list": "list[Any]"}
+# What C or Python itself calls, and what those who do not construct objects need not know.
+NOT_FOR_CALLERS = {"__dealloc__", "__releasebuffer__", "__repr__", "__class__"}
+NOT_FOR_CALLERS.add("decode")  # of a Message: only an error that says what to write
+CLASS = re.compile(
+    r"((?:^@.*\n)*)^cdef class (\w+)(?:\((\w+)\))?:(?:  # type: (.*))?\n", re.MULTILINE
+)
+ATTRIBUTE = re.compile(
+    r"^    cdef (public|readonly) (\w+) ([\w, ]+?) *(?:# type: (.+?)(?:;.*)?|#.*)?$", re.MULTILINE
+)
+DEF = re.compile(r"((?:^ *@(?!cython).*\n)?)^( *)def (\w+)\(", re.MULTILINE)
+QUOTED = ("(", '"')
+PARAMETER = re.compile(r"(.*?) ?([\w*/]+)(?: not None)?(?:: (.*))?")
+CONSTANT = re.compile(r"^([A-Z_]+)(?:: (.+?))? = (.*)", re.MULTILINE)
+
+
+def split(text: str) -> Iterator[str]:
+    """The parts between commas that are in no brackets."""
+    depth, part = 0, ""
+    for character in text + ",":
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and not depth:
+            if part.strip():
+                yield " ".join(part.split())
+            part = ""
+        else:
+            part += character
+
+
+def end_of(text: str, start: int) -> int:
+    """Behind the bracket that closes the one before `start`."""
+    depth = 1
+    while depth:
+        depth += (text[start] in "([{") - (text[start] in ")]}")
+        start += 1
+    return start
+
+
+def parameter(text: str) -> str:
+    declared, equals, default = text.partition("=")
+    kind, name, annotation = PARAMETER.fullmatch(declared.strip()).groups()
+    if name in ("self", "cls", "*", "/"):
+        return name
+    found = annotation or FROM_C.get(kind, kind) or "object"
+    return f"{name}: {found}" + (f" = {default.strip()}" if equals else "")
+
+
+def definition(source: str, match: re.Match[str]) -> Iterator[str]:
+    decorator, indent, name = match.groups()
+    end = end_of(source, match.end())
+    parameters = [parameter(each) for each in split(source[match.end() : end - 1])]
+    result = re.match(r" -> (.*?):\s*(?:#.*)?$", source[end:], re.MULTILINE)
+    returned = result[1] if result else "None"
+    if name == "__cinit__":
+        if len(parameters) == 1:
+            return
+        name, parameters[0], returned = "__new__", "cls", "Self"
+    elif name == "__getbuffer__":
+        name, parameters, returned = "__buffer__", ["self", "flags: int", "/"], "memoryview"
+    if name not in NOT_FOR_CALLERS:
+        yield f"{decorator}{indent}def {name}({', '.join(parameters)}) -> {returned}: ..."
+
+
+def attributes(body: str) -> Iterator[str]:
+    for access, kind, names, written in ATTRIBUTE.findall(body):
+        for name in names.split(", "):
+            found = written or FROM_C.get(kind, kind)
+            if access == "public":
+                yield f"    {name}: {found}"
+            else:
+                yield f"    @property\n    def {name}(self) -> {found}: ..."
+
+
+def body_of(text: str, start: int) -> str:
+    return re.compile(r"(?:(?:[ \t].*)?\n)*").match(text, start)[0]
+
+
+def stub(source: str, declared: str) -> Iterator[str]:
+    declarations = {it[2]: body_of(declared, it.end()) for it in CLASS.finditer(declared)}
+    for match in CLASS.finditer(source):
+        decorators, name, base, more = match.groups()
+        if "@cython.final" in decorators:
+            yield "@final"
+        body = body_of(source, match.end())
+        members = [*attributes(declarations.get(name, "")), *attributes(body)]
+        for each in DEF.finditer(body):
+            if len(each[2]) == 4:
+                members += definition(body, each)
+        if any("def __eq__" in it for it in members):
+            members.append("    __hash__: ClassVar[None]  # type: ignore[assignment]")
+        yield f"class {name}({base or more or 'object'}):"
+        yield "\n".join(members or ["    ..."]) + "\n"
+    for name, annotation, value in CONSTANT.findall(source):
+        yield f"{name}: {annotation or ('str' if value[0] in QUOTED else 'int')}"
+    for each in DEF.finditer(source):
+        if not each[2]:
+            yield from definition(source, each)
+
+
+folder, modules = Path(sys.argv[1]), [Path(it) for it in sys.argv[2:]]
+texts = {it: (it.read_text(), it.with_suffix(".pxd").read_text()) for it in modules}
+classes = {it: [found[2] for found in CLASS.finditer(texts[it][0])] for it in modules}
+for path in modules:
+    others = [f"from .{it.stem} import {', '.join(classes[it])}" for it in modules if it != path]
+    text = "\n".join([HEAD.format(name=path.stem), *others, "", *stub(*texts[path]), ""])
+    (folder / f"{path.stem}.pyi").write_text(text)
+    # Type checkers look beside the sources of a checkout, not into its build.
+    if (path.resolve().parents[2] / ".git").exists():
+        path.with_suffix(".pyi").write_text(text)
