@@ -126,7 +126,7 @@ class Calls(CheckedCalls):
     before its name.
     """
 
-    def __init__(self, table: h.CallsPointer) -> None:
+    def __init__(self, table: h.aiordma_calls) -> None:
         calls = _functions("aiordma_calls", table)
         for name in dir(lib):
             if name.startswith("aiordma_ibv_"):
@@ -137,7 +137,7 @@ class Calls(CheckedCalls):
 class ProviderCalls(CheckedProviderCalls):
     """The calls of single providers' own libraries, of which each may be missing."""
 
-    def __init__(self, table: h.ProviderCallsPointer) -> None:
+    def __init__(self, table: h.aiordma_provider_calls) -> None:
         calls = _functions("aiordma_provider_calls", table)
         missing = "lib{}.so.1 is not there, or too old to have it"
         _set_all(self, calls, lambda verb: missing.format(verb.partition("dv_")[0]))

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from . import handles as h
-    from .handles import CallsPointer
+    from .handles import aiordma_calls
 
-    Register = Callable[[h.PDPointer, h.VoidPointer | h.Characters, int, int], h.MRPointer]
+    Register = Callable[[h.ibv_pd, h.VoidPointer | h.Characters, int, int], h.ibv_mr]
 
 
 class Library:
@@ -43,12 +43,12 @@ class Library:
     def __init__(
         self,
         name: str,
-        table: CallsPointer,
+        table: aiordma_calls,
         *,
         inherited: bool = False,
     ) -> None:
         self.name: str = name
-        self.table: CallsPointer = table
+        self.table: aiordma_calls = table
         self.calls: Calls = Calls(table)
         own, local_dma = table.device.reg_own_mr, table.device.reg_local_dma  # or NULL
         self.addresses: tuple[int, int] = _address(own), _address(table.ibv_dereg_mr)
@@ -60,7 +60,7 @@ class Library:
         )
         """ibv_reg_mr(3) of memory that is known to have no holes, as native/abi/device_calls.h
         has it; the usual one if the device has no other."""
-        self.reg_local_dma: Callable[[h.PDPointer], h.MRPointer] | None = (
+        self.reg_local_dma: Callable[[h.ibv_pd], h.ibv_mr] | None = (
             checked("ibv_reg_mr", local_dma, Convention.POINTER)
             if self.offers("reg_local_dma")
             else None
@@ -81,7 +81,7 @@ class Library:
         """
         return not self.offers("same_host") or bool(self.table.device.same_host(gid, peer))
 
-    def end_with_peer(self, qp: h.QPPointer) -> None:
+    def end_with_peer(self, qp: h.ibv_qp) -> None:
         """Let a queue pair break as soon as its device learns that the peer's process has ended.
 
         Before it is connected; without effect where devices do not watch their peers, as cards.

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from ._lib import ffi
 
 if TYPE_CHECKING:
-    from .handles import Completion, CompletionMore, IntegerPointer, Recv, Send, Sge
+    from .handles import (
+        IntegerPointer,
+        aiordma_completion,
+        aiordma_completion_more,
+        aiordma_recv,
+        aiordma_send,
+        ibv_sge,
+    )
 
 Record: TypeAlias = "tuple[int, int, int, int, int, int, int, int, int]"
 """wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags."""

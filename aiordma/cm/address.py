@@ -34,7 +34,7 @@ def _text(packed: bytes) -> str:
     return str(ipaddress.ip_address(packed))
 
 
-def to_storage(address: Address) -> h.SocketStorage:
+def to_storage(address: Address) -> h.sockaddr_storage:
     """``struct sockaddr_storage`` of an address; ValueError for a host that is not numeric."""
     match address:
         case (str(host), port):
@@ -60,7 +60,7 @@ def to_storage(address: Address) -> h.SocketStorage:
     return storage
 
 
-def as_sockaddr(address: Address) -> tuple[h.SocketAddress, object]:
+def as_sockaddr(address: Address) -> tuple[h.sockaddr, object]:
     """The pointer for a call, and the object that must be kept while it is used."""
     storage = to_storage(address)
     return ffi.cast("struct sockaddr *", storage), storage
@@ -77,12 +77,12 @@ def _scope(scope: str | None) -> int:
         raise ValueError(f"there is no network interface {scope!r}") from None
 
 
-def from_storage(storage: h.SocketStorage) -> Address | None:
+def from_storage(storage: h.sockaddr_storage) -> Address | None:
     """The address in a ``struct sockaddr_storage``; None when it holds none."""
     return _unpack(ffi.buffer(storage)[:28])
 
 
-def from_sockaddr(sockaddr: h.SocketAddress, length: int) -> Address | None:
+def from_sockaddr(sockaddr: h.sockaddr, length: int) -> Address | None:
     """The address in a ``struct sockaddr *`` of that length; None when there is none."""
     return _unpack(ffi.buffer(sockaddr, length)[:]) if length else None
 

@@ -34,7 +34,7 @@ _UNSPECIFIED = (("0.0.0.0", 0), ("::", 0))
 _DEFAULT_PARAMETERS = ConnectionParameters()
 
 
-def _key(library: Library, pointer: h.IdPointer) -> tuple[str, int]:
+def _key(library: Library, pointer: h.rdma_cm_id) -> tuple[str, int]:
     return library.name, int(ffi.cast("uintptr_t", pointer))
 
 
@@ -47,16 +47,16 @@ class _ById(Maker):
         self._node = id.node
         self._leave_groups = id.leaving()
 
-    def create(self, pd: ProtectionDomain, attr: h.QPInitAttr) -> h.QPPointer:
+    def create(self, pd: ProtectionDomain, attr: h.ibv_qp_init_attr) -> h.ibv_qp:
         self._calls.rdma_create_qp(self._pointer, pd.pointer, attr)
         return self._pointer.qp
 
-    def create_ex(self, pd: ProtectionDomain, attr: h.QPInitAttrEx) -> h.QPPointer:
+    def create_ex(self, pd: ProtectionDomain, attr: h.ibv_qp_init_attr_ex) -> h.ibv_qp:
         self._calls.rdma_create_qp_ex(self._pointer, attr)
         return self._pointer.qp
 
-    def destroy(self, pd: ProtectionDomain) -> Callable[[h.QPPointer], object]:
-        def destroy(_: h.QPPointer) -> None:
+    def destroy(self, pd: ProtectionDomain) -> Callable[[h.ibv_qp], object]:
+        def destroy(_: h.ibv_qp) -> None:
             self._leave_groups()  # an attached queue pair cannot be destroyed: ibv_destroy_qp(3)
             self._calls.rdma_destroy_qp(self._pointer)
 
@@ -74,7 +74,7 @@ class ConnectionId(Multicast):
     thread at a time.
     """
 
-    def __init__(self, channel: EventChannel, pointer: h.IdPointer) -> None:
+    def __init__(self, channel: EventChannel, pointer: h.rdma_cm_id) -> None:
         self.library: Library = channel.library
         self.channel: EventChannel = channel
         self.qp: QueuePair | None = None
@@ -87,7 +87,7 @@ class ConnectionId(Multicast):
         _ids[_key(self.library, pointer)] = self
 
     @classmethod
-    def of(cls, library: Library, pointer: h.IdPointer) -> ConnectionId | None:
+    def of(cls, library: Library, pointer: h.rdma_cm_id) -> ConnectionId | None:
         """The object of a pointer in an event, None when the object is closed or deleted."""
         id = _ids.get(_key(library, pointer))
         return id if id is not None and not id.closed else None

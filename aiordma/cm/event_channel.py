@@ -25,7 +25,7 @@ _DESTINATION = frozenset({EventType.ESTABLISHED, EventType.MULTICAST_JOIN})
 _Read: TypeAlias = tuple[ConnectionParameters, DatagramParameters | None, Address | None]
 
 
-def _parameters(kind: EventType, id: ConnectionId, raw: h.EventPointer) -> _Read:
+def _parameters(kind: EventType, id: ConnectionId, raw: h.rdma_cm_event) -> _Read:
     """What the union in the event holds: rdma_get_cm_event(3). It depends on the port space."""
     multicast = kind in _MULTICAST
     if not (multicast or id.port_space.datagrams):
@@ -39,7 +39,7 @@ def _parameters(kind: EventType, id: ConnectionId, raw: h.EventPointer) -> _Read
     return ConnectionParameters(), datagrams, group
 
 
-class EventChannel(Resource["h.EventChannelPointer"]):
+class EventChannel(Resource["h.rdma_event_channel"]):
     """Delivers the events of many ids: ``fd`` is readable when there may be one.
 
     ``get_event`` may then still return None. Synchronous; it never blocks. Closing the channel
@@ -103,7 +103,7 @@ class EventChannel(Resource["h.EventChannelPointer"]):
                 return event
         return None
 
-    def _read(self, raw: h.EventPointer) -> ConnectionEvent | None:
+    def _read(self, raw: h.rdma_cm_event) -> ConnectionEvent | None:
         kind = EventType(raw.event)
         if kind is EventType.CONNECT_REQUEST:
             id: ConnectionId | None = ConnectionId(self, raw.id)

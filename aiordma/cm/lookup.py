@@ -64,7 +64,7 @@ class AddressInfo(NamedTuple):
     qp_type: QPType
 
     @classmethod
-    def read(cls, info: h.AddrInfo) -> AddressInfo:
+    def read(cls, info: h.rdma_addrinfo) -> AddressInfo:
         """A copy of the C structure."""
         return cls(
             from_sockaddr(info.ai_src_addr, info.ai_src_len),

@@ -59,7 +59,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
 _WRONG_STATE = frozenset({errno.EINVAL, errno.ENOTCONN, errno.EISCONN, errno.EALREADY})
 
 
-class Options(Resource["h.IdPointer"]):
+class Options(Resource["h.rdma_cm_id"]):
     """Setting options. The connection manager has no call that reads them."""
 
     library: Library

@@ -120,7 +120,7 @@ class ConnectionParameters(NamedTuple):
         hint = "write ConnectionParameters(private_data)" if isinstance(value, bytes) else ""
         instance("parameters", value, cls, "a ConnectionParameters", hint)
 
-    def packed(self) -> tuple[h.ConnParam, object]:
+    def packed(self) -> tuple[h.rdma_conn_param, object]:
         """The C structure, and the object that must be kept while it is used."""
         param = ffi.new("struct rdma_conn_param *")
         # A copy: the frames of an error would keep the caller's buffer pinned.
@@ -133,7 +133,7 @@ class ConnectionParameters(NamedTuple):
         return param, data
 
     @classmethod
-    def read(cls, param: h.ConnParam) -> ConnectionParameters:
+    def read(cls, param: h.rdma_conn_param) -> ConnectionParameters:
         """A copy of the C structure, private data included."""
         length = param.private_data_len
         data = ffi.buffer(param.private_data, length)[:] if length else b""
@@ -163,7 +163,7 @@ class DatagramParameters(NamedTuple):
     qkey: int = 0
 
     @classmethod
-    def read(cls, param: h.UDParam, *, private_data: bool, destination: bool) -> Self:
+    def read(cls, param: h.rdma_ud_param, *, private_data: bool, destination: bool) -> Self:
         """A copy of the C structure: of those of its members that the event fills in."""
         length = param.private_data_len if private_data else 0
         return cls(

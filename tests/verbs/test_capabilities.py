@@ -41,7 +41,7 @@ def test_a_clock_without_a_frequency_measures_nothing(context: verbs.Context) ->
 def test_a_device_that_cannot_be_asked_offers_nothing_more(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def older(pointer: h.ContextPointer, attr: h.DeviceAttrEx) -> None:
+    def older(pointer: h.ibv_context, attr: h.ibv_device_attr_ex) -> None:
         raise UnsupportedError("ibv_query_device_ex")
 
     monkeypatch.setattr(context.library.calls, "ibv_query_device_ex", older)

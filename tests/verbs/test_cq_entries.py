@@ -45,7 +45,7 @@ def test_a_queue_grows_with_its_queue_pairs(
 def test_a_queue_that_cannot_grow(
     context: verbs.Context, pd: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cannot(pointer: h.CQPointer, cqe: int) -> None:
+    def cannot(pointer: h.ibv_cq, cqe: int) -> None:
         raise UnsupportedError("ibv_resize_cq")
 
     monkeypatch.setattr(context.library.calls, "ibv_resize_cq", cannot)

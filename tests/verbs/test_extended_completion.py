@@ -96,7 +96,7 @@ def test_a_device_without_timestamps_has_extended_queues_all_the_same(
     make = context.library.calls.ibv_create_cq_ex
     asked = []
 
-    def no_time_of_day(pointer: h.ContextPointer, attr: h.CQInitAttrEx) -> h.CQExPointer:
+    def no_time_of_day(pointer: h.ibv_context, attr: h.ibv_cq_init_attr_ex) -> h.ibv_cq_ex:
         asked.append(WCFields(attr.wc_flags))
         if attr.wc_flags & WCFields.WITH_COMPLETION_TIMESTAMP_WALLCLOCK:
             raise UnsupportedError("ibv_create_cq_ex")

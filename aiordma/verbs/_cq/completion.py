@@ -52,24 +52,24 @@ class Table(Protocol):
     def drain(self, state: int, most: int, polls_again: bool, /) -> int: ...
 
 
-class CompletionChannel(Resource["h.ChannelPointer"]):
+class CompletionChannel(Resource["h.ibv_comp_channel"]):
     """Takes the events of completion queues; ``fd`` is for an event loop.
 
     ``fd`` never blocks. It is readable while there is an event; it may be readable earlier, when
     looking for an event does the device's work that leads to it.
     """
 
-    def __init__(self, context: Context, pointer: h.ChannelPointer) -> None:
+    def __init__(self, context: Context, pointer: h.ibv_comp_channel) -> None:
         self.context = context
         self.fd: int = pointer.fd
-        self.drain_state: h.DrainPointer = ffi.new("struct aiordma_drain *")
+        self.drain_state: h.aiordma_drain = ffi.new("struct aiordma_drain *")
         self.drain_state.calls = self._calls = context.library.table
         self.drain_state.channel = pointer
         self._state_address = int(ffi.cast("uintptr_t", self.drain_state))
         self.leaving: list[Entries] = []
         drain_state, leaving = self.drain_state, self.leaving
 
-        def end_and_destroy(channel: h.ChannelPointer) -> None:
+        def end_and_destroy(channel: h.ibv_comp_channel) -> None:
             lib.aiordma_drain_end(drain_state)
             leaving.clear()  # each refers to it
             context.library.calls.ibv_destroy_comp_channel(channel)
@@ -195,7 +195,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         return f"fd {self.fd}"
 
 
-class CompletionQueue(Resource["h.CQPointer"]):
+class CompletionQueue(Resource["h.ibv_cq"]):
     """Where completions of work are found, in the order in which they were made.
 
     ``fields`` is what an extended queue was made to tell, None for a classic queue; everything
@@ -210,7 +210,7 @@ class CompletionQueue(Resource["h.CQPointer"]):
     def __init__(
         self,
         context: Context,
-        pointer: h.CQPointer,
+        pointer: h.ibv_cq,
         channel: CompletionChannel | None,
         fields: WCFields | None = None,
         flags: CQFlags = CQFlags.NONE,
@@ -234,7 +234,7 @@ class CompletionQueue(Resource["h.CQPointer"]):
         else:
             drain_state = channel.drain_state
 
-            def forget_and_destroy(cq: h.CQPointer) -> None:
+            def forget_and_destroy(cq: h.ibv_cq) -> None:
                 lib.aiordma_drain_forget(drain_state, cq)
                 destroy(cq)
 

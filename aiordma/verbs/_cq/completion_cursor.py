@@ -37,7 +37,7 @@ class CompletionCursor:
         self._started = False
         self._attr = ffi.new("struct ibv_poll_cq_attr *")
         self._wc: WorkCompletion | None = None  # the current one of a classic queue
-        self._ex: h.CQExPointer | None = None  # the extended queue
+        self._ex: h.ibv_cq_ex | None = None  # the extended queue
         self.failure: WorkCompletionError | None = None
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class CompletionCursor:
         self.failure = self._cq.settle(self._record())
         return True
 
-    def _start(self, cq: h.CQExPointer) -> bool:
+    def _start(self, cq: h.ibv_cq_ex) -> bool:
         self._end()  # and not next_poll, for the reason in native/verbs/completion.c
         code = cq.start_poll(cq, self._attr)
         if code == 0:

@@ -77,7 +77,7 @@ def _extended(
     comp_vector: int,
     fields: WCFields,
     flags: CQFlags,
-) -> h.CQPointer:
+) -> h.ibv_cq:
     attr = ffi.new("struct ibv_cq_init_attr_ex *")
     attr.cqe = cqe
     attr.cq_context = lib.aiordma_extended_cq_context()

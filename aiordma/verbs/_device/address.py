@@ -96,7 +96,7 @@ class GIDEntry(NamedTuple):
     ndev: str
 
     @classmethod
-    def read(cls, entry: h.GidEntry) -> Self:
+    def read(cls, entry: h.ibv_gid_entry) -> Self:
         """From ``struct ibv_gid_entry``."""
         try:
             ndev = socket.if_indextoname(entry.ndev_ifindex) if entry.ndev_ifindex else ""
@@ -210,7 +210,7 @@ class AddressVector(NamedTuple):
         return fields
 
     @classmethod
-    def read(cls, attr: h.AHAttr) -> Self:
+    def read(cls, attr: h.ibv_ah_attr) -> Self:
         """From ``struct ibv_ah_attr``."""
         return cls(
             dgid=GID(ffi.buffer(attr.grh.dgid.raw)[:16]) if attr.is_global else None,

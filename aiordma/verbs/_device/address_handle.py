@@ -24,16 +24,14 @@ if TYPE_CHECKING:
     from .protection_domain import ProtectionDomain
 
 
-class AddressHandle(Resource["h.AHPointer"]):
+class AddressHandle(Resource["h.ibv_ah"]):
     """The route to a peer: made by :meth:`ProtectionDomain.create_ah`.
 
     ``vector`` is what it was made of. It must stay open until the last request that was posted
     with it has completed (ibv_post_send(3)).
     """
 
-    def __init__(
-        self, node: Node[h.AHPointer], pd: ProtectionDomain, vector: AddressVector
-    ) -> None:
+    def __init__(self, node: Node[h.ibv_ah], pd: ProtectionDomain, vector: AddressVector) -> None:
         super().__init__(node)
         self.pd = pd
         self.vector = vector

@@ -62,7 +62,7 @@ class DeviceAttributes(NamedTuple):
     phys_port_cnt: int
 
     @classmethod
-    def read(cls, attr: h.DeviceAttr) -> Self:
+    def read(cls, attr: h.ibv_device_attr) -> Self:
         """From ``struct ibv_device_attr``."""
         return cls(
             fw_ver=ffi.string(attr.fw_ver).decode(errors="replace"),
@@ -149,7 +149,7 @@ class PortAttributes(NamedTuple):
         return _SPEEDS.get(self.active_speed)
 
     @classmethod
-    def read(cls, port_num: int, attr: h.PortAttr) -> Self:
+    def read(cls, port_num: int, attr: h.ibv_port_attr) -> Self:
         """From ``struct ibv_port_attr``."""
         return cls(
             port_num=port_num,

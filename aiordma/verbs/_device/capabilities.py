@@ -150,7 +150,7 @@ class ExtendedDeviceAttributes(NamedTuple):
         return ticks / (self.hca_core_clock * 1000)
 
     @classmethod
-    def read(cls, attr: h.DeviceAttrEx) -> Self:
+    def read(cls, attr: h.ibv_device_attr_ex) -> Self:
         """From ``struct ibv_device_attr_ex``."""
         odp, transports = attr.odp_caps, attr.odp_caps.per_transport_caps
         tso, rss, pacing = attr.tso_caps, attr.rss_caps, attr.packet_pacing_caps

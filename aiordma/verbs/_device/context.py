@@ -98,7 +98,7 @@ class Context(Ports):
     """
 
     def __init__(
-        self, library: Library, pointer: h.ContextPointer, name: str, *, borrowed: bool = False
+        self, library: Library, pointer: h.ibv_context, name: str, *, borrowed: bool = False
     ) -> None:
         self.library = library
         self.name = name
@@ -128,7 +128,7 @@ class Context(Ports):
         return int(self.pointer.async_fd)
 
     @classmethod
-    def borrow(cls, library: Library, pointer: h.ContextPointer) -> Context:
+    def borrow(cls, library: Library, pointer: h.ibv_context) -> Context:
         """The context of a device that librdmacm opened and will close, ``rdma_cm_id.verbs``.
 
         There is one object for each pointer as long as anything uses it. Its ``close()`` closes
@@ -291,7 +291,7 @@ class Context(Ports):
             calls.ibv_ack_async_event(raw)
         return events
 
-    def _read_event(self, raw: h.AsyncEvent) -> AsyncEvent:
+    def _read_event(self, raw: h.ibv_async_event) -> AsyncEvent:
         kind = EventType(raw.event_type)
         if kind in _PORT_EVENTS:
             return AsyncEvent(kind, port_num=raw.element.port_num)

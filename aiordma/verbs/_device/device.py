@@ -132,7 +132,7 @@ class Device:
 
 
 @contextmanager
-def _device_list(library: Library) -> Iterator[list[h.DevicePointer]]:
+def _device_list(library: Library) -> Iterator[list[h.ibv_device]]:
     """The pointers of a device list, valid inside the ``with``."""
     count = ffi.new("int *")
     try:
@@ -146,7 +146,7 @@ def _device_list(library: Library) -> Iterator[list[h.DevicePointer]]:
         library.calls.ibv_free_device_list(array)
 
 
-def _name(library: Library, pointer: h.DevicePointer) -> str:
+def _name(library: Library, pointer: h.ibv_device) -> str:
     return ffi.string(library.calls.ibv_get_device_name(pointer)).decode(errors="replace")
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .context import Context
 
 
-class ThreadDomain(Resource["h.TDPointer"]):
+class ThreadDomain(Resource["h.ibv_td"]):
     """A promise that objects made with it are used by one thread at a time: ibv_alloc_td(3)."""
 
     def __init__(self, context: Context) -> None:

@@ -25,7 +25,7 @@ _ENTRY_SIZE = ffi.sizeof("struct ibv_gid_entry")
 _unset = ffi.new_allocator(should_clear_after_alloc=False)
 
 
-class Ports(Resource["h.ContextPointer"]):
+class Ports(Resource["h.ibv_context"]):
     """The part of :class:`Context` that queries ports and their tables. Ports count from 1."""
 
     library: Library
@@ -40,7 +40,7 @@ class Ports(Resource["h.ContextPointer"]):
         """State and limits of a port, as they are now."""
         return PortAttributes.read(port_num, self.ask_port(port_num))
 
-    def ask_port(self, port_num: int) -> h.PortAttr:
+    def ask_port(self, port_num: int) -> h.ibv_port_attr:
         """As :meth:`query_port`, as the C structure: for reading a field or two quickly."""
         port_num = _port(port_num)
         attr = ffi.new("struct ibv_port_attr *")

@@ -33,7 +33,7 @@ class ProtectionDomain(Registration):
     """
 
     def __init__(
-        self, context: Context, pointer: h.PDPointer, parents: Sequence[Node[Any]] = ()
+        self, context: Context, pointer: h.ibv_pd, parents: Sequence[Node[Any]] = ()
     ) -> None:
         self.context = context
         destroy = context.library.calls.ibv_dealloc_pd

@@ -24,7 +24,7 @@ NO_ROUTE = frozenset(
 )
 
 
-def active_port(context: Context, port_num: int) -> h.PortAttr:
+def active_port(context: Context, port_num: int) -> h.ibv_port_attr:
     """The attributes of an ACTIVE port; else VerbsError (ENETDOWN) naming port and state."""
     port = context.ask_port(port_num)
     if port.state != PortState.ACTIVE:

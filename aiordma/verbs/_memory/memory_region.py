@@ -60,7 +60,7 @@ class Memory(NamedTuple):
     keeper: object = None
 
 
-class MemoryRegion(Resource["h.MRPointer"]):
+class MemoryRegion(Resource["h.ibv_mr"]):
     """Memory that the device may use: ``length`` bytes at ``addr``, with its two keys.
 
     ``addr`` is where work requests, here and at the peer, find it: the address of the memory
@@ -76,14 +76,14 @@ class MemoryRegion(Resource["h.MRPointer"]):
     def __init__(
         self,
         pd: ProtectionDomain,
-        pointer: h.MRPointer,
+        pointer: h.ibv_mr,
         addr: int,
         length: int,
         access: AccessFlags,
         *,
         pin: Memory | None = None,
         page_size: int = 0,
-        parent: Node[h.DMPointer] | None = None,
+        parent: Node[h.ibv_dm] | None = None,
     ) -> None:
         self.pd: ProtectionDomain = pd
         self.addr: int = addr
@@ -288,7 +288,7 @@ def reg_mr(
     iova: int | None,
     *,
     there: bool = False,
-) -> tuple[h.MRPointer, int]:
+) -> tuple[h.ibv_mr, int]:
     """Calls the right one of the verbs; returns the region and its address.
 
     `there`: the memory is known to have no holes (`Library.reg_own_mr`).

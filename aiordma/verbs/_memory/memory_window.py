@@ -31,7 +31,7 @@ def inc_rkey(rkey: int) -> int:
     return (rkey & ~0xFF) | ((rkey + 1) & 0xFF)
 
 
-class MemoryWindow(Resource["h.MWPointer"]):
+class MemoryWindow(Resource["h.ibv_mw"]):
     """A window into a memory region, with a key of its own for peers: ``rkey``.
 
     ``mw_type`` is what it was made as, ``pd`` its protection domain. It opens nothing until it is
@@ -49,7 +49,7 @@ class MemoryWindow(Resource["h.MWPointer"]):
     Sources: ibv_alloc_mw(3), ibv_bind_mw(3); IBTA volume 1, clauses 10.6.6 and 10.6.7.
     """
 
-    def __init__(self, pd: ProtectionDomain, node: Node[h.MWPointer], mw_type: MWType) -> None:
+    def __init__(self, pd: ProtectionDomain, node: Node[h.ibv_mw], mw_type: MWType) -> None:
         super().__init__(node)
         self.pd = pd
         self.context: Context = pd.context

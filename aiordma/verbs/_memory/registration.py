@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .._device.protection_domain import ProtectionDomain
 
 
-class Registration(Resource["h.PDPointer"]):
+class Registration(Resource["h.ibv_pd"]):
     """The part of :class:`ProtectionDomain` that registers memory."""
 
     context: Context

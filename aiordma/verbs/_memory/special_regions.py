@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ADDRESS_SPACE = (1 << 64) - 1  # SIZE_MAX
 
 
-class DeviceMemory(Resource["h.DMPointer"]):
+class DeviceMemory(Resource["h.ibv_dm"]):
     """``length`` bytes of the device's own memory, which the processor has no pointer to.
 
     :meth:`ProtectionDomain.reg_dm_mr` makes regions of it. The devices that have it copy whole
@@ -31,7 +31,7 @@ class DeviceMemory(Resource["h.DMPointer"]):
     ibv_alloc_dm(3).
     """
 
-    def __init__(self, context: Context, pointer: h.DMPointer, length: int) -> None:
+    def __init__(self, context: Context, pointer: h.ibv_dm, length: int) -> None:
         self.context = context
         self.length = length
         destroy = context.library.calls.ibv_free_dm

@@ -51,7 +51,7 @@ def _random_bits(count: int) -> int:
     return int.from_bytes(os.urandom(4)) >> (32 - count)
 
 
-class BringUp(Resource["h.QPPointer"]):
+class BringUp(Resource["h.ibv_qp"]):
     """The steps from RESET to RTS; a part of :class:`QueuePair`."""
 
     context: Context

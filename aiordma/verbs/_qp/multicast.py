@@ -21,14 +21,14 @@ MULTICAST_QPN: Final = 0xFFFFFF
 """The queue pair number of a :class:`Destination` that is a group: IBTA volume 1, clause 10.5.1."""
 
 
-class MulticastAttachment(Resource["h.Gid"]):
+class MulticastAttachment(Resource["h.ibv_gid"]):
     """A queue pair in a multicast group, made by :meth:`QueuePair.attach_mcast`.
 
     ``gid`` and ``lid`` are those of the group, ``qp`` is the queue pair.
     Closing it detaches the queue pair (ibv_detach_mcast(3)); closing the queue pair does as well.
     """
 
-    def __init__(self, node: Node[h.Gid], qp: QueuePair, gid: GID, lid: int) -> None:
+    def __init__(self, node: Node[h.ibv_gid], qp: QueuePair, gid: GID, lid: int) -> None:
         super().__init__(node)
         self.qp = qp
         self.gid = gid
@@ -71,7 +71,7 @@ def attach(qp: QueuePair, gid: GID, lid: int) -> MulticastAttachment:
             )
         raise failure(error.verb, error.errno or 0, detail) from None
 
-    def detach(raw: h.Gid) -> None:
+    def detach(raw: h.ibv_gid) -> None:
         calls.ibv_detach_mcast(pointer, raw, lid)
 
     return MulticastAttachment(Node("MulticastAttachment", raw, detach, [qp.node]), qp, gid, lid)

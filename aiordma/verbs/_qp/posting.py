@@ -64,11 +64,11 @@ _CHECKSUMS = {
 }
 
 
-def address(pointer: h.QPPointer | h.QPExPointer | h.Null) -> int:
+def address(pointer: h.ibv_qp | h.ibv_qp_ex | h.Null) -> int:
     return int(ffi.cast("uintptr_t", pointer))
 
 
-class Posting(Resource["h.QPPointer"]):
+class Posting(Resource["h.ibv_qp"]):
     """The send queue and the receive queue; a part of :class:`QueuePair`."""
 
     context: Context
@@ -81,7 +81,7 @@ class Posting(Resource["h.QPPointer"]):
     srq: SharedReceiveQueue | None
     _send_cq: CompletionQueue | None
 
-    def _begin_posting(self, pointer: h.QPPointer, extended: h.QPExPointer | h.Null) -> None:
+    def _begin_posting(self, pointer: h.ibv_qp, extended: h.ibv_qp_ex | h.Null) -> None:
         self._extended = extended
         self.addresses: tuple[int, int] = (
             address(pointer),

@@ -40,7 +40,7 @@ class QPCapabilities(NamedTuple):
     max_inline_data: int = 0
 
     @classmethod
-    def read(cls, attr: h.QPInitAttr | h.QPInitAttrEx | h.QPAttr) -> Self:
+    def read(cls, attr: h.ibv_qp_init_attr | h.ibv_qp_init_attr_ex | h.ibv_qp_attr) -> Self:
         """From the ``cap`` of a C structure."""
         cap = attr.cap
         return cls(
@@ -62,7 +62,7 @@ class QPCapabilities(NamedTuple):
         )
         return cls(**integers("capabilities", given._asdict(), U32_MAX))
 
-    def write(self, attr: h.QPInitAttr | h.QPInitAttrEx | h.QPAttr) -> None:
+    def write(self, attr: h.ibv_qp_init_attr | h.ibv_qp_init_attr_ex | h.ibv_qp_attr) -> None:
         """Into the ``cap`` of a C structure."""
         attr.cap.max_send_wr = self.max_send_wr
         attr.cap.max_recv_wr = self.max_recv_wr
@@ -71,10 +71,10 @@ class QPCapabilities(NamedTuple):
         attr.cap.max_inline_data = self.max_inline_data
 
 
-def resets(library: Library) -> Callable[[h.QPPointer], None]:
+def resets(library: Library) -> Callable[[h.ibv_qp], None]:
     """What puts a queue pair into RESET, whose type needs no table of states: any thread may."""
 
-    def reset(pointer: h.QPPointer) -> None:
+    def reset(pointer: h.ibv_qp) -> None:
         attr = ffi.new("struct ibv_qp_attr *")
         attr.qp_state = int(QPState.RESET)
         library.calls.ibv_modify_qp(pointer, attr, int(QPAttrMask.STATE))
@@ -88,8 +88,8 @@ def init_attr(
     capabilities: QPCapabilities,
     qp_type: QPType,
     sq_sig_all: bool,
-    srq: Resource[h.SRQPointer] | None = None,
-) -> h.QPInitAttr:
+    srq: Resource[h.ibv_srq] | None = None,
+) -> h.ibv_qp_init_attr:
     """``struct ibv_qp_init_attr`` for a new queue pair."""
     return ffi.new(
         "struct ibv_qp_init_attr *",
@@ -206,7 +206,7 @@ _BITS = {name: int(bit) for name, bit in MASK_OF_FIELD.items()}
 QUERY_ALL = QPAttrMask((1 << 21) - 1)
 
 
-def fill(changes: QPChanges) -> tuple[h.QPAttr, QPAttrMask]:
+def fill(changes: QPChanges) -> tuple[h.ibv_qp_attr, QPAttrMask]:
     """``struct ibv_qp_attr`` and its mask. TypeError for a name that is no field."""
     mask = 0
     for name in changes:
@@ -216,7 +216,7 @@ def fill(changes: QPChanges) -> tuple[h.QPAttr, QPAttrMask]:
     return filled(changes), QPAttrMask(mask)
 
 
-def filled(changes: QPChanges) -> h.QPAttr:
+def filled(changes: QPChanges) -> h.ibv_qp_attr:
     """``struct ibv_qp_attr`` of names that are fields."""
     values: dict[str, Any] = {}
     for name, value in changes.items():
@@ -253,7 +253,7 @@ class QPAttributes(NamedTuple):
     rnr_retry: int
 
     @classmethod
-    def read(cls, attr: h.QPAttr) -> Self:
+    def read(cls, attr: h.ibv_qp_attr) -> Self:
         """From ``struct ibv_qp_attr``."""
         return cls(
             qp_state=QPState(attr.qp_state),

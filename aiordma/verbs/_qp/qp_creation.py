@@ -68,7 +68,7 @@ class QPOptions(NamedTuple):
     def __bool__(self) -> bool:
         return self != _PLAIN
 
-    def write(self, attr: h.QPInitAttrEx) -> None:
+    def write(self, attr: h.ibv_qp_init_attr_ex) -> None:
         """Into ``struct ibv_qp_init_attr_ex``."""
         flags = self.create_flags
         if self.source_qpn is not None:
@@ -111,15 +111,15 @@ class QPKeywords(TypedDict, total=False):
 class Maker:
     """Which calls make a queue pair and destroy it: here the verbs, of an id the CM's."""
 
-    def create(self, pd: ProtectionDomain, attr: h.QPInitAttr) -> h.QPPointer:
+    def create(self, pd: ProtectionDomain, attr: h.ibv_qp_init_attr) -> h.ibv_qp:
         """By the simple call."""
         return pd.context.library.calls.ibv_create_qp(pd.pointer, attr)
 
-    def create_ex(self, pd: ProtectionDomain, attr: h.QPInitAttrEx) -> h.QPPointer:
+    def create_ex(self, pd: ProtectionDomain, attr: h.ibv_qp_init_attr_ex) -> h.ibv_qp:
         """By the extended one."""
         return pd.context.library.calls.ibv_create_qp_ex(pd.context.pointer, attr)
 
-    def destroy(self, pd: ProtectionDomain) -> Callable[[h.QPPointer], object]:
+    def destroy(self, pd: ProtectionDomain) -> Callable[[h.ibv_qp], object]:
         """What destroys it again."""
         return pd.context.library.calls.ibv_destroy_qp
 
@@ -154,7 +154,7 @@ def create_qp(
     qp_type, sq_sig_all = choice("qp_type", qp_type, QPType), truth("sq_sig_all", sq_sig_all)
     options = options.checked()
     _require(context, qp_type, options.send_ops)
-    attr: h.QPInitAttr | h.QPInitAttrEx
+    attr: h.ibv_qp_init_attr | h.ibv_qp_init_attr_ex
     try:
         if options:
             attr = ffi.new("struct ibv_qp_init_attr_ex *")
@@ -183,7 +183,7 @@ def create_qp(
     )
 
 
-def create_xrc_target(xrcd: Resource[h.XRCDPointer], context: Context, *, own: bool) -> QueuePair:
+def create_xrc_target(xrcd: Resource[h.ibv_xrcd], context: Context, *, own: bool) -> QueuePair:
     """As :meth:`XRCDomain.create_qp`: the side of XRC that receives has no queues of its own.
 
     `own`: no other process uses the domain.

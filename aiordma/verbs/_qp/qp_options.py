@@ -21,7 +21,7 @@ class ECE(NamedTuple):
     vendor_id: int
     options: int = 0
 
-    def packed(self) -> h.Ece:
+    def packed(self) -> h.ibv_ece:
         """The C structure."""
         ece = ffi.new("struct ibv_ece *")
         for name, number in integers("ECE", self._asdict(), U32_MAX).items():
@@ -29,7 +29,7 @@ class ECE(NamedTuple):
         return ece
 
     @classmethod
-    def read(cls, ece: h.Ece) -> Self:
+    def read(cls, ece: h.ibv_ece) -> Self:
         """A copy of the C structure."""
         return cls(ece.vendor_id, ece.options)
 
@@ -45,7 +45,7 @@ class RateLimit(NamedTuple):
     max_burst_sz: int = 0
     typical_pkt_sz: int = 0
 
-    def packed(self) -> h.QPRateLimitAttr:
+    def packed(self) -> h.ibv_qp_rate_limit_attr:
         """The C structure; ValueError for a number out of range."""
         attr = ffi.new("struct ibv_qp_rate_limit_attr *")
         try:

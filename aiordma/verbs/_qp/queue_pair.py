@@ -56,11 +56,11 @@ class QueuePair(BringUp, Posting):
 
     def __init__(
         self,
-        node: Node[h.QPPointer],
+        node: Node[h.ibv_qp],
         pd: ProtectionDomain | None,
         send_cq: CompletionQueue | None,
         recv_cq: CompletionQueue | None,
-        attr: h.QPInitAttr | h.QPInitAttrEx,
+        attr: h.ibv_qp_init_attr | h.ibv_qp_init_attr_ex,
         *,
         srq: SharedReceiveQueue | None = None,
         send_ops: SendOps = SendOps.NONE,

@@ -43,7 +43,7 @@ class SRQAttributes(NamedTuple):
     srq_limit: int = 0
 
 
-class SharedReceiveQueue(Resource["h.SRQPointer"]):
+class SharedReceiveQueue(Resource["h.ibv_srq"]):
     """Receives for all queue pairs that were made with it (``pd.create_qp(..., srq=srq)``).
 
     A message takes the first one posted, whichever queue pair it comes to; its completion, on that
@@ -59,7 +59,7 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
     Sources: ibv_create_srq(3); IBTA volume 1, clause 10.2.9.
     """
 
-    def __init__(self, pd: ProtectionDomain, node: Node[h.SRQPointer], max_sge: int) -> None:
+    def __init__(self, pd: ProtectionDomain, node: Node[h.ibv_srq], max_sge: int) -> None:
         super().__init__(node)
         self.pd = pd
         self.context: Context = pd.context
@@ -205,7 +205,7 @@ def create_srq(
     pd: ProtectionDomain,
     max_wr: int,
     max_sge: int,
-    xrcd: Resource[h.XRCDPointer] | None,
+    xrcd: Resource[h.ibv_xrcd] | None,
     cq: CompletionQueue | None,
 ) -> SharedReceiveQueue:
     """As :meth:`ProtectionDomain.create_srq`."""
@@ -216,7 +216,7 @@ def create_srq(
         raise ValueError("an XRC shared receive queue needs both an XRC domain and a CQ")
     calls = context.library.calls
     parents: list[Node[Any]] = [pd.node]
-    attr: h.SRQInitAttr | h.SRQInitAttrEx
+    attr: h.ibv_srq_init_attr | h.ibv_srq_init_attr_ex
     try:
         if xrcd is not None and cq is not None:
             attr = ffi.new("struct ibv_srq_init_attr_ex *")

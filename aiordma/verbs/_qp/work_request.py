@@ -34,7 +34,7 @@ class BindInfo(NamedTuple):
     ``rkey`` the window's own; so a window is bound once in one call.
     """
 
-    mw: Resource[h.MWPointer]
+    mw: Resource[h.ibv_mw]
     mr: MemoryRegion
     rkey: int
     addr: int
@@ -88,7 +88,7 @@ class SendWorkRequest:
     compare_add: int = 0
     swap: int = 0
     invalidate_rkey: int = 0
-    ah: Resource[h.AHPointer] | None = None
+    ah: Resource[h.ibv_ah] | None = None
     remote_qpn: int = 0
     remote_qkey: int = 0
     remote_srqn: int = 0
@@ -168,7 +168,7 @@ def _wrong_pieces(sges: object) -> str:
 _INVALIDATING = frozenset({WROpcode.SEND_WITH_INV, WROpcode.LOCAL_INV})
 
 
-def _address(resource: Resource[h.AHPointer] | Resource[h.MWPointer] | MemoryRegion) -> int:
+def _address(resource: Resource[h.ibv_ah] | Resource[h.ibv_mw] | MemoryRegion) -> int:
     return int(ffi.cast("uintptr_t", resource.pointer))
 
 

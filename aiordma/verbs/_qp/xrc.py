@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 _FD, _OFLAGS = 1 << 0, 1 << 1
 
 
-class XRCDomain(Resource["h.XRCDPointer"]):
+class XRCDomain(Resource["h.ibv_xrcd"]):
     """A domain of XRC queue pairs and shared receive queues: :meth:`Context.open_xrcd`."""
 
-    def __init__(self, context: Context, node: Node[h.XRCDPointer], *, own: bool) -> None:
+    def __init__(self, context: Context, node: Node[h.ibv_xrcd], *, own: bool) -> None:
         """For this package. `own`: no other process can open it."""
         super().__init__(node)
         self.context = context

@@ -46,7 +46,7 @@ def init_attr_ex(
     capabilities: QPCapabilities,
     send_ops: SendOps,
     sq_sig_all: bool,
-) -> h.QPInitAttrEx:
+) -> h.ibv_qp_init_attr_ex:
     """``struct ibv_qp_init_attr_ex`` for a queue pair of type DRIVER."""
     attr = ffi.new("struct ibv_qp_init_attr_ex *")
     attr.qp_type = DRIVER
@@ -63,7 +63,7 @@ def init_attr_ex(
     return attr
 
 
-class DriverQueuePair(Resource["h.QPPointer"]):
+class DriverQueuePair(Resource["h.ibv_qp"]):
     """What queue pairs of one vendor's kinds have in common. No table has their states.
 
     So the device alone checks what is modified and posted, and work under way is not tracked.
@@ -73,11 +73,11 @@ class DriverQueuePair(Resource["h.QPPointer"]):
     def __init__(
         self,
         pd: ProtectionDomain,
-        pointer: h.QPPointer,
+        pointer: h.ibv_qp,
         send_cq: CompletionQueue,
         recv_cq: CompletionQueue,
-        attr: h.QPInitAttrEx,
-        srq: Resource[h.SRQPointer] | None = None,
+        attr: h.ibv_qp_init_attr_ex,
+        srq: Resource[h.ibv_srq] | None = None,
     ) -> None:
         calls = pd.context.library.calls
         parents: list[Node[Any]] = [pd.node, send_cq.node, recv_cq.node]
@@ -131,7 +131,7 @@ class DriverQueuePair(Resource["h.QPPointer"]):
         ah: AddressHandle,
         remote_number: int,
         remote_key: int,
-        dc: h.Mlx5QPExPointer | None = None,
+        dc: h.mlx5dv_qp_ex | None = None,
     ) -> None:
         """Post one request to a peer that it names itself; for this package."""
         if wr.opcode not in _OPERATIONS:

@@ -79,7 +79,7 @@ def create_dc_initiator(
 
 
 def create_dc_target(
-    pd: ProtectionDomain, cq: CompletionQueue, srq: Resource[h.SRQPointer], access_key: int
+    pd: ProtectionDomain, cq: CompletionQueue, srq: Resource[h.ibv_srq], access_key: int
 ) -> DCTarget:
     """Make a target, in state RESET, that takes its receives from ``srq``.
 
@@ -93,8 +93,8 @@ def create_dc_target(
 
 
 def _create(
-    pd: ProtectionDomain, attr: h.QPInitAttrEx, dc_type: int, access_key: int
-) -> h.QPPointer:
+    pd: ProtectionDomain, attr: h.ibv_qp_init_attr_ex, dc_type: int, access_key: int
+) -> h.ibv_qp:
     mlx5 = ffi.new("struct mlx5dv_qp_init_attr *")
     mlx5.comp_mask = _MASK_DC
     mlx5.dc_init_attr.dc_type = dc_type
