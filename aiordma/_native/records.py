@@ -44,8 +44,8 @@ class CompletionArray:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.pointer: Completion = ffi.new("struct aiordma_completion[]", capacity)
-        self.more: CompletionMore = ffi.new("struct aiordma_completion_more[]", capacity)
+        self.pointer: aiordma_completion = ffi.new("struct aiordma_completion[]", capacity)
+        self.more: aiordma_completion_more = ffi.new("struct aiordma_completion_more[]", capacity)
         self._bytes, self._more_bytes = ffi.buffer(self.pointer), ffi.buffer(self.more)
 
     def records(self, count: int) -> Iterator[tuple[Record, More]]:
@@ -71,9 +71,9 @@ class RequestArray:
         if requests <= self._size[0] and sges <= self._size[1]:
             return
         self._size = max(self._size[0], requests), max(self._size[1], sges)
-        self.sends: Send = ffi.new("struct aiordma_send[]", self._size[0])
-        self.recvs: Recv = ffi.new("struct aiordma_recv[]", self._size[0])
-        self.sges: Sge = ffi.new("struct ibv_sge[]", self._size[1])
+        self.sends: aiordma_send = ffi.new("struct aiordma_send[]", self._size[0])
+        self.recvs: aiordma_recv = ffi.new("struct aiordma_recv[]", self._size[0])
+        self.sges: ibv_sge = ffi.new("struct ibv_sge[]", self._size[1])
         self.sends_bytes = ffi.buffer(self.sends)
         self.recvs_bytes = ffi.buffer(self.recvs)
         self.sges_bytes = ffi.buffer(self.sges)
