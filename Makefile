@@ -205,7 +205,7 @@ site: .venv/.test .venv/.docs build ## the documentation site, into build/site/h
 
 # ---- checks ---------------------------------------------------------------------------------
 
-.PHONY: check lint format types public-types abi exports folders
+.PHONY: check lint format types public-types abi exports
 check: .venv/.dev build ## format, lint, types and the fastest tests, in less than a minute
 	@$(MAKE) --no-print-directory lint types
 	$(PYTEST) --quiet tests/core tests/datapath tests/native tests/test_build.py tests/test_errors.py tests/test_imports.py
@@ -228,9 +228,6 @@ types: .venv/.dev build ## mypy, strict
 # pyright does not follow an editable install.
 public-types: .venv/.public-types build ## pyright --verifytypes: every public name has a type that needs no guess
 	PYTHONPATH=. $(BIN)/pyright --pythonpath $(BIN)/python --ignoreexternal --verifytypes aiordma
-
-folders: .venv/.dev build ## which folder of the embedded device calls which; fails on a call against the order
-	@$(BIN)/python -m tests.softdev_folders
 
 abi: .venv/.test ## our ABI header against the distribution's (libibverbs-dev, librdmacm-dev)
 	$(BIN)/python -m tests.abi.abi_check

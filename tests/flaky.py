@@ -5,8 +5,8 @@
 The load is a busy loop on every core, of which there are at least two, and a writer that rewrites a
 file and waits for the disk. As root, the priorities of the command's threads change at random too:
 so one thread of a test waits while another one runs, which is rare on a machine that is merely
-busy. The output of each run is in build/logs/flaky. Names of tests are taken from what pytest
-and meson print of a failure. The exit status is 1 when a run failed.
+busy. The output of each run is in build/logs/flaky. Names of tests are taken from what pytest and
+meson print of a failure. The exit status is 1 when a run failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -90,7 +90,6 @@ def changing_priorities(pid: int) -> Iterator[None]:
                     with suppress(OSError):
                         os.setpriority(os.PRIO_PROCESS, thread, random.choice((0, 0, -19)))
 
-    # A daemon: a signal may come before the `try`, and nothing then ends it but the process.
     changer = threading.Thread(target=change, daemon=True)
     changer.start()
     try:
@@ -100,45 +99,24 @@ def changing_priorities(pid: int) -> Iterator[None]:
         changer.join()
 
 
-@contextmanager
-def later(*numbers: signal.Signals) -> Iterator[None]:
-    """Signals that come inside ``with`` take effect at its end."""
-    came: list[int] = []
-    before = {it: signal.signal(it, lambda number, _: came.append(number)) for it in numbers}
-    try:
-        yield
-    finally:
-        for it, handler in before.items():
-            signal.signal(it, handler)
-        for number in came:
-            signal.raise_signal(number)
-
-
 def run(command: Sequence[str], log: Path) -> int:
     """Runs a command, whose output goes to a file; returns its status. No process is left."""
-    process = None
-    with log.open("wb") as output:
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        ) as process,
+    ):
         try:
-            with later(signal.SIGINT, signal.SIGTERM):
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-            if os.geteuid():  # a lower nice value takes a privilege
-                return process.wait()
-            with changing_priorities(process.pid):
+            # A lower nice value takes a privilege.
+            with nullcontext() if os.geteuid() else changing_priorities(process.pid):
                 return process.wait()
         except BaseException:
-            if process:
-                os.killpg(process.pid, signal.SIGTERM)
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+            os.killpg(process.pid, signal.SIGTERM)
             raise
 
 

@@ -1,20 +1,26 @@
 """Which C file may include which: Python's import rules (test_imports.py), for ``native``.
 
-A folder of ``native`` includes its own headers and those of the folders in the table. The embedded
-device's inner folders have a table of their own.
+A folder of ``native`` includes its own headers and those of the folders in the table. The inner
+folders of the embedded device have ranks (docs/embedded-device.md): a folder includes of a lower
+one its interface and nothing else, and its objects need no function or variable of a higher one,
+however that is declared. Calls through tables that a folder is given do not count.
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-NATIVE = Path(__file__).parents[1] / "native"
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NATIVE = ROOT / "native"
 DEVICE = NATIVE / "softdev"
 
-# Folder, or file of `native` itself -> folders whose headers it may include, besides its own.
+# Folder of `native` -> folders whose headers it may include, besides its own.
 FOLDERS: dict[str, set[str]] = {
     "abi": set(),
     "softdev": {"abi"},
@@ -22,59 +28,55 @@ FOLDERS: dict[str, set[str]] = {
     "preload": {"softdev", "abi"},
 }
 
+# Of the device, from low to high; softdev.c puts it together.
+RANKS = {"engine": 0, "trace": 1, "inject": 2, "objects": 3, "shm": 4, "rc": 4, "ud": 4}
+RANKS |= {"wire": 5, "cm": 6, "softdev": 7}
+
+# Headers outside the folders of the device, and one include against the order: the trace reads the
+# objects' structures, and calls none of them.
+COMMON = {"softdev.h", "embedded.h", "abi/abi.h", "abi/calls.h"}
+EXCEPTION = ("trace", "objects/objects.h")
+
 # Python's, which only generated code needs, and those of the RDMA packages, which no build needs.
 NOWHERE = ("Python.h", "infiniband/", "rdma/")
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Include:
-    """One line of a file: a header of ours, or one of the system."""
-
-    own: str
-    system: str
-
-
-def sources() -> list[Path]:
-    return sorted(path for path in NATIVE.rglob("*.[ch]"))
-
-
 def folder_of(path: Path) -> str:
     return path.relative_to(NATIVE).parts[0]
 
 
-def includes(path: Path) -> list[Include]:
-    return [Include(*match.groups("")) for match in INCLUDE.finditer(path.read_text())]
+def rank_folder(path: Path) -> str:
+    """The folder of the device that a file is in."""
+    return path.parent.name if path.parent != DEVICE else "softdev"
 
 
 def found(name: str, including: Path) -> Path | None:
     """The header as the compiler finds it: beside the file, then in meson's include directories."""
-    for folder in (including.parent, NATIVE, DEVICE):
-        if (header := (folder / name).resolve()).exists():
-            return header
-    return None
-
-
-def test_folders_include_only_what_they_may() -> None:
-    assert not [fault for path in sources() for fault in faults(path)]
+    paths = ((folder / name).resolve() for folder in (including.parent, NATIVE, DEVICE))
+    return next((path for path in paths if path.exists()), None)
 
 
 def faults(path: Path) -> Iterator[str]:
     """What is wrong with the includes of a file."""
     folder = folder_of(path)
-    assert folder in FOLDERS, (
-        f"{path.name}: say in the table of this test what {folder} may include"
-    )
-    for include in includes(path):
-        if include.own:
-            header = found(include.own, path)
-            if header is None:
-                yield f"{path.name} includes {include.own}, which is not there"
-            elif folder_of(header) not in {folder, *FOLDERS[folder]}:
-                yield f"{path.name} includes {include.own}"
-        elif include.system.startswith(NOWHERE):
-            yield f"{path.name}: <{include.system}>"
+    assert folder in FOLDERS, f"{path.name}: say in the table what {folder} may include"
+    for own, system in INCLUDE.findall(path.read_text()):
+        header = found(own, path) if own else None
+        if system.startswith(NOWHERE):
+            yield f"{path.name}: <{system}>"
+        elif own and (not header or folder_of(header) not in {folder, *FOLDERS[folder]}):
+            yield f"{path.name} includes {own}"
+        elif header and folder == "softdev" and own not in COMMON and header.parent != path.parent:
+            here, of = rank_folder(path), rank_folder(header)
+            is_interface = header.name == f"{of}.h" and RANKS[of] < RANKS[here]
+            if not is_interface and (here, own) != EXCEPTION:
+                yield f"{path.name} includes {own}"
+
+
+def test_folders_include_only_what_they_may() -> None:
+    assert not [fault for path in NATIVE.rglob("*.[ch]") for fault in faults(path)]
 
 
 def test_folders_form_no_cycle() -> None:
@@ -84,3 +86,30 @@ def test_folders_form_no_cycle() -> None:
         assert lowest, f"{', '.join(left)} include each other"
         for folder in lowest:
             del left[folder]
+
+
+def test_calls_go_down() -> None:
+    builds = (ROOT / "build").glob("*/native/softdev/libdevice.a.p")
+    newest = max(builds, key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        pytest.skip("there are no objects of the device here: it was built elsewhere")
+    defined: dict[str, str] = {}
+    needed: defaultdict[str, set[str]] = defaultdict(set)
+    for source in DEVICE.rglob("*.c"):
+        folder = rank_folder(source)
+        name = "_".join(source.relative_to(DEVICE).parts)
+        command = ["nm", "--extern-only", "--format=posix", str(newest / f"{name}.o")]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        for symbol, kind in re.findall(r"^(\S+) (\w)\b", done.stdout, re.MULTILINE):
+            if kind == "U":
+                needed[folder].add(symbol)
+            elif kind.isupper():
+                defined[symbol] = folder
+    calls = {
+        (caller, symbol, defined[symbol])
+        for caller, symbols in needed.items()
+        for symbol in symbols & defined.keys()
+        if defined[symbol] != caller
+    }
+    assert len(calls) > 100
+    assert not [call for call in calls if RANKS[call[2]] >= RANKS[call[0]]]
