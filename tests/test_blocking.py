@@ -10,7 +10,6 @@ import itertools
 import os
 import signal
 import struct
-import subprocess
 import sys
 import threading
 import warnings
@@ -28,6 +27,7 @@ from aiordma import Rights, blocking, errors, transport
 from aiordma._transport import lease_thread
 from aiordma.streams import start_stream_server
 from tests.conftest import kind_of
+from tests.processes import run_python
 from tests.transport.inside import figures
 
 # Of the asynchronous interface, what has no method here; `call` reaches it.
@@ -468,13 +468,7 @@ print("no deadlock")
 @pytest.mark.any_device
 def test_a_call_in_the_middle_of_any_step_of_another() -> None:
     """As of a signal handler, or of a destructor, which the collector runs at any time."""
-    done = subprocess.run(
-        [sys.executable, "-c", AT_ANY_STEP],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    done = run_python("-c", AT_ANY_STEP)
     assert (done.returncode, done.stdout, done.stderr) == (0, "no deadlock\n", "")
 
 
@@ -740,13 +734,7 @@ while not blocking.call(lambda: listener.asynchronous._waiters._waiters):
     pass
 {last}
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    done = run_python("-W", "ignore", "-c", code)
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.processes import run_python
 
 PACKAGE = Path(__file__).parents[1] / "aiordma"
 
@@ -344,14 +345,7 @@ def test_one_fork_hook() -> None:
 
 def run(code: str) -> str:
     """Run a program in a fresh interpreter, every warning an error; its output."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=PACKAGE.parent,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python("-W", "error", "-c", code)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -406,5 +400,7 @@ with open("/proc/self/maps") as maps:
     loaded = maps.read()
 for library in ("libibverbs", "librdmacm", "libmlx5", "libefa"):
     assert library not in loaded, f"{library} was opened"
+import aiordma._loop.driver
+assert threads() == before[0] and descriptors() == before[1] and aiordma.verbs.live() == {}
 """
     )

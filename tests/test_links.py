@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,15 +56,7 @@ asyncio.run(main())
 
 
 def run(wire: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "AIORDMA_EMBEDDED_LINKS": wire},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    return run_python(*arguments, timeout=600, AIORDMA_EMBEDDED_LINKS=wire)
 
 
 @pytest.mark.timeout(700)

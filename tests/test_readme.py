@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pkgutil
 import re
-import subprocess
-import sys
 from itertools import takewhile
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import pytest
 
 from aiordma.cli.app import app
 from tests.package import README_PROGRAM
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md")
@@ -46,13 +44,7 @@ def commands(page: str, program: str) -> list[list[str]]:
 @pytest.mark.parametrize(("program", "output"), list(zip(PROGRAMS, OUTPUTS, strict=True)))
 def test_the_programs_print_what_the_readme_says(program: str, output: str) -> None:
     """The programs run on the embedded device, without hardware."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env={**os.environ, "AIORDMA_DEVICE": "embedded0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-W", "error", "-c", program, AIORDMA_DEVICE="embedded0")
     assert (done.stdout, done.stderr, done.returncode) == (output, "", 0)
     assert output.strip() in README.replace(program, "") + program.partition("#")[2]
 

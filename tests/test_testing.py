@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from aiordma.errors import (
     VerbsError,
 )
 from aiordma.verbs import EventType, SendFlags, WCStatus, WROpcode
+from tests.processes import run_python
 
 from .conftest import ConnectedPair, End
 
@@ -325,13 +325,7 @@ def test_other_devices_say_that_they_cannot(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def child(program: str, plan: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "AIORDMA_EMBEDDED_FAULTS": plan, "AIORDMA_DEVICE": "embedded0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python("-c", program, AIORDMA_EMBEDDED_FAULTS=plan, AIORDMA_DEVICE="embedded0")
 
 
 def test_the_environment() -> None:

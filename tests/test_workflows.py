@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.package import INTEGRATIONS, MINORS, PYPROJECT
+from tests.processes import run
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = {it.name: it.read_text() for it in (ROOT / ".github/workflows").glob("*.yml")}
@@ -110,19 +111,17 @@ def test_what_of_a_tag_is_published(
 
 
 def test_a_step_that_is_not_there_is_refused() -> None:
-    done = subprocess.run(
-        [ROOT / ".ci/run", "no-such"], capture_output=True, text=True, check=False
-    )
+    done = run(ROOT / ".ci/run", "no-such")
     assert (done.returncode, done.stderr) == (2, "there is no step no-such\n")
     assert "packages" not in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("argument", "failed", "run"),
+    ("argument", "failed", "steps"),
     [("lint", "check", [name for name, _ in STEPS]), ("update", "packages", ["packages"])],
 )
 def test_one_run_says_all_that_is_wrong(
-    tmp_path: Path, argument: str, failed: str, run: list[str]
+    tmp_path: Path, argument: str, failed: str, steps: list[str]
 ) -> None:
     """The steps after a failed one run too; without the packages none does."""
     for name in ("make", "apt-get"):
@@ -132,15 +131,9 @@ def test_one_run_says_all_that_is_wrong(
             f'case "$* " in *"{argument} "*) echo "error: 3"; exit 1; esac\n'
         )
         program.chmod(0o755)
-    done = subprocess.run(
-        [ROOT / ".ci/run"],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(ROOT / ".ci/run", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert done.returncode == 1
     assert re.search(f"==== the end of {failed}, .*\n.*{argument}", done.stdout)
     assert re.search(rf"\nFAILED .*  {failed}\n +error: 3\n", done.stdout)
     summary = re.findall(r"^(ok|FAILED) +\d+ s  (\S+)$", done.stdout, re.MULTILINE)
-    assert summary == [("FAILED" if name == failed else "ok", name) for name in run]
+    assert summary == [("FAILED" if name == failed else "ok", name) for name in steps]

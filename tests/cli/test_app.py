@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
 
 import aiordma
 from aiordma.cli.app import app
+from tests.processes import run_python
 
 # `aiordma` where a module is not installed: None in sys.modules makes its import fail so.
 WITHOUT = """\
@@ -21,12 +21,7 @@ runpy.run_module("aiordma", run_name="__main__")
 
 
 def run_without(module: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT.format(module=module)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python("-c", WITHOUT.format(module=module))
 
 
 @pytest.mark.parametrize("module", ["click", "rich"])
@@ -68,9 +63,7 @@ def test_a_command_is_imported_without_the_others() -> None:
         "app(['run', '--help'], standalone_mode=False);"
         "print(*sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", program, check=True)
     loaded = done.stderr.split()
     assert "aiordma.cli.run" in loaded
     assert {"aiordma.cli.perf", "aiordma.transport", "rich", "asyncio"}.isdisjoint(loaded)
@@ -82,7 +75,5 @@ def test_version() -> None:
 
 
 def test_as_a_module_and_as_a_program_it_is_the_same() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "aiordma", "--help"], capture_output=True, text=True, check=True
-    )
+    done = run_python("-m", "aiordma", "--help", check=True)
     assert done.stdout == CliRunner().invoke(app, ["--help"], prog_name="aiordma").output

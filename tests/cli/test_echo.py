@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from click.testing import CliRunner, Result
 from aiordma import verbs
 from aiordma.cli import echo as echo_module
 from aiordma.cli.app import app
+from tests.processes import run_python
 
 pytestmark = pytest.mark.any_device
 
@@ -62,13 +62,7 @@ def test_the_sizes_when_none_are_named(device_name: str) -> None:
 
 
 def test_as_a_program_where_there_is_no_terminal(device_name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "aiordma", "echo", *SMALL],
-        env={**os.environ, "AIORDMA_DEVICE": device_name},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-W", "error", "-m", "aiordma", "echo", *SMALL, AIORDMA_DEVICE=device_name)
     assert done.stderr == ""
     assert done.returncode == 0
     assert f"device {device_name}" in done.stdout
@@ -195,11 +189,6 @@ def test_the_server_ends_with_this_side(
     device_name: str, number: signal.Signals, status: int, text: str
 ) -> None:
     code = THIS_END.format(other_end=other_end(f"os.kill(os.getppid(), {int(number)})"))
-    done = subprocess.run(  # returns when both have ended: they share the pipe of stderr
-        [sys.executable, "-c", code, "echo", "--device", device_name, *SMALL],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", code, "echo", "--device", device_name, *SMALL)
     assert done.returncode == status
     assert done.stderr == text

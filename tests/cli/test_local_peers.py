@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import subprocess
-import sys
 
 import pytest
 
 from aiordma.cli import local_peers
 from aiordma.cli.local_peers import LocalPeerFacts
+from tests.processes import run_python
 
 # Refuses one system call to itself and to what it starts (seccomp(2)), then tries.
 FILTERED = """
@@ -38,12 +37,8 @@ NUMBERS = {
 
 def filtered(call: str, action: int) -> str:
     number = NUMBERS[call][os.uname().machine]
-    done = subprocess.run(
-        [sys.executable, "-c", FILTERED, str(number), str(action)],
-        env={**os.environ, "AIORDMA_EMBEDDED_LINKS": ""},
-        capture_output=True,
-        text=True,
-        check=True,
+    done = run_python(
+        "-c", FILTERED, str(number), str(action), check=True, AIORDMA_EMBEDDED_LINKS=""
     )
     return done.stdout.strip()
 

@@ -23,6 +23,7 @@ from aiordma.cli import run as command
 from aiordma.cli.run import ELF, CannotRunError, NotFoundError
 from aiordma.verbs import FaultCounts
 from tests.abi.exports_check import table_of_exports
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,14 +43,7 @@ print(count.value, verbs.ibv_get_device_name(device).decode(), guid)
 
 
 def aiordma_run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "aiordma", "run", *words],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return run_python("-m", "aiordma", "run", *words, cwd=Path.cwd(), **environment)
 
 
 def test_a_program_finds_the_embedded_device_under_the_public_names() -> None:
@@ -84,9 +78,7 @@ def test_a_program_asks_for_faults_and_counts_them() -> None:
 
 def test_without_it_the_names_are_not_there() -> None:
     """Or they are those of the system's library: the program needs the preload library."""
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_DEVICE], capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", FIRST_DEVICE)
     assert "embedded0" not in done.stdout
 
 

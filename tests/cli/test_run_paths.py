@@ -14,6 +14,7 @@ import pytest
 
 from aiordma import verbs
 from aiordma.cli import run as command
+from tests.processes import run_python
 
 from .test_run import aiordma_run
 
@@ -191,13 +192,7 @@ def test_relative_to_an_open_folder_of_an_installation_behind_a_link(
     path = tmp_path / "preload" / "libibverbs.so.1"
     monkeypatch.setattr(command, "library", lambda: path)
     program = f"import os; print(os.readlink('device', dir_fd=os.open('{CLASS}', os.O_RDONLY)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "LD_PRELOAD": command.preloaded(os.environ.get("LD_PRELOAD", ""))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", program, LD_PRELOAD=command.preloaded(os.environ.get("LD_PRELOAD", "")))
     assert (done.stdout, done.stderr) == ("../../../embedded0\n", "")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import kind_of
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 CHILD = "tests.cm.device_events_child"
@@ -37,14 +37,7 @@ def place(device_name: str) -> Iterator[tuple[str, str]]:
 
 def tell(place: tuple[str, str], what: str, timeout: float) -> list[str]:
     """The events that a listener on the device receives, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", CHILD, *place, what, str(timeout)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python("-m", CHILD, *place, what, str(timeout))
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -6,14 +6,13 @@ import ast
 import importlib
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import aiordma
+from tests.processes import run_python
 from tests.test_imports import is_type_checking
 
 PACKAGES = ("aiordma", "aiordma.cm", "aiordma.streams", "aiordma.verbs")
@@ -83,7 +82,7 @@ def test_modules_of_the_package_are_reached_by_name() -> None:
         "import aiordma\n"
         "print(aiordma.errors.RDMAError is aiordma.RDMAError, aiordma.transport.Rights.__name__)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, check=True)
     assert done.stdout.split() == ["True", "Rights"]
 
 
@@ -112,7 +111,5 @@ for module, name in {names!r}.items():
         sys.exit(f"{{module}} cannot be loaded first")
 """
     root = os.path.dirname(os.path.dirname(str(aiordma.__file__)))
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", code, cwd=root)
     assert done.returncode == 0, done.stderr

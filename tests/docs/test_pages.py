@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ import pytest
 from tests.docs import sections
 from tests.docs.__main__ import main
 from tests.docs.pages import DOCS, ROOT, differing, pages
+from tests.processes import run_python
 
 PAGES = sorted(DOCS.rglob("*.md"))
 PACKAGE = ROOT / "aiordma"
@@ -40,14 +38,7 @@ TESTS = re.compile(
 @pytest.mark.parametrize(("program", "output"), PROGRAMS)
 def test_the_programs_print_what_the_page_says(program: str, output: str) -> None:
     """On the embedded device, with warnings as errors."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env={**os.environ, "AIORDMA_DEVICE": "embedded0"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-W", "error", "-c", program, AIORDMA_DEVICE="embedded0")
     assert (done.stdout, done.stderr, done.returncode) == (output, "", 0)
 
 
@@ -56,13 +47,14 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path) -> None:
     assert match
     (tmp_path / "test_counting.py").write_text(match["program"])
     (tmp_path / "pyproject.toml").write_text(match["toml"])
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--confcutdir=."],
-        env={**os.environ, "AIORDMA_DEVICE": "embedded0", "PYTHONPATH": str(ROOT)},
+    done = run_python(
+        "-m",
+        "pytest",
+        "-q",
+        "--confcutdir=.",
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+        AIORDMA_DEVICE="embedded0",
+        PYTHONPATH=str(ROOT),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import select
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +25,7 @@ from aiordma._loop.adaptive_polling import FIRST_US
 from aiordma._loop.driver import EVENTS, Driver, EventDriver
 from aiordma.errors import InternalError
 from tests.combinations import LOOPS
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 64 << 20
@@ -641,50 +639,7 @@ def test_loops_in_several_threads(device: verbs.Device, host: str) -> None:
     assert results == dict.fromkeys(range(4), 2 * count)
 
 
-# ---- what importing does -------------------------------------------------------------------------
-
-LOOK = """
-import json, logging, os, sys, threading
-from pathlib import Path
-files = set(os.listdir("/proc/self/fd"))
-import aiordma, aiordma.cm, aiordma._loop.driver, aiordma.transport, aiordma.verbs
-maps = Path("/proc/self/maps").read_text().split()
-print(json.dumps({
-    "threads": len(os.listdir("/proc/self/task")),
-    "python threads": threading.active_count(),
-    "files": sorted(set(os.listdir("/proc/self/fd")) - files),
-    "logging": bool(logging.root.handlers),
-    "loggers": [
-        name for name, logger in logging.root.manager.loggerDict.items()
-        if isinstance(logger, logging.Logger) and (logger.handlers or logger.level)
-    ],
-    "libraries": [word for word in maps if "verbs.so" in word],
-    "live": aiordma.verbs.live(),
-}))
-"""
-
-
-def test_importing_does_nothing() -> None:
-    """No device, no library, no thread, no file, no logging configured."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", LOOK],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert json.loads(done.stdout) == {
-        "threads": 1,
-        "python threads": 1,
-        "files": [],
-        "logging": False,
-        "loggers": [],
-        "libraries": [],
-        "live": {},
-    }
-    assert done.stderr == ""
-
+# ---- the end of a program -----------------------------------------------------------------------
 
 ONCE = """
 import asyncio, os, sys, time, aiordma
@@ -709,14 +664,7 @@ print(len(os.listdir("/proc/self/task")), verbs.live())
 @pytest.mark.parametrize("via", ["cm", "tcp"])
 def test_nothing_stays_after_the_last_connection(device: verbs.Device, host: str, via: str) -> None:
     """The embedded device's thread is gone, and the interpreter ends without a word."""
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", ONCE, device.name, via, host],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python("-X", "dev", "-W", "error", "-c", ONCE, device.name, via, host)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 {}\n", "")
 
 
@@ -746,14 +694,7 @@ def test_loop_that_ends_with_connections_open(
     device: verbs.Device, host: str, via: str, loop: str
 ) -> None:
     """It is the user's mistake, with a warning; it neither hangs nor crashes."""
-    done = subprocess.run(
-        [sys.executable, "-W", "default", "-c", LEFT_OPEN, loop, device.name, via, host],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python("-W", "default", "-c", LEFT_OPEN, loop, device.name, via, host)
     assert (done.returncode, done.stdout) == (0, "ended\n")
     assert "was not closed before its event loop" in done.stderr
     assert "Traceback" not in done.stderr

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 
 import pytest
 
 from aiordma._native import fork
+from tests.processes import run_python
 
 pytestmark = pytest.mark.any_device
 
@@ -27,9 +26,7 @@ print(fork.generation(), flush=True)
 
 
 def test_every_reset_runs_in_the_child_and_in_order() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=True
-    )
+    done = run_python("-c", PROGRAM, check=True)
     assert done.stdout == "first\nlast\n1\n0\n"
     assert "ZeroDivisionError" in done.stderr
 

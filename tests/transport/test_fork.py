@@ -14,6 +14,7 @@ from aiordma import ConnectionBrokenError, listen
 from aiordma.errors import AddressError
 from aiordma.transport import Via
 from tests.conftest import EMBEDDED
+from tests.processes import run
 
 from .connection_factory import ConnectionFactory, ends
 from .marks import by_cm, by_tcp, one_loop
@@ -53,15 +54,7 @@ def start(factory: ConnectionFactory, role: str) -> subprocess.Popen[str]:
 
 def report(factory: ConnectionFactory, role: str, loop: str) -> list[str]:
     """What the program has printed; a failure unless it ended well, and by itself."""
-    done = subprocess.run(
-        command(factory, role, loop),
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100 * factory.slow,
-        check=False,
-    )
+    done = run(*command(factory, role, loop), timeout=100 * factory.slow, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 

@@ -6,7 +6,6 @@ import array
 import ctypes
 import gc
 import mmap
-import subprocess
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from aiordma.verbs._memory.buffers import require_data
 from aiordma.verbs._memory.dlpack import OPAQUE
 from tests import fake_torch
 from tests.dlpack import BFLOAT, CUDA, CUDA_HOST, OwnTensor
+from tests.processes import run_python
 
 DATA = bytes(range(64))
 
@@ -424,12 +424,7 @@ print("collected")
 
 def test_views_in_a_cycle_are_collected() -> None:
     """Of what a memoryview cannot cast, too.  In a process of its own: a mistake would end this."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FORGOTTEN],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-W", "error", "-c", FORGOTTEN)
     assert (done.returncode, done.stdout, done.stderr) == (0, "collected\n", "")
 
 

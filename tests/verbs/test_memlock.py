@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import re
 import resource
-import subprocess
-import sys
 
 import pytest
 
 from aiordma import verbs
 from aiordma._native import failure
 from aiordma.verbs._memory import memlock
+from tests.processes import run_python
 
 # Drops CAP_IPC_LOCK for good, which takes effect with the next exec (capabilities(7)), then runs
 # the rest with 1 MiB that may be locked.
@@ -40,13 +39,7 @@ with verbs.open_device(sys.argv[2]) as context, context.alloc_pd() as pd:
 
 def test_a_small_limit(device: verbs.Device) -> None:
     """rdma_rxe pins pages as a card does; the embedded device pins none, and no limit binds it."""
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, "drop", device.name],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = run_python("-c", CHILD, "drop", device.name, check=True)
     if device.library.name == "embedded":
         assert done.stdout == "registered\n"
         return

@@ -6,8 +6,6 @@ import array
 import ctypes
 import errno
 import mmap
-import subprocess
-import sys
 import weakref
 from collections.abc import Iterator
 
@@ -18,6 +16,7 @@ from aiordma import MemoryPool, verbs
 from aiordma.errors import BufferStateError, LocalRangeError, VerbsError
 from aiordma.verbs import AccessFlags
 from aiordma.verbs._memory.buffers import AnyMemory, bytes_of
+from tests.processes import run_python
 
 ALL = (
     AccessFlags.LOCAL_WRITE
@@ -237,12 +236,7 @@ print(len(memory))
 
 def test_views_in_a_cycle_are_collected(device: verbs.Device) -> None:
     """In a process of its own, which a mistake here would be the end of."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FORGOTTEN, device.name],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-W", "error", "-c", FORGOTTEN, device.name)
     assert (done.returncode, done.stdout, done.stderr) == (0, "103\n", "")
 
 

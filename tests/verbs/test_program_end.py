@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from aiordma import verbs
+from tests.processes import run_python
 
 # A send waits for a receive that never comes, and a read and a write of long memory go on, in
 # bytes of Python's own, in a region of them, and in memory that is known by its address alone.
@@ -138,14 +135,7 @@ ENDINGS |= {
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_program_ends_with_work_under_way(device: verbs.Device, ending: str) -> None:
     """It ends as it says, by no signal, in whatever order Python frees what it had."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + ENDINGS[ending], device.name],
-        env={**os.environ, "AIORDMA_DEVICE": device.name},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = run_python("-c", BEGIN + ENDINGS[ending], device.name, AIORDMA_DEVICE=device.name)
     expected = int("meant" in ENDINGS[ending])
     assert done.returncode == expected, done.stderr
     assert ("ValueError: meant" in done.stderr) == bool(expected)

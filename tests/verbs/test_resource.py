@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
+import signal
 import sys
 import warnings
 import weakref
@@ -20,6 +20,7 @@ from aiordma.errors import BufferStateError, VerbsError
 from aiordma.verbs._device import context as device_context
 from aiordma.verbs._device import resource
 from aiordma.verbs._device.resource import Node, Resource
+from tests.processes import run_python
 
 
 def test_closing_the_context_closes_everything(device: verbs.Device) -> None:
@@ -223,10 +224,7 @@ mr = pd.reg_mr(bytearray(64))
 
 @pytest.mark.parametrize("flags", [["-W", "ignore"], ["-X", "dev"]])
 def test_interpreter_exit_with_everything_open(device: verbs.Device, flags: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, *flags, "-c", _EXIT, device.name],
-        check=True, timeout=300, capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_python(*flags, "-c", _EXIT, device.name, check=True)
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
 

@@ -1,0 +1,35 @@
+"""Programs that tests run and wait for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(
+    *command: str | Path,
+    cwd: Path = ROOT,
+    timeout: float = 300,
+    check: bool = False,
+    **environment: str,
+) -> subprocess.CompletedProcess[str]:
+    """A command that has ended: its status and its output. `environment` is added to ours."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=check,
+    )
+
+
+def run_python(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    """`run` of the interpreter of the tests."""
+    return run(sys.executable, *arguments, **more)
