@@ -81,25 +81,21 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return Build(tmp_path_factory.mktemp("build"))
 
 
-def test_every_module_of_the_data_path_is_built(build: Build) -> None:
+def test_modules_of_the_data_path_are_built_and_their_sources_not_installed(build: Build) -> None:
     plan = json.loads((build.folder / "meson-info/intro-install_plan.json").read_text())
     built = {Path(it).name.partition(".")[0] for it in plan["targets"] if DATAPATH in it}
     assert built == {it.stem for it in (ROOT / DATAPATH).glob("*.pyx")}
-
-
-def test_sources_are_not_installed_with_the_package(build: Build) -> None:
-    plan = json.loads((build.folder / "meson-info/intro-install_plan.json").read_text())
     (package,) = plan["install_subdirs"].values()
-    folder = ROOT / DATAPATH
     # The stubs come from the build, which writes them beside the sources too.
     suffixes = (".pyx", ".pxd", ".pyi")
-    sources = {f"_datapath/{it.stem}{end}" for it in folder.glob("*.pyx") for end in suffixes}
+    sources = {
+        f"_datapath/{it.stem}{end}" for it in (ROOT / DATAPATH).glob("*.pyx") for end in suffixes
+    }
     others = {"_datapath/meson.build", "_native/_lib.pyi"}
     assert sources | others == set(package["exclude_files"])
     top = build.source / "aiordma"
-    assert {str(it.relative_to(top)) for it in top.rglob("__pycache__")} == set(
-        package["exclude_dirs"]
-    )
+    caches = {str(it.relative_to(top)) for it in top.rglob("__pycache__")}
+    assert caches == set(package["exclude_dirs"])
 
 
 def test_a_change_compiles_what_depends_on_it(build: Build) -> None:
@@ -122,24 +118,3 @@ def test_other_builds_check_and_trace(build: Build, tmp_path: Path) -> None:
         one.ninja(c)
         for text in "\\047NoneType\\047 object has no attribute", "__Pyx_TraceLine(":
             assert (text in (one.folder / c).read_text()) == (one is other)
-
-
-@pytest.mark.parametrize(
-    ("failing", "part"), [("build", "set-up"), ("check-c", "C tests"), ("pytest", "Python tests")]
-)
-def test_a_part_that_fails_is_named_last(failing: str, part: str, tmp_path: Path) -> None:
-    """A stand-in for make, and for pytest, that fails at one part."""
-    fake = tmp_path / "make"
-    fake.write_text(f'#!/bin/sh\ncase "$*" in *{failing}*) exit 1; esac\n')
-    fake.chmod(0o755)
-    done = subprocess.run(
-        ["make", "test", f"MAKE={fake}", f"PYTEST={fake} pytest"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        env={"PATH": os.environ["PATH"]},
-    )
-    *_, said, _ = done.stdout.splitlines()  # the last line is that of make
-    assert (done.returncode, said) == (2, f"make test failed in its {part}")

@@ -76,15 +76,6 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     assert commands("README.md", "make")[:2] == [["echo"], ["test"]]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_files_are_there(page: str) -> None:
-    text = (ROOT / page).read_text()
-    links = re.findall(r"\]\(([^):]+)\)", text)
-    paths = [name for name in re.findall(r"`([\w./]+)`", text) if "/" in name]
-    for name in (*links, *paths):
-        assert name.startswith("/") or (ROOT / name).exists(), f"{page} names {name}"
-
-
 @pytest.mark.parametrize("page", [*PAGES, "docs/command-line.md"])
 def test_the_commands_and_options_are_there(page: str) -> None:
     context = click.Context(app)

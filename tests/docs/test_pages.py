@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.docs import sections
-from tests.docs.__main__ import main
 from tests.docs.pages import DOCS, ROOT, differing, pages
 from tests.processes import run_python
 
-PAGES = sorted(DOCS.rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 PACKAGE = ROOT / "aiordma"
 
 # A program, and its output if a block of text follows directly.
@@ -60,7 +59,7 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path) -> None:
     assert "3 passed" in done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_links_lead_somewhere(page: Path) -> None:
     text = page.read_text()
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -91,31 +90,16 @@ def anchors(text: str) -> set[str]:
     return made | set(re.findall(r'<a id="([^"]+)">', text))
 
 
-@pytest.mark.parametrize("page", [*PAGES], ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_files_are_there(page: Path) -> None:
     for name in re.findall(
-        r"`((?:aiordma|native|tests|docs|examples|bench)/[\w./]+)`", page.read_text()
+        r"`((?:aiordma|native|tests|docs|examples|bench|integrations)/[\w./]+)`", page.read_text()
     ):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
 def test_what_is_generated_is_as_it_would_be_now() -> None:
     assert differing(pages()) == [], "out of date: make docs"
-
-
-def test_check_fails_for_a_page_that_differs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("old")
-    monkeypatch.setattr("tests.docs.__main__.pages", lambda: {page: "new"})
-    assert main(["--check"]) == "these pages are out of date: make docs"
-    assert page.read_text() == "old"
-    assert main([]) is None
-    assert page.read_text() == "new"
-    assert main(["--check"]) is None
-    assert capsys.readouterr().out == f"{page}\n{page}\n"
-    assert "--check" in (main(["--wrong"]) or "")
 
 
 MARKED = "before\n<!-- x: written by `make docs` -->\nold\n<!-- end of x -->\nafter\n"

@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -26,11 +25,10 @@ from tests.conftest import EMBEDDED
 from . import stranger
 from .kept import PER_LOCAL_PEER, Kept
 from .leases import HOW, REVOKED, Leases, how_it_ends
-from .memory import ALL, COUNTER, LANES, parts, stretch
-from .pattern import LARGEST, Patterns, Wrong, write_patterns
-from .plan import CLIENT, ENDINGS, KEY, KINDS, SERVER, Plan
+from .memory import ALL
+from .pattern import Patterns, Wrong, write_patterns
+from .plan import CLIENT, KEY, SERVER, Plan
 from .session import as_planned, causes
-from .streams import EndedEarly, Stream
 from .tally import Tally
 
 SEEDS = range(2000)
@@ -61,28 +59,6 @@ def test_a_wrong_byte_is_seen(patterns: Patterns) -> None:
         patterns.check("message", 6, memoryview(data))
     with pytest.raises(Wrong, match="differs at byte 0"):
         patterns.check("message", 5, memoryview(data)[1:])
-
-
-def test_both_ends_make_the_same_plan(patterns: Patterns) -> None:
-    assert [Plan.of(seed, "default", strict=True) for seed in SEEDS] == PLANS
-    assert {plan.kind for plan in PLANS} == set(KINDS)
-    assert {plan.ending for plan in PLANS} == set(ENDINGS)
-    sizes = {plan.size(CLIENT, number) for plan in PLANS for number in range(5)}
-    assert {0, 1, 1024, 8192, LARGEST} <= sizes
-    assert max(sizes) == LARGEST
-    for plan in PLANS[:100]:
-        assert len(patterns.of(plan.number(SERVER, 3), LARGEST)) == LARGEST
-
-
-def test_lanes_keep_apart() -> None:
-    for seed in SEEDS:
-        plan = Plan.of(seed, "small", strict=True)
-        lanes, part, size = parts(plan)
-        for lane in range(lanes):
-            base = LANES * COUNTER + lane * part
-            for step in range(3):
-                begin, length, _ = stretch(plan, lane, step)
-                assert base <= begin <= begin + length <= base + part <= size
 
 
 async def use_until_refused(plan: Plan, patterns: Patterns) -> Counter[str]:
@@ -172,18 +148,3 @@ def test_what_is_kept_is_seen(tmp_path: Path) -> None:
 def test_what_may_happen(error: Exception, ending: str, strict: bool, allowed: bool) -> None:
     plan = Plan(0, "default", strict, "messages", ending, 1000, 3)
     assert as_planned(error, plan, SERVER) is allowed
-
-
-@pytest.mark.parametrize(
-    ("ending", "kind"), [("client leaves", EndedEarly), ("client closes", Wrong)]
-)
-async def test_a_stream_that_ends_early(
-    ending: str, kind: type[Exception], patterns: Patterns
-) -> None:
-    plan = Plan(0, "default", False, "stream", ending, 1000, 3)
-    reader, writer = asyncio.StreamReader(), mock.Mock()
-    reader.feed_eof()
-    part = Stream(reader, writer, plan, SERVER, patterns, Tally())
-    with pytest.raises(kind) as caught:
-        await part._receive()
-    assert as_planned(caught.value, plan, SERVER) is (kind is EndedEarly)

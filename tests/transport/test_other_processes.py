@@ -6,7 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -149,69 +149,71 @@ def check_diagnosis(factory: ConnectionFactory, error: BaseException) -> None:
     told_once(error)
 
 
-async def test_killed_while_idle(factory: ConnectionFactory) -> None:
-    async with factory.witness() as witness, Child.connected(factory, "echo") as child:
-        waiting = [asyncio.create_task(child.conn.recv()) for _ in range(2)]
-        await yield_loop(2)
+async def wait(conn: Connection) -> list[asyncio.Task[Any]]:
+    waiting = [asyncio.create_task(conn.recv()) for _ in range(2)]
+    await yield_loop(2)
+    return waiting
+
+
+async def send(conn: Connection) -> list[asyncio.Task[Any]]:
+    """The peer takes nothing: what had credits is there, the rest waits."""
+    sizes = (10, 10, 10, 10, 10, 500_000, 500_000)
+    sends = [asyncio.create_task(conn.send(pattern(size))) for size in sizes]
+    await asyncio.gather(*sends[: SMALL.data_receives])
+    return sends
+
+
+async def send_long(conn: Connection) -> list[asyncio.Task[Any]]:
+    sends = [asyncio.create_task(conn.send(bytes(8 << 20))) for _ in range(8)]
+    await sends[0]
+    return sends
+
+
+async def receive(conn: Connection) -> list[asyncio.Task[Any]]:
+    async def receive_all() -> None:
+        async for message in conn:
+            message.release()
+
+    for _ in range(4):
+        (await conn.recv()).release()
+    return [asyncio.create_task(receive_all())]
+
+
+async def use_its_memory(conn: Connection) -> list[asyncio.Task[Any]]:
+    remote = await conn.recv_region()
+    memory = bytearray(1 << 20)
+    work: list[asyncio.Task[Any]] = [
+        asyncio.create_task(call)
+        for call in (
+            *(conn.write(memory, remote) for _ in range(100)),
+            *(conn.read(remote, memory) for _ in range(100)),
+            *(conn.fetch_and_add(remote[:8], 1) for _ in range(100)),
+        )
+    ]
+    await work[0]
+    return work
+
+
+@pytest.mark.parametrize(
+    ("role", "begin"),
+    [
+        ("echo", wait),
+        ("deaf", send),
+        ("echo", send_long),
+        ("talk", receive),
+        ("share", use_its_memory),
+    ],
+    ids=lambda it: getattr(it, "__name__", it),
+)
+async def test_killed_during(
+    factory: ConnectionFactory,
+    role: str,
+    begin: Callable[[Connection], Awaitable[list[asyncio.Task[Any]]]],
+) -> None:
+    async with factory.witness() as witness, Child.connected(factory, role) as child:
+        work = await begin(child.conn)
         child.signal(signal.SIGKILL)
-        await broken_soon(factory, child.conn, *waiting)
-        await witness.check()
-
-
-async def test_killed_while_we_send(factory: ConnectionFactory) -> None:
-    """It takes nothing: what had credits is there, the rest waits."""
-    async with factory.witness() as witness, Child.connected(factory, "deaf") as child:
-        sends = [
-            asyncio.create_task(child.conn.send(pattern(size)))
-            for size in (10, 10, 10, 10, 10, 500_000, 500_000)
-        ]
-        await asyncio.gather(*sends[: SMALL.data_receives])
-        child.signal(signal.SIGKILL)
-        await broken_soon(factory, child.conn, *sends)
-        await witness.check()
-
-
-async def test_killed_while_it_reads_our_message(factory: ConnectionFactory) -> None:
-    async with factory.witness() as witness, Child.connected(factory, "echo") as child:
-        sends = [asyncio.create_task(child.conn.send(bytes(8 << 20))) for _ in range(8)]
-        await sends[0]
-        child.signal(signal.SIGKILL)
-        await broken_soon(factory, child.conn, *sends)
-        await witness.check()
-
-
-async def test_killed_while_we_read_its_messages(factory: ConnectionFactory) -> None:
-    async with factory.witness() as witness, Child.connected(factory, "talk") as child:
-        conn = child.conn
-
-        async def receive() -> None:
-            async for message in conn:
-                message.release()
-
-        for _ in range(4):
-            (await conn.recv()).release()
-        receiving = asyncio.create_task(receive())
-        child.signal(signal.SIGKILL)
-        await broken_soon(factory, conn, receiving)
-        await witness.check()
-
-
-async def test_killed_in_the_middle_of_one_sided_operations(factory: ConnectionFactory) -> None:
-    async with factory.witness() as witness, Child.connected(factory, "share") as child:
-        conn = child.conn
-        remote = await region(child)
-        with conn.register(bytearray(1 << 20)) as memory:
-            work: list[asyncio.Task[Any]] = [
-                asyncio.create_task(call)
-                for call in (
-                    *(conn.write(memory, remote) for _ in range(100)),
-                    *(conn.read(remote, memory) for _ in range(100)),
-                    *(conn.fetch_and_add(remote[:8], 1) for _ in range(100)),
-                )
-            ]
-            await work[0]
-            child.signal(signal.SIGKILL)
-            await broken_soon(factory, conn, *work)
+        await broken_soon(factory, child.conn, *work)
         await witness.check()
 
 
