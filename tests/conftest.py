@@ -453,6 +453,13 @@ def loops(no_leaks: None) -> Iterator[None]:
     assert not told, f"reported to the event loop: {told}"
 
 
+@pytest.fixture
+def reported(loops: None) -> Iterator[list[dict[str, Any]]]:
+    """What reaches only the exception handlers of the loops, which then does not fail the test."""
+    yield combinations.reported
+    combinations.reported.clear()
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Give a coroutine a time limit."""
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):

@@ -267,15 +267,12 @@ async def test_the_end_of_a_ring(pd: verbs.ProtectionDomain) -> None:
 
 
 async def test_futures_that_are_given_up_make_no_noise(pd: verbs.ProtectionDomain) -> None:
-    """A failure that is never retrieved is not reported to the loop."""
-    reported: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    """A failure that is never retrieved is not reported to the loop, which would fail the test."""
     async with connected(pd) as (one, _):
         one.queue.recv_nowait()
         one.queue.recv_nowait().cancel()
         one.queue.fail(TimeoutError("no keep-alive"))
     gc.collect()
-    assert not reported
 
 
 async def test_a_ring_is_for_one_task_at_a_time(pd: verbs.ProtectionDomain) -> None:

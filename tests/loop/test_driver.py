@@ -243,12 +243,8 @@ async def test_more_completions_than_one_turn_takes(
         assert max(steps, default=0) <= 2 * batch * rounds
 
 
-async def test_failing_sink(device: verbs.Device) -> None:
+async def test_failing_sink(device: verbs.Device, reported: list[dict[str, Any]]) -> None:
     """It is reported and failed; completions of the others, of the same batch too, go on."""
-    reported: list[dict[str, Any]] = []
-    loop = asyncio.get_running_loop()
-    before = loop.get_exception_handler()
-    loop.set_exception_handler(lambda _, context: reported.append(context))
     async with (
         the_driver(device) as driver,
         two_ends(driver) as (bad, its_peer),
@@ -269,7 +265,6 @@ async def test_failing_sink(device: verbs.Device) -> None:
             assert isinstance(error.__cause__, ZeroDivisionError)
         assert not good.sink.failures
         assert not its_friend.sink.failures
-    loop.set_exception_handler(before)
 
 
 async def test_completions_of_a_queue_pair_that_is_gone(device: verbs.Device) -> None:

@@ -200,16 +200,13 @@ def returns_something(request: ConnectionRequest) -> Any:
 
 @one_loop
 @pytest.mark.parametrize("on_request", [fails, returns_something])
-async def test_an_application_that_fails(factory: ConnectionFactory, on_request: OnRequest) -> None:
+async def test_an_application_that_fails(
+    factory: ConnectionFactory, on_request: OnRequest, reported: list[dict[str, Any]]
+) -> None:
     """It refuses, is reported here, and the peer learns nothing of it."""
-    reported: list[dict[str, Any]] = []
-    loop = asyncio.get_running_loop()
-    before = loop.get_exception_handler()
-    loop.set_exception_handler(lambda _, context: reported.append(context))
     async with await listening(factory, on_request) as listener:
         error = await ends(connecting(factory, listener), RejectedError)
         refused(error, "failed to decide")
-    loop.set_exception_handler(before)
     (context,) = reported
     assert isinstance(context["exception"], ZeroDivisionError | TypeError)
     assert "on_request" in context["message"]

@@ -296,12 +296,10 @@ ERRORS = {
 
 @one_loop
 @pytest.mark.parametrize("name", ERRORS)
-async def test_handler_that_fails(factory: ConnectionFactory, name: str) -> None:
+async def test_handler_that_fails(
+    factory: ConnectionFactory, name: str, reported: list[dict[str, Any]]
+) -> None:
     """It is reported to the loop, its peer is told which type, the others and the server go on."""
-    reported: list[dict[str, Any]] = []
-    loop = asyncio.get_running_loop()
-    before = loop.get_exception_handler()
-    loop.set_exception_handler(lambda _, context: reported.append(context))
 
     async def fail(conn: Connection) -> None:
         if bytes(await conn.recv()) == b"fail":
@@ -325,7 +323,6 @@ async def test_handler_that_fails(factory: ConnectionFactory, name: str) -> None
         await good.send(b"still here")
         assert bytes(await good.recv()) == b"still here"
         await good.close()
-    loop.set_exception_handler(before)
 
 
 @one_loop

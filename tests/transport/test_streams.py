@@ -26,6 +26,8 @@ pytestmark = pytest.mark.any_device
 TOO_MUCH = 8 << 20
 
 
+Reported = list[dict[str, Any]]
+
 # What a protocol's callback may raise; a CancelledError is that of a future that it asks.
 FAULTS = [RuntimeError, ConnectionError, asyncio.CancelledError]
 
@@ -85,9 +87,10 @@ class Recorder(asyncio.Protocol):
 class Buffered(asyncio.BufferedProtocol):
     """Takes its bytes through a buffer of `size`."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int = 1) -> None:
         self.buffer = bytearray(size)
         self.data = bytearray()
+        self.error: BaseException | None = None
         self.eof = asyncio.Event()
         self.lost = asyncio.Event()
 
@@ -102,6 +105,7 @@ class Buffered(asyncio.BufferedProtocol):
         self.eof.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.error = exc
         self.lost.set()
 
 
@@ -681,7 +685,10 @@ async def test_a_write_under_way_that_the_peer_has_not_taken(
 
 
 @asynccontextmanager
-async def paused_when_the_peer_goes(factory: ConnectionFactory) -> AsyncIterator[Recorder]:
+async def paused_when_the_peer_goes(
+    factory: ConnectionFactory,
+    end: Callable[[StreamTransport], None] = lambda it: it.get_extra_info("connection").abort(),
+) -> AsyncIterator[Recorder]:
     """Its reader holds a message that is not wanted, and so does not notice."""
     async with pair(factory) as (client, server):
         here, there = await made(client), await made(server)
@@ -690,7 +697,7 @@ async def paused_when_the_peer_goes(factory: ConnectionFactory) -> AsyncIterator
         there.write(b"not wanted")
         while not connection.statistics().messages_received:
             await yield_loop(1)
-        there.get_extra_info("connection").abort()
+        end(there)
         await connection.wait_closed()
         assert not here.is_closing()
         yield client
@@ -698,41 +705,29 @@ async def paused_when_the_peer_goes(factory: ConnectionFactory) -> AsyncIterator
 
 
 @one_loop
-async def test_a_write_while_paused_tells_that_the_peer_is_gone(factory: ConnectionFactory) -> None:
-    async with paused_when_the_peer_goes(factory) as client:
-        (await made(client)).write(b"x")
-        await client.lost.wait()
-        assert isinstance(client.error, ConnectionBrokenError)
-
-
-@one_loop
-async def test_a_write_while_paused_after_the_peer_has_closed(factory: ConnectionFactory) -> None:
-    async with pair(factory) as (client, server):
-        here, there = await made(client), await made(server)
-        connection = here.get_extra_info("connection")
-        here.pause_reading()
-        there.write(b"not wanted")
-        while not connection.statistics().messages_received:
-            await yield_loop(1)
-        there.close()
-        await connection.wait_closed()
-        here.write(b"x")
-        await client.lost.wait()
-        assert type(client.error) is ConnectionResetError
-
-
-@one_loop
-async def test_sendfile_while_paused_tells_that_the_peer_is_gone(
+async def test_a_write_while_paused_tells_that_the_peer_is_gone(
     factory: ConnectionFactory, tmp_path: Path
 ) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"x")
-    async with paused_when_the_peer_goes(factory) as client:
-        with path.open("rb") as file:
-            await ends(streams.sendfile(await made(client), file), ConnectionResetError)
-            assert file.tell() == 0
+    for sends_file in (False, True):
+        async with paused_when_the_peer_goes(factory) as client:
+            if sends_file:
+                with path.open("rb") as file:
+                    await ends(streams.sendfile(await made(client), file), ConnectionResetError)
+                    assert file.tell() == 0
+            else:
+                (await made(client)).write(b"x")
+            await client.lost.wait()
+            assert isinstance(client.error, ConnectionBrokenError)
+
+
+@one_loop
+async def test_a_write_while_paused_after_the_peer_has_closed(factory: ConnectionFactory) -> None:
+    async with paused_when_the_peer_goes(factory, StreamTransport.close) as client:
+        (await made(client)).write(b"x")
         await client.lost.wait()
-        assert isinstance(client.error, ConnectionBrokenError)
+        assert type(client.error) is ConnectionResetError
 
 
 @one_loop
@@ -774,13 +769,11 @@ async def test_paused_before_the_reader_has_told_that_the_peer_is_gone(
 
 @one_loop
 async def test_a_send_that_this_side_cannot_make_ends_the_stream(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, reported: Reported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send_nowait(data: memoryview) -> None:
         raise MemoryError("no memory")
 
-    reported: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     async with pair(factory) as (client, _):
         here = await made(client)
         monkeypatch.setattr(here.get_extra_info("connection"), "send_nowait", send_nowait)
@@ -820,41 +813,34 @@ async def test_writes_after_close_are_dropped(
 
 @one_loop
 @pytest.mark.parametrize("kind", FAULTS)
-@pytest.mark.parametrize("method", ["connection_made", "data_received"])
+@pytest.mark.parametrize(
+    ("protocol", "method", "end"),
+    [
+        (Recorder, "connection_made", None),
+        (Recorder, "data_received", None),
+        (Recorder, "eof_received", StreamTransport.write_eof),
+        (Recorder, "eof_received", StreamTransport.close),
+        (Buffered, "buffer_updated", None),
+    ],
+)
 async def test_a_protocol_that_fails_ends_its_stream(
-    factory: ConnectionFactory, method: str, kind: type[BaseException]
+    factory: ConnectionFactory,
+    reported: Reported,
+    protocol: type[Recorder | Buffered],
+    method: str,
+    end: Callable[[StreamTransport], None] | None,
+    kind: type[BaseException],
 ) -> None:
-    def fail(self: Recorder, argument: object) -> None:
-        self.events.append("failed")
+    def fail(self: Any, *arguments: object) -> None:
         raise kind("the protocol's own fault")
 
-    Failing = type("Failing", (Recorder,), {method: fail})
-
-    reported: list[dict[str, Any]] = []
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: reported.append(context))
+    Failing = type("Failing", (protocol,), {method: fail})
     async with pair(factory, server=Failing) as (client, server):
-        (await made(client)).write(b"x")
-        await server.lost.wait()
-        await client.lost.wait()
-    assert isinstance(server.error, kind)
-    assert [type(context["exception"]) for context in reported] == [kind]
-
-
-@one_loop
-@pytest.mark.parametrize("kind", FAULTS)
-@pytest.mark.parametrize("end", [StreamTransport.write_eof, StreamTransport.close])
-async def test_a_protocol_that_fails_at_the_end_of_its_data_ends_its_stream(
-    factory: ConnectionFactory, end: Callable[[StreamTransport], None], kind: type[BaseException]
-) -> None:
-    class Failing(Recorder):
-        def eof_received(self) -> bool:
-            raise kind("the protocol's own fault")
-
-    reported: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    async with pair(factory, server=Failing) as (client, server):
-        end(await made(client))
+        transport = await made(client)
+        if end is None:
+            transport.write(b"x")
+        else:
+            end(transport)
         await server.lost.wait()
         await client.lost.wait()
     assert isinstance(server.error, kind)
@@ -864,7 +850,7 @@ async def test_a_protocol_that_fails_at_the_end_of_its_data_ends_its_stream(
 @one_loop
 @pytest.mark.parametrize("kind", FAULTS)
 async def test_a_protocol_that_fails_when_its_writing_pauses_goes_on(
-    factory: ConnectionFactory, kind: type[BaseException]
+    factory: ConnectionFactory, reported: Reported, kind: type[BaseException]
 ) -> None:
     """As in asyncio: it is reported, and nothing is lost."""
 
@@ -877,9 +863,6 @@ async def test_a_protocol_that_fails_when_its_writing_pauses_goes_on(
             super().resume_writing()
             raise kind("the protocol's own fault")
 
-    reported: list[str] = []
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
     async with pair(factory, client=Failing) as (client, server):
         (await made(client)).write(bytes(TOO_MUCH))
         assert not (await made(client)).is_closing()
@@ -887,7 +870,8 @@ async def test_a_protocol_that_fails_when_its_writing_pauses_goes_on(
         await client.resumed.wait()
         (await made(client)).write(b"more")
         await server.until(TOO_MUCH + 4)
-    assert reported == ["protocol.pause_writing() failed", "protocol.resume_writing() failed"]
+    messages = ["protocol.pause_writing() failed", "protocol.resume_writing() failed"]
+    assert [context["message"] for context in reported] == messages
 
 
 @one_loop
@@ -896,33 +880,17 @@ async def test_a_protocol_that_fails_when_its_writing_pauses_goes_on(
     [(bytearray(), "empty buffer"), (np.zeros(9, object), "addresses in this process")],
 )
 async def test_a_buffered_protocol_answers_for_its_buffer(
-    factory: ConnectionFactory, buffer: Any, text: str
+    factory: ConnectionFactory, reported: Reported, buffer: Any, text: str
 ) -> None:
     def with_buffer() -> Buffered:
         protocol = Buffered(0)
         protocol.buffer = buffer
         return protocol
 
-    reported: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     async with pair(factory, server=with_buffer) as (client, server):
         (await made(client)).write(b"x")
         await server.lost.wait()
     assert text in str(reported[0]["exception"])
-
-
-@one_loop
-async def test_a_buffered_protocol_that_fails_ends_its_stream(factory: ConnectionFactory) -> None:
-    class Failing(Buffered):
-        def buffer_updated(self, nbytes: int) -> None:
-            raise asyncio.CancelledError
-
-    reported: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    async with pair(factory, server=lambda: Failing(1)) as (client, server):
-        (await made(client)).write(b"x")
-        await server.lost.wait()
-    assert [type(context["exception"]) for context in reported] == [asyncio.CancelledError]
 
 
 @one_loop
@@ -1046,10 +1014,8 @@ async def test_serve_forever_ends_with_its_task(factory: ConnectionFactory) -> N
 @by_tcp
 @pytest.mark.parametrize("kind", [LookupError, asyncio.CancelledError])
 async def test_a_factory_that_fails_costs_one_connection(
-    factory: ConnectionFactory, kind: type[BaseException]
+    factory: ConnectionFactory, reported: Reported, kind: type[BaseException]
 ) -> None:
-    reported: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     failing = True
 
     def make_protocol() -> Recorder:
@@ -1082,9 +1048,6 @@ async def test_a_client_factory_that_fails_leaves_nothing(factory: ConnectionFac
 
 @one_loop
 async def test_cancelled_when_it_has_just_connected(factory: ConnectionFactory) -> None:
-    heard: list[dict[str, Any]] = []
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: heard.append(context))
     recorder = Recorder()
 
     def make_protocol() -> Recorder:
@@ -1099,4 +1062,3 @@ async def test_cancelled_when_it_has_just_connected(factory: ConnectionFactory) 
         assert dialling.cancelled()
         await recorder.lost.wait()
         assert recorder.events == ["made", "lost"]
-        assert not heard
