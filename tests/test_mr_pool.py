@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -110,18 +109,6 @@ def test_unused_slabs_are_deregistered(pool: MemoryPool) -> None:
         buffer.release()
 
 
-def test_leases_do_not_overlap(pool: MemoryPool) -> None:
-    buffers = [pool.alloc(size) for size in (1, 256, 300, 5000, 70_000, 1 << 20) * 10]
-    for number, buffer in enumerate(buffers):
-        buffer.view[:] = bytes([number]) * len(buffer)
-    for number, buffer in enumerate(buffers):
-        assert buffer.view == bytes([number]) * len(buffer)
-    places = sorted((buffer.address, buffer.address + len(buffer)) for buffer in buffers)
-    assert all(end <= start for (_, end), (start, _) in pairwise(places))
-    for buffer in buffers:
-        buffer.release()
-
-
 def test_block_is_leased_again(pool: MemoryPool) -> None:
     first = pool.alloc(5000)
     address = first.address
@@ -129,17 +116,6 @@ def test_block_is_leased_again(pool: MemoryPool) -> None:
     with pool.alloc(6000) as second:
         assert second.address == address
         assert pool.statistics().registered_bytes == SLAB_SIZE
-
-
-def test_release_twice_is_harmless(pool: MemoryPool) -> None:
-    first = pool.alloc(300)
-    first.release()
-    with pool.alloc(300) as second:
-        second.view[:] = bytes([1]) * 300
-        first.release()
-        with pool.alloc(300) as third:
-            assert third.address != second.address
-    assert leases(pool) == (0, 0)
 
 
 def test_released_buffer_is_inert(pool: MemoryPool) -> None:
@@ -169,23 +145,6 @@ def test_forgotten_buffer_warns_and_comes_back(pool: MemoryPool) -> None:
 # ---- views ---------------------------------------------------------------------------------------
 
 
-def test_view_outlives_the_lease(pool: MemoryPool) -> None:
-    buffer = pool.alloc(300)
-    view = buffer.view
-    view[:] = bytes([9]) * 300
-    buffer.release()
-    assert leases(pool) == (1, 512)
-    others = [pool.alloc(300) for _ in range(50)]
-    for other in others:
-        other.view[:] = bytes(300)
-    assert view == bytes([9]) * 300
-    for other in others:
-        other.release()
-    assert leases(pool) == (1, 512)
-    del view
-    assert leases(pool) == (0, 0)
-
-
 @pytest.mark.parametrize(
     "derive",
     [
@@ -212,30 +171,6 @@ def test_released_view_does_not_count(pool: MemoryPool) -> None:
     view = buffer.view
     view.release()
     buffer.release()
-    assert leases(pool) == (0, 0)
-
-
-def test_several_views(pool: MemoryPool) -> None:
-    buffer = pool.alloc(300)
-    views = [buffer.view, buffer[10:20].view, buffer.view]
-    buffer.release()
-    while views:
-        assert leases(pool) == (1, 512)
-        views.pop()
-    assert leases(pool) == (0, 0)
-
-
-def test_views_of_the_next_tenant(pool: MemoryPool) -> None:
-    """A block that came back late is as good as any other."""
-    for _ in range(5):
-        buffer = pool.alloc(300)
-        view = buffer.view
-        buffer.release()
-        del view
-    with pool.alloc(300) as buffer:
-        view = buffer.view
-    assert leases(pool) == (1, 512)
-    del view
     assert leases(pool) == (0, 0)
 
 
@@ -281,37 +216,6 @@ def test_pool_in_a_cycle_with_a_view(pd: verbs.ProtectionDomain) -> None:
 
 
 # ---- work under way ------------------------------------------------------------------------------
-
-
-def test_pinned_block_stays(pool: MemoryPool) -> None:
-    buffer = pool.alloc(300)
-    buffer.pin()
-    buffer[10:20].pin()
-    buffer.release()
-    assert leases(pool) == (1, 512)
-    buffer.unpin()
-    assert leases(pool) == (1, 512)
-    with pool.alloc(300) as other:
-        assert other.address != buffer.address
-    buffer.unpin()
-    assert leases(pool) == (0, 0)
-
-
-def test_pinned_and_seen(pool: MemoryPool) -> None:
-    for last in ("pin", "view"):
-        buffer = pool.alloc(300)
-        view = buffer.view
-        buffer.pin()
-        buffer.release()
-        if last == "pin":
-            del view
-            assert leases(pool) == (1, 512)
-            buffer.unpin()
-        else:
-            buffer.unpin()
-            assert leases(pool) == (1, 512)
-            del view
-        assert leases(pool) == (0, 0)
 
 
 def test_pinned_forgotten_buffer(pool: MemoryPool) -> None:
@@ -397,18 +301,6 @@ def test_large_block_in_a_cycle(pool: MemoryPool) -> None:
     assert pool.statistics().regions == 1
     pool.alloc(SLAB_SIZE + 1).release()
     assert pool.statistics().regions == 1
-
-
-def test_large_block_that_is_still_seen(pool: MemoryPool) -> None:
-    buffer = pool.alloc(2 * SLAB_SIZE)
-    view = buffer.view
-    view[:4] = b"mine"
-    buffer.release()
-    with pool.alloc(2 * SLAB_SIZE) as other:
-        other.view[:4] = b"your"
-        assert bytes(view[:4]) == b"mine"
-    del view
-    assert leases(pool) == (0, 0)
 
 
 # ---- the end -------------------------------------------------------------------------------------
@@ -525,7 +417,8 @@ class PoolMachine(RuleBasedStateMachine):
     def look(self, number: int | None) -> None:
         tenant = self.tenant(number)
         if tenant is not None and not tenant.released:
-            tenant.views.append(tenant.buffer.view)
+            part = tenant.buffer[:] if len(tenant.views) % 2 else tenant.buffer
+            tenant.views.append(part.view)
 
     @rule(number=leases)
     def stop_looking(self, number: int | None) -> None:
@@ -537,7 +430,7 @@ class PoolMachine(RuleBasedStateMachine):
     def pin(self, number: int | None) -> None:
         tenant = self.tenant(number)
         if tenant is not None and not tenant.released:
-            tenant.buffer.pin()
+            (tenant.buffer[:1] if tenant.pins % 2 else tenant.buffer).pin()
             tenant.pins += 1
 
     @rule(number=leases)

@@ -110,38 +110,6 @@ def test_defaults() -> None:
     assert (endpoint.max_rd_atomic, endpoint.max_dest_rd_atomic) == (0, 0)
 
 
-def fuzzed(packed: bytes) -> st.SearchStrategy[bytes]:
-    """Random bytes, random bytes behind a good beginning, and good ones with one byte changed."""
-    return st.one_of(
-        st.binary(max_size=len(packed) + 4),
-        st.builds(lambda tail: packed[:6] + tail, st.binary(max_size=len(packed))),
-        st.builds(
-            lambda at, value: packed[:at] + bytes([value]) + packed[at + 1 :],
-            st.integers(0, len(packed) - 1),
-            u8,
-        ),
-    )
-
-
-@given(fuzzed(HELLO.pack()))
-def test_any_bytes_are_a_hello_or_a_protocol_error(data: bytes) -> None:
-    try:
-        hello = Hello.unpack(data)
-    except ProtocolError:
-        return
-    assert hello.pack() == data[:HELLO_SIZE]
-    assert not any(data[HELLO_SIZE:])
-
-
-@given(fuzzed(ENDPOINT.pack()))
-def test_any_bytes_are_an_endpoint_or_a_protocol_error(data: bytes) -> None:
-    try:
-        endpoint = Endpoint.unpack(data)
-    except ProtocolError:
-        return
-    assert endpoint.pack() == data
-
-
 def edited(packed: bytes, position: int, *values: int) -> bytes:
     return packed[:position] + bytes(values) + packed[position + len(values) :]
 

@@ -67,20 +67,6 @@ def test_token_at_the_bounds() -> None:
     assert RegionToken(0, 0, 0, 0, Rights(0)).lease_ms == 0
 
 
-@given(
-    st.one_of(
-        st.binary(max_size=TOKEN_SIZE + 2),
-        st.builds(lambda body: TOKEN.pack()[:6] + body, st.binary(min_size=38, max_size=38)),
-    )
-)
-def test_any_bytes_are_a_token_or_a_protocol_error(data: bytes) -> None:
-    try:
-        token = RegionToken.unpack(data)
-    except ProtocolError:
-        return
-    assert token.pack() == data
-
-
 @given(st.integers(0, TOKEN_SIZE - 1), st.integers(1, 255))
 def test_a_changed_byte_is_noticed_or_another_token(position: int, change: int) -> None:
     data = bytearray(TOKEN.pack())
