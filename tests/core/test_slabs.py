@@ -70,10 +70,13 @@ def test_joining_is_not_tried_in_vain() -> None:
 
 
 def test_freeing_what_is_not_allocated() -> None:
+    """No offset reaches into the next slab."""
     allocator = SlabAllocator(4096, smallest=64)
     allocator.add_slab()
     block = allocated(allocator, 128)
-    for slab, offset in [(0, 64), (1, 0), (0, 4096), (0, -64)]:
+    allocator.add_slab()
+    assert allocated(allocator, 4096) == (1, 0)
+    for slab, offset in [(0, 64), (2, 0), (0, 4096), (1, -4096 + 128), (0, -64)]:
         with pytest.raises(BufferStateError):
             allocator.free(slab, offset)
     allocator.free(*block)
