@@ -110,13 +110,17 @@ class ConnectionFactory:
     via: Via
     slow: float
 
+    @property
+    def where(self) -> dict[str, Any]:
+        """The options of `connect`, `listen` and their like for this device and method."""
+        return {"device": self.device, "via": self.via}
+
     async def listen(self, config: Config = SMALL, *, host: str | None = None) -> Listener:
-        return await listen(
-            self.host if host is None else host, 0, device=self.device, via=self.via, config=config
-        )
+        where = self.host if host is None else host
+        return await listen(where, 0, config=config, **self.where)
 
     async def connect(self, port: int, config: Config = SMALL) -> Connection:
-        return await connect(self.host, port, device=self.device, via=self.via, config=config)
+        return await connect(self.host, port, config=config, **self.where)
 
     @property
     def cancel_points(self) -> list[int]:

@@ -62,7 +62,7 @@ class Parent:
     @classmethod
     @asynccontextmanager
     async def open(cls, factory: ConnectionFactory) -> AsyncIterator[Parent]:
-        where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
+        where: dict[str, Any] = {**factory.where, "config": SMALL}
         async with (
             await start_server(echo, factory.host, **where) as server,
             await factory.connect(server.port) as conn,
@@ -283,9 +283,7 @@ async def programs(factory: ConnectionFactory) -> None:
     """Another program that is started inherits no descriptor, also when they are not closed."""
     before = set(os.listdir("/proc/self/fd"))
     async with Parent.open(factory) as parent:
-        async with await streams.create_server(
-            asyncio.Protocol, factory.host, device=factory.device, via=factory.via
-        ):
+        async with await streams.create_server(asyncio.Protocol, factory.host, **factory.where):
             listing = await asyncio.to_thread(
                 subprocess.run,
                 [sys.executable, "-S", "-c", LISTS_FILES],

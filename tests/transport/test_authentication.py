@@ -77,15 +77,11 @@ OTHER = b"other sixteen and more bytes"
 
 async def listening(factory: ConnectionFactory, auth: bytes | None) -> Listener:
     patient = replace(SMALL, handshake_timeout=1000)
-    return await listen(
-        factory.host, 0, device=factory.device, via=factory.via, config=patient, auth=auth
-    )
+    return await listen(factory.host, 0, config=patient, auth=auth, **factory.where)
 
 
 async def dial(factory: ConnectionFactory, port: int, auth: bytes | None) -> Connection:
-    return await connect(
-        factory.host, port, device=factory.device, via=factory.via, config=SMALL, auth=auth
-    )
+    return await connect(factory.host, port, config=SMALL, auth=auth, **factory.where)
 
 
 async def test_the_same_key_on_both_sides(factory: ConnectionFactory) -> None:
@@ -125,17 +121,17 @@ async def test_keys_reach_servers_and_streams(factory: ConnectionFactory) -> Non
         writer.close()
 
     async with await streams.start_stream_server(
-        echo, factory.host, device=factory.device, via=factory.via, auth=KEY
+        echo, factory.host, auth=KEY, **factory.where
     ) as server:
         port = server.address[1]
         reader, writer = await streams.open_connection(
-            factory.host, port, device=factory.device, via=factory.via, auth=KEY
+            factory.host, port, auth=KEY, **factory.where
         )
         writer.write(b"hello")
         assert await reader.read() == b"hello"
         writer.close()
         await ends(
-            streams.open_connection(factory.host, port, device=factory.device, via=factory.via),
+            streams.open_connection(factory.host, port, **factory.where),
             AuthenticationError,
         )
     handled = asyncio.Event()
@@ -143,9 +139,7 @@ async def test_keys_reach_servers_and_streams(factory: ConnectionFactory) -> Non
     async def handler(_: object) -> None:
         handled.set()
 
-    async with await start_server(
-        handler, factory.host, device=factory.device, via=factory.via, auth=KEY
-    ) as other:
+    async with await start_server(handler, factory.host, auth=KEY, **factory.where) as other:
         await ends(dial(factory, other.port, OTHER), AuthenticationError)
         assert not handled.is_set()
 
@@ -271,9 +265,7 @@ async def test_a_peer_that_never_answers_is_given_up(factory: ConnectionFactory)
     """It keeps no other peer out, and nothing when its time is over."""
     ask = RawPeer.connect if factory.via == "cm" else Stranger.connect
     async with (
-        await listen(
-            factory.host, 0, device=factory.device, via=factory.via, config=SMALL, auth=KEY
-        ) as listener,
+        await listen(factory.host, 0, config=SMALL, auth=KEY, **factory.where) as listener,
         ask(factory, listener.port, hello_data=AUTHENTICATES, key=KEY),
     ):
         client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())

@@ -81,9 +81,7 @@ def first_bytes(factory: ConnectionFactory, *, with_key: bool) -> bytes:
 async def listening(
     factory: ConnectionFactory, key: bytes | None, config: Config = SMALL
 ) -> Listener:
-    return await listen(
-        factory.host, 0, device=factory.device, via=factory.via, config=config, auth=key
-    )
+    return await listen(factory.host, 0, config=config, auth=key, **factory.where)
 
 
 async def dial(
@@ -92,11 +90,10 @@ async def dial(
     return await connect(
         factory.host,
         port,
-        device=factory.device,
-        via=factory.via,
         source=(source, 0) if source else None,
         config=replace(SMALL, in_band=False),
         auth=key,
+        **factory.where,
     )
 
 
@@ -130,13 +127,13 @@ async def test_an_honest_client_of_a_stream_server(factory: ConnectionFactory) -
 
     async with (
         await streams.start_stream_server(
-            echo, factory.host, device=factory.device, via=factory.via, config=SMALL
+            echo, factory.host, config=SMALL, **factory.where
         ) as server,
         crowd(factory, server.address[1], b""),
         factory.within(1),
     ):
         reader, writer = await streams.open_connection(
-            factory.host, server.address[1], device=factory.device, via=factory.via, config=SMALL
+            factory.host, server.address[1], config=SMALL, **factory.where
         )
         writer.write(b"hello")
         assert await reader.read() == b"hello"

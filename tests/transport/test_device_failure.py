@@ -168,7 +168,7 @@ async def test_a_server_ends_with_its_device(factory: ConnectionFactory, fails: 
         while True:
             try:
                 async with await start_server(
-                    echo, factory.host, device=factory.device, via=factory.via, config=SMALL
+                    echo, factory.host, config=SMALL, **factory.where
                 ) as server:
                     up.put_nowait(server.port)
                     await server.serve_forever()
@@ -194,12 +194,10 @@ async def test_a_stream_server_ends_with_its_device(
     if not fails:
         return
     server = await start_stream_server(
-        lambda _, writer: writer.close(), factory.host, device=factory.device, via=factory.via
+        lambda _, writer: writer.close(), factory.host, **factory.where
     )
     serving = asyncio.create_task(server.serve_forever())
-    reader, writer = await open_connection(
-        factory.host, server.address[1], device=factory.device, via=factory.via
-    )
+    reader, writer = await open_connection(factory.host, server.address[1], **factory.where)
     assert not await reader.read()
     writer.close()
     assert lib.aiordma_embedded_raise(EventType.DEVICE_FATAL) == 0

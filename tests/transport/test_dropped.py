@@ -137,7 +137,7 @@ async def test_a_server_without_a_reference_goes_on(factory: ConnectionFactory) 
             with message:
                 await conn.send(message)
 
-    server = await start_server(echo, factory.host, device=factory.device, via=factory.via)
+    server = await start_server(echo, factory.host, **factory.where)
     port, gone = server.port, weakref.ref(server)
     del server
     gc.collect()
@@ -160,7 +160,7 @@ async def test_a_dropped_stream(factory: ConnectionFactory) -> None:
         await writer.wait_closed()
 
     said: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
+    where: dict[str, Any] = {**factory.where, "config": SMALL}
     async with await streams.start_stream_server(read, factory.host, **where) as server:
         reader, writer = await streams.open_connection(factory.host, server.address[1], **where)
         writer.write(b"hello")

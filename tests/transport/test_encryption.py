@@ -192,9 +192,7 @@ async def test_only_the_first_frame_is_in_clear(factory: EncryptedFactory) -> No
 async def test_without_it_all_is_in_clear(factory: EncryptedFactory, auth: bytes | None) -> None:
     said = replace(hello(SMALL), authenticates=auth is not None).pack()
     async with (
-        await listen(
-            factory.host, 0, device=factory.device, via=factory.via, config=SMALL, auth=auth
-        ) as listener,
+        await listen(factory.host, 0, config=SMALL, auth=auth, **factory.where) as listener,
         RawPeer.connect(factory, listener.port, hello_data=said, key=auth) as raw,
     ):
         if auth is not None:
@@ -555,13 +553,7 @@ async def test_a_peer_that_writes_with_immediate_data(factory: EncryptedFactory)
 
 async def dial(factory: ConnectionFactory, port: int, encrypt: Encrypt) -> Connection:
     return await connect(
-        factory.host,
-        port,
-        device=factory.device,
-        via=factory.via,
-        config=SMALL,
-        auth=KEY,
-        encrypt=encrypt,
+        factory.host, port, config=SMALL, auth=KEY, encrypt=encrypt, **factory.where
     )
 
 
@@ -573,9 +565,8 @@ async def test_both_sides_ask_for_the_same(
     caplog.set_level("INFO")
     patient = replace(SMALL, handshake_timeout=1000)
     async with await listen(
-        factory.host, 0, device=factory.device, via=factory.via, config=patient, auth=KEY,
-        encrypt=theirs,
-    ) as listener:  # fmt: skip
+        factory.host, 0, config=patient, auth=KEY, encrypt=theirs, **factory.where
+    ) as listener:
         if ours != theirs:
             error = await ends(dial(factory, listener.port, ours), AuthenticationError)
             assert "give the same encrypt= on both" in str(error)
@@ -615,7 +606,7 @@ async def test_it_needs_a_package(
     monkeypatch.setitem(sys.modules, "cryptography", None)
     error = await ends(connect("127.0.0.1", 1, auth=KEY, encrypt=True), ModuleNotFoundError)
     assert "aiordma[encrypt]" in str(error)
-    async with await listen(factory.host, device=factory.device, via=factory.via, auth=KEY):
+    async with await listen(factory.host, auth=KEY, **factory.where):
         pass
 
 

@@ -42,12 +42,7 @@ async def listening(
     config: Config = SMALL,
 ) -> Listener:
     return await listen(
-        factory.host,
-        device=factory.device,
-        via=factory.via,
-        config=config,
-        auth=auth,
-        on_request=on_request,
+        factory.host, config=config, auth=auth, on_request=on_request, **factory.where
     )
 
 
@@ -59,13 +54,7 @@ async def connecting(
     config: Config = SMALL,
 ) -> Connection:
     return await connect(
-        factory.host,
-        listener.port,
-        device=factory.device,
-        via=factory.via,
-        config=config,
-        auth=auth,
-        data=data,
+        factory.host, listener.port, config=config, auth=auth, data=data, **factory.where
     )
 
 
@@ -139,21 +128,15 @@ async def test_a_server_inspects_too(factory: ConnectionFactory) -> None:
         await conn.send(b"hello " + conn.request_data)
 
     async with await start_server(
-        greet,
-        factory.host,
-        device=factory.device,
-        via=factory.via,
-        config=SMALL,
-        on_request=Guard().decide,
+        greet, factory.host, config=SMALL, on_request=Guard().decide, **factory.where
     ) as server:
         for allowed in (True, False):
             attempt = connect(
                 factory.host,
                 server.port,
-                device=factory.device,
-                via=factory.via,
                 config=SMALL,
                 data=b"Ada" if allowed else b"nope",
+                **factory.where,
             )
             if allowed:
                 async with await attempt as client:
@@ -323,12 +306,7 @@ async def test_reconnect_ends_with_a_refusal(factory: ConnectionFactory) -> None
 
         async def once(data: bytes) -> None:
             async for conn in reconnect(
-                factory.host,
-                listener.port,
-                device=factory.device,
-                via=factory.via,
-                config=SMALL,
-                data=data,
+                factory.host, listener.port, config=SMALL, data=data, **factory.where
             ):
                 await conn.close()
                 return

@@ -198,9 +198,7 @@ def test_times_that_cannot_be() -> None:
 async def test_a_new_connection_for_each_round(factory: ConnectionFactory) -> None:
     async with await factory.listen() as listener:
         rounds = 0
-        async for conn in reconnect(
-            factory.host, listener.port, device=factory.device, via=factory.via, config=SMALL
-        ):
+        async for conn in reconnect(factory.host, listener.port, config=SMALL, **factory.where):
             server = await listener.accept()
             rounds += 1
             if rounds == 2:  # the peer goes, and the body says so
@@ -232,13 +230,7 @@ async def test_it_waits_for_a_listener(
 
     async def first(port: int) -> str:
         async for conn in reconnect(
-            factory.host,
-            port,
-            first_delay=0.01,
-            longest_delay=0.02,
-            device=factory.device,
-            via=factory.via,
-            config=SMALL,
+            factory.host, port, first_delay=0.01, longest_delay=0.02, config=SMALL, **factory.where
         ):
             await conn.send(b"at last")
             await conn.close()
@@ -252,9 +244,7 @@ async def test_it_waits_for_a_listener(
                 await yield_loop(1)
         assert not connecting.done()
         async with (
-            await listen(
-                factory.host, port, device=factory.device, via=factory.via, config=SMALL
-            ) as listener,
+            await listen(factory.host, port, config=SMALL, **factory.where) as listener,
             factory.within(10),
         ):
             async with await listener.accept() as server:
@@ -268,12 +258,7 @@ async def test_attempts_are_counted(factory: ConnectionFactory) -> None:
 
     async def all_of_them(port: int) -> None:
         async for _ in reconnect(
-            factory.host,
-            port,
-            first_delay=0.001,
-            attempts=3,
-            device=factory.device,
-            via=factory.via,
+            factory.host, port, first_delay=0.001, attempts=3, **factory.where
         ):
             raise AssertionError("there is no listener")
 
@@ -287,9 +272,7 @@ async def test_what_will_not_pass_is_raised_at_once(factory: ConnectionFactory) 
     async with await factory.listen() as listener:
 
         async def once() -> None:
-            async for _ in reconnect(
-                factory.host, listener.port, device=factory.device, via=factory.via, auth=key
-            ):
+            async for _ in reconnect(factory.host, listener.port, auth=key, **factory.where):
                 raise AssertionError("it has no key")
 
         await ends(once(), AuthenticationError)

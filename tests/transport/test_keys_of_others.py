@@ -92,16 +92,14 @@ auths = pytest.mark.parametrize("auth", [None, KEY], ids=["without auth", "auth"
 
 
 async def dial(factory: ConnectionFactory, port: int, auth: bytes | None) -> Connection:
-    return await connect(
-        factory.host, port, device=factory.device, via=factory.via, config=SMALL, auth=auth
-    )
+    return await connect(factory.host, port, config=SMALL, auth=auth, **factory.where)
 
 
 @asynccontextmanager
 async def listening(factory: ConnectionFactory, auth: bytes | None) -> AsyncIterator[Listener]:
     patient = replace(SMALL, handshake_timeout=NEVER)
     async with await listen(
-        factory.host, 0, device=factory.device, via=factory.via, config=patient, auth=auth
+        factory.host, 0, config=patient, auth=auth, **factory.where
     ) as listener:
         yield listener
 
@@ -303,14 +301,11 @@ async def test_device_without_windows(
     monkeypatch.setattr(mr_pool, "offers_windows", lambda *_: False)
     endpoint.tell_of_windows.cache_clear()
     config = replace(SMALL, pool_limit=SMALL.pool_limit + 1)  # a driver of its own
-    async with await listen(
-        factory.host, 0, device=factory.device, via=factory.via, config=config, auth=KEY
-    ) as listener:
+    async with await listen(factory.host, 0, config=config, auth=KEY, **factory.where) as listener:
 
         async def one() -> tuple[Connection, Connection]:
             return await asyncio.gather(
-                connect(factory.host, listener.port, device=factory.device, via=factory.via,
-                        config=config, auth=KEY),
+                connect(factory.host, listener.port, config=config, auth=KEY, **factory.where),
                 listener.accept(),
             )  # fmt: skip
 

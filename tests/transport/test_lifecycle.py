@@ -188,12 +188,7 @@ async def test_source_address(factory: ConnectionFactory) -> None:
     async with await factory.listen() as listener:
         accepting = asyncio.create_task(listener.accept())
         async with await connect(
-            factory.host,
-            listener.port,
-            device=factory.device,
-            via=factory.via,
-            source=(factory.host, 0),
-            config=SMALL,
+            factory.host, listener.port, source=(factory.host, 0), config=SMALL, **factory.where
         ) as client:
             assert client.local_address is not None
             assert client.local_address[0] == factory.host
@@ -666,9 +661,7 @@ async def test_port_is_free_after_close(factory: ConnectionFactory) -> None:
     port = listener.port
     client, server = await factory.both(listener)
     await listener.close()
-    async with await listen(
-        factory.host, port, device=factory.device, via=factory.via, config=SMALL
-    ) as again:
+    async with await listen(factory.host, port, config=SMALL, **factory.where) as again:
         assert again.port == port
         other, its_server = await factory.both(again)
         async with client, server, other, its_server:

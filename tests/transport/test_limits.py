@@ -88,22 +88,10 @@ async def test_a_place_that_is_taken_during_the_proof(
     key = bytes(range(16))
 
     async def dial() -> Connection:
-        return await connect(
-            factory.host,
-            listener.port,
-            device=factory.device,
-            via=factory.via,
-            config=SMALL,
-            auth=key,
-        )
+        return await connect(factory.host, listener.port, config=SMALL, auth=key, **factory.where)
 
     async with await listen(
-        factory.host,
-        0,
-        device=factory.device,
-        via=factory.via,
-        config=replace(SMALL, max_connections=1),
-        auth=key,
+        factory.host, 0, config=replace(SMALL, max_connections=1), auth=key, **factory.where
     ) as listener:
         client = await dial()
         async with client, await listener.accept() as server:
@@ -245,9 +233,7 @@ async def test_who_has_not_been_accepted_counts(factory: ConnectionFactory) -> N
 @one_loop
 async def test_connections_that_end_before_they_are_accepted(factory: ConnectionFactory) -> None:
     """A slow listener does not keep all of them; those still open are accepted in order."""
-    async with await listen(
-        factory.host, 0, device=factory.device, via=factory.via, backlog=4, config=SMALL
-    ) as listener:
+    async with await listen(factory.host, 0, backlog=4, config=SMALL, **factory.where) as listener:
         first = await factory.connect(listener.port)
         for _ in range(20):
             other = await factory.connect(listener.port)
@@ -270,12 +256,7 @@ async def test_a_failed_handshake_keeps_no_place(factory: ConnectionFactory) -> 
         await conn.wait_closed()
 
     server = await start_server(
-        wait,
-        factory.host,
-        device=factory.device,
-        via=factory.via,
-        config=replace(SMALL, max_connections=1),
-        auth=key,
+        wait, factory.host, config=replace(SMALL, max_connections=1), auth=key, **factory.where
     )
 
     async def with_key(auth: bytes) -> Connection:
@@ -283,12 +264,7 @@ async def test_a_failed_handshake_keeps_no_place(factory: ConnectionFactory) -> 
         while True:
             try:
                 return await connect(
-                    factory.host,
-                    server.port,
-                    device=factory.device,
-                    via=factory.via,
-                    config=SMALL,
-                    auth=auth,
+                    factory.host, server.port, config=SMALL, auth=auth, **factory.where
                 )
             except RejectedError:
                 continue
@@ -321,16 +297,12 @@ async def test_servers_of_streams(factory: ConnectionFactory) -> None:
         ended.put_nowait(None)
 
     server = await streams.start_stream_server(
-        echo,
-        factory.host,
-        device=factory.device,
-        via=factory.via,
-        config=replace(SMALL, max_connections=1),
+        echo, factory.host, config=replace(SMALL, max_connections=1), **factory.where
     )
 
     async def visit() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await streams.open_connection(
-            factory.host, server.address[1], device=factory.device, via=factory.via, config=SMALL
+            factory.host, server.address[1], config=SMALL, **factory.where
         )
 
     async with server, aborting(server), factory.within(10):

@@ -50,9 +50,7 @@ async def check(factory: ConnectionFactory, listener: Listener, hosts: tuple[str
     assert listener.addresses == tuple((host, listener.port) for host in hosts)
     assert listener.address == listener.addresses[0]
     for host in hosts:
-        client = await connect(
-            host, listener.port, device=factory.device, via=factory.via, config=SMALL
-        )
+        client = await connect(host, listener.port, config=SMALL, **factory.where)
         async with client, await listener.accept() as server:
             await check_alive(client, server)
 
@@ -65,9 +63,7 @@ async def test_every_address_of_a_name(
         await check(factory, listener, hosts)
         assert all(f":{listener.port}" in repr(listener) for _ in hosts)
         port = listener.port
-    async with await listen(
-        name, port, device=factory.device, via=factory.via, config=SMALL
-    ) as listener:
+    async with await listen(name, port, config=SMALL, **factory.where) as listener:
         assert listener.port == port  # free again at each of them
         await check(factory, listener, hosts)
 
@@ -80,7 +76,7 @@ async def test_stop_frees_the_port_at_once(factory: ConnectionFactory) -> None:
     server = await listener.accept()
     listener.stop()
     listener.stop()
-    async with await listen(*where, device=factory.device, via=factory.via, config=SMALL) as second:
+    async with await listen(*where, config=SMALL, **factory.where) as second:
         assert second.address == where
         with pytest.raises(ConnectionClosedError):
             await listener.accept()
@@ -98,21 +94,17 @@ async def test_servers_listen_there_too(
     async def count(_: object) -> None:
         accepted.put_nowait(None)
 
-    async with await start_server(
-        count, name, device=factory.device, via=factory.via, config=SMALL
-    ) as server:
+    async with await start_server(count, name, config=SMALL, **factory.where) as server:
         assert server.addresses == tuple((host, server.port) for host in hosts)
         for host, port in server.addresses:
-            async with await connect(host, port, device=factory.device, via=factory.via):
+            async with await connect(host, port, **factory.where):
                 await accepted.get()
     async with await start_stream_server(
-        lambda _, writer: writer.close(), name, device=factory.device, via=factory.via
+        lambda _, writer: writer.close(), name, **factory.where
     ) as streams:
         assert [socket.getsockname()[0] for socket in streams.sockets] == list(hosts)
         for socket in streams.sockets:
-            reader, writer = await open_connection(
-                *socket.getsockname()[:2], device=factory.device, via=factory.via
-            )
+            reader, writer = await open_connection(*socket.getsockname()[:2], **factory.where)
             assert await reader.read() == b""
             writer.close()
 
@@ -124,14 +116,10 @@ async def test_a_port_in_use_at_one_address(
     """None listens when one cannot; the other addresses are free at once."""
     async with await factory.listen(host=hosts[-1]) as other:
         for _ in range(2):
-            error = await ends(
-                listen(name, other.port, device=factory.device, via=factory.via), AddressError
-            )
+            error = await ends(listen(name, other.port, **factory.where), AddressError)
             assert isinstance(error, AddressError)
             assert error.errno == errno.EADDRINUSE
-    async with await listen(
-        name, other.port, device=factory.device, via=factory.via, config=SMALL
-    ) as listener:
+    async with await listen(name, other.port, config=SMALL, **factory.where) as listener:
         await check(factory, listener, hosts)
 
 

@@ -83,9 +83,7 @@ def test_servers_and_clients_in_many_threads(factory: ConnectionFactory) -> None
     kinds = ["asyncio", "uvloop", "asyncio", "uvloop"]
 
     async def serve() -> Any:
-        return await start_server(
-            echo, factory.host, device=factory.device, via=factory.via, config=SMALL
-        )
+        return await start_server(echo, factory.host, config=SMALL, **factory.where)
 
     async def visit(ports: list[int], number: int) -> None:
         await asyncio.gather(*(talk(factory, port, number) for port in ports for _ in range(2)))
@@ -179,7 +177,7 @@ async def test_listeners_and_servers_in_another_loop(factory: ConnectionFactory)
         with pytest.raises(WrongLoopError, match="another event loop"):
             await use()
 
-    where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
+    where: dict[str, Any] = {**factory.where, "config": SMALL}
     async with (
         await factory.listen() as listener,
         await start_server(echo, factory.host, **where) as server,
@@ -214,7 +212,7 @@ async def test_a_stream_in_another_thread(factory: ConnectionFactory) -> None:
         writer.write(await reader.read())
         writer.close()
 
-    where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
+    where: dict[str, Any] = {**factory.where, "config": SMALL}
     async with await streams.start_stream_server(answer, factory.host, **where) as server:
         reader, writer = await streams.open_connection(factory.host, server.address[1], **where)
         transport = writer.transport
@@ -261,7 +259,7 @@ def test_between_two_runs_of_a_loop(factory: ConnectionFactory) -> None:
 
 def test_loops_that_end_with_everything_open(factory: ConnectionFactory, loop_name: str) -> None:
     """`asyncio.run` several times: each warns of what was left open, and leaves nothing behind."""
-    where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
+    where: dict[str, Any] = {**factory.where, "config": SMALL}
     left: list[Any] = []
 
     async def main() -> None:
@@ -376,7 +374,7 @@ async def more_than_one_queue_of_completions(factory: ConnectionFactory) -> Any:
 
 
 async def servers(factory: ConnectionFactory) -> None:
-    where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
+    where: dict[str, Any] = {**factory.where, "config": SMALL}
     server = await start_server(echo, factory.host, **where)
     client = await factory.connect(server.port)
     await client.send(b"x")

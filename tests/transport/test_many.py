@@ -74,9 +74,7 @@ async def check_growth(
 @pytest.mark.timeout(600)
 async def test_one_after_another(factory: ConnectionFactory) -> None:
     count = IN_A_ROW.get(factory.device, FEWER_IN_A_ROW)
-    async with await start_server(
-        echo, factory.host, 0, device=factory.device, via=factory.via, config=SMALL
-    ) as server:
+    async with await start_server(echo, factory.host, 0, config=SMALL, **factory.where) as server:
 
         async def once(seed: int) -> None:
             async with await factory.connect(server.port) as client:
@@ -105,7 +103,7 @@ async def test_at_once(factory: ConnectionFactory) -> None:
     count = AT_ONCE.get(factory.device, FEWER_AT_ONCE)
     patient = SMALL
     server = await start_server(
-        echo, factory.host, 0, device=factory.device, via=factory.via, backlog=count, config=patient
+        echo, factory.host, 0, backlog=count, config=patient, **factory.where
     )
     async with server, await factory.connect(server.port) as anchor:
         await talk(anchor, 0)
@@ -148,7 +146,7 @@ async def test_from_another_process(factory: ConnectionFactory) -> None:
     count = FROM_ELSEWHERE.get(factory.device, FEWER_AT_ONCE)
     patient = replace(SMALL, max_handshakes=count)
     server = await start_server(
-        echo, factory.host, 0, device=factory.device, via=factory.via, backlog=count, config=patient
+        echo, factory.host, 0, backlog=count, config=patient, **factory.where
     )
     async with server, await factory.connect(server.port) as anchor:
         await talk(anchor, 0)

@@ -50,7 +50,7 @@ async def refused(factory: ConnectionFactory) -> None:
 
 
 async def stream_refused(factory: ConnectionFactory) -> None:
-    where: dict[str, Any] = {"device": factory.device, "via": factory.via}
+    where = factory.where
     await fails(streams.open_connection(factory.host, 1, **where))
 
 
@@ -71,13 +71,13 @@ async def cancelled(factory: ConnectionFactory) -> None:
 
 
 async def rejected(factory: ConnectionFactory) -> None:
-    where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
+    where: dict[str, Any] = {**factory.where, "config": SMALL}
     async with await listen(factory.host, on_request=lambda _: "no", **where) as listener:
         await fails(connect(factory.host, listener.port, **where))
 
 
 async def without_the_key(factory: ConnectionFactory) -> None:
-    where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
+    where: dict[str, Any] = {**factory.where, "config": SMALL}
     async with await listen(factory.host, auth=b"k" * 32, **where) as listener:
         await fails(connect(factory.host, listener.port, auth=b"j" * 32, **where))
 
@@ -104,7 +104,7 @@ async def of_a_handler(factory: ConnectionFactory) -> None:
     async def handler(conn: Connection) -> None:
         raise ConnectionError("meant")
 
-    where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
+    where: dict[str, Any] = {**factory.where, "config": SMALL}
     async with (
         await start_server(handler, factory.host, **where) as server,
         await factory.connect(server.port) as conn,

@@ -147,10 +147,9 @@ async def test_restarts_under_load(
                 port,
                 first_delay=0.01,
                 longest_delay=0.1,
-                device=factory.device,
-                via=factory.via,
                 config=CONFIG,
                 auth=KEY,
+                **factory.where,
             ):
                 connections += 1
                 try:

@@ -38,9 +38,7 @@ from .marks import one_loop
 
 
 async def serve(factory: ConnectionFactory, handler: Handler) -> Server:
-    return await start_server(
-        handler, factory.host, 0, device=factory.device, via=factory.via, config=SMALL
-    )
+    return await start_server(handler, factory.host, 0, config=SMALL, **factory.where)
 
 
 async def serves(server: Server, count: int) -> None:
@@ -271,9 +269,7 @@ async def test_peers_reconnect_elsewhere(
     monkeypatch.setattr(transport, "resolve", resolve)
     ports = []
     async with second, factory.within(5):
-        async for conn in reconnect(
-            "name", 1, device=factory.device, via=factory.via, config=SMALL
-        ):
+        async for conn in reconnect("name", 1, config=SMALL, **factory.where):
             assert conn.peer_address is not None
             ports.append(conn.peer_address[1])
             await conn.send(b"x")

@@ -344,7 +344,7 @@ async def test_listener_that_is_gone(factory: ConnectionFactory) -> None:
 async def test_host_that_is_not_known(factory: ConnectionFactory) -> None:
     with pytest.raises(AddressError, match="no-such-host"):
         async with factory.within(5):
-            await connect("no-such-host.invalid", 1, device=factory.device, via=factory.via)
+            await connect("no-such-host.invalid", 1, **factory.where)
 
 
 @one_loop
@@ -353,9 +353,7 @@ async def test_host_that_is_not_reached(factory: ConnectionFactory) -> None:
     config = replace(SMALL, connect_timeout=0.5 * factory.slow)
     with pytest.raises((ConnectionManagerError, ProtocolError)):
         async with factory.within(1.5):
-            await connect(
-                "198.51.100.1", 7471, device=factory.device, via=factory.via, config=config
-            )
+            await connect("198.51.100.1", 7471, config=config, **factory.where)
 
 
 @one_loop
@@ -388,7 +386,7 @@ async def test_port_that_cannot_be(factory: ConnectionFactory, port: int) -> Non
     with pytest.raises(ValueError, match=str(port)):
         await factory.connect(port)
     with pytest.raises(ValueError, match=str(port)):
-        await listen(factory.host, port, device=factory.device, via=factory.via)
+        await listen(factory.host, port, **factory.where)
 
 
 @one_loop
@@ -396,9 +394,9 @@ async def test_port_that_cannot_be(factory: ConnectionFactory, port: int) -> Non
 async def test_port_that_is_taken(factory: ConnectionFactory, anywhere: tuple[int, ...]) -> None:
     """By a listener on one address or on all of them (`anywhere`); the same for the second one."""
     first, second = ("" if it in anywhere else factory.host for it in range(2))
-    async with await listen(first, 0, device=factory.device, via=factory.via) as listener:
+    async with await listen(first, 0, **factory.where) as listener:
         with pytest.raises(OSError, match=r".*") as caught:
-            await listen(second, listener.port, device=factory.device, via=factory.via)
+            await listen(second, listener.port, **factory.where)
         assert caught.value.errno == errno.EADDRINUSE
         assert isinstance(caught.value, AddressError)
 
@@ -406,7 +404,7 @@ async def test_port_that_is_taken(factory: ConnectionFactory, anywhere: tuple[in
 @one_loop
 async def test_address_that_is_not_ours(factory: ConnectionFactory) -> None:
     with pytest.raises(OSError, match=r".*") as caught:
-        await listen("198.51.100.1", 0, device=factory.device, via=factory.via)
+        await listen("198.51.100.1", 0, **factory.where)
     assert isinstance(caught.value, RDMAError)
 
 

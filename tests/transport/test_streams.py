@@ -145,9 +145,7 @@ class Pausing(Buffered):
 async def serving(
     factory: ConnectionFactory, make_protocol: Callable[[], asyncio.BaseProtocol]
 ) -> AsyncIterator[StreamServer]:
-    server = await streams.create_server(
-        make_protocol, factory.host, device=factory.device, via=factory.via, config=SMALL
-    )
+    server = await streams.create_server(make_protocol, factory.host, config=SMALL, **factory.where)
     try:
         yield server
     finally:
@@ -160,12 +158,7 @@ async def dial(
     factory: ConnectionFactory, server: StreamServer, make_protocol: Callable[[], Any]
 ) -> tuple[StreamTransport, Any]:
     transport, protocol = await streams.create_connection(
-        make_protocol,
-        factory.host,
-        server.address[1],
-        device=factory.device,
-        via=factory.via,
-        config=SMALL,
+        make_protocol, factory.host, server.address[1], config=SMALL, **factory.where
     )
     assert isinstance(transport, StreamTransport)
     return transport, protocol
@@ -213,12 +206,10 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def test_streams_echo_what_was_written(factory: ConnectionFactory) -> None:
-    server = await streams.start_stream_server(
-        echo, factory.host, device=factory.device, via=factory.via
-    )
+    server = await streams.start_stream_server(echo, factory.host, **factory.where)
     async with server:
         reader, writer = await streams.open_connection(
-            factory.host, server.address[1], device=factory.device, via=factory.via
+            factory.host, server.address[1], **factory.where
         )
         for size in (1, 100, HIGH_WATER, PIECE, PIECE + 1, WINDOW + PIECE + 1):
             data = pattern(size)
@@ -237,7 +228,7 @@ async def test_a_refused_address_is_as_with_connect(factory: ConnectionFactory) 
     async with serving(factory, Recorder) as server:
         port = server.address[1]
     error = await ends(
-        streams.open_connection(factory.host, port, device=factory.device, via=factory.via),
+        streams.open_connection(factory.host, port, **factory.where),
         RejectedError,
     )
     assert isinstance(error, ConnectionRefusedError)
@@ -956,7 +947,7 @@ async def test_sendfile_to_a_peer_that_goes(factory: ConnectionFactory, tmp_path
 @by_tcp
 async def test_a_server_serves_until_it_is_closed(factory: ConnectionFactory) -> None:
     server = await streams.create_server(
-        Recorder, factory.host, device=factory.device, via=factory.via, start_serving=False
+        Recorder, factory.host, start_serving=False, **factory.where
     )
     assert not server.is_serving()
     assert server.get_loop() is asyncio.get_running_loop()
@@ -998,9 +989,7 @@ async def test_waiting_for_the_end_of_a_server_that_serves(factory: ConnectionFa
 @one_loop
 @by_tcp
 async def test_serve_forever_ends_with_its_task(factory: ConnectionFactory) -> None:
-    server = await streams.create_server(
-        Recorder, factory.host, device=factory.device, via=factory.via
-    )
+    server = await streams.create_server(Recorder, factory.host, **factory.where)
     serving_forever = asyncio.create_task(server.serve_forever())
     await yield_loop(2)
     with pytest.raises(RuntimeError, match="already"):

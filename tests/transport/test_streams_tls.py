@@ -64,7 +64,7 @@ async def server(
 ) -> AsyncIterator[int]:
     """Its port."""
     made = await streams.start_stream_server(
-        echo, factory.host, device=factory.device, via=factory.via, config=config, ssl=context
+        echo, factory.host, config=config, ssl=context, **factory.where
     )
     async with made:
         try:
@@ -74,9 +74,7 @@ async def server(
 
 
 async def dialled(factory: ConnectionFactory, port: int, **tls: Any) -> Streams:
-    return await streams.open_connection(
-        factory.host, port, device=factory.device, via=factory.via, config=SMALL, **tls
-    )
+    return await streams.open_connection(factory.host, port, config=SMALL, **tls, **factory.where)
 
 
 async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -185,9 +183,7 @@ async def test_start_tls(
             await writer.start_tls(serving)
             await echo(reader, writer)
 
-    made = await streams.start_stream_server(
-        upgrade, factory.host, device=factory.device, via=factory.via, config=SMALL
-    )
+    made = await streams.start_stream_server(upgrade, factory.host, config=SMALL, **factory.where)
     async with made:
         reader, writer = await dialled(factory, made.address[1])
         try:
