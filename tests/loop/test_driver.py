@@ -434,44 +434,27 @@ async def test_closing_one_completion_queue_keeps_the_events_of_another(
 # ---- asynchronous events -------------------------------------------------------------------------
 
 
-async def test_events_reach_the_sink_of_their_queue_pair(
+async def test_events_reach_those_whom_they_concern(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After a fatal one of the device, later connections get it opened anew."""
+    kinds = verbs.EventType
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
-        event = verbs.AsyncEvent(verbs.EventType.QP_ACCESS_ERR, first.qp)
-        of_a_port = verbs.AsyncEvent(verbs.EventType.PORT_ACTIVE, None, 1)
-        of_the_gone = verbs.AsyncEvent(verbs.EventType.QP_FATAL, None)
-        events = [of_a_port, of_the_gone, event]
-        monkeypatch.setattr(driver.context, "async_events", lambda: events)
-        driver.take_device_events()
-        assert first.sink.events == [event]
-        assert not second.sink.events
-        monkeypatch.undo()
-
-
-async def test_an_event_of_a_queue_concerns_every_queue_pair_on_it(
-    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with the_driver(device) as driver, two_ends(driver) as (first, second):
-        event = verbs.AsyncEvent(verbs.EventType.CQ_ERR, first.qp.send_cq)
         with driver.context.create_cq(16) as other:
-            of_another = verbs.AsyncEvent(verbs.EventType.CQ_ERR, other)
-            monkeypatch.setattr(driver.context, "async_events", lambda: [event, of_another])
+            own = verbs.AsyncEvent(kinds.QP_ACCESS_ERR, first.qp)
+            of_both = verbs.AsyncEvent(kinds.CQ_ERR, first.qp.send_cq)
+            of_none = [
+                verbs.AsyncEvent(kinds.PORT_ACTIVE, None, 1),
+                verbs.AsyncEvent(kinds.QP_FATAL, None),
+                verbs.AsyncEvent(kinds.CQ_ERR, other),
+            ]
+            fatal = verbs.AsyncEvent(kinds.DEVICE_FATAL)
+            events = [*of_none, own, of_both, fatal]
+            monkeypatch.setattr(driver.context, "async_events", lambda: events)
             driver.take_device_events()
-        assert first.sink.events == second.sink.events == [event]
-        monkeypatch.undo()
-
-
-async def test_fatal_event_of_the_device(
-    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All connections are told, and later ones get the device opened anew."""
-    async with the_driver(device) as driver, two_ends(driver) as (first, second):
-        event = verbs.AsyncEvent(verbs.EventType.DEVICE_FATAL)
-        monkeypatch.setattr(driver.context, "async_events", lambda: [event])
-        driver.take_device_events()
-        monkeypatch.undo()
-        assert first.sink.events == second.sink.events == [event]
+            monkeypatch.undo()
+        assert first.sink.events == [own, of_both, fatal]
+        assert second.sink.events == [of_both, fatal]
         again = Driver.for_device(device, LIMIT)
         assert again is not driver
         assert again.context is not driver.context

@@ -63,10 +63,7 @@ from .test_pool_exhausted import (
     test_memory_of_ones_own_need_not_wait,
     test_messages_wait_and_keep_their_order,
 )
-from .test_random_traffic import (
-    test_every_byte_in_order,
-    test_waiters_that_give_up_lose_nothing,
-)
+from .test_random_traffic import test_every_byte_in_order
 from .test_receive_sizes import (
     test_in_both_directions_with_all_that_travels,
 )

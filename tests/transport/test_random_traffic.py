@@ -97,31 +97,3 @@ async def test_every_byte_in_order(factory: ConnectionFactory, seed: int) -> Non
         for conn in (client, server):
             counts = conn.statistics()
             assert counts.messages_sent == counts.messages_received == MESSAGES
-
-
-async def test_waiters_that_give_up_lose_nothing(factory: ConnectionFactory) -> None:
-    """Many receivers in line, half of which are cancelled, some just when their message is here."""
-    chance = random.Random(7)
-    async with factory.pair() as (client, server):
-        for round in range(20):
-            tasks = [asyncio.ensure_future(server.recv()) for _ in range(10)]
-            await asyncio.sleep(0)
-            cancelled = chance.sample(tasks, 5)
-            early = chance.randrange(6)
-            for task in cancelled[:early]:
-                task.cancel()
-            sending = [client.send_nowait(bytes([round, n])) for n in range(5)]
-            await asyncio.sleep(0)
-            for task in cancelled[early:]:
-                task.cancel()
-            await asyncio.gather(*sending)
-            async with factory.within(2):
-                while sum(task.done() and not task.cancelled() for task in tasks) < 5:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-            messages = [each for each in results if not isinstance(each, BaseException)]
-            assert [bytes(message) for message in messages] == [bytes([round, n]) for n in range(5)]
-            for message in messages:
-                message.release()
