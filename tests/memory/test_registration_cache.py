@@ -8,7 +8,6 @@ import ctypes
 import gc
 import mmap
 import threading
-import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -110,20 +109,6 @@ async def test_what_is_not_kept(pd: verbs.ProtectionDomain, make: Callable[[], o
 
 async def test_nothing_is_kept_where_nothing_may_be(pd: verbs.ProtectionDomain) -> None:
     assert small(pd, most=0).find(memoryview(bytearray(SIZE))) is None
-
-
-def test_numpy_tells_that_a_weak_reference_is_no_way() -> None:
-    """Why arrays without a view are not kept: the user's own `resize` would fail from then on."""
-    array: np.ndarray[tuple[int], np.dtype[np.float64]] = np.zeros(SIZE)
-    reference = weakref.ref(array)
-    with pytest.raises(ValueError, match="cannot resize"):
-        array.resize(2 * SIZE, refcheck=False)
-    assert reference() is array
-    del reference
-    view = array.data
-    with pytest.raises(ValueError, match="cannot resize"):
-        array.resize(2 * SIZE)  # with a view, numpy says so itself
-    view.release()
 
 
 async def test_the_user_may_do_with_it_what_they_like(pd: verbs.ProtectionDomain) -> None:
