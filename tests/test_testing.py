@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -365,6 +366,13 @@ def left() -> Iterator[list[object]]:
         it.close()  # type: ignore[attr-defined]
 
 
+@contextmanager
+def leak(match: str) -> Iterator[None]:
+    """A block that leaks."""
+    with pytest.raises(AssertionError, match=match), testing.check_leaks(timeout=0):
+        yield
+
+
 def test_nothing_is_left(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without leaks the check does not wait."""
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it has waited"))
@@ -373,10 +381,7 @@ def test_nothing_is_left(context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_file_is_left(left: list[object]) -> None:
-    with (
-        pytest.raises(AssertionError, match=r"file \d+: /dev/null"),
-        testing.check_leaks(timeout=0.01),
-    ):
+    with leak(r"file \d+: /dev/null"):
         left.append(open(os.devnull))  # noqa: SIM115
 
 
@@ -388,10 +393,7 @@ def test_a_file_is_left_under_the_number_of_another(left: list[object]) -> None:
         os.close(reader)
         left.append(open(os.devnull))  # noqa: SIM115
 
-    with (
-        pytest.raises(AssertionError, match=f"file {reader}: /dev/null"),
-        testing.check_leaks(timeout=0),
-    ):
+    with leak(f"file {reader}: /dev/null"):
         put_in_its_place()
 
 
@@ -407,15 +409,9 @@ def test_an_object_is_left(
     cq: verbs.CompletionQueue,
     left: list[object],
 ) -> None:
-    with (
-        pytest.raises(AssertionError, match="Context: 1 before, 2 after"),
-        testing.check_leaks(timeout=0),
-    ):
+    with leak("Context: 1 before, 2 after"):
         left.append(device.open())
-    with (
-        pytest.raises(AssertionError, match="QueuePair: 0 before, 1 after"),
-        testing.check_leaks(timeout=0),
-    ):
+    with leak("QueuePair: 0 before, 1 after"):
         left.append(pd.create_qp(cq))
 
 
@@ -434,10 +430,7 @@ def test_a_thread_is_left() -> None:
 
     first.start()
     try:
-        with (
-            pytest.raises(AssertionError, match=r"^the block leaked:\nthread \d+: second$"),
-            testing.check_leaks(timeout=0),
-        ):
+        with leak(r"^the block leaked:\nthread \d+: second$"):
             take_over()
     finally:
         for end in ends:
