@@ -145,6 +145,17 @@ class ConnectionFactory:
         return client, server
 
     @asynccontextmanager
+    async def sharing(
+        self, size: int, access: Rights = ALL, *, config: Config = SMALL
+    ) -> AsyncIterator[tuple[Connection, Connection, Buffer, RemoteRegion]]:
+        """A pair, and memory of the server as it and the client see it."""
+        async with (
+            self.pair(config) as (client, server),
+            shared(server, client, size, access) as (there, remote),
+        ):
+            yield client, server, there, remote
+
+    @asynccontextmanager
     async def pair(
         self, config: Config = SMALL, *, server: Config | None = None
     ) -> AsyncIterator[tuple[Connection, Connection]]:

@@ -127,10 +127,7 @@ async def test_an_array_stays_in_its_place(factory: ConnectionFactory) -> None:
 
 
 async def test_a_tensor_is_held_while_it_is_read_into(factory: ConnectionFactory) -> None:
-    async with (
-        factory.pair(Config()) as (client, server),
-        shared(server, client, LONG) as (buffer, remote),
-    ):
+    async with factory.sharing(LONG, config=Config()) as (client, _, buffer, remote):
         buffer.view[:] = pattern(LONG)
         for count in factory.cancel_points:
             tensor = OwnTensor(bytearray(LONG), (LONG,))
@@ -148,10 +145,7 @@ async def test_a_tensor_is_held_while_it_is_read_into(factory: ConnectionFactory
 @one_loop
 async def test_what_cannot_be_used(factory: ConnectionFactory) -> None:
     """It is told before anything happens, and changes nothing."""
-    async with (
-        factory.pair(Config()) as (client, server),
-        shared(server, client, 64) as (_, remote),
-    ):
+    async with factory.sharing(64, config=Config()) as (client, server, _, remote):
         objects: Any = np.zeros(8, object)
         wrong: list[tuple[Any, type[Exception], str]] = [
             (np.zeros((8, 8))[:, ::2], BufferError, "contiguous"),
@@ -256,10 +250,7 @@ async def test_a_file_that_is_truncated(factory: ConnectionFactory, file: int, e
 @one_loop
 @pytest.mark.needs("dma-buf")
 async def test_what_another_devices_memory_cannot_do(factory: ConnectionFactory, file: int) -> None:
-    async with (
-        factory.pair(Config()) as (client, server),
-        shared(server, client, 64) as (_, remote),
-    ):
+    async with factory.sharing(64, config=Config()) as (client, _, _, remote):
         region = client.register_dmabuf(file, 64, writable=False)
         for use in (client.send, client.recv_into):
             with pytest.raises(BufferStateError, match="read, write and send_region"):

@@ -28,7 +28,6 @@ from .connection_factory import (
     give,
     leases,
     pattern,
-    shared,
     yield_loop,
 )
 from .marks import by_cm, by_tcp, one_loop
@@ -40,7 +39,7 @@ TRANSFER_SIZE = 8 << 20  # the longest single work request
 
 
 async def test_a_batch_is_done_when_its_scope_ends(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 4096) as (there, remote):
+    async with factory.sharing(4096) as (client, _, there, remote):
         there.view[:8] = (7).to_bytes(8, "little")
         target = bytearray(100)
         with client.alloc(100) as pooled:
@@ -66,7 +65,7 @@ async def test_a_batch_is_done_when_its_scope_ends(factory: ConnectionFactory) -
 @by_cm
 async def test_a_batch_is_one_doorbell(factory: ConnectionFactory) -> None:
     """It is one chain of requests in the send queue, with one completion."""
-    async with factory.pair() as (client, server), shared(server, client, 64) as (_, remote):
+    async with factory.sharing(64) as (client, server, _, remote):
         queue = client._queue
 
         async def several() -> None:
@@ -93,7 +92,7 @@ async def test_a_batch_is_one_doorbell(factory: ConnectionFactory) -> None:
 @by_cm
 async def test_what_is_collected_is_counted_by_its_references(factory: ConnectionFactory) -> None:
     """By name and by place, registered and not: held until the end of the scope, and no longer."""
-    async with factory.pair() as (client, server), shared(server, client, 64) as (there, remote):
+    async with factory.sharing(64) as (client, _, there, remote):
         with client.alloc(8) as pooled:
             pooled.view[:] = b"12345678"
             here, before = remote[:8], sys.getrefcount(pooled)
@@ -121,7 +120,7 @@ async def test_what_is_collected_is_counted_by_its_references(factory: Connectio
 async def test_more_than_the_send_queue_holds(factory: ConnectionFactory) -> None:
     count = 300  # the queue of SMALL has 16 entries
     size = 8 * count
-    async with factory.pair() as (client, server), shared(server, client, size) as (there, remote):
+    async with factory.sharing(size) as (client, _, there, remote):
         async with client.batch() as batch:
             for number in range(count):
                 batch.write(number.to_bytes(8, "little"), remote[8 * number : 8 * number + 8])
@@ -131,7 +130,7 @@ async def test_more_than_the_send_queue_holds(factory: ConnectionFactory) -> Non
 
 @one_loop
 async def test_an_exception_drops_the_batch(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 64) as (there, remote):
+    async with factory.sharing(64) as (client, server, there, remote):
         before = await leases(client, server)
         old = []
 
@@ -150,10 +149,7 @@ async def test_an_exception_drops_the_batch(factory: ConnectionFactory) -> None:
 
 @one_loop
 async def test_what_is_not_allowed_raises_from_its_own_call(factory: ConnectionFactory) -> None:
-    async with (
-        factory.pair() as (client, server),
-        shared(server, client, 64, Rights.WRITE) as (there, remote),
-    ):
+    async with factory.sharing(64, Rights.WRITE) as (client, _, there, remote):
         async with client.batch() as batch:
             with pytest.raises(RemoteRangeError):
                 batch.read(remote[:8], bytearray(8))
@@ -167,7 +163,7 @@ async def test_what_is_not_allowed_raises_from_its_own_call(factory: ConnectionF
 
 @one_loop
 async def test_a_batch_collects_in_its_scope_only(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 64) as (_, remote):
+    async with factory.sharing(64) as (client, _, _, remote):
         batch = client.batch()
         with pytest.raises(BufferStateError):
             batch.write(b"x", remote[:1])
@@ -180,7 +176,7 @@ async def test_a_batch_collects_in_its_scope_only(factory: ConnectionFactory) ->
 
 @one_loop
 async def test_a_batch_on_a_connection_that_ended(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 64) as (_, remote):
+    async with factory.sharing(64) as (client, _, _, remote):
 
         async def close_inside() -> None:
             async with client.batch() as batch:
@@ -249,7 +245,7 @@ async def fill(
 
 @one_loop
 async def test_a_cancelled_batch_is_done_nevertheless(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 256) as (there, remote):
+    async with factory.sharing(256) as (client, server, there, remote):
         old: list[asyncio.Future[int]] = []
         for count in factory.cancel_points:
             task = asyncio.create_task(fill(client, remote, 1, old))
@@ -266,7 +262,7 @@ async def test_a_cancelled_batch_is_done_nevertheless(factory: ConnectionFactory
 
 
 async def test_a_write_with_immediate_data_wakes_the_peer(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 4096) as (there, remote):
+    async with factory.sharing(4096) as (client, server, there, remote):
         for imm, size in ((0, 1), (0xFFFFFFFF, 4096), (7, 0)):
             data = pattern(size, seed=imm)
             await client.write(data, remote[:size], imm=imm)
@@ -279,7 +275,7 @@ async def test_a_write_with_immediate_data_wakes_the_peer(factory: ConnectionFac
 
 
 async def test_such_writes_keep_their_place_among_messages(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 8) as (there, remote):
+    async with factory.sharing(8) as (client, server, there, remote):
         # Many more than the peer has receives: they wait for room, and so do messages behind them.
         sending = [
             asyncio.ensure_future(
@@ -299,7 +295,7 @@ async def test_such_writes_keep_their_place_among_messages(factory: ConnectionFa
 
 @one_loop
 async def test_writes_that_wait_for_room_can_be_cancelled(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 8) as (there, remote):
+    async with factory.sharing(8) as (client, server, there, remote):
         waiting = [
             asyncio.create_task(client.write(bytes([number]) * 8, remote, imm=number))
             for number in range(20)
@@ -319,7 +315,7 @@ async def test_writes_that_wait_for_room_can_be_cancelled(factory: ConnectionFac
 
 @one_loop
 async def test_writes_that_wait_fail_with_the_connection(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 8) as (_, remote):
+    async with factory.sharing(8) as (client, server, _, remote):
         waiting = [
             asyncio.create_task(client.write(b"12345678", remote, imm=number))
             for number in range(20)
@@ -333,7 +329,7 @@ async def test_writes_that_wait_fail_with_the_connection(factory: ConnectionFact
 
 @one_loop
 async def test_immediate_data_is_a_number_of_32_bits(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 8) as (_, remote):
+    async with factory.sharing(8) as (client, _, _, remote):
         for imm in (-1, 1 << 32):
             with pytest.raises(TypeError, match="imm is an int from 0 to 4294967295, not float"):
                 await client.write(b"x", remote[:1], imm=cast("int", 1.0))
@@ -350,10 +346,7 @@ async def test_immediate_data_is_a_number_of_32_bits(factory: ConnectionFactory)
 async def test_progress_of_long_transfers(factory: ConnectionFactory, imm: int | None) -> None:
     size = 2 * TRANSFER_SIZE + 5
     expected = [TRANSFER_SIZE, 2 * TRANSFER_SIZE, size]
-    async with (
-        factory.pair(Config()) as (client, server),
-        shared(server, client, size) as (there, remote),
-    ):
+    async with factory.sharing(size, config=Config()) as (client, server, there, remote):
         heard: list[int] = []
         data = pattern(size)
         await client.write(data, remote, imm=imm, progress=heard.append)

@@ -10,7 +10,7 @@ import pytest
 from aiordma import Config, Connection
 from aiordma._loop import driver
 
-from .connection_factory import ConnectionFactory, pattern, shared
+from .connection_factory import ConnectionFactory, pattern
 from .marks import one_loop, sets_polling
 
 pytestmark = sets_polling
@@ -56,10 +56,7 @@ def look_until_it_completes(conn: Connection) -> None:
 
 
 async def test_writes_that_are_awaited_one_by_one(factory: ConnectionFactory) -> None:
-    async with (
-        factory.pair(Config(polling=1.0)) as (client, server),
-        shared(server, client, 4096) as (there, remote),
-    ):
+    async with factory.sharing(4096, config=Config(polling=1.0)) as (client, _, there, remote):
         with client.alloc(4096) as buffer:
             buffer.view[:] = pattern(4096)
             look_until_it_completes(client)
@@ -79,10 +76,7 @@ async def test_writes_that_are_awaited_one_by_one(factory: ConnectionFactory) ->
 async def test_a_task_that_never_leaves_the_device_blocks_no_other(
     factory: ConnectionFactory,
 ) -> None:
-    async with (
-        factory.pair(Config(polling=1.0)) as (client, server),
-        shared(server, client, 64) as (_, remote),
-    ):
+    async with factory.sharing(64, config=Config(polling=1.0)) as (client, _, _, remote):
         with client.alloc(64) as buffer:
             over = False
 
@@ -99,10 +93,7 @@ async def test_a_task_that_never_leaves_the_device_blocks_no_other(
 
 @one_loop
 async def test_without_polling_every_one_goes_round(factory: ConnectionFactory) -> None:
-    async with (
-        factory.pair(Config(polling=0)) as (client, server),
-        shared(server, client, 64) as (_, remote),
-    ):
+    async with factory.sharing(64, config=Config(polling=0)) as (client, _, _, remote):
         with client.alloc(64) as buffer:
             turns = Turns()
             for _ in range(20):

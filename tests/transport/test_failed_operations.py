@@ -18,7 +18,7 @@ from aiordma.errors import (
     host_port,
 )
 
-from .connection_factory import ConnectionFactory, ends, give, pattern, shared, yield_loop
+from .connection_factory import ConnectionFactory, ends, give, pattern, yield_loop
 from .marks import counts_turns, one_loop
 
 ADVICE = (
@@ -38,7 +38,7 @@ async def withdrawn(owner: Connection, user: Connection, memory: Buffer) -> Remo
 @counts_turns  # the second operation is posted before the first has failed
 @one_loop
 async def test_a_write_and_what_is_flushed_behind_it(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 8192) as (_, remote):
+    async with factory.sharing(8192) as (client, server, _, remote):
         with client.alloc(4096) as local, server.alloc(64) as gone:
             revoked = await withdrawn(server, client, gone)
             assert client.peer_address is not None

@@ -287,7 +287,7 @@ async def test_the_lease_that_no_call_names(factory: ConnectionFactory) -> None:
 
 @one_loop
 async def test_who_may_renew(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 8) as (_, remote):
+    async with factory.sharing(8) as (client, server, _, remote):
         with pytest.raises(RequestRefusedError, match="owner alone") as caught:
             await remote.renew(1)
         assert caught.value.code == ErrorCode.ACCESS
@@ -410,7 +410,7 @@ async def test_what_waits_for_room_when_the_lease_ends(
 ) -> None:
     """It is not posted afterwards; what was posted before is done."""
     count = 3 * SMALL.send_queue
-    async with factory.pair() as (client, server), shared(server, client, 8) as (_, remote):
+    async with factory.sharing(8) as (client, server, _, remote):
         with client.register(bytearray(8)) as source:
             writes = [
                 asyncio.create_task(client.write(source, remote, imm=imm)) for _ in range(count)

@@ -99,7 +99,7 @@ async def test_large_sizes(factory: ConnectionFactory, size: int) -> None:
 @one_loop
 async def test_nothing(factory: ConnectionFactory) -> None:
     """Zero bytes are a request like any other, done at once."""
-    async with factory.pair() as (client, server), shared(server, client, 8) as (_, remote):
+    async with factory.sharing(8) as (client, _, _, remote):
         await client.write(b"", remote[3:3])
         await client.read(remote[8:], bytearray())
         await client.read(remote[:0], cast("BufferLike", np.zeros((0, 4))))
@@ -133,7 +133,7 @@ async def test_registered_memory_of_every_kind(factory: ConnectionFactory, kind:
 @one_loop
 @by_cm
 async def test_read_only_memory_is_a_source_and_no_target(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 100) as (there, remote):
+    async with factory.sharing(100) as (client, server, there, remote):
         with client.register(pattern(100)) as region:
             await client.write(region, remote)
             assert there.view == pattern(100)
@@ -148,13 +148,7 @@ async def test_read_only_memory_is_a_source_and_no_target(factory: ConnectionFac
 
 async def test_many_at_once(factory: ConnectionFactory) -> None:
     """More than the send queue has entries, and more reads than the device has at a time."""
-    async with (
-        factory.pair() as (client, server),
-        shared(server, client, 100 * 64) as (
-            there,
-            remote,
-        ),
-    ):
+    async with factory.sharing(100 * 64) as (client, server, there, remote):
         await asyncio.gather(
             *(client.write(pattern(64, n), remote[n * 64 : (n + 1) * 64]) for n in range(100))
         )
@@ -168,7 +162,7 @@ async def test_many_at_once(factory: ConnectionFactory) -> None:
 
 
 async def test_writes_and_messages_side_by_side(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 4096) as (there, remote):
+    async with factory.sharing(4096) as (client, server, there, remote):
 
         async def messages() -> None:
             for n in range(40):
@@ -184,7 +178,7 @@ async def test_writes_and_messages_side_by_side(factory: ConnectionFactory) -> N
 
 async def test_write_before_a_message_is_there_before_it(factory: ConnectionFactory) -> None:
     """Work requests of one queue pair are done in order at the peer."""
-    async with factory.pair() as (client, server), shared(server, client, 4096) as (there, remote):
+    async with factory.sharing(4096) as (client, server, there, remote):
         for n in range(20):
             receiving = asyncio.create_task(server.recv())
             writing = asyncio.create_task(client.write(pattern(4096, n), remote))
@@ -199,7 +193,7 @@ async def test_write_before_a_message_is_there_before_it(factory: ConnectionFact
 @by_cm
 async def test_a_full_send_queue_keeps_room_for_credits(factory: ConnectionFactory) -> None:
     """What the peer waits for is not kept back by what this side has to do."""
-    async with factory.pair() as (client, server), shared(server, client, 64) as (_, remote):
+    async with factory.sharing(64) as (client, _, _, remote):
         reads = [asyncio.create_task(client.read(remote, bytearray(64))) for _ in range(100)]
         await yield_loop(1)
         assert client._queue.free == client._queue.control_room == RESERVED_ENTRIES
@@ -208,7 +202,7 @@ async def test_a_full_send_queue_keeps_room_for_credits(factory: ConnectionFacto
 
 @one_loop
 async def test_slices(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 100) as (there, remote):
+    async with factory.sharing(100) as (client, _, there, remote):
         assert len(remote) == len(remote[:]) == 100
         assert len(remote[10:]) == 90
         assert len(remote[10:50][5:15]) == 10
@@ -242,7 +236,7 @@ BAD_SLICES = [
 @one_loop
 @by_cm
 async def test_out_of_range(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 100) as (there, remote):
+    async with factory.sharing(100) as (client, server, there, remote):
         with client.alloc(100) as buffer, client.register(bytearray(100)) as region:
             for key in BAD_SLICES:
                 with pytest.raises(RemoteRangeError):
@@ -265,7 +259,7 @@ async def test_out_of_range(factory: ConnectionFactory) -> None:
 @one_loop
 @by_cm
 async def test_lengths_that_differ(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 100) as (there, remote):
+    async with factory.sharing(100) as (client, server, there, remote):
         with pytest.raises(ValueError, match="99 bytes here and 100 there"):
             await client.write(bytes(99), remote)
         with pytest.raises(ValueError, match="101 bytes here and 100 there"):
@@ -283,10 +277,7 @@ async def test_lengths_that_differ(factory: ConnectionFactory) -> None:
 )
 @one_loop
 async def test_missing_right(factory: ConnectionFactory, access: Rights) -> None:
-    async with (
-        factory.pair() as (client, server),
-        shared(server, client, 8, access) as (there, remote),
-    ):
+    async with factory.sharing(8, access) as (client, server, there, remote):
         assert remote.rights == access
         attempts: dict[Rights, Callable[[], Awaitable[object]]] = {
             Rights.WRITE: lambda: client.write(b"12345678", remote),
@@ -308,7 +299,7 @@ async def test_missing_right(factory: ConnectionFactory, access: Rights) -> None
 @one_loop
 @by_cm
 async def test_released_memory(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 100) as (there, remote):
+    async with factory.sharing(100) as (client, server, there, remote):
         buffer = client.alloc(100)
         part = buffer[10:20]
         buffer.release()
@@ -364,7 +355,7 @@ def number(buffer: Buffer, offset: int = 0) -> int:
 
 
 async def test_fetch_and_add(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 16) as (there, remote):
+    async with factory.sharing(16) as (client, _, there, remote):
         assert await client.fetch_and_add(remote[8:16], 5) == 0
         assert await client.fetch_and_add(remote[8:16], 1) == 5
         assert await client.fetch_and_add(remote[8:16], 0) == 6
@@ -381,7 +372,7 @@ async def test_fetch_and_add(factory: ConnectionFactory) -> None:
 
 async def test_compare_and_swap(factory: ConnectionFactory) -> None:
     largest = (1 << 64) - 1
-    async with factory.pair() as (client, server), shared(server, client, 8) as (there, remote):
+    async with factory.sharing(8) as (client, _, there, remote):
         assert await client.compare_and_swap(remote, 0, 42) == 0
         assert number(there) == 42
         assert await client.compare_and_swap(remote, 41, 7) == 42
@@ -394,7 +385,7 @@ async def test_compare_and_swap(factory: ConnectionFactory) -> None:
 @one_loop
 @by_cm
 async def test_atomics_that_cannot_be(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 24) as (there, remote):
+    async with factory.sharing(24) as (client, server, there, remote):
         for part in (remote[4:12], remote[:4], remote[:16], remote, remote[1:9], remote[:0]):
             with pytest.raises(RemoteRangeError):
                 await client.fetch_and_add(part, 1)

@@ -23,7 +23,6 @@ from .connection_factory import (
     check_alive,
     leases,
     pattern,
-    shared,
     yield_loop,
 )
 from .inside import figures
@@ -107,10 +106,7 @@ class Writer:
 
 
 async def run_program(factory: ConnectionFactory, program: list[tuple[str, int]]) -> None:
-    async with (
-        factory.pair(SHORT) as (client, server),
-        shared(server, client, CELL * CELLS) as (there, remote),
-    ):
+    async with factory.sharing(CELL * CELLS, config=SHORT) as (client, server, there, remote):
         writer = Writer(client, remote)
 
         async def receive() -> None:
@@ -171,7 +167,7 @@ async def test_long_write_with_immediate_keeps_its_turn(factory: ConnectionFacto
     """It is several work requests, and the message after it comes after the last of them."""
     size = (8 << 20) + 1
     done: list[int] = []
-    async with factory.pair() as (client, server), shared(server, client, size) as (there, remote):
+    async with factory.sharing(size) as (client, server, there, remote):
         data = pattern(size)
         writing = asyncio.create_task(client.write(data, remote, imm=1, progress=done.append))
         sending = asyncio.create_task(client.send(b"after it"))
@@ -192,10 +188,7 @@ async def test_cancelled_before_it_was_posted_is_not_done(
     factory: ConnectionFactory, operation: str
 ) -> None:
     """Nor does it keep the memory, or anything of the pool, or those behind it."""
-    async with (
-        factory.pair(SHORT) as (client, server),
-        shared(server, client, 512) as (there, there_),
-    ):
+    async with factory.sharing(512, config=SHORT) as (client, server, there, there_):
         before = await leases(client, server)
         memory = bytearray(b"y" * 8)
         region = client.register(memory)
@@ -243,10 +236,7 @@ MANY = 2000
 
 
 async def test_batch_cancelled_when_half_of_it_was_posted(factory: ConnectionFactory) -> None:
-    async with (
-        factory.pair(SHORT) as (client, server),
-        shared(server, client, 512) as (there, remote),
-    ):
+    async with factory.sharing(512, config=SHORT) as (client, server, there, remote):
         before = await leases(client, server)
         olds: list[asyncio.Future[int]] = []
 
@@ -293,7 +283,7 @@ async def borrowed(conn: Connection) -> RemoteRegion:
 
 async def test_progress_that_raises_is_heard_of(factory: ConnectionFactory) -> None:
     """By its await; the connection goes on."""
-    async with factory.pair() as (client, server), shared(server, client, 64) as (_, remote):
+    async with factory.sharing(64) as (client, server, _, remote):
 
         def fail(done: int) -> None:
             raise LookupError(done)
@@ -312,7 +302,7 @@ async def test_region_whose_sharing_was_cancelled_in_time_is_not_heard_of(
     factory: ConnectionFactory,
 ) -> None:
     """Its key works no more, so the peer must not come by it."""
-    async with factory.pair(SHORT) as (client, server), shared(server, client, 256) as (_, remote):
+    async with factory.sharing(256, config=SHORT) as (client, server, _, remote):
         with client.alloc(8) as first, client.alloc(16) as second:
             ahead = [asyncio.create_task(client.read(remote, bytearray(256))) for _ in range(20)]
             doomed = asyncio.create_task(client.send_region(first))

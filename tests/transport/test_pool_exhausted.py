@@ -138,10 +138,7 @@ async def test_memory_of_ones_own_need_not_wait(factory: ConnectionFactory) -> N
 
 
 async def test_one_sided_operations_wait(factory: ConnectionFactory) -> None:
-    async with (
-        factory.pair(CONFIG) as (client, server),
-        shared(server, client, 64) as (buffer, remote),
-    ):
+    async with factory.sharing(64, config=CONFIG) as (client, _, buffer, remote):
         held = Held(client)
         data, target = pattern(56), bytearray(56)
         tasks: list[asyncio.Task[object]] = [

@@ -16,7 +16,7 @@ from aiordma._datapath import rendezvous
 from aiordma._native import embedded
 from aiordma.verbs._memory.memory_region import reg_mr
 
-from .connection_factory import SMALL, ConnectionFactory, exchange, pattern, shared, yield_loop
+from .connection_factory import SMALL, ConnectionFactory, exchange, pattern, yield_loop
 from .inside import figures
 from .marks import one_loop
 from .raw_peer import frame
@@ -90,10 +90,7 @@ async def test_regions_are_not_registered_again(
     factory: ConnectionFactory, registrations: list[Registered]
 ) -> None:
     """By `recv_into`, `read`, `write` and batches.  A long `send` shows the peer its own bytes."""
-    async with (
-        factory.pair(CONFIG) as (client, server),
-        shared(server, client, LONG) as (_, remote),
-    ):
+    async with factory.sharing(LONG, config=CONFIG) as (client, server, _, remote):
         data, memory = pattern(LONG), np.zeros(LONG, np.uint8)
         with client.register(bytearray(data)) as source, server.register(memory.data) as sink:
             registrations.clear()
@@ -152,10 +149,7 @@ async def test_a_region_closed_while_it_is_sent(factory: ConnectionFactory) -> N
 async def test_a_view_is_registered_once(
     factory: ConnectionFactory, registrations: list[Registered]
 ) -> None:
-    async with (
-        factory.pair(CONFIG) as (client, server),
-        shared(server, client, LONG) as (_, remote),
-    ):
+    async with factory.sharing(LONG, config=CONFIG) as (client, server, _, remote):
         memory = bytearray(LONG)
         view = memoryview(memory)
         registrations.clear()

@@ -33,7 +33,6 @@ from .connection_factory import (
     lease_over,
     leases,
     pattern,
-    shared,
     yield_loop,
 )
 from .marks import by_cm, one_loop
@@ -69,7 +68,7 @@ async def refused_by_the_device(
 @pytest.mark.parametrize("access", [Rights.READ, Rights.WRITE, READ_WRITE, ALL], ids=repr)
 @one_loop
 async def test_share_with_each_right(factory: ConnectionFactory, access: Rights) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 8, access) as (_, remote):
+    async with factory.sharing(8, access) as (client, server, _, remote):
         assert remote.rights == access
         assert not remote.lent
         assert len(remote) == 8
@@ -118,13 +117,7 @@ async def test_slice_shares_nothing_but_its_bytes(factory: ConnectionFactory) ->
 @one_loop
 async def test_right_is_held_by_the_device(factory: ConnectionFactory) -> None:
     """A user that ignores its rights is refused by the owner's device."""
-    async with (
-        factory.pair() as (client, server),
-        shared(server, client, 8, Rights.WRITE) as (
-            _,
-            remote,
-        ),
-    ):
+    async with factory.sharing(8, Rights.WRITE) as (client, _, _, remote):
         token = remote.token
         object.__setattr__(token, "access", ALL)
         await refused_by_the_device(factory, client, remote)
@@ -442,7 +435,7 @@ async def test_key_is_dead_after_the_hand_over(factory: ConnectionFactory) -> No
 
 @one_loop
 async def test_only_what_was_borrowed_can_be_handed_over(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), shared(server, client, 8) as (_, remote):
+    async with factory.sharing(8) as (client, server, _, remote):
         with pytest.raises(ValueError, match="borrowed"):
             await client.hand_over(remote)
         await client.read(remote, bytearray(8))
