@@ -172,9 +172,8 @@ bench: .venv/.dev build ## what aiordma reaches beside other ways, into bench/RE
 instructions: .venv/.test build ## how many instructions an operation takes, beside those recorded (valgrind)
 	$(BIN)/python -m bench instructions $(ARGS)
 
-many: .venv/.test build ## what 10,000 queue pairs and 1,000 connections cost that do nothing
+many: .venv/.test build ## what 10,000 queue pairs cost that do nothing
 	meson test -C $(PLAIN) --verbose test_many
-	$(BIN)/python -m bench many $(ARGS)
 
 cost: .venv/.test build ## memory and CPU of idle connections, memory of a large transfer
 	$(BIN)/python -m bench cost $(ARGS)

@@ -6,7 +6,7 @@
     python -m bench softroce    perftest on SoftRoCE, in the virtual machine, into RESULTS.md
     python -m bench render      RESULTS.md again, from results.json
     python -m bench instructions    how many an operation takes: a check, see there
-    python -m bench cost        memory and CPU beside the traffic; many: of connections
+    python -m bench cost        memory and CPU beside the traffic
 
 A comparison (latency.py, imports.py ...) says what is measured and what is to be reached; lanes.py
 has all take turns; contender.py starts their processes, worker.py is what they do in Python and

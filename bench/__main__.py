@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import (
-    connecting,
     connections,
     cost,
     encryption,
@@ -19,7 +18,6 @@ from . import (
     imports,
     instructions,
     latency,
-    many,
     one_sided,
     one_way,
     peers,
@@ -54,8 +52,6 @@ IN_ALL = [name for name in COMPARISONS if name != "softroce"]
 
 APART: dict[str, Callable[[Sequence[str]], None]] = {
     "cost": cost.main,
-    "many": many.main,
-    "connecting": connecting.main,
     "peers": peers.main,
     "flood": flood.main,
     "instructions": instructions.main,

@@ -19,8 +19,8 @@ from .lanes import (
 )
 
 NOTE = (
-    "Messages of 64 B there and back, in all a second: on one connection with one of them under "
-    "way, on one with 64, and on 256 connections with one each. Connections made and closed one "
+    "Messages of 64 B there and back, in all a second: on one connection and on 256, with one "
+    "of them under way on each. Connections made and closed one "
     'after another while another one stays, a second: aiordma by the exchange (`via="tcp"`), where '
     "each is asked for over the one that stays, the same with an exchange on a TCP socket for each "
     "(`Config.in_band` off), and by the connection manager. And 200 made before the first of them "
@@ -28,7 +28,7 @@ NOTE = (
     "connection that had been closed; later figures are without that."
 )
 UCXX = "ucxx, polling"
-ONE, WINDOW, MANY = "one connection", "one connection, 64 outstanding", "256 connections"
+ONE, MANY = "one connection", "256 connections"
 CONNECT, CONNECT_ALL = "connect and close", "connect, and close when all are there"
 # Ours are more, for a tenth of a second: a turn begins with keep-alive for all that have idled.
 COUNTS = {
@@ -57,9 +57,6 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
             count = options.count(COUNTS[who], connections)
             numbers = {"size": 64, "count": count, "connections": connections}
             yield Lane.of(contender, work, who, "echo_together", **numbers)
-    for who, contender in rivals.items():
-        numbers = {"size": 64, "count": options.count(COUNTS[who], 64), "window": 64}
-        yield Lane.of(contender, WINDOW, who, "echo_many", **numbers)
     makers = {
         "aiordma": contenders.python("aiordma exchange"),
         "aiordma, a socket each": contenders.python("aiordma exchange, a socket each"),
@@ -84,9 +81,8 @@ def measure(options: Options) -> Data:
 
 def requirements(data: Data) -> Iterator[Requirement]:
     together = seconds(data, MANY, "aiordma")
-    for work in (ONE, WINDOW):
-        found = ratio(seconds(data, work, "aiordma"), together)
-        yield at_least(f"256 connections echoing: times the rate of {work}", 1, found)
+    found = ratio(seconds(data, ONE, "aiordma"), together)
+    yield at_least(f"256 connections echoing: times the rate of {ONE}", 1, found)
     found = ratio(seconds(data, MANY, "uvloop Unix protocol"), together)
     yield at_least("256 connections echoing: times the rate of uvloop Unix protocols", 1, found)
     ucxx = seconds(data, CONNECT, UCXX)

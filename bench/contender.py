@@ -26,11 +26,6 @@ def two_cores() -> Cores:
     return cores[0], cores[min(1, len(cores) - 1)]
 
 
-def one_core() -> Cores:
-    core, _ = two_cores()
-    return core, core
-
-
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
     """What is started in here stays there: affinity is inherited (sched_setaffinity(2))."""

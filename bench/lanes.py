@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Self, TypedDict
 
-from .contender import Contender, InC, InPython, one_core, two_cores
+from .contender import Contender, InC, InPython, two_cores
 
 TURNS = 9
 NOT_INSTALLED, NOT_MEASURED = "not installed", "not measured"
@@ -114,21 +114,11 @@ class Contenders(ExitStack):
         super().__init__()
         self._known: dict[tuple[Any, ...], Contender] = {}
 
-    def python(
-        self,
-        way: str,
-        loop: str = "uvloop",
-        *,
-        together: bool = False,
-        python: str = sys.executable,
-    ) -> Contender:
-        """`together`: both of its processes on one core."""
-        return self._get(InPython, way, loop, one_core() if together else two_cores(), python)
+    def python(self, way: str, loop: str = "uvloop", *, python: str = sys.executable) -> Contender:
+        return self._get(InPython, way, loop, two_cores(), python)
 
-    def c(
-        self, asks: str = "polling", serves: str = "polling", *, together: bool = False
-    ) -> Contender:
-        return self._get(InC, (asks, serves), one_core() if together else two_cores())
+    def c(self, asks: str = "polling", serves: str = "polling") -> Contender:
+        return self._get(InC, (asks, serves), two_cores())
 
     def other(self, kind: Callable[..., Contender], *key: Any) -> Contender:
         return self._get(kind, *key)

@@ -23,7 +23,7 @@ from .lanes import (
 
 NOTE = (
     "A message there and back, one at a time; the median of the messages of a turn. The two "
-    "processes have a core each, but for the last part. *aiordma* is as it comes, with adaptive "
+    "processes have a core each. *aiordma* is as it comes, with adaptive "
     "polling; *aiordma, sleeping* has `Config(polling=0)`. Where nothing else is said, aiordma is "
     "on uvloop."
 )
@@ -37,7 +37,6 @@ RIVALS = [
     for way in ("TCP protocol", "TCP streams", "Unix protocol", "Unix streams")
 ]
 
-TOGETHER = "64 B, both on one core"
 TCP = "uvloop TCP protocol"
 UCXX = "ucxx, polling"
 
@@ -58,14 +57,6 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
             yield echo(work, f"{loop} {way}", size, contenders.python(way, loop))
         yield echo(work, "C, polling", size, contenders.c())
         yield echo(work, "C, sleeping", size, contenders.c("sleeping", "sleeping"))
-    for who, way in (
-        ("aiordma", "aiordma"),
-        ("aiordma, sleeping", "aiordma sleeping"),
-        ("uvloop TCP protocol", "TCP protocol"),
-        ("uvloop Unix protocol", "Unix protocol"),
-    ):
-        yield echo(TOGETHER, who, 64, contenders.python(way, together=True))
-    yield echo(TOGETHER, "C, sleeping", 64, contenders.c("sleeping", "sleeping", together=True))
 
 
 def measure(options: Options) -> Data:
@@ -91,11 +82,6 @@ def requirements(data: Data) -> Iterator[Requirement]:
         "64 B echo round trip, sleeping: times faster than uvloop Unix protocols",
         1,
         against("64 B", "aiordma, sleeping", "uvloop Unix protocol"),
-    )
-    yield at_least(
-        "64 B echo, both processes on one core, sleeping: times faster than uvloop Unix sockets",
-        1,
-        against(TOGETHER, "aiordma, sleeping", "uvloop Unix protocol"),
     )
 
 
