@@ -31,6 +31,7 @@ from aiordma.perf.settings import (
     EVERY_SIZE,
     METRICS,
     OPERATIONS,
+    QP_TYPES,
     Settings,
     default_depth,
     default_sizes,
@@ -104,6 +105,7 @@ class MeasurementOptions:
     via: Via
     loop: str
     polling: int
+    cpu: bool
     as_json: bool
     targets: tuple[Path, ...]
 
@@ -142,7 +144,27 @@ def measurement_options(command: Command) -> Command:
         click.option(
             "--gpu", is_flag=True, help="Write from and read into memory of this side's GPU."
         ),
+        click.option("--cpu", is_flag=True, help="Show the use of the CPU by both processes."),
         click.option("--imm", is_flag=True, help="With immediate data: send and write."),
+        click.option(
+            "--bidirectional",
+            is_flag=True,
+            help="The server answers each send or write with one: bw and rate.",
+        ),
+        click.option(
+            "--qp",
+            type=click.Choice(QP_TYPES),
+            help="Plain queue pairs of this type instead of aiordma's connections.",
+        ),
+        click.option(
+            "--inline", type=int, default=0, help="With --qp: send up to so many bytes inline."
+        ),
+        click.option(
+            "--moderation",
+            type=int,
+            default=1,
+            help="With --qp: operations for each completion [default: 1].",
+        ),
         click.option("--batch", type=int, default=1, help="Operations per doorbell [default: 1]."),
         click.option("--connections", type=int, default=1, help="Connections [default: 1]."),
         click.option(
@@ -185,6 +207,7 @@ def settings_of(
     sizes: list[int] | None,
     every: bool,
     depth: int | None,
+    qp: str | None,
     **rest: Any,
 ) -> Settings:
     if every and sizes:
@@ -196,6 +219,7 @@ def settings_of(
             metric=metric,
             sizes=chosen,
             depth=default_depth(operation, metric) if depth is None else depth,
+            qp=qp or "",
             **rest,
         )
     except ValueError as error:
@@ -254,7 +278,7 @@ def finish(run: Callable[[], Coroutine[Any, Any, Record]], asked: MeasurementOpt
     if asked.as_json:
         click.echo(json.dumps(told, indent=1))
     else:
-        show(Console(width=None if sys.stdout.isatty() else 132), told)
+        show(Console(width=None if sys.stdout.isatty() else 132), told, asked.cpu)
     for target in asked.targets:
         draw([told], target)
     if not told["verified"]:

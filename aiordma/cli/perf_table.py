@@ -10,6 +10,7 @@ from rich.table import Table
 
 from .report import size_text, time_text
 
+ENDS = ("client", "server")
 TIMES = {
     "min": "min",
     "median": "median",
@@ -20,14 +21,17 @@ TIMES = {
 }
 
 
-def show(console: Console, record: dict[str, Any]) -> None:
-    """Print a table, with the meaning of its figures below."""
+def show(console: Console, record: dict[str, Any], cpu: bool = False) -> None:
+    """Print a table, with the meaning of its figures below, and the use of the CPU if asked."""
     settings = record["settings"]
+    how = f", {settings['qp']} queue pairs" if settings.get("qp") else ""
+    how += ", bidirectional" if settings.get("bidirectional") else ""
     console.print(
         f"{record['operation']} {record['metric']} on {record['device']} "
         f"({record['library']} library), via {record['via']}, {record['loop']} loop, "
         f"{settings['connections']} connection{'s' * (settings['connections'] > 1)}, "
-        f"depth {settings['depth']}, batch {settings['batch']}\n"
+        f"depth {settings['depth']}, batch {settings['batch']}"
+        f"{how}\n"
         f"client {record['client']}\nserver {record['server']}",
         highlight=False,
     )
@@ -35,6 +39,11 @@ def show(console: Console, record: dict[str, Any]) -> None:
     table.box, table.padding, table.caption_justify = SIMPLE_HEAD, (0, 1, 0, 0), "left"
     console.print(table)
     for row in record["results"]:
+        if cpu:
+            used = ", ".join(f"{end} {100 * row[f'{end}_cpu']:.0f} %" for end in ENDS)
+            console.print(f"{size_text(row['size'])}: CPU {used}", highlight=False)
+        if row["lost"]:
+            console.print(f"{size_text(row['size'])}: {row['lost']:,} lost", highlight=False)
         if row["mismatch"]:
             console.print(f"[bold red]{size_text(row['size'])}: {row['mismatch']}[/]")
     if record["interrupted"]:

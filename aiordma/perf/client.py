@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import TypeVar
 
 import aiordma
@@ -21,6 +21,7 @@ from . import client_ends, client_memory, wire
 from .client_ends import ENDLESS, ClientEnd, Run, together
 from .client_streams import Streams
 from .gpu import GPU, GPUMemory
+from .queue_pairs import ClientQueuePair
 from .quiet import quiet
 from .settings import Settings
 from .statistics import Summary, Throughput, slices, tail
@@ -62,6 +63,9 @@ class Result:
     slices: list[Throughput] | None = None
     mismatch: str = ""
     interrupted: bool = False
+    cpu: tuple[float, float] = (0.0, 0.0)
+    """CPU time of the client's and of the server's process."""
+    lost: int = 0
 
     @property
     def throughput(self) -> Throughput:
@@ -77,6 +81,8 @@ class Part:
     mismatch: str
     marks: list[tuple[float, int]]
     """Samples of (seconds, operations done)."""
+    cpu: tuple[float, float]
+    lost: int
 
     @property
     def done(self) -> int:
@@ -140,11 +146,17 @@ class PerfClient:
                 stack.callback(gpu.close)
                 end_of = on_gpu(gpu, settings.operation)
             control = await connection()
-            await control.send(
-                wire.pack(
-                    wire.Open(wire.VERSION, settings.operation, settings.connections, settings.imm)
-                )
+            asked = wire.Open(
+                wire.VERSION,
+                settings.operation,
+                settings.connections,
+                settings.imm,
+                settings.qp,
+                settings.depth,
+                settings.inline,
+                settings.moderation,
             )
+            await control.send(wire.pack(asked))
             opened = await answer(control, wire.Opened)
             ends: list[ClientEnd] = []
             for index in range(settings.connections):
@@ -164,7 +176,8 @@ class PerfClient:
                 else:
                     conn = await connection()
                     await conn.send(wire.pack(first))
-                    ends.append(end_of(conn))
+                    qp = settings.qp
+                    ends.append(ClientQueuePair(conn.device, asked) if qp else end_of(conn))
             with quiet():
                 yield cls(settings, control, ends, opened)
 
@@ -178,11 +191,13 @@ class PerfClient:
         """Measure one size; None when stopped before the first operation."""
         settings = self._settings
         if settings.metric != "lat":
-            part = await self._warm_and_timed("flood", size, progress)
+            kind, ways = ("both", 2) if settings.bidirectional else ("flood", 1)
+            part = await self._warm_and_timed(kind, size, progress)
             if part is None:
                 return None
             result = self._result(size, part)
-            result.slices = slices(part.marks, size)
+            result.operations *= ways
+            result.slices = slices([(at, ways * done) for at, done in part.marks], size)
             return result
         # The peer's program takes no part in reads and atomics: their latency is their completion.
         first = "ping" if settings.halved else "alone"
@@ -205,7 +220,13 @@ class PerfClient:
 
     def _result(self, size: int, part: Part) -> Result:
         return Result(
-            size, part.done, part.seconds, mismatch=part.mismatch, interrupted=self.stopped
+            size,
+            part.done,
+            part.seconds,
+            mismatch=part.mismatch,
+            interrupted=self.stopped,
+            cpu=part.cpu,
+            lost=part.lost,
         )
 
     async def _warm_and_timed(self, kind: str, size: int, progress: Progress) -> Part | None:
@@ -242,7 +263,7 @@ class PerfClient:
     ) -> Part:
         settings = self._settings
         tokens = [end.prepare(seed, size) for end in self._ends]
-        way = "ping" if kind == "ping" else "flood"
+        way = kind if kind in ("ping", "both") else "flood"
         begun = await self._ask(
             wire.Begin(way, size, seed, settings.verify_all, tokens), wire.Begun
         )
@@ -255,19 +276,23 @@ class PerfClient:
                 settings.batch,
                 settings.imm,
                 settings.verify_all,
-                answered=way == "ping",
+                answered=way != "flood",
             )
             for _ in self._ends
         ]
-        start = perf_counter()
+        start, cpu = perf_counter(), process_time()
         marks = await self._all(kind, duration, progress)
-        done = [run.done for run in self._runs]
-        await self._ask(wire.Finish(done), wire.Reached)
+        # The server waits for what may be lost, so the end of sending counts.
         seconds = perf_counter() - start
+        done = [run.done for run in self._runs]
+        reached = await self._ask(wire.Finish(done), wire.Reached)
+        if settings.qp not in ("uc", "ud"):
+            seconds = perf_counter() - start
+        used = process_time() - cpu, reached.cpu_us / 1e6
         finished = await answer(self._control, wire.Finished)
         mine = [end.verify(run) for end, run in zip(self._ends, self._runs, strict=True)]
         mismatch = finished.mismatch or next(filter(None, mine), "")
-        return Part(self._runs, seconds, mismatch, marks)
+        return Part(self._runs, seconds, mismatch, marks, used, reached.lost)
 
     async def _all(
         self, kind: str, duration: float | None, progress: Progress

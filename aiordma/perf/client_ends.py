@@ -1,10 +1,11 @@
 """The client's end of one connection, for each operation: what it does and what it times.
 
-There are three kinds of work.  `ping`: one operation at a time, which the peer's program answers
+There are four kinds of work.  `ping`: one operation at a time, which the peer's program answers
 with the same operation; the round trip is timed.  `alone`: one operation at a time without an
 answer; the await is timed.  `flood`: as many operations outstanding as the depth allows; untimed.
+`both`: the same, each of which the peer answers, and which is outstanding until then.
 
-The peer's program does not notice reads and atomics and cannot answer them, so they have no `ping`.
+The peer's program does not notice reads and atomics and cannot answer them: no `ping`, no `both`.
 A stream does not report when a piece has arrived, so it has no `alone`.
 """
 
@@ -13,8 +14,10 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -42,6 +45,26 @@ class Run:
     started: int = 0
     done: int = 0
     times: array[float] = field(default_factory=lambda: array("d"))
+
+
+async def answered(
+    conn: aiordma.Connection,
+    run: Run,
+    begin: Callable[[], None],
+    arrived: Callable[[Message], None],
+) -> None:
+    """Keep operations under way until they are answered; `arrived` counts them as done."""
+
+    def start() -> None:
+        begin()
+        run.started += 1
+
+    for _ in range(min(run.depth, run.limit)):
+        start()
+    while run.done < run.started:
+        arrived(await conn.recv())
+        if run.started < run.limit:
+            start()
 
 
 class ClientEnd(Protocol):
@@ -74,14 +97,21 @@ async def time_each(operate: Callable[[], Awaitable[object]], run: Run) -> None:
         run.done += 1
 
 
-async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do all of it; when one fails, cancel the others and raise the first error alone."""
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group that raises the first error alone."""
     try:
         async with asyncio.TaskGroup() as group:
-            for work in works:
-                group.create_task(work)
+            yield group
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
+
+
+async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Do all of it; when one fails, cancel the others."""
+    async with task_group() as group:
+        for work in works:
+            group.create_task(work)
 
 
 class Sends:
@@ -109,12 +139,24 @@ class Sends:
             await conn.send(data, imm=imm)
             message = await conn.recv()
             times.append(perf_counter() - start)
-            if self._last is not None:
-                self._last.release()
-            self._last = message
-            if run.verify_all or not run.done or message.imm != imm:
-                self._compare(message, imm, run.done)
-            run.done += 1
+            self._arrived(run, message)
+
+    async def both(self, run: Run) -> None:
+        conn, data = self._conn, self._sent
+
+        def begin() -> None:
+            conn.send_nowait(data, imm=run.started & U32 if run.imm else None)
+
+        await answered(conn, run, begin, partial(self._arrived, run))
+
+    def _arrived(self, run: Run, message: Message) -> None:
+        imm = run.done & U32 if run.imm else None
+        if self._last is not None:
+            self._last.release()
+        self._last = message
+        if run.verify_all or not run.done or message.imm != imm:
+            self._compare(message, imm, run.done)
+        run.done += 1
 
     def _compare(self, message: Message, imm: int | None, number: int) -> None:
         wrong = difference(message.data, self._expected)

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import aiordma
-from aiordma import Batch, Buffer, RemoteRegion, Rights, Share
+from aiordma import Batch, Buffer, Message, RemoteRegion, Rights, Share
 from aiordma.mr_pool import LocalMemory
 
-from .client_ends import U32, Run, time_each, together
+from .client_ends import U32, Run, answered, task_group, time_each, together
 from .contents import SERVER, contents, difference
 
 
@@ -144,11 +144,28 @@ class Writes(OneSided):
 
         async def there_and_back() -> None:
             await conn.write(memory, remote, imm=run.done & U32)
-            with await conn.recv() as message:
-                if message.imm != run.done & U32:
-                    self._mismatch = f"answer {run.done} came with number {message.imm}"
+            self._check(run, await conn.recv())
 
         await time_each(there_and_back, run)
+
+    async def both(self, run: Run) -> None:
+        conn, memory, remote = self._conn, self.place.local, self.remote
+
+        def arrived(message: Message) -> None:
+            self._check(run, message)
+            run.done += 1
+
+        async with task_group() as group:
+
+            def begin() -> None:
+                group.create_task(conn.write(memory, remote, imm=run.started & U32))
+
+            await answered(conn, run, begin, arrived)
+
+    def _check(self, run: Run, message: Message) -> None:
+        with message:
+            if message.imm != run.done & U32:
+                self._mismatch = f"answer {run.done} came with number {message.imm}"
 
     def verify(self, run: Run) -> str:
         # Without answers the server has written nothing.

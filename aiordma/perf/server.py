@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from time import process_time
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +21,7 @@ from aiordma.transport import Via
 
 from . import server_ends, server_memory, wire
 from .machine import machine
+from .queue_pairs import ServerQueuePair
 from .quiet import quiet
 from .server_ends import ServerEnd, Tally
 from .server_streams import Streams
@@ -33,7 +36,13 @@ ATTACH_TIMEOUT = 60.0
 # The longest message on the control connection, or first message on another.
 MAX_CONTROL = 1 << 20
 
-ENDS: dict[str, Callable[[aiordma.Connection, bool], ServerEnd]] = {
+# Answers under way, where the client does not wait for each. A judgement.
+ANSWERS = 64
+
+# Seconds without an operation after which those are lost that can be.
+PATIENCE = 0.1
+
+ENDS: dict[str, Callable[[aiordma.Connection, wire.Open], ServerEnd]] = {
     "send": server_ends.Sends,
     "write": server_memory.Writes,
     "read": server_memory.Reads,
@@ -154,7 +163,9 @@ class PerfServer:
                     raise ProtocolError(
                         "the client sent a message on a connection that it announced as a stream"
                     )
-                session.attach(index, kind(conn, session.opened.imm))
+                opened = session.opened
+                end = ServerQueuePair(conn.device, opened) if opened.qp else kind(conn, opened)
+                session.attach(index, end)
                 await session.over.wait()
 
     def _index(self, first: wire.Wire) -> int:
@@ -298,14 +309,21 @@ class PerfServer:
             asyncio.create_task(work(end, tally, begin))
             for end, tally in zip(ends, tallies, strict=True)
         ]
+        cpu = process_time()
         try:
             await control.send(wire.pack(wire.Begun(tokens)))
             async with asyncio.timeout(self._limits.silence):
                 counts = await self._counts(control, len(ends))
                 for end, tally, count in zip(ends, tallies, counts, strict=True):
-                    if begin.way == "ping" or end.hears:
-                        await tally.reach(count)
-            await control.send(wire.pack(wire.Reached()))
+                    if begin.way != "flood" or end.hears:
+                        await tally.reach(count, PATIENCE if end.lossy else None)
+            lost = sum(
+                max(0, count - tally.count)
+                for end, tally, count in zip(ends, tallies, counts, strict=True)
+                if end.lossy and end.hears
+            )
+            used_us = round((process_time() - cpu) * 1e6)
+            await control.send(wire.pack(wire.Reached(used_us, lost)))
         finally:
             for task in tasks:
                 task.cancel()
@@ -324,11 +342,16 @@ class PerfServer:
 
 
 async def work(end: ServerEnd, tally: Tally, begin: wire.Begin) -> None:
+    answers: deque[asyncio.Future[Any]] = deque()
     try:
-        if begin.way == "ping":
-            await end.answer(tally, begin.verify_all)
-        else:
-            await end.sink(tally, begin.verify_all)
+        while begin.way != "flood" or end.hears:
+            imm = await end.take(tally, begin.verify_all, begin.way != "flood")
+            if begin.way == "ping":
+                await end.reply(imm)
+            elif begin.way == "both":
+                if len(answers) == ANSWERS:
+                    await answers.popleft()
+                answers.append(asyncio.ensure_future(end.reply(imm)))
     except (RDMAError, OSError, EOFError) as error:
         tally.fail(str(error) or type(error).__name__)
 

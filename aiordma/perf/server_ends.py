@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Protocol
 
 import aiordma
 from aiordma import Message
 
+from . import wire
 from .contents import SERVER, contents, difference
 
 
@@ -32,13 +34,23 @@ class Tally:
         self.mismatch = self.mismatch or reason
         self._there.set()
 
-    async def reach(self, count: int) -> None:
+    async def reach(self, count: int, patience: float | None = None) -> None:
+        """Wait for so many operations, or until none has arrived for `patience` seconds."""
         self._awaited = count
-        if self.count < count and not self.mismatch:
-            await self._there.wait()
+        while self.count < count and not self.mismatch:
+            before = self.count
+            try:
+                async with asyncio.timeout(patience):
+                    await self._there.wait()
+            except TimeoutError:
+                if patience is None or self.count == before:
+                    return
 
 
 class ServerEnd(Protocol):
+    lossy: bool
+    """Whether operations may be lost."""
+
     @property
     def hears(self) -> bool:
         """Whether the server's program notices operations that it does not answer."""
@@ -46,11 +58,11 @@ class ServerEnd(Protocol):
     def prepare(self, seed: int, size: int, token: bytes) -> bytes:
         """Allocate the part's memory; returns a token of it if the client accesses it."""
 
-    async def answer(self, tally: Tally, verify_all: bool) -> None:
-        """Answer each operation with the same operation, until cancelled."""
+    async def take(self, tally: Tally, verify_all: bool, answered: bool) -> int | None:
+        """Receive one operation; returns its immediate data."""
 
-    async def sink(self, tally: Tally, verify_all: bool) -> None:
-        """Receive until cancelled."""
+    def reply(self, imm: int | None) -> Awaitable[object]:
+        """Answer an operation with the same operation."""
 
     def verify(self, count: int) -> str:
         """The first error after so many operations; empty: none."""
@@ -60,11 +72,11 @@ class ServerEnd(Protocol):
 
 
 class Sends:
-    hears = True
+    hears, lossy = True, False
 
-    def __init__(self, conn: aiordma.Connection, imm: bool) -> None:
+    def __init__(self, conn: aiordma.Connection, opened: wire.Open) -> None:
         self._conn = conn
-        self._imm = imm
+        self._imm = opened.imm
         self._reply = self._expected = b""
         self._last: Message | None = None
 
@@ -72,17 +84,10 @@ class Sends:
         self._expected, self._reply = contents(seed, size), contents(seed + SERVER, size)
         return b""
 
-    async def answer(self, tally: Tally, verify_all: bool) -> None:
-        conn, reply = self._conn, self._reply
-        while True:
-            imm = await self._take(tally, verify_all)
-            await conn.send(reply, imm=imm)
+    def reply(self, imm: int | None) -> Awaitable[object]:
+        return self._conn.send_nowait(self._reply, imm=imm)
 
-    async def sink(self, tally: Tally, verify_all: bool) -> None:
-        while True:
-            await self._take(tally, verify_all)
-
-    async def _take(self, tally: Tally, verify_all: bool) -> int | None:
+    async def take(self, tally: Tally, verify_all: bool, answered: bool) -> int | None:
         message = await self._conn.recv()
         if self._last is not None:
             self._last.release()

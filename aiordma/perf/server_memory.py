@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable
 
 import aiordma
 from aiordma import Buffer, RemoteRegion, Rights, Share
 
+from . import wire
 from .contents import SERVER, contents, difference
 from .server_ends import Tally
 
@@ -14,11 +16,10 @@ from .server_ends import Tally
 class Memory:
     """The server's memory for one part, with the rights that the operation needs."""
 
-    hears = False
-    """Whether the server's program notices each operation."""
+    hears, lossy = False, False
     rights: Rights
 
-    def __init__(self, conn: aiordma.Connection, imm: bool) -> None:
+    def __init__(self, conn: aiordma.Connection, opened: wire.Open) -> None:
         self._conn = conn
         self._memory: Buffer | None = None
         self._share: Share | None = None
@@ -34,13 +35,13 @@ class Memory:
         self._share = self._conn.share(self._memory, access=self.rights, lease=None)
         return self._share.token.pack()
 
-    async def answer(self, tally: Tally, verify_all: bool) -> None:
+    async def take(self, tally: Tally, verify_all: bool, answered: bool) -> int | None:
         raise aiordma.ProtocolError(
             "only send, write and stream can be answered, but the client wants answers"
         )
 
-    async def sink(self, tally: Tally, verify_all: bool) -> None:
-        """The device executes the operations; there is nothing to do."""
+    def reply(self, imm: int | None) -> Awaitable[object]:
+        raise NotImplementedError
 
     def release(self) -> None:
         if self._share is not None:
@@ -54,9 +55,9 @@ class Memory:
 class Writes(Memory):
     rights = Rights.WRITE
 
-    def __init__(self, conn: aiordma.Connection, imm: bool) -> None:
-        super().__init__(conn, imm)
-        self.hears = imm
+    def __init__(self, conn: aiordma.Connection, opened: wire.Open) -> None:
+        super().__init__(conn, opened)
+        self.hears = opened.imm
         self._reply: Buffer | None = None
         self._remote: RemoteRegion | None = None
         self._expected = b""
@@ -68,18 +69,12 @@ class Writes(Memory):
         self._reply.view[:] = contents(seed + SERVER, size)
         return self.open_up(size, bytes(size))
 
-    async def answer(self, tally: Tally, verify_all: bool) -> None:
+    def reply(self, imm: int | None) -> Awaitable[object]:
         assert self._reply is not None
         assert self._remote is not None
-        while True:
-            imm = await self._take(tally)
-            await self._conn.write(self._reply, self._remote, imm=imm)
+        return self._conn.write(self._reply, self._remote, imm=imm)
 
-    async def sink(self, tally: Tally, verify_all: bool) -> None:
-        while self.hears:
-            await self._take(tally)
-
-    async def _take(self, tally: Tally) -> int | None:
+    async def take(self, tally: Tally, verify_all: bool, answered: bool) -> int | None:
         with await self._conn.recv() as message:
             imm = message.imm
         tally.add("" if imm == tally.count & 0xFFFF_FFFF else f"immediate data {imm}")

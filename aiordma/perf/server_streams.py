@@ -9,7 +9,7 @@ from .server_ends import Tally
 
 
 class Streams:
-    hears = True
+    hears, lossy = True, False
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -20,17 +20,11 @@ class Streams:
         self._expected, self._reply = contents(seed, size), contents(seed + SERVER, size)
         return b""
 
-    async def answer(self, tally: Tally, verify_all: bool) -> None:
-        while True:
-            await self._take(tally, verify_all)
-            self._writer.write(self._reply)
-            await self._writer.drain()
+    async def reply(self, imm: int | None) -> None:
+        self._writer.write(self._reply)
+        await self._writer.drain()
 
-    async def sink(self, tally: Tally, verify_all: bool) -> None:
-        while True:
-            await self._take(tally, verify_all)
-
-    async def _take(self, tally: Tally, verify_all: bool) -> None:
+    async def take(self, tally: Tally, verify_all: bool, answered: bool) -> None:
         self._last = await self._reader.readexactly(len(self._expected))
         compared = verify_all or not tally.count
         tally.add(difference(self._last, self._expected) if compared else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OPERATIONS = ("send", "write", "read", "atomic", "stream")
+QP_TYPES = ("rc", "uc", "ud")
 METRICS = ("lat", "bw", "rate")
 
 KIB = 1 << 10
@@ -24,6 +25,7 @@ DEFAULT_DEPTH = 64
 LONGEST = 540.0
 """The longest timed part, in seconds: a minute less than the server's `Limits.silence`."""
 MOST_ITERATIONS = 100_000_000
+MOST_INLINE = 1 << 16
 
 # Operations before the timed ones, which warm up caches, page tables and the adaptive parts of the
 # device.  By judgement; fewer of large ones.
@@ -36,8 +38,11 @@ class Settings:
 
     `iterations` operations of each size, over all connections; None: for `duration` seconds.
     `depth` operations are under way on each connection at a time, `batch` of them posted with one
-    doorbell.  `verify_all` compares every message and not the first and the last alone.  With `gpu`
-    the client's memory is that of a GPU.
+    doorbell.  When `bidirectional`, the server answers each operation with one, and an operation is
+    under way until it has been answered.  With `qp` plain queue pairs of that type do the work in
+    place of aiordma's connections: they send up to `inline` bytes inline, and every
+    `moderation`-th request makes a completion.  `verify_all` compares every message and not the
+    first and the last alone.  With `gpu` the client's memory is that of a GPU.
     """
 
     operation: str
@@ -52,6 +57,10 @@ class Settings:
     imm: bool = False
     verify_all: bool = False
     gpu: bool = False
+    bidirectional: bool = False
+    qp: str = ""
+    inline: int = 0
+    moderation: int = 1
 
     def __post_init__(self) -> None:
         if self.operation not in OPERATIONS:
@@ -60,6 +69,11 @@ class Settings:
             raise ValueError(f"the metric must be one of {', '.join(METRICS)}")
         self._check_sizes()
         self._check_amounts()
+        self._check_queue_pair()
+        if self.bidirectional and (
+            self.metric == "lat" or self.operation not in ("send", "write") or self.batch > 1
+        ):
+            raise ValueError("bidirectional is for bw and rate of send and write, without batch")
         if self.batch > 1 and self.operation in ("send", "stream"):
             raise ValueError("a batch has reads, writes and atomics: it cannot hold messages")
         if self.imm and self.operation not in ("send", "write"):
@@ -81,6 +95,25 @@ class Settings:
         if self.batch > self.depth:
             raise ValueError(f"batch {self.batch} must not exceed depth {self.depth}")
 
+    def _check_queue_pair(self) -> None:
+        if not self.qp:
+            if self.inline or self.moderation > 1:
+                raise ValueError("inline and moderation are for plain queue pairs: choose a qp")
+            return
+        offered = {"rc": ("send", "write", "read"), "uc": ("send", "write"), "ud": ("send",)}
+        if self.operation not in offered.get(self.qp, ()):
+            raise ValueError(
+                "a qp is rc (for send, write and read), uc (for send and write) or ud (for send)"
+            )
+        if self.batch > 1 or self.gpu:
+            raise ValueError("batch and memory of a GPU are for aiordma's connections: without qp")
+        if self.inline and self.operation == "read":
+            raise ValueError("a read cannot be inline")
+        if self.moderation > self.depth:
+            raise ValueError(f"moderation {self.moderation} must not exceed depth {self.depth}")
+        if self.moderation > 1 and self.bidirectional:
+            raise ValueError("bidirectional waits for each operation: moderation must be 1")
+
     def _check_sizes(self) -> None:
         if not self.sizes:
             raise ValueError("give at least one size")
@@ -98,6 +131,8 @@ class Settings:
             "connections": (1, 0xFFFF),
             "depth": (1, 0xFFFF),
             "batch": (1, 0xFFFF),
+            "inline": (0, MOST_INLINE),
+            "moderation": (1, 0xFFFF),
         }
         for name, (low, high) in bounds.items():
             value = getattr(self, name)

@@ -15,9 +15,9 @@ import msgpack  # type: ignore[import-untyped]  # without type annotations
 from aiordma._core.refusal import printable
 from aiordma.errors import ProtocolError
 
-from .settings import OPERATIONS
+from .settings import MOST_INLINE, OPERATIONS, QP_TYPES
 
-VERSION = 1
+VERSION = 2
 
 KEY_SIZE = 16
 """The length of the key by which a connection finds its measurement, in bytes."""
@@ -25,8 +25,8 @@ MAX_TEXT = 512
 U32 = 0xFFFF_FFFF
 U64 = 0xFFFF_FFFF_FFFF_FFFF
 
-WAYS = ("ping", "flood")
-"""Whether the server answers each operation (ping) or not (flood)."""
+WAYS = ("ping", "both", "flood")
+"""Whether the server answers each operation, one at a time or several under way, or none."""
 
 
 def number(low: int, high: int) -> Callable[[object], bool]:
@@ -63,6 +63,12 @@ FIELDS: dict[str, Callable[[object], bool]] = {
     "operation": one_of(*OPERATIONS),
     "connections": number(1, 0xFFFF),
     "imm": flag,
+    "qp": one_of("", *QP_TYPES),
+    "depth": number(1, 0xFFFF),
+    "inline": number(0, MOST_INLINE),
+    "moderation": number(1, 0xFFFF),
+    "cpu_us": number(0, U64),
+    "lost": number(0, U64),
     "key": key,
     "index": number(0, 0xFFFF),
     "port": number(0, 0xFFFF),
@@ -87,6 +93,11 @@ class Open:
     operation: str
     connections: int
     imm: bool
+    qp: str
+    """The type of plain queue pairs; empty: aiordma's connections."""
+    depth: int
+    inline: int
+    moderation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +145,11 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The server has received as many operations."""
+    """The server has received as many operations, but for those that were lost."""
+
+    cpu_us: int
+    """CPU time of the server's process in the part."""
+    lost: int
 
 
 @dataclass(frozen=True, slots=True)

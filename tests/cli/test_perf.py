@@ -79,6 +79,16 @@ def test_throughput_has_its_spread(device_name: str) -> None:
     assert row["latency_us"] is row["completion_us"] is row["distribution_us"] is None
 
 
+def test_queue_pairs_and_the_use_of_the_cpu(device_name: str) -> None:
+    done = perf(
+        "local", "send", "bw", "--device", device_name, "--cpu", "--sizes", "64", *FEW,
+        "--qp", "ud", "--depth", "4", "--inline", "64", "--moderation", "2",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert ", ud queue pairs\n" in done.stdout
+    assert re.search(r"^64 B: CPU client \d+ %, server \d+ %$", done.stdout, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

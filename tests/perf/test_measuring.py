@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from aiordma.perf.client import PerfClient, RefusedError, Result
 from aiordma.perf.client_memory import OneSided
+from aiordma.perf.queue_pairs import ClientQueuePair, ServerQueuePair
 from aiordma.perf.server import Limits, PerfServer
 from aiordma.perf.settings import (
     METRICS,
@@ -84,6 +86,9 @@ async def test_every_operation_and_metric(
         replace(settings("write", "bw"), imm=True),
         replace(settings("send", "lat"), imm=True, verify_all=True),
         replace(settings("write", "lat"), imm=True, connections=2),
+        replace(settings("send", "rate"), bidirectional=True, connections=2, imm=True),
+        replace(settings("write", "bw"), bidirectional=True),
+        replace(settings("write", "bw"), bidirectional=True, iterations=None, duration=0.01),
         replace(settings("stream", "lat"), connections=2, verify_all=True),
         replace(settings("send", "lat"), sizes=(0, 1, 100_000)),
         replace(settings("send", "bw"), sizes=(0, 100_000), warm_up=0),
@@ -103,6 +108,82 @@ async def test_other_settings(device_name: str, host: str, asked: Settings) -> N
         assert result.mismatch == ""
         if asked.iterations is not None:
             assert result.operations >= asked.iterations
+
+
+def queue_pairs() -> Iterator[Settings]:
+    """Plain queue pairs of each type, with what they can do."""
+    operations = {"rc": ("send", "write", "read"), "uc": ("send", "write"), "ud": ("send",)}
+    for qp, possible in operations.items():
+        for operation in possible:
+            inline = 0 if operation == "read" else 32
+            yield replace(settings(operation, "lat", 32), qp=qp, inline=inline)
+            yield replace(settings(operation, "bw", 1000), qp=qp, moderation=4)
+            if operation != "read":
+                yield replace(settings(operation, "rate"), qp=qp, bidirectional=True)
+    yield replace(settings("send", "lat"), qp="rc", imm=True, verify_all=True)
+    yield replace(settings("write", "bw"), qp="rc", imm=True, connections=2)
+    yield replace(settings("send", "rate"), qp="rc", moderation=3, iterations=None, duration=0.01)
+
+
+@pytest.mark.parametrize(
+    "asked", list(queue_pairs()), ids=lambda asked: f"{asked.qp}-{asked.operation}-{asked.metric}"
+)
+@one_loop
+async def test_plain_queue_pairs(device_name: str, host: str, asked: Settings) -> None:
+    (result,) = await measured(device_name, host, asked)
+    assert result is not None
+    assert result.mismatch == ""
+    # As few as are under way here find receives for all.
+    assert result.lost == 0
+    if asked.iterations is not None:
+        assert result.operations == FEW * (2 if asked.bidirectional else 1)
+    if asked.metric == "lat":
+        assert result.latency is not None
+        assert result.completion is not None
+
+
+@one_loop
+async def test_datagrams_that_are_lost(
+    device_name: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server counts them, and the client's figures are what it has sent."""
+    original = ClientQueuePair.post
+
+    def every_other(self: ClientQueuePair, number: int, **rest: bool) -> object:
+        to = self._to
+        if number % 2 and to is not None:
+            self._to = to._replace(remote_qkey=to.remote_qkey ^ 1)  # which its queue pair refuses
+        try:
+            return original(self, number, **rest)
+        finally:
+            self._to = to
+
+    monkeypatch.setattr(ClientQueuePair, "post", every_other)
+    (result,) = await measured(device_name, host, replace(settings("send", "bw"), qp="ud"))
+    assert result is not None
+    assert (result.operations, result.lost, result.mismatch) == (FEW, FEW // 2, "")
+
+
+@one_loop
+async def test_an_answer_that_is_lost(
+    device_name: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_reply(self: ServerQueuePair, imm: int | None) -> None:
+        """Nothing is sent."""
+
+    monkeypatch.setattr(ServerQueuePair, "reply", no_reply)
+    monkeypatch.setattr("aiordma.perf.queue_pairs.LOST_AFTER", 0.05)
+    for asked in (settings("send", "lat"), replace(settings("send", "bw"), bidirectional=True)):
+        with pytest.raises(TimeoutError, match="message 0 or its answer was lost"):
+            await measured(device_name, host, replace(asked, qp="ud"))
+
+
+@one_loop
+async def test_the_time_of_the_processor(device_name: str, host: str) -> None:
+    """Both ends are in this process: each has used what there was to use."""
+    (result,) = await measured(device_name, host, settings("send", "rate"))
+    assert result is not None
+    assert all(used > 0 for used in result.cpu)
 
 
 @pytest.mark.parametrize(

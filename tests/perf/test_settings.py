@@ -55,6 +55,16 @@ def test_what_is_not_chosen_is_possible(operation: str, metric: str) -> None:
         ({"operation": "stream"}, "a stream has no depth"),
         ({"verify_all": True}, "verify-all is for send and stream"),
         ({"operation": "atomic", "sizes": (8,), "gpu": True}, "memory of a GPU needs"),
+        ({"operation": "read", "bidirectional": True}, "bidirectional is for bw and rate of send"),
+        ({"inline": 64}, "for plain queue pairs"),
+        ({"moderation": 2}, "for plain queue pairs"),
+        ({"qp": "xrc"}, "a qp is rc "),
+        ({"qp": "ud"}, "or ud .for send"),
+        ({"qp": "rc", "batch": 2}, "for aiordma's connections"),
+        ({"qp": "rc", "operation": "read", "inline": 8}, "a read cannot be inline"),
+        ({"qp": "rc", "moderation": 9}, "moderation 9 must not exceed depth 8"),
+        ({"qp": "rc", "moderation": 2, "bidirectional": True}, "moderation must be 1"),
+        ({"qp": "rc", "inline": 1 << 17}, "inline must be within 0 and 65536"),
     ],
 )
 def test_what_makes_no_sense(changes: dict[str, Any], text: str) -> None:

@@ -124,7 +124,7 @@ async def test_immediate_data_that_is_another(
 
 # ---- clients that are none ----------------------------------------------------------------------
 
-OPEN = wire.Open(wire.VERSION, "write", 1, False)
+OPEN = wire.Open(wire.VERSION, "write", 1, False, "", 1, 0, 1)
 BEGIN = wire.Begin("flood", 64, 1, False, [b""])
 
 
@@ -144,7 +144,7 @@ async def opened(
     ("attached", "said", "reason"),
     [
         (False, b"nonsense", "message is not msgpack"),
-        (False, wire.pack(wire.Reached()), "began a connection with Reached"),
+        (False, wire.pack(wire.Reached(0, 0)), "began a connection with Reached"),
         (False, wire.pack(wire.Attach(bytes(16), 0)), "an unknown measurement"),
         (True, wire.pack(wire.Finish([1])), "began a part with Finish"),
         (True, wire.pack(BEGIN), "token"),
@@ -185,11 +185,11 @@ async def test_another_version_is_refused(device_name: str, host: str) -> None:
         await PerfServer.start(host, 0, device=device_name, limits=Limits()) as server,
         await aiordma.connect(host, server.listening.port, device=device_name) as control,
     ):
-        await control.send(wire.pack(replace(OPEN, version=2)))
+        await control.send(wire.pack(replace(OPEN, version=1)))
         with await control.recv() as message:
             answered = wire.unpack(bytes(message))
     assert answered == wire.Refused(
-        "the server has protocol version 1, the client 2; use the same aiordma on both sides"
+        "the server has protocol version 2, the client 1; use the same aiordma on both sides"
     )
 
 

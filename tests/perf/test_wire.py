@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aiordma import ProtocolError
 from aiordma.perf import wire
-from aiordma.perf.settings import OPERATIONS
+from aiordma.perf.settings import MOST_INLINE, OPERATIONS, QP_TYPES
 
 KEYS = st.binary(min_size=wire.KEY_SIZE, max_size=wire.KEY_SIZE)
 TEXTS = st.text(max_size=wire.MAX_TEXT).filter(str.isprintable)
@@ -29,6 +29,10 @@ MESSAGES: dict[type[wire.Wire], st.SearchStrategy[wire.Wire]] = {
         st.sampled_from(OPERATIONS),
         st.integers(1, 0xFFFF),
         st.booleans(),
+        st.sampled_from(("", *QP_TYPES)),
+        st.integers(1, 0xFFFF),
+        st.integers(0, MOST_INLINE),
+        st.integers(1, 0xFFFF),
     ),
     wire.Opened: st.builds(
         wire.Opened, KEYS, st.integers(0, 0xFFFF), TEXTS, st.integers(0, 1_000_000)
@@ -39,7 +43,7 @@ MESSAGES: dict[type[wire.Wire], st.SearchStrategy[wire.Wire]] = {
     ),
     wire.Begun: st.builds(wire.Begun, TOKENS),
     wire.Finish: st.builds(wire.Finish, st.lists(NUMBERS)),
-    wire.Reached: st.just(wire.Reached()),
+    wire.Reached: st.builds(wire.Reached, NUMBERS, NUMBERS),
     wire.Finished: st.builds(wire.Finished, TEXTS),
     wire.Refused: st.builds(wire.Refused, TEXTS),
 }
