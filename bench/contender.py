@@ -80,8 +80,8 @@ class Contender:
 class InPython(Contender):
     """`way` is one of `worker.WAYS`, `loop` one of `worker.loops()`.
 
-    `python` is the one of another environment.  What is measured there polls for ever, so its
-    processes are stopped while others have their turn.
+    `python` is the one of another environment.  What is measured there polls for ever, as does what
+    is awake: its processes are stopped while others have their turn.
     """
 
     def __init__(self, way: str, loop: str, cores: Cores, python: str = sys.executable) -> None:
@@ -103,7 +103,7 @@ class InPython(Contender):
             serving = self._start([*worker, "serve", self._way, self._loop, folder], server)
             self._asking = self._start([*worker, "measure", self._way, self._loop], client)
             write_line(self._asking, read_line(serving).rstrip())
-            if self._python != sys.executable:
+            if self._python != sys.executable or self._way.endswith("awake"):
                 self._polling = [serving, self._asking]
                 self._stack.callback(self._signal, signal.SIGCONT)
         write_line(self._asking, json.dumps({"kind": kind, **numbers}))

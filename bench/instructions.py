@@ -28,8 +28,8 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from . import device
 from .machine import said_by
 
 if TYPE_CHECKING:
-    from .worker import Measuring
+    from .over_rdma import OverRDMA, RDMAClient
 
 RECORDS = Path(__file__).with_name("instructions.json")
 
@@ -53,6 +53,21 @@ REPEATED = 5
 """How often each work is counted. The least counts: a loop that is woken for each half of its work
 takes more, and so does one that polls while the device's thread waits for the processor."""
 CALIBRATION = "asyncio alone: a future set by a callback, awaited"
+
+SLEEPING = [
+    ("64 B echo", COUNT, "send", "ping", 64, 1, 1),
+    ("64 B echo, 64 outstanding", COUNT, "send", "both", 64, 64, 1),
+    ("64 KiB message", COUNT, "send", "flood", 64 << 10, 16, 1),
+    ("256 KiB message", COUNT, "send", "flood", 256 << 10, 4, 1),
+    ("64 B write", COUNT, "write", "alone", 64, 1, 1),
+    ("64 B write in a batch of 64", BATCHED, "write", "flood", 64, 64, 64),
+]
+"""What the ends of `aiordma.perf` do with polling off: `both_ends` says what the columns are."""
+POLLING = [
+    ("64 B echo, polling", COUNT, "send", "ping", 64, 1, 1),
+    ("64 B write, polling", COUNT, "write", "alone", 64, 1, 1),
+]
+"""The same with polling as it comes."""
 
 Counts = dict[str, float]
 """Instructions of one operation, by work."""
@@ -81,37 +96,55 @@ class Work:
 async def works() -> AsyncGenerator[Work, None]:
     """One after another, while its surroundings are there."""
     from .over_rdma import OverRDMA  # noqa: PLC0415 - starting valgrind needs none of it
-    from .worker import Measuring  # noqa: PLC0415
 
     yield Work(CALIBRATION, COUNT, futures)
-    for way, of_way in ((OverRDMA(polling=0), sleeping), (OverRDMA(), polling)):
-        async with way.serve("") as places, AsyncExitStack() as stack:
-            for work in of_way(Measuring(way, places, stack)):
-                yield work
+    for way, table in ((OverRDMA(polling=0), SLEEPING), (OverRDMA(), POLLING)):
+        for name, count, operation, kind, size, depth, batch in table:
+            async with both_ends(way, operation, kind, size, depth, batch) as do:
+                yield Work(name, count, do)
+    way = OverRDMA(polling=0)
+    async with way.serve("") as places, way.connect(places["echo"]) as echo:
+        yield Work("64 B echo, 64 tasks", COUNT, partial(echo.echo_tasks, bytes(64), window=64))
+        async with way.connect(places["styles"]) as client:
+            for name, sender in (("gather of 8", "gather"), ("one at a time", "one")):
+                yield Work(f"64 KiB message, {name}", COUNT, partial(stream, client, sender))
 
 
-def sleeping(on: Measuring) -> Iterator[Work]:
-    """What is counted with polling off."""
-
-    def stream(sender: str) -> Callable[[int], Awaitable[float]]:
-        style = {"sender": sender, "source": "bytes", "receiver": "recv", "target": "none"}
-        return lambda count: on.by_client("styles", "stream", **style, size=64 << 10, count=count)
-
-    yield Work("64 B echo", COUNT, partial(on.echo, 64))
-    yield Work("64 B echo, 64 outstanding", COUNT, partial(on.echo_many, 64, window=64))
-    yield Work("64 B echo, 64 tasks", COUNT, partial(on.echo_tasks, 64, window=64))
-    yield Work("64 KiB message", COUNT, partial(on.send_many, 64 << 10, window=16))
-    yield Work("64 KiB message, gather of 8", COUNT, stream("gather"))
-    yield Work("64 KiB message, one at a time", COUNT, stream("one"))
-    yield Work("256 KiB message", COUNT, partial(on.send_many, 256 << 10, window=4))
-    yield Work("64 B write", COUNT, partial(on.write, 64))
-    yield Work("64 B write in a batch of 64", BATCHED, partial(on.write_batch, 64, window=64))
+async def stream(client: RDMAClient, sender: str, count: int) -> None:
+    style = {"source": "bytes", "receiver": "recv", "target": "none", "size": 64 << 10}
+    await client.stream(sender=sender, count=count, **style)
 
 
-def polling(on: Measuring) -> Iterator[Work]:
-    """What is counted with polling as it comes."""
-    yield Work("64 B echo, polling", COUNT, partial(on.echo, 64))
-    yield Work("64 B write, polling", COUNT, partial(on.write, 64))
+@asynccontextmanager
+async def both_ends(
+    way: OverRDMA, operation: str, kind: str, size: int, depth: int, batch: int
+) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
+    """Both ends of one connection as `aiordma.perf` has them, without what it says beside."""
+    import aiordma  # noqa: PLC0415
+    from aiordma.perf import client, client_ends, server, server_ends, wire  # noqa: PLC0415
+
+    opened = wire.Open(wire.VERSION, operation, 1, False, "", depth, 0, 1)
+    served = kind if kind in wire.WAYS else "flood"
+    async with await aiordma.listen("127.0.0.1", 0, **way.options) as listener:
+        connecting = aiordma.connect("127.0.0.1", listener.port, **way.options)
+        conn, peer = await asyncio.gather(connecting, listener.accept())
+        async with conn, peer:
+            here, there = client.ENDS[operation](conn), server.ENDS[operation](peer, opened)
+            here.use(there.prepare(1, size, here.prepare(1, size)))
+            begin = wire.Begin(served, size, 1, False, [])
+
+            async def do(count: int) -> None:
+                tally = server_ends.Tally()
+                serving = asyncio.create_task(server.work(there, tally, begin))
+                await getattr(here, kind)(client_ends.Run(count, depth, batch))
+                if there.hears:
+                    await tally.reach(count)
+                serving.cancel()
+                await asyncio.wait({serving})
+
+            yield do
+            here.release()
+            there.release()
 
 
 async def count(library: str) -> None:

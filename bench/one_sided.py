@@ -71,15 +71,15 @@ NIXL: dict[str, dict[str, Any]] = {
 
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
     for target in (AWAKE, ASLEEP):
+        way = "aiordma awake" if target == AWAKE else "aiordma"
         runners = {
-            "aiordma": contenders.python("aiordma"),
-            "aiordma on asyncio": contenders.python("aiordma", "asyncio"),
+            "aiordma": contenders.python(way),
+            "aiordma on asyncio": contenders.python(way, "asyncio"),
             "C": contenders.c("polling", WAITING[target]),
         }
-        awake = int(target == AWAKE)
         for work, (kind, many, numbers) in WORKS.items():
             unit = numbers.get("window", 1) * numbers.get("under_way", 1)
-            job = {**numbers, "count": options.count(many, unit), "awake": awake}
+            job = {**numbers, "count": options.count(many, unit)}
             for who, contender in runners.items():
                 if who == "C" and kind == "read":
                     continue  # its program has no such job

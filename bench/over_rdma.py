@@ -1,9 +1,11 @@
-"""aiordma's connections, used as its documentation has it."""
+"""aiordma's connections: measured by `aiordma.perf`, which both sides have here as a library.
+
+What it does not measure is here: messages by tasks, and the styles of `streaming`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -11,49 +13,24 @@ from itertools import repeat
 from typing import Any, Literal
 
 import aiordma
+from aiordma.perf.client import PerfClient, Result
+from aiordma.perf.server import PerfServer
+from aiordma.perf.settings import Settings
 
 from . import streaming
-from .ways import DEVICE, ENOUGH, HOST, Place
+from .ways import DEVICE, HOST, Measuring, Place
 
-AWAKE, ASLEEP = b"awake", b"asleep"
 KEY = b"of both sides of a measurement"
-MEMORY = 1 << 20  # bytes that the server lets its clients reach
 
 
 async def answer(conn: aiordma.Connection) -> None:
-    async for message in conn:
-        with message:
-            await conn.send(message)
-
-
-async def answer_at_once(conn: aiordma.Connection) -> None:
     """Takes the next message while answers are under way, of which its client bounds the number."""
 
-    def answer(message: aiordma.Message) -> None:
+    def reply(message: aiordma.Message) -> None:
         conn.send_nowait(message).add_done_callback(lambda _: message.release())
 
     async for message in conn:
-        answer(message)
-
-
-async def sink(conn: aiordma.Connection) -> None:
-    async for message in conn:
-        with message:
-            if len(message) == len(ENOUGH):
-                await conn.send(message)
-
-
-async def lend(conn: aiordma.Connection) -> None:
-    """Memory for one-sided operations.  Messages say AWAKE, or that the loop may sleep again."""
-    rights = aiordma.Rights.READ | aiordma.Rights.WRITE
-    awake: asyncio.Task[None] | None = None
-    with conn.alloc(MEMORY) as buffer:
-        await conn.send_region(buffer, access=rights, lease=None)
-        async for message in conn:
-            if awake:
-                awake.cancel()
-            awake = asyncio.create_task(stay_awake()) if bytes(message) == AWAKE else None
-            await conn.send(message)
+        reply(message)
 
 
 async def stay_awake() -> None:
@@ -62,83 +39,45 @@ async def stay_awake() -> None:
         await asyncio.sleep(0)
 
 
-SERVICES = {
-    "echo": answer,
-    "echo_many": answer_at_once,
-    "sink": sink,
-    "memory": lend,
-    "styles": streaming.serve,
-}
+SERVICES = {"echo": answer, "echo_many": answer, "styles": streaming.serve}
 
 
 class RDMAClient:
     def __init__(self, conn: aiordma.Connection) -> None:
         self.conn = conn
 
-    async def echo(self, data: bytes) -> memoryview:
-        await self.conn.send(data)
-        with await self.conn.recv() as message:
-            return message.data
-
-    async def echo_many(self, data: bytes, count: int, window: int) -> None:
-        conn = self.conn
-        for _ in range(window):
-            conn.send_nowait(data)
-        for left in range(count, 0, -1):
-            (await conn.recv()).release()
-            if left > window:
-                conn.send_nowait(data)
-
-    async def send_many(self, data: bytes, count: int, window: int) -> None:
-        conn = self.conn
-        under_way: deque[asyncio.Future[None]] = deque()
-        for _ in range(count):
-            if len(under_way) == window:
-                await under_way.popleft()
-            under_way.append(conn.send_nowait(data))
-        await self.echo(ENOUGH)
-
-    async def send_gather(self, data: bytes, count: int, window: int) -> None:
-        conn = self.conn
-        for _ in range(count // window):
-            await asyncio.gather(*(conn.send(data) for _ in range(window)))
-        await self.echo(ENOUGH)
-
     async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
         async def talk() -> None:
             for _ in range(count // window):
-                await self.echo(data)
+                await self.conn.send(data)
+                (await self.conn.recv()).release()
 
         await asyncio.gather(*(talk() for _ in range(window)))
 
     async def stream(self, **style: Any) -> float:
         return await streaming.stream(self.conn, **style)
 
-    async def wake(self, awake: int) -> None:
-        await self.echo(AWAKE if awake else ASLEEP)
-
 
 @dataclass(frozen=True)
 class OverRDMA:
     """`via`, `polling` (seconds; None: as it comes), `in_band` and `encrypt` are those of aiordma.
 
-    What encrypts shares no memory, so it has no service for that.
+    Where the server is `awake`, its event loop never sleeps.
     """
 
     via: Literal["cm", "tcp"] = "cm"
     polling: float | None = None
     in_band: bool = True
     encrypt: bool = False
-
-    @property
-    def config(self) -> aiordma.Config:
-        config = aiordma.Config(in_band=self.in_band)
-        return config if self.polling is None else replace(config, polling=self.polling)
+    awake: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
+        config = aiordma.Config(in_band=self.in_band)
+        if self.polling is not None:
+            config = replace(config, polling=self.polling)
         security = {"auth": KEY, "encrypt": True} if self.encrypt else {}
-        return {"device": DEVICE, "via": self.via, "config": self.config, **security}
+        return {"device": DEVICE, "via": self.via, "config": config, **security}
 
     def prepare(self, data: bytes) -> bytes:
         return data
@@ -150,6 +89,10 @@ class OverRDMA:
             for name, service in SERVICES.items():
                 server = await aiordma.start_server(service, HOST, **self.options)
                 places[name] = (await stack.enter_async_context(server)).port
+            perf = await stack.enter_async_context(await PerfServer.start(HOST, 0, **self.options))
+            places["perf"] = perf.listening.port
+            if self.awake:
+                stack.callback(asyncio.create_task(stay_awake()).cancel)
             yield places
 
     @asynccontextmanager
@@ -157,3 +100,64 @@ class OverRDMA:
         assert isinstance(place, int)
         async with await aiordma.connect(HOST, place, **self.options) as conn:
             yield RDMAClient(conn)
+
+    def measuring(self, places: dict[str, Place], stack: AsyncExitStack) -> Measuring:
+        return ByPerf(self, places, stack)
+
+
+class ByPerf(Measuring):
+    """The jobs that `aiordma.perf` measures."""
+
+    _way: OverRDMA
+
+    async def _perf(
+        self, operation: str, metric: str, size: int, count: int, **more: Any
+    ) -> Result:
+        port, options = self._places["perf"], self._way.options
+        assert isinstance(port, int)
+        settings = Settings(
+            operation=operation, metric=metric, sizes=(size,), iterations=count, **more
+        )
+        async with PerfClient.connect(settings, HOST, port, **options) as client:
+            result = await client.measure(size)
+        if result is None or result.mismatch:
+            raise ValueError(f"{operation} of {size} bytes: {result and result.mismatch}")
+        return result
+
+    async def _each(self, operation: str, size: int, count: int, **more: Any) -> float:
+        """Seconds for each of several under way."""
+        result = await self._perf(operation, "bw", size, count, **more)
+        return result.seconds / result.operations
+
+    async def echo(self, size: int, count: int) -> float:
+        result = await self._perf("send", "lat", size, count)
+        assert result.latency is not None
+        return 2 * result.latency.median
+
+    async def echo_many(self, size: int, count: int, window: int) -> float:
+        return 2 * await self._each("send", size, count, depth=window, bidirectional=True)
+
+    async def echo_together(self, size: int, count: int, connections: int) -> float:
+        more = {"connections": connections, "bidirectional": True}
+        return 2 * await self._each("send", size, count, **more)
+
+    async def send_many(self, size: int, count: int, window: int) -> float:
+        return await self._each("send", size, count, depth=window)
+
+    async def _awaited(self, operation: str, size: int, count: int) -> float:
+        result = await self._perf(operation, "lat", size, count)
+        assert result.completion is not None
+        return result.completion.median
+
+    async def write(self, size: int, count: int) -> float:
+        return await self._awaited("write", size, count)
+
+    async def read(self, size: int, count: int) -> float:
+        return await self._awaited("read", size, count)
+
+    async def write_many(self, size: int, count: int, window: int) -> float:
+        return await self._each("write", size, count, depth=window)
+
+    async def write_batch(self, size: int, count: int, window: int, under_way: int = 1) -> float:
+        depth = window * under_way
+        return await self._each("write", size, count, depth=depth, batch=window)

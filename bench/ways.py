@@ -7,9 +7,13 @@ clock starts.
 
 from __future__ import annotations
 
+import asyncio
 import os
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from statistics import median
+from time import perf_counter
+from typing import Any, Protocol
 
 HOST = os.environ.get("AIORDMA_BENCH_HOST", "127.0.0.1")
 DEVICE = os.environ.get("AIORDMA_DEVICE", "embedded0")
@@ -52,4 +56,106 @@ class Way(Protocol):
 
     def serve(self, folder: str) -> AbstractAsyncContextManager[dict[str, Place]]: ...
 
-    def connect(self, place: Place) -> AbstractAsyncContextManager[Client]: ...
+    def connect(self, place: Place) -> AbstractAsyncContextManager[Any]:
+        """A `Client`, or what jobs of this way alone use."""
+
+
+class Measuring:
+    """Connections that jobs of a kind go on using, and the jobs; each returns seconds for one."""
+
+    def __init__(self, way: Way, places: dict[str, Place], stack: AsyncExitStack) -> None:
+        self._way = way
+        self._places = places
+        self._stack = stack
+        self._clients: dict[str, list[Client]] = {}
+
+    async def _connected(self, service: str, count: int = 1) -> list[Client]:
+        clients = self._clients.setdefault(service, [])
+        while len(clients) < count:
+            connecting = self._way.connect(self._places[service])
+            clients.append(await self._stack.enter_async_context(connecting))
+        return clients[:count]
+
+    async def echo(self, size: int, count: int) -> float:
+        """The median of messages there and back, one after another."""
+        (client,) = await self._connected("echo")
+        data = os.urandom(size)
+        prepared = self._way.prepare(data)
+        times = []
+        for _ in range(count):
+            start = perf_counter()
+            back = await client.echo(prepared)
+            times.append(perf_counter() - start)
+            if bytes(back) != data:
+                raise ValueError(f"a message of {size} bytes came back different")
+        return median(times)
+
+    async def echo_many(self, size: int, count: int, window: int) -> float:
+        """Messages there and back, `window` under way."""
+        (client,) = await self._connected("echo_many")
+        prepared = self._way.prepare(os.urandom(size))
+        start = perf_counter()
+        await client.echo_many(prepared, count, window)
+        return (perf_counter() - start) / count
+
+    async def send_many(self, size: int, count: int, window: int) -> float:
+        """Messages one way."""
+        (client,) = await self._connected("sink")
+        prepared = self._way.prepare(os.urandom(size))
+        start = perf_counter()
+        await client.send_many(prepared, count, window)
+        return (perf_counter() - start) / count
+
+    async def send_gather(self, size: int, count: int, window: int) -> float:
+        """Messages one way, by `window` coroutines at a time."""
+        (client,) = await self._connected("sink")
+        prepared = self._way.prepare(os.urandom(size))
+        start = perf_counter()
+        await client.send_gather(prepared, count, window)
+        return (perf_counter() - start) / count
+
+    async def by_client(self, service: str, do: str, **numbers: Any) -> float:
+        """What the client of one way alone can do, by the name of its method."""
+        (client,) = await self._connected(service)
+        measure: Callable[..., Awaitable[float]] = getattr(client, do)
+        return await measure(**numbers)
+
+    async def echo_tasks(self, size: int, count: int, window: int) -> float:
+        """Messages there and back by `window` tasks on one connection, each with one under way."""
+        (client,) = await self._connected("echo_many")
+        prepared = self._way.prepare(os.urandom(size))
+        start = perf_counter()
+        await client.echo_tasks(prepared, count, window)
+        return (perf_counter() - start) / count
+
+    async def echo_together(self, size: int, count: int, connections: int) -> float:
+        """Messages there and back on many connections, one under way on each."""
+        prepared = self._way.prepare(os.urandom(size))
+        each = count // connections
+
+        async def talk(client: Client) -> None:
+            for _ in range(each):
+                await client.echo(prepared)
+
+        clients = await self._connected("echo", connections)
+        start = perf_counter()
+        await asyncio.gather(*(talk(client) for client in clients))
+        return (perf_counter() - start) / (each * connections)
+
+    async def connect(self, count: int) -> float:
+        """Connections made and closed, one after another, while another one stays."""
+        await self._connected("echo")
+        start = perf_counter()
+        for _ in range(count):
+            async with self._way.connect(self._places["echo"]):
+                pass
+        return (perf_counter() - start) / count
+
+    async def connect_all(self, count: int) -> float:
+        """Seconds for each of `count` connections, none of which is closed before all are made."""
+        await self._connected("echo")
+        start = perf_counter()
+        async with AsyncExitStack() as stack:
+            for _ in range(count):
+                await stack.enter_async_context(self._way.connect(self._places["echo"]))
+        return (perf_counter() - start) / count

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter, process_time
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiordma
 from aiordma import Config
@@ -122,8 +122,11 @@ class PerfClient:
         device: str | None = None,
         via: Via = "cm",
         config: Config = DEFAULT,
+        **security: Any,
     ) -> AsyncIterator[PerfClient]:
         """Open a run; wait while the server is busy with another one.
+
+        `security` is what `aiordma.connect` takes beside: `auth` and others.
 
         RefusedError when the server refuses, GPUError without a GPU for `gpu`.  Otherwise raises
         what `aiordma.connect` raises.
@@ -136,7 +139,7 @@ class PerfClient:
 
         async def connection() -> aiordma.Connection:
             return await stack.enter_async_context(
-                await aiordma.connect(host, port, device=device, via=via, config=config)
+                await aiordma.connect(host, port, device=device, via=via, config=config, **security)
             )
 
         async with AsyncExitStack() as stack:
@@ -169,6 +172,7 @@ class PerfClient:
                         device=device,
                         via=via,
                         config=config,
+                        **security,
                     )
                     stack.push_async_callback(close, writer)
                     send_over(writer, first)

@@ -92,10 +92,11 @@ class Session:
 class PerfServer:
     """A server, for `async with`; `listening` has its host and port."""
 
-    def __init__(self, limits: Limits, via: Via, config: Config) -> None:
+    def __init__(self, limits: Limits, via: Via, config: Config, security: dict[str, Any]) -> None:
         self._limits = limits
         self._via = via
         self._config = config
+        self._security = security
         self._server: aiordma.Server | None = None
         self._turn = asyncio.Lock()
         self._waiting = 0
@@ -111,12 +112,16 @@ class PerfServer:
         via: Via = "cm",
         config: Config = DEFAULT,
         limits: Limits = Limits(),
+        **security: Any,
     ) -> Self:
-        """Start to listen.  Raises what `aiordma.listen` raises."""
+        """Start to listen.  Raises what `aiordma.listen` raises.
+
+        `security` is what `aiordma.listen` takes beside: `auth` and others.
+        """
         config = replace(config, max_message=max(limits.size, MAX_CONTROL))
-        self = cls(limits, via, config)
+        self = cls(limits, via, config, security)
         self._server = await aiordma.start_server(
-            self._serve, host, port, device=device, via=via, config=config
+            self._serve, host, port, device=device, via=via, config=config, **security
         )
         return self
 
@@ -252,6 +257,7 @@ class PerfServer:
             device=self.listening.device,
             via=self._via,
             config=self._config,
+            **self._security,
         )
         async with listening:
             try:
