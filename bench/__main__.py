@@ -14,7 +14,6 @@ from . import (
     connections,
     cost,
     encryption,
-    flood,
     imports,
     instructions,
     latency,
@@ -53,7 +52,6 @@ IN_ALL = [name for name in COMPARISONS if name != "softroce"]
 APART: dict[str, Callable[[Sequence[str]], None]] = {
     "cost": cost.main,
     "peers": peers.main,
-    "flood": flood.main,
     "instructions": instructions.main,
 }
 """Measurements with arguments of their own, which print by themselves."""

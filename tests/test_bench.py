@@ -318,15 +318,6 @@ def test_cost(tmp_path: Path) -> None:
     assert "| 60 idle connections in a process, in all |" in text
 
 
-def test_flood() -> None:
-    """A small one, of three sources in two networks, with a row for each way of connecting."""
-    done = bench("flood", "--rate", "20", "--seconds", "1", "--case", "3", "2")
-    assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^ +(cm|tcp) +3 +2 +\d+ +(\d+) of (\d+) ", done.stdout, re.MULTILINE)
-    assert [via for via, _, _ in rows] == ["cm", "tcp"]
-    assert all(0 <= int(connected) <= int(tried) > 0 for _, connected, tried in rows)
-
-
 # ---- instructions --------------------------------------------------------------------------------
 
 RECORDED = {instructions.CALIBRATION: 1000.0, "an echo": 50_000.0}
