@@ -8,8 +8,9 @@
     python -m bench instructions    how many an operation takes: a check, see there
     python -m bench cost        memory and CPU beside the traffic
 
-A comparison (latency.py, imports.py ...) says what is measured and what is to be reached; lanes.py
-has all take turns; contender.py starts their processes, worker.py is what they do in Python and
-verbs.c in C; results.py and plots.py show what came out, and measure nothing; notes.toml says why
-what is not reached is not.
+A comparison (in messages.py, imports.py ...) says what is measured and what is to be reached;
+lanes.py has all take turns; contender.py starts their processes, worker.py is what they do in
+Python and verbs.c in C.  `aiordma.perf` measures aiordma; over_*.py are the others, in Python.
+results.py and plots.py show what came out, and measure nothing; notes.toml says why what is not
+reached is not.
 """

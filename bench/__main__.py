@@ -10,21 +10,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import (
-    connections,
-    cost,
-    encryption,
-    imports,
-    instructions,
-    latency,
-    one_sided,
-    one_way,
-    peers,
-    perftest,
-    rate,
-    softroce,
-    styles,
-)
+from . import cost, imports, instructions, messages, one_sided, peers, perftest, styles
 from .lanes import TURNS, Comparison, Options
 from .machine import facts
 from .results import Results, markdown
@@ -35,16 +21,16 @@ SAVED = "results.json"
 NOTES: dict[str, str] = tomllib.loads((HERE / "notes.toml").read_text())
 """What is known of that which is not reached; by hand, since measuring cannot know it."""
 COMPARISONS: dict[str, Comparison] = {
-    "latency": latency.COMPARISON,
-    "rate": rate.COMPARISON,
-    "one_way": one_way.COMPARISON,
+    "latency": messages.LATENCY,
+    "rate": messages.RATE,
+    "one_way": messages.ONE_WAY,
     "styles": styles.COMPARISON,
     "one_sided": one_sided.COMPARISON,
-    "connections": connections.COMPARISON,
-    "encryption": encryption.COMPARISON,
+    "connections": messages.CONNECTIONS,
+    "encryption": messages.ENCRYPTION,
     "perftest": perftest.COMPARISON,
     "imports": imports.COMPARISON,
-    "softroce": softroce.COMPARISON,
+    "softroce": perftest.SOFTROCE,
 }
 IN_ALL = [name for name in COMPARISONS if name != "softroce"]
 """That one needs root, Debian and its time."""

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import aiordma
 
-from .lanes import Comparison, Data, Lane, Options, Requirement, at_most, ratio, seconds, take_turns
+from .lanes import (
+    Comparison,
+    Contenders,
+    Data,
+    Lane,
+    Options,
+    Requirement,
+    at_most,
+    ratio,
+    seconds,
+)
 
 NOTE = (
     "The import statement alone, timed in a process that has imported nothing else. "
@@ -34,10 +44,10 @@ def lane(statement: str) -> Lane:
     return Lane(WORK, statement, do)
 
 
-def measure(options: Options) -> Data:
+def lanes(contenders: Contenders, options: Options) -> list[Lane]:
     # As `pip install` leaves it: what PYTHONDONTWRITEBYTECODE keeps from being written is there.
     compileall.compile_dir(Path(aiordma.__file__).parent, quiet=1)
-    return take_turns([lane(OURS), lane(WHOLE), lane(BASE)], options)
+    return [lane(OURS), lane(WHOLE), lane(BASE)]
 
 
 def requirements(data: Data) -> Iterator[Requirement]:
@@ -48,5 +58,5 @@ def requirements(data: Data) -> Iterator[Requirement]:
 
 
 COMPARISON = Comparison(
-    "Import", NOTE, measure, requirements, "ms", lambda work, seconds: seconds * 1e3, OURS
+    "Import", NOTE, lanes, requirements, "ms", lambda work, seconds: seconds * 1e3, OURS
 )

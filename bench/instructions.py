@@ -29,7 +29,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -99,13 +99,15 @@ async def works() -> AsyncGenerator[Work, None]:
 
     yield Work(CALIBRATION, COUNT, futures)
     for way, table in ((OverRDMA(polling=0), SLEEPING), (OverRDMA(), POLLING)):
-        for name, count, operation, kind, size, depth, batch in table:
-            async with both_ends(way, operation, kind, size, depth, batch) as do:
-                yield Work(name, count, do)
-    way = OverRDMA(polling=0)
-    async with way.serve("") as places, way.connect(places["echo"]) as echo:
-        yield Work("64 B echo, 64 tasks", COUNT, partial(echo.echo_tasks, bytes(64), window=64))
-        async with way.connect(places["styles"]) as client:
+        async with way.serve("") as places, AsyncExitStack() as stack:
+            for name, count, operation, kind, size, depth, batch in table:
+                ends = both_ends(way, operation, kind, size, depth, batch)
+                yield Work(name, count, await stack.enter_async_context(ends))
+            if table is POLLING:
+                continue
+            echo = await stack.enter_async_context(way.connect(places["echo"]))
+            yield Work("64 B echo, 64 tasks", COUNT, partial(echo.echo_tasks, bytes(64), window=64))
+            client = await stack.enter_async_context(way.connect(places["styles"]))
             for name, sender in (("gather of 8", "gather"), ("one at a time", "one")):
                 yield Work(f"64 KiB message, {name}", COUNT, partial(stream, client, sender))
 
@@ -131,11 +133,10 @@ async def both_ends(
         async with conn, peer:
             here, there = client.ENDS[operation](conn), server.ENDS[operation](peer, opened)
             here.use(there.prepare(1, size, here.prepare(1, size)))
-            begin = wire.Begin(served, size, 1, False, [])
 
             async def do(count: int) -> None:
-                tally = server_ends.Tally()
-                serving = asyncio.create_task(server.work(there, tally, begin))
+                tally = server_ends.Tally(answered=served != "flood")
+                serving = asyncio.create_task(server.work(there, tally, served))
                 await getattr(here, kind)(client_ends.Run(count, depth, batch))
                 if there.hears:
                     await tally.reach(count)

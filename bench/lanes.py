@@ -88,25 +88,6 @@ class Requirement:
     """None: one of what it compares was not measured."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One part of the results."""
-
-    title: str
-    note: str
-    measure: Callable[[Options], Data]
-    requirements: Callable[[Data], Iterator[Requirement]]
-    unit: str = "us"
-    figure: Callable[[str, float], float] = lambda work, seconds: seconds * 1e6
-    """What is shown, in `unit`, for work of which one operation took so many seconds."""
-    ours: str = "aiordma"
-    """The contender that the others are compared with."""
-    style: str = ""
-    """How the programs of these figures send and receive."""
-    summary: Callable[[Data], Iterator[tuple[str, ...]]] | None = None
-    """A table of its own in place of the one of all figures: its heading, and its rows."""
-
-
 class Contenders(ExitStack):
     """The contenders of one comparison, by their arguments; closed together."""
 
@@ -128,6 +109,33 @@ class Contenders(ExitStack):
             contender = self._known[kind, *key] = kind(*key)
             self.callback(contender.close)
         return self._known[kind, *key]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One part of the results."""
+
+    title: str
+    note: str
+    lanes: Callable[[Contenders, Options], Iterable[Lane]]
+    requirements: Callable[[Data], Iterator[Requirement]]
+    unit: str = "us"
+    figure: Callable[[str, float], float] = lambda work, seconds: seconds * 1e6
+    """What is shown, in `unit`, for work of which one operation took so many seconds."""
+    ours: str = "aiordma"
+    """The contender that the others are compared with."""
+    style: str = ""
+    """How the programs of these figures send and receive."""
+    summary: Callable[[Data], Iterator[tuple[str, ...]]] | None = None
+    """A table of its own in place of the one of all figures: its heading, and its rows."""
+    elsewhere: Callable[[Options], Data] | None = None
+    """Measures them in another machine."""
+
+    def measure(self, options: Options) -> Data:
+        if self.elsewhere:
+            return self.elsewhere(options)
+        with Contenders() as contenders:
+            return take_turns(list(self.lanes(contenders, options)), options)
 
 
 def size_name(size: int) -> str:

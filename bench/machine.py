@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import aiordma
+from aiordma.perf.machine import processor
 
 Facts = dict[str, str]
 
@@ -28,13 +29,6 @@ def package(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "not installed"
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def memory() -> str:

@@ -19,7 +19,6 @@ from .lanes import (
     ratio,
     seconds,
     spread,
-    take_turns,
 )
 
 NOTE = (
@@ -94,11 +93,6 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
                     yield Lane.of(contenders.c(), f"{work}, {target}", who, copy, **job)
 
 
-def measure(options: Options) -> Data:
-    with Contenders() as contenders:
-        return take_turns(list(lanes(contenders, options)), options)
-
-
 def requirements(data: Data) -> Iterator[Requirement]:
     def pair(work: str, target: str) -> tuple[list[float], list[float]]:
         work = f"{work}, {target}"
@@ -161,7 +155,7 @@ def requirements(data: Data) -> Iterator[Requirement]:
 COMPARISON = Comparison(
     "One-sided",
     NOTE,
-    measure,
+    lanes,
     requirements,
     style="one `await write` or `read` at a time, or several tasks, or a batch, as the row says",
 )

@@ -46,11 +46,14 @@ class RDMAClient:
     def __init__(self, conn: aiordma.Connection) -> None:
         self.conn = conn
 
+    async def echo(self, data: bytes) -> None:
+        await self.conn.send(data)
+        (await self.conn.recv()).release()
+
     async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
         async def talk() -> None:
             for _ in range(count // window):
-                await self.conn.send(data)
-                (await self.conn.recv()).release()
+                await self.echo(data)
 
         await asyncio.gather(*(talk() for _ in range(window)))
 

@@ -160,16 +160,6 @@ class ClientProtocol(Frames):
                 await self.writable
         await self.echo(frame(ENOUGH))
 
-    async def send_gather(self, data: bytes, count: int, window: int) -> None:
-        async def send() -> None:
-            self.transport.write(data)
-            if self.writable:
-                await self.writable
-
-        for _ in range(count // window):
-            await asyncio.gather(*(send() for _ in range(window)))
-        await self.echo(frame(ENOUGH))
-
     async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
         waiting: deque[asyncio.Future[None]] = deque()
         self.arrived = lambda _: waiting.popleft().set_result(None)
@@ -243,7 +233,7 @@ async def sink(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
-HANDLERS = {"echo": answer, "echo_many": answer, "sink": sink}
+HANDLERS = {"echo": answer, "sink": sink}
 
 
 @dataclass(frozen=True)
@@ -256,40 +246,11 @@ class StreamClient:
         await self.writer.drain()
         return await read_message(self.reader)
 
-    async def echo_many(self, data: bytes, count: int, window: int) -> None:
-        for _ in range(window):
-            self.writer.write(data)
-        for left in range(count, 0, -1):
-            await read_message(self.reader)
-            if left > window:
-                self.writer.write(data)
-
     async def send_many(self, data: bytes, count: int, window: int) -> None:
         for _ in range(count):
             self.writer.write(data)
             await self.writer.drain()
         await self.echo(frame(ENOUGH))
-
-    async def send_gather(self, data: bytes, count: int, window: int) -> None:
-        async def send() -> None:
-            self.writer.write(data)
-            await self.writer.drain()
-
-        for _ in range(count // window):
-            await asyncio.gather(*(send() for _ in range(window)))
-        await self.echo(frame(ENOUGH))
-
-    async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
-        reading = asyncio.Lock()  # a stream has one reader at a time
-
-        async def talk() -> None:
-            for _ in range(count // window):
-                self.writer.write(data)
-                await self.writer.drain()
-                async with reading:
-                    await read_message(self.reader)
-
-        await asyncio.gather(*(talk() for _ in range(window)))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from .contender import Contender
 from .device import BUILT
 from .lanes import Contenders, Lane
 
@@ -38,18 +37,11 @@ def is_installed(name: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def contender(contenders: Contenders, way: str) -> Contender | None:
-    """None where the package is not installed, which is the way's first word."""
-    package, *_ = way.split()
-    return contenders.python(way, python=python()) if is_installed(package) else None
-
-
 def lane(contenders: Contenders, way: str, work: str, who: str, kind: str, **numbers: Any) -> Lane:
-    """A lane of the package, or one that says that it is not installed."""
-    found = contender(contenders, way)
-    if found is None:
+    """A lane of the package, the way's first word, or one that says that it is not installed."""
+    if not is_installed(way.split(maxsplit=1)[0]):
         return Lane.missing(work, who)
-    return Lane.of(found, work, who, kind, **numbers)
+    return Lane.of(contenders.python(way, python=python()), work, who, kind, **numbers)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,8 +1,14 @@
 """perftest, the usual programs for measuring RDMA devices, on the same device: the embedded one
-under `aiordma run`, another one as they are."""
+under `aiordma run`, another one as they are.
+
+python -m bench.perftest        in the virtual machine of tests/softroce: measures SoftRoCE, the
+                                kernel's device, and prints a line of JSON
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import socket
 import subprocess
@@ -13,6 +19,7 @@ from contextlib import closing
 from pathlib import Path
 
 from .contender import Contender, on_core, two_cores
+from .device import HERE
 from .lanes import (
     Comparison,
     Contenders,
@@ -20,6 +27,9 @@ from .lanes import (
     Lane,
     Options,
     Requirement,
+    at_least,
+    ratio,
+    seconds,
     take_turns,
 )
 from .ways import DEVICE
@@ -112,14 +122,61 @@ def lanes(
         yield Lane.of(beside, LATENCY, "perftest", "send_lat", size=64, count=trips)
 
 
-def measure(options: Options) -> Data:
-    with Contenders() as contenders:
-        return take_turns(list(lanes(contenders, options)), options)
-
-
 def requirements(data: Data) -> Iterator[Requirement]:
-    """No requirement on the embedded device; softroce.py has some."""
+    """No requirement on the embedded device; SoftRoCE has some."""
     return iter(())
 
 
-COMPARISON = Comparison("perftest on the embedded device", NOTE, measure, requirements)
+COMPARISON = Comparison("perftest on the embedded device", NOTE, lanes, requirements)
+
+# ---- SoftRoCE ------------------------------------------------------------------------------------
+
+ON_SOFTROCE = (
+    "The same on `rxe0`, the kernel's SoftRoCE, within a virtual machine whose processor is "
+    "emulated: times there mean nothing, ratios little."
+)
+# As tests/softroce/vm has it: the device, its address, and the GID of that address.
+RXE, ADDRESS, GID = "rxe0", "10.9.9.1", ("-x", "1")
+MARK = "measured: "
+SHARE = 0.4  # of the work on the embedded device: all takes far longer
+
+
+def inside(options: Options) -> Data:
+    with Contenders() as contenders:
+        return take_turns(list(lanes(contenders, options, RXE, *GID)), options)
+
+
+def in_machine(options: Options) -> Data:
+    """Boots the machine."""
+    command = [
+        str(HERE.parent / "tests" / "softroce" / "vm"),
+        sys.executable,
+        "-m",
+        "bench.perftest",
+    ]
+    command += [str(options.turns), str(options.share * SHARE)]
+    environment = {
+        **os.environ,
+        "AIORDMA_DEVICE": RXE,
+        "AIORDMA_BENCH_HOST": ADDRESS,
+    }
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    for line in done.stdout.splitlines():
+        if line.startswith(MARK):
+            data: Data = json.loads(line.removeprefix(MARK))
+            return data
+    raise RuntimeError(f"the machine ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+
+
+def softroce_requirements(data: Data) -> Iterator[Requirement]:
+    for work in (SEND, WRITE):
+        found = ratio(seconds(data, work, "perftest"), seconds(data, work, "aiordma"))
+        yield at_least(f"{work} on SoftRoCE: times perftest's bandwidth", 0.95, found)
+
+
+SOFTROCE = Comparison(
+    "perftest on SoftRoCE", ON_SOFTROCE, lanes, softroce_requirements, elsewhere=in_machine
+)
+
+if __name__ == "__main__":
+    print(MARK + json.dumps(inside(Options(int(sys.argv[1]), float(sys.argv[2])))))

@@ -26,7 +26,6 @@ from .lanes import (
     seconds,
     size_name,
     spread,
-    take_turns,
 )
 
 NOTE = (
@@ -37,8 +36,8 @@ NOTE = (
     "memory is named, all the same memory again and again. What receives keeps nothing; "
     "`recv_into` has the same memory for all messages. The registered memory is of `conn.alloc` "
     "or `conn.register`, made before the clock starts. Over sockets: a protocol that calls "
-    "`write` until it is told to pause (a window), a stream that awaits `drain` after each "
-    "(one), and 8 coroutines that do so together (gather). C is SEND from registered memory into "
+    "`write` until it is told to pause (a window), and a stream that awaits `drain` after each "
+    "(one). C is SEND from registered memory into "
     "posted receives, both sides polling, 8 under way; memcpy is one core's. A core for each side."
 )
 
@@ -85,9 +84,7 @@ UCXX = "ucxx, polling: gather"
 RIVALS = [
     (TCP, "TCP protocol", "send_many"),
     ("uvloop Unix protocol", "Unix protocol", "send_many"),
-    ("uvloop TCP protocol: gather", "TCP protocol", "send_gather"),
     ("uvloop TCP streams: one", "TCP streams", "send_many"),
-    ("uvloop TCP streams: gather", "TCP streams", "send_gather"),
 ]
 WINDOW = 8
 TURN = 512 << 20  # bytes in a turn of each lane; a fourth where it is sockets or ucxx
@@ -128,17 +125,9 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
             yield lane(ours, work, style.who, "by_client", **job, **numbers)
         for who, way, kind in RIVALS:
             yield lane(contenders.python(way), work, who, kind, **others, window=WINDOW)
-        if ucxx := peers.contender(contenders, "ucxx"):
-            yield lane(ucxx, work, UCXX, "send_gather", **others, window=WINDOW)
-        else:
-            yield Lane.missing(work, UCXX)
+        yield peers.lane(contenders, "ucxx", work, UCXX, "send_gather", **others, window=WINDOW)
         yield lane(contenders.c(), work, C, "send_many", **numbers, window=WINDOW)
         yield lane(contenders.c(), work, MEMCPY, "copy", **numbers)
-
-
-def measure(options: Options) -> Data:
-    with Contenders() as contenders:
-        return take_turns(list(lanes(contenders, options)), options)
 
 
 def ranked(data: Data, work: str) -> list[str]:
@@ -202,7 +191,7 @@ def summary(data: Data) -> Iterator[tuple[str, ...]]:
 COMPARISON = Comparison(
     "Styles",
     NOTE,
-    measure,
+    lanes,
     requirements,
     "GB/s",
     lambda work, seconds: NAMES[work] / seconds / 1e9,

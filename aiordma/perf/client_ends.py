@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -45,26 +44,6 @@ class Run:
     started: int = 0
     done: int = 0
     times: array[float] = field(default_factory=lambda: array("d"))
-
-
-async def answered(
-    conn: aiordma.Connection,
-    run: Run,
-    begin: Callable[[], None],
-    arrived: Callable[[Message], None],
-) -> None:
-    """Keep operations under way until they are answered; `arrived` counts them as done."""
-
-    def start() -> None:
-        begin()
-        run.started += 1
-
-    for _ in range(min(run.depth, run.limit)):
-        start()
-    while run.done < run.started:
-        arrived(await conn.recv())
-        if run.started < run.limit:
-            start()
 
 
 class ClientEnd(Protocol):
@@ -142,12 +121,18 @@ class Sends:
             self._arrived(run, message)
 
     async def both(self, run: Run) -> None:
-        conn, data = self._conn, self._sent
+        conn = self._conn
+        for _ in range(min(run.depth, run.limit)):
+            self._begin(run)
+        while run.done < run.started:
+            self._arrived(run, await conn.recv())
+            if run.started < run.limit:
+                self._begin(run)
 
-        def begin() -> None:
-            conn.send_nowait(data, imm=run.started & U32 if run.imm else None)
-
-        await answered(conn, run, begin, partial(self._arrived, run))
+    def _begin(self, run: Run) -> asyncio.Future[None]:
+        imm = run.started & U32 if run.imm else None
+        run.started += 1
+        return self._conn.send_nowait(self._sent, imm=imm)
 
     def _arrived(self, run: Run, message: Message) -> None:
         imm = run.done & U32 if run.imm else None
@@ -173,13 +158,10 @@ class Sends:
             await time_each(lambda: conn.send(data), run)
 
     async def flood(self, run: Run) -> None:
-        conn, data = self._conn, self._sent
         waiting: deque[asyncio.Future[None]] = deque()
         while run.started < run.limit or waiting:
             while len(waiting) < run.depth and run.started < run.limit:
-                imm = run.started & U32 if run.imm else None
-                waiting.append(conn.send_nowait(data, imm=imm))
-                run.started += 1
+                waiting.append(self._begin(run))
             await waiting.popleft()
             run.done += 1
             while waiting and waiting[0].done():

@@ -10,7 +10,7 @@ import aiordma
 from aiordma import Batch, Buffer, Message, RemoteRegion, Rights, Share
 from aiordma.mr_pool import LocalMemory
 
-from .client_ends import U32, Run, answered, task_group, time_each, together
+from .client_ends import U32, Run, task_group, time_each, together
 from .contents import SERVER, contents, difference
 
 
@@ -70,8 +70,8 @@ class OneSided(ABC):
         """Start one operation."""
 
     @abstractmethod
-    def collect(self, batch: Batch) -> None:
-        """Add one operation to a batch."""
+    def collect(self, batch: Batch, count: int) -> None:
+        """Add so many operations to a batch."""
 
     async def alone(self, run: Run) -> None:
         await time_each(lambda: self.operate(run), run)
@@ -92,8 +92,7 @@ class OneSided(ABC):
             count = min(run.batch, run.limit - run.started)
             run.started += count
             async with self._conn.batch() as batch:
-                for _ in range(count):
-                    self.collect(batch)
+                self.collect(batch, count)
             run.done += count
 
     def verify(self, run: Run) -> str:
@@ -129,8 +128,10 @@ class Writes(OneSided):
         imm = run.started & U32 if run.imm else None
         return self._conn.write(self.place.local, self.remote, imm=imm)
 
-    def collect(self, batch: Batch) -> None:
-        batch.write(self.place.local, self.remote)
+    def collect(self, batch: Batch, count: int) -> None:
+        memory, remote = self.place.local, self.remote
+        for _ in range(count):
+            batch.write(memory, remote)
 
     async def alone(self, run: Run) -> None:
         conn, memory, remote = self._conn, self.place.local, self.remote
@@ -151,16 +152,19 @@ class Writes(OneSided):
     async def both(self, run: Run) -> None:
         conn, memory, remote = self._conn, self.place.local, self.remote
 
-        def arrived(message: Message) -> None:
-            self._check(run, message)
-            run.done += 1
-
         async with task_group() as group:
 
             def begin() -> None:
                 group.create_task(conn.write(memory, remote, imm=run.started & U32))
+                run.started += 1
 
-            await answered(conn, run, begin, arrived)
+            for _ in range(min(run.depth, run.limit)):
+                begin()
+            while run.done < run.started:
+                self._check(run, await conn.recv())
+                run.done += 1
+                if run.started < run.limit:
+                    begin()
 
     def _check(self, run: Run, message: Message) -> None:
         with message:
@@ -197,8 +201,10 @@ class Reads(OneSided):
     def operate(self, run: Run) -> Awaitable[object]:
         return self._conn.read(self.remote, self.place.local)
 
-    def collect(self, batch: Batch) -> None:
-        batch.read(self.remote, self.place.local)
+    def collect(self, batch: Batch, count: int) -> None:
+        memory, remote = self.place.local, self.remote
+        for _ in range(count):
+            batch.read(remote, memory)
 
     def verify(self, run: Run) -> str:
         return difference(self.place.contents(), self._expected) if run.done else ""
@@ -213,5 +219,6 @@ class Atomics(OneSided):
     def operate(self, run: Run) -> Awaitable[object]:
         return self._conn.fetch_and_add(self.remote, 1)
 
-    def collect(self, batch: Batch) -> None:
-        batch.fetch_and_add(self.remote, 1)
+    def collect(self, batch: Batch, count: int) -> None:
+        for _ in range(count):
+            batch.fetch_and_add(self.remote, 1)

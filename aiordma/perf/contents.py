@@ -22,7 +22,7 @@ def difference(got: bytes | memoryview, expected: bytes) -> str:
     """A description of the first difference; empty when there is none."""
     if len(got) != len(expected):
         return f"{len(got)} bytes instead of {len(expected)}"
-    if got == expected:
+    if bytes(got) == expected:  # a memoryview compares item by item
         return ""
     at = next(index for index in range(len(expected)) if got[index] != expected[index])
     return f"byte {at} is {got[at]:#04x} instead of {expected[at]:#04x}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from contextlib import ExitStack
 from time import perf_counter
 from typing import Any
@@ -111,9 +111,14 @@ class QueuePairEnd:
             case _:
                 return self.queue.read_nowait([self._target], *self._remote, signaled=signaled)
 
-    async def take_one(self, number: int | None, compared: bool) -> str:
-        """Take what arrives next; what is wrong with it. None: without immediate data."""
-        completion, view = await self._ring.get()
+    def receive(self) -> Awaitable[tuple[verbs.WorkCompletion, memoryview]]:
+        return self._ring.get()
+
+    def wrong(
+        self, arrived: tuple[verbs.WorkCompletion, memoryview], number: int | None, compared: bool
+    ) -> str:
+        """What is wrong with what has arrived. None: it has no immediate data."""
+        completion, view = arrived
         imm = completion.imm_data
         if number is not None and imm != number & U32:
             return f"immediate data {imm} instead of {number & U32}"
@@ -198,7 +203,7 @@ class ClientQueuePair(QueuePairEnd):
 
     async def _answer(self, run: Run) -> None:
         number = run.done if self._heard(run) else None
-        wrong = await self.take_one(number, run.verify_all or not run.done)
+        wrong = self.wrong(await self.receive(), number, run.verify_all or not run.done)
         if wrong and not self._mismatch:
             self._mismatch = f"answer {run.done}: {wrong}"
 
@@ -233,12 +238,12 @@ class ServerQueuePair(QueuePairEnd):
         self.connect(token)
         return own
 
-    async def take(self, tally: Tally, verify_all: bool, answered: bool) -> int | None:
-        """Take what arrives next; the number with which it is answered, if any."""
-        heard = self._opened.imm or (answered and self._opened.operation == "write")
+    def took(self, arrived: tuple[verbs.WorkCompletion, memoryview], tally: Tally) -> int | None:
+        """Check and count what has arrived; the number with which it is answered, if any."""
+        heard = self._opened.imm or (tally.answered and self._opened.operation == "write")
         # Behind a message that was lost, the numbers are others.
         number = tally.count if heard and not self.lossy else None
-        tally.add(await self.take_one(number, verify_all or not tally.count))
+        tally.add(self.wrong(arrived, number, tally.verify_all or not tally.count))
         return tally.count - 1 if heard else None
 
     def reply(self, imm: int | None) -> Completed:

@@ -37,7 +37,7 @@ ATTACH_TIMEOUT = 60.0
 MAX_CONTROL = 1 << 20
 
 # Answers under way, where the client does not wait for each. A judgement.
-ANSWERS = 64
+ANSWERS = 256
 
 # Seconds without an operation after which those are lost that can be.
 PATIENCE = 0.1
@@ -310,9 +310,9 @@ class PerfServer:
             end.prepare(begin.seed, begin.size, token)
             for end, token in zip(ends, begin.tokens, strict=True)
         ]
-        tallies = [Tally() for _ in ends]
+        tallies = [Tally(begin.verify_all, begin.way != "flood") for _ in ends]
         tasks = [
-            asyncio.create_task(work(end, tally, begin))
+            asyncio.create_task(work(end, tally, begin.way))
             for end, tally in zip(ends, tallies, strict=True)
         ]
         cpu = process_time()
@@ -347,14 +347,14 @@ class PerfServer:
         return finish.counts
 
 
-async def work(end: ServerEnd, tally: Tally, begin: wire.Begin) -> None:
+async def work(end: ServerEnd, tally: Tally, way: str) -> None:
     answers: deque[asyncio.Future[Any]] = deque()
     try:
-        while begin.way != "flood" or end.hears:
-            imm = await end.take(tally, begin.verify_all, begin.way != "flood")
-            if begin.way == "ping":
+        while tally.answered or end.hears:
+            imm = end.took(await end.receive(), tally)
+            if way == "ping":
                 await end.reply(imm)
-            elif begin.way == "both":
+            elif way == "both":
                 if len(answers) == ANSWERS:
                     await answers.popleft()
                 answers.append(asyncio.ensure_future(end.reply(imm)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiordma
 from aiordma import Message
@@ -16,7 +16,9 @@ from .contents import SERVER, contents, difference
 class Tally:
     """Counts and checks the operations of a part."""
 
-    def __init__(self) -> None:
+    def __init__(self, verify_all: bool = False, answered: bool = False) -> None:
+        self.verify_all: bool = verify_all
+        self.answered: bool = answered
         self.count: int = 0
         self.mismatch: str = ""
         self._awaited = -1
@@ -58,8 +60,11 @@ class ServerEnd(Protocol):
     def prepare(self, seed: int, size: int, token: bytes) -> bytes:
         """Allocate the part's memory; returns a token of it if the client accesses it."""
 
-    async def take(self, tally: Tally, verify_all: bool, answered: bool) -> int | None:
-        """Receive one operation; returns its immediate data."""
+    def receive(self) -> Awaitable[Any]:
+        """Receive one operation."""
+
+    def took(self, arrived: Any, tally: Tally) -> int | None:
+        """Check and count what was received; returns its immediate data."""
 
     def reply(self, imm: int | None) -> Awaitable[object]:
         """Answer an operation with the same operation."""
@@ -87,13 +92,15 @@ class Sends:
     def reply(self, imm: int | None) -> Awaitable[object]:
         return self._conn.send_nowait(self._reply, imm=imm)
 
-    async def take(self, tally: Tally, verify_all: bool, answered: bool) -> int | None:
-        message = await self._conn.recv()
+    def receive(self) -> Awaitable[Message]:
+        return self._conn.recv()
+
+    def took(self, message: Message, tally: Tally) -> int | None:
         if self._last is not None:
             self._last.release()
         self._last = message
         wrong = ""
-        if verify_all or not tally.count or len(message) != len(self._expected):
+        if tally.verify_all or not tally.count or len(message) != len(self._expected):
             wrong = difference(message.data, self._expected)
         if self._imm and message.imm != tally.count & 0xFFFF_FFFF:
             wrong = f"immediate data {message.imm}"

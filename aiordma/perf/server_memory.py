@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable
 
 import aiordma
-from aiordma import Buffer, RemoteRegion, Rights, Share
+from aiordma import Buffer, Message, RemoteRegion, Rights, Share
 
 from . import wire
 from .contents import SERVER, contents, difference
@@ -35,10 +35,13 @@ class Memory:
         self._share = self._conn.share(self._memory, access=self.rights, lease=None)
         return self._share.token.pack()
 
-    async def take(self, tally: Tally, verify_all: bool, answered: bool) -> int | None:
+    def receive(self) -> Awaitable[Message]:
         raise aiordma.ProtocolError(
             "only send, write and stream can be answered, but the client wants answers"
         )
+
+    def took(self, message: Message, tally: Tally) -> int | None:
+        raise NotImplementedError
 
     def reply(self, imm: int | None) -> Awaitable[object]:
         raise NotImplementedError
@@ -74,8 +77,11 @@ class Writes(Memory):
         assert self._remote is not None
         return self._conn.write(self._reply, self._remote, imm=imm)
 
-    async def take(self, tally: Tally, verify_all: bool, answered: bool) -> int | None:
-        with await self._conn.recv() as message:
+    def receive(self) -> Awaitable[Message]:
+        return self._conn.recv()
+
+    def took(self, message: Message, tally: Tally) -> int | None:
+        with message:
             imm = message.imm
         tally.add("" if imm == tally.count & 0xFFFF_FFFF else f"immediate data {imm}")
         return imm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from .contents import SERVER, contents, difference
 from .server_ends import Tally
@@ -24,9 +25,12 @@ class Streams:
         self._writer.write(self._reply)
         await self._writer.drain()
 
-    async def take(self, tally: Tally, verify_all: bool, answered: bool) -> None:
-        self._last = await self._reader.readexactly(len(self._expected))
-        compared = verify_all or not tally.count
+    def receive(self) -> Awaitable[bytes]:
+        return self._reader.readexactly(len(self._expected))
+
+    def took(self, data: bytes, tally: Tally) -> None:
+        self._last = data
+        compared = tally.verify_all or not tally.count
         tally.add(difference(self._last, self._expected) if compared else "")
 
     def verify(self, count: int) -> str:

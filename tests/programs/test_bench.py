@@ -7,7 +7,7 @@ from bench.lanes import Options, seconds
 
 
 def test_perftest_beside_aiordma() -> None:
-    data = perftest.measure(Options(turns=1, share=0.01))
+    data = perftest.COMPARISON.measure(Options(turns=1, share=0.01))
     for work in (perftest.SEND, perftest.WRITE, perftest.LATENCY):
         for who in ("aiordma", "perftest"):
             (once,) = seconds(data, work, who)
