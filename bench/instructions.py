@@ -56,7 +56,6 @@ CALIBRATION = "asyncio alone: a future set by a callback, awaited"
 
 SLEEPING = [
     ("64 B echo", COUNT, "send", "ping", 64, 1, 1),
-    ("64 B echo, 64 outstanding", COUNT, "send", "both", 64, 64, 1),
     ("64 KiB message", COUNT, "send", "flood", 64 << 10, 16, 1),
     ("256 KiB message", COUNT, "send", "flood", 256 << 10, 4, 1),
     ("64 B write", COUNT, "write", "alone", 64, 1, 1),
@@ -106,7 +105,8 @@ async def works() -> AsyncGenerator[Work, None]:
             if table is POLLING:
                 continue
             echo = await stack.enter_async_context(way.connect(places["echo"]))
-            yield Work("64 B echo, 64 tasks", COUNT, partial(echo.echo_tasks, bytes(64), window=64))
+            for how, do in (("outstanding", echo.echo_many), ("tasks", echo.echo_tasks)):
+                yield Work(f"64 B echo, 64 {how}", COUNT, partial(do, bytes(64), window=64))
             client = await stack.enter_async_context(way.connect(places["styles"]))
             for name, sender in (("gather of 8", "gather"), ("one at a time", "one")):
                 yield Work(f"64 KiB message, {name}", COUNT, partial(stream, client, sender))

@@ -46,9 +46,19 @@ class RDMAClient:
     def __init__(self, conn: aiordma.Connection) -> None:
         self.conn = conn
 
-    async def echo(self, data: bytes) -> None:
+    async def echo(self, data: bytes) -> memoryview:
         await self.conn.send(data)
-        (await self.conn.recv()).release()
+        with await self.conn.recv() as message:
+            return message.data
+
+    async def echo_many(self, data: bytes, count: int, window: int) -> None:
+        conn = self.conn
+        for _ in range(window):
+            conn.send_nowait(data)
+        for left in range(count, 0, -1):
+            (await conn.recv()).release()
+            if left > window:
+                conn.send_nowait(data)
 
     async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
         async def talk() -> None:
