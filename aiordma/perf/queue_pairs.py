@@ -67,10 +67,10 @@ class QueuePairEnd:
             2 * opened.depth, count, max_inline_data=min(opened.inline, size)
         )
         qp_type = verbs.QPType[opened.qp.upper()]
-        self.queue = AsyncQueuePair(pd, capabilities, qp_type=qp_type)
+        self.queue: AsyncQueuePair = AsyncQueuePair(pd, capabilities, qp_type=qp_type)
         self._stack.callback(self.queue.close)
-        self.outbox = pd.reg_mr(max(size, 1), RIGHTS[opened.operation])
-        self.inbox = pd.reg_mr(max(size, 1), RIGHTS[opened.operation])
+        self.outbox: verbs.MemoryRegion = pd.reg_mr(max(size, 1), RIGHTS[opened.operation])
+        self.inbox: verbs.MemoryRegion = pd.reg_mr(max(size, 1), RIGHTS[opened.operation])
         self.outbox.buf[:size] = sent
         self._piece = verbs.ScatterGatherElement(self.outbox.addr, size, self.outbox.lkey)
         self._target = verbs.ScatterGatherElement(self.inbox.addr, size, self.inbox.lkey)

@@ -77,7 +77,8 @@ class ServerEnd(Protocol):
 
 
 class Sends:
-    hears, lossy = True, False
+    hears = True
+    lossy = False
 
     def __init__(self, conn: aiordma.Connection, opened: wire.Open) -> None:
         self._conn = conn

@@ -16,7 +16,8 @@ from .server_ends import Tally
 class Memory:
     """The server's memory for one part, with the rights that the operation needs."""
 
-    hears, lossy = False, False
+    hears = False
+    lossy = False
     rights: Rights
 
     def __init__(self, conn: aiordma.Connection, opened: wire.Open) -> None:

@@ -10,7 +10,8 @@ from .server_ends import Tally
 
 
 class Streams:
-    hears, lossy = True, False
+    hears = True
+    lossy = False
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
