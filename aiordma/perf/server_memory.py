@@ -16,7 +16,7 @@ from .server_ends import Tally
 class Memory:
     """The server's memory for one part, with the rights that the operation needs."""
 
-    hears = False
+    hears: bool = False
     lossy = False
     rights: Rights
 
@@ -61,7 +61,7 @@ class Writes(Memory):
 
     def __init__(self, conn: aiordma.Connection, opened: wire.Open) -> None:
         super().__init__(conn, opened)
-        self.hears = opened.imm
+        self.hears: bool = opened.imm
         self._reply: Buffer | None = None
         self._remote: RemoteRegion | None = None
         self._expected = b""
