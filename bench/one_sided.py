@@ -109,6 +109,18 @@ def requirements(data: Data) -> Iterator[Requirement]:
         ):
             times = ratio(*pair(work, target))
             yield at_most(f"{what}, {target}: times the C figure", 1.1, times)
+        ours, its = pair(SMALL, target)
+        beyond = spread((a - 1.5 * b) * 1e6 for a, b in zip(ours, its, strict=True))
+        what = f"a 64 B one-sided write, awaited, {target}: beyond 1.5 times the C figure"
+        yield at_most(what, 3, beyond, "us")
+        what = f"Python's share of a 64 B write, awaited one by one, {target}"
+        yield at_most(what, EACH * 1e6, added(SMALL, target), "us")
+        for how in (BATCHED, BATCHED_MANY):
+            ours, _ = pair(f"64 B {how}", target)
+            rate = spread(1e-6 / one for one in ours)
+            yield at_least(f"64 B writes {how}, {target}", 1, rate, "million a second")
+            what = f"Python's share of a 64 B write, {how}, {target}"
+            yield at_most(what, ALL * 1e6, added(f"64 B {how}", target), "us")
     for work, what in ((LARGE, "write"), (READ, "read")):
         nixl = seconds(data, f"{work}, {ASLEEP}", "nixl")
         for target in (AWAKE, ASLEEP):
@@ -121,35 +133,6 @@ def requirements(data: Data) -> Iterator[Requirement]:
     ):
         copied = ratio(seconds(data, f"{work}, {AWAKE}", "C"), across)
         yield at_most(f"{what}: times a memcpy across", 1.3, copied)
-    for target in (AWAKE, ASLEEP):
-        ours, its = pair(SMALL, target)
-        beyond = spread((a - 1.5 * b) * 1e6 for a, b in zip(ours, its, strict=True))
-        yield at_most(
-            f"a 64 B one-sided write, awaited, {target}: beyond 1.5 times the C figure",
-            3,
-            beyond,
-            "us",
-        )
-    for target in (AWAKE, ASLEEP):
-        for how in (BATCHED, BATCHED_MANY):
-            ours, _ = pair(f"64 B {how}", target)
-            rate = spread(1e-6 / one for one in ours)
-            yield at_least(f"64 B writes {how}, {target}", 1, rate, "million a second")
-    for target in (AWAKE, ASLEEP):
-        yield at_most(
-            f"Python's share of a 64 B write, awaited one by one, {target}",
-            EACH * 1e6,
-            added(SMALL, target),
-            "us",
-        )
-    for target in (AWAKE, ASLEEP):
-        for how in (BATCHED, BATCHED_MANY):
-            yield at_most(
-                f"Python's share of a 64 B write, {how}, {target}",
-                ALL * 1e6,
-                added(f"64 B {how}", target),
-                "us",
-            )
 
 
 COMPARISON = Comparison(
