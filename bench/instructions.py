@@ -135,11 +135,14 @@ async def both_ends(
             here.use(there.prepare(1, size, here.prepare(1, size)))
 
             async def do(count: int) -> None:
+                run = client_ends.Run(count, depth, batch)
+                if not there.hears:
+                    await getattr(here, kind)(run)
+                    return
                 tally = server_ends.Tally(answered=served != "flood")
                 serving = asyncio.create_task(server.work(there, tally, served))
-                await getattr(here, kind)(client_ends.Run(count, depth, batch))
-                if there.hears:
-                    await tally.reach(count)
+                await getattr(here, kind)(run)
+                await tally.reach(count)
                 serving.cancel()
                 await asyncio.wait({serving})
 
