@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import closing
+
+import pytest
+
 from bench import perftest
 from bench.lanes import Options, seconds
 
@@ -12,3 +17,12 @@ def test_perftest_beside_aiordma() -> None:
         for who in ("aiordma", "perftest"):
             (once,) = seconds(data, work, who)
             assert once > 0
+
+
+def test_a_port_that_somebody_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(socket.socket()) as other:
+        other.bind(("", 0))
+        ports = [perftest.free_port(), other.getsockname()[1]]
+        monkeypatch.setattr(perftest, "free_port", ports.pop)
+        assert perftest.InPerftest("embedded0").do("send_lat", size=64, count=10) > 0
+    assert ports == []
