@@ -94,7 +94,7 @@ def result(text: str) -> list[float]:
 
 def free_port() -> int:
     with closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
+        one.bind(("", 0))  # as the program will, on all addresses
         port: int = one.getsockname()[1]
         return port
 
