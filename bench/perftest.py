@@ -61,7 +61,7 @@ class InPerftest(Contender):
 
     def do(self, kind: str, **numbers: int) -> float:
         # On a busy machine perftest may not find out how quick the processor's clock is: then it
-        # says so on stderr, and that all bandwidths are 0.  Or somebody has taken the port.
+        # says so on stderr, and that all bandwidths are 0.  Or another program has the port.
         for _ in range(TRIES):
             if figure := self._once(kind, numbers["size"], numbers["count"]):
                 return figure / 1e6 if kind.endswith("_lat") else numbers["size"] / (figure * MIB)

@@ -10,9 +10,8 @@
  *   cm           the connection manager
  *
  * A folder calls lower ones only; what it needs of a higher one it calls through a table that
- * softdev.c gives to it.  Its interface is the header that has its name.  `make folders` lists
- * which folder calls which and fails on a call against the order. docs/embedded-device.md has the
- * locks.
+ * softdev.c gives to it.  Its interface is the header that has its name.  tests/test_includes.py
+ * fails on a call against the order.  docs/embedded-device.md has the locks.
  *
  * Nothing here includes Python or calls libibverbs.
  */

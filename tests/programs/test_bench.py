@@ -19,7 +19,7 @@ def test_perftest_beside_aiordma() -> None:
             assert once > 0
 
 
-def test_a_port_that_somebody_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_another_program_has(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(socket.socket()) as other:
         other.bind(("", 0))
         ports = [perftest.free_port(), other.getsockname()[1]]
