@@ -210,6 +210,8 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             except asyncio.CancelledError:
                 self._wake_waiters()  # there may be room for those behind it
                 raise
+            finally:
+                del waiter  # the frames of its error have this one
         # In order, as they complete; with the first that fails, all later ones do.  None of them is
         # a local here: the frames of its error have this one.
         posted = list(itertools.compress(posted, asked))[::-1]

@@ -11,6 +11,7 @@ that is more to Python has its base so: `cdef class SendOperation:  # type: Coro
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 HEAD = '''\
@@ -142,4 +143,5 @@ for path in modules:
     (folder / f"{path.stem}.pyi").write_text(text)
     # Type checkers look beside the sources of a checkout, not into its build.
     if (path.resolve().parents[2] / ".git").exists():
-        path.with_suffix(".pyi").write_text(text)
+        with suppress(OSError):  # a checkout that is read-only
+            path.with_suffix(".pyi").write_text(text)

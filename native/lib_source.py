@@ -7,6 +7,7 @@ the build, not the program.
 
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from cffi import FFI
@@ -64,4 +65,5 @@ stub = Stub(ffibuilder).text()
 Path(sys.argv[2]).write_text(stub)
 # Type checkers look beside the sources of a checkout, not into its build.
 if (NATIVE.parent / ".git").exists():
-    (NATIVE.parent / "aiordma" / "_native" / "_lib.pyi").write_text(stub)
+    with suppress(OSError):  # a checkout that is read-only
+        (NATIVE.parent / "aiordma" / "_native" / "_lib.pyi").write_text(stub)

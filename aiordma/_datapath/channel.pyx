@@ -550,6 +550,7 @@ cdef class MessageChannel(FrameHandler):
                 self.waiting.popleft()
                 error = write.refusal()
                 if write.waiter.state != PENDING:  # an earlier part has failed
+                    write.waiter = None  # which refers to this
                     write.free_memory()
                 elif error is not None:
                     write.refused(error)

@@ -330,7 +330,7 @@ def start(SendQueue queue not None, WRChain chain not None) -> TransferFuture:
 
 
 cdef class Batch:
-    """Reads and writes that are collected; the subclass has `_here`, for memory of other kinds."""
+    """Reads and writes that are collected; the subclass has `_here` and `_lands`, for memory of other kinds."""
 
     cdef public WRChain _chain  # type: WRChain | None
     cdef uint64_t writes, reads
@@ -355,7 +355,10 @@ cdef class Batch:
 
     def read(self, source: Remote, target: Local | AnyMemory):
         """As `Connection.read`; the bytes are there when the scope has ended."""
+        local = target
         if self._chain is None or not isinstance(target, Local) or not isinstance(source, Remote):
-            target = self._here(target, source, True)
-        self._chain.add(IBV_WR_RDMA_READ, <Local> target, <Remote> source, IBV_ACCESS_REMOTE_READ)
+            local = self._here(target, source, True)
+        self._chain.add(IBV_WR_RDMA_READ, <Local> local, <Remote> source, IBV_ACCESS_REMOTE_READ)
+        if local is not target:
+            self._lands()
         self.reads += 1

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 from .._core.arguments import integer
 from .._core.operations import OperationKind
@@ -23,6 +23,8 @@ from .arguments import remote_memory
 from .memory import Memory
 from .one_sided import UserMemory
 from .remote_memory import Remote, RemoteMemory
+
+Atomics: TypeAlias = list[tuple[Buffer, asyncio.Future[int]]]
 
 
 class Batch(BatchOfTransfers):
@@ -47,8 +49,9 @@ class Batch(BatchOfTransfers):
         self._check = check
         self._counts = counts
         self._held: ExitStack | None = None
+        self._latest: UserMemory | None = None
         self._targets: list[UserMemory] = []
-        self._atomics: list[tuple[Buffer, asyncio.Future[int]]] = []
+        self._atomics: Atomics = []
 
     def __len__(self) -> int:
         return len(self._chain) if self._chain is not None else 0
@@ -75,9 +78,13 @@ class Batch(BatchOfTransfers):
             return memory
         registered = UserMemory(self._memory, memory, target=target)
         local = self._hold().enter_context(registered)
-        if target:
-            self._targets.append(registered)
+        self._latest = registered
         return local
+
+    def _lands(self) -> None:
+        """What the read that was added brings goes to the memory of the latest `_here`."""
+        assert self._latest is not None
+        self._targets.append(self._latest)
 
     def compare_and_swap(self, target: Remote, expected: int, desired: int) -> asyncio.Future[int]:
         """As `Connection.compare_and_swap`; the future has the old value after the scope."""
@@ -114,7 +121,7 @@ class Batch(BatchOfTransfers):
     ) -> None:
         assert self._chain is not None
         chain, self._chain = self._chain, None
-        targets, self._targets = self._targets, []
+        targets, self._targets, self._latest = self._targets, [], None
         atomics, self._atomics = self._atomics, []
         held, self._held = self._held, None
         with held or nullcontext():
@@ -124,21 +131,32 @@ class Batch(BatchOfTransfers):
                     await start(self._queue, chain)
                     for target in targets:
                         target.land()
-                    for old, future in atomics:
-                        if not future.done():
-                            future.set_result(number(old))
+                    tell(atomics, None)
                     self._count(self._counts, len(atomics))
             except Exception as error:
-                for _, future in atomics:
-                    if not future.done():
-                        future.set_exception(error)
-                        future.exception()  # seen: the batch tells it too
+                tell(atomics, error)
                 raise
             finally:
-                for _, future in atomics:
-                    future.cancel()
+                cancel(atomics)
                 # The frames of an error have this one.  A chain that was not posted ends with this.
                 del chain, atomics
+
+
+def tell(atomics: Atomics, error: Exception | None) -> None:
+    """Give the futures their old values, or the error of the batch."""
+    for old, future in atomics:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(number(old))
+        else:
+            future.set_exception(error)
+            future.exception()  # seen: the batch tells it too
+
+
+def cancel(atomics: Atomics) -> None:
+    for _, future in atomics:
+        future.cancel()
 
 
 def swap_numbers(expected: int, desired: int) -> tuple[int, int]:

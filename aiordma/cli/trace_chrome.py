@@ -63,7 +63,7 @@ class Process:
 
     def __init__(self, traces: list[Traced]) -> None:
         header = traces[0].run.header
-        self.name = f"{header.command} ({header.host}, process {header.pid})"
+        self.name: str = f"{header.command} ({header.host}, process {header.pid})"
         self.spans: dict[str, list[Span]] = {}
         """By the name of the queue pair or shared receive queue."""
         self.instants: dict[str, list[Event]] = {}

@@ -89,6 +89,18 @@ async def test_a_batch_is_one_doorbell(factory: ConnectionFactory) -> None:
 
 
 @one_loop
+async def test_a_read_that_is_refused_leaves_its_target(factory: ConnectionFactory) -> None:
+    async with factory.sharing(64) as (client, _, _, remote):
+        with client.alloc(64) as earlier:  # the pool gives its memory again
+            earlier.view[:] = b"x" * 64
+        target = bytearray(64)
+        async with client.batch() as batch:
+            with pytest.raises(ValueError, match="slice one of them"):
+                batch.read(remote[:10], target)
+        assert target == bytes(64)
+
+
+@one_loop
 @by_cm
 async def test_what_is_collected_is_counted_by_its_references(factory: ConnectionFactory) -> None:
     """By name and by place, registered and not: held until the end of the scope, and no longer."""

@@ -27,6 +27,7 @@ from aiordma import (
     streams,
     verbs,
 )
+from aiordma._datapath.one_sided import TRANSFER_SIZE
 
 from .connection_factory import ALL, SMALL, ConnectionFactory, yield_loop
 from .marks import one_loop
@@ -167,6 +168,7 @@ async def add(conn: Connection, target: RemoteRegion, _: bytearray) -> None:
 async def batch(conn: Connection, source: RemoteRegion, target: bytearray) -> None:
     async with conn.batch() as together:
         together.read(source, target)
+        together.fetch_and_add(source[:8], 1)
 
 
 async def key_gone(factory: ConnectionFactory) -> None:
@@ -180,6 +182,26 @@ async def key_gone(factory: ConnectionFactory) -> None:
                 share.revoke()
                 await fails(call(client, remote, bytearray(size)))
                 await close(client, server)
+
+
+async def progress_fails(factory: ConnectionFactory) -> None:
+    """While the last part of the write waits for a credit."""
+
+    def progress(_: int) -> None:
+        raise ValueError("meant")
+
+    client, server = await pair(factory)
+    size = TRANSFER_SIZE + 1
+    with server.alloc(size) as memory, server.share(memory, access=ALL) as share:
+        await share.ready()
+        remote = client.open_region(share.token.pack())
+        sends = [client.send_nowait(bytes(600)) for _ in range(20)]
+        await fails(as_coroutine(client.write(bytes(size), remote, imm=5, progress=progress)))
+        for _ in sends:
+            (await server.recv()).release()
+        await asyncio.gather(*sends)
+        del sends
+        await close(client, server)
 
 
 async def given_up(factory: ConnectionFactory) -> None:
@@ -213,12 +235,14 @@ async def of_a_queue_pair(factory: ConnectionFactory) -> None:
     with verbs.open_device(factory.device) as context:
         pd = context.alloc_pd()
         memory = pd.reg_mr(64)
-        async with AsyncQueuePair(pd) as queue, AsyncQueuePair(pd) as peer:
+        one = verbs.QPCapabilities(max_send_wr=1)
+        async with AsyncQueuePair(pd, one) as queue, AsyncQueuePair(pd) as peer:
             here, there = queue.qp.endpoint(), peer.qp.endpoint()
             queue.qp.connect(here, there)
             peer.qp.connect(there, here)
             ring = queue.receives(2, 64)
-            calls = queue.send([memory.sge()]), queue.recv([memory.sge()]), ring.get()
+            sends = [queue.send([memory.sge()]) for _ in range(2)]  # one waits for room
+            calls = [*sends, queue.recv([memory.sge()]), ring.get()]
             tasks = [asyncio.create_task(call) for call in calls]
             await yield_loop(2)
             queue.fail(ValueError("meant"))
@@ -260,8 +284,8 @@ async def listening(factory: ConnectionFactory) -> None:
 
 CALLS: tuple[Call, ...] = (
     refused, stream_refused, not_answered, cancelled, rejected, without_the_key, too_many,
-    busy_address, of_a_handler, lost, key_gone, given_up, mistakes, of_a_queue_pair, of_an_id,
-    borrowed, shared, listening,
+    busy_address, of_a_handler, lost, key_gone, progress_fails, given_up, mistakes, of_a_queue_pair,
+    of_an_id, borrowed, shared, listening,
 )  # fmt: skip
 
 OURS = "aiordma"

@@ -62,12 +62,11 @@ void soft_trace_file_close(const char *line, size_t length)
 {
 	if (file.fd < 0)
 		return;
-	if (write_at(file.end, line, length)) {
+	if (write_at(file.end, line, length))
 		write_at(spare(), line, length);
-		/* What a full disk took of a line is cut off. */
-		if (ftruncate(file.fd, file.end))
-			perror(file.path);
-	}
+	/* What a full disk took of a line is cut off. */
+	if (ftruncate(file.fd, file.end))
+		perror(file.path);
 	close(file.fd);
 	file.fd = -1;
 }
