@@ -69,9 +69,6 @@ LISTEN: ListenOptions = {**SERVER, "ssl": None, "on_request": None}
 STREAM: StreamOptions = {**CLIENT, "ssl": None, "server_hostname": None}
 STREAM_SERVER: StreamServerOptions = {**SERVER, "ssl": None, "start_serving": True}
 
-_MEANT = {"timeout": "connect_timeout"}
-"""Keywords that are common elsewhere, and the setting that has the meaning here."""
-
 
 def complete(call: str, options: O, defaults: O) -> O:
     """The options, with the defaults of those that were not given.
@@ -80,10 +77,12 @@ def complete(call: str, options: O, defaults: O) -> O:
     """
     for name in options:
         if name not in defaults:
-            setting = _MEANT.get(name, name)
+            limit = "handshake_timeout" if "backlog" in defaults else "connect_timeout"
+            setting = limit if name == "timeout" else name
             known = setting in Config.__dataclass_fields__
-            hint = f"; write config=aiordma.Config({setting}=...)" if known else ""
-            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{hint}")
+            instead = f"write config=aiordma.Config({setting}=...)"
+            hint = instead if known else f"its options are {', '.join(defaults)}"
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}; {hint}")
     return cast(O, {**defaults, **options})
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Unpack
 
 from ._core.arguments import integer, seconds
-from ._options import CONNECT, ConnectOptions, shows
+from ._options import CONNECT, ConnectOptions, complete, shows
 from .errors import AuthenticationError, ConnectionManagerError, RejectedError, host_port
 from .transport import Connection, connect
 
@@ -60,10 +60,11 @@ async def reconnect(
     longest_delay = seconds("longest_delay", longest_delay, endless=True)
     if attempts is not None:
         attempts = integer("attempts", attempts)
+    given = complete("reconnect", options, CONNECT)
     failures = 0
     while True:
         try:
-            connection = await connect(host, port, **options)
+            connection = await connect(host, port, **given)
         except Exception as error:
             failures += 1
             if not is_temporary(error) or (attempts is not None and failures >= attempts):

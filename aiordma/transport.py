@@ -775,4 +775,5 @@ async def start_server(
     method, a functools.partial, a decorated function, or an object whose `__call__` is one.
     """
     check_handler(handler)
-    return Server(await listen(host, port, **options), handler)
+    given = complete("start_server", options, LISTEN)
+    return Server(await listen(host, port, **given), handler)

@@ -121,10 +121,11 @@ async def open_connection(
     `limit` is the limit of the reader's buffer, in bytes.  The other arguments are those of
     `create_connection`.
     """
+    given = complete("open_connection", options, STREAM)
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=limit, loop=loop)
     transport, protocol = await create_connection(
-        lambda: asyncio.StreamReaderProtocol(reader, loop=loop), host, port, **options
+        lambda: asyncio.StreamReaderProtocol(reader, loop=loop), host, port, **given
     )
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 

@@ -238,4 +238,5 @@ async def start_stream_server(
         reader = asyncio.StreamReader(limit=limit, loop=loop)
         return asyncio.StreamReaderProtocol(reader, client_connected_cb, loop=loop)
 
-    return await create_server(factory, host, port, **options)
+    given = complete("start_stream_server", options, STREAM_SERVER)
+    return await create_server(factory, host, port, **given)
