@@ -156,7 +156,11 @@ class PerfServer:
 
     async def _serve_one(self, conn: aiordma.Connection) -> None:
         async with asyncio.timeout(ATTACH_TIMEOUT):
-            first = await receive(conn)
+            try:
+                first = await receive(conn)
+            except ProtocolError as error:
+                await conn.send(wire.pack(wire.Refused(str(error))))
+                raise
         match first:
             case wire.Open():
                 await self._measure(conn, first)
@@ -192,11 +196,6 @@ class PerfServer:
             await control.send(wire.pack(wire.Refused(str(refusal))))
 
     def _check_open(self, opened: wire.Open) -> None:
-        if opened.version != wire.VERSION:
-            raise Refusal(
-                f"the server has protocol version {wire.VERSION}, the client {opened.version}; "
-                "use the same aiordma on both sides"
-            )
         if opened.connections > self._limits.connections:
             raise Refusal(
                 f"{opened.connections} connections exceed the server's limit of "

@@ -22,7 +22,6 @@ VERSION = 2
 KEY_SIZE = 16
 """The length of the key by which a connection finds its measurement, in bytes."""
 MAX_TEXT = 512
-U32 = 0xFFFF_FFFF
 U64 = 0xFFFF_FFFF_FFFF_FFFF
 
 WAYS = ("ping", "both", "flood")
@@ -59,7 +58,7 @@ def token(value: object) -> bool:
 
 # The type and bounds of each field, by its name; a name means the same in each message.
 FIELDS: dict[str, Callable[[object], bool]] = {
-    "version": number(0, U32),
+    "version": number(VERSION, VERSION),
     "operation": one_of(*OPERATIONS),
     "connections": number(1, 0xFFFF),
     "imm": flag,
@@ -189,6 +188,11 @@ def unpack(data: bytes) -> Wire:
             kind = KINDS[name]
         case _:
             raise ProtocolError("the peer's control message has an unknown type")
+    if name == "Open" and given.get("version") != VERSION:  # which may have other fields
+        raise ProtocolError(
+            f"the server has protocol version {VERSION}, the client {given.get('version')!r:.20}; "
+            "use the same aiordma on both sides"
+        )
     wanted = {field.name for field in fields(kind)}
     if set(given) != wanted:
         raise ProtocolError(f"the peer's message {name} has other fields than {sorted(wanted)}")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 
+import msgpack  # type: ignore[import-untyped]
 import pytest
 
 import aiordma
@@ -185,7 +186,7 @@ async def test_another_version_is_refused(device_name: str, host: str) -> None:
         await PerfServer.start(host, 0, device=device_name, limits=Limits()) as server,
         await aiordma.connect(host, server.listening.port, device=device_name) as control,
     ):
-        await control.send(wire.pack(replace(OPEN, version=1)))
+        await control.send(msgpack.packb(["Open", {"version": 1, "of another version": 0}]))
         with await control.recv() as message:
             answered = wire.unpack(bytes(message))
     assert answered == wire.Refused(

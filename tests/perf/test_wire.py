@@ -25,7 +25,7 @@ TOKENS = st.lists(st.binary(max_size=256))
 MESSAGES: dict[type[wire.Wire], st.SearchStrategy[wire.Wire]] = {
     wire.Open: st.builds(
         wire.Open,
-        st.integers(0, wire.U32),
+        st.just(wire.VERSION),
         st.sampled_from(OPERATIONS),
         st.integers(1, 0xFFFF),
         st.booleans(),
@@ -76,7 +76,7 @@ def test_a_field_that_cannot_be_is_refused(data: st.DataObject) -> None:
     field = data.draw(st.sampled_from(sorted(asdict(message))))
     wrong = data.draw(ANYTHING.filter(lambda value: not wire.FIELDS[field](value)))
     packed = msgpack.packb([type(message).__name__, {**asdict(message), field: wrong}])
-    with pytest.raises(ProtocolError, match=f"has an invalid {field}"):
+    with pytest.raises(ProtocolError, match=f"has an invalid {field}|protocol version"):
         wire.unpack(packed)
 
 
