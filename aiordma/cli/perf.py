@@ -28,7 +28,6 @@ from aiordma.perf.machine import machine
 from aiordma.perf.record import Where, check_record, record
 from aiordma.perf.server import Limits, PerfServer
 from aiordma.perf.settings import (
-    EVERY_SIZE,
     METRICS,
     OPERATIONS,
     QP_TYPES,
@@ -212,7 +211,7 @@ def settings_of(
 ) -> Settings:
     if every and sizes:
         raise click.UsageError("--all and --sizes exclude each other")
-    chosen = EVERY_SIZE if every else tuple(sizes or default_sizes(operation, metric))
+    chosen = tuple(sizes or default_sizes(operation, metric, qp or "", every))
     try:
         return Settings(
             operation=operation,

@@ -16,7 +16,7 @@ from typing import Any
 
 from aiordma import verbs
 from aiordma.async_queue_pair import AsyncQueuePair, Completed, ReceiveRing
-from aiordma.errors import ProtocolError
+from aiordma.errors import LimitError, ProtocolError
 
 from . import wire
 from .client_ends import U32, Run
@@ -77,6 +77,11 @@ class QueuePairEnd:
         self._inline = 0 < size <= opened.inline
         self._receives = count, room
         self._endpoint = self.queue.qp.endpoint()
+        most = verbs.MTU(self._endpoint.mtu).bytes
+        if opened.qp == "ud" and size > most:
+            raise LimitError(
+                f"a datagram is one packet, of at most {most} bytes on {self._device}, not {size}"
+            )
         reached = self.outbox if opened.operation == "read" else self.inbox
         return self._endpoint.pack() + MEMORY.pack(reached.addr, reached.rkey)
 

@@ -14,6 +14,8 @@ MIB = 1 << 20
 ATOMIC = 8
 """The size of every atomic operation, in bytes."""
 
+UD_SIZE = 1024
+"""The most that is measured of a datagram by default: one packet on most networks."""
 EVERY_SIZE = tuple(1 << power for power in range(1, 24))
 """2 B to 8 MiB, as perftest's --all."""
 
@@ -157,8 +159,12 @@ class Settings:
         return None if self.iterations is None else -(-self.iterations // self.connections)
 
 
-def default_sizes(operation: str, metric: str) -> tuple[int, ...]:
-    return (ATOMIC,) if operation == "atomic" else (DEFAULT_SIZE[metric],)
+def default_sizes(operation: str, metric: str, qp: str, every: bool) -> tuple[int, ...]:
+    """The sizes of a run that names none: one, or every power of two that can be measured."""
+    if operation == "atomic":
+        return (ATOMIC,)
+    sizes = EVERY_SIZE if every else (DEFAULT_SIZE[metric],)
+    return tuple(sorted({min(size, UD_SIZE) for size in sizes})) if qp == "ud" else sizes
 
 
 def default_depth(operation: str, metric: str) -> int:

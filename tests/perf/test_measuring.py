@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from aiordma.errors import LimitError
 from aiordma.perf.client import PerfClient, RefusedError, Result
 from aiordma.perf.client_memory import OneSided
 from aiordma.perf.queue_pairs import ClientQueuePair, ServerQueuePair
@@ -140,6 +141,12 @@ async def test_plain_queue_pairs(device_name: str, host: str, asked: Settings) -
     if asked.metric == "lat":
         assert result.latency is not None
         assert result.completion is not None
+
+
+@one_loop
+async def test_a_datagram_of_several_packets(device_name: str, host: str) -> None:
+    with pytest.raises(LimitError, match="a datagram is one packet, of at most "):
+        await measured(device_name, host, replace(settings("send", "lat", 4097), qp="ud"))
 
 
 @one_loop

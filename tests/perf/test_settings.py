@@ -22,13 +22,20 @@ BASE: dict[str, Any] = {"operation": "write", "metric": "bw", "sizes": (64,), "d
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("metric", METRICS)
-def test_what_is_not_chosen_is_possible(operation: str, metric: str) -> None:
+@pytest.mark.parametrize("every", [True, False])
+def test_what_is_not_chosen_is_possible(operation: str, metric: str, every: bool) -> None:
     Settings(
         operation=operation,
         metric=metric,
-        sizes=sizes_of(operation, metric),
+        sizes=sizes_of(operation, metric, "", every),
         depth=default_depth(operation, metric),
     )
+
+
+def test_a_datagram_is_a_packet() -> None:
+    assert sizes_of("send", "bw", "ud", every=False) == (1024,)
+    assert sizes_of("send", "lat", "ud", every=False) == (64,)
+    assert sizes_of("send", "lat", "ud", every=True) == EVERY_SIZE[:10]
 
 
 @pytest.mark.parametrize(
