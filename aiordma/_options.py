@@ -88,6 +88,7 @@ def complete(call: str, options: O, defaults: O) -> O:
 
 def shows(types: type, defaults: Mapping[str, object]) -> Callable[[F], F]:
     """For a function with `**options`: its signature, as `help` shows it, has each by its name."""
+    assert types.__annotations__.keys() <= defaults.keys(), "an option without a default"
     shown = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=value)
         for hints in [get_type_hints(types)]

@@ -90,8 +90,8 @@ class Config:
     before that for a fifth of them (`via="tcp"`; the connection manager has a limit of its own)."""
     max_handshakes: int = _ranged(256, 1, 1 << 20)
     """Handshakes in progress at a listener at a time, as many requests over existing connections,
-    and as many sockets that are silent before their handshake.  When a further peer comes, the
-    oldest handshake is dropped; first one of a host that has more than an eighth of them.  Each is
+    and as many sockets that are silent before their handshake.  When a further peer comes, one
+    is dropped, by lot; of the network that has most, if it has more than an eighth.  Each is
     at most an eighth of the descriptors that the process may have."""
     max_connections: int | None = _ranged(None, 1, 1 << 62)
     """Connections of a listener at a time, including those in their handshake; with `auth`, those

@@ -132,8 +132,10 @@ def names(records: Sequence[Record]) -> list[str]:
             "loop": record["loop"],
             **{
                 name: f"{name} {record['settings'][name]}"
-                for name in ("connections", "depth", "batch")
+                for name in ("connections", "depth", "batch", "inline", "moderation")
             },
+            "qp": record["settings"]["qp"],
+            "bidirectional": "bidirectional" if record["settings"]["bidirectional"] else "",
             "imm": "immediate data" if record["settings"]["imm"] else "",
             "polling": polling_text(record["settings"]["polling_us"]),
         }

@@ -21,7 +21,14 @@ from .trace_listing import listing, load
     required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
-@click.option("--qp", "qps", type=int, multiple=True, help="Only this queue pair; repeatable.")
+@click.option(
+    "--qp",
+    "qps",
+    type=lambda text: int(text, 0),
+    metavar="NUMBER",
+    multiple=True,
+    help="Only this queue pair, also as 0x11; repeatable.",
+)
 @click.option(
     "--status",
     "statuses",

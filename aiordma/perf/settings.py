@@ -139,7 +139,9 @@ class Settings:
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise ValueError(f"{name.replace('_', '-')} must be within {low} and {high}")
+                raise ValueError(
+                    f"{name.replace('_', '-')} must be within {low} and {high}, not {value}"
+                )
         if not 0 < self.duration <= LONGEST:
             raise ValueError(f"the duration must be more than 0 and at most {LONGEST:g} seconds")
 

@@ -160,7 +160,7 @@ class GIDEntry(NamedTuple):
 # The members of struct ibv_ah_attr, and those of its global route, with the most that each holds.
 _OF_THE_VECTOR = {
     "dlid": 0xFFFF,
-    "sl": 0xFF,
+    "sl": 15,
     "src_path_bits": 0xFF,
     "static_rate": 0xFF,
     "port_num": 0xFF,

@@ -269,7 +269,7 @@ class Posting(Resource["h.ibv_qp"]):
         except IndexError:
             raise self._unknown_opcode(wr.opcode) from None
         if self.qp_type is QPType.UD and wr.ah is None:
-            raise ValueError(f"{self!r}: a datagram needs an address handle, ah=")
+            raise ValueError(f"{self!r}: a datagram needs its destination: to= of a batch, or ah=")
 
     def _examine(self, number: int, send_flags: int, remote_addr: int, length: int) -> None:
         """Raise what is wrong with a request, if anything is."""
