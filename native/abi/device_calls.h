@@ -1,16 +1,16 @@
-/* What a device can do for this project beside the verbs; no preprocessor here, cffi reads it too.
+/* The calls of a device for this project beside the verbs; no preprocessor here, cffi reads it too.
  *
  * Each entry is optional: NULL where the device behind a table of calls does not have it, and its
  * caller then goes on without.  The system's libraries have `provider_calls` alone, the embedded
  * device has all others. */
-/* What carries the bytes of a queue pair. */
+/* The medium of the bytes of a queue pair. */
 enum aiordma_wire {
 	AIORDMA_WIRE_NONE, /* nothing yet, or no more */
 	AIORDMA_WIRE_SHARED_MEMORY,
 	AIORDMA_WIRE_TCP
 };
 
-/* What has been injected in this process so far. */
+/* Counts of the faults injected in this process so far. */
 struct aiordma_fault_counts {
 	uint64_t lost;
 	uint64_t duplicated;

@@ -74,7 +74,7 @@ static bool is_ours(int dirfd, const char *path, bool follow, struct place *plac
 
 /* ---- stat ------------------------------------------------------------------------------------ */
 
-/* What there is to say of the table's links, nodes and texts. */
+/* The st_mode of one of the table's links, nodes and texts. */
 static mode_t mode_of(const struct place *place)
 {
 	switch (place->kind) {

@@ -187,7 +187,7 @@ static const struct entry *step(char *path, size_t size, const char *name, size_
 	return entry && entry->kind == PATH_LINK ? entry : NULL;
 }
 
-/* What a path is when links of ours are followed; false if it is too long. */
+/* Finds the place of a path, following links of the table; false if it is too long. */
 static bool walk(const char *name, bool follow, struct place *place, bool *changed)
 {
 	char todo[sizeof(place->path)];

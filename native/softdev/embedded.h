@@ -73,7 +73,7 @@ int aiordma_embedded_raise(enum ibv_event_type event);
  * and the device cannot be opened (EINVAL). */
 int aiordma_embedded_faults(const char *spec, char *error, size_t room);
 
-/* What has been injected so far. */
+/* Fills `counts` with the faults injected so far. */
 void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts);
 
 /* One of them by its name, "lost" or any other member of the structure; -1 when there is none of

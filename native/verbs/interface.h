@@ -135,7 +135,7 @@ struct aiordma_drain {
 	uint64_t events; /* completion events taken so far */
 	uint64_t drains, completions; /* calls of aiordma_drain, and what they found */
 	uint32_t spin_us; /* poll for so long before answering that there is nothing */
-	int polls_again; /* the caller will poll again soon, 1: if something is found, 2: in any case */
+	int polls_again; /* 1: the caller polls again soon if something is found; 2: in any case */
 	int holds; /* the device has been told so: `hold_polling` */
 	int busy; /* there was nothing, but the device made progress */
 };

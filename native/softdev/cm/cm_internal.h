@@ -225,8 +225,8 @@ int soft_cm_fail(int error);
 socklen_t soft_cm_address_length(const struct sockaddr *address);
 /* Binds an id that is IDLE.  0 or an errno value; the device is the caller's business. */
 int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address);
-/* What the kernel's rdma_cm says of a taken port: EADDRNOTAVAIL, instead of EADDRINUSE, where one of the
- * two is on all addresses.  Other errors as they are. */
+/* The error of the kernel's rdma_cm for a taken port: EADDRNOTAVAIL, instead of EADDRINUSE, where
+ * one of the two is on all addresses.  Other errors as they are. */
 int soft_cm_port_error(const struct sockaddr *address, int type, int error);
 /* The GID that an address is. */
 void soft_cm_gid_from(union ibv_gid *gid, const struct sockaddr *address);
@@ -353,10 +353,10 @@ int soft_cm_check_parameters(const struct soft_cm_id *id, const struct rdma_conn
 			     uint8_t private_room);
 /* id->qp, unless the application has destroyed it behind the id's back; or NULL. */
 struct ibv_qp *soft_cm_qp(const struct soft_cm_id *id);
-/* What REQ and REP have in common, from the id and the application's parameters (or NULL). */
+/* Fills the common part of REQ and REP from the id and the application's parameters (or NULL). */
 void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_param *parameters,
 			  struct soft_cm_message *message);
-/* What this side asks for (RDMA_MAX_...: as much as there is), within what the device has. */
+/* The depth to ask for (RDMA_MAX_...: as much as there is), within the device's limit. */
 uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise);
 /* A new queue pair to INIT, or one for datagrams to RTS.  0 or an errno value. */
 int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp);

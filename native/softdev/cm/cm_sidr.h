@@ -24,7 +24,7 @@ struct soft_cm_sidr_query {
  */
 struct soft_cm_service;
 
-/* What a request must keep in order to be answered. */
+/* A received request, kept in order to be answered. */
 struct soft_cm_sidr_client {
 	struct soft_node node; /* of the service: all requests whose id is there */
 	struct soft_cm_service *service; /* NULL: answered, and the listener is gone */

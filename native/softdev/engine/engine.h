@@ -254,7 +254,7 @@ void soft_wake_early(int fd);
 
 /* ---- subsystems ---------------------------------------------------------------------------- */
 
-/* What happens to the port and to the device (port.c). */
+/* A change of the port or of the device (port.c). */
 enum soft_port_change {
 	SOFT_PORT_UP,
 	SOFT_PORT_ADDRESSES, /* the host's addresses are other ones */

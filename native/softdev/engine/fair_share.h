@@ -41,8 +41,8 @@ void soft_crowd_add(struct soft_crowd *crowd, struct soft_stranger *stranger,
 		    const struct sockaddr_storage *address);
 /* Safe to repeat. */
 void soft_crowd_remove(struct soft_stranger *stranger);
-/* After `add`: the peer that goes, for its owner to remove; NULL if no more than `limit` are there.
- * It is not the one that was added last. */
+/* Call after `add`: the peer to evict, which its owner then removes, never the one added last; NULL
+ * if there are no more than `limit`. */
 struct soft_stranger *soft_crowd_excess(const struct soft_crowd *crowd, unsigned limit);
 /* The oldest one, or NULL. */
 struct soft_stranger *soft_crowd_oldest(const struct soft_crowd *crowd);

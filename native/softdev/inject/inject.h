@@ -51,7 +51,7 @@ extern bool soft_faults_set; /* there is a spec */
 extern struct soft_fault_spec soft_faults;
 extern struct aiordma_fault_counts soft_fault_counts;
 
-/* What higher folders do about faults; softdev.c gives it. */
+/* Callbacks of higher folders for faults; softdev.c sets them. */
 struct soft_fault_hooks {
 	/* There is another spec, or none. */
 	void (*spec_changed)(void);
@@ -67,7 +67,7 @@ extern const struct soft_subsystem soft_inject_subsystem;
 
 /* fault_spec.c.  0, or EINVAL and what is wrong with which part. */
 int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error, size_t room);
-/* What the environment asks for, the first time: 0, or EINVAL and it has been said on stderr. */
+/* Applies the spec of the environment, once: 0, or EINVAL after a line on stderr. */
 int soft_faults_of_environment(void);
 
 /* fault.c.  The number that the seed has for this place, from 0 up to 1. */

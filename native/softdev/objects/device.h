@@ -10,7 +10,7 @@
 struct iovec;
 struct soft_qp;
 
-/* What the device offers; ibv_query_device(3) tells it, the create calls hold to it. */
+/* The limits of the device; ibv_query_device(3) tells them, the create calls enforce them. */
 enum {
 	SOFT_MAX_QP = 12288, /* qp_numbers.c */
 	SOFT_MAX_QP_WR = 16384,
@@ -78,7 +78,7 @@ struct soft_pd {
 	void *pd_context;
 };
 
-/* What is compared: a parent domain and that which it was made of are the same one. */
+/* The domain to compare: a parent domain counts as the one that it was made of. */
 static inline const struct ibv_pd *soft_pd_root(const struct ibv_pd *ibv)
 {
 	const struct soft_pd *pd = soft_container(ibv, struct soft_pd, ibv);

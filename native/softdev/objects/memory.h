@@ -86,7 +86,7 @@ struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *mr);
 /* `reg_own_mr` of the device's table; NULL and SIZE_MAX, without rights for peers, are
  * `reg_local_dma`. */
 struct ibv_mr *soft_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
-/* Which flags can go together: 0 or an errno value; the optional ones are taken out. */
+/* Checks that the flags can go together: 0 or an errno value; takes the optional ones out. */
 int soft_mr_access(unsigned *access, unsigned allowed);
 
 /* ---- mw.c: memory windows ------------------------------------------------------------------ */

@@ -50,7 +50,7 @@ struct soft_send_queue {
 	uint32_t oldest; /* not completed */
 	uint32_t next; /* to be transmitted... */
 	uint32_t next_offset; /* ...from here on */
-	uint32_t begun; /* nothing of this one and those after it was ever transmitted */
+	uint32_t begun; /* the first request of which no byte has been sent yet */
 	uint32_t tail; /* free */
 	uint32_t reads; /* READs and atomics transmitted and not answered */
 	uint32_t resumed; /* of the oldest: the farthest gap that the responder has reported */

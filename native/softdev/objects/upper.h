@@ -1,4 +1,4 @@
-/* What higher folders give to queue pairs: transports and links. */
+/* Callbacks of higher folders for queue pairs: transports and links. */
 #ifndef AIORDMA_SOFTDEV_OBJECTS_UPPER_H
 #define AIORDMA_SOFTDEV_OBJECTS_UPPER_H
 

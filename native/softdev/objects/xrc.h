@@ -6,7 +6,7 @@
 
 struct soft_xrc_domain;
 
-/* What ibv_open_xrcd(3) gives: several of them can stand for one domain. */
+/* The result of ibv_open_xrcd(3): several of them can stand for one domain. */
 struct soft_xrcd {
 	struct ibv_xrcd ibv;
 	struct soft_xrc_domain *domain;

@@ -109,9 +109,9 @@ void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const u
 /* Every message up to this PSN is acknowledged; false if that cannot be. */
 bool soft_acknowledged(struct soft_qp *qp, uint32_t psn);
 
-/* Memory for payload bytes [from, from + length) of the frame, as iovecs; their number, or -1 when
- * it may not be written (what follows from that has then been done). */
-void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame); /* does that */
+void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame); /* refuses it */
+/* Memory for payload bytes [from, from + length) of the frame, as iovecs: their number; or -1, after
+ * soft_request_unwritable if the memory may not be written. */
 int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
 			 uint32_t length, struct iovec *iov, int room);
 int soft_answer_scatter(struct soft_qp *qp, uint32_t from, uint32_t length, struct iovec *iov,

@@ -32,7 +32,7 @@ enum {
 	SOFT_CMA_PAGE = 4096,
 };
 
-/* What one side shows the other in shared memory, zeros to begin with.  Only its owner writes it,
+/* One side's page in shared memory for the other, zeros to begin with.  Only its owner writes it,
  * and nothing in it is trusted: wrong values here cost their writer its own messages. */
 struct soft_cma_page {
 	/* random: is found in the memory of this process, at a place that only the other one knows,
@@ -64,7 +64,7 @@ struct soft_cma_export {
 	uint64_t order; /* exports were given in */
 };
 
-/* What this process and one other have to do with each other's memory. */
+/* The state of copies between this process and one other. */
 struct soft_cma {
 	struct soft_cma_page *own;
 	struct soft_cma_page *peer; /* the same one if the other is this process */

@@ -375,7 +375,7 @@ void soft_shm_chan_wait(struct soft_shm_chan *chan)
 	soft_defer(&peer->flush);
 }
 
-/* What the first waiting channel needs. */
+/* The room that the first waiting channel needs. */
 static ssize_t least_of_first(const struct soft_shm_peer *peer)
 {
 	if (peer->ctrl_count)

@@ -84,7 +84,7 @@ int soft_shm_chan_open(struct soft_shm_chan *chan, struct soft_shm_peer *peer,
 /* A channel that begins and ends here, open at once.  0 or an errno value. */
 int soft_shm_chan_to_self(struct soft_shm_chan *chan);
 
-/* What a peer asks of a higher folder (wire); softdev.c gives the table. */
+/* Callbacks of a higher folder (wire) for a peer's requests; softdev.c sets them. */
 struct soft_shm_acceptor {
 	/* The peer asks for a channel, under its number: answer with soft_shm_chan_accept or
 	 * soft_shm_peer_refuse, now or later. */

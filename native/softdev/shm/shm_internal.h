@@ -57,7 +57,7 @@ struct soft_shm_peer {
 int soft_segment_make(void);
 int soft_segment_check(int fd);
 int soft_segment_map(struct soft_shm_peer *peer, int fd, bool made);
-/* What we share with ourselves. */
+/* A segment that this process shares with itself. */
 int soft_segment_private(struct soft_shm_peer *peer);
 void soft_segment_unmap(struct soft_shm_peer *peer);
 
@@ -86,7 +86,7 @@ void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer));
 struct soft_shm_peer *soft_attach_begin(uint16_t port);
 /* Wake it. */
 void soft_attach_notify(struct soft_shm_peer *peer);
-/* What the peer notified of has been seen: empty the pipe now.  It may end that peer. */
+/* Empties the notify pipe, once its cause has been seen.  It may end that peer. */
 void soft_attach_ack_notify(struct soft_shm_peer *peer);
 /* One that has just been made. */
 void soft_attach_init(struct soft_shm_peer *peer);

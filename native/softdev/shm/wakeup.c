@@ -112,7 +112,7 @@ void soft_wakeup_rearm(struct soft_shm_peer *peer)
 		poll_again(peer);
 }
 
-/* The poll found nothing, and the ring is armed exactly if it has to be. */
+/* True if the last polls were empty and the ring is armed as `need_notify` wants it. */
 static bool is_idle(struct soft_shm_peer *peer)
 {
 	return is_polled(peer) && peer->idle_polls <= MAX_IDLE_POLLS &&

@@ -31,8 +31,8 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes);
 /* The requests of the queue pair complete without being answered: their memory will be the
  * application's again. */
 void soft_cma_flush(const struct soft_qp *qp);
-/* The key opens nothing any more, or something else: what was exported by it is not copied any more
- * when this returns. */
+/* Call when a key is invalidated or rebound.  On return no peer copies from the memory that the key
+ * opened before. */
 void soft_cma_withdraw_key(uint32_t key);
 /* The link is gone. */
 void soft_cma_forget_link(const struct soft_link *link);

@@ -206,7 +206,7 @@ static void deliver(struct soft_delay_queue *queue, struct packet *packet)
 		soft_link_release(link);
 }
 
-/* What is due is taken in, by a busy queue. */
+/* A busy queue takes in its packets that are due. */
 static void take_due(struct soft_delay_queue *queue)
 {
 	struct packet *packet;

@@ -116,7 +116,7 @@ void soft_link_close_wires(struct soft_link *link);
 void soft_link_close(struct soft_link *link);
 /* The queue pair goes without its link; that closes orderly. */
 void soft_link_leave(struct soft_link *link);
-/* What comes in on it gets lost from now on; LOSSY tells the other side (req_retransmit.c). */
+/* Its input may get lost from now on; LOSSY tells the other side (req_retransmit.c). */
 void soft_link_loses(struct soft_link *link);
 /* Send now. */
 void soft_link_flush(struct soft_link *link);
@@ -210,7 +210,7 @@ void soft_handshake_find_pending(struct soft_qp *qp);
 void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello_kind kind);
 bool soft_handshake_send(struct soft_link *link, const struct soft_qp *qp,
 			 enum soft_hello_kind kind);
-/* Is that our peer?  What neither side knows yet is compared in soft_handshake_check. */
+/* False if type, QP number or PSN contradict; PSNs not yet known are checked at RTS. */
 bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp);
 
 /* active_connect.c */
