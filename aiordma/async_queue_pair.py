@@ -465,7 +465,7 @@ class ReceiveRing:
             self._posted.append((self._queue.recv_nowait((piece,)), self._taken.popleft()))
 
     async def get(self) -> tuple[verbs.WorkCompletion, memoryview]:
-        """What arrives next, and its bytes, which may be used until the next call.
+        """The next completion and its bytes, which may be used until the next call.
 
         A write with immediate data has no bytes here: it takes a receive and lies where the peer
         has written it. Cancelling loses nothing. WorkCompletionError when the receive failed,
@@ -498,7 +498,7 @@ class ReceiveRing:
         return completion, self._memory[start : start + here]
 
     async def __aiter__(self) -> AsyncIterator[tuple[verbs.WorkCompletion, memoryview]]:
-        """What arrives, as by :meth:`get`."""
+        """The completions and bytes, as by :meth:`get`."""
         while True:
             yield await self.get()
 

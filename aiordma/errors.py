@@ -450,7 +450,7 @@ UNANNOUNCED = "the peer's process ended, or aborted the connection, without a go
 
 
 def in_short(error: BaseException) -> str:
-    """What an error means for its connection, for an error whose ``__cause__`` it is."""
+    """The meaning of an error for its connection, for an error whose ``__cause__`` it is."""
     if isinstance(error, RetryExceededError):
         return PEER_GONE
     if isinstance(error, WorkCompletionError):

@@ -21,7 +21,7 @@ KEPT = 1024
 
 
 class DeviceEvents(shutdown.ClosesAtExit):
-    """What happens to a device, its ports, queue pairs and queues, as it happens.
+    """The events of a device, its ports, queue pairs and queues, as they happen.
 
     ::
 

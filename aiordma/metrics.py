@@ -29,7 +29,7 @@ class Metric:
     unit: str
     """The unit of a value; "1" for counts."""
     help: str
-    """What it measures."""
+    """A description of the metric."""
     labels: tuple[str, ...]
     """The names of the labels that tell its values apart."""
     rows: Callable[[Snapshot], Rows]

@@ -231,7 +231,7 @@ class MemoryPool(BlockCache):
         return Buffer(block, size)
 
     def statistics(self) -> PoolStatistics:
-        """What is registered and leased now.  Any thread may ask."""
+        """Counts of the memory that is registered and leased now.  Any thread may ask."""
         regions = [region for region, _ in list(self._regions.values())] + list(self._large)
         return PoolStatistics(
             registered_bytes=self._registered,
@@ -420,7 +420,7 @@ class OwnMemory(LocalMemory):
 
     __slots__ = ()
     _over = "closed"
-    """What has become of it then."""
+    """The word for the end of its lease, in errors."""
 
     def _check(self) -> None:
         if self.gone:

@@ -47,13 +47,13 @@ TICKETS = 1024
 
 
 class Challenge(NamedTuple):
-    """What a ticket is made for."""
+    """A server's challenge: the nonce for which a client computes its ticket."""
 
     nonce: bytes
 
     @property
     def tag(self) -> bytes:
-        """What a ticket says of it."""
+        """The first bytes of the nonce, by which a ticket names its challenge."""
         return self.nonce[:_TAG_SIZE]
 
     def pack(self) -> bytes:

@@ -60,13 +60,13 @@ def check_key(key: bytes) -> bytes:
 
 
 def transcript(client: Hello, server: Hello, client_qp: int, server_qp: int) -> bytes:
-    """What both sides know of the connection, as 32 bytes."""
+    """A hash, of 32 bytes, of what both sides know of the connection."""
     numbers = client_qp.to_bytes(4, "little") + server_qp.to_bytes(4, "little")
     return hashlib.sha256(client.pack() + server.pack() + numbers).digest()
 
 
 def proof(key: bytes, role: str, client: bytes, server: bytes, connection: bytes) -> bytes:
-    """What `role` ("client" or "server") answers to the two nonces."""
+    """The answer of `role` ("client" or "server") to the two nonces."""
     said = role.encode() + client + server + connection
     return hmac.digest(_key_for(b"proof", key), said, "sha256")
 
@@ -83,7 +83,7 @@ def ticket_key(key: bytes) -> bytes:
 
 
 def ticket_mac(key: bytes, nonce: bytes, salt: bytes, offer: bytes) -> bytes:
-    """What only a client that has the key can say of its offer; `key` is that of tickets."""
+    """The code by which a client proves its offer without the key; `key` is that of tickets."""
     return hmac.digest(key, nonce + salt + offer, "sha256")[:TICKET_MAC_SIZE]
 
 

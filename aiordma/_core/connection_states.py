@@ -30,7 +30,7 @@ class ConnectionState(Enum):
 
 
 class LifecycleEvent(Enum):
-    """What may happen to a connection."""
+    """An event in the life of a connection."""
 
     ESTABLISHED = "the handshake is done, and no key was given, or its proof was part of it"
     KEY_REQUIRED = "the handshake is done, and a key was given"
@@ -135,7 +135,7 @@ LIMITED = CLOSING | {_S.PEER_CLOSED}
 
 
 def transition(state: ConnectionState, event: LifecycleEvent) -> Transition | None:
-    """What follows; None where the event is ignored. InternalError where it cannot be."""
+    """The transition for an event, None where it is ignored. InternalError where it cannot be."""
     row = TRANSITIONS.get((state, event))
     if row is None and (state, event) not in IGNORED:
         raise InternalError(f"a connection that is {state.name} got the event {event.name}")

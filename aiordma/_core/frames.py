@@ -54,7 +54,7 @@ TAG_SIZE = 16
 """Bytes by which sealing makes a frame longer."""
 
 REKEY_FRAMES, REKEY_BYTES = 1 << 20, 1 << 36
-"""What one side seals under one key; whichever comes first. A frame may pass the second number."""
+"""Limits of what one key seals; the first reached counts. One frame may pass the second number."""
 
 MAX_BUNDLE = 128
 """Messages in one BUNDLE at most: each costs its receiver more memory than its own bytes."""
@@ -65,7 +65,7 @@ MIN_CONTROL_RECEIVES, MAX_CONTROL_RECEIVES = 4, 0xFF
 
 
 class FrameKind(IntEnum):
-    """What follows the header."""
+    """The kind of a frame: it tells what follows the header."""
 
     DATA = 1
     CONTROL = 2

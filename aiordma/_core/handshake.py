@@ -1,4 +1,4 @@
-"""What both sides send each other before the first message, in fixed layouts, little endian.
+"""The messages that both sides exchange before the first of the user's: fixed, little endian.
 
 :class:`Hello` is about the transport: sizes, credits, limits. It fits the private data of a
 connection request (56 bytes for RDMA_PS_TCP; rdma_connect(3)), which arrives padded with zeros::
@@ -105,7 +105,7 @@ def _check(message: object, bounds: dict[str, tuple[int, int]]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What one side offers: the other keeps to it. ValueError when a number is out of bounds."""
+    """The offer of one side: the other keeps to it. ValueError when a number is out of bounds."""
 
     eager_size: int
     """Bytes of each of its receives, the frame's header included."""

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class OperationKind(IntEnum):
-    """What was posted. The number stands in the ``wr_id``: see _datapath/work_queue.pyx."""
+    """The kind of a work request, part of its ``wr_id``: see _datapath/work_queue.pyx."""
 
     RECV = 0
     SEND = 1

@@ -50,7 +50,7 @@ MIN_RECEIVE = HEADER_SIZE + MAX_LENGTH + TAG_SIZE
 
 
 class MessageType(IntEnum):
-    """What a message is; stands third in its array."""
+    """The type of a control message, which stands third in its array."""
 
     REGION_GRANT = 3
     REGION_RETURN = 4
@@ -302,7 +302,7 @@ Message: TypeAlias = (
 """Any control message; its request id stands first."""
 
 BEFORE_PROOF: frozenset[type[Message]] = frozenset({AuthHello, AuthAnswer, AuthProof, Goodbye})
-"""What a peer may send that has yet to prove the key: all other messages end the connection."""
+"""Messages that a peer may send before it has proved the key: all others end the connection."""
 
 _TYPES: Mapping[type[Message], MessageType] = MappingProxyType(
     {
@@ -342,7 +342,7 @@ _FORMATS: dict[int, tuple[type[Message], tuple[tuple[str, Codec], ...]]] = {
 
 
 def _check(message: Message) -> None:
-    """What no field can say alone; ValueError."""
+    """Checks the relations between fields; ValueError."""
     if isinstance(message, ReceiveSize) and message.size < MIN_RECEIVE:
         raise ValueError(f"a receive has at least {MIN_RECEIVE} bytes, not {message.size}")
 
@@ -452,6 +452,6 @@ def failed(error: BaseException) -> Goodbye:
 
 
 def failure(goodbye: Goodbye) -> str:
-    """What failed at the peer, for an error; only a name of a type is repeated."""
+    """The failure of the peer, for an error; only a name of a type is repeated."""
     name = goodbye.text if _TYPE_NAME.fullmatch(goodbye.text) else "an exception"
     return f"{name} ended the connection in the peer's program: what it sent may be incomplete"

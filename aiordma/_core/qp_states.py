@@ -53,7 +53,7 @@ class QPState(IntEnum):
 
 
 class QPAttrMask(IntFlag):
-    """Which attributes a modify or query speaks of: ``enum ibv_qp_attr_mask``."""
+    """The attributes of a modify or query, as a mask: ``enum ibv_qp_attr_mask``."""
 
     STATE = 1 << 0
     CUR_STATE = 1 << 1
@@ -207,7 +207,7 @@ def next_states(qp_type: QPType, current: QPState) -> tuple[QPState, ...]:
 
 
 class TransitionCheck(NamedTuple):
-    """What is wrong with a modify; ``ok`` when nothing is.
+    """The faults of a modify; ``ok`` when there is none.
 
     ``missing`` are required attributes that the mask lacks, ``forbidden`` those that it must not
     have. Both are empty when ``is_transition`` is false: there is no such row to compare with.

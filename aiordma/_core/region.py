@@ -1,4 +1,4 @@
-"""What is known of a region of memory without touching it: its token, rights and ranges.
+"""The facts about a region of memory that need no memory: its token, rights and ranges.
 
 A token is all that a peer needs to read, write or atomically change a region: its holder
 can use it, so it travels only to the peer it is meant for. On the wire and in a user's own channel
@@ -36,7 +36,7 @@ ATOMIC_SIZE = 8
 
 
 class Rights(IntFlag):
-    """What a peer may do with a region; the values are those of ``IBV_ACCESS_REMOTE_...``."""
+    """Rights of a peer to a region; the values are those of ``IBV_ACCESS_REMOTE_...``."""
 
     WRITE = 2
     READ = 4
@@ -131,7 +131,7 @@ def slice_range(
     *,
     region_id: int | None = None,
 ) -> tuple[int, int]:
-    """What ``key`` selects out of ``available`` bytes, as (offset, length).
+    """The part that ``key`` selects out of ``available`` bytes, as (offset, length).
 
     As Python slices, negative and missing bounds included, but nothing is clipped: a bound outside
     the range raises ``error``, and so does a step other than 1. Where the end lies before the

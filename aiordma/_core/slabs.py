@@ -1,4 +1,4 @@
-"""Which bytes of which slab: the arithmetic of the memory pool, without any memory.
+"""The arithmetic of the memory pool, which bytes of which slab, without any memory.
 
 A slab is a piece of memory that is registered at once, ``slab_size`` bytes long. It is cut into
 blocks whose sizes are powers of two, from ``smallest`` up to the slab itself; a block of size s

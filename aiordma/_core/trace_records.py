@@ -17,7 +17,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What every line has: when it was written."""
+    """A line of a trace, with the time at which it was written."""
 
     TYPE: ClassVar[str]
 
@@ -44,7 +44,7 @@ class Header(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posted(Record):
-    """What all posted work requests have; ``length`` is the bytes of their memory.
+    """A posted work request of either queue; ``length`` is the bytes of its memory.
 
     ``request`` is the number by which a completion names its request, unique among those under way.
     """

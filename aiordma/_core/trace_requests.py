@@ -1,4 +1,4 @@
-"""What became of each work request of a run: posts and completions put together."""
+"""The fate of each work request of a run: posts and completions put together."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Request:
 
     @property
     def bytes(self) -> int:
-        """What it moved or would have: of a receive, what came; 0 where that is not known."""
+        """Bytes that it moved or would have; of a receive, those that came; 0 if unknown."""
         if self.completion is not None and self.completion.byte_len is not None:
             return self.completion.byte_len
         if self.is_receive or self.posted is None:

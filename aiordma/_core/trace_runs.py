@@ -75,7 +75,7 @@ def _check_version(header: Header, path: str, number: int) -> None:
 
 
 def offsets(runs: Iterable[Run]) -> list[int]:
-    """What to add to the times of each run, so that those of all are nanoseconds of one clock.
+    """Corrections to the times of each run, so that those of all are nanoseconds of one clock.
 
     Runs of one boot have the same monotonic clock; those of others are brought to that of the first
     run by the wall clocks, and are as exact as these agree.

@@ -86,7 +86,7 @@ def do_nothing(*_):
 
 
 cdef class Counts:
-    """What a connection has done."""
+    """The counters of a connection: messages, bytes and transfers."""
 
 
 cdef class MessageMethods:
@@ -896,7 +896,7 @@ cdef class MessageChannel(FrameHandler):
     # ---- statistics ----
 
     def figures(self) -> dict[str, int]:
-        """What is queued and under way, in numbers: for diagnosis.  Any thread may ask."""
+        """Counts of what is queued and under way, for diagnosis.  Any thread may ask."""
         cdef Inbox inbox = self.inbox      # `close` lets go of them
         cdef ReceiveQueue receives = self.receives
         figures = {
@@ -923,7 +923,7 @@ cdef class MessageChannel(FrameHandler):
             self.inbox.end_iteration()
 
     def count_in(self, Counts counts not None):
-        """What is sent and received from now on is counted there."""
+        """Counts there, from now on, what is sent and received."""
         self.counts = counts
 
     cdef void count_delivered(self, SendFuture message) noexcept:

@@ -73,7 +73,7 @@ cdef int complete_waiter(object waiter, object error) except -1:
 @cython.no_gc_clear
 @cython.freelist(64)
 cdef class OpFuture:
-    """What a task awaits: a future that the drain completes."""
+    """An awaitable: a future that the drain completes."""
 
     def __cinit__(self, WorkRequestTable table not None):
         self.table = table

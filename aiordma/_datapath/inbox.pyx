@@ -343,7 +343,7 @@ cdef class PendingRendezvous:
 cdef PendingRendezvous pending_rendezvous(
     const unsigned char *frame, uint32_t length, uint64_t longest, bint sealed
 ):
-    """What an RNDV_RTS frame asks for; ProtocolError for what this side does not read."""
+    """The request of an RNDV_RTS frame; ProtocolError for what this side does not read."""
     cdef const FrameHeader *header = <const FrameHeader *> frame
     cdef const RendezvousRequest *request = <const RendezvousRequest *> (frame + HEADER)
     cdef const RendezvousPiece *piece

@@ -11,7 +11,7 @@ from aiordma.errors import BufferStateError
 @cython.no_gc
 @cython.freelist(64)
 cdef class Message:
-    """What `recv` returns.  `bytes(message)` copies; `message.data` is the memory itself.
+    """The result of `recv`.  `bytes(message)` copies; `message.data` is the memory itself.
 
     What takes bytes alone takes a copy: `json.loads(bytes(message))`.  `message.__class__` is a
     subclass, whose name says so in the errors of such functions.

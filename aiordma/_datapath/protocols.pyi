@@ -1,4 +1,4 @@
-"""What the data path needs of Python; the build writes the types of its own modules."""
+"""The types of Python code that the data path uses; the build writes those of its own modules."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -10,17 +10,17 @@ from .message import Message
 from .work_queue import SendQueue, WorkRequestTable
 
 Sendable = Message | Local | AnyMemory
-"""What a message is made of."""
+"""The types of data that can be sent."""
 
 class Waiter(Protocol):
-    """What a drain needs of a future."""
+    """The methods of a future that a drain calls."""
 
     def done(self) -> bool: ...
     def set_result(self, result: None, /) -> None: ...
     def set_exception(self, error: BaseException, /) -> None: ...
 
 class Pool(Protocol):
-    """What this needs of the memory pool, besides a BlockCache."""
+    """The methods of the memory pool that are used here, besides those of a BlockCache."""
 
     def block(self, size: int, /) -> PoolBlock: ...
     def require_spare(self, size: int, /) -> None: ...
@@ -48,7 +48,7 @@ class Memory(Protocol):
     ) -> BlockSource: ...
 
 class Room(Protocol):
-    """What one side has room for."""
+    """The limits of one side: its receives and the size of its messages."""
 
     @property
     def data_receives(self) -> int: ...
@@ -77,7 +77,7 @@ class Suite(Protocol):
     def payload_opener(self) -> Callable[[bytes, bytes], Any]: ...
 
 class Driver(Protocol):
-    """What a queue needs of the driver of its event loop."""
+    """The methods of an event loop's driver that a queue calls."""
 
     table: WorkRequestTable
     def attach(self, qp: QueuePair, sink: SendQueue, /) -> None: ...

@@ -44,8 +44,8 @@ cdef class ReceiveQueue:
         return self.queue.post_block(block, self.size)
 
     cdef int used(self, uint32_t posted, uint64_t length) except -1:
-        """A receive of `posted` bytes was used up by a frame of `length`, or by what would have been
-        one."""
+        """Counts a frame of `length` bytes, which took a receive of `posted` bytes, towards the choice
+        of the size of receives."""
         length += self.channel.tag_size
         self.used_up += 1
         if length <= self.smallest:

@@ -1,4 +1,4 @@
-"""What the receiving methods of a connection answer."""
+"""The results of the receiving methods of a connection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Received(NamedTuple):
-    """What `recv_into` has put there."""
+    """The result of `recv_into`."""
 
     length: int
     """Bytes of the message."""
@@ -15,10 +15,10 @@ class Received(NamedTuple):
 
 
 class ReceivedMemory(NamedTuple):
-    """What `recv_with` has received."""
+    """The result of `recv_with`."""
 
     memory: Any
-    """What the caller's `allocate` returned; the message is its first `length` bytes."""
+    """The memory from the caller's `allocate`; the message is its first `length` bytes."""
     length: int
     """Bytes of the message."""
     imm: int | None

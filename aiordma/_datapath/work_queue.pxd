@@ -160,7 +160,7 @@ cdef class WorkRequestTable:
 
 
 cdef class FrameHandler:
-    """What takes the frames of a queue pair: its message channel."""
+    """The consumer of the frames of a queue pair: its message channel."""
     cdef uint32_t invalidated_key      # by the frame that is being taken; 0: by none
     cdef int received(self, PoolBlock block, uint32_t length) except -1
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1

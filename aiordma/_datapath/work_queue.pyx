@@ -100,7 +100,7 @@ cdef class WorkRequest:
         return 0
 
     cdef str text(self, str peer):
-        """What it does, with how much, where: for an error."""
+        """A description for errors: the operation, its bytes, the peer."""
         return f"{OperationKind(self.kind).text} of {self.length} bytes with {peer}"
 
     cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:

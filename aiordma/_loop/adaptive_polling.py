@@ -30,7 +30,7 @@ class AdaptivePolling:
         self.most_us = most_us
         self._first_us = min(FIRST_US, most_us)
         self.spin_us = self._first_us
-        """What the next spin takes, if nothing is found."""
+        """The length of the next spin, if nothing is found."""
         self._misses = 0  # grows with spins that found nothing
         self._skip = 0  # wake-ups to go without one
         self._stopped: tuple[float, float] | None = None  # the last miss: time and CPU time

@@ -1,4 +1,4 @@
-"""What the connections of a loop share: made with the first of them, and closed after the last.
+"""Resources that connections of a loop share: made with the first of them, closed after the last.
 
 It also ends with its loop.  In the child of a fork all of it is the parent's.
 """

@@ -23,7 +23,7 @@ from ..errors import QuotaError
 
 
 class Leased(Protocol):
-    """What is waited for."""
+    """A leased block, as a waiter gets it."""
 
     @property
     def size(self) -> int: ...

@@ -23,7 +23,7 @@ SLOWEST = 16 << 20
 
 
 class Reader(Protocol):
-    """What has READs under way into large blocks of the pool."""
+    """A connection that has READs under way into large blocks of the pool."""
 
     @property
     def progress(self) -> int:

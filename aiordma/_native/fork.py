@@ -1,4 +1,4 @@
-"""What the child of a fork resets before any other code of it runs: the package's only fork hook.
+"""Resets in the child of a fork, before any other code of it runs: the package's only fork hook.
 
 A child inherits its parent's pointers, locks and sockets and may use none of them.  A module
 registers the function that resets its own state; they run in the order of registration, each of

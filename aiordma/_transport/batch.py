@@ -63,7 +63,7 @@ class Batch(BatchOfTransfers):
         return self._chain
 
     def _hold(self) -> ExitStack:
-        """What is held until the end of the scope."""
+        """The resources that are held until the end of the scope."""
         if self._held is None:
             self._held = ExitStack()
         return self._held
@@ -168,5 +168,5 @@ def add_numbers(add: int) -> tuple[int, int]:
 
 
 def number(old: Buffer) -> int:
-    """What an atomic operation has brought."""
+    """The value that an atomic operation found."""
     return int.from_bytes(old.view, sys.byteorder)

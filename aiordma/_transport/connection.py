@@ -126,8 +126,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
 
     @property
     def wire(self) -> str | None:
-        """What carries the bytes: "roce", "infiniband", "iwarp", or with the embedded device, which
-        is software, "shared memory" or "tcp".
+        """The medium of the bytes: "roce", "infiniband", "iwarp", or with the embedded device,
+        which is software, "shared memory" or "tcp".
 
         None while the embedded device is still choosing, at most until the first message has
         arrived, and after the end.

@@ -373,7 +373,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 class Conclusion(Enum):
-    """What `aiordma doctor` ends with: its exit status, for scripts, and the last line."""
+    """The result of `aiordma doctor`: its exit status, for scripts, and the last line."""
 
     READY = 0, "RDMA devices of this machine can be used."
     SOFTWARE = 0, "Only the embedded device can be used, and programs use it."
@@ -391,7 +391,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def conclude(facts: Facts, findings: list[Finding]) -> Conclusion:
-    """What programs that name no device can use here."""
+    """The devices that programs which name none can use here."""
     problems = {finding.check for finding in findings if finding.verdict is Verdict.PROBLEM}
     if not problems - {"embedded"}:
         return Conclusion.READY

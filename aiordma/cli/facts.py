@@ -1,4 +1,4 @@
-"""What `aiordma doctor` collects about a machine; `checks.py` evaluates it."""
+"""The facts about a machine for `aiordma doctor`; `checks.py` evaluates them."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def watch(where: Sequence[Path], pid: int | None, interval: float, limit: int) -
 
 
 def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], list[str]]:
-    """What the processes answer, by the names of their sockets, and why others do not.
+    """The answers of the processes by the names of their sockets, and why others do not answer.
 
     Sockets of ended processes are removed.
     """

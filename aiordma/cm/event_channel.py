@@ -26,7 +26,7 @@ _Read: TypeAlias = tuple[ConnectionParameters, DatagramParameters | None, Addres
 
 
 def _parameters(kind: EventType, id: ConnectionId, raw: h.rdma_cm_event) -> _Read:
-    """What the union in the event holds: rdma_get_cm_event(3). It depends on the port space."""
+    """The contents of an event's union, which depend on the port space: rdma_get_cm_event(3)."""
     multicast = kind in _MULTICAST
     if not (multicast or id.port_space.datagrams):
         return ConnectionParameters.read(raw.param.conn), None, None

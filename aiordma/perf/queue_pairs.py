@@ -41,7 +41,7 @@ RIGHTS = {
 
 
 class QueuePairEnd:
-    """What both ends have in common."""
+    """The queue pair and the memory of one end."""
 
     def __init__(self, device: str, opened: wire.Open) -> None:
         self._device = device
@@ -122,7 +122,7 @@ class QueuePairEnd:
     def wrong(
         self, arrived: tuple[verbs.WorkCompletion, memoryview], number: int | None, compared: bool
     ) -> str:
-        """What is wrong with what has arrived. None: it has no immediate data."""
+        """A text for an error in an arrival, or "". With `number` None it has no immediate data."""
         completion, view = arrived
         imm = completion.imm_data
         if number is not None and imm != number & U32:

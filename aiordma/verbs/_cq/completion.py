@@ -104,7 +104,7 @@ class CompletionChannel(Resource["h.ibv_comp_channel"]):
         return self._events + self.drain_state.events
 
     def statistics(self) -> ChannelStatistics:
-        """What it has done so far."""
+        """Counts of its events, drains and completions so far."""
         state = self.drain_state
         return ChannelStatistics(len(self.queues), self.events, state.drains, state.completions)
 

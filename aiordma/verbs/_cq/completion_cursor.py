@@ -125,7 +125,7 @@ class CompletionCursor:
 
     @property
     def opcode(self) -> WCOpcode:
-        """What was completed."""
+        """The operation that was completed."""
         return WCOpcode(self._read("opcode"))
 
     @property
@@ -165,7 +165,7 @@ class CompletionCursor:
 
     @property
     def wc_flags(self) -> WCFlags:
-        """What else the completion holds."""
+        """The flags of the completion."""
         return WCFlags(self._read("wc_flags"))
 
     @property

@@ -126,7 +126,7 @@ class GIDEntry(NamedTuple):
         return self.gid_type is GIDType.IB or self.gid.is_ipv4 == to.is_ipv4
 
     def problem(self, to: GID | None = None) -> str:
-        """What is wrong with this entry as the source to ``to``, or to any peer; empty if nothing.
+        """The fault of this entry as the source to ``to``, or to any peer; empty if there is none.
 
         It may work all the same, within one link or one host.
         """

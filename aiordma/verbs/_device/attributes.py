@@ -1,4 +1,4 @@
-"""What a device and a port say of themselves, as typed objects with the header's field names."""
+"""The attributes of devices and ports, as typed objects with the header's field names."""
 
 from __future__ import annotations
 

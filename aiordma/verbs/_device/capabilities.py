@@ -1,4 +1,4 @@
-"""What a device offers beyond the basics, as ``ibv_query_device_ex`` tells it, typed.
+"""Capabilities of a device beyond the basics, as ``ibv_query_device_ex`` tells them, typed.
 
 A device, provider or library that does not know a capability leaves it zero, which here as there
 means that it is not offered.
@@ -24,7 +24,7 @@ class OdpCapability(IntFlag):
 
 
 class OdpOperations(IntFlag):
-    """What may be done with such memory: ``enum ibv_odp_transport_cap_bits``."""
+    """Operations on memory with on-demand paging: ``enum ibv_odp_transport_cap_bits``."""
 
     SUPPORT_SEND = 1 << 0
     SUPPORT_RECV = 1 << 1
@@ -109,7 +109,7 @@ class CQModerationCapabilities(NamedTuple):
 
 
 class PciAtomicCapabilities(NamedTuple):
-    """Which atomics the device does over its bus (``ibv_pci_atomic_caps``)."""
+    """The atomics that the device does over its bus (``ibv_pci_atomic_caps``)."""
 
     fetch_add: PciAtomicSizes
     swap: PciAtomicSizes

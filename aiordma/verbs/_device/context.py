@@ -265,7 +265,7 @@ class Context(Ports):
 
     @property
     def cq_fields(self) -> WCFields | None:
-        """What the device's extended completion queues tell; None where there are none."""
+        """The fields of the device's extended completion queues; None where there are none."""
         if self._cq_fields is None:
             self._cq_fields = (most_fields(self),)
         return self._cq_fields[0]
@@ -305,7 +305,7 @@ class Context(Ports):
         return AsyncEvent(kind, element)
 
     def statistics(self) -> DeviceStatistics:
-        """What is open on this context, and what has failed there."""
+        """Counts of what is open on this context, and of what has failed there."""
         return DeviceStatistics(
             self.name,
             count_open(self.node),

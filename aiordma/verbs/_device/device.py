@@ -104,7 +104,7 @@ class Device:
         fault_injection.set_plan(self.library, plan)
 
     def fault_counts(self) -> fault_injection.FaultCounts:
-        """What has been injected since the process began.
+        """Counts of the faults that were injected since the process began.
 
         Raises UnsupportedError for any device but the embedded one.
         """

@@ -34,7 +34,7 @@ class OpenEnum(IntEnum):
 
 
 class NodeType(OpenEnum):
-    """What kind of node a device is: ``enum ibv_node_type``."""
+    """The kind of node that a device is: ``enum ibv_node_type``."""
 
     UNKNOWN = -1
     CA = 1
@@ -47,7 +47,7 @@ class NodeType(OpenEnum):
 
 
 class TransportType(OpenEnum):
-    """What transport a device speaks: ``enum ibv_transport_type``. RoCE is IB."""
+    """The transport of a device: ``enum ibv_transport_type``. RoCE is IB."""
 
     UNKNOWN = -1
     IB = 0
@@ -122,7 +122,7 @@ class AtomicCapability(OpenEnum):
 
 
 class DeviceCapability(IntFlag):
-    """What a device can do beyond the basics: ``enum ibv_device_cap_flags``."""
+    """Abilities of a device beyond the basics: ``enum ibv_device_cap_flags``."""
 
     RESIZE_MAX_WR = 1
     BAD_PKEY_CNTR = 1 << 1
@@ -234,7 +234,7 @@ class WCStatus(OpenEnum):
 
 
 class WCOpcode(OpenEnum):
-    """What was completed: ``enum ibv_wc_opcode``. Not defined when the status is not SUCCESS."""
+    """The completed operation: ``enum ibv_wc_opcode``. Undefined when the status is not SUCCESS."""
 
     SEND = 0
     RDMA_WRITE = 1
@@ -259,7 +259,7 @@ class WCOpcode(OpenEnum):
 
 
 class WCFlags(IntFlag):
-    """What else a completion holds: ``enum ibv_wc_flags``."""
+    """Flags of a completion: ``enum ibv_wc_flags``."""
 
     GRH = 1 << 0
     WITH_IMM = 1 << 1
@@ -271,7 +271,7 @@ class WCFlags(IntFlag):
 
 
 class WCFields(IntFlag):
-    """What an extended completion queue is made to tell: ``enum ibv_create_cq_wc_flags``."""
+    """Fields that an extended completion queue shall tell: ``enum ibv_create_cq_wc_flags``."""
 
     WITH_BYTE_LEN = 1 << 0
     WITH_IMM = 1 << 1
@@ -346,7 +346,7 @@ class MWType(IntEnum):
 
 
 class Advice(IntEnum):
-    """What :meth:`ProtectionDomain.advise_mr` tells: ``enum ib_uverbs_advise_mr_advice``.
+    """Advice for :meth:`ProtectionDomain.advise_mr`: ``enum ib_uverbs_advise_mr_advice``.
 
     PREFETCH: the device will read these pages; PREFETCH_WRITE: it will write them;
     PREFETCH_NO_FAULT: as PREFETCH, of the pages that are there already.
@@ -358,7 +358,7 @@ class Advice(IntEnum):
 
 
 class WROpcode(IntEnum):
-    """What a send work request does: ``enum ibv_wr_opcode``."""
+    """The operation of a send work request: ``enum ibv_wr_opcode``."""
 
     RDMA_WRITE = 0
     RDMA_WRITE_WITH_IMM = 1

@@ -8,7 +8,7 @@ from aiordma._native import Library, ffi
 
 
 class FaultCounts(NamedTuple):
-    """What has been injected in this process, and what followed. Two of them can be subtracted."""
+    """Counts of faults injected in this process, and of what followed. Two can be subtracted."""
 
     lost: int = 0
     """Frames and datagrams that came in and were dropped."""
@@ -30,7 +30,7 @@ class FaultCounts(NamedTuple):
     """How often a requester retransmitted what it took for lost."""
 
     def __sub__(self, other: FaultCounts) -> FaultCounts:
-        """What has been added since ``other``."""
+        """The counts since ``other``."""
         return FaultCounts(*(mine - earlier for mine, earlier in zip(self, other, strict=True)))
 
 
@@ -45,7 +45,7 @@ def set_plan(library: Library, plan: str | None) -> None:
 
 
 def counts(library: Library) -> FaultCounts:
-    """What has been injected since the process began."""
+    """The counts since the process began."""
     found = ffi.new("struct aiordma_fault_counts *")
     library.table.device.fault_counts(found)
     return FaultCounts(*(getattr(found, name) for name in FaultCounts._fields))

@@ -1,4 +1,4 @@
-"""What all objects that stand for something in the device have in common.
+"""The base of all objects that stand for something in the device.
 
 An object of the user (a :class:`Resource`) holds a :class:`Node`: the C pointer, how it is
 destroyed, and what was made from it. Nodes know their children strongly and their parents weakly;

@@ -11,7 +11,7 @@ from .resource import Node
 
 
 class DeviceStatistics(NamedTuple):
-    """What is open on a context, and what has failed there since it was opened."""
+    """Counts of what is open on a context, and of what has failed there since it was opened."""
 
     device: str
     """The name of the device."""

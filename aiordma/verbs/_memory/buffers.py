@@ -114,7 +114,7 @@ def addresses(memory: object, what: str) -> TypeError:
 
 
 def keeper_of(view: memoryview) -> object:
-    """What keeps the memory of a view in its place, together with the view; None: nothing more.
+    """The object that, with the view, keeps a view's memory in its place; None: nothing more.
 
     numpy resizes an array with ``refcheck=False`` whatever views it has, and frees its memory, but
     not while there is a weak reference to it.

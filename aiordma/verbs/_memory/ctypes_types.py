@@ -1,4 +1,4 @@
-"""Which types of ctypes hold addresses.
+"""Tells which types of ctypes hold addresses.
 
 Their buffers do not always say so: the format of a union, and of a structure with `_pack_`, is "B".
 """

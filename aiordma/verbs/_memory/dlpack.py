@@ -141,7 +141,7 @@ def _capsule(memory: Any) -> object:
 
 
 def _read(memory: object, capsule: object) -> tuple[Tensor, bool]:
-    """What the capsule names, and whether it is read-only."""
+    """The tensor that the capsule names, and whether it is read-only."""
     if _is_capsule(capsule, b"dltensor_versioned"):
         versioned = VersionedTensor.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.version.major != VERSION[0]:

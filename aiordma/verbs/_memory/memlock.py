@@ -11,7 +11,7 @@ _CAP_IPC_LOCK = 14  # capabilities(7)
 
 
 def shortage(error: VerbsError) -> str:
-    """What to add to a failed registration if it lacked memory, which a limit may explain; or "".
+    """A hint for a registration that lacked memory, which a limit may explain; else "".
 
     Registered pages are pinned, and count against RLIMIT_MEMLOCK unless the process has the
     capability CAP_IPC_LOCK (getrlimit(2), capabilities(7)).

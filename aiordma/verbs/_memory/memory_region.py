@@ -46,7 +46,7 @@ _ADVICE_PIECE = 1 << 31
 
 
 class Memory(NamedTuple):
-    """What is to be registered, its bytes, the size of its pages if it is ours, else 0.
+    """Memory to be registered, its bytes, the size of its pages if it is ours, else 0.
 
     The view pins it, and `keeper` (`keeper_of`). cffi does not: its pin of a view is an export of
     that view, and when the garbage collector finds both it takes the view apart first, and then
@@ -355,7 +355,7 @@ def require_on_demand(context: Context, access: AccessFlags, *, implicit: bool =
 
 
 def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:
-    """What to register. ValueError for rights that it cannot have."""
+    """The memory to register. ValueError for rights that it cannot have."""
     if isinstance(memory, Integral):  # also of numpy, whose numbers have memory of their own
         length = integer("memory, a number of bytes,", memory, None, None)
         if length <= 0:

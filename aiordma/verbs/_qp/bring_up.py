@@ -79,7 +79,7 @@ class BringUp(Resource["h.ibv_qp"]):
         max_rd_atomic: int | None = None,
         max_dest_rd_atomic: int | None = None,
     ) -> Endpoint:
-        """What the peer has to know to connect to this queue pair; ``pack()`` makes bytes of it.
+        """The data by which a peer connects to this queue pair; ``pack()`` makes bytes of it.
 
         ``gid`` is the address to be reached by, ``context.choose_gid(port_num)`` if not given;
         ``psn`` is random if not given, as is ``qkey`` for datagrams; the depths are what the

@@ -17,7 +17,7 @@ LONGEST = 1 << 31
 
 
 class Limits(NamedTuple):
-    """What a queue takes: pieces of a request and bytes inline, with the names of these limits."""
+    """Limits of a queue: pieces of a request and bytes inline, with the names of these limits."""
 
     pieces: int
     of_pieces: str
@@ -58,12 +58,12 @@ _OF_STATE: dict[tuple[bool, QPState], str] = {
 
 
 def state_reason(state: QPState, *, sends: bool) -> str:
-    """What the state of the queue pair forbids; empty if nothing."""
+    """The reason why the queue pair's state forbids posting; empty if it does not."""
     return _OF_STATE.get((sends, state), "").format(state.name)
 
 
 def request_reason(limits: Limits, requests: Sequence[SendWorkRequest | ReceiveWorkRequest]) -> str:
-    """What is wrong with the first request that is beyond a limit; empty if none is."""
+    """The fault of the first request that is beyond a limit; empty if none is."""
     for wr in requests:
         it = Refused(
             limits,

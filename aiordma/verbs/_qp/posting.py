@@ -335,7 +335,7 @@ class Posting(Resource["h.ibv_qp"]):
         bad_index: int,
         requests: Sequence[SendWorkRequest | ReceiveWorkRequest] = (),
     ) -> PostError:
-        """What to raise when posting returned ``code``. Internal to the library.
+        """The error to raise when posting returned ``code``. Internal to the library.
 
         ``requests`` are those that were not posted.
         """

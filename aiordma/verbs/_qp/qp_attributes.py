@@ -72,7 +72,7 @@ class QPCapabilities(NamedTuple):
 
 
 def resets(library: Library) -> Callable[[h.ibv_qp], None]:
-    """What puts a queue pair into RESET, whose type needs no table of states: any thread may."""
+    """A function, for any thread, that resets a queue pair whose type has no table of states."""
 
     def reset(pointer: h.ibv_qp) -> None:
         attr = ffi.new("struct ibv_qp_attr *")
@@ -105,7 +105,7 @@ def init_attr(
 
 
 class QPChanges(TypedDict, total=False):
-    """What :meth:`QueuePair.modify` takes: the fields of ``struct ibv_qp_attr``.
+    """Arguments of :meth:`QueuePair.modify`: the fields of ``struct ibv_qp_attr``.
 
     ``timeout``, ``alt_timeout`` and ``min_rnr_timer`` are seconds.
     """

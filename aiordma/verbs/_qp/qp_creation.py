@@ -46,7 +46,7 @@ _LIMITS = {
 
 
 class QPOptions(NamedTuple):
-    """What only ibv_create_qp_ex(3) can be asked for; empty, it takes the simpler call."""
+    """Options that only ibv_create_qp_ex(3) takes; empty, the simpler call is used."""
 
     send_ops: SendOps = SendOps.NONE
     create_flags: QPCreateFlags = QPCreateFlags.NONE
@@ -109,7 +109,7 @@ class QPKeywords(TypedDict, total=False):
 
 
 class Maker:
-    """Which calls make a queue pair and destroy it: here the verbs, of an id the CM's."""
+    """The calls that make a queue pair and destroy it: here the verbs, of an id the CM's."""
 
     def create(self, pd: ProtectionDomain, attr: h.ibv_qp_init_attr) -> h.ibv_qp:
         """By the simple call."""
@@ -120,11 +120,11 @@ class Maker:
         return pd.context.library.calls.ibv_create_qp_ex(pd.context.pointer, attr)
 
     def destroy(self, pd: ProtectionDomain) -> Callable[[h.ibv_qp], object]:
-        """What destroys it again."""
+        """The call that destroys it again."""
         return pd.context.library.calls.ibv_destroy_qp
 
     def parents(self) -> list[Node[Any]]:
-        """What else must not go before it."""
+        """Further nodes that must not be closed before it."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""What a queue pair may agree on with its peer, or be held to, beyond the standard attributes."""
+"""Options of a queue pair beyond the standard attributes: agreed on with its peer, or limits."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class QueuePair(BringUp, Posting):
 
     @property
     def wire(self) -> str | None:
-        """What carries its bytes: "roce", "infiniband" or "iwarp" with cards and rdma_rxe.
+        """The medium of its bytes: "roce", "infiniband" or "iwarp" with cards and rdma_rxe.
 
         With the embedded device "shared memory" or "tcp", and None while it is not connected.
         """

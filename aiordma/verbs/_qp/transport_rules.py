@@ -16,7 +16,7 @@ from .._device.enums import QPType, SendFlags, WROpcode
 
 
 class SendOps(IntFlag):
-    """What a queue pair is to post with the builders: ``enum ibv_qp_create_send_ops_flags``."""
+    """Operations to be posted with the builders: ``enum ibv_qp_create_send_ops_flags``."""
 
     NONE = 0
     RDMA_WRITE = 1 << 0

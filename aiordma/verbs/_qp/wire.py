@@ -1,4 +1,4 @@
-"""What carries the bytes of a queue pair."""
+"""The medium of the bytes of a queue pair."""
 
 from __future__ import annotations
 

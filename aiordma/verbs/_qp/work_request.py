@@ -27,7 +27,7 @@ class ScatterGatherElement(NamedTuple):
 
 
 class BindInfo(NamedTuple):
-    """What a memory window of type 2 shall cover: ``struct ibv_mw_bind_info``.
+    """The memory that a window of type 2 shall cover: ``struct ibv_mw_bind_info``.
 
     ``rkey`` is the window's new key, whose lowest 8 bits the caller chooses (ibv_inc_rkey(3));
     ``addr`` and ``length`` lie in ``mr``; ``access`` are the peer's rights. Posting it makes
@@ -51,7 +51,7 @@ class Segmentation(NamedTuple):
 
 
 class FlushInfo(NamedTuple):
-    """What a flush is of, and what it makes sure of: ``ibv_wr_flush`` in ibv_wr_post(3).
+    """The range and the guarantee of a flush: ``ibv_wr_flush`` in ibv_wr_post(3).
 
     With SelectivityLevel.RANGE it is of ``length`` bytes at the request's ``remote_addr``; with MR
     it is of the whole region that ``rkey`` opens. What was written there before is then where
@@ -124,7 +124,7 @@ def not_packed(
 
 
 def wrong_requests(requests: object) -> str:
-    """What is wrong with requests to be posted; empty if they are what is wanted."""
+    """A text for requests that cannot be posted; empty if they can."""
     both = (SendWorkRequest, ReceiveWorkRequest)
     if isinstance(requests, both):
         return "requests are posted as a list: write [request]"
@@ -153,7 +153,7 @@ def _check_numbers(requests: Sequence[SendWorkRequest | ReceiveWorkRequest]) -> 
 
 
 def _wrong_pieces(sges: object) -> str:
-    """What is wrong with the pieces of memory of a request; empty if they are what is wanted."""
+    """A text for wrong pieces of memory of a request; empty if they are right."""
     wanted = "memory is given as a list of ScatterGatherElement (MemoryRegion.sge)"
     if isinstance(sges, ScatterGatherElement):
         return f"{wanted}, not as a single one: write [piece]"

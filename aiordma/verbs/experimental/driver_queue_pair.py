@@ -64,7 +64,7 @@ def init_attr_ex(
 
 
 class DriverQueuePair(Resource["h.ibv_qp"]):
-    """What queue pairs of one vendor's kinds have in common. No table has their states.
+    """The base of queue pairs of one vendor's kinds. No table has their states.
 
     So the device alone checks what is modified and posted, and work under way is not tracked.
     The caller keeps the memory of what is posted, as with QueuePair.

@@ -35,7 +35,7 @@ _SRD = 0  # EFADV_QP_DRIVER_TYPE_SRD
 
 
 class EFACapability(IntFlag):
-    """What an EFA device can do: ``EFADV_DEVICE_ATTR_CAPS_*``."""
+    """Abilities of an EFA device: ``EFADV_DEVICE_ATTR_CAPS_*``."""
 
     NONE = 0
     RDMA_READ = 1 << 0
