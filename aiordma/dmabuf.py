@@ -46,7 +46,7 @@ class DmabufRegion(OwnMemory):
             f"sent or received as a message; use read, write and send_region"
         )
 
-    def expose(
+    def _expose(
         self, pd: verbs.ProtectionDomain, access: verbs.AccessFlags, offset: int, length: int
     ) -> verbs.MemoryRegion:
         self._check()

@@ -145,14 +145,14 @@ class MemoryPool(BlockCache):
             self.local_dma_lkey = self._local_dma.lkey
             self.local_dma_mr: int = _address(self._local_dma)
         self.ready_bytes = READY_BYTES
-        self.waiters: PoolWaiters[Block] = PoolWaiters(self.block, limit // INTERNAL_SHARE)
-        """The tasks that wait for memory.  Internal to the library."""
+        self._waiters: PoolWaiters[Block] = PoolWaiters(self.block, limit // INTERNAL_SHARE)
+        """The tasks that wait for memory."""
         self.internal_waiters: Sized
         self.user_waiters: Sized
-        self.internal_waiters, self.user_waiters = self.waiters.queues
-        self.stalled_reads: StalledReads = StalledReads(self.waiters)
-        """The long messages that are being read.  Internal to the library."""
-        self.waiters.on_wait = self.stalled_reads.look_soon
+        self.internal_waiters, self.user_waiters = self._waiters.queues
+        self._stalled_reads: StalledReads = StalledReads(self._waiters)
+        """The long messages that are being read."""
+        self._waiters.on_wait = self._stalled_reads.look_soon
 
     def block(self, size: int) -> Block:
         """A leased block of at least `size` bytes, contents undefined, past all waiters.
@@ -169,12 +169,12 @@ class MemoryPool(BlockCache):
         self.lease_block(block)
         return block
 
-    def block_if_first(self, size: int) -> Block | None:
+    def _block_if_first(self, size: int) -> Block | None:
         """A block if there is one and no task waits for memory; else None: join the waiters.
 
-        QuotaError for what can never be.  Internal to the library.
+        QuotaError for what can never be.
         """
-        if not len(self.waiters):
+        if not len(self._waiters):
             try:
                 return self.block(size)
             except QuotaError:
@@ -193,18 +193,17 @@ class MemoryPool(BlockCache):
                 limit=self.limit,
             )
 
-    def require_spare(self, size: int) -> None:
+    def _require_spare(self, size: int) -> None:
         """QuotaError unless half of the pool would be free with so many bytes more in use.
 
-        For what makes things quicker and can be done without.  Internal to the library.
+        For what makes things quicker and can be done without.
         """
-        if not self.has_spare(size):
+        if not self._has_spare(size):
             raise self._exhausted(size)
 
-    def has_spare(self, size: int) -> bool:
-        """Whether half of the pool would be free, with so many bytes more in use.  Internal to the
-        library."""
-        return 2 * (self.leased_bytes + size) <= self.limit and not len(self.waiters)
+    def _has_spare(self, size: int) -> bool:
+        """Whether half of the pool would be free, with so many bytes more in use."""
+        return 2 * (self.leased_bytes + size) <= self.limit and not len(self._waiters)
 
     def alloc(self, size: int) -> Buffer:
         """Leases `size` bytes, contents undefined; see `Buffer` for whose they are and how long.
@@ -212,7 +211,7 @@ class MemoryPool(BlockCache):
         QuotaError if they are not there now, or others wait for memory.
         """
         size = integer("size", size)
-        block = self.block_if_first(size)
+        block = self._block_if_first(size)
         if block is None:
             raise self._exhausted(size)
         return Buffer(block, size)
@@ -225,9 +224,9 @@ class MemoryPool(BlockCache):
         what is needed together at once, or wait with a timeout.
         """
         size = integer("size", size)
-        block = self.block_if_first(size)
+        block = self._block_if_first(size)
         if block is None:
-            block = await self.waiters.wait(size, set(), internal=False)
+            block = await self._waiters.wait(size, set(), internal=False)
         return Buffer(block, size)
 
     def statistics(self) -> PoolStatistics:
@@ -239,14 +238,14 @@ class MemoryPool(BlockCache):
             leases=self.leases,
             regions=len(regions),
             limit=self.limit,
-            waiting=len(self.waiters),
+            waiting=len(self._waiters),
             huge_page_bytes=sum(region.length for region in regions if region.page_size > PAGESIZE),
         )
 
     def _exhausted(self, size: int) -> QuotaError:
         return QuotaError(
             f"the memory pool is limited to {self.limit} bytes, {self._registered} are registered "
-            f"and {len(self.waiters)} wait for some; release buffers and messages, wait with "
+            f"and {len(self._waiters)} wait for some; release buffers and messages, wait with "
             f"`lease`, or raise Config.pool_limit",
             amount=self._registered + max(SLAB_SIZE, block_size(size)),
             limit=self.limit,
@@ -340,7 +339,7 @@ class MemoryPool(BlockCache):
             self._large_ready_bytes += size
         else:
             self._close_large(block)
-        self.waiters.returned(block)
+        self._waiters.returned(block)
 
     def close(self) -> None:
         """No more leases.  The regions are deregistered with the protection domain, which the
@@ -354,7 +353,7 @@ class MemoryPool(BlockCache):
             block.retire()
         for slab, (region, _) in self._regions.items():
             self._regions[slab] = region, NO_MEMORY
-        self.waiters.fail(BufferStateError("the memory pool is closed"))
+        self._waiters.fail(BufferStateError("the memory pool is closed"))
 
 
 class LocalMemory(Local):
@@ -375,13 +374,10 @@ class LocalMemory(Local):
         """The bytes themselves."""
         raise NotImplementedError
 
-    def expose(
+    def _expose(
         self, pd: verbs.ProtectionDomain, access: verbs.AccessFlags, offset: int, length: int
     ) -> verbs.MemoryRegion:
-        """A registration of its own for a part, with rights for the peer.
-
-        Internal to the library.
-        """
+        """A registration of its own for a part, with rights for the peer."""
         return pd.reg_mr(self.view[offset : offset + length], access)
 
 
@@ -409,10 +405,10 @@ class LocalSlice(LocalMemory):
     def view(self) -> memoryview:
         return self._owner.view[self._offset : self._offset + self.length]
 
-    def expose(
+    def _expose(
         self, pd: verbs.ProtectionDomain, access: verbs.AccessFlags, offset: int, length: int
     ) -> verbs.MemoryRegion:
-        return self._owner.expose(pd, access, self._offset + offset, length)
+        return self._owner._expose(pd, access, self._offset + offset, length)
 
 
 class OwnMemory(LocalMemory):
@@ -480,8 +476,8 @@ class Buffer(OwnMemory):
         """Gives the memory back; a second call does nothing."""
         self._give_back()
 
-    def give_up(self) -> Block:
-        """Takes the lease out of the buffer, which is inert then.  Internal to the library."""
+    def _give_up(self) -> Block:
+        """Takes the lease out of the buffer, which is inert then."""
         self._check()
         self.gone = True
         return self._block

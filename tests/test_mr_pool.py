@@ -125,9 +125,9 @@ def test_released_buffer_is_inert(pool: MemoryPool) -> None:
     uses: list[Callable[[], object]] = [
         lambda: buffer.view,
         lambda: buffer[0:10],
-        buffer.pin,
+        buffer._pin,
         lambda: part.view,
-        part.pin,
+        part._pin,
     ]
     for use in uses:
         with pytest.raises(BufferStateError, match="released"):
@@ -221,7 +221,7 @@ def test_pool_in_a_cycle_with_a_view(pd: verbs.ProtectionDomain) -> None:
 def test_pinned_forgotten_buffer(pool: MemoryPool) -> None:
     buffer = pool.alloc(300)
     part = buffer[:]
-    buffer.pin()
+    buffer._pin()
     with pytest.warns(ResourceWarning):
         del buffer, part
     assert leases(pool) == (1, 512)
@@ -363,7 +363,7 @@ def test_region_pins_the_users_memory(pd: verbs.ProtectionDomain) -> None:
             memory.extend(b"more")
     assert memory == b"x123456789"
     memory.extend(b"more")
-    uses: list[Callable[[], object]] = [lambda: region.view, lambda: region[0:1], region.pin]
+    uses: list[Callable[[], object]] = [lambda: region.view, lambda: region[0:1], region._pin]
     for use in uses:
         with pytest.raises(BufferStateError, match="closed"):
             use()
@@ -374,13 +374,13 @@ def test_region_pins_the_users_memory(pd: verbs.ProtectionDomain) -> None:
 def test_region_closed_during_an_operation(pd: verbs.ProtectionDomain) -> None:
     memory = bytearray(10)
     region = Region(pd.reg_mr(memory))
-    region.pin()
-    region[2:5].pin()
+    region._pin()
+    region[2:5]._pin()
     region.close()
-    region.unpin()
+    region._unpin()
     with pytest.raises(BufferError):
         memory.extend(b"x")
-    region.unpin()
+    region._unpin()
     memory.extend(b"x")
 
 
@@ -430,7 +430,7 @@ class PoolMachine(RuleBasedStateMachine):
     def pin(self, number: int | None) -> None:
         tenant = self.tenant(number)
         if tenant is not None and not tenant.released:
-            (tenant.buffer[:1] if tenant.pins % 2 else tenant.buffer).pin()
+            (tenant.buffer[:1] if tenant.pins % 2 else tenant.buffer)._pin()
             tenant.pins += 1
 
     @rule(number=leases)
@@ -438,7 +438,7 @@ class PoolMachine(RuleBasedStateMachine):
         tenant = self.tenant(number)
         if tenant is not None and tenant.pins:
             tenant.pins -= 1
-            tenant.buffer.unpin()
+            tenant.buffer._unpin()
 
     @rule(number=leases)
     def release(self, number: int | None) -> None:
@@ -456,7 +456,7 @@ class PoolMachine(RuleBasedStateMachine):
             tenant.views.clear()
             while tenant.pins:
                 tenant.pins -= 1
-                tenant.buffer.unpin()
+                tenant.buffer._unpin()
 
     @precondition(lambda self: len(self.tenants) > 20)
     @rule()

@@ -495,7 +495,7 @@ cdef class MessageChannel(FrameHandler):
         cdef Piece copy = Piece.__new__(Piece)
         cdef PoolBlock block
         try:
-            (<object> self.pool).require_spare(message.length)
+            (<object> self.pool)._require_spare(message.length)
             block = (<object> self.pool).block(message.length)
         except (RDMAError, OSError):
             copy.open(bytearray(message.length))

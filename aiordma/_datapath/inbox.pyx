@@ -600,7 +600,7 @@ cdef class Inbox:
         block = (<BlockCache> self.pool).take_fast(pending.length)
         if block is None:
             large = pending.length > (<BlockCache> self.pool).slab_size
-            if large and not pending.answered and not self.pool.has_spare(pending.length):
+            if large and not pending.answered and not self.pool._has_spare(pending.length):
                 self.probe(pending)
                 return False
             try:
@@ -620,7 +620,7 @@ cdef class Inbox:
         if large:
             pending.large = True  # not before it has a block: it may be read elsewhere
             self.large += 1
-            self.pool.stalled_reads.begin(self)
+            self.pool._stalled_reads.begin(self)
         self.read(pending, block, block.address, block.lkey)
         return True
 
@@ -716,7 +716,7 @@ cdef class Inbox:
             pending.large = False
             self.large -= 1
             if not self.large:
-                self.pool.stalled_reads.end(self)
+                self.pool._stalled_reads.end(self)
         self.bytes_reading -= pending.length
         if pending.seal is not None and not self.opens(pending):
             return 0
@@ -777,7 +777,7 @@ cdef class Inbox:
     def end(self, error: BaseException):
         """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
         self.ended = error
-        self.pool.stalled_reads.end(self)
+        self.pool._stalled_reads.end(self)
         self.rendezvous = 0
         self.unread.take_all()
         for item in self.incoming.take_all():

@@ -199,14 +199,13 @@ cdef class Local:
     def root(self, Local owner not None):
         self.owner = owner.whole()
 
-    def pin(self):
-        """A work request is about to use it; raises what `_check` raises after its release.
-        Internal to the library."""
+    def _pin(self):
+        """A work request is about to use it; raises what `_check` raises after its release."""
         cdef Pinned holder = self.holder()
         holder.pins += 1
 
-    def unpin(self):
-        """The work request has completed.  Internal to the library."""
+    def _unpin(self):
+        """The work request has completed."""
         self.whole().pinned.unpin()
 
     def __len__(self) -> int:

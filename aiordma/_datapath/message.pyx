@@ -41,7 +41,7 @@ cdef class Message:
         return self.block
 
     def export(self) -> memoryview:
-        self.check()
+        self._check()
         return self.block.view_of(self.offset, self.offset + self.length)
 
     @property
@@ -59,7 +59,7 @@ cdef class Message:
         )
 
     def __bytes__(self) -> bytes:
-        self.check()
+        self._check()
         return PyBytes_FromStringAndSize(
             <const char *> self.block.bytes() + self.offset, self.length
         )
@@ -72,8 +72,8 @@ cdef class Message:
         state = "" if self.block is not None else " released"
         return f"<Message of {len(self)} bytes{imm}{state}>"
 
-    def check(self):
-        """BufferStateError after its release.  Internal to the library."""
+    def _check(self):
+        """BufferStateError after its release."""
         if self.block is None:
             raise BufferStateError(f"{self!r} cannot be read any more")
 

@@ -116,7 +116,7 @@ cdef class ReceiveQueue:
             return 0
         if wanted > self.size:
             try:
-                self.pool.require_spare(self.count * wanted)
+                self.pool._require_spare(self.count * wanted)
                 while len(larger) < <Py_ssize_t> (self.posted - self.used_up):
                     larger.append(self.pool.block(wanted))
             except (RDMAError, OSError, MemoryError):

@@ -65,7 +65,7 @@ cdef class Piece:
             self.length = PyBytes_GET_SIZE(data)
             return 0
         if type(data) is Message:
-            (<Message> data).check()
+            (<Message> data)._check()
             block = (<Message> data).block
             block.pins += 1
             self.source = block

@@ -45,9 +45,9 @@ class OrderedBlockSource:
             if block.size >= size:
                 return block
             block.release()
-        block = self.pool.block_if_first(size)
+        block = self.pool._block_if_first(size)
         if block is None:
-            self._waiter = self.pool.waiters.join(
+            self._waiter = self.pool._waiters.join(
                 size, internal=self._internal, exempt=self._exempt
             )
             self._waiter.add_done_callback(self._done)
@@ -70,4 +70,4 @@ class OrderedBlockSource:
         self._on_memory = None
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
-            self.pool.waiters.leave(waiter)
+            self.pool._waiters.leave(waiter)

@@ -47,9 +47,9 @@ class Memory:
         """
         if self._ended is not None:
             raise self._waiter_error(self._ended)
-        block = self.pool.block_if_first(size)
+        block = self.pool._block_if_first(size)
         if block is None:
-            block = await self.pool.waiters.wait(size, self._waiters, internal=internal)
+            block = await self.pool._waiters.wait(size, self._waiters, internal=internal)
         return block
 
     async def lease(self, size: int, *, internal: bool) -> Buffer:

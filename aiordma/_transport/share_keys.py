@@ -211,7 +211,7 @@ def make_key(pool: MemoryPool, queue: SendQueue, memory: LocalMemory, rights: Ri
     if pool.has_windows:
         local = flags & verbs.AccessFlags.LOCAL_WRITE
         try:
-            mr = memory.expose(pool.pd, local | verbs.AccessFlags.MW_BIND, 0, len(memory))
+            mr = memory._expose(pool.pd, local | verbs.AccessFlags.MW_BIND, 0, len(memory))
         except VerbsError as error:
             if error.errno not in WITHOUT_WINDOWS:
                 raise
@@ -221,4 +221,4 @@ def make_key(pool: MemoryPool, queue: SendQueue, memory: LocalMemory, rights: Ri
             except BaseException:
                 mr.close()
                 raise
-    return ShareKey(memory.expose(pool.pd, flags, 0, len(memory)))
+    return ShareKey(memory._expose(pool.pd, flags, 0, len(memory)))

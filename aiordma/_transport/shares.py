@@ -34,7 +34,7 @@ class Share:
         self._sharing = sharing
         self._memory = memory
         self._key = share_keys.make_key(sharing.pool, sharing.queue, memory, rights)
-        memory.pin()
+        memory._pin()
         self._over = False
         self._deadline: Deadline | None = None
         self._grace: Deadline | None = None  # after the deadline, for a bind that is under way
@@ -61,8 +61,8 @@ class Share:
         """
         await asyncio.shield(self._key.ready)
 
-    def on_ready(self, callback: Callable[[], None]) -> None:
-        """Calls it when the key works, or has been revoked before.  Internal to the library."""
+    def _on_ready(self, callback: Callable[[], None]) -> None:
+        """Calls it when the key works, or has been revoked before."""
         self._key.on_ready(callback)
 
     @property
@@ -81,7 +81,7 @@ class Share:
         RemoteAccessError, which breaks the connection, as verbs have it; agree on the end first
         where that matters.
         """
-        self.end(tells=True)
+        self._end(tells=True)
 
     async def renew(self, lease: float | None) -> None:
         """The lease is `lease` seconds from now on (None: without an end), and the peer knows.
@@ -90,14 +90,14 @@ class Share:
         have.  BufferStateError when it has ended.
         """
         lease = lease_seconds(lease)
-        if not self.lease_from_now(lease, at_least=True):
+        if not self._lease_from_now(lease, at_least=True):
             raise BufferStateError(f"{self!r} has ended: share the memory again")
         await self._sharing.tell(protocol.RegionLease(0, self.region_id, milliseconds(lease)))
-        self.lease_from_now(lease)
+        self._lease_from_now(lease)
 
-    def lease_from_now(self, lease: float | None, *, at_least: bool = False) -> bool:
+    def _lease_from_now(self, lease: float | None, *, at_least: bool = False) -> bool:
         """Its lease begins now; `at_least`, it does not end before it would have.  False when it
-        has ended.  RDMAError when no thread can end it then: it ends now.  Internal to the library.
+        has ended.  RDMAError when no thread can end it then: it ends now.
         """
         before = self._deadline
         when = None if lease is None else now() + lease
@@ -112,7 +112,7 @@ class Share:
                 try:
                     self._deadline = lease_thread.at(when, self._expire)
                 except RDMAError:
-                    self.end(tells=True)  # the peer could use it for ever
+                    self._end(tells=True)  # the peer could use it for ever
                     raise
         return True
 
@@ -125,10 +125,10 @@ class Share:
             self._sharing.call_soon(self._expired)
 
     def _expired(self) -> None:
-        self.end(tells=True)
+        self._end(tells=True)
 
-    def end(self, *, tells: bool) -> None:
-        """Takes the memory back; `tells` the peer.  Internal to the library."""
+    def _end(self, *, tells: bool) -> None:
+        """Takes the memory back; `tells` the peer."""
         if self._over:
             return
         self._over = True
@@ -137,7 +137,7 @@ class Share:
         if self._grace is not None:
             self._grace.cancel()
         self._key.close()
-        self._memory.unpin()
+        self._memory._unpin()
         self._sharing.forget(self)
         if tells:
             self._sharing.notify(protocol.RegionEnd(0, self.region_id))
@@ -170,15 +170,15 @@ class Loan(Share):
 
     def _expired(self) -> None:
         # The peer has counted from its request: it knows, and could make this side tell it no end.
-        self.end(tells=False)
+        self._end(tells=False)
 
-    def end(self, *, tells: bool) -> None:
-        super().end(tells=tells)
+    def _end(self, *, tells: bool) -> None:
+        super()._end(tells=tells)
         self.buffer.release()
 
     def hand_over(self) -> HandedOver:
         """Ends the peer's access; the memory with what the peer wrote is the caller's."""
-        super().end(tells=False)
+        super()._end(tells=False)
         return HandedOver(self.buffer)
 
 
@@ -193,7 +193,7 @@ class HandedOver:
 
     def __init__(self, buffer: Buffer) -> None:
         self._length = len(buffer)
-        self._block: Block | None = buffer.give_up()
+        self._block: Block | None = buffer._give_up()
 
     def __len__(self) -> int:
         return self._length

@@ -134,7 +134,7 @@ class Sharing:
             )
         share = Share(self, next(self._ids), memory, rights, lease)
         if begins:
-            share.lease_from_now(lease)
+            share._lease_from_now(lease)
         self._shares[share.region_id] = share
         return share
 
@@ -156,7 +156,7 @@ class Sharing:
         told: asyncio.Future[None] | None = None
         try:
             await share.ready()  # until then no peer can use it
-            share.lease_from_now(lease)
+            share._lease_from_now(lease)
             told = self._tell(protocol.RegionGrant(0, share.token))
             await told
         except BaseException:
@@ -164,9 +164,9 @@ class Sharing:
             # if the peer has been told of it.
             if told is not None:
                 self._messages.withdraw_control(told)
-            share.end(tells=told is not None)
+            share._end(tells=told is not None)
             raise
-        share.lease_from_now(lease)  # the peer's device has the token now
+        share._lease_from_now(lease)  # the peer's device has the token now
         return share
 
     def forget(self, share: Share) -> None:
@@ -210,7 +210,7 @@ class Sharing:
         else:
             self._shares[loan.region_id] = loan
             self._lent_bytes += request.length
-            loan.on_ready(partial(self._grant, request.request_id, loan, lease))
+            loan._on_ready(partial(self._grant, request.request_id, loan, lease))
             return
         self._messages.send_control(answer)
 
@@ -218,7 +218,7 @@ class Sharing:
         answer: protocol.Message = protocol.RegionGrant(request_id, loan.token)
         text = "the loan ended before it began"
         try:
-            begun = loan.lease_from_now(lease)  # when the peer can use it
+            begun = loan._lease_from_now(lease)  # when the peer can use it
         except RDMAError as error:
             begun, text = False, cause_text(error)
         if not begun:
@@ -243,7 +243,7 @@ class Sharing:
         answer: protocol.Message
         code, text = protocol.ErrorCode.UNKNOWN_REGION, "its lease has ended"
         try:
-            renewed = isinstance(share, Loan) and share.lease_from_now(lease, at_least=True)
+            renewed = isinstance(share, Loan) and share._lease_from_now(lease, at_least=True)
         except RDMAError as error:
             renewed, code, text = False, protocol.ErrorCode.INTERNAL, cause_text(error)
         if share is not None and renewed:
@@ -388,7 +388,7 @@ class Sharing:
             case protocol.RegionRelease():
                 share = self._shares.get(message.region_id)
                 if share is not None:
-                    share.end(tells=False)
+                    share._end(tells=False)
             case protocol.RegionRenew():
                 self._extend(message)
             case protocol.RegionLease():
@@ -471,7 +471,7 @@ class Sharing:
 
     def end_keys(self) -> None:
         for share in list(self._shares.values()):
-            share.end(tells=False)
+            share._end(tells=False)
 
     @property
     def ended(self) -> bool:

@@ -77,14 +77,14 @@ def test_a_slice_pins_what_it_was_sliced_from() -> None:
     part_of_part.root = part
     assert part_of_part.root is whole
     assert whole.root is whole
-    part_of_part.pin()
+    part_of_part._pin()
     memory.release()
     assert memory.retired == 0
     whole.gone = True
     for one in (whole, part, part_of_part):
         with pytest.raises(LookupError):
-            one.pin()
-    part.unpin()
+            one._pin()
+    part._unpin()
     assert memory.retired == 1
 
 
@@ -94,9 +94,9 @@ def test_memory_without_a_holder_cannot_be_pinned() -> None:
             pass
 
     with pytest.raises(TypeError, match="cannot be pinned"):
-        Loose().pin()
+        Loose()._pin()
     with pytest.raises(AttributeError):
-        Loose().unpin()
+        Loose()._unpin()
     with pytest.raises(TypeError):
         Loose().root = None  # type: ignore[assignment]
     with pytest.raises(TypeError):

@@ -92,14 +92,14 @@ async def test_what_the_library_needs_for_a_moment_comes_first(pool: MemoryPool)
     held = pool.alloc(LIMIT)
     waiting = Waiting(pool)
     await waiting.start(LIMIT)
-    assert pool.block_if_first(300) is None
-    brief = pool.waiters.join(300, internal=True)
+    assert pool._block_if_first(300) is None
+    brief = pool._waiters.join(300, internal=True)
     held.release()
     block = await brief
     await yield_loop()
     assert not waiting.order
     # And it does not stand behind a user's need, which may wait for what its own task holds.
-    another = await pool.waiters.join(300, internal=True)
+    another = await pool._waiters.join(300, internal=True)
     assert isinstance(another, Block)
     block.release()
     another.release()
@@ -117,7 +117,7 @@ async def internal_needs(pool: MemoryPool, count: int) -> AsyncIterator[list[int
 
     async def go_on(number: int) -> None:
         while not over.is_set():
-            block = pool.block_if_first(BRIEF) or await pool.waiters.join(BRIEF, internal=True)
+            block = pool._block_if_first(BRIEF) or await pool._waiters.join(BRIEF, internal=True)
             served[number] += 1
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -156,11 +156,11 @@ async def test_internal_needs_go_on_while_users_wait(pool: MemoryPool) -> None:
     waiting = Waiting(pool)
     await waiting.start(LIMIT)
     kept = [
-        await pool.waiters.join(BRIEF, internal=True, exempt=True)
+        await pool._waiters.join(BRIEF, internal=True, exempt=True)
         for _ in range(2 * LIMIT // INTERNAL_SHARE // BRIEF)
     ]
     for _ in range(3 * LIMIT // INTERNAL_SHARE // BRIEF):
-        (await pool.waiters.join(BRIEF, internal=True)).release()
+        (await pool._waiters.join(BRIEF, internal=True)).release()
     assert not waiting.order
     for block in kept:
         block.release()
@@ -241,10 +241,10 @@ async def test_what_the_device_refuses(pool: MemoryPool, monkeypatch: pytest.Mon
     take = pool.block
 
     def refuse_once(size: int) -> Block:
-        pool.waiters._take = take
+        pool._waiters._take = take
         raise OSError("no memory")
 
-    pool.waiters._take = refuse_once
+    pool._waiters._take = refuse_once
     held.release()
     with pytest.raises(OSError, match="no memory"):
         await waiting.tasks.pop(0)
@@ -333,14 +333,14 @@ async def test_what_is_there_is_not_waited_for(
     held: list[Block] = []
 
     async def wait(size: int, *, internal: bool) -> Block:
-        block = pool.block_if_first(size)
+        block = pool._block_if_first(size)
         if block is not None:
             return block
-        turn = pool.waiters.join(size, internal=internal)
+        turn = pool._waiters.join(size, internal=internal)
         try:
             return await turn
         except BaseException:
-            pool.waiters.leave(turn)
+            pool._waiters.leave(turn)
             raise
 
     def collect() -> None:
@@ -363,7 +363,7 @@ async def test_what_is_there_is_not_waited_for(
     collect()
     assert pool.statistics().waiting == len(waiting)
     assert pool.statistics().leases == len(held)
-    pool_waiters = pool.waiters
+    pool_waiters = pool._waiters
     share = pool_waiters._overtaking_bytes + next(iter(pool_waiters._internal.values()), 0)
     beyond = pool_waiters._user and pool_waiters._overtaking and share > LIMIT // INTERNAL_SHARE
     for needs in (pool_waiters._internal, pool_waiters._user)[bool(beyond) :]:

@@ -177,7 +177,7 @@ async def test_the_end_of_a_view_during_an_operation(pd: verbs.ProtectionDomain)
     cache, memory = small(pd), bytearray(SIZE)
     view = memoryview(memory)
     found = find(cache, view)
-    found.pin()
+    found._pin()
     found.close()
     del view
     await asyncio.sleep(0)
@@ -185,8 +185,8 @@ async def test_the_end_of_a_view_during_an_operation(pd: verbs.ProtectionDomain)
     with pytest.raises(BufferError):
         memory.append(1)
     with pytest.raises(BufferStateError):
-        found.pin()
-    found.unpin()
+        found._pin()
+    found._unpin()
     assert registered(pd) == 0
     memory.append(1)
 

@@ -280,10 +280,10 @@ async def test_closed_during_an_operation(factory: ConnectionFactory, file: int)
         region = client.register_dmabuf(file, LONG)
         registration = region.pinned
         assert isinstance(registration, Registration)
-        region[:8].pin()
+        region[:8]._pin()
         region.close()
         assert not registration.mr.closed
-        region.unpin()
+        region._unpin()
         assert registration.mr.closed
 
 

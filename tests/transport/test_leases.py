@@ -87,7 +87,7 @@ async def test_a_lease_ends_while_the_owner_computes(factory: ConnectionFactory)
     async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             share, remote = await give(server, client, buffer, lease=LONG)
-            share.lease_from_now(0.05)  # from here to its end the loop does not run
+            share._lease_from_now(0.05)  # from here to its end the loop does not run
             computes_until_revoked(share)
             assert server._sharing.shared == 1  # this is the loop's to do
             async with factory.within(2):
@@ -292,7 +292,7 @@ async def test_who_may_renew(factory: ConnectionFactory) -> None:
             await remote.renew(1)
         assert caught.value.code == ErrorCode.ACCESS
         lent = await client.request_region(8)
-        next(reversed(server._sharing._shares.values())).end(tells=False)
+        next(reversed(server._sharing._shares.values()))._end(tells=False)
         with pytest.raises(RequestRefusedError, match="ended") as caught:
             await lent.renew(1)
         assert caught.value.code == ErrorCode.UNKNOWN_REGION
@@ -305,7 +305,7 @@ async def test_the_lease_of_a_loan_begins_when_it_can_be_used(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long its owner is busy before: a refusal would be the machine's fault."""
-    on_ready = Share.on_ready
+    on_ready = Share._on_ready
     short = 1e-3
 
     def ready_late(share: Share, callback: Callable[[], None]) -> None:
@@ -315,7 +315,7 @@ async def test_the_lease_of_a_loan_begins_when_it_can_be_used(
 
         on_ready(share, late)
 
-    monkeypatch.setattr(Share, "on_ready", ready_late)
+    monkeypatch.setattr(Share, "_on_ready", ready_late)
     async with factory.pair() as (_, client):
         remote = await client.request_region(100, lease=short)
         assert len(remote) == 100
@@ -527,7 +527,7 @@ async def test_shared_memory_is_the_loops_until_it_knows(factory: ConnectionFact
         await share.ready()
         buffer.release()
         view.release()
-        share.lease_from_now(0.05)  # from here to the end the loop does not run
+        share._lease_from_now(0.05)  # from here to the end the loop does not run
         computes_until_revoked(share)
         others = [server.alloc(1000) for _ in range(20)]
         assert all(other.address != share.token.address for other in others)

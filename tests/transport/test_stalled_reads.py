@@ -79,18 +79,18 @@ async def test_peers_that_do_not_answer(factory: ConnectionFactory, answers: str
                 pid = stack.enter_context(offering(factory, listener.port))
                 async with factory.within(20):
                     conn = await listener.accept()
-                    conn._memory.pool.stalled_reads.timeout = timeout
+                    conn._memory.pool._stalled_reads.timeout = timeout
                     while not conn._messages.figures()["unread"]:
                         await yield_loop(1)
                 if answers == "at first":
                     # As if each had answered when it was asked, and stopped after that.
-                    conn._memory.pool.has_spare = lambda size: True  # type: ignore[method-assign]
+                    conn._memory.pool._has_spare = lambda size: True  # type: ignore[method-assign]
                 await stopped(pid)
                 receiving.append((conn, asyncio.create_task(conn.recv())))
                 await yield_loop(5)
             client, server = await factory.both(listener, CONFIG)
             # A busy machine may take long for the honest one's READs.
-            stalled = server._memory.pool.stalled_reads
+            stalled = server._memory.pool._stalled_reads
             begin, honest = stalled.begin, server._messages.inbox
             stalled.begin = lambda reader: None if reader is honest else begin(reader)  # type: ignore[method-assign]
             data = pattern(LENGTH)
@@ -190,5 +190,5 @@ async def test_a_message_that_goes_to_other_memory_than_it_waited_for(
         with await server.recv() as message:
             assert message == data
         await sending
-        assert not server._memory.pool.stalled_reads._readers
+        assert not server._memory.pool._stalled_reads._readers
         assert server._messages.inbox.progress == 2 * LENGTH

@@ -369,7 +369,7 @@ async def test_no_memory_for_a_receive(factory: ConnectionFactory, error: Except
         for n in range(SMALL.data_receives):
             await client.send(pattern(ALONE, n))
         held = []
-        with refusing(server, "block_if_first", error) as refused:
+        with refusing(server, "_block_if_first", error) as refused:
             for n in range(SMALL.data_receives):
                 server._endpoint.driver.pool.clear_ready()
                 held.append(await server.recv())
