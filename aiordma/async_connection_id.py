@@ -190,7 +190,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
         """Requests whose peers have given up leave their places to others."""
         waiting, self._requests = self._requests, deque()
         for request in waiting:
-            if request.id.withdrawn:
+            if request.id._withdrawn:
                 request.close()
             else:
                 self._requests.append(request)
@@ -304,7 +304,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
 
     def _end_without_loop(self) -> None:
         if self.queue is not None:
-            self.queue.release()
+            self.queue._release()
         self._destroy()
 
     def __repr__(self) -> str:

@@ -132,7 +132,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     ) -> None:
         loop = asyncio.get_running_loop()
         instance("pd", pd, verbs.ProtectionDomain, "a ProtectionDomain (Context.alloc_pd)")
-        capabilities = verbs.QPCapabilities.of(
+        capabilities = verbs.QPCapabilities._of(
             verbs.QPCapabilities() if capabilities is None else capabilities
         )
         self._channel = pd.context.create_comp_channel()
@@ -397,13 +397,10 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             return
         text = f"{self!r} was closed"
         self._fail(lambda _: BufferStateError(text))
-        self.release()
+        self._release()
 
-    def release(self) -> None:
-        """Give back what the device has, without the waiters: their loop is closed.
-
-        Internal to the library.
-        """
+    def _release(self) -> None:
+        """Give back what the device has, without the waiters: their loop is closed."""
         self._shutdown.remove(self)
         self._watch.close()
         self._events.unsubscribe(self._token)
@@ -415,7 +412,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
 
     def _end_without_loop(self) -> None:
         if not self._channel.closed:
-            self.release()
+            self._release()
 
     def __repr__(self) -> str:
         return f"<AsyncQueuePair {self.qp.qp_num:#x}, {len(self._sends)} sends under way>"

@@ -220,7 +220,7 @@ async def test_a_request_is_rejected_whose_peer_has_given_up(device_name: str, h
         with pytest.raises(BufferStateError):
             await connecting
         if request.id.library.offers("withdrawn"):
-            await until(lambda: request.id.withdrawn)
+            await until(lambda: request.id._withdrawn)
         request.reject(b"too late")
         assert request.id.closed
     async with AsyncConnectionId(device_name) as id:
@@ -281,13 +281,13 @@ async def test_a_peer_that_has_given_up_leaves_its_place(device_name: str, host:
             connecting = asyncio.create_task(id.connect(cm.ConnectionParameters(b"first")))
             await until(lambda: bool(listener._requests))
             first = listener._requests[0]
-            assert not first.id.withdrawn
+            assert not first.id._withdrawn
         with pytest.raises(BufferStateError):
             await connecting
         tells = first.id.library.offers("withdrawn")
         assert tells is (device_name == EMBEDDED)
         if tells:
-            await until(lambda: first.id.withdrawn)
+            await until(lambda: first.id._withdrawn)
         async with AsyncConnectionId(device_name) as id:
             (await resolved(id, address)).create_qp()
             connecting = asyncio.create_task(id.connect(cm.ConnectionParameters(b"second")))

@@ -488,7 +488,7 @@ cdef class SendQueue:
         self.on_failure, self.waiter_error = on_failure, waiter_error
         self.peer = "the peer"
         self.table = driver.table
-        address, extended = qp.addresses
+        address, extended = qp._addresses
         self.native_qp, self.extended = <ibv_qp *> address, <ibv_qp_ex *> extended
         self.capacity = self.free = qp.capabilities.max_send_wr
         self.sends.first = self.sends.last = NO_SLOT
@@ -558,7 +558,7 @@ cdef class SendQueue:
         if code:
             if not posted:
                 table.free_slot(index)
-            error = self.qp.post_error("ibv_post_send", code, posted)
+            error = self.qp._post_error("ibv_post_send", code, posted)
             work.on_error(error)
             if not posted:  # else the device has its memory until the queue pair is gone
                 work.free_memory()
@@ -617,7 +617,7 @@ cdef class SendQueue:
             self.table.free_slot(indices[i])
             (<PoolBlock> blocks[i]).end_lease()
         if code:
-            self.fail(self.qp.post_error("ibv_post_recv", code, 0))
+            self.fail(self.qp._post_error("ibv_post_recv", code, 0))
         return posted
 
     cdef uint32_t post_cached(
@@ -653,7 +653,7 @@ cdef class SendQueue:
         self, object work, uint8_t kind, const aiordma_completion *wc, bint before_last
     ) except -1:
         cdef WorkRequest request = None if isinstance(work, PoolBlock) else <WorkRequest?> work
-        self.qp.context.failures[wc.status] += 1
+        self.qp.context._failures[wc.status] += 1
         already_failed = self.failed  # all that was under way has got the error, this as well
         if wc.status == FLUSHED and self.stopped and not already_failed:
             already_failed = True  # on purpose: the others will be flushed in their turn

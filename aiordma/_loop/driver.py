@@ -109,13 +109,13 @@ class Driver(PerLoopResource):
         self._sinks: dict[verbs.QueuePair, CompletionSink] = {}
         self._cqs: list[verbs.CompletionQueue] = []
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
-        self._drain = self.channel.drain_to
+        self._drain = self.channel._drain_to
         self._polling = AdaptivePolling(math.ceil(polling * 1e6))
         self.table.brief_spin_us = min(BRIEF_SPIN_US, self._polling.most_us)
         if self.table.brief_spin_us:
-            brief_spin = self.channel.reader(COMPLETIONS_PER_CALL, self._brief_spin)
+            brief_spin = self.channel._reader(COMPLETIONS_PER_CALL, self._brief_spin)
             self.table.brief_spin = partial(self.table.spin_before_wait, *brief_spin)
-            keep = self.channel.reader(COMPLETIONS_PER_CALL, self._on_spin_end)
+            keep = self.channel._reader(COMPLETIONS_PER_CALL, self._on_spin_end)
             self.table.spin = partial(self.table.spin_once, *keep)
         self._coming_back = False  # for completions that one turn had no time for
         self.timers: CoarseTimers = CoarseTimers(loop)
@@ -123,7 +123,7 @@ class Driver(PerLoopResource):
         self._woken: tuple[Any, ...] = (
             (self._on_completions,)
             if self._polling.most_us
-            else (self.table.serve, *self.channel.reader(COMPLETIONS_PER_CALL, self._serve))
+            else (self.table.serve, *self.channel._reader(COMPLETIONS_PER_CALL, self._serve))
         )
         loop.add_reader(self.channel.fd, *self._woken)
         loop.add_reader(self.timers.fd, self._on_timers)
@@ -271,9 +271,9 @@ class Driver(PerLoopResource):
         if self.table.spin_scheduled:
             return  # a poll is scheduled for when the tasks have run; now it would delay them
         spin = self._polling.is_due()
-        before = self.channel.peer_wakeups()
+        before = self.channel._peer_wakeups()
         if self._handle(spin):
-            if spin or self.channel.wrote_to_polling_peers(before):
+            if spin or self.channel._wrote_to_polling_peers(before):
                 self._spin_soon()
             else:
                 self._polling.skipped()
@@ -307,7 +307,7 @@ class Driver(PerLoopResource):
             if drained is None:
                 found, more = self._drain(table, COMPLETIONS_PER_CALL, polls_again)
             else:
-                found, more = self.channel.drained(drained)
+                found, more = self.channel._drained(drained)
             rounds = 1
             while more and rounds < ROUNDS and not self._gone:  # a task that it woke may close this
                 some, more = self._drain(table, COMPLETIONS_PER_CALL, polls_again)

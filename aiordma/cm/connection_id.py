@@ -45,7 +45,7 @@ class _ById(Maker):
         self._calls = id.library.calls
         self._pointer = id.pointer
         self._node = id.node
-        self._leave_groups = id.leaving()
+        self._leave_groups = id._leaving()
 
     def create(self, pd: ProtectionDomain, attr: h.ibv_qp_init_attr) -> h.ibv_qp:
         self._calls.rdma_create_qp(self._pointer, pd.pointer, attr)
@@ -111,11 +111,10 @@ class ConnectionId(Multicast):
         return self.pointer.port_num
 
     @property
-    def withdrawn(self) -> bool:
+    def _withdrawn(self) -> bool:
         """Whether this is a request that the peer is known to have given up.
 
-        Only the embedded device tells before ``accept()``, which fails then. Internal to the
-        library.
+        Only the embedded device tells before ``accept()``, which fails then.
         """
         if not self.library.offers("withdrawn"):
             return False
@@ -148,7 +147,7 @@ class ConnectionId(Multicast):
             self.library.calls.rdma_bind_addr(self.pointer, sockaddr)
         except VerbsError as error:
             raise self._address_error("cannot bind to", address, error) from error
-        self.note("bind_addr")
+        self._note("bind_addr")
 
     def resolve_addr(
         self, address: Address, source: Address | None = None, timeout: float = 2.0
@@ -167,7 +166,7 @@ class ConnectionId(Multicast):
             begin = f" from {source[0]}" if source else ""
             what = f"no RDMA device has a route{begin} to"
             raise self._address_error(what, address, error) from error
-        self.note("resolve_addr")
+        self._note("resolve_addr")
 
     def resolve_route(self, timeout: float = 2.0) -> None:
         """Find the route, within ``timeout`` seconds. Then: ROUTE_RESOLVED or ROUTE_ERROR."""
@@ -180,7 +179,7 @@ class ConnectionId(Multicast):
             if rule := self._rule(error):
                 text += f"; {rule}"
             raise RouteError(text, status=-(error.errno or 0)) from error
-        self.note("resolve_route")
+        self._note("resolve_route")
 
     # --- queue pair ------------------------------------------------------------------------
 
@@ -243,7 +242,7 @@ class ConnectionId(Multicast):
         LimitError, before anything is sent, for too much private data (56 bytes for
         PortSpace.TCP, 180 for PortSpace.UDP).
         """
-        ConnectionParameters.check(parameters)
+        ConnectionParameters._check(parameters)
         check_private_data(self.port_space, "connect", parameters.private_data)
         self._check_bound("rdma_connect")
         param, _keep = parameters.packed()
@@ -255,7 +254,7 @@ class ConnectionId(Multicast):
         Then: ESTABLISHED; no event for a datagram service, whose peer may send from now on.
         LimitError for too much private data (196 bytes for PortSpace.TCP, 136 for PortSpace.UDP).
         """
-        ConnectionParameters.check(parameters)
+        ConnectionParameters._check(parameters)
         check_private_data(self.port_space, "accept", parameters.private_data)
         self._check_bound("rdma_accept")
         param, _keep = parameters.packed()

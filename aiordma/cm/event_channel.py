@@ -113,7 +113,7 @@ class EventChannel(Resource["h.rdma_event_channel"]):
             listen_id = None
         if id is None:
             return None
-        id.note(kind.name)
+        id._note(kind.name)
         id.peer_address  # noqa: B018 - caches it, for the text of errors about a closed id
         parameters, datagrams, group = _parameters(kind, id, raw)
         return ConnectionEvent(kind, id, listen_id, raw.status, parameters, datagrams, group)

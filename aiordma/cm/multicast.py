@@ -62,8 +62,8 @@ class Multicast(Options):
         for number in [n for n, group in self._groups.items() if group == address]:
             del self._groups[number]
 
-    def leaving(self) -> Callable[[], None]:
-        """A function that leaves every group, without keeping this object. For this package."""
+    def _leaving(self) -> Callable[[], None]:
+        """A function that leaves every group, without keeping this object."""
         calls, pointer, groups = self.library.calls, self.pointer, self._groups
 
         def leave() -> None:

@@ -63,8 +63,8 @@ class Options(Resource["h.rdma_cm_id"]):
     """Setting options. The connection manager has no call that reads them."""
 
     library: Library
-    history: tuple[str, ...] = ()
-    """Its last steps and events, for the texts of errors.  Internal to the library."""
+    _history: tuple[str, ...] = ()
+    """Its last steps and events, for the texts of errors."""
 
     def _call(self, call: Callable[..., object], *arguments: object, step: str = "") -> None:
         """Calls the connection manager for this id, which the text of a failure then names."""
@@ -73,11 +73,11 @@ class Options(Resource["h.rdma_cm_id"]):
         except VerbsError as error:
             raise failure(error.verb, error.errno or 0, self._about(error)) from None
         if step:
-            self.note(step)
+            self._note(step)
 
-    def note(self, step: str) -> None:
-        """Adds to the history, which keeps the last few.  Internal to the library."""
-        self.history = (*self.history[-5:], step)
+    def _note(self, step: str) -> None:
+        """Adds to the history, which keeps the last few."""
+        self._history = (*self._history[-5:], step)
 
     def _about(self, error: VerbsError) -> str:
         """The id and, where it may be in the wrong state, what the call needs and what was done."""
@@ -88,7 +88,7 @@ class Options(Resource["h.rdma_cm_id"]):
         rule = _RULES.get(error.verb.removesuffix("_ex"), "")
         if not rule or error.errno not in _WRONG_STATE:
             return ""
-        return f"{rule}; so far: {', '.join(self.history) or 'nothing'}"
+        return f"{rule}; so far: {', '.join(self._history) or 'nothing'}"
 
     def set_option(self, option: Option, value: int) -> None:
         """Set an option by its raw value. ValueError when it does not fit the option's field."""

@@ -115,8 +115,8 @@ class ConnectionParameters(NamedTuple):
     qp_num: int = 0
 
     @classmethod
-    def check(cls, value: object) -> None:
-        """TypeError for what is none.  Internal to the library."""
+    def _check(cls, value: object) -> None:
+        """TypeError for what is none."""
         hint = "write ConnectionParameters(private_data)" if isinstance(value, bytes) else ""
         instance("parameters", value, cls, "a ConnectionParameters", hint)
 

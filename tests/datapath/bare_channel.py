@@ -113,7 +113,7 @@ class Wire:
 
     def drain(self) -> bool:
         """Whether something has completed here."""
-        return self.events.drain_to(self.table, 128, False)[0]
+        return self.events._drain_to(self.table, 128, False)[0]
 
     def turn(self) -> None:
         """One iteration of the event loop."""

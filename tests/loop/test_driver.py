@@ -379,7 +379,7 @@ async def test_a_loop_that_wrote_to_polling_peers_looks_at_once(
             return True, False
 
         monkeypatch.setattr(driver, "_drain", drain)
-        monkeypatch.setattr(driver.channel, "peer_wakeups", lambda: wakeups)
+        monkeypatch.setattr(driver.channel, "_peer_wakeups", lambda: wakeups)
         monkeypatch.setattr(driver, "_spin_soon", lambda: looked.append(True))
         driver._polling._skip = 1 << 20
         driver._on_completions()

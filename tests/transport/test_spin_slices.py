@@ -49,7 +49,7 @@ async def test_a_spin_that_ends_early_lets_peers_wake_this_side(factory: Connect
     """Slices tell the device that polling goes on, but not the last one, whichever it is."""
     async with factory.pair(Config(polling=1.0)) as (client, _):
         driver = client._endpoint.driver
-        address, most, _, _ = driver.channel.reader(1, lambda _: None)
+        address, most, _, _ = driver.channel._reader(1, lambda _: None)
         state: Any = cast(Any, ffi).cast("struct aiordma_drain *", address)
         driver.table.spin_us = LONG_US
         driver.table.spin_soon()

@@ -33,5 +33,5 @@ def drain(
 ) -> tuple[list[Record], bool]:
     """What has completed on all queues of a channel, and whether there may be more."""
     table = _Table(spin_us)
-    _, more = channel.drain_to(table, capacity, False)
+    _, more = channel._drain_to(table, capacity, False)
     return table.found, more

@@ -282,7 +282,7 @@ def test_closing_a_queue_while_another_one_is_waited_for(
 ) -> None:
     other = context.create_cq(8, channel)
     one, two = connected_pair(channel=channel)
-    sleep_for = channel.sleep_for
+    sleep_for = channel._sleep_for
 
     def close_and_sleep(queue: verbs.CompletionQueue, seen: int, end: float) -> None:
         send(one, two)
@@ -292,9 +292,9 @@ def test_closing_a_queue_while_another_one_is_waited_for(
         other.close()
         sleep_for(queue, seen, end)
 
-    monkeypatch.setattr(channel, "sleep_for", close_and_sleep)
+    monkeypatch.setattr(channel, "_sleep_for", close_and_sleep)
     assert len(two.cq.wait(timeout=60)) == 1
-    assert two.cq.events_taken == 1
+    assert two.cq._events_taken == 1
 
 
 def test_no_completions_are_wanted(connected_pair: ConnectedPair) -> None:

@@ -60,7 +60,7 @@ def test_nothing_is_offered(device: verbs.Device, pd: verbs.ProtectionDomain) ->
 def test_a_channel_is_drained(
     connected_pair: ConnectedPair, channel: verbs.CompletionChannel
 ) -> None:
-    before = channel.peer_wakeups()
+    before = channel._peer_wakeups()
     one, two = connected_pair(channel=channel)
     two.cq.req_notify()
     assert not drain(channel, spin_us=50)[0]
@@ -71,7 +71,7 @@ def test_a_channel_is_drained(
         assert select.select([channel.fd], [], [], 30)[0], "the fd did not become readable in 30 s"
         found += [record[0] for record in drain(channel)[0]]
     assert found == [1]
-    assert not channel.wrote_to_polling_peers(before)
+    assert not channel._wrote_to_polling_peers(before)
     one.completion()
 
 

@@ -86,16 +86,16 @@ class CompletionChannel(Resource["h.ibv_comp_channel"]):
         self._event_taken = threading.Condition()
         self._a_thread_takes = False
 
-    def peer_wakeups(self) -> int:
-        """A number for :meth:`wrote_to_polling_peers`. Internal to the library."""
+    def _peer_wakeups(self) -> int:
+        """A number for :meth:`_wrote_to_polling_peers`."""
         return lib.aiordma_peer_wakeups(self._calls)
 
-    def wrote_to_polling_peers(self, since: int) -> bool:
-        """Has the device written to peers since :meth:`peer_wakeups`, all of which were polling?
+    def _wrote_to_polling_peers(self, since: int) -> bool:
+        """Has the device written to peers since :meth:`_peer_wakeups`, all of which were polling?
 
-        False where the device cannot tell. Internal to the library.
+        False where the device cannot tell.
         """
-        now = self.peer_wakeups()
+        now = self._peer_wakeups()
         return now != since and now >> 32 == since >> 32
 
     @property
@@ -125,14 +125,14 @@ class CompletionChannel(Resource["h.ibv_comp_channel"]):
                 return queue
         return None
 
-    def sleep_for(self, queue: CompletionQueue, seen: int, end: float) -> None:
-        """Sleep until ``queue.events_taken`` differs from ``seen``, or time.monotonic() is ``end``.
+    def _sleep_for(self, queue: CompletionQueue, seen: int, end: float) -> None:
+        """Sleep until ``queue._events_taken`` is not ``seen``, or time.monotonic() is ``end``.
 
         Of several threads that sleep, one takes the events of all: the fd shows an event to each of
-        them, but to none that looks after it is taken. For this package.
+        them, but to none that looks after it is taken.
         """
         with self._event_taken:
-            while queue.events_taken == seen and (left := end - time.monotonic()) > 0:
+            while queue._events_taken == seen and (left := end - time.monotonic()) > 0:
                 left = min(left, _LONGEST_SLEEP)
                 if self._a_thread_takes:
                     self._event_taken.wait(left)
@@ -149,40 +149,37 @@ class CompletionChannel(Resource["h.ibv_comp_channel"]):
     def _take_event(self, seconds: float) -> None:
         """Take an event, or sleep until there may be one."""
         if (queue := self.get_event()) is not None:
-            queue.events_taken += 1
+            queue._events_taken += 1
             return
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         poll.poll(math.ceil(seconds * 1000))
 
-    def drain_to(self, table: Table, capacity: int, polls_again: bool) -> Drained:
+    def _drain_to(self, table: Table, capacity: int, polls_again: bool) -> Drained:
         """Take every event, acknowledge, arm again, and poll all queues: in one call of C.
 
         Completions, at most ``capacity``, go to their work in ``table``, for queue pairs that are
         not tracked. Each queue must have been armed once.
 
         With ``polls_again`` the caller will poll again soon if there was something; peers need not
-        notify it until then. Internal to the library.
+        notify it until then.
         """
         if self._node.pointer is None:  # as `self.pointer` does, but faster
             raise self.closed_error()
-        return self.drained(table.drain(self._state_address, capacity, polls_again))
+        return self._drained(table.drain(self._state_address, capacity, polls_again))
 
-    def reader(
+    def _reader(
         self, capacity: int, otherwise: Callable[[int], object]
     ) -> tuple[int, int, list[Entries], Callable[[int], object]]:
-        """The arguments of a table's ``serve`` or ``spin_once``, to do as :meth:`drain_to` does.
+        """The arguments of a table's ``serve`` or ``spin_once``, to do as :meth:`_drain_to` does.
 
         ``otherwise`` is called with the result of a drain that did more than to find completions;
-        :meth:`drained` reads it. Internal to the library.
+        :meth:`_drained` reads it.
         """
         return self._state_address, capacity, self.leaving, otherwise
 
-    def drained(self, result: int) -> Drained:
-        """Reads the result of a table's ``drain``; VerbsError if the channel failed.
-
-        Internal to the library.
-        """
+    def _drained(self, result: int) -> Drained:
+        """Reads the result of a table's ``drain``; VerbsError if the channel failed."""
         if result < 0:
             raise failure("ibv_get_cq_event", -result, f"draining {self!r}")
         if self.leaving and not result & 2:
@@ -219,15 +216,15 @@ class CompletionQueue(Resource["h.ibv_cq"]):
         self.channel = channel
         self.fields = fields
         self.flags = flags
-        self.posted_work: weakref.WeakValueDictionary[int, PostedWork] = (
+        self._posted_work: weakref.WeakValueDictionary[int, PostedWork] = (
             weakref.WeakValueDictionary()
         )
-        """Of the queue pairs that complete here, by their numbers; for this package."""
+        """Of the queue pairs that complete here, by their numbers."""
         self.entries: Entries = Entries(pointer.cqe, channel.leaving if channel else None)
         self._array: CompletionArray | None = None
         self._polls = self._found = self._arms = 0
-        self.events_taken = 0
-        """How many events of it its channel has taken for `wait`; for this package."""
+        self._events_taken = 0
+        """How many events of it its channel has taken for `wait`."""
         destroy = context.library.calls.ibv_destroy_cq
         if channel is None:
             super().__init__(Node("CompletionQueue", pointer, destroy, [context.node]))
@@ -242,7 +239,7 @@ class CompletionQueue(Resource["h.ibv_cq"]):
                 Node("CompletionQueue", pointer, forget_and_destroy, [context.node, channel.node])
             )
             channel.queues[int(ffi.cast("uintptr_t", pointer))] = self
-        context.route_events(int(ffi.cast("uintptr_t", pointer)), self)
+        context._route_events(int(ffi.cast("uintptr_t", pointer)), self)
 
     # --- taking completions ----------------------------------------------------------------
 
@@ -262,16 +259,13 @@ class CompletionQueue(Resource["h.ibv_cq"]):
         if count < max:
             self.entries.seen_empty()
         return [
-            WorkCompletion.from_record(record, self.settle(record), more, self.fields)
+            WorkCompletion.from_record(record, self._settle(record), more, self.fields)
             for record, more in array.records(count)
         ]
 
-    def settle(self, record: Record) -> WorkCompletionError | None:
-        """Settle the work of a completion, if it is tracked; the exception if it has failed.
-
-        For this package.
-        """
-        work = self.posted_work.get(record[6])
+    def _settle(self, record: Record) -> WorkCompletionError | None:
+        """Settle the work of a completion, if it is tracked; the exception if it has failed."""
+        work = self._posted_work.get(record[6])
         return work.settle(record) if work is not None else None
 
     def statistics(self) -> CQStatistics:
@@ -315,12 +309,12 @@ class CompletionQueue(Resource["h.ibv_cq"]):
                 return []
             if self.channel is None or math.isinf(spin):
                 continue
-            seen = self.events_taken
+            seen = self._events_taken
             self.req_notify()
             # Completions from before arming make no event.
             if found := self._poll(max, 0):
                 return found
-            self.channel.sleep_for(self, seen, end)
+            self.channel._sleep_for(self, seen, end)
             now = time.monotonic()
 
     def _spin(self, max: int, end: float) -> list[WorkCompletion]:
@@ -367,7 +361,7 @@ class CompletionQueue(Resource["h.ibv_cq"]):
         attr.attr_mask = lib.IBV_CQ_ATTR_MODERATE
         attr.moderate.cq_count = cq_count
         attr.moderate.cq_period = period
-        with self.context.offering("moderation of completion queues"):
+        with self.context._offering("moderation of completion queues"):
             self.context.library.calls.ibv_modify_cq(self.pointer, attr)
 
     # --- size ------------------------------------------------------------------------------
@@ -401,7 +395,7 @@ class CompletionQueue(Resource["h.ibv_cq"]):
         if cqe < self.reserved:
             raise ValueError(f"{self!r}: {self.reserved} entries are reserved, more than {cqe}")
         pointer = self.pointer
-        with self.context.offering("resizing completion queues"):
+        with self.context._offering("resizing completion queues"):
             self.context.library.calls.ibv_resize_cq(pointer, cqe)
         self.entries.capacity = pointer.cqe
 

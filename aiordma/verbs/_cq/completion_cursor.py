@@ -70,7 +70,7 @@ class CompletionCursor:
             return bool(found)
         if not self._start(self._ex):
             return False
-        self.failure = self._cq.settle(self._record())
+        self.failure = self._cq._settle(self._record())
         return True
 
     def _start(self, cq: h.ibv_cq_ex) -> bool:

@@ -89,7 +89,7 @@ def _extended(
         attr.flags = flags
     extras = " with " + repr(fields | 0) if fields & ~STANDARD else ""
     extras += f" and {flags!r}" if flags else ""
-    with context.offering(f"extended completion queues{extras}"):
+    with context._offering(f"extended completion queues{extras}"):
         device = context.query_device()
         if (device.vendor_id, device.vendor_part_id) in _WITHOUT_EXTENDED:
             raise UnsupportedError("extended completion queues", verb="ibv_create_cq_ex")

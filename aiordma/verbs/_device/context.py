@@ -110,8 +110,8 @@ class Context(Ports):
         self._extended: ExtendedDeviceAttributes | None = None
         self._gid_table = b"", ()
         self._cq_fields: tuple[WCFields | None] | None = None
-        self.failures: Counter[int] = Counter()
-        """Failed completions by status; for this package, see :meth:`statistics`."""
+        self._failures: Counter[int] = Counter()
+        """Failed completions by status, see :meth:`statistics`."""
         self._event_counts: Counter[str] = Counter()
         # The resource that an asynchronous event concerns, by the address of its C structure.
         self._elements: weakref.WeakValueDictionary[int, Resource[Any]] = (
@@ -181,7 +181,7 @@ class Context(Ports):
         """
         values = ffi.new("struct ibv_values_ex *")
         values.comp_mask = lib.IBV_VALUES_MASK_RAW_CLOCK
-        with self.offering("reading its clock"):
+        with self._offering("reading its clock"):
             self.library.calls.ibv_query_rt_values_ex(self.pointer, values)
         if not values.comp_mask & lib.IBV_VALUES_MASK_RAW_CLOCK:
             raise UnsupportedError(
@@ -190,11 +190,8 @@ class Context(Ports):
         return values.raw_clock.tv_sec * 1_000_000_000 + values.raw_clock.tv_nsec
 
     @contextmanager
-    def offering(self, capability: str) -> Iterator[None]:
-        """An UnsupportedError inside the ``with`` becomes one that names device and capability.
-
-        For this package.
-        """
+    def _offering(self, capability: str) -> Iterator[None]:
+        """An UnsupportedError inside the ``with`` becomes one that names device and capability."""
         try:
             yield
         except UnsupportedError as error:
@@ -309,12 +306,12 @@ class Context(Ports):
         return DeviceStatistics(
             self.name,
             count_open(self.node),
-            failures_by_name(self.failures),
+            failures_by_name(self._failures),
             dict(sorted(self._event_counts.items())),
         )
 
-    def route_events(self, address: int, element: Resource[Any]) -> None:
-        """Name ``element`` in events of the C structure at ``address``; for this package."""
+    def _route_events(self, address: int, element: Resource[Any]) -> None:
+        """Name ``element`` in events of the C structure at ``address``."""
         self._elements[address] = element
 
     def _label(self) -> str:

@@ -309,7 +309,7 @@ def reg_mr(
         call = library.reg_own_mr if there else library.calls.ibv_reg_mr
         return call(pd.pointer, memory, length, rights), addr
     except UnsupportedError as error:
-        with pd.context.offering(f"registering memory with {access!r}"):
+        with pd.context._offering(f"registering memory with {access!r}"):
             raise error
         raise  # for the type checker
     except VerbsError as error:

@@ -157,10 +157,10 @@ class MemoryWindow(Resource["h.ibv_mw"]):
         bind.bind_info.addr, bind.bind_info.length = addr, length
         bind.bind_info.mw_access_flags = int(access)
         pointers = qp.pointer, self.pointer
-        posted = qp.posted_work
+        posted = qp._posted
         if posted is not None:
             signaled = qp.sq_sig_all or bool(send_flags & SendFlags.SIGNALED)
-            qp.check_room((signaled,))
+            qp._check_room((signaled,))
             posted.send(wr_id, WROpcode.BIND_MW, signaled)
         bind.send_flags = int(send_flags)
         try:
@@ -170,7 +170,7 @@ class MemoryWindow(Resource["h.ibv_mw"]):
                 posted.withdraw_sends(1)
             if isinstance(error, UnsupportedError):
                 raise
-            raise qp.post_error("ibv_bind_mw", error.errno or 0, 0) from None
+            raise qp._post_error("ibv_bind_mw", error.errno or 0, 0) from None
 
     def _check(self, mr: MemoryRegion, access: AccessFlags, addr: int, length: int) -> None:
         if access & ~_ACCESS:

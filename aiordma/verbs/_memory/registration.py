@@ -150,7 +150,7 @@ class Registration(Resource["h.ibv_pd"]):
         ffi.buffer(array)[: SGE.size * len(sges)] = b"".join(SGE.pack(*sge) for sge in sges)
         flags = lib.IB_UVERBS_ADVISE_MR_FLAG_FLUSH if flush else 0
         try:
-            with self.context.offering("advice about memory regions (ibv_advise_mr)"):
+            with self.context._offering("advice about memory regions (ibv_advise_mr)"):
                 self.context.library.calls.ibv_advise_mr(
                     self.pointer, int(advice), flags, array, len(sges)
                 )

@@ -77,7 +77,7 @@ def alloc_dm(context: Context, length: int, log_align_req: int) -> DeviceMemory:
     attr = ffi.new("struct ibv_alloc_dm_attr *")
     attr.length = length
     attr.log_align_req = log_align_req
-    with context.offering(capability):
+    with context._offering(capability):
         pointer = context.library.calls.ibv_alloc_dm(context.pointer, attr)
     return DeviceMemory(context, pointer, length)
 
@@ -99,7 +99,7 @@ def reg_dm_mr(
 
 def alloc_null_mr(pd: ProtectionDomain) -> MemoryRegion:
     """As :meth:`ProtectionDomain.alloc_null_mr`."""
-    with pd.context.offering("null memory regions"):
+    with pd.context._offering("null memory regions"):
         pointer = pd.context.library.calls.ibv_alloc_null_mr(pd.pointer)
     return MemoryRegion(pd, pointer, 0, ADDRESS_SPACE, AccessFlags.LOCAL_WRITE)
 
@@ -114,7 +114,7 @@ def reg_dmabuf_mr(
     check_rights(access)
     addr = offset if iova is None else iova
     try:
-        with pd.context.offering("memory of other devices (dma-buf)"):
+        with pd.context._offering("memory of other devices (dma-buf)"):
             pointer = pd.context.library.calls.ibv_reg_dmabuf_mr(
                 pd.pointer, offset, length, addr, fd, int(access)
             )

@@ -83,11 +83,11 @@ class Posting(Resource["h.ibv_qp"]):
 
     def _begin_posting(self, pointer: h.ibv_qp, extended: h.ibv_qp_ex | h.Null) -> None:
         self._extended = extended
-        self.addresses: tuple[int, int] = (
+        self._addresses: tuple[int, int] = (
             address(pointer),
             address(extended) if self.send_ops else 0,
         )
-        """Addresses of struct ibv_qp, and of its struct ibv_qp_ex or 0. Internal to the library."""
+        """Addresses of struct ibv_qp, and of its struct ibv_qp_ex or 0."""
         needs_check = NEEDS_CHECK[self.qp_type]
         if self.send_ops:
             closer = {
@@ -100,21 +100,16 @@ class Posting(Resource["h.ibv_qp"]):
         self._posted: PostedWork | None = None
 
     def _keep_account(self, *cqs: CompletionQueue | None) -> None:
-        self._posted = posted = PostedWork(self.capabilities.max_send_wr, self.context.failures)
+        self._posted = posted = PostedWork(self.capabilities.max_send_wr, self.context._failures)
         for cq in cqs:
             if cq is not None:
-                cq.posted_work[self.qp_num] = posted
+                cq._posted_work[self.qp_num] = posted
 
     @cached_property
     def _array(self) -> RequestArray:
         return RequestArray()  # which connections do not need
 
     # --- tracking --------------------------------------------------------------------------
-
-    @property
-    def posted_work(self) -> PostedWork | None:
-        """The work under way; for this package."""
-        return self._posted
 
     @property
     def free_send_slots(self) -> int:
@@ -200,7 +195,7 @@ class Posting(Resource["h.ibv_qp"]):
         posted = self._posted
         if posted is not None:
             signaled = [self.sq_sig_all or bool(wr.send_flags & _SIGNALED) for wr in requests]
-            self.check_room(signaled)
+            self._check_room(signaled)
             for wr, asked in zip(requests, signaled, strict=True):
                 posted.send(wr.wr_id, wr.opcode, asked)
         code = lib.aiordma_post_send(
@@ -210,7 +205,7 @@ class Posting(Resource["h.ibv_qp"]):
             done = array.posted[0]
             if posted is not None:
                 posted.withdraw_sends(len(requests) - done)
-            raise self.post_error("ibv_post_send", code, done, requests[done:])
+            raise self._post_error("ibv_post_send", code, done, requests[done:])
         for wr in requests:
             if wr.bind is not None:
                 wr.bind.mw.pointer.rkey = wr.bind.rkey  # the device leaves that to us
@@ -240,7 +235,7 @@ class Posting(Resource["h.ibv_qp"]):
             done = array.posted[0]
             if posted is not None:
                 posted.withdraw_receives(len(requests) - done)
-            raise self.post_error("ibv_post_recv", code, done, requests[done:])
+            raise self._post_error("ibv_post_recv", code, done, requests[done:])
 
     def batch(self) -> SendBatch:
         """A scope that collects work requests and posts them at its end with one doorbell.
@@ -313,11 +308,8 @@ class Posting(Resource["h.ibv_qp"]):
     def _unknown_opcode(self, opcode: int) -> ValueError:
         return ValueError(f"{self._label()}: there is no operation {opcode}")
 
-    def check_room(self, signaled: Sequence[bool]) -> None:
-        """QueueFullError if these requests do not fit, or nothing could free an entry then.
-
-        For this package.
-        """
+    def _check_room(self, signaled: Sequence[bool]) -> None:
+        """QueueFullError if these requests do not fit, or nothing could free an entry then."""
         posted = self._account()
         if posted.has_room(signaled):
             return
@@ -328,14 +320,14 @@ class Posting(Resource["h.ibv_qp"]):
             detail += "; poll the completions of what was posted"
         raise QueueFullError("ibv_post_send", 0, f"{detail}; {self!r} on {self.context.name}")
 
-    def post_error(
+    def _post_error(
         self,
         verb: str,
         code: int,
         bad_index: int,
         requests: Sequence[SendWorkRequest | ReceiveWorkRequest] = (),
     ) -> PostError:
-        """The error to raise when posting returned ``code``. Internal to the library.
+        """The error to raise when posting returned ``code``.
 
         ``requests`` are those that were not posted.
         """

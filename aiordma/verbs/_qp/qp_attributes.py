@@ -52,8 +52,8 @@ class QPCapabilities(NamedTuple):
         )
 
     @classmethod
-    def of(cls, value: object) -> Self:
-        """Those that a caller gives, as Python's own numbers. Internal to the library."""
+    def _of(cls, value: object) -> Self:
+        """Those that a caller gives, as Python's own numbers."""
         given = instance(
             "capabilities",
             value,
@@ -175,7 +175,7 @@ _CONVERSIONS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
         "path_mtu": partial(choice, "path_mtu", kind=MTU),
         "path_mig_state": partial(choice, "path_mig_state", kind=MigrationState),
         "qp_access_flags": partial(choice, "qp_access_flags", kind=AccessFlags),
-        "cap": QPCapabilities.of,
+        "cap": QPCapabilities._of,
         "ah_attr": partial(vector_fields, "ah_attr"),
         "alt_ah_attr": partial(vector_fields, "alt_ah_attr"),
         "en_sqd_async_notify": partial(truth, "en_sqd_async_notify"),

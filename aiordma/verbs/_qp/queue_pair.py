@@ -89,7 +89,7 @@ class QueuePair(BringUp, Posting):
             hold_room(node, (send_cq, self.capabilities.max_send_wr), (recv_cq, receives))
             if srq is not None and recv_cq is not None:
                 try:
-                    srq.complete_at(recv_cq)
+                    srq._complete_at(recv_cq)
                 except BaseException:
                     node.close()
                     raise
@@ -97,7 +97,7 @@ class QueuePair(BringUp, Posting):
         self._begin_posting(pointer, extended)
         if not reserved:
             self._keep_account(send_cq, recv_cq)
-        context.route_events(self.addresses[0], self)
+        context._route_events(self._addresses[0], self)
 
     @property
     def pd(self) -> ProtectionDomain:
@@ -147,11 +147,11 @@ class QueuePair(BringUp, Posting):
             self.context.library.calls.ibv_modify_qp(self.pointer, attr, mask)
         except VerbsError as error:
             raise self._refused(error, check, mask, changes) from None
-        if self.posted_work is not None:
+        if self._posted is not None:
             if following is QPState.RESET:
-                self.posted_work.clear()
+                self._posted.clear()
             elif following is QPState.RTS:
-                self.posted_work.resume()
+                self._posted.resume()
 
     def _checked(self, current: QPState, following: QPState, mask: int) -> TransitionCheck:
         check = check_transition(self.qp_type, current, following, mask)

@@ -71,7 +71,7 @@ class SharedReceiveQueue(Resource["h.ibv_srq"]):
             weakref.WeakKeyDictionary()
         )
         node.at_end = _given_back(self._completing_at)
-        self.context.route_events(int(ffi.cast("uintptr_t", self.pointer)), self)
+        self.context._route_events(int(ffi.cast("uintptr_t", self.pointer)), self)
 
     # --- attributes ------------------------------------------------------------------------
 
@@ -133,8 +133,8 @@ class SharedReceiveQueue(Resource["h.ibv_srq"]):
         if max_wr is not None:
             self.max_wr = self.query().max_wr
 
-    def complete_at(self, cq: CompletionQueue) -> None:
-        """Set entries aside where a queue pair's receives complete; for this package.
+    def _complete_at(self, cq: CompletionQueue) -> None:
+        """Set entries aside where a queue pair's receives complete.
 
         They are given back when this is closed. BusyError when the queue cannot have so many.
         """
@@ -238,7 +238,7 @@ def create_srq(
     srq = SharedReceiveQueue(pd, node, attr.attr.max_sge)
     if cq is not None:
         try:
-            srq.complete_at(cq)
+            srq._complete_at(cq)
         except BaseException:
             node.close()
             raise

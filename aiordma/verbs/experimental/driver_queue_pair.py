@@ -93,7 +93,7 @@ class DriverQueuePair(Resource["h.ibv_qp"]):
         self.capabilities: QPCapabilities = QPCapabilities.read(attr)
         taken = self.capabilities
         hold_room(self.node, (send_cq, taken.max_send_wr), (recv_cq, taken.max_recv_wr))
-        self.context.route_events(int(ffi.cast("uintptr_t", pointer)), self)
+        self.context._route_events(int(ffi.cast("uintptr_t", pointer)), self)
 
     def modify(self, **changes: Unpack[QPChanges]) -> None:
         """Change attributes, most often with ``qp_state``; timers are seconds: ibv_modify_qp(3).
@@ -125,7 +125,7 @@ class DriverQueuePair(Resource["h.ibv_qp"]):
         if code:
             raise self._post_error("ibv_post_recv", code, array.posted[0])
 
-    def post_to(
+    def _post_to(
         self,
         wr: SendWorkRequest,
         ah: AddressHandle,
@@ -133,7 +133,7 @@ class DriverQueuePair(Resource["h.ibv_qp"]):
         remote_key: int,
         dc: h.mlx5dv_qp_ex | None = None,
     ) -> None:
-        """Post one request to a peer that it names itself; for this package."""
+        """Post one request to a peer that it names itself."""
         if wr.opcode not in _OPERATIONS:
             raise UnsupportedError(
                 f"{WROpcode(wr.opcode).name} on a {self._label()}",

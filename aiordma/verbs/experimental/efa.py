@@ -59,7 +59,7 @@ class EFADeviceAttributes:
 def query_device(context: Context) -> EFADeviceAttributes:
     """The limits that only EFA devices have. UnsupportedError on any other."""
     attr = ffi.new("struct efadv_device_attr *")
-    with context.offering(_NEEDS):
+    with context._offering(_NEEDS):
         context.library.providers.efadv_query_device(
             context.pointer, attr, ffi.sizeof("struct efadv_device_attr")
         )
@@ -94,7 +94,7 @@ class SRDQueuePair(DriverQueuePair):
         ``ah`` must stay open until the completion. UnsupportedError for other operations,
         ValueError for a number that does not fit, PostError when the device refuses.
         """
-        self.post_to(wr, ah, remote_qpn, remote_qkey)
+        self._post_to(wr, ah, remote_qpn, remote_qkey)
 
 
 def create_srd_qp(
@@ -116,7 +116,7 @@ def create_srd_qp(
     )
     efa = ffi.new("struct efadv_qp_init_attr *")
     efa.driver_qp_type = _SRD
-    with pd.context.offering(_NEEDS):
+    with pd.context._offering(_NEEDS):
         pointer = pd.context.library.providers.efadv_create_qp_ex(
             pd.context.pointer, attr, efa, ffi.sizeof("struct efadv_qp_init_attr")
         )

@@ -49,7 +49,7 @@ class DCInitiator(DriverQueuePair):
         """
         calls = self.context.library
         dc = calls.providers.mlx5dv_qp_ex_from_ibv_qp_ex(calls.calls.ibv_qp_to_qp_ex(self.pointer))
-        self.post_to(wr, ah, remote_dctn, remote_dc_key, dc)
+        self._post_to(wr, ah, remote_dctn, remote_dc_key, dc)
 
 
 class DCTarget(DriverQueuePair):
@@ -100,5 +100,5 @@ def _create(
     mlx5.dc_init_attr.dc_type = dc_type
     if dc_type == _DCT:
         mlx5.dc_init_attr.dct_access_key = access_key
-    with pd.context.offering(_NEEDS):
+    with pd.context._offering(_NEEDS):
         return pd.context.library.providers.mlx5dv_create_qp(pd.context.pointer, attr, mlx5)
