@@ -145,7 +145,7 @@ class MemoryPool(BlockCache):
             self.local_dma_lkey = self._local_dma.lkey
             self.local_dma_mr: int = _address(self._local_dma)
         self.ready_bytes = READY_BYTES
-        self._waiters: PoolWaiters[Block] = PoolWaiters(self.block, limit // INTERNAL_SHARE)
+        self._waiters: PoolWaiters[Block] = PoolWaiters(self._block, limit // INTERNAL_SHARE)
         """The tasks that wait for memory."""
         self.internal_waiters: Sized
         self.user_waiters: Sized
@@ -154,10 +154,10 @@ class MemoryPool(BlockCache):
         """The long messages that are being read."""
         self._waiters.on_wait = self._stalled_reads.look_soon
 
-    def block(self, size: int) -> Block:
+    def _block(self, size: int) -> Block:
         """A leased block of at least `size` bytes, contents undefined, past all waiters.
 
-        QuotaError if there is none now.  Internal to the library.
+        QuotaError if there is none now.
         """
         block: Block | None = self.take(size)
         if block is not None:
@@ -176,7 +176,7 @@ class MemoryPool(BlockCache):
         """
         if not len(self._waiters):
             try:
-                return self.block(size)
+                return self._block(size)
             except QuotaError:
                 pass
         self.require_possible(size)

@@ -191,7 +191,7 @@ def test_view_in_a_cycle(pool: MemoryPool, block_is_older: bool) -> None:
     del buffer, cycle
     gc.collect()
     assert leases(pool) == (0, 0)
-    block = pool.block(300)
+    block = pool._block(300)
     block.view[:3] = b"all"
     with block.export(0, 3) as view:
         assert bytes(view) == b"all"

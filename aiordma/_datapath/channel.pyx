@@ -230,7 +230,7 @@ cdef class MessageChannel(FrameHandler):
     def post_receives(self):
         """Posts every receive; before the peer can send, and so before the handshake ends."""
         for _ in range(SPARE_BLOCKS):
-            self.spare_blocks.append((<object> self.pool).block(protocol.MIN_RECEIVE))
+            self.spare_blocks.append((<object> self.pool)._block(protocol.MIN_RECEIVE))
         self.receives.post_all()
 
     def start(self, peer: Room):
@@ -496,7 +496,7 @@ cdef class MessageChannel(FrameHandler):
         cdef PoolBlock block
         try:
             (<object> self.pool)._require_spare(message.length)
-            block = (<object> self.pool).block(message.length)
+            block = (<object> self.pool)._block(message.length)
         except (RDMAError, OSError):
             copy.open(bytearray(message.length))
         else:
@@ -703,7 +703,7 @@ cdef class MessageChannel(FrameHandler):
         cdef Frame frame
         if block is None:
             try:
-                block = (<object> self.pool).block(length + self.tag_size)
+                block = (<object> self.pool)._block(length + self.tag_size)
             except (RDMAError, OSError, MemoryError):
                 if not self.spare_blocks:
                     return False

@@ -37,7 +37,7 @@ cdef class ReceiveQueue:
     def post_all(self):
         self.posted = self.queue.post_cached(self.pool, self.count, self.size)
         while self.posted < self.count:
-            self.post(self.pool.block(self.size))
+            self.post(self.pool._block(self.size))
 
     cdef int post(self, PoolBlock block) except -1:
         self.posted += 1
@@ -118,7 +118,7 @@ cdef class ReceiveQueue:
             try:
                 self.pool._require_spare(self.count * wanted)
                 while len(larger) < <Py_ssize_t> (self.posted - self.used_up):
-                    larger.append(self.pool.block(wanted))
+                    larger.append(self.pool._block(wanted))
             except (RDMAError, OSError, MemoryError):
                 release_all(larger)
                 self.missed = self.enough = 0  # after as many messages more

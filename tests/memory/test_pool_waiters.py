@@ -238,7 +238,7 @@ async def test_what_the_device_refuses(pool: MemoryPool, monkeypatch: pytest.Mon
     held = pool.alloc(LIMIT)
     waiting = Waiting(pool)
     await waiting.start(1, 300)
-    take = pool.block
+    take = pool._block
 
     def refuse_once(size: int) -> Block:
         pool._waiters._take = take
@@ -369,7 +369,7 @@ async def test_what_is_there_is_not_waited_for(
     for needs in (pool_waiters._internal, pool_waiters._user)[bool(beyond) :]:
         if needs:
             with pytest.raises(QuotaError):
-                pool.block(next(iter(needs.values())))
+                pool._block(next(iter(needs.values())))
             break
     while held or waiting:
         while held:

@@ -334,7 +334,7 @@ async def test_no_memory_for_a_bundle(factory: ConnectionFactory, error: Excepti
     async with factory.pair(Config()) as (client, server):
         first = client.send_nowait(b"alone")
         others = [client.send_nowait(pattern(300, n)) for n in range(5)]
-        with refusing(client, "block", error):
+        with refusing(client, "_block", error):
             async with factory.within(1):
                 for future in others:
                     await ends(future, type(error))
@@ -352,7 +352,7 @@ async def test_no_memory_for_a_control_message(
     """There are blocks for these."""
     async with factory.pair() as (client, server):
         with client.alloc(8) as buffer:
-            with refusing(client, "block", error):
+            with refusing(client, "_block", error):
                 async with factory.within(1):
                     share = await client.send_region(buffer)
                     remote = await server.recv_region()
