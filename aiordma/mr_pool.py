@@ -8,7 +8,7 @@ reg_mr` on the block), so that no token reaches the bytes beside it.
 Memory of a block is handed out again when all three are true:
 
 - the lease was given back (`Buffer.release`, the end of its `with`, or its garbage collection);
-- no work request is under way on it (`pin` and `unpin` count them);
+- no work request is under way on it (`_pin` and `_unpin` count them);
 - no view of it exists any more: a memoryview, or a numpy array made from one, that outlives its
   lease keeps seeing its own bytes, never those of the next lease.
 
