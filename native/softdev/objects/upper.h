@@ -40,9 +40,8 @@ struct soft_link_calls {
 	void (*acknowledge)(struct soft_qp_link *link);
 	/* How long a path to another machine may be silent, in ns. */
 	uint64_t (*silence_limit)(void);
-	/* The requests of the queue pair complete without being answered; the key opens nothing any
-	 * more, or something else: what was exported for them is not copied any more when this
-	 * returns. */
+	/* The requests of the queue pair complete without being answered; the key is invalidated or
+	 * rebound: on return no peer copies from the memory that was exported for them. */
 	void (*revoke_requests)(const struct soft_qp *qp);
 	void (*revoke_key)(uint32_t key);
 	/* The TCP and UDP port of this process; 0 and errno if there is none to be had. */
