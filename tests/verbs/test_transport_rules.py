@@ -204,7 +204,7 @@ def test_a_datagram_needs_a_destination(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     with pd.create_qp(cq, qp_type=QPType.UD) as qp:
-        with pytest.raises(ValueError, match="a datagram needs an address handle"):
+        with pytest.raises(ValueError, match="a datagram needs its destination"):
             qp.post_send([SendWorkRequest(1, WROpcode.SEND)])
         with pytest.raises(ValueError, match=r"SEND on a UD .*FENCE"):
             qp.post_send_one(1, WROpcode.SEND, SendFlags.FENCE, 0, 0, 0)
