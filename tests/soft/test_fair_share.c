@@ -7,7 +7,9 @@
 
 enum {
 	LIMIT = 16, /* of which two are a network's share */
-	MORE = LIMIT + 1
+	MORE = LIMIT + 1,
+	HOSTS = MORE + 8,
+	FLOOD = 40
 };
 
 static struct soft_crowd crowd;
@@ -63,7 +65,7 @@ static bool meet(const struct soft_stranger *one, const struct soft_stranger *ot
 }
 
 /* Hosts of different networks that share no bucket, since the hash has a random seed. */
-static char hosts[MORE + 8][32];
+static char hosts[HOSTS][32];
 
 static const char *apart(int number)
 {
@@ -72,10 +74,10 @@ static const char *apart(int number)
 
 static void find_hosts(void)
 {
-	struct soft_stranger found[MORE + 8];
+	struct soft_stranger found[HOSTS];
 	int count = 0, tried = 0;
 
-	while (count < MORE + 8) {
+	while (count < HOSTS) {
 		char *host = hosts[count];
 		bool fresh = true;
 
@@ -119,17 +121,43 @@ static void oldest_of_the_heaviest(void)
 	CHECK_EQUAL(goes(), 12);
 }
 
+static void come_from(const char *format, int number)
+{
+	char host[64];
+
+	snprintf(host, sizeof(host), format, number);
+	come(host);
+}
+
+/* Whether a host shares no bucket with those of a flood. */
+static bool is_apart_from(const char *host, const char *format)
+{
+	begin();
+	come(host);
+	for (int i = 0; i < FLOOD; i++) {
+		come_from(format, i);
+		if (meet(&strangers[0], &strangers[1 + i], 0, 2))
+			return false;
+	}
+	return true;
+}
+
 /* A flood of a network of many hosts goes for itself, and for no peer that was there before. */
 static void a_network(const char *format)
 {
-	begin();
-	come(apart(0));
-	come(apart(1));
-	for (int i = 0; i < 40; i++) {
-		char host[64];
+	const char *before[2];
+	int found = 0;
 
-		snprintf(host, sizeof(host), format, i);
-		come(host);
+	for (int i = 0; found < 2; i++) {
+		CHECK(i < HOSTS);
+		if (is_apart_from(apart(i), format))
+			before[found++] = apart(i);
+	}
+	begin();
+	come(before[0]);
+	come(before[1]);
+	for (int i = 0; i < FLOOD; i++) {
+		come_from(format, i);
 		CHECK(goes() < 0 ? i < LIMIT - 2 : true);
 	}
 	CHECK(strangers[0].crowd && strangers[1].crowd);
