@@ -191,8 +191,8 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
 
         The completions of these, in order; unsignaled ones before them are done then. The first
         failure is raised: WorkCompletionError by its status. ValueError for more requests than the
-        send queue has slots. Cancelled while it waits for room, it has posted nothing; later it
-        changes nothing for the device.
+        send queue has slots. Cancelled while it waits for room, it has posted nothing, unless there
+        has just become room; later it changes nothing for the device.
         """
         self._check_list(requests)
         size = self.qp.capabilities.max_send_wr

@@ -999,6 +999,10 @@ cdef class MessageChannel(FrameHandler):
         for message in rendezvous.values():
             code = self.rendezvous_memory.close_message(message, 0) or code
         self.rendezvous_memory.close()
+        for item in self.waiting.take_all():  # without `end`, as below
+            if type(item) is not SendFuture:
+                (<WRChain> item).waiter = None  # which refers to it
+                (<WRChain> item).free_memory()
         if self.ended_by is None:  # without `end`: the loop was closed, and its waiters with it
             self.ended_by = self.inbox.ended = ConnectionClosedError("its event loop was closed")
             self.receives.end()

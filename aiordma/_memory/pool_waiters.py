@@ -92,6 +92,7 @@ class PoolWaiters(Generic[B]):
             raise
         finally:
             among.discard(waiter)
+            del waiter  # the frames of its error have this one
 
     def returned(self, block: B) -> None:
         """A block has come back.  Must be called while there are waiters."""

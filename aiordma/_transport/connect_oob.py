@@ -35,6 +35,7 @@ class PendingConnection:
         self, device: verbs.Device, address: Address | None, config: Config, security: Security
     ) -> None:
         self._security = security
+        self._device = device.name
         self._attempt = ConnectAttempt[AddressedEndpoint]()
         self._peer: Hello | None = None
         self._client = False
@@ -47,13 +48,15 @@ class PendingConnection:
 
     def __repr__(self) -> str:
         state = "started" if self._started else "accepted" if self._peer else "new"
-        return f"<PendingConnection on {self._attempt.connection.device}, {state}>"
+        return f"<PendingConnection on {self._device}, {state}>"
 
     def accept(self, endpoint: bytes | bytearray | memoryview) -> None:
         """Takes the peer's endpoint: ready to receive.  ProtocolError for what is none.
 
         BufferStateError when it is called twice.
         """
+        if self._started and self._peer is None:
+            raise BufferStateError(f"{self!r}: it was given up")
         if self._peer is not None:
             raise BufferStateError(f"{self!r} has accepted its peer already")
         data = bytes(endpoint)

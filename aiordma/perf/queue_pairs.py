@@ -101,20 +101,36 @@ class QueuePairEnd:
             qp.connect(self._endpoint, remote, access=access)
         self._ring: ReceiveRing = self.queue.receives(*self._receives)
 
-    def post(self, number: int, *, heard: bool, signaled: bool = True) -> Completed:
-        """One operation; `heard`: the peer's program notices it, by its immediate data."""
-        imm = number & U32 if heard else None
-        match self._opened.operation:
-            case "send":
-                return self.queue.send_nowait(
-                    [self._piece], to=self._to, imm=imm, signaled=signaled, inline=self._inline
-                )
-            case "write":
-                return self.queue.write_nowait(
-                    [self._piece], *self._remote, imm=imm, signaled=signaled, inline=self._inline
-                )
-            case _:
-                return self.queue.read_nowait([self._target], *self._remote, signaled=signaled)
+    def post(self, first: int, *, heard: bool, count: int = 1) -> list[Completed]:
+        """Operations with one doorbell, of which the last one alone makes a completion.
+
+        `heard`: the peer's program notices them, by their immediate data.
+        """
+        requests: list[verbs.SendWorkRequest] = []
+        with verbs.SendBatch(requests.extend) as batch:
+            for number in range(first, first + count):
+                imm = number & U32 if heard else None
+                signaled = number == first + count - 1
+                match self._opened.operation:
+                    case "send":
+                        batch.send(
+                            [self._piece],
+                            to=self._to,
+                            imm=imm,
+                            signaled=signaled,
+                            inline=self._inline,
+                        )
+                    case "write":
+                        batch.write(
+                            [self._piece],
+                            *self._remote,
+                            imm=imm,
+                            signaled=signaled,
+                            inline=self._inline,
+                        )
+                    case _:
+                        batch.read([self._target], *self._remote, signaled=signaled)
+        return self.queue.submit_nowait(requests)
 
     def receive(self) -> Awaitable[tuple[verbs.WorkCompletion, memoryview]]:
         return self._ring.get()
@@ -154,7 +170,7 @@ class ClientQueuePair(QueuePairEnd):
         async def there_and_back() -> None:
             while run.done < run.limit:
                 start = perf_counter()
-                sent = self.post(run.done, heard=self._heard(run))
+                (sent,) = self.post(run.done, heard=self._heard(run))
                 await self._answer(run)
                 await sent
                 run.times.append(perf_counter() - start)
@@ -165,21 +181,21 @@ class ClientQueuePair(QueuePairEnd):
     async def alone(self, run: Run) -> None:
         while run.done < run.limit:
             start = perf_counter()
-            await self.post(run.done, heard=run.imm)
+            (sent,) = self.post(run.done, heard=run.imm)
+            await sent
             run.times.append(perf_counter() - start)
             run.done += 1
 
     async def flood(self, run: Run) -> None:
         """Every `moderation`-th operation makes a completion, and the last one."""
-        every, waiting = self._opened.moderation, deque[Completed]()
-        signaled = True
-        while run.started < run.limit or not signaled:
-            if len(waiting) == run.depth:
+        waiting = deque[Completed]()
+        while run.started < run.limit:
+            count = min(self._opened.moderation, run.limit - run.started)
+            while len(waiting) + count > run.depth:
                 await waiting.popleft()
                 run.done += 1
-            run.started += 1
-            signaled = not run.started % every or run.started >= run.limit
-            waiting.append(self.post(run.started - 1, heard=run.imm, signaled=signaled))
+            waiting += self.post(run.started, heard=run.imm, count=count)
+            run.started += count
         for future in waiting:
             await future
             run.done += 1
@@ -189,7 +205,7 @@ class ClientQueuePair(QueuePairEnd):
             under_way = deque[Completed]()
 
             def begin() -> None:
-                under_way.append(self.post(run.started, heard=self._heard(run)))
+                under_way.extend(self.post(run.started, heard=self._heard(run)))
                 run.started += 1
 
             for _ in range(min(run.depth, run.limit)):
@@ -252,7 +268,8 @@ class ServerQueuePair(QueuePairEnd):
         return tally.count - 1 if heard else None
 
     def reply(self, imm: int | None) -> Completed:
-        return self.post(imm or 0, heard=imm is not None)
+        (replied,) = self.post(imm or 0, heard=imm is not None)
+        return replied
 
     def verify(self, count: int) -> str:
         return self.arrived() if count and self._opened.operation == "write" else ""

@@ -143,6 +143,24 @@ async def test_plain_queue_pairs(device_name: str, host: str, asked: Settings) -
         assert result.completion is not None
 
 
+@pytest.mark.parametrize("moderation", [1, 4, 64])
+@one_loop
+async def test_completions_are_as_few_as_asked(
+    device_name: str, host: str, monkeypatch: pytest.MonkeyPatch, moderation: int
+) -> None:
+    made = []
+
+    class Counted(ClientQueuePair):
+        def release(self) -> None:
+            made.append(self.queue.qp.send_cq.statistics().completions)
+            super().release()
+
+    monkeypatch.setattr("aiordma.perf.client.ClientQueuePair", Counted)
+    asked = replace(settings("write", "bw"), qp="rc", depth=64, moderation=moderation, warm_up=0)
+    await measured(device_name, host, replace(asked, iterations=128))
+    assert made[0] == 128 // moderation
+
+
 @one_loop
 async def test_a_datagram_of_several_packets(device_name: str, host: str) -> None:
     with pytest.raises(LimitError, match="a datagram is one packet, of at most "):
@@ -156,12 +174,12 @@ async def test_datagrams_that_are_lost(
     """The server counts them, and the client's figures are what it has sent."""
     original = ClientQueuePair.post
 
-    def every_other(self: ClientQueuePair, number: int, **rest: bool) -> object:
+    def every_other(self: ClientQueuePair, first: int, **rest: bool) -> object:
         to = self._to
-        if number % 2 and to is not None:
+        if first % 2 and to is not None:
             self._to = to._replace(remote_qkey=to.remote_qkey ^ 1)  # which its queue pair refuses
         try:
-            return original(self, number, **rest)
+            return original(self, first, **rest)
         finally:
             self._to = to
 

@@ -88,6 +88,15 @@ async def test_the_steps_in_another_order(factory: ConnectionFactory) -> None:
 
 
 @one_loop
+async def test_what_was_given_up_accepts_nothing(factory: ConnectionFactory) -> None:
+    first, second = await half(factory), await half(factory)
+    async with second:
+        await first.close()
+        with pytest.raises(BufferStateError, match="given up"):
+            first.accept(second.endpoint)
+
+
+@one_loop
 async def test_what_is_no_endpoint(factory: ConnectionFactory) -> None:
     first, second = await half(factory), await half(factory)
     async with first, second:

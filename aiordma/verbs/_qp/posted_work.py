@@ -95,8 +95,9 @@ class PostedWork:
 
         Else no entry of the send queue could ever become free.
         """
+        stuck = self.is_stuck  # first: another thread may poll what it was stuck by
         free = self.free - len(signaled)
-        return free > 0 or (free == 0 and (any(signaled) or not self.is_stuck))
+        return free > 0 or (free == 0 and (any(signaled) or not stuck))
 
     def send(self, wr_id: int, opcode: int, signaled: int) -> None:
         """Add one, before it is posted: another thread may poll its completion at once."""

@@ -109,6 +109,10 @@ class Posting(Resource["h.ibv_qp"]):
     def _array(self) -> RequestArray:
         return RequestArray()  # which connections do not need
 
+    @cached_property
+    def _receive_array(self) -> RequestArray:
+        return RequestArray()  # of another thread, perhaps
+
     # --- tracking --------------------------------------------------------------------------
 
     @property
@@ -219,7 +223,7 @@ class Posting(Resource["h.ibv_qp"]):
         """
         if self.srq is not None:
             raise self._shared()
-        array, pointer = self._array, self.pointer
+        array, pointer = self._receive_array, self.pointer
         try:
             pack_recvs(array, requests)
         except (struct.error, TypeError, AttributeError) as error:
