@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from . import handles as h
-    from .handles import aiordma_calls
 
     Register = Callable[[h.ibv_pd, h.VoidPointer | h.Characters, int, int], h.ibv_mr]
 
@@ -43,12 +42,12 @@ class Library:
     def __init__(
         self,
         name: str,
-        table: aiordma_calls,
+        table: h.aiordma_calls,
         *,
         inherited: bool = False,
     ) -> None:
         self.name: str = name
-        self.table: aiordma_calls = table
+        self.table: h.aiordma_calls = table
         self.calls: Calls = Calls(table)
         own, local_dma = table.device.reg_own_mr, table.device.reg_local_dma  # or NULL
         self.addresses: tuple[int, int] = _address(own), _address(table.ibv_dereg_mr)

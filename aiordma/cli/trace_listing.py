@@ -8,8 +8,9 @@ from datetime import datetime
 from pathlib import Path
 
 from aiordma import trace
-from aiordma._core.refusal import printable
 from aiordma.trace import Outcome, Record, Request, Run
+
+from .top import plain
 
 # Records about queue pairs that are shown between the requests.
 Incident = (
@@ -83,7 +84,7 @@ def listing(traces: Iterable[Traced]) -> Iterator[str]:
     for traced in traces:
         header = traced.run.header
         began = datetime.fromtimestamp(header.realtime_ns / 1e9).astimezone()
-        where = printable(f"{header.host}, {header.device}: {header.command}")
+        where = plain(f"{header.host}, {header.device}: {header.command}")
         yield f"process {header.pid} on {where}"
         yield (
             f"  {traced.path}, from {began:%Y-%m-%d %H:%M:%S.%f}: "
@@ -101,7 +102,7 @@ def listing(traces: Iterable[Traced]) -> Iterator[str]:
 
 def ending(run: Run) -> str:
     if run.end is not None:
-        return f"ended early: {printable(run.end.error)}" if run.end.error else "complete"
+        return f"ended early: {plain(run.end.error)}" if run.end.error else "complete"
     if run.torn:
         return "the last line is torn: the process was killed"
     return "without an end: the process was killed, or is still at work"
@@ -123,7 +124,7 @@ def incident_text(incident: Incident) -> str:
         f"{name}={'+'.join(value) if isinstance(value, tuple) else value}"
         for name, value in arguments(incident).items()
     )
-    return printable(" ".join([incident.TYPE, *values]))
+    return plain(" ".join([incident.TYPE, *values]))
 
 
 def wr_id_text(wr_id: int) -> str:
