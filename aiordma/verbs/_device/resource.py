@@ -104,12 +104,22 @@ class Node(Generic[P]):
         if (pointer := self.pointer) is None:
             return
         self.pointer = None
+        if _halted:  # read after that, since `_halt_all` writes it and then reads the pointer
+            self._halt_alone(pointer)
+            return
         try:
             self._destroy(pointer)
         except BaseException:
             self.pointer = pointer
             raise
         self._ended("is closed")
+
+    def _halt_alone(self, pointer: P) -> None:
+        """Destroys nothing: another thread closes it while `_halt_all` may be using it."""
+        _keep_for_good(self)
+        if self.halt is not None:
+            with suppress(OSError):
+                self.halt(pointer)
 
     def move(self, old: Node[Any], new: Node[Any]) -> None:
         """Put ``new`` in the place of the parent ``old``."""
