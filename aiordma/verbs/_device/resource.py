@@ -105,7 +105,8 @@ class Node(Generic[P]):
             return
         self.pointer = None
         if _halted:  # read after that, since `_halt_all` writes it and then reads the pointer
-            self._halt_alone(pointer)
+            _keep_for_good(self)
+            self.have_halted(pointer)
             return
         try:
             self._destroy(pointer)
@@ -114,11 +115,10 @@ class Node(Generic[P]):
             raise
         self._ended("is closed")
 
-    def _halt_alone(self, pointer: P) -> None:
-        """Destroys nothing: another thread closes it while `_halt_all` may be using it."""
-        _keep_for_good(self)
+    def have_halted(self, pointer: P) -> None:
+        """Have the device use no memory on its behalf any more; nothing is destroyed."""
         if self.halt is not None:
-            with suppress(OSError):
+            with suppress(OSError):  # the device has failed, or gone
                 self.halt(pointer)
 
     def move(self, old: Node[Any], new: Node[Any]) -> None:
@@ -186,9 +186,8 @@ def _halt_all() -> None:
         except RuntimeError:  # a daemon thread has just opened a device
             continue
     for node in {node: None for root in roots for node in root.below()}:
-        if node.halt is not None and (pointer := node.pointer) is not None:
-            with suppress(OSError):  # the device has failed, or gone
-                node.halt(pointer)
+        if (pointer := node.pointer) is not None:
+            node.have_halted(pointer)
 
 
 class Resource(Generic[P]):
