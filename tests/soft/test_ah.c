@@ -25,15 +25,13 @@ static void address_handles(void)
 			attr.grh.sgid_index = 254;
 		if (wrong == 2)
 			attr.is_global = 0; /* RoCE has no addresses without a GRH (or a LID) */
-		errno = 0;
-		CHECK(!verbs->ibv_create_ah(side.pd, &attr) && errno == EINVAL);
+		REFUSED(verbs->ibv_create_ah(side.pd, &attr), EINVAL);
 	}
 	attr = good;
 	struct ibv_ah *ah = verbs->ibv_create_ah(side.pd, &attr);
 
 	CHECK(ah && ah->pd == side.pd && ah->context == side.context);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(side.qp), 0);
-	side.qp = NULL;
+	destroy_qp(&side);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(side.mr), 0);
 	side.mr = NULL;
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(side.pd), EBUSY); /* ibv_alloc_pd(3) */
@@ -45,8 +43,7 @@ static void address_handles(void)
 	CHECK(all);
 	for (int i = 0; i < device.max_ah; i++)
 		CHECK(all[i] = verbs->ibv_create_ah(side.pd, &attr));
-	errno = 0;
-	CHECK(!verbs->ibv_create_ah(side.pd, &attr) && errno == ENOMEM);
+	REFUSED(verbs->ibv_create_ah(side.pd, &attr), ENOMEM);
 	for (int i = 0; i < device.max_ah; i++)
 		CHECK_EQUAL(verbs->ibv_destroy_ah(all[i]), 0);
 	free(all);
@@ -73,7 +70,7 @@ static void address_by_lid(void)
 	CHECK_EQUAL(poll_one(&b).slid, port.lid);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 	attr.dlid = 0;
-	CHECK(!verbs->ibv_create_ah(a.pd, &attr) && errno == EINVAL);
+	REFUSED(verbs->ibv_create_ah(a.pd, &attr), EINVAL);
 	close_pair(&a, &b);
 }
 

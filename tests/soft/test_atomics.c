@@ -37,15 +37,9 @@ static void fetch_and_add(struct side *side, const struct address *owner, uint64
 
 	while (done < EACH) {
 		for (; posted < EACH && posted - done < WINDOW; posted++)
-			CHECK_EQUAL(
-				post(side, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-							    .wr_id = (uint64_t)posted,
-							    .offset = (size_t)(posted % WINDOW) * 8,
-							    .length = 8,
-							    .remote = owner->memory,
-							    .rkey = owner->rkey,
-							    .compare_add = 1}),
-				0);
+			POST(side, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = (uint64_t)posted,
+			     .offset = (size_t)(posted % WINDOW) * 8, .length = 8,
+			     .remote = owner->memory, .rkey = owner->rkey, .compare_add = 1);
 		expect_wc(side, (uint64_t)done, IBV_WC_SUCCESS);
 		memcpy(&seen[done], side->memory + done % WINDOW * 8, 8);
 		done++;
@@ -60,15 +54,9 @@ static void compare_and_swap(struct side *side, const struct address *owner, uin
 	for (int done = 0; done < EACH;) {
 		uint64_t before;
 
-		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_ATOMIC_CMP_AND_SWP,
-							.wr_id = 1,
-							.length = 8,
-							.remote = owner->memory,
-							.rkey = owner->rkey,
-							.compare_add = expected,
-							.swap = expected + 1}),
-			    0);
-		expect_wc(side, 1, IBV_WC_SUCCESS);
+		RUN(side, IBV_WC_SUCCESS, IBV_WR_ATOMIC_CMP_AND_SWP, .wr_id = 1, .length = 8,
+		    .remote = owner->memory, .rkey = owner->rkey, .compare_add = expected,
+		    .swap = expected + 1);
 		memcpy(&before, side->memory, 8);
 		if (before == expected)
 			seen[done++] = before++;

@@ -145,11 +145,7 @@ static int next_waiting(struct ibv_cq_ex *cq)
 
 static void send_with_number(struct side *from, uint64_t wr_id, uint32_t number)
 {
-	CHECK_EQUAL(post(from, (struct request){.opcode = IBV_WR_SEND_WITH_IMM,
-						.wr_id = wr_id,
-						.length = (uint32_t)wr_id,
-						.imm = number}),
-		    0);
+	POST(from, IBV_WR_SEND_WITH_IMM, .wr_id = wr_id, .length = (uint32_t)wr_id, .imm = number);
 }
 
 static void reading(void)
@@ -186,11 +182,7 @@ static void reading(void)
 		CHECK(cq->read_completion_wallclock_ns(cq) >= wall_before);
 		/* Between start and end the application may post, and the device may complete. */
 		CHECK_EQUAL(post_recv_at(&b, 200 + i, 0, 4096), 0);
-		CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-						      .wr_id = 7,
-						      .remote = (uintptr_t)a.memory,
-						      .rkey = a.mr->rkey}),
-			    0);
+		POST(&b, IBV_WR_RDMA_WRITE, .wr_id = 7, REMOTE(a, 0));
 		CHECK_EQUAL(next_waiting(cq), 0);
 	}
 	/* The writes come after the receives. */
@@ -317,8 +309,7 @@ static void take_event(struct side *side)
 static void arrive(struct side *a, struct side *b)
 {
 	CHECK_EQUAL(post_recv_at(b, 1, 0, 64), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 1}), 0);
-	expect_wc(a, 1, IBV_WC_SUCCESS);
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 1);
 }
 
 static void moderating(void)
@@ -417,11 +408,7 @@ static void threads(void)
 		CHECK_EQUAL(pthread_create(&readers[i], NULL, read_some, NULL), 0);
 	for (unsigned i = 0; i < 200; i++) {
 		CHECK_EQUAL(post_recv_at(&reader_side, 1 + i % 60, 0, 64), 0);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
-						      .wr_id = i,
-						      .length = 1 + i % 60}),
-			    0);
-		expect_wc(&a, i, IBV_WC_SUCCESS);
+		RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 1 + i % 60);
 	}
 	for (int i = 0; i < 2; i++)
 		pthread_join(readers[i], NULL);

@@ -6,8 +6,7 @@ static void send_and_recv(struct side *a, struct side *b)
 {
 	fill(a->memory, 1000, 1);
 	CHECK_EQUAL(post_recv_at(b, 7, 100, 2000), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 5, .length = 1000}),
-		    0);
+	POST(a, IBV_WR_SEND, .wr_id = 5, .length = 1000);
 	struct ibv_wc wc = expect_wc(b, 7, IBV_WC_SUCCESS);
 
 	CHECK_EQUAL(wc.opcode, IBV_WC_RECV);
@@ -22,19 +21,9 @@ static void immediate(struct side *a, struct side *b)
 {
 	CHECK_EQUAL(post_recv_at(b, 1, 0, 10), 0);
 	CHECK_EQUAL(post_recv_at(b, 2, 0, 0), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND_WITH_IMM,
-					     .wr_id = 3,
-					     .length = 5,
-					     .imm = 0x11223344}),
-		    0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
-					     .wr_id = 4,
-					     .length = 6,
-					     .imm = 0xffffffff,
-					     .offset = 0,
-					     .remote = (uintptr_t)b->memory + 64,
-					     .rkey = b->mr->rkey}),
-		    0);
+	POST(a, IBV_WR_SEND_WITH_IMM, .wr_id = 3, .length = 5, .imm = 0x11223344);
+	POST(a, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 4, .length = 6, .imm = 0xffffffff, .offset = 0,
+	     REMOTE(*b, 64));
 	struct ibv_wc wc = expect_wc(b, 1, IBV_WC_SUCCESS);
 
 	CHECK_EQUAL(wc.opcode, IBV_WC_RECV);
@@ -54,19 +43,8 @@ static void immediate(struct side *a, struct side *b)
 static void write_and_read(struct side *a, struct side *b)
 {
 	fill(a->memory, 5000, 9);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-					     .wr_id = 1,
-					     .length = 5000,
-					     .remote = (uintptr_t)b->memory + 10000,
-					     .rkey = b->mr->rkey}),
-		    0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ,
-					     .wr_id = 2,
-					     .length = 5000,
-					     .offset = 20000,
-					     .remote = (uintptr_t)b->memory + 10000,
-					     .rkey = b->mr->rkey}),
-		    0);
+	POST(a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 5000, REMOTE(*b, 10000));
+	POST(a, IBV_WR_RDMA_READ, .wr_id = 2, .length = 5000, .offset = 20000, REMOTE(*b, 10000));
 	expect_wc(a, 1, IBV_WC_SUCCESS);
 	struct ibv_wc wc = expect_wc(a, 2, IBV_WC_SUCCESS);
 
@@ -103,8 +81,7 @@ static void atomics(struct side *a, struct side *b)
 	CHECK_EQUAL(expect_wc(a, 1, IBV_WC_SUCCESS).opcode, IBV_WC_COMP_SWAP);
 	CHECK(*old == 3 && *word == 3);
 	request.compare_add = 3;
-	CHECK_EQUAL(post(a, request), 0);
-	expect_wc(a, 1, IBV_WC_SUCCESS);
+	carry_out(a, IBV_WC_SUCCESS, request);
 	CHECK(*old == 3 && *word == 77);
 }
 
@@ -112,9 +89,9 @@ static void zero_lengths(struct side *a, struct side *b)
 {
 	/* No bytes need no key: IBTA C9-88. */
 	CHECK_EQUAL(post_recv_at(b, 1, 0, 16), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 2}), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 3}), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 4}), 0);
+	POST(a, IBV_WR_RDMA_WRITE, .wr_id = 2);
+	POST(a, IBV_WR_RDMA_READ, .wr_id = 3);
+	POST(a, IBV_WR_SEND, .wr_id = 4);
 	expect_wc(a, 2, IBV_WC_SUCCESS);
 	expect_wc(a, 3, IBV_WC_SUCCESS);
 	expect_wc(a, 4, IBV_WC_SUCCESS);
@@ -254,12 +231,8 @@ static void unsignaled(void)
 	for (unsigned round = 0; round < 20; round++) {
 		for (unsigned i = 0; i < 8; i++) {
 			CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
-			CHECK_EQUAL(
-				post(&a, (struct request){.opcode = IBV_WR_SEND,
-							  .wr_id = i,
-							  .length = 8,
-							  .flags = i == 7 ? IBV_SEND_SIGNALED : 0}),
-				0);
+			POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8,
+			     .flags = i == 7 ? IBV_SEND_SIGNALED : 0);
 		}
 		expect_wc(&a, 7, IBV_WC_SUCCESS);
 		for (unsigned i = 0; i < 8; i++)
@@ -287,14 +260,8 @@ static void sizes(void)
 		fill(b.memory, length, (unsigned)i + 100);
 		CHECK_EQUAL(post_recv_at(&a, 1, HALF, HALF), 0);
 		CHECK_EQUAL(post_recv_at(&b, 1, HALF, HALF), 0);
-		CHECK_EQUAL(
-			post(&a,
-			     (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = length}),
-			0);
-		CHECK_EQUAL(
-			post(&b,
-			     (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = length}),
-			0);
+		POST(&a, IBV_WR_SEND, .wr_id = 2, .length = length);
+		POST(&b, IBV_WR_SEND, .wr_id = 2, .length = length);
 		for (int side = 0; side < 2; side++) {
 			struct side *at = side ? &b : &a;
 			uint64_t seen = 0;
@@ -312,19 +279,9 @@ static void sizes(void)
 		CHECK(filled(a.memory + HALF, length, (unsigned)i + 100));
 
 		memset(a.memory + HALF, 0, length);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ,
-						      .wr_id = 3,
-						      .length = length,
-						      .offset = HALF,
-						      .remote = (uintptr_t)b.memory,
-						      .rkey = b.mr->rkey}),
-			    0);
-		CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-						      .wr_id = 4,
-						      .length = length,
-						      .remote = (uintptr_t)a.memory,
-						      .rkey = a.mr->rkey}),
-			    0);
+		POST(&a, IBV_WR_RDMA_READ, .wr_id = 3, .length = length, .offset = HALF,
+		     REMOTE(b, 0));
+		POST(&b, IBV_WR_RDMA_WRITE, .wr_id = 4, .length = length, REMOTE(a, 0));
 		expect_wc(&a, 3, IBV_WC_SUCCESS);
 		expect_wc(&b, 4, IBV_WC_SUCCESS);
 		CHECK(filled(a.memory + HALF, length, (unsigned)i + 100));
@@ -341,20 +298,11 @@ static void read_depth_and_fence(void)
 	open_pair(&a, &b, (struct options){.memory = 1 << 20, .depth = 2});
 	fill(b.memory, 1 << 19, 5);
 	for (unsigned i = 0; i < 16; i++)
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ,
-						      .wr_id = i,
-						      .length = 1 << 15,
-						      .offset = i << 15,
-						      .remote = (uintptr_t)b.memory + (i << 15),
-						      .rkey = b.mr->rkey}),
-			    0);
+		POST(&a, IBV_WR_RDMA_READ, .wr_id = i, .length = 1 << 15, .offset = i << 15,
+		     REMOTE(b, (i << 15)));
 	/* Fenced: what it sends was brought by the READs before it. */
 	CHECK_EQUAL(post_recv_at(&b, 50, 1 << 19, 1 << 19), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
-					      .wr_id = 16,
-					      .flags = IBV_SEND_FENCE,
-					      .length = 1 << 19}),
-		    0);
+	POST(&a, IBV_WR_SEND, .wr_id = 16, .flags = IBV_SEND_FENCE, .length = 1 << 19);
 	for (unsigned i = 0; i < 17; i++)
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 	expect_wc(&b, 50, IBV_WC_SUCCESS);
@@ -414,19 +362,12 @@ static void with_itself(void)
 	bring_up(&a, &own);
 	fill(a.memory, 2 << 20, 8);
 	CHECK_EQUAL(post_recv_at(&a, 1, 2 << 20, 2 << 20), 0);
-	CHECK_EQUAL(
-		post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 2 << 20}),
-		0);
+	POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 2 << 20);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	expect_wc(&a, 2, IBV_WC_SUCCESS);
 	CHECK(filled(a.memory + (2 << 20), 2 << 20, 8));
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ,
-					      .wr_id = 3,
-					      .length = 1 << 20,
-					      .remote = own.memory + (1 << 20),
-					      .rkey = own.rkey}),
-		    0);
-	expect_wc(&a, 3, IBV_WC_SUCCESS);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .wr_id = 3, .length = 1 << 20,
+	    .remote = own.memory + (1 << 20), .rkey = own.rkey);
 	CHECK(!memcmp(a.memory, a.memory + (1 << 20), 1 << 20));
 	close_side(&a);
 }
@@ -456,19 +397,10 @@ static void between_processes(void)
 
 		if (mine) {
 			fill(side.memory, length, round);
-			CHECK_EQUAL(
-				post(&side, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-							     .wr_id = 3,
-							     .length = 8,
-							     .offset = WORD + 8,
-							     .remote = peer.memory + WORD,
-							     .rkey = peer.rkey,
-							     .compare_add = 1}),
-				0);
-			CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND,
-								 .wr_id = 2,
-								 .length = length}),
-				    0);
+			POST(&side, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 3, .length = 8,
+			     .offset = WORD + 8, .remote = peer.memory + WORD, .rkey = peer.rkey,
+			     .compare_add = 1);
+			POST(&side, IBV_WR_SEND, .wr_id = 2, .length = length);
 			expect_wc(&side, 3, IBV_WC_SUCCESS);
 			expect_wc(&side, 2, IBV_WC_SUCCESS);
 			CHECK(*(uint64_t *)(void *)(side.memory + WORD + 8) == round / 2);

@@ -37,8 +37,7 @@ static void refused(struct options options, struct request request, enum ibv_wc_
 	if (event)
 		expect_event(&b, type);
 	/* In ERR work is still taken, and flushed (IBTA 10.3.1.7). */
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 4, .length = 8}), 0);
-	expect_wc(&a, 4, IBV_WC_WR_FLUSH_ERR);
+	RUN(&a, IBV_WC_WR_FLUSH_ERR, IBV_WR_SEND, .wr_id = 4, .length = 8);
 	CHECK_EQUAL(post_recv_at(&a, 5, 0, 8), 0);
 	expect_wc(&a, 5, IBV_WC_WR_FLUSH_ERR);
 	close_pair(&a, &b);
@@ -100,12 +99,8 @@ static void rights_missing(void)
 						      (int)(ALL_RIGHTS & ~cases[i].right));
 
 		CHECK(mr);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = cases[i].opcode,
-						      .length = 8,
-						      .remote = (uintptr_t)b.memory,
-						      .rkey = mr->rkey}),
-			    0);
-		expect_wc(&a, 0, IBV_WC_REM_ACCESS_ERR);
+		RUN(&a, IBV_WC_REM_ACCESS_ERR, cases[i].opcode, .length = 8,
+		    .remote = (uintptr_t)b.memory, .rkey = mr->rkey);
 		expect_event(&b, IBV_EVENT_QP_ACCESS_ERR);
 		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 		close_pair(&a, &b);
@@ -116,12 +111,8 @@ static void rights_missing(void)
 
 		mr = verbs->ibv_reg_mr(pd, b.memory, 4096, ALL_RIGHTS);
 		CHECK(mr);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = cases[i].opcode,
-						      .length = 8,
-						      .remote = (uintptr_t)b.memory,
-						      .rkey = mr->rkey}),
-			    0);
-		expect_wc(&a, 0, IBV_WC_REM_ACCESS_ERR);
+		RUN(&a, IBV_WC_REM_ACCESS_ERR, cases[i].opcode, .length = 8,
+		    .remote = (uintptr_t)b.memory, .rkey = mr->rkey);
 		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 		CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
 		close_pair(&a, &b);
@@ -138,12 +129,7 @@ static void atomics(void)
 						 .length = 8,
 						 .remote = off});
 	open_pair(&a, &b, (struct options){0});
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-					      .length = 4,
-					      .remote = (uintptr_t)b.memory,
-					      .rkey = b.mr->rkey}),
-		    0);
-	expect_wc(&a, 0, IBV_WC_LOC_LEN_ERR);
+	RUN(&a, IBV_WC_LOC_LEN_ERR, IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 4, REMOTE(b, 0));
 	close_pair(&a, &b);
 }
 
@@ -154,10 +140,7 @@ static void message_too_long(void)
 	open_pair(&a, &b, (struct options){.memory = 1 << 20});
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 100), 0);
 	CHECK_EQUAL(post_recv_at(&b, 2, 0, 1000), 0);
-	CHECK_EQUAL(
-		post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 3, .length = 1 << 20}),
-		0);
-	expect_wc(&a, 3, IBV_WC_REM_INV_REQ_ERR);
+	RUN(&a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND, .wr_id = 3, .length = 1 << 20);
 	expect_wc(&b, 1, IBV_WC_LOC_LEN_ERR);
 	expect_wc(&b, 2, IBV_WC_WR_FLUSH_ERR);
 	CHECK_EQUAL(state_of(&b), IBV_QPS_ERR);
@@ -188,7 +171,7 @@ static void local_protection(void)
 	struct ibv_recv_wr recv = {.wr_id = 4, .sg_list = &sge, .num_sge = 1}, *bad;
 
 	CHECK_EQUAL(b.context->ops.post_recv(b.qp, &recv, &bad), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 5, .length = 8}), 0);
+	POST(&a, IBV_WR_SEND, .wr_id = 5, .length = 8);
 	expect_wc(&b, 4, IBV_WC_LOC_PROT_ERR);
 	expect_wc(&a, 5, IBV_WC_REM_OP_ERR);
 	close_pair(&a, &b);
@@ -198,14 +181,8 @@ static void local_protection(void)
 	struct ibv_mr *mr = verbs->ibv_reg_mr(a.pd, a.memory, 4096, 0);
 
 	CHECK(mr);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ,
-					      .wr_id = 6,
-					      .length = 8,
-					      .lkey = mr->lkey,
-					      .remote = (uintptr_t)b.memory,
-					      .rkey = b.mr->rkey}),
-		    0);
-	expect_wc(&a, 6, IBV_WC_LOC_PROT_ERR);
+	RUN(&a, IBV_WC_LOC_PROT_ERR, IBV_WR_RDMA_READ, .wr_id = 6, .length = 8, .lkey = mr->lkey,
+	    REMOTE(b, 0));
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	close_pair(&a, &b);
 }
@@ -239,13 +216,7 @@ static void read_depth(void)
 
 	/* It was told none at all: such a READ could never be sent. */
 	open_pair(&a, &b, (struct options){.depth = 255});
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ,
-					      .wr_id = 1,
-					      .length = 8,
-					      .remote = (uintptr_t)b.memory,
-					      .rkey = b.mr->rkey}),
-		    0);
-	expect_wc(&a, 1, IBV_WC_LOC_QP_OP_ERR);
+	RUN(&a, IBV_WC_LOC_QP_OP_ERR, IBV_WR_RDMA_READ, .wr_id = 1, .length = 8, REMOTE(b, 0));
 	close_pair(&a, &b);
 }
 
@@ -258,17 +229,9 @@ static void receiver_not_ready(void)
 	open_pair(&a, &b, (struct options){.rnr_timer = 1, .memory = 1 << 20});
 	fill(a.memory, 1 << 20, 6);
 	for (unsigned i = 0; i < 8; i++)
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
-						      .wr_id = i,
-						      .offset = i * 1000,
-						      .length = 1000}),
-			    0);
-	CHECK_EQUAL(
-		post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 8, .length = 1 << 20}),
-		0);
-	struct ibv_wc wc;
-
-	CHECK_EQUAL(poll_cq(&a, 1, &wc), 0);
+		POST(&a, IBV_WR_SEND, .wr_id = i, .offset = i * 1000, .length = 1000);
+	POST(&a, IBV_WR_SEND, .wr_id = 8, .length = 1 << 20);
+	expect_no_wc(&a);
 	for (unsigned i = 0; i < 8; i++) {
 		CHECK_EQUAL(post_recv_at(&b, i, 0, 1000), 0);
 		expect_wc(&b, i, IBV_WC_SUCCESS);
@@ -305,8 +268,7 @@ static void rnr_timer(void)
 	open_pair(&a, &b, (struct options){.rnr_retry = 2, .rnr_timer = 20}); /* 10.24 ms, twice */
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
-	expect_wc(&a, 1, IBV_WC_RNR_RETRY_EXC_ERR);
+	RUN(&a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 2 * 10240000u);
 	close_pair(&a, &b);
 }
@@ -374,8 +336,7 @@ static void posting(void)
 	CHECK_EQUAL(post_recv_at(&a, 0, 0, 8), ENOMEM);
 
 	bring_up(&b, &address_a);
-	for (unsigned i = 0; i < 4; i++)
-		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
+	post_recvs(&b, 0, 4, 8);
 	for (unsigned i = 0; i < 4; i++)
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
@@ -393,9 +354,7 @@ static void cq_overrun(void)
 	connect_pair(&a, &b);
 	for (unsigned i = 0; i < 5; i++) {
 		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
-		CHECK_EQUAL(
-			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = 8}),
-			0);
+		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8);
 	}
 	for (unsigned i = 0; i < 5; i++)
 		expect_wc(&b, i, IBV_WC_SUCCESS);
@@ -418,10 +377,10 @@ static void drain(void)
 	struct ibv_wc wc;
 
 	open_pair(&a, &b, (struct options){.memory = 1 << 20});
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
+	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
 		    0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
 	CHECK_EQUAL(post_recv_at(&b, 2, 0, 8), 0);
 	expect_event(&a, IBV_EVENT_SQ_DRAINED);
@@ -444,22 +403,19 @@ static void drain(void)
 static void reset_and_reuse(void)
 {
 	struct side a, b;
-	struct ibv_wc wc;
 
 	open_pair(&a, &b, (struct options){0});
 	for (int round = 0; round < 3; round++) {
 		CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
 		CHECK_EQUAL(post_recv_at(&b, 9, 0, 8), 0); /* never used */
-		CHECK_EQUAL(
-			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
-			0);
+		POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 8);
 		expect_wc(&b, 1, IBV_WC_SUCCESS);
 		expect_wc(&a, 2, IBV_WC_SUCCESS);
 		if (round == 1)
 			CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
 		CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
 		CHECK_EQUAL(to_state(&b, IBV_QPS_RESET), 0);
-		CHECK_EQUAL(poll_cq(&b, 1, &wc), 0);
+		expect_no_wc(&b);
 		connect_pair(&a, &b);
 	}
 	close_pair(&a, &b);
@@ -484,15 +440,12 @@ static void reset_takes_completions_back(bool destroyed)
 	connect_pair(&a, &b);
 	/* So that what lies there goes beyond the end of the ring. */
 	for (unsigned i = 0; i < 5; i++) {
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = i}), 0);
-		expect_wc(&a, i, IBV_WC_SUCCESS);
+		RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .wr_id = i);
 	}
 	CHECK_EQUAL(a.context->ops.req_notify_cq(a.cq, 0), 0);
 	for (unsigned i = 0; i < 3; i++) {
 		CHECK_EQUAL(post_recv_at(&b, 10 + i, 0, 8), 0);
-		CHECK_EQUAL(
-			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = 8}),
-			0);
+		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8);
 	}
 	/* Without polling: the event, and then until all six are there. */
 	CHECK_EQUAL(verbs->ibv_get_cq_event(a.channel, &cq, &context), 0);
@@ -513,8 +466,7 @@ static void reset_takes_completions_back(bool destroyed)
 	if (destroyed)
 		a.qp = NULL;
 	CHECK_EQUAL(to_state(&b, IBV_QPS_RESET), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
-	b.qp = NULL;
+	destroy_qp(&b);
 	b.cq = spare;
 	close_pair(&b, &a);
 }
@@ -542,13 +494,12 @@ static void reset_takes_back_from_both(void)
 	bring_up(&a, &(struct address){.qpn = 1});
 	CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
 	for (int destroyed = 0; destroyed < 2; destroyed++) {
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}), 0);
+		POST(&a, IBV_WR_SEND, .length = 8);
 		CHECK_EQUAL(post_recv_at(&a, 1, 0, 8), 0);
 		CHECK_EQUAL(soft_cq_of(sends)->count, 1);
 		CHECK_EQUAL(soft_cq_of(receives)->count, 1);
 		if (destroyed) {
-			CHECK_EQUAL(verbs->ibv_destroy_qp(a.qp), 0);
-			a.qp = NULL;
+			destroy_qp(&a);
 		} else {
 			CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
 		}
@@ -573,18 +524,8 @@ static void reset_in_a_message(void)
 	struct ibv_wc wc;
 
 	open_pair(&a, &b, (struct options){.memory = BIG});
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-					      .wr_id = 1,
-					      .length = BIG,
-					      .remote = (uintptr_t)b.memory,
-					      .rkey = b.mr->rkey}),
-		    0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-					      .wr_id = 2,
-					      .length = BIG,
-					      .remote = (uintptr_t)b.memory,
-					      .rkey = b.mr->rkey}),
-		    0);
+	POST(&a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = BIG, REMOTE(b, 0));
+	POST(&a, IBV_WR_RDMA_WRITE, .wr_id = 2, .length = BIG, REMOTE(b, 0));
 	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
 	while (poll_cq(&a, 1, &wc) == 1)
 		CHECK_EQUAL(wc.status, IBV_WC_SUCCESS); /* it was quicker than we */
@@ -597,8 +538,7 @@ static void flush_order(void)
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.signal_none = true});
-	for (unsigned i = 0; i < 10; i++)
-		CHECK_EQUAL(post_recv_at(&b, 100 + i, 0, 8), 0);
+	post_recvs(&b, 100, 10, 8);
 	CHECK_EQUAL(to_state(&b, IBV_QPS_ERR), 0);
 	for (unsigned i = 0; i < 10; i++)
 		expect_wc(&b, 100 + i, IBV_WC_WR_FLUSH_ERR);
@@ -607,9 +547,7 @@ static void flush_order(void)
 	/* Sends that cannot go out: the peer has no receive. Unsignaled ones are flushed too. */
 	open_pair(&a, &b, (struct options){.signal_none = true, .rnr_timer = 31});
 	for (unsigned i = 0; i < 10; i++)
-		CHECK_EQUAL(
-			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = 8}),
-			0);
+		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8);
 	CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
 	for (unsigned i = 0; i < 10; i++)
 		expect_wc(&a, i, IBV_WC_WR_FLUSH_ERR);
@@ -629,13 +567,8 @@ static void deregister_under_fire(void)
 		struct side a, b;
 
 		open_pair(&a, &b, (struct options){.memory = BIG});
-		CHECK_EQUAL(post(&a, (struct request){.opcode = write ? IBV_WR_RDMA_WRITE
-								      : IBV_WR_RDMA_READ,
-						      .wr_id = 1,
-						      .length = BIG,
-						      .remote = (uintptr_t)b.memory,
-						      .rkey = b.mr->rkey}),
-			    0);
+		POST(&a, write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, .wr_id = 1, .length = BIG,
+		     REMOTE(b, 0));
 		struct ibv_wc wc;
 
 		CHECK_EQUAL(verbs->ibv_dereg_mr(b.mr), 0);

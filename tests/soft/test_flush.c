@@ -40,12 +40,7 @@ static int flush(struct side *side, struct flush what)
 
 static void write_all(struct side *side, const struct side *peer)
 {
-	CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-						.wr_id = 8,
-						.length = LENGTH,
-						.remote = (uintptr_t)peer->memory,
-						.rkey = peer->mr->rkey}),
-		    0);
+	POST(side, IBV_WR_RDMA_WRITE, .wr_id = 8, .length = LENGTH, REMOTE(*peer, 0));
 }
 
 /* `b`'s memory has the right to be flushed. */
@@ -179,8 +174,7 @@ static void refused_here(void)
 	qp->wr_set_sge(qp, a.mr->lkey, (uintptr_t)a.memory, 8);
 	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
 	/* Nothing here has storage behind it that the device would know. */
-	errno = 0;
-	CHECK(!verbs->ibv_reg_mr(a.pd, a.memory, LENGTH, EVERYTHING) && errno == EOPNOTSUPP);
+	REFUSED(verbs->ibv_reg_mr(a.pd, a.memory, LENGTH, EVERYTHING), EOPNOTSUPP);
 	/* A message is at most 2 GiB, and so is a range. */
 	struct flush what = all_of(&b);
 
@@ -197,8 +191,7 @@ static void refused_here(void)
 			qp_attr_ex(&a, (struct extras){.operations = IBV_QP_EX_WITH_FLUSH});
 
 		attr.qp_type = without[i];
-		errno = 0;
-		CHECK(!extended(a.context)->create_qp_ex(a.context, &attr) && errno == EOPNOTSUPP);
+		REFUSED(extended(a.context)->create_qp_ex(a.context, &attr), EOPNOTSUPP);
 		close_side(&a);
 	}
 }

@@ -20,12 +20,8 @@ static struct ibv_context *import(const struct ibv_context *of)
 
 static enum ibv_wc_status write_to(struct side *side, const struct ibv_mr *mr, const void *remote)
 {
-	CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-						.wr_id = 1,
-						.length = 8,
-						.remote = (uintptr_t)remote,
-						.rkey = mr->rkey}),
-		    0);
+	POST(side, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8, .remote = (uintptr_t)remote,
+	     .rkey = mr->rkey);
 	struct ibv_wc wc;
 
 	while (!poll_cq(side, 1, &wc))
@@ -105,8 +101,7 @@ static void domains_and_regions(void)
 	verbs->ibv_unimport_pd(unused);
 	verbs->ibv_unimport_pd(pd);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(own), EBUSY);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
-	b.qp = NULL;
+	destroy_qp(&b);
 	CHECK_EQUAL(verbs->ibv_destroy_cq(cq), 0);
 	b.cq = own_cq;
 	b.pd = own;

@@ -7,7 +7,7 @@
 
 enum {
 	PAGE = 4096,
-	REMOTE = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE
+	PEER_RIGHTS = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE
 };
 
 static uint8_t *pages(size_t count)
@@ -31,12 +31,7 @@ static bool resident(uint8_t *page)
 static enum ibv_wc_status cma(struct side *a, enum ibv_wr_opcode opcode, const struct ibv_mr *mr,
 			      uint64_t address, uint32_t length)
 {
-	CHECK_EQUAL(post(a, (struct request){.opcode = opcode,
-					     .wr_id = 1,
-					     .length = length,
-					     .remote = address,
-					     .rkey = mr->rkey}),
-		    0);
+	POST(a, opcode, .wr_id = 1, .length = length, .remote = address, .rkey = mr->rkey);
 	return next_wc(a).status;
 }
 
@@ -46,19 +41,11 @@ static enum ibv_wc_status write_to(struct side *a, const struct ibv_mr *mr, uint
 	return cma(a, IBV_WR_RDMA_WRITE, mr, address, length);
 }
 
-/* Both queue pairs anew, after an error. */
-static void again(struct side *a, struct side *b)
-{
-	CHECK_EQUAL(to_state(a, IBV_QPS_RESET), 0);
-	CHECK_EQUAL(to_state(b, IBV_QPS_RESET), 0);
-	connect_pair(a, b);
-}
-
 /* ---- on demand ----------------------------------------------------------------------------- */
 
 static void on_demand(void)
 {
-	const int rights = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | REMOTE;
+	const int rights = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | PEER_RIGHTS;
 	struct ibv_device_attr_ex attr;
 	struct side a, b;
 
@@ -81,14 +68,14 @@ static void on_demand(void)
 	CHECK(resident(memory) && filled(memory, 100, 5));
 	CHECK(!resident(memory + 3 * PAGE));
 	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + PAGE - 8, 16), IBV_WC_REM_ACCESS_ERR);
-	again(&a, &b);
+	connect_again(&a, &b);
 	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + 2 * PAGE, 8), IBV_WC_REM_ACCESS_ERR);
-	again(&a, &b);
+	connect_again(&a, &b);
 	CHECK_EQUAL(cma(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory + 2 * PAGE, 8), IBV_WC_SUCCESS);
 	/* A long one that comes to a hole on its way, in either direction. */
 	CHECK_EQUAL(cma(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 4 * PAGE),
 		    IBV_WC_REM_ACCESS_ERR);
-	again(&a, &b);
+	connect_again(&a, &b);
 	/* Mapped later. */
 	CHECK(mmap(memory + PAGE, PAGE, PROT_READ | PROT_WRITE,
 		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory + PAGE);
@@ -107,28 +94,24 @@ static void on_demand(void)
 					   .opcode = IBV_WR_BIND_MW,
 					   .bind_mw = {mw,
 						       mw->rkey + 1,
-						       {mr, (uintptr_t)memory, 3 * PAGE, REMOTE}},
+						       {mr, (uintptr_t)memory, 3 * PAGE,
+							PEER_RIGHTS}},
 				   },
 			   *bad;
 
 	CHECK_EQUAL(b.context->ops.post_send(b.qp, &bind, &bad), 0);
 	expect_wc(&b, 6, IBV_WC_SUCCESS);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-					      .wr_id = 1,
-					      .length = 8,
-					      .remote = (uintptr_t)memory + 2 * PAGE,
-					      .rkey = bind.bind_mw.rkey}),
-		    0);
-	expect_wc(&a, 1, IBV_WC_REM_ACCESS_ERR); /* that page cannot be written */
-	again(&a, &b);
+	RUN(&a, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
+	    .remote = (uintptr_t)memory + 2 * PAGE,
+	    .rkey = bind.bind_mw.rkey); /* that page cannot be written */
+	connect_again(&a, &b);
 	CHECK_EQUAL(b.context->ops.dealloc_mw(mw), 0);
 	/* As the source and the target of one's own requests. */
 	CHECK_EQUAL(munmap(memory + PAGE, PAGE), 0);
 	struct request local = {.opcode = IBV_WR_SEND, .wr_id = 2, .length = 64, .lkey = mr->lkey};
 
 	local.offset = (size_t)(memory + PAGE - b.memory);
-	CHECK_EQUAL(post(&b, local), 0);
-	expect_wc(&b, 2, IBV_WC_LOC_PROT_ERR);
+	carry_out(&b, IBV_WC_LOC_PROT_ERR, local);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 
 	/* Combinations that ibv_reg_mr(3) excludes. */
@@ -137,7 +120,7 @@ static void on_demand(void)
 	REFUSED(verbs->ibv_reg_mr_iova2(b.pd, NULL, SIZE_MAX, 4096, IBV_ACCESS_ON_DEMAND), EINVAL);
 	REFUSED(verbs->ibv_reg_mr(b.pd, memory, SIZE_MAX, IBV_ACCESS_ON_DEMAND), EINVAL);
 	REFUSED(verbs->ibv_reg_mr(b.pd, NULL, SIZE_MAX, 0), EFAULT);
-	REFUSED(verbs->ibv_reg_mr(b.pd, memory, PAGE, IBV_ACCESS_ON_DEMAND | REMOTE), EINVAL);
+	REFUSED(verbs->ibv_reg_mr(b.pd, memory, PAGE, IBV_ACCESS_ON_DEMAND | PEER_RIGHTS), EINVAL);
 	munmap(memory, 4 * PAGE);
 	close_pair(&a, &b);
 }
@@ -162,7 +145,7 @@ static void own(void)
 	CHECK(!resident(memory + 2 * PAGE) && !resident(memory + 3 * PAGE));
 	/* Nothing else is taken on the caller's word. */
 	CHECK_EQUAL(cma(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 8), IBV_WC_REM_ACCESS_ERR);
-	again(&a, &b);
+	connect_again(&a, &b);
 	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + 4 * PAGE - 8, 16), IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	REFUSED(soft_reg_own_mr(b.pd, memory, 0, rights), EINVAL);
@@ -201,19 +184,16 @@ static void all(void)
 		.rkey = b.mr->rkey,
 	};
 
-	CHECK_EQUAL(post(&a, request), 0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	carry_out(&a, IBV_WC_SUCCESS, request);
 	CHECK(filled(b.memory, PAGE, 9));
 	request.opcode = IBV_WR_RDMA_READ;
 	request.lkey = writable->lkey;
 	fill(b.memory, PAGE, 7);
-	CHECK_EQUAL(post(&a, request), 0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	carry_out(&a, IBV_WC_SUCCESS, request);
 	CHECK(filled(memory, PAGE, 7));
 	request.lkey = mr->lkey;
 	fill(b.memory, PAGE, 5);
-	CHECK_EQUAL(post(&a, request), 0);
-	expect_wc(&a, 1, IBV_WC_LOC_PROT_ERR);
+	carry_out(&a, IBV_WC_LOC_PROT_ERR, request);
 	CHECK(filled(memory, PAGE, 7));
 	CHECK_EQUAL(verbs->ibv_dereg_mr(writable), 0);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
@@ -228,7 +208,7 @@ static void implicit(void)
 
 	open_pair(&a, &b, (struct options){0});
 	struct ibv_mr *mr = verbs->ibv_reg_mr(
-		b.pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | REMOTE);
+		b.pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | PEER_RIGHTS);
 
 	CHECK(mr && !mr->addr && mr->length == SIZE_MAX);
 	uint8_t *memory = pages(2);
@@ -241,15 +221,14 @@ static void implicit(void)
 	struct ibv_recv_wr wr = {.wr_id = 3, .sg_list = &sge, .num_sge = 1}, *bad;
 
 	CHECK_EQUAL(b.context->ops.post_recv(b.qp, &wr, &bad), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 64}), 0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 64);
 	expect_wc(&b, 3, IBV_WC_SUCCESS);
 	CHECK(filled(memory, 64, 9));
 	munmap(memory, 2 * PAGE);
 	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory, 8), IBV_WC_REM_ACCESS_ERR);
-	again(&a, &b);
+	connect_again(&a, &b);
 	CHECK_EQUAL(write_to(&a, mr, 8, 8), IBV_WC_REM_ACCESS_ERR);
-	again(&a, &b);
+	connect_again(&a, &b);
 	CHECK_EQUAL(write_to(&a, mr, UINT64_MAX - 4, 8), IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	close_pair(&a, &b);
@@ -354,12 +333,8 @@ static void null_region(void)
 	CHECK_EQUAL(verbs->ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0),
 		    IBV_REREG_MR_ERR_INPUT);
 	CHECK_EQUAL(errno, EINVAL);
-	CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-					      .wr_id = 2,
-					      .length = 8,
-					      .rkey = mr->lkey}),
-		    0);
-	expect_wc(&b, 2, IBV_WC_REM_ACCESS_ERR);
+	RUN(&b, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_WRITE, .wr_id = 2, .length = 8,
+	    .rkey = mr->lkey);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(a.pd), EBUSY);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	close_pair(&a, &b);
@@ -369,7 +344,7 @@ static void null_region(void)
 
 static void dmabuf(void)
 {
-	const int rights = IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_RELAXED_ORDERING;
+	const int rights = IBV_ACCESS_LOCAL_WRITE | PEER_RIGHTS | IBV_ACCESS_RELAXED_ORDERING;
 	struct side a, b;
 	uint8_t seen[200];
 
@@ -388,7 +363,7 @@ static void dmabuf(void)
 		EINVAL);
 	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, fd, rights | IBV_ACCESS_ZERO_BASED),
 		EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, fd, REMOTE), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, fd, PEER_RIGHTS), EINVAL);
 	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, b.channel->fd, rights), EINVAL);
 
 	struct ibv_mr *mr = verbs->ibv_reg_dmabuf_mr(b.pd, PAGE + 100, PAGE, 0x10064, fd, rights);
@@ -404,9 +379,9 @@ static void dmabuf(void)
 	CHECK_EQUAL(verbs->ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0),
 		    IBV_REREG_MR_ERR_INPUT);
 	CHECK_EQUAL(write_to(&a, mr, 0x10063, 1), IBV_WC_REM_ACCESS_ERR);
-	again(&a, &b);
+	connect_again(&a, &b);
 	CHECK_EQUAL(write_to(&a, mr, 0x10064 + PAGE, 1), IBV_WC_REM_ACCESS_ERR);
-	again(&a, &b);
+	connect_again(&a, &b);
 	/* Cut short behind our back: an error, not the end of the process. */
 	CHECK_EQUAL(ftruncate(other, PAGE), 0);
 	CHECK_EQUAL(write_to(&a, mr, 0x10064, 8), IBV_WC_REM_ACCESS_ERR);
@@ -431,8 +406,8 @@ static void dmabuf(void)
 
 static void device_memory(void)
 {
-	const unsigned rights =
-		IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_REMOTE_ATOMIC;
+	const unsigned rights = IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE | PEER_RIGHTS |
+				IBV_ACCESS_REMOTE_ATOMIC;
 	struct ibv_device_attr_ex attr;
 	struct side a, b;
 	uint8_t seen[300];
@@ -477,7 +452,7 @@ static void device_memory(void)
 		EINVAL);
 	REFUSED(ex->reg_dm_mr(b.pd, dm, 1, 4096, rights), EINVAL);
 	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, rights | IBV_ACCESS_ON_DEMAND), EINVAL);
-	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, IBV_ACCESS_ZERO_BASED | REMOTE), EINVAL);
+	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, IBV_ACCESS_ZERO_BASED | PEER_RIGHTS), EINVAL);
 	REFUSED(ex->reg_dm_mr(a.pd, dm, 0, 4096, rights), EINVAL); /* another context's */
 	struct ibv_mr *mr = ex->reg_dm_mr(b.pd, dm, 1000, 1000, rights);
 
@@ -487,7 +462,7 @@ static void device_memory(void)
 
 	CHECK(nothing && nothing->length == 0);
 	CHECK_EQUAL(write_to(&a, nothing, 0, 1), IBV_WC_REM_ACCESS_ERR);
-	again(&a, &b);
+	connect_again(&a, &b);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(nothing), 0);
 	CHECK_EQUAL(ex->free_dm(dm), EBUSY);
 	/* Addresses are offsets in the region. */
@@ -500,14 +475,8 @@ static void device_memory(void)
 	CHECK(filled(seen, 300, 8));
 	before = 41;
 	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1008, &before, 8), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-					      .wr_id = 1,
-					      .length = 8,
-					      .remote = 8,
-					      .rkey = mr->rkey,
-					      .compare_add = 1}),
-		    0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8, .remote = 8,
+	    .rkey = mr->rkey, .compare_add = 1);
 	CHECK_EQUAL(dm->memcpy_from_dm(&before, dm, 1008, 8), 0);
 	CHECK_EQUAL(before, 42);
 	/* As the source of the owner's own request. */
@@ -567,18 +536,18 @@ static void reregistering(void)
 	CHECK_EQUAL(write_to(&a, mr, second, 2 * PAGE), IBV_WC_SUCCESS);
 	CHECK(filled(b.memory + 8 * PAGE, 2 * PAGE, 6));
 	CHECK_EQUAL(write_to(&a, mr, first, 8), IBV_WC_REM_ACCESS_ERR);
-	again(&a, &b);
+	connect_again(&a, &b);
 
 	CHECK_EQUAL(rereg(mr, access, NULL, NULL, 0, IBV_ACCESS_REMOTE_READ), 0);
 	CHECK_EQUAL(cma(&a, IBV_WR_RDMA_READ, mr, second, 8), IBV_WC_SUCCESS);
 	CHECK_EQUAL(write_to(&a, mr, second, 8), IBV_WC_REM_ACCESS_ERR);
-	again(&a, &b);
+	connect_again(&a, &b);
 
 	CHECK_EQUAL(rereg(mr, domain | access, other, NULL, 0, ALL_RIGHTS), 0);
 	CHECK(mr->pd == other);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(other), EBUSY);
 	CHECK_EQUAL(write_to(&a, mr, second, 8), IBV_WC_REM_ACCESS_ERR);
-	again(&a, &b);
+	connect_again(&a, &b);
 	CHECK_EQUAL(rereg(mr, domain | moved, b.pd, b.memory, PAGE, 0), 0);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(other), 0);
 	CHECK_EQUAL(write_to(&a, mr, first, 8), IBV_WC_SUCCESS);
@@ -594,7 +563,7 @@ static void reregistering(void)
 	CHECK_EQUAL(rereg(mr, moved, NULL, memory, PAGE, 0), IBV_REREG_MR_ERR_INPUT);
 	CHECK_EQUAL(write_to(&a, mr, first, 8), IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0); /* "the user still needs to call ibv_dereg_mr" */
-	again(&a, &b);
+	connect_again(&a, &b);
 
 	/* To on demand and back, and zero based. */
 	mr = verbs->ibv_reg_mr(b.pd, memory, PAGE, ALL_RIGHTS);
@@ -794,8 +763,7 @@ static void allocators(void)
 		CHECK_EQUAL(verbs->ibv_destroy_cq((struct ibv_cq *)cq), 0);
 		CHECK(decline || allocator.live); /* those of the queue pair */
 	}
-	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
-	b.qp = NULL;
+	destroy_qp(&b);
 	CHECK_EQUAL(allocator.live, 0);
 
 	allocator.fail = true;

@@ -140,21 +140,11 @@ static void iova(void)
 
 	CHECK(mr);
 	fill(a.memory, 4096, 1);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-					      .wr_id = 1,
-					      .length = 4096,
-					      .remote = 0x1000000,
-					      .rkey = mr->rkey}),
-		    0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 4096, .remote = 0x1000000,
+	    .rkey = mr->rkey);
 	CHECK(filled(b.memory + 4096, 4096, 1));
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-					      .wr_id = 2,
-					      .length = 1,
-					      .remote = (uintptr_t)b.memory + 4096,
-					      .rkey = mr->rkey}),
-		    0);
-	expect_wc(&a, 2, IBV_WC_REM_ACCESS_ERR);
+	RUN(&a, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_WRITE, .wr_id = 2, .length = 1,
+	    .remote = (uintptr_t)b.memory + 4096, .rkey = mr->rkey);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	close_pair(&a, &b);
 }
@@ -165,29 +155,27 @@ static void creating(void)
 	struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC, .cap = {1, 1, 1, 1, 0}};
 
 	open_side(&a, (struct options){0});
-	errno = 0;
-	CHECK(!verbs->ibv_create_cq(a.context, 0, NULL, NULL, 0) && errno == EINVAL);
-	CHECK(!verbs->ibv_create_cq(a.context, 1 << 30, NULL, NULL, 0) && errno == EINVAL);
-	CHECK(!verbs->ibv_create_cq(a.context, 1, NULL, NULL, 99) && errno == EINVAL);
-	CHECK(!verbs->ibv_create_cq(a.context, 1, NULL, NULL, -1) && errno == EINVAL);
-	CHECK(!verbs->ibv_create_qp(a.pd, &init) && errno == EINVAL); /* no CQ */
+	REFUSED(verbs->ibv_create_cq(a.context, 0, NULL, NULL, 0), EINVAL);
+	REFUSED(verbs->ibv_create_cq(a.context, 1 << 30, NULL, NULL, 0), EINVAL);
+	REFUSED(verbs->ibv_create_cq(a.context, 1, NULL, NULL, 99), EINVAL);
+	REFUSED(verbs->ibv_create_cq(a.context, 1, NULL, NULL, -1), EINVAL);
+	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL); /* no CQ */
 	init.send_cq = init.recv_cq = a.cq;
 	init.cap.max_send_wr = 1 << 20;
-	CHECK(!verbs->ibv_create_qp(a.pd, &init) && errno == EINVAL);
+	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL);
 	init.cap.max_send_wr = 1;
 	init.cap.max_recv_sge = 1000;
-	CHECK(!verbs->ibv_create_qp(a.pd, &init) && errno == EINVAL);
+	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL);
 	init.cap.max_recv_sge = 1;
 	init.cap.max_inline_data = 1 << 20;
-	CHECK(!verbs->ibv_create_qp(a.pd, &init) && errno == EINVAL);
+	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL);
 	init.cap.max_inline_data = 0;
 	init.qp_type = (enum ibv_qp_type)77;
-	CHECK(!verbs->ibv_create_qp(a.pd, &init) && errno == EINVAL);
+	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL);
 	static const enum ibv_qp_type others[] = {IBV_QPT_RAW_PACKET, IBV_QPT_DRIVER};
 	for (int i = 0; i < 2; i++) {
 		init.qp_type = others[i];
-		errno = 0;
-		CHECK(!verbs->ibv_create_qp(a.pd, &init) && errno == EOPNOTSUPP);
+		REFUSED(verbs->ibv_create_qp(a.pd, &init), EOPNOTSUPP);
 	}
 	/* In use. */
 	CHECK_EQUAL(verbs->ibv_destroy_cq(a.cq), EBUSY);
@@ -318,11 +306,7 @@ static bool readable(int fd)
 static void send_one(struct side *a, struct side *b, unsigned flags)
 {
 	CHECK_EQUAL(post_recv_at(b, 1, 0, 8), 0);
-	CHECK_EQUAL(post(a,
-			 (struct request){
-				 .opcode = IBV_WR_SEND, .wr_id = 2, .length = 8, .flags = flags}),
-		    0);
-	expect_wc(a, 2, IBV_WC_SUCCESS);
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8, .flags = flags);
 }
 
 static void no_event(struct side *side)
@@ -572,13 +556,7 @@ static void closing_early(void)
 	CHECK_EQUAL(verbs->ibv_close_device(b.context), 0);
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-					      .wr_id = 1,
-					      .length = 8,
-					      .remote = (uintptr_t)b.memory,
-					      .rkey = b.mr->rkey}),
-		    0);
-	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
+	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8, REMOTE(b, 0));
 	/* As long as eight tries of 4.096 us * 2^14 take, not sooner: IBTA 9.7.6.1.3. */
 	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 8 * (4096ull << 14));
 	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);

@@ -38,10 +38,7 @@ static bool event_is_there(struct side *side)
 static void send_one(struct side *from, struct side *to, uint64_t wr_id)
 {
 	CHECK_EQUAL(post_recv_at(to, wr_id, 0, 64), 0);
-	CHECK_EQUAL(
-		post(from, (struct request){.opcode = IBV_WR_SEND, .wr_id = wr_id, .length = 8}),
-		0);
-	expect_wc(from, wr_id, IBV_WC_SUCCESS);
+	RUN(from, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = wr_id, .length = 8);
 	expect_wc(to, wr_id, IBV_WC_SUCCESS);
 }
 
@@ -61,7 +58,7 @@ static void down_and_up(void)
 	CHECK(!event_is_there(&a)); /* it is down already */
 
 	CHECK_EQUAL(post_recv_at(&b, 2, 0, 64), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	for (int i = 0; i < 1000; i++) {
 		struct ibv_wc wc;
 
@@ -96,9 +93,9 @@ static void connected_later(void)
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
 	connect_pair(&a, &b);
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
+	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	for (int i = 0; i < 1000; i++)
-		CHECK_EQUAL(poll_cq(&b, 1, &(struct ibv_wc){0}), 0);
+		expect_no_wc(&b);
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
@@ -114,15 +111,13 @@ static void given_up(void)
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
 	expect_port_event(&a, IBV_EVENT_PORT_ERR);
 	expect_port_event(&b, IBV_EVENT_PORT_ERR);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
-	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
+	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
 	/* The other had nothing under way: it finds out with its next request. */
 	CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
 	expect_port_event(&b, IBV_EVENT_PORT_ACTIVE);
-	CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
-	expect_wc(&b, 2, IBV_WC_RETRY_EXC_ERR);
+	RUN(&b, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	CHECK(!event_is_there(&b));
 	close_pair(&a, &b);
 }
@@ -139,13 +134,8 @@ static void given_up_by_the_peer(void)
 	bring_up(&side, &peer);
 	process_barrier(&process);
 	if (process.child) {
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-							 .wr_id = 1,
-							 .length = 8,
-							 .remote = peer.memory,
-							 .rkey = peer.rkey}),
-			    0);
-		expect_wc(&side, 1, IBV_WC_SUCCESS);
+		RUN(&side, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
+		    .remote = peer.memory, .rkey = peer.rkey);
 	}
 	process_barrier(&process);
 	if (!process.child)
@@ -153,13 +143,8 @@ static void given_up_by_the_peer(void)
 	process_barrier(&process);
 	if (process.child) {
 		CHECK_EQUAL(port_of(&side).state, IBV_PORT_ACTIVE);
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-							 .wr_id = 2,
-							 .length = 8,
-							 .remote = peer.memory,
-							 .rkey = peer.rkey}),
-			    0);
-		expect_wc(&side, 2, IBV_WC_RETRY_EXC_ERR);
+		RUN(&side, IBV_WC_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE, .wr_id = 2, .length = 8,
+		    .remote = peer.memory, .rkey = peer.rkey);
 	}
 	process_barrier(&process);
 	close_side(&side);
@@ -174,8 +159,7 @@ static void unreliable(void)
 	open_pair(&a, &b, (struct options){.uc = true});
 	send_one(&a, &b, 1);
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
-	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
 	send_one(&a, &b, 3);
 	send_one(&b, &a, 4);
@@ -212,8 +196,7 @@ static void device_fatal(void)
 	CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
 	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), EIO);
 	init.send_cq = init.recv_cq = a.cq;
-	errno = 0;
-	CHECK(!verbs->ibv_create_qp(a.pd, &init) && errno == EIO);
+	REFUSED(verbs->ibv_create_qp(a.pd, &init), EIO);
 	/* Opened anew, it works. */
 	struct side c, d;
 

@@ -136,7 +136,7 @@ static void operations(void)
 	qp->wr_atomic_cmp_swp(qp, rkey, remote + 8192, 42, 99);
 	sge(qp, &a, 40008, 8);
 	qp->wr_id = 8;
-	CHECK_EQUAL(poll_cq(&a, 1, &(struct ibv_wc){0}), 0); /* nothing is posted yet */
+	expect_no_wc(&a); /* nothing is posted yet */
 	CHECK_EQUAL(qp->wr_complete(qp), 0);
 
 	static const enum ibv_wc_opcode sent[] = {
@@ -205,8 +205,7 @@ static void atomic_write(void)
 				  .rkey = b.mr->rkey};
 
 	memcpy(a.memory, &word, 8);
-	CHECK_EQUAL(post(&a, request), 0);
-	expect_wc(&a, 9, IBV_WC_SUCCESS);
+	carry_out(&a, IBV_WC_SUCCESS, request);
 	CHECK(!memcmp(b.memory + 64, &word, 8));
 	/* A setter for what takes none. */
 	qp->wr_start(qp);
@@ -230,11 +229,8 @@ static void atomic_write(void)
 		request.rkey = i == 3 ? readable->rkey : b.mr->rkey;
 		if (i == 4)
 			b.options.rights = ALL_RIGHTS & ~IBV_ACCESS_REMOTE_WRITE;
-		CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
-		CHECK_EQUAL(to_state(&b, IBV_QPS_RESET), 0);
-		connect_pair(&a, &b);
-		CHECK_EQUAL(post(&a, request), 0);
-		expect_wc(&a, 9, expected[i]);
+		connect_again(&a, &b);
+		carry_out(&a, expected[i], request);
 	}
 	memcpy(&seen, b.memory, 8);
 	CHECK_EQUAL(seen, word);
@@ -307,7 +303,7 @@ static void datagrams(void)
 	qp->wr_set_ud_addr(qp, ah, to.qpn, QKEY);
 	qp->wr_send(qp);
 	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
-	CHECK_EQUAL(poll_cq(&a, 1, &wc), 0);
+	expect_no_wc(&a);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 	close_pair(&a, &b);
 }
@@ -645,11 +641,10 @@ static void states_and_room(void)
 		}
 		CHECK_EQUAL(qp->wr_complete(qp), batch ? ENOMEM : 0);
 	}
-	for (unsigned i = 0; i < 6; i++)
-		CHECK_EQUAL(post_recv_at(&b, i, 0, 64), 0);
+	post_recvs(&b, 0, 6, 64);
 	for (unsigned i = 0; i < 6; i++)
 		expect_wc(&a, i, IBV_WC_SUCCESS);
-	CHECK_EQUAL(poll_cq(&a, 1, &(struct ibv_wc){0}), 0);
+	expect_no_wc(&a);
 	/* ERR takes requests and flushes them. */
 	CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
 	qp->wr_start(qp);

@@ -133,7 +133,6 @@ static void sends_and_writes(void)
 {
 	uint8_t data[PIECE];
 	struct stage stage;
-	struct ibv_wc wc;
 
 	open_stage(&stage, (struct options){0});
 	for (unsigned i = 0; i < 3; i++)
@@ -155,7 +154,7 @@ static void sends_and_writes(void)
 	get_ack(&stage, FIRST + 1);
 	CHECK_EQUAL(word(&stage), 0);
 	expect_wc(&stage.side, 0, IBV_WC_SUCCESS);
-	CHECK_EQUAL(poll_cq(&stage.side, 1, &wc), 0);
+	expect_no_wc(&stage.side);
 	CHECK(filled(stage.side.memory + 1024, PIECE, 1));
 	close_stage(&stage);
 }
@@ -239,7 +238,6 @@ static void gaps(void)
 {
 	uint8_t data[PIECE];
 	struct stage stage;
-	struct ibv_wc wc;
 
 	open_stage(&stage, (struct options){0});
 	for (unsigned i = 0; i < 8; i++)
@@ -261,7 +259,7 @@ static void gaps(void)
 	get_ack(&stage, FIRST + 1);
 	expect_wc(&stage.side, 0, IBV_WC_SUCCESS);
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
-	CHECK_EQUAL(poll_cq(&stage.side, 1, &wc), 0);
+	expect_no_wc(&stage.side);
 	close_stage(&stage);
 }
 
@@ -336,12 +334,8 @@ static void silence(void)
 	struct stage stage;
 
 	open_stage(&stage, (struct options){.timeout = 8, .retry_cnt = RETRIES});
-	CHECK_EQUAL(post(&stage.side,
-			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = PIECE}),
-		    0);
-	CHECK_EQUAL(
-		post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
-		0);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = PIECE);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	for (int i = 0; i <= RETRIES; i++) {
 		CHECK_EQUAL(get(&stage, data).psn, stage.side.psn);
 		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(stage.side.psn, 1));
@@ -378,10 +372,7 @@ static void timeouts(void)
 	for (uint32_t i = 0; i < 4; i++) {
 		struct soft_frame ack = answer(SOFT_ACK, 0);
 
-		CHECK_EQUAL(
-			post(&stage.side,
-			     (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = PIECE}),
-			0);
+		POST(&stage.side, IBV_WR_SEND, .wr_id = i, .length = PIECE);
 		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(stage.side.psn, i));
 		let_time_pass(&stage);
 		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(stage.side.psn, i));
@@ -394,9 +385,7 @@ static void timeouts(void)
 	close_stage(&stage);
 
 	open_stage(&stage, (struct options){.timeout = 255, .retry_cnt = 8});
-	CHECK_EQUAL(post(&stage.side,
-			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = PIECE}),
-		    0);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = PIECE);
 	get(&stage, data);
 	soft_lock();
 	CHECK(!soft_qp_of(stage.side.qp)->retry_timer.running);
@@ -415,10 +404,7 @@ static void told_of_a_gap(void)
 	const uint32_t psn = stage.side.psn;
 
 	for (unsigned i = 0; i < 3; i++)
-		CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND,
-							       .wr_id = i,
-							       .length = 2 * PIECE}),
-			    0);
+		POST(&stage.side, IBV_WR_SEND, .wr_id = i, .length = 2 * PIECE);
 	for (uint32_t i = 0; i < 3; i++)
 		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(psn, i));
 	frame = answer(SOFT_NAK, soft_psn_add(psn, 1));
@@ -455,12 +441,8 @@ static void missing_answers(void)
 
 	fill(data, 4 * PIECE, 6);
 	for (unsigned i = 0; i < 3; i++)
-		CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_RDMA_READ,
-							       .wr_id = i,
-							       .offset = i * 4 * PIECE,
-							       .length = 4 * PIECE,
-							       .remote = 0x1000}),
-			    0);
+		POST(&stage.side, IBV_WR_RDMA_READ, .wr_id = i, .offset = i * 4 * PIECE,
+		     .length = 4 * PIECE, .remote = 0x1000);
 	for (uint32_t i = 0; i < 3; i++) {
 		uint8_t nothing[1];
 
@@ -515,16 +497,12 @@ static void draining(void)
 	struct stage stage;
 
 	open_stage(&stage, (struct options){.timeout = 24});
-	CHECK_EQUAL(post(&stage.side,
-			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = PIECE}),
-		    0);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = PIECE);
 	get(&stage, data);
 	CHECK_EQUAL(verbs->ibv_modify_qp(stage.side.qp, &attr,
 					 IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
 		    0);
-	CHECK_EQUAL(post(&stage.side,
-			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = PIECE}),
-		    0);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 2, .length = PIECE);
 	for (int i = 0; i < 2; i++) {
 		let_time_pass(&stage);
 		CHECK_EQUAL(get(&stage, data).psn, stage.side.psn);
@@ -570,16 +548,12 @@ static bool is_partial(struct stage *stage)
 static void no_reader(void)
 {
 	struct stage stage;
-	struct ibv_wc wc;
 
 	open_stage(&stage, (struct options){.memory = LONG, .timeout = 8, .retry_cnt = 1});
-	CHECK_EQUAL(
-		post(&stage.side,
-		     (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = SOFT_FRAME_MAX}),
-		0);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = SOFT_FRAME_MAX);
 	CHECK(is_partial(&stage));
 	for (uint64_t end = now_ns(CLOCK_MONOTONIC) + 20000000; now_ns(CLOCK_MONOTONIC) < end;)
-		CHECK_EQUAL(poll_cq(&stage.side, 1, &wc), 0);
+		expect_no_wc(&stage.side);
 	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
 	close_stage(&stage);
 }
@@ -593,18 +567,13 @@ static void answered_in_the_middle(void)
 
 	open_stage(&stage, (struct options){.memory = LONG, .timeout = 20});
 	memset(stage.side.memory, 0xaa, LONG);
-	CHECK_EQUAL(
-		post(&stage.side,
-		     (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = SOFT_FRAME_MAX}),
-		0);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = SOFT_FRAME_MAX);
 	CHECK(is_partial(&stage));
 	frame.flags = SOFT_FRAME_ACK;
 	frame.ack = stage.side.psn;
 	put(&stage, frame, NULL);
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
-	CHECK_EQUAL(post(&stage.side,
-			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = PIECE}),
-		    0);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 2, .length = PIECE);
 	frame = get_long(&stage);
 	CHECK_EQUAL(frame.psn, stage.side.psn);
 	CHECK_EQUAL(frame.length, SOFT_FRAME_MAX);

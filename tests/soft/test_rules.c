@@ -5,22 +5,10 @@
 
 #include "fault_side.h"
 
-static void no_event(struct side *side)
-{
-	struct ibv_async_event event;
-	int flags = fcntl(side->context->async_fd, F_GETFL);
-
-	CHECK_EQUAL(fcntl(side->context->async_fd, F_SETFL, flags | O_NONBLOCK), 0);
-	CHECK_FAILS(verbs->ibv_get_async_event(side->context, &event), EAGAIN);
-	CHECK_EQUAL(fcntl(side->context->async_fd, F_SETFL, flags), 0);
-}
-
 static void nothing_completes(struct side *side)
 {
-	struct ibv_wc wc;
-
 	for (int i = 0; i < 100; i++)
-		CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
+		expect_no_wc(side);
 }
 
 /* ---- receiver not ready -------------------------------------------------------------------- */
@@ -43,7 +31,7 @@ static void rnr_codes(void)
 		struct soft_qp *qp = soft_qp_of(a.qp);
 
 		before = soft_now();
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}), 0);
+		POST(&a, IBV_WR_SEND, .length = 8);
 		while (!deadline) {
 			soft_progress();
 			soft_lock();
@@ -70,17 +58,14 @@ static void rnr_counts(void)
 			told = counts().not_ready;
 			spec("rnr=@1-%u", retries);
 			CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-			CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}),
-				    0);
-			expect_wc(&a, 0, IBV_WC_SUCCESS);
+			RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .length = 8);
 			expect_wc(&b, 1, IBV_WC_SUCCESS);
 			CHECK_EQUAL(counts().not_ready - told, retries);
 		}
 		told = counts().not_ready;
 		spec("rnr=@1-%u", retries + 1u);
 		CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}), 0);
-		expect_wc(&a, 0, IBV_WC_RNR_RETRY_EXC_ERR);
+		RUN(&a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, .length = 8);
 		CHECK_EQUAL(counts().not_ready - told, retries + 1);
 		close_pair(&a, &b);
 	}
@@ -88,8 +73,7 @@ static void rnr_counts(void)
 	told = counts().not_ready;
 	spec("rnr=@1-50");
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}), 0);
-	expect_wc(&a, 0, IBV_WC_SUCCESS);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .length = 8);
 	CHECK_EQUAL(counts().not_ready - told, 50);
 	close_pair(&a, &b);
 	no_faults();
@@ -118,7 +102,7 @@ static void giving_up(void)
 		open_side(&a, (struct options){.timeout = cases[i].timeout,
 					       .retry_cnt = cases[i].retry_cnt});
 		bring_up(&a, &(struct address){.qpn = 1});
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND}), 0);
+		POST(&a, IBV_WR_SEND);
 		soft_lock();
 		const struct soft_timer timer = soft_qp_of(a.qp)->reach_timer;
 
@@ -140,9 +124,8 @@ static void no_timeout(void)
 
 	spec("loss=@1,frames=requests");
 	open_pair(&a, &b, (struct options){.timeout = 255});
-	for (unsigned i = 0; i < 2; i++)
-		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 0, .length = 8}), 0);
+	post_recvs(&b, 0, 2, 8);
+	POST(&a, IBV_WR_SEND, .wr_id = 0, .length = 8);
 	while (counts().lost == lost)
 		soft_progress();
 	soft_lock();
@@ -151,7 +134,7 @@ static void no_timeout(void)
 	soft_unlock();
 	CHECK(!waiting);
 	CHECK_EQUAL(counts().retried, retried);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
+	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	for (unsigned i = 0; i < 2; i++) {
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 		expect_wc(&b, i, IBV_WC_SUCCESS);
@@ -177,13 +160,10 @@ static void needs_no_receive(void)
 
 		request.remote = (uintptr_t)b.memory;
 		request.rkey = b.mr->rkey;
-		CHECK_EQUAL(post(&a, request), 0);
-		expect_wc(&a, request.wr_id, IBV_WC_SUCCESS);
+		carry_out(&a, IBV_WC_SUCCESS, request);
 	}
 	/* A WRITE with immediate does (IBTA 9.7.5.2.8), even of no bytes. */
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 4}),
-		    0);
-	expect_wc(&a, 4, IBV_WC_RNR_RETRY_EXC_ERR);
+	RUN(&a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 4);
 	close_pair(&a, &b);
 }
 
@@ -208,12 +188,10 @@ static void zero_bytes(void)
 					  .rkey = 0x12345};
 
 		open_pair(&a, &b, (struct options){0});
-		CHECK_EQUAL(post(&a, request), 0);
-		expect_wc(&a, 1, IBV_WC_SUCCESS);
+		carry_out(&a, IBV_WC_SUCCESS, request);
 		close_pair(&a, &b);
 		open_pair(&a, &b, (struct options){.rights = ALL_RIGHTS & ~cases[i].right});
-		CHECK_EQUAL(post(&a, request), 0);
-		expect_wc(&a, 1, IBV_WC_REM_INV_REQ_ERR);
+		carry_out(&a, IBV_WC_REM_INV_REQ_ERR, request);
 		expect_event(&b, IBV_EVENT_QP_REQ_ERR);
 		close_pair(&a, &b);
 	}
@@ -221,11 +199,7 @@ static void zero_bytes(void)
 	open_pair(&a, &b, (struct options){0});
 	memset(b.memory, 7, 8);
 	CHECK_EQUAL(post_recv_at(&b, 2, 0, 8), 0);
-	CHECK_EQUAL(
-		post(&a,
-		     (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 1, .imm = 5}),
-		0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 1, .imm = 5);
 	struct ibv_wc wc = expect_wc(&b, 2, IBV_WC_SUCCESS);
 
 	CHECK_EQUAL(wc.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
@@ -249,8 +223,8 @@ static void drained(bool notify)
 	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, mask), 0); /* with nothing under way */
 	if (notify)
 		expect_event(&a, IBV_EVENT_SQ_DRAINED);
-	no_event(&a);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
+	expect_no_event(&a);
+	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	CHECK_EQUAL(post_recv_at(&a, 2, 0, 8), 0);
 	CHECK_EQUAL(post_recv_at(&b, 3, 0, 8), 0);
 	*(uint64_t *)(void *)(a.memory + 64) = 5;
@@ -279,7 +253,7 @@ static void drained(bool notify)
 	expect_wc(&a, 2, IBV_WC_SUCCESS);
 	nothing_completes(&b); /* what was posted meanwhile has not been sent */
 	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE), 0); /* again: nothing new */
-	no_event(&a);
+	expect_no_event(&a);
 	CHECK_EQUAL(to_state(&a, IBV_QPS_RTS), 0);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	expect_wc(&b, 3, IBV_WC_SUCCESS);
@@ -386,15 +360,12 @@ static void rights_change(void)
 	open_pair(&a, &b, (struct options){0});
 	request.remote = (uintptr_t)b.memory;
 	request.rkey = b.mr->rkey;
-	CHECK_EQUAL(post(&a, request), 0);
-	expect_wc(&a, 0, IBV_WC_SUCCESS);
+	carry_out(&a, IBV_WC_SUCCESS, request);
 	CHECK_EQUAL(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_ACCESS_FLAGS), 0);
 	request.opcode = IBV_WR_RDMA_READ;
-	CHECK_EQUAL(post(&a, request), 0);
-	expect_wc(&a, 0, IBV_WC_SUCCESS);
+	carry_out(&a, IBV_WC_SUCCESS, request);
 	request.opcode = IBV_WR_RDMA_WRITE;
-	CHECK_EQUAL(post(&a, request), 0);
-	expect_wc(&a, 0, IBV_WC_REM_INV_REQ_ERR);
+	carry_out(&a, IBV_WC_REM_INV_REQ_ERR, request);
 	close_pair(&a, &b);
 }
 
@@ -453,10 +424,9 @@ static void flushes(void)
 	}
 	nothing_completes(&a);
 	expect_event(&b, IBV_EVENT_QP_ACCESS_ERR);
-	no_event(&a); /* it has its completion */
-	no_event(&b);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
-	b.qp = NULL;
+	expect_no_event(&a); /* it has its completion */
+	expect_no_event(&b);
+	destroy_qp(&b);
 	b.cq = spare;
 	close_pair(&a, &b);
 }
@@ -475,20 +445,17 @@ static void established(void)
 	CHECK_EQUAL(to_rtr(&b, &at), 0);
 	for (unsigned i = 0; i < 2; i++) {
 		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
-		CHECK_EQUAL(
-			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = 8}),
-			0);
+		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8);
 		expect_wc(&b, i, IBV_WC_SUCCESS);
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 		if (i == 0)
 			expect_event(&b, IBV_EVENT_COMM_EST);
 	}
-	no_event(&b);
+	expect_no_event(&b);
 	close_pair(&a, &b);
 	open_pair(&a, &b, (struct options){0});
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE}), 0);
-	expect_wc(&a, 0, IBV_WC_SUCCESS);
-	no_event(&b);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE);
+	expect_no_event(&b);
 	close_pair(&a, &b);
 }
 
@@ -502,10 +469,10 @@ static void overrun_once(void)
 	open_side(&b, (struct options){0});
 	connect_pair(&a, &b);
 	for (unsigned i = 0; i < 4; i++)
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = i}), 0);
+		POST(&a, IBV_WR_RDMA_WRITE, .wr_id = i);
 	expect_event(&a, IBV_EVENT_CQ_ERR);
 	expect_event(&a, IBV_EVENT_QP_FATAL);
-	no_event(&a);
+	expect_no_event(&a);
 	CHECK_EQUAL(poll_cq(&a, 1, &wc), 1);
 	CHECK_EQUAL(wc.wr_id, 0);
 	CHECK_EQUAL(poll_cq(&a, 1, &wc), -1);
@@ -521,19 +488,15 @@ static void limit_again(void)
 	struct ibv_srq_attr attr = {.srq_limit = 2};
 
 	open_pair(&a, &b, (struct options){.shared = 8});
-	for (unsigned i = 0; i < 5; i++)
-		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
+	post_recvs(&b, 0, 5, 8);
 	for (unsigned i = 0; i < 5; i++) {
 		if (i == 2 || i == 4)
 			CHECK_EQUAL(verbs->ibv_modify_srq(b.srq, &attr, IBV_SRQ_LIMIT), 0);
-		CHECK_EQUAL(
-			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = 8}),
-			0);
-		expect_wc(&a, i, IBV_WC_SUCCESS);
+		RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 8);
 		expect_wc(&b, i, IBV_WC_SUCCESS);
 		if (i >= 3) /* one left, and then none */
 			expect_event(&b, IBV_EVENT_SRQ_LIMIT_REACHED);
-		no_event(&b);
+		expect_no_event(&b);
 	}
 	CHECK_EQUAL(verbs->ibv_query_srq(b.srq, &attr), 0);
 	CHECK_EQUAL(attr.srq_limit, 0);

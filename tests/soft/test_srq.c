@@ -44,10 +44,7 @@ static void close_star(struct star *star)
 static void send_to_hub(struct star *star, int peer, uint64_t wr_id, unsigned seed, uint32_t length)
 {
 	fill(star->peers[peer].memory, length, seed);
-	CHECK_EQUAL(post(&star->peers[peer],
-			 (struct request){.opcode = IBV_WR_SEND, .wr_id = wr_id, .length = length}),
-		    0);
-	expect_wc(&star->peers[peer], wr_id, IBV_WC_SUCCESS);
+	RUN(&star->peers[peer], IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = wr_id, .length = length);
 }
 
 static struct ibv_wc hub_wc(struct star *star, uint64_t wr_id, enum ibv_wc_status status, int qp)
@@ -77,19 +74,6 @@ static int set_limit(struct ibv_srq *srq, uint32_t limit)
 static int set_max_wr(struct ibv_srq *srq, uint32_t max_wr)
 {
 	return verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.max_wr = max_wr}, IBV_SRQ_MAX_WR);
-}
-
-static void make_nonblocking(int fd)
-{
-	CHECK_EQUAL(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK), 0);
-}
-
-static void no_event(struct side *side)
-{
-	struct ibv_async_event event;
-
-	make_nonblocking(side->context->async_fd);
-	CHECK_FAILS(verbs->ibv_get_async_event(side->context, &event), EAGAIN);
 }
 
 static struct ibv_srq *try_srq(struct ibv_pd *pd, uint32_t max_wr, uint32_t max_sge, int error)
@@ -179,9 +163,7 @@ static void extended(void)
 	CHECK(number != 0);
 	CHECK_EQUAL(verbs->ibv_destroy_srq(srq), 0);
 	init.srq_type = IBV_SRQT_TM;
-	errno = 0;
-	CHECK(!more->create_srq_ex(context, &init));
-	CHECK_EQUAL(errno, EOPNOTSUPP);
+	REFUSED(more->create_srq_ex(context, &init), EOPNOTSUPP);
 	init.srq_type = IBV_SRQT_BASIC;
 	init.comp_mask = IBV_SRQ_INIT_ATTR_TYPE;
 	CHECK(!more->create_srq_ex(context, &init));
@@ -252,9 +234,7 @@ static void creating(void)
 	CHECK(qp);
 	CHECK_EQUAL(verbs->ibv_destroy_qp(qp), 0);
 	init.srq = b.srq;
-	errno = 0;
-	CHECK(!verbs->ibv_create_qp(a.pd, &init));
-	CHECK_EQUAL(errno, EINVAL);
+	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL);
 	close_pair(&a, &b);
 }
 
@@ -294,12 +274,10 @@ static void writes(void)
 				.rkey = star.hub.mr->rkey};
 
 	CHECK_EQUAL(post_recv_at(&star.hub, 7, 0, SLOT), 0);
-	CHECK_EQUAL(post(&star.peers[1], write), 0);
-	expect_wc(&star.peers[1], 1, IBV_WC_SUCCESS);
+	carry_out(&star.peers[1], IBV_WC_SUCCESS, write);
 	write.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
 	write.imm = 0x12345678;
-	CHECK_EQUAL(post(&star.peers[1], write), 0);
-	expect_wc(&star.peers[1], 1, IBV_WC_SUCCESS);
+	carry_out(&star.peers[1], IBV_WC_SUCCESS, write);
 	struct ibv_wc wc = hub_wc(&star, 7, IBV_WC_SUCCESS, 1);
 
 	CHECK_EQUAL(wc.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
@@ -345,12 +323,11 @@ static void limit(void)
 	struct star star;
 
 	open_star(&star, 2, (struct options){.shared = 8});
-	for (uint64_t i = 0; i < 6; i++)
-		CHECK_EQUAL(post_recv_at(&star.hub, i, 0, SLOT), 0);
+	post_recvs(&star.hub, 0, 6, SLOT);
 	CHECK_EQUAL(set_limit(star.hub.srq, 5), 0);
 	send_to_hub(&star, 0, 0, 1, 8); /* 5 are left, which is not below 5 */
 	hub_wc(&star, 0, IBV_WC_SUCCESS, 0);
-	no_event(&star.hub);
+	expect_no_event(&star.hub);
 	CHECK_EQUAL(query(star.hub.srq).srq_limit, 5);
 	send_to_hub(&star, 1, 1, 1, 8);
 	hub_wc(&star, 1, IBV_WC_SUCCESS, 1);
@@ -361,7 +338,7 @@ static void limit(void)
 	CHECK_EQUAL(query(star.hub.srq).srq_limit, 0);
 	send_to_hub(&star, 0, 2, 1, 8);
 	hub_wc(&star, 2, IBV_WC_SUCCESS, 0);
-	no_event(&star.hub);
+	expect_no_event(&star.hub);
 	CHECK_EQUAL(set_limit(star.hub.srq, 3), 0);
 	send_to_hub(&star, 0, 3, 1, 8);
 	hub_wc(&star, 3, IBV_WC_SUCCESS, 0);
@@ -370,7 +347,7 @@ static void limit(void)
 	CHECK_EQUAL(set_limit(star.hub.srq, 2), 0);
 	CHECK_EQUAL(set_limit(star.hub.srq, 0), 0);
 	send_to_hub(&star, 0, 4, 1, 8);
-	no_event(&star.hub);
+	expect_no_event(&star.hub);
 	CHECK_EQUAL(set_limit(star.hub.srq, 1), 0);
 	send_to_hub(&star, 0, 5, 1, 8);
 	close_star(&star);
@@ -414,18 +391,13 @@ static void empty(void)
 	open_star(&star, 2, (struct options){.shared = 2, .rnr_retry = 8});
 	CHECK_EQUAL(post_recv_at(&star.hub, 0, 0, SLOT), 0);
 	send_to_hub(&star, 0, 0, 1, 8);
-	CHECK_EQUAL(post(&star.peers[1],
-			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}),
-		    0);
-	expect_wc(&star.peers[1], 1, IBV_WC_RNR_RETRY_EXC_ERR);
+	RUN(&star.peers[1], IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	close_star(&star);
 
 	open_star(&star, 2, (struct options){.shared = 2});
 	for (int i = 0; i < 2; i++)
-		CHECK_EQUAL(post(&star.peers[i],
-				 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}),
-			    0);
-	CHECK_EQUAL(poll_cq(&star.hub, 1, &(struct ibv_wc){0}), 0);
+		POST(&star.peers[i], IBV_WR_SEND, .wr_id = 1, .length = 8);
+	expect_no_wc(&star.hub);
 	CHECK_EQUAL(post_recv_at(&star.hub, 5, 0, SLOT), 0);
 	CHECK_EQUAL(post_recv_at(&star.hub, 6, SLOT, SLOT), 0);
 	CHECK_EQUAL(next_wc(&star.hub).wr_id, 5);
@@ -449,9 +421,9 @@ static void not_flushed(void)
 	CHECK_EQUAL(event.event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
 	CHECK(event.element.qp == star.qps[0]);
 	verbs->ibv_ack_async_event(&event);
-	CHECK_EQUAL(poll_cq(&star.hub, 1, &(struct ibv_wc){0}), 0);
+	expect_no_wc(&star.hub);
 	CHECK_EQUAL(to_state(&star.hub, IBV_QPS_ERR), 0);
-	no_event(&star.hub); /* it was in ERR already */
+	expect_no_event(&star.hub); /* it was in ERR already */
 	for (uint64_t i = 0; i < 3; i++) {
 		send_to_hub(&star, 1, i, (unsigned)i, SLOT);
 		hub_wc(&star, i, IBV_WC_SUCCESS, 1);
@@ -468,10 +440,7 @@ static void too_long(void)
 	open_star(&star, 2, (struct options){.shared = 4});
 	CHECK_EQUAL(post_recv_at(&star.hub, 1, 0, 8), 0);
 	CHECK_EQUAL(post_recv_at(&star.hub, 2, 0, 16), 0);
-	CHECK_EQUAL(post(&star.peers[0],
-			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 9, .length = 9}),
-		    0);
-	expect_wc(&star.peers[0], 9, IBV_WC_REM_INV_REQ_ERR);
+	RUN(&star.peers[0], IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND, .wr_id = 9, .length = 9);
 	hub_wc(&star, 1, IBV_WC_LOC_LEN_ERR, 0);
 	expect_event(&star.hub, IBV_EVENT_QP_REQ_ERR);
 	expect_event(&star.hub, IBV_EVENT_QP_LAST_WQE_REACHED);
@@ -498,10 +467,7 @@ static void flushed_in_a_message(void)
 		CHECK_EQUAL(post_recv_at(&star.hub, 1, 0, BIG), 0);
 		CHECK_EQUAL(post_recv_at(&star.hub, 2, 0, SLOT), 0);
 		CHECK_EQUAL(set_limit(star.hub.srq, 2), 0);
-		CHECK_EQUAL(
-			post(&star.peers[0],
-			     (struct request){.opcode = IBV_WR_SEND, .wr_id = 9, .length = BIG}),
-			0);
+		POST(&star.peers[0], IBV_WR_SEND, .wr_id = 9, .length = BIG);
 		expect_event(&star.hub, IBV_EVENT_SRQ_LIMIT_REACHED);
 		CHECK_EQUAL(to_state(&star.hub, IBV_QPS_ERR), 0);
 		expect_event(&star.hub, IBV_EVENT_QP_LAST_WQE_REACHED);
@@ -536,13 +502,10 @@ static void domains(void)
 		struct ibv_recv_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1}, *bad;
 
 		CHECK_EQUAL(b.context->ops.post_srq_recv(b.srq, &wr, &bad), 0);
-		CHECK_EQUAL(
-			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
-			0);
-		expect_wc(&a, 2, own ? IBV_WC_SUCCESS : IBV_WC_REM_OP_ERR);
+		RUN(&a, own ? IBV_WC_SUCCESS : IBV_WC_REM_OP_ERR, IBV_WR_SEND, .wr_id = 2,
+		    .length = 8);
 		expect_wc(&b, 1, own ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR);
-		CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
-		b.qp = NULL;
+		destroy_qp(&b);
 		CHECK_EQUAL(verbs->ibv_destroy_srq(b.srq), 0);
 		b.srq = NULL;
 		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
@@ -590,11 +553,7 @@ static void *send_many(void *of)
 
 	for (uint64_t i = 0; i < MESSAGES; i++) {
 		memcpy(side->memory, &i, sizeof(i));
-		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND,
-							.wr_id = i,
-							.length = sizeof(i)}),
-			    0);
-		expect_wc(side, i, IBV_WC_SUCCESS);
+		RUN(side, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = sizeof(i));
 	}
 	return NULL;
 }

@@ -45,17 +45,10 @@ static void between_processes(void)
 
 		if (mine) {
 			fill(side.memory, length, round);
-			CHECK_EQUAL(
-				post(&side,
-				     (struct request){.opcode = write ? IBV_WR_RDMA_WRITE_WITH_IMM
-								      : IBV_WR_SEND_WITH_IMM,
-						      .wr_id = 2,
-						      .length = length,
-						      .imm = round,
-						      .remote = peer.memory + ROOM,
-						      .rkey = peer.rkey}),
-				0);
-			expect_wc(&side, 2, IBV_WC_SUCCESS);
+			RUN(&side, IBV_WC_SUCCESS,
+			    write ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_SEND_WITH_IMM, .wr_id = 2,
+			    .length = length, .imm = round, .remote = peer.memory + ROOM,
+			    .rkey = peer.rkey);
 		} else {
 			struct ibv_wc wc = expect_wc(&side, 1, IBV_WC_SUCCESS);
 
@@ -112,7 +105,6 @@ static void drained(void)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
 	struct side a, b;
-	struct ibv_wc wc;
 
 	open_pair(&a, &b, uc);
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
@@ -120,7 +112,7 @@ static void drained(void)
 		    0);
 	expect_event(&a, IBV_EVENT_SQ_DRAINED);
 	CHECK_EQUAL(post(&a, send_of(2, 8)), 0);
-	CHECK_EQUAL(poll_cq(&a, 1, &wc), 0);
+	expect_no_wc(&a);
 	CHECK_EQUAL(to_state(&a, IBV_QPS_RTS), 0);
 	expect_wc(&a, 2, IBV_WC_SUCCESS);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
@@ -211,14 +203,13 @@ static void no_receive(void)
 		 .remote = (uintptr_t)b.memory,
 		 .rkey = b.mr->rkey},
 	};
-	struct ibv_wc wc;
 
 	a.memory[0] = 77;
 	CHECK_EQUAL(post_chain(&a, requests, 4), 0);
 	for (uint64_t wr_id = 1; wr_id <= 4; wr_id++)
 		expect_wc(&a, wr_id, IBV_WC_SUCCESS);
 	while (byte_at(b.memory) != 77)
-		CHECK_EQUAL(poll_cq(&b, 1, &wc), 0);
+		expect_no_wc(&b);
 	CHECK_EQUAL(post_recv_at(&b, 10, 0, 8), 0);
 	CHECK_EQUAL(post(&a, send_of(5, 8)), 0);
 	expect_wc(&b, 10, IBV_WC_SUCCESS);
@@ -240,8 +231,7 @@ static void no_peer(void)
 
 	address.qpn ^= 1u << 23; /* of another process, which is not there */
 	bring_up(&a, &address);
-	CHECK_EQUAL(post(&a, send_of(1, 8)), 0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	carry_out(&a, IBV_WC_SUCCESS, send_of(1, 8));
 	CHECK_EQUAL(state_of(&a), IBV_QPS_RTS);
 	no_event(&a);
 	close_pair(&a, &b);
@@ -251,15 +241,13 @@ static void no_peer(void)
 static void another_service(void)
 {
 	struct side a, b;
-	struct ibv_wc wc;
 
 	open_side(&a, (struct options){.timeout = 10, .retry_cnt = 1});
 	open_side(&b, uc);
 	connect_pair(&a, &b);
 	CHECK_EQUAL(post_recv_at(&b, 2, 0, 8), 0);
-	CHECK_EQUAL(post(&a, send_of(1, 8)), 0);
-	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
-	CHECK_EQUAL(poll_cq(&b, 1, &wc), 0);
+	carry_out(&a, IBV_WC_RETRY_EXC_ERR, send_of(1, 8));
+	expect_no_wc(&b);
 	close_pair(&a, &b);
 }
 
@@ -285,8 +273,7 @@ static void back_again(void)
 		bring_up(other, &address);
 		CHECK_EQUAL(post_recv_at(other, 4, 0, 8), 0);
 		do {
-			CHECK_EQUAL(post(left, send_of(5, 8)), 0);
-			expect_wc(left, 5, IBV_WC_SUCCESS);
+			carry_out(left, IBV_WC_SUCCESS, send_of(5, 8));
 		} while (poll_cq(other, 1, &wc) == 0);
 		CHECK_EQUAL(wc.wr_id, 4);
 		CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
@@ -349,16 +336,13 @@ static void send_queue_error(void)
 	expect_wc(&a, 3, IBV_WC_WR_FLUSH_ERR);
 	CHECK_EQUAL(state_of(&a), IBV_QPS_SQE);
 	expect_wc(&b, 11, IBV_WC_SUCCESS);
-	CHECK_EQUAL(post(&a, send_of(4, 8)), 0);
-	expect_wc(&a, 4, IBV_WC_WR_FLUSH_ERR);
-	CHECK_EQUAL(post(&b, send_of(5, 8)), 0);
-	expect_wc(&b, 5, IBV_WC_SUCCESS);
+	carry_out(&a, IBV_WC_WR_FLUSH_ERR, send_of(4, 8));
+	carry_out(&b, IBV_WC_SUCCESS, send_of(5, 8));
 	expect_wc(&a, 10, IBV_WC_SUCCESS);
 
 	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE), 0);
 	CHECK_EQUAL(post_recv_at(&b, 12, 0, 8), 0);
-	CHECK_EQUAL(post(&a, send_of(6, 8)), 0);
-	expect_wc(&a, 6, IBV_WC_SUCCESS);
+	carry_out(&a, IBV_WC_SUCCESS, send_of(6, 8));
 	expect_wc(&b, 12, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
 }
@@ -374,8 +358,7 @@ static void bad_receive(void)
 	sge.addr = (uintptr_t)b.memory;
 	CHECK_EQUAL(b.context->ops.post_recv(b.qp, &wr, &bad), 0);
 	CHECK_EQUAL(post_recv_at(&b, 11, 0, 64), 0);
-	CHECK_EQUAL(post(&a, send_of(1, 64)), 0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	carry_out(&a, IBV_WC_SUCCESS, send_of(1, 64));
 	expect_wc(&b, 10, IBV_WC_LOC_PROT_ERR);
 	expect_wc(&b, 11, IBV_WC_WR_FLUSH_ERR);
 	CHECK_EQUAL(state_of(&b), IBV_QPS_ERR);
@@ -402,7 +385,6 @@ static void hostile(void)
 	for (size_t i = 0; i < sizeof(frames) / sizeof(frames[0]); i++) {
 		uint8_t bytes[SOFT_FRAME_HEADER + 64] = {0};
 		struct side side;
-		struct ibv_wc wc;
 		int fds[2];
 
 		CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
@@ -418,7 +400,7 @@ static void hostile(void)
 		struct pollfd ended = {.fd = fds[0], .events = POLLIN};
 
 		while (poll(&ended, 1, 0) == 0)
-			CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
+			expect_no_wc(&side);
 		CHECK(recv(fds[0], bytes, sizeof(bytes), 0) <= 0);
 		CHECK_EQUAL(state_of(&side), IBV_QPS_RTS);
 		no_event(&side);

@@ -89,8 +89,7 @@ static void open_base(struct end *end, struct options options)
 {
 	memset(end, 0, sizeof(*end));
 	open_side(&end->side, options);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(end->side.qp), 0);
-	end->side.qp = NULL;
+	destroy_qp(&end->side);
 }
 
 static void open_source(struct end *end, struct options options)
@@ -168,22 +167,21 @@ static void domains(void)
 	}
 	struct ibv_xrcd_init_attr part = {.comp_mask = IBV_XRCD_INIT_ATTR_FD, .fd = one};
 
-	errno = 0;
-	CHECK(!extended(context)->open_xrcd(context, &part) && errno == EINVAL);
+	REFUSED(extended(context)->open_xrcd(context, &part), EINVAL);
 
 	/* By the inode, whatever the descriptor, for all contexts of the process. */
 	CHECK(first = open_domain(context, one, O_CREAT | O_EXCL));
 	CHECK(first->context == context);
-	CHECK(!open_domain(context, twin, O_CREAT | O_EXCL) && errno == EINVAL);
+	REFUSED(open_domain(context, twin, O_CREAT | O_EXCL), EINVAL);
 	CHECK(same = open_domain(second, twin, 0));
 	CHECK(soft_xrcd_of(first)->domain == soft_xrcd_of(same)->domain);
-	CHECK(!open_domain(context, other, 0) && errno == EAGAIN);
+	REFUSED(open_domain(context, other, 0), EAGAIN);
 	CHECK_EQUAL(close_domain(first), 0);
 	CHECK_EQUAL(close(twin), 0);
 	CHECK_EQUAL(close(one), 0); /* the domain keeps the file, whose inode stays its own */
 	CHECK(first = open_domain(context, other, O_CREAT | O_EXCL));
 	CHECK_EQUAL(close_domain(first), 0);
-	CHECK(!open_domain(context, other, 0) && errno == EAGAIN); /* the last one has ended it */
+	REFUSED(open_domain(context, other, 0), EAGAIN); /* the last one has ended it */
 	CHECK_EQUAL(close_domain(same), 0);
 
 	/* Without a file each is its own. */
@@ -213,7 +211,7 @@ static void after_a_fork(void)
 #ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
 		struct ibv_context *own = open_device();
 
-		CHECK(!open_domain(own, fd, 0) && errno == EAGAIN);
+		REFUSED(open_domain(own, fd, 0), EAGAIN);
 		CHECK(xrcd = open_domain(own, fd, O_CREAT | O_EXCL));
 		CHECK_EQUAL(close_domain(xrcd), 0);
 		CHECK_EQUAL(verbs->ibv_close_device(own), 0);
@@ -248,45 +246,40 @@ static void refusals(void)
 
 	/* A receiving queue pair without a domain, or with that of another context; one of another
 	 * type with a domain. */
-	CHECK(!verbs->ibv_create_qp(a.side.pd, &init) && errno == EINVAL);
+	REFUSED(verbs->ibv_create_qp(a.side.pd, &init), EINVAL);
 	struct ibv_qp_init_attr_ex more = {
 		.qp_type = IBV_QPT_XRC_RECV,
 		.comp_mask = IBV_QP_INIT_ATTR_XRCD,
 		.xrcd = b.xrcd,
 	};
 
-	errno = 0;
-	CHECK(!calls->create_qp_ex(a.side.context, &more) && errno == EINVAL);
+	REFUSED(calls->create_qp_ex(a.side.context, &more), EINVAL);
 	more.comp_mask = IBV_QP_INIT_ATTR_PD;
 	more.pd = a.side.pd;
-	CHECK(!calls->create_qp_ex(a.side.context, &more) && errno == EINVAL);
+	REFUSED(calls->create_qp_ex(a.side.context, &more), EINVAL);
 	more.qp_type = IBV_QPT_RC;
 	more.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD;
 	more.xrcd = a.xrcd;
 	more.send_cq = more.recv_cq = a.side.cq;
-	CHECK(!calls->create_qp_ex(a.side.context, &more) && errno == EINVAL);
+	REFUSED(calls->create_qp_ex(a.side.context, &more), EINVAL);
 	/* A sending one without a completion queue; one of RC with a shared queue of XRC. */
 	init.qp_type = IBV_QPT_XRC_SEND;
-	errno = 0;
-	CHECK(!verbs->ibv_create_qp(a.side.pd, &init) && errno == EINVAL);
+	REFUSED(verbs->ibv_create_qp(a.side.pd, &init), EINVAL);
 	init.qp_type = IBV_QPT_RC;
 	init.send_cq = init.recv_cq = a.side.cq;
 	init.srq = a.side.srq;
-	errno = 0;
-	CHECK(!verbs->ibv_create_qp(a.side.pd, &init) && errno == EINVAL);
+	REFUSED(verbs->ibv_create_qp(a.side.pd, &init), EINVAL);
 	/* A shared receive queue that lacks one of what it needs, or has it of another context. */
 	for (uint32_t bit = IBV_SRQ_INIT_ATTR_PD; bit <= IBV_SRQ_INIT_ATTR_CQ; bit <<= 1) {
 		struct ibv_srq_init_attr_ex attr = srq_attr(&a);
 
 		attr.comp_mask &= ~bit;
-		errno = 0;
-		CHECK(!calls->create_srq_ex(a.side.context, &attr) && errno == EINVAL);
+		REFUSED(calls->create_srq_ex(a.side.context, &attr), EINVAL);
 		attr = srq_attr(&a);
 		attr.pd = bit == IBV_SRQ_INIT_ATTR_PD ? b.side.pd : a.side.pd;
 		attr.xrcd = bit == IBV_SRQ_INIT_ATTR_XRCD ? b.xrcd : a.xrcd;
 		attr.cq = bit == IBV_SRQ_INIT_ATTR_CQ ? b.side.cq : a.side.cq;
-		errno = 0;
-		CHECK(!calls->create_srq_ex(a.side.context, &attr) && errno == EINVAL);
+		REFUSED(calls->create_srq_ex(a.side.context, &attr), EINVAL);
 	}
 
 	/* What neither has, and what the other one would have, is not there. */
@@ -307,8 +300,7 @@ static void refusals(void)
 
 	/* What is in use: ibv_open_xrcd(3). */
 	CHECK_EQUAL(close_domain(a.xrcd), EBUSY);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(a.side.qp), 0);
-	a.side.qp = NULL;
+	destroy_qp(&a.side);
 	CHECK_EQUAL(close_domain(a.xrcd), EBUSY);
 	CHECK_EQUAL(verbs->ibv_destroy_cq(a.side.cq), EBUSY);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(a.side.pd), EBUSY);
@@ -332,8 +324,7 @@ static void to_receive(struct end *source, struct end *target, struct request re
 	memset(b->memory, 0, b->options.memory);
 	if (send || write)
 		CHECK_EQUAL(post_recv_at(b, 7, 0, LONG), 0);
-	CHECK_EQUAL(post(a, request), 0);
-	expect_wc(a, request.wr_id, IBV_WC_SUCCESS);
+	carry_out(a, IBV_WC_SUCCESS, request);
 	if (send || write) {
 		struct ibv_wc wc = expect_wc(b, 7, IBV_WC_SUCCESS);
 
@@ -369,13 +360,8 @@ static void every_operation(void)
 					    .imm = 5});
 	}
 	fill(b->memory, LONG, 9);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ,
-					     .length = LONG,
-					     .remote = (uintptr_t)b->memory,
-					     .rkey = b->mr->rkey,
-					     .srqn = target.srqn}),
-		    0);
-	expect_wc(a, 0, IBV_WC_SUCCESS);
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .length = LONG, REMOTE(*b, 0),
+	    .srqn = target.srqn);
 	CHECK(filled(a->memory, LONG, 9));
 
 	*word(b, 0) = 5;
@@ -391,8 +377,7 @@ static void every_operation(void)
 		atomic.remote = (uintptr_t)b->memory;
 		atomic.rkey = b->mr->rkey;
 		atomic.srqn = target.srqn;
-		CHECK_EQUAL(post(a, atomic), 0);
-		expect_wc(a, 0, IBV_WC_SUCCESS);
+		carry_out(a, IBV_WC_SUCCESS, atomic);
 		CHECK_EQUAL(*word(a, 0), i ? 7 : 5);
 	}
 	CHECK_EQUAL(*word(b, 0), 90);
@@ -418,12 +403,7 @@ static void several_queues(void)
 
 		CHECK_EQUAL(post_recv_at(&to->side, 100 + i, 0, 64), 0);
 		fill(a->memory, 64, i);
-		CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND,
-						     .wr_id = i,
-						     .length = 64,
-						     .srqn = to->srqn}),
-			    0);
-		expect_wc(a, i, IBV_WC_SUCCESS);
+		RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 64, .srqn = to->srqn);
 		struct ibv_wc wc = next_wc(&to->side);
 
 		CHECK_EQUAL(wc.wr_id, 100 + i);
@@ -438,11 +418,9 @@ static void several_queues(void)
 				      .srqn = second.srqn};
 	struct request wrong = write;
 
-	CHECK_EQUAL(post(a, write), 0);
-	expect_wc(a, 0, IBV_WC_SUCCESS);
+	carry_out(a, IBV_WC_SUCCESS, write);
 	wrong.srqn = target.srqn;
-	CHECK_EQUAL(post(a, wrong), 0);
-	expect_wc(a, 0, IBV_WC_REM_ACCESS_ERR);
+	carry_out(a, IBV_WC_REM_ACCESS_ERR, wrong);
 	expect_event(&target.side, IBV_EVENT_QP_ACCESS_ERR);
 	CHECK_EQUAL(close(fd), 0);
 	close_end(&source);
@@ -468,11 +446,8 @@ static void several_connections(void)
 		CHECK_EQUAL(post_recv_at(&target.side, (uint64_t)i, (size_t)i * 64, 64), 0);
 	}
 	for (int i = COUNT - 1; i >= 0; i--) {
-		CHECK_EQUAL(post(&sources[i].side, (struct request){.opcode = IBV_WR_SEND,
-								    .length = 8,
-								    .srqn = target.srqn}),
-			    0);
-		expect_wc(&sources[i].side, 0, IBV_WC_SUCCESS);
+		RUN(&sources[i].side, IBV_WC_SUCCESS, IBV_WR_SEND, .length = 8,
+		    .srqn = target.srqn);
 		expect_wc(&targets[i], (uint64_t)(COUNT - 1 - i), IBV_WC_SUCCESS);
 	}
 	/* The limit counts whatever connection takes a receive. */
@@ -480,9 +455,7 @@ static void several_connections(void)
 	CHECK_EQUAL(verbs->ibv_modify_srq(target.side.srq, &(struct ibv_srq_attr){.srq_limit = 1},
 					  IBV_SRQ_LIMIT),
 		    0);
-	CHECK_EQUAL(post(&sources[2].side,
-			 (struct request){.opcode = IBV_WR_SEND, .srqn = target.srqn}),
-		    0);
+	POST(&sources[2].side, IBV_WR_SEND, .srqn = target.srqn);
 	expect_wc(&targets[2], 9, IBV_WC_SUCCESS);
 	expect_event(&target.side, IBV_EVENT_SRQ_LIMIT_REACHED);
 	for (int i = 0; i < COUNT; i++) {
@@ -548,9 +521,7 @@ static void not_ready(void)
 	struct end source, target;
 
 	open_ends(&source, &target, (struct options){0});
-	CHECK_EQUAL(post(&source.side,
-			 (struct request){.opcode = IBV_WR_SEND, .length = 8, .srqn = target.srqn}),
-		    0);
+	POST(&source.side, IBV_WR_SEND, .length = 8, .srqn = target.srqn);
 	while (!waits_for_a_receive(&source.side))
 		soft_progress();
 	CHECK_EQUAL(post_recv_at(&target.side, 1, 0, 64), 0);
@@ -559,10 +530,7 @@ static void not_ready(void)
 	close_ends(&source, &target);
 
 	open_ends(&source, &target, (struct options){.rnr_retry = 8});
-	CHECK_EQUAL(
-		post(&source.side, (struct request){.opcode = IBV_WR_SEND, .srqn = target.srqn}),
-		0);
-	expect_wc(&source.side, 0, IBV_WC_RNR_RETRY_EXC_ERR);
+	RUN(&source.side, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, .srqn = target.srqn);
 	CHECK_EQUAL(state_of(&source.side), IBV_QPS_ERR);
 	close_ends(&source, &target);
 }
@@ -583,21 +551,15 @@ static void unknown_number(void)
 			CHECK_EQUAL(verbs->ibv_destroy_srq(target.side.srq), 0);
 			target.side.srq = NULL;
 		}
-		CHECK_EQUAL(post(&source.side, (struct request){.opcode = IBV_WR_SEND,
-								.wr_id = 3,
-								.length = 8,
-								.srqn = way == 0   ? NO_NUMBER
-									: way == 1 ? stranger.srqn
-										   : target.srqn}),
-			    0);
-		expect_wc(&source.side, 3, IBV_WC_REM_INV_REQ_ERR);
+		RUN(&source.side, IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND, .wr_id = 3, .length = 8,
+		    .srqn = way == 0   ? NO_NUMBER
+			    : way == 1 ? stranger.srqn
+				       : target.srqn);
 		expect_event(&target.side, IBV_EVENT_QP_REQ_ERR);
 		while (state_of(&target.side) != IBV_QPS_ERR)
 			soft_progress();
-		struct ibv_wc wc;
-
-		CHECK_EQUAL(poll_cq(&target.side, 1, &wc), 0);
-		CHECK_EQUAL(poll_cq(&stranger.side, 1, &wc), 0);
+		expect_no_wc(&target.side);
+		expect_no_wc(&stranger.side);
 		close_end(&stranger);
 		close_ends(&source, &target);
 	}
@@ -615,12 +577,10 @@ static void overrun(void)
 	request.srqn = target.srqn;
 	for (int i = 0; i < 2; i++) {
 		CHECK_EQUAL(post_recv_at(&target.side, 1, 0, 64), 0);
-		CHECK_EQUAL(post(&source.side, request), 0);
-		expect_wc(&source.side, 0, IBV_WC_SUCCESS);
+		carry_out(&source.side, IBV_WC_SUCCESS, request);
 	}
 	expect_event(&target.side, IBV_EVENT_CQ_ERR);
-	CHECK_EQUAL(post(&source.side, request), 0);
-	expect_wc(&source.side, 0, IBV_WC_REM_OP_ERR);
+	carry_out(&source.side, IBV_WC_REM_OP_ERR, request);
 	close_ends(&source, &target);
 }
 
@@ -636,11 +596,8 @@ static void bad_receives(void)
 			CHECK_EQUAL(verbs->ibv_dereg_mr(target.side.mr), 0);
 			target.side.mr = NULL;
 		}
-		CHECK_EQUAL(post(&source.side, (struct request){.opcode = IBV_WR_SEND,
-								.length = way ? 64 : 65,
-								.srqn = target.srqn}),
-			    0);
-		expect_wc(&source.side, 0, way ? IBV_WC_REM_OP_ERR : IBV_WC_REM_INV_REQ_ERR);
+		RUN(&source.side, way ? IBV_WC_REM_OP_ERR : IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND,
+		    .length = way ? 64 : 65, .srqn = target.srqn);
 		expect_wc(&target.side, 6, way ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR);
 		close_ends(&source, &target);
 	}
@@ -666,8 +623,7 @@ static void other_types(void)
 			b.side.qp = create_qp(&(struct side){.pd = b.side.pd, .cq = b.side.cq});
 		}
 		connect_pair(&a.side, &b.side);
-		CHECK_EQUAL(post(&a.side, (struct request){.opcode = IBV_WR_SEND}), 0);
-		expect_wc(&a.side, 0, IBV_WC_RETRY_EXC_ERR);
+		RUN(&a.side, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND);
 		close_ends(&a, &b);
 	}
 }
@@ -791,9 +747,7 @@ static void destroyed_meanwhile(void)
 
 	CHECK_EQUAL(answer.opcode, SOFT_NAK);
 	CHECK_EQUAL(answer.syndrome, SOFT_NAK_REMOTE_OPERATION);
-	struct ibv_wc wc;
-
-	CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
+	expect_no_wc(side);
 	CHECK_EQUAL(side->memory[8], 0x5a);
 	close(fd);
 	close_end(&end);
@@ -808,15 +762,12 @@ static void flushed_meanwhile(void)
 	open_target(&end, (struct options){0}, -1);
 	int fd = adopt(&end.side);
 
-	for (uint64_t i = 1; i <= 2; i++)
-		CHECK_EQUAL(post_recv_at(&end.side, i, 0, 64), 0);
+	post_recvs(&end.side, 1, 2, 64);
 	say(fd, part(&end, 0));
 	until_taken(&end);
 	CHECK_EQUAL(to_state(&end.side, IBV_QPS_ERR), 0);
 	expect_wc(&end.side, 1, IBV_WC_WR_FLUSH_ERR);
-	struct ibv_wc wc;
-
-	CHECK_EQUAL(poll_cq(&end.side, 1, &wc), 0); /* the other one stays in the shared queue */
+	expect_no_wc(&end.side); /* the other one stays in the shared queue */
 	close(fd);
 	close_end(&end);
 }
@@ -832,18 +783,13 @@ static void completions_stay(void)
 		open_ends(&source, &target, (struct options){0});
 		for (uint64_t i = 0; i < 2; i++) {
 			CHECK_EQUAL(post_recv_at(b, i, i * 64, 64), 0);
-			CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND,
-							     .wr_id = i,
-							     .length = 8,
-							     .srqn = target.srqn}),
-				    0);
-			expect_wc(a, i, IBV_WC_SUCCESS);
+			RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 8,
+			    .srqn = target.srqn);
 		}
 		uint32_t number = b->qp->qp_num;
 
 		if (destroyed) {
-			CHECK_EQUAL(verbs->ibv_destroy_qp(b->qp), 0);
-			b->qp = NULL;
+			destroy_qp(b);
 		} else {
 			CHECK_EQUAL(to_state(b, IBV_QPS_RESET), 0);
 		}
@@ -885,11 +831,8 @@ static void two_processes(void)
 			CHECK_EQUAL(post_recv_at(&end.side, length, 0, LONG), 0);
 		process_barrier(&process);
 		if (process.child)
-			CHECK_EQUAL(post(&end.side, (struct request){.opcode = IBV_WR_SEND,
-								     .wr_id = length,
-								     .length = length,
-								     .srqn = srqn}),
-				    0);
+			POST(&end.side, IBV_WR_SEND, .wr_id = length, .length = length,
+			     .srqn = srqn);
 		expect_wc(&end.side, length, IBV_WC_SUCCESS);
 		CHECK(filled(end.side.memory, length, length));
 	}
@@ -922,8 +865,7 @@ static void lossy(void)
 			request.remote = (uintptr_t)target.side.memory;
 			request.rkey = target.side.mr->rkey;
 			request.srqn = target.srqn;
-			CHECK_EQUAL(post(&source.side, request), 0);
-			expect_wc(&source.side, request.wr_id, IBV_WC_SUCCESS);
+			carry_out(&source.side, IBV_WC_SUCCESS, request);
 		}
 		CHECK_EQUAL(*word(&source.side, 0), i);
 		expect_wc(&target.side, i, IBV_WC_SUCCESS);

@@ -202,10 +202,16 @@ static inline void open_side(struct side *side, struct options options)
 		    0xffffff;
 }
 
+static inline void destroy_qp(struct side *side)
+{
+	CHECK_EQUAL(verbs->ibv_destroy_qp(side->qp), 0);
+	side->qp = NULL;
+}
+
 static inline void close_side(struct side *side)
 {
 	if (side->qp)
-		CHECK_EQUAL(verbs->ibv_destroy_qp(side->qp), 0);
+		destroy_qp(side);
 	if (side->srq)
 		CHECK_EQUAL(verbs->ibv_destroy_srq(side->srq), 0);
 	CHECK_EQUAL(verbs->ibv_destroy_cq(side->cq), 0);
@@ -328,6 +334,14 @@ static inline void connect_pair(struct side *a, struct side *b)
 
 	bring_up(a, &address_b);
 	bring_up(b, &address_a);
+}
+
+/* Both queue pairs anew, after an error. */
+static inline void connect_again(struct side *a, struct side *b)
+{
+	CHECK_EQUAL(to_state(a, IBV_QPS_RESET), 0);
+	CHECK_EQUAL(to_state(b, IBV_QPS_RESET), 0);
+	connect_pair(a, b);
 }
 
 static inline void open_pair(struct side *a, struct side *b, struct options options)
@@ -480,6 +494,17 @@ static inline int post(struct side *side, struct request request)
 	return post_chain(side, &request, 1);
 }
 
+/* A request that is taken: POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8). */
+#define POST(side, ...) CHECK_EQUAL(post(side, (struct request){.opcode = __VA_ARGS__}), 0)
+/* `at` bytes into the memory of a side, for requests of its peer. */
+#define REMOTE(of, at) .remote = (uintptr_t)(of).memory + (at), .rkey = (of).mr->rkey
+
+static inline void post_recvs(struct side *side, uint64_t first, unsigned count, uint32_t length)
+{
+	for (unsigned i = 0; i < count; i++)
+		CHECK_EQUAL(post_recv_at(side, first + i, 0, length), 0);
+}
+
 /* ---- completions --------------------------------------------------------------------------- */
 
 static inline int poll_cq(struct side *side, int room, struct ibv_wc *wc)
@@ -522,6 +547,33 @@ static inline struct ibv_wc expect_wc(struct side *side, uint64_t wr_id, enum ib
 	}
 	CHECK_EQUAL(wc.qp_num, side->qp->qp_num);
 	return wc;
+}
+
+static inline void expect_no_wc(struct side *side)
+{
+	struct ibv_wc wc;
+
+	CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
+}
+
+/* The request is taken, and its completion comes next. */
+static inline struct ibv_wc carry_out(struct side *side, enum ibv_wc_status status,
+				      struct request request)
+{
+	CHECK_EQUAL(post(side, request), 0);
+	return expect_wc(side, request.wr_id, status);
+}
+
+#define RUN(side, status, ...) carry_out(side, status, (struct request){.opcode = __VA_ARGS__})
+
+static inline void expect_no_event(struct side *side)
+{
+	struct ibv_async_event event;
+	int flags = fcntl(side->context->async_fd, F_GETFL);
+
+	CHECK_EQUAL(fcntl(side->context->async_fd, F_SETFL, flags | O_NONBLOCK), 0);
+	CHECK_FAILS(verbs->ibv_get_async_event(side->context, &event), EAGAIN);
+	CHECK_EQUAL(fcntl(side->context->async_fd, F_SETFL, flags), 0);
 }
 
 static inline void expect_event(struct side *side, enum ibv_event_type type)
