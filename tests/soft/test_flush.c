@@ -2,9 +2,7 @@
  * rights that it needs, and what is refused. */
 #include "extended_side.h"
 
-#include "objects/objects.h"
-#include "wire/wire.h"
-
+#include "adopted_side.h"
 #include "fault_side.h"
 
 enum {
@@ -214,10 +212,6 @@ static void lossy(void)
 
 /* ---- frames of a peer that means harm ------------------------------------------------------------ */
 
-enum {
-	PEER_PSN = 100
-};
-
 static void frames(void)
 {
 	static const struct {
@@ -236,40 +230,30 @@ static void frames(void)
 	};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		const struct address peer = {.psn = PEER_PSN, .qpn = 77};
-		uint8_t bytes[SOFT_FRAME_HEADER + 8] = {0};
-		struct soft_frame frame = {.opcode = SOFT_FLUSH,
-					   .syndrome = cases[i].syndrome,
-					   .psn = PEER_PSN,
-					   .length = cases[i].length,
-					   .offset = cases[i].offset,
-					   .total = 8};
 		struct side side;
-		int fds[2];
 
 		open_side(&side, (struct options){.rights = EVERYTHING});
-		bring_up(&side, &peer);
-		CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds),
-			    0);
-		soft_lock();
-		CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side.qp), fds[1], NULL, 0), 0);
-		soft_unlock();
-		soft_frame_encode(bytes, &frame);
-		size_t length = SOFT_FRAME_HEADER + frame.length;
+		int fd = adopt(&side);
 
-		CHECK_EQUAL(send(fds[0], bytes, length, MSG_NOSIGNAL), (ssize_t)length);
-		while (state_of(&side) != IBV_QPS_ERR)
-			soft_progress();
+		say_frame(fd,
+			  (struct soft_frame){.opcode = SOFT_FLUSH,
+					      .syndrome = cases[i].syndrome,
+					      .psn = PEER_PSN,
+					      .length = cases[i].length,
+					      .offset = cases[i].offset,
+					      .total = 8},
+			  NULL);
+		until_state(&side, IBV_QPS_ERR);
 		expect_event(&side, cases[i].nak == SOFT_NAK_INVALID_REQUEST ? IBV_EVENT_QP_REQ_ERR
 				    : cases[i].nak ? IBV_EVENT_QP_ACCESS_ERR
 						   : IBV_EVENT_QP_FATAL);
 		if (cases[i].nak) {
-			CHECK_EQUAL(recv(fds[0], bytes, SOFT_FRAME_HEADER, 0), SOFT_FRAME_HEADER);
-			CHECK(soft_frame_decode(bytes, &frame));
+			struct soft_frame frame = hear_frame(fd, NULL, 0);
+
 			CHECK_EQUAL(frame.opcode, SOFT_NAK);
 			CHECK_EQUAL(frame.syndrome, cases[i].nak);
 		}
-		close(fds[0]);
+		close(fd);
 		close_side(&side);
 	}
 }

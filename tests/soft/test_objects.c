@@ -129,26 +129,6 @@ static void regions(void)
 	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
 }
 
-/* An address of its own: the peer names iova, the device finds addr. */
-static void iova(void)
-{
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){0});
-	struct ibv_mr *mr =
-		verbs->ibv_reg_mr_iova2(b.pd, b.memory + 4096, 4096, 0x1000000, ALL_RIGHTS);
-
-	CHECK(mr);
-	fill(a.memory, 4096, 1);
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 4096, .remote = 0x1000000,
-	    .rkey = mr->rkey);
-	CHECK(filled(b.memory + 4096, 4096, 1));
-	RUN(&a, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_WRITE, .wr_id = 2, .length = 1,
-	    .remote = (uintptr_t)b.memory + 4096, .rkey = mr->rkey);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-	close_pair(&a, &b);
-}
-
 static void creating(void)
 {
 	struct side a;
@@ -574,7 +554,6 @@ int main(void)
 	STEP(device_and_port());
 	STEP(texts());
 	STEP(regions());
-	STEP(iova());
 	STEP(creating());
 	STEP(transitions());
 	STEP(events(0));

@@ -94,75 +94,6 @@ static void sge(struct ibv_qp_ex *qp, struct side *side, size_t offset, uint32_t
 	qp->wr_set_sge(qp, side->mr->lkey, (uintptr_t)side->memory + offset, length);
 }
 
-static void operations(void)
-{
-	struct side a, b;
-
-	open_extended_pair(&a, &b, (struct options){0},
-			   (struct extras){.operations = RC_OPERATIONS});
-	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
-	uint64_t remote = (uintptr_t)b.memory;
-	uint32_t rkey = b.mr->rkey;
-	uint64_t number = 40;
-
-	fill(a.memory, 4096, 3);
-	memcpy(b.memory + 8192, &number, 8);
-	for (unsigned i = 1; i <= 3; i++)
-		CHECK_EQUAL(post_recv_at(&b, i, 16384 + 4096 * i, 4096), 0);
-
-	qp->wr_start(qp);
-	qp->wr_id = 1;
-	qp->wr_rdma_write(qp, rkey, remote);
-	sge(qp, &a, 0, 1000);
-	qp->wr_id = 2;
-	qp->wr_rdma_write_imm(qp, rkey, remote + 1000, 77);
-	sge(qp, &a, 1000, 1000);
-	qp->wr_id = 3;
-	qp->wr_send(qp);
-	qp->wr_set_sge_list(qp, 3,
-			    (struct ibv_sge[]){{(uintptr_t)a.memory, 10, a.mr->lkey},
-					       {(uintptr_t)a.memory + 10, 0, 0},
-					       {(uintptr_t)a.memory + 10, 20, a.mr->lkey}});
-	qp->wr_id = 4;
-	qp->wr_send_imm(qp, 78); /* nothing set: an empty message */
-	qp->wr_id = 5;
-	qp->wr_flags = IBV_SEND_FENCE;
-	qp->wr_rdma_read(qp, rkey, remote);
-	sge(qp, &a, 32768, 2000);
-	qp->wr_id = 6;
-	qp->wr_atomic_fetch_add(qp, rkey, remote + 8192, 2);
-	sge(qp, &a, 40000, 8);
-	qp->wr_id = 7;
-	qp->wr_atomic_cmp_swp(qp, rkey, remote + 8192, 42, 99);
-	sge(qp, &a, 40008, 8);
-	qp->wr_id = 8;
-	expect_no_wc(&a); /* nothing is posted yet */
-	CHECK_EQUAL(qp->wr_complete(qp), 0);
-
-	static const enum ibv_wc_opcode sent[] = {
-		IBV_WC_RDMA_WRITE, IBV_WC_RDMA_WRITE, IBV_WC_SEND,      IBV_WC_SEND,
-		IBV_WC_RDMA_READ,  IBV_WC_FETCH_ADD,  IBV_WC_COMP_SWAP,
-	};
-
-	for (unsigned i = 0; i < 7; i++)
-		CHECK_EQUAL(expect_wc(&a, i + 1, IBV_WC_SUCCESS).opcode, sent[i]);
-	struct ibv_wc wc = expect_wc(&b, 1, IBV_WC_SUCCESS);
-
-	CHECK(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && wc.imm_data == 77);
-	wc = expect_wc(&b, 2, IBV_WC_SUCCESS);
-	CHECK(wc.byte_len == 30 && filled(b.memory + 16384 + 8192, 30, 3));
-	wc = expect_wc(&b, 3, IBV_WC_SUCCESS);
-	CHECK(wc.byte_len == 0 && wc.imm_data == 78);
-	CHECK(filled(b.memory, 2000, 3) && filled(a.memory + 32768, 2000, 3));
-	memcpy(&number, a.memory + 40000, 8);
-	CHECK_EQUAL(number, 40);
-	memcpy(&number, a.memory + 40008, 8);
-	CHECK_EQUAL(number, 42);
-	memcpy(&number, b.memory + 8192, 8);
-	CHECK_EQUAL(number, 99);
-	close_pair(&a, &b);
-}
-
 /* IBTA annex A19: eight bytes at once, with the right to write. */
 static void atomic_write(void)
 {
@@ -348,86 +279,6 @@ static void no_echo(void)
 	CHECK_EQUAL(expect_wc(&a, 1, IBV_WC_SUCCESS).src_qp, b.qp->qp_num);
 	for (int i = 0; i < 2; i++)
 		CHECK_EQUAL(verbs->ibv_detach_mcast(sides[i]->qp, &group, 0), 0);
-	close_pair(&a, &b);
-}
-
-/* A window's life: bound, told to the peer, ended by it, bound anew and ended here. */
-static void windows(void)
-{
-	struct side a, b;
-	struct ibv_mw *mw;
-
-	open_extended_pair(&a, &b, (struct options){0},
-			   (struct extras){.operations = IBV_QP_EX_WITH_BIND_MW |
-							 IBV_QP_EX_WITH_SEND |
-							 IBV_QP_EX_WITH_LOCAL_INV |
-							 IBV_QP_EX_WITH_SEND_WITH_INV |
-							 IBV_QP_EX_WITH_RDMA_WRITE});
-	struct ibv_qp_ex *own = verbs->ibv_qp_to_qp_ex(b.qp), *peer = verbs->ibv_qp_to_qp_ex(a.qp);
-
-	CHECK_EQUAL(verbs->ibv_dereg_mr(b.mr), 0);
-	b.mr = verbs->ibv_reg_mr(b.pd, b.memory, 65536, ALL_RIGHTS | IBV_ACCESS_MW_BIND);
-	CHECK(b.mr && (mw = b.context->ops.alloc_mw(b.pd, IBV_MW_TYPE_2)));
-	const struct ibv_mw_bind_info info = {
-		.mr = b.mr,
-		.addr = (uintptr_t)b.memory + 4096,
-		.length = 100,
-		.mw_access_flags = IBV_ACCESS_REMOTE_WRITE,
-	};
-	/* The lower eight bits are the application's: ibv_bind_mw(3). */
-	uint32_t keys[2] = {mw->rkey ^ 1, mw->rkey ^ 2};
-
-	for (int i = 0; i < 2; i++) {
-		CHECK_EQUAL(post_recv_at(&a, 1, 0, 64), 0);
-		own->wr_start(own);
-		own->wr_id = 2;
-		own->wr_bind_mw(own, mw, keys[i], &info);
-		own->wr_send(own);
-		own->wr_set_inline_data(own, &keys[i], 4);
-		CHECK_EQUAL(own->wr_complete(own), 0);
-		CHECK_EQUAL(expect_wc(&b, 2, IBV_WC_SUCCESS).opcode, IBV_WC_BIND_MW);
-		expect_wc(&b, 2, IBV_WC_SUCCESS);
-		expect_wc(&a, 1, IBV_WC_SUCCESS);
-		uint32_t told;
-
-		memcpy(&told, a.memory, 4);
-		CHECK_EQUAL(told, keys[i]);
-		fill(a.memory, 100, (unsigned)i);
-		peer->wr_start(peer);
-		peer->wr_id = 3;
-		peer->wr_rdma_write(peer, told, info.addr);
-		sge(peer, &a, 0, 100);
-		if (!i)
-			peer->wr_send_inv(peer, told);
-		CHECK_EQUAL(peer->wr_complete(peer), 0);
-		if (!i)
-			CHECK_EQUAL(post_recv_at(&b, 4, 0, 64), 0);
-		expect_wc(&a, 3, IBV_WC_SUCCESS);
-		CHECK(filled(b.memory + 4096, 100, (unsigned)i));
-		if (i)
-			continue;
-		expect_wc(&a, 3, IBV_WC_SUCCESS);
-		struct ibv_wc wc = expect_wc(&b, 4, IBV_WC_SUCCESS);
-
-		CHECK(wc.wc_flags & IBV_WC_WITH_INV && wc.invalidated_rkey == told);
-	}
-	own->wr_start(own);
-	own->wr_id = 5;
-	own->wr_local_inv(own, keys[1]);
-	CHECK_EQUAL(own->wr_complete(own), 0);
-	CHECK_EQUAL(expect_wc(&b, 5, IBV_WC_SUCCESS).opcode, IBV_WC_LOCAL_INV);
-	peer->wr_start(peer);
-	peer->wr_id = 6;
-	peer->wr_rdma_write(peer, keys[1], info.addr);
-	sge(peer, &a, 0, 1);
-	CHECK_EQUAL(peer->wr_complete(peer), 0);
-	expect_wc(&a, 6, IBV_WC_REM_ACCESS_ERR);
-	/* These take no data: ibv_wr_post(3), "setters". */
-	own->wr_start(own);
-	own->wr_local_inv(own, keys[1]);
-	sge(own, &b, 0, 1);
-	CHECK_EQUAL(own->wr_complete(own), EINVAL);
-	CHECK_EQUAL(b.context->ops.dealloc_mw(mw), 0);
 	close_pair(&a, &b);
 }
 
@@ -709,12 +560,10 @@ int main(void)
 {
 	limit_seconds(60);
 	STEP(creating());
-	STEP(operations());
 	STEP(atomic_write());
 	STEP(unreliable());
 	STEP(datagrams());
 	STEP(no_echo());
-	STEP(windows());
 	STEP(inline_data());
 	STEP(no_sges());
 	STEP(mistakes());

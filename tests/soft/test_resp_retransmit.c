@@ -1,13 +1,12 @@
 /* A lossy link, frame by frame: what the responder does with requests that come twice, too early or
  * with something missing before them, and the requester with such answers (IBTA vol 1, 9.7.4.1.2,
  * 9.7.5.1, 9.7.6.1).  The other side is the test. */
-#include <sys/socket.h>
-
+#include "adopted_side.h"
 #include "fault_side.h"
 #include "wire/link.h"
 
 enum {
-	FIRST = 100 /* PSN */,
+	FIRST = PEER_PSN,
 	PIECE = 64
 };
 
@@ -18,26 +17,12 @@ struct stage {
 
 static void put(const struct stage *stage, struct soft_frame frame, const void *payload)
 {
-	uint8_t bytes[SOFT_FRAME_HEADER + 4 * PIECE];
-
-	soft_frame_encode(bytes, &frame);
-	if (frame.length)
-		memcpy(bytes + SOFT_FRAME_HEADER, payload, frame.length);
-	CHECK_EQUAL(send(stage->fd, bytes, SOFT_FRAME_HEADER + frame.length, MSG_NOSIGNAL),
-		    SOFT_FRAME_HEADER + frame.length);
+	say_frame(stage->fd, frame, payload);
 }
 
 static struct soft_frame get(const struct stage *stage, uint8_t *payload)
 {
-	uint8_t header[SOFT_FRAME_HEADER];
-	struct soft_frame frame;
-
-	CHECK_EQUAL(recv(stage->fd, header, sizeof(header), MSG_WAITALL), sizeof(header));
-	CHECK(soft_frame_decode(header, &frame));
-	CHECK(frame.length <= 4 * PIECE);
-	if (frame.length)
-		CHECK_EQUAL(recv(stage->fd, payload, frame.length, MSG_WAITALL), frame.length);
-	return frame;
+	return hear_frame(stage->fd, payload, 4 * PIECE);
 }
 
 /* An acknowledgement, on its own. */
@@ -73,19 +58,9 @@ static void get_nothing(const struct stage *stage)
 
 static void open_stage(struct stage *stage, struct options options)
 {
-	const struct address absent = {.psn = FIRST, .qpn = 77};
-	const int small = 4096; /* of what the other side does not read at once most has to wait */
-	int fds[2];
-
 	open_side(&stage->side, options);
-	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
-	CHECK_EQUAL(fcntl(fds[1], F_SETFL, O_NONBLOCK), 0);
-	CHECK_EQUAL(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)), 0);
-	bring_up(&stage->side, &absent); /* LID 0: the stream comes from elsewhere */
-	soft_lock();
-	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(stage->side.qp), fds[1], NULL, 0), 0);
-	soft_unlock();
-	stage->fd = fds[0];
+	/* Of what the other side does not read at once most has to wait. */
+	stage->fd = adopt_narrow(&stage->side, 4096);
 	put(stage, (struct soft_frame){.opcode = SOFT_LOSSY}, NULL);
 }
 
@@ -138,9 +113,7 @@ static void sends_and_writes(void)
 	for (unsigned i = 0; i < 3; i++)
 		CHECK_EQUAL(post_recv_at(&stage.side, i, 1024 + i * PIECE, PIECE), 0);
 	fill(data, PIECE, 1);
-	put(&stage, send_of(FIRST, 0, PIECE, PIECE), data);
-	get_ack(&stage, FIRST);
-	for (int again = 0; again < 3; again++) {
+	for (int time = 0; time < 4; time++) { /* the first one, and three more */
 		put(&stage, send_of(FIRST, 0, PIECE, PIECE), data);
 		get_ack(&stage, FIRST);
 	}
@@ -170,14 +143,7 @@ static void atomics(void)
 	struct stage stage;
 
 	open_stage(&stage, (struct options){.depth = DEPTH});
-	for (uint32_t i = 0; i < DEPTH; i++) {
-		put(&stage, remote(&stage, SOFT_FETCH_ADD, FIRST + i, sizeof(arguments), 8),
-		    arguments);
-		frame = get(&stage, result);
-		CHECK_EQUAL(frame.opcode, SOFT_ATOMIC_DATA);
-		CHECK_EQUAL(soft_take64(result), i * 5);
-	}
-	for (int again = 0; again < 3; again++)
+	for (int time = 0; time < 4; time++) /* the first one, and three more */
 		for (uint32_t i = 0; i < DEPTH; i++) {
 			put(&stage, remote(&stage, SOFT_FETCH_ADD, FIRST + i, sizeof(arguments), 8),
 			    arguments);
@@ -324,6 +290,22 @@ static struct soft_frame answer(uint8_t opcode, uint32_t psn)
 	return (struct soft_frame){.opcode = opcode, .psn = psn};
 }
 
+/* Every request up to that PSN is done. */
+static void put_ack(const struct stage *stage, uint32_t psn)
+{
+	put(stage, (struct soft_frame){.opcode = SOFT_ACK, .flags = SOFT_FRAME_ACK, .ack = psn},
+	    NULL);
+}
+
+/* All of a READ's answer, or what is left of it. */
+static void put_data(const struct stage *stage, uint32_t psn, uint32_t length, const void *payload)
+{
+	struct soft_frame frame = answer(SOFT_READ_DATA, psn);
+
+	frame.length = frame.total = length;
+	put(stage, frame, payload);
+}
+
 /* No answer: retry_cnt times again, then no more. */
 static void silence(void)
 {
@@ -370,16 +352,12 @@ static void timeouts(void)
 
 	open_stage(&stage, (struct options){.timeout = 24, .retry_cnt = 1});
 	for (uint32_t i = 0; i < 4; i++) {
-		struct soft_frame ack = answer(SOFT_ACK, 0);
-
 		POST(&stage.side, IBV_WR_SEND, .wr_id = i, .length = PIECE);
 		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(stage.side.psn, i));
 		let_time_pass(&stage);
 		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(stage.side.psn, i));
-		ack.flags = SOFT_FRAME_ACK;
-		ack.ack = soft_psn_add(stage.side.psn, i);
-		put(&stage, ack, NULL);
-		put(&stage, ack, NULL); /* said twice */
+		put_ack(&stage, soft_psn_add(stage.side.psn, i));
+		put_ack(&stage, soft_psn_add(stage.side.psn, i)); /* said twice */
 		expect_wc(&stage.side, i, IBV_WC_SUCCESS);
 	}
 	close_stage(&stage);
@@ -420,10 +398,7 @@ static void told_of_a_gap(void)
 	CHECK_EQUAL(frame.psn, soft_psn_add(psn, 2));
 	CHECK_EQUAL(frame.offset, 0);
 	/* Of what was sent the first time: it is done all the same. */
-	frame = answer(SOFT_ACK, 0);
-	frame.flags = SOFT_FRAME_ACK;
-	frame.ack = soft_psn_add(psn, 2);
-	put(&stage, frame, NULL);
+	put_ack(&stage, soft_psn_add(psn, 2));
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
 	expect_wc(&stage.side, 2, IBV_WC_SUCCESS);
 	close_stage(&stage);
@@ -462,27 +437,18 @@ static void missing_answers(void)
 	for (uint32_t i = 1; i < 3; i++)
 		CHECK_EQUAL(get(&stage, NULL).psn, soft_psn_add(psn, i));
 	/* That of the second one, all of it, before the first one is there: not asked for twice. */
-	frame = answer(SOFT_READ_DATA, soft_psn_add(psn, 1));
-	frame.length = frame.total = 4 * PIECE;
-	put(&stage, frame, data);
+	put_data(&stage, soft_psn_add(psn, 1), 4 * PIECE, data);
 	get_nothing(&stage);
-	frame = answer(SOFT_READ_DATA, psn);
-	frame.length = frame.total = 3 * PIECE;
-	put(&stage, frame, data + PIECE);
-	put(&stage, frame, data + PIECE); /* said twice */
+	put_data(&stage, psn, 3 * PIECE, data + PIECE);
+	put_data(&stage, psn, 3 * PIECE, data + PIECE); /* said twice */
 	expect_wc(&stage.side, 0, IBV_WC_SUCCESS);
 	CHECK(filled(stage.side.memory, 4 * PIECE, 6));
 	/* An acknowledgement is no answer to a READ either. */
-	frame = answer(SOFT_ACK, 0);
-	frame.flags = SOFT_FRAME_ACK;
-	frame.ack = soft_psn_add(psn, 1);
-	put(&stage, frame, NULL);
+	put_ack(&stage, soft_psn_add(psn, 1));
 	for (uint32_t i = 1; i < 3; i++)
 		CHECK_EQUAL(get(&stage, NULL).psn, soft_psn_add(psn, i));
 	for (uint32_t i = 1; i < 3; i++) {
-		frame = answer(SOFT_READ_DATA, soft_psn_add(psn, i));
-		frame.length = frame.total = 4 * PIECE;
-		put(&stage, frame, data);
+		put_data(&stage, soft_psn_add(psn, i), 4 * PIECE, data);
 		expect_wc(&stage.side, i, IBV_WC_SUCCESS);
 	}
 	close_stage(&stage);
@@ -493,7 +459,6 @@ static void draining(void)
 {
 	uint8_t data[4 * PIECE];
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
-	struct soft_frame frame = answer(SOFT_ACK, 0);
 	struct stage stage;
 
 	open_stage(&stage, (struct options){.timeout = 24});
@@ -507,9 +472,7 @@ static void draining(void)
 		let_time_pass(&stage);
 		CHECK_EQUAL(get(&stage, data).psn, stage.side.psn);
 	}
-	frame.flags = SOFT_FRAME_ACK;
-	frame.ack = stage.side.psn;
-	put(&stage, frame, NULL);
+	put_ack(&stage, stage.side.psn);
 	expect_event(&stage.side, IBV_EVENT_SQ_DRAINED);
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
 	close_stage(&stage);
@@ -525,14 +488,7 @@ static uint8_t long_payload[SOFT_FRAME_MAX];
 
 static struct soft_frame get_long(const struct stage *stage)
 {
-	uint8_t header[SOFT_FRAME_HEADER];
-	struct soft_frame frame;
-
-	CHECK_EQUAL(recv(stage->fd, header, sizeof(header), MSG_WAITALL), sizeof(header));
-	CHECK(soft_frame_decode(header, &frame));
-	CHECK(frame.length <= sizeof(long_payload));
-	CHECK_EQUAL(recv(stage->fd, long_payload, frame.length, MSG_WAITALL), frame.length);
-	return frame;
+	return hear_frame(stage->fd, long_payload, sizeof(long_payload));
 }
 
 static bool is_partial(struct stage *stage)
@@ -562,19 +518,17 @@ static void no_reader(void)
  * same, but the memory is the application's again. */
 static void answered_in_the_middle(void)
 {
-	struct soft_frame frame = answer(SOFT_ACK, 0);
 	struct stage stage;
 
 	open_stage(&stage, (struct options){.memory = LONG, .timeout = 20});
 	memset(stage.side.memory, 0xaa, LONG);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = SOFT_FRAME_MAX);
 	CHECK(is_partial(&stage));
-	frame.flags = SOFT_FRAME_ACK;
-	frame.ack = stage.side.psn;
-	put(&stage, frame, NULL);
+	put_ack(&stage, stage.side.psn);
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 2, .length = PIECE);
-	frame = get_long(&stage);
+	struct soft_frame frame = get_long(&stage);
+
 	CHECK_EQUAL(frame.psn, stage.side.psn);
 	CHECK_EQUAL(frame.length, SOFT_FRAME_MAX);
 	CHECK_EQUAL(long_payload[0], 0xaa);

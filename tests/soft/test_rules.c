@@ -459,50 +459,6 @@ static void established(void)
 	close_pair(&a, &b);
 }
 
-/* A CQ that has overflowed says so once, and each of its queue pairs fails once. */
-static void overrun_once(void)
-{
-	struct side a, b;
-	struct ibv_wc wc;
-
-	open_side(&a, (struct options){.cqe = 1});
-	open_side(&b, (struct options){0});
-	connect_pair(&a, &b);
-	for (unsigned i = 0; i < 4; i++)
-		POST(&a, IBV_WR_RDMA_WRITE, .wr_id = i);
-	expect_event(&a, IBV_EVENT_CQ_ERR);
-	expect_event(&a, IBV_EVENT_QP_FATAL);
-	expect_no_event(&a);
-	CHECK_EQUAL(poll_cq(&a, 1, &wc), 1);
-	CHECK_EQUAL(wc.wr_id, 0);
-	CHECK_EQUAL(poll_cq(&a, 1, &wc), -1);
-	CHECK_EQUAL(poll_cq(&a, 1, &wc), -1); /* for good */
-	close_pair(&a, &b);
-}
-
-/* The limit of a shared queue is an alarm that goes off once; it can be set again, and one that is
- * not reached says nothing (ibv_modify_srq(3), IBTA 11.2.4.3). */
-static void limit_again(void)
-{
-	struct side a, b;
-	struct ibv_srq_attr attr = {.srq_limit = 2};
-
-	open_pair(&a, &b, (struct options){.shared = 8});
-	post_recvs(&b, 0, 5, 8);
-	for (unsigned i = 0; i < 5; i++) {
-		if (i == 2 || i == 4)
-			CHECK_EQUAL(verbs->ibv_modify_srq(b.srq, &attr, IBV_SRQ_LIMIT), 0);
-		RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 8);
-		expect_wc(&b, i, IBV_WC_SUCCESS);
-		if (i >= 3) /* one left, and then none */
-			expect_event(&b, IBV_EVENT_SRQ_LIMIT_REACHED);
-		expect_no_event(&b);
-	}
-	CHECK_EQUAL(verbs->ibv_query_srq(b.srq, &attr), 0);
-	CHECK_EQUAL(attr.srq_limit, 0);
-	close_pair(&a, &b);
-}
-
 int main(void)
 {
 	limit_seconds(60);
@@ -520,7 +476,5 @@ int main(void)
 	STEP(migration());
 	STEP(flushes());
 	STEP(established());
-	STEP(overrun_once());
-	STEP(limit_again());
 	return 0;
 }

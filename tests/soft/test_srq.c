@@ -238,54 +238,6 @@ static void creating(void)
 	close_pair(&a, &b);
 }
 
-/* First posted, first taken, whichever queue pair takes it; a small ring goes round many times. */
-static void order(void)
-{
-	struct star star;
-	uint64_t posted = 0, taken = 0;
-
-	open_star(&star, 3, (struct options){.shared = 3});
-	for (; posted < 3; posted++)
-		CHECK_EQUAL(post_recv_at(&star.hub, posted, posted % 3 * SLOT, SLOT), 0);
-	for (unsigned i = 0; i < 100; i++) {
-		int peer = (int)(i * i % 3);
-		uint32_t length = 1 + i % SLOT;
-
-		send_to_hub(&star, peer, i, i, length);
-		CHECK_EQUAL(hub_wc(&star, taken, IBV_WC_SUCCESS, peer).byte_len, length);
-		CHECK(filled(star.hub.memory + taken % 3 * SLOT, length, i));
-		taken++;
-		CHECK_EQUAL(post_recv_at(&star.hub, posted, posted % 3 * SLOT, SLOT), 0);
-		posted++;
-	}
-	close_star(&star);
-}
-
-/* Immediate data takes a receive for a write; a plain write takes none. */
-static void writes(void)
-{
-	struct star star;
-
-	open_star(&star, 2, (struct options){.shared = 4});
-	struct request write = {.opcode = IBV_WR_RDMA_WRITE,
-				.wr_id = 1,
-				.length = 8,
-				.remote = (uintptr_t)star.hub.memory + 1024,
-				.rkey = star.hub.mr->rkey};
-
-	CHECK_EQUAL(post_recv_at(&star.hub, 7, 0, SLOT), 0);
-	carry_out(&star.peers[1], IBV_WC_SUCCESS, write);
-	write.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-	write.imm = 0x12345678;
-	carry_out(&star.peers[1], IBV_WC_SUCCESS, write);
-	struct ibv_wc wc = hub_wc(&star, 7, IBV_WC_SUCCESS, 1);
-
-	CHECK_EQUAL(wc.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
-	CHECK_EQUAL(wc.imm_data, 0x12345678);
-	CHECK_EQUAL(wc.byte_len, 8);
-	close_star(&star);
-}
-
 /* Resizing keeps what is posted, in order, also when the ring has wrapped. */
 static void resize(void)
 {
@@ -407,48 +359,6 @@ static void empty(void)
 	close_star(&star);
 }
 
-/* A queue pair in ERR takes nothing from the shared queue with it. */
-static void not_flushed(void)
-{
-	struct star star;
-	struct ibv_async_event event;
-
-	open_star(&star, 2, (struct options){.shared = 4});
-	for (uint64_t i = 0; i < 3; i++)
-		CHECK_EQUAL(post_recv_at(&star.hub, i, i * SLOT, SLOT), 0);
-	CHECK_EQUAL(to_state(&star.hub, IBV_QPS_ERR), 0);
-	CHECK_EQUAL(verbs->ibv_get_async_event(star.hub.context, &event), 0);
-	CHECK_EQUAL(event.event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
-	CHECK(event.element.qp == star.qps[0]);
-	verbs->ibv_ack_async_event(&event);
-	expect_no_wc(&star.hub);
-	CHECK_EQUAL(to_state(&star.hub, IBV_QPS_ERR), 0);
-	expect_no_event(&star.hub); /* it was in ERR already */
-	for (uint64_t i = 0; i < 3; i++) {
-		send_to_hub(&star, 1, i, (unsigned)i, SLOT);
-		hub_wc(&star, i, IBV_WC_SUCCESS, 1);
-		CHECK(filled(star.hub.memory + i * SLOT, SLOT, (unsigned)i));
-	}
-	close_star(&star);
-}
-
-/* The receive of a message that does not fit fails with its own queue pair alone. */
-static void too_long(void)
-{
-	struct star star;
-
-	open_star(&star, 2, (struct options){.shared = 4});
-	CHECK_EQUAL(post_recv_at(&star.hub, 1, 0, 8), 0);
-	CHECK_EQUAL(post_recv_at(&star.hub, 2, 0, 16), 0);
-	RUN(&star.peers[0], IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND, .wr_id = 9, .length = 9);
-	hub_wc(&star, 1, IBV_WC_LOC_LEN_ERR, 0);
-	expect_event(&star.hub, IBV_EVENT_QP_REQ_ERR);
-	expect_event(&star.hub, IBV_EVENT_QP_LAST_WQE_REACHED);
-	send_to_hub(&star, 1, 9, 3, 16);
-	hub_wc(&star, 2, IBV_WC_SUCCESS, 1);
-	close_star(&star);
-}
-
 /* A receive that a message has taken is flushed with the queue pair when that stops in the middle.
  * The limit event tells that it has begun; it might be over before we have stopped it. */
 static void flushed_in_a_message(void)
@@ -512,33 +422,6 @@ static void domains(void)
 		CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
 		close_pair(&a, &b);
 	}
-}
-
-/* UC cannot tell the peer that nothing is posted: the message is lost, and the next one is not. */
-static void unreliable(void)
-{
-	struct star star;
-
-	open_star(&star, 2, (struct options){.shared = 2, .uc = true});
-	for (int i = 0; i < 2; i++) {
-		struct side *peer = &star.peers[i];
-		/* They go out together, and come in in one step. */
-		const struct request requests[2] = {
-			{.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8},
-			{.opcode = IBV_WR_SEND, .wr_id = 2, .length = 9},
-		};
-
-		CHECK_EQUAL(post_recv_at(&star.hub, 2, 0, SLOT), 0);
-		CHECK_EQUAL(post_chain(peer, requests, 2), 0);
-		expect_wc(peer, 1, IBV_WC_SUCCESS);
-		expect_wc(peer, 2, IBV_WC_SUCCESS);
-		CHECK_EQUAL(hub_wc(&star, 2, IBV_WC_SUCCESS, i).byte_len, 8);
-	}
-	CHECK_EQUAL(post_recv_at(&star.hub, 3, SLOT, SLOT), 0);
-	send_to_hub(&star, 1, 7, 5, 16);
-	CHECK_EQUAL(hub_wc(&star, 3, IBV_WC_SUCCESS, 1).byte_len, 16);
-	CHECK(filled(star.hub.memory + SLOT, 16, 5));
-	close_star(&star);
 }
 
 /* ---- threads ------------------------------------------------------------------------------- */
@@ -613,17 +496,12 @@ int main(void)
 	STEP(extended());
 	STEP(posting());
 	STEP(creating());
-	STEP(order());
-	STEP(writes());
 	STEP(resize());
 	STEP(limit());
 	STEP(acknowledged());
 	STEP(empty());
-	STEP(not_flushed());
-	STEP(too_long());
 	STEP(flushed_in_a_message());
 	STEP(domains());
-	STEP(unreliable());
 	STEP(threads());
 	return 0;
 }

@@ -3,9 +3,7 @@
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
 
-#include "objects/objects.h"
-#include "wire/wire.h"
-
+#include "adopted_side.h"
 #include "fault_side.h"
 
 enum {
@@ -110,10 +108,9 @@ static void open_target(struct end *end, struct options options, int fd)
 static void close_end(struct end *end)
 {
 	if (end->side.qp)
-		CHECK_EQUAL(verbs->ibv_destroy_qp(end->side.qp), 0);
+		destroy_qp(&end->side);
 	if (end->side.srq)
 		CHECK_EQUAL(verbs->ibv_destroy_srq(end->side.srq), 0);
-	end->side.qp = NULL;
 	end->side.srq = NULL;
 	if (end->xrcd)
 		CHECK_EQUAL(close_domain(end->xrcd), 0);
@@ -340,46 +337,33 @@ static void to_receive(struct end *source, struct end *target, struct request re
 static void every_operation(void)
 {
 	static const uint32_t lengths[] = {0, 8, 5000, LONG};
-	const struct options options = {.memory = 2 * LONG};
+	static const enum ibv_wr_opcode opcodes[] = {
+		IBV_WR_SEND,
+		IBV_WR_SEND_WITH_IMM,
+		IBV_WR_RDMA_WRITE,
+		IBV_WR_RDMA_WRITE_WITH_IMM,
+	};
 	struct end source, target;
 	struct side *a = &source.side, *b = &target.side;
 
-	open_ends(&source, &target, options);
-	for (int i = 0; i < 4; i++) {
+	open_ends(&source, &target, (struct options){.memory = 2 * LONG});
+	for (int i = 0; i < 16; i++)
 		to_receive(&source, &target,
-			   (struct request){.opcode = IBV_WR_SEND, .length = lengths[i]});
-		to_receive(&source, &target,
-			   (struct request){.opcode = IBV_WR_SEND_WITH_IMM,
-					    .length = lengths[i],
+			   (struct request){.opcode = opcodes[i % 4],
+					    .length = lengths[i / 4],
 					    .imm = 0x01020304});
-		to_receive(&source, &target,
-			   (struct request){.opcode = IBV_WR_RDMA_WRITE, .length = lengths[i]});
-		to_receive(&source, &target,
-			   (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
-					    .length = lengths[i],
-					    .imm = 5});
-	}
 	fill(b->memory, LONG, 9);
 	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .length = LONG, REMOTE(*b, 0),
 	    .srqn = target.srqn);
 	CHECK(filled(a->memory, LONG, 9));
 
 	*word(b, 0) = 5;
-	const struct request atomics[] = {
-		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .compare_add = 2},
-		{.opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .compare_add = 7, .swap = 90},
-	};
-
-	for (int i = 0; i < 2; i++) {
-		struct request atomic = atomics[i];
-
-		atomic.length = 8;
-		atomic.remote = (uintptr_t)b->memory;
-		atomic.rkey = b->mr->rkey;
-		atomic.srqn = target.srqn;
-		carry_out(a, IBV_WC_SUCCESS, atomic);
-		CHECK_EQUAL(*word(a, 0), i ? 7 : 5);
-	}
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 8, REMOTE(*b, 0),
+	    .srqn = target.srqn, .compare_add = 2);
+	CHECK_EQUAL(*word(a, 0), 5);
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_CMP_AND_SWP, .length = 8, REMOTE(*b, 0),
+	    .srqn = target.srqn, .compare_add = 7, .swap = 90);
+	CHECK_EQUAL(*word(a, 0), 7);
 	CHECK_EQUAL(*word(b, 0), 90);
 	close_ends(&source, &target);
 }
@@ -556,8 +540,7 @@ static void unknown_number(void)
 			    : way == 1 ? stranger.srqn
 				       : target.srqn);
 		expect_event(&target.side, IBV_EVENT_QP_REQ_ERR);
-		while (state_of(&target.side) != IBV_QPS_ERR)
-			soft_progress();
+		until_state(&target.side, IBV_QPS_ERR);
 		expect_no_wc(&target.side);
 		expect_no_wc(&stranger.side);
 		close_end(&stranger);
@@ -630,32 +613,6 @@ static void other_types(void)
 
 /* ---- frames of a peer that means harm ------------------------------------------------------------ */
 
-enum {
-	PEER_PSN = 100
-};
-
-static int adopt(struct side *side)
-{
-	const struct address peer = {.psn = PEER_PSN, .qpn = 77}; /* LID 0: the stream is given */
-	int fds[2];
-
-	bring_up(side, &peer);
-	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
-	soft_lock();
-	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side->qp), fds[1], NULL, 0), 0);
-	soft_unlock();
-	return fds[0];
-}
-
-static void say(int fd, struct soft_frame frame)
-{
-	uint8_t bytes[SOFT_FRAME_HEADER + 64] = {0};
-
-	soft_frame_encode(bytes, &frame);
-	CHECK_EQUAL(send(fd, bytes, SOFT_FRAME_HEADER + frame.length, MSG_NOSIGNAL),
-		    SOFT_FRAME_HEADER + frame.length);
-}
-
 /* A frame that no side of XRC sends to the other, or not to this one: the stream ends. */
 static void nonsense(void)
 {
@@ -679,9 +636,8 @@ static void nonsense(void)
 			frame = (struct soft_frame){.opcode = SOFT_NAK, .psn = end.side.psn};
 		if (way >= 4)
 			frame.flags = SOFT_FRAME_SRQ;
-		say(fd, frame);
-		while (state_of(&end.side) != IBV_QPS_ERR)
-			soft_progress();
+		say_frame(fd, frame, NULL);
+		until_state(&end.side, IBV_QPS_ERR);
 		expect_event(&end.side, IBV_EVENT_QP_FATAL);
 		close(fd);
 		close_end(&end);
@@ -697,18 +653,6 @@ static struct soft_frame part(const struct end *end, uint32_t offset)
 				   .length = 8,
 				   .total = 16,
 				   .offset = offset};
-}
-
-static struct soft_frame answer_of(int fd)
-{
-	struct pollfd wait = {.fd = fd, .events = POLLIN};
-	uint8_t bytes[SOFT_FRAME_HEADER];
-	struct soft_frame frame;
-
-	CHECK_EQUAL(poll(&wait, 1, -1), 1);
-	CHECK_EQUAL(recv(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
-	CHECK(soft_frame_decode(bytes, &frame));
-	return frame;
 }
 
 static void until_taken(struct end *end)
@@ -736,14 +680,14 @@ static void destroyed_meanwhile(void)
 
 	memset(side->memory, 0x5a, 64);
 	CHECK_EQUAL(post_recv_at(side, 1, 0, 64), 0);
-	say(fd, part(&end, 0));
+	say_frame(fd, part(&end, 0), NULL);
 	until_taken(&end);
 	CHECK_EQUAL(verbs->ibv_destroy_srq(side->srq), 0);
 	side->srq = NULL;
 	CHECK_EQUAL(verbs->ibv_destroy_cq(side->cq), 0);
 	CHECK(side->cq = verbs->ibv_create_cq(side->context, 4, NULL, side->channel, 0));
-	say(fd, part(&end, 8));
-	struct soft_frame answer = answer_of(fd);
+	say_frame(fd, part(&end, 8), NULL);
+	struct soft_frame answer = hear_frame(fd, NULL, 0);
 
 	CHECK_EQUAL(answer.opcode, SOFT_NAK);
 	CHECK_EQUAL(answer.syndrome, SOFT_NAK_REMOTE_OPERATION);
@@ -763,7 +707,7 @@ static void flushed_meanwhile(void)
 	int fd = adopt(&end.side);
 
 	post_recvs(&end.side, 1, 2, 64);
-	say(fd, part(&end, 0));
+	say_frame(fd, part(&end, 0), NULL);
 	until_taken(&end);
 	CHECK_EQUAL(to_state(&end.side, IBV_QPS_ERR), 0);
 	expect_wc(&end.side, 1, IBV_WC_WR_FLUSH_ERR);
@@ -850,23 +794,11 @@ static void lossy(void)
 	open_ends(&source, &target, (struct options){.memory = 4096, .timeout = 11});
 	*word(&target.side, 0) = 0;
 	for (uint64_t i = 0; i < 60; i++) {
-		const struct request requests[] = {
-			{.opcode = IBV_WR_SEND, .wr_id = i, .length = 8, .offset = 64},
-			{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-			 .wr_id = 100 + i,
-			 .length = 8,
-			 .compare_add = 1},
-		};
-
 		CHECK_EQUAL(post_recv_at(&target.side, i, 64, 64), 0);
-		for (int k = 0; k < 2; k++) {
-			struct request request = requests[k];
-
-			request.remote = (uintptr_t)target.side.memory;
-			request.rkey = target.side.mr->rkey;
-			request.srqn = target.srqn;
-			carry_out(&source.side, IBV_WC_SUCCESS, request);
-		}
+		RUN(&source.side, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 8,
+		    .offset = 64, .srqn = target.srqn);
+		RUN(&source.side, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 100 + i,
+		    .length = 8, .compare_add = 1, REMOTE(target.side, 0), .srqn = target.srqn);
 		CHECK_EQUAL(*word(&source.side, 0), i);
 		expect_wc(&target.side, i, IBV_WC_SUCCESS);
 	}

@@ -1,0 +1,69 @@
+/* A queue pair whose peer is the test: it has the other end of the stream, and says what it likes. */
+#ifndef AIORDMA_TESTS_ADOPTED_SIDE_H
+#define AIORDMA_TESTS_ADOPTED_SIDE_H
+
+#include "verbs_side.h"
+
+#include "objects/objects.h"
+#include "wire/wire.h"
+
+enum {
+	PEER_PSN = 100
+};
+
+/* Bring it up, and give it one end of a stream, whose buffer holds so many bytes; the other one. */
+static inline int adopt_narrow(struct side *side, int buffer)
+{
+	const struct address absent = {.psn = PEER_PSN,
+				       .qpn = 77}; /* LID 0: nobody is looked for */
+	int fds[2];
+
+	bring_up(side, &absent);
+	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+	CHECK_EQUAL(fcntl(fds[1], F_SETFL, O_NONBLOCK), 0);
+	if (buffer)
+		CHECK_EQUAL(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer)), 0);
+	soft_lock();
+	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side->qp), fds[1], NULL, 0), 0);
+	soft_unlock();
+	return fds[0];
+}
+
+static inline int adopt(struct side *side)
+{
+	return adopt_narrow(side, 0);
+}
+
+/* Zeros for a payload that is NULL. */
+static inline void say_frame(int fd, struct soft_frame frame, const void *payload)
+{
+	uint8_t bytes[SOFT_FRAME_HEADER + 256] = {0};
+
+	soft_frame_encode(bytes, &frame);
+	CHECK(frame.length <= 256);
+	if (payload)
+		memcpy(bytes + SOFT_FRAME_HEADER, payload, frame.length);
+	CHECK_EQUAL(send(fd, bytes, SOFT_FRAME_HEADER + frame.length, MSG_NOSIGNAL),
+		    SOFT_FRAME_HEADER + frame.length);
+}
+
+static inline struct soft_frame hear_frame(int fd, uint8_t *payload, size_t room)
+{
+	uint8_t header[SOFT_FRAME_HEADER];
+	struct soft_frame frame;
+
+	CHECK_EQUAL(recv(fd, header, sizeof(header), MSG_WAITALL), sizeof(header));
+	CHECK(soft_frame_decode(header, &frame));
+	CHECK(frame.length <= room);
+	if (frame.length)
+		CHECK_EQUAL(recv(fd, payload, frame.length, MSG_WAITALL), frame.length);
+	return frame;
+}
+
+static inline void until_state(struct side *side, enum ibv_qp_state state)
+{
+	while (state_of(side) != state)
+		soft_progress();
+}
+
+#endif
