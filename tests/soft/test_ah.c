@@ -65,8 +65,7 @@ static void address_by_lid(void)
 
 	CHECK(ah);
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
-	CHECK_EQUAL(ud_post(&a, (struct ud_request){.ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY}),
-		    0);
+	UD_POST(&a, .ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY);
 	CHECK_EQUAL(poll_one(&b).slid, port.lid);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 	attr.dlid = 0;

@@ -38,12 +38,7 @@ static void send_to(struct side *side, const union ibv_gid *group, int index, ui
 	struct ibv_ah *ah = path_to_group(side, group, index);
 
 	fill(side->memory, 64, (unsigned)seed);
-	CHECK_EQUAL(ud_post(side, (struct ud_request){.ah = ah,
-						      .qpn = ALL_MEMBERS,
-						      .qkey = QKEY,
-						      .wr_id = 100,
-						      .length = 64}),
-		    0);
+	UD_POST(side, .ah = ah, .qpn = ALL_MEMBERS, .qkey = QKEY, .wr_id = 100, .length = 64);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0); /* what is posted has been sent */
 }
 
@@ -107,8 +102,8 @@ static void between_processes(const char *ip)
 			expect(&b, (uint64_t)turn, &source, &group);
 			process_barrier(&process);
 		}
-	nothing(&a);
-	nothing(&b);
+	expect_no_wc(&a);
+	expect_no_wc(&b);
 	CHECK_EQUAL(verbs->ibv_detach_mcast(a.qp, &group, 0), 0);
 	CHECK_EQUAL(verbs->ibv_detach_mcast(b.qp, &group, 0), 0);
 	close_pair(&a, &b);
@@ -138,7 +133,7 @@ static void members(void)
 	CHECK_EQUAL(verbs->ibv_detach_mcast(a.qp, &one, 0), 0);
 	send_to(&a, &one, 0, 3);
 	expect(&b, 3, &from, &one);
-	nothing(&a);
+	expect_no_wc(&a);
 	CHECK_EQUAL(verbs->ibv_attach_mcast(a.qp, &one, 0), 0);
 	send_to(&b, &one, 0, 4);
 	const struct address other = address_of_side(&b);
@@ -254,7 +249,7 @@ static void hostile(void)
 	CHECK_EQUAL(wc.src_qp, number);
 	CHECK_EQUAL(side.memory[4096 + GRH], 6);
 	CHECK_EQUAL(post_recv_at(&side, 1, 4096, 4096), 0);
-	nothing(&side);
+	expect_no_wc(&side);
 	CHECK_EQUAL(verbs->ibv_detach_mcast(side.qp, &group, 0), 0);
 	close_side(&side);
 	close(fd);

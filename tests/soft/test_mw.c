@@ -77,13 +77,6 @@ static struct ibv_send_wr bind_wr(struct ibv_mw *mw, uint64_t wr_id, uint32_t rk
 	};
 }
 
-static int post_wr(struct side *side, struct ibv_send_wr *wr)
-{
-	struct ibv_send_wr *bad;
-
-	return side->context->ops.post_send(side->qp, wr, &bad);
-}
-
 static int bind_type_2(struct side *side, struct ibv_mw *mw, uint64_t wr_id, uint32_t rkey,
 		       struct ibv_mw_bind_info info)
 {

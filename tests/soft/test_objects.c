@@ -84,16 +84,6 @@ static void texts(void)
 	}
 }
 
-static struct ibv_mr *try_mr(struct ibv_pd *pd, void *addr, size_t length, int access, int error)
-{
-	errno = 0;
-	struct ibv_mr *mr = verbs->ibv_reg_mr(pd, addr, length, access);
-
-	CHECK(!mr == (error != 0));
-	CHECK_EQUAL(mr ? 0 : errno, error);
-	return mr;
-}
-
 static void regions(void)
 {
 	struct ibv_context *context = open_device();
@@ -103,21 +93,30 @@ static void regions(void)
 
 	CHECK_EQUAL(munmap(memory + 4096, 4096), 0);
 	CHECK_EQUAL(mprotect(memory + 2 * 4096, 4096, PROT_READ), 0);
-	try_mr(pd, memory, 0, 0, EINVAL);
-	try_mr(pd, memory, 4096, IBV_ACCESS_REMOTE_WRITE, EINVAL); /* ibv_reg_mr(3) */
-	try_mr(pd, memory, 4096, IBV_ACCESS_REMOTE_ATOMIC, EINVAL);
-	try_mr(pd, memory, 4096, 1 << 15, EINVAL);
-	try_mr(pd, memory, 4097, IBV_ACCESS_LOCAL_WRITE, EFAULT);
-	try_mr(pd, memory + 4096, 1, 0, EFAULT);
-	try_mr(pd, memory, SIZE_MAX, 0, EINVAL);
-	try_mr(pd, memory + 8192, 4096, IBV_ACCESS_LOCAL_WRITE, EFAULT);
+	const struct {
+		size_t offset, length;
+		int access, error;
+	} refused[] = {
+		{0, 0, 0, EINVAL},
+		{0, 4096, IBV_ACCESS_REMOTE_WRITE, EINVAL}, /* ibv_reg_mr(3) */
+		{0, 4096, IBV_ACCESS_REMOTE_ATOMIC, EINVAL},
+		{0, 4096, 1 << 15, EINVAL},
+		{0, 4097, IBV_ACCESS_LOCAL_WRITE, EFAULT},
+		{4096, 1, 0, EFAULT},
+		{0, SIZE_MAX, 0, EINVAL},
+		{8192, 4096, IBV_ACCESS_LOCAL_WRITE, EFAULT},
+	};
 
+	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+		REFUSED(verbs->ibv_reg_mr(pd, memory + refused[i].offset, refused[i].length,
+					  refused[i].access),
+			refused[i].error);
 	struct ibv_mr *mrs[200];
 
-	mrs[0] = try_mr(pd, memory + 8192, 4096, IBV_ACCESS_REMOTE_READ, 0);
-	mrs[1] = try_mr(pd, memory, 4096, ALL_RIGHTS | IBV_ACCESS_RELAXED_ORDERING, 0);
-	for (int i = 2; i < 200; i++)
-		mrs[i] = try_mr(pd, memory, 4096, ALL_RIGHTS, 0);
+	CHECK(mrs[0] = verbs->ibv_reg_mr(pd, memory + 8192, 4096, IBV_ACCESS_REMOTE_READ));
+	for (int i = 1; i < 200; i++)
+		CHECK(mrs[i] = verbs->ibv_reg_mr(pd, memory, 4096,
+						 ALL_RIGHTS | IBV_ACCESS_RELAXED_ORDERING));
 	CHECK(mrs[1]->addr == memory && mrs[1]->length == 4096 && mrs[1]->pd == pd);
 	for (int i = 0; i < 200; i++)
 		for (int j = 0; j < i; j++)
@@ -132,30 +131,39 @@ static void regions(void)
 static void creating(void)
 {
 	struct side a;
-	struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC, .cap = {1, 1, 1, 1, 0}};
+	struct ibv_qp_init_attr init;
 
 	open_side(&a, (struct options){0});
-	REFUSED(verbs->ibv_create_cq(a.context, 0, NULL, NULL, 0), EINVAL);
-	REFUSED(verbs->ibv_create_cq(a.context, 1 << 30, NULL, NULL, 0), EINVAL);
-	REFUSED(verbs->ibv_create_cq(a.context, 1, NULL, NULL, 99), EINVAL);
-	REFUSED(verbs->ibv_create_cq(a.context, 1, NULL, NULL, -1), EINVAL);
-	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL); /* no CQ */
-	init.send_cq = init.recv_cq = a.cq;
-	init.cap.max_send_wr = 1 << 20;
-	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL);
-	init.cap.max_send_wr = 1;
-	init.cap.max_recv_sge = 1000;
-	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL);
-	init.cap.max_recv_sge = 1;
-	init.cap.max_inline_data = 1 << 20;
-	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL);
-	init.cap.max_inline_data = 0;
-	init.qp_type = (enum ibv_qp_type)77;
-	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL);
-	static const enum ibv_qp_type others[] = {IBV_QPT_RAW_PACKET, IBV_QPT_DRIVER};
-	for (int i = 0; i < 2; i++) {
-		init.qp_type = others[i];
-		REFUSED(verbs->ibv_create_qp(a.pd, &init), EOPNOTSUPP);
+	static const struct {
+		int cqe, vector;
+	} no_cqs[] = {{0, 0}, {1 << 30, 0}, {1, 99}, {1, -1}};
+	const struct {
+		enum ibv_qp_type type;
+		struct ibv_cq *cq;
+		struct ibv_qp_cap cap;
+		int error;
+	} no_qps[] = {
+		{IBV_QPT_RC, NULL, {1, 1, 1, 1, 0}, EINVAL},
+		{IBV_QPT_RC, a.cq, {1 << 20, 1, 1, 1, 0}, EINVAL},
+		{IBV_QPT_RC, a.cq, {1, 1, 1, 1000, 0}, EINVAL},
+		{IBV_QPT_RC, a.cq, {1, 1, 1, 1, 1 << 20}, EINVAL},
+		{(enum ibv_qp_type)77, a.cq, {1, 1, 1, 1, 0}, EINVAL},
+		{IBV_QPT_RAW_PACKET, a.cq, {1, 1, 1, 1, 0}, EOPNOTSUPP},
+		{IBV_QPT_DRIVER, a.cq, {1, 1, 1, 1, 0}, EOPNOTSUPP},
+	};
+
+	for (size_t i = 0; i < sizeof(no_cqs) / sizeof(no_cqs[0]); i++)
+		REFUSED(verbs->ibv_create_cq(a.context, no_cqs[i].cqe, NULL, NULL,
+					     no_cqs[i].vector),
+			EINVAL);
+	for (size_t i = 0; i < sizeof(no_qps) / sizeof(no_qps[0]); i++) {
+		init = (struct ibv_qp_init_attr){
+			.send_cq = no_qps[i].cq,
+			.recv_cq = no_qps[i].cq,
+			.cap = no_qps[i].cap,
+			.qp_type = no_qps[i].type,
+		};
+		REFUSED(verbs->ibv_create_qp(a.pd, &init), no_qps[i].error);
 	}
 	/* In use. */
 	CHECK_EQUAL(verbs->ibv_destroy_cq(a.cq), EBUSY);
@@ -174,37 +182,32 @@ static void creating(void)
 	close_side(&a);
 }
 
-/* Transitions and attributes that must be refused, and leave everything as it was. */
+static int modify(struct side *side, struct ibv_qp_attr attr, int mask)
+{
+	return verbs->ibv_modify_qp(side->qp, &attr, mask);
+}
+
+/* Values that must be refused, and leave everything as it was.  Each transition, with each
+ * attribute: tests/verbs/test_transitions.py. */
 static void transitions(void)
 {
-	struct side a;
-	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
 	const int init_mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+	const int rtr_mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+			     IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+	static const struct ibv_qp_attr no_init[] = {
+		{.port_num = 2},
+		{.port_num = 1, .pkey_index = 1},
+		{.port_num = 1, .qp_access_flags = 1 << 12},
+	};
+	static const struct options no_rts[] = {
+		{.timeout = 32}, {.rnr_retry = 9}, {.retry_cnt = 9}, {.depth = 129}};
 	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	struct side a;
 
 	open_side(&a, (struct options){0});
 	struct address own = address_of_side(&a);
-
-	CHECK_EQUAL(to_state(&a, IBV_QPS_RTR), EINVAL);
-	CHECK_EQUAL(to_state(&a, IBV_QPS_RTS), EINVAL);
-	CHECK_EQUAL(to_state(&a, IBV_QPS_INIT), EINVAL); /* attributes missing */
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, init_mask | IBV_QP_SQ_PSN), EINVAL);
-	attr.port_num = 2;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, init_mask), EINVAL);
-	attr.port_num = 1;
-	attr.pkey_index = 1;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, init_mask), EINVAL);
-	attr.pkey_index = 0;
-	attr.qp_access_flags = 1 << 12;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, init_mask), EINVAL);
-	CHECK_EQUAL(state_of(&a), IBV_QPS_RESET);
-	CHECK_EQUAL(to_init(&a), 0);
-	/* Flags of regions mean nothing to a queue pair and harm nothing. */
-	attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, init_mask), 0);
-	CHECK_EQUAL(to_rts(&a), EINVAL);
-
-	struct ibv_qp_attr rtr = {
+	const struct ibv_qp_attr rtr = {
 		.qp_state = IBV_QPS_RTR,
 		.path_mtu = IBV_MTU_1024,
 		.rq_psn = 5,
@@ -213,48 +216,45 @@ static void transitions(void)
 		.max_dest_rd_atomic = 1,
 		.min_rnr_timer = 12,
 	};
-	const int rtr_mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-			     IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-	struct ibv_qp_attr bad = rtr;
+	struct ibv_qp_attr no_rtr[7];
 
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask & ~IBV_QP_AV), EINVAL);
-	bad.path_mtu = (enum ibv_mtu)6;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
-	bad.path_mtu = (enum ibv_mtu)0;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
-	bad = rtr;
-	bad.ah_attr.port_num = 3;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
-	bad = rtr;
-	bad.ah_attr.is_global = 1;
-	bad.ah_attr.grh.sgid_index = 250;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
-	bad = rtr;
-	bad.max_dest_rd_atomic = 200;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
-	bad = rtr;
-	bad.min_rnr_timer = 32;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
-	bad = rtr;
-	bad.dest_qp_num = 1 << 24;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
-	bad = rtr;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask | IBV_QP_ALT_PATH), EOPNOTSUPP);
+	for (size_t i = 0; i < sizeof(no_init) / sizeof(no_init[0]); i++) {
+		attr = no_init[i];
+		attr.qp_state = IBV_QPS_INIT;
+		CHECK_EQUAL(modify(&a, attr, init_mask), EINVAL);
+	}
+	CHECK_EQUAL(state_of(&a), IBV_QPS_RESET);
+	CHECK_EQUAL(to_init(&a), 0);
+	/* Flags of regions mean nothing to a queue pair and harm nothing. */
+	attr = (struct ibv_qp_attr){
+		.port_num = 1,
+		.qp_state = IBV_QPS_INIT,
+		.qp_access_flags =
+			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB,
+	};
+	CHECK_EQUAL(modify(&a, attr, init_mask), 0);
+
+	for (int i = 0; i < 7; i++)
+		no_rtr[i] = rtr;
+	no_rtr[0].path_mtu = (enum ibv_mtu)6;
+	no_rtr[1].path_mtu = (enum ibv_mtu)0;
+	no_rtr[2].ah_attr.port_num = 3;
+	no_rtr[3].ah_attr.is_global = 1;
+	no_rtr[3].ah_attr.grh.sgid_index = 250;
+	no_rtr[4].max_dest_rd_atomic = 200;
+	no_rtr[5].min_rnr_timer = 32;
+	no_rtr[6].dest_qp_num = 1 << 24;
+	for (int i = 0; i < 7; i++)
+		CHECK_EQUAL(modify(&a, no_rtr[i], rtr_mask), EINVAL);
+	CHECK_EQUAL(modify(&a, rtr, rtr_mask | IBV_QP_ALT_PATH), EOPNOTSUPP);
 	CHECK_EQUAL(state_of(&a), IBV_QPS_INIT);
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &rtr, rtr_mask), 0);
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &rtr, rtr_mask), EINVAL); /* not twice */
-	a.options.timeout = 32;
-	CHECK_EQUAL(to_rts(&a), EINVAL);
-	a.options.timeout = 0;
-	a.options.rnr_retry = 9;
-	CHECK_EQUAL(to_rts(&a), EINVAL);
-	a.options.rnr_retry = 0;
-	a.options.retry_cnt = 9;
-	CHECK_EQUAL(to_rts(&a), EINVAL);
-	a.options.retry_cnt = 0;
-	a.options.depth = 129;
-	CHECK_EQUAL(to_rts(&a), EINVAL);
-	a.options.depth = 0;
+	CHECK_EQUAL(modify(&a, rtr, rtr_mask), 0);
+
+	for (size_t i = 0; i < sizeof(no_rts) / sizeof(no_rts[0]); i++) {
+		a.options = no_rts[i];
+		CHECK_EQUAL(to_rts(&a), EINVAL);
+	}
+	a.options = (struct options){.memory = 65536};
 	CHECK_EQUAL(to_rts(&a), 0);
 	CHECK_EQUAL(verbs->ibv_query_qp(a.qp, &attr, IBV_QP_STATE, &init), 0);
 	CHECK_EQUAL(attr.qp_state, IBV_QPS_RTS);
@@ -263,14 +263,10 @@ static void transitions(void)
 	CHECK_EQUAL(attr.dest_qp_num, own.qpn);
 	CHECK_EQUAL(attr.min_rnr_timer, 12);
 	CHECK_EQUAL(attr.timeout, 20);
-	attr.cur_qp_state = IBV_QPS_SQD;
-	attr.qp_state = IBV_QPS_RTS;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE), EINVAL);
+	attr.cur_qp_state = IBV_QPS_SQD; /* which it is not */
+	CHECK_EQUAL(modify(&a, attr, IBV_QP_STATE | IBV_QP_CUR_STATE), EINVAL);
 	attr.cur_qp_state = IBV_QPS_RTS;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE), 0);
-	CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
-	CHECK_EQUAL(to_state(&a, IBV_QPS_RTS), EINVAL);
-	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+	CHECK_EQUAL(modify(&a, attr, IBV_QP_STATE | IBV_QP_CUR_STATE), 0);
 	close_side(&a);
 }
 
@@ -493,16 +489,12 @@ static void destroy_waits(void)
 	CHECK_EQUAL(verbs->ibv_get_cq_event(b.channel, &cq, &context), 0);
 	acking = &b;
 	snprintf(file, sizeof(file), "/proc/self/task/%d/stat", getpid());
-	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+	destroy_qp(&b);
 	CHECK_EQUAL(pthread_create(&thread, NULL, ack_later, file), 0);
 	CHECK_EQUAL(verbs->ibv_destroy_cq(b.cq), 0);
+	b.cq = NULL;
 	CHECK_EQUAL(pthread_join(thread, NULL), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(b.channel), 0);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(b.mr), 0);
-	CHECK_EQUAL(verbs->ibv_dealloc_pd(b.pd), 0);
-	CHECK_EQUAL(verbs->ibv_close_device(b.context), 0);
-	munmap(b.memory, b.options.memory);
-	close_side(&a);
+	close_pair(&a, &b);
 }
 
 static void resize(void)
@@ -534,18 +526,13 @@ static void closing_early(void)
 	open_pair(&a, &b, (struct options){.timeout = 14});
 	send_one(&a, &b, 0);
 	CHECK_EQUAL(verbs->ibv_close_device(b.context), 0);
+	b.context = NULL;
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 
 	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8, REMOTE(b, 0));
 	/* As long as eight tries of 4.096 us * 2^14 take, not sooner: IBTA 9.7.6.1.3. */
 	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 8 * (4096ull << 14));
-	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_cq(b.cq), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(b.channel), 0);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(b.mr), 0);
-	CHECK_EQUAL(verbs->ibv_dealloc_pd(b.pd), 0);
-	munmap(b.memory, b.options.memory);
-	close_side(&a);
+	close_pair(&a, &b);
 }
 
 int main(void)

@@ -65,7 +65,9 @@ static void rnr_counts(void)
 		told = counts().not_ready;
 		spec("rnr=@1-%u", retries + 1u);
 		CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+		/* An error for the requester alone: IBTA 9.9.2.4.2. */
 		RUN(&a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, .length = 8);
+		CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
 		CHECK_EQUAL(counts().not_ready - told, retries + 1);
 		close_pair(&a, &b);
 	}
@@ -147,21 +149,13 @@ static void no_timeout(void)
 /* Only what needs a receive can be told that there is none. */
 static void needs_no_receive(void)
 {
+	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ,
+						     IBV_WR_ATOMIC_FETCH_AND_ADD};
 	struct side a, b;
-	const struct request requests[] = {
-		{.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8},
-		{.opcode = IBV_WR_RDMA_READ, .wr_id = 2, .length = 8},
-		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 3, .length = 8},
-	};
 
 	open_pair(&a, &b, (struct options){.rnr_retry = 8}); /* none */
-	for (int i = 0; i < 3; i++) {
-		struct request request = requests[i];
-
-		request.remote = (uintptr_t)b.memory;
-		request.rkey = b.mr->rkey;
-		carry_out(&a, IBV_WC_SUCCESS, request);
-	}
+	for (int i = 0; i < 3; i++)
+		RUN(&a, IBV_WC_SUCCESS, opcodes[i], .length = 8, REMOTE(b, 0));
 	/* A WRITE with immediate does (IBTA 9.7.5.2.8), even of no bytes. */
 	RUN(&a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 4);
 	close_pair(&a, &b);
@@ -323,16 +317,15 @@ static void nothing_is_sent_in_vain(void)
 			{(uintptr_t)a.memory, BIG / 2, mr->lkey},
 			{(uintptr_t)a.memory, BIG / 2, reading ? mr->lkey : 0x2468},
 		};
-		struct ibv_send_wr *bad,
-			wr = {
-				.sg_list = sges,
-				.num_sge = 2,
-				.opcode = reading ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
-				.wr.rdma = {(uintptr_t)b.memory, b.mr->rkey},
-			};
+		struct ibv_send_wr wr = {
+			.sg_list = sges,
+			.num_sge = 2,
+			.opcode = reading ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
+			.wr.rdma = {(uintptr_t)b.memory, b.mr->rkey},
+		};
 
 		memset(a.memory, 1, BIG);
-		CHECK_EQUAL(a.context->ops.post_send(a.qp, &wr, &bad), 0);
+		CHECK_EQUAL(post_wr(&a, &wr), 0);
 		expect_wc(&a, 0, IBV_WC_LOC_PROT_ERR);
 		while (!over) { /* until all that it has sent has come */
 			soft_progress();
@@ -355,17 +348,12 @@ static void rights_change(void)
 {
 	struct side a, b;
 	struct ibv_qp_attr attr = {.qp_access_flags = IBV_ACCESS_REMOTE_READ};
-	struct request request = {.opcode = IBV_WR_RDMA_WRITE, .length = 8};
 
 	open_pair(&a, &b, (struct options){0});
-	request.remote = (uintptr_t)b.memory;
-	request.rkey = b.mr->rkey;
-	carry_out(&a, IBV_WC_SUCCESS, request);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 8, REMOTE(b, 0));
 	CHECK_EQUAL(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_ACCESS_FLAGS), 0);
-	request.opcode = IBV_WR_RDMA_READ;
-	carry_out(&a, IBV_WC_SUCCESS, request);
-	request.opcode = IBV_WR_RDMA_WRITE;
-	carry_out(&a, IBV_WC_REM_INV_REQ_ERR, request);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .length = 8, REMOTE(b, 0));
+	RUN(&a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_RDMA_WRITE, .length = 8, REMOTE(b, 0));
 	close_pair(&a, &b);
 }
 

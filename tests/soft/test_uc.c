@@ -322,12 +322,9 @@ static void send_queue_error(void)
 static void bad_receive(void)
 {
 	struct side a, b;
-	struct ibv_sge sge = {.length = 64, .lkey = 0x12345};
-	struct ibv_recv_wr wr = {.wr_id = 10, .sg_list = &sge, .num_sge = 1}, *bad;
 
 	open_pair(&a, &b, uc);
-	sge.addr = (uintptr_t)b.memory;
-	CHECK_EQUAL(b.context->ops.post_recv(b.qp, &wr, &bad), 0);
+	post_wrong_recv(&b, 10, 64);
 	CHECK_EQUAL(post_recv_at(&b, 11, 0, 64), 0);
 	carry_out(&a, IBV_WC_SUCCESS, send_of(1, 64));
 	expect_wc(&b, 10, IBV_WC_LOC_PROT_ERR);

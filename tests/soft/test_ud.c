@@ -17,7 +17,7 @@ static void long_chain(void)
 	ud_open(&a, (struct options){.sends = MANY, .cqe = MANY});
 	ud_open(&b, (struct options){.receives = MANY, .cqe = MANY});
 	struct ibv_ah *ah = path_to(&a, &b);
-	struct ibv_send_wr wrs[MANY] = {0}, *bad;
+	struct ibv_send_wr wrs[MANY] = {0};
 
 	for (unsigned i = 0; i < MANY; i++) {
 		CHECK_EQUAL(post_recv_at(&b, i, 0, GRH), 0);
@@ -28,7 +28,7 @@ static void long_chain(void)
 		wrs[i].wr.ud.remote_qpn = b.qp->qp_num;
 		wrs[i].wr.ud.remote_qkey = QKEY;
 	}
-	CHECK_EQUAL(a.context->ops.post_send(a.qp, wrs, &bad), 0);
+	CHECK_EQUAL(post_wr(&a, wrs), 0);
 	while (sent < MANY || received < MANY) {
 		if (poll_cq(&a, 1, &wc) == 1)
 			CHECK_EQUAL(wc.wr_id, sent++);
@@ -51,31 +51,27 @@ static void shapes(void)
 		{.addr = (uintptr_t)side.memory + 10, .length = 20, .lkey = side.mr->lkey},
 		{.addr = (uintptr_t)side.memory + 30, .length = 70, .lkey = side.mr->lkey},
 	};
-	struct ibv_send_wr wr =
-				   {
-					   .wr_id = 2,
-					   .sg_list = sges,
-					   .num_sge = 3,
-					   .opcode = IBV_WR_SEND,
-					   .wr.ud = {.ah = ah,
-						     .remote_qpn = side.qp->qp_num,
-						     .remote_qkey = QKEY},
-				   },
-			   *bad;
+	struct ibv_send_wr wr = {
+		.wr_id = 2,
+		.sg_list = sges,
+		.num_sge = 3,
+		.opcode = IBV_WR_SEND,
+		.wr.ud = {.ah = ah, .remote_qpn = side.qp->qp_num, .remote_qkey = QKEY},
+	};
 	struct ibv_sge parts[2] = {
 		{.addr = (uintptr_t)side.memory + 4096, .length = 33, .lkey = side.mr->lkey},
 		{.addr = (uintptr_t)side.memory + 5000, .length = 107, .lkey = side.mr->lkey},
 	};
-	struct ibv_recv_wr receive = {.wr_id = 1, .sg_list = parts, .num_sge = 2}, *bad_receive;
+	struct ibv_recv_wr receive = {.wr_id = 1, .sg_list = parts, .num_sge = 2};
 
 	fill(side.memory, 100, 3);
 	for (int as_inline = 0; as_inline < 2; as_inline++) {
 		wr.send_flags = as_inline ? IBV_SEND_INLINE : 0;
 		memset(side.memory + 4096, 0, 4096);
-		CHECK_EQUAL(side.context->ops.post_recv(side.qp, &receive, &bad_receive), 0);
-		CHECK_EQUAL(side.context->ops.post_send(side.qp, &wr, &bad), 0);
+		CHECK_EQUAL(post_recv_wr(&side, &receive), 0);
+		CHECK_EQUAL(post_wr(&side, &wr), 0);
 		CHECK_EQUAL(poll_one(&side).byte_len, GRH + 100);
-		nothing(&side);
+		expect_no_wc(&side);
 		CHECK(filled(side.memory + 5000 + 7, 100, 3)); /* the GRH takes 33 + 7 */
 	}
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
@@ -94,11 +90,8 @@ static void solicited(void)
 	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 1), 0);
 	for (int i = 0; i < 2; i++) {
 		CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
-		CHECK_EQUAL(ud_post(&a, (struct ud_request){.ah = ah,
-							    .qpn = b.qp->qp_num,
-							    .qkey = QKEY,
-							    .flags = i ? IBV_SEND_SOLICITED : 0}),
-			    0);
+		UD_POST(&a, .ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY,
+			.flags = i ? IBV_SEND_SOLICITED : 0);
 		CHECK_EQUAL(poll(&fd, 1, 0), i);
 	}
 	struct ibv_cq *cq;
@@ -118,7 +111,7 @@ static void shared_receives(void)
 	ud_open(&a, (struct options){0});
 	ud_open(&b, (struct options){.shared = 8});
 	struct ibv_qp *first = b.qp;
-	struct ibv_recv_wr wr = {.num_sge = 1}, *bad;
+	struct ibv_recv_wr wr = {.num_sge = 1};
 	struct ibv_sge sge = {.addr = (uintptr_t)b.memory, .length = GRH + 8, .lkey = b.mr->lkey};
 
 	b.qp = create_qp(&b);
@@ -129,11 +122,11 @@ static void shared_receives(void)
 
 	wr.sg_list = &sge;
 	for (wr.wr_id = 10; wr.wr_id < 13; wr.wr_id++)
-		CHECK_EQUAL(b.context->ops.post_srq_recv(b.qp->srq, &wr, &bad), 0);
+		CHECK_EQUAL(post_recv_wr(&b, &wr), 0);
 	request.qpn = first->qp_num;
 	request.length = 9;
 	CHECK_EQUAL(ud_post(&a, request), 0);
-	nothing(&b);
+	expect_no_wc(&b);
 	request.length = 8;
 	for (unsigned i = 0; i < 3; i++) {
 		fill(a.memory, 8, i);
@@ -147,7 +140,7 @@ static void shared_receives(void)
 		CHECK(filled(b.memory + GRH, 8, i));
 	}
 	CHECK_EQUAL(ud_post(&a, request), 0); /* the shared queue is empty */
-	nothing(&b);
+	expect_no_wc(&b);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 	CHECK_EQUAL(verbs->ibv_destroy_qp(first), 0);
 	close_pair(&a, &b);
@@ -240,7 +233,7 @@ static void keys(void)
 
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
 	send_with(&a, ah, &b, QKEY + 1);
-	nothing(&b);
+	expect_no_wc(&b);
 	CHECK_EQUAL(bad_qkeys(&a) - before, 1);
 	send_with(&a, ah, &b, QKEY);
 	poll_one(&b);
@@ -250,7 +243,7 @@ static void keys(void)
 	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_QKEY), 0);
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
 	send_with(&a, ah, &b, OWN_QKEY);
-	nothing(&b);
+	expect_no_wc(&b);
 	CHECK_EQUAL(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_QKEY), 0);
 	send_with(&a, ah, &b, OWN_QKEY);
 	poll_one(&b);
@@ -286,7 +279,7 @@ static void dropped(void)
 	CHECK_EQUAL(ud_post(&a, request), 0); /* too small */
 	for (int i = 0; i < 4; i++)
 		CHECK_EQUAL(poll_one(&a).status, IBV_WC_SUCCESS);
-	nothing(&b);
+	expect_no_wc(&b);
 	request.length = 63;
 	CHECK_EQUAL(ud_post(&a, request), 0);
 	CHECK_EQUAL(poll_one(&b).byte_len, GRH + 63);
@@ -310,7 +303,7 @@ static void states(void)
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
 	CHECK_EQUAL(post_recv_at(&b, 2, 0, GRH), 0);
 	send_with(&a, ah, &b, QKEY);
-	nothing(&b);
+	expect_no_wc(&b);
 	CHECK_EQUAL(to_state(&b, IBV_QPS_RTR), 0);
 	send_with(&a, ah, &b, QKEY);
 	CHECK_EQUAL(poll_one(&b).wr_id, 1);
@@ -325,7 +318,7 @@ static void states(void)
 	expect_event(&b, IBV_EVENT_SQ_DRAINED);
 	CHECK_EQUAL(post_recv_at(&a, 5, 0, GRH), 0);
 	CHECK_EQUAL(ud_post(&b, answer), 0);
-	nothing(&a);
+	expect_no_wc(&a);
 	CHECK_EQUAL(to_state(&b, IBV_QPS_RTS), 0);
 	CHECK_EQUAL(poll_one(&b).wr_id, 3);
 	CHECK_EQUAL(poll_one(&a).wr_id, 5);
@@ -371,7 +364,7 @@ static void send_queue_error(void)
 		CHECK_EQUAL(state_of(&a), IBV_QPS_SQE);
 		CHECK_EQUAL(ud_post(&a, good), 0);
 		expect_wc(&a, 1, IBV_WC_WR_FLUSH_ERR);
-		nothing(&b);
+		expect_no_wc(&b);
 		CHECK_EQUAL(post_recv_at(&a, 11, 0, GRH), 0);
 		send_with(&b, back, &a, QKEY);
 		CHECK_EQUAL(poll_one(&a).wr_id, 11);
@@ -405,7 +398,7 @@ static void refused_requests(void)
 	CHECK_EQUAL(ud_post(&a, (struct ud_request){.qpn = 5}), EINVAL);
 	CHECK_EQUAL(ud_post(&a, (struct ud_request){.ah = foreign, .qpn = 5}), EINVAL);
 	CHECK_EQUAL(ud_post(&a, (struct ud_request){.ah = ah, .qpn = 1 << 24}), EINVAL);
-	nothing(&a);
+	expect_no_wc(&a);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(foreign), 0);
 	close_pair(&a, &b);
@@ -416,19 +409,16 @@ static void bad_receive(void)
 {
 	struct side a, b;
 	struct ibv_sge sges[2];
-	struct ibv_recv_wr wr = {.wr_id = 10, .sg_list = sges, .num_sge = 2}, *bad;
+	struct ibv_recv_wr wr = {.wr_id = 10, .sg_list = sges, .num_sge = 2};
 
 	open_two(&a, &b);
 	struct ibv_ah *ah = path_to(&a, &b);
 
 	sges[0] = (struct ibv_sge){(uintptr_t)b.memory, GRH, b.mr->lkey};
 	sges[1] = (struct ibv_sge){(uintptr_t)b.memory + GRH, 64, 0x12345};
-	CHECK_EQUAL(b.context->ops.post_recv(b.qp, &wr, &bad), 0);
+	CHECK_EQUAL(post_recv_wr(&b, &wr), 0);
 	CHECK_EQUAL(post_recv_at(&b, 11, 0, 64), 0);
-	CHECK_EQUAL(ud_post(&a,
-			    (struct ud_request){
-				    .ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY, .length = 64}),
-		    0);
+	UD_POST(&a, .ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY, .length = 64);
 	expect_wc(&b, 10, IBV_WC_LOC_PROT_ERR);
 	expect_wc(&b, 11, IBV_WC_WR_FLUSH_ERR);
 	CHECK_EQUAL(state_of(&b), IBV_QPS_ERR);
@@ -441,25 +431,22 @@ static void bad_receive(void)
 static void fails_by_its_own_message(void)
 {
 	struct side side;
-	struct ibv_sge sge = {.length = GRH + 8, .lkey = 0x12345};
-	struct ibv_recv_wr wr = {.wr_id = 10, .sg_list = &sge, .num_sge = 1}, *bad;
 
 	ud_open(&side, (struct options){0});
 	struct ibv_ah *ah = path_to(&side, &side);
 	struct ud_request request = {
 		.ah = ah, .qpn = side.qp->qp_num, .qkey = QKEY, .wr_id = 1, .length = 8};
 
-	sge.addr = (uintptr_t)side.memory;
-	CHECK_EQUAL(side.context->ops.post_recv(side.qp, &wr, &bad), 0);
+	post_wrong_recv(&side, 10, GRH + 8);
 	CHECK_EQUAL(ud_post(&side, request), 0);
 	expect_wc(&side, 10, IBV_WC_LOC_PROT_ERR);
 	expect_wc(&side, 1, IBV_WC_WR_FLUSH_ERR);
-	nothing(&side);
+	expect_no_wc(&side);
 	CHECK_EQUAL(state_of(&side), IBV_QPS_ERR);
 	request.wr_id = 2;
 	CHECK_EQUAL(ud_post(&side, request), 0);
 	expect_wc(&side, 2, IBV_WC_WR_FLUSH_ERR);
-	nothing(&side);
+	expect_no_wc(&side);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 	close_side(&side);
 }

@@ -75,23 +75,21 @@ static inline int ud_post(struct side *side, struct ud_request request)
 		.length = request.length,
 		.lkey = request.lkey ? request.lkey : side->mr->lkey,
 	};
-	struct ibv_send_wr wr =
-				   {
-					   .wr_id = request.wr_id,
-					   .sg_list = &sge,
-					   .num_sge = request.length ? 1 : 0,
-					   .opcode = request.with_imm ? IBV_WR_SEND_WITH_IMM
-								      : IBV_WR_SEND,
-					   .send_flags = request.flags,
-					   .imm_data = request.imm,
-					   .wr.ud = {.ah = request.ah,
-						     .remote_qpn = request.qpn,
-						     .remote_qkey = request.qkey},
-				   },
-			   *bad;
+	struct ibv_send_wr wr = {
+		.wr_id = request.wr_id,
+		.sg_list = &sge,
+		.num_sge = request.length ? 1 : 0,
+		.opcode = request.with_imm ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND,
+		.send_flags = request.flags,
+		.imm_data = request.imm,
+		.wr.ud = {.ah = request.ah, .remote_qpn = request.qpn, .remote_qkey = request.qkey},
+	};
 
-	return side->context->ops.post_send(side->qp, &wr, &bad);
+	return post_wr(side, &wr);
 }
+
+/* A message that is taken: UD_POST(&a, .ah = ah, .qpn = number, .qkey = QKEY). */
+#define UD_POST(side, ...) CHECK_EQUAL(ud_post(side, (struct ud_request){__VA_ARGS__}), 0)
 
 /* The path from one side to the other, by the GIDs that both use. */
 static inline struct ibv_ah *path_to(struct side *side, const struct side *to)
@@ -115,20 +113,10 @@ static inline struct ibv_wc poll_one(struct side *side)
 	return wc;
 }
 
-static inline void nothing(struct side *side)
-{
-	struct ibv_wc wc;
-
-	CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
-}
-
 /* An empty message. */
 static inline void send_with(struct side *a, struct ibv_ah *ah, const struct side *b, uint32_t qkey)
 {
-	CHECK_EQUAL(ud_post(a,
-			    (struct ud_request){
-				    .ah = ah, .qpn = b->qp->qp_num, .qkey = qkey, .wr_id = 2}),
-		    0);
+	UD_POST(a, .ah = ah, .qpn = b->qp->qp_num, .qkey = qkey, .wr_id = 2);
 	CHECK_EQUAL(poll_one(a).status, IBV_WC_SUCCESS);
 }
 

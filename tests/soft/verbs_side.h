@@ -208,18 +208,21 @@ static inline void destroy_qp(struct side *side)
 	side->qp = NULL;
 }
 
+/* What the test has closed itself is NULL. */
 static inline void close_side(struct side *side)
 {
 	if (side->qp)
 		destroy_qp(side);
 	if (side->srq)
 		CHECK_EQUAL(verbs->ibv_destroy_srq(side->srq), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_cq(side->cq), 0);
+	if (side->cq)
+		CHECK_EQUAL(verbs->ibv_destroy_cq(side->cq), 0);
 	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(side->channel), 0);
 	if (side->mr)
 		CHECK_EQUAL(verbs->ibv_dereg_mr(side->mr), 0);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(side->pd), 0);
-	CHECK_EQUAL(verbs->ibv_close_device(side->context), 0);
+	if (side->context)
+		CHECK_EQUAL(verbs->ibv_close_device(side->context), 0);
 	munmap(side->memory, side->options.memory);
 }
 
@@ -423,6 +426,14 @@ static inline void join(const struct process *process)
 
 /* ---- work requests ------------------------------------------------------------------------- */
 
+static inline int post_recv_wr(struct side *side, struct ibv_recv_wr *wr)
+{
+	struct ibv_recv_wr *bad;
+
+	return side->srq ? side->context->ops.post_srq_recv(side->srq, wr, &bad)
+			 : side->context->ops.post_recv(side->qp, wr, &bad);
+}
+
 static inline int post_recv_at(struct side *side, uint64_t wr_id, size_t offset, uint32_t length)
 {
 	struct ibv_sge sge = {
@@ -430,10 +441,18 @@ static inline int post_recv_at(struct side *side, uint64_t wr_id, size_t offset,
 		.length = length,
 		.lkey = side->mr->lkey,
 	};
-	struct ibv_recv_wr wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1}, *bad;
 
-	return side->srq ? side->context->ops.post_srq_recv(side->srq, &wr, &bad)
-			 : side->context->ops.post_recv(side->qp, &wr, &bad);
+	return post_recv_wr(side,
+			    &(struct ibv_recv_wr){.wr_id = wr_id, .sg_list = &sge, .num_sge = 1});
+}
+
+/* With a key that nothing has. */
+static inline void post_wrong_recv(struct side *side, uint64_t wr_id, uint32_t length)
+{
+	struct ibv_sge sge = {(uintptr_t)side->memory, length, 0x12345};
+	struct ibv_recv_wr wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1};
+
+	CHECK_EQUAL(post_recv_wr(side, &wr), 0);
 }
 
 struct request {
@@ -450,11 +469,18 @@ struct request {
 	uint32_t srqn; /* XRC */
 };
 
+static inline int post_wr(struct side *side, struct ibv_send_wr *wr)
+{
+	struct ibv_send_wr *bad;
+
+	return side->context->ops.post_send(side->qp, wr, &bad);
+}
+
 /* With one call, so that nothing happens in between; at most eight. */
 static inline int post_chain(struct side *side, const struct request *requests, int count)
 {
 	struct ibv_sge sges[8];
-	struct ibv_send_wr wrs[8], *bad;
+	struct ibv_send_wr wrs[8];
 
 	CHECK(count <= 8);
 	for (int i = 0; i < count; i++) {
@@ -486,7 +512,7 @@ static inline int post_chain(struct side *side, const struct request *requests, 
 			wrs[i].wr.rdma.rkey = request->rkey;
 		}
 	}
-	return side->context->ops.post_send(side->qp, wrs, &bad);
+	return post_wr(side, wrs);
 }
 
 static inline int post(struct side *side, struct request request)
