@@ -55,31 +55,26 @@ static int resolve(const struct ibv_ah_attr *attr, struct soft_ud_address *path)
 struct ibv_ah *soft_ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
 	static uint32_t handle;
-	struct soft_ah *ah = calloc(1, sizeof(*ah));
-	int rc = ah ? soft_context_error(pd->context) : ENOMEM;
+	int rc = 0;
+	struct soft_ah *ah = soft_object(pd->context, sizeof(*ah), &rc);
 
 	soft_lock();
 	if (!rc)
 		rc = handles < SOFT_MAX_AH ? resolve(attr, &ah->path) : ENOMEM;
 	if (!rc) {
 		ah->ibv = (struct ibv_ah){.context = pd->context, .pd = pd, .handle = ++handle};
-		soft_container(pd, struct soft_pd, ibv)->users++;
+		soft_pd_of(pd)->users++;
 		handles++;
 	}
 	soft_unlock();
-	if (rc) {
-		free(ah);
-		errno = rc;
-		return NULL;
-	}
-	return &ah->ibv;
+	return soft_made(rc, ah);
 }
 
 /* What was posted with it has a copy of its path. */
 int soft_ibv_destroy_ah(struct ibv_ah *ibv)
 {
 	soft_lock();
-	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
+	soft_pd_of(ibv->pd)->users--;
 	handles--;
 	soft_unlock();
 	free(soft_container(ibv, struct soft_ah, ibv));

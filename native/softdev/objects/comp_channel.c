@@ -11,17 +11,13 @@ static struct soft_comp_channel *channel_of(struct ibv_comp_channel *channel)
 
 struct ibv_comp_channel *soft_ibv_create_comp_channel(struct ibv_context *context)
 {
-	int rc = soft_context_error(context);
-	struct soft_comp_channel *channel = rc ? NULL : calloc(1, sizeof(*channel));
+	int rc = 0;
+	struct soft_comp_channel *channel = soft_object(context, sizeof(*channel), &rc);
 
 	if (!rc)
-		rc = channel ? soft_channel_init(&channel->channel) : ENOMEM;
-
-	if (rc) {
-		free(channel);
-		errno = rc;
-		return NULL;
-	}
+		rc = soft_channel_init(&channel->channel);
+	if (rc)
+		return soft_made(rc, channel);
 	channel->channel.completions = true;
 	channel->ibv = (struct ibv_comp_channel){.context = context, .fd = channel->channel.fd};
 	pthread_mutex_init(&channel->mutex, NULL);

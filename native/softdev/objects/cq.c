@@ -29,11 +29,8 @@ static struct soft_comp_channel *channel_of(const struct soft_cq *cq)
 static void fail_users(struct soft_deferred *deferred)
 {
 	struct soft_cq *cq = soft_container(deferred, struct soft_cq, overrun_work);
-	struct soft_context *context = soft_context_of(cq->ibv.context);
 
-	for (struct soft_node *node = context->qps.next; node != &context->qps; node = node->next) {
-		struct soft_qp *qp = soft_list_entry(node, struct soft_qp, of_context);
-
+	soft_list_each (struct soft_qp, qp, &soft_context_of(cq->ibv.context)->qps, of_context) {
 		if ((qp->ibv.send_cq != &cq->ibv && qp->ibv.recv_cq != &cq->ibv) ||
 		    qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_ERR)
 			continue;
@@ -285,21 +282,15 @@ static int make_rings(struct ibv_pd *pd, uint32_t capacity, bool stamped, struct
 struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel,
 			     int comp_vector, bool stamped, struct ibv_pd *pd)
 {
-	struct soft_cq *cq = NULL;
-	int rc = soft_context_error(context);
+	bool valid = cqe >= 1 && cqe <= SOFT_MAX_CQE && comp_vector >= 0 &&
+		     comp_vector < context->num_comp_vectors;
+	int rc = valid ? 0 : EINVAL;
+	struct soft_cq *cq = soft_object(context, sizeof(*cq), &rc);
 
-	if (cqe < 1 || cqe > SOFT_MAX_CQE || comp_vector < 0 ||
-	    comp_vector >= context->num_comp_vectors)
-		rc = EINVAL;
-	if (!rc) {
-		cq = calloc(1, sizeof(*cq));
-		rc = cq ? make_rings(pd, (uint32_t)cqe, stamped, &cq->ring, &cq->stamps) : ENOMEM;
-	}
-	if (rc) {
-		free(cq);
-		errno = rc;
-		return NULL;
-	}
+	if (!rc)
+		rc = make_rings(pd, (uint32_t)cqe, stamped, &cq->ring, &cq->stamps);
+	if (rc)
+		return soft_made(rc, cq);
 	cq->parent_domain = pd;
 	cq->capacity = (uint32_t)cqe;
 	cq->ibv = (struct ibv_cq){.context = context, .channel = channel, .cqe = cqe};
@@ -323,7 +314,7 @@ void soft_cq_publish(struct soft_cq *cq, void *cq_context)
 	if (cq->ibv.channel)
 		cq->ibv.channel->refcnt++;
 	if (cq->parent_domain)
-		soft_container(cq->parent_domain, struct soft_pd, ibv)->users++;
+		soft_pd_of(cq->parent_domain)->users++;
 	soft_context_hold(soft_context_of(cq->ibv.context));
 	soft_unlock();
 }
@@ -412,7 +403,7 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 	if (channel)
 		channel->ibv.refcnt--;
 	if (cq->parent_domain)
-		soft_container(cq->parent_domain, struct soft_pd, ibv)->users--;
+		soft_pd_of(cq->parent_domain)->users--;
 	soft_unlock();
 	soft_context_release(context);
 	pthread_cond_destroy(&ibv->cond);

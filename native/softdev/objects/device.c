@@ -129,12 +129,7 @@ struct ibv_context *soft_ibv_open_device(struct ibv_device *of)
 		if (rc)
 			soft_context_stop(context);
 	}
-	if (rc) {
-		free(context);
-		errno = rc;
-		return NULL;
-	}
-	return &context->extended.context;
+	return rc ? soft_made(rc, context) : &context->extended.context;
 }
 
 void soft_context_hold(struct soft_context *context)
@@ -187,8 +182,8 @@ int soft_ibv_close_device(struct ibv_context *ibv)
 	soft_engine_check_descriptors();
 	soft_lock();
 	context->closed = true;
-	for (struct soft_node *node = context->qps.next; node != &context->qps; node = node->next)
-		soft_qp_enter_reset(soft_list_entry(node, struct soft_qp, of_context));
+	soft_list_each (struct soft_qp, qp, &context->qps, of_context)
+		soft_qp_enter_reset(qp);
 	soft_async_forget(context, NULL);
 	bool last = context->children == 0;
 

@@ -3,12 +3,18 @@
 #define AIORDMA_SOFTDEV_OBJECTS_DEVICE_H
 
 #include <errno.h>
+#include <stdlib.h>
 
 #include "engine/engine.h"
 #include "frame.h"
 
 struct iovec;
 struct soft_qp;
+
+/* Each object of a list, of which none may be removed meanwhile. */
+#define soft_list_each(type, name, list, member)                                                   \
+	for (type *name = soft_list_entry((list)->next, type, member); &name->member != (list);    \
+	     name = soft_list_entry(name->member.next, type, member))
 
 /* The limits of the device; ibv_query_device(3) tells them, the create calls enforce them. */
 enum {
@@ -78,6 +84,11 @@ struct soft_pd {
 	void *pd_context;
 };
 
+static inline struct soft_pd *soft_pd_of(struct ibv_pd *pd)
+{
+	return soft_container(pd, struct soft_pd, ibv);
+}
+
 /* The domain to compare: a parent domain counts as the one that it was made of. */
 static inline const struct ibv_pd *soft_pd_root(const struct ibv_pd *ibv)
 {
@@ -106,6 +117,30 @@ static inline int soft_context_error(const struct ibv_context *context)
 		soft_container(context, const struct soft_context, extended.context);
 
 	return soft_context_inherited(own) ? ENODEV : 0;
+}
+
+/* How every call begins that makes something: zeroed memory for an object of that context.  NULL
+ * without memory, in the child of a fork, and if *rc was an errno value already, which it is then. */
+static inline void *soft_object(const struct ibv_context *context, size_t size, int *rc)
+{
+	if (!*rc)
+		*rc = soft_context_error(context);
+	void *object = *rc ? NULL : calloc(1, size);
+
+	if (!*rc && !object)
+		*rc = ENOMEM;
+	return object;
+}
+
+/* And how it ends: with the object's first member, which is the application's; or, for an errno value,
+ * with NULL, and the memory is freed. */
+static inline void *soft_made(int rc, void *object)
+{
+	if (!rc)
+		return object;
+	free(object);
+	errno = rc;
+	return NULL;
 }
 
 /* Release frees a closed context with its last child, after unlocking: so it is called without the

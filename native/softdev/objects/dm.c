@@ -101,34 +101,28 @@ static void publish(struct soft_dm *dm, struct ibv_context *context)
 
 struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr)
 {
-	struct soft_dm *dm = NULL;
-	int rc = 0; /* in the child of a fork too, where rdma-core's tests ask for it */
+	/* In the child of a fork too, where rdma-core's tests ask for it. */
+	struct soft_dm *dm = calloc(1, sizeof(*dm));
+	int rc = dm ? 0 : ENOMEM;
 
 	if (attr->comp_mask || !attr->length || attr->length > SOFT_DM_SIZE ||
 	    attr->log_align_req > MOST_ALIGNMENT_LOG)
 		rc = EINVAL;
-	if (!rc) {
-		dm = calloc(1, sizeof(*dm));
-		rc = dm ? allocate(dm, attr) : ENOMEM;
+	if (!rc)
+		rc = allocate(dm, attr);
+	if (rc)
+		return soft_made(rc, dm);
+	soft_lock();
+	if (attr->length > SOFT_DM_SIZE - allocated) {
+		rc = ENOMEM; /* "no more free device memory left" */
+	} else {
+		allocated += attr->length;
+		publish(dm, context);
 	}
-	if (!rc) {
-		soft_lock();
-		if (attr->length > SOFT_DM_SIZE - allocated) {
-			rc = ENOMEM; /* "no more free device memory left" */
-		} else {
-			allocated += attr->length;
-			publish(dm, context);
-		}
-		soft_unlock();
-	}
-	if (rc) {
-		if (dm)
-			free(dm->memory);
-		free(dm);
-		errno = rc;
-		return NULL;
-	}
-	return &dm->ibv;
+	soft_unlock();
+	if (rc)
+		free(dm->memory);
+	return soft_made(rc, dm);
 }
 
 int soft_free_dm(struct ibv_dm *ibv)
@@ -162,10 +156,10 @@ struct ibv_dm *soft_ibv_import_dm(struct ibv_context *context, uint32_t dm_handl
 	struct soft_dm *dm = calloc(1, sizeof(*dm));
 	int rc = dm ? EINVAL : ENOMEM;
 
+	if (!dm)
+		return soft_made(rc, dm);
 	soft_lock();
-	for (struct soft_node *node = all.next; rc == EINVAL && node != &all; node = node->next) {
-		struct soft_dm *found = soft_list_entry(node, struct soft_dm, node);
-
+	soft_list_each (struct soft_dm, found, &all, node) {
 		if (found->ibv.handle != dm_handle ||
 		    !soft_contexts_related(found->ibv.context, context))
 			continue;
@@ -175,13 +169,10 @@ struct ibv_dm *soft_ibv_import_dm(struct ibv_context *context, uint32_t dm_handl
 		dm->length = found->length;
 		publish(dm, context);
 		rc = 0;
+		break;
 	}
 	soft_unlock();
-	if (!rc)
-		return &dm->ibv;
-	free(dm);
-	errno = rc;
-	return NULL;
+	return soft_made(rc, dm);
 }
 
 /* Memory in use stays. */
@@ -211,10 +202,8 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 	if (!rc && (!(access & IBV_ACCESS_ZERO_BASED) || !holds(dm, dm_offset, length) ||
 		    pd->context != ibv->context))
 		rc = EINVAL;
-	if (rc) {
-		errno = rc;
-		return NULL;
-	}
+	if (rc)
+		return soft_made(rc, NULL);
 	const struct soft_mr mr = {
 		.fixed = true,
 		.dm = dm,

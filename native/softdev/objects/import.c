@@ -73,11 +73,8 @@ struct ibv_context *soft_ibv_import_device(int cmd_fd)
 		context = calloc(1, sizeof(*context));
 		rc = context ? soft_context_start(context, device) : ENOMEM;
 	}
-	if (rc) {
-		free(context);
-		errno = rc;
-		return NULL;
-	}
+	if (rc)
+		return soft_made(rc, context);
 	set_command_file(context, cmd_fd);
 	return &context->extended.context;
 }
@@ -115,14 +112,10 @@ struct ibv_mr *soft_ibv_import_mr(struct ibv_pd *pd, uint32_t mr_handle)
 		mr->ibv.pd = pd;
 		mr->ibv.addr = NULL; /* "not applicable" */
 		mr->imported = mr->closed = true;
-		soft_container(pd, struct soft_pd, ibv)->users++;
+		soft_pd_of(pd)->users++;
 	}
 	soft_unlock();
-	if (!rc)
-		return &mr->ibv;
-	free(mr);
-	errno = rc;
-	return NULL;
+	return soft_made(rc, mr);
 }
 
 void soft_ibv_unimport_mr(struct ibv_mr *ibv)
@@ -134,7 +127,7 @@ void soft_ibv_unimport_mr(struct ibv_mr *ibv)
 		return;
 	}
 	soft_lock();
-	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
+	soft_pd_of(ibv->pd)->users--;
 	soft_unlock();
 	free(mr);
 }

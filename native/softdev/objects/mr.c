@@ -72,29 +72,24 @@ static int describe(struct soft_range *range, void *addr, size_t length, uint64_
 
 struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *what)
 {
-	struct soft_mr *mr = malloc(sizeof(*mr));
-	int rc = mr ? soft_context_error(pd->context) : ENOMEM;
+	int rc = 0;
+	struct soft_mr *mr = soft_object(pd->context, sizeof(*mr), &rc);
 
+	if (rc)
+		return soft_made(rc, mr);
+	*mr = *what;
+	mr->ibv.context = pd->context;
+	mr->ibv.pd = pd;
+	mr->ibv.length = mr->range.length;
+	mr->range.pd = soft_pd_root(pd);
+	soft_lock();
+	rc = soft_fault_registration() ? ENOMEM : soft_range_add(&mr->range);
 	if (!rc) {
-		*mr = *what;
-		mr->ibv.context = pd->context;
-		mr->ibv.pd = pd;
-		mr->ibv.length = mr->range.length;
-		mr->range.pd = soft_pd_root(pd);
-		soft_lock();
-		rc = soft_fault_registration() ? ENOMEM : soft_range_add(&mr->range);
-		if (!rc) {
-			mr->ibv.lkey = mr->ibv.rkey = mr->ibv.handle = mr->range.key;
-			soft_container(pd, struct soft_pd, ibv)->users++;
-		}
-		soft_unlock();
+		mr->ibv.lkey = mr->ibv.rkey = mr->ibv.handle = mr->range.key;
+		soft_pd_of(pd)->users++;
 	}
-	if (rc) {
-		free(mr);
-		errno = rc;
-		return NULL;
-	}
-	return &mr->ibv;
+	soft_unlock();
+	return soft_made(rc, mr);
 }
 
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
@@ -103,11 +98,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 	struct soft_mr mr = {.ibv.addr = addr};
 	int rc = describe(&mr.range, addr, length, iova, access, promised);
 
-	if (rc) {
-		errno = rc;
-		return NULL;
-	}
-	return soft_mr_register(pd, &mr);
+	return rc ? soft_made(rc, NULL) : soft_mr_register(pd, &mr);
 }
 
 struct ibv_mr *soft_ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
@@ -143,7 +134,7 @@ int soft_ibv_dereg_mr(struct ibv_mr *ibv)
 		open->closed = true;
 	}
 	soft_links->revoke_key(ibv->lkey);
-	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
+	soft_pd_of(ibv->pd)->users--;
 	if (mr->dm)
 		soft_dm_release(mr->dm);
 	soft_unlock();
@@ -201,8 +192,8 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 	}
 	if (!rc) {
 		if (flags & IBV_REREG_MR_CHANGE_PD) {
-			soft_container(ibv->pd, struct soft_pd, ibv)->users--;
-			soft_container(pd, struct soft_pd, ibv)->users++;
+			soft_pd_of(ibv->pd)->users--;
+			soft_pd_of(pd)->users++;
 			ibv->pd = pd;
 		}
 		range.key = mr->range.key;

@@ -32,27 +32,17 @@ static struct soft_mw *mw_of(struct soft_range *range)
 
 struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 {
-	struct soft_mw *mw = NULL;
-	int rc = type == IBV_MW_TYPE_1 || type == IBV_MW_TYPE_2 ? soft_context_error(pd->context)
-								: EINVAL;
+	int rc = type == IBV_MW_TYPE_1 || type == IBV_MW_TYPE_2 ? 0 : EINVAL;
+	struct soft_mw *mw = soft_object(pd->context, sizeof(*mw), &rc);
 
-	if (!rc) {
-		mw = calloc(1, sizeof(*mw));
-		rc = mw ? 0 : ENOMEM;
-	}
-	if (!rc) {
-		mw->range = (struct soft_range){.window = true, .pd = soft_pd_root(pd)};
-		soft_lock();
-		rc = soft_range_add(&mw->range);
-		if (!rc)
-			soft_container(pd, struct soft_pd, ibv)->users++;
-		soft_unlock();
-	}
-	if (rc) {
-		free(mw);
-		errno = rc;
-		return NULL;
-	}
+	if (rc)
+		return soft_made(rc, mw);
+	mw->range = (struct soft_range){.window = true, .pd = soft_pd_root(pd)};
+	soft_lock();
+	rc = soft_range_add(&mw->range);
+	if (!rc)
+		soft_pd_of(pd)->users++;
+	soft_unlock();
 	mw->ibv = (struct ibv_mw){
 		.context = pd->context,
 		.pd = pd,
@@ -60,7 +50,7 @@ struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 		.handle = mw->range.key & ~(uint32_t)TAG_MASK,
 		.type = type,
 	};
-	return &mw->ibv;
+	return soft_made(rc, mw);
 }
 
 static void unbind(struct soft_mw *mw)
@@ -81,7 +71,7 @@ int soft_dealloc_mw(struct ibv_mw *ibv)
 	soft_lock();
 	unbind(mw);
 	soft_range_remove(&mw->range);
-	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
+	soft_pd_of(ibv->pd)->users--;
 	soft_unlock();
 	free(mw);
 	return 0;
@@ -109,26 +99,22 @@ int soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr)
 
 int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 {
-	struct ibv_send_wr *bad, wr = {
-					 .wr_id = bind->wr_id,
-					 .opcode = IBV_WR_BIND_MW,
-					 .send_flags = bind->send_flags,
-					 .bind_mw =
-						 {
-							 .mw = mw,
-							 /* As ibv_inc_rkey does. */
-							 .rkey = (mw->rkey & ~(uint32_t)TAG_MASK) |
-								 ((mw->rkey + 1) & TAG_MASK),
-							 .bind_info = bind->bind_info,
-						 },
-				 };
+	/* As ibv_inc_rkey does. */
+	uint32_t rkey = (mw->rkey & ~(uint32_t)TAG_MASK) | ((mw->rkey + 1) & TAG_MASK);
+	struct ibv_send_wr wr = {
+		.wr_id = bind->wr_id,
+		.opcode = IBV_WR_BIND_MW,
+		.send_flags = bind->send_flags,
+		.bind_mw = {.mw = mw, .rkey = rkey, .bind_info = bind->bind_info},
+	};
+	struct ibv_send_wr *bad;
 
 	if (mw->type != IBV_MW_TYPE_1)
 		return EINVAL; /* ibv_bind_mw(3) */
 	int rc = soft_post_send(qp, &wr, &bad);
 
 	if (!rc)
-		mw->rkey = wr.bind_mw.rkey;
+		mw->rkey = rkey;
 	return rc;
 }
 

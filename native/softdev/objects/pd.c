@@ -14,14 +14,9 @@ struct soft_td {
 	unsigned users;
 };
 
-static struct soft_pd *pd_of(struct ibv_pd *ibv)
-{
-	return soft_container(ibv, struct soft_pd, ibv);
-}
-
 static struct soft_pd *root_of(struct ibv_pd *pd)
 {
-	return pd_of(pd)->of ? pd_of(pd)->of : pd_of(pd);
+	return soft_pd_of(pd)->of ? soft_pd_of(pd)->of : soft_pd_of(pd);
 }
 
 static struct soft_node all = {&all, &all};
@@ -40,25 +35,22 @@ static void publish(struct soft_pd *pd, struct ibv_context *context)
 	soft_context_hold(soft_context_of(context));
 }
 
-static struct ibv_pd *create(struct ibv_context *context, const struct soft_pd *as)
+static struct ibv_pd *create(struct ibv_context *context, const struct soft_pd *as, int rc)
 {
-	int rc = soft_context_error(context);
-	struct soft_pd *pd = rc ? NULL : malloc(sizeof(*pd));
+	struct soft_pd *pd = soft_object(context, sizeof(*pd), &rc);
 
-	if (!pd) {
-		errno = rc ? rc : ENOMEM;
-		return NULL;
+	if (!rc) {
+		*pd = *as;
+		soft_lock();
+		publish(pd, context);
+		soft_unlock();
 	}
-	*pd = *as;
-	soft_lock();
-	publish(pd, context);
-	soft_unlock();
-	return &pd->ibv;
+	return soft_made(rc, pd);
 }
 
 struct ibv_pd *soft_ibv_alloc_pd(struct ibv_context *context)
 {
-	return create(context, &(struct soft_pd){0});
+	return create(context, &(struct soft_pd){0}, 0);
 }
 
 /* Imports that nothing uses any more, moved to a list of their own.  With the lock. */
@@ -78,7 +70,7 @@ static void collect_unimported(struct soft_pd *of, struct soft_node *list)
 
 int soft_ibv_dealloc_pd(struct ibv_pd *ibv)
 {
-	struct soft_pd *pd = pd_of(ibv);
+	struct soft_pd *pd = soft_pd_of(ibv);
 	struct soft_node unimported;
 
 	soft_list_init(&unimported);
@@ -135,13 +127,8 @@ struct ibv_pd *soft_alloc_parent_domain(struct ibv_context *context,
 					struct ibv_parent_domain_init_attr *attr)
 {
 	int rc = check_parent_domain(context, attr);
-
-	if (rc) {
-		errno = rc;
-		return NULL;
-	}
 	struct soft_pd parent = {
-		.of = root_of(attr->pd),
+		.of = rc ? NULL : root_of(attr->pd),
 		.td = attr->td ? soft_container(attr->td, struct soft_td, ibv) : NULL,
 	};
 
@@ -151,47 +138,45 @@ struct ibv_pd *soft_alloc_parent_domain(struct ibv_context *context,
 	}
 	if (attr->comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)
 		parent.pd_context = attr->pd_context;
-	return create(context, &parent);
+	return create(context, &parent, rc);
 }
 
 bool soft_pd_is_parent(struct ibv_pd *pd)
 {
-	return pd_of(pd)->of && !pd_of(pd)->imported;
+	return soft_pd_of(pd)->of && !soft_pd_of(pd)->imported;
 }
 
 /* ---- under another context: ibv_import_pd(3) ----------------------------------------------- */
 
 struct ibv_pd *soft_ibv_import_pd(struct ibv_context *context, uint32_t pd_handle)
 {
-	struct soft_pd *pd = calloc(1, sizeof(*pd));
-	int rc = !pd ? ENOMEM : soft_context_error(context) ? ENODEV : EINVAL;
+	int rc = 0;
+	struct soft_pd *pd = soft_object(context, sizeof(*pd), &rc);
 
+	if (rc)
+		return soft_made(rc, pd);
+	rc = EINVAL;
 	soft_lock();
-	for (struct soft_node *node = all.next; rc == EINVAL && node != &all; node = node->next) {
-		struct soft_pd *found = soft_list_entry(node, struct soft_pd, node);
-
+	soft_list_each (struct soft_pd, found, &all, node) {
 		if (found->ibv.handle != pd_handle ||
 		    !soft_contexts_related(found->ibv.context, context))
 			continue;
 		*pd = (struct soft_pd){.of = root_of(&found->ibv), .imported = true};
 		publish(pd, context);
 		rc = 0;
+		break;
 	}
 	soft_unlock();
-	if (!rc)
-		return &pd->ibv;
-	free(pd);
-	errno = rc;
-	return NULL;
+	return soft_made(rc, pd);
 }
 
 /* One in use stays until its original is deallocated. */
 void soft_ibv_unimport_pd(struct ibv_pd *ibv)
 {
 	soft_lock();
-	bool busy = pd_of(ibv)->users > 0;
+	bool busy = soft_pd_of(ibv)->users > 0;
 
-	pd_of(ibv)->unimported = busy;
+	soft_pd_of(ibv)->unimported = busy;
 	soft_unlock();
 	if (!busy)
 		soft_ibv_dealloc_pd(ibv);
@@ -201,18 +186,16 @@ void soft_ibv_unimport_pd(struct ibv_pd *ibv)
 
 struct ibv_td *soft_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *attr)
 {
-	int rc = attr->comp_mask ? EINVAL : soft_context_error(context);
-	struct soft_td *td = rc ? NULL : calloc(1, sizeof(*td));
+	int rc = attr->comp_mask ? EINVAL : 0;
+	struct soft_td *td = soft_object(context, sizeof(*td), &rc);
 
-	if (!td) {
-		errno = rc ? rc : ENOMEM;
-		return NULL;
+	if (!rc) {
+		td->ibv.context = context;
+		soft_lock();
+		soft_context_hold(soft_context_of(context));
+		soft_unlock();
 	}
-	td->ibv.context = context;
-	soft_lock();
-	soft_context_hold(soft_context_of(context));
-	soft_unlock();
-	return &td->ibv;
+	return soft_made(rc, td);
 }
 
 int soft_dealloc_td(struct ibv_td *ibv)

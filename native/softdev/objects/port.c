@@ -21,21 +21,16 @@ static void tell(enum ibv_event_type type)
 {
 	const struct ibv_async_event event = {.element.port_num = 1, .event_type = type};
 
-	for (struct soft_node *node = contexts.next; node != &contexts; node = node->next)
-		soft_async_event(soft_list_entry(node, struct soft_context, of_device), &event);
+	soft_list_each (struct soft_context, context, &contexts, of_device)
+		soft_async_event(context, &event);
 }
 
 /* Every queue pair of every context. */
 static void for_queue_pairs(void (*what)(struct soft_qp *qp))
 {
-	for (struct soft_node *context = contexts.next; context != &contexts;
-	     context = context->next) {
-		struct soft_node *qps =
-			&soft_list_entry(context, struct soft_context, of_device)->qps;
-
-		for (struct soft_node *node = qps->next; node != qps; node = node->next)
-			what(soft_list_entry(node, struct soft_qp, of_context));
-	}
+	soft_list_each (struct soft_context, context, &contexts, of_device)
+		soft_list_each (struct soft_qp, qp, &context->qps, of_context)
+			what(qp);
 }
 
 /* ---- contexts ------------------------------------------------------------------------------ */
@@ -113,8 +108,8 @@ static void fail(void)
 	soft_engine_port_changed(
 		SOFT_PORT_FATAL); /* rdma_get_cm_event(3), before their queue pairs fail */
 	for_queue_pairs(soft_qp_error);
-	for (struct soft_node *node = contexts.next; node != &contexts; node = node->next)
-		soft_list_entry(node, struct soft_context, of_device)->fatal = true;
+	soft_list_each (struct soft_context, context, &contexts, of_device)
+		context->fatal = true;
 	tell(IBV_EVENT_DEVICE_FATAL);
 }
 

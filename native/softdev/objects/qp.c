@@ -96,7 +96,7 @@ static void count_in(const struct soft_qp *qp, int change)
 	const struct ibv_qp *ibv = &qp->ibv;
 
 	if (ibv->pd)
-		soft_container(ibv->pd, struct soft_pd, ibv)->users += (unsigned)change;
+		soft_pd_of(ibv->pd)->users += (unsigned)change;
 	if (ibv->send_cq)
 		soft_cq_of(ibv->send_cq)->users += (unsigned)change;
 	if (ibv->recv_cq)
@@ -156,16 +156,12 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 			      struct soft_xrcd *xrcd, struct ibv_qp_init_attr *attr)
 {
 	const struct ibv_qp_init_attr own = relevant(attr);
-	struct soft_qp *qp = NULL;
 	int rc = soft_context_of(context)->fatal ? EIO : soft_context_error(context);
 
 	if (!rc)
 		rc = check_create(context, pd, xrcd, &own);
+	struct soft_qp *qp = soft_object(context, sizeof(*qp), &rc);
 
-	if (!rc) {
-		qp = calloc(1, sizeof(*qp));
-		rc = qp ? 0 : ENOMEM;
-	}
 	if (!rc) {
 		qp->transport = transport_of(attr->qp_type);
 		qp->cap = own.cap;
@@ -183,11 +179,8 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 		};
 		rc = soft_queues_create(qp);
 	}
-	if (rc) {
-		free(qp);
-		errno = rc;
-		return NULL;
-	}
+	if (rc)
+		return soft_made(rc, qp);
 	qp->sq_sig_all = attr->sq_sig_all;
 	qp->rnr_timer.expired = rnr_expired;
 	qp->reach_timer.expired = reach_expired;
@@ -207,14 +200,11 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 		SOFT_TRACE(created, qp);
 	}
 	soft_unlock();
-	if (rc) {
+	if (rc)
 		soft_queues_destroy(qp);
-		free(qp);
-		errno = rc;
-		return NULL;
-	}
-	attr->cap = qp->cap; /* ibv_create_qp(3): what was granted */
-	return &qp->ibv;
+	else
+		attr->cap = qp->cap; /* ibv_create_qp(3): what was granted */
+	return soft_made(rc, qp);
 }
 
 int soft_ibv_destroy_qp(struct ibv_qp *ibv)

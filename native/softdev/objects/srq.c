@@ -42,12 +42,12 @@ bool soft_receive_ready(struct soft_qp *qp)
 	return true;
 }
 
-static void release(struct soft_srq *srq)
+/* All but the memory of itself. */
+static void finish(struct soft_srq *srq)
 {
 	pthread_cond_destroy(&srq->ibv.cond);
 	pthread_mutex_destroy(&srq->ibv.mutex);
 	soft_receive_queue_destroy(&srq->rq);
-	free(srq);
 }
 
 /* `xrcd` and `cq` of XRC, or both NULL. */
@@ -55,23 +55,16 @@ static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr 
 			      struct soft_xrcd *xrcd, struct ibv_cq *cq)
 {
 	static uint32_t handle;
-	struct soft_srq *srq = NULL;
-	int rc = soft_context_error(pd->context);
+	int rc = init->attr.max_wr < 1 || init->attr.max_wr > SOFT_MAX_SRQ_WR ||
+				 init->attr.max_sge > SOFT_MAX_SGE
+			 ? EINVAL
+			 : 0;
+	struct soft_srq *srq = soft_object(pd->context, sizeof(*srq), &rc);
 
-	if (init->attr.max_wr < 1 || init->attr.max_wr > SOFT_MAX_SRQ_WR ||
-	    init->attr.max_sge > SOFT_MAX_SGE)
-		rc = EINVAL;
-	if (!rc) {
-		srq = calloc(1, sizeof(*srq));
-		rc = srq ? 0 : ENOMEM;
-	}
 	if (!rc)
 		rc = soft_receive_queue_create(&srq->rq, pd, init->attr.max_wr, init->attr.max_sge);
-	if (rc) {
-		free(srq);
-		errno = rc;
-		return NULL;
-	}
+	if (rc)
+		return soft_made(rc, srq);
 	srq->ibv = (struct ibv_srq){
 		.context = pd->context,
 		.srq_context = init->srq_context,
@@ -85,17 +78,14 @@ static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr 
 	srq->ibv.handle = ++handle;
 	rc = xrcd ? soft_xrc_add(srq) : 0;
 	if (!rc) {
-		soft_container(pd, struct soft_pd, ibv)->users++;
+		soft_pd_of(pd)->users++;
 		if (cq)
 			soft_cq_of(cq)->users++;
 	}
 	soft_unlock();
-	if (rc) {
-		release(srq);
-		errno = rc;
-		return NULL;
-	}
-	return &srq->ibv;
+	if (rc)
+		finish(srq);
+	return soft_made(rc, srq);
 }
 
 struct ibv_srq *soft_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init)
@@ -122,10 +112,8 @@ struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_i
 		 (type == IBV_SRQT_XRC && (!attr->xrcd || attr->xrcd->context != context ||
 					   !attr->cq || attr->cq->context != context)))
 		rc = EINVAL;
-	if (rc) {
-		errno = rc;
-		return NULL;
-	}
+	if (rc)
+		return soft_made(rc, NULL);
 	return type == IBV_SRQT_XRC ? create(attr->pd, &init, soft_xrcd_of(attr->xrcd), attr->cq)
 				    : create(attr->pd, &init, NULL, NULL);
 }
@@ -229,7 +217,7 @@ int soft_ibv_destroy_srq(struct ibv_srq *ibv)
 		soft_unlock();
 		return EBUSY; /* ibv_destroy_srq(3): a queue pair is still associated with it */
 	}
-	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
+	soft_pd_of(ibv->pd)->users--;
 	if (srq->xrcd) {
 		soft_xrc_remove(srq);
 		soft_cq_of(srq->cq)->users--;
@@ -239,6 +227,7 @@ int soft_ibv_destroy_srq(struct ibv_srq *ibv)
 
 	soft_async_wait(soft_context_of(ibv->context), &ibv->mutex, &ibv->cond,
 			&ibv->events_completed, &srq->async_events_taken);
-	release(srq);
+	finish(srq);
+	free(srq);
 	return 0;
 }

@@ -33,15 +33,11 @@ static struct soft_table numbers; /* of shared receive queues */
 
 static struct soft_xrc_domain *find(const struct stat *file)
 {
-	for (struct soft_node *node = domains.next; node != &domains; node = node->next) {
-		struct soft_xrc_domain *domain =
-			soft_list_entry(node, struct soft_xrc_domain, node);
-
+	soft_list_each (struct soft_xrc_domain, domain, &domains, node)
 		if (domain->file >= 0 && domain->device == file->st_dev &&
 		    domain->inode == file->st_ino &&
 		    domain->fork_generation == soft_engine_fork_generation())
 			return domain;
-	}
 	return NULL;
 }
 
@@ -94,15 +90,11 @@ static int join(struct soft_xrcd *xrcd, const struct ibv_xrcd_init_attr *attr)
 struct ibv_xrcd *soft_open_xrcd(struct ibv_context *context, struct ibv_xrcd_init_attr *attr)
 {
 	const uint32_t all = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
-	struct soft_xrcd *xrcd = NULL;
 	int rc = attr->comp_mask != all || attr->fd < -1 || attr->oflags & ~(O_CREAT | O_EXCL)
 			 ? EINVAL
-			 : soft_context_error(context);
+			 : 0;
+	struct soft_xrcd *xrcd = soft_object(context, sizeof(*xrcd), &rc);
 
-	if (!rc) {
-		xrcd = calloc(1, sizeof(*xrcd));
-		rc = xrcd ? 0 : ENOMEM;
-	}
 	if (!rc) {
 		xrcd->ibv.context = context;
 		soft_lock();
@@ -111,12 +103,7 @@ struct ibv_xrcd *soft_open_xrcd(struct ibv_context *context, struct ibv_xrcd_ini
 			soft_context_hold(soft_context_of(context));
 		soft_unlock();
 	}
-	if (rc) {
-		free(xrcd);
-		errno = rc;
-		return NULL;
-	}
-	return &xrcd->ibv;
+	return soft_made(rc, xrcd);
 }
 
 int soft_close_xrcd(struct ibv_xrcd *ibv)

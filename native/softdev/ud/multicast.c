@@ -90,13 +90,9 @@ static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagr
 	if (datagram->to != SOFT_MULTICAST_QPN ||
 	    memcmp(&datagram->destination, &group->gid, sizeof(group->gid)))
 		return;
-	for (struct soft_node *node = group->members.next; node != &group->members;
-	     node = node->next) {
-		struct soft_qp *qp = soft_list_entry(node, struct attachment, of_group)->qp;
-
-		if (!qp->block_own || !is_own(qp, datagram))
-			soft_ud_receive(qp, datagram, payload, length);
-	}
+	soft_list_each (struct attachment, attachment, &group->members, of_group)
+		if (!attachment->qp->block_own || !is_own(attachment->qp, datagram))
+			soft_ud_receive(attachment->qp, datagram, payload, length);
 }
 
 static void ready(struct soft_fd_watch *watch, uint32_t events)
@@ -156,11 +152,8 @@ static int open_socket(struct group *group)
 void soft_multicast_addresses(void)
 {
 	soft_assert_locked();
-	for (struct soft_node *node = groups.next; node != &groups; node = node->next) {
-		struct group *group = soft_list_entry(node, struct group, node);
-
+	soft_list_each (struct group, group, &groups, node)
 		join(group->watch.fd, address_of(&group->gid));
-	}
 }
 
 /* The parent's, in the child of a fork: it counts for nothing there. */
@@ -171,12 +164,9 @@ static bool is_inherited(const struct group *group)
 
 static struct group *find(const union ibv_gid *gid)
 {
-	for (struct soft_node *node = groups.next; node != &groups; node = node->next) {
-		struct group *group = soft_list_entry(node, struct group, node);
-
+	soft_list_each (struct group, group, &groups, node)
 		if (!memcmp(&group->gid, gid, sizeof(*gid)))
 			return group;
-	}
 	return NULL;
 }
 
@@ -220,13 +210,9 @@ void soft_multicast_reset_after_fork(void)
 
 static struct attachment *attached(const struct soft_qp *qp, const union ibv_gid *gid, uint16_t lid)
 {
-	for (struct soft_node *node = qp->attachments.next; node != &qp->attachments;
-	     node = node->next) {
-		struct attachment *attachment = soft_list_entry(node, struct attachment, of_qp);
-
+	soft_list_each (struct attachment, attachment, &qp->attachments, of_qp)
 		if (attachment->lid == lid && !memcmp(&attachment->group->gid, gid, sizeof(*gid)))
 			return attachment;
-	}
 	return NULL;
 }
 
@@ -234,8 +220,7 @@ static unsigned members_of(const struct group *group)
 {
 	unsigned count = 0;
 
-	for (const struct soft_node *node = group->members.next; node != &group->members;
-	     node = node->next)
+	soft_list_each (const struct attachment, attachment, &group->members, of_group)
 		count++;
 	return count;
 }
