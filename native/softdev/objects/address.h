@@ -65,6 +65,9 @@ struct soft_ah {
 	struct soft_ud_address path;
 };
 
+/* The sum of the 16-bit words of an IPv4 header without options: all ones if its checksum is right. */
+uint16_t soft_ipv4_sum(const uint8_t *header);
+
 static inline struct soft_ah *soft_ah_of(struct ibv_ah *ah)
 {
 	return soft_container(ah, struct soft_ah, ibv);

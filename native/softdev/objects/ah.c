@@ -83,27 +83,22 @@ int soft_ibv_destroy_ah(struct ibv_ah *ibv)
 
 /* ---- answering ----------------------------------------------------------------------------- */
 
+uint16_t soft_ipv4_sum(const uint8_t *header)
+{
+	uint32_t sum = 0;
+
+	for (int i = 0; i < IPV4_HEADER; i += 2)
+		sum += (uint32_t)header[i] << 8 | header[i + 1];
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	return (uint16_t)sum;
+}
+
 /* Which of the two is in the 40 bytes?  RoCE leaves the first 20 undefined before an IPv4 header,
  * so that only its checksum tells the two apart (Annex A17.4.5). */
 static bool is_ipv4(const uint8_t *grh)
 {
-	uint32_t sum = 0;
-
-	if (grh[IPV4] != 0x45)
-		return false;
-	for (int i = 0; i < IPV4_HEADER; i += 2)
-		sum += (uint32_t)grh[IPV4 + i] << 8 | grh[IPV4 + i + 1];
-	while (sum >> 16)
-		sum = (sum & 0xffff) + (sum >> 16);
-	return sum == 0xffff;
-}
-
-static union ibv_gid mapped(const uint8_t *address)
-{
-	union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff}};
-
-	memcpy(&gid.raw[12], address, 4);
-	return gid;
+	return grh[IPV4] == 0x45 && soft_ipv4_sum(grh + IPV4) == 0xffff;
 }
 
 static int read_grh(const struct ibv_grh *grh, struct ibv_global_route *route)
@@ -112,8 +107,8 @@ static int read_grh(const struct ibv_grh *grh, struct ibv_global_route *route)
 	union ibv_gid own;
 
 	if (is_ipv4(bytes)) {
-		own = mapped(bytes + IPV4 + IPV4_DESTINATION);
-		route->dgid = mapped(bytes + IPV4 + IPV4_SOURCE);
+		own = soft_gid_of_ipv4(bytes + IPV4 + IPV4_DESTINATION);
+		route->dgid = soft_gid_of_ipv4(bytes + IPV4 + IPV4_SOURCE);
 		route->traffic_class = bytes[IPV4 + IPV4_TOS];
 		route->hop_limit = bytes[IPV4 + IPV4_TTL];
 	} else if (bytes[0] >> 4 == 6) {

@@ -45,53 +45,49 @@ void soft_async_forget(struct soft_context *context, const void *element)
 		soft_channel_consume(&context->async);
 }
 
-static bool about_cq(enum ibv_event_type type)
-{
-	return type == IBV_EVENT_CQ_ERR;
-}
+/* How many of an object's events were taken and acknowledged, and what protects that. */
+struct counted {
+	pthread_mutex_t *mutex; /* NULL: the event is about the port */
+	pthread_cond_t *cond;
+	uint32_t *taken, *acknowledged;
+};
 
-static bool about_qp(enum ibv_event_type type)
+static struct counted counted_of(const struct ibv_async_event *event)
 {
-	switch (type) {
+	struct soft_cq *cq = soft_cq_of(event->element.cq);
+	struct soft_qp *qp = soft_qp_of(event->element.qp);
+	struct soft_srq *srq = soft_srq_of(event->element.srq);
+
+	switch (event->event_type) {
+	case IBV_EVENT_CQ_ERR:
+		return (struct counted){&cq->ibv.mutex, &cq->ibv.cond, &cq->async_events_taken,
+					&cq->ibv.async_events_completed};
 	case IBV_EVENT_QP_FATAL:
 	case IBV_EVENT_QP_REQ_ERR:
 	case IBV_EVENT_QP_ACCESS_ERR:
 	case IBV_EVENT_COMM_EST:
 	case IBV_EVENT_SQ_DRAINED:
 	case IBV_EVENT_QP_LAST_WQE_REACHED:
-		return true;
+		return (struct counted){&qp->ibv.mutex, &qp->ibv.cond, &qp->async_events_taken,
+					&qp->ibv.events_completed};
+	case IBV_EVENT_SRQ_LIMIT_REACHED:
+		return (struct counted){&srq->ibv.mutex, &srq->ibv.cond, &srq->async_events_taken,
+					&srq->ibv.events_completed};
 	default:
-		return false;
+		return (struct counted){0};
 	}
-}
-
-static bool about_srq(enum ibv_event_type type)
-{
-	return type == IBV_EVENT_SRQ_LIMIT_REACHED;
 }
 
 /* Noted before the event is handed out, so that destroy knows of acknowledgements to come. */
 static void note_taken(const struct ibv_async_event *event)
 {
-	if (about_cq(event->event_type)) {
-		struct soft_cq *cq = soft_cq_of(event->element.cq);
+	const struct counted counted = counted_of(event);
 
-		pthread_mutex_lock(&cq->ibv.mutex);
-		cq->async_events_taken++;
-		pthread_mutex_unlock(&cq->ibv.mutex);
-	} else if (about_qp(event->event_type)) {
-		struct soft_qp *qp = soft_qp_of(event->element.qp);
-
-		pthread_mutex_lock(&qp->ibv.mutex);
-		qp->async_events_taken++;
-		pthread_mutex_unlock(&qp->ibv.mutex);
-	} else if (about_srq(event->event_type)) {
-		struct soft_srq *srq = soft_srq_of(event->element.srq);
-
-		pthread_mutex_lock(&srq->ibv.mutex);
-		srq->async_events_taken++;
-		pthread_mutex_unlock(&srq->ibv.mutex);
-	}
+	if (!counted.mutex)
+		return;
+	pthread_mutex_lock(counted.mutex);
+	++*counted.taken;
+	pthread_mutex_unlock(counted.mutex);
 }
 
 void soft_async_wait(const struct soft_context *context, pthread_mutex_t *mutex,
@@ -139,26 +135,12 @@ int soft_ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *ev
 
 void soft_ibv_ack_async_event(struct ibv_async_event *event)
 {
-	if (about_cq(event->event_type)) {
-		struct ibv_cq *cq = event->element.cq;
+	const struct counted counted = counted_of(event);
 
-		pthread_mutex_lock(&cq->mutex);
-		cq->async_events_completed++;
-		pthread_cond_signal(&cq->cond);
-		pthread_mutex_unlock(&cq->mutex);
-	} else if (about_qp(event->event_type)) {
-		struct ibv_qp *qp = event->element.qp;
-
-		pthread_mutex_lock(&qp->mutex);
-		qp->events_completed++;
-		pthread_cond_signal(&qp->cond);
-		pthread_mutex_unlock(&qp->mutex);
-	} else if (about_srq(event->event_type)) {
-		struct ibv_srq *srq = event->element.srq;
-
-		pthread_mutex_lock(&srq->mutex);
-		srq->events_completed++;
-		pthread_cond_signal(&srq->cond);
-		pthread_mutex_unlock(&srq->mutex);
-	}
+	if (!counted.mutex)
+		return;
+	pthread_mutex_lock(counted.mutex);
+	++*counted.acknowledged;
+	pthread_cond_signal(counted.cond);
+	pthread_mutex_unlock(counted.mutex);
 }

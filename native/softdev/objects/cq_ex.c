@@ -76,66 +76,26 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
 
 /* ---- the fields ---------------------------------------------------------------------------- */
 
-static enum ibv_wc_opcode read_opcode(struct ibv_cq_ex *cq)
-{
-	return reader_of(cq)->wc.opcode;
-}
+#define READ(type, name, member)                                                                   \
+	static type read_##name(struct ibv_cq_ex *cq)                                              \
+	{                                                                                          \
+		return reader_of(cq)->member;                                                      \
+	}
 
-static uint32_t read_vendor_err(struct ibv_cq_ex *cq)
-{
-	return reader_of(cq)->wc.vendor_err;
-}
-
-static uint32_t read_byte_len(struct ibv_cq_ex *cq)
-{
-	return reader_of(cq)->wc.byte_len;
-}
-
+READ(enum ibv_wc_opcode, opcode, wc.opcode)
+READ(uint32_t, vendor_err, wc.vendor_err)
+READ(uint32_t, byte_len, wc.byte_len)
 /* Also the key that a send has invalidated: the union of struct ibv_wc. */
-static uint32_t read_imm_data(struct ibv_cq_ex *cq)
-{
-	return reader_of(cq)->wc.imm_data;
-}
-
-static uint32_t read_qp_num(struct ibv_cq_ex *cq)
-{
-	return reader_of(cq)->wc.qp_num;
-}
-
-static uint32_t read_src_qp(struct ibv_cq_ex *cq)
-{
-	return reader_of(cq)->wc.src_qp;
-}
-
-static unsigned int read_wc_flags(struct ibv_cq_ex *cq)
-{
-	return reader_of(cq)->wc.wc_flags;
-}
-
-static uint32_t read_slid(struct ibv_cq_ex *cq)
-{
-	return reader_of(cq)->wc.slid;
-}
-
-static uint8_t read_sl(struct ibv_cq_ex *cq)
-{
-	return reader_of(cq)->wc.sl;
-}
-
-static uint8_t read_dlid_path_bits(struct ibv_cq_ex *cq)
-{
-	return reader_of(cq)->wc.dlid_path_bits;
-}
-
-static uint64_t read_completion_ts(struct ibv_cq_ex *cq)
-{
-	return reader_of(cq)->stamp.clock_ns;
-}
-
-static uint64_t read_completion_wallclock_ns(struct ibv_cq_ex *cq)
-{
-	return reader_of(cq)->stamp.wallclock_ns;
-}
+READ(uint32_t, imm_data, wc.imm_data)
+READ(uint32_t, qp_num, wc.qp_num)
+READ(uint32_t, src_qp, wc.src_qp)
+READ(unsigned int, wc_flags, wc.wc_flags)
+READ(uint32_t, slid, wc.slid)
+READ(uint8_t, sl, wc.sl)
+READ(uint8_t, dlid_path_bits, wc.dlid_path_bits)
+READ(uint64_t, completion_ts, stamp.clock_ns)
+READ(uint64_t, completion_wallclock_ns, stamp.wallclock_ns)
+#undef READ
 
 /* "Only fields that the user requested could be queried": the others stay NULL, as everywhere. */
 static void set_calls(struct ibv_cq_ex *cq, uint64_t wanted)
@@ -186,15 +146,11 @@ static int check(const struct ibv_cq_init_attr_ex *attr)
 static struct soft_cq_reader *make_reader(uint32_t flags)
 {
 	struct soft_cq_reader *reader = calloc(1, sizeof(*reader));
-	pthread_mutexattr_t attr;
 
 	if (!reader)
 		return NULL;
 	reader->single_threaded = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
-	pthread_mutexattr_init(&attr);
-	pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK);
-	pthread_mutex_init(&reader->mutex, &attr);
-	pthread_mutexattr_destroy(&attr);
+	soft_mutex_init_checked(&reader->mutex);
 	return reader;
 }
 

@@ -2,30 +2,20 @@
 #include "objects.h"
 #include "trace/trace.h"
 
-static enum ibv_wc_opcode completed_opcode(uint8_t opcode)
-{
-	switch (opcode) {
-	case IBV_WR_RDMA_WRITE:
-	case IBV_WR_RDMA_WRITE_WITH_IMM:
-		return IBV_WC_RDMA_WRITE;
-	case IBV_WR_RDMA_READ:
-		return IBV_WC_RDMA_READ;
-	case IBV_WR_ATOMIC_CMP_AND_SWP:
-		return IBV_WC_COMP_SWAP;
-	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-		return IBV_WC_FETCH_ADD;
-	case IBV_WR_FLUSH:
-		return IBV_WC_FLUSH;
-	case IBV_WR_ATOMIC_WRITE:
-		return IBV_WC_ATOMIC_WRITE;
-	case IBV_WR_BIND_MW:
-		return IBV_WC_BIND_MW;
-	case IBV_WR_LOCAL_INV:
-		return IBV_WC_LOCAL_INV;
-	default:
-		return IBV_WC_SEND;
-	}
-}
+static const enum ibv_wc_opcode completed_opcodes[] = {
+	[IBV_WR_RDMA_WRITE] = IBV_WC_RDMA_WRITE,
+	[IBV_WR_RDMA_WRITE_WITH_IMM] = IBV_WC_RDMA_WRITE,
+	[IBV_WR_SEND] = IBV_WC_SEND,
+	[IBV_WR_SEND_WITH_IMM] = IBV_WC_SEND,
+	[IBV_WR_RDMA_READ] = IBV_WC_RDMA_READ,
+	[IBV_WR_ATOMIC_CMP_AND_SWP] = IBV_WC_COMP_SWAP,
+	[IBV_WR_ATOMIC_FETCH_AND_ADD] = IBV_WC_FETCH_ADD,
+	[IBV_WR_LOCAL_INV] = IBV_WC_LOCAL_INV,
+	[IBV_WR_BIND_MW] = IBV_WC_BIND_MW,
+	[IBV_WR_SEND_WITH_INV] = IBV_WC_SEND,
+	[IBV_WR_FLUSH] = IBV_WC_FLUSH,
+	[IBV_WR_ATOMIC_WRITE] = IBV_WC_ATOMIC_WRITE,
+};
 
 static void complete(struct ibv_cq *ibv, const struct ibv_wc *wc, uint32_t request, bool solicited)
 {
@@ -42,7 +32,7 @@ void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 	struct ibv_wc wc = {
 		.wr_id = send->wr_id,
 		.status = status,
-		.opcode = completed_opcode(send->opcode),
+		.opcode = completed_opcodes[send->opcode],
 		.byte_len = send->length,
 		.qp_num = qp->ibv.qp_num,
 		.src_qp = qp->attr.dest_qp_num,

@@ -110,6 +110,16 @@ int soft_ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, ui
 	return 0;
 }
 
+void soft_mutex_init_checked(pthread_mutex_t *mutex)
+{
+	pthread_mutexattr_t attr;
+
+	pthread_mutexattr_init(&attr);
+	pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK);
+	pthread_mutex_init(mutex, &attr);
+	pthread_mutexattr_destroy(&attr);
+}
+
 /* ---- the table ----------------------------------------------------------------------------- */
 
 void soft_extend_context(struct verbs_context *context)

@@ -38,6 +38,9 @@ struct soft_cq_reader;
 struct ibv_cq_ex *soft_create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr);
 void soft_cq_reader_destroy(struct soft_cq_reader *reader); /* may be NULL */
 
+/* device_ex.c.  A mutex that says EDEADLK to the thread that has it. */
+void soft_mutex_init_checked(pthread_mutex_t *mutex);
+
 /* wr.c.  The requests between wr_start and wr_complete, and the calls that build them; `operations`
  * is of enum ibv_qp_create_send_ops_flags. */
 struct soft_batch *soft_batch_create(uint64_t operations); /* NULL without memory */

@@ -31,23 +31,28 @@ const union ibv_gid soft_gid_loopback = {
 	.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1},
 };
 
+bool soft_gid_is_ipv4(const union ibv_gid *gid)
+{
+	return IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)gid->raw);
+}
+
+union ibv_gid soft_gid_of_ipv4(const void *address)
+{
+	union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff}};
+
+	memcpy(&gid.raw[12], address, 4);
+	return gid;
+}
+
 static bool gid_of(const struct sockaddr *address, union ibv_gid *gid)
 {
-	memset(gid, 0, sizeof(*gid));
-	if (address->sa_family == AF_INET) {
-		const struct sockaddr_in *in = (const void *)address;
-
-		gid->raw[10] = gid->raw[11] = 0xff;
-		memcpy(&gid->raw[12], &in->sin_addr, 4);
-		return true;
-	}
-	if (address->sa_family == AF_INET6) {
-		const struct sockaddr_in6 *in6 = (const void *)address;
-
-		memcpy(gid->raw, &in6->sin6_addr, 16);
-		return true;
-	}
-	return false;
+	if (address->sa_family == AF_INET)
+		*gid = soft_gid_of_ipv4(
+			&((const struct sockaddr_in *)(const void *)address)->sin_addr);
+	else if (address->sa_family == AF_INET6)
+		memcpy(gid->raw, &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr,
+		       16);
+	return address->sa_family == AF_INET || address->sa_family == AF_INET6;
 }
 
 static int find(const struct soft_gid *entries, int count, const union ibv_gid *gid)
@@ -60,16 +65,12 @@ static int find(const struct soft_gid *entries, int count, const union ibv_gid *
 
 bool soft_gid_is_multicast(const union ibv_gid *gid)
 {
-	const struct in6_addr *address = (const void *)gid->raw;
-
-	return gid->raw[0] == 0xff ||
-	       (IN6_IS_ADDR_V4MAPPED(address) && (gid->raw[12] & 0xf0) == 0xe0);
+	return gid->raw[0] == 0xff || (soft_gid_is_ipv4(gid) && (gid->raw[12] & 0xf0) == 0xe0);
 }
 
 bool soft_datagram_is_ipv4(const struct soft_datagram *datagram)
 {
-	return IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)&datagram->source) &&
-	       IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)&datagram->destination);
+	return soft_gid_is_ipv4(&datagram->source) && soft_gid_is_ipv4(&datagram->destination);
 }
 
 static bool is_link_local(const union ibv_gid *gid)
@@ -164,15 +165,11 @@ int soft_gid_at(int index, struct soft_gid *gid)
 
 int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid)
 {
-	struct in6_addr ours, theirs;
-
 	if (soft_gid_at(index, gid))
 		return EINVAL;
 	if (soft_gid_is_multicast(to))
 		return 0; /* travels by IPv4 in any case */
-	memcpy(&ours, gid->gid.raw, sizeof(ours));
-	memcpy(&theirs, to->raw, sizeof(theirs));
-	return !IN6_IS_ADDR_V4MAPPED(&ours) == !IN6_IS_ADDR_V4MAPPED(&theirs) ? 0 : EINVAL;
+	return soft_gid_is_ipv4(&gid->gid) == soft_gid_is_ipv4(to) ? 0 : EINVAL;
 }
 
 int soft_gid_index(const union ibv_gid *gid)
@@ -206,18 +203,17 @@ socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, u
 	struct sockaddr_in *in = (void *)address;
 
 	memset(address, 0, sizeof(*address));
-	memcpy(&in6->sin6_addr, gid->raw, 16);
-	if (!IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr)) {
-		in6->sin6_family = AF_INET6;
-		in6->sin6_port = htons(port);
-		in6->sin6_scope_id = soft_gid_scope(gid, own);
-		return sizeof(*in6);
+	if (soft_gid_is_ipv4(gid)) {
+		in->sin_family = AF_INET;
+		in->sin_port = htons(port);
+		memcpy(&in->sin_addr, &gid->raw[12], 4);
+		return sizeof(*in);
 	}
-	memset(address, 0, sizeof(*address));
-	in->sin_family = AF_INET;
-	in->sin_port = htons(port);
-	memcpy(&in->sin_addr, &gid->raw[12], 4);
-	return sizeof(*in);
+	in6->sin6_family = AF_INET6;
+	in6->sin6_port = htons(port);
+	memcpy(&in6->sin6_addr, gid->raw, 16);
+	in6->sin6_scope_id = soft_gid_scope(gid, own);
+	return sizeof(*in6);
 }
 
 /* ---- calls --------------------------------------------------------------------------------- */

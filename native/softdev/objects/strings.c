@@ -1,6 +1,11 @@
 /* Texts for numbers: ibv_wc_status_str(3), ibv_event_type_str(3) and the like. */
 #include "softdev.h"
 
+#define TEXT_OF(texts, number, unknown)                                                            \
+	((unsigned)(number) < sizeof(texts) / sizeof((texts)[0]) && (texts)[number]                \
+		 ? (texts)[number]                                                                 \
+		 : (unknown))
+
 const char *soft_ibv_wc_status_str(enum ibv_wc_status status)
 {
 	static const char *const texts[] = {
@@ -30,9 +35,7 @@ const char *soft_ibv_wc_status_str(enum ibv_wc_status status)
 		[IBV_WC_TM_RNDV_INCOMPLETE] = "tag matching rendezvous incomplete",
 	};
 
-	if ((unsigned)status >= sizeof(texts) / sizeof(texts[0]))
-		return "unknown status";
-	return texts[status];
+	return TEXT_OF(texts, status, "unknown status");
 }
 
 const char *soft_ibv_event_type_str(enum ibv_event_type event)
@@ -60,9 +63,7 @@ const char *soft_ibv_event_type_str(enum ibv_event_type event)
 		[IBV_EVENT_WQ_FATAL] = "fatal work queue error",
 	};
 
-	if ((unsigned)event >= sizeof(texts) / sizeof(texts[0]))
-		return "unknown event";
-	return texts[event];
+	return TEXT_OF(texts, event, "unknown event");
 }
 
 const char *soft_ibv_node_type_str(enum ibv_node_type node_type)
@@ -77,9 +78,7 @@ const char *soft_ibv_node_type_str(enum ibv_node_type node_type)
 		[IBV_NODE_UNSPECIFIED] = "unspecified",
 	};
 
-	if ((unsigned)node_type >= sizeof(texts) / sizeof(texts[0]) || !texts[node_type])
-		return "unknown";
-	return texts[node_type];
+	return TEXT_OF(texts, node_type, "unknown");
 }
 
 const char *soft_ibv_port_state_str(enum ibv_port_state port_state)
@@ -93,9 +92,7 @@ const char *soft_ibv_port_state_str(enum ibv_port_state port_state)
 		[IBV_PORT_ACTIVE_DEFER] = "active defer",
 	};
 
-	if ((unsigned)port_state >= sizeof(texts) / sizeof(texts[0]))
-		return "unknown";
-	return texts[port_state];
+	return TEXT_OF(texts, port_state, "unknown");
 }
 
 const char *soft_rdma_event_str(enum rdma_cm_event_type event)

@@ -408,15 +408,11 @@ void soft_batch_calls(struct ibv_qp_ex *ex)
 struct soft_batch *soft_batch_create(uint64_t operations)
 {
 	struct soft_batch *batch = calloc(1, sizeof(*batch));
-	pthread_mutexattr_t attr;
 
 	if (!batch)
 		return NULL;
 	batch->allowed = operations;
-	pthread_mutexattr_init(&attr);
-	pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK);
-	pthread_mutex_init(&batch->mutex, &attr);
-	pthread_mutexattr_destroy(&attr);
+	soft_mutex_init_checked(&batch->mutex);
 	return batch;
 }
 

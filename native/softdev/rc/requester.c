@@ -11,26 +11,18 @@
 
 #include "rc.h"
 
-static uint8_t wire_opcode(uint8_t opcode)
-{
-	switch (opcode) {
-	case IBV_WR_RDMA_WRITE:
-	case IBV_WR_RDMA_WRITE_WITH_IMM:
-		return SOFT_WRITE;
-	case IBV_WR_RDMA_READ:
-		return SOFT_READ;
-	case IBV_WR_ATOMIC_CMP_AND_SWP:
-		return SOFT_COMPARE_SWAP;
-	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-		return SOFT_FETCH_ADD;
-	case IBV_WR_ATOMIC_WRITE:
-		return SOFT_ATOMIC_WRITE;
-	case IBV_WR_FLUSH:
-		return SOFT_FLUSH;
-	default:
-		return SOFT_SEND;
-	}
-}
+static const uint8_t wire_opcodes[] = {
+	[IBV_WR_RDMA_WRITE] = SOFT_WRITE,
+	[IBV_WR_RDMA_WRITE_WITH_IMM] = SOFT_WRITE,
+	[IBV_WR_SEND] = SOFT_SEND,
+	[IBV_WR_SEND_WITH_IMM] = SOFT_SEND,
+	[IBV_WR_RDMA_READ] = SOFT_READ,
+	[IBV_WR_ATOMIC_CMP_AND_SWP] = SOFT_COMPARE_SWAP,
+	[IBV_WR_ATOMIC_FETCH_AND_ADD] = SOFT_FETCH_ADD,
+	[IBV_WR_SEND_WITH_INV] = SOFT_SEND,
+	[IBV_WR_FLUSH] = SOFT_FLUSH,
+	[IBV_WR_ATOMIC_WRITE] = SOFT_ATOMIC_WRITE,
+};
 
 /* Every SGE, before anything is transmitted: a message should not fail half way if that can be
  * known (IBTA 10.7.2.2, local protection error). */
@@ -77,7 +69,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 		cursor->next++;
 	}
 	struct soft_send_wqe *send = soft_send_at(qp, cursor->next);
-	uint8_t opcode = wire_opcode(send->opcode);
+	uint8_t opcode = wire_opcodes[send->opcode];
 	bool read = soft_is_read(opcode);
 	uint32_t length = send->length - cursor->next_offset;
 	bool by_cma = false;

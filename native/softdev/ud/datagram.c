@@ -165,11 +165,6 @@ void soft_datagram_release(void)
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
-static bool is_mapped(const union ibv_gid *gid)
-{
-	return IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)gid->raw);
-}
-
 /* The GID's address in the family of the socket; its length, or 0. */
 static socklen_t address_of(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
 			    struct sockaddr_storage *to)
@@ -182,7 +177,7 @@ static socklen_t address_of(const union ibv_gid *gid, const union ibv_gid *own, 
 		in6->sin6_scope_id = soft_gid_scope(gid, own);
 		return sizeof(*in6);
 	}
-	return is_mapped(gid) ? soft_gid_address(gid, own, port, to) : 0;
+	return soft_gid_is_ipv4(gid) ? soft_gid_address(gid, own, port, to) : 0;
 }
 
 union control {
@@ -210,7 +205,7 @@ static void put_source(struct msghdr *message, bool ipv4, const union ibv_gid *s
 	if (ipv4) {
 		struct in_pktinfo info = {.ipi_ifindex = (int)ifindex};
 
-		if (is_mapped(source))
+		if (soft_gid_is_ipv4(source))
 			memcpy(&info.ipi_spec_dst, &source->raw[12], 4);
 		put_control(message, IPPROTO_IP, IP_PKTINFO, &info, sizeof(info));
 	} else {
@@ -258,9 +253,9 @@ bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_
 	};
 
 	if (udp.fd < 0 || !message.msg_namelen ||
-	    is_mapped(&path->destination) != is_mapped(&path->source))
+	    soft_gid_is_ipv4(&path->destination) != soft_gid_is_ipv4(&path->source))
 		return true; /* lost */
-	put_source(&message, is_mapped(&path->destination), &path->source, 0);
+	put_source(&message, soft_gid_is_ipv4(&path->destination), &path->source, 0);
 	return transmit(&message, datagram, payload, count) != EAGAIN;
 }
 
@@ -268,7 +263,7 @@ int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address
 			  uint32_t ifindex, const struct iovec *payload, int count)
 {
 	soft_assert_locked();
-	union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff}};
+	const union ibv_gid gid = soft_gid_of_ipv4(&address);
 	const int hops = datagram->hop_limit;
 	union control control = {0};
 	struct sockaddr_storage to;
@@ -276,7 +271,6 @@ int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address
 
 	if (udp.fd < 0)
 		return ENETDOWN;
-	memcpy(&gid.raw[12], &address, 4);
 	message.msg_namelen = address_of(&gid, &datagram->source, port, &to);
 	put_source(&message, true, &datagram->source, ifindex);
 	put_control(&message, IPPROTO_IP, IP_TTL, &hops, sizeof(hops));
@@ -291,11 +285,10 @@ static uint16_t sender(const struct sockaddr_storage *from, union ibv_gid *gid)
 	const struct sockaddr_in6 *in6 = (const void *)from;
 	const struct sockaddr_in *in = (const void *)from;
 
-	*gid = (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff}};
 	if (from->ss_family == AF_INET6)
 		memcpy(gid->raw, &in6->sin6_addr, 16);
 	else
-		memcpy(&gid->raw[12], &in->sin_addr, 4);
+		*gid = soft_gid_of_ipv4(&in->sin_addr);
 	return ntohs(in->sin_port);
 }
 
@@ -306,7 +299,8 @@ static bool is_honest(const struct soft_datagram *datagram, const union ibv_gid 
 {
 	return from_port == soft_qpn_ip_port(datagram->from) &&
 	       (!memcmp(from, &datagram->source, sizeof(*from)) ||
-		(soft_gid_is_multicast(&datagram->destination) && !is_mapped(&datagram->source)));
+		(soft_gid_is_multicast(&datagram->destination) &&
+		 !soft_gid_is_ipv4(&datagram->source)));
 }
 
 void soft_datagram_read(struct soft_fd_watch *watch,

@@ -123,7 +123,7 @@ static uint32_t wire_length(const struct soft_datagram *datagram, uint32_t lengt
 
 static void put_ipv4(uint8_t *at, const struct soft_datagram *datagram, uint32_t length)
 {
-	uint32_t total = 20 + wire_length(datagram, length), sum = 0;
+	uint32_t total = 20 + wire_length(datagram, length);
 
 	at[0] = 0x45; /* version 4, five words */
 	at[1] = (uint8_t)(datagram->traffic_flow >> 20);
@@ -133,10 +133,8 @@ static void put_ipv4(uint8_t *at, const struct soft_datagram *datagram, uint32_t
 	at[9] = IPPROTO_UDP;
 	memcpy(at + 12, &datagram->source.raw[12], 4);
 	memcpy(at + 16, &datagram->destination.raw[12], 4);
-	for (int i = 0; i < 20; i += 2)
-		sum += (uint32_t)at[i] << 8 | at[i + 1];
-	while (sum >> 16)
-		sum = (sum & 0xffff) + (sum >> 16);
+	unsigned sum = soft_ipv4_sum(at);
+
 	at[10] = (uint8_t)(~sum >> 8);
 	at[11] = (uint8_t)~sum;
 }
