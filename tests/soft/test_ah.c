@@ -3,18 +3,16 @@
 
 #include <arpa/inet.h>
 
-static void address_handles(void)
+static void address_handles(struct side *side)
 {
-	struct side side;
 	struct ibv_device_attr device;
 	struct ibv_ah_attr attr;
 
-	open_side(&side, (struct options){.ud = true});
-	struct address address = address_of_side(&side);
+	struct address address = address_of_side(side);
 	const struct ibv_ah_attr good = {
 		.grh = {.dgid = address.gid}, .dlid = ANY_DLID, .is_global = 1, .port_num = 1};
 
-	CHECK_EQUAL(verbs->ibv_query_device(side.context, &device), 0);
+	CHECK_EQUAL(verbs->ibv_query_device(side->context, &device), 0);
 	CHECK(device.max_ah > 0 && device.max_mcast_grp > 0 && device.max_mcast_qp_attach > 0 &&
 	      device.max_total_mcast_qp_attach > 0);
 	for (int wrong = 0; wrong < 3; wrong++) {
@@ -25,16 +23,16 @@ static void address_handles(void)
 			attr.grh.sgid_index = 254;
 		if (wrong == 2)
 			attr.is_global = 0; /* RoCE has no addresses without a GRH (or a LID) */
-		REFUSED(verbs->ibv_create_ah(side.pd, &attr), EINVAL);
+		REFUSED(verbs->ibv_create_ah(side->pd, &attr), EINVAL);
 	}
 	attr = good;
-	struct ibv_ah *ah = verbs->ibv_create_ah(side.pd, &attr);
+	struct ibv_ah *ah = verbs->ibv_create_ah(side->pd, &attr);
 
-	CHECK(ah && ah->pd == side.pd && ah->context == side.context);
-	destroy_qp(&side);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(side.mr), 0);
-	side.mr = NULL;
-	CHECK_EQUAL(verbs->ibv_dealloc_pd(side.pd), EBUSY); /* ibv_alloc_pd(3) */
+	CHECK(ah && ah->pd == side->pd && ah->context == side->context);
+	destroy_qp(side);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(side->mr), 0);
+	side->mr = NULL;
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(side->pd), EBUSY); /* ibv_alloc_pd(3) */
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 
 	/* As many as the device says, and no more. */
@@ -42,12 +40,11 @@ static void address_handles(void)
 
 	CHECK(all);
 	for (int i = 0; i < device.max_ah; i++)
-		CHECK(all[i] = verbs->ibv_create_ah(side.pd, &attr));
-	REFUSED(verbs->ibv_create_ah(side.pd, &attr), ENOMEM);
+		CHECK(all[i] = verbs->ibv_create_ah(side->pd, &attr));
+	REFUSED(verbs->ibv_create_ah(side->pd, &attr), ENOMEM);
 	for (int i = 0; i < device.max_ah; i++)
 		CHECK_EQUAL(verbs->ibv_destroy_ah(all[i]), 0);
 	free(all);
-	close_side(&side);
 }
 
 /* As software for InfiniBand has them: the port's LID, without a GRH, is this host. */
@@ -74,18 +71,16 @@ static void address_by_lid(void)
 }
 
 /* ibv_init_ah_from_wc(3). */
-static void address_from_wc(void)
+static void address_from_wc(struct side *side)
 {
-	struct side side;
 	struct ibv_grh grh = {.version_tclass_flow = htonl(6u << 28 | 7 << 20 | 9), .hop_limit = 3};
 	struct ibv_wc wc = {.slid = 77, .sl = 5, .wc_flags = IBV_WC_GRH, .dlid_path_bits = 2};
 	struct ibv_ah_attr attr;
 
-	open_side(&side, (struct options){.ud = true});
-	CHECK_EQUAL(verbs->ibv_query_gid(side.context, 1, 0, &grh.dgid), 0);
+	CHECK_EQUAL(verbs->ibv_query_gid(side->context, 1, 0, &grh.dgid), 0);
 	fill(grh.sgid.raw, 16, 1);
 	grh.sgid.raw[12] = 0x45; /* like an IPv4 header, but its sum is not right */
-	CHECK_EQUAL(verbs->ibv_init_ah_from_wc(side.context, 1, &wc, &grh, &attr), 0);
+	CHECK_EQUAL(verbs->ibv_init_ah_from_wc(side->context, 1, &wc, &grh, &attr), 0);
 	CHECK_EQUAL(attr.dlid, 77);
 	CHECK_EQUAL(attr.sl, 5);
 	CHECK_EQUAL(attr.src_path_bits, 2);
@@ -106,22 +101,21 @@ static void address_from_wc(void)
 			bad.dgid.raw[0] = 0xff;
 		if (wrong == 2)
 			bad.version_tclass_flow = 0;
-		CHECK_FAILS(verbs->ibv_init_ah_from_wc(side.context, 1, &wc, &bad, &attr),
+		CHECK_FAILS(verbs->ibv_init_ah_from_wc(side->context, 1, &wc, &bad, &attr),
 			    wrong == 2 ? EPROTONOSUPPORT : EINVAL);
-		CHECK(!verbs->ibv_create_ah_from_wc(side.pd, &wc, &bad, 1));
+		CHECK(!verbs->ibv_create_ah_from_wc(side->pd, &wc, &bad, 1));
 	}
 	wc.wc_flags = 0;
-	CHECK_EQUAL(verbs->ibv_init_ah_from_wc(side.context, 1, &wc, NULL, &attr), 0);
+	CHECK_EQUAL(verbs->ibv_init_ah_from_wc(side->context, 1, &wc, NULL, &attr), 0);
 	CHECK_EQUAL(attr.is_global, 0);
 	CHECK_EQUAL(attr.dlid, 77);
-	close_side(&side);
 }
 
 int main(void)
 {
 	limit_seconds(60);
-	STEP(address_handles());
+	SIDE(address_handles, .ud = true);
 	STEP(address_by_lid());
-	STEP(address_from_wc());
+	SIDE(address_from_wc, .ud = true);
 	return 0;
 }

@@ -182,7 +182,7 @@ static void reading(void)
 		CHECK(cq->read_completion_wallclock_ns(cq) >= wall_before);
 		/* Between start and end the application may post, and the device may complete. */
 		CHECK_EQUAL(post_recv_at(&b, 200 + i, 0, 4096), 0);
-		POST(&b, IBV_WR_RDMA_WRITE, .wr_id = 7, REMOTE(a, 0));
+		POST(&b, IBV_WR_RDMA_WRITE, .wr_id = 7, REMOTE(&a, 0));
 		CHECK_EQUAL(next_waiting(cq), 0);
 	}
 	/* The writes come after the receives. */

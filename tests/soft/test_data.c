@@ -154,22 +154,18 @@ static void read_before(struct side *a, struct side *b)
 }
 
 /* Only signaled requests complete, and a slot is free when a later one has. */
-static void unsignaled(void)
+static void unsignaled(struct side *a, struct side *b)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){.signal_none = true, .sends = 8, .receives = 64});
 	for (unsigned round = 0; round < 20; round++) {
 		for (unsigned i = 0; i < 8; i++) {
-			CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
-			POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8,
+			CHECK_EQUAL(post_recv_at(b, i, 0, 8), 0);
+			POST(a, IBV_WR_SEND, .wr_id = i, .length = 8,
 			     .flags = i == 7 ? IBV_SEND_SIGNALED : 0);
 		}
-		expect_wc(&a, 7, IBV_WC_SUCCESS);
+		expect_wc(a, 7, IBV_WC_SUCCESS);
 		for (unsigned i = 0; i < 8; i++)
-			expect_wc(&b, i, IBV_WC_SUCCESS);
+			expect_wc(b, i, IBV_WC_SUCCESS);
 	}
-	close_pair(&a, &b);
 }
 
 /* All sizes around the borders of frames, copies and reads; both directions at once. */
@@ -211,8 +207,8 @@ static void sizes(void)
 
 		memset(a.memory + HALF, 0, length);
 		POST(&a, IBV_WR_RDMA_READ, .wr_id = 3, .length = length, .offset = HALF,
-		     REMOTE(b, 0));
-		POST(&b, IBV_WR_RDMA_WRITE, .wr_id = 4, .length = length, REMOTE(a, 0));
+		     REMOTE(&b, 0));
+		POST(&b, IBV_WR_RDMA_WRITE, .wr_id = 4, .length = length, REMOTE(&a, 0));
 		expect_wc(&a, 3, IBV_WC_SUCCESS);
 		expect_wc(&b, 4, IBV_WC_SUCCESS);
 		CHECK(filled(a.memory + HALF, length, (unsigned)i + 100));
@@ -222,23 +218,19 @@ static void sizes(void)
 }
 
 /* More READs than may be under way wait their turn; a fence waits for all of them. */
-static void read_depth_and_fence(void)
+static void read_depth_and_fence(struct side *a, struct side *b)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){.memory = 1 << 20, .depth = 2});
-	fill(b.memory, 1 << 19, 5);
+	fill(b->memory, 1 << 19, 5);
 	for (unsigned i = 0; i < 16; i++)
-		POST(&a, IBV_WR_RDMA_READ, .wr_id = i, .length = 1 << 15, .offset = i << 15,
+		POST(a, IBV_WR_RDMA_READ, .wr_id = i, .length = 1 << 15, .offset = i << 15,
 		     REMOTE(b, (i << 15)));
 	/* Fenced: what it sends was brought by the READs before it. */
-	CHECK_EQUAL(post_recv_at(&b, 50, 1 << 19, 1 << 19), 0);
-	POST(&a, IBV_WR_SEND, .wr_id = 16, .flags = IBV_SEND_FENCE, .length = 1 << 19);
+	CHECK_EQUAL(post_recv_at(b, 50, 1 << 19, 1 << 19), 0);
+	POST(a, IBV_WR_SEND, .wr_id = 16, .flags = IBV_SEND_FENCE, .length = 1 << 19);
 	for (unsigned i = 0; i < 17; i++)
-		expect_wc(&a, i, IBV_WC_SUCCESS);
-	expect_wc(&b, 50, IBV_WC_SUCCESS);
-	CHECK(filled(b.memory + (1 << 19), 1 << 19, 5));
-	close_pair(&a, &b);
+		expect_wc(a, i, IBV_WC_SUCCESS);
+	expect_wc(b, 50, IBV_WC_SUCCESS);
+	CHECK(filled(b->memory + (1 << 19), 1 << 19, 5));
 }
 
 static void everything(struct side *a, struct side *b)
@@ -349,7 +341,7 @@ int main(void)
 	STEP(within_one_process());
 	STEP(with_itself());
 	STEP(sizes());
-	STEP(unsignaled());
-	STEP(read_depth_and_fence());
+	PAIR(unsignaled, .signal_none = true, .sends = 8, .receives = 64);
+	PAIR(read_depth_and_fence, .memory = 1 << 20, .depth = 2);
 	return 0;
 }

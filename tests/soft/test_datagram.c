@@ -192,21 +192,19 @@ static void burst(void)
 
 /* ---- what no peer would send --------------------------------------------------------------- */
 
-static void hostile(void)
+static void hostile(struct side *side)
 {
-	struct side side;
 	uint8_t bytes[SOFT_DATAGRAM_HEADER + 5000] = {0};
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
-	ud_open(&side, (struct options){0});
-	struct address own = address_of_side(&side);
+	struct address own = address_of_side(side);
 	struct sockaddr_in to = {.sin_family = AF_INET,
 				 .sin_port = htons(own.port),
 				 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	uint32_t number = number_at(bind_device_port(fd), 5);
 
 	CHECK_EQUAL(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
-	CHECK_EQUAL(post_recv_at(&side, 1, 0, GRH + MTU), 0);
+	CHECK_EQUAL(post_recv_at(side, 1, 0, GRH + MTU), 0);
 	for (int wrong = 0; wrong < 15; wrong++) {
 		struct soft_datagram datagram = {
 			.source = own.gid,
@@ -257,14 +255,13 @@ static void hostile(void)
 							    .from = number,
 							    .qkey = QKEY});
 	CHECK_EQUAL(send(fd, bytes, SOFT_DATAGRAM_HEADER + 3, 0), SOFT_DATAGRAM_HEADER + 3);
-	struct ibv_wc wc = expect_wc(&side, 1, IBV_WC_SUCCESS);
+	struct ibv_wc wc = expect_wc(side, 1, IBV_WC_SUCCESS);
 
 	CHECK_EQUAL(wc.byte_len, GRH + 3);
 	CHECK_EQUAL(wc.slid, 1);
 	CHECK_EQUAL(wc.src_qp, number);
-	expect_no_wc(&side);
+	expect_no_wc(side);
 	close(fd);
-	close_side(&side);
 }
 
 /* ---- the port ------------------------------------------------------------------------------ */
@@ -332,33 +329,27 @@ static void send_raw(int fd, uint32_t from, struct address address)
 }
 
 /* While the port is down, what is sent is lost. */
-static void port_changes(void)
+static void port_changes(struct side *a, struct side *b, struct ibv_ah *ah)
 {
-	struct side a, b;
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	uint32_t number = number_at(bind_device_port(fd), 5);
 
-	open_two(&a, &b);
-	struct ibv_ah *ah = path_to(&a, &b);
-
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
+	CHECK_EQUAL(post_recv_at(b, 1, 0, GRH), 0);
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
-	send_with(&a, ah, &b, QKEY);
-	send_raw(fd, number, address_of_side(&b));
-	while (queued_at("/proc/net/udp", address_of_side(&b).port) +
-	       queued_at("/proc/net/udp6", address_of_side(&b).port))
-		expect_no_wc(&b);
+	send_with(a, ah, b, QKEY);
+	send_raw(fd, number, address_of_side(b));
+	while (queued_at("/proc/net/udp", address_of_side(b).port) +
+	       queued_at("/proc/net/udp6", address_of_side(b).port))
+		expect_no_wc(b);
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
-	expect_no_wc(&b);
-	send_with(&a, ah, &b, QKEY);
-	poll_one(&b);
+	expect_no_wc(b);
+	send_with(a, ah, b, QKEY);
+	poll_one(b);
 
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
-	send_raw(fd, number, address_of_side(&b));
-	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(post_recv_at(b, 1, 0, GRH), 0);
+	send_raw(fd, number, address_of_side(b));
+	expect_wc(b, 1, IBV_WC_SUCCESS);
 	close(fd);
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
-	close_pair(&a, &b);
 }
 
 static bool has_ipv6(void)
@@ -383,8 +374,8 @@ int main(void)
 		fprintf(stderr, "this host has no ::1: IPv4 only\n");
 	STEP(from_any_to_any());
 	STEP(burst());
-	STEP(hostile());
+	UD_SIDE(hostile);
 	STEP(deaf());
-	STEP(port_changes());
+	UD_PAIR(port_changes);
 	return 0;
 }

@@ -115,22 +115,18 @@ static void atomics(void)
 						 .length = 8,
 						 .remote = off});
 	open_pair(&a, &b, (struct options){0});
-	RUN(&a, IBV_WC_LOC_LEN_ERR, IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 4, REMOTE(b, 0));
+	RUN(&a, IBV_WC_LOC_LEN_ERR, IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 4, REMOTE(&b, 0));
 	close_pair(&a, &b);
 }
 
-static void message_too_long(void)
+static void message_too_long(struct side *a, struct side *b)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){.memory = 1 << 20});
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, 100), 0);
-	CHECK_EQUAL(post_recv_at(&b, 2, 0, 1000), 0);
-	RUN(&a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND, .wr_id = 3, .length = 1 << 20);
-	expect_wc(&b, 1, IBV_WC_LOC_LEN_ERR);
-	expect_wc(&b, 2, IBV_WC_WR_FLUSH_ERR);
-	CHECK_EQUAL(state_of(&b), IBV_QPS_ERR);
-	close_pair(&a, &b);
+	CHECK_EQUAL(post_recv_at(b, 1, 0, 100), 0);
+	CHECK_EQUAL(post_recv_at(b, 2, 0, 1000), 0);
+	RUN(a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND, .wr_id = 3, .length = 1 << 20);
+	expect_wc(b, 1, IBV_WC_LOC_LEN_ERR);
+	expect_wc(b, 2, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(b), IBV_QPS_ERR);
 }
 
 static void local_protection(void)
@@ -165,7 +161,7 @@ static void local_protection(void)
 
 	CHECK(mr);
 	RUN(&a, IBV_WC_LOC_PROT_ERR, IBV_WR_RDMA_READ, .wr_id = 6, .length = 8, .lkey = mr->lkey,
-	    REMOTE(b, 0));
+	    REMOTE(&b, 0));
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	close_pair(&a, &b);
 }
@@ -199,33 +195,29 @@ static void read_depth(void)
 
 	/* It was told none at all: such a READ could never be sent. */
 	open_pair(&a, &b, (struct options){.depth = 255});
-	RUN(&a, IBV_WC_LOC_QP_OP_ERR, IBV_WR_RDMA_READ, .wr_id = 1, .length = 8, REMOTE(b, 0));
+	RUN(&a, IBV_WC_LOC_QP_OP_ERR, IBV_WR_RDMA_READ, .wr_id = 1, .length = 8, REMOTE(&b, 0));
 	close_pair(&a, &b);
 }
 
-static void receiver_not_ready(void)
+static void receiver_not_ready(struct side *a, struct side *b)
 {
-	struct side a, b;
-
 	/* For ever: the message waits for its receive, however often it is sent.  What was posted
 	 * behind it comes in order. */
-	open_pair(&a, &b, (struct options){.rnr_timer = 1, .memory = 1 << 20});
-	fill(a.memory, 1 << 20, 6);
+	fill(a->memory, 1 << 20, 6);
 	for (unsigned i = 0; i < 8; i++)
-		POST(&a, IBV_WR_SEND, .wr_id = i, .offset = i * 1000, .length = 1000);
-	POST(&a, IBV_WR_SEND, .wr_id = 8, .length = 1 << 20);
-	expect_no_wc(&a);
+		POST(a, IBV_WR_SEND, .wr_id = i, .offset = i * 1000, .length = 1000);
+	POST(a, IBV_WR_SEND, .wr_id = 8, .length = 1 << 20);
+	expect_no_wc(a);
 	for (unsigned i = 0; i < 8; i++) {
-		CHECK_EQUAL(post_recv_at(&b, i, 0, 1000), 0);
-		expect_wc(&b, i, IBV_WC_SUCCESS);
-		CHECK(!memcmp(b.memory, a.memory + i * 1000, 1000));
-		expect_wc(&a, i, IBV_WC_SUCCESS);
+		CHECK_EQUAL(post_recv_at(b, i, 0, 1000), 0);
+		expect_wc(b, i, IBV_WC_SUCCESS);
+		CHECK(!memcmp(b->memory, a->memory + i * 1000, 1000));
+		expect_wc(a, i, IBV_WC_SUCCESS);
 	}
-	CHECK_EQUAL(post_recv_at(&b, 9, 0, 1 << 20), 0);
-	expect_wc(&b, 9, IBV_WC_SUCCESS);
-	expect_wc(&a, 8, IBV_WC_SUCCESS);
-	CHECK(filled(b.memory, 1 << 20, 6));
-	close_pair(&a, &b);
+	CHECK_EQUAL(post_recv_at(b, 9, 0, 1 << 20), 0);
+	expect_wc(b, 9, IBV_WC_SUCCESS);
+	expect_wc(a, 8, IBV_WC_SUCCESS);
+	CHECK(filled(b->memory, 1 << 20, 6));
 }
 
 static void posting(void)
@@ -371,14 +363,13 @@ static void reset_takes_completions_back(bool destroyed)
 }
 
 /* From the queue of its sends and that of its receives. */
-static void reset_takes_back_from_both(void)
+static void reset_takes_back_from_both(struct side *a)
 {
-	struct side a;
 	struct ibv_wc wc;
 
-	open_side(&a, (struct options){0});
-	CHECK_EQUAL(verbs->ibv_destroy_qp(a.qp), 0);
-	struct ibv_cq *sends = a.cq, *receives = verbs->ibv_create_cq(a.context, 4, NULL, NULL, 0);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(a->qp), 0);
+	struct ibv_cq *sends = a->cq,
+		      *receives = verbs->ibv_create_cq(a->context, 4, NULL, NULL, 0);
 	struct ibv_qp_init_attr init = {
 		.send_cq = sends,
 		.recv_cq = receives,
@@ -388,29 +379,28 @@ static void reset_takes_back_from_both(void)
 	};
 
 	CHECK(receives);
-	a.qp = verbs->ibv_create_qp(a.pd, &init);
-	CHECK(a.qp);
-	bring_up(&a, &(struct address){.qpn = 1});
-	CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
+	a->qp = verbs->ibv_create_qp(a->pd, &init);
+	CHECK(a->qp);
+	bring_up(a, &(struct address){.qpn = 1});
+	CHECK_EQUAL(to_state(a, IBV_QPS_ERR), 0);
 	for (int destroyed = 0; destroyed < 2; destroyed++) {
-		POST(&a, IBV_WR_SEND, .length = 8);
-		CHECK_EQUAL(post_recv_at(&a, 1, 0, 8), 0);
+		POST(a, IBV_WR_SEND, .length = 8);
+		CHECK_EQUAL(post_recv_at(a, 1, 0, 8), 0);
 		CHECK_EQUAL(soft_cq_of(sends)->count, 1);
 		CHECK_EQUAL(soft_cq_of(receives)->count, 1);
 		if (destroyed) {
-			destroy_qp(&a);
+			destroy_qp(a);
 		} else {
-			CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+			CHECK_EQUAL(to_state(a, IBV_QPS_RESET), 0);
 		}
-		CHECK_EQUAL(a.context->ops.poll_cq(sends, 1, &wc), 0);
-		CHECK_EQUAL(a.context->ops.poll_cq(receives, 1, &wc), 0);
+		CHECK_EQUAL(a->context->ops.poll_cq(sends, 1, &wc), 0);
+		CHECK_EQUAL(a->context->ops.poll_cq(receives, 1, &wc), 0);
 		if (!destroyed) {
-			bring_up(&a, &(struct address){.qpn = 1});
-			CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
+			bring_up(a, &(struct address){.qpn = 1});
+			CHECK_EQUAL(to_state(a, IBV_QPS_ERR), 0);
 		}
 	}
 	CHECK_EQUAL(verbs->ibv_destroy_cq(receives), 0);
-	close_side(&a);
 }
 
 /* In the middle of a long message, too: nothing completes after RESET. */
@@ -423,8 +413,8 @@ static void reset_in_a_message(void)
 	struct ibv_wc wc;
 
 	open_pair(&a, &b, (struct options){.memory = BIG});
-	POST(&a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = BIG, REMOTE(b, 0));
-	POST(&a, IBV_WR_RDMA_WRITE, .wr_id = 2, .length = BIG, REMOTE(b, 0));
+	POST(&a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = BIG, REMOTE(&b, 0));
+	POST(&a, IBV_WR_RDMA_WRITE, .wr_id = 2, .length = BIG, REMOTE(&b, 0));
 	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
 	while (poll_cq(&a, 1, &wc) == 1)
 		CHECK_EQUAL(wc.status, IBV_WC_SUCCESS); /* it was quicker than we */
@@ -445,7 +435,7 @@ static void deregister_under_fire(void)
 
 		open_pair(&a, &b, (struct options){.memory = BIG});
 		POST(&a, write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, .wr_id = 1, .length = BIG,
-		     REMOTE(b, 0));
+		     REMOTE(&b, 0));
 		struct ibv_wc wc;
 
 		CHECK_EQUAL(verbs->ibv_dereg_mr(b.mr), 0);
@@ -469,15 +459,15 @@ int main(void)
 	STEP(bad_keys_and_ranges());
 	STEP(rights_missing());
 	STEP(atomics());
-	STEP(message_too_long());
+	PAIR(message_too_long, .memory = 1 << 20);
 	STEP(local_protection());
 	STEP(read_depth());
-	STEP(receiver_not_ready());
+	PAIR(receiver_not_ready, .rnr_timer = 1, .memory = 1 << 20);
 	STEP(posting());
 	STEP(cq_overrun());
 	STEP(reset_takes_completions_back(false));
 	STEP(reset_takes_completions_back(true));
-	STEP(reset_takes_back_from_both());
+	SIDE(reset_takes_back_from_both);
 	STEP(reset_in_a_message());
 	STEP(deregister_under_fire());
 	return 0;

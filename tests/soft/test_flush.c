@@ -38,7 +38,7 @@ static int flush(struct side *side, struct flush what)
 
 static void write_all(struct side *side, const struct side *peer)
 {
-	POST(side, IBV_WR_RDMA_WRITE, .wr_id = 8, .length = LENGTH, REMOTE(*peer, 0));
+	POST(side, IBV_WR_RDMA_WRITE, .wr_id = 8, .length = LENGTH, REMOTE(peer, 0));
 }
 
 /* `b`'s memory has the right to be flushed. */

@@ -31,68 +31,65 @@ static enum ibv_wc_status write_to(struct side *side, const struct ibv_mr *mr, c
 
 /* A queue pair made with the imported domain gives its peer the memory that is registered with the
  * original. */
-static void domains_and_regions(void)
+static void domains_and_regions(struct side *a, struct side *b)
 {
-	struct side a, b;
+	struct ibv_context *context = import(b->context), *stranger = open_device();
+	struct ibv_pd *pd = verbs->ibv_import_pd(context, b->pd->handle), *own = b->pd;
 
-	open_pair(&a, &b, (struct options){0});
-	struct ibv_context *context = import(b.context), *stranger = open_device();
-	struct ibv_pd *pd = verbs->ibv_import_pd(context, b.pd->handle), *own = b.pd;
-
-	CHECK(pd && pd != b.pd && pd->context == context);
-	REFUSED(verbs->ibv_import_pd(stranger, b.pd->handle), EINVAL);
-	REFUSED(verbs->ibv_import_pd(context, a.pd->handle), EINVAL);
+	CHECK(pd && pd != b->pd && pd->context == context);
+	REFUSED(verbs->ibv_import_pd(stranger, b->pd->handle), EINVAL);
+	REFUSED(verbs->ibv_import_pd(context, a->pd->handle), EINVAL);
 	REFUSED(verbs->ibv_import_pd(context, UINT32_MAX), EINVAL);
-	struct ibv_mr *mr = verbs->ibv_import_mr(pd, b.mr->handle);
+	struct ibv_mr *mr = verbs->ibv_import_mr(pd, b->mr->handle);
 
 	CHECK(mr && !mr->addr && mr->pd == pd && mr->context == context);
-	CHECK(mr->length == b.mr->length && mr->lkey == b.mr->lkey && mr->rkey == b.mr->rkey);
-	REFUSED(verbs->ibv_import_mr(pd, a.mr->handle), EINVAL); /* of another domain */
+	CHECK(mr->length == b->mr->length && mr->lkey == b->mr->lkey && mr->rkey == b->mr->rkey);
+	REFUSED(verbs->ibv_import_mr(pd, a->mr->handle), EINVAL); /* of another domain */
 	REFUSED(verbs->ibv_import_mr(pd, 0), EINVAL);
 	CHECK_EQUAL(verbs->ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0),
 		    IBV_REREG_MR_ERR_INPUT);
 
-	struct ibv_cq *cq = verbs->ibv_create_cq(context, 8, NULL, NULL, 0), *own_cq = b.cq;
+	struct ibv_cq *cq = verbs->ibv_create_cq(context, 8, NULL, NULL, 0), *own_cq = b->cq;
 
 	CHECK(cq);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
-	b.pd = pd;
-	b.cq = cq;
-	b.qp = create_qp(&b);
-	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
-	connect_pair(&a, &b);
-	CHECK_EQUAL(write_to(&a, mr, b.memory), IBV_WC_SUCCESS);
-	CHECK_EQUAL(write_to(&b, a.mr, a.memory), IBV_WC_SUCCESS); /* from that memory */
+	CHECK_EQUAL(verbs->ibv_destroy_qp(b->qp), 0);
+	b->pd = pd;
+	b->cq = cq;
+	b->qp = create_qp(b);
+	CHECK_EQUAL(to_state(a, IBV_QPS_RESET), 0);
+	connect_pair(a, b);
+	CHECK_EQUAL(write_to(a, mr, b->memory), IBV_WC_SUCCESS);
+	CHECK_EQUAL(write_to(b, a->mr, a->memory), IBV_WC_SUCCESS); /* from that memory */
 
 	/* A window of the original keeps both from being deregistered. */
 	struct ibv_mr *bound =
-		verbs->ibv_reg_mr(own, b.memory, 64, ALL_RIGHTS | IBV_ACCESS_MW_BIND);
+		verbs->ibv_reg_mr(own, b->memory, 64, ALL_RIGHTS | IBV_ACCESS_MW_BIND);
 	struct ibv_mr *import_of_it = bound ? verbs->ibv_import_mr(pd, bound->handle) : NULL;
-	struct ibv_mw *mw = b.context->ops.alloc_mw(own, IBV_MW_TYPE_1);
+	struct ibv_mw *mw = b->context->ops.alloc_mw(own, IBV_MW_TYPE_1);
 	struct ibv_mw_bind bind = {
 		.wr_id = 1,
 		.send_flags = IBV_SEND_SIGNALED,
-		.bind_info = {bound, (uintptr_t)b.memory, 64, IBV_ACCESS_REMOTE_READ},
+		.bind_info = {bound, (uintptr_t)b->memory, 64, IBV_ACCESS_REMOTE_READ},
 	};
 
 	CHECK(mw && import_of_it);
-	CHECK_EQUAL(b.context->ops.bind_mw(b.qp, mw, &bind), 0);
-	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(b->context->ops.bind_mw(b->qp, mw, &bind), 0);
+	expect_wc(b, 1, IBV_WC_SUCCESS);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(import_of_it), EBUSY);
-	CHECK_EQUAL(b.context->ops.dealloc_mw(mw), 0);
+	CHECK_EQUAL(b->context->ops.dealloc_mw(mw), 0);
 	verbs->ibv_unimport_mr(import_of_it);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(bound), 0);
 
 	/* Deregistered by the import, the memory is closed; what refers to it goes afterwards. */
-	struct ibv_mr *other = verbs->ibv_import_mr(pd, b.mr->handle);
+	struct ibv_mr *other = verbs->ibv_import_mr(pd, b->mr->handle);
 
 	CHECK(other);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-	CHECK_EQUAL(write_to(&a, b.mr, b.memory), IBV_WC_REM_ACCESS_ERR);
-	REFUSED(verbs->ibv_import_mr(pd, b.mr->handle), EINVAL);
+	CHECK_EQUAL(write_to(a, b->mr, b->memory), IBV_WC_REM_ACCESS_ERR);
+	REFUSED(verbs->ibv_import_mr(pd, b->mr->handle), EINVAL);
 	verbs->ibv_unimport_mr(other);
-	verbs->ibv_unimport_mr(b.mr);
-	b.mr = NULL;
+	verbs->ibv_unimport_mr(b->mr);
+	b->mr = NULL;
 
 	/* Unimported while a queue pair uses it: the original waits for that. */
 	struct ibv_pd *unused = verbs->ibv_import_pd(context, own->handle);
@@ -101,13 +98,12 @@ static void domains_and_regions(void)
 	verbs->ibv_unimport_pd(unused);
 	verbs->ibv_unimport_pd(pd);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(own), EBUSY);
-	destroy_qp(&b);
+	destroy_qp(b);
 	CHECK_EQUAL(verbs->ibv_destroy_cq(cq), 0);
-	b.cq = own_cq;
-	b.pd = own;
+	b->cq = own_cq;
+	b->pd = own;
 	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
 	CHECK_EQUAL(verbs->ibv_close_device(stranger), 0);
-	close_pair(&a, &b);
 }
 
 static void device_memory(void)
@@ -163,7 +159,7 @@ int main(void)
 	CHECK_EQUAL(verbs->ibv_close_device(open_device()), 0);
 	int before = resources();
 
-	STEP(domains_and_regions());
+	PAIR(domains_and_regions);
 	STEP(device_memory());
 	STEP(other_files());
 	expect_resources(before);

@@ -51,14 +51,13 @@ static void cannot_write(struct side *a, struct side *b, const struct ibv_mr *mr
 
 /* ---- on demand ----------------------------------------------------------------------------- */
 
-static void on_demand(void)
+static void on_demand(struct side *a, struct side *b)
 {
 	const int rights = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | PEER_RIGHTS;
 	struct ibv_device_attr_ex attr;
-	struct side a, b;
 
-	open_pair(&a, &b, (struct options){0});
-	CHECK_EQUAL(extended(a.context)->query_device_ex(a.context, NULL, &attr, sizeof(attr)), 0);
+	CHECK_EQUAL(extended(a->context)->query_device_ex(a->context, NULL, &attr, sizeof(attr)),
+		    0);
 	CHECK_EQUAL(attr.odp_caps.general_caps, IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
 	CHECK_EQUAL(attr.odp_caps.per_transport_caps.rc_odp_caps, 0x7f);
 
@@ -67,112 +66,104 @@ static void on_demand(void)
 	/* Nothing is checked: a hole is no error until it is accessed. */
 	CHECK_EQUAL(munmap(memory + PAGE, PAGE), 0);
 	CHECK_EQUAL(mprotect(memory + 2 * PAGE, PAGE, PROT_READ), 0);
-	struct ibv_mr *mr = verbs->ibv_reg_mr(b.pd, memory, 4 * PAGE, rights);
+	struct ibv_mr *mr = verbs->ibv_reg_mr(b->pd, memory, 4 * PAGE, rights);
 
 	CHECK(mr);
 	CHECK(!resident(memory) && !resident(memory + 3 * PAGE));
-	fill(a.memory, 3 * PAGE, 5);
-	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory, 100), IBV_WC_SUCCESS);
+	fill(a->memory, 3 * PAGE, 5);
+	CHECK_EQUAL(write_to(a, mr, (uintptr_t)memory, 100), IBV_WC_SUCCESS);
 	CHECK(resident(memory) && filled(memory, 100, 5));
 	CHECK(!resident(memory + 3 * PAGE));
-	cannot_write(&a, &b, mr, (uintptr_t)memory + PAGE - 8, 16);
-	cannot_write(&a, &b, mr, (uintptr_t)memory + 2 * PAGE, 8);
-	CHECK_EQUAL(access_to(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory + 2 * PAGE, 8),
+	cannot_write(a, b, mr, (uintptr_t)memory + PAGE - 8, 16);
+	cannot_write(a, b, mr, (uintptr_t)memory + 2 * PAGE, 8);
+	CHECK_EQUAL(access_to(a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory + 2 * PAGE, 8),
 		    IBV_WC_SUCCESS);
 	/* A long one that comes to a hole on its way, in either direction. */
-	CHECK_EQUAL(access_to(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 4 * PAGE),
+	CHECK_EQUAL(access_to(a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 4 * PAGE),
 		    IBV_WC_REM_ACCESS_ERR);
-	connect_again(&a, &b);
+	connect_again(a, b);
 	/* Mapped later. */
 	CHECK(mmap(memory + PAGE, PAGE, PROT_READ | PROT_WRITE,
 		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory + PAGE);
-	fill(a.memory, 16, 5); /* where the reads have put theirs */
-	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + PAGE - 8, 16), IBV_WC_SUCCESS);
+	fill(a->memory, 16, 5); /* where the reads have put theirs */
+	CHECK_EQUAL(write_to(a, mr, (uintptr_t)memory + PAGE - 8, 16), IBV_WC_SUCCESS);
 	CHECK(filled(memory + PAGE - 8, 16, 5));
 	/* The same through a window. */
-	struct ibv_mw *mw = b.context->ops.alloc_mw(b.pd, IBV_MW_TYPE_2);
+	struct ibv_mw *mw = b->context->ops.alloc_mw(b->pd, IBV_MW_TYPE_2);
 
 	CHECK(mw);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-	CHECK(mr = verbs->ibv_reg_mr(b.pd, memory, 4 * PAGE, rights | IBV_ACCESS_MW_BIND));
+	CHECK(mr = verbs->ibv_reg_mr(b->pd, memory, 4 * PAGE, rights | IBV_ACCESS_MW_BIND));
 	struct ibv_send_wr bind = {
 		.wr_id = 6,
 		.opcode = IBV_WR_BIND_MW,
 		.bind_mw = {mw, mw->rkey + 1, {mr, (uintptr_t)memory, 3 * PAGE, PEER_RIGHTS}},
 	};
 
-	CHECK_EQUAL(post_wr(&b, &bind), 0);
-	expect_wc(&b, 6, IBV_WC_SUCCESS);
-	RUN(&a, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
+	CHECK_EQUAL(post_wr(b, &bind), 0);
+	expect_wc(b, 6, IBV_WC_SUCCESS);
+	RUN(a, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
 	    .remote = (uintptr_t)memory + 2 * PAGE,
 	    .rkey = bind.bind_mw.rkey); /* that page cannot be written */
-	connect_again(&a, &b);
-	CHECK_EQUAL(b.context->ops.dealloc_mw(mw), 0);
+	connect_again(a, b);
+	CHECK_EQUAL(b->context->ops.dealloc_mw(mw), 0);
 	/* As the source and the target of one's own requests. */
 	CHECK_EQUAL(munmap(memory + PAGE, PAGE), 0);
 	struct request local = {.opcode = IBV_WR_SEND, .wr_id = 2, .length = 64, .lkey = mr->lkey};
 
-	local.offset = (size_t)(memory + PAGE - b.memory);
-	carry_out(&b, IBV_WC_LOC_PROT_ERR, local);
+	local.offset = (size_t)(memory + PAGE - b->memory);
+	carry_out(b, IBV_WC_LOC_PROT_ERR, local);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 
 	/* Combinations that ibv_reg_mr(3) excludes. */
-	REFUSED(verbs->ibv_reg_mr(b.pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB),
+	REFUSED(verbs->ibv_reg_mr(b->pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB),
 		EINVAL);
-	REFUSED(verbs->ibv_reg_mr_iova2(b.pd, NULL, SIZE_MAX, 4096, IBV_ACCESS_ON_DEMAND), EINVAL);
-	REFUSED(verbs->ibv_reg_mr(b.pd, memory, SIZE_MAX, IBV_ACCESS_ON_DEMAND), EINVAL);
-	REFUSED(verbs->ibv_reg_mr(b.pd, NULL, SIZE_MAX, 0), EFAULT);
-	REFUSED(verbs->ibv_reg_mr(b.pd, memory, PAGE, IBV_ACCESS_ON_DEMAND | PEER_RIGHTS), EINVAL);
+	REFUSED(verbs->ibv_reg_mr_iova2(b->pd, NULL, SIZE_MAX, 4096, IBV_ACCESS_ON_DEMAND), EINVAL);
+	REFUSED(verbs->ibv_reg_mr(b->pd, memory, SIZE_MAX, IBV_ACCESS_ON_DEMAND), EINVAL);
+	REFUSED(verbs->ibv_reg_mr(b->pd, NULL, SIZE_MAX, 0), EFAULT);
+	REFUSED(verbs->ibv_reg_mr(b->pd, memory, PAGE, IBV_ACCESS_ON_DEMAND | PEER_RIGHTS), EINVAL);
 	munmap(memory, 4 * PAGE);
-	close_pair(&a, &b);
 }
 
 /* New pages come when they are used, and are all there for other registrations. */
-static void own(void)
+static void own(struct side *a, struct side *b)
 {
 	const int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){0});
 	uint8_t *memory = pages(4);
-	struct ibv_mr *mr = soft_reg_own_mr(b.pd, memory, 4 * PAGE, rights);
+	struct ibv_mr *mr = soft_reg_own_mr(b->pd, memory, 4 * PAGE, rights);
 
 	CHECK(mr);
 	for (int i = 0; i < 4; i++)
 		CHECK(!resident(memory + i * PAGE));
-	fill(a.memory, PAGE, 5);
-	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + PAGE - 8, 16), IBV_WC_SUCCESS);
+	fill(a->memory, PAGE, 5);
+	CHECK_EQUAL(write_to(a, mr, (uintptr_t)memory + PAGE - 8, 16), IBV_WC_SUCCESS);
 	CHECK(filled(memory + PAGE - 8, 16, 5));
 	CHECK(resident(memory) && resident(memory + PAGE));
 	CHECK(!resident(memory + 2 * PAGE) && !resident(memory + 3 * PAGE));
 	/* Nothing else is taken on the caller's word. */
-	CHECK_EQUAL(access_to(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 8),
+	CHECK_EQUAL(access_to(a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 8),
 		    IBV_WC_REM_ACCESS_ERR);
-	connect_again(&a, &b);
-	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + 4 * PAGE - 8, 16), IBV_WC_REM_ACCESS_ERR);
+	connect_again(a, b);
+	CHECK_EQUAL(write_to(a, mr, (uintptr_t)memory + 4 * PAGE - 8, 16), IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-	REFUSED(soft_reg_own_mr(b.pd, memory, 0, rights), EINVAL);
-	REFUSED(soft_reg_own_mr(b.pd, memory, PAGE, IBV_ACCESS_REMOTE_WRITE), EINVAL);
-	CHECK(mr = verbs->ibv_reg_mr(b.pd, memory, 4 * PAGE, rights));
+	REFUSED(soft_reg_own_mr(b->pd, memory, 0, rights), EINVAL);
+	REFUSED(soft_reg_own_mr(b->pd, memory, PAGE, IBV_ACCESS_REMOTE_WRITE), EINVAL);
+	CHECK(mr = verbs->ibv_reg_mr(b->pd, memory, 4 * PAGE, rights));
 	CHECK(resident(memory + 2 * PAGE) && resident(memory + 3 * PAGE));
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	munmap(memory, 4 * PAGE);
-	close_pair(&a, &b);
 }
 
 /* All memory at once, of what is mapped later too: nothing for peers. */
-static void all(void)
+static void all(struct side *a, struct side *b)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){0});
-	REFUSED(soft_reg_own_mr(a.pd, NULL, SIZE_MAX,
+	REFUSED(soft_reg_own_mr(a->pd, NULL, SIZE_MAX,
 				IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE),
 		EINVAL);
-	REFUSED(soft_reg_own_mr(a.pd, NULL, SIZE_MAX, IBV_ACCESS_REMOTE_READ), EINVAL);
-	REFUSED(soft_reg_own_mr(a.pd, a.memory, SIZE_MAX, 0), EINVAL);
-	struct ibv_mr *mr = soft_reg_own_mr(a.pd, NULL, SIZE_MAX, 0);
-	struct ibv_mr *writable = soft_reg_own_mr(a.pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE);
+	REFUSED(soft_reg_own_mr(a->pd, NULL, SIZE_MAX, IBV_ACCESS_REMOTE_READ), EINVAL);
+	REFUSED(soft_reg_own_mr(a->pd, a->memory, SIZE_MAX, 0), EINVAL);
+	struct ibv_mr *mr = soft_reg_own_mr(a->pd, NULL, SIZE_MAX, 0);
+	struct ibv_mr *writable = soft_reg_own_mr(a->pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE);
 	uint8_t *memory = pages(2);
 
 	CHECK(mr && !mr->addr && mr->length == SIZE_MAX);
@@ -182,57 +173,52 @@ static void all(void)
 		.wr_id = 1,
 		.length = PAGE,
 		.lkey = mr->lkey,
-		.offset = (size_t)(memory - a.memory),
-		.remote = (uintptr_t)b.memory,
-		.rkey = b.mr->rkey,
+		.offset = (size_t)(memory - a->memory),
+		.remote = (uintptr_t)b->memory,
+		.rkey = b->mr->rkey,
 	};
 
-	carry_out(&a, IBV_WC_SUCCESS, request);
-	CHECK(filled(b.memory, PAGE, 9));
+	carry_out(a, IBV_WC_SUCCESS, request);
+	CHECK(filled(b->memory, PAGE, 9));
 	request.opcode = IBV_WR_RDMA_READ;
 	request.lkey = writable->lkey;
-	fill(b.memory, PAGE, 7);
-	carry_out(&a, IBV_WC_SUCCESS, request);
+	fill(b->memory, PAGE, 7);
+	carry_out(a, IBV_WC_SUCCESS, request);
 	CHECK(filled(memory, PAGE, 7));
 	request.lkey = mr->lkey;
-	fill(b.memory, PAGE, 5);
-	carry_out(&a, IBV_WC_LOC_PROT_ERR, request);
+	fill(b->memory, PAGE, 5);
+	carry_out(a, IBV_WC_LOC_PROT_ERR, request);
 	CHECK(filled(memory, PAGE, 7));
 	CHECK_EQUAL(verbs->ibv_dereg_mr(writable), 0);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	munmap(memory, 2 * PAGE);
-	close_pair(&a, &b);
 }
 
 /* The whole address space: memory that is mapped after the registration as well. */
-static void implicit(void)
+static void implicit(struct side *a, struct side *b)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){0});
 	struct ibv_mr *mr = verbs->ibv_reg_mr(
-		b.pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | PEER_RIGHTS);
+		b->pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | PEER_RIGHTS);
 
 	CHECK(mr && !mr->addr && mr->length == SIZE_MAX);
 	uint8_t *memory = pages(2);
 
-	fill(a.memory, PAGE, 9);
-	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + 100, PAGE), IBV_WC_SUCCESS);
+	fill(a->memory, PAGE, 9);
+	CHECK_EQUAL(write_to(a, mr, (uintptr_t)memory + 100, PAGE), IBV_WC_SUCCESS);
 	CHECK(filled(memory + 100, PAGE, 9));
 	/* As the target of a receive. */
 	struct ibv_sge sge = {.addr = (uintptr_t)memory, .length = 64, .lkey = mr->lkey};
 	struct ibv_recv_wr wr = {.wr_id = 3, .sg_list = &sge, .num_sge = 1};
 
-	CHECK_EQUAL(post_recv_wr(&b, &wr), 0);
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 64);
-	expect_wc(&b, 3, IBV_WC_SUCCESS);
+	CHECK_EQUAL(post_recv_wr(b, &wr), 0);
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 64);
+	expect_wc(b, 3, IBV_WC_SUCCESS);
 	CHECK(filled(memory, 64, 9));
 	munmap(memory, 2 * PAGE);
-	cannot_write(&a, &b, mr, (uintptr_t)memory, 8);
-	cannot_write(&a, &b, mr, 8, 8);
-	CHECK_EQUAL(write_to(&a, mr, UINT64_MAX - 4, 8), IBV_WC_REM_ACCESS_ERR);
+	cannot_write(a, b, mr, (uintptr_t)memory, 8);
+	cannot_write(a, b, mr, 8, 8);
+	CHECK_EQUAL(write_to(a, mr, UINT64_MAX - 4, 8), IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-	close_pair(&a, &b);
 }
 
 static int advise(struct side *side, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
@@ -290,99 +276,92 @@ static void advising(void)
 
 /* ---- nothing ------------------------------------------------------------------------------- */
 
-static void null_region(void)
+static void null_region(struct side *a, struct side *b)
 {
-	struct side a, b;
+	struct ibv_mr *mr = extended(a->context)->alloc_null_mr(a->pd);
 
-	open_pair(&a, &b, (struct options){.memory = 1 << 20});
-	struct ibv_mr *mr = extended(a.context)->alloc_null_mr(a.pd);
-
-	CHECK(mr && mr->pd == a.pd && mr->length == SIZE_MAX && mr->rkey == 0);
+	CHECK(mr && mr->pd == a->pd && mr->length == SIZE_MAX && mr->rkey == 0);
 	/* Longer than what the device has of it in one piece, between data of ours. */
-	fill(a.memory, 100, 4);
-	fill(b.memory, 1 << 20, 1);
+	fill(a->memory, 100, 4);
+	fill(b->memory, 1 << 20, 1);
 	struct ibv_sge sges[3] = {
-		{(uintptr_t)a.memory, 50, a.mr->lkey},
+		{(uintptr_t)a->memory, 50, a->mr->lkey},
 		{12345, 700000, mr->lkey},
-		{(uintptr_t)a.memory + 50, 50, a.mr->lkey},
+		{(uintptr_t)a->memory + 50, 50, a->mr->lkey},
 	};
 	struct ibv_send_wr wr = {.wr_id = 1,
 				 .sg_list = sges,
 				 .num_sge = 3,
 				 .opcode = IBV_WR_RDMA_WRITE,
-				 .wr.rdma = {(uintptr_t)b.memory, b.mr->rkey}};
+				 .wr.rdma = {(uintptr_t)b->memory, b->mr->rkey}};
 
-	CHECK_EQUAL(post_wr(&a, &wr), 0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
-	CHECK(filled(b.memory, 50, 4));
+	CHECK_EQUAL(post_wr(a, &wr), 0);
+	expect_wc(a, 1, IBV_WC_SUCCESS);
+	CHECK(filled(b->memory, 50, 4));
 	for (int i = 0; i < 700000; i++)
-		CHECK(b.memory[50 + i] == 0);
-	CHECK(!memcmp(b.memory + 700050, a.memory + 50, 50));
+		CHECK(b->memory[50 + i] == 0);
+	CHECK(!memcmp(b->memory + 700050, a->memory + 50, 50));
 	/* As the target of a read: only the ends are kept. */
-	fill(b.memory, 1 << 20, 7);
+	fill(b->memory, 1 << 20, 7);
 	wr.opcode = IBV_WR_RDMA_READ;
-	CHECK_EQUAL(post_wr(&a, &wr), 0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
-	CHECK(filled(a.memory, 50, 7) && !memcmp(a.memory + 50, b.memory + 700050, 50));
+	CHECK_EQUAL(post_wr(a, &wr), 0);
+	expect_wc(a, 1, IBV_WC_SUCCESS);
+	CHECK(filled(a->memory, 50, 7) && !memcmp(a->memory + 50, b->memory + 700050, 50));
 	/* What was thrown away is not found again. */
 	wr.opcode = IBV_WR_RDMA_WRITE;
-	CHECK_EQUAL(post_wr(&a, &wr), 0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
-	CHECK(b.memory[50] == 0 && b.memory[700049] == 0);
+	CHECK_EQUAL(post_wr(a, &wr), 0);
+	expect_wc(a, 1, IBV_WC_SUCCESS);
+	CHECK(b->memory[50] == 0 && b->memory[700049] == 0);
 	/* Not for peers, windows and rereg. */
 	CHECK_EQUAL(verbs->ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0),
 		    IBV_REREG_MR_ERR_INPUT);
 	CHECK_EQUAL(errno, EINVAL);
-	RUN(&b, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_WRITE, .wr_id = 2, .length = 8,
-	    .rkey = mr->lkey);
-	CHECK_EQUAL(verbs->ibv_dealloc_pd(a.pd), EBUSY);
+	RUN(b, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_WRITE, .wr_id = 2, .length = 8, .rkey = mr->lkey);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(a->pd), EBUSY);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-	close_pair(&a, &b);
 }
 
 /* ---- of a file ----------------------------------------------------------------------------- */
 
-static void dmabuf(void)
+static void dmabuf(struct side *a, struct side *b)
 {
 	const int rights = IBV_ACCESS_LOCAL_WRITE | PEER_RIGHTS | IBV_ACCESS_RELAXED_ORDERING;
-	struct side a, b;
 	uint8_t seen[200];
 
-	open_pair(&a, &b, (struct options){0});
 	int fd = memfd_create("test", 0);
 
 	CHECK(fd >= 0);
 	CHECK_EQUAL(ftruncate(fd, 4 * PAGE), 0);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, -1, rights), EBADF);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, 0, 0, fd, rights), EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 100, PAGE, 101, fd, rights), EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, PAGE, 4 * PAGE, 0, fd, rights), EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 5 * PAGE, 1, 0, fd, rights), EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, SIZE_MAX, 0, fd, rights), EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, fd, rights | IBV_ACCESS_ON_DEMAND),
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, -1, rights), EBADF);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, 0, 0, fd, rights), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 100, PAGE, 101, fd, rights), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, PAGE, 4 * PAGE, 0, fd, rights), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 5 * PAGE, 1, 0, fd, rights), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, SIZE_MAX, 0, fd, rights), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, fd, rights | IBV_ACCESS_ON_DEMAND),
 		EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, fd, rights | IBV_ACCESS_ZERO_BASED),
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, fd, rights | IBV_ACCESS_ZERO_BASED),
 		EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, fd, PEER_RIGHTS), EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, b.channel->fd, rights), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, fd, PEER_RIGHTS), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, b->channel->fd, rights), EINVAL);
 
-	struct ibv_mr *mr = verbs->ibv_reg_dmabuf_mr(b.pd, PAGE + 100, PAGE, 0x10064, fd, rights);
+	struct ibv_mr *mr = verbs->ibv_reg_dmabuf_mr(b->pd, PAGE + 100, PAGE, 0x10064, fd, rights);
 
 	CHECK(mr && mr->length == PAGE);
 	int other = dup(fd);
 
 	CHECK_EQUAL(close(fd), 0); /* the region stays */
-	fill(a.memory, 200, 3);
-	CHECK_EQUAL(write_to(&a, mr, 0x10064 + 10, 200), IBV_WC_SUCCESS);
+	fill(a->memory, 200, 3);
+	CHECK_EQUAL(write_to(a, mr, 0x10064 + 10, 200), IBV_WC_SUCCESS);
 	CHECK_EQUAL(pread(other, seen, 200, PAGE + 110), 200);
 	CHECK(filled(seen, 200, 3));
 	CHECK_EQUAL(verbs->ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0),
 		    IBV_REREG_MR_ERR_INPUT);
-	cannot_write(&a, &b, mr, 0x10063, 1);
-	cannot_write(&a, &b, mr, 0x10064 + PAGE, 1);
+	cannot_write(a, b, mr, 0x10063, 1);
+	cannot_write(a, b, mr, 0x10064 + PAGE, 1);
 	/* Cut short behind our back: an error, not the end of the process. */
 	CHECK_EQUAL(ftruncate(other, PAGE), 0);
-	CHECK_EQUAL(write_to(&a, mr, 0x10064, 8), IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(write_to(a, mr, 0x10064, 8), IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	/* For reading alone a file that cannot be written will do. */
 	char path[64];
@@ -391,13 +370,12 @@ static void dmabuf(void)
 	int readable = open(path, O_RDONLY | O_CLOEXEC);
 
 	CHECK(readable >= 0);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, readable, rights), EACCES);
-	mr = verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, readable, IBV_ACCESS_REMOTE_READ);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, readable, rights), EACCES);
+	mr = verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, readable, IBV_ACCESS_REMOTE_READ);
 	CHECK(mr);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	close(readable);
 	close(other);
-	close_pair(&a, &b);
 }
 
 /* ---- of the device ------------------------------------------------------------------------- */
@@ -407,74 +385,70 @@ static struct ibv_dm *allocate_dm(struct side *side, struct ibv_alloc_dm_attr at
 	return extended(side->context)->alloc_dm(side->context, &attr);
 }
 
-static void device_memory(void)
+static void device_memory(struct side *a, struct side *b)
 {
 	const unsigned rights = IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE | PEER_RIGHTS |
 				IBV_ACCESS_REMOTE_ATOMIC;
 	struct ibv_device_attr_ex attr;
-	struct side a, b;
 	uint8_t seen[300];
 	uint64_t before;
 
-	open_pair(&a, &b, (struct options){0});
-	struct verbs_context *ex = extended(b.context);
+	struct verbs_context *ex = extended(b->context);
 
-	CHECK_EQUAL(ex->query_device_ex(b.context, NULL, &attr, sizeof(attr)), 0);
+	CHECK_EQUAL(ex->query_device_ex(b->context, NULL, &attr, sizeof(attr)), 0);
 	CHECK(attr.max_dm_size >= 65536);
-	REFUSED(allocate_dm(&b, (struct ibv_alloc_dm_attr){.length = 0}), EINVAL);
-	REFUSED(allocate_dm(&b, (struct ibv_alloc_dm_attr){.length = attr.max_dm_size + 1}),
+	REFUSED(allocate_dm(b, (struct ibv_alloc_dm_attr){.length = 0}), EINVAL);
+	REFUSED(allocate_dm(b, (struct ibv_alloc_dm_attr){.length = attr.max_dm_size + 1}), EINVAL);
+	REFUSED(allocate_dm(b, (struct ibv_alloc_dm_attr){.length = 1, .comp_mask = 1}), EINVAL);
+	REFUSED(allocate_dm(b, (struct ibv_alloc_dm_attr){.length = 1, .log_align_req = 40}),
 		EINVAL);
-	REFUSED(allocate_dm(&b, (struct ibv_alloc_dm_attr){.length = 1, .comp_mask = 1}), EINVAL);
-	REFUSED(allocate_dm(&b, (struct ibv_alloc_dm_attr){.length = 1, .log_align_req = 40}),
-		EINVAL);
-	struct ibv_dm *all =
-		allocate_dm(&b, (struct ibv_alloc_dm_attr){.length = attr.max_dm_size});
+	struct ibv_dm *all = allocate_dm(b, (struct ibv_alloc_dm_attr){.length = attr.max_dm_size});
 
 	CHECK(all);
-	REFUSED(allocate_dm(&b, (struct ibv_alloc_dm_attr){.length = 1}), ENOMEM);
+	REFUSED(allocate_dm(b, (struct ibv_alloc_dm_attr){.length = 1}), ENOMEM);
 	CHECK_EQUAL(ex->free_dm(all), 0);
 	struct ibv_dm *dm =
-		allocate_dm(&b, (struct ibv_alloc_dm_attr){.length = 4096, .log_align_req = 3});
+		allocate_dm(b, (struct ibv_alloc_dm_attr){.length = 4096, .log_align_req = 3});
 
-	CHECK(dm && dm->context == b.context);
-	fill(a.memory, 300, 2);
-	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1000, a.memory, 300), 0);
+	CHECK(dm && dm->context == b->context);
+	fill(a->memory, 300, 2);
+	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1000, a->memory, 300), 0);
 	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, 1000, 300), 0);
 	CHECK(filled(seen, 300, 2));
-	CHECK_EQUAL(dm->memcpy_to_dm(dm, 4000, a.memory, 100), EFAULT);
+	CHECK_EQUAL(dm->memcpy_to_dm(dm, 4000, a->memory, 100), EFAULT);
 	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, UINT64_MAX - 3, 4), EFAULT);
-	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1001, a.memory, 4), EINVAL); /* no words */
-	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1000, a.memory, 5), EINVAL);
+	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1001, a->memory, 4), EINVAL); /* no words */
+	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1000, a->memory, 5), EINVAL);
 	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, 1002, 4), EINVAL);
 	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, 1000, 2), EINVAL);
 
-	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, rights & ~(unsigned)IBV_ACCESS_ZERO_BASED),
+	REFUSED(ex->reg_dm_mr(b->pd, dm, 0, 4096, rights & ~(unsigned)IBV_ACCESS_ZERO_BASED),
 		EINVAL);
-	REFUSED(ex->reg_dm_mr(b.pd, dm, 1, 4096, rights), EINVAL);
-	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, rights | IBV_ACCESS_ON_DEMAND), EINVAL);
-	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, IBV_ACCESS_ZERO_BASED | PEER_RIGHTS), EINVAL);
-	REFUSED(ex->reg_dm_mr(a.pd, dm, 0, 4096, rights), EINVAL); /* another context's */
-	struct ibv_mr *mr = ex->reg_dm_mr(b.pd, dm, 1000, 1000, rights);
+	REFUSED(ex->reg_dm_mr(b->pd, dm, 1, 4096, rights), EINVAL);
+	REFUSED(ex->reg_dm_mr(b->pd, dm, 0, 4096, rights | IBV_ACCESS_ON_DEMAND), EINVAL);
+	REFUSED(ex->reg_dm_mr(b->pd, dm, 0, 4096, IBV_ACCESS_ZERO_BASED | PEER_RIGHTS), EINVAL);
+	REFUSED(ex->reg_dm_mr(a->pd, dm, 0, 4096, rights), EINVAL); /* another context's */
+	struct ibv_mr *mr = ex->reg_dm_mr(b->pd, dm, 1000, 1000, rights);
 
 	CHECK(mr && mr->length == 1000 && !mr->addr);
 	/* Nothing of it can be registered as well, for what that is worth. */
-	struct ibv_mr *nothing = ex->reg_dm_mr(b.pd, dm, 4096, 0, rights);
+	struct ibv_mr *nothing = ex->reg_dm_mr(b->pd, dm, 4096, 0, rights);
 
 	CHECK(nothing && nothing->length == 0);
-	cannot_write(&a, &b, nothing, 0, 1);
+	cannot_write(a, b, nothing, 0, 1);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(nothing), 0);
 	CHECK_EQUAL(ex->free_dm(dm), EBUSY);
 	/* Addresses are offsets in the region. */
-	memset(a.memory, 0, 300);
-	CHECK_EQUAL(access_to(&a, IBV_WR_RDMA_READ, mr, 0, 300), IBV_WC_SUCCESS);
-	CHECK(filled(a.memory, 300, 2));
-	fill(a.memory, 300, 8);
-	CHECK_EQUAL(write_to(&a, mr, 700, 300), IBV_WC_SUCCESS);
+	memset(a->memory, 0, 300);
+	CHECK_EQUAL(access_to(a, IBV_WR_RDMA_READ, mr, 0, 300), IBV_WC_SUCCESS);
+	CHECK(filled(a->memory, 300, 2));
+	fill(a->memory, 300, 8);
+	CHECK_EQUAL(write_to(a, mr, 700, 300), IBV_WC_SUCCESS);
 	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, 1700, 300), 0);
 	CHECK(filled(seen, 300, 8));
 	before = 41;
 	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1008, &before, 8), 0);
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8, .remote = 8,
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8, .remote = 8,
 	    .rkey = mr->rkey, .compare_add = 1);
 	CHECK_EQUAL(dm->memcpy_from_dm(&before, dm, 1008, 8), 0);
 	CHECK_EQUAL(before, 42);
@@ -484,15 +458,14 @@ static void device_memory(void)
 				 .sg_list = &sge,
 				 .num_sge = 1,
 				 .opcode = IBV_WR_RDMA_WRITE,
-				 .wr.rdma = {(uintptr_t)a.memory + 4096, a.mr->rkey}};
+				 .wr.rdma = {(uintptr_t)a->memory + 4096, a->mr->rkey}};
 
-	CHECK_EQUAL(post_wr(&b, &wr), 0);
-	expect_wc(&b, 4, IBV_WC_SUCCESS);
-	CHECK(filled(a.memory + 4096, 300, 8));
-	CHECK_EQUAL(write_to(&a, mr, 701, 300), IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(post_wr(b, &wr), 0);
+	expect_wc(b, 4, IBV_WC_SUCCESS);
+	CHECK(filled(a->memory + 4096, 300, 8));
+	CHECK_EQUAL(write_to(a, mr, 701, 300), IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	CHECK_EQUAL(ex->free_dm(dm), 0);
-	close_pair(&a, &b);
 }
 
 /* ---- registered anew ----------------------------------------------------------------------- */
@@ -504,17 +477,15 @@ static int rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
 	return verbs->ibv_rereg_mr(mr, flags, pd, addr, length, access);
 }
 
-static void reregistering(void)
+static void reregistering(struct side *a, struct side *b)
 {
 	const int moved = IBV_REREG_MR_CHANGE_TRANSLATION, domain = IBV_REREG_MR_CHANGE_PD,
 		  access = IBV_REREG_MR_CHANGE_ACCESS;
-	struct side a, b;
 
-	open_pair(&a, &b, (struct options){0});
-	struct ibv_pd *other = verbs->ibv_alloc_pd(b.context);
-	struct ibv_mr *mr = verbs->ibv_reg_mr(b.pd, b.memory, PAGE, ALL_RIGHTS);
+	struct ibv_pd *other = verbs->ibv_alloc_pd(b->context);
+	struct ibv_mr *mr = verbs->ibv_reg_mr(b->pd, b->memory, PAGE, ALL_RIGHTS);
 	uint32_t key = mr->rkey;
-	uint64_t first = (uintptr_t)b.memory, second = first + 8 * PAGE;
+	uint64_t first = (uintptr_t)b->memory, second = first + 8 * PAGE;
 
 	/* Refused: nothing has changed. */
 	const struct {
@@ -527,10 +498,10 @@ static void reregistering(void)
 		{0, NULL, NULL, 0, 0},
 		{8, NULL, NULL, 0, 0},
 		{moved, NULL, NULL, PAGE, 0},
-		{moved, NULL, b.memory, 0, 0},
-		{moved, NULL, b.memory, PAGE, ALL_RIGHTS},
+		{moved, NULL, b->memory, 0, 0},
+		{moved, NULL, b->memory, PAGE, ALL_RIGHTS},
 		{domain, NULL, NULL, 0, 0},
-		{domain, a.pd, NULL, 0, 0}, /* of another context */
+		{domain, a->pd, NULL, 0, 0}, /* of another context */
 	};
 
 	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
@@ -539,147 +510,138 @@ static void reregistering(void)
 			    IBV_REREG_MR_ERR_INPUT);
 		CHECK_EQUAL(errno, EINVAL);
 	}
-	CHECK_EQUAL(write_to(&a, mr, first, 8), IBV_WC_SUCCESS);
+	CHECK_EQUAL(write_to(a, mr, first, 8), IBV_WC_SUCCESS);
 
-	CHECK_EQUAL(rereg(mr, moved, NULL, b.memory + 8 * PAGE, 2 * PAGE, 0), 0);
-	CHECK(mr->addr == b.memory + 8 * PAGE && mr->length == 2 * PAGE && mr->rkey == key);
-	fill(a.memory, 2 * PAGE, 6);
-	CHECK_EQUAL(write_to(&a, mr, second, 2 * PAGE), IBV_WC_SUCCESS);
-	CHECK(filled(b.memory + 8 * PAGE, 2 * PAGE, 6));
-	cannot_write(&a, &b, mr, first, 8);
+	CHECK_EQUAL(rereg(mr, moved, NULL, b->memory + 8 * PAGE, 2 * PAGE, 0), 0);
+	CHECK(mr->addr == b->memory + 8 * PAGE && mr->length == 2 * PAGE && mr->rkey == key);
+	fill(a->memory, 2 * PAGE, 6);
+	CHECK_EQUAL(write_to(a, mr, second, 2 * PAGE), IBV_WC_SUCCESS);
+	CHECK(filled(b->memory + 8 * PAGE, 2 * PAGE, 6));
+	cannot_write(a, b, mr, first, 8);
 
 	CHECK_EQUAL(rereg(mr, access, NULL, NULL, 0, IBV_ACCESS_REMOTE_READ), 0);
-	CHECK_EQUAL(access_to(&a, IBV_WR_RDMA_READ, mr, second, 8), IBV_WC_SUCCESS);
-	cannot_write(&a, &b, mr, second, 8);
+	CHECK_EQUAL(access_to(a, IBV_WR_RDMA_READ, mr, second, 8), IBV_WC_SUCCESS);
+	cannot_write(a, b, mr, second, 8);
 
 	CHECK_EQUAL(rereg(mr, domain | access, other, NULL, 0, ALL_RIGHTS), 0);
 	CHECK(mr->pd == other);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(other), EBUSY);
-	cannot_write(&a, &b, mr, second, 8);
-	CHECK_EQUAL(rereg(mr, domain | moved, b.pd, b.memory, PAGE, 0), 0);
+	cannot_write(a, b, mr, second, 8);
+	CHECK_EQUAL(rereg(mr, domain | moved, b->pd, b->memory, PAGE, 0), 0);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(other), 0);
-	CHECK_EQUAL(write_to(&a, mr, first, 8), IBV_WC_SUCCESS);
+	CHECK_EQUAL(write_to(a, mr, first, 8), IBV_WC_SUCCESS);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 
 	/* A failure of the registration itself: the region is not to be used any more. */
 	uint8_t *memory = pages(2);
 
 	CHECK_EQUAL(munmap(memory + PAGE, PAGE), 0);
-	mr = verbs->ibv_reg_mr(b.pd, b.memory, PAGE, ALL_RIGHTS);
+	mr = verbs->ibv_reg_mr(b->pd, b->memory, PAGE, ALL_RIGHTS);
 	CHECK_EQUAL(rereg(mr, moved, NULL, memory, 2 * PAGE, 0), IBV_REREG_MR_ERR_CMD);
 	CHECK_EQUAL(errno, EFAULT);
 	CHECK_EQUAL(rereg(mr, moved, NULL, memory, PAGE, 0), IBV_REREG_MR_ERR_INPUT);
-	CHECK_EQUAL(write_to(&a, mr, first, 8), IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(write_to(a, mr, first, 8), IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0); /* "the user still needs to call ibv_dereg_mr" */
-	connect_again(&a, &b);
+	connect_again(a, b);
 
 	/* To on demand and back, and zero based. */
-	mr = verbs->ibv_reg_mr(b.pd, memory, PAGE, ALL_RIGHTS);
+	mr = verbs->ibv_reg_mr(b->pd, memory, PAGE, ALL_RIGHTS);
 	CHECK_EQUAL(rereg(mr, moved | access, NULL, memory, 2 * PAGE,
 			  ALL_RIGHTS | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED),
 		    0);
-	CHECK_EQUAL(write_to(&a, mr, 8, 8), IBV_WC_SUCCESS);
+	CHECK_EQUAL(write_to(a, mr, 8, 8), IBV_WC_SUCCESS);
 	CHECK(filled(memory + 8, 8, 6));
-	CHECK_EQUAL(write_to(&a, mr, PAGE, 8), IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(write_to(a, mr, PAGE, 8), IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(rereg(mr, access, NULL, NULL, 0, ALL_RIGHTS), IBV_REREG_MR_ERR_CMD);
 	CHECK_EQUAL(errno, EFAULT); /* there is the hole */
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	munmap(memory, PAGE);
-	close_pair(&a, &b);
 }
 
 /* Regions at addresses of their own: the peer names those, and not where the memory is. */
-static void other_addresses(void)
+static void other_addresses(struct side *a, struct side *b)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){0});
-	uint8_t *memory = b.memory + 100;
+	uint8_t *memory = b->memory + 100;
 
 	for (int zero = 0; zero < 2; zero++) {
 		uint64_t start = zero ? 0 : 0x1000064;
 		struct ibv_mr *mr =
-			zero ? verbs->ibv_reg_mr(b.pd, memory, PAGE,
+			zero ? verbs->ibv_reg_mr(b->pd, memory, PAGE,
 						 ALL_RIGHTS | IBV_ACCESS_ZERO_BASED)
-			     : verbs->ibv_reg_mr_iova2(b.pd, memory, PAGE, start, ALL_RIGHTS);
+			     : verbs->ibv_reg_mr_iova2(b->pd, memory, PAGE, start, ALL_RIGHTS);
 
 		CHECK(mr && mr->addr == memory);
-		fill(a.memory, 8, (unsigned)zero);
-		CHECK_EQUAL(write_to(&a, mr, start + 20, 8), IBV_WC_SUCCESS);
+		fill(a->memory, 8, (unsigned)zero);
+		CHECK_EQUAL(write_to(a, mr, start + 20, 8), IBV_WC_SUCCESS);
 		CHECK(filled(memory + 20, 8, (unsigned)zero));
-		cannot_write(&a, &b, mr, (uintptr_t)memory, 8);
+		cannot_write(a, b, mr, (uintptr_t)memory, 8);
 		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	}
-	close_pair(&a, &b);
 }
 
 /* ---- domains ------------------------------------------------------------------------------- */
 
-static void parent_domains(void)
+static void parent_domains(struct side *a, struct side *b)
 {
-	struct side a, b;
+	struct verbs_context *ex = extended(b->context);
+	struct ibv_parent_domain_init_attr init = {.pd = b->pd};
 
-	open_pair(&a, &b, (struct options){0});
-	struct verbs_context *ex = extended(b.context);
-	struct ibv_parent_domain_init_attr init = {.pd = b.pd};
+	REFUSED(ex->alloc_td(b->context, &(struct ibv_td_init_attr){.comp_mask = 1}), EINVAL);
+	struct ibv_td *td = ex->alloc_td(b->context, &(struct ibv_td_init_attr){0});
 
-	REFUSED(ex->alloc_td(b.context, &(struct ibv_td_init_attr){.comp_mask = 1}), EINVAL);
-	struct ibv_td *td = ex->alloc_td(b.context, &(struct ibv_td_init_attr){0});
-
-	CHECK(td && td->context == b.context);
-	REFUSED(ex->alloc_parent_domain(b.context, &(struct ibv_parent_domain_init_attr){0}),
+	CHECK(td && td->context == b->context);
+	REFUSED(ex->alloc_parent_domain(b->context, &(struct ibv_parent_domain_init_attr){0}),
 		EINVAL);
-	REFUSED(ex->alloc_parent_domain(a.context, &init), EINVAL);
+	REFUSED(ex->alloc_parent_domain(a->context, &init), EINVAL);
 	init.comp_mask = 8;
-	REFUSED(ex->alloc_parent_domain(b.context, &init), EOPNOTSUPP);
+	REFUSED(ex->alloc_parent_domain(b->context, &init), EOPNOTSUPP);
 	init.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS;
-	REFUSED(ex->alloc_parent_domain(b.context, &init), EINVAL); /* without functions */
+	REFUSED(ex->alloc_parent_domain(b->context, &init), EINVAL); /* without functions */
 	init.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
 	init.td = td;
-	struct ibv_pd *parent = ex->alloc_parent_domain(b.context, &init);
+	struct ibv_pd *parent = ex->alloc_parent_domain(b->context, &init);
 
-	CHECK(parent && parent != b.pd && parent->context == b.context);
-	REFUSED(ex->alloc_parent_domain(b.context,
+	CHECK(parent && parent != b->pd && parent->context == b->context);
+	REFUSED(ex->alloc_parent_domain(b->context,
 					&(struct ibv_parent_domain_init_attr){.pd = parent}),
 		EINVAL);
 	CHECK_EQUAL(ex->dealloc_td(td), EBUSY);
 
 	/* "completely interchangeable": a region of the one, a queue pair of the other. */
-	struct ibv_mr *mr = verbs->ibv_reg_mr(parent, b.memory, PAGE, ALL_RIGHTS);
+	struct ibv_mr *mr = verbs->ibv_reg_mr(parent, b->memory, PAGE, ALL_RIGHTS);
 
 	CHECK(mr && mr->pd == parent);
-	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)b.memory, 8), IBV_WC_SUCCESS);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(b.mr), 0);
-	struct ibv_pd *base = b.pd;
+	CHECK_EQUAL(write_to(a, mr, (uintptr_t)b->memory, 8), IBV_WC_SUCCESS);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(b->qp), 0);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(b->mr), 0);
+	struct ibv_pd *base = b->pd;
 
-	b.mr = verbs->ibv_reg_mr(base, b.memory, b.options.memory, ALL_RIGHTS);
-	b.pd = parent;
-	b.qp = create_qp(&b);
-	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
-	connect_pair(&a, &b);
-	CHECK_EQUAL(write_to(&a, b.mr, (uintptr_t)b.memory, 8), IBV_WC_SUCCESS);
-	CHECK_EQUAL(write_to(&b, a.mr, (uintptr_t)a.memory, 8), IBV_WC_SUCCESS);
+	b->mr = verbs->ibv_reg_mr(base, b->memory, b->options.memory, ALL_RIGHTS);
+	b->pd = parent;
+	b->qp = create_qp(b);
+	CHECK_EQUAL(to_state(a, IBV_QPS_RESET), 0);
+	connect_pair(a, b);
+	CHECK_EQUAL(write_to(a, b->mr, (uintptr_t)b->memory, 8), IBV_WC_SUCCESS);
+	CHECK_EQUAL(write_to(b, a->mr, (uintptr_t)a->memory, 8), IBV_WC_SUCCESS);
 
 	/* A CQ of it. */
 	struct ibv_cq_init_attr_ex cq_init = {
 		.cqe = 1, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = base};
 
-	REFUSED(ex->create_cq_ex(b.context, &cq_init), EINVAL); /* no parent domain */
+	REFUSED(ex->create_cq_ex(b->context, &cq_init), EINVAL); /* no parent domain */
 	cq_init.parent_domain = parent;
-	struct ibv_cq_ex *cq = ex->create_cq_ex(b.context, &cq_init);
+	struct ibv_cq_ex *cq = ex->create_cq_ex(b->context, &cq_init);
 
 	CHECK(cq);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(b->qp), 0);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(parent), EBUSY);
 	CHECK_EQUAL(verbs->ibv_destroy_cq((struct ibv_cq *)cq), 0);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(base), EBUSY);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(parent), 0);
 	CHECK_EQUAL(ex->dealloc_td(td), 0);
-	b.qp = NULL;
-	b.pd = base;
-	close_pair(&a, &b);
+	b->qp = NULL;
+	b->pd = base;
 }
 
 /* An allocator of the application: what it has been asked for, and what it is to answer. */
@@ -726,22 +688,19 @@ static void release(struct ibv_pd *pd, void *context, void *memory, uint64_t res
 
 /* The queues of a parent domain's queue pairs, shared receive queues and completion queues are in
  * memory of its allocator. */
-static void allocators(void)
+static void allocators(struct side *a, struct side *b)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){0});
-	struct verbs_context *ex = extended(b.context);
+	struct verbs_context *ex = extended(b->context);
 	struct allocator allocator = {0};
 	struct ibv_parent_domain_init_attr init = {
-		.pd = b.pd,
+		.pd = b->pd,
 		.alloc = allocate,
 		.free = release,
 		.pd_context = &allocator,
 		.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS |
 			     IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
 	};
-	struct ibv_pd *base = b.pd, *parent = ex->alloc_parent_domain(b.context, &init);
+	struct ibv_pd *base = b->pd, *parent = ex->alloc_parent_domain(b->context, &init);
 
 	CHECK(parent);
 	allocator.pd = parent;
@@ -755,13 +714,13 @@ static void allocators(void)
 		struct ibv_srq_init_attr srq_init = {.attr = {.max_wr = 4, .max_sge = 1}};
 		struct ibv_srq_attr larger = {.max_wr = 100};
 
-		CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+		CHECK_EQUAL(verbs->ibv_destroy_qp(b->qp), 0);
 		CHECK_EQUAL(allocator.live, 0);
 		allocator.decline = decline;
 		allocator.types = 0;
-		b.pd = parent;
-		b.qp = create_qp(&b);
-		struct ibv_cq_ex *cq = ex->create_cq_ex(b.context, &cq_init);
+		b->pd = parent;
+		b->qp = create_qp(b);
+		struct ibv_cq_ex *cq = ex->create_cq_ex(b->context, &cq_init);
 		struct ibv_srq *srq = verbs->ibv_create_srq(parent, &srq_init);
 
 		CHECK(cq && srq);
@@ -770,41 +729,40 @@ static void allocators(void)
 			      : allocator.live && allocator.live == allocator.asked);
 		CHECK_EQUAL(verbs->ibv_resize_cq((struct ibv_cq *)cq, 100), 0);
 		CHECK_EQUAL(verbs->ibv_modify_srq(srq, &larger, IBV_SRQ_MAX_WR), 0);
-		CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
-		connect_pair(&a, &b);
-		CHECK_EQUAL(write_to(&a, b.mr, (uintptr_t)b.memory, 8), IBV_WC_SUCCESS);
-		CHECK_EQUAL(write_to(&b, a.mr, (uintptr_t)a.memory, 8), IBV_WC_SUCCESS);
+		CHECK_EQUAL(to_state(a, IBV_QPS_RESET), 0);
+		connect_pair(a, b);
+		CHECK_EQUAL(write_to(a, b->mr, (uintptr_t)b->memory, 8), IBV_WC_SUCCESS);
+		CHECK_EQUAL(write_to(b, a->mr, (uintptr_t)a->memory, 8), IBV_WC_SUCCESS);
 		CHECK_EQUAL(verbs->ibv_dealloc_pd(parent), EBUSY);
 		CHECK_EQUAL(verbs->ibv_destroy_srq(srq), 0);
 		CHECK_EQUAL(verbs->ibv_destroy_cq((struct ibv_cq *)cq), 0);
 		CHECK(decline || allocator.live); /* those of the queue pair */
 	}
-	destroy_qp(&b);
+	destroy_qp(b);
 	CHECK_EQUAL(allocator.live, 0);
 
 	allocator.fail = true;
-	struct ibv_qp_init_attr qp = {.send_cq = b.cq, .recv_cq = b.cq, .qp_type = IBV_QPT_UD};
+	struct ibv_qp_init_attr qp = {.send_cq = b->cq, .recv_cq = b->cq, .qp_type = IBV_QPT_UD};
 
 	REFUSED(verbs->ibv_create_qp(parent, &qp), ENOMEM);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(parent), 0);
-	b.pd = base;
-	close_pair(&a, &b);
+	b->pd = base;
 }
 
 int main(void)
 {
 	limit_seconds(60);
-	STEP(on_demand());
-	STEP(own());
-	STEP(all());
-	STEP(implicit());
+	PAIR(on_demand);
+	PAIR(own);
+	PAIR(all);
+	PAIR(implicit);
 	STEP(advising());
-	STEP(null_region());
-	STEP(dmabuf());
-	STEP(device_memory());
-	STEP(reregistering());
-	STEP(other_addresses());
-	STEP(parent_domains());
-	STEP(allocators());
+	PAIR(null_region, .memory = 1 << 20);
+	PAIR(dmabuf);
+	PAIR(device_memory);
+	PAIR(reregistering);
+	PAIR(other_addresses);
+	PAIR(parent_domains);
+	PAIR(allocators);
 	return 0;
 }

@@ -43,6 +43,16 @@ static void close_scene(struct scene *scene)
 	close_pair(&scene->a, &scene->b);
 }
 
+/* A step that has a scene to itself. */
+#define SCENE(test, type)                                                                          \
+	do {                                                                                       \
+		struct scene scene;                                                                \
+		current_step = #test;                                                              \
+		open_scene(&scene, type);                                                          \
+		test(&scene);                                                                      \
+		close_scene(&scene);                                                               \
+	} while (0)
+
 static uint32_t next_key(uint32_t rkey)
 {
 	return (rkey & ~0xffu) | ((rkey + 1) & 0xff);
@@ -126,39 +136,32 @@ static void allowed(struct scene *scene, struct request request)
 
 /* ---- allocation ---------------------------------------------------------------------------- */
 
-static void objects(void)
+static void objects(struct side *side)
 {
 	const unsigned flags = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B |
 			       IBV_DEVICE_MEM_MGT_EXTENSIONS;
 	struct ibv_device_attr device;
-	struct side side;
 
-	open_side(&side, (struct options){0});
-	CHECK_EQUAL(verbs->ibv_query_device(side.context, &device), 0);
+	CHECK_EQUAL(verbs->ibv_query_device(side->context, &device), 0);
 	CHECK_EQUAL(device.device_cap_flags & flags, flags);
 	CHECK(!(device.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2A)); /* one or the other */
 	CHECK(device.max_mw > 0);
-	REFUSED(side.context->ops.alloc_mw(side.pd, (enum ibv_mw_type)3), EINVAL);
-	struct ibv_pd *pd = verbs->ibv_alloc_pd(side.context);
-	struct ibv_mw *mw = side.context->ops.alloc_mw(pd, IBV_MW_TYPE_1);
+	REFUSED(side->context->ops.alloc_mw(side->pd, (enum ibv_mw_type)3), EINVAL);
+	struct ibv_pd *pd = verbs->ibv_alloc_pd(side->context);
+	struct ibv_mw *mw = side->context->ops.alloc_mw(pd, IBV_MW_TYPE_1);
 
-	CHECK(mw && mw->pd == pd && mw->context == side.context && mw->rkey != 0);
+	CHECK(mw && mw->pd == pd && mw->context == side->context && mw->rkey != 0);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), EBUSY);
 	CHECK_EQUAL(dealloc(mw), 0);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
-	close_side(&side);
 }
 
 /* Its key is for peers: nothing of our own goes through it. */
-static void not_an_lkey(void)
+static void not_an_lkey(struct scene *scene)
 {
-	struct scene scene;
+	uint32_t key = bound(scene, part(scene->mr, 0, 4096, REMOTE_RIGHTS));
 
-	open_scene(&scene, IBV_MW_TYPE_1);
-	uint32_t key = bound(&scene, part(scene.mr, 0, 4096, REMOTE_RIGHTS));
-
-	RUN(&scene.b, IBV_WC_LOC_PROT_ERR, IBV_WR_SEND, .wr_id = 5, .length = 8, .lkey = key);
-	close_scene(&scene);
+	RUN(&scene->b, IBV_WC_LOC_PROT_ERR, IBV_WR_SEND, .wr_id = 5, .length = 8, .lkey = key);
 }
 
 /* ---- the end of a window ------------------------------------------------------------------- */
@@ -349,30 +352,30 @@ static void wrong_objects(void)
 
 	imposter.lkey = scene.mw->rkey;
 	bind_fails(&scene, next_key(scene.mw->rkey), part(&imposter, 0, 64, REMOTE_RIGHTS));
-	/* A key whose upper bits are not the window's; no length: o10-37.2.40. */
+	/* A key whose upper bits are not the window's; no length; twice: o10-37.2.40, o10-37.2.30. */
 	open_scene(&scene, IBV_MW_TYPE_2);
 	bind_fails(&scene, scene.mw->rkey ^ 0x100, part(scene.mr, 0, 64, REMOTE_RIGHTS));
 	open_scene(&scene, IBV_MW_TYPE_2);
 	bind_fails(&scene, next_key(scene.mw->rkey), part(scene.mr, 0, 0, REMOTE_RIGHTS));
+	open_scene(&scene, IBV_MW_TYPE_2);
+	uint32_t key = bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+
+	bind_fails(&scene, next_key(key), part(scene.mr, 0, 64, REMOTE_RIGHTS));
 }
 
 /* What can be seen at once is refused at once. */
-static void posting(void)
+static void posting(struct scene *scene)
 {
-	struct scene scene;
+	struct ibv_mw_bind_info info = part(scene->mr, 0, 64, REMOTE_RIGHTS);
 
-	open_scene(&scene, IBV_MW_TYPE_2);
-	struct ibv_mw_bind_info info = part(scene.mr, 0, 64, REMOTE_RIGHTS);
-
-	CHECK_EQUAL(bind_type_1(&scene.b, scene.mw, 1, info), EINVAL); /* ibv_bind_mw(3) */
-	CHECK_EQUAL(bind_type_2(&scene.b, NULL, 1, 1, info), EINVAL);
+	CHECK_EQUAL(bind_type_1(&scene->b, scene->mw, 1, info), EINVAL); /* ibv_bind_mw(3) */
+	CHECK_EQUAL(bind_type_2(&scene->b, NULL, 1, 1, info), EINVAL);
 	info.mw_access_flags |= IBV_ACCESS_MW_BIND; /* no right of a window */
-	CHECK_EQUAL(bind_type_2(&scene.b, scene.mw, 1, 1, info), EINVAL);
-	info = part(scene.mr, 0, 64, REMOTE_RIGHTS);
+	CHECK_EQUAL(bind_type_2(&scene->b, scene->mw, 1, 1, info), EINVAL);
+	info = part(scene->mr, 0, 64, REMOTE_RIGHTS);
 	info.mr = NULL;
-	CHECK_EQUAL(bind_type_2(&scene.b, scene.mw, 1, 1, info), EINVAL);
-	expect_no_wc(&scene.b);
-	close_scene(&scene);
+	CHECK_EQUAL(bind_type_2(&scene->b, scene->mw, 1, 1, info), EINVAL);
+	expect_no_wc(&scene->b);
 }
 
 /* Region and window may be gone when the bind's turn comes. */
@@ -422,19 +425,17 @@ static void before_the_peer(void)
 
 /* Local requests between messages, over and over, and with the peer making us begin again: each is
  * carried out once, all complete in order, and no message is lost or doubled. */
-static void among_messages(void)
+static void among_messages(struct scene *scene)
 {
-	struct scene scene;
 	uint32_t key;
 
-	open_scene(&scene, IBV_MW_TYPE_2);
-	key = scene.mw->rkey;
+	key = scene->mw->rkey;
 	for (unsigned round = 0; round < 50; round++) {
 		bool late = round % 2;
 		struct ibv_send_wr wrs[8];
-		struct ibv_sge sge = {.addr = (uintptr_t)scene.b.memory + 4096,
+		struct ibv_sge sge = {.addr = (uintptr_t)scene->b.memory + 4096,
 				      .length = 8,
-				      .lkey = scene.b.mr->lkey};
+				      .lkey = scene->b.mr->lkey};
 		static const enum ibv_wr_opcode opcodes[8] = {
 			IBV_WR_SEND,    IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_SEND,
 			IBV_WR_BIND_MW, IBV_WR_SEND,    IBV_WR_LOCAL_INV, IBV_WR_BIND_MW,
@@ -450,8 +451,8 @@ static void among_messages(void)
 				struct ibv_send_wr *next = wrs[i].next;
 
 				key = next_key(key);
-				wrs[i] = bind_wr(scene.mw, i, key,
-						 part(scene.mr, 0, 64, REMOTE_RIGHTS));
+				wrs[i] = bind_wr(scene->mw, i, key,
+						 part(scene->mr, 0, 64, REMOTE_RIGHTS));
 				wrs[i].next = next;
 			}
 			if (opcodes[i] == IBV_WR_LOCAL_INV)
@@ -459,25 +460,24 @@ static void among_messages(void)
 		}
 		if (!late)
 			for (unsigned i = 0; i < 3; i++)
-				CHECK_EQUAL(post_recv_at(&scene.a, i, i * 8, 8), 0);
-		fill(scene.b.memory + 4096, 8, round);
-		CHECK_EQUAL(post_wr(&scene.b, wrs), 0);
+				CHECK_EQUAL(post_recv_at(&scene->a, i, i * 8, 8), 0);
+		fill(scene->b.memory + 4096, 8, round);
+		CHECK_EQUAL(post_wr(&scene->b, wrs), 0);
 		if (late) {
-			expect_no_wc(&scene.b);
+			expect_no_wc(&scene->b);
 			for (unsigned i = 0; i < 3; i++)
-				CHECK_EQUAL(post_recv_at(&scene.a, i, i * 8, 8), 0);
+				CHECK_EQUAL(post_recv_at(&scene->a, i, i * 8, 8), 0);
 		}
 		for (unsigned i = 0; i < 8; i++)
-			expect_wc(&scene.b, i, IBV_WC_SUCCESS);
+			expect_wc(&scene->b, i, IBV_WC_SUCCESS);
 		for (unsigned i = 0; i < 3; i++) {
-			expect_wc(&scene.a, i, IBV_WC_SUCCESS);
-			CHECK(filled(scene.a.memory + i * 8, 8, round));
+			expect_wc(&scene->a, i, IBV_WC_SUCCESS);
+			CHECK(filled(scene->a.memory + i * 8, 8, round));
 		}
-		allowed(&scene, write_to(&scene, 0, 8, key));
-		CHECK_EQUAL(invalidate(&scene.b, 9, key, 0), 0);
-		expect_wc(&scene.b, 9, IBV_WC_SUCCESS);
+		allowed(scene, write_to(scene, 0, 8, key));
+		CHECK_EQUAL(invalidate(&scene->b, 9, key, 0), 0);
+		expect_wc(&scene->b, 9, IBV_WC_SUCCESS);
 	}
-	close_scene(&scene);
 }
 
 /* Unsignaled ones say nothing, unless they fail. */
@@ -620,18 +620,18 @@ static void threads(void)
 int main(void)
 {
 	limit_seconds(90);
-	STEP(objects());
-	STEP(not_an_lkey());
+	SIDE(objects);
+	SCENE(not_an_lkey, IBV_MW_TYPE_1);
 	STEP(invalidation_refused());
 	STEP(local_invalidation_refused());
 	STEP(invalidated_under_fire());
 	STEP(out_of_the_region());
 	STEP(region_does_not_allow());
 	STEP(wrong_objects());
-	STEP(posting());
+	SCENE(posting, IBV_MW_TYPE_2);
 	STEP(gone_meanwhile());
 	STEP(before_the_peer());
-	STEP(among_messages());
+	SCENE(among_messages, IBV_MW_TYPE_2);
 	STEP(unsignaled());
 	STEP(fence());
 	STEP(unreliable());

@@ -128,12 +128,10 @@ static void regions(void)
 	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
 }
 
-static void creating(void)
+static void creating(struct side *a)
 {
-	struct side a;
 	struct ibv_qp_init_attr init;
 
-	open_side(&a, (struct options){0});
 	static const struct {
 		int cqe, vector;
 	} no_cqs[] = {{0, 0}, {1 << 30, 0}, {1, 99}, {1, -1}};
@@ -144,16 +142,16 @@ static void creating(void)
 		int error;
 	} no_qps[] = {
 		{IBV_QPT_RC, NULL, {1, 1, 1, 1, 0}, EINVAL},
-		{IBV_QPT_RC, a.cq, {1 << 20, 1, 1, 1, 0}, EINVAL},
-		{IBV_QPT_RC, a.cq, {1, 1, 1, 1000, 0}, EINVAL},
-		{IBV_QPT_RC, a.cq, {1, 1, 1, 1, 1 << 20}, EINVAL},
-		{(enum ibv_qp_type)77, a.cq, {1, 1, 1, 1, 0}, EINVAL},
-		{IBV_QPT_RAW_PACKET, a.cq, {1, 1, 1, 1, 0}, EOPNOTSUPP},
-		{IBV_QPT_DRIVER, a.cq, {1, 1, 1, 1, 0}, EOPNOTSUPP},
+		{IBV_QPT_RC, a->cq, {1 << 20, 1, 1, 1, 0}, EINVAL},
+		{IBV_QPT_RC, a->cq, {1, 1, 1, 1000, 0}, EINVAL},
+		{IBV_QPT_RC, a->cq, {1, 1, 1, 1, 1 << 20}, EINVAL},
+		{(enum ibv_qp_type)77, a->cq, {1, 1, 1, 1, 0}, EINVAL},
+		{IBV_QPT_RAW_PACKET, a->cq, {1, 1, 1, 1, 0}, EOPNOTSUPP},
+		{IBV_QPT_DRIVER, a->cq, {1, 1, 1, 1, 0}, EOPNOTSUPP},
 	};
 
 	for (size_t i = 0; i < sizeof(no_cqs) / sizeof(no_cqs[0]); i++)
-		REFUSED(verbs->ibv_create_cq(a.context, no_cqs[i].cqe, NULL, NULL,
+		REFUSED(verbs->ibv_create_cq(a->context, no_cqs[i].cqe, NULL, NULL,
 					     no_cqs[i].vector),
 			EINVAL);
 	for (size_t i = 0; i < sizeof(no_qps) / sizeof(no_qps[0]); i++) {
@@ -163,23 +161,22 @@ static void creating(void)
 			.cap = no_qps[i].cap,
 			.qp_type = no_qps[i].type,
 		};
-		REFUSED(verbs->ibv_create_qp(a.pd, &init), no_qps[i].error);
+		REFUSED(verbs->ibv_create_qp(a->pd, &init), no_qps[i].error);
 	}
 	/* In use. */
-	CHECK_EQUAL(verbs->ibv_destroy_cq(a.cq), EBUSY);
-	CHECK_EQUAL(verbs->ibv_dealloc_pd(a.pd), EBUSY);
-	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(a.channel), EBUSY);
+	CHECK_EQUAL(verbs->ibv_destroy_cq(a->cq), EBUSY);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(a->pd), EBUSY);
+	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(a->channel), EBUSY);
 
 	/* What was given is what query tells. */
 	struct ibv_qp_attr attr;
 
-	CHECK_EQUAL(verbs->ibv_query_qp(a.qp, &attr, IBV_QP_CAP, &init), 0);
+	CHECK_EQUAL(verbs->ibv_query_qp(a->qp, &attr, IBV_QP_CAP, &init), 0);
 	CHECK_EQUAL(attr.qp_state, IBV_QPS_RESET);
 	CHECK_EQUAL(init.cap.max_send_wr, 64);
 	CHECK_EQUAL(attr.cap.max_recv_sge, 4);
-	CHECK(init.send_cq == a.cq && init.qp_context == &a && init.qp_type == IBV_QPT_RC);
+	CHECK(init.send_cq == a->cq && init.qp_context == a && init.qp_type == IBV_QPT_RC);
 	CHECK(init.sq_sig_all);
-	close_side(&a);
 }
 
 static int modify(struct side *side, struct ibv_qp_attr attr, int mask)
@@ -189,7 +186,7 @@ static int modify(struct side *side, struct ibv_qp_attr attr, int mask)
 
 /* Values that must be refused, and leave everything as it was.  Each transition, with each
  * attribute: tests/verbs/test_transitions.py. */
-static void transitions(void)
+static void transitions(struct side *a)
 {
 	const int init_mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 	const int rtr_mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
@@ -203,10 +200,8 @@ static void transitions(void)
 		{.timeout = 32}, {.rnr_retry = 9}, {.retry_cnt = 9}, {.depth = 129}};
 	struct ibv_qp_init_attr init;
 	struct ibv_qp_attr attr;
-	struct side a;
 
-	open_side(&a, (struct options){0});
-	struct address own = address_of_side(&a);
+	struct address own = address_of_side(a);
 	const struct ibv_qp_attr rtr = {
 		.qp_state = IBV_QPS_RTR,
 		.path_mtu = IBV_MTU_1024,
@@ -221,10 +216,10 @@ static void transitions(void)
 	for (size_t i = 0; i < sizeof(no_init) / sizeof(no_init[0]); i++) {
 		attr = no_init[i];
 		attr.qp_state = IBV_QPS_INIT;
-		CHECK_EQUAL(modify(&a, attr, init_mask), EINVAL);
+		CHECK_EQUAL(modify(a, attr, init_mask), EINVAL);
 	}
-	CHECK_EQUAL(state_of(&a), IBV_QPS_RESET);
-	CHECK_EQUAL(to_init(&a), 0);
+	CHECK_EQUAL(state_of(a), IBV_QPS_RESET);
+	CHECK_EQUAL(to_init(a), 0);
 	/* Flags of regions mean nothing to a queue pair and harm nothing. */
 	attr = (struct ibv_qp_attr){
 		.port_num = 1,
@@ -232,7 +227,7 @@ static void transitions(void)
 		.qp_access_flags =
 			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB,
 	};
-	CHECK_EQUAL(modify(&a, attr, init_mask), 0);
+	CHECK_EQUAL(modify(a, attr, init_mask), 0);
 
 	for (int i = 0; i < 7; i++)
 		no_rtr[i] = rtr;
@@ -245,18 +240,18 @@ static void transitions(void)
 	no_rtr[5].min_rnr_timer = 32;
 	no_rtr[6].dest_qp_num = 1 << 24;
 	for (int i = 0; i < 7; i++)
-		CHECK_EQUAL(modify(&a, no_rtr[i], rtr_mask), EINVAL);
-	CHECK_EQUAL(modify(&a, rtr, rtr_mask | IBV_QP_ALT_PATH), EOPNOTSUPP);
-	CHECK_EQUAL(state_of(&a), IBV_QPS_INIT);
-	CHECK_EQUAL(modify(&a, rtr, rtr_mask), 0);
+		CHECK_EQUAL(modify(a, no_rtr[i], rtr_mask), EINVAL);
+	CHECK_EQUAL(modify(a, rtr, rtr_mask | IBV_QP_ALT_PATH), EOPNOTSUPP);
+	CHECK_EQUAL(state_of(a), IBV_QPS_INIT);
+	CHECK_EQUAL(modify(a, rtr, rtr_mask), 0);
 
 	for (size_t i = 0; i < sizeof(no_rts) / sizeof(no_rts[0]); i++) {
-		a.options = no_rts[i];
-		CHECK_EQUAL(to_rts(&a), EINVAL);
+		a->options = no_rts[i];
+		CHECK_EQUAL(to_rts(a), EINVAL);
 	}
-	a.options = (struct options){.memory = 65536};
-	CHECK_EQUAL(to_rts(&a), 0);
-	CHECK_EQUAL(verbs->ibv_query_qp(a.qp, &attr, IBV_QP_STATE, &init), 0);
+	a->options = (struct options){.memory = 65536};
+	CHECK_EQUAL(to_rts(a), 0);
+	CHECK_EQUAL(verbs->ibv_query_qp(a->qp, &attr, IBV_QP_STATE, &init), 0);
 	CHECK_EQUAL(attr.qp_state, IBV_QPS_RTS);
 	CHECK_EQUAL(attr.path_mtu, IBV_MTU_1024);
 	CHECK_EQUAL(attr.rq_psn, 5);
@@ -264,10 +259,9 @@ static void transitions(void)
 	CHECK_EQUAL(attr.min_rnr_timer, 12);
 	CHECK_EQUAL(attr.timeout, 20);
 	attr.cur_qp_state = IBV_QPS_SQD; /* which it is not */
-	CHECK_EQUAL(modify(&a, attr, IBV_QP_STATE | IBV_QP_CUR_STATE), EINVAL);
+	CHECK_EQUAL(modify(a, attr, IBV_QP_STATE | IBV_QP_CUR_STATE), EINVAL);
 	attr.cur_qp_state = IBV_QPS_RTS;
-	CHECK_EQUAL(modify(&a, attr, IBV_QP_STATE | IBV_QP_CUR_STATE), 0);
-	close_side(&a);
+	CHECK_EQUAL(modify(a, attr, IBV_QP_STATE | IBV_QP_CUR_STATE), 0);
 }
 
 /* ---- completion queues and their events ----------------------------------------------------- */
@@ -475,26 +469,23 @@ static void *ack_later(void *tid_file)
 }
 
 /* ibv_destroy_cq waits for the acknowledgement of what was taken. */
-static void destroy_waits(void)
+static void destroy_waits(struct side *a, struct side *b)
 {
-	struct side a, b;
 	struct ibv_cq *cq;
 	void *context;
 	pthread_t thread;
 	char file[64];
 
-	open_pair(&a, &b, (struct options){0});
-	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 0), 0);
-	send_one(&a, &b, 0);
-	CHECK_EQUAL(verbs->ibv_get_cq_event(b.channel, &cq, &context), 0);
-	acking = &b;
+	CHECK_EQUAL(b->context->ops.req_notify_cq(b->cq, 0), 0);
+	send_one(a, b, 0);
+	CHECK_EQUAL(verbs->ibv_get_cq_event(b->channel, &cq, &context), 0);
+	acking = b;
 	snprintf(file, sizeof(file), "/proc/self/task/%d/stat", getpid());
-	destroy_qp(&b);
+	destroy_qp(b);
 	CHECK_EQUAL(pthread_create(&thread, NULL, ack_later, file), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_cq(b.cq), 0);
-	b.cq = NULL;
+	CHECK_EQUAL(verbs->ibv_destroy_cq(b->cq), 0);
+	b->cq = NULL;
 	CHECK_EQUAL(pthread_join(thread, NULL), 0);
-	close_pair(&a, &b);
 }
 
 static void resize(void)
@@ -519,20 +510,16 @@ static void resize(void)
 }
 
 /* Whatever is left open when the device is closed stays valid until it is destroyed, but silent. */
-static void closing_early(void)
+static void closing_early(struct side *a, struct side *b)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){.timeout = 14});
-	send_one(&a, &b, 0);
-	CHECK_EQUAL(verbs->ibv_close_device(b.context), 0);
-	b.context = NULL;
+	send_one(a, b, 0);
+	CHECK_EQUAL(verbs->ibv_close_device(b->context), 0);
+	b->context = NULL;
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 
-	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8, REMOTE(b, 0));
+	RUN(a, IBV_WC_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8, REMOTE(b, 0));
 	/* As long as eight tries of 4.096 us * 2^14 take, not sooner: IBTA 9.7.6.1.3. */
 	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 8 * (4096ull << 14));
-	close_pair(&a, &b);
 }
 
 int main(void)
@@ -541,14 +528,14 @@ int main(void)
 	STEP(device_and_port());
 	STEP(texts());
 	STEP(regions());
-	STEP(creating());
-	STEP(transitions());
+	SIDE(creating);
+	SIDE(transitions);
 	STEP(events(0));
 	STEP(events(1));
 	STEP(shared_channel());
-	STEP(destroy_waits());
+	PAIR(destroy_waits);
 	STEP(resize());
-	STEP(closing_early());
+	PAIR(closing_early, .timeout = 14);
 	STEP(in_the_child_of_a_fork());
 	return 0;
 }

@@ -103,23 +103,19 @@ static void connected_later(void)
 }
 
 /* A long one: retries are over (IBTA 9.7.6.1.3). */
-static void given_up(void)
+static void given_up(struct side *a, struct side *b)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){.timeout = 1, .retry_cnt = 1});
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
-	expect_port_event(&a, IBV_EVENT_PORT_ERR);
-	expect_port_event(&b, IBV_EVENT_PORT_ERR);
-	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
-	CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
+	expect_port_event(a, IBV_EVENT_PORT_ERR);
+	expect_port_event(b, IBV_EVENT_PORT_ERR);
+	RUN(a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
+	CHECK_EQUAL(state_of(a), IBV_QPS_ERR);
 	/* The other had nothing under way: it finds out with its next request. */
-	CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
+	CHECK_EQUAL(state_of(b), IBV_QPS_RTS);
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
-	expect_port_event(&b, IBV_EVENT_PORT_ACTIVE);
-	RUN(&b, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	CHECK(!event_is_there(&b));
-	close_pair(&a, &b);
+	expect_port_event(b, IBV_EVENT_PORT_ACTIVE);
+	RUN(b, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8);
+	CHECK(!event_is_there(b));
 }
 
 /* The peer is another process, whose own port is up. */
@@ -152,18 +148,14 @@ static void given_up_by_the_peer(void)
 }
 
 /* Unreliable ones lose what they send, and go on. */
-static void unreliable(void)
+static void unreliable(struct side *a, struct side *b)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){.uc = true});
-	send_one(&a, &b, 1);
+	send_one(a, b, 1);
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
-	send_one(&a, &b, 3);
-	send_one(&b, &a, 4);
-	close_pair(&a, &b);
+	send_one(a, b, 3);
+	send_one(b, a, 4);
 }
 
 /* Nothing is found by it. */
@@ -329,9 +321,9 @@ int main(void)
 	limit_seconds(60);
 	STEP(down_and_up());
 	STEP(connected_later());
-	STEP(given_up());
+	PAIR(given_up, .timeout = 1, .retry_cnt = 1);
 	STEP(given_up_by_the_peer());
-	STEP(unreliable());
+	PAIR(unreliable, .uc = true);
 	STEP(another_lid());
 	STEP(device_fatal());
 	STEP(only_told());

@@ -70,6 +70,16 @@ static void close_stage(struct stage *stage)
 	close_side(&stage->side);
 }
 
+/* A step that has a stage to itself. */
+#define STAGE(test, ...)                                                                           \
+	do {                                                                                       \
+		struct stage stage;                                                                \
+		current_step = #test;                                                              \
+		open_stage(&stage, (struct options){__VA_ARGS__});                                 \
+		test(&stage);                                                                      \
+		close_stage(&stage);                                                               \
+	} while (0)
+
 static struct soft_frame send_of(uint32_t psn, uint32_t offset, uint32_t length, uint32_t total)
 {
 	return (struct soft_frame){.opcode = SOFT_SEND,
@@ -104,32 +114,29 @@ static uint64_t word(const struct stage *stage)
 /* ---- the responder ------------------------------------------------------------------------- */
 
 /* Acknowledged again, and neither received nor written again. */
-static void sends_and_writes(void)
+static void sends_and_writes(struct stage *stage)
 {
 	uint8_t data[PIECE];
-	struct stage stage;
 
-	open_stage(&stage, (struct options){0});
 	for (unsigned i = 0; i < 3; i++)
-		CHECK_EQUAL(post_recv_at(&stage.side, i, 1024 + i * PIECE, PIECE), 0);
+		CHECK_EQUAL(post_recv_at(&stage->side, i, 1024 + i * PIECE, PIECE), 0);
 	fill(data, PIECE, 1);
 	for (int time = 0; time < 4; time++) { /* the first one, and three more */
-		put(&stage, send_of(FIRST, 0, PIECE, PIECE), data);
-		get_ack(&stage, FIRST);
+		put(stage, send_of(FIRST, 0, PIECE, PIECE), data);
+		get_ack(stage, FIRST);
 	}
-	put(&stage, remote(&stage, SOFT_WRITE, FIRST + 1, PIECE, PIECE), data);
-	get_ack(&stage, FIRST + 1);
+	put(stage, remote(stage, SOFT_WRITE, FIRST + 1, PIECE, PIECE), data);
+	get_ack(stage, FIRST + 1);
 	/* An older one tells how far we are. */
-	put(&stage, send_of(FIRST, 0, PIECE, PIECE), data);
-	get_ack(&stage, FIRST + 1);
-	memset(stage.side.memory, 0, PIECE);
-	put(&stage, remote(&stage, SOFT_WRITE, FIRST + 1, PIECE, PIECE), data);
-	get_ack(&stage, FIRST + 1);
-	CHECK_EQUAL(word(&stage), 0);
-	expect_wc(&stage.side, 0, IBV_WC_SUCCESS);
-	expect_no_wc(&stage.side);
-	CHECK(filled(stage.side.memory + 1024, PIECE, 1));
-	close_stage(&stage);
+	put(stage, send_of(FIRST, 0, PIECE, PIECE), data);
+	get_ack(stage, FIRST + 1);
+	memset(stage->side.memory, 0, PIECE);
+	put(stage, remote(stage, SOFT_WRITE, FIRST + 1, PIECE, PIECE), data);
+	get_ack(stage, FIRST + 1);
+	CHECK_EQUAL(word(stage), 0);
+	expect_wc(&stage->side, 0, IBV_WC_SUCCESS);
+	expect_no_wc(&stage->side);
+	CHECK(filled(stage->side.memory + 1024, PIECE, 1));
 }
 
 /* The result that it had, and the word as it was left. */
@@ -163,124 +170,112 @@ static void atomics(void)
 }
 
 /* Carried out again, also in part, with what is there now; not if that is not allowed any more. */
-static void reads(void)
+static void reads(struct stage *stage)
 {
 	uint8_t data[4 * PIECE];
 	struct soft_frame frame;
-	struct stage stage;
 
-	open_stage(&stage, (struct options){0});
-	fill(stage.side.memory, 2 * PIECE, 1);
-	put(&stage, remote(&stage, SOFT_READ, FIRST, 0, 2 * PIECE), NULL);
-	frame = get(&stage, data);
+	fill(stage->side.memory, 2 * PIECE, 1);
+	put(stage, remote(stage, SOFT_READ, FIRST, 0, 2 * PIECE), NULL);
+	frame = get(stage, data);
 	CHECK_EQUAL(frame.opcode, SOFT_READ_DATA);
 	CHECK_EQUAL(frame.total, 2 * PIECE);
 	CHECK(filled(data, 2 * PIECE, 1));
-	fill(stage.side.memory, 2 * PIECE, 2);
-	frame = remote(&stage, SOFT_READ, FIRST, 0, PIECE);
+	fill(stage->side.memory, 2 * PIECE, 2);
+	frame = remote(stage, SOFT_READ, FIRST, 0, PIECE);
 	frame.address += PIECE;
-	put(&stage, frame, NULL);
-	frame = get(&stage, data);
+	put(stage, frame, NULL);
+	frame = get(stage, data);
 	CHECK_EQUAL(frame.psn, FIRST);
 	CHECK_EQUAL(frame.total, PIECE);
-	CHECK(!memcmp(data, stage.side.memory + PIECE, PIECE));
+	CHECK(!memcmp(data, stage->side.memory + PIECE, PIECE));
 	/* Several at once: those behind the first one will be asked for again. */
 	for (int again = 0; again < 4; again++)
-		put(&stage, remote(&stage, SOFT_READ, FIRST, 0, PIECE), NULL);
-	put(&stage, remote(&stage, SOFT_READ, FIRST + 1, 0, PIECE), NULL);
+		put(stage, remote(stage, SOFT_READ, FIRST, 0, PIECE), NULL);
+	put(stage, remote(stage, SOFT_READ, FIRST + 1, 0, PIECE), NULL);
 	do {
-		frame = get(&stage, data);
+		frame = get(stage, data);
 	} while (frame.psn != FIRST + 1 || frame.opcode != SOFT_READ_DATA);
-	frame = remote(&stage, SOFT_READ, FIRST, 0, PIECE);
+	frame = remote(stage, SOFT_READ, FIRST, 0, PIECE);
 	frame.rkey ^= 1;
-	put(&stage, frame, NULL);
-	get_nothing(&stage);
-	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
-	close_stage(&stage);
+	put(stage, frame, NULL);
+	get_nothing(stage);
+	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
 /* A gap is told once; what is behind it is discarded until the missing one is there. */
-static void gaps(void)
+static void gaps(struct stage *stage)
 {
 	uint8_t data[PIECE];
-	struct stage stage;
 
-	open_stage(&stage, (struct options){0});
 	for (unsigned i = 0; i < 8; i++)
-		CHECK_EQUAL(post_recv_at(&stage.side, i, 1024 + i * PIECE, PIECE), 0);
+		CHECK_EQUAL(post_recv_at(&stage->side, i, 1024 + i * PIECE, PIECE), 0);
 	fill(data, PIECE, 3);
-	put(&stage, send_of(FIRST + 1, 0, PIECE, PIECE), data);
-	get_gap(&stage, FIRST, 0);
-	put(&stage, send_of(FIRST + 2, 0, PIECE, PIECE), data);
-	put(&stage, send_of(FIRST + 3, 0, PIECE, PIECE), data);
-	get_nothing(&stage);
+	put(stage, send_of(FIRST + 1, 0, PIECE, PIECE), data);
+	get_gap(stage, FIRST, 0);
+	put(stage, send_of(FIRST + 2, 0, PIECE, PIECE), data);
+	put(stage, send_of(FIRST + 3, 0, PIECE, PIECE), data);
+	get_nothing(stage);
 	for (uint32_t i = 0; i < 2; i++) {
-		put(&stage, send_of(FIRST + i, 0, PIECE, PIECE), data);
-		get_ack(&stage, FIRST + i);
+		put(stage, send_of(FIRST + i, 0, PIECE, PIECE), data);
+		get_ack(stage, FIRST + i);
 	}
 	/* Half of the circle ahead is a gap, the other half are duplicates. */
-	put(&stage, send_of(FIRST + 2 + (1 << 23) - 1, 0, PIECE, PIECE), data);
-	get_gap(&stage, FIRST + 2, 0);
-	put(&stage, send_of(FIRST + 2 + (1 << 23), 0, PIECE, PIECE), data);
-	get_ack(&stage, FIRST + 1);
-	expect_wc(&stage.side, 0, IBV_WC_SUCCESS);
-	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
-	expect_no_wc(&stage.side);
-	close_stage(&stage);
+	put(stage, send_of(FIRST + 2 + (1 << 23) - 1, 0, PIECE, PIECE), data);
+	get_gap(stage, FIRST + 2, 0);
+	put(stage, send_of(FIRST + 2 + (1 << 23), 0, PIECE, PIECE), data);
+	get_ack(stage, FIRST + 1);
+	expect_wc(&stage->side, 0, IBV_WC_SUCCESS);
+	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
+	expect_no_wc(&stage->side);
 }
 
 /* In the middle of a message: what is there is kept, however the rest is cut. */
-static void gaps_in_a_message(void)
+static void gaps_in_a_message(struct stage *stage)
 {
 	uint8_t data[4 * PIECE];
-	struct stage stage;
 
-	open_stage(&stage, (struct options){0});
-	CHECK_EQUAL(post_recv_at(&stage.side, 1, 1024, 4 * PIECE), 0);
+	CHECK_EQUAL(post_recv_at(&stage->side, 1, 1024, 4 * PIECE), 0);
 	fill(data, 4 * PIECE, 4);
-	put(&stage, send_of(FIRST, 0, PIECE, 4 * PIECE), data);
-	put(&stage, send_of(FIRST, 2 * PIECE, PIECE, 4 * PIECE), data + 2 * PIECE);
-	get_gap(&stage, FIRST, PIECE);
-	put(&stage, send_of(FIRST, 3 * PIECE, PIECE, 4 * PIECE), data + 3 * PIECE);
+	put(stage, send_of(FIRST, 0, PIECE, 4 * PIECE), data);
+	put(stage, send_of(FIRST, 2 * PIECE, PIECE, 4 * PIECE), data + 2 * PIECE);
+	get_gap(stage, FIRST, PIECE);
+	put(stage, send_of(FIRST, 3 * PIECE, PIECE, 4 * PIECE), data + 3 * PIECE);
 	/* From the beginning, as after a timeout. */
-	put(&stage, send_of(FIRST, 0, PIECE, 4 * PIECE), data);
-	get_nothing(&stage);
-	put(&stage, send_of(FIRST, PIECE, PIECE, 4 * PIECE), data + PIECE);
+	put(stage, send_of(FIRST, 0, PIECE, 4 * PIECE), data);
+	get_nothing(stage);
+	put(stage, send_of(FIRST, PIECE, PIECE, 4 * PIECE), data + PIECE);
 	/* Cut elsewhere: half of it is there. */
-	put(&stage, send_of(FIRST, PIECE, 2 * PIECE, 4 * PIECE), data + PIECE);
-	get_gap(&stage, FIRST, 2 * PIECE);
-	put(&stage, send_of(FIRST, 2 * PIECE, 2 * PIECE, 4 * PIECE), data + 2 * PIECE);
-	get_ack(&stage, FIRST);
-	CHECK_EQUAL(expect_wc(&stage.side, 1, IBV_WC_SUCCESS).byte_len, 4 * PIECE);
-	CHECK(filled(stage.side.memory + 1024, 4 * PIECE, 4));
+	put(stage, send_of(FIRST, PIECE, 2 * PIECE, 4 * PIECE), data + PIECE);
+	get_gap(stage, FIRST, 2 * PIECE);
+	put(stage, send_of(FIRST, 2 * PIECE, 2 * PIECE, 4 * PIECE), data + 2 * PIECE);
+	get_ack(stage, FIRST);
+	CHECK_EQUAL(expect_wc(&stage->side, 1, IBV_WC_SUCCESS).byte_len, 4 * PIECE);
+	CHECK(filled(stage->side.memory + 1024, 4 * PIECE, 4));
 	/* The message that is known by its PSN cannot become another one. */
-	CHECK_EQUAL(post_recv_at(&stage.side, 2, 1024, 4 * PIECE), 0);
-	put(&stage, send_of(FIRST + 1, 0, PIECE, 4 * PIECE), data);
-	put(&stage, send_of(FIRST + 1, PIECE, PIECE, 2 * PIECE), data);
-	expect_event(&stage.side, IBV_EVENT_QP_FATAL);
-	close_stage(&stage);
+	CHECK_EQUAL(post_recv_at(&stage->side, 2, 1024, 4 * PIECE), 0);
+	put(stage, send_of(FIRST + 1, 0, PIECE, 4 * PIECE), data);
+	put(stage, send_of(FIRST + 1, PIECE, PIECE, 2 * PIECE), data);
+	expect_event(&stage->side, IBV_EVENT_QP_FATAL);
 }
 
 /* A message for which there was no receive is missing until it comes again. */
-static void not_ready(void)
+static void not_ready(struct stage *stage)
 {
 	uint8_t data[PIECE];
 	struct soft_frame frame;
-	struct stage stage;
 
-	open_stage(&stage, (struct options){0});
 	fill(data, PIECE, 5);
-	put(&stage, send_of(FIRST, 0, PIECE, PIECE), data);
-	frame = get(&stage, NULL);
+	put(stage, send_of(FIRST, 0, PIECE, PIECE), data);
+	frame = get(stage, NULL);
 	CHECK_EQUAL(frame.opcode, SOFT_RNR_NAK);
 	CHECK_EQUAL(frame.psn, FIRST);
-	CHECK_EQUAL(post_recv_at(&stage.side, 1, 1024, PIECE), 0);
-	put(&stage, send_of(FIRST + 1, 0, PIECE, PIECE), data);
-	get_nothing(&stage);
-	put(&stage, send_of(FIRST, 0, PIECE, PIECE), data);
-	get_ack(&stage, FIRST);
-	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
-	close_stage(&stage);
+	CHECK_EQUAL(post_recv_at(&stage->side, 1, 1024, PIECE), 0);
+	put(stage, send_of(FIRST + 1, 0, PIECE, PIECE), data);
+	get_nothing(stage);
+	put(stage, send_of(FIRST, 0, PIECE, PIECE), data);
+	get_ack(stage, FIRST);
+	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
 }
 
 /* ---- the requester ------------------------------------------------------------------------- */
@@ -372,110 +367,101 @@ static void timeouts(void)
 }
 
 /* The responder tells where the gap is. */
-static void told_of_a_gap(void)
+static void told_of_a_gap(struct stage *stage)
 {
 	uint8_t data[4 * PIECE];
 	struct soft_frame frame;
-	struct stage stage;
 
-	open_stage(&stage, (struct options){.timeout = 20});
-	const uint32_t psn = stage.side.psn;
+	const uint32_t psn = stage->side.psn;
 
 	for (unsigned i = 0; i < 3; i++)
-		POST(&stage.side, IBV_WR_SEND, .wr_id = i, .length = 2 * PIECE);
+		POST(&stage->side, IBV_WR_SEND, .wr_id = i, .length = 2 * PIECE);
 	for (uint32_t i = 0; i < 3; i++)
-		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(psn, i));
+		CHECK_EQUAL(get(stage, data).psn, soft_psn_add(psn, i));
 	frame = answer(SOFT_NAK, soft_psn_add(psn, 1));
 	frame.syndrome = SOFT_NAK_SEQUENCE;
 	frame.offset = frame.total = PIECE;
-	put(&stage, frame, NULL);
-	expect_wc(&stage.side, 0, IBV_WC_SUCCESS);
-	frame = get(&stage, data);
+	put(stage, frame, NULL);
+	expect_wc(&stage->side, 0, IBV_WC_SUCCESS);
+	frame = get(stage, data);
 	CHECK_EQUAL(frame.psn, soft_psn_add(psn, 1));
 	CHECK_EQUAL(frame.offset, PIECE);
 	CHECK_EQUAL(frame.length, PIECE);
-	frame = get(&stage, data);
+	frame = get(stage, data);
 	CHECK_EQUAL(frame.psn, soft_psn_add(psn, 2));
 	CHECK_EQUAL(frame.offset, 0);
 	/* Of what was sent the first time: it is done all the same. */
-	put_ack(&stage, soft_psn_add(psn, 2));
-	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
-	expect_wc(&stage.side, 2, IBV_WC_SUCCESS);
-	close_stage(&stage);
+	put_ack(stage, soft_psn_add(psn, 2));
+	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
+	expect_wc(&stage->side, 2, IBV_WC_SUCCESS);
 }
 
 /* Answers to later requests tell that one is missing; what has come of a READ is kept. */
-static void missing_answers(void)
+static void missing_answers(struct stage *stage)
 {
 	uint8_t data[4 * PIECE];
 	struct soft_frame frame;
-	struct stage stage;
 
-	open_stage(&stage, (struct options){.timeout = 20});
-	const uint32_t psn = stage.side.psn;
+	const uint32_t psn = stage->side.psn;
 
 	fill(data, 4 * PIECE, 6);
 	for (unsigned i = 0; i < 3; i++)
-		POST(&stage.side, IBV_WR_RDMA_READ, .wr_id = i, .offset = i * 4 * PIECE,
+		POST(&stage->side, IBV_WR_RDMA_READ, .wr_id = i, .offset = i * 4 * PIECE,
 		     .length = 4 * PIECE, .remote = 0x1000);
 	for (uint32_t i = 0; i < 3; i++) {
 		uint8_t nothing[1];
 
-		CHECK_EQUAL(get(&stage, nothing).psn, soft_psn_add(psn, i));
+		CHECK_EQUAL(get(stage, nothing).psn, soft_psn_add(psn, i));
 	}
 	frame = answer(SOFT_READ_DATA, psn);
 	frame.length = PIECE;
 	frame.total = 4 * PIECE;
-	put(&stage, frame, data);
+	put(stage, frame, data);
 	frame.offset = 2 * PIECE; /* the second piece is missing */
-	put(&stage, frame, data + 2 * PIECE);
-	frame = get(&stage, NULL);
+	put(stage, frame, data + 2 * PIECE);
+	frame = get(stage, NULL);
 	CHECK_EQUAL(frame.opcode, SOFT_READ);
 	CHECK_EQUAL(frame.psn, psn);
 	CHECK_EQUAL(frame.address, 0x1000 + PIECE);
 	CHECK_EQUAL(frame.total, 3 * PIECE);
 	for (uint32_t i = 1; i < 3; i++)
-		CHECK_EQUAL(get(&stage, NULL).psn, soft_psn_add(psn, i));
+		CHECK_EQUAL(get(stage, NULL).psn, soft_psn_add(psn, i));
 	/* That of the second one, all of it, before the first one is there: not asked for twice. */
-	put_data(&stage, soft_psn_add(psn, 1), 4 * PIECE, data);
-	get_nothing(&stage);
-	put_data(&stage, psn, 3 * PIECE, data + PIECE);
-	put_data(&stage, psn, 3 * PIECE, data + PIECE); /* said twice */
-	expect_wc(&stage.side, 0, IBV_WC_SUCCESS);
-	CHECK(filled(stage.side.memory, 4 * PIECE, 6));
+	put_data(stage, soft_psn_add(psn, 1), 4 * PIECE, data);
+	get_nothing(stage);
+	put_data(stage, psn, 3 * PIECE, data + PIECE);
+	put_data(stage, psn, 3 * PIECE, data + PIECE); /* said twice */
+	expect_wc(&stage->side, 0, IBV_WC_SUCCESS);
+	CHECK(filled(stage->side.memory, 4 * PIECE, 6));
 	/* An acknowledgement is no answer to a READ either. */
-	put_ack(&stage, soft_psn_add(psn, 1));
+	put_ack(stage, soft_psn_add(psn, 1));
 	for (uint32_t i = 1; i < 3; i++)
-		CHECK_EQUAL(get(&stage, NULL).psn, soft_psn_add(psn, i));
+		CHECK_EQUAL(get(stage, NULL).psn, soft_psn_add(psn, i));
 	for (uint32_t i = 1; i < 3; i++) {
-		put_data(&stage, soft_psn_add(psn, i), 4 * PIECE, data);
-		expect_wc(&stage.side, i, IBV_WC_SUCCESS);
+		put_data(stage, soft_psn_add(psn, i), 4 * PIECE, data);
+		expect_wc(&stage->side, i, IBV_WC_SUCCESS);
 	}
-	close_stage(&stage);
 }
 
 /* SQD is not reached before what had begun is done, however often it must be sent. */
-static void draining(void)
+static void draining(struct stage *stage)
 {
 	uint8_t data[4 * PIECE];
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
-	struct stage stage;
 
-	open_stage(&stage, (struct options){.timeout = 24});
-	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = PIECE);
-	get(&stage, data);
-	CHECK_EQUAL(verbs->ibv_modify_qp(stage.side.qp, &attr,
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 1, .length = PIECE);
+	get(stage, data);
+	CHECK_EQUAL(verbs->ibv_modify_qp(stage->side.qp, &attr,
 					 IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
 		    0);
-	POST(&stage.side, IBV_WR_SEND, .wr_id = 2, .length = PIECE);
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 2, .length = PIECE);
 	for (int i = 0; i < 2; i++) {
-		let_time_pass(&stage);
-		CHECK_EQUAL(get(&stage, data).psn, stage.side.psn);
+		let_time_pass(stage);
+		CHECK_EQUAL(get(stage, data).psn, stage->side.psn);
 	}
-	put_ack(&stage, stage.side.psn);
-	expect_event(&stage.side, IBV_EVENT_SQ_DRAINED);
-	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
-	close_stage(&stage);
+	put_ack(stage, stage->side.psn);
+	expect_event(&stage->side, IBV_EVENT_SQ_DRAINED);
+	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
 }
 
 /* ---- frames that the wire has in part ------------------------------------------------------ */
@@ -501,68 +487,56 @@ static bool is_partial(struct stage *stage)
 }
 
 /* Nothing is lost that has not left: no retry is used up, however long that takes. */
-static void no_reader(void)
+static void no_reader(struct stage *stage)
 {
-	struct stage stage;
-
-	open_stage(&stage, (struct options){.memory = LONG, .timeout = 8, .retry_cnt = 1});
-	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = SOFT_FRAME_MAX);
-	CHECK(is_partial(&stage));
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 1, .length = SOFT_FRAME_MAX);
+	CHECK(is_partial(stage));
 	for (uint64_t end = now_ns(CLOCK_MONOTONIC) + 20000000; now_ns(CLOCK_MONOTONIC) < end;)
-		expect_no_wc(&stage.side);
-	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
-	close_stage(&stage);
+		expect_no_wc(&stage->side);
+	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
 /* The request is answered while it is being sent again.  The frame must have its length all the
  * same, but the memory is the application's again. */
-static void answered_in_the_middle(void)
+static void answered_in_the_middle(struct stage *stage)
 {
-	struct stage stage;
+	memset(stage->side.memory, 0xaa, LONG);
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 1, .length = SOFT_FRAME_MAX);
+	CHECK(is_partial(stage));
+	put_ack(stage, stage->side.psn);
+	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 2, .length = PIECE);
+	struct soft_frame frame = get_long(stage);
 
-	open_stage(&stage, (struct options){.memory = LONG, .timeout = 20});
-	memset(stage.side.memory, 0xaa, LONG);
-	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = SOFT_FRAME_MAX);
-	CHECK(is_partial(&stage));
-	put_ack(&stage, stage.side.psn);
-	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
-	POST(&stage.side, IBV_WR_SEND, .wr_id = 2, .length = PIECE);
-	struct soft_frame frame = get_long(&stage);
-
-	CHECK_EQUAL(frame.psn, stage.side.psn);
+	CHECK_EQUAL(frame.psn, stage->side.psn);
 	CHECK_EQUAL(frame.length, SOFT_FRAME_MAX);
 	CHECK_EQUAL(long_payload[0], 0xaa);
 	CHECK_EQUAL(long_payload[SOFT_FRAME_MAX - 1], 0);
-	frame = get_long(&stage);
-	CHECK_EQUAL(frame.psn, soft_psn_add(stage.side.psn, 1));
+	frame = get_long(stage);
+	CHECK_EQUAL(frame.psn, soft_psn_add(stage->side.psn, 1));
 	CHECK_EQUAL(frame.length, PIECE);
 	CHECK_EQUAL(long_payload[PIECE - 1], 0xaa);
-	close_stage(&stage);
 }
 
 /* An answer is asked for again while it is being given: the frame under way is its last one, then
  * it begins anew.  It holds its place for so long; the next READ is as good as lost. */
-static void asked_in_the_middle(void)
+static void asked_in_the_middle(struct stage *stage)
 {
-	struct stage stage;
-
-	open_stage(&stage, (struct options){.memory = LONG, .depth = 2});
-	memset(stage.side.memory, 0xaa, LONG);
-	put(&stage, remote(&stage, SOFT_READ, FIRST, 0, LONG), NULL);
-	while (!is_partial(&stage))
+	memset(stage->side.memory, 0xaa, LONG);
+	put(stage, remote(stage, SOFT_READ, FIRST, 0, LONG), NULL);
+	while (!is_partial(stage))
 		soft_progress();
-	put(&stage, remote(&stage, SOFT_READ, FIRST, 0, LONG), NULL);
-	put(&stage, remote(&stage, SOFT_READ, FIRST + 1, 0, PIECE), NULL);
+	put(stage, remote(stage, SOFT_READ, FIRST, 0, LONG), NULL);
+	put(stage, remote(stage, SOFT_READ, FIRST + 1, 0, PIECE), NULL);
 	soft_progress();
 	soft_progress();
-	CHECK_EQUAL(get_long(&stage).offset, 0);
-	CHECK_EQUAL(get_long(&stage).offset, 0);
-	CHECK_EQUAL(get_long(&stage).offset, SOFT_FRAME_MAX);
-	get_nothing(&stage);
-	put(&stage, remote(&stage, SOFT_READ, FIRST + 1, 0, PIECE), NULL);
-	CHECK_EQUAL(get_long(&stage).psn, FIRST + 1);
-	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
-	close_stage(&stage);
+	CHECK_EQUAL(get_long(stage).offset, 0);
+	CHECK_EQUAL(get_long(stage).offset, 0);
+	CHECK_EQUAL(get_long(stage).offset, SOFT_FRAME_MAX);
+	get_nothing(stage);
+	put(stage, remote(stage, SOFT_READ, FIRST + 1, 0, PIECE), NULL);
+	CHECK_EQUAL(get_long(stage).psn, FIRST + 1);
+	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
 static uint32_t waiting_answers(struct stage *stage)
@@ -677,20 +651,20 @@ static void planned_in_the_middle(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(sends_and_writes());
+	STAGE(sends_and_writes);
 	STEP(atomics());
-	STEP(reads());
-	STEP(gaps());
-	STEP(gaps_in_a_message());
-	STEP(not_ready());
+	STAGE(reads);
+	STAGE(gaps);
+	STAGE(gaps_in_a_message);
+	STAGE(not_ready);
 	STEP(silence());
 	STEP(timeouts());
-	STEP(told_of_a_gap());
-	STEP(missing_answers());
-	STEP(draining());
-	STEP(no_reader());
-	STEP(answered_in_the_middle());
-	STEP(asked_in_the_middle());
+	STAGE(told_of_a_gap, .timeout = 20);
+	STAGE(missing_answers, .timeout = 20);
+	STAGE(draining, .timeout = 24);
+	STAGE(no_reader, .memory = LONG, .timeout = 8, .retry_cnt = 1);
+	STAGE(answered_in_the_middle, .memory = LONG, .timeout = 20);
+	STAGE(asked_in_the_middle, .memory = LONG, .depth = 2);
 	STEP(more_at_a_time());
 	STEP(planned_in_the_middle());
 	return 0;

@@ -155,7 +155,7 @@ static void needs_no_receive(void)
 
 	open_pair(&a, &b, (struct options){.rnr_retry = 8}); /* none */
 	for (int i = 0; i < 3; i++)
-		RUN(&a, IBV_WC_SUCCESS, opcodes[i], .length = 8, REMOTE(b, 0));
+		RUN(&a, IBV_WC_SUCCESS, opcodes[i], .length = 8, REMOTE(&b, 0));
 	/* A WRITE with immediate does (IBTA 9.7.5.2.8), even of no bytes. */
 	RUN(&a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 4);
 	close_pair(&a, &b);
@@ -344,32 +344,35 @@ static void nothing_is_sent_in_vain(void)
 /* ---- rights ------------------------------------------------------------------------------- */
 
 /* What a queue pair lets its peer do can be changed while it works: ibv_modify_qp(3). */
-static void rights_change(void)
+static void rights_change(struct side *a, struct side *b)
 {
-	struct side a, b;
 	struct ibv_qp_attr attr = {.qp_access_flags = IBV_ACCESS_REMOTE_READ};
 
-	open_pair(&a, &b, (struct options){0});
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 8, REMOTE(b, 0));
-	CHECK_EQUAL(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_ACCESS_FLAGS), 0);
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .length = 8, REMOTE(b, 0));
-	RUN(&a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_RDMA_WRITE, .length = 8, REMOTE(b, 0));
-	close_pair(&a, &b);
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 8, REMOTE(b, 0));
+	CHECK_EQUAL(verbs->ibv_modify_qp(b->qp, &attr, IBV_QP_ACCESS_FLAGS), 0);
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .length = 8, REMOTE(b, 0));
+	RUN(a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_RDMA_WRITE, .length = 8, REMOTE(b, 0));
 }
 
 /* Automatic path migration is refused, not ignored: there is one path. */
-static void migration(void)
+static void migration(struct side *a, struct side *b)
 {
-	struct side a, b;
-	struct ibv_qp_attr attr = {.path_mig_state = IBV_MIG_REARM};
+	static const struct {
+		enum ibv_mig_state state;
+		int error;
+	} cases[] = {
+		{IBV_MIG_REARM, EOPNOTSUPP},
+		{IBV_MIG_ARMED, EOPNOTSUPP},
+		{IBV_MIG_MIGRATED, 0}, /* as it is */
+	};
 
-	open_pair(&a, &b, (struct options){0});
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_PATH_MIG_STATE), EOPNOTSUPP);
-	attr.path_mig_state = IBV_MIG_ARMED;
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_PATH_MIG_STATE), EOPNOTSUPP);
-	attr.path_mig_state = IBV_MIG_MIGRATED; /* as it is */
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_PATH_MIG_STATE), 0);
-	close_pair(&a, &b);
+	for (int i = 0; i < 6; i++) {
+		struct ibv_qp_attr attr = {.path_mig_state = cases[i % 3].state};
+
+		CHECK_EQUAL(
+			verbs->ibv_modify_qp(i < 3 ? a->qp : b->qp, &attr, IBV_QP_PATH_MIG_STATE),
+			cases[i % 3].error);
+	}
 }
 
 /* ---- errors and events, once each ---------------------------------------------------------- */
@@ -460,8 +463,8 @@ int main(void)
 	STEP(drained(false));
 	STEP(fence());
 	STEP(nothing_is_sent_in_vain());
-	STEP(rights_change());
-	STEP(migration());
+	PAIR(rights_change);
+	PAIR(migration);
 	STEP(flushes());
 	STEP(established());
 	return 0;

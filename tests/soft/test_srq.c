@@ -42,6 +42,16 @@ static void close_star(struct star *star)
 	close_side(&star->hub);
 }
 
+/* A step that has a star to itself. */
+#define STAR(test, count, ...)                                                                     \
+	do {                                                                                       \
+		struct star star;                                                                  \
+		current_step = #test;                                                              \
+		open_star(&star, count, (struct options){__VA_ARGS__});                            \
+		test(&star);                                                                       \
+		close_star(&star);                                                                 \
+	} while (0)
+
 static void send_to_hub(struct star *star, int peer, uint64_t wr_id, unsigned seed, uint32_t length)
 {
 	fill(star->peers[peer].memory, length, seed);
@@ -147,38 +157,33 @@ static void objects(void)
 	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
 }
 
-static void created_by_create_srq_ex(void)
+static void created_by_create_srq_ex(struct side *side)
 {
-	struct side side;
-
-	open_side(&side, (struct options){0});
-	struct verbs_context *more = extended(side.context);
+	struct verbs_context *more = extended(side->context);
 	struct ibv_srq_init_attr_ex init = {
 		.srq_context = &init,
 		.attr = {.max_wr = 5, .max_sge = 1},
 		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD,
 		.srq_type = IBV_SRQT_BASIC,
-		.pd = side.pd,
+		.pd = side->pd,
 	};
 	uint32_t number = 0;
 
-	CHECK(side.srq = more->create_srq_ex(side.context, &init));
-	CHECK(side.srq->srq_context == &init);
-	expect_sizes(side.srq, 5, 0);
-	CHECK_EQUAL(more->get_srq_num(side.srq, &number), 0);
+	CHECK(side->srq = more->create_srq_ex(side->context, &init));
+	CHECK(side->srq->srq_context == &init);
+	expect_sizes(side->srq, 5, 0);
+	CHECK_EQUAL(more->get_srq_num(side->srq, &number), 0);
 	CHECK(number != 0);
 	init.srq_type = IBV_SRQT_TM;
-	REFUSED(more->create_srq_ex(side.context, &init), EOPNOTSUPP);
+	REFUSED(more->create_srq_ex(side->context, &init), EOPNOTSUPP);
 	init.srq_type = IBV_SRQT_BASIC;
 	init.comp_mask = IBV_SRQ_INIT_ATTR_TYPE;
-	REFUSED(more->create_srq_ex(side.context, &init), EINVAL);
-	close_side(&side);
+	REFUSED(more->create_srq_ex(side->context, &init), EINVAL);
 }
 
 /* What a post refuses, and the queue pair that has no receive queue of its own. */
-static void posting(void)
+static void posting(struct side *side)
 {
-	struct side side;
 	struct ibv_sge sges[3] = {{0}};
 	struct ibv_recv_wr wrs[4] =
 		{
@@ -191,29 +196,27 @@ static void posting(void)
 	struct ibv_qp_init_attr init;
 	struct ibv_qp_attr attr;
 
-	open_side(&side, (struct options){.shared = 3, .sges = 2});
 	/* The first is taken, the rest not: ibv_post_srq_recv(3). */
-	CHECK_EQUAL(side.context->ops.post_srq_recv(side.srq, wrs, &bad), EINVAL);
+	CHECK_EQUAL(side->context->ops.post_srq_recv(side->srq, wrs, &bad), EINVAL);
 	CHECK(bad == &wrs[1]);
-	CHECK_EQUAL(side.context->ops.post_srq_recv(side.srq, &wrs[2], &bad), EINVAL);
+	CHECK_EQUAL(side->context->ops.post_srq_recv(side->srq, &wrs[2], &bad), EINVAL);
 	CHECK(bad == &wrs[2]);
-	CHECK_EQUAL(set_max_wr(side.srq, 1), 0); /* one is outstanding */
-	CHECK_EQUAL(side.context->ops.post_srq_recv(side.srq, &wrs[3], &bad), ENOMEM);
+	CHECK_EQUAL(set_max_wr(side->srq, 1), 0); /* one is outstanding */
+	CHECK_EQUAL(side->context->ops.post_srq_recv(side->srq, &wrs[3], &bad), ENOMEM);
 	CHECK(bad == &wrs[3]);
-	CHECK_EQUAL(set_max_wr(side.srq, 2), 0);
-	CHECK_EQUAL(post_recv_wr(&side, &wrs[3]), 0);
-	CHECK_EQUAL(set_max_wr(side.srq, 1), EINVAL);
+	CHECK_EQUAL(set_max_wr(side->srq, 2), 0);
+	CHECK_EQUAL(post_recv_wr(side, &wrs[3]), 0);
+	CHECK_EQUAL(set_max_wr(side->srq, 1), EINVAL);
 
-	CHECK_EQUAL(to_init(&side), 0);
-	CHECK_EQUAL(side.context->ops.post_recv(side.qp, &wrs[3], &bad), EINVAL);
+	CHECK_EQUAL(to_init(side), 0);
+	CHECK_EQUAL(side->context->ops.post_recv(side->qp, &wrs[3], &bad), EINVAL);
 	CHECK(bad == &wrs[3]);
-	CHECK(side.qp->srq == side.srq);
-	CHECK_EQUAL(verbs->ibv_query_qp(side.qp, &attr, IBV_QP_CAP, &init), 0);
-	CHECK(init.srq == side.srq);
+	CHECK(side->qp->srq == side->srq);
+	CHECK_EQUAL(verbs->ibv_query_qp(side->qp, &attr, IBV_QP_CAP, &init), 0);
+	CHECK(init.srq == side->srq);
 	CHECK_EQUAL(init.cap.max_recv_wr, 0);
 	CHECK_EQUAL(attr.cap.max_recv_sge, 0);
-	CHECK_EQUAL(verbs->ibv_destroy_srq(side.srq), EBUSY);
-	close_side(&side);
+	CHECK_EQUAL(verbs->ibv_destroy_srq(side->srq), EBUSY);
 }
 
 /* ibv_create_qp(3): the sizes of a receive queue are ignored; what counts is that the shared one is
@@ -242,70 +245,63 @@ static void creating(void)
 }
 
 /* Resizing keeps what is posted, in order, also when the ring has wrapped. */
-static void resize(void)
+static void resize(struct star *star)
 {
-	struct star star;
-
-	open_star(&star, 1, (struct options){.shared = 4});
 	for (uint64_t i = 0; i < 4; i++)
-		CHECK_EQUAL(post_recv_at(&star.hub, i, i * SLOT, SLOT), 0);
+		CHECK_EQUAL(post_recv_at(&star->hub, i, i * SLOT, SLOT), 0);
 	for (uint64_t i = 0; i < 3; i++) {
-		send_to_hub(&star, 0, i, 1, 8);
-		hub_wc(&star, i, IBV_WC_SUCCESS, 0);
+		send_to_hub(star, 0, i, 1, 8);
+		hub_wc(star, i, IBV_WC_SUCCESS, 0);
 	}
 	for (uint64_t i = 4; i < 7; i++)
-		CHECK_EQUAL(post_recv_at(&star.hub, i, i * SLOT, SLOT), 0);
-	CHECK_EQUAL(post_recv_at(&star.hub, 7, 0, SLOT), ENOMEM);
-	CHECK_EQUAL(set_max_wr(star.hub.srq, 3), EINVAL);
-	CHECK_EQUAL(set_max_wr(star.hub.srq, 9), 0);
+		CHECK_EQUAL(post_recv_at(&star->hub, i, i * SLOT, SLOT), 0);
+	CHECK_EQUAL(post_recv_at(&star->hub, 7, 0, SLOT), ENOMEM);
+	CHECK_EQUAL(set_max_wr(star->hub.srq, 3), EINVAL);
+	CHECK_EQUAL(set_max_wr(star->hub.srq, 9), 0);
 	for (uint64_t i = 7; i < 12; i++)
-		CHECK_EQUAL(post_recv_at(&star.hub, i, i * SLOT, SLOT), 0);
-	CHECK_EQUAL(post_recv_at(&star.hub, 12, 0, SLOT), ENOMEM);
+		CHECK_EQUAL(post_recv_at(&star->hub, i, i * SLOT, SLOT), 0);
+	CHECK_EQUAL(post_recv_at(&star->hub, 12, 0, SLOT), ENOMEM);
 	for (uint64_t i = 3; i < 12; i++) {
 		if (i == 10)
-			CHECK_EQUAL(set_max_wr(star.hub.srq, 2), 0);
-		send_to_hub(&star, 0, i, (unsigned)i, SLOT);
-		hub_wc(&star, i, IBV_WC_SUCCESS, 0);
-		CHECK(filled(star.hub.memory + i * SLOT, SLOT, (unsigned)i));
+			CHECK_EQUAL(set_max_wr(star->hub.srq, 2), 0);
+		send_to_hub(star, 0, i, (unsigned)i, SLOT);
+		hub_wc(star, i, IBV_WC_SUCCESS, 0);
+		CHECK(filled(star->hub.memory + i * SLOT, SLOT, (unsigned)i));
 	}
-	close_star(&star);
 }
 
 /* The event comes once, when the number drops below the limit, and again after arming again. */
-static void limit(void)
+static void limit(struct star *star)
 {
 	struct ibv_async_event event;
-	struct star star;
 	struct ibv_srq *srq;
 
-	open_star(&star, 2, (struct options){.shared = 8});
-	srq = star.hub.srq;
-	post_recvs(&star.hub, 0, 6, SLOT);
+	srq = star->hub.srq;
+	post_recvs(&star->hub, 0, 6, SLOT);
 	CHECK_EQUAL(set_limit(srq, 5), 0);
-	send_to_hub(&star, 0, 0, 1, 8); /* 5 are left, which is not below 5 */
-	expect_no_event(&star.hub);
+	send_to_hub(star, 0, 0, 1, 8); /* 5 are left, which is not below 5 */
+	expect_no_event(&star->hub);
 	CHECK_EQUAL(query(srq).srq_limit, 5);
-	send_to_hub(&star, 1, 1, 1, 8);
-	CHECK_EQUAL(verbs->ibv_get_async_event(star.hub.context, &event), 0);
+	send_to_hub(star, 1, 1, 1, 8);
+	CHECK_EQUAL(verbs->ibv_get_async_event(star->hub.context, &event), 0);
 	CHECK_EQUAL(event.event_type, IBV_EVENT_SRQ_LIMIT_REACHED);
 	CHECK(event.element.srq == srq);
 	verbs->ibv_ack_async_event(&event);
 	CHECK_EQUAL(query(srq).srq_limit, 0);
-	send_to_hub(&star, 0, 2, 1, 8);
-	expect_no_event(&star.hub);
+	send_to_hub(star, 0, 2, 1, 8);
+	expect_no_event(&star->hub);
 	CHECK_EQUAL(set_limit(srq, 3), 0);
-	send_to_hub(&star, 0, 3, 1, 8);
-	expect_event(&star.hub, IBV_EVENT_SRQ_LIMIT_REACHED);
+	send_to_hub(star, 0, 3, 1, 8);
+	expect_event(&star->hub, IBV_EVENT_SRQ_LIMIT_REACHED);
 	/* Disarmed by 0; and an event that is not taken does not hold up destruction. */
 	CHECK_EQUAL(set_limit(srq, 2), 0);
 	CHECK_EQUAL(set_limit(srq, 0), 0);
-	send_to_hub(&star, 0, 4, 1, 8);
-	expect_no_event(&star.hub);
+	send_to_hub(star, 0, 4, 1, 8);
+	expect_no_event(&star->hub);
 	CHECK_EQUAL(set_limit(srq, 1), 0);
-	send_to_hub(&star, 0, 5, 1, 8);
+	send_to_hub(star, 0, 5, 1, 8);
 	for (uint64_t i = 0; i < 6; i++)
-		hub_wc(&star, i, IBV_WC_SUCCESS, i == 1);
-	close_star(&star);
+		hub_wc(star, i, IBV_WC_SUCCESS, i == 1);
 }
 
 static bool acknowledged_now; /* atomic */
@@ -339,15 +335,11 @@ static void acknowledged(void)
 }
 
 /* Nothing posted: after its retries the sender gives up. */
-static void empty(void)
+static void empty(struct star *star)
 {
-	struct star star;
-
-	open_star(&star, 2, (struct options){.shared = 2, .rnr_retry = 8});
-	CHECK_EQUAL(post_recv_at(&star.hub, 0, 0, SLOT), 0);
-	send_to_hub(&star, 0, 0, 1, 8);
-	RUN(&star.peers[1], IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
-	close_star(&star);
+	CHECK_EQUAL(post_recv_at(&star->hub, 0, 0, SLOT), 0);
+	send_to_hub(star, 0, 0, 1, 8);
+	RUN(&star->peers[1], IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 }
 
 /* A receive that a message has taken is flushed with the queue pair when that stops in the middle.
@@ -486,13 +478,13 @@ int main(void)
 {
 	limit_seconds(90);
 	STEP(objects());
-	STEP(created_by_create_srq_ex());
-	STEP(posting());
+	SIDE(created_by_create_srq_ex);
+	SIDE(posting, .shared = 3, .sges = 2);
 	STEP(creating());
-	STEP(resize());
-	STEP(limit());
+	STAR(resize, 1, .shared = 4);
+	STAR(limit, 2, .shared = 8);
 	STEP(acknowledged());
-	STEP(empty());
+	STAR(empty, 2, .shared = 2, .rnr_retry = 8);
 	STEP(flushed_in_a_message());
 	STEP(domains());
 	STEP(threads());

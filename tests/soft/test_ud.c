@@ -40,67 +40,57 @@ static void long_chain(void)
 }
 
 /* Inline data, several SGEs, unsignaled, to itself. */
-static void shapes(void)
+static void shapes(struct side *side)
 {
-	struct side side;
-
-	ud_open(&side, (struct options){.signal_none = true});
-	struct ibv_ah *ah = path_to(&side, &side);
+	struct ibv_ah *ah = path_to(side, side);
 	struct ibv_sge sges[3] = {
-		{.addr = (uintptr_t)side.memory, .length = 10, .lkey = side.mr->lkey},
-		{.addr = (uintptr_t)side.memory + 10, .length = 20, .lkey = side.mr->lkey},
-		{.addr = (uintptr_t)side.memory + 30, .length = 70, .lkey = side.mr->lkey},
+		{.addr = (uintptr_t)side->memory, .length = 10, .lkey = side->mr->lkey},
+		{.addr = (uintptr_t)side->memory + 10, .length = 20, .lkey = side->mr->lkey},
+		{.addr = (uintptr_t)side->memory + 30, .length = 70, .lkey = side->mr->lkey},
 	};
 	struct ibv_send_wr wr = {
 		.wr_id = 2,
 		.sg_list = sges,
 		.num_sge = 3,
 		.opcode = IBV_WR_SEND,
-		.wr.ud = {.ah = ah, .remote_qpn = side.qp->qp_num, .remote_qkey = QKEY},
+		.wr.ud = {.ah = ah, .remote_qpn = side->qp->qp_num, .remote_qkey = QKEY},
 	};
 	struct ibv_sge parts[2] = {
-		{.addr = (uintptr_t)side.memory + 4096, .length = 33, .lkey = side.mr->lkey},
-		{.addr = (uintptr_t)side.memory + 5000, .length = 107, .lkey = side.mr->lkey},
+		{.addr = (uintptr_t)side->memory + 4096, .length = 33, .lkey = side->mr->lkey},
+		{.addr = (uintptr_t)side->memory + 5000, .length = 107, .lkey = side->mr->lkey},
 	};
 	struct ibv_recv_wr receive = {.wr_id = 1, .sg_list = parts, .num_sge = 2};
 
-	fill(side.memory, 100, 3);
+	fill(side->memory, 100, 3);
 	for (int as_inline = 0; as_inline < 2; as_inline++) {
 		wr.send_flags = as_inline ? IBV_SEND_INLINE : 0;
-		memset(side.memory + 4096, 0, 4096);
-		CHECK_EQUAL(post_recv_wr(&side, &receive), 0);
-		CHECK_EQUAL(post_wr(&side, &wr), 0);
-		CHECK_EQUAL(poll_one(&side).byte_len, GRH + 100);
-		expect_no_wc(&side);
-		CHECK(filled(side.memory + 5000 + 7, 100, 3)); /* the GRH takes 33 + 7 */
+		memset(side->memory + 4096, 0, 4096);
+		CHECK_EQUAL(post_recv_wr(side, &receive), 0);
+		CHECK_EQUAL(post_wr(side, &wr), 0);
+		CHECK_EQUAL(poll_one(side).byte_len, GRH + 100);
+		expect_no_wc(side);
+		CHECK(filled(side->memory + 5000 + 7, 100, 3)); /* the GRH takes 33 + 7 */
 	}
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
-	close_side(&side);
 }
 
 /* A solicited request wakes a thread that waits for solicited ones only: ibv_req_notify_cq(3). */
-static void solicited(void)
+static void solicited(struct side *a, struct side *b, struct ibv_ah *ah)
 {
-	struct side a, b;
+	struct pollfd fd = {.fd = b->channel->fd, .events = POLLIN};
 
-	open_two(&a, &b);
-	struct ibv_ah *ah = path_to(&a, &b);
-	struct pollfd fd = {.fd = b.channel->fd, .events = POLLIN};
-
-	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 1), 0);
+	CHECK_EQUAL(b->context->ops.req_notify_cq(b->cq, 1), 0);
 	for (int i = 0; i < 2; i++) {
-		CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
-		UD_POST(&a, .ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY,
+		CHECK_EQUAL(post_recv_at(b, 1, 0, GRH), 0);
+		UD_POST(a, .ah = ah, .qpn = b->qp->qp_num, .qkey = QKEY,
 			.flags = i ? IBV_SEND_SOLICITED : 0);
 		CHECK_EQUAL(poll(&fd, 1, 0), i);
 	}
 	struct ibv_cq *cq;
 	void *cq_context;
 
-	CHECK_EQUAL(verbs->ibv_get_cq_event(b.channel, &cq, &cq_context), 0);
+	CHECK_EQUAL(verbs->ibv_get_cq_event(b->channel, &cq, &cq_context), 0);
 	verbs->ibv_ack_cq_events(cq, 1);
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
-	close_pair(&a, &b);
 }
 
 /* Two queue pairs take from one shared queue; what is too long for a receive leaves it there. */
@@ -222,39 +212,34 @@ static uint32_t bad_qkeys(struct side *side)
 
 /* IBTA 10.2.5 and 9.8.3.2: a wrong key is dropped and counted; with its highest bit set the request
  * uses the sender's own. */
-static void keys(void)
+static void keys(struct side *a, struct side *b, struct ibv_ah *ah)
 {
-	struct side a, b;
 	struct ibv_qp_attr attr = {.qkey = 99};
 
-	open_two(&a, &b);
-	struct ibv_ah *ah = path_to(&a, &b);
-	uint32_t before = bad_qkeys(&a);
+	uint32_t before = bad_qkeys(a);
 
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
-	send_with(&a, ah, &b, QKEY + 1);
-	expect_no_wc(&b);
-	CHECK_EQUAL(bad_qkeys(&a) - before, 1);
-	send_with(&a, ah, &b, QKEY);
-	poll_one(&b);
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
-	send_with(&a, ah, &b, OWN_QKEY | 5);
-	poll_one(&b);
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_QKEY), 0);
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
-	send_with(&a, ah, &b, OWN_QKEY);
-	expect_no_wc(&b);
-	CHECK_EQUAL(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_QKEY), 0);
-	send_with(&a, ah, &b, OWN_QKEY);
-	poll_one(&b);
+	CHECK_EQUAL(post_recv_at(b, 1, 0, GRH), 0);
+	send_with(a, ah, b, QKEY + 1);
+	expect_no_wc(b);
+	CHECK_EQUAL(bad_qkeys(a) - before, 1);
+	send_with(a, ah, b, QKEY);
+	poll_one(b);
+	CHECK_EQUAL(post_recv_at(b, 1, 0, GRH), 0);
+	send_with(a, ah, b, OWN_QKEY | 5);
+	poll_one(b);
+	CHECK_EQUAL(verbs->ibv_modify_qp(a->qp, &attr, IBV_QP_QKEY), 0);
+	CHECK_EQUAL(post_recv_at(b, 1, 0, GRH), 0);
+	send_with(a, ah, b, OWN_QKEY);
+	expect_no_wc(b);
+	CHECK_EQUAL(verbs->ibv_modify_qp(b->qp, &attr, IBV_QP_QKEY), 0);
+	send_with(a, ah, b, OWN_QKEY);
+	poll_one(b);
 	struct ibv_qp_init_attr init;
 
-	CHECK_EQUAL(verbs->ibv_query_qp(b.qp, &attr, IBV_QP_QKEY, &init), 0);
+	CHECK_EQUAL(verbs->ibv_query_qp(b->qp, &attr, IBV_QP_QKEY, &init), 0);
 	CHECK_EQUAL(attr.qkey, 99);
 	CHECK_EQUAL(init.qp_type, IBV_QPT_UD);
-	CHECK_EQUAL(bad_qkeys(&a) - before, 2);
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
-	close_pair(&a, &b);
+	CHECK_EQUAL(bad_qkeys(a) - before, 2);
 }
 
 /* No such queue pair, none of this service, no receive, one that is too small: there is no event,
@@ -378,93 +363,79 @@ static void send_queue_error(void)
 	}
 }
 
-static void refused_requests(void)
+static void refused_requests(struct side *a, struct side *b, struct ibv_ah *ah)
 {
 	static const enum ibv_wr_opcode opcodes[] = {
 		IBV_WR_RDMA_WRITE,           IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ,
 		IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP,
 	};
-	struct side a, b;
 
-	open_two(&a, &b);
-	struct ibv_ah *ah = path_to(&a, &b), *foreign = path_to(&b, &a);
+	struct ibv_ah *foreign = path_to(b, a);
 	struct ibv_send_wr wr = {.wr.ud = {.ah = ah, .remote_qpn = 5, .remote_qkey = QKEY}}, *bad;
 
 	for (int i = 0; i < 5; i++) {
 		wr.opcode = opcodes[i];
-		CHECK_EQUAL(a.context->ops.post_send(a.qp, &wr, &bad), EINVAL);
+		CHECK_EQUAL(a->context->ops.post_send(a->qp, &wr, &bad), EINVAL);
 		CHECK(bad == &wr);
 	}
-	CHECK_EQUAL(ud_post(&a, (struct ud_request){.qpn = 5}), EINVAL);
-	CHECK_EQUAL(ud_post(&a, (struct ud_request){.ah = foreign, .qpn = 5}), EINVAL);
-	CHECK_EQUAL(ud_post(&a, (struct ud_request){.ah = ah, .qpn = 1 << 24}), EINVAL);
-	expect_no_wc(&a);
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	CHECK_EQUAL(ud_post(a, (struct ud_request){.qpn = 5}), EINVAL);
+	CHECK_EQUAL(ud_post(a, (struct ud_request){.ah = foreign, .qpn = 5}), EINVAL);
+	CHECK_EQUAL(ud_post(a, (struct ud_request){.ah = ah, .qpn = 1 << 24}), EINVAL);
+	expect_no_wc(a);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(foreign), 0);
-	close_pair(&a, &b);
 }
 
 /* The receive's own memory is wrong: its queue pair's fault, and end. */
-static void bad_receive(void)
+static void bad_receive(struct side *a, struct side *b, struct ibv_ah *ah)
 {
-	struct side a, b;
 	struct ibv_sge sges[2];
 	struct ibv_recv_wr wr = {.wr_id = 10, .sg_list = sges, .num_sge = 2};
 
-	open_two(&a, &b);
-	struct ibv_ah *ah = path_to(&a, &b);
-
-	sges[0] = (struct ibv_sge){(uintptr_t)b.memory, GRH, b.mr->lkey};
-	sges[1] = (struct ibv_sge){(uintptr_t)b.memory + GRH, 64, 0x12345};
-	CHECK_EQUAL(post_recv_wr(&b, &wr), 0);
-	CHECK_EQUAL(post_recv_at(&b, 11, 0, 64), 0);
-	UD_POST(&a, .ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY, .length = 64);
-	expect_wc(&b, 10, IBV_WC_LOC_PROT_ERR);
-	expect_wc(&b, 11, IBV_WC_WR_FLUSH_ERR);
-	CHECK_EQUAL(state_of(&b), IBV_QPS_ERR);
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
-	close_pair(&a, &b);
+	sges[0] = (struct ibv_sge){(uintptr_t)b->memory, GRH, b->mr->lkey};
+	sges[1] = (struct ibv_sge){(uintptr_t)b->memory + GRH, 64, 0x12345};
+	CHECK_EQUAL(post_recv_wr(b, &wr), 0);
+	CHECK_EQUAL(post_recv_at(b, 11, 0, 64), 0);
+	UD_POST(a, .ah = ah, .qpn = b->qp->qp_num, .qkey = QKEY, .length = 64);
+	expect_wc(b, 10, IBV_WC_LOC_PROT_ERR);
+	expect_wc(b, 11, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(b), IBV_QPS_ERR);
 }
 
 /* A message to itself, for which the receive is wrong, ends the queue pair while it is being sent: it
  * completes all the same only once, and what is posted then has its turn. */
-static void fails_by_its_own_message(void)
+static void fails_by_its_own_message(struct side *side)
 {
-	struct side side;
-
-	ud_open(&side, (struct options){0});
-	struct ibv_ah *ah = path_to(&side, &side);
+	struct ibv_ah *ah = path_to(side, side);
 	struct ud_request request = {
-		.ah = ah, .qpn = side.qp->qp_num, .qkey = QKEY, .wr_id = 1, .length = 8};
+		.ah = ah, .qpn = side->qp->qp_num, .qkey = QKEY, .wr_id = 1, .length = 8};
 
-	post_wrong_recv(&side, 10, GRH + 8);
-	CHECK_EQUAL(ud_post(&side, request), 0);
-	expect_wc(&side, 10, IBV_WC_LOC_PROT_ERR);
-	expect_wc(&side, 1, IBV_WC_WR_FLUSH_ERR);
-	expect_no_wc(&side);
-	CHECK_EQUAL(state_of(&side), IBV_QPS_ERR);
+	post_wrong_recv(side, 10, GRH + 8);
+	CHECK_EQUAL(ud_post(side, request), 0);
+	expect_wc(side, 10, IBV_WC_LOC_PROT_ERR);
+	expect_wc(side, 1, IBV_WC_WR_FLUSH_ERR);
+	expect_no_wc(side);
+	CHECK_EQUAL(state_of(side), IBV_QPS_ERR);
 	request.wr_id = 2;
-	CHECK_EQUAL(ud_post(&side, request), 0);
-	expect_wc(&side, 2, IBV_WC_WR_FLUSH_ERR);
-	expect_no_wc(&side);
+	CHECK_EQUAL(ud_post(side, request), 0);
+	expect_wc(side, 2, IBV_WC_WR_FLUSH_ERR);
+	expect_no_wc(side);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
-	close_side(&side);
 }
 
 int main(void)
 {
 	limit_seconds(60);
 	STEP(long_chain());
-	STEP(shapes());
-	STEP(solicited());
+	UD_SIDE(shapes, .signal_none = true);
+	UD_PAIR(solicited);
 	STEP(shared_receives());
 	STEP(extended_calls());
-	STEP(keys());
+	UD_PAIR(keys);
 	STEP(dropped());
 	STEP(states());
 	STEP(send_queue_error());
-	STEP(refused_requests());
-	STEP(bad_receive());
-	STEP(fails_by_its_own_message());
+	UD_PAIR(refused_requests);
+	UD_PAIR(bad_receive);
+	UD_SIDE(fails_by_its_own_message);
 	return 0;
 }

@@ -353,15 +353,14 @@ static void every_operation(void)
 					    .length = lengths[i / 4],
 					    .imm = 0x01020304});
 	fill(b->memory, LONG, 9);
-	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .length = LONG, REMOTE(*b, 0),
-	    .srqn = target.srqn);
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .length = LONG, REMOTE(b, 0), .srqn = target.srqn);
 	CHECK(filled(a->memory, LONG, 9));
 
 	*word(b, 0) = 5;
-	RUN(a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 8, REMOTE(*b, 0),
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 8, REMOTE(b, 0),
 	    .srqn = target.srqn, .compare_add = 2);
 	CHECK_EQUAL(*word(a, 0), 5);
-	RUN(a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_CMP_AND_SWP, .length = 8, REMOTE(*b, 0),
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_CMP_AND_SWP, .length = 8, REMOTE(b, 0),
 	    .srqn = target.srqn, .compare_add = 7, .swap = 90);
 	CHECK_EQUAL(*word(a, 0), 7);
 	CHECK_EQUAL(*word(b, 0), 90);
@@ -798,7 +797,7 @@ static void lossy(void)
 		RUN(&source.side, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 8,
 		    .offset = 64, .srqn = target.srqn);
 		RUN(&source.side, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 100 + i,
-		    .length = 8, .compare_add = 1, REMOTE(target.side, 0), .srqn = target.srqn);
+		    .length = 8, .compare_add = 1, REMOTE(&target.side, 0), .srqn = target.srqn);
 		CHECK_EQUAL(*word(&source.side, 0), i);
 		expect_wc(&target.side, i, IBV_WC_SUCCESS);
 	}

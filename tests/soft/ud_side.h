@@ -105,6 +105,27 @@ static inline void open_two(struct side *a, struct side *b)
 	ud_open(b, (struct options){0});
 }
 
+/* A step that has a queue pair to itself; or two, and the path from the first to the second. */
+#define UD_SIDE(test, ...)                                                                         \
+	do {                                                                                       \
+		struct side side;                                                                  \
+		current_step = #test;                                                              \
+		ud_open(&side, (struct options){__VA_ARGS__});                                     \
+		test(&side);                                                                       \
+		close_side(&side);                                                                 \
+	} while (0)
+
+#define UD_PAIR(test)                                                                              \
+	do {                                                                                       \
+		struct side a, b;                                                                  \
+		current_step = #test;                                                              \
+		open_two(&a, &b);                                                                  \
+		struct ibv_ah *ah = path_to(&a, &b);                                               \
+		test(&a, &b, ah);                                                                  \
+		CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);                                         \
+		close_pair(&a, &b);                                                                \
+	} while (0)
+
 static inline struct ibv_wc poll_one(struct side *side)
 {
 	struct ibv_wc wc;

@@ -360,6 +360,26 @@ static inline void close_pair(struct side *a, struct side *b)
 	close_side(b);
 }
 
+/* A step that has a connected pair to itself: PAIR(fence, .memory = BIG) calls fence(&a, &b). */
+#define PAIR(test, ...)                                                                            \
+	do {                                                                                       \
+		struct side a, b;                                                                  \
+		current_step = #test;                                                              \
+		open_pair(&a, &b, (struct options){__VA_ARGS__});                                  \
+		test(&a, &b);                                                                      \
+		close_pair(&a, &b);                                                                \
+	} while (0)
+
+/* The same with one side, which is not connected. */
+#define SIDE(test, ...)                                                                            \
+	do {                                                                                       \
+		struct side side;                                                                  \
+		current_step = #test;                                                              \
+		open_side(&side, (struct options){__VA_ARGS__});                                   \
+		test(&side);                                                                       \
+		close_side(&side);                                                                 \
+	} while (0)
+
 /* ---- two processes ------------------------------------------------------------------------- */
 
 struct process {
@@ -523,7 +543,7 @@ static inline int post(struct side *side, struct request request)
 /* A request that is taken: POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8). */
 #define POST(side, ...) CHECK_EQUAL(post(side, (struct request){.opcode = __VA_ARGS__}), 0)
 /* `at` bytes into the memory of a side, for requests of its peer. */
-#define REMOTE(of, at) .remote = (uintptr_t)(of).memory + (at), .rkey = (of).mr->rkey
+#define REMOTE(of, at) .remote = (uintptr_t)(of)->memory + (at), .rkey = (of)->mr->rkey
 
 static inline void post_recvs(struct side *side, uint64_t first, unsigned count, uint32_t length)
 {

@@ -194,7 +194,12 @@ def test_beyond_the_region(scene: Scene, offset: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("access", "opcode"), [(READ, WROpcode.RDMA_WRITE), (WRITE, WROpcode.RDMA_READ)]
+    ("access", "opcode"),
+    [
+        (READ | ATOMIC, WROpcode.RDMA_WRITE),
+        (WRITE | ATOMIC, WROpcode.RDMA_READ),
+        (READ | WRITE, WROpcode.ATOMIC_FETCH_AND_ADD),
+    ],
 )
 def test_without_the_right(scene: Scene, access: AccessFlags, opcode: WROpcode) -> None:
     assert scene.access(opcode, scene.bind(access)) is WCStatus.REM_ACCESS_ERR
