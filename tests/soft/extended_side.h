@@ -18,6 +18,14 @@ static inline struct verbs_context *extended(struct ibv_context *context)
 	return found;
 }
 
+static inline struct ibv_device_attr_ex device_of(struct ibv_context *context)
+{
+	struct ibv_device_attr_ex attr;
+
+	CHECK_EQUAL(extended(context)->query_device_ex(context, NULL, &attr, sizeof(attr)), 0);
+	return attr;
+}
+
 static inline struct ibv_cq_ex *as_extended(struct ibv_cq *cq)
 {
 	return (struct ibv_cq_ex *)cq;
@@ -85,5 +93,15 @@ static inline void open_extended_pair(struct side *a, struct side *b, struct opt
 	open_extended_side(b, options, extras);
 	connect_pair(a, b);
 }
+
+/* A step that has a connected pair of them to itself: EXTENDED_PAIR(reading, .cqe = 8). */
+#define EXTENDED_PAIR(test, ...)                                                                   \
+	do {                                                                                       \
+		struct side a, b;                                                                  \
+		current_step = #test;                                                              \
+		open_extended_pair(&a, &b, (struct options){0}, (struct extras){__VA_ARGS__});     \
+		test(&a, &b);                                                                      \
+		close_pair(&a, &b);                                                                \
+	} while (0)
 
 #endif

@@ -148,21 +148,18 @@ static void send_with_number(struct side *from, uint64_t wr_id, uint32_t number)
 	POST(from, IBV_WR_SEND_WITH_IMM, .wr_id = wr_id, .length = (uint32_t)wr_id, .imm = number);
 }
 
-static void reading(void)
+static void reading(struct side *a, struct side *b)
 {
-	struct side a, b;
 	struct ibv_poll_cq_attr attr = {0};
 
-	open_extended_pair(&a, &b, (struct options){0},
-			   (struct extras){.wc_flags = IBV_WC_STANDARD_FLAGS | all_times});
-	struct ibv_cq_ex *cq = as_extended(b.cq);
+	struct ibv_cq_ex *cq = as_extended(b->cq);
 	uint64_t before = now_ns(CLOCK_MONOTONIC), wall_before = now_ns(CLOCK_REALTIME);
 	uint64_t last = before;
 
 	for (unsigned i = 1; i <= 3; i++) {
-		CHECK_EQUAL(post_recv_at(&b, 100 + i, 0, 4096), 0);
-		send_with_number(&a, i, 0x01020300 + i);
-		expect_wc(&a, i, IBV_WC_SUCCESS);
+		CHECK_EQUAL(post_recv_at(b, 100 + i, 0, 4096), 0);
+		send_with_number(a, i, 0x01020300 + i);
+		expect_wc(a, i, IBV_WC_SUCCESS);
 	}
 	CHECK_EQUAL(start_waiting(cq), 0);
 	CHECK_EQUAL(cq->start_poll(cq, &attr), EDEADLK); /* twice is a mistake, not a deadlock */
@@ -173,16 +170,16 @@ static void reading(void)
 		CHECK_EQUAL(cq->read_byte_len(cq), i);
 		CHECK_EQUAL(cq->read_imm_data(cq), 0x01020300 + i);
 		CHECK_EQUAL(cq->read_wc_flags(cq), IBV_WC_WITH_IMM);
-		CHECK_EQUAL(cq->read_qp_num(cq), b.qp->qp_num);
-		CHECK_EQUAL(cq->read_src_qp(cq), a.qp->qp_num);
+		CHECK_EQUAL(cq->read_qp_num(cq), b->qp->qp_num);
+		CHECK_EQUAL(cq->read_src_qp(cq), a->qp->qp_num);
 		CHECK_EQUAL(cq->read_vendor_err(cq), 0);
 		CHECK_EQUAL(cq->read_slid(cq) | cq->read_sl(cq) | cq->read_dlid_path_bits(cq), 0);
 		CHECK(cq->read_completion_ts(cq) >= last);
 		last = cq->read_completion_ts(cq);
 		CHECK(cq->read_completion_wallclock_ns(cq) >= wall_before);
 		/* Between start and end the application may post, and the device may complete. */
-		CHECK_EQUAL(post_recv_at(&b, 200 + i, 0, 4096), 0);
-		POST(&b, IBV_WR_RDMA_WRITE, .wr_id = 7, REMOTE(&a, 0));
+		CHECK_EQUAL(post_recv_at(b, 200 + i, 0, 4096), 0);
+		POST(b, IBV_WR_RDMA_WRITE, .wr_id = 7, REMOTE(a, 0));
 		CHECK_EQUAL(next_waiting(cq), 0);
 	}
 	/* The writes come after the receives. */
@@ -194,46 +191,40 @@ static void reading(void)
 	CHECK(last <= now_ns(CLOCK_MONOTONIC));
 	cq->end_poll(cq);
 	CHECK_EQUAL(cq->start_poll(cq, &attr), ENOENT);
-	close_pair(&a, &b);
 }
 
 /* ibv_cq_ex_to_cq is a cast: all the older calls work, and what one way has taken the other way
  * does not see again. */
-static void as_plain_cq(void)
+static void as_plain_cq(struct side *a, struct side *b)
 {
-	struct side a, b;
 	struct ibv_cq *found;
 	void *context;
 
-	open_extended_pair(
-		&a, &b, (struct options){0},
-		(struct extras){.wc_flags = IBV_WC_EX_WITH_BYTE_LEN | all_times, .cqe = 8});
-	struct ibv_cq_ex *cq = as_extended(b.cq);
+	struct ibv_cq_ex *cq = as_extended(b->cq);
 
-	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 0), 0);
+	CHECK_EQUAL(b->context->ops.req_notify_cq(b->cq, 0), 0);
 	for (unsigned i = 1; i <= 4; i++) {
-		CHECK_EQUAL(post_recv_at(&b, i, 0, 64), 0);
-		send_with_number(&a, i, 0);
-		expect_wc(&a, i, IBV_WC_SUCCESS);
+		CHECK_EQUAL(post_recv_at(b, i, 0, 64), 0);
+		send_with_number(a, i, 0);
+		expect_wc(a, i, IBV_WC_SUCCESS);
 	}
-	CHECK_EQUAL(verbs->ibv_get_cq_event(b.channel, &found, &context), 0);
-	CHECK(found == b.cq && context == &b);
+	CHECK_EQUAL(verbs->ibv_get_cq_event(b->channel, &found, &context), 0);
+	CHECK(found == b->cq && context == b);
 	verbs->ibv_ack_cq_events(found, 1);
-	CHECK_EQUAL(verbs->ibv_resize_cq(b.cq, 3), EINVAL);
-	CHECK_EQUAL(verbs->ibv_resize_cq(b.cq, 100), 0);
+	CHECK_EQUAL(verbs->ibv_resize_cq(b->cq, 3), EINVAL);
+	CHECK_EQUAL(verbs->ibv_resize_cq(b->cq, 100), 0);
 	CHECK_EQUAL(cq->cqe, 100);
-	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	expect_wc(b, 1, IBV_WC_SUCCESS);
 	CHECK_EQUAL(start_waiting(cq), 0);
 	CHECK_EQUAL(cq->wr_id, 2);
 	uint64_t second = cq->read_completion_ts(cq);
 
 	CHECK(second > 0); /* the resize has kept the times */
-	expect_wc(&b, 3, IBV_WC_SUCCESS);
+	expect_wc(b, 3, IBV_WC_SUCCESS);
 	CHECK_EQUAL(cq->next_poll(cq), 0);
 	CHECK_EQUAL(cq->wr_id, 4);
 	CHECK(cq->read_completion_ts(cq) >= second);
 	cq->end_poll(cq);
-	close_pair(&a, &b);
 }
 
 static void overrunning(void)
@@ -421,8 +412,8 @@ int main(void)
 	limit_seconds(60);
 	STEP(queries());
 	STEP(creating());
-	STEP(reading());
-	STEP(as_plain_cq());
+	EXTENDED_PAIR(reading, .wc_flags = IBV_WC_STANDARD_FLAGS | all_times);
+	EXTENDED_PAIR(as_plain_cq, .wc_flags = IBV_WC_EX_WITH_BYTE_LEN | all_times, .cqe = 8);
 	STEP(overrunning());
 	STEP(moderating());
 	STEP(threads());

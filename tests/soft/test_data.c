@@ -79,34 +79,6 @@ static void inline_data(struct side *a, struct side *b)
 	CHECK(filled(b->memory, 200, 4));
 }
 
-/* A chain of requests is posted with one call, and completes in its order. */
-static void chain(struct side *a, struct side *b)
-{
-	enum {
-		COUNT = 60
-	};
-	struct ibv_send_wr sends[COUNT];
-	struct ibv_sge sges[COUNT];
-
-	for (int i = 0; i < COUNT; i++) {
-		fill(a->memory + i * 64, 64, (unsigned)i);
-		sges[i] =
-			(struct ibv_sge){(uintptr_t)a->memory + (unsigned)i * 64u, 64, a->mr->lkey};
-		sends[i] = (struct ibv_send_wr){.wr_id = (uint64_t)i,
-						.sg_list = &sges[i],
-						.num_sge = 1,
-						.opcode = IBV_WR_SEND,
-						.next = i + 1 < COUNT ? &sends[i + 1] : NULL};
-		CHECK_EQUAL(post_recv_at(b, 100u + (unsigned)i, (unsigned)i * 64u, 64), 0);
-	}
-	CHECK_EQUAL(post_wr(a, sends), 0);
-	for (unsigned i = 0; i < COUNT; i++) {
-		expect_wc(b, 100 + i, IBV_WC_SUCCESS);
-		expect_wc(a, i, IBV_WC_SUCCESS);
-		CHECK(filled(b->memory + i * 64, 64, i));
-	}
-}
-
 /* A READ has the bytes from before the requests that were posted with it, behind it, without a
  * fence: read_order.c. */
 static void read_before(struct side *a, struct side *b)
@@ -150,21 +122,6 @@ static void read_before(struct side *a, struct side *b)
 		CHECK(!filled(b->memory, LARGE, round));
 		if (chain[1].opcode == IBV_WR_SEND)
 			expect_wc(b, 3, IBV_WC_SUCCESS);
-	}
-}
-
-/* Only signaled requests complete, and a slot is free when a later one has. */
-static void unsignaled(struct side *a, struct side *b)
-{
-	for (unsigned round = 0; round < 20; round++) {
-		for (unsigned i = 0; i < 8; i++) {
-			CHECK_EQUAL(post_recv_at(b, i, 0, 8), 0);
-			POST(a, IBV_WR_SEND, .wr_id = i, .length = 8,
-			     .flags = i == 7 ? IBV_SEND_SIGNALED : 0);
-		}
-		expect_wc(a, 7, IBV_WC_SUCCESS);
-		for (unsigned i = 0; i < 8; i++)
-			expect_wc(b, i, IBV_WC_SUCCESS);
 	}
 }
 
@@ -238,7 +195,6 @@ static void everything(struct side *a, struct side *b)
 	STEP(atomics(a, b));
 	STEP(scatter_and_gather(a, b));
 	STEP(inline_data(a, b));
-	STEP(chain(a, b));
 	STEP(read_before(a, b));
 }
 
@@ -341,7 +297,6 @@ int main(void)
 	STEP(within_one_process());
 	STEP(with_itself());
 	STEP(sizes());
-	PAIR(unsignaled, .signal_none = true, .sends = 8, .receives = 64);
 	PAIR(read_depth_and_fence, .memory = 1 << 20, .depth = 2);
 	return 0;
 }

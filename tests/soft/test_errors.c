@@ -312,6 +312,20 @@ static void cq_overrun(void)
 	close_pair(&a, &b);
 }
 
+/* Through RESET a queue pair is as new; what was posted is forgotten (IBTA 10.3.1.1). */
+static void reset_and_reuse(struct side *a, struct side *b)
+{
+	for (int round = 0; round < 3; round++) {
+		post_recvs(b, 1, 2, 8); /* the second one is never used */
+		RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
+		expect_wc(b, 1, IBV_WC_SUCCESS);
+		if (round == 1)
+			CHECK_EQUAL(to_state(a, IBV_QPS_ERR), 0);
+		connect_again(a, b);
+		expect_no_wc(b);
+	}
+}
+
 /* Completions that have not been polled go with the queue pair, from the middle of what others have
  * completed on the same queues; events armed for them have come and stay. */
 static void reset_takes_completions_back(bool destroyed)
@@ -465,6 +479,7 @@ int main(void)
 	PAIR(receiver_not_ready, .rnr_timer = 1, .memory = 1 << 20);
 	STEP(posting());
 	STEP(cq_overrun());
+	PAIR(reset_and_reuse);
 	STEP(reset_takes_completions_back(false));
 	STEP(reset_takes_completions_back(true));
 	SIDE(reset_takes_back_from_both);

@@ -54,10 +54,8 @@ static void cannot_write(struct side *a, struct side *b, const struct ibv_mr *mr
 static void on_demand(struct side *a, struct side *b)
 {
 	const int rights = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | PEER_RIGHTS;
-	struct ibv_device_attr_ex attr;
+	const struct ibv_device_attr_ex attr = device_of(a->context);
 
-	CHECK_EQUAL(extended(a->context)->query_device_ex(a->context, NULL, &attr, sizeof(attr)),
-		    0);
 	CHECK_EQUAL(attr.odp_caps.general_caps, IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
 	CHECK_EQUAL(attr.odp_caps.per_transport_caps.rc_odp_caps, 0x7f);
 
@@ -389,13 +387,12 @@ static void device_memory(struct side *a, struct side *b)
 {
 	const unsigned rights = IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE | PEER_RIGHTS |
 				IBV_ACCESS_REMOTE_ATOMIC;
-	struct ibv_device_attr_ex attr;
+	const struct ibv_device_attr_ex attr = device_of(b->context);
 	uint8_t seen[300];
 	uint64_t before;
 
 	struct verbs_context *ex = extended(b->context);
 
-	CHECK_EQUAL(ex->query_device_ex(b->context, NULL, &attr, sizeof(attr)), 0);
 	CHECK(attr.max_dm_size >= 65536);
 	REFUSED(allocate_dm(b, (struct ibv_alloc_dm_attr){.length = 0}), EINVAL);
 	REFUSED(allocate_dm(b, (struct ibv_alloc_dm_attr){.length = attr.max_dm_size + 1}), EINVAL);

@@ -63,38 +63,18 @@ static void between_processes(void)
 	join(&process);
 }
 
-static void with_itself(void)
-{
-	struct side side;
-
-	open_side(&side, uc);
-	struct address own = address_of_side(&side);
-
-	bring_up(&side, &own);
-	CHECK_EQUAL(post_recv_at(&side, 1, 4096, 64), 0);
-	fill(side.memory, 64, 5);
-	CHECK_EQUAL(post(&side, send_of(2, 64)), 0);
-	for (int n = 0; n < 2; n++)
-		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
-	CHECK(filled(side.memory + 4096, 64, 5));
-	close_side(&side);
-}
-
 /* READs and atomics are for RC: ibv_post_send(3). */
-static void no_answers(void)
+static void no_answers(struct side *a, struct side *b)
 {
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD,
 						     IBV_WR_ATOMIC_CMP_AND_SWP};
-	struct side a, b;
 
-	open_pair(&a, &b, uc);
 	for (int i = 0; i < 3; i++)
-		CHECK_EQUAL(post(&a, (struct request){.opcode = opcodes[i],
-						      .length = 8,
-						      .remote = (uintptr_t)b.memory,
-						      .rkey = b.mr->rkey}),
+		CHECK_EQUAL(post(a, (struct request){.opcode = opcodes[i],
+						     .length = 8,
+						     .remote = (uintptr_t)b->memory,
+						     .rkey = b->mr->rkey}),
 			    EINVAL);
-	close_pair(&a, &b);
 }
 
 /* ---- what is dropped ----------------------------------------------------------------------- */
@@ -158,11 +138,8 @@ static uint8_t byte_at(const uint8_t *memory)
 }
 
 /* No receive is posted: the message is gone, the next one finds what is posted then. */
-static void no_receive(void)
+static void no_receive(struct side *a, struct side *b)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, uc);
 	/* The write shows that the sends before it have come. */
 	struct request requests[4] = {
 		send_of(1, 8),
@@ -171,22 +148,21 @@ static void no_receive(void)
 		{.opcode = IBV_WR_RDMA_WRITE,
 		 .wr_id = 4,
 		 .length = 8,
-		 .remote = (uintptr_t)b.memory,
-		 .rkey = b.mr->rkey},
+		 .remote = (uintptr_t)b->memory,
+		 .rkey = b->mr->rkey},
 	};
 
-	a.memory[0] = 77;
-	CHECK_EQUAL(post_chain(&a, requests, 4), 0);
+	a->memory[0] = 77;
+	CHECK_EQUAL(post_chain(a, requests, 4), 0);
 	for (uint64_t wr_id = 1; wr_id <= 4; wr_id++)
-		expect_wc(&a, wr_id, IBV_WC_SUCCESS);
-	while (byte_at(b.memory) != 77)
-		expect_no_wc(&b);
-	CHECK_EQUAL(post_recv_at(&b, 10, 0, 8), 0);
-	CHECK_EQUAL(post(&a, send_of(5, 8)), 0);
-	expect_wc(&b, 10, IBV_WC_SUCCESS);
-	CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
-	expect_no_event(&b);
-	close_pair(&a, &b);
+		expect_wc(a, wr_id, IBV_WC_SUCCESS);
+	while (byte_at(b->memory) != 77)
+		expect_no_wc(b);
+	CHECK_EQUAL(post_recv_at(b, 10, 0, 8), 0);
+	CHECK_EQUAL(post(a, send_of(5, 8)), 0);
+	expect_wc(b, 10, IBV_WC_SUCCESS);
+	CHECK_EQUAL(state_of(b), IBV_QPS_RTS);
+	expect_no_event(b);
 }
 
 /* ---- there is no peer ----------------------------------------------------------------------- */
@@ -229,7 +205,7 @@ static void back_again(void)
 		struct side a, b;
 		struct ibv_wc wc;
 
-		open_pair(&a, &b, uc);
+		open_pair(&a, &b, (struct options){.uc = true});
 		/* Either side may be the one that connects. */
 		struct side *left = order ? &b : &a, *other = order ? &a : &b;
 		struct address address = address_of_side(left);
@@ -290,48 +266,41 @@ static void killed(void)
 
 /* IBTA 10.3.1.6: a failed request puts the send queue alone into error; receiving goes on, and the
  * application brings the queue pair back to RTS. */
-static void send_queue_error(void)
+static void send_queue_error(struct side *a, struct side *b)
 {
-	struct side a, b;
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS, .cur_qp_state = IBV_QPS_SQE};
 
-	open_pair(&a, &b, uc);
-	CHECK_EQUAL(post_recv_at(&a, 10, 0, 8), 0);
-	CHECK_EQUAL(post_recv_at(&b, 11, 0, 8), 0);
+	CHECK_EQUAL(post_recv_at(a, 10, 0, 8), 0);
+	CHECK_EQUAL(post_recv_at(b, 11, 0, 8), 0);
 	struct request requests[3] = {send_of(1, 8), send_of(2, 8), send_of(3, 8)};
 
 	requests[1].lkey = 0x12345;
-	CHECK_EQUAL(post_chain(&a, requests, 3), 0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
-	expect_wc(&a, 2, IBV_WC_LOC_PROT_ERR);
-	expect_wc(&a, 3, IBV_WC_WR_FLUSH_ERR);
-	CHECK_EQUAL(state_of(&a), IBV_QPS_SQE);
-	expect_wc(&b, 11, IBV_WC_SUCCESS);
-	carry_out(&a, IBV_WC_WR_FLUSH_ERR, send_of(4, 8));
-	carry_out(&b, IBV_WC_SUCCESS, send_of(5, 8));
-	expect_wc(&a, 10, IBV_WC_SUCCESS);
+	CHECK_EQUAL(post_chain(a, requests, 3), 0);
+	expect_wc(a, 1, IBV_WC_SUCCESS);
+	expect_wc(a, 2, IBV_WC_LOC_PROT_ERR);
+	expect_wc(a, 3, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(a), IBV_QPS_SQE);
+	expect_wc(b, 11, IBV_WC_SUCCESS);
+	carry_out(a, IBV_WC_WR_FLUSH_ERR, send_of(4, 8));
+	carry_out(b, IBV_WC_SUCCESS, send_of(5, 8));
+	expect_wc(a, 10, IBV_WC_SUCCESS);
 
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE), 0);
-	CHECK_EQUAL(post_recv_at(&b, 12, 0, 8), 0);
-	carry_out(&a, IBV_WC_SUCCESS, send_of(6, 8));
-	expect_wc(&b, 12, IBV_WC_SUCCESS);
-	close_pair(&a, &b);
+	CHECK_EQUAL(verbs->ibv_modify_qp(a->qp, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE), 0);
+	CHECK_EQUAL(post_recv_at(b, 12, 0, 8), 0);
+	carry_out(a, IBV_WC_SUCCESS, send_of(6, 8));
+	expect_wc(b, 12, IBV_WC_SUCCESS);
 }
 
 /* The receive's own memory is wrong: that is this side's fault, and ends its queue pair. */
-static void bad_receive(void)
+static void bad_receive(struct side *a, struct side *b)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, uc);
-	post_wrong_recv(&b, 10, 64);
-	CHECK_EQUAL(post_recv_at(&b, 11, 0, 64), 0);
-	carry_out(&a, IBV_WC_SUCCESS, send_of(1, 64));
-	expect_wc(&b, 10, IBV_WC_LOC_PROT_ERR);
-	expect_wc(&b, 11, IBV_WC_WR_FLUSH_ERR);
-	CHECK_EQUAL(state_of(&b), IBV_QPS_ERR);
-	CHECK_EQUAL(state_of(&a), IBV_QPS_RTS);
-	close_pair(&a, &b);
+	post_wrong_recv(b, 10, 64);
+	CHECK_EQUAL(post_recv_at(b, 11, 0, 64), 0);
+	carry_out(a, IBV_WC_SUCCESS, send_of(1, 64));
+	expect_wc(b, 10, IBV_WC_LOC_PROT_ERR);
+	expect_wc(b, 11, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(b), IBV_QPS_ERR);
+	CHECK_EQUAL(state_of(a), IBV_QPS_RTS);
 }
 
 /* ---- what no peer would say ---------------------------------------------------------------- */
@@ -406,15 +375,14 @@ int main(void)
 	limit_seconds(60);
 	STEP(between_processes()); /* first: they fork, and no device has been opened */
 	STEP(killed());
-	STEP(with_itself());
-	STEP(no_answers());
+	PAIR(no_answers, .uc = true);
 	STEP(dropped());
-	STEP(no_receive());
+	PAIR(no_receive, .uc = true);
 	STEP(no_peer());
 	STEP(another_service());
 	STEP(back_again());
-	STEP(send_queue_error());
-	STEP(bad_receive());
+	PAIR(send_queue_error, .uc = true);
+	PAIR(bad_receive, .uc = true);
 	STEP(hostile());
 	STEP(unfinished());
 	return 0;

@@ -191,10 +191,21 @@ static void extended_calls(void)
 	CHECK_EQUAL(cq->read_dlid_path_bits(cq), 0);
 	cq->end_poll(cq);
 	CHECK(filled(side.memory + 4096 + GRH, 64, 4));
-	/* Without an address nothing is posted. */
+	/* By value, the setters in the other order. */
+	CHECK_EQUAL(post_recv_at(&side, 1, 4096, GRH + 64), 0);
 	qp->wr_start(qp);
 	qp->wr_send(qp);
+	qp->wr_set_inline_data(qp, side.memory, 32);
+	qp->wr_set_ud_addr(qp, ah, own.qpn, QKEY);
+	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	CHECK_EQUAL(expect_wc(&side, 1, IBV_WC_SUCCESS).byte_len, GRH + 32);
+	/* Without an address nothing of the batch is posted. */
+	qp->wr_start(qp);
+	qp->wr_send(qp);
+	qp->wr_set_ud_addr(qp, ah, own.qpn, QKEY);
+	qp->wr_send(qp);
 	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
+	expect_no_wc(&side);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 	close_side(&side);
 }

@@ -230,14 +230,14 @@ static void refusals(void)
 	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_XRC_RECV};
 	struct ibv_send_wr send = {.opcode = IBV_WR_SEND}, *bad_send;
 	struct ibv_recv_wr receive = {0}, *bad_receive;
-	struct ibv_device_attr_ex device;
 
 	open_target(&a, (struct options){0}, -1);
 	open_target(&b, (struct options){0}, -1);
 	open_source(&source, (struct options){0});
 	struct verbs_context *calls = extended(a.side.context);
 
-	CHECK_EQUAL(calls->query_device_ex(a.side.context, NULL, &device, sizeof(device)), 0);
+	const struct ibv_device_attr_ex device = device_of(a.side.context);
+
 	CHECK(device.orig_attr.device_cap_flags & IBV_DEVICE_XRC);
 	CHECK_EQUAL(device.xrc_odp_caps, device.odp_caps.per_transport_caps.rc_odp_caps);
 
