@@ -6,8 +6,11 @@
  *   meson test -C build/plain --benchmark --verbose bench_cma
  */
 #define _GNU_SOURCE /* CPU_SET */
-#include "bench_side.h"
+#include "verbs_side.h"
 #include "wire/cma_descriptor.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 
 enum {
 	MOST = 4 << 20,
@@ -40,6 +43,84 @@ struct bench {
 	uint8_t *shared[2];
 };
 
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static double median(double *values, int count)
+{
+	qsort(values, (size_t)count, sizeof(*values), by_value);
+	return values[count / 2];
+}
+
+static int tcp_pair(const struct process *process)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET,
+				      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t length = sizeof(address);
+	const int on = 1;
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	if (process->child) {
+		int listener = fd;
+
+		CHECK_EQUAL(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+		CHECK_EQUAL(listen(listener, 1), 0);
+		CHECK_EQUAL(getsockname(listener, (struct sockaddr *)&address, &length), 0);
+		tell(process, &address, sizeof(address));
+		CHECK((fd = accept(listener, NULL, NULL)) >= 0);
+		close(listener);
+	} else {
+		hear(process, &address, sizeof(address));
+		CHECK_EQUAL(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	}
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	return fd;
+}
+
+/* Polling. */
+static void tcp_recv(int fd, uint8_t *at, size_t length)
+{
+	while (length) {
+		ssize_t n = recv(fd, at, length, MSG_DONTWAIT);
+
+		if (n < 0 && errno == EAGAIN)
+			continue;
+		CHECK(n > 0);
+		at += n;
+		length -= (size_t)n;
+	}
+}
+
+static void tcp_send(int fd, const uint8_t *at, size_t length)
+{
+	while (length) {
+		ssize_t n = send(fd, at, length, MSG_NOSIGNAL);
+
+		CHECK(n > 0);
+		at += n;
+		length -= (size_t)n;
+	}
+}
+
+/* Each process on a core of its own, if there are two. */
+static void settle(const struct process *process)
+{
+	cpu_set_t all, own;
+	int skip = process->child ? 1 : 0;
+
+	CPU_ZERO(&own);
+	if (sched_getaffinity(0, sizeof(all), &all) || CPU_COUNT(&all) < 2)
+		return;
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+		if (CPU_ISSET(cpu, &all) && skip-- == 0)
+			CPU_SET(cpu, &own);
+	sched_setaffinity(0, sizeof(own), &own);
+}
+
 static int repeats(uint32_t length)
 {
 	int count = BYTES / (int)length;
@@ -62,9 +143,9 @@ static void tcp(struct bench *bench, uint32_t length)
 	for (int i = repeats(length); i; i--) {
 		if (bench->process.child) {
 			tcp_send(bench->fd, bench->side.memory, length);
-			tcp_recv(bench->fd, &byte, 1, true);
+			tcp_recv(bench->fd, &byte, 1);
 		} else {
-			tcp_recv(bench->fd, bench->side.memory, length, true);
+			tcp_recv(bench->fd, bench->side.memory, length);
 			tcp_send(bench->fd, &byte, 1);
 		}
 	}

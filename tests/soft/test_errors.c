@@ -119,16 +119,6 @@ static void atomics(void)
 	close_pair(&a, &b);
 }
 
-static void message_too_long(struct side *a, struct side *b)
-{
-	CHECK_EQUAL(post_recv_at(b, 1, 0, 100), 0);
-	CHECK_EQUAL(post_recv_at(b, 2, 0, 1000), 0);
-	RUN(a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND, .wr_id = 3, .length = 1 << 20);
-	expect_wc(b, 1, IBV_WC_LOC_LEN_ERR);
-	expect_wc(b, 2, IBV_WC_WR_FLUSH_ERR);
-	CHECK_EQUAL(state_of(b), IBV_QPS_ERR);
-}
-
 static void local_protection(void)
 {
 	struct side a, b;
@@ -473,7 +463,6 @@ int main(void)
 	STEP(bad_keys_and_ranges());
 	STEP(rights_missing());
 	STEP(atomics());
-	PAIR(message_too_long, .memory = 1 << 20);
 	STEP(local_protection());
 	STEP(read_depth());
 	PAIR(receiver_not_ready, .rnr_timer = 1, .memory = 1 << 20);
