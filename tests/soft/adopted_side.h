@@ -15,7 +15,7 @@ enum {
 static inline int adopt_narrow(struct side *side, int buffer)
 {
 	const struct address absent = {.psn = PEER_PSN,
-				       .qpn = 77}; /* LID 0: nobody is looked for */
+				       .qpn = 77}; /* LID 0: no peer is looked for */
 	int fds[2];
 
 	bring_up(side, &absent);

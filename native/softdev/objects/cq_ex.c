@@ -97,6 +97,12 @@ READ(uint64_t, completion_ts, stamp.clock_ns)
 READ(uint64_t, completion_wallclock_ns, stamp.wallclock_ns)
 #undef READ
 
+#define OFFER(field, name)                                                                         \
+	do {                                                                                       \
+		if (wanted & IBV_WC_EX_WITH_##field)                                               \
+			cq->read_##name = read_##name;                                             \
+	} while (0)
+
 /* "Only fields that the user requested could be queried": the others stay NULL, as everywhere. */
 static void set_calls(struct ibv_cq_ex *cq, uint64_t wanted)
 {
@@ -106,24 +112,15 @@ static void set_calls(struct ibv_cq_ex *cq, uint64_t wanted)
 	cq->read_opcode = read_opcode;
 	cq->read_vendor_err = read_vendor_err;
 	cq->read_wc_flags = read_wc_flags;
-	if (wanted & IBV_WC_EX_WITH_BYTE_LEN)
-		cq->read_byte_len = read_byte_len;
-	if (wanted & IBV_WC_EX_WITH_IMM)
-		cq->read_imm_data = read_imm_data;
-	if (wanted & IBV_WC_EX_WITH_QP_NUM)
-		cq->read_qp_num = read_qp_num;
-	if (wanted & IBV_WC_EX_WITH_SRC_QP)
-		cq->read_src_qp = read_src_qp;
-	if (wanted & IBV_WC_EX_WITH_SLID)
-		cq->read_slid = read_slid;
-	if (wanted & IBV_WC_EX_WITH_SL)
-		cq->read_sl = read_sl;
-	if (wanted & IBV_WC_EX_WITH_DLID_PATH_BITS)
-		cq->read_dlid_path_bits = read_dlid_path_bits;
-	if (wanted & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP)
-		cq->read_completion_ts = read_completion_ts;
-	if (wanted & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
-		cq->read_completion_wallclock_ns = read_completion_wallclock_ns;
+	OFFER(BYTE_LEN, byte_len);
+	OFFER(IMM, imm_data);
+	OFFER(QP_NUM, qp_num);
+	OFFER(SRC_QP, src_qp);
+	OFFER(SLID, slid);
+	OFFER(SL, sl);
+	OFFER(DLID_PATH_BITS, dlid_path_bits);
+	OFFER(COMPLETION_TIMESTAMP, completion_ts);
+	OFFER(COMPLETION_TIMESTAMP_WALLCLOCK, completion_wallclock_ns);
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */

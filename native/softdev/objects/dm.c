@@ -32,39 +32,28 @@ static bool holds(const struct soft_dm *dm, uint64_t offset, size_t length)
 	return offset <= dm->length && length <= dm->length - offset;
 }
 
-/* As the cards that have such memory: they copy words of four bytes, and refuse anything else. */
-static int check_copy(const struct soft_dm *dm, uint64_t offset, size_t length)
+/* As the cards that have such memory: they copy words of four bytes, and refuse anything else.  Not
+ * torn between the device's own accesses: those are under the lock too. */
+static int copy(struct soft_dm *dm, uint64_t offset, size_t length, const void *from, void *to)
 {
 	if ((offset | length) % sizeof(uint32_t))
 		return EINVAL;
-	return holds(dm, offset, length) ? 0 : EFAULT;
-}
-
-/* Not torn between the device's own accesses: those are under the lock too. */
-static int memcpy_to_dm(struct ibv_dm *ibv, uint64_t offset, const void *host_addr, size_t length)
-{
-	struct soft_dm *dm = dm_of(ibv);
-	int rc = check_copy(dm, offset, length);
-
-	if (rc)
-		return rc;
+	if (!holds(dm, offset, length))
+		return EFAULT;
 	soft_lock();
-	memcpy(dm->memory + offset, host_addr, length);
+	memcpy(to ? to : dm->memory + offset, from ? from : dm->memory + offset, length);
 	soft_unlock();
 	return 0;
 }
 
-static int memcpy_from_dm(void *host_addr, struct ibv_dm *ibv, uint64_t offset, size_t length)
+static int memcpy_to_dm(struct ibv_dm *dm, uint64_t offset, const void *host_addr, size_t length)
 {
-	struct soft_dm *dm = dm_of(ibv);
-	int rc = check_copy(dm, offset, length);
+	return copy(dm_of(dm), offset, length, host_addr, NULL);
+}
 
-	if (rc)
-		return rc;
-	soft_lock();
-	memcpy(host_addr, dm->memory + offset, length);
-	soft_unlock();
-	return 0;
+static int memcpy_from_dm(void *host_addr, struct ibv_dm *dm, uint64_t offset, size_t length)
+{
+	return copy(dm_of(dm), offset, length, NULL, host_addr);
 }
 
 static int allocate(struct soft_dm *dm, const struct ibv_alloc_dm_attr *attr)
@@ -192,11 +181,8 @@ void soft_dm_release(struct soft_dm *dm)
 struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm_offset,
 			      size_t length, unsigned int access)
 {
-	const unsigned rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-				IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
-				IBV_ACCESS_ZERO_BASED;
 	struct soft_dm *dm = dm_of(ibv);
-	int rc = soft_mr_access(&access, rights);
+	int rc = soft_mr_access(&access, SOFT_RIGHTS | IBV_ACCESS_ZERO_BASED);
 
 	/* "the user must set the IBV_ACCESS_ZERO_BASED flag" */
 	if (!rc && (!(access & IBV_ACCESS_ZERO_BASED) || !holds(dm, dm_offset, length) ||

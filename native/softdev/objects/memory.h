@@ -23,6 +23,11 @@ struct soft_range {
 	uint64_t length;
 };
 
+/* Those that every region can give. */
+#define SOFT_RIGHTS                                                                                \
+	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |               \
+	 IBV_ACCESS_REMOTE_ATOMIC)
+
 /* A right beside those of enum ibv_access_flags: it is memory like any other, of which another
  * process can copy. */
 #define SOFT_ACCESS_CMA (1u << 31)

@@ -44,11 +44,9 @@ static uint64_t size_of(int fd, const struct stat *status)
 static int check_dmabuf(uint64_t offset, size_t length, uint64_t iova, int fd, unsigned *access,
 			bool *is_file)
 {
-	const unsigned rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-				IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	struct stat status;
-	int rc = soft_mr_access(access, rights);
+	int rc = soft_mr_access(access, SOFT_RIGHTS);
 
 	if (rc)
 		return rc;

@@ -260,20 +260,14 @@ int soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr)
 int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
 {
 	struct soft_qp *qp = soft_qp_of(ibv);
-	int rc = 0;
 
 	soft_lock();
 	uint32_t tail = qp->rq.tail;
-
 	/* IBTA 10.3.1.1; 10.2.9: with a shared receive queue there is no queue of its own, nor on
 	 * either side of XRC. */
-	if (ibv->state == IBV_QPS_RESET || ibv->srq || soft_is_xrc(ibv->qp_type))
-		rc = EINVAL;
-	for (; wr && !rc; wr = wr->next) {
-		rc = soft_receive_queue_post(&qp->rq, wr);
-		if (rc)
-			break;
-	}
+	bool none = ibv->state == IBV_QPS_RESET || ibv->srq || soft_is_xrc(ibv->qp_type);
+	int rc = none ? EINVAL : soft_receive_queue_post(&qp->rq, &wr);
+
 	SOFT_TRACE(receives, qp, tail);
 	if (rc) {
 		*bad_wr = wr;

@@ -483,11 +483,10 @@ static int check_values(const struct ibv_qp_attr *attr, int mask)
 {
 	/* Those of regions as well, which mean nothing here: programs pass on what they register
 	 * with. */
-	const unsigned rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-				IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
-				IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND |
-				IBV_ACCESS_HUGETLB | IBV_ACCESS_FLUSH_GLOBAL |
-				IBV_ACCESS_FLUSH_PERSISTENT | IBV_ACCESS_RELAXED_ORDERING;
+	const unsigned rights = SOFT_RIGHTS | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
+				IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB |
+				IBV_ACCESS_FLUSH_GLOBAL | IBV_ACCESS_FLUSH_PERSISTENT |
+				IBV_ACCESS_RELAXED_ORDERING;
 
 	/* Automatic path migration needs a second path, which a stream does not have. */
 	if (mask & IBV_QP_ALT_PATH ||
@@ -509,41 +508,34 @@ static int check_values(const struct ibv_qp_attr *attr, int mask)
 	return mask & IBV_QP_AV ? check_address(&attr->ah_attr) : 0;
 }
 
+#define TAKE(bit, member)                                                                          \
+	do {                                                                                       \
+		if (mask & (bit))                                                                  \
+			own->member = attr->member;                                                \
+	} while (0)
+
 static void apply(struct ibv_qp_attr *own, const struct ibv_qp_attr *attr, int mask)
 {
-	if (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY)
-		own->en_sqd_async_notify = attr->en_sqd_async_notify;
-	if (mask & IBV_QP_ACCESS_FLAGS)
-		own->qp_access_flags = attr->qp_access_flags;
-	if (mask & IBV_QP_PKEY_INDEX)
-		own->pkey_index = attr->pkey_index;
-	if (mask & IBV_QP_QKEY)
-		own->qkey = attr->qkey;
-	if (mask & IBV_QP_PORT)
-		own->port_num = attr->port_num;
-	if (mask & IBV_QP_AV)
-		own->ah_attr = attr->ah_attr;
-	if (mask & IBV_QP_PATH_MTU)
-		own->path_mtu = attr->path_mtu;
-	if (mask & IBV_QP_TIMEOUT)
-		own->timeout = attr->timeout;
-	if (mask & IBV_QP_RETRY_CNT)
-		own->retry_cnt = attr->retry_cnt;
-	if (mask & IBV_QP_RNR_RETRY)
-		own->rnr_retry = attr->rnr_retry;
-	if (mask & IBV_QP_RQ_PSN)
-		own->rq_psn = attr->rq_psn & SOFT_PSN_MASK;
-	if (mask & IBV_QP_SQ_PSN)
-		own->sq_psn = attr->sq_psn & SOFT_PSN_MASK;
-	if (mask & IBV_QP_MAX_QP_RD_ATOMIC)
-		own->max_rd_atomic = attr->max_rd_atomic;
-	if (mask & IBV_QP_MAX_DEST_RD_ATOMIC)
-		own->max_dest_rd_atomic = attr->max_dest_rd_atomic;
-	if (mask & IBV_QP_MIN_RNR_TIMER)
-		own->min_rnr_timer = attr->min_rnr_timer;
-	if (mask & IBV_QP_DEST_QPN)
-		own->dest_qp_num = attr->dest_qp_num;
+	TAKE(IBV_QP_EN_SQD_ASYNC_NOTIFY, en_sqd_async_notify);
+	TAKE(IBV_QP_ACCESS_FLAGS, qp_access_flags);
+	TAKE(IBV_QP_PKEY_INDEX, pkey_index);
+	TAKE(IBV_QP_QKEY, qkey);
+	TAKE(IBV_QP_PORT, port_num);
+	TAKE(IBV_QP_AV, ah_attr);
+	TAKE(IBV_QP_PATH_MTU, path_mtu);
+	TAKE(IBV_QP_TIMEOUT, timeout);
+	TAKE(IBV_QP_RETRY_CNT, retry_cnt);
+	TAKE(IBV_QP_RNR_RETRY, rnr_retry);
+	TAKE(IBV_QP_RQ_PSN, rq_psn);
+	TAKE(IBV_QP_SQ_PSN, sq_psn);
+	TAKE(IBV_QP_MAX_QP_RD_ATOMIC, max_rd_atomic);
+	TAKE(IBV_QP_MAX_DEST_RD_ATOMIC, max_dest_rd_atomic);
+	TAKE(IBV_QP_MIN_RNR_TIMER, min_rnr_timer);
+	TAKE(IBV_QP_DEST_QPN, dest_qp_num);
+	own->rq_psn &= SOFT_PSN_MASK;
+	own->sq_psn &= SOFT_PSN_MASK;
 }
+#undef TAKE
 
 /* The requesting side of XRC receives nothing, and what it tells its peer of itself when it connects
  * is the PSN of its first request, which it does not know before RTS. */

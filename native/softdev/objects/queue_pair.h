@@ -313,11 +313,15 @@ static inline struct ibv_sge *soft_receive_sges(const struct soft_receive_queue 
 	return &rq->sges[(size_t)(index & rq->mask) * rq->max_sge];
 }
 
-/* queues.c; zero or an errno value */
+/* queues.c */
+/* Slots for that many requests: a power of two, because the indices count up and wrap as 32 bits. */
+uint32_t soft_slots_for(uint32_t count);
+/* Zero or an errno value. */
 int soft_receive_queue_create(struct soft_receive_queue *rq, struct ibv_pd *pd, uint32_t max_wr,
 			      uint32_t max_sge);
 void soft_receive_queue_destroy(struct soft_receive_queue *rq);
-int soft_receive_queue_post(struct soft_receive_queue *rq, const struct ibv_recv_wr *wr);
+/* Those of the list up to the first that is refused, which *wr is then. */
+int soft_receive_queue_post(struct soft_receive_queue *rq, struct ibv_recv_wr **wr);
 /* Move the first one of `from` to the end of `to`, which has room for it. */
 void soft_receive_queue_move(struct soft_receive_queue *from, struct soft_receive_queue *to);
 

@@ -5,8 +5,7 @@
 
 #include "objects.h"
 
-/* Slots for `count` requests: a power of two, because the indices count up and wrap as 32 bits. */
-static uint32_t slots_for(uint32_t count)
+uint32_t soft_slots_for(uint32_t count)
 {
 	uint32_t slots = 1;
 
@@ -18,7 +17,7 @@ static uint32_t slots_for(uint32_t count)
 int soft_receive_queue_create(struct soft_receive_queue *rq, struct ibv_pd *pd, uint32_t max_wr,
 			      uint32_t max_sge)
 {
-	uint32_t slots = slots_for(max_wr);
+	uint32_t slots = soft_slots_for(max_wr);
 
 	*rq = (struct soft_receive_queue){
 		.slots = soft_queue_alloc(pd, slots, sizeof(*rq->slots), SOFT_RECEIVE_QUEUE),
@@ -42,7 +41,7 @@ void soft_receive_queue_destroy(struct soft_receive_queue *rq)
 	rq->sges = NULL;
 }
 
-int soft_receive_queue_post(struct soft_receive_queue *rq, const struct ibv_recv_wr *wr)
+static int post_one(struct soft_receive_queue *rq, const struct ibv_recv_wr *wr)
 {
 	uint64_t length = 0;
 
@@ -64,6 +63,19 @@ int soft_receive_queue_post(struct soft_receive_queue *rq, const struct ibv_recv
 	return 0;
 }
 
+int soft_receive_queue_post(struct soft_receive_queue *rq, struct ibv_recv_wr **wr)
+{
+	int rc = 0;
+
+	while (*wr) {
+		rc = post_one(rq, *wr);
+		if (rc)
+			break;
+		*wr = (*wr)->next;
+	}
+	return rc;
+}
+
 void soft_receive_queue_move(struct soft_receive_queue *from, struct soft_receive_queue *to)
 {
 	const struct soft_recv_wqe *receive = soft_receive_at(from, from->head);
@@ -77,7 +89,7 @@ void soft_receive_queue_move(struct soft_receive_queue *from, struct soft_receiv
 
 int soft_queues_create(struct soft_qp *qp)
 {
-	uint32_t sends = slots_for(qp->cap.max_send_wr);
+	uint32_t sends = soft_slots_for(qp->cap.max_send_wr);
 	struct ibv_pd *pd = qp->ibv.pd; /* or NULL */
 	int rc;
 

@@ -189,16 +189,11 @@ int soft_ibv_query_srq(struct ibv_srq *ibv, struct ibv_srq_attr *srq_attr)
 int soft_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
 {
 	struct soft_srq *srq = soft_srq_of(ibv);
-	int rc = 0;
 
 	soft_lock();
 	uint32_t tail = srq->rq.tail;
+	int rc = soft_receive_queue_post(&srq->rq, &wr);
 
-	for (; wr; wr = wr->next) {
-		rc = soft_receive_queue_post(&srq->rq, wr);
-		if (rc)
-			break;
-	}
 	SOFT_TRACE(shared_receives, srq, tail);
 	if (rc) {
 		*bad_wr = wr;

@@ -149,8 +149,17 @@ static void wr_abort(struct ibv_qp_ex *ex)
 
 /* ---- builders ------------------------------------------------------------------------------ */
 
-static void build(struct ibv_qp_ex *ex, uint64_t operation, struct ibv_send_wr wr)
+/* The bit of enum ibv_qp_create_send_ops_flags: numbered as the opcodes are, but for the last two. */
+static uint64_t operation_of(enum ibv_wr_opcode opcode)
 {
+	return opcode == IBV_WR_FLUSH          ? IBV_QP_EX_WITH_FLUSH
+	       : opcode == IBV_WR_ATOMIC_WRITE ? IBV_QP_EX_WITH_ATOMIC_WRITE
+					       : UINT64_C(1) << opcode;
+}
+
+static void build(struct ibv_qp_ex *ex, struct ibv_send_wr wr)
+{
+	uint64_t operation = operation_of(wr.opcode);
 	struct soft_qp *qp = qp_of(ex);
 	struct soft_batch *batch = qp->batch;
 
@@ -174,77 +183,70 @@ static void build(struct ibv_qp_ex *ex, uint64_t operation, struct ibv_send_wr w
 
 static void wr_send(struct ibv_qp_ex *ex)
 {
-	build(ex, IBV_QP_EX_WITH_SEND, (struct ibv_send_wr){.opcode = IBV_WR_SEND});
+	build(ex, (struct ibv_send_wr){.opcode = IBV_WR_SEND});
 }
 
 static void wr_send_imm(struct ibv_qp_ex *ex, uint32_t imm_data)
 {
-	build(ex, IBV_QP_EX_WITH_SEND_WITH_IMM,
-	      (struct ibv_send_wr){.opcode = IBV_WR_SEND_WITH_IMM, .imm_data = imm_data});
+	build(ex, (struct ibv_send_wr){.opcode = IBV_WR_SEND_WITH_IMM, .imm_data = imm_data});
 }
 
 static void wr_send_inv(struct ibv_qp_ex *ex, uint32_t invalidate_rkey)
 {
-	build(ex, IBV_QP_EX_WITH_SEND_WITH_INV,
-	      (struct ibv_send_wr){.opcode = IBV_WR_SEND_WITH_INV,
-				   .invalidate_rkey = invalidate_rkey});
+	build(ex, (struct ibv_send_wr){.opcode = IBV_WR_SEND_WITH_INV,
+				       .invalidate_rkey = invalidate_rkey});
 }
 
 static void wr_rdma_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr)
 {
-	build(ex, IBV_QP_EX_WITH_RDMA_WRITE,
+	build(ex,
 	      (struct ibv_send_wr){.opcode = IBV_WR_RDMA_WRITE, .wr.rdma = {remote_addr, rkey}});
 }
 
 static void wr_rdma_write_imm(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr,
 			      uint32_t imm_data)
 {
-	build(ex, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
-	      (struct ibv_send_wr){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
-				   .imm_data = imm_data,
-				   .wr.rdma = {remote_addr, rkey}});
+	build(ex, (struct ibv_send_wr){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
+				       .imm_data = imm_data,
+				       .wr.rdma = {remote_addr, rkey}});
 }
 
 static void wr_rdma_read(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr)
 {
-	build(ex, IBV_QP_EX_WITH_RDMA_READ,
-	      (struct ibv_send_wr){.opcode = IBV_WR_RDMA_READ, .wr.rdma = {remote_addr, rkey}});
+	build(ex, (struct ibv_send_wr){.opcode = IBV_WR_RDMA_READ, .wr.rdma = {remote_addr, rkey}});
 }
 
 static void wr_atomic_cmp_swp(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr,
 			      uint64_t compare, uint64_t swap)
 {
-	build(ex, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP,
-	      (struct ibv_send_wr){.opcode = IBV_WR_ATOMIC_CMP_AND_SWP,
-				   .wr.atomic = {remote_addr, compare, swap, rkey}});
+	build(ex, (struct ibv_send_wr){.opcode = IBV_WR_ATOMIC_CMP_AND_SWP,
+				       .wr.atomic = {remote_addr, compare, swap, rkey}});
 }
 
 static void wr_atomic_fetch_add(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr,
 				uint64_t add)
 {
-	build(ex, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
-	      (struct ibv_send_wr){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-				   .wr.atomic = {remote_addr, add, 0, rkey}});
+	build(ex, (struct ibv_send_wr){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+				       .wr.atomic = {remote_addr, add, 0, rkey}});
 }
 
 static void wr_local_inv(struct ibv_qp_ex *ex, uint32_t invalidate_rkey)
 {
-	build(ex, IBV_QP_EX_WITH_LOCAL_INV,
+	build(ex,
 	      (struct ibv_send_wr){.opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = invalidate_rkey});
 }
 
 static void wr_bind_mw(struct ibv_qp_ex *ex, struct ibv_mw *mw, uint32_t rkey,
 		       const struct ibv_mw_bind_info *bind_info)
 {
-	build(ex, IBV_QP_EX_WITH_BIND_MW,
+	build(ex,
 	      (struct ibv_send_wr){.opcode = IBV_WR_BIND_MW, .bind_mw = {mw, rkey, *bind_info}});
 }
 
 /* The device does not cut segments: such queue pairs are not made. */
 static void wr_send_tso(struct ibv_qp_ex *ex, void *hdr, uint16_t hdr_sz, uint16_t mss)
 {
-	build(ex, IBV_QP_EX_WITH_TSO,
-	      (struct ibv_send_wr){.opcode = IBV_WR_TSO, .tso = {hdr, hdr_sz, mss}});
+	build(ex, (struct ibv_send_wr){.opcode = IBV_WR_TSO, .tso = {hdr, hdr_sz, mss}});
 }
 
 static void wr_atomic_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr,
@@ -252,7 +254,7 @@ static void wr_atomic_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote
 {
 	const struct soft_qp *qp = qp_of(ex);
 
-	build(ex, IBV_QP_EX_WITH_ATOMIC_WRITE,
+	build(ex,
 	      (struct ibv_send_wr){.opcode = IBV_WR_ATOMIC_WRITE, .wr.rdma = {remote_addr, rkey}});
 	if (!qp->batch->open || qp->batch->error)
 		return;
@@ -273,13 +275,12 @@ static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, 
 			fail(qp_of(ex)->batch, EINVAL);
 		return;
 	}
-	build(ex, IBV_QP_EX_WITH_FLUSH,
-	      (struct ibv_send_wr){
-		      .opcode = IBV_WR_FLUSH,
-		      .wr.atomic = {.remote_addr = level == IBV_FLUSH_MR ? 0 : remote_addr,
-				    .compare_add = level == IBV_FLUSH_MR ? 0 : len,
-				    .swap = type | (unsigned)level << SOFT_FLUSH_LEVEL_SHIFT,
-				    .rkey = rkey}});
+	build(ex, (struct ibv_send_wr){
+			  .opcode = IBV_WR_FLUSH,
+			  .wr.atomic = {.remote_addr = level == IBV_FLUSH_MR ? 0 : remote_addr,
+					.compare_add = level == IBV_FLUSH_MR ? 0 : len,
+					.swap = type | (unsigned)level << SOFT_FLUSH_LEVEL_SHIFT,
+					.rkey = rkey}});
 }
 
 /* ---- setters ------------------------------------------------------------------------------- */

@@ -133,24 +133,19 @@ static enum soft_sink gap(struct soft_qp *qp, const struct soft_frame *frame)
 
 static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	switch (frame->syndrome) {
-	case SOFT_NAK_SEQUENCE:
+	static const enum ibv_wc_status statuses[] = {
+		[SOFT_NAK_INVALID_REQUEST] = IBV_WC_REM_INV_REQ_ERR,
+		[SOFT_NAK_REMOTE_ACCESS] = IBV_WC_REM_ACCESS_ERR,
+		[SOFT_NAK_REMOTE_OPERATION] = IBV_WC_REM_OP_ERR,
+		[SOFT_NAK_REQUESTERS_MEMORY] = IBV_WC_LOC_PROT_ERR,
+	};
+
+	if (frame->syndrome == SOFT_NAK_SEQUENCE)
 		return gap(qp, frame);
-	case SOFT_NAK_INVALID_REQUEST:
-		soft_send_fail(qp, IBV_WC_REM_INV_REQ_ERR);
-		return SOFT_SINK_DISCARD;
-	case SOFT_NAK_REMOTE_ACCESS:
-		soft_send_fail(qp, IBV_WC_REM_ACCESS_ERR);
-		return SOFT_SINK_DISCARD;
-	case SOFT_NAK_REMOTE_OPERATION:
-		soft_send_fail(qp, IBV_WC_REM_OP_ERR);
-		return SOFT_SINK_DISCARD;
-	case SOFT_NAK_REQUESTERS_MEMORY:
-		soft_send_fail(qp, IBV_WC_LOC_PROT_ERR);
-		return SOFT_SINK_DISCARD;
-	default:
+	if (frame->syndrome > SOFT_NAK_REQUESTERS_MEMORY || !statuses[frame->syndrome])
 		return SOFT_SINK_BROKEN;
-	}
+	soft_send_fail(qp, statuses[frame->syndrome]);
+	return SOFT_SINK_DISCARD;
 }
 
 /* ---- data ---------------------------------------------------------------------------------- */

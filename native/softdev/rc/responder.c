@@ -26,10 +26,9 @@ int soft_responder_resize(struct soft_qp *qp, uint32_t depth)
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
-	uint32_t before = responder->responses ? responder->response_mask + 1 : 0, slots = 1;
+	uint32_t before = responder->responses ? responder->response_mask + 1 : 0;
+	uint32_t slots = soft_slots_for(depth);
 
-	while (slots < depth)
-		slots *= 2;
 	if (slots <= before)
 		return 0;
 	struct soft_response *responses = calloc(slots, sizeof(*responses));
