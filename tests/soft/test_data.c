@@ -247,40 +247,52 @@ static void with_itself(void)
 	close_side(&a);
 }
 
-/* Two processes: 2,000 messages of changing sizes there and back, writes and atomics in between. */
-static void between_processes(void)
+/* Two processes: messages of changing sizes there and back, sends and writes, with immediate data; on RC
+ * atomics in between. */
+static void between_processes(bool uc)
 {
 	enum {
 		ROUNDS = 2000,
-		ROOM = 1 << 17,
-		WORD = 4 * ROOM
+		ROOM = 1 << 20,
+		WORD = 2 * ROOM
 	};
 	struct process process = split();
 	struct side side;
 
 	limit_seconds(60);
-	open_side(&side, (struct options){.memory = 5 * ROOM});
-	CHECK_EQUAL(to_init(&side), 0);
-	CHECK_EQUAL(post_recv_at(&side, 1, ROOM, ROOM), 0);
+	open_side(&side, (struct options){.memory = WORD + 64, .uc = uc});
 	struct address peer = exchange(&process, &side);
 
+	CHECK_EQUAL(to_init(&side), 0);
+	CHECK_EQUAL(post_recv_at(&side, 1, ROOM, ROOM), 0);
 	CHECK_EQUAL(to_rtr(&side, &peer), 0);
 	CHECK_EQUAL(to_rts(&side), 0);
+	process_barrier(&process); /* UC loses what comes before */
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		uint32_t length = 1 + (round * 7919u) % (round % 50 ? 5000 : ROOM);
-		bool mine = (round & 1) == (process.child != 0);
+		bool mine = (round & 1) == (process.child != 0), write = round % 3 == 0;
 
 		if (mine) {
 			fill(side.memory, length, round);
-			POST(&side, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 3, .length = 8,
-			     .offset = WORD + 8, .remote = peer.memory + WORD, .rkey = peer.rkey,
-			     .compare_add = 1);
-			POST(&side, IBV_WR_SEND, .wr_id = 2, .length = length);
-			expect_wc(&side, 3, IBV_WC_SUCCESS);
+			if (!uc)
+				POST(&side, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 3, .length = 8,
+				     .offset = WORD + 8, .remote = peer.memory + WORD,
+				     .rkey = peer.rkey, .compare_add = 1);
+			POST(&side, write ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_SEND_WITH_IMM,
+			     .wr_id = 2, .length = length, .imm = round,
+			     .remote = peer.memory + ROOM, .rkey = peer.rkey);
+			if (!uc)
+				expect_wc(&side, 3, IBV_WC_SUCCESS);
 			expect_wc(&side, 2, IBV_WC_SUCCESS);
-			CHECK(*(uint64_t *)(void *)(side.memory + WORD + 8) == round / 2);
+			CHECK(uc || *(uint64_t *)(void *)(side.memory + WORD + 8) == round / 2);
 		} else {
-			CHECK_EQUAL(expect_wc(&side, 1, IBV_WC_SUCCESS).byte_len, length);
+			struct ibv_wc wc = expect_wc(&side, 1, IBV_WC_SUCCESS);
+
+			CHECK_EQUAL(wc.opcode, write ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV);
+			CHECK_EQUAL(wc.byte_len, length);
+			CHECK_EQUAL(wc.wc_flags, IBV_WC_WITH_IMM);
+			CHECK_EQUAL(wc.imm_data, round);
+			CHECK_EQUAL(wc.src_qp, peer.qpn);
 			CHECK(filled(side.memory + ROOM, length, round));
 			CHECK_EQUAL(post_recv_at(&side, 1, ROOM, ROOM), 0);
 		}
@@ -293,7 +305,8 @@ static void between_processes(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(between_processes()); /* first: it forks, and no device has been opened */
+	STEP(between_processes(false)); /* first: they fork, and no device has been opened */
+	STEP(between_processes(true));
 	STEP(within_one_process());
 	STEP(with_itself());
 	STEP(sizes());
