@@ -219,15 +219,9 @@ void soft_port_detach(struct soft_context *context);
 /* The open context after that one, the first one after NULL; NULL after the last one. */
 struct soft_context *soft_port_next_context(struct soft_context *context);
 bool soft_port_is_down(void);
-/* The addresses of the host have changed, or may have. */
-void soft_port_addresses(void);
 /* Messages that came with a wrong Q_Key: ibv_query_port(3). */
 extern uint32_t soft_port_bad_qkeys;
 extern const struct soft_subsystem soft_port_subsystem;
-
-/* addresses.c: calls soft_port_addresses when the kernel says so, from one call to the other */
-void soft_addresses_watch(void);
-void soft_addresses_unwatch(void);
 
 /* ---- async.c: asynchronous events of a context --------------------------------------------- */
 

@@ -5,6 +5,10 @@
  * (aiordma_embedded_raise), and really happens: more than the event.
  */
 #include <errno.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
 
 #include "objects.h"
 
@@ -33,13 +37,53 @@ static void for_queue_pairs(void (*what)(struct soft_qp *qp))
 			what(qp);
 }
 
+/* ---- the host's addresses, which are the port's GIDs ----------------------------------------- */
+
+/* The addresses of the host have changed, or may have. */
+static void read_addresses(void)
+{
+	if (!soft_gid_refresh())
+		return;
+	soft_engine_port_changed(SOFT_PORT_ADDRESSES);
+	tell(IBV_EVENT_GID_CHANGE);
+}
+
+static void addresses_changed(struct soft_fd_watch *watch, uint32_t events)
+{
+	/* What exactly has changed is read from the source itself; that messages have been lost
+	 * (ENOBUFS) is news of the same kind. */
+	(void)events;
+	while (recv(watch->fd, soft_scratch()->input, SOFT_STAGING_SIZE, MSG_DONTWAIT) > 0)
+		;
+	read_addresses();
+}
+
+static struct soft_fd_watch watch = {.fd = -1, .ready = addresses_changed};
+
+/* rtnetlink(7) says when they change. */
+static void watch_addresses(void)
+{
+	struct sockaddr_nl address = {
+		.nl_family = AF_NETLINK,
+		.nl_groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR,
+	};
+
+	if (watch.watched)
+		return;
+	/* Where that is not allowed, the table is read again with every device that is opened. */
+	watch.fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
+	if (watch.fd >= 0 && (bind(watch.fd, (struct sockaddr *)&address, sizeof(address)) ||
+			      soft_watch(&watch, EPOLLIN)))
+		soft_watch_close(&watch);
+}
+
 /* ---- contexts ------------------------------------------------------------------------------ */
 
 void soft_port_attach(struct soft_context *context)
 {
 	soft_lock();
-	soft_addresses_watch();
-	soft_port_addresses();
+	watch_addresses();
+	read_addresses();
 	soft_list_append(&contexts, &context->of_device);
 	soft_unlock();
 }
@@ -49,7 +93,7 @@ void soft_port_detach(struct soft_context *context)
 	soft_lock();
 	soft_list_remove(&context->of_device);
 	if (soft_list_empty(&contexts))
-		soft_addresses_unwatch();
+		soft_watch_close(&watch);
 	soft_unlock();
 }
 
@@ -72,14 +116,6 @@ static void reset(void)
 const struct soft_subsystem soft_port_subsystem = {.stop = reset, .forked = reset};
 
 /* ---- what can happen ----------------------------------------------------------------------- */
-
-void soft_port_addresses(void)
-{
-	if (!soft_gid_refresh())
-		return;
-	soft_engine_port_changed(SOFT_PORT_ADDRESSES);
-	tell(IBV_EVENT_GID_CHANGE);
-}
 
 /* Nothing is taken in, nothing goes out.  Reliable queue pairs try for as long as their attributes
  * say, and so do their peers. */
