@@ -24,9 +24,10 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import cache, lru_cache, partial
+from dataclasses import replace
+from functools import cache, partial
 from ssl import SSLContext
-from types import BuiltinFunctionType, FunctionType, MethodType, TracebackType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Self, Unpack, cast
 
 from . import verbs
@@ -58,7 +59,7 @@ from ._transport.acceptor import Acceptor
 from ._transport.arguments import check_config, check_host, check_source, port_number
 from ._transport.auth import NO_SECURITY, Security
 from ._transport.batch import Batch
-from ._transport.connect_attempt import unanswered
+from ._transport.connect_attempt import Target, unanswered
 from ._transport.connect_oob import PendingConnection
 from ._transport.connection import Connection, Statistics
 from ._transport.inspection import ConnectionRequest, OnRequest, check_data, introduce
@@ -139,26 +140,18 @@ async def resolve(
     check_host(host)
     port = port_number(port)  # the resolver would take it modulo 2^16
     flags |= socket.AI_PASSIVE if passive else 0
+    kind = socket.SOCK_STREAM
     try:
-        # A numeric host is not looked up anywhere: no thread is needed that may block.  The name of
-        # an interface behind it is, and may be another one's tomorrow.
-        ask = _parsed.__wrapped__ if "%" in host else _parsed
-        return list(ask(host, port, family, flags | socket.AI_NUMERICHOST))
+        # A numeric host is not looked up anywhere: no thread is needed that may block.
+        numeric_only = flags | socket.AI_NUMERICHOST
+        infos = socket.getaddrinfo(host, port, family, kind, flags=numeric_only)
     except socket.gaierror:
         try:
             loop = asyncio.get_running_loop()
-            infos = await loop.getaddrinfo(
-                host, port, family=family, type=socket.SOCK_STREAM, flags=flags
-            )
+            infos = await loop.getaddrinfo(host, port, family=family, type=kind, flags=flags)
         except socket.gaierror as error:
             raise AddressError(f"{host!r} is not a known host: {error.strerror}") from error
-        return [numeric(info[4]) for info in infos]
-
-
-@lru_cache  # programs connect to the same few hosts again
-def _parsed(host: str, port: int, family: int, flags: int) -> tuple[Address, ...]:
-    infos = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=flags)
-    return tuple(numeric(info[4]) for info in infos)
+    return [numeric(info[4]) for info in infos]
 
 
 def numeric(name: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> Address:
@@ -212,16 +205,15 @@ async def connect_with(
     `family` and `flags` are the resolver's.  `all_errors`: where no address can be connected to, an
     ExceptionGroup with the error of each, as of `loop.create_connection`.
     """
-    check_source(options["source"])
-    check_options(options["via"], options["config"])
+    via, source, config = options["via"], options["source"], options["config"]
+    check_source(source)
+    check_options(via, config)
     data = check_data(data)
-    chosen, asked = choose_device(options["device"])
+    to = Target(*choose_device(options["device"]), (host, port), source, config, security)
+    find = partial(resolve, host, port, family=family, flags=flags)
     errors: list[Exception] = []
     try:
-        find = partial(resolve, host, port, family=family, flags=flags)
-        connection = await _connect(
-            options, security, host, port, find, errors, chosen, asked, data
-        )
+        connection = await _connect(to, via, find, data, errors)
     except (RDMAError, OSError) as error:
         observation.failed(host_port((host, port)), error, accepted=False)
         if all_errors:
@@ -234,35 +226,24 @@ async def connect_with(
 
 
 async def _connect(
-    options: ClientOptions,
-    security: Security,
-    host: str,
-    port: int,
+    to: Target,
+    via: Via,
     find: Callable[[], Awaitable[list[Address]]],
-    errors: list[Exception],
-    chosen: verbs.Device,
-    asked: str | None,
     data: bytes,
+    errors: list[Exception],
 ) -> Connection:
-    via, source, config = options["via"], options["source"], options["config"]
+    """To the first of the addresses that `find` returns and that lets it; else `errors` has all."""
+    connect = connect_tcp.connect if via == "tcp" else connect_cm.connect
     try:
-        async with asyncio.timeout(config.connect_timeout):
+        async with asyncio.timeout(to.config.connect_timeout):
             for address in await find():
                 try:
-                    if via == "tcp":
-                        connection = await connect_tcp.connect(
-                            chosen, address, source, config, security
-                        )
-                    else:
-                        connection = await connect_cm.connect(
-                            chosen.library, asked, address, source, config, security
-                        )
-                    return await introduce(connection, data)
+                    return await introduce(await connect(replace(to, address=address)), data)
                 except OSError as error:
                     errors.append(error)
             raise errors[-1]
     except TimeoutError as error:
-        errors.append(unanswered((host, port), via, config.connect_timeout))
+        errors.append(unanswered(to.address, via, to.config.connect_timeout))
         raise errors[-1] from error
 
 
@@ -480,12 +461,7 @@ class Listener:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
@@ -751,12 +727,7 @@ class Server:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

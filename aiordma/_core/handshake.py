@@ -51,12 +51,14 @@ _VERSION = 2
 
 _HELLO = struct.Struct("<4sBBBBIHHQQ")
 _HELLO_MAGIC = b"AIOR"
-_IN_BAND = 2
-_ENCRYPTS = 4
-_MEMORY_IN_CLEAR = 8
-_STREAM = 16
-_INSPECTS = 32
-_AUTHENTICATES = 64
+_HELLO_FLAGS = {
+    "in_band": 2,
+    "encrypts": 4,
+    "memory_in_clear": 8,
+    "stream": 16,
+    "inspects": 32,
+    "authenticates": 64,
+}
 HELLO_SIZE = _HELLO.size
 """Bytes of a packed :class:`Hello`."""
 CHALLENGE_MAGIC = b"AIOC"
@@ -142,12 +144,7 @@ class Hello:
         return _HELLO.pack(
             _HELLO_MAGIC,
             _VERSION,
-            _AUTHENTICATES * self.authenticates
-            | _IN_BAND * self.in_band
-            | _ENCRYPTS * self.encrypts
-            | _MEMORY_IN_CLEAR * self.memory_in_clear
-            | _STREAM * self.stream
-            | _INSPECTS * self.inspects,
+            sum(bit for name, bit in _HELLO_FLAGS.items() if getattr(self, name)),
             self.max_rd_atomic,
             self.max_dest_rd_atomic,
             self.eager_size,
@@ -170,7 +167,7 @@ def _unpack_hello(data: bytes) -> Hello:
         what="hello",
         magic=_HELLO_MAGIC,
         version=_VERSION,
-        flags=_AUTHENTICATES | _IN_BAND | _ENCRYPTS | _MEMORY_IN_CLEAR | _STREAM | _INSPECTS,
+        flags=sum(_HELLO_FLAGS.values()),
         size=HELLO_SIZE,
         padded=True,
     )
@@ -185,12 +182,7 @@ def _unpack_hello(data: bytes) -> Hello:
             lend_quota=lend_quota,
             max_rd_atomic=max_rd_atomic,
             max_dest_rd_atomic=max_dest_rd_atomic,
-            authenticates=bool(flags & _AUTHENTICATES),
-            in_band=bool(flags & _IN_BAND),
-            encrypts=bool(flags & _ENCRYPTS),
-            memory_in_clear=bool(flags & _MEMORY_IN_CLEAR),
-            stream=bool(flags & _STREAM),
-            inspects=bool(flags & _INSPECTS),
+            **{name: bool(flags & bit) for name, bit in _HELLO_FLAGS.items()},
         )
     except ValueError as error:
         raise ProtocolError(f"hello: the peer offers what cannot be: {error}") from None

@@ -49,31 +49,6 @@ MIN_RECEIVE = HEADER_SIZE + MAX_LENGTH + TAG_SIZE
 """Bytes that every receive must have: any of them may be hit by the longest control message."""
 
 
-class MessageType(IntEnum):
-    """The type of a control message, which stands third in its array."""
-
-    REGION_GRANT = 3
-    REGION_RETURN = 4
-    REGION_REQUEST = 5
-    REGION_RELEASE = 6
-    PING = 7
-    PONG = 8
-    GOODBYE = 9
-    ERROR = 10
-    AUTH_HELLO = 11
-    AUTH_ANSWER = 12
-    AUTH_PROOF = 13
-    RECEIVE_SIZE = 14
-    CONNECT_REQUEST = 15
-    CONNECT_REPLY = 16
-    READY_TO_USE = 17
-    REGION_END = 18
-    REGION_RENEW = 19
-    REGION_LEASE = 20
-    CONNECT_DATA = 21
-    CONNECT_ACCEPTED = 22
-
-
 class ErrorCode(IntEnum):
     """Why a request was refused. Numbers that are not here may come from a later release."""
 
@@ -304,30 +279,31 @@ Message: TypeAlias = (
 BEFORE_PROOF: frozenset[type[Message]] = frozenset({AuthHello, AuthAnswer, AuthProof, Goodbye})
 """Messages that a peer may send before it has proved the key: all others end the connection."""
 
-_TYPES: Mapping[type[Message], MessageType] = MappingProxyType(
+NUMBERS: Mapping[type[Message], int] = MappingProxyType(
     {
-        RegionGrant: MessageType.REGION_GRANT,
-        RegionReturn: MessageType.REGION_RETURN,
-        RegionRequest: MessageType.REGION_REQUEST,
-        RegionRelease: MessageType.REGION_RELEASE,
-        RegionEnd: MessageType.REGION_END,
-        RegionRenew: MessageType.REGION_RENEW,
-        RegionLease: MessageType.REGION_LEASE,
-        Ping: MessageType.PING,
-        Pong: MessageType.PONG,
-        Goodbye: MessageType.GOODBYE,
-        Error: MessageType.ERROR,
-        AuthHello: MessageType.AUTH_HELLO,
-        AuthAnswer: MessageType.AUTH_ANSWER,
-        AuthProof: MessageType.AUTH_PROOF,
-        ReceiveSize: MessageType.RECEIVE_SIZE,
-        ConnectRequest: MessageType.CONNECT_REQUEST,
-        ConnectReply: MessageType.CONNECT_REPLY,
-        ReadyToUse: MessageType.READY_TO_USE,
-        ConnectData: MessageType.CONNECT_DATA,
-        ConnectAccepted: MessageType.CONNECT_ACCEPTED,
+        RegionGrant: 3,
+        RegionReturn: 4,
+        RegionRequest: 5,
+        RegionRelease: 6,
+        Ping: 7,
+        Pong: 8,
+        Goodbye: 9,
+        Error: 10,
+        AuthHello: 11,
+        AuthAnswer: 12,
+        AuthProof: 13,
+        ReceiveSize: 14,
+        ConnectRequest: 15,
+        ConnectReply: 16,
+        ReadyToUse: 17,
+        RegionEnd: 18,
+        RegionRenew: 19,
+        RegionLease: 20,
+        ConnectData: 21,
+        ConnectAccepted: 22,
     }
 )
+"""The type of each message as a number, which stands third in its array."""
 
 
 def _codecs(cls: type[Message]) -> tuple[tuple[str, Codec], ...]:
@@ -337,7 +313,7 @@ def _codecs(cls: type[Message]) -> tuple[tuple[str, Codec], ...]:
 
 # By type: the class and, for the request id and each field of the body, name and codec.
 _FORMATS: dict[int, tuple[type[Message], tuple[tuple[str, Codec], ...]]] = {
-    number: (cls, _codecs(cls)) for cls, number in _TYPES.items()
+    number: (cls, _codecs(cls)) for cls, number in NUMBERS.items()
 }
 
 
@@ -376,7 +352,7 @@ def encode(message: Message) -> bytes:
 
 
 def _encode(message: Message) -> bytes:
-    number = _TYPES[type(message)]
+    number = NUMBERS[type(message)]
     _, codecs = _FORMATS[number]
     _check(message)
     values = []
@@ -387,7 +363,7 @@ def _encode(message: Message) -> bytes:
     except ValueError as error:
         raise ValueError(f"{type(message).__name__}.{name}: {error}") from None
     request_id, *body = values
-    return _pack([MAGIC, VERSION, int(number), request_id, body])
+    return _pack([MAGIC, VERSION, number, request_id, body])
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:

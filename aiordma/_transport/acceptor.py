@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from .._core.refusal import pack_refusal
@@ -22,12 +22,18 @@ from ..errors import (
     host_port,
 )
 from . import observation
+from .admission_control import (
+    FailureLimit,
+    FairShare,
+    NoRoomError,
+    networks_of,
+    places,
+    setting,
+)
 from .auth import Security, new_ticket_office
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
 from .endpoint import LocalEndpoint
-from .failure_limit import FailureLimit
-from .fair_share import FairShare, NoRoomError, networks_of, places, setting
 from .inspection import OnRequest, Way, admits, refuse
 
 if TYPE_CHECKING:
@@ -94,11 +100,12 @@ class Request(Protocol):
         """None: it is gone, and no longer known."""
 
     def has_ticket(self, acceptor: Acceptor) -> bool:
-        """Whether the handshake may begin.
+        """Whether the handshake may begin, which it may where it takes the ticket itself.
 
         False: the peer has been told to come again with a ticket, and the request is over.
         ProtocolError or AuthenticationError for a peer that is not let in.
         """
+        return True
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
         """Does the whole handshake; its connection is made by `Acceptor.make`."""
@@ -132,24 +139,18 @@ class Place:
             self._limits.give_back(self._host)
 
 
-def _name(peer: Address | None) -> str | None:
-    return host_port(peer) if peer is not None else None
-
-
+@dataclass(eq=False)
 class Handshake:
     """A handshake that is under way."""
 
-    def __init__(
-        self, request: Request, host: str, share: FairShare[Handshake], limits: ConnectionLimits
-    ) -> None:
-        self.request = request
-        self.peer = _name(request.peer_address)  # it may not be known any more when it fails
-        self.host = host
-        self.share = share
-        self.place = Place(host, limits)
-        self.task: asyncio.Task[None] | None = None
-        self.begun = False
-        self.dropped: RDMAError | None = None
+    request: Request
+    peer: str | None  # it may not be known any more when it fails
+    host: str
+    share: FairShare[Handshake]
+    place: Place
+    task: asyncio.Task[None] | None = None
+    begun: bool = False
+    dropped: RDMAError | None = None
 
 
 class Acceptor:
@@ -192,33 +193,27 @@ class Acceptor:
         strangers keep each other from nothing; one that finds none uses a socket.
         """
         share = self._in_band if in_band else self._strangers
-        peer = request.peer_address
-        networks = networks_of(peer[0]) if peer else ("",)
+        address = request.peer_address
+        peer = host_port(address) if address else None
+        networks = networks_of(address[0]) if address else ("",)
         host = networks[-1]
-        error = self._objection(host, in_band=in_band)
-        if error is None:
-            try:
-                if not request.has_ticket(self):
-                    return
-                goes = share.make_room(networks)
-            except NoRoomError:
-                error = BusyError(f"too many handshakes are under way ({setting(share.limit)})")
-            except RDMAError as refused:
-                error = refused
-                self._count_failure(host, error)
-            else:
-                if goes is not None:
-                    self._drop(
-                        goes,
-                        BusyError(f"it gave way to a newer handshake ({setting(share.limit)})"),
-                    )
-        if error is not None:
-            logger.info("%r turned away: %s", request, error)
-            observation.failed(_name(peer), error, accepted=True)
-            request.give_up(error)
-            del error  # its frames have this one
+        try:
+            self._check_open(host, in_band=in_band)
+            if not request.has_ticket(self):
+                return
+            evicted = share.make_room(networks)
+        except NoRoomError:
+            error = BusyError(f"too many handshakes are under way ({setting(share.limit)})")
+            self._give_up(request, peer, error, "turned away")
             return
-        handshake = Handshake(request, host, share, self._limits)
+        except RDMAError as error:
+            self._count_failure(host, error)
+            self._give_up(request, peer, error, "turned away")
+            return
+        if evicted is not None:
+            why = f"it gave way to a newer handshake ({setting(share.limit)})"
+            self._evict(evicted, BusyError(why))
+        handshake = Handshake(request, peer, host, share, Place(host, self._limits))
         share.add(handshake, networks)
         # Not by the task factory: an eager one would run it before it is among the handshakes.
         handshake.task = task = asyncio.Task(self._serve(handshake), loop=self._loop)
@@ -230,27 +225,32 @@ class Acceptor:
         """The number of those under way."""
         return len(self._handshakes)
 
-    def _objection(self, host: str, *, in_band: bool) -> RDMAError | None:
+    def _check_open(self, host: str, *, in_band: bool) -> None:
+        """ConnectionClosedError, or BusyError for a host that failed too often, without a key."""
         if self.closed:
-            return ConnectionClosedError("the listener is closed")
+            raise ConnectionClosedError("the listener is closed")
         if in_band or self.security.auth is None:
-            return None
+            return
         wait = self._failures.wait(host, self._loop.time())
-        if not wait:
-            return None
-        if self._failures.first_report(host):
-            logger.warning("%s is turned away for a while: too many failed handshakes", host)
-        return BusyError(f"too many handshakes failed for want of the key: wait {wait:.1f} seconds")
+        if wait:
+            if self._failures.first_report(host):
+                logger.warning("%s is turned away for a while: too many failed handshakes", host)
+            raise BusyError(
+                f"too many handshakes failed for want of the key: wait {wait:.1f} seconds"
+            )
 
-    def _drop(self, handshake: Handshake, error: RDMAError) -> None:
+    def _give_up(self, request: Request, peer: str | None, error: BaseException, how: str) -> None:
+        logger.info("%r %s: %r", request, how, error)
+        observation.failed(peer, error, accepted=True)
+        request.give_up(error)
+
+    def _evict(self, handshake: Handshake, error: RDMAError) -> None:
         """Ends a handshake now; its place among the connections is free at once."""
         handshake.dropped = error
         handshake.share.remove(handshake)
         handshake.place.free()
         if not handshake.begun:  # else its task does it
-            logger.info("%r dropped: %s", handshake.request, error)
-            observation.failed(handshake.peer, error, accepted=True)
-            handshake.request.give_up(error)
+            self._give_up(handshake.request, handshake.peer, error, "dropped")
         assert handshake.task is not None
         handshake.task.cancel()
 
@@ -264,7 +264,9 @@ class Acceptor:
         except BaseException as error:
             # The peer, or this machine, failed one handshake: the listener goes on.
             self._count_failure(handshake.host, error)
-            if not self._failed(handshake, handshake.dropped or error):
+            reason = handshake.dropped or error
+            self._give_up(request, handshake.peer, reason, "failed")
+            if not isinstance(reason, (RDMAError, OSError)):
                 raise
         else:
             if self.security.auth is not None:
@@ -276,13 +278,6 @@ class Acceptor:
         finally:
             handshake.share.remove(handshake)
             handshake.task = None  # which keeps the error that cancels it, whose frames have this
-
-    def _failed(self, handshake: Handshake, error: BaseException) -> bool:
-        """Gives up a handshake; whether it is the peer, or this machine, that failed."""
-        logger.info("%r failed: %r", handshake.request, error)
-        observation.failed(handshake.peer, error, accepted=True)
-        handshake.request.give_up(error)
-        return isinstance(error, (RDMAError, OSError))
 
     async def _admits(self, connection: Connection, handshake: Handshake, limit: float) -> bool:
         """Whether there is a place for it, and the application takes it.
@@ -324,11 +319,10 @@ class Acceptor:
             self._limits.check(handshake.host)
         try:
             attempt.take_over(endpoint())
-            attempt.make()
+            attempt.make(handshake.place.free)
         except BaseException:
             handshake.place.free()
             raise
-        attempt.on_closed(handshake.place.free)
 
     def proved(self) -> None:
         """For a running handshake that can still tell its peer that all places are taken.

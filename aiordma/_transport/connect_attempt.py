@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, Self, TypeVar
 
+from .. import verbs
 from .._core import protocol
 from .._core.handshake import Hello
 from .._native.calls import shortage_hint
 from ..cm.address import Address
+from ..config import Config
 from ..errors import AuthenticationError, UnreachableError, host_port
-from .auth import NOT_THE_SAME_KEY, KeyProof
+from .auth import NOT_THE_SAME_KEY, KeyProof, Security
 from .connection import Connection
 from .endpoint import LocalEndpoint
 from .lifecycle import ControlChannel, Link, NoLink, weakly
 from .tcp_link import TCPLink
 
 E = TypeVar("E", bound=LocalEndpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A peer to connect to, and how."""
+
+    device: verbs.Device
+    only: str | None
+    """The name of the device, if no other one may be used."""
+    address: Address
+    source: Address | None
+    config: Config
+    security: Security
 
 
 class ConnectAttempt(Generic[E]):
@@ -49,22 +65,17 @@ class ConnectAttempt(Generic[E]):
         assert self._connection is not None
         return self._connection
 
-    def make(self) -> None:
-        """Makes the connection: all of it that can be made before the peer is known."""
+    def make(self, on_closed: Callable[[], None] | None = None) -> None:
+        """Makes the connection: all of it that can be made before the peer is known.
+
+        Calls `on_closed` when the connection has ended, or the attempt has failed.
+        """
         self._connection = Connection(self.endpoint)
+        self._connection._on_closed = on_closed
 
     def post_receives(self) -> None:
         """Before the peer may send."""
         self.connection._post_receives()
-
-    def on_closed(self, callback: Callable[[], None]) -> None:
-        """Calls it when the connection has ended, or the attempt has failed."""
-        self.connection._on_closed = callback
-
-    @property
-    def on_disconnect(self) -> Callable[[str], None]:
-        """For the link, which calls it with the reason.  It does not keep the connection alive."""
-        return weakly(self.connection._disconnected)
 
     @cached_property
     def control_channel(self) -> ControlChannel:
@@ -100,6 +111,7 @@ class ConnectAttempt(Generic[E]):
     async def start(self, peer: Hello, *, client: bool) -> Connection:
         """The link is up: returns the connection, once both sides have proved a key."""
         connection = self.connection
+        self.link.established(weakly(connection._disconnected))
         await connection._start(self.link, peer, client=client)
         return connection
 

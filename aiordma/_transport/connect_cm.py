@@ -16,7 +16,6 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Never
 
 from .. import cm, verbs
@@ -43,9 +42,9 @@ from ..errors import (
     host_port,
 )
 from ..verbs._device.route_lookup import active_port
-from .acceptor import Acceptor, packed_refusal
+from .acceptor import Acceptor, Request, packed_refusal
 from .auth import NOT_THE_SAME_KEY, Security, new_ticket
-from .connect_attempt import ConnectAttempt
+from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
 from .endpoint import LocalEndpoint, make_hello, route_errors
 from .inspection import Way
@@ -59,7 +58,6 @@ VIA_HINT = 'is an aiordma listener running there, with via="cm" and not "tcp"?'
 # that are not those of its connection manager.
 NO_LISTENER = 8
 NOT_THIS_PROTOCOL = -errno.EPROTO
-
 
 # Requests of a client with a key: for a challenge, with a ticket, and with another one if the first
 # challenge is out of use already, since so many others have come meanwhile.
@@ -173,47 +171,33 @@ def make_endpoint(id: cm.ConnectionId, config: Config, security: Security) -> Lo
     return endpoint
 
 
-async def connect(
-    library: verbs.Library,
-    device: str | None,
-    address: Address,
-    source: Address | None,
-    config: Config,
-    security: Security,
-) -> Connection:
+async def connect(to: Target) -> Connection:
     """Connects to one numeric address.  The caller bounds the time."""
-    resolve = partial(_resolve, library, device, address, source, config)
     challenge = b""
     for left in reversed(range(TRIES)):
-        link = await resolve()
+        link = await _resolve(to)
         try:
-            if security.auth is not None and not challenge:
-                await _ask(link, address, config, security)
-            return await _connect(link, address, config, security, challenge)
+            if to.security.auth is not None and not challenge:
+                await _ask(link, to)
+            return await _connect(link, to, challenge)
         except ChallengedError as error:
-            security.agree(error.listener, address)
+            to.security.agree(error.listener, to.address)
             if not left:
                 raise
             challenge = error.challenge
     raise AssertionError("unreachable")
 
 
-async def _resolve(
-    library: verbs.Library,
-    device: str | None,
-    address: Address,
-    source: Address | None,
-    config: Config,
-) -> CMLink:
+async def _resolve(to: Target) -> CMLink:
     """An id with a route to the address."""
-    link = CMLink(*make_id(library, cm.PortSpace.TCP))
-    id = link.id
+    link = CMLink(*make_id(to.device.library, cm.PortSpace.TCP))
+    id, config = link.id, to.config
     try:
         if config.type_of_service:
             id.set_tos(config.type_of_service)
-        id.resolve_addr(address, source=source, timeout=config.connect_timeout)
+        id.resolve_addr(to.address, source=to.source, timeout=config.connect_timeout)
         await link.expect(cm.EventType.ADDR_RESOLVED)
-        check_device(id, device, address)
+        check_device(id, to.only, to.address)
         id.resolve_route(timeout=config.connect_timeout)
         await link.expect(cm.EventType.ROUTE_RESOLVED)
     except BaseException:
@@ -222,25 +206,23 @@ async def _resolve(
     return link
 
 
-async def _ask(link: CMLink, address: Address, config: Config, security: Security) -> Never:
+async def _ask(link: CMLink, to: Target) -> Never:
     """Raises ChallengedError, or what the listener has against it.  Takes over `link`."""
     try:
-        hello = make_hello(config, security)
+        hello = make_hello(to.config, to.security)
         link.id.connect(cm.ConnectionParameters(private_data=hello.pack()))
         event = await link.expect(cm.EventType.CONNECT_RESPONSE)  # there is no queue pair
-        security.agree(Hello.unpack(event.private_data), address)
-        raise ProtocolError(f"{host_port(address)} has a key, and wants no ticket")
+        to.security.agree(Hello.unpack(event.private_data), to.address)
+        raise ProtocolError(f"{host_port(to.address)} has a key, and wants no ticket")
     finally:
         link.release()
 
 
-async def _connect(
-    link: CMLink, address: Address, config: Config, security: Security, challenge: bytes = b""
-) -> Connection:
+async def _connect(link: CMLink, to: Target, challenge: bytes) -> Connection:
     """Takes over `link`."""
-    id = link.id
+    id, security = link.id, to.security
     with ConnectAttempt[LocalEndpoint](link) as attempt:
-        attempt.take_over(make_endpoint(id, config, security))
+        attempt.take_over(make_endpoint(id, to.config, security))
         attempt.make()
         attempt.post_receives()
         ticket = b""
@@ -250,8 +232,7 @@ async def _connect(
         event = await link.expect(cm.EventType.ESTABLISHED)
         attempt.endpoint.withhold_rights()  # which the connection manager has granted
         peer = Hello.unpack(event.private_data)
-        security.agree(peer, address)
-        link.established(attempt.on_disconnect)
+        security.agree(peer, to.address)
         return await attempt.start(peer, client=True)
 
 
@@ -309,7 +290,7 @@ class CMListener:
         self._events.release()
 
 
-class CMRequest:
+class CMRequest(Request):
     """A connect request of the connection manager."""
 
     via: Way = "cm"
@@ -354,7 +335,6 @@ class CMRequest:
         attempt.endpoint.withhold_rights()  # which the connection manager has granted
         await link.expect(cm.EventType.ESTABLISHED)
         acceptor.security.agree(peer)  # by now the peer has got our hello, and knows as well
-        link.established(attempt.on_disconnect)
         return await attempt.start(peer, client=False)
 
     def give_up(self, error: BaseException) -> None:

@@ -35,7 +35,6 @@ from .._core.handshake import Endpoint, Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
 from .._native import fork
 from ..cm.address import Address
-from ..config import Config
 from ..errors import (
     BusyError,
     ConnectionBrokenError,
@@ -45,9 +44,8 @@ from ..errors import (
     RejectedError,
     host_port,
 )
-from .acceptor import Acceptor, ConnectionLimitError, refusal_text
-from .auth import Security
-from .connect_attempt import ConnectAttempt
+from .acceptor import Acceptor, ConnectionLimitError, Request, refusal_text
+from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
 from .connection_group import ConnectionGroup, GroupMember
 from .endpoint import AddressedEndpoint
@@ -70,6 +68,10 @@ class PeerKey(NamedTuple):
     address: Address
     source: Address | None
     auth: bytes | None
+
+    @classmethod
+    def of(cls, to: Target) -> PeerKey:
+        return cls(to.device.name, to.address, to.source, to.security.auth)
 
 
 _groups: weakref.WeakKeyDictionary[
@@ -194,10 +196,11 @@ def _initiate_over(member: GroupMember, channel: ControlChannel) -> None:
     channel.handle(Initiator(channel))
 
 
-def add_group(key: PeerKey, member: GroupMember, channel: ControlChannel) -> None:
+def add_group(to: Target, member: GroupMember, channel: ControlChannel) -> None:
     """The first of a group: further connections to this peer are opened over it from now on."""
     _initiate_over(member, channel)
     groups = _groups.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
+    key = PeerKey.of(to)
     known = groups.get(key)
     if known is None or not known.alive:
         groups[key] = member.group
@@ -211,31 +214,24 @@ def _able_initiator(group: ConnectionGroup) -> Initiator | None:
     return None
 
 
-async def connect(
-    key: PeerKey, device: verbs.Device, config: Config, security: Security
-) -> Connection | None:
+async def connect(to: Target) -> Connection | None:
     """Connects over an existing connection.  None: a socket is to be used."""
     groups = _groups.get(asyncio.get_running_loop())
-    group = groups.get(key) if groups else None
+    group = groups.get(PeerKey.of(to)) if groups else None
     initiator = _able_initiator(group) if group is not None and group.usable else None
     if group is None or initiator is None:
         return None
     try:
-        return await _connect(group, initiator, device, config, security)
+        return await _connect(group, initiator, to)
     except FallbackToSocket as error:
-        logger.info("connecting to %s on a socket: %s", host_port(key.address), error)
+        logger.info("connecting to %s on a socket: %s", host_port(to.address), error)
         return None
 
 
-async def _connect(
-    group: ConnectionGroup,
-    initiator: Initiator,
-    device: verbs.Device,
-    config: Config,
-    security: Security,
-) -> Connection:
+async def _connect(group: ConnectionGroup, initiator: Initiator, to: Target) -> Connection:
+    config, security = to.config, to.security
     with ConnectAttempt[AddressedEndpoint]() as attempt:
-        attempt.take_over(AddressedEndpoint(device, config, security, group.local_address))
+        attempt.take_over(AddressedEndpoint(to.device, config, security, group.local_address))
         pending = initiator.request(group, attempt.endpoint)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(config.connect_timeout * REPLY_SHARE, pending.time_out)
@@ -247,7 +243,6 @@ async def _connect(
             attempt.endpoint.connect(remote, group.peer_address)
             attempt.post_receives()
             attempt.link = pending.member
-            pending.member.on_end(attempt.on_disconnect)
             connection = await attempt.start(peer, client=True)
             if peer.in_band:
                 _initiate_over(pending.member, attempt.control_channel)
@@ -324,7 +319,7 @@ REFUSALS: dict[type[BaseException], protocol.ErrorCode] = {
 }
 
 
-class InbandRequest:
+class InbandRequest(Request):
     """A connect request that came over an existing connection."""
 
     via: Way = "in-band"
@@ -352,10 +347,6 @@ class InbandRequest:
     def peer_address(self) -> Address | None:
         return self._member.peer_address
 
-    def has_ticket(self, acceptor: Acceptor) -> bool:
-        """The connection that it came over needed one."""
-        return True
-
     async def handshake(self, acceptor: Acceptor) -> Connection:
         responder, member, attempt = self._responder, self._member, self._attempt
         acceptor.make(
@@ -375,7 +366,6 @@ class InbandRequest:
         self._reply(attempt.endpoint)
         acceptor.security.agree(self._peer)
         await first_arrival(channel, member)
-        member.on_end(attempt.on_disconnect)
         accept_over(
             channel,
             responder.group,
@@ -417,6 +407,6 @@ async def first_arrival(channel: ControlChannel, member: GroupMember) -> None:
             arrived.set_exception(ConnectionBrokenError(reason))
 
     channel.on_first_arrival(arrive)
-    member.on_end(end)
+    member.established(end)
     await arrived
     channel.on_first_arrival(None)

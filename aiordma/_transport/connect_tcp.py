@@ -43,7 +43,6 @@ from .._loop.device_failures import FailureWatch
 from .._loop.driver import Watch
 from .._native import fork
 from ..cm.address import Address
-from ..config import Config
 from ..errors import (
     AddressError,
     AuthenticationError,
@@ -55,13 +54,13 @@ from ..errors import (
     host_port,
 )
 from . import connect_inband
-from .acceptor import Acceptor, ConnectionLimitError, packed_refusal
-from .auth import Security, new_ticket, new_ticket_office
-from .connect_attempt import ConnectAttempt
+from .acceptor import Acceptor, ConnectionLimitError, Request, packed_refusal
+from .admission_control import SilentSockets
+from .auth import new_ticket, new_ticket_office
+from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
 from .connection_group import ConnectionGroup
 from .endpoint import AddressedEndpoint, ForeignAddressError, make_hello
-from .first_bytes import SilentSockets
 from .inspection import Way
 from .tcp_link import (
     REFUSED,
@@ -100,26 +99,22 @@ def unpack_offer(data: bytes) -> tuple[Endpoint, Hello]:
     return Endpoint.unpack(data[:ENDPOINT_SIZE]), Hello.unpack(data[ENDPOINT_SIZE:])
 
 
-async def connect(
-    device: verbs.Device,
-    address: Address,
-    source: Address | None,
-    config: Config,
-    security: Security,
-) -> Connection:
+async def connect(to: Target) -> Connection:
     """Connects to one numeric address.  The caller bounds the time."""
-    peer_key = connect_inband.PeerKey(device.name, address, source, security.auth)
+    config, security = to.config, to.security
     if config.in_band and security.tls is None:
-        connected = await connect_inband.connect(peer_key, device, config, security)
+        connected = await connect_inband.connect(to)
         if connected is not None:
             return connected
-    tcp = await open_link(address, source, security)
+    tcp = await open_link(to.address, to.source, security)
     with ConnectAttempt[AddressedEndpoint](tcp) as attempt:
-        endpoint = attempt.take_over(AddressedEndpoint(device, config, security, tcp.local_address))
+        endpoint = attempt.take_over(
+            AddressedEndpoint(to.device, config, security, tcp.local_address)
+        )
         tcp.write(MAGIC + endpoint.packed())
         attempt.make()  # while the other side makes its own
         answer, peer = await read_message(tcp)
-        security.agree(peer, address)
+        security.agree(peer, to.address)
         if security.auth is not None:
             tcp.write(TICKET + new_ticket(security.auth, answer, endpoint.packed()))
             proof = attempt.begin_proof(tcp, client=True)
@@ -133,12 +128,10 @@ async def connect(
         if security.auth is not None:
             await tcp.read(len(READY), READY)
         if not (config.in_band and peer.in_band):
-            tcp.established(attempt.on_disconnect)
             return await attempt.start(peer, client=True)
         attempt.link = member = ConnectionGroup(tcp).join(0)
-        member.on_end(attempt.on_disconnect)
         connection = await attempt.start(peer, client=True)
-        connect_inband.add_group(peer_key, member, attempt.control_channel)
+        connect_inband.add_group(to, member, attempt.control_channel)
         return connection
 
 
@@ -225,7 +218,7 @@ class TCPListener:
         self._socket.close()
 
 
-class TCPRequest:
+class TCPRequest(Request):
     """An accepted socket."""
 
     via: Way = "tcp"
@@ -247,10 +240,6 @@ class TCPRequest:
     @property
     def peer_address(self) -> Address | None:
         return self._address
-
-    def has_ticket(self, acceptor: Acceptor) -> bool:
-        """The handshake takes it from the socket."""
-        return True
 
     def challenge(self, acceptor: Acceptor) -> tuple[socket.socket, Address] | None:
         """The socket and its address, if it is to wait for a ticket, for which it was challenged.
@@ -329,9 +318,6 @@ class TCPRequest:
             connect_inband.accept_over(
                 attempt.control_channel, group, self._listener.device, acceptor
             )
-            member.on_end(attempt.on_disconnect)
-        else:
-            tcp.established(attempt.on_disconnect)
         return await attempt.start(peer, client=False)
 
     def give_up(self, error: BaseException) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from .._core import connection_states, protocol
@@ -524,12 +523,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _: object, exc: BaseException | None, traceback: object) -> None:
         """Closes it; if an exception leaves the block, the peer gets ConnectionBrokenError.
 
         The peer is told the type of the exception, not its text.  SystemExit and KeyboardInterrupt,

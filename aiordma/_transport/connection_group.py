@@ -44,12 +44,12 @@ class GroupMember:
     def attach(self, channel: ControlChannel) -> None:
         self.channel = channel
 
-    def on_end(self, callback: Callable[[str], None]) -> None:
+    def established(self, on_end: Callable[[str], None]) -> None:
         """Calls it when the peer's end is gone, at most once, and soon if it is gone now.
 
         Not at once: the connection is about to look at the frames that came before that end.
         """
-        self._on_end = callback
+        self._on_end = on_end
         if self._end_reason is not None:
             asyncio.get_running_loop().call_soon(self.end, self._end_reason)
 

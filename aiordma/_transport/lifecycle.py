@@ -70,6 +70,9 @@ class Link(Protocol):
     @property
     def peer_address(self) -> Address | None: ...
 
+    def established(self, on_end: Callable[[str], None]) -> None:
+        """The handshake is done; calls `on_end` with the reason when the peer is gone, once."""
+
     def close(self) -> None:
         """Disconnects, before the queue pair is destroyed.  Never raises, never blocks."""
 
@@ -82,6 +85,9 @@ class NoLink:
 
     local_address: Address | None = None
     peer_address: Address | None = None
+
+    def established(self, on_end: Callable[[str], None]) -> None:
+        """The end is found by the connection itself."""
 
     def close(self) -> None:
         """The peer is told by the goodbye alone."""

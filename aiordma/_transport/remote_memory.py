@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from .._core import protocol
@@ -180,12 +179,7 @@ class RemoteRegion(RemoteMemory):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if not self.ended:
             await self.release()
 

@@ -23,7 +23,7 @@ from aiordma import (
     streams,
     verbs,
 )
-from aiordma._transport import failure_limit
+from aiordma._transport import admission_control
 from aiordma._transport.connect_tcp import MAGIC
 from aiordma.errors import RejectedError
 
@@ -169,8 +169,8 @@ async def test_failing_handshakes_of_a_host_are_limited(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a word of other hosts, and until time has passed, which it does not here."""
-    monkeypatch.setattr(failure_limit, "HOST_BURST", 3)
-    monkeypatch.setattr(failure_limit, "HOST_RATE", 1e-6)
+    monkeypatch.setattr(admission_control, "HOST_BURST", 3)
+    monkeypatch.setattr(admission_control, "HOST_RATE", 1e-6)
     async with await listening(factory, KEY) as listener:
         await elsewhere_is_let_in(factory, listener)
         for _ in range(3):
@@ -203,8 +203,8 @@ async def test_failing_handshakes_are_limited_in_all(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then one of a host is enough, but none is needed of a host that has not failed."""
-    monkeypatch.setattr(failure_limit, "TOTAL_BURST", 4)
-    monkeypatch.setattr(failure_limit, "TOTAL_RATE", 1e-6)
+    monkeypatch.setattr(admission_control, "TOTAL_BURST", 4)
+    monkeypatch.setattr(admission_control, "TOTAL_RATE", 1e-6)
     async with await listening(factory, KEY) as listener:
         for last in range(10, 14):
             await fails(factory, listener, f"127.0.0.{last}")
@@ -217,8 +217,8 @@ async def test_a_proof_forgives_its_host(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host of many programs is not shut out by one of them that has the wrong key."""
-    monkeypatch.setattr(failure_limit, "HOST_BURST", 3)
-    monkeypatch.setattr(failure_limit, "HOST_RATE", 1e-6)
+    monkeypatch.setattr(admission_control, "HOST_BURST", 3)
+    monkeypatch.setattr(admission_control, "HOST_RATE", 1e-6)
     async with await listening(factory, KEY) as listener:
         for _ in range(3):
             for _ in range(2):
@@ -233,8 +233,8 @@ async def test_silence_is_no_failure(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Silent peers try no key, so they do not keep out others of their host."""
-    monkeypatch.setattr(failure_limit, "HOST_BURST", 1)
-    monkeypatch.setattr(failure_limit, "HOST_RATE", 1e-6)
+    monkeypatch.setattr(admission_control, "HOST_BURST", 1)
+    monkeypatch.setattr(admission_control, "HOST_RATE", 1e-6)
     caplog.set_level("INFO", "aiordma.acceptor")
     late = 5 if factory.via == "tcp" else 0  # the connection manager has no use for a part
     async with await listening(factory, KEY) as listener:

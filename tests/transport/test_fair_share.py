@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from aiordma._transport import failure_limit
-from aiordma._transport.failure_limit import FailureLimit
-from aiordma._transport.fair_share import FairShare, NoRoomError, networks_of
+from aiordma._transport import admission_control
+from aiordma._transport.admission_control import FailureLimit, FairShare, NoRoomError, networks_of
 
 LIMIT = 16  # of which two are a network's share
 
@@ -146,11 +145,11 @@ def test_the_networks_of_an_address(host: str, networks: tuple[str, ...]) -> Non
 
 def test_failures_are_forgotten_in_time() -> None:
     limit = FailureLimit(0.0)
-    for _ in range(failure_limit.HOST_BURST):
+    for _ in range(admission_control.HOST_BURST):
         assert limit.wait("a", 0.0) == 0
         limit.failed("a", 0.0)
-    assert limit.wait("a", 0.0) == 1 / failure_limit.HOST_RATE
-    assert limit.wait("a", 1 / failure_limit.HOST_RATE) == 0
+    assert limit.wait("a", 0.0) == 1 / admission_control.HOST_RATE
+    assert limit.wait("a", 1 / admission_control.HOST_RATE) == 0
     limit.failed("a", 1.0)
     assert limit.wait("b", 1.0) == 0
 
@@ -160,14 +159,14 @@ def test_failures_that_were_under_way_count() -> None:
     limit = FailureLimit(0.0)
     for _ in range(1000):
         limit.failed("a", 0.0)
-    assert limit.wait("a", 0.0) == (1 + failure_limit.HOST_BURST) / failure_limit.HOST_RATE
+    assert limit.wait("a", 0.0) == (1 + admission_control.HOST_BURST) / admission_control.HOST_RATE
 
 
 def test_no_more_hosts_are_remembered_than_are_allowed() -> None:
     limit = FailureLimit(0.0)
-    for number in range(2 * failure_limit.MAX_HOSTS):
+    for number in range(2 * admission_control.MAX_HOSTS):
         limit.failed(str(number), 0.0)
-    assert len(limit._hosts) == failure_limit.MAX_HOSTS
+    assert len(limit._hosts) == admission_control.MAX_HOSTS
 
 
 def test_a_host_is_reported_once_until_it_is_forgotten() -> None:

@@ -3,7 +3,7 @@
  * The oldest one of the fullest network, if that has more than its share, and in it of the fullest
  * smaller network that has more than a share, and so on; else the oldest of all: so a new one always
  * gets a place, and one network cannot keep others out.  The transport has the same rule, with a
- * choice by lot (aiordma/_transport/fair_share.py); here the first message follows at once, and so
+ * choice by lot (aiordma/_transport/admission_control.py); here the first message follows at once, and so
  * many places are not taken by others in between.  Under the engine's lock.
  */
 #ifndef AIORDMA_SOFTDEV_FAIR_SHARE_H
