@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from ._core.arguments import choice, integer, seconds, truth
 from ._core.region import Rights
-from ._core.timers import ack_seconds, rnr_seconds
+from ._core.timers import ack_seconds
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -120,13 +120,7 @@ class Config:
     ack_timeout: float = _ranged(0.067, 8.2e-6, 8796)
     """Seconds until a retransmission, rounded up to 4.096 us times a power of 2.  A dead path is
     noticed after about `ack_timeout * (retry_count + 1)`, or up to four times that.  An int from 1
-    to 31 is refused, here and for `rnr_timer`: it would be the encoded number of a program in C."""
-    rnr_retry: int = _ranged(7, 0, 7)
-    """Retries, 0 to 7, when the peer's device has no receive ready; 7: no limit.  Flow control
-    keeps that from happening."""
-    rnr_timer: float | None = _ranged(None, 10e-6, 0.65536)
-    """Seconds until such a retry, which this side asks of the peer's device (`via="tcp"`).  None:
-    the usual 0.64 ms."""
+    to 31 is refused: it would be the encoded number of a program in C."""
     type_of_service: int = _ranged(0, 0, 0xFF)
     """Type of service (IPv4) or traffic class (IPv6) of the packets, 0 to 255.  The embedded device
     sets it on TCP connections only, with the connection manager."""
@@ -175,10 +169,13 @@ _CONVERSIONS: dict[str, Callable[[str, object], Any]] = {
 }
 """The conversion of a value, by the annotation of its field."""
 
-_TIMERS = {"ack_timeout": ack_seconds, "rnr_timer": rnr_seconds}
-
 _FIELDS = [
-    (it.name, _TIMERS.get(it.name, _CONVERSIONS[kind]), kind != it.type, it.metadata.get("range"))
+    (
+        it.name,
+        ack_seconds if it.name == "ack_timeout" else _CONVERSIONS[kind],
+        kind != it.type,
+        it.metadata.get("range"),
+    )
     for it in fields(Config)
     for kind in [str(it.type).removesuffix(" | None")]
 ]

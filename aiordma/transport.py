@@ -277,7 +277,31 @@ def check_security(
     return Security(auth, ssl, hostname, encrypt, stream)
 
 
-class Listener:
+class Listening:
+    """The addresses of a listener or server."""
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Every address where it listens, all with the same port."""
+        raise NotImplementedError
+
+    @property
+    def address(self) -> Address:
+        """The first of `addresses`; the port is the real one when 0 was asked for."""
+        return self.addresses[0]
+
+    @property
+    def host(self) -> str:
+        """The numeric host of `address`."""
+        return self.address[0]
+
+    @property
+    def port(self) -> int:
+        """The port of `address`."""
+        return self.address[1]
+
+
+class Listener(Listening):
     """Accepts connections: `await accept()`, or `async for conn in listener`.  Made by `listen`.
 
     `device` is the name of its device. Finished connections wait here until they are accepted;
@@ -307,21 +331,6 @@ class Listener:
     def addresses(self) -> tuple[Address, ...]:
         """Every address where it listens, all with the same port."""
         return tuple(port.address for port in self._ports)
-
-    @property
-    def address(self) -> Address:
-        """The first of `addresses`; the port is the real one when 0 was asked for."""
-        return self._ports[0].address
-
-    @property
-    def host(self) -> str:
-        """The numeric host of `address`."""
-        return self.address[0]
-
-    @property
-    def port(self) -> int:
-        """The port of `address`."""
-        return self.address[1]
 
     def _figures(self) -> ListenerState:
         """Its part of `aiordma.snapshot`. Any thread may ask."""
@@ -451,12 +460,7 @@ class Listener:
         except RuntimeError:  # the loop has been closed
             self._loop_shutdown.remove(self)
             self._end_without_loop()
-        warnings.warn(
-            text,
-            ResourceWarning,
-            source=self,
-            stacklevel=1,
-        )
+        warnings.warn(text, ResourceWarning, source=self, stacklevel=1)
 
     async def __aenter__(self) -> Self:
         return self
@@ -477,11 +481,6 @@ def deliver_to(listener: Listener) -> Callable[[Connection], None]:
             found._deliver(connection)
 
     return deliver
-
-
-def fail_listener(listener: Listener) -> Callable[[Exception], None]:
-    """For the acceptor, as `deliver_to`."""
-    return weakly(listener._fail)
 
 
 @shows(ListenOptions, LISTEN)
@@ -536,7 +535,7 @@ async def listen_with(
     if not addresses:
         raise ValueError("the server has no host to listen on: host is an empty sequence")
     listener = Listener(chosen.name, backlog)  # after the await: the loop may end in it
-    acceptor = Acceptor(config, security, deliver_to(listener), fail_listener(listener), on_request)
+    acceptor = Acceptor(config, security, deliver_to(listener), weakly(listener._fail), on_request)
 
     def listen_on(address: Address) -> Port:
         if via == "tcp":
@@ -587,7 +586,7 @@ def check_handler(handler: Handler) -> None:
         ) from None
 
 
-class Server:
+class Server(Listening):
     """A listener that runs a handler for every connection.  Made by `start_server`."""
 
     def __init__(self, listener: Listener, handler: Handler) -> None:
@@ -606,24 +605,9 @@ class Server:
         return f"<Server of {self._listener!r}, {len(self._tasks)} connections>"
 
     @property
-    def address(self) -> Address:
-        """The first of `addresses`; the port is the real one when 0 was asked for."""
-        return self._listener.address
-
-    @property
     def addresses(self) -> tuple[Address, ...]:
         """Every address where it listens, all with the same port."""
         return self._listener.addresses
-
-    @property
-    def host(self) -> str:
-        """The numeric host of `address`."""
-        return self._listener.host
-
-    @property
-    def port(self) -> int:
-        """The port of `address`."""
-        return self._listener.port
 
     @property
     def device(self) -> str:

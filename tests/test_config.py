@@ -37,7 +37,7 @@ def test_numbers_of_numpy(field: Field[Any]) -> None:
     kind: Any
     kind, value = (np.int64, 9) if str(field.type).startswith("int") else (np.float32, 0.5)
     value = {"path_mtu": 1024, "max_eager_size": 2048, "eager_size": 2048, "pool_limit": 1 << 30,
-             "retry_count": 5, "rnr_retry": 5}.get(field.name, value)  # fmt: skip
+             "retry_count": 5}.get(field.name, value)  # fmt: skip
     taken = getattr(Config(**{field.name: kind(value)}), field.name)
     assert (type(taken), taken) == (type(value), value)
     if kind is np.float32:
@@ -53,9 +53,7 @@ def test_truth_and_whole_seconds() -> None:
     assert (config.huge_pages, config.in_band, config.keep_alive) == (True, False, 1.0)
 
 
-@pytest.mark.parametrize(("name", "decoded"), [("ack_timeout", "0.0671"), ("rnr_timer", "0.00128")])
-def test_numbers_that_a_program_in_c_would_write(name: str, decoded: str) -> None:
-    for number in (14, np.int64(14)):
-        encoded: dict[str, Any] = {name: number}
-        with pytest.raises(ValueError, match=rf"Config.{name} of 14: .*\(14\), {decoded} s"):
-            Config(**encoded)
+@pytest.mark.parametrize("number", [14, np.int64(14)])
+def test_a_number_that_a_program_in_c_would_write(number: Any) -> None:
+    with pytest.raises(ValueError, match=r"Config.ack_timeout of 14: .*\(14\), 0.0671 s"):
+        Config(ack_timeout=number)

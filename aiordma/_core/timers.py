@@ -36,12 +36,6 @@ def ack_seconds(name: str, value: object, *, endless: bool = False) -> float:
     return as_seconds(name, value, endless=endless)
 
 
-def rnr_seconds(name: str, value: object, *, endless: bool = False) -> float:
-    """An argument that is a time until a retry, as :func:`arguments.seconds`."""
-    _refuse_encoded(name, value, decode_rnr_timer)
-    return as_seconds(name, value, endless=endless)
-
-
 def encode_ack_timeout(seconds: float) -> int:
     """The 5-bit exponent of at least ``seconds``; ``math.inf`` gives 0, which never times out."""
     seconds = ack_seconds("an ack timeout", seconds, endless=True)
@@ -66,7 +60,8 @@ def decode_ack_timeout(exponent: int) -> float:
 
 def encode_rnr_timer(seconds: float) -> int:
     """The code of at least ``seconds`` (0 to 0.65536), which the peer waits before it retries."""
-    seconds = rnr_seconds("an RNR timer", seconds, endless=True)
+    _refuse_encoded("an RNR timer", seconds, decode_rnr_timer)
+    seconds = as_seconds("an RNR timer", seconds, endless=True)
     if not 0 <= seconds <= _RNR_MILLISECONDS[-1] / 1000:
         raise ValueError(f"an RNR timer of {seconds} s: it must be 0 to 0.65536")
     return (bisect_left(_RNR_MILLISECONDS, seconds * 1000 * _TOLERANCE) + 1) % 32

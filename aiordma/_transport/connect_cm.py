@@ -152,7 +152,6 @@ def parameters(
         responder_resources=responder,
         initiator_depth=initiator,
         retry_count=endpoint.config.retry_count,
-        rnr_retry_count=endpoint.config.rnr_retry,
     )
 
 

@@ -31,7 +31,7 @@ from ..errors import (
 from ..mr_pool import REMOTE_RIGHTS
 from ..verbs._device.route_lookup import NO_ROUTE
 from .auth import Security
-from .path_options import connect_options, local_gid, mtu_code, pkey_index
+from .path_options import local_gid, mtu_code, pkey_index
 
 logger = logging.getLogger("aiordma.connection")
 
@@ -241,15 +241,19 @@ class AddressedEndpoint(LocalEndpoint):
             raise ProtocolError(f"{peer} sends back this side's own endpoint: an echo server?")
         if address is not None and not self.config.allow_other_addresses:
             self._check_address(remote, address)
+        config = self.config
         try:
-            access = REMOTE_RIGHTS if proved or self.security.auth is None else NO_RIGHTS
             with route_errors():
                 self.qp.connect(
                     self.endpoint,
                     remote,
-                    access=access,
+                    access=REMOTE_RIGHTS if proved or self.security.auth is None else NO_RIGHTS,
                     pkey_index=self._pkey_index,
-                    **connect_options(self.config),
+                    timeout=config.ack_timeout,
+                    retry_cnt=config.retry_count,
+                    hop_limit=64 if config.hop_limit is None else config.hop_limit,
+                    traffic_class=config.type_of_service,
+                    sl=config.service_level or 0,
                 )
         except ValueError as error:
             raise ProtocolError(f"the peer's queue pair does not fit: {error}") from error

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 from .. import verbs
 from ..cm.address import Address
 from ..config import Config
-from ..verbs._qp.bring_up import RNR_TIMER
 from .arguments import check_config
 
 # The connection manager takes these from the route, and has no call that sets them.
 NOT_BY_CM = {
-    "rnr_timer": "it is the device's",
     "path_mtu": "the route gives it",
     "gid_index": "give a source address, source=",
     "pkey": "the network interface of the address gives it",
@@ -31,31 +27,6 @@ def check_options(via: str, config: Config) -> None:
             raise ValueError(
                 f'the connection manager does not take Config.{name}: {instead}; via="tcp" takes it'
             )
-
-
-class ConnectOptions(TypedDict):
-    """Arguments of `QueuePair.connect`."""
-
-    timeout: float
-    retry_cnt: int
-    rnr_retry: int
-    min_rnr_timer: float
-    hop_limit: int
-    traffic_class: int
-    sl: int
-
-
-def connect_options(config: Config) -> ConnectOptions:
-    """The arguments of `QueuePair.connect` without the connection manager."""
-    return {
-        "timeout": config.ack_timeout,
-        "retry_cnt": config.retry_count,
-        "rnr_retry": config.rnr_retry,
-        "min_rnr_timer": RNR_TIMER if config.rnr_timer is None else config.rnr_timer,
-        "hop_limit": 64 if config.hop_limit is None else config.hop_limit,
-        "traffic_class": config.type_of_service,
-        "sl": config.service_level or 0,
-    }
 
 
 def local_gid(context: verbs.Context, config: Config, address: Address | None) -> verbs.GIDEntry:
