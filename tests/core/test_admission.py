@@ -53,10 +53,6 @@ def test_it_is_good_once() -> None:
     assert show(office)
 
 
-def test_none_is_challenged() -> None:
-    assert not TicketOffice(KEY, counted()).admits(bytes(TICKET_SIZE), OFFER)
-
-
 @pytest.mark.parametrize(
     ("key", "offer"), [(KEY + b"!", OFFER), (KEY, OFFER + b"!")], ids=["key", "offer"]
 )

@@ -100,16 +100,6 @@ def test_endpoint_round_trip(endpoint: Endpoint) -> None:
     assert isinstance(again.qp_type, QPType)
 
 
-def test_defaults() -> None:
-    hello = Hello(
-        eager_size=MIN_RECEIVE, data_receives=1, control_receives=4, max_message=0, lend_quota=0
-    )
-    assert (hello.max_rd_atomic, hello.max_dest_rd_atomic) == (0, 0)
-    endpoint = Endpoint(gid=bytes(16), qp_num=0, psn=0, lid=0, mtu=1)
-    assert (endpoint.qp_type, endpoint.is_global, endpoint.qkey) == (QPType.RC, True, 0)
-    assert (endpoint.max_rd_atomic, endpoint.max_dest_rd_atomic) == (0, 0)
-
-
 def edited(packed: bytes, position: int, *values: int) -> bytes:
     return packed[:position] + bytes(values) + packed[position + len(values) :]
 

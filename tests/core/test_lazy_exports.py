@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import os
-import pickle
 from pathlib import Path
 from types import ModuleType
 
@@ -84,12 +83,6 @@ def test_modules_of_the_package_are_reached_by_name() -> None:
     )
     done = run_python("-c", code, check=True)
     assert done.stdout.split() == ["True", "Rights"]
-
-
-def test_a_name_keeps_its_place_for_pickle() -> None:
-    error = aiordma.RDMAError("it broke")
-    assert type(pickle.loads(pickle.dumps(error))) is aiordma.RDMAError
-    assert pickle.loads(pickle.dumps(aiordma.Config)) is aiordma.Config
 
 
 def test_any_name_may_be_the_first(package: ModuleType) -> None:

@@ -19,7 +19,6 @@ from aiordma._core.qp_states import (
     c_header,
     check_transition,
     mermaid,
-    next_states,
 )
 
 HEADER = Path(__file__).parents[2] / "native" / "softdev" / "objects" / "qp_states.h"
@@ -138,31 +137,6 @@ def test_table_against_its_second_entry(qp_type: QPType) -> None:
     assert actual == expected_rows(qp_type)
 
 
-# ibv_modify_qp(3), NOTES: "the minimum list of attributes" on the way up.
-MANUAL = {
-    QPType.UD: ("STATE PKEY_INDEX PORT QKEY", "STATE", "STATE SQ_PSN"),
-    QPType.UC: (
-        "STATE PKEY_INDEX PORT ACCESS_FLAGS",
-        "STATE AV PATH_MTU DEST_QPN RQ_PSN",
-        "STATE SQ_PSN",
-    ),
-    QPType.RC: (
-        "STATE PKEY_INDEX PORT ACCESS_FLAGS",
-        "STATE AV PATH_MTU DEST_QPN RQ_PSN MAX_DEST_RD_ATOMIC MIN_RNR_TIMER",
-        "STATE SQ_PSN MAX_QP_RD_ATOMIC RETRY_CNT RNR_RETRY TIMEOUT",
-    ),
-    QPType.RAW_PACKET: ("STATE PORT", "STATE", "STATE"),
-}
-WAY_UP = [QPState.RESET, QPState.INIT, QPState.RTR, QPState.RTS]
-
-
-@pytest.mark.parametrize("qp_type", MANUAL)
-def test_required_attributes_of_the_manual_page(qp_type: QPType) -> None:
-    for current, following, names in zip(WAY_UP, WAY_UP[1:], MANUAL[qp_type], strict=False):
-        assert TRANSITIONS[qp_type, current, following].required == mask(names)
-        assert check_transition(qp_type, current, following, mask(names)).ok
-
-
 types = st.sampled_from(QPType)
 states = st.sampled_from(QPState)
 masks = st.builds(sum, st.sets(st.sampled_from([1 << n for n in range(27)])))
@@ -182,16 +156,6 @@ def test_check_agrees_with_the_rule(
         assert check.missing == required - (required & bits)
         assert check.forbidden == bits - (bits & (required | optional))
     assert check.ok == (check.problem() == "")
-
-
-@given(types, states, states, masks)
-def test_following_the_diagnosis_makes_it_legal(
-    qp_type: QPType, current: QPState, following: QPState, bits: int
-) -> None:
-    check = check_transition(qp_type, current, following, bits)
-    if check.is_transition:
-        corrected = (bits | check.missing) & ~int(check.forbidden)
-        assert check_transition(qp_type, current, following, corrected).ok
 
 
 def test_texts() -> None:
@@ -217,21 +181,8 @@ def test_unknown_bits_are_forbidden_and_named_in_hex() -> None:
     assert attribute_names(ALL) == ", ".join(bit.name or "" for bit in QPAttrMask)
 
 
-def test_next_states() -> None:
-    assert next_states(QPType.UD, QPState.SQE) == (QPState.RESET, QPState.RTS, QPState.ERR)
-    assert next_states(QPType.RC, QPState.SQE) == ()
-
-
 def test_the_committed_header_is_what_the_table_gives() -> None:
     assert HEADER.read_bytes() == c_header().encode()
-
-
-def test_header_rows_are_the_table() -> None:
-    rows = re.findall(r"\{ +(\d+), (\d), (\d), (0x\w+), (0x\w+) \}", c_header())
-    assert [tuple(int(value, 0) for value in row) for row in rows] == [
-        (row.qp_type, row.current, row.next, row.required, row.optional)
-        for row in TRANSITIONS.values()
-    ]
 
 
 @pytest.mark.parametrize("qp_type", QPType)

@@ -44,10 +44,6 @@ def test_what_is_no_refusal(data: bytes) -> None:
     assert unpack_refusal(data) is None
 
 
-def test_no_commands_for_a_terminal() -> None:
-    assert unpack_refusal(b"AIOX\x1b[2Jgone\nnext") == r"\x1b[2Jgone\nnext"
-
-
 @given(st.text(st.characters()), st.integers(3, 300))
 def test_printable_is_one_line_of_bounded_length(text: str, longest: int) -> None:
     shown = printable(text, longest)

@@ -17,17 +17,6 @@ def allocated(allocator: SlabAllocator, size: int) -> tuple[int, int]:
     return block
 
 
-@pytest.mark.parametrize(
-    ("size", "block"), [(1, 64), (63, 64), (64, 64), (65, 128), (128, 128), (2049, 4096)]
-)
-def test_sizes_are_rounded_up_to_powers_of_two(size: int, block: int) -> None:
-    allocator = SlabAllocator(4096, smallest=64)
-    allocator.add_slab()
-    assert allocator.block_size(size) == block
-    allocated(allocator, size)
-    assert allocator.statistics().used_blocks == {block: 1}
-
-
 @pytest.mark.parametrize("size", [0, -1, 4097])
 def test_sizes_that_no_block_has(size: int) -> None:
     allocator = SlabAllocator(4096, smallest=64)

@@ -17,10 +17,12 @@ from typing import Any, TypeVar
 
 from aiordma import Buffer, Config, Connection, Listener, RemoteRegion, Rights, Share
 from aiordma._core.handshake import Hello
+from aiordma.config import Encrypt
 from aiordma.mr_pool import LocalMemory, PoolStatistics
 from aiordma.transport import Via, connect, listen
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 ALL = Rights.READ | Rights.WRITE | Rights.ATOMIC
 
@@ -48,6 +50,8 @@ SMALL = replace(
     lend_quota=1 << 20,
     max_regions=8,
 )
+
+KEY = b"sixteen or more random bytes"
 
 BUSY = 30
 """How many times longer anything may take on a machine that has other things to do."""
@@ -109,11 +113,16 @@ class ConnectionFactory:
     host: str
     via: Via
     slow: float
+    auth: bytes | None = None
+    encrypt: Encrypt = False
 
     @property
     def where(self) -> dict[str, Any]:
-        """The options of `connect`, `listen` and their like for this device and method."""
-        return {"device": self.device, "via": self.via}
+        """The options of `connect`, `listen` and their like, but for the configuration."""
+        where: dict[str, Any] = {"device": self.device, "via": self.via}
+        if self.auth is not None:
+            where.update(auth=self.auth, encrypt=self.encrypt)
+        return where
 
     async def listen(self, config: Config = SMALL, *, host: str | None = None) -> Listener:
         where = self.host if host is None else host
@@ -143,6 +152,12 @@ class ConnectionFactory:
             while (server := await listener.accept()).peer_address != client.local_address:
                 await server.close()
         return client, server
+
+    async def works(self, listener: Listener, config: Config = SMALL) -> None:
+        """A new connection with a listener of this process comes about, and is good."""
+        client, server = await self.both(listener, config)
+        async with client, server:
+            await check_alive(client, server)
 
     @asynccontextmanager
     async def sharing(
@@ -289,7 +304,7 @@ def hello(config: Config = SMALL) -> Hello:
     )
 
 
-async def ends(awaitable: Awaitable[object], *kinds: type[BaseException]) -> BaseException:
+async def ends(awaitable: Awaitable[object], *kinds: type[E]) -> E:
     """What an await ends with; an assertion fails unless it is one of `kinds`."""
     try:
         result = await awaitable

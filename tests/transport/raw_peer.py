@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from aiordma import cm, verbs
+from aiordma import Config, Connection, Listener, cm, verbs
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
 from aiordma._core.handshake import CHALLENGE_SIZE, Endpoint, Hello
@@ -24,7 +24,7 @@ from aiordma._transport.tcp_link import CONTROL
 from aiordma.config import DEFAULT
 from tests.model.frames import MESSAGES, pack_header, unpack_header
 
-from .connection_factory import BUSY, ConnectionFactory, hello
+from .connection_factory import BUSY, SMALL, ConnectionFactory, hello
 
 REMOTE = (
     verbs.AccessFlags.REMOTE_READ | verbs.AccessFlags.REMOTE_WRITE | verbs.AccessFlags.REMOTE_ATOMIC
@@ -243,6 +243,17 @@ class RawPeer:
                 yield peer
             finally:
                 peer.close()
+
+
+@asynccontextmanager
+async def raw_pair(
+    factory: ConnectionFactory, config: Config = SMALL
+) -> AsyncIterator[tuple[Listener, Connection, RawPeer]]:
+    """A listener, one of its connections, and the bare peer that is at the other end of that."""
+    async with await factory.listen(config) as listener:
+        accepting = asyncio.create_task(listener.accept())
+        async with RawPeer.connect(factory, listener.port) as peer, await accepting as conn:
+            yield listener, conn, peer
 
 
 class RawQueuePair:

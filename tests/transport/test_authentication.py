@@ -6,8 +6,9 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, closing, contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -44,6 +45,7 @@ from aiordma._transport.tcp_link import CONTROL, REFUSED
 from aiordma.errors import ConnectionManagerError, ProtocolError, UnreachableError
 
 from .connection_factory import (
+    KEY,
     SMALL,
     ConnectionFactory,
     check_alive,
@@ -71,22 +73,20 @@ from .raw_peer import (
 
 pytestmark = pytest.mark.any_device
 
-KEY = b"sixteen or more random bytes"
 OTHER = b"other sixteen and more bytes"
 
 
 async def listening(factory: ConnectionFactory, auth: bytes | None) -> Listener:
-    patient = replace(SMALL, handshake_timeout=1000)
-    return await listen(factory.host, 0, config=patient, auth=auth, **factory.where)
+    return await replace(factory, auth=auth).listen(replace(SMALL, handshake_timeout=1000))
 
 
 async def dial(factory: ConnectionFactory, port: int, auth: bytes | None) -> Connection:
-    return await connect(factory.host, port, config=SMALL, auth=auth, **factory.where)
+    return await replace(factory, auth=auth).connect(port)
 
 
 async def test_the_same_key_on_both_sides(factory: ConnectionFactory) -> None:
     async with await listening(factory, KEY) as listener:
-        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
+        client, server = await replace(factory, auth=KEY).both(listener)
         async with client, server:
             await check_alive(client, server)
             # The server may speak first, and at once.
@@ -106,11 +106,7 @@ async def test_without_the_same_key_there_is_no_connection(
         error = await ends(dial(factory, listener.port, ours), AuthenticationError)
         assert isinstance(error, ConnectionRefusedError)
         # It was not delivered, and the listener goes on.
-        client, server = await asyncio.gather(
-            dial(factory, listener.port, theirs), listener.accept()
-        )
-        async with client, server:
-            await check_alive(client, server)
+        await replace(factory, auth=theirs).works(listener)
 
 
 @one_loop
@@ -120,26 +116,21 @@ async def test_keys_reach_servers_and_streams(factory: ConnectionFactory) -> Non
         writer.write(await reader.read(100))
         writer.close()
 
-    async with await streams.start_stream_server(
-        echo, factory.host, auth=KEY, **factory.where
-    ) as server:
+    where = replace(factory, auth=KEY).where
+    async with await streams.start_stream_server(echo, factory.host, **where) as server:
         port = server.address[1]
-        reader, writer = await streams.open_connection(
-            factory.host, port, auth=KEY, **factory.where
-        )
+        reader, writer = await streams.open_connection(factory.host, port, **where)
         writer.write(b"hello")
         assert await reader.read() == b"hello"
         writer.close()
-        await ends(
-            streams.open_connection(factory.host, port, **factory.where),
-            AuthenticationError,
-        )
+        without_key = streams.open_connection(factory.host, port, **factory.where)
+        await ends(without_key, AuthenticationError)
     handled = asyncio.Event()
 
     async def handler(_: object) -> None:
         handled.set()
 
-    async with await start_server(handler, factory.host, auth=KEY, **factory.where) as other:
+    async with await start_server(handler, factory.host, **where) as other:
         await ends(dial(factory, other.port, OTHER), AuthenticationError)
         assert not handled.is_set()
 
@@ -193,9 +184,7 @@ async def test_a_peer_without_the_key_gets_nowhere(
     """Not even with a ticket."""
     caplog.set_level(logging.INFO)
     async with factory.witness(), await listening(factory, KEY) as listener:
-        async with RawPeer.connect(
-            factory, listener.port, hello_data=AUTHENTICATES, key=KEY
-        ) as peer:
+        async with admitted(factory, listener) as peer:
             peer.send(*LIES[lie])
             async with factory.within(5):
                 while True:
@@ -206,9 +195,7 @@ async def test_a_peer_without_the_key_gets_nowhere(
         with suppress(TimeoutError):
             async with asyncio.timeout(0.05):
                 raise AssertionError(f"{await listener.accept()!r} was delivered")
-        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
-        async with client, server:
-            await check_alive(client, server)
+        await replace(factory, auth=KEY).works(listener)
 
 
 @one_loop
@@ -217,7 +204,7 @@ async def test_an_answer_is_good_for_its_own_connection_only(factory: Connection
     """What a client said to one connection proves nothing on another."""
     heard: list[protocol.Message] = []
     async with await listening(factory, KEY) as listener:
-        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
+        client, server = await replace(factory, auth=KEY).both(listener)
         async with client, server:
             # What it said, said again: as an eavesdropper would.
             handshake = client._key_proof
@@ -226,9 +213,7 @@ async def test_an_answer_is_good_for_its_own_connection_only(factory: Connection
                 protocol.AuthHello(0, handshake._nonce),
                 protocol.AuthProof(0, handshake._proof("client")),
             ]
-            async with RawPeer.connect(
-                factory, listener.port, hello_data=AUTHENTICATES, key=KEY
-            ) as peer:
+            async with admitted(factory, listener) as peer:
                 peer.send(*(control(message) for message in said))
                 async with factory.within(5):
                     while not heard or not isinstance(heard[-1], protocol.Goodbye):
@@ -265,12 +250,10 @@ async def test_a_peer_that_never_answers_is_given_up(factory: ConnectionFactory)
     """It keeps no other peer out, and nothing when its time is over."""
     ask = RawPeer.connect if factory.via == "cm" else Stranger.connect
     async with (
-        await listen(factory.host, 0, config=SMALL, auth=KEY, **factory.where) as listener,
+        await replace(factory, auth=KEY).listen() as listener,
         ask(factory, listener.port, hello_data=AUTHENTICATES, key=KEY),
     ):
-        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
-        async with client, server:
-            await check_alive(client, server)
+        await replace(factory, auth=KEY).works(listener)
         assert listener._acceptor is not None
         handshakes = listener._acceptor._handshakes
         async with factory.within(10):
@@ -318,9 +301,7 @@ async def test_nothing_is_made_without_a_ticket(factory: ConnectionFactory) -> N
                 assert unpack_refusal(told) == "the peer has a ticket for another challenge"
             for key in (OTHER, None):
                 await ends(dial(factory, listener.port, key), AuthenticationError)
-        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
-        async with client, server:
-            await check_alive(client, server)
+        await replace(factory, auth=KEY).works(listener)
 
 
 @one_loop
@@ -356,9 +337,7 @@ async def test_a_client_whose_ticket_comes_too_late_makes_another(
         connect_cm, "new_ticket", lambda *asked: next(tickets, None) or new_ticket(*asked)
     )
     async with await listening(factory, KEY) as listener:
-        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
-        async with client, server:
-            await check_alive(client, server)
+        await replace(factory, auth=KEY).works(listener)
         tickets = iter(3 * [bytes(TICKET_SIZE)])
         error = await ends(dial(factory, listener.port, KEY), ConnectionManagerError)
         assert "one ticket after the other" in str(error)
@@ -370,22 +349,19 @@ async def test_a_client_whose_ticket_comes_too_late_makes_another(
 async def test_a_listener_that_lies_about_its_key(factory: ConnectionFactory) -> None:
     """A challenge of one that says that it has none, and an answer of one that asks for none."""
     plain = hello(SMALL).pack()
-    raw = RawListener(factory)
-    try:
+    with closing(RawListener(factory)) as raw:
         for key, answer in ((KEY, plain), (None, AUTHENTICATES)):
             dialling = asyncio.create_task(ends(dial(factory, raw.port, key), AuthenticationError))
             event = await raw.request()
             event.id.reject(bytes.fromhex("41494f4301000100") + bytes(32) + answer)
             assert ("no key" in str(await dialling)) == (key is not None)
             event.id.close()
-        dialling = asyncio.create_task(ends(dial(factory, raw.port, KEY), ProtocolError))
+        asking = asyncio.create_task(ends(dial(factory, raw.port, KEY), ProtocolError))
         event = await raw.request()
         accepting = RawId(event.id)
         event.id.accept(parameters(AUTHENTICATES))
-        assert "wants no ticket" in str(await dialling)
+        assert "wants no ticket" in str(await asking)
         accepting.close()
-    finally:
-        raw.close()
 
 
 # ---- the proof on the socket of the TCP bootstrap ------------------------------------------------
@@ -437,9 +413,7 @@ async def test_a_lie_on_the_socket_is_hung_up_on(factory: ConnectionFactory, lie
         async with factory.within(5):
             heard = await peer.rest()
         assert all(isinstance(message, protocol.AuthAnswer) for message in heard)
-        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
-        async with client, server:
-            await check_alive(client, server)
+        await replace(factory, auth=KEY).works(listener)
 
 
 @one_loop
@@ -448,7 +422,7 @@ async def test_a_lie_on_the_socket_is_hung_up_on(factory: ConnectionFactory, lie
 async def test_a_wrong_proof_on_the_socket(factory: ConnectionFactory, said: str) -> None:
     """Nor is a proof good for another connection."""
     async with await listening(factory, KEY) as listener:
-        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
+        client, server = await replace(factory, auth=KEY).both(listener)
         async with client, server:
             proof = client._key_proof
             assert proof is not None
@@ -475,27 +449,8 @@ async def test_a_wrong_proof_on_the_socket(factory: ConnectionFactory, said: str
 async def test_the_first_frame_is_sealed_where_the_socket_had_the_proof(
     factory: ConnectionFactory,
 ) -> None:
-    async with await listen(
-        factory.host,
-        0,
-        device=factory.device,
-        via="tcp",
-        config=SMALL,
-        auth=KEY,
-        encrypt=True,
-    ) as listener:
-        client, server = await asyncio.gather(
-            connect(
-                factory.host,
-                listener.port,
-                device=factory.device,
-                via="tcp",
-                config=SMALL,
-                auth=KEY,
-                encrypt=True,
-            ),
-            listener.accept(),
-        )
+    encrypted = replace(factory, auth=KEY, encrypt=True)
+    async with encrypted.pair() as (client, server):
         for conn, peer in ((client, server), (server, client)):
             ours, theirs = conn._messages.sealing, peer._messages.sealing
             assert ours is not None
@@ -552,20 +507,11 @@ async def test_tls_on_the_exchange(factory: ConnectionFactory, authority: trustm
     authority.issue_cert(factory.host).configure_cert(serving)
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
-    async with await listen(
-        factory.host, 0, device=factory.device, via="tcp", config=SMALL, ssl=serving, auth=KEY
-    ) as listener:
+    where: dict[str, Any] = {**replace(factory, auth=KEY).where, "config": SMALL}
+    async with await listen(factory.host, 0, ssl=serving, **where) as listener:
 
         async def dialled(context: ssl.SSLContext | None) -> Connection:
-            return await connect(
-                factory.host,
-                listener.port,
-                device=factory.device,
-                via="tcp",
-                config=SMALL,
-                ssl=context,
-                auth=KEY,
-            )
+            return await connect(factory.host, listener.port, ssl=context, **where)
 
         client, server = await asyncio.gather(dialled(trusting), listener.accept())
         async with client, server:
@@ -583,15 +529,10 @@ async def test_tls_on_the_exchange(factory: ConnectionFactory, authority: trustm
 @by_tcp
 async def test_tls_is_for_the_exchange_by_tcp(factory: ConnectionFactory) -> None:
     context = ssl.create_default_context()
-    for make in (
-        connect(factory.host, 1, device=factory.device, via="cm", ssl=context),
-        listen(factory.host, 0, device=factory.device, via="cm", ssl=context),
+    wrong: Any = "a certificate"
+    for make, kind, text in (
+        (connect(factory.host, 1, via="cm", ssl=context), ValueError, "tcp"),
+        (listen(factory.host, 0, via="cm", ssl=context), ValueError, "tcp"),
+        (connect(factory.host, 1, via="tcp", ssl=wrong), TypeError, "SSLContext"),
     ):
-        error = await ends(make, ValueError)
-        assert "tcp" in str(error)
-    wrong = "a certificate"
-    error = await ends(
-        connect(factory.host, 1, device=factory.device, via="tcp", ssl=wrong),  # type: ignore[arg-type]
-        TypeError,
-    )
-    assert "SSLContext" in str(error)
+        assert text in str(await ends(make, kind))

@@ -25,7 +25,7 @@ from aiordma._core import protocol
 from aiordma._transport import connect_inband
 from aiordma._transport.connection_group import ConnectionGroup, GroupMember
 from aiordma._transport.lifecycle import ControlChannel
-from aiordma.errors import RejectedError, RemoteAccessError
+from aiordma.errors import RejectedError
 
 from .connection_factory import (
     NEVER,
@@ -35,7 +35,6 @@ from .connection_factory import (
     check_alive,
     ends,
     exchange,
-    give,
     hello,
     when_limits_pass,
     yield_loop,
@@ -154,7 +153,6 @@ async def test_all_are_closed_in_a_row(factory: ConnectionFactory, side: int) ->
             for pair in pairs:
                 async with factory.within(2):
                     error = await ends(pair[1 - side].recv(), ConnectionClosedError)
-                assert isinstance(error, ConnectionClosedError)
                 assert error.by_peer
 
 
@@ -190,47 +188,9 @@ async def test_one_closes_before_the_listener_does(factory: ConnectionFactory) -
             await listener.close()
             async with factory.within(2):
                 error = await ends(other.recv(), ConnectionClosedError)
-            assert isinstance(error, ConnectionClosedError)
             assert error.by_peer
             await client.close()
             await server.wait_closed()
-
-
-@one_loop
-async def test_a_key_ends_with_its_connection(factory: ConnectionFactory) -> None:
-    """A connection made later over the same socket cannot use the key of one that has ended."""
-    async with first(factory) as (listener, _, _):
-        client, server = await factory.both(listener)
-        with server.alloc(64) as buffer:
-            share, remote = await give(server, client, buffer)
-            token = share.token
-            await client.write(bytes(64), remote)
-            await client.close()
-            await server.wait_closed()
-            other, its_server = await factory.both(listener)
-            with pytest.raises(ValueError, match="belongs to another connection"):
-                await other.write(bytes(64), remote)
-            buffer.view[:] = b"\xff" * 64
-            error = await ends(
-                other.write(bytes(64), other.open_region(token)), ConnectionBrokenError,
-                RemoteAccessError,
-            )  # fmt: skip
-            assert isinstance(error, RemoteAccessError | ConnectionBrokenError)
-            assert bytes(buffer.view) == b"\xff" * 64
-        await other.wait_closed()
-        await its_server.wait_closed()
-
-
-@one_loop
-async def test_what_is_dropped_is_told(factory: ConnectionFactory) -> None:
-    async with first(factory) as (listener, client, server):
-        other, its_server = await factory.both(listener)
-        assert share_a_group(client, other)
-        with pytest.warns(ResourceWarning, match="was not closed"):
-            del other
-        async with factory.within(1):
-            assert await ends(its_server.recv(), ConnectionBrokenError)
-        await check_alive(client, server)
 
 
 async def test_many_at_once(factory: ConnectionFactory) -> None:
@@ -253,21 +213,11 @@ async def test_many_at_once(factory: ConnectionFactory) -> None:
 async def test_no_request_over_a_connection_before_the_key_proof(
     factory: ConnectionFactory,
 ) -> None:
-    async def dial() -> Connection:
-        return await connect(
-            factory.host, listener.port, device=factory.device, via="tcp", config=SMALL, auth=KEY
-        )
-
-    async with (
-        await listen(
-            factory.host, 0, device=factory.device, via="tcp", config=SMALL, auth=KEY
-        ) as listener,
-        await dial() as client,
-        await listener.accept(),
-    ):
+    factory = replace(factory, auth=KEY)
+    async with first(factory) as (listener, client, _):
         known = group(client)
         assert known is not None
-        connecting = asyncio.create_task(dial())
+        connecting = asyncio.create_task(factory.connect(listener.port))
         while not connecting.done():
             await yield_loop(1)
             for member in known:
@@ -306,18 +256,13 @@ async def test_in_band_turned_off(factory: ConnectionFactory) -> None:
 async def test_with_a_key(factory: ConnectionFactory) -> None:
     """Each proves it anew, and another key is refused also over a connection with the right one."""
 
-    async def dial(key: bytes | None) -> Connection:
-        return await connect(
-            factory.host, listener.port, device=factory.device, via="tcp", config=SMALL, auth=key
-        )
-
-    async with await listen(
-        factory.host, 0, device=factory.device, via="tcp", config=SMALL, auth=KEY
-    ) as listener:
-        pairs = [(await dial(KEY), await listener.accept()) for _ in range(2)]
+    factory = replace(factory, auth=KEY)
+    async with await factory.listen() as listener:
+        pairs = [await factory.both(listener) for _ in range(2)]
         assert share_a_group(*(pair[0] for pair in pairs))
         for key in (None, bytes(16)):
-            await ends(dial(key), ConnectionRefusedError)
+            other = replace(factory, auth=key)
+            await ends(other.connect(listener.port), ConnectionRefusedError)
         for pair in pairs:
             assert pair[0]._key_proof is not None
             await check_alive(*pair)
@@ -656,8 +601,7 @@ async def test_a_peer_that_does_not_read_its_socket(factory: ConnectionFactory) 
                 while not client.closed:
                     known._link.send_ended([7] * 4096)
                     await yield_loop(1)
-                error = await ends(client.recv(), ConnectionBrokenError)
-            assert isinstance(error, ConnectionBrokenError)
+                await ends(client.recv(), ConnectionBrokenError)
 
 
 @one_loop

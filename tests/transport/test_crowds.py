@@ -19,7 +19,6 @@ from aiordma import (
     Connection,
     Listener,
     connect,
-    listen,
     streams,
     verbs,
 )
@@ -27,12 +26,11 @@ from aiordma._transport import admission_control
 from aiordma._transport.connect_tcp import MAGIC
 from aiordma.errors import RejectedError
 
-from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, hello, yield_loop
+from .connection_factory import KEY, SMALL, ConnectionFactory, check_alive, ends, hello, yield_loop
 from .marks import one_loop
 
 pytestmark = pytest.mark.any_device
 
-KEY = b"sixteen or more random bytes"
 
 # Silent ones from one address, and as many from an address each.
 CROWD = 1000
@@ -81,20 +79,14 @@ def first_bytes(factory: ConnectionFactory, *, with_key: bool) -> bytes:
 async def listening(
     factory: ConnectionFactory, key: bytes | None, config: Config = SMALL
 ) -> Listener:
-    return await listen(factory.host, 0, config=config, auth=key, **factory.where)
+    return await replace(factory, auth=key).listen(config)
 
 
 async def dial(
     factory: ConnectionFactory, port: int, key: bytes | None, source: str | None = None
 ) -> Connection:
-    return await connect(
-        factory.host,
-        port,
-        source=(source, 0) if source else None,
-        config=replace(SMALL, in_band=False),
-        auth=key,
-        **factory.where,
-    )
+    where = {**replace(factory, auth=key).where, "source": (source, 0) if source else None}
+    return await connect(factory.host, port, config=replace(SMALL, in_band=False), **where)
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a part", "all of the first message"])

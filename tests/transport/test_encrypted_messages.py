@@ -8,10 +8,11 @@ which some of them use beside messages.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from .connection_factory import ConnectionFactory
-from .encrypted import EncryptedFactory
+from .connection_factory import KEY, ConnectionFactory
 from .test_arrivals import test_all_that_came_before_the_end
 from .test_bundles import (
     test_cancelled_before_its_turn_ends,
@@ -88,6 +89,4 @@ pytestmark = pytest.mark.any_device
 
 @pytest.fixture
 def factory(factory: ConnectionFactory) -> ConnectionFactory:
-    return EncryptedFactory(
-        factory.device, factory.host, factory.via, factory.slow, encrypt="messages"
-    )
+    return replace(factory, auth=KEY, encrypt="messages")

@@ -39,6 +39,7 @@ from aiordma.errors import IntegrityError, ProtocolError, UnencryptedError
 from tests.model.sealing import ModelExchange, SealedDirection, open_payload, seal_payload
 
 from .connection_factory import (
+    KEY,
     SMALL,
     ConnectionFactory,
     check_alive,
@@ -48,7 +49,6 @@ from .connection_factory import (
     pattern,
     yield_loop,
 )
-from .encrypted import KEY, EncryptedFactory
 from .inside import figures
 from .marks import by_cm, by_tcp, one_loop
 from .raw_peer import (
@@ -72,8 +72,8 @@ SEAL = 48  # the key and the tag behind a request
 
 
 @pytest.fixture
-def factory(factory: ConnectionFactory) -> EncryptedFactory:
-    return EncryptedFactory(factory.device, factory.host, factory.via, factory.slow, encrypt=True)
+def factory(factory: ConnectionFactory) -> ConnectionFactory:
+    return replace(factory, auth=KEY, encrypt=True)
 
 
 class SealedPeer:
@@ -128,7 +128,7 @@ async def prove(factory: ConnectionFactory, raw: RawPeer, said: bytes) -> Sealed
 
 
 @asynccontextmanager
-async def victim(factory: EncryptedFactory) -> AsyncIterator[tuple[Connection, SealedPeer]]:
+async def victim(factory: ConnectionFactory) -> AsyncIterator[tuple[Connection, SealedPeer]]:
     """A connection whose peer is made by hand."""
     said = replace(hello(SMALL), authenticates=True, encrypts=True).pack()
     async with (
@@ -150,7 +150,7 @@ async def victim(factory: EncryptedFactory) -> AsyncIterator[tuple[Connection, S
 
 
 @by_cm
-async def test_only_the_first_frame_is_in_clear(factory: EncryptedFactory) -> None:
+async def test_only_the_first_frame_is_in_clear(factory: ConnectionFactory) -> None:
     """A peer by the book: messages alone and in a bundle, a long one, control messages."""
     async with victim(factory) as (conn, peer):
         peer.send(frame(FrameKind.DATA, LETTER))
@@ -189,10 +189,10 @@ async def test_only_the_first_frame_is_in_clear(factory: EncryptedFactory) -> No
 @by_cm
 @one_loop
 @pytest.mark.parametrize("auth", [None, KEY], ids=["no option", "auth"])
-async def test_without_it_all_is_in_clear(factory: EncryptedFactory, auth: bytes | None) -> None:
+async def test_without_it_all_is_in_clear(factory: ConnectionFactory, auth: bytes | None) -> None:
     said = replace(hello(SMALL), authenticates=auth is not None).pack()
     async with (
-        await listen(factory.host, 0, config=SMALL, auth=auth, **factory.where) as listener,
+        await replace(factory, auth=auth, encrypt=False).listen() as listener,
         RawPeer.connect(factory, listener.port, hello_data=said, key=auth) as raw,
     ):
         if auth is not None:
@@ -208,19 +208,8 @@ async def test_without_it_all_is_in_clear(factory: EncryptedFactory, auth: bytes
 
 
 @by_cm
-async def test_the_same_again_looks_different(factory: EncryptedFactory) -> None:
-    async with victim(factory) as (conn, peer):
-        for _ in range(2):
-            await conn.send(LETTER)
-            await peer.next(factory, FrameKind.DATA)
-        first, second = peer.raw.received[-2:]
-        assert len(first) == len(second) == 8 + len(LETTER) + TAG_SIZE
-        assert first != second
-
-
-@by_cm
 @one_loop
-async def test_what_a_peer_offers_is_opened(factory: EncryptedFactory) -> None:
+async def test_what_a_peer_offers_is_opened(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         offered, seal = seal_payload(LONG, bytes(range(32)))
         with peer.raw.qp.pd.reg_mr(bytearray(offered), REMOTE_READ) as memory:
@@ -258,7 +247,7 @@ FLIPS = {"the first bit": 0, "the credits": 9, "the text": 100, "the tag": -128,
 @by_cm
 @one_loop
 @pytest.mark.parametrize("flip", FLIPS)
-async def test_a_bit_that_is_flipped(factory: EncryptedFactory, flip: str) -> None:
+async def test_a_bit_that_is_flipped(factory: ConnectionFactory, flip: str) -> None:
     async with factory.witness(), victim(factory) as (conn, peer):
         data = bytearray(peer.sending.seal(frame(FrameKind.DATA, LETTER)))
         at = FLIPS[flip] % (8 * len(data))
@@ -330,7 +319,7 @@ LIES: list[Callable[[SealedPeer], None]] = [
 @one_loop
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 async def test_frames_that_were_not_sent_like_this(
-    factory: EncryptedFactory, lie: Callable[[SealedPeer], None]
+    factory: ConnectionFactory, lie: Callable[[SealedPeer], None]
 ) -> None:
     async with factory.witness(), victim(factory) as (conn, peer):
         lie(peer)
@@ -345,7 +334,7 @@ async def test_frames_that_were_not_sent_like_this(
 @pytest.mark.parametrize("into", [False, True], ids=["recv", "recv_into"])
 @pytest.mark.parametrize("change", ["the memory", "the key", "the tag"])
 async def test_a_long_message_that_was_changed(
-    factory: EncryptedFactory, change: str, into: bool
+    factory: ConnectionFactory, change: str, into: bool
 ) -> None:
     """It is not received, and nothing of it is seen."""
     async with factory.witness(), victim(factory) as (conn, peer):
@@ -362,7 +351,7 @@ async def test_a_long_message_that_was_changed(
 
 @by_cm
 @one_loop
-async def test_a_request_without_its_seal(factory: EncryptedFactory) -> None:
+async def test_a_request_without_its_seal(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(rendezvous(1, Piece(4096, 1 << 20, 1)))
         await ends(conn.recv(), ProtocolError)
@@ -383,7 +372,7 @@ def rekey_after(conn: Connection, *, sent: int, received: int, by_bytes: bool) -
 
 @pytest.mark.parametrize("by_bytes", [False, True], ids=["frames", "bytes"])
 async def test_keys_are_changed(
-    factory: EncryptedFactory, by_bytes: bool, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, by_bytes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each side takes the next key of each direction at the same frame."""
     async with factory.pair() as (client, server):
@@ -406,7 +395,7 @@ async def test_keys_are_changed(
 
 
 @one_loop
-async def test_a_side_that_keeps_its_key_is_not_heard(factory: EncryptedFactory) -> None:
+async def test_a_side_that_keeps_its_key_is_not_heard(factory: ConnectionFactory) -> None:
     async def talk(client: Connection, server: Connection) -> None:
         for _ in range(3):  # the connection manager has had a sealed frame, the bootstrap none
             await exchange(client, server, LETTER)
@@ -419,7 +408,7 @@ async def test_a_side_that_keeps_its_key_is_not_heard(factory: EncryptedFactory)
 
 @by_cm
 @one_loop
-async def test_the_model_changes_its_keys_as_well(factory: EncryptedFactory) -> None:
+async def test_the_model_changes_its_keys_as_well(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         sealing = conn._messages.sealing
         assert sealing is not None
@@ -434,7 +423,7 @@ async def test_the_model_changes_its_keys_as_well(factory: EncryptedFactory) -> 
 
 @one_loop
 @by_tcp
-async def test_each_connection_has_keys_of_its_own(factory: EncryptedFactory) -> None:
+async def test_each_connection_has_keys_of_its_own(factory: ConnectionFactory) -> None:
     """Also one that is opened over another."""
     async with await factory.listen() as listener:
         pairs = [await factory.both(listener) for _ in range(3)]
@@ -505,7 +494,7 @@ async def test_a_public_key_that_is_none() -> None:
 
 
 @one_loop
-async def test_operations_on_memory_are_refused(factory: EncryptedFactory) -> None:
+async def test_operations_on_memory_are_refused(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with client.alloc(64) as buffer:
             for refused in (
@@ -531,7 +520,7 @@ async def test_operations_on_memory_are_refused(factory: EncryptedFactory) -> No
     ids=lambda message: type(message).__name__,
 )
 async def test_a_peer_that_asks_for_memory(
-    factory: EncryptedFactory, message: protocol.Message
+    factory: ConnectionFactory, message: protocol.Message
 ) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(control(message))
@@ -541,7 +530,7 @@ async def test_a_peer_that_asks_for_memory(
 
 @by_cm
 @one_loop
-async def test_a_peer_that_writes_with_immediate_data(factory: EncryptedFactory) -> None:
+async def test_a_peer_that_writes_with_immediate_data(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.raw.qp.post_send_one(0, WRITE_WITH_IMM, 0, 0, 0, 0, 0, 0, 5)
         error = await ends(conn.recv(), ProtocolError)
@@ -551,31 +540,21 @@ async def test_a_peer_that_writes_with_immediate_data(factory: EncryptedFactory)
 # ---- both sides have to ask for it ---------------------------------------------------------------
 
 
-async def dial(factory: ConnectionFactory, port: int, encrypt: Encrypt) -> Connection:
-    return await connect(
-        factory.host, port, config=SMALL, auth=KEY, encrypt=encrypt, **factory.where
-    )
-
-
 @pytest.mark.parametrize("theirs", [False, True, "messages"])
 @pytest.mark.parametrize("ours", [False, True, "messages"])
 async def test_both_sides_ask_for_the_same(
-    factory: EncryptedFactory, ours: Encrypt, theirs: Encrypt, caplog: pytest.LogCaptureFixture
+    factory: ConnectionFactory, ours: Encrypt, theirs: Encrypt, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    patient = replace(SMALL, handshake_timeout=1000)
-    async with await listen(
-        factory.host, 0, config=patient, auth=KEY, encrypt=theirs, **factory.where
-    ) as listener:
+    there, here = (replace(factory, encrypt=encrypt) for encrypt in (theirs, ours))
+    async with await there.listen(replace(SMALL, handshake_timeout=1000)) as listener:
         if ours != theirs:
-            error = await ends(dial(factory, listener.port, ours), AuthenticationError)
+            error = await ends(here.connect(listener.port), AuthenticationError)
             assert "give the same encrypt= on both" in str(error)
             async with factory.within(5):
                 while "give the same encrypt= on both" not in caplog.text:
                     await yield_loop(1)
-        client, server = await asyncio.gather(
-            dial(factory, listener.port, theirs), listener.accept()
-        )
+        client, server = await there.both(listener)
         async with client, server:
             await check_alive(client, server)
             if theirs == "messages":
@@ -588,7 +567,7 @@ async def test_both_sides_ask_for_the_same(
 
 
 @one_loop
-async def test_it_needs_a_key(factory: EncryptedFactory) -> None:
+async def test_it_needs_a_key(factory: ConnectionFactory) -> None:
     error = await ends(connect("127.0.0.1", 1, encrypt=True), ValueError)
     assert "auth=" in str(error)
     error = await ends(listen(auth=KEY, encrypt="no"), ValueError)  # type: ignore[arg-type]
@@ -597,7 +576,7 @@ async def test_it_needs_a_key(factory: EncryptedFactory) -> None:
 
 @one_loop
 async def test_it_needs_a_package(
-    factory: EncryptedFactory, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which is looked for when it is needed, and not before."""
     for name in ("aiordma._transport.encryption", "cryptography", "cryptography.exceptions"):
@@ -606,7 +585,7 @@ async def test_it_needs_a_package(
     monkeypatch.setitem(sys.modules, "cryptography", None)
     error = await ends(connect("127.0.0.1", 1, auth=KEY, encrypt=True), ModuleNotFoundError)
     assert "aiordma[encrypt]" in str(error)
-    async with await listen(factory.host, auth=KEY, **factory.where):
+    async with await replace(factory, encrypt=False).listen():
         pass
 
 
@@ -615,7 +594,7 @@ async def test_it_needs_a_package(
 
 @one_loop
 @by_tcp
-async def test_on_a_channel_of_ones_own(factory: EncryptedFactory) -> None:
+async def test_on_a_channel_of_ones_own(factory: ConnectionFactory) -> None:
     async def joined(*keys: bytes) -> tuple[Connection, Connection]:
         first, second = [
             await prepare_connection(
@@ -636,18 +615,14 @@ async def test_on_a_channel_of_ones_own(factory: EncryptedFactory) -> None:
 
 
 @one_loop
-async def test_streams_servers_and_reconnect(factory: EncryptedFactory) -> None:
+async def test_streams_servers_and_reconnect(factory: ConnectionFactory) -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.read())
         writer.close()
 
-    device, via, auth = factory.device, factory.via, KEY
-    async with await streams.start_stream_server(
-        echo, factory.host, device=device, via=via, auth=auth, encrypt=True
-    ) as server:
-        reader, writer = await streams.open_connection(
-            factory.host, server.address[1], device=device, via=via, auth=auth, encrypt=True
-        )
+    where = factory.where
+    async with await streams.start_stream_server(echo, factory.host, **where) as server:
+        reader, writer = await streams.open_connection(factory.host, server.address[1], **where)
         conn = writer.get_extra_info("connection")
         assert conn._messages.sealing is not None
         writer.write(pattern(1 << 20))
@@ -660,13 +635,9 @@ async def test_streams_servers_and_reconnect(factory: EncryptedFactory) -> None:
         async for message in conn:
             await conn.send(message)
 
-    async with await start_server(
-        answer, factory.host, device=device, via=via, auth=auth, encrypt=True
-    ) as messages:
+    async with await start_server(answer, factory.host, **where) as messages:
         rounds = 0
-        async for conn in reconnect(
-            factory.host, messages.port, device=device, via=via, auth=auth, encrypt=True
-        ):
+        async for conn in reconnect(factory.host, messages.port, **where):
             assert conn._messages.sealing is not None
             await conn.send(LONG)
             with await conn.recv() as message:
@@ -678,7 +649,7 @@ async def test_streams_servers_and_reconnect(factory: EncryptedFactory) -> None:
 
 
 @one_loop
-async def test_memory_that_the_pool_has_not(factory: EncryptedFactory) -> None:
+async def test_memory_that_the_pool_has_not(factory: ConnectionFactory) -> None:
     """A sealed copy is made elsewhere: two sides cannot keep each other waiting for memory."""
     config = replace(SMALL, pool_limit=8 << 20)
     async with factory.pair(config) as (client, server):
@@ -697,7 +668,7 @@ async def test_memory_that_the_pool_has_not(factory: EncryptedFactory) -> None:
 
 
 @one_loop
-async def test_the_tag_has_room_in_a_receive(factory: EncryptedFactory) -> None:
+async def test_the_tag_has_room_in_a_receive(factory: ConnectionFactory) -> None:
     """The longest message that fits one goes in a frame; receives grow for those that would fit."""
     growing = replace(SMALL, max_eager_size=16 << 10, pool_limit=64 << 20)
     largest = growing.max_eager_size - HEADER_SIZE - TAG_SIZE

@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 
 import msgpack  # type: ignore[import-untyped]
@@ -56,6 +56,7 @@ from .raw_peer import (
     control,
     frame,
     parameters,
+    raw_pair,
     raw_request,
     read_request,
     rendezvous,
@@ -77,10 +78,9 @@ async def victim(
 
     However it ends, the memory that it had goes back to the pool.
     """
-    async with factory.witness() as witness, await factory.listen(config) as listener:
+    async with factory.witness() as witness:
         before = pool_statistics(witness.client).leases
-        accepting = asyncio.create_task(listener.accept())
-        async with RawPeer.connect(factory, listener.port) as peer, await accepting as conn:
+        async with raw_pair(factory, config) as (_, conn, peer):
             yield conn, peer
         with suppress(ConnectionBrokenError, ConnectionClosedError, ProtocolError):
             await drain(conn)
@@ -386,8 +386,7 @@ async def test_region_of_nothing(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(control(protocol.RegionGrant(0, token())))
         remote = await conn.recv_region()
-        error = await ends(conn.read(remote, bytearray(8)), RemoteAccessError)
-        assert isinstance(error, RemoteAccessError)
+        await ends(conn.read(remote, bytearray(8)), RemoteAccessError)
         error = await ends_with(factory, conn, ConnectionBrokenError)
         assert isinstance(error.__cause__, RemoteAccessError)
 
@@ -526,25 +525,23 @@ async def finish(task: asyncio.Task[None]) -> None:
 @one_loop
 async def test_pool_held_by_the_user(factory: ConnectionFactory) -> None:
     """A side that holds all of it waits to send, but receives and answers its peer."""
-    async with await factory.listen(replace(SMALL, pool_limit=4 << 20)) as listener:
-        accepting = asyncio.create_task(listener.accept())
-        async with RawPeer.connect(factory, listener.port) as peer, await accepting as conn:
-            held = take_all(conn)
-            for n in range(30):
-                await peer.send_data(b"%d" % n, factory.slow)
-                assert bytes(await conn.recv()) == b"%d" % n
-            for n in range(1, 10):
-                peer.send_control(protocol.Ping(n))
-                assert await peer.control(factory.slow) == protocol.Pong(n)
-            held += take_all(conn)  # of what has become free meanwhile
-            sending = asyncio.create_task(conn.send(b"x"))
-            peer.send_control(protocol.Ping(99))
-            assert await peer.control(factory.slow) == protocol.Pong(99)
-            assert conn.pool_statistics().waiting
-            assert not sending.done()
-            for buffer in held:
-                buffer.release()
-            await sending
+    async with raw_pair(factory, replace(SMALL, pool_limit=4 << 20)) as (_, conn, peer):
+        held = take_all(conn)
+        for n in range(30):
+            await peer.send_data(b"%d" % n, factory.slow)
+            assert bytes(await conn.recv()) == b"%d" % n
+        for n in range(1, 10):
+            peer.send_control(protocol.Ping(n))
+            assert await peer.control(factory.slow) == protocol.Pong(n)
+        held += take_all(conn)  # of what has become free meanwhile
+        sending = asyncio.create_task(conn.send(b"x"))
+        peer.send_control(protocol.Ping(99))
+        assert await peer.control(factory.slow) == protocol.Pong(99)
+        assert conn.pool_statistics().waiting
+        assert not sending.done()
+        for buffer in held:
+            buffer.release()
+        await sending
 
 
 def take_all(conn: Connection) -> list[Buffer]:
@@ -560,21 +557,19 @@ def take_all(conn: Connection) -> list[Buffer]:
 @one_loop
 async def test_messages_held_by_the_user(factory: ConnectionFactory) -> None:
     """Nothing is left to receive into; it goes on when the messages are released."""
-    async with await factory.listen(replace(SMALL, pool_limit=4 << 20)) as listener:
-        accepting = asyncio.create_task(listener.accept())
-        async with RawPeer.connect(factory, listener.port) as peer, await accepting as conn:
-            held = take_all(conn)
-            kept = []
-            for n in range(SMALL.data_receives):
-                await peer.send_data(b"%d" % n, factory.slow)
-                kept.append(await conn.recv())
-            for message in kept:
-                message.release()
-            receiving = asyncio.create_task(conn.recv())
-            await peer.send_data(b"next", factory.slow)
-            assert bytes(await receiving) == b"next"
-            for buffer in held:
-                buffer.release()
+    async with raw_pair(factory, replace(SMALL, pool_limit=4 << 20)) as (_, conn, peer):
+        held = take_all(conn)
+        kept = []
+        for n in range(SMALL.data_receives):
+            await peer.send_data(b"%d" % n, factory.slow)
+            kept.append(await conn.recv())
+        for message in kept:
+            message.release()
+        receiving = asyncio.create_task(conn.recv())
+        await peer.send_data(b"next", factory.slow)
+        assert bytes(await receiving) == b"next"
+        for buffer in held:
+            buffer.release()
 
 
 @one_loop
@@ -646,9 +641,7 @@ async def test_wrong_hello_in_a_request(factory: ConnectionFactory, kind: str) -
         ):
             assert event.type is cm.EventType.REJECTED
             assert event.private_data.startswith(b"AIOX")
-        client, server = await factory.both(listener)
-        async with client, server:
-            await check_alive(client, server)
+        await factory.works(listener)
 
 
 @pytest.mark.parametrize("kind", BAD_HELLOS)
@@ -656,52 +649,39 @@ async def test_wrong_hello_in_a_request(factory: ConnectionFactory, kind: str) -
 @by_cm
 async def test_wrong_hello_in_an_answer(factory: ConnectionFactory, kind: str) -> None:
     async with factory.witness():
-        listener = RawListener(factory)
-        try:
+        with closing(RawListener(factory)) as listener:
             connecting = asyncio.create_task(factory.connect(listener.port))
-            request = await listener.request()
-            raw = RawId(request.id)
+            raw = RawId((await listener.request()).id)
             raw.id.accept(parameters(BAD_HELLOS[kind]))
-            with pytest.raises(ProtocolError):
-                async with factory.within(1):
-                    await connecting
+            async with factory.within(1):
+                await ends(connecting, ProtocolError)
             raw.close()
-        finally:
-            listener.close()
 
 
 @one_loop
 @by_cm
 async def test_listener_that_refuses(factory: ConnectionFactory) -> None:
-    listener = RawListener(factory)
-    try:
+    with closing(RawListener(factory)) as listener:
         connecting = asyncio.create_task(factory.connect(listener.port))
         request = await listener.request()
         request.id.reject(b"go away")
         request.id.close()
-        with pytest.raises(RejectedError) as caught:
-            async with factory.within(1):
-                await connecting
-        assert caught.value.private_data.rstrip(b"\0") == b"go away"
-    finally:
-        listener.close()
+        async with factory.within(1):
+            error = await ends(connecting, RejectedError)
+        assert error.private_data.rstrip(b"\0") == b"go away"
 
 
 @one_loop
 @by_cm
 async def test_listener_that_never_answers(factory: ConnectionFactory) -> None:
     async with factory.witness():
-        listener = RawListener(factory)
-        try:
+        with closing(RawListener(factory)) as listener:
             connecting = asyncio.create_task(factory.connect(listener.port))
             request = await listener.request()
             limits_pass()
-            with pytest.raises(UnreachableError):
-                async with factory.within(1):
-                    await connecting
+            async with factory.within(1):
+                await ends(connecting, UnreachableError)
             request.id.close()
-        finally:
-            listener.close()
 
 
 @one_loop
@@ -712,9 +692,7 @@ async def test_request_that_is_withdrawn(factory: ConnectionFactory) -> None:
         for count in (0, 1, 2, 5, 10, 20):
             requesting = asyncio.create_task(give_up_soon(factory, listener.port, count))
             await requesting
-        client, server = await factory.both(listener)
-        async with client, server:
-            await check_alive(client, server)
+        await factory.works(listener)
 
 
 async def give_up_soon(factory: ConnectionFactory, port: int, count: int) -> None:

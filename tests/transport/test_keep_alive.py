@@ -5,10 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +12,6 @@ import pytest
 
 from aiordma import (
     AuthenticationError,
-    Config,
     Connection,
     ConnectionBrokenError,
     connect,
@@ -38,38 +33,7 @@ from .connection_factory import (
     yield_loop,
 )
 from .marks import by_cm, by_tcp, one_loop
-
-CHILD = """
-import asyncio, sys
-import aiordma
-
-async def main(device, host, via):
-    async with await aiordma.listen(host, 0, device=device, via=via) as listener:
-        print(listener.port, flush=True)
-        async with await listener.accept() as conn:
-            async for message in conn:
-                await conn.send(message)
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-
-@contextmanager
-def echoing(factory: ConnectionFactory) -> Iterator[tuple[int, int]]:
-    """A process that echoes: its pid, and the port where it listens."""
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD, factory.device, factory.host, factory.via],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield process.pid, int(process.stdout.readline())
-        finally:
-            os.kill(process.pid, signal.SIGCONT)
-            process.kill()
-            process.communicate()
+from .test_other_processes import Child
 
 
 @one_loop
@@ -79,58 +43,56 @@ async def test_a_stopped_process_is_found(factory: ConnectionFactory) -> None:
     The embedded device stops with its process.  One that is not a part of it goes on answering,
     and so the peer is there, and goes on with its work one day.
     """
-    config = Config(keep_alive=0.05 * factory.slow, keep_alive_timeout=1000)
-    with echoing(factory) as (pid, port):
-        conn = await factory.connect(port, config)
-        async with conn:
-            await conn.send(b"x")
-            assert bytes(await conn.recv()) == b"x"
-            receiving = asyncio.create_task(conn.recv())
-            os.kill(pid, signal.SIGSTOP)
-            if factory.device == EMBEDDED:
-                asked = conn._keep_alive
-                assert asked
-                asked._timeout = 0.5  # before it was stopped it may have been slow
-                asked._timer.cancel()
-                asked._look()
-                async with factory.within(10):
-                    error = await ends(asyncio.wait_for(receiving, None), ConnectionBrokenError)
-                assert "keep_alive" in str(error.__cause__ or error)
-            else:
-                await answers(factory, conn, 3)
-                os.kill(pid, signal.SIGCONT)
-                await conn.send(b"still there")
-                assert bytes(await receiving) == b"still there"
+    often = 0.05 * factory.slow
+    async with Child.connected(factory, "echo", keep_alive=often, keep_alive_timeout=1000) as child:
+        conn = child.conn
+        await conn.send(b"x")
+        assert bytes(await conn.recv()) == b"x"
+        receiving = asyncio.create_task(conn.recv())
+        child.signal(signal.SIGSTOP)
+        if factory.device == EMBEDDED:
+            asked = conn._keep_alive
+            assert asked
+            asked._timeout = 0.5  # before it was stopped it may have been slow
+            asked._timer.cancel()
+            asked._look()
+            async with factory.within(10):
+                error = await ends(asyncio.wait_for(receiving, None), ConnectionBrokenError)
+            assert "keep_alive" in str(error.__cause__ or error)
+        else:
+            await answers(factory, conn, 3)
+            child.signal(signal.SIGCONT)
+            await conn.send(b"still there")
+            assert bytes(await receiving) == b"still there"
 
 
 @one_loop
 async def test_a_stopped_process_is_found_during_operations(factory: ConnectionFactory) -> None:
     """Its machine acknowledges what it is sent, so it is again the question that tells."""
-    config = Config(keep_alive=1000, keep_alive_timeout=1000)
-    with echoing(factory) as (pid, port):
-        conn = await factory.connect(port, config)
-        async with conn:
-            await conn.send(b"x")
-            assert bytes(await conn.recv()) == b"x"
-            os.kill(pid, signal.SIGSTOP)
-            await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
-            sending = asyncio.create_task(conn.send(bytes(1 << 20)))
-            await yield_loop(5)
-            if factory.device == EMBEDDED:
-                asked = conn._keep_alive
-                assert asked
-                asked._interval = asked._timeout = 0.5  # again, if an answer came late
-                asked._timer.cancel()
-                asked._heard = conn._queue.completions
-                asked._look()
-                assert not sending.done()
-                async with factory.within(10):
-                    error = await ends(sending, ConnectionBrokenError)
-                assert "keep_alive" in str(error.__cause__ or error)
-            else:
-                os.kill(pid, signal.SIGCONT)
-                await sending
-                (await conn.recv()).release()
+    async with Child.connected(factory, "echo", keep_alive=1000, keep_alive_timeout=1000) as child:
+        conn = child.conn
+        await conn.send(b"x")
+        assert bytes(await conn.recv()) == b"x"
+        child.signal(signal.SIGSTOP)
+        stopped = os.WSTOPPED | os.WNOWAIT
+        await asyncio.to_thread(os.waitid, os.P_PID, child.pid, stopped)
+        sending = asyncio.create_task(conn.send(bytes(1 << 20)))
+        await yield_loop(5)
+        if factory.device == EMBEDDED:
+            asked = conn._keep_alive
+            assert asked
+            asked._interval = asked._timeout = 0.5  # again, if an answer came late
+            asked._timer.cancel()
+            asked._heard = conn._queue.completions
+            asked._look()
+            assert not sending.done()
+            async with factory.within(10):
+                error = await ends(sending, ConnectionBrokenError)
+            assert "keep_alive" in str(error.__cause__ or error)
+        else:
+            child.signal(signal.SIGCONT)
+            await sending
+            (await conn.recv()).release()
 
 
 async def answers(factory: ConnectionFactory, conn: Connection, count: int) -> None:
@@ -183,13 +145,6 @@ async def test_traffic_needs_no_questions(factory: ConnectionFactory) -> None:
         await at_rest(client, server)
         it_is_time()  # it may still have heard what came after the last time
         assert it_is_time()
-
-
-def test_times_that_cannot_be() -> None:
-    Config(keep_alive=None)
-    for wrong in ({"keep_alive": 0.0}, {"keep_alive_timeout": 0.0}):
-        with pytest.raises(ValueError, match="keep_alive"):
-            Config(**wrong)  # type: ignore[arg-type]
 
 
 # ---- connecting again ----------------------------------------------------------------------------

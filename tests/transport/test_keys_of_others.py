@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +19,8 @@ from aiordma import (
     Connection,
     ConnectionBrokenError,
     ConnectionClosedError,
-    Listener,
     RemoteRegion,
     Rights,
-    connect,
-    listen,
     mr_pool,
     prepare_connection,
     verbs,
@@ -38,6 +34,7 @@ from aiordma.transport import Via
 
 from .connection_factory import (
     ALL,
+    KEY,
     NEVER,
     SMALL,
     ConnectionFactory,
@@ -56,13 +53,13 @@ from .raw_peer import (
     RawQueuePair,
     acknowledgement,
     frame,
+    raw_pair,
     read_request,
     rendezvous,
 )
 
 pytestmark = pytest.mark.any_device
 
-KEY = b"sixteen or more random bytes"
 WROpcode = verbs.WROpcode
 
 Attack = Callable[[Connection, RemoteRegion], Awaitable[object]]
@@ -91,25 +88,7 @@ vias = pytest.mark.parametrize("via", ["cm", "tcp"])
 auths = pytest.mark.parametrize("auth", [None, KEY], ids=["without auth", "auth"])
 
 
-async def dial(factory: ConnectionFactory, port: int, auth: bytes | None) -> Connection:
-    return await connect(factory.host, port, config=SMALL, auth=auth, **factory.where)
-
-
-@asynccontextmanager
-async def listening(factory: ConnectionFactory, auth: bytes | None) -> AsyncIterator[Listener]:
-    patient = replace(SMALL, handshake_timeout=NEVER)
-    async with await listen(
-        factory.host, 0, config=patient, auth=auth, **factory.where
-    ) as listener:
-        yield listener
-
-
-async def joined(
-    factory: ConnectionFactory, listener: Listener, auth: bytes | None
-) -> tuple[Connection, Connection]:
-    """Client and server."""
-    client, server = await asyncio.gather(dial(factory, listener.port, auth), listener.accept())
-    return client, server
+PATIENT = replace(SMALL, handshake_timeout=NEVER)
 
 
 async def refused(factory: ConnectionFactory, attack: Awaitable[object]) -> None:
@@ -150,10 +129,10 @@ async def test_key_of_another_connection(
     factory: ConnectionFactory, via: Via, auth: bytes | None, attack: str
 ) -> None:
     """Another client of the same listener, honest until now, learns the token."""
-    factory = replace(factory, via=via)
-    async with listening(factory, auth) as listener:
-        client, server = await joined(factory, listener, auth)
-        thief, served = await joined(factory, listener, auth)
+    factory = replace(factory, via=via, auth=auth)
+    async with await factory.listen(PATIENT) as listener:
+        client, server = await factory.both(listener)
+        thief, served = await factory.both(listener)
         async with client, server, thief, served:
             with server.alloc(8) as buffer:
                 buffer.view[:] = pattern(8)
@@ -179,9 +158,9 @@ async def test_before_the_proof_of_the_key(
 
     Also where that is the key of a region, which every queue pair of the domain would take.
     """
-    factory = replace(factory, via=via)
-    async with listening(factory, KEY) as listener:
-        client, server = await joined(factory, listener, KEY)
+    factory = replace(factory, via=via, auth=KEY)
+    async with await factory.listen(PATIENT) as listener:
+        client, server = await factory.both(listener)
         async with client, server:
             with server.alloc(8) as buffer:
                 buffer.view[:] = pattern(8)
@@ -246,9 +225,9 @@ async def test_rights_after_the_proof(
     factory: ConnectionFactory, via: Via, auth: bytes | None
 ) -> None:
     """Both sides may use what is shared with them, at once."""
-    factory = replace(factory, via=via)
-    async with listening(factory, auth) as listener:
-        client, server = await joined(factory, listener, auth)
+    factory = replace(factory, via=via, auth=auth)
+    async with await factory.listen(PATIENT) as listener:
+        client, server = await factory.both(listener)
         async with client, server:
             for owner, user in ((client, server), (server, client)):
                 with owner.alloc(8) as buffer:
@@ -258,20 +237,6 @@ async def test_rights_after_the_proof(
                     await user.write(pattern(8), remote)
                     assert buffer.view == pattern(8)
                     share.revoke()
-
-
-@one_loop
-async def test_token_by_another_way(factory: ConnectionFactory) -> None:
-    """`ready` is how its owner knows that a token may leave on another channel."""
-    async with factory.pair() as (client, server):
-        with server.alloc(8) as buffer:
-            buffer.view[:] = pattern(8)
-            share = server.share(buffer)
-            await share.ready()
-            got = bytearray(8)
-            await client.read(client.open_region(share.token.pack()), got)
-            assert got == pattern(8)
-            share.revoke()
 
 
 @one_loop
@@ -301,16 +266,10 @@ async def test_device_without_windows(
     monkeypatch.setattr(mr_pool, "offers_windows", lambda *_: False)
     endpoint.tell_of_windows.cache_clear()
     config = replace(SMALL, pool_limit=SMALL.pool_limit + 1)  # a driver of its own
-    async with await listen(factory.host, 0, config=config, auth=KEY, **factory.where) as listener:
-
-        async def one() -> tuple[Connection, Connection]:
-            return await asyncio.gather(
-                connect(factory.host, listener.port, config=config, auth=KEY, **factory.where),
-                listener.accept(),
-            )  # fmt: skip
-
-        client, server = await one()
-        other, served = await one()
+    factory = replace(factory, auth=KEY)
+    async with await factory.listen(config) as listener:
+        client, server = await factory.both(listener, config)
+        other, served = await factory.both(listener, config)
         async with client, server, other, served:
             with server.alloc(8) as buffer:
                 buffer.view[:] = pattern(8)
@@ -330,17 +289,6 @@ async def test_device_without_windows(
 
 LONG = 5000
 IS_WINDOW = 1
-
-
-@asynccontextmanager
-async def offering(
-    factory: ConnectionFactory,
-) -> AsyncIterator[tuple[Listener, Connection, RawPeer]]:
-    """A listener, one of its connections, and the bare peer that is at the other end of that."""
-    async with await factory.listen() as listener:
-        accepting = asyncio.create_task(listener.accept())
-        async with RawPeer.connect(factory, listener.port) as peer, await accepting as conn:
-            yield listener, conn, peer
 
 
 async def offer(
@@ -368,10 +316,10 @@ def token_of(piece: Piece) -> RegionToken:
 async def test_message_for_another_connection(factory: ConnectionFactory, via: Via) -> None:
     """Where the message lies is told to a second client, which reads it: refused."""
     factory = replace(factory, via=via)
-    async with offering(factory) as (listener, conn, peer):
+    async with raw_pair(factory) as (listener, conn, peer):
         data = pattern(LONG)
         sending, request_id, [piece] = await offer(factory, conn, peer, data)
-        thief, served = await joined(factory, listener, None)
+        thief, served = await factory.both(listener)
         async with thief, served:
             stolen = thief.open_region(token_of(piece))
             await refused(factory, thief.read(stolen, bytearray(LONG)))
@@ -405,7 +353,7 @@ ENDS: dict[str, Callable[[RawPeer, int, list[Piece]], None]] = {
 @one_loop
 async def test_key_after_the_message(factory: ConnectionFactory, end: str, pieces: int) -> None:
     """However its reader says that it is done, its keys work no more; no window piles up."""
-    async with offering(factory) as (_, conn, peer):
+    async with raw_pair(factory) as (_, conn, peer):
         parts = [pattern(LONG, seed) for seed in range(pieces)]
         before = verbs.live().get("MemoryWindow", 0)
         for _ in range(SMALL.data_receives):
@@ -423,7 +371,7 @@ async def test_key_after_the_message(factory: ConnectionFactory, end: str, piece
 async def test_a_region_offered_as_a_window(factory: ConnectionFactory) -> None:
     """The message arrives; its acknowledgement cannot end the key, which costs the liar's own
     connection and nothing else."""
-    async with factory.witness(), offering(factory) as (_, conn, peer):
+    async with factory.witness(), raw_pair(factory) as (_, conn, peer):
         memory = peer.qp.pd.reg_mr(bytearray(pattern(LONG)), verbs.AccessFlags.REMOTE_READ)
         peer.send(rendezvous(1, Piece(memory.addr, LONG, memory.rkey, IS_WINDOW)))
         async with factory.within(2):
@@ -450,7 +398,7 @@ async def test_windows_are_used_again(factory: ConnectionFactory) -> None:
 async def test_end_with_messages_on_offer(factory: ConnectionFactory) -> None:
     """The windows of messages that were never read go with their connection."""
     before = verbs.live().get("MemoryWindow", 0)
-    async with offering(factory) as (_, conn, peer):
+    async with raw_pair(factory) as (_, conn, peer):
         sending, _, _ = await offer(factory, conn, peer, pattern(LONG))
         conn.abort()
         await conn.wait_closed()

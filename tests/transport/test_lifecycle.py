@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from aiordma import (
-    Config,
     Connection,
     ConnectionBrokenError,
     ConnectionClosedError,
@@ -52,7 +51,6 @@ from .connection_factory import (
     barrier,
     check_alive,
     ends,
-    exchange,
     give,
     leases,
     pattern,
@@ -60,7 +58,7 @@ from .connection_factory import (
     yield_loop,
 )
 from .marks import by_cm, by_tcp, one_loop
-from .raw_peer import RawPeer
+from .raw_peer import raw_pair
 
 # ---- connecting ----------------------------------------------------------------------------------
 
@@ -132,9 +130,7 @@ async def test_what_a_connection_says_of_itself(factory: ConnectionFactory) -> N
 @one_loop
 async def test_listening_on_every_address(factory: ConnectionFactory, address: str) -> None:
     async with await factory.listen(host=address) as listener:
-        client, server = await factory.both(listener)
-        async with client, server:
-            await check_alive(client, server)
+        await factory.works(listener)
 
 
 @one_loop
@@ -167,9 +163,7 @@ async def test_a_choice_of_a_device_lasts_for_a_while(
     monkeypatch.setattr("aiordma.transport.CHOICE_LASTS", lasts)
     async with await factory.listen() as listener:
         for _ in range(2):
-            client, server = await factory.both(listener)
-            async with client, server:
-                await check_alive(client, server)
+            await factory.works(listener)
     assert asked == [factory.device] * times
 
 
@@ -196,47 +190,6 @@ async def test_source_address(factory: ConnectionFactory) -> None:
                 await check_alive(client, server)
 
 
-async def test_many_connections_to_one_listener(factory: ConnectionFactory) -> None:
-    async with await factory.listen() as listener:
-        clients = await asyncio.gather(*(factory.connect(listener.port) for _ in range(10)))
-        servers = [await listener.accept() for _ in clients]
-        for number, client in enumerate(clients):
-            await client.send(b"%d" % number)
-        seen = {bytes(await server.recv()) for server in servers}
-        assert seen == {b"%d" % number for number in range(10)}
-        await asyncio.gather(*(conn.close() for conn in (*clients, *servers)))
-
-
-@one_loop
-async def test_two_listeners(factory: ConnectionFactory) -> None:
-    async with await factory.listen() as first, await factory.listen() as second:
-        assert first.port != second.port
-        for listener in (first, second):
-            client, server = await factory.both(listener)
-            async with client, server:
-                await check_alive(client, server)
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {"eager_size": 100},
-        {"data_receives": 0},
-        {"data_receives": 1 << 16},
-        {"control_receives": 3},
-        {"send_queue": 1},
-        {"max_message": -1},
-        {"max_regions": 0},
-        {"connect_timeout": 0},
-        {"close_timeout": -1},
-    ],
-    ids=lambda root: type(root).__name__,
-)
-def test_limits_that_cannot_be(limits: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(limits))):
-        Config(**limits)
-
-
 @one_loop
 async def test_pool_too_small_for_a_connection(factory: ConnectionFactory) -> None:
     """A named error on the connecting side; nothing stays behind (the fixture looks)."""
@@ -257,7 +210,6 @@ async def test_goodbye(factory: ConnectionFactory) -> None:
         async with factory.within(1):
             await client.close()
             error = await ends(server.recv(), ConnectionClosedError)
-            assert isinstance(error, ConnectionClosedError)
             assert error.by_peer
             with pytest.raises(ConnectionClosedError):
                 await waiting
@@ -265,7 +217,6 @@ async def test_goodbye(factory: ConnectionFactory) -> None:
         assert client.closed
         assert server.closed
         error = await ends(client.recv(), ConnectionClosedError)
-        assert isinstance(error, ConnectionClosedError)
         assert not error.by_peer
 
 
@@ -293,7 +244,7 @@ async def test_used_again_after_the_end(factory: ConnectionFactory, end: str) ->
         kind = ConnectionBrokenError if end == "peer aborts" else ConnectionClosedError
         match end:
             case "close":
-                await client.close()
+                await asyncio.gather(client.close(), client.close())
             case "abort":
                 client.abort()
             case "peer closes":
@@ -324,18 +275,6 @@ async def test_used_again_after_the_end_of_all(factory: ConnectionFactory) -> No
         for name, call in CALLS.items():
             error = await ends(call(client, remote), Exception)
             assert type(error) is ConnectionClosedError, f"{name}: {error!r}"
-
-
-@one_loop
-async def test_second_close(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        await exchange(client, server, b"x")
-        await asyncio.gather(client.close(), client.close(), client.close())
-        await client.close()
-        client.abort()
-        assert isinstance(await ends(client.recv(), ConnectionClosedError), ConnectionClosedError)
-        await server.close()
-        await server.close()
 
 
 async def test_close_delivers_what_was_to_be_sent(factory: ConnectionFactory) -> None:
@@ -386,10 +325,8 @@ async def test_close_is_closed_in_order_every_time(factory: ConnectionFactory) -
             await yield_loop(1)
             await client.close()
             error = await ends(finish(waiting), ConnectionClosedError)
-            assert isinstance(error, ConnectionClosedError)
             assert not error.by_peer
             error = await ends(server.recv(), ConnectionClosedError)
-            assert isinstance(error, ConnectionClosedError)
             assert error.by_peer
 
 
@@ -412,7 +349,6 @@ async def test_peer_disconnects_before_our_goodbye_is_acknowledged(
         await yield_loop(1)
         await client.close()
         error = await ends(finish(waiting), ConnectionClosedError)
-        assert isinstance(error, ConnectionClosedError)
         assert not error.by_peer
         await ends(server.recv(), ConnectionClosedError, ConnectionBrokenError)
 
@@ -420,17 +356,14 @@ async def test_peer_disconnects_before_our_goodbye_is_acknowledged(
 @one_loop
 async def test_disconnect_that_overtakes_the_goodbye(factory: ConnectionFactory) -> None:
     """The goodbye lies in the completion queue when the link tells of its end."""
-    async with await factory.listen() as listener:
-        accepting = asyncio.create_task(listener.accept())
-        async with RawPeer.connect(factory, listener.port) as peer, await accepting as conn:
-            peer.send_control(GOODBYE)
-            channel = conn._endpoint.driver.channel
-            readable, _, _ = select.select([channel.fd], [], [], 5 * factory.slow)
-            assert readable
-            conn._disconnected("the peer is gone")
-            error = await ends(conn.recv(), ConnectionClosedError)
-            assert isinstance(error, ConnectionClosedError)
-            assert error.by_peer
+    async with raw_pair(factory) as (_, conn, peer):
+        peer.send_control(GOODBYE)
+        channel = conn._endpoint.driver.channel
+        readable, _, _ = select.select([channel.fd], [], [], 5 * factory.slow)
+        assert readable
+        conn._disconnected("the peer is gone")
+        error = await ends(conn.recv(), ConnectionClosedError)
+        assert error.by_peer
 
 
 async def finish(task: asyncio.Task[Any]) -> object:
@@ -480,16 +413,6 @@ async def test_close_with_a_peer_that_does_not_read(factory: ConnectionFactory) 
         arrived = [bytes(await server.recv()) for _ in range(SMALL.data_receives)]
         assert arrived == [pattern(ALONE, n) for n in range(SMALL.data_receives)]
         await ends(server.recv(), ConnectionClosedError, ConnectionBrokenError)
-
-
-@one_loop
-async def test_leaving_the_block_closes(factory: ConnectionFactory) -> None:
-    """For a block that an exception leaves, see test_server.py."""
-    async with factory.pair() as (client, server):
-        async with client:
-            pass
-        assert client.closed
-        await ends(server.recv(), ConnectionClosedError)
 
 
 # ---- abort ---------------------------------------------------------------------------------------
@@ -656,20 +579,6 @@ async def test_listener_closes_during_a_handshake(factory: ConnectionFactory) ->
 
 
 @one_loop
-async def test_port_is_free_after_close(factory: ConnectionFactory) -> None:
-    listener = await factory.listen()
-    port = listener.port
-    client, server = await factory.both(listener)
-    await listener.close()
-    async with await listen(factory.host, port, config=SMALL, **factory.where) as again:
-        assert again.port == port
-        other, its_server = await factory.both(again)
-        async with client, server, other, its_server:
-            await check_alive(client, server)
-            await check_alive(other, its_server)
-
-
-@one_loop
 @by_tcp
 async def test_peer_that_sends_more_on_the_socket_of_the_bootstrap(
     factory: ConnectionFactory,
@@ -746,7 +655,6 @@ async def test_goodbye_of_a_peer_that_takes_nothing_any_more(factory: Connection
             client._take_control(GOODBYE)
             for waiting in (sending, client.recv()):
                 error = await ends(waiting, ConnectionClosedError)
-                assert isinstance(error, ConnectionClosedError)
                 assert error.by_peer
             await client.wait_closed()
 
@@ -784,7 +692,6 @@ async def test_writes_under_way_when_the_peer_closes(factory: ConnectionFactory)
                 client._take_control(GOODBYE)
                 for write in writes:
                     error = await ends(write, ConnectionClosedError)
-                    assert isinstance(error, ConnectionClosedError)
                     assert error.by_peer
 
 

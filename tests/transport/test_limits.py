@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,6 @@ from aiordma import (
     Config,
     Connection,
     ProtocolError,
-    connect,
     listen,
     start_server,
     streams,
@@ -75,9 +73,7 @@ async def test_one_host_takes_no_more_than_its_share(factory: ConnectionFactory)
         await client.close()
         async with factory.within(5):
             await server.wait_closed()
-        client, server = await factory.both(listener)
-        async with client, server:
-            await check_alive(client, server)
+        await factory.works(listener)
 
 
 @one_loop
@@ -85,15 +81,9 @@ async def test_a_place_that_is_taken_during_the_proof(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a key, a place is taken after the proof: a peer that is too late is told so."""
-    key = bytes(range(16))
-
-    async def dial() -> Connection:
-        return await connect(factory.host, listener.port, config=SMALL, auth=key, **factory.where)
-
-    async with await listen(
-        factory.host, 0, config=replace(SMALL, max_connections=1), auth=key, **factory.where
-    ) as listener:
-        client = await dial()
+    factory = replace(factory, auth=bytes(range(16)))
+    async with await factory.listen(replace(SMALL, max_connections=1)) as listener:
+        client = await factory.connect(listener.port)
         async with client, await listener.accept() as server:
             assert listener._acceptor is not None
             limits = listener._acceptor._limits
@@ -104,7 +94,7 @@ async def test_a_place_that_is_taken_during_the_proof(
             )
 
             async def late() -> None:
-                async with await dial() as other:
+                async with await factory.connect(listener.port) as other:
                     await other.recv()
 
             async with factory.within(5):
@@ -262,12 +252,8 @@ async def test_a_failed_handshake_keeps_no_place(factory: ConnectionFactory) -> 
     async def with_key(auth: bytes) -> Connection:
         """It counts until the listener has noticed its end, a moment later."""
         while True:
-            try:
-                return await connect(
-                    factory.host, server.port, config=SMALL, auth=auth, **factory.where
-                )
-            except RejectedError:
-                continue
+            with suppress(RejectedError):
+                return await replace(factory, auth=auth).connect(server.port)
 
     async with server, factory.within(10):
         for _ in range(3):
@@ -337,14 +323,5 @@ async def test_what_a_server_may_answer(factory: ConnectionFactory, kind: str) -
 
     server = await asyncio.start_server(refuse, factory.host, 0)
     async with server, factory.within(2):
-        error = await ends(factory.connect(server.sockets[0].getsockname()[1]), expected)
+        error: Exception = await ends(factory.connect(server.sockets[0].getsockname()[1]), expected)
         assert ("closed today" in str(error)) == (kind == "a reason")
-
-
-@pytest.mark.parametrize("name", ["max_connections", "max_connections_per_host"])
-def test_no_place_at_all_is_refused(name: str) -> None:
-    no_place: dict[str, Any] = {name: 0}
-    with pytest.raises(ValueError, match=name):
-        Config(**no_place)
-    one: dict[str, Any] = {name: 1}
-    assert getattr(Config(**one), name) == 1

@@ -117,7 +117,6 @@ async def test_a_port_in_use_at_one_address(
     async with await factory.listen(host=hosts[-1]) as other:
         for _ in range(2):
             error = await ends(listen(name, other.port, **factory.where), AddressError)
-            assert isinstance(error, AddressError)
             assert error.errno == errno.EADDRINUSE
     async with await listen(name, other.port, config=SMALL, **factory.where) as listener:
         await check(factory, listener, hosts)

@@ -42,6 +42,7 @@ class Child:
             stdout=subprocess.PIPE,
             text=True,
         )  # fmt: skip
+        self.pid = self._process.pid
         self.conn: Connection
 
     async def line(self) -> str:

@@ -166,6 +166,7 @@ async def test_a_token_by_another_way(factory: ConnectionFactory) -> None:
             buffer.view[:] = pattern(4096)
             rights = Rights.READ | Rights.WRITE
             with server.share(buffer[100:200], access=rights) as share:
+                await share.ready()
                 token = share.token.pack()
                 remote = client.open_region(token)
                 assert len(remote) == 100
@@ -193,13 +194,3 @@ async def test_what_is_no_token(factory: ConnectionFactory) -> None:
             with pytest.raises(ValueError, match="lease"):
                 server.share(buffer, lease=0)
         await check_alive(client, server)
-
-
-@one_loop
-async def test_shares_end_with_their_connection(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        with server.alloc(64) as buffer:
-            share = server.share(buffer)
-            await client.close()
-            await server.wait_closed()
-            assert share.revoked

@@ -16,9 +16,9 @@ from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE
 from aiordma._transport.tcp_link import REFUSED
 from aiordma.errors import ProtocolError
 
-from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, hello
+from .connection_factory import SMALL, ConnectionFactory, ends, hello
 from .marks import by_tcp, one_loop
-from .raw_peer import RawPeer, Stranger, endpoint_at, server_for_queue_pairs
+from .raw_peer import Stranger, endpoint_at, raw_pair, server_for_queue_pairs
 
 pytestmark = pytest.mark.any_device
 
@@ -40,9 +40,7 @@ async def test_a_client_with_another_address_is_told(factory: ConnectionFactory)
         rest = await peer.reader.read()
         assert FOREIGN.encode() in peer.answer + rest
         assert OPTION.encode() in peer.answer + rest
-        client, server = await factory.both(listener)
-        async with client, server:
-            await check_alive(client, server)
+        await factory.works(listener)
 
 
 @one_loop
@@ -77,11 +75,7 @@ async def test_a_server_cannot_misdirect_its_client(factory: ConnectionFactory) 
 @one_loop
 @by_tcp
 async def test_a_request_over_a_connection_has_its_address(factory: ConnectionFactory) -> None:
-    async with (
-        await factory.listen() as listener,
-        RawPeer.connect(factory, listener.port) as peer,
-        await listener.accept() as server,
-    ):
+    async with raw_pair(factory) as (_, server, peer):
         peer.send_control(protocol.ConnectRequest(1, 1, endpoint_at(FOREIGN), hello().pack()))
         refusal = await peer.control(5 * factory.slow)
         assert isinstance(refusal, protocol.Error)

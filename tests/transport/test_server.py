@@ -81,36 +81,6 @@ async def test_connection_is_closed_when_its_handler_returns(factory: Connection
         assert [bytes(message) async for message in client] == [b"hello"]
 
 
-async def test_close_cancels_the_handlers(factory: ConnectionFactory) -> None:
-    started: asyncio.Queue[Connection] = asyncio.Queue()
-    cancelled = []
-
-    async def wait(conn: Connection) -> None:
-        started.put_nowait(conn)
-        try:
-            await conn.recv()
-        except asyncio.CancelledError:
-            cancelled.append(conn)
-            raise
-
-    server = await serve(factory, wait)
-    clients = [await factory.connect(server.port) for _ in range(3)]
-    waiting = [asyncio.create_task(client.recv()) for client in clients]
-    async with factory.within(2):
-        for _ in clients:
-            await started.get()
-        await server.close()
-        await server.close()
-        assert len(cancelled) == 3
-        assert all(conn.closed for conn in cancelled)
-        for task in waiting:
-            with pytest.raises((ConnectionClosedError, ConnectionBrokenError)):
-                await task
-        await ends(factory.connect(server.port), RejectedError)
-    for client in clients:
-        await client.close()
-
-
 @one_loop
 async def test_close_gives_the_handlers_time(factory: ConnectionFactory) -> None:
     """Those that end by themselves meanwhile are not cancelled; no new one is accepted."""
@@ -178,7 +148,6 @@ async def test_close_ends_what_is_idle_and_lets_requests_finish(factory: Connect
         await yield_loop(1)
         closing = asyncio.create_task(server.close(grace=NEVER))
         error = await ends(idle.recv(), ConnectionClosedError)
-        assert isinstance(error, ConnectionClosedError)
         assert error.by_peer
         assert "its server is shutting down" in str(error)
         assert not closing.done()
@@ -464,19 +433,6 @@ async def test_what_is_no_handler(factory: ConnectionFactory, name: str) -> None
     handler, said = NO_HANDLERS[name]
     with pytest.raises(TypeError, match=said):
         await serve(factory, handler)
-
-
-@one_loop
-async def test_peer_that_breaks_is_no_failure(factory: ConnectionFactory) -> None:
-    """The test fails if the loop hears of it (tests/conftest.py)."""
-    async with await serve(factory, echo) as server:
-        client = await factory.connect(server.port)
-        await client.send(b"x")
-        client.abort()
-        await client.wait_closed()
-        async with factory.within(1), await factory.connect(server.port) as another:
-            await another.send(b"y")
-            assert bytes(await another.recv()) == b"y"
 
 
 @one_loop

@@ -20,7 +20,6 @@ from aiordma import (
 )
 from aiordma._core.protocol import ErrorCode
 from aiordma.errors import RemoteAccessError, WorkCompletionError
-from aiordma.transport import Config
 from tests.conftest import EMBEDDED
 
 from .connection_factory import (
@@ -131,17 +130,6 @@ async def test_several_regions_in_order(factory: ConnectionFactory) -> None:
                 await server.send_region(buffer[:size])
             assert [len(await client.recv_region()) for _ in range(5)] == [1, 2, 3, 4, 5]
             assert server._sharing.shared == 5
-
-
-@one_loop
-async def test_several_receivers_of_regions(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        with server.alloc(100) as buffer:
-            receivers = [asyncio.create_task(client.recv_region()) for _ in range(3)]
-            await yield_loop(2)
-            for size in (1, 2, 3):
-                await server.send_region(buffer[:size])
-            assert [len(region) for region in await asyncio.gather(*receivers)] == [1, 2, 3]
 
 
 async def test_revoke(factory: ConnectionFactory) -> None:
@@ -284,6 +272,9 @@ async def test_quota(factory: ConnectionFactory) -> None:
         with pytest.raises(RequestRefusedError) as caught:
             await client.request_region(quota + 1)
         assert caught.value.code == ErrorCode.QUOTA
+        for size in (0, -1, 1 << 64):
+            with pytest.raises(ValueError, match="size is an int from 1 to"):
+                await client.request_region(size)
         first = await client.request_region(quota // 2)
         second = await client.request_region(quota // 2)
         with pytest.raises(RequestRefusedError):
@@ -296,42 +287,6 @@ async def test_quota(factory: ConnectionFactory) -> None:
             await region.release()
         whole = await client.request_region(quota)
         await whole.release()
-        await check_alive(client, server)
-
-
-@one_loop
-async def test_request_beyond_all_reason(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        for size in ((1 << 64) - 1, 1 << 62, 1 << 40):
-            with pytest.raises(RequestRefusedError):
-                await client.request_region(size)
-        for size in (0, -1, 1 << 64):
-            with pytest.raises(ValueError, match="size is an int from 1 to"):
-                await client.request_region(size)
-        await check_alive(client, server)
-
-
-@one_loop
-async def test_number_of_regions(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        regions = [await client.request_region(8) for _ in range(SMALL.max_regions)]
-        with pytest.raises(RequestRefusedError, match="regions") as caught:
-            await client.request_region(8)
-        assert caught.value.code == ErrorCode.QUOTA
-        await regions.pop().release()
-        regions.append(await client.request_region(8))
-        for region in regions:
-            await region.release()
-        await check_alive(client, server)
-
-
-@one_loop
-async def test_lending_nothing(factory: ConnectionFactory) -> None:
-    async with factory.pair(SMALL, server=Config(lend_quota=0)) as (client, server):
-        with pytest.raises(RequestRefusedError):
-            await client.request_region(1)
-        region = await server.request_region(8)
-        await region.release()
         await check_alive(client, server)
 
 
