@@ -76,25 +76,19 @@ class _Access:
 
 
 class _Bytes:
-    def __init__(self, size: int) -> None:
+    """So many bytes, or at most so many."""
+
+    def __init__(self, size: int, *, at_most: bool = False) -> None:
         self._size = size
+        self._at_most = at_most
 
     def encode(self, value: object) -> object:
         if not isinstance(value, bytes):
             raise ValueError(f"bytes are needed, not {type(value).__name__}")
-        if len(value) != self._size:
+        if self._at_most and len(value) > self._size:
+            raise ValueError(f"it has more than {self._size} bytes")
+        if not self._at_most and len(value) != self._size:
             raise ValueError(f"{self._size} bytes are needed, not {len(value)}")
-        return value
-
-    decode = encode
-
-
-class _Data:
-    def encode(self, value: object) -> object:
-        if not isinstance(value, bytes):
-            raise ValueError(f"bytes are needed, not {type(value).__name__}")
-        if len(value) > MAX_DATA:
-            raise ValueError(f"it has more than {MAX_DATA} bytes")
         return value
 
     decode = encode
@@ -118,6 +112,6 @@ U64 = Annotated[int, _Unsigned(64)]
 Text = Annotated[str, _Text()]
 Bytes32 = Annotated[bytes, _Bytes(32)]
 Bytes40 = Annotated[bytes, _Bytes(40)]
-Data = Annotated[bytes, _Data()]
+Data = Annotated[bytes, _Bytes(MAX_DATA, at_most=True)]
 Access = Annotated[Rights, _Access()]
 Token = Annotated[RegionToken, _Token()]

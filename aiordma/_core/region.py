@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import IntFlag
 from operator import index as as_index
 
-from aiordma._core.arguments import U32_MAX, U64_MAX, choice, integer
+from aiordma._core.arguments import U64_MAX, choice, integer
 from aiordma._core.layout import check_layout
 from aiordma.errors import ProtocolError, RangeError, RemoteRangeError
 
@@ -63,15 +63,13 @@ class RegionToken:
     lease_ms: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("region_id", "address", "length", "rkey", "lease_ms"):
-            object.__setattr__(self, name, integer(name, getattr(self, name), None, None))
+        for bits, names in ((64, ("region_id", "address", "length")), (32, ("rkey", "lease_ms"))):
+            for name in names:
+                value = integer(name, getattr(self, name), None, None)
+                if value < 0 or value >> bits:
+                    raise ValueError(f"{name} {value} does not fit {bits} bits")
+                object.__setattr__(self, name, value)
         object.__setattr__(self, "access", choice("access", self.access, Rights))
-        for name in ("region_id", "address", "length"):
-            if not 0 <= getattr(self, name) <= U64_MAX:
-                raise ValueError(f"{name} {getattr(self, name)} does not fit 64 bits")
-        for name in ("rkey", "lease_ms"):
-            if not 0 <= getattr(self, name) <= U32_MAX:
-                raise ValueError(f"{name} {getattr(self, name)} does not fit 32 bits")
         if self.address + self.length > U64_MAX + 1:
             raise ValueError("the region goes beyond the end of the address space")
         if self.access & ~ALL_RIGHTS:

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from .._core.refusal import pack_refusal
 from ..cm.address import Address
@@ -31,17 +31,13 @@ from .admission_control import (
     setting,
 )
 from .auth import Security, new_ticket_office
-from .connect_attempt import ConnectAttempt
 from .connection import Connection
-from .endpoint import LocalEndpoint
 from .inspection import OnRequest, Way, admits, refuse
 
 if TYPE_CHECKING:
     from .._core.admission import TicketOffice
 
 logger = logging.getLogger("aiordma.acceptor")
-
-E = TypeVar("E", bound=LocalEndpoint)
 
 
 class ConnectionLimitError(RDMAError):
@@ -108,7 +104,7 @@ class Request(Protocol):
         return True
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
-        """Does the whole handshake; its connection is made by `Acceptor.make`."""
+        """Does the whole handshake; `Acceptor.take_place` comes before its connection is made."""
 
     def give_up(self, error: BaseException) -> None:
         """Tells the peer the reason if that is possible, and gives everything back.
@@ -264,9 +260,9 @@ class Acceptor:
         except BaseException as error:
             # The peer, or this machine, failed one handshake: the listener goes on.
             self._count_failure(handshake.host, error)
-            reason = handshake.dropped or error
-            self._give_up(request, handshake.peer, reason, "failed")
-            if not isinstance(reason, (RDMAError, OSError)):
+            handshake.place.free()
+            self._give_up(request, handshake.peer, handshake.dropped or error, "failed")
+            if not isinstance(handshake.dropped or error, (RDMAError, OSError)):
                 raise
         else:
             if self.security.auth is not None:
@@ -306,8 +302,9 @@ class Acceptor:
         if self.security.auth is not None and isinstance(error, AuthenticationError):
             self._failures.failed(host, self._loop.time())
 
-    def make(self, attempt: ConnectAttempt[E], endpoint: Callable[[], E]) -> None:
-        """For the running handshake: makes the connection of its attempt.
+    def take_place(self) -> Callable[[], None]:
+        """For the running handshake, before it makes its connection; what it returns frees the
+        place at the connection's end.
 
         ConnectionLimitError if there are too many connections.  With a key, the peer has a place
         among them once it has proved the key (`proved`): a stranger takes none.
@@ -317,12 +314,7 @@ class Acceptor:
             handshake.place.take()
         else:
             self._limits.check(handshake.host)
-        try:
-            attempt.take_over(endpoint())
-            attempt.make(handshake.place.free)
-        except BaseException:
-            handshake.place.free()
-            raise
+        return handshake.place.free
 
     def proved(self) -> None:
         """For a running handshake that can still tell its peer that all places are taken.

@@ -20,8 +20,7 @@ from ..errors import BufferStateError
 from ..mr_pool import Buffer, LocalMemory
 from ..verbs._memory.buffers import AnyMemory
 from .arguments import remote_memory
-from .memory import Memory
-from .one_sided import UserMemory
+from .memory import Memory, UserMemory
 from .remote_memory import Remote, RemoteMemory
 
 Atomics: TypeAlias = list[tuple[Buffer, asyncio.Future[int]]]

@@ -328,7 +328,9 @@ class CMRequest(Request):
         attempt = self._attempt
         attempt.link = link = CMLink(EventDriver.for_library(id.channel.library), id)
         check_device(id, self._listener.device, self._listener.address)
-        acceptor.make(attempt, lambda: make_endpoint(id, acceptor.config, acceptor.security))
+        when_closed = acceptor.take_place()
+        attempt.take_over(make_endpoint(id, acceptor.config, acceptor.security))
+        attempt.make(when_closed)
         attempt.post_receives()
         id.accept(parameters(attempt.endpoint, peer))
         attempt.endpoint.withhold_rights()  # which the connection manager has granted

@@ -270,7 +270,7 @@ class Responder:
         device: verbs.Device,
         acceptor: Acceptor,
         *,
-        awaits_ready: bool,
+        awaits_ready: bool = False,
     ) -> None:
         self.channel = channel
         self.group = group
@@ -296,20 +296,7 @@ class Responder:
             raise ProtocolError(
                 f"the peer requests a connection {request.number}, which exists already"
             )
-        remote, peer = Endpoint.unpack(request.endpoint), Hello.unpack(request.hello)
-        self._acceptor.admit(InbandRequest(self, request, remote, peer), in_band=True)
-
-
-def accept_over(
-    channel: ControlChannel,
-    group: ConnectionGroup,
-    device: verbs.Device,
-    acceptor: Acceptor,
-    *,
-    awaits_ready: bool = False,
-) -> None:
-    """Further connections may be requested over this one."""
-    channel.handle(Responder(channel, group, device, acceptor, awaits_ready=awaits_ready))
+        self._acceptor.admit(InbandRequest(self, request), in_band=True)
 
 
 REFUSALS: dict[type[BaseException], protocol.ErrorCode] = {
@@ -324,17 +311,12 @@ class InbandRequest(Request):
 
     via: Way = "in-band"
 
-    def __init__(
-        self,
-        responder: Responder,
-        request: protocol.ConnectRequest,
-        remote: Endpoint,
-        peer: Hello,
-    ) -> None:
+    def __init__(self, responder: Responder, request: protocol.ConnectRequest) -> None:
+        """ProtocolError for what is no endpoint or hello."""
         self._responder = responder
         self._request = request
-        self._remote = remote
-        self._peer = peer
+        self._remote = Endpoint.unpack(request.endpoint)
+        self._peer = Hello.unpack(request.hello)
         self._replied = False
         self._member = responder.group.join(request.number)
         self._attempt = ConnectAttempt[AddressedEndpoint](self._member)
@@ -349,29 +331,22 @@ class InbandRequest(Request):
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
         responder, member, attempt = self._responder, self._member, self._attempt
-        acceptor.make(
-            attempt,
-            lambda: AddressedEndpoint(
-                responder.device,
-                acceptor.config,
-                acceptor.security,
-                member.local_address,
-                in_band=True,
-            ),
+        config, security = acceptor.config, acceptor.security
+        device, when_closed = responder.device, acceptor.take_place()
+        attempt.take_over(
+            AddressedEndpoint(device, config, security, member.local_address, in_band=True)
         )
+        attempt.make(when_closed)
         channel = attempt.control_channel
         member.attach(channel)
         attempt.endpoint.connect(self._remote, member.peer_address)
         attempt.post_receives()
         self._reply(attempt.endpoint)
-        acceptor.security.agree(self._peer)
+        security.agree(self._peer)
         await first_arrival(channel, member)
-        accept_over(
-            channel,
-            responder.group,
-            responder.device,
-            acceptor,
-            awaits_ready=acceptor.security.auth is None,
+        awaits_ready = security.auth is None
+        channel.handle(
+            Responder(channel, responder.group, device, acceptor, awaits_ready=awaits_ready)
         )
         return await attempt.start(self._peer, client=False)
 

@@ -290,12 +290,11 @@ class TCPRequest(Request):
             ticket = await tcp.read(len(TICKET) + TICKET_SIZE, TICKET)
             if not self._tickets.admits(ticket, offer):
                 raise ProtocolError("the peer has a ticket for another challenge")
-        acceptor.make(
-            attempt,
-            lambda: AddressedEndpoint(
-                self._listener.device, config, security, tcp.local_address, in_band=in_band
-            ),
+        device, when_closed = self._listener.device, acceptor.take_place()
+        attempt.take_over(
+            AddressedEndpoint(device, config, security, tcp.local_address, in_band=in_band)
         )
+        attempt.make(when_closed)
         if security.auth is not None:
             tcp.write(MAGIC + attempt.endpoint.packed())
             proof = attempt.begin_proof(tcp, client=False)
@@ -315,9 +314,8 @@ class TCPRequest(Request):
             group = ConnectionGroup(tcp)
             attempt.link = member = group.join(0)
             member.attach(attempt.control_channel)
-            connect_inband.accept_over(
-                attempt.control_channel, group, self._listener.device, acceptor
-            )
+            channel = attempt.control_channel
+            channel.handle(connect_inband.Responder(channel, group, device, acceptor))
         return await attempt.start(peer, client=False)
 
     def give_up(self, error: BaseException) -> None:

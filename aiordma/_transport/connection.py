@@ -36,7 +36,7 @@ from .arguments import remote_memory
 from .batch import Batch, add_numbers, number, swap_numbers
 from .lease_thread import Lease, lease_seconds
 from .lifecycle import Begun, ConnectionLifecycle, weakly
-from .one_sided import UserMemory
+from .memory import UserMemory
 from .remote_memory import Remote, RemoteMemory, RemoteRegion
 from .shares import Share
 

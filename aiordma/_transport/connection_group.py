@@ -17,10 +17,6 @@ from ..cm.address import Address
 from .lifecycle import ControlChannel
 from .tcp_link import TCPLink
 
-# Seconds for which the numbers of connections that ended in order are collected: their peer has had
-# a goodbye, and waits for the number only with what it still had under way.
-NOTICE_DELAY = 0.002
-
 
 class GroupMember:
     """One connection's share of the socket: its link."""
@@ -64,11 +60,8 @@ class GroupMember:
         self._on_end = None
 
     def release(self) -> None:
-        peer_closed = goodbye_sent = False
-        if self.channel is not None:
-            peer_closed, goodbye_sent = self.channel.peer_closed, self.channel.goodbye_sent
-        peer_knows = peer_closed or self._end_reason is not None
-        self.group.leave(self, peer_knows=peer_knows, may_wait=goodbye_sent)
+        peer_closed = self.channel is not None and self.channel.peer_closed
+        self.group.leave(self, peer_knows=peer_closed or self._end_reason is not None)
 
 
 class ConnectionGroup:
@@ -76,11 +69,8 @@ class ConnectionGroup:
 
     def __init__(self, link: TCPLink) -> None:
         self._link = link
-        self._loop = asyncio.get_running_loop()
         self._members: dict[int, GroupMember] = {}
         self._numbers = count(1)
-        self._ended: list[int] = []  # numbers that the peer has yet to be sent
-        self._notice_timer: asyncio.TimerHandle | None = None
         self._end_reason: str | None = None
         self.local_address = link.local_address
         self.peer_address = link.peer_address
@@ -128,33 +118,13 @@ class ConnectionGroup:
         for member in list(self):
             member.end(reason)
 
-    def leave(self, member: GroupMember, *, peer_knows: bool, may_wait: bool) -> None:
+    def leave(self, member: GroupMember, *, peer_knows: bool) -> None:
         """Closes the socket after the last one, else sends the number unless the peer knows."""
         if self._members.get(member.number) is not member:
             return
         del self._members[member.number]
         if not self._members:
-            self._close()
-        elif peer_knows or self._end_reason is not None or self._loop.is_closed():
-            return
-        else:
-            self._ended.append(member.number)
-            if not may_wait:
-                self._send_ended()
-            elif self._notice_timer is None:
-                self._notice_timer = self._loop.call_later(NOTICE_DELAY, self._send_ended)
-
-    def _send_ended(self) -> None:
-        self._cancel_timer()
-        ended, self._ended = self._ended, []
-        self._link.send_ended(ended)
-
-    def _cancel_timer(self) -> None:
-        if self._notice_timer is not None:
-            self._notice_timer.cancel()
-            self._notice_timer = None
-
-    def _close(self) -> None:
-        self._cancel_timer()
-        self._link.close()
-        self._link.release()
+            self._link.close()
+            self._link.release()
+        elif not peer_knows and self._end_reason is None:
+            self._link.send_ended([member.number])

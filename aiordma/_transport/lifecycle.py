@@ -184,12 +184,6 @@ class ControlChannel:
         return connection is not None and connection._peer_close_error is not None
 
     @property
-    def goodbye_sent(self) -> bool:
-        """Whether it has ended after its own goodbye."""
-        connection = self._connection()
-        return connection is not None and connection._ended_in is ConnectionState.GOODBYE_SENT
-
-    @property
     def ended(self) -> bool:
         return self._messages.ended
 
@@ -233,7 +227,6 @@ class ConnectionLifecycle:
         self._inspection: Inspection | None = None
         self._peer: Hello | None = None
         self._state = ConnectionState.CONNECTING
-        self._ended_in = self._state  # the state that it was in when it ended
         self._close_cause: BaseException | None = None
         self._peer_close_error: RDMAError | None = None
         self._close_timer: asyncio.TimerHandle | None = None
@@ -282,7 +275,6 @@ class ConnectionLifecycle:
             return False
         self._state = row.next
         if row.cause is not None:
-            self._ended_in = before
             if row.cause is Cause.PEER:
                 error = self._peer_close_error
             elif row.cause is Cause.CLOSED:

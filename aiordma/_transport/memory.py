@@ -1,4 +1,4 @@
-"""One connection's access to the memory pool, and its waiters there until the connection ends."""
+"""One connection's access to the memory pool, and the user's own memory in its operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from .. import verbs
 from .._memory.block_source import OrderedBlockSource
 from .._memory.registration_cache import KeptMemory, RegistrationCache
 from ..config import Config
-from ..mr_pool import Block, Buffer, MemoryPool, Region
+from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool, OwnMemory, Region
+from ..verbs._memory.buffers import AnyMemory, bytes_of, keeper_of
 
 # Unregistered memory up to this size is copied through the pool; beyond, it is registered for the
 # one operation.  A copy of 64 KiB costs a few microseconds, a registration on a card tens.
@@ -81,3 +82,63 @@ class Memory:
         for waiter in list(self._waiters):
             if not waiter.done():
                 waiter.set_exception(self._waiter_error(error))
+
+
+class UserMemory:
+    """Memory that is registered for the time of an operation, or copied through the pool.
+
+    `async with` waits for memory of the pool, `with` raises QuotaError.
+    """
+
+    def __init__(self, memory: Memory, data: AnyMemory, *, target: bool) -> None:
+        self._memory = memory
+        self._data = data
+        self._target = target
+        self._view = bytes_of(data)
+        if target and self._view.readonly:
+            self._view.release()
+            raise ValueError(f"cannot read into {type(data).__name__}: it is read-only")
+        self._keeper = keeper_of(self._view)
+        self._short = len(self._view) <= STAGING_LIMIT
+        self._local: OwnMemory | None = None
+
+    def __enter__(self) -> LocalMemory:
+        try:
+            return self._begin(self._memory.pool.alloc(len(self._view)) if self._short else None)
+        except BaseException:
+            self._view.release()
+            raise
+
+    async def __aenter__(self) -> LocalMemory:
+        try:
+            size = len(self._view)
+            return self._begin(
+                await self._memory.lease(size, internal=True) if self._short else None
+            )
+        except BaseException:
+            self._view.release()
+            raise
+
+    def _begin(self, staging: Buffer | None) -> LocalMemory:
+        if staging is None:
+            self._local = self._memory.register(self._data, self._view)
+        else:
+            self._local = staging
+            if not self._target:
+                staging.view[:] = self._view
+                self._view.release()
+        return self._local
+
+    def land(self) -> None:
+        """Brings what was read to where it is wanted."""
+        if isinstance(self._local, Buffer):
+            self._view[:] = self._local.view
+
+    def __exit__(self, *_: object) -> None:
+        assert self._local is not None
+        self._local._give_back()
+        self._view.release()
+        self._keeper = None
+
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()

@@ -33,7 +33,7 @@ CONFIG = Config(close_timeout=0.2, eager_size=1024, max_eager_size=1024, max_con
 # What a server does for a connection before its handler runs, in this order.
 STEPS = (
     (Acceptor, "admit"),
-    (Acceptor, "make"),
+    (Acceptor, "take_place"),
     (ConnectAttempt, "post_receives"),
     (ConnectAttempt, "start"),
     (KeyProof, "control"),

@@ -267,11 +267,11 @@ async def test_a_peer_that_never_answers_is_given_up(factory: ConnectionFactory)
 
 @contextmanager
 def nothing_is_made(listener: Listener) -> Iterator[None]:
-    """Neither queue pair nor memory: `Acceptor.make` makes them."""
+    """Neither queue pair nor memory: they come after `Acceptor.take_place`."""
     assert listener._acceptor is not None
-    with mock.patch.object(listener._acceptor, "make") as make:
+    with mock.patch.object(listener._acceptor, "take_place") as take_place:
         yield
-    make.assert_not_called()
+    take_place.assert_not_called()
 
 
 async def asks(factory: ConnectionFactory, listener: Listener, ticket: bytes) -> bytes:

@@ -357,7 +357,7 @@ async def test_no_memory_at_the_listener_is_its_failure(
     """The client reads what has happened there, and not that the protocol was violated."""
     host, device = factory.host, factory.device
     async with await aiordma.listen(host, device=device, via=via) as listener, factory.within(5):
-        monkeypatch.setattr(Acceptor, "make", no_memory)
+        monkeypatch.setattr(Acceptor, "take_place", no_memory)
         refused = await ends(
             aiordma.connect(host, listener.port, device=device, via=via, config=PATIENT),
             RejectedError,
