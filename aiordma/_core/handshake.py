@@ -155,37 +155,33 @@ class Hello:
         )
 
     @staticmethod
-    def unpack(data: bytes | bytearray | memoryview) -> Hello:
+    @lru_cache(maxsize=64)  # peers of a kind all say the same
+    def unpack(data: bytes) -> Hello:
         """Read a hello; zeros may follow it. ProtocolError for everything else."""
-        return _unpack_hello(bytes(data))
-
-
-@lru_cache(maxsize=64)  # peers of a kind all say the same
-def _unpack_hello(data: bytes) -> Hello:
-    check_layout(
-        data,
-        what="hello",
-        magic=_HELLO_MAGIC,
-        version=_VERSION,
-        flags=sum(_HELLO_FLAGS.values()),
-        size=HELLO_SIZE,
-        padded=True,
-    )
-    (_, _, flags, max_rd_atomic, max_dest_rd_atomic, eager_size, data_receives,
-     control_receives, max_message, lend_quota) = _HELLO.unpack_from(data)  # fmt: skip
-    try:
-        return Hello(
-            eager_size=eager_size,
-            data_receives=data_receives,
-            control_receives=control_receives,
-            max_message=max_message,
-            lend_quota=lend_quota,
-            max_rd_atomic=max_rd_atomic,
-            max_dest_rd_atomic=max_dest_rd_atomic,
-            **{name: bool(flags & bit) for name, bit in _HELLO_FLAGS.items()},
+        check_layout(
+            data,
+            what="hello",
+            magic=_HELLO_MAGIC,
+            version=_VERSION,
+            flags=sum(_HELLO_FLAGS.values()),
+            size=HELLO_SIZE,
+            padded=True,
         )
-    except ValueError as error:
-        raise ProtocolError(f"hello: the peer offers what cannot be: {error}") from None
+        (_, _, flags, max_rd_atomic, max_dest_rd_atomic, eager_size, data_receives,
+         control_receives, max_message, lend_quota) = _HELLO.unpack_from(data)  # fmt: skip
+        try:
+            return Hello(
+                eager_size=eager_size,
+                data_receives=data_receives,
+                control_receives=control_receives,
+                max_message=max_message,
+                lend_quota=lend_quota,
+                max_rd_atomic=max_rd_atomic,
+                max_dest_rd_atomic=max_dest_rd_atomic,
+                **{name: bool(flags & bit) for name, bit in _HELLO_FLAGS.items()},
+            )
+        except ValueError as error:
+            raise ProtocolError(f"hello: the peer offers what cannot be: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -280,21 +280,15 @@ class Acceptor:
 
         A peer that fails now has no way to be told why.
         """
-        request = handshake.request
+        on_request, via = self._on_request, handshake.request.via
         try:
             handshake.place.take()
-        except ConnectionLimitError as error:
-            logger.info("%r turned away: %s", request, error)
-            observation.failed(handshake.peer, error, accepted=True)
-            await refuse(connection, str(error))
-            return False
-        if self._on_request is None:
-            return True
-        try:
-            return await admits(connection, request.via, self._on_request, limit)
+            return on_request is None or await admits(connection, via, on_request, limit)
         except (RDMAError, OSError) as error:
-            logger.info("%r failed while it was inspected: %r", request, error)
+            logger.info("%r turned away: %r", handshake.request, error)
             observation.failed(handshake.peer, error, accepted=True)
+            if isinstance(error, ConnectionLimitError):
+                await refuse(connection, str(error))
             return False
 
     def _count_failure(self, host: str, error: BaseException) -> None:

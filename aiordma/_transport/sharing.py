@@ -188,7 +188,6 @@ class Sharing:
 
     def _lend(self, request: protocol.RegionRequest) -> None:
         """Answers the peer's request for memory, one way or the other."""
-        answer: protocol.Message
         code = protocol.ErrorCode
         try:
             self._check_rights(request.access)
@@ -202,28 +201,28 @@ class Sharing:
                 buffer.release()
                 raise
         except QuotaError as error:
-            answer = protocol.Error(request.request_id, code.QUOTA, cause_text(error))
+            self._refuse(request.request_id, code.QUOTA, cause_text(error))
         except PermissionError as error:
-            answer = protocol.Error(request.request_id, code.ACCESS, str(error))
+            self._refuse(request.request_id, code.ACCESS, str(error))
         except (RDMAError, OSError, ValueError) as error:
-            answer = protocol.Error(request.request_id, code.INTERNAL, cause_text(error))
+            self._refuse(request.request_id, code.INTERNAL, cause_text(error))
         else:
             self._shares[loan.region_id] = loan
             self._lent_bytes += request.length
             loan._on_ready(partial(self._grant, request.request_id, loan, lease))
-            return
-        self._messages.send_control(answer)
 
     def _grant(self, request_id: int, loan: Loan, lease: float | None) -> None:
-        answer: protocol.Message = protocol.RegionGrant(request_id, loan.token)
-        text = "the loan ended before it began"
+        internal = protocol.ErrorCode.INTERNAL
         try:
-            begun = loan._lease_from_now(lease)  # when the peer can use it
+            if loan._lease_from_now(lease):  # when the peer can use it
+                self._messages.send_control(protocol.RegionGrant(request_id, loan.token))
+            else:
+                self._refuse(request_id, internal, "the loan ended before it began")
         except RDMAError as error:
-            begun, text = False, cause_text(error)
-        if not begun:
-            answer = protocol.Error(request_id, protocol.ErrorCode.INTERNAL, text)
-        self._messages.send_control(answer)
+            self._refuse(request_id, internal, cause_text(error))
+
+    def _refuse(self, request_id: int, code: protocol.ErrorCode, text: str) -> None:
+        self._messages.send_control(protocol.Error(request_id, code, text))
 
     def _lease_for(self, lease_ms: int) -> float | None:
         """Seconds of what the peer has asked for (0: without an end), within `Config.max_lease`."""
@@ -240,23 +239,19 @@ class Sharing:
         """Answers the peer's request for a longer lease."""
         share = self._shares.get(request.region_id)
         lease = self._lease_for(request.lease_ms)
-        answer: protocol.Message
-        code, text = protocol.ErrorCode.UNKNOWN_REGION, "its lease has ended"
+        request_id, code = request.request_id, protocol.ErrorCode
+        if share is not None and not isinstance(share, Loan):
+            text = "the region was not borrowed: its owner alone renews its lease (Share.renew)"
+            self._refuse(request_id, code.ACCESS, text)
+            return
         try:
-            renewed = isinstance(share, Loan) and share._lease_from_now(lease, at_least=True)
+            if share is not None and share._lease_from_now(lease, at_least=True):
+                renewed = protocol.RegionLease(request_id, share.region_id, milliseconds(lease))
+                self._messages.send_control(renewed)
+            else:
+                self._refuse(request_id, code.UNKNOWN_REGION, "its lease has ended")
         except RDMAError as error:
-            renewed, code, text = False, protocol.ErrorCode.INTERNAL, cause_text(error)
-        if share is not None and renewed:
-            answer = protocol.RegionLease(request.request_id, share.region_id, milliseconds(lease))
-        elif share is not None and not isinstance(share, Loan):
-            answer = protocol.Error(
-                request.request_id,
-                protocol.ErrorCode.ACCESS,
-                "the region was not borrowed: its owner alone renews its lease (Share.renew)",
-            )
-        else:
-            answer = protocol.Error(request.request_id, code, text)
-        self._messages.send_control(answer)
+            self._refuse(request_id, code.INTERNAL, cause_text(error))
 
     def _check_quota(self, length: int) -> None:
         lent = self._lent_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 import pytest
@@ -16,27 +15,13 @@ from aiordma._core.connection_states import (
     ConnectionState,
     LifecycleEvent,
     mermaid,
-    transition,
 )
-from aiordma.errors import InternalError
 
-PAIRS = list(itertools.product(ConnectionState, LifecycleEvent))
 OVER = {ConnectionState.ENDED, ConnectionState.CLOSED}
 
 
 def test_each_pair_is_in_one_table_at_most() -> None:
     assert not TRANSITIONS.keys() & IGNORED
-
-
-@pytest.mark.parametrize(("state", "event"), PAIRS, ids=lambda one: one.name)
-def test_what_follows(state: ConnectionState, event: LifecycleEvent) -> None:
-    if (state, event) in TRANSITIONS:
-        assert transition(state, event) is TRANSITIONS[state, event]
-    elif (state, event) in IGNORED:
-        assert transition(state, event) is None
-    else:
-        with pytest.raises(InternalError, match=f"{state.name} got the event {event.name}"):
-            transition(state, event)
 
 
 def test_a_connection_ends_once_and_with_a_cause() -> None:

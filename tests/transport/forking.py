@@ -14,7 +14,6 @@ import subprocess
 import sys
 import traceback
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -230,7 +229,7 @@ async def outlived(factory: ConnectionFactory) -> None:
 # ---- multiprocessing and subprocess --------------------------------------------------------------
 
 
-def visit(factory: ConnectionFactory, port: int, number: int) -> int:
+def visit(factory: ConnectionFactory, port: int, number: int) -> None:
     """In a process of its own: talks with the server at `port`, and with itself."""
 
     async def main() -> None:
@@ -240,7 +239,6 @@ def visit(factory: ConnectionFactory, port: int, number: int) -> int:
             pass
 
     asyncio.run(main())
-    return number
 
 
 async def processes(factory: ConnectionFactory) -> None:
@@ -253,20 +251,6 @@ async def processes(factory: ConnectionFactory) -> None:
             await asyncio.to_thread(process.join)
             assert process.exitcode == 0, (method, process.exitcode)
         say(f"Process by {method}")
-
-
-async def pools(factory: ConnectionFactory) -> None:
-    loop = asyncio.get_running_loop()
-    for method in METHODS:
-        context = multiprocessing.get_context(method)
-        async with Parent.open(factory) as parent:
-            with ProcessPoolExecutor(2, mp_context=context) as pool:
-                visits = [
-                    loop.run_in_executor(pool, visit, factory, parent.server.port, number)
-                    for number in range(4)
-                ]
-                assert await asyncio.gather(*visits) == [0, 1, 2, 3]
-        say(f"pool by {method}")
 
 
 LISTS_FILES = """
@@ -301,7 +285,7 @@ async def programs(factory: ConnectionFactory) -> None:
 
 ROLES = {
     role.__name__: role
-    for role in (fork, fork_with_librdmacm, grandchildren, outlived, processes, pools, programs)
+    for role in (fork, fork_with_librdmacm, grandchildren, outlived, processes, programs)
 }
 
 

@@ -22,7 +22,6 @@ from .marks import by_cm, by_tcp, one_loop
 ROOT = Path(__file__).parents[2]
 
 PROCESSES = [f"Process by {method}" for method in ("fork", "spawn", "forkserver")]
-POOLS = [f"pool by {method}" for method in ("fork", "spawn", "forkserver")]
 
 
 @pytest.fixture(params=["shared", "tcp"])
@@ -141,11 +140,6 @@ async def test_a_child_that_outlives_its_parent(here: ConnectionFactory) -> None
 @by_cm
 def test_start_methods_of_multiprocessing(here: ConnectionFactory, wire: str) -> None:
     assert report(here, "processes", "asyncio") == PROCESSES
-
-
-@by_tcp
-def test_pools_of_processes(here: ConnectionFactory) -> None:
-    assert report(here, "pools", "asyncio") == POOLS
 
 
 def test_other_programs(here: ConnectionFactory) -> None:

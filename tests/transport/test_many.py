@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from aiordma import Connection, Server, start_server, verbs
+from aiordma import Connection, Server, start_server
 from aiordma.mr_pool import SPARE_SLABS
 from aiordma.testing import Held
 
@@ -23,7 +23,6 @@ from .marks import one_loop
 
 # The virtual machine sets up some ten connections a second, and its device has room for few.
 IN_A_ROW = {"embedded0": 1000}
-AT_ONCE = {"embedded0": 200}
 FROM_ELSEWHERE = {"embedded0": 1000}
 FEWER_IN_A_ROW = 60
 FEWER_AT_ONCE = 30
@@ -95,37 +94,6 @@ async def test_one_after_another(factory: ConnectionFactory) -> None:
             await yield_loop(1)
             await check_growth(factory, anchor, before, leases)
             assert resident() - memory < GROWTH
-
-
-@pytest.mark.time_limit(500)
-@pytest.mark.timeout(600)
-async def test_at_once(factory: ConnectionFactory) -> None:
-    count = AT_ONCE.get(factory.device, FEWER_AT_ONCE)
-    patient = SMALL
-    server = await start_server(
-        echo, factory.host, 0, backlog=count, config=patient, **factory.where
-    )
-    async with server, await factory.connect(server.port) as anchor:
-        await talk(anchor, 0)
-        (first,) = server._tasks
-
-        async def crowd() -> None:
-            clients = await asyncio.gather(
-                *(factory.connect(server.port, patient) for _ in range(count))
-            )
-            assert verbs.live()["QueuePair"] >= 2 * count
-            await asyncio.gather(*(talk(client, n) for n, client in enumerate(clients)))
-            await asyncio.gather(*(client.close() for client in clients))
-            await others_end(server, first)
-            await yield_loop(1)
-
-        await crowd()  # fills caches: slabs of the pool, threads of the resolver
-        gc.collect()
-        before, memory = Held.now(), resident()
-        leases = pool_statistics(anchor).leases
-        await crowd()
-        await check_growth(factory, anchor, before, leases)
-        assert resident() - memory < GROWTH
 
 
 @pytest.fixture

@@ -155,20 +155,6 @@ async def test_end_of_the_lease(factory: ConnectionFactory) -> None:
             await refused_by_the_device(factory, client, remote)
 
 
-@one_loop
-async def test_lease_that_ends_and_one_that_does_not(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        with server.alloc(100) as buffer:
-            short, _ = await give(server, client, buffer, lease=0.01)
-            long, remote = await give(server, client, buffer, lease=3600)
-            endless, another = await give(server, client, buffer)
-            await lease_over(short, 5 * factory.slow)
-            assert not long.revoked
-            assert not endless.revoked
-            await client.read(remote, bytearray(100))
-            await client.read(another, bytearray(100))
-
-
 @pytest.mark.parametrize("lease", [0, -1, 1e9, float("nan")])
 @one_loop
 @by_cm
@@ -178,37 +164,6 @@ async def test_lease_that_cannot_be(factory: ConnectionFactory, lease: float) ->
             await server.send_region(buffer, lease=lease)
         with pytest.raises(ValueError, match="lease"):
             await client.request_region(8, lease=lease)
-        await check_alive(client, server)
-
-
-@one_loop
-async def test_memory_stays_while_it_is_shared(factory: ConnectionFactory) -> None:
-    """Released by its owner too early, it is not handed out to others before the share's end."""
-    async with factory.pair() as (client, server):
-        buffer = server.alloc(1000)
-        share, remote = await give(server, client, buffer)
-        buffer.release()
-        others = [server.alloc(1000) for _ in range(20)]
-        for other in others:
-            other.view[:] = bytes(1000)
-        await client.write(pattern(1000), remote)
-        assert not any(any(other.view) for other in others)
-        share.revoke()
-        for other in others:
-            other.release()
-
-
-@one_loop
-async def test_peer_gives_a_region_back(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        with server.alloc(8) as buffer:
-            share, remote = await give(server, client, buffer)
-            await remote.release()
-            await remote.release()  # again: nothing
-            await barrier(client)
-            assert share.revoked
-            with pytest.raises(BufferStateError):
-                await client.read(remote, bytearray(8))
         await check_alive(client, server)
 
 
@@ -339,19 +294,6 @@ async def test_handed_over_is_gone_here(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_handed_over_frees_the_quota(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        kept = []
-        for _ in range(5):
-            remote = await client.request_region(SMALL.lend_quota)
-            await client.hand_over(remote)
-            received = await server.recv_buffer()
-            kept.append(received)
-        for received in kept:
-            received.release()
-
-
-@one_loop
 async def test_handed_over_counts_until_it_is_received(factory: ConnectionFactory) -> None:
     """Else a peer could have all memory by borrowing, handing over and borrowing again."""
     half = SMALL.lend_quota // 2
@@ -432,17 +374,6 @@ async def test_nothing_of_a_connection_stays_in_the_pool(factory: ConnectionFact
 
 
 # ---- waiters at the end --------------------------------------------------------------------------
-
-
-async def test_waiters_fail_when_the_connection_ends(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        waiting = asyncio.create_task(client.recv_region())
-        await yield_loop(2)
-        await server.close()
-        with pytest.raises(ConnectionClosedError) as caught:
-            async with factory.within(1):
-                await waiting
-        assert caught.value.by_peer
 
 
 @one_loop
