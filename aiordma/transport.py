@@ -315,7 +315,7 @@ class Listener(Listening):
         self._affinity = LoopAffinity()
         self._loop_shutdown = shutdown.of_running_loop()
         self._ports: Sequence[Port] = ()
-        self._acceptor: Acceptor | None = None
+        self._acceptor: Acceptor  # since it listens
         self._failure: Exception | None = None
         self._ready: deque[Connection] = deque()
         self._waiters = WaitQueue()
@@ -338,7 +338,7 @@ class Listener(Listening):
             "device": self.device,
             "loop": id(self._affinity.loop),
             "addresses": [host_port(address) for address in self.addresses],
-            "handshakes": self._acceptor.handshakes if self._acceptor is not None else 0,
+            "handshakes": self._acceptor.handshakes,
             "waiting": len(self._ready),
         }
 
@@ -359,7 +359,6 @@ class Listener(Listening):
             logger.error("%r: %s", self, error)
             self._failure = error
             self._stop()
-            assert self._acceptor is not None
             self._acceptor.cancel()
 
     def _deliver(self, connection: Connection) -> None:
@@ -421,7 +420,6 @@ class Listener(Listening):
         if not self._closed:
             self._stop()
         self._was_stopped = False
-        assert self._acceptor is not None
         await self._acceptor.close()
         left = list(self._ready)
         self._ready.clear()
@@ -435,8 +433,7 @@ class Listener(Listening):
 
     def _end_without_loop(self) -> None:
         self._closed = True
-        if self._acceptor is not None:
-            self._acceptor.closed = True
+        self._acceptor.closed = True
         for port in self._ports:
             port.release()
 
@@ -444,7 +441,6 @@ class Listener(Listening):
         """Closes what is left of a listener that was dropped, unless its loop was quicker."""
         if not self._closed:
             self._stop()
-            assert self._acceptor is not None
             self._acceptor.cancel()
             for connection in self._ready:
                 connection.abort()

@@ -8,6 +8,8 @@ from datetime import timedelta
 from decimal import Decimal
 from enum import IntEnum, IntFlag
 from fractions import Fraction
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,119 +28,100 @@ class Marks(IntFlag):
     B = 2
 
 
-@pytest.mark.parametrize("value", [5, np.int64(5), np.uint8(5), np.array(5), Colour.RED + 4])
-def test_integers(value: object) -> None:
-    assert type(integer("n", value)) is int
-    assert integer("n", value) == 5
+COUNT, TIME, TRUTH = partial(integer, "n"), partial(seconds, "t"), partial(truth, "b")
+COLOUR, MARKS = (partial(choice, name, kind=kind) for name, kind in (("c", Colour), ("m", Marks)))
+RIGHTS = partial(choice, "access", kind=Rights)
+
+TAKEN: list[tuple[Callable[[Any], object], list[Any], object]] = [
+    (COUNT, [5, np.int64(5), np.uint8(5), np.array(5), Colour.RED + 4], 5),
+    (TIME, [0.5, Fraction(1, 2), Decimal("0.5"), np.float32(0.5)], 0.5),
+    (TIME, [np.int32(3), 3], 3.0),
+    (partial(TIME, endless=True), [math.inf], math.inf),
+    (COLOUR, ["RED", 1, np.int64(1), Colour.RED], Colour.RED),
+    (MARKS, [3], Marks.A | Marks.B),
+    (RIGHTS, [np.uint32(6)], Rights.READ | Rights.WRITE),
+    (TRUTH, [True, np.True_, 1], True),
+]
 
 
-@pytest.mark.parametrize("value", [0.5, Fraction(1, 2), Decimal("0.5"), np.float32(0.5)])
-def test_times(value: object) -> None:
-    assert type(seconds("t", value)) is float
-    assert seconds("t", value) == 0.5
+@pytest.mark.parametrize(("convert", "values", "taken"), TAKEN)
+def test_what_is_taken(convert: Callable[[Any], object], values: list[Any], taken: object) -> None:
+    for value in values:
+        got = convert(value)
+        assert type(got) is type(taken)
+        assert got == taken
 
 
-def test_a_whole_number_is_a_time() -> None:
-    assert seconds("t", np.int32(3)) == seconds("t", 3) == 3.0
-    assert seconds("t", math.inf, endless=True) == math.inf
+NO_COUNT = "n is an int from 0 to 9, not "
+NO_TIME = "t is a number of seconds, not "
+NO_RIGHTS = "access is of Rights (Rights.WRITE, Rights.READ, Rights.ATOMIC), not "
+BITS_64 = (1 << 64) - 1
 
-
-@pytest.mark.parametrize("value", ["RED", 1, np.int64(1), Colour.RED])
-def test_choices(value: object) -> None:
-    assert choice("c", value, Colour) is Colour.RED
-
-
-def test_sets_of_flags() -> None:
-    assert choice("m", 3, Marks) is Marks.A | Marks.B
-    assert choice("access", np.uint32(6), Rights) == Rights.READ | Rights.WRITE
-
-
-@pytest.mark.parametrize("value", [True, np.True_, 1])
-def test_truth(value: object) -> None:
-    assert truth("b", value) is True
-
-
-def refused(convert: Callable[[], object], error: type[Exception], text: str) -> None:
-    with pytest.raises(error) as caught:
-        convert()
-    assert str(caught.value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "came"),
-    [
-        (1.0, "float 1.0; round it, as with int()"),
-        (np.float32(1), "float32 np.float32(1.0); round it, as with int()"),
-        (True, "bool True"),
-        (np.True_, "bool np.True_"),
-        ("8", "str '8'"),
-        (None, "None"),
-        ([1], "list [1]"),
-    ],
-)
-def test_no_integers(value: object, came: str) -> None:
-    refused(lambda: integer("n", value, 0, 9), TypeError, f"n is an int from 0 to 9, not {came}")
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "value", "text"),
-    [
-        (0, 9, 10, "n is an int from 0 to 9, not 10"),
-        (1, None, 0, "n is an int of at least 1, not 0"),
-        (1, (1 << 64) - 1, 0, "n is an int from 1 to 2^64 - 1, not 0"),
-        (-(1 << 63), (1 << 64) - 1, 1 << 64, f"n is an int of 64 bits, not {1 << 64}"),
-    ],
-)
-def test_integers_out_of_range(low: int, high: int | None, value: int, text: str) -> None:
-    refused(lambda: integer("n", np.int64(value) if value < 1 << 63 else value, low, high),
-            ValueError, text)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("value", "came"),
-    [
-        ("60", "str '60'"),
-        (True, "bool True"),
-        (1j, "complex 1j"),
-        (timedelta(1), "timedelta datetime.timedelta(days=1); write value.total_seconds()"),
-    ],
-)
-def test_no_times(value: object, came: str) -> None:
-    refused(lambda: seconds("t", value), TypeError, f"t is a number of seconds, not {came}")
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1, np.float32("nan"), Decimal("Infinity")])
-def test_times_that_are_none(value: object) -> None:
-    refused(
-        lambda: seconds("t", value),
+REFUSED: list[tuple[Callable[[Any], object], object, type[Exception], str]] = [
+    *(
+        (partial(COUNT, low=0, high=9), value, TypeError, NO_COUNT + came)
+        for value, came in (
+            (1.0, "float 1.0; round it, as with int()"),
+            (np.float32(1), "float32 np.float32(1.0); round it, as with int()"),
+            (True, "bool True"),
+            (np.True_, "bool np.True_"),
+            ("8", "str '8'"),
+            (None, "None"),
+            ([1], "list [1]"),
+        )
+    ),
+    (partial(COUNT, low=0, high=9), np.int64(10), ValueError, NO_COUNT + "10"),
+    (partial(COUNT, low=1, high=None), 0, ValueError, "n is an int of at least 1, not 0"),
+    (partial(COUNT, low=1, high=BITS_64), 0, ValueError, "n is an int from 1 to 2^64 - 1, not 0"),
+    (
+        partial(COUNT, low=-(1 << 63), high=BITS_64),
+        1 << 64,
         ValueError,
-        f"t is a finite number of seconds, 0 or more, not {float(value)}",  # type: ignore[arg-type]
-    )
+        f"n is an int of 64 bits, not {1 << 64}",
+    ),
+    *(
+        (TIME, value, TypeError, NO_TIME + came)
+        for value, came in (
+            ("60", "str '60'"),
+            (True, "bool True"),
+            (1j, "complex 1j"),
+            (timedelta(1), "timedelta datetime.timedelta(days=1); write value.total_seconds()"),
+        )
+    ),
+    *(
+        (TIME, value, ValueError, f"t is a finite number of seconds, 0 or more, not {float(value)}")
+        for value in (math.nan, math.inf, -1, np.float32("nan"), Decimal("Infinity"))
+    ),
+    *(
+        (
+            RIGHTS,
+            value,
+            error,
+            f"{NO_RIGHTS}{type(value).__name__} {value!r}; join several with |",
+        )
+        for value, error in (
+            ("rw", TypeError),
+            (16, ValueError),
+            (-1, ValueError),
+            (4.0, TypeError),
+            (True, TypeError),
+        )
+    ),
+    (COLOUR, "GREEN", TypeError, "c is of Colour (Colour.RED, Colour.BLUE), not str 'GREEN'"),
+    (COLOUR, 3, ValueError, "c is of Colour (Colour.RED, Colour.BLUE), not int 3"),
+    (TRUTH, "yes", TypeError, "b is True or False, not str 'yes'"),
+]
+
+
+@pytest.mark.parametrize(("convert", "value", "error", "text"), REFUSED)
+def test_what_is_refused(
+    convert: Callable[[Any], object], value: object, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error) as caught:
+        convert(value)
+    assert str(caught.value) == text
 
 
 def test_a_time_beyond_all_floats() -> None:
     with pytest.raises(ValueError, match="t is too large a number"):
         seconds("t", 10**400)
-
-
-@pytest.mark.parametrize(
-    ("value", "error"),
-    [("rw", TypeError), (16, ValueError), (-1, ValueError), (4.0, TypeError), (True, TypeError)],
-)
-def test_no_rights(value: object, error: type[Exception]) -> None:
-    refused(
-        lambda: choice("access", value, Rights),
-        error,
-        "access is of Rights (Rights.WRITE, Rights.READ, Rights.ATOMIC), not "
-        f"{type(value).__name__} {value!r}; join several with |",
-    )
-
-
-def test_no_member() -> None:
-    for value in ("GREEN", 3):
-        with pytest.raises((TypeError, ValueError), match=r"c is of Colour \(Colour.RED, Colour.B"):
-            choice("c", value, Colour)
-
-
-def test_no_truth() -> None:
-    refused(lambda: truth("b", "yes"), TypeError, "b is True or False, not str 'yes'")

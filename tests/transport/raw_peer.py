@@ -12,6 +12,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NamedTuple
 
 from aiordma import Config, Connection, Listener, cm, verbs
@@ -132,8 +133,8 @@ class RawPeer:
         self.failures: list[verbs.WCStatus] = []
         self.socket: asyncio.StreamWriter | None = None
         """That of the exchange over TCP."""
-        self.bootstrap: Bootstrap | None = None
-        """The same while the key is to be proved on it; the queue pair is not connected yet."""
+        self.connect_unproved: Callable[[], None] | None = None
+        """Connects the queue pair while the key is still to be proved on the socket."""
         self.credits = theirs.data_receives
         self.owed = 0  # control credits
         self._more_credits = asyncio.Event()
@@ -293,13 +294,11 @@ async def connect_by_tcp(
             answer = await offer(reader, writer, local.pack() + data, key)
             remote = Endpoint.unpack(answer[len(MAGIC) : -len(data)])
             peer = RawPeer(made, Hello.unpack(answer[-len(data) :]))
-            bootstrap = Bootstrap(
-                reader, writer, remote.qp_num, lambda: qp.connect(local, remote, access=REMOTE)
-            )
+            connect = partial(qp.connect, local, remote, access=REMOTE)
             if Hello.unpack(data).authenticates:
-                peer.bootstrap = bootstrap
+                peer.connect_unproved = connect
             else:
-                bootstrap.connect()
+                connect()
                 writer.write(READY)
             peer.socket = writer
             yield peer
@@ -394,39 +393,6 @@ class Stranger:
             messages.append(protocol.decode(data[8 : 8 + size]))
             data = data[8 + size :]
         return messages
-
-
-class Bootstrap:
-    """The socket of the TCP bootstrap after both offers, for the proof of a key.
-
-    `connect` connects this side's queue pair.
-    """
-
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        their_qp_num: int,
-        connect: Callable[[], None],
-    ) -> None:
-        self.connect = connect
-        self.their_qp_num = their_qp_num
-        self._reader = reader
-        self._writer = writer
-
-    def send(self, message: protocol.Message) -> None:
-        self._writer.write(packed_control(message))
-
-    async def control(self) -> protocol.Message:
-        magic, size = struct.unpack("<4sI", await self._reader.readexactly(8))
-        assert magic == CONTROL
-        return protocol.decode(await self._reader.readexactly(size))
-
-    async def ready(self) -> None:
-        """After the proof: both queue pairs are connected."""
-        self.connect()
-        self._writer.write(READY)
-        assert await self._reader.readexactly(len(READY)) == READY
 
 
 class Events:

@@ -146,7 +146,6 @@ async def test_strangers_take_no_place_of_a_connection(factory: ConnectionFactor
             server = await listener.accept()
         async with client, server:
             await check_alive(client, server)
-        assert listener._acceptor is not None
         assert not listener._acceptor.handshakes
 
 
@@ -179,7 +178,6 @@ async def test_failing_handshakes_of_a_host_are_limited(
 async def fails(factory: ConnectionFactory, listener: Listener, source: str | None = None) -> None:
     """With another key, until the listener has noticed too."""
     await ends(dial(factory, listener.port, WRONG, source), AuthenticationError)
-    assert listener._acceptor is not None
     while listener._acceptor._handshakes:
         await yield_loop(1)
 
@@ -230,7 +228,6 @@ async def test_silence_is_no_failure(
     caplog.set_level("INFO", "aiordma.acceptor")
     late = 5 if factory.via == "tcp" else 0  # the connection manager has no use for a part
     async with await listening(factory, KEY) as listener:
-        assert listener._acceptor is not None
         listener._acceptor.config = replace(SMALL, handshake_timeout=0.1)  # of handshakes alone
         async with (
             crowd(factory, listener.port, first_bytes(factory, with_key=True), 5, 0),

@@ -1,7 +1,7 @@
 """Encrypted connections: what is on the wire, and what a change of it leads to.
 
 The peer of most tests is made by hand, and seals with tests/model/sealing.py.  It connects by the
-connection manager: there the key is proved in frames, and by the TCP bootstrap on the socket.
+connection manager, where the key is proved in frames.
 """
 
 from __future__ import annotations
@@ -99,26 +99,14 @@ class SealedPeer:
 async def prove(factory: ConnectionFactory, raw: RawPeer, said: bytes) -> SealedPeer | None:
     """The connecting side's part of the key proof; None if it said that it does not encrypt."""
     ours, hello = ModelExchange(), Hello.unpack(said)
-    first, socket = protocol.AuthHello(0, ours.public), raw.bootstrap
-    if socket is None:
-        raw.send(control(first))
-        answer = await raw.control(5 * factory.slow)
-        their_qp_num = raw.qp.query().dest_qp_num
-    else:
-        socket.send(first)
-        answer = await socket.control()
-        their_qp_num = socket.their_qp_num
+    raw.send(control(protocol.AuthHello(0, ours.public)))
+    answer = await raw.control(5 * factory.slow)
     assert isinstance(answer, protocol.AuthAnswer)
-    connection = transcript(hello, raw.theirs, raw.qp.qp_num, their_qp_num)
+    connection = transcript(hello, raw.theirs, raw.qp.qp_num, raw.qp.query().dest_qp_num)
     assert answer.proof == proof(KEY, "server", ours.public, answer.nonce, connection)
-    last = protocol.AuthProof(0, proof(KEY, "client", ours.public, answer.nonce, connection))
-    shown = control(last)
-    if socket is not None:
-        socket.send(last)
-        await socket.ready()
-        return (
-            SealedPeer(raw, *ours.agree(KEY, answer.nonce, connection)) if hello.encrypts else None
-        )
+    shown = control(
+        protocol.AuthProof(0, proof(KEY, "client", ours.public, answer.nonce, connection))
+    )
     if not hello.encrypts:
         raw.send(shown)
         return None

@@ -175,8 +175,8 @@ async def test_before_the_proof_of_the_key(
                 async with RawPeer.connect(
                     factory, listener.port, hello_data=claims, key=KEY
                 ) as peer:
-                    if peer.bootstrap is not None:
-                        peer.bootstrap.connect()
+                    if peer.connect_unproved is not None:
+                        peer.connect_unproved()
                     post(peer, opcode, token)
                     assert await failure(factory, peer) in NOT_PROVED[via]
                 assert buffer.view == pattern(8)

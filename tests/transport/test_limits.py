@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -17,7 +17,6 @@ from aiordma import (
     ProtocolError,
     listen,
     start_server,
-    streams,
 )
 from aiordma._transport.acceptor import Acceptor, ConnectionLimitError
 from aiordma._transport.auth import NO_SECURITY
@@ -85,7 +84,6 @@ async def test_a_place_that_is_taken_during_the_proof(
     async with await factory.listen(replace(SMALL, max_connections=1)) as listener:
         client = await factory.connect(listener.port)
         async with client, await listener.accept() as server:
-            assert listener._acceptor is not None
             limits = listener._acceptor._limits
             before_proof = iter([None])
             check = limits.check
@@ -260,47 +258,6 @@ async def test_a_failed_handshake_keeps_no_place(factory: ConnectionFactory) -> 
             await ends(with_key(bytes(16)), AuthenticationError)
             async with await with_key(key):
                 pass
-
-
-@asynccontextmanager
-async def aborting(server: streams.StreamServer) -> AsyncIterator[None]:
-    """So that a test that fails does not wait for the end of what it has left open."""
-    try:
-        yield
-    finally:
-        server.abort_clients()
-
-
-@one_loop
-async def test_servers_of_streams(factory: ConnectionFactory) -> None:
-    """The same setting; a closed transport counts no more."""
-    ended: asyncio.Queue[None] = asyncio.Queue()
-
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(await reader.read())
-        writer.close()
-        await writer.wait_closed()
-        ended.put_nowait(None)
-
-    server = await streams.start_stream_server(
-        echo, factory.host, config=replace(SMALL, max_connections=1), **factory.where
-    )
-
-    async def visit() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await streams.open_connection(
-            factory.host, server.address[1], config=SMALL, **factory.where
-        )
-
-    async with server, aborting(server), factory.within(10):
-        for _ in range(2):
-            reader, writer = await visit()
-            await ends(visit(), RejectedError)
-            writer.write(b"hello")
-            writer.write_eof()
-            assert await reader.read() == b"hello"
-            writer.close()
-            await writer.wait_closed()
-            await ended.get()
 
 
 REFUSALS = {

@@ -83,16 +83,6 @@ async def region(child: Child) -> RemoteRegion:
     return await child.conn.recv_region()
 
 
-async def test_echo(factory: ConnectionFactory) -> None:
-    async with Child.connected(factory, "echo") as child:
-        for size in (0, 100, 5000, 1 << 20):
-            await child.conn.send(pattern(size))
-            with await child.conn.recv() as message:
-                assert message == pattern(size)
-        await child.conn.close()
-        assert await child.ended() == 0
-
-
 @one_loop
 async def test_peer_that_is_busy_in_python(factory: ConnectionFactory) -> None:
     """Its memory is served by its device: it computes until that has seen to all of this."""
@@ -215,19 +205,6 @@ async def test_killed_during(
         work = await begin(child.conn)
         child.signal(signal.SIGKILL)
         await broken_soon(factory, child.conn, *work)
-        await witness.check()
-
-
-async def test_killed_while_it_borrows(factory: ConnectionFactory) -> None:
-    """What it had of ours is ours again."""
-    async with factory.witness() as witness, Child.connected(factory, "deaf") as child:
-        conn = child.conn
-        with conn.alloc(100) as buffer:
-            share = await conn.send_region(buffer)
-            child.signal(signal.SIGKILL)
-            async with factory.within(1):
-                await conn.wait_closed()
-            assert share.revoked
         await witness.check()
 
 

@@ -62,18 +62,6 @@ async def test_what_came_before_the_exchange_was_over_counts(early: bytes) -> No
     link.release()
 
 
-async def test_a_closed_link_says_nothing() -> None:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        link = await accepted_link(ours, NO_SECURITY)
-        heard: list[str] = []
-        link.established(heard.append)
-        link.close()
-        link.release()
-        await until(lambda: link._lost)
-        assert not heard
-
-
 async def test_a_connection_that_takes_its_time() -> None:
     """Beyond its backlog a listener answers late, so that connecting waits for it."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
