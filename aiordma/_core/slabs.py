@@ -84,7 +84,7 @@ class SlabAllocator:
         return max(0, (size - 1).bit_length() - self._smallest_bits)
 
     def block_size(self, size: int) -> int:
-        """How many bytes a request for ``size`` takes: the next power of two."""
+        """The bytes that a request for ``size`` takes: the next power of two."""
         return self.smallest << self._class_of(size)
 
     @property

@@ -1,4 +1,4 @@
-"""Admission control of a listener: who gets a place, who loses one, who is turned away for a while.
+"""Admission control of a listener: the peers that get a place, lose one, or are turned away.
 
 Three rules, and their numbers, for peers that have proved nothing yet:
 

@@ -81,7 +81,7 @@ class Batch(BatchOfTransfers):
         return local
 
     def _lands(self) -> None:
-        """What the read that was added brings goes to the memory of the latest `_here`."""
+        """The bytes of the read that was added go to the memory of the latest `_here`."""
         assert self._latest is not None
         self._targets.append(self._latest)
 

@@ -62,7 +62,7 @@ OPEN = ConnectionState.OPEN
 
 
 class Link(Protocol):
-    """How the two sides are connected, and how the peer is told of the end."""
+    """The way by which the two sides are connected, and the peer is told of the end."""
 
     @property
     def local_address(self) -> Address | None: ...

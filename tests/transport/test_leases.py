@@ -485,15 +485,6 @@ async def test_the_same_token_twice(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_ends_of_unknown_regions(factory: ConnectionFactory) -> None:
-    """They may be of regions that this side has just given up."""
-    async with factory.pair() as (client, server):
-        await server._sharing.tell(protocol.RegionEnd(0, 1))
-        await server._sharing.tell(protocol.RegionLease(0, 1, 1))
-        await check_alive(client, server)
-
-
-@one_loop
 async def test_revoked_as_the_lease_ends(factory: ConnectionFactory) -> None:
     """The thread of leases and the loop at the same time: every key ends, all memory returns."""
     chance = random.Random(18)

@@ -45,10 +45,8 @@ from aiordma.errors import (
 )
 
 from .connection_factory import (
-    ALONE,
     SMALL,
     ConnectionFactory,
-    barrier,
     check_alive,
     ends,
     give,
@@ -398,23 +396,6 @@ async def test_messages_that_are_not_taken_go_back(factory: ConnectionFactory) -
         assert await leases(anchor, other) == before
 
 
-@one_loop
-async def test_close_with_a_peer_that_does_not_read(factory: ConnectionFactory) -> None:
-    config = replace(SMALL, close_timeout=0.2)
-    async with factory.pair(config) as (client, server):
-        sends = [asyncio.create_task(client.send(pattern(ALONE, n))) for n in range(10)]
-        await asyncio.gather(*sends[: SMALL.data_receives])
-        async with factory.within(1):
-            await client.close()
-        for task in sends[SMALL.data_receives :]:
-            await ends(finish(task), ConnectionClosedError)
-        async with factory.within(1):
-            await server.wait_closed()
-        arrived = [bytes(await server.recv()) for _ in range(SMALL.data_receives)]
-        assert arrived == [pattern(ALONE, n) for n in range(SMALL.data_receives)]
-        await ends(server.recv(), ConnectionClosedError, ConnectionBrokenError)
-
-
 # ---- abort ---------------------------------------------------------------------------------------
 
 
@@ -548,17 +529,6 @@ async def test_connection_for_an_acceptor_that_is_cancelled_just_then(
         assert first.cancelled()
         async with client, server:
             await check_alive(client, server)
-
-
-async def test_connections_that_were_not_accepted(factory: ConnectionFactory) -> None:
-    listener = await factory.listen()
-    clients = [await factory.connect(listener.port) for _ in range(3)]
-    await barrier(clients[0])
-    async with factory.within(2):
-        await listener.close()
-        for client in clients:
-            await ends(client.recv(), ConnectionBrokenError, ConnectionClosedError)
-            await client.wait_closed()
 
 
 @one_loop
