@@ -56,7 +56,13 @@ from ._options import (
 from ._options import Via as Via  # noqa: PLC0414 - users name it
 from ._transport import connect_cm, connect_tcp, observation
 from ._transport.acceptor import Acceptor
-from ._transport.arguments import check_config, check_host, check_source, port_number
+from ._transport.arguments import (
+    check_config,
+    check_host,
+    check_options,
+    check_source,
+    port_number,
+)
 from ._transport.auth import NO_SECURITY, Security
 from ._transport.batch import Batch
 from ._transport.connect_attempt import Target, unanswered
@@ -65,7 +71,6 @@ from ._transport.connection import Connection, Statistics
 from ._transport.inspection import ConnectionRequest, OnRequest, check_data, introduce
 from ._transport.lifecycle import weakly
 from ._transport.listening import Port, open_ports
-from ._transport.path_options import check_options
 from ._transport.remote_memory import RemoteRegion, RemoteSlice
 from ._transport.shares import Share
 from .cm.address import Address

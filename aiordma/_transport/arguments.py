@@ -35,6 +35,28 @@ def check_config(config: object) -> None:
     instance("config", config, Config, "an aiordma.Config, as Config(max_message=1 << 20)", hint)
 
 
+# The connection manager takes these from the route, and has no call that sets them.
+NOT_BY_CM = {
+    "path_mtu": "the route gives it",
+    "gid_index": "give a source address, source=",
+    "pkey": "the network interface of the address gives it",
+    "hop_limit": "the route gives it",
+    "service_level": "the route gives it",
+}
+
+
+def check_options(via: str, config: Config) -> None:
+    """TypeError for no Config, ValueError for options that this way of connecting cannot apply."""
+    check_config(config)
+    if via != "cm":
+        return
+    for name, instead in NOT_BY_CM.items():
+        if getattr(config, name) is not None:
+            raise ValueError(
+                f'the connection manager does not take Config.{name}: {instead}; via="tcp" takes it'
+            )
+
+
 def remote_memory(memory: object, wanted: type[T]) -> T:
     """The memory, if it is the peer's; else TypeError."""
     if isinstance(memory, wanted):

@@ -75,7 +75,7 @@ class ConnectAttempt(Generic[E]):
 
     def post_receives(self) -> None:
         """Before the peer may send."""
-        self.connection._post_receives()
+        self.connection._messages.post_receives()
 
     @cached_property
     def control_channel(self) -> ControlChannel:

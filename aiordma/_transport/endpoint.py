@@ -31,7 +31,6 @@ from ..errors import (
 from ..mr_pool import REMOTE_RIGHTS
 from ..verbs._device.route_lookup import NO_ROUTE
 from .auth import Security
-from .path_options import local_gid, mtu_code, pkey_index
 
 logger = logging.getLogger("aiordma.connection")
 
@@ -190,6 +189,21 @@ class LocalEndpoint:
         self.driver.release()
 
 
+def local_gid(context: verbs.Context, config: Config, address: Address | None) -> verbs.GIDEntry:
+    """The entry of `Config.gid_index`; that of `address`; or the best one if there is none of it.
+
+    VerbsError (ENODATA) for an index without an entry.
+    """
+    host = address[0].partition("%")[0] if address else ""
+    try:
+        entry = context.find_gid(host) if host else context.choose_gid()
+    except ValueError:
+        entry = context.choose_gid()
+    if config.gid_index is None:
+        return entry
+    return context.query_gid(config.gid_index, entry.port_num)
+
+
 class AddressedEndpoint(LocalEndpoint):
     """One whose address the peer is told without the connection manager: `endpoint`."""
 
@@ -209,7 +223,9 @@ class AddressedEndpoint(LocalEndpoint):
         try:
             qp = self.create_qp(lambda cq, caps: driver.pd.create_qp(cq, cq, caps, reserved=True))
             gid = local_gid(context, config, address)
-            self._pkey_index = pkey_index(context, config, gid.port_num)
+            self._pkey_index = (
+                0 if config.pkey is None else context.find_pkey(config.pkey, gid.port_num)
+            )
             with route_errors():
                 endpoint = qp.endpoint(
                     gid,
@@ -217,7 +233,8 @@ class AddressedEndpoint(LocalEndpoint):
                     max_dest_rd_atomic=self.max_dest_rd_atomic,
                 )
             if config.path_mtu is not None:
-                endpoint = replace(endpoint, mtu=min(endpoint.mtu, mtu_code(config.path_mtu)))
+                code = (config.path_mtu // 128).bit_length() - 1  # enum ibv_mtu
+                endpoint = replace(endpoint, mtu=min(endpoint.mtu, code))
             self.endpoint: Endpoint = endpoint
         except BaseException:
             self.close()

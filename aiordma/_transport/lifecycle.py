@@ -250,20 +250,17 @@ class ConnectionLifecycle:
         self._messages.awaiting_auth = endpoint.security.auth is not None
         self._key_exchange: KeyExchange | None = None
         if endpoint.security.encrypt:
-            self._encrypt(memory_in_clear=endpoint.security.memory_in_clear)
+            from . import encryption  # noqa: PLC0415 - it needs a package
+
+            sealing = encryption.new_sealing(memory_in_clear=endpoint.security.memory_in_clear)
+            self._messages.seal_with(sealing)
+            self._key_exchange = encryption.KeyExchange(sealing)
         self._queue.frame_handler = self._messages
         self._sharing = Sharing(
             driver.pool, config, self._messages, self._queue, self._waiter_error
         )
         self._queue.user = self._sharing
         self._loop_shutdown.add(self)
-
-    def _encrypt(self, *, memory_in_clear: bool) -> None:
-        from . import encryption  # noqa: PLC0415 - it needs a package
-
-        sealing = encryption.new_sealing(memory_in_clear=memory_in_clear)
-        self._messages.seal_with(sealing)
-        self._key_exchange = encryption.KeyExchange(sealing)
 
     def _advance(self, event: LifecycleEvent, error: BaseException | None = None) -> bool:
         """Takes the transition of an event; False if it is ignored in this state.
@@ -286,10 +283,6 @@ class ConnectionLifecycle:
                 self._config.close_timeout, weakly(self._finish)
             )
         return True
-
-    def _post_receives(self) -> None:
-        """Before the peer may send: the queue pair is in INIT or beyond."""
-        self._messages.post_receives()
 
     def _make_key_proof(
         self, send: Callable[[protocol.Message], None], *, client: bool
@@ -562,12 +555,8 @@ class ConnectionLifecycle:
             self._loop.call_soon_threadsafe(self._end, error)
         except RuntimeError:  # the loop has been closed
             self._end_without_loop()
-        warnings.warn(
-            f"{self!r}{self._affinity.made()} was not closed",
-            ResourceWarning,
-            source=self,
-            stacklevel=1,
-        )
+        text = f"{self!r}{self._affinity.made()} was not closed"
+        warnings.warn(text, ResourceWarning, source=self, stacklevel=1)
 
 
 class WaiterErrors:

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
 from .._native import fork
@@ -166,11 +166,11 @@ def _add_finalized() -> None:
 class ProcessCounts:
     """Counts since the process began, of open connections and of those that have ended."""
 
-    traffic: Counter[str]
+    traffic: Counter[str] = field(default_factory=Counter)
     """By the names of `Statistics`."""
-    events: Counter[str]
+    events: Counter[str] = field(default_factory=Counter)
     """Connections "begun", "ended" and "broken"; attempts that "failed"."""
-    errors: Counter[str]
+    errors: Counter[str] = field(default_factory=Counter)
     """Failures by the class of the error."""
 
     def plus(self, counted: Iterable[Statistics | _Event]) -> ProcessCounts:
@@ -181,12 +181,12 @@ class ProcessCounts:
                 if one.error is not None:
                     sums.errors[one.error] += 1
             else:
-                for field in fields(one):
-                    sums.traffic[field.name] += getattr(one, field.name)
+                for each in fields(one):
+                    sums.traffic[each.name] += getattr(one, each.name)
         return sums
 
 
-_past = _Past(ProcessCounts(Counter(), Counter(), Counter()), {})
+_past = _Past(ProcessCounts(), {})
 
 
 def counts() -> ProcessCounts:
@@ -204,7 +204,7 @@ def _reset_after_fork() -> None:
     """The child counts its own connections."""
     global _adding, _past  # noqa: PLW0603 - another thread may have been at it in the parent
     _adding = threading.Lock()
-    _past = _Past(ProcessCounts(Counter(), Counter(), Counter()), {})
+    _past = _Past(ProcessCounts(), {})
     _counted.clear()
     _finalized.clear()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiordma import Config, Connection, prepare_connection
-from aiordma._transport import path_options
+from aiordma._transport.arguments import NOT_BY_CM
 from aiordma.errors import RejectedError, RouteError, VerbsError
 from aiordma.transport import connect, listen
 from aiordma.verbs import MTU, QPAttributes
@@ -147,7 +147,7 @@ async def test_a_partition_that_the_port_is_not_in(factory: ConnectionFactory) -
 
 @pytest.mark.any_device
 @one_loop
-@pytest.mark.parametrize("name", path_options.NOT_BY_CM)
+@pytest.mark.parametrize("name", NOT_BY_CM)
 async def test_what_the_connection_manager_does_not_take(name: str, device_name: str) -> None:
     """It is refused rather than ignored."""
     config = replace(SMALL, **{name: (BY_TCP | {"gid_index": 0})[name]})

@@ -174,17 +174,27 @@ BAD_OFFERS = {
 }
 
 
+@asynccontextmanager
+async def half_an_exchange(
+    factory: ConnectionFactory, said: bytes
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A peer that has said so much, and is hung up on after the block; others notice nothing."""
+    async with factory.witness(), await factory.listen() as listener:
+        reader, writer = await asyncio.open_connection(factory.host, listener.port)
+        writer.write(said)
+        async with factory.within(1):
+            yield reader, writer
+            await hung_up(reader)
+        writer.close()
+        await factory.works(listener)
+
+
 @pytest.mark.parametrize("kind", BAD_OFFERS)
 @one_loop
 @by_tcp
 async def test_wrong_offer(factory: ConnectionFactory, kind: str) -> None:
-    async with factory.witness(), await factory.listen() as listener:
-        reader, writer = await asyncio.open_connection(factory.host, listener.port)
-        writer.write(BAD_OFFERS[kind])
-        async with factory.within(1):
-            await hung_up(reader)
-        writer.close()
-        await factory.works(listener)
+    async with half_an_exchange(factory, BAD_OFFERS[kind]):
+        pass
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, MESSAGE_SIZE - 1])
@@ -192,17 +202,11 @@ async def test_wrong_offer(factory: ConnectionFactory, kind: str) -> None:
 @one_loop
 @by_tcp
 async def test_cut_offer(factory: ConnectionFactory, length: int, end: str) -> None:
-    async with factory.witness(), await factory.listen() as listener:
-        reader, writer = await asyncio.open_connection(factory.host, listener.port)
-        writer.write(OFFER[:length])
-        async with factory.within(1):
-            if end == "hangs up":
-                writer.write_eof()
-                await hung_up(reader)
-            else:
-                await when_limits_pass(hung_up(reader))
-        writer.close()
-        await factory.works(listener)
+    async with half_an_exchange(factory, OFFER[:length]) as (reader, writer):
+        if end == "hangs up":
+            writer.write_eof()
+        else:
+            await when_limits_pass(hung_up(reader))
 
 
 @pytest.mark.parametrize("end", ["hangs up", "falls silent", "is not ready"])
@@ -214,20 +218,14 @@ async def test_offer_of_a_queue_pair_that_is_not_there(
     """All of it in form; the connection never comes about."""
     gid = verbs.GID.from_ip(factory.host)
     offer = MAGIC + verbs.Endpoint(gid=gid.raw, qp_num=77, psn=1, lid=1, mtu=3).pack()
-    async with factory.witness(), await factory.listen() as listener:
-        reader, writer = await asyncio.open_connection(factory.host, listener.port)
-        writer.write(offer + hello().pack())
-        async with factory.within(1):
-            await reader.readexactly(MESSAGE_SIZE)
-            if end == "hangs up":
-                writer.write_eof()
-            elif end == "is not ready":
-                writer.write(b"steady".ljust(len(READY)))
-            else:
-                limits_pass()
-            await hung_up(reader)
-        writer.close()
-        await factory.works(listener)
+    async with half_an_exchange(factory, offer + hello().pack()) as (reader, writer):
+        await reader.readexactly(MESSAGE_SIZE)
+        if end == "hangs up":
+            writer.write_eof()
+        elif end == "is not ready":
+            writer.write(b"steady".ljust(len(READY)))
+        else:
+            limits_pass()
 
 
 # ---- our client at strangers ---------------------------------------------------------------------
