@@ -311,10 +311,9 @@ class TCPRequest(Request):
             security.agree(peer)  # as above
             await tcp.read(len(READY), READY)
         if in_band:
-            group = ConnectionGroup(tcp)
+            group, channel = ConnectionGroup(tcp), attempt.control_channel
             attempt.link = member = group.join(0)
-            member.attach(attempt.control_channel)
-            channel = attempt.control_channel
+            member.attach(channel)
             channel.handle(connect_inband.Responder(channel, group, device, acceptor))
         return await attempt.start(peer, client=False)
 

@@ -189,8 +189,11 @@ class Sharing:
     def _lend(self, request: protocol.RegionRequest) -> None:
         """Answers the peer's request for memory, one way or the other."""
         code = protocol.ErrorCode
+        if missing := request.access & ~self._config.max_rights:
+            text = f"{missing!r} is not lent here (Config.max_rights)"
+            self._refuse(request.request_id, code.ACCESS, text)
+            return
         try:
-            self._check_rights(request.access)
             self._check_quota(request.length)
             buffer = self.pool.alloc(request.length)
             zero(buffer.view)
@@ -202,8 +205,6 @@ class Sharing:
                 raise
         except QuotaError as error:
             self._refuse(request.request_id, code.QUOTA, cause_text(error))
-        except PermissionError as error:
-            self._refuse(request.request_id, code.ACCESS, str(error))
         except (RDMAError, OSError, ValueError) as error:
             self._refuse(request.request_id, code.INTERNAL, cause_text(error))
         else:
@@ -229,11 +230,6 @@ class Sharing:
         asked = lease_ms / 1000 if lease_ms else None
         most = lease_seconds(self._config.max_lease)
         return most if asked is None or (most is not None and asked > most) else asked
-
-    def _check_rights(self, rights: Rights) -> None:
-        missing = rights & ~self._config.max_rights
-        if missing:
-            raise PermissionError(f"{missing!r} is not lent here (Config.max_rights)")
 
     def _extend(self, request: protocol.RegionRenew) -> None:
         """Answers the peer's request for a longer lease."""
