@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from aiordma import verbs
-from aiordma._loop.device_events import EventRouter
+from aiordma._loop.driver import ContextEvents
 from aiordma.async_queue_pair import AsyncQueuePair
 from aiordma.errors import (
     BufferStateError,
@@ -514,7 +514,7 @@ async def test_the_device_reports_a_failure(
             EventType.CQ_ERR: verbs.AsyncEvent(kind, one.qp.recv_cq),
             EventType.DEVICE_FATAL: verbs.AsyncEvent(kind),
         }[kind]
-        EventRouter.of(context).deliver(event)
+        ContextEvents.deliver(context, event)
         for future in waiting[: 3 if kind is EventType.DEVICE_FATAL else 2]:
             with pytest.raises(WorkRequestFlushedError) as caught:
                 await future

@@ -15,9 +15,10 @@ Some facts, and what they mean here:
   after completions the driver polls again for a moment before the loop sleeps (`adaptive_polling`):
   once the tasks that they woke have run, since polling before that would only delay what they
   post.  An idle process never polls.
-- An asynchronous event is delivered once per device context, which several loops may share:
-  `device_events` distributes it.  The event often says why completions fail, and is there by then;
-  so a work queue that sees a flush takes the events first (`take_device_events`).
+- The device tells of an asynchronous event once, to the first reader (ibv_get_async_event(3)), and
+  the loops of a process share a context that the connection manager opened.  So each loop watches,
+  and the first one takes all events for all (`ContextEvents`).  An event often says why completions
+  fail, and is there by then; so a work queue that sees a flush takes the events first.
 
 This is the only module that calls `loop.add_reader`.  Everything here belongs to one event loop
 and runs in its thread.
@@ -30,6 +31,7 @@ import errno
 import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -42,7 +44,6 @@ from ..mr_pool import MemoryPool
 from . import device_failures, shutdown
 from .adaptive_polling import AdaptivePolling
 from .coarse_timers import CoarseTimers
-from .device_events import EventRouter
 from .per_loop_resource import PerLoopResource
 
 logger = logging.getLogger("aiordma.driver")
@@ -55,7 +56,7 @@ ROUNDS = 8
 # while there are more.  By judgement, as many as a listener accepts sockets (connect_tcp.py).
 EVENTS = 64
 
-# Seconds of polling before the loop sleeps, at most, unless `Config.polling` says otherwise: about
+# Seconds of polling before the loop sleeps, unless `Config.polling` says otherwise: about
 # what a wake-up costs where it is dear.
 POLLING = 200e-6
 # The spin of a task that is about to wait: about what an iteration of the loop costs.
@@ -111,7 +112,7 @@ class Driver(PerLoopResource):
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
         self._drain = self.channel._drain_to
         self._polling = AdaptivePolling(math.ceil(polling * 1e6))
-        self.table.brief_spin_us = min(BRIEF_SPIN_US, self._polling.most_us)
+        self.table.brief_spin_us = min(BRIEF_SPIN_US, self._polling.spin_us)
         if self.table.brief_spin_us:
             brief_spin = self.channel._reader(COMPLETIONS_PER_CALL, self._brief_spin)
             self.table.brief_spin = partial(self.table.spin_before_wait, *brief_spin)
@@ -122,7 +123,7 @@ class Driver(PerLoopResource):
         # Without polling before sleep there is nothing to remember of a wake-up.
         self._woken: tuple[Any, ...] = (
             (self._on_completions,)
-            if self._polling.most_us
+            if self._polling.spin_us
             else (self.table.serve, *self.channel._reader(COMPLETIONS_PER_CALL, self._serve))
         )
         loop.add_reader(self.channel.fd, *self._woken)
@@ -397,7 +398,8 @@ class ContextEvents(PerLoopResource):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, context: verbs.Context) -> None:
         super().__init__(loop, context)
-        self._router = EventRouter.of(context)
+        self._context = context
+        self._listeners: dict[object, Callable[[verbs.AsyncEvent], None]] = {}
         # Kept: the connection manager may open its device anew, under the same pointer.
         self._fd = context.async_fd
         loop.add_reader(self._fd, shutdown.loop_end(loop).calling(self.take))
@@ -407,16 +409,40 @@ class ContextEvents(PerLoopResource):
         return cls._acquire(context, lambda loop: cls(loop, context))
 
     def take(self) -> None:
-        """Takes the events that are there and delivers them to every subscriber of every loop."""
-        if not self._gone:  # between the fd's readiness and now
-            self._router.take()
+        """Takes the events that are there and delivers them."""
+        if not self._gone and not self._context.closed:  # between the fd's readiness and now
+            for event in self._context.async_events():
+                self.deliver(self._context, event)
+
+    @classmethod
+    def deliver(cls, context: verbs.Context, event: verbs.AsyncEvent) -> None:
+        """Tells the subscribers of every loop, each in its thread: a loop that stands still delays
+        no other.
+        """
+        here = asyncio.get_running_loop()
+        for each in cls.all():
+            if each._context is not context:
+                continue
+            if each.loop is here:
+                each._tell(event)
+            else:
+                with suppress(RuntimeError):  # that loop was closed without being cleaned up
+                    each.loop.call_soon_threadsafe(each._tell, event)
+
+    def _tell(self, event: verbs.AsyncEvent) -> None:
+        for token, listener in list(self._listeners.items()):
+            if token in self._listeners:
+                listener(event)
 
     def subscribe(self, listener: Callable[[verbs.AsyncEvent], None]) -> object:
         """Calls `listener` in this loop with every event; returns a token for `unsubscribe`."""
-        return self._router.subscribe(self.loop, listener)
+        token = object()
+        self._listeners[token] = listener
+        return token
 
     def unsubscribe(self, token: object) -> None:
-        self._router.unsubscribe(token)
+        """Delivers nothing more, nor events that are on their way to the loop."""
+        self._listeners.pop(token, None)
 
     def _close(self) -> None:
         stop_reading(self.loop, self._fd)

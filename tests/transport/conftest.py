@@ -48,7 +48,7 @@ def polling_mode(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "sleeping":
-            patch.setattr(driver, "AdaptivePolling", lambda most_us: AdaptivePolling(0))
+            patch.setattr(driver, "AdaptivePolling", lambda spin_us: AdaptivePolling(0))
         elif request.param == "between turns":
             patch.setattr(driver, "BRIEF_SPIN_US", 0)
         yield

@@ -20,7 +20,7 @@ from aiordma import (
     start_stream_server,
     transport,
 )
-from aiordma._loop.device_events import EventRouter
+from aiordma._loop.driver import ContextEvents
 from aiordma._native import lib
 from aiordma.errors import DeviceEventError, DeviceNotFoundError, RDMAError
 from aiordma.verbs import AsyncEvent, EventType, find_device
@@ -67,7 +67,7 @@ async def test_every_wait_ends_with_the_report(factory: ConnectionFactory, kind:
             EventType.CQ_ERR: AsyncEvent(kind, side.cq),
             EventType.DEVICE_FATAL: AsyncEvent(kind),
         }[kind]
-        EventRouter.of(side.driver.context).deliver(event)
+        ContextEvents.deliver(side.driver.context, event)
         for task in waiting:
             *_, root = await broken(task)
             assert isinstance(root, DeviceEventError)
