@@ -28,10 +28,13 @@ from . import client, server
 from .tls import TLSLimits
 from .transport import StreamTransport
 
-# Options of asyncio's without a meaning here: addresses are tried one after the other, a port has
+# asyncio's options.  Some have no meaning here: addresses are tried one after the other, a port has
 # one listener, and `Config.keep_alive` is the keep-alive.
-CONNECT_OPTIONS = {"proto", "happy_eyeballs_delay", "interleave"}
-SERVER_OPTIONS = {"reuse_address", "reuse_port", "keep_alive"}
+OPTIONS = {"ssl", "sock", "family", "flags", "ssl_handshake_timeout", "ssl_shutdown_timeout"}
+CONNECT_OPTIONS = OPTIONS | {"local_addr", "server_hostname", "all_errors"}
+CONNECT_OPTIONS |= {"proto", "happy_eyeballs_delay", "interleave"}
+ADDRESS_OPTIONS = ("family", "flags", "all_errors")
+SERVER_OPTIONS = OPTIONS | {"backlog", "start_serving", "reuse_address", "reuse_port", "keep_alive"}
 
 # Whether asyncio itself is connecting, to a host that is not meant: its sockets stay TCP.
 _of_asyncio: ContextVar[bool] = ContextVar("aiordma.streams.of_asyncio", default=False)
@@ -81,22 +84,14 @@ class OverRDMA:
         protocol_factory: Callable[[], asyncio.BaseProtocol],
         host: str | None = None,
         port: int | str | None = None,
-        *,
-        ssl: Any = None,
-        family: int = 0,
-        flags: int = 0,
-        sock: Any = None,
-        local_addr: tuple[str, int] | None = None,
-        server_hostname: str | None = None,
-        ssl_handshake_timeout: float | None = None,
-        ssl_shutdown_timeout: float | None = None,
-        all_errors: bool = False,
-        **others: Any,
+        **options: Any,
     ) -> Any:
         """As `AbstractEventLoop.create_connection`."""
-        limits = TLSLimits.checked(ssl_handshake_timeout, ssl_shutdown_timeout, ssl)
-        dialled = _dialled.pop(sock, None) if sock is not None else None
-        if dialled is not None and host is None and port is None:
+        ssl, sock = options.get("ssl"), options.get("sock")
+        server_hostname = options.get("server_hostname")
+        limits = TLSLimits.of(options)
+        dialled = None if sock is None else _dialled.pop(sock, None)
+        if sock is not None and dialled is not None and host is None and port is None:
             detached = dialled.detach()
             assert detached is not None
             _, connection = detached[2]
@@ -110,51 +105,26 @@ class OverRDMA:
         number = client.port_number(port)
         by_name = sock is None and (host is not None or port is not None)
         if not by_name or not self.applies(host, number):
-            options: dict[str, Any] = {
-                "ssl_handshake_timeout": ssl_handshake_timeout,
-                "ssl_shutdown_timeout": ssl_shutdown_timeout,
-                **others,
-            }
-            if all_errors:
-                options["all_errors"] = True
             token = _of_asyncio.set(True)
             try:
                 return await super().create_connection(  # type: ignore[misc]
-                    protocol_factory,
-                    host,
-                    port,
-                    ssl=ssl,
-                    family=family,
-                    flags=flags,
-                    sock=sock,
-                    local_addr=local_addr,
-                    server_hostname=server_hostname,
-                    **options,
+                    protocol_factory, host, port, **options
                 )
             finally:
                 _of_asyncio.reset(token)
-        check_options("create_connection", others, CONNECT_OPTIONS)
+        check_options("create_connection", options, CONNECT_OPTIONS)
         tls = client.ClientTLS(ssl, server_hostname, host, limits)
-        connection = await self._connect(
-            host or "localhost", number, local_addr, family, flags, all_errors=all_errors
-        )
+        asked = {name: options[name] for name in ADDRESS_OPTIONS if name in options}
+        source = options.get("local_addr")
+        connection = await self._connect(host or "localhost", number, source, **asked)
         return await client.attach(connection, protocol_factory, tls)
 
     async def _connect(
-        self,
-        host: str,
-        port: int,
-        source: Address | None,
-        family: int = 0,
-        flags: int = 0,
-        *,
-        all_errors: bool = False,
+        self, host: str, port: int, source: Address | None, **asked: Any
     ) -> Connection:
         options: ClientOptions = {**CLIENT, **self._options, "source": source}
         security = check_security(options, None, host, stream=True)
-        return await connect_with(
-            options, security, host, port, family=family, flags=flags, all_errors=all_errors
-        )
+        return await connect_with(options, security, host, port, **asked)
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
         """As `AbstractEventLoop.sock_connect`; the socket is then one for `create_connection`.
@@ -187,57 +157,38 @@ class OverRDMA:
         protocol_factory: Callable[[], asyncio.BaseProtocol],
         host: Any = None,
         port: int | str | None = None,
-        *,
-        family: int = 0,
-        flags: int = socket.AI_PASSIVE,
-        sock: Any = None,
-        backlog: int = 128,
-        ssl: Any = None,
-        ssl_handshake_timeout: float | None = None,
-        ssl_shutdown_timeout: float | None = None,
-        start_serving: bool = True,
-        **others: Any,
+        **options: Any,
     ) -> Any:
         """As `AbstractEventLoop.create_server`."""
-        limits = TLSLimits.checked(ssl_handshake_timeout, ssl_shutdown_timeout, ssl)
+        limits = TLSLimits.of(options)
         number = client.port_number(port)
         hosts = server.hosts_of(host)
         meant = {self.applies(each or None, number) for each in hosts}
-        by_name = sock is None and (host is not None or port is not None)
+        by_name = options.get("sock") is None and (host is not None or port is not None)
         if not by_name or meant == {False}:
             return await super().create_server(  # type: ignore[misc]
-                protocol_factory,
-                host,
-                port,
-                family=family,
-                flags=flags,
-                sock=sock,
-                backlog=backlog,
-                ssl=ssl,
-                ssl_handshake_timeout=ssl_handshake_timeout,
-                ssl_shutdown_timeout=ssl_shutdown_timeout,
-                start_serving=start_serving,
-                **others,
+                protocol_factory, host, port, **options
             )
-        check_options("create_server", others, SERVER_OPTIONS)
+        check_options("create_server", options, SERVER_OPTIONS)
         if False in meant:
             raise ValueError(
                 f"some of the hosts {host!r} are for RDMA and some are not (applies()): start a "
                 "server for each kind"
             )
-        options: StreamServerOptions = {
+        served: StreamServerOptions = {
             **STREAM_SERVER,
             **self._options,
-            "backlog": backlog,
-            "ssl": ssl,
-            "start_serving": start_serving,
+            "backlog": options.get("backlog", 128),
+            "ssl": options.get("ssl"),
+            "start_serving": options.get("start_serving", True),
         }
+        family, flags = options.get("family", 0), options.get("flags", socket.AI_PASSIVE)
         try:
             return await server.serve(
-                options, protocol_factory, hosts, number, limits=limits, family=family, flags=flags
+                served, protocol_factory, hosts, number, limits=limits, family=family, flags=flags
             )
         except OSError as error:
-            if others.get("reuse_port") and error.errno == errno.EADDRINUSE:
+            if options.get("reuse_port") and error.errno == errno.EADDRINUSE:
                 error.add_note("reuse_port has no effect over RDMA: a port has one listener")
             raise
 

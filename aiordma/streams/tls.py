@@ -25,11 +25,11 @@ class TLSLimits(NamedTuple):
     ssl_shutdown_timeout: float | None
 
     @classmethod
-    def checked(cls, handshake: float | None, shutdown: float | None, tls: TLS) -> TLSLimits:
-        """ValueError for a time limit without TLS, as in asyncio."""
-        limits = cls(handshake, shutdown)
+    def of(cls, options: dict[str, Any]) -> TLSLimits:
+        """Those of a call; ValueError for a time limit without `ssl`, as in asyncio."""
+        limits = cls(*map(options.get, cls._fields))
         for name, value in limits._asdict().items():
-            if value is not None and not tls:
+            if value is not None and not options.get("ssl"):
                 raise ValueError(f"{name} is a time limit of TLS: it needs ssl=")
         return limits
 

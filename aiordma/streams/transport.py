@@ -24,6 +24,7 @@ import asyncio
 import logging
 from asyncio.sslproto import SSLProtocol
 from asyncio.streams import FlowControlMixin
+from asyncio.transports import _FlowControlMixin
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -48,8 +49,6 @@ PIECE = 256 << 10
 WINDOW = 1 << 20
 # Messages in flight before further writes are joined.
 EAGER_WRITES = 4
-# As in asyncio's own transports.
-HIGH_WATER = 64 << 10
 # What operations end with when the connection has ended; ProtocolError is no ConnectionError.
 ENDED = (ConnectionError, ProtocolError)
 
@@ -109,7 +108,7 @@ class _Outbox:
         self.size = 0
 
 
-class StreamTransport(asyncio.Transport):
+class StreamTransport(_FlowControlMixin):
     """`asyncio.Transport` over a connection.  Made by `create_connection` and `create_server`.
 
     It behaves as the asyncio documentation says of a transport: write buffer and water marks, flow
@@ -120,6 +119,12 @@ class StreamTransport(asyncio.Transport):
 
     # asyncio.loop.start_tls requires this.
     _start_tls_compatible = True
+
+    # Of asyncio's base class: the water marks, and telling the protocol of them.
+    _loop: asyncio.AbstractEventLoop
+    _protocol_paused: bool
+    _maybe_pause_protocol: Callable[[], None]
+    _maybe_resume_protocol: Callable[[], None]
 
     def __init__(
         self,
@@ -136,10 +141,10 @@ class StreamTransport(asyncio.Transport):
                 "sockname": socket_name(connection.local_address),
                 "socket": socket,
                 "connection": connection,
-            }
+            },
+            loop=asyncio.get_running_loop(),
         )
         self._affinity = LoopAffinity()
-        self._loop = self._affinity.loop
         self._connection = connection
         self._loop_shutdown = shutdown.of_running_loop()
         self._loop_shutdown.take_over(self, connection)
@@ -150,8 +155,6 @@ class StreamTransport(asyncio.Transport):
         self._sent_bytes = 0  # their bytes
         self._undelivered = False  # some of the written bytes were not delivered
         self._unsendable: BaseException | None = None  # why nothing more can be sent
-        self._low, self._high = HIGH_WATER // 4, HIGH_WATER
-        self._writer_paused = False
         self._eof_written = False
         self._eof_owed = False  # write_eof was called, and the connection has not yet sent it
         self._eof_received = False
@@ -303,7 +306,7 @@ class StreamTransport(asyncio.Transport):
         self._affinity.check(self)
         if not self._paused and not self._closing:
             self._paused = True
-            if self._writer_paused:
+            if self._protocol_paused:
                 # The task that waits to write may be the one that would resume reading.
                 self._report_unsendable()
 
@@ -335,7 +338,7 @@ class StreamTransport(asyncio.Transport):
         self._outbox.append(data)
         if self._sends < EAGER_WRITES:
             self._flush()
-        self._consider_pausing()
+        self._maybe_pause_protocol()
 
     async def write_from(self, data: memoryview) -> None:
         """Send bytes without a copy, after those that were written before.
@@ -435,7 +438,7 @@ class StreamTransport(asyncio.Transport):
             self._flush()
             if self._unsendable is not None:
                 return
-            self._consider_resuming()
+            self._maybe_resume_protocol()
             if not self._sends:
                 self._no_longer_busy()
             if self._closing:
@@ -443,44 +446,9 @@ class StreamTransport(asyncio.Transport):
 
         future.add_done_callback(sent)
 
-    # ---- water marks ---------------------------------------------------------------------
-
     def get_write_buffer_size(self) -> int:
         """Bytes that were written and not yet passed to the connection."""
         return self._outbox.size
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        """The low and the high water mark, in bytes."""
-        return self._low, self._high
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """`pause_writing` above `high` bytes (64 KiB), `resume_writing` at `low` (a quarter)."""
-        if high is None:
-            high = HIGH_WATER if low is None else 4 * low
-        if low is None:
-            low = high // 4
-        if not 0 <= low <= high:
-            raise ValueError(f"high ({high}) must be >= low ({low}) must be >= 0")
-        self._low, self._high = low, high
-        self._consider_pausing()
-
-    def _tell(self, method: str) -> None:
-        try:
-            getattr(self._protocol, method)()
-        except EXITS:
-            raise
-        except BaseException as error:  # as in asyncio, the stream goes on
-            self._report(error, f"protocol.{method}() failed")
-
-    def _consider_pausing(self) -> None:
-        if not self._writer_paused and self._outbox.size > self._high:
-            self._writer_paused = True
-            self._tell("pause_writing")
-
-    def _consider_resuming(self) -> None:
-        if self._writer_paused and self._outbox.size <= self._low:
-            self._writer_paused = False
-            self._tell("resume_writing")
 
     # ---- the end -------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from aiordma import Connection, ConnectionBrokenError, streams
 from aiordma._core import protocol
 from aiordma.errors import ProtocolError, QuotaError, RejectedError
 from aiordma.streams import StreamServer, StreamTransport
-from aiordma.streams.transport import HIGH_WATER, PIECE, WINDOW
+from aiordma.streams.transport import PIECE, WINDOW
 
 from .connection_factory import SMALL, ConnectionFactory, ends, pattern, yield_loop
 from .marks import by_tcp, one_loop
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.any_device
 
 # More than both sides keep for a reader that is paused, with the limits of SMALL.
 TOO_MUCH = 8 << 20
+HIGH_WATER = 64 << 10  # as in asyncio's own transports
 
 
 Reported = list[dict[str, Any]]
