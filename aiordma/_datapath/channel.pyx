@@ -998,7 +998,6 @@ cdef class MessageChannel(FrameHandler):
         rendezvous, self.rendezvous = self.rendezvous, {}
         for message in rendezvous.values():
             code = self.rendezvous_memory.close_message(message, 0) or code
-        self.rendezvous_memory.close()
         for item in self.waiting.take_all():  # without `end`, as below
             if type(item) is not SendFuture:
                 (<WRChain> item).waiter = None  # which refers to it

@@ -35,11 +35,6 @@ cdef class RendezvousRead(WorkRequest):
     cdef Pinned pinned
 
 
-cdef class RendezvousProbe(WorkRequest):
-    cdef Inbox inbox
-    cdef PendingRendezvous pending
-
-
 cdef class ReceiveTarget(Pinned):
     cdef object memory                 # of the caller, or of `allocate`; None: not allocated yet
     cdef object allocate

@@ -386,12 +386,17 @@ cdef PendingRendezvous pending_rendezvous(
 @cython.no_gc_clear
 @cython.final
 cdef class RendezvousRead(WorkRequest):
-    """One RDMA READ of a rendezvous message."""
+    """One RDMA READ of a rendezvous message; or of no bytes, to see whether the peer's device answers,
+    which needs no memory and no key (IBTA 9.4.4, C9-88)."""
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
+        cdef Inbox inbox = self.inbox
         self.free_memory()
-        self.inbox.progress += self.length
-        return self.inbox.read_done(self.pending)
+        if not self.length:
+            inbox.probing, self.pending.answered = False, True
+            return inbox.fetch_ahead()
+        inbox.progress += self.length
+        return inbox.read_done(self.pending)
 
     cdef int on_error(self, object error) except -1:
         return 0  # the queue pair has failed, and with it each receiver
@@ -407,21 +412,11 @@ cdef class RendezvousRead(WorkRequest):
         return 0
 
 
-@cython.final
-cdef class RendezvousProbe(WorkRequest):
-    """A READ of no bytes, which needs no memory and no key (IBTA 9.4.4, C9-88)."""
-
-    cdef int on_completion(self, uint32_t byte_len) except -1:
-        cdef Inbox inbox = self.inbox
-        inbox.probing = False
-        self.pending.answered = True
-        return inbox.fetch_ahead()
-
-    cdef int on_error(self, object error) except -1:
-        return 0  # the queue pair has failed, and with it each receiver
-
-    cdef int free_memory(self) except -1:
-        return 0
+cdef RendezvousRead new_read(Inbox inbox, PendingRendezvous pending):
+    cdef RendezvousRead read = RendezvousRead.__new__(RendezvousRead)
+    read.kind, read.opcode = KIND_READ, IBV_WR_RDMA_READ
+    read.inbox, read.pending = inbox, pending
+    return read
 
 
 # ---- the inbox ---------------------------------------------------------------------------------------
@@ -629,15 +624,10 @@ cdef class Inbox:
 
         A READ that is not answered keeps its memory as long as the queue pair lives.
         """
-        cdef RendezvousProbe probe
         if self.probing:
             return 0
         self.probing = True
-        probe = RendezvousProbe.__new__(RendezvousProbe)
-        probe.kind, probe.opcode = KIND_READ, IBV_WR_RDMA_READ
-        probe.inbox, probe.pending = self, pending
-        self.channel.queue.post_or_wait(probe)
-        return 0
+        return self.channel.queue.post_or_wait(new_read(self, pending))
 
     def stalled(self, timeout: float):
         """The peer has answered its READs too slowly, while others wait for memory."""
@@ -695,13 +685,12 @@ cdef class Inbox:
             offset = 0
             length = le64toh(piece[i].length)
             while offset < length:
-                read = RendezvousRead.__new__(RendezvousRead)
-                read.kind, read.opcode = KIND_READ, IBV_WR_RDMA_READ
+                read = new_read(self, pending)
                 read.address, read.lkey = address, lkey
                 read.length = <uint32_t> min(MAX_TRANSFER, length - offset)
                 read.remote_address = le64toh(piece[i].address) + offset
                 read.rkey = le32toh(piece[i].rkey)
-                read.inbox, read.pending, read.pinned = self, pending, pinned
+                read.pinned = pinned
                 pinned.pins += 1
                 offset += read.length
                 address += read.length

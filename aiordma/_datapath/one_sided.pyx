@@ -158,12 +158,6 @@ cdef class WRChain(WorkRequest):
         preposition = "from" if self.kind == KIND_READ else "to"
         return f"{operation} of {length} bytes {preposition} offset {offset} of {where}"
 
-    def write(self, Local local not None, Remote remote not None):
-        self.add(IBV_WR_RDMA_WRITE, local, remote, IBV_ACCESS_REMOTE_WRITE)
-
-    def read(self, Local local not None, Remote remote not None):
-        self.add(IBV_WR_RDMA_READ, local, remote, IBV_ACCESS_REMOTE_READ)
-
     def atomic(
         self, kind: int, Local old not None, Remote remote not None, compare_add: int, swap: int,
     ):

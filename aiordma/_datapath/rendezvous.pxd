@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t
 from .memory cimport BlockCache
 from .sends cimport Piece, SendFuture
 from .windows cimport Window
-from .work_queue cimport ibv_mr, ibv_pd
+from .work_queue cimport ibv_mr
 
 cdef uint32_t rendezvous_size(SendFuture message) noexcept
 cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexcept
@@ -15,10 +15,7 @@ cdef class RendezvousMemory:
     cdef BlockCache pool
     cdef object pd
     cdef list windows                  # of this connection that are not bound
-    cdef unsigned int forks            # of the process, when the connection was made
-    cdef ibv_pd *domain
-    # The embedded device's own call for memory without holes; NULL: another device, or closed.
-    cdef ibv_mr *(*register_own)(ibv_pd *, void *, size_t, int) noexcept
+    cdef int forks                     # of the process, when the connection was made
     cdef int (*deregister)(ibv_mr *) noexcept nogil
     cdef int open_message(self, SendFuture message) except -1
     cdef int open_piece(self, Piece piece) except -1
@@ -27,4 +24,3 @@ cdef class RendezvousMemory:
     cdef int close_message(self, SendFuture message, uint32_t invalidated_key) noexcept
     cdef int end_windows(self, SendFuture message, uint32_t invalidated_key) noexcept
     cdef int close_spare_windows(self) except -1
-    cdef void close(self) noexcept

@@ -28,17 +28,6 @@ cdef enum:
     SPARE_WINDOWS = 16  # that are kept for the next messages
 
 
-cdef unsigned int forks = 0
-
-
-def count_fork():
-    global forks
-    forks += 1
-
-
-fork.reset_in_child(count_fork)
-
-
 # ---- the request -----------------------------------------------------------------------------------
 
 cdef uint32_t rendezvous_size(SendFuture message) noexcept:
@@ -74,15 +63,10 @@ cdef class RendezvousMemory:
     """Opens the memory of one connection's messages to its peer, and closes it."""
 
     def __init__(self, memory: Memory):
-        cdef uintptr_t register_own, deregister, domain
-        self.pool = memory.pool
-        self.pd = memory.pd
+        cdef uintptr_t deregister = memory.pd.context.library.dereg_mr
+        self.pool, self.pd = memory.pool, memory.pd
         self.windows = []
-        self.forks = forks
-        register_own, deregister = memory.pd.context.library.addresses
-        domain = int(ffi.cast("uintptr_t", memory.pd.pointer))
-        self.domain = <ibv_pd *> domain
-        self.register_own = <ibv_mr *(*)(ibv_pd *, void *, size_t, int) noexcept> register_own
+        self.forks = fork.generation()
         self.deregister = <int (*)(ibv_mr *) noexcept nogil> deregister
 
     cdef int open_message(self, SendFuture message) except -1:
@@ -122,19 +106,13 @@ cdef class RendezvousMemory:
         return 0
 
     cdef ibv_mr *register(self, Piece piece, object owner, int access) except NULL:
-        cdef uintptr_t address
-        cdef ibv_mr *mr = NULL
-        if self.register_own != NULL and self.forks == forks and has_no_holes(owner):
-            mr = self.register_own(self.domain, <void *> piece.bytes, piece.length, access)
-        if mr == NULL:
-            # By its address: the frames of an error would keep a buffer.
-            pointer, _ = reg_mr(
-                self.pd, ffi.cast("void *", <uintptr_t> piece.bytes), piece.length, access, None,
-                there=is_there(owner),
-            )
-            address = int(ffi.cast("uintptr_t", pointer))
-            mr = <ibv_mr *> address
-        return mr
+        # By its address: the frames of an error would keep a buffer.
+        pointer, _ = reg_mr(
+            self.pd, ffi.cast("void *", <uintptr_t> piece.bytes), piece.length, access, None,
+            there=is_there(owner),
+        )
+        cdef uintptr_t address = int(ffi.cast("uintptr_t", pointer))
+        return <ibv_mr *> address
 
     cdef Window take_window(self):
         if self.windows:
@@ -152,11 +130,8 @@ cdef class RendezvousMemory:
         while piece is not None:
             mr, piece.mr = piece.mr, NULL
             code = 0
-            if mr != NULL and self.forks == forks:
-                if self.register_own == NULL:  # where pages are pinned this takes a while
-                    with nogil:
-                        code = self.deregister(mr)
-                else:
+            if mr != NULL and self.forks == fork.generation():
+                with nogil:  # where pages are pinned this takes a while
                     code = self.deregister(mr)
             if code:
                 failed = errno if code < 0 else code  # providers have it either way
@@ -190,7 +165,3 @@ cdef class RendezvousMemory:
         while self.windows:
             self.windows.pop().close()
         return 0
-
-    cdef void close(self) noexcept:
-        """The queue pair is destroyed: the library is not called past the checks of the verbs."""
-        self.register_own = NULL

@@ -1,8 +1,8 @@
 """Adaptive polling: when an event loop spins for completions before it sleeps.
 
-A spin lasts about as long as a wake-up costs, which is 2-competitive (ski rental): at worst it costs
-twice the better of the two, to sleep at once or not at all.  Misses make the following spins rarer:
-a peer that is slow, or shares this core, costs next to nothing.
+A spin lasts about as long as a wake-up costs, which is 2-competitive (ski rental): at worst it
+costs twice the better of the two, to sleep at once or not at all.  Misses make the following spins
+rarer: a peer that is slow, or shares this core, costs next to nothing.
 """
 
 from __future__ import annotations

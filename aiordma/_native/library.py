@@ -31,8 +31,8 @@ class Library:
         "_cm_process",
         "_inherited",
         "_providers",
-        "addresses",
         "calls",
+        "dereg_mr",
         "name",
         "reg_local_dma",
         "reg_own_mr",
@@ -50,8 +50,8 @@ class Library:
         self.table: h.aiordma_calls = table
         self.calls: Calls = Calls(table)
         own, local_dma = table.device.reg_own_mr, table.device.reg_local_dma  # or NULL
-        self.addresses: tuple[int, int] = _address(own), _address(table.ibv_dereg_mr)
-        """Addresses of the device's `reg_own_mr`, 0 if it has none, and of ibv_dereg_mr: for C."""
+        self.dereg_mr: int = _address(table.ibv_dereg_mr)
+        """The address of ibv_dereg_mr, for C."""
         self.reg_own_mr: Register = (
             checked("ibv_reg_mr", own, Convention.POINTER)
             if self.offers("reg_own_mr")

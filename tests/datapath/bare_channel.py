@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,22 +195,24 @@ class BareChannel:
         wire: Wire,
         room: Room | None = None,
         peer: Room | None = None,
-        library: tuple[int, int] | None = None,
+        dereg_mr: int | None = None,
     ) -> None:
         room = room or Room()
         self.wire = wire
         self.controls: list[protocol.Message] = []
         self.errors: list[BaseException] = []
-        memory = Memory(wire.pool, wire.registrations, Config(), same)
-        wire.pool.has_windows = library is None  # else each message is a region
+        library = wire.pd.context.library
+        real, library.dereg_mr = library.dereg_mr, dereg_mr or library.dereg_mr
+        wire.pool.has_windows = dereg_mr is None  # else each message is a region
         self.channel = MessageChannel(
             queue=wire.queue,
-            memory=memory if library is None else Substituted(memory, library),
+            memory=Memory(wire.pool, wire.registrations, Config(), same),
             config=room,
             on_control=self.controls.append,
             on_protocol_error=self.errors.append,
             waiter_error=same,
         )
+        library.dereg_mr = real
         wire.queue.frame_handler = self.channel
         if len(wire.table) < room.data_receives:  # those that another channel has left
             self.channel.post_receives()
@@ -236,18 +237,6 @@ class BareChannel:
         self.channel.end(ConnectionError("the test is over"))
         self.channel.close()
         self.wire.queue.frame_handler = None
-
-
-class Substituted:
-    """A connection's memory with two functions of the device's library replaced, by address."""
-
-    def __init__(self, memory: Memory, library: tuple[int, int]) -> None:
-        self.pool = memory.pool
-        self.block_source = memory.block_source
-        self.register = memory.register
-        self.staging_limit = memory.staging_limit
-        context = SimpleNamespace(library=SimpleNamespace(addresses=library))
-        self.pd: Any = SimpleNamespace(context=context, pointer=memory.pd.pointer)
 
 
 @pytest.fixture

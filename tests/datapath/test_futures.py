@@ -220,31 +220,12 @@ class Spins:
         await one
 
 
-async def test_what_a_spin_completes_takes_no_turn_of_the_loop() -> None:
-    spins = Spins()
-    turns: list[None] = []
-    asyncio.get_running_loop().call_soon(turns.append, None)
-    await spins.wait(here=True)
-    assert (spins.count, turns) == (1, [])
-    await spins.wait(here=False)
-    assert (spins.count, turns) == (2, [None])
-
-
 async def test_a_spin_brings_failures_too() -> None:
     spins = Spins()
     one = spins.future()
     spins.table.brief_spin = lambda _: one.set_exception(LookupError("no"))
     with pytest.raises(LookupError, match="no"):
         await one
-
-
-async def test_the_loop_has_its_turn_after_so_many_spins() -> None:
-    spins = Spins()
-    for _ in range(16):
-        await spins.wait(here=True)
-    assert spins.count == 16
-    await spins.wait(here=False)
-    assert spins.count == 16
 
 
 async def test_spins_that_find_nothing_become_short() -> None:

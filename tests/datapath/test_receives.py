@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -114,18 +113,6 @@ def this_side(peer: Peer, runs: list[tuple[int, int]]) -> None:
     peer.bare.close()
 
 
-def test_they_grow_and_shrink(wire: Wire) -> None:
-    peer = Peer(wire)
-    for length, times in ((LARGE, GROW_AFTER), (SMALL, SHRINK_AFTER)):
-        for _ in range(times - 1):
-            peer.exchange(length)
-        assert not peer.told
-        peer.exchange(length)
-        assert [news.size for news in peer.told] == [LARGE if length == LARGE else SMALL]
-        peer.told.clear()
-    peer.bare.close()
-
-
 FIRST, MOST = 1500, 2500
 steps = st.lists(
     st.one_of(
@@ -195,17 +182,4 @@ def peers_side(wire: Wire, steps: list[tuple[str, int, int]]) -> None:
             if error is not None:
                 break
         look()
-    bare.close()
-
-
-@pytest.mark.parametrize("early", [0, 1])
-def test_a_change_counts_from_its_receive_on(wire: Wire, early: int) -> None:
-    bare = BareChannel(wire, Room(eager_size=SMALL, max_eager_size=MOST), Room(eager_size=FIRST))
-    news = protocol.ReceiveSize(0, early, MOST)
-    wire.peer_sends(frame(FrameKind.CONTROL, protocol.encode(news)))
-    kinds = []
-    for _ in range(2):
-        bare.send(bytes(2000))
-        kinds.append(wire.peer_got(1)[0][0])
-    assert kinds == [FrameKind.RNDV_RTS] * early + [FrameKind.DATA] * (2 - early)
     bare.close()

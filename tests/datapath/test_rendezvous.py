@@ -8,7 +8,6 @@ import gc
 import mmap
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,13 +20,12 @@ from aiordma._native import ffi
 from aiordma.errors import RDMAError
 from tests.transport.raw_peer import Piece, acknowledgement, read_request
 
-from .bare_channel import BareChannel, Room, Wire, frame, wire
+from .bare_channel import BareChannel, Room, Wire, wire
 
 __all__ = ["wire"]
 
 UNTYPED: Any = ffi  # the stub knows only what the package does with it
 SIZE = 5000
-KEY = 0x1234
 BUSY = 7
 THERE = Room(eager_size=100)
 
@@ -36,61 +34,46 @@ kept: list[object] = []
 
 @pytest.fixture
 def context() -> Iterator[verbs.Context]:
-    """The only device of which the channel calls two functions by their address."""
+    """The channel calls a function of its library by the address."""
     with verbs.find_device("embedded0").open() as context:
         yield context
 
 
-def address(pointer: object) -> int:
-    return int(UNTYPED.cast("uintptr_t", pointer))
-
-
 class Library:
-    """The two functions of the device's library, of which each call is noted."""
+    """ibv_dereg_mr(3) of the device's library, of which each call is noted."""
 
-    def __init__(self) -> None:
-        self.opened: list[tuple[int, int, int]] = []
-        """Address, length and rights."""
+    def __init__(self, real: int) -> None:
+        self._real = UNTYPED.cast("int (*)(void *)", real)
         self.closed: list[int] = []
         """How many bytes each had."""
         self.code = self.errno = 0
         """That deregistering returns, and leaves."""
         self.at_end: Callable[[], object] = lambda: None
-        self._regions: dict[int, Any] = {}
-        self._register = UNTYPED.callback(
-            "void *(void *, void *, size_t, int)", self.register, onerror=self.failed
-        )
-        self._deregister = UNTYPED.callback("int(void *)", self.deregister, onerror=self.failed)
         self.errors: list[object] = []
-        self.addresses = address(self._register), address(self._deregister)
+        self._deregister = UNTYPED.callback(
+            "int(void *)", self.deregister, onerror=lambda *error: self.errors.append(error)
+        )
+        self.dereg_mr = int(UNTYPED.cast("uintptr_t", self._deregister))
         kept.append(self)  # as a library is
 
-    def failed(self, _: object, error: object, __: object) -> None:
-        self.errors.append(error)
-
-    def register(self, _: object, memory: object, length: int, rights: int) -> object:
-        mr = UNTYPED.new("struct ibv_mr *", {"length": length, "rkey": KEY})
-        self._regions[address(mr)] = mr
-        self.opened.append((address(memory), length, rights))
-        return UNTYPED.cast("void *", mr)
-
     def deregister(self, mr: object) -> int:
-        self.closed.append(self._regions[address(mr)].length)
+        self.closed.append(UNTYPED.cast("struct ibv_mr *", mr).length)
+        assert self._real(mr) == 0
         self.at_end()
         ffi.errno = self.errno
         return self.code
 
 
 @pytest.fixture
-def library() -> Iterator[Library]:
-    library = Library()
+def library(context: verbs.Context) -> Iterator[Library]:
+    library = Library(context.library.dereg_mr)
     yield library
     assert not library.errors
 
 
 @pytest.fixture
 def bare(wire: Wire, library: Library) -> Iterator[BareChannel]:
-    bare = BareChannel(wire, peer=THERE, library=library.addresses)
+    bare = BareChannel(wire, peer=THERE, dereg_mr=library.dereg_mr)
     yield bare
     bare.close()
 
@@ -120,12 +103,6 @@ def is_pinned(memory: bytearray) -> bool:
         return True
     memory.pop()
     return False
-
-
-def message_of(wire: Wire, bare: BareChannel, content: bytes) -> Any:
-    wire.peer_sends(frame(FrameKind.DATA, content))
-    (message,) = bare.received()
-    return message
 
 
 def mapping(data: bytes) -> memoryview:
@@ -169,51 +146,22 @@ def test_the_peer_reads_it_until_it_has_acknowledged(
     bare.close()
 
 
-def test_it_is_registered_for_reading_alone(
-    wire: Wire, bare: BareChannel, library: Library
-) -> None:
+def test_it_is_registered_for_reading_alone(wire: Wire, bare: BareChannel) -> None:
     data = bytearray(SIZE)
     bare.send(data)
+    ((request_id, imm, (piece,)),) = requests(wire, 1)
     where = verbs.address_of(data)
-    assert library.opened == [(where, SIZE, int(verbs.AccessFlags.REMOTE_READ))]
-    assert requests(wire, 1) == [(1, None, [Piece(where, SIZE, KEY)])]
+    assert (request_id, imm, piece.address, piece.length) == (1, None, where, SIZE)
+    write = verbs.WROpcode.RDMA_WRITE
+    assert wire.peer_posts(write, 8, where, piece.rkey) is verbs.WCStatus.REM_ACCESS_ERR
 
 
 # ---- in turn -------------------------------------------------------------------------------------
 
 
-def test_it_is_sent_at_once_and_in_its_turn(wire: Wire, bare: BareChannel) -> None:
-    """It shares no frame, so it waits for no others but those that wait themselves."""
-    first, second, long = b"first", b"second", pattern()
-    for data in (first, long, second, long):
-        bare.send(data)
-    assert bare.channel.figures()["messages_waiting"] == 2
-    kinds = [kind for kind, _, _ in wire.peer_got(2)]
-    wire.turn()
-    kinds += [kind for kind, _, _ in wire.peer_got(2)]
-    assert kinds == [FrameKind.DATA, FrameKind.RNDV_RTS] * 2
-
-
-def test_one_that_was_cancelled_is_not_sent(
-    wire: Wire, bare: BareChannel, library: Library
-) -> None:
-    bare.send(b"first")  # a frame is under way: what is short waits for the turn's end
-    data = bytearray(SIZE)
-    waits, gone, there = bare.send(b"second"), bare.send(data), bare.send(data)
-    gone.cancel()
-    wire.peer_got(1)
-    wire.turn()
-    assert [kind for kind, _, _ in wire.peer_got(2)] == [FrameKind.DATA, FrameKind.RNDV_RTS]
-    assert waits.done()
-    assert len(library.opened) == bare.channel.figures()["rendezvous"] == 1
-    wire.peer_sends(acknowledgement(1))
-    assert there.done()
-    assert not is_pinned(data)
-
-
 def test_only_so_many_are_unacknowledged(wire: Wire, library: Library) -> None:
     bare = BareChannel(
-        wire, peer=Room(eager_size=100, data_receives=1000), library=library.addresses
+        wire, peer=Room(eager_size=100, data_receives=1000), dereg_mr=library.dereg_mr
     )
     for sent in range(0, 256, 16):
         for _ in range(16):
@@ -247,15 +195,6 @@ def test_the_memory_is_held_until_the_acknowledgement(
     future.result()
 
 
-def test_acknowledgements_in_any_order(wire: Wire, bare: BareChannel, library: Library) -> None:
-    futures = [bare.send(bytes(SIZE + n)) for n in range(4)]
-    for number in (2, 4, 1, 3):
-        assert not futures[number - 1].done()
-        wire.peer_sends(acknowledgement(number))
-        futures[number - 1].result()
-    assert library.closed == [SIZE + 1, SIZE + 3, SIZE, SIZE + 2]
-
-
 def test_the_peer_could_not_take_it(wire: Wire, bare: BareChannel, library: Library) -> None:
     data = bytearray(SIZE)
     future = bare.send(data)
@@ -264,25 +203,6 @@ def test_the_peer_could_not_take_it(wire: Wire, bare: BareChannel, library: Libr
         future.result()
     assert not is_pinned(data)
     assert library.closed == [SIZE]
-
-
-def test_an_acknowledgement_of_nothing(wire: Wire, bare: BareChannel) -> None:
-    future = bare.send(bytes(SIZE))
-    wire.peer_sends(acknowledgement(7))
-    assert [str(error) for error in bare.errors] == [
-        "the peer says it has read a message that was not offered"
-    ]
-    assert not future.done()
-
-
-def test_no_task_waits_for_the_acknowledgement(wire: Wire, bare: BareChannel) -> None:
-    data = bytearray(SIZE)
-    future = bare.send(data)
-    future.cancel()
-    assert is_pinned(data)
-    wire.peer_sends(acknowledgement(1))
-    assert future.cancelled()
-    assert not is_pinned(data)
 
 
 @pytest.mark.parametrize("code", [errno.EBUSY, -1])  # providers have it either way
@@ -306,7 +226,7 @@ def test_a_registration_that_cannot_be_closed(
 
 
 def test_closing_releases_all(wire: Wire, library: Library) -> None:
-    bare = BareChannel(wire, peer=THERE, library=library.addresses)
+    bare = BareChannel(wire, peer=THERE, dereg_mr=library.dereg_mr)
     several = [bytearray(SIZE + n) for n in range(3)]
     futures = [bare.send(data) for data in several]
     bare.channel.end(ConnectionError("over"))
@@ -342,18 +262,6 @@ def test_nothing_is_left_over(wire: Wire, bare: BareChannel) -> None:
     assert not is_pinned(data)
 
 
-def test_a_message_that_is_sent_on(wire: Wire) -> None:
-    bare = BareChannel(wire, room=Room(eager_size=2048), peer=THERE)
-    message = message_of(wire, bare, pattern(1000))
-    future = bare.send(message)
-    message.release()
-    ((_, _, pieces),) = requests(wire, 1)
-    assert read(wire, pieces[0]) == pattern(1000)
-    wire.peer_sends(acknowledgement(1))
-    future.result()
-    bare.close()
-
-
 def test_the_child_of_a_fork_leaves_it_alone(
     wire: Wire, bare: BareChannel, library: Library
 ) -> None:
@@ -370,17 +278,3 @@ def test_the_child_of_a_fork_leaves_it_alone(
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert is_pinned(data)
-
-
-def test_a_dropped_channel_is_collected(wire: Wire, library: Library) -> None:
-    bare = BareChannel(wire, peer=THERE, library=library.addresses)
-    data = bytearray(SIZE)
-    bare.send(data)
-    wire.peer_got(1)
-    gone = weakref.ref(bare.channel)
-    bare.close()
-    del bare
-    gc.collect()
-    assert gone() is None
-    assert library.closed == [SIZE]
-    assert not is_pinned(data)

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import select
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -576,44 +575,6 @@ async def test_memory_is_its_owners_when_the_driver_is_unused(device: verbs.Devi
     assert verbs.live().get("MemoryRegion", 0) == before
 
 
-async def talk(device: verbs.Device, host: str, seed: int, count: int) -> int:
-    """Connections of one loop with each other."""
-    config = Config(eager_size=1024, data_receives=4, control_receives=4, send_queue=16)
-    via: Any = "cm" if seed % 2 else "tcp"
-    done = 0
-    async with await listen(host, 0, device=device.name, via=via, config=config) as listener:
-        for n in range(count):
-            client = await connect(host, listener.port, device=device.name, via=via, config=config)
-            server = await listener.accept()
-            async with client, server:
-                for size in (10, 5000):
-                    data = bytes([seed, n % 256]) * size
-                    sending = asyncio.create_task(client.send(data))
-                    assert bytes(await server.recv()) == data
-                    await sending
-                    done += 1
-    return done
-
-
-def test_loops_in_several_threads(device: verbs.Device, host: str) -> None:
-    """Each with connections of its own, at the same time, by the same way and by another."""
-    results: dict[int, int] = {}
-    count = 10
-
-    def work(seed: int, loop: str) -> None:
-        with asyncio.Runner(debug=True, loop_factory=LOOPS[loop]) as runner:
-            results[seed] = runner.run(talk(device, host, seed, count))
-
-    loops = [loop for loop in LOOPS for _ in ("cm", "tcp")]
-    threads = [threading.Thread(target=work, args=each) for each in enumerate(loops)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert results == dict.fromkeys(range(4), 2 * count)
-
-
 # ---- the end of a program -----------------------------------------------------------------------
 
 ONCE = """
@@ -641,38 +602,6 @@ def test_nothing_stays_after_the_last_connection(device: verbs.Device, host: str
     """The embedded device's thread is gone, and the interpreter ends without a word."""
     done = run_python("-X", "dev", "-W", "error", "-c", ONCE, device.name, via, host)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 {}\n", "")
-
-
-LEFT_OPEN = """
-import asyncio, sys, uvloop, aiordma
-
-kept = []
-
-async def main(device, via, host):
-    listener = await aiordma.listen(host, 0, device=device, via=via)
-    client = await aiordma.connect(host, listener.port, device=device, via=via)
-    kept.extend((listener, client, await listener.accept()))
-    waiting = asyncio.create_task(client.recv())
-    await client.send(b"x")
-
-loop, *arguments = sys.argv[1:]
-factory = uvloop.new_event_loop if loop == "uvloop" else asyncio.new_event_loop
-with asyncio.Runner(loop_factory=factory) as runner:
-    runner.run(main(*arguments))
-print("ended")
-"""
-
-
-@pytest.mark.parametrize("via", ["cm", "tcp"])
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_loop_that_ends_with_connections_open(
-    device: verbs.Device, host: str, via: str, loop: str
-) -> None:
-    """It is the user's mistake, with a warning; it neither hangs nor crashes."""
-    done = run_python("-W", "default", "-c", LEFT_OPEN, loop, device.name, via, host)
-    assert (done.returncode, done.stdout) == (0, "ended\n")
-    assert "was not closed before its event loop" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.any_device

@@ -41,16 +41,6 @@ def test_round_trip_with_immediate(kind: FrameKind, control: int, data: int, imm
     assert unpack_header(packed(kind, control, data, imm)) == (kind, control, data, imm)
 
 
-@given(st.binary(max_size=16), st.integers(0, 8))
-def test_packs_in_place(around: bytes, offset: int) -> None:
-    buffer = bytearray(around.ljust(16, b"\xaa"))
-    before = bytes(buffer)
-    pack_header(memoryview(buffer), offset, FrameKind.DATA, 1, 2, imm=3)
-    assert unpack_header(buffer, offset) == (FrameKind.DATA, 1, 2, 3)
-    assert buffer[:offset] == before[:offset]
-    assert buffer[offset + HEADER_SIZE :] == before[offset + HEADER_SIZE :]
-
-
 @given(st.binary(max_size=12))
 def test_any_bytes_are_a_header_or_a_protocol_error(data: bytes) -> None:
     try:
@@ -77,29 +67,6 @@ def test_any_bytes_are_a_header_or_a_protocol_error(data: bytes) -> None:
 def test_what_is_refused(header: str, text: str) -> None:
     with pytest.raises(ProtocolError, match=f"the peer sent .*{text}"):
         unpack_header(bytes.fromhex(header))
-
-
-@pytest.mark.parametrize(
-    ("kind", "control", "data", "imm"),
-    [
-        (FrameKind.DATA, 256, 0, None),
-        (FrameKind.DATA, -1, 0, None),
-        (FrameKind.DATA, 0, 65536, None),
-        (FrameKind.DATA, 0, 0, 1 << 32),
-        (FrameKind.DATA, 0, 0, -1),
-        (FrameKind.CONTROL, 0, 0, 0),
-        (FrameKind.CREDIT, 0, 0, 7),
-        (FrameKind.RNDV_ACK, 0, 0, 7),
-    ],
-)
-def test_what_does_not_fit(kind: FrameKind, control: int, data: int, imm: int | None) -> None:
-    with pytest.raises(ValueError, match=r"frame"):
-        packed(kind, control, data, imm)
-
-
-def test_no_room_for_the_header() -> None:
-    with pytest.raises(ValueError, match="no frame header"):
-        pack_header(bytearray(10), 3, FrameKind.DATA, 0, 0)
 
 
 # ---- bundles -------------------------------------------------------------------------------------
@@ -141,13 +108,6 @@ def test_bundle_in_bytes() -> None:
     assert content.hex(" ", 8) == (
         "0300008007000000 6162630000000000 0000000000000000 0800000000000000 3132333435363738"
     )
-
-
-def test_a_bundle_uses_all_that_its_buffer_had() -> None:
-    """Padding is written, since the block may be a used one."""
-    buffer = memoryview(bytearray(b"\xff" * 16))
-    assert pack_bundled(buffer, 0, memoryview(b"abc"), None) == 16
-    assert buffer[8:].tobytes() == b"abc" + bytes(5)
 
 
 @pytest.mark.parametrize(

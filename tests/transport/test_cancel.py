@@ -17,7 +17,6 @@ from .connection_factory import (
     ALONE,
     SMALL,
     ConnectionFactory,
-    at_rest,
     barrier,
     cancelled_after,
     check_alive,
@@ -25,7 +24,6 @@ from .connection_factory import (
     exchange,
     leases,
     pattern,
-    pool_statistics,
     shared,
     yield_loop,
 )
@@ -40,13 +38,6 @@ async def forgotten(task: asyncio.Task[None]) -> None:
 
 
 # ---- messages ------------------------------------------------------------------------------------
-
-
-async def test_recv_cancelled_while_waiting(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        for size in (100, 5000):
-            assert not await cancelled_after(3, server.recv)
-            await exchange(client, server, pattern(size))
 
 
 @pytest.mark.parametrize("size", [100, 5000])
@@ -184,24 +175,6 @@ async def test_send_cancelled_at_any_time_keeps_order(factory: ConnectionFactory
         await receiving
         assert numbers == sorted(set(numbers))
         assert set(sent) <= set(numbers)
-
-
-@one_loop
-async def test_cancelled_sends_leave_no_block_behind(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (anchor, other):
-        await at_rest(anchor, other)
-        before = pool_statistics(anchor)
-        async with factory.pair() as (client, server):
-            for count in factory.cancel_points:
-                await cancelled_after(count, lambda: client.send(bytes(100)))
-                await cancelled_after(count, lambda: client.send(bytes(5000)))
-            closing = asyncio.create_task(client.close())
-            async for message in server:
-                message.release()
-            await closing
-        await at_rest(anchor, other)
-        after = pool_statistics(anchor)
-        assert (after.leases, after.leased_bytes) == (before.leases, before.leased_bytes)
 
 
 # ---- one-sided operations and regions ------------------------------------------------------------

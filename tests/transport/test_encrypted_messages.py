@@ -21,7 +21,6 @@ from .test_bundles import (
     test_the_memory_goes_with_the_last_that_looks,
 )
 from .test_cancel import (
-    test_cancelled_sends_leave_no_block_behind,
     test_close_cancelled_at_any_time_ends_the_connection,
     test_connect_cancelled_at_any_time,
     test_one_sided_cancelled_at_any_time,
@@ -44,15 +43,11 @@ from .test_messages import (
     test_every_kind_of_buffer,
     test_first_message_right_after_connecting,
     test_immediate_data,
-    test_large_sizes,
-    test_many_small_messages_in_flight,
     test_order_of_concurrent_sends,
-    test_request_and_answer,
     test_sender_may_change_its_buffer_afterwards,
     test_sending_a_received_message_back,
     test_several_receivers,
     test_sizes,
-    test_traffic_leaves_no_block_behind,
 )
 from .test_order import (
     test_long_write_with_immediate_keeps_its_turn,

@@ -145,26 +145,3 @@ async def test_memory_comes_back(factory: ConnectionFactory, size: int) -> None:
             assert pool_statistics(server).leases == before - 1
         finally:
             gc.enable()
-
-
-async def test_release_with_a_view_elsewhere(factory: ConnectionFactory) -> None:
-    """A view of one message keeps nothing of another one."""
-    async with factory.pair() as (client, server):
-        first = await transfer(client, server, pattern(100))
-        second = await transfer(client, server, pattern(100, 1))
-        view = first.data
-        before = await leases(client, server)
-        second.release()
-        assert pool_statistics(server).leases == before - 1
-        first.release()
-        assert view == pattern(100)
-
-
-async def test_messages_that_are_kept(factory: ConnectionFactory) -> None:
-    """More than there are receives: each keeps its own bytes."""
-    async with factory.pair() as (client, server):
-        kept = [await transfer(client, server, pattern(900, n)) for n in range(100)]
-        for n, message in enumerate(kept):
-            assert message == pattern(900, n)
-        for message in kept:
-            message.release()

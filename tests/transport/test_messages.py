@@ -47,18 +47,12 @@ LARGE_SIZES = [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, READ_SIZE, READ_SIZE + 1, 
 # ---- one message ---------------------------------------------------------------------------------
 
 
-async def test_sizes(factory: ConnectionFactory) -> None:
+@pytest.mark.parametrize("sizes", [SIZES, LARGE_SIZES], ids=["short", "long"])
+async def test_sizes(factory: ConnectionFactory, sizes: list[int]) -> None:
     async with factory.pair(Config()) as (client, server):
-        for size in SIZES:
+        for size in sizes:
             await exchange(client, server, pattern(size))
             await exchange(server, client, pattern(size, 1))
-
-
-@pytest.mark.parametrize("size", LARGE_SIZES)
-async def test_large_sizes(factory: ConnectionFactory, size: int) -> None:
-    async with factory.pair(Config()) as (client, server):
-        await exchange(client, server, pattern(size))
-        await exchange(server, client, pattern(size, 1))
 
 
 @one_loop
@@ -285,13 +279,6 @@ async def test_order_of_concurrent_sends(factory: ConnectionFactory) -> None:
         assert server.statistics().bytes_received == sum(map(len, messages))
 
 
-async def test_many_small_messages_in_flight(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server), asyncio.TaskGroup() as group:
-        group.create_task(receive_all(server, [b"%d" % n for n in range(1000)]))
-        for n in range(1000):
-            group.create_task(client.send(b"%d" % n))
-
-
 async def full_blast(factory: ConnectionFactory, config: Config, count: int) -> None:
     """Both sides send all at once, and receive."""
     async with factory.pair(config) as (client, server):
@@ -329,14 +316,6 @@ async def test_any_number_of_receives(factory: ConnectionFactory, data_receives:
     await full_blast(factory, config, 30)
 
 
-async def test_request_and_answer(factory: ConnectionFactory) -> None:
-    """One message at a time, more often than there are credits of any kind."""
-    async with factory.pair() as (client, server):
-        for n in range(100):
-            await exchange(client, server, b"question %d" % n)
-            await exchange(server, client, b"answer %d" % n)
-
-
 # ---- receivers -----------------------------------------------------------------------------------
 
 
@@ -350,19 +329,6 @@ async def test_several_receivers(factory: ConnectionFactory) -> None:
         for n, message in enumerate(messages):
             assert message == pattern(100 if n % 3 else 5000, n)
             message.release()
-
-
-async def test_async_for(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-
-        async def talk() -> None:
-            for data in mixed(20, seed=8):
-                await client.send(data)
-            await client.close()
-
-        talking = asyncio.create_task(talk())
-        assert [bytes(message) async for message in server] == mixed(20, seed=8)
-        await talking
 
 
 # ---- bounds --------------------------------------------------------------------------------------
@@ -406,23 +372,6 @@ async def test_message_larger_than_fetch_ahead(factory: ConnectionFactory) -> No
         assert not sends[1].done()
         await receive_all(server, messages)
         await asyncio.gather(*sends)
-
-
-@one_loop
-async def test_traffic_leaves_no_block_behind(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        await check_alive(client, server)
-        await barrier(client)
-        leases = pool_statistics(client).leases
-        for seed in range(5):
-            await asyncio.gather(
-                receive_all(server, mixed(50, seed)),
-                *(client.send(data) for data in mixed(50, seed)),
-            )
-        # All receives are posted again but for those that are not yet worth a credit message.
-        await barrier(client)
-        await barrier(server)
-        assert abs(pool_statistics(client).leases - leases) <= 2 * SMALL.data_receives
 
 
 # ---- turns ---------------------------------------------------------------------------------------
@@ -528,19 +477,3 @@ async def test_none_is_read_before_those_that_wait(factory: ConnectionFactory) -
                 with await server.recv() as received:
                     assert received == message
             await asyncio.gather(*sending)
-
-
-@one_loop
-@by_cm
-async def test_a_message_that_is_waited_for_is_read_whatever_may_be_read_ahead(
-    factory: ConnectionFactory,
-) -> None:
-    async with factory.pair(Config(fetch_ahead=0)) as (client, server):
-        await exchange(client, server, pattern(1 << 20))
-        receiving = asyncio.create_task(server.recv())
-        await yield_loop(3)
-        async with factory.within(10):
-            await client.send(pattern(1 << 20, 1), imm=7)
-            with await receiving as received:
-                assert received == pattern(1 << 20, 1)
-                assert received.imm == 7

@@ -26,7 +26,6 @@ from aiordma.errors import LocalRangeError
 from aiordma.mr_pool import LocalMemory
 
 from .connection_factory import (
-    ALL,
     ConnectionFactory,
     check_alive,
     ends,
@@ -87,13 +86,6 @@ async def test_sizes(factory: ConnectionFactory) -> None:
             await round_trip(client, server, size)
         assert client.statistics().writes == 5 * len(SIZES)
         assert client.statistics().reads == 3 * len(SIZES)
-
-
-@pytest.mark.parametrize("size", LARGE_SIZES)
-@one_loop
-async def test_large_sizes(factory: ConnectionFactory, size: int) -> None:
-    async with factory.pair(Config()) as (client, server):
-        await round_trip(client, server, size)
 
 
 @one_loop
@@ -159,34 +151,6 @@ async def test_many_at_once(factory: ConnectionFactory) -> None:
             *(exchange(client, server, b"%d" % n) for n in range(1)),
         )
         assert targets == [pattern(64, n) for n in range(100)]
-
-
-async def test_writes_and_messages_side_by_side(factory: ConnectionFactory) -> None:
-    async with factory.sharing(4096) as (client, server, there, remote):
-
-        async def messages() -> None:
-            for n in range(40):
-                await exchange(client, server, pattern(1500, n))
-
-        async def writes() -> None:
-            for n in range(40):
-                await client.write(pattern(4096, n), remote)
-                assert there.view == pattern(4096, n)
-
-        await asyncio.gather(messages(), writes())
-
-
-async def test_write_before_a_message_is_there_before_it(factory: ConnectionFactory) -> None:
-    """Work requests of one queue pair are done in order at the peer."""
-    async with factory.sharing(4096) as (client, server, there, remote):
-        for n in range(20):
-            receiving = asyncio.create_task(server.recv())
-            writing = asyncio.create_task(client.write(pattern(4096, n), remote))
-            await yield_loop(1)
-            sending = asyncio.create_task(client.send(b"look"))
-            (await receiving).release()
-            assert there.view == pattern(4096, n)
-            await asyncio.gather(writing, sending)
 
 
 @one_loop
@@ -426,49 +390,6 @@ async def test_counter_of_several_connections(factory: ConnectionFactory) -> Non
             await client.close()
             await server.close()
         buffer.release()
-
-
-@one_loop
-async def test_lock_by_compare_and_swap(factory: ConnectionFactory) -> None:
-    """Two users take turns with a number that only the holder of the lock may touch."""
-    async with await factory.listen() as listener:
-        pairs = [await factory.both(listener) for _ in range(2)]
-        buffer = pairs[0][1].alloc(16)
-        buffer.view[:] = bytes(16)
-
-        async def work(client: Connection, server: Connection) -> None:
-            _, remote = await give(server, client, buffer)
-            for _ in range(20):
-                while await client.compare_and_swap(remote[:8], 0, 1):
-                    pass
-                value = bytearray(8)
-                await client.read(remote[8:], value)
-                value[:] = (int.from_bytes(value, "little") + 1).to_bytes(8, "little")
-                await client.write(value, remote[8:])
-                assert await client.compare_and_swap(remote[:8], 1, 0) == 1
-
-        await asyncio.gather(*(work(*pair) for pair in pairs))
-        assert int.from_bytes(buffer.view[8:16], "little") == 40
-        for client, server in pairs:
-            await client.close()
-            await server.close()
-        buffer.release()
-
-
-@one_loop
-async def test_large_transfers_in_both_directions(factory: ConnectionFactory) -> None:
-    size = 3 << 20
-    async with (
-        factory.pair() as (client, server),
-        shared(server, client, size, ALL) as (there, remote_there),
-        shared(client, server, size, ALL) as (here, remote_here),
-    ):
-        await asyncio.gather(
-            client.write(pattern(size, 1), remote_there),
-            server.write(pattern(size, 2), remote_here),
-        )
-        assert there.view == pattern(size, 1)
-        assert here.view == pattern(size, 2)
 
 
 @one_loop

@@ -13,7 +13,6 @@ import pytest
 from aiordma import BufferStateError, Config, Connection, RDMAError, mr_pool, verbs
 from aiordma._core.frames import FrameKind
 from aiordma._datapath import rendezvous
-from aiordma._native import embedded
 from aiordma.verbs._memory.memory_region import reg_mr
 
 from .connection_factory import SMALL, ConnectionFactory, exchange, pattern, yield_loop
@@ -67,7 +66,6 @@ def registrations(monkeypatch: pytest.MonkeyPatch) -> list[Registered]:
 
     monkeypatch.setattr(rendezvous, "reg_mr", opened)
     monkeypatch.setattr(mr_pool, "reg_local_dma", lambda _: None)
-    monkeypatch.setattr(embedded(), "addresses", (0, embedded().addresses[1]))
     return made
 
 

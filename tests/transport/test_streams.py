@@ -439,18 +439,6 @@ async def test_water_marks(factory: ConnectionFactory) -> None:
         await client.resumed.wait()
 
 
-@one_loop
-async def test_pausing_twice_and_resuming_twice_is_allowed(factory: ConnectionFactory) -> None:
-    async with pair(factory) as (client, server):
-        there = await made(server)
-        for _ in range(2):
-            there.pause_reading()
-        for _ in range(2):
-            there.resume_reading()
-        (await made(client)).write(b"here")
-        await server.until(4)
-
-
 def cancel_the_others() -> None:
     """As asyncio.run does at its end."""
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -840,33 +828,6 @@ async def test_a_protocol_that_fails_ends_its_stream(
 
 
 @one_loop
-@pytest.mark.parametrize("kind", FAULTS)
-async def test_a_protocol_that_fails_when_its_writing_pauses_goes_on(
-    factory: ConnectionFactory, reported: Reported, kind: type[BaseException]
-) -> None:
-    """As in asyncio: it is reported, and nothing is lost."""
-
-    class Failing(Recorder):
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            raise kind("the protocol's own fault")
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            raise kind("the protocol's own fault")
-
-    async with pair(factory, client=Failing) as (client, server):
-        (await made(client)).write(bytes(TOO_MUCH))
-        assert not (await made(client)).is_closing()
-        await server.until(TOO_MUCH)
-        await client.resumed.wait()
-        (await made(client)).write(b"more")
-        await server.until(TOO_MUCH + 4)
-    messages = ["protocol.pause_writing() failed", "protocol.resume_writing() failed"]
-    assert [context["message"] for context in reported] == messages
-
-
-@one_loop
 @pytest.mark.parametrize(
     ("buffer", "text"),
     [(bytearray(), "empty buffer"), (np.zeros(9, object), "addresses in this process")],
@@ -973,18 +934,6 @@ async def test_a_server_serves_until_it_is_closed(factory: ConnectionFactory) ->
     await waiting
     await protocol.lost.wait()
     assert protocol.error is None
-
-
-@one_loop
-@by_tcp
-async def test_waiting_for_the_end_of_a_server_that_serves(factory: ConnectionFactory) -> None:
-    """As in asyncio, the wait ends only after the close."""
-    async with serving(factory, Recorder) as server:
-        waiting = asyncio.create_task(server.wait_closed())
-        await yield_loop(5)
-        assert not waiting.done()
-        server.close()
-        await waiting
 
 
 @one_loop
