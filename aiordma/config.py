@@ -80,8 +80,8 @@ class Config:
     used go first, also where they cover more than 256 MiB together.  Shared as `pool_limit`."""
     polling: float = _ranged(200e-6, 0, 1)
     """Adaptive polling: the time that the event loop busy-polls for the next completion before it
-    sleeps, and only while polling finds completions; 0: it sleeps at once.  A task polls for a few microseconds itself before it waits.
-    Shared as `pool_limit`."""
+    sleeps, while polling finds completions; 0: it sleeps at once.  A task polls for a few
+    microseconds itself before it waits.  Shared as `pool_limit`."""
     connect_timeout: float = 10.0
     """Seconds from `connect` until the peer must have answered the handshake."""
     handshake_timeout: float = 10.0

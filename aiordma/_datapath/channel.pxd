@@ -26,11 +26,6 @@ cdef class Counts:
     cdef public uint64_t reads, writes, atomics
 
 
-cdef class MessageMethods:
-    cdef MessageChannel channel
-    cdef Inbox inbox
-
-
 cdef class MessageChannel(FrameHandler):
     cdef object __weakref__
     cdef SendQueue queue
@@ -95,7 +90,7 @@ cdef class MessageChannel(FrameHandler):
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1
     cdef int count_sent(self) except -1
     cdef int update_peer_size(self) except -1
-    cdef int too_many_answers(self) except -1
+    cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1
     cdef object seal_message(self, SendFuture message)
     cdef int rendezvous_over(self, uint32_t request_id, uint32_t status) except -1
     cdef int acknowledge(self, PendingRendezvous pending) except -1

@@ -92,6 +92,9 @@ cdef class Counts:
 cdef class MessageMethods:
     """The methods of a Connection that send and receive messages."""
 
+    cdef MessageChannel channel
+    cdef Inbox inbox
+
     def _set_channel(self, MessageChannel channel not None):
         self.channel, self.inbox = channel, channel.inbox
 
@@ -632,23 +635,25 @@ cdef class MessageChannel(FrameHandler):
         gives no credits for them.  A message with a waiter goes after the operations that began
         before it.
         """
+        cdef bytes content = protocol.encode(message)
         if future is None:
-            self.answers_waiting += 1
-            if self.answers_waiting > self.max_answers and not isinstance(message, protocol.Goodbye):
-                self.too_many_answers()
-                return
-        behind = self.queue.latest_backlogged if future is not None else 0
-        self.controls.append((CONTROL, protocol.encode(message), future, behind, 0))
-        self.flush()
+            self.answer(CONTROL, content, 0, isinstance(message, protocol.Goodbye))
+        else:
+            self.controls.append((CONTROL, content, future, self.queue.latest_backlogged, 0))
+            self.flush()
 
-    cdef int too_many_answers(self) except -1:
-        self.on_protocol_error(
-            ProtocolError(
-                f"the peer has {self.max_answers} answers waiting here, and gives no credits "
-                f"to send them"
+    cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1:
+        self.answers_waiting += 1
+        if self.answers_waiting > self.max_answers and not always:
+            self.on_protocol_error(
+                ProtocolError(
+                    f"the peer has {self.max_answers} answers waiting here, and gives no credits "
+                    f"to send them"
+                )
             )
-        )
-        return 0
+            return 0
+        self.controls.append((kind, content, None, 0, window_key))
+        return self.flush()
 
     def withdraw_control(self, future):
         """Drops the control message of that future, unless it has been sent."""
@@ -668,12 +673,7 @@ cdef class MessageChannel(FrameHandler):
         if not self.controls.size() and self.credits.may_send_control() and self.queue.free:
             if self.send_control_frame(RNDV_ACK, content, None, key):
                 return 0
-        self.answers_waiting += 1
-        if self.answers_waiting > self.max_answers:
-            self.too_many_answers()
-            return 0
-        self.controls.append((RNDV_ACK, content, None, 0, key))
-        return self.flush()
+        return self.answer(RNDV_ACK, content, key, False)
 
     cdef int flush_controls(self) except -1:
         if self.credits.may_send_control():

@@ -6,7 +6,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from .channel cimport MessageChannel
 from .memory cimport Local, Pinned
 from .message cimport Fifo, Message
-from .work_queue cimport OpFuture, WorkRequest, WorkRequestTable
+from .work_queue cimport OpFuture, WorkRequestTable
 
 
 cdef PendingRendezvous pending_rendezvous(const unsigned char *frame, uint32_t length,
@@ -27,12 +27,6 @@ cdef class PendingRendezvous:
     cdef ReceiveTarget target          # memory of a receiver, that it is read into instead
     cdef object refused                # why its first receiver cannot have it now
     cdef bint is_complete(self) noexcept
-
-
-cdef class RendezvousRead(WorkRequest):
-    cdef Inbox inbox
-    cdef PendingRendezvous pending
-    cdef Pinned pinned
 
 
 cdef class ReceiveTarget(Pinned):
@@ -108,7 +102,7 @@ cdef class Inbox:
     cdef int read_done(self, PendingRendezvous pending) except -1
     cdef bint opens(self, PendingRendezvous pending) except -1
     cdef int not_fetched(self, PendingRendezvous pending) except -1
-    cdef int withdraw(self, ReceiveTarget target) except -1
+    cdef int put_back(self, ReceiveTarget target) except -1
 
 
 cdef class MessageIterator:

@@ -5,6 +5,12 @@
 # - `recv` gets memory of the pool; `recv_into` has memory, and a long message is read straight into it.
 #   Such a message is not acknowledged, and can be read once more, until it has been taken.
 # - Memory under a posted read is pinned until the completion.
+#
+# Why does a receive wait?  `next_for` asks in this order: another receiver is before it; no message is
+# here; the first is read into another receiver's memory; or the first is long, and `fetch_ahead` has
+# not read all of it.  That begins no READ while a receiver has been told and has not looked, while
+# `allocate` runs, while the pool has no block (`fetch`: `on_memory` comes), or while memory is scarce
+# and the peer's device has not answered a `probe`.
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -29,7 +35,7 @@ from .message cimport new_message
 from .one_sided cimport MAX_TRANSFER
 from .sealing cimport PAYLOAD_SEAL
 from .sends cimport MAX_PIECES
-from .work_queue cimport IBV_WR_RDMA_READ, KIND_READ
+from .work_queue cimport IBV_WR_RDMA_READ, KIND_READ, WorkRequest
 
 from aiordma._datapath.results import Received, ReceivedMemory
 from aiordma.errors import (
@@ -185,8 +191,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             raise RuntimeError("cannot reuse already awaited receive operation")
         if value is None:
             value = kind() if isinstance(kind, type) else kind
-        self.begun = True
-        self.give_up()
+        self.close()
         raise value
 
     def close(self):
@@ -225,7 +230,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
 
     cdef int close_target(self) except -1:
         if self.target is not None:
-            self.inbox.withdraw(self.target)
+            self.inbox.put_back(self.target)
             self.target.close()
         return 0
 
@@ -388,6 +393,10 @@ cdef PendingRendezvous pending_rendezvous(
 cdef class RendezvousRead(WorkRequest):
     """One RDMA READ of a rendezvous message; or of no bytes, to see whether the peer's device answers,
     which needs no memory and no key (IBTA 9.4.4, C9-88)."""
+
+    cdef Inbox inbox
+    cdef PendingRendezvous pending
+    cdef Pinned pinned
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
         cdef Inbox inbox = self.inbox
@@ -744,7 +753,7 @@ cdef class Inbox:
         self.bytes_ahead -= pending.length
         return self.fetch_ahead()
 
-    cdef int withdraw(self, ReceiveTarget target) except -1:
+    cdef int put_back(self, ReceiveTarget target) except -1:
         """Puts back the message that is being read into a target whose receiver is gone."""
         cdef PendingRendezvous pending
         for item in self.incoming.all():

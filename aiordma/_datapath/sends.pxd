@@ -61,10 +61,6 @@ cdef class Frame(WorkRequest):
     cdef void detach(self) noexcept
 
 
-cdef class RendezvousFrame(Frame):
-    cdef SendFuture offered
-
-
 cdef class SendOperation:
     cdef MessageChannel channel        # None: it has begun
     cdef object data, imm

@@ -272,6 +272,8 @@ cdef class Frame(WorkRequest):
 cdef class RendezvousFrame(Frame):
     """An offer of memory, behind the binds of the windows that open it."""
 
+    cdef SendFuture offered
+
     cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
         cdef aiordma_send[MAX_PIECES + 1] sends
         cdef aiordma_send *send = sends

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from .work_queue cimport WorkRequest, aiordma_send, ibv_mw
+from .work_queue cimport aiordma_send, ibv_mw
 
 
 cdef class Window:
@@ -12,11 +12,3 @@ cdef class Window:
     cdef void bound(self) noexcept
     cdef void prepare_bind(self, aiordma_send *send, uint64_t region, uint64_t address,
                            uint64_t length, uint32_t access) noexcept
-
-
-cdef class BindRequest(WorkRequest):
-    cdef Window window
-    cdef uint64_t region, bind_length
-    cdef uint32_t access
-    cdef readonly bint was_posted
-    cdef public bint expired

@@ -7,7 +7,7 @@ from libc.string cimport memset
 
 cimport cython
 
-from .work_queue cimport IBV_SEND_SIGNALED, IBV_WR_BIND_MW, SendQueue, post_sends
+from .work_queue cimport IBV_SEND_SIGNALED, IBV_WR_BIND_MW, SendQueue, WorkRequest, post_sends
 
 from aiordma._native import ffi
 
@@ -54,6 +54,12 @@ cdef class BindRequest(WorkRequest):
 
     One that is `expired` before it is posted never is, and is released.
     """
+
+    cdef Window window
+    cdef uint64_t region, bind_length
+    cdef uint32_t access
+    cdef readonly bint was_posted
+    cdef public bint expired
 
     def __init__(
         self, kind: int, Window window not None, mr: MemoryRegion, address: int, length: int,

@@ -461,8 +461,7 @@ class Watch:
 
     def close(self) -> None:
         """Stops watching, before the descriptor is closed; a second call does nothing."""
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._fd)
+        stop_reading(self._loop, self._fd)
 
 
 async def writable(fd: int) -> None:

@@ -19,7 +19,6 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import ExitStack, suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from .._native import fork
@@ -66,12 +65,7 @@ class ClosesAtExit:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     async def _end_with_loop(self) -> None:

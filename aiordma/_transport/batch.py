@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from types import TracebackType
 from typing import Self, TypeAlias
 
 from .._core.arguments import integer
@@ -112,12 +111,7 @@ class Batch(BatchOfTransfers):
         self._collect(WRChain(self._queue.user, OperationKind.BATCH))
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
         assert self._chain is not None
         chain, self._chain = self._chain, None
         targets, self._targets, self._latest = self._targets, [], None

@@ -78,8 +78,12 @@ async def test_any_call(factory: ConnectionFactory, make: Callable[[int], Any]) 
             await client.send(full)
             assert (await receiving).length == size
             assert bytes_of(empty) == data
+            bytes_of(empty)[:] = bytes(size)
             with client.register(full) as region:
-                assert region.view == data
+                share, remote = await give(client, server, region)
+                with share:
+                    await server.read(remote[:], empty)
+                assert region.view == bytes_of(empty) == data
 
 
 async def test_a_tensor_is_held_until_it_has_been_sent(factory: ConnectionFactory) -> None:
@@ -169,8 +173,9 @@ async def test_what_cannot_be_used(factory: ConnectionFactory) -> None:
             with pytest.raises(kind, match=text):
                 client.register(memory)
         tensor = OwnTensor(bytearray(64), (64,), read_only=True)
-        with pytest.raises(ValueError, match="read-only"):
-            await client.recv_into(tensor)
+        for memory in (tensor, bytes(64), memoryview(bytes(64))):
+            with pytest.raises(ValueError, match="read-only"):
+                await client.recv_into(memory)
         with pytest.raises(ValueError, match="read-only"):
             await client.read(remote[:], tensor)
         await client.write(tensor, remote[:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import cast
 
 import pytest
 
@@ -337,16 +336,6 @@ async def test_writes_that_wait_fail_with_the_connection(factory: ConnectionFact
         results = await asyncio.gather(*waiting, return_exceptions=True)
         assert isinstance(results[-1], ConnectionError)
         await ends(client.write(b"12345678", remote, imm=1), ConnectionError)
-
-
-@one_loop
-async def test_immediate_data_is_a_number_of_32_bits(factory: ConnectionFactory) -> None:
-    async with factory.sharing(8) as (client, _, _, remote):
-        for imm in (-1, 1 << 32):
-            with pytest.raises(TypeError, match="imm is an int from 0 to 4294967295, not float"):
-                await client.write(b"x", remote[:1], imm=cast("int", 1.0))
-            with pytest.raises(ValueError, match="imm is an int from 0 to 4294967295"):
-                await client.write(b"x", remote[:1], imm=imm)
 
 
 # ---- long transfers ------------------------------------------------------------------------------

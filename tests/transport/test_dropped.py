@@ -14,7 +14,6 @@ import pytest
 from aiordma import (
     Connection,
     ConnectionBrokenError,
-    ConnectionClosedError,
     Rights,
     start_server,
     streams,
@@ -23,7 +22,7 @@ from aiordma._loop import per_loop_resource
 from aiordma.errors import RejectedError
 from aiordma.verbs import live
 
-from .connection_factory import ALL, SMALL, ConnectionFactory, check_alive, ends, shared, yield_loop
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, shared, yield_loop
 from .marks import one_loop
 
 
@@ -176,42 +175,6 @@ async def test_a_dropped_stream(factory: ConnectionFactory) -> None:
 
 
 # ---- cycles --------------------------------------------------------------------------------------
-
-
-async def use(factory: ConnectionFactory) -> list[weakref.ref[object]]:
-    """Everything that a connection can do, in order, and its end."""
-    async with await factory.listen() as listener:
-        client, server = await factory.both(listener)
-        await check_alive(client, server)
-        waiting = asyncio.create_task(client.recv())
-        with server.alloc(4096) as memory, client.alloc(4096) as buffer:
-            share = await server.send_region(memory, access=ALL, lease=60)
-            remote = await client.recv_region()
-            await client.write(buffer, remote)
-            async with client.batch() as batch:
-                batch.read(remote, buffer)
-                batch.write(buffer, remote)
-            await client.fetch_and_add(remote[:8], 1)
-            share.revoke()
-        borrowed = await client.request_region(64)
-        await borrowed.release()
-        await client.close()
-        await asyncio.wait([waiting])  # to raise it here would make a cycle
-        assert isinstance(waiting.exception(), ConnectionClosedError)
-        await server.close()
-        return [weakref.ref(each) for each in (client, server, listener)]
-
-
-async def test_a_closed_connection_goes_with_its_last_reference(factory: ConnectionFactory) -> None:
-    """Without a collector: nothing that it has been used for keeps it."""
-    await use(factory)  # what is made once
-    await yield_loop(5)
-    before = live()
-    with without_collector():
-        gone = await use(factory)
-        await yield_loop(5)
-        assert [ref() for ref in gone] == [None] * 3
-        assert live() == before
 
 
 # ---- without the collector of cycles -------------------------------------------------------------

@@ -17,7 +17,7 @@ from .programs import ENDED, LAST, PROGRAMS, STEPS, End, play
 
 Program = list[tuple[Any, ...]]
 FUZZ = settings(
-    max_examples=min(6, settings().max_examples),
+    max_examples=min(8, settings().max_examples),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
-import mmap
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, cast
@@ -95,31 +93,6 @@ async def test_nothing(factory: ConnectionFactory) -> None:
         await client.write(b"", remote[3:3])
         await client.read(remote[8:], bytearray())
         await client.read(remote[:0], cast("BufferLike", np.zeros((0, 4))))
-
-
-MEMORY: dict[str, Callable[[], BufferLike]] = {
-    "bytearray": lambda: bytearray(4096),
-    "array": lambda: array.array("d", bytes(4096)),
-    "two-dimensional array": lambda: cast("BufferLike", np.zeros((16, 32))),
-    "mmap": lambda: mmap.mmap(-1, 4096),
-    "memoryview": lambda: memoryview(bytearray(8192))[100:4196],
-}
-
-
-@pytest.mark.parametrize("kind", MEMORY)
-@one_loop
-@by_cm
-async def test_registered_memory_of_every_kind(factory: ConnectionFactory, kind: str) -> None:
-    """At the owner, where it is shared, and at the user, where it is read into."""
-    async with factory.pair() as (client, server):
-        there, here = MEMORY[kind](), MEMORY[kind]()
-        with server.register(there) as region, client.register(here) as local:
-            share, remote = await give(server, client, region)
-            with share:
-                await client.write(pattern(4096), remote)
-                assert memoryview(there).tobytes() == pattern(4096)
-                await client.read(remote, local)
-                assert memoryview(here).tobytes() == pattern(4096)
 
 
 @one_loop

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from aiordma import Config, Connection, ProtocolError
+from aiordma import Connection, ProtocolError
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
 from tests.model.receive_sizes import GROW_AFTER, SHRINK_AFTER
@@ -79,18 +79,6 @@ async def test_in_both_directions_with_all_that_travels(factory: ConnectionFacto
                     assert message.imm == n
 
         await asyncio.gather(send(client), send(server), receive(client), receive(server))
-
-
-@one_loop
-async def test_nothing_is_offered_that_fits(factory: ConnectionFactory) -> None:
-    """The point of it: a message that fits needs one frame, not an offer and an answer."""
-    async with factory.pair(GROWING) as (client, server):
-        await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
-        before = client.statistics().messages_sent
-        await client.send(pattern(MEDIUM))  # an offer would not end before it is read
-        assert client.statistics().messages_sent == before + 1
-        with await server.recv() as message:
-            assert message == pattern(MEDIUM)
 
 
 @one_loop
@@ -188,10 +176,3 @@ async def next_message(peer: RawPeer, limit: float) -> FrameKind:
             kind, _ = await peer.frames.get()
             if kind in (FrameKind.DATA, FrameKind.RNDV_RTS, FrameKind.BUNDLE):
                 return kind
-
-
-async def test_as_it_comes(factory: ConnectionFactory) -> None:
-    async with factory.pair(Config()) as (client, server):
-        for _ in range(2):
-            await several(client, server, 40, 64 << 10)
-            await several(server, client, 40, 64 << 10)

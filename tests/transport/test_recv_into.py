@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
 import gc
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from aiordma import Config, Message, MessageTooLongError
 from aiordma._core.frames import HEADER_SIZE
-from aiordma.errors import ConnectionBrokenError, ConnectionClosedError
-from aiordma.mr_pool import LocalMemory
+from aiordma.errors import ConnectionBrokenError
 
 from .connection_factory import (
     SMALL,
@@ -27,10 +24,10 @@ from .connection_factory import (
     yield_loop,
 )
 from .inside import Begun
-from .marks import by_tcp, one_loop
+from .marks import one_loop
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer as BufferLike
+    pass
 
 EAGER = Config().eager_size - HEADER_SIZE
 STAGED = 64 << 10  # longer messages are read straight into their memory
@@ -58,33 +55,6 @@ async def test_sizes(factory: ConnectionFactory, size: int, early: bool) -> None
         assert server.statistics().bytes_received == size
         memory.clear()  # nothing holds it
         await check_alive(client, server)
-
-
-@one_loop
-async def test_every_kind_of_memory(factory: ConnectionFactory) -> None:
-    size = STAGED * 2
-    data = pattern(size)
-    async with factory.pair(Config()) as (client, server):
-        with server.alloc(size) as buffer, server.register(bytearray(size)) as region:
-            numbers = array.array("q", bytes(size))
-            matrix = np.zeros((size // 64, 16), np.int32)
-            kinds: list[BufferLike | LocalMemory] = [
-                bytearray(size),
-                numbers,
-                memoryview(cast(Any, matrix)),
-                buffer,
-                region,
-                buffer[:],
-            ]
-            for memory in kinds:
-                receiving = asyncio.create_task(server.recv_into(memory))
-                await client.send(data)
-                assert (await receiving).length == size
-                view = memory.view if isinstance(memory, LocalMemory) else memoryview(memory)
-                assert view.tobytes() == data
-        for wrong in (bytes(10), memoryview(b"12")):
-            with pytest.raises(ValueError, match="read-only"):
-                await server.recv_into(wrong)
 
 
 @one_loop
@@ -173,18 +143,6 @@ async def test_who_comes_just_then_waits_for_the_next(factory: ConnectionFactory
             assert memory == pattern(size)
             await client.send(b"the next")
             assert await late[0] == b"the next"
-
-
-@one_loop
-@by_tcp
-async def test_the_end_while_it_waits(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        memory = bytearray(1 << 20)
-        receiving = asyncio.create_task(server.recv_into(memory))
-        await yield_loop(5)
-        await client.close()
-        await ends(asyncio.wait_for(receiving, 10), ConnectionClosedError)
-        memory.clear()
 
 
 @one_loop
