@@ -114,7 +114,6 @@ class _Call:
             self.end(result, None)
 
     def _explained(self, error: BaseException, limit: asyncio.Timeout) -> BaseException:
-        """The error that the caller gets for it."""
         told: BaseException
         if isinstance(error, TimeoutError) and limit.expired():
             told = TimeoutError(f"the call did not end within {self._seconds:g} seconds")
@@ -418,7 +417,6 @@ class _Handle(Generic[A]):
         return f"<blocking {self.asynchronous!r}>"
 
     def close(self) -> None:
-        """Closes the object, as its class says."""
         raise NotImplementedError
 
     def _drop(self) -> object:

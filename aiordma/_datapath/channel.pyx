@@ -227,7 +227,6 @@ cdef class MessageChannel(FrameHandler):
     # ---- bring-up ----
 
     def seal_with(self, Sealing sealing not None):
-        """Seals all that is sent, and opens all that arrives, from now on."""
         self.sealing, self.tag_size = sealing, TAG
 
     def post_receives(self):
@@ -237,7 +236,6 @@ cdef class MessageChannel(FrameHandler):
         self.receives.post_all()
 
     def start(self, peer: Room):
-        """The handshake is done: what the peer has room for is known."""
         self.max_message = peer.max_message
         self.max_peer_size = max(self.config.eager_size, self.config.max_eager_size)
         self.peer_size = min(peer.eager_size, self.max_peer_size) - self.tag_size
@@ -258,7 +256,6 @@ cdef class MessageChannel(FrameHandler):
     # ---- sending ----
 
     cdef int check_affinity(self) except -1:
-        """Raises in another loop or thread."""
         if not self.table.called_back_here() and get_running_loop() is not self.table.loop:
             self.check_loop()
         return 0
@@ -316,7 +313,6 @@ cdef class MessageChannel(FrameHandler):
         return self.waiting.append(item)
 
     cdef int collect_soon(self) except -1:
-        """Sends what has collected by the next iteration of the loop."""
         if not self.collecting:
             self.table.loop.call_soon(self.collect)
             self.collecting = True
@@ -582,7 +578,6 @@ cdef class MessageChannel(FrameHandler):
         return False
 
     cdef int flush(self) except -1:
-        """Sends what credits and room allow."""
         cdef bint sent = True
         if not self.started or self.ended_by is not None:
             return 0
@@ -606,14 +601,12 @@ cdef class MessageChannel(FrameHandler):
         return 0
 
     cdef int update_peer_size(self) except -1:
-        """Applies the announced size of the peer's receives, from the announced receive on."""
         while self.peer_size_changes and self.peer_size_changes[0][0] <= self.frames_sent:
             self.peer_size = min(self.peer_size_changes.popleft()[1], self.max_peer_size)
             self.peer_size -= self.tag_size
         return 0
 
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1:
-        """Writes the header, with the credits that go back, and posts the frame."""
         write_header(<FrameHeader *> frame.block.bytes(), self.credits, kind, has_imm, imm)
         if self.sealing is not None:
             frame.length = self.sealing.seal(frame.block.bytes(), frame.length)
@@ -663,7 +656,6 @@ cdef class MessageChannel(FrameHandler):
                 return
 
     cdef int acknowledge(self, PendingRendezvous pending) except -1:
-        """Says that a message has been read, and is needed no more."""
         cdef RendezvousAck ack
         cdef uint32_t key = pending.window_key if self.pool.has_windows else 0
         if self.ended_by is not None:
@@ -719,7 +711,6 @@ cdef class MessageChannel(FrameHandler):
 
     @property
     def can_send_control_now(self) -> bool:
-        """Whether a control message could be sent now."""
         return (
             self.started
             and self.ended_by is None
@@ -858,7 +849,6 @@ cdef class MessageChannel(FrameHandler):
 
     @cython.wraparound(True)
     def on_receive_size(self, first: int, size: int):
-        """The peer's receives from number `first` on have `size` bytes."""
         if first < (self.peer_size_changes[-1][0] if self.peer_size_changes else self.frames_sent):
             raise ProtocolError(
                 f"the peer tells of the size of its receive {first}, which has been used"
@@ -923,7 +913,6 @@ cdef class MessageChannel(FrameHandler):
             self.inbox.end_iteration()
 
     def count_in(self, Counts counts not None):
-        """Counts there, from now on, what is sent and received."""
         self.counts = counts
 
     cdef void count_delivered(self, SendFuture message) noexcept:
@@ -985,7 +974,6 @@ cdef class MessageChannel(FrameHandler):
         self.check_drained()
 
     cdef object send_error(self, SendFuture message):
-        """The error of a message that was not delivered because the connection has ended."""
         return self.waiter_error(
             self.ended_by, f"send of {message.length} bytes to {self.queue.peer}"
         )

@@ -88,7 +88,6 @@ cdef class Credits:
         return False
 
     cdef int received(self, int kind, uint32_t control, uint32_t data) except -1:
-        """A frame has arrived, with these credits in its header."""
         if control > self.control_limit - self.control:
             raise ProtocolError(f"the peer gave back {control} control credits that it has not")
         if data > self.data_limit - self.data:
@@ -116,7 +115,6 @@ cdef class Credits:
         return 0
 
     cdef void reposted_control(self) noexcept:
-        """A control frame has been handled, and its receive is posted again."""
         self.held_control -= 1
         self.owed_control += 1
 
@@ -132,7 +130,6 @@ cdef class Credits:
         self.received(kind, control, data)
 
     def posted(self, uint32_t data, uint32_t control):
-        """So many receives are posted again."""
         self.reposted_data(data)
         for _ in range(control):
             self.reposted_control()

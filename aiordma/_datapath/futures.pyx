@@ -182,7 +182,6 @@ cdef class OpFuture:
     # ---- for the drain ----
 
     cdef int settle(self, int state, object reason) except -1:
-        """Completes it, unless it is complete."""
         if self.state != PENDING:
             return 0
         self.state = state

@@ -200,7 +200,6 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
 
     @property
     def __qualname__(self) -> str:
-        """For asyncio, where it shows a task."""
         return "Connection.recv"
 
     def __dealloc__(self):
@@ -235,7 +234,6 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         return 0
 
     cdef object advance(self):
-        """The result, or the future to wait for."""
         cdef RecvFuture waiter = self.waiter
         cdef bint waited = waiter is not None
         if not waited:
@@ -462,7 +460,6 @@ cdef class Inbox:
         return self.iteration_ends and (<RecvFuture> self.receivers.first()).ends_iteration
 
     cdef int wake_first(self) except -1:
-        """Wakes the receiver that has waited longest."""
         cdef OpFuture receiver
         while self.receivers.size():
             receiver = <OpFuture> self.receivers.popleft()
@@ -544,7 +541,6 @@ cdef class Inbox:
         return message
 
     cdef int take_landed(self, PendingRendezvous pending) except -1:
-        """Takes a message that was read into a receiver's memory."""
         self.incoming.popleft()
         self.channel.count_received(pending.length)
         self.rendezvous -= 1

@@ -23,20 +23,16 @@ cdef class Pinned:
     """Memory; its `_retire` is called when it is neither leased nor pinned any more."""
 
     def pin(self):
-        """A work request is about to use the memory."""
         self.pins += 1
 
     def unpin(self):
-        """The work request has completed."""
         self.pins -= 1
         self.settle()
 
     def lease(self):
-        """Counts one more holder of the memory."""
         self.leases += 1
 
     def release(self):
-        """Counts one holder of the memory less."""
         self.leases -= 1
         self.settle()
 
@@ -205,7 +201,6 @@ cdef class Local:
         holder.pins += 1
 
     def _unpin(self):
-        """The work request has completed."""
         self.whole().pinned.unpin()
 
     def __len__(self) -> int:

@@ -234,7 +234,6 @@ cdef class TransferFuture(OpFuture):
     """The future of a chain, in one part or several."""
 
     cdef int advance(self, WRChain part) except -1:
-        """A part is done."""
         cdef uint32_t i
         if self.progress is not None and self.state == PENDING:
             for i in range(part.entries):

@@ -135,7 +135,6 @@ cdef class ReceiveQueue:
         return 0
 
     def end(self):
-        """Ends the posting of receives, and releases the blocks of larger ones."""
         self.ended = True
         release_all(self.larger)
 

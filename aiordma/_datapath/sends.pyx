@@ -377,7 +377,6 @@ cdef class SendOperation:  # type: Coroutine[Any, Any, None]
 
     @property
     def __qualname__(self) -> str:
-        """For asyncio, where it shows a task."""
         return "Connection.send"
 
     def __dealloc__(self):

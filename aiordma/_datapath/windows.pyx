@@ -72,7 +72,6 @@ cdef class BindRequest(WorkRequest):
 
     @property
     def next_key(self) -> int:
-        """The key that it makes."""
         return self.window.next_key()
 
     cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:

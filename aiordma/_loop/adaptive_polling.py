@@ -31,9 +31,7 @@ class AdaptivePolling:
             self._skip -= 1
 
     def hit(self) -> None:
-        """A spin has found completions."""
         self._misses = 0
 
     def missed(self) -> None:
-        """A spin has found nothing."""
         self._skip = self._misses = min(2 * self._misses + 1, MOST_SKIPPED)

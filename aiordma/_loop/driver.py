@@ -367,7 +367,6 @@ class Driver(PerLoopResource):
             logger.info("port %d of %s: %s", event.port_num, self.context.name, event.type.name)
 
     def _idle(self) -> None:
-        """Drops cached registrations while idle."""
         self.registrations.close()
 
     def _fail(self, error: Exception) -> None:
@@ -409,7 +408,6 @@ class ContextEvents(PerLoopResource):
         return cls._acquire(context, lambda loop: cls(loop, context))
 
     def take(self) -> None:
-        """Takes the events that are there and delivers them."""
         if not self._gone and not self._context.closed:  # between the fd's readiness and now
             for event in self._context.async_events():
                 self.deliver(self._context, event)
@@ -465,7 +463,6 @@ class Watch:
 
 
 async def writable(fd: int) -> None:
-    """Waits until the file descriptor can be written to."""
     loop = asyncio.get_running_loop()
     there = asyncio.Event()
     loop.add_writer(fd, there.set)

@@ -29,7 +29,6 @@ class IdEvents:
         self._seen.put_nowait(event)
 
     def _explained(self, error: ConnectionManagerError | None) -> RDMAError | None:
-        """The error of an event that was not expected."""
         return error
 
     async def expect(self, wanted: cm.EventType) -> cm.ConnectionEvent:

@@ -90,7 +90,6 @@ class PerLoopResource:
         return instance
 
     def release(self) -> None:
-        """Gives back what `acquire` gave."""
         self._users -= 1
         if self._users == 0 and not self._gone:
             self._unused()

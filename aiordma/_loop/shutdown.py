@@ -102,7 +102,6 @@ class LoopShutdown:
         self.add(thing, keep=True)
 
     def remove(self, thing: Closable) -> None:
-        """Forgets a thing that has been closed."""
         self._open.pop(id(thing), None)
         self._kept.pop(id(thing), None)
         self._dropped.pop(id(thing), None)
@@ -120,7 +119,6 @@ class LoopShutdown:
         self._open.pop(id(thing), None)
 
     def left(self) -> list[Closable]:
-        """The objects that are open and in use."""
         return [thing for ref in list(self._open.values()) if (thing := ref()) is not None]
 
     def _forget(self) -> None:
@@ -202,7 +200,6 @@ _shutdowns: dict[asyncio.AbstractEventLoop, LoopShutdown] = {}
 
 
 def of_running_loop() -> LoopShutdown:
-    """The one of the running loop."""
     loop = asyncio.get_running_loop()
     shutdown = _shutdowns.get(loop)
     if shutdown is None:
@@ -221,7 +218,6 @@ _loop_ends: weakref.WeakValueDictionary[int, LoopEnd] = weakref.WeakValueDiction
 
 
 def loop_end(loop: asyncio.AbstractEventLoop) -> LoopEnd:
-    """The one of a loop, for its readers."""
     found = _loop_ends.get(id(loop))
     if found is None:
         found = _loop_ends[id(loop)] = LoopEnd(loop)

@@ -29,7 +29,6 @@ class WaitQueue:
             raise
 
     def wake(self) -> None:
-        """Wakes the task that has waited longest."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done() and not waiter.get_loop().is_closed():

@@ -61,7 +61,6 @@ class Batch(BatchOfTransfers):
         return self._chain
 
     def _hold(self) -> ExitStack:
-        """The resources that are held until the end of the scope."""
         if self._held is None:
             self._held = ExitStack()
         return self._held
@@ -161,5 +160,4 @@ def add_numbers(add: int) -> tuple[int, int]:
 
 
 def number(old: Buffer) -> int:
-    """The value that an atomic operation found."""
     return int.from_bytes(old.view, sys.byteorder)

@@ -133,14 +133,12 @@ class RemoteRegion(RemoteMemory):
         self._wake()
 
     def _take_back(self) -> None:
-        """The owner has ended it."""
         if self._usable:
             self._why = "taken back by its owner"
             self._deadline: float = PAST
             self._give_up()
 
     def _unusable(self) -> BufferStateError:
-        """Why it cannot be used."""
         if self._usable:
             longer = (
                 "renew it in time (RemoteRegion.renew), or ask for a longer one (lease=, "
@@ -167,7 +165,6 @@ class RemoteRegion(RemoteMemory):
         self._sharing.give_back(self.token.region_id)
 
     def _wake(self) -> None:
-        """Tasks that wait for its end look again."""
         self._changes.wake_all()
 
     async def release(self) -> None:

@@ -21,21 +21,11 @@ SocketName = tuple[str, int] | tuple[str, int, int, int]
 
 # Options without an effect on what a stream promises, and what getsockopt says before they are set.
 # The connection sends at once, and has a keep-alive of its own (Config.keep_alive).
+OF_SOCKETS = "SO_KEEPALIVE SO_REUSEADDR SO_REUSEPORT SO_PRIORITY SO_RCVBUF SO_SNDBUF"
+OF_TCP = "KEEPIDLE KEEPINTVL KEEPCNT QUICKACK USER_TIMEOUT CORK NOTSENT_LOWAT"
 WITHOUT_EFFECT: dict[tuple[int, int], int] = {
-    **{
-        (socket.SOL_SOCKET, option): 0
-        for option in (
-            *(socket.SO_KEEPALIVE, socket.SO_REUSEADDR, socket.SO_REUSEPORT, socket.SO_PRIORITY),
-            *(socket.SO_RCVBUF, socket.SO_SNDBUF),
-        )
-    },
-    **{
-        (socket.IPPROTO_TCP, option): 0
-        for option in (
-            *(socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_QUICKACK),
-            *(socket.TCP_USER_TIMEOUT, socket.TCP_CORK, socket.TCP_NOTSENT_LOWAT),
-        )
-    },
+    **{(socket.SOL_SOCKET, getattr(socket, name)): 0 for name in OF_SOCKETS.split()},
+    **{(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}")): 0 for name in OF_TCP.split()},
     (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
 }
 READ_ONLY = {

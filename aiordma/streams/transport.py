@@ -199,7 +199,6 @@ class StreamTransport(_FlowControlMixin):
         )
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """The protocol that is called."""
         protocol: asyncio.BaseProtocol = self._protocol
         return protocol
 
@@ -378,7 +377,6 @@ class StreamTransport(_FlowControlMixin):
         self.write(b"".join(map(require_data, list_of_data)))
 
     def can_write_eof(self) -> bool:
-        """Always True."""
         return True
 
     def write_eof(self) -> None:
