@@ -768,10 +768,7 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
     def _drop(self) -> None:
         self.asynchronous[1].transport.abort()
 
-    def _read(
-        self,
-        read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]],
-    ) -> bytes:
+    def _read(self, read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]]) -> bytes:
         data, error = self._call(partial(_read, self.asynchronous[0], read), self._unread)
         if error is not None:
             raise error
@@ -811,8 +808,7 @@ def unread(reader: asyncio.StreamReader, data: bytes) -> None:
 
 
 async def _read(
-    reader: asyncio.StreamReader,
-    read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]],
+    reader: asyncio.StreamReader, read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]]
 ) -> tuple[bytes, Exception | None]:
     """The bytes, and the error with which they are to be returned: both can be put back."""
     try:

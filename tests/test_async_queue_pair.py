@@ -101,10 +101,7 @@ async def test_a_batch_is_one_await(pd: verbs.ProtectionDomain) -> None:
             batch.write([one.piece()], two.mr.addr, two.mr.rkey)
             batch.read([one.piece(8)], two.mr.addr, two.mr.rkey, fence=True)
             assert len(batch) == 2
-        assert [wc.opcode for wc in batch.completions] == [
-            WCOpcode.RDMA_WRITE,
-            WCOpcode.RDMA_READ,
-        ]
+        assert [wc.opcode for wc in batch.completions] == [WCOpcode.RDMA_WRITE, WCOpcode.RDMA_READ]
         assert bytes(one.mr.buf[8:16]) == b"12345678"
 
         async def fail() -> None:
@@ -425,9 +422,7 @@ async def test_a_failure_ends_every_wait(pd: verbs.ProtectionDomain) -> None:
         assert caught.value.__cause__ is first
 
 
-async def test_an_end_that_is_heard_of_later_hides_no_failure(
-    pd: verbs.ProtectionDomain,
-) -> None:
+async def test_an_end_that_is_heard_of_later_hides_no_failure(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd) as (one, two):
         with pytest.raises(RemoteAccessError) as failed:
             await one.queue.read([one.piece()], two.mr.addr, two.mr.rkey ^ 0x5A5A5A00)

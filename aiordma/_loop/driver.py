@@ -33,11 +33,11 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from .. import cm, verbs
 from .._core.snapshot_types import DeviceState, PoolState, RegistrationCacheState
-from .._datapath.work_queue import COMPLETIONS_PER_CALL, WorkRequestTable
+from .._datapath.work_queue import COMPLETIONS_PER_CALL, SendQueue, WorkRequestTable
 from .._memory.registration_cache import RegistrationCache
 from ..errors import DeviceEventError, InternalError
 from ..mr_pool import MemoryPool
@@ -74,16 +74,6 @@ def stop_reading(loop: asyncio.AbstractEventLoop, fd: int) -> None:
         loop.remove_reader(fd)
 
 
-class CompletionSink(Protocol):
-    """The receiver of a queue pair's events: a work queue."""
-
-    def device_event(self, event: verbs.AsyncEvent) -> None:
-        """An asynchronous event concerns the queue pair."""
-
-    def fail(self, error: BaseException) -> None:
-        """Ends all work of the queue pair with `error`."""
-
-
 class Driver(PerLoopResource):
     """One event loop's part of one device: protection domain, completion queues, memory pool.
 
@@ -107,7 +97,7 @@ class Driver(PerLoopResource):
         self.registrations: RegistrationCache = RegistrationCache(self.pd)
         self.table: WorkRequestTable = WorkRequestTable()
         self.table.loop = loop
-        self._sinks: dict[verbs.QueuePair, CompletionSink] = {}
+        self._sinks: dict[verbs.QueuePair, SendQueue] = {}
         self._cqs: list[verbs.CompletionQueue] = []
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
         self._drain = self.channel._drain_to
@@ -207,7 +197,7 @@ class Driver(PerLoopResource):
             if not self.loop.is_closed():
                 self.loop.call_soon(self._on_completions)
 
-    def attach(self, qp: verbs.QueuePair, sink: CompletionSink) -> None:
+    def attach(self, qp: verbs.QueuePair, sink: SendQueue) -> None:
         """`sink` posts to `qp` with slots of `table`, of which it is the owner."""
         qp.untrack()  # those slots are the account
         self._sinks[qp] = sink
@@ -331,7 +321,7 @@ class Driver(PerLoopResource):
         self._coming_back = False
         self._on_completions()
 
-    def report(self, sink: CompletionSink, error: Exception) -> None:
+    def report(self, sink: SendQueue, error: Exception) -> None:
         """A bug in the handling of one queue pair must not cost the others their completions."""
         self.loop.call_exception_handler(
             {"message": f"aiordma: handling a completion of {sink!r} failed", "exception": error}

@@ -25,11 +25,7 @@ class ClientTLS:
     """TLS of a client: what `ssl`, `server_hostname` and the time limits ask for, checked."""
 
     def __init__(
-        self,
-        ssl: TLS,
-        server_hostname: str | None,
-        host: str | None,
-        limits: TLSLimits = NO_LIMITS,
+        self, ssl: TLS, server_hostname: str | None, host: str | None, limits: TLSLimits = NO_LIMITS
     ) -> None:
         if server_hostname is not None and not ssl:
             raise ValueError(
@@ -46,10 +42,7 @@ class ClientTLS:
 
 @shows(StreamOptions, STREAM)
 async def create_connection(
-    protocol_factory: Callable[[], P],
-    host: str,
-    port: int | str,
-    **options: Unpack[StreamOptions],
+    protocol_factory: Callable[[], P], host: str, port: int | str, **options: Unpack[StreamOptions]
 ) -> tuple[asyncio.Transport, P]:
     """Connect and attach a protocol: `loop.create_connection` over RDMA.
 

@@ -70,12 +70,7 @@ def between(
     """asyncio's TLS protocol, between the stream's transport and the user's protocol."""
     protocol_of_tls: Any = sslproto.SSLProtocol
     return protocol_of_tls(
-        asyncio.get_running_loop(),
-        protocol,
-        context,
-        ready,
-        **limits._asdict(),
-        **who,
+        asyncio.get_running_loop(), protocol, context, ready, **limits._asdict(), **who
     )
 
 

@@ -510,12 +510,7 @@ class StreamTransport(_FlowControlMixin):
 
     def _report(self, error: BaseException, message: str) -> None:
         self._loop.call_exception_handler(
-            {
-                "message": message,
-                "exception": error,
-                "transport": self,
-                "protocol": self._protocol,
-            }
+            {"message": message, "exception": error, "transport": self, "protocol": self._protocol}
         )
 
     def _force_close(self, error: BaseException | None) -> None:

@@ -85,10 +85,7 @@ class Wire:
         self.table = self.driver.table
         self.table.loop = self.loop
         self.events = context.create_comp_channel()
-        self.cqs = [
-            context.create_cq(2048, self.events, extended=False),
-            context.create_cq(256),
-        ]
+        self.cqs = [context.create_cq(2048, self.events, extended=False), context.create_cq(256)]
         self.cqs[0].req_notify()
         self.qp, self.peer = (pd.create_qp(cq, cq, CAPABILITIES) for cq in self.cqs)
         ends = self.qp.endpoint(), self.peer.endpoint()

@@ -42,9 +42,7 @@ async def test_in_the_order_in_which_they_are_due(timers: CoarseTimers) -> None:
     assert all(at >= due[timer] for timer, at in came)
 
 
-async def test_later_ones_come_after_an_earlier_one_was_cancelled(
-    timers: CoarseTimers,
-) -> None:
+async def test_later_ones_come_after_an_earlier_one_was_cancelled(timers: CoarseTimers) -> None:
     came = asyncio.Event()
     early = timers.call_later(0.01, lambda: pytest.fail("it was cancelled"))
     timers.call_later(0.02, came.set)

@@ -208,11 +208,7 @@ async def test_who_is_called_back_gets_what_is_over(device_name: str, host: str)
 @both_ways
 @pytest.mark.parametrize(("batch", "rounds"), [(1, 1), (1, 4), (3, 2), (128, 4)])
 async def test_more_completions_than_one_turn_takes(
-    device: verbs.Device,
-    monkeypatch: pytest.MonkeyPatch,
-    batch: int,
-    rounds: int,
-    polling: float,
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch, batch: int, rounds: int, polling: float
 ) -> None:
     """All of them are seen, and others have their turn in between."""
     monkeypatch.setattr("aiordma._loop.driver.COMPLETIONS_PER_CALL", batch)
@@ -358,11 +354,7 @@ async def test_looks_before_sleeping(
     ("awake", "woken", "looks"), [(1, 0, True), (3, 0, True), (0, 0, False), (1, 1, False)]
 )
 async def test_a_loop_that_wrote_to_polling_peers_looks_at_once(
-    device: verbs.Device,
-    monkeypatch: pytest.MonkeyPatch,
-    awake: int,
-    woken: int,
-    looks: bool,
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch, awake: int, woken: int, looks: bool
 ) -> None:
     """However long ago a look found something; a peer that was asleep needs longer than a look."""
     async with the_driver(device) as driver:

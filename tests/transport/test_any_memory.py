@@ -15,29 +15,14 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from aiordma import (
-    BufferStateError,
-    Config,
-    Connection,
-    DmabufRegion,
-    Rights,
-    VerbsError,
-)
+from aiordma import BufferStateError, Config, Connection, DmabufRegion, Rights, VerbsError
 from aiordma._native import failure
 from aiordma.errors import LocalProtectionError, RemoteAccessError, UnsupportedError
 from aiordma.mr_pool import Registration
 from aiordma.verbs import bytes_of
 from tests.dlpack import BFLOAT, CUDA, OwnTensor
 
-from .connection_factory import (
-    ConnectionFactory,
-    ends,
-    exchange,
-    give,
-    pattern,
-    shared,
-    yield_loop,
-)
+from .connection_factory import ConnectionFactory, ends, exchange, give, pattern, shared, yield_loop
 from .marks import one_loop
 
 LONG = 1 << 17  # neither staged nor eager

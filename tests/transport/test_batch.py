@@ -7,14 +7,7 @@ import sys
 
 import pytest
 
-from aiordma import (
-    BufferStateError,
-    Config,
-    Connection,
-    RemoteRangeError,
-    RemoteRegion,
-    Rights,
-)
+from aiordma import BufferStateError, Config, Connection, RemoteRangeError, RemoteRegion, Rights
 from aiordma.errors import ConnectionClosedError, RemoteAccessError
 
 from .connection_factory import (
@@ -198,22 +191,6 @@ async def test_a_batch_on_a_connection_that_ended(factory: ConnectionFactory) ->
         await ends(close_inside(), ConnectionClosedError)
         with pytest.raises(ConnectionClosedError):
             client.batch()
-
-
-@one_loop
-async def test_a_batch_whose_memory_was_taken_back_fails_once(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        with server.alloc(64) as buffer:
-            share, remote = await give(server, client, buffer)
-            share.revoke()
-
-            async def use() -> None:
-                async with client.batch() as batch:
-                    batch.write(b"x", remote[:1])
-                    batch.write(b"y", remote[1:2])
-                    batch.fetch_and_add(remote[8:16], 1)
-
-            await ends(use(), RemoteAccessError)
 
 
 @one_loop

@@ -27,7 +27,7 @@ from .connection_factory import (
     shared,
     yield_loop,
 )
-from .inside import Begun
+from .inside import Begun, figures
 from .marks import by_cm, one_loop
 
 
@@ -398,16 +398,22 @@ async def test_close_cancelled_at_any_time_ends_the_connection(factory: Connecti
 async def test_left_in_the_middle_it_is_as_if_cancelled(factory: ConnectionFactory) -> None:
     """Dropped with its last reference, as a coroutine that a program drives itself."""
     async with factory.pair() as (client, server):
-        for left in (server.recv(), server.recv_into(bytearray(10)), anext(aiter(server))):
-            cast("Any", left).send(None)
-        del left
-        await client.send(b"first")
-        async with factory.within(2):
-            assert bytes(await server.recv()) == b"first"
+        for told in (False, True):
+            left = [server.recv(), server.recv_into(bytearray(10)), anext(aiter(server))]
+            for receiving in left:
+                cast("Any", receiving).send(None)
+            sending = client.send_nowait(b"first") if told else None
+            while told and not figures(server)["arrived"]:
+                await yield_loop(1)
+            del receiving
+            left.clear()
+            await (sending or client.send(b"first"))
+            async with factory.within(2):
+                assert bytes(await server.recv()) == b"first"
         sends = [client.send_nowait(pattern(ALONE, n)) for n in range(20)]  # of which some wait
-        sending = cast("Any", client.send(b"left"))
-        sending.send(None)
-        del sending
+        unfinished = cast("Any", client.send(b"left"))
+        unfinished.send(None)
+        del unfinished
         last = client.send_nowait(b"last")
         for n in range(20):
             assert bytes(await server.recv()) == pattern(ALONE, n)

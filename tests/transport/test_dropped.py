@@ -11,13 +11,7 @@ from typing import Any
 
 import pytest
 
-from aiordma import (
-    Connection,
-    ConnectionBrokenError,
-    Rights,
-    start_server,
-    streams,
-)
+from aiordma import Connection, ConnectionBrokenError, Rights, start_server, streams
 from aiordma._loop import per_loop_resource
 from aiordma.errors import RejectedError
 from aiordma.verbs import live

@@ -59,9 +59,7 @@ from .test_pool_exhausted import (
     test_memory_of_ones_own_need_not_wait,
     test_messages_wait_and_keep_their_order,
 )
-from .test_receive_sizes import (
-    test_in_both_directions_with_all_that_travels,
-)
+from .test_receive_sizes import test_in_both_directions_with_all_that_travels
 from .test_recv_into import (
     test_a_message_that_does_not_fit_stays,
     test_cancelled_at_any_moment_nothing_is_lost,

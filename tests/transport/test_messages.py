@@ -76,9 +76,7 @@ async def test_a_message_is_sent_from_where_it_lies(factory: ConnectionFactory) 
 
 
 @one_loop
-async def test_memory_of_the_pool_is_leased_until_it_is_sent(
-    factory: ConnectionFactory,
-) -> None:
+async def test_memory_of_the_pool_is_leased_until_it_is_sent(factory: ConnectionFactory) -> None:
     async with factory.pair(Config()) as (client, server):
         copies = not client._endpoint.driver.pool.local_dma_lkey
         with client.alloc(EAGER) as buffer:

@@ -41,12 +41,7 @@ if TYPE_CHECKING:
 
 STAGED = 64 << 10  # the longest unregistered memory that is copied through the pool
 TRANSFER_SIZE = 8 << 20  # the longest single work request
-SIZES = [1, 7, 4096, STAGED, STAGED + 1, 1 << 20]
-LARGE_SIZES = [
-    TRANSFER_SIZE,
-    TRANSFER_SIZE + 1,
-    pytest.param(20 << 20, marks=pytest.mark.any_device),
-]
+SIZES = [1, 7, 4096, STAGED, STAGED + 1, 1 << 20, TRANSFER_SIZE + 1]
 
 
 async def round_trip(client: Connection, server: Connection, size: int) -> None:

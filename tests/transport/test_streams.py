@@ -228,10 +228,7 @@ async def test_streams_echo_what_was_written(factory: ConnectionFactory) -> None
 async def test_a_refused_address_is_as_with_connect(factory: ConnectionFactory) -> None:
     async with serving(factory, Recorder) as server:
         port = server.address[1]
-    error = await ends(
-        streams.open_connection(factory.host, port, **factory.where),
-        RejectedError,
-    )
+    error = await ends(streams.open_connection(factory.host, port, **factory.where), RejectedError)
     assert isinstance(error, ConnectionRefusedError)
 
 

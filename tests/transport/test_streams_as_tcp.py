@@ -257,9 +257,7 @@ async def test_the_socket_of_an_idle_stream_is_readable_when_something_has_come(
 
 
 @one_loop
-async def test_start_tls_finds_what_has_come_already(
-    factory: ConnectionFactory,
-) -> None:
+async def test_start_tls_finds_what_has_come_already(factory: ConnectionFactory) -> None:
     """A header in clear, and TLS right behind it.  On asyncio's own transport it is lost."""
     if "uvloop" in type(asyncio.get_running_loop()).__module__:
         return  # its start_tls takes only its own transports

@@ -15,13 +15,7 @@ import uvloop
 
 from aiordma import Config, Connection, streams
 
-from .connection_factory import (
-    SMALL,
-    ConnectionFactory,
-    ends,
-    pattern,
-    when_limits_pass,
-)
+from .connection_factory import SMALL, ConnectionFactory, ends, pattern, when_limits_pass
 from .marks import one_loop
 
 pytestmark = pytest.mark.any_device
@@ -171,9 +165,7 @@ async def test_what_is_no_context(factory: ConnectionFactory) -> None:
 
 
 async def test_start_tls(
-    factory: ConnectionFactory,
-    serving: ssl.SSLContext,
-    trusting: ssl.SSLContext,
+    factory: ConnectionFactory, serving: ssl.SSLContext, trusting: ssl.SSLContext
 ) -> None:
     """In the middle of a stream, by the loop's own function; uvloop's takes only its own."""
 

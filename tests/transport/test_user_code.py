@@ -204,29 +204,6 @@ async def test_a_buffer_that_sends_at_its_end(factory: ConnectionFactory, kind: 
 
 
 @one_loop
-async def test_a_receive_that_is_dropped(factory: ConnectionFactory) -> None:
-    """It waits no more: the next message is another receiver's."""
-    async with factory.pair() as (client, server):
-        for told in (False, True):
-            receiving = server.recv()
-            assert step(receiving) is None
-            if told:
-                await client.send(b"told")
-                await arrived(server, 1)
-            del receiving
-            await check_alive_after(client, server, told=told, factory=factory)
-
-
-async def check_alive_after(
-    client: Connection, server: Connection, *, told: bool, factory: ConnectionFactory
-) -> None:
-    async with factory.within(1):
-        if told:
-            assert bytes(await server.recv()) == b"told"
-        await check_alive(client, server)
-
-
-@one_loop
 async def test_what_begins_when_its_connection_is_gone(factory: ConnectionFactory) -> None:
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
