@@ -149,20 +149,6 @@ async def test_asyncio_takes_it_for_a_future() -> None:
     assert (len(done), len(pending)) == (4, 0)
 
 
-async def test_wrong_arguments() -> None:
-    one: Any = new_future()
-    for call in (
-        lambda: OpFuture(object()),  # type: ignore[arg-type]
-        lambda: one.cancel("one", "two"),
-        lambda: one.cancel(message="x"),
-        one.add_done_callback,
-        lambda: one.add_done_callback(print, contexts=None),
-    ):
-        with pytest.raises(TypeError):
-            call()
-    assert not one.done()
-
-
 async def test_it_is_collected_with_what_waits_for_it() -> None:
     class Circle(OpFuture):
         pass
@@ -217,14 +203,6 @@ class Spins:
             self.found = [one]
         else:
             asyncio.get_running_loop().call_soon(one.set_result, None)
-        await one
-
-
-async def test_a_spin_brings_failures_too() -> None:
-    spins = Spins()
-    one = spins.future()
-    spins.table.brief_spin = lambda _: one.set_exception(LookupError("no"))
-    with pytest.raises(LookupError, match="no"):
         await one
 
 

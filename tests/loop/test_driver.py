@@ -136,19 +136,6 @@ both_ways = pytest.mark.parametrize("polling", [driver.POLLING, 0], ids=["pollin
 # ---- completions ---------------------------------------------------------------------------------
 
 
-@both_ways
-async def test_completions_reach_their_sinks(device: verbs.Device, polling: float) -> None:
-    async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
-        for number in (1, 2, 3):
-            first.send(number)
-        second.send(10)
-        assert len(driver.table) == 4
-        await asyncio.gather(first.sink.wait(3), second.sink.wait(1))
-        assert first.sink.completed == [1, 2, 3]
-        assert second.sink.completed == [10]
-        assert len(driver.table) == 0
-
-
 @pytest.mark.parametrize("whose", ["reader", "look"])
 async def test_completion_between_draining_and_the_loop(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch, whose: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -265,22 +266,6 @@ async def test_send_region_cancelled_at_any_time(factory: ConnectionFactory) -> 
         await check_alive(client, server)
 
 
-@one_loop
-async def test_recv_region_cancelled_at_any_time(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        with server.alloc(100) as buffer:
-            arrived = []
-            lengths = []
-            for number, count in enumerate(factory.cancel_points[: SMALL.max_regions], 1):
-                sending = asyncio.create_task(server.send_region(buffer[:number]))
-                arrived += await cancelled_after(count, client.recv_region)
-                await sending
-                lengths.append(number)
-            while len(arrived) < len(lengths):
-                arrived.append(await client.recv_region())
-            assert [len(region) for region in arrived] == lengths
-
-
 async def test_hand_over_cancelled_at_any_time(factory: ConnectionFactory) -> None:
     """It is done all the same, once it has begun."""
     async with factory.pair() as (client, server):
@@ -307,19 +292,33 @@ async def test_release_of_a_region_cancelled_at_any_time(factory: ConnectionFact
 
 
 @one_loop
-async def test_recv_buffer_cancelled_at_any_time(factory: ConnectionFactory) -> None:
+@pytest.mark.parametrize("what", ["region", "buffer"])
+async def test_receiving_memory_cancelled_at_any_time(
+    factory: ConnectionFactory, what: str
+) -> None:
     async with factory.pair() as (client, server):
-        arrived = []
-        sizes = range(1, 1 + min(len(factory.cancel_points), SMALL.max_regions))
-        for size, count in zip(sizes, factory.cancel_points, strict=False):
-            handing = asyncio.create_task(client.hand_over(await client.request_region(size)))
-            arrived += await cancelled_after(count, server.recv_buffer)
-            await handing
-        while len(arrived) < len(sizes):
-            arrived.append(await server.recv_buffer())
-        assert [len(buffer) for buffer in arrived] == list(sizes)
-        for buffer in arrived:
-            buffer.release()
+        with client.alloc(100) as memory:
+
+            async def give(size: int) -> None:
+                if what == "region":
+                    await client.send_region(memory[:size])
+                else:
+                    await client.hand_over(await client.request_region(size))
+
+            receive: Callable[[], Coroutine[Any, Any, Any]]
+            receive = server.recv_region if what == "region" else server.recv_buffer
+            arrived: list[Any] = []
+            sizes = list(range(1, 1 + min(len(factory.cancel_points), SMALL.max_regions)))
+            for size, count in zip(sizes, factory.cancel_points, strict=False):
+                giving = asyncio.create_task(give(size))
+                arrived += await cancelled_after(count, receive)
+                await giving
+            while len(arrived) < len(sizes):
+                arrived.append(await receive())
+            assert [len(each) for each in arrived] == sizes
+            if what == "buffer":
+                for buffer in arrived:
+                    buffer.release()
 
 
 # ---- connecting and closing ----------------------------------------------------------------------

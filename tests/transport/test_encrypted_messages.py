@@ -51,7 +51,6 @@ from .test_messages import (
 )
 from .test_order import (
     test_long_write_with_immediate_keeps_its_turn,
-    test_messages_that_gave_up_leave_nothing_in_the_queue,
     test_writes_are_there_before_word_of_them,
 )
 from .test_pool_exhausted import (
@@ -70,7 +69,6 @@ from .test_recv_into import test_sizes as test_sizes_into_memory
 from .test_several_buffers import (
     test_cancelled_at_any_moment,
     test_in_any_kind_of_memory,
-    test_memory_is_asked_for,
     test_they_are_one_message,
     test_what_allocate_raises,
 )

@@ -345,21 +345,6 @@ async def test_slow_reader_slows_its_writer(factory: ConnectionFactory) -> None:
         await asyncio.gather(*sends)
 
 
-async def test_slow_reader_of_large_messages(factory: ConnectionFactory) -> None:
-    """No more than `fetch_ahead` is read before it is asked for."""
-    async with factory.pair() as (client, server):
-        before = pool_statistics(server).leased_bytes
-        messages = [pattern(SMALL.fetch_ahead // 2, n) for n in range(4)]
-        sends = [asyncio.create_task(client.send(data)) for data in messages]
-        await asyncio.gather(*sends[:2])
-        await barrier(client)
-        assert not sends[2].done()
-        leased = pool_statistics(server).leased_bytes - before
-        assert leased <= SMALL.fetch_ahead + 2 * SMALL.eager_size
-        await receive_all(server, messages)
-        await asyncio.gather(*sends)
-
-
 async def test_message_larger_than_fetch_ahead(factory: ConnectionFactory) -> None:
     """It is read when a task waits for it, also behind others."""
     async with factory.pair() as (client, server):

@@ -27,7 +27,6 @@ from .connection_factory import (
     ConnectionFactory,
     check_alive,
     ends,
-    exchange,
     give,
     leases,
     pattern,
@@ -106,30 +105,21 @@ async def test_read_only_memory_is_a_source_and_no_target(factory: ConnectionFac
         await check_alive(client, server)
 
 
-async def test_many_at_once(factory: ConnectionFactory) -> None:
-    """More than the send queue has entries, and more reads than the device has at a time."""
-    async with factory.sharing(100 * 64) as (client, server, there, remote):
-        await asyncio.gather(
-            *(client.write(pattern(64, n), remote[n * 64 : (n + 1) * 64]) for n in range(100))
-        )
-        assert there.view == b"".join(pattern(64, n) for n in range(100))
-        targets = [bytearray(64) for _ in range(100)]
-        await asyncio.gather(
-            *(client.read(remote[n * 64 : (n + 1) * 64], targets[n]) for n in range(100)),
-            *(exchange(client, server, b"%d" % n) for n in range(1)),
-        )
-        assert targets == [pattern(64, n) for n in range(100)]
-
-
 @one_loop
 @by_cm
 async def test_a_full_send_queue_keeps_room_for_credits(factory: ConnectionFactory) -> None:
     """What the peer waits for is not kept back by what this side has to do."""
-    async with factory.sharing(64) as (client, _, _, remote):
-        reads = [asyncio.create_task(client.read(remote, bytearray(64))) for _ in range(100)]
+    async with factory.sharing(100 * 64) as (client, _, there, remote):
+        there.view[:] = pattern(len(there))
+        parts = [remote[start : start + 64] for start in range(0, len(there), 64)]
+        targets = [bytearray(64) for _ in parts]  # more reads than the device has at a time
+        reads = [
+            asyncio.create_task(client.read(*each)) for each in zip(parts, targets, strict=True)
+        ]
         await yield_loop(1)
         assert client._queue.free == client._queue.control_room == RESERVED_ENTRIES
         await asyncio.gather(*reads)
+        assert b"".join(targets) == there.view
 
 
 @one_loop

@@ -25,7 +25,6 @@ from .connection_factory import (
     pattern,
     yield_loop,
 )
-from .inside import figures
 from .marks import by_cm, counts_turns, one_loop
 
 # The shortest send queue that there can be, and more room at the peer than that.
@@ -254,31 +253,6 @@ async def test_batch_cancelled_when_half_of_it_was_posted(factory: ConnectionFac
         assert 0 < posted < MANY
         assert await leases(client, server) == before
         await check_alive(client, server)
-
-
-async def test_messages_that_gave_up_leave_nothing_in_the_queue(factory: ConnectionFactory) -> None:
-    """Sends that time out again and again, to a peer that does not read, keep no memory."""
-    async with factory.pair() as (client, server):
-        full = [asyncio.create_task(client.send(pattern(600, n))) for n in range(20)]
-        await yield_loop(2)
-        waiting = figures(client)["messages_waiting"]
-        given_up = [asyncio.create_task(client.send(bytes(5000))) for _ in range(50)]
-        given_up += [asyncio.create_task(client.write(b"x", (await borrowed(client))[:1], imm=1))]
-        await yield_loop(2)
-        nowait = client.send_nowait(bytes(5000))
-        for task in (*given_up, nowait):
-            task.cancel()
-        await asyncio.wait(given_up)
-        await yield_loop(2)
-        assert figures(client)["messages_waiting"] <= waiting
-        for n in range(20):
-            assert bytes(await server.recv()) == pattern(600, n)
-        await asyncio.gather(*full)
-        await check_alive(client, server)
-
-
-async def borrowed(conn: Connection) -> RemoteRegion:
-    return await conn.request_region(8)
 
 
 async def test_progress_that_raises_is_heard_of(factory: ConnectionFactory) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 
 from aiordma import Config, Message, MessageTooLongError
@@ -26,9 +28,7 @@ from .connection_factory import (
 from .inside import Begun
 from .marks import one_loop
 
-if TYPE_CHECKING:
-    pass
-
+T = TypeVar("T")
 EAGER = Config().eager_size - HEADER_SIZE
 STAGED = 64 << 10  # longer messages are read straight into their memory
 READ_SIZE = 8 << 20
@@ -42,18 +42,32 @@ async def test_sizes(factory: ConnectionFactory, size: int, early: bool) -> None
     """Whether it waits for the message or the message for it."""
     data = pattern(size)
     room = 10
+    asked: list[int] = []
+
+    def allocate(length: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        asked.append(length)
+        return np.empty(length, np.uint8)
+
     async with factory.pair(Config()) as (client, server):
+
+        async def received(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+            sending = asyncio.create_task(client.send(data, imm=size)) if early else None
+            if sending is not None:
+                await yield_loop(30)
+            receiving = asyncio.create_task(begin())
+            await (sending or client.send(data, imm=size))
+            return await receiving
+
         memory = bytearray(size + room)
-        sending = asyncio.create_task(client.send(data, imm=size)) if early else None
-        if sending is not None:
-            await yield_loop(30)
-        receiving = asyncio.create_task(server.recv_into(memory))
-        await (sending or client.send(data, imm=size))
-        assert await receiving == (size, size)
+        assert await received(lambda: server.recv_into(memory)) == (size, size)
         assert memory[:size] == data
         assert not any(memory[size:])
         assert server.statistics().bytes_received == size
         memory.clear()  # nothing holds it
+        array, *rest = await received(lambda: server.recv_with(allocate))
+        assert (array.tobytes(), rest, asked) == (data, [size, size], [size])
+        with (await received(lambda: server.recv_with(server.alloc))).memory as buffer:
+            assert buffer.view == data
         await check_alive(client, server)
 
 

@@ -209,35 +209,6 @@ async def test_cancelled_at_any_moment(factory: ConnectionFactory, length: int) 
 # ---- memory that the receiver supplies ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [0, 5, 5000, 100 * KIB, 300 * KIB, 9 << 20])
-@pytest.mark.parametrize("early", [False, True], ids=["waiting", "late"])
-@one_loop
-async def test_memory_is_asked_for(factory: ConnectionFactory, size: int, early: bool) -> None:
-    """Once, with the length; the message is in it."""
-    asked: list[int] = []
-
-    def allocate(length: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        asked.append(length)
-        return np.empty(length, np.uint8)
-
-    data = pattern(size)
-    async with factory.pair(Config()) as (client, server):
-        for _ in range(3):
-            sending = asyncio.create_task(client.send(data, imm=9)) if early else None
-            if sending is not None:
-                await yield_loop(30)
-            receiving = asyncio.create_task(server.recv_with(allocate))
-            await (sending or client.send(data, imm=9))
-            memory, length, imm = await receiving
-            assert (length, imm) == (size, 9)
-            assert memory.tobytes() == data
-        assert asked == [size] * 3
-        sending = asyncio.create_task(client.send(data))
-        with (await server.recv_with(server.alloc)).memory as buffer:
-            assert buffer.view == data
-        await sending
-
-
 @pytest.mark.parametrize("size", [5, 300 * KIB])
 async def test_what_allocate_raises(factory: ConnectionFactory, size: int) -> None:
     """It is raised in the receiver, and the message stays."""
