@@ -6,11 +6,7 @@ Some facts, and what they mean here:
   arming reports only what comes afterwards.  So one turn is: take every event, acknowledge, arm,
   then poll until empty; a completion between polling and arming has made a new event, and the
   level-triggered fd calls again.  No timer stands behind it.  (ibv_get_cq_event(3))
-- A failed completion carries only `wr_id`, `status`, `qp_num` and `vendor_err`.  So a `wr_id`
-  alone leads to what was posted: the slot that it names holds the work, and its queue
-  (_datapath/work_queue.pyx).
-- Completions of a queue pair that is already destroyed may still lie in the completion queue.
-  Their slots have been given back, so their generation matches none; the table counts them.
+- A `wr_id` alone leads to what was posted: to its slot in the table (_datapath/work_queue.pyx).
 - Waking a sleeping process on another core takes longer than all the rest of a small message.  So
   after completions the driver polls again for a moment before the loop sleeps (`adaptive_polling`):
   once the tasks that they woke have run, since polling before that would only delay what they
@@ -114,7 +110,10 @@ class Driver(PerLoopResource):
         self._woken: tuple[Any, ...] = (
             (self._on_completions,)
             if self._polling.spin_us
-            else (self.table.serve, *self.channel._reader(COMPLETIONS_PER_CALL, self._serve))
+            else (
+                self.table.serve,
+                *self.channel._reader(COMPLETIONS_PER_CALL, partial(self._handle, False)),
+            )
         )
         loop.add_reader(self.channel.fd, *self._woken)
         loop.add_reader(self.timers.fd, self._on_timers)
@@ -249,10 +248,6 @@ class Driver(PerLoopResource):
     def _on_timers(self) -> None:
         if not self._gone:  # between its readiness and now
             self.timers.fire()
-
-    def _serve(self, drained: int) -> None:
-        """Slow path of `WorkRequestTable.serve`."""
-        self._handle(False, drained)
 
     def _brief_spin(self, drained: int) -> None:
         """Slow path of `WorkRequestTable.spin_before_wait`: a task is about to wait."""

@@ -8,11 +8,11 @@ import os
 import socket
 from collections.abc import Callable
 from ssl import SSLContext
-from typing import IO, TypeVar, Unpack
+from typing import IO, Any, TypeVar, Unpack
 
 from .._options import STREAM, TLS, StreamOptions, complete, shows
 from ..transport import Connection, check_security, connect_with
-from .tls import NO_LIMITS, TLSLimits, client_context, connected
+from .tls import NO_LIMITS, TLSLimits, between, context_of
 from .transport import StreamTransport
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -35,7 +35,7 @@ class ClientTLS:
         name = host if server_hostname is None else server_hostname
         if ssl and name is None:
             raise ValueError("ssl= without a host needs server_hostname=")
-        self.context: SSLContext | None = client_context(ssl)
+        self.context: SSLContext | None = context_of(ssl, client=True)
         self.name: str = name or ""
         self.limits = limits
 
@@ -73,36 +73,27 @@ def port_number(port: int | str | bytes | None) -> int:
 async def attach(
     connection: Connection, protocol_factory: Callable[[], P], tls: ClientTLS
 ) -> tuple[asyncio.Transport, P]:
-    """A transport for a client's new connection, and its protocol."""
-    if tls.context is None:
-        return await _attach(connection, protocol_factory)
-    try:
-        protocol = protocol_factory()
-    except BaseException:
-        connection.abort()
-        raise
+    """A transport for a client's new connection, and its protocol, which has been told of it."""
     handshake, shutdown = tls.limits
     if handshake is None:
         handshake = connection._config.handshake_timeout
-    limits = TLSLimits(handshake, shutdown)
-    return await connected(connection, protocol, tls.context, tls.name, limits), protocol
-
-
-async def _attach(
-    connection: Connection, protocol_factory: Callable[[], P]
-) -> tuple[StreamTransport, P]:
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
         protocol = protocol_factory()
-        transport = StreamTransport(connection, protocol)
+        below: Any = protocol
+        if tls.context is not None:
+            limits = TLSLimits(handshake, shutdown)
+            below = between(protocol, tls.context, ready, limits, server_hostname=tls.name)
+        transport = StreamTransport(connection, below)
     except BaseException:
         connection.abort()
         raise
     try:
-        await asyncio.sleep(0)  # connection_made runs first
+        await (asyncio.sleep(0) if tls.context is None else ready)  # connection_made runs first
     except BaseException:
         transport.abort()
         raise
-    return transport, protocol
+    return transport if tls.context is None else below._get_app_transport(), protocol
 
 
 @shows(StreamOptions, STREAM)

@@ -16,7 +16,7 @@ from ..errors import DeviceEventError
 from ..transport import Address, Connection, Listener, check_security, listen_with
 from .client import LIMIT, port_number
 from .sockets import transport_socket
-from .tls import NO_LIMITS, TLSLimits, accepted, server_context
+from .tls import NO_LIMITS, TLSLimits, between, context_of
 from .transport import StreamTransport
 
 Hosts = str | Iterable[str | None] | None
@@ -119,10 +119,10 @@ class StreamServer(asyncio.AbstractServer):
             self._all_lost.clear()
 
     def _attach(self, connection: Connection) -> StreamTransport:
-        protocol, context = self._factory(), self._context
-        if context is None:
-            return StreamTransport(connection, protocol, self._lost)
-        return accepted(connection, protocol, context, self._lost, self._limits)
+        protocol = self._factory()
+        if self._context is not None:  # `connection_made` is called after the TLS handshake
+            protocol = between(protocol, self._context, None, self._limits, server_side=True)
+        return StreamTransport(connection, protocol, self._lost)
 
     def _lost(self, transport: StreamTransport) -> None:
         self._transports.discard(transport)
@@ -196,7 +196,7 @@ async def serve(
     flags: int = 0,
 ) -> StreamServer:
     """As `create_server`, with the other options of the loop's method."""
-    context = server_context(options["ssl"])
+    context = context_of(options["ssl"], client=False)
     listener = await listen_with(
         options,
         check_security(options, None, None, stream=True),

@@ -10,12 +10,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from asyncio import sslproto
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._options import TLS
-from ..transport import Connection
-from .transport import StreamTransport
 
 
 class TLSLimits(NamedTuple):
@@ -37,24 +34,16 @@ class TLSLimits(NamedTuple):
 NO_LIMITS = TLSLimits(None, None)
 
 
-def client_context(tls: TLS) -> ssl.SSLContext | None:
-    """The client's context; True means the certificates that this machine trusts, as in asyncio."""
+def context_of(tls: TLS, *, client: bool) -> ssl.SSLContext | None:
+    """A client's True means the certificates that this machine trusts, as in asyncio."""
+    if tls is None or tls is False:
+        return None
     if tls is True:
-        return ssl.create_default_context()
-    return checked(tls)
-
-
-def server_context(tls: TLS) -> ssl.SSLContext | None:
-    if tls is True:
+        if client:
+            return ssl.create_default_context()
         raise TypeError(
             "ssl=True is for clients: a server needs an ssl.SSLContext with its certificate"
         )
-    return checked(tls)
-
-
-def checked(tls: TLS) -> ssl.SSLContext | None:
-    if tls is None or tls is False:
-        return None
     if not isinstance(tls, ssl.SSLContext):
         raise TypeError(f"ssl must be an ssl.SSLContext or None, not {type(tls).__name__}")
     return tls
@@ -72,39 +61,3 @@ def between(
     return protocol_of_tls(
         asyncio.get_running_loop(), protocol, context, ready, **limits._asdict(), **who
     )
-
-
-async def connected(
-    connection: Connection,
-    protocol: asyncio.BaseProtocol,
-    context: ssl.SSLContext,
-    server_hostname: str,
-    limits: TLSLimits,
-) -> asyncio.Transport:
-    """The client's transport after the TLS handshake; raises what asyncio raises."""
-    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    try:
-        below = between(protocol, context, ready, limits, server_hostname=server_hostname)
-        transport = StreamTransport(connection, below)
-    except BaseException:
-        connection.abort()
-        raise
-    try:
-        await ready
-    except BaseException:
-        transport.abort()
-        raise
-    made: asyncio.Transport = below._get_app_transport()
-    return made
-
-
-def accepted(
-    connection: Connection,
-    protocol: asyncio.BaseProtocol,
-    context: ssl.SSLContext,
-    on_lost: Callable[[StreamTransport], None],
-    limits: TLSLimits,
-) -> StreamTransport:
-    """The server's transport; `connection_made` is called after the TLS handshake."""
-    below = between(protocol, context, None, limits, server_side=True)
-    return StreamTransport(connection, below, on_lost)
