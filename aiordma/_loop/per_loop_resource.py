@@ -39,8 +39,7 @@ class PerLoopResource:
         self._key = (type(self), key)
         self._users = 0
         self._gone = False  # closed, or the parent's in the child of a fork
-        self._timer_runs = False
-        self._used = False  # since the timer was started
+        self._timer: asyncio.TimerHandle | None = None  # while it has no user
 
     @classmethod
     def all(cls) -> list[Self]:
@@ -86,37 +85,27 @@ class PerLoopResource:
             instance._settings = settings
         assert isinstance(instance, cls)
         instance._users += 1
-        instance._used = True
+        instance._stop_timer()
         return instance
 
     def release(self) -> None:
         self._users -= 1
-        if self._users == 0 and not self._gone:
-            self._unused()
-
-    def _unused(self) -> None:
-        """Closes a resource without users, now or when the timer expires."""
-        if not IDLE_TIMEOUT or not self.has_idle_timeout or self.loop.is_closed():
-            self._end()
-            return
-        self._idle()
-        if not self._timer_runs:
-            self._timer_runs = True
-            self._used = False
-            self.loop.call_later(IDLE_TIMEOUT, self._idle_timer_expired)
-
-    def _idle_timer_expired(self) -> None:
-        """Closes it unless it is in use; starts the timer anew if it was used meanwhile."""
-        self._timer_runs = False
         if self._users or self._gone:
             return
-        if self._used:
-            self._unused()
-        else:
+        if not IDLE_TIMEOUT or not self.has_idle_timeout or self.loop.is_closed():
             self._end()
+        else:
+            self._idle()
+            self._timer = self.loop.call_later(IDLE_TIMEOUT, self._end)
+
+    def _stop_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
 
     def _end(self) -> None:
         self._gone = True
+        self._stop_timer()
         self._withdraw()
         self._close()
 

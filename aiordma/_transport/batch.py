@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Self, TypeAlias
 
 from .._core.arguments import integer
@@ -46,7 +46,7 @@ class Batch(BatchOfTransfers):
         self._memory = memory
         self._check = check
         self._counts = counts
-        self._held: ExitStack | None = None
+        self._held = ExitStack()  # until the end of the scope
         self._latest: UserMemory | None = None
         self._targets: list[UserMemory] = []
         self._atomics: Atomics = []
@@ -60,11 +60,6 @@ class Batch(BatchOfTransfers):
         self._check()
         return self._chain
 
-    def _hold(self) -> ExitStack:
-        if self._held is None:
-            self._held = ExitStack()
-        return self._held
-
     # The common case is compiled (one_sided.pyx); the end of the scope checks the connection in any
     # case.
 
@@ -74,7 +69,7 @@ class Batch(BatchOfTransfers):
         if isinstance(memory, LocalMemory):
             return memory
         registered = UserMemory(self._memory, memory, target=target)
-        local = self._hold().enter_context(registered)
+        local = self._held.enter_context(registered)
         self._latest = registered
         return local
 
@@ -98,7 +93,7 @@ class Batch(BatchOfTransfers):
     ) -> asyncio.Future[int]:
         chain = self._collecting()
         remote_memory(target, RemoteMemory)
-        old = self._hold().enter_context(self._memory.pool.alloc(ATOMIC_SIZE))
+        old = self._held.enter_context(self._memory.pool.alloc(ATOMIC_SIZE))
         chain.atomic(kind, old, target, compare_add, swap)
         future = self._queue.table.loop.create_future()
         self._atomics.append((old, future))
@@ -115,8 +110,8 @@ class Batch(BatchOfTransfers):
         chain, self._chain = self._chain, None
         targets, self._targets, self._latest = self._targets, [], None
         atomics, self._atomics = self._atomics, []
-        held, self._held = self._held, None
-        with held or nullcontext():
+        held, self._held = self._held, ExitStack()
+        with held:
             try:
                 if exc is None:
                     self._check()
@@ -129,7 +124,8 @@ class Batch(BatchOfTransfers):
                 tell(atomics, error)
                 raise
             finally:
-                cancel(atomics)
+                for _, future in atomics:
+                    future.cancel()
                 # The frames of an error have this one.  A chain that was not posted ends with this.
                 del chain, atomics
 
@@ -144,11 +140,6 @@ def tell(atomics: Atomics, error: Exception | None) -> None:
         else:
             future.set_exception(error)
             future.exception()  # seen: the batch tells it too
-
-
-def cancel(atomics: Atomics) -> None:
-    for _, future in atomics:
-        future.cancel()
 
 
 def swap_numbers(expected: int, desired: int) -> tuple[int, int]:
