@@ -124,8 +124,7 @@ class Batch(BatchOfTransfers):
                 tell(atomics, error)
                 raise
             finally:
-                for _, future in atomics:
-                    future.cancel()
+                cancel(atomics)
                 # The frames of an error have this one.  A chain that was not posted ends with this.
                 del chain, atomics
 
@@ -140,6 +139,11 @@ def tell(atomics: Atomics, error: Exception | None) -> None:
         else:
             future.set_exception(error)
             future.exception()  # seen: the batch tells it too
+
+
+def cancel(atomics: Atomics) -> None:
+    for _, future in atomics:
+        future.cancel()
 
 
 def swap_numbers(expected: int, desired: int) -> tuple[int, int]:
