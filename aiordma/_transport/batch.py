@@ -46,7 +46,6 @@ class Batch(BatchOfTransfers):
         self._memory = memory
         self._check = check
         self._counts = counts
-        self._held = ExitStack()  # until the end of the scope
         self._latest: UserMemory | None = None
         self._targets: list[UserMemory] = []
         self._atomics: Atomics = []
@@ -102,6 +101,7 @@ class Batch(BatchOfTransfers):
     async def __aenter__(self) -> Self:
         if self._chain is not None:
             raise BufferStateError("this batch is collecting already")
+        self._held = ExitStack()  # until the end of the scope
         self._collect(WRChain(self._queue.user, OperationKind.BATCH))
         return self
 
@@ -110,8 +110,7 @@ class Batch(BatchOfTransfers):
         chain, self._chain = self._chain, None
         targets, self._targets, self._latest = self._targets, [], None
         atomics, self._atomics = self._atomics, []
-        held, self._held = self._held, ExitStack()
-        with held:
+        with self._held:
             try:
                 if exc is None:
                     self._check()
