@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from .monitoring import Snapshot
 
@@ -24,8 +24,9 @@ class Metric:
 
     name: str
     """As for Prometheus, without the "_total" of a counter."""
-    kind: Literal["counter", "gauge"]
-    """A counter only grows while the process lives."""
+    kind: Literal["counter", "gauge", "histogram"]
+    """A counter only grows while the process lives. A histogram has a counter for each value of its
+    last label, "le": how many were at most so much, and with "sum" their sum."""
     unit: str
     """The unit of a value; "1" for counts."""
     help: str
@@ -43,29 +44,24 @@ class Metric:
         return dict(sums)
 
 
-def _traffic(name: str) -> Callable[[Snapshot], Rows]:
-    return lambda taken: [((), cast("dict[str, int]", taken["traffic"])[name])]
+def _at(value: Any, *path: str) -> Any:
+    for key in path:
+        value = value[key]
+    return value
 
 
-def _keys(part: Literal["connection_events", "errors", "objects"]) -> Callable[[Snapshot], Rows]:
-    return lambda taken: [
-        ((key,), value) for key, value in cast("dict[str, int]", taken[part]).items()
-    ]
+def _value(*path: str) -> Callable[[Snapshot], Rows]:
+    return lambda taken: [((), _at(taken, *path))]
 
 
-def _each(
-    part: Literal["devices", "listeners", "connections"], *path: str, device: str = "device"
-) -> Callable[[Snapshot], Rows]:
+def _keys(part: str, *path: str) -> Callable[[Snapshot], Rows]:
+    """The value at `path` of each entry of `part`, by its key."""
+    return lambda taken: [((key,), _at(value, *path)) for key, value in _at(taken, part).items()]
+
+
+def _each(part: str, *path: str, device: str = "device") -> Callable[[Snapshot], Rows]:
     """The value at `path` in each entry of `part`, by device."""
-
-    def rows(taken: Snapshot) -> Rows:
-        for entry in taken[part]:
-            value: Any = entry
-            for key in path:
-                value = value[key]
-            yield (cast("dict[str, str]", entry)[device],), value
-
-    return rows
+    return lambda taken: [((it[device],), _at(it, *path)) for it in _at(taken, part)]
 
 
 def _devices(*path: str) -> Callable[[Snapshot], Rows]:
@@ -76,28 +72,45 @@ def _states(taken: Snapshot) -> Rows:
     return [((entry["device"], entry["state"]), 1) for entry in taken["connections"]]
 
 
+def _latencies(taken: Snapshot) -> Rows:
+    for operation, measured in taken["latencies"].items():
+        for bound, count in measured["up_to"].items():
+            yield (operation, bound), count
+        yield (operation, "sum"), measured["seconds"]
+
+
 BY_DEVICE = ("device",)
 
 # fmt: off
 METRICS: tuple[Metric, ...] = (
     Metric("aiordma_messages_sent", "counter", "1", "Messages that peers have taken", (),
-        _traffic("messages_sent")),
+        _value("traffic", "messages_sent")),
     Metric("aiordma_messages_received", "counter", "1", "Messages received", (),
-        _traffic("messages_received")),
+        _value("traffic", "messages_received")),
     Metric("aiordma_sent_bytes", "counter", "By", "Bytes of messages sent", (),
-        _traffic("bytes_sent")),
+        _value("traffic", "bytes_sent")),
     Metric("aiordma_received_bytes", "counter", "By", "Bytes of messages received", (),
-        _traffic("bytes_received")),
-    Metric("aiordma_reads", "counter", "1", "Reads of peers' memory", (), _traffic("reads")),
-    Metric("aiordma_writes", "counter", "1", "Writes to peers' memory", (), _traffic("writes")),
+        _value("traffic", "bytes_received")),
+    Metric("aiordma_reads", "counter", "1", "Reads of peers' memory", (),
+        _value("traffic", "reads")),
+    Metric("aiordma_writes", "counter", "1", "Writes to peers' memory", (),
+        _value("traffic", "writes")),
     Metric("aiordma_atomics", "counter", "1", "Atomic operations on peers' memory", (),
-        _traffic("atomics")),
+        _value("traffic", "atomics")),
     Metric("aiordma_connection_events", "counter", "1",
         "Connections begun, ended in order and broken; attempts failed", ("event",),
         _keys("connection_events")),
     Metric("aiordma_errors", "counter", "1",
         "Connections broken and attempts failed, by class of the error", ("error",),
         _keys("errors")),
+    Metric("aiordma_waits", "counter", "1",
+        "Times that a connection waited for credits or the send queue, or a pool for memory",
+        ("for",), _keys("waits", "count")),
+    Metric("aiordma_wait_seconds", "counter", "s", "How long they waited", ("for",),
+        _keys("waits", "seconds")),
+    Metric("aiordma_latency_seconds", "histogram", "s",
+        "From a post until its completion was taken, of every 17th", ("operation", "le"),
+        _latencies),
     Metric("aiordma_objects", "gauge", "1", "Open objects of the verbs", ("class",),
         _keys("objects")),
     Metric("aiordma_connections", "gauge", "1", "Open connections", ("device", "state"), _states),

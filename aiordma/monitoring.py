@@ -16,6 +16,7 @@ from asyncio import _get_running_loop
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import cast
 
 from . import verbs
 from ._core.snapshot_types import (
@@ -23,13 +24,16 @@ from ._core.snapshot_types import (
     ConnectionEvents,
     ConnectionState,
     DeviceState,
+    Latencies,
     ListenerState,
     PoolState,
     RegistrationCacheState,
     Snapshot,
     Traffic,
+    WaitState,
     traffic,
 )
+from ._datapath.work_queue import latencies, waits_so_far
 from ._loop import shutdown
 from ._loop.driver import Driver
 from ._transport import observation
@@ -46,11 +50,13 @@ __all__ = [
     "ConnectionEvents",
     "ConnectionState",
     "DeviceState",
+    "Latencies",
     "ListenerState",
     "PoolState",
     "RegistrationCacheState",
     "Snapshot",
     "Traffic",
+    "WaitState",
     "add_connection_hook",
     "remove_connection_hook",
     "snapshot",
@@ -69,25 +75,34 @@ def snapshot() -> Snapshot:
     """
     connections = open_connections()
     refresh_wires(connections)
+    # First, since they count the waits that go on.
+    devices = [driver.figures() for driver in Driver.all()]
+    states = [connection._figures() for connection in connections]
     counts = observation.counts()
     return {
         "version": _version(),
         "pid": os.getpid(),
         "time": time.time(),
         "traffic": traffic(counts.traffic.__getitem__),
-        "connection_events": {
-            "begun": counts.events["begun"],
-            "ended": counts.events["ended"],
-            "broken": counts.events["broken"],
-            "failed": counts.events["failed"],
+        "waits": {
+            name: {"count": count, "seconds": waited}
+            for name, (count, waited) in waits_so_far().items()
         },
+        "latencies": {
+            name: {"seconds": sum_of_all, "up_to": up_to}
+            for name, (sum_of_all, up_to) in latencies().items()
+        },
+        "connection_events": cast(
+            "ConnectionEvents",
+            {name: counts.events[name] for name in ConnectionEvents.__annotations__},
+        ),
         "errors": dict(sorted(counts.errors.items())),
         "objects": verbs.live(),
-        "devices": [driver.figures() for driver in Driver.all()],
+        "devices": devices,
         "listeners": [
             thing._figures() for thing in shutdown.all_open() if isinstance(thing, Listener)
         ],
-        "connections": [connection._figures() for connection in connections],
+        "connections": states,
     }
 
 

@@ -231,6 +231,7 @@ class MemoryPool(BlockCache):
 
     def statistics(self) -> PoolStatistics:
         """Counts of the memory that is registered and leased now.  Any thread may ask."""
+        self._waiters.count_wait()
         regions = [region for region, _ in list(self._regions.values())] + list(self._large)
         return PoolStatistics(
             registered_bytes=self._registered,

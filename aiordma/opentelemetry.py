@@ -50,16 +50,15 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
     """Make an instrument for each metric of `aiordma.metrics`, of this process.
 
     `meter_provider` is the one of the process if it is not given. Names have dots where those of
-    Prometheus have the first underscore: "aiordma.messages_sent". A provider is instrumented once.
+    Prometheus have the first underscore: "aiordma.messages_sent". OpenTelemetry has no observable
+    histograms: a histogram is a counter with the attribute "le". A provider is instrumented once.
     The SDK calls back in its own thread.
     """
     meter = get_meter("aiordma", meter_provider=meter_provider)
     snapshots = _Snapshots()
     for metric in METRICS:
-        make = {
-            "counter": meter.create_observable_counter,
-            "gauge": meter.create_observable_gauge,
-        }[metric.kind]
+        is_gauge = metric.kind == "gauge"
+        make = meter.create_observable_gauge if is_gauge else meter.create_observable_counter
         make(
             metric.name.replace("_", ".", 1),
             [partial(_observe, metric, snapshots)],

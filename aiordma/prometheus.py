@@ -12,9 +12,14 @@ Each scrape takes one `aiordma.snapshot`; between scrapes nothing runs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
 try:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
 except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
         "aiordma.prometheus needs prometheus_client, which is not installed: "
@@ -27,7 +32,8 @@ from .monitoring import snapshot
 
 __all__ = ["Collector"]
 
-_FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+_Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+_SCALARS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 
 
 class Collector:
@@ -36,15 +42,24 @@ class Collector:
     A registry calls it; `registry.register(Collector())`, and `unregister` ends it.
     """
 
-    def describe(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+    def describe(self) -> Iterator[_Family]:
         """The metrics without values: a registry checks their names."""
         for metric in METRICS:
-            yield _FAMILIES[metric.kind](metric.name, metric.help, labels=metric.labels)
+            if metric.kind == "histogram":
+                yield HistogramMetricFamily(metric.name, metric.help, labels=metric.labels[:-1])
+            else:
+                yield _SCALARS[metric.kind](metric.name, metric.help, labels=metric.labels)
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+    def collect(self) -> Iterator[_Family]:
         """The metrics with their values now."""
         taken = snapshot()
         for metric, family in zip(METRICS, self.describe(), strict=True):
-            for labels, value in metric.values(taken).items():
-                family.add_metric(labels, value)
+            values = metric.values(taken).items()
+            if isinstance(family, HistogramMetricFamily):
+                for labels, group in groupby(values, key=lambda it: it[0][:-1]):
+                    *buckets, (_, total) = ((key[-1], value) for key, value in group)
+                    family.add_metric(labels, buckets, total)
+            else:
+                for labels, value in values:
+                    family.add_metric(labels, value)
             yield family

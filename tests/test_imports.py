@@ -43,7 +43,7 @@ GROUPS: dict[str, set[str]] = {
     "verbs": {"_native", "_core.lazy_exports", "_core.qp_states", "_core.handshake"}
     | {"_core.arguments", "_core.timers", "errors"},
     "cm": {"_native", "verbs"} | CORE,
-    "_memory.pool_waiters": {"errors"},
+    "_memory.pool_waiters": {"errors", "_datapath"},
     "_memory.stalled_reads": set(),
     "_datapath": {"verbs", "_native"} | CORE,
     "mr_pool": {"verbs", "_native", "_datapath", "_memory.pool_waiters", "_memory.stalled_reads"}
@@ -77,7 +77,7 @@ GROUPS: dict[str, set[str]] = {
     | {"config"}
     | CORE,
     "reconnecting": PUBLIC | {"_options", "_core.arguments"},
-    "monitoring": PUBLIC | {"_transport", "_loop", "_core.snapshot_types"},
+    "monitoring": PUBLIC | {"_transport", "_loop", "_datapath", "_core.snapshot_types"},
     "monitoring_socket": {"monitoring", "_native"},
     "metrics": {"monitoring"},
     "prometheus": {"metrics", "monitoring"},

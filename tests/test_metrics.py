@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import aiordma
 from aiordma import Connection, testing
 from aiordma.metrics import METRICS
+from aiordma.monitoring import snapshot
 from aiordma.opentelemetry import instrument
 from aiordma.prometheus import Collector
 
@@ -103,6 +104,15 @@ async def agrees(collect: Callable[[], Values], device: str) -> None:
         label = frozenset({("event", name)})
         assert after[event, label] - before[event, label] == 2
     assert not any(name == "aiordma_connections" for name, _ in after)
+    waited = {dict(keys)["for"] for name, keys in after if name == "aiordma_wait_seconds"}
+    assert waited == {"credits", "send queue", "memory"}
+    measured = snapshot()["latencies"]
+    for key, value in after.items():
+        told = dict(key[1])
+        if "le" in told and told["le"] != "sum":
+            found = measured[told["operation"]]["up_to"]
+            assert found[f"{float(told['le']):g}".replace("inf", "+Inf")] == value
+    assert sum("le" in dict(keys) for _, keys in after) >= 6 * 11
 
 
 def added(before: Values, after: Values) -> dict[str, float]:

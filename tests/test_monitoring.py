@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,30 +132,69 @@ async def test_what_a_snapshot_tells(device_name: str, host: str) -> None:
 
 
 @pytest.mark.any_device
-@pytest.mark.parametrize("what", ["credits", "send_queue"])
+@pytest.mark.parametrize("what", ["credits", "send_queue", "memory"])
 async def test_a_snapshot_tells_what_is_waited_for(device_name: str, what: str) -> None:
     """A peer that receives nothing gives no credits; more work than entries waits for them."""
 
-    def waiting() -> list[int]:
-        states = snapshot()["connections"]
-        return [state[f"waiting_for_{what}"] for state in states]  # type: ignore[literal-required]
+    def waiting() -> int:
+        taken = snapshot()
+        if what == "memory":
+            return sum(each["pool"]["waiting"] for each in taken["devices"])
+        states: list[Any] = list(taken["connections"])
+        return max(int(state[f"waiting_for_{what}"]) for state in states)
 
-    async with testing.connected_pair(device=device_name) as (client, server):
-        assert waiting() == [0, 0]
+    def waits() -> tuple[int, float]:
+        found = snapshot()["waits"][what.replace("_", " ")]
+        return found["count"], found["seconds"]
+
+    config = Config(pool_limit=64 << 20)
+    before = waits()
+    tasks: list[asyncio.Task[Any]]
+    async with testing.connected_pair(device=device_name, config=config) as (client, server):
+        assert waiting() == 0
         if what == "credits":
             tasks = [asyncio.create_task(client.send(bytes(20_000))) for _ in range(1000)]
-            while not any(waiting()):  # noqa: ASYNC110 - nothing tells of the last credit
+            while not waiting():  # noqa: ASYNC110 - nothing tells of the last credit
                 await asyncio.sleep(0)
-            for _ in tasks:
-                (await server.recv()).release()
-        else:
+        elif what == "send_queue":
             remote = await client.request_region(8)
             tasks = [asyncio.create_task(client.write(bytes(8), remote)) for _ in range(1000)]
             await asyncio.sleep(0)  # they have begun
-            assert any(waiting())
-        assert max(waiting()) < 1000
-        await asyncio.gather(*tasks)
-        assert waiting() == [0, 0]
+        else:
+            held = client.alloc(30 << 20)
+            tasks = [asyncio.create_task(client.lease(30 << 20))]
+            await asyncio.sleep(0)
+        assert 0 < waiting() < 1000
+        count, seconds = waits()
+        assert count == before[0] + 1
+        assert waits()[1] > seconds > before[1]  # of a wait that goes on, too
+        for _ in tasks if what == "credits" else ():
+            (await server.recv()).release()
+        if what == "memory":
+            held.release()
+        for done in await asyncio.gather(*tasks):
+            if done is not None:
+                done.release()
+        assert waiting() == 0
+        over = waits()
+        assert over == waits()
+
+
+@pytest.mark.any_device
+async def test_latencies(device_name: str) -> None:
+    """Every 17th request is measured; a histogram adds up."""
+    before = snapshot()["latencies"]
+    async with testing.connected_pair(device=device_name) as (client, _):
+        remote = await client.request_region(8)
+        for _ in range(3 * 17):
+            await client.write(bytes(8), remote)
+    after = snapshot()["latencies"]["write"]
+    counts = list(after["up_to"].values())
+    assert counts == sorted(counts)
+    assert 2 <= counts[-1] - before["write"]["up_to"]["+Inf"] <= 4
+    bounds = [float(bound) for bound in after["up_to"]]
+    assert bounds == sorted(bounds)
+    assert 0 < after["seconds"] - before["write"]["seconds"] <= 4 * 100
 
 
 @pytest.mark.any_device
@@ -214,6 +254,8 @@ async def main():
         if not (child := os.fork()):
             taken = aiordma.snapshot()
             assert not any(taken["traffic"].values()), taken
+            assert not any(it["count"] for it in taken["waits"].values()), taken
+            assert not any(it["seconds"] for it in taken["latencies"].values()), taken
             assert taken["connections"] == taken["devices"] == taken["listeners"] == [], taken
             assert not any(taken["connection_events"].values()), taken
             os._exit(0)

@@ -140,6 +140,23 @@ class ConnectionState(TypedDict):
     """Regions of the peer that this side holds."""
 
 
+class WaitState(TypedDict):
+    """How often, and for how long, connections or pools have waited for the same thing."""
+
+    count: int
+    seconds: float
+    """Of one connection or pool, however many messages, operations or tasks waited in it."""
+
+
+class Latencies(TypedDict):
+    """Times from the post of a request until its completion was taken, of every 17th request."""
+
+    seconds: float
+    """Their sum."""
+    up_to: dict[str, int]
+    """How many took no longer than the bound, in seconds; "+Inf": all."""
+
+
 class Snapshot(TypedDict):
     """The state of a process."""
 
@@ -150,6 +167,12 @@ class Snapshot(TypedDict):
     """Seconds since the epoch."""
     traffic: Traffic
     """The sums of all connections since the process began, those that have ended included."""
+    waits: dict[str, WaitState]
+    """For "credits", until a peer receives; for entries of the "send queue"; for "memory" of a
+    pool. Since the process began."""
+    latencies: dict[str, Latencies]
+    """By operation, since the process began: "send" is a frame with messages, or with the offer of
+    a long one; a "batch" is measured as a whole. Failed ones are not counted."""
     connection_events: ConnectionEvents
     """Since the process began."""
     errors: dict[str, int]

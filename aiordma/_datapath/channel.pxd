@@ -14,6 +14,7 @@ from .sends cimport Frame, SendFuture
 from .work_queue cimport (
     FrameHandler,
     SendQueue,
+    Wait,
     WorkRequest,
     WorkRequestTable,
 )
@@ -39,6 +40,7 @@ cdef class MessageChannel(FrameHandler):
     # raise for a closed connection; in the wrong loop
     cdef public object check, check_loop  # type: Callable[[], object]
     cdef Fifo waiting                  # messages and writes, in their order
+    cdef Wait wait
     cdef Fifo controls
     cdef dict rendezvous               # by request: messages that the peer may read
     cdef RendezvousMemory rendezvous_memory
@@ -75,6 +77,7 @@ cdef class MessageChannel(FrameHandler):
     cdef SendFuture start_message(self, object data, object imm)
     cdef int enqueue(self, SendFuture message) except -1
     cdef int append(self, object item) except -1
+    cdef int note_wait(self) except -1
     cdef int collect_soon(self) except -1
     cdef bint send_alone(self, SendFuture message) except -1
     cdef bint send_eager(self, SendFuture message) except -1

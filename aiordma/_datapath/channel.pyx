@@ -57,7 +57,13 @@ from .sends cimport (
     new_frame,
     new_rendezvous_frame,
 )
-from .work_queue cimport CONTROL_ENTRIES, IBV_WR_SEND_WITH_INV
+from .work_queue cimport (
+    CONTROL_ENTRIES,
+    FOR_CREDITS,
+    FOR_NOTHING,
+    FOR_SEND_QUEUE,
+    IBV_WR_SEND_WITH_INV,
+)
 
 from aiordma._core import arguments, protocol
 from aiordma._native import failure
@@ -217,6 +223,7 @@ cdef class MessageChannel(FrameHandler):
         self.max_unanswered = protocol.MAX_UNANSWERED
         self.max_answers = 4 * self.max_unanswered  # a peer that keeps to the limits causes fewer
         self.waiting, self.controls = Fifo(), Fifo()
+        self.wait = Wait.__new__(Wait)
         self.rendezvous, self.rendezvous_memory = {}, RendezvousMemory(memory)
         self.max_pieces = min(MAX_PIECES, queue.capacity - CONTROL_ENTRIES - 1)
         self.spare_blocks, self.early_frames, self.drain_waiters = [], [], []
@@ -310,7 +317,22 @@ cdef class MessageChannel(FrameHandler):
             (<SendFuture> item).behind = self.queue.latest_backlogged
         else:
             (<WRChain> item).behind = self.queue.latest_backlogged
-        return self.waiting.append(item)
+        self.waiting.append(item)
+        return self.note_wait()
+
+    cdef int note_wait(self) except -1:
+        """What the first of those that wait waits for; the pool and the backlog count their own."""
+        cdef int what = FOR_NOTHING
+        if self.started and self.ended_by is None and self.waiting.size():
+            if (
+                self.credits.data == 0
+                or len(self.rendezvous) >= <Py_ssize_t> self.max_unanswered
+            ):
+                what = FOR_CREDITS
+            elif not (self.awaits_memory or self.queue.backlogged or self.queue.has_room()):
+                what = FOR_SEND_QUEUE
+        self.wait.note(what)
+        return 0
 
     cdef int collect_soon(self) except -1:
         if not self.collecting:
@@ -330,6 +352,7 @@ cdef class MessageChannel(FrameHandler):
             (<SendFuture> item).close_payload()
         else:
             (<WRChain> item).free_memory()
+        self.note_wait()
         self.check_drained()
         return True
 
@@ -588,6 +611,8 @@ cdef class MessageChannel(FrameHandler):
                 sent = self.send_first()
             finally:
                 self.sending = False
+        if self.waiting.size() or self.wait.what:
+            self.note_wait()
         if self.credits.credit_frame_due() and self.queue.free and self.ended_by is None:
             self.send_control_frame(CREDIT, b"", None)
         if self.drain_waiters:
@@ -889,6 +914,8 @@ cdef class MessageChannel(FrameHandler):
         """Counts of what is queued and under way, for diagnosis.  Any thread may ask."""
         cdef Inbox inbox = self.inbox      # `close` lets go of them
         cdef ReceiveQueue receives = self.receives
+        self.wait.settle()
+        self.queue.wait.settle()
         figures = {
             "messages_waiting": self.waiting.size(),
             "controls_waiting": self.controls.size(),
@@ -956,6 +983,7 @@ cdef class MessageChannel(FrameHandler):
         if self.ended_by is not None:
             return
         self.ended_by = error
+        self.note_wait()
         self.receives.end()
         waiting, controls = self.waiting.take_all(), self.controls.take_all()
         for item in waiting:

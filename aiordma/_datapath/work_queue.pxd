@@ -84,7 +84,14 @@ cdef enum:
     KIND_COMPARE_AND_SWAP = 4
     KIND_BATCH = 6
 
+cdef enum:
+    FOR_NOTHING
+    FOR_CREDITS
+    FOR_SEND_QUEUE
+    FOR_MEMORY
+
 cdef struct Slot:
+    uint64_t posted  # ns, of one whose latency is measured; else 0
     uint32_t generation, next, previous, entries
     uint8_t kind
     bint taken
@@ -100,6 +107,13 @@ cdef enum:
 
 cdef int post_sends(SendQueue queue, const aiordma_send *sends, uint32_t count, const ibv_sge *sges,
                     uint32_t *posted) noexcept nogil
+
+
+cdef class Wait:
+    cdef int what
+    cdef uint64_t since
+    cdef void note(self, int what) noexcept
+    cdef void settle(self) noexcept
 
 
 cdef class WorkRequest:
@@ -121,6 +135,7 @@ cdef class WorkRequestTable:
     cdef uint32_t count, free
     cdef readonly uint32_t taken
     cdef list works, queues            # of each slot
+    cdef uint32_t until_measured       # posts
     cdef public object loop  # type: AbstractEventLoop
     cdef list settled                  # futures to call back at the end of this drain
     cdef public bint closed
@@ -189,6 +204,7 @@ cdef class SendQueue:
     cdef bint entries_freed            # by the drain that goes on
     cdef bint messages_first           # of the two that wait for entries
     cdef object backlog                # work, in order, with its number
+    cdef Wait wait
     cdef uint64_t latest_backlogged    # number
     cdef bint has_room(self) noexcept
     cdef bint has_room_for(self, uint32_t entries) noexcept
@@ -197,6 +213,7 @@ cdef class SendQueue:
     cdef int post_now(self, WorkRequest work) except -1
     cdef int post_checked(self, WorkRequest work) except -1
     cdef int post_backlog(self) except -1
+    cdef int note_backlog(self) except -1
     cdef int fail_work(self, WorkRequest work) except -1
     cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF
     cdef uint32_t post_cached(self, BlockCache pool, uint32_t most,

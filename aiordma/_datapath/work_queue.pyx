@@ -13,6 +13,7 @@ from asyncio import _get_running_loop as get_running_loop
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.string cimport memset
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 cimport cython
 
@@ -22,7 +23,7 @@ import collections
 import copy
 
 from aiordma._core.operations import OperationKind
-from aiordma._native import ffi, lib
+from aiordma._native import ffi, fork, lib
 from aiordma._native.calls import shortage_hint
 from aiordma.errors import BufferStateError, RDMAError, work_completion_error
 from aiordma.verbs._device.context import event_error
@@ -131,6 +132,93 @@ cdef int post_sends(
     return aiordma_post_send(queue.native_qp, queue.extended, sends, count, sges, posted)
 
 
+# ---- what is measured ------------------------------------------------------------------------------
+
+cdef enum:
+    MEASURED_EVERY = 17  # posts; a prime, so that no pattern of operations hides one of its kinds
+    KINDS = 9
+    BOUNDS = 10
+
+cdef uint64_t[BOUNDS] bounds_ns = [
+    5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 10_000_000, 100_000_000,
+    1_000_000_000,
+]
+
+# Of the process: all its threads count with the GIL held.
+cdef uint64_t[KINDS][BOUNDS + 1] latencies_within
+cdef uint64_t[KINDS] latencies_ns
+cdef uint64_t[FOR_MEMORY + 1] waits
+cdef uint64_t[FOR_MEMORY + 1] waits_ns
+
+
+cdef inline uint64_t now_ns() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <uint64_t> now.tv_sec * 1_000_000_000 + <uint64_t> now.tv_nsec
+
+
+cdef void count_latency(uint8_t kind, uint64_t ns) noexcept:
+    cdef int i = 0
+    while i < BOUNDS and ns > bounds_ns[i]:
+        i += 1
+    latencies_within[kind][i] += 1
+    latencies_ns[kind] += ns
+
+
+def latencies() -> dict[str, tuple[float, dict[str, int]]]:
+    """By operation: the seconds of all that were measured, and how many took no longer than each
+    bound, in seconds."""
+    cdef int kind, i
+    found = {}
+    for kind in range(KIND_SEND, KIND_BATCH + 1):
+        count, up_to = 0, {}
+        for i in range(BOUNDS + 1):
+            count += latencies_within[kind][i]
+            up_to[f"{bounds_ns[i] / 1e9:g}" if i < BOUNDS else "+Inf"] = count
+        found[OperationKind(kind).text] = (latencies_ns[kind] / 1e9, up_to)
+    return found
+
+
+cdef class Wait:
+    """What one connection or pool waits for; how often and how long is counted for the process."""
+
+    cdef void note(self, int what) noexcept:
+        if what != self.what:
+            self.settle()
+            self.what, self.since = what, now_ns()
+            waits[what] += 1
+
+    cdef void settle(self) noexcept:
+        """Counts the time of a wait that may go on."""
+        cdef uint64_t now
+        if self.what:
+            now = now_ns()
+            waits_ns[self.what] += now - self.since
+            self.since = now
+
+    def for_memory(self, waiting: bool):
+        """Whether it waits for memory now."""
+        self.note(FOR_MEMORY if waiting else FOR_NOTHING)
+        self.settle()
+
+
+def waits_so_far() -> dict[str, tuple[int, float]]:
+    """By what was waited for: how often, and the seconds of the waits that are over or counted."""
+    cdef int what
+    named = (("credits", FOR_CREDITS), ("send queue", FOR_SEND_QUEUE), ("memory", FOR_MEMORY))
+    return {name: (waits[what], waits_ns[what] / 1e9) for name, what in named}
+
+
+def forget_measured():
+    memset(latencies_within, 0, sizeof(latencies_within))
+    memset(latencies_ns, 0, sizeof(latencies_ns))
+    memset(waits, 0, sizeof(waits))
+    memset(waits_ns, 0, sizeof(waits_ns))
+
+
+fork.reset_in_child(forget_measured)
+
+
 # ---- slots and completions -------------------------------------------------------------------------
 
 cdef class WorkRequestTable:
@@ -140,6 +228,7 @@ cdef class WorkRequestTable:
         self.free = NO_SLOT
         self.works, self.queues, self.settled = [], [], []
         self.spins_left = MAX_SPINS
+        self.until_measured = 1
 
     def __dealloc__(self):
         PyMem_Free(self.slots)
@@ -176,7 +265,12 @@ cdef class WorkRequestTable:
         self.taken += 1
         self.works[index] = work
         self.queues[index] = queue
-        slot.taken, slot.kind, slot.entries = True, kind, entries
+        slot.taken, slot.kind, slot.entries, slot.posted = True, kind, entries, 0
+        if kind != KIND_RECV:
+            self.until_measured -= 1
+            if not self.until_measured:
+                self.until_measured = MEASURED_EVERY
+                slot.posted = now_ns()
         slot.next, slot.previous = NO_SLOT, order.last
         if order.last == NO_SLOT:
             order.first = index
@@ -276,6 +370,7 @@ cdef class WorkRequestTable:
         cdef bint in_turn = kind == KIND_RECV or self.slots[index].previous == NO_SLOT
         cdef SendQueue queue = <SendQueue> self.queues[index]
         cdef object work = self.works[index]
+        cdef uint64_t posted = self.slots[index].posted
         self.free_slot(index)
         try:
             if not in_turn:
@@ -286,6 +381,8 @@ cdef class WorkRequestTable:
                 queue.on_error_completion(work, kind, wc, False)
             else:
                 queue.completions += 1
+                if posted:
+                    count_latency(kind, now_ns() - posted)
                 if kind != KIND_RECV:
                     (<WorkRequest> work).on_completion(wc.byte_len)
                 elif queue.frame_handler is None:
@@ -494,6 +591,7 @@ cdef class SendQueue:
         self.sends.first = self.sends.last = NO_SLOT
         self.receives.first = self.receives.last = NO_SLOT
         self.backlog = collections.OrderedDict()
+        self.wait = Wait.__new__(Wait)
         driver.attach(qp, self)
 
     def __repr__(self):
@@ -578,7 +676,11 @@ cdef class SendQueue:
             else:
                 del self.backlog[first]
                 self.post_now(first)
+        return self.note_backlog()
+
+    cdef int note_backlog(self) except -1:
         self.backlogged = bool(self.backlog)
+        self.wait.note(FOR_SEND_QUEUE if self.backlogged else FOR_NOTHING)
         return 0
 
     def withdraw(self, works: Iterable[WorkRequest]) -> bool:
@@ -588,7 +690,7 @@ cdef class SendQueue:
         for work in found:
             work.free_memory()
         if found:
-            self.backlogged = bool(self.backlog)
+            self.note_backlog()
             self.use_room()  # for what waited behind them alone
         return bool(found)
 
@@ -737,7 +839,7 @@ cdef class SendQueue:
         error = self.error = self.error or error
         self.failed = True
         backlog, self.backlog = self.backlog, collections.OrderedDict()
-        self.backlogged = False
+        self.note_backlog()
         for work in self.under_way():
             self.fail_work(work)
         for work in backlog:

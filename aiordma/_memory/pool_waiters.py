@@ -19,6 +19,7 @@ import asyncio
 from collections.abc import Callable, Sized
 from typing import Generic, Protocol, TypeVar
 
+from .._datapath.work_queue import Wait
 from ..errors import QuotaError
 
 
@@ -49,12 +50,17 @@ class PoolWaiters(Generic[B]):
         self._overtaking: set[B] = set()
         self._overtaking_bytes = 0
         self._scheduled = False
+        self._wait = Wait()
         self.on_wait: Callable[[], None] = lambda: None
         """Called when a task begins to wait."""
 
     def __len__(self) -> int:
         """How many wait."""
         return len(self._internal) + len(self._user)
+
+    def count_wait(self) -> None:
+        """Counts whether, and until now how long, any of them waits."""
+        self._wait.for_memory(len(self) > 0)
 
     @property
     def queues(self) -> tuple[Sized, Sized]:
@@ -78,6 +84,7 @@ class PoolWaiters(Generic[B]):
                 self._overtaking.clear()
                 self._overtaking_bytes = 0
             self._user[waiter] = size
+        self.count_wait()
         self.on_wait()
         return waiter
 
@@ -106,6 +113,7 @@ class PoolWaiters(Generic[B]):
         self._internal.pop(waiter, None)
         self._user.pop(waiter, None)
         self._exempt.discard(waiter)
+        self.count_wait()
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
             waiter.result().release()
         if not waiter.get_loop().is_closed():
@@ -127,6 +135,7 @@ class PoolWaiters(Generic[B]):
             self._serve(self._user)
         if self._internal and not self._user:
             self._serve(self._internal)  # they overtake no user any more
+        self.count_wait()
 
     def _serve(self, queue: dict[asyncio.Future[B], int]) -> bool:
         """False when there is not enough yet for the first: the others wait behind it."""
@@ -159,6 +168,7 @@ class PoolWaiters(Generic[B]):
                     waiter.set_exception(error)
             queue.clear()
         self._exempt.clear()
+        self.count_wait()
 
         def take(_: int) -> B:
             raise error

@@ -3,65 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from enum import IntEnum, IntFlag
 
 import click
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 import aiordma
 from aiordma import verbs
 
-from .devinfo_tables import show_device
-from .json_values import guid_text, json_value
+from .devices import DeviceInfo, PortInfo
+from .tables import table
 
-
-@dataclass(frozen=True, slots=True)
-class PortInfo:
-    """A port with its tables. ``chosen`` is the GID that aiordma selects."""
-
-    attributes: verbs.PortAttributes
-    gids: list[verbs.GIDEntry]
-    pkeys: dict[int, int]
-    chosen: verbs.GIDEntry | None
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """A device; ``problem`` says why it could not be queried, and is empty if it could."""
-
-    device: verbs.Device
-    problem: str = ""
-    num_comp_vectors: int = 0
-    extended: verbs.ExtendedDeviceAttributes | None = None
-    ports: list[PortInfo] = field(default_factory=list)
-
-    @classmethod
-    def ask(cls, device: verbs.Device) -> DeviceInfo:
-        """Every attribute of the device; an attribute that it cannot report does not raise."""
-        try:
-            with device.open() as context:
-                return cls(
-                    device,
-                    num_comp_vectors=context.num_comp_vectors,
-                    extended=context.query_device_ex(),
-                    ports=[
-                        ask_port(context, number)
-                        for number in range(1, context.query_device().phys_port_cnt + 1)
-                    ],
-                )
-        except aiordma.RDMAError as error:
-            return cls(device, problem=str(error))
-
-
-def ask_port(context: verbs.Context, number: int) -> PortInfo:
-    gids = [entry for entry in context.query_gid_table() if entry.port_num == number]
-    return PortInfo(
-        context.query_port(number),
-        gids,
-        context.query_pkey_table(number),
-        context.choose_gid(number) if gids else None,
-    )
+STATES = {verbs.PortState.ACTIVE: "green", verbs.PortState.DOWN: "red"}
 
 
 @click.command()
@@ -76,11 +32,11 @@ def devinfo(device: str | None, verbose: bool, as_json: bool) -> None:
     there is no such device, or one of those shown could not be asked.
     """
     try:
-        chosen = [verbs.find_device(device)] if device else verbs.devices()
+        devices = [verbs.find_device(device)] if device else verbs.devices()
     except aiordma.RDMAError as error:
         raise click.ClickException(str(error)) from error
     missing = verbs.missing_library()
-    found = [DeviceInfo.ask(each) for each in chosen]
+    found = [(each, DeviceInfo.ask(each)) for each in devices]
     if as_json:
         click.echo(to_json(missing, found))
     else:
@@ -88,27 +44,29 @@ def devinfo(device: str | None, verbose: bool, as_json: bool) -> None:
         if missing is not None:
             told = f"No devices of the system: {escape(str(missing))}\n"
             console.print(told, style="yellow", highlight=False)
-        elif not device and all(info.device.library.name == "embedded" for info in found):
+        elif not device and all(each.library.name == "embedded" for each in devices):
             console.print("The system has no RDMA device; aiordma doctor says more.\n")
-        for info in found:
-            show_device(console, info, verbose)
-    if any(info.problem for info in found):
+        for each, info in found:
+            show_device(console, each, info, verbose)
+    if any(info.problem for _, info in found):
         raise SystemExit(1)
 
 
-def to_json(missing: Exception | None, found: list[DeviceInfo]) -> str:
+# ---- JSON ---------------------------------------------------------------------------------------
+
+
+def to_json(missing: Exception | None, found: list[tuple[verbs.Device, DeviceInfo]]) -> str:
     """Enumerations by name, flags as lists of names, MTUs and sizes in bytes, GUIDs in hex."""
     return json.dumps(
         {
             "system_library_problem": None if missing is None else str(missing),
-            "devices": [device_to_plain(info) for info in found],
+            "devices": [device_to_plain(device, info) for device, info in found],
         },
         indent=2,
     )
 
 
-def device_to_plain(info: DeviceInfo) -> dict[str, object]:
-    device = info.device
+def device_to_plain(device: verbs.Device, info: DeviceInfo) -> dict[str, object]:
     told: dict[str, object] = {
         "name": device.name,
         "library": device.library.name,
@@ -146,5 +104,110 @@ def port_to_plain(port: PortInfo) -> dict[str, object]:
             }
             for entry in port.gids
         ],
-        "pkeys": {str(index): f"{pkey:#06x}" for index, pkey in port.pkeys.items()},
+        "pkeys": {str(index): f"{pkey:#06x}" for index, pkey in port.pkeys},
     }
+
+
+def guid_text(guid: int) -> str:
+    """As ibv_devinfo(1) writes it: 0200:00ff:feec:db70."""
+    digits = f"{guid:016x}"
+    return ":".join(digits[at : at + 4] for at in range(0, 16, 4))
+
+
+def flag_names(flags: IntFlag) -> list[str]:
+    """The names of the bits that are set; unnamed bits as one number."""
+    known = list(flags)
+    rest = int(flags) & ~sum(int(flag) for flag in known)
+    return [str(flag.name) for flag in known] + ([f"{rest:#x}"] if rest else [])
+
+
+def json_value(value: object) -> object:
+    """A value for JSON: enumerations and flags by name, an MTU in bytes, GUIDs as text."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {
+            name: guid_text(found) if name.endswith("_guid") else json_value(found)
+            for name, found in value._asdict().items()
+        }
+    if isinstance(value, IntFlag):
+        return flag_names(value)
+    if isinstance(value, verbs.MTU):
+        return value.bytes
+    if isinstance(value, IntEnum):
+        return value.name
+    if isinstance(value, frozenset):
+        return sorted(str(json_value(each)) for each in value)
+    return value
+
+
+# ---- tables -------------------------------------------------------------------------------------
+
+
+def show_device(console: Console, device: verbs.Device, info: DeviceInfo, verbose: bool) -> None:
+    console.print(
+        f"[bold]{escape(device.name)}[/] ({device.library.name} library), "
+        f"{device.node_type.name}, GUID {guid_text(device.guid)}",
+        highlight=False,
+    )
+    if info.problem:
+        console.print(f"{escape(info.problem)}\n", style="red", highlight=False)
+        return
+    console.print(ports_table(info.ports))
+    if gids := gids_table(info.ports):
+        console.print(gids)
+    if verbose:
+        for name, value in (
+            ("device", info.extended),
+            *((f"port {port.attributes.port_num}", port.attributes) for port in info.ports),
+        ):
+            rows = table(f"{name}: attribute", "value")
+            for attribute, text in flat(json_value(value)):
+                rows.add_row(attribute, text)
+            console.print(rows)
+
+
+def ports_table(ports: tuple[PortInfo, ...]) -> Table:
+    made = table("port", "state", "link", "MTU", "speed", "LID", "P_Keys", numbers=("port", "LID"))
+    for port in ports:
+        it = port.attributes
+        colour = STATES.get(it.state, "default")
+        made.add_row(
+            str(it.port_num),
+            f"[{colour}]{it.state.name}[/]",
+            link_text(it.link_layer),
+            f"{it.active_mtu.bytes} of {it.max_mtu.bytes}",
+            "unknown" if it.gigabits is None else f"{it.lanes} x {it.lane_gigabits:g} Gb/s",
+            str(it.lid),
+            ", ".join(f"{pkey:#06x}" for _, pkey in port.pkeys),
+        )
+    return made
+
+
+def link_text(layer: verbs.LinkLayer) -> str:
+    """The link layer; unspecified means InfiniBand: ibv_query_port(3)."""
+    return "Ethernet" if layer is verbs.LinkLayer.ETHERNET else "InfiniBand"
+
+
+def gids_table(ports: tuple[PortInfo, ...]) -> Table | None:
+    made = table("port", "index", "GID", "type", "interface", "", numbers=("port", "index"))
+    for port in ports:
+        for entry in port.gids:
+            made.add_row(
+                str(entry.port_num),
+                str(entry.gid_index),
+                str(entry.gid),
+                entry.gid_type.name.replace("ROCE_V", "RoCE v"),
+                escape(entry.ndev),
+                "[green]is taken by default[/]" if entry == port.chosen else entry.problem(),
+            )
+    return made if made.row_count else None
+
+
+def flat(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names and texts of a JSON value; the basic attributes have no prefix."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from flat(inner, prefix if name == "orig_attr" else f"{prefix}{name}.")
+    elif isinstance(value, list):
+        yield prefix[:-1], ", ".join(value) or "none"
+    else:
+        yield prefix[:-1], f"{value:,}" if isinstance(value, int) else str(value)

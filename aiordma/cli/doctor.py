@@ -6,13 +6,12 @@ import json
 from dataclasses import asdict
 
 import click
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from .checks import Conclusion, Finding, Verdict, conclude, examine
 from .facts import Facts
+from .tables import table
 
 COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
 
@@ -33,34 +32,24 @@ def doctor(as_json: bool) -> None:
     findings = examine(facts)
     conclusion = conclude(facts, findings)
     if as_json:
-        click.echo(to_json(findings, conclusion))
+        told = {
+            "status": conclusion.status,
+            "summary": conclusion.text,
+            "findings": [asdict(finding) for finding in findings],
+        }
+        click.echo(json.dumps(told, indent=2))
     else:
         show(Console(), findings, conclusion)
     raise SystemExit(conclusion.status)
 
 
-def to_json(findings: list[Finding], conclusion: Conclusion) -> str:
-    return json.dumps(
-        {
-            "status": conclusion.status,
-            "summary": conclusion.text,
-            "findings": [asdict(finding) for finding in findings],
-        },
-        indent=2,
-    )
-
-
 def show(console: Console, findings: list[Finding], conclusion: Conclusion) -> None:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("verdict")
-    table.add_column("check")
-    table.add_column("what was found, and what to do", overflow="fold")
+    rows = table("verdict", "check", "what was found, and what to do")
     for finding in findings:
         told = escape(finding.text)
         if finding.advice:
             told += f"\n[bold]-> {escape(finding.advice)}[/]"
-        table.add_row(
-            f"[{COLOURS[finding.verdict]}]{finding.verdict}[/]", escape(finding.check), told
-        )
-    console.print(table)
+        colour = COLOURS[finding.verdict]
+        rows.add_row(f"[{colour}]{finding.verdict}[/]", escape(finding.check), told)
+    console.print(rows)
     console.print(conclusion.text, highlight=False)

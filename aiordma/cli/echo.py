@@ -22,8 +22,9 @@ from .options import (
     own_address,
     parse_sizes,
 )
-from .report import Report, size_text
+from .report import Report
 from .round_trips import Plan, Result, measure, plans
+from .tables import size_text
 
 DEFAULT_SIZES = ",".join(str(4**power) for power in range(13))  # 1 B to 16 MiB
 

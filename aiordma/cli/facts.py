@@ -7,12 +7,13 @@ import platform
 import resource
 import stat
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TypedDict
 
 import aiordma
 from aiordma import verbs
 
+from .devices import DeviceInfo
 from .local_peers import LocalPeerFacts
 
 # Prefixes of the names of kernel modules for RDMA.
@@ -22,25 +23,6 @@ MODULES = (
 )  # fmt: skip
 
 CAP_IPC_LOCK = 14  # linux/capability.h
-
-
-@dataclass(frozen=True, slots=True)
-class PortFacts:
-    """A port, as its library describes it."""
-
-    number: int
-    state: verbs.PortState
-    link_layer: verbs.LinkLayer
-    gids: tuple[verbs.GIDEntry, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """A device that a library lists; ``problem`` says why it cannot be opened."""
-
-    name: str
-    ports: tuple[PortFacts, ...] = ()
-    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +50,10 @@ class Facts:
     memlock: int = resource.RLIM_INFINITY
     memlock_hard: int = resource.RLIM_INFINITY
     ignores_memlock: bool = False  # CAP_IPC_LOCK
-    devices: tuple[DeviceFacts, ...] = ()  # those of the system's library
+    devices: tuple[DeviceInfo, ...] = ()  # those of the system's library
     fork: verbs.ForkStatus | None = None  # None: the library does not say
     container: str = ""
-    embedded: DeviceFacts = DeviceFacts("embedded0")
+    embedded: DeviceInfo = field(default_factory=partial(DeviceInfo, "embedded0"))
     named: str = ""  # AIORDMA_DEVICE
     chosen: str = ""  # the device that `connect` uses; empty when it fails
     chosen_why: str = ""  # the reason of the choice, or of the failure
@@ -84,6 +66,8 @@ class Facts:
         missing = verbs.missing_library()
         library = verbs.libraries()[0] if missing is None else None
         found = verbs.devices()
+        named = os.environ.get("AIORDMA_DEVICE", "")
+        chosen, why, is_fallback = choose(named)
         soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         return cls(
             kernel=platform.release(),
@@ -98,57 +82,25 @@ class Facts:
             memlock=soft,
             memlock_hard=hard,
             ignores_memlock=bool(effective_capabilities(root) >> CAP_IPC_LOCK & 1),
-            devices=tuple(collect_device(device) for device in found if device.library is library),
+            devices=tuple(DeviceInfo.ask(device) for device in found if device.library is library),
             fork=None if library is None else verbs.fork_status(library),
             container=container(root),
-            embedded=collect_device(found[-1]),
-            **collect_choice(),
+            embedded=DeviceInfo.ask(found[-1]),
+            named=named,
+            chosen=chosen,
+            chosen_why=why,
+            is_fallback=is_fallback,
             local_peers=LocalPeerFacts.collect(),
         )
 
 
-class ChoiceFacts(TypedDict):
-    """The members of `Facts` that say which device `connect` uses."""
-
-    named: str
-    chosen: str
-    chosen_why: str
-    is_fallback: bool
-
-
-def collect_choice() -> ChoiceFacts:
-    named = os.environ.get("AIORDMA_DEVICE", "")
+def choose(named: str) -> tuple[str, str, bool]:
+    """The device that `connect` uses, why, and whether it is the fallback; no device: it fails."""
     try:
         choice = verbs.choose_device(named or None)
     except aiordma.VerbsError as error:
-        device, why, is_fallback = "", error.strerror or str(error), False
-    else:
-        device, why, is_fallback = choice.device.name, choice.reason, choice.is_fallback
-    return {"named": named, "chosen": device, "chosen_why": why, "is_fallback": is_fallback}
-
-
-def collect_device(device: verbs.Device) -> DeviceFacts:
-    try:
-        with device.open() as context:
-            table = context.query_gid_table()
-            ports = [
-                context.query_port(number)
-                for number in range(1, context.query_device().phys_port_cnt + 1)
-            ]
-    except aiordma.RDMAError as error:
-        return DeviceFacts(device.name, problem=str(error))
-    return DeviceFacts(
-        device.name,
-        tuple(
-            PortFacts(
-                port.port_num,
-                port.state,
-                port.link_layer,
-                tuple(entry for entry in table if entry.port_num == port.port_num),
-            )
-            for port in ports
-        ),
-    )
+        return "", error.strerror or str(error), False
+    return choice.device.name, choice.reason, choice.is_fallback
 
 
 def read(path: Path) -> str:

@@ -50,7 +50,7 @@ from .options import (
 )
 from .perf_plot import PlotError, check_target, plot
 from .perf_table import show
-from .report import size_text
+from .tables import size_text
 
 DEFAULT_PORT = 7472
 

@@ -11,7 +11,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .report import size_text
+from .tables import size_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

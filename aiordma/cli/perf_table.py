@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from .report import size_text, time_text
+from .tables import size_text, time_text
 
 ENDS = ("client", "server")
 TIMES = {

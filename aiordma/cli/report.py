@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from aiordma.errors import host_port
 
 from .round_trips import Result
+from .tables import size_text, table, time_text
 
 CAPTION = (
     "One message at a time. Round trip: from the call of send until the echo has been received. "
@@ -71,25 +70,17 @@ class Report:
             f"from {address_text(self.local_address)} to {address_text(self.peer_address)}",
             highlight=False,
         )
-        table = Table(
-            box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=CAPTION, caption_justify="left"
-        )
-        table.add_column("size", justify="right")
-        table.add_column("messages", justify="right")
-        table.add_column("min us", justify="right")
-        table.add_column("median us", justify="right")
-        table.add_column("p99 us", justify="right")
-        table.add_column("GB/s", justify="right")
-        table.add_column("verified")
+        headings = "size", "messages", "min us", "median us", "p99 us", "GB/s", "verified"
+        rows = table(*headings, numbers=headings[:-1], caption=CAPTION)
         for result in self.results:
-            table.add_row(
+            rows.add_row(
                 size_text(result.size) + (" (all)" if result.whole_file else ""),
                 f"{len(result.times):,}",
                 *(time_text(result.quantile(part) * 1e6) for part in (0, 0.5, 0.99)),
                 throughput_text(result.throughput / 1e9),
                 "[bold red]NO[/]" if result.mismatch else "[green]yes[/]",
             )
-        console.print(table)
+        console.print(rows)
         for result in self.results:
             if result.mismatch:
                 console.print(f"[bold red]{size_text(result.size)}: {result.mismatch}[/]")
@@ -97,17 +88,6 @@ class Report:
 
 def address_text(address: tuple[str, int] | None) -> str:
     return "an unknown address" if address is None else host_port(address)
-
-
-def size_text(size: int) -> str:
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= factor and size % factor == 0:
-            return f"{size // factor} {unit}"
-    return f"{size:,} B"
-
-
-def time_text(us: float) -> str:
-    return f"{us:,.1f}" if us < 1000 else f"{us:,.0f}"
 
 
 def throughput_text(gb_per_s: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,8 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 from aiordma import __version__
-from aiordma.monitoring import ConnectionState, Snapshot, Traffic
+from aiordma.monitoring import Snapshot, Traffic
 from aiordma.monitoring_socket import VARIABLE, ask, directories, sockets
+
+from .tables import amount, plain
 
 # Seconds for which a process may leave a question unanswered.
 TIMEOUT = 5.0
@@ -37,7 +40,9 @@ OTHER = (
 )
 
 # Columns of the tables that a narrow terminal does without, the first one first.
-PROCESS_EXTRAS = ("listeners", "messages", "memory", "failed", "broken", "connections")
+PROCESS_EXTRAS = (
+    "listeners", "waited", "p99", "messages", "memory", "failed", "broken", "connections",
+)  # fmt: skip
 CONNECTION_EXTRAS = ("device", "side", "age", "wire", "unread", "queue", "messages", "state")
 # A longer word of a cell, such as a peer with an IPv6 address, may be broken.
 WORD = 15
@@ -45,14 +50,8 @@ WORD = 15
 Shown = dict[str, Snapshot]
 """By the name of the socket: processes of several PID namespaces may have the same PID."""
 
-Known = tuple[float, int, int]
-"""The last update: its time, bytes sent and received."""
-
-Columns = dict[str, list[str]]
+Row = dict[str, object]
 """The cells by the heading."""
-
-History = dict[tuple[str, int], Known]
-"""By socket and queue pair; 0: the process."""
 
 
 @click.command()
@@ -81,7 +80,9 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
     if not (answers if as_json else shown):
         raise click.ClickException(
             "\n".join(notes + unknown)
-            or NONE.format("no process" if pid is None else f"no process {pid}", listed(where))
+            or NONE.format(
+                "no process" if pid is None else f"no process {pid}", ", ".join(map(str, where))
+            )
         )
     if as_json or once:
         for note in notes if as_json else notes + unknown:
@@ -95,13 +96,9 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
         watch(where, pid, interval, limit)
 
 
-def listed(where: Sequence[Path]) -> str:
-    return ", ".join(map(str, where))
-
-
 def watch(where: Sequence[Path], pid: int | None, interval: float, limit: int) -> None:
     console = Console()
-    history: History = {}
+    before: Shown = {}
     try:
         with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
             while True:
@@ -110,9 +107,9 @@ def watch(where: Sequence[Path], pid: int | None, interval: float, limit: int) -
                     break
                 shown, unknown = readable(answers)
                 lines = [Text(plain(note)) for note in notes + unknown]
-                made = [tables(shown, history, limit, console.width)] if shown else []
+                made = [tables(shown, before, limit, console.width)] if shown else []
                 live.update(Group(*made, *lines), refresh=True)
-                history = remember(shown)
+                before = shown
                 time.sleep(interval)
     except KeyboardInterrupt:
         return
@@ -145,7 +142,7 @@ def readable(answers: Mapping[str, object]) -> tuple[Shown, list[str]]:
     for name, answer in answers.items():
         one = {name: cast("Snapshot", answer)}
         try:
-            tables(one, remember(one), 0, 80)
+            tables(one, one, 0, 80)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
             theirs = answer.get("version") if isinstance(answer, dict) else None
             notes.append(OTHER.format(number(name), plain(theirs or "of another version")))
@@ -159,102 +156,99 @@ def number(name: str) -> str:
     return name.partition("-")[0]
 
 
-def remember(shown: Shown) -> History:
-    kept: History = {}
-    for name, taken in shown.items():
-        for qp_num, counts in [
-            (0, taken["traffic"]),
-            *((each["qp_num"], each["traffic"]) for each in taken["connections"]),
-        ]:
-            values = taken["time"], counts["bytes_sent"], counts["bytes_received"]
-            kept[name, qp_num] = values
-    return kept
+def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
+    """A row for each process, and one for each of the busiest connections.
 
-
-def tables(shown: Shown, history: History, limit: int, width: int) -> Group:
-    """A row for each process, and one for each of the busiest connections."""
-    processes: Columns = {name: [] for name in ("pid", "connections", "listeners", "messages",
-        "sent", "received", "memory", "broken", "failed")}  # fmt: skip
-    connections: Columns = {name: [] for name in ("pid", "peer", "side", "device", "wire", "state",
-        "age", "messages", "sent", "received", "queue", "unread")}  # fmt: skip
-    pids = [taken["pid"] for taken in shown.values()]
-    rows: list[tuple[int, str, ConnectionState, float, Known | None]] = []
+    Where `before` has what was shown last, rates are since then.
+    """
+    processes: list[Row] = []
+    connections: list[tuple[int, Row]] = []  # bytes since the last update
+    pids = Counter(taken["pid"] for taken in shown.values())
     for name, taken in shown.items():
-        label = str(taken["pid"]) if pids.count(taken["pid"]) == 1 else name
-        counts, events, devices = taken["traffic"], taken["connection_events"], taken["devices"]
-        row(
-            processes,
-            label,
-            len(taken["connections"]),
-            len(taken["listeners"]),
-            counts["messages_sent"] + counts["messages_received"],
-            *rates(taken["time"], counts, history.get((name, 0))),
-            amount(sum(device["pool"]["registered_bytes"] for device in devices)),
-            events["broken"],
-            events["failed"],
+        label = taken["pid"] if pids[taken["pid"]] == 1 else name
+        known = before.get(name)
+        seconds = taken["time"] - known["time"] if known else 0.0
+        _, cells = moved(taken["traffic"], known["traffic"] if known else None, seconds)
+        processes.append(
+            {
+                "pid": label,
+                "connections": len(taken["connections"]),
+                "listeners": len(taken["listeners"]),
+                **cells,
+                "memory": amount(sum(it["pool"]["registered_bytes"] for it in taken["devices"])),
+                "waited": f"{waited(taken) - (waited(known) if known else 0):.1f} s",
+                "p99": p99(taken, known),
+                "broken": taken["connection_events"]["broken"],
+                "failed": taken["connection_events"]["failed"],
+            }
         )
+        earlier = {it["qp_num"]: it["traffic"] for it in known["connections"]} if known else {}
         for each in taken["connections"]:
-            known = history.get((name, each["qp_num"]))
-            rows.append((busy(each["traffic"], known), label, each, taken["time"], known))
-    rows.sort(key=lambda found: -found[0])
-    busiest = rows[:limit] if limit else rows
-    for _, label, each, now, known in busiest:
-        counts = each["traffic"]
-        row(
-            connections,
-            label,
-            each["peer"] or "-",
-            "accepted" if each["accepted"] else "connected",
-            each["device"],
-            each["wire"] or "-",
-            each["state"].lower().replace("_", " "),
-            f"{each['age']:.0f} s",
-            counts["messages_sent"] + counts["messages_received"],
-            *rates(now, counts, known),
-            f"{each['outstanding']}/{each['send_queue']}",
-            each["messages_unread"],
-        )
+            busy, cells = moved(each["traffic"], earlier.get(each["qp_num"]), seconds)
+            row = {
+                "pid": label,
+                "peer": each["peer"] or "-",
+                "side": "accepted" if each["accepted"] else "connected",
+                "device": each["device"],
+                "wire": each["wire"] or "-",
+                "state": each["state"].lower().replace("_", " "),
+                "age": f"{each['age']:.0f} s",
+                **cells,
+                "queue": f"{each['outstanding']}/{each['send_queue']}",
+                "unread": each["messages_unread"],
+            }
+            connections.append((busy, row))
+    connections.sort(key=lambda it: -it[0])
+    busiest = connections[:limit] if limit else connections
     made: list[Table | Text] = [table(processes, PROCESS_EXTRAS, width)]
-    if rows:
-        made.append(table(connections, CONNECTION_EXTRAS, width))
-    if len(busiest) < len(rows):
-        made.append(Text(f"{len(rows) - len(busiest)} more: --limit 0 shows all"))
+    if connections:
+        made.append(table([row for _, row in busiest], CONNECTION_EXTRAS, width))
+    if more := len(connections) - len(busiest):
+        made.append(Text(f"{more} more: --limit 0 shows all"))
     return Group(*made)
 
 
-def busy(counts: Traffic, known: Known | None) -> int:
-    """Bytes since the last update, or of all its life."""
-    _, sent, received = known or (0.0, 0, 0)
-    return counts["bytes_sent"] + counts["bytes_received"] - sent - received
+def moved(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, Row]:
+    """Bytes since the last update, or of all its life; cells of the totals, with their rates."""
+    busy = 0
+    cells: Row = {"messages": counts["messages_sent"] + counts["messages_received"]}
+    for heading, total, before in (
+        ("sent", counts["bytes_sent"], known["bytes_sent"] if known else 0),
+        ("received", counts["bytes_received"], known["bytes_received"] if known else 0),
+    ):
+        busy += total - before
+        cells[heading] = amount(total)
+        if known and seconds > 0:
+            cells[heading] = f"{amount(total)} ({amount(max(0, total - before) / seconds)}/s)"
+    return busy, cells
 
 
-def rates(now: float, counts: Traffic, known: Known | None) -> tuple[str, str]:
-    """Totals, with the rate since the last update."""
-    totals = counts["bytes_sent"], counts["bytes_received"]
-    if known is None or now <= known[0]:
-        return amount(totals[0]), amount(totals[1])
-    seconds = now - known[0]
-    first, second = (
-        f"{amount(total)} ({amount(max(0, total - before) / seconds)}/s)"
-        for total, before in zip(totals, known[1:], strict=True)
-    )
-    return first, second
+def waited(taken: Snapshot) -> float:
+    """Seconds of waits for credits, the send queue and memory."""
+    return sum(wait["seconds"] for wait in taken["waits"].values())
 
 
-def amount(size: float) -> str:
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size:.0f} B"
+def p99(taken: Snapshot, known: Snapshot | None) -> str:
+    """The bound that 99 of 100 requests have kept since the last update, or in all its life."""
+    counts: Counter[str] = Counter()
+    for measured in taken["latencies"].values():
+        counts.update(measured["up_to"])
+    for measured in known["latencies"].values() if known else ():
+        counts.subtract(measured["up_to"])
+    for bound, count in counts.items():
+        if 0 < 0.99 * counts["+Inf"] <= count:
+            return "> 1 s" if bound == "+Inf" else f"{float(bound) * 1e6:g} us"
+    return "-"
 
 
-def table(columns: Columns, extras: Sequence[str], width: int) -> Table:
+def table(rows: Sequence[Row], extras: Sequence[str], width: int) -> Table:
     """At most so wide, without those of the `extras` for which there is no room.
 
     No heading is broken while the others fit.
     """
-    names, hidden = list(columns), []
+    columns = {name: [plain(row[name]) for row in rows] for name in rows[0]}
     least = {name: max(len(name), fitting(cells)) for name, cells in columns.items()}
+    names, hidden = list(columns), []
     for name in extras:
         if needed(names, least) <= width:
             break
@@ -281,13 +275,3 @@ def fitting(cells: Sequence[str]) -> int:
 def needed(names: Sequence[str], widths: Mapping[str, int]) -> int:
     """The width of a table with its edges, and two spaces between columns."""
     return 1 + sum(widths[name] + 2 for name in names)
-
-
-def row(columns: Columns, *cells: object) -> None:
-    for column, cell in zip(columns.values(), cells, strict=True):
-        column.append(plain(cell))
-
-
-def plain(cell: object) -> str:
-    """Without the control characters that another process may have written."""
-    return "".join(c for c in str(cell) if c.isprintable())

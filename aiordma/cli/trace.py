@@ -8,9 +8,13 @@ from pathlib import Path
 import click
 
 import aiordma
+from aiordma.trace import Outcome
+from aiordma.verbs import WCStatus
 
 from .trace_chrome import chrome_trace
 from .trace_listing import listing, load
+
+STATUSES = ["FAILED", *(it.name for it in WCStatus), Outcome.OPEN.name, Outcome.FORGOTTEN.name]
 
 
 @click.command()
@@ -32,6 +36,8 @@ from .trace_listing import listing, load
 @click.option(
     "--status",
     "statuses",
+    metavar="STATUS",
+    type=click.Choice(STATUSES, case_sensitive=False),
     multiple=True,
     help="Only requests with this status, as in WR_FLUSH_ERR, or FAILED for all but success; "
     "repeatable.",
@@ -53,7 +59,7 @@ def trace(
     The traces of several processes share one time axis, which begins with the first record.
     """
     try:
-        traces = load(files, qps, [status.upper() for status in statuses])
+        traces = load(files, qps, statuses)
         if target is not None:
             write(target, chrome_trace(traces), files)
     except (aiordma.RDMAError, OSError) as error:

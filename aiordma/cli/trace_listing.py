@@ -7,10 +7,12 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 
+import click
+
 from aiordma import trace
 from aiordma.trace import Outcome, Record, Request, Run
 
-from .top import plain
+from .tables import plain
 
 # Records about queue pairs that are shown between the requests.
 Incident = (
@@ -49,33 +51,36 @@ def load(
     """All runs of some files; the axis begins with the earliest of them.
 
     Shown are the requests of these queue pairs with these statuses, or of all if there are none.
-    Incidents have no status, and are not shown if requests are selected by theirs.
+    Incidents have no status, and are not shown if requests are selected by theirs. A queue
+    pair that is in none of the files is a mistake.
     """
-    found = [(path, run) for path in paths for run in trace.read(path)]
-    offsets = trace.offsets([run for _, run in found])
-    zero = min(run.header.t + offset for (_, run), offset in zip(found, offsets, strict=True))
+    runs = [(path, run) for path in paths for run in trace.read(path)]
+    offsets = trace.offsets([run for _, run in runs])
+    zero = min(run.header.t + offset for (_, run), offset in zip(runs, offsets, strict=True))
+    found = []
+    for (path, run), offset in zip(runs, offsets, strict=True):
+        incidents = [it for it in run.records if isinstance(it, Incident)]
+        found.append(Traced(path, run, offset - zero, trace.requests(run), incidents))
+    shown = [it.qp_num for traced in found for it in (*traced.requests, *traced.incidents)]
+    known = {number for number in shown if number is not None}
+    if missing := sorted(set(qps) - known):
+        there = ", ".join(map(str, sorted(known))) or "none"
+        text = f"no queue pair {missing[0]} in the traces; there are: {there}"
+        raise click.BadParameter(text, param_hint="--qp")
 
-    def has_status(request: Request) -> bool:
-        return request.status in statuses or ("FAILED" in statuses and request.failed)
-
-    return [
-        Traced(
-            path,
-            run,
-            offset - zero,
-            [
-                it
-                for it in trace.requests(run)
-                if (not qps or it.qp_num in qps) and (not statuses or has_status(it))
-            ],
-            [
-                it
-                for it in run.records
-                if isinstance(it, Incident) and not statuses and (not qps or it.qp_num in qps)
-            ],
+    def is_shown(it: Request | Incident) -> bool:
+        if qps and it.qp_num not in qps:
+            return False
+        if not statuses:
+            return True
+        return isinstance(it, Request) and (
+            it.status in statuses or ("FAILED" in statuses and it.failed)
         )
-        for (path, run), offset in zip(found, offsets, strict=True)
-    ]
+
+    for traced in found:
+        traced.requests = list(filter(is_shown, traced.requests))
+        traced.incidents = list(filter(is_shown, traced.incidents))
+    return found
 
 
 def listing(traces: Iterable[Traced]) -> Iterator[str]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 from resource import RLIM_INFINITY
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from aiordma import verbs
 from aiordma.cli import checks
 from aiordma.cli.checks import Check, Conclusion, Finding, Verdict, conclude, examine
-from aiordma.cli.facts import DeviceFacts, Facts, NodeFacts, PortFacts
+from aiordma.cli.devices import DeviceInfo, PortInfo
+from aiordma.cli.facts import Facts, NodeFacts
 from aiordma.cli.local_peers import LocalPeerFacts
 from aiordma.errors import LibraryNotFoundError
 
@@ -27,8 +30,9 @@ def gid(ip: str, index: int = 0, kind: verbs.GIDType = verbs.GIDType.ROCE_V2) ->
 
 def port(
     *gids: verbs.GIDEntry, state: verbs.PortState = ACTIVE, link: verbs.LinkLayer = ETHERNET
-) -> PortFacts:
-    return PortFacts(1, state, link, gids)
+) -> PortInfo:
+    attributes: Any = SimpleNamespace(port_num=1, state=state, link_layer=link)
+    return PortInfo(attributes, gids)
 
 
 LINK_LOCAL, ROUTABLE, LOOPBACK = gid("fe80::1"), gid("10.0.0.1", 3), gid("127.0.0.1")
@@ -46,9 +50,9 @@ GOOD = Facts(
         NodeFacts("/dev/infiniband/umad0", "crw------- 0:0", False),
         NodeFacts("/dev/infiniband/uverbs0", "crw-rw-rw- 0:0", True),
     ),
-    devices=(DeviceFacts("mlx5_0", (port(LINK_LOCAL, ROUTABLE),)),),
+    devices=(DeviceInfo("mlx5_0", (port(LINK_LOCAL, ROUTABLE),)),),
     fork=verbs.ForkStatus.UNNEEDED,
-    embedded=DeviceFacts("embedded0", (port(LOOPBACK, gid("10.0.0.1", 1)),)),
+    embedded=DeviceInfo("embedded0", (port(LOOPBACK, gid("10.0.0.1", 1)),)),
     chosen="mlx5_0",
     chosen_why="it is the first device of the system with an active port",
 )
@@ -58,7 +62,7 @@ BARE = Facts(
     library_problem=str(LibraryNotFoundError("libibverbs.so.1")),
     memlock=8 * MIB,
     memlock_hard=8 * MIB,
-    embedded=DeviceFacts("embedded0", (port(LOOPBACK),)),
+    embedded=DeviceInfo("embedded0", (port(LOOPBACK),)),
     chosen="embedded0",
     chosen_why="libibverbs.so.1 is not installed",
     is_fallback=True,
@@ -102,12 +106,12 @@ def test_a_bare_machine_that_is_asked_for_a_card() -> None:
 
 
 def test_a_card_without_the_embedded_device() -> None:
-    facts = replace(GOOD, embedded=DeviceFacts("embedded0", problem="no epoll"))
+    facts = replace(GOOD, embedded=DeviceInfo("embedded0", problem="no epoll"))
     assert conclude(facts, examine(facts)) is Conclusion.READY
 
 
 def test_a_machine_on_which_nothing_works() -> None:
-    broken = replace(BARE, embedded=DeviceFacts("embedded0", problem="no epoll"))
+    broken = replace(BARE, embedded=DeviceInfo("embedded0", problem="no epoll"))
     assert conclude(broken, examine(broken)) is Conclusion.NOTHING
     assert only(checks.embedded, broken).text == "embedded0 does not work: no epoll"
 
@@ -219,19 +223,19 @@ def test_memlock(soft: int, hard: int, verdict: Verdict, text: str, itself: bool
 
 
 def test_ports() -> None:
-    down = DeviceFacts("mlx5_0", (port(state=DOWN),))
+    down = DeviceInfo("mlx5_0", (port(state=DOWN),))
     found = only(checks.ports, replace(GOOD, devices=(down,)))
     assert (found.verdict, found.text) == (PROBLEM, "port 1 of mlx5_0 is DOWN")
     assert "ip link set" in found.advice
-    up = DeviceFacts("mlx5_1", (port(ROUTABLE),))
+    up = DeviceInfo("mlx5_1", (port(ROUTABLE),))
     assert verdicts(checks.ports, replace(GOOD, devices=(down, up))) == [WARNING, OK]
-    waiting = DeviceFacts("mlx5_0", (port(state=INIT, link=INFINIBAND),))
+    waiting = DeviceInfo("mlx5_0", (port(state=INIT, link=INFINIBAND),))
     found = only(checks.ports, replace(GOOD, devices=(waiting,)))
     assert "subnet manager" in found.advice
 
 
 def test_a_device_that_cannot_be_opened() -> None:
-    closed = DeviceFacts("mlx5_0", problem=f"[Errno {errno.EACCES}] Permission denied")
+    closed = DeviceInfo("mlx5_0", problem=f"[Errno {errno.EACCES}] Permission denied")
     found = only(checks.ports, replace(GOOD, devices=(closed,)))
     assert found.verdict is PROBLEM
     assert "mlx5_0 cannot be opened: [Errno 13]" in found.text
@@ -240,20 +244,20 @@ def test_a_device_that_cannot_be_opened() -> None:
 
 def test_gids() -> None:
     assert "10.0.0.1" in only(checks.gids, GOOD).text
-    none = DeviceFacts("mlx5_0", (port(),))
+    none = DeviceInfo("mlx5_0", (port(),))
     found = only(checks.gids, replace(GOOD, devices=(none,)))
     assert (found.verdict, found.text) == (PROBLEM, "port 1 of mlx5_0 has no GID")
-    other = DeviceFacts("mlx5_1", (port(ROUTABLE),))
+    other = DeviceInfo("mlx5_1", (port(ROUTABLE),))
     assert verdicts(checks.gids, replace(GOOD, devices=(none, other))) == [WARNING, OK]
-    local = DeviceFacts("mlx5_0", (port(LINK_LOCAL),))
+    local = DeviceInfo("mlx5_0", (port(LINK_LOCAL),))
     found = only(checks.gids, replace(GOOD, devices=(local,)))
     assert found.verdict is WARNING
     assert "fe80::1" in found.text
     assert "beyond its own link" in found.text
-    down = DeviceFacts("mlx5_0", (port(state=DOWN),))
+    down = DeviceInfo("mlx5_0", (port(state=DOWN),))
     assert not list(checks.gids(replace(GOOD, devices=(down,))))
     fabric = port(gid("fe80::2", kind=verbs.GIDType.IB), link=INFINIBAND)
-    assert verdicts(checks.gids, replace(GOOD, devices=(DeviceFacts("ib0", (fabric,)),))) == [OK]
+    assert verdicts(checks.gids, replace(GOOD, devices=(DeviceInfo("ib0", (fabric,)),))) == [OK]
 
 
 def test_fork() -> None:
@@ -281,8 +285,8 @@ def test_embedded() -> None:
     )
     assert only(checks.embedded, BARE).verdict is WARNING
     for device in (
-        DeviceFacts("embedded0"),
-        DeviceFacts("embedded0", (port(LOOPBACK, state=DOWN),)),
+        DeviceInfo("embedded0"),
+        DeviceInfo("embedded0", (port(LOOPBACK, state=DOWN),)),
     ):
         assert only(checks.embedded, replace(BARE, embedded=device)).verdict is PROBLEM
 
@@ -307,7 +311,7 @@ def test_peers(found: LocalPeerFacts, verdict: Verdict, text: str) -> None:
     assert finding.verdict is verdict
     assert text in finding.text
     assert bool(finding.advice) == (verdict is not OK)
-    broken = replace(GOOD, local_peers=found, embedded=DeviceFacts("embedded0"))
+    broken = replace(GOOD, local_peers=found, embedded=DeviceInfo("embedded0"))
     assert not list(checks.peers(broken))
 
 

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from aiordma import verbs
 from aiordma.cli.app import app
-from aiordma.cli.devinfo import DeviceInfo
-from aiordma.cli.devinfo_tables import flat, show_device
-from aiordma.cli.json_values import flag_names, guid_text, json_value
+from aiordma.cli.devices import DeviceInfo
+from aiordma.cli.devinfo import flag_names, flat, guid_text, json_value, show_device
 from aiordma.errors import LibraryNotFoundError
 
 
@@ -22,10 +21,10 @@ def devinfo(*words: str) -> Result:
     return CliRunner().invoke(app, ["devinfo", *words])
 
 
-def shown(info: DeviceInfo, verbose: bool = False) -> str:
+def shown(device: verbs.Device, verbose: bool = False) -> str:
     """The output without a terminal, in 80 columns."""
     console = Console(file=io.StringIO(), width=80)
-    show_device(console, info, verbose)
+    show_device(console, device, DeviceInfo.ask(device), verbose)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -94,7 +93,7 @@ def test_all_devices_of_all_libraries() -> None:
 
 
 def test_tables(device: verbs.Device, context: verbs.Context) -> None:
-    text = shown(DeviceInfo.ask(device))
+    text = shown(device)
     port = context.query_port()
     assert max(map(len, text.splitlines())) <= 80
     assert text.startswith(f"{device.name} ({device.library.name} library), ")
@@ -110,7 +109,7 @@ def test_tables(device: verbs.Device, context: verbs.Context) -> None:
 
 
 def test_every_attribute(device: verbs.Device, context: verbs.Context) -> None:
-    text = shown(DeviceInfo.ask(device), verbose=True)
+    text = shown(device, verbose=True)
     assert row(text, "max_qp_wr") == ["max_qp_wr", f"{context.query_device().max_qp_wr:,}"]
     size = context.query_device_ex().max_dm_size
     assert row(text, "max_dm_size") == ["max_dm_size", f"{size:,}"]
@@ -120,7 +119,7 @@ def test_every_attribute(device: verbs.Device, context: verbs.Context) -> None:
 
 def test_an_unknown_speed_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verbs.PortAttributes, "lane_gigabits", None)
-    assert "unknown" in row(shown(DeviceInfo.ask(verbs.find_device("embedded0"))), "1", "ACTIVE")
+    assert "unknown" in row(shown(verbs.find_device("embedded0")), "1", "ACTIVE")
 
 
 # ---- what is missing ----------------------------------------------------------------------------

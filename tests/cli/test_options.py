@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aiordma import verbs
 from aiordma.cli.options import loop_factory, own_address, parse_sizes
-from aiordma.cli.report import size_text
+from aiordma.cli.tables import size_text
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import re
 import pytest
 from rich.console import Console
 
-from aiordma.cli.report import Report, address_text, size_text, throughput_text, time_text
+from aiordma.cli.report import Report, address_text, throughput_text
 from aiordma.cli.round_trips import Result
+from aiordma.cli.tables import size_text, time_text
 
 
 def report(*results: Result) -> Report:

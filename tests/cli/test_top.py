@@ -24,7 +24,7 @@ from rich.console import Console
 
 from aiordma import monitoring_socket, testing
 from aiordma.cli.app import app
-from aiordma.cli.top import History, rates, tables
+from aiordma.cli.top import moved, p99, tables
 from aiordma.monitoring import snapshot
 from aiordma.monitoring_socket import VARIABLE, answer, ask, directory
 
@@ -119,7 +119,7 @@ def test_table(program: Process) -> None:
 
 
 HEADINGS = [
-    "pid connections listeners messages sent received memory broken failed",
+    "pid connections listeners messages sent received memory waited p99 broken failed",
     "pid peer side device wire state age messages sent received queue unread",
 ]
 
@@ -128,7 +128,7 @@ HEADINGS = [
 @pytest.mark.parametrize("updated", [False, True])
 @pytest.mark.parametrize(
     ("width", "hidden"),
-    [(80, [["listeners"], ["device", "side", "age", "wire"]]), (200, [[], []])],
+    [(80, [["listeners", "waited"], ["device", "side", "age", "wire"]]), (200, [[], []])],
 )
 async def test_no_heading_is_broken(
     device_name: str, width: int, hidden: list[list[str]], updated: bool
@@ -142,11 +142,14 @@ async def test_no_heading_is_broken(
     for number, each in enumerate(shown["1"]["connections"]):
         each |= {"traffic": counts, "peer": "10.255.255.255:65535", "qp_num": number}
         each |= {"state": "GOODBYE_SENT", "wire": "shared memory", "age": 12_345.0}
-    before = taken["time"] - 2, 0, 0
-    history: History = {("1", 0): before} | ({("1", 1): before} if updated else {})
+    none = dict.fromkeys(counts, 0)
+    earlier = shown["1"]["connections"][1:] if updated else []
+    connections = [{**each, "traffic": none} for each in earlier]
+    known = {"time": taken["time"] - 2, "traffic": none, "connections": connections}
+    before: Any = {"1": {**shown["1"], **known}}
     text = io.StringIO()
     console = Console(file=text, width=width)
-    console.print(tables(shown, history, 0, width))
+    console.print(tables(shown, before, 0, width))
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     heads = [line.split() for line in lines if line.startswith(" pid ")]
@@ -159,9 +162,33 @@ async def test_no_heading_is_broken(
 @pytest.mark.any_device
 def test_rates() -> None:
     """Totals, and what was added since the last update."""
-    counts: Any = {"bytes_sent": 4096, "bytes_received": 10}
-    assert rates(12.0, counts, (10.0, 1024, 0)) == ("4.0 KiB (1.5 KiB/s)", "10 B (5 B/s)")
-    assert rates(12.0, counts, None) == ("4.0 KiB", "10 B")
+    counts: Any = dict.fromkeys(snapshot()["traffic"], 0)
+    counts |= {"bytes_sent": 4096, "bytes_received": 10, "messages_sent": 3}
+    known: Any = counts | {"bytes_sent": 1024, "bytes_received": 0}
+    now = {"messages": 3, "sent": "4.0 KiB (1.5 KiB/s)", "received": "10 B (5 B/s)"}
+    assert moved(counts, known, 2.0) == (3082, now)
+    ever = {"messages": 3, "sent": "4.0 KiB", "received": "10 B"}
+    assert moved(counts, None, 0.0) == (4106, ever)
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize(
+    ("counts", "before", "shown"),
+    [
+        ([0, 0, 0], None, "-"),
+        ([99, 100, 100], None, "5 us"),
+        ([98, 100, 100], None, "1000 us"),
+        ([98, 98, 100], None, "> 1 s"),
+        ([98, 98, 100], [97, 97, 98], "> 1 s"),
+        ([98, 98, 100], [0, 0, 2], "5 us"),
+    ],
+)
+def test_p99(counts: list[int], before: list[int] | None, shown: str) -> None:
+    def taken(counts: list[int]) -> Any:
+        up_to = dict(zip(("5e-06", "0.001", "+Inf"), counts, strict=True))
+        return {"latencies": {"send": {"seconds": 1, "up_to": up_to}}}
+
+    assert p99(taken(counts), taken(before) if before else None) == shown
 
 
 @pytest.mark.any_device
@@ -323,7 +350,7 @@ def test_json_without_end(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """It nests more deeply than the parser goes."""
     sockets.mkdir(0o700)
     (sockets / "7-aaaaaaaa.sock").touch()
-    monkeypatch.setattr(sys.modules[rates.__module__], "ask", lambda path, seconds: b"[" * 200_000)
+    monkeypatch.setattr(sys.modules[moved.__module__], "ask", lambda path, seconds: b"[" * 200_000)
     done = top("--once")
     assert done.exit_code == 1
     assert "process 7 does not answer: " in done.stderr
@@ -343,7 +370,7 @@ def test_processes_are_asked_at_the_same_time(
         asked.wait()
         raise TimeoutError(f"{path} is silent for {seconds:g} s")
 
-    monkeypatch.setattr(sys.modules[rates.__module__], "ask", silent)
+    monkeypatch.setattr(sys.modules[moved.__module__], "ask", silent)
     done = top("--once")
     assert done.exit_code == 1
     assert len(re.findall(r"process \d does not answer: .* is silent for 5 s", done.stderr)) == 3

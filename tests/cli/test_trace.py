@@ -274,7 +274,6 @@ def test_a_selection_in_the_chrome_format(files: list[Path]) -> None:
     events = in_chrome_format(load(files, statuses={"FAILED"}))
     assert [it["args"]["wr_id"] for it in of_phase(events, "X")] == ["20", "30", "60", "70"]
     assert of_phase(events, "i") == []
-    assert in_chrome_format(load(files, qps={99})) == []
 
 
 def test_requests_without_a_beginning(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""The devices that a library lists, as `aiordma devinfo` and `aiordma doctor` describe them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import aiordma
+from aiordma import verbs
+
+
+@dataclass(frozen=True, slots=True)
+class PortInfo:
+    """A port with its tables. ``chosen`` is the GID that aiordma selects."""
+
+    attributes: verbs.PortAttributes
+    gids: tuple[verbs.GIDEntry, ...] = ()
+    pkeys: tuple[tuple[int, int], ...] = ()
+    chosen: verbs.GIDEntry | None = None
+
+    @property
+    def is_active(self) -> bool:
+        return self.attributes.state is verbs.PortState.ACTIVE
+
+    @property
+    def usable_gids(self) -> list[verbs.GIDEntry]:
+        """Those at which other machines can reach it."""
+        return [entry for entry in self.gids if not entry.problem()]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device; ``problem`` says why it could not be queried, and is empty if it could."""
+
+    name: str
+    ports: tuple[PortInfo, ...] = ()
+    problem: str = ""
+    num_comp_vectors: int = 0
+    extended: verbs.ExtendedDeviceAttributes | None = None
+
+    @classmethod
+    def ask(cls, device: verbs.Device) -> DeviceInfo:
+        """Every attribute of the device; an attribute that it cannot report does not raise."""
+        try:
+            with device.open() as context:
+                extended = context.query_device_ex()
+                numbers = range(1, extended.orig_attr.phys_port_cnt + 1)
+                ports = tuple(ask_port(context, number) for number in numbers)
+                vectors = context.num_comp_vectors
+        except aiordma.RDMAError as error:
+            return cls(device.name, problem=str(error))
+        return cls(device.name, ports, "", vectors, extended)
+
+
+def ask_port(context: verbs.Context, number: int) -> PortInfo:
+    gids = tuple(entry for entry in context.query_gid_table() if entry.port_num == number)
+    return PortInfo(
+        context.query_port(number),
+        gids,
+        tuple(context.query_pkey_table(number).items()),
+        context.choose_gid(number) if gids else None,
+    )
