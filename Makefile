@@ -109,7 +109,7 @@ check-c: .venv/.test ## one C test: T=test_ring; all without T
 	@meson test -C $(PLAIN) $(MESON_TEST) $(T)
 
 flaky: .venv/.test build ## `make test` RUNS=25 times beside a load on every core: which tests ever fail
-	$(BIN)/python -m tests.flaky --runs $(or $(RUNS),25) -- make test
+	$(BIN)/python -m tests.flaky $(or $(RUNS),25) make test
 
 programs: .venv/.test build ## unmodified verbs programs, and rdma-core's own tests, on the embedded device
 	$(BIN)/python -m pytest $(PARALLEL) tests/programs $(ARGS)
@@ -279,7 +279,7 @@ coverage: .venv/.dev ## which lines the tests run: a table with a row for each f
 	echo 'import coverage; coverage.process_startup()' >$$(echo build/venv/coverage/lib/python*/site-packages)/processes.pth
 	meson test -C build/coverage $(MESON_TEST)
 	build/venv/coverage/bin/python -m pytest -p no:cacheprovider --cov --cov-report= $(EMBEDDED_TESTS) \
-		$(foreach one,docs examples test_bench.py test_build.py test_flaky.py,--ignore tests/$(one))
+		$(foreach one,docs examples test_bench.py test_build.py,--ignore tests/$(one))
 	$(BIN)/coverage json --quiet -o build/coverage/python.json
 	$(BIN)/gcovr --root . --filter native/ --exclude native/preload/ -j 2 \
 		--gcov-ignore-parse-errors negative_hits.warn_once_per_file \

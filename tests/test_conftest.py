@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import subprocess
 import sys
@@ -37,6 +36,7 @@ def test_it_works_after_all(device_name):
     pass
 
 async def test_first(device_name):
+    assert asyncio.get_running_loop().get_debug()
     print('on', type(asyncio.get_running_loop()).__module__)
 async def test_second(device_name):
     print('on', type(asyncio.get_running_loop()).__module__)
@@ -70,12 +70,6 @@ def test_a_missing_device_is_a_failure() -> None:
     assert "--device nobody0: " in done.stdout
     assert "no device 'nobody0'; there are: " in done.stdout
     assert "skipped" not in done.stdout
-
-
-def test_only_native_selects_what_runs_compiled_code() -> None:
-    done = pytest_run("--only-native", "--collect-only", "tests/loop", "tests/perf/test_wire.py")
-    assert "tests/loop/test_direct_wake.py::" in done.stdout
-    assert "tests/perf/" not in done.stdout
 
 
 @pytest.mark.any_device
@@ -116,10 +110,6 @@ def test_what_is_wrong_fails(tmp_path: Path, device_name: str) -> None:
     assert (not_repeated in printed) == (device_name != "embedded0")
 
 
-async def test_a_coroutine_runs_in_debug_mode() -> None:
-    assert asyncio.get_running_loop().get_debug()
-
-
 # ---- combinations -------------------------------------------------------------------------------
 
 THREE: Mapping[str, Sequence[str]] = {
@@ -143,17 +133,10 @@ def test_a_file_uses_all_combinations_equally_often() -> None:
     assert list(chooser.missing()) == ["file.py: no test has the loop 'asyncio'"]
 
 
-def test_every_value_of_every_parameter_occurs(request: pytest.FixtureRequest) -> None:
-    """Every file of this run has every value."""
+async def test_every_value_of_every_parameter_occurs(request: pytest.FixtureRequest) -> None:
+    """Every file of this run has every value; this test is a coroutine, so there is one."""
     chooser = request.config.stash.get(COMBINATIONS, None)
     assert (chooser is None) == every_combination(request.config)
     if chooser is not None:
         assert chooser.chosen
         assert list(chooser.missing()) == []
-
-
-def test_every_combination() -> None:
-    path = "tests/transport/test_cancel.py"
-    done = pytest_run("--collect-only", "--every-combination", path)
-    for loop, via, polling in product(*THREE.values()):
-        assert f"[{via}-{polling}-{loop}" in done.stdout
