@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +111,21 @@ def test_a_selection(
     assert len(found) - len(requests) == incidents
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("--qp", "99", "no queue pair 99 in the traces; there are: 3, 4"),
+        ("--status", "failde", "'failde' is not one of 'failed', 'success', "),
+    ],
+)
+def test_a_selection_of_what_is_not_there(
+    option: str, value: str, text: str, files: list[Path]
+) -> None:
+    done = aiordma_trace(*files, option, value)
+    assert done.exit_code == 2
+    assert text in " ".join(done.output.lower().split())
+
+
 # ---- files --------------------------------------------------------------------------------------
 
 
@@ -127,23 +139,18 @@ def test_a_file_that_is_no_trace(tmp_path: Path, files: list[Path]) -> None:
     assert aiordma_trace().exit_code == 2
 
 
-def test_a_trace_that_ended_early(tmp_path: Path) -> None:
+def test_how_a_trace_ended(tmp_path: Path, files: list[Path]) -> None:
     writer = Writer()
     writer.end("No space left on device")
     (tmp_path / "full").write_bytes(writer.data())
     (tmp_path / "open").write_bytes(Writer().data())
-    text = aiordma_trace(tmp_path / "full", tmp_path / "open").output
+    # A later trace in the same file changes nothing about a torn line.
+    torn = files[1].read_bytes().rstrip(b"\0") + b"\n" + files[0].read_bytes()
+    files[1].write_bytes(torn)
+    text = aiordma_trace(tmp_path / "full", tmp_path / "open", files[1]).output
     assert "2 lines, ended early: No space left on device" in text
     assert "1 lines, without an end: the process was killed, or is still at work" in text
-
-
-def test_the_last_line_alone_may_be_torn(files: list[Path]) -> None:
-    """A later trace in the same file changes nothing."""
-    content = files[1].read_bytes().rstrip(b"\0") + b"\n" + files[0].read_bytes()
-    files[1].write_bytes(content)
-    done = aiordma_trace(files[1])
-    assert done.exit_code == 0
-    assert "the last line is torn" in done.output
+    assert "the last line is torn" in text
 
 
 # ---- the Chrome trace format --------------------------------------------------------------------
@@ -249,10 +256,6 @@ def test_the_file_in_the_chrome_format(files: list[Path], tmp_path: Path) -> Non
     assert {"QP 0x000003 RC", "QP 0x000004"} <= set(threads(events).values())
     marks = {event["name"] for event in of_phase(events, "i")}
     assert {"destroy_qp", "async_event event_type=QP_FATAL"} <= marks
-
-
-def test_every_request_is_in_the_chrome_format_once(files: list[Path]) -> None:
-    events = in_chrome_format(load(files))
     spans, pids = of_phase(events, "X"), processes(events)
     found = [(pids[it["pid"]], it["args"]["wr_id"], it["name"], it["cat"]) for it in spans]
     assert sorted(found) == [
@@ -268,12 +271,9 @@ def test_every_request_is_in_the_chrome_format_once(files: list[Path]) -> None:
     of = {it["args"]["wr_id"]: it for it in spans if pids[it["pid"]] == 7}
     assert of["40"]["args"]["outcome"] == "implicit"
     assert (of["60"]["ts"], of["60"]["dur"]) == (0.011, 0.002)
-
-
-def test_a_selection_in_the_chrome_format(files: list[Path]) -> None:
-    events = in_chrome_format(load(files, statuses={"FAILED"}))
-    assert [it["args"]["wr_id"] for it in of_phase(events, "X")] == ["20", "30", "60", "70"]
-    assert of_phase(events, "i") == []
+    selected = in_chrome_format(load(files, statuses={"FAILED"}))
+    assert [it["args"]["wr_id"] for it in of_phase(selected, "X")] == ["20", "30", "60", "70"]
+    assert of_phase(selected, "i") == []
 
 
 def test_requests_without_a_beginning(tmp_path: Path) -> None:
@@ -451,21 +451,15 @@ def test_a_queue_pair_connected_to_itself(tmp_path: Path) -> None:
     assert [it["ph"] for it in of_phase(events, "s", "f")] == ["s", "f"]
 
 
-def test_no_flows_where_the_trace_does_not_tell(tmp_path: Path) -> None:
-    """No flows: unreliable connections, two peers with one number, a beginning before the trace."""
-    unreliable = two_ends("UC")
-    assert not of_phase(
-        in_chrome_format(
-            written(tmp_path, (unreliable[0], {}), (unreliable[1], {"pid": 8}))
-        ), "s", "f",
-    )  # fmt: skip
-    sender, receiver = two_ends()
-    other = two_ends()[1]
-    twice = written(tmp_path, (sender, {}), (receiver, {"pid": 8}), (other, {"pid": 9}))
-    assert not of_phase(in_chrome_format(twice), "s", "f")
-    del receiver.records[1]  # to RTR
-    late = written(tmp_path, (sender, {}), (receiver, {"pid": 8}))
-    assert not of_phase(in_chrome_format(late), "s", "f")
+@pytest.mark.parametrize("why", ["unreliable", "two peers with one number", "it began before"])
+def test_no_flows_where_the_trace_does_not_tell(tmp_path: Path, why: str) -> None:
+    sender, receiver = two_ends("UC" if why == "unreliable" else "RC")
+    parts: list[tuple[Writer, dict[str, object]]] = [(sender, {}), (receiver, {"pid": 8})]
+    if why == "two peers with one number":
+        parts.append((two_ends()[1], {"pid": 9}))
+    if why == "it began before":
+        del receiver.records[1]  # to RTR
+    assert not of_phase(in_chrome_format(written(tmp_path, *parts)), "s", "f")
 
 
 def test_numbers_of_queue_pairs_that_are_used_again(tmp_path: Path) -> None:
@@ -497,41 +491,3 @@ def test_what_cannot_be_written_in_the_chrome_format(
     assert text in done.output
     assert "Traceback" not in done.output
     assert files[0].read_bytes() == before
-
-
-# ---- of programs that know nothing of it --------------------------------------------------------
-
-# By the public names of the calls, as a program has them that is linked with libibverbs.
-IN_C = """
-import ctypes
-verbs = ctypes.CDLL(None)
-verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
-for name in ("ibv_open_device", "ibv_alloc_pd", "ibv_create_cq", "ibv_create_qp"):
-    getattr(verbs, name).restype = ctypes.c_void_p
-context = ctypes.c_void_p(
-    verbs.ibv_open_device(ctypes.c_void_p(verbs.ibv_get_device_list(None)[0]))
-)
-pd = ctypes.c_void_p(verbs.ibv_alloc_pd(context))
-cq = ctypes.c_void_p(verbs.ibv_create_cq(context, 4, None, None, 0))
-init = (ctypes.c_uint64 * 10)(0, cq.value, cq.value, 0)
-caps = (ctypes.c_uint32 * 6).from_buffer(init, 32)
-caps[:] = [1, 1, 1, 1, 0, 2]  # and the type, RC
-qp = ctypes.c_void_p(verbs.ibv_create_qp(pd, init))
-assert verbs.ibv_destroy_qp(qp) == 0
-"""
-
-
-def test_under_aiordma_run(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    subprocess.run(
-        [sys.executable, "-m", "aiordma", "run", sys.executable, "-c", IN_C],
-        env={**os.environ, "AIORDMA_TRACE": str(path)},
-        timeout=100,
-        check=True,
-    )
-    (run,) = trace.read(path)
-    assert [type(record) for record in run.records] == [
-        trace.CreatedQP,
-        trace.DestroyedQP,
-        trace.End,
-    ]
