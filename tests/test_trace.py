@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from aiordma import trace, verbs
 from aiordma.errors import BusyError, TraceFormatError
 from aiordma.verbs import AccessFlags, SendFlags, SendWorkRequest
+from tests.processes import run_python
 
 PROGRAM = """
 import os, signal
@@ -43,17 +43,9 @@ def write_to_oneself(count: int) -> int:
             own = qp.endpoint()
             qp.connect(own, own, access=AccessFlags.REMOTE_WRITE)
             for wr_id in range(1, count + 1):
-                qp.post_send(
-                    [
-                        SendWorkRequest(
-                            wr_id,
-                            verbs.WROpcode.RDMA_WRITE,
-                            [verbs.ScatterGatherElement(mr.addr, 8, mr.lkey)],
-                            SendFlags.SIGNALED if wr_id == count else SendFlags.NONE,
-                            remote_addr=mr.addr + 8,
-                            rkey=mr.rkey,
-                        )
-                    ]
+                flags = SendFlags.SIGNALED if wr_id == count else SendFlags.NONE
+                qp.post_send_one(
+                    wr_id, verbs.WROpcode.RDMA_WRITE, flags, mr.addr, 8, mr.lkey, mr.addr, mr.rkey
                 )
             while not cq.poll():
                 os.sched_yield()
@@ -67,6 +59,11 @@ def test_a_recording_has_what_was_done(tmp_path: Path) -> None:
         qp_num = write_to_oneself(3)
     write_to_oneself(1)  # not recorded
     (run,) = trace.read(path)
+    (created,) = (it for it in run.records if isinstance(it, trace.CreatedQP))
+    assert (created.qp_num, created.qp_type, created.sq_sig_all) == (qp_num, "RC", False)
+    states = [it.qp_state for it in run.records if isinstance(it, trace.QPStateChange)]
+    assert states[:3] == ["INIT", "RTR", "RTS"]
+    assert sum(isinstance(it, trace.DestroyedQP) for it in run.records) == 1
     assert run.header.pid == os.getpid()
     assert run.header.device == "embedded0"
     assert run.end == trace.End(t=run.records[-1].t)
@@ -83,17 +80,6 @@ def test_a_recording_has_what_was_done(tmp_path: Path) -> None:
     assert run.header.t <= times[0]
     assert found[-1].took is not None
     assert 0 < found[-1].took < times[-1] - times[0]
-
-
-def test_states_and_creation(tmp_path: Path) -> None:
-    with trace.recording(tmp_path / "trace") as path:
-        qp_num = write_to_oneself(1)
-    (run,) = trace.read(path)
-    (created,) = (it for it in run.records if isinstance(it, trace.CreatedQP))
-    assert (created.qp_num, created.qp_type, created.sq_sig_all) == (qp_num, "RC", False)
-    states = [it.qp_state for it in run.records if isinstance(it, trace.QPStateChange)]
-    assert states[:3] == ["INIT", "RTR", "RTS"]
-    assert sum(isinstance(it, trace.DestroyedQP) for it in run.records) == 1
 
 
 def test_extended_reliable_connections(tmp_path: Path) -> None:
@@ -131,6 +117,9 @@ def test_extended_reliable_connections(tmp_path: Path) -> None:
 
 
 def test_one_at_a_time_and_behind_each_other(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), trace.recording(tmp_path / "failed") as failed:
+        raise KeyError
+    assert trace.read(failed)[0].end is not None
     path = trace.start(os.fspath(tmp_path / "trace.%p"))
     assert path == tmp_path / f"trace.{os.getpid()}"
     with pytest.raises(BusyError, match="is being traced already"):
@@ -142,14 +131,6 @@ def test_one_at_a_time_and_behind_each_other(tmp_path: Path) -> None:
         write_to_oneself(1)
         assert len(trace.read(path)) == 2
     assert [run.end is not None for run in trace.read(path)] == [True, True]
-
-
-def test_a_recording_that_fails_ends(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), trace.recording(tmp_path / "trace") as path:
-        raise KeyError
-    assert trace.read(path)[0].end is not None
-    with trace.recording(tmp_path / "another"):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -175,14 +156,7 @@ def test_what_is_no_trace(tmp_path: Path) -> None:
 
 
 def run_traced(end: str, path: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(end=end)],
-        env={**os.environ, "AIORDMA_TRACE": path},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return run_python("-c", PROGRAM.format(end=end), AIORDMA_TRACE=path)
 
 
 @pytest.mark.parametrize(

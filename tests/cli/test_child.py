@@ -66,12 +66,6 @@ async def test_a_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPat
         pass
 
 
-async def test_it_ends_when_what_needed_it_fails() -> None:
-    with pytest.raises(LookupError):
-        async with listening_child(python(UNTIL_INPUT_ENDS)):
-            raise LookupError
-
-
 async def test_it_ends_when_this_side_is_cancelled() -> None:
     with pytest.raises(TimeoutError):
         async with listening_child(python(UNTIL_INPUT_ENDS)) as server, asyncio.timeout(0.01):
@@ -87,47 +81,34 @@ async def test_it_is_killed_when_waiting_for_its_end_is_cancelled() -> None:
             limit.reschedule(asyncio.get_running_loop().time() + 0.01)
 
 
-async def test_guard_returns_and_raises_what_the_work_does() -> None:
-    async def answer() -> int:
-        return 42
-
-    async def failure() -> None:
-        raise LookupError
-
-    async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
-        with pytest.raises(LookupError):
-            await server.guard(failure())
-        assert await server.guard(answer()) == 42
-
-
-async def test_guard_tells_of_the_childs_death() -> None:
-    async def kill(pid: int) -> None:
-        os.kill(pid, signal.SIGTERM)
-        await forever()
-
-    with pytest.raises(ChildError, match="the server process was killed by SIGTERM"):
-        async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
-            await server.guard(kill(server.port))  # it has told its process id for a port
-
-
-async def test_guard_prefers_the_childs_death_to_the_broken_connection() -> None:
-    async def broken(pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-        raise ConnectionResetError
-
-    with pytest.raises(ChildError, match="was killed by SIGKILL"):
-        async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
-            await server.guard(broken(server.port))
-
-
-async def test_guard_raises_a_broken_connection_while_the_child_lives(
+async def test_guard_returns_and_raises_what_the_work_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(child, "LAST_BREATH", 0.01)
 
-    async def broken() -> None:
-        raise ConnectionResetError
+    async def answer() -> int:
+        return 42
 
-    with pytest.raises(ConnectionResetError):
+    async def fail(error: type[Exception]) -> None:
+        raise error
+
+    async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
+        assert await server.guard(answer()) == 42
+        for error in (ConnectionResetError, LookupError):  # and the child lives
+            with pytest.raises(error):
+                await server.guard(fail(error))
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_guard_tells_of_the_childs_death(breaks: bool) -> None:
+    """And of it rather than of the connection that it breaks."""
+
+    async def kill(pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        if breaks:
+            raise ConnectionResetError
+        await forever()
+
+    with pytest.raises(ChildError, match="the server process was killed by SIGKILL"):
         async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
-            await server.guard(broken())
+            await server.guard(kill(server.port))  # it has told its process id for a port

@@ -90,35 +90,25 @@ def test_an_empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert found.container == ""
 
 
-def test_providers(tmp_path: Path) -> None:
-    folder = {"mlx5.driver": "driver mlx5\n", "two": "# not a driver\ndriver a\ndriver b\ndriver\n"}
-    write(tmp_path, {f"etc/libibverbs.d/{name}": text for name, text in folder.items()})
-    assert facts.providers(tmp_path) == ("a", "b", "mlx5")
-
-
-def test_kernel_devices(tmp_path: Path) -> None:
+def test_a_machine_with_devices(tmp_path: Path) -> None:
+    loaded = "rdma_rxe 1 0 - Live 0x0", "ext4 1 0 - Live 0x0", "", "ib_core 1 6 x,y, Live 0x0"
+    files = {
+        "etc/libibverbs.d/mlx5.driver": "driver mlx5\n",
+        "etc/libibverbs.d/two": "# not a driver\ndriver a\ndriver b\ndriver\n",
+        "sys/class/misc/rdma_cm/abi_version": "4",
+        "proc/modules": "\n".join(loaded),
+    }
+    write(tmp_path, files)
     classes = tmp_path / "sys/class/infiniband"
-    (classes / "rxe0").mkdir(parents=True)
-    (tmp_path / "sys/bus/pci/drivers/mlx5_core").mkdir(parents=True)
-    (classes / "mlx5_0/device").mkdir(parents=True)
-    (classes / "mlx5_0/device/driver").symlink_to(tmp_path / "sys/bus/pci/drivers/mlx5_core")
+    for name in (classes / "rxe0", classes / "mlx5_0/device", tmp_path / "drivers/mlx5_core"):
+        name.mkdir(parents=True)
+    (classes / "mlx5_0/device/driver").symlink_to(tmp_path / "drivers/mlx5_core")
     (tmp_path / "sys/class/infiniband_verbs").mkdir()
-    write(tmp_path, {"sys/class/misc/rdma_cm/abi_version": "4"})
     found = Facts.collect(tmp_path)
+    assert found.providers == ("a", "b", "mlx5")
     assert found.kernel_devices == {"mlx5_0": "mlx5_core", "rxe0": ""}
-    assert found.has_uverbs
-    assert found.has_rdma_cm
-
-
-def test_modules(tmp_path: Path) -> None:
-    loaded = (
-        "rdma_rxe 135168 0 - Live 0x0",
-        "ext4 1 0 - Live 0x0",
-        "",
-        "ib_core 442368 6 x,y, Live 0x0",
-    )
-    write(tmp_path, {"proc/modules": "\n".join(loaded)})
-    assert facts.modules(tmp_path) == ("ib_core", "rdma_rxe")
+    assert found.modules == ("ib_core", "rdma_rxe")
+    assert (found.has_uverbs, found.has_rdma_cm) == (True, True)
 
 
 def test_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

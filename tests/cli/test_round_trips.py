@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from types import TracebackType
 from typing import cast
 
 import pytest
@@ -17,45 +14,35 @@ import aiordma
 from aiordma.cli import round_trips
 from aiordma.cli.round_trips import LEAST, MOST, WARM_UP, Plan, Result, measure, plans
 
+Change = Callable[[bytes, int], tuple[bytes, int | None]]
 
-class FakeMessage:
-    def __init__(self, data: bytes, imm: int | None) -> None:
-        self.data = data
-        self.imm = imm
-        self.released = False
 
-    def __bytes__(self) -> bytes:
-        return self.data
+class FakeMessage(bytes):
+    """A message that a fake connection has received."""
+
+    imm: int | None
+    released = False
 
     def __enter__(self) -> None: ...
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.released = True
 
 
 class FakeConnection:
-    """A connection that echoes `change(message)` at once."""
+    """A connection that echoes `change(data, imm)` at once."""
 
-    def __init__(self, change: Callable[[FakeMessage], object] = lambda message: None) -> None:
+    def __init__(self, change: Change = lambda data, imm: (data, imm)) -> None:
         self._change = change
-        self._coming: deque[FakeMessage] = deque()
         self.echoed: list[FakeMessage] = []
 
-    async def send(self, data: bytes, *, imm: int | None = None) -> None:
-        message = FakeMessage(data, imm)
-        self.echoed.append(message)
-        self._change(message)
-        self._coming.append(message)
+    async def send(self, data: bytes, *, imm: int) -> None:
+        back, back_imm = self._change(data, imm)
+        self.echoed.append(FakeMessage(back))
+        self.echoed[-1].imm = back_imm
 
     async def recv(self) -> FakeMessage:
-        if not self._coming:
-            await asyncio.get_running_loop().create_future()
-        return self._coming.popleft()
+        return self.echoed[-1]
 
     @property
     def connection(self) -> aiordma.Connection:
@@ -65,12 +52,10 @@ class FakeConnection:
 async def test_every_message_is_echoed_compared_and_released() -> None:
     fake = FakeConnection()
     result = await measure(fake.connection, Plan(100), count=5, time_limit=5)
-    assert result.mismatch == ""
-    assert len(result.times) == 5
-    assert result.payload == 500
+    assert (result.mismatch, len(result.times), result.payload) == ("", 5, 500)
     assert len(fake.echoed) == WARM_UP + 5
-    assert all(message.released and len(message.data) == 100 for message in fake.echoed)
-    assert len({message.data for message in fake.echoed}) > 1
+    assert all(message.released and len(message) == 100 for message in fake.echoed)
+    assert len(set(fake.echoed)) > 1
 
 
 async def test_as_many_messages_as_the_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,20 +71,15 @@ async def test_as_many_messages_as_the_time_allows(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda message: setattr(message, "data", b""), "message 0 of 20 bytes came back with 0"),
-        (
-            lambda message: setattr(message, "data", bytes(19) + b"\1"),
-            "message 0: byte 19 was 0x00",
-        ),
-        (lambda message: setattr(message, "imm", 7), "message 0 came back as number 7"),
-        (lambda message: setattr(message, "imm", None), "message 0 came back as number None"),
+        (lambda data, imm: (b"", imm), "message 0 of 20 bytes came back with 0"),
+        (lambda data, imm: (bytes(19) + b"\1", imm), "message 0: byte 19 was 0x00"),
+        (lambda data, imm: (data, 7), "message 0 came back as number 7"),
+        (lambda data, imm: (data, None), "message 0 came back as number None"),
     ],
 )
-async def test_the_first_difference_is_told(
-    change: Callable[[FakeMessage], object], text: str
-) -> None:
-    plan = Plan(20, bytes(20))
-    result = await measure(FakeConnection(change).connection, plan, count=3, time_limit=5)
+async def test_the_first_difference_is_told(change: Change, text: str) -> None:
+    fake = FakeConnection(change)
+    result = await measure(fake.connection, Plan(20, bytes(20)), count=3, time_limit=5)
     assert result.mismatch.startswith(text)
     assert len(result.times) == 3
 
