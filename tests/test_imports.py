@@ -14,24 +14,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.processes import run_python
 
 PACKAGE = Path(__file__).parents[1] / "aiordma"
 
 CORE = {"_core", "errors"}
 PUBLIC = {
-    "dmabuf",
-    "async_connection_id",
-    "async_queue_pair",
-    "cm",
-    "events",
-    "config",
-    "errors",
-    "mr_pool",
-    "trace",
-    "transport",
-    "verbs",
-}
+    "dmabuf", "async_connection_id", "async_queue_pair", "cm", "events", "config", "errors",
+    "mr_pool", "trace", "transport", "verbs",
+}  # fmt: skip
 
 # A group or a module -> the groups or modules that it may import, besides itself.  If one module of
 # a group has a row, each needs one.
@@ -99,26 +92,10 @@ WITHOUT_EVENT_LOOP = (*PURE, "_native", "verbs", "cm")
 
 # What a pure module must not know of: the event loop, the clock, the outside, other threads.
 IMPURE = {
-    "_thread",
-    "asyncio",
-    "cffi",
-    "concurrent",
-    "ctypes",
-    "logging",
-    "mmap",
-    "multiprocessing",
-    "queue",
-    "random",
-    "secrets",
-    "select",
-    "selectors",
-    "signal",
-    "socket",
-    "ssl",
-    "subprocess",
-    "threading",
-    "time",
-}
+    "_thread", "asyncio", "cffi", "concurrent", "ctypes", "logging", "mmap", "multiprocessing",
+    "queue", "random", "secrets", "select", "selectors", "signal", "socket", "ssl", "subprocess",
+    "threading", "time",
+}  # fmt: skip
 
 # Beyond the standard library. typing_extensions may be imported where only the type checker looks.
 THIRD_PARTY = {
@@ -301,45 +278,25 @@ def test_groups_form_no_cycle() -> None:
         visit(group, ())
 
 
-def test_only_native_imports_the_library() -> None:
-    wrong = [
-        str(found)
-        for path in modules()
-        if group_of(path) != "_native"
-        for found in imports(path)
-        if found.module == "aiordma._native._lib"
-    ]
-    assert not wrong
+@pytest.mark.parametrize(
+    ("beginning", "where"),
+    [("aiordma._native._lib", "_native/"), ("aiordma.verbs.experimental", "verbs/experimental/")],
+)
+def test_what_only_its_own_folder_imports(beginning: str, where: str) -> None:
+    found = [it for path in modules() for it in imports(path) if it.module.startswith(beginning)]
+    assert [str(it) for it in found if not it.where.startswith(where)] == []
 
 
-def test_nothing_depends_on_what_is_experimental() -> None:
-    experimental = "aiordma.verbs.experimental"
-    wrong = [
-        str(found)
-        for path in modules()
-        if path.parent.name != "experimental"
-        for found in imports(path)
-        if found.module.startswith(experimental)
-    ]
-    assert not wrong
-
-
-def test_only_the_driver_watches_file_descriptors() -> None:
-    watching = [
-        str(path.relative_to(PACKAGE))
-        for path in modules()
-        if attributes(path) & {"add_reader", "add_writer"}
-    ]
-    assert watching == ["_loop/driver.py"]
-
-
-def test_one_fork_hook() -> None:
-    hooks = [
-        str(path.relative_to(PACKAGE))
-        for path in modules()
-        if "register_at_fork" in attributes(path)
-    ]
-    assert hooks == ["_native/fork.py"]
+@pytest.mark.parametrize(
+    ("names", "where"),
+    [
+        ({"add_reader", "add_writer"}, "_loop/driver.py"),  # it alone watches file descriptors
+        ({"register_at_fork"}, "_native/fork.py"),
+    ],
+)
+def test_what_is_done_in_one_place(names: set[str], where: str) -> None:
+    found = [str(path.relative_to(PACKAGE)) for path in modules() if attributes(path) & names]
+    assert found == [where]
 
 
 def run(code: str) -> str:

@@ -196,21 +196,15 @@ def test_a_full_queue(
 
 @needs_faults
 def test_registrations(pd: verbs.ProtectionDomain, device_name: str) -> None:
-    with testing.faults(register="@2", device=device_name) as faults:
-        pd.reg_mr(64).close()
-        with pytest.raises(VerbsError, match="memory"):
-            pd.reg_mr(64)
-        pd.reg_mr(64).close()
-    assert faults.counts() == testing.FaultCounts(registrations=1)
-
-
-@needs_faults
-def test_counts_end_with_the_plan(pd: verbs.ProtectionDomain, device_name: str) -> None:
+    """Counts begin and end with each plan."""
     for _ in range(2):
-        with testing.faults(register=1, device=device_name) as faults, pytest.raises(VerbsError):
-            pd.reg_mr(64)
+        with testing.faults(register="@2", device=device_name) as faults:
+            pd.reg_mr(64).close()
+            with pytest.raises(VerbsError, match="memory"):
+                pd.reg_mr(64)
+            pd.reg_mr(64).close()
         pd.reg_mr(64).close()
-        assert faults.counts().registrations == 1
+        assert faults.counts() == testing.FaultCounts(registrations=1)
 
 
 def which_fail(pd: verbs.ProtectionDomain, faults: testing.Faults) -> str:
@@ -237,19 +231,15 @@ def test_the_seed_decides(pd: verbs.ProtectionDomain, device_name: str) -> None:
 
 @needs_faults
 def test_a_failure_tells_how_to_repeat_it(pd: verbs.ProtectionDomain, device_name: str) -> None:
-    found = ""
-
     def fail(faults: testing.Faults) -> None:
-        nonlocal found
-        found = which_fail(pd, faults)
-        raise LookupError(faults.seed)
+        raise LookupError(faults.seed, which_fail(pd, faults))
 
     with (
         pytest.raises(LookupError) as info,
         testing.faults(register=0.5, device=device_name) as faults,
     ):
         fail(faults)
-    (seed,) = info.value.args
+    seed, found = info.value.args
     (note,) = info.value.__notes__
     assert note.startswith(f"faults were injected (seed={seed},register=0.5): ")
     assert f"registrations={found.count('x')}," in note
@@ -283,31 +273,24 @@ def test_one_plan_at_a_time(device_name: str) -> None:
         testing.faults(device=device_name),
     ):
         pass
-    with testing.faults(device=device_name):
-        pass
 
 
 @needs_faults
 def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> None:
-    with (
-        pytest.raises(ValueError, match="'loss=2': a probability from 0 to 1"),
-        testing.faults(loss=2, device=device_name),
-    ):
-        pass
+    wrong: dict[str, dict[str, float]] = {
+        "'loss=2': a probability from 0 to 1": {"loss": 2},
+        "'qp=0': a number from 1": {"qp": 0},
+        "'cq=0': a number from 1": {"cq": 0},
+        "delay is a finite number of seconds": {"delay": float("inf")},
+        "jitter is a finite number of seconds": {"jitter": float("nan")},
+    }
+    for part, given in wrong.items():
+        faults = testing.faults(device=device_name, **given)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=part), faults:
+            pass
     with pytest.raises(ValueError, match="plan of faults: 'los=1': there is no such part"):
         device.set_faults("los=1")
-    for given, part in (
-        ({"qp": 0}, "'qp=0': a number from 1"),
-        ({"cq": 0}, "'cq=0': a number from 1"),
-        ({"delay": float("inf")}, "delay is a finite number of seconds"),
-        ({"jitter": float("nan")}, "jitter is a finite number of seconds"),
-    ):
-        with (
-            pytest.raises(ValueError, match=part),
-            testing.faults(device=device_name, **given),
-        ):
-            pass
-    with testing.faults(device=device_name):  # it has not been set
+    with testing.faults(device=device_name):  # none of these has been set
         pass
     assert device.fault_counts() - device.fault_counts() == testing.FaultCounts()
 
@@ -381,20 +364,14 @@ def test_nothing_is_left(context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_file_is_left(left: list[object]) -> None:
+    """Also under the number of another one."""
     with leak(r"file \d+: /dev/null"):
         left.append(open(os.devnull))  # noqa: SIM115
-
-
-def test_a_file_is_left_under_the_number_of_another(left: list[object]) -> None:
     reader, writer = os.pipe()
     os.close(writer)
-
-    def put_in_its_place() -> None:
+    with leak(f"file {reader}: /dev/null"):
         os.close(reader)
         left.append(open(os.devnull))  # noqa: SIM115
-
-    with leak(f"file {reader}: /dev/null"):
-        put_in_its_place()
 
 
 def test_what_stays_open_may_be_renamed(tmp_path: Path) -> None:
@@ -416,25 +393,17 @@ def test_an_object_is_left(
 
 
 def test_a_thread_is_left() -> None:
-    """A leaked thread is found even if another one has ended."""
-    ends = [threading.Event() for _ in range(2)]
-    first, second = (
-        threading.Thread(target=end.wait, name=name)
-        for end, name in zip(ends, ("first", "second"), strict=True)
-    )
-
-    def take_over() -> None:
-        second.start()
-        ends[0].set()
-        first.join()
-
+    """Even if another one has ended."""
+    ends = {name: threading.Event() for name in ("first", "second")}
+    first, second = (threading.Thread(target=end.wait, name=name) for name, end in ends.items())
     first.start()
     try:
         with leak(r"^the block leaked:\nthread \d+: second$"):
-            take_over()
+            second.start()
+            ends["first"].set()
+            first.join()
     finally:
-        for end in ends:
-            end.set()
+        ends["second"].set()
         second.join()
 
 

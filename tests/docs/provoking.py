@@ -121,6 +121,15 @@ def _replaced_function(function: Callable[..., Any], note: Note) -> Iterator[Non
             setattr(module, name, function)
 
 
+@contextmanager
+def _noting(note: Note) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        note(error)
+        raise
+
+
 def _watched(value: Any, note: Note, like: Any = None) -> Any:
     """`like` has the kind of a compiled function, which does not show it."""
     like = value if like is None else like
@@ -132,33 +141,24 @@ def _watched(value: Any, note: Note, like: Any = None) -> Any:
 
         @functools.wraps(value)
         async def generate(*arguments: Any, **keywords: Any) -> Any:
-            try:
+            with _noting(note):
                 async for item in value(*arguments, **keywords):
                     yield item
-            except BaseException as error:
-                note(error)
-                raise
 
         return generate
     if inspect.iscoroutinefunction(like):
 
         @functools.wraps(like)
         async def wait(*arguments: Any, **keywords: Any) -> Any:
-            try:
+            with _noting(note):
                 return await value(*arguments, **keywords)
-            except BaseException as error:
-                note(error)
-                raise
 
         return wait
 
     @functools.wraps(value)
     def call(*arguments: Any, **keywords: Any) -> Any:
-        try:
+        with _noting(note):
             return value(*arguments, **keywords)
-        except BaseException as error:
-            note(error)
-            raise
 
     return call
 

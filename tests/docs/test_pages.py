@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import sections
 from tests.docs.pages import DOCS, ROOT, differing, pages
 from tests.processes import run_python
 
@@ -100,16 +99,3 @@ def test_the_files_are_there(page: Path) -> None:
 
 def test_what_is_generated_is_as_it_would_be_now() -> None:
     assert differing(pages()) == [], "out of date: make docs"
-
-
-MARKED = "before\n<!-- x: written by `make docs` -->\nold\n<!-- end of x -->\nafter\n"
-
-
-def test_sections() -> None:
-    new = sections.replace(MARKED, {"x": "new"})
-    assert new == MARKED.replace("old", "\nnew")
-    assert sections.replace(new, {"x": "new"}) == new
-    with pytest.raises(ValueError, match="no marks for: y"):
-        sections.replace(MARKED, {"x": "", "y": ""})
-    with pytest.raises(KeyError):
-        sections.replace(MARKED, {})

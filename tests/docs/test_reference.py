@@ -5,16 +5,14 @@ from __future__ import annotations
 import ast
 import functools
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from aiordma._transport.remote_memory import RemoteRegion, RemoteSlice
-from aiordma.errors import QPTransitionError, VerbsError
-from tests.docs.names import Member, Name, is_described, member_doc, members, public, value_doc
+from tests.docs.names import Name, is_described, member_doc, members, public, value_doc
 from tests.docs.not_provoked import NOT_PROVOKED
-from tests.docs.promises import Promise, named_in, promises
-from tests.docs.provoking import load, watching
+from tests.docs.promises import promises
+from tests.docs.provoking import load
 
 ROOT = Path(__file__).parents[2]
 NAMES = public()
@@ -85,28 +83,3 @@ def test_the_provoking_tests_are_there() -> None:
     for test in sorted(set(PROVOKED.values())):
         path, _, function = test.partition(" on ")[0].partition("[")[0].rpartition("::")
         assert function in functions(path.partition("::")[0]), test
-
-
-# ---- the tools themselves -----------------------------------------------------------------------
-
-
-def test_errors_that_a_docstring_names() -> None:
-    doc = "ValueError, then ``VerbsError`` (EACCES) or a ValueError; no NonsenseError."
-    assert named_in(doc) == [ValueError, VerbsError]
-
-
-class Watched:
-    """Stands for a public class."""
-
-    async def wait(self) -> NoReturn:
-        raise QPTransitionError("no")
-
-
-async def test_watching_sees_what_leaves() -> None:
-    """The nearest class that is promised; other kinds of members are watched in every run."""
-    member = Member("wait", vars(Watched)["wait"], Watched)
-    promise = Promise("x", (VerbsError, QPTransitionError), (member,))
-    with watching([promise]) as seen, pytest.raises(QPTransitionError):
-        await Watched().wait()
-    assert seen == {("x", "QPTransitionError")}
-    assert vars(Watched)["wait"] is member.value

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from aiordma._core.qp_states import TRANSITIONS, QPAttrMask, QPState, QPType
-from tests.docs.states_page import attributes, diagrams, transitions
+from tests.docs.states_page import transitions
 
 ROW = re.compile(r"^\| (\w+) \| (\w+) \| (.*) \| (.*) \|$", re.MULTILINE)
 END = re.compile(r"^To (\w+), with no other attribute, from (.*)\.$", re.MULTILINE)
@@ -33,17 +33,3 @@ def test_the_tables_can_be_read_back(qp_type: QPType) -> None:
         for row in TRANSITIONS.values()
         if row.qp_type is qp_type
     }
-
-
-def test_every_type_has_a_diagram() -> None:
-    named = re.findall(r"^([A-Z].*):$", diagrams(), re.MULTILINE)
-    assert len(named) == diagrams().count("```mermaid")
-    assert sorted(re.findall(r"\w+", " ".join(named).replace(" and ", " "))) == sorted(
-        kind.name for kind in QPType
-    )
-
-
-def test_every_attribute_has_an_argument() -> None:
-    assert re.findall(r"^\| `(\w+)`", attributes(), re.MULTILINE) == [
-        bit.name for bit in sorted(QPAttrMask)
-    ]
