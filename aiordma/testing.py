@@ -65,13 +65,6 @@ class Faults:
         """
         return (self._after or self._device.fault_counts()) - self._before
 
-    def _set(self) -> None:
-        self._device.set_faults(self.plan)
-
-    def _end(self) -> None:
-        self._after = self._device.fault_counts()
-        self._device.set_faults(None)
-
 
 _in_force: Faults | None = None
 
@@ -147,12 +140,12 @@ def faults(
         "overrun": _when("overrun", overrun),
         "register": _when("register", register),
         "handshake": _when("handshake", handshake),
-        "qp": "" if qp is None else str(qp if isinstance(qp, int) else _qp_num(qp)),
+        "qp": _qp_num(qp),
         "cq": "" if cq is None else str(cq if isinstance(cq, int) else cq.handle),
     }
     plan = ",".join(f"{name}={it}" for name, it in parts.items() if it or name == "seed")
     made = Faults(plan, seed, chosen)
-    made._set()
+    chosen.set_faults(plan)
     _in_force = made
     try:
         yield made
@@ -161,35 +154,31 @@ def faults(
         raise
     finally:
         _in_force = None
-        made._end()
+        made._after = chosen.fault_counts()
+        chosen.set_faults(None)
+
+
+WHEN = "a probability or text such as '@3'"
 
 
 def _when(name: str, when: When) -> str:
     """The value as text, without an exponent, which the syntax does not allow."""
-    if isinstance(when, str):
-        return when
-    return (
-        format(real(name, when, "a probability or text such as '@3'"), ".18f")
-        .rstrip("0")
-        .rstrip(".")
-        if when
-        else ""
-    )
+    if isinstance(when, str) or not when:
+        return when or ""
+    return format(real(name, when, WHEN), ".18f").rstrip("0").rstrip(".")
 
 
 def _time(name: str, value: float) -> str:
-    """The value as text."""
     length = seconds(name, value)
     return f"{round(length * 1e9)}ns" if length else ""
 
 
-def _qp_num(qp: verbs.QueuePair | AsyncQueuePair) -> int:
+def _qp_num(qp: verbs.QueuePair | AsyncQueuePair | int | None) -> str:
+    if qp is None or isinstance(qp, int):
+        return "" if qp is None else str(qp)
     wanted = "a QueuePair, an AsyncQueuePair or a number"
-    return (
-        qp.qp.qp_num
-        if isinstance(qp, AsyncQueuePair)
-        else instance("qp", qp, verbs.QueuePair, wanted).qp_num
-    )
+    inner = qp.qp if isinstance(qp, AsyncQueuePair) else qp
+    return str(instance("qp", inner, verbs.QueuePair, wanted).qp_num)
 
 
 @asynccontextmanager
@@ -235,16 +224,10 @@ class Held:
 
     def growth(self, after: Held) -> str:
         """A description of what ``after`` has and this does not; empty without growth."""
-        lines = [
-            f"file {key[0]}: {target}"
-            for key, target in sorted(after.files.items(), key=lambda item: item[0][0])
-            if key not in self.files
-        ]
-        lines += [
-            f"thread {key[0]}: {name}"
-            for key, name in sorted(after.threads.items())
-            if key not in self.threads
-        ]
+        files = sorted(after.files.items(), key=lambda item: item[0][0])
+        lines = [f"file {key[0]}: {target}" for key, target in files if key not in self.files]
+        threads = sorted(after.threads.items())
+        lines += [f"thread {key[0]}: {name}" for key, name in threads if key not in self.threads]
         for kind in sorted({*self.objects, *after.objects}):
             before, count = self.objects.get(kind, 0), after.objects.get(kind, 0)
             if count > before:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
 VERSION = 1
@@ -20,6 +20,7 @@ class Record:
     """A line of a trace, with the time at which it was written."""
 
     TYPE: ClassVar[str]
+    """The ``type`` of such lines."""
 
     t: int
 
@@ -30,8 +31,6 @@ class Header(Record):
 
     ``t`` and ``realtime_ns`` are the same moment; traces with the same ``boot_id`` have one clock.
     """
-
-    TYPE: ClassVar[str] = "trace"
 
     version: int
     realtime_ns: int
@@ -59,8 +58,6 @@ class Posted(Record):
 class PostedSend(Posted):
     """A work request in a send queue: ibv_post_send(3), ibv_wr_post(3), ibv_bind_mw(3)."""
 
-    TYPE: ClassVar[str] = "post_send"
-
     qp_num: int
     opcode: str
     send_flags: tuple[str, ...] = ()
@@ -76,8 +73,6 @@ class PostedSend(Posted):
 class PostedReceive(Posted):
     """A receive of a queue pair: ibv_post_recv(3)."""
 
-    TYPE: ClassVar[str] = "post_recv"
-
     qp_num: int
 
 
@@ -85,16 +80,12 @@ class PostedReceive(Posted):
 class PostedSharedReceive(Posted):
     """A receive of a shared receive queue: ibv_post_srq_recv(3)."""
 
-    TYPE: ClassVar[str] = "post_srq_recv"
-
     srq: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Record):
     """A work request that was not taken, with the errno value that the call returned."""
-
-    TYPE: ClassVar[str] = "refused"
 
     wr_id: int
     errno: int
@@ -111,8 +102,6 @@ class Completion(Record):
     ``request`` is 0 when the request was posted before the trace began. ``lost``: the completion
     queue had no room, so the application never saw it.
     """
-
-    TYPE: ClassVar[str] = "completion"
 
     request: int
     cq: int
@@ -131,8 +120,6 @@ class Completion(Record):
 class CreatedQP(Record):
     """A new queue pair, in RESET. With XRC, neither side has both completion queues."""
 
-    TYPE: ClassVar[str] = "create_qp"
-
     qp_num: int
     qp_type: str
     send_cq: int | None = None
@@ -145,16 +132,12 @@ class CreatedQP(Record):
 class DestroyedQP(Record):
     """A queue pair is no more, and what was outstanding on it is forgotten."""
 
-    TYPE: ClassVar[str] = "destroy_qp"
-
     qp_num: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QPStateChange(Record):
     """A queue pair went from ``cur_qp_state`` to ``qp_state``, asked or by itself."""
-
-    TYPE: ClassVar[str] = "qp_state"
 
     qp_num: int
     cur_qp_state: str
@@ -165,8 +148,6 @@ class QPStateChange(Record):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncEvent(Record):
     """An asynchronous event, when it came up: ibv_get_async_event(3)."""
-
-    TYPE: ClassVar[str] = "async_event"
 
     event_type: str
     qp_num: int | None = None
@@ -182,8 +163,6 @@ class Retry(Record):
     ``cause`` is ``RNR`` when the receiver was not ready, ``LOSS`` when something got lost.
     """
 
-    TYPE: ClassVar[str] = "retry"
-
     qp_num: int
     cause: str
 
@@ -195,8 +174,6 @@ class AccessRefused(Record):
     ``reason`` is one of those in docs/trace.md. ``access`` are the rights that the request needs;
     one that ends a window has none, and no address.
     """
-
-    TYPE: ClassVar[str] = "access_refused"
 
     qp_num: int
     reason: str
@@ -210,8 +187,6 @@ class AccessRefused(Record):
 class Fault(Record):
     """A fault on command struck: ``LOSS``, ``DUPLICATE``, ``RNR``, ``CUT``, ``OVERRUN`` ..."""
 
-    TYPE: ClassVar[str] = "fault"
-
     fault: str
     qp_num: int | None = None
     cq: int | None = None
@@ -221,19 +196,29 @@ class Fault(Record):
 class End(Record):
     """The last line: the trace was stopped, or could not go on because of ``error``."""
 
-    TYPE: ClassVar[str] = "end"
-
-    error: str | None = field(default=None)
+    error: str | None = None
 
 
 TYPES: dict[str, type[Record]] = {
-    cls.TYPE: cls
-    for cls in (
-        Header, PostedSend, PostedReceive, PostedSharedReceive, Refused, Completion, CreatedQP,
-        DestroyedQP, QPStateChange, AsyncEvent, Retry, AccessRefused, Fault, End,
-    )
-}  # fmt: skip
+    "trace": Header,
+    "post_send": PostedSend,
+    "post_recv": PostedReceive,
+    "post_srq_recv": PostedSharedReceive,
+    "refused": Refused,
+    "completion": Completion,
+    "create_qp": CreatedQP,
+    "destroy_qp": DestroyedQP,
+    "qp_state": QPStateChange,
+    "async_event": AsyncEvent,
+    "retry": Retry,
+    "access_refused": AccessRefused,
+    "fault": Fault,
+    "end": End,
+}
 """The class of each ``type``."""
+
+for _name, _cls in TYPES.items():
+    _cls.TYPE = _name
 
 
 def _is_number(value: object) -> bool:

@@ -14,14 +14,7 @@ import aiordma
 from aiordma import verbs
 
 from .child import ChildError, listening_child
-from .options import (
-    NO_MEMORY,
-    Via,
-    connection_options,
-    loop_factory,
-    own_address,
-    parse_sizes,
-)
+from .options import NO_MEMORY, Via, connection_options, loop_factory, own_address, parse_sizes
 from .report import Report
 from .round_trips import Plan, Result, measure, plans
 from .tables import size_text
@@ -31,34 +24,19 @@ DEFAULT_SIZES = ",".join(str(4**power) for power in range(13))  # 1 B to 16 MiB
 # The command of the server; its options follow.
 SERVER = [sys.executable, "-m", "aiordma", "echo-server"]
 
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
 
 @click.command()
 @connection_options
-@click.option(
-    "--sizes",
-    type=parse_sizes,
-    metavar="SIZE,...",
-    default=DEFAULT_SIZES,
-    help="Message sizes in bytes, as 1,64,4KiB,1M [default: powers of 4 from 1 to 16M].",
-)
-@click.option(
-    "--count",
-    type=click.IntRange(min=1),
-    help="Messages of each size [default: up to 1000 within a second, at least 3].",
-)
-@click.option(
-    "--timeout",
-    "time_limit",
-    metavar="SECONDS",
-    type=click.FloatRange(min=0, min_open=True),
-    default=30.0,
-    show_default=True,
-    help="Longest round trip.",
-)
+@click.option("--sizes", type=parse_sizes, metavar="SIZE,...", default=DEFAULT_SIZES,
+    help="Message sizes in bytes, as 1,64,4KiB,1M [default: powers of 4 from 1 to 16M].")  # fmt: skip
+@click.option("--count", type=click.IntRange(min=1),
+    help="Messages of each size [default: up to 1000 within a second, at least 3].")  # fmt: skip
+@click.option("--timeout", "time_limit", metavar="SECONDS", default=30.0, show_default=True,
+    type=click.FloatRange(min=0, min_open=True), help="Longest round trip.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
-@click.argument(
-    "file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
+@click.argument("file", required=False, type=FILE)
 def echo(
     device: str | None,
     via: Via,

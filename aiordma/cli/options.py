@@ -62,41 +62,24 @@ def loop_factory(name: str) -> LoopFactory:
     return cast(LoopFactory, module.new_event_loop)
 
 
-def connection_options(command: Command) -> Command:
-    """--device, --via, --host and --loop."""
-    listening = click.option(
-        "--host", metavar="ADDRESS", help="Address to listen on [default: the device's own]."
-    )
-    return transport_options(listening(command))
-
-
 def transport_options(command: Command) -> Command:
     """--device, --via and --loop."""
     for option in (
-        click.option(
-            "--loop",
-            type=click.Choice(["asyncio", "uvloop"]),
-            default="asyncio",
-            show_default=True,
-            help="Event loop.",
-        ),
-        click.option(
-            "--via",
-            type=click.Choice(["cm", "tcp"]),
-            default="cm",
-            show_default=True,
-            help="How to connect: through the RDMA connection manager, or with a TCP bootstrap.",
-        ),
-        click.option(
-            "--device",
-            metavar="NAME",
-            envvar="AIORDMA_DEVICE",
-            show_envvar=True,
-            help="RDMA device [default: one with an active port, else the embedded one].",
-        ),
-    ):
+        click.option("--loop", type=click.Choice(["asyncio", "uvloop"]), default="asyncio",
+            show_default=True, help="Event loop."),
+        click.option("--via", type=click.Choice(["cm", "tcp"]), default="cm", show_default=True,
+            help="How to connect: through the RDMA connection manager, or with a TCP bootstrap."),
+        click.option("--device", metavar="NAME", envvar="AIORDMA_DEVICE", show_envvar=True,
+            help="RDMA device [default: one with an active port, else the embedded one]."),
+    ):  # fmt: skip
         command = option(command)
     return command
+
+
+def connection_options(command: Command) -> Command:
+    """--device, --via, --host and --loop."""
+    told = "Address to listen on [default: the device's own]."
+    return transport_options(click.option("--host", metavar="ADDRESS", help=told)(command))
 
 
 def own_address(device: verbs.Device) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from rich.console import Console
 
@@ -37,32 +37,25 @@ class Report:
 
     def to_json(self) -> str:
         """Times in microseconds, throughput in GB/s, sizes in bytes."""
-        return json.dumps(
-            {
-                "device": self.device,
-                "library": self.library,
-                "via": self.via,
-                "loop": self.loop,
-                "local_address": self.local_address,
-                "peer_address": self.peer_address,
-                "verified": self.verified,
-                "results": [
-                    {
-                        "size": result.size,
-                        "whole_file": result.whole_file,
-                        "messages": len(result.times),
-                        "min_us": result.quantile(0) * 1e6,
-                        "median_us": result.quantile(0.5) * 1e6,
-                        "p99_us": result.quantile(0.99) * 1e6,
-                        "gb_per_s": result.throughput / 1e9,
-                        "verified": not result.mismatch,
-                        "mismatch": result.mismatch or None,
-                    }
-                    for result in self.results
-                ],
-            },
-            indent=2,
-        )
+        told = {
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "verified": self.verified,
+            "results": [
+                {
+                    "size": result.size,
+                    "whole_file": result.whole_file,
+                    "messages": len(result.times),
+                    "min_us": result.quantile(0) * 1e6,
+                    "median_us": result.quantile(0.5) * 1e6,
+                    "p99_us": result.quantile(0.99) * 1e6,
+                    "gb_per_s": result.throughput / 1e9,
+                    "verified": not result.mismatch,
+                    "mismatch": result.mismatch or None,
+                }
+                for result in self.results
+            ],
+        }
+        return json.dumps(told, indent=2)
 
     def show(self, console: Console) -> None:
         console.print(

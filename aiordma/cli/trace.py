@@ -37,19 +37,15 @@ STATUSES = ["FAILED", *(it.name for it in WCStatus), Outcome.OPEN.name, Outcome.
     "--status",
     "statuses",
     metavar="STATUS",
-    type=click.Choice(STATUSES, case_sensitive=False),
     multiple=True,
+    type=click.Choice(STATUSES, case_sensitive=False),
     help="Only requests with this status, as in WR_FLUSH_ERR, or FAILED for all but success; "
     "repeatable.",
 )
-@click.option(
-    "--chrome",
-    "target",
-    metavar="FILE",
+@click.option("--chrome", "target", metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write them into this file, in the Chrome trace event format (for Perfetto), instead of "
-    "printing them.",
-)
+    "printing them.")  # fmt: skip
 def trace(
     files: tuple[Path, ...], qps: tuple[int, ...], statuses: tuple[str, ...], target: Path | None
 ) -> None:
