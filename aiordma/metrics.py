@@ -59,13 +59,20 @@ def _keys(part: str, *path: str) -> Callable[[Snapshot], Rows]:
     return lambda taken: [((key,), _at(value, *path)) for key, value in _at(taken, part).items()]
 
 
-def _each(part: str, *path: str, device: str = "device") -> Callable[[Snapshot], Rows]:
-    """The value at `path` in each entry of `part`, by device."""
-    return lambda taken: [((it[device],), _at(it, *path)) for it in _at(taken, part)]
+def _by_device(part: str, *rows: tuple[str, str, str], device: str = "device") -> list[Metric]:
+    """A gauge of the sums over the entries of `part`, for each name, path and help.
 
+    The path is that of the value in an entry; a name that ends with "bytes" has that unit.
+    """
 
-def _devices(*path: str) -> Callable[[Snapshot], Rows]:
-    return _each("devices", *path, device="name")
+    def sums(path: list[str]) -> Callable[[Snapshot], Rows]:
+        return lambda taken: [((it[device],), _at(it, *path)) for it in _at(taken, part)]
+
+    return [
+        Metric(f"aiordma_{name}", "gauge", "By" if name.endswith("bytes") else "1", told,
+            ("device",), sums(path.split(".")))
+        for name, path, told in rows
+    ]  # fmt: skip
 
 
 def _states(taken: Snapshot) -> Rows:
@@ -79,24 +86,19 @@ def _latencies(taken: Snapshot) -> Rows:
         yield (operation, "sum"), measured["seconds"]
 
 
-BY_DEVICE = ("device",)
+def _traffic(name: str, told: str, key: str = "") -> Metric:
+    rows = _value("traffic", key or name)
+    return Metric(f"aiordma_{name}", "counter", "By" if "bytes" in name else "1", told, (), rows)
 
-# fmt: off
+
 METRICS: tuple[Metric, ...] = (
-    Metric("aiordma_messages_sent", "counter", "1", "Messages that peers have taken", (),
-        _value("traffic", "messages_sent")),
-    Metric("aiordma_messages_received", "counter", "1", "Messages received", (),
-        _value("traffic", "messages_received")),
-    Metric("aiordma_sent_bytes", "counter", "By", "Bytes of messages sent", (),
-        _value("traffic", "bytes_sent")),
-    Metric("aiordma_received_bytes", "counter", "By", "Bytes of messages received", (),
-        _value("traffic", "bytes_received")),
-    Metric("aiordma_reads", "counter", "1", "Reads of peers' memory", (),
-        _value("traffic", "reads")),
-    Metric("aiordma_writes", "counter", "1", "Writes to peers' memory", (),
-        _value("traffic", "writes")),
-    Metric("aiordma_atomics", "counter", "1", "Atomic operations on peers' memory", (),
-        _value("traffic", "atomics")),
+    _traffic("messages_sent", "Messages that peers have taken"),
+    _traffic("messages_received", "Messages received"),
+    _traffic("sent_bytes", "Bytes of messages sent", "bytes_sent"),
+    _traffic("received_bytes", "Bytes of messages received", "bytes_received"),
+    _traffic("reads", "Reads of peers' memory"),
+    _traffic("writes", "Writes to peers' memory"),
+    _traffic("atomics", "Atomic operations on peers' memory"),
     Metric("aiordma_connection_events", "counter", "1",
         "Connections begun, ended in order and broken; attempts failed", ("event",),
         _keys("connection_events")),
@@ -114,36 +116,32 @@ METRICS: tuple[Metric, ...] = (
     Metric("aiordma_objects", "gauge", "1", "Open objects of the verbs", ("class",),
         _keys("objects")),
     Metric("aiordma_connections", "gauge", "1", "Open connections", ("device", "state"), _states),
-    Metric("aiordma_handshakes", "gauge", "1", "Handshakes of peers under way", BY_DEVICE,
-        _each("listeners", "handshakes")),
-    Metric("aiordma_waiting_connections", "gauge", "1", "Connections that wait for accept",
-        BY_DEVICE, _each("listeners", "waiting")),
-    Metric("aiordma_messages_waiting", "gauge", "1", "Messages that wait for credits or memory",
-        BY_DEVICE, _each("connections", "messages_waiting")),
-    Metric("aiordma_waiting_for_credits", "gauge", "1", "Messages that wait until peers receive",
-        BY_DEVICE, _each("connections", "waiting_for_credits")),
-    Metric("aiordma_waiting_for_send_queue", "gauge", "1",
-        "Sends and operations that wait for entries of the send queue", BY_DEVICE,
-        _each("connections", "waiting_for_send_queue")),
-    Metric("aiordma_messages_unread", "gauge", "1", "Messages that were not received yet",
-        BY_DEVICE, _each("connections", "messages_unread")),
-    Metric("aiordma_outstanding_requests", "gauge", "1",
-        "Sends and operations that are posted or wait for the send queue", BY_DEVICE,
-        _each("connections", "outstanding")),
-    Metric("aiordma_shared_regions", "gauge", "1", "Regions that peers may use", BY_DEVICE,
-        _each("connections", "shared_regions")),
-    Metric("aiordma_lent_bytes", "gauge", "By", "Memory that peers have borrowed", BY_DEVICE,
-        _each("connections", "lent_bytes")),
-    Metric("aiordma_pool_registered_bytes", "gauge", "By", "Registered memory of the pool",
-        BY_DEVICE, _devices("pool", "registered_bytes")),
-    Metric("aiordma_pool_leased_bytes", "gauge", "By", "Leased memory of the pool", BY_DEVICE,
-        _devices("pool", "leased_bytes")),
-    Metric("aiordma_pool_limit_bytes", "gauge", "By", "Most memory that the pool may register",
-        BY_DEVICE, _devices("pool", "limit")),
-    Metric("aiordma_pool_waiting", "gauge", "1", "Tasks that wait for memory of the pool",
-        BY_DEVICE, _devices("pool", "waiting")),
-    Metric("aiordma_registration_cache_bytes", "gauge", "By", "Kept registrations of user memory",
-        BY_DEVICE, _devices("registration_cache", "bytes")),
-)
-# fmt: on
+    *_by_device(
+        "listeners",
+        ("handshakes", "handshakes", "Handshakes of peers under way"),
+        ("waiting_connections", "waiting", "Connections that wait for accept"),
+    ),
+    *_by_device(
+        "connections",
+        ("messages_waiting", "messages_waiting", "Messages that wait for credits or memory"),
+        ("waiting_for_credits", "waiting_for_credits", "Messages that wait until peers receive"),
+        ("waiting_for_send_queue", "waiting_for_send_queue",
+            "Sends and operations that wait for entries of the send queue"),
+        ("messages_unread", "messages_unread", "Messages that were not received yet"),
+        ("outstanding_requests", "outstanding",
+            "Sends and operations that are posted or wait for the send queue"),
+        ("shared_regions", "shared_regions", "Regions that peers may use"),
+        ("lent_bytes", "lent_bytes", "Memory that peers have borrowed"),
+    ),
+    *_by_device(
+        "devices",
+        ("pool_registered_bytes", "pool.registered_bytes", "Registered memory of the pool"),
+        ("pool_leased_bytes", "pool.leased_bytes", "Leased memory of the pool"),
+        ("pool_limit_bytes", "pool.limit", "Most memory that the pool may register"),
+        ("pool_waiting", "pool.waiting", "Tasks that wait for memory of the pool"),
+        ("registration_cache_bytes", "registration_cache.bytes",
+            "Kept registrations of user memory"),
+        device="name",
+    ),
+)  # fmt: skip
 """Every metric."""

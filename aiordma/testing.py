@@ -163,8 +163,10 @@ WHEN = "a probability or text such as '@3'"
 
 def _when(name: str, when: When) -> str:
     """The value as text, without an exponent, which the syntax does not allow."""
-    if isinstance(when, str) or not when:
-        return when or ""
+    if isinstance(when, str):
+        return when
+    if not when:
+        return ""
     return format(real(name, when, WHEN), ".18f").rstrip("0").rstrip(".")
 
 

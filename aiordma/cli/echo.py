@@ -30,7 +30,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.command()
 @connection_options
 @click.option("--sizes", type=parse_sizes, metavar="SIZE,...", default=DEFAULT_SIZES,
-    help="Message sizes in bytes, as 1,64,4KiB,1M [default: powers of 4 from 1 to 16M].")  # fmt: skip
+    help="Message sizes, as 1,64,4KiB,1M [default: powers of 4 from 1 to 16M].")  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1),
     help="Messages of each size [default: up to 1000 within a second, at least 3].")  # fmt: skip
 @click.option("--timeout", "time_limit", metavar="SECONDS", default=30.0, show_default=True,

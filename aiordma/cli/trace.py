@@ -18,34 +18,16 @@ STATUSES = ["FAILED", *(it.name for it in WCStatus), Outcome.OPEN.name, Outcome.
 
 
 @click.command()
-@click.argument(
-    "files",
-    metavar="FILE...",
-    nargs=-1,
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-)
-@click.option(
-    "--qp",
-    "qps",
-    type=lambda text: int(text, 0),
-    metavar="NUMBER",
-    multiple=True,
-    help="Only this queue pair, also as 0x11; repeatable.",
-)
-@click.option(
-    "--status",
-    "statuses",
-    metavar="STATUS",
-    multiple=True,
-    type=click.Choice(STATUSES, case_sensitive=False),
-    help="Only requests with this status, as in WR_FLUSH_ERR, or FAILED for all but success; "
-    "repeatable.",
-)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path))  # fmt: skip
+@click.option("--qp", "qps", type=lambda text: int(text, 0), metavar="NUMBER", multiple=True,
+    help="Only this queue pair, also as 0x11; repeatable.")  # fmt: skip
+@click.option("--status", "statuses", metavar="STATUS", multiple=True,
+    type=click.Choice(STATUSES, case_sensitive=False), help="Only requests with this status, as in "
+    "WR_FLUSH_ERR, or FAILED for all but success; repeatable.")  # fmt: skip
 @click.option("--chrome", "target", metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write them into this file, in the Chrome trace event format (for Perfetto), instead of "
-    "printing them.")  # fmt: skip
+    type=click.Path(dir_okay=False, path_type=Path), help="Write them into this file, in the "
+    "Chrome trace event format (for Perfetto), instead of printing them.")  # fmt: skip
 def trace(
     files: tuple[Path, ...], qps: tuple[int, ...], statuses: tuple[str, ...], target: Path | None
 ) -> None:

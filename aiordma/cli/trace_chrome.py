@@ -49,13 +49,8 @@ class Span(NamedTuple):
 def span_of(traced: Traced, request: Request) -> Span:
     """Start and end; those of the trace where the request has none of its own."""
     began = traced.run.header.t if request.posted is None else request.posted.t
-    ended = end_of(traced) if request.ended is None else request.ended
+    ended = traced.last if request.ended is None else request.ended
     return Span(traced.at(began), traced.at(ended), request)
-
-
-def end_of(traced: Traced) -> int:
-    """The time of the last record."""
-    return traced.run.records[-1].t if traced.run.records else traced.run.header.t
 
 
 class Process:
@@ -148,7 +143,7 @@ def connections_of(traced: Traced) -> Iterator[tuple[Ends, Connection]]:
                 reliable.add(record.qp_num)
             case trace.QPStateChange(qp_state="RTR", dest_qp_num=int(peer)):
                 if record.qp_num in reliable:
-                    connection = Connection(traced.at(record.t), traced.at(end_of(traced)))
+                    connection = Connection(traced.at(record.t), traced.at(traced.last))
                     current[record.qp_num] = connection
                     yield (record.qp_num, peer), connection
             case trace.QPStateChange(qp_state="RESET") | trace.DestroyedQP():

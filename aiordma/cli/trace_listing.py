@@ -44,6 +44,11 @@ class Traced:
         """A time of the run on the common axis, in nanoseconds."""
         return t + self.offset
 
+    @property
+    def last(self) -> int:
+        """The time of the last record."""
+        return self.run.records[-1].t if self.run.records else self.run.header.t
+
 
 def load(
     paths: Iterable[Path], qps: Collection[int] = (), statuses: Collection[str] = ()
