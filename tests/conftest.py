@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import hypothesis
 import pytest
@@ -326,49 +326,36 @@ class End:
         return self.completions(1)[0]
 
 
-class ConnectedPair(Protocol):
+ConnectedPair = Callable[..., tuple[End, End]]
+
+
+@dataclass
+class PairFactory:
     """Makes two ends on the device, connected to each other with all remote rights."""
+
+    context: verbs.Context
+    pd: verbs.ProtectionDomain
+    made: list[verbs.CompletionQueue | verbs.QueuePair | verbs.MemoryRegion]
 
     def __call__(
         self,
         capabilities: verbs.QPCapabilities | None = None,
         *,
-        qp_type: verbs.QPType = verbs.QPType.RC,
         channel: verbs.CompletionChannel | None = None,
-        send_ops: verbs.SendOps = verbs.SendOps.NONE,
-        sq_sig_all: bool = False,
-        **connect: Any,
-    ) -> tuple[End, End]: ...
-
-
-@pytest.fixture
-def connected_pair(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterator[ConnectedPair]:
-    """A factory whose objects are closed after the test."""
-    made: list[verbs.CompletionQueue | verbs.QueuePair | verbs.MemoryRegion] = []
-
-    def make(
-        capabilities: verbs.QPCapabilities | None = None,
-        *,
         qp_type: verbs.QPType = verbs.QPType.RC,
-        channel: verbs.CompletionChannel | None = None,
         send_ops: verbs.SendOps = verbs.SendOps.NONE,
         sq_sig_all: bool = False,
         **connect: Any,
     ) -> tuple[End, End]:
         ends = []
+        kinds: Any = {"qp_type": qp_type, "send_ops": send_ops, "sq_sig_all": sq_sig_all}
         for _ in range(2):
-            cq = context.create_cq(256, channel)
-            made.append(cq)
-            qp = pd.create_qp(
-                cq,
-                capabilities=capabilities,
-                qp_type=qp_type,
-                send_ops=send_ops,
-                sq_sig_all=sq_sig_all,
-            )
-            made.append(qp)
-            mr = pd.reg_mr(1 << 16, AccessFlags.LOCAL_WRITE | ALL_REMOTE)
-            made.append(mr)
+            cq = self.context.create_cq(256, channel)
+            self.made.append(cq)
+            qp = self.pd.create_qp(cq, capabilities=capabilities, **kinds)
+            self.made.append(qp)
+            mr = self.pd.reg_mr(1 << 16, AccessFlags.LOCAL_WRITE | ALL_REMOTE)
+            self.made.append(mr)
             ends.append(End(qp, cq, mr))
         first, second = (end.qp.endpoint() for end in ends)
         connect.setdefault("access", ALL_REMOTE)
@@ -376,8 +363,13 @@ def connected_pair(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterat
         ends[1].qp.connect(second, first, **connect)
         return ends[0], ends[1]
 
+
+@pytest.fixture
+def connected_pair(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterator[ConnectedPair]:
+    """A factory whose objects are closed after the test."""
+    make = PairFactory(context, pd, [])
     yield make
-    for it in made:  # a completion queue, and with it the queue pair, before its region
+    for it in make.made:  # a completion queue, and with it the queue pair, before its region
         it.close()
 
 

@@ -50,10 +50,6 @@ INTEGRATIONS = {
         "import valkey_aiordma.redis, valkey_aiordma.valkey",
     ),
 }
-SAME_CLASSIFIERS = re.compile(
-    "(Development Status|Operating System|Programming Language :: Python|Typing) ::"
-)
-
 GLIBC = "2.28"  # the first with statx(2), which `aiordma run` answers
 MACHINES = {"x86_64": 62, "aarch64": 183}  # elf(5): e_machine
 MINORS = range(11, 15)
@@ -274,18 +270,11 @@ def check_integration(wheel: Path) -> None:
         "lacks the text of the licence": not licensed,
         "is for other versions of Python": metadata["Requires-Python"]
         != aiordma["requires-python"],
-        "has other classifiers": shared_classifiers(metadata.get_all("Classifier", []))
-        != shared_classifiers(aiordma["classifiers"]),
         "lacks py.typed": f"{package}/py.typed" not in names,
         "has files of no package": not all(it.startswith((f"{package}/", told)) for it in names),
     }
     if any(wrong.values()):
         sys.exit(f"{wheel.name} {', '.join(what for what, it_is in wrong.items() if it_is)}")
-
-
-def shared_classifiers(classifiers: list[str]) -> list[str]:
-    """Those that an integration has if aiordma has them."""
-    return sorted(filter(SAME_CLASSIFIERS.match, classifiers))
 
 
 def try_wheel(python: str) -> None:

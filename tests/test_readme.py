@@ -49,16 +49,13 @@ def test_the_programs_print_what_the_readme_says(program: str, output: str) -> N
     assert output.strip() in README.replace(program, "") + program.partition("#")[2]
 
 
-def test_the_echo_is_short() -> None:
+def test_the_readme_begins_with_installing_and_a_short_echo() -> None:
     """Ten lines besides the import of asyncio; `make wheel` runs it from each wheel, too."""
-    assert len([line for line in PROGRAMS[0].splitlines() if line.strip()]) == 11
-    assert README_PROGRAM.search(README)
-
-
-def test_the_readme_begins_with_installing() -> None:
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     assert blocks[:2] == [("sh", "pip install aiordma\n"), ("python", PROGRAMS[0])]
-    assert README.index("## From a clone") < README.index("make echo")
+    assert len([line for line in PROGRAMS[0].splitlines() if line.strip()]) == 11
+    assert README_PROGRAM.search(README)
+    assert commands("README.md", "make")[:2] == [["echo"], ["test"]]
 
 
 # ---- names --------------------------------------------------------------------------------------
@@ -70,10 +67,6 @@ def test_the_make_targets_are_there(page: str) -> None:
     named = {words[0] for words in commands(page, "make")}
     assert named
     assert named <= targets
-
-
-def test_the_readme_begins_with_the_two_commands() -> None:
-    assert commands("README.md", "make")[:2] == [["echo"], ["test"]]
 
 
 @pytest.mark.parametrize("page", [*PAGES, "docs/command-line.md"])

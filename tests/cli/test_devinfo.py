@@ -39,35 +39,30 @@ def row(text: str, *words: str) -> list[str]:
 # ---- JSON ---------------------------------------------------------------------------------------
 
 
-def test_json_of_a_device(device: verbs.Device, context: verbs.Context) -> None:
+def test_json(device: verbs.Device, context: verbs.Context) -> None:
     done = devinfo(device.name, "--json")
     assert done.exit_code == 0
     (told,) = json.loads(done.output)["devices"]
-    attributes = context.query_device()
+    attributes, extended = context.query_device(), context.query_device_ex()
     assert (told["name"], told["library"]) == (device.name, device.library.name)
-    assert told["guid"] == guid_text(device.guid)
-    assert told["problem"] is None
+    assert (told["guid"], told["problem"]) == (guid_text(device.guid), None)
     assert told["num_comp_vectors"] == context.num_comp_vectors
     assert told["attributes"]["max_qp"] == attributes.max_qp
     assert told["attributes"]["node_guid"] == guid_text(attributes.node_guid)
     assert "RC_RNR_NAK_GEN" in told["attributes"]["device_cap_flags"]
-    extended = context.query_device_ex()
     assert told["extended_attributes"]["hca_core_clock"] == extended.hca_core_clock
     assert told["extended_attributes"]["odp_caps"]["rc"] == flag_names(extended.odp_caps.rc)
     assert len(told["ports"]) == attributes.phys_port_cnt
-
-
-def test_json_of_its_port(device: verbs.Device, context: verbs.Context) -> None:
-    (told,) = json.loads(devinfo("--json", device.name).output)["devices"][0]["ports"]
-    port = context.query_port()
-    assert told["state"] == "ACTIVE"
-    assert told["link_layer"] == "ETHERNET"
-    assert (told["active_mtu"], told["max_mtu"]) == (port.active_mtu.bytes, port.max_mtu.bytes)
-    assert told["max_msg_sz"] == port.max_msg_sz
-    assert told["gigabits"] == port.gigabits
-    assert told["pkeys"] == {"0": "0xffff"}
+    (of_port,), port = told["ports"], context.query_port()
+    assert (of_port["state"], of_port["link_layer"]) == ("ACTIVE", "ETHERNET")
+    assert (of_port["active_mtu"], of_port["max_mtu"]) == (
+        port.active_mtu.bytes,
+        port.max_mtu.bytes,
+    )
+    assert (of_port["max_msg_sz"], of_port["gigabits"]) == (port.max_msg_sz, port.gigabits)
+    assert of_port["pkeys"] == {"0": "0xffff"}
     table, chosen = context.query_gid_table(), context.choose_gid()
-    assert told["gids"] == [
+    assert of_port["gids"] == [
         {
             "index": entry.gid_index,
             "gid": str(entry.gid),
@@ -79,7 +74,7 @@ def test_json_of_its_port(device: verbs.Device, context: verbs.Context) -> None:
         }
         for entry in table
     ]
-    assert sum(gid["chosen"] for gid in told["gids"]) == 1
+    assert sum(gid["chosen"] for gid in of_port["gids"]) == 1
 
 
 def test_all_devices_of_all_libraries() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 import json
 import re
 import sys
@@ -12,7 +11,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import pytest
 import yaml
 from sphinx.util.inventory import InventoryFile
 
@@ -20,9 +18,7 @@ from tests.docs.names import attributes, members
 from tests.docs.pages import DOCS, ROOT
 
 sys.path.append(str(DOCS / "_extensions"))
-from diagrams import dot
 from public_names import NAMES, OFFERED, fields, is_for_users
-from repository_pages import on_the_site
 
 MARKUP = re.compile(r".{0,40}(?:``|:py\b).{0,40}")
 
@@ -108,21 +104,6 @@ def test_every_public_name_is_in_the_inventory() -> None:
     } <= {*paths}
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("aiordma.Connection.recv", "asyncrecv() → Message"),
-        ("aiordma.Connection.send", "asyncsend(data: Message | LocalMemory | AnyMemory"),
-        ("aiordma.Connection.write", "source: LocalMemory | AnyMemory, target: RemoteRegion"),
-    ],
-)
-def test_compiled_methods_show_their_types(name: str, shown: str) -> None:
-    text = (built() / "reference" / "aiordma.html").read_text()
-    entry = text[text.index(f'id="{name}"') :].partition("</dt>")[0]
-    words = html.unescape(re.sub(r"<[^>]+>", "", entry.partition(">")[2])).split()
-    assert "".join(shown.split()) in "".join(words)
-
-
 def test_no_markup_is_shown() -> None:
     """A role that docutils does not see as one is shown with its backticks."""
     pages = (built() / "reference").glob("*.html")
@@ -147,23 +128,3 @@ def test_the_files_of_the_kubernetes_page() -> None:
     assert container["resources"]["limits"] == {f"rdma/{resource['resourceName']}": 1}
     assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     assert {"name": "AIORDMA_DEVICE", "value": "system"} in container["env"]
-
-
-def test_diagrams() -> None:
-    text = "stateDiagram-v2\n    state all {\n        A --> B\n    }\n    all --> C: end\n"
-    drawn = dot(text)
-    assert 'subgraph cluster_all { style=rounded;\n"A" -> "B" [label="  "];\n}' in drawn
-    assert '"A" -> "C" [label=" end ", ltail=cluster_all];' in drawn
-    for wrong in ("graph TD\n A --> B", "stateDiagram-v2\n note left of A"):
-        with pytest.raises(ValueError, match="state"):
-            dot(wrong)
-
-
-def test_links_of_the_forge_become_links_of_the_site() -> None:
-    text = "[a](../bench/RESULTS.md#x) [b](memory.md) [c](../aiordma/testing.py) [d](https://e.org)"
-    page = DOCS / "scale.md"
-    assert on_the_site(text, page, page) == (
-        "[a](measurements.md#x) [b](memory.md) [c](reference/aiordma.testing.rst) [d](https://e.org)"
-    )
-    changes = on_the_site("[a](docs/memory.md) [b](LICENSE)", ROOT / "CHANGELOG.md", page)
-    assert changes == "[a](memory.md) [b](../LICENSE)"
