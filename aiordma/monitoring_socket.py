@@ -136,8 +136,6 @@ def remove_dead(where: Path, pid: int) -> None:
 
 
 class _Server:
-    """The socket and the thread that answers on it."""
-
     def __init__(self, where: Path) -> None:
         remove_dead(where, os.getpid())
         name = f"{os.getpid()}-{secrets.token_hex(4)}"

@@ -74,7 +74,6 @@ def check(name: str) -> Callable[[Callable[[Facts], Iterator[Told]]], Check]:
 
 @check("library")
 def library(facts: Facts) -> Iterator[Told]:
-    """The system's libibverbs and librdmacm."""
     if facts.library_problem:
         yield (
             PROBLEM,
@@ -94,7 +93,6 @@ def library(facts: Facts) -> Iterator[Told]:
 
 @check("kernel")
 def kernel(facts: Facts) -> Iterator[Told]:
-    """The kernel's devices, and the modules that programs need to open them."""
     if not facts.kernel_devices:
         loaded = ", ".join(facts.modules) or "none"
         yield (
@@ -122,7 +120,6 @@ def kernel(facts: Facts) -> Iterator[Told]:
 
 @check("providers")
 def providers(facts: Facts) -> Iterator[Told]:
-    """Whether libibverbs knows each device of the kernel."""
     if facts.library_problem or not facts.kernel_devices or not facts.has_uverbs:
         return  # reported by another check
     known = {device.name for device in facts.devices}
@@ -142,7 +139,6 @@ def providers(facts: Facts) -> Iterator[Told]:
 
 @check("permissions")
 def permissions(facts: Facts) -> Iterator[Told]:
-    """The device nodes that programs open."""
     if not facts.kernel_devices:
         return
     give = (
@@ -174,7 +170,6 @@ def permissions(facts: Facts) -> Iterator[Told]:
 
 @check("memlock")
 def memlock(facts: Facts) -> Iterator[Told]:
-    """How much memory may be registered."""
     if facts.ignores_memlock:
         yield OK, "this process has CAP_IPC_LOCK: no limit applies"
         return
@@ -233,7 +228,6 @@ def gids(facts: Facts) -> Iterator[Told]:
 
 @check("fork")
 def fork(facts: Facts) -> Iterator[Told]:
-    """Whether a process that has registered memory may fork."""
     if facts.library_problem:
         return
     if facts.fork is None:
@@ -255,7 +249,6 @@ def fork(facts: Facts) -> Iterator[Told]:
 
 @check("container")
 def container(facts: Facts) -> Iterator[Told]:
-    """Whether a container hides devices of the host."""
     if facts.container and not facts.kernel_devices:
         yield (
             WARNING,
@@ -267,7 +260,6 @@ def container(facts: Facts) -> Iterator[Told]:
 
 @check("embedded")
 def embedded(facts: Facts) -> Iterator[Told]:
-    """Whether the embedded device works."""
     if problem := embedded_problem(facts.embedded):
         yield PROBLEM, f"embedded0 does not work: {problem}", REPORT
         return
@@ -316,7 +308,6 @@ def peers(facts: Facts) -> Iterator[Told]:
 
 @check("choice")
 def choice(facts: Facts) -> Iterator[Told]:
-    """The device that `connect` and `listen` use when they are given none."""
     by = f"AIORDMA_DEVICE={facts.named}" if facts.named else ""
     if not facts.chosen:
         yield (

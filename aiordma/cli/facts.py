@@ -36,8 +36,6 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The input of all checks."""
-
     kernel: str = ""
     library_problem: str = ""  # with libibverbs and librdmacm; empty when both are installed
     missing_calls: tuple[str, ...] = ()  # calls that a newer library has
@@ -112,7 +110,6 @@ def read(path: Path) -> str:
 
 
 def names(folder: Path) -> list[str]:
-    """The names in a folder; none when it is missing."""
     try:
         return sorted(entry.name for entry in folder.iterdir())
     except OSError:
@@ -138,7 +135,6 @@ def kernel_devices(root: Path) -> dict[str, str]:
 
 
 def modules(root: Path) -> tuple[str, ...]:
-    """The loaded modules for RDMA."""
     loaded = [line.split()[0] for line in read(root / "proc/modules").splitlines() if line.strip()]
     return tuple(sorted(name for name in loaded if name.startswith(MODULES)))
 

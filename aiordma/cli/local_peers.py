@@ -41,7 +41,6 @@ class LocalPeerFacts:
 
     @classmethod
     def collect(cls) -> LocalPeerFacts:
-        """The facts of this process, and of a child that it starts."""
         return cls(
             os.environ.get("AIORDMA_EMBEDDED_LINKS") or "shared",
             share_problem(),

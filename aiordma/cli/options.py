@@ -34,15 +34,12 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(value: str | list[int]) -> list[int]:
-    """Byte counts, comma-separated: 1,64,4KiB,1M."""
     if not isinstance(value, str):
         return value
     return [parse_size(part) for part in value.split(",")]
 
 
 class SizeType(click.ParamType[int]):
-    """One byte count, as `parse_size` reads it."""
-
     name = "size"
 
     def convert(
@@ -52,7 +49,6 @@ class SizeType(click.ParamType[int]):
 
 
 def loop_factory(name: str) -> LoopFactory:
-    """The function that makes an event loop of that kind."""
     if name == "asyncio":
         return asyncio.new_event_loop
     try:
@@ -63,7 +59,6 @@ def loop_factory(name: str) -> LoopFactory:
 
 
 def transport_options(command: Command) -> Command:
-    """--device, --via and --loop."""
     for option in (
         click.option("--loop", type=click.Choice(["asyncio", "uvloop"]), default="asyncio",
             show_default=True, help="Event loop."),
@@ -77,7 +72,6 @@ def transport_options(command: Command) -> Command:
 
 
 def connection_options(command: Command) -> Command:
-    """--device, --via, --host and --loop."""
     told = "Address to listen on [default: the device's own]."
     return transport_options(click.option("--host", metavar="ADDRESS", help=told)(command))
 

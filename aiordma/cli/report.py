@@ -21,8 +21,6 @@ CAPTION = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The environment and the results of a run."""
-
     device: str
     library: str
     via: str

@@ -40,7 +40,6 @@ class Result:
 
     @property
     def throughput(self) -> float:
-        """Bytes of both directions per second of round trips."""
         return 2 * self.payload / sum(self.times)
 
 

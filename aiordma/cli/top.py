@@ -152,7 +152,6 @@ def readable(answers: Mapping[str, object]) -> tuple[Shown, list[str]]:
 
 
 def number(name: str) -> str:
-    """The PID in the name of a socket."""
     return name.partition("-")[0]
 
 
@@ -224,7 +223,6 @@ def moved(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, 
 
 
 def waited(taken: Snapshot) -> float:
-    """Seconds of waits for credits, the send queue and memory."""
     return sum(wait["seconds"] for wait in taken["waits"].values())
 
 
@@ -268,7 +266,6 @@ def table(rows: Sequence[Row], extras: Sequence[str], width: int) -> Table:
 
 
 def fitting(cells: Sequence[str]) -> int:
-    """The width that a column needs for its words."""
     return min(WORD, max(len(word) for cell in cells for word in cell.split()))
 
 

@@ -39,8 +39,6 @@ def chrome_trace(traces: list[Traced]) -> str:
 
 
 class Span(NamedTuple):
-    """A request and its times on the common axis."""
-
     began: int
     ended: int
     request: Request
@@ -90,7 +88,6 @@ class Process:
 
 
 def processes_of(traces: Iterable[Traced]) -> list[Process]:
-    """The processes of which anything is shown."""
     found: dict[tuple[str, str, int], list[Traced]] = {}
     for traced in traces:
         header = traced.run.header
@@ -247,7 +244,6 @@ def request_events(span: Span, flows: dict[int, int]) -> Iterator[Event]:
 
 
 def result_of(request: Request) -> str:
-    """The category of a request that did not succeed."""
     if request.status == "WR_FLUSH_ERR":
         return "flushed"
     if request.failed or request.outcome is Outcome.LOST:

@@ -46,7 +46,6 @@ class Traced:
 
     @property
     def last(self) -> int:
-        """The time of the last record."""
         return self.run.records[-1].t if self.run.records else self.run.header.t
 
 
