@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 
 import pytest
 
-from tests.combinations import COMBINATIONS, Chooser
+from tests.combinations import COMBINATIONS
 from tests.conftest import LACKS, every_combination
 
 ROOT = Path(__file__).parents[1]
@@ -108,29 +106,6 @@ def test_what_is_wrong_fails(tmp_path: Path, device_name: str) -> None:
     not_repeated = "1 tests to which this run makes no difference are not repeated"
     assert (not_repeated in printed) == ("::test_pure" not in printed)
     assert (not_repeated in printed) == (device_name != "embedded0")
-
-
-# ---- combinations -------------------------------------------------------------------------------
-
-THREE: Mapping[str, Sequence[str]] = {
-    "loop": ("asyncio", "uvloop"),
-    "via": ("cm", "tcp"),
-    "polling": ("sleeping", "adaptive"),
-}
-
-
-def test_a_file_uses_all_combinations_equally_often() -> None:
-    chooser = Chooser()
-    for file in ("one.py", "other.py"):
-        chosen = [tuple(chooser.choose(f"{file}::test_{n}", THREE).values()) for n in range(16)]
-        assert set(chosen[:8]) == set(chosen[8:]) == set(product(*THREE.values()))
-        assert all(len(set(each)) == 2 for each in zip(*chosen[:2], strict=True))
-        assert tuple(chooser.choose(f"{file}::test_3", THREE).values()) == chosen[3]
-    assert not list(chooser.missing())
-    for n in range(2):
-        chooser.choose(f"file.py::test_{n}", {"loop": ("uvloop",)})
-        chooser.possible[f"file.py::test_{n}"] = {"loop": ("asyncio", "uvloop")}
-    assert list(chooser.missing()) == ["file.py: no test has the loop 'asyncio'"]
 
 
 async def test_every_value_of_every_parameter_occurs(request: pytest.FixtureRequest) -> None:

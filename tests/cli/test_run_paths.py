@@ -99,53 +99,49 @@ def test_files_say_what_the_calls_say() -> None:
         ) == [":".join(gid[i : i + 4] for i in range(0, 32, 4)), "RoCE v2", entry.ndev]
 
 
-def test_links_lead_where_those_of_sysfs_lead() -> None:
-    assert evaluate(
-        f"os.readlink('{CLASS}')",
-        f"os.readlink('{CLASS}/device')",
-        f"os.path.realpath('{CLASS}/device')",
-        f"os.path.realpath('{CLASS}/../..')",
-        f"stat.S_ISLNK(os.lstat('{CLASS}').st_mode)",
-        f"stat.S_ISDIR(os.stat('{CLASS}').st_mode)",
-        f"os.readlink('{CLASS}/node_guid')",
-        f"os.path.samefile('{CLASS}/device/net/lo', '/sys/class/net/lo')",
-    ) == [
-        "../../devices/virtual/aiordma/embedded0/infiniband/embedded0",
-        "../../../embedded0",
-        DEVICE,
-        DEVICE,
-        True,
-        True,
-        "EINVAL",
-        True,
-    ]
+FILE = f"{CLASS}/node_desc"
+OPENED = f"os.open('{FILE}', os.O_RDONLY)"
+DEV = "/sys/class/infiniband_verbs/uverbs1000"
+REGULAR = stat.S_IFREG | 0o444
+EXPRESSIONS = {
+    # Links lead where those of sysfs lead.
+    f"os.readlink('{CLASS}')": "../../devices/virtual/aiordma/embedded0/infiniband/embedded0",
+    f"os.readlink('{CLASS}/device')": "../../../embedded0",
+    f"os.path.realpath('{CLASS}/device')": DEVICE,
+    f"os.path.realpath('{CLASS}/../..')": DEVICE,
+    f"stat.S_ISLNK(os.lstat('{CLASS}').st_mode)": True,
+    f"stat.S_ISDIR(os.stat('{CLASS}').st_mode)": True,
+    f"os.readlink('{CLASS}/node_guid')": "EINVAL",
+    f"os.path.samefile('{CLASS}/device/net/lo', '/sys/class/net/lo')": True,
+    # The node can be looked at and not opened.
+    f"stat.S_ISCHR(os.stat('{NODE}').st_mode)": True,
+    f"os.access('{NODE}', os.R_OK | os.W_OK)": True,
+    f"os.open('{NODE}', os.O_RDWR)": "ENXIO",
+    "os.path.exists('/dev/infiniband/rdma_cm')": True,
+    f"'%d:%d' % (os.major(os.stat('{NODE}').st_rdev), os.minor(os.stat('{NODE}').st_rdev))"
+    f" == read('{DEV}/dev')": True,
+    f"read('{DEV}/ibdev')": "embedded0",
+    f"os.stat('{NODE}').st_rdev != os.stat('/dev/infiniband/rdma_cm').st_rdev": True,
+    # Files cannot be written, nor executed: the system may allow no memory that is.
+    f"os.open('{FILE}', os.O_WRONLY)": "EACCES",
+    f"os.open('{FILE}', os.O_RDONLY | os.O_DIRECTORY)": "ENOTDIR",
+    f"os.access('{FILE}', os.W_OK)": False,
+    f"os.write({OPENED}, b'x')": "EPERM",
+    f"os.access('{FILE}', os.R_OK)": True,
+    f"os.stat('{FILE}').st_mode": REGULAR,
+    f"os.stat({OPENED}).st_mode": REGULAR,
+    # Relative to an open folder.
+    "os.read(os.open('ports/1/state', os.O_RDONLY, dir_fd=top), 99).decode()": "4: ACTIVE\n",
+    "os.stat('node_type', dir_fd=top).st_size": 4096,
+    "os.readlink('device', dir_fd=top)": "../../../embedded0",
+    "os.path.samestat(os.stat('../..', dir_fd=top), os.stat('/dev/infiniband/..'))": False,
+    "os.stat('no such file', dir_fd=top)": "ENOENT",
+}
 
 
-def test_the_node_can_be_looked_at_and_not_opened() -> None:
-    assert evaluate(
-        f"stat.S_ISCHR(os.stat('{NODE}').st_mode)",
-        f"os.access('{NODE}', os.R_OK | os.W_OK)",
-        f"os.open('{NODE}', os.O_RDWR)",
-        "os.path.exists('/dev/infiniband/rdma_cm')",
-        f"'%d:%d' % (os.major(os.stat('{NODE}').st_rdev), os.minor(os.stat('{NODE}').st_rdev))"
-        " == read('/sys/class/infiniband_verbs/uverbs1000/dev')",
-        "read('/sys/class/infiniband_verbs/uverbs1000/ibdev')",
-        f"os.stat('{NODE}').st_rdev != os.stat('/dev/infiniband/rdma_cm').st_rdev",
-    ) == [True, True, "ENXIO", True, True, "embedded0", True]
-
-
-def test_files_cannot_be_written() -> None:
-    """Nor executed: the system may allow no memory that is (vm.memfd_noexec)."""
-    file = f"{CLASS}/node_desc"
-    opened = f"os.open('{file}', os.O_RDONLY)"
-    assert evaluate(
-        f"os.open('{file}', os.O_WRONLY)",
-        f"os.open('{file}', os.O_RDONLY | os.O_DIRECTORY)",
-        f"os.access('{file}', os.W_OK)",
-        f"os.write({opened}, b'x')",
-        f"os.access('{file}', os.R_OK)",
-        *(f"os.stat({it}).st_mode" for it in (repr(file), opened)),
-    ) == ["EACCES", "ENOTDIR", False, "EPERM", True, *[stat.S_IFREG | 0o444] * 2]
+def test_links_nodes_files_and_open_folders() -> None:
+    found = evaluate(*EXPRESSIONS, setup=f"import os; top = os.open('{CLASS}', os.O_RDONLY)")
+    assert dict(zip(EXPRESSIONS, found, strict=True)) == EXPRESSIONS
 
 
 def test_a_text_without_room_for_its_end() -> None:
@@ -165,17 +161,6 @@ def text(size):
         [9, "embedded0"],
         [9, "embedded0"],
     ]
-
-
-def test_relative_to_an_open_folder() -> None:
-    assert evaluate(
-        "os.read(os.open('ports/1/state', os.O_RDONLY, dir_fd=top), 99).decode()",
-        "os.stat('node_type', dir_fd=top).st_size",
-        "os.readlink('device', dir_fd=top)",
-        "os.path.samestat(os.stat('../..', dir_fd=top), os.stat('/dev/infiniband/..'))",
-        "os.stat('no such file', dir_fd=top)",
-        setup=f"top = os.open('{CLASS}', os.O_RDONLY)",
-    ) == ["4: ACTIVE\n", 4096, "../../../embedded0", False, "ENOENT"]
 
 
 def test_relative_to_an_open_folder_of_an_installation_behind_a_link(
