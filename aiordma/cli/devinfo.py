@@ -38,7 +38,11 @@ def devinfo(device: str | None, verbose: bool, as_json: bool) -> None:
     missing = verbs.missing_library()
     found = [(each, DeviceInfo.ask(each)) for each in devices]
     if as_json:
-        click.echo(to_json(missing, found))
+        told = {
+            "system_library_problem": None if missing is None else str(missing),
+            "devices": [device_to_plain(each, info) for each, info in found],
+        }
+        click.echo(json.dumps(told, indent=2))
     else:
         console = Console()
         if missing is not None:
@@ -53,17 +57,6 @@ def devinfo(device: str | None, verbose: bool, as_json: bool) -> None:
 
 
 # ---- JSON ---------------------------------------------------------------------------------------
-
-
-def to_json(missing: Exception | None, found: list[tuple[verbs.Device, DeviceInfo]]) -> str:
-    """Enumerations by name, flags as lists of names, MTUs and sizes in bytes, GUIDs in hex."""
-    return json.dumps(
-        {
-            "system_library_problem": None if missing is None else str(missing),
-            "devices": [device_to_plain(device, info) for device, info in found],
-        },
-        indent=2,
-    )
 
 
 def device_to_plain(device: verbs.Device, info: DeviceInfo) -> dict[str, object]:
@@ -173,18 +166,14 @@ def ports_table(ports: tuple[PortInfo, ...]) -> Table:
         made.add_row(
             str(it.port_num),
             f"[{colour}]{it.state.name}[/]",
-            link_text(it.link_layer),
+            # Unspecified means InfiniBand: ibv_query_port(3).
+            "Ethernet" if it.link_layer is verbs.LinkLayer.ETHERNET else "InfiniBand",
             f"{it.active_mtu.bytes} of {it.max_mtu.bytes}",
             "unknown" if it.gigabits is None else f"{it.lanes} x {it.lane_gigabits:g} Gb/s",
             str(it.lid),
             ", ".join(f"{pkey:#06x}" for _, pkey in port.pkeys),
         )
     return made
-
-
-def link_text(layer: verbs.LinkLayer) -> str:
-    """The link layer; unspecified means InfiniBand: ibv_query_port(3)."""
-    return "Ethernet" if layer is verbs.LinkLayer.ETHERNET else "InfiniBand"
 
 
 def gids_table(ports: tuple[PortInfo, ...]) -> Table | None:

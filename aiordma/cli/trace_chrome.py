@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from aiordma import trace
 from aiordma.trace import Outcome, Request
@@ -39,16 +39,17 @@ def chrome_trace(traces: list[Traced]) -> str:
 
 
 class Span(NamedTuple):
+    """A request on the common axis; it begins or ends with the trace if no record says when."""
+
     began: int
     ended: int
     request: Request
 
-
-def span_of(traced: Traced, request: Request) -> Span:
-    """Start and end; those of the trace where the request has none of its own."""
-    began = traced.run.header.t if request.posted is None else request.posted.t
-    ended = traced.last if request.ended is None else request.ended
-    return Span(traced.at(began), traced.at(ended), request)
+    @classmethod
+    def of(cls, traced: Traced, request: Request) -> Self:
+        began = traced.run.header.t if request.posted is None else request.posted.t
+        ended = traced.last if request.ended is None else request.ended
+        return cls(traced.at(began), traced.at(ended), request)
 
 
 class Process:
@@ -75,7 +76,7 @@ class Process:
             else:
                 name = self._queue_pair(request.qp_num)
             receives = " receives" if request.is_receive else ""
-            self.spans.setdefault(name + receives, []).append(span_of(traced, request))
+            self.spans.setdefault(name + receives, []).append(Span.of(traced, request))
         for incident in traced.incidents:
             number = incident.qp_num
             name = "" if number is None else self._queue_pair(number)
