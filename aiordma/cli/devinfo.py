@@ -38,11 +38,11 @@ def devinfo(device: str | None, verbose: bool, as_json: bool) -> None:
     missing = verbs.missing_library()
     found = [(each, DeviceInfo.ask(each)) for each in devices]
     if as_json:
-        told = {
+        everything = {
             "system_library_problem": None if missing is None else str(missing),
             "devices": [device_to_plain(each, info) for each, info in found],
         }
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(everything, indent=2))
     else:
         console = Console()
         if missing is not None:

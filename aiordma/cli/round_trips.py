@@ -55,23 +55,14 @@ class Plan:
         return self.file is not None and self.size == len(self.file)
 
     def messages(self) -> Iterator[bytes]:
-        """The contents of the messages, without end."""
-        return self._random() if self.file is None else self._pieces(self.file)
-
-    def _random(self) -> Iterator[bytes]:
-        block = os.urandom(self.size + SHIFT)
-        while True:
+        """The contents of the messages, without end; a file in pieces, the last one shorter."""
+        block = os.urandom(self.size + SHIFT) if self.file is None else b""
+        while self.file is None:
             start = random.randrange(SHIFT)
             yield block[start : start + self.size]
-
-    def _pieces(self, file: bytes) -> Iterator[bytes]:
-        """The file in pieces of `size`, with a shorter last one; then again from its start."""
-        start = 0
         while True:
-            yield file[start : start + self.size]
-            start += self.size
-            if start >= len(file):
-                start = 0
+            for start in range(0, max(1, len(self.file)), max(1, self.size)):
+                yield self.file[start : start + self.size]
 
 
 def plans(sizes: list[int], file: bytes | None) -> list[Plan]:
