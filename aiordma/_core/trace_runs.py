@@ -33,45 +33,36 @@ def parse_runs(data: bytes, path: str) -> list[Run]:
     lines = data.decode(errors="replace").split("\n")
     torn = lines.pop()  # what follows the last newline
     runs: list[Run] = []
-    problem: tuple[int, str] | None = None  # of the line before
+    problem: TraceFormatError | None = None  # of the line before
     for number, line in enumerate(lines, 1):
         try:
             record = parse(line)
         except ValueError as error:
-            _raise(problem, path)
-            problem = number, str(error)
+            if problem:
+                raise problem from None
+            problem = TraceFormatError(str(error), path, number)
             continue
         if isinstance(record, Header):
-            _check_version(record, path, number)
+            if record.version != VERSION:
+                text = f"it has version {record.version} of the schema; this aiordma reads "
+                raise TraceFormatError(f"{text}{VERSION}", path, number)
             if problem and runs:  # a later process has gone on behind a torn line
                 runs[-1].torn = True
                 problem = None
-            _raise(problem, path)
+        if problem:
+            raise problem
+        if isinstance(record, Header):
             runs.append(Run(record))
-            continue
-        _raise(problem, path)
-        if not runs:
+        elif not runs:
             raise TraceFormatError("it does not begin with the header of a trace", path, number)
-        if runs[-1].end:
+        elif runs[-1].end:
             raise TraceFormatError("there is a record after the end of its run", path, number)
-        runs[-1].records.append(record)
-    _raise(problem, path)
-    if not runs:
-        raise TraceFormatError("there is no trace in it", path, 1)
-    if torn:
-        runs[-1].torn = True
+        else:
+            runs[-1].records.append(record)
+    if problem or not runs:
+        raise problem or TraceFormatError("there is no trace in it", path, 1)
+    runs[-1].torn |= bool(torn)
     return runs
-
-
-def _raise(problem: tuple[int, str] | None, path: str) -> None:
-    if problem:
-        raise TraceFormatError(problem[1], path, problem[0])
-
-
-def _check_version(header: Header, path: str, number: int) -> None:
-    if header.version != VERSION:
-        text = f"it has version {header.version} of the schema; this aiordma reads {VERSION}"
-        raise TraceFormatError(text, path, number)
 
 
 def offsets(runs: Iterable[Run]) -> list[int]:
@@ -80,13 +71,10 @@ def offsets(runs: Iterable[Run]) -> list[int]:
     Runs of one boot have the same monotonic clock; those of others are brought to that of the first
     run by the wall clocks, and are as exact as these agree.
     """
-    found: list[int] = []
-    first: Header | None = None
-    for run in runs:
-        header = run.header
-        first = first or header
-        if header.boot_id == first.boot_id:
-            found.append(0)
-        else:
-            found.append(header.realtime_ns - header.t - (first.realtime_ns - first.t))
-    return found
+    headers = [run.header for run in runs]
+    return [
+        0
+        if header.boot_id == headers[0].boot_id
+        else header.realtime_ns - header.t - (headers[0].realtime_ns - headers[0].t)
+        for header in headers
+    ]
