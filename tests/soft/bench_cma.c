@@ -156,19 +156,13 @@ static void one_sided(struct bench *bench, enum ibv_wr_opcode opcode, uint32_t l
 	struct side *side = &bench->side;
 
 	for (int i = repeats(length); i; i--) {
-		CHECK_EQUAL(
-			post(side, (struct request){.opcode = i == 1 && opcode == IBV_WR_RDMA_WRITE
-								      ? IBV_WR_RDMA_WRITE_WITH_IMM
-								      : opcode,
-						    .wr_id = SENT,
-						    .length = length,
-						    .remote = bench->peer.memory,
-						    .rkey = bench->peer.rkey}),
-			0);
-		expect_wc(side, SENT, IBV_WC_SUCCESS);
+		RUN(side, IBV_WC_SUCCESS,
+		    i == 1 && opcode == IBV_WR_RDMA_WRITE ? IBV_WR_RDMA_WRITE_WITH_IMM : opcode,
+		    .wr_id = SENT, .length = length, .remote = bench->peer.memory,
+		    .rkey = bench->peer.rkey);
 	}
 	if (opcode == IBV_WR_RDMA_READ) { /* the other side may stop polling */
-		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND, .wr_id = SENT}), 0);
+		POST(side, IBV_WR_SEND, .wr_id = SENT);
 		expect_wc(side, SENT, IBV_WC_SUCCESS);
 	}
 }
@@ -179,10 +173,7 @@ static void two_sided(struct bench *bench, uint32_t length)
 
 	for (int i = repeats(length); i; i--) {
 		if (bench->process.child)
-			CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND,
-								.wr_id = SENT,
-								.length = length}),
-				    0);
+			POST(side, IBV_WR_SEND, .wr_id = SENT, .length = length);
 		if (bench->process.child) {
 			expect_wc(side, SENT, IBV_WC_SUCCESS);
 		} else {
@@ -228,7 +219,6 @@ int main(void)
 	struct bench bench = {.process = split()};
 
 	limit_seconds(300);
-	soft_cma_slow = UINT64_MAX;
 	settle(&bench.process);
 	bench.fd = tcp_pair(&bench.process);
 	for (int i = 0; i < 2; i++) {

@@ -142,8 +142,7 @@ static void opens_anew(void)
 	close_all();
 	open_pair(&a, &b, (struct options){0});
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
-	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
 	close_side(&old);

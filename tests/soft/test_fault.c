@@ -236,11 +236,7 @@ static void late_frames(bool up_before)
 
 	for (unsigned i = 1; i < 8; i++) {
 		a.memory[0] = (uint8_t)i;
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
-						      .wr_id = i,
-						      .flags = IBV_SEND_INLINE,
-						      .length = 8}),
-			    0);
+		POST(&a, IBV_WR_SEND, .wr_id = i, .flags = IBV_SEND_INLINE, .length = 8);
 	}
 	for (unsigned i = 1; i < 8; i++) {
 		expect_wc(&b, i, IBV_WC_SUCCESS);
@@ -256,19 +252,11 @@ static void late_frames(bool up_before)
 		CHECK_EQUAL(post_recv_at(&b, 8, 0, 8), 0);
 		CHECK_EQUAL(post_recv_at(&b, 9, 8, 8), 0);
 		a.memory[0] = 8;
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
-						      .wr_id = 8,
-						      .flags = IBV_SEND_INLINE,
-						      .length = 8}),
-			    0);
+		POST(&a, IBV_WR_SEND, .wr_id = 8, .flags = IBV_SEND_INLINE, .length = 8);
 		soft_progress();
 		no_faults();
 		a.memory[0] = 9;
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
-						      .wr_id = 9,
-						      .flags = IBV_SEND_INLINE,
-						      .length = 8}),
-			    0);
+		POST(&a, IBV_WR_SEND, .wr_id = 9, .flags = IBV_SEND_INLINE, .length = 8);
 		expect_wc(&b, 8, IBV_WC_SUCCESS);
 		expect_wc(&b, 9, IBV_WC_SUCCESS);
 		CHECK_EQUAL(b.memory[0], 8);
@@ -406,14 +394,8 @@ static void one_lost_frame(const char *which)
 
 	spec("loss=@2,frames=%s", which);
 	for (unsigned i = 0; i < 4; i++) {
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-						      .wr_id = i,
-						      .length = 8,
-						      .remote = peer.memory,
-						      .rkey = peer.rkey,
-						      .compare_add = 1}),
-			    0);
-		expect_wc(&a, i, IBV_WC_SUCCESS);
+		RUN(&a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = i, .length = 8,
+		    .remote = peer.memory, .rkey = peer.rkey, .compare_add = 1);
 		CHECK_EQUAL(*(uint64_t *)(void *)a.memory, i);
 	}
 	/* Of each connection, and this one has two ends here, of which one has requests to take in
@@ -469,12 +451,7 @@ static void one_queue_pair(void)
 static void send_uc(struct side *side, uint32_t length, uint32_t imm)
 {
 	fill(side->memory, length, imm);
-	CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND_WITH_IMM,
-						.wr_id = 9,
-						.length = length,
-						.imm = imm}),
-		    0);
-	expect_wc(side, 9, IBV_WC_SUCCESS);
+	RUN(side, IBV_WC_SUCCESS, IBV_WR_SEND_WITH_IMM, .wr_id = 9, .length = length, .imm = imm);
 }
 
 static void receive_uc(struct side *side, uint32_t length, uint32_t imm)

@@ -20,9 +20,7 @@ static void no_long_files(void)
 	CHECK_EQUAL(post_recv_at(&side, 1, 4096, 4096), 0);
 	fill(side.memory, 4096, process.child != 0);
 	process_barrier(&process);
-	CHECK_EQUAL(
-		post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 4096}),
-		0);
+	POST(&side, IBV_WR_SEND, .wr_id = 2, .length = 4096);
 	for (int i = 0; i < 2; i++)
 		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 	CHECK(filled(side.memory + 4096, 4096, process.child == 0));

@@ -22,9 +22,7 @@ static void late_peer(void)
 		struct side *first = order ? &b : &a, *second = order ? &a : &b;
 
 		bring_up(first, order ? &address_a : &address_b);
-		CHECK_EQUAL(post(first,
-				 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}),
-			    0);
+		POST(first, IBV_WR_SEND, .wr_id = 1, .length = 8);
 		CHECK_EQUAL(to_init(second), 0);
 		CHECK_EQUAL(post_recv_at(second, 2, 0, 8), 0);
 		CHECK_EQUAL(to_rtr(second, order ? &address_b : &address_a), 0);
@@ -57,10 +55,7 @@ static void no_peer(void)
 		bring_up(&a, &address);
 		if (way == 2)
 			bring_up(&b, &own);
-		CHECK_EQUAL(
-			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}),
-			0);
-		expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
+		RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 		CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
 		close_pair(&a, &b);
 	}
@@ -82,8 +77,7 @@ static void wrong_psn_found_late(void)
 	CHECK_EQUAL(to_rtr(&b, &address_a), 0);
 	CHECK_EQUAL(to_rts(&b), 0);
 	CHECK_EQUAL(to_rts(&a), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
-	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
+	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
 	close_pair(&a, &b);
 }
@@ -178,7 +172,7 @@ static void hostile_peers(void)
 
 	open_pair(&c, &d, (struct options){0});
 	CHECK_EQUAL(post_recv_at(&d, 1, 0, 8), 0);
-	CHECK_EQUAL(post(&c, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	POST(&c, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	expect_wc(&d, 1, IBV_WC_SUCCESS);
 	expect_wc(&c, 2, IBV_WC_SUCCESS);
 	close_pair(&c, &d);
@@ -187,7 +181,7 @@ static void hostile_peers(void)
 
 	/* The first pair noticed nothing of all this. */
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	expect_wc(&a, 2, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
@@ -242,9 +236,7 @@ static void orderly_end(void)
 
 		open_pair(&a, &b, (struct options){0});
 		CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-		CHECK_EQUAL(
-			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
-			0);
+		POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 8);
 		expect_wc(&b, 1, IBV_WC_SUCCESS);
 		if (way == 0)
 			CHECK_EQUAL(to_state(&b, IBV_QPS_ERR), 0);
@@ -257,9 +249,7 @@ static void orderly_end(void)
 		/* What was received has been acknowledged, however quickly the end came. */
 		expect_wc(&a, 2, IBV_WC_SUCCESS);
 		lose_patience(&a);
-		CHECK_EQUAL(
-			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 3, .length = 8}),
-			0);
+		POST(&a, IBV_WR_SEND, .wr_id = 3, .length = 8);
 		CHECK_EQUAL(post_recv_at(&a, 4, 0, 8), 0);
 		expect_wc(&a, 3, IBV_WC_RETRY_EXC_ERR);
 		expect_wc(&a, 4, IBV_WC_WR_FLUSH_ERR);
@@ -289,7 +279,7 @@ static void killed(int way)
 	CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
 	process_barrier(&process);
 	/* A stream is there when something has come through it. */
-	CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND_WITH_IMM, .wr_id = 4}), 0);
+	POST(&side, IBV_WR_SEND_WITH_IMM, .wr_id = 4);
 	for (int n = 0; n < 2; n++)
 		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 	process_barrier(&process);
@@ -325,12 +315,8 @@ static void killed(int way)
 		CHECK_EQUAL(waitpid(process.child, NULL, WUNTRACED), process.child);
 	}
 	if (way == 2 || way == 4)
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_READ,
-							 .wr_id = 3,
-							 .length = BIG,
-							 .remote = peer.memory,
-							 .rkey = peer.rkey}),
-			    0);
+		POST(&side, IBV_WR_RDMA_READ, .wr_id = 3, .length = BIG, .remote = peer.memory,
+		     .rkey = peer.rkey);
 	CHECK_EQUAL(kill(process.child, SIGKILL), 0);
 	if (way == 2) { /* of which something has come; all of it where this process was slow */
 		struct ibv_wc wc = next_wc(&side);
@@ -365,19 +351,14 @@ static void stopped(void)
 	CHECK_EQUAL(to_rtr(&side, &peer), 0);
 	CHECK_EQUAL(to_rts(&side), 0);
 	if (process.child) {
-		CHECK_EQUAL(post(&side,
-				 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}),
-			    0);
-		expect_wc(&side, 1, IBV_WC_SUCCESS);
+		RUN(&side, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 8);
 		lose_patience(&side);
 		process_barrier(&process);
 		CHECK_EQUAL(kill(process.child, SIGSTOP), 0);
 		int status;
 
 		CHECK_EQUAL(waitpid(process.child, &status, WUNTRACED), process.child);
-		CHECK_EQUAL(post(&side,
-				 (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
-			    0);
+		POST(&side, IBV_WR_SEND, .wr_id = 2, .length = 8);
 		for (uint64_t end = now_ns(CLOCK_MONOTONIC) + SECOND / 10;
 		     now_ns(CLOCK_MONOTONIC) < end;)
 			CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
@@ -504,10 +485,7 @@ static void impossible_answers(void)
 		open_side(&side, (struct options){0});
 		int fd = adopted(&side);
 
-		CHECK_EQUAL(
-			post(&side,
-			     (struct request){.opcode = cases[i].opcode, .wr_id = 1, .length = 8}),
-			0);
+		POST(&side, cases[i].opcode, .wr_id = 1, .length = 8);
 		frame.psn = frame.ack = side.psn;
 		put_frame(fd, &frame);
 		expect_wc(&side, 1, IBV_WC_BAD_RESP_ERR);
@@ -533,10 +511,7 @@ static void mutations(void)
 
 		for (unsigned i = 0; i < 8; i++)
 			CHECK_EQUAL(post_recv_at(&side, i, i * 64, 64), 0);
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_READ,
-							 .wr_id = 20,
-							 .length = 64}),
-			    0);
+		POST(&side, IBV_WR_RDMA_READ, .wr_id = 20, .length = 64);
 		for (uint32_t i = 0; i < 12; i++) {
 			static const uint8_t opcodes[] = {SOFT_SEND, SOFT_WRITE, SOFT_READ,
 							  SOFT_FETCH_ADD, SOFT_READ_DATA};

@@ -86,11 +86,8 @@ static void send_all(struct crowd *crowd, int from, int to)
 	for (int i = from; i < to; i++) {
 		crowd->side.qp = crowd->qps[i];
 		*(uint64_t *)(void *)(crowd->side.memory + (size_t)i * 8) = (uint64_t)i;
-		CHECK_EQUAL(post(&crowd->side, (struct request){.opcode = IBV_WR_SEND,
-								.length = 8,
-								.wr_id = (uint64_t)i,
-								.offset = (size_t)i * 8}),
-			    0);
+		POST(&crowd->side, IBV_WR_SEND, .length = 8, .wr_id = (uint64_t)i,
+		     .offset = (size_t)i * 8);
 	}
 	crowd->side.qp = NULL;
 }

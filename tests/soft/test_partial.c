@@ -160,10 +160,7 @@ static void memory_gone(bool uc, bool draining)
 	if (uc) {
 		memset(side->memory, 0xbb, LONG);
 		CHECK_EQUAL(to_state(side, IBV_QPS_RTS), 0);
-		CHECK_EQUAL(
-			post(side,
-			     (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = REST}),
-			0);
+		POST(side, IBV_WR_SEND, .wr_id = 2, .length = REST);
 		struct soft_frame frame = get_rest(&stage, begun, count);
 
 		CHECK_EQUAL(frame.psn, side->psn);
@@ -213,10 +210,8 @@ static void not_ready(bool over_first)
 	struct side *side = &stage.side;
 
 	open_stage(&stage, (struct options){.rnr_retry = RETRIES});
-	CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = LONG}),
-		    0);
-	CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = REST}),
-		    0);
+	POST(side, IBV_WR_SEND, .wr_id = 1, .length = LONG);
+	POST(side, IBV_WR_SEND, .wr_id = 2, .length = REST);
 	CHECK(is_partial(&stage));
 	/* Code 0: for 655 ms, or until the test says that they are over. */
 	put(&stage, (struct soft_frame){.opcode = SOFT_RNR_NAK,

@@ -21,11 +21,7 @@ static void nothing_left(void)
 		open_pair(&a, &b, (struct options){0});
 		if (round % 2) {
 			CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-			CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
-							      .wr_id = 2,
-							      .length = 8}),
-				    0);
-			expect_wc(&a, 2, IBV_WC_SUCCESS);
+			RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
 		}
 		close_pair(&a, &b);
 		expect_resources(before);
@@ -119,8 +115,7 @@ static void idle(void)
 
 	open_pair(&a, &b, (struct options){0});
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
-	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	falls_asleep();
 	close_pair(&a, &b);
@@ -175,10 +170,7 @@ static void idle_peers(void)
 	for (int i = 0; i < 200; i++) {
 		CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
 		process_barrier(&process);
-		CHECK_EQUAL(post(&side,
-				 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}),
-			    0);
-		expect_wc(&side, 1, IBV_WC_SUCCESS);
+		RUN(&side, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 8);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 	}
 	CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
@@ -207,15 +199,9 @@ static void busy_application(bool stays)
 		for (int i = 0; i < WRITES; i++) {
 			count(&side, count_at(peer.memory, peer.rkey));
 		}
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-							 .wr_id = 2,
-							 .length = 8,
-							 .offset = 64,
-							 .remote = peer.memory + 8 * DONE,
-							 .rkey = peer.rkey,
-							 .compare_add = 1}),
-			    0);
-		expect_wc(&side, 2, IBV_WC_SUCCESS);
+		RUN(&side, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 2, .length = 8,
+		    .offset = 64, .remote = peer.memory + 8 * DONE, .rkey = peer.rkey,
+		    .compare_add = 1);
 	} else {
 		struct ibv_wc wc;
 
@@ -264,10 +250,7 @@ static void waking(void)
 			bool mine = (i & 1) == (process.child != 0);
 
 			if (mine)
-				CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND,
-									 .wr_id = 2,
-									 .length = 8}),
-					    0);
+				POST(&side, IBV_WR_SEND, .wr_id = 2, .length = 8);
 			CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
 			struct ibv_wc wc;
 
@@ -304,17 +287,9 @@ static void *talk(void *unused)
 	open_pair(&a, &b, (struct options){0});
 	for (unsigned i = 0; i < 200; i++) {
 		CHECK_EQUAL(post_recv_at(&b, i, 0, 4000), 0);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
-						      .wr_id = i,
-						      .length = 1 + i * 19}),
-			    0);
-		CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_READ,
-						      .wr_id = 1000,
-						      .length = 4000,
-						      .offset = 8192,
-						      .remote = (uintptr_t)a.memory + 8192,
-						      .rkey = a.mr->rkey}),
-			    0);
+		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 1 + i * 19);
+		POST(&b, IBV_WR_RDMA_READ, .wr_id = 1000, .length = 4000, .offset = 8192,
+		     REMOTE(a, 8192));
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 		for (int n = 0; n < 2; n++)
 			CHECK_EQUAL(next_wc(&b).status, IBV_WC_SUCCESS);
@@ -348,7 +323,7 @@ static void begin_what_a_child_cannot_end(struct side *a, struct ibv_async_event
 
 	CHECK_EQUAL(a->context->ops.req_notify_cq(a->cq, 0), 0);
 	CHECK_EQUAL(to_state(a, IBV_QPS_ERR), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND}), 0); /* flushed */
+	POST(a, IBV_WR_SEND); /* flushed */
 	CHECK_EQUAL(verbs->ibv_get_cq_event(a->channel, &cq, &context), 0);
 	CHECK_EQUAL(verbs->ibv_get_async_event(a->context, event), 0);
 	CHECK_EQUAL(event->event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
@@ -394,8 +369,7 @@ static void forking(void)
 	begin_what_a_child_cannot_end(&busy, &event);
 	open_pair(&a, &b, (struct options){0});
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
-	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	pid_t child = fork();
 
@@ -403,18 +377,13 @@ static void forking(void)
 	if (child == 0) {
 		limit_seconds(60);
 		/* Its streams are the parent's: this one goes nowhere, but does no harm. */
-		CHECK_EQUAL(
-			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 9, .length = 8}),
-			0);
+		POST(&a, IBV_WR_SEND, .wr_id = 9, .length = 8);
 #ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
 		struct side c, d;
 
 		open_pair(&c, &d, (struct options){0});
 		CHECK_EQUAL(post_recv_at(&d, 1, 0, 8), 0);
-		CHECK_EQUAL(
-			post(&c, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
-			0);
-		expect_wc(&c, 2, IBV_WC_SUCCESS);
+		RUN(&c, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
 		expect_wc(&d, 1, IBV_WC_SUCCESS);
 		close_pair(&c, &d);
 #endif
@@ -428,8 +397,7 @@ static void forking(void)
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	/* The parent noticed nothing. */
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
-	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
 	end_it(&busy, &event);
@@ -469,8 +437,7 @@ static void forking_while_polling(void)
 static void one_message(struct side *a, struct side *b)
 {
 	CHECK_EQUAL(post_recv_at(b, 1, 0, 8), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
-	expect_wc(a, 2, IBV_WC_SUCCESS);
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	expect_wc(b, 1, IBV_WC_SUCCESS);
 }
 
@@ -593,12 +560,7 @@ static void in_the_middle(void)
 	CHECK_EQUAL(aiordma_set_nonblocking(verbs, a.channel->fd), 0);
 	CHECK_EQUAL(a.context->ops.req_notify_cq(a.cq, 0), 0);
 	while (!heard) {
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-						      .wr_id = 1,
-						      .length = LONG,
-						      .remote = (uintptr_t)b.memory,
-						      .rkey = b.mr->rkey}),
-			    0);
+		POST(&a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = LONG, REMOTE(b, 0));
 		while (!(n = aiordma_drain(&state, &completion, 1, &more)))
 			heard = heard || state.busy;
 		CHECK_EQUAL(n, 1);

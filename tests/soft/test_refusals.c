@@ -112,12 +112,7 @@ static void taken_away(enum ibv_wr_opcode opcode)
 
 	open_pair(&a, &b, (struct options){0});
 	spec("delay=30ms");
-	CHECK_EQUAL(post(&a, (struct request){.opcode = opcode,
-					      .wr_id = 1,
-					      .length = 8,
-					      .remote = (uintptr_t)b.memory,
-					      .rkey = b.mr->rkey}),
-		    0);
+	POST(&a, opcode, .wr_id = 1, .length = 8, REMOTE(b, 0));
 	CHECK_EQUAL(verbs->ibv_dereg_mr(a.mr), 0);
 	a.mr = NULL;
 	CHECK_EQUAL(mprotect(a.memory, 4096, PROT_NONE), 0); /* an access would be seen */

@@ -30,19 +30,13 @@ static void talk(struct side *a, struct side *b, uint32_t length, unsigned seed)
 
 	fill(a->memory, length, seed);
 	CHECK_EQUAL(post_recv_at(b, 1, 0, length), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = length}),
-		    0);
+	POST(a, IBV_WR_SEND, .wr_id = 2, .length = length);
 	expect_wc(b, 1, IBV_WC_SUCCESS);
 	expect_wc(a, 2, IBV_WC_SUCCESS);
 	CHECK(filled(b->memory, length, seed));
 	memset(a->memory, 0, length);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ,
-					     .wr_id = 3,
-					     .length = length,
-					     .remote = address.memory,
-					     .rkey = address.rkey}),
-		    0);
-	expect_wc(a, 3, IBV_WC_SUCCESS);
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .wr_id = 3, .length = length,
+	    .remote = address.memory, .rkey = address.rkey);
 	CHECK(filled(a->memory, length, seed));
 }
 
@@ -75,8 +69,7 @@ static void itself(void)
 	bring_up(&side, &own);
 	fill(side.memory, 100, 7);
 	CHECK_EQUAL(post_recv_at(&side, 1, 1000, 100), 0);
-	CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 100}),
-		    0);
+	POST(&side, IBV_WR_SEND, .wr_id = 2, .length = 100);
 	expect_wc(&side, 1, IBV_WC_SUCCESS);
 	expect_wc(&side, 2, IBV_WC_SUCCESS);
 	CHECK(filled(side.memory + 1000, 100, 7));
@@ -107,11 +100,7 @@ static void many(void)
 		CHECK_EQUAL(to_rtr(&sides[i], &peer), 0);
 		CHECK_EQUAL(to_rts(&sides[i]), 0);
 		fill(sides[i].memory + 64, 64, (unsigned)i);
-		CHECK_EQUAL(post(&sides[i], (struct request){.opcode = IBV_WR_SEND,
-							     .wr_id = 2,
-							     .offset = 64,
-							     .length = 64}),
-			    0);
+		POST(&sides[i], IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
 		/* Sent and received, in either order. */
 		CHECK_EQUAL(next_wc(&sides[i]).status, IBV_WC_SUCCESS);
 		CHECK_EQUAL(next_wc(&sides[i]).status, IBV_WC_SUCCESS);
@@ -193,11 +182,7 @@ static void unwilling(void)
 		CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
 		CHECK_EQUAL(to_rtr(&side, &peer), 0);
 		CHECK_EQUAL(to_rts(&side), 0);
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND,
-							 .wr_id = 2,
-							 .offset = 64,
-							 .length = 64}),
-			    0);
+		POST(&side, IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
 		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 		soft_lock();
@@ -224,10 +209,7 @@ static void another_name(void)
 	CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
 	CHECK_EQUAL(to_rtr(&side, &peer), 0);
 	CHECK_EQUAL(to_rts(&side), 0);
-	CHECK_EQUAL(post(&side,
-			 (struct request){
-				 .opcode = IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64}),
-		    0);
+	POST(&side, IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
 	CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 	CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 	soft_lock();
@@ -363,8 +345,7 @@ static void held_requests(void)
 	CHECK_EQUAL(to_rtr(&other, &others), 0);
 	CHECK_EQUAL(to_rts(&other), 0);
 	process_barrier(&process);
-	CHECK_EQUAL(post(&other, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
-		    0);
+	POST(&other, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	CHECK_EQUAL(next_wc(&other).status, IBV_WC_SUCCESS);
 	CHECK_EQUAL(next_wc(&other).status, IBV_WC_SUCCESS);
 	process_barrier(&process);

@@ -211,17 +211,6 @@ static void echo(enum waiting waiting)
 	part(&end, waiting != ASLEEP);
 }
 
-/* What long records take is measured on both sides, for comparison with cross-memory copies. */
-static void check_measured(const struct end *end)
-{
-	soft_lock();
-	const struct soft_cma *cma = end->chan.peer->cma;
-
-	CHECK(soft_hint_get(&cma->own->put_ns));
-	CHECK(cma->took_ns);
-	soft_unlock();
-}
-
 /* In both directions at once; the writer never overtakes the reader. */
 static void flood(bool polling)
 {
@@ -235,8 +224,6 @@ static void flood(bool polling)
 		end.most = sizes[i];
 		send_now(&end, amount);
 		UNTIL(&end, polling, end.bytes == amount && end.sent == amount);
-		if (sizes[i] > 32768)
-			check_measured(&end);
 		part(&end, polling);
 	}
 }

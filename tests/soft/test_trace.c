@@ -352,8 +352,7 @@ static void failures(void)
 	expect_wc(&a, 2, IBV_WC_REM_ACCESS_ERR);
 	expect_wc(&a, 3, IBV_WC_WR_FLUSH_ERR);
 	expect_wc(&a, 4, IBV_WC_WR_FLUSH_ERR);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 5}), 0);
-	expect_wc(&a, 5, IBV_WC_WR_FLUSH_ERR);
+	RUN(&a, IBV_WC_WR_FLUSH_ERR, IBV_WR_SEND, .wr_id = 5);
 	expect_wc(&b, 0, IBV_WC_SUCCESS);
 	for (unsigned i = 1; i < 8; i++)
 		expect_wc(&b, i, IBV_WC_WR_FLUSH_ERR);
@@ -530,10 +529,7 @@ static void shared(void)
 		CHECK_EQUAL(post_recv_at(&b, 50 + i, 0, 64), 0);
 	CHECK_EQUAL(post_recv_at(&b, 58, 0, 64), ENOMEM);
 	for (unsigned i = 0; i < 8; i++) {
-		CHECK_EQUAL(
-			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = i}),
-			0);
-		expect_wc(&a, i, IBV_WC_SUCCESS);
+		RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = i);
 		CHECK_EQUAL(expect_wc(&b, 50 + i, IBV_WC_SUCCESS).byte_len, i);
 	}
 	for (unsigned i = 0; i < 4; i++) /* they stay in the queue */
@@ -662,12 +658,7 @@ static void overrun(void)
 
 	open_pair(&a, &b, (struct options){.cqe = 4});
 	for (unsigned i = 0; i < 6; i++)
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-						      .wr_id = i,
-						      .length = 8,
-						      .remote = (uintptr_t)b.memory,
-						      .rkey = b.mr->rkey}),
-			    0);
+		POST(&a, IBV_WR_RDMA_WRITE, .wr_id = i, .length = 8, REMOTE(b, 0));
 	expect_event(&a, IBV_EVENT_CQ_ERR);
 	read_trace(&trace, path);
 	for (size_t i = 0; i < trace.count; i++) {
@@ -700,10 +691,7 @@ static void send_rounds(struct side *a, struct side *b, unsigned rounds)
 {
 	for (unsigned i = 0; i < rounds; i++) {
 		CHECK_EQUAL(post_recv_at(b, i, 0, 64), 0);
-		CHECK_EQUAL(
-			post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = 8}),
-			0);
-		expect_wc(a, i, IBV_WC_SUCCESS);
+		RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 8);
 		expect_wc(b, i, IBV_WC_SUCCESS);
 	}
 }
@@ -721,12 +709,7 @@ static void faults(void)
 	CHECK(found.lost && found.duplicated && found.not_ready && found.retried);
 	spec("register=@1,cut=1,cut_after=100");
 	CHECK(!verbs->ibv_reg_mr(a.pd, a.memory, 64, 0));
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-					      .wr_id = 1,
-					      .length = 500,
-					      .remote = (uintptr_t)b.memory,
-					      .rkey = b.mr->rkey}),
-		    0);
+	POST(&a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 500, REMOTE(b, 0));
 	CHECK(next_wc(&a).status != IBV_WC_SUCCESS);
 	struct aiordma_fault_counts cuts = counts();
 
@@ -796,8 +779,7 @@ static void late(void)
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
 	unlink(path);
 	start_trace(path);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
-	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
 	aiordma_trace_stop();

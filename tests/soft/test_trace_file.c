@@ -13,13 +13,8 @@ static struct trace trace;
 static void work(struct side *a, const struct side *b, unsigned count)
 {
 	for (unsigned i = 0; i < count; i++) {
-		CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
-						     .wr_id = i,
-						     .length = 8,
-						     .remote = (uintptr_t)b->memory,
-						     .rkey = b->mr->rkey}),
-			    0);
-		expect_wc(a, i, IBV_WC_SUCCESS);
+		RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .wr_id = i, .length = 8,
+		    .remote = (uintptr_t)b->memory, .rkey = b->mr->rkey);
 	}
 }
 

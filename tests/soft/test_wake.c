@@ -79,9 +79,7 @@ static void *play(void *argument)
 		if (!player->begins)
 			await(player, &counts, round, 0);
 		CHECK_EQUAL(post_recv_at(&player->side, 1, 0, 8), 0);
-		CHECK_EQUAL(post(&player->side,
-				 (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
-			    0);
+		POST(&player->side, IBV_WR_SEND, .wr_id = 2, .length = 8);
 		if (player->begins)
 			await(player, &counts, round, round);
 	}
