@@ -32,10 +32,7 @@ static void bring_scene_up(struct scene *scene)
 	struct side *side = &scene->side;
 
 	scene->peer = exchange(&scene->process, side);
-	CHECK_EQUAL(to_init(side), 0);
-	CHECK_EQUAL(post_recv_at(side, 99, 0, 8), 0);
-	CHECK_EQUAL(to_rtr(side, &scene->peer), 0);
-	CHECK_EQUAL(to_rts(side), 0);
+	bring_up_receiving(side, &scene->peer, 99, 1, 8);
 	if (!is_parent(scene))
 		expect_wc(side, 99, IBV_WC_SUCCESS);
 	RUN(side, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 98);
@@ -133,11 +130,7 @@ static void hand_over(struct side *side)
 
 static uint64_t under_lock(const uint64_t *count)
 {
-	soft_lock();
-	uint64_t value = *count;
-
-	soft_unlock();
-	return value;
+	return LOCKED(*count);
 }
 
 static uint64_t copied_so_far(void)
@@ -154,7 +147,7 @@ static uint64_t given_so_far(void)
 
 /* One message, from the pieces of one side to those of the other; the one whose it is to copy has
  * copied what is long, and nothing else. */
-static void one_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32_t length, int pieces,
+static void whole_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32_t length, int pieces,
 			size_t at, unsigned seed)
 {
 	bool read = opcode == IBV_WR_RDMA_READ, send = opcode == IBV_WR_SEND;
@@ -219,7 +212,7 @@ static void every_byte(void)
 		for (unsigned j = 0; j < sizeof(lengths) / sizeof(*lengths); j++)
 			for (unsigned k = 0; k < sizeof(pieces) / sizeof(*pieces); k++)
 				if ((uint32_t)pieces[k] <= lengths[j])
-					one_message(&scene, opcodes[i], lengths[j], pieces[k],
+					whole_message(&scene, opcodes[i], lengths[j], pieces[k],
 						    1 + next_random() % 5000, ++seed);
 	close_scene(&scene);
 }

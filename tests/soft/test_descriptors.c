@@ -59,30 +59,30 @@ static void thread_ends(void)
 		sched_yield();
 	close_all();
 	soft_unlock();
-	for (bool runs = true; runs; sched_yield()) {
-		soft_lock();
-		runs = engine.running;
-		soft_unlock();
-	}
+	while (LOCKED(engine.running))
+		sched_yield();
 	close_side(&side);
 	expect_no_device_thread();
 }
 
 /* It sleeps, and nothing wakes it any more; the numbers are other files' by now, whichever call comes
  * first. */
-static void expect_others_stay(struct side *a, struct side *b, void (*first)(struct side *side))
+static void expect_others_stay(bool modifies)
 {
+	struct side a, b;
 	int pipes[16][2];
 	struct stat before[16][2], now;
 
+	open_pair(&a, &b, (struct options){0});
 	close_all();
 	for (int i = 0; i < 16; i++) {
 		CHECK_EQUAL(pipe(pipes[i]), 0);
 		for (int end = 0; end < 2; end++)
 			CHECK_EQUAL(fstat(pipes[i][end], &before[i][end]), 0);
 	}
-	first(a);
-	close_pair(a, b);
+	if (modifies)
+		CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), ENODEV);
+	close_pair(&a, &b);
 	expect_no_device_thread();
 	for (int i = 0; i < 16; i++) {
 		struct pollfd readable = {.fd = pipes[i][0], .events = POLLIN};
@@ -95,30 +95,14 @@ static void expect_others_stay(struct side *a, struct side *b, void (*first)(str
 	}
 }
 
-static void nothing(struct side *side)
-{
-	(void)side;
-}
-
 static void others_stay(void)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){0});
-	expect_others_stay(&a, &b, nothing);
-}
-
-static void to_error(struct side *side)
-{
-	CHECK_EQUAL(to_state(side, IBV_QPS_ERR), ENODEV);
+	expect_others_stay(false);
 }
 
 static void others_stay_when_modified(void)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){0});
-	expect_others_stay(&a, &b, to_error);
+	expect_others_stay(true);
 }
 
 /* The last object takes its context along, and with it the thread. */
@@ -141,28 +125,9 @@ static void opens_anew(void)
 	open_side(&old, (struct options){0});
 	close_all();
 	open_pair(&a, &b, (struct options){0});
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	one_message(&a, &b);
 	close_pair(&a, &b);
 	close_side(&old);
-}
-
-static void in_child(void (*run)(void))
-{
-	int status;
-
-	fflush(NULL);
-	pid_t child = fork();
-
-	CHECK(child >= 0);
-	if (!child) {
-		limit_seconds(60);
-		run();
-		exit(0);
-	}
-	CHECK_EQUAL(waitpid(child, &status, 0), child);
-	CHECK_EQUAL(status, 0);
 }
 
 int main(void)

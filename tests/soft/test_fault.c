@@ -352,8 +352,7 @@ static void much_is_late(void)
 
 	open_pair(&a, &b, (struct options){.memory = LONG, .sends = MANY, .receives = MANY});
 	spec("delay=1000s");
-	for (unsigned i = 0; i < MANY; i++)
-		CHECK_EQUAL(post_recv_at(&b, i, 0, LONG), 0);
+	post_recvs(&b, 0, MANY, LONG);
 	for (unsigned i = 0; i < MANY; i++)
 		CHECK_EQUAL(post(&a, send_request(i, LONG)), 0);
 	for (unsigned i = 0; i < MANY - 65; i++)
@@ -414,10 +413,7 @@ static void nothing_comes(void)
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.timeout = 8, .retry_cnt = 3});
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-	CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
-	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	one_message(&a, &b);
 	spec("loss=1");
 	CHECK_EQUAL(post(&a, send_request(2, 8)), 0);
 	CHECK_EQUAL(post(&a, send_request(3, 8)), 0);
@@ -437,10 +433,7 @@ static void one_queue_pair(void)
 	open_pair(&a, &b, (struct options){.timeout = 8, .retry_cnt = 1});
 	open_pair(&c, &d, (struct options){.timeout = 20});
 	spec("loss=1,qp=%u", b.qp->qp_num);
-	CHECK_EQUAL(post_recv_at(&d, 1, 0, 8), 0);
-	CHECK_EQUAL(post(&c, send_request(1, 8)), 0);
-	expect_wc(&c, 1, IBV_WC_SUCCESS);
-	expect_wc(&d, 1, IBV_WC_SUCCESS);
+	one_message(&c, &d);
 	CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
 	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
 	close_pair(&a, &b);
@@ -500,10 +493,7 @@ static void cut_links(void)
 
 	/* Of those that are there the first one... */
 	open_pair(&a, &b, (struct options){.ends_with_peer = true});
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-	CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
-	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	one_message(&a, &b);
 	for (unsigned i = 0; i < 2; i++)
 		CHECK_EQUAL(post_recv_at(i ? &a : &b, 2, 0, 8), 0);
 	spec("cut=@1");
@@ -514,10 +504,7 @@ static void cut_links(void)
 	CHECK_EQUAL(counts().cut - before.cut, 1);
 	/* ...and no other one. */
 	open_pair(&c, &d, (struct options){0});
-	CHECK_EQUAL(post_recv_at(&d, 1, 0, 8), 0);
-	CHECK_EQUAL(post(&c, send_request(1, 8)), 0);
-	expect_wc(&c, 1, IBV_WC_SUCCESS);
-	expect_wc(&d, 1, IBV_WC_SUCCESS);
+	one_message(&c, &d);
 	close_pair(&c, &d);
 	close_pair(&a, &b);
 	no_faults();
@@ -534,8 +521,7 @@ static void cut_after_bytes(void)
 
 	open_pair(&a, &b, (struct options){.ends_with_peer = true});
 	spec("cut=1,cut_after=10000,qp=%u", b.qp->qp_num);
-	for (unsigned i = 0; i < 20; i++)
-		CHECK_EQUAL(post_recv_at(&b, i, 0, MESSAGE), 0);
+	post_recvs(&b, 0, 20, MESSAGE);
 	for (unsigned i = 0; i < 20; i++)
 		CHECK_EQUAL(post(&a, send_request(i, MESSAGE)), 0);
 	while ((wc = next_wc(&b)).status == IBV_WC_SUCCESS)
@@ -558,8 +544,7 @@ static void not_ready(void)
 	open_pair(&a, &b, (struct options){.rnr_retry = 3});
 	struct address peer = address_of_side(&b);
 
-	for (unsigned i = 0; i < 4; i++)
-		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
+	post_recvs(&b, 0, 4, 8);
 	spec("rnr=@2-4");
 	for (unsigned i = 0; i < 2; i++) {
 		CHECK_EQUAL(post(&a, i ? (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
@@ -591,8 +576,7 @@ static void full_queues(void)
 
 	open_pair(&a, &b, (struct options){0});
 	spec("overrun=@2,cq=%u", b.cq->handle);
-	for (unsigned i = 0; i < 3; i++)
-		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
+	post_recvs(&b, 0, 3, 8);
 	CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	expect_wc(&b, 0, IBV_WC_SUCCESS);

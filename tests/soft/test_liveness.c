@@ -83,11 +83,7 @@ static void write_bytes(struct side *a, uint32_t length)
 
 static struct soft_link link_of(const struct side *a)
 {
-	soft_lock();
-	struct soft_link link = *soft_link_of(soft_qp_of(a->qp));
-
-	soft_unlock();
-	return link;
+	return LOCKED(*soft_link_of(soft_qp_of(a->qp)));
 }
 
 static int option(int fd, int level, int name)

@@ -88,11 +88,7 @@ static void get(const struct stage *stage, uint32_t psn, uint32_t offset, uint32
 
 static bool is_partial(struct stage *stage)
 {
-	soft_lock();
-	bool partial = soft_qp_of(stage->side.qp)->link->partial;
-
-	soft_unlock();
-	return partial;
+	return LOCKED(soft_qp_of(stage->side.qp)->link->partial);
 }
 
 /* ---- the send queue fails -------------------------------------------------------------------- */
@@ -191,11 +187,7 @@ static struct soft_qp *waits_for_receive(struct stage *stage, uint8_t rnr_left)
 
 static bool rnr_is_over(struct soft_qp *qp)
 {
-	soft_lock();
-	bool over = !qp->rnr_waiting;
-
-	soft_unlock();
-	return over;
+	return LOCKED(!qp->rnr_waiting);
 }
 
 /* An RNR NAK refuses a message when its header has come, while the rest of the frame is on its way

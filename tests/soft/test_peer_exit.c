@@ -131,11 +131,7 @@ static bool waits_for_a_receive(struct side *side)
 	struct ibv_wc wc;
 
 	CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
-	soft_lock();
-	bool waits = soft_qp_of(side->qp)->rnr_waiting;
-
-	soft_unlock();
-	return waits;
+	return LOCKED(soft_qp_of(side->qp)->rnr_waiting);
 }
 
 /* The child's: the request that was sent again is read from its socket, and not refused. */
@@ -197,11 +193,7 @@ static void refuse_one(struct side *side)
 
 static uint64_t written_by(struct side *side)
 {
-	soft_lock();
-	uint64_t bytes = soft_link_of(soft_qp_of(side->qp))->chan.peer->out.mine;
-
-	soft_unlock();
-	return bytes;
+	return LOCKED(soft_link_of(soft_qp_of(side->qp))->chan.peer->out.mine);
 }
 
 /* In the ring, what was refused and sent again lies behind what was sent before: it counts as unread
@@ -252,11 +244,7 @@ static bool link_is_gone(struct side *side)
 	struct ibv_wc wc;
 
 	CHECK_EQUAL(poll_cq(side, 1, &wc), 0); /* no receive is flushed */
-	soft_lock();
-	bool gone = !soft_qp_of(side->qp)->link;
-
-	soft_unlock();
-	return gone;
+	return LOCKED(!soft_qp_of(side->qp)->link);
 }
 
 static uint64_t answer_time(struct side *side)
@@ -287,9 +275,7 @@ static void idle_and_gone(enum way way, bool without_limit)
 	soft_unlock();
 	CHECK_EQUAL(send_of(&side, FIRST_LAST, 8), 0);
 	if (without_limit) {
-		soft_lock();
-		CHECK(!soft_qp_of(side.qp)->reach_timer.running);
-		soft_unlock();
+		CHECK(LOCKED(!soft_qp_of(side.qp)->reach_timer.running));
 	} else {
 		expect_wc(&side, FIRST_LAST, IBV_WC_RETRY_EXC_ERR);
 		CHECK(soft_now() - start >= answer_time(&side));

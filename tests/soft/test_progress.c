@@ -19,10 +19,8 @@ static void nothing_left(void)
 		struct side a, b;
 
 		open_pair(&a, &b, (struct options){0});
-		if (round % 2) {
-			CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-			RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
-		}
+		if (round % 2)
+			one_message(&a, &b);
 		close_pair(&a, &b);
 		expect_resources(before);
 	}
@@ -90,21 +88,20 @@ static void falls_asleep(void)
 static void signals(void)
 {
 	static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
-	uint64_t blocked, expected = ~UINT64_C(0);
+	uint64_t expected = ~UINT64_C(0);
 	char value[256];
-	sigset_t all;
+	sigset_t others;
 	struct side side;
 
-	sigfillset(&all);
-	for (int number = 1; number <= 64; number++)
-		if (sigismember(&all, number) != 1 || number == SIGKILL || number == SIGSTOP)
-			expected &= ~(UINT64_C(1) << (number - 1));
+	sigfillset(&others);
 	for (int i = 0; i < 4; i++)
-		expected &= ~(UINT64_C(1) << (faults[i] - 1));
+		sigdelset(&others, faults[i]);
+	for (int number = 1; number <= 64; number++)
+		if (sigismember(&others, number) != 1 || number == SIGKILL || number == SIGSTOP)
+			expected &= ~(UINT64_C(1) << (number - 1));
 	open_side(&side, (struct options){0});
 	wait_for_status("SigBlk:", value);
-	blocked = strtoull(value, NULL, 16);
-	CHECK_EQUAL(blocked, expected);
+	CHECK_EQUAL(strtoull(value, NULL, 16), expected);
 	close_side(&side);
 }
 
@@ -114,24 +111,9 @@ static void idle(void)
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){0});
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	one_message(&a, &b);
 	falls_asleep();
 	close_pair(&a, &b);
-}
-
-/* Two processes that have a minute, and a side each, which are connected: the address of the other
- * one's. */
-static struct address open_peers(struct process *process, struct side *side)
-{
-	*process = split();
-	limit_seconds(60);
-	open_side(side, (struct options){0});
-	struct address peer = exchange(process, side);
-
-	bring_up(side, &peer);
-	return peer;
 }
 
 /* What a process knows of its peer's being awake it does not know over TCP. */
@@ -142,22 +124,12 @@ static bool by_shared_memory(void)
 	return !links || strcmp(links, "tcp");
 }
 
-/* One more, at a word of the peer. */
-static struct request count_at(uint64_t word, uint32_t rkey)
+/* One more, in a word of the peer's memory; what was there goes to offset 64 of the own one. */
+static void count(struct side *side, const struct address *peer, int word)
 {
-	return (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-				.wr_id = 1,
-				.length = 8,
-				.offset = 64,
-				.remote = word,
-				.rkey = rkey,
-				.compare_add = 1};
-}
-
-static void count(struct side *side, struct request request)
-{
-	CHECK_EQUAL(post(side, request), 0);
-	expect_wc(side, request.wr_id, IBV_WC_SUCCESS);
+	RUN(side, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8,
+	    .offset = 64, .remote = peer->memory + 8u * (unsigned)word, .rkey = peer->rkey,
+	    .compare_add = 1);
 }
 
 /* The same between processes, both of which have polled and then waited. */
@@ -166,7 +138,7 @@ static void idle_peers(void)
 	struct process process;
 	struct side side;
 
-	open_peers(&process, &side);
+	open_peers(&process, &side, (struct options){0}, 0, 0);
 	for (int i = 0; i < 200; i++) {
 		CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
 		process_barrier(&process);
@@ -176,9 +148,7 @@ static void idle_peers(void)
 	CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
 	process_barrier(&process);
 	falls_asleep();
-	process_barrier(&process);
-	close_side(&side);
-	join(&process);
+	close_peers(&process, &side);
 }
 
 /* A process that computes serves its peer's writes, reads and atomics: it computes until it has.
@@ -192,16 +162,13 @@ static void busy_application(bool stays)
 	};
 	struct process process;
 	struct side side;
-	struct address peer = open_peers(&process, &side);
+	struct address peer = open_peers(&process, &side, (struct options){0}, 0, 0);
 	uint64_t *words = (uint64_t *)(void *)side.memory;
 
 	if (process.child) {
-		for (int i = 0; i < WRITES; i++) {
-			count(&side, count_at(peer.memory, peer.rkey));
-		}
-		RUN(&side, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 2, .length = 8,
-		    .offset = 64, .remote = peer.memory + 8 * DONE, .rkey = peer.rkey,
-		    .compare_add = 1);
+		for (int i = 0; i < WRITES; i++)
+			count(&side, &peer, 0);
+		count(&side, &peer, DONE);
 	} else {
 		struct ibv_wc wc;
 
@@ -219,9 +186,7 @@ static void busy_application(bool stays)
 		if (stays)
 			soft_hold_polling(-1);
 	}
-	process_barrier(&process);
-	close_side(&side);
-	join(&process);
+	close_peers(&process, &side);
 }
 
 /* A thread asleep in ibv_get_cq_event wakes up, and so does one that waits with its own poll on a
@@ -229,19 +194,12 @@ static void busy_application(bool stays)
 static void waking(void)
 {
 	for (int way = 0; way < 3; way++) {
-		struct process process = split();
+		struct process process;
 		struct side side;
 		struct ibv_cq *cq;
 		void *context;
 
-		limit_seconds(60);
-		open_side(&side, (struct options){0});
-		CHECK_EQUAL(to_init(&side), 0);
-		CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
-		struct address peer = exchange(&process, &side);
-
-		CHECK_EQUAL(to_rtr(&side, &peer), 0);
-		CHECK_EQUAL(to_rts(&side), 0);
+		open_peers(&process, &side, (struct options){0}, 1, 8);
 		if (way == 1) /* the fd shows events alone */
 			CHECK_EQUAL(fcntl(side.channel->fd, F_SETFL, O_NONBLOCK), 0);
 		if (way == 2) /* it may also show work */
@@ -272,9 +230,7 @@ static void waking(void)
 			if (!mine)
 				CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
 		}
-		process_barrier(&process);
-		close_side(&side);
-		join(&process);
+		close_peers(&process, &side);
 	}
 }
 
@@ -291,8 +247,7 @@ static void *talk(void *unused)
 		POST(&b, IBV_WR_RDMA_READ, .wr_id = 1000, .length = 4000, .offset = 8192,
 		     REMOTE(a, 8192));
 		expect_wc(&a, i, IBV_WC_SUCCESS);
-		for (int n = 0; n < 2; n++)
-			CHECK_EQUAL(next_wc(&b).status, IBV_WC_SUCCESS);
+		expect_two(&b);
 	}
 	close_pair(&a, &b);
 	return NULL;
@@ -350,11 +305,7 @@ static void end_it(struct side *a, struct ibv_async_event *event)
 
 static bool armed_counts(void)
 {
-	soft_lock();
-	bool counts = soft_engine_armed_counts();
-
-	soft_unlock();
-	return counts;
+	return LOCKED(soft_engine_armed_counts());
 }
 
 /* The child of a fork has none of its parent's device, can have one of its own, and may drop what
@@ -368,9 +319,7 @@ static void forking(void)
 	bring_up(&busy, &(struct address){.qpn = 1});
 	begin_what_a_child_cannot_end(&busy, &event);
 	open_pair(&a, &b, (struct options){0});
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	one_message(&a, &b);
 	pid_t child = fork();
 
 	CHECK(child >= 0);
@@ -382,23 +331,16 @@ static void forking(void)
 		struct side c, d;
 
 		open_pair(&c, &d, (struct options){0});
-		CHECK_EQUAL(post_recv_at(&d, 1, 0, 8), 0);
-		RUN(&c, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
-		expect_wc(&d, 1, IBV_WC_SUCCESS);
+		one_message(&c, &d);
 		close_pair(&c, &d);
 #endif
 		close_pair(&a, &b);
 		close_side(&busy);
 		_exit(0);
 	}
-	int status;
-
-	CHECK_EQUAL(waitpid(child, &status, 0), child);
-	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	expect_ended_well(child);
 	/* The parent noticed nothing. */
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	one_message(&a, &b);
 	close_pair(&a, &b);
 	end_it(&busy, &event);
 }
@@ -425,20 +367,9 @@ static void forking_while_polling(void)
 		CHECK(!armed_counts());
 		_exit(0);
 	}
-	int status;
-
-	CHECK_EQUAL(waitpid(child, &status, 0), child);
-	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	expect_ended_well(child);
 	soft_busy_poll(0);
 	close_side(&side);
-}
-
-/* One message there, received and answered by its acknowledgement alone. */
-static void one_message(struct side *a, struct side *b)
-{
-	CHECK_EQUAL(post_recv_at(b, 1, 0, 8), 0);
-	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	expect_wc(b, 1, IBV_WC_SUCCESS);
 }
 
 /* Its acknowledgement of the last message, once more, waits for company until it is hurried. */
@@ -496,11 +427,9 @@ static void forking_with_a_delayed_acknowledgement(void)
 		_exit(0);
 	}
 	struct pollfd events = {.fd = b.context->async_fd, .events = POLLIN};
-	int status;
 
-	CHECK_EQUAL(waitpid(child, &status, 0), child);
+	expect_ended_well(child);
 	CHECK_EQUAL(poll(&events, 1, 0), 0);
-	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	hurry_acknowledgement(&b);
 	one_message(&a, &b);
 	close_pair(&a, &b);
@@ -513,29 +442,16 @@ static void parts(void)
 	enum {
 		LONG = 3 * 1024 * 1024
 	};
-	static const struct {
-		enum ibv_wr_opcode opcode;
-		uint32_t length;
-	} long_ones[] = {{IBV_WR_RDMA_WRITE, LONG}, {IBV_WR_RDMA_READ, LONG}};
+	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ};
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.memory = 2 * LONG});
 	for (int i = 0; i < 2; i++) {
-		struct request request = {
-			.opcode = long_ones[i].opcode,
-			.wr_id = 1,
-			.length = 64,
-			.remote = (uintptr_t)b.memory + LONG,
-			.rkey = b.mr->rkey,
-		};
 		unsigned before = soft_engine_parts();
 
-		CHECK_EQUAL(post(&a, request), 0);
-		expect_wc(&a, 1, IBV_WC_SUCCESS);
+		RUN(&a, IBV_WC_SUCCESS, opcodes[i], .length = 64, REMOTE(b, LONG));
 		CHECK_EQUAL(soft_engine_parts(), before);
-		request.length = long_ones[i].length;
-		CHECK_EQUAL(post(&a, request), 0);
-		expect_wc(&a, 1, IBV_WC_SUCCESS);
+		RUN(&a, IBV_WC_SUCCESS, opcodes[i], .length = LONG, REMOTE(b, LONG));
 		/* Sent and taken in, by the same process here. */
 		CHECK(soft_engine_parts() - before >= 4);
 	}
@@ -582,14 +498,14 @@ static void serving(void)
 	const uint64_t told = (uint64_t)1 << 32;
 	struct process process;
 	struct side side;
-	struct address peer = open_peers(&process, &side);
+	struct address peer = open_peers(&process, &side, (struct options){0}, 0, 0);
 
 	if (process.child) {
 		uint64_t *before = (uint64_t *)(void *)(side.memory + 64);
 
-		do {
-			count(&side, count_at(peer.memory, peer.rkey));
-		} while (*before < told);
+		do
+			count(&side, &peer, 0);
+		while (*before < told);
 	} else {
 		struct aiordma_drain state = {.calls = aiordma_embedded_calls(),
 					      .channel = side.channel};
@@ -603,9 +519,7 @@ static void serving(void)
 		__atomic_fetch_add((uint64_t *)(void *)side.memory, told, __ATOMIC_ACQ_REL);
 		aiordma_drain_end(&state);
 	}
-	process_barrier(&process);
-	close_side(&side);
-	join(&process);
+	close_peers(&process, &side);
 }
 
 /* The process that writes is told whether the other one was awake; not over TCP.  Once is enough: on a
@@ -620,24 +534,22 @@ static void meeting(void)
 	bool knows = by_shared_memory();
 	struct process process;
 	struct side side;
-	struct address peer = open_peers(&process, &side);
+	struct address peer = open_peers(&process, &side, (struct options){0}, 0, 0);
 	uint64_t *words = (uint64_t *)(void *)side.memory;
-	struct request request = count_at(peer.memory, peer.rkey);
 
 	if (process.child) {
 		process_barrier(&process); /* the peer polls from now on */
 		unsigned awake = soft_engine_writes(false);
 
 		for (int i = 0; knows ? soft_engine_writes(false) == awake : i < TIMES; i++)
-			count(&side, request);
+			count(&side, &peer, 0);
 		CHECK_EQUAL(soft_engine_writes(false) > awake, knows);
-		request.remote += 8 * DONE;
-		count(&side, request);
+		count(&side, &peer, DONE);
 		process_barrier(&process);
 		process_barrier(&process);
 		unsigned woke = soft_engine_writes(true);
 
-		count(&side, request);
+		count(&side, &peer, 0);
 		CHECK_EQUAL(soft_engine_writes(true) > woke, knows);
 	} else {
 		struct ibv_wc wc;
@@ -652,9 +564,7 @@ static void meeting(void)
 		falls_asleep();
 		process_barrier(&process);
 	}
-	process_barrier(&process);
-	close_side(&side);
-	join(&process);
+	close_peers(&process, &side);
 }
 
 /* A CQ that is armed for a thread that sleeps does not make peers notify a process that polls another

@@ -95,15 +95,11 @@ static void many(void)
 		open_side(&sides[i], (struct options){0});
 		struct address peer = exchange(&process, &sides[i]);
 
-		CHECK_EQUAL(to_init(&sides[i]), 0);
-		CHECK_EQUAL(post_recv_at(&sides[i], 1, 0, 64), 0);
-		CHECK_EQUAL(to_rtr(&sides[i], &peer), 0);
-		CHECK_EQUAL(to_rts(&sides[i]), 0);
+		bring_up_receiving(&sides[i], &peer, 1, 1, 64);
 		fill(sides[i].memory + 64, 64, (unsigned)i);
 		POST(&sides[i], IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
 		/* Sent and received, in either order. */
-		CHECK_EQUAL(next_wc(&sides[i]).status, IBV_WC_SUCCESS);
-		CHECK_EQUAL(next_wc(&sides[i]).status, IBV_WC_SUCCESS);
+		expect_two(&sides[i]);
 		CHECK(filled(sides[i].memory, 64, (unsigned)i));
 		process_barrier(&process);
 		if (i == 0)
@@ -167,31 +163,21 @@ static void crowded(void)
 /* One of the two sides is kept to TCP: so they use it, whichever connects. */
 static void unwilling(void)
 {
-	struct process process = split();
-
-	limit_seconds(20);
-	if (!process.child)
-		CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1), 0);
 	for (int i = 0; i < 8; i++) { /* with random numbers, which of the two it is changes */
+		struct process process = split();
 		struct side side;
 
+		if (!process.child)
+			CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1), 0);
 		open_side(&side, (struct options){0});
 		struct address peer = exchange(&process, &side);
 
-		CHECK_EQUAL(to_init(&side), 0);
-		CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
-		CHECK_EQUAL(to_rtr(&side, &peer), 0);
-		CHECK_EQUAL(to_rts(&side), 0);
+		bring_up_receiving(&side, &peer, 1, 1, 64);
 		POST(&side, IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
-		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
-		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
-		soft_lock();
-		CHECK(soft_link_of(soft_qp_of(side.qp))->watch.fd >= 0);
-		soft_unlock();
-		process_barrier(&process);
-		close_side(&side);
+		expect_two(&side);
+		CHECK(LOCKED(soft_link_of(soft_qp_of(side.qp))->watch.fd) >= 0);
+		close_peers(&process, &side);
 	}
-	join(&process);
 }
 
 /* As a Debian finds itself by its own name, at an address that no interface has. */
@@ -205,19 +191,11 @@ static void another_name(void)
 	struct address peer = exchange(&process, &side);
 
 	memcpy(peer.gid.raw + 12, (const uint8_t[]){127, 0, 1, 1}, 4);
-	CHECK_EQUAL(to_init(&side), 0);
-	CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
-	CHECK_EQUAL(to_rtr(&side, &peer), 0);
-	CHECK_EQUAL(to_rts(&side), 0);
+	bring_up_receiving(&side, &peer, 1, 1, 64);
 	POST(&side, IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
-	CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
-	CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
-	soft_lock();
-	CHECK(soft_link_of(soft_qp_of(side.qp))->watch.fd < 0);
-	soft_unlock();
-	process_barrier(&process);
-	close_side(&side);
-	join(&process);
+	expect_two(&side);
+	CHECK(LOCKED(soft_link_of(soft_qp_of(side.qp))->watch.fd) < 0);
+	close_peers(&process, &side);
 }
 
 /* A word that means nothing is refused, and it is said which. */
@@ -258,11 +236,7 @@ static void raw_data(struct soft_shm_chan *chan, const uint8_t *bytes, size_t le
 /* What has come by now: it may be the device's thread that brings it. */
 static struct raw raw_now(const struct raw *raw)
 {
-	soft_lock();
-	struct raw now = *raw;
-
-	soft_unlock();
-	return now;
+	return LOCKED(*raw);
 }
 
 static void raw_writable(struct soft_shm_chan *chan)
@@ -340,14 +314,10 @@ static void held_requests(void)
 		CHECK_EQUAL(gone, MANY - HELD);
 		CHECK(raws[0].gone && !raws[MANY - 1].gone); /* the oldest had to go */
 	}
-	CHECK_EQUAL(to_init(&other), 0);
-	CHECK_EQUAL(post_recv_at(&other, 1, 0, 8), 0);
-	CHECK_EQUAL(to_rtr(&other, &others), 0);
-	CHECK_EQUAL(to_rts(&other), 0);
+	bring_up_receiving(&other, &others, 1, 1, 8);
 	process_barrier(&process);
 	POST(&other, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	CHECK_EQUAL(next_wc(&other).status, IBV_WC_SUCCESS);
-	CHECK_EQUAL(next_wc(&other).status, IBV_WC_SUCCESS);
+	expect_two(&other);
 	process_barrier(&process);
 	soft_lock();
 	for (int i = 0; i < MANY; i++)
@@ -375,10 +345,7 @@ static void leaving_or_broken(int what)
 	if (process.child) {
 		struct address expected = absent;
 
-		CHECK_EQUAL(to_init(&side), 0);
-		CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
-		CHECK_EQUAL(to_rtr(&side, &expected), 0);
-		CHECK_EQUAL(to_rts(&side), 0);
+		bring_up_receiving(&side, &expected, 1, 1, 64);
 		process_barrier(&process);
 		process_barrier(&process);
 		bool over = false;
@@ -421,9 +388,7 @@ static void leaving_or_broken(int what)
 		}
 		process_barrier(&process);
 	}
-	process_barrier(&process);
-	close_side(&side);
-	join(&process);
+	close_peers(&process, &side);
 }
 
 /* Until the other side has taken it. */
@@ -502,9 +467,7 @@ static void acknowledged(void)
 		soft_shm_chan_end(&raw.chan);
 		soft_unlock();
 	}
-	process_barrier(&process);
-	close_side(&side);
-	join(&process);
+	close_peers(&process, &side);
 }
 
 /* Many small requests that are posted together are several records: the other side can begin with
@@ -533,9 +496,7 @@ static void in_parts(void)
 				.opcode = IBV_WR_SEND,
 				.next = i + 1 < COUNT ? &wrs[i + 1] : NULL,
 			};
-		CHECK_EQUAL(to_init(&side), 0);
-		CHECK_EQUAL(to_rtr(&side, &peer), 0);
-		CHECK_EQUAL(to_rts(&side), 0);
+		bring_up(&side, &peer);
 		process_barrier(&process);
 		process_barrier(&process); /* it is there, with a channel for them */
 		CHECK_EQUAL(side.context->ops.post_send(side.qp, wrs, &bad), 0);

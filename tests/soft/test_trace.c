@@ -182,12 +182,6 @@ static void compare_completions(void)
 	CHECK_EQUAL(seen, model.wc_count);
 }
 
-static void begin(void)
-{
-	memset(&model, 0, sizeof(model));
-	unlink(path);
-}
-
 /* Everything that the completion queues still have has been polled. */
 static void compare(void)
 {
@@ -227,23 +221,19 @@ static void drain(struct side *side)
 
 /* ---- in a process of its own each, so that the numbers begin with 1 -------------------------- */
 
-static void in_child(void (*run)(void))
+static void (*traced_call)(void);
+
+static void run_traced(void)
 {
-	int status;
+	start_trace(path);
+	traced_call();
+	aiordma_trace_stop();
+}
 
-	fflush(NULL);
-	pid_t child = fork();
-
-	if (!child) {
-		limit_seconds(60);
-		begin();
-		start_trace(path);
-		run();
-		aiordma_trace_stop();
-		exit(0);
-	}
-	CHECK_EQUAL(waitpid(child, &status, 0), child);
-	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+static void traced(void (*call)(void))
+{
+	traced_call = call;
+	in_child(run_traced);
 	unlink(path);
 }
 
@@ -335,8 +325,7 @@ static void failures(void)
 	open_pair(&a, &b, (struct options){.signal_none = true, .sends = 8});
 	wrap(&a);
 	wrap(&b);
-	for (unsigned i = 0; i < 8; i++)
-		CHECK_EQUAL(post_recv_at(&b, i, 0, 64), 0);
+	post_recvs(&b, 0, 8, 64);
 	const struct request requests[] = {
 		{.opcode = IBV_WR_SEND, .wr_id = 1, .length = 10},
 		{.opcode = IBV_WR_RDMA_READ,
@@ -360,8 +349,7 @@ static void failures(void)
 	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 6}), EINVAL);
 	CHECK_EQUAL(to_init(&a), 0);
-	for (unsigned i = 0; i < 64; i++)
-		CHECK_EQUAL(post_recv_at(&a, i, 0, 64), 0);
+	post_recvs(&a, 0, 64, 64);
 	CHECK_EQUAL(post_recv_at(&a, 64, 0, 64), ENOMEM);
 	drain(&a);
 	drain(&b);
@@ -839,17 +827,17 @@ int main(void)
 {
 	limit_seconds(60);
 	snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
-	STEP(in_child(operations));
-	STEP(in_child(failures));
-	STEP(in_child(refusals));
-	STEP(in_child(shared));
-	STEP(in_child(datagrams));
-	STEP(in_child(extended_calls));
-	STEP(in_child(overrun));
-	STEP(in_child(faults));
-	STEP(in_child(lost_datagrams));
-	STEP(in_child(late));
-	STEP(in_child(life));
+	STEP(traced(operations));
+	STEP(traced(failures));
+	STEP(traced(refusals));
+	STEP(traced(shared));
+	STEP(traced(datagrams));
+	STEP(traced(extended_calls));
+	STEP(traced(overrun));
+	STEP(traced(faults));
+	STEP(traced(lost_datagrams));
+	STEP(traced(late));
+	STEP(traced(life));
 	CHECK_EQUAL(rmdir(folder), 0);
 	return 0;
 }

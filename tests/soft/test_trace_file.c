@@ -47,28 +47,6 @@ static void write_file(const char *text, size_t length)
 
 /* ---- whole processes ------------------------------------------------------------------------- */
 
-/* Its wait status. */
-static int in_child(void (*run)(void))
-{
-	int status;
-
-	fflush(NULL);
-	pid_t child = fork();
-
-	if (!child) {
-		limit_seconds(60);
-		run();
-		exit(0);
-	}
-	CHECK_EQUAL(waitpid(child, &status, 0), child);
-	return status;
-}
-
-static void expect_well(void (*run)(void))
-{
-	CHECK_EQUAL(in_child(run), 0);
-}
-
 static void read_anew(void)
 {
 	read_trace(&trace, path);
@@ -154,7 +132,7 @@ static void leave_with_an_open_device(void)
 
 static void exit_ends_it(void)
 {
-	CHECK_EQUAL(in_child(leave_with_an_open_device), 0);
+	in_child(leave_with_an_open_device);
 	read_anew();
 	CHECK_EQUAL(count_type("post_send"), 4);
 	CHECK(is_type(trace.lines[trace.count - 1], "end"));
@@ -223,9 +201,9 @@ static void in_silence(void)
 static void children(void)
 {
 	start_trace(path);
-	expect_well(in_silence);
-	expect_well(another);
-	expect_well(by_environment);
+	in_child(in_silence);
+	in_child(another);
+	in_child(by_environment);
 	one_run(1);
 	aiordma_trace_stop();
 	read_anew();
@@ -254,7 +232,7 @@ static void children_of_the_engine(void)
 	start_trace(path);
 	open_pair(&inherited[0], &inherited[1], (struct options){0});
 	work(&inherited[0], &inherited[1], 1);
-	expect_well(use_inherited);
+	in_child(use_inherited);
 	work(&inherited[0], &inherited[1], 1);
 	read_anew();
 	CHECK_EQUAL(count_type("trace"), 1);
@@ -293,7 +271,7 @@ static void killed(void)
 
 	for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
 		deadly = signals[i];
-		int status = in_child(die);
+		int status = run_in_child(die);
 
 		CHECK(!WIFEXITED(status) || WEXITSTATUS(status)); /* a sanitizer exits */
 		read_anew();
@@ -421,19 +399,19 @@ int main(void)
 {
 	limit_seconds(110);
 	snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
-	STEP(expect_well(nothing_without_being_asked));
-	STEP(expect_well(started_and_stopped));
-	STEP(expect_well(by_the_environment));
+	STEP(in_child(nothing_without_being_asked));
+	STEP(in_child(started_and_stopped));
+	STEP(in_child(by_the_environment));
 	STEP(exit_ends_it());
-	STEP(expect_well(behind_what_is_there));
-	STEP(expect_well(children));
+	STEP(in_child(behind_what_is_there));
+	STEP(in_child(children));
 #ifndef __SANITIZE_THREAD__
-	STEP(expect_well(children_of_the_engine));
+	STEP(in_child(children_of_the_engine));
 #endif
 	STEP(killed());
-	STEP(expect_well(impossible_files));
-	STEP(expect_well(no_room));
-	STEP(expect_well(no_more_room));
+	STEP(in_child(impossible_files));
+	STEP(in_child(no_room));
+	STEP(in_child(no_more_room));
 	CHECK_EQUAL(rmdir(folder), 0);
 	return 0;
 }

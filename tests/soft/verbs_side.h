@@ -650,6 +650,98 @@ static inline bool filled(const uint8_t *at, size_t length, unsigned seed)
 	return true;
 }
 
+/* A value of the device's, which another thread may change (engine/engine.h). */
+#define LOCKED(expression)                                                                         \
+	__extension__({                                                                            \
+		soft_lock();                                                                       \
+		__auto_type value_ = (expression);                                                 \
+		soft_unlock();                                                                     \
+		value_;                                                                            \
+	})
+
+/* ---- several steps at once ------------------------------------------------------------------ */
+
+/* Up, with receives (wr_id `first` and so on) that are there before anything can come. */
+static inline void bring_up_receiving(struct side *side, const struct address *peer, uint64_t first,
+				      unsigned count, uint32_t length)
+{
+	CHECK_EQUAL(to_init(side), 0);
+	post_recvs(side, first, count, length);
+	CHECK_EQUAL(to_rtr(side, peer), 0);
+	CHECK_EQUAL(to_rts(side), 0);
+}
+
+/* Eight bytes, sent (wr_id 2) and received (1). */
+static inline void one_message(struct side *a, struct side *b)
+{
+	CHECK_EQUAL(post_recv_at(b, 1, 0, 8), 0);
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
+	expect_wc(b, 1, IBV_WC_SUCCESS);
+}
+
+/* In each of two processes a side, which are connected, with receives (wr_id 1) that were there
+ * before; the address of the other one's. */
+static inline struct address open_peers(struct process *process, struct side *side,
+					struct options options, unsigned receives, uint32_t length)
+{
+	*process = split();
+	limit_seconds(60);
+	open_side(side, options);
+	struct address peer = exchange(process, side);
+
+	CHECK_EQUAL(to_init(side), 0);
+	for (unsigned i = 0; i < receives; i++)
+		CHECK_EQUAL(post_recv_at(side, 1, 0, length), 0);
+	CHECK_EQUAL(to_rtr(side, &peer), 0);
+	CHECK_EQUAL(to_rts(side), 0);
+	return peer;
+}
+
+static inline void close_peers(const struct process *process, struct side *side)
+{
+	process_barrier(process);
+	close_side(side);
+	join(process);
+}
+
+/* What was sent and what was received, in either order. */
+static inline void expect_two(struct side *side)
+{
+	for (int i = 0; i < 2; i++)
+		CHECK_EQUAL(next_wc(side).status, IBV_WC_SUCCESS);
+}
+
+static inline void expect_ended_well(pid_t child)
+{
+	int status;
+
+	CHECK_EQUAL(waitpid(child, &status, 0), child);
+	CHECK_EQUAL(status, 0);
+}
+
+/* In a process of its own; its wait status. */
+static inline int run_in_child(void (*run)(void))
+{
+	int status;
+
+	fflush(NULL);
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (!child) {
+		limit_seconds(60);
+		run();
+		exit(0);
+	}
+	CHECK_EQUAL(waitpid(child, &status, 0), child);
+	return status;
+}
+
+static inline void in_child(void (*run)(void))
+{
+	CHECK_EQUAL(run_in_child(run), 0);
+}
+
 /* With this in the environment the device does not open, and says what is wrong. */
 static inline void expect_setting_refused(const char *name, const char *value, const char *expected)
 {
