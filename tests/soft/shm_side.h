@@ -6,7 +6,7 @@
 #include <sys/eventfd.h>
 #include <sys/uio.h>
 
-#include "shm/shm.h"
+#include "wire/wire.h"
 #include "objects/objects.h"
 #include "verbs_side.h"
 
@@ -122,9 +122,8 @@ static const struct soft_shm_chan_ops end_calls = {
 	.gone = end_gone,
 };
 
-void __wrap_soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
-				     const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
-void __wrap_soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id);
+__typeof__(soft_handshake_requested) __wrap_soft_handshake_requested;
+__typeof__(soft_handshake_withdrawn) __wrap_soft_handshake_withdrawn;
 
 void __wrap_soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
 				     const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
@@ -186,10 +185,8 @@ static inline void call_next(struct end *end)
 
 static inline uint16_t own_port(void)
 {
-	soft_lock();
-	uint16_t port = soft_ip_port();
+	uint16_t port = LOCKED(soft_ip_port());
 
-	soft_unlock();
 	CHECK(port);
 	return port;
 }
@@ -214,10 +211,7 @@ static inline int open_to(struct end *end, uint16_t port, uint8_t byte)
 #define UNTIL(end, polling, condition)                                                             \
 	for (;;) {                                                                                 \
 		uint64_t count_;                                                                   \
-		soft_lock();                                                                       \
-		bool is_so_ = (condition);                                                         \
-		soft_unlock();                                                                     \
-		if (is_so_)                                                                        \
+		if (LOCKED(condition))                                                             \
 			break;                                                                     \
 		if (polling) {                                                                     \
 			soft_progress_try();                                                       \

@@ -128,27 +128,22 @@ static void hand_over(struct side *side)
 	CHECK(state_of(side) != IBV_QPS_RESET);
 }
 
-static uint64_t under_lock(const uint64_t *count)
-{
-	return LOCKED(*count);
-}
-
 static uint64_t copied_so_far(void)
 {
-	return under_lock(&soft_cma_copied);
+	return LOCKED(soft_cma_copied);
 }
 
 static uint64_t given_so_far(void)
 {
-	return under_lock(&soft_cma_descs_sent);
+	return LOCKED(soft_cma_descs_sent);
 }
 
 /* ---- every byte ---------------------------------------------------------------------------- */
 
 /* One message, from the pieces of one side to those of the other; the one whose it is to copy has
  * copied what is long, and nothing else. */
-static void whole_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32_t length, int pieces,
-			size_t at, unsigned seed)
+static void whole_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32_t length,
+			  int pieces, size_t at, unsigned seed)
 {
 	bool read = opcode == IBV_WR_RDMA_READ, send = opcode == IBV_WR_SEND;
 	bool copies = read == is_parent(scene);
@@ -213,7 +208,7 @@ static void every_byte(void)
 			for (unsigned k = 0; k < sizeof(pieces) / sizeof(*pieces); k++)
 				if ((uint32_t)pieces[k] <= lengths[j])
 					whole_message(&scene, opcodes[i], lengths[j], pieces[k],
-						    1 + next_random() % 5000, ++seed);
+						      1 + next_random() % 5000, ++seed);
 	close_scene(&scene);
 }
 

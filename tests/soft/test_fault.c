@@ -54,28 +54,37 @@ static void wrong_specs(void)
 
 static void right_specs(void)
 {
+	const struct soft_fault_when *when = soft_faults.when;
+
 	spec("seed=7,loss=0.25@3-9,duplicate=@4,frames=answers,delay=1.5ms,jitter=10us,rate=10MB,"
 	     "cut=@2-,cut_after=64KiB,rnr=1,overrun=0.5,register=@1,handshake=@2,qp=12,"
 	     "cq=34");
-	CHECK(soft_faults_set);
-	CHECK_EQUAL(soft_faults.seed, 7);
-	CHECK(soft_faults.when[SOFT_FAULT_LOSS].probability == 0.25);
-	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_LOSS].first, 3);
-	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_LOSS].last, 9);
-	CHECK(soft_faults.when[SOFT_FAULT_DUPLICATE].probability == 1);
-	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_DUPLICATE].first, 4);
-	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_DUPLICATE].last, 4);
-	CHECK_EQUAL(soft_faults.frames, SOFT_FAULT_ANSWERS);
-	CHECK_EQUAL(soft_faults.delay_ns, 1500000);
-	CHECK_EQUAL(soft_faults.jitter_ns, 10000);
-	CHECK_EQUAL(soft_faults.rate, 10000000);
-	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_DISCONNECT].first, 2);
-	CHECK(soft_faults.when[SOFT_FAULT_DISCONNECT].last == UINT64_MAX);
-	CHECK_EQUAL(soft_faults.cut_after, 65536);
-	CHECK(soft_faults.when[SOFT_FAULT_RNR].probability == 1);
-	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_HANDSHAKE].last, 2);
-	CHECK_EQUAL(soft_faults.qp_num, 12);
-	CHECK_EQUAL(soft_faults.cq, 34);
+	const struct {
+		uint64_t found, expected;
+	} numbers[] = {
+		{soft_faults_set, true},
+		{soft_faults.seed, 7},
+		{when[SOFT_FAULT_LOSS].first, 3},
+		{when[SOFT_FAULT_LOSS].last, 9},
+		{when[SOFT_FAULT_DUPLICATE].first, 4},
+		{when[SOFT_FAULT_DUPLICATE].last, 4},
+		{soft_faults.frames, SOFT_FAULT_ANSWERS},
+		{soft_faults.delay_ns, 1500000},
+		{soft_faults.jitter_ns, 10000},
+		{soft_faults.rate, 10000000},
+		{when[SOFT_FAULT_DISCONNECT].first, 2},
+		{when[SOFT_FAULT_DISCONNECT].last, UINT64_MAX},
+		{soft_faults.cut_after, 65536},
+		{when[SOFT_FAULT_HANDSHAKE].last, 2},
+		{soft_faults.qp_num, 12},
+		{soft_faults.cq, 34},
+	};
+
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+		CHECK_EQUAL(numbers[i].found, numbers[i].expected);
+	CHECK(when[SOFT_FAULT_LOSS].probability == 0.25);
+	CHECK(when[SOFT_FAULT_DUPLICATE].probability == 1);
+	CHECK(when[SOFT_FAULT_RNR].probability == 1);
 	no_faults();
 	CHECK(!soft_faults_set);
 }
@@ -209,38 +218,38 @@ static void late_datagrams(void)
 
 /* ---- connections --------------------------------------------------------------------------- */
 
-static struct request send_request(uint64_t wr_id, uint32_t length)
+static void send_number(struct side *a, struct side *b, uint8_t number)
 {
-	return (struct request){.opcode = IBV_WR_SEND, .wr_id = wr_id, .length = length};
+	CHECK_EQUAL(post_recv_at(b, number, 64u * number, 64), 0);
+	a->memory[0] = number;
+	POST(a, IBV_WR_SEND, .wr_id = number, .flags = IBV_SEND_INLINE, .length = 8);
+}
+
+static void receive_number(struct side *b, uint8_t number)
+{
+	expect_wc(b, number, IBV_WC_SUCCESS);
+	CHECK_EQUAL(b->memory[64 * number], number);
 }
 
 /* Late, on a link that is up already and on one that comes up; in order, and nothing fails even if
  * it is later than all retries of a lossy way would take. */
 static void late_frames(bool up_before)
 {
-	const struct options impatient = {.timeout = 1, .retry_cnt = 1};
 	struct aiordma_fault_counts before = counts();
 	struct side a, b;
 
 	if (!up_before)
 		spec("delay=20ms,jitter=5ms");
-	open_pair(&a, &b, impatient);
-	for (unsigned i = 0; i < 8; i++)
-		CHECK_EQUAL(post_recv_at(&b, i, 64 * i, 64), 0);
-	CHECK_EQUAL(post(&a, send_request(0, 8)), 0);
-	expect_wc(&b, 0, IBV_WC_SUCCESS);
-	expect_wc(&a, 0, IBV_WC_SUCCESS);
+	open_pair(&a, &b, (struct options){.timeout = 1, .retry_cnt = 1});
+	one_message(&a, &b);
 	if (up_before)
 		spec("delay=20ms,jitter=5ms");
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 
+	for (unsigned i = 1; i < 8; i++)
+		send_number(&a, &b, i);
 	for (unsigned i = 1; i < 8; i++) {
-		a.memory[0] = (uint8_t)i;
-		POST(&a, IBV_WR_SEND, .wr_id = i, .flags = IBV_SEND_INLINE, .length = 8);
-	}
-	for (unsigned i = 1; i < 8; i++) {
-		expect_wc(&b, i, IBV_WC_SUCCESS);
-		CHECK_EQUAL(b.memory[64 * i], i);
+		receive_number(&b, i);
 		CHECK(now_ns(CLOCK_MONOTONIC) - start >= 20000000);
 	}
 	for (unsigned i = 1; i < 8; i++)
@@ -249,24 +258,15 @@ static void late_frames(bool up_before)
 	CHECK(counts().delayed - before.delayed >= 8);
 	CHECK_EQUAL(counts().retried, before.retried);
 	if (up_before) { /* what is under way when the spec goes comes before all that is new */
-		CHECK_EQUAL(post_recv_at(&b, 8, 0, 8), 0);
-		CHECK_EQUAL(post_recv_at(&b, 9, 8, 8), 0);
-		a.memory[0] = 8;
-		POST(&a, IBV_WR_SEND, .wr_id = 8, .flags = IBV_SEND_INLINE, .length = 8);
+		send_number(&a, &b, 8);
 		soft_progress();
 		no_faults();
-		a.memory[0] = 9;
-		POST(&a, IBV_WR_SEND, .wr_id = 9, .flags = IBV_SEND_INLINE, .length = 8);
-		expect_wc(&b, 8, IBV_WC_SUCCESS);
-		expect_wc(&b, 9, IBV_WC_SUCCESS);
-		CHECK_EQUAL(b.memory[0], 8);
-		CHECK_EQUAL(b.memory[8], 9);
-		expect_wc(&a, 8, IBV_WC_SUCCESS);
-		expect_wc(&a, 9, IBV_WC_SUCCESS);
-		CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
-		CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
-		expect_wc(&b, 1, IBV_WC_SUCCESS);
-		expect_wc(&a, 1, IBV_WC_SUCCESS);
+		send_number(&a, &b, 9);
+		for (unsigned i = 8; i < 10; i++)
+			receive_number(&b, i);
+		for (unsigned i = 8; i < 10; i++)
+			expect_wc(&a, i, IBV_WC_SUCCESS);
+		one_message(&a, &b);
 	}
 	close_pair(&a, &b);
 	no_faults();
@@ -283,7 +283,7 @@ static void in_the_middle(void)
 	open_pair(&a, &b, (struct options){.memory = LONG});
 	fill(a.memory, LONG, 3);
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, LONG), 0);
-	CHECK_EQUAL(post(&a, send_request(1, LONG)), 0);
+	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = LONG);
 	for (unsigned i = 0; i < 40; i++) {
 		if (i & 1)
 			no_faults();
@@ -310,15 +310,10 @@ static void late_ends(bool killed)
 	open_side(&side, (struct options){.ends_with_peer = true});
 	struct address peer = exchange(&process, &side);
 
-	CHECK_EQUAL(to_init(&side), 0);
-	for (unsigned i = 0; i < 3; i++)
-		CHECK_EQUAL(post_recv_at(&side, i, 64 * i, 64), 0);
-	CHECK_EQUAL(to_rtr(&side, &peer), 0);
-	CHECK_EQUAL(to_rts(&side), 0);
+	bring_up_receiving(&side, &peer, 0, 3, 64);
 	if (!process.child) {
-		CHECK_EQUAL(post(&side, send_request(7, 64)), 0);
-		expect_wc(&side, 7, IBV_WC_SUCCESS);
-		CHECK_EQUAL(post(&side, send_request(8, 64)), 0);
+		RUN(&side, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 7, .length = 64);
+		POST(&side, IBV_WR_SEND, .wr_id = 8, .length = 64);
 		soft_progress();
 		process_barrier(&process);
 		if (killed)
@@ -354,7 +349,7 @@ static void much_is_late(void)
 	spec("delay=1000s");
 	post_recvs(&b, 0, MANY, LONG);
 	for (unsigned i = 0; i < MANY; i++)
-		CHECK_EQUAL(post(&a, send_request(i, LONG)), 0);
+		POST(&a, IBV_WR_SEND, .wr_id = i, .length = LONG);
 	for (unsigned i = 0; i < MANY - 65; i++)
 		expect_wc(&b, i, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
@@ -374,7 +369,7 @@ static void slow_device(void)
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, LONG), 0);
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 
-	CHECK_EQUAL(post(&a, send_request(1, LONG)), 0);
+	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = LONG);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 40000000);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
@@ -415,8 +410,8 @@ static void nothing_comes(void)
 	open_pair(&a, &b, (struct options){.timeout = 8, .retry_cnt = 3});
 	one_message(&a, &b);
 	spec("loss=1");
-	CHECK_EQUAL(post(&a, send_request(2, 8)), 0);
-	CHECK_EQUAL(post(&a, send_request(3, 8)), 0);
+	POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 8);
+	POST(&a, IBV_WR_SEND, .wr_id = 3, .length = 8);
 	expect_wc(&a, 2, IBV_WC_RETRY_EXC_ERR);
 	expect_wc(&a, 3, IBV_WC_WR_FLUSH_ERR);
 	CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
@@ -434,8 +429,7 @@ static void one_queue_pair(void)
 	open_pair(&c, &d, (struct options){.timeout = 20});
 	spec("loss=1,qp=%u", b.qp->qp_num);
 	one_message(&c, &d);
-	CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
-	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
+	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	close_pair(&a, &b);
 	close_pair(&c, &d);
 	no_faults();
@@ -494,8 +488,8 @@ static void cut_links(void)
 	/* Of those that are there the first one... */
 	open_pair(&a, &b, (struct options){.ends_with_peer = true});
 	one_message(&a, &b);
-	for (unsigned i = 0; i < 2; i++)
-		CHECK_EQUAL(post_recv_at(i ? &a : &b, 2, 0, 8), 0);
+	post_recvs(&a, 2, 1, 8);
+	post_recvs(&b, 2, 1, 8);
 	spec("cut=@1");
 	expect_wc(&a, 2, IBV_WC_WR_FLUSH_ERR);
 	expect_wc(&b, 2, IBV_WC_WR_FLUSH_ERR);
@@ -523,7 +517,7 @@ static void cut_after_bytes(void)
 	spec("cut=1,cut_after=10000,qp=%u", b.qp->qp_num);
 	post_recvs(&b, 0, 20, MESSAGE);
 	for (unsigned i = 0; i < 20; i++)
-		CHECK_EQUAL(post(&a, send_request(i, MESSAGE)), 0);
+		POST(&a, IBV_WR_SEND, .wr_id = i, .length = MESSAGE);
 	while ((wc = next_wc(&b)).status == IBV_WC_SUCCESS)
 		came++;
 	CHECK_EQUAL(wc.status, IBV_WC_WR_FLUSH_ERR);
@@ -542,25 +536,15 @@ static void not_ready(void)
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.rnr_retry = 3});
-	struct address peer = address_of_side(&b);
-
 	post_recvs(&b, 0, 4, 8);
 	spec("rnr=@2-4");
-	for (unsigned i = 0; i < 2; i++) {
-		CHECK_EQUAL(post(&a, i ? (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
-							  .wr_id = i,
-							  .length = 8,
-							  .remote = peer.memory,
-							  .rkey = peer.rkey}
-				       : send_request(i, 8)),
-			    0);
-		expect_wc(&a, i, IBV_WC_SUCCESS);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 0, .length = 8);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 1, .length = 8, REMOTE(b, 0));
+	for (unsigned i = 0; i < 2; i++)
 		expect_wc(&b, i, IBV_WC_SUCCESS);
-	}
 	CHECK_EQUAL(counts().not_ready - before.not_ready, 3);
 	spec("rnr=1");
-	CHECK_EQUAL(post(&a, send_request(2, 8)), 0);
-	expect_wc(&a, 2, IBV_WC_RNR_RETRY_EXC_ERR);
+	RUN(&a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	CHECK_EQUAL(counts().not_ready - before.not_ready, 7);
 	close_pair(&a, &b);
 	no_faults();
@@ -577,10 +561,9 @@ static void full_queues(void)
 	open_pair(&a, &b, (struct options){0});
 	spec("overrun=@2,cq=%u", b.cq->handle);
 	post_recvs(&b, 0, 3, 8);
-	CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	expect_wc(&b, 0, IBV_WC_SUCCESS);
-	CHECK_EQUAL(post(&a, send_request(2, 8)), 0);
+	POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	expect_event(&b, IBV_EVENT_CQ_ERR);
 	expect_event(&b, IBV_EVENT_QP_FATAL);
 	CHECK_EQUAL(poll_cq(&b, 1, &wc), -1);
@@ -615,59 +598,25 @@ static void registrations(void)
 
 /* ---- the environment ----------------------------------------------------------------------- */
 
-static void environment(const char *text, int error, const char *said)
+/* A right spec of the environment is in force when the device is opened, an empty one is none. */
+static void environment(void)
 {
-	char heard[256] = "";
-	int fds[2];
+	static const char *const texts[] = {"", "seed=3,loss=0.5"};
 
-	CHECK_EQUAL(pipe(fds), 0);
-	struct process process = split();
-
-	if (!process.child) {
-		int count;
-
-		/* Its copy of the device has never been opened. */
-		CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_FAULTS", text, 1), 0);
-		CHECK_EQUAL(dup2(fds[1], 2), 2);
-		struct ibv_device **list = verbs->ibv_get_device_list(&count);
-		struct ibv_context *context = verbs->ibv_open_device(list[0]);
-		int found = context ? 0 : errno;
-
-		tell(&process, &found, sizeof(found));
-		tell(&process, &soft_faults_set, sizeof(soft_faults_set));
-		_exit(0);
+	expect_setting_refused("AIORDMA_EMBEDDED_FAULTS", "loss=x",
+			       "aiordma: AIORDMA_EMBEDDED_FAULTS: 'loss=x': a probability from 0 "
+			       "to 1, an occurrence as @3, @3-5 or @3-, or both are expected\n");
+	for (int i = 0; i < 2; i++) {
+		CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_FAULTS", texts[i], 1), 0);
+		CHECK_EQUAL(verbs->ibv_close_device(open_device()), 0);
+		CHECK_EQUAL(soft_faults_set, i);
 	}
-	int found;
-	bool set;
-
-	hear(&process, &found, sizeof(found));
-	hear(&process, &set, sizeof(set));
-	CHECK_EQUAL(found, error);
-	CHECK_EQUAL(set, !error && *text);
-	close(fds[1]);
-	for (size_t have = 0, n = 1; n; have += n) {
-		ssize_t got = read(fds[0], heard + have, sizeof(heard) - 1 - have);
-
-		CHECK(got >= 0);
-		n = (size_t)got;
-	}
-	if (strcmp(heard, said)) {
-		fprintf(stderr, "%s: \"%s\", expected \"%s\"\n", text, heard, said);
-		exit(1);
-	}
-	close(fds[0]);
-	join(&process);
 }
 
 int main(void)
 {
 	limit_seconds(100);
-	STEP(environment("", 0, ""));
-	STEP(environment("seed=3,loss=0.5", 0, ""));
-	STEP(environment(
-		"loss=x", EINVAL,
-		"aiordma: AIORDMA_EMBEDDED_FAULTS: 'loss=x': a probability from 0 to 1, an "
-		"occurrence as @3, @3-5 or @3-, or both are expected\n"));
+	STEP(in_child(environment)); /* whose copy of the device has never been opened */
 	for (int wire = 0; wire < 2; wire++) {
 		links_of(wire ? "tcp" : "shared");
 		STEP(late_ends(false));

@@ -81,11 +81,9 @@ static void taken_back(void)
 	/* Accepting all the same fails. */
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE] = {0};
 
-	soft_lock();
-	CHECK_EQUAL(
-		soft_shm_chan_accept(&b.chan, soft_shm_peer_at(soft_ip_port()), held_id, handshake),
-		0);
-	soft_unlock();
+	CHECK_EQUAL(LOCKED(soft_shm_chan_accept(&b.chan, soft_shm_peer_at(soft_ip_port()), held_id,
+						handshake)),
+		    0);
 	CHECK(b.gone && b.error == 0);
 	end_done(&a);
 	end_done(&b);

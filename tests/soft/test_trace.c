@@ -28,7 +28,6 @@ static struct {
 } model;
 
 static struct ibv_context_ops device;
-static struct trace trace;
 static char folder[64], path[128];
 
 /* ---- the calls, wrapped ---------------------------------------------------------------------- */
@@ -161,23 +160,19 @@ static void compare_completion(const char *line, const struct ibv_wc *wc)
 /* The order is that of each completion queue. */
 static void compare_completions(void)
 {
-	int next_of[64] = {0}, seen = 0;
+	int next_of_cq[64] = {0}, seen = 0;
+	size_t line_at = 0;
 
-	for (size_t i = 0; i < trace.count; i++) {
-		const char *line = trace.lines[i];
-
-		if (!is_type(line, "completion"))
-			continue;
+	for (const char *line; (line = next_of("completion", &line_at)); seen++) {
 		uint64_t cq = number(line, "cq");
 
 		CHECK(cq < 64);
-		int *at = &next_of[cq];
+		int *at = &next_of_cq[cq];
 
 		while (*at < model.wc_count && model.cqs[*at] != cq)
 			++*at;
 		CHECK(*at < model.wc_count);
 		compare_completion(line, &model.wcs[(*at)++]);
-		seen++;
 	}
 	CHECK_EQUAL(seen, model.wc_count);
 }
@@ -186,9 +181,8 @@ static void compare_completions(void)
 static void compare(void)
 {
 	uint64_t before = 0;
-	int refused = 0;
 
-	read_trace(&trace, path);
+	read_trace(path);
 	CHECK(is_type(trace.lines[0], "trace"));
 	CHECK_EQUAL(trace.text[trace.size - 1], '\0'); /* it was a newline */
 	/* Numbers go on from one trace to the next. */
@@ -200,15 +194,13 @@ static void compare(void)
 		CHECK(line[0] == '{' && line[strlen(line) - 1] == '}');
 		CHECK(number(line, "t") >= before);
 		before = number(line, "t");
-		refused += is_type(line, "refused");
 		if (of_post(line) && !first)
 			first = number(line, "request");
 	}
-	CHECK_EQUAL(refused, model.refused);
+	CHECK_EQUAL(count_type("refused"), model.refused);
 	CHECK_EQUAL(first, 1);
 	compare_posts();
 	compare_completions();
-	forget_trace(&trace);
 }
 
 static void drain(struct side *side)
@@ -298,21 +290,20 @@ static void operations(void)
 	}
 	compare();
 	/* How the requests look. */
-	read_trace(&trace, path);
 	size_t at = 0;
 
-	while (!is_type(trace.lines[at], "post_send"))
-		at++;
-	CHECK(is(trace.lines[at], "opcode", "SEND") && !field(trace.lines[at], "send_flags"));
-	CHECK_EQUAL(number(trace.lines[at], "length"), 10);
-	CHECK_EQUAL(number(trace.lines[at + 1], "wr_id"), UINT64_MAX);
-	CHECK_EQUAL(number(trace.lines[at + 1], "remote_addr"), remote + 1024);
-	CHECK_EQUAL(number(trace.lines[at + 1], "rkey"), rkey);
-	CHECK(strstr(trace.lines[at + 3], "\"send_flags\":[\"FENCE\",\"SIGNALED\"],"));
-	CHECK(is(trace.lines[at + 4], "opcode", "ATOMIC_CMP_AND_SWP"));
-	CHECK_EQUAL(number(trace.lines[at + 5], "imm_data"), 77);
-	CHECK_EQUAL(number(trace.lines[at + 6], "imm_data"), UINT32_MAX);
-	forget_trace(&trace);
+	CHECK(next_of("post_send", &at));
+	char **lines = &trace.lines[at - 1];
+
+	CHECK(is(lines[0], "opcode", "SEND") && !field(lines[0], "send_flags"));
+	CHECK_EQUAL(number(lines[0], "length"), 10);
+	CHECK_EQUAL(number(lines[1], "wr_id"), UINT64_MAX);
+	CHECK_EQUAL(number(lines[1], "remote_addr"), remote + 1024);
+	CHECK_EQUAL(number(lines[1], "rkey"), rkey);
+	CHECK(strstr(lines[3], "\"send_flags\":[\"FENCE\",\"SIGNALED\"],"));
+	CHECK(is(lines[4], "opcode", "ATOMIC_CMP_AND_SWP"));
+	CHECK_EQUAL(number(lines[5], "imm_data"), 77);
+	CHECK_EQUAL(number(lines[6], "imm_data"), UINT32_MAX);
 	close_pair(&a, &b);
 }
 
@@ -321,6 +312,7 @@ static void failures(void)
 {
 	struct side a, b;
 	int errors = 0, events = 0;
+	const char *line;
 
 	open_pair(&a, &b, (struct options){.signal_none = true, .sends = 8});
 	wrap(&a);
@@ -354,20 +346,15 @@ static void failures(void)
 	drain(&a);
 	drain(&b);
 	compare();
-	read_trace(&trace, path);
-	for (size_t i = 0; i < trace.count; i++) {
-		const char *line = trace.lines[i];
-
-		if (is_type(line, "refused") && number(line, "wr_id") == 64)
-			CHECK_EQUAL(number(line, "errno"), ENOMEM);
-		errors += is_type(line, "qp_state") && is(line, "cur_qp_state", "RTS") &&
-			  is(line, "qp_state", "ERR");
-		events += is_type(line, "async_event") && is(line, "event_type", "QP_ACCESS_ERR") &&
+	for (size_t at = 0; (line = next_of("refused", &at));)
+		CHECK_EQUAL(number(line, "errno"), number(line, "wr_id") == 64 ? ENOMEM : EINVAL);
+	for (size_t at = 0; (line = next_of("qp_state", &at));)
+		errors += is(line, "cur_qp_state", "RTS") && is(line, "qp_state", "ERR");
+	for (size_t at = 0; (line = next_of("async_event", &at));)
+		events += is(line, "event_type", "QP_ACCESS_ERR") &&
 			  number(line, "qp_num") == b.qp->qp_num;
-	}
 	CHECK_EQUAL(errors, 2);
 	CHECK_EQUAL(events, 1);
-	forget_trace(&trace);
 	close_pair(&a, &b);
 }
 
@@ -375,15 +362,13 @@ static void failures(void)
 static void expect_refusal(struct side *a, struct side *b, struct request request,
 			   enum ibv_wc_status status, const char *reason)
 {
+	const char *line;
 	int found = 0;
 
-	CHECK_EQUAL(post(a, request), 0);
-	expect_wc(a, request.wr_id, status);
-	read_trace(&trace, path);
-	for (size_t i = 0; i < trace.count; i++) {
-		const char *line = trace.lines[i];
-
-		if (!is_type(line, "access_refused") || number(line, "qp_num") != b->qp->qp_num)
+	carry_out(a, status, request);
+	read_trace(path);
+	for (size_t at = 0; (line = next_of("access_refused", &at));) {
+		if (number(line, "qp_num") != b->qp->qp_num)
 			continue;
 		found++;
 		CHECK(is(line, "reason", reason));
@@ -397,7 +382,6 @@ static void expect_refusal(struct side *a, struct side *b, struct request reques
 		CHECK_EQUAL(number(line, "length"), request.length);
 	}
 	CHECK_EQUAL(found, 1);
-	forget_trace(&trace);
 }
 
 enum obstacle {
@@ -529,6 +513,7 @@ static void shared(void)
 static void datagrams(void)
 {
 	struct side a, b;
+	const char *line;
 	int lines = 0;
 
 	open_two(&a, &b);
@@ -550,19 +535,15 @@ static void datagrams(void)
 		CHECK_EQUAL(expect_wc(&b, i, IBV_WC_SUCCESS).byte_len, GRH + i);
 	}
 	compare();
-	read_trace(&trace, path);
-	for (size_t i = 0; i < trace.count; i++) {
-		const char *line = trace.lines[i];
-
-		if (is_type(line, "post_send"))
-			CHECK_EQUAL(number(line, "remote_qpn"), b.qp->qp_num);
-		if (!is_type(line, "completion") || !is(line, "opcode", "RECV"))
+	for (size_t at = 0; (line = next_of("post_send", &at));)
+		CHECK_EQUAL(number(line, "remote_qpn"), b.qp->qp_num);
+	for (size_t at = 0; (line = next_of("completion", &at));) {
+		if (!is(line, "opcode", "RECV"))
 			continue;
 		CHECK_EQUAL(number(line, "src_qp"), a.qp->qp_num);
 		lines++;
 	}
 	CHECK_EQUAL(lines, 10);
-	forget_trace(&trace);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 	close_pair(&a, &b);
 }
@@ -592,7 +573,6 @@ static void take_extended(struct side *side, int count)
 static void extended_calls(void)
 {
 	struct side a, b;
-	int refused = 0;
 
 	open_extended_pair(
 		&a, &b, (struct options){.signal_none = true},
@@ -629,12 +609,10 @@ static void extended_calls(void)
 	CHECK_EQUAL(ex->wr_complete(ex), EINVAL);
 	model.refused++;
 	compare();
-	read_trace(&trace, path);
-	for (size_t i = 0; i < trace.count; i++)
-		refused +=
-			is_type(trace.lines[i], "refused") && number(trace.lines[i], "wr_id") == 91;
-	CHECK_EQUAL(refused, 1);
-	forget_trace(&trace);
+	size_t at = 0;
+	const char *line = next_of("refused", &at);
+
+	CHECK_EQUAL(number(line, "wr_id"), 91);
 	close_pair(&a, &b);
 }
 
@@ -643,36 +621,23 @@ static void overrun(void)
 {
 	struct side a, b;
 	int kept = 0, lost = 0, events = 0;
+	const char *line;
 
 	open_pair(&a, &b, (struct options){.cqe = 4});
 	for (unsigned i = 0; i < 6; i++)
 		POST(&a, IBV_WR_RDMA_WRITE, .wr_id = i, .length = 8, REMOTE(b, 0));
 	expect_event(&a, IBV_EVENT_CQ_ERR);
-	read_trace(&trace, path);
-	for (size_t i = 0; i < trace.count; i++) {
-		const char *line = trace.lines[i];
-
-		if (is_type(line, "completion")) {
-			kept += !field(line, "lost");
-			lost += field(line, "lost") != NULL;
-		}
-		events += is_type(line, "async_event") && is(line, "event_type", "CQ_ERR") &&
-			  number(line, "cq") == a.cq->handle;
+	read_trace(path);
+	for (size_t at = 0; (line = next_of("completion", &at));) {
+		kept += !field(line, "lost");
+		lost += field(line, "lost") != NULL;
 	}
+	for (size_t at = 0; (line = next_of("async_event", &at));)
+		events += is(line, "event_type", "CQ_ERR") && number(line, "cq") == a.cq->handle;
 	CHECK_EQUAL(kept, 4);
 	CHECK_EQUAL(lost, 2);
 	CHECK_EQUAL(events, 1);
-	forget_trace(&trace);
 	close_pair(&a, &b);
-}
-
-static uint64_t count_of(const char *type, const char *name, const char *value)
-{
-	uint64_t count = 0;
-
-	for (size_t i = 0; i < trace.count; i++)
-		count += is_type(trace.lines[i], type) && is(trace.lines[i], name, value);
-	return count;
 }
 
 static void send_rounds(struct side *a, struct side *b, unsigned rounds)
@@ -688,6 +653,7 @@ static void send_rounds(struct side *a, struct side *b, unsigned rounds)
 static void faults(void)
 {
 	struct side a, b, lonely;
+	const char *line;
 
 	open_pair(&a, &b, (struct options){.timeout = 8});
 	spec("seed=7,loss=0.1,duplicate=0.2,rnr=0.2");
@@ -708,7 +674,7 @@ static void faults(void)
 	CHECK_EQUAL(post_recv_at(&lonely, 1, 0, 64), 0);
 	expect_event(&lonely, IBV_EVENT_CQ_ERR);
 	no_faults();
-	read_trace(&trace, path);
+	read_trace(path);
 	CHECK_EQUAL(count_of("fault", "fault", "LOSS"), found.lost);
 	CHECK_EQUAL(count_of("fault", "fault", "DUPLICATE"), found.duplicated);
 	CHECK_EQUAL(count_of("fault", "fault", "RNR"), found.not_ready);
@@ -719,17 +685,14 @@ static void faults(void)
 	CHECK(cuts.cut > 0);
 	CHECK_EQUAL(count_of("fault", "fault", "CUT"), cuts.cut);
 	CHECK_EQUAL(count_of("fault", "fault", "OVERRUN"), 1);
-	for (size_t i = 0; i < trace.count; i++) {
-		const char *line = trace.lines[i];
-
-		if (is_type(line, "retry"))
-			CHECK_EQUAL(number(line, "qp_num"), a.qp->qp_num);
-		if (is_type(line, "fault") && is(line, "fault", "RNR"))
+	for (size_t at = 0; (line = next_of("retry", &at));)
+		CHECK_EQUAL(number(line, "qp_num"), a.qp->qp_num);
+	for (size_t at = 0; (line = next_of("fault", &at));) {
+		if (is(line, "fault", "RNR"))
 			CHECK_EQUAL(number(line, "qp_num"), b.qp->qp_num);
-		if (is_type(line, "fault") && is(line, "fault", "OVERRUN"))
+		if (is(line, "fault", "OVERRUN"))
 			CHECK_EQUAL(number(line, "cq"), lonely.cq->handle);
 	}
-	forget_trace(&trace);
 	close_side(&lonely);
 	close_pair(&a, &b);
 }
@@ -738,6 +701,7 @@ static void faults(void)
 static void lost_datagrams(void)
 {
 	struct side a, b;
+	const char *line;
 
 	open_two(&a, &b);
 	struct ibv_ah *ah = path_to(&a, &b);
@@ -746,12 +710,10 @@ static void lost_datagrams(void)
 	for (unsigned i = 0; i < 4; i++)
 		send_with(&a, ah, &b, QKEY);
 	no_faults();
-	read_trace(&trace, path);
+	read_trace(path);
 	CHECK_EQUAL(count_of("fault", "fault", "LOSS"), 3);
-	for (size_t i = 0; i < trace.count; i++)
-		if (is_type(trace.lines[i], "fault"))
-			CHECK_EQUAL(number(trace.lines[i], "qp_num"), b.qp->qp_num);
-	forget_trace(&trace);
+	for (size_t at = 0; (line = next_of("fault", &at));)
+		CHECK_EQUAL(number(line, "qp_num"), b.qp->qp_num);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 	close_pair(&a, &b);
 }
@@ -760,7 +722,7 @@ static void lost_datagrams(void)
 static void late(void)
 {
 	struct side a, b;
-	int completions = 0;
+	const char *line;
 
 	aiordma_trace_stop();
 	open_pair(&a, &b, (struct options){0});
@@ -771,17 +733,11 @@ static void late(void)
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
 	aiordma_trace_stop();
-	read_trace(&trace, path);
-	for (size_t i = 0; i < trace.count; i++) {
-		if (!is_type(trace.lines[i], "completion"))
-			continue;
-		CHECK_EQUAL(!number(trace.lines[i], "request"),
-			    number(trace.lines[i], "wr_id") == 1);
-		completions++;
-	}
-	CHECK_EQUAL(completions, 2);
-	CHECK(is_type(trace.lines[trace.count - 1], "end"));
-	forget_trace(&trace);
+	read_trace(path);
+	for (size_t at = 0; (line = next_of("completion", &at));)
+		CHECK_EQUAL(!number(line, "request"), number(line, "wr_id") == 1);
+	CHECK_EQUAL(count_type("completion"), 2);
+	CHECK(ends_well());
 }
 
 /* A queue pair's life, from its creation to its end. */
@@ -803,7 +759,7 @@ static void life(void)
 
 	bring_up(&a, &own);
 	close_side(&a);
-	read_trace(&trace, path);
+	read_trace(path);
 	CHECK_EQUAL(trace.lines[6] + strlen(trace.lines[6]) + 1 - trace.text, trace.size);
 	CHECK_EQUAL(trace.count, 7);
 	for (int i = 0; i < 7; i++) {
@@ -820,7 +776,6 @@ static void life(void)
 	}
 	CHECK_EQUAL(number(trace.lines[0], "pid"), getpid());
 	CHECK(is(trace.lines[0], "device", "embedded0"));
-	forget_trace(&trace);
 }
 
 int main(void)

@@ -7,7 +7,6 @@
 #include "trace_side.h"
 
 static char folder[64], path[128], other[160];
-static struct trace trace;
 
 /* So many writes; two lines each. */
 static void work(struct side *a, const struct side *b, unsigned count)
@@ -27,15 +26,6 @@ static void one_run(unsigned count)
 	close_pair(&a, &b);
 }
 
-static size_t count_type(const char *type)
-{
-	size_t count = 0;
-
-	for (size_t i = 0; i < trace.count; i++)
-		count += is_type(trace.lines[i], type);
-	return count;
-}
-
 static void write_file(const char *text, size_t length)
 {
 	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -46,17 +36,6 @@ static void write_file(const char *text, size_t length)
 }
 
 /* ---- whole processes ------------------------------------------------------------------------- */
-
-static void read_anew(void)
-{
-	read_trace(&trace, path);
-}
-
-static void drop(void)
-{
-	forget_trace(&trace);
-	unlink(path);
-}
 
 /* ---- begin and end --------------------------------------------------------------------------- */
 
@@ -78,23 +57,21 @@ static void started_and_stopped(void)
 	aiordma_trace_stop();
 	aiordma_trace_stop();
 	one_run(3); /* no reader */
-	read_anew();
+	read_trace(path);
 	CHECK_EQUAL(count_type("trace"), 1);
 	CHECK_EQUAL(count_type("post_send"), 3);
 	CHECK_EQUAL(count_type("completion"), 3);
-	CHECK(is_type(trace.lines[trace.count - 1], "end") &&
-	      !field(trace.lines[trace.count - 1], "error"));
-	forget_trace(&trace);
+	CHECK(ends_well());
 	CHECK_EQUAL(stat(path, &status), 0);
 	CHECK_EQUAL(status.st_mode & 0777, 0600); /* readable by its owner only */
 	/* Another one goes behind it. */
 	start_trace(path);
 	one_run(2);
 	aiordma_trace_stop();
-	read_anew();
+	read_trace(path);
 	CHECK_EQUAL(count_type("trace"), 2);
 	CHECK_EQUAL(count_type("post_send"), 5);
-	drop();
+	unlink(path);
 }
 
 static void by_the_environment(void)
@@ -108,16 +85,15 @@ static void by_the_environment(void)
 	CHECK_EQUAL(setenv("AIORDMA_TRACE", name, 1), 0);
 	one_run(1);
 	one_run(2); /* the same trace */
-	read_anew();
+	read_trace(path);
 	CHECK_EQUAL(count_type("trace"), 1);
 	CHECK_EQUAL(count_type("post_send"), 3);
-	forget_trace(&trace);
 	aiordma_trace_stop();
 	one_run(1); /* it was stopped, and stays so */
-	read_anew();
+	read_trace(path);
 	CHECK_EQUAL(count_type("post_send"), 3);
-	CHECK(is_type(trace.lines[trace.count - 1], "end"));
-	drop();
+	CHECK(ends_well());
+	unlink(path);
 }
 
 /* The end of the process is the end of the trace. */
@@ -133,10 +109,10 @@ static void leave_with_an_open_device(void)
 static void exit_ends_it(void)
 {
 	in_child(leave_with_an_open_device);
-	read_anew();
+	read_trace(path);
 	CHECK_EQUAL(count_type("post_send"), 4);
-	CHECK(is_type(trace.lines[trace.count - 1], "end"));
-	drop();
+	CHECK(ends_well());
+	unlink(path);
 }
 
 /* ---- what was in the file -------------------------------------------------------------------- */
@@ -157,12 +133,12 @@ static void behind_what_is_there(void)
 		start_trace(path);
 		one_run(2);
 		aiordma_trace_stop();
-		read_anew();
+		read_trace(path);
 		CHECK_EQUAL(count_type("post_send"), 2);
 		CHECK(is_type(trace.lines[befores[i].lines], "trace"));
 		if (befores[i].lines)
 			CHECK(!strcmp(trace.lines[0], "{\"before\":1}"));
-		drop();
+		unlink(path);
 	}
 }
 
@@ -185,9 +161,8 @@ static void by_environment(void)
 	CHECK_EQUAL(setenv("AIORDMA_TRACE", path, 1), 0);
 	one_run(7);
 	snprintf(other, sizeof(other), "%s.%d", path, (int)getpid());
-	read_trace(&trace, other);
+	read_trace(other);
 	CHECK_EQUAL(count_type("post_send"), 7);
-	forget_trace(&trace);
 	CHECK_EQUAL(unlink(other), 0);
 }
 
@@ -206,11 +181,11 @@ static void children(void)
 	in_child(by_environment);
 	one_run(1);
 	aiordma_trace_stop();
-	read_anew();
+	read_trace(path);
 	CHECK_EQUAL(count_type("trace"), 1);
 	CHECK_EQUAL(count_type("post_send"), 1);
 	CHECK_EQUAL(count_type("end"), 1);
-	drop();
+	unlink(path);
 }
 
 #ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
@@ -234,14 +209,14 @@ static void children_of_the_engine(void)
 	work(&inherited[0], &inherited[1], 1);
 	in_child(use_inherited);
 	work(&inherited[0], &inherited[1], 1);
-	read_anew();
+	read_trace(path);
 	CHECK_EQUAL(count_type("trace"), 1);
 	CHECK_EQUAL(count_type("post_send"), 2);
 	CHECK_EQUAL(count_type("destroy_qp"), 0);
 	CHECK_EQUAL(count_type("end"), 0);
 	close_pair(&inherited[0], &inherited[1]);
 	aiordma_trace_stop();
-	drop();
+	unlink(path);
 }
 #endif
 
@@ -274,12 +249,12 @@ static void killed(void)
 		int status = run_in_child(die);
 
 		CHECK(!WIFEXITED(status) || WEXITSTATUS(status)); /* a sanitizer exits */
-		read_anew();
+		read_trace(path);
 		CHECK_EQUAL(count_type("post_send"), BEFORE_DEATH);
 		CHECK_EQUAL(count_type("completion"), BEFORE_DEATH);
 		CHECK_EQUAL(count_type("end"), 0);
 		CHECK(is_type(trace.lines[trace.count - 1], "completion"));
-		drop();
+		unlink(path);
 	}
 }
 
@@ -377,7 +352,7 @@ static void no_more_room(void)
 	close_pair(&a, &b);
 	aiordma_trace_stop();
 	limit_files(RLIM_INFINITY);
-	read_anew();
+	read_trace(path);
 	CHECK(trace.size > 299000 && trace.size <= 300000);
 	CHECK(is_type(trace.lines[trace.count - 1], "end"));
 	CHECK(is(trace.lines[trace.count - 1], "error", "File too large"));
@@ -385,14 +360,13 @@ static void no_more_room(void)
 	CHECK(is_type(trace.lines[trace.count - 2], "completion") ||
 	      is_type(trace.lines[trace.count - 2], "post_send"));
 	/* Another one may begin. */
-	forget_trace(&trace);
 	unlink(path);
 	start_trace(path);
 	one_run(1);
 	aiordma_trace_stop();
-	read_anew();
+	read_trace(path);
 	CHECK_EQUAL(count_type("completion"), 1);
-	drop();
+	unlink(path);
 }
 
 int main(void)

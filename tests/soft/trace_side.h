@@ -8,40 +8,37 @@ enum {
 	MOST_LINES = 100000
 };
 
-struct trace {
+/* The trace that was read last. */
+static struct {
 	char *text;
 	size_t size; /* of the file */
 	size_t count;
 	char *lines[MOST_LINES]; /* without their newlines */
-};
+} trace;
 
-static inline void read_trace(struct trace *trace, const char *path)
+static inline void read_trace(const char *path)
 {
 	FILE *file = fopen(path, "r");
 
+	free(trace.text);
 	CHECK(file);
 	CHECK_EQUAL(fseek(file, 0, SEEK_END), 0);
-	trace->size = (size_t)ftell(file);
+	trace.size = (size_t)ftell(file);
 	rewind(file);
-	CHECK(trace->text = calloc(1, trace->size + 1));
-	CHECK_EQUAL(fread(trace->text, 1, trace->size, file), trace->size);
+	CHECK(trace.text = calloc(1, trace.size + 1));
+	CHECK_EQUAL(fread(trace.text, 1, trace.size, file), trace.size);
 	fclose(file);
-	trace->count = 0;
-	for (char *line = trace->text; *line;) {
+	trace.count = 0;
+	for (char *line = trace.text; *line;) {
 		char *end = strchr(line, '\n');
 
-		CHECK(trace->count < MOST_LINES);
-		trace->lines[trace->count++] = line;
+		CHECK(trace.count < MOST_LINES);
+		trace.lines[trace.count++] = line;
 		if (!end)
 			break;
 		*end = '\0';
 		line = end + 1;
 	}
-}
-
-static inline void forget_trace(struct trace *trace)
-{
-	free(trace->text);
 }
 
 /* Where the field's value begins, or NULL. */
@@ -80,7 +77,38 @@ static inline bool is_type(const char *line, const char *type)
 	return is(line, "type", type);
 }
 
-/* A path in a new folder, which the caller removes with drop_folder. */
+/* How many lines are of the type, and have that value. */
+static inline size_t count_of(const char *type, const char *name, const char *value)
+{
+	size_t count = 0;
+
+	for (size_t i = 0; i < trace.count; i++)
+		count += is_type(trace.lines[i], type) && is(trace.lines[i], name, value);
+	return count;
+}
+
+static inline size_t count_type(const char *type)
+{
+	return count_of(type, "type", type);
+}
+
+/* The next line of the type from *at on, which is behind it then; NULL: there is none. */
+static inline const char *next_of(const char *type, size_t *at)
+{
+	while (*at < trace.count)
+		if (is_type(trace.lines[(*at)++], type))
+			return trace.lines[*at - 1];
+	return NULL;
+}
+
+static inline bool ends_well(void)
+{
+	const char *last = trace.lines[trace.count - 1];
+
+	return is_type(last, "end") && !field(last, "error");
+}
+
+/* A path in a new folder. */
 static inline const char *new_folder(char folder[64])
 {
 	snprintf(folder, 64, "/tmp/aiordma-trace-XXXXXX");
