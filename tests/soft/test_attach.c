@@ -1,6 +1,7 @@
 /* How processes come to share memory and how they part: death, other users, and peers that break
  * the protocol. */
-#define _GNU_SOURCE /* memfd_create, setresuid */
+#define _GNU_SOURCE /* memfd_create, setresuid, unshare */
+#include <sched.h>
 #include "wire/link.h"
 #include "shm_side.h"
 
@@ -383,6 +384,8 @@ static void wrong_memory(uint16_t port)
 	with(port, memory_of((size_t)size - 4096, all, beginning));
 	with(port, memory_of((size_t)size, all | F_SEAL_WRITE, beginning));
 	with(port, memory_of((size_t)size, all, later));
+	beginning[0]++; /* another protocol */
+	with(port, memory_of((size_t)size, all, beginning));
 }
 
 static void wrong_messages(uint16_t port)
@@ -414,22 +417,6 @@ static void wrong_messages(uint16_t port)
 	refused_at(fd);
 	close(ends[0]);
 	close(ends[1]);
-}
-
-/* More than are let in at a time: the first must go. */
-static void crowd(uint16_t port)
-{
-	enum {
-		MANY = 80
-	};
-	int sockets[MANY];
-
-	for (int i = 0; i < MANY; i++)
-		sockets[i] = connect_to_host(port);
-	for (int i = 0; i < MANY - 64; i++)
-		refused_at(sockets[i]);
-	for (int i = MANY - 64; i < MANY; i++)
-		close(sockets[i]);
 }
 
 static void notify(struct soft_shm_peer *host)
@@ -529,6 +516,24 @@ static void reads_ahead(struct soft_shm_peer *host)
 	reads_nothing(host);
 }
 
+/* More silent ones than are let in at a time: the first must go, and a peer that says what it wants is
+ * let in. */
+static void crowd(uint16_t port)
+{
+	enum {
+		MANY = 80
+	};
+	int sockets[MANY];
+
+	for (int i = 0; i < MANY; i++)
+		sockets[i] = connect_to_host(port);
+	for (int i = 0; i < MANY - 64; i++)
+		refused_at(sockets[i]);
+	vandal(port, far_ahead);
+	for (int i = MANY - 64; i < MANY; i++)
+		close(sockets[i]);
+}
+
 static void visitors(void)
 {
 	static void (*const vandals[])(struct soft_shm_peer *host) = {too_long, far_ahead,
@@ -566,7 +571,24 @@ static void visitors(void)
 	finish(&end);
 }
 
-/* Another user has no business here; it may connect, and is ignored. */
+/* The child has no business with the parent. */
+static void ignored(void)
+{
+	struct end end;
+
+	CHECK_EQUAL(soft_engine_get(), 0);
+	uint16_t port = port_of_parent();
+
+	end_init(&end);
+	if (!process.child) {
+		CHECK_EQUAL(open_to(&end, port, 1), EHOSTUNREACH);
+		refused_at(connect_to_host(port));
+		with(port, soft_segment_make());
+	}
+	finish(&end);
+}
+
+/* A process of another user has no business here: it may connect, and is ignored. */
 static void other_user(void)
 {
 	if (geteuid()) {
@@ -578,17 +600,26 @@ static void other_user(void)
 	limit_seconds(30);
 	if (!process.child)
 		CHECK_EQUAL(setresuid(65534, 65534, 65534), 0);
-	CHECK_EQUAL(soft_engine_get(), 0);
-	uint16_t port = port_of_parent();
-	struct end end;
+	ignored();
+}
 
-	end_init(&end);
-	if (!process.child) {
-		CHECK_EQUAL(open_to(&end, port, 1), EHOSTUNREACH);
-		refused_at(connect_to_host(port));
-		with(port, soft_segment_make());
+/* In a user name space where no user has a number, all of them look like one. */
+static void unmapped_users(void)
+{
+	bool unmapped = false;
+
+	process = split();
+	limit_seconds(30);
+	if (process.child) {
+		unmapped = unshare(CLONE_NEWUSER) == 0;
+		tell(&process, &unmapped, sizeof(unmapped));
+	} else {
+		hear(&process, &unmapped, sizeof(unmapped));
 	}
-	finish(&end);
+	if (unmapped)
+		ignored();
+	else
+		join(&process);
 }
 
 int main(void)
@@ -606,6 +637,7 @@ int main(void)
 #endif
 	STEP(visitors());
 	STEP(other_user());
+	STEP(in_child(unmapped_users)); /* which cannot be left again */
 	CHECK_EQUAL(entries_of("/proc/self/fd"), before);
 	return 0;
 }

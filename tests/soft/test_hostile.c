@@ -2,19 +2,13 @@
  * for it; ranges that wrap; answers that it never fetches.  What it may not do is refused and
  * changes nothing, and what it costs is bounded.  (Nonsense in frames: test_link, and the fuzzers.)
  */
-#define _GNU_SOURCE /* memfd_create, unshare */
-#include <sched.h>
 #include <linux/sockios.h>
-#include <stddef.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include "wire/wire.h"
 #include "extended_side.h"
 
-#include "leaks.h"
-#include "shm/shm_internal.h"
 #include "objects/objects.h"
 
 enum {
@@ -401,204 +395,9 @@ static void unreceived_messages(void)
 	close_scene(&scene);
 }
 
-/* ---- attaching, where processes of the same user share memory ------------------------------- */
-
-static int visit(uint16_t port)
-{
-	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	int length =
-		snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u", port);
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-	CHECK(fd >= 0);
-	CHECK_EQUAL(
-		connect(fd, (struct sockaddr *)&address,
-			(socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)),
-		0);
-	return fd;
-}
-
-/* A control message and a LID, with a segment if it is one, and a pipe. */
-static void tell_door(int fd, uint32_t word, int with)
-{
-	uint32_t text[4] = {word, 1};
-	struct iovec bytes = {text, sizeof(text)};
-	int notify_pipe[2];
-	union {
-		struct cmsghdr header;
-		char space[CMSG_SPACE(2 * sizeof(int))];
-	} control = {0};
-	struct msghdr letter = {.msg_iov = &bytes, .msg_iovlen = 1};
-
-	CHECK_EQUAL(pipe2(notify_pipe, O_CLOEXEC), 0);
-
-	if (with >= 0) {
-		letter.msg_control = &control;
-		letter.msg_controllen = sizeof(control);
-		control.header.cmsg_level = SOL_SOCKET;
-		control.header.cmsg_type = SCM_RIGHTS;
-		control.header.cmsg_len = CMSG_LEN(2 * sizeof(int));
-		memcpy(CMSG_DATA(&control.header), (int[2]){with, notify_pipe[0]}, 2 * sizeof(int));
-	}
-	/* It may have hung up already. */
-	CHECK(sendmsg(fd, &letter, MSG_NOSIGNAL) == (ssize_t)sizeof(text) || errno == EPIPE);
-	close(notify_pipe[0]);
-	close(notify_pipe[1]);
-}
-
-static void turned_away(int fd)
-{
-	char byte;
-	ssize_t n = recv(fd, &byte, 1, 0);
-
-	CHECK(n == 0 || (n < 0 && errno == ECONNRESET));
-	close(fd);
-}
-
-enum {
-	HELLO = 1,
-	READY,
-	NO_MESSAGE
-};
-
-/* Memory that could be cut off, is no memory, is too little, or belongs to another protocol; words
- * that are out of place. */
-static void bad_memory(void)
-{
-	struct side side;
-
-	open_side(&side, (struct options){0});
-	uint16_t port = address_of_side(&side).port;
-	int files = entries_of("/proc/self/fd"), pipes[2];
-
-	for (int way = 0; way < 8; way++) {
-		int fd = visit(port), memory = -1;
-
-		if (way == 0 || way == 1) { /* the right size and no seals; sealed and too small */
-			memory = memfd_create("hostile", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-			CHECK_EQUAL(ftruncate(memory, way ? 4096 : 24576 + 2 * SOFT_RING_SIZE), 0);
-			CHECK(!way || !fcntl(memory, F_ADD_SEALS,
-					     F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL));
-		} else if (way == 2) { /* not ours */
-			CHECK((memory = soft_segment_make()) >= 0);
-			CHECK_EQUAL(pwrite(memory, "AIORDMA", 7, 0), 7);
-		} else if (way == 3) {
-			CHECK((memory = open("/dev/zero", O_RDWR | O_CLOEXEC)) >= 0);
-		} else if (way == 4) {
-			CHECK_EQUAL(pipe2(pipes, O_CLOEXEC), 0);
-			memory = pipes[0];
-			close(pipes[1]);
-		} /* 5: none */
-		tell_door(fd, way < 6 ? HELLO : way == 6 ? READY : NO_MESSAGE, memory);
-		turned_away(fd);
-		if (memory >= 0)
-			close(memory);
-	}
-	while (entries_of("/proc/self/fd") !=
-	       files) /* the last one's pidfd goes after its socket */
-		sched_yield();
-	close_side(&side);
-}
-
-/* More silent connections than are kept: the first is closed, and a peer that sends its message is
- * accepted. */
-static void silent_visitors(void)
-{
-	enum {
-		VISITORS = 100
-	};
-	int fds[VISITORS];
-	struct side side;
-
-	open_side(&side, (struct options){0});
-	uint16_t port = address_of_side(&side).port;
-
-	for (int i = 0; i < VISITORS; i++)
-		fds[i] = visit(port);
-	turned_away(fds[0]);
-	int fd = visit(port), memory = soft_segment_make();
-	uint32_t text[4];
-
-	tell_door(fd, HELLO, memory);
-	CHECK_EQUAL(recv(fd, text, sizeof(text), 0), sizeof(text));
-	CHECK_EQUAL(text[0], READY);
-	close(memory);
-	close(fd);
-	for (int i = 1; i < VISITORS; i++)
-		close(fds[i]);
-	close_side(&side);
-}
-
-/* Another user's process is not let in, whatever it brings. */
-static void another_user(void)
-{
-	struct process process;
-	struct side side;
-	uint16_t port = 0;
-
-	if (geteuid() != 0) {
-		puts("not root: no process of another user can be made here");
-		return;
-	}
-	process = split();
-	if (process.child) {
-		open_side(&side, (struct options){0});
-		port = address_of_side(&side).port;
-		tell(&process, &port, sizeof(port));
-	} else {
-		hear(&process, &port, sizeof(port));
-		CHECK_EQUAL(setgid(65534), 0);
-		CHECK_EQUAL(setuid(65534), 0);
-		int fd = visit(port), memory = soft_segment_make();
-
-		tell_door(fd, HELLO, memory);
-		turned_away(fd);
-		close(memory);
-	}
-	process_barrier(&process);
-	if (process.child)
-		close_side(&side);
-	join(&process);
-}
-
-/* In a user name space where no user has a number, all of them look like one. */
-static void unmapped_users(void)
-{
-	struct process process = split();
-	struct side side;
-	uint16_t port = 0;
-
-	if (!process.child) {
-		if (unshare(CLONE_NEWUSER)) {
-			puts("no user name space can be made here");
-		} else {
-			open_side(&side, (struct options){0});
-			port = address_of_side(&side).port;
-		}
-		tell(&process, &port, sizeof(port));
-	} else {
-		hear(&process, &port, sizeof(port));
-		if (port) {
-			int fd = visit(port), memory = soft_segment_make();
-
-			tell_door(fd, HELLO, memory);
-			turned_away(fd);
-			close(memory);
-		}
-	}
-	process_barrier(&process);
-	if (!process.child && port)
-		close_side(&side);
-	join(&process);
-}
-
 int main(void)
 {
 	limit_seconds(100);
-	STEP(unmapped_users());
-	STEP(another_user()); /* these first: they fork, and no device has been opened */
-	STEP(bad_memory());
-	STEP(silent_visitors());
 	STEP(guessed());
 	STEP(keys_are_random());
 	STEP(keys_of_others());
