@@ -65,14 +65,11 @@ static void not_again_at_once(void)
 	struct side side;
 
 	open_side(&side, (struct options){0});
-	CHECK_EQUAL(verbs->ibv_destroy_qp(side.qp), 0);
+	destroy_qp(&side);
 	for (int i = 0; i < COUNT; i++) {
-		struct ibv_qp *qp = next(&side);
-
-		CHECK(!given[qp->qp_num & 0x3fff]++);
-		CHECK_EQUAL(verbs->ibv_destroy_qp(qp), 0);
+		CHECK(!given[next(&side)->qp_num & 0x3fff]++);
+		destroy_qp(&side);
 	}
-	side.qp = NULL;
 	close_side(&side);
 }
 
@@ -84,7 +81,7 @@ static void all_of_them(void)
 	struct ibv_qp **qps;
 
 	open_side(&side, (struct options){.sends = 1, .receives = 1, .sges = 1});
-	CHECK_EQUAL(verbs->ibv_destroy_qp(side.qp), 0);
+	destroy_qp(&side);
 	CHECK_EQUAL(verbs->ibv_query_device(side.context, &device), 0);
 	CHECK(qps = calloc((size_t)device.max_qp, sizeof(*qps)));
 	for (int i = 0; i < device.max_qp; i++)
@@ -94,8 +91,7 @@ static void all_of_them(void)
 					.cap = {.max_send_wr = 1, .max_send_sge = 1},
 					.qp_type = IBV_QPT_RC};
 
-	errno = 0;
-	CHECK(!verbs->ibv_create_qp(side.pd, &init) && errno == ENOMEM);
+	REFUSED(verbs->ibv_create_qp(side.pd, &init), ENOMEM);
 	for (int i = 0; i < device.max_qp; i++)
 		CHECK_EQUAL(verbs->ibv_destroy_qp(qps[i]), 0);
 	free(qps);
@@ -166,8 +162,7 @@ static void taken(void)
 	struct ibv_cq *cq = verbs->ibv_create_cq(context, 1, NULL, NULL, 0);
 	struct ibv_qp_init_attr init = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UD};
 
-	errno = 0;
-	CHECK(!verbs->ibv_create_qp(pd, &init) && errno == EADDRINUSE);
+	REFUSED(verbs->ibv_create_qp(pd, &init), EADDRINUSE);
 	close(last);
 	struct ibv_qp *qp = verbs->ibv_create_qp(pd, &init);
 

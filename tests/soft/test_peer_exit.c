@@ -44,38 +44,47 @@ static void left(const struct process *process, struct side *side)
 	close_side(side);
 }
 
-static int send_of(struct side *side, uint64_t wr_id, uint32_t length)
+static void send_of(struct side *side, uint64_t wr_id, uint32_t length)
 {
-	return post(side, (struct request){.opcode = IBV_WR_SEND,
-					   .flags = wr_id ? IBV_SEND_SIGNALED : 0,
-					   .wr_id = wr_id,
-					   .length = length});
+	POST(side, IBV_WR_SEND, .flags = wr_id ? IBV_SEND_SIGNALED : 0, .wr_id = wr_id,
+	     .length = length);
+}
+
+static void send_many(struct side *side, uint64_t first, uint64_t count, uint32_t length)
+{
+	for (uint64_t i = 0; i < count; i++)
+		send_of(side, first + i, length);
+}
+
+static void expect_many(struct side *side, uint64_t first, uint64_t count)
+{
+	for (uint64_t i = 0; i < count; i++)
+		expect_wc(side, first + i, IBV_WC_SUCCESS);
+}
+
+static void receive_many(struct side *side, int count, enum ibv_wc_status status)
+{
+	for (int i = 0; i < count; i++)
+		expect_wc(side, 1, status);
 }
 
 /* Two processes that are connected, and used to being answered. */
 static struct process talk(struct side *side)
 {
-	struct process process = split();
+	struct process process;
 
-	limit_seconds(60);
-	open_side(side,
-		  (struct options){
-			  .signal_none = true, .rnr_timer = 255, .timeout = 14, .retry_cnt = 1});
-	const struct address peer = exchange(&process, side);
-
-	CHECK_EQUAL(to_init(side), 0);
-	for (int i = 0; i < LAST + 1; i++)
-		CHECK_EQUAL(post_recv_at(side, 1, 0, LONG), 0);
-	CHECK_EQUAL(to_rtr(side, &peer), 0);
-	CHECK_EQUAL(to_rts(side), 0);
+	open_peers(&process, side,
+		   (struct options){
+			   .signal_none = true, .rnr_timer = 255, .timeout = 14, .retry_cnt = 1},
+		   LAST + 1, LONG);
 	process_barrier(&process);
 	for (int i = 0; i < TALK; i++) {
 		if (process.child)
-			CHECK_EQUAL(send_of(side, 0, 8), 0);
+			send_of(side, 0, 8);
 		expect_wc(side, 1, IBV_WC_SUCCESS);
 		CHECK_EQUAL(post_recv_at(side, 1, 0, LONG), 0);
 		if (!process.child)
-			CHECK_EQUAL(send_of(side, 0, 8), 0);
+			send_of(side, 0, 8);
 	}
 	return process;
 }
@@ -88,14 +97,11 @@ static void received_and_gone(enum way way, uint32_t length)
 		struct process process = talk(&side);
 
 		if (!process.child) {
-			for (int i = 0; i < LAST; i++)
-				expect_wc(&side, 1, IBV_WC_SUCCESS);
+			receive_many(&side, LAST, IBV_WC_SUCCESS);
 			leave(way);
 		}
-		for (uint64_t i = 0; i < LAST; i++)
-			CHECK_EQUAL(send_of(&side, FIRST_LAST + i, length), 0);
-		for (uint64_t i = 0; i < LAST; i++)
-			expect_wc(&side, FIRST_LAST + i, IBV_WC_SUCCESS);
+		send_many(&side, FIRST_LAST, LAST, length);
+		expect_many(&side, FIRST_LAST, LAST);
 		left(&process, &side);
 	}
 }
@@ -115,10 +121,10 @@ static void one_received_and_gone(void)
 		hear(&process, &byte, 1);
 		leave(KILLED);
 	}
-	CHECK_EQUAL(send_of(&side, FIRST_LAST, 8), 0);
+	send_of(&side, FIRST_LAST, 8);
 	hear(&process, &byte, 1);
-	CHECK_EQUAL(send_of(&side, FIRST_LAST + 1, LONG), 0);
-	CHECK_EQUAL(send_of(&side, FIRST_LAST + 2, 8), 0);
+	send_of(&side, FIRST_LAST + 1, LONG);
+	send_of(&side, FIRST_LAST + 2, 8);
 	tell(&process, &byte, 1);
 	expect_wc(&side, FIRST_LAST, IBV_WC_SUCCESS);
 	expect_wc(&side, FIRST_LAST + 1, IBV_WC_RETRY_EXC_ERR);
@@ -160,17 +166,14 @@ static void refused_and_gone(void (*before)(struct side *side))
 	char byte = 0;
 
 	if (!process.child) {
-		for (int i = 0; i < LAST + 1; i++)
-			expect_wc(&side, 1, IBV_WC_SUCCESS);
+		receive_many(&side, LAST + 1, IBV_WC_SUCCESS);
 		hear(&process, &byte, 1);
 		before(&side);
 		leave(KILLED);
 	}
-	for (uint64_t i = 0; i < LAST + 1; i++)
-		CHECK_EQUAL(send_of(&side, FIRST_LAST + i, 8), 0);
-	for (uint64_t i = 0; i < LAST + 1; i++)
-		expect_wc(&side, FIRST_LAST + i, IBV_WC_SUCCESS);
-	CHECK_EQUAL(send_of(&side, 99, 8), 0);
+	send_many(&side, FIRST_LAST, LAST + 1, 8);
+	expect_many(&side, FIRST_LAST, LAST + 1);
+	send_of(&side, 99, 8);
 	while (!waits_for_a_receive(&side))
 		sched_yield();
 	tell(&process, &byte, 1);
@@ -210,8 +213,7 @@ static void refused_repeated_and_gone(void)
 	char byte = 0;
 
 	if (!process.child) {
-		for (int i = 0; i < LAST + 1; i++)
-			expect_wc(&side, 1, IBV_WC_SUCCESS);
+		receive_many(&side, LAST + 1, IBV_WC_SUCCESS);
 		process_barrier(&process);
 		soft_lock();
 		process_barrier(&process);
@@ -220,14 +222,11 @@ static void refused_repeated_and_gone(void)
 		hear(&process, &byte, 1);
 		leave(KILLED);
 	}
-	for (uint64_t i = 0; i < LAST + 1; i++)
-		CHECK_EQUAL(send_of(&side, FIRST_LAST + i, LENGTH), 0);
-	for (uint64_t i = 0; i < LAST + 1; i++)
-		expect_wc(&side, FIRST_LAST + i, IBV_WC_SUCCESS);
+	send_many(&side, FIRST_LAST, LAST + 1, LENGTH);
+	expect_many(&side, FIRST_LAST, LAST + 1);
 	process_barrier(&process);
 	process_barrier(&process);
-	for (uint64_t i = 0; i < COUNT; i++)
-		CHECK_EQUAL(send_of(&side, 99 + i, LENGTH), 0);
+	send_many(&side, 99, COUNT, LENGTH);
 	uint64_t before = written_by(&side);
 
 	tell(&process, &byte, 1);
@@ -273,14 +272,13 @@ static void idle_and_gone(enum way way, bool without_limit)
 		soft_qp_of(side.qp)->attr.timeout = 0;
 	start = soft_now();
 	soft_unlock();
-	CHECK_EQUAL(send_of(&side, FIRST_LAST, 8), 0);
+	send_of(&side, FIRST_LAST, 8);
 	if (without_limit) {
 		CHECK(LOCKED(!soft_qp_of(side.qp)->reach_timer.running));
 	} else {
 		expect_wc(&side, FIRST_LAST, IBV_WC_RETRY_EXC_ERR);
 		CHECK(soft_now() - start >= answer_time(&side));
-		for (int i = 0; i < LAST + 1; i++)
-			expect_wc(&side, 1, IBV_WC_WR_FLUSH_ERR);
+		receive_many(&side, LAST + 1, IBV_WC_WR_FLUSH_ERR);
 		CHECK_EQUAL(state_of(&side), IBV_QPS_ERR);
 		CHECK_FAILS(verbs->ibv_get_async_event(side.context, &event), EAGAIN);
 	}
@@ -297,8 +295,7 @@ static void ends_with_its_peer(enum way way)
 	process_barrier(&process);
 	if (!process.child)
 		leave(way);
-	for (int i = 0; i < LAST + 1; i++)
-		expect_wc(&side, 1, IBV_WC_WR_FLUSH_ERR);
+	receive_many(&side, LAST + 1, IBV_WC_WR_FLUSH_ERR);
 	expect_event(&side, IBV_EVENT_QP_FATAL);
 	left(&process, &side);
 }

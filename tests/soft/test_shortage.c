@@ -63,12 +63,29 @@ static void nothing(void *made)
 	CHECK(made);
 }
 
+/* What an attempt is made of, where it is one call. */
+#define MAKES(name, call)                                                                          \
+	static void *name(void)                                                                    \
+	{                                                                                          \
+		return call;                                                                       \
+	}
+#define ENDS(name, call)                                                                           \
+	static void name(void *made)                                                               \
+	{                                                                                          \
+		CHECK_EQUAL(call, 0);                                                              \
+	}
+
+/* A step that only cleans up: the errno value of the one before stays. */
+#define KEEPING_ERRNO(call)                                                                        \
+	do {                                                                                       \
+		int error_ = errno;                                                                \
+		call;                                                                              \
+		errno = error_;                                                                    \
+	} while (0)
+
 /* ---- verbs --------------------------------------------------------------------------------- */
 
-static void *device_list(void)
-{
-	return verbs->ibv_get_device_list(NULL);
-}
+MAKES(device_list, verbs->ibv_get_device_list(NULL))
 
 static void free_list(void *list)
 {
@@ -79,22 +96,14 @@ static void *context(void)
 {
 	struct ibv_device **list = device_list();
 	struct ibv_context *made = list ? verbs->ibv_open_device(list[0]) : NULL;
-	int error = errno;
 
-	free_list(list);
-	errno = error;
+	KEEPING_ERRNO(free_list(list));
 	return made;
 }
 
-static void close_context(void *made)
-{
-	CHECK_EQUAL(verbs->ibv_close_device(made), 0);
-}
+ENDS(close_context, verbs->ibv_close_device(made))
 
-static void *domain(void)
-{
-	return verbs->ibv_alloc_pd(own.context);
-}
+MAKES(domain, verbs->ibv_alloc_pd(own.context))
 
 static void *parent_domain(void)
 {
@@ -103,10 +112,7 @@ static void *parent_domain(void)
 	return extended(own.context)->alloc_parent_domain(own.context, &attr);
 }
 
-static void free_domain(void *made)
-{
-	CHECK_EQUAL(verbs->ibv_dealloc_pd(made), 0);
-}
+ENDS(free_domain, verbs->ibv_dealloc_pd(made))
 
 static void *thread_domain(void)
 {
@@ -115,20 +121,11 @@ static void *thread_domain(void)
 	return extended(own.context)->alloc_td(own.context, &attr);
 }
 
-static void free_thread_domain(void *made)
-{
-	CHECK_EQUAL(extended(own.context)->dealloc_td(made), 0);
-}
+ENDS(free_thread_domain, extended(own.context)->dealloc_td(made))
 
-static void *region(void)
-{
-	return verbs->ibv_reg_mr(own.pd, own.memory, 4096, ALL_RIGHTS);
-}
+MAKES(region, verbs->ibv_reg_mr(own.pd, own.memory, 4096, ALL_RIGHTS))
 
-static void *null_region(void)
-{
-	return extended(own.context)->alloc_null_mr(own.pd);
-}
+MAKES(null_region, extended(own.context)->alloc_null_mr(own.pd))
 
 static void *file_region(void)
 {
@@ -138,27 +135,15 @@ static void *file_region(void)
 	CHECK(fd >= 0);
 	CHECK_EQUAL(ftruncate(fd, 4096), 0);
 	made = verbs->ibv_reg_dmabuf_mr(own.pd, 0, 4096, 0, fd, IBV_ACCESS_LOCAL_WRITE);
-	int error = errno;
-
-	close(fd);
-	errno = error;
+	KEEPING_ERRNO(close(fd));
 	return made;
 }
 
-static void end_region(void *made)
-{
-	CHECK_EQUAL(verbs->ibv_dereg_mr(made), 0);
-}
+ENDS(end_region, verbs->ibv_dereg_mr(made))
 
-static void *window(void)
-{
-	return own.context->ops.alloc_mw(own.pd, IBV_MW_TYPE_2);
-}
+MAKES(window, own.context->ops.alloc_mw(own.pd, IBV_MW_TYPE_2))
 
-static void end_window(void *made)
-{
-	CHECK_EQUAL(own.context->ops.dealloc_mw(made), 0);
-}
+ENDS(end_window, own.context->ops.dealloc_mw(made))
 
 static struct ibv_dm *kept_memory;
 
@@ -169,31 +154,16 @@ static void *device_memory(void)
 	return extended(own.context)->alloc_dm(own.context, &attr);
 }
 
-static void free_device_memory(void *made)
-{
-	CHECK_EQUAL(extended(own.context)->free_dm(made), 0);
-}
+ENDS(free_device_memory, extended(own.context)->free_dm(made))
 
-static void *device_region(void)
-{
-	return extended(own.context)
-		->reg_dm_mr(own.pd, kept_memory, 0, 4096, IBV_ACCESS_ZERO_BASED);
-}
+MAKES(device_region,
+      extended(own.context)->reg_dm_mr(own.pd, kept_memory, 0, 4096, IBV_ACCESS_ZERO_BASED))
 
-static void *channel(void)
-{
-	return verbs->ibv_create_comp_channel(own.context);
-}
+MAKES(channel, verbs->ibv_create_comp_channel(own.context))
 
-static void end_channel(void *made)
-{
-	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(made), 0);
-}
+ENDS(end_channel, verbs->ibv_destroy_comp_channel(made))
 
-static void *completions(void)
-{
-	return verbs->ibv_create_cq(own.context, 16, NULL, own.channel, 0);
-}
+MAKES(completions, verbs->ibv_create_cq(own.context, 16, NULL, own.channel, 0))
 
 static void *stamped_completions(void)
 {
@@ -205,15 +175,9 @@ static void *stamped_completions(void)
 	return extended(own.context)->create_cq_ex(own.context, &attr);
 }
 
-static void end_completions(void *made)
-{
-	CHECK_EQUAL(verbs->ibv_destroy_cq(made), 0);
-}
+ENDS(end_completions, verbs->ibv_destroy_cq(made))
 
-static void *resized(void)
-{
-	return done(verbs->ibv_resize_cq(own.cq, 300));
-}
+MAKES(resized, done(verbs->ibv_resize_cq(own.cq, 300)))
 
 static void *pair(enum ibv_qp_type type, uint64_t operations)
 {
@@ -231,25 +195,13 @@ static void *pair(enum ibv_qp_type type, uint64_t operations)
 	return extended(own.context)->create_qp_ex(own.context, &attr);
 }
 
-static void *reliable_pair(void)
-{
-	return pair(IBV_QPT_RC, 0);
-}
+MAKES(reliable_pair, pair(IBV_QPT_RC, 0))
 
-static void *built_pair(void)
-{
-	return pair(IBV_QPT_RC, IBV_QP_EX_WITH_SEND);
-}
+MAKES(built_pair, pair(IBV_QPT_RC, IBV_QP_EX_WITH_SEND))
 
-static void *datagram_pair(void)
-{
-	return pair(IBV_QPT_UD, 0);
-}
+MAKES(datagram_pair, pair(IBV_QPT_UD, 0))
 
-static void end_pair(void *made)
-{
-	CHECK_EQUAL(verbs->ibv_destroy_qp(made), 0);
-}
+ENDS(end_pair, verbs->ibv_destroy_qp(made))
 
 static void *shared_queue(void)
 {
@@ -258,10 +210,7 @@ static void *shared_queue(void)
 	return verbs->ibv_create_srq(own.pd, &attr);
 }
 
-static void end_shared_queue(void *made)
-{
-	CHECK_EQUAL(verbs->ibv_destroy_srq(made), 0);
-}
+ENDS(end_shared_queue, verbs->ibv_destroy_srq(made))
 
 static void *handle(void)
 {
@@ -271,10 +220,7 @@ static void *handle(void)
 	return verbs->ibv_create_ah(own.pd, &attr);
 }
 
-static void end_handle(void *made)
-{
-	CHECK_EQUAL(verbs->ibv_destroy_ah(made), 0);
-}
+ENDS(end_handle, verbs->ibv_destroy_ah(made))
 
 /* A chain of requests, which needs memory while it is built: nothing of it is posted then. */
 static void *batch(void)
@@ -284,11 +230,9 @@ static void *batch(void)
 	shortage_in = 0;
 	own.qp = built_pair();
 	CHECK(own.qp);
-	CHECK_EQUAL(to_init(&own), 0);
 	struct address self = address_of_side(&own);
 
-	CHECK_EQUAL(to_rtr(&own, &self), 0);
-	CHECK_EQUAL(to_rts(&own), 0);
+	bring_up(&own, &self);
 	struct ibv_qp_ex *ex = verbs->ibv_qp_to_qp_ex(own.qp);
 
 	shortage_in = nth;
@@ -300,11 +244,8 @@ static void *batch(void)
 	CHECK_EQUAL(to_state(&own, IBV_QPS_ERR), 0);
 	if (!rc)
 		expect_wc(&own, 0, IBV_WC_WR_FLUSH_ERR);
-	struct ibv_wc wc;
-
-	CHECK_EQUAL(poll_cq(&own, 1, &wc), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(own.qp), 0);
-	own.qp = NULL;
+	expect_no_wc(&own);
+	destroy_qp(&own);
 	return done(rc);
 }
 
@@ -320,17 +261,13 @@ static void *ready(void)
 	int rc = to_rtr(&own, &self);
 
 	CHECK_EQUAL(state_of(&own), rc ? IBV_QPS_INIT : IBV_QPS_RTR);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(own.qp), 0);
-	own.qp = NULL;
+	destroy_qp(&own);
 	return done(rc);
 }
 
 /* ---- connection manager -------------------------------------------------------------------- */
 
-static void *event_channel(void)
-{
-	return verbs->rdma_create_event_channel();
-}
+MAKES(event_channel, verbs->rdma_create_event_channel())
 
 static void end_event_channel(void *made)
 {
@@ -344,15 +281,9 @@ static void *identifier(void)
 	return verbs->rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) ? NULL : id;
 }
 
-static void end_identifier(void *made)
-{
-	CHECK_EQUAL(verbs->rdma_destroy_id(made), 0);
-}
+ENDS(end_identifier, verbs->rdma_destroy_id(made))
 
-static void *devices(void)
-{
-	return verbs->rdma_get_devices(NULL);
-}
+MAKES(devices, verbs->rdma_get_devices(NULL))
 
 static void free_devices(void *made)
 {
@@ -380,19 +311,14 @@ static void *endpoint(void)
 	};
 	struct rdma_addrinfo *found;
 	struct rdma_cm_id *id = NULL;
-	int error;
 
 	if (verbs->rdma_getaddrinfo("127.0.0.1", "0", &hints, &found))
 		return NULL;
 	if (!verbs->rdma_create_ep(&id, found, NULL, &attr) && verbs->rdma_listen(id, 1)) {
-		error = errno;
-		verbs->rdma_destroy_ep(id);
+		KEEPING_ERRNO(verbs->rdma_destroy_ep(id));
 		id = NULL;
-		errno = error;
 	}
-	error = errno;
-	verbs->rdma_freeaddrinfo(found);
-	errno = error;
+	KEEPING_ERRNO(verbs->rdma_freeaddrinfo(found));
 	return id;
 }
 
@@ -414,10 +340,7 @@ static void *active_endpoint(void)
 		return NULL;
 	if (verbs->rdma_create_ep(&id, found, NULL, &attr))
 		id = NULL;
-	int error = errno;
-
-	verbs->rdma_freeaddrinfo(found);
-	errno = error;
+	KEEPING_ERRNO(verbs->rdma_freeaddrinfo(found));
 	return id;
 }
 
@@ -461,8 +384,7 @@ int main(void)
 	for (size_t i = 0; i < sizeof(without_device) / sizeof(without_device[0]); i++)
 		try_with_shortages(&without_device[i]);
 	open_side(&own, (struct options){0});
-	CHECK_EQUAL(verbs->ibv_destroy_qp(own.qp), 0);
-	own.qp = NULL;
+	destroy_qp(&own);
 	kept_memory = device_memory();
 	CHECK(kept_memory);
 	for (size_t i = 0; i < sizeof(with_device) / sizeof(with_device[0]); i++)
