@@ -2,9 +2,9 @@
  *
  * Any process can connect to the TCP port.  A connection becomes the application's business with a
  * whole REQ only; until then it is half open: few of them (fair_share.h says which goes when there are
- * too many; a peer of this protocol sends REQ at once, and leaves the crowd), for a short time, and
+ * too many; a peer of this protocol sends REQ at once, and gives its place up), for a short time, and
  * at the cost of about a kilobyte.  A request that the application's backlog has no room for gets
- * MRA and waits, in a crowd of its own.
+ * MRA and waits, in another place.
  */
 #define _GNU_SOURCE /* accept4 */
 #include "cm_internal.h"
@@ -26,13 +26,13 @@ struct soft_cm_listener {
 	struct soft_fd_watch watch;
 	struct soft_timer pause;
 	struct soft_cm_id *id;
-	struct soft_crowd parked; /* requests without room in the backlog */
+	struct soft_places parked; /* requests without room in the backlog */
 	unsigned untaken; /* requests reported and not taken by the application */
 	unsigned backlog;
 };
 
 struct incoming {
-	struct soft_stranger stranger; /* half open, or parked */
+	struct soft_place place; /* half open, or parked */
 	struct soft_cm_listener *listener;
 	struct soft_cm_link *link;
 	struct sockaddr_storage peer;
@@ -40,25 +40,25 @@ struct incoming {
 };
 
 /* Of all listeners. */
-static struct soft_crowd half_open = {.peers = {&half_open.peers, &half_open.peers}};
-static unsigned fork_generation; /* the process (of a fork) that the crowd belongs to */
+static struct soft_places half_open = {.peers = {&half_open.peers, &half_open.peers}};
+static unsigned fork_generation; /* the process (of a fork) that these belong to */
 
 static void drop(struct incoming *incoming)
 {
-	soft_crowd_remove(&incoming->stranger);
+	soft_place_release(&incoming->place);
 	if (incoming->link)
 		soft_cm_link_free(incoming->link);
 	free(incoming);
 }
 
-static struct incoming *incoming_of(struct soft_stranger *stranger)
+static struct incoming *incoming_of(struct soft_place *place)
 {
-	return soft_container(stranger, struct incoming, stranger);
+	return soft_container(place, struct incoming, place);
 }
 
 static unsigned half_open_limit(void)
 {
-	return soft_crowd_limit(soft_cm_limits.half_open);
+	return soft_places_limit(soft_cm_limits.half_open);
 }
 
 /* ---- requests ------------------------------------------------------------------------------ */
@@ -104,12 +104,12 @@ static bool take_request(struct incoming *incoming, const struct soft_cm_message
 {
 	const struct soft_cm_message wait = {.type = SOFT_CM_MRA};
 	struct soft_cm_listener *listener = incoming->listener;
-	struct soft_stranger *excess;
+	struct soft_place *excess;
 	uint16_t reason;
 
 	incoming->request = *request;
 	soft_cm_link_expect_nothing(incoming->link);
-	soft_crowd_remove(&incoming->stranger);
+	soft_place_release(&incoming->place);
 	reason = objection(incoming);
 	if (reason) {
 		refuse(incoming, reason);
@@ -121,8 +121,8 @@ static bool take_request(struct incoming *incoming, const struct soft_cm_message
 	}
 	if (listener->untaken < listener->backlog)
 		return report(incoming);
-	soft_crowd_add(&listener->parked, &incoming->stranger, &incoming->peer);
-	excess = soft_crowd_excess(&listener->parked, half_open_limit());
+	soft_places_add(&listener->parked, &incoming->place, &incoming->peer);
+	excess = soft_places_evicted(&listener->parked, half_open_limit());
 	if (excess) /* never this one */
 		refuse(incoming_of(excess), SOFT_CM_REASON_NO_RESOURCES);
 	return true;
@@ -134,7 +134,7 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 {
 	struct incoming *incoming = link->owner;
 
-	if (incoming->stranger.crowd == &half_open && message->type == SOFT_CM_REQ)
+	if (incoming->place.places == &half_open && message->type == SOFT_CM_REQ)
 		return take_request(incoming, message);
 	drop(incoming);
 	return false;
@@ -161,14 +161,14 @@ void soft_cm_listener_taken(struct soft_cm_id *id)
 		return;
 	listener->untaken--;
 	while (listener->untaken < listener->backlog && listener->parked.count)
-		(void)report(incoming_of(soft_crowd_oldest(&listener->parked)));
+		(void)report(incoming_of(soft_places_oldest(&listener->parked)));
 }
 
 /* ---- accepting ---------------------------------------------------------------------------- */
 
 static void admit(struct soft_cm_listener *listener, int fd, const struct sockaddr_storage *peer)
 {
-	struct soft_stranger *excess;
+	struct soft_place *excess;
 	struct incoming *incoming;
 	int error;
 
@@ -184,9 +184,9 @@ static void admit(struct soft_cm_listener *listener, int fd, const struct sockad
 	}
 	incoming->listener = listener;
 	incoming->peer = *peer;
-	soft_crowd_add(&half_open, &incoming->stranger, peer);
+	soft_places_add(&half_open, &incoming->place, peer);
 	soft_cm_link_expect(incoming->link, soft_cm_limits.request_ms);
-	excess = soft_crowd_excess(&half_open, half_open_limit());
+	excess = soft_places_evicted(&half_open, half_open_limit());
 	if (excess)
 		drop(incoming_of(excess));
 }
@@ -207,7 +207,7 @@ static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 		} else if (errno == EAGAIN) {
 			return;
 		} else if (soft_is_shortage(errno) && half_open.count) {
-			drop(incoming_of(soft_crowd_oldest(&half_open)));
+			drop(incoming_of(soft_places_oldest(&half_open)));
 		} else if (soft_is_shortage(errno)) {
 			soft_unwatch(watch);
 			soft_timer_start(&listener->pause,
@@ -236,14 +236,14 @@ static int open_listener(struct soft_cm_id *id, int backlog)
 	if (!listener)
 		return ENOMEM;
 	if (fork_generation != soft_engine_fork_generation()) {
-		soft_crowd_init(&half_open); /* those in it are the parent's */
+		soft_places_init(&half_open); /* those in it are the parent's */
 		fork_generation = soft_engine_fork_generation();
 	}
 	listener->id = id;
 	listener->watch.fd = id->sock;
 	listener->watch.ready = accept_ready;
 	listener->pause.expired = pause_over;
-	soft_crowd_init(&listener->parked);
+	soft_places_init(&listener->parked);
 	listener->backlog = backlog <= 0 || backlog > BACKLOG_MAX ? BACKLOG_MAX : (unsigned)backlog;
 	/* Its connections must not keep the port from the next listener (cm_address.c).  The queue
 	 * in the kernel is as long as it may be: the backlog counts requests, not connections. */
@@ -272,9 +272,9 @@ void soft_cm_listener_close(struct soft_cm_id *id)
 	soft_watch_close(&listener->watch);
 	soft_timer_stop(&listener->pause);
 	while (listener->parked.count)
-		refuse(incoming_of(soft_crowd_oldest(&listener->parked)), SOFT_CM_REASON_CONSUMER);
+		refuse(incoming_of(soft_places_oldest(&listener->parked)), SOFT_CM_REASON_CONSUMER);
 	while (node != &half_open.peers) {
-		struct incoming *incoming = soft_list_entry(node, struct incoming, stranger.node);
+		struct incoming *incoming = soft_list_entry(node, struct incoming, place.node);
 
 		node = node->next;
 		if (incoming->listener == listener)

@@ -1,4 +1,4 @@
-/* Which peer goes for a new one: fair_share.h. */
+/* Who gets a place and who loses one: fair_share.h. */
 #include "fair_share.h"
 
 #include <netinet/in.h>
@@ -7,27 +7,26 @@
 #include <sys/resource.h>
 
 enum {
-	SHARE = 8, /* a network that has more than one in so many of all loses its own first */
+	SHARE = 8,
 	SHARE_OF_FILES = 8,
 	IPV4 = 4,
 	IPV6 = 16, /* bytes */
-	LEVELS = SOFT_CROWD_LEVELS
+	LEVELS = SOFT_PLACES_LEVELS
 };
 
-/* Bytes of the networks: of IPv6 what a provider assigns to one customer (RFC 6177), and the network
- * of a host, which has all the rest (RFC 4291). */
+/* Bytes of the nested networks. */
 static const uint8_t ipv4_networks[LEVELS] = {3, IPV4, IPV4};
 static const uint8_t ipv6_networks[LEVELS] = {6, 7, 8};
 static const uint8_t alone[LEVELS] = {IPV6, IPV6, IPV6};
 static const uint8_t unknown[LEVELS];
 
-void soft_crowd_init(struct soft_crowd *crowd)
+void soft_places_init(struct soft_places *places)
 {
-	memset(crowd, 0, sizeof(*crowd));
-	soft_list_init(&crowd->peers);
+	memset(places, 0, sizeof(*places));
+	soft_list_init(&places->peers);
 }
 
-unsigned soft_crowd_limit(unsigned most)
+unsigned soft_places_limit(unsigned most)
 {
 	struct rlimit files;
 
@@ -36,10 +35,7 @@ unsigned soft_crowd_limit(unsigned most)
 	return most ? most : 1;
 }
 
-/* ---- networks ------------------------------------------------------------------------------ */
-
-/* The lengths of the networks that the address is in.  A link-local or loopback address of IPv6 is
- * alone: its network is the same for all of them. */
+/* The bytes of the address, and how many of them are its networks. */
 static const uint8_t *networks_of(const struct sockaddr_storage *address, uint8_t raw[IPV6])
 {
 	if (address->ss_family == AF_INET) {
@@ -51,11 +47,11 @@ static const uint8_t *networks_of(const struct sockaddr_storage *address, uint8_
 	const struct in6_addr *in6 =
 		&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr;
 
-	memcpy(raw, in6, sizeof(*in6));
 	if (IN6_IS_ADDR_V4MAPPED(in6)) {
-		memmove(raw, raw + 12, IPV4);
+		memcpy(raw, in6->s6_addr + 12, IPV4);
 		return ipv4_networks;
 	}
+	memcpy(raw, in6, sizeof(*in6));
 	return IN6_IS_ADDR_LINKLOCAL(in6) || IN6_IS_ADDR_LOOPBACK(in6) ? alone : ipv6_networks;
 }
 
@@ -68,90 +64,83 @@ static uint64_t seed(void)
 	return random |= 1;
 }
 
+/* Each step mixes the whole word: splitmix64's finalizer. */
 static uint16_t bucket_of(const uint8_t *network, size_t length)
 {
 	uint64_t hash = seed();
 
-	/* Each step mixes the whole word: splitmix64's finalizer. */
 	for (size_t i = 0; i < length; i++) {
 		hash = (hash ^ network[i]) * UINT64_C(0xbf58476d1ce4e5b9);
 		hash = (hash ^ hash >> 27) * UINT64_C(0x94d049bb133111eb);
 		hash ^= hash >> 31;
 	}
-	return (uint16_t)(hash % SOFT_CROWD_BUCKETS);
+	return (uint16_t)(hash % SOFT_PLACES_BUCKETS);
 }
 
-/* ---- peers --------------------------------------------------------------------------------- */
-
-void soft_crowd_add(struct soft_crowd *crowd, struct soft_stranger *stranger,
-		    const struct sockaddr_storage *address)
+void soft_places_add(struct soft_places *places, struct soft_place *place,
+		     const struct sockaddr_storage *address)
 {
 	uint8_t raw[IPV6] = {0};
 	const uint8_t *networks = networks_of(address, raw);
 
-	stranger->crowd = crowd;
-	soft_list_append(&crowd->peers, &stranger->node);
+	place->places = places;
+	soft_list_append(&places->peers, &place->node);
 	for (unsigned level = 0; level < LEVELS; level++) {
-		stranger->bucket[level] = bucket_of(raw, networks[level]);
-		crowd->of_bucket[level][stranger->bucket[level]]++;
+		place->bucket[level] = bucket_of(raw, networks[level]);
+		places->of_bucket[level][place->bucket[level]]++;
 	}
-	crowd->count++;
+	places->count++;
 }
 
-void soft_crowd_remove(struct soft_stranger *stranger)
+void soft_place_release(struct soft_place *place)
 {
-	struct soft_crowd *crowd = stranger->crowd;
+	struct soft_places *places = place->places;
 
-	if (!crowd)
+	if (!places)
 		return;
-	stranger->crowd = NULL;
-	soft_list_remove(&stranger->node);
+	place->places = NULL;
+	soft_list_remove(&place->node);
 	for (unsigned level = 0; level < LEVELS; level++)
-		crowd->of_bucket[level][stranger->bucket[level]]--;
-	crowd->count--;
+		places->of_bucket[level][place->bucket[level]]--;
+	places->count--;
 }
 
-static struct soft_stranger *stranger_at(struct soft_node *node)
+static struct soft_place *place_at(struct soft_node *node)
 {
-	return soft_list_entry(node, struct soft_stranger, node);
+	return soft_list_entry(node, struct soft_place, node);
 }
 
-struct soft_stranger *soft_crowd_oldest(const struct soft_crowd *crowd)
+struct soft_place *soft_places_oldest(const struct soft_places *places)
 {
-	return soft_list_empty(&crowd->peers) ? NULL : stranger_at(crowd->peers.next);
+	return soft_list_empty(&places->peers) ? NULL : place_at(places->peers.next);
 }
 
-/* Whether it is in the same networks as the other, down to the last level before `level`. */
-static bool is_beside(const struct soft_stranger *one, const struct soft_stranger *other,
-		      unsigned level)
-{
-	return !memcmp(one->bucket, other->bucket, level * sizeof(one->bucket[0]));
-}
-
-struct soft_stranger *soft_crowd_excess(const struct soft_crowd *crowd, unsigned limit)
+struct soft_place *soft_places_evicted(const struct soft_places *places, unsigned limit)
 {
 	unsigned share = limit / SHARE ? limit / SHARE : 1;
-	struct soft_stranger *goes = soft_crowd_oldest(crowd);
+	struct soft_place *evicted = soft_places_oldest(places);
 
-	if (crowd->count <= limit)
+	if (places->count <= limit)
 		return NULL;
 	for (unsigned level = 0; level < LEVELS; level++) {
-		struct soft_stranger *fullest = NULL;
+		struct soft_place *fullest = NULL;
 		unsigned most = share;
 
-		for (struct soft_node *node = crowd->peers.next; node != &crowd->peers;
+		for (struct soft_node *node = places->peers.next; node != &places->peers;
 		     node = node->next) {
-			struct soft_stranger *peer = stranger_at(node);
-			unsigned count = crowd->of_bucket[level][peer->bucket[level]];
+			struct soft_place *place = place_at(node);
+			unsigned count = places->of_bucket[level][place->bucket[level]];
 
-			if (count > most && is_beside(peer, goes, level)) {
+			/* In the same larger networks as the one that is found so far. */
+			if (count > most && !memcmp(place->bucket, evicted->bucket,
+						    level * sizeof(place->bucket[0]))) {
 				most = count;
-				fullest = peer;
+				fullest = place;
 			}
 		}
 		if (!fullest)
 			break;
-		goes = fullest;
+		evicted = fullest;
 	}
-	return goes;
+	return evicted;
 }

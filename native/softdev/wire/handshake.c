@@ -28,8 +28,8 @@ enum {
 
 static const char magic[8] = "aiordma";
 
-static struct soft_crowd silent = {.peers = {&silent.peers, &silent.peers}};
-static struct soft_crowd held = {.peers = {&held.peers, &held.peers}};
+static struct soft_places silent = {.peers = {&silent.peers, &silent.peers}};
+static struct soft_places held = {.peers = {&held.peers, &held.peers}};
 
 /* ---- the handshake -------------------------------------------------------------------------- */
 
@@ -138,14 +138,14 @@ void soft_handshake_check(struct soft_qp *qp)
 
 /* ---- pending links --------------------------------------------------------------------------- */
 
-static struct soft_link *pending_link(struct soft_stranger *stranger)
+static struct soft_link *pending_link(struct soft_place *place)
 {
-	return soft_container(stranger, struct soft_link, pending);
+	return soft_container(place, struct soft_link, pending);
 }
 
 static void drop_pending(struct soft_link *link)
 {
-	soft_crowd_remove(&link->pending);
+	soft_place_release(&link->pending);
 	if (link->from_peer)
 		soft_shm_peer_refuse(link->from_peer, link->from_chan);
 	soft_link_finish(link, 0);
@@ -156,17 +156,17 @@ static void pending_expired(struct soft_timer *timer)
 	drop_pending(soft_container(timer, struct soft_link, timer));
 }
 
-static void add_pending(struct soft_link *link, struct soft_crowd *crowd,
+static void add_pending(struct soft_link *link, struct soft_places *places,
 			const struct sockaddr_storage *peer, uint64_t ns)
 {
-	struct soft_stranger *excess;
+	struct soft_place *evicted;
 
-	soft_crowd_add(crowd, &link->pending, peer);
+	soft_places_add(places, &link->pending, peer);
 	link->timer.expired = pending_expired;
 	soft_timer_start(&link->timer, soft_now() + ns);
-	excess = soft_crowd_excess(crowd, soft_crowd_limit(MAX_PENDING));
-	if (excess)
-		drop_pending(pending_link(excess));
+	evicted = soft_places_evicted(places, soft_places_limit(MAX_PENDING));
+	if (evicted)
+		drop_pending(pending_link(evicted));
 }
 
 static void hold(struct soft_link *link)
@@ -174,7 +174,7 @@ static void hold(struct soft_link *link)
 	struct sockaddr_storage peer = {0};
 	socklen_t length = sizeof(peer);
 
-	soft_crowd_remove(&link->pending);
+	soft_place_release(&link->pending);
 	if (link->watch.fd >= 0)
 		(void)getpeername(link->watch.fd, (struct sockaddr *)&peer, &length);
 	link->base.state = SOFT_LINK_HELD;
@@ -209,7 +209,7 @@ static bool may_answer(const struct soft_qp *qp)
 /* The pending link is one no more. */
 static void introduce(struct soft_link *link, struct soft_qp *qp)
 {
-	soft_crowd_remove(&link->pending);
+	soft_place_release(&link->pending);
 	if (soft_link_of(qp)) {
 		soft_wire_selection_use_shm(soft_link_of(qp), link);
 		soft_link_finish(link, 0);
@@ -242,7 +242,7 @@ void soft_handshake_find_pending(struct soft_qp *qp)
 
 	while (node != &held.peers) {
 		struct soft_link *link =
-			pending_link(soft_list_entry(node, struct soft_stranger, node));
+			pending_link(soft_list_entry(node, struct soft_place, node));
 
 		node = node->next;
 		if (link->peer_hello.to != qp->ibv.qp_num)
@@ -260,8 +260,8 @@ void soft_handshake_find_pending(struct soft_qp *qp)
 
 void soft_handshake_drop_pending(void)
 {
-	soft_crowd_init(&silent);
-	soft_crowd_init(&held);
+	soft_places_init(&silent);
+	soft_places_init(&held);
 }
 
 /* ---- where they come from ------------------------------------------------------------------ */
@@ -308,7 +308,7 @@ void soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id)
 
 	while (node != &held.peers) {
 		struct soft_link *link =
-			pending_link(soft_list_entry(node, struct soft_stranger, node));
+			pending_link(soft_list_entry(node, struct soft_place, node));
 
 		node = node->next;
 		if (link->from_peer == peer && (remote_id == 0 || link->from_chan == remote_id)) {

@@ -63,7 +63,7 @@ struct soft_link {
 	struct soft_node node;
 	struct soft_timer timer; /* retry, timeout of a handshake, lingering */
 	unsigned attempts;
-	struct soft_stranger pending; /* of handshake.c */
+	struct soft_place pending; /* of handshake.c */
 	bool hello_valid; /* `peer_hello` has come, and is one of this protocol */
 	struct soft_hello peer_hello; /* the HELLO or HELLO_ACK of the other side */
 
