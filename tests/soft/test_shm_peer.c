@@ -37,8 +37,8 @@ static void own_ways(void)
 	CHECK_EQUAL(a.bytes, 1);
 	soft_lock();
 	CHECK(soft_shm_peer_is_self(a.chan.peer) && a.chan.peer == b.chan.peer);
-	CHECK_EQUAL(soft_shm_peer_pid(a.chan.peer), getpid());
-	CHECK(soft_shm_peer_own_area(a.chan.peer) == soft_shm_peer_their_area(a.chan.peer));
+	CHECK_EQUAL(a.chan.peer->pid, getpid());
+	CHECK(a.chan.peer->own_area == a.chan.peer->their_area);
 	/* The end comes after what was written before. */
 	a.to_send = 3;
 	send_more(&a);
@@ -163,7 +163,7 @@ static void call_child(struct end *end, bool polling)
 	CHECK(starts_with(end->handshake, process.child ? 8 : 7));
 	soft_lock();
 	CHECK(!soft_shm_peer_is_self(end->chan.peer));
-	CHECK_EQUAL(soft_shm_peer_pid(end->chan.peer), process.child ? process.child : getppid());
+	CHECK_EQUAL(end->chan.peer->pid, process.child ? process.child : getppid());
 	soft_unlock();
 }
 
@@ -233,11 +233,9 @@ static void areas(void)
 	struct end end;
 
 	call_child(&end, true);
-	soft_lock();
-	uint64_t *own = soft_shm_peer_own_area(end.chan.peer);
-	uint64_t *their = soft_shm_peer_their_area(end.chan.peer);
+	uint64_t *own = LOCKED((uint64_t *)(void *)end.chan.peer->own_area);
+	uint64_t *their = LOCKED((uint64_t *)(void *)end.chan.peer->their_area);
 
-	soft_unlock();
 	CHECK(__atomic_load_n(&their[SOFT_SHM_AREA / 8 - 1], __ATOMIC_RELAXED) == 0);
 	process_barrier(&process);
 	__atomic_store_n(&own[SOFT_SHM_AREA / 8 - 1], mine, __ATOMIC_RELAXED);

@@ -35,13 +35,9 @@ static void update_nesting(void)
 {
 	int leaders = 0, nested = 0;
 
-	for (struct soft_node *node = channels.next; node != &channels; node = node->next) {
-		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
-
+	soft_list_each (channel, &channels, struct soft_channel, node)
 		leaders += channel->early && channel->completions;
-	}
-	for (struct soft_node *node = channels.next; node != &channels; node = node->next) {
-		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
+	soft_list_each (channel, &channels, struct soft_channel, node) {
 		struct epoll_event event = {.events = EPOLLIN};
 		bool wanted = channel->early && (channel->completions || !leaders) &&
 			      nested < NESTED_CHANNELS;
@@ -159,13 +155,10 @@ int soft_channel_wait(struct soft_channel *channel)
 
 bool soft_channels_depend_on_engine(void)
 {
-	for (struct soft_node *node = channels.next; node != &channels; node = node->next) {
-		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
-
+	soft_list_each (channel, &channels, struct soft_channel, node)
 		if (soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
 		    !soft_counter_get(&channel->sleepers))
 			return true;
-	}
 	return false;
 }
 
@@ -176,12 +169,9 @@ void soft_channels_reset_after_fork(void)
 
 static struct soft_channel *channel_of(int fd)
 {
-	for (struct soft_node *node = channels.next; node != &channels; node = node->next) {
-		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
-
+	soft_list_each (channel, &channels, struct soft_channel, node)
 		if (channel->fd == fd)
 			return channel;
-	}
 	return NULL;
 }
 

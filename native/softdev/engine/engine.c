@@ -206,7 +206,7 @@ void soft_unlock(void)
 {
 	while (!soft_list_empty(&engine.deferred)) {
 		struct soft_deferred *deferred =
-			soft_list_entry(engine.deferred.next, struct soft_deferred, node);
+			soft_list_first(&engine.deferred, struct soft_deferred, node);
 
 		soft_list_remove(&deferred->node);
 		if (engine.running) /* not with what a child has inherited */

@@ -105,14 +105,11 @@ void soft_place_release(struct soft_place *place)
 	places->count--;
 }
 
-static struct soft_place *place_at(struct soft_node *node)
-{
-	return soft_list_entry(node, struct soft_place, node);
-}
-
 struct soft_place *soft_places_oldest(const struct soft_places *places)
 {
-	return soft_list_empty(&places->peers) ? NULL : place_at(places->peers.next);
+	return soft_list_empty(&places->peers)
+		       ? NULL
+		       : soft_list_first(&places->peers, struct soft_place, node);
 }
 
 struct soft_place *soft_places_evicted(const struct soft_places *places, unsigned limit)
@@ -126,9 +123,7 @@ struct soft_place *soft_places_evicted(const struct soft_places *places, unsigne
 		struct soft_place *fullest = NULL;
 		unsigned most = share;
 
-		for (struct soft_node *node = places->peers.next; node != &places->peers;
-		     node = node->next) {
-			struct soft_place *place = place_at(node);
+		soft_list_each (place, &places->peers, struct soft_place, node) {
 			unsigned count = places->of_bucket[level][place->bucket[level]];
 
 			/* In the same larger networks as the one that is found so far. */

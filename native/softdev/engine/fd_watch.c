@@ -78,10 +78,7 @@ void soft_watch_close(struct soft_fd_watch *watch)
 void soft_watches_silence(bool silent)
 {
 	soft_assert_locked();
-	for (struct soft_node *node = engine.watches.next; node != &engine.watches;
-	     node = node->next) {
-		struct soft_fd_watch *watch = soft_list_entry(node, struct soft_fd_watch, node);
-
+	soft_list_each (watch, &engine.watches, struct soft_fd_watch, node) {
 		if (!watch->of_port || silent == engine.silent)
 			continue;
 		/* What epoll had room for it has room for again. */

@@ -92,24 +92,24 @@ static void close_all(void)
 	engine.scratch = NULL;
 }
 
-static void with_outer_mutexes(int (*change)(pthread_mutex_t *mutex))
-{
+#define EACH_SUBSYSTEM(it)                                                                         \
 	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
-		if ((*it)->outer)
-			change((*it)->outer);
-}
 
-static void with_leaf_mutexes(int (*change)(pthread_mutex_t *mutex))
+/* The outer ones of the subsystems, or their leaves. */
+static void each_mutex(bool outer, int (*change)(pthread_mutex_t *mutex))
 {
-	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
-		if ((*it)->leaf)
-			change((*it)->leaf);
+	EACH_SUBSYSTEM (it) {
+		pthread_mutex_t *mutex = outer ? (*it)->outer : (*it)->leaf;
+
+		if (mutex)
+			change(mutex);
+	}
 }
 
 /* Those that the engine's thread never takes. */
 static void lock_users(void)
 {
-	with_outer_mutexes(pthread_mutex_lock);
+	each_mutex(true, pthread_mutex_lock);
 	pthread_mutex_lock(&users_mutex);
 }
 
@@ -117,7 +117,7 @@ static void lock_all(void)
 {
 	pthread_mutex_lock(&engine.lock);
 	soft_note_locked(true);
-	with_leaf_mutexes(pthread_mutex_lock);
+	each_mutex(false, pthread_mutex_lock);
 }
 
 static void before_fork(void)
@@ -128,11 +128,11 @@ static void before_fork(void)
 
 static void after_fork_in_parent(void)
 {
-	with_leaf_mutexes(pthread_mutex_unlock);
+	each_mutex(false, pthread_mutex_unlock);
 	soft_note_locked(false);
 	pthread_mutex_unlock(&engine.lock);
 	pthread_mutex_unlock(&users_mutex);
-	with_outer_mutexes(pthread_mutex_unlock);
+	each_mutex(true, pthread_mutex_unlock);
 }
 
 /* The process has none of the device any more, whose descriptors have been closed here or are to be.
@@ -143,22 +143,18 @@ static void forget_device(void)
 {
 	while (!soft_list_empty(&engine.watches)) {
 		struct soft_fd_watch *watch =
-			soft_list_entry(engine.watches.next, struct soft_fd_watch, node);
+			soft_list_first(&engine.watches, struct soft_fd_watch, node);
 
 		soft_list_remove(&watch->node);
 		watch->watched = false;
 		watch->interest = 0;
 		soft_close_fd(&watch->fd);
 	}
-	soft_close_fd(&engine.epoll_fd);
-	soft_close_fd(&engine.wake_fd);
-	soft_close_fd(&mark.fd);
-	free(engine.scratch);
-	engine.scratch = NULL;
+	close_all();
 	soft_timers_forget();
 	soft_list_init(&engine.deferred);
 	soft_channels_reset_after_fork();
-	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
+	EACH_SUBSYSTEM (it)
 		if ((*it)->forked)
 			(*it)->forked();
 	engine.running = engine.ticking = engine.silent = engine.asleep = false;
@@ -330,7 +326,7 @@ void soft_engine_put(void)
 			abort(); /* it is written once, and there was a check just now */
 		pthread_join(engine.thread, NULL);
 		soft_lock();
-		for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
+		EACH_SUBSYSTEM (it)
 			if ((*it)->stop)
 				(*it)->stop();
 		soft_timers_forget();

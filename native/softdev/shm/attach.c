@@ -402,9 +402,9 @@ static void pause_over(struct soft_timer *timer)
 static void accept_peer(int fd)
 {
 	if (unidentified_count == MAX_UNIDENTIFIED)
-		soft_shm_peer_finish(soft_list_entry(unidentified_peers.next, struct soft_shm_peer,
-						     unidentified),
-				     0);
+		soft_shm_peer_finish(
+			soft_list_first(&unidentified_peers, struct soft_shm_peer, unidentified),
+			0);
 	struct soft_shm_peer *peer = create_peer(fd);
 
 	if (!peer)

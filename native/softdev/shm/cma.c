@@ -298,5 +298,5 @@ void soft_cma_probe_peer(struct soft_shm_peer *peer)
 {
 	/* A link may be up before the peer has said where its secret is. */
 	if (peer->cma && peer->cma->peer_secret_at && !peer->cma->probed)
-		soft_cma_probe(peer->cma, soft_shm_peer_pid(peer));
+		soft_cma_probe(peer->cma, peer->pid);
 }

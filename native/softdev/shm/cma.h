@@ -93,8 +93,6 @@ void soft_cma_end(struct soft_cma *cma);
 bool soft_cma_is_open(const struct soft_cma *cma);
 /* An export to be filled in, with its slot and generation; or NULL: all are in use. */
 struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma);
-/* The export was not used: no frame with its descriptor has been sent. */
-void soft_cma_cancel(struct soft_cma *cma, struct soft_cma_export *export);
 /* Take back the exports that are `concerned`.  When this returns nothing is copied from them any
  * more that would count.  Those of which the other side had not made use are put into `lost`, in
  * the order in which they were given; their number. */

@@ -24,12 +24,6 @@ static bool is_done(const struct soft_cma *cma, const struct soft_cma_export *ex
 	return soft_observe(&cma->peer->done[export->slot]) == export->generation;
 }
 
-/* Each slot's generations count up, so that a message about one export is not taken for another. */
-static void renew(struct soft_cma *cma, const struct soft_cma_export *export)
-{
-	soft_publish(&cma->own->generation[export->slot], export->generation + 1);
-}
-
 struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma)
 {
 	/* They are done with about in the order in which they are given. */
@@ -53,10 +47,10 @@ struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma)
 	return NULL;
 }
 
-void soft_cma_cancel(struct soft_cma *cma, struct soft_cma_export *export)
+/* Each slot's generations count up, so that a message about one export is not taken for another. */
+static void withdraw(struct soft_cma *cma, struct soft_cma_export *export)
 {
-	renew(cma, export);
-	export->generation++;
+	soft_publish(&cma->own->generation[export->slot], ++export->generation);
 	export->used = false;
 	cma->used--;
 }
@@ -117,7 +111,7 @@ unsigned soft_cma_revoke(struct soft_cma *cma,
 		} else if (concerned(export, what)) {
 			taken[slot] = true;
 			lost[count++] = *export;
-			soft_cma_cancel(cma, export);
+			withdraw(cma, export);
 		}
 	}
 	if (!count)

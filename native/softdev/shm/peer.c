@@ -84,14 +84,8 @@ void soft_shm_peer_release(struct soft_shm_peer *peer)
 
 void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer))
 {
-	struct soft_node *node = peers.next;
-
-	while (node != &peers) {
-		struct soft_shm_peer *peer = soft_list_entry(node, struct soft_shm_peer, node);
-
-		node = node->next;
+	soft_list_each (peer, &peers, struct soft_shm_peer, node)
 		what(peer);
-	}
 }
 
 static void forget(struct soft_shm_chan *chan)
@@ -147,7 +141,7 @@ void soft_shm_peer_finish(struct soft_shm_peer *peer, int error)
 	acceptor->withdrawn(peer, 0);
 	while (!soft_list_empty(&peer->chans)) {
 		struct soft_shm_chan *chan =
-			soft_list_entry(peer->chans.next, struct soft_shm_chan, node);
+			soft_list_first(&peer->chans, struct soft_shm_chan, node);
 
 		forget(chan);
 		chan->calls->gone(chan, error);
@@ -173,21 +167,6 @@ void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
 bool soft_shm_peer_is_self(const struct soft_shm_peer *peer)
 {
 	return peer == self;
-}
-
-pid_t soft_shm_peer_pid(const struct soft_shm_peer *peer)
-{
-	return peer->pid;
-}
-
-void *soft_shm_peer_own_area(struct soft_shm_peer *peer)
-{
-	return peer->own_area;
-}
-
-void *soft_shm_peer_their_area(struct soft_shm_peer *peer)
-{
-	return peer->their_area;
 }
 
 /* ---- control records ------------------------------------------------------------------------ */
@@ -324,6 +303,18 @@ void soft_shm_chan_end(struct soft_shm_chan *chan)
 
 /* ---- data ---------------------------------------------------------------------------------- */
 
+static void wait_for(struct soft_shm_chan *chan, size_t least)
+{
+	struct soft_shm_peer *peer = chan->peer;
+
+	chan->least = least;
+	if (soft_list_empty(&chan->waiting)) {
+		soft_list_append(&peer->waiting, &chan->waiting);
+		chan->round = peer->round;
+	}
+	soft_defer(&peer->flush);
+}
+
 size_t soft_shm_chan_room(struct soft_shm_chan *chan, size_t least)
 {
 	soft_assert_locked();
@@ -337,12 +328,7 @@ size_t soft_shm_chan_room(struct soft_shm_chan *chan, size_t least)
 		return (size_t)room;
 	if (room < 0)
 		give_up(peer);
-	chan->least = least;
-	if (soft_list_empty(&chan->waiting)) {
-		soft_list_append(&peer->waiting, &chan->waiting);
-		chan->round = peer->round;
-	}
-	soft_defer(&peer->flush);
+	wait_for(chan, least);
 	return 0;
 }
 
@@ -362,14 +348,8 @@ void soft_shm_chan_write(struct soft_shm_chan *chan, const struct iovec *iov, in
 void soft_shm_chan_wait(struct soft_shm_chan *chan)
 {
 	soft_assert_locked();
-	struct soft_shm_peer *peer = chan->peer;
-
-	if (!soft_list_empty(&chan->waiting))
-		return;
-	chan->least = 1;
-	soft_list_append(&peer->waiting, &chan->waiting);
-	chan->round = peer->round;
-	soft_defer(&peer->flush);
+	if (soft_list_empty(&chan->waiting))
+		wait_for(chan, 1);
 }
 
 /* The room that the first waiting channel needs. */
@@ -377,7 +357,7 @@ static ssize_t least_of_first(const struct soft_shm_peer *peer)
 {
 	if (peer->ctrl_count)
 		return SOFT_HANDSHAKE_SIZE;
-	return (ssize_t)soft_list_entry(peer->waiting.next, struct soft_shm_chan, waiting)->least;
+	return (ssize_t)soft_list_first(&peer->waiting, struct soft_shm_chan, waiting)->least;
 }
 
 /* There may be room: in turns, or the first would take all of it every time. */
@@ -388,7 +368,7 @@ void soft_shm_peer_offer_room(struct soft_shm_peer *peer)
 	while (!soft_list_empty(&peer->waiting) && !peer->ctrl_count &&
 	       soft_ring_room(&peer->out, SOFT_SHM_CHAN_LEAST) >= least_of_first(peer)) {
 		struct soft_shm_chan *chan =
-			soft_list_entry(peer->waiting.next, struct soft_shm_chan, waiting);
+			soft_list_first(&peer->waiting, struct soft_shm_chan, waiting);
 
 		if (chan->round == peer->round)
 			break; /* it has had its turn, and waits again */
@@ -539,9 +519,7 @@ struct soft_shm_peer *soft_shm_peer_at(uint16_t port)
 		return NULL;
 	if (port == soft_ip_port())
 		return ourselves();
-	for (struct soft_node *node = peers.next; node != &peers; node = node->next) {
-		struct soft_shm_peer *peer = soft_list_entry(node, struct soft_shm_peer, node);
-
+	soft_list_each (peer, &peers, struct soft_shm_peer, node) {
 		if (peer->port == port)
 			return peer;
 	}
@@ -573,7 +551,7 @@ static void flush(struct soft_deferred *deferred)
 static void stop(void)
 {
 	while (!soft_list_empty(&peers))
-		soft_shm_peer_finish(soft_list_entry(peers.next, struct soft_shm_peer, node),
+		soft_shm_peer_finish(soft_list_first(&peers, struct soft_shm_peer, node),
 				     ECONNRESET);
 }
 
@@ -581,13 +559,12 @@ static void stop(void)
 static void forked(void)
 {
 	while (!soft_list_empty(&peers)) {
-		struct soft_shm_peer *peer =
-			soft_list_entry(peers.next, struct soft_shm_peer, node);
+		struct soft_shm_peer *peer = soft_list_first(&peers, struct soft_shm_peer, node);
 
 		soft_list_remove(&peer->node);
 		soft_wakeup_remove(peer);
 		while (!soft_list_empty(&peer->chans))
-			forget(soft_list_entry(peer->chans.next, struct soft_shm_chan, node));
+			forget(soft_list_first(&peer->chans, struct soft_shm_chan, node));
 		soft_cma_detach(peer);
 		soft_notify_pipe_close(&peer->pipe);
 		free(peer->ctrl_records);

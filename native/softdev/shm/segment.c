@@ -99,64 +99,51 @@ int soft_segment_check(int fd)
 	return 0;
 }
 
-static void *map_front(int fd)
+static int map(struct soft_shm_peer *peer, int fd, int own, int their)
 {
-	void *memory = mmap(NULL, RINGS, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	void *front = mmap(NULL, RINGS, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	uint8_t *bytes[2] = {NULL, NULL};
 
-	if (memory == MAP_FAILED)
-		return NULL;
-	madvise(memory, RINGS, MADV_DONTFORK);
-	return memory;
-}
-
-int soft_segment_map(struct soft_shm_peer *peer, int fd, bool made)
-{
-	int own = made ? 0 : 1, their = 1 - own;
-
-	peer->memory = map_front(fd);
-	if (!peer->memory)
+	if (front == MAP_FAILED)
 		return errno;
+	madvise(front, RINGS, MADV_DONTFORK);
+	peer->memory = front;
 	for (int which = 0; which < 2; which++) {
-		uint8_t *bytes = soft_ring_map(fd, RINGS + (off_t)which * SOFT_RING_SIZE);
-
-		if (!bytes) {
+		if (which != own && which != their)
+			continue;
+		bytes[which] = soft_ring_map(fd, RINGS + (off_t)which * SOFT_RING_SIZE);
+		if (!bytes[which]) {
 			int rc = errno;
 
+			if (bytes[0])
+				soft_ring_unmap(bytes[0]);
 			soft_segment_unmap(peer);
 			return rc;
 		}
-		if (which == own)
-			soft_ring_init(&peer->out, positions(peer, own), bytes);
-		else
-			soft_ring_init(&peer->in, positions(peer, their), bytes);
 	}
+	soft_ring_init(&peer->out, positions(peer, own), bytes[own]);
+	soft_ring_init(&peer->in, positions(peer, their), bytes[their]);
 	peer->own_area = area(peer, own);
 	peer->their_area = area(peer, their);
 	soft_cma_attach(peer);
 	return 0;
 }
 
+int soft_segment_map(struct soft_shm_peer *peer, int fd, bool made)
+{
+	return map(peer, fd, made ? 0 : 1, made ? 1 : 0);
+}
+
 int soft_segment_private(struct soft_shm_peer *peer)
 {
 	int fd = soft_segment_make();
-	int rc = fd < 0 ? errno : 0;
 
-	if (rc)
-		return rc;
-	peer->memory = map_front(fd);
-	uint8_t *bytes = peer->memory ? soft_ring_map(fd, RINGS) : NULL;
+	if (fd < 0)
+		return errno;
+	int rc = map(peer, fd, 0, 0);
 
-	rc = bytes ? 0 : errno;
 	close(fd);
-	if (rc) {
-		soft_segment_unmap(peer);
-		return rc;
-	}
-	soft_ring_init(&peer->out, positions(peer, 0), bytes);
-	soft_ring_init(&peer->in, positions(peer, 0), bytes);
-	peer->own_area = peer->their_area = area(peer, 0);
-	soft_cma_attach(peer);
-	return 0;
+	return rc;
 }
 
 void soft_segment_unmap(struct soft_shm_peer *peer)

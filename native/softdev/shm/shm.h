@@ -57,8 +57,6 @@ struct soft_shm_chan {
  */
 struct soft_shm_peer *soft_shm_peer_at(uint16_t port);
 bool soft_shm_peer_is_self(const struct soft_shm_peer *peer);
-/* 0: not known, because it lives in another process namespace. */
-pid_t soft_shm_peer_pid(const struct soft_shm_peer *peer);
 
 /* NULL if there was no memory for it: then everything goes through the rings. */
 struct soft_cma *soft_shm_peer_cma(const struct soft_shm_peer *peer);
@@ -66,15 +64,6 @@ struct soft_cma *soft_shm_peer_cma(const struct soft_shm_peer *peer);
 struct soft_cma *soft_cma_next(const struct soft_cma *cma);
 /* A link to the peer is up, so both sides have the segment: find out what can be copied. */
 void soft_cma_probe_peer(struct soft_shm_peer *peer);
-
-/* SOFT_SHM_AREA bytes that both can write, for what is agreed upon beside the rings: by convention
- * we write to our own and read theirs.  Of ourselves, both are the same.  The first bytes of it are
- * zero at the beginning.  NULL while attaching. */
-enum {
-	SOFT_SHM_AREA = 8192
-};
-void *soft_shm_peer_own_area(struct soft_shm_peer *peer);
-void *soft_shm_peer_their_area(struct soft_shm_peer *peer);
 
 /* Ask the other side for a channel.  `accepted` or `gone` follows, never at once. 0 or an errno
  * value, and then it is not open. */

@@ -10,6 +10,7 @@
 
 enum {
 	SOFT_SHM_MAX_PEERS = 4096,
+	SOFT_SHM_AREA = 8192,
 };
 
 struct soft_shm_peer {
@@ -19,7 +20,7 @@ struct soft_shm_peer {
 	bool broken; /* it has broken the format, and will be ended when the lock is given back */
 	unsigned busy; /* it must not be freed */
 	uint16_t port;
-	pid_t pid;
+	pid_t pid; /* 0: not known, because it lives in another process namespace */
 
 	/* attach.c */
 	struct soft_fd_watch socket;
@@ -30,6 +31,9 @@ struct soft_shm_peer {
 
 	/* segment.c */
 	void *memory; /* what is shared beside the rings */
+	/* SOFT_SHM_AREA bytes that both can write, for what is agreed upon beside the rings: by
+	 * convention we write to our own and read theirs.  Of ourselves, both are the same.  Zeros
+	 * at the beginning; NULL while attaching. */
 	uint8_t *own_area, *their_area;
 	struct soft_cma *cma; /* cma.c; NULL if there was no memory for it */
 	struct soft_ring in, out;
@@ -77,7 +81,7 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget);
 void soft_shm_peer_offer_room(struct soft_shm_peer *peer);
 /* Something waits for room.  Ask for it; true if there is some after all. */
 bool soft_shm_peer_wants_room(struct soft_shm_peer *peer);
-/* Call for each; it may end that one. */
+/* Call for each; none may end. */
 void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer));
 
 /* ---- attach.c ----------------------------------------------------------------------------- */

@@ -155,7 +155,7 @@ bool soft_shm_poll(void)
 
 	for (unsigned left = count; left && count; left--) {
 		struct soft_shm_peer *peer =
-			soft_list_entry(poll_set.next, struct soft_shm_peer, poll_set);
+			soft_list_first(&poll_set, struct soft_shm_peer, poll_set);
 
 		/* To the end of the list: of many, none comes last every time. */
 		soft_list_remove(&peer->poll_set);
@@ -170,9 +170,7 @@ bool soft_shm_has_input(void)
 	soft_assert_locked();
 	if (soft_port_is_down())
 		return false;
-	for (struct soft_node *node = poll_set.next; node != &poll_set; node = node->next) {
-		struct soft_shm_peer *peer = soft_list_entry(node, struct soft_shm_peer, poll_set);
-
+	soft_list_each (peer, &poll_set, struct soft_shm_peer, poll_set) {
 		if (soft_ring_has_input(&peer->in) || soft_shm_peer_wants_room(peer))
 			return true;
 	}
@@ -187,9 +185,7 @@ void soft_shm_need_notify(bool on)
 	if (need_notify == on)
 		return;
 	need_notify = on;
-	for (struct soft_node *node = poll_set.next; node != &poll_set; node = node->next) {
-		struct soft_shm_peer *peer = soft_list_entry(node, struct soft_shm_peer, poll_set);
-
+	soft_list_each (peer, &poll_set, struct soft_shm_peer, poll_set) {
 		if (!on)
 			disarm(peer);
 		else if (arm(peer) || soft_shm_peer_wants_room(peer))

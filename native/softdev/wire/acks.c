@@ -61,7 +61,7 @@ void soft_acks_send(uint64_t age_ns)
 	uint64_t latest = soft_now() - age_ns;
 
 	while (!soft_list_empty(&delayed)) {
-		struct soft_link *link = soft_list_entry(delayed.next, struct soft_link, delayed);
+		struct soft_link *link = soft_list_first(&delayed, struct soft_link, delayed);
 
 		if (link->delayed_since > latest)
 			return;

@@ -101,9 +101,7 @@ void soft_link_close_wires(struct soft_link *link)
 
 void soft_links_fault_spec_changed(void)
 {
-	for (struct soft_node *node = links.next; node != &links; node = node->next) {
-		struct soft_link *link = soft_list_entry(node, struct soft_link, node);
-
+	soft_list_each (link, &links, struct soft_link, node) {
 		if (link->base.state == SOFT_LINK_UP)
 			soft_delay_attach(link);
 	}
@@ -225,9 +223,7 @@ void soft_link_loses(struct soft_link *link)
 
 static void resume(void)
 {
-	for (struct soft_node *node = links.next; node != &links; node = node->next) {
-		struct soft_link *link = soft_list_entry(node, struct soft_link, node);
-
+	soft_list_each (link, &links, struct soft_link, node) {
 		if (link->base.state == SOFT_LINK_UP && link->qp) {
 			soft_timer_stop(&link->qp->reach_timer);
 			soft_link_output(link);
@@ -240,7 +236,7 @@ static void stop_links(void)
 {
 	soft_handshake_drop_pending();
 	while (!soft_list_empty(&links))
-		soft_link_finish(soft_list_entry(links.next, struct soft_link, node), 0);
+		soft_link_finish(soft_list_first(&links, struct soft_link, node), 0);
 }
 
 /* The inherited ones belong to inherited queue pairs, which may still be destroyed. */
