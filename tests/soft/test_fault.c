@@ -389,7 +389,7 @@ static void one_lost_frame(const char *which)
 	spec("loss=@2,frames=%s", which);
 	for (unsigned i = 0; i < 4; i++) {
 		RUN(&a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = i, .length = 8,
-		    .remote = peer.memory, .rkey = peer.rkey, .compare_add = 1);
+		    AT(peer, 0), .compare_add = 1);
 		CHECK_EQUAL(*(uint64_t *)(void *)a.memory, i);
 	}
 	/* Of each connection, and this one has two ends here, of which one has requests to take in

@@ -80,16 +80,27 @@ static struct soft_frame answer_of(const struct scene *scene)
 	return frame;
 }
 
+/* At the scene's own memory. */
+static struct soft_frame aimed(const struct scene *scene, uint8_t opcode, uint32_t rkey,
+			       uint32_t total)
+{
+	return (struct soft_frame){.opcode = opcode,
+				   .address = (uintptr_t)scene->side.memory,
+				   .rkey = rkey,
+				   .total = total,
+				   .length = opcode == SOFT_READ ? 0 : total};
+}
+
 /* Refused with that NAK; nothing of the memory has been told or changed, and the connection is
  * over: each attempt costs one. */
-static void refused(struct scene *scene, struct soft_frame frame, enum soft_nak nak)
+static void refused(struct scene *scene, struct soft_frame frame)
 {
 	struct soft_frame answer;
 
 	say(scene, frame);
 	answer = answer_of(scene);
 	CHECK_EQUAL(answer.opcode, SOFT_NAK);
-	CHECK_EQUAL(answer.syndrome, nak);
+	CHECK_EQUAL(answer.syndrome, SOFT_NAK_REMOTE_ACCESS);
 	CHECK_EQUAL(answer.length, 0);
 	while (state_of(&scene->side) != IBV_QPS_ERR)
 		soft_progress();
@@ -114,13 +125,7 @@ static void guessed(void)
 		} else {
 			key ^= 1u << bit;
 		}
-		refused(&scene,
-			(struct soft_frame){.opcode = bit & 1 ? SOFT_READ : SOFT_WRITE,
-					    .address = (uintptr_t)scene.side.memory,
-					    .rkey = key,
-					    .total = 8,
-					    .length = bit & 1 ? 0 : 8},
-			SOFT_NAK_REMOTE_ACCESS);
+		refused(&scene, aimed(&scene, bit & 1 ? SOFT_READ : SOFT_WRITE, key, 8));
 		close_scene(&scene);
 	}
 }
@@ -174,15 +179,7 @@ static void keys_of_others(void)
 					     : way == 3 ? IBV_ACCESS_LOCAL_WRITE |
 								  IBV_ACCESS_REMOTE_WRITE
 							: ALL_RIGHTS));
-		bool read = way & 1;
-
-		refused(&scene,
-			(struct soft_frame){.opcode = read ? SOFT_READ : SOFT_WRITE,
-					    .address = (uintptr_t)side->memory,
-					    .rkey = mr->rkey,
-					    .total = 8,
-					    .length = read ? 0 : 8},
-			SOFT_NAK_REMOTE_ACCESS);
+		refused(&scene, aimed(&scene, way & 1 ? SOFT_READ : SOFT_WRITE, mr->rkey, 8));
 		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 		if (other)
 			CHECK_EQUAL(verbs->ibv_dealloc_pd(other), 0);
@@ -211,19 +208,14 @@ static void ranges_that_wrap(void)
 			struct scene scene;
 
 			open_scene(&scene, (struct options){.memory = 4096});
-			uint64_t start = (uintptr_t)scene.side.memory;
+			struct soft_frame frame = aimed(&scene, read ? SOFT_READ : SOFT_WRITE,
+							scene.side.mr->rkey, cases[i].total);
 
-			refused(&scene,
-				(struct soft_frame){
-					.opcode = read ? SOFT_READ : SOFT_WRITE,
-					.address = cases[i].address
-							   ? cases[i].address
-							   : start + (uint64_t)cases[i].offset,
-					.rkey = scene.side.mr->rkey,
-					.total = cases[i].total,
-					.length = read ? 0 : 1,
-				},
-				SOFT_NAK_REMOTE_ACCESS);
+			frame.address = cases[i].address
+						? cases[i].address
+						: frame.address + (uint64_t)cases[i].offset;
+			frame.length = read ? 0 : 1;
+			refused(&scene, frame);
 			close_scene(&scene);
 		}
 }
@@ -310,10 +302,7 @@ static void unread_answers(void)
 
 	open_scene(&scene, (struct options){.memory = BIG, .depth = DEPTH});
 	for (int i = 0; i < DEPTH; i++)
-		say(&scene, (struct soft_frame){.opcode = SOFT_READ,
-						.total = BIG,
-						.address = (uintptr_t)scene.side.memory,
-						.rkey = scene.side.mr->rkey});
+		say(&scene, aimed(&scene, SOFT_READ, scene.side.mr->rkey, BIG));
 	for (int i = 0; i < 100; i++)
 		soft_progress();
 	CHECK_EQUAL(state_of(&scene.side), IBV_QPS_RTS);
@@ -322,10 +311,7 @@ static void unread_answers(void)
 	close_pair(&a, &b);
 
 	/* One more than was agreed on: IBTA 9.7.4.3.1. */
-	say(&scene, (struct soft_frame){.opcode = SOFT_READ,
-					.total = 8,
-					.address = (uintptr_t)scene.side.memory,
-					.rkey = scene.side.mr->rkey});
+	say(&scene, aimed(&scene, SOFT_READ, scene.side.mr->rkey, 8));
 	expect_event(&scene.side, IBV_EVENT_QP_REQ_ERR);
 	close_scene(&scene);
 }
@@ -349,16 +335,10 @@ static void kept_answers(void)
 
 	CHECK(other);
 	for (uint32_t i = 0; i < DEPTH; i++)
-		say(&scene, (struct soft_frame){.opcode = SOFT_READ,
-						.total = i ? SHORT : BIG,
-						.address = (uintptr_t)scene.side.memory,
-						.rkey = i ? other->rkey : scene.side.mr->rkey});
+		say(&scene, aimed(&scene, SOFT_READ, i ? other->rkey : scene.side.mr->rkey,
+				  i ? SHORT : BIG));
 	for (int i = 0; i < DEPTH; i++)
-		say(&scene, (struct soft_frame){.opcode = SOFT_WRITE,
-						.total = 8,
-						.length = 8,
-						.address = (uintptr_t)scene.side.memory,
-						.rkey = scene.side.mr->rkey});
+		say(&scene, aimed(&scene, SOFT_WRITE, scene.side.mr->rkey, 8));
 	for (bool written = false; !written;) {
 		soft_progress();
 		soft_lock();

@@ -134,9 +134,7 @@ static void one_received_and_gone(void)
 
 static bool waits_for_a_receive(struct side *side)
 {
-	struct ibv_wc wc;
-
-	CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
+	expect_no_wc(side);
 	return LOCKED(soft_qp_of(side->qp)->rnr_waiting);
 }
 
@@ -209,7 +207,6 @@ static void refused_repeated_and_gone(void)
 	};
 	struct side side;
 	struct process process = talk(&side);
-	struct ibv_wc wc;
 	char byte = 0;
 
 	if (!process.child) {
@@ -231,7 +228,7 @@ static void refused_repeated_and_gone(void)
 
 	tell(&process, &byte, 1);
 	while (written_by(&side) - before < COUNT * (SOFT_FRAME_HEADER + LENGTH))
-		CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
+		expect_no_wc(&side);
 	tell(&process, &byte, 1);
 	for (uint64_t i = 0; i < COUNT; i++)
 		expect_wc(&side, 99 + i, i ? IBV_WC_WR_FLUSH_ERR : IBV_WC_RETRY_EXC_ERR);
@@ -240,9 +237,7 @@ static void refused_repeated_and_gone(void)
 
 static bool link_is_gone(struct side *side)
 {
-	struct ibv_wc wc;
-
-	CHECK_EQUAL(poll_cq(side, 1, &wc), 0); /* no receive is flushed */
+	expect_no_wc(side); /* no receive is flushed */
 	return LOCKED(!soft_qp_of(side->qp)->link);
 }
 
@@ -257,7 +252,6 @@ static void idle_and_gone(enum way way, bool without_limit)
 {
 	struct side side;
 	struct process process = talk(&side);
-	struct ibv_async_event event;
 	uint64_t start;
 
 	if (!process.child)
@@ -265,8 +259,7 @@ static void idle_and_gone(enum way way, bool without_limit)
 	while (!link_is_gone(&side))
 		sched_yield();
 	CHECK_EQUAL(state_of(&side), IBV_QPS_RTS);
-	CHECK_EQUAL(fcntl(side.context->async_fd, F_SETFL, O_NONBLOCK), 0);
-	CHECK_FAILS(verbs->ibv_get_async_event(side.context, &event), EAGAIN);
+	expect_no_event(&side);
 	soft_lock();
 	if (without_limit)
 		soft_qp_of(side.qp)->attr.timeout = 0;
@@ -280,7 +273,7 @@ static void idle_and_gone(enum way way, bool without_limit)
 		CHECK(soft_now() - start >= answer_time(&side));
 		receive_many(&side, LAST + 1, IBV_WC_WR_FLUSH_ERR);
 		CHECK_EQUAL(state_of(&side), IBV_QPS_ERR);
-		CHECK_FAILS(verbs->ibv_get_async_event(side.context, &event), EAGAIN);
+		expect_no_event(&side);
 	}
 	left(&process, &side);
 }

@@ -128,8 +128,7 @@ static bool by_shared_memory(void)
 static void count(struct side *side, const struct address *peer, int word)
 {
 	RUN(side, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8,
-	    .offset = 64, .remote = peer->memory + 8u * (unsigned)word, .rkey = peer->rkey,
-	    .compare_add = 1);
+	    .offset = 64, AT(*peer, 8u * (unsigned)word), .compare_add = 1);
 }
 
 /* The same between processes, both of which have polled and then waited. */

@@ -22,17 +22,12 @@ static void too_many_atomics(void)
 	open_side(&b, (struct options){.depth = 16, .answers = 1, .memory = 2 << 20});
 	connect_pair(&a, &b);
 	const struct request requests[] = {
-		{.opcode = IBV_WR_RDMA_READ,
-		 .wr_id = 1,
-		 .length = 1 << 20,
-		 .remote = (uintptr_t)b.memory,
-		 .rkey = b.mr->rkey},
+		{.opcode = IBV_WR_RDMA_READ, .wr_id = 1, .length = 1 << 20, REMOTE(b, 0)},
 		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
 		 .wr_id = 2,
 		 .length = 8,
 		 .offset = 1 << 20,
-		 .remote = (uintptr_t)b.memory + (1 << 20),
-		 .rkey = b.mr->rkey,
+		 REMOTE(b, (1 << 20)),
 		 .compare_add = 1},
 	};
 

@@ -35,8 +35,7 @@ static void talk(struct side *a, struct side *b, uint32_t length, unsigned seed)
 	expect_wc(a, 2, IBV_WC_SUCCESS);
 	CHECK(filled(b->memory, length, seed));
 	memset(a->memory, 0, length);
-	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .wr_id = 3, .length = length,
-	    .remote = address.memory, .rkey = address.rkey);
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .wr_id = 3, .length = length, AT(address, 0));
 	CHECK(filled(a->memory, length, seed));
 }
 
@@ -135,14 +134,12 @@ static void crowded(void)
 			{.opcode = IBV_WR_RDMA_WRITE,
 			 .wr_id = 1,
 			 .length = SIZE,
-			 .remote = peers[i].memory + SIZE,
-			 .rkey = peers[i].rkey},
+			 AT(peers[i], SIZE)},
 			{.opcode = IBV_WR_RDMA_READ,
 			 .wr_id = 2,
 			 .offset = 2 * SIZE,
 			 .length = SIZE,
-			 .remote = peers[i].memory,
-			 .rkey = peers[i].rkey},
+			 AT(peers[i], 0)},
 		};
 
 		CHECK_EQUAL(post_chain(&sides[i], requests, 2), 0);
@@ -231,12 +228,6 @@ static void raw_data(struct soft_shm_chan *chan, const uint8_t *bytes, size_t le
 		raw->frames++;
 		raw->acks += bytes[0] == SOFT_ACK;
 	}
-}
-
-/* What has come by now: it may be the device's thread that brings it. */
-static struct raw raw_now(const struct raw *raw)
-{
-	return LOCKED(*raw);
 }
 
 static void raw_writable(struct soft_shm_chan *chan)
@@ -336,7 +327,6 @@ static void leaving_or_broken(int what)
 	const struct address absent = {.psn = 100, .qpn = 1}; /* the smaller one connects */
 	struct process process = split();
 	struct side side;
-	struct ibv_async_event event;
 
 	limit_seconds(20);
 	open_side(&side, (struct options){0});
@@ -348,18 +338,10 @@ static void leaving_or_broken(int what)
 		bring_up_receiving(&side, &expected, 1, 1, 64);
 		process_barrier(&process);
 		process_barrier(&process);
-		bool over = false;
-
-		while (!over) {
+		while (!LOCKED(soft_qp_of(side.qp)->stream_lost))
 			soft_progress();
-			soft_lock();
-			over = soft_qp_of(side.qp)->stream_lost;
-			soft_unlock();
-		}
 		if (what == 0) {
-			CHECK_EQUAL(fcntl(side.context->async_fd, F_SETFL, O_NONBLOCK), 0);
-			CHECK_EQUAL(verbs->ibv_get_async_event(side.context, &event), -1);
-			CHECK_EQUAL(errno, EAGAIN);
+			expect_no_event(&side);
 			CHECK_EQUAL(state_of(&side), IBV_QPS_RTS);
 		} else {
 			expect_event(&side, IBV_EVENT_QP_FATAL);
@@ -391,20 +373,44 @@ static void leaving_or_broken(int what)
 	close_peers(&process, &side);
 }
 
-/* Until the other side has taken it. */
-static void raw_connect(struct raw *raw, const struct address *to, uint32_t from, uint32_t from_psn)
-{
-	bool accepted = false;
+enum {
+	RAW_QPN = 77,
+	RAW_PSN = 5
+};
 
-	soft_lock();
-	raw_open(raw, to, from, from_psn);
-	soft_unlock();
-	while (!accepted) {
-		soft_progress();
-		soft_lock();
-		accepted = raw->accepted;
-		soft_unlock();
+/* The parent has a queue pair whose peer is to be a raw one of the child; its address. */
+static struct address begin_raw(struct process *process, struct side *side, struct options options,
+				unsigned receives, uint32_t length)
+{
+	*process = split();
+	limit_seconds(20);
+	open_side(side, options);
+	struct address peer = exchange(process, side);
+
+	if (process->child) {
+		peer.qpn = RAW_QPN;
+		peer.psn = RAW_PSN;
+		bring_up_receiving(side, &peer, 0, receives, length);
 	}
+	process_barrier(process);
+	return peer;
+}
+
+static void raw_end(struct raw *raw)
+{
+	soft_lock();
+	soft_shm_chan_end(&raw->chan);
+	soft_unlock();
+}
+
+/* Until the other side has taken it. */
+static void raw_connect(struct raw *raw, const struct address *to)
+{
+	soft_lock();
+	raw_open(raw, to, RAW_QPN, RAW_PSN);
+	soft_unlock();
+	while (!LOCKED(raw->accepted))
+		soft_progress();
 }
 
 /* Under the lock: a message of one frame. */
@@ -430,43 +436,29 @@ static void acknowledged(void)
 {
 	enum {
 		COUNT = 4,
-		LENGTH = 16 * 1024,
-		PSN = 5
+		LENGTH = 16 * 1024
 	};
 	static struct raw raw;
-	struct process process = split();
+	struct process process;
 	struct side side;
+	struct address peer =
+		begin_raw(&process, &side, (struct options){.memory = LENGTH}, COUNT, LENGTH);
 
-	limit_seconds(20);
-	open_side(&side, (struct options){.memory = COUNT * LENGTH});
-	struct address peer = exchange(&process, &side);
-
-	peer.qpn = process.child ? 77 : peer.qpn;
-	peer.psn = process.child ? PSN : peer.psn;
 	if (process.child) {
-		CHECK_EQUAL(to_init(&side), 0);
-		for (int i = 0; i < COUNT; i++)
-			CHECK_EQUAL(post_recv_at(&side, 1, (uint32_t)i * LENGTH, LENGTH), 0);
-		CHECK_EQUAL(to_rtr(&side, &peer), 0);
-		CHECK_EQUAL(to_rts(&side), 0);
-		process_barrier(&process);
 		for (int i = 0; i < COUNT; i++)
 			CHECK_EQUAL(next_wc(&side).byte_len, LENGTH);
-		process_barrier(&process);
 	} else {
-		process_barrier(&process);
-		raw_connect(&raw, &peer, 77, PSN);
+		raw_connect(&raw, &peer);
 		soft_lock();
 		for (uint32_t i = 0; i < COUNT; i++)
-			raw_send(&raw, PSN + i, LENGTH);
+			raw_send(&raw, RAW_PSN + i, LENGTH);
 		soft_unlock();
-		while (raw_now(&raw).acks < COUNT)
+		while (LOCKED(raw.acks) < COUNT)
 			soft_progress();
-		process_barrier(&process);
-		soft_lock();
-		soft_shm_chan_end(&raw.chan);
-		soft_unlock();
 	}
+	process_barrier(&process);
+	if (!process.child)
+		raw_end(&raw);
 	close_peers(&process, &side);
 }
 
@@ -475,19 +467,13 @@ static void acknowledged(void)
 static void in_parts(void)
 {
 	enum {
-		COUNT = 60,
-		PSN = 5
+		COUNT = 60
 	};
 	static struct raw raw;
-	struct process process = split();
+	struct process process;
 	struct side side;
+	struct address peer = begin_raw(&process, &side, (struct options){0}, 0, 0);
 
-	limit_seconds(20);
-	open_side(&side, (struct options){0});
-	struct address peer = exchange(&process, &side);
-
-	peer.qpn = process.child ? 77 : peer.qpn;
-	peer.psn = process.child ? PSN : peer.psn;
 	if (process.child) {
 		struct ibv_send_wr wrs[COUNT] = {0}, *bad;
 
@@ -496,28 +482,18 @@ static void in_parts(void)
 				.opcode = IBV_WR_SEND,
 				.next = i + 1 < COUNT ? &wrs[i + 1] : NULL,
 			};
-		bring_up(&side, &peer);
-		process_barrier(&process);
 		process_barrier(&process); /* it is there, with a channel for them */
 		CHECK_EQUAL(side.context->ops.post_send(side.qp, wrs, &bad), 0);
-		process_barrier(&process);
 	} else {
+		raw_connect(&raw, &peer);
 		process_barrier(&process);
-		raw_connect(&raw, &peer, 77, PSN);
-		process_barrier(&process);
-		while (raw_now(&raw).frames < COUNT)
+		while (LOCKED(raw.frames) < COUNT)
 			soft_progress();
-		const struct raw all = raw_now(&raw);
-
-		CHECK_EQUAL(all.frames, COUNT);
-		CHECK(all.records > 2 && all.records < COUNT / 10);
-		soft_lock();
-		soft_shm_chan_end(&raw.chan);
-		soft_unlock();
-		process_barrier(&process);
+		CHECK_EQUAL(raw.frames, COUNT);
+		CHECK(raw.records > 2 && raw.records < COUNT / 10);
+		raw_end(&raw);
 	}
-	close_side(&side);
-	join(&process);
+	close_peers(&process, &side);
 }
 
 int main(void)

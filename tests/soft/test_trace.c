@@ -236,36 +236,29 @@ static void operations(void)
 	open_pair(&a, &b, (struct options){.signal_none = true});
 	wrap(&a);
 	wrap(&b);
-	const uint64_t remote = (uintptr_t)b.memory;
-	const uint32_t rkey = b.mr->rkey;
-
 	for (unsigned round = 0; round < 20; round++) {
 		const struct request requests[] = {
 			{.opcode = IBV_WR_SEND, .wr_id = 100, .length = 10},
 			{.opcode = IBV_WR_RDMA_WRITE,
 			 .wr_id = UINT64_MAX,
 			 .length = 8,
-			 .remote = remote + 1024,
-			 .rkey = rkey},
+			 REMOTE(b, 1024)},
 			{.opcode = IBV_WR_RDMA_READ,
 			 .flags = IBV_SEND_SIGNALED,
 			 .wr_id = 102,
 			 .offset = 64,
 			 .length = 5000,
-			 .remote = remote,
-			 .rkey = rkey},
+			 REMOTE(b, 0)},
 			{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
 			 .flags = IBV_SEND_SIGNALED | IBV_SEND_FENCE,
 			 .wr_id = 103,
 			 .length = 8,
-			 .remote = remote,
-			 .rkey = rkey,
+			 REMOTE(b, 0),
 			 .compare_add = 1},
 			{.opcode = IBV_WR_ATOMIC_CMP_AND_SWP,
 			 .wr_id = 100,
 			 .length = 8,
-			 .remote = remote,
-			 .rkey = rkey},
+			 REMOTE(b, 0)},
 			{.opcode = IBV_WR_SEND_WITH_IMM,
 			 .flags = IBV_SEND_SOLICITED,
 			 .wr_id = 105,
@@ -275,8 +268,7 @@ static void operations(void)
 			 .wr_id = 106,
 			 .length = 16,
 			 .imm = htonl(UINT32_MAX),
-			 .remote = remote,
-			 .rkey = rkey},
+			 REMOTE(b, 0)},
 		};
 
 		for (unsigned i = 0; i < 3; i++)
@@ -298,8 +290,8 @@ static void operations(void)
 	CHECK(is(lines[0], "opcode", "SEND") && !field(lines[0], "send_flags"));
 	CHECK_EQUAL(number(lines[0], "length"), 10);
 	CHECK_EQUAL(number(lines[1], "wr_id"), UINT64_MAX);
-	CHECK_EQUAL(number(lines[1], "remote_addr"), remote + 1024);
-	CHECK_EQUAL(number(lines[1], "rkey"), rkey);
+	CHECK_EQUAL(number(lines[1], "remote_addr"), (uintptr_t)b.memory + 1024);
+	CHECK_EQUAL(number(lines[1], "rkey"), b.mr->rkey);
 	CHECK(strstr(lines[3], "\"send_flags\":[\"FENCE\",\"SIGNALED\"],"));
 	CHECK(is(lines[4], "opcode", "ATOMIC_CMP_AND_SWP"));
 	CHECK_EQUAL(number(lines[5], "imm_data"), 77);
@@ -320,11 +312,7 @@ static void failures(void)
 	post_recvs(&b, 0, 8, 64);
 	const struct request requests[] = {
 		{.opcode = IBV_WR_SEND, .wr_id = 1, .length = 10},
-		{.opcode = IBV_WR_RDMA_READ,
-		 .wr_id = 2,
-		 .length = 8,
-		 .remote = (uintptr_t)b.memory,
-		 .rkey = b.mr->rkey + 256},
+		{.opcode = IBV_WR_RDMA_READ, .wr_id = 2, .length = 8, REMOTE(b, 0) + 256},
 		{.opcode = IBV_WR_SEND, .wr_id = 3, .length = 10},
 		{.opcode = IBV_WR_SEND, .flags = IBV_SEND_SIGNALED, .wr_id = 4, .length = 10},
 	};

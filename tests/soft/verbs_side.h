@@ -544,6 +544,8 @@ static inline int post(struct side *side, struct request request)
 #define POST(side, ...) CHECK_EQUAL(post(side, (struct request){.opcode = __VA_ARGS__}), 0)
 /* `at` bytes into the memory of a side, for requests of its peer. */
 #define REMOTE(of, at) .remote = (uintptr_t)(of)->memory + (at), .rkey = (of)->mr->rkey
+/* The same by the address that the peer has told. */
+#define AT(peer, at) .remote = (peer)->memory + (at), .rkey = (peer)->rkey
 
 static inline void post_recvs(struct side *side, uint64_t first, unsigned count, uint32_t length)
 {

@@ -11,7 +11,7 @@ enum {
 	LEAST_WITHIN = 8 * 1024
 };
 
-uint32_t soft_cma_desc_least = 128 * 1024; /* bench_cma.c */
+uint32_t soft_cma_desc_least = 128 * 1024; /* by measurement */
 uint64_t soft_cma_descs_sent;
 
 static struct soft_cma *cma_of(const struct soft_link *link)
