@@ -33,16 +33,6 @@ __attribute__((constructor)) static void put_together(void)
 	soft_wire_use_cm(soft_cm_offer);
 }
 
-static unsigned progress(void)
-{
-	return soft_engine_steps() + soft_engine_parts();
-}
-
-static uint64_t peer_wakeups(void)
-{
-	return (uint64_t)soft_engine_writes(true) << 32 | soft_engine_writes(false);
-}
-
 static struct ibv_mr *reg_local_dma(struct ibv_pd *pd)
 {
 	return soft_reg_own_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
@@ -62,10 +52,10 @@ static int same_host(const uint8_t gid[16], const uint8_t peer[16])
 }
 
 static const struct aiordma_device_calls device = {
-	.progress = progress,
+	.progress = soft_engine_progress,
 	.busy_poll = soft_busy_poll,
 	.hold_polling = soft_hold_polling,
-	.peer_wakeups = peer_wakeups,
+	.peer_wakeups = soft_peer_wakeups,
 	.wake_early = soft_wake_early,
 	.reg_own_mr = soft_reg_own_mr,
 	.reg_local_dma = reg_local_dma,

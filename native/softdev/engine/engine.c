@@ -46,30 +46,6 @@ enum {
 	POLLS_TO_TRUST = 1000,
 };
 
-/* In place of a folder that is not there, as in tests of those below it. */
-static bool nothing_to_poll(void)
-{
-	return false;
-}
-
-static void need_not_notify(bool on)
-{
-	(void)on;
-}
-
-static void nothing_delayed(uint64_t age_ns)
-{
-	(void)age_ns;
-}
-
-static const struct soft_subsystem no_subsystem = {
-	.poll = nothing_to_poll,
-	.has_input = nothing_to_poll,
-	.need_notify = need_not_notify,
-	.send_delayed = nothing_delayed,
-};
-static const struct soft_subsystem *const no_subsystems[] = {NULL};
-
 struct soft_engine engine = {
 	.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
 	.epoll_fd = -1,
@@ -77,9 +53,6 @@ struct soft_engine engine = {
 	.watches = {&engine.watches, &engine.watches},
 	.deferred = {&engine.deferred, &engine.deferred},
 	.share = SOFT_STEP_BYTES,
-	.subsystems = no_subsystems,
-	.poller = &no_subsystem,
-	.delayer = &no_subsystem,
 };
 
 /* ---- subsystems ---------------------------------------------------------------------------- */
@@ -388,19 +361,24 @@ void soft_hold_polling(int change)
 	soft_unlock();
 }
 
-unsigned soft_engine_steps(void)
-{
-	return soft_counter_get(&engine.served);
-}
-
 unsigned soft_engine_parts(void)
 {
 	return soft_counter_get(&engine.parts);
 }
 
+unsigned soft_engine_progress(void)
+{
+	return soft_counter_get(&engine.served) + soft_engine_parts();
+}
+
 unsigned soft_engine_writes(bool asleep)
 {
 	return soft_counter_get(&engine.writes[asleep]);
+}
+
+uint64_t soft_peer_wakeups(void)
+{
+	return (uint64_t)soft_engine_writes(true) << 32 | soft_engine_writes(false);
 }
 
 void soft_engine_count_write(bool asleep)

@@ -247,11 +247,11 @@ void soft_engine_check_descriptors(void);
 
 /* ---- entries of the device's table (abi/device_calls.h) -------------------------------------- */
 
-/* `progress` is the sum of these two: steps of application threads that found work, and parts of
- * messages that were moved while more of the same message was to follow. */
-unsigned soft_engine_steps(void);
+/* Steps of application threads that found work, and parts of messages. */
+unsigned soft_engine_progress(void);
+uint64_t soft_peer_wakeups(void);
+/* What these are made of: soft_engine_count_part, soft_engine_count_write. */
 unsigned soft_engine_parts(void);
-/* `peer_wakeups`: writes to peers that had to be notified, or not. */
 unsigned soft_engine_writes(bool asleep);
 void soft_busy_poll(int starts);
 void soft_hold_polling(int change);

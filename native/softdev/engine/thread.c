@@ -37,13 +37,12 @@ static void make_room(void)
 		sched_yield();
 }
 
-static bool serve(void)
+static void serve(void)
 {
 	make_room();
 	soft_lock();
-	bool worked = soft_engine_step(SOFT_BY_ENGINE);
+	soft_engine_step(SOFT_BY_ENGINE);
 	soft_unlock();
-	return worked;
 }
 
 static bool work_is_ready(void)

@@ -8,14 +8,7 @@
 #include "inject.h"
 #include "trace/trace.h"
 
-/* In place of folders that are not there. */
-static void ignore_spec(void)
-{
-}
-
-static const struct soft_fault_hooks no_hooks = {.spec_changed = ignore_spec};
-
-const struct soft_fault_hooks *soft_fault_hooks = &no_hooks;
+const struct soft_fault_hooks *soft_fault_hooks;
 bool soft_faults_set;
 struct soft_fault_spec soft_faults;
 struct aiordma_fault_counts soft_fault_counts;
