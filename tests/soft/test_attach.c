@@ -422,7 +422,7 @@ static void wrong_messages(uint16_t port)
 static void notify(struct soft_shm_peer *host)
 {
 	soft_lock();
-	soft_attach_notify(host);
+	soft_notify_pipe_notify(&host->pipe);
 	soft_unlock();
 }
 

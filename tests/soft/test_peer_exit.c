@@ -188,7 +188,7 @@ static void refuse_one(struct side *side)
 	while (!qp->responder.resend_wanted)
 		soft_shm_peer_receive(peer, 1); /* a record */
 	soft_shm_peer_receive(peer, 1);
-	soft_attach_notify(peer);
+	soft_notify_pipe_notify(&peer->pipe);
 	soft_notify_finish();
 }
 

@@ -301,9 +301,9 @@ static void socket_ready(struct soft_fd_watch *watch, uint32_t events)
 
 /* ---- notify pipes -------------------------------------------------------------------------- */
 
-/* False: the peer has closed its end, and is finished. */
-static bool drain_pipe(struct soft_shm_peer *peer)
+bool soft_attach_ack_notify(struct soft_shm_peer *peer)
 {
+	soft_assert_locked();
 	bool is_open = soft_notify_pipe_drain(&peer->pipe);
 
 	peer->armed = false;
@@ -317,19 +317,8 @@ static void notified(struct soft_fd_watch *watch, uint32_t events)
 	struct soft_shm_peer *peer = soft_container(watch, struct soft_shm_peer, pipe.in);
 
 	(void)events;
-	if (drain_pipe(peer) && peer->up)
+	if (soft_attach_ack_notify(peer) && peer->up)
 		soft_wakeup_visit(peer);
-}
-
-void soft_attach_ack_notify(struct soft_shm_peer *peer)
-{
-	soft_assert_locked();
-	drain_pipe(peer);
-}
-
-void soft_attach_notify(struct soft_shm_peer *peer)
-{
-	soft_notify_pipe_notify(&peer->pipe);
 }
 
 void soft_attach_init(struct soft_shm_peer *peer)

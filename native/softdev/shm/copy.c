@@ -1,16 +1,10 @@
 /* See copy.h.
  *
- * The C library copies what is long with `rep movsb`, which fetches nothing that it overwrites.
- * Two things speak against it.
- *
- * Where that takes bytes out of a ring, the side that writes there may be four times as slow as it
- * is otherwise, for as long as the two go on (seen on Zen 5, between cores with a common cache;
- * whether it is so from the beginning is chance).  With loads and stores that has not been
- * seen.
- *
- * On Zen 3 and 4 it is slow by itself, as glibc has found too (its bug 30994), which newer ones
- * have mended: by loads and stores a ring is read a fifth to a third quicker, whether its target is
- * in a cache or not (Zen 3).
+ * The C library copies what is long with `rep movsb`, which fetches nothing that it overwrites.  But
+ * where that takes bytes out of a ring, the side that writes there may be four times as slow for as
+ * long as the two go on (seen on Zen 5, between cores with a common cache; by chance), and on Zen 3
+ * and 4 it is slow by itself, as glibc has found too (its bug 30994, mended in newer ones): by loads
+ * and stores a ring is read a fifth to a third quicker there.
  */
 #include <string.h>
 

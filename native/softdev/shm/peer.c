@@ -62,24 +62,13 @@ struct soft_shm_peer *soft_shm_peer_create(void)
 	return peer;
 }
 
-void soft_shm_peer_hold(struct soft_shm_peer *peer)
+void soft_shm_peer_release(struct soft_shm_peer *peer)
 {
-	peer->busy++;
-}
-
-static void release(struct soft_shm_peer *peer)
-{
-	if (!peer->dead || peer->busy)
+	if (--peer->busy || !peer->dead)
 		return;
 	soft_segment_unmap(peer);
 	free(peer->ctrl_records);
 	free(peer);
-}
-
-void soft_shm_peer_release(struct soft_shm_peer *peer)
-{
-	peer->busy--;
-	release(peer);
 }
 
 void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer))
@@ -146,8 +135,7 @@ void soft_shm_peer_finish(struct soft_shm_peer *peer, int error)
 		forget(chan);
 		chan->calls->gone(chan, error);
 	}
-	peer->busy--;
-	release(peer);
+	soft_shm_peer_release(peer);
 }
 
 /* What it wrote before its end is in the ring and is taken in first, above all the ENDs of its
@@ -160,8 +148,7 @@ void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
 		soft_shm_peer_finish(peer, ECONNREFUSED);
 	else if (!peer->dead) /* what it had read is not known if that fails */
 		soft_shm_peer_finish(peer, tell_unread(peer) ? EPROTO : ECONNRESET);
-	peer->busy--;
-	release(peer);
+	soft_shm_peer_release(peer);
 }
 
 bool soft_shm_peer_is_self(const struct soft_shm_peer *peer)
@@ -539,7 +526,7 @@ static void flush(struct soft_deferred *deferred)
 		bool asleep = soft_ring_flush(&peer->out);
 
 		if (asleep)
-			soft_attach_notify(peer);
+			soft_notify_pipe_notify(&peer->pipe);
 		soft_engine_count_write(asleep);
 		if (soft_shm_peer_wants_room(peer))
 			soft_wakeup_rearm(peer);

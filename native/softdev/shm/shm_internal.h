@@ -69,11 +69,11 @@ void soft_segment_unmap(struct soft_shm_peer *peer);
 
 /* One more, without rings; NULL: out of memory, or too many. */
 struct soft_shm_peer *soft_shm_peer_create(void);
-/* All its channels are gone; it is freed with its last soft_shm_peer_release. */
+/* All its channels are gone; it is freed unless it is busy. */
 void soft_shm_peer_finish(struct soft_shm_peer *peer, int error);
 /* The same once everything has been taken in that it has written. */
 void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer);
-void soft_shm_peer_hold(struct soft_shm_peer *peer);
+/* It is busy no more: free it if it is over. */
 void soft_shm_peer_release(struct soft_shm_peer *peer);
 /* Take in at most about `budget` bytes.  Was there anything? */
 bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget);
@@ -88,10 +88,9 @@ void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer));
 
 /* Attach to the process with that port; NULL: there is none that can be attached to. */
 struct soft_shm_peer *soft_attach_begin(uint16_t port);
-/* Wake it. */
-void soft_attach_notify(struct soft_shm_peer *peer);
-/* Empties the notify pipe, once its cause has been seen.  It may end that peer. */
-void soft_attach_ack_notify(struct soft_shm_peer *peer);
+/* Empties the notify pipe, once its cause has been seen.  False: the peer has closed its end, and is
+ * finished. */
+bool soft_attach_ack_notify(struct soft_shm_peer *peer);
 /* One that has just been made. */
 void soft_attach_init(struct soft_shm_peer *peer);
 /* Close what is open, of one that is over. */

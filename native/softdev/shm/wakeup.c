@@ -81,9 +81,8 @@ static bool arm(struct soft_shm_peer *peer)
 /* The ring was armed and the peer has notified: empty the pipe, so that it wakes no thread. */
 static void ack_notify(struct soft_shm_peer *peer)
 {
-	if (!peer->armed || soft_ring_is_armed(&peer->in))
-		return;
-	soft_attach_ack_notify(peer);
+	if (peer->armed && !soft_ring_is_armed(&peer->in))
+		soft_attach_ack_notify(peer);
 }
 
 /* Some thread polls unprompted. */
@@ -122,7 +121,7 @@ static bool is_idle(struct soft_shm_peer *peer)
 
 static bool visit(struct soft_shm_peer *peer, size_t share)
 {
-	soft_shm_peer_hold(peer);
+	peer->busy++;
 	bool any = soft_shm_peer_receive(peer, share);
 
 	peer->idle_polls = any ? 0 : peer->idle_polls + 1;
@@ -130,7 +129,7 @@ static bool visit(struct soft_shm_peer *peer, size_t share)
 		add_to_poll_set(peer);
 		ack_notify(peer);
 		if (soft_ring_room_requested(&peer->in) && soft_ring_must_notify(&peer->out))
-			soft_attach_notify(peer);
+			soft_notify_pipe_notify(&peer->pipe);
 	}
 	if (!peer->dead && (any || !is_idle(peer))) {
 		soft_shm_peer_offer_room(peer);

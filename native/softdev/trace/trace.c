@@ -82,6 +82,14 @@ static struct line begin_line(const char *type)
 	return line;
 }
 
+static struct line begin_qp_line(const char *type, const struct soft_qp *qp)
+{
+	struct line line = begin_line(type);
+
+	put_number(&line, "qp_num", qp->ibv.qp_num);
+	return line;
+}
+
 /* The last line says why it is. */
 static void stop(int error)
 {
@@ -287,8 +295,7 @@ void soft_trace_completion(const struct soft_cq *cq, const struct ibv_wc *wc, ui
 
 void soft_trace_created(const struct soft_qp *qp)
 {
-	struct line line = begin_line("create_qp");
-	put_number(&line, "qp_num", qp->ibv.qp_num);
+	struct line line = begin_qp_line("create_qp", qp);
 	put_name(&line, "qp_type", soft_qp_type_name(qp->ibv.qp_type));
 	if (qp->ibv.send_cq)
 		put_number(&line, "send_cq", qp->ibv.send_cq->handle);
@@ -303,8 +310,7 @@ void soft_trace_created(const struct soft_qp *qp)
 
 void soft_trace_destroyed(const struct soft_qp *qp)
 {
-	struct line line = begin_line("destroy_qp");
-	put_number(&line, "qp_num", qp->ibv.qp_num);
+	struct line line = begin_qp_line("destroy_qp", qp);
 	add(&line);
 }
 
@@ -313,8 +319,7 @@ void soft_trace_state(const struct soft_qp *qp, enum ibv_qp_state to)
 	soft_assert_locked();
 	if (qp->ibv.state == to)
 		return;
-	struct line line = begin_line("qp_state");
-	put_number(&line, "qp_num", qp->ibv.qp_num);
+	struct line line = begin_qp_line("qp_state", qp);
 	put_name(&line, "cur_qp_state", soft_qp_state_name(qp->ibv.state));
 	put_name(&line, "qp_state", soft_qp_state_name(to));
 	if (to == IBV_QPS_RTR && !soft_qp_is_ud(qp))
@@ -349,8 +354,7 @@ void soft_trace_event(const struct ibv_async_event *event)
 
 void soft_trace_retry(const struct soft_qp *qp, const char *cause)
 {
-	struct line line = begin_line("retry");
-	put_number(&line, "qp_num", qp->ibv.qp_num);
+	struct line line = begin_qp_line("retry", qp);
 	put_name(&line, "cause", cause);
 	add(&line);
 }
@@ -366,8 +370,7 @@ void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t
 		{IBV_ACCESS_FLUSH_PERSISTENT, "FLUSH_PERSISTENT"},
 	};
 
-	struct line line = begin_line("access_refused");
-	put_number(&line, "qp_num", qp->ibv.qp_num);
+	struct line line = begin_qp_line("access_refused", qp);
 	put_name(&line, "reason", reason);
 	put_number(&line, "rkey", rkey);
 	put_flags(&line, "access", names, sizeof(names) / sizeof(names[0]), rights);

@@ -143,7 +143,8 @@ void soft_link_finish(struct soft_link *link, int error)
 		free(link);
 }
 
-void soft_link_close(struct soft_link *link)
+/* Orderly: send what must still go and DISCONNECT, then wait for the other side's end. */
+static void close_orderly(struct soft_link *link)
 {
 	soft_assert_locked();
 	if (link->base.state == SOFT_LINK_CLOSING || link->base.state == SOFT_LINK_DEAD)
@@ -180,7 +181,7 @@ void soft_link_leave(struct soft_link *link)
 	struct soft_qp *qp = link->qp;
 
 	/* Acknowledgements that are delayed are sent now, while the queue pair knows them. */
-	soft_link_close(link);
+	close_orderly(link);
 	link = soft_link_of(qp);
 	if (!link)
 		return;
@@ -231,27 +232,11 @@ static void resume(void)
 	}
 }
 
-/* The engine stops: the last frames of lingering links have been given to the kernel. */
-static void stop_links(void)
-{
-	soft_handshake_drop_pending();
-	while (!soft_list_empty(&links))
-		soft_link_finish(soft_list_first(&links, struct soft_link, node), 0);
-}
-
-/* The inherited ones belong to inherited queue pairs, which may still be destroyed. */
-void soft_links_reset_after_fork(void)
-{
-	soft_handshake_drop_pending();
-	while (!soft_list_empty(&links))
-		soft_list_remove(links.next);
-}
-
 void soft_qp_await_adoption(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	if (qp->link && !qp->stream_from_cm && qp->link->state < SOFT_LINK_SELECTING)
-		soft_link_close(soft_link_of(qp));
+		close_orderly(soft_link_of(qp));
 	if (!qp->link)
 		qp->stream_from_cm = true;
 }
@@ -312,18 +297,6 @@ bool soft_links_may_use_shm(void)
 	return may_use_shm;
 }
 
-static int configure(void)
-{
-	const char *wish = getenv("AIORDMA_EMBEDDED_LINKS");
-
-	may_use_shm = !wish || !*wish || !strcmp(wish, "shared");
-	if (may_use_shm || !strcmp(wish, "tcp"))
-		return 0;
-	fprintf(stderr, "aiordma: AIORDMA_EMBEDDED_LINKS is '%s': it can be 'shared' or 'tcp'\n",
-		wish);
-	return EINVAL;
-}
-
 /* ---- as the lower folders know them --------------------------------------------------------- */
 
 static struct soft_link *whole(struct soft_qp_link *link)
@@ -341,7 +314,7 @@ static void ready(struct soft_qp *qp, bool first)
 
 static void close_link(struct soft_qp_link *link)
 {
-	soft_link_close(whole(link));
+	close_orderly(whole(link));
 }
 
 static void finish_link(struct soft_qp_link *link, int error)
@@ -370,21 +343,32 @@ const struct soft_link_calls soft_wire_links = {
 
 static int start(void)
 {
-	int rc = configure();
+	const char *wish = getenv("AIORDMA_EMBEDDED_LINKS");
 
-	return rc ? rc : soft_liveness_configure();
+	may_use_shm = !wish || !*wish || !strcmp(wish, "shared");
+	if (may_use_shm || !strcmp(wish, "tcp"))
+		return soft_liveness_configure();
+	fprintf(stderr, "aiordma: AIORDMA_EMBEDDED_LINKS is '%s': it can be 'shared' or 'tcp'\n",
+		wish);
+	return EINVAL;
 }
 
+/* The last frames of lingering links have been given to the kernel. */
 static void stop(void)
 {
 	soft_listener_stop();
-	stop_links();
+	soft_handshake_drop_pending();
+	while (!soft_list_empty(&links))
+		soft_link_finish(soft_list_first(&links, struct soft_link, node), 0);
 	soft_delay_stop();
 }
 
+/* The inherited links belong to inherited queue pairs, which may still be destroyed. */
 static void forked(void)
 {
-	soft_links_reset_after_fork();
+	soft_handshake_drop_pending();
+	while (!soft_list_empty(&links))
+		soft_list_remove(links.next);
 	soft_acks_reset_after_fork();
 	soft_listener_stop();
 	soft_delay_stop();

@@ -112,8 +112,6 @@ void soft_link_lost(struct soft_link *link, int error);
 /* Close the wires now, tell the queue pair, free (when it is busy, soft_link_release does that). */
 void soft_link_finish(struct soft_link *link, int error);
 void soft_link_close_wires(struct soft_link *link);
-/* Orderly: send what must still go and DISCONNECT, then wait for the other side's end. */
-void soft_link_close(struct soft_link *link);
 /* The queue pair goes without its link; that closes orderly. */
 void soft_link_leave(struct soft_link *link);
 /* Its input may get lost from now on; LOSSY tells the other side (req_retransmit.c). */
@@ -231,6 +229,5 @@ void soft_listener_open(const union ibv_gid *gid);
 void soft_listener_stop(void);
 
 int soft_liveness_configure(void);
-void soft_links_reset_after_fork(void);
 
 #endif
