@@ -42,10 +42,11 @@ static struct world {
 	int sockets;
 	/* the fuzzer */
 	int fd; /* -1: it is not there */
+	int notify[2]; /* a pipe that wakes the device; -1: none */
 	uint8_t *memory, *bytes[2];
 	struct soft_ring out, in;
 	uint32_t peer; /* the number of the device's end, if one was told */
-} world = {.fd = -1};
+} world = {.fd = -1, .notify = {-1, -1}};
 
 static void open_world(void)
 {
@@ -97,11 +98,21 @@ static void open_scene(void)
 
 /* ---- the fuzzer ----------------------------------------------------------------------------- */
 
+static void leave_pipe(void)
+{
+	for (int i = 0; i < 2; i++) {
+		if (world.notify[i] >= 0)
+			close(world.notify[i]);
+		world.notify[i] = -1;
+	}
+}
+
 static void leave(void)
 {
 	if (world.fd >= 0)
 		close(world.fd);
 	world.fd = -1;
+	leave_pipe();
 	if (!world.memory)
 		return;
 	munmap(world.memory, RINGS);
@@ -110,26 +121,31 @@ static void leave(void)
 	world.memory = NULL;
 }
 
+/* A message of attach.c, with memory and a notify pipe unless that is -1. */
 static void message(uint32_t word, uint32_t port, int with)
 {
-	uint32_t text[2] = {word, port};
+	uint32_t text[4] = {word, port};
 	struct iovec bytes = {text, sizeof(text)};
 	union {
 		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int))];
+		char space[CMSG_SPACE(2 * sizeof(int))];
 	} control = {0};
 	struct msghdr letter = {.msg_iov = &bytes, .msg_iovlen = 1};
 
+	if (world.fd < 0)
+		return;
 	if (with >= 0) {
+		leave_pipe();
+		CHECK_EQUAL(pipe2(world.notify, O_CLOEXEC), 0);
 		letter.msg_control = &control;
 		letter.msg_controllen = sizeof(control);
 		control.header.cmsg_level = SOL_SOCKET;
 		control.header.cmsg_type = SCM_RIGHTS;
-		control.header.cmsg_len = CMSG_LEN(sizeof(int));
-		memcpy(CMSG_DATA(&control.header), &with, sizeof(int));
+		control.header.cmsg_len = CMSG_LEN(2 * sizeof(int));
+		memcpy(CMSG_DATA(&control.header), (int[2]){with, world.notify[0]},
+		       2 * sizeof(int));
 	}
-	if (world.fd >= 0)
-		(void)!sendmsg(world.fd, &letter, MSG_NOSIGNAL | MSG_DONTWAIT);
+	(void)!sendmsg(world.fd, &letter, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 static struct soft_ring_shared *positions(int ring)
@@ -354,7 +370,8 @@ static void one_thing(const uint8_t *r)
 		take_completions();
 		break;
 	}
-	message(3, 0, -1);
+	if (world.notify[1] >= 0)
+		(void)!write(world.notify[1], "", 1);
 	if (!(r[0] & 0x10))
 		fuzz_steps(2);
 }

@@ -6,19 +6,14 @@
  */
 #include "killing.h"
 
+enum {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum {
 	ROUNDS = 60,
-	MANY_ROUNDS = 3
-};
+	MANY_ROUNDS = 3,
 #else
-enum {
 	ROUNDS = 100,
-	MANY_ROUNDS = 5
-};
+	MANY_ROUNDS = 5,
 #endif
-
-enum {
 	MESSAGE = 128 << 10, /* the longest */
 	SLOTS = 4,           /* messages each way, and requests under way */
 	ZONE = 512 << 10,
@@ -103,8 +98,7 @@ static void open_end(struct end *end, uint32_t longest, bool gives_up)
  * middle of a word too); the rest was open to no peer. */
 static void close_end(struct end *end)
 {
-	CHECK_EQUAL(verbs->ibv_destroy_qp(end->side.qp), 0);
-	end->side.qp = NULL;
+	destroy_qp(&end->side);
 	for (uint32_t i = 1; i < ZONE / 8; i++) { /* the first one is for addition */
 		uint64_t found = words_of(end, EXPOSED)[i], whole = word(i);
 
