@@ -119,8 +119,9 @@ static void stopped(void)
 	close_side(&a);
 }
 
-/* What has been sent and is not answered by the other machine itself ends the connection.  Of the
- * time when the engine did not run, nothing counts. */
+/* What has been sent and is not answered by the other machine itself ends the connection.  Of the time
+ * when the engine did not run nothing counts: a process that was stopped itself does not take its own
+ * silence for its peer's. */
 static void lose_path(bool stops)
 {
 	struct side a;
@@ -150,17 +151,6 @@ static void lose_path(bool stops)
 	CHECK(set_loopback(true));
 	close(other);
 	close_side(&a);
-}
-
-static void lost(void)
-{
-	lose_path(false);
-}
-
-/* A process that was stopped itself does not take its own silence for its peer's. */
-static void stopped_itself(void)
-{
-	lose_path(true);
 }
 
 /* How long: the time that is set, or what the queue pair's own timeouts come to if that is more
@@ -257,8 +247,8 @@ int main(void)
 	STEP(idle_without_probes());
 	STEP(stopped());
 	if (cut) {
-		STEP(lost());
-		STEP(stopped_itself());
+		STEP(lose_path(false));
+		STEP(lose_path(true));
 		STEP(lost_while_idle());
 	} else {
 		fprintf(stderr, "a lost path has not been tested: this user may not have a network "
