@@ -608,8 +608,7 @@ static void other_user(void)
 	ignored();
 }
 
-/* In a user name space where no user has a number, all of them look like one. */
-static void unmapped_users(void)
+static void share_with_unmapped(void)
 {
 	bool unmapped = false;
 
@@ -627,6 +626,12 @@ static void unmapped_users(void)
 		join(&process);
 }
 
+/* In a user name space where no user has a number, all of them look like one; it cannot be left. */
+static void unmapped_users(void)
+{
+	in_child(share_with_unmapped);
+}
+
 int main(void)
 {
 	int before;
@@ -642,7 +647,7 @@ int main(void)
 #endif
 	STEP(visitors());
 	STEP(other_user());
-	STEP(in_child(unmapped_users)); /* which cannot be left again */
+	STEP(unmapped_users());
 	CHECK_EQUAL(entries_of("/proc/self/fd"), before);
 	return 0;
 }
