@@ -291,7 +291,7 @@ static void forbidden_later(void)
 			process_barrier(&scene.process);
 			for (unsigned i = 0; asks && i < 2; i++)
 				POST(side, read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, .wr_id = i,
-				     .offset = i * EACH, .length = EACH, AT(scene.peer, i * EACH));
+				     .offset = i * EACH, .length = EACH, AT(&scene.peer, i * EACH));
 			if (asks) {
 				POST(side, IBV_WR_SEND, .wr_id = 5);
 				expect_wc(side, 0, IBV_WC_SUCCESS);
@@ -355,8 +355,8 @@ static void requester_deregisters(void)
 		process_barrier(&scene.process);
 		POST(side, IBV_WR_SEND, .wr_id = 1, .length = 8, .flags = IBV_SEND_INLINE);
 		POST(side, send ? IBV_WR_SEND : IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 2,
-		     .length = MIB, AT(scene.peer, MIB));
-		POST(side, IBV_WR_RDMA_WRITE, .wr_id = 3, .length = MIB, AT(scene.peer, 0));
+		     .length = MIB, AT(&scene.peer, MIB));
+		POST(side, IBV_WR_RDMA_WRITE, .wr_id = 3, .length = MIB, AT(&scene.peer, 0));
 		CHECK_EQUAL(given_so_far() - given, forbidden ? 0 : 2);
 		deregister(side);
 		process_barrier(&scene.process);
@@ -381,7 +381,7 @@ static void responder_deregisters(void)
 		process_barrier(&scene.process); /* the other side's port is down */
 		for (unsigned i = 1; i <= 2; i++)
 			POST(side, IBV_WR_RDMA_READ, .wr_id = i, .length = 2 * MIB,
-			     AT(scene.peer, 0));
+			     AT(&scene.peer, 0));
 		port(false);
 		process_barrier(&scene.process);
 		process_barrier(&scene.process);
@@ -447,7 +447,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 		if (is_parent(&scene))
 			for (unsigned i = 0; i < WINDOW; i++)
 				POST(side, opcode, .wr_id = i, .offset = i * MIB, .length = MIB,
-				     AT(scene.peer, 0));
+				     AT(&scene.peer, 0));
 		if (owner) {
 			for (volatile unsigned wait = next_random() % 400000; wait; wait--)
 				;

@@ -389,7 +389,7 @@ static void one_lost_frame(const char *which)
 	spec("loss=@2,frames=%s", which);
 	for (unsigned i = 0; i < 4; i++) {
 		RUN(&a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = i, .length = 8,
-		    AT(peer, 0), .compare_add = 1);
+		    AT(&peer, 0), .compare_add = 1);
 		CHECK_EQUAL(*(uint64_t *)(void *)a.memory, i);
 	}
 	/* Of each connection, and this one has two ends here, of which one has requests to take in
@@ -539,7 +539,7 @@ static void not_ready(void)
 	post_recvs(&b, 0, 4, 8);
 	spec("rnr=@2-4");
 	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 0, .length = 8);
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 1, .length = 8, REMOTE(b, 0));
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 1, .length = 8, REMOTE(&b, 0));
 	for (unsigned i = 0; i < 2; i++)
 		expect_wc(&b, i, IBV_WC_SUCCESS);
 	CHECK_EQUAL(counts().not_ready - before.not_ready, 3);

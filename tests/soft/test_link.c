@@ -289,7 +289,7 @@ static void killed(int way)
 			post(&side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
 						     .wr_id = 2,
 						     .length = BIG,
-						     AT(peer, 0)});
+						     AT(&peer, 0)});
 		for (;;)
 			pause();
 	}
@@ -301,7 +301,7 @@ static void killed(int way)
 		CHECK_EQUAL(waitpid(process.child, NULL, WUNTRACED), process.child);
 	}
 	if (way == 2 || way == 4)
-		POST(&side, IBV_WR_RDMA_READ, .wr_id = 3, .length = BIG, AT(peer, 0));
+		POST(&side, IBV_WR_RDMA_READ, .wr_id = 3, .length = BIG, AT(&peer, 0));
 	CHECK_EQUAL(kill(process.child, SIGKILL), 0);
 	if (way == 2) { /* of which something has come; all of it where this process was slow */
 		struct ibv_wc wc = next_wc(&side);

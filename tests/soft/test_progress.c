@@ -128,7 +128,7 @@ static bool by_shared_memory(void)
 static void count(struct side *side, const struct address *peer, int word)
 {
 	RUN(side, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8,
-	    .offset = 64, AT(*peer, 8u * (unsigned)word), .compare_add = 1);
+	    .offset = 64, AT(peer, 8u * (unsigned)word), .compare_add = 1);
 }
 
 /* The same between processes, both of which have polled and then waited. */
@@ -244,7 +244,7 @@ static void *talk(void *unused)
 		CHECK_EQUAL(post_recv_at(&b, i, 0, 4000), 0);
 		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 1 + i * 19);
 		POST(&b, IBV_WR_RDMA_READ, .wr_id = 1000, .length = 4000, .offset = 8192,
-		     REMOTE(a, 8192));
+		     REMOTE(&a, 8192));
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 		expect_two(&b);
 	}
@@ -419,9 +419,9 @@ static void parts(void)
 	for (int i = 0; i < 2; i++) {
 		unsigned before = soft_engine_parts();
 
-		RUN(&a, IBV_WC_SUCCESS, opcodes[i], .length = 64, REMOTE(b, LONG));
+		RUN(&a, IBV_WC_SUCCESS, opcodes[i], .length = 64, REMOTE(&b, LONG));
 		CHECK_EQUAL(soft_engine_parts(), before);
-		RUN(&a, IBV_WC_SUCCESS, opcodes[i], .length = LONG, REMOTE(b, LONG));
+		RUN(&a, IBV_WC_SUCCESS, opcodes[i], .length = LONG, REMOTE(&b, LONG));
 		/* Sent and taken in, by the same process here. */
 		CHECK(soft_engine_parts() - before >= 4);
 	}
@@ -446,7 +446,7 @@ static void in_the_middle(void)
 	CHECK_EQUAL(aiordma_set_nonblocking(verbs, a.channel->fd), 0);
 	CHECK_EQUAL(a.context->ops.req_notify_cq(a.cq, 0), 0);
 	while (!heard) {
-		POST(&a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = LONG, REMOTE(b, 0));
+		POST(&a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = LONG, REMOTE(&b, 0));
 		while (!(n = aiordma_drain(&state, &completion, 1, &more)))
 			heard = heard || state.busy;
 		CHECK_EQUAL(n, 1);

@@ -22,12 +22,12 @@ static void too_many_atomics(void)
 	open_side(&b, (struct options){.depth = 16, .answers = 1, .memory = 2 << 20});
 	connect_pair(&a, &b);
 	const struct request requests[] = {
-		{.opcode = IBV_WR_RDMA_READ, .wr_id = 1, .length = 1 << 20, REMOTE(b, 0)},
+		{.opcode = IBV_WR_RDMA_READ, .wr_id = 1, .length = 1 << 20, REMOTE(&b, 0)},
 		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
 		 .wr_id = 2,
 		 .length = 8,
 		 .offset = 1 << 20,
-		 REMOTE(b, (1 << 20)),
+		 REMOTE(&b, (1 << 20)),
 		 .compare_add = 1},
 	};
 
@@ -107,7 +107,7 @@ static void taken_away(enum ibv_wr_opcode opcode)
 
 	open_pair(&a, &b, (struct options){0});
 	spec("delay=30ms");
-	POST(&a, opcode, .wr_id = 1, .length = 8, REMOTE(b, 0));
+	POST(&a, opcode, .wr_id = 1, .length = 8, REMOTE(&b, 0));
 	CHECK_EQUAL(verbs->ibv_dereg_mr(a.mr), 0);
 	a.mr = NULL;
 	CHECK_EQUAL(mprotect(a.memory, 4096, PROT_NONE), 0); /* an access would be seen */

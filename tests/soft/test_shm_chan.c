@@ -35,7 +35,7 @@ static void talk(struct side *a, struct side *b, uint32_t length, unsigned seed)
 	expect_wc(a, 2, IBV_WC_SUCCESS);
 	CHECK(filled(b->memory, length, seed));
 	memset(a->memory, 0, length);
-	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .wr_id = 3, .length = length, AT(address, 0));
+	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .wr_id = 3, .length = length, AT(&address, 0));
 	CHECK(filled(a->memory, length, seed));
 }
 
@@ -134,12 +134,12 @@ static void crowded(void)
 			{.opcode = IBV_WR_RDMA_WRITE,
 			 .wr_id = 1,
 			 .length = SIZE,
-			 AT(peers[i], SIZE)},
+			 AT(&peers[i], SIZE)},
 			{.opcode = IBV_WR_RDMA_READ,
 			 .wr_id = 2,
 			 .offset = 2 * SIZE,
 			 .length = SIZE,
-			 AT(peers[i], 0)},
+			 AT(&peers[i], 0)},
 		};
 
 		CHECK_EQUAL(post_chain(&sides[i], requests, 2), 0);

@@ -242,23 +242,23 @@ static void operations(void)
 			{.opcode = IBV_WR_RDMA_WRITE,
 			 .wr_id = UINT64_MAX,
 			 .length = 8,
-			 REMOTE(b, 1024)},
+			 REMOTE(&b, 1024)},
 			{.opcode = IBV_WR_RDMA_READ,
 			 .flags = IBV_SEND_SIGNALED,
 			 .wr_id = 102,
 			 .offset = 64,
 			 .length = 5000,
-			 REMOTE(b, 0)},
+			 REMOTE(&b, 0)},
 			{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
 			 .flags = IBV_SEND_SIGNALED | IBV_SEND_FENCE,
 			 .wr_id = 103,
 			 .length = 8,
-			 REMOTE(b, 0),
+			 REMOTE(&b, 0),
 			 .compare_add = 1},
 			{.opcode = IBV_WR_ATOMIC_CMP_AND_SWP,
 			 .wr_id = 100,
 			 .length = 8,
-			 REMOTE(b, 0)},
+			 REMOTE(&b, 0)},
 			{.opcode = IBV_WR_SEND_WITH_IMM,
 			 .flags = IBV_SEND_SOLICITED,
 			 .wr_id = 105,
@@ -268,7 +268,7 @@ static void operations(void)
 			 .wr_id = 106,
 			 .length = 16,
 			 .imm = htonl(UINT32_MAX),
-			 REMOTE(b, 0)},
+			 REMOTE(&b, 0)},
 		};
 
 		for (unsigned i = 0; i < 3; i++)
@@ -312,7 +312,7 @@ static void failures(void)
 	post_recvs(&b, 0, 8, 64);
 	const struct request requests[] = {
 		{.opcode = IBV_WR_SEND, .wr_id = 1, .length = 10},
-		{.opcode = IBV_WR_RDMA_READ, .wr_id = 2, .length = 8, REMOTE(b, 0) + 256},
+		{.opcode = IBV_WR_RDMA_READ, .wr_id = 2, .length = 8, REMOTE(&b, 0) + 256},
 		{.opcode = IBV_WR_SEND, .wr_id = 3, .length = 10},
 		{.opcode = IBV_WR_SEND, .flags = IBV_SEND_SIGNALED, .wr_id = 4, .length = 10},
 	};
@@ -613,7 +613,7 @@ static void overrun(void)
 
 	open_pair(&a, &b, (struct options){.cqe = 4});
 	for (unsigned i = 0; i < 6; i++)
-		POST(&a, IBV_WR_RDMA_WRITE, .wr_id = i, .length = 8, REMOTE(b, 0));
+		POST(&a, IBV_WR_RDMA_WRITE, .wr_id = i, .length = 8, REMOTE(&b, 0));
 	expect_event(&a, IBV_EVENT_CQ_ERR);
 	read_trace(path);
 	for (size_t at = 0; (line = next_of("completion", &at));) {
@@ -651,7 +651,7 @@ static void faults(void)
 	CHECK(found.lost && found.duplicated && found.not_ready && found.retried);
 	spec("register=@1,cut=1,cut_after=100");
 	CHECK(!verbs->ibv_reg_mr(a.pd, a.memory, 64, 0));
-	POST(&a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 500, REMOTE(b, 0));
+	POST(&a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 500, REMOTE(&b, 0));
 	CHECK(next_wc(&a).status != IBV_WC_SUCCESS);
 	struct aiordma_fault_counts cuts = counts();
 

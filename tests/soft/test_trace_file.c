@@ -12,7 +12,7 @@ static char folder[64], path[128], other[160];
 static void work(struct side *a, const struct side *b, unsigned count)
 {
 	for (unsigned i = 0; i < count; i++) {
-		RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .wr_id = i, .length = 8, REMOTE(*b, 0));
+		RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .wr_id = i, .length = 8, REMOTE(b, 0));
 	}
 }
 

@@ -35,9 +35,9 @@ static void update_nesting(void)
 {
 	int leaders = 0, nested = 0;
 
-	soft_list_each (channel, &channels, struct soft_channel, node)
+	soft_list_each (struct soft_channel, channel, &channels, node)
 		leaders += channel->early && channel->completions;
-	soft_list_each (channel, &channels, struct soft_channel, node) {
+	soft_list_each (struct soft_channel, channel, &channels, node) {
 		struct epoll_event event = {.events = EPOLLIN};
 		bool wanted = channel->early && (channel->completions || !leaders) &&
 			      nested < NESTED_CHANNELS;
@@ -155,7 +155,7 @@ int soft_channel_wait(struct soft_channel *channel)
 
 bool soft_channels_depend_on_engine(void)
 {
-	soft_list_each (channel, &channels, struct soft_channel, node)
+	soft_list_each (struct soft_channel, channel, &channels, node)
 		if (soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
 		    !soft_counter_get(&channel->sleepers))
 			return true;
@@ -169,7 +169,7 @@ void soft_channels_reset_after_fork(void)
 
 static struct soft_channel *channel_of(int fd)
 {
-	soft_list_each (channel, &channels, struct soft_channel, node)
+	soft_list_each (struct soft_channel, channel, &channels, node)
 		if (channel->fd == fd)
 			return channel;
 	return NULL;

@@ -53,10 +53,10 @@ static inline void soft_list_remove(struct soft_node *node)
 
 #define soft_list_entry(node, type, member) soft_container(node, type, member)
 #define soft_list_first(list, type, member) soft_list_entry((list)->next, type, member)
-/* None of them is removed meanwhile. */
-#define soft_list_each(item, list, type, member)                                                   \
-	for (type *item = soft_list_first(list, type, member); &item->member != (list);            \
-	     item = soft_list_entry(item->member.next, type, member))
+/* Each of them, by name; none is removed meanwhile. */
+#define soft_list_each(type, name, list, member)                                                   \
+	for (type *name = soft_list_first(list, type, member); &name->member != (list);            \
+	     name = soft_list_entry(name->member.next, type, member))
 
 /* ---- engine.c, lifecycle.c, fd_watch.c ------------------------------------------------------- */
 

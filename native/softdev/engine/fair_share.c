@@ -123,7 +123,7 @@ struct soft_place *soft_places_evicted(const struct soft_places *places, unsigne
 		struct soft_place *fullest = NULL;
 		unsigned most = share;
 
-		soft_list_each (place, &places->peers, struct soft_place, node) {
+		soft_list_each (struct soft_place, place, &places->peers, node) {
 			unsigned count = places->of_bucket[level][place->bucket[level]];
 
 			/* In the same larger networks as the one that is found so far. */

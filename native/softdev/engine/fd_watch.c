@@ -78,7 +78,7 @@ void soft_watch_close(struct soft_fd_watch *watch)
 void soft_watches_silence(bool silent)
 {
 	soft_assert_locked();
-	soft_list_each (watch, &engine.watches, struct soft_fd_watch, node) {
+	soft_list_each (struct soft_fd_watch, watch, &engine.watches, node) {
 		if (!watch->of_port || silent == engine.silent)
 			continue;
 		/* What epoll had room for it has room for again. */

@@ -11,11 +11,6 @@
 struct iovec;
 struct soft_qp;
 
-/* Each object of a list, of which none may be removed meanwhile. */
-#define soft_list_each(type, name, list, member)                                                   \
-	for (type *name = soft_list_entry((list)->next, type, member); &name->member != (list);    \
-	     name = soft_list_entry(name->member.next, type, member))
-
 /* The limits of the device; ibv_query_device(3) tells them, the create calls enforce them. */
 enum {
 	SOFT_MAX_QP = 12288, /* qp_numbers.c */

@@ -73,7 +73,7 @@ void soft_shm_peer_release(struct soft_shm_peer *peer)
 
 void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer))
 {
-	soft_list_each (peer, &peers, struct soft_shm_peer, node)
+	soft_list_each (struct soft_shm_peer, peer, &peers, node)
 		what(peer);
 }
 
@@ -506,7 +506,7 @@ struct soft_shm_peer *soft_shm_peer_at(uint16_t port)
 		return NULL;
 	if (port == soft_ip_port())
 		return ourselves();
-	soft_list_each (peer, &peers, struct soft_shm_peer, node) {
+	soft_list_each (struct soft_shm_peer, peer, &peers, node) {
 		if (peer->port == port)
 			return peer;
 	}

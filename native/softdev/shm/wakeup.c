@@ -169,7 +169,7 @@ bool soft_shm_has_input(void)
 	soft_assert_locked();
 	if (soft_port_is_down())
 		return false;
-	soft_list_each (peer, &poll_set, struct soft_shm_peer, poll_set) {
+	soft_list_each (struct soft_shm_peer, peer, &poll_set, poll_set) {
 		if (soft_ring_has_input(&peer->in) || soft_shm_peer_wants_room(peer))
 			return true;
 	}
@@ -184,7 +184,7 @@ void soft_shm_need_notify(bool on)
 	if (need_notify == on)
 		return;
 	need_notify = on;
-	soft_list_each (peer, &poll_set, struct soft_shm_peer, poll_set) {
+	soft_list_each (struct soft_shm_peer, peer, &poll_set, poll_set) {
 		if (!on)
 			disarm(peer);
 		else if (arm(peer) || soft_shm_peer_wants_room(peer))

@@ -101,7 +101,7 @@ void soft_link_close_wires(struct soft_link *link)
 
 void soft_links_fault_spec_changed(void)
 {
-	soft_list_each (link, &links, struct soft_link, node) {
+	soft_list_each (struct soft_link, link, &links, node) {
 		if (link->base.state == SOFT_LINK_UP)
 			soft_delay_attach(link);
 	}
@@ -224,7 +224,7 @@ void soft_link_loses(struct soft_link *link)
 
 static void resume(void)
 {
-	soft_list_each (link, &links, struct soft_link, node) {
+	soft_list_each (struct soft_link, link, &links, node) {
 		if (link->base.state == SOFT_LINK_UP && link->qp) {
 			soft_timer_stop(&link->qp->reach_timer);
 			soft_link_output(link);
