@@ -116,6 +116,14 @@ static inline void expect_status(struct rdma_event_channel *channel, enum rdma_c
 	acknowledge(event);
 }
 
+/* Until there is an event, which stays. */
+static inline void wait_for_event(struct rdma_event_channel *channel)
+{
+	struct pollfd readable = {.fd = channel->fd, .events = POLLIN};
+
+	CHECK_EQUAL(poll(&readable, 1, -1), 1);
+}
+
 static inline void expect_nothing(struct rdma_event_channel *channel)
 {
 	int flags = fcntl(channel->fd, F_GETFL);
@@ -143,31 +151,42 @@ struct side {
 
 static inline struct side side_open(void)
 {
-	struct side side = {0};
+	struct side side = {.channel = rdma->rdma_create_event_channel()};
 
-	side.channel = rdma->rdma_create_event_channel();
 	CHECK(side.channel);
+	return side;
+}
+
+static inline struct side side_of(enum rdma_port_space space)
+{
+	struct side side = side_open();
+
+	CHECK_EQUAL(rdma->rdma_create_id(side.channel, &side.id, NULL, space), 0);
 	return side;
 }
 
 static inline struct side side_with_id(void)
 {
-	struct side side = side_open();
+	return side_of(RDMA_PS_TCP);
+}
 
-	CHECK_EQUAL(rdma->rdma_create_id(side.channel, &side.id, NULL, RDMA_PS_TCP), 0);
+static inline struct side bound(enum rdma_port_space space, const char *text, uint16_t port)
+{
+	union address address = address_of(text, port);
+	struct side side = side_of(space);
+
+	CHECK_EQUAL(rdma->rdma_bind_addr(side.id, &address.any), 0);
 	return side;
 }
 
 static inline struct ibv_qp_init_attr side_attributes(struct side *side)
 {
-	struct ibv_qp_init_attr attr = {
+	return (struct ibv_qp_init_attr){
 		.send_cq = side->cq,
 		.recv_cq = side->cq,
 		.qp_type = IBV_QPT_RC,
 		.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
 	};
-
-	return attr;
 }
 
 static inline void side_memory(struct side *side)
@@ -202,7 +221,22 @@ static inline void side_queue_pair(struct side *side)
 	side_post_receive(side);
 }
 
-static inline struct ibv_wc side_completion(struct side *side)
+static inline void side_post_send(struct side *side)
+{
+	struct ibv_sge sge = {(uintptr_t)side->buffer, MESSAGE, side->mr->lkey};
+	struct ibv_send_wr send = {.wr_id = 1,
+				   .sg_list = &sge,
+				   .num_sge = 1,
+				   .opcode = IBV_WR_SEND,
+				   .send_flags = IBV_SEND_SIGNALED};
+	struct ibv_send_wr *bad;
+
+	CHECK_EQUAL(side->id->verbs->ops.post_send(side->id->qp, &send, &bad), 0);
+}
+
+/* The next completion: 1 is a send's, 2 a receive's. */
+static inline struct ibv_wc side_completion(struct side *side, uint64_t wr_id,
+					    enum ibv_wc_status status)
 {
 	struct ibv_wc wc;
 	int got;
@@ -211,30 +245,18 @@ static inline struct ibv_wc side_completion(struct side *side)
 		got = side->id->verbs->ops.poll_cq(side->cq, 1, &wc);
 	while (got == 0);
 	CHECK_EQUAL(got, 1);
+	CHECK_EQUAL(wc.wr_id, wr_id);
+	CHECK_EQUAL(wc.status, status);
 	return wc;
 }
 
 static inline void send_message(struct side *from, struct side *to, uint8_t seed)
 {
-	struct ibv_sge sge = {(uintptr_t)from->buffer, MESSAGE, from->mr->lkey};
-	struct ibv_send_wr send = {.wr_id = 1,
-				   .sg_list = &sge,
-				   .num_sge = 1,
-				   .opcode = IBV_WR_SEND,
-				   .send_flags = IBV_SEND_SIGNALED};
-	struct ibv_send_wr *bad;
-	struct ibv_wc wc;
-
 	memset(from->buffer, seed, MESSAGE);
-	CHECK_EQUAL(from->id->verbs->ops.post_send(from->id->qp, &send, &bad), 0);
-	wc = side_completion(to);
-	CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
-	CHECK_EQUAL(wc.wr_id, 2);
-	CHECK_EQUAL(wc.byte_len, MESSAGE);
+	side_post_send(from);
+	CHECK_EQUAL(side_completion(to, 2, IBV_WC_SUCCESS).byte_len, MESSAGE);
 	CHECK(memcmp(from->buffer, to->buffer + MESSAGE, MESSAGE) == 0);
-	wc = side_completion(from);
-	CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
-	CHECK_EQUAL(wc.wr_id, 1);
+	side_completion(from, 1, IBV_WC_SUCCESS);
 }
 
 static inline void side_forget_memory(struct side *side)
@@ -252,7 +274,7 @@ static inline void side_forget_memory(struct side *side)
 	side->pd = NULL;
 }
 
-/* The id and what belongs to it; the channel stays. */
+/* The id and what belongs to it, if it is there; the channel stays. */
 static inline void side_drop(struct side *side)
 {
 	if (side->id && side->id->qp)
@@ -266,7 +288,8 @@ static inline void side_drop(struct side *side)
 static inline void side_close(struct side *side)
 {
 	side_drop(side);
-	rdma->rdma_destroy_event_channel(side->channel);
+	if (side->channel)
+		rdma->rdma_destroy_event_channel(side->channel);
 	side->channel = NULL;
 }
 
@@ -274,10 +297,8 @@ static inline void side_close(struct side *side)
 
 static inline struct side listen_at(const char *text, uint16_t port)
 {
-	union address address = address_of(text, port);
-	struct side side = side_with_id();
+	struct side side = bound(RDMA_PS_TCP, text, port);
 
-	CHECK_EQUAL(rdma->rdma_bind_addr(side.id, &address.any), 0);
 	CHECK_EQUAL(rdma->rdma_listen(side.id, 16), 0);
 	return side;
 }
@@ -335,6 +356,12 @@ static inline void accept_side(struct side *side)
 	CHECK_EQUAL(rdma->rdma_accept(side->id, &answer), 0);
 }
 
+static inline void expect_established(struct side *client, struct side *server)
+{
+	expect_status(client->channel, RDMA_CM_EVENT_ESTABLISHED, client->id, 0);
+	expect_status(server->channel, RDMA_CM_EVENT_ESTABLISHED, server->id, 0);
+}
+
 /* Two connected sides. */
 static inline void connect_sides(struct side *listener, const char *text, struct side *client,
 				 struct side *server)
@@ -342,8 +369,7 @@ static inline void connect_sides(struct side *listener, const char *text, struct
 	*client = ask(text, port_of(listener->id));
 	*server = take_request(listener);
 	accept_side(server);
-	expect_status(client->channel, RDMA_CM_EVENT_ESTABLISHED, client->id, 0);
-	expect_status(server->channel, RDMA_CM_EVENT_ESTABLISHED, server->id, 0);
+	expect_established(client, server);
 }
 
 /* Events that end a connection on one side. */
@@ -351,6 +377,37 @@ static inline void expect_end(struct side *side)
 {
 	expect_status(side->channel, RDMA_CM_EVENT_DISCONNECTED, side->id, 0);
 	expect_status(side->channel, RDMA_CM_EVENT_TIMEWAIT_EXIT, side->id, 0);
+}
+
+/* ---- both sides, and the listener ---------------------------------------------------------- */
+
+struct connection {
+	struct side listener, client, server; /* the server's events are on the listener's channel */
+};
+
+static inline struct connection requested(void)
+{
+	struct connection it = {.listener = listen_at(host, 0)};
+
+	it.client = ask(host, port_of(it.listener.id));
+	it.server = take_request(&it.listener);
+	return it;
+}
+
+static inline struct connection connected(void)
+{
+	struct connection it = {.listener = listen_at(host, 0)};
+
+	connect_sides(&it.listener, host, &it.client, &it.server);
+	return it;
+}
+
+/* Whatever of it is left. */
+static inline void connection_close(struct connection *it)
+{
+	side_drop(&it->server);
+	side_close(&it->client);
+	side_close(&it->listener);
 }
 
 #endif

@@ -1,15 +1,6 @@
 /* Addresses and ports: binding, resolving, what is refused, options. */
 #include "cm_side.h"
 
-static struct side bound_to(const char *text, uint16_t port)
-{
-	struct side side = side_with_id();
-	union address address = address_of(text, port);
-
-	CHECK_EQUAL(rdma->rdma_bind_addr(side.id, &address.any), 0);
-	return side;
-}
-
 static void bind_fails(const char *text, uint16_t port, int error)
 {
 	struct side side = side_with_id();
@@ -22,14 +13,12 @@ static void bind_fails(const char *text, uint16_t port, int error)
 
 static void port_zero(const char *text)
 {
-	struct side side = bound_to(text, 0);
+	struct side side = bound(RDMA_PS_TCP, text, 0);
 	union address shown = {.storage = side.id->route.addr.src_storage};
 
 	CHECK(port_of(side.id) != 0);
-	if (shown.any.sa_family == AF_INET)
-		CHECK_EQUAL(ntohs(shown.v4.sin_port), port_of(side.id));
-	else
-		CHECK_EQUAL(ntohs(shown.v6.sin6_port), port_of(side.id));
+	CHECK_EQUAL(ntohs(shown.any.sa_family == AF_INET ? shown.v4.sin_port : shown.v6.sin6_port),
+		    port_of(side.id));
 	CHECK_EQUAL(rdma->rdma_get_dst_port(side.id), 0);
 	side_close(&side);
 }
@@ -37,8 +26,8 @@ static void port_zero(const char *text)
 /* rdma_bind_addr(3): a specific address binds to a device, the wildcard does not. */
 static void device_binding(void)
 {
-	struct side specific = bound_to(host, 0);
-	struct side any = bound_to("0.0.0.0", 0);
+	struct side specific = bound(RDMA_PS_TCP, host, 0);
+	struct side any = bound(RDMA_PS_TCP, "0.0.0.0", 0);
 
 	CHECK(specific.id->verbs && specific.id->pd);
 	CHECK_EQUAL(specific.id->port_num, 1);
@@ -65,7 +54,7 @@ static void wrong_addresses(void)
 /* A port is taken while a socket is bound to it, or listens. */
 static void port_taken(void)
 {
-	struct side first = bound_to(host, 0);
+	struct side first = bound(RDMA_PS_TCP, host, 0);
 	uint16_t port = port_of(first.id);
 
 	bind_fails(host, port, EADDRINUSE);
@@ -78,7 +67,7 @@ static void port_taken(void)
 	for (int v6 = 0; v6 < (on_system ? 1 : 2); v6++) {
 		const char *all = v6 ? "::" : "0.0.0.0";
 
-		first = bound_to(all, 0);
+		first = bound(RDMA_PS_TCP, all, 0);
 		port = port_of(first.id);
 		bind_fails(all, port, EADDRNOTAVAIL);
 		bind_fails(v6 ? "::1" : host, port, EADDRNOTAVAIL);
@@ -89,34 +78,30 @@ static void port_taken(void)
 /* Connections of an earlier listener, alive or in TIME_WAIT, do not keep a port. */
 static void port_after_connections(void)
 {
-	struct side listener = listen_at(host, 0);
-	uint16_t port = port_of(listener.id);
-	struct side client, server, second, other_client, other_server;
+	struct connection first = connected(), second = {0};
+	uint16_t port = port_of(first.listener.id);
 
-	connect_sides(&listener, host, &client, &server);
-	CHECK_EQUAL(rdma->rdma_destroy_id(listener.id), 0);
-	listener.id = NULL;
-	second = listen_at(host, port);
+	side_drop(&first.listener);
+	second.listener = listen_at(host, port);
 	bind_fails(host, port, EADDRINUSE);
-	connect_sides(&second, host, &other_client, &other_server);
-	send_message(&client, &server, 1);
-	send_message(&other_client, &other_server, 2);
-	side_drop(&server); /* the server ends first: its side is in TIME_WAIT */
-	side_drop(&other_server);
-	side_close(&second);
-	side_close(&client);
-	side_close(&other_client);
-	second = listen_at(host, port);
-	connect_sides(&second, host, &client, &server);
-	side_drop(&server);
-	side_close(&client);
-	side_close(&second);
-	side_close(&listener);
+	connect_sides(&second.listener, host, &second.client, &second.server);
+	send_message(&first.client, &first.server, 1);
+	send_message(&second.client, &second.server, 2);
+	side_drop(&first.server); /* the server ends first: its side is in TIME_WAIT */
+	connection_close(&second);
+	connection_close(&first);
+	second.listener = listen_at(host, port);
+	connect_sides(&second.listener, host, &second.client, &second.server);
+	connection_close(&second);
 }
 
-static void set_int(struct rdma_cm_id *id, int option, int value)
+static int set(struct rdma_cm_id *id, int option, int value)
 {
-	CHECK_EQUAL(rdma->rdma_set_option(id, RDMA_OPTION_ID, option, &value, sizeof(value)), 0);
+	uint8_t byte = (uint8_t)value;
+	bool is_byte = option == RDMA_OPTION_ID_TOS || option == RDMA_OPTION_ID_ACK_TIMEOUT;
+
+	return rdma->rdma_set_option(id, RDMA_OPTION_ID, option, is_byte ? (void *)&byte : &value,
+				     is_byte ? sizeof(byte) : sizeof(value));
 }
 
 /* REUSEADDR: two may be bound, one may listen. */
@@ -125,8 +110,8 @@ static void reuse(void)
 	struct side first = side_with_id(), second = side_with_id();
 	union address address = address_of(host, 0);
 
-	set_int(first.id, RDMA_OPTION_ID_REUSEADDR, 1);
-	set_int(second.id, RDMA_OPTION_ID_REUSEADDR, 1);
+	CHECK_EQUAL(set(first.id, RDMA_OPTION_ID_REUSEADDR, 1), 0);
+	CHECK_EQUAL(set(second.id, RDMA_OPTION_ID_REUSEADDR, 1), 0);
 	CHECK_EQUAL(rdma->rdma_bind_addr(first.id, &address.any), 0);
 	address = address_of(host, port_of(first.id));
 	CHECK_EQUAL(rdma->rdma_bind_addr(second.id, &address.any), 0);
@@ -137,53 +122,39 @@ static void reuse(void)
 	side_close(&second);
 }
 
-/* The IPv6 wildcard takes IPv4 as well, shown as IPv4; with AFONLY it does not. */
-static void both_families(void)
+/* The IPv6 wildcard takes IPv4 as well, shown as IPv4; with AFONLY, set before or after binding, it
+ * does not. */
+static void families(bool v6_only, bool before_binding)
 {
-	struct side listener = side_with_id();
+	struct connection it = {.listener = side_with_id()};
 	union address any = address_of("::", 0);
-	struct side client, server;
 
-	CHECK_EQUAL(rdma->rdma_bind_addr(listener.id, &any.any), 0);
-	CHECK_EQUAL(rdma->rdma_listen(listener.id, 4), 0);
-	connect_sides(&listener, "127.0.0.1", &client, &server);
-	CHECK_EQUAL(server.id->route.addr.src_addr.sa_family, AF_INET);
-	CHECK_EQUAL(server.id->route.addr.dst_addr.sa_family, AF_INET);
-	send_message(&client, &server, 1);
-	side_drop(&server);
-	side_close(&client);
-	connect_sides(&listener, "::1", &client, &server);
-	CHECK_EQUAL(server.id->route.addr.src_addr.sa_family, AF_INET6);
-	side_drop(&server);
-	side_close(&client);
-	side_close(&listener);
-}
-
-static void one_family(bool before_binding)
-{
-	struct side listener = side_with_id();
-	union address any = address_of("::", 0);
-	struct side client, server;
-
-	if (before_binding)
-		set_int(listener.id, RDMA_OPTION_ID_AFONLY, 1);
-	CHECK_EQUAL(rdma->rdma_bind_addr(listener.id, &any.any), 0);
-	if (!before_binding)
-		set_int(listener.id, RDMA_OPTION_ID_AFONLY, 1);
-	CHECK_EQUAL(rdma->rdma_listen(listener.id, 4), 0);
-	client = ask("127.0.0.1", port_of(listener.id));
-	expect_status(client.channel, RDMA_CM_EVENT_REJECTED, client.id, 8);
-	side_close(&client);
-	connect_sides(&listener, "::1", &client, &server);
-	side_drop(&server);
-	side_close(&client);
-	side_close(&listener);
+	if (v6_only && before_binding)
+		CHECK_EQUAL(set(it.listener.id, RDMA_OPTION_ID_AFONLY, 1), 0);
+	CHECK_EQUAL(rdma->rdma_bind_addr(it.listener.id, &any.any), 0);
+	if (v6_only && !before_binding)
+		CHECK_EQUAL(set(it.listener.id, RDMA_OPTION_ID_AFONLY, 1), 0);
+	CHECK_EQUAL(rdma->rdma_listen(it.listener.id, 4), 0);
+	if (v6_only) {
+		it.client = ask("127.0.0.1", port_of(it.listener.id));
+		expect_status(it.client.channel, RDMA_CM_EVENT_REJECTED, it.client.id, 8);
+	} else {
+		connect_sides(&it.listener, "127.0.0.1", &it.client, &it.server);
+		CHECK_EQUAL(it.server.id->route.addr.src_addr.sa_family, AF_INET);
+		CHECK_EQUAL(it.server.id->route.addr.dst_addr.sa_family, AF_INET);
+		send_message(&it.client, &it.server, 1);
+		side_drop(&it.server);
+	}
+	side_close(&it.client);
+	connect_sides(&it.listener, "::1", &it.client, &it.server);
+	CHECK_EQUAL(it.server.id->route.addr.src_addr.sa_family, AF_INET6);
+	connection_close(&it);
 }
 
 static void options(void)
 {
 	struct side side = side_with_id();
-	uint8_t byte = 8, too_much = 32;
+	uint8_t byte = 8;
 	int number = 1;
 
 	CHECK_FAILS(rdma->rdma_set_option(side.id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &number,
@@ -192,54 +163,36 @@ static void options(void)
 	CHECK_FAILS(rdma->rdma_set_option(side.id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &byte,
 					  sizeof(byte)),
 		    EINVAL);
-	if (!on_system) /* the kernel takes it, and fails when it is used */
-		CHECK_FAILS(rdma->rdma_set_option(side.id, RDMA_OPTION_ID,
-						  RDMA_OPTION_ID_ACK_TIMEOUT, &too_much,
-						  sizeof(too_much)),
-			    EINVAL);
-	CHECK_FAILS(rdma->rdma_set_option(side.id, RDMA_OPTION_ID, 99, &byte, sizeof(byte)),
-		    ENOSYS);
 	CHECK_FAILS(rdma->rdma_set_option(side.id, 99, RDMA_OPTION_ID_TOS, &byte, sizeof(byte)),
 		    ENOSYS);
-	CHECK_EQUAL(rdma->rdma_set_option(side.id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &byte,
-					  sizeof(byte)),
-		    0);
-	CHECK_EQUAL(rdma->rdma_set_option(side.id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT,
-					  &byte, sizeof(byte)),
-		    0);
+	CHECK_FAILS(set(side.id, 99, 8), ENOSYS);
+	if (!on_system) /* the kernel takes it, and fails when it is used */
+		CHECK_FAILS(set(side.id, RDMA_OPTION_ID_ACK_TIMEOUT, 32), EINVAL);
 	side_close(&side);
 }
 
 /* What is set arrives at the queue pair. */
 static void options_arrive(void)
 {
-	struct side listener = listen_at(host, 0);
-	struct side client = side_with_id(), server;
+	struct connection it = {.listener = listen_at(host, 0), .client = side_with_id()};
 	struct rdma_conn_param ask = parameters(NULL, 0);
-	uint8_t tos = 0x20, timeout = 11;
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
 
-	CHECK_EQUAL(rdma->rdma_set_option(client.id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, 1),
+	CHECK_EQUAL(set(it.client.id, RDMA_OPTION_ID_TOS, 8), 0);
+	CHECK_EQUAL(set(it.client.id, RDMA_OPTION_ID_ACK_TIMEOUT, 11), 0);
+	resolve_to(&it.client, host, port_of(it.listener.id));
+	CHECK_EQUAL(set(it.client.id, RDMA_OPTION_ID_TOS, 0x20), 0);
+	side_queue_pair(&it.client);
+	CHECK_EQUAL(rdma->rdma_connect(it.client.id, &ask), 0);
+	it.server = take_request(&it.listener);
+	accept_side(&it.server);
+	expect_established(&it.client, &it.server);
+	CHECK_EQUAL(rdma->ibv_query_qp(it.client.id->qp, &attr, IBV_QP_TIMEOUT | IBV_QP_AV, &init),
 		    0);
-	CHECK_EQUAL(rdma->rdma_set_option(client.id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT,
-					  &timeout, 1),
-		    0);
-	resolve_to(&client, host, port_of(listener.id));
-	CHECK_EQUAL(rdma->rdma_set_option(client.id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, 1),
-		    0);
-	side_queue_pair(&client);
-	CHECK_EQUAL(rdma->rdma_connect(client.id, &ask), 0);
-	server = take_request(&listener);
-	accept_side(&server);
-	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
-	expect_status(server.channel, RDMA_CM_EVENT_ESTABLISHED, server.id, 0);
-	CHECK_EQUAL(rdma->ibv_query_qp(client.id->qp, &attr, IBV_QP_TIMEOUT | IBV_QP_AV, &init), 0);
-	CHECK_EQUAL(attr.timeout, timeout);
-	CHECK_EQUAL(attr.ah_attr.grh.traffic_class, tos);
-	side_drop(&server);
-	side_close(&client);
-	side_close(&listener);
+	CHECK_EQUAL(attr.timeout, 11);
+	CHECK_EQUAL(attr.ah_attr.grh.traffic_class, 0x20);
+	connection_close(&it);
 }
 
 static void resolving(void)
@@ -256,12 +209,10 @@ static void resolving(void)
 	CHECK(port_of(side.id) != 0);
 	CHECK_EQUAL(ntohs(rdma->rdma_get_dst_port(side.id)), 7777);
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, NULL, &to.any, 1000), EINVAL);
-	side_drop(&side);
+	side_close(&side);
 
 	/* Bound to any address: the route decides which. */
-	CHECK_EQUAL(rdma->rdma_create_id(side.channel, &side.id, NULL, RDMA_PS_TCP), 0);
-	from = address_of("0.0.0.0", 0);
-	CHECK_EQUAL(rdma->rdma_bind_addr(side.id, &from.any), 0);
+	side = bound(RDMA_PS_TCP, "0.0.0.0", 0);
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, NULL, &other_family.any, 1000), EINVAL);
 	CHECK_EQUAL(rdma->rdma_resolve_addr(side.id, NULL, &to.any, 1000), 0);
 	expect_status(side.channel, RDMA_CM_EVENT_ADDR_RESOLVED, side.id, 0);
@@ -271,32 +222,15 @@ static void resolving(void)
 	side_close(&side);
 }
 
-/* The wildcard as a destination is this host. */
-static void to_any_address(void)
+/* rdma_listen without an address: any IPv4 address, any port; and the wildcard as a destination is
+ * this host. */
+static void any_address(const char *asked)
 {
-	struct side listener = listen_at("0.0.0.0", 0);
-	struct side client = ask("0.0.0.0", port_of(listener.id));
-	struct side server = take_request(&listener);
+	struct connection it = {.listener = side_with_id()};
 
-	accept_side(&server);
-	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
-	expect_status(server.channel, RDMA_CM_EVENT_ESTABLISHED, server.id, 0);
-	side_drop(&server);
-	side_close(&client);
-	side_close(&listener);
-}
-
-/* rdma_listen without an address: any IPv4 address, any port. */
-static void listen_unbound(void)
-{
-	struct side listener = side_with_id();
-	struct side client, server;
-
-	CHECK_EQUAL(rdma->rdma_listen(listener.id, 1), 0);
-	connect_sides(&listener, host, &client, &server);
-	side_drop(&server);
-	side_close(&client);
-	side_close(&listener);
+	CHECK_EQUAL(rdma->rdma_listen(it.listener.id, 1), 0);
+	connect_sides(&it.listener, asked, &it.client, &it.server);
+	connection_close(&it);
 }
 
 int main(void)
@@ -315,15 +249,15 @@ int main(void)
 	if (!on_system) { /* there, no socket may listen while two are bound */
 		STEP(reuse());
 		STEP(port_zero("::1"));
-		STEP(both_families());
-		STEP(one_family(true));
-		STEP(one_family(false));
-		STEP(to_any_address());
+		STEP(families(false, false));
+		STEP(families(true, true));
+		STEP(families(true, false));
+		STEP(any_address("0.0.0.0"));
 	}
 	STEP(options());
 	STEP(options_arrive());
 	STEP(resolving());
-	STEP(listen_unbound());
+	STEP(any_address(host));
 	if (!on_system)
 		expect_resources(before);
 	return 0;

@@ -273,6 +273,7 @@ static void rejected(void)
 	CHECK_EQUAL(rdma->rdma_reject(server, "no", 2), 0);
 	finish(thread, &peer, ECONNREFUSED);
 	CHECK_EQUAL(peer.id->event->event, RDMA_CM_EVENT_REJECTED);
+	CHECK_EQUAL(peer.id->event->status, 28);
 	CHECK(memcmp(peer.id->event->param.conn.private_data, "no", 2) == 0);
 	rdma->rdma_destroy_ep(peer.id);
 	if (!on_system) { /* which waits for the server's id to go first */

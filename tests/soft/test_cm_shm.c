@@ -1,10 +1,9 @@
 /* Which wire a connection of the CM gets: a channel through shared memory where both sides are
  * willing, the handshake's own stream where one is not, or says that it found no channel. */
-#include "cm_side.h"
+#include "cm_stranger.h"
 
 #include <sys/prctl.h>
 
-#include "cm/cm_internal.h"
 #include "wire/link.h"
 
 /* ---- what it is ---------------------------------------------------------------------------- */
@@ -23,41 +22,15 @@ static bool is_over_shm(const struct side *side)
 
 static void one_process(void)
 {
-	struct side listener = listen_at(host, 0);
-	struct side client, server;
+	struct connection it = connected();
 
-	connect_sides(&listener, host, &client, &server);
-	send_message(&client, &server, 0x5a);
-	send_message(&server, &client, 0x5b);
-	CHECK(is_over_shm(&client));
-	CHECK(is_over_shm(&server));
-	CHECK_EQUAL(rdma->rdma_disconnect(client.id), 0);
-	expect_status(server.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, 0);
-	side_drop(&server);
-	side_close(&client);
-	side_close(&listener);
-}
-
-static struct ibv_wc completion_of(struct side *side, uint64_t wr_id)
-{
-	struct ibv_wc wc = side_completion(side);
-
-	CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
-	CHECK_EQUAL(wc.wr_id, wr_id);
-	return wc;
-}
-
-static void send_one(struct side *side)
-{
-	struct ibv_sge sge = {(uintptr_t)side->buffer, MESSAGE, side->mr->lkey};
-	struct ibv_send_wr send = {.wr_id = 1,
-				   .sg_list = &sge,
-				   .num_sge = 1,
-				   .opcode = IBV_WR_SEND,
-				   .send_flags = IBV_SEND_SIGNALED};
-	struct ibv_send_wr *bad;
-
-	CHECK_EQUAL(side->id->verbs->ops.post_send(side->id->qp, &send, &bad), 0);
+	send_message(&it.client, &it.server, 0x5a);
+	send_message(&it.server, &it.client, 0x5b);
+	CHECK(is_over_shm(&it.client));
+	CHECK(is_over_shm(&it.server));
+	CHECK_EQUAL(rdma->rdma_disconnect(it.client.id), 0);
+	expect_status(it.server.channel, RDMA_CM_EVENT_DISCONNECTED, it.server.id, 0);
+	connection_close(&it);
 }
 
 /* The client asks, the server speaks first. */
@@ -82,8 +55,8 @@ static void two_processes(const char *of_server, const char *of_client)
 
 		accept_side(&server);
 		expect_status(server.channel, RDMA_CM_EVENT_ESTABLISHED, server.id, 0);
-		send_one(&server);
-		completion_of(&server, 1);
+		side_post_send(&server);
+		side_completion(&server, 1, IBV_WC_SUCCESS);
 		CHECK_EQUAL(is_over_shm(&server), chan);
 		CHECK_EQUAL(write(ports[1], &port, sizeof(port)), sizeof(port)); /* looked */
 		expect_status(server.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, 0);
@@ -97,7 +70,7 @@ static void two_processes(const char *of_server, const char *of_client)
 	struct side client = ask(host, port);
 
 	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
-	completion_of(&client, 2);
+	side_completion(&client, 2, IBV_WC_SUCCESS);
 	CHECK_EQUAL(is_over_shm(&client), chan);
 	CHECK_EQUAL(read(ports[0], &port, sizeof(port)), sizeof(port));
 	CHECK_EQUAL(rdma->rdma_disconnect(client.id), 0);
@@ -111,35 +84,6 @@ static void two_processes(const char *of_server, const char *of_client)
 }
 
 /* ---- a peer in our hands ------------------------------------------------------------------- */
-
-static void say(int fd, const struct soft_cm_message *message)
-{
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
-	size_t length = soft_cm_encode(message, bytes);
-
-	CHECK_EQUAL(send(fd, bytes, length, MSG_NOSIGNAL), length);
-}
-
-static struct soft_cm_message hear(int fd, enum soft_cm_type type)
-{
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
-	struct soft_cm_message message;
-	size_t have = 0, used;
-
-	for (;;) {
-		int error = soft_cm_decode(bytes, have, &message, &used);
-
-		if (error == EAGAIN) {
-			CHECK_EQUAL(recv(fd, bytes + have, 1, 0), 1);
-			have++;
-			continue;
-		}
-		CHECK_EQUAL(error, 0);
-		if (message.type == type)
-			return message;
-		have = 0; /* MRA */
-	}
-}
 
 static struct soft_frame hear_frame(int fd)
 {
@@ -163,20 +107,13 @@ static void say_frame(int fd, uint8_t opcode)
  * tells it. */
 static void no_process(void)
 {
-	union address here = address_of(host, 0);
-	socklen_t length = sizeof(here);
-	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	CHECK(door >= 0);
-	CHECK_EQUAL(bind(door, &here.any, sizeof(here.v4)), 0);
-	CHECK_EQUAL(listen(door, 1), 0);
-	CHECK_EQUAL(getsockname(door, &here.any, &length), 0);
-	struct side client = ask(host, ntohs(here.v4.sin_port));
+	uint16_t port;
+	int door = tcp_listen(&port, 1);
+	struct side client = ask(host, port);
 	int fd = accept(door, NULL, NULL);
-	struct soft_cm_message request = hear(fd, SOFT_CM_REQ);
 
-	CHECK(request.shm_port);
-	say(fd, &(struct soft_cm_message){.type = SOFT_CM_REP, .qpn = 77, .psn = 5, .shm_port = 1});
+	CHECK(hear(fd, SOFT_CM_REQ).shm_port);
+	say(fd, (struct soft_cm_message){.type = SOFT_CM_REP, .qpn = 77, .psn = 5, .shm_port = 1});
 	hear(fd, SOFT_CM_RTU);
 	CHECK_EQUAL(hear_frame(fd).opcode, SOFT_ACK);
 	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
@@ -191,21 +128,15 @@ static void no_process(void)
 /* A client that is willing, up to RTU: it has not chosen yet. */
 static int undecided(struct side *listener, struct side *server)
 {
-	union address to = address_of(host, port_of(listener->id));
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int fd = tcp_to(port_of(listener->id));
+	struct soft_cm_message willing = good_request;
 
-	CHECK(fd >= 0);
-	CHECK_EQUAL(connect(fd, &to.any, sizeof(to.v4)), 0);
-	say(fd, &(struct soft_cm_message){.type = SOFT_CM_REQ,
-					  .port_space = RDMA_PS_TCP,
-					  .qp_type = IBV_QPT_RC,
-					  .qpn = 77,
-					  .psn = 5,
-					  .shm_port = 1});
+	willing.shm_port = 1;
+	say(fd, willing);
 	*server = take_request(listener);
 	accept_side(server);
 	CHECK(hear(fd, SOFT_CM_REP).shm_port);
-	say(fd, &(struct soft_cm_message){.type = SOFT_CM_RTU});
+	say(fd, (struct soft_cm_message){.type = SOFT_CM_RTU});
 	expect_status(listener->channel, RDMA_CM_EVENT_ESTABLISHED, server->id, 0);
 	return fd;
 }
@@ -223,7 +154,7 @@ static void while_undecided(enum what what)
 	int fd = undecided(&listener, &server);
 	uint8_t byte;
 
-	send_one(&server);
+	side_post_send(&server);
 	/* It is not said by which wire. */
 	CHECK_EQUAL(recv(fd, &byte, 1, MSG_DONTWAIT), -1);
 	CHECK_EQUAL(errno, EAGAIN);

@@ -1,0 +1,82 @@
+/* The other side of a handshake in the test's hands: a plain socket, and messages of its choice. */
+#ifndef AIORDMA_TESTS_CM_STRANGER_H
+#define AIORDMA_TESTS_CM_STRANGER_H
+
+#include "cm_silent_end.h"
+
+static inline int tcp_to(uint16_t port)
+{
+	union address address = address_of(host, port);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(fd >= 0);
+	CHECK_EQUAL(connect(fd, &address.any, sizeof(address.v4)), 0);
+	return fd;
+}
+
+static inline int tcp_listen(uint16_t *port, int backlog)
+{
+	union address address = address_of(host, 0);
+	socklen_t length = sizeof(address.v4);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK_EQUAL(bind(fd, &address.any, length), 0);
+	CHECK_EQUAL(listen(fd, backlog), 0);
+	CHECK_EQUAL(getsockname(fd, &address.any, &length), 0);
+	*port = ntohs(address.v4.sin_port);
+	return fd;
+}
+
+static inline void write_all(int fd, const void *bytes, size_t length)
+{
+	CHECK_EQUAL(send(fd, bytes, length, MSG_NOSIGNAL), length);
+}
+
+static inline void say(int fd, struct soft_cm_message message)
+{
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+
+	write_all(fd, bytes, soft_cm_encode(&message, bytes));
+}
+
+/* The next message, which must be of that type; MRA may come before it. */
+static inline struct soft_cm_message hear(int fd, enum soft_cm_type type)
+{
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	struct soft_cm_message message;
+	size_t have = 0, used;
+
+	for (;;) {
+		int error = soft_cm_decode(bytes, have, &message, &used);
+
+		if (error == EAGAIN) {
+			CHECK_EQUAL(recv(fd, bytes + have, 1, 0), 1);
+			have++;
+			continue;
+		}
+		CHECK_EQUAL(error, 0);
+		if (message.type == type)
+			return message;
+		CHECK_EQUAL(message.type, SOFT_CM_MRA);
+		have = 0;
+	}
+}
+
+/* A request that a listener takes. */
+static const struct soft_cm_message good_request = {.type = SOFT_CM_REQ,
+					       .port_space = RDMA_PS_TCP,
+					       .qp_type = IBV_QPT_RC,
+					       .qpn = 77,
+					       .psn = 5};
+
+/* A connection that has asked; the request is `server`. */
+static inline int asking(struct side *listener, struct side *server)
+{
+	int fd = tcp_to(port_of(listener->id));
+
+	say(fd, good_request);
+	*server = take_request(listener);
+	return fd;
+}
+
+#endif
