@@ -382,7 +382,8 @@ static inline void expect_end(struct side *side)
 /* ---- both sides, and the listener ---------------------------------------------------------- */
 
 struct connection {
-	struct side listener, client, server; /* the server's events are on the listener's channel */
+	struct side listener, client,
+		server; /* the server's events are on the listener's channel */
 };
 
 static inline struct connection requested(void)

@@ -63,11 +63,8 @@ static inline struct soft_cm_message hear(int fd, enum soft_cm_type type)
 }
 
 /* A request that a listener takes. */
-static const struct soft_cm_message good_request = {.type = SOFT_CM_REQ,
-					       .port_space = RDMA_PS_TCP,
-					       .qp_type = IBV_QPT_RC,
-					       .qpn = 77,
-					       .psn = 5};
+static const struct soft_cm_message good_request = {
+	.type = SOFT_CM_REQ, .port_space = RDMA_PS_TCP, .qp_type = IBV_QPT_RC, .qpn = 77, .psn = 5};
 
 /* A connection that has asked; the request is `server`. */
 static inline int asking(struct side *listener, struct side *server)

@@ -156,7 +156,8 @@ static void reject(int length)
 	check_padded(event, length, 148);
 	acknowledge(event);
 	qp_state_is(&it.client, IBV_QPS_ERR);
-	CHECK_FAILS(rdma->rdma_accept(it.server.id, &(struct rdma_conn_param){.qp_num = 1}), EINVAL);
+	CHECK_FAILS(rdma->rdma_accept(it.server.id, &(struct rdma_conn_param){.qp_num = 1}),
+		    EINVAL);
 	connection_close(&it);
 }
 

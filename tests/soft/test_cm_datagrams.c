@@ -4,96 +4,89 @@
 #include "cm/cm_internal.h"
 #include "cm/cm_sidr_wire.h"
 
-static struct side datagram_side(void)
-{
-	struct side side = side_open();
-
-	CHECK_EQUAL(rdma->rdma_create_id(side.channel, &side.id, NULL, RDMA_PS_UDP), 0);
-	CHECK_EQUAL(side.id->qp_type, IBV_QPT_UD);
-	return side;
-}
-
 static struct side serve_at(const char *text, uint16_t port, int backlog)
 {
-	union address address = address_of(text, port);
-	struct side side = datagram_side();
+	struct side side = bound(RDMA_PS_UDP, text, port);
 
-	CHECK_EQUAL(rdma->rdma_bind_addr(side.id, &address.any), 0);
+	CHECK_EQUAL(side.id->qp_type, IBV_QPT_UD);
 	CHECK_EQUAL(rdma->rdma_listen(side.id, backlog), 0);
 	return side;
 }
 
-static struct side ask_for(const char *text, uint16_t port, const void *data, uint8_t length)
+static struct side ask_for(const char *text, uint16_t port, const char *question)
 {
-	struct side side = datagram_side();
-	struct rdma_conn_param question = {.private_data = data, .private_data_len = length};
+	struct side side = side_of(RDMA_PS_UDP);
+	struct rdma_conn_param asked = {.private_data = question,
+					.private_data_len = (uint8_t)strlen(question)};
 
 	resolve_to(&side, text, port);
-	CHECK_EQUAL(rdma->rdma_connect(side.id, &question), 0);
+	CHECK_EQUAL(rdma->rdma_connect(side.id, &asked), 0);
 	return side;
 }
 
-static struct rdma_cm_id *take(struct side *service, const void *data, uint8_t length)
+static struct rdma_cm_id *take(struct side *service, const char *question)
 {
 	struct rdma_cm_event *event = expect(service->channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
 	struct rdma_cm_id *id = event->id;
 
 	CHECK(event->listen_id == service->id);
 	CHECK_EQUAL(event->param.ud.private_data_len, SOFT_SIDR_REQ_PRIVATE);
-	CHECK(memcmp(event->param.ud.private_data, data, length) == 0);
+	CHECK(memcmp(event->param.ud.private_data, question, strlen(question)) == 0);
 	acknowledge(event);
 	return id;
 }
 
-static void answer(struct rdma_cm_id *id, uint32_t qpn, const void *data, uint8_t length)
+static void answer(struct rdma_cm_id *id, uint32_t qpn, const char *text)
 {
 	struct rdma_conn_param said = {
-		.private_data = data, .private_data_len = length, .qp_num = qpn};
+		.private_data = text, .private_data_len = (uint8_t)strlen(text), .qp_num = qpn};
 
 	CHECK_EQUAL(rdma->rdma_accept(id, &said), 0);
 }
 
-static void expect_found(struct side *asker, uint32_t qpn, const void *data, uint8_t length)
+/* Both end with it; the request, unless NULL, is the one that was answered. */
+static void expect_found(struct side *asker, uint32_t qpn, const char *text,
+			 struct rdma_cm_id *request)
 {
 	struct rdma_cm_event *event = expect(asker->channel, RDMA_CM_EVENT_ESTABLISHED, asker->id);
 
 	CHECK_EQUAL(event->param.ud.qp_num, qpn);
 	CHECK_EQUAL(event->param.ud.qkey, RDMA_UDP_QKEY);
 	CHECK_EQUAL(event->param.ud.private_data_len, SOFT_SIDR_REP_PRIVATE);
-	CHECK(memcmp(event->param.ud.private_data, data, length) == 0);
+	CHECK(memcmp(event->param.ud.private_data, text, strlen(text)) == 0);
 	CHECK_EQUAL(event->param.ud.ah_attr.is_global, 1);
 	CHECK(memcmp(&event->param.ud.ah_attr.grh.dgid, &asker->id->route.addr.addr.ibaddr.dgid,
 		     16) == 0);
 	acknowledge(event);
+	side_close(asker);
+	if (request)
+		CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
 }
 
 static void found(const char *listens, const char *asked)
 {
 	struct side service = serve_at(listens, 0, 0);
-	struct side asker = ask_for(asked, port_of(service.id), "where?", 6);
-	struct rdma_cm_id *request = take(&service, "where?", 6);
+	struct side asker = ask_for(asked, port_of(service.id), "where?");
+	struct rdma_cm_id *request = take(&service, "where?");
 
 	CHECK(request->verbs);
 	CHECK_EQUAL(port_of(request), port_of(service.id));
 	CHECK_EQUAL(rdma->rdma_get_dst_port(request), rdma->rdma_get_src_port(asker.id));
 	CHECK_EQUAL(request->route.addr.src_addr.sa_family,
 		    asker.id->route.addr.dst_addr.sa_family);
-	answer(request, 0x1234, "here", 4);
-	expect_found(&asker, 0x1234, "here", 4);
-	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
+	answer(request, 0x1234, "here");
+	expect_found(&asker, 0x1234, "here", request);
 	expect_nothing(service.channel);
-	side_close(&asker);
 	side_close(&service);
 }
 
 static void refused(void)
 {
 	struct side service = serve_at(host, 0, 0);
-	struct side asker = ask_for(host, port_of(service.id), "?", 1);
-	struct rdma_cm_id *request = take(&service, "?", 1);
+	struct side asker = ask_for(host, port_of(service.id), "?");
+	struct rdma_cm_id *request = take(&service, "?");
 	struct rdma_cm_event *event;
 	uint8_t data[SOFT_SIDR_REP_PRIVATE + 1] = {'n', 'o'};
-	struct pollfd come = {.events = POLLIN};
 
 	CHECK_FAILS(rdma->rdma_reject(request, data, sizeof(data)), EINVAL);
 	CHECK_EQUAL(rdma->rdma_reject(request, data, 2), 0);
@@ -104,42 +97,32 @@ static void refused(void)
 	acknowledge(event);
 	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
 	side_close(&asker);
-	asker = ask_for(host, port_of(service.id), "?", 1); /* no service takes this one */
-	come.fd = service.channel->fd;
-	CHECK_EQUAL(poll(&come, 1, -1), 1);
+	asker = ask_for(host, port_of(service.id), "?"); /* no service takes this one */
+	wait_for_event(service.channel);
 	side_close(&service);
 	expect_status(asker.channel, RDMA_CM_EVENT_UNREACHABLE, asker.id, SOFT_SIDR_REJECTED);
 	side_close(&asker);
 }
 
 /* Between two services of a server there is none for a moment: that alone is no refusal. */
-static void service_comes_late(void)
+static void no_service(bool comes_late)
 {
 	struct side service = serve_at(host, 0, 0);
 	uint16_t port = port_of(service.id);
 
 	side_close(&service);
-	struct side asker = ask_for(host, port, "?", 1);
+	struct side asker = ask_for(host, port, "?");
 
-	expect_nothing(asker.channel); /* which has seen that there is no service */
-	service = serve_at(host, port, 0);
-	struct rdma_cm_id *request = take(&service, "?", 1);
+	if (comes_late) {
+		expect_nothing(asker.channel); /* which has seen that there is no service */
+		service = serve_at(host, port, 0);
+		struct rdma_cm_id *request = take(&service, "?");
 
-	answer(request, 5, "late", 4);
-	expect_found(&asker, 5, "late", 4);
-	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
-	side_close(&asker);
-	side_close(&service);
-}
-
-static void no_service(void)
-{
-	struct side service = serve_at(host, 0, 0);
-	uint16_t port = port_of(service.id);
-	struct side asker;
-
-	side_close(&service);
-	asker = ask_for(host, port, "?", 1);
+		answer(request, 5, "late");
+		expect_found(&asker, 5, "late", request);
+		side_close(&service);
+		return;
+	}
 	expect_status(asker.channel, RDMA_CM_EVENT_UNREACHABLE, asker.id, SOFT_SIDR_NO_SERVICE);
 	CHECK_FAILS(rdma->rdma_connect(asker.id, NULL), EINVAL);
 	side_close(&asker);
@@ -149,46 +132,40 @@ static void no_service(void)
 static void ends_in_any_order(void)
 {
 	struct side service = serve_at(host, 0, 0);
-	struct side asker = ask_for(host, port_of(service.id), "?", 1);
-	struct rdma_cm_id *request = take(&service, "?", 1);
+	struct side asker = ask_for(host, port_of(service.id), "?");
+	struct rdma_cm_id *request = take(&service, "?");
 
-	CHECK_EQUAL(rdma->rdma_destroy_id(service.id), 0);
-	service.id = NULL;
-	answer(request, 7, "", 0);
-	expect_found(&asker, 7, "", 0);
-	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
-	side_close(&asker);
+	side_drop(&service);
+	answer(request, 7, "");
+	expect_found(&asker, 7, "", request);
 	side_close(&service);
 
 	service = serve_at(host, 0, 0);
-	asker = ask_for(host, port_of(service.id), "?", 1);
-	request = take(&service, "?", 1);
+	asker = ask_for(host, port_of(service.id), "?");
+	request = take(&service, "?");
 	side_close(&asker); /* it does not wait for the answer */
-	answer(request, 7, "", 0);
-	side_close(&service);
+	answer(request, 7, "");
+	side_drop(&service);
 	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
+	side_close(&service);
 }
 
 /* A backlog of one: the second waits until the first has been taken, and is told so. */
 static void backlog(void)
 {
 	struct side service = serve_at(host, 0, 1);
-	struct side first = ask_for(host, port_of(service.id), "1", 1);
-	struct side second = ask_for(host, port_of(service.id), "2", 1);
+	struct side first = ask_for(host, port_of(service.id), "1");
+	struct side second = ask_for(host, port_of(service.id), "2");
 	struct rdma_cm_event *event = expect(service.channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
 	struct rdma_cm_id *request = event->id;
 	bool first_came = memcmp(event->param.ud.private_data, "1", 1) == 0;
 
 	acknowledge(event);
-	answer(request, 1, "", 0);
-	expect_found(first_came ? &first : &second, 1, "", 0);
-	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
-	request = take(&service, first_came ? "2" : "1", 1);
-	answer(request, 2, "", 0);
-	expect_found(first_came ? &second : &first, 2, "", 0);
-	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
-	side_close(&first);
-	side_close(&second);
+	answer(request, 1, "");
+	expect_found(first_came ? &first : &second, 1, "", request);
+	request = take(&service, first_came ? "2" : "1");
+	answer(request, 2, "");
+	expect_found(first_came ? &second : &first, 2, "", request);
 	side_close(&service);
 }
 
@@ -208,12 +185,16 @@ static int udp_socket(union address *own)
 	return fd;
 }
 
+static void put_bytes(int fd, const union address *to, const void *bytes, size_t length)
+{
+	CHECK_EQUAL(sendto(fd, bytes, length, 0, &to->any, address_length(to)), (ssize_t)length);
+}
+
 static void put(int fd, const union address *to, const struct soft_sidr_message *message)
 {
 	uint8_t bytes[SOFT_SIDR_MAX];
-	size_t length = soft_sidr_encode(message, bytes);
 
-	CHECK_EQUAL(sendto(fd, bytes, length, 0, &to->any, address_length(to)), (ssize_t)length);
+	put_bytes(fd, to, bytes, soft_sidr_encode(message, bytes));
 }
 
 static struct soft_sidr_message get(int fd, union address *from)
@@ -244,9 +225,9 @@ static void said_again(void)
 		CHECK_EQUAL(got.type, SOFT_SIDR_WAIT);
 		CHECK_EQUAL(got.number, 77);
 	}
-	request = take(&service, "", 0);
+	request = take(&service, "");
 	expect_nothing(service.channel);
-	answer(request, 0x99, "x", 1);
+	answer(request, 0x99, "x");
 	for (int i = 0; i < 2; i++) {
 		got = get(fd, &from);
 		CHECK_EQUAL(got.type, SOFT_SIDR_REP);
@@ -273,19 +254,19 @@ static void malformed_requests(void)
 	size_t length = soft_sidr_encode(&question, bytes);
 
 	for (size_t cut = 0; cut < length; cut += 13)
-		CHECK(sendto(fd, bytes, cut, 0, &there.any, sizeof(there.v4)) >= 0);
-	CHECK(sendto(fd, bytes, length + 1, 0, &there.any, sizeof(there.v4)) >= 0);
-	CHECK(sendto(fd, bytes, sizeof(bytes), 0, &there.any, sizeof(there.v4)) >= 0);
+		put_bytes(fd, &there, bytes, cut);
+	put_bytes(fd, &there, bytes, length + 1);
+	put_bytes(fd, &there, bytes, sizeof(bytes));
 	for (size_t at = 0; at < SOFT_SIDR_HEADER; at++) {
 		bytes[at] ^= 0x55;
-		CHECK(sendto(fd, bytes, length, 0, &there.any, sizeof(there.v4)) >= 0);
+		put_bytes(fd, &there, bytes, length);
 		bytes[at] ^= 0x55;
 	}
 	put(fd, &there, &(struct soft_sidr_message){.type = SOFT_SIDR_REP, .number = 5});
 	put(fd, &there, &(struct soft_sidr_message){.type = SOFT_SIDR_WAIT, .number = 5});
 	put(fd, &there, &question);
 	CHECK_EQUAL(get(fd, &from).type, SOFT_SIDR_WAIT); /* of the last one alone */
-	CHECK_EQUAL(rdma->rdma_destroy_id(take(&service, "", 0)), 0);
+	CHECK_EQUAL(rdma->rdma_destroy_id(take(&service, "")), 0);
 	expect_nothing(service.channel);
 	close(fd);
 	side_close(&service);
@@ -297,7 +278,7 @@ static void lost_datagrams(void)
 {
 	union address own, from;
 	int fd = udp_socket(&own);
-	struct side asker = ask_for("127.0.0.1", ntohs(own.v4.sin_port), "lost", 4);
+	struct side asker = ask_for("127.0.0.1", ntohs(own.v4.sin_port), "lost");
 	struct soft_sidr_message first = get(fd, &from), again = get(fd, &from);
 
 	CHECK_EQUAL(first.type, SOFT_SIDR_REQ);
@@ -312,11 +293,10 @@ static void lost_datagrams(void)
 					.qpn = 3,
 					.qkey = RDMA_UDP_QKEY,
 					.number = first.number});
-	expect_found(&asker, 3, "", 0);
-	side_close(&asker);
+	expect_found(&asker, 3, "", NULL);
 
 	soft_cm_limits.response_ms = 100;
-	asker = ask_for("127.0.0.1", ntohs(own.v4.sin_port), "", 0);
+	asker = ask_for("127.0.0.1", ntohs(own.v4.sin_port), "");
 	expect_status(asker.channel, RDMA_CM_EVENT_UNREACHABLE, asker.id, -ETIMEDOUT);
 	side_close(&asker);
 	close(fd);
@@ -327,7 +307,7 @@ static void lost_datagrams(void)
 static void wrong_uses(void)
 {
 	struct side service = serve_at(host, 0, 0);
-	struct side asker = datagram_side();
+	struct side asker = side_of(RDMA_PS_UDP);
 	uint8_t data[SOFT_SIDR_REQ_PRIVATE + 1] = {0};
 	struct rdma_conn_param question = {.private_data = data, .private_data_len = sizeof(data)};
 	struct rdma_cm_id *request;
@@ -343,13 +323,13 @@ static void wrong_uses(void)
 	CHECK_EQUAL(rdma->rdma_connect(asker.id, NULL), 0);
 	CHECK_FAILS(rdma->rdma_connect(asker.id, NULL), EINVAL);
 	CHECK_FAILS(rdma->rdma_reject(asker.id, NULL, 0), EINVAL);
-	request = take(&service, "", 0);
+	request = take(&service, "");
 	CHECK_FAILS(rdma->rdma_accept(request, NULL), EINVAL); /* which queue pair? */
 	question.private_data_len = SOFT_SIDR_REP_PRIVATE + 1;
 	CHECK_FAILS(rdma->rdma_accept(request, &question), EINVAL);
-	answer(request, 1, "", 0);
+	answer(request, 1, "");
 	CHECK_FAILS(rdma->rdma_reject(request, NULL, 0), EINVAL);
-	expect_found(&asker, 1, "", 0);
+	expect_status(asker.channel, RDMA_CM_EVENT_ESTABLISHED, asker.id, 0);
 	CHECK_EQUAL(rdma->rdma_disconnect(asker.id), 0);
 	expect_nothing(asker.channel);
 	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
@@ -362,7 +342,7 @@ static void ports(void)
 {
 	struct side connections = listen_at(host, 0);
 	struct side service = serve_at(host, port_of(connections.id), 0);
-	struct side other = datagram_side();
+	struct side other = side_of(RDMA_PS_UDP);
 	union address address = address_of(host, port_of(service.id));
 	int on = 1;
 
@@ -383,7 +363,7 @@ int main(void)
 	int before;
 
 	cm_begin(60);
-	STEP(no_service());
+	STEP(no_service(false));
 	before = resources(); /* with the sanitizer's own thread, which starts with the first */
 	STEP(found(host, host));
 	STEP(found("::1", "::1"));
@@ -391,7 +371,7 @@ int main(void)
 	STEP(found("::", "::1"));
 	STEP(found("::", "127.0.0.3"));
 	STEP(refused());
-	STEP(service_comes_late());
+	STEP(no_service(true));
 	STEP(ends_in_any_order());
 	STEP(backlog());
 	STEP(said_again());

@@ -8,59 +8,51 @@ enum {
 };
 
 /* A client that has offered, and the request that came of it. */
-static void offer(struct side *listener, struct side *client, struct side *server,
-		  const struct ibv_ece *options)
+static struct connection offered(struct ibv_ece options)
 {
+	struct connection it = {.listener = listen_at(host, 0), .client = side_with_id()};
 	struct rdma_conn_param ask = {.qp_num = 0x123456};
 	struct ibv_ece heard = {0};
 
-	*client = side_with_id();
-	resolve_to(client, host, port_of(listener->id));
-	struct ibv_ece given = *options;
-
-	CHECK_EQUAL(rdma->rdma_set_local_ece(client->id, &given), 0);
-	CHECK_EQUAL(rdma->rdma_connect(client->id, &ask), 0);
-	*server = take_request(listener);
-	CHECK_EQUAL(rdma->rdma_get_remote_ece(server->id, &heard), 0);
-	CHECK_EQUAL(heard.vendor_id, options->vendor_id);
-	CHECK_EQUAL(heard.options, options->options);
+	resolve_to(&it.client, host, port_of(it.listener.id));
+	CHECK_EQUAL(rdma->rdma_set_local_ece(it.client.id, &options), 0);
+	CHECK_EQUAL(rdma->rdma_connect(it.client.id, &ask), 0);
+	it.server = take_request(&it.listener);
+	CHECK_EQUAL(rdma->rdma_get_remote_ece(it.server.id, &heard), 0);
+	CHECK_EQUAL(heard.vendor_id, options.vendor_id);
+	CHECK_EQUAL(heard.options, options.options);
 	CHECK_EQUAL(heard.comp_mask, 0);
+	return it;
 }
 
 static void choose(void)
 {
-	struct side listener = listen_at(host, 0), client, server;
+	struct connection it =
+		offered((struct ibv_ece){.vendor_id = 0xffffffff, .options = 0x10000001});
 	struct ibv_ece choice = {.vendor_id = 0x15b3, .options = 0x10}, heard = {0};
 	struct rdma_conn_param answer = {.qp_num = 0x654321};
 
-	offer(&listener, &client, &server,
-	      &(struct ibv_ece){.vendor_id = 0xffffffff, .options = 0x10000001});
-	CHECK_EQUAL(rdma->rdma_set_local_ece(server.id, &choice), 0);
-	CHECK_EQUAL(rdma->rdma_accept(server.id, &answer), 0);
-	expect_status(client.channel, RDMA_CM_EVENT_CONNECT_RESPONSE, client.id, 0);
-	CHECK_EQUAL(rdma->rdma_get_remote_ece(client.id, &heard), 0);
+	CHECK_EQUAL(rdma->rdma_set_local_ece(it.server.id, &choice), 0);
+	CHECK_EQUAL(rdma->rdma_accept(it.server.id, &answer), 0);
+	expect_status(it.client.channel, RDMA_CM_EVENT_CONNECT_RESPONSE, it.client.id, 0);
+	CHECK_EQUAL(rdma->rdma_get_remote_ece(it.client.id, &heard), 0);
 	CHECK_EQUAL(heard.vendor_id, 0x15b3);
 	CHECK_EQUAL(heard.options, 0x10);
-	side_drop(&server);
-	side_close(&client);
-	side_close(&listener);
+	connection_close(&it);
 }
 
 static void refuse(void)
 {
-	struct side listener = listen_at(host, 0), client, server;
+	struct connection it = offered((struct ibv_ece){.vendor_id = 1});
+	struct rdma_cm_event *event;
 
-	offer(&listener, &client, &server, &(struct ibv_ece){.vendor_id = 1});
-	CHECK_EQUAL(rdma->rdma_reject_ece(server.id, "no", 2), 0);
-	struct rdma_cm_event *event = expect(client.channel, RDMA_CM_EVENT_REJECTED, client.id);
-
+	CHECK_EQUAL(rdma->rdma_reject_ece(it.server.id, "no", 2), 0);
+	event = expect(it.client.channel, RDMA_CM_EVENT_REJECTED, it.client.id);
 	CHECK_EQUAL(event->status, VENDOR_OPTION);
 	CHECK(!memcmp(event->param.conn.private_data, "no", 2));
 	acknowledge(event);
-	CHECK_FAILS(rdma->rdma_reject_ece(server.id, NULL, 0), EINVAL); /* once is enough */
-	side_drop(&server);
-	side_close(&client);
-	side_close(&listener);
+	CHECK_FAILS(rdma->rdma_reject_ece(it.server.id, NULL, 0), EINVAL); /* once is enough */
+	connection_close(&it);
 }
 
 /* Only where the application makes its queue pair itself; a vendor must be named; nothing that

@@ -3,25 +3,16 @@
 
 #include "cm/cm_internal.h"
 
-static struct side datagram_side(bool bound)
+static struct side with_queue_pair(void)
 {
-	union address address = address_of("127.0.0.1", 0);
-	struct side side = side_open();
-
-	CHECK_EQUAL(rdma->rdma_create_id(side.channel, &side.id, NULL, RDMA_PS_UDP), 0);
-	if (bound)
-		CHECK_EQUAL(rdma->rdma_bind_addr(side.id, &address.any), 0);
-	return side;
-}
-
-static void add_queue_pair(struct side *side)
-{
+	struct side side = bound(RDMA_PS_UDP, "127.0.0.1", 0);
 	struct ibv_qp_init_attr attr;
 
-	side_memory(side);
-	attr = side_attributes(side);
+	side_memory(&side);
+	attr = side_attributes(&side);
 	attr.qp_type = IBV_QPT_UD;
-	CHECK_EQUAL(rdma->rdma_create_qp(side->id, side->pd, &attr), 0);
+	CHECK_EQUAL(rdma->rdma_create_qp(side.id, side.pd, &attr), 0);
+	return side;
 }
 
 static struct rdma_cm_join_mc_attr_ex wish(union address *group, uint32_t flags)
@@ -51,11 +42,10 @@ static union ibv_gid joined(struct side *side, void *context)
 
 static void attached_while_joined(const char *text)
 {
-	struct side side = datagram_side(true);
+	struct side side = with_queue_pair();
 	union address group = address_of(text, 0);
 	union ibv_gid gid;
 
-	add_queue_pair(&side);
 	CHECK_EQUAL(rdma->rdma_join_multicast(side.id, &group.any, &side), 0);
 	gid = joined(&side, &side);
 	CHECK_EQUAL(rdma->ibv_destroy_qp(side.id->qp), EBUSY); /* it is attached */
@@ -67,12 +57,11 @@ static void attached_while_joined(const char *text)
 
 static void only_sending(void)
 {
-	struct side side = datagram_side(true);
+	struct side side = with_queue_pair();
 	union address group = address_of("239.1.2.3", 0);
 	struct rdma_cm_join_mc_attr_ex attr = wish(&group, RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER);
 	union ibv_gid gid;
 
-	add_queue_pair(&side);
 	CHECK_EQUAL(rdma->rdma_join_multicast_ex(side.id, &attr, NULL), 0);
 	gid = joined(&side, NULL);
 	CHECK_EQUAL(rdma->ibv_detach_mcast(side.id->qp, &gid, 0), EINVAL); /* never attached */
@@ -82,10 +71,9 @@ static void only_sending(void)
 /* Joined twice and left once: still in it. */
 static void twice(void)
 {
-	struct side side = datagram_side(true);
+	struct side side = with_queue_pair();
 	union address group = address_of("239.1.2.3", 0);
 
-	add_queue_pair(&side);
 	CHECK_EQUAL(rdma->rdma_join_multicast(side.id, &group.any, NULL), 0);
 	CHECK_EQUAL(rdma->rdma_join_multicast(side.id, &group.any, NULL), 0);
 	(void)joined(&side, NULL);
@@ -99,7 +87,7 @@ static void twice(void)
 /* What is left before its event has been taken is not told any more. */
 static void left_before_it_is_told(void)
 {
-	struct side side = datagram_side(true);
+	struct side side = bound(RDMA_PS_UDP, "127.0.0.1", 0);
 	union address group = address_of("239.1.2.3", 0), other = address_of("239.1.2.4", 0);
 
 	CHECK_EQUAL(rdma->rdma_join_multicast(side.id, &group.any, NULL), 0);
@@ -113,10 +101,9 @@ static void left_before_it_is_told(void)
 /* A queue pair goes with its id's groups; one that cannot be attached is an error of the join. */
 static void ends(void)
 {
-	struct side side = datagram_side(true);
+	struct side side = with_queue_pair();
 	union address group = address_of("239.1.2.3", 0);
 
-	add_queue_pair(&side);
 	CHECK_EQUAL(rdma->rdma_join_multicast(side.id, &group.any, NULL), 0);
 	(void)joined(&side, NULL);
 	rdma->rdma_destroy_qp(side.id);
@@ -127,7 +114,7 @@ static void ends(void)
 
 static void wrong_uses(void)
 {
-	struct side unbound = datagram_side(false), side = datagram_side(true);
+	struct side unbound = side_of(RDMA_PS_UDP), side = bound(RDMA_PS_UDP, "127.0.0.1", 0);
 	struct side connection = listen_at(host, 0);
 	union address group = address_of("239.1.2.3", 0), absent = address_of("10.1.2.3", 0);
 	struct rdma_cm_join_mc_attr_ex attr = wish(&group, RDMA_MC_JOIN_FLAG_FULLMEMBER);

@@ -4,16 +4,75 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
-/* A child that runs `body` with the pipe ends; nothing of the device is there before the fork. */
+/* How far a child comes. */
+enum stage {
+	LISTENS,
+	TAKES, /* a request, and does nothing more */
+	ACCEPTS,
+	ECHOES, /* what comes on one connection, until the other side ends it */
+	ASKS,
+	CONNECTS
+};
+
 struct child {
 	pid_t pid;
 	int from, to;
 };
 
-static struct child start(void (*body)(int from_parent, int to_parent))
+static void say(int fd, uint16_t word)
+{
+	CHECK_EQUAL(write(fd, &word, sizeof(word)), sizeof(word));
+}
+
+static uint16_t hear(int fd)
+{
+	uint16_t word;
+
+	CHECK_EQUAL(read(fd, &word, sizeof(word)), sizeof(word));
+	return word;
+}
+
+static void expect_up(struct side *side)
+{
+	expect_status(side->channel, RDMA_CM_EVENT_ESTABLISHED, side->id, 0);
+}
+
+static void echo(struct side *server)
+{
+	side_completion(server, 2, IBV_WC_SUCCESS);
+	memcpy(server->buffer, server->buffer + MESSAGE, MESSAGE);
+	side_post_receive(server);
+	side_post_send(server);
+	side_completion(server, 1, IBV_WC_SUCCESS);
+	expect_status(server->channel, RDMA_CM_EVENT_DISCONNECTED, server->id, 0);
+	CHECK_EQUAL(rdma->rdma_disconnect(server->id), 0);
+	side_completion(server, 2, IBV_WC_WR_FLUSH_ERR);
+}
+
+/* In the child, in which nothing of the device is there before. */
+static void serve(enum stage stage, int to_parent)
+{
+	struct side listener = listen_at(host, 0), server = {0};
+
+	say(to_parent, port_of(listener.id));
+	if (stage >= TAKES)
+		server = take_request(&listener);
+	if (stage >= ACCEPTS) {
+		accept_side(&server);
+		expect_up(&server);
+	}
+	if (stage == ECHOES) {
+		echo(&server);
+		side_drop(&server);
+		side_close(&listener);
+	}
+}
+
+static struct child start(enum stage stage)
 {
 	struct child child;
 	int down[2], up[2];
+	uint8_t byte;
 
 	CHECK_EQUAL(pipe(down), 0);
 	CHECK_EQUAL(pipe(up), 0);
@@ -24,7 +83,17 @@ static struct child start(void (*body)(int from_parent, int to_parent))
 		limit_seconds(60);
 		close(down[1]);
 		close(up[0]);
-		body(down[0], up[1]);
+		if (stage >= ASKS) {
+			struct side client = ask(host, hear(down[0]));
+
+			if (stage == CONNECTS)
+				expect_up(&client);
+		} else {
+			serve(stage, up[1]);
+		}
+		say(up[1], 1);
+		while (read(down[0], &byte, 1) > 0)
+			;
 		_exit(0);
 	}
 	close(down[0]);
@@ -44,137 +113,21 @@ static void finish(struct child *child, int expected)
 	close(child->from);
 }
 
-static void say(int fd, uint16_t word)
-{
-	CHECK_EQUAL(write(fd, &word, sizeof(word)), sizeof(word));
-}
-
-static uint16_t hear(int fd)
-{
-	uint16_t word;
-
-	CHECK_EQUAL(read(fd, &word, sizeof(word)), sizeof(word));
-	return word;
-}
-
-static void until_told(int fd)
-{
-	uint8_t byte;
-
-	while (read(fd, &byte, 1) > 0)
-		;
-}
-
-static struct ibv_wc receive(struct side *side)
-{
-	struct ibv_wc wc = side_completion(side);
-
-	CHECK_EQUAL(wc.wr_id, 2);
-	return wc;
-}
-
-static void send_only(struct side *side)
-{
-	struct ibv_sge sge = {(uintptr_t)side->buffer, MESSAGE, side->mr->lkey};
-	struct ibv_send_wr send = {.wr_id = 1,
-				   .sg_list = &sge,
-				   .num_sge = 1,
-				   .opcode = IBV_WR_SEND,
-				   .send_flags = IBV_SEND_SIGNALED};
-	struct ibv_send_wr *bad;
-
-	CHECK_EQUAL(side->id->verbs->ops.post_send(side->id->qp, &send, &bad), 0);
-}
-
-/* ---- children ------------------------------------------------------------------------------ */
-
-/* Accepts one connection, answers what comes with the same, until the other side ends it. */
-static void echo(int from_parent, int to_parent)
-{
-	struct side listener = listen_at(host, 0);
-	struct side server;
-	struct ibv_wc wc;
-
-	(void)from_parent;
-	say(to_parent, port_of(listener.id));
-	server = take_request(&listener);
-	accept_side(&server);
-	expect_status(server.channel, RDMA_CM_EVENT_ESTABLISHED, server.id, 0);
-	CHECK_EQUAL(receive(&server).status, IBV_WC_SUCCESS);
-	memcpy(server.buffer, server.buffer + MESSAGE, MESSAGE);
-	side_post_receive(&server);
-	send_only(&server);
-	wc = side_completion(&server);
-	CHECK_EQUAL(wc.wr_id, 1);
-	CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
-	expect_status(server.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, 0);
-	CHECK_EQUAL(rdma->rdma_disconnect(server.id), 0);
-	CHECK_EQUAL(receive(&server).status, IBV_WC_WR_FLUSH_ERR);
-	side_drop(&server);
-	side_close(&listener);
-}
-
-/* Takes a request and does nothing more. */
-static void take_only(int from_parent, int to_parent)
-{
-	struct side listener = listen_at(host, 0);
-
-	say(to_parent, port_of(listener.id));
-	take_request(&listener);
-	say(to_parent, 1);
-	until_told(from_parent);
-}
-
-static void accept_only(int from_parent, int to_parent)
-{
-	struct side listener = listen_at(host, 0);
-	struct side server;
-
-	say(to_parent, port_of(listener.id));
-	server = take_request(&listener);
-	accept_side(&server);
-	expect_status(server.channel, RDMA_CM_EVENT_ESTABLISHED, server.id, 0);
-	say(to_parent, 1);
-	until_told(from_parent);
-}
-
-static void listen_only(int from_parent, int to_parent)
-{
-	struct side listener = listen_at(host, 0);
-
-	say(to_parent, port_of(listener.id));
-	until_told(from_parent);
-}
-
-static void connect_only(int from_parent, int to_parent)
-{
-	struct side client = ask(host, hear(from_parent));
-
-	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
-	say(to_parent, 1);
-	until_told(from_parent);
-}
-
-static void ask_only(int from_parent, int to_parent)
-{
-	ask(host, hear(from_parent));
-	say(to_parent, 1);
-	until_told(from_parent);
-}
-
 /* ---- tests --------------------------------------------------------------------------------- */
 
 static void echo_between_processes(void)
 {
-	struct child child = start(echo);
+	struct child child = start(ECHOES);
 	struct side client = ask(host, hear(child.from));
-	struct ibv_wc wc;
 
-	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
+	expect_up(&client);
 	memset(client.buffer, 0x7e, MESSAGE);
-	send_only(&client);
-	for (int i = 0; i < 2; i++) {
-		wc = side_completion(&client);
+	side_post_send(&client);
+	for (int i = 0; i < 2; i++) { /* what is sent and what comes, in either order */
+		struct ibv_wc wc;
+
+		while (client.id->verbs->ops.poll_cq(client.cq, 1, &wc) == 0)
+			;
 		CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
 	}
 	CHECK(memcmp(client.buffer, client.buffer + MESSAGE, MESSAGE) == 0);
@@ -192,76 +145,50 @@ static void broken(struct side *side)
 	CHECK(on_system || event->status < 0);
 	acknowledge(event);
 	CHECK_EQUAL(rdma->rdma_disconnect(side->id), 0);
-	CHECK_EQUAL(receive(side).status, IBV_WC_WR_FLUSH_ERR);
+	side_completion(side, 2, IBV_WC_WR_FLUSH_ERR);
 }
 
-static void server_killed(void)
+/* The other side is killed when it has come so far. */
+static void killed(enum stage stage)
 {
-	struct child child = start(accept_only);
-	struct side client = ask(host, hear(child.from));
+	struct child child = start(stage);
+	struct side listener = {0}, own;
 
-	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
+	if (stage >= ASKS) {
+		listener = listen_at(host, 0);
+		say(child.to, port_of(listener.id));
+		own = take_request(&listener);
+		if (stage == CONNECTS)
+			accept_side(&own);
+	} else {
+		own = ask(host, hear(child.from));
+	}
+	if (stage == ACCEPTS || stage == CONNECTS)
+		expect_up(&own);
 	hear(child.from);
 	CHECK_EQUAL(kill(child.pid, SIGKILL), 0);
-	broken(&client);
-	side_close(&client);
 	finish(&child, SIGKILL);
-}
-
-static void client_killed(void)
-{
-	struct child child = start(connect_only);
-	struct side listener = listen_at(host, 0);
-	struct side server;
-
-	say(child.to, port_of(listener.id));
-	server = take_request(&listener);
-	accept_side(&server);
-	expect_status(server.channel, RDMA_CM_EVENT_ESTABLISHED, server.id, 0);
-	hear(child.from);
-	CHECK_EQUAL(kill(child.pid, SIGKILL), 0);
-	broken(&server);
-	side_drop(&server);
-	side_close(&listener);
-	finish(&child, SIGKILL);
-}
-
-/* Before it has answered; the real CM says "rejected by the consumer" in the dead one's name. */
-static void server_killed_before_answering(void)
-{
-	struct child child = start(take_only);
-	struct side client = ask(host, hear(child.from));
-
-	hear(child.from);
-	CHECK_EQUAL(kill(child.pid, SIGKILL), 0);
-	if (on_system)
-		expect_status(client.channel, RDMA_CM_EVENT_REJECTED, client.id, 28);
+	if (stage == ACCEPTS || stage == CONNECTS)
+		broken(&own);
+	else if (stage == ASKS)
+		expect_silent_end(&listener, &own);
+	else if (on_system) /* the real CM says so in the dead one's name */
+		expect_status(own.channel, RDMA_CM_EVENT_REJECTED, own.id, 28);
 	else
-		expect_status(client.channel, RDMA_CM_EVENT_CONNECT_ERROR, client.id, -ECONNRESET);
-	side_close(&client);
-	finish(&child, SIGKILL);
-}
-
-static void client_killed_before_answer(void)
-{
-	struct child child = start(ask_only);
-	struct side listener = listen_at(host, 0);
-	struct side server;
-
-	say(child.to, port_of(listener.id));
-	server = take_request(&listener);
-	hear(child.from);
-	CHECK_EQUAL(kill(child.pid, SIGKILL), 0);
-	finish(&child, SIGKILL);
-	expect_silent_end(&listener, &server);
-	side_close(&listener);
+		expect_status(own.channel, RDMA_CM_EVENT_CONNECT_ERROR, own.id, -ECONNRESET);
+	if (stage >= ASKS) {
+		side_drop(&own);
+		side_close(&listener);
+	} else {
+		side_close(&own);
+	}
 }
 
 /* Stopped, not dead: its kernel takes the connection, its connection manager does not answer; the
  * application gives up when it likes. */
 static void server_stopped(void)
 {
-	struct child child = start(listen_only);
+	struct child child = start(LISTENS);
 	uint16_t port = hear(child.from);
 	struct pollfd readable = {.events = POLLIN};
 	struct side client;
@@ -282,35 +209,28 @@ static void server_stopped(void)
  * child inherited it can only forget; but it can begin anew. */
 static inline void fork_in_between(void)
 {
-	struct side listener = listen_at(host, 0);
-	struct side client, server, waiting = side_with_id();
+	struct connection it = connected();
+	struct side waiting = side_with_id();
 	int status;
-	pid_t pid;
+	pid_t pid = fork();
 
-	connect_sides(&listener, host, &client, &server);
-	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
 		limit_seconds(30);
 		CHECK_EQUAL(rdma->rdma_destroy_id(waiting.id), 0);
-		CHECK_EQUAL(rdma->rdma_destroy_id(listener.id), 0);
-		rdma->rdma_destroy_event_channel(listener.channel);
-		listener = listen_at(host, 0);
-		connect_sides(&listener, host, &client, &server);
-		send_message(&client, &server, 0x77);
-		side_drop(&server);
-		side_close(&client);
-		side_close(&listener);
+		side_close(&it.listener);
+		it = connected();
+		send_message(&it.client, &it.server, 0x77);
+		connection_close(&it);
 		_exit(0);
 	}
 	CHECK_EQUAL(waitpid(pid, &status, 0), pid);
 	CHECK_EQUAL(status, 0);
-	send_message(&client, &server, 0x78);
-	side_drop(&server);
-	expect_status(client.channel, RDMA_CM_EVENT_DISCONNECTED, client.id, 0);
-	side_close(&client);
+	send_message(&it.client, &it.server, 0x78);
+	side_drop(&it.server);
+	expect_status(it.client.channel, RDMA_CM_EVENT_DISCONNECTED, it.client.id, 0);
+	connection_close(&it);
 	side_close(&waiting);
-	side_close(&listener);
 }
 
 int main(void)
@@ -320,10 +240,10 @@ int main(void)
 	cm_begin(100);
 	STEP(echo_between_processes());
 	before = resources();
-	STEP(server_killed());
-	STEP(client_killed());
-	STEP(server_killed_before_answering());
-	STEP(client_killed_before_answer());
+	STEP(killed(TAKES));
+	STEP(killed(ACCEPTS));
+	STEP(killed(ASKS));
+	STEP(killed(CONNECTS));
 	STEP(server_stopped());
 #ifndef __SANITIZE_THREAD__ /* which cannot follow into the child */
 	if (!on_system)

@@ -8,8 +8,10 @@ static const enum soft_cm_type types[] = {SOFT_CM_REQ, SOFT_CM_MRA, SOFT_CM_REP,
 
 static struct soft_cm_message example(enum soft_cm_type type)
 {
-	struct soft_cm_message message = {.type = type};
+	struct soft_cm_message message;
 
+	memset(&message, 0, sizeof(message)); /* with its padding: it is compared as bytes */
+	message.type = type;
 	if (type == SOFT_CM_REQ || type == SOFT_CM_REP) {
 		message.qpn = 0x123456;
 		message.psn = 0xfedcba;
@@ -38,47 +40,19 @@ static void round_trip(enum soft_cm_type type)
 {
 	struct soft_cm_message sent = example(type);
 	struct soft_cm_message got;
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX + 5];
 	size_t length = soft_cm_encode(&sent, bytes);
 	size_t used = 0;
 
-	CHECK(length <= sizeof(bytes));
+	CHECK(length <= SOFT_CM_MESSAGE_MAX);
 	for (size_t cut = 0; cut < length; cut++)
 		CHECK_EQUAL(soft_cm_decode(bytes, cut, &got, &used), EAGAIN);
 	CHECK_EQUAL(used, 0);
-	CHECK_EQUAL(soft_cm_decode(bytes, length, &got, &used), 0);
-	CHECK_EQUAL(used, length);
-	CHECK_EQUAL(got.type, sent.type);
-	CHECK_EQUAL(got.qpn, sent.qpn);
-	CHECK_EQUAL(got.psn, sent.psn);
-	CHECK_EQUAL(got.port_space, sent.port_space);
-	CHECK_EQUAL(got.qp_type, sent.qp_type);
-	CHECK_EQUAL(got.responder_resources, sent.responder_resources);
-	CHECK_EQUAL(got.initiator_depth, sent.initiator_depth);
-	CHECK_EQUAL(got.flow_control, sent.flow_control);
-	CHECK_EQUAL(got.srq, sent.srq);
-	CHECK_EQUAL(got.retry_count, sent.retry_count);
-	CHECK_EQUAL(got.rnr_retry_count, sent.rnr_retry_count);
-	CHECK_EQUAL(got.reason, sent.reason);
-	CHECK_EQUAL(got.ece.vendor_id, sent.ece.vendor_id);
-	CHECK_EQUAL(got.ece.options, sent.ece.options);
-	CHECK_EQUAL(got.shm_port, sent.shm_port);
-	CHECK_EQUAL(got.private_data_len, sent.private_data_len);
-	CHECK(memcmp(got.private_data, sent.private_data, sizeof(got.private_data)) == 0);
-}
-
-/* What follows a message is left alone: it belongs to the queue pair's stream. */
-static void bytes_beyond(void)
-{
-	struct soft_cm_message rtu = example(SOFT_CM_RTU);
-	struct soft_cm_message got;
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX + 5];
-	size_t length = soft_cm_encode(&rtu, bytes);
-	size_t used = 0;
-
+	/* What follows a message is left alone: it belongs to the queue pair's stream. */
 	memset(bytes + length, 0xee, 5);
 	CHECK_EQUAL(soft_cm_decode(bytes, length + 5, &got, &used), 0);
 	CHECK_EQUAL(used, length);
+	CHECK(memcmp(&got, &sent, sizeof(got)) == 0);
 }
 
 /* The layout itself, so that a change of it cannot pass unseen. */
@@ -192,7 +166,6 @@ int main(void)
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
 		round_trip(types[i]);
 	known_bytes();
-	bytes_beyond();
 	short_private_data_is_padded();
 	wrong_bytes();
 	random_bytes();

@@ -5,17 +5,12 @@
 
 #include <arpa/inet.h>
 
+enum {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum {
-	ROUNDS = 50
-};
+	ROUNDS = 50,
 #else
-enum {
-	ROUNDS = 75
-};
+	ROUNDS = 75,
 #endif
-
-enum {
 	AT_ONCE = 3, /* peers, beside the witness */
 	WARM_UP = 10,
 	CONNECTIONS = 64,
@@ -28,10 +23,8 @@ enum {
 
 struct connection {
 	struct rdma_cm_id *id; /* NULL: free */
-	struct ibv_pd *pd;
-	struct ibv_cq *cq;
-	struct ibv_mr *mr;
-	uint8_t *memory; /* what is sent, then what is received */
+	struct side
+		side; /* what is made for the id; its memory has what is sent, then what comes */
 	uint32_t peer;
 	bool active, up, sending;
 	uint32_t messages, echoes; /* sent (or answered), and so many before it is ended */
@@ -46,10 +39,24 @@ static uint64_t made, ended; /* connections */
 
 static struct connection *connection_of(const struct rdma_cm_id *id)
 {
-	for (int i = 0; i < CONNECTIONS; i++)
-		if (connections[i].id == id)
-			return &connections[i];
+	for (struct connection *it = connections; it < connections + CONNECTIONS; it++)
+		if (it->id == id)
+			return it;
 	return NULL;
+}
+
+/* With that peer; the last of them in *found, unless NULL. */
+static int connections_with(uint32_t peer, struct connection **found)
+{
+	int count = 0;
+
+	for (struct connection *it = connections; it < connections + CONNECTIONS; it++)
+		if (it->id && it->peer == peer) {
+			count++;
+			if (found)
+				*found = it;
+		}
+	return count;
 }
 
 static struct connection *new_connection(struct rdma_cm_id *id, uint32_t peer, bool active)
@@ -66,38 +73,38 @@ static struct connection *new_connection(struct rdma_cm_id *id, uint32_t peer, b
 
 static void post_receive(struct connection *it)
 {
-	struct ibv_sge sge = {(uintptr_t)it->memory + MESSAGE, MESSAGE, it->mr->lkey};
-	struct ibv_recv_wr wr = {.wr_id = 2, .sg_list = &sge, .num_sge = 1}, *bad;
-
-	CHECK_EQUAL(it->id->verbs->ops.post_recv(it->id->qp, &wr, &bad), 0);
+	CHECK_EQUAL(post_recv_at(&it->side, 2, MESSAGE, MESSAGE), 0);
 }
 
 static void make_queue_pair(struct connection *it)
 {
-	CHECK(it->pd = verbs->ibv_alloc_pd(it->id->verbs));
-	CHECK(it->cq = verbs->ibv_create_cq(it->id->verbs, 16, NULL, NULL, 0));
-	CHECK(it->memory = calloc(2, MESSAGE));
-	CHECK(it->mr = verbs->ibv_reg_mr(it->pd, it->memory, 2 * MESSAGE, IBV_ACCESS_LOCAL_WRITE));
+	struct side *side = &it->side;
+
+	side->context = it->id->verbs;
+	CHECK(side->cq = verbs->ibv_create_cq(side->context, 16, NULL, NULL, 0));
+	CHECK(side->memory = calloc(2, MESSAGE));
+	CHECK(side->mr = verbs->ibv_reg_mr(it->id->pd, side->memory, 2 * MESSAGE,
+					   IBV_ACCESS_LOCAL_WRITE));
 	struct ibv_qp_init_attr attr = {
-		.send_cq = it->cq,
-		.recv_cq = it->cq,
+		.send_cq = side->cq,
+		.recv_cq = side->cq,
 		.qp_type = IBV_QPT_RC,
 		.sq_sig_all = 1,
 		.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
 	};
 
-	CHECK_EQUAL(verbs->rdma_create_qp(it->id, it->pd, &attr), 0);
+	CHECK_EQUAL(verbs->rdma_create_qp(it->id, NULL, &attr), 0);
+	side->qp = it->id->qp;
 	post_receive(it);
 }
 
 static void drop(struct connection *it)
 {
-	if (it->pd) {
+	if (it->side.qp) {
 		verbs->rdma_destroy_qp(it->id);
-		CHECK_EQUAL(verbs->ibv_dereg_mr(it->mr), 0);
-		CHECK_EQUAL(verbs->ibv_destroy_cq(it->cq), 0);
-		CHECK_EQUAL(verbs->ibv_dealloc_pd(it->pd), 0);
-		free(it->memory);
+		CHECK_EQUAL(verbs->ibv_dereg_mr(it->side.mr), 0);
+		CHECK_EQUAL(verbs->ibv_destroy_cq(it->side.cq), 0);
+		free(it->side.memory);
 	}
 	CHECK_EQUAL(verbs->rdma_destroy_id(it->id), 0);
 	it->id = NULL;
@@ -106,19 +113,17 @@ static void drop(struct connection *it)
 
 static void send_message(struct connection *it, uint32_t length)
 {
-	struct ibv_sge sge = {(uintptr_t)it->memory, length, it->mr->lkey};
-	struct ibv_send_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND};
-	struct ibv_send_wr *bad;
-
 	it->sending = true;
-	CHECK_EQUAL(it->id->verbs->ops.post_send(it->id->qp, &wr, &bad), 0);
+	CHECK_EQUAL(post(&it->side,
+			 (struct request){.wr_id = 1, .opcode = IBV_WR_SEND, .length = length}),
+		    0);
 }
 
 static void next_message(struct connection *it)
 {
 	uint32_t length = 1 + chance(MESSAGE - 1);
 
-	fill(it->memory, length, it->messages);
+	fill(it->side.memory, length, it->messages);
 	send_message(it, length);
 }
 
@@ -129,10 +134,10 @@ static void take(struct connection *it, const struct ibv_wc *wc)
 		it->sending = false;
 		return;
 	}
-	CHECK(filled(it->memory + MESSAGE, wc->byte_len, it->messages));
+	CHECK(filled(it->side.memory + MESSAGE, wc->byte_len, it->messages));
 	it->messages++;
 	if (!it->active)
-		memcpy(it->memory, it->memory + MESSAGE, wc->byte_len);
+		memcpy(it->side.memory, it->side.memory + MESSAGE, wc->byte_len);
 	post_receive(it);
 	if (!it->active)
 		send_message(it, wc->byte_len);
@@ -145,7 +150,7 @@ static void step_connection(struct connection *it)
 {
 	struct ibv_wc wc;
 
-	while (it->up && it->id->verbs->ops.poll_cq(it->cq, 1, &wc) == 1)
+	while (it->up && poll_cq(&it->side, 1, &wc) == 1)
 		if (wc.status == IBV_WC_SUCCESS)
 			take(it, &wc);
 	if (it->up && it->active && it->messages == it->echoes && !it->sending) {
@@ -254,27 +259,9 @@ static void step(void)
 {
 	while (step_events())
 		;
-	for (int i = 0; i < CONNECTIONS; i++)
-		if (connections[i].id)
-			step_connection(&connections[i]);
-}
-
-static int connections_with(uint32_t peer)
-{
-	int count = 0;
-
-	for (int i = 0; i < CONNECTIONS; i++)
-		count += connections[i].id && connections[i].peer == peer;
-	return count;
-}
-
-static int connection_count(void)
-{
-	int count = 0;
-
-	for (int i = 0; i < CONNECTIONS; i++)
-		count += connections[i].id != NULL;
-	return count;
+	for (struct connection *it = connections; it < connections + CONNECTIONS; it++)
+		if (it->id)
+			step_connection(it);
 }
 
 /* An event channel that does not block, and a listener; its port. */
@@ -311,7 +298,7 @@ static void obey(int fd)
 	port = open_machine();
 	CHECK_EQUAL(send(fd, &port, sizeof(port), MSG_NOSIGNAL), sizeof(port));
 	for (;;) {
-		while (order.port && connections_with(0) < EACH)
+		while (order.port && connections_with(0, NULL) < EACH)
 			connect_to(order.port, 0);
 		step();
 		if (order.leaves_ns && now_ns(CLOCK_MONOTONIC) - start > order.leaves_ns)
@@ -343,11 +330,10 @@ static uint16_t own_port;
 
 static struct connection *witness(void)
 {
-	for (int i = 0; i < CONNECTIONS; i++)
-		if (connections[i].id && connections[i].peer == WITNESS)
-			return &connections[i];
-	CHECK(!"the witness is there");
-	return NULL;
+	struct connection *it;
+
+	CHECK_EQUAL(connections_with(WITNESS, &it), 1);
+	return it;
 }
 
 static void begin(struct round *round)
@@ -396,14 +382,14 @@ static bool step_round(struct round *round)
 	if (round->peer->fd >= 0 && peer_is_gone(round->peer) && !round->gone_ns)
 		round->gone_ns = watched_ns(); /* has left */
 	if (!round->gone_ns) {
-		while (round->port && connections_with(round->number) < EACH)
+		while (round->port && connections_with(round->number, NULL) < EACH)
 			connect_to(round->port, round->number);
 		if (now_ns(CLOCK_MONOTONIC) > round->next_ns)
 			act(round);
 		return true;
 	}
 	CHECK(watched_ns() - round->gone_ns < PATIENCE);
-	if (round->peer->fd >= 0 || connections_with(round->number))
+	if (round->peer->fd >= 0 || connections_with(round->number, NULL))
 		return true;
 	noticed_after(watched_ns() - round->gone_ns);
 	round->peer = NULL;
@@ -443,8 +429,9 @@ static void rounds(int count)
 	}
 	see_witness_go_on();
 	/* Requests of the dead may have been in the listener's queue. */
-	while (connection_count() != 1)
-		step_all();
+	for (uint32_t peer = 1; peer <= (uint32_t)peers_used; peer++)
+		while (connections_with(peer, NULL))
+			step_all();
 }
 
 static void meet_witness(void)
