@@ -12,7 +12,6 @@
 
 #include "objects/frame.h"
 #include "cm/cm_internal.h"
-#include "cm/cm_sidr_wire.h"
 
 enum {
 	CLIENTS = 4,
@@ -324,23 +323,23 @@ static void say_frame(int fd, const uint8_t *r)
 static void say_sidr(const uint8_t *r)
 {
 	union address to = address_of("127.0.0.1", ntohs(rdma->rdma_get_src_port(world.service)));
-	uint8_t bytes[SOFT_SIDR_MAX];
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 	socklen_t size = sizeof(to);
-	struct soft_sidr_message message = {
-		.type = (enum soft_sidr_type)(1 + r[0] % 3),
+	struct soft_cm_message message = {
+		.type = (enum soft_cm_type)(SOFT_SIDR_REQ + r[0] % 3),
 		.number = r[1],
 		.qpn = fuzz16(r + 2),
 		.qkey = RDMA_UDP_QKEY,
 		.status = r[4] & 7,
 	};
-	size_t length = soft_sidr_encode(&message, bytes);
-	uint8_t heard[SOFT_SIDR_MAX];
+	size_t length = soft_cm_encode(&message, bytes);
+	uint8_t heard[SOFT_CM_MESSAGE_MAX];
 
 	/* To the client, with the number of its request. */
 	if (recvfrom(world.datagrams, heard, sizeof(heard), MSG_DONTWAIT, &to.any, &size) >= 16 &&
 	    r[1] & 0x80) {
 		memcpy(&message.number, heard + 8, sizeof(message.number));
-		length = soft_sidr_encode(&message, bytes);
+		length = soft_cm_encode(&message, bytes);
 	}
 	bytes[r[6] % length] ^= r[7];
 	(void)!sendto(world.datagrams, bytes, r[8] ? r[8] % length : length, MSG_DONTWAIT, &to.any,

@@ -2,7 +2,6 @@
 #include "cm_side.h"
 
 #include "cm/cm_internal.h"
-#include "cm/cm_sidr_wire.h"
 
 static struct side serve_at(const char *text, uint16_t port, int backlog)
 {
@@ -190,22 +189,22 @@ static void put_bytes(int fd, const union address *to, const void *bytes, size_t
 	CHECK_EQUAL(sendto(fd, bytes, length, 0, &to->any, address_length(to)), (ssize_t)length);
 }
 
-static void put(int fd, const union address *to, const struct soft_sidr_message *message)
+static void put(int fd, const union address *to, const struct soft_cm_message *message)
 {
-	uint8_t bytes[SOFT_SIDR_MAX];
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 
-	put_bytes(fd, to, bytes, soft_sidr_encode(message, bytes));
+	put_bytes(fd, to, bytes, soft_cm_encode(message, bytes));
 }
 
-static struct soft_sidr_message get(int fd, union address *from)
+static struct soft_cm_message get(int fd, union address *from)
 {
-	struct soft_sidr_message message;
-	uint8_t bytes[SOFT_SIDR_MAX];
+	struct soft_cm_message message;
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 	socklen_t length = sizeof(from->storage);
 	ssize_t got = recvfrom(fd, bytes, sizeof(bytes), 0, &from->any, &length);
 
 	CHECK(got > 0);
-	CHECK_EQUAL(soft_sidr_decode(bytes, (size_t)got, &message), 0);
+	CHECK(soft_cm_decode_datagram(bytes, (size_t)got, &message));
 	return message;
 }
 
@@ -215,7 +214,7 @@ static void said_again(void)
 	struct side service = serve_at("127.0.0.1", 0, 0);
 	union address there = address_of("127.0.0.1", port_of(service.id)), own, from;
 	int fd = udp_socket(&own);
-	struct soft_sidr_message question = {.type = SOFT_SIDR_REQ, .number = 77}, got;
+	struct soft_cm_message question = {.type = SOFT_SIDR_REQ, .number = 77}, got;
 	struct rdma_cm_id *request;
 
 	put(fd, &there, &question);
@@ -249,21 +248,21 @@ static void malformed_requests(void)
 	struct side service = serve_at("127.0.0.1", 0, 0);
 	union address there = address_of("127.0.0.1", port_of(service.id)), own, from;
 	int fd = udp_socket(&own);
-	struct soft_sidr_message question = {.type = SOFT_SIDR_REQ, .number = 5};
+	struct soft_cm_message question = {.type = SOFT_SIDR_REQ, .number = 5};
 	uint8_t bytes[2000];
-	size_t length = soft_sidr_encode(&question, bytes);
+	size_t length = soft_cm_encode(&question, bytes);
 
 	for (size_t cut = 0; cut < length; cut += 13)
 		put_bytes(fd, &there, bytes, cut);
 	put_bytes(fd, &there, bytes, length + 1);
 	put_bytes(fd, &there, bytes, sizeof(bytes));
-	for (size_t at = 0; at < SOFT_SIDR_HEADER; at++) {
+	for (size_t at = 0; at < SOFT_CM_HEADER; at++) {
 		bytes[at] ^= 0x55;
 		put_bytes(fd, &there, bytes, length);
 		bytes[at] ^= 0x55;
 	}
-	put(fd, &there, &(struct soft_sidr_message){.type = SOFT_SIDR_REP, .number = 5});
-	put(fd, &there, &(struct soft_sidr_message){.type = SOFT_SIDR_WAIT, .number = 5});
+	put(fd, &there, &(struct soft_cm_message){.type = SOFT_SIDR_REP, .number = 5});
+	put(fd, &there, &(struct soft_cm_message){.type = SOFT_SIDR_WAIT, .number = 5});
 	put(fd, &there, &question);
 	CHECK_EQUAL(get(fd, &from).type, SOFT_SIDR_WAIT); /* of the last one alone */
 	CHECK_EQUAL(rdma->rdma_destroy_id(take(&service, "")), 0);
@@ -279,20 +278,20 @@ static void lost_datagrams(void)
 	union address own, from;
 	int fd = udp_socket(&own);
 	struct side asker = ask_for("127.0.0.1", ntohs(own.v4.sin_port), "lost");
-	struct soft_sidr_message first = get(fd, &from), again = get(fd, &from);
+	struct soft_cm_message first = get(fd, &from), again = get(fd, &from);
 
 	CHECK_EQUAL(first.type, SOFT_SIDR_REQ);
 	CHECK_EQUAL(again.number, first.number);
 	CHECK(memcmp(again.private_data, "lost", 4) == 0);
 	put(fd, &from,
-	    &(struct soft_sidr_message){
+	    &(struct soft_cm_message){
 		    .type = SOFT_SIDR_REP, .number = first.number + 1, .status = 2});
-	put(fd, &from, &(struct soft_sidr_message){.type = SOFT_SIDR_WAIT, .number = first.number});
+	put(fd, &from, &(struct soft_cm_message){.type = SOFT_SIDR_WAIT, .number = first.number});
 	put(fd, &from,
-	    &(struct soft_sidr_message){.type = SOFT_SIDR_REP,
-					.qpn = 3,
-					.qkey = RDMA_UDP_QKEY,
-					.number = first.number});
+	    &(struct soft_cm_message){.type = SOFT_SIDR_REP,
+				      .qpn = 3,
+				      .qkey = RDMA_UDP_QKEY,
+				      .number = first.number});
 	expect_found(&asker, 3, "", NULL);
 
 	soft_cm_limits.response_ms = 100;

@@ -180,17 +180,14 @@ static int start(struct soft_cm_id *id, const struct rdma_conn_param *parameters
 
 int soft_rdma_connect(struct rdma_cm_id *application, struct rdma_conn_param *conn_param)
 {
-	struct soft_cm_id *id;
+	struct soft_cm_id *id = soft_cm_enter(application);
 	int error;
 
-	if (!application)
-		return soft_cm_fail(EINVAL);
-	id = soft_cm_id_of(application);
-	soft_lock();
+	if (!id)
+		return -1;
 	error = soft_cm_datagrams(id) ? soft_cm_sidr_request(id, conn_param)
 				      : start(id, conn_param);
-	soft_unlock();
-	return error ? soft_cm_fail(error) : soft_cm_complete(id);
+	return soft_cm_leave(error) ? -1 : soft_cm_complete(id);
 }
 
 /* For an application with a queue pair of its own, after CONNECT_RESPONSE. */
@@ -198,22 +195,14 @@ static int establish(struct soft_cm_id *id)
 {
 	int error = id->id.qp ? EINVAL : soft_cm_allowed(id->state, SOFT_CM_CALL_ESTABLISH);
 
-	if (error)
-		return error;
-	error = say_ready(id);
 	if (!error)
-		error = soft_cm_hand_over(id, NULL);
-	return error;
+		error = say_ready(id);
+	return error ? error : soft_cm_hand_over(id, NULL);
 }
 
 int soft_rdma_establish(struct rdma_cm_id *application)
 {
-	int error;
+	struct soft_cm_id *id = soft_cm_enter(application);
 
-	if (!application)
-		return soft_cm_fail(EINVAL);
-	soft_lock();
-	error = establish(soft_cm_id_of(application));
-	soft_unlock();
-	return error ? soft_cm_fail(error) : 0;
+	return id ? soft_cm_leave(establish(id)) : -1;
 }

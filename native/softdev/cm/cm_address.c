@@ -8,6 +8,7 @@
  */
 #include "cm_internal.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -30,21 +31,20 @@ static bool is_any(const struct sockaddr *address)
 					     : IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr);
 }
 
-static uint16_t port_of(const struct sockaddr *address) /* network byte order */
+/* In network byte order, at the same place in both families. */
+static in_port_t *port_in(struct sockaddr *address)
 {
-	if (address->sa_family == AF_INET)
-		return ((const struct sockaddr_in *)(const void *)address)->sin_port;
-	if (address->sa_family == AF_INET6)
-		return ((const struct sockaddr_in6 *)(const void *)address)->sin6_port;
-	return 0;
+	static_assert(offsetof(struct sockaddr_in, sin_port) ==
+			      offsetof(struct sockaddr_in6, sin6_port),
+		      "one place");
+	return &((struct sockaddr_in *)(void *)address)->sin_port;
 }
 
-static void set_port(struct sockaddr *address, uint16_t port) /* network byte order */
+static uint16_t port_of(const struct sockaddr *address)
 {
-	if (address->sa_family == AF_INET)
-		((struct sockaddr_in *)(void *)address)->sin_port = port;
-	else
-		((struct sockaddr_in6 *)(void *)address)->sin6_port = port;
+	const struct sockaddr_in *known = (const void *)address;
+
+	return soft_cm_address_length(address) ? known->sin_port : 0;
 }
 
 /* RoCE v2: an IPv4 address is a GID as an IPv4-mapped IPv6 address (IBTA annex A17). */
@@ -97,31 +97,20 @@ static int bind_socket(int fd, const struct sockaddr *address, bool reuse, int t
 	int error;
 
 	/* Nothing is left of a UDP port, and SO_REUSEADDR would let two have it at once. */
-	if (type == SOCK_DGRAM)
-		return bind(fd, address, length) ? errno : 0;
-	if (reuse) {
-		error = set_flag(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-		if (error)
-			return error;
-	}
-	if (!bind(fd, address, length))
-		return 0;
-	if (errno != EADDRINUSE || reuse)
-		return errno;
-	if (port_of(address)) {
-		error = set_flag(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-		if (error)
-			return error;
-		if (bind(fd, address, length))
-			return errno;
-		return set_flag(fd, SOL_SOCKET, SO_REUSEADDR, 0);
-	}
-	/* Every free port has been used within the last minute: let connect() choose one, which can
-	 * share a port between destinations. */
-	error = set_flag(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
-	if (error)
+	error = reuse && type != SOCK_DGRAM ? set_flag(fd, SOL_SOCKET, SO_REUSEADDR, 1) : 0;
+	if (!error && bind(fd, address, length))
+		error = errno;
+	if (error != EADDRINUSE || reuse || type == SOCK_DGRAM)
 		return error;
-	return bind(fd, address, length) ? errno : 0;
+	/* Without a port every free one has been used within the last minute: let connect() choose
+	 * one, which can share a port between destinations. */
+	error = port_of(address) ? set_flag(fd, SOL_SOCKET, SO_REUSEADDR, 1)
+				 : set_flag(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
+	if (!error && bind(fd, address, length))
+		error = errno;
+	if (!error && port_of(address))
+		error = set_flag(fd, SOL_SOCKET, SO_REUSEADDR, 0);
+	return error;
 }
 
 /* Is the port taken by a socket on all addresses?  Then it is for an address that no host has (TEST-NET-1
@@ -142,7 +131,7 @@ static bool is_taken_everywhere(const struct sockaddr *address, int type)
 		other.v4.sin_addr.s_addr = htonl(0xc0000253);
 	else
 		other.v6.sin6_addr = (struct in6_addr){.s6_addr = {0x20, 0x01, 0x0d, 0xb8, 0x53}};
-	set_port(&other.any, port_of(address));
+	*port_in(&other.any) = port_of(address);
 	/* IPV6_FREEBIND is the same for both families: net/ipv6/ipv6_sockglue.c. */
 	if (!set_flag(fd, IPPROTO_IP, IP_FREEBIND, 1))
 		taken = bind(fd, &other.any, soft_cm_address_length(address)) &&
@@ -235,18 +224,12 @@ static int bind_id(struct soft_cm_id *id, const struct sockaddr *address)
 
 int soft_rdma_bind_addr(struct rdma_cm_id *application, struct sockaddr *addr)
 {
-	int error;
+	struct soft_cm_id *id;
 
-	if (!application || !soft_cm_address_length(addr))
+	if (!soft_cm_address_length(addr))
 		return soft_cm_fail(EINVAL);
-	error = soft_cm_device_get();
-	if (error)
-		return soft_cm_fail(error);
-	soft_lock();
-	error = bind_id(soft_cm_id_of(application), addr);
-	soft_unlock();
-	soft_cm_device_put();
-	return error ? soft_cm_fail(error) : 0;
+	id = soft_cm_enter_device(application);
+	return id ? soft_cm_leave_device(bind_id(id, addr)) : -1;
 }
 
 /* ---- resolving ----------------------------------------------------------------------------- */
@@ -262,11 +245,9 @@ static int source_for(const struct sockaddr *target, const struct sockaddr *want
 	if (fd < 0)
 		return errno;
 	if (wanted && !is_any(wanted)) {
-		struct sockaddr_storage address = {0};
-
-		memcpy(&address, wanted, soft_cm_address_length(wanted));
-		set_port((struct sockaddr *)&address, 0);
-		if (bind(fd, (struct sockaddr *)&address, soft_cm_address_length(wanted)))
+		memcpy(source, wanted, soft_cm_address_length(wanted));
+		*port_in((struct sockaddr *)source) = 0;
+		if (bind(fd, (struct sockaddr *)source, soft_cm_address_length(wanted)))
 			error = errno;
 	}
 	if (!error && connect(fd, target, soft_cm_address_length(target)))
@@ -275,7 +256,7 @@ static int source_for(const struct sockaddr *target, const struct sockaddr *want
 		error = errno;
 	close(fd);
 	if (!error)
-		set_port((struct sockaddr *)source, 0);
+		*port_in((struct sockaddr *)source) = 0;
 	return error;
 }
 
@@ -320,7 +301,7 @@ static int resolve(struct soft_cm_id *id, const struct sockaddr *source,
 		if (error)
 			return error;
 	} else if (is_any(&addresses->src_addr)) {
-		set_port((struct sockaddr *)&local, port_of(&addresses->src_addr));
+		*port_in((struct sockaddr *)&local) = port_of(&addresses->src_addr);
 		memcpy(&addresses->src_storage, &local, sizeof(local));
 	}
 	if (!id->bound)
@@ -337,39 +318,31 @@ static int resolve(struct soft_cm_id *id, const struct sockaddr *source,
 int soft_rdma_resolve_addr(struct rdma_cm_id *application, struct sockaddr *src_addr,
 			   struct sockaddr *dst_addr, int timeout_ms)
 {
-	int error;
+	struct soft_cm_id *id;
 
 	(void)timeout_ms; /* nothing is waited for */
-	if (!application || !soft_cm_address_length(dst_addr) ||
-	    (src_addr && !soft_cm_address_length(src_addr)))
+	if (!soft_cm_address_length(dst_addr) || (src_addr && !soft_cm_address_length(src_addr)))
 		return soft_cm_fail(EINVAL);
-	error = soft_cm_device_get();
-	if (error)
-		return soft_cm_fail(error);
-	soft_lock();
-	error = resolve(soft_cm_id_of(application), src_addr, dst_addr);
-	soft_unlock();
-	soft_cm_device_put();
-	return error ? soft_cm_fail(error) : soft_cm_complete(soft_cm_id_of(application));
+	id = soft_cm_enter_device(application);
+	if (!id || soft_cm_leave_device(resolve(id, src_addr, dst_addr)))
+		return -1;
+	return soft_cm_complete(id);
 }
 
 int soft_rdma_resolve_route(struct rdma_cm_id *application, int timeout_ms)
 {
-	struct soft_cm_id *id;
+	struct soft_cm_id *id = soft_cm_enter(application);
 	int error;
 
 	(void)timeout_ms;
-	if (!application)
-		return soft_cm_fail(EINVAL);
-	id = soft_cm_id_of(application);
-	soft_lock();
+	if (!id)
+		return -1;
 	error = soft_cm_allowed(id->state, SOFT_CM_CALL_RESOLVE_ROUTE);
 	if (!error)
 		error = soft_cm_report(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0, NULL);
 	if (!error)
 		id->state = SOFT_CM_ROUTE_RESOLVED;
-	soft_unlock();
-	return error ? soft_cm_fail(error) : soft_cm_complete(id);
+	return soft_cm_leave(error) ? -1 : soft_cm_complete(id);
 }
 
 /* ---- of a connected socket ----------------------------------------------------------------- */
@@ -388,30 +361,27 @@ static void unmap(struct sockaddr_storage *address)
 	memcpy(address, &plain, sizeof(plain));
 }
 
-void soft_cm_take_addresses(struct soft_cm_id *id, int fd, const struct sockaddr_storage *peer)
-{
-	struct rdma_addr *addresses = &id->id.route.addr;
-	socklen_t length = sizeof(addresses->src_storage);
-
-	if (!getsockname(fd, &addresses->src_addr, &length))
-		unmap(&addresses->src_storage);
-	if (peer) {
-		addresses->dst_storage = *peer;
-		unmap(&addresses->dst_storage);
-	}
-	fill_gids(id);
-}
-
 void soft_cm_set_addresses(struct soft_cm_id *id, const struct sockaddr_storage *local,
 			   const struct sockaddr_storage *peer)
 {
 	struct rdma_addr *addresses = &id->id.route.addr;
 
-	addresses->src_storage = *local;
+	if (local)
+		addresses->src_storage = *local;
+	if (peer)
+		addresses->dst_storage = *peer;
 	unmap(&addresses->src_storage);
-	addresses->dst_storage = *peer;
 	unmap(&addresses->dst_storage);
 	fill_gids(id);
+}
+
+void soft_cm_take_addresses(struct soft_cm_id *id, int fd, const struct sockaddr_storage *peer)
+{
+	struct sockaddr_storage local = {0};
+	socklen_t length = sizeof(local);
+	bool known = !getsockname(fd, (struct sockaddr *)&local, &length);
+
+	soft_cm_set_addresses(id, known ? &local : NULL, peer);
 }
 
 /* In network byte order, as librdmacm returns them, though the manual page does not say so. */

@@ -97,7 +97,7 @@ int soft_rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **id)
 	struct soft_cm_id *listener;
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *request;
-	int error = 0;
+	int error;
 
 	if (!listen || !id)
 		return soft_cm_fail(EINVAL);
@@ -118,13 +118,12 @@ int soft_rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **id)
 	if (listener->request_attr) {
 		struct ibv_qp_init_attr attr = *listener->request_attr;
 
-		if (soft_rdma_create_qp(request, listener->request_pd, &attr))
+		if (soft_rdma_create_qp(request, listener->request_pd, &attr)) {
 			error = errno;
-	}
-	if (error) {
-		soft_rdma_ack_cm_event(event);
-		(void)soft_rdma_destroy_id(request);
-		return soft_cm_fail(error);
+			soft_rdma_ack_cm_event(event);
+			(void)soft_rdma_destroy_id(request);
+			return soft_cm_fail(error);
+		}
 	}
 	request->event = event;
 	*id = request;

@@ -1,4 +1,4 @@
-/* Event channels and events: rdma_get_cm_event(3), rdma_ack_cm_event(3).
+/* Event channels and events: rdma_get_cm_event(3), rdma_ack_cm_event(3), rdma_migrate_id(3).
  *
  * An event belongs to an id (a CONNECT_REQUEST to the listener, as in librdmacm, so that the new id
  * can be destroyed before the event is acknowledged).  Not yet taken, it is dropped with its id;
@@ -26,14 +26,12 @@ struct rdma_event_channel *soft_rdma_create_event_channel(void)
 	if (!channel)
 		return NULL;
 	error = soft_engine_get();
-	if (error) {
-		free(channel);
-		errno = error;
-		return NULL;
+	if (!error) {
+		error = soft_channel_init(&channel->wake);
+		if (error)
+			soft_engine_put();
 	}
-	error = soft_channel_init(&channel->wake);
 	if (error) {
-		soft_engine_put();
 		free(channel);
 		errno = error;
 		return NULL;
@@ -109,90 +107,58 @@ static void fill_parameters(struct soft_cm_event *event, const struct soft_cm_me
 	conn->srq = message->srq;
 	conn->qp_num = message->qpn;
 	conn->private_data_len = message->private_data_len;
-	if (message->private_data_len) {
-		memcpy(event->private_data, message->private_data, message->private_data_len);
-		conn->private_data = event->private_data;
-	}
+	if (message->private_data_len)
+		conn->private_data = memcpy(event->private_data, message->private_data,
+					    message->private_data_len);
 }
 
-static void fill_destination(struct soft_cm_event *event,
-			     const struct soft_cm_destination *destination)
-{
-	struct rdma_ud_param *ud = &event->event.param.ud;
-
-	ud->ah_attr = destination->vector;
-	ud->qp_num = destination->qpn;
-	ud->qkey = destination->qkey;
-	ud->private_data_len = destination->private_data_len;
-	ud->private_data = destination->private_data;
-	if (destination->private_data_len) {
-		memcpy(event->private_data, destination->private_data,
-		       destination->private_data_len);
-		ud->private_data = event->private_data;
-	}
-}
-
-/* A new event, to be filled in; NULL without memory. */
-static struct soft_cm_event *enqueue(struct soft_cm_id *owner, struct soft_cm_id *about,
-				     enum rdma_cm_event_type type, int status)
+static int report(struct soft_cm_id *owner, struct soft_cm_id *about, enum rdma_cm_event_type type,
+		  int status, const struct soft_cm_message *message, const struct rdma_ud_param *ud)
 {
 	struct soft_cm_channel *channel;
-	struct soft_cm_event *event = calloc(1, sizeof(*event));
+	struct soft_cm_event *event;
 
+	soft_assert_locked();
+	/* The channel may be destroyed, under a silenced id: no call can take it. */
+	if (!owner->id.channel || (owner == about && about->unaccepted))
+		return 0;
+	event = calloc(1, sizeof(*event));
 	if (!event)
-		return NULL;
+		return ENOMEM;
 	event->owner = owner;
 	event->event.id = &about->id;
 	event->event.listen_id = owner == about ? NULL : &owner->id;
 	event->event.event = type;
 	event->event.status = status;
+	if (message)
+		fill_parameters(event, message);
+	if (ud)
+		event->event.param.ud = *ud;
+	if (ud && ud->private_data_len)
+		event->event.param.ud.private_data =
+			memcpy(event->private_data, ud->private_data, ud->private_data_len);
 	channel = soft_cm_channel_of(owner->id.channel);
 	soft_list_append(&channel->events, &event->node);
 	soft_channel_signal(&channel->wake);
-	return event;
-}
-
-static int report(struct soft_cm_id *owner, struct soft_cm_id *about, enum rdma_cm_event_type type,
-		  int status, const struct soft_cm_message *message)
-{
-	struct soft_cm_event *event;
-
-	if (!owner->id.channel)
-		return 0; /* destroyed under a silenced id: no call can take it */
-	event = enqueue(owner, about, type, status);
-	if (!event)
-		return ENOMEM;
-	if (message)
-		fill_parameters(event, message);
-	return 0;
-}
-
-int soft_cm_report_datagrams(struct soft_cm_id *owner, struct soft_cm_id *about,
-			     enum rdma_cm_event_type type, int status,
-			     const struct soft_cm_destination *destination)
-{
-	struct soft_cm_event *event;
-
-	if (!owner->id.channel)
-		return 0;
-	event = enqueue(owner, about, type, status);
-	if (!event)
-		return ENOMEM;
-	fill_destination(event, destination);
 	return 0;
 }
 
 int soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		   const struct soft_cm_message *message)
 {
-	soft_assert_locked();
-	return id->unaccepted ? 0 : report(id, id, type, status, message);
+	return report(id, id, type, status, message, NULL);
+}
+
+int soft_cm_report_ud(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
+		      const struct rdma_ud_param *ud)
+{
+	return report(id, id, type, status, NULL, ud);
 }
 
 int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,
-			   const struct soft_cm_message *message)
+			   const struct soft_cm_message *message, const struct rdma_ud_param *ud)
 {
-	return report(listener, request, RDMA_CM_EVENT_CONNECT_REQUEST, 0, message);
+	return report(listener, request, RDMA_CM_EVENT_CONNECT_REQUEST, 0, message, ud);
 }
 
 static bool is_join(const struct soft_cm_event *event, const union ibv_gid *group)
@@ -212,9 +178,8 @@ bool soft_cm_has_event(const struct soft_cm_id *id)
 	return false;
 }
 
-/* Forget the id's events that have not been taken: those about joining `group`, or all.  The ids of
- * requests that are dropped become orphans. */
-static void drop(struct soft_cm_id *id, const union ibv_gid *group, struct soft_node *orphans)
+void soft_cm_drop_events(struct soft_cm_id *id, const union ibv_gid *group,
+			 struct soft_node *orphans)
 {
 	struct soft_cm_channel *channel;
 	struct soft_node *node;
@@ -240,16 +205,6 @@ static void drop(struct soft_cm_id *id, const union ibv_gid *group, struct soft_
 	}
 	if (soft_list_empty(&channel->events))
 		soft_channel_consume(&channel->wake);
-}
-
-void soft_cm_drop_events(struct soft_cm_id *id, struct soft_node *orphans)
-{
-	drop(id, NULL, orphans);
-}
-
-void soft_cm_drop_joins(struct soft_cm_id *id, const union ibv_gid *group)
-{
-	drop(id, group, NULL); /* a request is never a join */
 }
 
 /* ---- taking and acknowledging -------------------------------------------------------------- */
@@ -283,11 +238,10 @@ static struct soft_cm_event *wait_for_event(struct soft_cm_channel *channel, int
 	for (*error = 0; !taken && !*error;) {
 		soft_progress();
 		taken = take(channel);
-		if (taken)
-			break;
-		*error = soft_channel_nonblocking(&channel->wake)
-				 ? EAGAIN
-				 : soft_channel_wait(&channel->wake);
+		if (!taken)
+			*error = soft_channel_nonblocking(&channel->wake)
+					 ? EAGAIN
+					 : soft_channel_wait(&channel->wake);
 	}
 	return taken;
 }
@@ -377,4 +331,70 @@ void soft_cm_wait_acknowledged(struct soft_cm_id *id)
 	while (id->acked != reported)
 		pthread_cond_wait(&acknowledged, &soft_cm_acknowledge);
 	pthread_mutex_unlock(&soft_cm_acknowledge);
+}
+
+/* ---- another channel: rdma_migrate_id(3) ---------------------------------------------------- */
+
+/* The id's queued events, and the requests that they bring, to another channel. */
+static void move_events(struct soft_cm_id *id, struct soft_cm_channel *from,
+			struct soft_cm_channel *to)
+{
+	struct soft_node *node = from->events.next;
+
+	while (node != &from->events) {
+		struct soft_cm_event *event = soft_list_entry(node, struct soft_cm_event, node);
+		struct soft_cm_id *about = soft_cm_id_of(event->event.id);
+
+		node = node->next;
+		if (event->owner != id && about->request_of != id)
+			continue;
+		soft_list_remove(&event->node);
+		soft_list_append(&to->events, &event->node);
+		soft_channel_signal(&to->wake);
+		if (about != id) {
+			soft_cm_id_leave(about);
+			soft_cm_id_join(about, to);
+		}
+	}
+	if (soft_list_empty(&from->events))
+		soft_channel_consume(&from->wake);
+}
+
+int soft_rdma_migrate_id(struct rdma_cm_id *application, struct rdma_event_channel *channel)
+{
+	struct soft_cm_id *id;
+	struct rdma_event_channel *old;
+	bool synchronous = !channel;
+	bool was_synchronous;
+
+	if (!application)
+		return soft_cm_fail(EINVAL);
+	id = soft_cm_id_of(application);
+	if (synchronous) {
+		channel = soft_rdma_create_event_channel();
+		if (!channel)
+			return -1;
+	}
+	soft_lock();
+	old = id->id.channel;
+	if (!old || old == channel) {
+		soft_unlock();
+		if (synchronous)
+			soft_rdma_destroy_event_channel(channel);
+		return old ? 0 : soft_cm_fail(EINVAL);
+	}
+	move_events(id, soft_cm_channel_of(old), soft_cm_channel_of(channel));
+	soft_cm_id_leave(id);
+	soft_cm_id_join(id, soft_cm_channel_of(channel));
+	was_synchronous = id->synchronous;
+	id->synchronous = synchronous;
+	soft_unlock();
+	if (was_synchronous) {
+		if (id->id.event)
+			soft_rdma_ack_cm_event(id->id.event);
+		id->id.event = NULL;
+		soft_rdma_destroy_event_channel(old);
+	}
+	soft_cm_wait_acknowledged(id);
+	return 0;
 }

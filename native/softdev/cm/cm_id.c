@@ -1,4 +1,5 @@
-/* Ids: rdma_create_id(3), rdma_destroy_id(3), rdma_set_option(3), and how an id falls silent. */
+/* Ids: rdma_create_id(3), rdma_destroy_id(3), rdma_set_option(3), and how an id falls silent or is
+ * removed with its device. */
 #include "cm_internal.h"
 
 #include <errno.h>
@@ -6,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/engine.h"
+#include "objects/objects.h"
 
 struct soft_cm_limits soft_cm_limits = {
 	.response_ms = 10 * 1000, /* SYN is sent again after 1, 3 and 7 s */
@@ -22,6 +23,40 @@ int soft_cm_fail(int error)
 {
 	errno = error;
 	return -1;
+}
+
+struct soft_cm_id *soft_cm_enter(struct rdma_cm_id *application)
+{
+	if (!application) {
+		errno = EINVAL;
+		return NULL;
+	}
+	soft_lock();
+	return soft_cm_id_of(application);
+}
+
+int soft_cm_leave(int error)
+{
+	soft_unlock();
+	return error ? soft_cm_fail(error) : 0;
+}
+
+struct soft_cm_id *soft_cm_enter_device(struct rdma_cm_id *application)
+{
+	int error = application ? soft_cm_device_get() : EINVAL;
+
+	if (error) {
+		errno = error;
+		return NULL;
+	}
+	return soft_cm_enter(application);
+}
+
+int soft_cm_leave_device(int error)
+{
+	soft_unlock();
+	soft_cm_device_put();
+	return error ? soft_cm_fail(error) : 0;
 }
 
 static void timewait_over(struct soft_timer *timer)
@@ -71,85 +106,135 @@ void soft_cm_id_leave(struct soft_cm_id *id)
 void soft_cm_id_waits(struct soft_cm_id *id, bool waits)
 {
 	soft_assert_locked();
-	struct soft_cm_channel *channel;
-
 	if (!id->id.channel || id->waits == waits)
 		return;
-	channel = soft_container(id->id.channel, struct soft_cm_channel, channel);
-	soft_counter_add(&channel->wake.wanted, waits ? 1u : -1u);
+	soft_counter_add(&soft_cm_channel_of(id->id.channel)->wake.wanted, waits ? 1u : -1u);
 	id->waits = waits;
 }
 
 int soft_rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context,
 			enum rdma_port_space ps)
 {
-	struct rdma_event_channel *own = NULL;
 	struct soft_cm_id *made;
 
 	if (!id)
 		return soft_cm_fail(EINVAL);
-	if (ps == RDMA_PS_IPOIB)
-		return soft_cm_fail(
-			EPROTONOSUPPORT); /* IP over InfiniBand: there is no InfiniBand */
+	if (ps == RDMA_PS_IPOIB) /* IP over InfiniBand: there is no InfiniBand */
+		return soft_cm_fail(EPROTONOSUPPORT);
 	if (ps != RDMA_PS_TCP && ps != RDMA_PS_UDP && ps != RDMA_PS_IB)
 		return soft_cm_fail(EINVAL);
 	made = soft_cm_id_new(ps, context);
 	if (!made)
 		return soft_cm_fail(ENOMEM);
+	made->synchronous = !channel;
+	if (!channel)
+		channel = soft_rdma_create_event_channel();
 	if (!channel) {
-		own = soft_rdma_create_event_channel();
-		if (!own) {
-			free(made);
-			return -1;
-		}
-		channel = own;
-		made->synchronous = true;
+		free(made);
+		return -1;
 	}
 	soft_lock();
-	soft_cm_id_join(made, soft_container(channel, struct soft_cm_channel, channel));
+	soft_cm_id_join(made, soft_cm_channel_of(channel));
 	soft_unlock();
 	*id = &made->id;
 	return 0;
 }
 
-/* What the other side is told when an id goes (IBTA 12.9, as the kernel's ib_cm does it): the
- * active side sends "timeout", the passive side "rejected by the consumer"; a connection is ended.
- */
-static void leave_handshake(struct soft_cm_id *id)
+struct soft_cm_id *soft_cm_request_new(struct soft_cm_id *listener)
 {
-	bool asked = id->state == SOFT_CM_CONNECTING;
+	struct soft_cm_id *id = soft_cm_id_new(listener->id.ps, listener->id.context);
 
-	if (!id->link)
-		return;
-	soft_cm_link_reject(id->link, asked ? SOFT_CM_REASON_TIMEOUT : SOFT_CM_REASON_CONSUMER,
-			    NULL, 0);
+	if (!id)
+		return NULL;
+	id->request_of = listener;
+	id->unaccepted = true;
+	id->state = SOFT_CM_REQUESTED;
+	id->tos = listener->tos;
+	id->ack_timeout = listener->ack_timeout;
+	id->ack_timeout_set = listener->ack_timeout_set;
+	return id;
+}
+
+void soft_cm_request_join(struct soft_cm_id *id)
+{
+	soft_cm_device_bind(id);
+	soft_cm_id_join(id, soft_cm_channel_of(id->request_of->id.channel));
+}
+
+/* ---- ends ---------------------------------------------------------------------------------- */
+
+void soft_cm_drop_link(struct soft_cm_id *id)
+{
+	if (id->link)
+		soft_cm_link_free(id->link);
 	id->link = NULL;
 }
 
-void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
+static void stop(struct soft_cm_id *id)
 {
-	soft_assert_locked();
 	soft_timer_stop(&id->timewait);
-	if (id->listener)
-		soft_cm_listener_close(id);
-	if (id->state == SOFT_CM_CONNECTED)
-		soft_cm_stream_close(id);
-	soft_list_remove(&id->agreed);
-	leave_handshake(id);
+	soft_cm_listener_close(id);
 	soft_cm_service_close(id);
 	soft_cm_sidr_request_end(id);
 	soft_cm_sidr_client_end(id);
-	soft_cm_leave_groups(id);
-	if (id->sock >= 0) {
+	if (id->sock >= 0)
 		close(id->sock);
-		id->sock = -1;
-	}
+	id->sock = -1;
 	id->state = SOFT_CM_FAILED;
 	soft_cm_id_waits(id, false);
-	soft_cm_drop_events(id, orphans);
+}
+
+/* The other side is told when an id goes (IBTA 12.9, as the kernel's ib_cm does it): the active
+ * side sends "timeout", the passive side "rejected by the consumer"; a connection is ended. */
+void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
+{
+	bool asked = id->state == SOFT_CM_CONNECTING;
+
+	soft_assert_locked();
+	if (id->state == SOFT_CM_CONNECTED)
+		soft_cm_stream_close(id);
+	soft_list_remove(&id->agreed);
+	if (id->link)
+		soft_cm_link_reject(id->link,
+				    asked ? SOFT_CM_REASON_TIMEOUT : SOFT_CM_REASON_CONSUMER, NULL,
+				    0);
+	id->link = NULL;
+	stop(id);
+	soft_cm_leave_groups(id);
+	soft_cm_drop_events(id, NULL, orphans);
 	if (id->attached)
 		soft_cm_device_detach(id);
 }
+
+/* The device is gone, and with it the id: nothing more comes of it, and it can only be destroyed.
+ * What has been reported before stays. */
+static void remove_id(struct soft_cm_id *id)
+{
+	soft_cm_stream_forget(id);
+	soft_cm_drop_link(id);
+	stop(id);
+	soft_cm_report(id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0, NULL);
+}
+
+static void change_address(struct soft_cm_id *id)
+{
+	if (id->bound && id->state != SOFT_CM_FAILED)
+		soft_cm_report(id, RDMA_CM_EVENT_ADDR_CHANGE, 0, NULL);
+}
+
+static void port_changed(enum soft_port_change change)
+{
+	if (change == SOFT_PORT_FATAL)
+		soft_cm_device_each(remove_id);
+	else if (change == SOFT_PORT_LID)
+		soft_cm_device_each(change_address);
+}
+
+const struct soft_subsystem soft_cm_subsystem = {
+	.port_changed = port_changed,
+	.outer = &soft_cm_opening,
+	.leaf = &soft_cm_acknowledge,
+};
 
 void soft_cm_free_orphans(struct soft_node *orphans)
 {
@@ -241,20 +326,19 @@ static int set_ack_timeout(struct soft_cm_id *id, uint8_t exponent)
 	return 0;
 }
 
+/* ENOSYS for an option that is not there: InfiniBand path records among them, since the routes of the
+ * embedded device are those of the host's IP. */
 static int set_option(struct soft_cm_id *id, int option, const void *value, size_t length)
 {
+	bool is_byte = option == RDMA_OPTION_ID_TOS || option == RDMA_OPTION_ID_ACK_TIMEOUT;
 	uint8_t byte = 0;
 	int number = 0;
 
-	if (option == RDMA_OPTION_ID_TOS || option == RDMA_OPTION_ID_ACK_TIMEOUT) {
-		if (length != sizeof(byte))
-			return EINVAL;
-		memcpy(&byte, value, sizeof(byte));
-	} else if (option == RDMA_OPTION_ID_REUSEADDR || option == RDMA_OPTION_ID_AFONLY) {
-		if (length != sizeof(number))
-			return EINVAL;
-		memcpy(&number, value, sizeof(number));
-	}
+	if (!is_byte && option != RDMA_OPTION_ID_REUSEADDR && option != RDMA_OPTION_ID_AFONLY)
+		return ENOSYS;
+	if (length != (is_byte ? sizeof(byte) : sizeof(number)))
+		return EINVAL;
+	memcpy(is_byte ? (void *)&byte : &number, value, length);
 	switch (option) {
 	case RDMA_OPTION_ID_TOS:
 		return set_tos(id, byte);
@@ -262,25 +346,46 @@ static int set_option(struct soft_cm_id *id, int option, const void *value, size
 		return set_reuse(id, number != 0);
 	case RDMA_OPTION_ID_AFONLY:
 		return set_v6_only(id, number != 0);
-	case RDMA_OPTION_ID_ACK_TIMEOUT:
+	default:
 		return set_ack_timeout(id, byte);
 	}
-	return ENOSYS;
 }
 
-/* ENOSYS for a level or option that is not there: InfiniBand path records among them, since the
- * routes of the embedded device are those of the host's IP. */
 int soft_rdma_set_option(struct rdma_cm_id *application, int level, int optname, void *optval,
 			 size_t optlen)
 {
-	int error;
+	struct soft_cm_id *id;
 
 	if (!application || !optval)
 		return soft_cm_fail(EINVAL);
 	if (level != RDMA_OPTION_ID)
 		return soft_cm_fail(ENOSYS);
-	soft_lock();
-	error = set_option(soft_cm_id_of(application), optname, optval, optlen);
-	soft_unlock();
-	return error ? soft_cm_fail(error) : 0;
+	id = soft_cm_enter(application);
+	return soft_cm_leave(set_option(id, optname, optval, optlen));
+}
+
+/* ---- enhanced connection establishment ----------------------------------------------------- */
+
+/* What the vendors of two devices agree on beyond the standard (rdma_set_local_ece(3)).  This device
+ * has no options of its own, so a queue pair of rdma_create_qp says nothing; what an application
+ * says for a queue pair that it makes itself is carried in REQ and REP. */
+
+int soft_rdma_set_local_ece(struct rdma_cm_id *application, struct ibv_ece *ece)
+{
+	if (!application || application->qp || !ece || !ece->vendor_id || ece->comp_mask)
+		return soft_cm_fail(EINVAL);
+	soft_cm_enter(application)->local_ece = (struct soft_cm_ece){ece->vendor_id, ece->options};
+	return soft_cm_leave(0);
+}
+
+int soft_rdma_get_remote_ece(struct rdma_cm_id *application, struct ibv_ece *ece)
+{
+	const struct soft_cm_id *id;
+
+	if (!application || application->qp || !ece)
+		return soft_cm_fail(EINVAL);
+	id = soft_cm_enter(application);
+	*ece = (struct ibv_ece){.vendor_id = id->remote_ece.vendor_id,
+				.options = id->remote_ece.options};
+	return soft_cm_leave(0);
 }

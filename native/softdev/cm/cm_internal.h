@@ -7,10 +7,8 @@
  *   cm_active.c    rdma_connect, rdma_establish    cm_passive.c  rdma_accept, rdma_reject
  *   cm_qp.c        the queue pair's states         cm_create.c   queue pairs and SRQs of an id
  *   cm_stream.c    handing over, disconnecting     cm_endpoint.c rdma_create_ep, rdma_get_request
- *   cm_lookup.c    names and devices               cm_ece.c      options of the vendors
- *   cm_sidr_request.c       asking for a datagram service   cm_sidr_service.c  answering, cm_sidr_wire.c
- *   cm_device_events.c   removal, another address
- *   cm_multicast.c groups                          cm_migrate.c  changing channels
+ *   cm_lookup.c    names and devices               cm_multicast.c groups
+ *   cm_sidr_request.c  asking for a datagram service   cm_sidr_service.c  answering
  *
  * Everything here is called with the engine's lock unless it says otherwise.  What happens by
  * itself (a message, the end of a stream, a timeout) happens in the engine's step; the application
@@ -38,6 +36,11 @@ struct soft_cm_limits {
 
 extern struct soft_cm_limits soft_cm_limits;
 
+static inline uint64_t soft_cm_in(uint32_t milliseconds)
+{
+	return soft_now() + milliseconds * UINT64_C(1000000);
+}
+
 #define SOFT_CM_AGAIN_NS UINT64_C(1000000) /* between two tries at a port without a listener */
 
 struct soft_cm_id;
@@ -62,16 +65,6 @@ static inline struct soft_cm_channel *soft_cm_channel_of(struct rdma_event_chann
 	return soft_container(channel, struct soft_cm_channel, channel);
 }
 
-/* Where to send datagrams, and what came with it: struct rdma_ud_param.  The private data is
- * copied; without a length it is a pointer of the application's (rdma_join_multicast(3)). */
-struct soft_cm_destination {
-	struct ibv_ah_attr vector;
-	uint32_t qpn;
-	uint32_t qkey;
-	const void *private_data;
-	uint8_t private_data_len;
-};
-
 struct soft_cm_event {
 	struct rdma_cm_event event; /* the application's; first */
 	struct soft_node node;
@@ -87,24 +80,20 @@ struct soft_cm_event {
 int soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		   const struct soft_cm_message *message);
 
-/* The same for a CONNECT_REQUEST: the event belongs to the listener.  0 or ENOMEM. */
+/* The same with what a datagram id is told: where to send, and private data, which is copied; without
+ * a length it is a pointer of the application's (rdma_join_multicast(3)). */
+int soft_cm_report_ud(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
+		      const struct rdma_ud_param *ud);
+/* The same for a CONNECT_REQUEST, of either kind: the event belongs to the listener. */
 int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,
-			   const struct soft_cm_message *message);
-
-/* An event of a datagram id: the event belongs to `owner` (a CONNECT_REQUEST to the listener) and
- * is about `about`.  0 or ENOMEM. */
-int soft_cm_report_datagrams(struct soft_cm_id *owner, struct soft_cm_id *about,
-			     enum rdma_cm_event_type type, int status,
-			     const struct soft_cm_destination *destination);
+			   const struct soft_cm_message *message, const struct rdma_ud_param *ud);
 
 /* Whether something is queued for the id. */
 bool soft_cm_has_event(const struct soft_cm_id *id);
-/* Drops what is queued for the id.  Requests that the application has not seen go to `orphans` (by
- * in_channel), for soft_cm_free_orphans. */
-void soft_cm_drop_events(struct soft_cm_id *id, struct soft_node *orphans);
-
-/* Drops what is queued for the id about that group. */
-void soft_cm_drop_joins(struct soft_cm_id *id, const union ibv_gid *group);
+/* Drops what is queued for the id, or of it what is about joining `group`.  Requests that the
+ * application has not seen go to `orphans` (by in_channel), for soft_cm_free_orphans. */
+void soft_cm_drop_events(struct soft_cm_id *id, const union ibv_gid *group,
+			 struct soft_node *orphans);
 
 /* Waits until what was reported of the id has been acknowledged.  Not under the lock. */
 void soft_cm_wait_acknowledged(struct soft_cm_id *id);
@@ -155,7 +144,7 @@ struct soft_cm_id {
 	struct soft_cm_id *request_of; /* the listener, until the application sees the request */
 	bool unaccepted; /* a request that rdma_accept has not answered: see soft_cm_report */
 
-	/* of a datagram service (cm_sidr.h) */
+	/* of a datagram service */
 	struct soft_cm_service *service; /* LISTENING */
 	struct soft_cm_sidr_query *query; /* CONNECTING */
 	struct soft_cm_sidr_client *client; /* of a request */
@@ -218,6 +207,20 @@ void soft_cm_free_orphans(struct soft_node *orphans);
 
 /* `return soft_cm_fail(EINVAL)`: -1, and errno set. */
 int soft_cm_fail(int error);
+/* How a call of the application begins: with the lock, or with NULL and errno, without an id. */
+struct soft_cm_id *soft_cm_enter(struct rdma_cm_id *application);
+/* And ends: what it returns, with errno. */
+int soft_cm_leave(int error);
+/* The same of a call that needs the device, which is open in between. */
+struct soft_cm_id *soft_cm_enter_device(struct rdma_cm_id *application);
+int soft_cm_leave_device(int error);
+
+/* A new id for a request, which has not been reported; NULL without memory. */
+struct soft_cm_id *soft_cm_request_new(struct soft_cm_id *listener);
+/* It has been: from now on the id is in the listener's channel, and on the device. */
+void soft_cm_request_join(struct soft_cm_id *id);
+/* Without it the id has no stream. */
+void soft_cm_drop_link(struct soft_cm_id *id);
 
 /* ---- cm_address.c -------------------------------------------------------------------------- */
 
@@ -232,12 +235,11 @@ int soft_cm_port_error(const struct sockaddr *address, int type, int error);
 void soft_cm_gid_from(union ibv_gid *gid, const struct sockaddr *address);
 /* Applies RDMA_OPTION_ID_TOS to a socket of either family. */
 void soft_cm_apply_tos(int fd, uint8_t tos);
-/* The id's addresses and GIDs: its own as the socket has it, the other side's as given (unless
- * NULL); IPv4 in IPv6 becomes IPv4. */
-void soft_cm_take_addresses(struct soft_cm_id *id, int fd, const struct sockaddr_storage *peer);
-/* The id's addresses and GIDs as given; IPv4 in IPv6 becomes IPv4. */
+/* The id's addresses and GIDs as given (unless NULL); IPv4 in IPv6 becomes IPv4. */
 void soft_cm_set_addresses(struct soft_cm_id *id, const struct sockaddr_storage *local,
 			   const struct sockaddr_storage *peer);
+/* The same, its own as the socket has it. */
+void soft_cm_take_addresses(struct soft_cm_id *id, int fd, const struct sockaddr_storage *peer);
 /* Changes V6ONLY of an id that is bound already.  0 or an errno value. */
 int soft_cm_rebind(struct soft_cm_id *id, bool v6_only);
 
@@ -296,6 +298,9 @@ void soft_cm_link_reject(struct soft_cm_link *link, uint16_t reason, const void 
 
 /* ---- cm_listen.c --------------------------------------------------------------------------- */
 
+/* rdma_listen's number as a limit for the requests that the application has not taken. */
+unsigned soft_cm_backlog(int wanted);
+/* Safe to repeat. */
 void soft_cm_listener_close(struct soft_cm_id *id);
 /* The application has taken one of the listener's requests: the next may be reported. */
 void soft_cm_listener_taken(struct soft_cm_id *id);
@@ -306,10 +311,6 @@ void soft_cm_listener_taken(struct soft_cm_id *id);
  * failure.  0 or an errno value. */
 int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
 		    const struct sockaddr_storage *peer, const struct soft_cm_message *request);
-/* rdma_reject, with a reason.  0 or an errno value.  Not under the lock. */
-int soft_cm_reject(struct rdma_cm_id *id, uint16_t reason, const void *private_data,
-		   uint8_t private_data_len);
-
 /* ---- cm_sidr_request.c ----------------------------------------------------------------------- */
 
 /* rdma_connect of a datagram id.  0 or an errno value. */

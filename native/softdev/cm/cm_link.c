@@ -178,7 +178,7 @@ void soft_cm_link_insist(struct soft_cm_link *link, const struct sockaddr *to,
 			 uint32_t milliseconds)
 {
 	memcpy(&link->to, to, soft_cm_address_length(to));
-	link->insists_until = soft_now() + milliseconds * UINT64_C(1000000);
+	link->insists_until = soft_cm_in(milliseconds);
 }
 
 void soft_cm_link_free(struct soft_cm_link *link)
@@ -203,7 +203,7 @@ int soft_cm_link_take(struct soft_cm_link *link)
 
 void soft_cm_link_expect(struct soft_cm_link *link, uint32_t milliseconds)
 {
-	soft_timer_start(&link->deadline, soft_now() + milliseconds * UINT64_C(1000000));
+	soft_timer_start(&link->deadline, soft_cm_in(milliseconds));
 }
 
 void soft_cm_link_expect_nothing(struct soft_cm_link *link)
@@ -237,10 +237,7 @@ void soft_cm_link_reject(struct soft_cm_link *link, uint16_t reason, const void 
 {
 	struct soft_cm_message message = {.type = SOFT_CM_REJ, .reason = reason};
 
-	if (private_data_len) {
-		memcpy(message.private_data, private_data, private_data_len);
-		message.private_data_len = private_data_len;
-	}
+	(void)soft_cm_put_private(&message, private_data, private_data_len);
 	if (!link->connecting)
 		(void)soft_cm_link_send(link, &message); /* gone or not, we leave */
 	soft_cm_link_free(link);

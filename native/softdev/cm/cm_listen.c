@@ -69,14 +69,13 @@ static bool report(struct incoming *incoming)
 {
 	struct soft_cm_listener *listener = incoming->listener;
 	struct soft_cm_link *link = incoming->link;
-	int error;
+	bool reported;
 
 	incoming->link = NULL;
-	error = soft_cm_request(listener->id, link, &incoming->peer, &incoming->request);
-	if (!error)
-		listener->untaken++;
+	reported = !soft_cm_request(listener->id, link, &incoming->peer, &incoming->request);
+	listener->untaken += reported;
 	drop(incoming);
-	return !error;
+	return reported;
 }
 
 static void refuse(struct incoming *incoming, uint16_t reason)
@@ -210,8 +209,7 @@ static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 			drop(incoming_of(soft_places_oldest(&half_open)));
 		} else if (soft_is_shortage(errno)) {
 			soft_unwatch(watch);
-			soft_timer_start(&listener->pause,
-					 soft_now() + soft_cm_limits.pause_ms * UINT64_C(1000000));
+			soft_timer_start(&listener->pause, soft_cm_in(soft_cm_limits.pause_ms));
 			return;
 		} /* else: an error of the connection that was to be accepted (accept(2)) */
 	}
@@ -222,10 +220,15 @@ static void pause_over(struct soft_timer *timer)
 	struct soft_cm_listener *listener = soft_container(timer, struct soft_cm_listener, pause);
 
 	if (soft_watch(&listener->watch, EPOLLIN))
-		soft_timer_start(timer, soft_now() + soft_cm_limits.pause_ms * UINT64_C(1000000));
+		soft_timer_start(timer, soft_cm_in(soft_cm_limits.pause_ms));
 }
 
 /* ---- opening and closing ------------------------------------------------------------------- */
+
+unsigned soft_cm_backlog(int wanted)
+{
+	return wanted <= 0 || wanted > BACKLOG_MAX ? BACKLOG_MAX : (unsigned)wanted;
+}
 
 static int open_listener(struct soft_cm_id *id, int backlog)
 {
@@ -244,7 +247,7 @@ static int open_listener(struct soft_cm_id *id, int backlog)
 	listener->watch.ready = accept_ready;
 	listener->pause.expired = pause_over;
 	soft_places_init(&listener->parked);
-	listener->backlog = backlog <= 0 || backlog > BACKLOG_MAX ? BACKLOG_MAX : (unsigned)backlog;
+	listener->backlog = soft_cm_backlog(backlog);
 	/* Its connections must not keep the port from the next listener (cm_address.c).  The queue
 	 * in the kernel is as long as it may be: the backlog counts requests, not connections. */
 	if (setsockopt(id->sock, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
@@ -268,6 +271,8 @@ void soft_cm_listener_close(struct soft_cm_id *id)
 	struct soft_cm_listener *listener = id->listener;
 	struct soft_node *node = half_open.peers.next;
 
+	if (!listener)
+		return;
 	id->listener = NULL;
 	soft_watch_close(&listener->watch);
 	soft_timer_stop(&listener->pause);
@@ -284,20 +289,11 @@ void soft_cm_listener_close(struct soft_cm_id *id)
 	soft_cm_device_release();
 }
 
-int soft_rdma_listen(struct rdma_cm_id *application, int backlog)
+static int start_listening(struct soft_cm_id *id, int backlog)
 {
 	const struct sockaddr_in any = {.sin_family = AF_INET};
-	struct soft_cm_id *id;
-	int error;
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_LISTEN);
 
-	if (!application)
-		return soft_cm_fail(EINVAL);
-	id = soft_cm_id_of(application);
-	error = soft_cm_device_get();
-	if (error)
-		return soft_cm_fail(error);
-	soft_lock();
-	error = soft_cm_allowed(id->state, SOFT_CM_CALL_LISTEN);
 	if (!error && id->state == SOFT_CM_IDLE)
 		error = soft_cm_bind(id, (const struct sockaddr *)&any);
 	if (!error)
@@ -306,7 +302,12 @@ int soft_rdma_listen(struct rdma_cm_id *application, int backlog)
 	/* Unlike in the kernel, whose listener on all addresses has other devices to wait for. */
 	if (!error && !id->attached)
 		soft_cm_device_attach(id);
-	soft_unlock();
-	soft_cm_device_put();
-	return error ? soft_cm_fail(error) : 0;
+	return error;
+}
+
+int soft_rdma_listen(struct rdma_cm_id *application, int backlog)
+{
+	struct soft_cm_id *id = soft_cm_enter_device(application);
+
+	return id ? soft_cm_leave_device(start_listening(id, backlog)) : -1;
 }

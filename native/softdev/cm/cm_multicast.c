@@ -35,12 +35,12 @@ static struct group *find(struct soft_cm_id *id, const union ibv_gid *gid)
 
 static int report(struct soft_cm_id *id, const struct group *group, void *context)
 {
-	struct soft_cm_destination there = {
-		.qpn = SOFT_MULTICAST_QPN, .qkey = RDMA_UDP_QKEY, .private_data = context};
+	struct rdma_ud_param there = {
+		.qp_num = SOFT_MULTICAST_QPN, .qkey = RDMA_UDP_QKEY, .private_data = context};
 
-	soft_cm_fill_vector(id, &there.vector);
-	there.vector.grh.dgid = group->gid;
-	return soft_cm_report_datagrams(id, id, RDMA_CM_EVENT_MULTICAST_JOIN, 0, &there);
+	soft_cm_fill_vector(id, &there.ah_attr);
+	there.ah_attr.grh.dgid = group->gid;
+	return soft_cm_report_ud(id, RDMA_CM_EVENT_MULTICAST_JOIN, 0, &there);
 }
 
 static int join(struct soft_cm_id *id, const struct sockaddr *address, bool send_only,
@@ -73,18 +73,16 @@ int soft_rdma_join_multicast_ex(struct rdma_cm_id *application,
 {
 	const uint32_t needed = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
 	struct soft_cm_id *id;
-	int error;
 
 	if (!application || !attr || attr->comp_mask != needed ||
 	    attr->join_flags > RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER ||
 	    !soft_cm_address_length(attr->addr))
 		return soft_cm_fail(EINVAL);
-	id = soft_cm_id_of(application);
-	soft_lock();
-	error = join(id, attr->addr, attr->join_flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER,
-		     context);
-	soft_unlock();
-	return error ? soft_cm_fail(error) : soft_cm_complete(id);
+	id = soft_cm_enter(application);
+	if (soft_cm_leave(join(id, attr->addr,
+			       attr->join_flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, context)))
+		return -1;
+	return soft_cm_complete(id);
 }
 
 int soft_rdma_join_multicast(struct rdma_cm_id *id, struct sockaddr *addr, void *context)
@@ -148,7 +146,7 @@ int soft_rdma_leave_multicast(struct rdma_cm_id *application, struct sockaddr *a
 		soft_list_remove(&group->node);
 		again = find(id, &gid);
 		if (!again)
-			soft_cm_drop_joins(id, &gid);
+			soft_cm_drop_events(id, &gid, NULL); /* a request is never a join */
 		if (attached && again && !again->send_only) { /* joined twice */
 			again->attached = true;
 			attached = false;

@@ -41,16 +41,10 @@ static const struct soft_cm_link_calls calls = {.message = message, .failed = fa
 static struct soft_cm_id *new_request(struct soft_cm_id *listener,
 				      const struct soft_cm_message *request)
 {
-	struct soft_cm_id *id = soft_cm_id_new(listener->id.ps, listener->id.context);
+	struct soft_cm_id *id = soft_cm_request_new(listener);
 
 	if (!id)
 		return NULL;
-	id->request_of = listener;
-	id->unaccepted = true;
-	id->state = SOFT_CM_REQUESTED;
-	id->tos = listener->tos;
-	id->ack_timeout = listener->ack_timeout;
-	id->ack_timeout_set = listener->ack_timeout_set;
 	id->psn = soft_cm_random_psn();
 	id->remote_qpn = request->qpn;
 	id->remote_psn = request->psn;
@@ -69,7 +63,7 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
 {
 	struct soft_cm_id *id = new_request(listener, request);
 
-	if (!id || soft_cm_report_request(listener, id, request)) {
+	if (!id || soft_cm_report_request(listener, id, request, NULL)) {
 		free(id);
 		soft_cm_link_reject(link, SOFT_CM_REASON_NO_RESOURCES, NULL, 0);
 		return ENOMEM;
@@ -77,12 +71,11 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
 	link->calls = &calls;
 	link->owner = id;
 	id->link = link;
-	soft_cm_device_bind(id);
 	soft_cm_take_addresses(id, link->watch.fd, peer);
 	soft_cm_stream_agreed(id);
 	if (id->tos)
 		soft_cm_apply_tos(link->watch.fd, id->tos);
-	soft_cm_id_join(id, soft_container(listener->id.channel, struct soft_cm_channel, channel));
+	soft_cm_request_join(id);
 	return 0;
 }
 
@@ -152,18 +145,15 @@ static void forget_request(struct soft_cm_id *id)
 
 int soft_rdma_accept(struct rdma_cm_id *application, struct rdma_conn_param *conn_param)
 {
-	struct soft_cm_id *id;
+	struct soft_cm_id *id = soft_cm_enter(application);
 	int error;
 
-	if (!application)
-		return soft_cm_fail(EINVAL);
-	id = soft_cm_id_of(application);
-	soft_lock();
+	if (!id)
+		return -1;
 	error = soft_cm_datagrams(id) ? soft_cm_service_accept(id, conn_param)
 				      : accept_request(id, conn_param);
-	soft_unlock();
-	if (error)
-		return soft_cm_fail(error);
+	if (soft_cm_leave(error))
+		return -1;
 	if (!soft_cm_datagrams(id))
 		return soft_cm_complete(id);
 	forget_request(id); /* the handshake of a datagram service ends here */
@@ -186,31 +176,33 @@ static int reject(struct soft_cm_id *id, uint16_t reason, const void *private_da
 	return 0;
 }
 
-int soft_cm_reject(struct rdma_cm_id *application, uint16_t reason, const void *private_data,
-		   uint8_t private_data_len)
+static int reject_any(struct rdma_cm_id *application, uint16_t reason, const void *private_data,
+		      uint8_t private_data_len)
 {
-	struct soft_cm_id *id;
+	struct soft_cm_id *id = soft_cm_enter(application);
 	int error;
 
-	if (!application)
-		return EINVAL;
+	if (!id)
+		return -1;
 	if (!private_data)
 		private_data_len = 0;
-	id = soft_cm_id_of(application);
-	soft_lock();
 	error = soft_cm_datagrams(id) ? soft_cm_service_reject(id, private_data, private_data_len)
 				      : reject(id, reason, private_data, private_data_len);
-	soft_unlock();
-	if (!error)
-		forget_request(id);
-	return error;
+	if (soft_cm_leave(error))
+		return -1;
+	forget_request(id);
+	return 0;
 }
 
 int soft_rdma_reject(struct rdma_cm_id *application, const void *private_data,
 		     uint8_t private_data_len)
 {
-	int error = soft_cm_reject(application, SOFT_CM_REASON_CONSUMER, private_data,
-				   private_data_len);
+	return reject_any(application, SOFT_CM_REASON_CONSUMER, private_data, private_data_len);
+}
 
-	return error ? soft_cm_fail(error) : 0;
+int soft_rdma_reject_ece(struct rdma_cm_id *application, const void *private_data,
+			 uint8_t private_data_len)
+{
+	return reject_any(application, SOFT_CM_REASON_VENDOR_OPTION, private_data,
+			  private_data_len);
 }

@@ -86,11 +86,7 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 	if (!parameters)
 		return;
 	message->flow_control = parameters->flow_control != 0;
-	if (parameters->private_data && parameters->private_data_len) {
-		message->private_data_len = parameters->private_data_len;
-		memcpy(message->private_data, parameters->private_data,
-		       parameters->private_data_len);
-	}
+	(void)soft_cm_put_private(message, parameters->private_data, parameters->private_data_len);
 }
 
 /* ---- attributes ---------------------------------------------------------------------------- */
@@ -190,38 +186,32 @@ static int init_qp_attr(const struct soft_cm_id *id, struct ibv_qp_attr *attr, i
 		datagram_attributes(id, attr, mask);
 		return 0;
 	}
-	switch (attr->qp_state) {
-	case IBV_QPS_INIT:
+	if (attr->qp_state == IBV_QPS_INIT) {
 		if (id->state == SOFT_CM_DISCONNECTED || id->state == SOFT_CM_FAILED)
 			return EINVAL;
 		init_attributes(id, attr, mask);
 		return 0;
-	case IBV_QPS_RTR:
-		if (!other_side_known(id))
-			return EINVAL;
-		rtr_attributes(id, type, attr, mask);
-		return 0;
-	case IBV_QPS_RTS:
-		if (!other_side_known(id))
-			return EINVAL;
-		rts_attributes(id, type, attr, mask);
-		return 0;
-	default:
-		return EINVAL;
 	}
+	if (!other_side_known(id))
+		return EINVAL;
+	if (attr->qp_state == IBV_QPS_RTR)
+		rtr_attributes(id, type, attr, mask);
+	else if (attr->qp_state == IBV_QPS_RTS)
+		rts_attributes(id, type, attr, mask);
+	else
+		return EINVAL;
+	return 0;
 }
 
 int soft_rdma_init_qp_attr(struct rdma_cm_id *application, struct ibv_qp_attr *qp_attr,
 			   int *qp_attr_mask)
 {
-	int error;
+	struct soft_cm_id *id;
 
-	if (!application || !qp_attr || !qp_attr_mask)
+	if (!qp_attr || !qp_attr_mask)
 		return soft_cm_fail(EINVAL);
-	soft_lock();
-	error = init_qp_attr(soft_cm_id_of(application), qp_attr, qp_attr_mask);
-	soft_unlock();
-	return error ? soft_cm_fail(error) : 0;
+	id = soft_cm_enter(application);
+	return id ? soft_cm_leave(init_qp_attr(id, qp_attr, qp_attr_mask)) : -1;
 }
 
 /* ---- states -------------------------------------------------------------------------------- */
@@ -244,15 +234,18 @@ static int move(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state stat
 	return soft_modify_qp_locked(qp, &attr, mask);
 }
 
+static int move_to_rts(struct soft_cm_id *id, struct ibv_qp *qp)
+{
+	int error = move(id, qp, IBV_QPS_RTR);
+
+	return error ? error : move(id, qp, IBV_QPS_RTS);
+}
+
 int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp)
 {
 	int error = move(id, qp, IBV_QPS_INIT);
 
-	if (!error && soft_cm_datagrams(id))
-		error = move(id, qp, IBV_QPS_RTR);
-	if (!error && soft_cm_datagrams(id))
-		error = move(id, qp, IBV_QPS_RTS);
-	return error;
+	return error || !soft_cm_datagrams(id) ? error : move_to_rts(id, qp);
 }
 
 int soft_cm_qp_ready(struct soft_cm_id *id)
@@ -261,11 +254,7 @@ int soft_cm_qp_ready(struct soft_cm_id *id)
 	/* INIT again: what the other side may do has only now been agreed on. */
 	int error = move(id, qp, IBV_QPS_INIT);
 
-	if (!error)
-		error = move(id, qp, IBV_QPS_RTR);
-	if (!error)
-		error = move(id, qp, IBV_QPS_RTS);
-	return error;
+	return error ? error : move_to_rts(id, qp);
 }
 
 void soft_cm_qp_error(struct soft_cm_id *id)

@@ -6,11 +6,10 @@
  * soft_cm_limits.refused_ms, it is reported as the status that an InfiniBand host answers with
  * (rdma_get_cm_event(3), RDMA_CM_EVENT_UNREACHABLE).
  */
-#include "cm_sidr.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
 
@@ -18,6 +17,20 @@
 
 #define FIRST_PAUSE_NS UINT64_C(50000000)
 #define LONGEST_PAUSE_NS UINT64_C(1000000000)
+
+/* The request of an id, until it is answered. */
+struct soft_cm_sidr_query {
+	struct soft_fd_watch watch; /* the id's socket, connected to the service's port */
+	struct soft_timer again;
+	struct soft_cm_id *id;
+	uint64_t deadline;
+	uint64_t insists_until; /* as soft_cm_link_insist */
+	uint64_t pause_ns; /* until it is repeated; doubles */
+	uint64_t number;
+	bool heard;
+	size_t length;
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+};
 
 void soft_cm_sidr_request_end(struct soft_cm_id *id)
 {
@@ -37,12 +50,11 @@ static void unanswered(struct soft_cm_id *id, int status, const void *private_da
 {
 	soft_cm_sidr_request_end(id);
 	id->state = SOFT_CM_FAILED;
-	soft_cm_report_datagrams(
-		id, id, RDMA_CM_EVENT_UNREACHABLE, status,
-		&(struct soft_cm_destination){
-			.private_data = private_data,
-			.private_data_len = private_data ? SOFT_SIDR_REP_PRIVATE : 0,
-		});
+	soft_cm_report_ud(id, RDMA_CM_EVENT_UNREACHABLE, status,
+			  &(struct rdma_ud_param){
+				  .private_data = private_data,
+				  .private_data_len = private_data ? SOFT_SIDR_REP_PRIVATE : 0,
+			  });
 }
 
 static void send_request(struct soft_cm_sidr_query *query)
@@ -66,28 +78,27 @@ static void resend(struct soft_timer *timer)
 		send_request(query);
 }
 
-static void established(struct soft_cm_id *id, const struct soft_sidr_message *answer)
+static void established(struct soft_cm_id *id, const struct soft_cm_message *answer)
 {
-	struct soft_cm_destination there = {.qpn = answer->qpn,
-					    .qkey = answer->qkey,
-					    .private_data = answer->private_data,
-					    .private_data_len = answer->private_data_len};
+	struct rdma_ud_param there = {.qp_num = answer->qpn,
+				      .qkey = answer->qkey,
+				      .private_data = answer->private_data,
+				      .private_data_len = answer->private_data_len};
 
-	soft_cm_fill_vector(id, &there.vector);
+	soft_cm_fill_vector(id, &there.ah_attr);
 	soft_cm_sidr_request_end(id);
 	id->state = SOFT_CM_CONNECTED;
-	soft_cm_report_datagrams(id, id, RDMA_CM_EVENT_ESTABLISHED, 0, &there);
+	soft_cm_report_ud(id, RDMA_CM_EVENT_ESTABLISHED, 0, &there);
 }
 
 /* False: the request is gone. */
-static bool take(struct soft_cm_sidr_query *query, const struct soft_sidr_message *message)
+static bool take(struct soft_cm_sidr_query *query, const struct soft_cm_message *message)
 {
 	if (message->number != query->number || message->type == SOFT_SIDR_REQ)
 		return true;
 	if (message->type == SOFT_SIDR_WAIT) {
 		if (!query->heard)
-			query->deadline =
-				soft_now() + soft_cm_limits.service_ms * UINT64_C(1000000);
+			query->deadline = soft_cm_in(soft_cm_limits.service_ms);
 		query->heard = true;
 		query->pause_ns = LONGEST_PAUSE_NS;
 		return true;
@@ -106,29 +117,26 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 
 	(void)events;
 	for (;;) {
-		uint8_t bytes[SOFT_SIDR_MAX + 1]; /* one more: a longer one is none of ours */
-		struct soft_sidr_message message;
+		uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+		struct soft_cm_message message;
 		ssize_t got = recv(watch->fd, bytes, sizeof(bytes), MSG_DONTWAIT);
+		int error = got < 0 ? errno : 0;
 
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got < 0 && errno == EAGAIN)
+		if (error == EAGAIN)
 			return;
-		if (got < 0 && errno == ECONNREFUSED && soft_now() < query->insists_until) {
+		if (error == ECONNREFUSED && soft_now() < query->insists_until) {
 			query->pause_ns = FIRST_PAUSE_NS;
 			soft_timer_start(&query->again, soft_now() + SOFT_CM_AGAIN_NS);
-			continue;
-		}
-		if (got < 0 && errno == ECONNREFUSED) {
+		} else if (error == ECONNREFUSED) {
 			unanswered(query->id, SOFT_SIDR_NO_SERVICE, nothing);
 			return;
-		}
-		if (got < 0) {
-			unanswered(query->id, -errno, NULL);
+		} else if (error && error != EINTR) {
+			unanswered(query->id, -error, NULL);
+			return;
+		} else if (!error && soft_cm_decode_datagram(bytes, (size_t)got, &message) &&
+			   !take(query, &message)) {
 			return;
 		}
-		if (!soft_sidr_decode(bytes, (size_t)got, &message) && !take(query, &message))
-			return;
 	}
 }
 
@@ -151,8 +159,8 @@ static int start(struct soft_cm_id *id, struct soft_cm_sidr_query *query)
 	id->sock = -1;
 	id->state = SOFT_CM_CONNECTING;
 	soft_cm_id_waits(id, true);
-	query->deadline = soft_now() + soft_cm_limits.response_ms * UINT64_C(1000000);
-	query->insists_until = soft_now() + soft_cm_limits.refused_ms * UINT64_C(1000000);
+	query->deadline = soft_cm_in(soft_cm_limits.response_ms);
+	query->insists_until = soft_cm_in(soft_cm_limits.refused_ms);
 	query->pause_ns = FIRST_PAUSE_NS;
 	send_request(query);
 	return 0;
@@ -160,25 +168,22 @@ static int start(struct soft_cm_id *id, struct soft_cm_sidr_query *query)
 
 int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
 {
-	struct soft_sidr_message message = {.type = SOFT_SIDR_REQ};
+	struct soft_cm_message message = {.type = SOFT_SIDR_REQ};
 	struct soft_cm_sidr_query *query;
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_CONNECT);
 
 	if (error)
 		return error;
-	if (parameters && parameters->private_data) {
-		if (parameters->private_data_len > SOFT_SIDR_REQ_PRIVATE)
-			return EINVAL;
-		message.private_data_len = parameters->private_data_len;
-		memcpy(message.private_data, parameters->private_data, message.private_data_len);
-	}
+	if (parameters &&
+	    !soft_cm_put_private(&message, parameters->private_data, parameters->private_data_len))
+		return EINVAL;
 	if (getrandom(&message.number, sizeof(message.number), 0) != sizeof(message.number))
 		return EAGAIN;
 	query = calloc(1, sizeof(*query));
 	if (!query)
 		return ENOMEM;
 	query->number = message.number;
-	query->length = soft_sidr_encode(&message, query->bytes);
+	query->length = soft_cm_encode(&message, query->bytes);
 	error = start(id, query);
 	if (error)
 		free(query);

@@ -6,7 +6,7 @@
  * it is a new one.  A request without room is answered by WAIT, and comes again.
  */
 #define _GNU_SOURCE /* struct in6_pktinfo */
-#include "cm_sidr.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -18,10 +18,10 @@
 #include "objects/objects.h"
 
 enum {
-	BACKLOG_MAX = 1024,
 	REQUESTS_PER_STEP = 64
 };
 
+/* A service's socket; it is there as long as the listener, or a request that waits for its answer. */
 struct soft_cm_service {
 	struct soft_fd_watch watch;
 	struct soft_cm_id *id; /* NULL when the listener is gone */
@@ -29,6 +29,19 @@ struct soft_cm_service {
 	unsigned open; /* requests without an answer */
 	unsigned untaken;
 	unsigned backlog;
+};
+
+/* A received request, kept in order to be answered. */
+struct soft_cm_sidr_client {
+	struct soft_node node; /* of the service: all requests whose id is there */
+	struct soft_cm_service *service; /* NULL: answered, and the listener is gone */
+	bool answered;
+	uint64_t number;
+	struct sockaddr_storage address;
+	struct sockaddr_storage local; /* where the request came to */
+	unsigned interface; /* and through which network interface (IPv6) */
+	size_t length; /* of the answer */
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 };
 
 /* Room for the control message (IP_PKTINFO) with the host's own address. */
@@ -64,38 +77,30 @@ static void send_to(struct soft_cm_service *service, const struct soft_cm_sidr_c
 				.msg_iovlen = 1,
 				.msg_control = &control};
 	struct cmsghdr *info = &control.align;
+	bool v4 = client->local.ss_family == AF_INET;
+	const struct sockaddr_in *local_v4 = (const void *)&client->local;
+	const struct sockaddr_in6 *local_v6 = (const void *)&client->local;
+	struct in_pktinfo from_v4 = {.ipi_spec_dst = local_v4->sin_addr};
+	struct in6_pktinfo from_v6 = {.ipi6_addr = local_v6->sin6_addr,
+				      .ipi6_ifindex = client->interface};
+	size_t size = v4 ? sizeof(from_v4) : sizeof(from_v6);
 
 	header.msg_namelen = soft_cm_address_length((const struct sockaddr *)&client->address);
 	/* From the address that the request went to: its sender accepts no other. */
-	if (client->local.ss_family == AF_INET) {
-		const struct sockaddr_in *local = (const void *)&client->local;
-		struct in_pktinfo v4 = {.ipi_spec_dst = local->sin_addr};
-
-		info->cmsg_level = IPPROTO_IP;
-		info->cmsg_type = IP_PKTINFO;
-		info->cmsg_len = CMSG_LEN(sizeof(v4));
-		memcpy(CMSG_DATA(info), &v4, sizeof(v4));
-		header.msg_controllen = CMSG_SPACE(sizeof(v4));
-	} else {
-		const struct sockaddr_in6 *local = (const void *)&client->local;
-		struct in6_pktinfo v6 = {.ipi6_addr = local->sin6_addr,
-					 .ipi6_ifindex = client->interface};
-
-		info->cmsg_level = IPPROTO_IPV6;
-		info->cmsg_type = IPV6_PKTINFO;
-		info->cmsg_len = CMSG_LEN(sizeof(v6));
-		memcpy(CMSG_DATA(info), &v6, sizeof(v6));
-		header.msg_controllen = CMSG_SPACE(sizeof(v6));
-	}
+	info->cmsg_level = v4 ? IPPROTO_IP : IPPROTO_IPV6;
+	info->cmsg_type = v4 ? IP_PKTINFO : IPV6_PKTINFO;
+	info->cmsg_len = CMSG_LEN(size);
+	memcpy(CMSG_DATA(info), v4 ? (void *)&from_v4 : &from_v6, size);
+	header.msg_controllen = CMSG_SPACE(size);
 	(void)sendmsg(service->watch.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 static void tell_to_wait(struct soft_cm_service *service, const struct soft_cm_sidr_client *client)
 {
-	const struct soft_sidr_message wait = {.type = SOFT_SIDR_WAIT, .number = client->number};
-	uint8_t bytes[SOFT_SIDR_MAX];
+	const struct soft_cm_message wait = {.type = SOFT_SIDR_WAIT, .number = client->number};
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 
-	send_to(service, client, bytes, soft_sidr_encode(&wait, bytes));
+	send_to(service, client, bytes, soft_cm_encode(&wait, bytes));
 }
 
 /* Where it came to, with the service's port. */
@@ -121,9 +126,9 @@ static void take_local(struct soft_cm_service *service, struct msghdr *header,
 
 /* A request and its sender; 0, EAGAIN, or EPROTO for something else. */
 static int receive(struct soft_cm_service *service, struct soft_cm_sidr_client *client,
-		   struct soft_sidr_message *message)
+		   struct soft_cm_message *message)
 {
-	uint8_t bytes[SOFT_SIDR_MAX + 1];
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 	struct iovec iov = {.iov_base = bytes, .iov_len = sizeof(bytes)};
 	union control control = {0};
 	struct msghdr header = {.msg_name = &client->address,
@@ -136,7 +141,7 @@ static int receive(struct soft_cm_service *service, struct soft_cm_sidr_client *
 
 	if (got < 0)
 		return EAGAIN; /* or an error of the socket, which passes */
-	if (soft_sidr_decode(bytes, (size_t)got, message) || message->type != SOFT_SIDR_REQ)
+	if (!soft_cm_decode_datagram(bytes, (size_t)got, message) || message->type != SOFT_SIDR_REQ)
 		return EPROTO;
 	client->number = message->number;
 	take_local(service, &header, client);
@@ -162,16 +167,14 @@ static struct soft_cm_sidr_client *known(struct soft_cm_service *service,
 }
 
 static int report(struct soft_cm_service *service, const struct soft_cm_sidr_client *from,
-		  const struct soft_sidr_message *message)
+		  const struct soft_cm_message *message)
 {
-	const struct soft_cm_destination said = {.private_data = message->private_data,
-						 .private_data_len = message->private_data_len};
-	struct soft_cm_id *listener = service->id;
-	struct soft_cm_id *id = soft_cm_id_new(listener->id.ps, listener->id.context);
+	const struct rdma_ud_param said = {.private_data = message->private_data,
+					   .private_data_len = message->private_data_len};
+	struct soft_cm_id *id = soft_cm_request_new(service->id);
 	struct soft_cm_sidr_client *client = id ? malloc(sizeof(*client)) : NULL;
 
-	if (!client ||
-	    soft_cm_report_datagrams(listener, id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, &said)) {
+	if (!client || soft_cm_report_request(service->id, id, NULL, &said)) {
 		free(client);
 		free(id);
 		return ENOMEM;
@@ -182,18 +185,13 @@ static int report(struct soft_cm_service *service, const struct soft_cm_sidr_cli
 	service->open++;
 	service->untaken++;
 	id->client = client;
-	id->request_of = listener;
-	id->unaccepted = true;
-	id->state = SOFT_CM_REQUESTED;
-	id->tos = listener->tos;
-	soft_cm_device_bind(id);
 	soft_cm_set_addresses(id, &client->local, &client->address);
-	soft_cm_id_join(id, soft_container(listener->id.channel, struct soft_cm_channel, channel));
+	soft_cm_request_join(id);
 	return 0;
 }
 
 static void take_request(struct soft_cm_service *service, const struct soft_cm_sidr_client *from,
-			 const struct soft_sidr_message *message)
+			 const struct soft_cm_message *message)
 {
 	const struct soft_cm_sidr_client *client = known(service, from);
 
@@ -212,7 +210,7 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 	(void)events;
 	for (int i = 0; i < REQUESTS_PER_STEP; i++) {
 		struct soft_cm_sidr_client client = {0};
-		struct soft_sidr_message message;
+		struct soft_cm_message message;
 		int error = receive(service, &client, &message);
 
 		if (error == EAGAIN)
@@ -224,41 +222,29 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 
 /* ---- answers ------------------------------------------------------------------------------- */
 
-static void answer(struct soft_cm_sidr_client *client, struct soft_sidr_message *message)
+static void answer(struct soft_cm_sidr_client *client, struct soft_cm_message *message)
 {
 	struct soft_cm_service *service = client->service;
 
-	message->type = SOFT_SIDR_REP;
 	message->number = client->number;
-	client->length = soft_sidr_encode(message, client->bytes);
+	client->length = soft_cm_encode(message, client->bytes);
 	client->answered = true;
 	send_to(service, client, client->bytes, client->length);
 	service->open--;
 	free_if_unused(service);
 }
 
-static int take_private_data(struct soft_sidr_message *message, const void *data, uint8_t length)
-{
-	if (!data)
-		return 0;
-	if (length > SOFT_SIDR_REP_PRIVATE)
-		return EINVAL;
-	message->private_data_len = length;
-	memcpy(message->private_data, data, length);
-	return 0;
-}
-
 int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
 {
-	struct soft_sidr_message message = {.qkey = RDMA_UDP_QKEY};
+	struct soft_cm_message message = {.type = SOFT_SIDR_REP, .qkey = RDMA_UDP_QKEY};
 	const struct ibv_qp *qp = soft_cm_qp(id);
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_ACCEPT);
 
 	if (!error && !qp && (!parameters || parameters->qp_num > SOFT_PSN_MASK))
 		error = EINVAL;
-	if (!error && parameters)
-		error = take_private_data(&message, parameters->private_data,
-					  parameters->private_data_len);
+	if (!error && parameters &&
+	    !soft_cm_put_private(&message, parameters->private_data, parameters->private_data_len))
+		error = EINVAL;
 	if (error)
 		return error;
 	message.qpn = qp ? qp->qp_num : parameters->qp_num;
@@ -270,15 +256,13 @@ int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *
 
 int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint8_t length)
 {
-	struct soft_sidr_message message = {.status = SOFT_SIDR_REJECTED};
+	struct soft_cm_message message = {.type = SOFT_SIDR_REP, .status = SOFT_SIDR_REJECTED};
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_REJECT);
 
-	if (!error && !id->client)
-		error = EINVAL; /* the id is a client */
-	if (!error)
-		error = take_private_data(&message, private_data, length);
 	if (error)
 		return error;
+	if (!id->client || !soft_cm_put_private(&message, private_data, length))
+		return EINVAL; /* without a client the id is one */
 	id->state = SOFT_CM_FAILED;
 	answer(id->client, &message);
 	return 0;
@@ -291,7 +275,8 @@ void soft_cm_sidr_client_end(struct soft_cm_id *id)
 	if (!client)
 		return;
 	if (!client->answered) /* IBTA 12.11: an application that does not want it has rejected it */
-		answer(client, &(struct soft_sidr_message){.status = SOFT_SIDR_REJECTED});
+		answer(client, &(struct soft_cm_message){.type = SOFT_SIDR_REP,
+							 .status = SOFT_SIDR_REJECTED});
 	soft_list_remove(&client->node);
 	free(client);
 	id->client = NULL;
@@ -312,7 +297,7 @@ int soft_cm_service_open(struct soft_cm_id *id, int backlog)
 	service->watch.fd = id->sock;
 	service->watch.ready = ready;
 	soft_list_init(&service->callers);
-	service->backlog = backlog <= 0 || backlog > BACKLOG_MAX ? BACKLOG_MAX : (unsigned)backlog;
+	service->backlog = soft_cm_backlog(backlog);
 	if (setsockopt(id->sock, v4 ? IPPROTO_IP : IPPROTO_IPV6, v4 ? IP_PKTINFO : IPV6_RECVPKTINFO,
 		       &on, sizeof(on)))
 		error = errno;

@@ -29,8 +29,7 @@ static void disconnected(struct soft_cm_id *id, int error)
 	id->state = SOFT_CM_DISCONNECTED;
 	soft_cm_id_waits(id, false);
 	soft_cm_report(id, RDMA_CM_EVENT_DISCONNECTED, -error, NULL);
-	soft_timer_start(&id->timewait,
-			 soft_now() + soft_cm_limits.timewait_ms * UINT64_C(1000000));
+	soft_timer_start(&id->timewait, soft_cm_in(soft_cm_limits.timewait_ms));
 }
 
 static void link_down(struct soft_qp *qp, void *owner, int error)
@@ -43,9 +42,7 @@ static void drop_held(struct soft_cm_id *id)
 {
 	soft_list_remove(&id->held);
 	soft_list_remove(&id->agreed);
-	if (id->link)
-		soft_cm_link_free(id->link);
-	id->link = NULL;
+	soft_cm_drop_link(id);
 }
 
 /* Of a held stream: the other side does not wait for our queue pair. */
@@ -182,9 +179,7 @@ bool soft_cm_offer(struct soft_qp *qp)
 void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		    const struct soft_cm_message *message)
 {
-	if (id->link)
-		soft_cm_link_free(id->link);
-	id->link = NULL;
+	soft_cm_drop_link(id);
 	soft_list_remove(&id->agreed);
 	id->state = SOFT_CM_FAILED;
 	soft_cm_id_waits(id, false);
@@ -210,8 +205,7 @@ static int disconnect(struct soft_cm_id *id)
 		disconnected(id, 0);
 	} else if (!error && id->state == SOFT_CM_ACCEPTED) {
 		/* RTU may be on its way: the other side finds a connection that has ended. */
-		soft_cm_link_free(id->link);
-		id->link = NULL;
+		soft_cm_drop_link(id);
 		disconnected(id, 0);
 	}
 	soft_cm_qp_error(id); /* rdma_disconnect(3): "transitions any associated QP" */
@@ -224,17 +218,15 @@ int soft_rdma_disconnect(struct rdma_cm_id *application)
 	bool event;
 	int error;
 
-	if (!application)
-		return soft_cm_fail(EINVAL);
-	id = soft_cm_id_of(application);
 	soft_engine_check_descriptors();
-	soft_lock();
+	id = soft_cm_enter(application);
+	if (!id)
+		return -1;
 	error = disconnect(id);
 	/* Of a synchronous id: the second call has nothing to wait for. */
 	event = id->synchronous && soft_cm_has_event(id);
-	soft_unlock();
-	if (error)
-		return soft_cm_fail(error);
+	if (soft_cm_leave(error))
+		return -1;
 	return event ? soft_cm_complete(id) : 0;
 }
 
@@ -255,12 +247,7 @@ static int notify(struct soft_cm_id *id, enum ibv_event_type event)
 
 int soft_rdma_notify(struct rdma_cm_id *application, enum ibv_event_type event)
 {
-	int error;
+	struct soft_cm_id *id = soft_cm_enter(application);
 
-	if (!application)
-		return soft_cm_fail(EINVAL);
-	soft_lock();
-	error = notify(soft_cm_id_of(application), event);
-	soft_unlock();
-	return error ? soft_cm_fail(error) : 0;
+	return id ? soft_cm_leave(notify(id, event)) : -1;
 }

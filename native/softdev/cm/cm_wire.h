@@ -1,4 +1,5 @@
-/* The connection manager's handshake on a TCP stream: the messages and their bytes.
+/* The connection manager's messages and their bytes: the handshake on a TCP stream, and the
+ * questions for datagram services.
  *
  * Why messages of our own: the stream that carries the handshake becomes the queue pair's link, so
  * the handshake must end at a byte that both sides agree on.  Hence every message has a fixed size,
@@ -17,11 +18,22 @@
  *   ECE         vendor u32, options u32 (IBTA 12.6.5, 12.6.8: vendor ID, enhanced connection bits)
  *   port        of the sender, which can use shared memory; 0: it cannot
  *
+ * Service ID resolution (IBTA vol 1, 12.11): SIDR_REQ asks for the queue pair behind a port of
+ * RDMA_PS_UDP, SIDR_REP answers.  Each is one UDP datagram between the two ports; the client
+ * repeats the request until there is an answer.  WAIT, which InfiniBand does not have for this,
+ * says what MRA says.  The number is random: only a process that has seen the request can answer it.
+ *
+ *   header  8   magic "ARCS", version, type, u16 length of the body
+ *   REQ   188   number u64, private data [180]
+ *   WAIT    8   number u64
+ *   REP   156   number u64, qpn u32, Q_Key u32, u16 not used, status, zero, private data [136]
+ *
  * Pure functions: no socket, no allocation, no clock.
  */
 #ifndef AIORDMA_SOFTDEV_CM_WIRE_H
 #define AIORDMA_SOFTDEV_CM_WIRE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -30,16 +42,22 @@ enum soft_cm_type {
 	SOFT_CM_MRA = 2,
 	SOFT_CM_REP = 3,
 	SOFT_CM_RTU = 4,
-	SOFT_CM_REJ = 5
+	SOFT_CM_REJ = 5,
+	SOFT_SIDR_REQ = 6, /* 1 in its datagram, and so on */
+	SOFT_SIDR_WAIT = 7,
+	SOFT_SIDR_REP = 8
 };
 
 /* Room for the application's private data: rdma_connect(3), rdma_accept(3); REJ: IBTA 12.6.7. */
 enum {
 	SOFT_CM_VERSION = 2,
+	SOFT_SIDR_VERSION = 1,
 	SOFT_CM_HEADER = 8,
 	SOFT_CM_REQ_PRIVATE = 56,
 	SOFT_CM_REP_PRIVATE = 196,
 	SOFT_CM_REJ_PRIVATE = 148,
+	SOFT_SIDR_REQ_PRIVATE = 180,
+	SOFT_SIDR_REP_PRIVATE = 136,
 	SOFT_CM_PRIVATE_MAX = SOFT_CM_REP_PRIVATE,
 	SOFT_CM_MESSAGE_MAX = SOFT_CM_HEADER + 218
 };
@@ -54,6 +72,14 @@ enum soft_cm_reason {
 	SOFT_CM_REASON_CONSUMER = 28,
 	SOFT_CM_REASON_INVALID_VERSION = 31,
 	SOFT_CM_REASON_VENDOR_OPTION = 35
+};
+
+/* Of SIDR_REP, IBTA vol 1, 12.11.2. */
+enum soft_sidr_status {
+	SOFT_SIDR_VALID = 0,
+	SOFT_SIDR_NO_SERVICE = 1,
+	SOFT_SIDR_REJECTED = 2,
+	SOFT_SIDR_STATUS_MAX = 5
 };
 
 /* Options of vendors; vendor 0: none. */
@@ -80,6 +106,9 @@ struct soft_cm_message {
 	uint16_t reason;
 	uint16_t shm_port;
 	struct soft_cm_ece ece;
+	uint64_t number; /* of a question */
+	uint32_t qkey;
+	uint8_t status;
 	uint8_t private_data_len;
 	uint8_t private_data[SOFT_CM_PRIVATE_MAX];
 };
@@ -87,15 +116,21 @@ struct soft_cm_message {
 /* The room for private data of a message type. */
 uint8_t soft_cm_private_room(enum soft_cm_type type);
 
+/* What the application says, if anything, into the message.  False: there is no room for it. */
+bool soft_cm_put_private(struct soft_cm_message *message, const void *data, uint8_t length);
+
 /* Writes the message's bytes; returns how many.  The caller has checked the private data's length
  * against soft_cm_private_room and the 24- and 3-bit fields. */
 size_t soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_CM_MESSAGE_MAX]);
 
-/* Reads the message at the front of bytes[0 .. length). 0: complete, *used bytes of it.  EAGAIN:
+/* Reads the message of a handshake at the front of bytes[0 .. length). 0: complete, *used bytes of it.  EAGAIN:
  * right so far, more bytes are needed.  EPROTONOSUPPORT: our magic, another version.  EPROTO: not
  * this protocol.  A wrong byte is found as soon as it is there: the receiver does not wait for the
  * rest of an invalid message. */
 int soft_cm_decode(const uint8_t *bytes, size_t length, struct soft_cm_message *message,
 		   size_t *used);
+
+/* Reads a datagram; false for what is not exactly one of a question's messages. */
+bool soft_cm_decode_datagram(const uint8_t *bytes, size_t length, struct soft_cm_message *message);
 
 #endif
