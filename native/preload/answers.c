@@ -24,10 +24,12 @@ static int print_text(char *text, const char *format, ...)
 	return length < TEXT_SIZE ? length : -EOVERFLOW;
 }
 
+/* A text of which there is one. */
+#define ANSWER(name) int answer_##name(char *text, unsigned int index __attribute__((unused)))
+
 #define CONSTANT(name, value)                                                                      \
-	int answer_##name(char *text, unsigned int index)                                          \
+	ANSWER(name)                                                                               \
 	{                                                                                          \
-		(void)index;                                                                       \
 		return print_text(text, "%s\n", value);                                            \
 	}
 
@@ -44,9 +46,8 @@ CONSTANT(lid, "0x1") /* SOFT_LID */
 CONSTANT(zero_hex, "0x0")
 CONSTANT(numa_node, "-1") /* near to every node: memory, no card */
 
-int answer_node_number(char *text, unsigned int index)
+ANSWER(node_number)
 {
-	(void)index;
 	return print_text(text, "%d:%d\n", NODE_MAJOR, NODE_MINOR);
 }
 
@@ -59,21 +60,19 @@ static void query(struct ibv_device_attr *attr)
 	soft_ibv_query_device(&closed, attr);
 }
 
-int answer_fw_ver(char *text, unsigned int index)
+ANSWER(fw_ver)
 {
 	struct ibv_device_attr attr;
 
-	(void)index;
 	query(&attr);
 	return print_text(text, "%s\n", attr.fw_ver);
 }
 
-int answer_guid(char *text, unsigned int index)
+ANSWER(guid)
 {
 	struct ibv_device_attr attr;
 	uint8_t raw[8];
 
-	(void)index;
 	query(&attr);
 	memcpy(raw, &attr.node_guid, sizeof(raw));
 	return print_text(text, "%02x%02x:%02x%02x:%02x%02x:%02x%02x\n", raw[0], raw[1], raw[2],
@@ -82,21 +81,19 @@ int answer_guid(char *text, unsigned int index)
 
 /* ---- processors: all of them ----------------------------------------------------------------- */
 
-int answer_cpu_list(char *text, unsigned int index)
+ANSWER(cpu_list)
 {
 	long count = sysconf(_SC_NPROCESSORS_CONF);
 
-	(void)index;
 	return count > 1 ? print_text(text, "0-%ld\n", count - 1) : print_text(text, "0\n");
 }
 
 /* Words of 32 processors, the highest first. */
-int answer_cpu_mask(char *text, unsigned int index)
+ANSWER(cpu_mask)
 {
 	long count = sysconf(_SC_NPROCESSORS_CONF);
 	int length = 0;
 
-	(void)index;
 	for (long word = (count - 1) / 32; word >= 0 && length < TEXT_SIZE - 16; word--) {
 		long here = count - word * 32;
 		uint32_t mask = here >= 32 ? UINT32_MAX : ((uint32_t)1 << here) - 1;
@@ -118,21 +115,18 @@ static bool is_down(void)
 	return down;
 }
 
-int answer_state(char *text, unsigned int index)
+ANSWER(state)
 {
-	(void)index;
 	return print_text(text, "%s\n", is_down() ? "1: DOWN" : "4: ACTIVE");
 }
 
-int answer_phys_state(char *text, unsigned int index)
+ANSWER(phys_state)
 {
-	(void)index;
 	return print_text(text, "%s\n", is_down() ? "3: Disabled" : "5: LinkUp");
 }
 
-int answer_cap_mask(char *text, unsigned int index)
+ANSWER(cap_mask)
 {
-	(void)index;
 	return print_text(text, "0x%08x\n", IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS);
 }
 

@@ -19,6 +19,7 @@ FORMS = {
     "minus": ("long ", "return -1;"),
     "errno": ("int ", "return EOPNOTSUPP;"),
     "void": ("void ", ""),
+    "rsocket": ("long ", "return preload_refuse_rsocket();"),
 }
 
 # Libraries of providers ask for the version of the private names, which changes with rdma-core's,

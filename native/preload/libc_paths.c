@@ -119,7 +119,7 @@ static int fill_stat(const struct place *place, struct stat *status)
 	return 0;
 }
 
-static int stat_at(int dirfd, const char *path, struct stat *status, int flags)
+PUBLIC int fstatat(int dirfd, const char *path, struct stat *status, int flags)
 {
 	struct place place;
 
@@ -130,38 +130,33 @@ static int stat_at(int dirfd, const char *path, struct stat *status, int flags)
 	return NEXT(fstatat)(place.dirfd, place.real, status, flags);
 }
 
-PUBLIC int fstatat(int dirfd, const char *path, struct stat *status, int flags)
-{
-	return stat_at(dirfd, path, status, flags);
-}
-
 PUBLIC int stat(const char *path, struct stat *status)
 {
-	return stat_at(AT_FDCWD, path, status, 0);
+	return fstatat(AT_FDCWD, path, status, 0);
 }
 
 PUBLIC int lstat(const char *path, struct stat *status)
 {
-	return stat_at(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW);
+	return fstatat(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW);
 }
 
 /* The names of these before glibc 2.33, with the version of the structure. */
 PUBLIC int __fxstatat(int version, int dirfd, const char *path, struct stat *status, int flags)
 {
 	(void)version;
-	return stat_at(dirfd, path, status, flags);
+	return fstatat(dirfd, path, status, flags);
 }
 
 PUBLIC int __xstat(int version, const char *path, struct stat *status)
 {
 	(void)version;
-	return stat_at(AT_FDCWD, path, status, 0);
+	return fstatat(AT_FDCWD, path, status, 0);
 }
 
 PUBLIC int __lxstat(int version, const char *path, struct stat *status)
 {
 	(void)version;
-	return stat_at(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW);
+	return fstatat(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW);
 }
 
 PUBLIC int statx(int dirfd, const char *path, int flags, unsigned int mask, struct statx *status)
@@ -190,7 +185,7 @@ PUBLIC int statx(int dirfd, const char *path, int flags, unsigned int mask, stru
 
 /* ---- access ---------------------------------------------------------------------------------- */
 
-static int access_at(int dirfd, const char *path, int mode, int flags)
+PUBLIC int faccessat(int dirfd, const char *path, int mode, int flags)
 {
 	struct place place;
 
@@ -203,23 +198,18 @@ static int access_at(int dirfd, const char *path, int mode, int flags)
 	return 0;
 }
 
-PUBLIC int faccessat(int dirfd, const char *path, int mode, int flags)
-{
-	return access_at(dirfd, path, mode, flags);
-}
-
 PUBLIC int access(const char *path, int mode)
 {
 	if (!preload_may_be_ours(AT_FDCWD, path))
 		return NEXT(access)(path, mode);
-	return access_at(AT_FDCWD, path, mode, 0);
+	return faccessat(AT_FDCWD, path, mode, 0);
 }
 
 PUBLIC int euidaccess(const char *path, int mode)
 {
 	if (!preload_may_be_ours(AT_FDCWD, path))
 		return NEXT(euidaccess)(path, mode);
-	return access_at(AT_FDCWD, path, mode, AT_EACCESS);
+	return faccessat(AT_FDCWD, path, mode, AT_EACCESS);
 }
 
 PUBLIC int eaccess(const char *path, int mode)
@@ -416,28 +406,22 @@ static void close_folder(void *folder)
 }
 
 /* The C library walks by our functions instead of its own. */
-static int glob_here(__typeof__(glob) *next, const char *pattern, int flags,
-		     int (*on_error)(const char *, int), glob_t *found)
+PUBLIC int glob(const char *pattern, int flags, int (*on_error)(const char *, int), glob_t *found)
 {
 	if ((flags & GLOB_ALTDIRFUNC) ||
 	    (strncmp(pattern, "/sys/", 5) && strncmp(pattern, "/dev/", 5)))
-		return next(pattern, flags, on_error, found);
+		return NEXT(glob)(pattern, flags, on_error, found);
 	found->gl_opendir = (void *(*)(const char *))opendir;
 	found->gl_readdir = (struct dirent * (*)(void *)) readdir;
 	found->gl_closedir = close_folder;
 	found->gl_stat = stat;
 	found->gl_lstat = lstat;
-	return next(pattern, flags | GLOB_ALTDIRFUNC, on_error, found);
-}
-
-PUBLIC int glob(const char *pattern, int flags, int (*on_error)(const char *, int), glob_t *found)
-{
-	return glob_here(NEXT(glob), pattern, flags, on_error, found);
+	return NEXT(glob)(pattern, flags | GLOB_ALTDIRFUNC, on_error, found);
 }
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-static ssize_t read_link_at(int dirfd, const char *path, char *text, size_t size)
+PUBLIC ssize_t readlinkat(int dirfd, const char *path, char *text, size_t size)
 {
 	struct place place;
 	size_t length;
@@ -455,26 +439,21 @@ static ssize_t read_link_at(int dirfd, const char *path, char *text, size_t size
 	return (ssize_t)length;
 }
 
-PUBLIC ssize_t readlinkat(int dirfd, const char *path, char *text, size_t size)
-{
-	return read_link_at(dirfd, path, text, size);
-}
-
 PUBLIC ssize_t readlink(const char *path, char *text, size_t size)
 {
-	return read_link_at(AT_FDCWD, path, text, size);
+	return readlinkat(AT_FDCWD, path, text, size);
 }
 
 PUBLIC ssize_t __readlink_chk(const char *path, char *text, size_t size, size_t room);
 PUBLIC ssize_t __readlink_chk(const char *path, char *text, size_t size, size_t room)
 {
-	return read_link_at(AT_FDCWD, path, text, size < room ? size : room);
+	return readlinkat(AT_FDCWD, path, text, size < room ? size : room);
 }
 
 PUBLIC ssize_t __readlinkat_chk(int dirfd, const char *path, char *text, size_t size, size_t room);
 PUBLIC ssize_t __readlinkat_chk(int dirfd, const char *path, char *text, size_t size, size_t room)
 {
-	return read_link_at(dirfd, path, text, size < room ? size : room);
+	return readlinkat(dirfd, path, text, size < room ? size : room);
 }
 
 PUBLIC char *realpath(const char *path, char *resolved)

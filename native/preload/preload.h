@@ -55,6 +55,9 @@ struct place {
 	char folder[1280];
 };
 
+/* What every call of rsockets does, without a look at its arguments: -1, whose lower half is the -1
+ * of a call that returns an int. */
+long preload_refuse_rsocket(void);
 /* Whether a path needs a lookup at all: a comparison of its beginning, for all that are elsewhere. */
 bool preload_may_be_ours(int dirfd, const char *path);
 /* `follow`: a link at the end counts as what it points to. */

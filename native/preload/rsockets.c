@@ -1,4 +1,4 @@
-/* The rsockets of librdmacm, refused: each call fails with EOPNOTSUPP, and the first one of a
+/* The rsockets of librdmacm, refused: each call (exports.txt) fails with EOPNOTSUPP, and the first one of a
  * process says so on standard error.
  *
  * rsockets are a protocol of librdmacm's own above verbs.  The line is there because most programs
@@ -9,9 +9,9 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include "preload/preload.h"
+#include "preload.h"
 
-static long refuse(void)
+long preload_refuse_rsocket(void)
 {
 	static const char line[] =
 		"aiordma run: the embedded device has no rsockets, so rsocket() and its like fail "
@@ -26,42 +26,3 @@ static long refuse(void)
 	errno = EOPNOTSUPP;
 	return -1;
 }
-
-/* None looks at its arguments.  An int is the lower half of the long. */
-#define REFUSED(name)                                                                              \
-	PUBLIC long name(void);                                                                    \
-	PUBLIC long name(void)                                                                     \
-	{                                                                                          \
-		return refuse();                                                                   \
-	}
-
-REFUSED(rsocket)
-REFUSED(rbind)
-REFUSED(rlisten)
-REFUSED(raccept)
-REFUSED(rconnect)
-REFUSED(rshutdown)
-REFUSED(rclose)
-REFUSED(rrecv)
-REFUSED(rrecvfrom)
-REFUSED(rrecvmsg)
-REFUSED(rsend)
-REFUSED(rsendto)
-REFUSED(rsendmsg)
-REFUSED(rread)
-REFUSED(rreadv)
-REFUSED(rwrite)
-REFUSED(rwritev)
-REFUSED(rpoll)
-REFUSED(rselect)
-REFUSED(rgetpeername)
-REFUSED(rgetsockname)
-REFUSED(rsetsockopt)
-REFUSED(rgetsockopt)
-REFUSED(rfcntl)
-REFUSED(riomap)
-REFUSED(riounmap)
-REFUSED(riowrite)
-REFUSED(repoll_create)
-REFUSED(repoll_ctl)
-REFUSED(repoll_wait)
