@@ -372,65 +372,6 @@ static void everything_from_the_library(void)
 	connection_close(&it);
 }
 
-/* Many listeners, and ids of different listeners, on one channel. */
-static void several_listeners(void)
-{
-	struct side channel = side_open();
-	struct rdma_cm_id *listeners[3];
-	struct side clients[3], servers[3];
-	union address address = address_of(host, 0);
-
-	for (int i = 0; i < 3; i++) {
-		CHECK_EQUAL(rdma->rdma_create_id(channel.channel, &listeners[i], NULL, RDMA_PS_TCP),
-			    0);
-		CHECK_EQUAL(rdma->rdma_bind_addr(listeners[i], &address.any), 0);
-		CHECK_EQUAL(rdma->rdma_listen(listeners[i], 0), 0);
-	}
-	for (int i = 2; i >= 0; i--) {
-		channel.id = listeners[i];
-		connect_sides(&channel, host, &clients[i], &servers[i]);
-	}
-	for (int i = 0; i < 3; i++)
-		send_message(&clients[i], &servers[i], (uint8_t)i);
-	/* A listener that goes leaves its connections alone. */
-	CHECK_EQUAL(rdma->rdma_destroy_id(listeners[1]), 0);
-	send_message(&servers[1], &clients[1], 0x66);
-	channel.id = NULL;
-	for (int i = 0; i < 3; i++) {
-		side_drop(&servers[i]);
-		side_close(&clients[i]);
-		if (i != 1)
-			CHECK_EQUAL(rdma->rdma_destroy_id(listeners[i]), 0);
-	}
-	side_close(&channel);
-}
-
-/* Requests wait their turn behind a small backlog; none is lost. */
-static void small_backlog(void)
-{
-	enum {
-		CLIENTS = 6
-	};
-	struct side listener = bound(RDMA_PS_TCP, host, 0);
-	struct side clients[CLIENTS], servers[CLIENTS];
-
-	CHECK_EQUAL(rdma->rdma_listen(listener.id, 2), 0);
-	for (int i = 0; i < CLIENTS; i++)
-		clients[i] = ask(host, port_of(listener.id));
-	for (int i = 0; i < CLIENTS; i++)
-		servers[i] = take_request(&listener);
-	for (int i = 0; i < CLIENTS; i++) {
-		accept_side(&servers[i]);
-		acknowledge(expect(listener.channel, RDMA_CM_EVENT_ESTABLISHED, servers[i].id));
-	}
-	for (int i = 0; i < CLIENTS; i++) {
-		expect_status(clients[i].channel, RDMA_CM_EVENT_ESTABLISHED, clients[i].id, 0);
-		side_drop(&servers[i]);
-		side_close(&clients[i]);
-	}
-	side_close(&listener);
-}
-
 /* Between two listeners of a server there is none for a moment: that alone is no refusal. */
 static void listener_comes_late(void)
 {
@@ -510,9 +451,6 @@ int main(void)
 	}
 	STEP(no_queue_pair());
 	STEP(everything_from_the_library());
-	STEP(several_listeners());
-	if (!on_system) /* there, a request without room is dropped, and asked again after 6 s */
-		STEP(small_backlog());
 	STEP(no_listener(true));
 	if (!on_system) {
 		STEP(listener_comes_late()); /* there, a network is between them */

@@ -470,6 +470,7 @@ static void wrong_arguments(void)
 	struct rdma_conn_param parameters = {0};
 	struct ibv_qp_init_attr qp = {0};
 	struct ibv_srq_init_attr srq = {0};
+	struct ibv_ece ece = {.vendor_id = 1, .comp_mask = 1};
 	union address address = address_of(host, 0);
 	struct rdma_cm_event *event;
 
@@ -496,6 +497,12 @@ static void wrong_arguments(void)
 	CHECK_FAILS(rdma->rdma_create_srq(NULL, NULL, &srq), EINVAL);
 	CHECK_FAILS(rdma->rdma_create_srq(side.id, NULL, NULL), EINVAL);
 	CHECK_FAILS(rdma->rdma_create_srq(side.id, NULL, &srq), EINVAL);
+	CHECK_FAILS(rdma->rdma_set_local_ece(NULL, &ece), EINVAL);
+	CHECK_FAILS(rdma->rdma_set_local_ece(side.id, NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_set_local_ece(side.id, &ece), EINVAL); /* of a later version */
+	CHECK_FAILS(rdma->rdma_get_remote_ece(NULL, &ece), EINVAL);
+	CHECK_FAILS(rdma->rdma_get_remote_ece(side.id, NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_reject_ece(NULL, NULL, 0), EINVAL);
 	rdma->rdma_destroy_ep(NULL);
 	rdma->rdma_destroy_qp(NULL);
 	rdma->rdma_destroy_srq(NULL);

@@ -45,8 +45,12 @@ static void round_trip(enum soft_cm_type type)
 	size_t used = 0;
 
 	CHECK(length <= SOFT_CM_MESSAGE_MAX);
-	for (size_t cut = 0; cut < length; cut++)
-		CHECK_EQUAL(soft_cm_decode(bytes, cut, &got, &used), EAGAIN);
+	for (size_t cut = 0; cut < length; cut++) {
+		uint8_t *copy = malloc(cut + 1); /* AddressSanitizer sees a read behind it */
+
+		CHECK_EQUAL(soft_cm_decode(memcpy(copy + 1, bytes, cut), cut, &got, &used), EAGAIN);
+		free(copy);
+	}
 	CHECK_EQUAL(used, 0);
 	/* What follows a message is left alone: it belongs to the queue pair's stream. */
 	memset(bytes + length, 0xee, 5);
@@ -121,45 +125,6 @@ static void wrong_bytes(void)
 	CHECK_EQUAL(soft_cm_decode(bytes, length, &got, &used), EPROTO);
 }
 
-/* Random bytes behind a right header, and random bytes: an answer, never a read out of bounds
- * (the sanitizers look), and what is accepted is in range. */
-static void random_bytes(void)
-{
-	uint32_t seed = 1;
-
-	for (int round = 0; round < 200000; round++) {
-		size_t length = (size_t)(round % (SOFT_CM_MESSAGE_MAX + 1));
-		uint8_t *bytes = malloc(length + 1);
-		struct soft_cm_message got;
-		size_t used = 0;
-		int answer;
-
-		CHECK(bytes);
-		if (length >= SOFT_CM_HEADER && round % 3) {
-			struct soft_cm_message shape = {.type = types[round % 5]};
-			uint8_t head[SOFT_CM_MESSAGE_MAX];
-
-			soft_cm_encode(&shape, head);
-			memcpy(bytes, head, SOFT_CM_HEADER);
-		}
-		for (size_t i = round % 3 && length >= SOFT_CM_HEADER ? SOFT_CM_HEADER : 0;
-		     i < length; i++) {
-			seed = seed * 1664525 + 1013904223;
-			bytes[i] = round % 2 ? (uint8_t)(seed >> 24) : (uint8_t)(seed >> 24 & 1);
-		}
-		answer = soft_cm_decode(bytes, length, &got, &used);
-		CHECK(answer == 0 || answer == EAGAIN || answer == EPROTO ||
-		      answer == EPROTONOSUPPORT);
-		if (answer == 0) {
-			CHECK(used <= length);
-			CHECK(got.qpn <= 0xffffff && got.psn <= 0xffffff);
-			CHECK(got.retry_count <= 7 && got.rnr_retry_count <= 7);
-			CHECK(got.private_data_len <= SOFT_CM_PRIVATE_MAX);
-		}
-		free(bytes);
-	}
-}
-
 int main(void)
 {
 	limit_seconds(60);
@@ -168,6 +133,5 @@ int main(void)
 	known_bytes();
 	short_private_data_is_padded();
 	wrong_bytes();
-	random_bytes();
 	return 0;
 }
