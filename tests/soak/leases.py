@@ -47,10 +47,10 @@ class Leases(Memory):
     breaks: ClassVar[bool] = True
 
     async def run(self) -> None:
-        self._how = how_it_ends(self._plan)
-        self._seconds = self._plan.chance("lease").uniform(1e-3, LONGEST)
+        self._how = how_it_ends(self.plan)
+        self._seconds = self.plan.chance("lease").uniform(1e-3, LONGEST)
         if self._how == LOAN:
-            self._plan = replace(self._plan, largest=min(self._plan.largest, LENT // 2))
+            self.plan = replace(self.plan, largest=min(self.plan.largest, LENT // 2))
         await super().run()
 
     # ---- the owner of the memory ------------------------------------------------------------
@@ -59,26 +59,26 @@ class Leases(Memory):
         if self._how == LOAN:
             await self._until_broken()
             return
-        conn, plan = self._conn, self._plan
+        conn, plan = self.conn, self.plan
         _, _, size = parts(plan)
         with some_memory(conn, plan.chance("memory"), BESIDE + size + BESIDE) as memory:
             view = memory.view
             before, middle, behind = view[:BESIDE], view[BESIDE:-BESIDE], view[-BESIDE:]
             number = plan.number("beside")
-            before[:] = self._patterns.of(number, BESIDE)
-            behind[:] = self._patterns.of(number + 1, BESIDE)
+            before[:] = self.patterns.of(number, BESIDE)
+            behind[:] = self.patterns.of(number + 1, BESIDE)
             middle[: LANES * COUNTER] = bytes(LANES * COUNTER)
             await self._share_for_a_while(memory[BESIDE:-BESIDE])
-            middle[:] = self._patterns.of(number + 2, size)
+            middle[:] = self.patterns.of(number + 2, size)
             await self._until_broken()
-            self._patterns.check("memory before what was shared", number, before)
-            self._patterns.check("memory behind what was shared", number + 1, behind)
-            self._patterns.check("memory that is shared no more", number + 2, middle)
+            self.patterns.check("memory before what was shared", number, before)
+            self.patterns.check("memory behind what was shared", number + 1, behind)
+            self.patterns.check("memory that is shared no more", number + 2, middle)
             del view, before, middle, behind
 
     async def _share_for_a_while(self, memory: LocalMemory) -> None:
         lease = self._seconds if self._how == LEASE else None
-        share = await self._conn.send_region(memory, access=ALL, lease=lease)
+        share = await self.conn.send_region(memory, access=ALL, lease=lease)
         assert share is not None
         with share:
             if self._how == REVOKED:
@@ -88,15 +88,15 @@ class Leases(Memory):
 
     async def _until_broken(self) -> None:
         try:
-            with await self._conn.recv() as message:
+            with await self.conn.recv() as message:
                 raise Wrong(f"{message!r} from the side that only uses memory")
         except ConnectionBrokenError:
-            self._tally.count(f"ended during use: {self._how}")
+            self.tally.count(f"ended during use: {self._how}")
 
     # ---- the user of the memory ------------------------------------------------------------
 
     async def _use(self) -> None:
-        conn, plan = self._conn, self._plan
+        conn, plan = self.conn, self.plan
         lanes, _, size = parts(plan)
         if self._how == LOAN:
             remote = await conn.request_region(size, access=ALL, lease=self._seconds)
@@ -116,4 +116,4 @@ class Leases(Memory):
             assert isinstance(end, BaseException)
             if not isinstance(end, RemoteAccessError | ConnectionBrokenError):
                 raise end
-            self._tally.count(f"refused as {type(end).__name__}")
+            self.tally.count(f"refused as {type(end).__name__}")

@@ -14,7 +14,7 @@ import mmap
 import random
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +24,14 @@ from aiordma.mr_pool import LocalMemory
 
 from .cutting import cut_short
 from .messages import LAST
-from .pattern import Patterns, Wrong
+from .part import Part
+from .pattern import Wrong
 from .plan import CLIENT, SERVER, Plan
-from .tally import Tally
 
 ALL = Rights.READ | Rights.WRITE | Rights.ATOMIC
 COUNTER = 8
 LANES = 4
+Steps = dict[Callable[[int], Coroutine[Any, Any, None]], int]  # with their weights
 LENT = 1 << 20  # the largest request, within every quota
 
 
@@ -50,24 +51,15 @@ def stretch(plan: Plan, lane: int, step: int) -> tuple[int, int, int]:
     return begin, length, plan.number("stretch", lane, step)
 
 
-class Memory:
-    """The part of one end.  `breaks`: the connection breaks at the end."""
+class Memory(Part[Connection]):
+    """The part of one end."""
 
-    breaks: ClassVar[bool] = False
-
-    def __init__(
-        self, conn: Connection, plan: Plan, side: str, patterns: Patterns, tally: Tally
-    ) -> None:
-        self._conn = conn
-        self._plan = plan
-        self._side = side
-        self._patterns = patterns
-        self._tally = tally
+    def __post_init__(self) -> None:
         self._talking = asyncio.Lock()  # one request to the owner's program at a time
 
     async def run(self) -> None:
-        owner = self._plan.chance("owner").choice((CLIENT, SERVER))
-        if self._side == owner:
+        owner = self.plan.chance("owner").choice((CLIENT, SERVER))
+        if self.side == owner:
             await self._own()
         else:
             await self._use()
@@ -75,7 +67,7 @@ class Memory:
     # ---- the owner of the memory ------------------------------------------------------------
 
     async def _own(self) -> None:
-        conn, plan = self._conn, self._plan
+        conn, plan = self.conn, self.plan
         lanes, _, size = parts(plan)
         with some_memory(conn, plan.chance("memory"), size) as memory:
             view = memory.view
@@ -99,10 +91,10 @@ class Memory:
                         raise Wrong(f"message {message.imm} after the last")
 
     def _woken(self, view: memoryview, lane: int, step: int) -> None:
-        begin, length, number = stretch(self._plan, lane, step)
+        begin, length, number = stretch(self.plan, lane, step)
         what = f"write {step} of lane {lane} that woke its owner"
-        self._patterns.check(what, number, view[begin : begin + length])
-        self._tally.count("woken by a write", length)
+        self.patterns.check(what, number, view[begin : begin + length])
+        self.tally.count("woken by a write", length)
 
     def _check_counters(self, view: memoryview, bounds: list[list[int]], lanes: int) -> None:
         found = view[: lanes * COUNTER].cast("Q").tolist()
@@ -112,16 +104,16 @@ class Memory:
 
     async def _handed_over(self, what: list[int]) -> None:
         size, number = what
-        with await self._conn.recv_buffer() as buffer:
+        with await self.conn.recv_buffer() as buffer:
             if len(buffer) != size:
                 raise Wrong(f"{size} bytes were handed over, {len(buffer)} came")
-            self._patterns.check("handed over memory", number, buffer.view)
-        self._tally.count("handed over", size)
+            self.patterns.check("handed over memory", number, buffer.view)
+        self.tally.count("handed over", size)
 
     # ---- the user of the memory ------------------------------------------------------------
 
     async def _use(self) -> None:
-        conn, plan = self._conn, self._plan
+        conn, plan = self.conn, self.plan
         lanes, _, size = parts(plan)
         remote = await conn.recv_region()
         if len(remote) != size:
@@ -145,10 +137,8 @@ class Lane:
         self, memory: Memory, remote: RemoteRegion, lane: int, chance: random.Random
     ) -> None:
         self._memory = memory
-        self._conn = memory._conn
-        self._plan = memory._plan
-        self._patterns = memory._patterns
-        self._tally = memory._tally
+        self._conn, self._plan = memory.conn, memory.plan
+        self._patterns, self._tally = memory.patterns, memory.tally
         self._remote = remote
         self._lane = lane
         self._chance = chance
@@ -159,18 +149,20 @@ class Lane:
         """The bounds of the lane's counter."""
         steps = {**self._verified, self._wake: 2, self._borrow: 1, self._cancelled: 4}
         for step in range(self._chance.randint(1, self._plan.count)):
-            (some,) = self._chance.choices(list(steps), list(steps.values()))
-            await some(step)
+            await self._one_of(steps, step)
         return [self._least, self._most]
 
     async def until_refused(self) -> None:
         """Run operations without the owner's program until one fails."""
         for step in itertools.count():
-            (some,) = self._chance.choices(list(self._verified), list(self._verified.values()))
-            await some(step)
+            await self._one_of(self._verified, step)
+
+    async def _one_of(self, steps: Steps, step: int) -> None:
+        (some,) = self._chance.choices(list(steps), list(steps.values()))
+        await some(step)
 
     @property
-    def _verified(self) -> dict[Callable[[int], Coroutine[Any, Any, None]], int]:
+    def _verified(self) -> Steps:
         """The operations whose result can be checked at once, with their weights."""
         return {self._write_and_read: 5, self._batch: 2, self._add: 3, self._swap: 2}
 
@@ -243,7 +235,7 @@ class Lane:
         self._tally.count("atomic")
 
     async def _swap(self, step: int) -> None:
-        self._added(await self._conn.fetch_and_add(self._counter, 1))
+        await self._add(step)
         now = self._least
         wrong = await self._conn.compare_and_swap(self._counter, now + 1, 0)
         right = await self._conn.compare_and_swap(self._counter, now, now + 3)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from typing import ClassVar
 
 from aiordma import Connection, Message, MessageTooLongError
 
 from .cutting import cut_short
-from .pattern import Patterns, Wrong
-from .plan import CLIENT, SERVER, Plan
-from .tally import Tally
+from .part import Part
+from .pattern import Wrong
 
 # Immediate data of the last message, which lists cancelled messages; others have their number.
 LAST = 0xFFFFFFFF
@@ -20,20 +18,10 @@ LAST = 0xFFFFFFFF
 HELD = 3
 
 
-class Messages:
+class Messages(Part[Connection]):
     """The part of one end."""
 
-    breaks: ClassVar[bool] = False
-
-    def __init__(
-        self, conn: Connection, plan: Plan, side: str, patterns: Patterns, tally: Tally
-    ) -> None:
-        self._conn = conn
-        self._plan = plan
-        self._side = side
-        self._peer = SERVER if side == CLIENT else CLIENT
-        self._patterns = patterns
-        self._tally = tally
+    def __post_init__(self) -> None:
         self._seen: set[int] = set()
         self._last = -1
 
@@ -43,17 +31,17 @@ class Messages:
             tasks.create_task(self._receive())
 
     def _count(self, side: str) -> int:
-        return self._plan.chance("count", side).randint(0, self._plan.count)
+        return self.plan.chance("count", side).randint(0, self.plan.count)
 
     # ---- sending -------------------------------------------------------------------------
 
     def _data(self, number: int) -> memoryview:
-        plan, side = self._plan, self._side
-        return self._patterns.of(plan.number(side, number), plan.size(side, number))
+        plan, side = self.plan, self.side
+        return self.patterns.of(plan.number(side, number), plan.size(side, number))
 
     async def _send(self) -> None:
-        chance = self._plan.chance("send", self._side)
-        conn, count = self._conn, self._count(self._side)
+        chance = self.plan.chance("send", self.side)
+        conn, count = self.conn, self._count(self.side)
         uncertain = []
         number = 0
         while number < count:
@@ -66,7 +54,7 @@ class Messages:
 
                 if not await cut_short(chance, send):
                     uncertain.append(number)
-                    self._tally.count("cancelled")
+                    self.tally.count("cancelled")
                 number += 1
                 continue
             numbers = range(number, min(count, number + chance.choice((1, 1, 1, 4, 16))))
@@ -76,13 +64,13 @@ class Messages:
             for result in results:
                 if isinstance(result, BaseException):
                     raise result
-                self._tally.count("send")
+                self.tally.count("send")
         await conn.send(json.dumps(uncertain).encode(), imm=LAST)
 
     # ---- receiving -----------------------------------------------------------------------
 
     async def _receive(self) -> None:
-        chance = self._plan.chance("receive", self._side)
+        chance = self.plan.chance("receive", self.side)
         held: deque[tuple[int, Message]] = deque()
         try:
             while True:
@@ -94,13 +82,13 @@ class Messages:
                         break
                     continue
                 if chance.random() < 0.2:
-                    got = await cut_short(chance, self._conn.recv)
+                    got = await cut_short(chance, self.conn.recv)
                     if not got:
-                        self._tally.count("cancelled")
+                        self.tally.count("cancelled")
                         continue
                     message = got[0]
                 else:
-                    message = await self._conn.recv()
+                    message = await self.conn.recv()
                 if message.imm == LAST:
                     with message:
                         last = bytes(message)
@@ -111,14 +99,14 @@ class Messages:
         finally:
             for one in held:
                 self._release(*one)
-        missing = set(range(self._count(self._peer))) - self._seen
+        missing = set(range(self._count(self.peer))) - self._seen
         if lost := missing - set(json.loads(last)):
             raise Wrong(f"messages {sorted(lost)} were sent, and are not here")
 
     def _arrived(self, number: int | None, length: int) -> int:
-        if number is None or not self._last < number < self._count(self._peer):
+        if number is None or not self._last < number < self._count(self.peer):
             raise Wrong(f"message {number} after {self._last}")
-        expected = self._plan.size(self._peer, number)
+        expected = self.plan.size(self.peer, number)
         if length != expected:
             raise Wrong(f"message {number} of {length} bytes had {expected}")
         self._last = number
@@ -129,16 +117,16 @@ class Messages:
         """Check that a held message is unchanged by later ones."""
         with message:
             self._check("message", number, message.data)
-        self._tally.count("recv", self._plan.size(self._peer, number))
+        self.tally.count("recv", self.plan.size(self.peer, number))
 
     def _check(self, what: str, number: int, data: memoryview) -> None:
-        self._patterns.check(f"{what} {number}", self._plan.number(self._peer, number), data)
+        self.patterns.check(f"{what} {number}", self.plan.number(self.peer, number), data)
 
     async def _receive_into(self, kind: float, cut: float) -> bytes | None:
         """Receive the next message into own memory; return the bytes of the last message at the
         end."""
-        conn = self._conn
-        length = self._plan.size(self._peer, self._last + 1)
+        conn = self.conn
+        length = self.plan.size(self.peer, self._last + 1)
         while True:
             memory = bytearray(length)
             try:
@@ -146,14 +134,14 @@ class Messages:
                     with conn.register(memory or bytearray(1)) as region:
                         found = await conn.recv_into(region)
                 elif cut < 0.3:
-                    chance = self._plan.chance("into", self._side, self._last, cut)
+                    chance = self.plan.chance("into", self.side, self._last, cut)
 
                     async def receive(memory: bytearray = memory) -> tuple[int, int | None]:
                         return await conn.recv_into(memory)
 
                     got = await cut_short(chance, receive)
                     if not got:
-                        self._tally.count("cancelled")
+                        self.tally.count("cancelled")
                         return None
                     found = got[0]  # type: ignore[assignment]
                 else:
@@ -167,5 +155,5 @@ class Messages:
             return bytes(memory[:size])
         number = self._arrived(imm, size)
         self._check("message into memory", number, memoryview(memory)[:size])
-        self._tally.count("recv_into", size)
+        self.tally.count("recv_into", size)
         return None

@@ -17,6 +17,7 @@ from aiordma import (
 from .leases import Leases
 from .memory import Memory
 from .messages import LAST, Messages
+from .part import Part
 from .pattern import Patterns, Wrong
 from .plan import CLIENT, Plan
 from .streams import Stream
@@ -24,7 +25,7 @@ from .tally import Tally
 
 # An owner that leaves takes back what it shared.
 ENDS = (ConnectionBrokenError, ConnectionClosedError, LeaseEndedError, WorkCompletionError)
-PARTS: dict[str, type[Messages | Memory]] = {
+PARTS: dict[str, type[Part[Connection]]] = {
     "messages": Messages,
     "memory": Memory,
     "leases": Leases,
@@ -48,7 +49,9 @@ async def finish(conn: Connection, plan: Plan, side: str) -> None:
         if plan.leaves:
             return
         if aborts:  # an abort loses data in flight, so wait until the peer has everything
-            await until_last(conn)
+            with await conn.recv() as message:
+                if message.imm != LAST:
+                    raise Wrong(f"{message!r} instead of the last")
             conn.abort()
         await conn.close()
         return
@@ -65,22 +68,15 @@ async def finish(conn: Connection, plan: Plan, side: str) -> None:
             raise
 
 
-async def until_last(conn: Connection) -> None:
-    with await conn.recv() as message:
-        if message.imm != LAST:
-            raise Wrong(f"{message!r} instead of the last")
-
-
 async def stream(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
+    ends: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     plan: Plan,
     side: str,
     patterns: Patterns,
     tally: Tally,
 ) -> None:
     """Run this side's part of a stream."""
-    part = Stream(reader, writer, plan, side, patterns, tally)
+    part = Stream(ends, plan, side, patterns, tally)
     await part.run()
     await part.close(abort=plan.ending == f"{side} aborts")
     tally.count(f"ended: {plan.ending}")

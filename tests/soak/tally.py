@@ -25,8 +25,3 @@ class Tally:
         self.bytes = 0
         self.wrong.clear()
         return taken
-
-    def add(self, other: Tally) -> None:
-        self.done.update(other.done)
-        self.bytes += other.bytes
-        self.wrong += other.wrong

@@ -85,7 +85,7 @@ async def test_a_key_that_works_too_long_is_seen(
     patterns: Patterns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def share_for_ever(leases: Leases, memory: LocalMemory) -> None:
-        await leases._conn.send_region(memory, access=ALL)
+        await leases.conn.send_region(memory, access=ALL)
 
     monkeypatch.setattr(Leases, "_share_for_a_while", share_for_ever)
     plan = next(plan for plan in PLANS if plan.largest < 100_000 and how_it_ends(plan) == REVOKED)

@@ -12,6 +12,7 @@
 #include "cm_internal.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "objects/objects.h"
@@ -62,7 +63,7 @@ int soft_cm_device_get(void)
 		error = ENODEV; /* until everything on what was removed is closed */
 	if (!error) {
 		soft_lock();
-		soft_cm_device_hold();
+		holds++;
 		soft_unlock();
 	}
 	pthread_mutex_unlock(&soft_cm_opening);
@@ -72,7 +73,7 @@ int soft_cm_device_get(void)
 void soft_cm_device_put(void)
 {
 	soft_lock();
-	soft_cm_device_release();
+	holds--;
 	soft_unlock();
 	soft_cm_device_sweep();
 }
@@ -98,26 +99,10 @@ void soft_cm_device_sweep(void)
 	pthread_mutex_unlock(&soft_cm_opening);
 }
 
-void soft_cm_device_hold(void)
+void soft_cm_device_attach(struct soft_cm_id *id)
 {
 	soft_assert_locked();
 	holds++;
-}
-
-void soft_cm_device_release(void)
-{
-	soft_assert_locked();
-	holds--;
-}
-
-struct ibv_context *soft_cm_device_context(void)
-{
-	return &own.extended.context;
-}
-
-void soft_cm_device_attach(struct soft_cm_id *id)
-{
-	soft_cm_device_hold();
 	id->attached = true;
 	soft_list_append(&attached, &id->on_device);
 }
@@ -135,7 +120,7 @@ void soft_cm_device_detach(struct soft_cm_id *id)
 {
 	id->attached = id->bound = false;
 	soft_list_remove(&id->on_device);
-	soft_cm_device_release();
+	holds--;
 }
 
 void soft_cm_device_each(void (*what)(struct soft_cm_id *id))
@@ -148,4 +133,34 @@ void soft_cm_device_each(void (*what)(struct soft_cm_id *id))
 		node = node->next;
 		what(id);
 	}
+}
+
+/* ---- rdma_get_devices(3) --------------------------------------------------------------------- */
+
+/* There is one device; it is open until the list is freed. */
+struct ibv_context **soft_rdma_get_devices(int *num_devices)
+{
+	struct ibv_context **list = calloc(2, sizeof(*list)); /* ends with NULL */
+	int error;
+
+	if (!list)
+		return NULL;
+	error = soft_cm_device_get();
+	if (error) {
+		free(list);
+		errno = error;
+		return NULL;
+	}
+	list[0] = &own.extended.context;
+	if (num_devices)
+		*num_devices = 1;
+	return list;
+}
+
+void soft_rdma_free_devices(struct ibv_context **list)
+{
+	if (!list)
+		return;
+	free(list);
+	soft_cm_device_put();
 }

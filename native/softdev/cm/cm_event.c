@@ -320,6 +320,13 @@ int soft_rdma_ack_cm_event(struct rdma_cm_event *application)
 	return 0;
 }
 
+void soft_cm_forget_event(struct soft_cm_id *id)
+{
+	if (id->id.event)
+		soft_rdma_ack_cm_event(id->id.event);
+	id->id.event = NULL;
+}
+
 void soft_cm_wait_acknowledged(struct soft_cm_id *id)
 {
 	unsigned reported;
@@ -367,15 +374,14 @@ int soft_rdma_migrate_id(struct rdma_cm_id *application, struct rdma_event_chann
 	bool synchronous = !channel;
 	bool was_synchronous;
 
-	if (!application)
-		return soft_cm_fail(EINVAL);
-	id = soft_cm_id_of(application);
-	if (synchronous) {
+	if (synchronous && application) {
 		channel = soft_rdma_create_event_channel();
 		if (!channel)
 			return -1;
 	}
-	soft_lock();
+	id = soft_cm_enter(application);
+	if (!id)
+		return -1;
 	old = id->id.channel;
 	if (!old || old == channel) {
 		soft_unlock();
@@ -390,9 +396,7 @@ int soft_rdma_migrate_id(struct rdma_cm_id *application, struct rdma_event_chann
 	id->synchronous = synchronous;
 	soft_unlock();
 	if (was_synchronous) {
-		if (id->id.event)
-			soft_rdma_ack_cm_event(id->id.event);
-		id->id.event = NULL;
+		soft_cm_forget_event(id);
 		soft_rdma_destroy_event_channel(old);
 	}
 	soft_cm_wait_acknowledged(id);

@@ -266,8 +266,7 @@ int soft_rdma_destroy_id(struct rdma_cm_id *application)
 	soft_list_remove(&id->in_channel);
 	soft_cm_free_orphans(&orphans);
 	soft_unlock();
-	if (id->id.event)
-		soft_rdma_ack_cm_event(id->id.event);
+	soft_cm_forget_event(id);
 	soft_cm_wait_acknowledged(id);
 	if (id->synchronous)
 		soft_rdma_destroy_event_channel(id->id.channel);

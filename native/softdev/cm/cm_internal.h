@@ -7,7 +7,7 @@
  *   cm_active.c    rdma_connect, rdma_establish    cm_passive.c  rdma_accept, rdma_reject
  *   cm_qp.c        the queue pair's states         cm_create.c   queue pairs and SRQs of an id
  *   cm_stream.c    handing over, disconnecting     cm_endpoint.c rdma_create_ep, rdma_get_request
- *   cm_lookup.c    names and devices               cm_multicast.c groups
+ *   cm_lookup.c    names                           cm_multicast.c groups
  *   cm_sidr_request.c  asking for a datagram service   cm_sidr_service.c  answering
  *
  * Everything here is called with the engine's lock unless it says otherwise.  What happens by
@@ -95,6 +95,8 @@ bool soft_cm_has_event(const struct soft_cm_id *id);
 void soft_cm_drop_events(struct soft_cm_id *id, const union ibv_gid *group,
 			 struct soft_node *orphans);
 
+/* Acknowledges what a synchronous call has left in id->event, if anything.  Not under the lock. */
+void soft_cm_forget_event(struct soft_cm_id *id);
 /* Waits until what was reported of the id has been acknowledged.  Not under the lock. */
 void soft_cm_wait_acknowledged(struct soft_cm_id *id);
 
@@ -105,11 +107,6 @@ void soft_cm_wait_acknowledged(struct soft_cm_id *id);
 int soft_cm_device_get(void);
 /* Gives up the hold of soft_cm_device_get.  Not under the lock. */
 void soft_cm_device_put(void);
-/* One hold more and one less; the device is open. */
-void soft_cm_device_hold(void);
-void soft_cm_device_release(void);
-/* The context, which stays the same struct. */
-struct ibv_context *soft_cm_device_context(void);
 /* The id is told of the device's removal, and holds the device, which is open. */
 void soft_cm_device_attach(struct soft_cm_id *id);
 void soft_cm_device_detach(struct soft_cm_id *id);
@@ -311,6 +308,7 @@ void soft_cm_listener_taken(struct soft_cm_id *id);
  * failure.  0 or an errno value. */
 int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
 		    const struct sockaddr_storage *peer, const struct soft_cm_message *request);
+
 /* ---- cm_sidr_request.c ----------------------------------------------------------------------- */
 
 /* rdma_connect of a datagram id.  0 or an errno value. */

@@ -259,7 +259,6 @@ static int open_listener(struct soft_cm_id *id, int backlog)
 		free(listener);
 		return error;
 	}
-	soft_cm_device_hold();
 	id->listener = listener;
 	id->sock = -1;
 	id->state = SOFT_CM_LISTENING;
@@ -286,7 +285,6 @@ void soft_cm_listener_close(struct soft_cm_id *id)
 			drop(incoming);
 	}
 	free(listener);
-	soft_cm_device_release();
 }
 
 static int start_listening(struct soft_cm_id *id, int backlog)

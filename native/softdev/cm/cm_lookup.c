@@ -1,12 +1,10 @@
-/* What needs no id: rdma_getaddrinfo(3), rdma_get_devices(3). */
+/* Names: rdma_getaddrinfo(3). */
 #include "cm_internal.h"
 
 #include <errno.h>
 #include <netdb.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- names --------------------------------------------------------------------------------- */
 
 /* An answer, its addresses and its name in one piece of memory. */
 struct answer {
@@ -23,65 +21,49 @@ static bool is_datagram(const struct rdma_addrinfo *hints)
 	return hints->ai_port_space == RDMA_PS_UDP || hints->ai_port_space == RDMA_PS_IPOIB;
 }
 
-static struct answer *answer_new(const struct rdma_addrinfo *hints, const char *name)
+static void set_address(struct sockaddr **address, socklen_t *length, struct sockaddr_storage *room,
+			const struct sockaddr *given, socklen_t given_length)
 {
-	size_t name_size = name ? strlen(name) + 1 : 0;
-	struct answer *answer = calloc(1, sizeof(*answer) + name_size);
-
-	if (!answer)
-		return NULL;
-	if (name)
-		memcpy(answer->name, name, name_size);
-	answer->info.ai_flags = hints->ai_flags;
-	answer->info.ai_family = hints->ai_family;
-	answer->info.ai_qp_type = hints->ai_qp_type;
-	answer->info.ai_port_space = hints->ai_port_space;
-	/* rdma_getaddrinfo(3): a source that was given in the hints is part of the answer. */
-	if (hints->ai_src_addr && hints->ai_src_len) {
-		memcpy(&answer->source, hints->ai_src_addr, hints->ai_src_len);
-		answer->info.ai_src_addr = (struct sockaddr *)&answer->source;
-		answer->info.ai_src_len = hints->ai_src_len;
-	}
-	return answer;
+	memcpy(room, given, given_length);
+	*address = (struct sockaddr *)room;
+	*length = given_length;
 }
 
-static struct answer *answer_found(const struct rdma_addrinfo *hints, const struct addrinfo *found)
+/* Without anything found, since there was no name to look up, the answer is what the hints say. */
+static struct answer *answer_new(const struct rdma_addrinfo *hints, const struct addrinfo *found)
 {
-	struct answer *answer = answer_new(hints, found->ai_canonname);
+	const char *name = found ? found->ai_canonname : NULL;
+	bool passive = hints->ai_flags & RAI_PASSIVE, datagram = is_datagram(hints);
+	struct answer *answer = calloc(1, sizeof(*answer) + (name ? strlen(name) + 1 : 0));
 	struct rdma_addrinfo *info;
-	bool datagram = is_datagram(hints);
 
 	if (!answer)
 		return NULL;
 	info = &answer->info;
-	info->ai_family = found->ai_family;
+	info->ai_flags = hints->ai_flags;
+	info->ai_family = found ? found->ai_family : hints->ai_family;
+	info->ai_qp_type = hints->ai_qp_type;
+	info->ai_port_space = hints->ai_port_space;
+	/* rdma_getaddrinfo(3): a source that was given in the hints is part of the answer. */
+	if (hints->ai_src_addr && hints->ai_src_len)
+		set_address(&info->ai_src_addr, &info->ai_src_len, &answer->source,
+			    hints->ai_src_addr, hints->ai_src_len);
+	if (!found) {
+		if (hints->ai_dst_addr && hints->ai_dst_len)
+			set_address(&info->ai_dst_addr, &info->ai_dst_len, &answer->address,
+				    hints->ai_dst_addr, hints->ai_dst_len);
+		return answer;
+	}
 	if (!info->ai_qp_type)
 		info->ai_qp_type = datagram ? IBV_QPT_UD : IBV_QPT_RC;
 	if (!info->ai_port_space)
 		info->ai_port_space = datagram ? RDMA_PS_UDP : RDMA_PS_TCP;
-	memcpy(&answer->address, found->ai_addr, found->ai_addrlen);
-	if (hints->ai_flags & RAI_PASSIVE) {
-		info->ai_src_addr = (struct sockaddr *)&answer->address;
-		info->ai_src_len = found->ai_addrlen;
-		info->ai_src_canonname = found->ai_canonname ? answer->name : NULL;
-		return answer;
-	}
-	info->ai_dst_addr = (struct sockaddr *)&answer->address;
-	info->ai_dst_len = found->ai_addrlen;
-	info->ai_dst_canonname = found->ai_canonname ? answer->name : NULL;
-	return answer;
-}
-
-/* Without a name to look up, the answer is what the hints say, as it is. */
-static struct answer *answer_of_hints(const struct rdma_addrinfo *hints)
-{
-	struct answer *answer = answer_new(hints, NULL);
-
-	if (answer && hints->ai_dst_addr && hints->ai_dst_len) {
-		memcpy(&answer->address, hints->ai_dst_addr, hints->ai_dst_len);
-		answer->info.ai_dst_addr = (struct sockaddr *)&answer->address;
-		answer->info.ai_dst_len = hints->ai_dst_len;
-	}
+	set_address(passive ? &info->ai_src_addr : &info->ai_dst_addr,
+		    passive ? &info->ai_src_len : &info->ai_dst_len, &answer->address,
+		    found->ai_addr, found->ai_addrlen);
+	if (name)
+		*(passive ? &info->ai_src_canonname : &info->ai_dst_canonname) =
+			strcpy(answer->name, name);
 	return answer;
 }
 
@@ -128,8 +110,9 @@ int soft_rdma_getaddrinfo(const char *node, const char *service, const struct rd
 {
 	static const struct rdma_addrinfo no_hints;
 	struct rdma_addrinfo **next = res;
-	struct addrinfo *found;
-	int error;
+	struct addrinfo *found = NULL;
+	const struct addrinfo *one;
+	int error = 0;
 
 	if (!res || (!node && !service && !hints))
 		return soft_cm_fail(EINVAL);
@@ -139,31 +122,28 @@ int soft_rdma_getaddrinfo(const char *node, const char *service, const struct rd
 	    hints->ai_dst_len > sizeof(struct sockaddr_storage))
 		return soft_cm_fail(EINVAL);
 	*res = NULL;
-	if (!node && !service) {
-		struct answer *answer = answer_of_hints(hints);
-
-		if (!answer)
-			return soft_cm_fail(ENOMEM);
-		*res = &answer->info;
-		return 0;
+	if (node || service) {
+		error = look_up(node, service, hints, &found);
+		if (error)
+			return soft_cm_fail(error);
 	}
-	error = look_up(node, service, hints, &found);
-	if (error)
-		return soft_cm_fail(error);
-	for (const struct addrinfo *one = found; one; one = one->ai_next) {
-		struct answer *answer = answer_found(hints, one);
+	one = found;
+	do {
+		struct answer *answer = answer_new(hints, one);
 
 		if (!answer) {
+			error = ENOMEM;
 			soft_rdma_freeaddrinfo(*res);
 			*res = NULL;
-			freeaddrinfo(found);
-			return soft_cm_fail(ENOMEM);
+			break;
 		}
 		*next = &answer->info;
 		next = &answer->info.ai_next;
-	}
-	freeaddrinfo(found);
-	return 0;
+		one = one ? one->ai_next : NULL;
+	} while (one);
+	if (found)
+		freeaddrinfo(found);
+	return error ? soft_cm_fail(error) : 0;
 }
 
 void soft_rdma_freeaddrinfo(struct rdma_addrinfo *res)
@@ -174,34 +154,4 @@ void soft_rdma_freeaddrinfo(struct rdma_addrinfo *res)
 		free(soft_container(res, struct answer, info));
 		res = next;
 	}
-}
-
-/* ---- devices ------------------------------------------------------------------------------- */
-
-/* There is one device; it is open until the list is freed. */
-struct ibv_context **soft_rdma_get_devices(int *num_devices)
-{
-	struct ibv_context **list = calloc(2, sizeof(*list)); /* ends with NULL */
-	int error;
-
-	if (!list)
-		return NULL;
-	error = soft_cm_device_get();
-	if (error) {
-		free(list);
-		errno = error;
-		return NULL;
-	}
-	list[0] = soft_cm_device_context();
-	if (num_devices)
-		*num_devices = 1;
-	return list;
-}
-
-void soft_rdma_free_devices(struct ibv_context **list)
-{
-	if (!list)
-		return;
-	free(list);
-	soft_cm_device_put();
 }

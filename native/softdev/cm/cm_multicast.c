@@ -96,23 +96,17 @@ int soft_rdma_join_multicast(struct rdma_cm_id *id, struct sockaddr *addr, void 
 	return soft_rdma_join_multicast_ex(id, &attr, context);
 }
 
-/* Under the lock: the group's queue pair to attach; NULL when there is none, or nothing to do. */
-static struct ibv_qp *to_attach(struct soft_cm_id *id, const union ibv_gid *gid)
-{
-	struct group *group = find(id, gid);
-
-	if (!group || group->send_only || group->attached || !soft_cm_qp(id))
-		return NULL;
-	group->attached = true;
-	return soft_cm_qp(id);
-}
-
 int soft_cm_multicast_joined(struct soft_cm_id *id, const union ibv_gid *gid)
 {
-	struct ibv_qp *qp;
+	struct ibv_qp *qp = NULL;
+	struct group *group;
 
 	soft_lock();
-	qp = to_attach(id, gid);
+	group = find(id, gid);
+	if (group && !group->send_only && !group->attached)
+		qp = soft_cm_qp(id);
+	if (qp)
+		group->attached = true;
 	soft_unlock();
 	return qp ? soft_ibv_attach_mcast(qp, gid, 0) : 0;
 }

@@ -137,10 +137,8 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
  * rejected. */
 static void forget_request(struct soft_cm_id *id)
 {
-	if (!id->synchronous || !id->id.event)
-		return;
-	soft_rdma_ack_cm_event(id->id.event);
-	id->id.event = NULL;
+	if (id->synchronous)
+		soft_cm_forget_event(id);
 }
 
 int soft_rdma_accept(struct rdma_cm_id *application, struct rdma_conn_param *conn_param)

@@ -307,7 +307,6 @@ int soft_cm_service_open(struct soft_cm_id *id, int backlog)
 		free(service);
 		return error;
 	}
-	soft_cm_device_hold();
 	id->service = service;
 	id->sock = -1;
 	id->state = SOFT_CM_LISTENING;
@@ -324,7 +323,6 @@ void soft_cm_service_close(struct soft_cm_id *id)
 	soft_unwatch(&service->watch);
 	service->id = NULL;
 	free_if_unused(service);
-	soft_cm_device_release();
 }
 
 void soft_cm_service_taken(struct soft_cm_id *id)

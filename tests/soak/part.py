@@ -1,0 +1,32 @@
+"""What one end of a connection does, and what it has at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from .pattern import Patterns
+from .plan import CLIENT, SERVER, Plan
+from .tally import Tally
+
+C = TypeVar("C")
+
+
+@dataclass
+class Part(Generic[C]):
+    """The part of one end.  `breaks`: the connection breaks at the end."""
+
+    conn: C
+    plan: Plan
+    side: str
+    patterns: Patterns
+    tally: Tally
+    breaks: ClassVar[bool] = False
+
+    @property
+    def peer(self) -> str:
+        """The other side."""
+        return SERVER if self.side == CLIENT else CLIENT
+
+    async def run(self) -> None:
+        raise NotImplementedError
