@@ -12,15 +12,9 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from aiordma import verbs
 
@@ -36,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 GROWTH = 64 * MIB
 # Seconds without an answer after which a process counts as hung, on the embedded device.
 SILENT = 300.0
+TOLD = 10.0  # seconds between two lines of progress
 # The virtual machine emulates its processors; measured: about this many times slower.
 SLOW = 8.0
 
@@ -127,14 +122,11 @@ class Soak:
     async def start(self, role: Role) -> Process:
         """A process for a role; a killed one restarts on the other loop, with other links."""
         options = {
+            **{name: getattr(self, name) for name in ("device", "host", "slow", "seed")},
+            "folder": str(self.folder),
             "name": role.name if role.survives else f"{role.name} {role.starts}",
             "survives": role.survives,
             "hostile": role.hostile,
-            "device": self.device,
-            "host": self.host,
-            "slow": self.slow,
-            "folder": str(self.folder),
-            "seed": self.seed,
             "loop": LOOPS[(LOOPS.index(role.loop) + role.starts) % 2],
         }
         links = LINKS[(LINKS.index(role.links) + role.starts // 2) % 2]
@@ -204,75 +196,58 @@ class Soak:
 
 def roles(clients: int, workers: int) -> list[Role]:
     """A server and clients that survive, one of each that is killed repeatedly, a stranger."""
-    found = [Role("server", True, 0, "asyncio", "")]
-    for number in range(clients):
-        found.append(
+    return [
+        Role("server", True, 0, "asyncio", ""),
+        *(
             Role(f"client {number}", True, workers, LOOPS[(number + 1) % 2], LINKS[number % 2])
-        )
-    found.append(Role("mortal server", False, 0, "uvloop", "tcp"))
-    found.append(Role("mortal client", False, workers, "asyncio", ""))
-    found.append(Role("stranger", False, workers, "asyncio", "", hostile=True))
-    return found
+            for number in range(clients)
+        ),
+        Role("mortal server", False, 0, "uvloop", "tcp"),
+        Role("mortal client", False, workers, "asyncio", ""),
+        Role("stranger", False, workers, "asyncio", "", hostile=True),
+    ]
 
 
-def table(soak: Soak, seconds: float, ends: list[tuple[str, dict[str, Any], int]]) -> Table:
-    made = Table(
-        box=SIMPLE_HEAD,
-        title=f"soak of {seconds:.0f} s, seed {soak.seed}",
-        caption=f"{len(soak.total.wrong)} things were wrong",
+def tell(soak: Soak, seconds: float) -> None:
+    """What has been done so far."""
+    total = soak.total
+    print(
+        f"{seconds:5.0f} s: {total.bytes / MIB:,.0f} MiB, {total.done.total():,} operations, "
+        f"{soak.killed} killed, {len(total.wrong)} wrong",
+        flush=True,
     )
-    made.add_column("what")
-    made.add_column("how much", justify="right")
-    made.add_row("bytes that arrived, checked", f"{soak.total.bytes:,}")
-    for what, count in sorted(soak.total.done.items()):
-        made.add_row(what, f"{count:,}")
-    made.add_row("processes killed", f"{soak.killed:,}")
-    for name, end, grown in ends:
-        made.add_row(f"{name}: most memory at a time", f"{end['peak'] / MIB:.0f} MiB")
-        made.add_row(f"{name}: grown since it was warm", f"{grown / MIB:.1f} MiB")
-    return made
 
 
-async def run(soak: Soak, seconds: float, console: Console) -> tuple[Table, list[str]]:
-    """Warm up, run the soak, print the table; return the problems."""
+async def run(soak: Soak, seconds: float) -> list[str]:
+    """Warm up, run the soak, tell what was done; return the problems."""
     chance = random.Random(soak.seed)
     began = time.monotonic()
     warm = max(2.0 * soak.slow, seconds / 5)
-    progress = Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console
-    )
-    shown = progress.add_task("soak", total=seconds)
 
     async def show() -> None:
         while True:
-            await asyncio.sleep(0.5)
-            total = soak.total
-            progress.update(
-                shown,
-                completed=time.monotonic() - began,
-                description=f"{total.bytes / MIB:,.0f} MiB, {total.done.total():,} operations, "
-                f"{soak.killed} killed, {len(total.wrong)} wrong",
-            )
+            await asyncio.sleep(TOLD)
+            tell(soak, time.monotonic() - began)
 
     showing = asyncio.create_task(show())
-    problems: list[str] = []
-    with progress if console.is_terminal else nullcontext():
-        await soak.phase(warm / 2, chance)
-        first = await soak.close()
-        await soak.open()
-        await soak.phase(warm / 2, chance)
-        settled = await soak.phase(max(1.0, seconds - warm), chance)
-        last = await soak.close()
-        took = time.monotonic() - began
+    await soak.phase(warm / 2, chance)
+    first = await soak.close()
+    await soak.open()
+    await soak.phase(warm / 2, chance)
+    settled = await soak.phase(max(1.0, seconds - warm), chance)
+    last = await soak.close()
     showing.cancel()
-    ends = []
+    tell(soak, time.monotonic() - began)
+    for what, count in sorted(soak.total.done.items()):
+        print(f"{count:12,} {what}")
+    problems: list[str] = []
     for process, was, now, held in zip(soak.survivors(), first, last, settled, strict=True):
         name = process.role.name
         if was is None or now is None or held is None:
             problems.append(f"{name} did not get to its end")
             continue
         grown = now["memory"] - was["memory"]
-        ends.append((name, now, grown))
+        print(f"{name}: {now['peak'] / MIB:.0f} MiB at most, {grown / MIB:.1f} more since warm")
         if held:
             problems.append(f"{name} has more than before, with nothing under way: {held}")
         if now["left"]:
@@ -280,40 +255,35 @@ async def run(soak: Soak, seconds: float, console: Console) -> tuple[Table, list
         if grown > GROWTH:
             problems.append(f"{name} has grown by {grown} bytes")
         await process.end()
-    return table(soak, took, ends), soak.total.wrong + problems
+    return soak.total.wrong + problems
 
 
 async def main(options: argparse.Namespace) -> int:
-    console = Console()
     seed = options.seed if options.seed is not None else secrets.randbits(32)
-    console.print(f"soak: {options.seconds:g} s, seed {seed}", highlight=False)
+    print(f"soak: {options.seconds:g} s, seed {seed}", flush=True)
     device = verbs.find_device(options.device or os.environ.get("AIORDMA_DEVICE") or "embedded0")
     with device.open() as context:
         host = str(context.choose_gid().gid.ip)
     slow = 1.0 if device.library.name == "embedded" else SLOW
-    async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         write_patterns(folder / "patterns", seed)
         write_certificates(folder)
-        soak = Soak(
-            seed, device.name, host, slow, folder,
-            roles(options.clients, options.workers),
-        )  # fmt: skip
+        shares = roles(options.clients, options.workers)
+        soak = Soak(seed, device.name, host, slow, folder, shares)
         try:
             async with asyncio.timeout(options.seconds + SILENT * slow):
-                shown, problems = await run(soak, options.seconds, console)
+                problems = await run(soak, options.seconds)
         except TimeoutError:
-            console.print(soak.total)
+            print(soak.total)
             raise
         finally:
             for process in soak.processes.values():
                 if not process._reading.done():
                     await process.kill()
-    console.print(shown)
-    for problem in problems:
-        console.print(problem, markup=False, highlight=False)
     if problems:
-        console.print(f"again: python -m tests.soak --seconds {options.seconds:g} --seed {seed}")
+        print(*problems, sep="\n")
+        print(f"again: python -m tests.soak --seconds {options.seconds:g} --seed {seed}")
     return 1 if problems else 0
 
 

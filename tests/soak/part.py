@@ -23,6 +23,9 @@ class Part(Generic[C]):
     tally: Tally
     breaks: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        """What a kind of part has beside."""
+
     @property
     def peer(self) -> str:
         """The other side."""

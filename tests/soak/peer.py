@@ -79,32 +79,30 @@ class Peer:
         self._first: Kept | None = None  # with the permanent connections only
         self._closed: Kept | None = None  # with everything closed
 
+    def _how(self, via: Via, config: str) -> dict[str, Any]:
+        """The options of a listener, or of a connection."""
+        return {
+            "device": self._device,
+            "via": via,
+            "config": patient(CONFIGS[config]),
+            **SECURITY[config],
+        }
+
     # ---- commands ------------------------------------------------------------------------
 
     async def open(self) -> dict[str, int]:
         """Listen by every connection method; return the ports."""
         ports = {}
-        where: dict[str, Any] = {"device": self._device}
         for via in VIAS:
-            for name, config in CONFIGS.items():
+            for name in CONFIGS:
                 server = await aiordma.start_server(
-                    partial(self._serve, name),
-                    self._host,
-                    via=via,
-                    config=patient(config),
-                    **SECURITY[name],
-                    **where,
+                    partial(self._serve, name), self._host, **self._how(via, name)
                 )
                 self._servers.append(server)
                 ports[f"{via} {name}"] = server.port
             for kind, tls in (("stream", None), ("tls", self._serving)):
                 listening = await aiordma.start_stream_server(
-                    self._serve_stream,
-                    self._host,
-                    via=via,
-                    config=patient(CONFIGS["default"]),
-                    ssl=tls,
-                    **where,
+                    self._serve_stream, self._host, ssl=tls, **self._how(via, "default")
                 )
                 self._stream_servers.append(listening)
                 ports[f"{via} {kind}"] = listening.address[1]
@@ -245,18 +243,15 @@ class Peer:
         assert task is not None
         self._stream_handlers.add(task)
         try:
-            try:
-                line = await reader.readline()
-                if not line:
-                    return
-                hello = json.loads(line)
-            except ConnectionError:
+            if not (line := await reader.readline()):
                 return
-            plan = Plan.of(
-                hello["seed"], "default", kind="stream", strict=hello["strict"] and self._survives
-            )
-            tally, patterns = self._tally, self._patterns
-            await self._watch(stream(reader, writer, plan, SERVER, patterns, tally), plan, SERVER)
+            hello = json.loads(line)
+            strict = hello["strict"] and self._survives
+            plan = Plan.of(hello["seed"], "default", kind="stream", strict=strict)
+            talking = stream((reader, writer), plan, SERVER, self._patterns, self._tally)
+            await self._watch(talking, plan, SERVER)
+        except ConnectionError:
+            return  # before its first line
         finally:
             writer.transport.abort()
             self._stream_handlers.discard(task)
@@ -269,16 +264,13 @@ class Peer:
             via, kind = chance.choice(VIAS), chance.choice((*CONFIGS, *CONFIGS, *STREAMS))
             strict = self._survives and target["survives"]
             seed = chance.getrandbits(48)
-            plan = Plan.of(
-                seed,
-                "default" if kind in STREAMS else kind,
-                kind="stream" if kind in STREAMS else None,
-                strict=strict,
-            )
+            is_stream = kind in STREAMS
+            config = "default" if is_stream else kind
+            plan = Plan.of(seed, config, kind="stream" if is_stream else None, strict=strict)
             port = target["ports"][f"{via} {kind}"]
             hello = json.dumps({"seed": seed, "strict": strict}).encode()
             try:
-                if kind in STREAMS:
+                if is_stream:
                     await self._stream(chance, via, port, plan, hello, tls=kind == "tls")
                 else:
                     await self._connection(chance, via, port, plan, hello)
@@ -292,14 +284,7 @@ class Peer:
         self, chance: random.Random, via: Via, port: int, plan: Plan, hello: bytes
     ) -> None:
         async def connect() -> Connection:
-            return await aiordma.connect(
-                self._host,
-                port,
-                device=self._device,
-                via=via,
-                config=patient(CONFIGS[plan.config]),
-                **SECURITY[plan.config],
-            )
+            return await aiordma.connect(self._host, port, **self._how(via, plan.config))
 
         conn = await self._begun(chance, connect)
         if conn is None:
@@ -321,21 +306,19 @@ class Peer:
             return await streams.open_connection(
                 self._host,
                 port,
-                device=self._device,
-                via=via,
-                config=patient(CONFIGS["default"]),
                 ssl=self._trusting if tls else None,
                 server_hostname=NAME if tls else None,
+                **self._how(via, "default"),
             )
 
         begun = await self._begun(chance, open_connection)
         if begun is None:
             return
-        reader, writer = begun
+        _, writer = begun
         try:
             writer.write(hello + b"\n")
             await self._leave_or_not(
-                chance, stream(reader, writer, plan, CLIENT, self._patterns, self._tally), plan
+                chance, stream(begun, plan, CLIENT, self._patterns, self._tally), plan
             )
         finally:
             writer.transport.abort()
@@ -370,11 +353,7 @@ class Peer:
         """A permanent connection, for the whole soak."""
         server = self._targets["server"]
         async with await aiordma.connect(
-            self._host,
-            server["ports"][f"{via} default"],
-            device=self._device,
-            via=via,
-            config=patient(CONFIGS["default"]),
+            self._host, server["ports"][f"{via} default"], **self._how(via, "default")
         ) as conn:
             self._anchored.add(conn)
             await conn.send(b'"anchor"')
