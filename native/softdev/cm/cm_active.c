@@ -155,7 +155,7 @@ static int start(struct soft_cm_id *id, const struct rdma_conn_param *parameters
 	union ibv_gid peer;
 
 	if (!error)
-		error = soft_cm_check_parameters(id, parameters, SOFT_CM_REQ_PRIVATE);
+		error = soft_cm_check_parameters(id, parameters, SOFT_CM_REQ);
 	if (error)
 		return error;
 	if (id->sock < 0)

@@ -10,9 +10,9 @@
  *   cm_lookup.c    names                           cm_multicast.c groups
  *   cm_sidr_request.c  asking for a datagram service   cm_sidr_service.c  answering
  *
- * Everything here is called with the engine's lock unless it says otherwise.  What happens by
- * itself (a message, the end of a stream, a timeout) happens in the engine's step; the application
- * may destroy an id at any moment, since both hold the lock.
+ * Everything here is called with the engine's lock unless it says otherwise; an int is 0 or an errno
+ * value.  What happens by itself (a message, the end of a stream, a timeout) happens in the engine's
+ * step; the application may destroy an id at any moment, since both hold the lock.
  */
 #ifndef AIORDMA_SOFTDEV_CM_INTERNAL_H
 #define AIORDMA_SOFTDEV_CM_INTERNAL_H
@@ -72,29 +72,24 @@ struct soft_cm_event {
 	uint8_t private_data[SOFT_CM_PRIVATE_MAX];
 };
 
-/* Puts an event into the id's queue and wakes the application.  `message`: the handshake message
- * whose parameters and private data the event carries, or NULL.  0, or ENOMEM: then the event is
- * lost, and the call that it would have answered fails, if there is one.  Of a request that is not
- * accepted nothing is reported, since its id may have no context of the application yet; as with
- * the kernel, rdma_accept fails when the request is over. */
+/* Puts an event into the id's queue; `message`: whose parameters and private data it carries, or NULL.
+ * 0, or ENOMEM: then it is lost, and the call that it would have answered fails, if there is one.
+ * Of a request that is not accepted nothing is reported, since its id may have no context of the
+ * application yet; as with the kernel, rdma_accept fails when the request is over. */
 int soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		   const struct soft_cm_message *message);
-
-/* The same with what a datagram id is told: where to send, and private data, which is copied; without
- * a length it is a pointer of the application's (rdma_join_multicast(3)). */
+/* What a datagram id is told: where to send, and private data, which is copied; without a length it
+ * is a pointer of the application's (rdma_join_multicast(3)). */
 int soft_cm_report_ud(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		      const struct rdma_ud_param *ud);
-/* The same for a CONNECT_REQUEST, of either kind: the event belongs to the listener. */
+/* A CONNECT_REQUEST, of either kind, which belongs to the listener. */
 int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,
 			   const struct soft_cm_message *message, const struct rdma_ud_param *ud);
-
-/* Whether something is queued for the id. */
 bool soft_cm_has_event(const struct soft_cm_id *id);
 /* Drops what is queued for the id, or of it what is about joining `group`.  Requests that the
  * application has not seen go to `orphans` (by in_channel), for soft_cm_free_orphans. */
 void soft_cm_drop_events(struct soft_cm_id *id, const union ibv_gid *group,
 			 struct soft_node *orphans);
-
 /* Acknowledges what a synchronous call has left in id->event, if anything.  Not under the lock. */
 void soft_cm_forget_event(struct soft_cm_id *id);
 /* Waits until what was reported of the id has been acknowledged.  Not under the lock. */
@@ -102,18 +97,16 @@ void soft_cm_wait_acknowledged(struct soft_cm_id *id);
 
 /* ---- cm_device.c --------------------------------------------------------------------------- */
 
-/* Opens the device for the connection manager unless it is open, and holds it.  Not under the lock.
- * 0 or an errno value. */
+/* Opens the device for the connection manager unless it is open, and holds it: 0 or an errno value;
+ * gives up the hold.  Not under the lock. */
 int soft_cm_device_get(void);
-/* Gives up the hold of soft_cm_device_get.  Not under the lock. */
 void soft_cm_device_put(void);
 /* The id is told of the device's removal, and holds the device, which is open. */
 void soft_cm_device_attach(struct soft_cm_id *id);
 void soft_cm_device_detach(struct soft_cm_id *id);
 /* Attaches the id and binds it to the device: id->verbs, id->pd, id->port_num. */
 void soft_cm_device_bind(struct soft_cm_id *id);
-/* Every id that is attached to the device. */
-void soft_cm_device_each(void (*what)(struct soft_cm_id *id));
+void soft_cm_device_each(void (*what)(struct soft_cm_id *id)); /* that is attached */
 
 /* ---- cm_id.c ------------------------------------------------------------------------------- */
 
@@ -199,7 +192,6 @@ void soft_cm_id_waits(struct soft_cm_id *id, bool waits);
 /* Ends whatever the id is doing, tells the other side, drops its events; the id is in state FAILED
  * and silent from here on. */
 void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans);
-/* Silences and frees requests that the application has not seen. */
 void soft_cm_free_orphans(struct soft_node *orphans);
 
 /* `return soft_cm_fail(EINVAL)`: -1, and errno set. */
@@ -212,32 +204,29 @@ int soft_cm_leave(int error);
 struct soft_cm_id *soft_cm_enter_device(struct rdma_cm_id *application);
 int soft_cm_leave_device(int error);
 
-/* A new id for a request, which has not been reported; NULL without memory. */
+/* A new id for a request, or NULL without memory; once it has been reported it is in the listener's
+ * channel and on the device. */
 struct soft_cm_id *soft_cm_request_new(struct soft_cm_id *listener);
-/* It has been: from now on the id is in the listener's channel, and on the device. */
 void soft_cm_request_join(struct soft_cm_id *id);
-/* Without it the id has no stream. */
 void soft_cm_drop_link(struct soft_cm_id *id);
 
 /* ---- cm_address.c -------------------------------------------------------------------------- */
 
 /* Bytes of an IPv4 or IPv6 address; 0 for anything else. */
 socklen_t soft_cm_address_length(const struct sockaddr *address);
-/* Binds an id that is IDLE.  0 or an errno value; the device is the caller's business. */
+/* Binds an id that is IDLE; the device is the caller's business. */
 int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address);
 /* The error of the kernel's rdma_cm for a taken port: EADDRNOTAVAIL, instead of EADDRINUSE, where
  * one of the two is on all addresses.  Other errors as they are. */
 int soft_cm_port_error(const struct sockaddr *address, int type, int error);
-/* The GID that an address is. */
 void soft_cm_gid_from(union ibv_gid *gid, const struct sockaddr *address);
-/* Applies RDMA_OPTION_ID_TOS to a socket of either family. */
 void soft_cm_apply_tos(int fd, uint8_t tos);
 /* The id's addresses and GIDs as given (unless NULL); IPv4 in IPv6 becomes IPv4. */
 void soft_cm_set_addresses(struct soft_cm_id *id, const struct sockaddr_storage *local,
 			   const struct sockaddr_storage *peer);
 /* The same, its own as the socket has it. */
 void soft_cm_take_addresses(struct soft_cm_id *id, int fd, const struct sockaddr_storage *peer);
-/* Changes V6ONLY of an id that is bound already.  0 or an errno value. */
+/* Changes V6ONLY of an id that is bound already. */
 int soft_cm_rebind(struct soft_cm_id *id, bool v6_only);
 
 /* ---- cm_link.c ----------------------------------------------------------------------------- */
@@ -275,8 +264,7 @@ struct soft_cm_link {
 struct soft_cm_link *soft_cm_link_new(int fd, bool connecting,
 				      const struct soft_cm_link_calls *calls, void *owner,
 				      int *error);
-/* While it is connecting: without a listener there, try again for so long before that is a failure.
- */
+/* While it is connecting: without a listener there, try again for so long. */
 void soft_cm_link_insist(struct soft_cm_link *link, const struct sockaddr *to,
 			 uint32_t milliseconds);
 void soft_cm_link_free(struct soft_cm_link *link);
@@ -286,7 +274,7 @@ void soft_cm_link_expect(struct soft_cm_link *link, uint32_t milliseconds);
 void soft_cm_link_expect_nothing(struct soft_cm_link *link);
 /* Reads no more, but notices when the other side is gone. */
 int soft_cm_link_hold(struct soft_cm_link *link);
-/* 0 or an errno value.  All that one side sends in a handshake (less than 400 bytes) fits into any
+/* All that one side sends in a handshake (less than 400 bytes) fits into any
  * socket's buffer, so a socket that does not take it is broken. */
 int soft_cm_link_send(struct soft_cm_link *link, const struct soft_cm_message *message);
 /* Says why, where the socket takes it, and frees the link. */
@@ -304,36 +292,32 @@ void soft_cm_listener_taken(struct soft_cm_id *id);
 
 /* ---- cm_passive.c -------------------------------------------------------------------------- */
 
-/* An id for a request that has come over `link`; the link is its own from here on, also on
- * failure.  0 or an errno value. */
+/* An id for a request that has come over `link`, which is its own from here on, also on failure. */
 int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
 		    const struct sockaddr_storage *peer, const struct soft_cm_message *request);
 
 /* ---- cm_sidr_request.c ----------------------------------------------------------------------- */
 
-/* rdma_connect of a datagram id.  0 or an errno value. */
+/* rdma_connect of a datagram id. */
 int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
 /* Asks no more.  Safe to repeat. */
 void soft_cm_sidr_request_end(struct soft_cm_id *id);
 
 /* ---- cm_sidr_service.c ----------------------------------------------------------------------- */
 
-/* rdma_listen, rdma_accept, rdma_reject of a datagram id.  0 or an errno value. */
+/* rdma_listen, rdma_accept, rdma_reject of a datagram id. */
 int soft_cm_service_open(struct soft_cm_id *id, int backlog);
 int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
 int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint8_t length);
 /* The ends of a listener and of a request.  Safe to repeat. */
 void soft_cm_service_close(struct soft_cm_id *id);
 void soft_cm_sidr_client_end(struct soft_cm_id *id);
-/* As soft_cm_listener_taken. */
 void soft_cm_service_taken(struct soft_cm_id *id);
 
 /* ---- cm_multicast.c ------------------------------------------------------------------------ */
 
-/* The application takes the event of a join: attaches the queue pair. 0 or an errno value.  Not
- * under the lock. */
+/* The application takes the event of a join: attaches the queue pair.  Not under the lock. */
 int soft_cm_multicast_joined(struct soft_cm_id *id, const union ibv_gid *gid);
-/* Forgets the id's groups. */
 void soft_cm_leave_groups(struct soft_cm_id *id);
 /* Before the queue pair goes, which cannot while it is attached.  Not under the lock. */
 void soft_cm_detach_groups(struct soft_cm_id *id);
@@ -346,10 +330,9 @@ int soft_cm_complete(struct soft_cm_id *id);
 
 /* ---- cm_qp.c ------------------------------------------------------------------------------- */
 
-/* The parameters of rdma_connect and rdma_accept as the library takes them, with the room that the
- * message has for private data.  0 or an errno value. */
+/* The parameters of rdma_connect and rdma_accept, for a message of that type. */
 int soft_cm_check_parameters(const struct soft_cm_id *id, const struct rdma_conn_param *parameters,
-			     uint8_t private_room);
+			     enum soft_cm_type type);
 /* id->qp, unless the application has destroyed it behind the id's back; or NULL. */
 struct ibv_qp *soft_cm_qp(const struct soft_cm_id *id);
 /* Fills the common part of REQ and REP from the id and the application's parameters (or NULL). */
@@ -357,13 +340,12 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 			  struct soft_cm_message *message);
 /* The depth to ask for (RDMA_MAX_...: as much as there is), within the device's limit. */
 uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise);
-/* A new queue pair to INIT, or one for datagrams to RTS.  0 or an errno value. */
+/* A new queue pair to INIT, or one for datagrams to RTS. */
 int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp);
 /* The way to the other side, from the id's addresses. */
 void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector);
-/* Brings the id's queue pair to RTR and RTS with what REQ and REP agreed on.  0 or errno value. */
+/* To RTR and RTS with what REQ and REP agreed on; to ERR, if there is one. */
 int soft_cm_qp_ready(struct soft_cm_id *id);
-/* The id's queue pair, if there is one, to ERR. */
 void soft_cm_qp_error(struct soft_cm_id *id);
 uint32_t soft_cm_random_psn(void);
 

@@ -99,7 +99,7 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_ACCEPT);
 
 	if (!error)
-		error = soft_cm_check_parameters(id, parameters, SOFT_CM_REP_PRIVATE);
+		error = soft_cm_check_parameters(id, parameters, SOFT_CM_REP);
 	if (error)
 		return error;
 	if (parameters) {

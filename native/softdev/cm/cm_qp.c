@@ -43,7 +43,7 @@ struct ibv_qp *soft_cm_qp(const struct soft_cm_id *id)
 }
 
 int soft_cm_check_parameters(const struct soft_cm_id *id, const struct rdma_conn_param *parameters,
-			     uint8_t private_room)
+			     enum soft_cm_type type)
 {
 	if (!parameters)
 		return soft_cm_qp(id) ? 0 : EINVAL; /* the queue pair is not known */
@@ -51,7 +51,7 @@ int soft_cm_check_parameters(const struct soft_cm_id *id, const struct rdma_conn
 		return EINVAL;
 	if (!soft_cm_qp(id) && parameters->qp_num > SOFT_PSN_MASK)
 		return EINVAL;
-	if (parameters->private_data && parameters->private_data_len > private_room)
+	if (parameters->private_data && parameters->private_data_len > soft_cm_private_room(type))
 		return EINVAL;
 	return 0;
 }
