@@ -1,16 +1,9 @@
-/* One side of a connection, for the connection manager's tests.
- *
- * The calls go through the table, so that a test can also be run on the real thing, to learn
- * whether what it asks for is what librdmacm does (test_cm_connect and test_cm_address do pass; the
- * others go where the kernel takes its timeouts of minutes, or says nothing):
- *     tests/softroce/vm env CM_TEST_SYSTEM=1 CM_TEST_HOST=10.9.9.1 \
- *         build/plain/tests/soft/test_cm_connect
- */
+/* One side of a connection, for the connection manager's tests: what only C sees of it.  tests/cm
+ * tests the same calls on SoftRoCE as well. */
 #ifndef AIORDMA_TESTS_CM_SIDE_H
 #define AIORDMA_TESTS_CM_SIDE_H
 
 #include "embedded.h"
-#include "verbs/boundary.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -25,23 +18,12 @@
 #include "leaks.h"
 
 static const struct aiordma_calls *rdma;
-static const char *host = "127.0.0.1";
-static bool on_system;
+static const char *const host = "127.0.0.1";
 
 static inline void cm_begin(unsigned seconds)
 {
-	char text[256];
-
 	limit_seconds(seconds);
-	on_system = getenv("CM_TEST_SYSTEM") != NULL;
-	if (getenv("CM_TEST_HOST"))
-		host = getenv("CM_TEST_HOST");
-	if (!on_system) {
-		rdma = aiordma_embedded_calls();
-	} else if (aiordma_system_calls(&rdma, text, sizeof(text))) {
-		fprintf(stderr, "%s\n", text);
-		exit(1);
-	}
+	rdma = aiordma_embedded_calls();
 }
 
 /* ---- addresses ----------------------------------------------------------------------------- */
@@ -88,9 +70,6 @@ static inline struct rdma_cm_event *expect(struct rdma_event_channel *channel,
 	struct rdma_cm_event *event = NULL;
 
 	CHECK_EQUAL(rdma->rdma_get_cm_event(channel, &event), 0);
-	if (getenv("CM_TEST_TRACE"))
-		fprintf(stderr, "%s: %s status %d\n", current_step,
-			rdma->rdma_event_str(event->event), event->status);
 	if (event->event != type) {
 		fprintf(stderr, "event %s status %d, expected %s\n",
 			rdma->rdma_event_str(event->event), event->status,

@@ -240,7 +240,7 @@ static void the_descriptor(void)
 	struct rdma_cm_event *event;
 
 	CHECK_EQUAL(fcntl(side.channel->fd, F_GETFL) & O_NONBLOCK, 0);
-	CHECK_EQUAL(fcntl(side.channel->fd, F_GETFD) & FD_CLOEXEC, on_system ? 0 : FD_CLOEXEC);
+	CHECK_EQUAL(fcntl(side.channel->fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
 	CHECK_EQUAL(poll(&readable, 1, 0), 0);
 	CHECK_EQUAL(fcntl(side.channel->fd, F_SETFL, O_NONBLOCK), 0);
 	CHECK_FAILS(rdma->rdma_get_cm_event(side.channel, &event), EAGAIN);
@@ -249,27 +249,6 @@ static void the_descriptor(void)
 	CHECK_EQUAL(poll(&readable, 1, 0), 1); /* level triggered */
 	acknowledge(expect(side.channel, RDMA_CM_EVENT_ADDR_RESOLVED, side.id));
 	CHECK_EQUAL(poll(&readable, 1, 0), 0);
-	side_close(&side);
-}
-
-static void *resolve_later(void *argument)
-{
-	struct side *side = argument;
-	union address address = address_of(host, 7777);
-
-	CHECK_EQUAL(rdma->rdma_resolve_addr(side->id, NULL, &address.any, 1000), 0);
-	return NULL;
-}
-
-/* A thread blocked in rdma_get_cm_event is woken. */
-static void blocked_thread(void)
-{
-	struct side side = side_with_id();
-	pthread_t thread;
-
-	CHECK_EQUAL(pthread_create(&thread, NULL, resolve_later, &side), 0);
-	expect_status(side.channel, RDMA_CM_EVENT_ADDR_RESOLVED, side.id, 0);
-	CHECK_EQUAL(pthread_join(thread, NULL), 0);
 	side_close(&side);
 }
 
@@ -611,7 +590,6 @@ int main(void)
 	STEP(destroy_waits());
 	STEP(request_outlives_its_id());
 	STEP(the_descriptor());
-	STEP(blocked_thread());
 	STEP(channel_under_a_thread(false));
 	STEP(channel_under_a_thread(true));
 	STEP(channel_first());
