@@ -41,27 +41,25 @@ def command(name: str, *arguments: str) -> list[str]:
     return [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
 
 
-def run_example(environment: dict[str, str], name: str, *arguments: str) -> str:
-    done = subprocess.run(
+def ended(
+    environment: dict[str, str], name: str, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         command(name, *arguments), env=environment, capture_output=True, text=True, check=False
     )
-    assert done.stderr == ""
-    assert done.returncode == 0
+
+
+def run_example(environment: dict[str, str], name: str, *arguments: str) -> str:
+    done = ended(environment, name, *arguments)
+    assert (done.stderr, done.returncode) == ("", 0)
     return done.stdout
 
 
 def failed(environment: dict[str, str], name: str, *arguments: str) -> str:
     """What it says on standard error; the exit status is 1."""
-    done = subprocess.run(
-        command(name, *arguments), env=environment, capture_output=True, text=True, check=False
-    )
+    done = ended(environment, name, *arguments)
     assert (done.stdout, done.returncode) == ("", 1)
     return done.stderr
-
-
-def failed_line(environment: dict[str, str], line: str, host: str) -> str:
-    """As `failed`, of a name and its arguments, of which HOST is the host."""
-    return failed(environment, *line.replace("HOST", host).split())
 
 
 class Server(NamedTuple):
@@ -193,63 +191,40 @@ def test_parameter_server(environment: dict[str, str], host: str) -> None:
 
 @pytest.mark.any_device
 @pytest.mark.parametrize(
-    ("name", "before", "after"),
+    ("said", "lines"),
     [
-        ("echo_client", (), ()),
-        ("tensors", ("fetch",), ("1",)),
-        ("rpc", ("call",), ()),
-        ("cache", ("get",), ("key",)),
-        ("parameter_server", (), ("1",)),
+        (  # without a server
+            r"[\w ]+: .+\n",
+            [
+                "echo_client HOST 1", "tensors fetch HOST 1 1", "rpc call HOST 1",
+                "cache get HOST 1 key", "parameter_server HOST 1 1",
+            ],
+        ),
+        (  # how it is used
+            r"(?s).*python examples/NAME\.py .*",
+            [
+                "echo_client", "echo_client HOST 1 2", "echo_server HOST 1 2", "lent_memory HOST 1",
+                "parameter_server HOST 1", "rpc call HOST", "rpc reply", "cache get HOST",
+                "tensors fetch HOST 1",
+            ],
+        ),
+        (  # what is no port
+            r"[\w ]+: .*(99999|'port').*\n",
+            [
+                "echo_client HOST 99999", "echo_server HOST port", "parameter_server HOST port 1",
+                "rpc call HOST 99999", "cache get HOST port key", "tensors fetch HOST port 1",
+            ],
+        ),
     ],
-)
-def test_without_a_server(
-    environment: dict[str, str],
-    host: str,
-    name: str,
-    before: tuple[str, ...],
-    after: tuple[str, ...],
+)  # fmt: skip
+def test_what_fails_is_told(
+    environment: dict[str, str], host: str, said: str, lines: list[str]
 ) -> None:
-    """One line, no traceback."""
-    line = failed(environment, name, *before, host, "1", *after)
-    assert re.fullmatch(r"[\w ]+: .+\n", line)
-
-
-@pytest.mark.any_device
-@pytest.mark.parametrize(
-    "line",
-    [
-        "echo_client",
-        "echo_client HOST 1 2",
-        "echo_server HOST 1 2",
-        "lent_memory HOST 1",
-        "parameter_server HOST 1",
-        "rpc call HOST",
-        "rpc reply",
-        "cache get HOST",
-        "tensors fetch HOST 1",
-    ],
-)
-def test_wrong_arguments(environment: dict[str, str], host: str, line: str) -> None:
-    """It prints how it is used."""
-    name = line.split(maxsplit=1)[0]
-    assert f"python examples/{name}.py " in failed_line(environment, line, host)
-
-
-@pytest.mark.any_device
-@pytest.mark.parametrize(
-    "line",
-    [
-        "echo_client HOST 99999",
-        "echo_server HOST port",
-        "parameter_server HOST port 1",
-        "rpc call HOST 99999",
-        "cache get HOST port key",
-        "tensors fetch HOST port 1",
-    ],
-)
-def test_what_is_no_port(environment: dict[str, str], host: str, line: str) -> None:
-    error = failed_line(environment, line, host)
-    assert re.fullmatch(r"[\w ]+: .*(99999|'port').*\n", error)
+    """No traceback."""
+    for line in lines:
+        name, *arguments = line.replace("HOST", host).split()
+        error = failed(environment, name, *arguments)
+        assert re.fullmatch(said.replace("NAME", name), error), (line, error)
 
 
 @pytest.mark.any_device
