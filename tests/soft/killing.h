@@ -231,6 +231,82 @@ static inline void dismiss_peers(void)
 		}
 }
 
+/* ---- what becomes of them ------------------------------------------------------------------ */
+
+enum fate {
+	KILLED,
+	STOPPED_AND_KILLED,
+	STOPPED_AND_KILLED_LATER,
+	LEAVES,      /* by itself */
+	LEFT_BEHIND, /* by the survivor, in the middle of its traffic, and then killed */
+};
+
+struct fated {
+	struct peer *peer; /* NULL: none is under way */
+	enum fate fate;
+	uint64_t next_ns; /* something is done then */
+	uint64_t gone_ns; /* it is dead since; 0: alive */
+	bool stopped;
+};
+
+/* The next peer, with one of the first so many fates. */
+static inline struct fated next_fated(uint32_t fates)
+{
+	return (struct fated){
+		.peer = next_peer(),
+		.fate = chance(fates),
+		.next_ns = now_ns(CLOCK_MONOTONIC) + moment_ns(),
+	};
+}
+
+/* Its moment has come, or one of its moments. */
+static inline void act(struct fated *it, bool may_stop)
+{
+	bool stop = it->fate == STOPPED_AND_KILLED || it->fate == STOPPED_AND_KILLED_LATER;
+
+	it->next_ns = UINT64_MAX;
+	if (it->fate == LEAVES)
+		return;
+	if (stop && !it->stopped && may_stop) {
+		stop_peer(it->peer);
+		it->stopped = true;
+	} else if (it->fate == STOPPED_AND_KILLED_LATER && it->stopped) {
+		CHECK_EQUAL(kill(it->peer->pid, SIGCONT), 0);
+		it->fate = KILLED;
+	} else {
+		CHECK_EQUAL(kill(it->peer->pid, SIGKILL), 0);
+		it->gone_ns = watched_ns();
+		return;
+	}
+	it->next_ns = now_ns(CLOCK_MONOTONIC) + moment_ns();
+}
+
+enum {
+	AT_ONCE = 3 /* peers, beside the witness */
+};
+
+/* So many peers, a few at once.  `begin` is the order to the next one; `step` is false when all that
+ * its end has to bring about has been seen; `go_on`: the survivor's other work. */
+static inline void rounds(int count, struct fated *(*round)(int), void (*begin)(int),
+			  bool (*step)(int), void (*go_on)(void))
+{
+	int begun = 0, under_way = 0;
+
+	while (begun < count || under_way) {
+		for (int i = 0; i < AT_ONCE; i++) {
+			if (!round(i)->peer && begun < count) {
+				begin(i);
+				begun++;
+				under_way++;
+			} else if (round(i)->peer && !step(i)) {
+				round(i)->peer = NULL;
+				under_way--;
+			}
+		}
+		go_on();
+	}
+}
+
 /* Once for every wire that two processes of one machine can have. */
 static inline void survive_on_each_wire(void (*survive)(const char *wire), unsigned seconds)
 {

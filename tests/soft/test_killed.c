@@ -17,7 +17,6 @@ enum {
 	MESSAGE = 128 << 10, /* the longest */
 	SLOTS = 4,           /* messages each way, and requests under way */
 	ZONE = 512 << 10,
-	AT_ONCE = 3, /* peers, beside the witness */
 	WARM_UP = 10,
 	MANY = 16,   /* connections with one peer */
 
@@ -329,72 +328,33 @@ static void see_witness_go_on(void)
 		see_witness();
 }
 
-enum fate {
-	KILLED,
-	STOPPED_AND_KILLED,
-	STOPPED_AND_KILLED_LATER,
-	LEAVES,
-	LEFT_BEHIND,
-	FATES
-};
-
-struct round {
-	struct peer *peer; /* NULL: none is under way */
-	enum fate fate;
-	uint64_t next_ns; /* something is done then */
-	uint64_t gone_ns; /* it is dead since; 0: alive */
-	bool stopped, closed, patient;
+static struct round {
+	struct fated fated;
+	bool closed, patient;
 	struct end end;
-};
+} at[AT_ONCE];
 
-static void begin(struct round *round)
+static struct fated *fated_at(int i)
 {
-	round->peer = next_peer();
-	round->fate = chance(FATES);
-	round->next_ns = now_ns(CLOCK_MONOTONIC) + moment_ns();
-	round->gone_ns = 0;
-	round->stopped = round->closed = false;
+	return &at[i].fated;
+}
+
+static void begin(int i)
+{
+	struct round *round = &at[i];
+
+	round->fated = next_fated(LEFT_BEHIND + 1);
+	round->closed = false;
 	round->patient = chance(16) == 0;
-	give_order(round->peer, &round->end, 1, MESSAGE, round->fate == LEAVES ? moment_ns() : 0,
-		   round->patient);
-}
-
-static void kill_now(struct round *round)
-{
-	CHECK_EQUAL(kill(round->peer->pid, SIGKILL), 0);
-	round->gone_ns = watched_ns();
-}
-
-/* Its moment has come. */
-static void act(struct round *round)
-{
-	bool stop = round->fate == STOPPED_AND_KILLED || round->fate == STOPPED_AND_KILLED_LATER;
-
-	round->next_ns = UINT64_MAX;
-	if (round->fate == LEAVES)
-		return;
-	if (round->fate == LEFT_BEHIND) { /* in the middle of its traffic, which then ends */
-		close_end(&round->end);
-		round->closed = true;
-		kill_now(round);
-	} else if (stop && !round->stopped && round->end.talked) {
-		stop_peer(round->peer);
-		round->stopped = true;
-		round->next_ns = now_ns(CLOCK_MONOTONIC) + moment_ns();
-	} else if (round->fate == STOPPED_AND_KILLED_LATER && round->stopped) {
-		CHECK_EQUAL(kill(round->peer->pid, SIGCONT), 0);
-		round->fate = KILLED;
-		round->next_ns = now_ns(CLOCK_MONOTONIC) + moment_ns();
-	} else {
-		kill_now(round);
-	}
+	give_order(round->fated.peer, &round->end, 1, MESSAGE,
+		   round->fated.fate == LEAVES ? moment_ns() : 0, round->patient);
 }
 
 /* Everything that waited has been told, in time. */
 static bool all_told(struct round *round)
 {
 	struct end *end = &round->end;
-	uint64_t since = watched_ns() - round->gone_ns;
+	uint64_t since = watched_ns() - round->fated.gone_ns;
 
 	CHECK(since < PATIENCE);
 	if (!end->failed || end->outstanding || end->receives)
@@ -406,49 +366,41 @@ static bool all_told(struct round *round)
 }
 
 /* False: it is over. */
-static bool step_round(struct round *round)
+static bool step_round(int i)
 {
+	struct round *round = &at[i];
+	struct fated *fated = &round->fated;
 	struct end *end = &round->end;
-	bool was_alive = round->gone_ns == 0;
+	bool was_alive = fated->gone_ns == 0;
 	struct line line;
 
-	if (round->peer->fd >= 0 && !end->up && !round->closed && hear_line(round->peer, &line))
+	if (fated->peer->fd >= 0 && !end->up && !round->closed && hear_line(fated->peer, &line))
 		bring_up_end(end, &line);
-	if (round->peer->fd >= 0 && peer_is_gone(round->peer) && was_alive)
-		round->gone_ns = watched_ns(); /* has left */
+	if (fated->peer->fd >= 0 && peer_is_gone(fated->peer) && was_alive)
+		fated->gone_ns = watched_ns(); /* has left */
 	/* The link to a slow peer may take longer than one that gives up waits for it. */
 	if (!round->closed && end->up && !step_end(end))
-		CHECK(round->gone_ns || round->fate == LEAVES || (round->patient && !end->talked));
-	if (!round->gone_ns && now_ns(CLOCK_MONOTONIC) > round->next_ns)
-		act(round);
-	if (!round->gone_ns || round->peer->fd >= 0)
+		CHECK(fated->gone_ns || fated->fate == LEAVES || (round->patient && !end->talked));
+	if (!fated->gone_ns && now_ns(CLOCK_MONOTONIC) > fated->next_ns) {
+		if (fated->fate == LEFT_BEHIND) {
+			close_end(end);
+			round->closed = true;
+		}
+		act(fated, end->talked);
+	}
+	if (!fated->gone_ns || fated->peer->fd >= 0)
 		return true;
 	/* One that had not been reached yet is not waited for, except now and then. */
 	if (!round->closed && end->up && (end->talked || round->patient) && !all_told(round))
 		return true;
 	if (!round->closed)
 		close_end(end);
-	round->peer = NULL;
 	return false;
 }
 
-static void rounds(int count)
+static void go_through(int count)
 {
-	static struct round at[AT_ONCE];
-	int begun = 0, under_way = 0;
-
-	while (begun < count || under_way) {
-		for (int i = 0; i < AT_ONCE; i++) {
-			if (!at[i].peer && begun < count) {
-				begin(&at[i]);
-				begun++;
-				under_way++;
-			} else if (at[i].peer && !step_round(&at[i])) {
-				under_way--;
-			}
-		}
-		see_witness();
-	}
+	rounds(count, fated_at, begin, step_round, see_witness);
 	see_witness_go_on();
 }
 
@@ -509,11 +461,11 @@ static void survive(const char *wire)
 		sched_yield();
 	bring_up_end(&witness, &line);
 	STEP(see_witness_go_on());
-	STEP(rounds(WARM_UP));
+	STEP(go_through(WARM_UP));
 	with_witness = held_now();
 	CHECK_EQUAL(with_witness.shared > 0, strcmp(wire, "shared") == 0);
 	notice_count = 0;
-	STEP(rounds(ROUNDS));
+	STEP(go_through(ROUNDS));
 	STEP(expect_held(&with_witness));
 	tell_notices(wire);
 	notice_count = 0;

@@ -11,7 +11,6 @@ enum {
 #else
 	ROUNDS = 75,
 #endif
-	AT_ONCE = 3, /* peers, beside the witness */
 	WARM_UP = 10,
 	CONNECTIONS = 64,
 	EACH = 2, /* connections that one peer makes at a time */
@@ -308,23 +307,17 @@ static void obey(int fd)
 
 /* ---- the survivor -------------------------------------------------------------------------- */
 
-enum fate {
-	KILLED,
-	STOPPED_AND_KILLED,
-	STOPPED_AND_KILLED_LATER,
-	LEAVES,
-	FATES
-};
-
-struct round {
-	struct peer *peer; /* NULL: none is under way */
+static struct round {
+	struct fated fated;
 	uint32_t number;
 	uint16_t port; /* of its listener, once it has told; 0: it connects to us */
 	bool serves;
-	enum fate fate;
-	uint64_t next_ns, gone_ns;
-	bool stopped;
-};
+} at[AT_ONCE];
+
+static struct fated *fated_at(int i)
+{
+	return &at[i].fated;
+}
 
 static uint16_t own_port;
 
@@ -336,63 +329,44 @@ static struct connection *witness(void)
 	return it;
 }
 
-static void begin(struct round *round)
+static void begin(int i)
 {
+	struct round *round = &at[i];
 	struct order order;
 
-	*round = (struct round){
-		.peer = next_peer(),
-		.number = (uint32_t)peers_used,
-		.serves = chance(2),
-		.fate = chance(FATES),
-		.next_ns = now_ns(CLOCK_MONOTONIC) + moment_ns(),
-	};
+	*round = (struct round){.fated = next_fated(LEAVES + 1), .serves = chance(2)};
+	round->number = (uint32_t)peers_used;
 	order = (struct order){
 		.number = round->number,
 		.port = round->serves ? 0 : own_port,
-		.leaves_ns = round->fate == LEAVES ? moment_ns() : 0,
+		.leaves_ns = round->fated.fate == LEAVES ? moment_ns() : 0,
 	};
-	CHECK_EQUAL(send(round->peer->fd, &order, sizeof(order), MSG_NOSIGNAL), sizeof(order));
-}
-
-static void act(struct round *round)
-{
-	round->next_ns = UINT64_MAX;
-	if (round->fate == LEAVES)
-		return;
-	if (round->fate != KILLED && !round->stopped) {
-		stop_peer(round->peer);
-		round->stopped = true;
-	} else if (round->fate == STOPPED_AND_KILLED_LATER) {
-		CHECK_EQUAL(kill(round->peer->pid, SIGCONT), 0);
-		round->fate = KILLED;
-	} else {
-		CHECK_EQUAL(kill(round->peer->pid, SIGKILL), 0);
-		round->gone_ns = watched_ns();
-		return;
-	}
-	round->next_ns = now_ns(CLOCK_MONOTONIC) + moment_ns();
+	CHECK_EQUAL(send(round->fated.peer->fd, &order, sizeof(order), MSG_NOSIGNAL),
+		    sizeof(order));
 }
 
 /* False: it is over. */
-static bool step_round(struct round *round)
+static bool step_round(int i)
 {
-	if (round->peer->fd >= 0 && round->serves && !round->port)
-		(void)!recv(round->peer->fd, &round->port, sizeof(round->port), MSG_DONTWAIT);
-	if (round->peer->fd >= 0 && peer_is_gone(round->peer) && !round->gone_ns)
-		round->gone_ns = watched_ns(); /* has left */
-	if (!round->gone_ns) {
+	struct round *round = &at[i];
+	struct fated *fated = &round->fated;
+	const struct peer *peer = fated->peer;
+
+	if (peer->fd >= 0 && round->serves && !round->port)
+		(void)!recv(peer->fd, &round->port, sizeof(round->port), MSG_DONTWAIT);
+	if (peer->fd >= 0 && peer_is_gone(fated->peer) && !fated->gone_ns)
+		fated->gone_ns = watched_ns(); /* has left */
+	if (!fated->gone_ns) {
 		while (round->port && connections_with(round->number, NULL) < EACH)
 			connect_to(round->port, round->number);
-		if (now_ns(CLOCK_MONOTONIC) > round->next_ns)
-			act(round);
+		if (now_ns(CLOCK_MONOTONIC) > fated->next_ns)
+			act(fated, true);
 		return true;
 	}
-	CHECK(watched_ns() - round->gone_ns < PATIENCE);
-	if (round->peer->fd >= 0 || connections_with(round->number, NULL))
+	CHECK(watched_ns() - fated->gone_ns < PATIENCE);
+	if (peer->fd >= 0 || connections_with(round->number, NULL))
 		return true;
-	noticed_after(watched_ns() - round->gone_ns);
-	round->peer = NULL;
+	noticed_after(watched_ns() - fated->gone_ns);
 	return false;
 }
 
@@ -410,23 +384,9 @@ static void see_witness_go_on(void)
 		step_all();
 }
 
-static void rounds(int count)
+static void go_through(int count)
 {
-	static struct round at[AT_ONCE];
-	int begun = 0, under_way = 0;
-
-	while (begun < count || under_way) {
-		for (int i = 0; i < AT_ONCE; i++) {
-			if (!at[i].peer && begun < count) {
-				begin(&at[i]);
-				begun++;
-				under_way++;
-			} else if (at[i].peer && !step_round(&at[i])) {
-				under_way--;
-			}
-		}
-		step_all();
-	}
+	rounds(count, fated_at, begin, step_round, step_all);
 	see_witness_go_on();
 	/* Requests of the dead may have been in the listener's queue. */
 	for (uint32_t peer = 1; peer <= (uint32_t)peers_used; peer++)
@@ -458,12 +418,12 @@ static void survive(const char *wire)
 	before = held_now();
 	own_port = open_machine();
 	STEP(meet_witness());
-	STEP(rounds(WARM_UP));
+	STEP(go_through(WARM_UP));
 	with_witness = held_now();
 	CHECK_EQUAL(with_witness.shared > 0, strcmp(wire, "shared") == 0);
 	notice_count = 0;
 	made = ended = 0;
-	STEP(rounds(ROUNDS));
+	STEP(go_through(ROUNDS));
 	STEP(expect_held(&with_witness));
 	printf("%llu connections made, %llu ended; ", (unsigned long long)made,
 	       (unsigned long long)ended);
