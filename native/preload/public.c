@@ -222,20 +222,6 @@ PUBLIC int ibv_dofork_range(void *base, size_t size)
 	return 0;
 }
 
-/* ---- Ethernet ------------------------------------------------------------------------------- */
-
-/* The device's packets have no Ethernet header. */
-PUBLIC int ibv_resolve_eth_l2_from_gid(struct ibv_context *context, struct ibv_ah_attr *attr,
-				       uint8_t eth_mac[6], uint16_t *vid)
-{
-	(void)context;
-	(void)attr;
-	(void)eth_mac;
-	(void)vid;
-	errno = EOPNOTSUPP;
-	return -1;
-}
-
 /* ---- texts ---------------------------------------------------------------------------------- */
 
 PUBLIC const char *ibv_wr_opcode_str(enum ibv_wr_opcode opcode)

@@ -37,9 +37,9 @@ from .cutting import cut_short
 from .kept import Kept
 from .pattern import Patterns
 from .plan import CLIENT, CONFIGS, SECURITY, SERVER, Plan, patient
-from .session import ENDS, as_planned, stream, talk, told
+from .session import ENDS, as_planned, stream, talk
 from .stranger import Stranger
-from .tally import Tally
+from .tally import Member
 from .tls import NAME, serving, trusting
 
 T = TypeVar("T")
@@ -53,25 +53,20 @@ SETTLED = 20.0
 SHOWN = 1.0  # seconds between two reports
 
 
-class Peer:
+class Peer(Member):
     """The settings of the process."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._name: str = options["name"]
+        super().__init__(options, say)
         self._survives: bool = options["survives"]
-        self._device: str = options["device"]
-        self._host: str = options["host"]
         self._slow: float = options["slow"]
-        self._chance = random.Random(f"{options['seed']} {self._name}")
         folder = Path(options["folder"])
         self._patterns = Patterns(folder / "patterns")
         self._serving, self._trusting = serving(folder), trusting(folder)
-        self._tally = Tally()
         self._servers: list[Server] = []
         self._stream_servers: list[StreamServer] = []
         self._stream_handlers: set[asyncio.Task[None]] = set()
         self._targets: dict[str, dict[str, Any]] = {}
-        self._workers: list[asyncio.Task[None]] = []
         self._anchors: list[asyncio.Task[None]] = []
         self._anchored: set[Connection] = set()
         self._pausing = False
@@ -398,17 +393,9 @@ class Peer:
 
         return asyncio.create_task(run())
 
-    def _wrong(self, what: str, error: BaseException | None = None) -> None:
-        text = f"{self._name}: {what}"
-        self._tally.wrong.append(text if error is None else f"{text}\n{told(error)}")
-
     def heard(self, context: dict[str, Any]) -> None:
         """Report exceptions that reach only the loop's exception handler."""
         self._wrong(f"told to the loop: {context['message']}", context.get("exception"))
-
-    def report(self) -> None:
-        taken = self._tally.take()
-        say({"done": taken.done, "bytes": taken.bytes, "wrong": taken.wrong})
 
 
 def receives_of(conn: Connection) -> int:

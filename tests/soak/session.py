@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Iterator
 
 from aiordma import (
@@ -102,8 +101,3 @@ def as_planned(error: BaseException, plan: Plan, side: str) -> bool:
         may_break = may_break or plan.ending.endswith("aborts")
         ends = (ConnectionError,)
     return not kinds or (may_break and all(isinstance(one, ends) for one in kinds))
-
-
-def told(error: BaseException) -> str:
-    """The full state of the session, for finding the reason of a failure."""
-    return "".join(traceback.format_exception(error))[-9000:]

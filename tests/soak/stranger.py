@@ -19,7 +19,7 @@ from aiordma import RegionToken, Rights
 from aiordma.transport import Via
 
 from .plan import CONFIGS, patient
-from .tally import Tally
+from .tally import Member
 
 WRONG_KEY = b"known to no process of the soak"
 VIAS: tuple[Via, Via] = ("cm", "tcp")
@@ -30,18 +30,12 @@ LARGEST = 4096
 ENDS = (OSError, aiordma.RDMAError, asyncio.IncompleteReadError)
 
 
-class Stranger:
+class Stranger(Member):
     """The attacks of one process, against the listeners that it has met."""
 
     def __init__(self, options: dict[str, Any], say: Callable[[object], None]) -> None:
-        self._name: str = options["name"]
-        self._device: str = options["device"]
-        self._host: str = options["host"]
-        self._chance = random.Random(f"{options['seed']} {self._name}")
-        self._say = say
-        self._tally = Tally()
+        super().__init__(options, say)
         self._targets: list[dict[str, int]] = []
-        self._workers: list[asyncio.Task[None]] = []
 
     # ---- commands ------------------------------------------------------------------------
 
@@ -176,17 +170,8 @@ class Stranger:
         await operation()
         self._wrong(f"reached {token!r}, which it has guessed")
 
-    # ---- reports -------------------------------------------------------------------------
-
-    def _wrong(self, what: str, error: BaseException | None = None) -> None:
-        self._tally.wrong.append(f"{self._name}: {what}" + (f": {error!r}" if error else ""))
-
     def heard(self, context: dict[str, Any]) -> None:
         """Its own loop's complaints are not of interest: it is cut off all the time."""
-
-    def report(self) -> None:
-        taken = self._tally.take()
-        self._say({"done": taken.done, "bytes": 0, "wrong": taken.wrong})
 
 
 ATTACKS: tuple[Callable[[Stranger, random.Random], Coroutine[Any, Any, None]], ...] = (

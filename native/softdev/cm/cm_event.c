@@ -221,7 +221,6 @@ static struct soft_cm_event *take(struct soft_cm_channel *channel)
 		if (event->event.listen_id) {
 			soft_cm_id_of(event->event.id)->request_of = NULL;
 			soft_cm_listener_taken(event->owner);
-			soft_cm_service_taken(event->owner);
 		}
 	}
 	if (soft_list_empty(&channel->events))

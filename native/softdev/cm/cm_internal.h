@@ -287,7 +287,7 @@ void soft_cm_link_reject(struct soft_cm_link *link, uint16_t reason, const void 
 unsigned soft_cm_backlog(int wanted);
 /* Safe to repeat. */
 void soft_cm_listener_close(struct soft_cm_id *id);
-/* The application has taken one of the listener's requests: the next may be reported. */
+/* The application has taken a request, of either kind: the next may be reported. */
 void soft_cm_listener_taken(struct soft_cm_id *id);
 
 /* ---- cm_passive.c -------------------------------------------------------------------------- */

@@ -156,8 +156,10 @@ void soft_cm_listener_taken(struct soft_cm_id *id)
 {
 	struct soft_cm_listener *listener = id->listener;
 
-	if (!listener)
+	if (!listener) {
+		soft_cm_service_taken(id);
 		return;
+	}
 	listener->untaken--;
 	while (listener->untaken < listener->backlog && listener->parked.count)
 		(void)report(incoming_of(soft_places_oldest(&listener->parked)));
