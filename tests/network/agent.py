@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -39,7 +38,7 @@ SECONDS = 100.0  # for what should come at once, on the slowest machine
 
 
 class QueuePair:
-    """A queue pair with memory in three parts of PART bytes."""
+    """Commands of a queue pair with memory in three parts of PART bytes."""
 
     def __init__(self, stack: ExitStack, kind: str, ip: str) -> None:
         context = stack.enter_context(verbs.find_device(DEVICE).open())
@@ -71,14 +70,18 @@ class QueuePair:
         self._stack = stack
         self._to: Destination | None = None
 
-    def connect(self, peer: Endpoint, timeout: float) -> None:
+    def bring_up(self, peer: str, ack_timeout: float) -> None:
+        remote = Endpoint.unpack(bytes.fromhex(peer))
         if self.header:
             self.qp.start(self.endpoint)
-            self._to = self.qp.destination(self.endpoint, peer)
+            self._to = self.qp.destination(self.endpoint, remote)
             self._stack.push(self._to.ah)
         else:
             rights = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC
-            self.qp.connect(self.endpoint, peer, access=rights, timeout=timeout)
+            self.qp.connect(self.endpoint, remote, access=rights, timeout=ack_timeout)
+
+    def state(self) -> str:
+        return self.qp.query().qp_state.name
 
     def piece(self, part: int, offset: int, size: int) -> ScatterGatherElement:
         return ScatterGatherElement(self.mr.addr + part * PART + offset, size, self.mr.lkey)
@@ -89,19 +92,9 @@ class QueuePair:
     def put(self, offset: int, data: bytes) -> None:
         self.mr.buf[offset : offset + len(data)] = data
 
-    def post(self, count: int, size: int) -> None:
-        room = size + self.header
-        with self.qp.recv_batch() as batch:
-            for n in range(count):
-                batch.recv([self.piece(1, n * room, room)], wr_id=n)
-
-    def send(self, count: int, size: int, seed: int) -> None:
-        with self.qp.batch() as batch:
-            for n in range(count):
-                self.put(n * size, pattern(size, seed + n))
-                batch.send([self.piece(0, n * size, size)], wr_id=n, to=self._to)
-
-    def statuses(self, cq: verbs.CompletionQueue, count: int, seconds: float) -> list[str]:
+    def statuses(
+        self, cq: verbs.CompletionQueue, count: int, seconds: float = SECONDS
+    ) -> list[str]:
         """The statuses of the next completions; fewer if they do not arrive in time."""
         found: list[str] = []
         while len(found) < count:
@@ -111,30 +104,56 @@ class QueuePair:
             found += [wc.status.name for wc in got]
         return found
 
-    def check(self, count: int, size: int, seed: int) -> list[int]:
-        """The receives whose contents are not those that the peer sent."""
+    def post(self, count: int, size: int) -> None:
+        """Receives."""
         room = size + self.header
-        return [
-            n
-            for n in range(count)
-            if self.content(1, n * room + self.header, size) != pattern(size, seed + n)
-        ]
+        with self.qp.recv_batch() as batch:
+            for n in range(count):
+                batch.recv([self.piece(1, n * room, room)], wr_id=n)
 
-    def which(self, found: int, sent: int, size: int) -> list[int]:
-        """The messages of the peer that have arrived, in their order."""
+    def received(self, n: int, size: int) -> bytes:
+        return self.content(1, n * (size + self.header) + self.header, size)
+
+    def begin_sending(self, count: int, size: int, seed: int = 0) -> None:
+        with self.qp.batch() as batch:
+            for n in range(count):
+                self.put(n * size, pattern(size, seed + n))
+                batch.send([self.piece(0, n * size, size)], wr_id=n, to=self._to)
+
+    def sent(self, count: int) -> list[str]:
+        """The statuses of what `begin_sending` has posted."""
+        return self.statuses(self.sends, count)
+
+    def send(self, count: int, size: int, seed: int = 0) -> list[str]:
+        self.begin_sending(count, size, seed)
+        return self.sent(count)
+
+    def receive(self, count: int, size: int, seed: int = 0) -> list[str]:
+        """The statuses of posted receives; their contents are checked if all have completed."""
+        told = self.statuses(self.receives, count)
+        if told == ["SUCCESS"] * count:
+            wrong = [n for n in range(count) if self.received(n, size) != pattern(size, seed + n)]
+            assert not wrong, f"receives {wrong} have other bytes than were sent"
+        return told
+
+    def datagrams(self, most: int, sent: int, size: int) -> list[int]:
+        """The messages of the peer that have arrived when no more arrive, in their order; one
+        arrives at least."""
+        told = self.statuses(self.receives, 1)
+        told += self.statuses(self.receives, most - 1, QUIET)
+        assert set(told) <= {"SUCCESS"}
         numbers = {pattern(size, n): n for n in range(sent)}
-        room = size + self.header
-        return [numbers[self.content(1, n * room + self.header, size)] for n in range(found)]
+        return [numbers[self.received(n, size)] for n in range(len(told))]
 
-    def one_sided(self, address: int, rkey: int, size: int, seed: int) -> list[str]:
-        """Write to the exposed part, read it back into the second part, add to a word of it."""
+    def reach(self, address: int, rkey: int, size: int, seed: int = 0) -> list[str]:
+        """Write to the peer's exposed part, read it back, add to a word of it."""
         data = pattern(size, seed)
         self.put(0, data)
         with self.qp.batch() as batch:
             batch.write([self.piece(0, 0, size)], address + 2 * PART + 8, rkey)
             batch.read([self.piece(1, 0, size)], address + 2 * PART + 8, rkey)
             batch.fetch_and_add(self.piece(1, size + -size % 8, 8), address + 2 * PART, rkey, 7)
-        statuses = self.statuses(self.sends, 3, SECONDS)
+        statuses = self.sent(3)
         assert self.content(1, 0, size) == data
         return statuses
 
@@ -144,7 +163,7 @@ class Agent:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._qp: QueuePair | None = None
+        self.qp: QueuePair | None = None
         self._listener: aiordma.Listener | None = None
         self._conn: aiordma.Connection | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -242,57 +261,11 @@ class Agent:
             await self._serving
         self._conn = self._listener = self._serving = None
 
-    # ---- queue pairs ------------------------------------------------------------------------
-
-    @property
-    def qp(self) -> QueuePair:
-        assert self._qp is not None
-        return self._qp
-
     async def make(self, kind: str, ip: str) -> dict[str, Any]:
-        self._qp = QueuePair(self._stack, kind, ip)
-        mr = self._qp.mr
-        return {"peer": self._qp.endpoint.pack().hex(), "address": mr.addr, "rkey": mr.rkey}
-
-    async def bring_up(self, peer: str, ack_timeout: float) -> None:
-        self.qp.connect(Endpoint.unpack(bytes.fromhex(peer)), ack_timeout)
-
-    async def post(self, count: int, size: int) -> None:
-        self.qp.post(count, size)
-
-    async def send(self, count: int, size: int, seed: int = 0) -> list[str]:
-        """The statuses of the sends."""
-        await self.begin_sending(count, size, seed)
-        return await self.sent(count)
-
-    async def begin_sending(self, count: int, size: int, seed: int = 0) -> None:
-        self.qp.send(count, size, seed)
-
-    async def sent(self, count: int) -> list[str]:
-        """The statuses of what `begin_sending` has posted."""
-        return await asyncio.to_thread(self.qp.statuses, self.qp.sends, count, SECONDS)
-
-    async def receive(self, count: int, size: int, seed: int = 0) -> list[str]:
-        """The statuses of posted receives; their contents are checked if all have completed."""
-        told = await asyncio.to_thread(self.qp.statuses, self.qp.receives, count, SECONDS)
-        if told == ["SUCCESS"] * count:
-            wrong = self.qp.check(count, size, seed)
-            assert not wrong, f"receives {wrong} have other bytes than were sent"
-        return told
-
-    async def datagrams(self, most: int, sent: int, size: int) -> list[int]:
-        """The messages of the peer that have arrived when no more arrive; one arrives at least."""
-        told = await asyncio.to_thread(self.qp.statuses, self.qp.receives, 1, SECONDS)
-        told += await asyncio.to_thread(self.qp.statuses, self.qp.receives, most - 1, QUIET)
-        assert set(told) <= {"SUCCESS"}
-        return self.qp.which(len(told), sent, size)
-
-    async def reach(self, address: int, rkey: int, size: int, seed: int = 0) -> list[str]:
-        """One-sided operations on the peer's memory."""
-        return await asyncio.to_thread(self.qp.one_sided, address, rkey, size, seed)
-
-    async def state(self) -> str:
-        return self.qp.qp.query().qp_state.name
+        """A queue pair, whose commands are this agent's from now on."""
+        self.qp = QueuePair(self._stack, kind, ip)
+        mr = self.qp.mr
+        return {"peer": self.qp.endpoint.pack().hex(), "address": mr.addr, "rkey": mr.rkey}
 
     # ---- the device -------------------------------------------------------------------------
 
@@ -310,15 +283,6 @@ class Agent:
         assert self._events is not None
         return (await self._events.get()).type.name
 
-    async def finish(self) -> None:
-        if self._events is not None:
-            self._events.close()
-        await self.close()
-        self._stack.close()
-
-
-Method = Callable[..., Coroutine[Any, Any, object]]
-
 
 async def main() -> None:
     loop = asyncio.get_running_loop()
@@ -327,10 +291,13 @@ async def main() -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
 
     async def carry_out(number: int, name: str, arguments: dict[str, Any]) -> None:
-        method: Method = getattr(agent, name)
         answer: dict[str, object] = {"number": number}
         try:
-            answer["result"] = await method(**arguments)
+            if hasattr(agent, name):
+                answer["result"] = await getattr(agent, name)(**arguments)
+            else:
+                method = getattr(agent.qp, name)
+                answer["result"] = await asyncio.to_thread(method, **arguments)
         except Exception as error:
             answer["error"] = f"{type(error).__name__}: {error}"
         print(json.dumps(answer), flush=True)
