@@ -393,7 +393,7 @@ static void queue_pair_in_error(void)
 	connection_close(&it);
 }
 
-/* A port that is bound, by which nobody listens: another id's, or the client's own, to which TCP
+/* A port that is bound, without a listener: another id's, or the client's own, to which TCP
  * would connect it. */
 static void no_listener(bool own)
 {
