@@ -1,4 +1,4 @@
-"""Writes the C source of the module `aiordma._native._lib`, with cffi in API mode, and its stub.
+"""Writes the C source of the module `aiordma._native._lib`, with cffi in API mode; its stub; enums.
 
 Run by meson (meson.build), never imported by the package.  The headers in native/ are the only
 source of declarations: cffi reads the same files as the compiler, so a layout that differs fails
@@ -11,9 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from cffi import FFI
-from lib_stub import Stub
 
 NATIVE = Path(__file__).parent
+PACKAGE = NATIVE.parent / "aiordma"
+sys.path += str(NATIVE), str(PACKAGE / "_native")  # not there by itself with PYTHONSAFEPATH
+
+from enums import enums  # noqa: E402
+from lib_stub import Stub  # noqa: E402
 
 # Types of the system headers, of which cffi learns the layout from the compiler.
 PRELUDE = """
@@ -61,9 +65,15 @@ ffibuilder.cdef(declarations())
 ffibuilder.set_source("aiordma._native._lib", '#include "verbs/boundary.h"\n#include "embedded.h"')
 ffibuilder.emit_c_code(sys.argv[1])
 
-stub = Stub(ffibuilder).text()
-Path(sys.argv[2]).write_text(stub)
-# Type checkers look beside the sources of a checkout, not into its build.
-if (NATIVE.parent / ".git").exists():
-    with suppress(OSError):  # a checkout that is read-only
-        (NATIVE.parent / "aiordma" / "_native" / "_lib.pyi").write_text(stub)
+WRITTEN = {
+    "_native/_lib.pyi": Stub(ffibuilder).text(),
+    "verbs/_device/enums.py": "".join(
+        enums(ffibuilder, (PACKAGE / "verbs/_device/enums.py.in").read_text())
+    ),
+}
+for output, (place, text) in zip(sys.argv[2:], WRITTEN.items(), strict=True):
+    Path(output).write_text(text)
+    # Type checkers look beside the sources of a checkout, not into its build.
+    if (NATIVE.parent / ".git").exists():
+        with suppress(OSError):  # a checkout that is read-only
+            (PACKAGE / place).write_text(text)

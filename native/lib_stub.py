@@ -6,15 +6,12 @@ C calls `struct ibv_qp *` is `ibv_qp` here; NULL may be passed and set wherever 
 """
 
 import re
-import sys
 from collections.abc import Iterator
 from keyword import iskeyword
-from pathlib import Path
 
 from cffi import FFI, model
 
-# The rule by which a checked call returns; the package cannot be imported before it has been built.
-sys.path.append(str(Path(__file__).parents[1] / "aiordma" / "_native"))
+# Of aiordma/_native: the package cannot be imported before it has been built.
 from conventions import Convention, convention_of
 
 HEAD = '''\

@@ -19,6 +19,7 @@ from .records import (
     More,
     Record,
     RequestArray,
+    copy_of,
 )
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Record",
     "RequestArray",
     "convention_of",
+    "copy_of",
     "embedded",
     "errno_of",
     "explained",

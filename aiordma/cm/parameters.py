@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from aiordma._core.arguments import U32_MAX, instance, integer, refusal, truth
-from aiordma._native import ffi
+from aiordma._native import copy_of, ffi
 from aiordma.errors import LimitError
 from aiordma.verbs import AddressVector
 from aiordma.verbs._memory.buffers import require_data
@@ -135,18 +135,12 @@ class ConnectionParameters(NamedTuple):
     @classmethod
     def read(cls, param: h.rdma_conn_param) -> ConnectionParameters:
         """A copy of the C structure, private data included."""
-        length = param.private_data_len
-        data = ffi.buffer(param.private_data, length)[:] if length else b""
-        return cls(
-            private_data=data,
-            responder_resources=param.responder_resources,
-            initiator_depth=param.initiator_depth,
-            flow_control=bool(param.flow_control),
-            retry_count=param.retry_count,
-            rnr_retry_count=param.rnr_retry_count,
-            srq=bool(param.srq),
-            qp_num=param.qp_num,
-        )
+        return copy_of(param, cls, private_data=_private_data(param))
+
+
+def _private_data(param: h.rdma_conn_param | h.rdma_ud_param) -> bytes:
+    length = param.private_data_len
+    return ffi.buffer(param.private_data, length)[:] if length else b""
 
 
 class DatagramParameters(NamedTuple):
@@ -165,10 +159,7 @@ class DatagramParameters(NamedTuple):
     @classmethod
     def read(cls, param: h.rdma_ud_param, *, private_data: bool, destination: bool) -> Self:
         """A copy of the C structure: of those of its members that the event fills in."""
-        length = param.private_data_len if private_data else 0
-        return cls(
-            private_data=ffi.buffer(param.private_data, length)[:] if length else b"",
-            vector=AddressVector.read(param.ah_attr) if destination else None,
-            qp_num=param.qp_num if destination else 0,
-            qkey=param.qkey if destination else 0,
-        )
+        data = _private_data(param) if private_data else b""
+        if not destination:
+            return cls(data)
+        return cls(data, AddressVector.read(param.ah_attr), param.qp_num, param.qkey)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 from aiordma._core.arguments import U32_MAX, instance, integer, refusal
-from aiordma._native import ffi
+from aiordma._native import copy_of, ffi
 
 from .enums import GIDType
 
@@ -212,18 +212,9 @@ class AddressVector(NamedTuple):
     @classmethod
     def read(cls, attr: h.ibv_ah_attr) -> Self:
         """From ``struct ibv_ah_attr``."""
-        return cls(
-            dgid=GID(ffi.buffer(attr.grh.dgid.raw)[:16]) if attr.is_global else None,
-            sgid_index=attr.grh.sgid_index,
-            hop_limit=attr.grh.hop_limit,
-            traffic_class=attr.grh.traffic_class,
-            flow_label=attr.grh.flow_label,
-            dlid=attr.dlid,
-            sl=attr.sl,
-            src_path_bits=attr.src_path_bits,
-            static_rate=attr.static_rate,
-            port_num=attr.port_num,
-        )
+        dgid = GID(ffi.buffer(attr.grh.dgid.raw)[:16]) if attr.is_global else None
+        route = {name: getattr(attr.grh, name) for name in _OF_THE_ROUTE}
+        return copy_of(attr, cls, dgid=dgid, **route)
 
 
 def vector_fields(name: str, value: object) -> dict[str, object]:

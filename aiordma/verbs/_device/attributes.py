@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from aiordma._native import ffi
+from aiordma._native import copy_of, ffi
 
 from .enums import (
     MTU,
@@ -64,39 +64,12 @@ class DeviceAttributes(NamedTuple):
     @classmethod
     def read(cls, attr: h.ibv_device_attr) -> Self:
         """From ``struct ibv_device_attr``."""
-        return cls(
+        return copy_of(
+            attr,
+            cls,
             fw_ver=ffi.string(attr.fw_ver).decode(errors="replace"),
             node_guid=guid_from_network(attr.node_guid),
             sys_image_guid=guid_from_network(attr.sys_image_guid),
-            max_mr_size=attr.max_mr_size,
-            page_size_cap=attr.page_size_cap,
-            vendor_id=attr.vendor_id,
-            vendor_part_id=attr.vendor_part_id,
-            hw_ver=attr.hw_ver,
-            max_qp=attr.max_qp,
-            max_qp_wr=attr.max_qp_wr,
-            device_cap_flags=DeviceCapability(attr.device_cap_flags),
-            max_sge=attr.max_sge,
-            max_sge_rd=attr.max_sge_rd,
-            max_cq=attr.max_cq,
-            max_cqe=attr.max_cqe,
-            max_mr=attr.max_mr,
-            max_pd=attr.max_pd,
-            max_qp_rd_atom=attr.max_qp_rd_atom,
-            max_res_rd_atom=attr.max_res_rd_atom,
-            max_qp_init_rd_atom=attr.max_qp_init_rd_atom,
-            atomic_cap=AtomicCapability(attr.atomic_cap),
-            max_mw=attr.max_mw,
-            max_mcast_grp=attr.max_mcast_grp,
-            max_mcast_qp_attach=attr.max_mcast_qp_attach,
-            max_total_mcast_qp_attach=attr.max_total_mcast_qp_attach,
-            max_ah=attr.max_ah,
-            max_srq=attr.max_srq,
-            max_srq_wr=attr.max_srq_wr,
-            max_srq_sge=attr.max_srq_sge,
-            max_pkeys=attr.max_pkeys,
-            local_ca_ack_delay=attr.local_ca_ack_delay,
-            phys_port_cnt=attr.phys_port_cnt,
         )
 
 
@@ -151,27 +124,4 @@ class PortAttributes(NamedTuple):
     @classmethod
     def read(cls, port_num: int, attr: h.ibv_port_attr) -> Self:
         """From ``struct ibv_port_attr``."""
-        return cls(
-            port_num=port_num,
-            state=PortState(attr.state),
-            max_mtu=MTU(attr.max_mtu),
-            active_mtu=MTU(attr.active_mtu),
-            gid_tbl_len=attr.gid_tbl_len,
-            port_cap_flags=PortCapability(attr.port_cap_flags),
-            max_msg_sz=attr.max_msg_sz,
-            bad_pkey_cntr=attr.bad_pkey_cntr,
-            qkey_viol_cntr=attr.qkey_viol_cntr,
-            pkey_tbl_len=attr.pkey_tbl_len,
-            lid=attr.lid,
-            sm_lid=attr.sm_lid,
-            lmc=attr.lmc,
-            max_vl_num=attr.max_vl_num,
-            sm_sl=attr.sm_sl,
-            subnet_timeout=attr.subnet_timeout,
-            active_width=attr.active_width,
-            active_speed=attr.active_speed,
-            phys_state=attr.phys_state,
-            link_layer=LinkLayer(attr.link_layer),
-            flags=attr.flags,
-            port_cap_flags2=attr.port_cap_flags2,
-        )
+        return copy_of(attr, cls, port_num=port_num)

@@ -6,54 +6,25 @@ means that it is not offered.
 
 from __future__ import annotations
 
-from enum import IntFlag
-from typing import TYPE_CHECKING, NamedTuple, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+
+from aiordma._native import copy_of
 
 from .attributes import DeviceAttributes
-from .enums import QPType
+from .enums import OdpCapability, OdpOperations, PciAtomicSizes, QPType, RawPacketCapability
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
 
+    QPTypeCaps = h.ibv_tso_caps | h.ibv_rss_caps | h.ibv_packet_pacing_caps
 
-class OdpCapability(IntFlag):
-    """Registering memory that is not pinned: ``enum ibv_odp_general_caps``."""
-
-    SUPPORT = 1 << 0
-    SUPPORT_IMPLICIT = 1 << 1
+T = TypeVar("T")
 
 
-class OdpOperations(IntFlag):
-    """Operations on memory with on-demand paging: ``enum ibv_odp_transport_cap_bits``."""
-
-    SUPPORT_SEND = 1 << 0
-    SUPPORT_RECV = 1 << 1
-    SUPPORT_WRITE = 1 << 2
-    SUPPORT_READ = 1 << 3
-    SUPPORT_ATOMIC = 1 << 4
-    SUPPORT_SRQ_RECV = 1 << 5
-    SUPPORT_FLUSH = 1 << 6
-
-
-class RawPacketCapability(IntFlag):
-    """Of raw packet queue pairs: ``enum ibv_raw_packet_caps``."""
-
-    CVLAN_STRIPPING = 1 << 0
-    SCATTER_FCS = 1 << 1
-    IP_CSUM = 1 << 2
-    DELAY_DROP = 1 << 3
-
-
-class PciAtomicSizes(IntFlag):
-    """Sizes of atomics over the PCI bus: ``enum ibv_pci_atomic_op_size``."""
-
-    OPERATION_4_BYTE_SIZE_SUP = 1 << 0
-    OPERATION_8_BYTE_SIZE_SUP = 1 << 1
-    OPERATION_16_BYTE_SIZE_SUP = 1 << 2
-
-
-def _qp_types(bits: int) -> frozenset[QPType]:
-    return frozenset(kind for kind in QPType if bits >> kind & 1)
+def _with_qp_types(caps: QPTypeCaps, record: Callable[..., T]) -> T:
+    types = frozenset(kind for kind in QPType if caps.supported_qpts >> kind & 1)
+    return copy_of(caps, record, supported_qpts=types)
 
 
 class OdpCapabilities(NamedTuple):
@@ -153,9 +124,9 @@ class ExtendedDeviceAttributes(NamedTuple):
     def read(cls, attr: h.ibv_device_attr_ex) -> Self:
         """From ``struct ibv_device_attr_ex``."""
         odp, transports = attr.odp_caps, attr.odp_caps.per_transport_caps
-        tso, rss, pacing = attr.tso_caps, attr.rss_caps, attr.packet_pacing_caps
-        tm, moderation, pci = attr.tm_caps, attr.cq_mod_caps, attr.pci_atomic_caps
-        return cls(
+        return copy_of(
+            attr,
+            cls,
             orig_attr=DeviceAttributes.read(attr.orig_attr),
             odp_caps=OdpCapabilities(
                 OdpCapability(odp.general_caps),
@@ -164,33 +135,10 @@ class ExtendedDeviceAttributes(NamedTuple):
                 OdpOperations(transports.ud_odp_caps),
                 OdpOperations(attr.xrc_odp_caps),
             ),
-            completion_timestamp_mask=attr.completion_timestamp_mask,
-            hca_core_clock=attr.hca_core_clock,
-            device_cap_flags_ex=attr.device_cap_flags_ex,
-            tso_caps=TsoCapabilities(tso.max_tso, _qp_types(tso.supported_qpts)),
-            rss_caps=RssCapabilities(
-                _qp_types(rss.supported_qpts),
-                rss.max_rwq_indirection_tables,
-                rss.max_rwq_indirection_table_size,
-                rss.rx_hash_fields_mask,
-                rss.rx_hash_function,
-            ),
-            max_wq_type_rq=attr.max_wq_type_rq,
-            packet_pacing_caps=PacketPacingCapabilities(
-                pacing.qp_rate_limit_min,
-                pacing.qp_rate_limit_max,
-                _qp_types(pacing.supported_qpts),
-            ),
-            raw_packet_caps=RawPacketCapability(attr.raw_packet_caps),
-            tm_caps=TagMatchingCapabilities(
-                tm.max_rndv_hdr_size, tm.max_num_tags, tm.flags, tm.max_ops, tm.max_sge
-            ),
-            cq_mod_caps=CQModerationCapabilities(moderation.max_cq_count, moderation.max_cq_period),
-            max_dm_size=attr.max_dm_size,
-            pci_atomic_caps=PciAtomicCapabilities(
-                PciAtomicSizes(pci.fetch_add),
-                PciAtomicSizes(pci.swap),
-                PciAtomicSizes(pci.compare_swap),
-            ),
-            phys_port_cnt_ex=attr.phys_port_cnt_ex,
+            tso_caps=_with_qp_types(attr.tso_caps, TsoCapabilities),
+            rss_caps=_with_qp_types(attr.rss_caps, RssCapabilities),
+            packet_pacing_caps=_with_qp_types(attr.packet_pacing_caps, PacketPacingCapabilities),
+            tm_caps=copy_of(attr.tm_caps, TagMatchingCapabilities),
+            cq_mod_caps=copy_of(attr.cq_mod_caps, CQModerationCapabilities),
+            pci_atomic_caps=copy_of(attr.pci_atomic_caps, PciAtomicCapabilities),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from aiordma._native import Library, ffi
+from aiordma._native import Library, copy_of, ffi
 
 
 class FaultCounts(NamedTuple):
@@ -48,4 +48,4 @@ def counts(library: Library) -> FaultCounts:
     """The counts since the process began."""
     found = ffi.new("struct aiordma_fault_counts *")
     library.table.device.fault_counts(found)
-    return FaultCounts(*(getattr(found, name) for name in FaultCounts._fields))
+    return copy_of(found, FaultCounts)

@@ -1,0 +1,28 @@
+"""Writes aiordma/verbs/_device/enums.py from enums.py.in, with what cffi has parsed.
+
+Run by lib_source.py.
+"""
+
+import re
+from collections.abc import Iterator
+
+from cffi import FFI
+
+
+def enums(ffi: FFI, template: str) -> Iterator[str]:
+    """The lines of the module."""
+    everything: dict[str, int] = ffi._parser._int_constants
+    base, constants = "", everything
+    for line in template.splitlines():
+        if head := re.match(r"class \w+\((\w+)\)", line):
+            base, constants = head[1], everything
+        elif named := re.search(r"``(enum \w+)``", line):
+            kind, _ = ffi._parser._declarations[named[1]]
+            constants = dict(zip(kind.enumerators, kind.enumvalues, strict=True))
+        if prefix := re.fullmatch(r"    (\w+)\*", line):
+            for name, value in constants.items():
+                if name.startswith(prefix[1]):
+                    text = f"1 << {value.bit_length() - 1}" if base == "IntFlag" else value
+                    yield f"    {name.removeprefix(prefix[1])} = {text}\n"
+        else:
+            yield f"{line}\n"
