@@ -139,6 +139,8 @@ class Import:
 def group_of(path: Path) -> str:
     """``""`` for the package itself, else its row: the first part of the name, or the first two."""
     group, *inner = path.relative_to(PACKAGE).with_suffix("").parts
+    if group == "_exports":  # what the package of that name imports when it is asked for
+        return inner[0].removeprefix("aiordma")
     if inner and inner[0] != "__init__" and any(row.startswith(f"{group}.") for row in GROUPS):
         return f"{group}.{inner[0]}"
     return "" if group == "__init__" else group
@@ -244,7 +246,7 @@ def not_allowed(path: Path) -> Iterable[Import]:
         top = found.module.partition(".")[0]
         if top == "aiordma":
             target, module = group_and_module(found.module)
-            if target != group and target not in allowed and module not in allowed:
+            if target not in (group, "_exports", *allowed) and module not in allowed:
                 yield found
         elif path.suffix in CYTHON and top in OF_CYTHON:
             continue

@@ -3,12 +3,12 @@
 ::
 
     if TYPE_CHECKING:
-        from .device import Device as Device     # what type checkers and editors see
+        from aiordma._exports.verbs import *     # a stub, which the build makes of the table below
     else:
         __all__, __getattr__, __dir__ = lazy_exports(__name__, {".device": "Device"})
 
 So `import aiordma` takes hardly any time, and a program pays for what it names, when it first
-names it. Both halves of the `if` say the same; a test compares them.
+names it.
 """
 
 from __future__ import annotations

@@ -17,27 +17,7 @@ from typing import TYPE_CHECKING
 from aiordma._core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from aiordma.verbs import ECE as ECE
-
-    from .address import Address as Address
-    from .connection_id import ConnectionId as ConnectionId
-    from .event_channel import EventChannel as EventChannel
-    from .events import ConnectionEvent as ConnectionEvent
-    from .events import EventType as EventType
-    from .lookup import AddressFlags as AddressFlags
-    from .lookup import AddressInfo as AddressInfo
-    from .lookup import get_devices as get_devices
-    from .lookup import getaddrinfo as getaddrinfo
-    from .options import Option as Option
-    from .parameters import ACCEPT_DATA_MAX as ACCEPT_DATA_MAX
-    from .parameters import CONNECT_DATA_MAX as CONNECT_DATA_MAX
-    from .parameters import DATAGRAM_ANSWER_DATA_MAX as DATAGRAM_ANSWER_DATA_MAX
-    from .parameters import DATAGRAM_REQUEST_DATA_MAX as DATAGRAM_REQUEST_DATA_MAX
-    from .parameters import REJECT_DATA_MAX as REJECT_DATA_MAX
-    from .parameters import UDP_QKEY as UDP_QKEY
-    from .parameters import ConnectionParameters as ConnectionParameters
-    from .parameters import DatagramParameters as DatagramParameters
-    from .parameters import PortSpace as PortSpace
+    from aiordma._exports.cm import *  # noqa: F403
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,

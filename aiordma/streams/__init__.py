@@ -18,15 +18,7 @@ from typing import TYPE_CHECKING
 from aiordma._core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .client import create_connection as create_connection
-    from .client import open_connection as open_connection
-    from .client import sendfile as sendfile
-    from .loop import EventLoop as EventLoop
-    from .loop import OverRDMA as OverRDMA
-    from .server import StreamServer as StreamServer
-    from .server import create_server as create_server
-    from .server import start_stream_server as start_stream_server
-    from .transport import StreamTransport as StreamTransport
+    from aiordma._exports.streams import *  # noqa: F403
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,

@@ -1,0 +1,35 @@
+"""Writes stubs of the names that packages import when they are first used, for type checkers.
+
+    python exports_stub.py FOLDER PACKAGE/__init__.py ...
+
+Run by meson.  A package is read for its call of `lazy_exports`; its stub is aiordma/_exports/NAME.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+
+def stub(source: str, package: str) -> Iterator[str]:
+    yield '"""Written by native/exports_stub.py."""\n'
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "lazy_exports":
+            for module, names in ast.literal_eval(node.args[1]).items():
+                full = package + module if module.startswith(".") else module
+                for name in names.split():
+                    yield f"from {full} import {name} as {name}"
+
+
+folder, files = Path(sys.argv[1]), [Path(it).resolve() for it in sys.argv[2:]]
+for path in files:
+    root = next(it for it in path.parents if it.name == "aiordma")
+    package = ".".join(path.parent.relative_to(root.parent).parts)
+    text = "\n".join([*stub(path.read_text(), package), ""])
+    (folder / f"{path.parent.name}.pyi").write_text(text)
+    # Type checkers look beside the sources of a checkout, not into its build.
+    if (root.parent / ".git").exists():
+        with suppress(OSError):  # a checkout that is read-only
+            (root / "_exports").mkdir(exist_ok=True)
+            (root / "_exports" / f"{path.parent.name}.pyi").write_text(text)
