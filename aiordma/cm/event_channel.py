@@ -6,7 +6,7 @@ import errno
 from typing import TYPE_CHECKING, TypeAlias
 
 from aiordma._core.arguments import choice
-from aiordma._native import Library, failure, ffi, lib
+from aiordma._native import Library, explained, failure, ffi, lib
 from aiordma.errors import UnsupportedError, VerbsError
 from aiordma.verbs._device.resource import Node, Resource
 
@@ -57,7 +57,7 @@ class EventChannel(Resource["h.rdma_event_channel"]):
             detail = "the kernel's connection manager cannot be opened"
             if error.errno != errno.EMFILE:
                 detail += "; is rdma_ucm loaded?"
-            raise failure(error.verb, error.errno or 0, detail) from None
+            raise explained(error, detail) from None
         self.fd: int = pointer.fd
         destroy = library.calls.rdma_destroy_event_channel
         super().__init__(Node("EventChannel", pointer, destroy))

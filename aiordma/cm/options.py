@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiordma._core.arguments import choice, integer, truth
 from aiordma._core.timers import encode_ack_timeout
-from aiordma._native import Library, failure, ffi
+from aiordma._native import Library, explained, ffi
 from aiordma.errors import VerbsError
 from aiordma.verbs._device.resource import Resource
 
@@ -71,7 +71,7 @@ class Options(Resource["h.rdma_cm_id"]):
         try:
             call(self.pointer, *arguments)
         except VerbsError as error:
-            raise failure(error.verb, error.errno or 0, self._about(error)) from None
+            raise explained(error, self._about(error)) from None
         if step:
             self._note(step)
 

@@ -29,7 +29,7 @@ from aiordma.verbs import (
     SendWorkRequest,
     WROpcode,
 )
-from aiordma.verbs._memory.special_regions import reg_local_dma
+from aiordma.verbs._memory.registration import reg_local_dma
 from tests.conftest import kind_of
 
 if TYPE_CHECKING:

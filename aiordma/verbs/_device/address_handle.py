@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiordma._core.arguments import integer
 from aiordma._core.handshake import Endpoint
-from aiordma._native import explained, ffi
-from aiordma.errors import UnsupportedError, VerbsError
+from aiordma._native import ffi
+from aiordma.errors import VerbsError
 
-from .address import GID, AddressVector, vector_fields
+from .address import GID, AddressVector
 from .enums import QPType, WCFlags
 from .grh import GRH_SIZE
 from .resource import Node, Resource
-from .route_lookup import describe, source_entry
+from .route_lookup import source_entry
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -31,8 +31,9 @@ class AddressHandle(Resource["h.ibv_ah"]):
     with it has completed (ibv_post_send(3)).
     """
 
-    def __init__(self, node: Node[h.ibv_ah], pd: ProtectionDomain, vector: AddressVector) -> None:
-        super().__init__(node)
+    def __init__(self, pd: ProtectionDomain, pointer: h.ibv_ah, vector: AddressVector) -> None:
+        destroy = pd.context.library.calls.ibv_destroy_ah
+        super().__init__(Node("AddressHandle", pointer, destroy, [pd.node]))
         self.pd = pd
         self.vector = vector
 
@@ -46,27 +47,6 @@ class Destination(NamedTuple):
     ah: AddressHandle
     remote_qpn: int
     remote_qkey: int
-
-
-def create_ah(pd: ProtectionDomain, vector: AddressVector) -> AddressHandle:
-    """As :meth:`ProtectionDomain.create_ah`."""
-    context = pd.context
-    try:
-        attr = ffi.new("struct ibv_ah_attr *", vector_fields("vector", vector))
-    except OverflowError as error:
-        raise ValueError(f"{vector}: {error}") from None
-    calls = context.library.calls
-    try:
-        pointer = calls.ibv_create_ah(pd.pointer, attr)
-    except UnsupportedError as error:
-        raise UnsupportedError(
-            "address handles", device=context.name, verb=error.verb, errno=error.errno or 0
-        ) from None
-    except VerbsError as error:
-        raise explained(error, f"an address handle {describe(context, vector, error)}") from None
-    return AddressHandle(
-        Node("AddressHandle", pointer, calls.ibv_destroy_ah, [pd.node]), pd, vector
-    )
 
 
 def vector_to(
@@ -125,12 +105,8 @@ def vector_from_wc(
             raise ValueError(f"a GRH has {GRH_SIZE} bytes, not {len(data)}")
         ffi.buffer(header)[:] = data
     attr = ffi.new("struct ibv_ah_attr *")
-    try:
+    with context._offering("address handles from completions"):
         context.library.calls.ibv_init_ah_from_wc(context.pointer, port_num, raw, header, attr)
-    except UnsupportedError as error:
-        raise UnsupportedError(
-            "address handles from completions", device=context.name, verb=error.verb
-        ) from None
     return AddressVector.read(attr)
 
 
@@ -138,4 +114,4 @@ def destination(pd: ProtectionDomain, remote: Endpoint, vector: AddressVector) -
     """Where datagrams to an exchanged endpoint go. ValueError when it is none of datagrams."""
     if remote.qp_type != QPType.UD:
         raise ValueError(f"the peer's queue pair is {QPType(remote.qp_type).name}, not UD")
-    return Destination(create_ah(pd, vector), remote.qp_num, remote.qkey)
+    return Destination(pd.create_ah(vector), remote.qp_num, remote.qkey)

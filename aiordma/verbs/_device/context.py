@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiordma._native import Library, failure, ffi, lib
-from aiordma.errors import DeviceEventError, UnsupportedError
+from aiordma._core.arguments import U32_MAX, integer
+from aiordma._native import Library, explained, failure, ffi, lib
+from aiordma.errors import DeviceEventError, UnsupportedError, VerbsError
 
 from .._cq.completion import CompletionChannel, CompletionQueue
 from .._cq.create_cq import create_cq, most_fields
-from .._memory.special_regions import DeviceMemory, alloc_dm
+from .._memory.device_memory import DeviceMemory
 from .._qp.xrc import XRCDomain, open_xrcd
 from .attributes import DeviceAttributes
 from .domains import ParentDomain, ThreadDomain
@@ -190,14 +191,26 @@ class Context(Ports):
         return values.raw_clock.tv_sec * 1_000_000_000 + values.raw_clock.tv_nsec
 
     @contextmanager
-    def _offering(self, capability: str) -> Iterator[None]:
-        """An UnsupportedError inside the ``with`` becomes one that names device and capability."""
+    def _offering(
+        self, capability: str, about: Callable[[VerbsError], str] | None = None
+    ) -> Iterator[None]:
+        """An UnsupportedError inside the ``with`` becomes one that names device and capability.
+
+        With ``about``, any other failure gets that text.
+        """
         try:
             yield
         except UnsupportedError as error:
-            raise UnsupportedError(
-                capability, device=self.name, verb=error.verb, errno=error.errno or 0
-            ) from None
+            raise self._lacking(capability, error) from None
+        except VerbsError as error:
+            if about is None:
+                raise
+            raise explained(error, about(error)) from None
+
+    def _lacking(self, capability: str, error: VerbsError) -> UnsupportedError:
+        return UnsupportedError(
+            capability, device=self.name, verb=error.verb, errno=error.errno or 0
+        )
 
     # --- what is made here -----------------------------------------------------------------
 
@@ -224,7 +237,20 @@ class Context(Ports):
         ValueError beyond what the device has (``max_dm_size``), UnsupportedError where it has
         none.
         """
-        return alloc_dm(self, length, log_align_req)
+        length = integer("length", length, None)
+        log_align_req = integer("log_align_req", log_align_req, 0, U32_MAX)
+        most = self.query_device_ex().max_dm_size
+        capability = "memory of its own (device memory)"
+        if not most:
+            raise UnsupportedError(capability, device=self.name, verb="ibv_alloc_dm")
+        if not 0 < length <= most:
+            raise ValueError(f"{length} bytes of device memory; {self.name} has 1 to {most}")
+        attr = ffi.new("struct ibv_alloc_dm_attr *")
+        attr.length = length
+        attr.log_align_req = log_align_req
+        with self._offering(capability):
+            pointer = self.library.calls.ibv_alloc_dm(self.pointer, attr)
+        return DeviceMemory(self, pointer, length)
 
     def open_xrcd(self, fd: int | None = None, *, exclusive: bool = False) -> XRCDomain:
         """Open an XRC domain, or make it: ibv_open_xrcd(3).

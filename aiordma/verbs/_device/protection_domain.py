@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._memory.memory_window import MemoryWindow, alloc_mw
+from aiordma._core.arguments import choice
+from aiordma._native import explained, ffi
+from aiordma.errors import UnsupportedError, VerbsError
+
+from .._memory.memory_window import MemoryWindow, offers_windows
 from .._memory.registration import Registration
 from .._qp.qp_attributes import QPCapabilities
 from .._qp.qp_creation import QPOptions, create_qp
 from .._qp.queue_pair import QueuePair
 from .._qp.shared_receive_queue import SharedReceiveQueue, create_srq
 from .._qp.transport_rules import SendOps
-from .address_handle import AddressHandle, create_ah, vector_from_wc
+from .address import AddressVector, vector_fields
+from .address_handle import AddressHandle, vector_from_wc
 from .enums import MWType, QPCreateFlags, QPType
 from .resource import Node
+from .route_lookup import describe
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -22,7 +28,6 @@ if TYPE_CHECKING:
     from .._cq.completion import CompletionQueue
     from .._cq.work_completion import WorkCompletion
     from .._qp.xrc import XRCDomain
-    from .address import AddressVector
     from .context import Context
 
 
@@ -49,7 +54,16 @@ class ProtectionDomain(Registration):
         The handle must stay open until the last request that was posted with it has completed.
         VerbsError names the GIDs and the index if the peer cannot be reached.
         """
-        return create_ah(self, vector)
+        try:
+            attr = ffi.new("struct ibv_ah_attr *", vector_fields("vector", vector))
+        except OverflowError as error:
+            raise ValueError(f"{vector}: {error}") from None
+        with self.context._offering(
+            "address handles",
+            lambda error: f"an address handle {describe(self.context, vector, error)}",
+        ):
+            pointer = self.context.library.calls.ibv_create_ah(self.pointer, attr)
+        return AddressHandle(self, pointer, vector)
 
     def create_ah_from_wc(
         self, wc: WorkCompletion, grh: bytes | bytearray | memoryview, port_num: int = 1
@@ -59,14 +73,22 @@ class ProtectionDomain(Registration):
         ``wc`` is the completion of its receive, ``grh`` the first 40 bytes of that receive's
         buffer. The answer goes to queue pair ``wc.src_qp``, whose Q_Key is not known from it.
         """
-        return create_ah(self, vector_from_wc(self.context, wc, grh, port_num))
+        return self.create_ah(vector_from_wc(self.context, wc, grh, port_num))
 
     def alloc_mw(self, mw_type: MWType = MWType.TYPE_2) -> MemoryWindow:
         """Make a memory window, which is not bound to anything yet: ibv_alloc_mw(3).
 
         UnsupportedError when the device has none of that type.
         """
-        return alloc_mw(self, mw_type)
+        context, mw_type = self.context, choice("mw_type", mw_type, MWType)
+        what = f"memory windows of type {int(mw_type)}"
+        if not offers_windows(context, mw_type):
+            raise UnsupportedError(what, device=context.name, verb="ibv_alloc_mw")
+        try:
+            pointer = context.library.calls.ibv_alloc_mw(self.pointer, mw_type)
+        except VerbsError as error:
+            raise explained(error, f"{what} on {context.name}") from None
+        return MemoryWindow(self, pointer, mw_type)
 
     def create_srq(
         self,

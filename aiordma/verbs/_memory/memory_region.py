@@ -212,12 +212,7 @@ class MemoryRegion(Resource["h.ibv_mr"]):
         what = f"changing {self!r}"
         error = failure("ibv_rereg_mr", code if code > 0 else ffi.errno, what)
         if isinstance(error, UnsupportedError):
-            raise UnsupportedError(
-                "changing memory regions",
-                device=context.name,
-                verb=error.verb,
-                errno=error.errno or 0,
-            )
+            raise context._lacking("changing memory regions", error)
         if code <= _ERR_CMD:  # "the user still needs to call ibv_dereg_mr"
             what += ", which has been closed"
             self.close()
@@ -309,9 +304,7 @@ def reg_mr(
         call = library.reg_own_mr if there else library.calls.ibv_reg_mr
         return call(pd.pointer, memory, length, rights), addr
     except UnsupportedError as error:
-        with pd.context._offering(f"registering memory with {access!r}"):
-            raise error
-        raise  # for the type checker
+        raise pd.context._lacking(f"registering memory with {access!r}", error) from None
     except VerbsError as error:
         raise explained(error, f"registering {length} bytes{shortage(error)}") from None
 

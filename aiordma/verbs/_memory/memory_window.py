@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiordma._core.arguments import choice, integer
-from aiordma._native import failure, ffi
+from aiordma._native import ffi
 from aiordma.errors import UnsupportedError, VerbsError
 
 from .._device.enums import AccessFlags, DeviceCapability, MWType, SendFlags, WROpcode
@@ -49,8 +49,9 @@ class MemoryWindow(Resource["h.ibv_mw"]):
     Sources: ibv_alloc_mw(3), ibv_bind_mw(3); IBTA volume 1, clauses 10.6.6 and 10.6.7.
     """
 
-    def __init__(self, pd: ProtectionDomain, node: Node[h.ibv_mw], mw_type: MWType) -> None:
-        super().__init__(node)
+    def __init__(self, pd: ProtectionDomain, pointer: h.ibv_mw, mw_type: MWType) -> None:
+        destroy = pd.context.library.calls.ibv_dealloc_mw
+        super().__init__(Node("MemoryWindow", pointer, destroy, [pd.node]))
         self.pd = pd
         self.context: Context = pd.context
         self.mw_type = mw_type
@@ -198,17 +199,3 @@ _NEEDED = {
 def offers_windows(context: Context, mw_type: MWType) -> bool:
     """Whether the device has memory windows of that type."""
     return bool(context.query_device().device_cap_flags & _NEEDED[mw_type])
-
-
-def alloc_mw(pd: ProtectionDomain, mw_type: MWType) -> MemoryWindow:
-    """As :meth:`ProtectionDomain.alloc_mw`."""
-    context, mw_type = pd.context, choice("mw_type", mw_type, MWType)
-    what = f"memory windows of type {int(mw_type)}"
-    if not offers_windows(context, mw_type):
-        raise UnsupportedError(what, device=context.name, verb="ibv_alloc_mw")
-    calls = context.library.calls
-    try:
-        pointer = calls.ibv_alloc_mw(pd.pointer, mw_type)
-    except VerbsError as error:
-        raise failure(error.verb, error.errno or 0, f"{what} on {context.name}") from None
-    return MemoryWindow(pd, Node("MemoryWindow", pointer, calls.ibv_dealloc_mw, [pd.node]), mw_type)

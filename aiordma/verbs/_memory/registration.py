@@ -6,29 +6,23 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aiordma._core.arguments import choice
-from aiordma._native import SGE, explained, ffi, lib
-from aiordma.errors import UnsupportedError, VerbsError
+from aiordma._core.arguments import I32_MAX, choice, integer
+from aiordma._native import SGE, ffi, lib
 
 from .._device.enums import AccessFlags, Advice
 from .._device.resource import Resource
 from .._qp.work_request import ScatterGatherElement
+from .device_memory import DeviceMemory
 from .memlock import shortage
-from .memory_region import MemoryRegion, register
-from .special_regions import (
-    DeviceMemory,
-    alloc_null_mr,
-    reg_dm_mr,
-    reg_dmabuf_mr,
-    reg_implicit,
-    reg_pointer,
-)
+from .memory_region import MemoryRegion, check_rights, reg_mr, register, require_on_demand
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h  # noqa: F401 - named in the base class below
 
     from .._device.context import Context
     from .._device.protection_domain import ProtectionDomain
+
+ADDRESS_SPACE = (1 << 64) - 1  # SIZE_MAX
 
 
 class Registration(Resource["h.ibv_pd"]):
@@ -85,7 +79,13 @@ class Registration(Resource["h.ibv_pd"]):
         nothing: the caller keeps the memory, at that address, until the region is closed. Errors
         as of :meth:`reg_mr`; VerbsError (EFAULT) where there is no memory.
         """
-        return reg_pointer(self._domain, addr, length, access, iova)
+        addr, length = integer("addr", addr), integer("length", length, None)
+        if length <= 0:
+            raise ValueError(f"a memory region of {length} bytes: it needs at least one")
+        access = choice("access", access, AccessFlags)
+        iova = None if iova is None else integer("iova", iova)
+        pointer, place = reg_mr(self._domain, ffi.cast("void *", addr), length, access, iova)
+        return MemoryRegion(self._domain, pointer, place, length, access)
 
     def reg_dmabuf_mr(
         self,
@@ -102,7 +102,19 @@ class Registration(Resource["h.ibv_pd"]):
         ``offset`` unless given; both must have the same place within a page. The fd may be closed
         afterwards. UnsupportedError where the device or its driver cannot.
         """
-        return reg_dmabuf_mr(self._domain, fd, length, access, offset, iova)
+        fd, length = integer("fd", fd, 0, I32_MAX), integer("length", length)
+        offset, access = integer("offset", offset), choice("access", access, AccessFlags)
+        iova = None if iova is None else integer("iova", iova)
+        check_rights(access)
+        addr = offset if iova is None else iova
+        what = f"registering {length} bytes from {offset} of file {fd} at {addr:#x}"
+        with self.context._offering(
+            "memory of other devices (dma-buf)", lambda error: what + shortage(error)
+        ):
+            pointer = self.context.library.calls.ibv_reg_dmabuf_mr(
+                self.pointer, offset, length, addr, fd, int(access)
+            )
+        return MemoryRegion(self._domain, pointer, addr, length, access)
 
     def reg_implicit(self, access: AccessFlags = AccessFlags.LOCAL_WRITE) -> MemoryRegion:
         """Register the whole address space of the process, on demand: "implicit ODP".
@@ -110,7 +122,10 @@ class Registration(Resource["h.ibv_pd"]):
         One region for all local buffers; nothing is pinned. UnsupportedError where the device
         does not offer it. Think twice before giving remote rights: the key opens everything.
         """
-        return reg_implicit(self._domain, access)
+        access = choice("access", access, AccessFlags) | AccessFlags.ON_DEMAND
+        require_on_demand(self.context, access, implicit=True)
+        pointer, _ = reg_mr(self._domain, ffi.cast("void *", 0), ADDRESS_SPACE, access, None)
+        return MemoryRegion(self._domain, pointer, 0, ADDRESS_SPACE, access)
 
     def reg_dm_mr(
         self,
@@ -125,7 +140,15 @@ class Registration(Resource["h.ibv_pd"]):
         All of it, or a range. The region's addresses begin at 0. LocalRangeError for a range that
         is not inside.
         """
-        return reg_dm_mr(self._domain, dm, access, offset, length)
+        offset, access = integer("offset", offset, None), choice("access", access, AccessFlags)
+        length = dm.length - offset if length is None else integer("length", length, None)
+        dm.check(offset, length)
+        check_rights(access)
+        access |= AccessFlags.ZERO_BASED  # there is no address that it could have: ibv_alloc_dm(3)
+        pointer = self.context.library.calls.ibv_reg_dm_mr(
+            self.pointer, dm.pointer, offset, length, int(access)
+        )
+        return MemoryRegion(self._domain, pointer, 0, length, access, parent=dm.node)
 
     def alloc_null_mr(self) -> MemoryRegion:
         """A region of nothing: what is written to it is discarded: ibv_alloc_null_mr(3).
@@ -133,7 +156,9 @@ class Registration(Resource["h.ibv_pd"]):
         Its lkey may stand in any scatter/gather entry, with any address; it has no rkey.
         UnsupportedError where the device has none.
         """
-        return alloc_null_mr(self._domain)
+        with self.context._offering("null memory regions"):
+            pointer = self.context.library.calls.ibv_alloc_null_mr(self.pointer)
+        return MemoryRegion(self._domain, pointer, 0, ADDRESS_SPACE, AccessFlags.LOCAL_WRITE)
 
     def advise_mr(
         self, advice: Advice, sges: Sequence[ScatterGatherElement], *, flush: bool = False
@@ -149,12 +174,24 @@ class Registration(Resource["h.ibv_pd"]):
         array = ffi.new("struct ibv_sge[]", max(1, len(sges)))
         ffi.buffer(array)[: SGE.size * len(sges)] = b"".join(SGE.pack(*sge) for sge in sges)
         flags = lib.IB_UVERBS_ADVISE_MR_FLAG_FLUSH if flush else 0
-        try:
-            with self.context._offering("advice about memory regions (ibv_advise_mr)"):
-                self.context.library.calls.ibv_advise_mr(
-                    self.pointer, int(advice), flags, array, len(sges)
-                )
-        except UnsupportedError:
-            raise
-        except VerbsError as error:
-            raise explained(error, f"{advice.name} for {list(sges)}{shortage(error)}") from None
+        with self.context._offering(
+            "advice about memory regions (ibv_advise_mr)",
+            lambda error: f"{advice.name} for {list(sges)}{shortage(error)}",
+        ):
+            self.context.library.calls.ibv_advise_mr(
+                self.pointer, int(advice), flags, array, len(sges)
+            )
+
+
+def reg_local_dma(pd: ProtectionDomain) -> MemoryRegion | None:
+    """Register all memory of this process for local use; None if the device pins what it uses.
+
+    Nothing checks what is posted with its key: it is for the library's own requests, of bytes that
+    it holds. An implicit region on demand would not do: a card brings in its pages one by one, and
+    a copy is quicker.
+    """
+    register = pd.context.library.reg_local_dma
+    if register is None:
+        return None
+    pointer = register(pd.pointer)
+    return MemoryRegion(pd, pointer, 0, ADDRESS_SPACE, AccessFlags.LOCAL_WRITE)
