@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from aiordma import cm, verbs
-from aiordma.cm import ConnectionEvent, ConnectionId, ConnectionParameters, EventType
+from aiordma.cm import ConnectionEvent, ConnectionId, ConnectionParameters, EventType, PortSpace
 from aiordma.errors import UnsupportedError, VerbsError
 
 UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP)
@@ -70,15 +70,29 @@ def address_of(listener: ConnectionId) -> cm.Address:
     return address
 
 
-@contextmanager
-def resolved(events: cm.EventChannel, address: cm.Address) -> Iterator[ConnectionId]:
+def resolved(
+    events: cm.EventChannel, address: cm.Address, port_space: PortSpace = PortSpace.TCP
+) -> ConnectionId:
     """An id that may request a connection."""
-    with events.create_id() as id:
-        id.resolve_addr(address)
-        expect(events, EventType.ADDR_RESOLVED)
-        id.resolve_route()
-        expect(events, EventType.ROUTE_RESOLVED)
-        yield id
+    id = events.create_id(port_space)
+    id.resolve_addr(address, timeout=30)
+    expect(events, EventType.ADDR_RESOLVED)
+    id.resolve_route(timeout=30)
+    expect(events, EventType.ROUTE_RESOLVED)
+    return id
+
+
+@contextmanager
+def with_qp(
+    events: cm.EventChannel, address: cm.Address, port_space: PortSpace = PortSpace.TCP
+) -> Iterator[tuple[ConnectionId, verbs.ProtectionDomain, verbs.CompletionQueue]]:
+    """The same with a queue pair."""
+    with resolved(events, address, port_space) as id:
+        assert id.context is not None
+        with id.context.alloc_pd() as pd, id.context.create_cq(16) as cq:
+            id.create_qp(pd, cq)
+            yield id, pd, cq
+            id.destroy_qp()
 
 
 class Connected:
@@ -91,11 +105,7 @@ class Connected:
         ack_timeout: float | None = None,
         send_ops: verbs.SendOps = verbs.SendOps.NONE,
     ) -> None:
-        self.active = events.create_id()
-        self.active.resolve_addr(address)
-        expect(events, EventType.ADDR_RESOLVED)
-        self.active.resolve_route()
-        expect(events, EventType.ROUTE_RESOLVED)
+        self.active = resolved(events, address)
         context = self.active.context
         assert context is not None
         self.context = context

@@ -10,9 +10,9 @@ import pytest
 
 from aiordma import cm, verbs
 from aiordma.cm import ConnectionId, ConnectionParameters, EventType, PortSpace
-from aiordma.errors import AddressError, LimitError, ServiceRejectedError
+from aiordma.errors import AddressError, ServiceRejectedError, UnsupportedError
 from aiordma.verbs import QPState, QPType
-from tests.cm.conftest import address_of, expect, refused
+from tests.cm.conftest import address_of, expect, refused, with_qp
 
 
 @contextmanager
@@ -23,27 +23,11 @@ def listening(events: cm.EventChannel, address: cm.Address) -> Iterator[Connecti
         yield id
 
 
-@contextmanager
-def asking(
-    events: cm.EventChannel, address: cm.Address
-) -> Iterator[tuple[ConnectionId, verbs.ProtectionDomain, verbs.CompletionQueue]]:
-    """An id with a datagram queue pair and its route resolved."""
-    with events.create_id(PortSpace.UDP) as id:
-        id.resolve_addr(address)
-        expect(events, EventType.ADDR_RESOLVED)
-        id.resolve_route()
-        expect(events, EventType.ROUTE_RESOLVED)
-        assert id.context is not None
-        with id.context.alloc_pd() as pd, id.context.create_cq(16) as cq:
-            id.create_qp(pd, cq)
-            yield id, pd, cq
-
-
 def test_a_service_is_found(events: cm.EventChannel, host: str) -> None:
     question, answer = bytes(range(180)), bytes(range(60, 196))
     with (
         listening(events, (host, 0)) as listener,
-        asking(events, address_of(listener)) as (id, pd, cq),
+        with_qp(events, address_of(listener), PortSpace.UDP) as (id, pd, cq),
     ):
         assert id.qp is not None
         assert id.qp.qp_type is QPType.UD
@@ -77,7 +61,7 @@ def test_a_queue_pair_of_its_own(events: cm.EventChannel, host: str) -> None:
     """One queue pair may serve every request: rdma_accept(3), qp_num."""
     with (
         listening(events, (host, 0)) as listener,
-        asking(events, address_of(listener)) as (id, _pd, _cq),
+        with_qp(events, address_of(listener), PortSpace.UDP) as (id, _pd, _cq),
     ):
         id.connect()
         with expect(events, EventType.CONNECT_REQUEST).id as passive:
@@ -90,7 +74,7 @@ def test_a_queue_pair_of_its_own(events: cm.EventChannel, host: str) -> None:
 def test_reject(events: cm.EventChannel, host: str) -> None:
     with (
         listening(events, (host, 0)) as listener,
-        asking(events, address_of(listener)) as (id, _pd, _cq),
+        with_qp(events, address_of(listener), PortSpace.UDP) as (id, _pd, _cq),
     ):
         id.connect()
         with expect(events, EventType.CONNECT_REQUEST).id as passive:
@@ -106,7 +90,7 @@ def test_reject(events: cm.EventChannel, host: str) -> None:
 def test_no_listener(events: cm.EventChannel, host: str) -> None:
     with listening(events, (host, 0)) as listener:
         address = address_of(listener)
-    with asking(events, address) as (id, _pd, _cq):
+    with with_qp(events, address, PortSpace.UDP) as (id, _pd, _cq):
         id.connect()
         error = expect(events, EventType.UNREACHABLE).error()
         assert isinstance(error, ServiceRejectedError)
@@ -114,29 +98,15 @@ def test_no_listener(events: cm.EventChannel, host: str) -> None:
         assert "no listener on that port" in str(error)
 
 
-def test_too_much_private_data(events: cm.EventChannel, host: str) -> None:
-    with (
-        listening(events, (host, 0)) as listener,
-        asking(events, address_of(listener)) as (id, _pd, _cq),
-    ):
-        with pytest.raises(LimitError, match=r"rdma_connect carries at most 180 .*UDP"):
-            id.connect(ConnectionParameters(bytes(181)))
-        id.connect()
-        with expect(events, EventType.CONNECT_REQUEST).id as passive:
-            with pytest.raises(LimitError, match="rdma_accept carries at most 136"):
-                passive.accept(ConnectionParameters(bytes(137)))
-            with pytest.raises(LimitError, match="rdma_reject carries at most 136"):
-                passive.reject(bytes(137))
-            passive.reject()
-        expect(events, EventType.UNREACHABLE)
-
-
 def test_port_spaces_do_not_collide(
     events: cm.EventChannel, listener: ConnectionId, host: str
 ) -> None:
     """A datagram port and a connection port with one number are distinct, as in TCP and UDP."""
     address = address_of(listener)
-    with listening(events, address) as here, asking(events, address) as (id, _pd, _cq):
+    with (
+        listening(events, address) as here,
+        with_qp(events, address, PortSpace.UDP) as (id, _pd, _cq),
+    ):
         assert here.local_address == listener.local_address
         id.connect()
         request = expect(events, EventType.CONNECT_REQUEST)
@@ -157,9 +127,20 @@ def test_port_spaces_do_not_collide(
 def test_no_disconnect(events: cm.EventChannel, host: str) -> None:
     with (
         listening(events, (host, 0)) as listener,
-        asking(events, address_of(listener)) as (id, _pd, _cq),
+        with_qp(events, address_of(listener), PortSpace.UDP) as (id, _pd, _cq),
     ):
         refused(errno.EINVAL, id.disconnect)
         id.connect()
         expect(events, EventType.CONNECT_REQUEST).id.close()
         expect(events, EventType.UNREACHABLE)
+
+
+def test_port_spaces(events: cm.EventChannel) -> None:
+    """A port space exists, or the error says that it does not."""
+    lacks = {PortSpace.IPOIB} if events.library.name == "embedded" else set()
+    for space in PortSpace:
+        if space in lacks:
+            with pytest.raises(UnsupportedError, match=space.name):
+                events.create_id(space)
+        else:
+            events.create_id(space).close()

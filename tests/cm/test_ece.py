@@ -7,22 +7,13 @@ import errno
 from aiordma import cm
 from aiordma.cm import ECE, ConnectionId, ConnectionParameters, EventType
 from aiordma.errors import RejectedError
-from tests.cm.conftest import address_of, expect, refused
+from tests.cm.conftest import address_of, expect, refused, resolved, with_qp
 
 OFFER, CHOICE = ECE(0x2C9, 0x33), ECE(0x2C9, 0x11)
 
 
-def asking(events: cm.EventChannel, address: cm.Address) -> ConnectionId:
-    id = events.create_id()
-    id.resolve_addr(address)
-    expect(events, EventType.ADDR_RESOLVED)
-    id.resolve_route()
-    expect(events, EventType.ROUTE_RESOLVED)
-    return id
-
-
 def test_offer_and_choice(events: cm.EventChannel, listener: ConnectionId) -> None:
-    with asking(events, address_of(listener)) as id:
+    with resolved(events, address_of(listener)) as id:
         id.set_local_ece(OFFER)
         id.connect(ConnectionParameters(qp_num=0x4321))
         with expect(events, EventType.CONNECT_REQUEST).id as passive:
@@ -34,7 +25,7 @@ def test_offer_and_choice(events: cm.EventChannel, listener: ConnectionId) -> No
 
 
 def test_reject(events: cm.EventChannel, listener: ConnectionId) -> None:
-    with asking(events, address_of(listener)) as id:
+    with resolved(events, address_of(listener)) as id:
         id.set_local_ece(OFFER)
         id.connect(ConnectionParameters(qp_num=0x4321))
         with expect(events, EventType.CONNECT_REQUEST).id as passive:
@@ -47,11 +38,8 @@ def test_reject(events: cm.EventChannel, listener: ConnectionId) -> None:
 
 
 def test_refused(events: cm.EventChannel, listener: ConnectionId) -> None:
-    with asking(events, address_of(listener)) as id:
+    with resolved(events, address_of(listener)) as id:
         refused(errno.EINVAL, lambda: id.set_local_ece(ECE(0)))
-        assert id.context is not None
-        with id.context.alloc_pd() as pd, id.context.create_cq(16) as cq:
-            id.create_qp(pd, cq)
-            refused(errno.EINVAL, id.get_remote_ece)
-            refused(errno.EINVAL, lambda: id.set_local_ece(OFFER))
-            id.destroy_qp()
+    with with_qp(events, address_of(listener)) as (id, _pd, _cq):
+        refused(errno.EINVAL, id.get_remote_ece)
+        refused(errno.EINVAL, lambda: id.set_local_ece(OFFER))

@@ -87,11 +87,7 @@ def test_a_datagram_to_a_service(events: cm.EventChannel, host: str) -> None:
         listener = stack.enter_context(events.create_id(PortSpace.UDP))
         listener.bind_addr((host, 0))
         listener.listen()
-        id = stack.enter_context(events.create_id(PortSpace.UDP))
-        id.resolve_addr(address_of(listener))
-        expect(events, EventType.ADDR_RESOLVED)
-        id.resolve_route()
-        expect(events, EventType.ROUTE_RESOLVED)
+        id = stack.enter_context(resolved(events, address_of(listener), PortSpace.UDP))
         asking = Side(id, stack)
         id.connect()
         request = stack.enter_context(expect(events, EventType.CONNECT_REQUEST).id)
@@ -149,23 +145,6 @@ def test_builders(events: cm.EventChannel, listener: ConnectionId) -> None:
         assert {one(connected.cq).wr_id, one(connected.cq).wr_id} == {1, 2}
         assert bytes(mr.buf[32:37]) == b"built"
     connected.close()
-
-
-def test_shared_receives(ready: ConnectionId) -> None:
-    """The queue pair of an id takes its receives from a shared queue."""
-    context = ready.context
-    assert context is not None
-    with (
-        context.alloc_pd() as pd,
-        context.create_cq(16) as cq,
-        pd.create_srq(4) as srq,
-        ExitStack() as stack,
-    ):
-        stack.callback(ready.destroy_qp)
-        qp = ready.create_qp(pd, cq, srq=srq)
-        assert qp.srq is srq
-        with pytest.raises(ValueError, match="post them there"):
-            qp.post_recv([ReceiveWorkRequest(1)])
 
 
 def test_a_type_that_the_port_space_does_not_have(ready: ConnectionId) -> None:

@@ -15,36 +15,30 @@ from aiordma.errors import (
     RejectedError,
     host_port,
 )
-from tests.cm.conftest import address_of, expect
+from tests.cm.conftest import address_of, expect, with_qp
 
 
 @pytest.fixture
 def asking(events: cm.EventChannel, listener: ConnectionId) -> Iterator[ConnectionId]:
     """An id whose route is resolved, with a queue pair."""
-    address = address_of(listener)
-    with events.create_id() as id:
-        id.resolve_addr(address)
-        expect(events, EventType.ADDR_RESOLVED)
-        id.resolve_route()
-        expect(events, EventType.ROUTE_RESOLVED)
-        assert id.context is not None
-        with id.context.alloc_pd() as pd, id.context.create_cq(16) as cq:
-            id.create_qp(pd, cq)
-            yield id
-            id.destroy_qp()
+    with with_qp(events, address_of(listener)) as (id, _pd, _cq):
+        yield id
 
 
 def test_reject(events: cm.EventChannel, asking: ConnectionId) -> None:
-    asking.connect()
+    """All of the private data goes there and comes back."""
+    question, answer = bytes(range(56)), bytes(range(100, 248))
+    asking.connect(ConnectionParameters(question))
     request = expect(events, EventType.CONNECT_REQUEST)
-    request.id.reject(b"not today")
+    assert request.private_data == question
+    request.id.reject(answer)
     event = expect(events, EventType.REJECTED)
     assert event.id is asking
     error = event.error()
     assert isinstance(error, RejectedError)
     assert isinstance(error, ConnectionRefusedError)
     assert error.reason == 28
-    assert error.private_data[:9] == b"not today"
+    assert error.private_data[:148] == event.private_data[:148] == answer
     assert "the application there rejected it" in str(error)
     request.id.close()
 
@@ -73,17 +67,6 @@ def test_too_much_private_data(asking: ConnectionId, listener: ConnectionId) -> 
         asking.accept(ConnectionParameters(bytes(197)))
     with pytest.raises(LimitError, match="rdma_reject carries at most 148"):
         asking.reject(bytes(149))
-
-
-def test_all_of_the_private_data(events: cm.EventChannel, asking: ConnectionId) -> None:
-    question, answer = bytes(range(56)), bytes(range(100, 248))
-    asking.connect(ConnectionParameters(question))
-    request = expect(events, EventType.CONNECT_REQUEST)
-    assert request.private_data == question
-    request.id.reject(answer)
-    event = expect(events, EventType.REJECTED)
-    assert event.private_data[:148] == answer
-    request.id.close()
 
 
 def test_no_way_to_the_address(events: cm.EventChannel, host: str) -> None:
