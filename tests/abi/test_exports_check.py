@@ -20,11 +20,7 @@ IBVERBS_PRIVATE_@IBVERBS_PABI_VERSION@ {{
 		verbs_register_driver_@IBVERBS_PABI_VERSION@;
 }};
 """
-SYMBOLS = """libibverbs.so.1 libibverbs1 #MINVER#
- IBVERBS_1.1@IBVERBS_1.1 1.1.6
- ibv_open_device@IBVERBS_1.1 1.1.6
- {public}@IBVERBS_1.1 65
-"""
+SYMBOLS = " ibv_open_device@IBVERBS_1.1 1.1.6\n {public}@IBVERBS_1.1 65\n"
 
 
 @pytest.mark.parametrize(
@@ -33,6 +29,8 @@ SYMBOLS = """libibverbs.so.1 libibverbs1 #MINVER#
 def test_what_is_missing_is_named(
     name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    with pytest.raises(SystemExit, match="make exports NEWER="):
+        main([str(tmp_path)])
     file = tmp_path / "below" / name
     file.parent.mkdir()
     for public, told in {
@@ -47,8 +45,3 @@ def test_what_is_missing_is_named(
         else:
             main([str(file)])
         assert capsys.readouterr().out.partition("missing\n")[2] == told
-
-
-def test_without_a_file_it_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="make exports NEWER="):
-        main([str(tmp_path)])

@@ -51,23 +51,15 @@ def test_the_connection_manager_in_the_child_of_a_fork(monkeypatch: pytest.Monke
         cm.EventChannel(library).close()
 
 
-def test_missing_library_is_named() -> None:
+def test_what_is_missing_is_named() -> None:
     text = "library libibverbs.so.1 cannot be loaded (no such file); install libibverbs1"
-    error = _not_found(2, text)
-    assert isinstance(error, LibraryNotFoundError)
-    assert error.library == "libibverbs.so.1"
-    assert error.symbol is None
-    assert "no such file" in str(error)
-    assert "install" in str(error)
-
-
-def test_missing_symbol_is_named() -> None:
-    error = _not_found(38, "symbol ibv_new is missing in libibverbs.so.1, which is too old; update")
-    assert isinstance(error, LibraryNotFoundError)
-    assert (error.library, error.symbol) == ("libibverbs.so.1", "ibv_new")
-
-
-def test_another_text_is_kept() -> None:
+    for error, symbol, told in (
+        (_not_found(2, text), None, "no such file"),
+        (_not_found(38, "symbol ibv_new is missing in libibverbs.so.1, update"), "ibv_new", ""),
+    ):
+        assert isinstance(error, LibraryNotFoundError)
+        assert (error.library, error.symbol) == ("libibverbs.so.1", symbol)
+        assert told in str(error)
     assert "something else" in str(_not_found(5, "something else"))
 
 
@@ -91,22 +83,3 @@ assert "libibverbs" not in text and "librdmacm" not in text
 @pytest.mark.parametrize("flags", [[], ["-X", "dev"]])
 def test_import_does_nothing(flags: list[str]) -> None:
     subprocess.run([sys.executable, *flags, "-c", _IMPORT], check=True, timeout=300)
-
-
-# The loader finds no library of that name: a wrapper directory cannot hide an installed one, so
-# the child replaces the C call's answer by asking for a table under a name that does not exist.
-_NO_LIBRARY = """
-from aiordma import verbs
-from aiordma._native import library
-from aiordma.errors import LibraryNotFoundError
-def missing():
-    raise LibraryNotFoundError("libibverbs.so.1")
-import aiordma.verbs._device.device as device
-device.system = missing
-assert [found.name for found in verbs.devices()] == ["embedded0"]
-assert verbs.find_device().name == "embedded0"
-"""
-
-
-def test_without_the_system_library_there_is_the_embedded_device() -> None:
-    subprocess.run([sys.executable, "-c", _NO_LIBRARY], check=True, timeout=300)

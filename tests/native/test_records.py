@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
-from aiordma._native import COMPLETION, RECV, SEND, SGE, CompletionArray, ffi
+from aiordma._native import COMPLETION, RECV, SEND, SGE, CompletionArray, copy_of, ffi
+from aiordma.verbs import PortState
 
 # In the order of the format, as the packers give them; members that share a place by the first.
-SEND_FIELDS = [
-    "wr_id",
-    "remote_addr",
-    "compare_add",
-    "swap",
-    "bind_length",
-    "rkey",
-    "remote_srqn",
-    "imm_data",
-    "opcode",
-    "send_flags",
-    "first_sge",
-    "num_sge",
-    "tso_header_size",
-    "tso_mss",
+LAYOUTS: list[tuple[struct.Struct, str, str]] = [
+    (
+        COMPLETION,
+        "struct aiordma_completion",
+        "wr_id status opcode vendor_err byte_len imm_data qp_num src_qp wc_flags",
+    ),
+    (
+        SEND,
+        "struct aiordma_send",
+        "wr_id remote_addr compare_add swap bind_length rkey remote_srqn imm_data opcode send_flags"
+        " first_sge num_sge tso_header_size tso_mss",
+    ),
+    (RECV, "struct aiordma_recv", "wr_id first_sge num_sge"),
+    (SGE, "struct ibv_sge", "addr length lkey"),
 ]
 
 
@@ -57,36 +57,14 @@ def test_what_shares_a_place() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("layout", "name", "fields"),
-    [
-        (
-            COMPLETION,
-            "struct aiordma_completion",
-            [
-                "wr_id",
-                "status",
-                "opcode",
-                "vendor_err",
-                "byte_len",
-                "imm_data",
-                "qp_num",
-                "src_qp",
-                "wc_flags",
-            ],
-        ),
-        (SEND, "struct aiordma_send", SEND_FIELDS),
-        (RECV, "struct aiordma_recv", ["wr_id", "first_sge", "num_sge"]),
-        (SGE, "struct ibv_sge", ["addr", "length", "lkey"]),
-    ],
-)
-def test_layout(layout: struct.Struct, name: str, fields: list[str]) -> None:
+@pytest.mark.parametrize(("layout", "name", "fields"), LAYOUTS)
+def test_layout(layout: struct.Struct, name: str, fields: str) -> None:
     members = places(name)
-    assert [field for field, _ in members] == fields
+    assert [field for field, _ in members] == fields.split()
     assert layout.size == ffi.sizeof(name)
     sizes = {"Q": 8, "I": 4, "H": 2}
     codes = struct.unpack(layout.format, bytes(layout.size))
-    assert len(codes) == len(fields)
+    assert len(codes) == len(members)
     # Each field alone, at the compiler's offset, reads back as itself.
     for index, (field, described) in enumerate(members):
         data = bytearray(layout.size)
@@ -106,3 +84,18 @@ def test_records_do_not_change_when_the_room_is_used_again() -> None:
     view[0 : COMPLETION.size] = bytes(COMPLETION.size)
     assert [record for record, _ in records] == [(1, 2, 3, 4, 5, 6, 7, 8, 9)]
     assert list(room.records(0)) == []
+
+
+class Port(NamedTuple):
+    number: int
+    state: PortState
+    lid: int
+    flags: int
+
+
+def test_a_copy_of_a_structure() -> None:
+    """By the names and types of the fields, in any order, but for what is given."""
+    attr = ffi.new("struct ibv_port_attr *", {"flags": 7, "state": 4, "lid": 9})
+    copy = copy_of(attr, Port, number=1)
+    assert copy == Port(1, PortState.ACTIVE, 9, 7)
+    assert copy.state is PortState.ACTIVE

@@ -9,7 +9,7 @@ import pytest
 from aiordma import verbs
 from aiordma._native import ffi
 from aiordma.errors import UnsupportedError
-from aiordma.verbs import OdpCapability, OdpOperations, PciAtomicSizes, QPType, RawPacketCapability
+from aiordma.verbs import OdpCapability, OdpOperations, PciAtomicSizes, QPType
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -53,44 +53,23 @@ def test_a_device_that_cannot_be_asked_offers_nothing_more(
     assert extended.max_dm_size == extended.completion_timestamp_mask == 0
 
 
-def test_every_member_is_read() -> None:
-    """A structure with a different number in every place."""
+def test_members_that_are_not_read_as_they_are() -> None:
+    """A different number in every place; those of `copy_of` have its test."""
     attr = ffi.new("struct ibv_device_attr_ex *")
-    attr.orig_attr.max_qp = 1
     attr.odp_caps.general_caps = 3
     attr.odp_caps.per_transport_caps.rc_odp_caps = 0b1
     attr.odp_caps.per_transport_caps.uc_odp_caps = 0b10
     attr.odp_caps.per_transport_caps.ud_odp_caps = 0b100
     attr.xrc_odp_caps = 0b1000
-    attr.completion_timestamp_mask = (1 << 48) - 1
-    attr.hca_core_clock = 156250
-    attr.device_cap_flags_ex = 1 << 40
     attr.tso_caps.max_tso = 262144
     attr.tso_caps.supported_qpts = 1 << 8
     attr.rss_caps.supported_qpts = 1 << 8 | 1 << 4
-    attr.rss_caps.max_rwq_indirection_tables = 5
-    attr.rss_caps.max_rwq_indirection_table_size = 6
-    attr.rss_caps.rx_hash_fields_mask = 1 << 31
-    attr.rss_caps.rx_hash_function = 1
-    attr.max_wq_type_rq = 7
-    attr.packet_pacing_caps.qp_rate_limit_min = 8
-    attr.packet_pacing_caps.qp_rate_limit_max = 9
     attr.packet_pacing_caps.supported_qpts = 1 << 2
-    attr.raw_packet_caps = 0b101
-    attr.tm_caps.max_rndv_hdr_size = 10
-    attr.tm_caps.max_num_tags = 11
-    attr.tm_caps.flags = 1
-    attr.tm_caps.max_ops = 12
     attr.tm_caps.max_sge = 13
-    attr.cq_mod_caps.max_cq_count = 14
     attr.cq_mod_caps.max_cq_period = 15
-    attr.max_dm_size = 16
-    attr.pci_atomic_caps.fetch_add = 1
     attr.pci_atomic_caps.swap = 2
-    attr.pci_atomic_caps.compare_swap = 4
-    attr.phys_port_cnt_ex = 300
+    attr.hca_core_clock = 156250
     got = verbs.ExtendedDeviceAttributes.read(attr)
-    assert got.orig_attr.max_qp == 1
     assert got.odp_caps == verbs.OdpCapabilities(
         OdpCapability.SUPPORT | OdpCapability.SUPPORT_IMPLICIT,
         OdpOperations.SUPPORT_SEND,
@@ -98,23 +77,10 @@ def test_every_member_is_read() -> None:
         OdpOperations.SUPPORT_WRITE,
         OdpOperations.SUPPORT_READ,
     )
-    assert got.completion_timestamp_mask == (1 << 48) - 1
-    assert got.hca_core_clock == 156250
     assert got.seconds(156_250_000) == 1
-    assert got.device_cap_flags_ex == 1 << 40
     assert got.tso_caps == verbs.TsoCapabilities(262144, frozenset({QPType.RAW_PACKET}))
-    assert got.rss_caps == verbs.RssCapabilities(
-        frozenset({QPType.RAW_PACKET, QPType.UD}), 5, 6, 1 << 31, 1
-    )
-    assert got.max_wq_type_rq == 7
-    assert got.packet_pacing_caps == verbs.PacketPacingCapabilities(8, 9, frozenset({QPType.RC}))
-    assert got.raw_packet_caps == RawPacketCapability.CVLAN_STRIPPING | RawPacketCapability.IP_CSUM
-    assert got.tm_caps == verbs.TagMatchingCapabilities(10, 11, 1, 12, 13)
-    assert got.cq_mod_caps == verbs.CQModerationCapabilities(14, 15)
-    assert got.max_dm_size == 16
-    assert got.pci_atomic_caps == verbs.PciAtomicCapabilities(
-        PciAtomicSizes.OPERATION_4_BYTE_SIZE_SUP,
-        PciAtomicSizes.OPERATION_8_BYTE_SIZE_SUP,
-        PciAtomicSizes.OPERATION_16_BYTE_SIZE_SUP,
-    )
-    assert got.phys_port_cnt_ex == 300
+    assert got.rss_caps.supported_qpts == {QPType.RAW_PACKET, QPType.UD}
+    assert got.packet_pacing_caps.supported_qpts == {QPType.RC}
+    assert got.tm_caps.max_sge == 13
+    assert got.cq_mod_caps.max_cq_period == 15
+    assert got.pci_atomic_caps.swap is PciAtomicSizes.OPERATION_8_BYTE_SIZE_SUP

@@ -39,25 +39,17 @@ def test_closing_the_context_closes_everything(device: verbs.Device) -> None:
         thing.close()
 
 
-def test_a_queue_pair_goes_before_its_queues(
-    context: verbs.Context, pd: verbs.ProtectionDomain
-) -> None:
-    channel = context.create_comp_channel()
-    cq = context.create_cq(16, channel)
-    qp = pd.create_qp(cq)
-    channel.close()
-    assert qp.closed
-    assert cq.closed
-    assert not pd.closed
-
-
 def test_a_closed_child_is_forgotten_by_all_parents(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
-    send_cq, recv_cq = context.create_cq(16), context.create_cq(16)
+    """Here by the channel of one of its queues, before which they go."""
+    channel = context.create_comp_channel()
+    send_cq, recv_cq = context.create_cq(16, channel), context.create_cq(16)
     qp = pd.create_qp(send_cq, recv_cq)
-    send_cq.close()
+    channel.close()
     assert qp.closed
+    assert send_cq.closed
+    assert not pd.closed
     assert not recv_cq.node.children
     assert not pd.node.children
     recv_cq.close()
