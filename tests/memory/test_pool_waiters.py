@@ -59,12 +59,6 @@ class Waiting:
             (await task).release()
 
 
-async def test_free_memory_is_not_waited_for(pool: MemoryPool) -> None:
-    with await pool.lease(300) as buffer:
-        assert len(buffer) == 300
-        assert pool.statistics().leases == 1
-
-
 async def test_what_never_fits_is_refused_at_once(pool: MemoryPool) -> None:
     with pool.alloc(1), pytest.raises(QuotaError, match="pool_limit") as caught:
         await pool.lease(LIMIT + 1)
@@ -166,19 +160,6 @@ async def test_internal_needs_go_on_while_users_wait(pool: MemoryPool) -> None:
         block.release()
     held.release()
     await waiting.release_all()
-
-
-async def test_cancelled_in_line(pool: MemoryPool) -> None:
-    """A waiter behind it is served as if it had never been there."""
-    held = [pool.alloc(SLAB_SIZE), pool.alloc(SLAB_SIZE)]
-    waiting = Waiting(pool)
-    await waiting.start(LIMIT, 300)
-    held.pop().release()
-    await yield_loop()
-    waiting.tasks.pop(0).cancel()
-    await waiting.release_all()
-    assert waiting.order == [300]
-    held.pop().release()
 
 
 @pytest.mark.parametrize("count", range(6))

@@ -27,15 +27,12 @@ def test_gid_text() -> None:
     assert str(GID.from_ip("fe80::1")) == "fe80::1"
     assert not gid.is_zero
     assert GID(bytes(16)).is_zero
+    with pytest.raises(ValueError, match="16 bytes, not 4"):
+        GID(b"1234")
     assert len({gid, GID.from_ip("::ffff:10.9.9.1")}) == 1
     for number in (5, b"\0\0\0\0"):
         with pytest.raises(TypeError, match="the address is a str or of ipaddress, not "):
             GID.from_ip(number)  # type: ignore[arg-type]
-
-
-def test_gid_has_16_bytes() -> None:
-    with pytest.raises(ValueError, match="16 bytes, not 4"):
-        GID(b"1234")
 
 
 def entry(ip: str, kind: GIDType = GIDType.ROCE_V2, index: int = 0) -> GIDEntry:

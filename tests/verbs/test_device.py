@@ -31,9 +31,6 @@ def test_the_embedded_device_is_always_there() -> None:
     assert verbs.devices()[-1].name == "embedded0"
     assert verbs.find_device("embedded0").library.name == "embedded"
     assert verbs.libraries()[-1].name == "embedded"
-
-
-def test_default_is_a_device_that_works() -> None:
     with verbs.open_device() as context:
         assert context.query_port().state is verbs.PortState.ACTIVE
 
@@ -44,6 +41,9 @@ def test_unknown_name_lists_the_names(device: verbs.Device) -> None:
     assert device.name in caught.value.known
     assert device.name in str(caught.value)
     assert isinstance(caught.value, OSError)
+    gone = replace(device, name="gone0")
+    with pytest.raises(DeviceNotFoundError, match="gone0"):
+        gone.open()
 
 
 def test_by_address(device: verbs.Device, context: verbs.Context) -> None:
@@ -54,7 +54,10 @@ def test_by_address(device: verbs.Device, context: verbs.Context) -> None:
         assert opened.choose_gid().gid == context.choose_gid().gid
 
 
-def test_an_address_that_no_device_has(device: verbs.Device, context: verbs.Context) -> None:
+def test_an_address_that_no_device_has(
+    device: verbs.Device, context: verbs.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each device is named: with what it has, or why it cannot be opened."""
     with pytest.raises(DeviceNotFoundError) as caught:
         verbs.find_device(ip="192.0.2.77")
     assert device.name in caught.value.known
@@ -63,10 +66,6 @@ def test_an_address_that_no_device_has(device: verbs.Device, context: verbs.Cont
     assert f"{device.name}: " in text
     assert str(context.choose_gid().gid.ip) in text
 
-
-def test_a_device_that_cannot_be_opened_is_named(
-    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def refuse(self: verbs.Device) -> verbs.Context:
         raise VerbsError(errno.EACCES, "ibv_open_device")
 
@@ -96,12 +95,6 @@ def test_numa_node(device: verbs.Device, tmp_path: Path) -> None:
     for text, node in (("1\n", 1), ("0\n", 0), ("-1\n", None), ("?\n", None)):
         file.write_text(text)
         assert card.numa_node == node
-
-
-def test_a_device_that_has_gone(device: verbs.Device) -> None:
-    gone = verbs.Device("gone0", device.library, device.node_type, device.transport_type, 0)
-    with pytest.raises(DeviceNotFoundError, match="gone0"):
-        gone.open()
 
 
 def test_open_twice_gives_two_contexts(device: verbs.Device) -> None:

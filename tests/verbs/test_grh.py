@@ -54,24 +54,18 @@ def test_version_4(before: bytes) -> None:
     assert str(header.sgid) == "::ffff:10.9.9.1"
 
 
-def test_version_4_without_a_sum() -> None:
-    """As a device makes it that sends to itself; the version in front says nothing then."""
+def test_which_version_it_is() -> None:
+    # Without a sum, as a device makes it that sends to itself: what is in front says nothing then.
     assert GRH.parse(bytes(20) + V4).version == 4
-
-
-def test_a_version_6_that_looks_like_4() -> None:
-    """An address may contain what an IPv4 header begins with: the sum decides."""
+    # An address may contain what an IPv4 header begins with: the sum decides.
     raw = bytearray(V6)
     raw[20] = 0x45
     assert GRH.parse(raw).version == 6
+    with pytest.raises(ValueError, match="this is no GRH"):
+        GRH.parse(b"\x10" * GRH_SIZE)
 
 
 @pytest.mark.parametrize("size", [0, 1, GRH_SIZE - 1])
 def test_too_short(size: int) -> None:
     with pytest.raises(ValueError, match=f"a GRH has 40 bytes, not {size}"):
         GRH.parse(bytes(size))
-
-
-def test_something_else() -> None:
-    with pytest.raises(ValueError, match="this is no GRH"):
-        GRH.parse(b"\x10" * GRH_SIZE)

@@ -73,14 +73,6 @@ def test_it_is_named(
     assert f"device '{context.name}' does not offer" in str(caught.value)
 
 
-def test_prefetching_on_a_device_that_takes_no_advice(
-    pd: verbs.ProtectionDomain, lacking: Callable[[str], None]
-) -> None:
-    lacking("ibv_advise_mr")
-    with pd.reg_mr(4096) as mr, pytest.raises(UnsupportedError, match="advice"):
-        mr.prefetch()
-
-
 def test_resizing_on_a_device_that_cannot(
     cq: verbs.CompletionQueue, lacking: Callable[[str], None]
 ) -> None:

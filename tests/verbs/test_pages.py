@@ -53,23 +53,13 @@ def test_huge_pages_where_there_are_any(
 def test_a_kernel_without_huge_pages(
     pd: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    with pd.reg_mr(10000) as mr, pd.reg_mr(bytearray(64)) as own:
+        assert (mr.page_size, own.page_size) == (mmap.PAGESIZE, 0)
+    assert not caplog.records
+    with pytest.raises(ValueError, match="give a number of bytes"):
+        pd.reg_mr(bytearray(64), huge_pages=True)
     monkeypatch.setattr(pages, "_meminfo", dict)
     with pd.reg_mr(10000, huge_pages=True) as mr:
         assert mr.page_size == mmap.PAGESIZE
         assert mr.length == 10000
     assert "ordinary pages" in caplog.text
-
-
-def test_ordinary_pages_say_nothing(
-    pd: verbs.ProtectionDomain, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pd.reg_mr(10000) as mr:
-        assert mr.page_size == mmap.PAGESIZE
-    with pd.reg_mr(bytearray(64)) as mr:
-        assert mr.page_size == 0
-    assert not caplog.records
-
-
-def test_huge_pages_are_not_for_memory_that_is_there(pd: verbs.ProtectionDomain) -> None:
-    with pytest.raises(ValueError, match="give a number of bytes"):
-        pd.reg_mr(bytearray(64), huge_pages=True)
