@@ -28,14 +28,13 @@ from aiordma._core.region import RegionToken
 from aiordma._core.trace_requests import requests
 from aiordma._core.trace_runs import offsets, parse_runs
 from aiordma._datapath.sealing import Sealing
-from aiordma._native import embedded
 from aiordma._transport import encryption
 from aiordma._transport.auth import NO_SECURITY
 from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, read_message
 from aiordma._transport.tcp_link import REFUSED, accepted_link
 from aiordma.errors import IntegrityError, ProtocolError, RejectedError, TraceFormatError
 from aiordma.perf import wire
-from aiordma.verbs._device import fault_injection
+from aiordma.verbs import find_device
 from aiordma.verbs._device.grh import GRH
 
 from .core.test_handshake import endpoints, hellos
@@ -116,10 +115,11 @@ def answer(data: bytes) -> object:
 
 def plan(data: bytes) -> None:
     """What AIORDMA_EMBEDDED_FAULTS says; in force for this moment only."""
+    device = find_device("embedded0")
     try:
-        fault_injection.set_plan(embedded(), data.decode(errors="replace"))
+        device.set_faults(data.decode(errors="replace"))
     finally:
-        fault_injection.set_plan(embedded(), None)
+        device.set_faults(None)
 
 
 def sealing() -> Sealing:

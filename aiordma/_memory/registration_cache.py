@@ -26,6 +26,7 @@ import array
 import asyncio
 import weakref
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from .. import verbs
@@ -64,19 +65,15 @@ class CacheStatistics(NamedTuple):
     made: int
 
 
+@dataclass(slots=True, eq=False)
 class Kept:
     """A registration of the cache; `users` are the operations it serves."""
 
-    __slots__ = ("gone", "key", "mr", "users", "view")
-
-    def __init__(
-        self, key: int, view: weakref.ref[memoryview[int]], mr: verbs.MemoryRegion
-    ) -> None:
-        self.key: int = key
-        self.view: weakref.ref[memoryview[int]] = view
-        self.mr: verbs.MemoryRegion = mr
-        self.users: int = 0
-        self.gone: bool = False
+    key: int
+    view: weakref.ref[memoryview[int]]
+    mr: verbs.MemoryRegion
+    users: int = 0
+    gone: bool = False
 
 
 class RegistrationCache:

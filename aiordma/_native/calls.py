@@ -72,16 +72,12 @@ def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Call
     """A C function as a call that raises, by its convention."""
 
     # errno is cleared first: a call that fails without setting it must not show an older one.
-    def errno_value(*arguments: object) -> None:
+    def zero(*arguments: object) -> None:
         ffi.errno = 0
         code: int = call(*arguments)
         if code:
-            raise failure(verb, errno_of(code))
-
-    def minus_one(*arguments: object) -> None:
-        ffi.errno = 0
-        code: int = call(*arguments)
-        if code:
+            if convention is Convention.ERRNO:
+                raise failure(verb, errno_of(code))
             # The manual says -1; older librdmacm and some providers pass errno values through.
             raise failure(verb, ffi.errno or abs(code))
 
@@ -110,8 +106,8 @@ def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Call
                 raise failure(verb, code)
 
     return {
-        Convention.ERRNO: errno_value,
-        Convention.MINUS_ONE: minus_one,
+        Convention.ERRNO: zero,
+        Convention.MINUS_ONE: zero,
         Convention.POINTER: pointer,
         Convention.COUNT: count,
         Convention.EVENT: event,

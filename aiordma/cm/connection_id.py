@@ -116,9 +116,8 @@ class ConnectionId(Multicast):
 
         Only the embedded device tells before ``accept()``, which fails then.
         """
-        if not self.library.offers("withdrawn"):
-            return False
-        return bool(self.library.table.device.withdrawn(self.pointer))
+        library = self.library
+        return library.offers("withdrawn") and bool(library.table.device.withdrawn(self.pointer))
 
     @property
     def local_address(self) -> Address | None:
@@ -242,11 +241,7 @@ class ConnectionId(Multicast):
         LimitError, before anything is sent, for too much private data (56 bytes for
         PortSpace.TCP, 180 for PortSpace.UDP).
         """
-        ConnectionParameters._check(parameters)
-        check_private_data(self.port_space, "connect", parameters.private_data)
-        self._check_bound("rdma_connect")
-        param, _keep = parameters.packed()
-        self._call(self.library.calls.rdma_connect, param, step="connect")
+        self._with_parameters("connect", self.library.calls.rdma_connect, parameters)
 
     def accept(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
         """Accept a connect request, on the request's own id.
@@ -254,11 +249,17 @@ class ConnectionId(Multicast):
         Then: ESTABLISHED; no event for a datagram service, whose peer may send from now on.
         LimitError for too much private data (196 bytes for PortSpace.TCP, 136 for PortSpace.UDP).
         """
-        ConnectionParameters._check(parameters)
-        check_private_data(self.port_space, "accept", parameters.private_data)
-        self._check_bound("rdma_accept")
+        self._with_parameters("accept", self.library.calls.rdma_accept, parameters)
+
+    def _with_parameters(
+        self, step: str, call: Callable[..., object], parameters: ConnectionParameters
+    ) -> None:
+        hint = "write ConnectionParameters(private_data)" if isinstance(parameters, bytes) else ""
+        instance("parameters", parameters, ConnectionParameters, "a ConnectionParameters", hint)
+        check_private_data(self.port_space, step, parameters.private_data)
+        self._check_bound(f"rdma_{step}")
         param, _keep = parameters.packed()
-        self._call(self.library.calls.rdma_accept, param, step="accept")
+        self._call(call, param, step=step)
 
     def reject(self, private_data: bytes = b"", *, for_ece: bool = False) -> None:
         """Reject a connect request, on the request's own id, which must still be closed.

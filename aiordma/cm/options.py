@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import IntEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from aiordma._core.arguments import choice, integer, truth
@@ -34,28 +33,26 @@ _INT_OPTIONS = (Option.REUSEADDR, Option.AFONLY)  # the others are uint8_t
 # What the connection manager wants of the id, which it says with an errno alone: the manual pages
 # of the calls.
 _ANSWER = "it answers a CONNECT_REQUEST, once, on the id of that event"
-_RULES: Mapping[str, str] = MappingProxyType(
-    {
-        "rdma_bind_addr": "an id is bound once, before anything else",
-        "rdma_resolve_addr": "an id resolves one address, once, new or bound",
-        "rdma_resolve_route": "it follows ADDR_RESOLVED (resolve_addr)",
-        "rdma_connect": "it follows ROUTE_RESOLVED (resolve_route) and create_qp, once; where the"
-        " queue pair is not the id's, ConnectionParameters.qp_num names it",
-        "rdma_listen": "an id listens once, new or bound",
-        "rdma_accept": _ANSWER,
-        "rdma_reject": _ANSWER,
-        "rdma_reject_ece": _ANSWER,
-        "rdma_establish": "it follows CONNECT_RESPONSE, on an id without a queue pair of its own",
-        "rdma_disconnect": "it ends a connection: after ESTABLISHED, or accept",
-        "rdma_set_option": "options are set early: tos and ack_timeout before connecting or"
-        " accepting, reuseaddr before binding, afonly before listening",
-        "rdma_join_multicast": "groups are for a datagram id (PortSpace.UDP, IPOIB) that is bound"
-        " to a device",
-        "rdma_set_local_ece": "options are for an id without a queue pair of its own",
-        "rdma_get_remote_ece": "options are for an id without a queue pair of its own, after"
-        " CONNECT_REQUEST or CONNECT_RESPONSE",
-    }
-)
+_RULES = {
+    "rdma_bind_addr": "an id is bound once, before anything else",
+    "rdma_resolve_addr": "an id resolves one address, once, new or bound",
+    "rdma_resolve_route": "it follows ADDR_RESOLVED (resolve_addr)",
+    "rdma_connect": "it follows ROUTE_RESOLVED (resolve_route) and create_qp, once; where the"
+    " queue pair is not the id's, ConnectionParameters.qp_num names it",
+    "rdma_listen": "an id listens once, new or bound",
+    "rdma_accept": _ANSWER,
+    "rdma_reject": _ANSWER,
+    "rdma_reject_ece": _ANSWER,
+    "rdma_establish": "it follows CONNECT_RESPONSE, on an id without a queue pair of its own",
+    "rdma_disconnect": "it ends a connection: after ESTABLISHED, or accept",
+    "rdma_set_option": "options are set early: tos and ack_timeout before connecting or"
+    " accepting, reuseaddr before binding, afonly before listening",
+    "rdma_join_multicast": "groups are for a datagram id (PortSpace.UDP, IPOIB) that is bound"
+    " to a device",
+    "rdma_set_local_ece": "options are for an id without a queue pair of its own",
+    "rdma_get_remote_ece": "options are for an id without a queue pair of its own, after"
+    " CONNECT_REQUEST or CONNECT_RESPONSE",
+}
 _WRONG_STATE = frozenset({errno.EINVAL, errno.ENOTCONN, errno.EISCONN, errno.EALREADY})
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import IntEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from aiordma._core.arguments import U32_MAX, instance, integer, refusal, truth
+from aiordma._core.arguments import U32_MAX, integer, refusal, truth
 from aiordma._native import copy_of, ffi
 from aiordma.errors import LimitError
 from aiordma.verbs import AddressVector
@@ -38,28 +37,23 @@ UDP_QKEY = 0x01234567
 # Bytes of private data that the user may give to connect, accept and reject. The messages have
 # room for 92, 196 and 148 (IBTA volume 1, clause 12.6), those of datagram services for 216 and,
 # answering, 136 (clause 12.11); the CM's own header takes 36 from a request (rdma_connect(3)).
-_LIMITS: Mapping[PortSpace, Mapping[str, int]] = MappingProxyType(
-    {
-        PortSpace.TCP: {"connect": 56, "accept": 196, "reject": 148},
-        PortSpace.UDP: {"connect": 180, "accept": 136, "reject": 136},
-        PortSpace.IPOIB: {"connect": 180, "accept": 136, "reject": 136},
-        PortSpace.IB: {"connect": 56, "accept": 196, "reject": 148},
-    }
-)
-
-
-CONNECT_DATA_MAX = _LIMITS[PortSpace.TCP]["connect"]
+CONNECT_DATA_MAX = 56
 """Bytes of private data in a connection request of PortSpace.TCP."""
-ACCEPT_DATA_MAX = _LIMITS[PortSpace.TCP]["accept"]
+ACCEPT_DATA_MAX = 196
 """Bytes of private data in the acceptance of a connection of PortSpace.TCP."""
-REJECT_DATA_MAX = _LIMITS[PortSpace.TCP]["reject"]
+REJECT_DATA_MAX = 148
 """Bytes of private data in the rejection of a connection of PortSpace.TCP."""
-
-
-DATAGRAM_REQUEST_DATA_MAX = _LIMITS[PortSpace.UDP]["connect"]
+DATAGRAM_REQUEST_DATA_MAX = 180
 """Bytes of private data in a request of PortSpace.UDP."""
-DATAGRAM_ANSWER_DATA_MAX = _LIMITS[PortSpace.UDP]["accept"]
+DATAGRAM_ANSWER_DATA_MAX = 136
 """Bytes of private data in an answer of PortSpace.UDP, whether it accepts or rejects."""
+
+# By the call: with connections, with datagrams.
+_LIMITS = {
+    "connect": (CONNECT_DATA_MAX, DATAGRAM_REQUEST_DATA_MAX),
+    "accept": (ACCEPT_DATA_MAX, DATAGRAM_ANSWER_DATA_MAX),
+    "reject": (REJECT_DATA_MAX, DATAGRAM_ANSWER_DATA_MAX),
+}
 
 
 def check_private_data(
@@ -71,7 +65,7 @@ def check_private_data(
     except TypeError:
         raise TypeError(refusal("private_data", "bytes", data)) from None
     require_data(data)
-    limit = _LIMITS[port_space][call]
+    limit = _LIMITS[call][port_space.datagrams]
     if length > limit:
         raise LimitError(
             f"{length} bytes of private data; rdma_{call} carries at most {limit}"
@@ -82,17 +76,15 @@ def check_private_data(
 
 
 # The numbers of struct rdma_conn_param: how each is converted, and its bounds.
-_FIELDS: Mapping[str, tuple[Callable[..., int], tuple[int, ...]]] = MappingProxyType(
-    {
-        "responder_resources": (integer, (0, 0xFF)),
-        "initiator_depth": (integer, (0, 0xFF)),
-        "flow_control": (truth, ()),
-        "retry_count": (integer, (0, 0xFF)),
-        "rnr_retry_count": (integer, (0, 0xFF)),
-        "srq": (truth, ()),
-        "qp_num": (integer, (0, U32_MAX)),
-    }
-)
+_FIELDS: dict[str, tuple[Callable[..., int], tuple[int, ...]]] = {
+    "responder_resources": (integer, (0, 0xFF)),
+    "initiator_depth": (integer, (0, 0xFF)),
+    "flow_control": (truth, ()),
+    "retry_count": (integer, (0, 0xFF)),
+    "rnr_retry_count": (integer, (0, 0xFF)),
+    "srq": (truth, ()),
+    "qp_num": (integer, (0, U32_MAX)),
+}
 
 
 class ConnectionParameters(NamedTuple):
@@ -113,12 +105,6 @@ class ConnectionParameters(NamedTuple):
     rnr_retry_count: int = 7
     srq: bool = False
     qp_num: int = 0
-
-    @classmethod
-    def _check(cls, value: object) -> None:
-        """TypeError for what is none."""
-        hint = "write ConnectionParameters(private_data)" if isinstance(value, bytes) else ""
-        instance("parameters", value, cls, "a ConnectionParameters", hint)
 
     def packed(self) -> tuple[h.rdma_conn_param, object]:
         """The C structure, and the object that must be kept while it is used."""

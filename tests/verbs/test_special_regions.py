@@ -296,6 +296,7 @@ def test_memory_of_the_device(
         assert dm.read(8, 128) == b"12345678"
         for use in (
             lambda: dm.write(b"12345678", 252),
+            lambda: dm.check(200, 64),
             lambda: dm.read(260),
             lambda: dm.read(4, 256),
             lambda: dm.read(4, -4),

@@ -31,30 +31,19 @@ if TYPE_CHECKING:
     from .._qp.shared_receive_queue import SharedReceiveQueue
     from .capabilities import ExtendedDeviceAttributes
 
+
+def _events(names: str) -> frozenset[EventType]:
+    return frozenset(EventType[name] for name in names.split())
+
+
 # Which member of ibv_async_event's union an event fills (ibv_get_async_event(3)).
-_QP_EVENTS = frozenset(
-    {
-        EventType.QP_FATAL,
-        EventType.QP_REQ_ERR,
-        EventType.QP_ACCESS_ERR,
-        EventType.COMM_EST,
-        EventType.SQ_DRAINED,
-        EventType.PATH_MIG,
-        EventType.PATH_MIG_ERR,
-        EventType.QP_LAST_WQE_REACHED,
-    }
+_QP_EVENTS = _events(
+    "QP_FATAL QP_REQ_ERR QP_ACCESS_ERR COMM_EST SQ_DRAINED PATH_MIG PATH_MIG_ERR "
+    "QP_LAST_WQE_REACHED"
 )
-_SRQ_EVENTS = frozenset({EventType.SRQ_ERR, EventType.SRQ_LIMIT_REACHED})
-_PORT_EVENTS = frozenset(
-    {
-        EventType.PORT_ACTIVE,
-        EventType.PORT_ERR,
-        EventType.LID_CHANGE,
-        EventType.PKEY_CHANGE,
-        EventType.SM_CHANGE,
-        EventType.CLIENT_REREGISTER,
-        EventType.GID_CHANGE,
-    }
+_SRQ_EVENTS = _events("SRQ_ERR SRQ_LIMIT_REACHED")
+_PORT_EVENTS = _events(
+    "PORT_ACTIVE PORT_ERR LID_CHANGE PKEY_CHANGE SM_CHANGE CLIENT_REREGISTER GID_CHANGE"
 )
 
 
@@ -318,13 +307,16 @@ class Context(Ports):
         kind = EventType(raw.event_type)
         if kind in _PORT_EVENTS:
             return AsyncEvent(kind, port_num=raw.element.port_num)
-        element: Any = None
+        union = raw.element
+        pointer: object = None
         if kind in _QP_EVENTS:
-            element = self._elements.get(int(ffi.cast("uintptr_t", raw.element.qp)))
+            pointer = union.qp
         elif kind is EventType.CQ_ERR:
-            element = self._elements.get(int(ffi.cast("uintptr_t", raw.element.cq)))
+            pointer = union.cq
         elif kind in _SRQ_EVENTS:
-            element = self._elements.get(int(ffi.cast("uintptr_t", raw.element.srq)))
+            pointer = union.srq
+        address = int(ffi.cast("uintptr_t", pointer)) if pointer is not None else 0
+        element: Any = self._elements.get(address)
         return AsyncEvent(kind, element)
 
     def statistics(self) -> DeviceStatistics:

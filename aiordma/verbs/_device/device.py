@@ -10,14 +10,14 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiordma._core.arguments import instance, integer
-from aiordma._native import Library, embedded, ffi, system
+from aiordma._native import Library, copy_of, embedded, ffi, system
 from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, UnsupportedError, VerbsError
 
-from . import fault_injection
 from .address import GID, IPAddress
 from .attributes import guid_from_network
 from .context import Context
 from .enums import ForkStatus, NodeType, PortState, TransportType
+from .fault_injection import FaultCounts
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -101,15 +101,22 @@ class Device:
         but the embedded one.
         """
         self._check_faults()
-        fault_injection.set_plan(self.library, plan)
+        if plan is not None and "\0" in plan:
+            raise ValueError("plan of faults: there is a null character in it")
+        error = ffi.new("char[]", 256)
+        text = ffi.NULL if plan is None else plan.encode()
+        if self.library.table.device.set_faults(text, error, len(error)):
+            raise ValueError(f"plan of faults: {ffi.string(error).decode(errors='replace')}")
 
-    def fault_counts(self) -> fault_injection.FaultCounts:
+    def fault_counts(self) -> FaultCounts:
         """Counts of the faults that were injected since the process began.
 
         Raises UnsupportedError for any device but the embedded one.
         """
         self._check_faults()
-        return fault_injection.counts(self.library)
+        found = ffi.new("struct aiordma_fault_counts *")
+        self.library.table.device.fault_counts(found)
+        return copy_of(found, FaultCounts)
 
     def _check_faults(self) -> None:
         if not self.library.offers("set_faults"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from aiordma._native import Library, copy_of, ffi
-
 
 class FaultCounts(NamedTuple):
     """Counts of faults injected in this process, and of what followed. Two can be subtracted."""
@@ -32,20 +30,3 @@ class FaultCounts(NamedTuple):
     def __sub__(self, other: FaultCounts) -> FaultCounts:
         """The counts since ``other``."""
         return FaultCounts(*(mine - earlier for mine, earlier in zip(self, other, strict=True)))
-
-
-def set_plan(library: Library, plan: str | None) -> None:
-    """Replace the plan of faults, None for no faults; ValueError says what is wrong with it."""
-    if plan is not None and "\0" in plan:
-        raise ValueError("plan of faults: there is a null character in it")
-    error = ffi.new("char[]", 256)
-    text = ffi.NULL if plan is None else plan.encode()
-    if library.table.device.set_faults(text, error, len(error)):
-        raise ValueError(f"plan of faults: {ffi.string(error).decode(errors='replace')}")
-
-
-def counts(library: Library) -> FaultCounts:
-    """The counts since the process began."""
-    found = ffi.new("struct aiordma_fault_counts *")
-    library.table.device.fault_counts(found)
-    return copy_of(found, FaultCounts)

@@ -42,38 +42,14 @@ class GRH(NamedTuple):
         # version 6; then the sum decides, which is right by chance in one of 65536.
         v4 = raw[_V4_OFFSET] == _V4_START
         if raw[0] >> 4 == 6 and not (v4 and _sum_is_right(raw[_V4_OFFSET:])):
-            return cls._parse_v6(raw)
+            first, length, next_header, hops, *addresses = _V6.unpack(raw)
+            service, flow = first >> 20 & 0xFF, first & 0xFFFFF
+            return cls(6, service, flow, length, next_header, hops, *map(GID, addresses))
         if not v4:
             raise ValueError(f"this is no GRH: version {raw[0] >> 4}, {raw[_V4_OFFSET] >> 4}")
-        return cls._parse_v4(raw[_V4_OFFSET:])
-
-    @classmethod
-    def _parse_v6(cls, raw: bytes) -> Self:
-        first, length, next_header, hops, source, destination = _V6.unpack(raw)
-        return cls(
-            6,
-            first >> 20 & 0xFF,
-            first & 0xFFFFF,
-            length,
-            next_header,
-            hops,
-            GID(source),
-            GID(destination),
-        )
-
-    @classmethod
-    def _parse_v4(cls, raw: bytes) -> Self:
-        _, service, length, _, _, hops, protocol, _, source, destination = _V4.unpack(raw)
-        return cls(
-            4,
-            service,
-            0,
-            max(0, length - _V4.size),
-            protocol,
-            hops,
-            GID(IPV4_PREFIX + source),
-            GID(IPV4_PREFIX + destination),
-        )
+        _, service, length, _, _, hops, protocol, _, *addresses = _V4.unpack(raw[_V4_OFFSET:])
+        gids = (GID(IPV4_PREFIX + address) for address in addresses)
+        return cls(4, service, 0, max(0, length - _V4.size), protocol, hops, *gids)
 
 
 def _sum_is_right(header: bytes) -> bool:

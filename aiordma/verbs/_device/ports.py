@@ -121,9 +121,11 @@ class Ports(Resource["h.ibv_context"]):
         problem = entry.problem(to)
         if not problem:
             return ""
-        better = self.choose_gid(entry.port_num, to)
-        advice = "there is no better one" if better.problem(to) else f"{better} would do"
-        return f"{entry} of {self.name} {problem}; {advice}"
+        return f"{entry} of {self.name} {problem}; {self._better(entry.port_num, to)}"
+
+    def _better(self, port_num: int, to: GID | None) -> str:
+        better = self.choose_gid(port_num, to)
+        return "there is no better one" if better.problem(to) else f"{better} would do"
 
     # --- P_Keys ----------------------------------------------------------------------------
 

@@ -66,7 +66,5 @@ def _describe(context: Context, vector: AddressVector) -> str:
             source, problem = str(entry), entry.problem(vector.dgid)
     text = f"to {vector.dgid} by {source} of {where}"
     if problem:
-        better = context.choose_gid(vector.port_num, vector.dgid)
-        advice = "there is no better one" if better.problem(vector.dgid) else f"{better} would do"
-        text += f", which {problem}; {advice}"
+        text += f", which {problem}; {context._better(vector.port_num, vector.dgid)}"
     return text

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiordma._core.arguments import integer
 from aiordma._native import ffi
-from aiordma.errors import LocalRangeError
 
 from .._device.resource import Node, Resource
 from .buffers import AnyMemory, bytes_of
-from .memory_region import pointer_to
+from .memory_region import part_of, pointer_to
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -34,26 +32,22 @@ class DeviceMemory(Resource["h.ibv_dm"]):
 
     def write(self, data: AnyMemory, offset: int = 0) -> None:
         """Copy ``data`` there (:func:`bytes_of`). LocalRangeError when it does not fit."""
-        offset = integer("offset", offset, None)
         with bytes_of(data) as source:
-            self.check(offset, len(source))
+            offset, length = part_of(self.length, offset, len(source))
             self.context.library.calls.ibv_memcpy_to_dm(
-                self.pointer, offset, pointer_to(source), len(source)
+                self.pointer, offset, pointer_to(source), length
             )
 
     def read(self, length: int | None = None, offset: int = 0) -> bytes:
         """Copy bytes from there, all of them by default. LocalRangeError beyond the end."""
-        offset = integer("offset", offset, None)
-        length = self.length - offset if length is None else integer("length", length, None)
-        self.check(offset, length)
+        offset, length = part_of(self.length, offset, length)
         target = ffi.new("char[]", length)
         self.context.library.calls.ibv_memcpy_from_dm(target, self.pointer, offset, length)
         return bytes(ffi.buffer(target))
 
     def check(self, offset: int, length: int) -> None:
         """LocalRangeError for a range that is not inside."""
-        if offset < 0 or length < 0 or offset + length > self.length:
-            raise LocalRangeError(offset, length, self.length)
+        part_of(self.length, offset, length)
 
     def _details(self) -> str:
         return f"{self.length} bytes"

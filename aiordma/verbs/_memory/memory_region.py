@@ -122,10 +122,7 @@ class MemoryRegion(Resource["h.ibv_mr"]):
         LocalRangeError for a range that is not inside, BufferStateError once closed.
         """
         self.pointer  # noqa: B018 - raises when this is closed
-        offset = integer("offset", offset, None)
-        length = self.length - offset if length is None else integer("length", length, None)
-        if offset < 0 or length < 0 or offset + length > self.length:
-            raise LocalRangeError(offset, length, self.length)
+        offset, length = part_of(self.length, offset, length)
         return ScatterGatherElement(self.addr + offset, length, self.lkey)
 
     def prefetch(
@@ -137,10 +134,7 @@ class MemoryRegion(Resource["h.ibv_mr"]):
         for a range that is not inside, UnsupportedError where the device takes no advice;
         VerbsError as of :meth:`ProtectionDomain.advise_mr`.
         """
-        offset = integer("offset", offset, None)
-        length = self.length - offset if length is None else integer("length", length, None)
-        if offset < 0 or length <= 0 or offset + length > self.length:
-            raise LocalRangeError(offset, length, self.length)
+        offset, length = part_of(self.length, offset, length, least=1)
         self.pointer  # noqa: B018
         pieces = [
             ScatterGatherElement(
@@ -168,14 +162,14 @@ class MemoryRegion(Resource["h.ibv_mr"]):
         if memory is None and access is None and pd is None:
             raise ValueError(f"{self!r}: nothing to change: give memory, access or pd")
         view = self._view
-        if view is None and memory is None and access is not None:
-            raise ValueError(
-                f"{self._label()} is not memory of a Python object: close it and register anew"
-            )
-        access = None if access is None else choice("access", access, AccessFlags)
-        rights = self.access if access is None else access
-        if memory is None and view is not None:
-            _check_changes(view, rights)
+        rights = self.access if access is None else choice("access", access, AccessFlags)
+        if memory is None:
+            if view is not None:
+                _check_changes(view, rights)
+            elif access is not None:
+                raise ValueError(
+                    f"{self._label()} is not memory of a Python object: close it and register anew"
+                )
         check_rights(rights)
         require_on_demand(self.pd.context, rights)
         fresh = None if memory is None else _memory(memory, rights, huge_pages=False)
@@ -192,7 +186,7 @@ class MemoryRegion(Resource["h.ibv_mr"]):
             ffi.NULL if pd is None else pd.pointer,
             ffi.NULL if fresh is None else pointer_to(fresh.view),
             0 if fresh is None else fresh.length,
-            0 if access is None else int(access),
+            0 if access is None else int(rights),
         )
         if code not in (0, _ERR_DO_FORK_OLD):  # which is about the old memory alone
             if fresh is not None:
@@ -203,8 +197,7 @@ class MemoryRegion(Resource["h.ibv_mr"]):
             self.pd = pd
         if fresh is not None:
             self.node.pin, self.length, self.page_size = fresh, fresh.length, fresh.page_size
-            based_on_zero = rights & AccessFlags.ZERO_BASED
-            self.addr = 0 if based_on_zero else _address(fresh.view)
+            self.addr = 0 if rights & AccessFlags.ZERO_BASED else _address(fresh.view)
         self.access = rights
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
 
@@ -224,6 +217,15 @@ class MemoryRegion(Resource["h.ibv_mr"]):
     def _details(self) -> str:
         access = self.access.name or "NONE"
         return f"lkey {self.lkey:#x} rkey {self.rkey:#x} {access}"
+
+
+def part_of(whole: int, offset: int, length: int | None, *, least: int = 0) -> tuple[int, int]:
+    """Offset and length of a part, to the end unless given; LocalRangeError if it is not inside."""
+    offset = integer("offset", offset, None)
+    length = whole - offset if length is None else integer("length", length, None)
+    if offset < 0 or length < least or offset + length > whole:
+        raise LocalRangeError(offset, length, whole)
+    return offset, length
 
 
 def address_of(memory: object) -> int:
@@ -333,18 +335,12 @@ def require_on_demand(context: Context, access: AccessFlags, *, implicit: bool =
         return
     general = context.query_device_ex().odp_caps.general
     if not general:
-        raise UnsupportedError(
-            "memory regions on demand (ODP)",
-            device=context.name,
-            verb="ibv_reg_mr",
-            errno=errno.EOPNOTSUPP,
-        )
-    if implicit and not general & general.SUPPORT_IMPLICIT:
-        raise UnsupportedError(
-            "the whole address space as one region (implicit ODP)",
-            device=context.name,
-            verb="ibv_reg_mr",
-        )
+        what = "memory regions on demand (ODP)"
+    elif implicit and not general & general.SUPPORT_IMPLICIT:
+        what = "the whole address space as one region (implicit ODP)"
+    else:
+        return
+    raise UnsupportedError(what, device=context.name, verb="ibv_reg_mr", errno=errno.EOPNOTSUPP)
 
 
 def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:

@@ -14,7 +14,14 @@ from .._device.resource import Resource
 from .._qp.work_request import ScatterGatherElement
 from .device_memory import DeviceMemory
 from .memlock import shortage
-from .memory_region import MemoryRegion, check_rights, reg_mr, register, require_on_demand
+from .memory_region import (
+    MemoryRegion,
+    check_rights,
+    part_of,
+    reg_mr,
+    register,
+    require_on_demand,
+)
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h  # noqa: F401 - named in the base class below
@@ -140,9 +147,8 @@ class Registration(Resource["h.ibv_pd"]):
         All of it, or a range. The region's addresses begin at 0. LocalRangeError for a range that
         is not inside.
         """
-        offset, access = integer("offset", offset, None), choice("access", access, AccessFlags)
-        length = dm.length - offset if length is None else integer("length", length, None)
-        dm.check(offset, length)
+        access = choice("access", access, AccessFlags)
+        offset, length = part_of(dm.length, offset, length)
         check_rights(access)
         access |= AccessFlags.ZERO_BASED  # there is no address that it could have: ibv_alloc_dm(3)
         pointer = self.context.library.calls.ibv_reg_dm_mr(
