@@ -32,9 +32,9 @@ from ._memory.pool_waiters import PoolWaiters
 from ._memory.stalled_reads import StalledReads
 from ._native import ffi
 from .errors import BufferStateError, LocalRangeError, QuotaError
+from .verbs._memory.memory_region import reg_local_dma
 from .verbs._memory.memory_window import offers_windows
 from .verbs._memory.pages import Mapped
-from .verbs._memory.registration import reg_local_dma
 
 SLAB_SIZE = 4 << 20
 SMALLEST = 256

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import math
 import weakref
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from aiordma.verbs._qp.qp_creation import Maker, QPOptions, create_qp
 from aiordma.verbs._qp.transport_rules import SendOps
 
 from .address import Address, as_sockaddr, from_storage
-from .multicast import Multicast
+from .options import Options
 from .parameters import ConnectionParameters, PortSpace, check_private_data
 
 if TYPE_CHECKING:
@@ -29,6 +31,13 @@ if TYPE_CHECKING:
 
 # The id of an event, by library and address of the C structure: an id may change its channel.
 _ids: weakref.WeakValueDictionary[tuple[str, int], ConnectionId] = weakref.WeakValueDictionary()
+
+_ADDRESS_AND_FLAGS = 3  # RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
+_FULL_MEMBER, _SEND_ONLY = 0, 1  # enum rdma_cm_mc_join_flags
+
+# An event names its join by the context that was given with it. Here that is a number that is never
+# reused, so that an event of a group that has been left is not taken for one of a newer join.
+_numbers = itertools.count(1)
 
 _UNSPECIFIED = (("0.0.0.0", 0), ("::", 0))
 _DEFAULT_PARAMETERS = ConnectionParameters()
@@ -66,7 +75,7 @@ class _ById(Maker):
         return [self._node]
 
 
-class ConnectionId(Multicast):
+class ConnectionId(Options):
     """One end of a connection, or a listener: made by :meth:`EventChannel.create_id`.
 
     ``channel`` has its events, ``qp`` is its queue pair once it has one. Each step starts an
@@ -81,7 +90,7 @@ class ConnectionId(Multicast):
         self.port_space: PortSpace = PortSpace(pointer.ps)
         self._context: Context | None = None
         self._peer: Address | None = None
-        self._groups = {}
+        self._groups: dict[int, Address] = {}
         destroy = self.library.calls.rdma_destroy_id
         super().__init__(Node("ConnectionId", pointer, destroy, [channel.node]))
         _ids[_key(self.library, pointer)] = self
@@ -302,6 +311,58 @@ class ConnectionId(Multicast):
         """
         self._check_bound("rdma_disconnect")
         self._call(self.library.calls.rdma_disconnect, step="disconnect")
+
+    # --- multicast: of a datagram id that is bound to a device -----------------------------
+
+    def join_multicast(self, address: Address, *, send_only: bool = False) -> None:
+        """Join the group of a multicast address; the port is ignored.
+
+        Then: MULTICAST_JOIN, whose ``datagrams`` is where to send to the group, or
+        MULTICAST_ERROR. From then on the id's queue pair, if there is one, receives what is sent to
+        the group, unless ``send_only``. VerbsError (EINVAL) in a port space of connections, or for
+        an id that is bound to no device; UnsupportedError where the device has no groups of that
+        address family.
+        """
+        sockaddr, _keep = as_sockaddr(address)
+        attr = ffi.new("struct rdma_cm_join_mc_attr_ex *")
+        attr.comp_mask = _ADDRESS_AND_FLAGS
+        attr.join_flags = _SEND_ONLY if send_only else _FULL_MEMBER
+        attr.addr = sockaddr
+        number = next(_numbers)
+        context = ffi.cast("void *", number)
+        self._groups[number] = address
+        try:
+            self._call(self.library.calls.rdma_join_multicast_ex, attr, context)
+        except VerbsError:
+            del self._groups[number]
+            raise
+
+    def leave_multicast(self, address: Address) -> None:
+        """Leave the group of an address that :meth:`join_multicast` was called with.
+
+        VerbsError (EADDRNOTAVAIL) if it was not called with that address.
+        """
+        sockaddr, _keep = as_sockaddr(address)
+        self._call(self.library.calls.rdma_leave_multicast, sockaddr)
+        for number in [n for n, group in self._groups.items() if group == address]:
+            del self._groups[number]
+
+    def _leaving(self) -> Callable[[], None]:
+        """A function that leaves every group, without keeping this object."""
+        calls, pointer, groups = self.library.calls, self.pointer, self._groups
+
+        def leave() -> None:
+            while groups:
+                _, address = groups.popitem()
+                sockaddr, _keep = as_sockaddr(address)
+                with contextlib.suppress(VerbsError):  # the join had failed
+                    calls.rdma_leave_multicast(pointer, sockaddr)
+
+        return leave
+
+    def group_of(self, context: h.Characters | h.VoidPointer) -> Address | None:
+        """The group of an event; None if the id has left that group."""
+        return self._groups.get(int(ffi.cast("uintptr_t", context)))
 
     # --- enhanced connection establishment -------------------------------------------------
 

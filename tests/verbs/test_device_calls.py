@@ -15,7 +15,7 @@ from aiordma._native import Library, embedded, ffi
 from aiordma.errors import UnsupportedError
 from aiordma.mr_pool import MemoryPool
 from aiordma.verbs import SendFlags, WROpcode
-from aiordma.verbs._memory.registration import reg_local_dma
+from aiordma.verbs._memory.memory_region import reg_local_dma
 from aiordma.verbs.experimental import efa
 from tests.loop.test_driver import the_driver, two_ends
 from tests.verbs.draining import drain

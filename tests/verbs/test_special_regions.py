@@ -28,7 +28,7 @@ from aiordma.verbs import (
     SendFlags,
     WROpcode,
 )
-from aiordma.verbs._memory.registration import reg_local_dma
+from aiordma.verbs._memory.memory_region import reg_local_dma
 from tests.conftest import kind_of
 
 if TYPE_CHECKING:

@@ -41,6 +41,7 @@ _ALLOCATED = frozenset({bytes, bytearray, array})
 _TRANSLATION, _PD, _ACCESS = 1 << 0, 1 << 1, 1 << 2
 _ERR_DO_FORK_OLD, _ERR_CMD = -3, -4
 
+ADDRESS_SPACE = (1 << 64) - 1  # SIZE_MAX
 # Bytes of one scatter/gather entry of an advice: its length has 32 bits.
 _ADVICE_PIECE = 1 << 31
 
@@ -309,6 +310,20 @@ def reg_mr(
         raise pd.context._lacking(f"registering memory with {access!r}", error) from None
     except VerbsError as error:
         raise explained(error, f"registering {length} bytes{shortage(error)}") from None
+
+
+def reg_local_dma(pd: ProtectionDomain) -> MemoryRegion | None:
+    """Register all memory of this process for local use; None if the device pins what it uses.
+
+    Nothing checks what is posted with its key: it is for the library's own requests, of bytes that
+    it holds. An implicit region on demand would not do: a card brings in its pages one by one, and
+    a copy is quicker.
+    """
+    register = pd.context.library.reg_local_dma
+    if register is None:
+        return None
+    pointer = register(pd.pointer)
+    return MemoryRegion(pd, pointer, 0, ADDRESS_SPACE, AccessFlags.LOCAL_WRITE)
 
 
 def is_there(owner: object) -> bool:
