@@ -43,10 +43,9 @@ class PoolWaiters(Generic[B]):
     def __init__(self, take: Callable[[int], B], share: int) -> None:
         self._take = take
         self._share = share
-        self._internal: dict[asyncio.Future[B], int] = {}
-        self._user: dict[asyncio.Future[B], int] = {}
-        # Internal ones that do not count as overtaking.
-        self._exempt: set[asyncio.Future[B]] = set()
+        # Of each its size, and whether it may count as overtaking.
+        self._internal: dict[asyncio.Future[B], tuple[int, bool]] = {}
+        self._user: dict[asyncio.Future[B], tuple[int, bool]] = {}
         self._overtaking: set[B] = set()
         self._overtaking_bytes = 0
         self._scheduled = False
@@ -75,15 +74,13 @@ class PoolWaiters(Generic[B]):
         """
         waiter: asyncio.Future[B] = asyncio.get_running_loop().create_future()
         if internal:
-            self._internal[waiter] = size
-            if exempt:
-                self._exempt.add(waiter)
+            self._internal[waiter] = size, not exempt
             self.serve_soon()
         else:
             if not self._user:
                 self._overtaking.clear()
                 self._overtaking_bytes = 0
-            self._user[waiter] = size
+            self._user[waiter] = size, False
         self.count_wait()
         self.on_wait()
         return waiter
@@ -112,7 +109,6 @@ class PoolWaiters(Generic[B]):
         """The block, there already or not, is not wanted; others may have waited behind it."""
         self._internal.pop(waiter, None)
         self._user.pop(waiter, None)
-        self._exempt.discard(waiter)
         self.count_wait()
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
             waiter.result().release()
@@ -137,11 +133,11 @@ class PoolWaiters(Generic[B]):
             self._serve(self._internal)  # they overtake no user any more
         self.count_wait()
 
-    def _serve(self, queue: dict[asyncio.Future[B], int]) -> bool:
+    def _serve(self, queue: dict[asyncio.Future[B], tuple[int, bool]]) -> bool:
         """False when there is not enough yet for the first: the others wait behind it."""
         while queue:
-            waiter, size = next(iter(queue.items()))
-            overtakes = queue is self._internal and bool(self._user) and waiter not in self._exempt
+            waiter, (size, counts) = next(iter(queue.items()))
+            overtakes = counts and bool(self._user)
             if overtakes and self._overtaking and self._overtaking_bytes + size > self._share:
                 return True  # what is there is for users
             try:
@@ -157,7 +153,6 @@ class PoolWaiters(Generic[B]):
                         self._overtaking.add(block)
                         self._overtaking_bytes += block.size
             del queue[waiter]
-            self._exempt.discard(waiter)
         return True
 
     def fail(self, error: Exception) -> None:
@@ -167,7 +162,6 @@ class PoolWaiters(Generic[B]):
                 if not waiter.done() and not waiter.get_loop().is_closed():
                     waiter.set_exception(error)
             queue.clear()
-        self._exempt.clear()
         self.count_wait()
 
         def take(_: int) -> B:

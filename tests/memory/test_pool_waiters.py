@@ -345,12 +345,12 @@ async def test_what_is_there_is_not_waited_for(
     assert pool.statistics().waiting == len(waiting)
     assert pool.statistics().leases == len(held)
     pool_waiters = pool._waiters
-    share = pool_waiters._overtaking_bytes + next(iter(pool_waiters._internal.values()), 0)
+    share = pool_waiters._overtaking_bytes + next(iter(pool_waiters._internal.values()), (0,))[0]
     beyond = pool_waiters._user and pool_waiters._overtaking and share > LIMIT // INTERNAL_SHARE
     for needs in (pool_waiters._internal, pool_waiters._user)[bool(beyond) :]:
         if needs:
             with pytest.raises(QuotaError):
-                pool._block(next(iter(needs.values())))
+                pool._block(next(iter(needs.values()))[0])
             break
     while held or waiting:
         while held:

@@ -78,7 +78,7 @@ def test_an_older_library_knows_a_port_as_well(
         def aiordma_query_port(self, *arguments: object) -> int:
             return errno.EOPNOTSUPP
 
-    monkeypatch.setattr("aiordma.verbs._device.ports.lib", Older())
+    monkeypatch.setattr("aiordma.verbs._device.context.lib", Older())
     assert context.query_port() == port._replace(port_cap_flags2=0)
 
 

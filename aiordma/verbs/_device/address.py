@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
@@ -155,6 +156,11 @@ class GIDEntry(NamedTuple):
         if self.gid_type is GIDType.IB:
             reach = 3 if self.gid.is_zero else 0  # fe80::/64 is the default subnet prefix there
         return (reach == 3, kind, reach)
+
+
+def best(entries: Sequence[GIDEntry]) -> GIDEntry:
+    """The first choice among some."""
+    return entries[0] if len(entries) == 1 else min(entries, key=GIDEntry.preference)
 
 
 # The members of struct ibv_ah_attr, and those of its global route, with the most that each holds.

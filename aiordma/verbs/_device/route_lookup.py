@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from aiordma._core.handshake import Endpoint
 from aiordma.errors import VerbsError
 
-from .address import GID, AddressVector, GIDEntry
+from .address import GID, AddressVector, GIDEntry, best
 from .enums import GIDType, PortState
-from .ports import best
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
