@@ -16,17 +16,7 @@ from aiordma.errors import (
     UnreachableError,
 )
 
-GOOD = {
-    EventType.ADDR_RESOLVED,
-    EventType.ROUTE_RESOLVED,
-    EventType.CONNECT_REQUEST,
-    EventType.CONNECT_RESPONSE,
-    EventType.ESTABLISHED,
-    EventType.DISCONNECTED,
-    EventType.MULTICAST_JOIN,
-    EventType.ADDR_CHANGE,
-    EventType.TIMEWAIT_EXIT,
-}
+# The other events are none.
 FAILURES: dict[EventType, type[ConnectionManagerError]] = {
     EventType.ADDR_ERROR: AddressError,
     EventType.ROUTE_ERROR: RouteError,
@@ -38,10 +28,6 @@ FAILURES: dict[EventType, type[ConnectionManagerError]] = {
 }
 
 
-def test_every_event_is_one_or_the_other() -> None:
-    assert {*GOOD, *FAILURES} == set(EventType)
-
-
 @pytest.mark.parametrize("kind", EventType)
 def test_error(device: verbs.Device, kind: EventType) -> None:
     with cm.EventChannel(device.library) as channel, channel.create_id() as id:
@@ -49,7 +35,7 @@ def test_error(device: verbs.Device, kind: EventType) -> None:
             kind, id, None, -errno.ETIMEDOUT, ConnectionParameters(b"why" + bytes(5))
         )
     error = event.error()
-    if kind in GOOD:
+    if kind not in FAILURES:
         assert error is None
         return
     assert type(error) is FAILURES[kind]

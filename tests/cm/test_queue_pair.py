@@ -111,25 +111,29 @@ def test_a_datagram_to_a_group(events: cm.EventChannel, host: str) -> None:
         assert sender.cq.poll() == []  # a send-only member receives nothing
 
 
+Ready = tuple[ConnectionId, verbs.ProtectionDomain, verbs.CompletionQueue]
+
+
 @pytest.fixture
-def ready(events: cm.EventChannel, listener: ConnectionId) -> Iterator[ConnectionId]:
-    """An id that may have a queue pair and connect to the listener."""
+def ready(events: cm.EventChannel, listener: ConnectionId) -> Iterator[Ready]:
+    """An id that may have a queue pair, and what that needs."""
     with resolved(events, address_of(listener)) as id:
-        yield id
+        assert id.context is not None
+        with id.context.alloc_pd() as pd, id.context.create_cq(64) as cq:
+            yield id, pd, cq
+            id.destroy_qp()
 
 
-def test_capabilities_are_granted(ready: ConnectionId) -> None:
+def test_capabilities_are_granted(ready: Ready) -> None:
     wanted = QPCapabilities(20, 30, 3, 4, 48)
-    context = ready.context
-    assert context is not None
-    with context.alloc_pd() as pd, context.create_cq(64) as cq, context.create_cq(64) as other:
-        qp = ready.create_qp(pd, cq, other, wanted, sq_sig_all=True)
+    id, pd, cq = ready
+    with pd.context.create_cq(64) as other:
+        qp = id.create_qp(pd, cq, other, wanted, sq_sig_all=True)
         assert qp.sq_sig_all
         assert (qp.send_cq, qp.recv_cq) == (cq, other)
         for name in ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge"):
             assert getattr(qp.capabilities, name) >= getattr(wanted, name)
         assert qp.capabilities.max_inline_data >= 48
-        ready.destroy_qp()
 
 
 def test_builders(events: cm.EventChannel, listener: ConnectionId) -> None:
@@ -147,20 +151,13 @@ def test_builders(events: cm.EventChannel, listener: ConnectionId) -> None:
     connected.close()
 
 
-def test_a_type_that_the_port_space_does_not_have(ready: ConnectionId) -> None:
-    context = ready.context
-    assert context is not None
-    with context.alloc_pd() as pd, context.create_cq(16) as cq:
-        with pytest.raises(VerbsError, match="UD queue pair"):
-            ready.create_qp(pd, cq, qp_type=QPType.UD)
-        assert ready.qp is None
-
-
-def test_too_large_a_queue_pair(ready: ConnectionId) -> None:
-    context = ready.context
-    assert context is not None
-    most = context.query_device().max_qp_wr
-    with context.alloc_pd() as pd, context.create_cq(16) as cq:
-        with pytest.raises(VerbsError, match=f"max_send_wr is {most} at most") as caught:
-            ready.create_qp(pd, cq, None, QPCapabilities(most + 1), reserved=True)
-        assert caught.value.verb == "rdma_create_qp"
+def test_what_the_id_cannot_have(ready: Ready) -> None:
+    """A type that the port space does not have; more than the device has."""
+    id, pd, cq = ready
+    with pytest.raises(VerbsError, match="UD queue pair"):
+        id.create_qp(pd, cq, qp_type=QPType.UD)
+    most = pd.context.query_device().max_qp_wr
+    with pytest.raises(VerbsError, match=f"max_send_wr is {most} at most") as caught:
+        id.create_qp(pd, cq, None, QPCapabilities(most + 1), reserved=True)
+    assert caught.value.verb == "rdma_create_qp"
+    assert id.qp is None

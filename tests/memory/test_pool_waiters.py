@@ -180,23 +180,20 @@ async def test_cancelled_at_any_moment_nothing_is_lost(pool: MemoryPool, count: 
     assert pool.statistics().leases == 0
 
 
-async def test_memory_that_was_not_released_is_given_on(pool: MemoryPool) -> None:
-    held = pool.alloc(LIMIT)
-    view = held.view
-    held.release()
-    waiting = Waiting(pool)
-    await waiting.start(300)
-    del view  # the last view
-    await waiting.release_all()
-
-
 async def test_unused_slabs_make_room(pool: MemoryPool) -> None:
-    """Kept for the next small need, they must not keep a large one waiting for ever."""
+    """Kept for the next small need, they must not keep a large one waiting for ever.
+
+    Nor does a buffer that was released, once its last view has gone.
+    """
     small = [pool.alloc(SLAB_SIZE // 2) for _ in range(4)]
+    view = small[0].view
     waiting = Waiting(pool)
     await waiting.start(LIMIT)
     for buffer in small:
         buffer.release()
+    await yield_loop()
+    assert not waiting.order
+    del view
     await waiting.release_all()
 
 

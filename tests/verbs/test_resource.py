@@ -55,16 +55,6 @@ def test_a_closed_child_is_forgotten_by_all_parents(
     recv_cq.close()
 
 
-def test_child_keeps_parent(device: verbs.Device) -> None:
-    context = device.open()
-    pd = context.alloc_pd()
-    reference = weakref.ref(context)
-    del context
-    gc.collect()
-    assert reference() is pd.context
-    pd.context.close()
-
-
 def test_no_reference_cycles(device: verbs.Device) -> None:
     gc.collect()
     gc.disable()
@@ -78,7 +68,9 @@ def test_no_reference_cycles(device: verbs.Device) -> None:
         references = [weakref.ref(thing) for thing in things]
         context.close()
         things.clear()
-        del context, pd, channel, cq, qp, mr
+        del context
+        assert references[0]() is pd.context  # a child keeps its parent
+        del pd, channel, cq, qp, mr
         assert [reference() for reference in references] == [None] * 6
     finally:
         gc.enable()
