@@ -158,6 +158,8 @@ def test_srd(here: Here, stand_in: StandIn) -> None:
             "mask": 0b1000001,
             "driver type": 0,
         }
+        with pytest.raises(VerbsError, match="PKEY_INDEX"):
+            qp.start(qkey=QKEY, pkey_index=99)
         qp.start(qkey=QKEY)
         assert qp.query().qp_state is QPState.RTS
         sge = verbs.ScatterGatherElement(mr.addr, 64, mr.lkey)
@@ -177,7 +179,7 @@ def test_srd(here: Here, stand_in: StandIn) -> None:
         assert bytes(mr.buf[40:45]) == b"hello"
 
 
-def test_dc_initiator(here: Here, stand_in: StandIn) -> None:
+def test_dc_initiator_and_target(here: Here, stand_in: StandIn) -> None:
     pd, cq = here
     with mlx5.create_dc_initiator(pd, cq, QPCapabilities()) as qp, pd.reg_mr(128) as mr:
         asked = stand_in.asked
@@ -193,12 +195,7 @@ def test_dc_initiator(here: Here, stand_in: StandIn) -> None:
             qp.post_send(wr, ah, qp.qp_num, DC_KEY)
             assert received(cq)[1].byte_len == 45
         assert stand_in.addressed == [(qp.qp_num, DC_KEY)]
-
-
-def test_dc_target(here: Here, stand_in: StandIn) -> None:
-    pd, cq = here
     with pd.create_srq(4) as srq, mlx5.create_dc_target(pd, cq, srq, DC_KEY):
-        asked = stand_in.asked
         assert (asked["type"], asked["dc type"], asked["key"]) == (0xFF, 1, DC_KEY)
 
 
@@ -224,9 +221,3 @@ def test_what_is_refused(
             qp.post_recv([verbs.ReceiveWorkRequest(1)])
     with pytest.raises(ValueError, match="a queue pair with"):
         make(pd, cq, capabilities=QPCapabilities(max_send_wr=-1))
-
-
-def test_a_start_that_the_device_refuses(here: Here, stand_in: StandIn) -> None:
-    pd, cq = here
-    with efa.create_srd_qp(pd, cq) as qp, pytest.raises(VerbsError, match="PKEY_INDEX"):
-        qp.start(qkey=QKEY, pkey_index=99)
