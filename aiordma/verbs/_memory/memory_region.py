@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from array import array
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -355,7 +354,7 @@ def require_on_demand(context: Context, access: AccessFlags, *, implicit: bool =
         what = "the whole address space as one region (implicit ODP)"
     else:
         return
-    raise UnsupportedError(what, device=context.name, verb="ibv_reg_mr", errno=errno.EOPNOTSUPP)
+    raise UnsupportedError(what, device=context.name, verb="ibv_reg_mr")
 
 
 def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:
