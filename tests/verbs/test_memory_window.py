@@ -174,6 +174,18 @@ def test_zero_based(scene: Scene, deviations: frozenset[str]) -> None:
     assert scene.access(WROpcode.RDMA_WRITE, key, 57, base=0) is beyond(deviations)
 
 
+@pytest.mark.parametrize("offset", [1023, 1081])
+def test_beyond_the_window(scene: Scene, offset: int, deviations: frozenset[str]) -> None:
+    key = scene.bind(WRITE, 1024, 64)
+    assert scene.access(WROpcode.RDMA_WRITE, key, offset) is beyond(deviations)
+
+
+@pytest.mark.parametrize("offset", [-1, 8185])
+def test_beyond_the_region(scene: Scene, offset: int) -> None:
+    key = scene.bind(WRITE, 0, 8192)
+    assert scene.access(WROpcode.RDMA_WRITE, key, offset) is WCStatus.REM_ACCESS_ERR
+
+
 @pytest.mark.parametrize(
     ("access", "opcode"),
     [
