@@ -28,81 +28,78 @@ static struct verbs_context *extended(struct ibv_context *context, size_t member
 		_x && _x->call ? _x : NULL;                                                        \
 	})
 
-/* Return what the context's call returns, or an errno value. */
-#define CODE(context, call, ...)                                                                   \
-	do {                                                                                       \
-		struct verbs_context *_c = OFFERS((context), call);                                \
-		return _c ? _c->call(__VA_ARGS__) : EOPNOTSUPP;                                    \
-	} while (0)
+/* Each of the following defines a call by the member of the context that it calls, with these arguments. */
+#define CODE(name, parameters, context, call, ...)                                                 \
+	int name parameters                                                                        \
+	{                                                                                          \
+		struct verbs_context *offers = OFFERS((context), call);                            \
+		return offers ? offers->call(__VA_ARGS__) : EOPNOTSUPP;                            \
+	}
 
 /* The same for a call that returns a pointer: NULL with errno. */
-#define POINTER(context, call, ...)                                                                \
-	do {                                                                                       \
-		struct verbs_context *_c = OFFERS((context), call);                                \
-		if (_c)                                                                            \
-			return _c->call(__VA_ARGS__);                                              \
+#define POINTER(type, name, parameters, context, call, ...)                                        \
+	struct type *name parameters                                                               \
+	{                                                                                          \
+		struct verbs_context *offers = OFFERS((context), call);                            \
+		if (offers)                                                                        \
+			return offers->call(__VA_ARGS__);                                          \
 		errno = EOPNOTSUPP;                                                                \
 		return NULL;                                                                       \
-	} while (0)
+	}
 
-/* ---- devices and ports --------------------------------------------------------------------- */
-
-int aiordma_ibv_query_device_ex(struct ibv_context *context, struct ibv_device_attr_ex *attr)
-{
-	CODE(context, query_device_ex, context, NULL, attr, sizeof(*attr));
-}
-
-int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr)
-{
-	CODE(context, query_port, context, port_num, attr, sizeof(*attr));
-}
-
-int aiordma_ibv_query_rt_values_ex(struct ibv_context *context, struct ibv_values_ex *values)
-{
-	CODE(context, query_rt_values, context, values);
-}
-
-/* ---- completion queues --------------------------------------------------------------------- */
-
-struct ibv_cq_ex *aiordma_ibv_create_cq_ex(struct ibv_context *context,
-					   struct ibv_cq_init_attr_ex *init_attr)
-{
-	POINTER(context, create_cq_ex, context, init_attr);
-}
-
-int aiordma_ibv_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr)
-{
-	CODE(cq->context, modify_cq, cq, attr);
-}
-
-/* ---- memory -------------------------------------------------------------------------------- */
-
-int aiordma_ibv_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
-			  struct ibv_sge *sg_list, uint32_t num_sge)
-{
-	CODE(pd->context, advise_mr, pd, advice, flags, sg_list, num_sge);
-}
-
-struct ibv_mr *aiordma_ibv_alloc_null_mr(struct ibv_pd *pd)
-{
-	POINTER(pd->context, alloc_null_mr, pd);
-}
-
-struct ibv_dm *aiordma_ibv_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr)
-{
-	POINTER(context, alloc_dm, context, attr);
-}
-
-int aiordma_ibv_free_dm(struct ibv_dm *dm)
-{
-	CODE(dm->context, free_dm, dm);
-}
-
-struct ibv_mr *aiordma_ibv_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t dm_offset,
-				     size_t length, unsigned int access)
-{
-	POINTER(pd->context, reg_dm_mr, pd, dm, dm_offset, length, access);
-}
+/* clang-format off: it takes the parameters for products. */
+CODE(aiordma_ibv_query_device_ex, (struct ibv_context *context, struct ibv_device_attr_ex *attr),
+	context, query_device_ex, context, NULL, attr, sizeof(*attr))
+CODE(aiordma_query_port,
+	(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr),
+	context, query_port, context, port_num, attr, sizeof(*attr))
+CODE(aiordma_ibv_query_rt_values_ex, (struct ibv_context *context, struct ibv_values_ex *values),
+	context, query_rt_values, context, values)
+POINTER(ibv_cq_ex, aiordma_ibv_create_cq_ex,
+	(struct ibv_context *context, struct ibv_cq_init_attr_ex *init_attr),
+	context, create_cq_ex, context, init_attr)
+CODE(aiordma_ibv_modify_cq, (struct ibv_cq *cq, struct ibv_modify_cq_attr *attr),
+	cq->context, modify_cq, cq, attr)
+CODE(aiordma_ibv_advise_mr,
+	(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
+	 struct ibv_sge *sg_list, uint32_t num_sge),
+	pd->context, advise_mr, pd, advice, flags, sg_list, num_sge)
+POINTER(ibv_mr, aiordma_ibv_alloc_null_mr, (struct ibv_pd *pd),
+	pd->context, alloc_null_mr, pd)
+POINTER(ibv_dm, aiordma_ibv_alloc_dm, (struct ibv_context *context, struct ibv_alloc_dm_attr *attr),
+	context, alloc_dm, context, attr)
+CODE(aiordma_ibv_free_dm, (struct ibv_dm *dm),
+	dm->context, free_dm, dm)
+POINTER(ibv_mr, aiordma_ibv_reg_dm_mr,
+	(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t dm_offset, size_t length,
+	 unsigned int access),
+	pd->context, reg_dm_mr, pd, dm, dm_offset, length, access)
+POINTER(ibv_td, aiordma_ibv_alloc_td,
+	(struct ibv_context *context, struct ibv_td_init_attr *init_attr),
+	context, alloc_td, context, init_attr)
+CODE(aiordma_ibv_dealloc_td, (struct ibv_td *td),
+	td->context, dealloc_td, td)
+POINTER(ibv_pd, aiordma_ibv_alloc_parent_domain,
+	(struct ibv_context *context, struct ibv_parent_domain_init_attr *attr),
+	context, alloc_parent_domain, context, attr)
+POINTER(ibv_xrcd, aiordma_ibv_open_xrcd,
+	(struct ibv_context *context, struct ibv_xrcd_init_attr *attr),
+	context, open_xrcd, context, attr)
+CODE(aiordma_ibv_close_xrcd, (struct ibv_xrcd *xrcd),
+	xrcd->context, close_xrcd, xrcd)
+POINTER(ibv_srq, aiordma_ibv_create_srq_ex,
+	(struct ibv_context *context, struct ibv_srq_init_attr_ex *init_attr),
+	context, create_srq_ex, context, init_attr)
+CODE(aiordma_ibv_get_srq_num, (struct ibv_srq *srq, uint32_t *srq_num),
+	srq->context, get_srq_num, srq, srq_num)
+POINTER(ibv_qp, aiordma_ibv_create_qp_ex,
+	(struct ibv_context *context, struct ibv_qp_init_attr_ex *init_attr),
+	context, create_qp_ex, context, init_attr)
+POINTER(ibv_qp, aiordma_ibv_open_qp, (struct ibv_context *context, struct ibv_qp_open_attr *attr),
+	context, open_qp, context, attr)
+CODE(aiordma_ibv_modify_qp_rate_limit, (struct ibv_qp *qp, struct ibv_qp_rate_limit_attr *attr),
+	qp->context, modify_qp_rate_limit, qp, attr)
+/* clang-format on */
 
 int aiordma_ibv_memcpy_to_dm(struct ibv_dm *dm, uint64_t dm_offset, const void *host_addr,
 			     size_t length)
@@ -115,63 +112,6 @@ int aiordma_ibv_memcpy_from_dm(void *host_addr, struct ibv_dm *dm, uint64_t dm_o
 {
 	return dm->memcpy_from_dm ? dm->memcpy_from_dm(host_addr, dm, dm_offset, length)
 				  : EOPNOTSUPP;
-}
-
-/* ---- domains ------------------------------------------------------------------------------- */
-
-struct ibv_td *aiordma_ibv_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *init_attr)
-{
-	POINTER(context, alloc_td, context, init_attr);
-}
-
-int aiordma_ibv_dealloc_td(struct ibv_td *td)
-{
-	CODE(td->context, dealloc_td, td);
-}
-
-struct ibv_pd *aiordma_ibv_alloc_parent_domain(struct ibv_context *context,
-					       struct ibv_parent_domain_init_attr *attr)
-{
-	POINTER(context, alloc_parent_domain, context, attr);
-}
-
-struct ibv_xrcd *aiordma_ibv_open_xrcd(struct ibv_context *context, struct ibv_xrcd_init_attr *attr)
-{
-	POINTER(context, open_xrcd, context, attr);
-}
-
-int aiordma_ibv_close_xrcd(struct ibv_xrcd *xrcd)
-{
-	CODE(xrcd->context, close_xrcd, xrcd);
-}
-
-/* ---- queues -------------------------------------------------------------------------------- */
-
-struct ibv_srq *aiordma_ibv_create_srq_ex(struct ibv_context *context,
-					  struct ibv_srq_init_attr_ex *init_attr)
-{
-	POINTER(context, create_srq_ex, context, init_attr);
-}
-
-int aiordma_ibv_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num)
-{
-	CODE(srq->context, get_srq_num, srq, srq_num);
-}
-
-struct ibv_qp *aiordma_ibv_create_qp_ex(struct ibv_context *context,
-					struct ibv_qp_init_attr_ex *init_attr)
-{
-	POINTER(context, create_qp_ex, context, init_attr);
-}
-
-struct ibv_qp *aiordma_ibv_open_qp(struct ibv_context *context, struct ibv_qp_open_attr *attr)
-{
-	POINTER(context, open_qp, context, attr);
-}
-
-int aiordma_ibv_modify_qp_rate_limit(struct ibv_qp *qp, struct ibv_qp_rate_limit_attr *attr)
-{
-	CODE(qp->context, modify_qp_rate_limit, qp, attr);
 }
 
 /* ---- memory windows: these are in the context itself ---------------------------------------- */

@@ -8,7 +8,7 @@
  * symbol that is missing.  A failure is not remembered: the next call tries again. */
 int aiordma_system_calls(const struct aiordma_calls **calls, char *error, size_t error_size);
 
-/* ---- post_send.c ----------------------------------------------------------------------------- */
+/* ---- posting.c ------------------------------------------------------------------------------- */
 
 /* One send-queue work request of any kind: members that no kind has in common share their place.
  * imm_data is in host byte order here.  The SGEs are sges[first_sge .. first_sge + num_sge) of the
@@ -68,7 +68,11 @@ int aiordma_post_send(struct ibv_qp *qp, struct ibv_qp_ex *extended,
 		      const struct aiordma_send *sends, uint32_t count, const struct ibv_sge *sges,
 		      uint32_t *posted);
 
-/* ---- post_recv.c ----------------------------------------------------------------------------- */
+/* Posts one request, without an address of its own, to a peer of a queue pair of a single vendor's kind: by
+ * wr_set_dc_addr with `dc`, else by wr_set_ud_addr.  0 or an errno value. */
+int aiordma_post_addressed(struct ibv_qp_ex *qp, struct mlx5dv_qp_ex *dc,
+			   const struct aiordma_send *send, const struct ibv_sge *sges,
+			   struct ibv_ah *ah, uint32_t number, uint64_t key);
 
 /* One receive; its SGEs as above. */
 struct aiordma_recv {
@@ -232,12 +236,3 @@ int aiordma_ibv_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind
 const struct aiordma_provider_calls *aiordma_provider_calls(const struct aiordma_calls *calls);
 /* Those that are installed, whatever the table: system.c's entry of device_calls.h. */
 const struct aiordma_provider_calls *aiordma_installed_providers(void);
-
-/* Posts one work request to the peer that it names: by wr_set_dc_addr with `dc`, else by
- * wr_set_ud_addr.  Sends, RDMA writes (both with immediate data, in host order here, and without) and
- * reads; 0 or an errno value. */
-int aiordma_post_addressed(struct ibv_qp_ex *qp, struct mlx5dv_qp_ex *dc, uint64_t wr_id,
-			   uint32_t opcode, uint32_t send_flags, uint32_t imm_data,
-			   uint64_t remote_addr, uint32_t rkey, const struct ibv_sge *sges,
-			   uint32_t num_sge, struct ibv_ah *ah, uint32_t remote_number,
-			   uint64_t remote_key);

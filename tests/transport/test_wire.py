@@ -8,7 +8,7 @@ import pytest
 
 from aiordma import verbs
 from aiordma.verbs import LinkLayer, TransportType
-from aiordma.verbs._qp import wire
+from aiordma.verbs._qp.queue_pair import wire_of_port
 
 from .connection_factory import ConnectionFactory, check_alive
 
@@ -45,4 +45,4 @@ def test_a_queue_pair_without_a_peer(pd: verbs.ProtectionDomain, cq: verbs.Compl
     ],
 )
 def test_cards(layer: LinkLayer, transport: TransportType, name: str | None) -> None:
-    assert wire.of_port(layer, transport) == name
+    assert wire_of_port(layer, transport) == name

@@ -1,26 +1,42 @@
-"""Bringing a queue pair up without the connection manager: from two exchanged endpoints."""
+"""The states of a queue pair, and bringing it up from two exchanged endpoints."""
 
 from __future__ import annotations
 
+import errno
 import os
-from abc import abstractmethod
-from typing import TYPE_CHECKING, Unpack, cast
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar, Unpack, cast
 
-from aiordma._core.arguments import instance
+from aiordma._core.arguments import choice, instance
 from aiordma._core.handshake import Endpoint
+from aiordma._core.qp_states import TRANSITIONS, TransitionCheck, check_transition
+from aiordma._native import errno_of, explained, failure, lib
+from aiordma.errors import QPTransitionError, VerbsError
 
 from .._device.address import AddressVector, GIDEntry
 from .._device.address_handle import Destination, destination, vector_to
-from .._device.enums import MTU, AccessFlags, GIDType, LinkLayer, QPState, QPType
+from .._device.enums import MTU, AccessFlags, GIDType, LinkLayer, QPAttrMask, QPState, QPType
 from .._device.resource import Resource
-from .._device.route_lookup import active_port
+from .._device.route_lookup import active_port, describe
+from .qp_attributes import MASK_OF_FIELD, QPAttributes, QPChanges, fill, filled, query
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h  # noqa: F401 - named in the base class below
 
     from .._device.context import Context
     from .._device.protection_domain import ProtectionDomain
-    from .qp_attributes import QPChanges
+    from .posted_work import PostedWork
+
+T = TypeVar("T")
+
+# By type: what the three steps from RESET to RTS need.
+_MASKS_UP = {
+    qp_type: tuple(
+        TRANSITIONS[qp_type, current, following].required
+        for current, following in pairwise((QPState.RESET, QPState.INIT, QPState.RTR, QPState.RTS))
+    )
+    for qp_type in QPType
+}
 
 # Reads and atomics under way at once, where the device would take more: beyond this there is no
 # gain on any device that we know of. A judgement, not a measurement.
@@ -52,22 +68,23 @@ def _random_bits(count: int) -> int:
 
 
 class BringUp(Resource["h.ibv_qp"]):
-    """The steps from RESET to RTS; a part of :class:`QueuePair`."""
+    """The states, and the steps from RESET to RTS; a part of :class:`QueuePair`."""
 
     context: Context
     qp_num: int
     qp_type: QPType
+    _pd: ProtectionDomain | None
+    _posted: PostedWork | None
 
     @property
-    @abstractmethod
-    def pd(self) -> ProtectionDomain: ...
+    def pd(self) -> ProtectionDomain:
+        """Where it was made. ValueError for the receiving side of XRC, which has none."""
+        return self._own(self._pd, "protection domain")
 
-    @abstractmethod
-    def modify(self, **changes: Unpack[QPChanges]) -> None: ...
-
-    @abstractmethod
-    def _bring_up(self, changes: QPChanges) -> None:
-        """RESET to RTS in one go; each step takes those of the changes that it needs."""
+    def _own(self, there: T | None, what: str) -> T:
+        if there is None:
+            raise ValueError(f"{self!r} has no {what}: it is the receiving side of XRC")
+        return there
 
     def endpoint(
         self,
@@ -242,6 +259,13 @@ class BringUp(Resource["h.ibv_qp"]):
 
     # --- step by step ----------------------------------------------------------------------
 
+    def _step(self, following: QPState, attributes: QPChanges) -> None:
+        """One of the steps to RTS, with those attributes that queue pairs of this type need."""
+        needed = _MASKS_UP[self.qp_type][following - QPState.INIT]
+        changes = {name: it for name, it in attributes.items() if MASK_OF_FIELD[name] & needed}
+        changes["qp_state"] = following
+        self.modify(**cast(QPChanges, changes))
+
     def to_init(
         self,
         *,
@@ -254,14 +278,15 @@ class BringUp(Resource["h.ibv_qp"]):
 
         A raw packet queue pair takes the port alone.
         """
-        changes: QPChanges = {"qp_state": QPState.INIT, "port_num": port_num}
-        if self.qp_type is not QPType.RAW_PACKET:
-            changes["pkey_index"] = pkey_index
-        if self.qp_type is QPType.UD:
-            changes["qkey"] = qkey
-        elif self.qp_type is not QPType.RAW_PACKET:
-            changes["qp_access_flags"] = access
-        self.modify(**changes)
+        self._step(
+            QPState.INIT,
+            {
+                "port_num": port_num,
+                "pkey_index": pkey_index,
+                "qp_access_flags": access,
+                "qkey": qkey,
+            },
+        )
 
     def to_rtr(
         self,
@@ -274,16 +299,16 @@ class BringUp(Resource["h.ibv_qp"]):
         min_rnr_timer: float = RNR_TIMER,
     ) -> None:
         """INIT -> RTR: ready to receive from the peer that is named. UD takes no arguments."""
-        changes: QPChanges = {"qp_state": QPState.RTR}
-        if self.qp_type in _PARTNERS:
-            changes.update({"dest_qp_num": dest_qp_num, "rq_psn": rq_psn, "path_mtu": path_mtu})
-            if ah_attr is not None:
-                changes["ah_attr"] = ah_attr
-        if self.qp_type in _RESPONDERS:
-            changes.update(
-                {"max_dest_rd_atomic": max_dest_rd_atomic, "min_rnr_timer": min_rnr_timer}
-            )
-        self.modify(**changes)
+        changes: QPChanges = {
+            "dest_qp_num": dest_qp_num,
+            "rq_psn": rq_psn,
+            "path_mtu": path_mtu,
+            "max_dest_rd_atomic": max_dest_rd_atomic,
+            "min_rnr_timer": min_rnr_timer,
+        }
+        if ah_attr is not None:
+            changes["ah_attr"] = ah_attr
+        self._step(QPState.RTR, changes)
 
     def to_rts(
         self,
@@ -295,21 +320,16 @@ class BringUp(Resource["h.ibv_qp"]):
         max_rd_atomic: int = 1,
     ) -> None:
         """RTR -> RTS: ready to send."""
-        changes: QPChanges = {"qp_state": QPState.RTS}
-        if self.qp_type is not QPType.RAW_PACKET:
-            changes["sq_psn"] = sq_psn
-        if self.qp_type in _REQUESTERS:
-            changes.update(
-                {
-                    "timeout": timeout,
-                    "retry_cnt": retry_cnt,
-                    "rnr_retry": rnr_retry,
-                    "max_rd_atomic": max_rd_atomic,
-                }
-            )
-        elif self.qp_type is QPType.XRC_RECV:
-            changes["timeout"] = timeout
-        self.modify(**changes)
+        self._step(
+            QPState.RTS,
+            {
+                "sq_psn": sq_psn,
+                "timeout": timeout,
+                "retry_cnt": retry_cnt,
+                "rnr_retry": rnr_retry,
+                "max_rd_atomic": max_rd_atomic,
+            },
+        )
 
     def to_sqd(self, *, notify: bool = False) -> None:
         """RTS -> SQD: what is under way is finished, what is posted from now on waits.
@@ -333,3 +353,86 @@ class BringUp(Resource["h.ibv_qp"]):
     def to_reset(self) -> None:
         """To RESET: as newly made. What was posted is forgotten without a completion."""
         self.modify(qp_state=QPState.RESET)
+
+    # --- states ----------------------------------------------------------------------------
+
+    @property
+    def state(self) -> QPState:
+        """The state that it was last put into, by this or by the connection manager.
+
+        A device that puts a queue pair into ERR by itself may not show here: ``query()`` asks.
+        """
+        return QPState(self.pointer.state)
+
+    def modify(self, **changes: Unpack[QPChanges]) -> None:
+        """Change attributes, most often with ``qp_state``; timers are seconds.
+
+        QPTransitionError, before the device is asked, when the state table has no such
+        transition, or attributes are missing or forbidden; VerbsError when the device refuses,
+        naming the transition. Source: IBTA volume 1, clause 11.2.5.2; ibv_modify_qp(3).
+        """
+        attr, mask = fill(changes)
+        for name in ("qp_state", "cur_qp_state"):
+            if name in changes:
+                changes[name] = choice(name, changes[name], QPState)
+        current = changes.get("cur_qp_state", self.state)
+        following = changes.get("qp_state", current)
+        check = self._checked(current, following, mask)
+        try:
+            self.context.library.calls.ibv_modify_qp(self.pointer, attr, mask)
+        except VerbsError as error:
+            raise self._refused(error, check, mask, changes) from None
+        if self._posted is not None:
+            if following is QPState.RESET:
+                self._posted.clear()
+            elif following is QPState.RTS:
+                self._posted.resume()
+
+    def _checked(self, current: QPState, following: QPState, mask: int) -> TransitionCheck:
+        check = check_transition(self.qp_type, current, following, mask)
+        if not check.ok:
+            raise QPTransitionError(
+                f"{self._label()}: {check.problem()}",
+                missing=check.missing,
+                forbidden=check.forbidden,
+            )
+        return check
+
+    def _bring_up(self, changes: QPChanges) -> None:
+        """RESET to RTS in one go; each step takes those of the changes that it needs."""
+        attr = filled(changes)
+        masks = _MASKS_UP[self.qp_type]
+        pointer = self.pointer
+        if pointer.state != QPState.RESET:
+            self._checked(QPState(pointer.state), QPState.INIT, masks[0])
+        code = lib.aiordma_bring_up(self.context.library.table, pointer, attr, *masks)
+        if code:
+            step = QPState(attr.qp_state)
+            mask = masks[step - QPState.INIT]
+            check = check_transition(self.qp_type, QPState(step - 1), step, mask)
+            error = failure("ibv_modify_qp", errno_of(code))
+            raise self._refused(error, check, mask, changes if step is QPState.RTR else {})
+
+    def _refused(
+        self, error: VerbsError, check: TransitionCheck, mask: QPAttrMask, changes: QPChanges
+    ) -> VerbsError:
+        detail = f"{self._label()}: {check.qp_type.name} {check.current.name} -> {check.next.name}"
+        try:
+            actual = self.query().qp_state
+        except VerbsError:
+            actual = check.current
+        if actual is not check.current:
+            detail += f"; the device has it in {actual.name}"
+        if error.errno == errno.EINVAL and not mask & QPAttrMask.AV:
+            detail += f"; attributes: {mask!r}"
+        vector = changes.get("ah_attr")
+        if vector is not None:
+            detail += f" {describe(self.context, vector, error)}"
+        return explained(error, detail)
+
+    def query(self) -> QPAttributes:
+        """The attributes as the device has them now."""
+        return query(self.context, self.pointer)
+
+    def _label(self) -> str:
+        return f"QueuePair {self.qp_num:#x}"

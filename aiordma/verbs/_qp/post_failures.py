@@ -6,8 +6,10 @@ queue pair; so it costs posting nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import errno
+from collections.abc import Sequence
+
+from aiordma.errors import PostError, QueueFullError
 
 from .._device.enums import QPState, SendFlags
 from .work_request import ReceiveWorkRequest, SendWorkRequest
@@ -16,62 +18,47 @@ from .work_request import ReceiveWorkRequest, SendWorkRequest
 LONGEST = 1 << 31
 
 
-class Limits(NamedTuple):
-    """Limits of a queue: pieces of a request and bytes inline, with the names of these limits."""
-
-    pieces: int
-    of_pieces: str
-    inline: int = 0
-
-
-class Refused(NamedTuple):
-    """One request that the device may have refused."""
-
-    limits: Limits
-    pieces: int
-    length: int
-    inline: bool
-
-
-_REASONS: tuple[tuple[Callable[[Refused], bool], Callable[[Refused], str]], ...] = (
-    (
-        lambda it: it.pieces > it.limits.pieces and not it.inline,
-        lambda it: f"{it.pieces} pieces of memory; {it.limits.of_pieces} is {it.limits.pieces}",
-    ),
-    (
-        lambda it: it.inline and it.length > it.limits.inline,
-        lambda it: f"{it.length} bytes inline; max_inline_data is {it.limits.inline}",
-    ),
-    (
-        lambda it: it.length > LONGEST,
-        lambda it: f"{it.length} bytes; a message has {LONGEST} at most",
-    ),
-)
-
-_SEND_BEFORE_RTS = "it is in {}: sends are posted from RTS on (connect(), to_rts())"
-_OF_STATE: dict[tuple[bool, QPState], str] = {
-    (True, QPState.RESET): _SEND_BEFORE_RTS,
-    (True, QPState.INIT): _SEND_BEFORE_RTS,
-    (True, QPState.RTR): _SEND_BEFORE_RTS,
-    (False, QPState.RESET): "it is in {}: receives are posted from INIT on (connect(), to_init())",
-}
-
-
 def state_reason(state: QPState, *, sends: bool) -> str:
     """The reason why the queue pair's state forbids posting; empty if it does not."""
-    return _OF_STATE.get((sends, state), "").format(state.name)
-
-
-def request_reason(limits: Limits, requests: Sequence[SendWorkRequest | ReceiveWorkRequest]) -> str:
-    """The fault of the first request that is beyond a limit; empty if none is."""
-    for wr in requests:
-        it = Refused(
-            limits,
-            len(wr.sges),
-            sum(sge[1] for sge in wr.sges),
-            isinstance(wr, SendWorkRequest) and bool(wr.send_flags & SendFlags.INLINE),
-        )
-        for applies, text in _REASONS:
-            if applies(it):
-                return text(it)
+    if sends and state in (QPState.RESET, QPState.INIT, QPState.RTR):
+        return f"it is in {state.name}: sends are posted from RTS on (connect(), to_rts())"
+    if not sends and state is QPState.RESET:
+        return "it is in RESET: receives are posted from INIT on (connect(), to_init())"
     return ""
+
+
+def request_reason(
+    requests: Sequence[SendWorkRequest | ReceiveWorkRequest],
+    most_pieces: int,
+    limit: str,
+    most_inline: int = 0,
+) -> str:
+    """The fault of the first request that is beyond a limit; empty if none is.
+
+    ``limit`` is the name of that of pieces.
+    """
+    for wr in requests:
+        pieces, length = len(wr.sges), sum(sge[1] for sge in wr.sges)
+        inline = isinstance(wr, SendWorkRequest) and wr.send_flags & SendFlags.INLINE
+        if inline and length > most_inline:
+            return f"{length} bytes inline; max_inline_data is {most_inline}"
+        if not inline and pieces > most_pieces:
+            return f"{pieces} pieces of memory; {limit} is {most_pieces}"
+        if length > LONGEST:
+            return f"{length} bytes; a message has {LONGEST} at most"
+    return ""
+
+
+def post_error(
+    verb: str, code: int, bad_index: int, where: str, *, why: str = "", full: str = ""
+) -> PostError:
+    """The error to raise when posting returned ``code``, for the reason ``why`` if it is known.
+
+    ``full`` is said of a queue without room.
+    """
+    if code == errno.ENOMEM and not why:  # some providers say that of too many pieces as well
+        return QueueFullError(verb, bad_index, f"{full}; {where}" if full else where)
+    # Some providers return -1 instead of an errno value (ibv_post_send(3) allows only the latter);
+    # there is no errno to be had then.
+    detail = f"{why}; {where}" if why else where
+    return PostError(code if code > 0 else errno.EINVAL, verb, bad_index, detail)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import struct
-from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -20,10 +18,9 @@ from aiordma.errors import (
 )
 
 from .._device.enums import DeviceCapability, QPType, SendFlags, WROpcode
-from .._device.resource import Resource
 from .batch import ReceiveBatch, SendBatch
-from .post_failures import Limits, request_reason, state_reason
-from .posted_work import PostedWork
+from .bring_up import BringUp
+from .post_failures import post_error, request_reason, state_reason
 from .transport_rules import (
     ALWAYS,
     ATOMICS,
@@ -35,6 +32,7 @@ from .transport_rules import (
     has,
 )
 from .work_request import (
+    NOT_PACKED,
     ReceiveWorkRequest,
     SendWorkRequest,
     not_packed,
@@ -46,9 +44,8 @@ from .work_request import (
 if TYPE_CHECKING:
     from aiordma._native import handles as h
 
-    from .._cq.completion import CompletionQueue
-    from .._device.context import Context
-    from .qp_attributes import QPAttributes, QPCapabilities
+    from .posted_work import PostedWork
+    from .qp_attributes import QPCapabilities
     from .shared_receive_queue import SharedReceiveQueue
 
 # No request of ibv_post_send(3), but of ibv_wr_post(3) alone.
@@ -68,25 +65,20 @@ def address(pointer: h.ibv_qp | h.ibv_qp_ex | h.Null) -> int:
     return int(ffi.cast("uintptr_t", pointer))
 
 
-class Posting(Resource["h.ibv_qp"]):
+class Posting(BringUp):
     """The send queue and the receive queue; a part of :class:`QueuePair`."""
 
-    context: Context
-    qp_num: int
-    qp_type: QPType
     sq_sig_all: bool
     capabilities: QPCapabilities
     send_ops: SendOps
-
     srq: SharedReceiveQueue | None
-    _send_cq: CompletionQueue | None
 
-    def _begin_posting(self, pointer: h.ibv_qp, extended: h.ibv_qp_ex | h.Null) -> None:
-        self._extended = extended
-        self._addresses: tuple[int, int] = (
-            address(pointer),
-            address(extended) if self.send_ops else 0,
-        )
+    def _begin_posting(self) -> None:
+        pointer: h.ibv_qp = self.pointer
+        self._extended: h.ibv_qp_ex | h.Null = ffi.NULL
+        if self.send_ops:
+            self._extended = self.context.library.calls.ibv_qp_to_qp_ex(pointer)
+        self._addresses: tuple[int, int] = address(pointer), address(self._extended)
         """Addresses of struct ibv_qp, and of its struct ibv_qp_ex or 0."""
         needs_check = NEEDS_CHECK[self.qp_type]
         if self.send_ops:
@@ -97,13 +89,7 @@ class Posting(Resource["h.ibv_qp"]):
             }
             needs_check = tuple(closer.get(at, bits) for at, bits in enumerate(needs_check))
         self._needs_check = needs_check
-        self._posted: PostedWork | None = None
-
-    def _keep_account(self, *cqs: CompletionQueue | None) -> None:
-        self._posted = posted = PostedWork(self.capabilities.max_send_wr, self.context._failures)
-        for cq in cqs:
-            if cq is not None:
-                cq._posted_work[self.qp_num] = posted
+        self._posted = None
 
     @cached_property
     def _array(self) -> RequestArray:
@@ -194,7 +180,7 @@ class Posting(Resource["h.ibv_qp"]):
             for wr in requests:
                 self._check(wr)
             pack_sends(array, requests)
-        except (struct.error, TypeError, AttributeError) as error:
+        except NOT_PACKED as error:
             raise not_packed(self._label(), error, requests) from None
         posted = self._posted
         if posted is not None:
@@ -222,12 +208,9 @@ class Posting(Resource["h.ibv_qp"]):
         posted; those before it are.
         """
         if self.srq is not None:
-            raise self._shared()
+            raise ValueError(f"{self!r} takes its receives from {self.srq!r}: post them there")
         array, pointer = self._receive_array, self.pointer
-        try:
-            pack_recvs(array, requests)
-        except (struct.error, TypeError, AttributeError) as error:
-            raise not_packed(self._label(), error, requests) from None
+        pack_recvs(array, requests, self._label())
         posted = self._posted
         if posted is not None:
             for wr in requests:
@@ -255,27 +238,18 @@ class Posting(Resource["h.ibv_qp"]):
     # --- checks ----------------------------------------------------------------------------
 
     def _check(self, wr: SendWorkRequest) -> None:
+        """Raise what is wrong with a request, if anything is."""
         try:
-            if (wr.send_flags | ALWAYS) & self._needs_check[wr.opcode]:
-                length = sum(sge[1] for sge in wr.sges)
-                self._examine(wr.opcode, wr.send_flags, wr.remote_addr, length)
-                if wr.opcode == WROpcode.BIND_MW and wr.bind is None:
-                    raise ValueError("BIND_MW needs a BindInfo, bind=")
-                if wr.opcode == WROpcode.TSO and wr.tso is None:
-                    raise ValueError("TSO needs a Segmentation, tso=")
-                if wr.opcode == WROpcode.FLUSH and (wr.flush is None or wr.sges):
-                    raise ValueError("FLUSH needs a FlushInfo, flush=, and has no memory here")
-        except IndexError:
-            raise self._unknown_opcode(wr.opcode) from None
+            closely = (wr.send_flags | ALWAYS) & self._needs_check[wr.opcode]
+            opcode = WROpcode(wr.opcode) if closely else None
+        except (IndexError, ValueError):
+            raise ValueError(f"{self._label()}: there is no operation {wr.opcode}") from None
+        if opcode is not None:
+            self._examine(wr, opcode)
         if self.qp_type is QPType.UD and wr.ah is None:
             raise ValueError(f"{self!r}: a datagram needs its destination: to= of a batch, or ah=")
 
-    def _examine(self, number: int, send_flags: int, remote_addr: int, length: int) -> None:
-        """Raise what is wrong with a request, if anything is."""
-        try:
-            opcode = WROpcode(number)
-        except ValueError:
-            raise self._unknown_opcode(number) from None
+    def _examine(self, wr: SendWorkRequest, opcode: WROpcode) -> None:
         if not has(self.qp_type, opcode):
             raise self._unsupported(f"{opcode.name} on a {self.qp_type.name} queue pair")
         if self.send_ops and not OPERATIONS[opcode].send_op & self.send_ops:
@@ -285,32 +259,32 @@ class Posting(Resource["h.ibv_qp"]):
             )
         if opcode in _BUILT and not self.send_ops:
             raise self._unsupported(f"{opcode.name} on a queue pair made without send_ops")
-        wrong = SendFlags(send_flags) & ~flags_of(self.qp_type, opcode)
+        wrong = SendFlags(wr.send_flags) & ~flags_of(self.qp_type, opcode)
         if wrong:
             raise ValueError(
                 f"{opcode.name} on a {self.qp_type.name} queue pair cannot have {wrong!r}"
             )
-        if send_flags & SendFlags.IP_CSUM:
+        if wr.send_flags & SendFlags.IP_CSUM:
             offered = self.context.query_device().device_cap_flags
             if not offered & _CHECKSUMS.get(self.qp_type, DeviceCapability(0)):
                 raise self._unsupported(f"IP checksums on a {self.qp_type.name} queue pair")
         if opcode in ATOMICS or opcode is WROpcode.ATOMIC_WRITE:
             # IBTA volume 1, clause 9.4.5: 8 bytes, naturally aligned.
-            if remote_addr % 8:
-                raise ValueError(f"{opcode.name} at {remote_addr:#x}: not a multiple of 8")
-            if length != 8:
+            if wr.remote_addr % 8:
+                raise ValueError(f"{opcode.name} at {wr.remote_addr:#x}: not a multiple of 8")
+            if (length := sum(sge[1] for sge in wr.sges)) != 8:
                 raise ValueError(f"{opcode.name} of {length} bytes: it is always 8")
+        if opcode is WROpcode.BIND_MW and wr.bind is None:
+            raise ValueError("BIND_MW needs a BindInfo, bind=")
+        if opcode is WROpcode.TSO and wr.tso is None:
+            raise ValueError("TSO needs a Segmentation, tso=")
+        if opcode is WROpcode.FLUSH and (wr.flush is None or wr.sges):
+            raise ValueError("FLUSH needs a FlushInfo, flush=, and has no memory here")
 
     # --- errors ----------------------------------------------------------------------------
 
     def _unsupported(self, capability: str) -> UnsupportedError:
         return UnsupportedError(capability, device=self.context.name, verb="ibv_post_send")
-
-    def _shared(self) -> ValueError:
-        return ValueError(f"{self!r} takes its receives from {self.srq!r}: post them there")
-
-    def _unknown_opcode(self, opcode: int) -> ValueError:
-        return ValueError(f"{self._label()}: there is no operation {opcode}")
 
     def _check_room(self, signaled: Sequence[bool]) -> None:
         """QueueFullError if these requests do not fit, or nothing could free an entry then."""
@@ -331,29 +305,14 @@ class Posting(Resource["h.ibv_qp"]):
         bad_index: int,
         requests: Sequence[SendWorkRequest | ReceiveWorkRequest] = (),
     ) -> PostError:
-        """The error to raise when posting returned ``code``.
-
-        ``requests`` are those that were not posted.
-        """
+        """The error to raise when posting returned ``code``; ``requests`` were not posted."""
         where = f"{self!r} on {self.context.name}"
         sends = verb != "ibv_post_recv"
-        caps = self.capabilities
-        limits = (
-            Limits(caps.max_send_sge, "max_send_sge", caps.max_inline_data)
-            if sends
-            else Limits(caps.max_recv_sge, "max_recv_sge")
-        )
-        why = request_reason(limits, requests)
-        if code == errno.ENOMEM and not why:  # some providers say that of too many pieces as well
-            limit = "max_send_wr" if sends else "max_recv_wr"
-            return QueueFullError(verb, bad_index, f"{limit} is {getattr(caps, limit)}; {where}")
-        with suppress(RDMAError):  # the device has failed
-            why = state_reason(self.query().qp_state, sends=sends) or why
-        # Some providers return -1 instead of an errno value (ibv_post_send(3) allows only the
-        # latter); there is no errno to be had then.
-        return PostError(
-            code if code > 0 else errno.EINVAL, verb, bad_index, f"{why}; {where}" if why else where
-        )
-
-    @abstractmethod
-    def query(self) -> QPAttributes: ...
+        kind, caps = "send" if sends else "recv", self.capabilities._asdict()
+        limit = f"max_{kind}_sge"
+        why = request_reason(requests, caps[limit], limit, caps["max_inline_data"])
+        if code != errno.ENOMEM or why:
+            with suppress(RDMAError):  # the device has failed
+                why = state_reason(self.query().qp_state, sends=sends) or why
+        limit = f"max_{kind}_wr"
+        return post_error(verb, code, bad_index, where, why=why, full=f"{limit} is {caps[limit]}")

@@ -17,13 +17,12 @@ from aiordma._core.timers import (
 from aiordma._native import Library, ffi
 
 from .._device.address import AddressVector, vector_fields
-from .._device.enums import MTU, AccessFlags, MigrationState, QPAttrMask, QPState, QPType
+from .._device.enums import MTU, AccessFlags, MigrationState, QPAttrMask, QPState
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
 
-    from .._cq.completion import CompletionQueue
-    from .._device.resource import Resource
+    from .._device.context import Context
 
 
 class QPCapabilities(NamedTuple):
@@ -42,14 +41,7 @@ class QPCapabilities(NamedTuple):
     @classmethod
     def read(cls, attr: h.ibv_qp_init_attr | h.ibv_qp_init_attr_ex | h.ibv_qp_attr) -> Self:
         """From the ``cap`` of a C structure."""
-        cap = attr.cap
-        return cls(
-            cap.max_send_wr,
-            cap.max_recv_wr,
-            cap.max_send_sge,
-            cap.max_recv_sge,
-            cap.max_inline_data,
-        )
+        return cls._make(getattr(attr.cap, name) for name in cls._fields)
 
     @classmethod
     def _of(cls, value: object) -> Self:
@@ -62,14 +54,6 @@ class QPCapabilities(NamedTuple):
         )
         return cls(**integers("capabilities", given._asdict(), U32_MAX))
 
-    def write(self, attr: h.ibv_qp_init_attr | h.ibv_qp_init_attr_ex | h.ibv_qp_attr) -> None:
-        """Into the ``cap`` of a C structure."""
-        attr.cap.max_send_wr = self.max_send_wr
-        attr.cap.max_recv_wr = self.max_recv_wr
-        attr.cap.max_send_sge = self.max_send_sge
-        attr.cap.max_recv_sge = self.max_recv_sge
-        attr.cap.max_inline_data = self.max_inline_data
-
 
 def resets(library: Library) -> Callable[[h.ibv_qp], None]:
     """A function, for any thread, that resets a queue pair whose type has no table of states."""
@@ -80,28 +64,6 @@ def resets(library: Library) -> Callable[[h.ibv_qp], None]:
         library.calls.ibv_modify_qp(pointer, attr, int(QPAttrMask.STATE))
 
     return reset
-
-
-def init_attr(
-    send_cq: CompletionQueue,
-    recv_cq: CompletionQueue,
-    capabilities: QPCapabilities,
-    qp_type: QPType,
-    sq_sig_all: bool,
-    srq: Resource[h.ibv_srq] | None = None,
-) -> h.ibv_qp_init_attr:
-    """``struct ibv_qp_init_attr`` for a new queue pair."""
-    return ffi.new(
-        "struct ibv_qp_init_attr *",
-        {
-            "send_cq": send_cq.pointer,
-            "recv_cq": recv_cq.pointer,
-            "srq": ffi.NULL if srq is None else srq.pointer,
-            "cap": capabilities,
-            "qp_type": qp_type,
-            "sq_sig_all": int(sq_sig_all),
-        },
-    )
 
 
 class QPChanges(TypedDict, total=False):
@@ -255,25 +217,65 @@ class QPAttributes(NamedTuple):
     @classmethod
     def read(cls, attr: h.ibv_qp_attr) -> Self:
         """From ``struct ibv_qp_attr``."""
-        return cls(
-            qp_state=QPState(attr.qp_state),
-            path_mtu=MTU(attr.path_mtu) if attr.path_mtu in MTU._value2member_map_ else None,
-            path_mig_state=MigrationState(attr.path_mig_state),
-            qkey=attr.qkey,
-            rq_psn=attr.rq_psn,
-            sq_psn=attr.sq_psn,
-            dest_qp_num=attr.dest_qp_num,
-            qp_access_flags=AccessFlags(attr.qp_access_flags),
-            cap=QPCapabilities.read(attr),
-            ah_attr=AddressVector.read(attr.ah_attr),
-            alt_ah_attr=AddressVector.read(attr.alt_ah_attr),
-            pkey_index=attr.pkey_index,
-            sq_draining=bool(attr.sq_draining),
-            max_rd_atomic=attr.max_rd_atomic,
-            max_dest_rd_atomic=attr.max_dest_rd_atomic,
-            min_rnr_timer=decode_rnr_timer(attr.min_rnr_timer),
-            port_num=attr.port_num,
-            timeout=decode_ack_timeout(attr.timeout),
-            retry_cnt=attr.retry_cnt,
-            rnr_retry=attr.rnr_retry,
-        )
+        fields: dict[str, Any] = {name: getattr(attr, name) for name in cls._fields}
+        fields |= {
+            "qp_state": QPState(attr.qp_state),
+            "path_mtu": MTU(attr.path_mtu) if attr.path_mtu in MTU._value2member_map_ else None,
+            "path_mig_state": MigrationState(attr.path_mig_state),
+            "qp_access_flags": AccessFlags(attr.qp_access_flags),
+            "cap": QPCapabilities.read(attr),
+            "ah_attr": AddressVector.read(attr.ah_attr),
+            "alt_ah_attr": AddressVector.read(attr.alt_ah_attr),
+            "sq_draining": bool(attr.sq_draining),
+            "min_rnr_timer": decode_rnr_timer(attr.min_rnr_timer),
+            "timeout": decode_ack_timeout(attr.timeout),
+        }
+        return cls(**fields)
+
+
+def query(context: Context, pointer: h.ibv_qp) -> QPAttributes:
+    """The attributes of a queue pair as the device has them now: ibv_query_qp(3)."""
+    attr = ffi.new("struct ibv_qp_attr *")
+    init = ffi.new("struct ibv_qp_init_attr *")
+    context.library.calls.ibv_query_qp(pointer, attr, QUERY_ALL, init)
+    return QPAttributes.read(attr)
+
+
+class ECE(NamedTuple):
+    """Enhanced connection establishment: ``struct ibv_ece``, see ibv_set_ece(3).
+
+    What two devices of the same ``vendor_id`` can agree on beyond the standard: ``options`` are
+    that vendor's bits.
+    """
+
+    vendor_id: int
+    options: int = 0
+
+    def packed(self) -> h.ibv_ece:
+        """The C structure."""
+        return ffi.new("struct ibv_ece *", integers("ECE", self._asdict(), U32_MAX))
+
+    @classmethod
+    def read(cls, ece: h.ibv_ece) -> Self:
+        """A copy of the C structure."""
+        return cls(ece.vendor_id, ece.options)
+
+
+class RateLimit(NamedTuple):
+    """How fast a queue pair may send: ``struct ibv_qp_rate_limit_attr``.
+
+    ``rate_limit`` is in kbit/s, 0 for none; ``max_burst_sz`` in bytes and ``typical_pkt_sz`` in
+    bytes are 0 for the device's own. Source: ibv_modify_qp_rate_limit(3).
+    """
+
+    rate_limit: int
+    max_burst_sz: int = 0
+    typical_pkt_sz: int = 0
+
+    def packed(self) -> h.ibv_qp_rate_limit_attr:
+        """The C structure; ValueError for a number out of range."""
+        try:
+            numbers = integers("RateLimit", self._asdict(), U32_MAX)
+            return ffi.new("struct ibv_qp_rate_limit_attr *", numbers)
+        except OverflowError as error:
+            raise ValueError(f"{self}: {error}") from None

@@ -13,7 +13,7 @@ from aiordma.errors import UnsupportedError, VerbsError
 from .._cq.completion import CompletionQueue
 from .._device.enums import DeviceCapability, QPCreateFlags, QPType
 from .._device.resource import Node, Resource
-from .qp_attributes import QPCapabilities, init_attr, resets
+from .qp_attributes import QPCapabilities, resets
 from .queue_pair import QueuePair
 from .transport_rules import SendOps
 
@@ -131,6 +131,35 @@ class Maker:
 _VERBS = Maker()
 
 
+def init_members(
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue,
+    capabilities: QPCapabilities,
+    qp_type: int,
+    sq_sig_all: bool,
+    srq: Resource[h.ibv_srq] | None = None,
+) -> dict[str, Any]:
+    """What ``struct ibv_qp_init_attr`` and ``struct ibv_qp_init_attr_ex`` have in common."""
+    return {
+        "send_cq": send_cq.pointer,
+        "recv_cq": recv_cq.pointer,
+        "srq": ffi.NULL if srq is None else srq.pointer,
+        "cap": capabilities,
+        "qp_type": qp_type,
+        "sq_sig_all": int(sq_sig_all),
+    }
+
+
+def init_attr_ex(
+    pd: ProtectionDomain, members: dict[str, Any], options: QPOptions
+) -> h.ibv_qp_init_attr_ex:
+    """``struct ibv_qp_init_attr_ex``; OverflowError for a number that does not fit."""
+    attr = ffi.new("struct ibv_qp_init_attr_ex *", members)
+    attr.comp_mask, attr.pd = _PD, pd.pointer
+    options.write(attr)
+    return attr
+
+
 def create_qp(
     pd: ProtectionDomain,
     send_cq: CompletionQueue,
@@ -154,20 +183,14 @@ def create_qp(
     qp_type, sq_sig_all = choice("qp_type", qp_type, QPType), truth("sq_sig_all", sq_sig_all)
     options = options.checked()
     _require(context, qp_type, options.send_ops)
+    members = init_members(send_cq, recv_cq, capabilities, qp_type, sq_sig_all, srq)
     attr: h.ibv_qp_init_attr | h.ibv_qp_init_attr_ex
     try:
         if options:
-            attr = ffi.new("struct ibv_qp_init_attr_ex *")
-            attr.send_cq, attr.recv_cq = send_cq.pointer, recv_cq.pointer
-            attr.qp_type, attr.sq_sig_all = qp_type, int(sq_sig_all)
-            if srq is not None:
-                attr.srq = srq.pointer
-            attr.comp_mask, attr.pd = _PD, pd.pointer
-            capabilities.write(attr)
-            options.write(attr)
+            attr = init_attr_ex(pd, members, options)
             pointer = maker.create_ex(pd, attr)
         else:
-            attr = init_attr(send_cq, recv_cq, capabilities, qp_type, sq_sig_all, srq)
+            attr = ffi.new("struct ibv_qp_init_attr *", members)
             pointer = maker.create(pd, attr)
     except OverflowError as error:
         raise ValueError(f"a queue pair with {capabilities}{options}: {error}") from None

@@ -1,27 +1,20 @@
-"""Queue pairs: their states, and posting work to them."""
+"""Queue pairs: what they are made of, and what goes beyond their states and posting to them."""
 
 from __future__ import annotations
 
-import errno
-from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING
 
-from aiordma._core.arguments import choice, instance
-from aiordma._core.qp_states import TRANSITIONS, TransitionCheck, check_transition
-from aiordma._native import errno_of, explained, failure, ffi, lib
-from aiordma.errors import QPTransitionError, UnsupportedError, VerbsError
+from aiordma._core.arguments import instance
+from aiordma._native import ffi, lib
 
 from .._cq.completion import hold_room
-from .._device.enums import QPAttrMask, QPState, QPType
+from .._device.enums import LinkLayer, QPType, TransportType
 from .._device.resource import Node
-from .._device.route_lookup import describe
-from .bring_up import BringUp
 from .multicast import MulticastAttachment, attach
+from .posted_work import PostedWork
 from .posting import Posting
-from .qp_attributes import QUERY_ALL, QPAttributes, QPCapabilities, QPChanges, fill, filled
-from .qp_options import ECE, RateLimit
+from .qp_attributes import ECE, QPCapabilities, RateLimit
 from .transport_rules import SendOps
-from .wire import wire
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -32,19 +25,21 @@ if TYPE_CHECKING:
     from .._device.protection_domain import ProtectionDomain
     from .shared_receive_queue import SharedReceiveQueue
 
-T = TypeVar("T")
-
-# What the three steps to RTS take, of those that are connected to a peer: what they need.
-_MASKS_UP = {
-    qp_type: tuple(
-        TRANSITIONS[qp_type, current, following].required
-        for current, following in pairwise((QPState.RESET, QPState.INIT, QPState.RTR, QPState.RTS))
-    )
-    for qp_type in (QPType.RC, QPType.UC, QPType.XRC_SEND, QPType.XRC_RECV)
+_SOFTWARE_WIRES = {
+    lib.AIORDMA_WIRE_SHARED_MEMORY: "shared memory",
+    lib.AIORDMA_WIRE_TCP: "tcp",
 }
+_LINK_LAYERS = {LinkLayer.ETHERNET: "roce", LinkLayer.INFINIBAND: "infiniband"}
+
+_ECE = "enhanced connection establishment (ECE)"
 
 
-class QueuePair(BringUp, Posting):
+def wire_of_port(layer: LinkLayer, transport: TransportType) -> str | None:
+    """The wire of a card's port."""
+    return "iwarp" if transport is TransportType.IWARP else _LINK_LAYERS.get(layer)
+
+
+class QueuePair(Posting):
     """A send queue and a receive queue, with the connection between them and a peer's.
 
     ``qp_type`` is its transport and ``qp_num`` its number, which the peer needs. ``capabilities``
@@ -88,21 +83,14 @@ class QueuePair(BringUp, Posting):
             receives = 0 if srq is not None else self.capabilities.max_recv_wr
             hold_room(node, (send_cq, self.capabilities.max_send_wr), (recv_cq, receives))
             if srq is not None and recv_cq is not None:
-                try:
-                    srq._complete_at(recv_cq)
-                except BaseException:
-                    node.close()
-                    raise
-        extended = context.library.calls.ibv_qp_to_qp_ex(pointer) if send_ops else ffi.NULL
-        self._begin_posting(pointer, extended)
+                srq._complete_at(recv_cq, node)
+        self._begin_posting()
         if not reserved:
-            self._keep_account(send_cq, recv_cq)
+            self._posted = PostedWork(self.capabilities.max_send_wr, context._failures)
+            for cq in (send_cq, recv_cq):
+                if cq is not None:
+                    cq._posted_work[self.qp_num] = self._posted
         context._route_events(self._addresses[0], self)
-
-    @property
-    def pd(self) -> ProtectionDomain:
-        """Where it was made. ValueError for the receiving side of XRC, which has none."""
-        return self._own(self._pd, "protection domain")
 
     @property
     def send_cq(self) -> CompletionQueue:
@@ -114,83 +102,18 @@ class QueuePair(BringUp, Posting):
         """Where receives complete; errors as of :attr:`pd`."""
         return self._own(self._recv_cq, "completion queue")
 
-    def _own(self, there: T | None, what: str) -> T:
-        if there is None:
-            raise ValueError(f"{self!r} has no {what}: it is the receiving side of XRC")
-        return there
-
-    # --- states ----------------------------------------------------------------------------
-
-    @property
-    def state(self) -> QPState:
-        """The state that it was last put into, by this or by the connection manager.
-
-        A device that puts a queue pair into ERR by itself may not show here: ``query()`` asks.
-        """
-        return QPState(self.pointer.state)
-
-    def modify(self, **changes: Unpack[QPChanges]) -> None:
-        """Change attributes, most often with ``qp_state``; timers are seconds.
-
-        QPTransitionError, before the device is asked, when the state table has no such
-        transition, or attributes are missing or forbidden; VerbsError when the device refuses,
-        naming the transition. Source: IBTA volume 1, clause 11.2.5.2; ibv_modify_qp(3).
-        """
-        attr, mask = fill(changes)
-        for name in ("qp_state", "cur_qp_state"):
-            if name in changes:
-                changes[name] = choice(name, changes[name], QPState)
-        current = changes.get("cur_qp_state", self.state)
-        following = changes.get("qp_state", current)
-        check = self._checked(current, following, mask)
-        try:
-            self.context.library.calls.ibv_modify_qp(self.pointer, attr, mask)
-        except VerbsError as error:
-            raise self._refused(error, check, mask, changes) from None
-        if self._posted is not None:
-            if following is QPState.RESET:
-                self._posted.clear()
-            elif following is QPState.RTS:
-                self._posted.resume()
-
-    def _checked(self, current: QPState, following: QPState, mask: int) -> TransitionCheck:
-        check = check_transition(self.qp_type, current, following, mask)
-        if not check.ok:
-            raise QPTransitionError(
-                f"{self._label()}: {check.problem()}",
-                missing=check.missing,
-                forbidden=check.forbidden,
-            )
-        return check
-
-    def _bring_up(self, changes: QPChanges) -> None:
-        attr = filled(changes)
-        masks = _MASKS_UP[self.qp_type]
-        pointer = self.pointer
-        if pointer.state != QPState.RESET:
-            self._checked(QPState(pointer.state), QPState.INIT, masks[0])
-        code = lib.aiordma_bring_up(self.context.library.table, pointer, attr, *masks)
-        if code:
-            step = QPState(attr.qp_state)
-            mask = masks[step - QPState.INIT]
-            check = check_transition(self.qp_type, QPState(step - 1), step, mask)
-            error = failure("ibv_modify_qp", errno_of(code))
-            raise self._refused(error, check, mask, changes if step is QPState.RTR else {})
-
     @property
     def wire(self) -> str | None:
         """The medium of its bytes: "roce", "infiniband" or "iwarp" with cards and rdma_rxe.
 
         With the embedded device "shared memory" or "tcp", and None while it is not connected.
         """
-        return wire(self)
-
-    def query(self) -> QPAttributes:
-        """The attributes as the device has them now."""
-        attr = ffi.new("struct ibv_qp_attr *")
-        init = ffi.new("struct ibv_qp_init_attr *")
-        self.context.library.calls.ibv_query_qp(self.pointer, attr, QUERY_ALL, init)
-        return QPAttributes.read(attr)
+        context = self.context
+        if context.library.offers("wire"):
+            return _SOFTWARE_WIRES.get(context.library.table.device.wire(self.pointer))
+        port = context.query_port(self.query().port_num or 1)
+        transport = TransportType(context.pointer.device.transport_type)
+        return wire_of_port(port.link_layer, transport)
 
     # --- multicast -------------------------------------------------------------------------
 
@@ -214,10 +137,8 @@ class QueuePair(BringUp, Posting):
         UnsupportedError where the device has no such options.
         """
         packed = instance("ece", ece, ECE, "an ECE, as of query_ece()").packed()
-        try:
+        with self.context._offering(_ECE):
             self.context.library.calls.ibv_set_ece(self.pointer, packed)
-        except UnsupportedError as error:
-            raise self._lacks("enhanced connection establishment (ECE)", error) from None
 
     def query_ece(self) -> ECE:
         """The options that the device offers, or after RTR those in use; 0: none.
@@ -225,10 +146,8 @@ class QueuePair(BringUp, Posting):
         Source: ibv_query_ece(3). UnsupportedError where the device has no such options.
         """
         ece = ffi.new("struct ibv_ece *")
-        try:
+        with self.context._offering(_ECE):
             self.context.library.calls.ibv_query_ece(self.pointer, ece)
-        except UnsupportedError as error:
-            raise self._lacks("enhanced connection establishment (ECE)", error) from None
         return ECE.read(ece)
 
     def modify_rate_limit(self, limit: RateLimit) -> None:
@@ -237,35 +156,8 @@ class QueuePair(BringUp, Posting):
         UnsupportedError where the device cannot pace queue pairs of this type.
         """
         packed = instance("limit", limit, RateLimit, "a RateLimit, as RateLimit(1000)").packed()
-        try:
+        with self.context._offering(f"rate limits of {self.qp_type.name} queue pairs"):
             self.context.library.calls.ibv_modify_qp_rate_limit(self.pointer, packed)
-        except UnsupportedError as error:
-            raise self._lacks(f"rate limits of {self.qp_type.name} queue pairs", error) from None
-
-    def _lacks(self, capability: str, error: UnsupportedError) -> UnsupportedError:
-        return UnsupportedError(
-            capability, device=self.context.name, verb=error.verb, errno=error.errno or 0
-        )
-
-    def _refused(
-        self, error: VerbsError, check: TransitionCheck, mask: QPAttrMask, changes: QPChanges
-    ) -> VerbsError:
-        detail = f"{self._label()}: {check.qp_type.name} {check.current.name} -> {check.next.name}"
-        try:
-            actual = self.query().qp_state
-        except VerbsError:
-            actual = check.current
-        if actual is not check.current:
-            detail += f"; the device has it in {actual.name}"
-        if error.errno == errno.EINVAL and not mask & QPAttrMask.AV:
-            detail += f"; attributes: {mask!r}"
-        vector = changes.get("ah_attr")
-        if vector is not None:
-            detail += f" {describe(self.context, vector, error)}"
-        return explained(error, detail)
-
-    def _label(self) -> str:
-        return f"QueuePair {self.qp_num:#x}"
 
     def _details(self) -> str:
         return f"{self.qp_type.name} {self.state.name}"

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import errno
-import struct
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiordma._core.arguments import U32_MAX, integer
-from aiordma._native import RequestArray, failure, ffi, lib
-from aiordma.errors import PostError, QueueFullError, UnsupportedError, VerbsError
+from aiordma._native import RequestArray, explained, failure, ffi, lib
+from aiordma.errors import UnsupportedError, VerbsError
 
 from .._device.enums import DeviceCapability
 from .._device.resource import Node, Resource
 from .batch import ReceiveBatch
-from .post_failures import Limits, request_reason
-from .work_request import ReceiveWorkRequest, not_packed, one_piece, pack_recvs
+from .post_failures import post_error, request_reason
+from .work_request import ReceiveWorkRequest, one_piece, pack_recvs
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -92,54 +91,47 @@ class SharedReceiveQueue(Resource["h.ibv_srq"]):
         refuses, as it must when more than ``max_wr`` receives are posted, or when the limit is
         above ``max_wr``: nothing is changed then.
         """
-        if max_wr is not None:
-            max_wr = integer("max_wr", max_wr, 0, U32_MAX)
-        if srq_limit is not None:
-            srq_limit = integer("srq_limit", srq_limit, 0, U32_MAX)
         attr = ffi.new("struct ibv_srq_attr *")
-        wanted = f"max_wr={max_wr}, srq_limit={srq_limit}"
-        mask = 0
+        context, mask = self.context, 0
         if max_wr is not None:
-            attr.max_wr = max_wr
+            attr.max_wr = max_wr = integer("max_wr", max_wr, 0, U32_MAX)
             mask |= _MAX_WR
         if srq_limit is not None:
-            attr.srq_limit = srq_limit
+            attr.srq_limit = srq_limit = integer("srq_limit", srq_limit, 0, U32_MAX)
             mask |= _LIMIT
-        context = self.context
-        offered = context.query_device().device_cap_flags
-        if mask & _MAX_WR and not offered & DeviceCapability.SRQ_RESIZE:
+        if max_wr is not None and not (
+            context.query_device().device_cap_flags & DeviceCapability.SRQ_RESIZE
+        ):
             raise UnsupportedError(
                 "resizing shared receive queues", device=context.name, verb="ibv_modify_srq"
             )
-        more = {
-            cq: max_wr - held
-            for cq, held in self._completing_at.items()
-            if max_wr is not None and max_wr > held
-        }
-        made: list[CompletionQueue] = []
-        try:
+        held = self._completing_at
+        more = {cq: max_wr - held[cq] for cq in held if max_wr is not None and max_wr > held[cq]}
+        with ExitStack() as undone:
             for cq, entries in more.items():
                 cq.make_room(entries)
-                made.append(cq)
-            context.library.calls.ibv_modify_srq(self.pointer, attr, mask)
-        except BaseException as error:
-            for cq in made:
-                cq.release(more[cq])
-            if isinstance(error, VerbsError):
-                raise failure(error.verb, error.errno or 0, f"{self!r}: {wanted}") from None
-            raise
-        for cq in made:
-            self._completing_at[cq] += more[cq]
+                undone.callback(cq.release, entries)
+            try:
+                context.library.calls.ibv_modify_srq(self.pointer, attr, mask)
+            except VerbsError as error:
+                raise explained(error, f"{self!r}: {max_wr=}, {srq_limit=}") from None
+            undone.pop_all()
+        for cq, entries in more.items():
+            held[cq] += entries
         if max_wr is not None:
             self.max_wr = self.query().max_wr
 
-    def _complete_at(self, cq: CompletionQueue) -> None:
-        """Set entries aside where a queue pair's receives complete.
+    def _complete_at(self, cq: CompletionQueue, node: Node[Any]) -> None:
+        """Set entries aside where receives complete, until this is closed.
 
-        They are given back when this is closed. BusyError when the queue cannot have so many.
+        BusyError, and ``node`` is closed, when the queue cannot have so many.
         """
         if cq not in self._completing_at:
-            cq.make_room(self.max_wr)
+            try:
+                cq.make_room(self.max_wr)
+            except BaseException:
+                node.close()
+                raise
             self._completing_at[cq] = self.max_wr
 
     @property
@@ -162,31 +154,19 @@ class SharedReceiveQueue(Resource["h.ibv_srq"]):
         not posted; those before it are.
         """
         array, pointer = self._array, self.pointer
-        try:
-            pack_recvs(array, requests)
-        except (struct.error, TypeError, AttributeError) as error:
-            raise not_packed(repr(self), error, requests) from None
+        pack_recvs(array, requests, repr(self))
         code = lib.aiordma_post_recv(
             ffi.NULL, pointer, array.recvs, len(requests), array.sges, array.posted
         )
         if code:
             done = array.posted[0]
-            raise self._post_error(code, done, requests[done:])
+            why = request_reason(requests[done:], self.max_sge, "max_sge")
+            where = f"{self!r} on {self.context.name}"
+            raise post_error("ibv_post_srq_recv", code, done, where, why=why)
 
     def recv_batch(self) -> ReceiveBatch:
         """A scope that collects receives and posts them at its end with one call of C."""
         return ReceiveBatch(self.post_recv)
-
-    def _post_error(
-        self, code: int, bad_index: int, requests: Sequence[ReceiveWorkRequest]
-    ) -> PostError:
-        verb, where = "ibv_post_srq_recv", f"{self!r} on {self.context.name}"
-        why = request_reason(Limits(self.max_sge, "max_sge"), requests)
-        where = f"{why}; {where}" if why else where
-        if code == errno.ENOMEM and not why:
-            return QueueFullError(verb, bad_index, where)
-        # Some providers return -1, though ibv_post_srq_recv(3) allows only errno values.
-        return PostError(code if code > 0 else errno.EINVAL, verb, bad_index, where)
 
     def _details(self) -> str:
         return f"of {self.max_wr} receives with {self.max_sge} pieces"
@@ -237,11 +217,7 @@ def create_srq(
     node = Node("SharedReceiveQueue", pointer, calls.ibv_destroy_srq, parents)
     srq = SharedReceiveQueue(pd, node, attr.attr.max_sge)
     if cq is not None:
-        try:
-            srq._complete_at(cq)
-        except BaseException:
-            node.close()
-            raise
+        srq._complete_at(cq, node)
     return srq
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -110,6 +111,10 @@ def one_piece(addr: int, length: int, lkey: int) -> tuple[ScatterGatherElement, 
     return (ScatterGatherElement(addr, length, lkey),) if length != 0 else ()
 
 
+NOT_PACKED = (struct.error, TypeError, AttributeError)
+"""What packing raises for wrong requests; the caller raises what `not_packed` makes of it."""
+
+
 def not_packed(
     label: str, error: Exception, requests: Sequence[SendWorkRequest | ReceiveWorkRequest]
 ) -> Exception:
@@ -212,14 +217,17 @@ def pack_sends(array: RequestArray, requests: Sequence[SendWorkRequest]) -> None
         entry = _pack_pieces(array, entry, wr.sges)
 
 
-def pack_recvs(array: RequestArray, requests: Sequence[ReceiveWorkRequest]) -> None:
-    """Into ``array``."""
-    array.make_room(len(requests), sum(len(wr.sges) for wr in requests))
-    recvs = array.recvs_bytes
-    entry = 0
-    for index, wr in enumerate(requests):
-        RECV.pack_into(recvs, index * RECV.size, wr.wr_id, entry, len(wr.sges))
-        entry = _pack_pieces(array, entry, wr.sges)
+def pack_recvs(array: RequestArray, requests: Sequence[ReceiveWorkRequest], label: str) -> None:
+    """Into ``array``; errors as of :func:`not_packed`, for the queue ``label``."""
+    try:
+        array.make_room(len(requests), sum(len(wr.sges) for wr in requests))
+        recvs = array.recvs_bytes
+        entry = 0
+        for index, wr in enumerate(requests):
+            RECV.pack_into(recvs, index * RECV.size, wr.wr_id, entry, len(wr.sges))
+            entry = _pack_pieces(array, entry, wr.sges)
+    except NOT_PACKED as error:
+        raise not_packed(label, error, requests) from None
 
 
 def _pack_pieces(array: RequestArray, entry: int, pieces: Sequence[ScatterGatherElement]) -> int:

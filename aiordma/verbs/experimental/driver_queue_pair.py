@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import errno
-import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from aiordma._native import RequestArray, failure, ffi, lib
-from aiordma.errors import PostError, UnsupportedError, VerbsError
+from aiordma.errors import UnsupportedError, VerbsError
 
 from .._cq.completion import hold_room
 from .._device.enums import WROpcode
 from .._device.resource import Node, Resource
-from .._qp.qp_attributes import (
-    QUERY_ALL,
-    QPAttributes,
-    QPCapabilities,
-    QPChanges,
-    fill,
-    resets,
-)
+from .._qp.post_failures import post_error
+from .._qp.qp_attributes import QPAttributes, QPCapabilities, QPChanges, fill, query, resets
+from .._qp.qp_creation import QPOptions, init_attr_ex, init_members
 from .._qp.transport_rules import SendOps
-from .._qp.work_request import ReceiveWorkRequest, SendWorkRequest, pack_recvs
+from .._qp.work_request import (
+    NOT_PACKED,
+    ReceiveWorkRequest,
+    SendWorkRequest,
+    not_packed,
+    pack_recvs,
+    pack_sends,
+)
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -35,32 +35,22 @@ if TYPE_CHECKING:
 DRIVER = 0xFF
 """IBV_QPT_DRIVER."""
 
-# enum ibv_qp_init_attr_mask
-_PD, _SEND_OPS = 1 << 0, 1 << 6
 
-
-def init_attr_ex(
+def init_attr(
     pd: ProtectionDomain,
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
     capabilities: QPCapabilities,
     send_ops: SendOps,
-    sq_sig_all: bool,
+    sq_sig_all: bool = False,
+    srq: Resource[h.ibv_srq] | None = None,
 ) -> h.ibv_qp_init_attr_ex:
     """``struct ibv_qp_init_attr_ex`` for a queue pair of type DRIVER."""
-    attr = ffi.new("struct ibv_qp_init_attr_ex *")
-    attr.qp_type = DRIVER
-    attr.send_cq, attr.recv_cq = send_cq.pointer, recv_cq.pointer
-    attr.sq_sig_all = int(sq_sig_all)
-    attr.comp_mask, attr.pd = _PD, pd.pointer
-    if send_ops:
-        attr.comp_mask |= _SEND_OPS
-        attr.send_ops_flags = int(send_ops)
+    members = init_members(send_cq, recv_cq, capabilities, DRIVER, sq_sig_all, srq)
     try:
-        capabilities.write(attr)
+        return init_attr_ex(pd, members, QPOptions(send_ops))
     except OverflowError as error:
         raise ValueError(f"a queue pair with {capabilities}: {error}") from None
-    return attr
 
 
 class DriverQueuePair(Resource["h.ibv_qp"]):
@@ -109,21 +99,16 @@ class DriverQueuePair(Resource["h.ibv_qp"]):
 
     def query(self) -> QPAttributes:
         """The attributes as the device has them now: ibv_query_qp(3)."""
-        attr = ffi.new("struct ibv_qp_attr *")
-        init = ffi.new("struct ibv_qp_init_attr *")
-        self.context.library.calls.ibv_query_qp(self.pointer, attr, QUERY_ALL, init)
-        return QPAttributes.read(attr)
+        return query(self.context, self.pointer)
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
         """Post receives in order. PostError tells by ``bad_index`` the first that was not."""
-        array = RequestArray()
-        pack_recvs(array, requests)
-        pointer = self.pointer
+        array, pointer = RequestArray(), self.pointer
+        pack_recvs(array, requests, self._label())
         code = lib.aiordma_post_recv(
             pointer, ffi.NULL, array.recvs, len(requests), array.sges, array.posted
         )
-        if code:
-            raise self._post_error("ibv_post_recv", code, array.posted[0])
+        self._check("ibv_post_recv", code, array.posted[0])
 
     def _post_to(
         self,
@@ -131,41 +116,28 @@ class DriverQueuePair(Resource["h.ibv_qp"]):
         ah: AddressHandle,
         remote_number: int,
         remote_key: int,
-        dc: h.mlx5dv_qp_ex | None = None,
+        dc: h.mlx5dv_qp_ex | h.Null = ffi.NULL,
     ) -> None:
-        """Post one request to a peer that it names itself."""
+        """Post one request to a peer that it names."""
         if wr.opcode not in _OPERATIONS:
             raise UnsupportedError(
                 f"{WROpcode(wr.opcode).name} on a {self._label()}",
                 device=self.context.name,
                 verb="ibv_wr_start",
             )
-        array = RequestArray()
+        array, qp = RequestArray(), self.context.library.calls.ibv_qp_to_qp_ex(self.pointer)
         try:
-            pack_recvs(array, [ReceiveWorkRequest(0, wr.sges)])  # its pieces
+            pack_sends(array, [wr])
             code = lib.aiordma_post_addressed(
-                self.context.library.calls.ibv_qp_to_qp_ex(self.pointer),
-                dc or ffi.NULL,
-                wr.wr_id,
-                wr.opcode,
-                wr.send_flags,
-                wr.imm_data,
-                wr.remote_addr,
-                wr.rkey,
-                array.sges,
-                len(wr.sges),
-                ah.pointer,
-                remote_number,
-                remote_key,
+                qp, dc, array.sends, array.sges, ah.pointer, remote_number, remote_key
             )
-        except (OverflowError, struct.error) as error:
-            raise ValueError(f"a number that does not fit its field: {error}") from None
-        if code:
-            raise self._post_error("ibv_wr_complete", code, 0)
+        except (OverflowError, *NOT_PACKED) as error:
+            raise not_packed(self._label(), error, [wr]) from None
+        self._check("ibv_wr_complete", code, 0)
 
-    def _post_error(self, verb: str, code: int, bad_index: int) -> PostError:
-        where = f"{self!r} on {self.context.name}"
-        return PostError(code if code > 0 else errno.EINVAL, verb, bad_index, where)
+    def _check(self, verb: str, code: int, done: int) -> None:
+        if code:
+            raise post_error(verb, code, done, f"{self!r} on {self.context.name}")
 
     def _label(self) -> str:
         return f"{type(self).__name__} {self.qp_num:#x}"

@@ -20,7 +20,7 @@ from .._device.enums import QPState
 from .._qp.qp_attributes import QPCapabilities
 from .._qp.transport_rules import SendOps
 from .._qp.work_request import SendWorkRequest
-from .driver_queue_pair import DriverQueuePair, init_attr_ex
+from .driver_queue_pair import DriverQueuePair, init_attr
 
 if TYPE_CHECKING:
     from .._cq.completion import CompletionQueue
@@ -111,9 +111,8 @@ def create_srd_qp(
     UnsupportedError where the device is no EFA device, or the library is missing.
     """
     recv_cq = recv_cq or send_cq
-    attr = init_attr_ex(
-        pd, send_cq, recv_cq, capabilities or QPCapabilities(), send_ops, sq_sig_all
-    )
+    wanted = capabilities or QPCapabilities()
+    attr = init_attr(pd, send_cq, recv_cq, wanted, send_ops, sq_sig_all)
     efa = ffi.new("struct efadv_qp_init_attr *")
     efa.driver_qp_type = _SRD
     with pd.context._offering(_NEEDS):

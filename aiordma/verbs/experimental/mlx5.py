@@ -19,7 +19,7 @@ from aiordma._native import ffi
 from .._qp.qp_attributes import QPCapabilities
 from .._qp.transport_rules import SendOps
 from .._qp.work_request import SendWorkRequest
-from .driver_queue_pair import DriverQueuePair, init_attr_ex
+from .driver_queue_pair import DriverQueuePair, init_attr
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -73,7 +73,7 @@ def create_dc_initiator(
     UnsupportedError where the device is no mlx5 device, or the library is missing.
     """
     wanted = capabilities or QPCapabilities(max_recv_wr=0, max_recv_sge=0)
-    attr = init_attr_ex(pd, send_cq, send_cq, wanted, send_ops, sq_sig_all)
+    attr = init_attr(pd, send_cq, send_cq, wanted, send_ops, sq_sig_all)
     pointer = _create(pd, attr, _DCI, 0)
     return DCInitiator(pd, pointer, send_cq, send_cq, attr)
 
@@ -86,8 +86,7 @@ def create_dc_target(
     ``access_key`` is the 64-bit key that initiators must know. UnsupportedError where the device
     is no mlx5 device, or the library is missing.
     """
-    attr = init_attr_ex(pd, cq, cq, QPCapabilities(0, 0, 0, 0, 0), SendOps.NONE, False)
-    attr.srq = srq.pointer
+    attr = init_attr(pd, cq, cq, QPCapabilities(0, 0, 0, 0, 0), SendOps.NONE, srq=srq)
     pointer = _create(pd, attr, _DCT, access_key)
     return DCTarget(pd, pointer, cq, cq, attr, srq)
 

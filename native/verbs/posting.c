@@ -1,6 +1,5 @@
-/* Work for the send queue, many requests per call from Python: by ibv_post_send, or by the ibv_wr_* builders
- * where the queue pair was created for them (ibv_wr_post(3)).  Both take the same array.
- */
+/* Work for send queues and receive queues, many requests per call from Python.  Sends go by ibv_post_send, or by
+ * the ibv_wr_* builders where the queue pair was created for them (ibv_wr_post(3)); both take the same array. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <string.h>
@@ -168,16 +167,29 @@ static int build_flush(struct ibv_qp_ex *qp, const struct aiordma_send *send)
 	return 0;
 }
 
-static int set_peer(struct ibv_qp_ex *qp, const struct aiordma_send *send)
+/* The peer of one request on a queue pair of a single vendor's kind. */
+struct peer {
+	struct mlx5dv_qp_ex *dc;
+	struct ibv_ah *ah;
+	uint32_t number;
+	uint64_t key;
+};
+
+static int set_peer(struct ibv_qp_ex *qp, const struct aiordma_send *send, const struct peer *peer)
 {
-	if (qp->qp_base.qp_type == IBV_QPT_UD)
+	if (peer && peer->dc)
+		peer->dc->wr_set_dc_addr(peer->dc, peer->ah, peer->number, peer->key);
+	else if (peer)
+		BUILD(wr_set_ud_addr, peer->ah, peer->number, (uint32_t)peer->key);
+	else if (qp->qp_base.qp_type == IBV_QPT_UD)
 		BUILD(wr_set_ud_addr, pointer(send->ah), send->remote_qpn, send->remote_qkey);
 	else if (qp->qp_base.qp_type == IBV_QPT_XRC_SEND)
 		BUILD(wr_set_xrc_srqn, send->remote_srqn);
 	return 0;
 }
 
-static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const struct ibv_sge *sges)
+static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const struct ibv_sge *sges,
+		 const struct peer *peer)
 {
 	struct ibv_mw_bind_info info;
 	int rc;
@@ -233,21 +245,21 @@ static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const st
 		return 0;
 	case IBV_WR_FLUSH:
 		rc = build_flush(qp, send);
-		return rc ? rc : set_peer(qp, send);
+		return rc ? rc : set_peer(qp, send, peer);
 	default:
 		return EOPNOTSUPP;
 	}
-	rc = set_peer(qp, send);
+	rc = set_peer(qp, send, peer);
 	return rc ? rc : set_data(qp, send, sges);
 }
 
 /* All or nothing: wr_complete either takes everything since wr_start or drops it. */
 static int post_built(struct ibv_qp_ex *qp, const struct aiordma_send *sends, uint32_t count,
-		      const struct ibv_sge *sges, uint32_t *posted)
+		      const struct ibv_sge *sges, const struct peer *peer, uint32_t *posted)
 {
 	qp->wr_start(qp);
 	for (uint32_t i = 0; i < count; i++) {
-		int rc = build(qp, &sends[i], sges);
+		int rc = build(qp, &sends[i], sges, peer);
 		if (rc) {
 			qp->wr_abort(qp);
 			return rc;
@@ -259,13 +271,55 @@ static int post_built(struct ibv_qp_ex *qp, const struct aiordma_send *sends, ui
 	return rc;
 }
 
-/* ---- both ---------------------------------------------------------------------------------- */
+/* ---- sends --------------------------------------------------------------------------------- */
 
 int aiordma_post_send(struct ibv_qp *qp, struct ibv_qp_ex *extended,
 		      const struct aiordma_send *sends, uint32_t count, const struct ibv_sge *sges,
 		      uint32_t *posted)
 {
 	*posted = 0;
-	return extended ? post_built(extended, sends, count, sges, posted)
+	return extended ? post_built(extended, sends, count, sges, NULL, posted)
 			: post_chains(qp, sends, count, sges, posted);
+}
+
+int aiordma_post_addressed(struct ibv_qp_ex *qp, struct mlx5dv_qp_ex *dc,
+			   const struct aiordma_send *send, const struct ibv_sge *sges,
+			   struct ibv_ah *ah, uint32_t number, uint64_t key)
+{
+	const struct peer peer = {.dc = dc, .ah = ah, .number = number, .key = key};
+	uint32_t posted;
+
+	return post_built(qp, send, 1, sges, &peer, &posted);
+}
+
+/* ---- receives ------------------------------------------------------------------------------- */
+
+int aiordma_post_recv(struct ibv_qp *qp, struct ibv_srq *srq, const struct aiordma_recv *recvs,
+		      uint32_t count, const struct ibv_sge *sges, uint32_t *posted)
+{
+	*posted = 0;
+	while (*posted < count) {
+		struct ibv_recv_wr chain[BLOCK];
+		struct ibv_recv_wr *bad = NULL;
+		uint32_t length = count - *posted < BLOCK ? count - *posted : BLOCK;
+
+		for (uint32_t i = 0; i < length; i++) {
+			const struct aiordma_recv *recv = &recvs[*posted + i];
+
+			chain[i] = (struct ibv_recv_wr){
+				.wr_id = recv->wr_id,
+				.next = i + 1 < length ? &chain[i + 1] : NULL,
+				.sg_list = (struct ibv_sge *)&sges[recv->first_sge],
+				.num_sge = (int)recv->num_sge,
+			};
+		}
+		int rc = srq ? srq->context->ops.post_srq_recv(srq, chain, &bad)
+			     : qp->context->ops.post_recv(qp, chain, &bad);
+		if (rc) {
+			*posted += bad ? (uint32_t)(bad - chain) : 0;
+			return rc;
+		}
+		*posted += length;
+	}
+	return 0;
 }
