@@ -292,6 +292,13 @@ def cq(context: verbs.Context) -> Iterator[verbs.CompletionQueue]:
         yield cq
 
 
+@pytest.fixture
+def qp(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> Iterator[verbs.QueuePair]:
+    """A reliable one, in RESET."""
+    with pd.create_qp(cq) as qp:
+        yield qp
+
+
 @pytest.fixture(scope="session")
 def host(device: verbs.Device) -> str:
     """An IP address at which this machine reaches the device."""
@@ -324,6 +331,39 @@ class End:
     def completion(self) -> verbs.WorkCompletion:
         """The next completion."""
         return self.completions(1)[0]
+
+    def sge(self, offset: int = 0, length: int = 8) -> verbs.ScatterGatherElement:
+        """A piece of its memory."""
+        return verbs.ScatterGatherElement(self.mr.addr + offset, length, self.mr.lkey)
+
+    def post_recv(self, wr_id: int = 1, length: int = 64) -> None:
+        """Post a receive of its first bytes."""
+        self.qp.post_recv([verbs.ReceiveWorkRequest(wr_id, [self.sge(0, length)])])
+
+    def post(
+        self,
+        opcode: verbs.WROpcode,
+        peer: End | None = None,
+        length: int = 8,
+        *,
+        wr_id: int = 1,
+        flags: int = verbs.SendFlags.SIGNALED,
+        rkey: int | None = None,
+        imm_data: int = 0,
+    ) -> None:
+        """Post a request of its first bytes, and with ``peer`` of that one's."""
+        there, key = (peer.mr.addr, peer.mr.rkey) if peer is not None else (0, 0)
+        self.qp.post_send_one(
+            wr_id,
+            opcode,
+            flags,
+            self.mr.addr,
+            length,
+            self.mr.lkey,
+            there,
+            key if rkey is None else rkey,
+            imm_data,
+        )
 
 
 ConnectedPair = Callable[..., tuple[End, End]]

@@ -14,7 +14,6 @@ from aiordma.verbs import (
     BindInfo,
     MWType,
     QPCapabilities,
-    ScatterGatherElement,
     SendOps,
     WCFlags,
     WCOpcode,
@@ -35,10 +34,6 @@ def connected_pair(request: pytest.FixtureRequest, connected_pair: ConnectedPair
     return partial(connected_pair, send_ops=request.param)
 
 
-def sge(end: End, offset: int = 0, length: int = 64) -> ScatterGatherElement:
-    return ScatterGatherElement(end.mr.addr + offset, length, end.mr.lkey)
-
-
 def test_every_operation(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(QPCapabilities(max_send_sge=2, max_inline_data=64))
     one.mr.buf[:8] = b"0123abcd"
@@ -46,31 +41,33 @@ def test_every_operation(connected_pair: ConnectedPair) -> None:
     two.mr.buf[4096:4104] = (40).to_bytes(8, "little")
     with two.qp.recv_batch() as receives:
         for wr_id in range(3):
-            receives.recv([sge(two, 256 * wr_id)], wr_id=wr_id)
+            receives.recv([two.sge(256 * wr_id, 64)], wr_id=wr_id)
         receives.recv(wr_id=3)
     there, rkey = two.mr.addr, two.mr.rkey
     with one.qp.batch() as batch:
-        batch.send([sge(one, 0, 4)], wr_id=10, signaled=False)
-        batch.send([sge(one, 4, 4), sge(one, 0, 4)], wr_id=11, imm=0x11223344)
-        batch.send([sge(one, 0, 2), sge(one, 6, 2)], wr_id=12, inline=True, solicited=True)
-        batch.write([sge(one, 0, 8)], there + 1024, rkey, wr_id=13)
-        batch.write([sge(one, 0, 8)], there + 1032, rkey, wr_id=14, imm=7, inline=True)
-        batch.read([sge(one, 512, 8)], there + 2048, rkey, wr_id=15)
-        batch.fetch_and_add(sge(one, 520, 8), there + 4096, rkey, 2, wr_id=16)
-        batch.compare_and_swap(sge(one, 528, 8), there + 4096, rkey, 42, 5, wr_id=17)
-        batch.write([sge(one, 512, 8)], there + 1040, rkey, wr_id=18, fence=True)
+        batch.send([one.sge(0, 4)], wr_id=10, signaled=False)
+        batch.send([one.sge(4, 4), one.sge(0, 4)], wr_id=11, imm=0x11223344)
+        batch.send([one.sge(0, 2), one.sge(6, 2)], wr_id=12, inline=True, solicited=True)
+        batch.write([one.sge()], there + 1024, rkey, wr_id=13)
+        batch.write([one.sge()], there + 1032, rkey, wr_id=14, imm=7, inline=True)
+        batch.read([one.sge(512)], there + 2048, rkey, wr_id=15)
+        batch.fetch_and_add(one.sge(520), there + 4096, rkey, 2, wr_id=16)
+        batch.compare_and_swap(one.sge(528), there + 4096, rkey, 42, 5, wr_id=17)
+        batch.write([one.sge(512)], there + 1040, rkey, wr_id=18, fence=True)
         assert len(batch) == 9
         assert one.cq.poll() == two.cq.poll() == []  # nothing has been posted yet
     done = one.completions(8)
     assert [wc.wr_id for wc in done] == [11, 12, 13, 14, 15, 16, 17, 18]
-    assert [wc.opcode for wc in done[4:7]] == [
-        WCOpcode.RDMA_READ, WCOpcode.FETCH_ADD, WCOpcode.COMP_SWAP,
+    assert [wc.opcode for wc in done] == [
+        WCOpcode.SEND, WCOpcode.SEND, WCOpcode.RDMA_WRITE, WCOpcode.RDMA_WRITE, WCOpcode.RDMA_READ,
+        WCOpcode.FETCH_ADD, WCOpcode.COMP_SWAP, WCOpcode.RDMA_WRITE,
     ]  # fmt: skip
     received = two.completions(4)
     assert [(wc.wr_id, wc.byte_len, wc.imm_data) for wc in received[:3]] == [
         (0, 4, None), (1, 8, 0x11223344), (2, 4, None),
     ]  # fmt: skip
     assert (received[3].opcode, received[3].imm_data) == (WCOpcode.RECV_RDMA_WITH_IMM, 7)
+    assert received[3].byte_len == 8
     assert received[3].wc_flags & WCFlags.WITH_IMM
     here = one.mr.buf
     assert bytes(two.mr.buf[:4]) == b"0123"
@@ -81,6 +78,7 @@ def test_every_operation(connected_pair: ConnectedPair) -> None:
     assert int.from_bytes(here[520:528], "little") == 40
     assert int.from_bytes(here[528:536], "little") == 42
     assert int.from_bytes(two.mr.buf[4096:4104], "little") == 5
+    assert one.cq.poll() == two.cq.poll() == []  # of a plain write the peer notices nothing
 
 
 WINDOWS = SendOps.BIND_MW | SendOps.LOCAL_INV | SendOps.SEND_WITH_INV
@@ -106,7 +104,7 @@ def test_windows(
         assert [wc.opcode for wc in owner.completions(2)] == [WCOpcode.BIND_MW, WCOpcode.SEND]
         assert peer.completion().imm_data == first
         with peer.qp.batch() as batch:
-            batch.write([sge(peer, 0, 8)], mr.addr + 64, first, wr_id=5, signaled=False)
+            batch.write([peer.sge()], mr.addr + 64, first, wr_id=5, signaled=False)
             batch.send(invalidate=first, wr_id=6)
         assert peer.completion().wr_id == 6
         ended = owner.completion()
@@ -122,7 +120,7 @@ def test_windows(
             batch.invalidate(second, wr_id=8)
         assert [wc.opcode for wc in owner.completions(2)] == [WCOpcode.BIND_MW, WCOpcode.LOCAL_INV]
         with peer.qp.batch() as batch:
-            batch.write([sge(peer, 0, 8)], mr.addr + 64, second, wr_id=9)
+            batch.write([peer.sge()], mr.addr + 64, second, wr_id=9)
         assert peer.completion().status is WCStatus.REM_ACCESS_ERR
         owner.qp.close()
 
@@ -133,13 +131,13 @@ def test_an_exception_drops_all(pair: tuple[End, End]) -> None:
 
     def fail() -> None:
         with one.qp.batch() as batch:
-            batch.write([sge(one, 0, 4)], two.mr.addr, two.mr.rkey, wr_id=1)
+            batch.write([one.sge(0, 4)], two.mr.addr, two.mr.rkey, wr_id=1)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
     with one.qp.batch() as batch:
-        batch.write([sge(one, 0, 4)], two.mr.addr + 8, two.mr.rkey, wr_id=2)
+        batch.write([one.sge(0, 4)], two.mr.addr + 8, two.mr.rkey, wr_id=2)
     assert one.completion().wr_id == 2
     assert bytes(two.mr.buf[:12]) == bytes(8) + b"bad!"
     assert one.qp.free_send_slots == one.qp.capabilities.max_send_wr
@@ -150,13 +148,13 @@ def test_nothing_of_a_wrong_batch_is_posted(pair: tuple[End, End]) -> None:
 
     def misaligned() -> None:
         with one.qp.batch() as batch:
-            batch.write([sge(one, 0, 4)], two.mr.addr, two.mr.rkey)
-            batch.fetch_and_add(sge(one, 0, 8), two.mr.addr + 4, two.mr.rkey, 1)
+            batch.write([one.sge(0, 4)], two.mr.addr, two.mr.rkey)
+            batch.fetch_and_add(one.sge(), two.mr.addr + 4, two.mr.rkey, 1)
 
     def too_many() -> None:
         with one.qp.batch() as batch:
             for wr_id in range(one.qp.capabilities.max_send_wr + 1):
-                batch.write([sge(one, 0, 4)], two.mr.addr, two.mr.rkey, wr_id=wr_id)
+                batch.write([one.sge(0, 4)], two.mr.addr, two.mr.rkey, wr_id=wr_id)
 
     with pytest.raises(ValueError, match="not a multiple of 8"):
         misaligned()

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiordma import verbs
-from aiordma.verbs import SendFlags, WROpcode
+from aiordma.verbs import WROpcode
 
 if TYPE_CHECKING:
     from tests.conftest import ConnectedPair, End
 
 
 def send(one: End, two: End, wr_id: int = 1) -> None:
-    two.qp.post_recv_one(wr_id, two.mr.addr, 64, two.mr.lkey)
-    one.qp.post_send_one(wr_id, WROpcode.SEND, SendFlags.SIGNALED, one.mr.addr, 8, one.mr.lkey)
+    two.post_recv(wr_id, 64)
+    one.post(WROpcode.SEND, wr_id=wr_id)
 
 
 @pytest.mark.parametrize("spin", [0.0, 0.001, math.inf], ids=["events", "adaptive", "busy"])

@@ -63,14 +63,6 @@ def test_a_queue_that_cannot_grow(
         qp.close()
 
 
-def test_one_queue_for_both_directions_is_asked_once(
-    context: verbs.Context, pd: verbs.ProtectionDomain
-) -> None:
-    with context.create_cq(1) as cq:
-        qp = pd.create_qp(cq, capabilities=QPCapabilities(max_send_wr=40, max_recv_wr=40))
-        assert cq.reserved == qp.capabilities.max_send_wr + qp.capabilities.max_recv_wr
-
-
 def test_a_dropped_queue_pair_still_counts(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:

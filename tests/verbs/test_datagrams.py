@@ -217,18 +217,6 @@ def test_without_a_receive_it_is_dropped(peers: tuple[Peer, Peer], way: Destinat
     assert one.completion().ok
 
 
-def test_to_itself(peers: tuple[Peer, Peer]) -> None:
-    one, _ = peers
-    one.mr.buf[:2] = b"me"
-    one.receive(1)
-    destination = one.qp.destination(one.endpoint, one.endpoint)
-    with destination.ah:
-        with one.qp.batch() as batch:
-            batch.send([one.piece(2)], to=destination, wr_id=2)
-        received = next(wc for wc in one.completions(2) if wc.wr_id == 1)
-    assert one.payload(received) == b"me"
-
-
 def test_an_address_handle_with_every_knob(pd: verbs.ProtectionDomain) -> None:
     gid = pd.context.choose_gid()
     vector = AddressVector(

@@ -26,17 +26,8 @@ TIMES = WCFields.WITH_COMPLETION_TIMESTAMP | WCFields.WITH_COMPLETION_TIMESTAMP_
 def write(one: End, two: End, imm: int | None = None, *, rkey: int | None = None) -> None:
     """8 bytes into the other's memory; with immediate data, which uses up a receive there."""
     two.qp.post_recv_one(7, 0, 0, 0)
-    one.qp.post_send_one(
-        5,
-        WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM,
-        SendFlags.SIGNALED,
-        one.mr.addr,
-        8,
-        one.mr.lkey,
-        two.mr.addr,
-        two.mr.rkey if rkey is None else rkey,
-        imm or 0,
-    )
+    opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
+    one.post(opcode, two, wr_id=5, rkey=rkey, imm_data=imm or 0)
 
 
 def test_the_device_chooses(context: verbs.Context) -> None:
@@ -70,10 +61,9 @@ def test_a_field_that_the_device_cannot_tell_is_named(
 
 
 def test_classic_queues_have_no_options(context: verbs.Context) -> None:
-    with pytest.raises(ValueError, match="are for extended completion queues"):
-        context.create_cq(16, extended=False, fields=WCFields.WITH_QP_NUM)
-    with pytest.raises(ValueError, match="are for extended completion queues"):
-        context.create_cq(16, extended=False, flags=CQFlags.IGNORE_OVERRUN)
+    for option in ({"fields": WCFields.WITH_QP_NUM}, {"flags": CQFlags.IGNORE_OVERRUN}):
+        with pytest.raises(ValueError, match="are for extended completion queues"):
+            context.create_cq(16, extended=False, **option)
 
 
 def test_a_vector_that_is_not_there(context: verbs.Context) -> None:

@@ -33,7 +33,7 @@ class Member(End):
     """A datagram queue pair in RTS."""
 
     def receive(self, wr_id: int) -> None:
-        self.qp.post_recv_one(wr_id, self.mr.addr, 1024, self.mr.lkey)
+        self.post_recv(wr_id, 1024)
 
     def send(self, vector: AddressVector, qpn: int, data: bytes) -> None:
         self.mr.buf[1024 : 1024 + len(data)] = data

@@ -114,12 +114,9 @@ def test_raw_packets(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> N
 
 
 @pytest.mark.needs("ECE")
-def test_enhanced_connection_establishment(
-    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
-) -> None:
+def test_enhanced_connection_establishment(qp: verbs.QueuePair) -> None:
     """What the device offers can be asked of it."""
-    with pd.create_qp(cq) as qp:
-        qp.set_ece(qp.query_ece())
+    qp.set_ece(qp.query_ece())
 
 
 @pytest.mark.needs("rate limits")
@@ -127,6 +124,6 @@ def test_rate_limits(pair: tuple[End, End]) -> None:
     pair[0].qp.modify_rate_limit(RateLimit(1_000_000, max_burst_sz=4096))
 
 
-def test_rate_limits_out_of_range(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
-    with pd.create_qp(cq) as qp, pytest.raises(ValueError, match=r"RateLimit\.rate_limit is"):
+def test_rate_limits_out_of_range(qp: verbs.QueuePair) -> None:
+    with pytest.raises(ValueError, match=r"RateLimit\.rate_limit is"):
         qp.modify_rate_limit(RateLimit(-1))

@@ -97,7 +97,7 @@ def star(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterator[Star]:
 
 def send(end: End, data: bytes, wr_id: int = 1) -> None:
     end.mr.buf[: len(data)] = data
-    end.qp.post_send_one(wr_id, WROpcode.SEND, SIGNALED, end.mr.addr, len(data), end.mr.lkey)
+    end.post(WROpcode.SEND, length=len(data), wr_id=wr_id)
 
 
 # --- the object --------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from aiordma.errors import UnsupportedError
 from aiordma.verbs import (
     QPCapabilities,
     QPType,
-    ScatterGatherElement,
     SendFlags,
     SendOps,
     SendWorkRequest,
@@ -99,10 +98,6 @@ def test_operations_for_the_builders() -> None:
 # --- on the device: nothing of this reaches it -------------------------------------------------
 
 
-def sge(end: End, length: int = 8) -> ScatterGatherElement:
-    return ScatterGatherElement(end.mr.addr, length, end.mr.lkey)
-
-
 @pytest.mark.parametrize(
     ("opcode", "flags"),
     [
@@ -118,12 +113,7 @@ def test_flags_that_an_operation_cannot_have(
 ) -> None:
     one, two = pair
     with pytest.raises(ValueError, match=rf"{opcode.name} on a RC .*{flags.name}"):
-        one.qp.post_send_one(
-            1, opcode, flags, one.mr.addr, 8, one.mr.lkey, two.mr.addr, two.mr.rkey
-        )
-    request = SendWorkRequest(1, opcode, [sge(one)], flags, remote_addr=two.mr.addr)
-    with pytest.raises(ValueError, match="cannot have"):
-        one.qp.post_send([request])
+        one.post(opcode, two, flags=flags)
 
 
 def test_checksums_are_a_capability(pair: tuple[End, End]) -> None:
@@ -141,9 +131,6 @@ def test_atomics_are_eight_aligned_bytes(
 ) -> None:
     one, two = pair
     there = two.mr.addr + offset
-    request = SendWorkRequest(1, opcode, [sge(one, length)], remote_addr=there, rkey=two.mr.rkey)
-    with pytest.raises(ValueError, match=message):
-        one.qp.post_send([request])
     with pytest.raises(ValueError, match=message):
         one.qp.post_send_one(
             1, opcode, SIGNALED, one.mr.addr, length, one.mr.lkey, there, two.mr.rkey
@@ -156,8 +143,6 @@ def test_there_is_no_such_operation(pair: tuple[End, End], opcode: int) -> None:
     one, _ = pair
     with pytest.raises(ValueError, match=f"no operation {opcode}"):
         one.qp.post_send_one(1, opcode, 0, 0, 0, 0)
-    with pytest.raises(ValueError, match=f"no operation {opcode}"):
-        one.qp.post_send([SendWorkRequest(1, opcode)])
 
 
 def test_atomic_writes_need_the_builders(pair: tuple[End, End]) -> None:
@@ -170,27 +155,16 @@ def test_atomic_writes_need_the_builders(pair: tuple[End, End]) -> None:
 def test_an_atomic_write(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(QPCapabilities(), send_ops=SendOps.ATOMIC_WRITE)
     one.mr.buf[:8] = b"at once!"
-    one.qp.post_send_one(
-        1,
-        WROpcode.ATOMIC_WRITE,
-        SIGNALED,
-        one.mr.addr,
-        8,
-        one.mr.lkey,
-        two.mr.addr + 64,
-        two.mr.rkey,
-    )
+    one.post(WROpcode.ATOMIC_WRITE, two)
     assert one.completion().opcode is WCOpcode.ATOMIC_WRITE
-    assert bytes(two.mr.buf[64:72]) == b"at once!"
+    assert bytes(two.mr.buf[:8]) == b"at once!"
 
 
 def test_only_what_the_builders_were_asked_for(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(QPCapabilities(), send_ops=SendOps.RDMA_WRITE)
     with pytest.raises(ValueError, match=r"made without SendOps\.SEND: SEND cannot be posted"):
         one.qp.post_send_one(1, WROpcode.SEND, SIGNALED, 0, 0, 0)
-    one.qp.post_send_one(
-        2, WROpcode.RDMA_WRITE, SIGNALED, one.mr.addr, 8, one.mr.lkey, two.mr.addr, two.mr.rkey
-    )
+    one.post(WROpcode.RDMA_WRITE, two, wr_id=2)
     assert one.completion().wr_id == 2
 
 
