@@ -56,6 +56,19 @@ async def resolved(id: AsyncConnectionId, address: cm.Address) -> AsyncConnectio
     return id
 
 
+Connecting = asyncio.Task[cm.ConnectionEvent]
+
+
+@asynccontextmanager
+async def asking(
+    device_name: str, address: cm.Address, data: bytes = b""
+) -> AsyncIterator[tuple[AsyncConnectionId, Connecting]]:
+    """An id that asks a listener for a connection, with the task that waits for the answer."""
+    async with AsyncConnectionId(device_name) as id:
+        (await resolved(id, address)).create_qp()
+        yield id, asyncio.create_task(id.connect(cm.ConnectionParameters(data)))
+
+
 @dataclass
 class End:
     """A connected id, with receives of 64 bytes and as much memory to send from."""
@@ -159,20 +172,16 @@ async def test_a_disconnect_ends_what_waits_at_both_ends(
 
 async def test_a_request_wakes_the_task_that_wants_one(device_name: str, host: str) -> None:
     """Not one that waits for the listener's end."""
-    async with (
-        listening(device_name, host) as (listener, address),
-        AsyncConnectionId(device_name) as id,
-    ):
+    async with listening(device_name, host) as (listener, address):
         ending = asyncio.create_task(listener.wait_disconnected())
         await asyncio.sleep(0)
         taking = asyncio.create_task(listener.get_request())
         await asyncio.sleep(0)
-        (await resolved(id, address)).create_qp()
-        connecting = asyncio.create_task(id.connect())
-        async with asyncio.timeout(60):
-            (await taking).reject()
-        with pytest.raises(RejectedError):
-            await connecting
+        async with asking(device_name, address) as (_, connecting):
+            async with asyncio.timeout(60):
+                (await taking).reject()
+            with pytest.raises(RejectedError):
+                await connecting
         listener.close()
         with pytest.raises(BufferStateError):
             await ending
@@ -201,10 +210,8 @@ async def test_a_disconnect_before_the_connection_does_nothing(device_name: str,
 async def test_a_request_is_rejected_with_data(device_name: str, host: str) -> None:
     async with (
         listening(device_name, host) as (listener, address),
-        AsyncConnectionId(device_name) as id,
+        asking(device_name, address) as (_, connecting),
     ):
-        (await resolved(id, address)).create_qp()
-        connecting = asyncio.create_task(id.connect())
         (await listener.get_request()).reject(b"not today")
         with pytest.raises(RejectedError) as caught:
             await connecting
@@ -213,9 +220,7 @@ async def test_a_request_is_rejected_with_data(device_name: str, host: str) -> N
 
 async def test_a_request_is_rejected_whose_peer_has_given_up(device_name: str, host: str) -> None:
     async with listening(device_name, host) as (listener, address):
-        async with AsyncConnectionId(device_name) as id:
-            (await resolved(id, address)).create_qp()
-            connecting = asyncio.create_task(id.connect())
+        async with asking(device_name, address) as (_, connecting):
             request = await listener.get_request()
         with pytest.raises(BufferStateError):
             await connecting
@@ -232,10 +237,8 @@ async def test_a_request_is_rejected_whose_peer_has_given_up(device_name: str, h
 async def test_a_request_that_was_answered_is_not_accepted(device_name: str, host: str) -> None:
     async with (
         listening(device_name, host) as (listener, address),
-        AsyncConnectionId(device_name) as id,
+        asking(device_name, address) as (_, connecting),
     ):
-        (await resolved(id, address)).create_qp()
-        connecting = asyncio.create_task(id.connect())
         async with await listener.get_request() as request:
             request.create_qp()
             request.id.reject()
@@ -249,19 +252,17 @@ async def test_a_request_that_was_answered_is_not_accepted(device_name: str, hos
 async def test_no_listener(device_name: str, host: str) -> None:
     async with listening(device_name, host) as (_, address):
         pass
-    async with AsyncConnectionId(device_name) as id:
-        (await resolved(id, address)).create_qp()
+    async with asking(device_name, address) as (_, connecting):
         with pytest.raises(ConnectionManagerError):
-            await id.connect()
+            await connecting
 
 
 async def test_requests_beyond_the_backlog_are_rejected(device_name: str, host: str) -> None:
     async with listening(device_name, host, backlog=2) as (listener, address):
 
         async def ask() -> None:
-            async with AsyncConnectionId(device_name) as id:
-                (await resolved(id, address)).create_qp()
-                await id.connect()
+            async with asking(device_name, address) as (_, connecting):
+                await connecting
 
         tasks = [asyncio.create_task(ask()) for _ in range(3)]
         done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -276,9 +277,7 @@ async def test_requests_beyond_the_backlog_are_rejected(device_name: str, host: 
 async def test_a_peer_that_has_given_up_leaves_its_place(device_name: str, host: str) -> None:
     """In a full backlog, where the device tells: a card's driver does not before the accept."""
     async with listening(device_name, host, backlog=1) as (listener, address):
-        async with AsyncConnectionId(device_name) as id:
-            (await resolved(id, address)).create_qp()
-            connecting = asyncio.create_task(id.connect(cm.ConnectionParameters(b"first")))
+        async with asking(device_name, address, b"first") as (_, connecting):
             await until(lambda: bool(listener._requests))
             first = listener._requests[0]
             assert not first.id._withdrawn
@@ -288,9 +287,7 @@ async def test_a_peer_that_has_given_up_leaves_its_place(device_name: str, host:
         assert tells is (device_name == EMBEDDED)
         if tells:
             await until(lambda: first.id._withdrawn)
-        async with AsyncConnectionId(device_name) as id:
-            (await resolved(id, address)).create_qp()
-            connecting = asyncio.create_task(id.connect(cm.ConnectionParameters(b"second")))
+        async with asking(device_name, address, b"second") as (_, connecting):
             if not tells:
                 with pytest.raises(RejectedError):
                     await connecting
@@ -308,13 +305,12 @@ async def test_closing_wakes_what_waits(device_name: str, host: str) -> None:
     async with listening(device_name, host) as (listener, address):
         requests = [request async for request in closing_soon(listener)]
         assert requests == []
-    async with listening(device_name, host) as (listener, address):
-        id = AsyncConnectionId(device_name)
-        (await resolved(id, address)).create_qp()
-        connecting = asyncio.create_task(id.connect())
+    async with (
+        listening(device_name, host) as (listener, address),
+        asking(device_name, address) as (id, connecting),
+    ):
         ended = asyncio.create_task(id.wait_disconnected())
         (await listener.get_request()).close()
-        id.close()
         id.close()
         for task in (connecting, ended):
             with pytest.raises(BufferStateError):

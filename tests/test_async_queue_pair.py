@@ -92,6 +92,16 @@ async def test_every_operation(pd: verbs.ProtectionDomain, built: bool) -> None:
         assert int.from_bytes(one.mr.buf[24:32], "little") == 41
         await one.queue.compare_and_swap(one.piece(24), there + 8, rkey, 42, 5)
         assert int.from_bytes(two.mr.buf[8:16], "little") == 5
+        received = two.queue.recv_nowait([two.piece(64)])
+        posted = [
+            one.queue.write_nowait([one.piece()], there, rkey),
+            one.queue.read_nowait([one.piece(8)], there, rkey),
+            one.queue.send_nowait([one.piece()], imm=8),
+        ]
+        opcodes = [(await future).opcode for future in posted]
+        assert opcodes == [WCOpcode.RDMA_WRITE, WCOpcode.RDMA_READ, WCOpcode.SEND]
+        assert (await received).imm_data == 8
+        assert bytes(one.mr.buf[8:16]) == b"12345678"
 
 
 async def test_a_batch_is_one_await(pd: verbs.ProtectionDomain) -> None:
@@ -152,24 +162,6 @@ async def test_a_waiter_that_needs_more_room_is_not_overtaken(pd: verbs.Protecti
         assert order == ["half", "all", "one"]
         with pytest.raises(ValueError, match=f"has {size}"):
             await write("too many", size + 1)
-
-
-async def test_posted_at_once(pd: verbs.ProtectionDomain) -> None:
-    async with connected(pd) as (one, two):
-        one.mr.buf[:8] = b"12345678"
-        received = two.queue.recv_nowait([two.piece(64)])
-        posted = [
-            one.queue.write_nowait([one.piece()], two.mr.addr, two.mr.rkey),
-            one.queue.read_nowait([one.piece(8)], two.mr.addr, two.mr.rkey),
-            one.queue.send_nowait([one.piece()], imm=7),
-        ]
-        opcodes = [(await future).opcode for future in posted]
-        assert opcodes == [WCOpcode.RDMA_WRITE, WCOpcode.RDMA_READ, WCOpcode.SEND]
-        assert (await received).imm_data == 7
-        assert bytes(one.mr.buf[8:16]) == b"12345678"
-        one.queue.close()
-        with pytest.raises(BufferStateError):
-            one.queue.write_nowait([], 0, 0)
 
 
 async def test_failed_by_the_protocol(pd: verbs.ProtectionDomain) -> None:
@@ -454,6 +446,8 @@ async def test_closing_ends_every_wait(pd: verbs.ProtectionDomain) -> None:
         for use in (one.queue.send, one.queue.recv):
             with pytest.raises(BufferStateError, match="is closed"):
                 await use()
+        with pytest.raises(BufferStateError, match="is closed"):
+            one.queue.write_nowait([], 0, 0)
         assert one.queue.qp.closed
 
 

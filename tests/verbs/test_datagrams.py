@@ -23,7 +23,6 @@ from aiordma.verbs import (
     QPCapabilities,
     QPState,
     QPType,
-    ScatterGatherElement,
     SendFlags,
     SendOps,
     WCFlags,
@@ -50,8 +49,9 @@ class Peer(End):
     def receive(self, wr_id: int, length: int = 1024) -> None:
         self.qp.post_recv_one(wr_id, self.mr.addr + ROOM, length, self.mr.lkey)
 
-    def piece(self, length: int, offset: int = 0) -> ScatterGatherElement:
-        return ScatterGatherElement(self.mr.addr + offset, length, self.mr.lkey)
+    def send(self, length: int, to: Destination, wr_id: int = 0) -> None:
+        with self.qp.batch() as batch:
+            batch.send([self.sge(0, length)], to=to, wr_id=wr_id)
 
     @property
     def header(self) -> memoryview:
@@ -117,8 +117,7 @@ def test_a_message_has_a_header_in_front(peers: tuple[Peer, Peer], way: Destinat
     one, two = peers
     one.mr.buf[:5] = b"hello"
     two.receive(7)
-    with one.qp.batch() as batch:
-        batch.send([one.piece(5)], to=way, wr_id=8)
+    one.send(5, way, wr_id=8)
     assert (one.completion().wr_id, way.remote_qpn) == (8, two.qp.qp_num)
     received = two.completion()
     assert (received.wr_id, received.opcode) == (7, WCOpcode.RECV)
@@ -139,7 +138,7 @@ def test_immediate_inline_and_pieces(peers: tuple[Peer, Peer], way: Destination,
     one.mr.buf[:8] = b"abcdefgh"
     two.receive(1)
     with one.qp.batch() as batch:
-        batch.send([one.piece(3, 5), one.piece(2)], to=way, imm=imm, inline=True)
+        batch.send([one.sge(5, 3), one.sge(0, 2)], to=way, imm=imm, inline=True)
     one.mr.buf[:8] = bytes(8)
     received = two.completion()
     assert received.imm_data == imm
@@ -153,16 +152,14 @@ def test_the_way_back_from_a_completion(
     one, two = peers
     two.receive(1)
     one.receive(2)
-    with one.qp.batch() as batch:
-        batch.send([one.piece(4)], to=way)
+    one.send(4, way)
     asked = two.completion()
     two.mr.buf[:6] = b"answer"
     with pd.create_ah_from_wc(asked, two.header) as back:
         assert back.vector.dgid is not None
         assert back.vector.dgid.raw == one.endpoint.gid
         assert "to " in repr(back)
-        with two.qp.batch() as batch:
-            batch.send([two.piece(6)], to=Destination(back, asked.src_qp, one.endpoint.qkey))
+        two.send(6, Destination(back, asked.src_qp, one.endpoint.qkey))
         assert one.completion().opcode is WCOpcode.SEND
         answered = one.completion()
         assert (answered.wr_id, one.payload(answered)) == (2, b"answer")
@@ -180,7 +177,7 @@ def test_another_process_answers(peers: tuple[Peer, Peer], device_name: str) -> 
         there = Endpoint.unpack(bytes.fromhex(child.stdout.readline().decode()))
         destination = one.qp.destination(one.endpoint, there)
         with destination.ah, one.qp.batch() as batch:
-            batch.send([one.piece(5)], to=destination, wr_id=2, imm=one.endpoint.qkey)
+            batch.send([one.sge(0, 5)], to=destination, wr_id=2, imm=one.endpoint.qkey)
         found = {wc.wr_id: wc for wc in one.completions(2)}
         assert sorted(found) == [1, 2], found
         received = found[1]
@@ -198,21 +195,18 @@ def test_a_wrong_qkey_is_dropped(peers: tuple[Peer, Peer], way: Destination) -> 
     """IBTA volume 1, clause 9.6.1.5.1: silently; the sender cannot know."""
     one, two = peers
     two.receive(1)
-    with one.qp.batch() as batch:
-        batch.send([one.piece(1)], to=way._replace(remote_qkey=way.remote_qkey ^ 1), wr_id=1)
-        batch.send([one.piece(2)], to=way, wr_id=2)
+    one.send(1, way._replace(remote_qkey=way.remote_qkey ^ 1))
+    one.send(2, way)
     assert [wc.ok for wc in one.completions(2)] == [True, True]
     assert two.completion().byte_len == GRH_SIZE + 2
 
 
 def test_without_a_receive_it_is_dropped(peers: tuple[Peer, Peer], way: Destination) -> None:
     one, two = peers
-    with one.qp.batch() as batch:
-        batch.send([one.piece(1)], to=way)
+    one.send(1, way)
     assert one.completion().ok
     two.receive(1)
-    with one.qp.batch() as batch:
-        batch.send([one.piece(2)], to=way)
+    one.send(2, way)
     assert two.completion().byte_len == GRH_SIZE + 2
     assert one.completion().ok
 
@@ -264,8 +258,7 @@ def test_what_is_not_of_datagrams(
 def test_a_header_cut_short(peers: tuple[Peer, Peer], way: Destination) -> None:
     one, two = peers
     two.receive(1)
-    with one.qp.batch() as batch:
-        batch.send([one.piece(1)], to=way)
+    one.send(1, way)
     received = two.completion()
     assert one.completion().ok
     with pytest.raises(ValueError, match="a GRH has 40 bytes, not 39"):

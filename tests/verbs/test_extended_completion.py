@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,14 +39,10 @@ def test_the_device_chooses(context: verbs.Context) -> None:
 
 
 @EXTENDED
-def test_extended_is_asked_for(context: verbs.Context) -> None:
+def test_chosen_fields(context: verbs.Context) -> None:
     with context.create_cq(16, extended=True) as cq:
         assert cq.fields is not None
         assert cq.fields & TIMES == TIMES
-
-
-@EXTENDED
-def test_chosen_fields(context: verbs.Context) -> None:
     with context.create_cq(16, fields=WCFields.WITH_QP_NUM, flags=CQFlags.SINGLE_THREADED) as cq:
         assert cq.fields == WCFields.WITH_QP_NUM
         assert cq.flags == CQFlags.SINGLE_THREADED
@@ -172,26 +169,21 @@ def test_one_drain_for_both_kinds(
     context: verbs.Context, pd: verbs.ProtectionDomain, channel: verbs.CompletionChannel
 ) -> None:
     sent = set()
-    pairs = []
-    queues = [context.create_cq(64, channel, extended=extended) for extended in (True, False)]
-    mr = pd.reg_mr(64)
-    for wr_id, cq in enumerate(queues):
-        cq.req_notify()
-        qp = pd.create_qp(cq)
-        mine = qp.endpoint()
-        qp.connect(mine, mine)
-        qp.post_recv_one(wr_id, mr.addr, 64, mr.lkey)
-        qp.post_send_one(wr_id, WROpcode.SEND, 0, mr.addr, 8, mr.lkey)
-        pairs.append(qp)
-        sent.add((wr_id, 0, int(WCOpcode.RECV), qp.qp_num))
-    found: set[tuple[int, ...]] = set()
-    while len(found) < len(sent):
-        records, _ = drain(channel, spin_us=1000)
-        found |= {(record[0], record[1], record[2], record[6]) for record in records}
-    assert found == sent
-    for cq in queues:
-        cq.close()
-    mr.close()
+    with ExitStack() as stack:
+        for wr_id, extended in enumerate((True, False)):
+            cq = stack.enter_context(context.create_cq(64, channel, extended=extended))
+            cq.req_notify()
+            qp = stack.enter_context(pd.create_qp(cq))
+            mine = qp.endpoint()
+            qp.connect(mine, mine)
+            qp.post_recv_one(wr_id, 0, 0, 0)
+            qp.post_send_one(wr_id, WROpcode.SEND, 0, 0, 0, 0)
+            sent.add((wr_id, 0, int(WCOpcode.RECV), qp.qp_num))
+        found: set[tuple[int, ...]] = set()
+        while len(found) < len(sent):
+            records, _ = drain(channel, spin_us=1000)
+            found |= {(record[0], record[1], record[2], record[6]) for record in records}
+        assert found == sent
 
 
 def test_a_failed_one_tells_no_more_than_is_defined(pair: tuple[End, End]) -> None:
