@@ -238,8 +238,8 @@ class CompletionQueue(Resource["h.ibv_cq"]):
             super().__init__(
                 Node("CompletionQueue", pointer, forget_and_destroy, [context.node, channel.node])
             )
-            channel.queues[int(ffi.cast("uintptr_t", pointer))] = self
-        context._route_events(int(ffi.cast("uintptr_t", pointer)), self)
+            channel.queues[self.raw_handle] = self
+        context._route_events(self.raw_handle, self)
 
     # --- taking completions ----------------------------------------------------------------
 

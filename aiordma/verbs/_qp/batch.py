@@ -105,15 +105,11 @@ class SendBatch(_Batch[SendWorkRequest]):
             opcode = WROpcode.SEND_WITH_IMM
         elif invalidate is not None:
             opcode = WROpcode.SEND_WITH_INV
+        flags = _flags(signaled, fence, solicited, inline)
         request = SendWorkRequest(
-            wr_id,
-            opcode,
-            sges,
-            _flags(signaled, fence, solicited, inline),
-            imm_data=imm or 0,
-            invalidate_rkey=invalidate or 0,
+            wr_id, opcode, sges, flags, imm or 0, invalidate_rkey=invalidate or 0,
             remote_srqn=remote_srqn,
-        )
+        )  # fmt: skip
         if to is not None:
             request.ah, request.remote_qpn, request.remote_qkey = to
         self.add(request)
@@ -133,16 +129,11 @@ class SendBatch(_Batch[SendWorkRequest]):
         inline: bool = False,
     ) -> None:
         """Write into the peer's memory; with ``imm`` that completes a receive there."""
+        opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
+        flags = _flags(signaled, fence, solicited, inline)
         self.add(
             SendWorkRequest(
-                wr_id,
-                WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM,
-                sges,
-                _flags(signaled, fence, solicited, inline),
-                imm_data=imm or 0,
-                remote_addr=remote_addr,
-                rkey=rkey,
-                remote_srqn=remote_srqn,
+                wr_id, opcode, sges, flags, imm or 0, remote_addr, rkey, remote_srqn=remote_srqn
             )
         )
 
@@ -157,16 +148,8 @@ class SendBatch(_Batch[SendWorkRequest]):
         fence: bool = False,
     ) -> None:
         """Read from the peer's memory."""
-        self.add(
-            SendWorkRequest(
-                wr_id,
-                WROpcode.RDMA_READ,
-                sges,
-                _flags(signaled, fence),
-                remote_addr=remote_addr,
-                rkey=rkey,
-            )
-        )
+        flags = _flags(signaled, fence)
+        self.add(SendWorkRequest(wr_id, WROpcode.RDMA_READ, sges, flags, 0, remote_addr, rkey))
 
     def compare_and_swap(
         self,
@@ -181,10 +164,9 @@ class SendBatch(_Batch[SendWorkRequest]):
         fence: bool = False,
     ) -> None:
         """Put ``swap`` where ``compare`` is; ``old`` receives the 8 bytes that were there."""
-        self._atomic(
-            WROpcode.ATOMIC_CMP_AND_SWP, old, remote_addr, rkey, compare, swap, wr_id,
-            _flags(signaled, fence),
-        )  # fmt: skip
+        there = remote_addr, rkey, _u64("compare", compare), _u64("swap", swap)
+        flags = _flags(signaled, fence)
+        self.add(SendWorkRequest(wr_id, WROpcode.ATOMIC_CMP_AND_SWP, (old,), flags, 0, *there))
 
     def fetch_and_add(
         self,
@@ -198,34 +180,9 @@ class SendBatch(_Batch[SendWorkRequest]):
         fence: bool = False,
     ) -> None:
         """Add, modulo 2^64; ``old`` receives the 8 bytes that were there."""
-        self._atomic(
-            WROpcode.ATOMIC_FETCH_AND_ADD, old, remote_addr, rkey, add, 0, wr_id,
-            _flags(signaled, fence),
-        )  # fmt: skip
-
-    def _atomic(
-        self,
-        opcode: WROpcode,
-        old: ScatterGatherElement,
-        remote_addr: int,
-        rkey: int,
-        compare_add: int,
-        swap: int,
-        wr_id: int,
-        flags: int,
-    ) -> None:
-        self.add(
-            SendWorkRequest(
-                wr_id,
-                opcode,
-                (old,),
-                flags,
-                remote_addr=remote_addr,
-                rkey=rkey,
-                compare_add=integer("compare or add", compare_add, None, None) & U64_MAX,
-                swap=integer("swap", swap, None, None) & U64_MAX,
-            )
-        )
+        there = remote_addr, rkey, _u64("add", add)
+        flags = _flags(signaled, fence)
+        self.add(SendWorkRequest(wr_id, WROpcode.ATOMIC_FETCH_AND_ADD, (old,), flags, 0, *there))
 
     def flush(
         self,
@@ -239,18 +196,13 @@ class SendBatch(_Batch[SendWorkRequest]):
         fence: bool = False,
     ) -> None:
         """Have what was written to the peer's memory be there, as ``flush`` says."""
+        flags = _flags(signaled, fence)
         self.add(
             SendWorkRequest(
-                wr_id,
-                WROpcode.FLUSH,
-                (),
-                _flags(signaled, fence),
-                remote_addr=remote_addr,
-                rkey=rkey,
-                remote_srqn=remote_srqn,
-                flush=flush,
+                wr_id, WROpcode.FLUSH, (), flags, 0, remote_addr, rkey,
+                remote_srqn=remote_srqn, flush=flush,
             )
-        )
+        )  # fmt: skip
 
     def bind(
         self, bind: BindInfo, *, wr_id: int = 0, signaled: bool = True, fence: bool = False
@@ -274,3 +226,8 @@ def _flags(signaled: bool, fence: bool, solicited: bool = False, inline: bool = 
         | (_SOLICITED if solicited else 0)
         | (_INLINE if inline else 0)
     )
+
+
+def _u64(name: str, value: int) -> int:
+    """Modulo 2^64: negative numbers are added as well."""
+    return integer(name, value, None, None) & U64_MAX

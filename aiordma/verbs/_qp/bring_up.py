@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack, cast
 
 from aiordma._core.arguments import choice, instance
 from aiordma._core.handshake import Endpoint
@@ -65,6 +65,16 @@ RNR_TIMER = 0.00064
 
 def _random_bits(count: int) -> int:
     return int.from_bytes(os.urandom(4)) >> (32 - count)
+
+
+class PathKeywords(TypedDict, total=False):
+    """Fields of an :class:`AddressVector` to a peer: ``hop_limit``, 64 unless given; others 0."""
+
+    hop_limit: int
+    traffic_class: int
+    flow_label: int
+    sl: int
+    static_rate: int
 
 
 class BringUp(Resource["h.ibv_qp"]):
@@ -144,12 +154,8 @@ class BringUp(Resource["h.ibv_qp"]):
         min_rnr_timer: float = RNR_TIMER,
         max_rd_atomic: int | None = None,
         max_dest_rd_atomic: int | None = None,
-        hop_limit: int = 64,
-        traffic_class: int = 0,
-        flow_label: int = 0,
-        sl: int = 0,
-        static_rate: int = 0,
         pkey_index: int = 0,
+        **path: Unpack[PathKeywords],
     ) -> None:
         """RESET to RTS, from what :meth:`endpoint` gave here and at the peer: RC, UC and XRC.
 
@@ -175,7 +181,7 @@ class BringUp(Resource["h.ibv_qp"]):
                 f"{self!r}: the peer's queue pair is {QPType(remote.qp_type).name},"
                 f" not {_PARTNERS[self.qp_type].name}"
             )
-        vector = self._vector(local, remote, hop_limit, traffic_class, flow_label, sl, static_rate)
+        vector = self._vector(local, remote, path)
         if max_rd_atomic is None:
             max_rd_atomic = min(local.max_rd_atomic, remote.max_dest_rd_atomic)
         if max_dest_rd_atomic is None:
@@ -206,7 +212,7 @@ class BringUp(Resource["h.ibv_qp"]):
         """
         if self.qp_type is not QPType.UD:
             raise ValueError(f"a {self.qp_type.name} queue pair needs a peer: connect() it")
-        vector = self._vector(local, local, 64, 0)
+        vector = self._vector(local, local, {})
         self.to_init(port_num=vector.port_num, pkey_index=pkey_index, qkey=local.qkey)
         self.to_rtr()
         self.to_rts(sq_psn=local.psn)
@@ -215,45 +221,22 @@ class BringUp(Resource["h.ibv_qp"]):
         self,
         local: Endpoint,
         remote: Endpoint,
-        *,
-        hop_limit: int = 64,
-        traffic_class: int = 0,
-        flow_label: int = 0,
-        sl: int = 0,
-        static_rate: int = 0,
+        **path: Unpack[PathKeywords],
     ) -> Destination:
         """Where datagrams to ``remote`` go from here, with a new address handle.
 
         The caller closes the handle, ``destination.ah``, when the last request with it has
         completed; the protection domain closes it at the latest. Errors as of :meth:`connect`.
         """
-        vector = self._vector(local, remote, hop_limit, traffic_class, flow_label, sl, static_rate)
+        vector = self._vector(local, remote, path)
         return destination(self.pd, remote, vector)
 
-    def _vector(
-        self,
-        local: Endpoint,
-        remote: Endpoint,
-        hop_limit: int,
-        traffic_class: int,
-        flow_label: int = 0,
-        sl: int = 0,
-        static_rate: int = 0,
-    ) -> AddressVector:
+    def _vector(self, local: Endpoint, remote: Endpoint, path: PathKeywords) -> AddressVector:
         if local.qp_num != self.qp_num:
             raise ValueError(
                 f"{self!r}: the local endpoint is that of queue pair {local.qp_num:#x}"
             )
-        vector = vector_to(
-            self.context,
-            local,
-            remote,
-            hop_limit=hop_limit,
-            traffic_class=traffic_class,
-            flow_label=flow_label,
-            sl=sl,
-            static_rate=static_rate,
-        )
+        vector = vector_to(self.context, local, remote, **path)
         active_port(self.context, vector.port_num)
         return vector
 

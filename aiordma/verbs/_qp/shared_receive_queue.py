@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiordma._core.arguments import U32_MAX, integer
@@ -69,8 +70,9 @@ class SharedReceiveQueue(Resource["h.ibv_srq"]):
         self._completing_at: weakref.WeakKeyDictionary[CompletionQueue, int] = (
             weakref.WeakKeyDictionary()
         )
-        node.at_end = _given_back(self._completing_at)
-        self.context._route_events(int(ffi.cast("uintptr_t", self.pointer)), self)
+        # Not a method: what the node keeps must not keep this, which warns when it is dropped.
+        node.at_end = partial(_give_back, self._completing_at)
+        self.context._route_events(self.raw_handle, self)
 
     # --- attributes ------------------------------------------------------------------------
 
@@ -172,13 +174,9 @@ class SharedReceiveQueue(Resource["h.ibv_srq"]):
         return f"of {self.max_wr} receives with {self.max_sge} pieces"
 
 
-def _given_back(held: weakref.WeakKeyDictionary[CompletionQueue, int]) -> Callable[[], None]:
-    # Not a method: what the node keeps must not keep the object, which warns when it is dropped.
-    def give_back() -> None:
-        for cq, entries in held.items():
-            cq.release_when_empty(entries)
-
-    return give_back
+def _give_back(held: weakref.WeakKeyDictionary[CompletionQueue, int]) -> None:
+    for cq, entries in held.items():
+        cq.release_when_empty(entries)
 
 
 def create_srq(

@@ -39,8 +39,8 @@ class Operation(NamedTuple):
 
     text: str
     flags: SendFlags
-    send_op: SendOps
     transports: frozenset[QPType]
+    send_op: SendOps
 
 
 ATOMICS = frozenset({WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD})
@@ -54,32 +54,23 @@ _PLAIN = SendFlags.SIGNALED | SendFlags.FENCE
 _DATA = _PLAIN | SendFlags.INLINE
 _MESSAGE = _DATA | SendFlags.SOLICITED | SendFlags.IP_CSUM
 
+_TABLE: Mapping[WROpcode, tuple[str, SendFlags, frozenset[QPType]]] = {
+    WROpcode.SEND: ("send", _MESSAGE, _MESSAGES | {QPType.RAW_PACKET}),
+    WROpcode.SEND_WITH_IMM: ("send", _MESSAGE, _MESSAGES),
+    WROpcode.SEND_WITH_INV: ("send", _MESSAGE, _CONNECTED),
+    WROpcode.RDMA_WRITE: ("write", _DATA, _CONNECTED),
+    WROpcode.RDMA_WRITE_WITH_IMM: ("write", _DATA | SendFlags.SOLICITED, _CONNECTED),
+    WROpcode.RDMA_READ: ("read", _PLAIN, _ANSWERING),
+    WROpcode.ATOMIC_CMP_AND_SWP: ("compare and swap", _PLAIN, _ANSWERING),
+    WROpcode.ATOMIC_FETCH_AND_ADD: ("fetch and add", _PLAIN, _ANSWERING),
+    WROpcode.ATOMIC_WRITE: ("atomic write", _DATA, frozenset({QPType.RC})),
+    WROpcode.FLUSH: ("flush", _PLAIN, _ANSWERING),
+    WROpcode.LOCAL_INV: ("invalidate", _PLAIN, _CONNECTED),
+    WROpcode.BIND_MW: ("bind window", _PLAIN, _CONNECTED),
+    WROpcode.TSO: ("segmented send", _MESSAGE, frozenset({QPType.UD, QPType.RAW_PACKET})),
+}
 OPERATIONS: Mapping[WROpcode, Operation] = MappingProxyType(
-    {
-        WROpcode.SEND: Operation("send", _MESSAGE, SendOps.SEND, _MESSAGES | {QPType.RAW_PACKET}),
-        WROpcode.SEND_WITH_IMM: Operation("send", _MESSAGE, SendOps.SEND_WITH_IMM, _MESSAGES),
-        WROpcode.SEND_WITH_INV: Operation("send", _MESSAGE, SendOps.SEND_WITH_INV, _CONNECTED),
-        WROpcode.RDMA_WRITE: Operation("write", _DATA, SendOps.RDMA_WRITE, _CONNECTED),
-        WROpcode.RDMA_WRITE_WITH_IMM: Operation(
-            "write", _DATA | SendFlags.SOLICITED, SendOps.RDMA_WRITE_WITH_IMM, _CONNECTED
-        ),
-        WROpcode.RDMA_READ: Operation("read", _PLAIN, SendOps.RDMA_READ, _ANSWERING),
-        WROpcode.ATOMIC_CMP_AND_SWP: Operation(
-            "compare and swap", _PLAIN, SendOps.ATOMIC_CMP_AND_SWP, _ANSWERING
-        ),
-        WROpcode.ATOMIC_FETCH_AND_ADD: Operation(
-            "fetch and add", _PLAIN, SendOps.ATOMIC_FETCH_AND_ADD, _ANSWERING
-        ),
-        WROpcode.ATOMIC_WRITE: Operation(
-            "atomic write", _DATA, SendOps.ATOMIC_WRITE, frozenset({QPType.RC})
-        ),
-        WROpcode.FLUSH: Operation("flush", _PLAIN, SendOps.FLUSH, _ANSWERING),
-        WROpcode.LOCAL_INV: Operation("invalidate", _PLAIN, SendOps.LOCAL_INV, _CONNECTED),
-        WROpcode.BIND_MW: Operation("bind window", _PLAIN, SendOps.BIND_MW, _CONNECTED),
-        WROpcode.TSO: Operation(
-            "segmented send", _MESSAGE, SendOps.TSO, frozenset({QPType.UD, QPType.RAW_PACKET})
-        ),
-    }
+    {opcode: Operation(*row, SendOps[opcode.name]) for opcode, row in _TABLE.items()}
 )
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from aiordma._core.arguments import I32_MAX, integer
 from aiordma._native import ffi
-from aiordma.errors import UnsupportedError
 
 from .._device.resource import Node, Resource
 from .qp_creation import XRC, create_xrc_target, require_xrc
@@ -53,9 +52,7 @@ def open_xrcd(context: Context, fd: int | None, exclusive: bool) -> XRCDomain:
     attr.fd = -1 if fd is None else integer("fd", fd, 0, I32_MAX)
     attr.oflags = os.O_CREAT | (os.O_EXCL if exclusive else 0)
     calls = context.library.calls
-    try:
+    with context._offering(XRC):
         pointer = calls.ibv_open_xrcd(context.pointer, attr)
-    except UnsupportedError as error:
-        raise UnsupportedError(XRC, device=context.name, verb=error.verb) from None
     node = Node("XRCDomain", pointer, calls.ibv_close_xrcd, [context.node])
     return XRCDomain(context, node, own=fd is None or context.library.name == "embedded")

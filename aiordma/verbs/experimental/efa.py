@@ -10,7 +10,7 @@ UnsupportedError. Sources: efadv_query_device(3), efadv_create_qp_ex(3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntFlag
 from typing import TYPE_CHECKING
 
@@ -63,15 +63,8 @@ def query_device(context: Context) -> EFADeviceAttributes:
         context.library.providers.efadv_query_device(
             context.pointer, attr, ffi.sizeof("struct efadv_device_attr")
         )
-    return EFADeviceAttributes(
-        attr.max_sq_wr,
-        attr.max_rq_wr,
-        attr.max_sq_sge,
-        attr.max_rq_sge,
-        attr.inline_buf_size,
-        EFACapability(attr.device_caps),
-        attr.max_rdma_size,
-    )
+    told = {field.name: getattr(attr, field.name) for field in fields(EFADeviceAttributes)}
+    return EFADeviceAttributes(**told | {"device_caps": EFACapability(attr.device_caps)})
 
 
 class SRDQueuePair(DriverQueuePair):
