@@ -8,7 +8,9 @@ import select
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from aiordma._core.arguments import I32_MAX, integer, seconds
@@ -450,20 +452,17 @@ def hold_room(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> N
 
     BusyError, and it is destroyed at once, when a queue has too few and cannot grow.
     """
-    totals: dict[CompletionQueue, int] = {}
+    totals: Counter[CompletionQueue] = Counter()
     for cq, entries in wanted:
-        if cq is not None and entries:
-            totals[cq] = totals.get(cq, 0) + entries
-    held: list[tuple[Entries, int]] = []
-    try:
+        if cq is not None:
+            totals[cq] += entries
+    with ExitStack() as undone:
+        undone.callback(node.close)
         for cq, entries in totals.items():
             cq.make_room(entries)
-            held.append((cq.entries, entries))
-    except BaseException:
-        for counter, entries in held:
-            counter.release(entries)
-        node.close()
-        raise
+            undone.callback(cq.entries.release, entries)
+        undone.pop_all()
+    held = [(cq.entries, entries) for cq, entries in totals.items() if entries]
 
     def leave() -> None:
         for counter, entries in held:

@@ -13,24 +13,14 @@ from aiordma.errors import (
     PostError,
     QueueFullError,
     RDMAError,
-    UnsupportedError,
     WorkCompletionError,
 )
 
-from .._device.enums import DeviceCapability, QPType, SendFlags, WROpcode
+from .._device.enums import QPType, SendFlags, WROpcode
 from .batch import ReceiveBatch, SendBatch
 from .bring_up import BringUp
 from .post_failures import post_error, request_reason, state_reason
-from .transport_rules import (
-    ALWAYS,
-    ATOMICS,
-    EVERY_BIT,
-    NEEDS_CHECK,
-    OPERATIONS,
-    SendOps,
-    flags_of,
-    has,
-)
+from .transport_rules import ALWAYS, SendOps, examine, needs_check
 from .work_request import (
     NOT_PACKED,
     ReceiveWorkRequest,
@@ -48,17 +38,7 @@ if TYPE_CHECKING:
     from .qp_attributes import QPCapabilities
     from .shared_receive_queue import SharedReceiveQueue
 
-# No request of ibv_post_send(3), but of ibv_wr_post(3) alone.
-_BUILT = frozenset({WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
-
 _SIGNALED = int(SendFlags.SIGNALED)
-
-# ibv_post_send(3): checksums are offered by type.
-_CHECKSUMS = {
-    QPType.UD: DeviceCapability.UD_IP_CSUM,
-    QPType.RC: DeviceCapability.RC_IP_CSUM,
-    QPType.RAW_PACKET: DeviceCapability.RAW_IP_CSUM,
-}
 
 
 def address(pointer: h.ibv_qp | h.ibv_qp_ex | h.Null) -> int:
@@ -80,15 +60,7 @@ class Posting(BringUp):
             self._extended = self.context.library.calls.ibv_qp_to_qp_ex(pointer)
         self._addresses: tuple[int, int] = address(pointer), address(self._extended)
         """Addresses of struct ibv_qp, and of its struct ibv_qp_ex or 0."""
-        needs_check = NEEDS_CHECK[self.qp_type]
-        if self.send_ops:
-            closer = {
-                int(opcode): EVERY_BIT
-                for opcode, operation in OPERATIONS.items()
-                if not operation.send_op & self.send_ops
-            }
-            needs_check = tuple(closer.get(at, bits) for at, bits in enumerate(needs_check))
-        self._needs_check = needs_check
+        self._needs_check = needs_check(self.qp_type, self.send_ops)
         self._posted = None
 
     @cached_property
@@ -245,46 +217,11 @@ class Posting(BringUp):
         except (IndexError, ValueError):
             raise ValueError(f"{self._label()}: there is no operation {wr.opcode}") from None
         if opcode is not None:
-            self._examine(wr, opcode)
+            examine(self, wr, opcode)
         if self.qp_type is QPType.UD and wr.ah is None:
             raise ValueError(f"{self!r}: a datagram needs its destination: to= of a batch, or ah=")
 
-    def _examine(self, wr: SendWorkRequest, opcode: WROpcode) -> None:
-        if not has(self.qp_type, opcode):
-            raise self._unsupported(f"{opcode.name} on a {self.qp_type.name} queue pair")
-        if self.send_ops and not OPERATIONS[opcode].send_op & self.send_ops:
-            raise ValueError(
-                f"{self!r} was made without SendOps.{OPERATIONS[opcode].send_op.name}:"
-                f" {opcode.name} cannot be posted to it"
-            )
-        if opcode in _BUILT and not self.send_ops:
-            raise self._unsupported(f"{opcode.name} on a queue pair made without send_ops")
-        wrong = SendFlags(wr.send_flags) & ~flags_of(self.qp_type, opcode)
-        if wrong:
-            raise ValueError(
-                f"{opcode.name} on a {self.qp_type.name} queue pair cannot have {wrong!r}"
-            )
-        if wr.send_flags & SendFlags.IP_CSUM:
-            offered = self.context.query_device().device_cap_flags
-            if not offered & _CHECKSUMS.get(self.qp_type, DeviceCapability(0)):
-                raise self._unsupported(f"IP checksums on a {self.qp_type.name} queue pair")
-        if opcode in ATOMICS or opcode is WROpcode.ATOMIC_WRITE:
-            # IBTA volume 1, clause 9.4.5: 8 bytes, naturally aligned.
-            if wr.remote_addr % 8:
-                raise ValueError(f"{opcode.name} at {wr.remote_addr:#x}: not a multiple of 8")
-            if (length := sum(sge[1] for sge in wr.sges)) != 8:
-                raise ValueError(f"{opcode.name} of {length} bytes: it is always 8")
-        if opcode is WROpcode.BIND_MW and wr.bind is None:
-            raise ValueError("BIND_MW needs a BindInfo, bind=")
-        if opcode is WROpcode.TSO and wr.tso is None:
-            raise ValueError("TSO needs a Segmentation, tso=")
-        if opcode is WROpcode.FLUSH and (wr.flush is None or wr.sges):
-            raise ValueError("FLUSH needs a FlushInfo, flush=, and has no memory here")
-
     # --- errors ----------------------------------------------------------------------------
-
-    def _unsupported(self, capability: str) -> UnsupportedError:
-        return UnsupportedError(capability, device=self.context.name, verb="ibv_post_send")
 
     def _check_room(self, signaled: Sequence[bool]) -> None:
         """QueueFullError if these requests do not fit, or nothing could free an entry then."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypedDict
 
 from aiordma._core.arguments import U32_MAX, choice, instance, integer, integers, truth
 from aiordma._core.timers import (
@@ -99,69 +98,51 @@ class QPChanges(TypedDict, total=False):
     rate_limit: int
 
 
-# ibv_modify_qp(3): which bit of the mask speaks of which field.
-MASK_OF_FIELD: Mapping[str, QPAttrMask] = MappingProxyType(
-    {
-        "qp_state": QPAttrMask.STATE,
-        "cur_qp_state": QPAttrMask.CUR_STATE,
-        "path_mtu": QPAttrMask.PATH_MTU,
-        "path_mig_state": QPAttrMask.PATH_MIG_STATE,
-        "qkey": QPAttrMask.QKEY,
-        "rq_psn": QPAttrMask.RQ_PSN,
-        "sq_psn": QPAttrMask.SQ_PSN,
-        "dest_qp_num": QPAttrMask.DEST_QPN,
-        "qp_access_flags": QPAttrMask.ACCESS_FLAGS,
-        "cap": QPAttrMask.CAP,
-        "ah_attr": QPAttrMask.AV,
-        "alt_ah_attr": QPAttrMask.ALT_PATH,
-        "alt_pkey_index": QPAttrMask.ALT_PATH,
-        "alt_port_num": QPAttrMask.ALT_PATH,
-        "alt_timeout": QPAttrMask.ALT_PATH,
-        "pkey_index": QPAttrMask.PKEY_INDEX,
-        "en_sqd_async_notify": QPAttrMask.EN_SQD_ASYNC_NOTIFY,
-        "max_rd_atomic": QPAttrMask.MAX_QP_RD_ATOMIC,
-        "max_dest_rd_atomic": QPAttrMask.MAX_DEST_RD_ATOMIC,
-        "min_rnr_timer": QPAttrMask.MIN_RNR_TIMER,
-        "port_num": QPAttrMask.PORT,
-        "timeout": QPAttrMask.TIMEOUT,
-        "retry_cnt": QPAttrMask.RETRY_CNT,
-        "rnr_retry": QPAttrMask.RNR_RETRY,
-        "rate_limit": QPAttrMask.RATE_LIMIT,
-    }
-)
-# How a value goes into its field, other than as it is.
-_CONVERSIONS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
-    {
-        "qp_state": partial(choice, "qp_state", kind=QPState),
-        "cur_qp_state": partial(choice, "cur_qp_state", kind=QPState),
-        "path_mtu": partial(choice, "path_mtu", kind=MTU),
-        "path_mig_state": partial(choice, "path_mig_state", kind=MigrationState),
-        "qp_access_flags": partial(choice, "qp_access_flags", kind=AccessFlags),
-        "cap": QPCapabilities._of,
-        "ah_attr": partial(vector_fields, "ah_attr"),
-        "alt_ah_attr": partial(vector_fields, "alt_ah_attr"),
-        "en_sqd_async_notify": partial(truth, "en_sqd_async_notify"),
-        "min_rnr_timer": encode_rnr_timer,
-        "timeout": encode_ack_timeout,
-        "alt_timeout": encode_ack_timeout,
-    }
-)
-# The most that each of the others holds: its field, or IBTA volume 1, clause 11.2.5.2.
-_MOST = {
-    "qkey": U32_MAX,
-    "rq_psn": U32_MAX,
-    "sq_psn": U32_MAX,
-    "dest_qp_num": U32_MAX,
-    "pkey_index": 0xFFFF,
-    "alt_pkey_index": 0xFFFF,
-    "max_rd_atomic": 0xFF,
-    "max_dest_rd_atomic": 0xFF,
-    "port_num": 0xFF,
-    "alt_port_num": 0xFF,
-    "retry_cnt": 7,
-    "rnr_retry": 7,
-    "rate_limit": U32_MAX,
+Convert: TypeAlias = Callable[[str, Any], object]
+"""From the name of an attribute and its value to what its field takes."""
+
+
+def _up_to(most: int) -> Convert:
+    return lambda name, value: integer(name, value, 0, most)
+
+
+def _of(kind: type[Enum]) -> Convert:
+    return lambda name, value: choice(name, value, kind)
+
+
+_U8, _U16, _U32 = _up_to(0xFF), _up_to(0xFFFF), _up_to(U32_MAX)
+_ACK_TIMEOUT: Convert = lambda _, value: encode_ack_timeout(value)  # noqa: E731
+
+# ibv_modify_qp(3): which bit of the mask speaks of which field. What goes into the field: the most
+# that a number may be is that of the field, or of IBTA volume 1, clause 11.2.5.2.
+_FIELDS: Mapping[str, tuple[QPAttrMask, Convert]] = {
+    "qp_state": (QPAttrMask.STATE, _of(QPState)),
+    "cur_qp_state": (QPAttrMask.CUR_STATE, _of(QPState)),
+    "path_mtu": (QPAttrMask.PATH_MTU, _of(MTU)),
+    "path_mig_state": (QPAttrMask.PATH_MIG_STATE, _of(MigrationState)),
+    "qkey": (QPAttrMask.QKEY, _U32),
+    "rq_psn": (QPAttrMask.RQ_PSN, _U32),
+    "sq_psn": (QPAttrMask.SQ_PSN, _U32),
+    "dest_qp_num": (QPAttrMask.DEST_QPN, _U32),
+    "qp_access_flags": (QPAttrMask.ACCESS_FLAGS, _of(AccessFlags)),
+    "cap": (QPAttrMask.CAP, lambda _, value: QPCapabilities._of(value)),
+    "ah_attr": (QPAttrMask.AV, vector_fields),
+    "alt_ah_attr": (QPAttrMask.ALT_PATH, vector_fields),
+    "alt_pkey_index": (QPAttrMask.ALT_PATH, _U16),
+    "alt_port_num": (QPAttrMask.ALT_PATH, _U8),
+    "alt_timeout": (QPAttrMask.ALT_PATH, _ACK_TIMEOUT),
+    "pkey_index": (QPAttrMask.PKEY_INDEX, _U16),
+    "en_sqd_async_notify": (QPAttrMask.EN_SQD_ASYNC_NOTIFY, truth),
+    "max_rd_atomic": (QPAttrMask.MAX_QP_RD_ATOMIC, _U8),
+    "max_dest_rd_atomic": (QPAttrMask.MAX_DEST_RD_ATOMIC, _U8),
+    "min_rnr_timer": (QPAttrMask.MIN_RNR_TIMER, lambda _, value: encode_rnr_timer(value)),
+    "port_num": (QPAttrMask.PORT, _U8),
+    "timeout": (QPAttrMask.TIMEOUT, _ACK_TIMEOUT),
+    "retry_cnt": (QPAttrMask.RETRY_CNT, _up_to(7)),
+    "rnr_retry": (QPAttrMask.RNR_RETRY, _up_to(7)),
+    "rate_limit": (QPAttrMask.RATE_LIMIT, _U32),
 }
+MASK_OF_FIELD = {name: mask for name, (mask, _) in _FIELDS.items()}
 _BITS = {name: int(bit) for name, bit in MASK_OF_FIELD.items()}
 
 # Everything that ibv_query_qp(3) can be asked for; libibverbs refuses bits beyond DEST_QPN.
@@ -180,10 +161,7 @@ def fill(changes: QPChanges) -> tuple[h.ibv_qp_attr, QPAttrMask]:
 
 def filled(changes: QPChanges) -> h.ibv_qp_attr:
     """``struct ibv_qp_attr`` of names that are fields."""
-    values: dict[str, Any] = {}
-    for name, value in changes.items():
-        convert = _CONVERSIONS.get(name)
-        values[name] = convert(value) if convert else integer(name, value, 0, _MOST[name])
+    values = {name: _FIELDS[name][1](name, value) for name, value in changes.items()}
     return ffi.new("struct ibv_qp_attr *", values)
 
 

@@ -10,9 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntFlag
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from .._device.enums import QPType, SendFlags, WROpcode
+from aiordma.errors import UnsupportedError
+
+from .._device.enums import DeviceCapability, QPType, SendFlags, WROpcode
+
+if TYPE_CHECKING:
+    from .posting import Posting
+    from .work_request import SendWorkRequest
 
 
 class SendOps(IntFlag):
@@ -129,3 +135,59 @@ NEEDS_CHECK: Mapping[QPType, tuple[int, ...]] = MappingProxyType(
      for qp_type in QPType}
 )  # fmt: skip
 """By type and opcode: the bits of ``send_flags | ALWAYS`` that need a closer look."""
+
+
+def needs_check(qp_type: QPType, send_ops: SendOps) -> tuple[int, ...]:
+    """The row of a queue pair: with ``send_ops`` other operations are looked at as well."""
+    row = NEEDS_CHECK[qp_type]
+    if not send_ops:
+        return row
+    absent = {int(opcode) for opcode, it in OPERATIONS.items() if not it.send_op & send_ops}
+    return tuple(EVERY_BIT if at in absent else bits for at, bits in enumerate(row))
+
+
+# No request of ibv_post_send(3), but of ibv_wr_post(3) alone.
+_BUILT = frozenset({WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
+
+# ibv_post_send(3): checksums are offered by type.
+_CHECKSUMS = {
+    QPType.UD: DeviceCapability.UD_IP_CSUM,
+    QPType.RC: DeviceCapability.RC_IP_CSUM,
+    QPType.RAW_PACKET: DeviceCapability.RAW_IP_CSUM,
+}
+
+
+def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
+    """Raise what is wrong with a request to a queue pair, if anything is."""
+    if not has(qp.qp_type, opcode):
+        raise _lacking(qp, f"{opcode.name} on a {qp.qp_type.name} queue pair")
+    if qp.send_ops and not OPERATIONS[opcode].send_op & qp.send_ops:
+        raise ValueError(
+            f"{qp!r} was made without SendOps.{OPERATIONS[opcode].send_op.name}:"
+            f" {opcode.name} cannot be posted to it"
+        )
+    if opcode in _BUILT and not qp.send_ops:
+        raise _lacking(qp, f"{opcode.name} on a queue pair made without send_ops")
+    wrong = SendFlags(wr.send_flags) & ~flags_of(qp.qp_type, opcode)
+    if wrong:
+        raise ValueError(f"{opcode.name} on a {qp.qp_type.name} queue pair cannot have {wrong!r}")
+    if wr.send_flags & SendFlags.IP_CSUM:
+        offered = qp.context.query_device().device_cap_flags
+        if not offered & _CHECKSUMS.get(qp.qp_type, DeviceCapability(0)):
+            raise _lacking(qp, f"IP checksums on a {qp.qp_type.name} queue pair")
+    if opcode in ATOMICS or opcode is WROpcode.ATOMIC_WRITE:
+        # IBTA volume 1, clause 9.4.5: 8 bytes, naturally aligned.
+        if wr.remote_addr % 8:
+            raise ValueError(f"{opcode.name} at {wr.remote_addr:#x}: not a multiple of 8")
+        if (length := sum(sge[1] for sge in wr.sges)) != 8:
+            raise ValueError(f"{opcode.name} of {length} bytes: it is always 8")
+    if opcode is WROpcode.BIND_MW and wr.bind is None:
+        raise ValueError("BIND_MW needs a BindInfo, bind=")
+    if opcode is WROpcode.TSO and wr.tso is None:
+        raise ValueError("TSO needs a Segmentation, tso=")
+    if opcode is WROpcode.FLUSH and (wr.flush is None or wr.sges):
+        raise ValueError("FLUSH needs a FlushInfo, flush=, and has no memory here")
+
+
+def _lacking(qp: Posting, capability: str) -> UnsupportedError:
+    return UnsupportedError(capability, device=qp.context.name, verb="ibv_post_send")
