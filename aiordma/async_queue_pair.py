@@ -47,6 +47,7 @@ from ._loop.affinity import LoopAffinity
 from ._loop.driver import ContextEvents, Watch
 from .errors import BufferStateError, BusyError, QueueFullError, RDMAError, work_completion_error
 from .verbs._device.context import event_error
+from .verbs._qp.post_failures import LONGEST
 from .verbs._qp.work_request import wrong_requests
 
 Completed: TypeAlias = "asyncio.Future[verbs.WorkCompletion]"
@@ -61,7 +62,7 @@ _TAKEN = 16
 _ENTRIES = 256
 _SIGNALED = int(verbs.SendFlags.SIGNALED)
 _OF_A_WRITE = verbs.WCOpcode.RECV_RDMA_WITH_IMM
-_LONGEST = 1 << 31  # bytes of a message of InfiniBand
+_FLUSHED = verbs.WCStatus.WR_FLUSH_ERR
 # Asynchronous events of a queue pair, or of its completion queue, after which nothing works.
 _FATAL = frozenset(
     {
@@ -303,17 +304,15 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         found = self._cq.poll(_TAKEN)
         if len(found) == _TAKEN:
             self._loop.call_soon(self._on_completions)
-        if self.qp.first_failure is None:
-            self._deliver(found)
-            self._wake_waiters()
-        else:
-            if self._cause is None and any(
-                wc.status is verbs.WCStatus.WR_FLUSH_ERR for wc in found
-            ):
-                self._deliver_executed(found)
-                self._events.take()  # what put the queue pair into this state
-            self._deliver(found)
+        failed = self.qp.first_failure is not None
+        if failed and self._cause is None and any(wc.status is _FLUSHED for wc in found):
+            self._deliver_executed(found)
+            self._events.take()  # what put the queue pair into this state
+        self._deliver(found)
+        if failed:
             self._fail(self._flushed)
+        else:
+            self._wake_waiters()
 
     def _deliver(self, found: list[verbs.WorkCompletion]) -> None:
         for wc in found:
@@ -334,7 +333,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         _end(future, wc._replace(wr_id=wr_id))
 
     def _deliver_executed(self, found: list[verbs.WorkCompletion]) -> None:
-        self._deliver([wc for wc in found if wc.status is not verbs.WCStatus.WR_FLUSH_ERR])
+        self._deliver([wc for wc in found if wc.status is not _FLUSHED])
 
     def _on_event(self, event: verbs.AsyncEvent) -> None:
         """The device says that nothing more will be done."""
@@ -356,7 +355,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             while found := self._cq.poll(_TAKEN):
                 self._deliver_executed(found)
         first = self.qp.first_failure
-        flushed = first is None or first.status is verbs.WCStatus.WR_FLUSH_ERR
+        flushed = first is None or first.status is _FLUSHED
         self._cause = cause if flushed else first
         self._fail(self._flushed)
 
@@ -374,7 +373,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
 
     def _flushed(self, operation: str) -> Exception:
         return work_completion_error(
-            verbs.WCStatus.WR_FLUSH_ERR,
+            _FLUSHED,
             operation=operation,
             qp_num=self.qp.qp_num,
             cause=self._cause or self.qp.first_failure,
@@ -429,9 +428,9 @@ class ReceiveRing:
 
     def __init__(self, queue: AsyncQueuePair, count: int, size: int) -> None:
         count, size = integer("count", count, None), integer("size", size, None)
-        if count < 1 or not 1 <= size <= _LONGEST:
+        if count < 1 or not 1 <= size <= LONGEST:
             raise ValueError(
-                f"{count} receives of {size} bytes: ask for 1 or more, of 1 to {_LONGEST} bytes,"
+                f"{count} receives of {size} bytes: ask for 1 or more, of 1 to {LONGEST} bytes,"
                 " as long as a message can be"
             )
         queue._check()

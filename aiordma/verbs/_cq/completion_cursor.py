@@ -6,7 +6,7 @@ import errno
 import socket
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from aiordma._native import failure, ffi
 from aiordma.errors import UnsupportedError, WorkCompletionError
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from aiordma._native import handles as h
 
     from .completion import CompletionQueue
+
+
+def _number(name: str, doc: str, member: str = "") -> Any:
+    """An attribute of a cursor: a field that is a number, as :meth:`CompletionCursor._read`."""
+    return property(lambda cursor: cursor._read(name, member), doc=doc)
 
 
 class CompletionCursor:
@@ -129,16 +134,6 @@ class CompletionCursor:
         return WCOpcode(self._read("opcode"))
 
     @property
-    def vendor_err(self) -> int:
-        """The device's own number for a failure."""
-        return self._read("vendor_err")
-
-    @property
-    def byte_len(self) -> int:
-        """Bytes that arrived."""
-        return self._read("byte_len")
-
-    @property
     def imm_data(self) -> int | None:
         """Immediate data in host order, None when there is none."""
         if not self.wc_flags & WCFlags.WITH_IMM:
@@ -154,51 +149,20 @@ class CompletionCursor:
         return self._read("invalidated_rkey", "imm_data")  # which is the key, in no byte order
 
     @property
-    def qp_num(self) -> int:
-        """The queue pair."""
-        return self._read("qp_num")
-
-    @property
-    def src_qp(self) -> int:
-        """The peer's queue pair, of datagrams."""
-        return self._read("src_qp")
-
-    @property
     def wc_flags(self) -> WCFlags:
         """The flags of the completion."""
         return WCFlags(self._read("wc_flags"))
 
-    @property
-    def slid(self) -> int:
-        """The LID that it came from."""
-        return self._read("slid")
-
-    @property
-    def sl(self) -> int:
-        """Its service level."""
-        return self._read("sl")
-
-    @property
-    def dlid_path_bits(self) -> int:
-        """The low bits of the LID that it was sent to."""
-        return self._read("dlid_path_bits")
-
-    @property
-    def timestamp(self) -> int:
-        """The device's clock, in ticks."""
-        return self._read("timestamp", "completion_ts")
-
-    @property
-    def wallclock_ns(self) -> int:
-        """The time of day, in nanoseconds since 1970."""
-        return self._read("wallclock_ns", "completion_wallclock_ns")
-
-    @property
-    def cvlan(self) -> int:
-        """The VLAN that the device took off."""
-        return self._read("cvlan")
-
-    @property
-    def flow_tag(self) -> int:
-        """The tag of the flow that it matched."""
-        return self._read("flow_tag")
+    vendor_err: int = _number("vendor_err", "The device's own number for a failure.")
+    byte_len: int = _number("byte_len", "Bytes that arrived.")
+    qp_num: int = _number("qp_num", "The queue pair.")
+    src_qp: int = _number("src_qp", "The peer's queue pair, of datagrams.")
+    slid: int = _number("slid", "The LID that it came from.")
+    sl: int = _number("sl", "Its service level.")
+    dlid_path_bits: int = _number("dlid_path_bits", "The low bits of the LID that it was sent to.")
+    timestamp: int = _number("timestamp", "The device's clock, in ticks.", "completion_ts")
+    wallclock_ns: int = _number(
+        "wallclock_ns", "The time of day, in nanoseconds since 1970.", "completion_wallclock_ns"
+    )
+    cvlan: int = _number("cvlan", "The VLAN that the device took off.")
+    flow_tag: int = _number("flow_tag", "The tag of the flow that it matched.")
