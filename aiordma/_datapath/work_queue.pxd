@@ -222,5 +222,6 @@ cdef class SendQueue:
     cdef int on_error_completion(self, object work, uint8_t kind, const aiordma_completion *wc,
                                  bint before_last) except -1
     cdef object error_for(self, WorkRequest work)
+    cdef object take_first(self, SlotList *order)
     cdef int use_room(self) except -1
     cdef int give_room_to_messages(self) except -1

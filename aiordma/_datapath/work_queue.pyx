@@ -620,16 +620,11 @@ cdef class SendQueue:
 
     cdef int post_or_wait(self, WorkRequest work) except -1:
         """Posts `work`, or keeps it until there is room; its end is told to `work` itself."""
-        if self.error is not None:
-            work.on_error(self.error_for(work))
-            work.free_memory()
-        elif self.backlogged or work.entries + CONTROL_ENTRIES > self.free:
+        if self.error is None and (self.backlogged or work.entries + CONTROL_ENTRIES > self.free):
             self.latest_backlogged += 1
             self.backlog[work] = self.latest_backlogged
-            self.post_backlog()
-        else:
-            self.post_now(work)
-        return 0
+            return self.post_backlog()
+        return self.post_checked(work)
 
     def post_frame(self, WorkRequest work not None):
         """Posts `work` past the backlog; the caller has looked for room, and for its turn."""
@@ -878,23 +873,21 @@ cdef class SendQueue:
         while self.receives.first != NO_SLOT and self.driver.poll():
             pass
 
+    cdef object take_first(self, SlotList *order):
+        work = self.table.works[order.first]
+        self.table.free_slot(order.first)
+        return work
+
     def close(self):
         """Destroys the queue pair; after this the device touches none of its memory any more."""
-        cdef uint32_t index
         self.fail(BufferStateError("the queue pair was closed"))
         self.driver.detach(self.qp)
         self.qp.close()
         self.native_qp = NULL
         while self.sends.first != NO_SLOT:
-            index = self.sends.first
-            work = self.table.works[index]
-            self.table.free_slot(index)
-            (<WorkRequest> work).free_memory()
+            (<WorkRequest> self.take_first(&self.sends)).free_memory()
         while self.receives.first != NO_SLOT:
-            index = self.receives.first
-            block = self.table.works[index]
-            self.table.free_slot(index)
-            (<PoolBlock> block).end_lease()
+            (<PoolBlock> self.take_first(&self.receives)).end_lease()
         self.user = self.frame_handler = self.on_room = None
 
 

@@ -154,24 +154,20 @@ class PostedWork:
             self.first_failure = error
         return error
 
-    def _position(self, wr_id: int, *, unsignaled: bool) -> int | None:
-        """Where the first request of that number is; only a signaled one, unless `unsignaled`."""
+    def _end_send(self, wr_id: int, *, unsignaled: bool) -> int | None:
+        """Take out the first request of that number, and all before it, which are done.
+
+        Its opcode, None if unknown; only a signaled one is looked for, unless `unsignaled`.
+        """
         sends = self._sends
         with suppress(IndexError):  # withdrawn meanwhile
             for position in range(len(sends)):
-                posted, _, signaled = sends[position]
+                posted, opcode, signaled = sends[position]
                 if posted == wr_id and (signaled or unsignaled):
-                    return position
+                    for _ in range(position + 1):
+                        sends.popleft()
+                    return opcode
         return None
-
-    def _end_send(self, wr_id: int, *, unsignaled: bool) -> int | None:
-        """Take out the request and all before it, which are done; its opcode, None if unknown."""
-        position = self._position(wr_id, unsignaled=unsignaled)
-        if position is None:
-            return None
-        for _ in range(position):
-            self._sends.popleft()
-        return self._sends.popleft()[1]
 
     def _failed(self, wr_id: int, status: int) -> str:
         """Name the operation. If a send and a receive have the same number, it is the send."""
