@@ -22,7 +22,6 @@ from aiordma.errors import (
     RouteError,
     UnreachableError,
     VerbsError,
-    WorkCompletionError,
     WorkRequestFlushedError,
     WrongLoopError,
 )
@@ -427,16 +426,6 @@ async def test_no_other_thread_ends_a_connection(device_name: str, host: str) ->
                 await asyncio.to_thread(end)
         await one.send(b"hello")
         assert bytes((await two.receives.get())[1]) == b"hello"
-
-
-async def test_receives_end_with_the_queue_pair(device_name: str, host: str) -> None:
-    async with connected(device_name, host) as (one, two):
-        two.id.disconnect()
-        with pytest.raises(WorkCompletionError):
-            await two.receives.get()
-        one.queue.close()
-        with pytest.raises(BufferStateError):
-            await one.receives.get()
 
 
 async def test_the_queue_pair_of_a_synchronous_id(device: verbs.Device, host: str) -> None:

@@ -26,7 +26,6 @@ from aiordma.errors import (
 from aiordma.verbs import (
     EventType,
     QPCapabilities,
-    QPState,
     QPType,
     ScatterGatherElement,
     SendWorkRequest,
@@ -179,19 +178,6 @@ async def test_failed_by_the_protocol(pd: verbs.ProtectionDomain) -> None:
         with pytest.raises(WorkRequestFlushedError) as caught:
             two.queue.recv_nowait()
         assert caught.value.__cause__ is cause
-
-
-async def test_a_full_receive_queue(pd: verbs.ProtectionDomain) -> None:
-    async with connected(pd) as (one, _):
-        posted: list[object] = []
-
-        def fill() -> None:
-            while len(posted) < 4096:  # a device may have more room than it says
-                posted.append(one.queue.recv_nowait())
-
-        with pytest.raises(QueueFullError):
-            fill()
-        assert len(posted) >= one.queue.qp.capabilities.max_recv_wr
 
 
 async def test_a_ring_beside_other_receives(pd: verbs.ProtectionDomain) -> None:
@@ -409,19 +395,11 @@ async def test_a_failure_ends_every_wait(pd: verbs.ProtectionDomain) -> None:
         for error in results[1:]:
             assert isinstance(error, WorkRequestFlushedError)
             assert error.__cause__ is first
-        with pytest.raises(WorkRequestFlushedError) as caught:
-            await one.queue.send()
-        assert caught.value.__cause__ is first
-
-
-async def test_an_end_that_is_heard_of_later_hides_no_failure(pd: verbs.ProtectionDomain) -> None:
-    async with connected(pd) as (one, two):
-        with pytest.raises(RemoteAccessError) as failed:
-            await one.queue.read([one.piece()], two.mr.addr, two.mr.rkey ^ 0x5A5A5A00)
-        one.queue.fail(TimeoutError("no keep-alive"))
-        with pytest.raises(WorkRequestFlushedError) as caught:
-            await one.queue.send()
-        assert caught.value.__cause__ is failed.value
+        for _ in range(2):
+            with pytest.raises(WorkRequestFlushedError) as caught:
+                await one.queue.send()
+            assert caught.value.__cause__ is first
+            one.queue.fail(TimeoutError("no keep-alive"))  # heard of later, it hides no failure
 
 
 async def test_nothing_and_what_is_no_memory(pd: verbs.ProtectionDomain) -> None:
@@ -460,27 +438,6 @@ async def test_many_messages(pd: verbs.ProtectionDomain, qp_type: QPType) -> Non
             await asyncio.gather(*(one.queue.send(imm=64 * round + i) for i in range(64)))
             arrived = [(await receive).imm_data for receive in receives]
             assert arrived == list(range(64 * round, 64 * round + 64))
-
-
-async def test_datagrams(pd: verbs.ProtectionDomain) -> None:
-    async with (
-        AsyncQueuePair(pd, qp_type=QPType.UD) as one,
-        AsyncQueuePair(pd, qp_type=QPType.UD) as two,
-    ):
-        here, there = one.qp.endpoint(), two.qp.endpoint()
-        one.qp.start(here)
-        two.qp.start(there)
-        assert one.qp.state is QPState.RTS
-        with pd.reg_mr(1024) as mr:
-            to = one.qp.destination(here, there)
-            mr.buf[:4] = b"ping"
-            piece = ScatterGatherElement(mr.addr, 4, mr.lkey)
-            received = two.recv_nowait([ScatterGatherElement(mr.addr + 512, 512, mr.lkey)])
-            await one.send([piece], to=to)
-            completion = await received
-            assert completion.src_qp == one.qp.qp_num
-            assert bytes(mr.buf[512 + verbs.GRH_SIZE : 512 + completion.byte_len]) == b"ping"
-            to.ah.close()
 
 
 async def test_a_queue_pair_that_cannot_be_made_leaves_nothing(pd: verbs.ProtectionDomain) -> None:

@@ -124,15 +124,3 @@ def test_a_channel_that_is_never_drained_keeps_nothing_of_each_queue_pair(
         pd.create_qp(cq).close()
         drain(channel)
         assert cq.reserved == 0
-
-
-def test_giving_back_by_hand(cq: verbs.CompletionQueue) -> None:
-    cq.reserve(20)
-    cq.release(5)
-    assert cq.reserved == 15
-    cq.release_when_empty(10)
-    assert (cq.reserved, cq.in_use) == (15, 5)
-    with pytest.raises(ValueError, match="6 entries released, 5 reserved"):
-        cq.release(6)
-    assert cq.poll() == []
-    assert (cq.reserved, cq.in_use) == (5, 5)

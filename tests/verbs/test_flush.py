@@ -64,14 +64,6 @@ def test_after_a_write(flushed: Flushed, level: SelectivityLevel) -> None:
 
 
 @pytest.mark.needs("FLUSH")
-def test_memory_without_the_right(flushed: Flushed) -> None:
-    one, two, _ = flushed()
-    with one.qp.batch() as batch:
-        batch.flush(FlushInfo(8), two.mr.addr, two.mr.rkey)
-    assert one.completion().status is WCStatus.REM_ACCESS_ERR
-
-
-@pytest.mark.needs("FLUSH")
 def test_what_is_no_flush(flushed: Flushed) -> None:
     one, _, mr = flushed()
     sge = ScatterGatherElement(one.mr.addr, 5, one.mr.lkey)

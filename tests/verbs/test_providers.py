@@ -162,16 +162,10 @@ def test_srd(here: Here, stand_in: StandIn) -> None:
             qp.start(qkey=QKEY, pkey_index=99)
         qp.start(qkey=QKEY)
         assert qp.query().qp_state is QPState.RTS
-        sge = verbs.ScatterGatherElement(mr.addr, 64, mr.lkey)
-        qp.post_recv([verbs.ReceiveWorkRequest(1, [sge])])
+        qp.post_recv([verbs.ReceiveWorkRequest(1, [mr.sge(0, 64)])])
         mr.buf[64:69] = b"hello"
-        wr = verbs.SendWorkRequest(
-            2,
-            WROpcode.SEND_WITH_IMM,
-            [verbs.ScatterGatherElement(mr.addr + 64, 5, mr.lkey)],
-            SendFlags.SIGNALED,
-            imm_data=7,
-        )
+        flags = SendFlags.SIGNALED
+        wr = verbs.SendWorkRequest(2, WROpcode.SEND_WITH_IMM, [mr.sge(64, 5)], flags, imm_data=7)
         with ah_to_self(pd) as ah:
             qp.post_send(wr, ah, qp.qp_num, QKEY)
             done = received(cq)
@@ -184,13 +178,9 @@ def test_dc_initiator_and_target(here: Here, stand_in: StandIn) -> None:
     with mlx5.create_dc_initiator(pd, cq, QPCapabilities()) as qp, pd.reg_mr(128) as mr:
         asked = stand_in.asked
         assert (asked["type"], asked["own mask"], asked["dc type"]) == (0xFF, 2, 2)
-        qp.modify(qp_state=QPState.INIT, pkey_index=0, port_num=1, qkey=QKEY)
-        qp.modify(qp_state=QPState.RTR)
-        qp.modify(qp_state=QPState.RTS, sq_psn=0)
-        sge = verbs.ScatterGatherElement(mr.addr, 64, mr.lkey)
-        qp.post_recv([verbs.ReceiveWorkRequest(1, [sge])])
-        wr = verbs.SendWorkRequest(2, WROpcode.SEND, [sge], SendFlags.SIGNALED)
-        wr.sges = [verbs.ScatterGatherElement(mr.addr + 64, 5, mr.lkey)]
+        efa.SRDQueuePair.start(qp, qkey=QKEY)  # type: ignore[arg-type]  # the stand-in's is UD
+        qp.post_recv([verbs.ReceiveWorkRequest(1, [mr.sge(0, 64)])])
+        wr = verbs.SendWorkRequest(2, WROpcode.SEND, [mr.sge(64, 5)], SendFlags.SIGNALED)
         with ah_to_self(pd) as ah:
             qp.post_send(wr, ah, qp.qp_num, DC_KEY)
             assert received(cq)[1].byte_len == 45

@@ -45,6 +45,8 @@ def test_every_capability(
         assert qp.send_ops == send_ops
         assert qp.pd is pd
         assert qp.srq is None
+        assert qp.send_cq is qp.recv_cq is cq
+        assert f"{qp.qp_num:#x} {qp_type.name} RESET" in repr(qp)
         assert qp.free_send_slots == qp.capabilities.max_send_wr
 
 

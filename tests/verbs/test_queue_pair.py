@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -11,45 +10,11 @@ import pytest
 
 from aiordma import verbs
 from aiordma.errors import BufferStateError, QPTransitionError, VerbsError
-from aiordma.verbs import (
-    MTU,
-    AccessFlags,
-    AddressVector,
-    QPAttrMask,
-    QPCapabilities,
-    QPState,
-    QPType,
-)
+from aiordma.verbs import MTU, AccessFlags, AddressVector, QPAttrMask, QPState, QPType
 from aiordma.verbs._qp.qp_attributes import QPChanges
 
 if TYPE_CHECKING:
     from tests.conftest import ConnectedPair, End
-
-
-def test_capabilities(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
-    asked = QPCapabilities(20, 30, 3, 2, 64)
-    with pd.create_qp(cq, capabilities=asked) as qp:
-        granted = qp.capabilities
-        assert granted.max_send_wr >= 20
-        assert granted.max_recv_wr >= 30
-        assert granted.max_send_sge >= 3
-        assert granted.max_recv_sge >= 2
-        assert granted.max_inline_data >= 64
-        assert qp.state is QPState.RESET
-        assert qp.qp_type is QPType.RC
-        assert qp.send_cq is qp.recv_cq is cq
-        assert f"{qp.qp_num:#x} RC RESET" in repr(qp)
-
-
-def test_too_much_is_refused(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
-    most = pd.context.query_device()
-    for asked in (
-        QPCapabilities(max_send_wr=most.max_qp_wr + 1),
-        QPCapabilities(max_send_sge=most.max_sge + 1),
-    ):
-        with pytest.raises(VerbsError, match=r"ibv_create_qp.*a RC queue pair") as caught:
-            pd.create_qp(cq, capabilities=asked)
-        assert caught.value.errno in (errno.EINVAL, errno.ENOMEM)
 
 
 def test_connect(pair: tuple[End, End], context: verbs.Context) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,11 +11,9 @@ import pytest
 from aiordma import verbs
 from aiordma.errors import BufferStateError, BusyError, PostError, QueueFullError, VerbsError
 from aiordma.verbs import (
-    GRH_SIZE,
     AsyncEvent,
     EventType,
     QPState,
-    QPType,
     ReceiveWorkRequest,
     ScatterGatherElement,
     SendFlags,
@@ -231,18 +228,6 @@ def test_write_with_immediate_takes_one(star: Star) -> None:
     assert end.completion().ok
 
 
-def test_an_empty_queue_makes_senders_wait(star: Star) -> None:
-    hub, ends = star(2)
-    for end in ends:
-        send(end, b"patience")
-    assert hub.cq.poll() == []
-    hub.fill(0, 1)
-    received = [hub.completion(), hub.completion()]
-    assert sorted(wc.wr_id for wc in received) == [0, 1]
-    assert {wc.qp_num for wc in received} == {qp.qp_num for qp in hub.qps}
-    assert all(end.completion().ok for end in ends)
-
-
 def test_limit(context: verbs.Context, star: Star) -> None:
     hub, (end,) = star(1)
     hub.fill(*range(6))
@@ -269,43 +254,6 @@ def test_limit(context: verbs.Context, star: Star) -> None:
     send(end, b"")
     assert end.completions(2)[1].ok
     assert context.async_events() == []
-
-
-@pytest.mark.parametrize("qp_type", [QPType.UC, QPType.UD])
-def test_unreliable_queue_pairs(
-    context: verbs.Context, pd: verbs.ProtectionDomain, qp_type: QPType
-) -> None:
-    """Two of a type at one shared queue, each sending to the other."""
-    header = GRH_SIZE if qp_type is QPType.UD else 0
-    with ExitStack() as stack:
-        cq = stack.enter_context(context.create_cq(128))
-        srq = stack.enter_context(pd.create_srq(4))
-        mr = stack.enter_context(pd.reg_mr(1024))
-        qps = [stack.enter_context(pd.create_qp(cq, qp_type=qp_type, srq=srq)) for _ in range(2)]
-        ends = [qp.endpoint() for qp in qps]
-        for qp, mine, theirs in zip(qps, ends, reversed(ends), strict=True):
-            if qp_type is QPType.UD:
-                qp.start(mine)
-            else:
-                qp.connect(mine, theirs)
-        for wr_id in (0, 1):
-            srq.post_recv_one(wr_id, mr.addr + 128 * wr_id, 128, mr.lkey)
-        for number, qp in enumerate(qps):
-            mr.buf[512:516] = bytes([7 + number] * 4)
-            way = None
-            if qp_type is QPType.UD:
-                way = qp.destination(ends[number], ends[1 - number])
-                stack.enter_context(way.ah)
-            with qp.batch() as batch:
-                batch.send([ScatterGatherElement(mr.addr + 512, 4, mr.lkey)], to=way, wr_id=9)
-            found: dict[int, verbs.WorkCompletion] = {}
-            while len(found) < 2:
-                found |= {wc.wr_id: wc for wc in cq.poll()}
-            assert found[9].ok
-            assert found[number].qp_num == qps[1 - number].qp_num
-            assert found[number].byte_len == header + 4
-            start = 128 * number + header
-            assert bytes(mr.buf[start : start + 4]) == bytes([7 + number] * 4)
 
 
 # --- failures ----------------------------------------------------------------------------------

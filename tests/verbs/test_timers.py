@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,17 +19,29 @@ from aiordma._core.timers import (
 
 
 @pytest.mark.parametrize(
-    ("seconds", "exponent"),
-    [(math.inf, 0), (1e-9, 1), (8.192e-6, 1), (8.2e-6, 2), (0.067, 14), (4.096e-6 * 2**31, 31)],
+    ("encode", "seconds", "code"),
+    [
+        *((encode_ack_timeout, *it) for it in ((math.inf, 0), (1e-9, 1), (8.192e-6, 1))),
+        *((encode_ack_timeout, *it) for it in ((8.2e-6, 2), (0.067, 14), (4.096e-6 * 2**31, 31))),
+        *((encode_rnr_timer, *it) for it in ((0, 1), (0.00001, 1), (0.00064, 12), (0.0007, 13))),
+        *((encode_rnr_timer, *it) for it in ((0.49152, 31), (0.5, 0), (0.65536, 0))),
+    ],
 )
-def test_ack_timeout(seconds: float, exponent: int) -> None:
-    assert encode_ack_timeout(seconds) == exponent
+def test_codes(encode: Callable[[float], int], seconds: float, code: int) -> None:
+    assert encode(seconds) == code
 
 
-@pytest.mark.parametrize("seconds", [0, -1, 9000, -math.inf])
-def test_ack_timeout_out_of_range(seconds: float) -> None:
-    with pytest.raises(ValueError, match="ack timeout"):
-        encode_ack_timeout(seconds)
+@pytest.mark.parametrize(
+    ("encode", "named", "wrong"),
+    [
+        (encode_ack_timeout, "ack timeout", (0, -1, 9000, -math.inf)),
+        (encode_rnr_timer, "RNR timer", (-0.1, 0.7, math.inf)),
+    ],
+)
+def test_out_of_range(encode: Callable[[float], int], named: str, wrong: tuple[float, ...]) -> None:
+    for seconds in wrong:
+        with pytest.raises(ValueError, match=named):
+            encode(seconds)
 
 
 @pytest.mark.parametrize("given", [14, np.int64(14)])
@@ -49,20 +62,6 @@ def test_ack_timeout_is_never_shorter_and_less_than_twice_as_long(seconds: float
     granted = decode_ack_timeout(encode_ack_timeout(seconds))
     assert granted >= seconds * (1 - 1e-8)
     assert granted < max(2 * seconds, 9e-6) * (1 + 1e-8)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "code"),
-    [(0, 1), (0.00001, 1), (0.00064, 12), (0.0007, 13), (0.49152, 31), (0.5, 0), (0.65536, 0)],
-)
-def test_rnr_timer(seconds: float, code: int) -> None:
-    assert encode_rnr_timer(seconds) == code
-
-
-@pytest.mark.parametrize("seconds", [-0.1, 0.7, math.inf])
-def test_rnr_timer_out_of_range(seconds: float) -> None:
-    with pytest.raises(ValueError, match="RNR timer"):
-        encode_rnr_timer(seconds)
 
 
 @pytest.mark.parametrize("code", range(32))

@@ -51,9 +51,6 @@ def test_the_table_of_the_manual_page(opcode: WROpcode) -> None:
 def test_every_operation_is_in_the_table() -> None:
     assert set(OPERATIONS) == set(WROpcode) - {WROpcode.DRIVER1}
     assert set(TABLE) == set(OPERATIONS) - {WROpcode.FLUSH, WROpcode.ATOMIC_WRITE}
-    assert {operation.send_op.name for operation in OPERATIONS.values()} == {
-        opcode.name for opcode in OPERATIONS
-    }
 
 
 def test_flags() -> None:
