@@ -55,6 +55,7 @@ else:
             "._memory.memory_region": "MemoryRegion address_of",
             "._memory.memory_window": "MemoryWindow inc_rkey",
             "._qp.batch": "ReceiveBatch SendBatch",
+            "._qp.bring_up": "PathKeywords",
             "._qp.multicast": "MULTICAST_QPN MulticastAttachment",
             "._qp.qp_attributes": "ECE QPAttributes QPCapabilities RateLimit",
             "._qp.qp_creation": "QPKeywords",

@@ -9,12 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aiordma._native import RequestArray, ffi, lib
-from aiordma.errors import (
-    PostError,
-    QueueFullError,
-    RDMAError,
-    WorkCompletionError,
-)
+from aiordma.errors import PostError, QueueFullError, RDMAError, WorkCompletionError
 
 from .._device.enums import QPType, SendFlags, WROpcode
 from .batch import ReceiveBatch, SendBatch

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .shared_receive_queue import SharedReceiveQueue
 
 # enum ibv_qp_init_attr_mask
-_PD, _XRCD, _CREATE_FLAGS, _MAX_TSO_HEADER, _SEND_OPS = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 6
+_PD, _CREATE_FLAGS, _MAX_TSO_HEADER, _SEND_OPS = 1 << 0, 1 << 2, 1 << 3, 1 << 6
 
 # Of the kernel's enum ib_uverbs_device_cap_flags: a provider's library may know the operation where
 # the device does not (rdma-core 44 on Linux 6.1).
@@ -195,7 +195,7 @@ def create_qp(
     except OverflowError as error:
         raise ValueError(f"a queue pair with {capabilities}{options}: {error}") from None
     except VerbsError as error:
-        raise _refused(error, context, qp_type, capabilities, options) from None
+        raise refused(error, context, qp_type, capabilities, options) from None
     parents: list[Node[Any]] = [pd.node, send_cq.node, recv_cq.node, *maker.parents()]
     if srq is not None:
         parents.append(srq.node)
@@ -204,26 +204,6 @@ def create_qp(
     return QueuePair(
         node, pd, send_cq, recv_cq, attr, srq=srq, send_ops=options.send_ops, reserved=reserved
     )
-
-
-def create_xrc_target(xrcd: Resource[h.ibv_xrcd], context: Context, *, own: bool) -> QueuePair:
-    """As :meth:`XRCDomain.create_qp`: the side of XRC that receives has no queues of its own.
-
-    `own`: no other process uses the domain.
-    """
-    calls = context.library.calls
-    attr = ffi.new("struct ibv_qp_init_attr_ex *")
-    attr.qp_type = QPType.XRC_RECV
-    attr.comp_mask, attr.xrcd = _XRCD, xrcd.pointer
-    try:
-        pointer = calls.ibv_create_qp_ex(context.pointer, attr)
-    except VerbsError as error:
-        nothing = QPCapabilities(0, 0, 0, 0, 0)
-        raise _refused(error, context, QPType.XRC_RECV, nothing, QPOptions()) from None
-    node = Node("QueuePair", pointer, calls.ibv_destroy_qp, [xrcd.node])
-    if own:
-        node.halt = resets(context.library)
-    return QueuePair(node, None, None, None, attr, context=context)
 
 
 def _require(context: Context, qp_type: QPType, send_ops: SendOps) -> None:
@@ -242,7 +222,7 @@ def require_xrc(context: Context, verb: str) -> None:
         raise UnsupportedError(XRC, device=context.name, verb=verb)
 
 
-def _refused(
+def refused(
     error: VerbsError,
     context: Context,
     qp_type: QPType,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 from aiordma._core.arguments import instance
-from aiordma._native import ffi, lib
+from aiordma._native import explained, ffi, lib
+from aiordma.errors import UnsupportedError, VerbsError
 
 from .._cq.completion import hold_room
 from .._device.enums import LinkLayer, QPType, TransportType
 from .._device.resource import Node
-from .multicast import MulticastAttachment, attach
+from .multicast import MulticastAttachment
 from .posted_work import PostedWork
 from .posting import Posting
 from .qp_attributes import ECE, QPCapabilities, RateLimit
@@ -127,7 +129,35 @@ class QueuePair(Posting):
         GID, ``MULTICAST_QPN`` and the members' Q_Key. ValueError for another type of queue pair
         or an address of no group; VerbsError, with the device's limits, when it has no room.
         """
-        return attach(self, gid, lid)
+        context, calls, pointer = self.context, self.context.library.calls, self.pointer
+        if self.qp_type is not QPType.UD:
+            raise ValueError(f"{self!r} cannot be in a multicast group: its type is not UD")
+        if not gid.ip.is_multicast:  # of IPv6, or of IPv4 in its mapped form, as RoCE v2 has it
+            raise ValueError(f"{gid} is not a multicast address")
+        if not 0 <= lid < 1 << 16:
+            raise ValueError(f"a LID has 16 bits, unlike {lid}")
+        raw = ffi.new("union ibv_gid *")
+        ffi.buffer(raw)[:] = gid.raw
+        try:
+            with context._offering("multicast groups"):
+                calls.ibv_attach_mcast(pointer, raw, lid)
+        except UnsupportedError:
+            raise
+        except VerbsError as error:
+            detail = f"{self!r} to {gid}"
+            if error.errno == errno.ENOMEM:
+                limits = context.query_device()
+                detail += (
+                    f"; the device has {limits.max_mcast_grp} groups with "
+                    f"{limits.max_mcast_qp_attach} queue pairs each"
+                )
+            raise explained(error, detail) from None
+
+        def detach(raw: h.ibv_gid) -> None:
+            calls.ibv_detach_mcast(pointer, raw, lid)
+
+        node = Node("MulticastAttachment", raw, detach, [self.node])
+        return MulticastAttachment(node, self, gid, lid)
 
     # --- beyond the standard ---------------------------------------------------------------
 

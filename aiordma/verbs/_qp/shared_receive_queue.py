@@ -189,7 +189,18 @@ def create_srq(
     """As :meth:`ProtectionDomain.create_srq`."""
     context = pd.context
     max_wr, max_sge = integer("max_wr", max_wr, None), integer("max_sge", max_sge, None)
-    _check(context, max_wr, max_sge)
+    device = context.query_device()
+    if not device.max_srq:
+        raise UnsupportedError("shared receive queues", device=context.name, verb="ibv_create_srq")
+    if not 0 < max_wr <= device.max_srq_wr:
+        raise ValueError(
+            f"a shared receive queue of {max_wr} receives; {context.name} takes 1 to"
+            f" {device.max_srq_wr}"
+        )
+    if not 0 <= max_sge <= device.max_srq_sge:
+        raise ValueError(
+            f"receives of {max_sge} pieces; {context.name} takes up to {device.max_srq_sge}"
+        )
     if (xrcd is None) != (cq is None):
         raise ValueError("an XRC shared receive queue needs both an XRC domain and a CQ")
     calls = context.library.calls
@@ -217,18 +228,3 @@ def create_srq(
     if cq is not None:
         srq._complete_at(cq, node)
     return srq
-
-
-def _check(context: Context, max_wr: int, max_sge: int) -> None:
-    device = context.query_device()
-    if not device.max_srq:
-        raise UnsupportedError("shared receive queues", device=context.name, verb="ibv_create_srq")
-    if not 0 < max_wr <= device.max_srq_wr:
-        raise ValueError(
-            f"a shared receive queue of {max_wr} receives; {context.name} takes 1 to"
-            f" {device.max_srq_wr}"
-        )
-    if not 0 <= max_sge <= device.max_srq_sge:
-        raise ValueError(
-            f"receives of {max_sge} pieces; {context.name} takes up to {device.max_srq_sge}"
-        )

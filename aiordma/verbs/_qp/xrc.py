@@ -16,16 +16,20 @@ from typing import TYPE_CHECKING
 
 from aiordma._core.arguments import I32_MAX, integer
 from aiordma._native import ffi
+from aiordma.errors import VerbsError
 
+from .._device.enums import QPType
 from .._device.resource import Node, Resource
-from .qp_creation import XRC, create_xrc_target, require_xrc
+from .qp_attributes import QPCapabilities, resets
+from .qp_creation import XRC, QPOptions, refused, require_xrc
+from .queue_pair import QueuePair
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
 
     from .._device.context import Context
-    from .queue_pair import QueuePair
 
+_XRCD = 1 << 1  # of enum ibv_qp_init_attr_mask
 # enum ibv_xrcd_init_attr_mask
 _FD, _OFLAGS = 1 << 0, 1 << 1
 
@@ -41,7 +45,18 @@ class XRCDomain(Resource["h.ibv_xrcd"]):
 
     def create_qp(self) -> QueuePair:
         """Make the receiving side of a connection, type XRC_RECV, in state RESET."""
-        return create_xrc_target(self, self.context, own=self._own)
+        context, calls = self.context, self.context.library.calls
+        attr = ffi.new("struct ibv_qp_init_attr_ex *")
+        attr.qp_type, attr.comp_mask, attr.xrcd = QPType.XRC_RECV, _XRCD, self.pointer
+        try:
+            pointer = calls.ibv_create_qp_ex(context.pointer, attr)
+        except VerbsError as error:
+            nothing = QPCapabilities(0, 0, 0, 0, 0)
+            raise refused(error, context, QPType.XRC_RECV, nothing, QPOptions()) from None
+        node = Node("QueuePair", pointer, calls.ibv_destroy_qp, [self.node])
+        if self._own:
+            node.halt = resets(context.library)
+        return QueuePair(node, None, None, None, attr, context=context)
 
 
 def open_xrcd(context: Context, fd: int | None, exclusive: bool) -> XRCDomain:
