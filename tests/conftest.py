@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import hypothesis
 import pytest
@@ -366,7 +366,8 @@ class End:
         )
 
 
-ConnectedPair = Callable[..., tuple[End, End]]
+Pair: TypeAlias = tuple[End, End]
+ConnectedPair: TypeAlias = Callable[..., Pair]
 
 
 @dataclass
@@ -386,7 +387,7 @@ class PairFactory:
         send_ops: verbs.SendOps = verbs.SendOps.NONE,
         sq_sig_all: bool = False,
         **connect: Any,
-    ) -> tuple[End, End]:
+    ) -> Pair:
         ends = []
         kinds: Any = {"qp_type": qp_type, "send_ops": send_ops, "sq_sig_all": sq_sig_all}
         for _ in range(2):
@@ -414,9 +415,15 @@ def connected_pair(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterat
 
 
 @pytest.fixture
-def pair(connected_pair: ConnectedPair) -> tuple[End, End]:
+def pair(connected_pair: ConnectedPair) -> Pair:
     """Two ends connected to each other."""
     return connected_pair()
+
+
+@pytest.fixture
+def heard(connected_pair: ConnectedPair, channel: verbs.CompletionChannel) -> Pair:
+    """Two ends connected to each other, whose completion queues have one channel."""
+    return connected_pair(channel=channel)
 
 
 # --- the event loops ---------------------------------------------------------------------------

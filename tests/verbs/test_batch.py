@@ -23,7 +23,7 @@ from aiordma.verbs import (
 )
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, End
+    from tests.conftest import ConnectedPair, Pair
 
 BUILDERS = verbs.send_ops_of(verbs.QPType.RC)
 
@@ -125,7 +125,7 @@ def test_windows(
         owner.qp.close()
 
 
-def test_an_exception_drops_all(pair: tuple[End, End]) -> None:
+def test_an_exception_drops_all(pair: Pair) -> None:
     one, two = pair
     one.mr.buf[:4] = b"bad!"
 
@@ -143,7 +143,7 @@ def test_an_exception_drops_all(pair: tuple[End, End]) -> None:
     assert one.qp.free_send_slots == one.qp.capabilities.max_send_wr
 
 
-def test_nothing_of_a_wrong_batch_is_posted(pair: tuple[End, End]) -> None:
+def test_nothing_of_a_wrong_batch_is_posted(pair: Pair) -> None:
     one, two = pair
 
     def misaligned() -> None:
@@ -164,7 +164,7 @@ def test_nothing_of_a_wrong_batch_is_posted(pair: tuple[End, End]) -> None:
     assert one.cq.poll() == []
 
 
-def test_a_batch_collects_inside_its_scope_only(pair: tuple[End, End]) -> None:
+def test_a_batch_collects_inside_its_scope_only(pair: Pair) -> None:
     one, two = pair
     batch = one.qp.batch()
     with pytest.raises(BufferStateError, match="inside its with"):
@@ -182,7 +182,7 @@ def test_a_batch_collects_inside_its_scope_only(pair: tuple[End, End]) -> None:
     assert two.completion().ok
 
 
-def test_immediate_or_invalidate(pair: tuple[End, End]) -> None:
+def test_immediate_or_invalidate(pair: Pair) -> None:
     with pair[0].qp.batch() as batch, pytest.raises(ValueError, match="not both"):
         batch.send(imm=1, invalidate=2)
 

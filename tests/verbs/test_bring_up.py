@@ -26,7 +26,7 @@ from aiordma.verbs import (
 from aiordma.verbs._device.route_lookup import source_entry
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, End
+    from tests.conftest import ConnectedPair, Pair
 
 
 # --- unreliable connections --------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_connecting_takes_a_new_queue_pair(qp: verbs.QueuePair) -> None:
 
 
 def test_drained_and_resumed(
-    context: verbs.Context, pair: tuple[End, End], deviations: frozenset[str]
+    context: verbs.Context, pair: Pair, deviations: frozenset[str]
 ) -> None:
     """IBTA volume 1, clause 10.3.1.5: what is posted in SQD waits."""
     one, two = pair

@@ -19,7 +19,7 @@ from tests.verbs.draining import drain
 
 if TYPE_CHECKING:
     from aiordma._native import Record
-    from tests.conftest import ConnectedPair, End
+    from tests.conftest import ConnectedPair, End, Pair
 
 SIGNALED = SendFlags.SIGNALED
 
@@ -87,7 +87,7 @@ def test_size(context: verbs.Context) -> None:
             context.create_cq(wrong)
 
 
-def test_poll_gives_them_in_order(pair: tuple[End, End]) -> None:
+def test_poll_gives_them_in_order(pair: Pair) -> None:
     one, two = pair
     for wr_id in range(8):
         send(one, two, wr_id)
@@ -100,7 +100,7 @@ def test_poll_gives_them_in_order(pair: tuple[End, End]) -> None:
     assert one.cq.poll() == two.cq.poll() == []
 
 
-def test_poll_takes_no_more_than_asked(pair: tuple[End, End]) -> None:
+def test_poll_takes_no_more_than_asked(pair: Pair) -> None:
     one, two = pair
     for wr_id in range(5):
         send(one, two, wr_id)
@@ -111,9 +111,9 @@ def test_poll_takes_no_more_than_asked(pair: tuple[End, End]) -> None:
 
 
 def test_an_event_tells_that_there_is_something(
-    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+    heard: Pair, channel: verbs.CompletionChannel
 ) -> None:
-    one, two = connected_pair(channel=channel)
+    one, two = heard
     assert not os.get_blocking(channel.fd)
     assert channel.get_event() is None
     two.cq.req_notify()
@@ -138,10 +138,8 @@ def test_solicited_only(connected_pair: ConnectedPair, channel: verbs.Completion
     one.completions(2)
 
 
-def test_drain_takes_all_and_stays_armed(
-    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
-) -> None:
-    one, two = connected_pair(channel=channel)
+def test_drain_takes_all_and_stays_armed(heard: Pair, channel: verbs.CompletionChannel) -> None:
+    one, two = heard
     for end in (one, two):
         end.cq.req_notify()
         end.qp.untrack()
@@ -163,10 +161,8 @@ def test_drain_takes_all_and_stays_armed(
     assert channel.events >= 10
 
 
-def test_drain_says_when_there_is_more(
-    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
-) -> None:
-    one, two = connected_pair(channel=channel)
+def test_drain_says_when_there_is_more(heard: Pair, channel: verbs.CompletionChannel) -> None:
+    one, two = heard
     one.cq.req_notify()
     for wr_id in range(9):
         send(one, two, wr_id)
@@ -247,9 +243,9 @@ def test_no_completions_are_wanted(connected_pair: ConnectedPair) -> None:
 
 
 def test_a_queue_is_closed_between_two_drains(
-    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+    heard: Pair, channel: verbs.CompletionChannel
 ) -> None:
-    one, two = connected_pair(channel=channel)
+    one, two = heard
     one.cq.req_notify()
     for wr_id in range(8):
         send(one, two, wr_id)

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aiordma import verbs
-from aiordma.verbs import WROpcode
+from aiordma.verbs import CompletionChannel, CompletionQueue, Context, WROpcode
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, End
+    from tests.conftest import ConnectedPair, End, Pair
 
 
 def send(one: End, two: End, wr_id: int = 1) -> None:
@@ -27,7 +26,7 @@ def send(one: End, two: End, wr_id: int = 1) -> None:
 
 @pytest.mark.parametrize("spin", [0.0, 0.001, math.inf], ids=["events", "adaptive", "busy"])
 def test_what_is_there_and_what_is_to_come(
-    connected_pair: ConnectedPair, channel: verbs.CompletionChannel, spin: float
+    connected_pair: ConnectedPair, channel: CompletionChannel, spin: float
 ) -> None:
     one, two = connected_pair(channel=channel)
     for wr_id in range(50):  # long after the queue was armed for the first time
@@ -38,27 +37,18 @@ def test_what_is_there_and_what_is_to_come(
 
 @pytest.mark.parametrize("spin", [0.0, 0.01, math.inf], ids=["events", "adaptive", "busy"])
 def test_another_thread_sends(
-    connected_pair: ConnectedPair, channel: verbs.CompletionChannel, spin: float
+    connected_pair: ConnectedPair, channel: CompletionChannel, spin: float
 ) -> None:
     """It sleeps, or polls, without the GIL: the sender runs meanwhile."""
     one, two = connected_pair(channel=channel)
-    waiting = threading.Event()
-
-    def sender() -> None:
-        waiting.wait()
-        send(one, two, 9)
-
-    thread = threading.Thread(target=sender)
+    thread = threading.Timer(0.001, send, (one, two, 9))
     thread.start()
-    waiting.set()
     assert [wc.wr_id for wc in two.cq.wait(spin=spin, timeout=30)] == [9]
     thread.join()
 
 
-def test_no_more_than_asked(
-    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
-) -> None:
-    one, two = connected_pair(channel=channel)
+def test_no_more_than_asked(heard: Pair, channel: CompletionChannel) -> None:
+    one, two = heard
     for wr_id in range(4):
         send(one, two, wr_id)
     found: list[int] = []
@@ -70,7 +60,7 @@ def test_no_more_than_asked(
 
 
 @pytest.mark.parametrize("spin", [0.0, 0.01, math.inf])
-def test_timeout(context: verbs.Context, channel: verbs.CompletionChannel, spin: float) -> None:
+def test_timeout(context: Context, channel: CompletionChannel, spin: float) -> None:
     with context.create_cq(16, channel) as cq:
         began = time.monotonic()
         assert cq.wait(timeout=0.05, spin=spin) == []
@@ -78,7 +68,7 @@ def test_timeout(context: verbs.Context, channel: verbs.CompletionChannel, spin:
         assert cq.wait(timeout=0, spin=spin) == []
 
 
-def test_without_a_channel_it_can_only_look(context: verbs.Context) -> None:
+def test_without_a_channel_it_can_only_look(context: Context) -> None:
     with context.create_cq(16) as cq:
         with pytest.raises(ValueError, match="no channel to sleep on"):
             cq.wait(timeout=1)
@@ -88,7 +78,7 @@ def test_without_a_channel_it_can_only_look(context: verbs.Context) -> None:
 
 
 def test_events_of_other_queues_are_kept_for_them(
-    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+    connected_pair: ConnectedPair, channel: CompletionChannel
 ) -> None:
     one, two = connected_pair(channel=channel)
     three, four = connected_pair(channel=channel)
@@ -105,7 +95,7 @@ def test_events_of_other_queues_are_kept_for_them(
 
 def test_two_threads_wait_for_queues_of_one_channel(
     connected_pair: ConnectedPair,
-    channel: verbs.CompletionChannel,
+    channel: CompletionChannel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second one does not take the event for which the first one is about to sleep."""
@@ -119,7 +109,7 @@ def test_two_threads_wait_for_queues_of_one_channel(
     taken: list[threading.Thread] = []
     take, rest = channel.get_event, channel._event_taken.wait
 
-    def take_late() -> verbs.CompletionQueue | None:
+    def take_late() -> CompletionQueue | None:
         queue = take()
         taken.append(threading.current_thread())
         if taken[-1] is second:
@@ -165,8 +155,6 @@ def alarm_soon() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("spin", [0.0, math.inf], ids=["events", "busy"])
-def test_signals_are_seen(
-    context: verbs.Context, channel: verbs.CompletionChannel, spin: float
-) -> None:
+def test_signals_are_seen(context: Context, channel: CompletionChannel, spin: float) -> None:
     with context.create_cq(16, channel) as cq, pytest.raises(Alarm), alarm_soon():
         cq.wait(spin=spin)

@@ -18,7 +18,7 @@ from tests.verbs.draining import drain
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
-    from tests.conftest import ConnectedPair, End
+    from tests.conftest import ConnectedPair, End, Pair
 
 EXTENDED = pytest.mark.needs("extended completion queues")
 TIMES = WCFields.WITH_COMPLETION_TIMESTAMP | WCFields.WITH_COMPLETION_TIMESTAMP_WALLCLOCK
@@ -120,7 +120,7 @@ def test_timestamps(context: verbs.Context, connected_pair: ConnectedPair) -> No
     assert context.query_device_ex().seconds(after - before) < 60
 
 
-def test_every_field_of_a_completion(pair: tuple[End, End]) -> None:
+def test_every_field_of_a_completion(pair: Pair) -> None:
     one, two = pair
     write(one, two, imm=0xABCD1234)
     sent, received = one.completion(), two.completion()
@@ -162,7 +162,7 @@ def test_one_drain_for_both_kinds(
         assert found == sent
 
 
-def test_a_failed_one_tells_no_more_than_is_defined(pair: tuple[End, End]) -> None:
+def test_a_failed_one_tells_no_more_than_is_defined(pair: Pair) -> None:
     one, two = pair
     write(one, two, rkey=two.mr.rkey ^ 0x55)
     wc = one.completion()
@@ -188,7 +188,7 @@ def steps(end: End, count: int) -> list[tuple[object, ...]]:
     return found
 
 
-def test_a_cursor(pair: tuple[End, End]) -> None:
+def test_a_cursor(pair: Pair) -> None:
     one, two = pair
     for imm in (1, None, 3):
         write(one, two, imm)
@@ -198,7 +198,7 @@ def test_a_cursor(pair: tuple[End, End]) -> None:
     assert two.cq.poll() == []
 
 
-def test_a_cursor_tells_more_as_well(pair: tuple[End, End]) -> None:
+def test_a_cursor_tells_more_as_well(pair: Pair) -> None:
     one, two = pair
     write(one, two, 4)
     one.completion()
@@ -224,7 +224,7 @@ def test_a_cursor_tells_more_as_well(pair: tuple[End, End]) -> None:
                 getattr(at, name)
 
 
-def test_a_cursor_may_stop_half_way(pair: tuple[End, End]) -> None:
+def test_a_cursor_may_stop_half_way(pair: Pair) -> None:
     one, two = pair
     for imm in range(3):
         write(one, two, imm)
@@ -245,7 +245,7 @@ def test_a_cursor_of_nothing(cq: verbs.CompletionQueue) -> None:
             cursor.byte_len  # noqa: B018
 
 
-def test_a_cursor_settles_the_account(pair: tuple[End, End]) -> None:
+def test_a_cursor_settles_the_account(pair: Pair) -> None:
     """As polling does: what it has come to is no longer under way, a failure has its name."""
     one, two = pair
     write(one, two, rkey=two.mr.rkey ^ 0x55)

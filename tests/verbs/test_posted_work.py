@@ -32,7 +32,7 @@ from aiordma.verbs._qp.posted_work import PostedWork
 
 if TYPE_CHECKING:
     from aiordma._native import Record
-    from tests.conftest import ConnectedPair, End
+    from tests.conftest import ConnectedPair, Pair
 
 SIGNALED = int(SendFlags.SIGNALED)
 
@@ -148,7 +148,7 @@ def test_after_a_failure() -> None:
 # --- on the device -----------------------------------------------------------------------------
 
 
-def test_slots_are_free_when_a_later_completion_has_been_polled(pair: tuple[End, End]) -> None:
+def test_slots_are_free_when_a_later_completion_has_been_polled(pair: Pair) -> None:
     one, two = pair
     size = one.qp.free_send_slots
     assert size == one.qp.capabilities.max_send_wr
@@ -171,7 +171,7 @@ def test_every_send_signaled_by_the_queue_pair(connected_pair: ConnectedPair) ->
     assert one.qp.free_send_slots == size
 
 
-def test_a_post_that_fails_takes_no_slot(pair: tuple[End, End]) -> None:
+def test_a_post_that_fails_takes_no_slot(pair: Pair) -> None:
     one, _ = pair
     size = one.qp.free_send_slots
     with pytest.raises(TypeError):
@@ -184,7 +184,7 @@ def test_a_post_that_fails_takes_no_slot(pair: tuple[End, End]) -> None:
     assert one.qp.free_send_slots == size
 
 
-def test_the_first_failure_is_the_cause_of_the_rest(pair: tuple[End, End]) -> None:
+def test_the_first_failure_is_the_cause_of_the_rest(pair: Pair) -> None:
     one, two = pair
     one.post_recv(5, 64)
     with one.qp.batch() as batch:
@@ -209,7 +209,7 @@ def test_the_first_failure_is_the_cause_of_the_rest(pair: tuple[End, End]) -> No
 # --- unsignaled requests -----------------------------------------------------------------------
 
 
-def requests(ends: tuple[End, End], flags: SendFlags, count: int = 1) -> list[SendWorkRequest]:
+def requests(ends: Pair, flags: SendFlags, count: int = 1) -> list[SendWorkRequest]:
     a, b = ends
     there: Any = {"remote_addr": b.mr.addr, "rkey": b.mr.rkey}
     return [SendWorkRequest(7, WROpcode.RDMA_WRITE, [a.sge()], flags, **there)] * count

@@ -20,7 +20,7 @@ from aiordma.verbs import (
 )
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, End
+    from tests.conftest import ConnectedPair, Pair
 
 SIGNALED = int(SendFlags.SIGNALED)
 
@@ -39,7 +39,7 @@ def connected_pair(request: pytest.FixtureRequest, connected_pair: ConnectedPair
 
 
 @pytest.mark.parametrize("length", [0, 1, 4095, 4096, 4097, 65536])
-def test_send(pair: tuple[End, End], length: int) -> None:
+def test_send(pair: Pair, length: int) -> None:
     one, two = pair
     one.mr.buf[:] = bytes(range(256)) * 256
     two.post_recv(7, 65536)
@@ -53,7 +53,7 @@ def test_send(pair: tuple[End, End], length: int) -> None:
 
 
 @pytest.mark.parametrize("imm", [0, 1, 0x12345678, 0xFFFFFFFF])
-def test_immediate_is_in_host_order(pair: tuple[End, End], imm: int) -> None:
+def test_immediate_is_in_host_order(pair: Pair, imm: int) -> None:
     one, two = pair
     two.post_recv(1, 64)
     one.post(WROpcode.SEND_WITH_IMM, length=4, imm_data=imm)
@@ -119,7 +119,7 @@ def test_inline_data_may_be_changed_at_once(connected_pair: ConnectedPair) -> No
 # --- one-sided ---------------------------------------------------------------------------------
 
 
-def test_atomics_return_the_old_value(pair: tuple[End, End]) -> None:
+def test_atomics_return_the_old_value(pair: Pair) -> None:
     one, two = pair
     counter, old = two.mr.buf[64:72].cast("Q"), one.mr.buf[:8].cast("Q")
     counter[0] = 40

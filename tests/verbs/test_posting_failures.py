@@ -22,7 +22,7 @@ from aiordma.verbs import (
 )
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, End
+    from tests.conftest import ConnectedPair, Pair
 
 SIGNALED = int(SendFlags.SIGNALED)
 
@@ -36,7 +36,7 @@ SIGNALED = int(SendFlags.SIGNALED)
     ],
 )
 def test_the_region_must_give_the_right(
-    pair: tuple[End, End], pd: verbs.ProtectionDomain, opcode: WROpcode, right: AccessFlags
+    pair: Pair, pd: verbs.ProtectionDomain, opcode: WROpcode, right: AccessFlags
 ) -> None:
     one, two = pair
     rights = two.mr.access & ~right
@@ -47,7 +47,7 @@ def test_the_region_must_give_the_right(
         assert not any(mr.buf)
 
 
-def test_a_closed_region(pair: tuple[End, End], pd: verbs.ProtectionDomain) -> None:
+def test_a_closed_region(pair: Pair, pd: verbs.ProtectionDomain) -> None:
     one, two = pair
     mr = pd.reg_mr(4096, two.mr.access)
     addr, rkey, memory = mr.addr, mr.rkey, mr.buf
@@ -80,9 +80,7 @@ def test_what_a_queue_pair_was_connected_with(
         assert one.completion().status is status
 
 
-def test_a_message_longer_than_the_receive(
-    pair: tuple[End, End], deviations: frozenset[str]
-) -> None:
+def test_a_message_longer_than_the_receive(pair: Pair, deviations: frozenset[str]) -> None:
     """IBTA volume 1, clause 9.9.3, table 61: invalid request there, length error here."""
     one, two = pair
     two.post_recv(7, 8)
@@ -97,7 +95,7 @@ def test_a_message_longer_than_the_receive(
         assert received.status is WCStatus.LOC_LEN_ERR
 
 
-def test_a_wrong_lkey(pair: tuple[End, End], deviations: frozenset[str]) -> None:
+def test_a_wrong_lkey(pair: Pair, deviations: frozenset[str]) -> None:
     one, two = pair
     two.post_recv(1, 8)
     one.qp.post_send_one(5, WROpcode.SEND, SIGNALED, one.mr.addr, 8, one.mr.lkey ^ 0x5A5A5A00)
@@ -147,7 +145,7 @@ def test_a_full_queue_of_a_device_tells_the_first_that_was_not_posted(
         _ = one.qp.free_send_slots
 
 
-def test_a_full_receive_queue(pair: tuple[End, End]) -> None:
+def test_a_full_receive_queue(pair: Pair) -> None:
     one, _ = pair
     granted = one.qp.query().cap.max_recv_wr
     with pytest.raises(PostError) as caught:
@@ -159,7 +157,7 @@ def test_a_full_receive_queue(pair: tuple[End, End]) -> None:
         one.post_recv(1, 8)
 
 
-def test_too_many_pieces(pair: tuple[End, End]) -> None:
+def test_too_many_pieces(pair: Pair) -> None:
     one, _ = pair
     pieces = [one.sge()] * 40
     caps = one.qp.capabilities
@@ -178,7 +176,7 @@ def test_too_many_pieces(pair: tuple[End, End]) -> None:
         one.qp.post_recv([ReceiveWorkRequest(1, pieces)])
 
 
-def test_too_much_inline(pair: tuple[End, End]) -> None:
+def test_too_much_inline(pair: Pair) -> None:
     one, _ = pair
     most = one.qp.capabilities.max_inline_data
     length, flags = most + 1, SIGNALED | SendFlags.INLINE
@@ -188,7 +186,7 @@ def test_too_much_inline(pair: tuple[End, End]) -> None:
     assert one.qp.free_send_slots == one.qp.capabilities.max_send_wr
 
 
-def test_pieces_of_another_shape(pair: tuple[End, End]) -> None:
+def test_pieces_of_another_shape(pair: Pair) -> None:
     """A tuple of three numbers is a piece; anything else is said, before anything is posted."""
     one, two = pair
     two.post_recv(1, 8)
@@ -237,7 +235,7 @@ def test_what_a_transport_cannot_do_is_not_posted(
         assert caught.value.device == pd.context.name
 
 
-def test_a_number_that_does_not_fit(pair: tuple[End, End]) -> None:
+def test_a_number_that_does_not_fit(pair: Pair) -> None:
     one, _ = pair
     posts: list[Callable[[], None]] = [
         lambda: one.qp.post_send_one(1 << 64, WROpcode.SEND, 0, 0, 0, 0),
@@ -262,7 +260,7 @@ def test_posting_in_the_wrong_state(pd: verbs.ProtectionDomain, cq: verbs.Comple
             qp.post_send_one(1, WROpcode.SEND, SIGNALED, mr.addr, 8, mr.lkey)
 
 
-def test_work_posted_in_error_is_flushed(pair: tuple[End, End], deviations: frozenset[str]) -> None:
+def test_work_posted_in_error_is_flushed(pair: Pair, deviations: frozenset[str]) -> None:
     """IBTA volume 1, clause 10.3.1.7; the signaled flag does not matter."""
     one, _ = pair
     one.qp.to_error()

@@ -22,7 +22,7 @@ from aiordma.verbs import (
 from aiordma.verbs._qp.qp_creation import QPOptions
 
 if TYPE_CHECKING:
-    from tests.conftest import End
+    from tests.conftest import Pair
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_enhanced_connection_establishment(qp: verbs.QueuePair) -> None:
 
 
 @pytest.mark.needs("rate limits")
-def test_rate_limits(pair: tuple[End, End]) -> None:
+def test_rate_limits(pair: Pair) -> None:
     pair[0].qp.modify_rate_limit(RateLimit(1_000_000, max_burst_sz=4096))
 
 

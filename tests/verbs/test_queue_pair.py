@@ -14,10 +14,10 @@ from aiordma.verbs import MTU, AccessFlags, AddressVector, QPAttrMask, QPState, 
 from aiordma.verbs._qp.qp_attributes import QPChanges
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, End
+    from tests.conftest import ConnectedPair, Pair
 
 
-def test_connect(pair: tuple[End, End], context: verbs.Context) -> None:
+def test_connect(pair: Pair, context: verbs.Context) -> None:
     one, two = pair
     for qp, peer in ((one.qp, two.qp), (two.qp, one.qp)):
         assert qp.state is QPState.RTS

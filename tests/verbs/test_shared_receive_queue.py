@@ -12,7 +12,9 @@ from aiordma import verbs
 from aiordma.errors import BufferStateError, BusyError, PostError, QueueFullError, VerbsError
 from aiordma.verbs import (
     AsyncEvent,
+    Context,
     EventType,
+    ProtectionDomain,
     QPState,
     ReceiveWorkRequest,
     ScatterGatherElement,
@@ -38,9 +40,7 @@ RIGHTS = verbs.AccessFlags.LOCAL_WRITE | verbs.AccessFlags.REMOTE_WRITE
 class Hub(End):
     """Queue pairs that share their receives, and all complete to one queue."""
 
-    def __init__(
-        self, context: verbs.Context, pd: verbs.ProtectionDomain, receives: int, sges: int
-    ) -> None:
+    def __init__(self, context: Context, pd: ProtectionDomain, receives: int, sges: int) -> None:
         self.cq = context.create_cq(256)
         self.srq = pd.create_srq(receives, sges)
         self.mr = pd.reg_mr(1 << 14, RIGHTS)
@@ -57,7 +57,7 @@ class Hub(End):
 
 
 @pytest.fixture
-def star(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterator[Star]:
+def star(context: Context, pd: ProtectionDomain) -> Iterator[Star]:
     """A hub of 8 shared receives, and peers that are connected to a queue pair of it each."""
     made: list[Hub | End] = []
 
@@ -94,7 +94,7 @@ def send(end: End, data: bytes, wr_id: int = 1) -> None:
 # --- the object --------------------------------------------------------------------------------
 
 
-def test_attributes(context: verbs.Context, pd: verbs.ProtectionDomain) -> None:
+def test_attributes(context: Context, pd: ProtectionDomain) -> None:
     with pd.create_srq(100, 3) as srq:
         assert (srq.pd, srq.context) == (pd, context)
         granted = srq.query()
@@ -110,9 +110,7 @@ def test_attributes(context: verbs.Context, pd: verbs.ProtectionDomain) -> None:
         srq.post_recv_one(1, 0, 0, 0)
 
 
-def test_sizes_that_the_device_does_not_have(
-    context: verbs.Context, pd: verbs.ProtectionDomain
-) -> None:
+def test_sizes_that_the_device_does_not_have(context: Context, pd: ProtectionDomain) -> None:
     device = context.query_device()
     for max_wr in (0, -1, device.max_srq_wr + 1):
         with pytest.raises(ValueError, match=f"takes 1 to {device.max_srq_wr}"):
@@ -125,12 +123,12 @@ def test_sizes_that_the_device_does_not_have(
 
 
 @pytest.mark.needs("SRQ numbers")
-def test_number(pd: verbs.ProtectionDomain) -> None:
+def test_number(pd: ProtectionDomain) -> None:
     with pd.create_srq(1) as one, pd.create_srq(1) as two:
         assert one.srq_num != two.srq_num
 
 
-def test_resize(pd: verbs.ProtectionDomain) -> None:
+def test_resize(pd: ProtectionDomain) -> None:
     with pd.create_srq(4) as srq:
         srq.modify(max_wr=1000)
         assert srq.max_wr == srq.query().max_wr >= 1000
@@ -143,7 +141,7 @@ def test_resize(pd: verbs.ProtectionDomain) -> None:
             srq.modify(max_wr=-1)
 
 
-def test_limit_above_the_size(pd: verbs.ProtectionDomain) -> None:
+def test_limit_above_the_size(pd: ProtectionDomain) -> None:
     with pd.create_srq(4) as srq:
         with pytest.raises(VerbsError, match="srq_limit") as caught:
             srq.modify(srq_limit=srq.max_wr + 1)
@@ -154,7 +152,7 @@ def test_limit_above_the_size(pd: verbs.ProtectionDomain) -> None:
 # --- posting -----------------------------------------------------------------------------------
 
 
-def test_no_room(pd: verbs.ProtectionDomain) -> None:
+def test_no_room(pd: ProtectionDomain) -> None:
     with pd.create_srq(4) as srq:
         requests = [ReceiveWorkRequest(wr_id) for wr_id in range(srq.max_wr + 2)]
         with pytest.raises(QueueFullError) as caught:
@@ -163,7 +161,7 @@ def test_no_room(pd: verbs.ProtectionDomain) -> None:
         assert caught.value.verb == "ibv_post_srq_recv"
 
 
-def test_too_many_pieces(pd: verbs.ProtectionDomain) -> None:
+def test_too_many_pieces(pd: ProtectionDomain) -> None:
     with pd.create_srq(4) as srq:
         pieces = [ScatterGatherElement(0, 0, 0)] * (srq.max_sge + 1)
         with pytest.raises(PostError) as caught:
@@ -228,7 +226,7 @@ def test_write_with_immediate_takes_one(star: Star) -> None:
     assert end.completion().ok
 
 
-def test_limit(context: verbs.Context, star: Star) -> None:
+def test_limit(context: Context, star: Star) -> None:
     hub, (end,) = star(1)
     hub.fill(*range(6))
     hub.srq.modify(srq_limit=5)
@@ -260,7 +258,7 @@ def test_limit(context: verbs.Context, star: Star) -> None:
 
 
 def test_receives_survive_a_queue_pair(
-    context: verbs.Context, star: Star, deviations: frozenset[str]
+    context: Context, star: Star, deviations: frozenset[str]
 ) -> None:
     """IBTA volume 1, clause 10.2.9: what no message has taken is not flushed."""
     hub, ends = star(2)
@@ -303,9 +301,7 @@ def test_a_message_too_long_ends_its_queue_pair_alone(
 # --- room for completions ----------------------------------------------------------------------
 
 
-def test_completion_queues_have_room_for_all(
-    context: verbs.Context, pd: verbs.ProtectionDomain
-) -> None:
+def test_completion_queues_have_room_for_all(context: Context, pd: ProtectionDomain) -> None:
     """A completion queue is never too small for what is posted: entries are set aside once."""
     sends = verbs.QPCapabilities(max_send_wr=4, max_recv_wr=0, max_recv_sge=0)
     with context.create_cq(8) as cq:
@@ -323,9 +319,7 @@ def test_completion_queues_have_room_for_all(
         assert cq.in_use == 0
 
 
-def test_a_completion_queue_that_cannot_grow(
-    context: verbs.Context, pd: verbs.ProtectionDomain
-) -> None:
+def test_a_completion_queue_that_cannot_grow(context: Context, pd: ProtectionDomain) -> None:
     with context.create_cq(8) as cq, pd.create_srq(8) as srq, pd.create_qp(cq, srq=srq):
         cq.make_room(context.query_device().max_cqe - cq.reserved)
         before = srq.query()

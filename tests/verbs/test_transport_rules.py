@@ -20,7 +20,7 @@ from aiordma.verbs import (
 from aiordma.verbs._qp.transport_rules import NEEDS_CHECK, OPERATIONS, flags_of, has, send_ops_of
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, End
+    from tests.conftest import ConnectedPair, Pair
 
 SIGNALED = int(SendFlags.SIGNALED)
 
@@ -106,14 +106,14 @@ def test_operations_for_the_builders() -> None:
     ],
 )
 def test_flags_that_an_operation_cannot_have(
-    pair: tuple[End, End], opcode: WROpcode, flags: SendFlags
+    pair: Pair, opcode: WROpcode, flags: SendFlags
 ) -> None:
     one, two = pair
     with pytest.raises(ValueError, match=rf"{opcode.name} on a RC .*{flags.name}"):
         one.post(opcode, two, flags=flags)
 
 
-def test_checksums_are_a_capability(pair: tuple[End, End]) -> None:
+def test_checksums_are_a_capability(pair: Pair) -> None:
     with pytest.raises(UnsupportedError, match="IP checksums on a RC queue pair"):
         pair[0].qp.post_send_one(1, WROpcode.SEND, SendFlags.IP_CSUM, 0, 0, 0)
 
@@ -124,7 +124,7 @@ def test_checksums_are_a_capability(pair: tuple[End, End]) -> None:
     [(4, 8, "not a multiple of 8"), (0, 4, "always 8"), (0, 16, "always 8"), (0, 0, "always 8")],
 )
 def test_atomics_are_eight_aligned_bytes(
-    pair: tuple[End, End], opcode: WROpcode, offset: int, length: int, message: str
+    pair: Pair, opcode: WROpcode, offset: int, length: int, message: str
 ) -> None:
     one, two = pair
     there = two.mr.addr + offset
@@ -136,13 +136,13 @@ def test_atomics_are_eight_aligned_bytes(
 
 
 @pytest.mark.parametrize("opcode", [16, 1000])
-def test_there_is_no_such_operation(pair: tuple[End, End], opcode: int) -> None:
+def test_there_is_no_such_operation(pair: Pair, opcode: int) -> None:
     one, _ = pair
     with pytest.raises(ValueError, match=f"no operation {opcode}"):
         one.qp.post_send_one(1, opcode, 0, 0, 0, 0)
 
 
-def test_atomic_writes_need_the_builders(pair: tuple[End, End]) -> None:
+def test_atomic_writes_need_the_builders(pair: Pair) -> None:
     one, two = pair
     with pytest.raises(UnsupportedError, match="ATOMIC_WRITE on a queue pair made without"):
         one.qp.post_send_one(1, WROpcode.ATOMIC_WRITE, 0, one.mr.addr, 8, 0, two.mr.addr)
@@ -165,7 +165,7 @@ def test_only_what_the_builders_were_asked_for(connected_pair: ConnectedPair) ->
     assert one.completion().wr_id == 2
 
 
-def test_a_window_to_bind_must_be_said(pair: tuple[End, End]) -> None:
+def test_a_window_to_bind_must_be_said(pair: Pair) -> None:
     with pytest.raises(ValueError, match="BIND_MW needs a BindInfo"):
         pair[0].qp.post_send([SendWorkRequest(1, WROpcode.BIND_MW)])
 
