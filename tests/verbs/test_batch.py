@@ -38,7 +38,7 @@ def test_every_operation(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(QPCapabilities(max_send_sge=2, max_inline_data=64))
     one.mr.buf[:8] = b"0123abcd"
     two.mr.buf[2048:2056] = b"to read!"
-    two.mr.buf[4096:4104] = (40).to_bytes(8, "little")
+    two.mr.buf[4096:4104] = (43).to_bytes(8, "little")
     with two.qp.recv_batch() as receives:
         for wr_id in range(3):
             receives.recv([two.sge(256 * wr_id, 64)], wr_id=wr_id)
@@ -51,7 +51,7 @@ def test_every_operation(connected_pair: ConnectedPair) -> None:
         batch.write([one.sge()], there + 1024, rkey, wr_id=13)
         batch.write([one.sge()], there + 1032, rkey, wr_id=14, imm=7, inline=True)
         batch.read([one.sge(512)], there + 2048, rkey, wr_id=15)
-        batch.fetch_and_add(one.sge(520), there + 4096, rkey, 2, wr_id=16)
+        batch.fetch_and_add(one.sge(520), there + 4096, rkey, -1, wr_id=16)
         batch.compare_and_swap(one.sge(528), there + 4096, rkey, 42, 5, wr_id=17)
         batch.write([one.sge(512)], there + 1040, rkey, wr_id=18, fence=True)
         assert len(batch) == 9
@@ -75,7 +75,7 @@ def test_every_operation(connected_pair: ConnectedPair) -> None:
     assert bytes(two.mr.buf[512:516]) == b"01cd"
     assert bytes(two.mr.buf[1024:1040]) == b"0123abcd" * 2
     assert bytes(two.mr.buf[1040:1048]) == bytes(here[512:520]) == b"to read!"  # the fence waited
-    assert int.from_bytes(here[520:528], "little") == 40
+    assert int.from_bytes(here[520:528], "little") == 43
     assert int.from_bytes(here[528:536], "little") == 42
     assert int.from_bytes(two.mr.buf[4096:4104], "little") == 5
     assert one.cq.poll() == two.cq.poll() == []  # of a plain write the peer notices nothing

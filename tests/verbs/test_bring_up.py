@@ -21,7 +21,6 @@ from aiordma.verbs import (
     PortState,
     QPState,
     QPType,
-    WCOpcode,
 )
 from aiordma.verbs._device.route_lookup import source_entry
 
@@ -30,31 +29,6 @@ if TYPE_CHECKING:
 
 
 # --- unreliable connections --------------------------------------------------------------------
-
-
-def test_an_unreliable_connection(connected_pair: ConnectedPair) -> None:
-    one, two = connected_pair(qp_type=QPType.UC)
-    there = one.qp.query()
-    assert there.qp_state is QPState.RTS
-    assert there.dest_qp_num == two.qp.qp_num
-    assert there.path_mtu == one.qp.context.query_port().active_mtu
-    assert there.sq_psn == two.qp.query().rq_psn
-    endpoint = one.qp.endpoint()
-    assert endpoint.qp_type is QPType.UC
-    assert endpoint.max_rd_atomic == endpoint.max_dest_rd_atomic == 0
-    assert Endpoint.unpack(endpoint.pack()) == endpoint
-    one.mr.buf[:8] = b"12345678"
-    with two.qp.recv_batch() as receives:
-        receives.recv([two.sge(64)], wr_id=1)
-        receives.recv(wr_id=2)
-    with one.qp.batch() as batch:
-        batch.send([one.sge()], wr_id=3, imm=99)
-        batch.write([one.sge()], two.mr.addr, two.mr.rkey, wr_id=4, imm=5)
-    assert [wc.wr_id for wc in one.completions(2)] == [3, 4]
-    first, second = two.completions(2)
-    assert (first.wr_id, first.imm_data, first.byte_len) == (1, 99, 8)
-    assert (second.opcode, second.imm_data) == (WCOpcode.RECV_RDMA_WITH_IMM, 5)
-    assert bytes(two.mr.buf[:8]) == bytes(two.mr.buf[64:72]) == b"12345678"
 
 
 # --- what is negotiated ------------------------------------------------------------------------
@@ -256,6 +230,8 @@ def test_used_again_with_other_numbers(connected_pair: ConnectedPair, qp_type: Q
             end.qp.to_error()
             end.qp.to_reset()
         first, second = one.qp.endpoint(), two.qp.endpoint()
+        assert first.qp_type is qp_type
+        assert (first.max_rd_atomic == first.max_dest_rd_atomic == 0) == (qp_type is QPType.UC)
         one.qp.connect(first, second)
         two.qp.connect(second, first)
         two.post_recv(round, 8)

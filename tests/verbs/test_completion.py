@@ -100,16 +100,6 @@ def test_poll_gives_them_in_order(pair: Pair) -> None:
     assert one.cq.poll() == two.cq.poll() == []
 
 
-def test_poll_takes_no_more_than_asked(pair: Pair) -> None:
-    one, two = pair
-    for wr_id in range(5):
-        send(one, two, wr_id)
-    two.completions(5)
-    assert [wc.wr_id for wc in one.completions(2)] == [0, 1]
-    assert [wc.wr_id for wc in one.cq.poll(2)] == [2, 3]
-    assert [wc.wr_id for wc in one.completions(1)] == [4]
-
-
 def test_an_event_tells_that_there_is_something(
     heard: Pair, channel: verbs.CompletionChannel
 ) -> None:

@@ -117,35 +117,3 @@ def test_inline_data_may_be_changed_at_once(connected_pair: ConnectedPair) -> No
 
 
 # --- one-sided ---------------------------------------------------------------------------------
-
-
-def test_atomics_return_the_old_value(pair: Pair) -> None:
-    one, two = pair
-    counter, old = two.mr.buf[64:72].cast("Q"), one.mr.buf[:8].cast("Q")
-    counter[0] = 40
-
-    def atomic(opcode: WROpcode, compare_add: int, swap: int = 0) -> int:
-        with one.qp.batch() as batch:
-            if opcode is WROpcode.ATOMIC_FETCH_AND_ADD:
-                batch.fetch_and_add(one.sge(), two.mr.addr + 64, two.mr.rkey, compare_add)
-            else:
-                batch.compare_and_swap(one.sge(), two.mr.addr + 64, two.mr.rkey, compare_add, swap)
-        completion = one.completion()
-        assert completion.ok
-        expected = {
-            WROpcode.ATOMIC_FETCH_AND_ADD: WCOpcode.FETCH_ADD,
-            WROpcode.ATOMIC_CMP_AND_SWP: WCOpcode.COMP_SWAP,
-        }
-        assert completion.opcode is expected[opcode]
-        assert completion.byte_len == 8
-        return old[0]
-
-    assert atomic(WROpcode.ATOMIC_FETCH_AND_ADD, 2) == 40
-    assert atomic(WROpcode.ATOMIC_FETCH_AND_ADD, -1) == 42
-    assert counter[0] == 41
-    assert atomic(WROpcode.ATOMIC_CMP_AND_SWP, 7, 1) == 41  # not equal: not swapped
-    assert counter[0] == 41
-    assert atomic(WROpcode.ATOMIC_CMP_AND_SWP, 41, (1 << 64) - 1) == 41
-    assert counter[0] == (1 << 64) - 1
-    assert atomic(WROpcode.ATOMIC_FETCH_AND_ADD, 1) == (1 << 64) - 1
-    assert counter[0] == 0  # wraps
