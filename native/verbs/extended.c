@@ -47,7 +47,8 @@ static struct verbs_context *extended(struct ibv_context *context, size_t member
 		return NULL;                                                                       \
 	}
 
-/* clang-format off: it takes the parameters for products. */
+/* clang-format takes the parameters for products. */
+/* clang-format off */
 CODE(aiordma_ibv_query_device_ex, (struct ibv_context *context, struct ibv_device_attr_ex *attr),
 	context, query_device_ex, context, NULL, attr, sizeof(*attr))
 CODE(aiordma_query_port,
