@@ -71,7 +71,7 @@ def test_what_a_queue_pair_was_connected_with(
 ) -> None:
     one, two = connected_pair(**knobs)
     if status is WCStatus.RETRY_EXC_ERR:
-        two.qp.to_reset()  # nobody answers
+        two.qp.to_reset()  # it answers no more
     if status is WCStatus.REM_ACCESS_ERR:
         one.post(WROpcode.RDMA_WRITE, two)
         assert one.completion().status in (status, WCStatus.REM_INV_REQ_ERR)
