@@ -178,7 +178,10 @@ def test_a_post_that_fails_takes_no_slot(pair: Pair) -> None:
         one.qp.post_send_one(1, WROpcode.SEND, 0, None, 8, 0)  # type: ignore[arg-type]
     assert one.qp.free_send_slots == size
     one.qp.to_error()
-    one.qp.to_reset()
+    one.post(WROpcode.SEND)
+    assert one.qp.free_send_slots == size - 1
+    one.qp.to_reset()  # which forgets it
+    assert one.qp.free_send_slots == size
     with pytest.raises(PostError):
         one.qp.post_send_one(1, WROpcode.SEND, 0, 0, 0, 0)  # in RESET
     assert one.qp.free_send_slots == size

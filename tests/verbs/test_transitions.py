@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import pytest
 
 from aiordma import verbs
-from aiordma._core.qp_states import TRANSITIONS, attribute_names, check_transition
+from aiordma._core.qp_states import TRANSITIONS, attribute_names
 from aiordma.errors import QPTransitionError, VerbsError
 from aiordma.verbs import AccessFlags, AddressVector, MigrationState, QPAttrMask, QPState, QPType
 from aiordma.verbs._qp.qp_attributes import QPChanges, fill
@@ -371,15 +371,3 @@ def test_every_transition_out_of_sqe(
             assert tried.actual is QPState.SQE
         for attempt in every:
             assert tried.try_one(attempt, ()) is None
-
-
-def test_the_check_of_everything_that_is_tried() -> None:
-    """Of types that the device lacks as well."""
-    tried = [a for kind in QPType for state in QPState for a in attempts(kind, state)]
-    for attempt in tried:
-        check = check_transition(attempt.qp_type, attempt.current, attempt.following, attempt.mask)
-        assert (check.is_transition, check.missing, check.forbidden) == (
-            attempt.is_transition,
-            attempt.missing,
-            attempt.forbidden,
-        )
