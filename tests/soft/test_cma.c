@@ -194,6 +194,117 @@ static void within_one_process(void)
 	munmap(memory, MIB);
 }
 
+/* The child copies from the parent, which sees before the last copy, and not earlier, that it is asked
+ * for no more. */
+static void backs_off_at_last(int count, void (*prepare)(int number, uint8_t *to))
+{
+	struct scene scene;
+	struct soft_cma_desc desc;
+	const int last = count - 1;
+
+	begin_open(&scene, MIB);
+	for (int number = 0; number <= last; number++) {
+		if (scene.process.child) {
+			CHECK_EQUAL(soft_cma_backs_off(&scene.cma), number == last);
+			desc = grant_of(&scene.cma, scene.memory, MIB);
+			tell(&scene.process, &desc, sizeof(desc));
+		} else {
+			prepare(number, scene.memory);
+			hear(&scene.process, &desc, sizeof(desc));
+			/* Short ones are not measured. */
+			CHECK_EQUAL(copy_all(&scene.cma, &desc, scene.memory,
+					     number < last ? MIB : PAGE),
+				    SOFT_CMA_COPIED);
+		}
+		process_barrier(&scene.process);
+	}
+	if (scene.process
+		    .child) { /* in time it is over; and a clock of another world is not believed */
+		page_of(false)->backoff_until = soft_now() - 1;
+		CHECK(!soft_cma_backs_off(&scene.cma));
+		page_of(false)->backoff_until = UINT64_MAX;
+		CHECK(!soft_cma_backs_off(&scene.cma));
+	}
+	end(&scene);
+}
+
+/* One slow copy alone says nothing. */
+static void one_is_quick(int number, uint8_t *to)
+{
+	(void)to;
+	soft_cma_slow = number == 1 ? UINT64_MAX : 0;
+}
+
+static void four_into_fresh_pages(int number, uint8_t *to)
+{
+	soft_cma_slow = 0;
+	if (number < 4)
+		CHECK_EQUAL(madvise(to, MIB, MADV_DONTNEED), 0);
+}
+
+/* After two slow copies in a row the copying side asks for no more, and the other side knows. */
+static void too_slow(void)
+{
+	backs_off_at_last(5, one_is_quick);
+}
+
+/* The ring would wait for the kernel's fresh pages as well: a copy into them says nothing. */
+static void slow_into_fresh_pages(void)
+{
+	backs_off_at_last(6, four_into_fresh_pages);
+}
+
+/* A second for each MiB, or next to nothing. */
+static void ring_takes(struct soft_cma *cma, bool puts, bool long_time)
+{
+	if (!long_time)
+		cma->took_ns = cma->own->put_ns = 1;
+	else if (puts)
+		soft_cma_ring_put(cma, soft_now() - 1000000000, MIB);
+	else
+		soft_cma_ring_took(cma, soft_now() - 1000000000, MIB);
+}
+
+/* What a record that took so long, because it was interrupted, makes of the mean. */
+static uint64_t mean_after_one_of_a_second(uint64_t mean)
+{
+	struct soft_cma cma = {.took_ns = mean};
+
+	soft_cma_ring_took(&cma, soft_now() - 1000000000, MIB);
+	return cma.took_ns;
+}
+
+/* Slow is what takes longer than the ring's two copies. */
+static void beside_the_ring(void)
+{
+	struct scene scene;
+
+	soft_cma_slow = 0;
+	CHECK(!soft_cma_ring_begins(PAGE) && soft_cma_ring_begins(MIB));
+	CHECK_EQUAL(mean_after_one_of_a_second(800), 900);
+	begin_open(&scene, MIB);
+	memset(scene.memory, 1, MIB);
+	for (int slow = 0; slow < 2; slow++) {
+		ring_takes(&scene.cma, !scene.process.child, !slow);
+		process_barrier(&scene.process);
+		for (int copies = 0; copies < 8; copies++) {
+			struct soft_cma_desc desc = grant_of(&scene.cma, scene.memory, MIB);
+
+			if (!scene.process.child) {
+				tell(&scene.process, &desc, sizeof(desc));
+			} else {
+				hear(&scene.process, &desc, sizeof(desc));
+				CHECK_EQUAL(copy_all(&scene.cma, &desc, scene.memory, MIB),
+					    SOFT_CMA_COPIED);
+			}
+			process_barrier(&scene.process);
+		}
+		CHECK_EQUAL(page_of(true)->backoff_until != 0, slow);
+		process_barrier(&scene.process);
+	}
+	end(&scene);
+}
+
 /* ---- what the kernel says ------------------------------------------------------------------ */
 
 /* A process with the right number that is not the one: the secret says so.  One that has become
@@ -465,6 +576,9 @@ int main(void)
 	STEP(bookkeeping());
 	STEP(within_one_process());
 	STEP(holes());
+	STEP(too_slow());
+	STEP(slow_into_fresh_pages());
+	STEP(beside_the_ring());
 	STEP(another_process());
 	STEP(owner_dies());
 	STEP(unmapped_at_once());

@@ -1,15 +1,39 @@
-/* See cma.h.  Exports are in cma_export.c; this is the side that copies. */
+/* See cma.h.  Exports are in cma_export.c; this is the side that copies.
+ *
+ * Is it worth while?  The kernel looks up each page of the other process, so a copy takes up to three
+ * times as long as a memcpy; the ring's two copies are made at the same time on two cores, but need
+ * both, and wake a side that sleeps again and again.  How much each takes depends on the machine, on
+ * the size of the pages, and on whether the caches hold the memory, and differs by a factor of five;
+ * so both are measured, and a copy that takes longer than the ring's two together is slow.  After two
+ * slow ones in a row the copying side asks for no more for a moment (`backoff_until`); what comes
+ * through the ring meanwhile tells what that costs now.
+ *
+ * What the ring would take as well does not count: pages that the kernel makes for fresh memory,
+ * ten times as long as the copy where a virtual machine has to get them, and the time of other
+ * threads on a busy machine.  So the second copy is measured by the processor's time, and says
+ * nothing if a page was missing.
+ */
 #define _GNU_SOURCE /* process_vm_readv */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/uio.h>
+#include <time.h>
 
 #include "objects/objects.h"
 #include "shm_internal.h"
 
+#define BACKOFF_NS 250000000u
+
+enum {
+	LONG = 32 * 1024, /* enough to be measured */
+	WEIGHT = 8, /* of what has been measured before, beside one more */
+};
+
 uint64_t soft_cma_copied;
+uint64_t soft_cma_slow = 50000;
 
 int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_cma_page *peer)
 {
@@ -161,6 +185,105 @@ static void move(const struct iovec *to, const struct iovec *from)
 	}
 }
 
+static uint64_t ns_for_mib(uint64_t ns, size_t length)
+{
+	return ns * (1024 * 1024) / length;
+}
+
+/* A record whose copy was interrupted, for however long, moves the mean by an eighth: no later one
+ * corrects it while all goes by cross-memory copies. */
+static uint64_t mean_with(uint64_t mean, uint64_t ns, size_t length)
+{
+	uint64_t one = ns_for_mib(ns, length);
+
+	if (mean && one > 2 * mean)
+		one = 2 * mean;
+	return mean ? (mean * (WEIGHT - 1) + one) / WEIGHT : one;
+}
+
+uint64_t soft_cma_ring_begins(size_t length)
+{
+	return length < LONG ? 0 : soft_now();
+}
+
+void soft_cma_ring_put(struct soft_cma *cma, uint64_t since, size_t length)
+{
+	if (since)
+		soft_hint_set(&cma->own->put_ns, mean_with(soft_hint_get(&cma->own->put_ns),
+							   soft_now() - since, length));
+}
+
+void soft_cma_ring_took(struct soft_cma *cma, uint64_t since, size_t length)
+{
+	if (since)
+		cma->took_ns = mean_with(cma->took_ns, soft_now() - since, length);
+}
+
+static bool is_slow(const struct soft_cma *cma, uint64_t ns, size_t length)
+{
+	uint64_t put_ns = soft_hint_get(&cma->peer->put_ns);
+	uint64_t one = ns_for_mib(ns, length);
+
+	if (one <= soft_cma_slow)
+		return false;
+	return !put_ns || !cma->took_ns || one > put_ns + cma->took_ns;
+}
+
+/* What this thread has used so far. */
+struct used {
+	uint64_t ns;
+	long faults;
+};
+
+static struct used used_so_far(void)
+{
+	struct timespec time;
+	struct rusage usage;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+	getrusage(RUSAGE_THREAD, &usage);
+	return (struct used){
+		.ns = soft_nanoseconds(&time),
+		.faults = usage.ru_minflt + usage.ru_majflt,
+	};
+}
+
+static enum soft_cma_result read_measured(struct soft_cma *cma, const struct iovec *to,
+					  int to_count, const struct iovec *from, int from_count)
+{
+	size_t length = bytes_of(to, to_count);
+
+	if (length < LONG)
+		return read_all(cma, to, to_count, from, from_count);
+	struct used before = cma->was_slow ? used_so_far() : (struct used){0};
+	uint64_t since = soft_now();
+	enum soft_cma_result result = read_all(cma, to, to_count, from, from_count);
+
+	if (result != SOFT_CMA_COPIED)
+		return result;
+	if (!is_slow(cma, soft_now() - since, length)) {
+		cma->was_slow = false;
+	} else if (!cma->was_slow) {
+		cma->was_slow = true;
+	} else {
+		struct used after = used_so_far();
+
+		if (after.faults == before.faults && is_slow(cma, after.ns - before.ns, length)) {
+			cma->was_slow = false;
+			soft_hint_set(&cma->own->backoff_until, soft_now() + BACKOFF_NS);
+		}
+	}
+	return result;
+}
+
+bool soft_cma_backs_off(const struct soft_cma *cma)
+{
+	uint64_t backoff_until = soft_hint_get(&cma->peer->backoff_until);
+
+	/* Its clock may be another one (time_namespaces(7)). */
+	return backoff_until && backoff_until - soft_now() <= BACKOFF_NS;
+}
+
 static bool is_current(const struct soft_cma *cma, const struct soft_cma_desc *desc)
 {
 	return soft_hint_get(&cma->peer->generation[desc->slot]) == desc->generation;
@@ -187,7 +310,7 @@ enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_d
 		if (cma->own == cma->peer)
 			move(to, from);
 		else
-			result = read_all(cma, to, count, from, from_count);
+			result = read_measured(cma, to, count, from, from_count);
 		soft_total_barrier();
 	}
 	if (!is_current(cma, desc))

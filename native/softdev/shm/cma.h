@@ -38,11 +38,15 @@ struct soft_cma_page {
 	/* random: is found in the memory of this process, at a place that only the other one knows,
 	 * and of no other that might come to have its number */
 	uint64_t secret[2];
+	/* until that time of CLOCK_MONOTONIC no descriptors, please: copying was slow */
+	uint64_t backoff_until;
 	uint32_t copies; /* this process may copy from the other's memory */
 	uint32_t busy; /* 1 + the slot that it is copying from at this moment, or 0 */
 	uint32_t generation[SOFT_CMA_SLOTS]; /* of the slots that it exports */
 	uint32_t done[SOFT_CMA_SLOTS]; /* of the other's slots: the last generation that it
 						* needs no more */
+	/* mean time in which this process puts a MiB into the ring, in ns; 0: not known */
+	uint64_t put_ns;
 };
 
 _Static_assert(sizeof(struct soft_cma_page) <= SOFT_CMA_PAGE, "one page for each side");
@@ -73,11 +77,15 @@ struct soft_cma {
 	unsigned used; /* exports, some of which the other side may be done with */
 	unsigned cursor; /* the slot after the last one exported */
 	unsigned timeouts; /* revocations that did not wait to the end for the other side */
+	bool was_slow; /* the last copy took too long */
+	uint64_t took_ns; /* as `put_ns`: of taking a MiB out of the ring */
 	struct soft_cma_export exports[SOFT_CMA_SLOTS];
 };
 
 /* Bytes copied so far, by all: for sharing out the time of a step. */
 extern uint64_t soft_cma_copied;
+/* Nanoseconds for a MiB up to which no copy is slow. */
+extern uint64_t soft_cma_slow;
 
 /* Both pages are mapped; the own one gets its contents.  0 or an errno value. */
 int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_cma_page *peer);
@@ -91,6 +99,8 @@ void soft_cma_end(struct soft_cma *cma);
 
 /* May something be exported: can the other side copy? */
 bool soft_cma_is_open(const struct soft_cma *cma);
+/* Has the other side found that copying costs more than it saves? */
+bool soft_cma_backs_off(const struct soft_cma *cma);
 /* An export to be filled in, with its slot and generation; or NULL: all are in use. */
 struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma);
 /* Take back the exports that are `concerned`.  When this returns nothing is copied from them any
@@ -138,6 +148,11 @@ enum soft_cma_result {
  * that the descriptor is done with. */
 enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_desc *desc,
 				   uint32_t offset, const struct iovec *to, int count);
+/* What a copy is compared with.  A record of `length` bytes is put into the ring for the other side, or
+ * taken out of the own one, from the moment `since` on, which is 0 if it is too short to be measured. */
+uint64_t soft_cma_ring_begins(size_t length);
+void soft_cma_ring_put(struct soft_cma *cma, uint64_t since, size_t length);
+void soft_cma_ring_took(struct soft_cma *cma, uint64_t since, size_t length);
 /* It is not needed, or not any more. */
 void soft_cma_done(struct soft_cma *cma, const struct soft_cma_desc *desc);
 

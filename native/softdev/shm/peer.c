@@ -324,11 +324,14 @@ void soft_shm_chan_write(struct soft_shm_chan *chan, const struct iovec *iov, in
 {
 	soft_assert_locked();
 	struct soft_shm_peer *peer = chan->peer;
+	uint64_t since = soft_cma_ring_begins(bytes);
 
 	soft_ring_put(&peer->out,
 		      &(struct soft_record){
 			      .kind = DATA, .to = chan->remote_id, .length = (uint32_t)bytes},
 		      iov, count);
+	if (peer->cma)
+		soft_cma_ring_put(peer->cma, since, bytes);
 	soft_defer(&peer->flush);
 }
 
@@ -450,6 +453,7 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 	while (taken < budget && !peer->dead && peer->up && !soft_port_is_down()) {
 		int rc = soft_ring_next(&peer->in, &record);
 		uint64_t copied = soft_cma_copied;
+		uint64_t since = rc > 0 ? soft_cma_ring_begins(record.length) : 0;
 
 		if (rc == 0)
 			break;
@@ -462,6 +466,8 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 		}
 		if (peer->dead)
 			break;
+		if (peer->cma && soft_cma_copied == copied)
+			soft_cma_ring_took(peer->cma, since, record.length);
 		soft_ring_done(&peer->in, &record);
 		taken += (size_t)(soft_cma_copied - copied); /* what it referred to */
 	}

@@ -21,7 +21,7 @@
 #include "shm_internal.h"
 
 enum {
-	VERSION = 4,
+	VERSION = 3,
 	POSITIONS = 4096,
 	POSITIONS_EACH = 256,
 	AREAS = 8192,

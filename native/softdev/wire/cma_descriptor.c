@@ -60,8 +60,8 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 		desc.pieces[i].length = pieces[i].iov_len;
 		desc.length += (uint32_t)pieces[i].iov_len;
 	}
-	if (desc.length != out->frame.length)
-		return false; /* in too many pieces */
+	if (desc.length != out->frame.length || soft_cma_backs_off(cma))
+		return false; /* in too many pieces; or it does not pay */
 	struct soft_cma_export *export = soft_cma_export_new(cma);
 
 	if (!export && soft_cma_revoke(cma, is_over, NULL, lost))
