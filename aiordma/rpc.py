@@ -1,0 +1,293 @@
+"""Remote procedure calls over a connection: many at a time, with timeouts and cancellation.
+
+A server names coroutine functions of one argument; a client calls them by name.  Argument and
+result are one value each, serialized by `dumps` and `loads`: msgpack unless others are given, the
+same on both sides.  `loads` gets a memoryview of the received bytes, which it may keep; so
+`dumps=memoryview, loads=memoryview` moves buffers without a copy.  Never give `pickle.loads` what
+a peer sends that you do not trust.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from types import TracebackType
+from typing import Any, NamedTuple, Self, Unpack
+
+import msgpack  # type: ignore[import-untyped]
+
+from . import transport
+from ._core.arguments import integer
+from ._core.refusal import printable
+from ._options import CONNECT, LISTEN, ConnectOptions, ListenOptions, complete, shows
+from .errors import ConnectionBrokenError, ConnectionClosedError, ProtocolError, RDMAError
+from .transport import Connection, Message, Server, check_handler
+
+Function = Callable[[Any], Awaitable[Any]]
+Dumps = Callable[[Any], Any]
+Loads = Callable[[memoryview], Any]
+
+logger = logging.getLogger("aiordma.rpc")
+
+CALL, CANCEL, RESULT, ERROR = range(4)
+# Kind, bytes of the name, number of the call.  The name follows (of the function, or of the type of
+# the error), then the value, or the text of the error.
+HEADER = struct.Struct("<BB6xQ")
+MAX_TEXT = 4096
+
+
+class CallError(Exception):
+    """The server could not answer a call: its function raised an exception, for instance.
+
+    `kind` is the name of the exception's type, `text` what it says.  `kind` is "LookupError" where
+    the server has no such function, "TooManyCalls" where more calls are under way than it takes,
+    and "CancelledError" where it has cancelled the call, as at its end.
+    """
+
+    def __init__(self, function: str, kind: str, text: str) -> None:
+        super().__init__(function, kind, text)
+        self.function, self.kind, self.text = function, kind, text
+
+    def __str__(self) -> str:
+        return f"{self.function}: {self.kind}: {self.text}"
+
+
+class _Frame(NamedTuple):
+    kind: int
+    number: int
+    name: str
+    data: memoryview
+
+
+def _pack(kind: int, number: int, name: str = "") -> bytes:
+    encoded = name.encode()
+    if len(encoded) > 255:
+        raise ValueError(f"the name {name[:30]!r}... has {len(encoded)} bytes; 255 are the most")
+    return HEADER.pack(kind, len(encoded), number) + encoded
+
+
+def _unpack(message: Message) -> _Frame:
+    """ProtocolError unless it is the message of a call or of an answer."""
+    view = message.data
+    try:
+        kind, length, number = HEADER.unpack_from(view)
+        end = HEADER.size + length
+        name = str(view[HEADER.size : end], "utf-8")
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ProtocolError(f"{message!r} is no message of aiordma.rpc: {error}") from None
+    if kind > ERROR or end > len(view):
+        raise ProtocolError(f"{message!r} is no message of aiordma.rpc")
+    return _Frame(kind, number, name, view[end:])
+
+
+async def serve(
+    conn: Connection,
+    functions: Mapping[str, Function],
+    *,
+    dumps: Dumps = msgpack.packb,
+    loads: Loads = msgpack.unpackb,
+    max_calls: int = 256,
+) -> None:
+    """Answers the calls of one connection until its end: the handler of `start_server`.
+
+    Each call is a task.  A call that the client cancels, or whose time passes there, is cancelled;
+    so are all when the connection ends.  An exception of a function is logged and goes to the
+    client as CallError, with its type's name and its text.  More than `max_calls` calls under way
+    are refused.  ProtocolError for a client that sends something else than calls.
+    """
+    tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def answer(number: int, name: str, data: memoryview) -> None:
+        try:
+            result = await functions[name](loads(data))
+            await conn.send([_pack(RESULT, number), dumps(result)])
+        except asyncio.CancelledError:
+            await refuse(number, "CancelledError", "the call was cancelled")
+        except Exception as error:
+            if not conn.closed:
+                logger.info("%s: the call of %s failed", conn, name, exc_info=True)
+                await refuse(number, type(error).__name__[:60], str(error))
+        finally:
+            del tasks[number]
+
+    async def refuse(number: int, kind: str, text: str) -> None:
+        with suppress(RDMAError):  # the connection has ended, as is noticed below
+            await conn.send(
+                [_pack(ERROR, number, kind), text.encode("utf-8", "replace")[:MAX_TEXT]]
+            )
+
+    try:
+        async for message in conn:
+            with message:
+                kind, number, name, data = _unpack(message)
+            if kind == CANCEL:
+                await asyncio.sleep(0)  # one that is cancelled before it has begun sends no answer
+                if task := tasks.get(number):
+                    task.cancel()
+                else:  # it has been answered, or was cancelled before it was sent
+                    await refuse(number, "CancelledError", "the call was cancelled")
+            elif kind != CALL or number in tasks:
+                raise ProtocolError(f"the client sent kind {kind} with call {number}")
+            elif name not in functions:
+                await refuse(number, "LookupError", "the server has no such function")
+            elif len(tasks) >= max_calls:
+                await refuse(number, "TooManyCalls", f"{max_calls} calls are under way")
+            else:
+                tasks[number] = asyncio.create_task(answer(number, name, data))
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+
+@shows(ListenOptions, LISTEN)
+async def start_server(
+    functions: Mapping[str, Function],
+    host: str = "",
+    port: int = 0,
+    *,
+    dumps: Dumps = msgpack.packb,
+    loads: Loads = msgpack.unpackb,
+    max_calls: int = 256,
+    **options: Unpack[ListenOptions],
+) -> Server:
+    """Listens, and answers calls of `functions`, by `serve`; otherwise as `aiordma.start_server`.
+
+    TypeError for a function that is no coroutine function of one argument.
+    """
+    for function in functions.values():
+        check_handler(function)
+    given = complete("rpc.start_server", options, LISTEN)
+    handler = partial(
+        serve,
+        functions=dict(functions),
+        dumps=dumps,
+        loads=loads,
+        max_calls=integer("max_calls", max_calls, 1),
+    )
+    return await transport.start_server(handler, host, port, **given)
+
+
+class Client:
+    """Calls functions of the server at the other end of a connection, which it takes over.
+
+    Made by `connect`, or on the running loop for a connection that was made in another way.  `async
+    with` closes it.  At most `max_calls` calls are under way at the server; further ones wait.
+    """
+
+    def __init__(
+        self,
+        conn: Connection,
+        *,
+        dumps: Dumps = msgpack.packb,
+        loads: Loads = msgpack.unpackb,
+        max_calls: int = 256,
+    ) -> None:
+        self.connection = conn
+        self._dumps, self._loads = dumps, loads
+        self._numbers = count()
+        # What is not answered yet; a call that was cancelled stays until the server has ended it.
+        self._waiting: dict[int, asyncio.Future[tuple[_Frame, Message] | None]] = {}
+        self._room = asyncio.Semaphore(integer("max_calls", max_calls, 1))
+        self._end: RDMAError | None = None
+        self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    async def call(self, name: str, data: Any = None, *, timeout: float | None = None) -> Any:  # noqa: ASYNC109
+        """The result of the server's function `name` for the argument `data`.
+
+        TimeoutError when `timeout` seconds have passed.  Then, and when it is cancelled, the server
+        cancels its function.  CallError with the function's exception.  ConnectionClosedError or
+        ConnectionBrokenError when the connection ends before the answer: whether the function has
+        run is then unknown.  What `dumps` returns must not change before the answer.
+        """
+        payload = self._dumps(data)
+        header = partial(_pack, CALL, name=name)
+        async with asyncio.timeout(timeout):
+            await self._room.acquire()
+            number = next(self._numbers)
+            answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+            try:
+                await self.connection.send([header(number), payload])
+                if self._reader.done():
+                    self._release(number)
+                found = await answer
+            except asyncio.CancelledError:
+                self._cancel(number)
+                raise
+            except BaseException:  # nothing was sent
+                self._release(number)
+                raise
+        if found is None:
+            closed = self._end is None
+            error = ConnectionClosedError if closed else ConnectionBrokenError
+            raise error(f"the connection ended before {name} was answered") from self._end
+        frame, message = found
+        with message:
+            if frame.kind == RESULT:
+                return self._loads(frame.data)
+            text = str(frame.data[:MAX_TEXT], "utf-8", "replace")
+        raise CallError(name, printable(frame.name), printable(text))
+
+    def _cancel(self, number: int) -> None:
+        """Tells the server; its answer makes room for another call."""
+        if number in self._waiting and not self._reader.done():
+            sent = self.connection.send_nowait(_pack(CANCEL, number))
+            sent.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
+
+    def _release(self, number: int, found: tuple[_Frame, Message] | None = None) -> None:
+        answer = self._waiting.pop(number, None)
+        if answer is not None:  # else the server answers a second time
+            self._room.release()
+            if not answer.done():
+                answer.set_result(found)
+
+    async def _read(self) -> None:
+        try:
+            async for message in self.connection:
+                frame = _unpack(message)
+                if frame.kind not in (RESULT, ERROR):
+                    raise ProtocolError(f"the server sent kind {frame.kind}")
+                self._release(frame.number, (frame, message))
+        except RDMAError as error:
+            self._end = error
+            self.connection.abort()
+        finally:
+            for number in list(self._waiting):
+                self._release(number)
+
+    async def close(self) -> None:
+        """Closes the connection, which ends the calls under way."""
+        await self.connection.close()
+        await asyncio.wait([self._reader])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+@shows(ConnectOptions, CONNECT)
+async def connect(
+    host: str,
+    port: int,
+    *,
+    dumps: Dumps = msgpack.packb,
+    loads: Loads = msgpack.unpackb,
+    max_calls: int = 256,
+    **options: Unpack[ConnectOptions],
+) -> Client:
+    """Connects to a server of `start_server`; options and errors as of `aiordma.connect`."""
+    given = complete("rpc.connect", options, CONNECT)
+    conn = await transport.connect(host, port, **given)
+    return Client(conn, dumps=dumps, loads=loads, max_calls=max_calls)
