@@ -210,6 +210,22 @@ async def test_the_end_of_the_connection(factory: ConnectionFactory, how: str) -
         assert (functions.running, functions.given_up) == (0, 1)
 
 
+async def test_a_cancellation_that_comes_with_its_call(factory: ConnectionFactory) -> None:
+    """The server answers a call that is cancelled before its task has begun, as any other."""
+    async with factory.pair() as (client, server):
+        await client.send(rpc._pack(rpc.CALL, 7, "wait") + b"\xc0")
+        await client.send(rpc._pack(rpc.CANCEL, 7))
+        await client.send(rpc._pack(rpc.CANCEL, 8))
+        await yield_loop(20)  # all three are there when the server begins to read
+        serving = asyncio.create_task(rpc.serve(server, Functions()))
+        for number in 7, 8:
+            with await client.recv() as answer:
+                frame = rpc._unpack(answer)
+            assert (frame.kind, frame.number, frame.name) == (rpc.ERROR, number, "CancelledError")
+        await client.close()
+        await serving
+
+
 NONSENSE = {
     "nothing": b"",
     "short": rpc.HEADER.pack(0, 0, 1)[:-1],
