@@ -71,6 +71,7 @@ GROUPS: dict[str, set[str]] = {
     | {"config"}
     | CORE,
     "reconnecting": PUBLIC | {"_options", "_core.arguments"},
+    "arrays": {"transport", "verbs"} | CORE,
     "rpc": {"transport", "_options"} | CORE,
     "monitoring": PUBLIC | {"_transport", "_loop", "_datapath", "_core.snapshot_types"},
     "monitoring_socket": {"monitoring", "_native"},
@@ -104,6 +105,7 @@ THIRD_PARTY = {
     "_core": {"msgpack"},
     "_native": {"cffi"},  # the builder; the compiled module imports its backend by itself
     "perf": {"msgpack"},
+    "arrays": {"numpy"},
     "rpc": {"msgpack"},
     "_transport": {"cryptography"},  # for encryption alone, where that is asked for
     "cli": {"click", "matplotlib", "rich"},

@@ -34,6 +34,7 @@ MODULES = (
     "aiordma.transport",
     "aiordma.streams",
     "aiordma.blocking",
+    "aiordma.arrays",
     "aiordma.rpc",
     "aiordma.mr_pool",
     "aiordma.monitoring",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
 import re
@@ -13,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 import pytest
 
 import aiordma
-from aiordma import testing
+from aiordma import arrays
 
 from ..interrupt import interrupt
 
@@ -106,13 +106,20 @@ def test_echo(environment: dict[str, str], device_name: str, host: str) -> None:
             assert server.output.readline().startswith("closed: ")
 
 
-def test_tensors(environment: dict[str, str], host: str) -> None:
-    with serving(environment, "tensors", "serve", host, "0") as server:
-        assert run_example(environment, "tensors", "fetch", host, server.port, "7", "999", "0") == (
-            "row 7: 256 values, mean 7\nrow 999: 256 values, mean 999\nrow 0: 256 values, mean 0\n"
+def test_tensors(environment: dict[str, str], host: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    weights = {"sevens": np.full((3, 4), 7, np.float32), "steps": np.arange(5)}
+    file.write_bytes(b"".join(bytes(buffer) for buffer in arrays.pack(weights)))
+    with serving(environment, "tensors", "serve", str(file), host, "0") as server:
+        at = host, server.port
+        assert run_example(environment, "tensors", "list", *at) == (
+            "steps: int64 [5]\nsevens: float32 [3, 4]\n"
         )
-        assert failed(environment, "tensors", "fetch", host, server.port, "1000").startswith(
-            "tensors: "
+        assert run_example(environment, "tensors", "fetch", *at, "sevens", "steps") == (
+            "sevens: 12 values, mean 7\nsteps: 5 values, mean 2\n"
+        )
+        assert failed(environment, "tensors", "fetch", *at, "eights") == (
+            "tensors: the file has no tensor eights\n"
         )
 
 

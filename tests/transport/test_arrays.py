@@ -1,0 +1,216 @@
+"""`aiordma.arrays`: numpy is the referee of parts, the safetensors library of the layout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from aiordma import Rights, arrays
+from aiordma._core.region import TOKEN_SIZE
+from aiordma.arrays import RemoteArray
+from aiordma.errors import ProtocolError, RemoteRangeError
+
+from .connection_factory import ConnectionFactory, ends
+
+SAMPLES: dict[str, Any] = {
+    "matrix": np.arange(12.0).reshape(3, 4),
+    "flags": np.array([True, False, True]),
+    "number": np.array(3, np.float32),
+    "nothing": np.empty((0, 3)),
+    "transposed": np.arange(12, dtype=np.int16).reshape(3, 4).T,
+    "backwards": np.arange(9, dtype=np.uint8)[::-2],
+    "complex": np.array([1 + 2j], np.complex64),
+    "half": np.array([[0.5]], np.float16),
+    "\u00fc": np.arange(3, dtype=np.uint32),
+}
+
+
+def check(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert (found[name].shape, found[name].dtype) == (array.shape, array.dtype)
+        assert np.array_equal(found[name], array)
+
+
+async def test_a_message_of_arrays(factory: ConnectionFactory) -> None:
+    long = {f"{i}": np.full(3000 + i, i) for i in range(300)}
+    async with factory.pair() as (client, server):
+        for sent, metadata in ((SAMPLES, {"step": "7"}), (long, None), ({}, None)):
+            receiving = asyncio.create_task(arrays.recv(server))
+            await arrays.send(client, sent, metadata)
+            found = await receiving
+            check(found, sent)
+            assert found.metadata == (metadata or {})
+            for array in found.values():
+                assert array.flags.aligned
+                assert array.flags.writeable
+
+
+async def test_files_of_safetensors(factory: ConnectionFactory) -> None:
+    """The contents of a file are a message, and a message is one of a file."""
+    contents = safetensors.numpy.save({n: a.copy(order="C") for n, a in SAMPLES.items()})
+    check(safetensors.numpy.load(b"".join(arrays.pack(SAMPLES, {"a": "b"}))), SAMPLES)
+    async with factory.pair() as (client, server):
+        receiving = asyncio.create_task(arrays.recv(server))
+        await client.send(contents)
+        check(await receiving, SAMPLES)
+        with client.register(contents) as region:
+            await client.send_region(region, lease=None)
+            remote = await arrays.open_file(server, await server.recv_region())
+            check({name: await array for name, array in remote.items()}, SAMPLES)
+            assert np.array_equal(await remote["matrix"][1:, ::2], SAMPLES["matrix"][1:, ::2])
+
+
+def test_types_that_have_no_place() -> None:
+    for array in (np.array([object()]), np.array(["x"]), np.zeros(2, "M8[s]"), np.zeros(2, ">f4")):
+        with pytest.raises(TypeError, match=r"arrays of|byte order"):
+            arrays.pack({"x": array})
+
+
+def header(entries: object, data: bytes = b"", length: int | None = None) -> bytes:
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + data
+
+
+def entry(dtype: object = "U8", shape: object = (4,), offsets: object = (0, 4)) -> dict[str, Any]:
+    return {"x": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
+
+
+NO_FILES = {
+    "empty": b"",
+    "short": header({}, length=3),
+    "endless": header({}, length=(1 << 64) - 1),
+    "no JSON": header(b"{"),
+    "deep": header(b"[" * 100_000),
+    "a list": header([]),
+    "metadata": header({"__metadata__": {"x": 1}}),
+    "no entry": header({"x": 5}),
+    "type": header(entry(dtype="OBJ"), bytes(4)),
+    "type of type": header(entry(dtype=["U8"]), bytes(4)),
+    "shape": header(entry(shape=[5]), bytes(4)),
+    "negative": header(entry(shape=[-2, -2]), bytes(4)),
+    "bool": header(entry(shape=[4, True]), bytes(4)),
+    "float": header(entry(shape=[4.0]), bytes(4)),
+    "many": header(entry(shape=[1] * 65 + [4]), bytes(4)),
+    "beyond": header(entry(), bytes(3)),
+    "behind": header(entry(), bytes(5)),
+    "a gap": header(entry(offsets=[1, 5]), bytes(5)),
+    "twice": header({**entry(), "y": entry()["x"]}, bytes(4)),
+}
+
+
+@pytest.mark.parametrize("what", NO_FILES)
+async def test_what_is_no_message_of_arrays(factory: ConnectionFactory, what: str) -> None:
+    with pytest.raises(ValueError, match="no message or file of safetensors"):
+        arrays.unpack(NO_FILES[what])
+    async with factory.pair() as (client, server):
+        receiving = asyncio.create_task(arrays.recv(server))
+        await client.send(NO_FILES[what])
+        await ends(receiving, ValueError)
+        with client.register(bytearray(NO_FILES[what] or b"1234567")) as region:
+            await client.send_region(region, lease=None)
+            remote = await server.recv_region()
+            error = await ends(arrays.open_file(server, remote), ValueError)
+            assert "no message or file of safetensors" in str(error)
+        check(arrays.unpack(header(entry(), b"abcd")), {"x": np.frombuffer(b"abcd", np.uint8)})
+
+
+def some_key(chance: random.Random, shape: tuple[int, ...]) -> Any:
+    """An index of numpy's for such an array."""
+    keys: list[Any] = []
+    for count in shape[: chance.randrange(len(shape) + 1)]:
+        if chance.random() < 0.4 and count:
+            keys.append(chance.randrange(-count, count))
+        else:
+            start, stop = (chance.choice([None, chance.randrange(-9, 9)]) for _ in range(2))
+            keys.append(slice(start, stop, chance.choice([None, 1, 2, -1, -3])))
+    if chance.random() < 0.3:
+        keys.append(...)
+    return keys[0] if len(keys) == 1 else tuple(keys)
+
+
+async def test_parts_of_a_remote_array(factory: ConnectionFactory) -> None:
+    """Reading and writing any part does what numpy does, also of an array with strides."""
+    chance = random.Random(5)
+    rights = Rights.READ | Rights.WRITE
+    whole = np.arange(8 * 9 * 700).reshape(8, 9, 700)
+    async with factory.pair() as (client, server):
+        for array in (whole, whole.T, whole[::2, ::-1, 5::3], np.zeros((3, 0)), np.array(7)):
+            with arrays.share(server, array, access=rights) as shared:
+                remote = arrays.open_array(client, shared.token)
+                assert (remote.shape, remote.dtype) == (array.shape, array.dtype)
+                assert (remote.ndim, remote.size, remote.nbytes) == (
+                    array.ndim,
+                    array.size,
+                    array.nbytes,
+                )
+                for _ in range(12):
+                    key = some_key(chance, array.shape)
+                    part = remote[key]
+                    assert isinstance(part, RemoteArray)
+                    assert np.array_equal(await part, array[key]), key
+                    further = some_key(chance, part.shape)
+                    assert np.array_equal(await part[further], array[key][further]), (key, further)
+                    wanted = array.copy()
+                    values = np.asarray(chance.randrange(1000))
+                    other = some_key(chance, array.shape)
+                    wanted[other] = values
+                    await remote[other].write(values)
+                    assert np.array_equal(array, wanted), other
+
+
+async def test_what_a_remote_array_refuses(factory: ConnectionFactory) -> None:
+    array = np.zeros((3, 4), np.float32)
+    async with factory.pair() as (client, server):
+        with arrays.share(server, array) as shared:
+            remote = arrays.open_array(client, shared.token)
+            for key in (3, (0, 0, 0), (..., ...), "x", 1.5, (-4,)):
+                with pytest.raises((IndexError, TypeError)):
+                    remote[key]
+            with pytest.raises(TypeError):
+                len(remote[0, 0])
+            await ends(remote.write(1), RemoteRangeError)
+            await ends(remote.read(np.zeros((3, 4))), ValueError)
+            await ends(remote.read(np.zeros((4, 3), np.float32)), ValueError)
+            target = np.ones((4,), np.float32)
+            assert await remote[:, 1].read(target[:3]) is not None
+            assert target.tolist() == [0, 0, 0, 1]
+        await ends(remote[0].read(), Exception)
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        b"",
+        b"[",
+        b"[" * 100_000,
+        b"{}",
+        b'["F32", [3], [4]]',
+        b'["XXX", [3], [4], 0]',
+        b'["F32", [3], [4, 4], 0]',
+        b'["F32", [-3], [4], 0]',
+        b'["F32", [4], [4], 0]',
+        b'["F32", [3], [4], 1]',
+        b'["F32", [3], [-4], 0]',
+        b'["F32", [3], [-4], 9]',
+        b'["F32", [3.0], [4], 0]',
+        b'["F32", [true], [4], 0]',
+        b'["F32", [4611686018427387904], [0], 0]',
+        b'["F32", [3], [1208925819614629174706176], 0]',
+    ],
+)
+async def test_what_is_no_token(factory: ConnectionFactory, description: bytes) -> None:
+    """A peer's description reaches no byte outside of what it shares."""
+    async with factory.pair() as (client, server):
+        with arrays.share(server, np.zeros(3, np.float32)) as shared:
+            with pytest.raises(ValueError, match="no token of an array"):
+                arrays.open_array(client, shared.token[:TOKEN_SIZE] + description)
+            with pytest.raises(ProtocolError):
+                arrays.open_array(client, b"no token")
+            assert len(await arrays.open_array(client, shared.token)) == 3
