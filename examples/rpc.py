@@ -28,7 +28,7 @@ async def wait(_: None) -> None:
 
 
 async def serve(host: str = "", port: str = "7473") -> None:
-    functions = {"square": square, "wait": wait}
+    functions: dict[str, rpc.Function] = {"square": square, "wait": wait}
     async with await rpc.start_server(functions, host, int(port)) as server:
         print(f"calls on {server.device}, port {server.port}", flush=True)
         await server.serve_forever()
