@@ -123,30 +123,32 @@ async def both_ends(
 ) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
     """Both ends of one connection as `aiordma.perf` has them, without what it says beside."""
     import aiordma  # noqa: PLC0415
-    from aiordma.perf import client, client_ends, server, server_ends, wire  # noqa: PLC0415
+    from aiordma.perf import client, ends, server, wire  # noqa: PLC0415
 
     opened = wire.Open(wire.VERSION, operation, 1, False, "", depth, 0, 1)
     served = kind if kind in wire.WAYS else "flood"
+    sides = (ends.Load.of(opened, served, 1, size, serving=side) for side in (False, True))
     async with await aiordma.listen("127.0.0.1", 0, **way.options) as listener:
         connecting = aiordma.connect("127.0.0.1", listener.port, **way.options)
         conn, peer = await asyncio.gather(connecting, listener.accept())
         async with conn, peer:
-            here, there = client.ENDS[operation](conn), server.ENDS[operation](peer, opened)
-            here.use(there.prepare(1, size, here.prepare(1, size)))
+            here, there = client.ENDS[operation](conn), server.ENDS[operation](peer)
+            tokens = [end.prepare(load) for end, load in zip((here, there), sides, strict=True)]
+            for end, token in zip((there, here), tokens, strict=True):
+                end.use(token)
 
             async def do(count: int) -> None:
-                run = client_ends.Run(count, depth, batch)
-                if not there.hears:
-                    await getattr(here, kind)(run)
-                    return
-                tally = server_ends.Tally(answered=served != "flood")
+                run, tally = ends.Run(count, depth, batch), ends.Tally()
                 serving = asyncio.create_task(server.work(there, tally, served))
-                await getattr(here, kind)(run)
+                await ends.KINDS[kind](here, run)
                 await tally.reach(count)
                 serving.cancel()
                 await asyncio.wait({serving})
 
-            yield do
+            async def do_unnoticed(count: int) -> None:
+                await ends.KINDS[kind](here, ends.Run(count, depth, batch))
+
+            yield do if operation == "send" else do_unnoticed
             here.release()
             there.release()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,30 +17,28 @@ from aiordma.config import DEFAULT
 from aiordma.errors import ProtocolError
 from aiordma.transport import Via
 
-from . import client_ends, client_memory, wire
-from .client_ends import ENDLESS, ClientEnd, Run, together
-from .client_streams import Streams
+from . import memory, wire
+from .ends import ENDLESS, KINDS, End, Load, Run, together
 from .gpu import GPU, GPUMemory
-from .queue_pairs import ClientQueuePair
-from .quiet import quiet
+from .machine import quiet
+from .messages import STREAM_LIMIT, Sends, Streams, close, send_over
+from .queue_pairs import QueuePair
 from .settings import Settings
 from .statistics import Summary, Throughput, slices, tail
-from .stream_frames import STREAM_LIMIT, close, send_over
 
 # Seconds between two samples of a part's progress. The callback may draw, within the timed part.
 SAMPLE_INTERVAL = 0.25
 
-ENDS: dict[str, Callable[[aiordma.Connection], ClientEnd]] = {
-    "send": client_ends.Sends,
-    "write": client_memory.Writes,
-    "read": client_memory.Reads,
-    "atomic": client_memory.Atomics,
-}
+# Seconds without an answer after which a message counts as lost.
+LOST_AFTER = 2.0
 
-ON_GPU: dict[str, Callable[[aiordma.Connection, client_memory.Take], ClientEnd]] = {
-    "write": client_memory.Writes,
-    "read": client_memory.Reads,
+ENDS: dict[str, Callable[[aiordma.Connection], End]] = {
+    "send": Sends,
+    "write": memory.Writes,
+    "read": memory.Reads,
+    "atomic": memory.Atomics,
 }
+ON_GPU = {"write": memory.Writes, "read": memory.Reads}
 
 Progress = Callable[[float], None]
 Kind = TypeVar("Kind")
@@ -100,11 +98,13 @@ class PerfClient:
         self,
         settings: Settings,
         control: aiordma.Connection,
-        ends: list[ClientEnd],
+        opened: wire.Open,
+        ends: list[End],
         server: wire.Opened,
     ) -> None:
         self._settings = settings
         self._control = control
+        self._opened = opened
         self._ends = ends
         self._runs: list[Run] = []
         self.stopped: bool = False
@@ -147,7 +147,8 @@ class PerfClient:
             if settings.gpu:
                 gpu = GPU()
                 stack.callback(gpu.close)
-                end_of = on_gpu(gpu, settings.operation)
+                on_gpu = ON_GPU[settings.operation]
+                end_of = lambda conn: on_gpu(conn, partial(GPUMemory, gpu))  # noqa: E731
             control = await connection()
             asked = wire.Open(
                 wire.VERSION,
@@ -161,7 +162,7 @@ class PerfClient:
             )
             await control.send(wire.pack(asked))
             opened = await answer(control, wire.Opened)
-            ends: list[ClientEnd] = []
+            ends: list[End] = []
             for index in range(settings.connections):
                 first = wire.Attach(opened.key, index)
                 if end_of is None:
@@ -181,9 +182,9 @@ class PerfClient:
                     conn = await connection()
                     await conn.send(wire.pack(first))
                     qp = settings.qp
-                    ends.append(ClientQueuePair(conn.device, asked) if qp else end_of(conn))
+                    ends.append(QueuePair(conn.device, asked) if qp else end_of(conn))
             with quiet():
-                yield cls(settings, control, ends, opened)
+                yield cls(settings, control, asked, ends, opened)
 
     def stop(self) -> None:
         """End the run when the outstanding operations are done; keep what was measured."""
@@ -266,23 +267,17 @@ class PerfClient:
         progress: Progress,
     ) -> Part:
         settings = self._settings
-        tokens = [end.prepare(seed, size) for end in self._ends]
-        way = kind if kind in ("ping", "both") else "flood"
+        way = kind if kind in wire.WAYS else "flood"
+        load = Load.of(self._opened, way, seed, size, serving=False)
+        tokens = [end.prepare(load) for end in self._ends]
         begun = await self._ask(
             wire.Begin(way, size, seed, settings.verify_all, tokens), wire.Begun
         )
         for end, token in zip(self._ends, begun.tokens, strict=True):
             end.use(token)
+        limit = 0 if self.stopped else limit
         self._runs = [
-            Run(
-                0 if self.stopped else limit,
-                settings.depth,
-                settings.batch,
-                settings.imm,
-                settings.verify_all,
-                answered=way != "flood",
-            )
-            for _ in self._ends
+            Run(limit, settings.depth, settings.batch, settings.verify_all) for _ in self._ends
         ]
         start, cpu = perf_counter(), process_time()
         marks = await self._all(kind, duration, progress)
@@ -294,7 +289,10 @@ class PerfClient:
             seconds = perf_counter() - start
         used = process_time() - cpu, reached.cpu_us / 1e6
         finished = await answer(self._control, wire.Finished)
-        mine = [end.verify(run) for end, run in zip(self._ends, self._runs, strict=True)]
+        mine = (
+            run.mismatch or end.verify(run.done, 0 if way == "flood" else run.done)
+            for end, run in zip(self._ends, self._runs, strict=True)
+        )
         mismatch = finished.mismatch or next(filter(None, mine), "")
         return Part(self._runs, seconds, mismatch, marks, used, reached.lost)
 
@@ -326,7 +324,8 @@ class PerfClient:
         timer = loop.call_soon(sample)
         try:
             await together(
-                getattr(end, kind)(run) for end, run in zip(self._ends, self._runs, strict=True)
+                watched(run, KINDS[kind](end, run)) if end.lossy else KINDS[kind](end, run)
+                for end, run in zip(self._ends, self._runs, strict=True)
             )
         finally:
             timer.cancel()
@@ -337,9 +336,18 @@ class PerfClient:
         return await answer(self._control, kind)
 
 
-def on_gpu(gpu: GPU, operation: str) -> Callable[[aiordma.Connection], ClientEnd]:
-    end_of = ON_GPU[operation]
-    return lambda conn: end_of(conn, partial(GPUMemory, gpu))
+async def watched(run: Run, work: Coroutine[Any, Any, None]) -> None:
+    """The work; TimeoutError when nothing is done for too long."""
+    working = asyncio.ensure_future(work)
+    before = -1
+    try:
+        while not (await asyncio.wait({working}, timeout=LOST_AFTER))[0]:
+            if run.done == before:
+                raise TimeoutError(f"message {run.done} or its answer was lost")
+            before = run.done
+        await working
+    finally:
+        working.cancel()
 
 
 async def answer(control: aiordma.Connection, kind: type[Kind]) -> Kind:

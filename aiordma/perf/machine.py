@@ -1,9 +1,12 @@
-"""A description of the machine, for reports."""
+"""The machine of a measurement, for reports, and its garbage collector."""
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -24,3 +27,16 @@ def processor() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Collect garbage once, then disable the collector for the block."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -19,13 +19,11 @@ from aiordma.config import DEFAULT
 from aiordma.errors import ProtocolError, RDMAError
 from aiordma.transport import Via
 
-from . import server_ends, server_memory, wire
-from .machine import machine
-from .queue_pairs import ServerQueuePair
-from .quiet import quiet
-from .server_ends import ServerEnd, Tally
-from .server_streams import Streams
-from .stream_frames import STREAM_LIMIT, receive_from
+from . import memory, wire
+from .ends import End, Load, Tally
+from .machine import machine, quiet
+from .messages import STREAM_LIMIT, Sends, Streams, receive_from
+from .queue_pairs import QueuePair
 
 logger: logging.Logger = logging.getLogger("aiordma.perf")
 
@@ -42,11 +40,11 @@ ANSWERS = 256
 # Seconds without an operation after which those are lost that can be.
 PATIENCE = 0.1
 
-ENDS: dict[str, Callable[[aiordma.Connection, wire.Open], ServerEnd]] = {
-    "send": server_ends.Sends,
-    "write": server_memory.Writes,
-    "read": server_memory.Reads,
-    "atomic": server_memory.Atomics,
+ENDS: dict[str, Callable[[aiordma.Connection], End]] = {
+    "send": Sends,
+    "write": memory.Writes,
+    "read": memory.Source,
+    "atomic": memory.Sum,
 }
 
 
@@ -75,11 +73,11 @@ class Session:
     def __init__(self, opened: wire.Open) -> None:
         self.opened = opened
         self.key: bytes = os.urandom(wire.KEY_SIZE)
-        self.ends: list[ServerEnd | None] = [None] * opened.connections
+        self.ends: list[End | None] = [None] * opened.connections
         self.complete: asyncio.Event = asyncio.Event()
         self.over: asyncio.Event = asyncio.Event()
 
-    def attach(self, index: int, end: ServerEnd) -> None:
+    def attach(self, index: int, end: End) -> None:
         if index >= len(self.ends) or self.ends[index] is not None:
             raise ProtocolError(
                 f"the client attached connection {index} twice, or without announcing it"
@@ -173,8 +171,7 @@ class PerfServer:
                         "the client sent a message on a connection that it announced as a stream"
                     )
                 opened = session.opened
-                end = ServerQueuePair(conn.device, opened) if opened.qp else kind(conn, opened)
-                session.attach(index, end)
+                session.attach(index, QueuePair(conn.device, opened) if opened.qp else kind(conn))
                 await session.over.wait()
 
     def _index(self, first: wire.Wire) -> int:
@@ -280,6 +277,10 @@ class PerfServer:
             raise Refusal(
                 f"{begin.size} bytes exceed the server's limit of {limits.size} (--max-size)"
             )
+        if begin.way != "flood" and session.opened.operation in ("read", "atomic"):
+            raise ProtocolError(
+                "only send, write and stream can be answered, but the client wants answers"
+            )
         if begin.size < 1 and session.opened.operation != "send":
             raise ProtocolError("the client began a part of size 0, which only messages can have")
         if begin.size * count > limits.memory:
@@ -296,37 +297,37 @@ class PerfServer:
         self._check_part(session, begin)
         ends = [end for end in session.ends if end is not None]
         try:
-            mismatch = await self._work(control, ends, begin)
+            mismatch = await self._work(control, session.opened, ends, begin)
         finally:
             for end in ends:
                 end.release()
         await control.send(wire.pack(wire.Finished(mismatch[: wire.MAX_TEXT])))
 
     async def _work(
-        self, control: aiordma.Connection, ends: list[ServerEnd], begin: wire.Begin
+        self, control: aiordma.Connection, opened: wire.Open, ends: list[End], begin: wire.Begin
     ) -> str:
-        tokens = [
-            end.prepare(begin.seed, begin.size, token)
-            for end, token in zip(ends, begin.tokens, strict=True)
-        ]
-        tallies = [Tally(begin.verify_all, begin.way != "flood") for _ in ends]
+        load = Load.of(opened, begin.way, begin.seed, begin.size, serving=True)
+        tokens = [end.prepare(load) for end in ends]
+        for end, token in zip(ends, begin.tokens, strict=True):
+            end.use(token)
+        # Whether the program notices the operations.
+        heard = load.numbered or opened.operation in ("send", "stream")
+        tallies = [Tally(begin.verify_all) for _ in ends]
         tasks = [
             asyncio.create_task(work(end, tally, begin.way))
             for end, tally in zip(ends, tallies, strict=True)
+            if heard
         ]
         cpu = process_time()
         try:
             await control.send(wire.pack(wire.Begun(tokens)))
+            lost = 0
             async with asyncio.timeout(self._limits.silence):
                 counts = await self._counts(control, len(ends))
                 for end, tally, count in zip(ends, tallies, counts, strict=True):
-                    if begin.way != "flood" or end.hears:
+                    if heard:
                         await tally.reach(count, PATIENCE if end.lossy else None)
-            lost = sum(
-                max(0, count - tally.count)
-                for end, tally, count in zip(ends, tallies, counts, strict=True)
-                if end.lossy and end.hears
-            )
+                        lost += max(0, count - tally.count) if end.lossy else 0
             used_us = round((process_time() - cpu) * 1e6)
             await control.send(wire.pack(wire.Reached(used_us, lost)))
         finally:
@@ -334,7 +335,7 @@ class PerfServer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         wrong = (
-            tally.mismatch or end.verify(count)
+            tally.mismatch or end.verify(0 if begin.way == "flood" else count, count)
             for end, tally, count in zip(ends, tallies, counts, strict=True)
         )
         return next(filter(None, wrong), "")
@@ -346,17 +347,18 @@ class PerfServer:
         return finish.counts
 
 
-async def work(end: ServerEnd, tally: Tally, way: str) -> None:
+async def work(end: End, tally: Tally, way: str) -> None:
     answers: deque[asyncio.Future[Any]] = deque()
     try:
-        while tally.answered or end.hears:
-            imm = end.took(await end.receive(), tally)
+        while True:
+            tally.take(end, await end.receive())
+            number = tally.count - 1
             if way == "ping":
-                await end.reply(imm)
+                await end.operate(number)
             elif way == "both":
                 if len(answers) == ANSWERS:
                     await answers.popleft()
-                answers.append(asyncio.ensure_future(end.reply(imm)))
+                answers.append(end.begin(number))
     except (RDMAError, OSError, EOFError) as error:
         tally.fail(str(error) or type(error).__name__)
 

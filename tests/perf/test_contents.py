@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from aiordma.perf.contents import PART, contents, difference
-from aiordma.perf.quiet import quiet
+from aiordma.perf.machine import quiet
 
 
 def test_contents_follow_from_the_seed() -> None:

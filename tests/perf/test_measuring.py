@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from aiordma.async_queue_pair import Completed
 from aiordma.errors import LimitError
 from aiordma.perf.client import PerfClient, RefusedError, Result
-from aiordma.perf.client_memory import OneSided
-from aiordma.perf.queue_pairs import ClientQueuePair, ServerQueuePair
+from aiordma.perf.memory import OneSided
+from aiordma.perf.queue_pairs import QueuePair
 from aiordma.perf.server import Limits, PerfServer
 from aiordma.perf.settings import (
     METRICS,
@@ -150,12 +151,12 @@ async def test_completions_are_as_few_as_asked(
 ) -> None:
     made = []
 
-    class Counted(ClientQueuePair):
+    class Counted(QueuePair):
         def release(self) -> None:
             made.append(self.queue.qp.send_cq.statistics().completions)
             super().release()
 
-    monkeypatch.setattr("aiordma.perf.client.ClientQueuePair", Counted)
+    monkeypatch.setattr("aiordma.perf.client.QueuePair", Counted)
     asked = replace(settings("write", "bw"), qp="rc", depth=64, moderation=moderation, warm_up=0)
     await measured(device_name, host, replace(asked, iterations=128))
     assert made[0] == 128 // moderation
@@ -172,18 +173,18 @@ async def test_datagrams_that_are_lost(
     device_name: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server counts them, and the client's figures are what it has sent."""
-    original = ClientQueuePair.post
+    original = QueuePair.post
 
-    def every_other(self: ClientQueuePair, first: int, **rest: bool) -> object:
+    def every_other(self: QueuePair, numbers: range) -> object:
         to = self._to
-        if first % 2 and to is not None:
+        if numbers[0] % 2 and to is not None:
             self._to = to._replace(remote_qkey=to.remote_qkey ^ 1)  # which its queue pair refuses
         try:
-            return original(self, first, **rest)
+            return original(self, numbers)
         finally:
             self._to = to
 
-    monkeypatch.setattr(ClientQueuePair, "post", every_other)
+    monkeypatch.setattr(QueuePair, "post", every_other)
     (result,) = await measured(device_name, host, replace(settings("send", "bw"), qp="ud"))
     assert result is not None
     assert (result.operations, result.lost, result.mismatch) == (FEW, FEW // 2, "")
@@ -193,11 +194,13 @@ async def test_datagrams_that_are_lost(
 async def test_an_answer_that_is_lost(
     device_name: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def no_reply(self: ServerQueuePair, imm: int | None) -> None:
-        """Nothing is sent."""
+    class Silent(QueuePair):
+        def post(self, numbers: range) -> list[Completed]:
+            """Nothing is sent."""
+            return [asyncio.get_running_loop().create_future()]
 
-    monkeypatch.setattr(ServerQueuePair, "reply", no_reply)
-    monkeypatch.setattr("aiordma.perf.queue_pairs.LOST_AFTER", 0.05)
+    monkeypatch.setattr("aiordma.perf.server.QueuePair", Silent)
+    monkeypatch.setattr("aiordma.perf.client.LOST_AFTER", 0.05)
     for asked in (settings("send", "lat"), replace(settings("send", "bw"), bidirectional=True)):
         with pytest.raises(TimeoutError, match="message 0 or its answer was lost"):
             await measured(device_name, host, replace(asked, qp="ud"))

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
+from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
 import aiordma
-from aiordma.perf import (
-    client_memory,
-    contents,
-    server_ends,
-    server_memory,
-    server_streams,
-    wire,
-)
+from aiordma.perf import contents, ends, memory, messages, wire
 from aiordma.perf.client import PerfClient, answer
 from aiordma.perf.server import Limits, PerfServer
 
@@ -25,38 +18,41 @@ from .test_measuring import measured, one_loop, settings
 
 pytestmark = pytest.mark.any_device
 
-SERVERS: dict[str, ModuleType] = {
-    "send": server_ends,
-    "write": server_memory,
-    "read": server_memory,
-    "stream": server_streams,
-}
 
-
-def last_bit_wrong(seed: int, size: int) -> bytes:
-    data = bytearray(contents.contents(seed, size))
-    data[-1] ^= 1
-    return bytes(data)
+def other(data: bytes) -> bytes:
+    """The last bit is another one."""
+    return data[:-1] + bytes([data[-1] ^ 1])
 
 
 @one_loop
 @pytest.mark.parametrize("metric", ["lat", "bw"])
-@pytest.mark.parametrize("operation", SERVERS)
+@pytest.mark.parametrize("operation", ["send", "write", "read", "stream"])
+@pytest.mark.parametrize("serving", [True, False])
 async def test_a_bit_that_differs(
     device_name: str,
     host: str,
     monkeypatch: pytest.MonkeyPatch,
     operation: str,
     metric: str,
+    serving: bool,
 ) -> None:
-    monkeypatch.setattr(SERVERS[operation], "contents", last_bit_wrong)
+    """The bytes of one side are not those that the other one expects."""
+    made = ends.Load.of
+
+    def wrong_here(*arguments: Any, serving: bool, here: bool = serving) -> ends.Load:
+        load = made(*arguments, serving=serving)
+        if serving is not here:
+            return load
+        return replace(load, sent=other(load.sent), expected=other(load.expected))
+
+    monkeypatch.setattr(ends.Load, "of", wrong_here)
     (result,) = await measured(device_name, host, settings(operation, metric))
     assert result is not None
     assert "byte 99 is 0x" in result.mismatch
 
 
 @one_loop
-@pytest.mark.parametrize(("operation", "metric"), [("send", "lat"), ("stream", "bw")])
+@pytest.mark.parametrize(("operation", "metric"), [("send", "bw"), ("stream", "bw")])
 async def test_one_message_in_the_middle(
     device_name: str,
     host: str,
@@ -72,7 +68,7 @@ async def test_one_message_in_the_middle(
         count += 1
         return "it differs" if count == 5 else contents.difference(got, expected)
 
-    monkeypatch.setattr(SERVERS[operation], "difference", fifth_differs)
+    monkeypatch.setattr(messages, "difference", fifth_differs)
     asked = replace(settings(operation, metric), warm_up=0, iterations=8)
     first_and_last = await measured(device_name, host, asked)
     assert [result and result.mismatch for result in first_and_last] == [""]
@@ -85,9 +81,8 @@ async def test_one_message_in_the_middle(
 async def test_an_addition_too_many(
     device_name: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    atomics = client_memory.Atomics
     monkeypatch.setattr(
-        atomics, "operate", lambda self, run: self._conn.fetch_and_add(self.remote, 2)
+        memory.Atomics, "operate", lambda self, number: self._conn.fetch_and_add(self.remote, 2)
     )
     (result,) = await measured(device_name, host, replace(settings("atomic", "lat"), warm_up=0))
     assert result is not None
@@ -120,7 +115,7 @@ async def test_immediate_data_that_is_another(
     asked = replace(settings(operation, metric), imm=True, warm_up=0)
     (result,) = await measured(device_name, host, asked)
     assert result is not None
-    assert result.mismatch == "number 0: immediate data 1"
+    assert result.mismatch == "number 0: immediate data 1 instead of 0"
 
 
 # ---- clients that are none ----------------------------------------------------------------------

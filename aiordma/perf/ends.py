@@ -1,0 +1,222 @@
+"""The end of a measured connection, which is alike on both sides, and what a part counts there.
+
+There are four kinds of work.  `ping`: one operation at a time, which the peer's program answers
+with the same operation; the round trip is timed.  `alone`: one operation at a time without an
+answer; the await is timed.  `flood`: as many operations outstanding as the depth allows; untimed.
+`both`: the same, each of which the peer answers, and which is outstanding until then.
+
+The peer's program does not notice reads and atomics and cannot answer them: no `ping`, no `both`.
+A stream does not report when a piece has arrived, so it has no `alone`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import deque
+from collections.abc import Awaitable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from . import wire
+from .contents import SERVER, contents
+
+U32 = 0xFFFF_FFFF
+
+ENDLESS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one side's ends do in a part: what they send, and what they expect of the peer."""
+
+    sent: bytes
+    expected: bytes
+    numbered: bool
+    """Whether operations have their numbers as immediate data."""
+
+    @classmethod
+    def of(cls, opened: wire.Open, way: str, seed: int, size: int, *, serving: bool) -> Load:
+        client, server = contents(seed, size), contents(seed + SERVER, size)
+        # The peer's program notices a write by its immediate data alone.
+        numbered = opened.imm or (way != "flood" and opened.operation == "write")
+        return cls(*((server, client) if serving else (client, server)), numbered)
+
+
+class End:
+    """One connection.  Each part begins with `prepare` and `use`, and ends with `release`."""
+
+    lossy: bool = False
+    """Whether operations may be lost."""
+    load: Load
+
+    def prepare(self, load: Load) -> bytes:
+        """Allocate the part's memory; returns a token of it if the peer accesses it."""
+        raise NotImplementedError
+
+    def use(self, token: bytes) -> None:
+        """Set the peer's memory, if operations access it."""
+
+    def operate(self, number: int) -> Awaitable[object]:
+        """One operation, which begins when it is awaited."""
+        raise NotImplementedError
+
+    def begin(self, number: int) -> asyncio.Future[Any]:
+        """Begin one operation."""
+        return asyncio.ensure_future(self.operate(number))
+
+    def receive(self) -> Awaitable[Any]:
+        """Receive one operation of the peer."""
+        raise NotImplementedError
+
+    def check(self, arrived: Any, number: int | None, compared: bool) -> str:
+        """The error in what was received, or "".  `number` None: any, since some may be lost."""
+        raise NotImplementedError
+
+    async def round_trip(self, number: int) -> Any:
+        """One operation and what answers it."""
+        await self.operate(number)
+        return await self.receive()
+
+    async def flood(self, run: Run) -> None:
+        waiting: deque[asyncio.Future[Any]] = deque()
+        while run.started < run.limit or waiting:
+            while len(waiting) < run.depth and run.started < run.limit:
+                waiting.append(self.begin(run.started))
+                run.started += 1
+            await waiting.popleft()
+            run.done += 1
+            while waiting and waiting[0].done():
+                waiting.popleft().result()
+                run.done += 1
+
+    def verify(self, own: int, others: int) -> str:
+        """The first error after so many operations of this side and of the peer; empty: none."""
+        return ""
+
+    def release(self) -> None:
+        """Release the part's memory; a second call does nothing."""
+
+    def imm(self, number: int) -> int | None:
+        return number & U32 if self.load.numbered else None
+
+    def misnumbered(self, imm: int | None, number: int | None) -> str:
+        if number is None or imm == self.imm(number):
+            return ""
+        return f"immediate data {imm} instead of {self.imm(number)}"
+
+
+@dataclass(slots=True)
+class Run:
+    """One part on one connection.  A limit of 0 ends it after the outstanding operations."""
+
+    limit: int
+    depth: int = 1
+    batch: int = 1
+    verify_all: bool = False
+    started: int = 0
+    done: int = 0
+    times: array[float] = field(default_factory=lambda: array("d"))
+    mismatch: str = ""
+
+    def take(self, end: End, arrived: Any) -> None:
+        """Check and count an answer."""
+        wrong = end.check(arrived, self.done, self.verify_all or not self.done)
+        if wrong and not self.mismatch:
+            self.mismatch = f"answer {self.done}: {wrong}"
+        self.done += 1
+
+
+async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Do all of it; when one fails, cancel the others and raise that error alone."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def ping(end: End, run: Run) -> None:
+    round_trip, times = end.round_trip, run.times
+    while run.done < run.limit:
+        start = perf_counter()
+        arrived = await round_trip(run.done)
+        times.append(perf_counter() - start)
+        run.take(end, arrived)
+
+
+async def alone(end: End, run: Run) -> None:
+    operate, times = end.operate, run.times
+    while run.done < run.limit:
+        start = perf_counter()
+        await operate(run.done)
+        times.append(perf_counter() - start)
+        run.done += 1
+
+
+async def flood(end: End, run: Run) -> None:
+    await end.flood(run)
+
+
+async def both(end: End, run: Run) -> None:
+    under_way: deque[asyncio.Future[Any]] = deque()
+
+    def begin() -> None:
+        under_way.append(end.begin(run.started))
+        run.started += 1
+
+    try:
+        for _ in range(min(run.depth, run.limit)):
+            begin()
+        while run.done < run.started:
+            run.take(end, await end.receive())
+            await under_way.popleft()
+            if run.started < run.limit:
+                begin()
+    finally:
+        for operation in under_way:
+            operation.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+
+KINDS = {"ping": ping, "alone": alone, "flood": flood, "both": both}
+
+
+class Tally:
+    """Counts and checks the operations that the server receives in a part."""
+
+    def __init__(self, verify_all: bool = False) -> None:
+        self.count: int = 0
+        self.mismatch: str = ""
+        self._verify_all = verify_all
+        self._awaited = -1
+        self._there = asyncio.Event()
+
+    def take(self, end: End, arrived: Any) -> None:
+        # Behind a message that was lost, the numbers are others.
+        number = None if end.lossy else self.count
+        wrong = end.check(arrived, number, self._verify_all or not self.count)
+        if wrong and not self.mismatch:
+            self.mismatch = f"number {self.count}: {wrong}"
+        self.count += 1
+        if self.count == self._awaited:
+            self._there.set()
+
+    def fail(self, reason: str) -> None:
+        """Record that no further operation will arrive."""
+        self.mismatch = self.mismatch or reason
+        self._there.set()
+
+    async def reach(self, count: int, patience: float | None = None) -> None:
+        """Wait for so many operations, or until none has arrived for `patience` seconds."""
+        self._awaited = count
+        while self.count < count and not self.mismatch:
+            before = self.count
+            try:
+                async with asyncio.timeout(patience):
+                    await self._there.wait()
+            except TimeoutError:
+                if patience is None or self.count == before:
+                    return

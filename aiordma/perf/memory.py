@@ -1,0 +1,187 @@
+"""The end of a connection for one-sided operations: write, read, atomic.
+
+Both ends of writes are alike.  Reads and atomics are the client's; the server has their memory.
+All operations of a part use the same bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from typing import Protocol
+
+import aiordma
+from aiordma import Batch, Buffer, Message, RemoteRegion, Rights
+from aiordma.mr_pool import LocalMemory
+
+from .contents import difference
+from .ends import End, Load, Run, together
+
+
+class Place(Protocol):
+    """Memory of this side for one part."""
+
+    @property
+    def local(self) -> LocalMemory: ...
+    def fill(self, data: bytes) -> None: ...
+    def contents(self) -> bytes | memoryview: ...
+    def release(self) -> None: ...
+
+
+Take = Callable[[aiordma.Connection, int], Place]
+
+
+class HostMemory:
+    """A block of the connection's pool."""
+
+    def __init__(self, conn: aiordma.Connection, size: int) -> None:
+        self.local: Buffer = conn.alloc(size)
+
+    def fill(self, data: bytes) -> None:
+        self.local.view[:] = data
+
+    def contents(self) -> memoryview:
+        return self.local.view
+
+    def release(self) -> None:
+        self.local.release()
+
+
+class Memory(End):
+    """Memory of this side, and the peer's."""
+
+    remote: RemoteRegion
+
+    def __init__(self, conn: aiordma.Connection, take: Take = HostMemory) -> None:
+        self._conn = conn
+        self._take = take
+        self._stack = ExitStack()
+
+    def hold(self, filling: bytes) -> Place:
+        """Memory for this side's operations."""
+        place = self._take(self._conn, len(filling))
+        self._stack.callback(place.release)
+        place.fill(filling)
+        return place
+
+    def open_up(self, filling: bytes, rights: Rights) -> tuple[Buffer, bytes]:
+        """Memory that the peer accesses, and its token."""
+        buffer = self._conn.alloc(len(filling))
+        self._stack.callback(buffer.release)
+        buffer.view[:] = filling
+        share = self._conn.share(buffer, access=rights, lease=None)
+        self._stack.callback(share.revoke)
+        return buffer, share.token.pack()
+
+    def release(self) -> None:
+        self._stack.close()
+
+
+class OneSided(Memory):
+    """An end that begins operations, several at once by tasks or in batches."""
+
+    def use(self, token: bytes) -> None:
+        self.remote = self._conn.open_region(token)
+
+    def collect(self, batch: Batch, count: int) -> None:
+        """Add so many operations to a batch."""
+        raise NotImplementedError
+
+    async def flood(self, run: Run) -> None:
+        work = self._singly if run.batch == 1 else self._in_batches
+        await together(work(run) for _ in range(run.depth // run.batch))
+
+    async def _singly(self, run: Run) -> None:
+        while run.started < run.limit:
+            operation = self.operate(run.started)
+            run.started += 1
+            await operation
+            run.done += 1
+
+    async def _in_batches(self, run: Run) -> None:
+        while run.started < run.limit:
+            count = min(run.batch, run.limit - run.started)
+            run.started += count
+            async with self._conn.batch() as batch:
+                self.collect(batch, count)
+            run.done += count
+
+
+class Writes(OneSided):
+    """Writes; the peer answers with a write with immediate data to memory of this side."""
+
+    def prepare(self, load: Load) -> bytes:
+        self.load = load
+        self._outbox = self.hold(load.sent).local
+        self._inbox, token = self.open_up(bytes(len(load.expected)), Rights.WRITE)
+        return token
+
+    def operate(self, number: int) -> Awaitable[None]:
+        return self._conn.write(self._outbox, self.remote, imm=self.imm(number))
+
+    def collect(self, batch: Batch, count: int) -> None:
+        memory, remote = self._outbox, self.remote
+        for _ in range(count):
+            batch.write(memory, remote)
+
+    def receive(self) -> Awaitable[Message]:
+        return self._conn.recv()
+
+    def check(self, arrived: Message, number: int | None, compared: bool) -> str:
+        with arrived:
+            return self.misnumbered(arrived.imm, number)
+
+    def verify(self, own: int, others: int) -> str:
+        return difference(self._inbox.view, self.load.expected) if others else ""
+
+
+class Reads(OneSided):
+    def prepare(self, load: Load) -> bytes:
+        self.load = load
+        self._place = self.hold(bytes(len(load.expected)))
+        return b""
+
+    def operate(self, number: int) -> Awaitable[None]:
+        return self._conn.read(self.remote, self._place.local)
+
+    def collect(self, batch: Batch, count: int) -> None:
+        memory, remote = self._place.local, self.remote
+        for _ in range(count):
+            batch.read(remote, memory)
+
+    def verify(self, own: int, others: int) -> str:
+        return difference(self._place.contents(), self.load.expected) if own else ""
+
+
+class Atomics(OneSided):
+    """Each operation adds one; the server compares the sum with the number of operations."""
+
+    def prepare(self, load: Load) -> bytes:
+        return b""
+
+    def operate(self, number: int) -> Awaitable[int]:
+        return self._conn.fetch_and_add(self.remote, 1)
+
+    def collect(self, batch: Batch, count: int) -> None:
+        for _ in range(count):
+            batch.fetch_and_add(self.remote, 1)
+
+
+class Source(Memory):
+    """What the client reads, and compares."""
+
+    def prepare(self, load: Load) -> bytes:
+        return self.open_up(load.sent, Rights.READ)[1]
+
+
+class Sum(Source):
+    """What the client adds to."""
+
+    def prepare(self, load: Load) -> bytes:
+        self._sum, token = self.open_up(bytes(8), Rights.ATOMIC)
+        return token
+
+    def verify(self, own: int, others: int) -> str:
+        there = int.from_bytes(self._sum.view, sys.byteorder)
+        return "" if there == others else f"the sum of {others} additions of one is {there}"

@@ -1,0 +1,114 @@
+"""The end of a connection, or of a stream, that carries messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import aiordma
+from aiordma import Message
+
+from . import wire
+from .contents import difference
+from .ends import End, Load, Run
+
+# The limit of a stream reader's buffer, in bytes.
+STREAM_LIMIT = 1 << 20
+
+# `drain` does not yield to the loop while the buffer has room: yield after so many writes.
+YIELD_AFTER = 64
+
+
+class Sends(End):
+    """Messages from unregistered memory, as most programs send them."""
+
+    def __init__(self, conn: aiordma.Connection) -> None:
+        self._conn = conn
+        self._last: Message | None = None
+
+    def prepare(self, load: Load) -> bytes:
+        self.load = load
+        return b""
+
+    def operate(self, number: int) -> Awaitable[None]:
+        return self._conn.send(self.load.sent, imm=self.imm(number))
+
+    def begin(self, number: int) -> asyncio.Future[None]:
+        return self._conn.send_nowait(self.load.sent, imm=self.imm(number))
+
+    def receive(self) -> Awaitable[Message]:
+        return self._conn.recv()
+
+    def check(self, arrived: Message, number: int | None, compared: bool) -> str:
+        self.release()
+        self._last = arrived
+        if wrong := self.misnumbered(arrived.imm, number):
+            return wrong
+        expected = self.load.expected
+        compared = compared or len(arrived) != len(expected)
+        return difference(arrived.data, expected) if compared else ""
+
+    def verify(self, own: int, others: int) -> str:
+        return "" if self._last is None else difference(self._last.data, self.load.expected)
+
+    def release(self) -> None:
+        if self._last is not None:
+            self._last.release()
+            self._last = None
+
+
+class Streams(End):
+    """Pieces of one size, one after another."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._last: bytes | None = None
+
+    def prepare(self, load: Load) -> bytes:
+        self.load = load
+        return b""
+
+    async def operate(self, number: int) -> None:
+        self._writer.write(self.load.sent)
+        await self._writer.drain()
+
+    def receive(self) -> Awaitable[bytes]:
+        return self._reader.readexactly(len(self.load.expected))
+
+    def check(self, arrived: bytes, number: int | None, compared: bool) -> str:
+        self._last = arrived
+        return difference(arrived, self.load.expected) if compared else ""
+
+    async def flood(self, run: Run) -> None:
+        writer, data = self._writer, self.load.sent
+        while run.done < run.limit:
+            writer.write(data)
+            await writer.drain()
+            run.done += 1
+            if not run.done % YIELD_AFTER:
+                await asyncio.sleep(0)
+
+    def verify(self, own: int, others: int) -> str:
+        return "" if self._last is None else difference(self._last, self.load.expected)
+
+    def release(self) -> None:
+        self._last = None
+
+
+# ---- the first message on a stream: its length in two bytes, then the message of `wire` ----------
+
+
+def send_over(writer: asyncio.StreamWriter, message: wire.Wire) -> None:
+    data = wire.pack(message)
+    writer.write(len(data).to_bytes(2, "big") + data)
+
+
+async def receive_from(reader: asyncio.StreamReader) -> wire.Wire:
+    length = int.from_bytes(await reader.readexactly(2), "big")
+    return wire.unpack(await reader.readexactly(length))
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    await writer.wait_closed()
