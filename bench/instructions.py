@@ -140,13 +140,13 @@ async def both_ends(
             async def do(count: int) -> None:
                 run, tally = ends.Run(count, depth, batch), ends.Tally()
                 serving = asyncio.create_task(server.work(there, tally, served))
-                await ends.KINDS[kind](here, run)
+                await getattr(here, kind)(run)
                 await tally.reach(count)
                 serving.cancel()
                 await asyncio.wait({serving})
 
             async def do_unnoticed(count: int) -> None:
-                await ends.KINDS[kind](here, ends.Run(count, depth, batch))
+                await getattr(here, kind)(ends.Run(count, depth, batch))
 
             yield do if operation == "send" else do_unnoticed
             here.release()

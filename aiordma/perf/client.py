@@ -18,7 +18,7 @@ from aiordma.errors import ProtocolError
 from aiordma.transport import Via
 
 from . import memory, wire
-from .ends import ENDLESS, KINDS, End, Load, Run, together
+from .ends import ENDLESS, End, Load, Run, together
 from .gpu import GPU, GPUMemory
 from .machine import quiet
 from .messages import STREAM_LIMIT, Sends, Streams, close, send_over
@@ -324,7 +324,7 @@ class PerfClient:
         timer = loop.call_soon(sample)
         try:
             await together(
-                watched(run, KINDS[kind](end, run)) if end.lossy else KINDS[kind](end, run)
+                watched(run, getattr(end, kind)(run)) if end.lossy else getattr(end, kind)(run)
                 for end, run in zip(self._ends, self._runs, strict=True)
             )
         finally:

@@ -44,12 +44,15 @@ class Load:
         return cls(*((server, client) if serving else (client, server)), numbered)
 
 
+def misnumbered(imm: int | None, wanted: int | None) -> str:
+    return "" if imm == wanted else f"immediate data {imm} instead of {wanted}"
+
+
 class End:
     """One connection.  Each part begins with `prepare` and `use`, and ends with `release`."""
 
     lossy: bool = False
     """Whether operations may be lost."""
-    load: Load
 
     def prepare(self, load: Load) -> bytes:
         """Allocate the part's memory; returns a token of it if the peer accesses it."""
@@ -66,6 +69,10 @@ class End:
         """Begin one operation."""
         return asyncio.ensure_future(self.operate(number))
 
+    def reply(self, number: int) -> Awaitable[object]:
+        """One operation, in answer to the peer's."""
+        return self.operate(number)
+
     def receive(self) -> Awaitable[Any]:
         """Receive one operation of the peer."""
         raise NotImplementedError
@@ -74,10 +81,22 @@ class End:
         """The error in what was received, or "".  `number` None: any, since some may be lost."""
         raise NotImplementedError
 
-    async def round_trip(self, number: int) -> Any:
-        """One operation and what answers it."""
-        await self.operate(number)
-        return await self.receive()
+    async def ping(self, run: Run) -> None:
+        operate, receive, times = self.operate, self.receive, run.times
+        while run.done < run.limit:
+            start = perf_counter()
+            await operate(run.done)
+            arrived = await receive()
+            times.append(perf_counter() - start)
+            run.take(self, arrived)
+
+    async def alone(self, run: Run) -> None:
+        operate, times = self.operate, run.times
+        while run.done < run.limit:
+            start = perf_counter()
+            await operate(run.done)
+            times.append(perf_counter() - start)
+            run.done += 1
 
     async def flood(self, run: Run) -> None:
         waiting: deque[asyncio.Future[Any]] = deque()
@@ -91,20 +110,28 @@ class End:
                 waiting.popleft().result()
                 run.done += 1
 
+    async def both(self, run: Run) -> None:
+        under_way: deque[asyncio.Future[Any]] = deque()
+        try:
+            while True:
+                while len(under_way) < run.depth and run.started < run.limit:
+                    under_way.append(self.begin(run.started))
+                    run.started += 1
+                if not under_way:
+                    return
+                run.take(self, await self.receive())
+                await under_way.popleft()
+        finally:
+            for operation in under_way:
+                operation.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+
     def verify(self, own: int, others: int) -> str:
         """The first error after so many operations of this side and of the peer; empty: none."""
         return ""
 
     def release(self) -> None:
         """Release the part's memory; a second call does nothing."""
-
-    def imm(self, number: int) -> int | None:
-        return number & U32 if self.load.numbered else None
-
-    def misnumbered(self, imm: int | None, number: int | None) -> str:
-        if number is None or imm == self.imm(number):
-            return ""
-        return f"immediate data {imm} instead of {self.imm(number)}"
 
 
 @dataclass(slots=True)
@@ -136,52 +163,6 @@ async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
                 group.create_task(work)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
-
-
-async def ping(end: End, run: Run) -> None:
-    round_trip, times = end.round_trip, run.times
-    while run.done < run.limit:
-        start = perf_counter()
-        arrived = await round_trip(run.done)
-        times.append(perf_counter() - start)
-        run.take(end, arrived)
-
-
-async def alone(end: End, run: Run) -> None:
-    operate, times = end.operate, run.times
-    while run.done < run.limit:
-        start = perf_counter()
-        await operate(run.done)
-        times.append(perf_counter() - start)
-        run.done += 1
-
-
-async def flood(end: End, run: Run) -> None:
-    await end.flood(run)
-
-
-async def both(end: End, run: Run) -> None:
-    under_way: deque[asyncio.Future[Any]] = deque()
-
-    def begin() -> None:
-        under_way.append(end.begin(run.started))
-        run.started += 1
-
-    try:
-        for _ in range(min(run.depth, run.limit)):
-            begin()
-        while run.done < run.started:
-            run.take(end, await end.receive())
-            await under_way.popleft()
-            if run.started < run.limit:
-                begin()
-    finally:
-        for operation in under_way:
-            operation.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
-
-
-KINDS = {"ping": ping, "alone": alone, "flood": flood, "both": both}
 
 
 class Tally:

@@ -16,7 +16,7 @@ from aiordma import Batch, Buffer, Message, RemoteRegion, Rights
 from aiordma.mr_pool import LocalMemory
 
 from .contents import difference
-from .ends import End, Load, Run, together
+from .ends import U32, End, Load, Run, misnumbered, together
 
 
 class Place(Protocol):
@@ -112,13 +112,14 @@ class Writes(OneSided):
     """Writes; the peer answers with a write with immediate data to memory of this side."""
 
     def prepare(self, load: Load) -> bytes:
-        self.load = load
+        self._expected, self._numbered = load.expected, load.numbered
         self._outbox = self.hold(load.sent).local
         self._inbox, token = self.open_up(bytes(len(load.expected)), Rights.WRITE)
         return token
 
     def operate(self, number: int) -> Awaitable[None]:
-        return self._conn.write(self._outbox, self.remote, imm=self.imm(number))
+        imm = number & U32 if self._numbered else None
+        return self._conn.write(self._outbox, self.remote, imm=imm)
 
     def collect(self, batch: Batch, count: int) -> None:
         memory, remote = self._outbox, self.remote
@@ -130,15 +131,15 @@ class Writes(OneSided):
 
     def check(self, arrived: Message, number: int | None, compared: bool) -> str:
         with arrived:
-            return self.misnumbered(arrived.imm, number)
+            return misnumbered(arrived.imm, None if number is None else number & U32)
 
     def verify(self, own: int, others: int) -> str:
-        return difference(self._inbox.view, self.load.expected) if others else ""
+        return difference(self._inbox.view, self._expected) if others else ""
 
 
 class Reads(OneSided):
     def prepare(self, load: Load) -> bytes:
-        self.load = load
+        self._expected = load.expected
         self._place = self.hold(bytes(len(load.expected)))
         return b""
 
@@ -151,7 +152,7 @@ class Reads(OneSided):
             batch.read(remote, memory)
 
     def verify(self, own: int, others: int) -> str:
-        return difference(self._place.contents(), self.load.expected) if own else ""
+        return difference(self._place.contents(), self._expected) if own else ""
 
 
 class Atomics(OneSided):

@@ -10,7 +10,7 @@ from aiordma import Message
 
 from . import wire
 from .contents import difference
-from .ends import End, Load, Run
+from .ends import U32, End, Load, Run, misnumbered
 
 # The limit of a stream reader's buffer, in bytes.
 STREAM_LIMIT = 1 << 20
@@ -27,29 +27,33 @@ class Sends(End):
         self._last: Message | None = None
 
     def prepare(self, load: Load) -> bytes:
-        self.load = load
+        self._sent, self._expected, self._numbered = load.sent, load.expected, load.numbered
         return b""
 
     def operate(self, number: int) -> Awaitable[None]:
-        return self._conn.send(self.load.sent, imm=self.imm(number))
+        return self._conn.send(self._sent, imm=number & U32 if self._numbered else None)
 
     def begin(self, number: int) -> asyncio.Future[None]:
-        return self._conn.send_nowait(self.load.sent, imm=self.imm(number))
+        return self._conn.send_nowait(self._sent, imm=number & U32 if self._numbered else None)
+
+    reply = begin
 
     def receive(self) -> Awaitable[Message]:
         return self._conn.recv()
 
     def check(self, arrived: Message, number: int | None, compared: bool) -> str:
-        self.release()
+        if self._last is not None:
+            self._last.release()
         self._last = arrived
-        if wrong := self.misnumbered(arrived.imm, number):
-            return wrong
-        expected = self.load.expected
-        compared = compared or len(arrived) != len(expected)
-        return difference(arrived.data, expected) if compared else ""
+        imm = None if number is None or not self._numbered else number & U32
+        if arrived.imm != imm:
+            return misnumbered(arrived.imm, imm)
+        if compared or len(arrived) != len(self._expected):
+            return difference(arrived.data, self._expected)
+        return ""
 
     def verify(self, own: int, others: int) -> str:
-        return "" if self._last is None else difference(self._last.data, self.load.expected)
+        return "" if self._last is None else difference(self._last.data, self._expected)
 
     def release(self) -> None:
         if self._last is not None:
@@ -66,22 +70,22 @@ class Streams(End):
         self._last: bytes | None = None
 
     def prepare(self, load: Load) -> bytes:
-        self.load = load
+        self._sent, self._expected = load.sent, load.expected
         return b""
 
     async def operate(self, number: int) -> None:
-        self._writer.write(self.load.sent)
+        self._writer.write(self._sent)
         await self._writer.drain()
 
     def receive(self) -> Awaitable[bytes]:
-        return self._reader.readexactly(len(self.load.expected))
+        return self._reader.readexactly(len(self._expected))
 
     def check(self, arrived: bytes, number: int | None, compared: bool) -> str:
         self._last = arrived
-        return difference(arrived, self.load.expected) if compared else ""
+        return difference(arrived, self._expected) if compared else ""
 
     async def flood(self, run: Run) -> None:
-        writer, data = self._writer, self.load.sent
+        writer, data = self._writer, self._sent
         while run.done < run.limit:
             writer.write(data)
             await writer.drain()
@@ -90,7 +94,7 @@ class Streams(End):
                 await asyncio.sleep(0)
 
     def verify(self, own: int, others: int) -> str:
-        return "" if self._last is None else difference(self._last, self.load.expected)
+        return "" if self._last is None else difference(self._last, self._expected)
 
     def release(self) -> None:
         self._last = None

@@ -10,6 +10,7 @@ import struct
 from collections import deque
 from collections.abc import Awaitable
 from contextlib import ExitStack
+from time import perf_counter
 
 from aiordma import verbs
 from aiordma.async_queue_pair import AsyncQueuePair, Completed, ReceiveRing
@@ -17,7 +18,7 @@ from aiordma.errors import LimitError, ProtocolError
 
 from . import wire
 from .contents import difference
-from .ends import End, Load, Run
+from .ends import U32, End, Load, Run, misnumbered
 
 MEMORY = struct.Struct("!QI")
 """The address and the key of the memory that the peer reaches, behind the endpoint of a token."""
@@ -46,7 +47,7 @@ class QueuePair(End):
         self.lossy: bool = opened.qp != "rc"
 
     def prepare(self, load: Load) -> bytes:
-        self.load = load
+        self._expected, self._numbered = load.expected, load.numbered
         opened, size = self._opened, len(load.sent)
         messages = 1 if opened.operation == "write" else size  # immediate data take a receive
         self._header = verbs.GRH_SIZE if opened.qp == "ud" else 0
@@ -99,7 +100,7 @@ class QueuePair(End):
         with verbs.SendBatch(requests.extend) as batch:
             for number in numbers:
                 signaled = number == numbers[-1]
-                imm, inline = self.imm(number), self._inline
+                imm, inline = self._imm(number), self._inline
                 match self._opened.operation:
                     case "send":
                         batch.send(
@@ -113,6 +114,9 @@ class QueuePair(End):
                         batch.read([self._target], *self._remote, signaled=signaled)
         return self.queue.submit_nowait(requests)
 
+    def _imm(self, number: int) -> int | None:
+        return number & U32 if self._numbered else None
+
     def begin(self, number: int) -> Completed:
         (completed,) = self.post(range(number, number + 1))
         return completed
@@ -122,17 +126,21 @@ class QueuePair(End):
     def receive(self) -> Awaitable[Arrived]:
         return self._ring.get()
 
-    async def round_trip(self, number: int) -> Arrived:
-        sent = self.begin(number)
-        arrived = await self.receive()
-        await sent
-        return arrived
+    async def ping(self, run: Run) -> None:
+        """The completion is awaited behind the answer, by which it has come."""
+        while run.done < run.limit:
+            start = perf_counter()
+            sent = self.begin(run.done)
+            arrived = await self.receive()
+            await sent
+            run.times.append(perf_counter() - start)
+            run.take(self, arrived)
 
     def check(self, arrived: Arrived, number: int | None, compared: bool) -> str:
         completion, view = arrived
-        if wrong := self.misnumbered(completion.imm_data, number):
+        if number is not None and (wrong := misnumbered(completion.imm_data, self._imm(number))):
             return wrong
-        payload, expected = view[self._header :], self.load.expected
+        payload, expected = view[self._header :], self._expected
         if self._opened.operation == "send" and (compared or len(payload) != len(expected)):
             return difference(payload, expected)
         return ""
@@ -154,8 +162,7 @@ class QueuePair(End):
     def verify(self, own: int, others: int) -> str:
         """The first error in memory that the peer has written, or that was read."""
         done = {"send": 0, "write": others, "read": own}[self._opened.operation]
-        expected = self.load.expected
-        return difference(self._inbox.buf[: len(expected)], expected) if done else ""
+        return difference(self._inbox.buf[: len(self._expected)], self._expected) if done else ""
 
     def release(self) -> None:
         self._stack.close()

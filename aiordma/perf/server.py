@@ -354,7 +354,7 @@ async def work(end: End, tally: Tally, way: str) -> None:
             tally.take(end, await end.receive())
             number = tally.count - 1
             if way == "ping":
-                await end.operate(number)
+                await end.reply(number)
             elif way == "both":
                 if len(answers) == ANSWERS:
                     await answers.popleft()
