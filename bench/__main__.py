@@ -23,7 +23,6 @@ NOTES: dict[str, str] = tomllib.loads((HERE / "notes.toml").read_text())
 COMPARISONS: dict[str, Comparison] = {
     "latency": messages.LATENCY,
     "rate": messages.RATE,
-    "one_way": messages.ONE_WAY,
     "styles": styles.COMPARISON,
     "one_sided": one_sided.COMPARISON,
     "connections": messages.CONNECTIONS,

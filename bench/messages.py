@@ -136,45 +136,6 @@ RATE = Comparison(
     style="64 futures of `send_nowait` under way, or 64 tasks that `await send` and `await recv`",
 )
 
-# ---- one way -------------------------------------------------------------------------------------
-
-# Bytes; messages in a turn, how many of them under way, what is asked beside uvloop's protocols.
-SIZES = {64 << 10: (16384, 16, 2), 1 << 20: (1024, 4, 4), 64 << 20: (16, 2, 2)}
-NAMES = {size_name(size): size for size in SIZES}
-TO_C = 0.75  # within 25 %
-
-
-def one_way_lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
-    rivals = runners(contenders, TCP, UNIX, "asyncio TCP protocol", "asyncio TCP streams")
-    for size, (count, window, _) in SIZES.items():
-        if size > options.most:
-            continue
-        numbers = {"size": size, "count": options.count(count, window), "window": window}
-        for who, contender in rivals.items():
-            yield Lane.of(contender, size_name(size), who, "send_many", **numbers)
-
-
-def one_way_requirements(data: Data) -> Iterator[Requirement]:
-    for work, _ in by_work(data):
-        what, least = f"one-way messages of {work}: times", SIZES[NAMES[work]][2]
-        yield at_least(f"{what} uvloop TCP protocols", least, faster(data, work, OURS, TCP))
-        yield at_least(f"{what} the C figure", TO_C, faster(data, work, OURS, C))
-
-
-ONE_WAY = Comparison(
-    "One way",
-    "Messages one way until the last one has arrived, several under way: GB/s (10^9 bytes). The "
-    "receiver has each as a whole, and keeps none. aiordma's sender gives plain `bytes`; in C a "
-    "message is a SEND from registered memory into a posted receive. A core each. A turn is a GiB: "
-    "when it begins, aiordma's receiver sleeps, and the one in C polls as ever; in a short turn, "
-    "waking up, and the time that a core takes to get its clock back, would be what is measured.",
-    one_way_lanes,
-    one_way_requirements,
-    "GB/s",
-    lambda work, seconds: NAMES[work] / seconds / 1e9,
-    style="a window of 2 to 16 futures of `send_nowait`, received one after another",
-)
-
 # ---- encrypted -----------------------------------------------------------------------------------
 
 SEALED = "aiordma, encrypted"
@@ -219,7 +180,7 @@ ENCRYPTION = Comparison(
     "by AES-256-GCM of the package `cryptography`, in the thread of the event loop. A core each.",
     encryption_lanes,
     encryption_requirements,
-    style="as for the echo, and for one way",
+    style="as for the echo; one way a window of futures of `send_nowait`",
 )
 
 # ---- connections ---------------------------------------------------------------------------------

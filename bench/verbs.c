@@ -296,29 +296,40 @@ static int by_value(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static double median(double *times, uint32_t count)
+static void nothing(void)
 {
-	qsort(times, count, sizeof(*times), by_value);
-	return times[count / 2];
 }
 
-/* Messages there and back, one after another: the median. */
-static double echo(const struct job *job)
+/* One operation after another, each timed, but for what comes before it: the median. */
+static double each(const struct job *job, void (*before)(void), void (*once)(const struct job *job))
 {
 	double *times = calloc(job->count, sizeof(*times)), start, typical;
 
 	for (uint32_t i = 0; i < job->count; i++) {
+		before();
 		start = now();
-		post_send(IBV_WR_SEND, job->size, 1);
-		expect(&received, 1);
-		post_receives(job->size, 1);
-		expect(&sent, 1);
+		once(job);
 		times[i] = now() - start;
-		received = sent = 0;
 	}
-	typical = median(times, job->count);
+	qsort(times, job->count, sizeof(*times), by_value);
+	typical = times[job->count / 2];
 	free(times);
 	return typical;
+}
+
+/* Messages there and back. */
+static void echo_one(const struct job *job)
+{
+	post_send(IBV_WR_SEND, job->size, 1);
+	expect(&received, 1);
+	post_receives(job->size, 1);
+	expect(&sent, 1);
+	received = sent = 0;
+}
+
+static double echo(const struct job *job)
+{
+	return each(job, nothing, echo_one);
 }
 
 /* The same with `window` of them under way: what came is answered by what comes next. */
@@ -401,20 +412,18 @@ static void take(const struct job *job)
 	}
 }
 
-/* One-sided writes, one after another: the median.  The other process polls, or sleeps. */
+/* One-sided writes.  The other process polls, or sleeps. */
+static void write_one(const struct job *job)
+{
+	post_send(IBV_WR_RDMA_WRITE, job->size, 1);
+	expect(&sent, 1);
+	sent = 0;
+}
+
 static double write_each(const struct job *job)
 {
-	double *times = calloc(job->count, sizeof(*times)), start, typical;
+	double typical = each(job, nothing, write_one);
 
-	for (uint32_t i = 0; i < job->count; i++) {
-		start = now();
-		post_send(IBV_WR_RDMA_WRITE, job->size, 1);
-		expect(&sent, 1);
-		times[i] = now() - start;
-		sent = 0;
-	}
-	typical = median(times, job->count);
-	free(times);
 	release_other();
 	return typical;
 }
@@ -445,33 +454,9 @@ static void be_written_to(const struct job *job)
 	post_receives(job->size, 1);
 }
 
-/* No device: memory that two processes could share, copied by one of them; the median. */
-static double copy(const struct job *job)
-{
-	double *times = calloc(job->count, sizeof(*times)), start, typical;
-	uint8_t *shared[2];
-
-	for (int i = 0; i < 2; i++) {
-		shared[i] = mmap(NULL, job->size, PROT_READ | PROT_WRITE,
-				 MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-		if (shared[i] == MAP_FAILED)
-			err(1, "mmap");
-	}
-	for (uint32_t i = 0; i < job->count; i++) {
-		start = now();
-		memcpy(shared[i & 1], shared[~i & 1], job->size);
-		__asm__ volatile("" : : : "memory");
-		times[i] = now() - start;
-	}
-	typical = median(times, job->count);
-	free(times);
-	munmap(shared[0], job->size);
-	munmap(shared[1], job->size);
-	return typical;
-}
-
-/* The same copy, into memory that the other process has written last, as the memory has that a WRITE
- * goes to: what the caches of two cores must do for each other is then part of both. */
+/* No device: memory that two processes share, copied by one of them: what its caches hold, or what
+ * the other process has written last, as the memory has that a WRITE goes to.  What the caches of two
+ * cores must do for each other is then part of both. */
 enum turn {
 	OURS,
 	THEIRS
@@ -497,32 +482,16 @@ static void share(uint32_t size)
 	both.to = both.from + size;
 }
 
-static void pass_turn(enum turn turn)
-{
-	__atomic_store_n(both.turn, turn, __ATOMIC_RELEASE);
-}
-
 static void await_turn(enum turn turn)
 {
 	while (__atomic_load_n(both.turn, __ATOMIC_ACQUIRE) != turn)
 		sched_yield();
 }
 
-static double copy_across(const struct job *job)
+static void have_it_written(void)
 {
-	double *times = calloc(job->count, sizeof(*times)), start, typical;
-
-	for (uint32_t i = 0; i < job->count; i++) {
-		pass_turn(THEIRS);
-		await_turn(OURS);
-		start = now();
-		memcpy(both.to, both.from, job->size);
-		__asm__ volatile("" : : : "memory");
-		times[i] = now() - start;
-	}
-	typical = median(times, job->count);
-	free(times);
-	return typical;
+	__atomic_store_n(both.turn, THEIRS, __ATOMIC_RELEASE);
+	await_turn(OURS);
 }
 
 static void write_before(const struct job *job)
@@ -530,11 +499,27 @@ static void write_before(const struct job *job)
 	for (uint32_t i = 0; i < job->count; i++) {
 		await_turn(THEIRS);
 		memset(both.to, (int)i, job->size);
-		pass_turn(OURS);
+		__atomic_store_n(both.turn, OURS, __ATOMIC_RELEASE);
 	}
 }
 
-static void nothing(const struct job *job)
+static void copy_one(const struct job *job)
+{
+	memcpy(both.to, both.from, job->size);
+	__asm__ volatile("" : : : "memory");
+}
+
+static double copy(const struct job *job)
+{
+	return each(job, nothing, copy_one);
+}
+
+static double copy_across(const struct job *job)
+{
+	return each(job, have_it_written, copy_one);
+}
+
+static void do_nothing(const struct job *job)
 {
 	(void)job;
 }
@@ -550,7 +535,7 @@ static const struct kind {
 	{"write", write_each, be_written_to},
 	{"write_many", write_many, be_written_to},
 	{"write_batch", write_batch, be_written_to},
-	{"copy", copy, nothing},
+	{"copy", copy, do_nothing},
 	{"copy_across", copy_across, write_before},
 	{NULL, NULL, NULL},
 };
@@ -573,8 +558,7 @@ int main(int argc, char **argv)
 		errx(2, "what is %s %s %s %s?", argv[5], argv[6], argv[7], argv[8]);
 	if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets))
 		err(1, "socketpair");
-	if (kind->ask == copy_across)
-		share(job.size);
+	share(job.size);
 	side.asks = fork();
 	side.other = sockets[side.asks];
 	close(sockets[!side.asks]);

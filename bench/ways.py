@@ -90,43 +90,31 @@ class Measuring:
                 raise ValueError(f"a message of {size} bytes came back different")
         return median(times)
 
-    async def echo_many(self, size: int, count: int, window: int) -> float:
-        """Messages there and back, `window` under way."""
-        (client,) = await self._connected("echo_many")
+    async def _under_way(self, service: str, kind: str, size: int, **numbers: int) -> float:
+        """What `Client` has by this name, with messages of one size."""
+        (client,) = await self._connected(service)
         prepared = self._way.prepare(os.urandom(size))
         start = perf_counter()
-        await client.echo_many(prepared, count, window)
-        return (perf_counter() - start) / count
+        await getattr(client, kind)(prepared, **numbers)
+        return (perf_counter() - start) / numbers["count"]
+
+    async def echo_many(self, size: int, count: int, window: int) -> float:
+        return await self._under_way("echo_many", "echo_many", size, count=count, window=window)
+
+    async def echo_tasks(self, size: int, count: int, window: int) -> float:
+        return await self._under_way("echo_many", "echo_tasks", size, count=count, window=window)
 
     async def send_many(self, size: int, count: int, window: int) -> float:
-        """Messages one way."""
-        (client,) = await self._connected("sink")
-        prepared = self._way.prepare(os.urandom(size))
-        start = perf_counter()
-        await client.send_many(prepared, count, window)
-        return (perf_counter() - start) / count
+        return await self._under_way("sink", "send_many", size, count=count, window=window)
 
     async def send_gather(self, size: int, count: int, window: int) -> float:
-        """Messages one way, by `window` coroutines at a time."""
-        (client,) = await self._connected("sink")
-        prepared = self._way.prepare(os.urandom(size))
-        start = perf_counter()
-        await client.send_gather(prepared, count, window)
-        return (perf_counter() - start) / count
+        return await self._under_way("sink", "send_gather", size, count=count, window=window)
 
     async def by_client(self, service: str, do: str, **numbers: Any) -> float:
         """What the client of one way alone can do, by the name of its method."""
         (client,) = await self._connected(service)
         measure: Callable[..., Awaitable[float]] = getattr(client, do)
         return await measure(**numbers)
-
-    async def echo_tasks(self, size: int, count: int, window: int) -> float:
-        """Messages there and back by `window` tasks on one connection, each with one under way."""
-        (client,) = await self._connected("echo_many")
-        prepared = self._way.prepare(os.urandom(size))
-        start = perf_counter()
-        await client.echo_tasks(prepared, count, window)
-        return (perf_counter() - start) / count
 
     async def echo_together(self, size: int, count: int, connections: int) -> float:
         """Messages there and back on many connections, one under way on each."""

@@ -60,47 +60,53 @@ def texts(picture: Path) -> list[str]:
     return ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_latencies_by_size(tmp_path: Path) -> None:
-    target = tmp_path / "run.svg"
-    plot([measured("send", "lat", 0, 64, 4096)], target)
-    found = texts(target)
-    for text in (
-        "send: latency",
-        "mlx5_0, via cm, uvloop loop",
-        "alpha: 2 x CPU; beta: 4 x CPU",
-        "latency in µs",
-        "size",
-        "0 B",
-        "64 B",
-        "4 KiB",
-        "least to p99",
-        "median",
-        "completion, median",
-    ):
-        assert text in found
-
-
-def test_the_distribution_of_one_size(tmp_path: Path) -> None:
-    target = tmp_path / "run.svg"
-    plot([measured("stream", "lat", 64), measured("read", "lat", 64)], target)
-    found = texts(target)
-    assert "stream, read: latency of 64 B" in found
-    # A thousand operations say nothing of one in ten thousand.
-    assert {"stream", "read", "median", "p90", "p99", "p99.9", "0.1 %"} <= set(found)
-    assert "p99.99" not in found
-
-
 @pytest.mark.parametrize(
-    ("metric", "label"),
-    [("bw", "bandwidth in MB/s (2²⁰ bytes)"), ("rate", "millions of operations per second")],
+    ("runs", "found", "missing"),
+    [
+        (
+            [measured("send", "lat", 0, 64, 4096)],
+            {
+                *("send: latency", "mlx5_0, via cm, uvloop loop", "alpha: 2 x CPU; beta: 4 x CPU"),
+                *("latency in µs", "size", "0 B", "64 B", "4 KiB"),
+                *("least to p99", "median", "completion, median"),
+            },
+            set(),
+        ),
+        (
+            [measured("stream", "lat", 64), measured("read", "lat", 64)],
+            {
+                *("stream, read: latency of 64 B", "stream", "read"),
+                *("median", "p90", "p99", "p99.9", "0.1 %"),
+            },
+            {"p99.99"},  # a thousand operations say nothing of one in ten thousand
+        ),
+        (
+            [measured("write", "bw", 64, 4096, connections=count) for count in (1, 4)],
+            {
+                *("bandwidth in MB/s (2²⁰ bytes)", "Gb/s"),
+                *("write, connections 1", "write, connections 4"),
+            },
+            set(),
+        ),
+        (
+            [measured("write", "rate", 64, 4096)],
+            {"millions of operations per second", "write"},
+            {"Gb/s"},
+        ),
+    ],
+    ids=["latencies", "distribution", "bandwidth", "rate"],
 )
-def test_throughputs(tmp_path: Path, metric: str, label: str) -> None:
-    target = tmp_path / "run.svg"
-    runs = [measured("write", metric, 64, 4096, connections=count) for count in (1, 4)]
-    plot(runs, target)
-    found = texts(target)
-    assert {label, "write, connections 1", "write, connections 4"} <= set(found)
-    assert ("Gb/s" in found) is (metric == "bw")
+def test_what_a_picture_says(
+    tmp_path: Path, runs: list[dict[str, Any]], found: set[str], missing: set[str]
+) -> None:
+    """The same runs give the same picture."""
+    first, second = tmp_path / "1.svg", tmp_path / "2.svg"
+    for target in (first, second):
+        plot(runs, target)
+    said = set(texts(first))
+    assert found <= said
+    assert not missing & said
+    assert first.read_text() == second.read_text()
 
 
 def test_the_axes_are_logarithmic_and_hold_what_was_measured() -> None:
@@ -117,19 +123,6 @@ def test_the_axes_are_logarithmic_and_hold_what_was_measured() -> None:
     ]
     assert perf_plot.to_gbit(1) == 8.388608 * 1e-3
     assert perf_plot.to_mb(perf_plot.to_gbit(7)) == pytest.approx(7)
-
-
-def test_the_same_run_gives_the_same_picture(tmp_path: Path) -> None:
-    first, second = tmp_path / "1.svg", tmp_path / "2.svg"
-    for target in (first, second):
-        plot([measured("send", "lat", 64, 128)], target)
-    assert first.read_text() == second.read_text()
-
-
-def test_a_png(tmp_path: Path) -> None:
-    target = tmp_path / "run.PNG"
-    plot([measured("atomic", "lat", 8)], target)
-    assert target.read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +175,7 @@ def test_a_file_of_something_else(tmp_path: Path, content: str, text: str) -> No
 
 
 def test_a_run_draws_by_itself(tmp_path: Path) -> None:
-    targets = [tmp_path / "run.svg", tmp_path / "run.png"]
+    targets = [tmp_path / "run.svg", tmp_path / "run.PNG"]
     done = perf(
         *("local", "send", "lat", "--sizes", "1,2", "--device", "embedded0"),
         *("--iterations", "5", "--polling", "0"),
@@ -190,6 +183,7 @@ def test_a_run_draws_by_itself(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "send: latency" in texts(targets[0])
+    assert targets[1].read_bytes().startswith(b"\x89PNG")
     assert targets[1].stat().st_size > 10_000
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aiordma.perf.statistics import Summary, Throughput, rank, slices, tail
@@ -15,7 +15,9 @@ SAMPLES = st.lists(st.floats(min_value=0, max_value=1e6, allow_subnormal=False),
 @given(SAMPLES)
 def test_quantiles_are_those_of_numpy(samples: list[float]) -> None:
     """numpy's `inverted_cdf` is the nearest-rank method."""
-    summary = Summary.of(samples)
+    summary, ordered = Summary.of(samples), sorted(samples)
+    assert summary.p99 == ordered[rank(len(samples), 990)]
+    assert summary.p99_9 == ordered[rank(len(samples), 999)]
     for part, value in (
         (0, summary.min),
         (0.5, summary.median),
@@ -26,21 +28,6 @@ def test_quantiles_are_those_of_numpy(samples: list[float]) -> None:
     assert summary.mean == pytest.approx(np.mean(samples))
     assert summary.deviation == pytest.approx(np.std(samples), abs=1e-6)
     assert summary.count == len(samples)
-
-
-@given(SAMPLES)
-def test_quantiles_are_in_order_and_have_occurred(samples: list[float]) -> None:
-    summary = Summary.of(samples)
-    quantiles = (
-        summary.min,
-        summary.median,
-        summary.p90,
-        summary.p99,
-        summary.p99_9,
-        summary.max,
-    )
-    assert list(quantiles) == sorted(quantiles)
-    assert set(quantiles) <= set(samples)
 
 
 @given(st.integers(1, 10**9), st.integers(0, 1000))
@@ -89,18 +76,12 @@ def test_the_tail_goes_from_all_to_one(samples: list[float]) -> None:
     assert list(parts) == sorted(parts, reverse=True)
 
 
-def test_slices_are_between_looks_that_some_time_lies_between() -> None:
-    found = slices([(0.0, 0), (0.5, 10), (0.5, 10), (1.0, 40)], 1 << 20)
-    assert [one.mb_per_s for one in found] == [20, 60]
-    assert slices([(0.0, 0)], 1) == []
-
-
-@given(st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 1000)), min_size=1))
+@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000))))
+@example([(1, 10), (0, 0), (1, 30)])
 def test_slices_make_up_the_whole(steps: list[tuple[int, int]]) -> None:
     marks, second, done = [(0.0, 0)], 0, 0
     for seconds, operations in steps:
         second, done = second + seconds, done + operations
         marks.append((float(second), done))
     found = slices(marks, 8)
-    assert sum(one.operations for one in found) == done
-    assert sum(one.seconds for one in found) == second
+    assert [(one.seconds, one.operations) for one in found] == [step for step in steps if step[0]]
