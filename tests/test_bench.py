@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as command
-from bench import instructions, peers, streaming, styles
+from bench import instructions, peers, styles
 from bench.__main__ import COMPARISONS, IN_ALL
-from bench.contender import InPython, two_cores
 from bench.lanes import Data, Lane, Options, at_least, at_most, ratio, spread, take_turns
 from bench.results import Results, markdown
 from bench.styles import STYLES
@@ -57,25 +56,8 @@ def test_comparison(name: str) -> None:
             assert requirement.reached is not None
 
 
-def test_what_is_not_installed_has_no_figures() -> None:
-    lanes = [Lane("work", "here", lambda: 2.0), Lane.missing("work", "there")]
-    data = take_turns(lanes, Options(turns=2))
-    assert [entry["seconds"] for entry in data] == [[2, 2], []]
-    for judge in (at_least, at_most):
-        found = judge("speed", 1, ratio(data[0]["seconds"], data[1]["seconds"]))
-        assert found.measured == "not measured"
-        assert found.reached is None
-
-
-def test_every_style_is_measured() -> None:
-    """A style of sending, of receiving, or a kind of memory that no lane has is not measured."""
-    assert {style.sender for style in STYLES} == streaming.SENDERS.keys()
-    assert {style.receiver for style in STYLES} == streaming.RECEIVERS.keys()
-    used = {style.source for style in STYLES} | {style.target for style in STYLES}
-    assert used == streaming.MEMORIES.keys()
-
-
 def test_turns() -> None:
+    """Each lane once to warm up, then in every turn; what is not installed has no figures."""
     done: list[str] = []
 
     def lane(who: str) -> Lane:
@@ -85,70 +67,59 @@ def test_turns() -> None:
 
         return Lane("work", who, do)
 
-    data = take_turns([lane("a"), lane("b")], Options(turns=2))
+    lanes = [lane("a"), lane("b"), Lane.missing("work", "c")]
+    data = take_turns(lanes, Options(turns=2))
     assert done == ["a", "b"] * 3
-    assert [entry["seconds"] for entry in data] == [[3, 5], [4, 6]]
+    assert [entry["seconds"] for entry in data] == [[3, 5], [4, 6], []]
+    for judge in (at_least, at_most):
+        found = judge("speed", 1, ratio(data[0]["seconds"], data[2]["seconds"]))
+        assert (found.measured, found.reached) == ("not measured", None)
 
 
-def test_what_polls_for_ever_is_stopped_while_others_have_their_turn() -> None:
-    """A Python that is not this one is that of another environment: here it has another name."""
-    folder, name = os.path.split(sys.executable)
-    contender = InPython("TCP protocol", "asyncio", two_cores(), os.path.join(folder, ".", name))
-
-    def states() -> set[str]:
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        stats = (Path(f"/proc/{child}/stat").read_text() for child in children)
-        return {stat.rpartition(")")[2].split()[0] for stat in stats}
-
-    before = states()
+def state(pid: str) -> str:
+    """As of proc_pid_stat(5); a process that has gone is a zombie."""
     try:
-        for _ in range(2):
-            assert 0 < contender.do("echo", size=64, count=1) < 60
-            until = time.monotonic() + 10
-            while (found := states() - before) != {"T"} and time.monotonic() < until:
-                time.sleep(0.01)  # a signal takes its time
-            assert found == {"T"}
-    finally:
-        contender.close()
-    assert "T" not in states()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "Z"
 
 
-def test_what_is_stopped_ends_with_what_started_it(tmp_path: Path) -> None:
+def until_all_are(expected: str, pids: list[str]) -> None:
+    until = time.monotonic() + 10
+    while {*map(state, pids)} != {expected} and time.monotonic() < until:
+        time.sleep(0.01)  # a signal takes its time
+    assert {*map(state, pids)} == {expected}
+
+
+def test_what_polls_for_ever_is_stopped_between_its_turns(tmp_path: Path) -> None:
+    """And ends with what started it.  A Python by another name is that of another environment."""
     program = (
         "import os, sys; from bench.contender import InPython, two_cores;"
         "folder, name = os.path.split(sys.executable);"
         "one = InPython('TCP protocol', 'asyncio', two_cores(), os.path.join(folder, '.', name));"
-        "one.do('echo', size=64, count=1);"
+        "[one.do('echo', size=64, count=1) for _ in range(2)];"
         "print(*open(f'/proc/self/task/{os.getpid()}/children').read().split(), flush=True);"
-        "os._exit(0)"
+        "input(); os._exit(0)"
     )
-    done = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-c", program],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},  # it leaves a folder
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        check=True,
-    )
-    pids = done.stdout.split()
-    assert len(pids) == 2
-    until = time.monotonic() + 10
-    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert left == []
+    ) as process:
+        assert process.stdout is not None
+        pids = process.stdout.readline().split()
+        assert len(pids) == 2
+        until_all_are("T", pids)
+        process.communicate("\n")
+    until_all_are("Z", pids)
 
 
-def is_running(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def test_how_much_is_measured() -> None:
-    assert Options().count(500) == 500
-    assert Options(share=0.1).count(640, 64) == 64
-    assert Options(share=0.001).count(640, 64) == 64
+@pytest.mark.parametrize(("share", "count"), [(1, 640), (0.1, 64), (0.001, 64)])
+def test_how_much_is_measured(share: float, count: int) -> None:
+    assert Options(share=share).count(640, 64) == count
 
 
 # ---- what is made of it --------------------------------------------------------------------------
@@ -203,9 +174,7 @@ def test_results_say_what_was_measured() -> None:
     assert "![Echo](plots/latency.svg)" in text
     assert f"\n**{ADAPTIVE}**: It is so.\n" in text
     assert text.count("\n**") == 1
-
-
-def test_a_missing_note_is_said() -> None:
+    assert "**Echo**: one task that awaits `send`, then `recv`" in text.partition("## The mach")[0]
     text = markdown(made_up(), COMPARISONS, {}, {})
     assert f"\n**{ADAPTIVE}**: not investigated.\n" in text
 
@@ -240,27 +209,19 @@ def test_styles_are_compared() -> None:
     assert "| *fastest style / C, rate* | 4.00 |  |" in table
 
 
-def test_results_begin_with_the_styles() -> None:
-    head = markdown(made_up(), COMPARISONS, {}, {}).partition("## The machine")[0]
-    assert "**Echo**: one task that awaits `send`, then `recv`" in head
-
-
 COMMITTED = command.HERE / command.SAVED
 
 
 def test_the_committed_results_are_those_of_the_command() -> None:
-    """The generated pages are unedited, and each row that misses its goal has a note."""
+    """Generated pages are unedited; a row that misses its goal has a note, and no other one has."""
+    results = json.loads(COMMITTED.read_text())
     text = (command.HERE / "RESULTS.md").read_text()
-    assert text == command.text(json.loads(COMMITTED.read_text()))
+    assert text == command.text(results)
     assert "not investigated" not in text
-
-
-def test_notes_are_about_what_is_asked() -> None:
-    data = json.loads(COMMITTED.read_text())["data"]
     asked = {
         requirement.what
-        for name in data
-        for requirement in COMPARISONS[name].requirements(data[name])
+        for name, data in results["data"].items()
+        for requirement in COMPARISONS[name].requirements(data)
     }
     assert command.NOTES.keys() <= asked
 
@@ -323,39 +284,27 @@ def test_cost(tmp_path: Path) -> None:
 RECORDED = {instructions.CALIBRATION: 1000.0, "an echo": 50_000.0}
 
 
-def compared(echo: float, calibration: float, where: str) -> tuple[str, bool]:
-    counts = {instructions.CALIBRATION: calibration, "an echo": echo}
-    lines, good = instructions.compare(counts, {"here": RECORDED}, where)
-    return "\n".join(lines), good
-
-
 @pytest.mark.parametrize(
-    ("echo", "said", "good"),
+    ("counts", "where", "said", "good"),
     [
-        (52_000, "+4.0%  an echo\n", True),
-        (53_000, "+6.0%  an echo  MORE than it may be\n", False),
-        (40_000, "-20.0%  an echo  less: record it", True),
+        ((1000, 52_000), "here", "+4.0%  an echo\n", True),
+        ((1000, 53_000), "here", "+6.0%  an echo  MORE than it may be\n", False),
+        ((1000, 40_000), "here", "-20.0%  an echo  less: record it", True),
+        # Another Python is measured by what asyncio takes there.
+        ((2000, 120_000), "elsewhere", "compared with here, 2.00 times as much", True),
+        ((2000, 130_000), "elsewhere", "Nothing is recorded for elsewhere", False),
+        ((1000, 50_000, 7), "here", "another: not recorded", False),
     ],
 )
-def test_more_instructions_are_noticed(echo: float, said: str, good: bool) -> None:
-    text, found = compared(echo, 1000, "here")
-    assert said in text
+def test_more_instructions_are_noticed(
+    counts: tuple[float, ...], where: str, said: str, good: bool
+) -> None:
+    names = (*RECORDED, "another")
+    lines, found = instructions.compare(
+        dict(zip(names, counts, strict=False)), {"here": RECORDED}, where
+    )
+    assert said in "\n".join(lines)
     assert found is good
-
-
-def test_another_python_is_measured_by_what_asyncio_takes() -> None:
-    assert compared(100_000, 2000, "elsewhere")[1]
-    assert compared(120_000, 2000, "elsewhere")[1]
-    text, good = compared(130_000, 2000, "elsewhere")
-    assert not good
-    assert "Nothing is recorded for elsewhere; compared with here, 2.00 times as much" in text
-
-
-def test_what_is_not_recorded_is_not_taken_for_good() -> None:
-    counts = {**RECORDED, "another": 7.0}
-    lines, good = instructions.compare(counts, {"here": RECORDED}, "here")
-    assert not good
-    assert any("another: not recorded" in line for line in lines)
 
 
 def test_counts_are_those_of_the_work(tmp_path: Path) -> None:
