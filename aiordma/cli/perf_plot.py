@@ -103,10 +103,8 @@ def draw(figure: Figure, records: Sequence[Record], metric: str) -> None:
     axes.set_axisbelow(True)
     axes.grid(color=GRID, linewidth=0.8)
     axes.tick_params(which="both", color=GRID, labelcolor=INK)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(FAINT)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.legend(frameon=False, fontsize=9, labelcolor=INK)
 
 
@@ -171,14 +169,9 @@ def by_size(axes: Axes, records: Sequence[Record], metric: str, sizes: list[int]
             latencies(axes, record, f"{name}: " if len(records) > 1 else "", colour, marker)
         else:
             rows = record["results"]
-            axes.plot(
-                [row["size"] or EMPTY for row in rows],
-                [row[FIGURES[metric]] for row in rows],
-                color=colour,
-                marker=marker,
-                markersize=5,
-                label=name,
-            )
+            figures = [row[FIGURES[metric]] for row in rows]
+            places = [row["size"] or EMPTY for row in rows]
+            axes.plot(places, figures, color=colour, marker=marker, markersize=5, label=name)
     if metric == "bw":
         both_ways: Any = (to_gbit, to_mb)  # matplotlib's annotations are too narrow
         right = axes.secondary_yaxis("right", functions=both_ways)
@@ -213,26 +206,13 @@ def latencies(axes: Axes, record: Record, name: str, colour: str, marker: str) -
         linewidth=0,
         label=f"{name}least to p99",
     )
-    axes.plot(
-        sizes,
-        of("latency_us", "median"),
-        color=colour,
-        marker=marker,
-        markersize=5,
-        label=f"{name}median",
-    )
+    line: dict[str, Any] = {"color": colour, "marker": marker}
+    median = of("latency_us", "median")
+    axes.plot(sizes, median, **line, markersize=5, label=f"{name}median")
     if record["operation"] in ("send", "write") and all(row["completion_us"] for row in rows):
-        axes.plot(
-            sizes,
-            of("completion_us", "median"),
-            color=colour,
-            linestyle=(0, (4, 2)),
-            linewidth=1.2,
-            marker=marker,
-            markersize=4,
-            markerfacecolor="white",
-            label=f"{name}completion, median",
-        )
+        line |= {"linestyle": (0, (4, 2)), "linewidth": 1.2, "markerfacecolor": "white"}
+        median = of("completion_us", "median")
+        axes.plot(sizes, median, **line, markersize=4, label=f"{name}completion, median")
 
 
 def plain_numbers(axis: Axis) -> None:

@@ -11,14 +11,7 @@ from rich.table import Table
 from .tables import size_text, time_text
 
 ENDS = ("client", "server")
-TIMES = {
-    "min": "min",
-    "median": "median",
-    "p90": "p90",
-    "p99": "p99",
-    "p99_9": "p99.9",
-    "max": "max",
-}
+TIMES = {name: name.replace("_", ".") for name in ("min", "median", "p90", "p99", "p99_9", "max")}
 
 
 def show(console: Console, record: dict[str, Any], cpu: bool = False) -> None:
@@ -59,9 +52,7 @@ def latencies(record: dict[str, Any]) -> Table:
         caption=f"Times in us. Latency: {record['latency_is']}. Completion: "
         f"{record['completion_is']}. Python's garbage collection is off meanwhile."
     )
-    for name in ("size", "count"):
-        table.add_column(name, justify="right")
-    for name in TIMES.values():
+    for name in ("size", "count", *TIMES.values()):
         table.add_column(name, justify="right")
     for name in ("completion", "p99"):
         table.add_column(name, justify="right", style="cyan")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter, process_time
@@ -74,21 +74,10 @@ class Result:
 class Part:
     """One part of a measurement, over all connections."""
 
-    runs: list[Run]
-    seconds: float
-    mismatch: str
+    result: Result
+    times: list[float]
     marks: list[tuple[float, int]]
     """Samples of (seconds, operations done)."""
-    cpu: tuple[float, float]
-    lost: int
-
-    @property
-    def done(self) -> int:
-        return sum(run.done for run in self.runs)
-
-    @property
-    def times(self) -> list[float]:
-        return [time for run in self.runs for time in run.times]
 
 
 class PerfClient:
@@ -136,11 +125,10 @@ class PerfClient:
             send_queue=max(config.send_queue, min(2 * settings.depth, 0xFFFF)),
             max_message=max(*settings.sizes, 1 << 20),
         )
+        how: dict[str, Any] = {"device": device, "via": via, "config": config, **security}
 
         async def connection() -> aiordma.Connection:
-            return await stack.enter_async_context(
-                await aiordma.connect(host, port, device=device, via=via, config=config, **security)
-            )
+            return await stack.enter_async_context(await aiordma.connect(host, port, **how))
 
         async with AsyncExitStack() as stack:
             end_of = ENDS.get(settings.operation)
@@ -167,13 +155,7 @@ class PerfClient:
                 first = wire.Attach(opened.key, index)
                 if end_of is None:
                     reader, writer = await aiordma.open_connection(
-                        host,
-                        opened.port,
-                        limit=STREAM_LIMIT,
-                        device=device,
-                        via=via,
-                        config=config,
-                        **security,
+                        host, opened.port, limit=STREAM_LIMIT, **how
                     )
                     stack.push_async_callback(close, writer)
                     send_over(writer, first)
@@ -200,7 +182,7 @@ class PerfClient:
             part = await self._warm_and_timed(kind, size, progress)
             if part is None:
                 return None
-            result = self._result(size, part)
+            result = part.result
             result.operations *= ways
             result.slices = slices([(at, ways * done) for at, done in part.marks], size)
             return result
@@ -209,7 +191,7 @@ class PerfClient:
         part = await self._warm_and_timed(first, size, lambda done: progress(done / 2))
         if part is None:
             return None
-        result = self._result(size, part)
+        result = part.result
         factor = 0.5 if settings.halved else 1.0
         result.latency = Summary.of(part.times).scaled(factor)
         result.distribution = [(time * factor, above) for time, above in tail(part.times)]
@@ -219,82 +201,63 @@ class PerfClient:
             more = await self._warm_and_timed("alone", size, lambda done: progress(0.5 + done / 2))
             if more is not None:
                 result.completion = Summary.of(more.times)
-                result.mismatch = result.mismatch or more.mismatch
+                result.mismatch = result.mismatch or more.result.mismatch
         result.interrupted = self.stopped
         return result
 
-    def _result(self, size: int, part: Part) -> Result:
-        return Result(
-            size,
-            part.done,
-            part.seconds,
-            mismatch=part.mismatch,
-            interrupted=self.stopped,
-            cpu=part.cpu,
-            lost=part.lost,
-        )
-
     async def _warm_and_timed(self, kind: str, size: int, progress: Progress) -> Part | None:
-        warm_up = self._settings.warm_up_for(size)
+        settings = self._settings
+        warm_up, limit = settings.warm_up_for(size), settings.share()
         if warm_up:
             warm = await self._part(kind, size, warm_up, None, lambda done: None)
-            if warm.mismatch:
+            if warm.result.mismatch:
                 return warm
-        limit = self._settings.share()
-        if limit is None:
-            part = await self._part(kind, size, ENDLESS, self._settings.duration, progress)
-        else:
-            part = await self._part(kind, size, limit, None, progress)
-        return part if part.done else None
+        duration = settings.duration if limit is None else None
+        part = await self._part(kind, size, limit or ENDLESS, duration, progress)
+        return part if part.result.operations else None
 
     async def _part(
         self, kind: str, size: int, limit: int, duration: float | None, progress: Progress
     ) -> Part:
-        seed = int.from_bytes(os.urandom(7))
-        try:
-            return await self._work(kind, seed, size, limit, duration, progress)
-        finally:
-            for end in self._ends:
-                end.release()
-
-    async def _work(
-        self,
-        kind: str,
-        seed: int,
-        size: int,
-        limit: int,
-        duration: float | None,
-        progress: Progress,
-    ) -> Part:
-        settings = self._settings
+        settings, seed = self._settings, int.from_bytes(os.urandom(7))
         way = kind if kind in wire.WAYS else "flood"
         load = Load.of(self._opened, way, seed, size, serving=False)
-        tokens = [end.prepare(load) for end in self._ends]
-        begun = await self._ask(
-            wire.Begin(way, size, seed, settings.verify_all, tokens), wire.Begun
-        )
-        for end, token in zip(self._ends, begun.tokens, strict=True):
-            end.use(token)
-        limit = 0 if self.stopped else limit
-        self._runs = [
-            Run(limit, settings.depth, settings.batch, settings.verify_all) for _ in self._ends
-        ]
-        start, cpu = perf_counter(), process_time()
-        marks = await self._all(kind, duration, progress)
-        # The server waits for what may be lost, so the end of sending counts.
-        seconds = perf_counter() - start
-        done = [run.done for run in self._runs]
-        reached = await self._ask(wire.Finish(done), wire.Reached)
-        if settings.qp not in ("uc", "ud"):
+        with ExitStack() as stack:
+            for end in self._ends:
+                stack.callback(end.release)
+            tokens = [end.prepare(load) for end in self._ends]
+            begin = wire.Begin(way, size, seed, settings.verify_all, tokens)
+            begun = await self._ask(begin, wire.Begun)
+            for end, token in zip(self._ends, begun.tokens, strict=True):
+                end.use(token)
+            limit = 0 if self.stopped else limit
+            self._runs = [
+                Run(limit, settings.depth, settings.batch, settings.verify_all) for _ in self._ends
+            ]
+            start, cpu = perf_counter(), process_time()
+            marks = await self._all(kind, duration, progress)
+            # The server waits for what may be lost, so the end of sending counts.
             seconds = perf_counter() - start
-        used = process_time() - cpu, reached.cpu_us / 1e6
-        finished = await answer(self._control, wire.Finished)
-        mine = (
-            run.mismatch or end.verify(run.done, 0 if way == "flood" else run.done)
-            for end, run in zip(self._ends, self._runs, strict=True)
+            done = [run.done for run in self._runs]
+            reached = await self._ask(wire.Finish(done), wire.Reached)
+            if settings.qp not in ("uc", "ud"):
+                seconds = perf_counter() - start
+            used = process_time() - cpu, reached.cpu_us / 1e6
+            finished = await answer(self._control, wire.Finished)
+            wrong = [finished.mismatch] + [
+                run.mismatch or end.verify(run.done, 0 if way == "flood" else run.done)
+                for end, run in zip(self._ends, self._runs, strict=True)
+            ]
+        result = Result(
+            size,
+            sum(done),
+            seconds,
+            mismatch=next(filter(None, wrong), ""),
+            interrupted=self.stopped,
+            cpu=used,
+            lost=reached.lost,
         )
-        mismatch = finished.mismatch or next(filter(None, mine), "")
-        return Part(self._runs, seconds, mismatch, marks, used, reached.lost)
+        return Part(result, [time for run in self._runs for time in run.times], marks)
 
     async def _all(
         self, kind: str, duration: float | None, progress: Progress
@@ -323,10 +286,11 @@ class PerfClient:
 
         timer = loop.call_soon(sample)
         try:
-            await together(
-                watched(run, getattr(end, kind)(run)) if end.lossy else getattr(end, kind)(run)
-                for end, run in zip(self._ends, self._runs, strict=True)
-            )
+            ends = zip(self._ends, self._runs, strict=True)
+            works = [getattr(end, kind)(run) for end, run in ends]
+            if self._settings.qp and kind in ("ping", "both"):
+                works = list(map(watched, self._runs, works))
+            await together(works)
         finally:
             timer.cancel()
         return marks

@@ -33,39 +33,32 @@ class Where:
     server_polling_us: float
 
 
+# The settings that a record has as they are.
+AS_ASKED = (
+    *("iterations", "warm_up", "connections", "depth", "batch", "imm", "verify_all", "gpu"),
+    *("bidirectional", "inline", "moderation"),
+)
+
+
 def record(settings: Settings, where: Where, results: list[Result]) -> dict[str, Any]:
+    place = asdict(where)
+    polling = {name: place.pop(name) for name in ("polling_us", "server_polling_us")}
+    latency = settings.metric == "lat"
     return {
         "format": FORMAT,
         "version": VERSION,
-        "aiordma": where.aiordma,
-        "device": where.device,
-        "library": where.library,
-        "via": where.via,
-        "loop": where.loop,
-        "client": where.client,
-        "server": where.server,
+        **place,
         "operation": settings.operation,
         "metric": settings.metric,
         "settings": {
-            "iterations": settings.iterations,
+            **{name: getattr(settings, name) for name in AS_ASKED},
             "duration": settings.duration if settings.iterations is None else None,
-            "warm_up": settings.warm_up,
-            "connections": settings.connections,
-            "depth": settings.depth,
-            "batch": settings.batch,
-            "imm": settings.imm,
-            "verify_all": settings.verify_all,
-            "gpu": settings.gpu,
-            "bidirectional": settings.bidirectional,
             "qp": settings.qp or None,
-            "inline": settings.inline,
-            "moderation": settings.moderation,
-            "polling_us": where.polling_us,
-            "server_polling_us": where.server_polling_us,
+            **polling,
             "garbage_collection": "off in the timed parts, on both sides",
         },
-        "latency_is": LATENCY[settings.operation] if settings.metric == "lat" else None,
-        "completion_is": COMPLETION if settings.metric == "lat" else None,
+        "latency_is": LATENCY[settings.operation] if latency else None,
+        "completion_is": COMPLETION if latency else None,
         "verified": not any(result.mismatch for result in results),
         "interrupted": any(result.interrupted for result in results),
         "results": [row(result) for result in results],

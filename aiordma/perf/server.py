@@ -7,10 +7,9 @@ import logging
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from time import process_time
-from types import TracebackType
 from typing import Any, Self
 
 import aiordma
@@ -132,12 +131,7 @@ class PerfServer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.listening.close()
 
     async def forever(self) -> None:
@@ -186,18 +180,15 @@ class PerfServer:
 
     async def _measure(self, control: aiordma.Connection, opened: wire.Open) -> None:
         try:
-            self._check_open(opened)
+            if opened.connections > self._limits.connections:
+                raise Refusal(
+                    f"{opened.connections} connections exceed the server's limit of "
+                    f"{self._limits.connections} (--max-connections)"
+                )
             async with self._in_turn():
                 await while_connected(control, self._session_of(control, opened))
         except Refusal as refusal:
             await control.send(wire.pack(wire.Refused(str(refusal))))
-
-    def _check_open(self, opened: wire.Open) -> None:
-        if opened.connections > self._limits.connections:
-            raise Refusal(
-                f"{opened.connections} connections exceed the server's limit of "
-                f"{self._limits.connections} (--max-connections)"
-            )
 
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
@@ -296,11 +287,10 @@ class PerfServer:
     async def _part(self, control: aiordma.Connection, session: Session, begin: wire.Begin) -> None:
         self._check_part(session, begin)
         ends = [end for end in session.ends if end is not None]
-        try:
-            mismatch = await self._work(control, session.opened, ends, begin)
-        finally:
+        with ExitStack() as stack:
             for end in ends:
-                end.release()
+                stack.callback(end.release)
+            mismatch = await self._work(control, session.opened, ends, begin)
         await control.send(wire.pack(wire.Finished(mismatch[: wire.MAX_TEXT])))
 
     async def _work(
@@ -323,7 +313,10 @@ class PerfServer:
             await control.send(wire.pack(wire.Begun(tokens)))
             lost = 0
             async with asyncio.timeout(self._limits.silence):
-                counts = await self._counts(control, len(ends))
+                finish = await receive(control)
+                if not isinstance(finish, wire.Finish) or len(finish.counts) != len(ends):
+                    raise ProtocolError(f"the client ended a part with {finish} instead of Finish")
+                counts = finish.counts
                 for end, tally, count in zip(ends, tallies, counts, strict=True):
                     if heard:
                         await tally.reach(count, PATIENCE if end.lossy else None)
@@ -339,12 +332,6 @@ class PerfServer:
             for end, tally, count in zip(ends, tallies, counts, strict=True)
         )
         return next(filter(None, wrong), "")
-
-    async def _counts(self, control: aiordma.Connection, connections: int) -> list[int]:
-        finish = await receive(control)
-        if not isinstance(finish, wire.Finish) or len(finish.counts) != connections:
-            raise ProtocolError(f"the client ended a part with {finish} instead of Finish")
-        return finish.counts
 
 
 async def work(end: End, tally: Tally, way: str) -> None:
