@@ -104,23 +104,16 @@ def connections(count: int, seconds: float) -> Data:
         idle = pair.idle(seconds)
         pair.talk(100)
         used = pair.footprints()
-    own = [
-        (now["private"] - now["pool"] - was["private"] + was["pool"]) / count
-        for now, was in zip(after, before, strict=True)
-    ]
+    grown = {
+        name: [(now[name] - was[name]) / count for now, was in zip(after, before, strict=True)]
+        for name in ("private", "pool", "registered", "files")
+    }
     return {
         "count": count,
-        "own": own,
-        "pool": [
-            (now["pool"] - was["pool"]) / count for now, was in zip(after, before, strict=True)
-        ],
-        "registered": [
-            (now["registered"] - was["registered"]) / count
-            for now, was in zip(after, before, strict=True)
-        ],
-        "files": [
-            (now["files"] - was["files"]) / count for now, was in zip(after, before, strict=True)
-        ],
+        "own": [a - b for a, b in zip(grown["private"], grown["pool"], strict=True)],
+        "pool": grown["pool"],
+        "registered": grown["registered"],
+        "files": grown["files"],
         "resident": [now["resident"] for now in after],
         "resident_after_use": [now["resident"] for now in used],
         "idle_seconds": seconds,
@@ -191,29 +184,33 @@ def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
 
     thousand = count == 1000
     gib = large["size"] / (1 << 30)
-    found: list[tuple[str, str, str, bool | None]] = [
+    own, resident = idle["own"], idle["resident"]
+    small = max(resident) <= THOUSAND if thousand else None
+    used, registered = idle["resident_after_use"], idle["registered"][0] / KIB
+    probes = amounts(alive["ns_per_probe"], 1000, "us")
+    return [
         (
             "an idle connection, beyond the pool",
             "at most 64 KiB",
-            amounts(idle["own"], KIB, "KiB"),
-            max(idle["own"]) <= IDLE_CONNECTION,
+            amounts(own, KIB, "KiB"),
+            max(own) <= IDLE_CONNECTION,
         ),
         (
             "its receives in the pool, in memory after a message each way",
             "",
-            amounts(idle["pool"], KIB, "KiB") + f" of {idle['registered'][0] / KIB:.0f}",
+            amounts(idle["pool"], KIB, "KiB") + f" of {registered:.0f}",
             None,
         ),
         (
             f"{count:,} idle connections in a process, in all",
             "at most 200 MiB" if thousand else "",
-            amounts(idle["resident"], MIB, "MiB"),
-            max(idle["resident"]) <= THOUSAND if thousand else None,
+            amounts(resident, MIB, "MiB"),
+            small,
         ),
         (
             "the same when each has carried 100 messages each way",
             "",
-            amounts(idle["resident_after_use"], MIB, "MiB"),
+            amounts(used, MIB, "MiB"),
             None,
         ),
         (
@@ -222,23 +219,17 @@ def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
             amounts(idle["idle_ns"], 1000, "us"),
             not any(idle["idle_runs"]),
         ),
-        (
-            "keep-alive: CPU for each question and its answer",
-            "",
-            amounts(alive["ns_per_probe"], 1000, "us"),
-            None,
-        ),
-    ]
-    for name, extra in large["extra"].items():
-        found.append(
+        ("keep-alive: CPU for each question and its answer", "", probes, None),
+        *(
             (
                 f"{gib:g} GiB by {name}, beyond the users' buffers",
                 "at most 64 MiB",
                 amounts(extra, MIB, "MiB"),
                 max(extra) <= TRANSFER,
             )
-        )
-    return found
+            for name, extra in large["extra"].items()
+        ),
+    ]
 
 
 def table(data: Data) -> Table:

@@ -126,8 +126,6 @@ class Comparison:
     """The contender that the others are compared with."""
     style: str = ""
     """How the programs of these figures send and receive."""
-    summary: Callable[[Data], Iterator[tuple[str, ...]]] | None = None
-    """A table of its own in place of the one of all figures: its heading, and its rows."""
     elsewhere: Callable[[Options], Data] | None = None
     """Measures them in another machine."""
 
@@ -176,10 +174,6 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(tuple(values))
 
 
-def is_missing(data: Data, work: str, who: str) -> bool:
-    return not seconds(data, work, who)
-
-
 def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
     """Turn by turn, since what disturbs one turn disturbs both; none where one has none."""
     if not (over and under):
@@ -188,19 +182,19 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
 
 
 def at_least(what: str, least: float, found: Spread, unit: str = "x") -> Requirement:
-    if not found.values:
-        return Requirement(what, f"at least {least:.3g} {unit}", NOT_MEASURED, None)
-    return Requirement(
-        what, f"at least {least:.3g} {unit}", f"{found:.2f} {unit}", found.typical >= least
-    )
+    return judged(what, f"at least {least:.3g} {unit}", found, unit, lambda one: one >= least)
 
 
 def at_most(what: str, most: float, found: Spread, unit: str = "x") -> Requirement:
+    return judged(what, f"at most {most:g} {unit}", found, unit, lambda one: one <= most)
+
+
+def judged(
+    what: str, asked: str, found: Spread, unit: str, good: Callable[[float], bool]
+) -> Requirement:
     if not found.values:
-        return Requirement(what, f"at most {most:g} {unit}", NOT_MEASURED, None)
-    return Requirement(
-        what, f"at most {most:g} {unit}", f"{found:.2f} {unit}", found.typical <= most
-    )
+        return Requirement(what, asked, NOT_MEASURED, None)
+    return Requirement(what, asked, f"{found:.2f} {unit}", good(found.typical))
 
 
 def by_work(data: Data) -> Iterator[tuple[str, Data]]:

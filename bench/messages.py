@@ -16,7 +16,6 @@ from .lanes import (
     Requirement,
     Spread,
     at_least,
-    by_work,
     ratio,
     seconds,
     size_name,

@@ -115,9 +115,6 @@ def markdown(
     for name, data in measured.items():
         comparison = comparisons[name]
         lines += ["", f"## {comparison.title}", "", comparison.note, ""]
-        if comparison.summary:
-            names, *lane_rows = comparison.summary(data)
-            lines += [*table(names, lane_rows), ""]
         head = ("", "by", comparison.unit, f"takes as long as {comparison.ours}, times")
         lines += table(head, figures(comparison, data))
         if name in plots:

@@ -10,7 +10,6 @@ from typing import Any
 from . import peers
 from .contender import Contender
 from .lanes import (
-    NOT_INSTALLED,
     Comparison,
     Contenders,
     Data,
@@ -21,11 +20,9 @@ from .lanes import (
     at_least,
     at_most,
     by_work,
-    is_missing,
     ratio,
     seconds,
     size_name,
-    spread,
 )
 
 NOTE = (
@@ -165,29 +162,6 @@ def requirements(data: Data) -> Iterator[Requirement]:
             )
 
 
-def summary(data: Data) -> Iterator[tuple[str, ...]]:
-    """A row for each style and for each of the others: GB/s, and times uvloop TCP protocols."""
-    orders = {work: ranked(data, work) for work, _ in by_work(data)}
-
-    def times(work: str, over: str, under: str) -> str:
-        return f"{ratio(seconds(data, work, over), seconds(data, work, under)).typical:.2f}"
-
-    yield "", *(head for work in orders for head in (f"{work}, GB/s", "times TCP"))
-    for who in dict.fromkeys(entry["who"] for entry in data):
-        cells: list[str] = []
-        for work in orders:
-            if is_missing(data, work, who):
-                cells += [NOT_INSTALLED, ""]
-            else:
-                rates = spread(NAMES[work] / one / 1e9 for one in seconds(data, work, who))
-                cells += [f"{rates.typical:.2f}", times(work, TCP, who)]
-        yield who, *cells
-    slowest = (times(work, order[-1], order[0]) for work, order in orders.items())
-    yield "*slowest style / fastest style, time*", *(cell for one in slowest for cell in (one, ""))
-    fastest = (times(work, C, order[0]) for work, order in orders.items())
-    yield "*fastest style / C, rate*", *(cell for one in fastest for cell in (one, ""))
-
-
 COMPARISON = Comparison(
     "Styles",
     NOTE,
@@ -197,5 +171,4 @@ COMPARISON = Comparison(
     lambda work, seconds: NAMES[work] / seconds / 1e9,
     FIRST,
     "the style that each row names",
-    summary,
 )

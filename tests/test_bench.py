@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as command
-from bench import instructions, peers, styles
+from bench import instructions, peers
 from bench.__main__ import COMPARISONS, IN_ALL
-from bench.lanes import Data, Lane, Options, at_least, at_most, ratio, spread, take_turns
+from bench.lanes import Lane, Options, at_least, at_most, ratio, spread, take_turns
 from bench.results import Results, markdown
-from bench.styles import STYLES
 
 ROOT = Path(__file__).parents[1]
 
@@ -179,36 +178,6 @@ def test_results_say_what_was_measured() -> None:
     assert f"\n**{ADAPTIVE}**: not investigated.\n" in text
 
 
-def styled(**seconds: list[float]) -> Results:
-    """A second a message but for those that are named, of 64 KiB."""
-    others = (styles.TCP, styles.C, styles.MEMCPY)
-    names = [*(style.who for style in STYLES), *others]
-    named = {STYLES[0].who: seconds["first"], STYLES[-1].who: seconds["last"]}
-    data: Data = [
-        {"work": "64 KiB", "who": who, "seconds": named.get(who, [1.0] * 3)} for who in names
-    ]
-    data.append({"work": "64 KiB", "who": styles.UCXX, "seconds": []})
-    return {"machine": {}, "turns": 3, "data": {"styles": data}}
-
-
-def test_styles_are_compared() -> None:
-    """The slowest with the fastest, the fastest with C, the slowest with TCP; and each with TCP."""
-    text = markdown(styled(first=[0.25] * 3, last=[2.0] * 3), COMPARISONS, {}, {})
-    rows = dict(re.findall(r"^\| messages of 64 KiB: the (.*?) \| (?:.*?) \| (.*) \|$", text, re.M))
-    assert rows == {
-        "slowest style, times as long as the fastest": "8.00 (8.00 - 8.00) x | **not reached**",
-        "fastest style, times the C figure": "4.00 (4.00 - 4.00) x | reached",
-        "slowest style, times uvloop TCP protocols": "0.50 (0.50 - 0.50) x | **not reached**",
-    }
-    table = text.partition("## Styles")[2]
-    gigabytes = (64 << 10) / 1e9
-    assert f"| {STYLES[-1].who} | {gigabytes / 2:.2f} | 0.50 |" in table
-    assert f"| {styles.TCP} | {gigabytes:.2f} | 1.00 |" in table
-    assert f"| {styles.UCXX} | not installed |  |" in table
-    assert "| *slowest style / fastest style, time* | 8.00 |  |" in table
-    assert "| *fastest style / C, rate* | 4.00 |  |" in table
-
-
 COMMITTED = command.HERE / command.SAVED
 
 
@@ -320,12 +289,3 @@ def test_every_record_has_all_works() -> None:
     first, *others = ({*record} for record in records.values())
     assert instructions.CALIBRATION in first
     assert all(other == first for other in others)
-
-
-# ---- the command ---------------------------------------------------------------------------------
-
-
-def test_usage() -> None:
-    done = bench("nonsense")
-    assert done.returncode == 2
-    assert "invalid choice: 'nonsense'" in done.stderr

@@ -106,44 +106,24 @@ def test_bad_arguments(arguments: list[str], text: str) -> None:
     assert text in done.stderr
 
 
-class ServerProcess:
-    """`aiordma perf server` on the device, on a port that it picks."""
-
-    def __init__(self, device_name: str, host: str, *options: str) -> None:
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-W", "error", "-m", "aiordma", "perf", "server", "--port", "0"),
-                *("--device", device_name, "--host", host, *options),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+def test_a_server_of_several_clients(device_name: str, host: str) -> None:
+    """`aiordma perf server` on a port that it picks."""
+    words = ["aiordma", "perf", "server", "--port", "0", "--device", device_name, "--host", host]
+    command = [sys.executable, "-W", "error", "-m", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        line = server.stdout.readline()
         match = re.search(r":(\d+), via ", line)
         assert match, line
-        self.port = match[1]
-
-    def __enter__(self) -> ServerProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.status = interrupt(self._process)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-
-def test_a_server_of_several_clients(device_name: str, host: str) -> None:
-    with ServerProcess(device_name, host) as server:
         for operation, metric in (("send", "bw"), ("stream", "lat")):
             done = perf(
-                "client", host, operation, metric, "--device", device_name, "--port", server.port,
+                "client", host, operation, metric, "--device", device_name, "--port", match[1],
                 "--json", *FEW,
             )  # fmt: skip
             assert done.exit_code == 0, done.output
             told = json.loads(done.stdout)
             assert (told["operation"], told["verified"]) == (operation, True)
-    assert server.status == 130
+        assert interrupt(server) == 130
 
 
 def test_no_loop_serves(device_name: str, host: str) -> None:
