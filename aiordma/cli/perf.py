@@ -9,8 +9,6 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import wraps
-from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,6 +93,16 @@ def perf(local: bool) -> None:
     """
 
 
+POLLING = click.option(
+    "--polling",
+    type=click.IntRange(0, 1_000_000),
+    metavar="US",
+    default=round(DEFAULT.polling * 1e6),
+    show_default=True,
+    help="Longest adaptive polling before a process sleeps, in us; 0: none.",
+)
+
+
 @dataclass(frozen=True)
 class MeasurementOptions:
     """The options of every measurement."""
@@ -108,24 +116,17 @@ class MeasurementOptions:
     as_json: bool
     targets: tuple[Path, ...]
 
-
-def measures(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a measurement to `command`, which takes `MeasurementOptions`."""
-    own = frozenset(signature(command).parameters)
-    common = [field.name for field in fields(MeasurementOptions)[1:]]
-
-    @wraps(command)
-    def with_options(**given: Any) -> None:
-        others = {name: given.pop(name) for name in own & given.keys()}
-        rest = {name: given.pop(name) for name in common}
-        command(asked=MeasurementOptions(settings_of(**given), **rest), **others)
-
-    return measurement_options(POLLING(with_options))
+    @classmethod
+    def of(cls, **given: Any) -> MeasurementOptions:
+        """Of the values of the options, by name."""
+        common = {field.name: given.pop(field.name) for field in fields(cls)[1:]}
+        return cls(settings_of(**given), **common)
 
 
 def measurement_options(command: Command) -> Command:
-    """OPERATION, METRIC, and the options for amounts and output."""
+    """OPERATION, METRIC, and the options of every measurement."""
     for option in (
+        POLLING,
         click.option(
             "--plot",
             "targets",
@@ -225,14 +226,6 @@ def settings_of(
         raise click.UsageError(str(error)) from error
 
 
-POLLING = click.option(
-    "--polling",
-    type=click.IntRange(0, 1_000_000),
-    metavar="US",
-    default=round(DEFAULT.polling * 1e6),
-    show_default=True,
-    help="Longest adaptive polling before a process sleeps, in us; 0: none.",
-)
 RECEIVES = click.option(
     "--receives",
     type=click.IntRange(1, 0xFFFF),
@@ -245,12 +238,13 @@ RECEIVES = click.option(
 @perf.command()
 @RECEIVES
 @connection_options
-@measures
-def local(asked: MeasurementOptions, host: str | None, receives: int) -> None:
+@measurement_options
+def local(host: str | None, receives: int, **given: Any) -> None:
     """Measure between two processes on this machine.
 
     OPERATION is send, write, read, atomic or stream; METRIC is lat, bw or rate.
     """
+    asked = MeasurementOptions.of(**given)
 
     async def run() -> Record:
         chosen = verbs.find_device(asked.device)
@@ -368,12 +362,13 @@ def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float
 @click.argument("server_host", metavar="HOST")
 @click.option("--port", type=click.IntRange(1, 0xFFFF), default=DEFAULT_PORT, show_default=True)
 @transport_options
-@measures
-def client(asked: MeasurementOptions, server_host: str, port: int) -> None:
+@measurement_options
+def client(server_host: str, port: int, **given: Any) -> None:
     """Measure against `aiordma perf server` on HOST.
 
     OPERATION is send, write, read, atomic or stream; METRIC is lat, bw or rate.
     """
+    asked = MeasurementOptions.of(**given)
 
     async def run() -> Record:
         return await measure(asked, verbs.find_device(asked.device), server_host, port)
