@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 import aiordma
-from aiordma.perf.statistics import rank
 
 # Messages of each size that are sent and compared but not timed: they warm up memory and caches.
 WARM_UP = 2
@@ -36,7 +35,8 @@ class Result:
 
     def quantile(self, part: float) -> float:
         """The nearest-rank quantile: a measured time with `part` of all times at or below it."""
-        return sorted(self.times)[rank(len(self.times), round(1000 * part))]
+        ordered = sorted(self.times)
+        return ordered[max(0, -int(-part * len(ordered) // 1) - 1)]
 
     @property
     def throughput(self) -> float:

@@ -87,9 +87,12 @@ async def test_the_first_difference_is_told(change: Change, text: str) -> None:
 # ---- contents -----------------------------------------------------------------------------------
 
 
+def test_random_rows() -> None:
+    assert plans([1, 64], None) == [Plan(1), Plan(64)]
+
+
 def test_rows_of_a_file_are_those_that_cut_it_and_the_whole() -> None:
     file = bytes(100)
-    assert plans([1, 64], None) == [Plan(1), Plan(64)]
     assert plans([0, 1, 64, 100, 1000], file) == [Plan(1, file), Plan(64, file), Plan(100, file)]
     assert [plan.whole_file for plan in plans([1, 64], file)] == [False, False, True]
 
@@ -110,9 +113,15 @@ def test_random_contents_have_the_size(size: int) -> None:
 # ---- numbers ------------------------------------------------------------------------------------
 
 
-def test_quantiles_are_times_that_occurred() -> None:
-    result = Result(8, times=[float(time) for time in range(200, 0, -1)])
-    assert [result.quantile(part) for part in (0, 0.5, 0.99, 1)] == [1, 100, 198, 200]
+@given(st.lists(st.floats(0, 1e6), min_size=1))
+def test_quantiles_are_times_that_occurred(times: list[float]) -> None:
+    result = Result(8, times=times)
+    assert result.quantile(0) == min(times)
+    assert result.quantile(1) == max(times)
+    for part in (0.5, 0.99):
+        at_most = sum(time <= result.quantile(part) for time in times)
+        less = sum(time < result.quantile(part) for time in times)
+        assert less < part * len(times) <= at_most
 
 
 def test_throughput_counts_both_directions() -> None:
