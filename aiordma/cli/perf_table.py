@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from .tables import size_text, time_text
+from .tables import size_text, table, time_text
 
 ENDS = ("client", "server")
 TIMES = {name: name.replace("_", ".") for name in ("min", "median", "p90", "p99", "p99_9", "max")}
@@ -28,9 +27,7 @@ def show(console: Console, record: dict[str, Any], cpu: bool = False) -> None:
         f"client {record['client']}\nserver {record['server']}",
         highlight=False,
     )
-    table = latencies(record) if record["metric"] == "lat" else throughputs(record)
-    table.box, table.padding, table.caption_justify = SIMPLE_HEAD, (0, 1, 0, 0), "left"
-    console.print(table)
+    console.print(latencies(record) if record["metric"] == "lat" else throughputs(record))
     for row in record["results"]:
         if cpu:
             used = ", ".join(f"{end} {100 * row[f'{end}_cpu']:.0f} %" for end in ENDS)
@@ -48,41 +45,42 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def latencies(record: dict[str, Any]) -> Table:
-    table = Table(
+    headings = ("size", "count", *TIMES.values(), "completion", "p99", "verified")
+    rows = table(
+        *headings,
+        numbers=headings[:-1],
         caption=f"Times in us. Latency: {record['latency_is']}. Completion: "
-        f"{record['completion_is']}. Python's garbage collection is off meanwhile."
+        f"{record['completion_is']}. Python's garbage collection is off meanwhile.",
     )
-    for name in ("size", "count", *TIMES.values()):
-        table.add_column(name, justify="right")
-    for name in ("completion", "p99"):
-        table.add_column(name, justify="right", style="cyan")
-    table.add_column("verified")
+    for column in rows.columns[-3:-1]:
+        column.style = "cyan"
     for row in record["results"]:
         latency, completion = row["latency_us"], row["completion_us"]
         if latency is None:
             continue
-        table.add_row(
+        rows.add_row(
             size_text(row["size"]),
             f"{latency['count']:,}",
             *(time_text(latency[key]) for key in TIMES),
             *(time_text(completion[key]) if completion else "-" for key in ("median", "p99")),
             verdict(row),
         )
-    return table
+    return rows
 
 
 def throughputs(record: dict[str, Any]) -> Table:
-    table = Table(
+    headings = ("size", "count", "seconds", "MB/s", "Gb/s", "Mmsg/s", "least MB/s", "peak MB/s")
+    rows = table(
+        *headings,
+        "verified",
+        numbers=headings,
         caption="1 MB = 2^20 bytes, as perftest; 1 Gb = 10^9 bits; payload alone. "
         "Least and peak: of quarters of a second. "
-        "Python's garbage collection is off meanwhile."
+        "Python's garbage collection is off meanwhile.",
     )
-    for name in ("size", "count", "seconds", "MB/s", "Gb/s", "Mmsg/s", "least MB/s", "peak MB/s"):
-        table.add_column(name, justify="right")
-    table.add_column("verified")
     for row in record["results"]:
         spread = row["slices"]
-        table.add_row(
+        rows.add_row(
             size_text(row["size"]),
             f"{row['operations']:,}",
             f"{row['seconds']:.2f}",
@@ -91,7 +89,7 @@ def throughputs(record: dict[str, Any]) -> Table:
             *(amount(spread[key]) if spread else "-" for key in ("min_mb_per_s", "max_mb_per_s")),
             verdict(row),
         )
-    return table
+    return rows
 
 
 def amount(value: float) -> str:
