@@ -84,6 +84,7 @@ GROUPS: dict[str, set[str]] = {
     "": PUBLIC
     | {"_core.lazy_exports", "streams", "reconnecting", "monitoring"}
     | {"monitoring_socket"},
+    "pytest_plugin": {"testing"},
     "testing": PUBLIC | {"", "streams", "_core.arguments"},
     "perf": PUBLIC | {"", "streams", "_core.refusal"},
     "cli": PUBLIC | {"", "streams", "testing", "perf", "monitoring", "monitoring_socket"},
@@ -106,6 +107,7 @@ THIRD_PARTY = {
     "_native": {"cffi"},  # the builder; the compiled module imports its backend by itself
     "perf": {"msgpack"},
     "arrays": {"numpy"},
+    "pytest_plugin": {"pytest"},
     "rpc": {"msgpack"},
     "_transport": {"cryptography"},  # for encryption alone, where that is asked for
     "cli": {"click", "matplotlib", "rich"},
