@@ -67,7 +67,7 @@ class Arrays(dict[str, Any]):
 
     def __init__(self, arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
         super().__init__(arrays)
-        self.metadata = dict(metadata)
+        self.metadata: dict[str, str] = dict(metadata)
 
 
 def _is_tensor(array: object) -> bool:
@@ -233,7 +233,9 @@ class SharedArray:
     """
 
     def __init__(self, stack: ExitStack, share: Share, token: bytes) -> None:
-        self._stack, self.share, self.token = stack, share, token
+        self._stack = stack
+        self.share: Share = share
+        self.token: bytes = token
 
     def close(self) -> None:
         """Takes the memory back from the peer."""
@@ -364,7 +366,9 @@ class RemoteArray:
         kind: Kind,
     ) -> None:
         self._conn, self._code, self._origin, self._kind = conn, code, origin, kind
-        self.region, self.shape, self.strides = region, shape, strides
+        self.region: RemoteRegion = region
+        self.shape: tuple[int, ...] = shape
+        self.strides: tuple[int, ...] = strides
 
     def __repr__(self) -> str:
         return f"<RemoteArray of {_TYPES[self._code][1]}, shape {self.shape}, in {self.region!r}>"

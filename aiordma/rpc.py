@@ -32,13 +32,13 @@ Function = Callable[[Any], Awaitable[Any]]
 Dumps = Callable[[Any], Any]
 Loads = Callable[[memoryview], Any]
 
-logger = logging.getLogger("aiordma.rpc")
+logger: logging.Logger = logging.getLogger("aiordma.rpc")
 
-CALL, CANCEL, RESULT, ERROR = range(4)
+_CALL, _CANCEL, _RESULT, _ERROR = range(4)
 # Kind, bytes of the name, number of the call.  The name follows (of the function, or of the type of
 # the error), then the value, or the text of the error.
-HEADER = struct.Struct("<BB6xQ")
-MAX_TEXT = 4096
+_HEADER = struct.Struct("<BB6xQ")
+_MAX_TEXT = 4096
 
 
 class CallError(Exception):
@@ -51,7 +51,9 @@ class CallError(Exception):
 
     def __init__(self, function: str, kind: str, text: str) -> None:
         super().__init__(function, kind, text)
-        self.function, self.kind, self.text = function, kind, text
+        self.function: str = function
+        self.kind: str = kind
+        self.text: str = text
 
     def __str__(self) -> str:
         return f"{self.function}: {self.kind}: {self.text}"
@@ -68,19 +70,19 @@ def _pack(kind: int, number: int, name: str = "") -> bytes:
     encoded = name.encode()
     if len(encoded) > 255:
         raise ValueError(f"the name {name[:30]!r}... has {len(encoded)} bytes; 255 are the most")
-    return HEADER.pack(kind, len(encoded), number) + encoded
+    return _HEADER.pack(kind, len(encoded), number) + encoded
 
 
 def _unpack(message: Message) -> _Frame:
     """ProtocolError unless it is the message of a call or of an answer."""
     view = message.data
     try:
-        kind, length, number = HEADER.unpack_from(view)
-        end = HEADER.size + length
-        name = str(view[HEADER.size : end], "utf-8")
+        kind, length, number = _HEADER.unpack_from(view)
+        end = _HEADER.size + length
+        name = str(view[_HEADER.size : end], "utf-8")
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"{message!r} is no message of aiordma.rpc: {error}") from None
-    if kind > ERROR or end > len(view):
+    if kind > _ERROR or end > len(view):
         raise ProtocolError(f"{message!r} is no message of aiordma.rpc")
     return _Frame(kind, number, name, view[end:])
 
@@ -105,7 +107,7 @@ async def serve(
     async def answer(number: int, name: str, data: memoryview) -> None:
         try:
             result = await functions[name](loads(data))
-            await conn.send([_pack(RESULT, number), dumps(result)])
+            await conn.send([_pack(_RESULT, number), dumps(result)])
         except asyncio.CancelledError:
             await refuse(number, "CancelledError", "the call was cancelled")
         except Exception as error:
@@ -118,20 +120,20 @@ async def serve(
     async def refuse(number: int, kind: str, text: str) -> None:
         with suppress(RDMAError):  # the connection has ended, as is noticed below
             await conn.send(
-                [_pack(ERROR, number, kind), text.encode("utf-8", "replace")[:MAX_TEXT]]
+                [_pack(_ERROR, number, kind), text.encode("utf-8", "replace")[:_MAX_TEXT]]
             )
 
     try:
         async for message in conn:
             with message:
                 kind, number, name, data = _unpack(message)
-            if kind == CANCEL:
+            if kind == _CANCEL:
                 await asyncio.sleep(0)  # one that is cancelled before it has begun sends no answer
                 if task := tasks.get(number):
                     task.cancel()
                 else:  # it has been answered, or was cancelled before it was sent
                     await refuse(number, "CancelledError", "the call was cancelled")
-            elif kind != CALL or number in tasks:
+            elif kind != _CALL or number in tasks:
                 raise ProtocolError(f"the client sent kind {kind} with call {number}")
             elif name not in functions:
                 await refuse(number, "LookupError", "the server has no such function")
@@ -188,7 +190,7 @@ class Client:
         loads: Loads = msgpack.unpackb,
         max_calls: int = 256,
     ) -> None:
-        self.connection = conn
+        self.connection: Connection = conn
         self._dumps, self._loads = dumps, loads
         self._numbers = count()
         # What is not answered yet; a call that was cancelled stays until the server has ended it.
@@ -206,7 +208,7 @@ class Client:
         run is then unknown.  What `dumps` returns must not change before the answer.
         """
         payload = self._dumps(data)
-        header = partial(_pack, CALL, name=name)
+        header = partial(_pack, _CALL, name=name)
         async with asyncio.timeout(timeout):
             await self._room.acquire()
             number = next(self._numbers)
@@ -228,15 +230,15 @@ class Client:
             raise error(f"the connection ended before {name} was answered") from self._end
         frame, message = found
         with message:
-            if frame.kind == RESULT:
+            if frame.kind == _RESULT:
                 return self._loads(frame.data)
-            text = str(frame.data[:MAX_TEXT], "utf-8", "replace")
+            text = str(frame.data[:_MAX_TEXT], "utf-8", "replace")
         raise CallError(name, printable(frame.name), printable(text))
 
     def _cancel(self, number: int) -> None:
         """Tells the server; its answer makes room for another call."""
         if number in self._waiting and not self._reader.done():
-            sent = self.connection.send_nowait(_pack(CANCEL, number))
+            sent = self.connection.send_nowait(_pack(_CANCEL, number))
             sent.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
 
     def _release(self, number: int, found: tuple[_Frame, Message] | None = None) -> None:
@@ -250,7 +252,7 @@ class Client:
         try:
             async for message in self.connection:
                 frame = _unpack(message)
-                if frame.kind not in (RESULT, ERROR):
+                if frame.kind not in (_RESULT, _ERROR):
                     raise ProtocolError(f"the server sent kind {frame.kind}")
                 self._release(frame.number, (frame, message))
         except RDMAError as error:

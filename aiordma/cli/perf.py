@@ -99,7 +99,7 @@ POLLING = click.option(
     metavar="US",
     default=round(DEFAULT.polling * 1e6),
     show_default=True,
-    help="Longest adaptive polling before a process sleeps, in us; 0: none.",
+    help="Time of busy polling before a process sleeps, in us; 0: none.",
 )
 
 

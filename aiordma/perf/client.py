@@ -38,7 +38,7 @@ ENDS: dict[str, Callable[[aiordma.Connection], End]] = {
     "read": memory.Reads,
     "atomic": memory.Atomics,
 }
-ON_GPU = {"write": memory.Writes, "read": memory.Reads}
+ON_GPU: dict[str, type[memory.OneSided]] = {"write": memory.Writes, "read": memory.Reads}
 
 Progress = Callable[[float], None]
 Kind = TypeVar("Kind")

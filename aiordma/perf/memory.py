@@ -83,7 +83,7 @@ class OneSided(Memory):
     """An end that begins operations, several at once by tasks or in batches."""
 
     def use(self, token: bytes) -> None:
-        self.remote = self._conn.open_region(token)
+        self.remote: RemoteRegion = self._conn.open_region(token)
 
     def collect(self, batch: Batch, count: int) -> None:
         """Add so many operations to a batch."""

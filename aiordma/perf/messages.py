@@ -36,7 +36,8 @@ class Sends(End):
     def begin(self, number: int) -> asyncio.Future[None]:
         return self._conn.send_nowait(self._sent, imm=number & U32 if self._numbered else None)
 
-    reply = begin
+    def reply(self, number: int) -> asyncio.Future[None]:
+        return self.begin(number)
 
     def receive(self) -> Awaitable[Message]:
         return self._conn.recv()

@@ -121,7 +121,8 @@ class QueuePair(End):
         (completed,) = self.post(range(number, number + 1))
         return completed
 
-    operate = begin
+    def operate(self, number: int) -> Completed:
+        return self.begin(number)
 
     def receive(self) -> Awaitable[Arrived]:
         return self._ring.get()

@@ -213,26 +213,26 @@ async def test_the_end_of_the_connection(factory: ConnectionFactory, how: str) -
 async def test_a_cancellation_that_comes_with_its_call(factory: ConnectionFactory) -> None:
     """The server answers a call that is cancelled before its task has begun, as any other."""
     async with factory.pair() as (client, server):
-        await client.send(rpc._pack(rpc.CALL, 7, "wait") + b"\xc0")
-        await client.send(rpc._pack(rpc.CANCEL, 7))
-        await client.send(rpc._pack(rpc.CANCEL, 8))
+        await client.send(rpc._pack(rpc._CALL, 7, "wait") + b"\xc0")
+        await client.send(rpc._pack(rpc._CANCEL, 7))
+        await client.send(rpc._pack(rpc._CANCEL, 8))
         await yield_loop(20)  # all three are there when the server begins to read
         serving = asyncio.create_task(rpc.serve(server, Functions()))
         for number in 7, 8:
             with await client.recv() as answer:
                 frame = rpc._unpack(answer)
-            assert (frame.kind, frame.number, frame.name) == (rpc.ERROR, number, "CancelledError")
+            assert (frame.kind, frame.number, frame.name) == (rpc._ERROR, number, "CancelledError")
         await client.close()
         await serving
 
 
 NONSENSE = {
     "nothing": b"",
-    "short": rpc.HEADER.pack(0, 0, 1)[:-1],
-    "kind": rpc.HEADER.pack(4, 0, 1),
-    "name": rpc.HEADER.pack(0, 5, 1) + b"four",
-    "text": rpc.HEADER.pack(0, 1, 1) + b"\xff",
-    "number": rpc._pack(rpc.CALL, 7, "wait") + b"\xc0",  # twice
+    "short": rpc._HEADER.pack(0, 0, 1)[:-1],
+    "kind": rpc._HEADER.pack(4, 0, 1),
+    "name": rpc._HEADER.pack(0, 5, 1) + b"four",
+    "text": rpc._HEADER.pack(0, 1, 1) + b"\xff",
+    "number": rpc._pack(rpc._CALL, 7, "wait") + b"\xc0",  # twice
 }
 
 
@@ -241,7 +241,7 @@ async def test_a_client_that_breaks_the_rules(factory: ConnectionFactory, what: 
     functions = Functions()
     async with factory.pair() as (client, server):
         serving = asyncio.create_task(rpc.serve(server, functions))
-        await client.send(rpc._pack(rpc.CALL, 7, "wait") + b"\xc0")
+        await client.send(rpc._pack(rpc._CALL, 7, "wait") + b"\xc0")
         await client.send(NONSENSE[what])
         await ends(serving, ProtocolError)
         assert functions.running == 0
@@ -255,8 +255,8 @@ async def test_a_server_that_breaks_the_rules(factory: ConnectionFactory, what: 
         call = asyncio.create_task(caller.call("add", [1]))
         with await server.recv() as request:
             number = rpc._unpack(request).number
-        await server.send(rpc._pack(rpc.RESULT, number + 1) + b"\xc0")
-        await server.send({"call": rpc._pack(rpc.CALL, number), **NONSENSE}[what])
+        await server.send(rpc._pack(rpc._RESULT, number + 1) + b"\xc0")
+        await server.send({"call": rpc._pack(rpc._CALL, number), **NONSENSE}[what])
         error = await ends(call, ConnectionBrokenError)
         assert isinstance(error.__cause__, ProtocolError)
         await caller.close()
