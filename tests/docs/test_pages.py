@@ -50,6 +50,7 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path) -> None:
         "pytest",
         "-q",
         "--confcutdir=.",
+        "-Wignore::pytest.PytestAssertRewriteWarning",  # of the editable install
         cwd=tmp_path,
         AIORDMA_DEVICE="embedded0",
         PYTHONPATH=str(ROOT),
