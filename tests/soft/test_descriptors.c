@@ -1,6 +1,6 @@
 /* A program that closes all descriptors while it has a device open, as daemons do when they start: the
  * device's thread does not burn a core, and closing the device harms no file that has taken one of
- * its numbers. */
+ * its numbers.  Nor does a fork. */
 #include "engine/engine_internal.h"
 #include "verbs_side.h"
 
@@ -130,6 +130,32 @@ static void opens_anew(void)
 	close_side(&old);
 }
 
+/* A start that was refused has opened nothing: the child of a fork closes nothing of the program's. */
+static void refused_before_a_fork(void)
+{
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", "smoke", 1), 0);
+	struct ibv_device **list = verbs->ibv_get_device_list(NULL);
+
+	CHECK(list && !verbs->ibv_open_device(list[0]));
+	CHECK_EQUAL(errno, EINVAL);
+	verbs->ibv_free_device_list(list);
+	for (int fd = 0; fd < 3; fd++) /* whatever the test was started with */
+		if (fcntl(fd, F_GETFD) < 0)
+			CHECK_EQUAL(open("/dev/null", O_RDWR), fd);
+	pid_t child = fork();
+
+	if (!child) {
+		for (int fd = 0; fd < 3; fd++)
+			if (fcntl(fd, F_GETFD) < 0)
+				_exit(1 + fd);
+		_exit(0);
+	}
+	int status;
+
+	CHECK_EQUAL(waitpid(child, &status, 0), child);
+	CHECK_EQUAL(status, 0);
+}
+
 int main(void)
 {
 	STEP(in_child(thread_ends));
@@ -137,5 +163,6 @@ int main(void)
 	STEP(in_child(others_stay_when_modified));
 	STEP(in_child(closed_before));
 	STEP(in_child(opens_anew));
+	STEP(in_child(refused_before_a_fork));
 	return 0;
 }
