@@ -72,6 +72,9 @@ static bool is_ours(int dirfd, const char *path, bool follow, struct place *plac
 	return true;
 }
 
+/* What several of them do is not called by a public name: that may be another library's, preloaded
+ * before this one. */
+
 /* ---- stat ------------------------------------------------------------------------------------ */
 
 /* The st_mode of one of the table's links, nodes and texts. */
@@ -119,7 +122,7 @@ static int fill_stat(const struct place *place, struct stat *status)
 	return 0;
 }
 
-PUBLIC int fstatat(int dirfd, const char *path, struct stat *status, int flags)
+static int stat_at(int dirfd, const char *path, struct stat *status, int flags)
 {
 	struct place place;
 
@@ -130,33 +133,38 @@ PUBLIC int fstatat(int dirfd, const char *path, struct stat *status, int flags)
 	return NEXT(fstatat)(place.dirfd, place.real, status, flags);
 }
 
+PUBLIC int fstatat(int dirfd, const char *path, struct stat *status, int flags)
+{
+	return stat_at(dirfd, path, status, flags);
+}
+
 PUBLIC int stat(const char *path, struct stat *status)
 {
-	return fstatat(AT_FDCWD, path, status, 0);
+	return stat_at(AT_FDCWD, path, status, 0);
 }
 
 PUBLIC int lstat(const char *path, struct stat *status)
 {
-	return fstatat(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW);
+	return stat_at(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW);
 }
 
 /* The names of these before glibc 2.33, with the version of the structure. */
 PUBLIC int __fxstatat(int version, int dirfd, const char *path, struct stat *status, int flags)
 {
 	(void)version;
-	return fstatat(dirfd, path, status, flags);
+	return stat_at(dirfd, path, status, flags);
 }
 
 PUBLIC int __xstat(int version, const char *path, struct stat *status)
 {
 	(void)version;
-	return fstatat(AT_FDCWD, path, status, 0);
+	return stat_at(AT_FDCWD, path, status, 0);
 }
 
 PUBLIC int __lxstat(int version, const char *path, struct stat *status)
 {
 	(void)version;
-	return fstatat(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW);
+	return stat_at(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW);
 }
 
 PUBLIC int statx(int dirfd, const char *path, int flags, unsigned int mask, struct statx *status)
@@ -185,7 +193,7 @@ PUBLIC int statx(int dirfd, const char *path, int flags, unsigned int mask, stru
 
 /* ---- access ---------------------------------------------------------------------------------- */
 
-PUBLIC int faccessat(int dirfd, const char *path, int mode, int flags)
+static int access_at(int dirfd, const char *path, int mode, int flags)
 {
 	struct place place;
 
@@ -198,18 +206,23 @@ PUBLIC int faccessat(int dirfd, const char *path, int mode, int flags)
 	return 0;
 }
 
+PUBLIC int faccessat(int dirfd, const char *path, int mode, int flags)
+{
+	return access_at(dirfd, path, mode, flags);
+}
+
 PUBLIC int access(const char *path, int mode)
 {
 	if (!preload_may_be_ours(AT_FDCWD, path))
 		return NEXT(access)(path, mode);
-	return faccessat(AT_FDCWD, path, mode, 0);
+	return access_at(AT_FDCWD, path, mode, 0);
 }
 
 PUBLIC int euidaccess(const char *path, int mode)
 {
 	if (!preload_may_be_ours(AT_FDCWD, path))
 		return NEXT(euidaccess)(path, mode);
-	return faccessat(AT_FDCWD, path, mode, AT_EACCESS);
+	return access_at(AT_FDCWD, path, mode, AT_EACCESS);
 }
 
 PUBLIC int eaccess(const char *path, int mode)
@@ -421,7 +434,7 @@ PUBLIC int glob(const char *pattern, int flags, int (*on_error)(const char *, in
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-PUBLIC ssize_t readlinkat(int dirfd, const char *path, char *text, size_t size)
+static ssize_t read_link_at(int dirfd, const char *path, char *text, size_t size)
 {
 	struct place place;
 	size_t length;
@@ -439,21 +452,26 @@ PUBLIC ssize_t readlinkat(int dirfd, const char *path, char *text, size_t size)
 	return (ssize_t)length;
 }
 
+PUBLIC ssize_t readlinkat(int dirfd, const char *path, char *text, size_t size)
+{
+	return read_link_at(dirfd, path, text, size);
+}
+
 PUBLIC ssize_t readlink(const char *path, char *text, size_t size)
 {
-	return readlinkat(AT_FDCWD, path, text, size);
+	return read_link_at(AT_FDCWD, path, text, size);
 }
 
 PUBLIC ssize_t __readlink_chk(const char *path, char *text, size_t size, size_t room);
 PUBLIC ssize_t __readlink_chk(const char *path, char *text, size_t size, size_t room)
 {
-	return readlinkat(AT_FDCWD, path, text, size < room ? size : room);
+	return read_link_at(AT_FDCWD, path, text, size < room ? size : room);
 }
 
 PUBLIC ssize_t __readlinkat_chk(int dirfd, const char *path, char *text, size_t size, size_t room);
 PUBLIC ssize_t __readlinkat_chk(int dirfd, const char *path, char *text, size_t size, size_t room)
 {
-	return readlinkat(dirfd, path, text, size < room ? size : room);
+	return read_link_at(dirfd, path, text, size < room ? size : room);
 }
 
 PUBLIC char *realpath(const char *path, char *resolved)

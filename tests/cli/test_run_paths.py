@@ -174,6 +174,38 @@ def test_relative_to_an_open_folder_of_an_installation_behind_a_link(
     assert (done.stdout, done.stderr) == ("../../../embedded0\n", "")
 
 
+# Another library that stands before the C library's functions, and does one by way of the other.
+OTHER = """
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+int fstatat(int dirfd, const char *path, struct stat *status, int flags)
+{
+	return flags ? lstat(path, status) : stat(path, status);
+}
+int faccessat(int dirfd, const char *path, int mode, int flags) { return access(path, mode); }
+ssize_t readlinkat(int dirfd, const char *path, char *text, size_t size)
+{
+	return readlink(path, text, size);
+}
+"""
+
+
+def test_a_library_that_was_preloaded_before_is_not_called_back(tmp_path: Path) -> None:
+    source, other = tmp_path / "other.c", tmp_path / "other.so"
+    source.write_text(OTHER)
+    run("cc", "-shared", "-fPIC", "-o", other, source, check=True)
+    present = ":".join(filter(None, (os.environ.get("LD_PRELOAD"), str(other))))
+    program = f"""
+import os
+print(os.stat("{CLASS}/node_desc").st_nlink, os.access("{CLASS}", os.R_OK))
+print(os.readlink("{CLASS}/device"))
+"""
+    done = aiordma_run(sys.executable, "-c", program, LD_PRELOAD=present)
+    assert (done.returncode, done.stdout) == (0, "1 True\n../../../embedded0\n"), done.stderr
+
+
 def test_other_paths_are_the_systems() -> None:
     """Also beside ours: another device, whether the machine has it or not."""
     others = (
