@@ -33,7 +33,7 @@ const union ibv_gid soft_gid_loopback = {
 
 bool soft_gid_is_ipv4(const union ibv_gid *gid)
 {
-	return IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)gid->raw);
+	return !memcmp(gid->raw, soft_gid_loopback.raw, 12);
 }
 
 union ibv_gid soft_gid_of_ipv4(const void *address)
