@@ -16,6 +16,7 @@ from aiordma.verbs import (
     EventType,
     ProtectionDomain,
     QPState,
+    QPType,
     ReceiveWorkRequest,
     ScatterGatherElement,
     SendFlags,
@@ -248,6 +249,26 @@ def test_limit(context: Context, star: Star) -> None:
         send(end, b"")
     assert end.completions(3)[2].ok
     assert context.async_events() == []
+
+
+@pytest.mark.needs("UC")
+def test_an_unreliable_queue_pair(context: Context, pd: ProtectionDomain) -> None:
+    """It sends to itself.  Of datagrams: tests/soft/test_ud.c."""
+    with (
+        context.create_cq(16) as cq,
+        pd.create_srq(1) as srq,
+        pd.create_qp(cq, qp_type=QPType.UC, srq=srq) as qp,
+        pd.reg_mr(1024) as mr,
+    ):
+        end, mine = End(qp, cq, mr), qp.endpoint()
+        qp.connect(mine, mine)
+        for wr_id in (2, 3):
+            srq.post_recv_one(wr_id, mr.addr + 512, 128, mr.lkey)
+            send(end, bytes([wr_id] * 8))
+            sent, received = sorted(end.completions(2), key=lambda wc: wc.wr_id)
+            assert sent.ok
+            assert (received.wr_id, received.byte_len) == (wr_id, 8)
+            assert bytes(mr.buf[512:520]) == bytes([wr_id] * 8)
 
 
 # --- failures ----------------------------------------------------------------------------------
