@@ -4,7 +4,8 @@ Run as `python -m tests.transport.child ROLE DEVICE VIA HOST`.  It prints the po
 then one line per thing that has happened; see `Child` for the other side.
 
 Role `crowd` connects instead, as often as a last argument says, to a port that it is told on its
-input; says so when all have had an echo, and closes them at the next line of its input.
+input; says so when all have had an echo, and closes them at the next line of its input.  Role
+`dial` connects to the port that is its last argument, and stays.
 """
 
 from __future__ import annotations
@@ -104,6 +105,9 @@ async def main(role: str, device: str, via: str, host: str, count: str = "0") ->
     if role == "crowd":
         await crowd(device, via, host, int(count))
         return
+    if role == "dial":
+        port = int(count)
+        await stay(await connect(host, port, device=device, via=cast(Via, via), config=SMALL))
     async with await listen(host, 0, device=device, via=cast(Via, via), config=SMALL) as listener:
         say(listener.port)
         async with await listener.accept() as conn:

@@ -24,7 +24,16 @@ from aiordma import (
 )
 from tests.conftest import EMBEDDED
 
-from .connection_factory import SMALL, ConnectionFactory, ends, pattern, told_once, yield_loop
+from .connection_factory import (
+    SMALL,
+    ConnectionFactory,
+    at_rest,
+    ends,
+    pattern,
+    pool_statistics,
+    told_once,
+    yield_loop,
+)
 from .marks import one_loop
 
 ROOT = Path(__file__).parents[2]
@@ -33,11 +42,11 @@ ROOT = Path(__file__).parents[2]
 class Child:
     """A child process in one of the roles of `tests.transport.child`, and a connection to it."""
 
-    def __init__(self, factory: ConnectionFactory, role: str) -> None:
+    def __init__(self, factory: ConnectionFactory, role: str, *arguments: str) -> None:
         self._factory = factory
         self._process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "tests.transport.child", role, factory.device,
-             factory.via, factory.host],
+             factory.via, factory.host, *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
@@ -201,11 +210,21 @@ async def test_killed_during(
     role: str,
     begin: Callable[[Connection], Awaitable[list[asyncio.Task[Any]]]],
 ) -> None:
-    async with factory.witness() as witness, Child.connected(factory, role) as child:
-        work = await begin(child.conn)
-        child.signal(signal.SIGKILL)
-        await broken_soon(factory, child.conn, *work)
+    """What it had of ours is ours again, and nothing of it is left."""
+    async with factory.witness() as witness:
+        await at_rest(witness.client, witness.server)
+        before = pool_statistics(witness.client)
+        async with Child.connected(factory, role) as child:
+            with child.conn.alloc(100) as buffer:
+                share = await child.conn.send_region(buffer)
+                work = await begin(child.conn)
+                child.signal(signal.SIGKILL)
+                await broken_soon(factory, child.conn, *work)
+                assert share.revoked
         await witness.check()
+        await at_rest(witness.client, witness.server)
+        after = pool_statistics(witness.client)
+        assert (after.leases, after.regions) == (before.leases, before.regions)
 
 
 @one_loop
@@ -229,6 +248,29 @@ async def test_killed_during_the_handshake(factory: ConnectionFactory) -> None:
                         await connecting.result().wait_closed()
             finally:
                 child.end()
+
+
+@one_loop
+async def test_a_client_killed_during_the_handshake(factory: ConnectionFactory) -> None:
+    """At any moment after the listener has heard of it."""
+    async with factory.witness() as witness, await factory.listen() as listener:
+        for count in (0, 1, 2, 4, 8, 16):
+            child = Child(factory, "dial", str(listener.port))
+            try:
+                async with factory.within(10):
+                    while not (listener._acceptor.handshakes or listener._ready):
+                        await yield_loop(1)
+                await yield_loop(count)
+            finally:
+                child.end()
+            async with factory.within(5):
+                while listener._acceptor.handshakes:
+                    await yield_loop(1)
+                if listener._ready:
+                    conn = await listener.accept()
+                    await ends(conn.recv(), ConnectionBrokenError)
+                    await conn.wait_closed()
+            await witness.check()
 
 
 @one_loop
