@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from aiordma import Connection, ConnectionBrokenError, streams
+from aiordma import Config, Connection, ConnectionBrokenError, streams
 from aiordma._core import protocol
-from aiordma.errors import ProtocolError, QuotaError
+from aiordma.errors import ProtocolError, QuotaError, RejectedError
 from aiordma.streams import StreamServer, StreamTransport
 from aiordma.streams.transport import PIECE, WINDOW
 
@@ -207,11 +207,14 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def test_streams_echo_what_was_written(factory: ConnectionFactory) -> None:
-    server = await streams.start_stream_server(echo, factory.host, **factory.where)
+    server = await streams.start_stream_server(
+        echo, factory.host, config=Config(max_connections=1), **factory.where
+    )
     async with server:
-        reader, writer = await streams.open_connection(
-            factory.host, server.address[1], **factory.where
-        )
+        dialled = factory.host, server.address[1]
+        reader, writer = await streams.open_connection(*dialled, **factory.where)
+        assert writer.can_write_eof()
+        await ends(streams.open_connection(*dialled, **factory.where), RejectedError)
         for size in (1, 100, HIGH_WATER, PIECE, PIECE + 1, WINDOW + PIECE + 1):
             data = pattern(size)
             writer.write(data)
@@ -323,7 +326,8 @@ async def test_a_transport_changes_its_protocol(factory: ConnectionFactory) -> N
 async def test_a_paused_reader_stops_its_writer(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         there, here = await made(server), await made(client)
-        there.pause_reading()
+        for _ in range(2):
+            there.pause_reading()
         assert not there.is_reading()
         data = pattern(TOO_MUCH)
         here.write(data)
@@ -331,7 +335,8 @@ async def test_a_paused_reader_stops_its_writer(factory: ConnectionFactory) -> N
         await yield_loop(50)
         assert here.get_write_buffer_size() > TOO_MUCH // 2
         assert not server.data
-        there.resume_reading()
+        for _ in range(2):
+            there.resume_reading()
         assert there.is_reading()
         await client.resumed.wait()
         await server.until(TOO_MUCH)
