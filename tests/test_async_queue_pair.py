@@ -445,6 +445,20 @@ async def test_a_queue_pair_that_cannot_be_made_leaves_nothing(pd: verbs.Protect
         AsyncQueuePair(pd, max_tso_header=64)
 
 
+async def test_datagrams(pd: verbs.ProtectionDomain) -> None:
+    async with AsyncQueuePair(pd, qp_type=QPType.UD) as queue:
+        mine = queue.qp.endpoint()
+        queue.qp.start(mine)
+        to = queue.qp.destination(mine, mine)
+        with to.ah, pd.reg_mr(1024) as mr:
+            side = Side(queue, mr)
+            mr.buf[:4] = b"ping"
+            received = queue.recv_nowait([side.piece(512, 512)])
+            await queue.send([side.piece(0, 4)], to=to)
+            assert (await received).byte_len == verbs.GRH_SIZE + 4
+            assert bytes(mr.buf[512 + verbs.GRH_SIZE :][:4]) == b"ping"
+
+
 @pytest.mark.parametrize("kind", [EventType.QP_FATAL, EventType.CQ_ERR, EventType.DEVICE_FATAL])
 async def test_the_device_reports_a_failure(
     context: verbs.Context, pd: verbs.ProtectionDomain, kind: EventType
