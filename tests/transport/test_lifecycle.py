@@ -452,6 +452,7 @@ async def test_abort_in_the_middle_of_everything(factory: ConnectionFactory) -> 
                 *(server.send(bytes(5000)) for _ in range(10)),
                 client.recv_region(),
                 server.recv_region(),
+                server.recv_buffer(),
             )
         ]
         await yield_loop(3)
