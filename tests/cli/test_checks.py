@@ -236,5 +236,6 @@ def test_findings(check: Check, facts: Facts, expected: list[tuple[Verdict, str,
         assert finding.verdict is verdict
         assert text in finding.text
         assert advice in finding.advice
+        assert ("`ulimit -l hard`" in finding.advice) == ("ulimit" in advice)
         assert bool(finding.advice) == (verdict is not OK)
         assert "\n" not in finding.text + finding.advice
