@@ -22,17 +22,21 @@ FUZZ = settings(
 )
 
 
+LARGEST = st.sampled_from([SMALL.eager_size, 8 << 10])  # receives that grow, too
+
 # What a task may end with once its connection has ended.  Whose own operation failed, by a key that
 # was taken back under it for instance, hears what the device told of it.
 EXPECTED = (*ENDED, WorkCompletionError)
 
 
-async def run_program(factory: ConnectionFactory, program: Program, rest: Program | None) -> None:
+async def run_program(
+    factory: ConnectionFactory, most: int, program: Program, rest: Program | None
+) -> None:
     """Plays it, lets all of it come to its end, and looks at what there is then.
 
     With a `rest`, which begins with the end of the connection, everything ends with that.
     """
-    config = replace(SMALL, max_regions=64, close_timeout=0.3 * factory.slow)
+    config = replace(SMALL, max_eager_size=most, max_regions=64, close_timeout=0.3 * factory.slow)
     async with factory.pair(config) as (client, server):
         first, second = ends = End(client), End(server)
         drivers = {end.conn._endpoint.driver for end in ends}
@@ -71,11 +75,11 @@ async def settle(first: End, second: End) -> None:
 
 
 @FUZZ
-@given(program=PROGRAMS)
+@given(most=LARGEST, program=PROGRAMS)
 async def test_whatever_is_done_nothing_is_lost(
-    factory: ConnectionFactory, program: Program
+    factory: ConnectionFactory, most: int, program: Program
 ) -> None:
-    await run_program(factory, program, None)
+    await run_program(factory, most, program, None)
 
 
 ENDINGS = st.tuples(st.sampled_from(["close", "abort"]), st.integers(0, 1))
@@ -83,8 +87,8 @@ ENDINGS = st.tuples(st.sampled_from(["close", "abort"]), st.integers(0, 1))
 
 @one_loop
 @FUZZ
-@given(program=PROGRAMS, ending=ENDINGS, rest=st.lists(STEPS | ENDINGS, max_size=8))
+@given(most=LARGEST, program=PROGRAMS, ending=ENDINGS, rest=st.lists(STEPS | ENDINGS, max_size=8))
 async def test_whenever_it_ends_everything_ends(
-    factory: ConnectionFactory, program: Program, ending: tuple[str, int], rest: Program
+    factory: ConnectionFactory, most: int, program: Program, ending: tuple[str, int], rest: Program
 ) -> None:
-    await run_program(factory, program, [ending, *rest])
+    await run_program(factory, most, program, [ending, *rest])
