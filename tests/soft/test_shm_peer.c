@@ -202,6 +202,24 @@ static void echo(enum waiting waiting)
 	part(&end, waiting != ASLEEP);
 }
 
+/* In both directions at once.  What long records take is measured on both sides, for comparison with
+ * cross-memory copies. */
+static void flood(bool polling)
+{
+	static const uint32_t sizes[] = {100, 5000, 32768 + 40, SOFT_SHM_CHAN_LEAST};
+	struct end end;
+
+	call_child(&end, polling);
+	for (uint64_t i = 0, amount = 2000000; i < 4; i++) {
+		end.most = sizes[i];
+		send_now(&end, amount);
+		UNTIL(&end, polling, end.bytes >= (i + 1) * amount && end.sent == (i + 1) * amount);
+	}
+	CHECK(LOCKED(soft_hint_get(&end.chan.peer->cma->own->put_ns)));
+	CHECK(LOCKED(end.chan.peer->cma->took_ns));
+	part(&end, polling);
+}
+
 /* Each writes to its area, and reads the other's. */
 static void areas(void)
 {
@@ -308,6 +326,8 @@ int main(void)
 	STEP(echo(POLLING));
 	STEP(echo(ASLEEP));
 	STEP(echo(EITHER));
+	STEP(flood(true));
+	STEP(flood(false));
 	STEP(areas());
 	STEP(notified_without_the_lock());
 	process_barrier(&process);

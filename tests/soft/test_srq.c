@@ -290,7 +290,7 @@ static void limit(struct star *star)
 	CHECK_EQUAL(query(srq).srq_limit, 0);
 	send_to_hub(star, 0, 2, 1, 8);
 	expect_no_event(&star->hub);
-	CHECK_EQUAL(set_limit(srq, 3), 0);
+	CHECK_EQUAL(set_limit(srq, 4), 0); /* of which 3 are left */
 	send_to_hub(star, 0, 3, 1, 8);
 	expect_event(&star->hub, IBV_EVENT_SRQ_LIMIT_REACHED);
 	/* Disarmed by 0; and an event that is not taken does not hold up destruction. */
