@@ -87,6 +87,20 @@ def _unpack(message: Message) -> _Frame:
     return _Frame(kind, number, name, view[end:])
 
 
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "its text cannot be had"
+
+
+def _send_soon(conn: Connection, buffers: list[bytes]) -> asyncio.Future[None]:
+    """Sends now or soon; the future need not be awaited."""
+    sent = conn.send_nowait(buffers)
+    sent.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
+    return sent
+
+
 async def serve(
     conn: Connection,
     functions: Mapping[str, Function],
@@ -98,30 +112,35 @@ async def serve(
     """Answers the calls of one connection until its end: the handler of `start_server`.
 
     Each call is a task.  A call that the client cancels, or whose time passes there, is cancelled;
-    so are all when the connection ends.  An exception of a function is logged and goes to the
-    client as CallError, with its type's name and its text.  More than `max_calls` calls under way
-    are refused.  ProtocolError for a client that sends something else than calls.
+    so are all when the connection ends, or the grace of `Server.close`.  An exception of a function
+    is logged and goes to the client as CallError, with its type's name and its text.  More than
+    `max_calls` calls under way are refused.  ProtocolError for a client that sends something else
+    than calls.
     """
     tasks: dict[int, asyncio.Task[None]] = {}
+    at_end = False
 
     async def answer(number: int, name: str, data: memoryview) -> None:
         try:
-            result = await functions[name](loads(data))
-            await conn.send([_pack(_RESULT, number), dumps(result)])
-        except asyncio.CancelledError:
+            try:
+                called = functions[name](loads(data))
+                del data  # which keeps the memory that it was received in
+                await conn.send([_pack(_RESULT, number), dumps(await called)])
+            except Exception as error:
+                if not conn.closed:
+                    logger.info("%s: the call of %s failed", conn, name, exc_info=True)
+                    await refuse(number, type(error).__name__[:60], _text(error))
+        except asyncio.CancelledError:  # also in the middle of its answer
             await refuse(number, "CancelledError", "the call was cancelled")
-        except Exception as error:
-            if not conn.closed:
-                logger.info("%s: the call of %s failed", conn, name, exc_info=True)
-                await refuse(number, type(error).__name__[:60], str(error))
         finally:
             del tasks[number]
 
     async def refuse(number: int, kind: str, text: str) -> None:
+        encoded = text.encode("utf-8", "replace")[:_MAX_TEXT]
         with suppress(RDMAError):  # the connection has ended, as is noticed below
-            await conn.send(
-                [_pack(_ERROR, number, kind), text.encode("utf-8", "replace")[:_MAX_TEXT]]
-            )
+            sent = _send_soon(conn, [_pack(_ERROR, number, kind), encoded])
+            if not at_end:  # else a client that does not read would hold up the end
+                await sent
 
     try:
         async for message in conn:
@@ -141,7 +160,11 @@ async def serve(
                 await refuse(number, "TooManyCalls", f"{max_calls} calls are under way")
             else:
                 tasks[number] = asyncio.create_task(answer(number, name, data))
+            del data
+        if tasks and not conn.closed:  # its server is closing, and may give the calls time
+            await asyncio.wait(tasks.values())
     finally:
+        at_end = True
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
@@ -162,8 +185,13 @@ async def start_server(
 
     TypeError for a function that is no coroutine function of one argument.
     """
-    for function in functions.values():
-        check_handler(function)
+    for name, function in functions.items():
+        try:
+            check_handler(function)
+        except TypeError:
+            raise TypeError(
+                f"{name}: {function!r} is no coroutine function of one argument"
+            ) from None
     given = complete("rpc.start_server", options, LISTEN)
     handler = partial(
         serve,
@@ -237,9 +265,9 @@ class Client:
 
     def _cancel(self, number: int) -> None:
         """Tells the server; its answer makes room for another call."""
-        if number in self._waiting and not self._reader.done():
-            sent = self.connection.send_nowait(_pack(_CANCEL, number))
-            sent.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
+        if number in self._waiting:
+            with suppress(RDMAError):  # the connection has ended
+                _send_soon(self.connection, [_pack(_CANCEL, number)])
 
     def _release(self, number: int, found: tuple[_Frame, Message] | None = None) -> None:
         answer = self._waiting.pop(number, None)
@@ -255,6 +283,7 @@ class Client:
                 if frame.kind not in (_RESULT, _ERROR):
                     raise ProtocolError(f"the server sent kind {frame.kind}")
                 self._release(frame.number, (frame, message))
+                del message, frame  # which keep its memory
         except RDMAError as error:
             self._end = error
             self.connection.abort()
@@ -291,5 +320,6 @@ async def connect(
 ) -> Client:
     """Connects to a server of `start_server`; options and errors as of `aiordma.connect`."""
     given = complete("rpc.connect", options, CONNECT)
+    max_calls = integer("max_calls", max_calls, 1)  # before there is a connection
     conn = await transport.connect(host, port, **given)
     return Client(conn, dumps=dumps, loads=loads, max_calls=max_calls)

@@ -20,8 +20,21 @@ from aiordma.errors import (
     ProtocolError,
 )
 
-from .connection_factory import SMALL, ConnectionFactory, ends, pattern, yield_loop
+from .connection_factory import (
+    NEVER,
+    SMALL,
+    ConnectionFactory,
+    ends,
+    leases,
+    pattern,
+    yield_loop,
+)
 from .test_peer_texts import HOSTILE, SHOWN
+
+
+class NoTextError(Exception):
+    def __str__(self) -> str:
+        raise ValueError
 
 
 class Functions(dict[str, rpc.Function]):
@@ -94,6 +107,8 @@ async def test_servers(factory: ConnectionFactory) -> None:
     async with await rpc.start_server(Functions(), factory.host, **options) as server:
         async with await rpc.connect(factory.host, server.port, **options) as client:
             assert await client.call("same", {1, 2}) == {1, 2}
+            await ends(rpc.connect(factory.host, server.port, max_calls=0, **options), ValueError)
+            assert server.connections == 1
         await ends(client.call("same"), ConnectionClosedError)
     for bad in ({"config": None}, {"max_calls": 0}, {"handler": print}):
         with pytest.raises((TypeError, ValueError), match=next(iter(bad))):
@@ -112,10 +127,31 @@ async def test_buffers_are_not_copied(factory: ConnectionFactory) -> None:
         assert found == data
 
 
+async def test_memory_of_values_is_not_kept(factory: ConnectionFactory) -> None:
+    """Neither by a call under way, nor by an idle connection."""
+    functions = Functions()
+    functions["late"] = lambda _: functions.wait(None)
+    async with calls(factory, functions) as client:
+        conn = client.connection
+        before = await leases(conn)
+        await client.call("same", pattern(1 << 20))
+        waiting = asyncio.create_task(client.call("late", pattern(1 << 20)))
+        await until(functions, running=1)
+        while await leases(conn) > before:
+            await yield_loop(1)
+        waiting.cancel()
+        await ends(waiting, asyncio.CancelledError)
+
+
+async def failing(error: Exception) -> None:
+    raise error
+
+
 async def test_errors(factory: ConnectionFactory, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "aiordma.rpc")
     functions = Functions()
     functions["object"] = lambda _: asyncio.sleep(0, object())
+    functions["no text"] = lambda _: failing(NoTextError())
     functions["long"] = lambda _: asyncio.sleep(0, bytes(SMALL.max_message))
     async with calls(factory, functions) as client:
         for name, value, kind, text in (
@@ -124,6 +160,7 @@ async def test_errors(factory: ConnectionFactory, caplog: pytest.LogCaptureFixtu
             ("fail", "x" * 10_000, "ValueError", "xxx"),
             ("add", 5, "TypeError", "not iterable"),
             ("object", None, "TypeError", "serialize"),
+            ("no text", None, "NoTextError", "cannot be had"),
             ("__len__", None, "LookupError", "no such function"),
         ):
             error = await ends(client.call(name, value), rpc.CallError)
@@ -208,6 +245,67 @@ async def test_the_end_of_the_connection(factory: ConnectionFactory, how: str) -
         await caller.close()
         await asyncio.wait([serving])
         assert (functions.running, functions.given_up) == (0, 1)
+
+
+@pytest.mark.parametrize("grace", [0, NEVER])
+async def test_the_end_of_the_server(factory: ConnectionFactory, grace: float) -> None:
+    """It gives calls under way its grace, and cancels them then."""
+    functions = Functions()
+    options: Any = {"config": SMALL, **factory.where}
+    async with (
+        await rpc.start_server(functions, factory.host, **options) as server,
+        await rpc.connect(factory.host, server.port, **options) as client,
+    ):
+        call = asyncio.create_task(client.call("wait", 30 if grace else None))
+        await until(functions, running=1)
+        await server.close(grace)
+        if grace:
+            assert await call is None
+        else:
+            error = await ends(call, rpc.CallError)
+            assert "CancelledError" in str(error)
+
+
+async def test_a_client_that_does_not_read(factory: ConnectionFactory) -> None:
+    """Each of its calls has an answer nevertheless, and it does not hold up the server's end."""
+    functions = Functions()
+    numbers = range(30)
+    async with factory.pair() as (client, server):
+        serving = asyncio.create_task(rpc.serve(server, functions))
+        for number in numbers:
+            await client.send(rpc._pack(rpc._CALL, number, "fail") + b"\xa2no")
+        await yield_loop(50)
+        cancels = [client.send_nowait(rpc._pack(rpc._CANCEL, it)) for it in reversed(numbers)]
+        await yield_loop(50)
+        answered = set[int]()
+        while len(answered) < len(numbers):
+            with await client.recv() as answer:
+                answered.add(rpc._unpack(answer).number)
+        await client.close()
+        await serving
+        await asyncio.gather(*cancels, return_exceptions=True)
+    async with factory.pair() as (client, server):
+        serving = asyncio.create_task(rpc.serve(server, functions))
+        for number in numbers:
+            await client.send(rpc._pack(rpc._CALL, number, "wait") + b"\xc0")
+        await until(functions, running=len(numbers))
+        serving.cancel()
+        await ends(serving, asyncio.CancelledError)
+        assert functions.running == 0
+        client.abort()
+
+
+async def test_a_call_that_is_cancelled_while_its_connection_closes(
+    factory: ConnectionFactory,
+) -> None:
+    async with calls(factory, Functions()) as client:
+        call = asyncio.create_task(client.call("wait"))
+        await yield_loop(20)
+        closing = asyncio.create_task(client.connection.close())
+        await asyncio.sleep(0)
+        call.cancel()
+        await ends(call, asyncio.CancelledError)
+        await closing
 
 
 async def test_a_cancellation_that_comes_with_its_call(factory: ConnectionFactory) -> None:
