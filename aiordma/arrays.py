@@ -14,7 +14,7 @@ import json
 import math
 import operator
 import struct
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import accumulate
 from types import TracebackType
@@ -60,6 +60,9 @@ _BATCH = 512
 """Pieces of a remote array that are read or written with one doorbell."""
 _GAP = 4096
 """Bytes: an operation takes longer than to read so many more."""
+_MOST_PIECES = 4096
+_MOST_WITH_GAPS = _MOST_PIECES * _GAP
+"""Bytes that are read with their gaps at once."""
 
 
 class Arrays(dict[str, Any]):
@@ -95,6 +98,8 @@ def _type(code: str, kind: Kind) -> Any:
     name = _TYPES[code][1]
     if kind == "torch":
         return getattr(importlib.import_module("torch"), name)
+    if kind != "numpy":
+        raise ValueError(f'kind is "numpy" or "torch", not {kind!r}')
     try:
         return np.dtype(name)
     except TypeError:
@@ -127,6 +132,14 @@ def _bytes_of(memory: Any) -> memoryview:
     return memory.data if isinstance(memory, Message) else bytes_of(memory)
 
 
+def _buffer(array: Any) -> Any:
+    """It, or its memory as numbers: numpy exports no buffer of the types of ml_dtypes."""
+    dtype = getattr(array, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.isbuiltin != 1:
+        return array.view(f"u{dtype.itemsize}")
+    return array
+
+
 def _contiguous(array: Any) -> Any:
     return array.contiguous() if _is_tensor(array) else np.ascontiguousarray(array)
 
@@ -137,6 +150,11 @@ def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -
     An array that does not lie in C order is copied, the others are sent from where they lie, and
     must not change until the `send` has ended.  TypeError for a type that the format lacks.
     """
+    metadata = metadata or {}
+    if not all(isinstance(it, str) for it in (*arrays, *metadata, *metadata.values())):
+        raise TypeError("the names of arrays are strings, and so is all of the metadata")
+    if "__metadata__" in arrays:
+        raise ValueError("no array has the name '__metadata__': it is that of the metadata")
     found = {name: _described(array) for name, array in arrays.items()}
     # The largest elements first: so each begins at a multiple of its size.
     names = sorted(found, key=lambda name: -_TYPES[found[name][1]][0])
@@ -147,8 +165,17 @@ def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -
         header[name] = {"dtype": code, "shape": shape, "data_offsets": [end - size, end]}
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + _LENGTH.size) % _ALIGNMENT)
-    buffers = [_contiguous(found[name][0]) for name, size in zip(names, sizes, strict=True) if size]
+    filled = [found[name][0] for name, size in zip(names, sizes, strict=True) if size]
+    buffers = [_buffer(_contiguous(array)) for array in filled]
     return [_LENGTH.pack(len(text)) + text, *buffers]
+
+
+def _size(code: str, shape: tuple[int, ...]) -> int:
+    """The bytes of such an array; ValueError where numpy and torch can have none."""
+    element = _TYPES[code][0]
+    if len(shape) > _MAX_DIMENSIONS or element * math.prod(it or 1 for it in shape) >> 63:
+        raise ValueError
+    return element * math.prod(shape)
 
 
 Entry = tuple[str, tuple[int, ...], int, int]
@@ -175,7 +202,7 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
             numbers = [*shape, start, end]
             if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
                 raise TypeError
-            if len(shape) > _MAX_DIMENSIONS or end - start != math.prod(shape) * _TYPES[code][0]:
+            if end - start != _size(code, shape):
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             raise fail(f"the entry {str(name)[:50]!r} is {str(entry)[:200]!r}") from None
@@ -264,7 +291,7 @@ def _reach(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> tuple
 def _memory(array: Any, strides: tuple[int, ...]) -> tuple[Any, int]:
     """The memory from the first byte of an array to its last, and where in it element 0 begins."""
     if _is_tensor(array) or array.flags.c_contiguous:
-        return array, 0
+        return _buffer(array), 0
     root = array
     while isinstance(root.base, np.ndarray):
         root = root.base
@@ -301,14 +328,14 @@ def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArra
     region = conn.open_region(data[:TOKEN_SIZE])
     try:
         code, shape, strides, origin = json.loads(data[TOKEN_SIZE:])
-        size = _TYPES[code][0]
         numbers = [*shape, *strides, origin]
         if not all(type(number) is int and abs(number) < 1 << 63 for number in numbers):
             raise TypeError
-        if len(shape) != len(strides) or len(shape) > _MAX_DIMENSIONS or min([*shape, 0]) < 0:
+        if len(shape) != len(strides) or min([*shape, 0]) < 0:
             raise ValueError
-        low, high = _reach(shape, strides, size)
-        if origin + low < 0 or max(origin + high, size * math.prod(shape)) > len(region):
+        size = _size(code, shape)
+        low, high = _reach(shape, strides, _TYPES[code][0])
+        if origin + low < 0 or max(origin + high, size) > len(region):
             raise ValueError
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(f"no token of an array: {data[TOKEN_SIZE:][:200]!r}") from None
@@ -401,10 +428,11 @@ class RemoteArray:
     def __getitem__(self, key: Any) -> RemoteArray:
         """A part of it, as of a numpy array; IndexError outside of it."""
         keys = list(key) if isinstance(key, tuple) else [key]
-        missing = self.ndim - len(keys) + (... in keys)
-        if missing < 0 or keys.count(...) > 1:
+        dots = [at for at, index in enumerate(keys) if index is ...]
+        missing = self.ndim - len(keys) + len(dots)
+        if missing < 0 or len(dots) > 1:
             raise IndexError(f"too many indices for {self.ndim} dimensions: {key}")
-        at = keys.index(...) if ... in keys else len(keys)
+        at = dots[0] if dots else len(keys)
         keys[at : at + 1] = [slice(None)] * missing
         shape, strides, origin = [], [], self._origin
         for index, count, step in zip(keys, self.shape, self.strides, strict=True):
@@ -418,31 +446,48 @@ class RemoteArray:
         conn, region, code = self._conn, self.region, self._code
         return RemoteArray(conn, region, code, tuple(shape), tuple(strides), origin, self._kind)
 
-    def _pieces(self) -> tuple[int, list[int]]:
-        """The bytes of the runs that lie behind one another, and where each begins."""
+    def _pieces(self) -> tuple[int, list[tuple[int, int]]]:
+        """The bytes of the runs that lie behind one another; counts and strides of the others."""
         run = _TYPES[self._code][0]
         outer = list(zip(self.shape, self.strides, strict=True))
         while outer and (outer[-1][0] == 1 or outer[-1][1] == run):
             run *= outer.pop()[0]
-        steps = [np.arange(count) * step for count, step in outer]
-        places = functools.reduce(np.add.outer, steps, np.array(self._origin))
-        return run, places.ravel().tolist()
+        return run, outer
+
+    def _parts(self, array: Any, most_bytes: int) -> Iterator[tuple[RemoteArray, Any]]:
+        """It and `array`, which has its shape, in parts with few pieces or at most so many bytes,
+        gaps included: so memory and time until the next `await` are bounded."""
+        _, outer = self._pieces()
+        low, high = _reach(self.shape, self.strides, 0)
+        if math.prod(count for count, _ in outer) <= _MOST_PIECES or high - low <= most_bytes:
+            yield self, array
+        elif (half := self.shape[0] // 2) > 0:
+            yield from self[:half]._parts(array[:half], most_bytes)
+            yield from self[half:]._parts(array[half:], most_bytes)
+        else:
+            yield from self[0]._parts(array[0], most_bytes)
 
     async def read(self, target: Any = None) -> Any:
         """Its elements: a new array, or `target`, of the same type and shape and in C order."""
         found = _empty(self._code, self.shape, self._kind) if target is None else target
         self._check("target", found)
-        run, places = self._pieces()
+        if self.size:
+            for part, memory in self._parts(found, _MOST_WITH_GAPS):
+                await part._read_part(memory)
+        return found
+
+    async def _read_part(self, found: Any) -> None:
+        pieces = math.prod(count for count, _ in self._pieces()[1])
         size = _TYPES[self._code][0]
         low, high = _reach(self.shape, self.strides, size)
-        if len(places) < 2 or high - low > len(places) * _GAP:
-            await self._move(found, run, places, reading=True)
+        if pieces < 2 or high - low > pieces * _GAP:
+            await self._move(found, reading=True)
         else:
             memory = np.empty(high - low, np.uint8)
             await self._conn.read(self.region[self._origin + low : self._origin + high], memory)
             elements = np.ndarray(self.shape, f"u{size}", memory, -low, self.strides)
-            np.frombuffer(bytes_of(found), f"u{size}").reshape(self.shape)[...] = elements
-        return found
+            target = np.frombuffer(bytes_of(_buffer(found)), f"u{size}")
+            target.reshape(self.shape)[...] = elements
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self.read().__await__()
@@ -458,17 +503,20 @@ class RemoteArray:
         elif not _is_tensor(values):
             values = np.broadcast_to(np.asarray(values, self.dtype), self.shape)
         self._check("values", values)
-        await self._move(_contiguous(values), *self._pieces(), reading=False)
+        if self.size:
+            for part, memory in self._parts(values, 0):
+                await part._move(_contiguous(memory), reading=False)
 
     def _check(self, what: str, array: Any) -> None:
         _, code, shape, _ = _described(array)
         if (code, shape) != (self._code, self.shape):
             raise ValueError(f"{what}: {code} {shape}, but the part is {self._code} {self.shape}")
 
-    async def _move(self, array: Any, run: int, places: list[int], *, reading: bool) -> None:
-        if not self.size:
-            return
-        with self._conn.register(array) as memory:
+    async def _move(self, array: Any, *, reading: bool) -> None:
+        run, outer = self._pieces()
+        steps = [np.arange(count) * step for count, step in outer]
+        places = functools.reduce(np.add.outer, steps, np.array(self._origin)).ravel().tolist()
+        with self._conn.register(_buffer(array)) as memory:
             for first in range(0, len(places), _BATCH):
                 async with self._conn.batch() as batch:
                     for index, place in enumerate(places[first : first + _BATCH], first):

@@ -63,12 +63,13 @@ class RegionToken:
     lease_ms: int = 0
 
     def __post_init__(self) -> None:
-        for bits, names in ((64, ("region_id", "address", "length")), (32, ("rkey", "lease_ms"))):
-            for name in names:
-                value = integer(name, getattr(self, name), None, None)
-                if value < 0 or value >> bits:
-                    raise ValueError(f"{name} {value} does not fit {bits} bits")
-                object.__setattr__(self, name, value)
+        # No memory is longer than a Python object can say that it is.
+        fields = {"region_id": 64, "address": 64, "length": 63, "rkey": 32, "lease_ms": 32}
+        for name, bits in fields.items():
+            value = integer(name, getattr(self, name), None, None)
+            if value < 0 or value >> bits:
+                raise ValueError(f"{name} {value} does not fit {bits} bits")
+            object.__setattr__(self, name, value)
         object.__setattr__(self, "access", choice("access", self.access, Rights))
         if self.address + self.length > U64_MAX + 1:
             raise ValueError("the region goes beyond the end of the address space")

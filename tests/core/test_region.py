@@ -28,10 +28,8 @@ rights = st.sampled_from([Rights(bits) for bits in range(0, 16, 2)])
 @st.composite
 def tokens(draw: st.DrawFn) -> RegionToken:
     address = draw(u64)
-    length = draw(st.integers(0, (1 << 64) - address))
-    return RegionToken(
-        draw(u64), address, min(length, (1 << 64) - 1), draw(u32), draw(rights), draw(u32)
-    )
+    length = draw(st.integers(0, min((1 << 64) - address, (1 << 63) - 1)))
+    return RegionToken(draw(u64), address, length, draw(u32), draw(rights), draw(u32))
 
 
 TOKEN = RegionToken(7, 0x10000, 100, 0xABCD, Rights.READ | Rights.WRITE, 5000)
@@ -102,7 +100,7 @@ def test_refused_tokens(data: bytes, text: str) -> None:
         ("region_id", -1),
         ("region_id", 1 << 64),
         ("address", 1 << 64),
-        ("length", 1 << 64),
+        ("length", 1 << 63),
         ("length", (1 << 64) - 0x10000 + 1),
         ("rkey", 1 << 32),
         ("lease_ms", -1),

@@ -7,6 +7,7 @@ import json
 import random
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -29,6 +30,10 @@ SAMPLES: dict[str, Any] = {
     "half": np.array([[0.5]], np.float16),
     "\u00fc": np.arange(3, dtype=np.uint32),
 }
+OF_ML_DTYPES: dict[str, Any] = {
+    "half": np.arange(4).astype(ml_dtypes.bfloat16).reshape(2, 2),
+    "quarter": np.array(4, ml_dtypes.float8_e4m3fn),
+}
 
 
 def check(found: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -41,7 +46,12 @@ def check(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 async def test_a_message_of_arrays(factory: ConnectionFactory) -> None:
     long = {f"{i}": np.full(3000 + i, i) for i in range(300)}
     async with factory.pair() as (client, server):
-        for sent, metadata in ((SAMPLES, {"step": "7"}), (long, None), ({}, None)):
+        for sent, metadata in (
+            (SAMPLES, {"step": "7"}),
+            (long, None),
+            ({}, None),
+            (OF_ML_DTYPES, None),
+        ):
             receiving = asyncio.create_task(arrays.recv(server))
             await arrays.send(client, sent, metadata)
             found = await receiving
@@ -73,6 +83,22 @@ def test_types_that_have_no_place() -> None:
             arrays.pack({"x": array})
 
 
+def test_names_that_cannot_be() -> None:
+    array: Any = np.zeros(1)
+    with pytest.raises(ValueError, match="__metadata__"):
+        arrays.pack({"__metadata__": array})
+    wrong: list[tuple[Any, Any]] = [
+        ({1: array}, {}),
+        ({"x": array}, {"n": 1}),
+        ({"x": array}, {1: "n"}),
+    ]
+    for sent, metadata in wrong:
+        with pytest.raises(TypeError, match="strings"):
+            arrays.pack(sent, metadata)
+    with pytest.raises(ValueError, match="kind is"):
+        arrays.unpack(header(entry(), bytes(4)), "tensor")  # type: ignore[arg-type]
+
+
 def header(entries: object, data: bytes = b"", length: int | None = None) -> bytes:
     text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
@@ -97,6 +123,7 @@ NO_FILES = {
     "negative": header(entry(shape=[-2, -2]), bytes(4)),
     "bool": header(entry(shape=[4, True]), bytes(4)),
     "float": header(entry(shape=[4.0]), bytes(4)),
+    "no bytes of many": header(entry(shape=[0, 1 << 62, 1 << 62], offsets=[0, 0])),
     "many": header(entry(shape=[1] * 65 + [4]), bytes(4)),
     "beyond": header(entry(), bytes(3)),
     "behind": header(entry(), bytes(5)),
@@ -141,7 +168,16 @@ async def test_parts_of_a_remote_array(factory: ConnectionFactory) -> None:
     rights = Rights.READ | Rights.WRITE
     whole = np.arange(8 * 9 * 700).reshape(8, 9, 700)
     async with factory.pair() as (client, server):
-        for array in (whole, whole.T, whole[::2, ::-1, 5::3], np.zeros((3, 0)), np.array(7)):
+        brain = np.zeros((8, 6), ml_dtypes.bfloat16)
+        for array in (
+            whole,
+            whole.T,
+            whole[::2, ::-1, 5::3],
+            np.zeros((3, 0)),
+            np.array(7),
+            brain,
+            brain[:, 1::2],
+        ):
             with arrays.share(server, array, access=rights) as shared:
                 remote = arrays.open_array(client, shared.token)
                 assert (remote.shape, remote.dtype) == (array.shape, array.dtype)
@@ -165,12 +201,45 @@ async def test_parts_of_a_remote_array(factory: ConnectionFactory) -> None:
                     assert np.array_equal(array, wanted), other
 
 
+async def test_parts_of_many_pieces(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are moved some at a time, with memory for no more; those of no bytes are not moved."""
+    monkeypatch.setattr(arrays, "_MOST_PIECES", 16)
+    monkeypatch.setattr(arrays, "_MOST_WITH_GAPS", 1000)
+    monkeypatch.setattr(arrays, "_GAP", 60)
+    long = []
+    empty = np.empty
+
+    def counted(shape: Any, dtype: Any) -> Any:
+        long.append(shape)
+        return empty(shape, dtype)
+
+    monkeypatch.setattr(np, "empty", counted)
+    array = np.arange(3 * 50 * 7 * 2, dtype=np.uint16).reshape(3, 50, 7, 2)
+    async with factory.pair() as (client, server):
+        with arrays.share(server, array, access=Rights.READ | Rights.WRITE) as shared:
+            remote = arrays.open_array(client, shared.token)
+            keys: list[Any] = [(..., 0), (..., slice(None, None, 5), 0), (1, slice(None, None, -3))]
+            for key in (*keys, (slice(1, 2), ..., 1), (slice(None), 3, slice(None, None, 2))):
+                assert np.array_equal(await remote[key], array[key])
+                wanted = array.copy()
+                wanted[key] = wanted[key][::-1]
+                await remote[key].write(array[key][::-1].copy())
+                assert np.array_equal(array, wanted)
+            assert max(it for it in long if isinstance(it, int)) <= 1000
+            token = shared.token[:TOKEN_SIZE] + b'["F32", [1099511627776, 0], [16, 4], 0]'
+            nothing = arrays.open_array(client, token)
+            assert (await nothing).size == 0
+            await nothing.write(1)
+
+
 async def test_what_a_remote_array_refuses(factory: ConnectionFactory) -> None:
     array = np.zeros((3, 4), np.float32)
     async with factory.pair() as (client, server):
         with arrays.share(server, array) as shared:
             remote = arrays.open_array(client, shared.token)
-            for key in (3, (0, 0, 0), (..., ...), "x", 1.5, (-4,)):
+            for key in (3, (0, 0, 0), (..., ...), "x", 1.5, (-4,), np.array([1, 2])):
                 with pytest.raises((IndexError, TypeError)):
                     remote[key]
             with pytest.raises(TypeError):
@@ -203,6 +272,7 @@ async def test_what_a_remote_array_refuses(factory: ConnectionFactory) -> None:
         b'["F32", [true], [4], 0]',
         b'["F32", [4611686018427387904], [0], 0]',
         b'["F32", [3], [1208925819614629174706176], 0]',
+        b'["F32", [0, 4611686018427387904], [4, 4], 0]',
     ],
 )
 async def test_what_is_no_token(factory: ConnectionFactory, description: bytes) -> None:
