@@ -69,6 +69,7 @@ class PerLoopResource:
 
     def _reset_after_fork(self) -> None:
         self._gone = True
+        self._stop_timer()
 
     @classmethod
     def _acquire(

@@ -527,6 +527,37 @@ async def test_a_driver_ends_a_moment_after_its_last_use(
         assert other is not first
 
 
+FORKED = """
+import asyncio, os, sys
+from aiordma import verbs
+from aiordma._loop import per_loop_resource
+from aiordma._loop.driver import Driver
+
+per_loop_resource.IDLE_TIMEOUT = 0.01
+closed = []
+Driver._close = lambda driver: closed.append(driver)
+
+async def use(device):
+    Driver.for_device(verbs.find_device(device), 1 << 30).release()
+
+loop = asyncio.new_event_loop()
+loop.run_until_complete(use(sys.argv[1]))
+child = os.fork()
+if child:
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+while child and not closed:
+    loop.run_until_complete(asyncio.sleep(0))
+loop.run_until_complete(asyncio.sleep(0.1))
+os._exit(len(closed))
+"""
+
+
+def test_an_unused_driver_in_the_child_of_a_fork(device: verbs.Device) -> None:
+    """It is the parent's: the child, whose loop has its timer, leaves it alone."""
+    done = run_python("-c", FORKED, device.name)
+    assert (done.returncode, done.stdout) == (1, "0\n"), done.stderr
+
+
 async def test_an_unused_driver_still_watches_its_device(device: verbs.Device) -> None:
     """It hears of what happens there, or the loop would be called for it again and again."""
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
