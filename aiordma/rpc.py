@@ -206,8 +206,9 @@ async def start_server(
 class Client:
     """Calls functions of the server at the other end of a connection, which it takes over.
 
-    Made by `connect`, or on the running loop for a connection that was made in another way.  Leaving
-    its `async with` closes it.  At most `max_calls` calls are under way at the server; others wait.
+    Made by `connect`, or on the running loop for a connection that was made in another way.
+    Leaving its `async with` closes it.  At most `max_calls` calls are under way at the server;
+    others wait.
     """
 
     def __init__(

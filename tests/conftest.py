@@ -41,6 +41,9 @@ from .docs import provoking
 EMBEDDED = "embedded0"
 NOT_REPEATED = pytest.StashKey[int]()
 
+# numpy's threads end at a fork and begin again in a later test, where they look like a leak.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # A background job of a shell ignores SIGINT, and so would all processes that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
