@@ -26,7 +26,6 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 import hypothesis
-import numpy  # noqa: F401 - its threads, which `docs/names.py` starts, begin before the leak check
 import pytest
 import uvloop
 
