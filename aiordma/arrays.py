@@ -371,7 +371,7 @@ def _c_order(code: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class RemoteArray:
-    """An array in the peer's memory: index it, then `await` the part to read it, or `write` it.
+    """An array in the peer's memory: index it, then `await` the part to read it, or `write` it::
 
         row = await remote[7]
         await remote[:, 3].write(column)

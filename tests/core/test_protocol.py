@@ -147,7 +147,7 @@ def test_only_a_name_of_a_type_is_repeated(name: str) -> None:
 
 
 def test_the_longest_messages_fit() -> None:
-    token = RegionToken((1 << 64) - 1, 1 << 63, 1 << 63, (1 << 32) - 1, Rights.READ)
+    token = RegionToken((1 << 64) - 1, 1 << 63, (1 << 63) - 1, (1 << 32) - 1, Rights.READ)
     for message in (
         Goodbye((1 << 32) - 1, 65535, "x" * 10_000),
         Error((1 << 32) - 1, 65535, "\N{SNOWMAN}" * 10_000),
