@@ -182,19 +182,19 @@ Entry = tuple[str, tuple[int, ...], int, int]
 """The type of an array, its shape, and where its bytes begin and end."""
 
 
+def _no_file(what: str) -> ValueError:
+    return ValueError(f"no message or file of safetensors: {what}")
+
+
 def _parse(text: bytes, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
     """The header of a message, which has `size` bytes behind it; ValueError if it is none."""
-
-    def fail(what: str) -> ValueError:
-        return ValueError(f"no message or file of safetensors: {what}")
-
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise fail(f"its header is no JSON ({error})") from None
+        raise _no_file(f"its header is no JSON ({error})") from None
     metadata = header.pop("__metadata__", {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise fail("its header has another form")
+        raise _no_file("its header has another form")
     entries: dict[str, Entry] = {}
     for name, entry in header.items():
         try:
@@ -205,15 +205,15 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
             if end - start != _size(code, shape):
                 raise ValueError
         except (KeyError, TypeError, ValueError):
-            raise fail(f"the entry {str(name)[:50]!r} is {str(entry)[:200]!r}") from None
+            raise _no_file(f"the entry {str(name)[:50]!r} is {str(entry)[:200]!r}") from None
         entries[name] = code, shape, start, end
     place = 0
     for _, _, start, end in sorted(entries.values(), key=lambda entry: entry[2:]):
         if start != place:
-            raise fail(f"bytes from {place} to {start} belong to no array, or to two")
+            raise _no_file(f"bytes from {place} to {start} belong to no array, or to two")
         place = end
     if place != size:
-        raise fail(f"its arrays have {place} bytes, and it has {size}")
+        raise _no_file(f"its arrays have {place} bytes, and it has {size}")
     return entries, metadata
 
 
@@ -226,7 +226,7 @@ def unpack(memory: Any, kind: Kind = "numpy") -> Arrays:
     length = _LENGTH.unpack_from(view)[0] if len(view) >= _LENGTH.size else _MAX_HEADER
     data = view[_LENGTH.size + length :]
     if _LENGTH.size + length > len(view):
-        raise ValueError("no message or file of safetensors: it is too short")
+        raise _no_file("it is too short")
     entries, metadata = _parse(bytes(view[_LENGTH.size : _LENGTH.size + length]), len(data))
     return Arrays(
         {
@@ -348,13 +348,13 @@ async def open_file(conn: Connection, region: RemoteRegion, kind: Kind = "numpy"
     Only the header is read.  ValueError if it has another layout.
     """
     if len(region) < _LENGTH.size:
-        raise ValueError("no message or file of safetensors: it is too short")
+        raise _no_file("it is too short")
     length = bytearray(_LENGTH.size)
     await conn.read(region[: _LENGTH.size], length)
     (size,) = _LENGTH.unpack(length)
     start = _LENGTH.size + size
     if size > min(_MAX_HEADER, len(region) - _LENGTH.size):
-        raise ValueError(f"no message or file of safetensors: a header of {size} bytes")
+        raise _no_file(f"a header of {size} bytes")
     header = bytearray(size)
     await conn.read(region[_LENGTH.size : start], header)
     entries, metadata = _parse(bytes(header), len(region) - start)
