@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from types import TracebackType
 from typing import Any, NamedTuple, Self, Unpack
 
 import msgpack  # type: ignore[import-untyped]
@@ -118,6 +117,7 @@ async def serve(
     than calls.
     """
     tasks: dict[int, asyncio.Task[None]] = {}
+    answering = set[asyncio.Task[None]]()  # of these, whose functions have ended
     at_end = False
 
     async def answer(number: int, name: str, data: memoryview) -> None:
@@ -125,7 +125,9 @@ async def serve(
             try:
                 called = functions[name](loads(data))
                 del data  # which keeps the memory that it was received in
-                await conn.send([_pack(_RESULT, number), dumps(await called)])
+                result = dumps(await called)
+                answering.add(tasks[number])
+                await conn.send([_pack(_RESULT, number), result])
             except Exception as error:
                 if not conn.closed:
                     logger.info("%s: the call of %s failed", conn, name, exc_info=True)
@@ -133,9 +135,10 @@ async def serve(
         except asyncio.CancelledError:  # also in the middle of its answer
             await refuse(number, "CancelledError", "the call was cancelled")
         finally:
-            del tasks[number]
+            answering.discard(tasks.pop(number))
 
     async def refuse(number: int, kind: str, text: str) -> None:
+        answering.update([tasks[number]] if number in tasks else [])
         encoded = text.encode("utf-8", "replace")[:_MAX_TEXT]
         with suppress(RDMAError):  # the connection has ended, as is noticed below
             sent = _send_soon(conn, [_pack(_ERROR, number, kind), encoded])
@@ -156,9 +159,12 @@ async def serve(
                 raise ProtocolError(f"the client sent kind {kind} with call {number}")
             elif name not in functions:
                 await refuse(number, "LookupError", "the server has no such function")
-            elif len(tasks) >= max_calls:
+            elif len(tasks) - len(answering) >= max_calls:
                 await refuse(number, "TooManyCalls", f"{max_calls} calls are under way")
             else:
+                # A client that has its answer may call again before this side knows that it has.
+                while len(tasks) >= max_calls:
+                    await asyncio.wait(answering, return_when=asyncio.FIRST_COMPLETED)
                 tasks[number] = asyncio.create_task(answer(number, name, data))
             del data
         if tasks and not conn.closed:  # its server is closing, and may give the calls time
@@ -189,17 +195,11 @@ async def start_server(
         try:
             check_handler(function)
         except TypeError:
-            raise TypeError(
-                f"{name}: {function!r} is no coroutine function of one argument"
-            ) from None
+            text = f"{name}: {function!r} is no coroutine function of one argument"
+            raise TypeError(text) from None
     given = complete("rpc.start_server", options, LISTEN)
-    handler = partial(
-        serve,
-        functions=dict(functions),
-        dumps=dumps,
-        loads=loads,
-        max_calls=integer("max_calls", max_calls, 1),
-    )
+    calls = integer("max_calls", max_calls, 1)
+    handler = partial(serve, functions=dict(functions), dumps=dumps, loads=loads, max_calls=calls)
     return await transport.start_server(handler, host, port, **given)
 
 
@@ -236,26 +236,26 @@ class Client:
         ConnectionBrokenError when the connection ends before the answer: whether the function has
         run is then unknown.  What `dumps` returns must not change before the answer.
         """
-        payload = self._dumps(data)
-        header = partial(_pack, _CALL, name=name)
+        number = next(self._numbers)
+        request = [_pack(_CALL, number, name), self._dumps(data)]
         async with asyncio.timeout(timeout):
             await self._room.acquire()
-            number = next(self._numbers)
             answer = self._waiting[number] = asyncio.get_running_loop().create_future()
             try:
-                await self.connection.send([header(number), payload])
+                await self.connection.send(request)
                 if self._reader.done():
                     self._release(number)
                 found = await answer
             except asyncio.CancelledError:
-                self._cancel(number)
+                if number in self._waiting:  # the answer to this makes room for another call
+                    with suppress(RDMAError):  # the connection has ended
+                        _send_soon(self.connection, [_pack(_CANCEL, number)])
                 raise
             except BaseException:  # nothing was sent
                 self._release(number)
                 raise
         if found is None:
-            closed = self._end is None
-            error = ConnectionClosedError if closed else ConnectionBrokenError
+            error = ConnectionBrokenError if self._end else ConnectionClosedError
             raise error(f"the connection ended before {name} was answered") from self._end
         frame, message = found
         with message:
@@ -263,12 +263,6 @@ class Client:
                 return self._loads(frame.data)
             text = str(frame.data[:_MAX_TEXT], "utf-8", "replace")
         raise CallError(name, printable(frame.name), printable(text))
-
-    def _cancel(self, number: int) -> None:
-        """Tells the server; its answer makes room for another call."""
-        if number in self._waiting:
-            with suppress(RDMAError):  # the connection has ended
-                _send_soon(self.connection, [_pack(_CANCEL, number)])
 
     def _release(self, number: int, found: tuple[_Frame, Message] | None = None) -> None:
         answer = self._waiting.pop(number, None)
@@ -300,12 +294,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
 

@@ -21,7 +21,8 @@ from aiordma import arrays
 
 async def serve(path: str, host: str = "", port: str = "7472") -> None:
     with open(path, "rb") as file:  # noqa: ASYNC230
-        contents = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # A copy on write: before Linux 6.2 what is mapped for reading alone cannot be registered.
+        contents = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
     async def share(conn: aiordma.Connection) -> None:
         with conn.register(contents) as region:

@@ -19,6 +19,7 @@ from aiordma.errors import (
     MessageTooLongError,
     ProtocolError,
 )
+from aiordma.transport import Connection, Message
 
 from .connection_factory import (
     NEVER,
@@ -221,6 +222,41 @@ async def test_limits(factory: ConnectionFactory) -> None:
     async with calls(factory, functions, max_calls=2) as client:
         client._room = asyncio.Semaphore(2)
         assert await asyncio.gather(*(client.call("wait", 3) for _ in range(9))) == [None] * 9
+
+
+class LateCompletions:
+    """A connection whose sends complete long after the peer has got what was sent."""
+
+    def __init__(self, conn: Connection) -> None:
+        self.conn = conn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.conn, name)
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self.conn.__aiter__()
+
+    async def send(self, data: Any) -> None:
+        await self.conn.send(data)
+        await yield_loop(200)
+
+    def send_nowait(self, data: Any) -> asyncio.Future[None]:
+        return asyncio.ensure_future(self.send(data))
+
+
+async def test_a_call_that_follows_an_answer_at_once(factory: ConnectionFactory) -> None:
+    """A client within the server's limit is not refused: its answer ends a call, no completion."""
+    functions = Functions()
+    async with factory.pair() as (client, server):
+        late: Any = LateCompletions(server)
+        serving = asyncio.create_task(rpc.serve(late, functions, max_calls=1))
+        async with rpc.Client(client, max_calls=1) as caller:
+            for _ in range(3):
+                assert await caller.call("add", [1]) == 1
+                await ends(caller.call("fail", "no"), rpc.CallError)
+                with pytest.raises(TimeoutError):
+                    await caller.call("wait", timeout=0.01)
+        await serving
 
 
 @pytest.mark.parametrize("how", ["client closes", "server closes", "server aborts"])

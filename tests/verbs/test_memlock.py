@@ -70,7 +70,7 @@ def test_reasons(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, soft))
     assert memlock._status()["VmPin"].endswith(" kB")
-    assert memlock.shortage(failure("ibv_reg_mr", errno.EFAULT)) == ""
+    assert memlock.shortage(failure("ibv_reg_mr", errno.EINVAL)) == ""
     status = {"CapEff": f"{capabilities:016x}", "VmPin": "12 kB"}
     monkeypatch.setattr(memlock, "_status", lambda: status)
     text = memlock.shortage(failure("ibv_reg_mr", errno.ENOMEM))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
+import os
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,6 +119,24 @@ def test_read_only_objects_can_only_be_read(pd: verbs.ProtectionDomain) -> None:
     for access in (AccessFlags.LOCAL_WRITE, ALL):
         with pytest.raises(ValueError, match="read-only bytes"):
             pd.reg_mr(b"some bytes", access)
+
+
+def test_mapped_files(pd: verbs.ProtectionDomain, device_name: str, tmp_path: Path) -> None:
+    """Kernels that cannot pin a shared mapping that is read-only say so, and what to do."""
+    file = tmp_path / "file"
+    file.write_bytes(bytes(mmap.PAGESIZE))
+    with file.open("rb") as opened:
+        read, copy = (
+            mmap.mmap(opened.fileno(), 0, access=access)
+            for access in (mmap.ACCESS_READ, mmap.ACCESS_COPY)
+        )
+    pd.reg_mr(copy, AccessFlags.REMOTE_READ).close()
+    old_linux = tuple(map(int, os.uname().release.split(".")[:2])) < (6, 2)
+    if old_linux and device_name.startswith("rxe"):
+        with pytest.raises(VerbsError, match=r"Bad address.*use mmap\.ACCESS_COPY"):
+            pd.reg_mr(read, AccessFlags.REMOTE_READ)
+    else:
+        pd.reg_mr(read, AccessFlags.REMOTE_READ).close()
 
 
 @pytest.mark.parametrize("access", [AccessFlags.REMOTE_WRITE, AccessFlags.REMOTE_ATOMIC])

@@ -11,11 +11,16 @@ _CAP_IPC_LOCK = 14  # capabilities(7)
 
 
 def shortage(error: VerbsError) -> str:
-    """A hint for a registration that lacked memory, which a limit may explain; else "".
+    """A hint for a registration whose memory the kernel would not pin, where there is one; else "".
 
     Registered pages are pinned, and count against RLIMIT_MEMLOCK unless the process has the
     capability CAP_IPC_LOCK (getrlimit(2), capabilities(7)).
     """
+    if error.errno == errno.EFAULT:
+        return (
+            "; the addresses have no memory, or have a file's mapping that is shared and read-only,"
+            " which Linux 6.1 and older cannot pin (use mmap.ACCESS_COPY)"
+        )
     if error.errno not in (errno.ENOMEM, errno.EAGAIN):
         return ""
     soft, hard = (_bytes(limit) for limit in limits.getrlimit(limits.RLIMIT_MEMLOCK))
