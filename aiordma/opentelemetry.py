@@ -9,7 +9,8 @@ It makes observable instruments, which the SDK asks when it exports; between exp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 try:
@@ -21,7 +22,7 @@ except ModuleNotFoundError as _missing:
         name=_missing.name,
     ) from _missing
 
-from .metrics import METRICS, Metric
+from .metrics import METRICS, Metric, Rows
 from .monitoring import Snapshot, snapshot
 
 __all__ = ["instrument"]
@@ -51,12 +52,12 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
 
     `meter_provider` is the one of the process if it is not given. Names have dots where those of
     Prometheus have the first underscore: "aiordma.messages_sent". OpenTelemetry has no observable
-    histograms: a histogram is a counter with the attribute "le". A provider is instrumented once.
-    The SDK calls back in its own thread.
+    histograms: a histogram is three counters, named as its series of Prometheus. A provider is
+    instrumented once. The SDK calls back in its own thread.
     """
     meter = get_meter("aiordma", meter_provider=meter_provider)
     snapshots = _Snapshots()
-    for metric in METRICS:
+    for metric in _counters_and_gauges():
         is_gauge = metric.kind == "gauge"
         make = meter.create_observable_gauge if is_gauge else meter.create_observable_counter
         make(
@@ -65,6 +66,28 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
             metric.unit,
             metric.help,
         )
+
+
+def _counters_and_gauges() -> Iterator[Metric]:
+    """The metrics, with the counters "_bucket", "_sum" and "_count" in place of a histogram."""
+    for metric in METRICS:
+        if metric.kind != "histogram":
+            yield metric
+            continue
+        *others, _ = metric.labels
+        make = partial(replace, metric, kind="counter")
+        yield make(name=f"{metric.name}_bucket", unit="1", rows=partial(_buckets, metric))
+        for name, unit, le in (("sum", metric.unit, "sum"), ("count", "1", "+Inf")):
+            rows = partial(_those_of, metric, le)
+            yield make(name=f"{metric.name}_{name}", unit=unit, labels=tuple(others), rows=rows)
+
+
+def _buckets(metric: Metric, taken: Snapshot) -> Rows:
+    return [(labels, count) for labels, count in metric.rows(taken) if labels[-1] != "sum"]
+
+
+def _those_of(metric: Metric, le: str, taken: Snapshot) -> Rows:
+    return [(labels[:-1], value) for labels, value in metric.rows(taken) if labels[-1] == le]
 
 
 def _observe(

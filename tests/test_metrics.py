@@ -107,12 +107,29 @@ async def agrees(collect: Callable[[], Values], device: str) -> None:
     waited = {dict(keys)["for"] for name, keys in after if name == "aiordma_wait_seconds"}
     assert waited == {"credits", "send queue", "memory"}
     measured = snapshot()["latencies"]
-    for key, value in after.items():
-        told = dict(key[1])
-        if "le" in told and told["le"] != "sum":
-            found = measured[told["operation"]]["up_to"]
-            assert found[f"{float(told['le']):g}".replace("inf", "+Inf")] == value
-    assert sum("le" in dict(keys) for _, keys in after) >= 6 * 11
+    assert latencies(after) == {
+        (part, operation, le): value
+        for operation, found in measured.items()
+        for part, le, value in (
+            ("sum", None, found["seconds"]),
+            ("count", None, found["up_to"]["+Inf"]),
+            *(("bucket", float(bound), count) for bound, count in found["up_to"].items()),
+        )
+    }
+
+
+def latencies(values: Values) -> dict[tuple[str, str, float | None], float]:
+    """By the part of the histogram, the operation and the bound."""
+    found = {}
+    for (name, keys), value in values.items():
+        _, is_one, part = name.partition("aiordma_latency_seconds_")
+        if is_one:
+            attributes = dict(keys)
+            le = attributes.pop("le", None)
+            operation = attributes.pop("operation")
+            assert not attributes
+            found[part, operation, float(le) if le else None] = value
+    return found
 
 
 def added(before: Values, after: Values) -> dict[str, float]:
