@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import re
 import sys
 import urllib.request
@@ -14,11 +15,12 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
 import aiordma
 from aiordma import Connection, testing
+from aiordma.errors import RejectedError
 from aiordma.metrics import METRICS
 from aiordma.monitoring import snapshot
 from aiordma.opentelemetry import instrument
@@ -185,9 +187,52 @@ async def test_a_collection_takes_one_snapshot(
     assert len(taken) == 3
 
 
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "monitoring.md").read_text()
+
+
+@pytest.mark.any_device
+async def test_the_dashboard_and_the_alerts(device_name: str) -> None:
+    """They query the series that a scrape has, by labels of these; the dashboard has them all."""
+    registry = CollectorRegistry()
+    registry.register(Collector())
+    where: Any = {"device": device_name}
+    async with (
+        await aiordma.start_server(Connection.wait_closed, "127.0.0.1", **where) as server,
+        await aiordma.connect("127.0.0.1", server.port, **where),
+    ):
+        with pytest.raises(RejectedError):
+            await aiordma.connect("127.0.0.1", 1, **where)
+        text = generate_latest(registry).decode()
+    scraped = text_string_to_metric_families(text)
+    there = {each.name: {*each.labels, "instance"} for it in scraped for each in it.samples}
+
+    panels = json.loads((ROOT / "examples" / "grafana-dashboard.json").read_text())["panels"]
+    assert len({tuple(it["gridPos"].values()) for it in panels}) == len(panels)
+    assert {it["fieldConfig"]["defaults"]["unit"] for it in panels} == {
+        *("mps", "Bps", "ops", "s", "short", "bytes")
+    }
+    targets = [target for panel in panels for target in panel["targets"]]
+    shown = {it["expr"]: re.findall(r"{{(\w+)}}", it["legendFormat"]) for it in targets}
+    alerts = re.findall(r"^ +expr: (.+)$", PAGE, re.MULTILINE)
+    assert len(alerts) == 3
+    queried = set()
+    for query in (*shown, *alerts):
+        names = re.findall(r"\baiordma_\w+", query)
+        for name in names:
+            is_gauge = not name.endswith(("_total", "_bucket", "_sum", "_count"))
+            assert is_gauge != ("rate(" in query or "increase(" in query), query
+            kept = {label for by in re.findall(r"by \((.+?)\)", query) for label in by.split(", ")}
+            asked = {*re.findall(r"(\w+)=~?\"", query)} - {"job", "instance"}
+            assert (kept | asked) <= there[name], query
+            assert {*shown.get(query, ())} <= kept, query
+        if query in shown:
+            queried |= {*names}
+    assert queried == there.keys()
+
+
 def test_the_page_has_every_metric() -> None:
-    page = Path(__file__).parents[1] / "docs" / "monitoring.md"
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", page.read_text(), re.M)
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", PAGE, re.M)
     assert rows == [
         (
             metric.name + ("_total" if metric.kind == "counter" else ""),
