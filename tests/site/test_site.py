@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import yaml
 from sphinx.util.inventory import InventoryFile
 
+from aiordma import Config
 from tests.docs.names import attributes, members
 from tests.docs.pages import DOCS, ROOT
 
@@ -124,7 +125,19 @@ def test_the_files_of_the_kubernetes_page() -> None:
     (config,) = re.findall(r"^```json\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (pod,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (resource,) = json.loads(config)["configList"]
-    (container,) = yaml.safe_load(pod)["spec"]["containers"]
+    spec = yaml.safe_load(pod)["spec"]
+    (container,) = spec["containers"]
     assert container["resources"]["limits"] == {f"rdma/{resource['resourceName']}": 1}
     assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     assert {"name": "AIORDMA_DEVICE", "value": "system"} in container["env"]
+    (port,) = container["ports"]
+    probes = {name: probe for name, probe in container.items() if name.endswith("Probe")}
+    assert {name: probe["httpGet"]["path"] for name, probe in probes.items()} == {
+        "startupProbe": "/ready",
+        "readinessProbe": "/ready",
+        "livenessProbe": "/live",
+    }
+    assert {probe["httpGet"]["port"] for probe in probes.values()} == {port["name"]}
+    grace, number = re.findall(r"close\(grace=(\d+)\)|serve\(host, \d+, (\d+)\)", text)
+    assert number[1] == str(port["containerPort"])
+    assert spec["terminationGracePeriodSeconds"] > int(grace[0]) + Config().close_timeout
