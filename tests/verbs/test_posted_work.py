@@ -132,6 +132,21 @@ def test_the_failed_operation_is_named(opcode: WROpcode, text: str) -> None:
     assert work.first_failure is error
 
 
+def test_receives_that_have_completed_are_forgotten() -> None:
+    """In order and whether they failed or not: the work of a send is not taken for theirs."""
+    for status in WCStatus.SUCCESS, WCStatus.LOC_LEN_ERR:
+        work = PostedWork(4)
+        for wr_id in (7, 8):
+            work.receive(wr_id)
+        work.settle(record(7, status, WCOpcode.RECV))
+        work.send(1, WROpcode.RDMA_WRITE, False)
+        for wr_id, operation in ((7, "write"), (8, "receive")):
+            work.send(7, WROpcode.RDMA_WRITE, True)
+            error = work.settle(record(wr_id, WCStatus.WR_FLUSH_ERR))
+            assert error is not None
+            assert error.operation == operation
+
+
 def test_after_a_failure() -> None:
     """The device decides about room, and a later failure is its own cause."""
     work = PostedWork(1)
