@@ -186,6 +186,10 @@ def test_connecting_takes_a_new_queue_pair(qp: verbs.QueuePair) -> None:
     for name, most in (("retry_cnt", 7), ("rnr_retry", 7), ("hop_limit", 255), ("sl", 15)):
         with pytest.raises(ValueError, match=f"{name} is an int from 0 to {most}, not 256"):
             qp.connect(mine, mine, **{name: 256})  # type: ignore[arg-type]
+    for call, name in ((qp.connect, "timeout"), (qp.destination, "sl")):
+        wrong = rf"{call.__name__}\(\) got an unexpected keyword argument '{name}s'; .*\b{name}\b"
+        with pytest.raises(TypeError, match=wrong):
+            call(mine, mine, **{f"{name}s": 1})  # type: ignore[arg-type]
     qp.connect(mine, mine)
     with pytest.raises(QPTransitionError, match="RTS -> INIT is not a transition"):
         qp.connect(mine, mine)

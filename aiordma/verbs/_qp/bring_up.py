@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack, cast
 
@@ -181,7 +182,7 @@ class BringUp(Resource["h.ibv_qp"]):
                 f"{self!r}: the peer's queue pair is {QPType(remote.qp_type).name},"
                 f" not {_PARTNERS[self.qp_type].name}"
             )
-        vector = self._vector(local, remote, path)
+        vector = self._vector(self.connect, local, remote, path)
         if max_rd_atomic is None:
             max_rd_atomic = min(local.max_rd_atomic, remote.max_dest_rd_atomic)
         if max_dest_rd_atomic is None:
@@ -212,7 +213,7 @@ class BringUp(Resource["h.ibv_qp"]):
         """
         if self.qp_type is not QPType.UD:
             raise ValueError(f"a {self.qp_type.name} queue pair needs a peer: connect() it")
-        vector = self._vector(local, local, {})
+        vector = self._vector(self.start, local, local, {})
         self.to_init(port_num=vector.port_num, pkey_index=pkey_index, qkey=local.qkey)
         self.to_rtr()
         self.to_rts(sq_psn=local.psn)
@@ -228,10 +229,17 @@ class BringUp(Resource["h.ibv_qp"]):
         The caller closes the handle, ``destination.ah``, when the last request with it has
         completed; the protection domain closes it at the latest. Errors as of :meth:`connect`.
         """
-        vector = self._vector(local, remote, path)
+        vector = self._vector(self.destination, local, remote, path)
         return destination(self.pd, remote, vector)
 
-    def _vector(self, local: Endpoint, remote: Endpoint, path: PathKeywords) -> AddressVector:
+    def _vector(
+        self, call: Callable[..., object], local: Endpoint, remote: Endpoint, path: PathKeywords
+    ) -> AddressVector:
+        for name in path.keys() - PathKeywords.__annotations__.keys():
+            known = ", ".join([*(call.__kwdefaults__ or ()), *PathKeywords.__annotations__])
+            raise TypeError(
+                f"{call.__name__}() got an unexpected keyword argument {name!r}; it has {known}"
+            )
         if local.qp_num != self.qp_num:
             raise ValueError(
                 f"{self!r}: the local endpoint is that of queue pair {local.qp_num:#x}"
