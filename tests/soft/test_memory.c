@@ -397,6 +397,9 @@ static void device_memory(struct side *a, struct side *b)
 	CHECK(filled(seen, 300, 2));
 	CHECK_EQUAL(dm->memcpy_to_dm(dm, 4000, a->memory, 100), EFAULT);
 	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, UINT64_MAX - 3, 4), EFAULT);
+	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1000, NULL, 4), EFAULT);
+	CHECK_EQUAL(dm->memcpy_from_dm(NULL, dm, 1000, 4), EFAULT);
+	CHECK_EQUAL(dm->memcpy_from_dm(NULL, dm, 1000, 0), 0);
 	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1001, a->memory, 4), EINVAL); /* no words */
 	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1000, a->memory, 5), EINVAL);
 	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, 1002, 4), EINVAL);

@@ -38,7 +38,7 @@ static int copy(struct soft_dm *dm, uint64_t offset, size_t length, const void *
 {
 	if ((offset | length) % sizeof(uint32_t))
 		return EINVAL;
-	if (!holds(dm, offset, length))
+	if (!holds(dm, offset, length) || (length && !from && !to))
 		return EFAULT;
 	soft_lock();
 	memcpy(to ? to : dm->memory + offset, from ? from : dm->memory + offset, length);
