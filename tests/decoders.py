@@ -10,10 +10,13 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
+from aiordma import arrays, rpc
 from aiordma._core import (
     admission,
     fields,
@@ -133,6 +136,11 @@ def sealing() -> Sealing:
 
 def opened(data: bytes) -> bytes:
     return sealing().opened(data)
+
+
+def call(data: bytes) -> rpc._Frame:
+    message: Any = SimpleNamespace(data=memoryview(data))
+    return rpc._unpack(message)
 
 
 def field(name: str) -> Callable[[bytes], object]:
@@ -281,6 +289,25 @@ DECODERS: dict[str, Decoder] = {
         st.one_of(*MESSAGES.values()).map(wire.pack),
         (ProtocolError,),
         wire.pack,
+    ),
+    "message of a call": Decoder(
+        call,
+        st.builds(
+            lambda kind, number, name, data: rpc._pack(kind, number, name) + data,
+            *(st.integers(0, 3), st.integers(0, (1 << 64) - 1), st.text(max_size=60), st.binary()),
+        ),
+        (ProtocolError,),
+        lambda found: rpc._pack(found.kind, found.number, found.name) + found.data,
+        whole=False,
+    ),
+    "message of arrays": Decoder(
+        arrays.unpack,
+        st.dictionaries(
+            st.text(max_size=9).filter(lambda name: name != "__metadata__"),
+            st.builds(np.zeros, st.lists(st.integers(0, 3)), st.sampled_from(["f4", "u1", "c8"])),
+            max_size=3,
+        ).map(lambda found: b"".join(bytes(memoryview(it)) for it in arrays.pack(found))),
+        (ValueError,),
     ),
     "header of a datagram": Decoder(
         GRH.parse,

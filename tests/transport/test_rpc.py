@@ -396,6 +396,33 @@ async def test_a_server_that_breaks_the_rules(factory: ConnectionFactory, what: 
         await caller.close()
 
 
+NO_VALUES = [b"", b"\xc1", b"\xa1\xff", b"\xc0\xc0", b"\xdd" + b"\xff" * 4, b"\x91" * 100_000]
+
+
+async def test_values_that_are_none(factory: ConnectionFactory) -> None:
+    """They are the error of their call alone, on the side that gets them."""
+    async with factory.pair() as (client, server):
+        serving = asyncio.create_task(rpc.serve(server, Functions()))
+        for number, value in enumerate(NO_VALUES):
+            await client.send([rpc._pack(rpc._CALL, number, "same"), value])
+            with await client.recv() as answer:
+                frame = rpc._unpack(answer)
+            assert (frame.kind, frame.number) == (rpc._ERROR, number)
+        async with rpc.Client(client) as caller:
+            assert await caller.call("same", 1) == 1
+        await serving
+    async with factory.pair() as (client, server), rpc.Client(client) as caller:
+        for value in (*NO_VALUES, b"\x01"):
+            call = asyncio.create_task(caller.call("same", 1))
+            with await server.recv() as request:
+                number = rpc._unpack(request).number
+            await server.send([rpc._pack(rpc._RESULT, number), value])
+            if value == b"\x01":
+                assert await call == 1
+            else:
+                await ends(call, ValueError)
+
+
 async def test_random_calls(factory: ConnectionFactory) -> None:
     """Results, errors and cancellations in any order: each call has its own end, none is left."""
     chance = random.Random(7)
