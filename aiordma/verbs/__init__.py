@@ -66,5 +66,6 @@ else:
             "Segmentation SendWorkRequest",
             "._qp.xrc": "XRCDomain",
             ".experimental": "",
+            ".raw": "",
         },
     )

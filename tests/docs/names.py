@@ -28,6 +28,7 @@ PACKAGE = Path(__file__).parents[2] / "aiordma"
 MODULES = (
     "aiordma",
     "aiordma.verbs",
+    "aiordma.verbs.raw",
     "aiordma.verbs.experimental.efa",
     "aiordma.verbs.experimental.mlx5",
     "aiordma.cm",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.guests import results
 
-from . import connection_page, sections, states_page
+from . import connection_page, example_programs, sections, states_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -21,6 +21,10 @@ def pages() -> dict[Path, str]:
         states: sections.replace(states.read_text(), states_page.sections()),
         connections: sections.replace(connections.read_text(), connection_page.sections()),
         results.PAGE: results.page(results.load()),
+        **{
+            page: sections.replace(page.read_text(), programs)
+            for page, programs in example_programs.pages().items()
+        },
     }
 
 

@@ -18,12 +18,14 @@ PROGRAM = re.compile(
     r"^```python\n(?P<program>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?",
     re.DOTALL | re.MULTILINE,
 )
+EXAMPLES = {path.read_text() for path in (ROOT / "examples").rglob("*.py")}  # tests/examples
 PROGRAMS = [
     pytest.param(match["program"], match["output"] or "", id=f"{page.stem}-{number}")
     for page in PAGES
     if page.parent == DOCS
     for number, match in enumerate(PROGRAM.finditer(page.read_text()))
     if not re.search(r"^import (pytest|unittest)$", match["program"], re.MULTILINE)
+    and match["program"] not in EXAMPLES
 ]
 
 # Tests with their configuration; tests/programs has those with unittest.

@@ -210,7 +210,10 @@ class Resource(Generic[P]):
 
     @property
     def pointer(self) -> P:
-        """The C pointer; for this package. BufferStateError once closed."""
+        """Its C structure (``struct ibv_qp *`` and so on), for calls by :mod:`aiordma.verbs.raw`.
+
+        The object stays the owner. BufferStateError once closed.
+        """
         if (pointer := self._node.pointer) is None:
             raise self.closed_error()
         return pointer

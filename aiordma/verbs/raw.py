@@ -1,0 +1,100 @@
+"""The C structures and calls of libibverbs and librdmacm, by cffi, for what has no method yet.
+
+::
+
+    from aiordma.verbs import raw
+
+    attr = raw.ffi.new("struct ibv_device_attr *")
+    context.library.calls.ibv_query_device(context.pointer, attr)
+    print(attr.max_qp, raw.IBV_QPT_RC)
+
+- ``pointer`` of an object of :mod:`aiordma.verbs` or :mod:`aiordma.cm` is its C structure, and
+  ``library.calls`` of a context, channel or id has the calls that the libraries export, by their
+  names in C, on any device. A call that fails raises VerbsError, or UnsupportedError where the
+  device or an older library lacks it; it returns what remains of its result in C.
+- The functions of this module are those that C has in its header. So are ``ibv_wr_*`` and
+  ``ibv_start_poll``, which are members of a structure: ``qp_ex.wr_start(qp_ex)``.
+- A constant of the headers is a name of this module: ``raw.IBV_SEND_SIGNALED``.
+
+The module does what C does: nothing is checked before the device does, nothing keeps memory alive,
+and :meth:`QueuePair.untrack` is for the caller to call before it posts. See docs/raw-handles.md.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from aiordma._native import errno_of, failure, lib
+from aiordma._native import ffi as _ffi
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+    from aiordma._native._lib import FFI
+
+__all__ = [
+    "ffi", "ibv_poll_cq", "ibv_post_recv", "ibv_post_send", "ibv_post_srq_recv", "ibv_req_notify_cq"
+]  # fmt: skip
+
+ffi: FFI = _ffi
+"""The FFI object of cffi with every structure that aiordma knows: ``new``, ``cast``, ``sizeof`` ...
+
+``ffi.cast("struct ibv_qp *", address)`` makes a pointer of an address.
+"""
+
+_CONSTANTS = ("IBV_", "IB_UVERBS_", "RAI_", "RDMA_")
+
+
+def __getattr__(name: str) -> int:
+    """A constant or a member of an enumeration of infiniband/verbs.h or rdma/rdma_cma.h."""
+    if name.startswith(_CONSTANTS) and isinstance(value := getattr(lib, name, None), int):
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def ibv_poll_cq(cq: h.ibv_cq, num_entries: int, wc: h.ibv_wc) -> int:
+    """Take up to ``num_entries`` completions into the array ``wc``; how many it were.
+
+    VerbsError (EIO) when the queue is broken. Source: ibv_poll_cq(3).
+    """
+    count: int = cq.context.ops.poll_cq(cq, num_entries, wc)
+    if count < 0:
+        raise failure("ibv_poll_cq", errno.EIO)
+    return count
+
+
+def ibv_req_notify_cq(cq: h.ibv_cq, solicited_only: int) -> None:
+    """Arm a completion queue. Errors: VerbsError. Source: ibv_req_notify_cq(3)."""
+    _check("ibv_req_notify_cq", cq.context.ops.req_notify_cq(cq, solicited_only))
+
+
+def ibv_post_send(
+    qp: h.ibv_qp, wr: h.ibv_send_wr, bad_wr: h.Pointer[h.ibv_send_wr] | None = None
+) -> None:
+    """Post a list of send requests; ``bad_wr`` gets the first that was not taken.
+
+    Errors: VerbsError. Source: ibv_post_send(3).
+    """
+    bad_wr = bad_wr or ffi.new("struct ibv_send_wr **")
+    _check("ibv_post_send", qp.context.ops.post_send(qp, wr, bad_wr))
+
+
+def ibv_post_recv(
+    qp: h.ibv_qp, wr: h.ibv_recv_wr, bad_wr: h.Pointer[h.ibv_recv_wr] | None = None
+) -> None:
+    """Post a list of receives; as :func:`ibv_post_send`. Source: ibv_post_recv(3)."""
+    bad_wr = bad_wr or ffi.new("struct ibv_recv_wr **")
+    _check("ibv_post_recv", qp.context.ops.post_recv(qp, wr, bad_wr))
+
+
+def ibv_post_srq_recv(
+    srq: h.ibv_srq, wr: h.ibv_recv_wr, bad_wr: h.Pointer[h.ibv_recv_wr] | None = None
+) -> None:
+    """Post a list of receives to a shared receive queue. Source: ibv_post_srq_recv(3)."""
+    bad_wr = bad_wr or ffi.new("struct ibv_recv_wr **")
+    _check("ibv_post_srq_recv", srq.context.ops.post_srq_recv(srq, wr, bad_wr))
+
+
+def _check(verb: str, code: int) -> None:
+    if code:
+        raise failure(verb, errno_of(code))

@@ -1,0 +1,57 @@
+"""A shared receive queue (SRQ) tells by an event that it runs low, and is filled up again.
+
+Usage: python examples/verbs/shared_receive_queue.py [DEVICE]
+"""
+
+import select
+import sys
+from contextlib import ExitStack
+
+from aiordma import verbs
+from aiordma.verbs import EventType, SendFlags, WROpcode
+
+QUEUE_PAIRS, RECEIVES, LOW, SIZE = 3, 8, 4, 16
+
+with ExitStack() as stack:
+    context = stack.enter_context(verbs.open_device(*sys.argv[1:]))
+    pd = stack.enter_context(context.alloc_pd())
+    cq = stack.enter_context(context.create_cq(64))
+    srq = stack.enter_context(pd.create_srq(RECEIVES))  # ibv_create_srq(3)
+    mr = stack.enter_context(pd.reg_mr(bytearray((RECEIVES + 1) * SIZE)))
+    message = mr.addr + RECEIVES * SIZE  # behind the receives
+
+    def post(number: int) -> None:
+        srq.post_recv_one(number, mr.addr + number * SIZE, SIZE, mr.lkey)  # ibv_post_srq_recv(3)
+
+    for number in range(RECEIVES):
+        post(number)
+    srq.modify(srq_limit=LOW)  # ibv_modify_srq(3) with IBV_SRQ_LIMIT: one event, then it is off
+
+    qps = []
+    for _ in range(QUEUE_PAIRS):
+        qp = stack.enter_context(pd.create_qp(cq, srq=srq))  # ibv_create_qp(3) with `srq`
+        here = qp.endpoint()
+        qp.connect(here, here)  # each to itself
+        qps.append(qp)
+
+    taken: list[int] = []  # the receives that a message has used up
+    events: list[verbs.AsyncEvent] = []
+    for sent in range(RECEIVES - LOW + 1):
+        qp = qps[sent % QUEUE_PAIRS]
+        qp.post_send_one(RECEIVES, WROpcode.SEND, SendFlags.SIGNALED, message, SIZE, mr.lkey)
+        ends: list[int] = []
+        while len(ends) < 2:  # of the send, and of the receive that it has taken
+            for wc in cq.poll():
+                wc.raise_for_status()
+                ends.append(wc.wr_id)  # wc.qp_num is the queue pair that the message came to
+        taken += [wr_id for wr_id in ends if wr_id < RECEIVES]
+    while not events:
+        select.select([context.async_fd], [], [])
+        events = context.async_events()  # ibv_get_async_event(3), ibv_ack_async_event(3)
+    (event,) = events
+    if event.type is EventType.SRQ_LIMIT_REACHED and event.element is srq:
+        print("fewer than", LOW, "receives are left:", RECEIVES - len(taken))
+        for number in taken:
+            post(number)
+        srq.modify(srq_limit=LOW)  # ask for the next event
+        print("posted again:", len(taken), "- the limit is set again:", srq.query().srq_limit)

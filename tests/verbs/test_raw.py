@@ -1,0 +1,94 @@
+"""The C structures and calls by cffi: `aiordma.verbs.raw`."""
+
+from __future__ import annotations
+
+import errno
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import BufferStateError, VerbsError
+from aiordma.verbs import EventType, QPState, SendFlags, WROpcode, raw
+from aiordma.verbs.raw import ffi
+from tests.conftest import End
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+
+def piece(end: End, length: int) -> h.ibv_sge:
+    fields = {"addr": end.mr.addr, "length": length, "lkey": end.mr.lkey}
+    return ffi.new("struct ibv_sge *", fields)
+
+
+def test_a_message(pair: tuple[End, End]) -> None:
+    a, b = pair
+    for end in pair:
+        end.qp.untrack()
+    a.mr.buf[:5] = b"hello"
+    kept = piece(b, 64), piece(a, 5)
+    fields = {"wr_id": 1, "sg_list": kept[0], "num_sge": 1}
+    raw.ibv_req_notify_cq(b.cq.pointer, 0)
+    raw.ibv_post_recv(b.qp.pointer, ffi.new("struct ibv_recv_wr *", fields))
+    fields = {"wr_id": 2, "sg_list": kept[1], "num_sge": 1, "opcode": raw.IBV_WR_SEND}
+    request = ffi.new("struct ibv_send_wr *", fields)
+    request.send_flags = raw.IBV_SEND_SIGNALED
+    raw.ibv_post_send(a.qp.pointer, request)
+    for end, wr_id in ((a, 2), (b, 1)):
+        wc = ffi.new("struct ibv_wc[]", 1)
+        deadline = time.monotonic() + 100
+        while not raw.ibv_poll_cq(end.cq.pointer, 1, wc):
+            assert time.monotonic() < deadline
+        assert (wc[0].wr_id, wc[0].status) == (wr_id, raw.IBV_WC_SUCCESS)
+    assert bytes(b.mr.buf[:5]) == b"hello"
+
+
+def test_receives_of_a_shared_queue(pd: verbs.ProtectionDomain) -> None:
+    with pd.create_srq(1) as srq:
+        first = ffi.new("struct ibv_recv_wr *")
+        bad = ffi.new("struct ibv_recv_wr **")
+        for _ in range(srq.max_wr):
+            raw.ibv_post_srq_recv(srq.pointer, first)
+        with pytest.raises(VerbsError, match="ibv_post_srq_recv") as caught:
+            raw.ibv_post_srq_recv(srq.pointer, first, bad)
+        assert caught.value.errno == errno.ENOMEM
+        assert bad[0] == first
+
+
+def test_errors(qp: verbs.QueuePair) -> None:
+    """The errno of the device; a queue pair in RESET takes no work."""
+    bad = ffi.new("struct ibv_send_wr **")
+    request = ffi.new("struct ibv_send_wr *")
+    with pytest.raises(VerbsError, match="ibv_post_send") as caught:
+        raw.ibv_post_send(qp.pointer, request, bad)
+    assert caught.value.errno == errno.EINVAL
+    assert bad[0] == request
+    with pytest.raises(VerbsError, match="ibv_post_recv"):
+        raw.ibv_post_recv(qp.pointer, ffi.new("struct ibv_recv_wr *"))
+    qp.close()
+    with pytest.raises(BufferStateError, match="closed"):
+        _ = qp.pointer
+
+
+def test_calls_of_the_library(qp: verbs.QueuePair) -> None:
+    attr, init = ffi.new("struct ibv_qp_attr *"), ffi.new("struct ibv_qp_init_attr *")
+    calls = qp.context.library.calls
+    calls.ibv_query_qp(qp.pointer, attr, raw.IBV_QP_STATE, init)
+    assert attr.qp_state == QPState.RESET
+    attr.qp_state = raw.IBV_QPS_RTS
+    with pytest.raises(VerbsError, match="ibv_modify_qp") as caught:
+        calls.ibv_modify_qp(qp.pointer, attr, raw.IBV_QP_STATE)
+    assert caught.value.errno == errno.EINVAL
+
+
+def test_constants() -> None:
+    assert raw.IBV_WR_RDMA_READ == WROpcode.RDMA_READ
+    assert raw.IBV_SEND_FENCE == SendFlags.FENCE
+    assert raw.IBV_EVENT_SRQ_LIMIT_REACHED == EventType.SRQ_LIMIT_REACHED
+    assert raw.RDMA_PS_TCP == 0x106
+    assert verbs.raw is raw
+    for name in ("IBV_WR_NOTHING", "aiordma_poll", "ibv_poll"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(raw, name)
