@@ -30,13 +30,12 @@ from aiordma._native import ffi as _ffi
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
-    from aiordma._native._lib import FFI
 
 __all__ = [
     "ffi", "ibv_poll_cq", "ibv_post_recv", "ibv_post_send", "ibv_post_srq_recv", "ibv_req_notify_cq"
 ]  # fmt: skip
 
-ffi: FFI = _ffi
+ffi: h.FFI = _ffi
 """The FFI object of cffi with every structure that aiordma knows: ``new``, ``cast``, ``sizeof`` ...
 
 ``ffi.cast("struct ibv_qp *", address)`` makes a pointer of an address.
@@ -53,9 +52,9 @@ def __getattr__(name: str) -> int:
 
 
 def ibv_poll_cq(cq: h.ibv_cq, num_entries: int, wc: h.ibv_wc) -> int:
-    """Take up to ``num_entries`` completions into the array ``wc``; how many it were.
+    """Take up to ``num_entries`` completions into the array ``wc``; the number of them.
 
-    VerbsError (EIO) when the queue is broken. Source: ibv_poll_cq(3).
+    Source: ibv_poll_cq(3).
     """
     count: int = cq.context.ops.poll_cq(cq, num_entries, wc)
     if count < 0:
@@ -64,7 +63,7 @@ def ibv_poll_cq(cq: h.ibv_cq, num_entries: int, wc: h.ibv_wc) -> int:
 
 
 def ibv_req_notify_cq(cq: h.ibv_cq, solicited_only: int) -> None:
-    """Arm a completion queue. Errors: VerbsError. Source: ibv_req_notify_cq(3)."""
+    """Arm a completion queue. Source: ibv_req_notify_cq(3)."""
     _check("ibv_req_notify_cq", cq.context.ops.req_notify_cq(cq, solicited_only))
 
 
@@ -73,7 +72,7 @@ def ibv_post_send(
 ) -> None:
     """Post a list of send requests; ``bad_wr`` gets the first that was not taken.
 
-    Errors: VerbsError. Source: ibv_post_send(3).
+    VerbsError from the device. Source: ibv_post_send(3).
     """
     bad_wr = bad_wr or ffi.new("struct ibv_send_wr **")
     _check("ibv_post_send", qp.context.ops.post_send(qp, wr, bad_wr))

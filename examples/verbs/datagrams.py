@@ -52,13 +52,13 @@ with ExitStack() as stack:
     # The endpoint of the peer says where it is; the address handle is the route there.
     to = asks.qp.destination(asks.endpoint, answers.endpoint)  # ibv_create_ah(3)
     stack.enter_context(to.ah)
-    asks.send(b"who is there?", to)
+    asks.send(b"are you there?", to)
 
     wc, question = answers.received()
     print("bytes of the completion:", wc.byte_len, "- of the message:", len(question), question)
     header = answers.mr.buf[ROOM : ROOM + GRH_SIZE]
     back = answers.pd.create_ah_from_wc(wc, header)  # ibv_create_ah_from_wc(3)
     stack.enter_context(back)
-    answers.send(b"it is me", Destination(back, wc.src_qp, QKEY))
+    answers.send(b"yes", Destination(back, wc.src_qp, QKEY))
     wc, answer = asks.received()
     print("answer:", answer, "from the one that was asked:", wc.src_qp == answers.qp.qp_num)
