@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from types import ModuleType
 
 import pytest
 
+import aiordma
 from aiordma import cm, verbs
 from aiordma.verbs import raw
+from aiordma.verbs.raw import ffi
 from tests.docs.names import attributes
 from tests.docs.pages import DOCS, ROOT
 
@@ -49,6 +52,22 @@ def test_every_call_is_listed_once(library: str) -> None:
     assert set(there) - exported(library) == (header if library == "verbs" else set())
 
 
+def test_structures_and_constants() -> None:
+    """The C names exist; a constant has the value of the name in the same place on the right."""
+    both = [
+        (re.findall(r"`(\w+)`", c), re.findall(r"`([\w.]+)`", names))
+        for c, names in rows("## Structures and constants")
+    ]
+    constants = [row for row in both if row[0][0].isupper()]
+    assert len(constants) > 4
+    for there, names in constants:
+        values = [operator.attrgetter(n)(aiordma if n.startswith("cm.") else verbs) for n in names]
+        assert [getattr(raw, name) for name in there] == values
+    structures = {name for row in both if row not in constants for name in row[0]}
+    for name in structures - {"ibv_gid"}:  # which is a union
+        assert ffi.typeof(f"struct {name}").fields
+
+
 def exists(module: ModuleType, path: str) -> bool:
     """Whether a name of the page is there: `verbs.devices`, `Context.alloc_pd`, `MTU`."""
     value: object = {"verbs": verbs, "cm": cm}.get(path.partition(".")[0], module)
@@ -61,9 +80,10 @@ def exists(module: ModuleType, path: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("library", SECTIONS)
-def test_the_names_exist(library: str) -> None:
-    module, title = SECTIONS[library]
+@pytest.mark.parametrize(
+    ("module", "title"), [*SECTIONS.values(), (verbs, "## Structures and constants")]
+)
+def test_the_names_exist(module: ModuleType, title: str) -> None:
     names = [
         name
         for _, cell in rows(title)
