@@ -12,12 +12,12 @@
   ``library.calls`` of a context, channel or id has the calls that the libraries export, by their
   names in C, on any device. A call that fails raises VerbsError, or UnsupportedError where the
   device or an older library lacks it; it returns what remains of its result in C.
-- The functions of this module are those that C has in its header. So are ``ibv_wr_*`` and
-  ``ibv_start_poll``, which are members of a structure: ``qp_ex.wr_start(qp_ex)``.
+- The functions of this module are calls that C has inline in its header. Those of ibv_wr_post(3)
+  and ibv_create_cq_ex(3) are members of a structure: ``qp_ex.wr_start(qp_ex)``.
 - A constant of the headers is a name of this module: ``raw.IBV_SEND_SIGNALED``.
 
-The module does what C does: nothing is checked before the device does, nothing keeps memory alive,
-and :meth:`QueuePair.untrack` is for the caller to call before it posts. See docs/raw-handles.md.
+The module does what C does: nothing is checked before the device does, nothing keeps memory alive.
+Call :meth:`QueuePair.untrack` before posting. See docs/raw-handles.md.
 """
 
 from __future__ import annotations

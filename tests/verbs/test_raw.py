@@ -12,7 +12,7 @@ from aiordma import verbs
 from aiordma.errors import BufferStateError, VerbsError
 from aiordma.verbs import EventType, QPState, SendFlags, WROpcode, raw
 from aiordma.verbs.raw import ffi
-from tests.conftest import End
+from tests.conftest import ConnectedPair, End
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -43,6 +43,19 @@ def test_a_message(pair: tuple[End, End]) -> None:
             assert time.monotonic() < deadline
         assert (wc[0].wr_id, wc[0].status) == (wr_id, raw.IBV_WC_SUCCESS)
     assert bytes(b.mr.buf[:5]) == b"hello"
+
+
+def test_calls_that_are_members(connected_pair: ConnectedPair) -> None:
+    a, b = connected_pair(send_ops=verbs.SendOps.SEND)
+    a.qp.untrack()
+    b.post_recv()
+    qp = a.qp.context.library.calls.ibv_qp_to_qp_ex(a.qp.pointer)
+    qp.wr_start(qp)
+    qp.wr_id, qp.wr_flags = 3, raw.IBV_SEND_SIGNALED
+    qp.wr_send(qp)
+    qp.wr_set_sge(qp, a.mr.lkey, a.mr.addr, 5)
+    assert qp.wr_complete(qp) == 0
+    assert (a.completion().wr_id, b.completion().byte_len) == (3, 5)
 
 
 def test_receives_of_a_shared_queue(pd: verbs.ProtectionDomain) -> None:
