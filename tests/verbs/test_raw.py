@@ -71,15 +71,16 @@ def test_receives_of_a_shared_queue(pd: verbs.ProtectionDomain) -> None:
 
 
 def test_errors(qp: verbs.QueuePair) -> None:
-    """The errno of the device; a queue pair in RESET takes no work."""
-    bad = ffi.new("struct ibv_send_wr **")
-    request = ffi.new("struct ibv_send_wr *")
+    """The errno of the device, and the request that it did not take."""
     with pytest.raises(VerbsError, match="ibv_post_send") as caught:
-        raw.ibv_post_send(qp.pointer, request, bad)
+        raw.ibv_post_send(qp.pointer, ffi.new("struct ibv_send_wr *"))  # in RESET
     assert caught.value.errno == errno.EINVAL
-    assert bad[0] == request
+    bad = ffi.new("struct ibv_recv_wr **")
+    request = ffi.new("struct ibv_recv_wr *", {"num_sge": qp.capabilities.max_recv_sge + 1})
+    qp.to_init()
     with pytest.raises(VerbsError, match="ibv_post_recv"):
-        raw.ibv_post_recv(qp.pointer, ffi.new("struct ibv_recv_wr *"))
+        raw.ibv_post_recv(qp.pointer, request, bad)
+    assert bad[0] == request
     qp.close()
     with pytest.raises(BufferStateError, match="closed"):
         _ = qp.pointer
