@@ -70,7 +70,7 @@ def ibv_req_notify_cq(cq: h.ibv_cq, solicited_only: int) -> None:
 def ibv_post_send(
     qp: h.ibv_qp, wr: h.ibv_send_wr, bad_wr: h.Pointer[h.ibv_send_wr] | None = None
 ) -> None:
-    """Post a list of send requests; ``bad_wr`` gets the first that was refused, if the device tells.
+    """Post a list of send requests; ``bad_wr`` gets the refused one, if the device names it.
 
     VerbsError from the device. Source: ibv_post_send(3).
     """
