@@ -1,7 +1,9 @@
-/* Frames that the wire has in part, when the send queue fails or goes back to their message.  The
- * other side is the test, and reads only when it wants to. */
+/* Frames that the socket has in part, when the send queue fails or goes back to their message: the
+ * other side gets them whole, with the bytes of the moment when they were sent.  It is the test, and
+ * reads only when it wants to. */
 #include <sys/socket.h>
 
+#include "shortage.h"
 #include "verbs_side.h"
 
 #include "wire/link.h"
@@ -88,7 +90,7 @@ static void get(const struct stage *stage, uint32_t psn, uint32_t offset, uint32
 
 static bool is_partial(struct stage *stage)
 {
-	return LOCKED(soft_qp_of(stage->side.qp)->link->partial);
+	return LOCKED(soft_link_of(soft_qp_of(stage->side.qp))->rest);
 }
 
 /* ---- the send queue fails -------------------------------------------------------------------- */
@@ -131,8 +133,7 @@ static size_t until_failed(struct stage *stage, uint8_t *begun, size_t room)
 }
 
 /* The memory of a message's second frame goes while its first one is on its way out: the request
- * fails, in SQD as well, and what is left of the frame shows no memory that is the application's
- * again.  A queue pair of UC goes on with the next message, which has the same slot. */
+ * fails, in SQD as well, and the frame has the bytes that it had.  A queue pair of UC goes on with the next message, which has the same slot. */
 static void memory_gone(bool uc, bool draining)
 {
 	static uint8_t begun[SOFT_FRAME_HEADER + SOFT_FRAME_MAX];
@@ -162,10 +163,23 @@ static void memory_gone(bool uc, bool draining)
 		CHECK_EQUAL(frame.psn, side->psn);
 		CHECK_EQUAL(frame.length, SOFT_FRAME_MAX);
 		for (uint32_t i = 0; i < frame.length; i++)
-			CHECK(payload[i] == 0xaa || payload[i] == 0);
+			CHECK_EQUAL(payload[i], 0xaa);
 		get(&stage, 1, 0, REST);
 		expect_wc(side, 2, IBV_WC_SUCCESS);
 	}
+	close_stage(&stage);
+}
+
+/* Without memory for the rest of the frame the stream is given up. */
+static void no_memory(void)
+{
+	struct stage stage;
+
+	open_stage(&stage, (struct options){0});
+	shortage_begin(1);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = LONG);
+	CHECK_EQUAL(shortage_end(), ENOMEM);
+	expect_wc(&stage.side, 1, IBV_WC_RETRY_EXC_ERR);
 	close_stage(&stage);
 }
 
@@ -236,6 +250,7 @@ int main(void)
 		STEP(memory_gone(true, draining));
 		STEP(memory_gone(false, draining));
 	}
+	STEP(no_memory());
 	STEP(not_ready(false));
 	STEP(not_ready(true));
 	return 0;

@@ -69,13 +69,13 @@
 
 enum {
 	SOFT_FRAME_HEADER = 40,
-	SOFT_FRAME_MAX = 256 * 1024, /* payload */
+	SOFT_FRAME_MAX = 64 * 1024, /* payload; a wire keeps the rest of one */
 	SOFT_CMA_FRAME_MAX = 1024 * 1024, /* the same, of a frame with a descriptor */
 	SOFT_CMA_PIECES = 16,             /* of memory, in one descriptor */
 	SOFT_CMA_DESC_HEAD = 8,           /* slot, generation */
 	SOFT_CMA_DESC_PIECE = 16,
 	SOFT_HANDSHAKE_SIZE = 48,
-	SOFT_WIRE_VERSION = 1,
+	SOFT_WIRE_VERSION = 2,
 	SOFT_PSN_MASK = 0xffffff,
 	SOFT_ATOMIC_ARGUMENTS = 16, /* payload of a request: compare or add, swap */
 	SOFT_ATOMIC_RESULT = 8,     /* payload of its response: the value before */

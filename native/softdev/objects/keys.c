@@ -113,9 +113,9 @@ const char *soft_remote_objection(const struct soft_qp *qp, const struct ibv_pd 
 	return !wrong && range->on_demand ? "PAGES" : wrong;
 }
 
-/* What a null region gives and takes (ibv_alloc_null_mr(3)): no chunk is longer than a frame, and
- * no other process copies from it. */
-static uint8_t nothing[SOFT_FRAME_MAX], sink[SOFT_FRAME_MAX];
+/* What a null region gives and takes (ibv_alloc_null_mr(3)): no place is longer, and no
+ * other process copies from it. */
+static uint8_t nothing[SOFT_PLACE_MAX], sink[SOFT_PLACE_MAX];
 
 static void *at(const struct soft_range *range, uint64_t address, uint64_t length, unsigned rights)
 {

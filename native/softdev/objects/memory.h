@@ -55,8 +55,12 @@ const char *soft_remote_objection(const struct soft_qp *qp, const struct ibv_pd 
 /* The same as soft_remote_allowed for all that the key opens. */
 bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 		     unsigned right);
+enum {
+	SOFT_PLACE_MAX = 256 * 1024
+};
+
 /* Where they are, or NULL if that is not allowed (or on demand and not there); at most
- * SOFT_FRAME_MAX.  Valid until the lock is given back.  Of an SGE, which must be allowed as a
+ * SOFT_PLACE_MAX.  Valid until the lock is given back.  Of an SGE, which must be allowed as a
  * whole, the part at `offset`. */
 void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32_t offset,
 		      uint32_t length, unsigned rights);

@@ -125,11 +125,7 @@ static void reach_expired(struct soft_timer *timer)
 		soft_qp_kick(qp);
 	} else if (soft_qp_is_uc(qp)) {
 		qp->no_peer = true;
-		/* What is lost cannot be finished either. */
-		if (qp->link && qp->link->partial)
-			soft_links->finish(qp->link, 0);
-		else
-			soft_qp_kick(qp);
+		soft_qp_kick(qp);
 	} else if (qp->sq.oldest != qp->sq.tail) {
 		soft_send_fail(qp, IBV_WC_RETRY_EXC_ERR);
 	} else if (qp->link && qp->link->state == SOFT_LINK_UP && soft_port_is_down()) {
@@ -310,8 +306,6 @@ void soft_qp_send_error(struct soft_qp *qp)
 	soft_timer_stop(&qp->reach_timer);
 	soft_flush_sends(qp);
 	end_draining(qp);
-	if (qp->link && qp->link->partial)
-		qp->link->zero_fill = true; /* its memory is the application's again */
 }
 
 void soft_qp_check_drained(struct soft_qp *qp)

@@ -123,14 +123,13 @@ struct soft_responder {
 	uint32_t atomics_done;
 };
 
-/* A frame on its way out; what sending it means for the queue pair is done when its last byte is
- * with the kernel (`commit`), because frames that do not fit are built anew later. */
+/* A frame on its way out; what sending it means for the queue pair is done when the wire has it
+ * (`commit`), because frames that do not fit are built anew later. */
 struct soft_tx_packet {
 	struct soft_frame frame;
 	uint32_t index; /* requester: slot of the send queue; responder: of the responses */
 	bool last; /* of its message */
 	bool by_cma; /* a descriptor in place of its payload */
-	bool refused; /* request: its message has to begin again, the frame only to end */
 };
 
 enum soft_link_state {
@@ -150,9 +149,6 @@ struct soft_qp_link {
 	bool lossy; /* frames get lost or doubled, here or there */
 	bool lossy_pending; /* LOSSY is to be sent */
 	bool blocked; /* waits for room on the wire */
-	bool partial; /* `packet` has been sent in part */
-	bool zero_fill; /* `packet` is not needed any more: zeros in place of what is left of it */
-	struct soft_tx_packet packet;
 	/* at most one NAK is ever waiting: the responder takes nothing in after it */
 	uint8_t nak_opcode; /* 0: none */
 	uint8_t nak_syndrome;

@@ -106,7 +106,6 @@ static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_f
 	SOFT_TRACE(retry, qp, "RNR");
 	/* Go back: the responder forgets everything from this message on. */
 	soft_requester_go_back(qp, 0);
-	qp->link->packet.refused = true; /* if it is on its way out */
 	qp->rnr_refused = qp->rnr_waiting = true;
 	soft_timer_start(&qp->rnr_timer, soft_now() + rnr_delay_ns(frame->syndrome));
 	return SOFT_SINK_NONE;

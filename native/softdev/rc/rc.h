@@ -33,10 +33,10 @@ static inline uint32_t soft_frame_share(const struct soft_tx_cursor *cursor, uin
 bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out);
 void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
-/* Bytes [from, from + length) of the frame's payload as iovecs; their number, or -1 when the memory
- * is no longer allowed to be read. */
-int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
-			  uint32_t length, struct iovec *iov, int room);
+/* The frame's payload as iovecs; their number, or -1 when the memory is no longer allowed to be read.
+ */
+int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov,
+			  int room);
 
 /* Something of the message at that place has been given to the wire. */
 static inline void soft_requester_began(struct soft_qp *qp, uint32_t index)
@@ -84,8 +84,7 @@ void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn);
 bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out);
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
-int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
-			  uint32_t length, struct iovec *iov, int room);
+int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov);
 /* The PSN up to which everything is done and may be acknowledged with a frame sent after `cursor`.
  */
 uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor);

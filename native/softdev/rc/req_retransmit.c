@@ -57,7 +57,6 @@ void soft_requester_done(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
-	struct soft_qp_link *link = qp->link;
 
 	sq->resumed = 0;
 	if (sq->oldest != sq->next) {
@@ -67,9 +66,6 @@ void soft_requester_done(struct soft_qp *qp)
 	/* It was about to be transmitted again. */
 	sq->next++;
 	sq->next_offset = 0;
-	if (link->partial && link->packet.frame.opcode < SOFT_ACK &&
-	    link->packet.index == sq->oldest)
-		link->zero_fill = true; /* its memory is the application's again */
 }
 
 void soft_requester_progress(struct soft_qp *qp)

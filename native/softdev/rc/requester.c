@@ -137,9 +137,6 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 
 	soft_requester_began(qp, out->index);
 	soft_send_pass(qp);
-	/* A NAK that came in while the frame was on its way out has moved us back. */
-	if (out->refused || out->index != sq->next || out->frame.offset != sq->next_offset)
-		return;
 	if (out->last) {
 		sq->next++;
 		sq->next_offset = 0;
@@ -152,25 +149,21 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	soft_requester_await(qp);
 }
 
-int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
-			  uint32_t length, struct iovec *iov, int room)
+int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov,
+			  int room)
 {
 	soft_assert_locked();
 	struct soft_send_wqe *send = soft_send_at(qp, out->index);
+	bool inlined = send->flags & IBV_SEND_INLINE;
 
-	if (soft_is_read(out->frame.opcode) ||
-	    (send->flags & IBV_SEND_INLINE && out->frame.opcode == SOFT_ATOMIC_WRITE)) {
-		*iov = (struct iovec){.iov_base = send->arguments + from, .iov_len = length};
-		return 1;
-	}
-	if (send->flags & IBV_SEND_INLINE) {
-		*iov = (struct iovec){.iov_base = soft_send_inline(qp, out->index) + from,
-				      .iov_len = length};
-		return 1;
-	}
-	return soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, out->index), send->num_sge,
-			     (uint64_t)out->frame.offset + from, length,
-			     out->by_cma ? SOFT_ACCESS_CMA : 0, iov, room);
+	if (!inlined && !soft_is_read(out->frame.opcode))
+		return soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, out->index), send->num_sge,
+				     out->frame.offset, out->frame.length,
+				     out->by_cma ? SOFT_ACCESS_CMA : 0, iov, room);
+	*iov = (struct iovec){.iov_base = send->arguments, .iov_len = out->frame.length};
+	if (inlined && (out->frame.opcode == SOFT_SEND || out->frame.opcode == SOFT_WRITE))
+		iov->iov_base = soft_send_inline(qp, out->index);
+	return 1;
 }
 
 static void lose(struct soft_qp *qp)

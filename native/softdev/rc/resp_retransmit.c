@@ -12,22 +12,13 @@
 static void forget_answers(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_responder *responder = &qp->responder;
-	struct soft_qp_link *link = qp->link;
 	uint32_t tail = responder->response_head;
 
 	while (tail != responder->response_tail &&
 	       soft_psn_before(responder->responses[tail & responder->response_mask].psn, psn))
 		tail++;
-	if (tail == responder->response_head && tail != responder->response_tail) {
-		/* A frame that the wire has in part must be finished; it is then the last one. */
-		if (link->partial && link->packet.frame.opcode > SOFT_ACK &&
-		    link->packet.index == tail) {
-			link->packet.last = true;
-			tail++;
-		} else {
-			responder->response_offset = 0;
-		}
-	}
+	if (tail == responder->response_head)
+		responder->response_offset = 0;
 	responder->response_tail = tail;
 }
 

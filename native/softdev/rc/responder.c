@@ -640,8 +640,6 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 
-	if (out->index != responder->response_head)
-		return; /* given up meanwhile */
 	if (out->last) {
 		soft_responder_unkeep(responder, response_at(qp, out->index));
 		responder->response_head++;
@@ -664,26 +662,24 @@ void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn)
 	soft_responder_fail(qp, SOFT_NAK_REMOTE_ACCESS, psn);
 }
 
-int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
-			  uint32_t length, struct iovec *iov, int room)
+int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov)
 {
 	soft_assert_locked();
 	struct soft_response *response = response_at(qp, out->index);
 	void *memory;
 
-	(void)room;
 	if (response->opcode == SOFT_ATOMIC_DATA)
-		memory = response->result + from;
+		memory = response->result;
 	else
 		memory = soft_remote_memory(
 			qp, soft_remote_pd(qp, response->srq_num), response->rkey,
-			response->address + out->frame.offset + from, length,
+			response->address + out->frame.offset, out->frame.length,
 			IBV_ACCESS_REMOTE_READ | (out->by_cma ? SOFT_ACCESS_CMA : 0));
 	if (!memory)
 		return -1;
 	/* The key is asked for all the same: read_order.c. */
 	if (response->opcode == SOFT_READ_DATA && response->kept)
-		memory = response->kept + out->frame.offset + from;
-	*iov = (struct iovec){.iov_base = memory, .iov_len = length};
+		memory = response->kept + out->frame.offset;
+	*iov = (struct iovec){.iov_base = memory, .iov_len = out->frame.length};
 	return 1;
 }

@@ -151,7 +151,7 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 		return false;
 	while (link->left && link->base.state == SOFT_LINK_UP) {
 		struct iovec iov[SOFT_MAX_SGE];
-		uint32_t length = link->left < SOFT_FRAME_MAX ? link->left : SOFT_FRAME_MAX;
+		uint32_t length = link->left < SOFT_PLACE_MAX ? link->left : SOFT_PLACE_MAX;
 		int count = soft_link_place(link, length, iov, SOFT_MAX_SGE);
 
 		if (count == 0) {

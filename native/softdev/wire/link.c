@@ -130,7 +130,7 @@ void soft_link_finish(struct soft_link *link, int error)
 	soft_list_remove(&link->node);
 	soft_delay_detach(link);
 	soft_cma_forget_link(link);
-	if (was_up && (error || link->base.partial))
+	if (was_up && (error || link->rest))
 		soft_link_reset_socket(link);
 	soft_link_close_wires(link);
 	if (qp) {
@@ -160,17 +160,14 @@ static void close_orderly(struct soft_link *link)
 	/* The other side may have taken us for its peer already. */
 	if (link->base.state == SOFT_LINK_HANDSHAKE)
 		soft_connect_abandon(link);
-	/* A frame that has been sent in part cannot be finished once its memory is the
-	 * application's again, and no other frame can begin in the middle of it. */
 	bool over = soft_delay_detach(link); /* what is under way means nothing any more */
 
-	if (link->base.state != SOFT_LINK_UP || link->base.partial || over || link->to_self) {
+	if (link->base.state != SOFT_LINK_UP || over || link->to_self) {
 		soft_link_finish(link, 0);
 		return;
 	}
 	link->base.state = SOFT_LINK_CLOSING;
 	soft_ack_settled(link); /* DISCONNECT carries it too */
-	link->sent = 0;
 	soft_timer_start(&link->timer, soft_now() + LINGER_NS);
 	soft_defer(&link->base.output);
 }

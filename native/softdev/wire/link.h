@@ -18,7 +18,8 @@
 struct soft_link;
 
 enum {
-	SOFT_LINK_FRAMES = 128
+	SOFT_LINK_FRAMES = 128,
+	SOFT_LINK_IOVECS = 256, /* in one `send` */
 };
 
 /* Each is called for a link that has the wire; those without a remark cannot fail. */
@@ -27,8 +28,12 @@ struct soft_wire {
 	int (*up)(struct soft_link *link);
 	/* Bytes that the next `send` can take; 0: less than `least`, then `wait`. */
 	size_t (*room)(struct soft_link *link, size_t least);
-	/* Bytes taken, or a negative errno value. */
+	/* Bytes taken of these, after the rest that it has kept; or a negative errno value.  If that
+	 * ends in the middle of a frame, `keep` follows. */
 	ssize_t (*send)(struct soft_link *link, struct iovec *iov, int count);
+	/* Copy these bytes, the rest of that frame: 0, or an errno value.  NULL: it takes frames
+	 * whole. */
+	int (*keep)(struct soft_link *link, const struct iovec *iov, size_t from, size_t length);
 	/* Call soft_link_writable when there is room; 0 or an errno value. */
 	int (*wait)(struct soft_link *link);
 	/* Everything has been sent: finishes the link now, or when the other side has ended too. */
@@ -86,7 +91,8 @@ struct soft_link {
 
 	/* output */
 	bool ended; /* DISCONNECT has been sent */
-	uint32_t sent; /* bytes of `base.packet`, with its header */
+	uint8_t *rest; /* of a frame that the socket has taken in part; or NULL */
+	size_t rest_length, rest_sent;
 };
 
 /* The queue pair's, or NULL. */

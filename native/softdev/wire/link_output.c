@@ -3,8 +3,8 @@
  * A batch takes answers and requests in turns, then a NAK if one waits, and an acknowledgement if
  * no other frame carries it.  Headers and small payloads are put one behind the other into scratch
  * memory; long payloads are sent from the application's memory.  The batch is built on a cursor, a
- * copy of the positions; only what the wire has taken moves the positions themselves.  A frame that
- * it has taken in part is continued before anything else.
+ * copy of the positions; only what the wire has taken moves the positions themselves.  A wire that
+ * has taken a frame in part keeps the rest, so that here a frame is sent or not.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,7 +14,6 @@
 #include "cma_descriptor.h"
 
 enum {
-	IOVECS = 256,
 	COPY_MAX = 1024, /* payload that is copied behind its header rather than given an iovec */
 };
 
@@ -29,7 +28,7 @@ struct batch {
 	size_t cma_bytes; /* bytes that are not among these */
 	bool closed; /* to requests: the next one cannot be sent */
 	struct soft_tx_packet frames[SOFT_LINK_FRAMES];
-	struct iovec iov[IOVECS];
+	struct iovec iov[SOFT_LINK_IOVECS];
 };
 
 static bool is_answer(const struct soft_tx_packet *out)
@@ -37,14 +36,13 @@ static bool is_answer(const struct soft_tx_packet *out)
 	return out->frame.opcode == SOFT_READ_DATA || out->frame.opcode == SOFT_ATOMIC_DATA;
 }
 
-static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
-		  uint32_t length, struct iovec *iov, int room)
+static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov, int room)
 {
-	if (length == 0)
+	if (out->frame.length == 0)
 		return 0;
 	if (is_answer(out))
-		return soft_responder_gather(qp, out, from, length, iov, room);
-	return soft_requester_gather(qp, out, from, length, iov, room);
+		return soft_responder_gather(qp, out, iov);
+	return soft_requester_gather(qp, out, iov, room);
 }
 
 /* Room without which no frame is begun.  All frames of a message but the last are of the same
@@ -60,7 +58,7 @@ static bool has_room(const struct batch *batch)
 	       batch->bytes < SOFT_STEP_BYTES &&
 	       batch->cma_bytes < SOFT_CMA_FRAME_MAX && /* see soft_cma_desc_receive */
 	       batch->room - batch->bytes >= frame_room(batch->link) &&
-	       batch->iov_count + SOFT_MAX_SGE + 2 <= IOVECS &&
+	       batch->iov_count + SOFT_MAX_SGE + 2 <= SOFT_LINK_IOVECS &&
 	       batch->used + SOFT_FRAME_HEADER + COPY_MAX <= SOFT_STAGING_SIZE;
 }
 
@@ -78,21 +76,12 @@ static void add_scratch(struct batch *batch, size_t length)
 	batch->bytes += length;
 }
 
-/* Zeros in place of payload that is not needed any more, for a frame that must have its length. */
-static int zero_fill(uint32_t length, struct iovec *iov)
-{
-	static const uint8_t zeros[SOFT_FRAME_MAX];
-
-	*iov = (struct iovec){.iov_base = (void *)(uintptr_t)zeros, .iov_len = length};
-	return length ? 1 : 0;
-}
-
 /* Adds a frame with a descriptor of its payload; false: this payload cannot have one. */
 static bool add_cma_desc(struct batch *batch, struct soft_tx_packet *out)
 {
 	uint8_t *at = soft_scratch()->output + batch->used;
 	struct iovec pieces[SOFT_CMA_PIECES];
-	int count = gather(batch->link->qp, out, 0, out->frame.length, pieces, SOFT_CMA_PIECES);
+	int count = gather(batch->link->qp, out, pieces, SOFT_CMA_PIECES);
 
 	if (count < 0 ||
 	    !soft_cma_desc_send(batch->link, out, pieces, count, at + SOFT_FRAME_HEADER))
@@ -104,28 +93,17 @@ static bool add_cma_desc(struct batch *batch, struct soft_tx_packet *out)
 	return true;
 }
 
-/* Adds a frame from its byte `from` on (header included).  False: its memory may not be read. */
-static bool add(struct batch *batch, const struct soft_tx_packet *out, uint32_t from)
+/* Adds a frame.  False: its memory may not be read. */
+static bool add(struct batch *batch, const struct soft_tx_packet *out)
 {
-	struct soft_qp *qp = batch->link->qp;
-	uint32_t skip = from > SOFT_FRAME_HEADER ? from - SOFT_FRAME_HEADER : 0;
-	uint32_t length = out->frame.length - skip;
 	struct iovec payload[SOFT_MAX_SGE];
-	int count = from && batch->link->base.zero_fill
-			    ? zero_fill(length, payload)
-			    : gather(qp, out, skip, length, payload, SOFT_MAX_SGE);
-	size_t copied = 0;
+	int count = gather(batch->link->qp, out, payload, SOFT_MAX_SGE);
+	size_t copied = SOFT_FRAME_HEADER;
 
 	if (count < 0)
 		return false;
-	if (from < SOFT_FRAME_HEADER) {
-		uint8_t header[SOFT_FRAME_HEADER];
-
-		soft_frame_encode(header, &out->frame);
-		copied = SOFT_FRAME_HEADER - from;
-		memcpy(soft_scratch()->output + batch->used, header + from, copied);
-	}
-	if (length <= COPY_MAX) {
+	soft_frame_encode(soft_scratch()->output + batch->used, &out->frame);
+	if (out->frame.length <= COPY_MAX) {
 		for (int i = 0; i < count; i++) {
 			memcpy(soft_scratch()->output + batch->used + copied, payload[i].iov_base,
 			       payload[i].iov_len);
@@ -150,7 +128,7 @@ static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t 
 		out->frame.flags |= SOFT_FRAME_ACK;
 		out->frame.ack = done;
 	}
-	return out->by_cma ? add_cma_desc(batch, out) : add(batch, out, 0);
+	return out->by_cma ? add_cma_desc(batch, out) : add(batch, out);
 }
 
 /* Adds the next frame of one of the two kinds, with the acknowledgement that is due: as a
@@ -219,7 +197,7 @@ static void add_warning(struct batch *batch)
 	const struct soft_tx_packet out = {.last = true, .frame.opcode = SOFT_LOSSY};
 
 	if (batch->link->base.lossy_pending && has_room(batch))
-		add(batch, &out, 0);
+		add(batch, &out);
 }
 
 /* Adds a NAK or an acknowledgement, after the answers to all requests that came before. */
@@ -248,28 +226,8 @@ static void add_control(struct batch *batch)
 
 /* ---- one batch ----------------------------------------------------------------------------- */
 
-/* The positions as they will be when `out` has been sent. */
-static void advance_cursor(struct soft_tx_cursor *cursor, const struct soft_tx_packet *out)
-{
-	const struct soft_frame *frame = &out->frame;
-
-	if (frame->flags & SOFT_FRAME_ACK)
-		cursor->acked = frame->ack;
-	if (is_answer(out) && out->index == cursor->response) {
-		cursor->response_offset = out->last ? 0 : cursor->response_offset + frame->length;
-		cursor->response += out->last;
-		if (out->last && soft_psn_before(cursor->acked, frame->psn))
-			cursor->acked = frame->psn;
-	} else if (frame->opcode < SOFT_ACK && !out->refused && out->index == cursor->next &&
-		   frame->offset == cursor->next_offset) {
-		cursor->next_offset = out->last ? 0 : cursor->next_offset + frame->length;
-		cursor->next += out->last;
-		cursor->reads += out->last && soft_is_read(frame->opcode);
-	}
-}
-
-/* Gathers a batch for `room` bytes.  False: a frame that was sent in part cannot be continued. */
-static bool build(struct batch *batch, struct soft_link *link, size_t room)
+/* Gathers a batch for `room` bytes. */
+static void build(struct batch *batch, struct soft_link *link, size_t room)
 {
 	struct soft_qp *qp = link->qp;
 	bool answered, requested;
@@ -288,11 +246,6 @@ static bool build(struct batch *batch, struct soft_link *link, size_t room)
 		.acked = qp->responder.acked,
 		.most = link->wire->frame_most,
 	};
-	if (link->base.partial) {
-		if (!add(batch, &link->base.packet, link->sent))
-			return false;
-		advance_cursor(&batch->cursor, &link->base.packet);
-	}
 	add_warning(batch);
 	do {
 		answered = batch->cursor.response != qp->responder.response_tail &&
@@ -301,7 +254,6 @@ static bool build(struct batch *batch, struct soft_link *link, size_t room)
 			batch->cursor.next != qp->sq.tail && has_room(batch) && add_request(batch);
 	} while (answered || requested);
 	add_control(batch);
-	return true;
 }
 
 /* No frame follows this NAK. */
@@ -348,29 +300,20 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 	}
 }
 
-static void account(struct soft_link *link, const struct batch *batch, size_t sent)
+/* The wire has taken so many bytes.  0, or an errno value: it cannot keep the rest of a frame. */
+static int account(struct soft_link *link, const struct batch *batch, size_t sent)
 {
-	for (int i = 0; i < batch->frame_count; i++) {
-		const struct soft_tx_packet *out = &batch->frames[i];
-		uint32_t already = i == 0 && link->base.partial ? link->sent : 0;
-		size_t left = SOFT_FRAME_HEADER + (size_t)soft_frame_rest(&out->frame) - already;
+	size_t taken = 0;
+	int frames = 0, rc = 0;
 
-		if (sent < left) {
-			if (sent || already) {
-				link->base.packet = *out;
-				link->sent = already + (uint32_t)sent;
-				link->base.partial = true;
-				if (out->frame.opcode < SOFT_ACK)
-					soft_requester_began(link->qp, out->index);
-			}
-			return;
-		}
-		sent -= left;
-		link->base.partial = link->base.zero_fill = false;
-		commit(link, out);
-		if (link->base.state != SOFT_LINK_UP)
-			return;
-	}
+	while (taken < sent)
+		taken +=
+			SOFT_FRAME_HEADER + (size_t)soft_frame_rest(&batch->frames[frames++].frame);
+	if (taken > sent)
+		rc = link->wire->keep(link, batch->iov, sent, taken - sent);
+	for (int i = 0; i < frames && !rc && link->base.state == SOFT_LINK_UP; i++)
+		commit(link, &batch->frames[i]);
+	return rc;
 }
 
 /* ---- the wire ------------------------------------------------------------------------------ */
@@ -405,16 +348,8 @@ void soft_link_write(struct soft_link *link)
 			block(link);
 			break;
 		}
-		if (!build(&batch, link, room)) {
-			if (!is_answer(&link->base.packet))
-				soft_send_at(qp, link->base.packet.index)->status =
-					IBV_WC_LOC_PROT_ERR;
-			soft_send_settle(qp);
-			if (soft_link_of(qp))
-				soft_link_finish(soft_link_of(qp), ECONNABORTED);
-			return;
-		}
-		if (batch.bytes == 0)
+		build(&batch, link, room);
+		if (batch.bytes == 0 && !link->rest)
 			break;
 		ssize_t n = link->wire->send(link, batch.iov, batch.iov_count);
 
@@ -423,7 +358,10 @@ void soft_link_write(struct soft_link *link)
 			return;
 		}
 		link->busy = true;
-		account(link, &batch, (size_t)n);
+		int rc = account(link, &batch, (size_t)n);
+
+		if (rc)
+			soft_link_finish(link, rc);
 		link->busy = false;
 		if (link->base.state == SOFT_LINK_DEAD) {
 			free(link);
@@ -431,7 +369,8 @@ void soft_link_write(struct soft_link *link)
 		}
 		total += (size_t)n;
 		if (link->base.state == SOFT_LINK_UP &&
-		    ((size_t)n < batch.bytes || (total >= SOFT_STEP_BYTES && has_more(qp)))) {
+		    (link->rest || (size_t)n < batch.bytes ||
+		     (total >= SOFT_STEP_BYTES && has_more(qp)))) {
 			block(link);
 			break;
 		}
@@ -442,14 +381,16 @@ void soft_link_write(struct soft_link *link)
 	}
 }
 
-/* The last frame, then the end of our direction.  Its bytes are in link->header, which no input
- * needs any more. */
+/* The last frame, whose bytes are in link->header, which no input needs any more; and when it is with
+ * the kernel, the end of our direction. */
 void soft_link_write_end(struct soft_link *link)
 {
 	soft_assert_locked();
-	if (link->ended || link->base.state != SOFT_LINK_CLOSING)
+	struct iovec iov = {.iov_base = link->header, .iov_len = SOFT_FRAME_HEADER};
+
+	if (link->base.state != SOFT_LINK_CLOSING)
 		return;
-	if (link->sent == 0 && link->qp) {
+	if (!link->ended && link->qp) {
 		struct soft_frame frame = {
 			.opcode = SOFT_DISCONNECT,
 			.flags = soft_qp_is_responder(link->qp) ? SOFT_FRAME_ACK : 0,
@@ -462,25 +403,20 @@ void soft_link_write_end(struct soft_link *link)
 		frame.ack = soft_responder_done(link->qp, &cursor);
 		soft_frame_encode(link->header, &frame);
 	}
-	if (!link->wire->room(link, SOFT_FRAME_HEADER)) {
+	if (!link->wire->room(link, iov.iov_len)) {
 		block(link);
 		return;
 	}
-	struct iovec rest = {
-		.iov_base = link->header + link->sent,
-		.iov_len = SOFT_FRAME_HEADER - link->sent,
-	};
-	ssize_t n = link->wire->send(link, &rest, 1);
+	ssize_t n = link->wire->send(link, &iov, link->ended ? 0 : 1);
+	size_t left = n > 0 ? iov.iov_len - (size_t)n : 0;
 
-	if (n < 0) {
+	if (n < 0 || (left && link->wire->keep(link, &iov, (size_t)n, left))) {
 		soft_link_finish(link, 0);
 		return;
 	}
-	link->sent += (uint32_t)n;
-	if (link->sent < SOFT_FRAME_HEADER) {
+	link->ended |= n > 0;
+	if (link->ended && !link->rest)
+		link->wire->end(link);
+	else
 		block(link);
-		return;
-	}
-	link->ended = true;
-	link->wire->end(link);
 }

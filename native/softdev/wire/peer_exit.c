@@ -73,9 +73,10 @@ void soft_peer_exit_tcp(struct soft_link *link)
 	if (!is_exact(link) || qp->rnr_refused || ioctl(link->watch.fd, SIOCOUTQ, &unconfirmed) ||
 	    unconfirmed < 0)
 		return;
+	uint64_t missing = (uint64_t)unconfirmed + link->rest_length - link->rest_sent;
 	uint32_t end = qp->sq.next;
 
-	for (; end != qp->sq.oldest && behind < (uint64_t)unconfirmed; end--) {
+	for (; end != qp->sq.oldest && behind < missing; end--) {
 		const struct soft_send_wqe *send = soft_send_at(qp, end - 1);
 
 		if (!send->local)

@@ -6,6 +6,8 @@
  * coming, only a header's worth is read beyond each, so that the next payload needs no copy either.
  */
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -145,11 +147,26 @@ static size_t room(struct soft_link *link, size_t least)
 	return SIZE_MAX; /* it takes what it takes */
 }
 
+static void drop_rest(struct soft_link *link)
+{
+	free(link->rest);
+	link->rest = NULL;
+	link->rest_length = link->rest_sent = 0;
+}
+
+/* The rest of a frame goes first, and with what follows it, since each packet costs. */
 static ssize_t give(struct soft_link *link, struct iovec *iov, int count)
 {
+	struct iovec both[1 + SOFT_LINK_IOVECS];
 	struct msghdr message = {.msg_iov = iov, .msg_iovlen = (size_t)count};
+	size_t rest = link->rest_length - link->rest_sent;
 	ssize_t n;
 
+	if (rest) {
+		both[0] = (struct iovec){.iov_base = link->rest + link->rest_sent, .iov_len = rest};
+		memcpy(both + 1, iov, (size_t)count * sizeof(*iov));
+		message = (struct msghdr){.msg_iov = both, .msg_iovlen = (size_t)count + 1};
+	}
 	do
 		n = sendmsg(link->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 	while (n < 0 && errno == EINTR);
@@ -158,7 +175,33 @@ static ssize_t give(struct soft_link *link, struct iovec *iov, int count)
 	if (n < 0)
 		return errno == EAGAIN || errno == EPIPE || errno == ECONNRESET ? 0 : -errno;
 	soft_liveness_sent(link);
-	return n;
+	if ((size_t)n < rest) {
+		link->rest_sent += (size_t)n;
+		return 0;
+	}
+	drop_rest(link);
+	return n - (ssize_t)rest;
+}
+
+static int keep(struct soft_link *link, const struct iovec *iov, size_t from, size_t length)
+{
+	uint8_t *rest = malloc(length);
+
+	if (!rest)
+		return ENOMEM;
+	link->rest = rest;
+	link->rest_length = length;
+	link->rest_sent = 0;
+	for (; length; iov++) {
+		size_t skip = from < iov->iov_len ? from : iov->iov_len;
+		size_t part = iov->iov_len - skip < length ? iov->iov_len - skip : length;
+
+		memcpy(rest, (const uint8_t *)iov->iov_base + skip, part);
+		rest += part;
+		from -= skip;
+		length -= part;
+	}
+	return 0;
 }
 
 static int wait_for_room(struct soft_link *link)
@@ -175,6 +218,7 @@ const struct soft_wire soft_tcp_wire = {
 	.up = up,
 	.room = room,
 	.send = give,
+	.keep = keep,
 	.wait = wait_for_room,
 	.end = end,
 	.name = AIORDMA_WIRE_TCP,
@@ -199,5 +243,6 @@ void soft_link_reset_socket(struct soft_link *link)
 void soft_link_close_socket(struct soft_link *link)
 {
 	soft_timer_stop(&link->liveness_timer);
+	drop_rest(link);
 	soft_watch_close(&link->watch);
 }
