@@ -5,6 +5,11 @@ It is there wherever aiordma is installed, and imports nothing until a test uses
     @pytest.mark.rdma(loss=0.01, seed=7)
     async def test_transfer(): ...  # aiordma or pyverbs in this process, with 1 % loss
 
+    @pytest.mark.rdma(loss="@1", frames="requests")
+    async def test_repeated(rdma_faults):
+        ...
+        assert rdma_faults.counts().lost
+
     def test_server(rdma_programs):
         server = rdma_programs.start("./server", "7471")  # ended with the test
         assert server.stdout.readline() == "ready\\n"
@@ -18,7 +23,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +31,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    import pluggy
+
     from .testing import Faults
 
+_STACK: pytest.StashKey[ExitStack] = pytest.StashKey()
 _FAULTS: pytest.StashKey[Faults] = pytest.StashKey()
 _PROGRAMS: pytest.StashKey[Programs] = pytest.StashKey()
+_VARIABLE = "AIORDMA_EMBEDDED_FAULTS"
 _LINES = 200
 """Of the trace of a failed test, in its report."""
 
@@ -42,40 +51,56 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-@pytest.fixture(autouse=True)
-def _rdma(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The device and the faults of a marked test; those of the nearest marker count."""
-    markers = list(request.node.iter_markers("rdma"))
+# Hooks, not a fixture that every test would have: a test without the marker pays for a look at its
+# markers, and the device is chosen before the fixtures of wider scopes that it is the first to use.
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The device and the faults of a marked test; a nearer marker's keywords replace others."""
+    if not (markers := list(item.iter_markers("rdma"))):
+        return
     faults: dict[str, Any] = {}
     for marker in reversed(markers):
         if marker.args:
-            raise TypeError(
-                f"the marker rdma takes keywords, as rdma(loss=0.01), not {marker.args}"
+            pytest.fail(
+                f"the marker rdma takes keywords, as rdma(loss=0.01), not {marker.args}",
+                pytrace=False,
             )
         faults |= marker.kwargs
-    if not markers:
-        yield
+    item.stash[_STACK] = stack = ExitStack()
+    environment = stack.enter_context(pytest.MonkeyPatch.context())
+    environment.setenv("AIORDMA_DEVICE", "embedded0")
+    if not faults:
         return
-    with ExitStack() as stack:
-        stack.enter_context(pytest.MonkeyPatch.context()).setenv("AIORDMA_DEVICE", "embedded0")
-        if faults:
-            from . import testing  # noqa: PLC0415 - nothing before a test needs it
+    from . import RDMAError, testing  # noqa: PLC0415 - nothing before a test needs it
 
-            request.node.stash[_FAULTS] = stack.enter_context(testing.faults(**faults))
-        yield
+    try:
+        item.stash[_FAULTS] = made = stack.enter_context(testing.faults(**faults))
+    except (TypeError, ValueError, RDMAError) as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in faults.items())
+        wrong = f"@pytest.mark.rdma({given}): {error}"
+    else:
+        environment.setenv(_VARIABLE, made.plan)  # for the programs that the test starts
+        return
+    pytest.fail(wrong, pytrace=False)  # out of the block, whose exception would be shown too
 
 
-@pytest.hookimpl(wrapper=True)
+# Wrappers of pluggy's old kind, which the pytest of Debian 12 also has.
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    yield
+    if stack := item.stash.get(_STACK, None):
+        stack.close()
+
+
+@pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.when == "call" and report.failed:
+    item: pytest.Item,
+) -> Generator[None, pluggy.Result[pytest.TestReport]]:
+    report = (yield).get_result()
+    if report.failed:
         if faults := item.stash.get(_FAULTS, None):
             report.sections.append(("RDMA faults", f"{faults.plan}: {faults.counts()}"))
         if programs := item.stash.get(_PROGRAMS, None):
-            report.sections.append(("RDMA trace", programs.trace()))
-    return report
+            report.sections.append(("RDMA trace", programs.trace(_LINES)))
 
 
 class Programs:
@@ -85,8 +110,8 @@ class Programs:
     their trace.
     """
 
-    def __init__(self, folder: Path, faults: str) -> None:
-        self._folder, self._faults = folder, faults
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, *command: str | Path, **options: Any) -> subprocess.Popen[str]:
@@ -95,11 +120,9 @@ class Programs:
         They are those of `subprocess.Popen`.  When the test ends, it is terminated, and killed if
         that does not end it within 5 seconds.
         """
-        environment = {
-            **(options.pop("env", None) or os.environ),
-            "AIORDMA_TRACE": str(self._folder / "%p.jsonl"),
-            **({"AIORDMA_EMBEDDED_FAULTS": self._faults} if self._faults else {}),
-        }
+        given: Mapping[str, str] = options.pop("env", None) or os.environ
+        faults = {it: os.environ[it] for it in (_VARIABLE,) if it in os.environ}
+        environment = {**given, **faults, "AIORDMA_TRACE": str(self._folder / "%p.jsonl")}
         options = {"stdout": subprocess.PIPE, "text": True, **options, "env": environment}
         run = [sys.executable, "-m", "aiordma", "run", *map(str, command)]
         process = subprocess.Popen(run, **options)
@@ -123,15 +146,17 @@ class Programs:
             raise error
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def trace(self) -> str:
-        """The end of what the programs have done so far, as `aiordma trace` lists it."""
+    def trace(self, lines: int | None = None) -> str:
+        """What the programs have done so far, as `aiordma trace` lists it: all, or the last lines.
+
+        An injected fault is in it as ``fault=LOSS``.
+        """
         files = sorted(map(str, self._folder.glob("*.jsonl")))
         if not files:
             return "no program has opened the device"
         command = [sys.executable, "-m", "aiordma", "trace", *files]
         listing = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = (listing.stdout + listing.stderr).splitlines()
-        return "\n".join(lines[-_LINES:])
+        return "\n".join((listing.stdout + listing.stderr).splitlines()[-lines if lines else 0 :])
 
     def _end(self) -> None:
         for process in self._started:
@@ -145,14 +170,19 @@ class Programs:
 
 
 @pytest.fixture
-def rdma_programs(
-    _rdma: None, request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[Programs]:
+def rdma_faults(request: pytest.FixtureRequest) -> Faults:
+    """The faults of the test's marker: `.counts()` of those in this process, `.seed`, `.plan`."""
+    faults: Faults | None = request.node.stash.get(_FAULTS, None)
+    if faults:
+        return faults
+    pytest.fail("the test has no marker with faults, such as @pytest.mark.rdma(loss=0.01)", False)
+
+
+@pytest.fixture
+def rdma_programs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Programs]:
     """Programs on the embedded device; see `Programs`."""
     folder = tmp_path / "rdma-traces"
     folder.mkdir()
-    faults = request.node.stash.get(_FAULTS, None)
-    programs = Programs(folder, faults.plan if faults else "")
-    request.node.stash[_PROGRAMS] = programs
+    request.node.stash[_PROGRAMS] = programs = Programs(folder)
     yield programs
     programs._end()

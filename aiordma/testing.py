@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal
 
 from . import verbs
@@ -167,7 +168,7 @@ def _when(name: str, when: When) -> str:
         return when
     if not when:
         return ""
-    return format(real(name, when, WHEN), ".18f").rstrip("0").rstrip(".")
+    return format(Decimal(repr(real(name, when, WHEN))), "f").removesuffix(".0")
 
 
 def _time(name: str, value: float) -> str:

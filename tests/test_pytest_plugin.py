@@ -13,6 +13,7 @@ from .processes import run_python
 pytestmark = pytest.mark.any_device
 
 PROJECT = """
+import os
 import sys
 import pytest
 from aiordma import testing, verbs
@@ -41,14 +42,23 @@ def test_that_fails():
         pd.reg_mr(4096)
 
 
+@pytest.fixture(scope="class")
+def device():
+    return os.environ.get("AIORDMA_DEVICE")
+
+
 @pytest.mark.rdma
 class TestNearest:
     @pytest.mark.rdma(lost=1)
     def test_unknown(self):
         pass
 
-    def test_without_faults(self):
-        assert verbs.find_device(None).name == "embedded0"
+    def test_without_faults(self, device):
+        assert device == verbs.find_device(None).name == "embedded0"
+
+    @pytest.mark.rdma(loss=2)
+    def test_no_probability(self):
+        pass
 
 
 @pytest.mark.rdma(5)
@@ -56,10 +66,48 @@ def test_no_keyword():
     pass
 
 
+def test_no_marker(rdma_faults):
+    pass
+
+
+def test_without_the_marker():
+    variables = ("AIORDMA_DEVICE", "AIORDMA_EMBEDDED_FAULTS")
+    assert [os.environ.get(it) for it in variables] == ["", None]
+
+
+async def first_loss(faults):
+    async with testing.connected_pair() as (client, server):
+        for number in range(1000):
+            await client.send(bytes([number % 256]) * 5000)
+            with await server.recv() as message:
+                assert bytes(message) == bytes([number % 256]) * 5000
+            if faults.counts().lost:
+                return number
+
+
+class TestSeed:
+    found = []
+
+    @pytest.mark.parametrize("again", range(2))
+    @pytest.mark.rdma(loss=0.02, seed=7, frames="requests")
+    async def test_one(self, rdma_faults, again):
+        self.found.append(await first_loss(rdma_faults))
+
+    @pytest.mark.rdma(loss=0.02, seed=8, frames="requests")
+    async def test_other(self, rdma_faults):
+        self.found.append(await first_loss(rdma_faults))
+
+    def test_the_same_frame_is_lost(self):
+        one, again, other = self.found
+        assert one == again != other
+
+
 @pytest.mark.rdma(loss="@1", seed=3)
 def test_programs(rdma_programs):
     show = "import os; print(os.environ['AIORDMA_EMBEDDED_FAULTS'])"
-    assert rdma_programs.run(sys.executable, "-c", show).stdout == "seed=3,loss=@1\\n"
+    for environment in (None, {"PATH": os.environ["PATH"]}):
+        run = rdma_programs.run(sys.executable, "-c", show, env=environment)
+        assert run.stdout == "seed=3,loss=@1\\n"
     server = rdma_programs.start(sys.executable, "-c", DEVICE + "import time; time.sleep(1000)")
     assert server.stdout.readline() == "True\\n"
 
@@ -73,28 +121,56 @@ def test_program_that_hangs(rdma_programs):
 """
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module", params=["no:xdist", "xdist"])
+def report(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> subprocess.CompletedProcess[str]:
     folder = tmp_path_factory.mktemp("project")
     (folder / "test_project.py").write_text(PROJECT)
-    plugins = ("-p", "no:cacheprovider", "-p", "no:xdist", "--strict-markers", "-rA")
-    return run_python("-m", "pytest", *plugins, folder, cwd=folder, PYTEST_ADDOPTS="")
+    options = ["-p", "no:cacheprovider", "-p", request.param, "--strict-markers", "-rA"]
+    options += ["-n2", "--dist=loadscope"] if request.param == "xdist" else []
+    options += ["-o", "asyncio_mode=auto"]
+    environment = {"PYTEST_ADDOPTS": "", "AIORDMA_DEVICE": "", "COLUMNS": "200"}
+    return run_python("-m", "pytest", *options, folder, cwd=folder, **environment)
 
 
 def test_results(report: subprocess.CompletedProcess[str]) -> None:
-    found = dict(
-        re.findall(r"^(?:PASSED|FAILED|ERROR) .*::(\w+)(?: - (\w*))?", report.stdout, re.MULTILINE)
+    found = re.findall(
+        r"^(PASSED|FAILED|ERROR) .*::(test_\w+)(?:\[\d\])?(?: - ([\w.]*))?",
+        report.stdout,
+        re.MULTILINE,
     )
-    assert found == {
-        "test_faults": "",
-        "test_without_faults": "",
-        "test_programs": "",
-        "test_that_fails": "aiordma",
-        "test_program_that_fails": "subprocess",
-        "test_program_that_hangs": "subprocess",
-        "test_unknown": "TypeError",
-        "test_no_keyword": "TypeError",
+    assert {name: (verdict, error) for verdict, name, error in found} == {
+        "test_faults": ("PASSED", ""),
+        "test_without_faults": ("PASSED", ""),
+        "test_without_the_marker": ("PASSED", ""),
+        "test_one": ("PASSED", ""),
+        "test_other": ("PASSED", ""),
+        "test_the_same_frame_is_lost": ("PASSED", ""),
+        "test_programs": ("PASSED", ""),
+        "test_that_fails": ("FAILED", "aiordma.errors.VerbsError"),
+        "test_program_that_fails": ("FAILED", "subprocess.CalledProcessError"),
+        "test_program_that_hangs": ("FAILED", "subprocess.TimeoutExpired"),
+        "test_unknown": ("ERROR", "Failed"),
+        "test_no_probability": ("ERROR", "Failed"),
+        "test_no_keyword": ("ERROR", "Failed"),
+        "test_no_marker": ("ERROR", "Failed"),
     }, report.stdout
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        "@pytest.mark.rdma(lost=1): faults() got an unexpected keyword argument 'lost'",
+        "@pytest.mark.rdma(loss=2): plan of faults: 'loss=2': a probability from 0 to 1",
+        "the marker rdma takes keywords, as rdma(loss=0.01), not (5,)",
+        "the test has no marker with faults, such as @pytest.mark.rdma(loss=0.01)",
+    ],
+)
+def test_what_a_wrong_use_says(report: subprocess.CompletedProcess[str], says: str) -> None:
+    """In one line, without the code of the plug-in."""
+    before = r"^_+ ERROR at setup of \S+ _+\n(?:\[gw.*\n)?"
+    assert re.search(before + re.escape(says), report.stdout, re.MULTILINE), report.stdout
 
 
 def test_what_a_failed_test_shows(report: subprocess.CompletedProcess[str]) -> None:
@@ -105,5 +181,10 @@ def test_what_a_failed_test_shows(report: subprocess.CompletedProcess[str]) -> N
 
 
 def test_it_costs_nothing_until_it_is_used() -> None:
-    code = "import sys, aiordma.pytest_plugin as _; print('aiordma.verbs' in sys.modules)"
-    assert run_python("-c", code, cwd=Path.cwd()).stdout == "False\n"
+    """In each run of pytest where aiordma is installed."""
+    code = (
+        "import sys, pytest; before = {*sys.modules}; import aiordma.pytest_plugin;"
+        "print(*sorted(it for it in {*sys.modules} - before if 'editable' not in it))"
+    )
+    loaded = "aiordma aiordma._core aiordma._core.lazy_exports aiordma.pytest_plugin"
+    assert run_python("-c", code, cwd=Path.cwd()).stdout == f"{loaded}\n"
