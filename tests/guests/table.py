@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from . import engines, libfabric, mpi, storage, ucx, valkey
+from . import cgo, engines, libfabric, mpi, storage, ucx, valkey
 from .rows import Command, Row, Software
 
 SOFTWARE = [
@@ -38,6 +38,7 @@ SOFTWARE = [
     engines.NIXL,
     engines.MOONCAKE,
     engines.IBVERBS,
+    cgo.SOFTWARE,
     storage.FIO,
     storage.ISER,
     valkey.VALKEY,
@@ -207,6 +208,6 @@ def udapl() -> Iterator[Row]:
 
 TABLE = [
     *utilities(), *perftest(), *qperf(), *udapl(), *libfabric.rows(),
-    *ucx.rows(), *mpi.rows(), *engines.rows(), *storage.rows(),
+    *ucx.rows(), *mpi.rows(), *engines.rows(), *cgo.rows(), *storage.rows(),
     *valkey.rows(),
 ]  # fmt: skip

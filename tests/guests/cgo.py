@@ -1,0 +1,30 @@
+"""Go with cgo: a program of this folder, since no package of Debian 12 has RDMA in Go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .rows import Command, Row, Software
+
+BUILD = "{here}/../../build/guests"
+PROGRAM = f"{BUILD}/cgo"
+
+SOFTWARE = Software(
+    "Go",
+    "golang-go",
+    apt=("golang-go", "gcc", "libibverbs-dev"),
+    build=f"env GOCACHE={BUILD}/go-cache go build -o {PROGRAM} {{here}}/programs/cgo/main.go",
+    note="By cgo, in a program with 16 goroutines, each with a queue pair, whose completion channel "
+    "Go's poller waits for; meanwhile garbage is collected and processes are started.",
+)
+
+
+def rows() -> Iterator[Row]:
+    yield Row(
+        SOFTWARE.name,
+        "writes of 64 KiB",
+        Command(PROGRAM),
+        16 * 20 * 65536,
+        says=r"(?m)^written$",
+        quick=True,
+    )
