@@ -98,7 +98,8 @@ def pytest_runtest_makereport(
     report = (yield).get_result()
     if report.failed:
         if faults := item.stash.get(_FAULTS, None):
-            report.sections.append(("RDMA faults", f"{faults.plan}: {faults.counts()}"))
+            counts = f"{faults.plan}; in this process: {faults.counts()}"
+            report.sections.append(("RDMA faults", counts))
         if programs := item.stash.get(_PROGRAMS, None):
             report.sections.append(("RDMA trace", programs.trace(_LINES)))
 
@@ -133,6 +134,7 @@ class Programs:
         self, *command: str | Path, timeout: float = 60, check: bool = True, **options: Any
     ) -> subprocess.CompletedProcess[str]:
         """Runs a program to its end; `subprocess.run` has the options, errors and the result."""
+        __tracebackhide__ = True
         process = self.start(*command, **{"stderr": subprocess.PIPE, **options})
         try:
             out, err = process.communicate(timeout=timeout)

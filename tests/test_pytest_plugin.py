@@ -175,7 +175,9 @@ def test_what_a_wrong_use_says(report: subprocess.CompletedProcess[str], says: s
 
 def test_what_a_failed_test_shows(report: subprocess.CompletedProcess[str]) -> None:
     """The faults with the seed that repeats them; the trace, and what the program printed."""
-    assert re.search(r"RDMA faults -+\nseed=7,register=@1: .*registrations=1", report.stdout)
+    assert re.search(
+        r"RDMA faults -+\nseed=7,register=@1; in this process: .*registrations=1", report.stdout
+    )
     assert "open_device" in report.stdout.partition("RDMA trace")[2], report.stdout
     assert re.search(r"True\nE +out", report.stdout)
 

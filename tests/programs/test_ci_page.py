@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -44,6 +45,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(text)
     # The interpreter that the distribution's pyverbs is for.
     (folder / "python3").symlink_to("/usr/bin/python3")
+    # The one with aiordma and pytest.
+    (folder / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (folder / "python").chmod(0o755)
     for section in FIRST:
         run_section(section, folder)
     return folder
