@@ -61,6 +61,13 @@ class TestNearest:
         pass
 
 
+@pytest.mark.rdma(loss="@1000", seed=5)
+class TestKeywords:
+    @pytest.mark.rdma(seed=6)
+    def test_both(self, rdma_faults):
+        assert rdma_faults.plan == "seed=6,loss=@1000"
+
+
 @pytest.mark.rdma(5)
 def test_no_keyword():
     pass
@@ -143,6 +150,7 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
     assert {name: (verdict, error) for verdict, name, error in found} == {
         "test_faults": ("PASSED", ""),
         "test_without_faults": ("PASSED", ""),
+        "test_both": ("PASSED", ""),
         "test_without_the_marker": ("PASSED", ""),
         "test_one": ("PASSED", ""),
         "test_other": ("PASSED", ""),
