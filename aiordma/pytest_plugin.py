@@ -31,8 +31,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    import pluggy
-
     from .testing import Faults
 
 _STACK: pytest.StashKey[ExitStack] = pytest.StashKey()
@@ -70,11 +68,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     environment.setenv("AIORDMA_DEVICE", "embedded0")
     if not faults:
         return
-    from . import RDMAError, testing  # noqa: PLC0415 - nothing before a test needs it
+    from . import testing  # noqa: PLC0415 - nothing before a test needs it
 
     try:
         item.stash[_FAULTS] = made = stack.enter_context(testing.faults(**faults))
-    except (TypeError, ValueError, RDMAError) as error:
+    except (TypeError, ValueError, OSError) as error:
         given = ", ".join(f"{name}={value!r}" for name, value in faults.items())
         wrong = f"@pytest.mark.rdma({given}): {error}"
     else:
@@ -92,10 +90,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pluggy.Result[pytest.TestReport]]:
-    report = (yield).get_result()
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any]:
+    report: pytest.TestReport = (yield).get_result()
     if report.failed:
         if faults := item.stash.get(_FAULTS, None):
             counts = f"{faults.plan}; in this process: {faults.counts()}"
