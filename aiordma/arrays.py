@@ -8,17 +8,14 @@ that numpy lacks (bfloat16, float8) need `kind="torch"` or the package ml_dtypes
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 import math
 import operator
-import struct
+import reprlib
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack
-from itertools import accumulate
-from types import TracebackType
-from typing import Any, Literal, Self
+from itertools import accumulate, product
+from typing import Any, Literal, NamedTuple, NoReturn, Self
 
 import numpy as np
 
@@ -28,14 +25,17 @@ from .verbs import bytes_of
 
 Kind = Literal["numpy", "torch"]
 
-# The types of the safetensors format: the bytes of an element, and the name in numpy, ml_dtypes and
-# torch.
+# The types of the safetensors format whose elements are whole bytes: how many, and the name in
+# numpy, ml_dtypes and torch.
 _TYPES = {
     "BOOL": (1, "bool"),
     "U8": (1, "uint8"),
     "I8": (1, "int8"),
     "F8_E5M2": (1, "float8_e5m2"),
     "F8_E4M3": (1, "float8_e4m3fn"),
+    "F8_E8M0": (1, "float8_e8m0fnu"),
+    "F8_E4M3FNUZ": (1, "float8_e4m3fnuz"),
+    "F8_E5M2FNUZ": (1, "float8_e5m2fnuz"),
     "U16": (2, "uint16"),
     "I16": (2, "int16"),
     "F16": (2, "float16"),
@@ -50,18 +50,17 @@ _TYPES = {
 }
 _CODES = {name: code for code, (_, name) in _TYPES.items()}
 
-_LENGTH = struct.Struct("<Q")
+_PREFIX = 8
+"""Bytes of a message before its header, which say how long that is: little-endian."""
 _ALIGNMENT = 64
 """Of the first element in a message; each has the alignment of its type then."""
-_MAX_HEADER = 100_000_000
-"""Bytes; as of the safetensors library."""
-_MAX_DIMENSIONS = 64
-_BATCH = 512
-"""Pieces of a remote array that are read or written with one doorbell."""
+_MAX_HEADER = 16 << 20
+"""Bytes, of some 150,000 arrays: what a peer's header can cost to parse is bounded."""
+_MOST_RUNS = 1024
+"""Runs of a remote array that are read or written as one batch."""
 _GAP = 4096
 """Bytes: an operation takes longer than to read so many more."""
-_MOST_PIECES = 4096
-_MOST_WITH_GAPS = _MOST_PIECES * _GAP
+_MOST_WITH_GAPS = _MOST_RUNS * _GAP
 """Bytes that are read with their gaps at once."""
 
 
@@ -73,75 +72,141 @@ class Arrays(dict[str, Any]):
         self.metadata: dict[str, str] = dict(metadata)
 
 
-def _is_tensor(array: object) -> bool:
-    return type(array).__module__.partition(".")[0] == "torch" or hasattr(array, "untyped_storage")
+class _Layout(NamedTuple):
+    """The type of an array's elements, and where they lie in its memory; also what a token has."""
+
+    code: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    origin: int  # where element 0 begins, in bytes, as the strides
+
+    @classmethod
+    def in_c_order(cls, code: str, shape: tuple[int, ...], origin: int) -> Self:
+        steps = [*accumulate(shape[:0:-1], operator.mul, initial=_TYPES[code][0])]
+        return cls(code, shape, tuple(steps[::-1] if shape else ()), origin)
+
+    @property
+    def nbytes(self) -> int:
+        return _TYPES[self.code][0] * math.prod(self.shape)
+
+    def span(self) -> tuple[int, int]:
+        """Where its first byte lies, and behind its last one."""
+        if not all(self.shape):
+            return self.origin, self.origin
+        steps = [(count - 1) * step for count, step in zip(self.shape, self.strides, strict=True)]
+        low = self.origin + sum(step for step in steps if step < 0)
+        high = self.origin + sum(step for step in steps if step > 0)
+        return low, high + _TYPES[self.code][0]
+
+    def runs(self) -> tuple[int, list[tuple[int, int]]]:
+        """How long its runs of bytes are; the counts and strides of the dimensions over them."""
+        length = _TYPES[self.code][0]
+        outer = list(zip(self.shape, self.strides, strict=True))
+        while outer and (outer[-1][0] == 1 or outer[-1][1] == length):
+            length *= outer.pop()[0]
+        return length, outer
+
+    def part(self, key: Any) -> _Layout:
+        """Where `array[key]` lies; IndexError outside of it."""
+        keys = list(key) if isinstance(key, tuple) else [key]
+        dots = [at for at, index in enumerate(keys) if index is ...]
+        missing = len(self.shape) - len(keys) + len(dots)
+        if missing < 0 or len(dots) > 1:
+            raise IndexError(f"too many indices for {len(self.shape)} dimensions")
+        at = dots[0] if dots else len(keys)
+        keys[at : at + 1] = [slice(None)] * missing
+        shape, strides, origin = [], [], self.origin
+        for index, count, step in zip(keys, self.shape, self.strides, strict=True):
+            try:
+                if isinstance(index, slice):
+                    places = range(count)[index]
+                    origin += places.start * step if places else 0
+                    shape.append(len(places))
+                    strides.append(places.step * step if len(places) > 1 else step)
+                elif isinstance(index, bool):
+                    raise TypeError
+                else:
+                    origin += range(count)[operator.index(index)] * step
+            except TypeError:
+                raise IndexError(
+                    f"{reprlib.repr(index)} is no index of a remote array: use integers, slices "
+                    "and `...`, or index what `await` has read; several rows: asyncio.gather"
+                ) from None
+            except IndexError:
+                raise IndexError(f"index {index} is outside of a dimension of {count}") from None
+        return _Layout(self.code, tuple(shape), tuple(strides), origin)
 
 
-def _described(array: Any) -> tuple[Any, str, tuple[int, ...], tuple[int, ...]]:
-    """It, or the numpy array of another object; its type, shape and strides in bytes."""
-    if _is_tensor(array):
-        name = str(array.dtype).removeprefix("torch.")
-        strides = tuple(step * array.element_size() for step in array.stride())
-    else:
-        array = np.asarray(array)
-        name, strides = array.dtype.name, array.strides
-        if not array.dtype.isnative:
-            raise TypeError(f"{name} in the other byte order; use array.astype({name!r})")
-    if name not in _CODES:
-        raise TypeError(
-            f"arrays of {name} have no place in a message; there are {', '.join(_CODES)}"
-        )
-    return array, _CODES[name], tuple(array.shape), strides
+# ---- arrays of numpy and torch -------------------------------------------------------------------
 
 
-def _type(code: str, kind: Kind) -> Any:
+def _module(kind: Kind) -> Any:
+    if kind not in ("numpy", "torch"):
+        raise ValueError(f'kind is "numpy" or "torch", not {kind!r}')
+    return importlib.import_module(kind)
+
+
+def _dtype(code: str, kind: Kind) -> Any:
     name = _TYPES[code][1]
     if kind == "torch":
-        return getattr(importlib.import_module("torch"), name)
-    if kind != "numpy":
-        raise ValueError(f'kind is "numpy" or "torch", not {kind!r}')
-    try:
+        return getattr(_module(kind), name)
+    if not name.startswith(("bfloat", "float8")):
         return np.dtype(name)
-    except TypeError:
-        try:
-            return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
-        except ImportError:
-            raise TypeError(
-                f'numpy has no {name}; install ml_dtypes, or write kind="torch"'
-            ) from None
+    try:
+        return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+    except (ImportError, AttributeError):
+        raise TypeError(
+            f'numpy has no {name}; install or update ml_dtypes, or write kind="torch"'
+        ) from None
 
 
 def _empty(code: str, shape: tuple[int, ...], kind: Kind) -> Any:
-    if kind == "torch":
-        return importlib.import_module("torch").empty(shape, dtype=_type(code, kind))
-    return np.empty(shape, _type(code, kind))
+    return _module(kind).empty(shape, dtype=_dtype(code, kind))
 
 
 def _view(memory: memoryview, code: str, shape: tuple[int, ...], kind: Kind) -> Any:
-    if kind == "torch" and memory:  # torch refuses a buffer of no bytes
-        torch = importlib.import_module("torch")
-        return torch.frombuffer(memory, dtype=_type(code, kind)).reshape(shape)
-    return (
-        np.frombuffer(memory, _type(code, kind)).reshape(shape)
-        if memory
-        else _empty(code, shape, kind)
-    )
+    if not memory:  # torch refuses a buffer of no bytes
+        return _empty(code, shape, kind)
+    if kind == "torch" and memory.readonly:  # a tensor of it could be written to
+        memory = memoryview(bytearray(memory))
+    return _module(kind).frombuffer(memory, dtype=_dtype(code, kind)).reshape(shape)
 
 
-def _bytes_of(memory: Any) -> memoryview:
-    return memory.data if isinstance(memory, Message) else bytes_of(memory)
+def _is_tensor(array: object) -> bool:
+    return hasattr(array, "untyped_storage")
 
 
-def _buffer(array: Any) -> Any:
-    """It, or its memory as numbers: numpy exports no buffer of the types of ml_dtypes."""
-    dtype = getattr(array, "dtype", None)
-    if isinstance(dtype, np.dtype) and dtype.isbuiltin != 1:
-        return array.view(f"u{dtype.itemsize}")
-    return array
+def _described(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _Layout]:
+    """The memory of an array: a tensor, or numbers of numpy (which exports no buffer of the types
+    of ml_dtypes); and where its elements lie there.  `in_place`: what has none is refused."""
+    if in_place and not hasattr(array, "dtype"):
+        raise TypeError(f"{what} is {type(array)}: make an array of it (numpy.asarray)")
+    if _is_tensor(array):
+        if array.is_nested or str(array.layout) != "torch.strided":
+            bytes_of(array)  # raises BufferError, which says what to use
+        name = str(array.dtype).removeprefix("torch.")
+        strides = tuple(step * array.element_size() for step in array.stride())
+    else:
+        if np.ma.isMaskedArray(array):
+            raise TypeError(f"{what} is a masked array; use its `data` and `mask`, or `filled()`")
+        array = np.asarray(array)
+        name, strides = array.dtype.name, array.strides
+        if not array.dtype.isnative:
+            raise TypeError(f"{what} has the other byte order; use astype({name!r})")
+    if name not in _CODES:
+        raise TypeError(
+            f"{what} is of {name}, which a safetensors message cannot hold; convert it (astype), "
+            f"or send its bytes (view('u1')); it can hold {', '.join(_CODES)}"
+        )
+    memory = array if _is_tensor(array) else array.view(f"u{array.itemsize}")
+    return memory, _Layout(_CODES[name], tuple(array.shape), strides, 0)
 
 
 def _contiguous(array: Any) -> Any:
     return array.contiguous() if _is_tensor(array) else np.ascontiguousarray(array)
+
+
+# ---- several in one message ----------------------------------------------------------------------
 
 
 def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> list[Any]:
@@ -152,42 +217,52 @@ def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -
     """
     metadata = metadata or {}
     if not all(isinstance(it, str) for it in (*arrays, *metadata, *metadata.values())):
-        raise TypeError("the names of arrays are strings, and so is all of the metadata")
+        raise TypeError("arrays come by name, in a dict; names and metadata are strings")
     if "__metadata__" in arrays:
         raise ValueError("no array has the name '__metadata__': it is that of the metadata")
-    found = {name: _described(array) for name, array in arrays.items()}
+    found = [(name, *_described(f"array {name!r}", array)) for name, array in arrays.items()]
     # The largest elements first: so each begins at a multiple of its size.
-    names = sorted(found, key=lambda name: -_TYPES[found[name][1]][0])
-    sizes = [_TYPES[found[name][1]][0] * math.prod(found[name][2]) for name in names]
+    found.sort(key=lambda it: -_TYPES[it[2].code][0])
+    ends = accumulate(layout.nbytes for _, _, layout in found)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    for name, size, end in zip(names, sizes, accumulate(sizes), strict=True):
-        _, code, shape, _ = found[name]
-        header[name] = {"dtype": code, "shape": shape, "data_offsets": [end - size, end]}
+    for (name, _, layout), end in zip(found, ends, strict=True):
+        offsets = [end - layout.nbytes, end]
+        header[name] = {"dtype": layout.code, "shape": layout.shape, "data_offsets": offsets}
     text = json.dumps(header).encode()
-    text += b" " * (-(len(text) + _LENGTH.size) % _ALIGNMENT)
-    filled = [found[name][0] for name, size in zip(names, sizes, strict=True) if size]
-    buffers = [_buffer(_contiguous(array)) for array in filled]
-    return [_LENGTH.pack(len(text)) + text, *buffers]
+    text += b" " * (-(len(text) + _PREFIX) % _ALIGNMENT)
+    buffers = [_contiguous(array) for _, array, layout in found if layout.nbytes]
+    return [len(text).to_bytes(_PREFIX, "little") + text, *buffers]
 
 
-def _size(code: str, shape: tuple[int, ...]) -> int:
-    """The bytes of such an array; ValueError where numpy and torch can have none."""
-    element = _TYPES[code][0]
-    if len(shape) > _MAX_DIMENSIONS or element * math.prod(it or 1 for it in shape) >> 63:
-        raise ValueError
-    return element * math.prod(shape)
-
-
-Entry = tuple[str, tuple[int, ...], int, int]
-"""The type of an array, its shape, and where its bytes begin and end."""
+def _bytes_of(memory: Any) -> memoryview:
+    return memory.data if isinstance(memory, Message) else bytes_of(memory)
 
 
 def _no_file(what: str) -> ValueError:
     return ValueError(f"no message or file of safetensors: {what}")
 
 
-def _parse(text: bytes, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The header of a message, which has `size` bytes behind it; ValueError if it is none."""
+def _check_numbers(layout: _Layout, *more: int) -> None:
+    """ValueError or TypeError for what a peer says if numpy and torch can have no such array."""
+    code, shape, strides, origin = layout
+    numbers = (*shape, *strides, origin, *more)
+    if len(shape) > 64 or not all(type(it) is int for it in numbers):
+        raise TypeError
+    bytes_at_least = _TYPES[code][0] * math.prod(it or 1 for it in shape)
+    if min((*shape, 0)) < 0 or max(bytes_at_least, *map(abs, numbers)) >> 63:
+        raise ValueError
+
+
+def _header_size(prefix: bytes, size: int) -> int:
+    """That of a message of so many bytes, which begins with `prefix`."""
+    length = int.from_bytes(prefix, "little")
+    if length > min(_MAX_HEADER, size - _PREFIX):
+        raise _no_file(f"{size} bytes with a header of {length}, which has at most {_MAX_HEADER}")
+    return length
+
+
+def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
+    """The header of a message of `size` bytes: where its arrays lie, and its metadata."""
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -195,46 +270,41 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
     metadata = header.pop("__metadata__", {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _no_file("its header has another form")
-    entries: dict[str, Entry] = {}
+    data = _PREFIX + len(text)
+    entries: dict[str, _Layout] = {}
     for name, entry in header.items():
         try:
             code, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-            numbers = [*shape, start, end]
-            if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
-                raise TypeError
-            if end - start != _size(code, shape):
+            _check_numbers(_Layout(code, shape, (), start), end)
+            entries[name] = _Layout.in_c_order(code, shape, data + start)
+            if start < 0 or end - start != entries[name].nbytes:
                 raise ValueError
         except (KeyError, TypeError, ValueError):
-            raise _no_file(f"the entry {str(name)[:50]!r} is {str(entry)[:200]!r}") from None
-        entries[name] = code, shape, start, end
-    place = 0
-    for _, _, start, end in sorted(entries.values(), key=lambda entry: entry[2:]):
+            what = f"the entry {reprlib.repr(name)} is {reprlib.repr(entry)}"
+            raise _no_file(f"{what}; types are {', '.join(_TYPES)}") from None
+    place = data
+    for start, length in sorted((entry.origin, entry.nbytes) for entry in entries.values()):
         if start != place:
             raise _no_file(f"bytes from {place} to {start} belong to no array, or to two")
-        place = end
+        place += length
     if place != size:
-        raise _no_file(f"its arrays have {place} bytes, and it has {size}")
+        raise _no_file(f"its arrays end at {place}, and it has {size} bytes")
     return entries, metadata
 
 
 def unpack(memory: Any, kind: Kind = "numpy") -> Arrays:
     """The arrays of a `Message`, or of a file that was read or mapped: views of its memory.
 
-    ValueError for what has not the layout of safetensors.
+    Tensors of read-only memory are copies.  ValueError for what has not the layout of safetensors.
     """
     view = _bytes_of(memory)
-    length = _LENGTH.unpack_from(view)[0] if len(view) >= _LENGTH.size else _MAX_HEADER
-    data = view[_LENGTH.size + length :]
-    if _LENGTH.size + length > len(view):
-        raise _no_file("it is too short")
-    entries, metadata = _parse(bytes(view[_LENGTH.size : _LENGTH.size + length]), len(data))
-    return Arrays(
-        {
-            name: _view(data[start:end], code, shape, kind)
-            for name, (code, shape, start, end) in entries.items()
-        },
-        metadata,
-    )
+    length = _header_size(bytes(view[:_PREFIX]), len(view))
+    entries, metadata = _parse(bytes(view[_PREFIX:][:length]), len(view))
+    arrays = {
+        name: _view(view[it.origin :][: it.nbytes], it.code, it.shape, kind)
+        for name, it in entries.items()
+    }
+    return Arrays(arrays, metadata)
 
 
 async def send(
@@ -253,51 +323,43 @@ async def recv(conn: Connection, kind: Kind = "numpy") -> Arrays:
     return unpack(received.memory, kind)
 
 
-class SharedArray:
-    """An array of this side that the peer may use: its `token` is what the peer opens.
+# ---- an array that the peer uses -----------------------------------------------------------------
 
-    Made by `share`.  Until `close`, or the end of the `with`, the array's memory stays registered.
+
+class SharedArray:
+    """An array of this side that the peer may use, made by `share`.
+
+    Its `token` is what the peer opens; `share` renews its lease.  Until `close`, the end of the
+    `with` or that of the lease, the array's memory stays registered.
     """
 
-    def __init__(self, stack: ExitStack, share: Share, token: bytes) -> None:
-        self._stack = stack
+    def __init__(self, share: Share, token: bytes) -> None:
         self.share: Share = share
         self.token: bytes = token
 
     def close(self) -> None:
         """Takes the memory back from the peer."""
-        self._stack.close()
+        self.share.revoke()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def _reach(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> tuple[int, int]:
-    """Where its memory begins and ends, seen from element 0, for elements of `size` bytes."""
-    if not all(shape):
-        return 0, 0
-    steps = [step * (count - 1) for step, count in zip(strides, shape, strict=True)]
-    return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + size
-
-
-def _memory(array: Any, strides: tuple[int, ...]) -> tuple[Any, int]:
+def _memory(array: Any, layout: _Layout) -> tuple[Any, int]:
     """The memory from the first byte of an array to its last, and where in it element 0 begins."""
     if _is_tensor(array) or array.flags.c_contiguous:
-        return _buffer(array), 0
+        return array, 0
     root = array
     while isinstance(root.base, np.ndarray):
         root = root.base
-    low, high = _reach(array.shape, strides, array.itemsize)
+    flat = root.transpose(sorted(range(root.ndim), key=lambda axis: -root.strides[axis]))
+    low, high = layout.span()
+    if high - low < layout.nbytes or not flat.flags.c_contiguous:
+        raise ValueError("elements of the array lie in the same place; share what it is a view of")
     at = array.ctypes.data - root.ctypes.data + low
-    flat = root if root.flags.c_contiguous else root.T
     return np.ndarray(high - low, np.uint8, flat, at), -low
 
 
@@ -312,34 +374,32 @@ def share(
 
     Rights and lease are those of `Connection.share`.  A view of numpy's that leaves gaps shares
     what lies in the gaps too.  A tensor must lie in C order (`Tensor.contiguous`).
+    TypeError for what is no array, ValueError for a view whose elements overlap (`broadcast_to`).
     """
-    array, code, shape, strides = _described(array)
-    memory, origin = _memory(array, strides) if all(shape) else (bytearray(1), 0)
-    with ExitStack() as stack:
-        region = stack.enter_context(conn.register(memory))
-        shared = stack.enter_context(conn.share(region, access=access, lease=lease))
-        description = json.dumps([code, shape, strides, origin]).encode()
-        return SharedArray(stack.pop_all(), shared, shared.token.pack() + description)
+    found, layout = _described("the array", array, in_place=True)
+    memory, origin = _memory(found, layout) if layout.nbytes else (bytearray(1), 0)
+    with conn.register(memory) as region:  # which the share holds
+        shared = conn.share(region, access=access, lease=lease)
+    return SharedArray(
+        shared, shared.token.pack() + json.dumps(layout._replace(origin=origin)).encode()
+    )
 
 
 def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArray:
     """The peer's array of a `SharedArray.token`.  ValueError or ProtocolError for what is none."""
     data = bytes(_bytes_of(token))
     region = conn.open_region(data[:TOKEN_SIZE])
+    _module(kind)
     try:
         code, shape, strides, origin = json.loads(data[TOKEN_SIZE:])
-        numbers = [*shape, *strides, origin]
-        if not all(type(number) is int and abs(number) < 1 << 63 for number in numbers):
-            raise TypeError
-        if len(shape) != len(strides) or min([*shape, 0]) < 0:
-            raise ValueError
-        size = _size(code, shape)
-        low, high = _reach(shape, strides, _TYPES[code][0])
-        if origin + low < 0 or max(origin + high, size) > len(region):
+        layout = _Layout(code, tuple(shape), tuple(strides), origin)
+        _check_numbers(layout)
+        low, high = layout.span()
+        if low < 0 or high > len(region) or high - low < layout.nbytes:
             raise ValueError
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(f"no token of an array: {data[TOKEN_SIZE:][:200]!r}") from None
-    return RemoteArray(conn, region, code, tuple(shape), tuple(strides), origin, kind)
+    return RemoteArray(conn, region, layout, kind)
 
 
 async def open_file(conn: Connection, region: RemoteRegion, kind: Kind = "numpy") -> Arrays:
@@ -347,27 +407,26 @@ async def open_file(conn: Connection, region: RemoteRegion, kind: Kind = "numpy"
 
     Only the header is read.  ValueError if it has another layout.
     """
-    if len(region) < _LENGTH.size:
-        raise _no_file("it is too short")
-    length = bytearray(_LENGTH.size)
-    await conn.read(region[: _LENGTH.size], length)
-    (size,) = _LENGTH.unpack(length)
-    start = _LENGTH.size + size
-    if size > min(_MAX_HEADER, len(region) - _LENGTH.size):
-        raise _no_file(f"a header of {size} bytes")
-    header = bytearray(size)
-    await conn.read(region[_LENGTH.size : start], header)
-    entries, metadata = _parse(bytes(header), len(region) - start)
-    remote = {
-        name: RemoteArray(conn, region, code, shape, _c_order(code, shape), start + place, kind)
-        for name, (code, shape, place, _) in entries.items()
-    }
+    _module(kind)
+    first = bytearray(min(len(region), _PREFIX))
+    await conn.read(region[: len(first)], first)
+    header = bytearray(_header_size(bytes(first), len(region)))
+    await conn.read(region[_PREFIX : _PREFIX + len(header)], header)
+    entries, metadata = _parse(bytes(header), len(region))
+    remote = {name: RemoteArray(conn, region, it, kind) for name, it in entries.items()}
     return Arrays(remote, metadata)
 
 
-def _c_order(code: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    steps = accumulate(shape[:0:-1], lambda step, count: step * count, initial=_TYPES[code][0])
-    return tuple(steps)[::-1] if shape else ()
+def _parts(layout: _Layout, array: Any, most_bytes: int) -> Iterator[tuple[_Layout, Any]]:
+    """It and `array`, which has its shape, in parts of few runs or of at most so many bytes, gaps
+    included: so memory and time until the next `await` are bounded."""
+    low, high = layout.span()
+    half = layout.shape[0] // 2 if layout.shape else 0
+    if layout.nbytes <= _MOST_RUNS * layout.runs()[0] or high - low <= most_bytes:
+        yield layout, array
+    else:
+        for key in (slice(half), slice(half, None)) if half else (0,):
+            yield from _parts(layout.part(key), array[key], most_bytes)
 
 
 class RemoteArray:
@@ -377,48 +436,31 @@ class RemoteArray:
         await remote[:, 3].write(column)
 
     Made by `open_array` and `open_file`.  Indices are integers, slices and `...`; what they give is
-    a RemoteArray, and moves nothing.  A part that lies in pieces, such as a column, is written by
-    batches with an operation for each piece, and read likewise, or, if the gaps between the pieces
-    are short, with the gaps.
+    a RemoteArray, and moves nothing.  A part that lies in several runs of bytes, such as a column,
+    is written by batches with an operation for each run, and read likewise, or, if the gaps between
+    the runs are short, with the gaps.  `shape`, `strides` (bytes), `ndim`, `size` and `nbytes` are
+    those of numpy, `code` is the type in safetensors, such as "BF16".  A peer chooses the shape:
+    look at `nbytes` before you await what one has sent that you do not trust.
     """
 
-    def __init__(
-        self,
-        conn: Connection,
-        region: RemoteRegion,
-        code: str,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        origin: int,
-        kind: Kind,
-    ) -> None:
-        self._conn, self._code, self._origin, self._kind = conn, code, origin, kind
+    def __init__(self, conn: Connection, region: RemoteRegion, layout: _Layout, kind: Kind) -> None:
+        self._conn, self._layout, self._kind = conn, layout, kind
         self.region: RemoteRegion = region
-        self.shape: tuple[int, ...] = shape
-        self.strides: tuple[int, ...] = strides
+        self.code: str = layout.code
+        self.shape: tuple[int, ...] = layout.shape
+        self.strides: tuple[int, ...] = layout.strides
+        self.ndim: int = len(layout.shape)
+        self.size: int = math.prod(layout.shape)
+        self.nbytes: int = layout.nbytes
 
     def __repr__(self) -> str:
-        return f"<RemoteArray of {_TYPES[self._code][1]}, shape {self.shape}, in {self.region!r}>"
+        name = _TYPES[self._layout.code][1]
+        return f"<RemoteArray of {name}, shape {self.shape}, in {self.region!r}>"
 
     @property
     def dtype(self) -> Any:
         """The type of its elements: numpy's or torch's."""
-        return _type(self._code, self._kind)
-
-    @property
-    def ndim(self) -> int:
-        """The number of its dimensions."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of its elements."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of its elements, without what lies between them."""
-        return self.size * _TYPES[self._code][0]
+        return _dtype(self._layout.code, self._kind)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -426,103 +468,73 @@ class RemoteArray:
         return self.shape[0]
 
     def __getitem__(self, key: Any) -> RemoteArray:
-        """A part of it, as of a numpy array; IndexError outside of it."""
-        keys = list(key) if isinstance(key, tuple) else [key]
-        dots = [at for at, index in enumerate(keys) if index is ...]
-        missing = self.ndim - len(keys) + len(dots)
-        if missing < 0 or len(dots) > 1:
-            raise IndexError(f"too many indices for {self.ndim} dimensions: {key}")
-        at = dots[0] if dots else len(keys)
-        keys[at : at + 1] = [slice(None)] * missing
-        shape, strides, origin = [], [], self._origin
-        for index, count, step in zip(keys, self.shape, self.strides, strict=True):
-            if isinstance(index, slice):
-                places = range(count)[index]
-                origin += places.start * step if places else 0
-                shape.append(len(places))
-                strides.append(places.step * step)
-            else:
-                origin += range(count)[operator.index(index)] * step
-        conn, region, code = self._conn, self.region, self._code
-        return RemoteArray(conn, region, code, tuple(shape), tuple(strides), origin, self._kind)
+        """A part of it, as of a numpy array; IndexError outside of it, and for other indices."""
+        return RemoteArray(self._conn, self.region, self._layout.part(key), self._kind)
 
-    def _pieces(self) -> tuple[int, list[tuple[int, int]]]:
-        """The bytes of the runs that lie behind one another; counts and strides of the others."""
-        run = _TYPES[self._code][0]
-        outer = list(zip(self.shape, self.strides, strict=True))
-        while outer and (outer[-1][0] == 1 or outer[-1][1] == run):
-            run *= outer.pop()[0]
-        return run, outer
+    def _elsewhere(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(f"{self!r} is in the peer's memory: `await` it, or a part of it")
 
-    def _parts(self, array: Any, most_bytes: int) -> Iterator[tuple[RemoteArray, Any]]:
-        """It and `array`, which has its shape, in parts with few pieces or at most so many bytes,
-        gaps included: so memory and time until the next `await` are bounded."""
-        _, outer = self._pieces()
-        low, high = _reach(self.shape, self.strides, 0)
-        if math.prod(count for count, _ in outer) <= _MOST_PIECES or high - low <= most_bytes:
-            yield self, array
-        elif (half := self.shape[0] // 2) > 0:
-            yield from self[:half]._parts(array[:half], most_bytes)
-            yield from self[half:]._parts(array[half:], most_bytes)
-        else:
-            yield from self[0]._parts(array[0], most_bytes)
-
-    async def read(self, target: Any = None) -> Any:
-        """Its elements: a new array, or `target`, of the same type and shape and in C order."""
-        found = _empty(self._code, self.shape, self._kind) if target is None else target
-        self._check("target", found)
-        if self.size:
-            for part, memory in self._parts(found, _MOST_WITH_GAPS):
-                await part._read_part(memory)
-        return found
-
-    async def _read_part(self, found: Any) -> None:
-        pieces = math.prod(count for count, _ in self._pieces()[1])
-        size = _TYPES[self._code][0]
-        low, high = _reach(self.shape, self.strides, size)
-        if pieces < 2 or high - low > pieces * _GAP:
-            await self._move(found, reading=True)
-        else:
-            memory = np.empty(high - low, np.uint8)
-            await self._conn.read(self.region[self._origin + low : self._origin + high], memory)
-            elements = np.ndarray(self.shape, f"u{size}", memory, -low, self.strides)
-            target = np.frombuffer(bytes_of(_buffer(found)), f"u{size}")
-            target.reshape(self.shape)[...] = elements
+    # numpy and Python would take its rows one by one, each a RemoteArray.
+    __array__ = __iter__ = __contains__ = _elsewhere
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self.read().__await__()
 
+    async def read(self, target: Any = None) -> Any:
+        """Its elements: a new array, or `target`, of the same type and shape and in C order.
+
+        Cancelled, it leaves `target` partly read; see `Connection.read`, also for the errors.
+        ValueError for another type or shape.
+        """
+        found = _empty(self._layout.code, self.shape, self._kind) if target is None else target
+        memory = self._memory_of("target", found, in_place=True)
+        for part, here in _parts(self._layout, memory, _MOST_WITH_GAPS) if self.size else ():
+            await self._move(part, here, reading=True)
+        return found
+
     async def write(self, values: Any) -> None:
         """Writes its elements: an array, a list or a number, which is spread over it as by numpy.
 
-        Needs `Rights.WRITE`.  A tensor must have its type and shape.
+        Needs `Rights.WRITE`.  A tensor must have its type and shape: ValueError.  Cancelled, it has
+        written a part; see `Connection.write`, also for the other errors.
         """
         if not _is_tensor(values) and self._kind == "torch":
-            torch = importlib.import_module("torch")
+            torch = _module("torch")
             values = torch.as_tensor(values, dtype=self.dtype).broadcast_to(self.shape)
         elif not _is_tensor(values):
             values = np.broadcast_to(np.asarray(values, self.dtype), self.shape)
-        self._check("values", values)
-        if self.size:
-            for part, memory in self._parts(values, 0):
-                await part._move(_contiguous(memory), reading=False)
+        memory = self._memory_of("values", values)
+        for part, here in _parts(self._layout, memory, 0) if self.size else ():
+            await self._move(part, _contiguous(here), reading=False)
 
-    def _check(self, what: str, array: Any) -> None:
-        _, code, shape, _ = _described(array)
-        if (code, shape) != (self._code, self.shape):
-            raise ValueError(f"{what}: {code} {shape}, but the part is {self._code} {self.shape}")
+    def _memory_of(self, what: str, array: Any, *, in_place: bool = False) -> Any:
+        memory, layout = _described(what, array, in_place=in_place)
+        if layout[:2] != self._layout[:2]:
+            remote = f"the part of the remote array is {self._layout.code} {self.shape}"
+            raise ValueError(f"{what}: {layout.code} {layout.shape}, but {remote}")
+        return memory
 
-    async def _move(self, array: Any, *, reading: bool) -> None:
-        run, outer = self._pieces()
-        steps = [np.arange(count) * step for count, step in outer]
-        places = functools.reduce(np.add.outer, steps, np.array(self._origin)).ravel().tolist()
-        with self._conn.register(_buffer(array)) as memory:
-            for first in range(0, len(places), _BATCH):
+    async def _move(self, part: _Layout, array: Any, *, reading: bool) -> None:
+        """Reads or writes a part; `array` has its elements in C order."""
+        low, high = part.span()
+        length, outer = part.runs()
+        runs = part.nbytes // length
+        if runs == 1 and reading:
+            await self._conn.read(self.region[low:high], array)
+        elif runs == 1:
+            await self._conn.write(array, self.region[low:high])
+        elif reading and high - low <= runs * _GAP:
+            gaps = np.empty(high - low, np.uint8)
+            await self._conn.read(self.region[low:high], gaps)
+            dtype = f"u{_TYPES[part.code][0]}"
+            elements = np.ndarray(part.shape, dtype, gaps, part.origin - low, part.strides)
+            np.frombuffer(bytes_of(array), dtype).reshape(part.shape)[...] = elements
+        else:
+            steps = product(*([at * step for at in range(count)] for count, step in outer))
+            with self._conn.register(array) as memory:
                 async with self._conn.batch() as batch:
-                    for index, place in enumerate(places[first : first + _BATCH], first):
-                        here = memory[index * run : (index + 1) * run]
-                        there = self.region[place : place + run]
-                        if reading:
-                            batch.read(there, here)
-                        else:
-                            batch.write(here, there)
+                    for index, step in enumerate(steps):
+                        here = memory[index * length : (index + 1) * length]
+                        place = part.origin + sum(step)
+                        there = self.region[place : place + length]
+                        batch.read(there, here) if reading else batch.write(here, there)

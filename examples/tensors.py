@@ -5,7 +5,8 @@
     python examples/tensors.py fetch HOST PORT NAME...
 
 The server maps the file and shares it; its program takes no part in the reading.  Without HOST it
-listens on all addresses, without PORT on 7472.  It ends with Ctrl-C.
+listens on all addresses, without PORT on 7472.  It ends with Ctrl-C.  To fetch bfloat16 and float8
+takes the package ml_dtypes.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ async def tensors(conn: aiordma.Connection) -> arrays.Arrays:
 async def names(host: str, port: str) -> None:
     async with await aiordma.connect(host, int(port)) as conn:
         for name, remote in (await tensors(conn)).items():
-            print(f"{name}: {remote.dtype} {list(remote.shape)}")
+            print(f"{name}: {remote.code} {list(remote.shape)}")
 
 
 async def fetch(host: str, port: str, name: str, *more: str) -> None:

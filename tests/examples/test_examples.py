@@ -113,7 +113,7 @@ def test_tensors(environment: dict[str, str], host: str, tmp_path: Path) -> None
     with serving(environment, "tensors", "serve", str(file), host, "0") as server:
         at = host, server.port
         assert run_example(environment, "tensors", "list", *at) == (
-            "steps: int64 [5]\nsevens: float32 [3, 4]\n"
+            "steps: I64 [5]\nsevens: F32 [3, 4]\n"
         )
         assert run_example(environment, "tensors", "fetch", *at, "sevens", "steps") == (
             "sevens: 12 values, mean 7\nsteps: 5 values, mean 2\n"

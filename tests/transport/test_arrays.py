@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -33,6 +35,7 @@ SAMPLES: dict[str, Any] = {
 OF_ML_DTYPES: dict[str, Any] = {
     "half": np.arange(4).astype(ml_dtypes.bfloat16).reshape(2, 2),
     "quarter": np.array(4, ml_dtypes.float8_e4m3fn),
+    "exponent": np.ones(3, ml_dtypes.float8_e8m0fnu),
 }
 
 
@@ -78,9 +81,24 @@ async def test_files_of_safetensors(factory: ConnectionFactory) -> None:
 
 
 def test_types_that_have_no_place() -> None:
-    for array in (np.array([object()]), np.array(["x"]), np.zeros(2, "M8[s]"), np.zeros(2, ">f4")):
-        with pytest.raises(TypeError, match=r"arrays of|byte order"):
+    """The error names the array."""
+    for array, why in (
+        (np.array([object()]), "is of object"),
+        (np.array(["x"]), "is of str"),
+        (np.zeros(2, "M8[s]"), "is of datetime64"),
+        (np.zeros(2, complex), "is of complex128"),
+        (np.zeros(2, ">f4"), "byte order"),
+        (np.ma.array([1, 2], mask=[False, True]), "masked"),
+    ):
+        with pytest.raises(TypeError, match=f"array 'x' .*{why}"):
             arrays.pack({"x": array})
+
+
+def test_an_error_of_ml_dtypes_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = b"".join(arrays.pack(OF_ML_DTYPES))
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(TypeError, match="install or update ml_dtypes"):
+        arrays.unpack(packed)
 
 
 def test_names_that_cannot_be() -> None:
@@ -91,6 +109,7 @@ def test_names_that_cannot_be() -> None:
         ({1: array}, {}),
         ({"x": array}, {"n": 1}),
         ({"x": array}, {1: "n"}),
+        ([array], {}),
     ]
     for sent, metadata in wrong:
         with pytest.raises(TypeError, match="strings"):
@@ -112,6 +131,7 @@ NO_FILES = {
     "empty": b"",
     "short": header({}, length=3),
     "endless": header({}, length=(1 << 64) - 1),
+    "long": header(b"{}" + b" " * (16 << 20)),
     "no JSON": header(b"{"),
     "deep": header(b"[" * 100_000),
     "a list": header([]),
@@ -205,7 +225,7 @@ async def test_parts_of_many_pieces(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are moved some at a time, with memory for no more; those of no bytes are not moved."""
-    monkeypatch.setattr(arrays, "_MOST_PIECES", 16)
+    monkeypatch.setattr(arrays, "_MOST_RUNS", 16)
     monkeypatch.setattr(arrays, "_MOST_WITH_GAPS", 1000)
     monkeypatch.setattr(arrays, "_GAP", 60)
     long = []
@@ -228,6 +248,7 @@ async def test_parts_of_many_pieces(
                 await remote[key].write(array[key][::-1].copy())
                 assert np.array_equal(array, wanted)
             assert max(it for it in long if isinstance(it, int)) <= 1000
+            assert np.array_equal(await remote[:, :, :: 1 << 62], array[:, :, :: 1 << 62])
             token = shared.token[:TOKEN_SIZE] + b'["F32", [1099511627776, 0], [16, 4], 0]'
             nothing = arrays.open_array(client, token)
             assert (await nothing).size == 0
@@ -239,18 +260,55 @@ async def test_what_a_remote_array_refuses(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with arrays.share(server, array) as shared:
             remote = arrays.open_array(client, shared.token)
-            for key in (3, (0, 0, 0), (..., ...), "x", 1.5, (-4,), np.array([1, 2])):
-                with pytest.raises((IndexError, TypeError)):
+            for key in (3, (0, 4), (0, 0, 0), (..., ...), (-4,)):
+                with pytest.raises(IndexError, match=r"outside of|too many"):
                     remote[key]
+            some: Any
+            for some in ("x", 1.5, None, True, [0, 1], np.array([1, 2]), array > 0, slice("x")):
+                with pytest.raises(IndexError, match="is no index"):
+                    remote[some]
+            takes: list[Callable[[Any], object]] = [iter, list, np.asarray, np.sum]
+            for take in takes:
+                with pytest.raises(TypeError, match="is in the peer's memory"):
+                    take(remote)
+            with pytest.raises(TypeError, match="is in the peer's memory"):
+                assert array[0] in remote
             with pytest.raises(TypeError):
                 len(remote[0, 0])
             await ends(remote.write(1), RemoteRangeError)
+            await ends(remote[0].write(remote[1]), TypeError)
             await ends(remote.read(np.zeros((3, 4))), ValueError)
             await ends(remote.read(np.zeros((4, 3), np.float32)), ValueError)
+            await ends(remote.read(np.zeros((4, 3), np.float32).T), BufferError)
+            await ends(remote[0].read([0.0] * 4), TypeError)
             target = np.ones((4,), np.float32)
             assert await remote[:, 1].read(target[:3]) is not None
             assert target.tolist() == [0, 0, 0, 1]
         await ends(remote[0].read(), Exception)
+
+
+async def test_what_is_shared(factory: ConnectionFactory) -> None:
+    """Memory of its own, of any order, and no element twice; it is registered as long as that."""
+    async with factory.pair() as (client, server):
+        refused: list[tuple[Any, type[Exception]]] = [
+            ([1, 2], TypeError),
+            (np.broadcast_to(np.arange(3), (2, 3)), ValueError),
+            (np.lib.stride_tricks.sliding_window_view(np.arange(6), 3), ValueError),
+        ]
+        for array, error in refused:
+            with pytest.raises(error, match=r"make an array|in the same place"):
+                arrays.share(server, array)
+        of_any_order = np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2).copy(order="K")
+        assert not of_any_order.flags.forc
+        owner = np.arange(24)
+        for array in (of_any_order[:, ::-1], owner[::-2]):
+            with arrays.share(server, array, lease=None) as shared:
+                assert np.array_equal(await arrays.open_array(client, shared.token), array)
+        with arrays.share(server, owner[::2], lease=None) as shared:
+            await arrays.open_array(client, shared.token)
+            with pytest.raises(ValueError, match="cannot resize"):
+                owner.resize(1, refcheck=False)
+        owner.resize(1, refcheck=False)
 
 
 @pytest.mark.parametrize(
@@ -264,6 +322,8 @@ async def test_what_a_remote_array_refuses(factory: ConnectionFactory) -> None:
         b'["XXX", [3], [4], 0]',
         b'["F32", [3], [4, 4], 0]',
         b'["F32", [-3], [4], 0]',
+        b'["F32", [3], [0], 0]',
+        b'["F32", [2, 2], [4, 4], 0]',
         b'["F32", [4], [4], 0]',
         b'["F32", [3], [4], 1]',
         b'["F32", [3], [-4], 0]',
@@ -284,3 +344,34 @@ async def test_what_is_no_token(factory: ConnectionFactory, description: bytes) 
             with pytest.raises(ProtocolError):
                 arrays.open_array(client, b"no token")
             assert len(await arrays.open_array(client, shared.token)) == 3
+
+
+async def test_tensors_of_torch(factory: ConnectionFactory) -> None:
+    """Runs where torch is installed."""
+    torch: Any = pytest.importorskip("torch")
+    whole = torch.arange(12.0).reshape(3, 4)
+    names = {name for _, name in arrays._TYPES.values()} - {"bool", "float8_e8m0fnu"}
+    sent = {name: whole.to(getattr(torch, name)) for name in names}
+    sent |= {"T": whole.T, "0-d": torch.tensor(7), "none": torch.empty(0, 3), "bool": whole > 5}
+    async with factory.pair() as (client, server):
+        receiving = asyncio.create_task(arrays.recv(server, "torch"))
+        await arrays.send(client, sent)
+        for name, tensor in (await receiving).items():
+            assert (tensor.dtype, tensor.shape) == (sent[name].dtype, sent[name].shape)
+            found, wanted = (it.reshape(-1).view(torch.uint8) for it in (tensor, sent[name]))
+            assert torch.equal(found, wanted)
+        read_only = b"".join(bytes(memory) for memory in arrays.pack({"x": np.ones(3)}))
+        arrays.unpack(read_only, "torch")["x"].zero_()
+        assert arrays.unpack(read_only)["x"].tolist() == [1, 1, 1]
+        with arrays.share(server, sent["bfloat16"], access=Rights.READ | Rights.WRITE) as shared:
+            remote = arrays.open_array(client, shared.token, "torch")
+            await remote[:, 1].write([7, 8, 9])
+            await remote[::-1, 2].write(5)
+            await remote[0, ::3].write(torch.ones(4, dtype=torch.bfloat16)[::2])
+            assert sent["bfloat16"].tolist() == [[1, 7, 5, 1], [4, 8, 5, 7], [8, 9, 5, 11]]
+            assert torch.equal(await remote[1:, ::2], sent["bfloat16"][1:, ::2])
+            await ends(remote[0].write(whole[0]), ValueError)
+        for tensor in (whole.to_sparse(), torch.ones(2, requires_grad=True), whole.to("meta")):
+            with pytest.raises(BufferError):
+                arrays.share(server, tensor)
+            await ends(arrays.send(client, {"x": tensor}), BufferError)
