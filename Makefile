@@ -82,7 +82,7 @@ build:
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test test-full check-py check-c flaky programs upstream guests software dask valkey network examples bench instructions many cost soak softroce
+.PHONY: echo test test-full check-py check-c flaky programs upstream guests software dask ray valkey network examples bench instructions many cost soak softroce
 echo: .venv/.cli build ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
@@ -162,6 +162,20 @@ dask: build $(DASK)/.made ## rdma:// for Dask: its tests, and distributed's own 
 	$(DASK)/bin/python -m mypy --config-file integrations/dask/pyproject.toml
 	cd integrations/dask && ../../$(DASK)/bin/python -m pytest -p no:xdist -p no:cacheprovider $(ARGS)
 	$(if $(REFEREE),,cd integrations/dask/tests && ../../../$(DASK)/bin/python -m referee $(CURDIR)/build/dask/referee)
+
+RAY := build/ray/venv
+$(RAY)/.made: integrations/ray/pyproject.toml | .venv/.dev
+	rm -rf $(RAY)
+	$(BIN)/python -m venv $(RAY)
+	$(RAY)/bin/pip install --quiet 'ray>=2.60,<2.61' 'torch==2.13.0' numpy
+	$(RAY)/bin/pip install --quiet --no-deps --editable integrations/ray
+	@cd $$(echo $(RAY)/lib/python*/site-packages) && \
+		echo "import site; site.addsitedir('$$(echo $(CURDIR)/.venv/lib/python*/site-packages)')" >zz_aiordma.pth
+	@touch $@
+
+ray: build $(RAY)/.made ## Ray's direct transport: its tests on a cluster here; ARGS=--quick as CI does
+	$(RAY)/bin/python -m mypy --config-file integrations/ray/pyproject.toml
+	cd integrations/ray && ../../$(RAY)/bin/python -m pytest $(ARGS)
 
 examples: .venv/.test build ## run every example
 	$(BIN)/python -m pytest tests/examples

@@ -1,0 +1,137 @@
+"""The objects that this process offers to others, and its connections to those that offer some.
+
+A process that returns objects has one server.  Another process connects to it once, asks for an
+object by its id, and gets tokens, with which it reads the object's memory by RDMA.  The server's
+key is random and travels in Ray's metadata of an object: only who has got that can connect.
+
+All but `offer` and `withdraw` runs in the event loop of `aiordma.blocking`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import NamedTuple
+
+import ray
+
+from aiordma import Config, Connection, Rights, blocking, rpc, start_server
+
+# The event loop does not poll, since actors need the cores.
+CONFIG = Config(polling=0)
+# Up to this size the memory of several tensors is read together.
+SHORT = 1 << 20
+BATCH = 256
+
+
+class Address(NamedTuple):
+    """Where a process offers its objects, and the key that a client needs."""
+
+    host: str
+    port: int
+    key: bytes
+
+
+class Offered:
+    """The memory of an object, and what each connection has got of it."""
+
+    def __init__(self, memory: Sequence[memoryview]) -> None:
+        self.memory = memory
+        self._shared: dict[Connection, tuple[list[bytes], ExitStack]] = {}
+
+    def share(self, conn: Connection) -> list[bytes]:
+        """The tokens with which the peer of a connection reads the memory."""
+        if conn not in self._shared:
+            with ExitStack() as stack:
+                regions = [stack.enter_context(conn.register(it)) for it in self.memory]
+                shares = [conn.share(it, access=Rights.READ, lease=None) for it in regions]
+                for share in shares:
+                    stack.enter_context(share)
+                self._shared[conn] = [it.token.pack() for it in shares], stack.pop_all()
+        return self._shared[conn][0]
+
+    def take_back(self, *conns: Connection) -> None:
+        """Ends the shares of these connections, or of all."""
+        for conn in conns or list(self._shared):
+            if conn in self._shared:
+                self._shared.pop(conn)[1].close()
+
+
+class Endpoint:
+    """What a process offers and reads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._address: Address | None = None
+        self._offered: dict[str, Offered] = {}
+        self._clients: dict[Address, asyncio.Task[rpc.Client]] = {}
+
+    # ---- the objects of this process ----
+
+    def offer(self, object_id: str, memory: Sequence[memoryview]) -> Address:
+        """Lets others read the memory of an object until `withdraw`; in any thread."""
+        with self._lock:
+            if self._address is None:
+                self._address = blocking.call(self._serve, ray.util.get_node_ip_address())
+        self._offered.setdefault(object_id, Offered(memory))
+        return self._address
+
+    def withdraw(self, object_id: str) -> None:
+        """Takes the memory back and forgets it; in any thread."""
+        offered = self._offered.pop(object_id, None)
+        if offered is not None:
+            blocking.call(offered.take_back)
+
+    async def _serve(self, host: str) -> Address:
+        key = secrets.token_bytes(32)
+        self._server = await start_server(self._answer, host, via="tcp", auth=key, config=CONFIG)
+        return Address(host, self._server.port, key)
+
+    async def _answer(self, conn: Connection) -> None:
+        try:
+            await rpc.serve(conn, {"open": partial(self._open, conn)})
+        finally:
+            for offered in list(self._offered.values()):
+                offered.take_back(conn)
+
+    async def _open(self, conn: Connection, object_id: str) -> list[bytes]:
+        return self._offered[object_id].share(conn)
+
+    # ---- those of others ----
+
+    async def read(self, address: Address, object_id: str, memory: Sequence[memoryview]) -> None:
+        """Reads an object into memory of this process, which has the same lengths."""
+        client = await self._client(address)
+        conn = client.connection
+        tokens = await client.call("open", object_id)
+        short = []
+        for token, target in zip(tokens, memory, strict=True):
+            region = conn.open_region(token)
+            if len(target) > SHORT:
+                await conn.read(region, target)
+            else:
+                short.append((region, target))
+        for first in range(0, len(short), BATCH):
+            async with conn.batch() as batch:
+                for region, target in short[first : first + BATCH]:
+                    batch.read(region, target)
+
+    async def _client(self, address: Address) -> rpc.Client:
+        connecting = self._clients.get(address)
+        if connecting is None or _is_over(connecting):
+            for other in [it for it, task in self._clients.items() if _is_over(task)]:
+                del self._clients[other]
+            connecting = self._clients[address] = asyncio.create_task(
+                rpc.connect(address.host, address.port, via="tcp", auth=address.key, config=CONFIG)
+            )
+        return await asyncio.shield(connecting)
+
+
+def _is_over(connecting: asyncio.Task[rpc.Client]) -> bool:
+    return connecting.done() and (
+        connecting.exception() is not None or connecting.result().connection.closed
+    )

@@ -1,0 +1,205 @@
+"""The transport that Ray calls, for tensors of torch and for numpy arrays."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import sys
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+
+from aiordma import RDMAError, blocking, rpc
+from aiordma.verbs import bytes_of
+
+from .endpoint import Address, Endpoint
+
+TRIED = "2.60"
+"""The version of Ray that the tests run with."""
+
+try:
+    from ray.exceptions import RayDirectTransportError
+    from ray.experimental import (
+        CommunicatorMetadata,
+        TensorTransportManager,
+        TensorTransportMetadata,
+        register_tensor_transport,
+    )
+    from ray.experimental.rdt.tensor_transport_manager import FetchRequest
+except ImportError as error:
+    raise ImportError(
+        f"ray {ray.__version__} has no direct transport of the form that ray_aiordma needs "
+        f"({error}): install ray {TRIED}"
+    ) from error
+
+_endpoint = Endpoint()
+
+
+@dataclass(kw_only=True)
+class Metadata(TensorTransportMetadata):
+    """What Ray brings to the receivers of an object: its arrays, and where they are."""
+
+    address: Address
+
+
+@dataclass
+class Fetch(FetchRequest):
+    """Arrays that are being read, by a task in the event loop of `aiordma.blocking`."""
+
+    task: asyncio.Task[None] | None = None
+
+    def __del__(self) -> None:
+        if self.task is not None and not self.task.done():
+            with suppress(RuntimeError):  # the loop has ended
+                self.task.get_loop().call_soon_threadsafe(self.task.cancel)
+
+
+def _memory(arrays: Sequence[Any]) -> list[memoryview]:
+    """The bytes of arrays, but of empty ones: their own if they lie in C order, else a copy."""
+    flat = []
+    for array in arrays:
+        if isinstance(array, np.ndarray):
+            flat.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        elif array.device.type != "cpu":
+            raise ValueError(
+                f"a tensor on {array.device}: aiordma is a transport of the CPU's memory; "
+                f"return tensor.cpu()"
+            )
+        else:
+            tensor = array.detach().resolve_conj().resolve_neg().contiguous()
+            flat.append(tensor.reshape(-1).view(sys.modules["torch"].uint8))
+    return [bytes_of(it) for it in flat if it.nbytes]
+
+
+def _empty(shape: Sequence[int], dtype: Any) -> Any:
+    if isinstance(dtype, np.dtype):
+        return np.empty(shape, dtype)
+    return sys.modules["torch"].empty(shape, dtype=dtype)
+
+
+class Transport(TensorTransportManager):
+    """Moves the arrays of an object by RDMA reads of the process that needs them.
+
+    Ray gives it tensors, and in a process where "aiordma_numpy" has been used, both kinds.
+    """
+
+    name = "AIORDMA"
+
+    def tensor_transport_backend(self) -> str:
+        return self.name
+
+    @staticmethod
+    def is_one_sided() -> bool:
+        return True
+
+    @staticmethod
+    def can_abort_transport() -> bool:
+        return True
+
+    def actor_has_tensor_transport(self, actor: object) -> bool:
+        return True
+
+    # ---- where the object was made ----
+
+    def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> Metadata:
+        address = _endpoint.offer(obj_id, _memory(rdt_object))
+        described = [(it.shape, it.dtype) for it in rdt_object]
+        return Metadata(described, "cpu", address=address)
+
+    def garbage_collect(self, obj_id: str, *_: object) -> None:
+        _endpoint.withdraw(obj_id)
+
+    def send_multiple_tensors(self, *_: object) -> None:
+        raise NotImplementedError("the receiver of a one-sided transport reads: nothing is sent")
+
+    # ---- where it is needed ----
+
+    def get_communicator_metadata(self, *_: object) -> CommunicatorMetadata:
+        return CommunicatorMetadata()
+
+    def fetch_multiple_tensors(
+        self,
+        obj_id: str,
+        tensor_transport_metadata: TensorTransportMetadata,
+        communicator_metadata: object,
+        target_buffers: list[Any] | None = None,
+    ) -> Fetch:
+        assert isinstance(tensor_transport_metadata, Metadata)
+        described = tensor_transport_metadata.tensor_meta
+        fetch = Fetch(obj_id, target_buffers or [_empty(*one) for one in described])
+        reading = _endpoint.read(tensor_transport_metadata.address, obj_id, _memory(fetch.tensors))
+
+        def start() -> None:
+            fetch.task = asyncio.create_task(reading, name=obj_id)
+
+        blocking.call(start)
+        return fetch
+
+    def wait_fetch_complete(self, fetch_request: FetchRequest, timeout: float = -1) -> list[Any]:
+        assert isinstance(fetch_request, Fetch)
+        assert fetch_request.task is not None
+        task = fetch_request.task
+
+        async def wait() -> None:
+            async with asyncio.timeout(timeout if timeout >= 0 else None):
+                await asyncio.shield(task)
+
+        try:
+            blocking.call(wait)
+        except TimeoutError:
+            raise TimeoutError(
+                f"object {fetch_request.obj_id} was not read within {timeout:g} seconds"
+            ) from None
+        except (RDMAError, rpc.CallError, OSError, CancelledError) as error:
+            raise RayDirectTransportError(
+                f"object {fetch_request.obj_id} could not be read from its actor, which may have "
+                f"died: {str(error) or type(error).__name__}"
+            ) from error
+        return fetch_request.tensors
+
+    def recv_multiple_tensors(self, *arguments: Any, **named: Any) -> list[Any]:
+        return self.wait_fetch_complete(self.fetch_multiple_tensors(*arguments, **named))
+
+    def abort_transport(self, obj_id: str, communicator_metadata: object) -> None:
+        def cancel() -> None:
+            for task in asyncio.all_tasks():
+                if task.get_name() == obj_id:
+                    task.cancel()
+
+        blocking.call(cancel)
+
+
+class NumpyTransport(Transport):
+    """The same under the name by which Ray gives it numpy arrays."""
+
+    name = "AIORDMA_NUMPY"
+
+
+_parameters = [*inspect.signature(register_tensor_transport).parameters]
+if inspect.isabstract(Transport) or len(_parameters) != 4:
+    raise ImportError(
+        f"the direct transport of ray {ray.__version__} has another form: a transport has "
+        f"{sorted(Transport.__abstractmethods__)} as well, and is registered with {_parameters}; "
+        f"install ray {TRIED}"
+    )
+
+
+def register() -> None:
+    """Makes "aiordma" a tensor transport, for tensors of torch, and "aiordma_numpy", for arrays.
+
+    Call it before the first `ray.method` that names one, in the module with that class: the
+    processes of actors may import it too.  A second call does nothing.
+    """
+    kinds: list[tuple[type[Transport], type]] = [(NumpyTransport, np.ndarray)]
+    with suppress(ImportError):
+        torch = importlib.import_module("torch")
+        kinds.append((Transport, torch.Tensor))
+    for transport, kind in kinds:
+        with suppress(ValueError):  # it is registered
+            register_tensor_transport(transport.name, ["cpu"], transport, kind)

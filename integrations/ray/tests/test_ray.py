@@ -1,0 +1,326 @@
+"""Objects between actors of a real cluster by "aiordma" and "aiordma_numpy"."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import ray_aiordma
+import torch
+from ray.exceptions import GetTimeoutError, RayDirectTransportError, RayTaskError
+from ray.experimental import set_target_for_ref, wait_tensor_freed
+from ray_aiordma import transport
+
+import aiordma
+from aiordma import blocking, rpc
+
+MIB = 1 << 20
+
+# Here too: an actor imports this module.
+ray_aiordma.register()
+
+
+class Objects:
+    """Makes objects, and takes those of others."""
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    @ray.method(tensor_transport="aiordma")
+    def give(self, value: Any) -> Any:
+        """A value that came by Ray's own ways, with its tensors."""
+        return value
+
+    @ray.method(tensor_transport="aiordma_numpy")
+    def give_arrays(self, value: Any) -> Any:
+        return value
+
+    @ray.method(tensor_transport="aiordma")
+    def give_ones(self, size: int) -> torch.Tensor:
+        self.kept = torch.ones(size, dtype=torch.uint8)
+        return self.kept
+
+    @ray.method(tensor_transport="aiordma")
+    def give_odd(self) -> dict[str, Any]:
+        return odd()
+
+    @ray.method(tensor_transport="aiordma")
+    def give_every_type(self) -> list[torch.Tensor]:
+        return of_every_type()
+
+    def wait_freed(self) -> tuple[int, int]:
+        """When Ray has freed what `give_ones` returned: the offers there are, and the memory."""
+        wait_tensor_freed(self.kept, timeout=60)
+        del self.kept
+        return self.state()
+
+    def state(self) -> tuple[int, int]:
+        with open("/proc/self/statm") as statm:
+            resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return len(transport._endpoint._offered), resident
+
+    def contents(self, value: Any) -> list[Any]:
+        return contents(value)
+
+    def size(self, value: Any) -> int:
+        return int(value.sum())
+
+    def get_size(self, refs: list[Any]) -> int:
+        return int(ray.get(refs[0]).sum())
+
+    def put(self, size: int) -> list[Any]:
+        return [ray.put(torch.ones(size), _tensor_transport="aiordma")]
+
+
+def contents(value: Any) -> list[Any]:
+    """Type, shape and bytes of each array, in a form that travels in Ray's object store."""
+    found = []
+    for array in value.values() if isinstance(value, dict) else value:
+        if isinstance(array, torch.Tensor):
+            plain = array.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy()
+        else:
+            plain = array
+        found.append((str(array.dtype), tuple(array.shape), plain.tobytes()))
+    return found
+
+
+def of_every_type() -> list[torch.Tensor]:
+    """Tensors of random bytes; some of the types cannot be pickled."""
+    names = r"torch\.(bool|u?int(8|16|32|64)|b?float\w+|complex\w+)"
+    types = {it for it in vars(torch).values() if isinstance(it, torch.dtype)}
+    chosen = sorted((it for it in types if re.fullmatch(names, str(it))), key=str)
+    chance = np.random.default_rng(7)
+    tensors = []
+    for one in chosen:
+        plain = chance.integers(0, 2 if one is torch.bool else 256, 960, dtype=np.uint8)
+        tensors.append(torch.from_numpy(plain).view(one).reshape(2, -1))
+    return tensors
+
+
+def odd() -> dict[str, Any]:
+    """Tensors that are no plain matrix, and values that are no tensors."""
+    numbers = torch.arange(24.0).reshape(4, 6)
+    return {
+        "0-d": torch.tensor(7),
+        "empty": torch.empty(0, 3),
+        "transposed": numbers.T,
+        "sliced": numbers[::2, 1::2],
+        "conjugated": torch.tensor([1 + 2j, 3 - 4j]).conj(),
+        "with a gradient": torch.ones(3, requires_grad=True),
+        "a view": numbers[1],
+    }
+
+
+remote: Any = ray.remote  # its types do not know of tensor transports
+Actor: Any = remote(enable_tensor_transport=True)(Objects)
+
+
+@pytest.fixture(scope="module")
+def source() -> Any:
+    return Actor.remote()
+
+
+@pytest.fixture(scope="module")
+def sink() -> Any:
+    return Actor.remote()
+
+
+@pytest.fixture
+def doomed() -> Iterator[tuple[Any, int]]:
+    """An actor that may be stopped and killed, and its process."""
+    actor = Actor.remote()
+    pid = ray.get(actor.pid.remote())
+    yield actor, pid
+    ray.kill(actor)
+
+
+def test_tensors_of_every_type(source: Any, sink: Any) -> None:
+    expected = contents(of_every_type())
+    names = {name for name, _, _ in expected}
+    assert names > {"torch.bool", "torch.bfloat16", "torch.float8_e4m3fn", "torch.complex128"}
+    assert ray.get(sink.contents.remote(source.give_every_type.remote())) == expected
+
+
+def test_odd_tensors(source: Any, sink: Any) -> None:
+    assert ray.get(sink.contents.remote(source.give_odd.remote())) == contents(odd())
+    assert contents(ray.get(source.give_odd.remote())) == contents(odd())
+
+
+def test_arrays(source: Any, sink: Any) -> None:
+    arrays = [
+        np.arange(1000, dtype=">i4"),
+        np.array("2026-11-26", "M8[D]"),
+        np.array([(1, 2.5), (3, 4.5)], [("a", "i4"), ("b", "f8")]),
+        np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        np.arange(10)[::-3],
+        np.empty((0, 2)),
+        np.array(["text", "more"]),
+    ]
+    assert ray.get(sink.contents.remote(source.give_arrays.remote(arrays))) == contents(arrays)
+    # Both kinds, in processes where both have been used.
+    both = [torch.arange(5), np.arange(5)]
+    assert ray.get(sink.contents.remote(source.give.remote(both))) == contents(both)
+
+
+def test_arrays_of_objects_are_refused(source: Any) -> None:
+    with pytest.raises(RayTaskError, match="array of references"):
+        ray.get(source.give_arrays.remote(np.array([1, None])))
+
+
+def test_many_tensors(source: Any, sink: Any) -> None:
+    tensors = [torch.full((i,), i) for i in range(1000)]
+    assert ray.get(sink.contents.remote(source.give.remote(tensors))) == contents(tensors)
+    refs = [source.give_ones.remote(i) for i in range(100)]
+    assert [len(it) for it in ray.get(refs)] == [*range(100)]
+    assert sum(ray.get([sink.size.remote(it) for it in refs])) == sum(range(100))
+
+
+def test_memory_of_the_receiver(source: Any) -> None:
+    ref = source.give_ones.remote(3 * MIB)
+    target = torch.zeros(3 * MIB, dtype=torch.uint8)
+    set_target_for_ref(ref, [target])
+    assert ray.get(ref).data_ptr() == target.data_ptr()
+    assert target.sum() == 3 * MIB
+
+
+def test_put(source: Any, sink: Any) -> None:
+    """References within arguments: who gets them reads from the process that has put the object."""
+    here = [ray.put(torch.ones(1000), _tensor_transport="aiordma")]
+    assert ray.get(sink.get_size.remote(here)) == 1000
+    there = ray.get(source.put.remote(2000))
+    assert ray.get(there[0]).sum() == 2000
+    assert ray.get(sink.get_size.remote(there)) == 2000
+
+
+def test_memory_is_freed(source: Any, sink: Any) -> None:
+    resident = []
+    for _ in range(6):
+        ref = source.give_ones.remote(64 * MIB)
+        assert ray.get(sink.size.remote(ref)) == 64 * MIB
+        del ref
+        offered, size = ray.get(source.wait_freed.remote())
+        assert offered == 0
+        resident.append((size, ray.get(sink.state.remote())[1]))
+    for first, last in zip(resident[1], resident[-1], strict=True):
+        assert last - first < 64 * MIB
+
+
+@contextmanager
+def reading(ref: Any) -> Iterator[Future[Any]]:
+    """A `ray.get` in a thread, which has begun to read."""
+
+    async def begun() -> bool:
+        return any(it.get_name() == ref.hex() for it in asyncio.all_tasks())
+
+    with ThreadPoolExecutor(1) as pool:
+        getting = pool.submit(lambda: ray.get(ref))
+        deadline = time.monotonic() + 60
+        while not blocking.call(begun):
+            assert not getting.done(), getting.result()
+            assert time.monotonic() < deadline
+        yield getting
+
+
+def offered_by(actor: Any, size: int) -> Any:
+    """A reference to an object that is there."""
+    ref = actor.give_ones.remote(size)
+    assert ray.wait([ref], timeout=60, fetch_local=False)[0]
+    return ref
+
+
+def test_actor_killed_in_the_middle(doomed: tuple[Any, int], sink: Any) -> None:
+    actor, pid = doomed
+    ref = offered_by(actor, MIB)
+    os.kill(pid, signal.SIGSTOP)
+    with reading(ref) as getting:
+        taking = sink.size.remote(ref)
+        os.kill(pid, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(RayDirectTransportError, match=f"{ref.hex()} could not be read.*broke"):
+            getting.result()
+    with pytest.raises(RayTaskError, match="could not be read from its actor"):
+        ray.get(taking)
+    # It took 0.01 to 0.2 s; without an error from the device it would be the 45 s of keep-alive.
+    assert time.monotonic() - start < 20
+    # New connections are refused, and the receiver works on.
+    with pytest.raises(RayDirectTransportError):
+        ray.get(ref)
+    assert ray.get(sink.state.remote())
+
+
+def test_time_limit_and_abort(doomed: tuple[Any, int]) -> None:
+    actor, pid = doomed
+    ref, another = offered_by(actor, MIB), offered_by(actor, MIB)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(GetTimeoutError):
+        ray.get(another, timeout=0.2)
+    with reading(ref) as getting:
+        transport.Transport().abort_transport(ref.hex(), None)
+        with pytest.raises(RayDirectTransportError, match="CancelledError"):
+            getting.result()
+    os.kill(pid, signal.SIGCONT)
+    assert [it.sum() for it in ray.get([ref, another])] == [MIB, MIB]
+
+
+def test_key(source: Any) -> None:
+    ref = offered_by(source, 1)
+    manager: Any = ray._private.worker.global_worker.rdt_manager
+    address = manager.get_rdt_metadata(ref.hex()).tensor_transport_meta.address
+
+    async def call(key: bytes, name: str) -> Any:
+        async with await rpc.connect(address.host, address.port, via="tcp", auth=key) as client:
+            return await client.call("open", name)
+
+    with pytest.raises(aiordma.RDMAError, match="key"):
+        blocking.call(call, bytes(32), ref.hex())
+    with pytest.raises(rpc.CallError, match="KeyError"):
+        blocking.call(call, address.key, "of no object")
+    assert len(blocking.call(call, address.key, ref.hex())) == 1
+
+
+def test_tensors_elsewhere_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"a tensor on meta: .* return tensor.cpu"):
+        transport.Transport().extract_tensor_transport_metadata("", [torch.ones(3, device="meta")])
+
+
+def test_register_again() -> None:
+    ray_aiordma.register()
+
+
+OTHER_RAY = {
+    "del experimental.register_tensor_transport": "cannot import name .register_tensor_transport.",
+    "experimental.register_tensor_transport = lambda name, kind: None": "registered with",
+    """
+class More(experimental.TensorTransportManager):
+    @abc.abstractmethod
+    def another(self): ...
+experimental.TensorTransportManager = More
+""": "another",
+}
+
+
+@pytest.mark.parametrize("change", OTHER_RAY)
+def test_other_ray(change: str) -> None:
+    program = f"import abc\nfrom ray import experimental\n{change}\nimport ray_aiordma"
+    done = subprocess.run(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, check=False
+    )
+    last = done.stderr.splitlines()[-1]
+    assert re.search(f"ImportError: .*{OTHER_RAY[change]}.*install ray {transport.TRIED}", last)
+
+
+@pytest.mark.long
+def test_a_gibibyte(source: Any, sink: Any) -> None:
+    assert ray.get(sink.size.remote(source.give_ones.remote(1024 * MIB))) == 1024 * MIB
