@@ -1,0 +1,91 @@
+"""A tensor from actor to actor by each transport of Ray for CPU memory: `python bench_ray.py`.
+
+Each round measures all of them, in turn, from the call of the actor that has the tensor to the
+answer of the one that took it and has touched each of its pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray_aiordma
+import torch
+
+ray_aiordma.register()
+
+OBJECT_STORE = "object store"
+
+
+class Ends:
+    """Both ends of a transfer."""
+
+    def __init__(self, size: int) -> None:
+        self.tensor = torch.arange(size // 4, dtype=torch.int32)
+
+    def give(self) -> torch.Tensor:
+        return self.tensor
+
+    def take(self, tensor: torch.Tensor) -> int:
+        return int(tensor[::1024].sum())
+
+
+remote: Any = ray.remote  # its types do not know of tensor transports
+Actor: Any = remote(enable_tensor_transport=True)(Ends)
+
+
+def pair(transport: str, size: int) -> tuple[Any, Any]:
+    ends = Actor.remote(size), Actor.remote(4)
+    if transport == "gloo":
+        from ray.experimental.collective import create_collective_group
+
+        create_collective_group(list(ends), backend="torch_gloo")
+    return ends
+
+
+def once(transport: str, source: Any, sink: Any) -> float:
+    options = {} if transport == OBJECT_STORE else {"tensor_transport": transport}
+    start = time.perf_counter()
+    total = ray.get(sink.take.remote(source.give.options(**options).remote()))
+    taken = time.perf_counter() - start
+    assert total > 0
+    return taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mib", type=float, default=128)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--transports", default=f"{OBJECT_STORE},gloo,nixl,aiordma")
+    arguments = parser.parse_args()
+    os.environ.setdefault("AIORDMA_DEVICE", "embedded0")
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ["RAY_worker_niceness"] = "0"
+    size = int(arguments.mib * (1 << 20))
+    ray.init(num_cpus=8, include_dashboard=False, object_store_memory=2 << 30, log_to_driver=False)
+    pairs = {name: pair(name, size) for name in arguments.transports.split(",")}
+    seconds: dict[str, list[float]] = {name: [] for name in pairs}
+    for _ in range(2 + arguments.rounds):
+        for name, ends in pairs.items():
+            seconds[name].append(once(name, *ends))
+    ours = seconds["aiordma"][2:]
+    print(f"{arguments.mib:g} MiB, {arguments.rounds} rounds: milliseconds")
+    for name, all_found in seconds.items():
+        found = all_found[2:]  # the first two connect, and get the memory from the kernel
+        ratio = statistics.median(theirs / mine for theirs, mine in zip(found, ours, strict=True))
+        print(
+            f"{name:14} least {min(found) * 1e3:8.1f}, median {statistics.median(found) * 1e3:8.1f}, "
+            f"aiordma is {ratio:.2f} times as fast"
+        )
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
