@@ -176,6 +176,8 @@ $(RAY)/.made: integrations/ray/pyproject.toml | .venv/.dev
 ray: build $(RAY)/.made ## Ray's direct transport: its tests on a cluster here; ARGS=--quick as CI does
 	$(RAY)/bin/python -m mypy --config-file integrations/ray/pyproject.toml
 	cd integrations/ray && ../../$(RAY)/bin/python -m pytest $(ARGS)
+	$(if $(findstring --quick,$(ARGS)),,$(RAY)/bin/pip install --quiet --no-deps nixl nixl-cu12 nixl-cu13)
+	$(if $(findstring --quick,$(ARGS)),,$(RAY)/bin/python integrations/ray/tests/bench_ray.py)
 
 examples: .venv/.test build ## run every example
 	$(BIN)/python -m pytest tests/examples

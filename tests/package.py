@@ -44,6 +44,7 @@ INTEGRATIONS = {
         "",
         "from distributed.comm.registry import get_backend; get_backend('rdma')",
     ),
+    "ray_aiordma": ("ray", "", "import ray_aiordma; ray_aiordma.register()"),
     "valkey_aiordma": (
         "valkey",
         "[redis,valkey]",

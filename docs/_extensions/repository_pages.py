@@ -23,6 +23,7 @@ SHOWN = {
     "measurements": "bench/RESULTS.md",
     "experiments": "bench/EXPERIMENTS.md",
     "dask": "integrations/dask/README.md",
+    "ray": "integrations/ray/README.md",
     "valkey": "integrations/valkey/README.md",
 }
 _LINK = re.compile(r"\]\((?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import logging
 import math
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from aiordma import RDMAError, blocking, rpc
 from aiordma.verbs import bytes_of
 
 from .endpoint import Address, Endpoint
+
+logger: logging.Logger = logging.getLogger("ray_aiordma")
 
 TRIED = "2.60"
 """The version of Ray that the tests run with."""
@@ -128,7 +131,18 @@ class Transport(TensorTransportManager):
 
     # ---- where it is needed ----
 
-    def get_communicator_metadata(self, *_: object) -> CommunicatorMetadata:
+    def get_communicator_metadata(
+        self, src_actor: object, dst_actor: object, backend: str | None = None
+    ) -> CommunicatorMetadata:
+        # No error: Ray may call this where one would end the process.
+        if getattr(dst_actor, "_ray_enable_tensor_transport", None) is False:
+            logger.warning(
+                "%r takes an object by %s, but its class lacks enable_tensor_transport=True: "
+                "the call may wait for a minute and fail; write "
+                "@ray.remote(enable_tensor_transport=True)",
+                dst_actor,
+                self.name,
+            )
         return CommunicatorMetadata()
 
     def fetch_multiple_tensors(

@@ -16,7 +16,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--quick"):
-        items[:] = [item for item in items if item.get_closest_marker("long") is None]
+        config.hook.pytest_deselected(items=[it for it in items if it.get_closest_marker("long")])
+        items[:] = [it for it in items if not it.get_closest_marker("long")]
 
 
 @pytest.fixture(scope="session", autouse=True)

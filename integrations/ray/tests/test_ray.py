@@ -127,6 +127,11 @@ remote: Any = ray.remote  # its types do not know of tensor transports
 Actor: Any = remote(enable_tensor_transport=True)(Objects)
 
 
+@ray.remote
+class Bare:
+    """An actor without tensor transports."""
+
+
 @pytest.fixture(scope="module")
 def source() -> Any:
     return Actor.remote()
@@ -252,7 +257,8 @@ def test_actor_killed_in_the_middle(doomed: tuple[Any, int], sink: Any) -> None:
             getting.result()
     with pytest.raises(RayTaskError, match="could not be read from its actor"):
         ray.get(taking)
-    # It took 0.01 to 0.2 s; without an error from the device it would be the 45 s of keep-alive.
+    print(f"errors {time.monotonic() - start:.3f} s after the kill")
+    # Without an error from the device it would be the 45 s of keep-alive.
     assert time.monotonic() - start < 20
     # New connections are refused, and the receiver works on.
     with pytest.raises(RayDirectTransportError):
@@ -297,6 +303,17 @@ def test_tensors_elsewhere_are_refused() -> None:
 
 def test_register_again() -> None:
     ray_aiordma.register()
+
+
+def test_class_without_tensor_transport(
+    source: Any, sink: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What would wait for a minute is told at once."""
+    for actor, told in [(sink, []), (Bare.remote(), ["enable_tensor_transport=True"])]:
+        caplog.clear()
+        transport.Transport().get_communicator_metadata(source, actor)
+        assert [it for it in told if it in caplog.text] == told
+        assert bool(caplog.records) == bool(told)
 
 
 OTHER_RAY = {
