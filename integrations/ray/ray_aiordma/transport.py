@@ -68,6 +68,8 @@ def _memory(arrays: Sequence[Any]) -> list[memoryview]:
     """The bytes of arrays, but of empty ones: their own if they lie in C order, else a copy."""
     flat = []
     for array in arrays:
+        if not array.nbytes:
+            continue
         if isinstance(array, np.ndarray):
             flat.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         elif array.device.type != "cpu":
@@ -78,7 +80,7 @@ def _memory(arrays: Sequence[Any]) -> list[memoryview]:
         else:
             tensor = array.detach().resolve_conj().resolve_neg().contiguous()
             flat.append(tensor.reshape(-1).view(sys.modules["torch"].uint8))
-    return [bytes_of(it) for it in flat if it.nbytes]
+    return [bytes_of(it) for it in flat]
 
 
 def _empty(shape: Sequence[int], dtype: Any) -> Any:
@@ -90,6 +92,8 @@ def _empty(shape: Sequence[int], dtype: Any) -> Any:
     if isinstance(dtype, np.dtype):
         return np.empty(shape, dtype)
     torch = sys.modules["torch"]
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=dtype)
     memory = torch.from_numpy(np.empty(math.prod(shape) * dtype.itemsize, np.uint8))
     return memory.view(dtype).reshape(shape)
 
@@ -135,7 +139,7 @@ class Transport(TensorTransportManager):
         self, src_actor: object, dst_actor: object, backend: str | None = None
     ) -> CommunicatorMetadata:
         # No error: Ray may call this where one would end the process.
-        if getattr(dst_actor, "_ray_enable_tensor_transport", None) is False:
+        if not getattr(dst_actor, "_ray_enable_tensor_transport", True):
             logger.warning(
                 "%r takes an object by %s, but its class lacks enable_tensor_transport=True: "
                 "the call may wait for a minute and fail; write "

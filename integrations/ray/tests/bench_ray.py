@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import ray
 import ray_aiordma
 import torch
+from ray.experimental.collective import create_collective_group
 
 ray_aiordma.register()
 
@@ -43,8 +43,6 @@ Actor: Any = remote(enable_tensor_transport=True)(Ends)
 def pair(transport: str, size: int) -> tuple[Any, Any]:
     ends = Actor.remote(size), Actor.remote(4)
     if transport == "gloo":
-        from ray.experimental.collective import create_collective_group
-
         create_collective_group(list(ends), backend="torch_gloo")
     return ends
 
@@ -67,7 +65,7 @@ def main() -> None:
     os.environ.setdefault("AIORDMA_DEVICE", "embedded0")
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    os.environ["RAY_worker_niceness"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's name
     size = int(arguments.mib * (1 << 20))
     ray.init(num_cpus=8, include_dashboard=False, object_store_memory=2 << 30, log_to_driver=False)
     pairs = {name: pair(name, size) for name in arguments.transports.split(",")}
@@ -81,11 +79,11 @@ def main() -> None:
         found = all_found[2:]  # the first two connect, and get the memory from the kernel
         ratio = statistics.median(theirs / mine for theirs, mine in zip(found, ours, strict=True))
         print(
-            f"{name:14} least {min(found) * 1e3:8.1f}, median {statistics.median(found) * 1e3:8.1f}, "
-            f"aiordma is {ratio:.2f} times as fast"
+            f"{name:14} least {min(found) * 1e3:8.1f}, "
+            f"median {statistics.median(found) * 1e3:8.1f}, aiordma is {ratio:.2f} times as fast"
         )
     ray.shutdown()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -26,7 +26,7 @@ def cluster() -> Iterator[None]:
     os.environ["AIORDMA_DEVICE"] = "embedded0"
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    os.environ["RAY_worker_niceness"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's name
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray.init(num_cpus=4, include_dashboard=False, object_store_memory=1 << 30)
     try:

@@ -89,7 +89,8 @@ def contents(value: Any) -> list[Any]:
     found = []
     for array in value.values() if isinstance(value, dict) else value:
         if isinstance(array, torch.Tensor):
-            plain = array.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy()
+            flat = array.detach().resolve_conj().contiguous().reshape(-1)
+            plain = flat.view(torch.uint8).numpy() if len(flat) else np.empty(0)
         else:
             plain = array
         found.append((str(array.dtype), tuple(array.shape), plain.tobytes()))
@@ -115,6 +116,7 @@ def odd() -> dict[str, Any]:
     return {
         "0-d": torch.tensor(7),
         "empty": torch.empty(0, 3),
+        "empty, of numpy": torch.from_numpy(np.empty(0)),
         "transposed": numbers.T,
         "sliced": numbers[::2, 1::2],
         "conjugated": torch.tensor([1 + 2j, 3 - 4j]).conj(),
@@ -123,13 +125,12 @@ def odd() -> dict[str, Any]:
     }
 
 
+class Plain:
+    """For actors without tensor transports."""
+
+
 remote: Any = ray.remote  # its types do not know of tensor transports
 Actor: Any = remote(enable_tensor_transport=True)(Objects)
-
-
-@ray.remote
-class Bare:
-    """An actor without tensor transports."""
 
 
 @pytest.fixture(scope="module")
@@ -309,7 +310,7 @@ def test_class_without_tensor_transport(
     source: Any, sink: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What would wait for a minute is told at once."""
-    for actor, told in [(sink, []), (Bare.remote(), ["enable_tensor_transport=True"])]:
+    for actor, told in [(sink, []), (remote(Plain).remote(), ["enable_tensor_transport=True"])]:
         caplog.clear()
         transport.Transport().get_communicator_metadata(source, actor)
         assert [it for it in told if it in caplog.text] == told
