@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -243,7 +244,14 @@ def offered_by(actor: Any, size: int) -> Any:
     """A reference to an object that is there."""
     ref = actor.give_ones.remote(size)
     assert ray.wait([ref], timeout=60, fetch_local=False)[0]
+    assert metadata(ref)
     return ref
+
+
+def metadata(ref: Any) -> Any:
+    """What Ray brings to receivers; it may come after the object is said to be there."""
+    manager: Any = ray._private.worker.global_worker.rdt_manager
+    return manager.wait_for_tensor_transport_metadata(ref.hex(), 60)
 
 
 def test_actor_killed_in_the_middle(doomed: tuple[Any, int], sink: Any) -> None:
@@ -283,8 +291,7 @@ def test_time_limit_and_abort(doomed: tuple[Any, int]) -> None:
 
 def test_key(source: Any) -> None:
     ref = offered_by(source, 1)
-    manager: Any = ray._private.worker.global_worker.rdt_manager
-    address = manager.get_rdt_metadata(ref.hex()).tensor_transport_meta.address
+    address = metadata(ref).address
 
     async def call(key: bytes, name: str) -> Any:
         async with await rpc.connect(address.host, address.port, via="tcp", auth=key) as client:
@@ -315,6 +322,21 @@ def test_class_without_tensor_transport(
         transport.Transport().get_communicator_metadata(source, actor)
         assert [it for it in told if it in caplog.text] == told
         assert bool(caplog.records) == bool(told)
+
+
+def test_program_of_the_page(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "README.md").read_text()
+    program, output = re.findall(r"^```(?:python|text)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == output
 
 
 OTHER_RAY = {
