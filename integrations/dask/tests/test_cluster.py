@@ -41,11 +41,11 @@ def client() -> Iterator[Client]:
 
 
 def workers(client: Client) -> list[str]:
-    return sorted(client.scheduler_info(-1)["workers"])
+    return sorted(client.nthreads())
 
 
 def test_all_of_it_speaks_rdma(client: Client) -> None:
-    address = client.scheduler_info(0)["address"]
+    address = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.address)
     assert address.startswith("rdma://127.0.0.1:")
     assert len(workers(client)) == 2
     assert all(address.startswith("rdma://127.0.0.1:") for address in workers(client))
