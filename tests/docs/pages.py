@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.guests import results
 
-from . import connection_page, example_programs, sections, states_page
+from . import connection_page, example_programs, man_pages, sections, states_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -25,6 +25,7 @@ def pages() -> dict[Path, str]:
             page: sections.replace(page.read_text(), programs)
             for page, programs in example_programs.pages().items()
         },
+        **man_pages.pages(),
     }
 
 
