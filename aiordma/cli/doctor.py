@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import platform
 from dataclasses import asdict
 
 import click
 from rich.console import Console
 from rich.markup import escape
+
+import aiordma
 
 from .checks import Conclusion, Finding, Verdict, conclude, examine
 from .facts import Facts
@@ -35,6 +38,11 @@ def doctor(as_json: bool) -> None:
         told = {
             "status": conclusion.status,
             "summary": conclusion.text,
+            "versions": {
+                "aiordma": aiordma.__version__,
+                "python": platform.python_version(),
+                "system": platform.platform(),
+            },
             "findings": [asdict(finding) for finding in findings],
         }
         click.echo(json.dumps(told, indent=2))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import aiordma
 from aiordma import verbs
 from aiordma.cli import facts
 from aiordma.cli.app import app
@@ -27,6 +28,8 @@ def test_this_machine(device: verbs.Device) -> None:
     done = CliRunner().invoke(app, ["doctor", "--json"])
     told = json.loads(done.output)
     assert done.exit_code == told["status"]
+    assert told["versions"].keys() == {"aiordma", "python", "system"}
+    assert told["versions"]["aiordma"] == aiordma.__version__
     findings = {finding["check"]: finding for finding in told["findings"]}
     assert findings["embedded"]["verdict"] in ("ok", "warning")
     assert {"library", "kernel", "memlock"} <= findings.keys()
