@@ -3,6 +3,7 @@
     python -m tests.package [PYTHON ...]              a wheel with this machine's compiler
     python -m tests.package --manylinux [PYTHON ...]  wheels for every distribution and machine
     python -m tests.package --try [PYTHON ...]        only tries the wheels in dist/
+    python -m tests.package --twice [PYTHON ...]      makes all again in a clone: the same bytes
 
 A wheel is made for each interpreter, by default for that of .venv (``--manylinux``: for each one
 on the PATH that has C headers). Each is checked, and tried if it is for this machine: an
@@ -18,6 +19,7 @@ that is made here. Headers of one machine serve the other, since both have the s
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -86,7 +88,7 @@ ar = ['{here}', '-m', 'ziglang', 'ar']
 python = '{inside}'
 [built-in options]
 c_args = ['-g0'] # else zig adds what debuggers want, twice as much as the rest
-c_link_args = ['-g0']
+c_link_args = ['-g0', '-Wl,--strip-debug'] # that of zig's own objects names folders of this build
 [host_machine]
 system = 'linux'
 cpu_family = '{machine}'
@@ -234,7 +236,10 @@ def check(wheel: Path) -> None:
     machine = next(it for it in MACHINES if it in wheel.name)
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        missing = [it for it in NEEDED if f"aiordma/{it}" not in names]
+        data = f"aiordma-{PYPROJECT['project']['version']}.data/data"
+        manual = [f"{data}/share/man/man1/{it.name}" for it in (ROOT / "docs/man").iterdir()]
+        needed = [*(f"aiordma/{it}" for it in NEEDED), *manual]
+        missing = [it for it in needed if it not in names]
         too_much = [it for it in names if NOT_FOR_USERS.search(it)]
         libraries = [it for it in names if re.search(r"\.so(\.1)?$", it)]
         others = [
@@ -308,6 +313,21 @@ def try_wheel(python: str) -> None:
     print(f"{', '.join(INTEGRATIONS)}: installed beside it and tried")
 
 
+def make_again(commit: str, arguments: list[str]) -> None:
+    """Make everything in another folder, later: each file has the same bytes, or this exits."""
+    again = TOP / "again"
+    run("git", "clone", "--quiet", ROOT, again)
+    run("git", "checkout", "--quiet", commit, cwd=str(again))
+    run(sys.executable, "-m", "tests.package", "--make", *arguments, cwd=str(again))
+    first, second = (
+        {it.name: hashlib.sha256(it.read_bytes()).hexdigest() for it in folder.iterdir()}
+        for folder in (DIST, again / "dist")
+    )
+    if different := sorted({name for name, _ in first.items() ^ second.items()}):
+        sys.exit(f"not the same when made again in {again}: {', '.join(different)}")
+    print(f"made twice, in two folders, with the same bytes: {', '.join(sorted(first))}")
+
+
 def usable() -> list[str]:
     """The interpreters on the PATH that wheels are made for."""
     names = [f"python3.{minor}" for minor in MINORS]
@@ -330,8 +350,14 @@ def main() -> None:
     options.add_argument("pythons", nargs="*", metavar="PYTHON")
     options.add_argument("--manylinux", action="store_true")
     options.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES))
-    options.add_argument("--try", action="store_true", dest="only_try")
+    parts = options.add_mutually_exclusive_group()
+    parts.add_argument("--try", action="store_true", dest="only_try")
+    parts.add_argument("--make", action="store_true", dest="only_make")
+    parts.add_argument("--twice", action="store_true")
     arguments = options.parse_args()
+    # The time in archives, and in what compilers write, is that of the commit.
+    commit, its_time = run("git", "log", "-1", "--format=%H %ct").split()
+    os.environ.setdefault("SOURCE_DATE_EPOCH", its_time)
     pythons = arguments.pythons or (usable() if arguments.manylinux else [sys.executable])
     if not arguments.only_try:
         shutil.rmtree(TOP, ignore_errors=True)
@@ -346,7 +372,9 @@ def main() -> None:
                 check(wheel)
         for package in INTEGRATIONS:
             check_integration(make_integration(package))
-    for python in pythons:
+    if arguments.twice:
+        make_again(commit, [it for it in sys.argv[1:] if it != "--twice"])
+    for python in [] if arguments.only_make else pythons:
         try_wheel(python)
     for made in sorted(DIST.iterdir()):
         print(f"{made.stat().st_size / 1e6:5.1f} MB  {made.name}")
