@@ -209,7 +209,7 @@ softroce: .venv/.test .venv/.software build ## the same tests and the echo on rx
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
 
 .PHONY: docs site
-docs: .venv/.test build ## write the generated parts of docs/: tables of states, of software
+docs: .venv/.test build ## write the generated parts of docs/: tables of states, of software; manual pages
 	$(BIN)/python -m tests.docs
 
 # Without the network: links to other sites are not followed.
@@ -227,10 +227,19 @@ check: .venv/.dev build ## format, lint, types and the fastest tests, in less th
 
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-lint: .venv/.dev ## ruff: rules and format; clang-format
+# Files that only a forge reads: the schema of check-jsonschema for each.
+FORGE := github-workflows=.github/workflows/*.yml github-issue-forms=.github/ISSUE_TEMPLATE/*.yml \
+	dependabot=.github/dependabot.yml citation-file-format=CITATION.cff \
+	$(addprefix github-actions=,$(wildcard action.yml))
+
+lint: .venv/.dev ## ruff: rules and format; clang-format; zizmor and schemas: workflows and forms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@echo clang-format; $(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	$(BIN)/zizmor --offline --quiet .
+	@for it in $(FORGE); do \
+		$(BIN)/check-jsonschema --quiet --builtin-schema vendor.$${it%%=*} $${it#*=} || exit; \
+	done
 
 format: .venv/.dev ## ruff and clang-format: lay out what is not
 	$(BIN)/ruff format .

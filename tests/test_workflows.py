@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tomllib
 from pathlib import Path
 
-from tests.package import INTEGRATIONS, MINORS, PYPROJECT
+import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.package import GLIBC, INTEGRATIONS, MINORS, PYPROJECT, ROOT
+from tests.processes import run, run_python
+
 WORKFLOWS = {it.name: it.read_text() for it in (ROOT / ".github/workflows").glob("*.yml")}
 STEPS = re.findall(r"^step (\S+) (.*)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
 VERSIONS = [f"3.{minor}" for minor in MINORS]
@@ -47,6 +51,67 @@ def test_the_release_has_every_version_of_python_and_every_integration() -> None
     assert first == "aiordma"
     assert sorted(others) == sorted(INTEGRATIONS)
     assert "max-parallel: 1" in text
+
+
+def test_the_release_names_the_repository_of_its_workflow(tmp_path: Path) -> None:
+    """In the metadata, as the job that publishes asks, and in the links of READMEs."""
+    text, clone = WORKFLOWS["release.yml"], tmp_path / "clone"
+    assert text.index("tests.release") < text.index("make wheel")
+    run("git", "clone", "--quiet", ROOT, clone, check=True)
+    shutil.copy(ROOT / "tests/release.py", clone / "tests")
+    before = run("git", "log", "--format=%ct", cwd=clone).stdout.split()
+    address = "https://forge.test/us/aiordma"
+    run_python("-m", "tests.release", address, cwd=clone, check=True)
+    assert run("git", "log", "--format=%ct", cwd=clone).stdout.split() == [before[0], *before]
+    (asked,) = re.findall(r'grep -E "(.*)"', text)
+    wanted = re.compile(asked.replace("$GITHUB_REPOSITORY", "us/aiordma"))
+    for folder in ("", *(f"integrations/{it}" for it, _, _ in INTEGRATIONS.values())):
+        for name in ("pyproject.toml", "README.md"):
+            assert address not in (ROOT / folder / name).read_text()
+        urls = tomllib.loads((clone / folder / "pyproject.toml").read_text())["project"]["urls"]
+        assert wanted.match(f"Project-URL: Source, {urls['Source']}")
+        readme = (clone / folder / "README.md").read_text()
+        targets = [*re.findall(r"\]\((.+?)\)", readme), urls["Documentation"], urls["Changelog"]]
+        ours = [it.partition("#")[0] for it in targets if it.startswith(address)]
+        assert len(ours) > 2
+        for target in ours:
+            path = target.removeprefix(f"{address}/blob/v{PYPROJECT['project']['version']}/")
+            assert (clone / path).exists(), target
+        assert [it for it in targets if not it.startswith(("https:", "#"))] == []
+    assert run("git", "diff", "--quiet", "HEAD", "--", "*.toml", "*.md", cwd=clone).returncode == 0
+
+
+@pytest.mark.parametrize("address", ["us/aiordma", "https://forge.test/aiordma", "ftp://a/b/c"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    assert "usage" in run_python("-m", "tests.release", address).stderr
+
+
+def test_what_is_written_twice_is_the_same() -> None:
+    """Version, licence, keywords, versions of Python and glibc, the commands of a release."""
+    project, text = PYPROJECT["project"], WORKFLOWS["release.yml"]
+    cited = (ROOT / "CITATION.cff").read_text()
+    for line in (
+        f"version: {project['version']}",
+        f"license: {project['license']}",
+        f"keywords: [{', '.join(project['keywords'])}]",
+        f"  - name: {project['authors'][0]['name']}",
+    ):
+        assert line in cited.splitlines()
+    support = (ROOT / "docs/support.md").read_text()
+    assert f"| CPython | {VERSIONS[0]} to {VERSIONS[-1]} |" in support
+    assert f"aiordma ({project['version'].rpartition('.')[0]});" in support
+    for command in re.findall(r"- run: (make wheel .*)", text):
+        assert command in support
+    for page in (support, (ROOT / "README.md").read_text()):
+        assert f"glibc {GLIBC}" in page
+    words = " ".join((ROOT / "README.md").read_text().split())
+    assert f"CPython {VERSIONS[0]} to {VERSIONS[-1]}," in words
+    for folder, _, _ in INTEGRATIONS.values():
+        other = tomllib.loads((ROOT / "integrations" / folder / "pyproject.toml").read_text())
+        for name in ("license", "authors", "requires-python"):
+            assert other["project"][name] == project[name]
+        of_python = [it for it in project["classifiers"] if re.search(r":: 3\.\d+$", it)]
+        assert set(of_python) <= set(other["project"]["classifiers"])
 
 
 def test_only_a_tag_is_published_and_without_a_password() -> None:
