@@ -1,4 +1,4 @@
-"""The directive `public-names`: every public name of a module, by autodoc.
+"""The directives `public-names` and `public-module`: public names, by autodoc.
 
 Which names and members are public is the rule of tests/docs/names.py, whose tests check that each
 has a docstring. Compiled classes show no types: their stubs have them (tests/docs/compiled.py).
@@ -13,13 +13,15 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from docutils import nodes
+from docutils.parsers.rst import directives
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
+from sphinx.util.typing import OptionSpec
 
 from tests.docs.compiled import is_compiled
 from tests.docs.names import (
@@ -111,17 +113,18 @@ def show_types() -> None:
 
 
 class PublicNames(SphinxDirective):
-    """`public-names:: module`."""
+    """`public-names:: module`: the names that are listed, or the whole module."""
 
     required_arguments = 1
+    has_content = True
 
     def run(self) -> list[nodes.Node]:
         (module,) = self.arguments
-        names = sorted((n for n in NAMES if n.module == module), key=lambda name: name.name)
-        lines = [f".. py:module:: {module}", ""]
-        lines += _written(own_doc(importlib.import_module(module)), module)
-        for name in names:
-            lines += ["", *self.entry(name)]
+        listed = " ".join(self.content).split()
+        lines = [f".. py:currentmodule:: {module}"] if listed else introduction(module)
+        names = {name.name: name for name in NAMES if name.module == module}
+        for name in listed or sorted(names):
+            lines += ["", *self.entry(names[name])]
         return self.parse_text_to_nodes("\n".join(lines))
 
     def entry(self, name: Name) -> Iterator[str]:
@@ -141,6 +144,33 @@ class PublicNames(SphinxDirective):
                 yield from ("", f"   .. py:attribute:: {attribute}", "      :no-typesetting:")
         else:
             yield f".. autofunction:: {path}"
+
+
+class PublicModule(SphinxDirective):
+    """`public-module:: module`: what it is; with `table`, its names, of which other pages are."""
+
+    required_arguments = 1
+    option_spec: ClassVar[OptionSpec] = {"table": directives.flag}
+
+    def run(self) -> list[nodes.Node]:
+        (module,) = self.arguments
+        lines = introduction(module)
+        if "table" in self.options:
+            lines += ["", ".. list-table::", "   :class: names", ""]
+            names = sorted((n for n in NAMES if n.module == module), key=lambda name: name.name)
+            for name in names:
+                doc = name.doc if is_described(name.value) else value_doc(name)
+                first = re.split(r"\n\n|(?<=[.:])\s", doc)[0].rstrip(":")
+                lines += [
+                    f"   * - :py:obj:`~{module}.{name.name}`",
+                    f"     - {' '.join(_written(first, module))}",
+                ]
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+def introduction(module: str) -> list[str]:
+    doc = own_doc(importlib.import_module(module))
+    return [f".. py:module:: {module}", "", *_written(doc, module)]
 
 
 # ---- docstrings ---------------------------------------------------------------------------------
@@ -240,6 +270,7 @@ def leave_builtins(app: Sphinx, document: nodes.document) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     show_types()
     app.add_directive("public-names", PublicNames)
+    app.add_directive("public-module", PublicModule)
     app.connect("autodoc-process-docstring", process_docstring)
     app.connect("autodoc-process-signature", process_signature)
     app.connect("autodoc-process-bases", process_bases)

@@ -11,8 +11,9 @@ import os
 import re
 from pathlib import Path
 
-from public_names import MODULES
 from sphinx.application import Sphinx
+
+from tests.docs.names import on_pages
 
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
@@ -33,10 +34,10 @@ def _sources() -> dict[Path, Path]:
     """The page of each file outside docs/ that has one."""
     pages = {ROOT / file: DOCS / f"{page}.md" for page, file in SHOWN.items()}
     pages[ROOT / "README.md"] = DOCS / "index.md"
-    for module in MODULES:
+    for module, page in on_pages()[0]:
         path = ROOT.joinpath(*module.split("."))
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        pages[file] = DOCS / "reference" / f"{module}.rst"
+        pages[file] = page
     return pages
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from .compiled import stand_ins
 
 PACKAGE = Path(__file__).parents[2] / "aiordma"
+REFERENCE = PACKAGE.parent / "docs" / "reference"
 
 MODULES = (
     "aiordma",
@@ -236,3 +237,23 @@ def attributes(cls: type) -> list[str]:
                 continue  # it is compiled
     described = dict.fromkeys(_CODE.findall(own_doc(cls)))
     return [name for name in described if name in found and not hasattr(cls, name)]
+
+
+_DIRECTIVE = re.compile(r"^\.\. public-(names|module):: (\S+)\n((?:\n? {3}.+\n)*)", re.MULTILINE)
+
+
+def on_pages() -> tuple[list[tuple[str, Path]], list[str]]:
+    """The pages of the reference: where each module is introduced, and the names, as paths.
+
+    docs/_extensions/public_names.py has the directives.
+    """
+    modules, names = [], []
+    for page in sorted(REFERENCE.glob("*.rst")):
+        for kind, module, content in _DIRECTIVE.findall(page.read_text()):
+            listed = content.split()
+            if kind == "module" or not listed:
+                modules.append((module, page))
+            if kind == "names":
+                everything = [name.name for name in public() if name.module == module]
+                names += [f"{module}.{name}" for name in listed or everything]
+    return modules, names
