@@ -13,11 +13,13 @@ from pathlib import Path
 from . import cost, imports, instructions, messages, one_sided, peers, perftest, styles
 from .lanes import TURNS, Comparison, Options
 from .machine import facts
-from .results import Results, markdown
+from .plots import draw
+from .results import Results, markdown, panels, summary
 from .ways import DEVICE
 
 HERE = Path(__file__).parent
 SAVED = "results.json"
+SUMMARY = "summary"
 NOTES: dict[str, str] = tomllib.loads((HERE / "notes.toml").read_text())
 """What is known of that which is not reached; by hand, since measuring cannot know it."""
 COMPARISONS: dict[str, Comparison] = {
@@ -57,15 +59,21 @@ def text(results: Results) -> str:
 
 def pictures(results: Results) -> dict[str, str]:
     """Where they are, by comparison."""
-    return {name: f"plots/{name}.svg" for name in results["data"] if name in COMPARISONS}
+    names = [SUMMARY, *(name for name in results["data"] if name in COMPARISONS)]
+    return {name: f"plots/{name}.svg" for name in names}
 
 
 def render(results: Results, folder: Path) -> None:
     """RESULTS.md and its pictures."""
-    from .plots import draw  # noqa: PLC0415 - measuring needs no matplotlib
-
+    data = results["data"]
     for name, path in pictures(results).items():
-        draw(COMPARISONS[name], results["data"][name], folder / path)
+        whole = name != SUMMARY
+        shown = (
+            panels(COMPARISONS[name], data[name])
+            if whole
+            else [p for p, *_ in summary(COMPARISONS, data)]
+        )
+        draw(shown, folder / path)
     (folder / "RESULTS.md").write_text(text(results))
 
 

@@ -1,41 +1,122 @@
-"""The comparisons as pictures."""
+"""The comparisons as pictures: SVG, readable on light and dark pages and on a phone."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
+from .lanes import Spread
 
-from .lanes import Comparison, Data, by_work, spread
+WIDTH, MARGIN = 480, 8
+TITLE, ROW, AXIS, GAP = 26, 28, 18, 10  # heights
+LINEAR = 12.0
+"""A panel whose greatest figure is so many times its least one has a logarithmic axis."""
 
-OURS, OTHERS = "#c44e52", "#8c9bb0"
+STYLE = """\
+text { font: 12px sans-serif; fill: #24292f }
+.title { font-weight: bold } .tick { font-size: 10px; fill: #57606a }
+.grid { stroke: #d0d7de } .turns { stroke: #24292f }
+.ours { fill: #c44e52 } .other { fill: #6e7f9a }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6edf3 } .tick { fill: #9ea7b3 } .grid { stroke: #3d444d } .turns { stroke: #e6edf3 }
+.ours { fill: #e5787c } .other { fill: #8fa3c2 }
+}
+"""
 
 
-def draw(comparison: Comparison, data: Data, path: Path) -> None:
-    """Bars of medians, with the lowest and the highest turn; a panel for each kind of work."""
-    panels = list(by_work(data))
-    heights = [len(entries) + 1.5 for _, entries in panels]
-    figure = Figure(figsize=(8, 0.28 * sum(heights)), layout="constrained")
-    axes = figure.subplots(len(panels), squeeze=False, height_ratios=heights)
-    for axis, (work, entries) in zip(axes[:, 0], panels, strict=True):
-        shown = [spread(comparison.figure(work, one) for one in e["seconds"]) for e in entries]
-        typical = [one.typical for one in shown]
-        names = [entry["who"] for entry in entries]
-        axis.barh(
-            names,
-            typical,
-            xerr=[
-                [one.typical - min(one.values) for one in shown],
-                [max(one.values) - one.typical for one in shown],
-            ],
-            color=[OURS if "aiordma" in name else OTHERS for name in names],
-            error_kw={"elinewidth": 0.8},
+@dataclass(frozen=True)
+class Panel:
+    """One kind of work: who did it, and the figures of the turns."""
+
+    title: str
+    unit: str
+    rows: Sequence[tuple[str, Spread]]
+
+    @property
+    def height(self) -> int:
+        return TITLE + ROW * len(self.rows) + AXIS + GAP
+
+
+def ticks(values: Sequence[float]) -> tuple[bool, list[float]]:
+    """Whether the axis is logarithmic, and its ticks: from 0, or powers of 10 and the ends."""
+    least, most = min(values), max(values)
+    if most > LINEAR * least:
+        powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
+        steps = [(part, part * 10.0**power) for power in powers for part in (1, 2, 5)]
+        low = max(step for _, step in steps if step <= least)
+        high = min(step for _, step in steps if step >= most)
+        return True, [
+            step
+            for part, step in steps
+            if low <= step <= high and (part == 1 or step in (low, high))
+        ]
+    scale = 10.0 ** math.floor(math.log10(most))
+    step = next(scale * part for part in (0.2, 0.5, 1, 2) if most <= 5 * scale * part)
+    return False, [step * number for number in range(math.ceil(most / step) + 1)]
+
+
+def short(value: float) -> str:
+    """Three digits, and the rest as M or k."""
+    for unit, scale in (("M", 1e6), ("k", 1e3)):
+        if value >= scale * 0.9995:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def panel(one: Panel, top: int) -> list[str]:
+    """Bars from 0, or points on a logarithmic axis; a line from the lowest turn to the highest."""
+    logarithmic, marks = ticks([value for _, found in one.rows for value in found.values])
+
+    def at(value: float) -> float:
+        low, high = marks[0], marks[-1]
+        part = math.log(value / low, high / low) if logarithmic else value / high
+        return round(MARGIN + part * (WIDTH - 2 * MARGIN), 1)
+
+    better = "less" if one.unit in ("us", "ms") else "more"
+    bottom = top + TITLE + ROW * len(one.rows)
+    drawn = [
+        f'<text class="title" x="{MARGIN}" y="{top + 16}">{escape(one.title)}</text>',
+        f'<text class="tick" x="{WIDTH - MARGIN}" y="{top + 16}" text-anchor="end">'
+        f"{one.unit}, {better} is better</text>",
+    ]
+    for number, mark in enumerate(marks):
+        anchor = "start" if number == 0 else "end" if mark == marks[-1] else "middle"
+        drawn += [
+            f'<path class="grid" d="M{at(mark)} {top + TITLE}V{bottom}"/>',
+            f'<text class="tick" x="{at(mark)}" y="{bottom + 13}" text-anchor="{anchor}">'
+            f"{short(mark)}</text>",
+        ]
+    for number, (who, found) in enumerate(one.rows):
+        y = top + TITLE + ROW * number
+        kind = "ours" if "aiordma" in who else "other"
+        typical, least, most = map(at, (found.typical, min(found.values), max(found.values)))
+        middle = y + 20
+        shape = (
+            f'circle cx="{typical}" cy="{middle}" r="4"'
+            if logarithmic
+            else f'rect x="{MARGIN}" y="{middle - 3}" width="{typical - MARGIN:.1f}" height="6"'
         )
-        axis.invert_yaxis()
-        axis.set_title(f"{work}, {comparison.unit}", fontsize=9, loc="left")
-        axis.tick_params(labelsize=8)
+        drawn += [
+            f'<text x="{MARGIN + 3}" y="{y + 12}">{escape(who.replace("`", ""))}</text>',
+            f'<text x="{WIDTH - MARGIN}" y="{y + 12}" text-anchor="end">'
+            f"{short(found.typical)}</text>",
+            f'<{shape} class="{kind}"/>',
+            f'<path class="turns" d="M{least} {middle}H{most}"/>',
+        ]
+    return drawn
+
+
+def draw(panels: Sequence[Panel], path: Path) -> None:
+    lines, top = [], 0
+    for one in panels:
+        lines += panel(one, top)
+        top += one.height
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top}" width="{WIDTH}" '
+        f'height="{top}">'
+    )
     path.parent.mkdir(exist_ok=True)
-    # The same data make the same file.
-    with mpl.rc_context({"svg.hashsalt": "aiordma", "svg.fonttype": "none"}):
-        figure.savefig(path, metadata={"Date": None})
+    path.write_text("\n".join([head, f"<style>\n{STYLE}</style>", *lines, "</svg>\n"]))

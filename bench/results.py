@@ -8,19 +8,35 @@ from typing import Any, NotRequired, TypedDict
 from . import cost
 from .lanes import NOT_INSTALLED, Comparison, Data, Requirement, by_work, ratio, seconds, spread
 from .machine import Facts
+from .plots import Panel, short
 
 HEAD = """\
-# Results
+# Measurements
 
-Written by `python -m bench all` ([bench](__init__.py) says how). Every figure is a median
-of {turns} turns, in each of which all that is compared ran once; in brackets the lowest and the
-highest turn. What carries over to another machine, if anything does, are the ratios.
+How fast aiordma is beside sockets, ucxx, nixl, and C on the same device: between two processes of
+one machine with {cores}, without an RDMA card. So aiordma used its embedded device over shared
+memory, ucxx and nixl theirs, and nothing here says how fast any of them is on a card. What carries
+over to another machine, if anything does, are the ratios. The [goals](#goals), and those that are
+missed, are at the end.
+
+Every figure is a median of {turns} turns, in each of which all that is compared ran once; the
+tables have the lowest and the highest turn in brackets, and the pictures as a line. A picture has
+bars, or points on a logarithmic axis where the figures lie far apart.
+`python -m bench all` ([bench](__init__.py)) measures all of it and writes this page.
 """
 
-STYLES = """\
-How fast aiordma is depends on the style of the program that uses it. These are the styles of the
-figures: {styles}.
-"""
+SUMMARY = (
+    ("64 B echo", "latency", "64 B", "uvloop TCP protocol"),
+    ("1 MiB echo", "latency", "1 MiB", "uvloop TCP protocol"),
+    ("64 B echoes by 64 tasks", "rate", "64 B, 64 tasks", "uvloop TCP protocol"),
+    ("64 B echoes on 256 connections", "connections", "256 connections", "uvloop TCP protocol"),
+    ("connections made and closed", "connections", "connect and close", "uvloop TCP protocol"),
+    ("64 B write into another process", "one_sided", "64 B, target asleep", "nixl"),
+    ("1 MiB read from another process", "one_sided", "1 MiB read, target asleep", "nixl"),
+)
+"""What most readers look for: a title, the comparison, the work, and beside whom."""
+BESIDE = ("aiordma", "ucxx, polling", "C, polling", "C")
+"""Shown in the summary where they did the work, too."""
 
 NO_NOTE = "not investigated."
 VERDICTS = {True: "reached", False: "**not reached**", None: ""}
@@ -62,6 +78,36 @@ def figures(comparison: Comparison, data: Data) -> Iterator[tuple[str, ...]]:
             yield work, entry["who"], f"{found:{digits}}", times
 
 
+def panels(comparison: Comparison, data: Data) -> list[Panel]:
+    """Its picture."""
+    return [
+        Panel(
+            work,
+            comparison.unit,
+            [
+                (entry["who"], spread(comparison.figure(work, one) for one in entry["seconds"]))
+                for entry in entries
+                if entry["seconds"]
+            ],
+        )
+        for work, entries in by_work(data)
+    ]
+
+
+def summary(
+    comparisons: Mapping[str, Comparison], measured: Mapping[str, Data]
+) -> Iterator[tuple[Panel, str, str]]:
+    """The panel of each line of `SUMMARY`, beside whom, and how many times as fast aiordma is."""
+    for title, name, work, other in SUMMARY:
+        both = [seconds(measured.get(name, []), work, who) for who in (other, "aiordma")]
+        if not all(both):
+            continue
+        for panel in panels(comparisons[name], measured[name]):
+            if panel.title == work:
+                rows = [row for row in panel.rows if row[0] in (*BESIDE, other)]
+                yield Panel(title, panel.unit, rows), other, f"{ratio(*both):.2f}"
+
+
 def reached(requirement: Requirement) -> tuple[str, str, str, str]:
     verdict = VERDICTS[requirement.reached]
     return requirement.what, requirement.asked, requirement.measured, verdict
@@ -85,26 +131,35 @@ def markdown(
     """`plots` are paths of pictures, by comparison; `notes` say by what is asked why it is not
     reached."""
     measured = {name: data for name, data in results["data"].items() if name in comparisons}
-    styles = "; ".join(
-        f"**{comparison.title}**: {comparison.style}"
-        for comparison in (comparisons[name] for name in measured)
-        if comparison.style
+    machine = results["machine"]
+    cores = machine.get("processor", "").rpartition(", ")[2].removesuffix(" used")
+    lines = [HEAD.format(turns=results["turns"], cores=cores or "two cores"), "## In short", ""]
+    lines += table(
+        ("", "unit", "aiordma", "other", "which", "aiordma is as fast, times"),
+        (
+            (one.title, one.unit, *map(short, (ours.typical, its.typical)), other, times)
+            for one, other, times in summary(comparisons, measured)
+            for ours, its in [(dict(one.rows)["aiordma"], dict(one.rows)[other])]
+        ),
     )
-    lines = [
-        HEAD.format(turns=results["turns"]),
-        STYLES.format(styles=styles),
-        "## The machine",
-        "",
-    ]
-    lines += table(("", ""), results["machine"].items())
-    lines += ["", "## What is to be reached", ""]
+    if "summary" in plots:
+        lines += ["", f"![In short]({plots['summary']})"]
+    for name, data in measured.items():
+        comparison = comparisons[name]
+        lines += ["", f"## {comparison.title}", "", comparison.note]
+        if comparison.style:
+            lines += ["", f"The programs: {comparison.style}."]
+        if name in plots:
+            lines += ["", f"![{comparison.title}]({plots[name]})"]
+        head = ("", "by", comparison.unit, f"takes as long as {comparison.ours}, times")
+        lines += ["", "<details><summary>The figures as a table</summary>", ""]
+        lines += table(head, figures(comparison, data))
+        lines += ["", "</details>"]
     requirements = [
         requirement
         for name, data in measured.items()
         for requirement in comparisons[name].requirements(data)
     ]
-    lines += table(("what", "asked", "measured", ""), map(reached, requirements))
-    lines += why(requirements, notes)
     if "cost" in results:
         lines += ["", "## What it costs", "", "Of the client and of the server.", ""]
         rows = cost.rows(results["cost"])
@@ -112,11 +167,9 @@ def markdown(
             ("what", "asked", "measured", ""),
             ((what, asked, measured, VERDICTS[verdict]) for what, asked, measured, verdict in rows),
         )
-    for name, data in measured.items():
-        comparison = comparisons[name]
-        lines += ["", f"## {comparison.title}", "", comparison.note, ""]
-        head = ("", "by", comparison.unit, f"takes as long as {comparison.ours}, times")
-        lines += table(head, figures(comparison, data))
-        if name in plots:
-            lines += ["", f"![{comparison.title}]({plots[name]})"]
+    lines += ["", "## The machine", ""]
+    lines += table(("", ""), machine.items())
+    lines += ["", "## Goals", ""]
+    lines += table(("what", "asked", "measured", ""), map(reached, requirements))
+    lines += why(requirements, notes)
     return "\n".join(lines) + "\n"

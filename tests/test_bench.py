@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from bench import __main__ as command
-from bench import instructions, peers
+from bench import instructions, peers, plots
 from bench.__main__ import COMPARISONS, IN_ALL
 from bench.lanes import Lane, Options, at_least, at_most, ratio, spread, take_turns
 from bench.results import Results, markdown
@@ -162,7 +163,7 @@ def test_results_say_what_was_measured() -> None:
     text = markdown(
         made_up(), COMPARISONS, {"latency": "plots/latency.svg"}, {ADAPTIVE: "It is so."}
     )
-    assert "a median\nof 3 turns" in text
+    assert "a median of 3 turns" in text
     assert "| kernel | one |" in text
     adaptive, sleeping, unix = re.findall(r"^\| 64 B echo.* x \|(.*)\|$", text, re.M)
     assert adaptive == " at least 5 x | 3.00 (3.00 - 4.00) x | **not reached** "[-len(adaptive) :]
@@ -173,7 +174,11 @@ def test_results_say_what_was_measured() -> None:
     assert "![Echo](plots/latency.svg)" in text
     assert f"\n**{ADAPTIVE}**: It is so.\n" in text
     assert text.count("\n**") == 1
-    assert "**Echo**: one task that awaits `send`, then `recv`" in text.partition("## The mach")[0]
+    assert "The programs: one task that awaits `send`, then `recv`" in text
+    in_short = "| 64 B echo | us | 20 | 60 | uvloop TCP protocol | 3.00 (3.00 - 4.00) |"
+    assert re.findall(r"^\| \d.* echo.*", text, re.M)[0] == in_short
+    titles = re.findall("^## (.*)", text, re.M)
+    assert titles == ["In short", "Echo", "The machine", "Goals"]
     text = markdown(made_up(), COMPARISONS, {}, {})
     assert f"\n**{ADAPTIVE}**: not investigated.\n" in text
 
@@ -197,7 +202,8 @@ def test_the_committed_results_are_those_of_the_command() -> None:
 
 def test_results_are_rendered_from_what_was_saved(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(made_up()))
-    files = [tmp_path / "RESULTS.md", tmp_path / "plots" / "latency.svg"]
+    names = ("RESULTS.md", "plots/latency.svg", "plots/summary.svg")
+    files = [tmp_path / name for name in names]
     written = []
     for _ in range(2):
         done = bench("render", "--folder", str(tmp_path))
@@ -206,6 +212,38 @@ def test_results_are_rendered_from_what_was_saved(tmp_path: Path) -> None:
         written.append([file.read_text() for file in files])
     assert written[0] == written[1]
     assert all("uvloop TCP protocol" in text for text in written[0])
+
+
+@pytest.mark.parametrize(
+    ("values", "logarithmic", "marks"),
+    [
+        ((3, 7.5), False, [0, 2, 4, 6, 8]),
+        ((1, 12), False, [0, 5, 10, 15]),
+        ((1.9, 160), True, [1, 10, 100, 200]),
+        ((0.07, 3), True, [0.05, 0.1, 1, 5]),
+    ],
+)
+def test_the_axis_fits(values: tuple[float, ...], logarithmic: bool, marks: list[float]) -> None:
+    """All is between the first and the last tick."""
+    assert plots.ticks(values) == (logarithmic, pytest.approx(marks))
+
+
+def test_a_picture_has_its_figures(tmp_path: Path) -> None:
+    """A bar's length is its median's part of the axis; names are as text, as XML has it."""
+    rows = [("aiordma", spread([20, 40, 60])), ("<other>", spread([80]))]
+    plots.draw([plots.Panel("work", "us", rows)], tmp_path / "plots" / "one.svg")
+    text = (tmp_path / "plots" / "one.svg").read_text()
+    texts = [it.text for it in ElementTree.fromstring(text).iter() if it.tag.endswith("text")]
+    assert [*texts[:2], *texts[-4:]] == [
+        "work",
+        "us, less is better",
+        "aiordma",
+        "40",
+        "<other>",
+        "80",
+    ]
+    ours, other = map(float, re.findall(r'<rect .* width="([\d.]+)"', text))
+    assert other / ours == pytest.approx(2, rel=0.01)
 
 
 def test_one_comparison_is_printed() -> None:
