@@ -52,5 +52,5 @@ pygments_dark_style = "github-dark"  # furo's own underlines names, as if they w
 html_title = f"{project} {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_search_scorer = "_extensions/search_scorer.js"
+html_search_scorer = str(DOCS / "_extensions" / "search_scorer.js")
 html_copy_source = False

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import aiordma
 from tests.docs.pages import DOCS, ROOT, differing, pages
 from tests.processes import run_python
 
@@ -109,6 +110,30 @@ def test_the_data_path_is_as_its_page_says() -> None:
     ways = page.partition("| what happens |")[2].partition("\n\n")[0]
     for method in re.findall(r"`(?:\w+\.)?(\w+)`", ways):
         assert re.search(rf"^    c?def\b.*\b{method}\(", source, re.M), method
+
+
+def test_the_page_on_timeouts_has_the_defaults() -> None:
+    rows = re.findall(
+        r"^\| (`\w+_?.*) \| ([\d., ]+) \|", (DOCS / "cancellation.md").read_text(), re.M
+    )
+    said = {
+        name: float(number)
+        for names, numbers in rows
+        for name, number in zip(re.findall(r"`(\w+)`", names), numbers.split(","), strict=True)
+    }
+    config = aiordma.Config()
+    assert said == {name: getattr(config, name) for name in said}
+    assert {name for name in vars(type(config)) if name.endswith("_timeout")} <= {*said}
+
+
+def test_each_page_is_in_one_group() -> None:
+    """Of the tables of contents of the site."""
+    groups = re.findall(
+        r"^```\{toctree\}\n(?::[^\n]*\n)*\n(.*?)```$", (DOCS / "index.md").read_text(), re.S | re.M
+    )
+    listed = " ".join(groups).split()
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"} | {"reference/index"}
+    assert sorted(listed) == sorted(pages)
 
 
 def test_what_is_generated_is_as_it_would_be_now() -> None:
