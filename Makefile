@@ -215,6 +215,7 @@ docs: .venv/.test build ## write the generated parts of docs/: tables of states,
 # Without the network: links to other sites are not followed.
 site: .venv/.test .venv/.docs build ## the documentation site, into build/site/html, and its checks (Debian: graphviz)
 	@command -v dot >/dev/null || { echo 'The diagrams need dot: apt-get install graphviz' >&2; exit 1; }
+	rm -rf build/site/html
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -d build/site/doctrees docs build/site/html
 	$(BIN)/python -m pytest $(PARALLEL) tests/site tests/docs $(ARGS)
 

@@ -135,11 +135,12 @@ def markdown(
     cores = machine.get("processor", "").rpartition(", ")[2].removesuffix(" used")
     lines = [HEAD.format(turns=results["turns"], cores=cores or "two cores"), "## In short", ""]
     lines += table(
-        ("", "unit", "aiordma", "other", "which", "aiordma is as fast, times"),
+        ("", "aiordma", "beside it", "aiordma is as fast, times"),
         (
-            (one.title, one.unit, *map(short, (ours.typical, its.typical)), other, times)
+            (one.title, f"{ours} {one.unit}", f"{other}: {its} {one.unit}", times)
             for one, other, times in summary(comparisons, measured)
-            for ours, its in [(dict(one.rows)["aiordma"], dict(one.rows)[other])]
+            for found in [dict(one.rows)]
+            for ours, its in [(short(found["aiordma"].typical), short(found[other].typical))]
         ),
     )
     if "summary" in plots:

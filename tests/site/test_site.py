@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pytest
 import yaml
 from sphinx.util.inventory import InventoryFile
 
@@ -103,6 +106,36 @@ def test_every_public_name_is_in_the_inventory() -> None:
         "aiordma.verbs.MemoryWindow.bind",
         "aiordma.verbs.QPState.RTS",
     } <= {*paths}
+
+
+FOUND = {
+    "timeout": "cancellation",
+    "send": "completion",
+}
+"""The page that a search shows first."""
+
+# What the scripts of Sphinx's search need of a browser; then they are called as its page does.
+BROWSER = """
+globalThis.window = globalThis;
+globalThis.SPHINX_HIGHLIGHT_ENABLED = false;
+globalThis.document = {readyState: "loading", addEventListener() {}, getElementById: () => null};
+"""
+FIRST = "Search._performSearch(...Search._parseQuery(query)).at(-1)[0]"
+SCRIPTS = ("doctools", "language_data", "searchtools")
+
+
+def test_what_a_search_shows_first() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node")
+    files = [built() / "_static" / f"{name}.js" for name in SCRIPTS]
+    program = [BROWSER, *(file.read_text() for file in (*files, built() / "searchindex.js"))]
+    program += [f"console.log(JSON.stringify({[*FOUND]}.map(query => {FIRST})))"]
+    done = subprocess.run(
+        [node, "-"], input="\n".join(program), capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert dict(zip(FOUND, json.loads(done.stdout), strict=True)) == FOUND
 
 
 def test_no_markup_is_shown() -> None:
