@@ -50,9 +50,15 @@ def test_the_programs_print_what_the_readme_says(program: str, output: str) -> N
 
 
 def test_the_readme_begins_with_installing_and_a_short_echo() -> None:
-    """Ten lines besides the import of asyncio; `make wheel` runs it from each wheel, too."""
+    """Ten lines besides the import of asyncio; `make wheel` runs it from each wheel, too.
+
+    The landing page of the site begins with the same.
+    """
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-    assert blocks[:2] == [("sh", "pip install aiordma\n"), ("python", PROGRAMS[0])]
+    (shell, first), program = blocks[:2]
+    assert [shell, program] == ["sh", ("python", PROGRAMS[0])]
+    assert re.findall("^(.*?)  ", first, re.M) == ["make echo", "make test", "pip install ."]
+    assert PROGRAMS[0] in (ROOT / "docs" / "index.md").read_text()
     assert len([line for line in PROGRAMS[0].splitlines() if line.strip()]) == 11
     assert README_PROGRAM.search(README)
     assert commands("README.md", "make")[:2] == [["echo"], ["test"]]

@@ -110,7 +110,7 @@ def test_every_public_name_is_in_the_inventory() -> None:
 
 FOUND = {
     "timeout": "cancellation",
-    "send": "completion",
+    "connect": "reference/connecting",
 }
 """The page that a search shows first."""
 
