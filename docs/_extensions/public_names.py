@@ -160,7 +160,7 @@ class PublicModule(SphinxDirective):
             names = sorted((n for n in NAMES if n.module == module), key=lambda name: name.name)
             for name in names:
                 doc = name.doc if is_described(name.value) else value_doc(name)
-                first = re.split(r"\n\n|(?<=[.:])\s", doc)[0].rstrip(":")
+                first = re.split(r"\n\n|(?<=[.:])\s", doc)[0].rstrip(".:")
                 lines += [
                     f"   * - :py:obj:`~{module}.{name.name}`",
                     f"     - {' '.join(_written(first, module))}",
