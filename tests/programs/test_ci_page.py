@@ -133,7 +133,7 @@ class Job:
     def step(self, number: int, cwd: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
         """It runs in `cwd`; the names of inputs have _ for -."""
         step = self.text.partition("\n  steps:\n")[2].split("\n    - ")[number]
-        script = textwrap.dedent(step.partition("      run: |\n")[2])
+        script = textwrap.dedent(re.split(r"      run: \|.*\n", step)[1])
         defaults = re.findall(
             r"^  ([\w-]+):\n    description: .*\n    default: (.*)$", self.text, re.M
         )
