@@ -44,9 +44,9 @@ static void garbage_clients(void)
 		size_t length;
 	} cases[] = {
 		{"GET / HTTP/1.1\r\n\r\n", 18},
-		{"ARCM\x02\x09", 6},         /* our magic, then something else */
-		{"ARCM\x02\x01\x52\xff", 8}, /* a body longer than there is */
-		{"ARCM\x02\x04\x00\x00", 8}, /* an answer where a request belongs */
+		{"ARCM\x03\x09", 6},         /* our magic, then something else */
+		{"ARCM\x03\x01\x52\xff", 8}, /* a body longer than there is */
+		{"ARCM\x03\x04\x00\x00", 8}, /* an answer where a request belongs */
 	};
 	struct side listener = listen_at(host, 0);
 	uint8_t wide[SOFT_CM_MESSAGE_MAX];
@@ -125,7 +125,7 @@ static void refused_requests(void)
 		uint8_t value;
 		int reason;
 	} cases[] = {
-		{4, 3, SOFT_CM_REASON_INVALID_VERSION},
+		{4, SOFT_CM_VERSION - 1, SOFT_CM_REASON_INVALID_VERSION},
 		{16, 0x11, SOFT_CM_REASON_INVALID_SERVICE_ID}, /* RDMA_PS_UDP */
 		{18, IBV_QPT_UD, SOFT_CM_REASON_INVALID_TRANSPORT},
 	};
@@ -435,9 +435,9 @@ static void strange_servers(void)
 
 	answered_with(server, port, "HTTP/1.1 400 Bad Request\r\n\r\n", 28,
 		      RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
-	answered_with(server, port, "ARCM\x03\x03", 6, RDMA_CM_EVENT_CONNECT_ERROR,
+	answered_with(server, port, "ARCM\x04\x03", 6, RDMA_CM_EVENT_CONNECT_ERROR,
 		      -EPROTONOSUPPORT);
-	answered_with(server, port, "ARCM\x02\x04\x00\x00", 8, /* RTU is not an answer */
+	answered_with(server, port, "ARCM\x03\x04\x00\x00", 8, /* RTU is not an answer */
 		      RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
 	answered_with(server, port, NULL, 0, RDMA_CM_EVENT_REJECTED, 8); /* closed without a word */
 	close(server);

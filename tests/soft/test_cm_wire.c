@@ -77,14 +77,14 @@ static const struct {
 	size_t fixed;
 } layouts[] = {
 	{SOFT_CM_REQ,
-	 MADE_OF('A', 'R', 'C', 'M', 2, 1, 82, 0, 0x56, 0x34, 0x12, 0, 0xba, 0xdc, 0xfe, 0, 0x06,
+	 MADE_OF('A', 'R', 'C', 'M', 3, 1, 82, 0, 0x56, 0x34, 0x12, 0, 0xba, 0xdc, 0xfe, 0, 0x06,
 		 0x01, 2, 3, 250, 3, 5, 7, 0xc9, 0x02, 0, 0, 0xd8, 0xc7, 0xb6, 0xa5, 0x34, 0x12)},
-	{SOFT_CM_MRA, MADE_OF('A', 'R', 'C', 'M', 2, 2, 0, 0)},
+	{SOFT_CM_MRA, MADE_OF('A', 'R', 'C', 'M', 3, 2, 0, 0)},
 	{SOFT_CM_REP,
-	 MADE_OF('A', 'R', 'C', 'M', 2, 3, 218, 0, 0x56, 0x34, 0x12, 0, 0xba, 0xdc, 0xfe, 0, 3, 250,
+	 MADE_OF('A', 'R', 'C', 'M', 3, 3, 218, 0, 0x56, 0x34, 0x12, 0, 0xba, 0xdc, 0xfe, 0, 3, 250,
 		 3, 7, 0xc9, 0x02, 0, 0, 0xd8, 0xc7, 0xb6, 0xa5, 0x34, 0x12)},
-	{SOFT_CM_RTU, MADE_OF('A', 'R', 'C', 'M', 2, 4, 0, 0)},
-	{SOFT_CM_REJ, MADE_OF('A', 'R', 'C', 'M', 2, 5, 152, 0, 28, 0, 0, 0)},
+	{SOFT_CM_RTU, MADE_OF('A', 'R', 'C', 'M', 3, 4, 0, 0)},
+	{SOFT_CM_REJ, MADE_OF('A', 'R', 'C', 'M', 3, 5, 152, 0, 28, 0, 0, 0)},
 	{SOFT_SIDR_REQ, MADE_OF('A', 'R', 'C', 'S', 1, 1, 188, 0, NUMBER)},
 	{SOFT_SIDR_WAIT, MADE_OF('A', 'R', 'C', 'S', 1, 2, 8, 0, NUMBER)},
 	{SOFT_SIDR_REP, MADE_OF('A', 'R', 'C', 'S', 1, 3, 156, 0, NUMBER, 0x56, 0x34, 0x12, 0, 0x67,
@@ -163,7 +163,7 @@ static void wrong_bytes(void)
 		int error;
 		size_t enough; /* bytes after which it is known */
 	} cases[] = {
-		{0, 'G', EPROTO, 1},        {3, 'm', EPROTO, 4}, {4, 3, EPROTONOSUPPORT, 5},
+		{0, 'G', EPROTO, 1},        {3, 'm', EPROTO, 4}, {4, 4, EPROTONOSUPPORT, 5},
 		{4, 0, EPROTONOSUPPORT, 5}, {5, 0, EPROTO, 6},   {5, 6, EPROTO, 6},
 		{6, 83, EPROTO, 8},         {7, 1, EPROTO, 8},   {11, 1, EPROTO, 90},
 		{15, 1, EPROTO, 90},        {21, 4, EPROTO, 90}, {22, 8, EPROTO, 90},

@@ -1,6 +1,6 @@
-/* Frames that the socket has in part, when the send queue fails or goes back to their message: the
- * other side gets them whole, with the bytes of the moment when they were sent.  It is the test, and
- * reads only when it wants to. */
+/* Frames that the socket has in part, when the send queue fails or goes back to their message, the
+ * queue pair ends, the port is down: the other side gets them whole, with the bytes of the moment when
+ * they were sent.  It is the test, and reads only when it wants to. */
 #include <sys/socket.h>
 
 #include "shortage.h"
@@ -20,6 +20,42 @@ struct stage {
 };
 
 static uint8_t payload[SOFT_FRAME_MAX];
+
+/* What sendmsg takes at once, and in all until it has no room: this program is linked with --wrap. */
+static size_t most_at_once = SIZE_MAX, most_in_all = SIZE_MAX;
+
+ssize_t __real_sendmsg(int fd, const struct msghdr *message, int flags);
+ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags);
+ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
+{
+	size_t left = most_at_once < most_in_all ? most_at_once : most_in_all, count = 0;
+	struct iovec iov[1 + SOFT_LINK_IOVECS];
+	struct msghdr less = *message;
+
+	for (; count < message->msg_iovlen && left; count++) {
+		iov[count] = message->msg_iov[count];
+		if (iov[count].iov_len > left)
+			iov[count].iov_len = left;
+		left -= iov[count].iov_len;
+	}
+	less.msg_iov = iov;
+	less.msg_iovlen = count;
+	errno = EAGAIN;
+	ssize_t n = most_in_all ? __real_sendmsg(fd, &less, flags) : -1;
+
+	if (n > 0 && most_in_all != SIZE_MAX)
+		most_in_all -= (size_t)n;
+	return n;
+}
+
+/* Under the lock, as each use. */
+static void limit_sending(size_t at_once, size_t in_all)
+{
+	soft_lock();
+	most_at_once = at_once;
+	most_in_all = in_all;
+	soft_unlock();
+}
 
 static void open_stage(struct stage *stage, struct options options)
 {
@@ -243,9 +279,160 @@ static void not_ready(bool over_first)
 	close_stage(&stage);
 }
 
+/* ---- the queue pair ends --------------------------------------------------------------------- */
+
+static void expect_end(const struct stage *stage)
+{
+	struct soft_frame frame = get_rest(stage, NULL, 0);
+	uint8_t byte;
+
+	CHECK_EQUAL(frame.opcode, SOFT_DISCONNECT);
+	CHECK_EQUAL(recv(stage->fd, &byte, 1, 0), 0);
+}
+
+static void get_old(const struct stage *stage, uint8_t opcode, uint32_t offset, uint32_t length)
+{
+	struct soft_frame frame = get_rest(stage, NULL, 0);
+
+	CHECK_EQUAL(frame.opcode, opcode);
+	CHECK_EQUAL(frame.offset, offset);
+	CHECK_EQUAL(frame.length, length);
+	for (uint32_t i = 0; i < length; i++)
+		CHECK_EQUAL(payload[i], 0xaa);
+}
+
+/* Wherever the socket cuts: each byte comes once, and DISCONNECT behind the rest, itself in parts. */
+static void cut(size_t at_once)
+{
+	static const uint32_t lengths[] = {8, 0, 1100, 100};
+	const int enough = 1 << 20; /* each part counts as some hundred bytes */
+	struct stage stage;
+
+	open_stage(&stage, (struct options){.uc = true});
+	CHECK_EQUAL(setsockopt(LOCKED(soft_link_of(soft_qp_of(stage.side.qp))->watch.fd),
+			       SOL_SOCKET, SO_SNDBUF, &enough, sizeof(enough)),
+		    0);
+	limit_sending(at_once, SIZE_MAX);
+	for (uint32_t i = 0; i < 4; i++)
+		POST(&stage.side, IBV_WR_SEND, .wr_id = i, .length = lengths[i]);
+	for (uint32_t i = 0; i < 4; i++)
+		expect_wc(&stage.side, i, IBV_WC_SUCCESS);
+	memset(stage.side.memory, 0xbb, LONG);
+	destroy_qp(&stage.side);
+	for (uint32_t i = 0; i < 4; i++)
+		get_old(&stage, SOFT_SEND, 0, lengths[i]);
+	expect_end(&stage);
+	limit_sending(SIZE_MAX, SIZE_MAX);
+	close_stage(&stage);
+}
+
+/* An answer's memory goes while its first frame is on its way out: that frame has the bytes that it
+ * had, and the refusal follows it. */
+static void answer_withdrawn(void)
+{
+	struct stage stage;
+	struct side *side = &stage.side;
+
+	open_stage(&stage, (struct options){0});
+	put(&stage, (struct soft_frame){.opcode = SOFT_READ,
+					.psn = 100,
+					.address = (uintptr_t)side->memory,
+					.rkey = side->mr->rkey,
+					.total = LONG});
+	while (!is_partial(&stage))
+		soft_progress();
+	CHECK_EQUAL(verbs->ibv_dereg_mr(side->mr), 0);
+	side->mr = NULL;
+	memset(side->memory, 0xbb, LONG);
+	get_old(&stage, SOFT_READ_DATA, 0, SOFT_FRAME_MAX);
+	CHECK_EQUAL(get_rest(&stage, NULL, 0).opcode, SOFT_NAK);
+	expect_end(&stage);
+	close_stage(&stage);
+}
+
+/* The other side ends: what it had is done, and the message is not whose rest is here. */
+static void peer_ends(void)
+{
+	struct stage stage;
+
+	open_stage(&stage, (struct options){.timeout = 1});
+	limit_sending(SIZE_MAX, SOFT_FRAME_HEADER + 8 + SOFT_FRAME_HEADER + 100);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = 8);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 2, .length = 2000);
+	get(&stage, 0, 0, 8);
+	CHECK_EQUAL(recv(stage.fd, payload, SOFT_FRAME_HEADER + 100, MSG_WAITALL),
+		    SOFT_FRAME_HEADER + 100);
+	CHECK(is_partial(&stage));
+	CHECK_EQUAL(shutdown(stage.fd, SHUT_WR), 0);
+	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
+	expect_wc(&stage.side, 2, IBV_WC_RETRY_EXC_ERR);
+	limit_sending(SIZE_MAX, SIZE_MAX);
+	close_stage(&stage);
+}
+
+/* ---- nothing may go -------------------------------------------------------------------------- */
+
+static void port_down(void)
+{
+	struct stage stage;
+	uint8_t byte;
+
+	open_stage(&stage, (struct options){0});
+	limit_sending(SIZE_MAX, SOFT_FRAME_HEADER);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
+	CHECK(is_partial(&stage));
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	limit_sending(SIZE_MAX, SIZE_MAX);
+	for (int i = 0; i < 1000; i++)
+		soft_progress();
+	CHECK_EQUAL(recv(stage.fd, payload, SOFT_FRAME_HEADER, MSG_PEEK), SOFT_FRAME_HEADER);
+	CHECK_EQUAL(recv(stage.fd, payload, sizeof(payload), MSG_PEEK), SOFT_FRAME_HEADER);
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	get(&stage, 0, 0, 2000);
+	CHECK_EQUAL(recv(stage.fd, &byte, 1, MSG_DONTWAIT), -1);
+	close_stage(&stage);
+}
+
+/* The child of a fork sends nothing of what it has inherited. */
+static void forked(void)
+{
+	struct stage stage;
+	int status;
+
+	open_stage(&stage, (struct options){0});
+	limit_sending(SIZE_MAX, SOFT_FRAME_HEADER);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
+	CHECK(is_partial(&stage));
+	fflush(NULL);
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (!child) {
+		limit_sending(SIZE_MAX, SIZE_MAX);
+		destroy_qp(&stage.side);
+		_exit(0);
+	}
+	CHECK_EQUAL(waitpid(child, &status, 0), child);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	limit_sending(SIZE_MAX, SIZE_MAX);
+	get(&stage, 0, 0, 2000);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 2, .length = 8);
+	get(&stage, 1, 0, 8);
+	close_stage(&stage);
+}
+
 int main(void)
 {
 	limit_seconds(60);
+	STEP(cut(7));
+	STEP(cut(SOFT_FRAME_HEADER - 1));
+	STEP(cut(SOFT_FRAME_HEADER));
+	STEP(cut(SOFT_FRAME_HEADER + 1));
+	STEP(cut(1000));
+	STEP(answer_withdrawn());
+	STEP(peer_ends());
+	STEP(port_down());
+	STEP(forked());
 	for (int draining = 0; draining < 2; draining++) {
 		STEP(memory_gone(true, draining));
 		STEP(memory_gone(false, draining));

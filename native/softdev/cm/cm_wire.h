@@ -50,7 +50,7 @@ enum soft_cm_type {
 
 /* Room for the application's private data: rdma_connect(3), rdma_accept(3); REJ: IBTA 12.6.7. */
 enum {
-	SOFT_CM_VERSION = 2,
+	SOFT_CM_VERSION = 3, /* counts the versions of the stream that follows, too: frame.h */
 	SOFT_SIDR_VERSION = 1,
 	SOFT_CM_HEADER = 8,
 	SOFT_CM_REQ_PRIVATE = 56,

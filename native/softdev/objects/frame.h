@@ -75,7 +75,7 @@ enum {
 	SOFT_CMA_DESC_HEAD = 8,           /* slot, generation */
 	SOFT_CMA_DESC_PIECE = 16,
 	SOFT_HANDSHAKE_SIZE = 48,
-	SOFT_WIRE_VERSION = 2,
+	SOFT_WIRE_VERSION = 2, /* of the handshake, and after it; with the CM: SOFT_CM_VERSION */
 	SOFT_PSN_MASK = 0xffffff,
 	SOFT_ATOMIC_ARGUMENTS = 16, /* payload of a request: compare or add, swap */
 	SOFT_ATOMIC_RESULT = 8,     /* payload of its response: the value before */
