@@ -24,7 +24,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,8 +135,7 @@ class Programs:
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            _kill(process)
             raise
         if check and process.returncode:
             error = subprocess.CalledProcessError(process.returncode, process.args, out, err)
@@ -163,8 +162,16 @@ class Programs:
             try:
                 process.communicate(timeout=5)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
+                _kill(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Does not read to the end: processes that it has started may have its pipes still."""
+    process.kill()
+    process.wait()
+    for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+        with suppress(BrokenPipeError):
+            pipe.close()
 
 
 @pytest.fixture

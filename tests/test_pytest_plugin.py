@@ -125,6 +125,15 @@ def test_program_that_fails(rdma_programs):
 
 def test_program_that_hangs(rdma_programs):
     rdma_programs.run(sys.executable, "-c", "import time; time.sleep(1000)", timeout=0.5)
+
+
+def test_program_whose_child_lives_on(rdma_programs):
+    rdma_programs.run("sh", "-c", "sleep 600 & echo $! > child; wait", timeout=0.5)
+
+
+def test_child_that_lived_on():
+    with open("child") as child:
+        os.kill(int(child.read()), 9)  # ProcessLookupError if the test before has waited for it
 """
 
 
@@ -159,6 +168,8 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
         "test_that_fails": ("FAILED", "aiordma.errors.VerbsError"),
         "test_program_that_fails": ("FAILED", "subprocess.CalledProcessError"),
         "test_program_that_hangs": ("FAILED", "subprocess.TimeoutExpired"),
+        "test_program_whose_child_lives_on": ("FAILED", "subprocess.TimeoutExpired"),
+        "test_child_that_lived_on": ("PASSED", ""),
         "test_unknown": ("ERROR", "Failed"),
         "test_no_probability": ("ERROR", "Failed"),
         "test_no_keyword": ("ERROR", "Failed"),
