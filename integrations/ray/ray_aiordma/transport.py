@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ _endpoint = Endpoint()
 class Metadata(TensorTransportMetadata):
     """What Ray brings to the receivers of an object: its arrays, and where they are."""
 
-    address: Address
+    address: Address = field(repr=False)  # no log or error has its key
 
 
 @dataclass

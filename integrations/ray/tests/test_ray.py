@@ -292,6 +292,7 @@ def test_time_limit_and_abort(doomed: tuple[Any, int]) -> None:
 def test_key(source: Any) -> None:
     ref = offered_by(source, 1)
     address = metadata(ref).address
+    assert repr(address.key) not in repr(metadata(ref))
 
     async def call(key: bytes, name: str) -> Any:
         async with await rpc.connect(address.host, address.port, via="tcp", auth=key) as client:
