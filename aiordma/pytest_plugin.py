@@ -129,7 +129,7 @@ class Programs:
     def run(
         self, *command: str | Path, timeout: float = 60, check: bool = True, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program to its end; `subprocess.run` has the options, errors and the result."""
+        """Runs a program to its end: options of `start`, errors and result of `subprocess.run`."""
         __tracebackhide__ = True
         process = self.start(*command, **{"stderr": subprocess.PIPE, **options})
         try:
