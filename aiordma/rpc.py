@@ -25,7 +25,7 @@ from ._core.arguments import integer
 from ._core.refusal import printable
 from ._options import CONNECT, LISTEN, ConnectOptions, ListenOptions, complete, shows
 from .errors import ConnectionBrokenError, ConnectionClosedError, ProtocolError, RDMAError
-from .transport import Connection, Message, Server, check_handler
+from .transport import Connection, Server, check_handler
 
 Function = Callable[[Any], Awaitable[Any]]
 Dumps = Callable[[Any], Any]
@@ -72,32 +72,17 @@ def _pack(kind: int, number: int, name: str = "") -> bytes:
     return _HEADER.pack(kind, len(encoded), number) + encoded
 
 
-def _unpack(message: Message) -> _Frame:
+def _unpack(message: memoryview) -> _Frame:
     """ProtocolError unless it is the message of a call or of an answer."""
-    view = message.data
     try:
-        kind, length, number = _HEADER.unpack_from(view)
+        kind, length, number = _HEADER.unpack_from(message)
         end = _HEADER.size + length
-        name = str(view[_HEADER.size : end], "utf-8")
+        name = str(message[_HEADER.size : end], "utf-8")
     except (struct.error, UnicodeDecodeError) as error:
-        raise ProtocolError(f"{message!r} is no message of aiordma.rpc: {error}") from None
-    if kind > _ERROR or end > len(view):
-        raise ProtocolError(f"{message!r} is no message of aiordma.rpc")
-    return _Frame(kind, number, name, view[end:])
-
-
-def _text(error: Exception) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "its text cannot be had"
-
-
-def _send_soon(conn: Connection, buffers: list[bytes]) -> asyncio.Future[None]:
-    """Sends now or soon; the future need not be awaited."""
-    sent = conn.send_nowait(buffers)
-    sent.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
-    return sent
+        raise ProtocolError(f"{len(message)} bytes are no call, nor an answer: {error}") from None
+    if kind > _ERROR or end > len(message):
+        raise ProtocolError(f"{len(message)} bytes are no call, nor an answer: {kind=}, {end=}")
+    return _Frame(kind, number, name, message[end:])
 
 
 async def serve(
@@ -131,7 +116,10 @@ async def serve(
             except Exception as error:
                 if not conn.closed:
                     logger.info("%s: the call of %s failed", conn, name, exc_info=True)
-                    await refuse(number, type(error).__name__[:60], _text(error))
+                    text = "its text cannot be had"
+                    with suppress(Exception):
+                        text = str(error)
+                    await refuse(number, type(error).__name__[:60], text)
         except asyncio.CancelledError:  # also in the middle of its answer
             await refuse(number, "CancelledError", "the call was cancelled")
         finally:
@@ -139,16 +127,15 @@ async def serve(
 
     async def refuse(number: int, kind: str, text: str) -> None:
         answering.update([tasks[number]] if number in tasks else [])
-        encoded = text.encode("utf-8", "replace")[:_MAX_TEXT]
+        parts = [_pack(_ERROR, number, kind), text.encode("utf-8", "replace")[:_MAX_TEXT]]
         with suppress(RDMAError):  # the connection has ended, as is noticed below
-            sent = _send_soon(conn, [_pack(_ERROR, number, kind), encoded])
+            sent = asyncio.gather(conn.send_nowait(parts), return_exceptions=True)
             if not at_end:  # else a client that does not read would hold up the end
                 await sent
 
     try:
         async for message in conn:
-            with message:
-                kind, number, name, data = _unpack(message)
+            kind, number, name, data = _unpack(message.data)
             if kind == _CANCEL:
                 await asyncio.sleep(0)  # one that is cancelled before it has begun sends no answer
                 if task := tasks.get(number):
@@ -166,7 +153,7 @@ async def serve(
                 while len(tasks) >= max_calls:
                     await asyncio.wait(answering, return_when=asyncio.FIRST_COMPLETED)
                 tasks[number] = asyncio.create_task(answer(number, name, data))
-            del data
+            del message, data
         if tasks and not conn.closed:  # its server is closing, and may give the calls time
             await asyncio.wait(tasks.values())
     finally:
@@ -195,8 +182,7 @@ async def start_server(
         try:
             check_handler(function)
         except TypeError:
-            text = f"{name}: {function!r} is no coroutine function of one argument"
-            raise TypeError(text) from None
+            raise TypeError(f"{name}: no coroutine function of one argument: {function}") from None
     given = complete("rpc.start_server", options, LISTEN)
     calls = integer("max_calls", max_calls, 1)
     handler = partial(serve, functions=dict(functions), dumps=dumps, loads=loads, max_calls=calls)
@@ -223,7 +209,7 @@ class Client:
         self._dumps, self._loads = dumps, loads
         self._numbers = count()
         # What is not answered yet; a call that was cancelled stays until the server has ended it.
-        self._waiting: dict[int, asyncio.Future[tuple[_Frame, Message] | None]] = {}
+        self._waiting: dict[int, asyncio.Future[_Frame | None]] = {}
         self._room = asyncio.Semaphore(integer("max_calls", max_calls, 1))
         self._end: RDMAError | None = None
         self._reader = asyncio.get_running_loop().create_task(self._read())
@@ -245,39 +231,37 @@ class Client:
                 await self.connection.send(request)
                 if self._reader.done():
                     self._release(number)
-                found = await answer
+                frame = await answer
             except asyncio.CancelledError:
                 if number in self._waiting:  # the answer to this makes room for another call
                     with suppress(RDMAError):  # the connection has ended
-                        _send_soon(self.connection, [_pack(_CANCEL, number)])
+                        told = self.connection.send_nowait(_pack(_CANCEL, number))
+                        asyncio.gather(told, return_exceptions=True)  # its error is of no use
                 raise
             except BaseException:  # nothing was sent
                 self._release(number)
                 raise
-        if found is None:
+        if frame is None:
             error = ConnectionBrokenError if self._end else ConnectionClosedError
             raise error(f"the connection ended before {name} was answered") from self._end
-        frame, message = found
-        with message:
-            if frame.kind == _RESULT:
-                return self._loads(frame.data)
-            text = str(frame.data[:_MAX_TEXT], "utf-8", "replace")
+        if frame.kind == _RESULT:
+            return self._loads(frame.data)
+        text = str(frame.data[:_MAX_TEXT], "utf-8", "replace")
         raise CallError(name, printable(frame.name), printable(text))
 
-    def _release(self, number: int, found: tuple[_Frame, Message] | None = None) -> None:
-        answer = self._waiting.pop(number, None)
-        if answer is not None:  # else the server answers a second time
+    def _release(self, number: int, frame: _Frame | None = None) -> None:
+        if answer := self._waiting.pop(number, None):  # else the server answers a second time
             self._room.release()
             if not answer.done():
-                answer.set_result(found)
+                answer.set_result(frame)
 
     async def _read(self) -> None:
         try:
             async for message in self.connection:
-                frame = _unpack(message)
+                frame = _unpack(message.data)
                 if frame.kind not in (_RESULT, _ERROR):
                     raise ProtocolError(f"the server sent kind {frame.kind}")
-                self._release(frame.number, (frame, message))
+                self._release(frame.number, frame)
                 del message, frame  # which keep its memory
         except RDMAError as error:
             self._end = error

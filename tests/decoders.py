@@ -10,7 +10,6 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -136,11 +135,6 @@ def sealing() -> Sealing:
 
 def opened(data: bytes) -> bytes:
     return sealing().opened(data)
-
-
-def call(data: bytes) -> rpc._Frame:
-    message: Any = SimpleNamespace(data=memoryview(data))
-    return rpc._unpack(message)
 
 
 def field(name: str) -> Callable[[bytes], object]:
@@ -291,7 +285,7 @@ DECODERS: dict[str, Decoder] = {
         wire.pack,
     ),
     "message of a call": Decoder(
-        call,
+        lambda data: rpc._unpack(memoryview(data)),
         st.builds(
             lambda kind, number, name, data: rpc._pack(kind, number, name) + data,
             *(st.integers(0, 3), st.integers(0, (1 << 64) - 1), st.text(max_size=60), st.binary()),

@@ -316,7 +316,7 @@ async def test_a_client_that_does_not_read(factory: ConnectionFactory) -> None:
         answered = set[int]()
         while len(answered) < len(numbers):
             with await client.recv() as answer:
-                answered.add(rpc._unpack(answer).number)
+                answered.add(rpc._unpack(answer.data).number)
         await client.close()
         await serving
         await asyncio.gather(*cancels, return_exceptions=True)
@@ -354,7 +354,7 @@ async def test_a_cancellation_that_comes_with_its_call(factory: ConnectionFactor
         serving = asyncio.create_task(rpc.serve(server, Functions()))
         for number in 7, 8:
             with await client.recv() as answer:
-                frame = rpc._unpack(answer)
+                frame = rpc._unpack(answer.data)
             assert (frame.kind, frame.number, frame.name) == (rpc._ERROR, number, "CancelledError")
         await client.close()
         await serving
@@ -388,7 +388,7 @@ async def test_a_server_that_breaks_the_rules(factory: ConnectionFactory, what: 
         caller = rpc.Client(client)
         call = asyncio.create_task(caller.call("add", [1]))
         with await server.recv() as request:
-            number = rpc._unpack(request).number
+            number = rpc._unpack(request.data).number
         await server.send(rpc._pack(rpc._RESULT, number + 1) + b"\xc0")
         await server.send({"call": rpc._pack(rpc._CALL, number), **NONSENSE}[what])
         error = await ends(call, ConnectionBrokenError)
@@ -406,7 +406,7 @@ async def test_values_that_are_none(factory: ConnectionFactory) -> None:
         for number, value in enumerate(NO_VALUES):
             await client.send([rpc._pack(rpc._CALL, number, "same"), value])
             with await client.recv() as answer:
-                frame = rpc._unpack(answer)
+                frame = rpc._unpack(answer.data)
             assert (frame.kind, frame.number) == (rpc._ERROR, number)
         async with rpc.Client(client) as caller:
             assert await caller.call("same", 1) == 1
@@ -415,7 +415,7 @@ async def test_values_that_are_none(factory: ConnectionFactory) -> None:
         for value in (*NO_VALUES, b"\x01"):
             call = asyncio.create_task(caller.call("same", 1))
             with await server.recv() as request:
-                number = rpc._unpack(request).number
+                number = rpc._unpack(request.data).number
             await server.send([rpc._pack(rpc._RESULT, number), value])
             if value == b"\x01":
                 assert await call == 1
