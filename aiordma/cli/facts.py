@@ -65,7 +65,7 @@ class Facts:
         library = verbs.libraries()[0] if missing is None else None
         found = verbs.devices()
         named = os.environ.get("AIORDMA_DEVICE", "")
-        chosen, why, is_fallback = choose(named)
+        chosen, why, is_fallback = choose()
         soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         return cls(
             kernel=platform.release(),
@@ -92,10 +92,10 @@ class Facts:
         )
 
 
-def choose(named: str) -> tuple[str, str, bool]:
+def choose() -> tuple[str, str, bool]:
     """The device that `connect` uses, why, and whether it is the fallback; no device: it fails."""
     try:
-        choice = verbs.choose_device(named or None)
+        choice = verbs.choose_device()
     except aiordma.VerbsError as error:
         return "", error.strerror or str(error), False
     return choice.device.name, choice.reason, choice.is_fallback

@@ -1,6 +1,6 @@
 """A client of the connection manager, without an event loop: see cm_server.py.
 
-Usage: python examples/verbs/cm_client.py HOST [PORT [DEVICE]]
+Usage: python examples/verbs/cm_client.py HOST [PORT]
 """
 
 import select
@@ -19,8 +19,8 @@ def next_event(channel: cm.EventChannel, wanted: EventType) -> cm.ConnectionEven
     return event
 
 
-def main(host: str, port: str = "7474", device: str | None = None) -> None:
-    library = verbs.find_device(device).library
+def main(host: str, port: str = "7474") -> None:
+    library = verbs.find_device().library
     with cm.EventChannel(library) as channel, channel.create_id() as id:
         id.resolve_addr((host, int(port)), timeout=2)  # rdma_resolve_addr(3); milliseconds in C
         next_event(channel, EventType.ADDR_RESOLVED)

@@ -1,6 +1,6 @@
 """A server of the connection manager, without an event loop: one client, one message, one answer.
 
-Usage: python examples/verbs/cm_server.py [HOST [PORT [DEVICE]]]
+Usage: python examples/verbs/cm_server.py [HOST [PORT]]
 
 HOST is an address of the device; without it the server listens on all of them. PORT is 7474
 unless given.
@@ -22,8 +22,8 @@ def next_event(channel: cm.EventChannel, wanted: EventType) -> cm.ConnectionEven
     return event
 
 
-def main(host: str = "0.0.0.0", port: str = "7474", device: str | None = None) -> None:
-    library = verbs.find_device(device).library
+def main(host: str = "0.0.0.0", port: str = "7474") -> None:
+    library = verbs.find_device().library
     # rdma_create_event_channel(3), rdma_create_id(3)
     with cm.EventChannel(library) as channel, channel.create_id() as listener:
         listener.bind_addr((host, int(port)))  # rdma_bind_addr(3)

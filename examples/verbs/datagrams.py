@@ -1,9 +1,5 @@
-"""Datagrams (UD): a queue pair sends to any other, and the receiver can answer.
+"""Datagrams (UD): a queue pair sends to any other, and the receiver can answer."""
 
-Usage: python examples/verbs/datagrams.py [DEVICE]
-"""
-
-import sys
 from contextlib import ExitStack
 
 from aiordma import verbs
@@ -46,7 +42,7 @@ class End:
 
 
 with ExitStack() as stack:
-    context = stack.enter_context(verbs.open_device(*sys.argv[1:]))
+    context = stack.enter_context(verbs.open_device())
     asks, answers = End(stack, context), End(stack, context)
 
     # The endpoint of the peer says where it is; the address handle is the route there.

@@ -1,9 +1,4 @@
-"""A doorbell batch: sixteen writes are posted by one call, and one completion reports them all.
-
-Usage: python examples/verbs/doorbell_batch.py [DEVICE]
-"""
-
-import sys
+"""A doorbell batch: sixteen writes are posted by one call, and one completion reports them all."""
 
 from aiordma import verbs
 from aiordma.verbs import AccessFlags
@@ -12,7 +7,7 @@ COUNT, SIZE = 16, 8
 RIGHTS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
 
 with (
-    verbs.open_device(*sys.argv[1:]) as context,
+    verbs.open_device() as context,
     context.alloc_pd() as pd,
     context.create_cq(64) as cq,
     pd.reg_mr(bytearray(range(COUNT * SIZE))) as source,

@@ -1,10 +1,6 @@
-"""An event loop waits for many queue pairs at one file descriptor: that of a completion channel.
-
-Usage: python examples/verbs/event_loop.py [DEVICE]
-"""
+"""An event loop waits for many queue pairs at one file descriptor: that of a completion channel."""
 
 import asyncio
-import sys
 from contextlib import ExitStack
 
 from aiordma import verbs
@@ -41,7 +37,7 @@ async def main() -> None:
     loop = asyncio.get_running_loop()
     waiting: Waiting = {}
     with ExitStack() as stack:
-        context = stack.enter_context(verbs.open_device(*sys.argv[1:]))
+        context = stack.enter_context(verbs.open_device())
         pd = stack.enter_context(context.alloc_pd())
         channel = stack.enter_context(context.create_comp_channel())  # ibv_create_comp_channel(3)
         counts = []

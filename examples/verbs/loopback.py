@@ -1,15 +1,10 @@
-"""Loopback: a reliable queue pair (RC) that is connected to itself sends itself a message.
-
-Usage: python examples/verbs/loopback.py [DEVICE]
-"""
-
-import sys
+"""Loopback: a reliable queue pair (RC) that is connected to itself sends itself a message."""
 
 from aiordma import verbs
 from aiordma.verbs import SendFlags, WROpcode
 
 with (
-    verbs.open_device(*sys.argv[1:]) as context,  # ibv_get_device_list(3), ibv_open_device(3)
+    verbs.open_device() as context,  # ibv_get_device_list(3), ibv_open_device(3)
     context.alloc_pd() as pd,  # ibv_alloc_pd(3)
     context.create_cq(16) as cq,  # ibv_create_cq(3)
     pd.reg_mr(bytearray(64)) as mr,  # ibv_reg_mr(3), which pins the bytearray

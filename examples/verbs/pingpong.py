@@ -1,7 +1,7 @@
 """Two processes connect a queue pair each by a socket, and send a message to and fro.
 
-Usage: python examples/verbs/pingpong.py serve [PORT [DEVICE]]
-       python examples/verbs/pingpong.py connect HOST [PORT [DEVICE]]
+Usage: python examples/verbs/pingpong.py serve [PORT]
+       python examples/verbs/pingpong.py connect HOST [PORT]
 """
 
 import math
@@ -15,9 +15,9 @@ from aiordma.verbs import Endpoint, SendFlags, WROpcode
 ROUNDS, SIZE, RECV, SEND = 1000, 64, 1, 2
 
 
-def pingpong(peer: Connection, begins: bool, device: str | None = None) -> None:
+def pingpong(peer: Connection, begins: bool) -> None:
     with (
-        verbs.open_device(device) as context,
+        verbs.open_device() as context,
         context.alloc_pd() as pd,
         context.create_cq(16) as cq,
         pd.reg_mr(bytearray(2 * SIZE)) as mr,
@@ -53,16 +53,16 @@ def pingpong(peer: Connection, begins: bool, device: str | None = None) -> None:
         peer.recv_bytes()
 
 
-def serve(port: str = "18515", device: str | None = None) -> None:
+def serve(port: str = "18515") -> None:
     with Listener(("", int(port))) as listener:
         print("waiting on port", listener.address[1], flush=True)
         with listener.accept() as peer:
-            pingpong(peer, False, device)
+            pingpong(peer, False)
 
 
-def connect(host: str, port: str = "18515", device: str | None = None) -> None:
+def connect(host: str, port: str = "18515") -> None:
     with Client((host, int(port))) as peer:
-        pingpong(peer, True, device)
+        pingpong(peer, True)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"serve": serve, "connect": connect}

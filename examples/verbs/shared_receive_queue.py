@@ -1,10 +1,6 @@
-"""A shared receive queue (SRQ) tells by an event that it runs low, and is filled up again.
-
-Usage: python examples/verbs/shared_receive_queue.py [DEVICE]
-"""
+"""A shared receive queue (SRQ) tells by an event that it runs low, and is filled up again."""
 
 import select
-import sys
 from contextlib import ExitStack
 
 from aiordma import verbs
@@ -13,7 +9,7 @@ from aiordma.verbs import EventType, SendFlags, WROpcode
 QUEUE_PAIRS, RECEIVES, LOW, SIZE = 3, 8, 4, 16
 
 with ExitStack() as stack:
-    context = stack.enter_context(verbs.open_device(*sys.argv[1:]))
+    context = stack.enter_context(verbs.open_device())
     pd = stack.enter_context(context.alloc_pd())
     cq = stack.enter_context(context.create_cq(64))
     srq = stack.enter_context(pd.create_srq(RECEIVES))  # ibv_create_srq(3)

@@ -28,11 +28,11 @@ ALONE = sorted(OUTPUTS.keys() - {*PAIRS, "cm_client"})
 
 
 @contextmanager
-def start(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def start(device: str, name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     package = str(Path(aiordma.__file__).parents[1])
     with subprocess.Popen(
         [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *arguments],
-        env=os.environ | {"PYTHONPATH": package},
+        env=os.environ | {"PYTHONPATH": package, "AIORDMA_DEVICE": device},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -54,7 +54,7 @@ def test_a_program_is_short() -> None:
 
 @pytest.mark.parametrize("name", ALONE)
 def test_what_it_prints(name: str, device_name: str) -> None:
-    with start(name, device_name) as process:
+    with start(device_name, name) as process:
         out, err = process.communicate()
     assert (out, err, process.returncode) == (OUTPUTS[name], "", 0)
 
@@ -63,12 +63,12 @@ def test_what_it_prints(name: str, device_name: str) -> None:
 def test_two_processes(name: str, device_name: str, host: str) -> None:
     serve, connect, said = PAIRS[name]
     first, rest = OUTPUTS[name].split("\n", 1)
-    with start(*serve.replace("HOST", host).split(), device_name) as server:
+    with start(device_name, *serve.replace("HOST", host).split()) as server:
         assert server.stdout is not None
         *words, port = server.stdout.readline().split()
         assert words == first.split()[:-1]
         where = connect.replace("HOST", host).replace("PORT", port)
-        with start(*where.split(), device_name) as client:
+        with start(device_name, *where.split()) as client:
             out, err = client.communicate()
         assert (out, err, client.returncode) == (said or OUTPUTS["cm_client"], "", 0)
         out, err = server.communicate()

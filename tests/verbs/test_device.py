@@ -140,7 +140,7 @@ def test_a_missing_library_leaves_the_embedded_one(monkeypatch: pytest.MonkeyPat
         raise error
 
     monkeypatch.setattr(device_module, "system", missing)
-    assert verbs.missing_library() is error
+    assert device_module.missing_library() is error
     assert [library.name for library in verbs.libraries()] == ["embedded"]
     assert [device.name for device in verbs.devices()] == ["embedded0"]
 

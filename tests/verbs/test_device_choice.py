@@ -106,6 +106,23 @@ async def test_software_with_a_warning(
     assert "an active port" in str(caught.value)
 
 
+def test_the_variable(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `connect`, the verbs take its device, unless they are asked for a certain one."""
+    machine |= {"mlx5_0": {1: ACTIVE}, "mlx5_1": {1: DOWN}}
+    monkeypatch.setenv("AIORDMA_DEVICE", "embedded0")
+    assert verbs.find_device() == verbs.choose_device().device == EMBEDDED
+    with verbs.open_device() as context:
+        assert context.name == EMBEDDED.name
+    assert verbs.find_device("mlx5_1").name == "mlx5_1"
+    assert verbs.find_device("system").name == "mlx5_0"
+    assert verbs.find_device(guid=EMBEDDED.guid).name == "mlx5_0"  # which has the same here
+    monkeypatch.setenv("AIORDMA_DEVICE", "")
+    assert verbs.find_device().name == "mlx5_0"
+    monkeypatch.setenv("AIORDMA_DEVICE", "mlx5_9")
+    with pytest.raises(DeviceNotFoundError, match="mlx5_9"):
+        verbs.open_device()
+
+
 @pytest.mark.parametrize(
     ("symbol", "why"),
     [(None, "libibverbs.so.1 is not installed"), ("ibv_x", "libibverbs.so.1 is too old")],

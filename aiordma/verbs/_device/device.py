@@ -192,12 +192,12 @@ def find_device(
 ) -> Device:
     """The device of that name, with that local IP address, with that GUID; or the default one.
 
-    Given several of them, all must fit; those of the system come first. Given none, the first
-    one of the system with an active port, or else the embedded one, which is software. The name
-    "system" is as none, but never the embedded one. Raises DeviceNotFoundError, which lists what
-    there is.
+    Given several of them, all must fit; those of the system come first. Given none, the name in
+    the environment variable AIORDMA_DEVICE, else the first one of the system with an active port,
+    or else the embedded one, which is software. The name "system" is as none, but never the
+    embedded one. Raises DeviceNotFoundError, which lists what there is.
     """
-    if name in (None, SYSTEM) and ip is None and guid is None:
+    if ip is None and guid is None and (name := name_or_variable(name)) in (None, SYSTEM):
         return choose_device(name).device
     if guid is not None:
         guid = integer("guid", guid)
@@ -248,6 +248,7 @@ def choose_device(name: str | None = None) -> Choice:
 
     VerbsError when a device of the system cannot be opened, and no other one has an active port.
     """
+    name = name_or_variable(name)
     if name is not None and name != SYSTEM:
         return Choice(find_device(name), "it was named")
     unusable: list[str] = []
