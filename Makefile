@@ -175,7 +175,7 @@ $(RAY)/.made: integrations/ray/pyproject.toml | .venv/.dev
 
 ray: build $(RAY)/.made ## Ray's direct transport: its tests on a cluster here; ARGS=--quick as CI does
 	$(RAY)/bin/python -m mypy --config-file integrations/ray/pyproject.toml
-	cd integrations/ray && ../../$(RAY)/bin/python -m pytest $(ARGS)
+	cd integrations/ray && ../../$(RAY)/bin/python -m pytest $(ARGS:--quick=-m 'not long')
 	$(if $(findstring --quick,$(ARGS)),,$(RAY)/bin/pip install --quiet --no-deps nixl nixl-cu12 nixl-cu13)
 	$(if $(findstring --quick,$(ARGS)),,$(RAY)/bin/python integrations/ray/tests/bench_ray.py)
 
@@ -231,7 +231,7 @@ C_FILES = $(shell git ls-files '*.c' '*.h')
 # Files that only a forge reads: the schema of check-jsonschema for each.
 FORGE := github-workflows=.github/workflows/*.yml github-issue-forms=.github/ISSUE_TEMPLATE/*.yml \
 	dependabot=.github/dependabot.yml citation-file-format=CITATION.cff \
-	$(addprefix github-actions=,$(wildcard action.yml))
+	github-actions=action.yml
 
 lint: .venv/.dev ## ruff: rules and format; clang-format; zizmor and schemas: workflows and forms
 	$(BIN)/ruff check .

@@ -118,8 +118,9 @@ class Programs:
         that does not end it within 5 seconds.
         """
         given: Mapping[str, str] = options.pop("env", None) or os.environ
-        faults = {it: os.environ[it] for it in (_VARIABLE,) if it in os.environ}
-        environment = {**given, **faults, "AIORDMA_TRACE": str(self._folder / "%p.jsonl")}
+        environment = {**given, "AIORDMA_TRACE": str(self._folder / "%p.jsonl")}
+        if faults := os.environ.get(_VARIABLE):
+            environment[_VARIABLE] = faults
         options = {"stdout": subprocess.PIPE, "text": True, **options, "env": environment}
         run = [sys.executable, "-m", "aiordma", "run", *map(str, command)]
         process = subprocess.Popen(run, **options)

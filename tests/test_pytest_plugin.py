@@ -16,7 +16,7 @@ PROJECT = """
 import os
 import sys
 import pytest
-from aiordma import testing, verbs
+from aiordma import VerbsError, testing, verbs
 
 DEVICE = '''
 import ctypes
@@ -30,15 +30,15 @@ print(bool(verbs.ibv_open_device(verbs.ibv_get_device_list(None)[0])), flush=Tru
 
 @pytest.mark.rdma(register="@1", seed=7)
 def test_faults():
-    with verbs.open_device("embedded0") as context, context.alloc_pd() as pd:
-        with pytest.raises(verbs.VerbsError if hasattr(verbs, "VerbsError") else OSError):
+    with verbs.open_device() as context, context.alloc_pd() as pd:
+        with pytest.raises(VerbsError):
             pd.reg_mr(4096)
         pd.reg_mr(4096)
 
 
 @pytest.mark.rdma(register="@1", seed=7)
 def test_that_fails():
-    with verbs.open_device("embedded0") as context, context.alloc_pd() as pd:
+    with verbs.open_device() as context, context.alloc_pd() as pd:
         pd.reg_mr(4096)
 
 

@@ -28,6 +28,16 @@ def test_the_targets_are_there() -> None:
     assert set(re.findall(r"\bmake ([\w-]+)", "".join(WORKFLOWS.values()))) <= targets
 
 
+def test_the_files_that_they_name_are_there() -> None:
+    others = [(ROOT / it).read_text() for it in ("action.yml", "Makefile", ".ci/run")]
+    named = re.findall(
+        r"\b(?:docs|tests|native|integrations)/[\w/.-]+\.(?:py|md|toml|json)\b",
+        "".join([*WORKFLOWS.values(), *others]),
+    )
+    assert len(named) > 9
+    assert [it for it in named if not (ROOT / it).exists()] == []
+
+
 def test_actions_are_pinned_by_commit() -> None:
     """A tag or branch of an action can be moved, a commit cannot; one version of each is used."""
     texts = [*WORKFLOWS.values(), (ROOT / "action.yml").read_text()]
@@ -112,6 +122,16 @@ def test_what_is_written_twice_is_the_same() -> None:
             assert other["project"][name] == project[name]
         of_python = [it for it in project["classifiers"] if re.search(r":: 3\.\d+$", it)]
         assert set(of_python) <= set(other["project"]["classifiers"])
+
+
+def test_the_version_of_ray() -> None:
+    """In the package's requirement, in `make ray`, and in the errors of another one."""
+    folder = ROOT / "integrations/ray"
+    (asked,) = re.findall(r'"(ray>=.*?)"', (folder / "pyproject.toml").read_text())
+    transport = (folder / "ray_aiordma/transport.py").read_text()
+    (tried,) = re.findall('^TRIED = "(.*)"', transport, re.MULTILINE)
+    assert f"install --quiet '{asked}' " in (ROOT / "Makefile").read_text()
+    assert asked.startswith(f"ray>={tried},<")
 
 
 def test_only_a_tag_is_published_and_without_a_password() -> None:

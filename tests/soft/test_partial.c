@@ -169,7 +169,8 @@ static size_t until_failed(struct stage *stage, uint8_t *begun, size_t room)
 }
 
 /* The memory of a message's second frame goes while its first one is on its way out: the request
- * fails, in SQD as well, and the frame has the bytes that it had.  A queue pair of UC goes on with the next message, which has the same slot. */
+ * fails, in SQD as well, and the frame has the bytes that it had.  A queue pair of UC goes on with
+ * the next message, which has the same slot. */
 static void memory_gone(bool uc, bool draining)
 {
 	static uint8_t begun[SOFT_FRAME_HEADER + SOFT_FRAME_MAX];

@@ -59,7 +59,7 @@ def once(transport: str, source: Any, sink: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mib", type=float, default=128)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--transports", default=f"{OBJECT_STORE},gloo,nixl,aiordma")
     arguments = parser.parse_args()
     os.environ.setdefault("AIORDMA_DEVICE", "embedded0")

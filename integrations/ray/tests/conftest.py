@@ -10,16 +10,6 @@ import pytest
 import ray
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="without the tests marked long, as CI")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--quick"):
-        config.hook.pytest_deselected(items=[it for it in items if it.get_closest_marker("long")])
-        items[:] = [it for it in items if not it.get_closest_marker("long")]
-
-
 @pytest.fixture(scope="session", autouse=True)
 def cluster() -> Iterator[None]:
     # For the actors, which inherit the environment.

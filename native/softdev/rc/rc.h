@@ -33,8 +33,7 @@ static inline uint32_t soft_frame_share(const struct soft_tx_cursor *cursor, uin
 bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out);
 void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
-/* The frame's payload as iovecs; their number, or -1 when the memory is no longer allowed to be read.
- */
+/* The frame's payload as iovecs; their number, or -1 when its memory may not be read any more. */
 int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov,
 			  int room);
 
