@@ -173,9 +173,10 @@ $(RAY)/.made: integrations/ray/pyproject.toml | .venv/.dev
 		echo "import site; site.addsitedir('$$(echo $(CURDIR)/.venv/lib/python*/site-packages)')" >zz_aiordma.pth
 	@touch $@
 
-ray: build $(RAY)/.made ## Ray's direct transport: its tests on a cluster here; ARGS=--quick as CI does
+ray: build $(RAY)/.made ## Ray's direct transport: its tests on a cluster here, and aiordma's with torch; ARGS=--quick as CI does
 	$(RAY)/bin/python -m mypy --config-file integrations/ray/pyproject.toml
 	cd integrations/ray && ../../$(RAY)/bin/python -m pytest $(ARGS:--quick=-m 'not long')
+	$(RAY)/bin/python -m pytest -p no:xdist tests/transport/test_arrays.py -k torch
 	$(if $(findstring --quick,$(ARGS)),,$(RAY)/bin/pip install --quiet --no-deps nixl nixl-cu12 nixl-cu13)
 	$(if $(findstring --quick,$(ARGS)),,$(RAY)/bin/python integrations/ray/tests/bench_ray.py)
 

@@ -277,7 +277,7 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
             code, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
             _check_numbers(_Layout(code, shape, (), start), end)
             entries[name] = _Layout.in_c_order(code, shape, data + start)
-            if start < 0 or end - start != entries[name].nbytes:
+            if end - start != entries[name].nbytes:
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             what = f"the entry {reprlib.repr(name)} is {reprlib.repr(entry)}"

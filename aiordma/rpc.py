@@ -80,8 +80,8 @@ def _unpack(message: memoryview) -> _Frame:
         name = str(message[_HEADER.size : end], "utf-8")
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"{len(message)} bytes are no call, nor an answer: {error}") from None
-    if kind > _ERROR or end > len(message):
-        raise ProtocolError(f"{len(message)} bytes are no call, nor an answer: {kind=}, {end=}")
+    if end > len(message):
+        raise ProtocolError(f"{len(message)} bytes are no call, nor an answer: {end=}")
     return _Frame(kind, number, name, message[end:])
 
 

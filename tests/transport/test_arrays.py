@@ -147,8 +147,9 @@ NO_FILES = {
     "many": header(entry(shape=[1] * 65 + [4]), bytes(4)),
     "beyond": header(entry(), bytes(3)),
     "behind": header(entry(), bytes(5)),
+    "before": header(entry(offsets=[-4, 0])),
     "a gap": header(entry(offsets=[1, 5]), bytes(5)),
-    "twice": header({**entry(), "y": entry()["x"]}, bytes(4)),
+    "twice": header({**entry(), "y": entry()["x"]}, bytes(8)),
 }
 
 
@@ -347,7 +348,7 @@ async def test_what_is_no_token(factory: ConnectionFactory, description: bytes) 
 
 
 async def test_tensors_of_torch(factory: ConnectionFactory) -> None:
-    """Runs where torch is installed."""
+    """Runs where torch is installed, as in `make ray`."""
     torch: Any = pytest.importorskip("torch")
     whole = torch.arange(12.0).reshape(3, 4)
     names = {name for _, name in arrays._TYPES.values()} - {"bool", "float8_e8m0fnu"}

@@ -212,6 +212,7 @@ async def test_limits(factory: ConnectionFactory) -> None:
     """The server refuses more calls than it takes; a client does not send more than it may."""
     functions = Functions()
     async with calls(factory, functions, max_calls=2) as client:
+        assert await asyncio.gather(*(client.call("add", [it]) for it in (1, 2))) == [1, 2]
         waiting = [asyncio.create_task(client.call("wait")) for _ in range(2)]
         await until(functions, running=2)
         error = await ends(client.call("add", [1]), rpc.CallError)
@@ -393,6 +394,7 @@ async def test_a_server_that_breaks_the_rules(factory: ConnectionFactory, what: 
         await server.send({"call": rpc._pack(rpc._CALL, number), **NONSENSE}[what])
         error = await ends(call, ConnectionBrokenError)
         assert isinstance(error.__cause__, ProtocolError)
+        assert client.closed
         await caller.close()
 
 
