@@ -271,7 +271,7 @@ def choose_device(name: str | None = None) -> Choice:
     if missing is not None:  # `aiordma doctor` shows the whole error, with the package
         why = f"{missing.library} is {'too old' if missing.symbol else 'not installed'}"
     if name == SYSTEM:
-        detail = (missing and missing.strerror) or why
+        detail = f"{(missing and missing.strerror) or why}; `aiordma doctor` says more"
         raise DeviceNotFoundError("", wanted="an active port", detail=detail)
     return Choice(_embedded_devices()[-1], why, is_fallback=True)
 
