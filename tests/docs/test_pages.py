@@ -12,6 +12,8 @@ from tests.docs.pages import DOCS, ROOT, differing, pages
 from tests.processes import run_python
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+# Pages whose programs other tests run.
+OTHERS = [ROOT / "SECURITY.md", *sorted(ROOT.glob("integrations/*/README.md"))]
 PACKAGE = ROOT / "aiordma"
 
 # A program, and its output if a block of text follows directly.
@@ -62,7 +64,7 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path) -> None:
     assert "3 passed" in done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_links_lead_somewhere(page: Path) -> None:
     text = page.read_text()
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
