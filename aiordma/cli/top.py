@@ -31,7 +31,8 @@ TIMEOUT = 5.0
 AT_ONCE = 256
 
 NONE = (
-    f"{{}} shows its state here ({{}}): start it with {VARIABLE}=1 in its environment, as this user"
+    f"{{}} shows its state here ({{}}): start it with {VARIABLE}={{}} "
+    "in its environment, as this user"
 )
 
 OTHER = (
@@ -71,8 +72,9 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
     The exit status is 1 when there is no such process.
     """
     try:
-        setting = os.environ.get(VARIABLE)
-        where = directories(setting if setting not in {None, "", "0"} else "1")
+        setting = os.environ.get(VARIABLE, "")
+        setting = "1" if setting in {"", "0"} else setting
+        where = directories(setting)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     answers, notes = collect(where, pid)
@@ -81,7 +83,9 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
         raise click.ClickException(
             "\n".join(notes + unknown)
             or NONE.format(
-                "no process" if pid is None else f"no process {pid}", ", ".join(map(str, where))
+                "no process" if pid is None else f"no process {pid}",
+                ", ".join(map(str, where)),
+                setting,
             )
         )
     if as_json or once:

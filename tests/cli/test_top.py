@@ -223,6 +223,8 @@ def test_a_process_that_is_not_shown_sees_others(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv(VARIABLE, "0")
     assert "no process" in top("--once").output
+    monkeypatch.setenv(VARIABLE, f"{tmp_path}/service")
+    assert f"start it with {VARIABLE}={tmp_path}/service in" in top("--once").output
 
 
 @pytest.mark.any_device
