@@ -182,7 +182,8 @@ async def start_server(
         try:
             check_handler(function)
         except TypeError:
-            raise TypeError(f"{name}: no coroutine function of one argument: {function}") from None
+            text = f"{name}: no coroutine function of one argument (async def): {function}"
+            raise TypeError(text) from None
     given = complete("rpc.start_server", options, LISTEN)
     calls = integer("max_calls", max_calls, 1)
     handler = partial(serve, functions=dict(functions), dumps=dumps, loads=loads, max_calls=calls)
