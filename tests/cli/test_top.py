@@ -202,7 +202,7 @@ def test_the_end_of_a_process(sockets: Path, device_name: str) -> None:
     done = top("--once")
     assert done.exit_code == 1
     assert "no process shows" in done.output
-    assert "AIORDMA_MONITOR=1" in done.output
+    assert f"start it with {VARIABLE}={os.environ[VARIABLE]} in" in done.output
     assert "no process 1 shows" in top("--once", "1").output
 
 
