@@ -68,9 +68,19 @@ def _memory(arrays: Sequence[Any]) -> list[memoryview]:
     """The bytes of arrays, but of empty ones: their own if they lie in C order, else a copy."""
     flat = []
     for array in arrays:
+        if not isinstance(array, np.ndarray) and array.layout is not sys.modules["torch"].strided:
+            raise ValueError(
+                f"a tensor of layout {array.layout}: return its parts (indices(), values() ...), "
+                "or tensor.to_dense()"
+            )
         if not array.nbytes:
             continue
         if isinstance(array, np.ndarray):
+            if array.dtype.hasobject:
+                raise TypeError(
+                    f"an array of {array.dtype}: its objects have no bytes to send; return it by "
+                    "a method without tensor_transport"
+                )
             flat.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         elif array.device.type != "cpu":
             raise ValueError(
