@@ -13,7 +13,7 @@ import json
 import math
 import operator
 import reprlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import accumulate, product
 from typing import Any, Literal, NamedTuple, NoReturn, Self
 
@@ -475,7 +475,9 @@ class RemoteArray:
         raise TypeError(f"{self!r} is in the peer's memory: `await` it, or a part of it")
 
     # numpy and Python would take its rows one by one, each a RemoteArray.
-    __array__ = __iter__ = __contains__ = _elsewhere
+    __array__: Callable[..., NoReturn] = _elsewhere
+    __iter__: Callable[..., NoReturn] = _elsewhere
+    __contains__: Callable[..., NoReturn] = _elsewhere
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self.read().__await__()
