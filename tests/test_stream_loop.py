@@ -152,6 +152,30 @@ def test_a_task_that_is_cancelled_at_the_end_still_hears(
 
 
 @pytest.mark.parametrize("kind", [streams.EventLoop, UVLoop])
+def test_a_server_accepts_when_all_tasks_are_cancelled(
+    kind: Any, device_name: str, host: str
+) -> None:
+    """As `asyncio.run` cancels them at its end: what has connected by then is served."""
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(b"a")
+
+    async def main() -> None:
+        async with await asyncio.get_running_loop().create_server(Echo, host, 0) as server:
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            port = server.sockets[0].getsockname()[1]
+            reader, writer = await asyncio.open_connection(host, port)
+            assert await reader.readexactly(1) == b"a"
+            writer.close()
+            await writer.wait_closed()
+
+    run_on(kind, device_name, main())
+
+
+@pytest.mark.parametrize("kind", [streams.EventLoop, UVLoop])
 def test_the_loop_sends_files(kind: Any, device_name: str, host: str, tmp_path: Path) -> None:
     """Over RDMA, and over TCP as the loop does without it."""
     path = tmp_path / "file"

@@ -40,6 +40,8 @@ def background(
     """
     task = asyncio.Task(work, loop=loop)
     asyncio._unregister_task(task)
+    # Where the loop is closed before it ends, the object that it works for warns.
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
     return task
 
 

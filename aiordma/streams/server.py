@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from ssl import SSLContext
 from typing import Unpack
 
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
-from .._loop.shutdown import EXITS
+from .._loop.shutdown import EXITS, background
 from .._options import STREAM_SERVER, StreamServerOptions, complete, shows
-from ..errors import DeviceEventError
+from ..errors import ConnectionClosedError, DeviceEventError
 from ..transport import Address, Connection, Listener, check_security, listen_with
 from .client import LIMIT, port_number
 from .sockets import transport_socket
@@ -81,7 +82,7 @@ class StreamServer(asyncio.AbstractServer):
         if self._closing is not None:
             raise RuntimeError(f"{self!r} is closed: make another one")
         if self._accepting is None:
-            self._accepting = self._loop.create_task(self._accept())
+            self._accepting = background(self._loop, self._accept())
 
     async def serve_forever(self) -> None:
         """Serve until cancelled or closed; a cancellation closes the server.
@@ -103,18 +104,23 @@ class StreamServer(asyncio.AbstractServer):
             self._serving_forever = None
 
     async def _accept(self) -> None:
-        async for connection in self._listener:
-            try:
-                transport = self._attach(connection)
-            except EXITS:
-                connection.abort()
-                raise
-            except BaseException as error:
-                connection.abort()
-                self._loop.call_exception_handler(
-                    {"message": "the protocol factory of a server failed", "exception": error}
-                )
-                continue
+        # No iteration: the loop's end would meet its generator while it runs.
+        with suppress(ConnectionClosedError):
+            while True:
+                self._take(await self._listener.accept())
+
+    def _take(self, connection: Connection) -> None:
+        try:
+            transport = self._attach(connection)
+        except EXITS:
+            connection.abort()
+            raise
+        except BaseException as error:
+            connection.abort()
+            self._loop.call_exception_handler(
+                {"message": "the protocol factory of a server failed", "exception": error}
+            )
+        else:
             self._transports.add(transport)
             self._all_lost.clear()
 
@@ -134,7 +140,7 @@ class StreamServer(asyncio.AbstractServer):
         if self._closing is None and not self._affinity.is_after_fork:
             self._affinity.check(self)
             self._loop_shutdown.remove(self)
-            self._closing = self._loop.create_task(self._listener.close())
+            self._closing = background(self._loop, self._listener.close())
             self._close_begun.set()
 
     def close_clients(self) -> None:
