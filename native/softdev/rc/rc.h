@@ -37,13 +37,6 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov,
 			  int room);
 
-/* Something of the message at that place has been given to the wire. */
-static inline void soft_requester_began(struct soft_qp *qp, uint32_t index)
-{
-	if ((int32_t)(index + 1 - qp->sq.begun) > 0)
-		qp->sq.begun = index + 1;
-}
-
 /* req_retransmit.c: what a lossy link needs of the requester (IBTA 9.7.6.1) */
 /* Back to the oldest request, from that byte on. */
 void soft_requester_go_back(struct soft_qp *qp, uint32_t offset);

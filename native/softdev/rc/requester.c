@@ -135,7 +135,8 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
 
-	soft_requester_began(qp, out->index);
+	if ((int32_t)(out->index + 1 - sq->begun) > 0)
+		sq->begun = out->index + 1;
 	soft_send_pass(qp);
 	if (out->last) {
 		sq->next++;
