@@ -23,6 +23,7 @@ import msgpack  # type: ignore[import-untyped]
 from . import transport
 from ._core.arguments import integer
 from ._core.refusal import printable
+from ._loop.shutdown import background
 from ._options import CONNECT, LISTEN, ConnectOptions, ListenOptions, complete, shows
 from .errors import ConnectionBrokenError, ConnectionClosedError, ProtocolError, RDMAError
 from .transport import Connection, Server, check_handler
@@ -213,7 +214,7 @@ class Client:
         self._waiting: dict[int, asyncio.Future[_Frame | None]] = {}
         self._room = asyncio.Semaphore(integer("max_calls", max_calls, 1))
         self._end: RDMAError | None = None
-        self._reader = asyncio.get_running_loop().create_task(self._read())
+        self._reader = background(asyncio.get_running_loop(), self._read())
 
     async def call(self, name: str, data: Any = None, *, timeout: float | None = None) -> Any:  # noqa: ASYNC109
         """The result of the server's function `name` for the argument `data`.

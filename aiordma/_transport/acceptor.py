@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 from .._core.refusal import pack_refusal
+from .._loop.shutdown import background
 from ..cm.address import Address
 from ..config import Config
 from ..errors import (
@@ -211,8 +212,7 @@ class Acceptor:
             self._evict(evicted, BusyError(why))
         handshake = Handshake(request, peer, host, share, Place(host, self._limits))
         share.add(handshake, networks)
-        # Not by the task factory: an eager one would run it before it is among the handshakes.
-        handshake.task = task = asyncio.Task(self._serve(handshake), loop=self._loop)
+        handshake.task = task = background(self._loop, self._serve(handshake))
         self._handshakes[task] = handshake
         task.add_done_callback(self._handshakes.pop)
 

@@ -20,7 +20,7 @@ from aiordma._transport import listening
 from aiordma.errors import AddressError, ConnectionClosedError
 from aiordma.transport import Address, connect, listen
 
-from .connection_factory import SMALL, ConnectionFactory, check_alive, ends
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, yield_loop
 from .marks import one_loop
 
 HERE = ("127.0.0.1", "127.0.0.2", "::1")
@@ -183,4 +183,16 @@ async def test_handshakes_are_not_begun_by_the_task_factory(factory: ConnectionF
     for each in (no_task, getattr(asyncio, "eager_task_factory", no_task)):
         asyncio.get_running_loop().set_task_factory(each)
         async with factory.pair() as (client, server):
+            await check_alive(client, server)
+
+
+async def test_a_handshake_goes_on_when_all_tasks_are_cancelled(factory: ConnectionFactory) -> None:
+    """As `asyncio.run` cancels them at its end: the client may have its connection by then."""
+    async with factory.within(10), await factory.listen() as listener:
+        connecting = asyncio.create_task(factory.connect(listener.port))
+        while not listener._acceptor.handshakes:
+            await yield_loop(1)
+        for task in asyncio.all_tasks() - {asyncio.current_task(), connecting}:
+            task.cancel()
+        async with await connecting as client, await listener.accept() as server:
             await check_alive(client, server)

@@ -101,6 +101,18 @@ async def test_calls(factory: ConnectionFactory) -> None:
         await ends(waiting, asyncio.CancelledError)
 
 
+async def test_a_task_that_is_cancelled_at_the_end_still_calls(factory: ConnectionFactory) -> None:
+    """`asyncio.run` cancels the program's tasks at its end, and what reads answers is none."""
+    async with factory.pair() as (conn, server):
+        serving = asyncio.create_task(rpc.serve(server, Functions()))
+        before = asyncio.all_tasks()
+        async with rpc.Client(conn) as client:
+            for task in asyncio.all_tasks() - before:
+                task.cancel()
+            assert await client.call("add", [1, 2]) == 3
+        await serving
+
+
 async def test_servers(factory: ConnectionFactory) -> None:
     """`start_server` and `connect` take the options of a connection and those of calls."""
     coders: Any = {"dumps": pickle.dumps, "loads": pickle.loads}
