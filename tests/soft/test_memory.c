@@ -95,7 +95,7 @@ static void on_demand(struct side *a, struct side *b)
 	struct ibv_send_wr bind = {
 		.wr_id = 6,
 		.opcode = IBV_WR_BIND_MW,
-		.bind_mw = {mw, mw->rkey + 1, {mr, (uintptr_t)memory, 3 * PAGE, PEER_RIGHTS}},
+		.bind_mw = {mw, next_key(mw->rkey), {mr, (uintptr_t)memory, 3 * PAGE, PEER_RIGHTS}},
 	};
 
 	CHECK_EQUAL(post_wr(b, &bind), 0);

@@ -53,11 +53,6 @@ static void close_scene(struct scene *scene)
 		close_scene(&scene);                                                               \
 	} while (0)
 
-static uint32_t next_key(uint32_t rkey)
-{
-	return (rkey & ~0xffu) | ((rkey + 1) & 0xff);
-}
-
 static struct ibv_mw_bind_info part(struct ibv_mr *mr, size_t offset, uint64_t length,
 				    unsigned access)
 {

@@ -408,7 +408,7 @@ static uint32_t window_of(struct side *owner, struct ibv_mr *mr, struct ibv_mw *
 			.opcode = IBV_WR_BIND_MW,
 			.send_flags = IBV_SEND_SIGNALED,
 			.bind_mw = {.mw = mw,
-				    .rkey = (mw->rkey & ~0xffu) | ((mw->rkey + 1) & 0xff),
+				    .rkey = next_key(mw->rkey),
 				    .bind_info = {.mr = mr,
 						  .addr = (uintptr_t)owner->memory,
 						  .length = 64,

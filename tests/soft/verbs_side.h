@@ -85,6 +85,12 @@ enum {
 	ANY_DLID = 0xbeef,
 };
 
+/* As ibv_inc_rkey(3): the lowest byte, which is random at first, may roll over. */
+static inline uint32_t next_key(uint32_t rkey)
+{
+	return (rkey & ~0xffu) | ((rkey + 1) & 0xff);
+}
+
 static inline uint16_t port_of_number(uint32_t qpn)
 {
 	return (uint16_t)(FIRST_PORT + (qpn >> 14));
