@@ -72,7 +72,7 @@ GROUPS: dict[str, set[str]] = {
     | CORE,
     "reconnecting": PUBLIC | {"_options", "_core.arguments"},
     "arrays": {"transport", "verbs"} | CORE,
-    "rpc": {"transport", "_options"} | CORE,
+    "rpc": {"transport", "_options", "_loop.shutdown"} | CORE,
     "monitoring": PUBLIC | {"_transport", "_loop", "_datapath", "_core.snapshot_types"},
     "monitoring_socket": {"monitoring", "_native"},
     "metrics": {"monitoring"},
