@@ -55,11 +55,11 @@ static void thread_ends(void)
 	open_side(&side, (struct options){0});
 	soft_lock();
 	soft_engine_schedule_step(); /* it wakes up, and waits for the lock */
-	while (!soft_counter_get(&engine.waiting))
+	while (!soft_counter_get(&engine()->waiting))
 		sched_yield();
 	close_all();
 	soft_unlock();
-	while (LOCKED(engine.running))
+	while (LOCKED(engine()->running))
 		sched_yield();
 	close_side(&side);
 	expect_no_device_thread();

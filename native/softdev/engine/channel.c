@@ -24,8 +24,6 @@ enum {
 	NESTED_CHANNELS = 32
 };
 
-static struct soft_node channels = {&channels, &channels};
-
 /* Channels of completions have it nested if any asks for early wake-ups, because their threads do
  * all of the device's work; other channels only when there is none of those, or one frame would
  * wake an application twice.  Their number is bounded: the kernel allows 100 paths of three epoll
@@ -35,9 +33,9 @@ static void update_nesting(void)
 {
 	int leaders = 0, nested = 0;
 
-	soft_list_each (struct soft_channel, channel, &channels, node)
+	soft_list_each (struct soft_channel, channel, &engine()->channels, node)
 		leaders += channel->early && channel->completions;
-	soft_list_each (struct soft_channel, channel, &channels, node) {
+	soft_list_each (struct soft_channel, channel, &engine()->channels, node) {
 		struct epoll_event event = {.events = EPOLLIN};
 		bool wanted = channel->early && (channel->completions || !leaders) &&
 			      nested < NESTED_CHANNELS;
@@ -45,8 +43,8 @@ static void update_nesting(void)
 		nested += wanted;
 		/* Should the kernel refuse, the channel is signalled later than it could be. */
 		if (wanted != channel->nested &&
-		    !epoll_ctl(channel->fd, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, engine.epoll_fd,
-			       &event))
+		    !epoll_ctl(channel->fd, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL,
+			       engine()->epoll_fd, &event))
 			soft_hint_set(&channel->nested, wanted);
 	}
 }
@@ -68,8 +66,8 @@ int soft_channel_init(struct soft_channel *channel)
 		return rc;
 	}
 	soft_lock();
-	channel->losses = engine.losses;
-	soft_list_append(&channels, &channel->node);
+	channel->losses = engine()->losses;
+	soft_list_append(&engine()->channels, &channel->node);
 	soft_unlock();
 	return 0;
 }
@@ -77,7 +75,7 @@ int soft_channel_init(struct soft_channel *channel)
 bool soft_channel_lost(const struct soft_channel *channel)
 {
 	soft_lock();
-	bool lost = channel->losses != engine.losses;
+	bool lost = channel->losses != engine()->losses;
 
 	soft_unlock();
 	return lost;
@@ -141,7 +139,7 @@ int soft_channel_wait(struct soft_channel *channel)
 {
 	struct pollfd fds[2] = {
 		{.fd = channel->event_fd, .events = POLLIN},
-		{.fd = engine.epoll_fd, .events = POLLIN},
+		{.fd = engine()->epoll_fd, .events = POLLIN},
 	};
 
 	soft_counter_add(&channel->sleepers, 1);
@@ -155,7 +153,7 @@ int soft_channel_wait(struct soft_channel *channel)
 
 bool soft_channels_depend_on_engine(void)
 {
-	soft_list_each (struct soft_channel, channel, &channels, node)
+	soft_list_each (struct soft_channel, channel, &engine()->channels, node)
 		if (soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
 		    !soft_counter_get(&channel->sleepers))
 			return true;
@@ -164,12 +162,12 @@ bool soft_channels_depend_on_engine(void)
 
 void soft_channels_reset_after_fork(void)
 {
-	soft_list_init(&channels);
+	soft_list_init(&engine()->channels);
 }
 
 static struct soft_channel *channel_of(int fd)
 {
-	soft_list_each (struct soft_channel, channel, &channels, node)
+	soft_list_each (struct soft_channel, channel, &engine()->channels, node)
 		if (channel->fd == fd)
 			return channel;
 	return NULL;

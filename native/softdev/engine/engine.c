@@ -46,35 +46,58 @@ enum {
 	POLLS_TO_TRUST = 1000,
 };
 
-struct soft_engine engine = {
-	.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
-	.epoll_fd = -1,
-	.wake_fd = -1,
-	.step_event.fd = -1,
-	.alarm.fd = -1,
-	.watches = {&engine.watches, &engine.watches},
-	.deferred = {&engine.deferred, &engine.deferred},
-	.share = SOFT_STEP_BYTES,
-};
+struct soft_device soft_device;
 
 /* ---- subsystems ---------------------------------------------------------------------------- */
 
+void *soft_part(size_t size)
+{
+	void *part = calloc(1, size);
+
+	if (!part) {
+		fputs("aiordma: there is no memory for the embedded device\n", stderr);
+		abort();
+	}
+	return part;
+}
+
+static void create(void)
+{
+	soft_device.engine = soft_part(sizeof(struct soft_engine));
+	*engine() = (struct soft_engine){
+		.users_mutex = PTHREAD_MUTEX_INITIALIZER,
+		.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
+		.mark.fd = -1,
+		.epoll_fd = -1,
+		.wake_fd = -1,
+		.step_event.fd = -1,
+		.alarm.fd = -1,
+		.share = SOFT_STEP_BYTES,
+	};
+	soft_list_init(&engine()->watches);
+	soft_list_init(&engine()->deferred);
+	soft_list_init(&engine()->channels);
+}
+
 void soft_engine_use(const struct soft_subsystem *const subsystems[])
 {
-	engine.subsystems = subsystems;
+	create();
+	engine()->subsystems = subsystems;
 	(void)soft_engine_guard_fork(); /* without memory for it: tried again by the first start */
 	for (const struct soft_subsystem *const *it = subsystems; *it; it++) {
+		if ((*it)->create)
+			(*it)->create();
 		if ((*it)->poll)
-			engine.poller = *it;
+			engine()->poller = *it;
 		if ((*it)->send_delayed)
-			engine.delayer = *it;
+			engine()->delayer = *it;
 	}
 }
 
 void soft_engine_port_changed(enum soft_port_change change)
 {
 	soft_assert_locked();
-	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
+	for (const struct soft_subsystem *const *it = engine()->subsystems; *it; it++)
 		if ((*it)->port_changed)
 			(*it)->port_changed(change);
 }
@@ -82,13 +105,13 @@ void soft_engine_port_changed(enum soft_port_change change)
 void soft_engine_set_polls(bool polls)
 {
 	soft_assert_locked();
-	soft_hint_set(&engine.polls, polls);
+	soft_hint_set(&engine()->polls, polls);
 }
 
 void soft_engine_set_delayed(bool delayed)
 {
 	soft_assert_locked();
-	soft_hint_set(&engine.delayed, delayed);
+	soft_hint_set(&engine()->delayed, delayed);
 }
 
 void soft_engine_before_sleep(void)
@@ -96,7 +119,7 @@ void soft_engine_before_sleep(void)
 	if (!soft_engine_has_delayed())
 		return;
 	soft_lock();
-	engine.delayer->send_delayed(0);
+	engine()->delayer->send_delayed(0);
 	soft_unlock();
 }
 
@@ -121,10 +144,10 @@ void soft_check_locked(const char *function)
 
 void soft_lock(void)
 {
-	if (pthread_mutex_trylock(&engine.lock)) {
-		soft_counter_add(&engine.waiting, 1);
-		pthread_mutex_lock(&engine.lock);
-		soft_counter_add(&engine.waiting, -1u);
+	if (pthread_mutex_trylock(&engine()->lock)) {
+		soft_counter_add(&engine()->waiting, 1);
+		pthread_mutex_lock(&engine()->lock);
+		soft_counter_add(&engine()->waiting, -1u);
 	}
 	soft_note_locked(true);
 }
@@ -135,7 +158,7 @@ bool soft_lock_soon(void)
 
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec++;
-	bool locked = pthread_mutex_timedlock(&engine.lock, &until) == 0;
+	bool locked = pthread_mutex_timedlock(&engine()->lock, &until) == 0;
 
 	soft_note_locked(locked);
 	return locked;
@@ -149,21 +172,21 @@ static void notify(const int *fds, int count)
 
 static void unlock_and_notify(void)
 {
-	int fds[SOFT_NOTIFY_MOST], count = engine.notify_count;
+	int fds[SOFT_NOTIFY_MOST], count = engine()->notify_count;
 
-	memcpy(fds, engine.notify, sizeof(fds));
-	engine.notify_count = 0;
-	soft_counter_add(&engine.notifying, 1);
-	pthread_mutex_unlock(&engine.lock);
+	memcpy(fds, engine()->notify, sizeof(fds));
+	engine()->notify_count = 0;
+	soft_counter_add(&engine()->notifying, 1);
+	pthread_mutex_unlock(&engine()->lock);
 	notify(fds, count);
-	soft_publish_less(&engine.notifying);
+	soft_publish_less(&engine()->notifying);
 }
 
 void soft_notify_later(int fd)
 {
 	soft_assert_locked();
-	if (engine.notify_count < SOFT_NOTIFY_MOST)
-		engine.notify[engine.notify_count++] = fd;
+	if (engine()->notify_count < SOFT_NOTIFY_MOST)
+		engine()->notify[engine()->notify_count++] = fd;
 	else
 		notify(&fd, 1);
 }
@@ -171,41 +194,41 @@ void soft_notify_later(int fd)
 void soft_notify_finish(void)
 {
 	soft_assert_locked();
-	notify(engine.notify, engine.notify_count);
-	engine.notify_count = 0;
-	while (soft_observe(&engine.notifying)) /* others begin only with the lock */
+	notify(engine()->notify, engine()->notify_count);
+	engine()->notify_count = 0;
+	while (soft_observe(&engine()->notifying)) /* others begin only with the lock */
 		sched_yield();
 }
 
 void soft_unlock(void)
 {
-	while (!soft_list_empty(&engine.deferred)) {
+	while (!soft_list_empty(&engine()->deferred)) {
 		struct soft_deferred *deferred =
-			soft_list_first(&engine.deferred, struct soft_deferred, node);
+			soft_list_first(&engine()->deferred, struct soft_deferred, node);
 
 		soft_list_remove(&deferred->node);
-		if (engine.running) /* not with what a child has inherited */
+		if (engine()->running) /* not with what a child has inherited */
 			deferred->run(deferred);
 	}
-	engine.current = NULL;
-	engine.unlocks++;
+	engine()->current = NULL;
+	engine()->unlocks++;
 	soft_note_locked(false);
-	if (engine.notify_count)
+	if (engine()->notify_count)
 		unlock_and_notify();
 	else
-		pthread_mutex_unlock(&engine.lock);
+		pthread_mutex_unlock(&engine()->lock);
 }
 
 unsigned soft_lock_turn(void)
 {
-	return engine.unlocks;
+	return engine()->unlocks;
 }
 
 void soft_defer(struct soft_deferred *deferred)
 {
 	soft_assert_locked();
 	if (soft_list_empty(&deferred->node))
-		soft_list_append(&engine.deferred, &deferred->node);
+		soft_list_append(&engine()->deferred, &deferred->node);
 }
 
 void soft_deferred_cancel(struct soft_deferred *deferred)
@@ -216,17 +239,17 @@ void soft_deferred_cancel(struct soft_deferred *deferred)
 
 bool soft_engine_ticks(void)
 {
-	return engine.ticking;
+	return engine()->ticking;
 }
 
 struct soft_scratch *soft_scratch(void)
 {
-	return engine.scratch;
+	return engine()->scratch;
 }
 
 size_t soft_step_share(void)
 {
-	return engine.share;
+	return engine()->share;
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */
@@ -238,7 +261,7 @@ size_t soft_step_share(void)
 bool soft_engine_armed_counts(void)
 {
 	soft_assert_locked();
-	return soft_counter_get(&engine.armed) && engine.polls_since_armed < POLLS_TO_TRUST;
+	return soft_counter_get(&engine()->armed) && engine()->polls_since_armed < POLLS_TO_TRUST;
 }
 
 /* Must local peers notify this process?  Not while some thread polls anyway.  A spinning
@@ -248,10 +271,10 @@ void soft_engine_update_notify_need(void)
 {
 	soft_assert_locked();
 	bool armed = soft_engine_armed_counts();
-	bool spinning = soft_counter_get(&engine.spinning);
-	bool holding = engine.holding && !engine.asleep;
+	bool spinning = soft_counter_get(&engine()->spinning);
+	bool holding = engine()->holding && !engine()->asleep;
 
-	engine.poller->need_notify(!spinning && !holding && (armed || engine.asleep));
+	engine()->poller->need_notify(!spinning && !holding && (armed || engine()->asleep));
 }
 
 /* The rings are polled in every step; epoll_wait, a system call, only every EPOLL_POLLING_NS by a
@@ -265,48 +288,48 @@ static bool skip_epoll(bool polling, bool found)
 		return false;
 	uint64_t now = soft_now();
 
-	if (now - engine.epoll_at < interval)
+	if (now - engine()->epoll_at < interval)
 		return true;
-	engine.epoll_at = now;
+	engine()->epoll_at = now;
 	return false;
 }
 
 bool soft_engine_step(enum soft_step_by who)
 {
 	soft_assert_locked();
-	if (!engine.running)
+	if (!engine()->running)
 		return false;
-	bool found = engine.poller->poll();
+	bool found = engine()->poller->poll();
 
 	if (who != SOFT_BY_ENGINE && skip_epoll(who == SOFT_BY_POLLING, found))
 		return found;
-	int count = epoll_wait(engine.epoll_fd, engine.events, SOFT_STEP_EVENTS, 0);
+	int count = epoll_wait(engine()->epoll_fd, engine()->events, SOFT_STEP_EVENTS, 0);
 
 	if (count <= 0)
 		return found;
-	engine.event_count = count;
-	engine.share = SOFT_STEP_BYTES / (size_t)count;
+	engine()->event_count = count;
+	engine()->share = SOFT_STEP_BYTES / (size_t)count;
 	for (int i = 0; i < count; i++) {
-		struct soft_fd_watch *watch = engine.events[i].data.ptr;
+		struct soft_fd_watch *watch = engine()->events[i].data.ptr;
 
 		if (watch)
-			watch->ready(watch, engine.events[i].events);
+			watch->ready(watch, engine()->events[i].events);
 	}
-	engine.event_count = 0;
-	engine.share = SOFT_STEP_BYTES;
+	engine()->event_count = 0;
+	engine()->share = SOFT_STEP_BYTES;
 	return true;
 }
 
 static void progress(struct soft_channel *channel, enum soft_step_by who)
 {
-	engine.current = channel;
-	if (who == SOFT_BY_POLLING && engine.polls_since_armed < POLLS_TO_TRUST)
-		engine.polls_since_armed++;
+	engine()->current = channel;
+	if (who == SOFT_BY_POLLING && engine()->polls_since_armed < POLLS_TO_TRUST)
+		engine()->polls_since_armed++;
 	soft_engine_update_notify_need();
 	if (soft_engine_has_delayed())
-		engine.delayer->send_delayed(SOFT_DELAY_NS);
+		engine()->delayer->send_delayed(SOFT_DELAY_NS);
 	if (soft_engine_step(who))
-		soft_counter_add(&engine.served, 1);
+		soft_counter_add(&engine()->served, 1);
 	soft_unlock();
 }
 
@@ -315,7 +338,7 @@ void soft_progress_for(struct soft_channel *channel)
 	/* Waiting for the lock, not trying: the caller may have been woken by work that another
 	 * thread is doing at this moment, and would be woken for it again and again. */
 	soft_lock();
-	progress(channel, soft_counter_get(&engine.spinning) ? SOFT_BY_POLLING : SOFT_BY_WOKEN);
+	progress(channel, soft_counter_get(&engine()->spinning) ? SOFT_BY_POLLING : SOFT_BY_WOKEN);
 }
 
 void soft_progress(void)
@@ -326,7 +349,8 @@ void soft_progress(void)
 void soft_progress_try(void)
 {
 	/* A polling thread would take the lock again and again before a waiting one wakes up. */
-	if (soft_counter_get(&engine.waiting) == 0 && pthread_mutex_trylock(&engine.lock) == 0) {
+	if (soft_counter_get(&engine()->waiting) == 0 &&
+	    pthread_mutex_trylock(&engine()->lock) == 0) {
 		soft_note_locked(true);
 		progress(NULL, SOFT_BY_POLLING);
 	}
@@ -334,7 +358,7 @@ void soft_progress_try(void)
 
 void soft_engine_armed(int change)
 {
-	soft_counter_add(&engine.armed, (unsigned)change);
+	soft_counter_add(&engine()->armed, (unsigned)change);
 }
 
 /* Also with an empty poll set: a record that this process writes later, in a call that makes no
@@ -342,14 +366,14 @@ void soft_engine_armed(int change)
 void soft_engine_may_sleep(void)
 {
 	soft_lock();
-	engine.polls_since_armed = 0;
+	engine()->polls_since_armed = 0;
 	soft_engine_update_notify_need();
 	soft_unlock();
 }
 
 void soft_busy_poll(int begins)
 {
-	soft_counter_add(&engine.spinning, begins ? 1u : -1u);
+	soft_counter_add(&engine()->spinning, begins ? 1u : -1u);
 	if (!begins)
 		soft_engine_may_sleep();
 }
@@ -357,25 +381,25 @@ void soft_busy_poll(int begins)
 void soft_hold_polling(int change)
 {
 	soft_lock();
-	if (change >= 0 || engine.holding) /* else the +1 was before a fork */
-		engine.holding += (unsigned)change;
+	if (change >= 0 || engine()->holding) /* else the +1 was before a fork */
+		engine()->holding += (unsigned)change;
 	soft_engine_update_notify_need();
 	soft_unlock();
 }
 
 unsigned soft_engine_parts(void)
 {
-	return soft_counter_get(&engine.parts);
+	return soft_counter_get(&engine()->parts);
 }
 
 unsigned soft_engine_progress(void)
 {
-	return soft_counter_get(&engine.served) + soft_engine_parts();
+	return soft_counter_get(&engine()->served) + soft_engine_parts();
 }
 
 unsigned soft_engine_writes(bool asleep)
 {
-	return soft_counter_get(&engine.writes[asleep]);
+	return soft_counter_get(&engine()->writes[asleep]);
 }
 
 uint64_t soft_peer_wakeups(void)
@@ -386,16 +410,16 @@ uint64_t soft_peer_wakeups(void)
 void soft_engine_count_write(bool asleep)
 {
 	soft_assert_locked();
-	soft_counter_bump(&engine.writes[asleep]);
+	soft_counter_bump(&engine()->writes[asleep]);
 }
 
 void soft_engine_count_part(void)
 {
 	soft_assert_locked();
-	soft_counter_bump(&engine.parts);
+	soft_counter_bump(&engine()->parts);
 }
 
 bool soft_channel_is_current(const struct soft_channel *channel)
 {
-	return engine.current == channel;
+	return engine()->current == channel;
 }

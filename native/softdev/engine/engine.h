@@ -58,6 +58,19 @@ static inline void soft_list_remove(struct soft_node *node)
 	for (type *name = soft_list_first(list, type, member); &name->member != (list);            \
 	     name = soft_list_entry(name->member.next, type, member))
 
+/* ---- the device's state ---------------------------------------------------------------------- */
+
+/* A part for each folder, into which that folder alone looks. */
+struct soft_device {
+	struct soft_engine *engine;
+};
+
+/* The device that calls are for. */
+extern struct soft_device soft_device;
+
+/* Zeroed memory for a part, which is never freed.  Ends the program where there is none. */
+void *soft_part(size_t size);
+
 /* ---- engine.c, lifecycle.c, fd_watch.c ------------------------------------------------------- */
 
 /* Users of the engine are what an application holds open: device contexts and event channels.
@@ -270,6 +283,8 @@ enum soft_port_change {
 /* A higher folder, as the engine sees it: the calls that it makes there.  Each may be
  * NULL; all are made under the lock. */
 struct soft_subsystem {
+	/* Before anything else: make the folder's part of soft_device. */
+	void (*create)(void);
 	/* The engine starts: what the environment asks for. 0 or an errno value, and the reason is
 	 * on stderr. */
 	int (*start)(void);

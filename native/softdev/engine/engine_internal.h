@@ -12,6 +12,17 @@ enum {
 };
 
 struct soft_engine {
+	pthread_mutex_t users_mutex; /* starting and stopping */
+	unsigned users; /* under it, as the next */
+	bool has_started; /* once, in this process or in one that forked it */
+	/* An empty file.  A program that closes all descriptors, as daemons do when they start, closes
+	 * this one as well, and its number may then be another file's. */
+	struct {
+		int fd; /* -1: none */
+		dev_t device;
+		ino_t inode;
+	} mark;
+
 	pthread_mutex_t lock;
 	unsigned unlocks; /* how often the lock has been given back */
 	unsigned waiting; /* atomic: threads blocked in soft_lock; progress makes room for them */
@@ -39,6 +50,9 @@ struct soft_engine {
 	pthread_t thread;
 
 	struct soft_node watches; /* everything watched */
+	struct soft_node channels;
+	struct soft_timer *timers; /* the first to expire: the root of the heap */
+	uint64_t alarm_at; /* what the timerfd is set to; 0 for off */
 	struct soft_node deferred; /* to be done before the lock is given back */
 	struct soft_channel *current; /* whose owner runs the step under way */
 	/* Descriptors to be written when the lock has been given back. */
@@ -58,7 +72,10 @@ struct soft_engine {
 	bool delayed; /* atomic: soft_engine_set_delayed */
 };
 
-extern struct soft_engine engine;
+static inline struct soft_engine *engine(void)
+{
+	return soft_device.engine;
+}
 
 /* For soft_assert_locked: this thread has the lock from now on, or no more. */
 #ifdef AIORDMA_CHECK_LOCKS
@@ -87,12 +104,12 @@ bool soft_engine_step(enum soft_step_by who);
 /* Is there something to be polled?  Without the lock: a hint. */
 static inline bool soft_engine_polls(void)
 {
-	return soft_hint_get(&engine.polls);
+	return soft_hint_get(&engine()->polls);
 }
 
 static inline bool soft_engine_has_delayed(void)
 {
-	return soft_hint_get(&engine.delayed);
+	return soft_hint_get(&engine()->delayed);
 }
 
 /* Tell the poller whether peers must notify this process.  Called before any thread sleeps. */

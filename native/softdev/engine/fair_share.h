@@ -30,6 +30,7 @@ enum {
 struct soft_places {
 	struct soft_node peers; /* soft_place.node, oldest first */
 	unsigned count;
+	uint64_t seed; /* of the hash; 0: there is none yet */
 	/* Peers by a hash of their network, so that networks need no records.  Two of them share a
 	 * bucket now and then, which the outside cannot arrange: the hash has a random seed. */
 	uint16_t of_bucket[SOFT_PLACES_LEVELS][SOFT_PLACES_BUCKETS];

@@ -7,19 +7,19 @@
 
 static bool is_silent(const struct soft_fd_watch *watch)
 {
-	return engine.silent && watch->of_port;
+	return engine()->silent && watch->of_port;
 }
 
 static int tell_epoll(int operation, struct soft_fd_watch *watch, uint32_t events)
 {
 	struct epoll_event event = {.events = events, .data.ptr = watch};
 
-	return epoll_ctl(engine.epoll_fd, operation, watch->fd, &event) ? errno : 0;
+	return epoll_ctl(engine()->epoll_fd, operation, watch->fd, &event) ? errno : 0;
 }
 
 void soft_close_fd(int *fd)
 {
-	if (*fd >= 0 && !engine.descriptors_lost)
+	if (*fd >= 0 && !engine()->descriptors_lost)
 		close(*fd);
 	*fd = -1;
 }
@@ -42,7 +42,7 @@ int soft_watch(struct soft_fd_watch *watch, uint32_t events)
 		return rc;
 	if (!watch->watched) {
 		watch->watched = true;
-		soft_list_append(&engine.watches, &watch->node);
+		soft_list_append(&engine()->watches, &watch->node);
 	}
 	watch->interest = events;
 	return 0;
@@ -51,9 +51,9 @@ int soft_watch(struct soft_fd_watch *watch, uint32_t events)
 /* The step under way may have collected an event that has not been served yet. */
 static void drop_event(const struct soft_fd_watch *watch)
 {
-	for (int i = 0; i < engine.event_count; i++)
-		if (engine.events[i].data.ptr == watch)
-			engine.events[i].data.ptr = NULL;
+	for (int i = 0; i < engine()->event_count; i++)
+		if (engine()->events[i].data.ptr == watch)
+			engine()->events[i].data.ptr = NULL;
 }
 
 void soft_unwatch(struct soft_fd_watch *watch)
@@ -78,13 +78,13 @@ void soft_watch_close(struct soft_fd_watch *watch)
 void soft_watches_silence(bool silent)
 {
 	soft_assert_locked();
-	soft_list_each (struct soft_fd_watch, watch, &engine.watches, node) {
-		if (!watch->of_port || silent == engine.silent)
+	soft_list_each (struct soft_fd_watch, watch, &engine()->watches, node) {
+		if (!watch->of_port || silent == engine()->silent)
 			continue;
 		/* What epoll had room for it has room for again. */
 		tell_epoll(silent ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, watch, watch->interest);
 		if (silent)
 			drop_event(watch);
 	}
-	engine.silent = silent;
+	engine()->silent = silent;
 }

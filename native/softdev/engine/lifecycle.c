@@ -12,27 +12,15 @@
 
 #include "engine_internal.h"
 
-static pthread_mutex_t users_mutex = PTHREAD_MUTEX_INITIALIZER; /* starting and stopping */
-static unsigned users;
-static bool has_started; /* once, in this process or in one that forked it */
-
-/* An empty file.  A program that closes all descriptors, as daemons do when they start, closes this one
- * as well, and its number may then be another file's. */
-static struct {
-	int fd; /* -1: none */
-	dev_t device;
-	ino_t inode;
-} mark = {.fd = -1};
-
 static int make_mark(void)
 {
 	struct stat status;
 
-	mark.fd = memfd_create("embedded0", MFD_CLOEXEC);
-	if (mark.fd < 0 || fstat(mark.fd, &status))
+	engine()->mark.fd = memfd_create("embedded0", MFD_CLOEXEC);
+	if (engine()->mark.fd < 0 || fstat(engine()->mark.fd, &status))
 		return errno;
-	mark.device = status.st_dev;
-	mark.inode = status.st_ino;
+	engine()->mark.device = status.st_dev;
+	engine()->mark.inode = status.st_ino;
 	return 0;
 }
 
@@ -40,8 +28,9 @@ static bool is_mark_lost(void)
 {
 	struct stat status;
 
-	return mark.fd >= 0 && (fstat(mark.fd, &status) || status.st_dev != mark.device ||
-				status.st_ino != mark.inode);
+	return engine()->mark.fd >= 0 &&
+	       (fstat(engine()->mark.fd, &status) || status.st_dev != engine()->mark.device ||
+		status.st_ino != engine()->mark.inode);
 }
 
 static void alarm_ready(struct soft_fd_watch *watch, uint32_t events)
@@ -59,7 +48,7 @@ static void step_event_ready(struct soft_fd_watch *watch, uint32_t events)
 
 	(void)events;
 	if (read(watch->fd, &count, sizeof(count)) == sizeof(count))
-		engine.poller->poll();
+		engine()->poller->poll();
 }
 
 void soft_engine_schedule_step(void)
@@ -68,7 +57,7 @@ void soft_engine_schedule_step(void)
 	const uint64_t one = 1;
 
 	/* It cannot be full, and were it, it would be readable. */
-	(void)!write(engine.step_event.fd, &one, sizeof(one));
+	(void)!write(engine()->step_event.fd, &one, sizeof(one));
 }
 
 void soft_engine_alarm(uint64_t deadline_ns)
@@ -78,22 +67,22 @@ void soft_engine_alarm(uint64_t deadline_ns)
 			     .tv_nsec = (long)(deadline_ns % 1000000000u)},
 	};
 
-	timerfd_settime(engine.alarm.fd, TFD_TIMER_ABSTIME, &when, NULL);
+	timerfd_settime(engine()->alarm.fd, TFD_TIMER_ABSTIME, &when, NULL);
 }
 
 static void close_all(void)
 {
-	soft_watch_close(&engine.step_event);
-	soft_watch_close(&engine.alarm);
-	soft_close_fd(&engine.wake_fd);
-	soft_close_fd(&engine.epoll_fd);
-	soft_close_fd(&mark.fd);
-	free(engine.scratch);
-	engine.scratch = NULL;
+	soft_watch_close(&engine()->step_event);
+	soft_watch_close(&engine()->alarm);
+	soft_close_fd(&engine()->wake_fd);
+	soft_close_fd(&engine()->epoll_fd);
+	soft_close_fd(&engine()->mark.fd);
+	free(engine()->scratch);
+	engine()->scratch = NULL;
 }
 
 #define EACH_SUBSYSTEM(it)                                                                         \
-	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
+	for (const struct soft_subsystem *const *it = engine()->subsystems; *it; it++)
 
 /* The outer ones of the subsystems, or their leaves. */
 static void each_mutex(bool outer, int (*change)(pthread_mutex_t *mutex))
@@ -110,12 +99,12 @@ static void each_mutex(bool outer, int (*change)(pthread_mutex_t *mutex))
 static void lock_users(void)
 {
 	each_mutex(true, pthread_mutex_lock);
-	pthread_mutex_lock(&users_mutex);
+	pthread_mutex_lock(&engine()->users_mutex);
 }
 
 static void lock_all(void)
 {
-	pthread_mutex_lock(&engine.lock);
+	pthread_mutex_lock(&engine()->lock);
 	soft_note_locked(true);
 	each_mutex(false, pthread_mutex_lock);
 }
@@ -130,8 +119,8 @@ static void after_fork_in_parent(void)
 {
 	each_mutex(false, pthread_mutex_unlock);
 	soft_note_locked(false);
-	pthread_mutex_unlock(&engine.lock);
-	pthread_mutex_unlock(&users_mutex);
+	pthread_mutex_unlock(&engine()->lock);
+	pthread_mutex_unlock(&engine()->users_mutex);
 	each_mutex(true, pthread_mutex_unlock);
 }
 
@@ -141,9 +130,9 @@ static void after_fork_in_parent(void)
  * of objects may only be forgotten (ibv_fork_init(3)). */
 static void forget_device(void)
 {
-	while (!soft_list_empty(&engine.watches)) {
+	while (!soft_list_empty(&engine()->watches)) {
 		struct soft_fd_watch *watch =
-			soft_list_first(&engine.watches, struct soft_fd_watch, node);
+			soft_list_first(&engine()->watches, struct soft_fd_watch, node);
 
 		soft_list_remove(&watch->node);
 		watch->watched = false;
@@ -152,23 +141,24 @@ static void forget_device(void)
 	}
 	close_all();
 	soft_timers_forget();
-	soft_list_init(&engine.deferred);
+	soft_list_init(&engine()->deferred);
 	soft_channels_reset_after_fork();
 	EACH_SUBSYSTEM (it)
 		if ((*it)->forked)
 			(*it)->forked();
-	engine.running = engine.ticking = engine.silent = engine.asleep = false;
-	engine.event_count = 0;
-	engine.fork_generation++;
-	engine.armed = 0;
-	engine.holding = 0;
-	users = 0;
+	engine()->running = engine()->ticking = engine()->silent = engine()->asleep = false;
+	engine()->event_count = 0;
+	engine()->fork_generation++;
+	engine()->armed = 0;
+	engine()->holding = 0;
+	engine()->users = 0;
 }
 
 static void after_fork_in_child(void)
 {
-	if (has_started) {
-		engine.notifying = engine.waiting = engine.spinning = 0; /* threads of the parent */
+	if (engine()->has_started) {
+		engine()->notifying = engine()->waiting = engine()->spinning =
+			0; /* threads of the parent */
 		forget_device();
 	}
 	after_fork_in_parent();
@@ -179,10 +169,10 @@ static void forget_lost_device(void)
 	fprintf(stderr,
 		"aiordma: this process has closed the embedded device's file descriptors: what it "
 		"has of the device can only be destroyed\n");
-	engine.descriptors_lost = true;
-	engine.losses++;
+	engine()->descriptors_lost = true;
+	engine()->losses++;
 	forget_device();
-	engine.descriptors_lost = false;
+	engine()->descriptors_lost = false;
 }
 
 bool soft_engine_lost_descriptors(void)
@@ -208,9 +198,9 @@ void soft_engine_check_descriptors(void)
 	bool lost = are_lost();
 
 	if (lost) { /* its thread may sleep where nothing can wake it any more */
-		soft_publish(&engine.stopping, true);
-		pthread_cancel(engine.thread);
-		pthread_join(engine.thread, NULL);
+		soft_publish(&engine()->stopping, true);
+		pthread_cancel(engine()->thread);
+		pthread_join(engine()->thread, NULL);
 	}
 	lock_all();
 	if (lost)
@@ -231,7 +221,7 @@ int soft_engine_guard_fork(void)
 
 unsigned soft_engine_fork_generation(void)
 {
-	return engine.fork_generation;
+	return engine()->fork_generation;
 }
 
 /* Signals are for the application's threads, apart from a thread's own faults: blocked, those end
@@ -246,7 +236,7 @@ static int start_thread(void)
 	sigdelset(&others, SIGFPE);
 	sigdelset(&others, SIGILL);
 	pthread_sigmask(SIG_SETMASK, &others, &before);
-	int rc = pthread_create(&engine.thread, NULL, soft_engine_run, NULL);
+	int rc = pthread_create(&engine()->thread, NULL, soft_engine_run, NULL);
 
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return rc;
@@ -257,25 +247,25 @@ static int start(void)
 	int rc = soft_engine_guard_fork();
 
 	if (!rc)
-		has_started = true;
-	for (const struct soft_subsystem *const *it = engine.subsystems; *it && !rc; it++)
+		engine()->has_started = true;
+	for (const struct soft_subsystem *const *it = engine()->subsystems; *it && !rc; it++)
 		if ((*it)->start)
 			rc = (*it)->start();
 	if (rc)
 		return rc;
 	soft_timers_forget();
-	engine.wake_fd = -1;
-	engine.step_event = (struct soft_fd_watch){.fd = -1, .ready = step_event_ready};
-	engine.alarm = (struct soft_fd_watch){.fd = -1, .ready = alarm_ready};
-	engine.scratch = malloc(sizeof(*engine.scratch));
-	if (!engine.scratch)
+	engine()->wake_fd = -1;
+	engine()->step_event = (struct soft_fd_watch){.fd = -1, .ready = step_event_ready};
+	engine()->alarm = (struct soft_fd_watch){.fd = -1, .ready = alarm_ready};
+	engine()->scratch = malloc(sizeof(*engine()->scratch));
+	if (!engine()->scratch)
 		return ENOMEM;
-	engine.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	engine.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	engine.step_event.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	engine.alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	if (engine.epoll_fd < 0 || engine.wake_fd < 0 || engine.step_event.fd < 0 ||
-	    engine.alarm.fd < 0)
+	engine()->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	engine()->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	engine()->step_event.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	engine()->alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	if (engine()->epoll_fd < 0 || engine()->wake_fd < 0 || engine()->step_event.fd < 0 ||
+	    engine()->alarm.fd < 0)
 		rc = errno;
 	else
 		rc = make_mark();
@@ -283,16 +273,16 @@ static int start(void)
 		close_all();
 		return rc;
 	}
-	rc = soft_watch(&engine.step_event, EPOLLIN);
+	rc = soft_watch(&engine()->step_event, EPOLLIN);
 	if (!rc)
-		rc = soft_watch(&engine.alarm, EPOLLIN);
+		rc = soft_watch(&engine()->alarm, EPOLLIN);
 	if (!rc) {
-		soft_publish(&engine.stopping, false);
-		engine.running = true;
+		soft_publish(&engine()->stopping, false);
+		engine()->running = true;
 		rc = start_thread();
 	}
 	if (rc) {
-		engine.running = false;
+		engine()->running = false;
 		close_all();
 	}
 	return rc;
@@ -302,15 +292,15 @@ int soft_engine_get(void)
 {
 	int rc = 0;
 
-	pthread_mutex_lock(&users_mutex);
-	if (users == 0) {
+	pthread_mutex_lock(&engine()->users_mutex);
+	if (engine()->users == 0) {
 		soft_lock();
 		rc = start();
 		soft_unlock();
 	}
 	if (!rc)
-		users++;
-	pthread_mutex_unlock(&users_mutex);
+		engine()->users++;
+	pthread_mutex_unlock(&engine()->users_mutex);
 	return rc;
 }
 
@@ -318,21 +308,21 @@ void soft_engine_put(void)
 {
 	const uint64_t one = 1;
 
-	pthread_mutex_lock(&users_mutex);
+	pthread_mutex_lock(&engine()->users_mutex);
 	/* No user is left in the child of a fork, whatever it inherited. */
-	if (users && --users == 0) {
-		soft_publish(&engine.stopping, true);
-		if (write(engine.wake_fd, &one, sizeof(one)) != sizeof(one))
+	if (engine()->users && --engine()->users == 0) {
+		soft_publish(&engine()->stopping, true);
+		if (write(engine()->wake_fd, &one, sizeof(one)) != sizeof(one))
 			abort(); /* it is written once, and there was a check just now */
-		pthread_join(engine.thread, NULL);
+		pthread_join(engine()->thread, NULL);
 		soft_lock();
 		EACH_SUBSYSTEM (it)
 			if ((*it)->stop)
 				(*it)->stop();
 		soft_timers_forget();
-		engine.running = engine.silent = false;
+		engine()->running = engine()->silent = false;
 		close_all();
 		soft_unlock();
 	}
-	pthread_mutex_unlock(&users_mutex);
+	pthread_mutex_unlock(&engine()->users_mutex);
 }

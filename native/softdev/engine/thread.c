@@ -26,14 +26,14 @@ enum {
 
 static bool stopping(void)
 {
-	return soft_observe(&engine.stopping);
+	return soft_observe(&engine()->stopping);
 }
 
 /* Let waiting threads take the lock first: an unlock followed at once by a lock would win against a
  * thread that has to be woken. */
 static void make_room(void)
 {
-	for (int i = 0; i < 50 && soft_counter_get(&engine.waiting); i++)
+	for (int i = 0; i < 50 && soft_counter_get(&engine()->waiting); i++)
 		sched_yield();
 }
 
@@ -49,12 +49,12 @@ static bool work_is_ready(void)
 {
 	struct epoll_event event;
 
-	if (epoll_wait(engine.epoll_fd, &event, 1, 0) > 0)
+	if (epoll_wait(engine()->epoll_fd, &event, 1, 0) > 0)
 		return true;
 	if (!soft_engine_polls())
 		return false;
 	soft_lock();
-	bool ready = engine.poller->has_input();
+	bool ready = engine()->poller->has_input();
 
 	soft_unlock();
 	return ready;
@@ -63,7 +63,7 @@ static bool work_is_ready(void)
 static void set_asleep(bool asleep)
 {
 	soft_lock();
-	engine.asleep = asleep;
+	engine()->asleep = asleep;
 	if (asleep)
 		soft_engine_update_notify_need();
 	soft_unlock();
@@ -76,7 +76,7 @@ static bool is_over(void)
 	bool lost = soft_engine_lost_descriptors();
 
 	if (lost)
-		engine.running = false;
+		engine()->running = false;
 	soft_unlock();
 	return lost;
 }
@@ -86,8 +86,8 @@ static void sleep_until_work(void)
 {
 	/* Not in the epoll set, where it would wake threads of the application. */
 	struct pollfd fds[2] = {
-		{.fd = engine.epoll_fd, .events = POLLIN},
-		{.fd = engine.wake_fd, .events = POLLIN},
+		{.fd = engine()->epoll_fd, .events = POLLIN},
+		{.fd = engine()->wake_fd, .events = POLLIN},
 	};
 
 	set_asleep(true);
@@ -101,8 +101,8 @@ static void sleep_until_work(void)
 static bool may_tick(void)
 {
 	soft_lock();
-	engine.ticking = !soft_engine_armed_counts() || !soft_channels_depend_on_engine();
-	bool may = engine.ticking;
+	engine()->ticking = !soft_engine_armed_counts() || !soft_channels_depend_on_engine();
+	bool may = engine()->ticking;
 
 	soft_unlock();
 	return may;
@@ -119,11 +119,11 @@ static bool tick(unsigned *seen, unsigned *ticks)
 	for (int quiet = 0; quiet < MAX_QUIET_TICKS && !left_unserved && !stopping();) {
 		nanosleep(&tick, NULL);
 		++*ticks;
-		unsigned served = soft_counter_get(&engine.served);
+		unsigned served = soft_counter_get(&engine()->served);
 
 		if (soft_engine_has_delayed()) {
 			soft_lock();
-			engine.delayer->send_delayed(SOFT_DELAY_TICK_NS);
+			engine()->delayer->send_delayed(SOFT_DELAY_TICK_NS);
 			soft_unlock();
 		}
 		if (served != *seen) {
@@ -136,10 +136,10 @@ static bool tick(unsigned *seen, unsigned *ticks)
 		}
 	}
 	soft_lock();
-	engine.ticking = false;
+	engine()->ticking = false;
 	if (left_unserved)
-		engine.polls_since_armed = 0;
-	engine.delayer->send_delayed(0);
+		engine()->polls_since_armed = 0;
+	engine()->delayer->send_delayed(0);
 	soft_unlock();
 	return left_unserved;
 }
@@ -156,7 +156,7 @@ struct tick_history {
 /* True if the engine's thread is to serve the work at hand. */
 static bool serve_here(struct tick_history *tick_history)
 {
-	unsigned served = soft_counter_get(&engine.served);
+	unsigned served = soft_counter_get(&engine()->served);
 
 	if (served != tick_history->seen) {
 		tick_history->seen = served;
@@ -185,7 +185,7 @@ static bool serve_here(struct tick_history *tick_history)
 static void run(void)
 {
 	struct tick_history tick_history = {
-		.seen = soft_counter_get(&engine.served),
+		.seen = soft_counter_get(&engine()->served),
 		.pause_ns = NO_TICK_NS,
 	};
 

@@ -7,9 +7,6 @@
 
 #include "engine_internal.h"
 
-static struct soft_timer *root;
-static uint64_t alarm_at; /* what the timerfd is set to; 0 for off */
-
 uint64_t soft_now(void)
 {
 	struct timespec now;
@@ -70,8 +67,8 @@ static void take_out(struct soft_timer *timer)
 {
 	struct soft_timer *below = meld_siblings(timer->child);
 
-	if (timer == root) {
-		root = below;
+	if (timer == engine()->timers) {
+		engine()->timers = below;
 	} else {
 		if (timer->previous->child == timer)
 			timer->previous->child = timer->next;
@@ -79,7 +76,7 @@ static void take_out(struct soft_timer *timer)
 			timer->previous->next = timer->next;
 		if (timer->next)
 			timer->next->previous = timer->previous;
-		root = meld(root, below);
+		engine()->timers = meld(engine()->timers, below);
 	}
 	timer->child = timer->next = timer->previous = NULL;
 	timer->running = false;
@@ -88,10 +85,11 @@ static void take_out(struct soft_timer *timer)
 static void set_alarm(void)
 {
 	/* An alarm that comes too early is harmless and cheaper than setting it twice. */
-	if (!root || (alarm_at && alarm_at <= root->deadline_ns))
+	if (!engine()->timers ||
+	    (engine()->alarm_at && engine()->alarm_at <= engine()->timers->deadline_ns))
 		return;
-	alarm_at = root->deadline_ns;
-	soft_engine_alarm(alarm_at);
+	engine()->alarm_at = engine()->timers->deadline_ns;
+	soft_engine_alarm(engine()->alarm_at);
 }
 
 void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns)
@@ -102,7 +100,7 @@ void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns)
 	timer->deadline_ns = deadline_ns ? deadline_ns : 1;
 	timer->child = timer->next = timer->previous = NULL;
 	timer->running = true;
-	root = meld(root, timer);
+	engine()->timers = meld(engine()->timers, timer);
 	set_alarm();
 }
 
@@ -117,9 +115,9 @@ void soft_timers_run(void)
 {
 	uint64_t now = soft_now();
 
-	alarm_at = 0;
-	while (root && root->deadline_ns <= now) {
-		struct soft_timer *timer = root;
+	engine()->alarm_at = 0;
+	while (engine()->timers && engine()->timers->deadline_ns <= now) {
+		struct soft_timer *timer = engine()->timers;
 
 		take_out(timer);
 		timer->expired(timer);
@@ -129,7 +127,7 @@ void soft_timers_run(void)
 
 void soft_timers_forget(void)
 {
-	while (root)
-		take_out(root);
-	alarm_at = 0;
+	while (engine()->timers)
+		take_out(engine()->timers);
+	engine()->alarm_at = 0;
 }
