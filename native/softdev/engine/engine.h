@@ -63,6 +63,8 @@ static inline void soft_list_remove(struct soft_node *node)
 /* A part for each folder, into which that folder alone looks. */
 struct soft_device {
 	struct soft_engine *engine;
+	struct soft_trace *trace;
+	struct soft_inject *inject;
 };
 
 /* The device that calls are for. */

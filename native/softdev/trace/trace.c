@@ -20,15 +20,11 @@ enum {
 	TEXT_MOST = 300
 };
 
-bool soft_trace_on;
-
-static uint32_t requests; /* numbers given so far; 0 is none */
-static pid_t asked;       /* the process that has read its environment */
-
 static uint32_t next_request(void)
 {
-	requests += requests + 1 ? 1 : 2;
-	return requests;
+	uint32_t *requests = &soft_device.trace->requests;
+
+	return *requests += *requests + 1 ? 1 : 2;
 }
 
 /* ---- lines ----------------------------------------------------------------------------------- */
@@ -461,7 +457,7 @@ static int begin(void)
 
 	if (!soft_trace_file_path())
 		forget();
-	if (asked == getpid() || !path || !*path || soft_trace_on)
+	if (soft_device.trace->asked == getpid() || !path || !*path || soft_trace_on)
 		return 0;
 	int rc = start(path);
 	/* As in the middle of a trace, that does not end the program. */
@@ -473,11 +469,18 @@ static int begin(void)
 			without ? "; the program goes on without a trace" : "");
 	if (rc && !without)
 		return rc;
-	asked = getpid();
+	soft_device.trace->asked = getpid();
 	return 0;
 }
 
+static void create(void)
+{
+	soft_device.trace = soft_part(sizeof(struct soft_trace));
+	soft_device.trace->file.fd = -1;
+}
+
 const struct soft_subsystem soft_trace_subsystem = {
+	.create = create,
 	.start = begin,
 	.forked = forget,
 };

@@ -7,13 +7,30 @@
 #ifndef AIORDMA_SOFTDEV_TRACE_H
 #define AIORDMA_SOFTDEV_TRACE_H
 
+#include <limits.h>
+#include <sys/resource.h>
+#include <sys/types.h>
+
 #include "engine/engine.h"
 
 struct soft_cq;
 struct soft_qp;
 struct soft_srq;
 
-extern bool soft_trace_on;
+struct soft_trace {
+	bool on;
+	uint32_t requests; /* numbers given so far; 0 is none */
+	pid_t asked; /* the process that has read its environment */
+	struct soft_trace_file {
+		char path[PATH_MAX];
+		int fd; /* -1: none */
+		pid_t pid;
+		off_t end; /* of the lines */
+		rlim_t limit;
+	} file;
+};
+
+#define soft_trace_on (soft_device.trace->on)
 
 #define SOFT_TRACE(what, ...)                                                                      \
 	do {                                                                                       \
