@@ -8,14 +8,6 @@
 #include "inject.h"
 #include "trace/trace.h"
 
-const struct soft_fault_hooks *soft_fault_hooks;
-bool soft_faults_set;
-struct soft_fault_spec soft_faults;
-struct aiordma_fault_counts soft_fault_counts;
-
-/* Occurrences of what is counted in the process, since there is a spec. */
-static uint64_t seen[SOFT_FAULTS];
-
 /* ---- chance -------------------------------------------------------------------------------- */
 
 /* A bijection that maps adjacent numbers to unrelated ones: the finalizer of splitmix64 (Steele,
@@ -55,8 +47,9 @@ static bool strikes_next(enum soft_fault fault, const char *name, uint32_t cq, u
 {
 	if (!soft_faults_set)
 		return false;
-	seen[fault]++;
-	if (!soft_fault_strikes(fault, 0, 0, seen[fault], seen[fault]))
+	uint64_t seen = ++soft_device.inject->seen[fault];
+
+	if (!soft_fault_strikes(fault, 0, 0, seen, seen))
 		return false;
 	++*count;
 	SOFT_TRACE(fault, name, 0, cq);
@@ -86,8 +79,8 @@ static void set(const struct soft_fault_spec *spec)
 	soft_faults_set = spec;
 	if (spec)
 		soft_faults = *spec;
-	memset(seen, 0, sizeof(seen));
-	soft_fault_hooks->spec_changed();
+	memset(soft_device.inject->seen, 0, sizeof(soft_device.inject->seen));
+	soft_device.inject->hooks->spec_changed();
 }
 
 int aiordma_embedded_faults(const char *text, char *error, size_t room)
@@ -134,4 +127,12 @@ int64_t aiordma_embedded_fault_count(const char *name)
 	return -1;
 }
 
-const struct soft_subsystem soft_inject_subsystem = {.start = soft_faults_of_environment};
+static void create(void)
+{
+	soft_device.inject = soft_part(sizeof(struct soft_inject));
+}
+
+const struct soft_subsystem soft_inject_subsystem = {
+	.create = create,
+	.start = soft_faults_of_environment,
+};

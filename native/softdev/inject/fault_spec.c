@@ -225,18 +225,17 @@ int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error
 
 int soft_faults_of_environment(void)
 {
-	static bool asked;
 	const char *text = getenv(VARIABLE);
 	char error[256];
 	int rc;
 
-	if (asked || soft_faults_set || !text || !*text)
+	if (soft_device.inject->asked || soft_faults_set || !text || !*text)
 		return 0;
 	rc = soft_fault_parse(text, &soft_faults, error, sizeof(error));
 	if (rc) {
 		fprintf(stderr, "aiordma: " VARIABLE ": %s\n", error);
 		return rc;
 	}
-	asked = soft_faults_set = true;
+	soft_device.inject->asked = soft_faults_set = true;
 	return 0;
 }

@@ -47,10 +47,6 @@ struct soft_fault_spec {
 	uint32_t cq; /* handle; 0: all */
 };
 
-extern bool soft_faults_set; /* there is a spec */
-extern struct soft_fault_spec soft_faults;
-extern struct aiordma_fault_counts soft_fault_counts;
-
 /* Callbacks of higher folders for faults; softdev.c sets them. */
 struct soft_fault_hooks {
 	/* There is another spec, or none. */
@@ -62,7 +58,19 @@ struct soft_fault_hooks {
 			       const uint8_t *payload, uint32_t length);
 };
 
-extern const struct soft_fault_hooks *soft_fault_hooks;
+struct soft_inject {
+	bool set; /* there is a spec */
+	bool asked; /* the environment has been, for one */
+	struct soft_fault_spec spec;
+	struct aiordma_fault_counts counts;
+	uint64_t seen[SOFT_FAULTS]; /* of what is counted in the process, since there is a spec */
+	const struct soft_fault_hooks *hooks;
+};
+
+#define soft_faults_set (soft_device.inject->set)
+#define soft_faults (soft_device.inject->spec)
+#define soft_fault_counts (soft_device.inject->counts)
+
 extern const struct soft_subsystem soft_inject_subsystem;
 
 /* fault_spec.c.  0, or EINVAL and what is wrong with which part. */
@@ -87,14 +95,15 @@ static inline bool soft_fault_overrun(uint32_t cq)
 
 static inline bool soft_fault_not_ready(struct soft_qp *qp)
 {
-	return soft_faults_set && soft_fault_hooks->refuses(qp);
+	return soft_faults_set && soft_device.inject->hooks->refuses(qp);
 }
 
 static inline bool soft_fault_keeps_datagram(const struct soft_qp *qp,
 					     const struct soft_datagram *datagram,
 					     const uint8_t *payload, uint32_t length)
 {
-	return soft_faults_set && soft_fault_hooks->keeps_datagram(qp, datagram, payload, length);
+	return soft_faults_set &&
+	       soft_device.inject->hooks->keeps_datagram(qp, datagram, payload, length);
 }
 
 #endif
