@@ -24,10 +24,6 @@ static const uint8_t magic[4] = {'a', 'i', 'U', 'D'};
 
 static void ready(struct soft_fd_watch *watch, uint32_t events);
 
-static struct soft_fd_watch udp = {.fd = -1, .ready = ready};
-static bool six; /* an IPv6 socket, for both */
-static unsigned holders;
-
 /* ---- the header ---------------------------------------------------------------------------- */
 
 void soft_datagram_encode(uint8_t *at, const struct soft_datagram *datagram)
@@ -103,38 +99,42 @@ static void listen_up(void)
 {
 	const int unused = 0;
 
-	setsockopt(udp.fd, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof(unused));
-	soft_watch(&udp, EPOLLIN);
+	setsockopt(soft_device.ud->socket.fd, SOL_SOCKET, SO_DETACH_FILTER, &unused,
+		   sizeof(unused));
+	soft_watch(&soft_device.ud->socket, EPOLLIN);
 }
 
 bool soft_datagram_reserve(uint16_t port)
 {
 	soft_assert_locked();
+	struct soft_ud *ud = soft_device.ud;
 	const int off = 0, size = BUFFER, fragment = IP_PMTUDISC_DONT;
 
-	soft_watch_close(&udp);
-	udp.fd = bound(AF_INET6, port);
-	six = udp.fd >= 0;
-	if (!six && errno != EADDRINUSE)
-		udp.fd = bound(AF_INET, port);
-	if (udp.fd < 0 || !go_deaf(udp.fd)) {
-		soft_watch_close(&udp);
+	soft_watch_close(&ud->socket);
+	ud->socket.ready = ready;
+	ud->socket.fd = bound(AF_INET6, port);
+	ud->six = ud->socket.fd >= 0;
+	if (!ud->six && errno != EADDRINUSE)
+		ud->socket.fd = bound(AF_INET, port);
+	if (ud->socket.fd < 0 || !go_deaf(ud->socket.fd)) {
+		soft_watch_close(&ud->socket);
 		return false;
 	}
 	/* As much as the system's limit allows, or more if we are privileged. */
-	if (setsockopt(udp.fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof(size)))
-		setsockopt(udp.fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
+	if (setsockopt(ud->socket.fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof(size)))
+		setsockopt(ud->socket.fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
 	/* A message may be longer than a network's packets: IP cuts it. */
-	setsockopt(udp.fd, IPPROTO_IP, IP_MTU_DISCOVER, &fragment, sizeof(fragment));
-	if (six)
-		setsockopt(udp.fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &fragment, sizeof(fragment));
+	setsockopt(ud->socket.fd, IPPROTO_IP, IP_MTU_DISCOVER, &fragment, sizeof(fragment));
+	if (ud->six)
+		setsockopt(ud->socket.fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &fragment,
+			   sizeof(fragment));
 	/* This host's members of a group are reached through the loopback interface, once.  An IPv6
 	 * socket's own option also decides for what it sends by IPv4. */
-	if (six)
-		setsockopt(udp.fd, IPPROTO_IPV6, IPV6_MULTICAST_LOOP, &off, sizeof(off));
+	if (ud->six)
+		setsockopt(ud->socket.fd, IPPROTO_IPV6, IPV6_MULTICAST_LOOP, &off, sizeof(off));
 	else
-		setsockopt(udp.fd, IPPROTO_IP, IP_MULTICAST_LOOP, &off, sizeof(off));
-	if (holders)
+		setsockopt(ud->socket.fd, IPPROTO_IP, IP_MULTICAST_LOOP, &off, sizeof(off));
+	if (ud->holders)
 		listen_up();
 	return true;
 }
@@ -142,25 +142,27 @@ bool soft_datagram_reserve(uint16_t port)
 void soft_datagram_shutdown(void)
 {
 	soft_assert_locked();
-	soft_watch_close(&udp);
-	holders = 0;
+	soft_watch_close(&soft_device.ud->socket);
+	soft_device.ud->holders = 0;
 }
 
 void soft_datagram_hold(void)
 {
 	soft_assert_locked();
-	if (!holders)
+	if (!soft_device.ud->holders)
 		listen_up();
-	holders++;
+	soft_device.ud->holders++;
 }
 
 void soft_datagram_release(void)
 {
 	soft_assert_locked();
-	if (!holders || --holders || udp.fd < 0)
+	struct soft_ud *ud = soft_device.ud;
+
+	if (!ud->holders || --ud->holders || ud->socket.fd < 0)
 		return;
-	soft_unwatch(&udp);
-	go_deaf(udp.fd);
+	soft_unwatch(&ud->socket);
+	go_deaf(ud->socket.fd);
 }
 
 /* ---- sending ------------------------------------------------------------------------------- */
@@ -169,7 +171,7 @@ void soft_datagram_release(void)
 static socklen_t address_of(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
 			    struct sockaddr_storage *to)
 {
-	if (six) {
+	if (soft_device.ud->six) {
 		struct sockaddr_in6 *in6 = (void *)to;
 
 		*in6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(port)};
@@ -230,7 +232,7 @@ static int transmit(struct msghdr *message, const struct soft_datagram *datagram
 	message->msg_iovlen = (size_t)count + 1;
 	/* An error may be that of an earlier datagram, reported late: ip(7), ECONNREFUSED. */
 	for (int attempt = 0; attempt < 3; attempt++) {
-		n = sendmsg(udp.fd, message, MSG_NOSIGNAL | MSG_DONTWAIT);
+		n = sendmsg(soft_device.ud->socket.fd, message, MSG_NOSIGNAL | MSG_DONTWAIT);
 		if (n >= 0)
 			return 0;
 		if (errno != EINTR && errno != ECONNREFUSED)
@@ -252,7 +254,7 @@ bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_
 		.msg_control = &control,
 	};
 
-	if (udp.fd < 0 || !message.msg_namelen ||
+	if (soft_device.ud->socket.fd < 0 || !message.msg_namelen ||
 	    soft_gid_is_ipv4(&path->destination) != soft_gid_is_ipv4(&path->source))
 		return true; /* lost */
 	put_source(&message, soft_gid_is_ipv4(&path->destination), &path->source, 0);
@@ -269,7 +271,7 @@ int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address
 	struct sockaddr_storage to;
 	struct msghdr message = {.msg_name = &to, .msg_control = &control};
 
-	if (udp.fd < 0)
+	if (soft_device.ud->socket.fd < 0)
 		return ENETDOWN;
 	message.msg_namelen = address_of(&gid, &datagram->source, port, &to);
 	put_source(&message, true, &datagram->source, ifindex);

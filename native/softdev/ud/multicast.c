@@ -35,9 +35,6 @@ struct attachment {
 	uint16_t lid;
 };
 
-static struct soft_node groups = {&groups, &groups};
-static unsigned group_count, attachment_count;
-
 /* In network order.  Those made of a hash (FNV-1a) are organization-local: 239.192.0.0/14. */
 static uint32_t address_of(const union ibv_gid *gid)
 {
@@ -152,7 +149,7 @@ static int open_socket(struct group *group)
 void soft_multicast_addresses(void)
 {
 	soft_assert_locked();
-	soft_list_each (struct group, group, &groups, node)
+	soft_list_each (struct group, group, &soft_device.ud->groups, node)
 		join(group->watch.fd, address_of(&group->gid));
 }
 
@@ -164,7 +161,7 @@ static bool is_inherited(const struct group *group)
 
 static struct group *find(const union ibv_gid *gid)
 {
-	soft_list_each (struct group, group, &groups, node)
+	soft_list_each (struct group, group, &soft_device.ud->groups, node)
 		if (!memcmp(&group->gid, gid, sizeof(*gid)))
 			return group;
 	return NULL;
@@ -172,7 +169,8 @@ static struct group *find(const union ibv_gid *gid)
 
 static int group_open(const union ibv_gid *gid, struct group **opened)
 {
-	struct group *group = group_count < SOFT_MAX_MCAST_GRP ? calloc(1, sizeof(*group)) : NULL;
+	struct group *group =
+		soft_device.ud->group_count < SOFT_MAX_MCAST_GRP ? calloc(1, sizeof(*group)) : NULL;
 	int rc;
 
 	if (!group)
@@ -184,8 +182,8 @@ static int group_open(const union ibv_gid *gid, struct group **opened)
 		return rc;
 	}
 	soft_list_init(&group->members);
-	soft_list_append(&groups, &group->node);
-	group_count++;
+	soft_list_append(&soft_device.ud->groups, &group->node);
+	soft_device.ud->group_count++;
 	*opened = group;
 	return 0;
 }
@@ -194,16 +192,16 @@ static void group_close(struct group *group)
 {
 	soft_watch_close(&group->watch);
 	if (!is_inherited(group))
-		group_count--;
+		soft_device.ud->group_count--;
 	soft_list_remove(&group->node);
 	free(group);
 }
 
 void soft_multicast_reset_after_fork(void)
 {
-	while (!soft_list_empty(&groups))
-		soft_list_remove(groups.next);
-	group_count = attachment_count = 0;
+	while (!soft_list_empty(&soft_device.ud->groups))
+		soft_list_remove(soft_device.ud->groups.next);
+	soft_device.ud->group_count = soft_device.ud->attachment_count = 0;
 }
 
 /* ---- calls --------------------------------------------------------------------------------- */
@@ -231,7 +229,7 @@ static int attach(struct soft_qp *qp, const union ibv_gid *gid, uint16_t lid)
 	struct attachment *attachment;
 	int rc = 0;
 
-	if (attachment_count == SOFT_MAX_MCAST_ATTACH ||
+	if (soft_device.ud->attachment_count == SOFT_MAX_MCAST_ATTACH ||
 	    (group && members_of(group) == SOFT_MAX_MCAST_QP))
 		return ENOMEM;
 	attachment = calloc(1, sizeof(*attachment));
@@ -248,7 +246,7 @@ static int attach(struct soft_qp *qp, const union ibv_gid *gid, uint16_t lid)
 	attachment->lid = lid;
 	soft_list_append(&group->members, &attachment->of_group);
 	soft_list_append(&qp->attachments, &attachment->of_qp);
-	attachment_count++;
+	soft_device.ud->attachment_count++;
 	return 0;
 }
 
@@ -257,7 +255,7 @@ static void detach(struct attachment *attachment)
 	soft_list_remove(&attachment->of_group);
 	soft_list_remove(&attachment->of_qp);
 	if (!is_inherited(attachment->group))
-		attachment_count--;
+		soft_device.ud->attachment_count--;
 	if (soft_list_empty(&attachment->group->members))
 		group_close(attachment->group);
 	free(attachment);

@@ -233,7 +233,15 @@ const struct soft_transport soft_ud_transport = {
 	.output = output,
 };
 
+static void create(void)
+{
+	soft_device.ud = soft_part(sizeof(struct soft_ud));
+	soft_device.ud->socket.fd = -1;
+	soft_list_init(&soft_device.ud->groups);
+}
+
 const struct soft_subsystem soft_ud_subsystem = {
+	.create = create,
 	.forked = soft_multicast_reset_after_fork,
 	.port_changed = port_changed,
 };

@@ -30,6 +30,15 @@ enum {
 	SOFT_MULTICAST_QPN = 0xffffff,
 };
 
+struct soft_ud {
+	struct soft_fd_watch socket; /* datagram.c */
+	bool six; /* it is an IPv6 socket, for both */
+	unsigned holders;
+
+	struct soft_node groups; /* multicast.c */
+	unsigned group_count, attachment_count;
+};
+
 void soft_datagram_encode(uint8_t *at, const struct soft_datagram *datagram);
 /* False when no datagram of ours looks like that. */
 bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram);
