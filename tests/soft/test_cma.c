@@ -6,7 +6,7 @@
 #include <sys/uio.h>
 
 #include "objects/objects.h"
-#include "shm/cma.h"
+#include "shm/shm_internal.h"
 
 enum {
 	MIB = 1 << 20,
@@ -232,12 +232,12 @@ static void backs_off_at_last(int count, void (*prepare)(int number, uint8_t *to
 static void one_is_quick(int number, uint8_t *to)
 {
 	(void)to;
-	soft_cma_slow = number == 1 ? UINT64_MAX : 0;
+	soft_device.shm->slow = number == 1 ? UINT64_MAX : 0;
 }
 
 static void four_into_fresh_pages(int number, uint8_t *to)
 {
-	soft_cma_slow = 0;
+	soft_device.shm->slow = 0;
 	if (number < 4)
 		CHECK_EQUAL(madvise(to, MIB, MADV_DONTNEED), 0);
 }
@@ -279,7 +279,7 @@ static void beside_the_ring(void)
 {
 	struct scene scene;
 
-	soft_cma_slow = 0;
+	soft_device.shm->slow = 0;
 	CHECK(!soft_cma_ring_begins(PAGE) && soft_cma_ring_begins(MIB));
 	CHECK_EQUAL(mean_after_one_of_a_second(800), 900);
 	begin_open(&scene, MIB);

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "cma_side.h"
 
+#include "shm/shm_internal.h"
 #include "wire/cma_descriptor.h"
 
 enum {
@@ -130,7 +131,7 @@ static void hand_over(struct side *side)
 
 static uint64_t copied_so_far(void)
 {
-	return LOCKED(soft_cma_copied);
+	return LOCKED(soft_device.shm->copied);
 }
 
 static uint64_t given_so_far(void)
@@ -494,7 +495,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 int main(void)
 {
 	limit_seconds(110);
-	soft_cma_slow = UINT64_MAX; /* whatever the machine does meanwhile */
+	soft_device.shm->slow = UINT64_MAX; /* whatever the machine does meanwhile */
 	for (int way = 0; way < 2; way++) {
 		forbidden = way;
 		if (forbidden)

@@ -60,17 +60,6 @@ struct message {
 	uint64_t secret_at; /* soft_cma.secret of the sender */
 };
 
-static void accept_ready(struct soft_fd_watch *watch, uint32_t events);
-static void pause_over(struct soft_timer *timer);
-
-static struct soft_fd_watch listener = {.fd = -1, .ready = accept_ready, .of_port = true};
-static struct soft_timer accept_pause = {.expired = pause_over};
-static uint16_t own_port;
-
-static struct soft_node unidentified_peers = {
-	&unidentified_peers, &unidentified_peers}; /* in the order in which they connected */
-static unsigned unidentified_count;
-
 /* ---- messages ------------------------------------------------------------------------------ */
 
 static bool send_message(const struct soft_shm_peer *peer, enum message_type type, const int *fds,
@@ -78,7 +67,7 @@ static bool send_message(const struct soft_shm_peer *peer, enum message_type typ
 {
 	struct message message = {
 		.type = type,
-		.port = own_port,
+		.port = soft_device.shm->own_port,
 		.secret_at = peer->cma ? (uintptr_t)peer->cma->secret : 0,
 	};
 	struct iovec bytes = {&message, sizeof(message)};
@@ -148,7 +137,7 @@ static int receive_message(const struct soft_shm_peer *peer, struct message *mes
 static void leave_unidentified(struct soft_shm_peer *peer)
 {
 	if (!soft_list_empty(&peer->unidentified))
-		unidentified_count--;
+		soft_device.shm->unidentified_count--;
 	soft_list_remove(&peer->unidentified);
 }
 
@@ -176,16 +165,16 @@ static void process_died(struct soft_fd_watch *watch, uint32_t events)
 /* Users that have no number in this user name space all have this one. */
 static uid_t overflow_uid(void)
 {
-	static uid_t known;
+	uid_t *known = &soft_device.shm->overflow_uid;
 	char text[16] = "";
-	int fd = known ? -1 : open("/proc/sys/kernel/overflowuid", O_RDONLY | O_CLOEXEC);
+	int fd = *known ? -1 : open("/proc/sys/kernel/overflowuid", O_RDONLY | O_CLOEXEC);
 
 	if (fd >= 0) {
 		if (read(fd, text, sizeof(text) - 1) > 0)
-			known = (uid_t)strtoul(text, NULL, 10);
+			*known = (uid_t)strtoul(text, NULL, 10);
 		close(fd);
 	}
-	return known ? known : DEFAULT_OVERFLOW_UID;
+	return *known ? *known : DEFAULT_OVERFLOW_UID;
 }
 
 /* False: its process is of another user, or may be.  Its death will be known by its pidfd, or by its
@@ -385,21 +374,21 @@ struct soft_shm_peer *soft_attach_begin(uint16_t port)
 static void pause_over(struct soft_timer *timer)
 {
 	(void)timer;
-	soft_watch(&listener, EPOLLIN);
+	soft_watch(&soft_device.shm->listener, EPOLLIN);
 }
 
 static void accept_peer(int fd)
 {
-	if (unidentified_count == MAX_UNIDENTIFIED)
-		soft_shm_peer_finish(
-			soft_list_first(&unidentified_peers, struct soft_shm_peer, unidentified),
-			0);
+	if (soft_device.shm->unidentified_count == MAX_UNIDENTIFIED)
+		soft_shm_peer_finish(soft_list_first(&soft_device.shm->unidentified,
+						     struct soft_shm_peer, unidentified),
+				     0);
 	struct soft_shm_peer *peer = create_peer(fd);
 
 	if (!peer)
 		return;
-	soft_list_append(&unidentified_peers, &peer->unidentified);
-	unidentified_count++;
+	soft_list_append(&soft_device.shm->unidentified, &peer->unidentified);
+	soft_device.shm->unidentified_count++;
 }
 
 static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
@@ -414,7 +403,7 @@ static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 		}
 		if (soft_is_shortage(errno)) {
 			soft_unwatch(watch);
-			soft_timer_start(&accept_pause, soft_now() + PAUSE_NS);
+			soft_timer_start(&soft_device.shm->accept_pause, soft_now() + PAUSE_NS);
 		}
 		return;
 	}
@@ -423,15 +412,21 @@ static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 bool soft_attach_listen(uint16_t port)
 {
 	soft_assert_locked();
+	struct soft_shm *shm = soft_device.shm;
 	struct sockaddr_un address;
 	socklen_t length = name_of(port, &address);
 
 	soft_attach_unlisten();
-	own_port = port;
-	listener.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	if (listener.fd < 0)
+	shm->own_port = port;
+	shm->accept_pause.expired = pause_over;
+	shm->listener = (struct soft_fd_watch){
+		.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0),
+		.ready = accept_ready,
+		.of_port = true,
+	};
+	if (shm->listener.fd < 0)
 		return true;
-	if (bind(listener.fd, (struct sockaddr *)&address, length)) {
+	if (bind(shm->listener.fd, (struct sockaddr *)&address, length)) {
 		bool taken = errno == EADDRINUSE;
 
 		soft_attach_unlisten();
@@ -439,7 +434,7 @@ bool soft_attach_listen(uint16_t port)
 			errno = EADDRINUSE;
 		return !taken;
 	}
-	if (listen(listener.fd, BACKLOG) || soft_watch(&listener, EPOLLIN))
+	if (listen(shm->listener.fd, BACKLOG) || soft_watch(&shm->listener, EPOLLIN))
 		soft_attach_unlisten();
 	return true;
 }
@@ -447,13 +442,13 @@ bool soft_attach_listen(uint16_t port)
 void soft_attach_unlisten(void)
 {
 	soft_assert_locked();
-	soft_timer_stop(&accept_pause);
-	soft_watch_close(&listener);
+	soft_timer_stop(&soft_device.shm->accept_pause);
+	soft_watch_close(&soft_device.shm->listener);
 }
 
 /* The sockets are closed already. */
 void soft_attach_reset_after_fork(void)
 {
-	soft_list_init(&unidentified_peers);
-	unidentified_count = 0;
+	soft_list_init(&soft_device.shm->unidentified);
+	soft_device.shm->unidentified_count = 0;
 }

@@ -32,9 +32,6 @@ enum {
 	WEIGHT = 8, /* of what has been measured before, beside one more */
 };
 
-uint64_t soft_cma_copied;
-uint64_t soft_cma_slow = 50000;
-
 int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_cma_page *peer)
 {
 	memset(cma, 0, sizeof(*cma));
@@ -224,7 +221,7 @@ static bool is_slow(const struct soft_cma *cma, uint64_t ns, size_t length)
 	uint64_t put_ns = soft_hint_get(&cma->peer->put_ns);
 	uint64_t one = ns_for_mib(ns, length);
 
-	if (one <= soft_cma_slow)
+	if (one <= soft_device.shm->slow)
 		return false;
 	return !put_ns || !cma->took_ns || one > put_ns + cma->took_ns;
 }
@@ -319,7 +316,7 @@ enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_d
 		soft_cma_done(cma, desc);
 	soft_publish(&cma->own->busy, 0);
 	if (result == SOFT_CMA_COPIED)
-		soft_cma_copied += length;
+		soft_device.shm->copied += length;
 	if (result == SOFT_CMA_FORBIDDEN)
 		soft_publish(&cma->own->copies, 0);
 	return result;
@@ -377,13 +374,11 @@ bool soft_cma_desc_decode(const uint8_t *at, uint32_t count, uint32_t length,
 
 /* ---- peers ---------------------------------------------------------------------------------- */
 
-static struct soft_node cmas = {&cmas, &cmas};
-
 struct soft_cma *soft_cma_next(const struct soft_cma *cma)
 {
-	struct soft_node *node = cma ? cma->node.next : cmas.next;
+	struct soft_node *node = cma ? cma->node.next : soft_device.shm->cmas.next;
 
-	return node == &cmas ? NULL : soft_list_entry(node, struct soft_cma, node);
+	return node == &soft_device.shm->cmas ? NULL : soft_list_entry(node, struct soft_cma, node);
 }
 
 struct soft_cma *soft_shm_peer_cma(const struct soft_shm_peer *peer)
@@ -404,7 +399,7 @@ void soft_cma_attach(struct soft_shm_peer *peer)
 		return;
 	}
 	peer->cma = cma;
-	soft_list_append(&cmas, &cma->node);
+	soft_list_append(&soft_device.shm->cmas, &cma->node);
 }
 
 void soft_cma_detach(struct soft_shm_peer *peer)

@@ -82,11 +82,6 @@ struct soft_cma {
 	struct soft_cma_export exports[SOFT_CMA_SLOTS];
 };
 
-/* Bytes copied so far, by all: for sharing out the time of a step. */
-extern uint64_t soft_cma_copied;
-/* Nanoseconds for a MiB up to which no copy is slow. */
-extern uint64_t soft_cma_slow;
-
 /* Both pages are mapped; the own one gets its contents.  0 or an errno value. */
 int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_cma_page *peer);
 /* The other side's page has its contents, and its process this number (0: not known): may this

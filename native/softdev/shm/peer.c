@@ -34,19 +34,14 @@ struct soft_ctrl_record {
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
 };
 
-static const struct soft_shm_acceptor *acceptor;
-static struct soft_node peers = {&peers, &peers};
-static unsigned count;
-static struct soft_shm_peer *self;
-static struct soft_table chans;
-
 /* ---- local peers ---------------------------------------------------------------------------- */
 
 static void flush(struct soft_deferred *deferred);
 
 struct soft_shm_peer *soft_shm_peer_create(void)
 {
-	struct soft_shm_peer *peer = count < SOFT_SHM_MAX_PEERS ? calloc(1, sizeof(*peer)) : NULL;
+	struct soft_shm_peer *peer =
+		soft_device.shm->count < SOFT_SHM_MAX_PEERS ? calloc(1, sizeof(*peer)) : NULL;
 
 	if (!peer)
 		return NULL;
@@ -57,8 +52,8 @@ struct soft_shm_peer *soft_shm_peer_create(void)
 	soft_list_init(&peer->poll_set);
 	soft_list_init(&peer->unidentified);
 	peer->flush.run = flush;
-	soft_list_append(&peers, &peer->node);
-	count++;
+	soft_list_append(&soft_device.shm->peers, &peer->node);
+	soft_device.shm->count++;
 	return peer;
 }
 
@@ -73,13 +68,13 @@ void soft_shm_peer_release(struct soft_shm_peer *peer)
 
 void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer))
 {
-	soft_list_each (struct soft_shm_peer, peer, &peers, node)
+	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node)
 		what(peer);
 }
 
 static void forget(struct soft_shm_chan *chan)
 {
-	soft_table_remove(&chans, chan->id);
+	soft_table_remove(&soft_device.shm->chans, chan->id);
 	soft_list_remove(&chan->node);
 	soft_list_remove(&chan->waiting);
 	chan->peer = NULL;
@@ -119,15 +114,15 @@ void soft_shm_peer_finish(struct soft_shm_peer *peer, int error)
 	if (peer->dead)
 		return;
 	peer->dead = true;
-	if (peer == self)
-		self = NULL;
+	if (peer == soft_device.shm->self)
+		soft_device.shm->self = NULL;
 	soft_list_remove(&peer->node);
-	count--;
+	soft_device.shm->count--;
 	soft_deferred_cancel(&peer->flush);
 	soft_wakeup_remove(peer);
 	soft_attach_end(peer);
 	peer->busy++;
-	acceptor->withdrawn(peer, 0);
+	soft_device.shm->acceptor->withdrawn(peer, 0);
 	while (!soft_list_empty(&peer->chans)) {
 		struct soft_shm_chan *chan =
 			soft_list_first(&peer->chans, struct soft_shm_chan, node);
@@ -153,7 +148,7 @@ void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
 
 bool soft_shm_peer_is_self(const struct soft_shm_peer *peer)
 {
-	return peer == self;
+	return peer == soft_device.shm->self;
 }
 
 /* ---- control records ------------------------------------------------------------------------ */
@@ -235,7 +230,8 @@ static void queue_ctrl(struct soft_shm_peer *peer, enum kind kind, uint32_t to, 
 
 static int enter(struct soft_shm_chan *chan, struct soft_shm_peer *peer, uint32_t remote_id)
 {
-	int rc = peer->dead ? ECONNRESET : soft_table_add(&chans, chan, UINT32_MAX, &chan->id);
+	int rc = peer->dead ? ECONNRESET
+			    : soft_table_add(&soft_device.shm->chans, chan, UINT32_MAX, &chan->id);
 
 	if (rc)
 		return rc;
@@ -382,7 +378,7 @@ bool soft_shm_peer_wants_room(struct soft_shm_peer *peer)
 
 static struct soft_shm_chan *find(const struct soft_shm_peer *peer, uint32_t id)
 {
-	struct soft_shm_chan *chan = soft_table_find(&chans, id);
+	struct soft_shm_chan *chan = soft_table_find(&soft_device.shm->chans, id);
 
 	return chan && chan->peer == peer ? chan : NULL;
 }
@@ -400,7 +396,7 @@ static bool deliver(struct soft_shm_peer *peer, const struct soft_record *record
 		memcpy(handshake, record->payload, SOFT_HANDSHAKE_SIZE);
 	switch (record->kind) {
 	case OPEN:
-		acceptor->requested(peer, record->from, handshake);
+		soft_device.shm->acceptor->requested(peer, record->from, handshake);
 		return true;
 	case ACCEPT:
 		if (!chan) {
@@ -420,7 +416,7 @@ static bool deliver(struct soft_shm_peer *peer, const struct soft_record *record
 		return true;
 	case END:
 		if (record->to == 0 && record->from != 0)
-			acceptor->withdrawn(peer, record->from);
+			soft_device.shm->acceptor->withdrawn(peer, record->from);
 		if (chan) {
 			forget(chan);
 			chan->calls->gone(chan, 0);
@@ -448,11 +444,11 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 	struct soft_record record;
 	size_t taken = 0;
 
-	if (peer == self)
+	if (peer == soft_device.shm->self)
 		budget = within_turn(peer, budget);
 	while (taken < budget && !peer->dead && peer->up && !soft_port_is_down()) {
 		int rc = soft_ring_next(&peer->in, &record);
-		uint64_t copied = soft_cma_copied;
+		uint64_t copied = soft_device.shm->copied;
 		uint64_t since = rc > 0 ? soft_cma_ring_begins(record.length) : 0;
 
 		if (rc == 0)
@@ -466,10 +462,10 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 		}
 		if (peer->dead)
 			break;
-		if (peer->cma && soft_cma_copied == copied)
+		if (peer->cma && soft_device.shm->copied == copied)
 			soft_cma_ring_took(peer->cma, since, record.length);
 		soft_ring_done(&peer->in, &record);
-		taken += (size_t)(soft_cma_copied - copied); /* what it referred to */
+		taken += (size_t)(soft_device.shm->copied - copied); /* what it referred to */
 	}
 	peer->allowance -= taken < peer->allowance ? taken : peer->allowance;
 	return taken;
@@ -479,8 +475,8 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 
 static struct soft_shm_peer *ourselves(void)
 {
-	if (self)
-		return self;
+	if (soft_device.shm->self)
+		return soft_device.shm->self;
 	struct soft_shm_peer *peer = soft_shm_peer_create();
 
 	if (!peer)
@@ -491,8 +487,8 @@ static struct soft_shm_peer *ourselves(void)
 	}
 	peer->pid = getpid();
 	peer->up = true;
-	self = peer;
-	return self;
+	soft_device.shm->self = peer;
+	return soft_device.shm->self;
 }
 
 int soft_shm_chan_to_self(struct soft_shm_chan *chan)
@@ -512,7 +508,7 @@ struct soft_shm_peer *soft_shm_peer_at(uint16_t port)
 		return NULL;
 	if (port == soft_ip_port())
 		return ourselves();
-	soft_list_each (struct soft_shm_peer, peer, &peers, node) {
+	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node) {
 		if (peer->port == port)
 			return peer;
 	}
@@ -526,7 +522,7 @@ static void flush(struct soft_deferred *deferred)
 
 	if (peer->broken) {
 		soft_shm_peer_finish(peer, EPROTO);
-	} else if (peer == self) {
+	} else if (peer == soft_device.shm->self) {
 		soft_wakeup_visit(peer);
 	} else {
 		bool asleep = soft_ring_flush(&peer->out);
@@ -543,16 +539,20 @@ static void flush(struct soft_deferred *deferred)
 
 static void stop(void)
 {
-	while (!soft_list_empty(&peers))
-		soft_shm_peer_finish(soft_list_first(&peers, struct soft_shm_peer, node),
-				     ECONNRESET);
+	while (!soft_list_empty(&soft_device.shm->peers))
+		soft_shm_peer_finish(
+			soft_list_first(&soft_device.shm->peers, struct soft_shm_peer, node),
+			ECONNRESET);
 }
 
 /* The rings are not mapped here.  Inherited links may still end their channels. */
 static void forked(void)
 {
-	while (!soft_list_empty(&peers)) {
-		struct soft_shm_peer *peer = soft_list_first(&peers, struct soft_shm_peer, node);
+	struct soft_shm *shm = soft_device.shm;
+
+	while (!soft_list_empty(&shm->peers)) {
+		struct soft_shm_peer *peer =
+			soft_list_first(&shm->peers, struct soft_shm_peer, node);
 
 		soft_list_remove(&peer->node);
 		soft_wakeup_remove(peer);
@@ -563,8 +563,8 @@ static void forked(void)
 		free(peer->ctrl_records);
 		free(peer);
 	}
-	self = NULL;
-	count = 0;
+	shm->self = NULL;
+	shm->count = 0;
 	soft_attach_reset_after_fork();
 }
 
@@ -574,7 +574,20 @@ static void port_changed(enum soft_port_change change)
 		soft_shm_resume();
 }
 
+static void create(void)
+{
+	struct soft_shm *shm = soft_device.shm = soft_part(sizeof(*shm));
+
+	soft_list_init(&shm->peers);
+	soft_list_init(&shm->unidentified);
+	soft_list_init(&shm->poll_set);
+	soft_list_init(&shm->cmas);
+	shm->listener.fd = -1;
+	shm->slow = 50000;
+}
+
 const struct soft_subsystem soft_shm_subsystem = {
+	.create = create,
 	.stop = stop,
 	.forked = forked,
 	.port_changed = port_changed,
@@ -585,5 +598,5 @@ const struct soft_subsystem soft_shm_subsystem = {
 
 void soft_shm_use(const struct soft_shm_acceptor *it)
 {
-	acceptor = it;
+	soft_device.shm->acceptor = it;
 }

@@ -54,6 +54,33 @@ struct soft_shm_peer {
 	bool armed; /* its ring is, and the pipe has not been emptied since */
 };
 
+struct soft_shm {
+	/* peer.c */
+	const struct soft_shm_acceptor *acceptor;
+	struct soft_node peers;
+	unsigned count; /* of them */
+	struct soft_shm_peer *self;
+	struct soft_table chans;
+
+	/* attach.c */
+	struct soft_fd_watch listener;
+	struct soft_timer accept_pause;
+	uint16_t own_port;
+	uid_t overflow_uid; /* 0: not known */
+	struct soft_node unidentified; /* peers, in the order in which they connected */
+	unsigned unidentified_count;
+
+	/* wakeup.c */
+	struct soft_node poll_set;
+	unsigned polled; /* peers in it */
+	bool need_notify;
+
+	/* cma.c */
+	struct soft_node cmas;
+	uint64_t copied; /* bytes so far, by all: for sharing out the time of a step */
+	uint64_t slow; /* nanoseconds for a MiB up to which no copy is slow */
+};
+
 /* ---- segment.c ------------------------------------------------------------------------------ */
 
 /* Make the segment: an fd, or -1 and errno.  Check one that another process has made: 0 or EPROTO.

@@ -32,10 +32,6 @@ enum {
 	MAX_IDLE_POLLS = 2000,
 };
 
-static struct soft_node poll_set = {&poll_set, &poll_set};
-static unsigned count;
-static bool need_notify;
-
 static bool is_polled(const struct soft_shm_peer *peer)
 {
 	return !soft_list_empty(&peer->poll_set);
@@ -45,8 +41,8 @@ static void add_to_poll_set(struct soft_shm_peer *peer)
 {
 	if (is_polled(peer))
 		return;
-	soft_list_append(&poll_set, &peer->poll_set);
-	soft_engine_set_polls(++count);
+	soft_list_append(&soft_device.shm->poll_set, &peer->poll_set);
+	soft_engine_set_polls(++soft_device.shm->polled);
 }
 
 void soft_wakeup_remove(struct soft_shm_peer *peer)
@@ -55,14 +51,14 @@ void soft_wakeup_remove(struct soft_shm_peer *peer)
 	if (!is_polled(peer))
 		return;
 	soft_list_remove(&peer->poll_set);
-	soft_engine_set_polls(--count);
+	soft_engine_set_polls(--soft_device.shm->polled);
 }
 
 /* There is more to read: make some thread poll. */
 static void poll_again(struct soft_shm_peer *peer)
 {
 	add_to_poll_set(peer);
-	if (need_notify)
+	if (soft_device.shm->need_notify)
 		soft_engine_schedule_step();
 }
 
@@ -103,9 +99,10 @@ void soft_wakeup_rearm(struct soft_shm_peer *peer)
 		poll_again(peer);
 		return;
 	}
-	if (peer->idle_polls > MAX_IDLE_POLLS || count > MAX_POLLED || soft_shm_peer_is_self(peer))
+	if (peer->idle_polls > MAX_IDLE_POLLS || soft_device.shm->polled > MAX_POLLED ||
+	    soft_shm_peer_is_self(peer))
 		soft_wakeup_remove(peer);
-	if (is_polled(peer) && !need_notify)
+	if (is_polled(peer) && !soft_device.shm->need_notify)
 		disarm(peer);
 	else if (arm(peer))
 		poll_again(peer);
@@ -115,8 +112,8 @@ void soft_wakeup_rearm(struct soft_shm_peer *peer)
 static bool is_idle(struct soft_shm_peer *peer)
 {
 	return is_polled(peer) && peer->idle_polls <= MAX_IDLE_POLLS &&
-	       need_notify == soft_ring_is_armed(&peer->in) && soft_list_empty(&peer->waiting) &&
-	       !peer->ctrl_count;
+	       soft_device.shm->need_notify == soft_ring_is_armed(&peer->in) &&
+	       soft_list_empty(&peer->waiting) && !peer->ctrl_count;
 }
 
 static bool visit(struct soft_shm_peer *peer, size_t share)
@@ -149,16 +146,16 @@ void soft_wakeup_visit(struct soft_shm_peer *peer)
 bool soft_shm_poll(void)
 {
 	soft_assert_locked();
-	size_t share = SOFT_STEP_BYTES / (count + 1);
+	size_t share = SOFT_STEP_BYTES / (soft_device.shm->polled + 1);
 	bool any = false;
 
-	for (unsigned left = count; left && count; left--) {
+	for (unsigned left = soft_device.shm->polled; left && soft_device.shm->polled; left--) {
 		struct soft_shm_peer *peer =
-			soft_list_first(&poll_set, struct soft_shm_peer, poll_set);
+			soft_list_first(&soft_device.shm->poll_set, struct soft_shm_peer, poll_set);
 
 		/* To the end of the list: of many, none comes last every time. */
 		soft_list_remove(&peer->poll_set);
-		soft_list_append(&poll_set, &peer->poll_set);
+		soft_list_append(&soft_device.shm->poll_set, &peer->poll_set);
 		any = visit(peer, share) || any;
 	}
 	return any;
@@ -169,7 +166,7 @@ bool soft_shm_has_input(void)
 	soft_assert_locked();
 	if (soft_port_is_down())
 		return false;
-	soft_list_each (struct soft_shm_peer, peer, &poll_set, poll_set) {
+	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->poll_set, poll_set) {
 		if (soft_ring_has_input(&peer->in) || soft_shm_peer_wants_room(peer))
 			return true;
 	}
@@ -181,10 +178,10 @@ void soft_shm_need_notify(bool on)
 	soft_assert_locked();
 	bool more = false;
 
-	if (need_notify == on)
+	if (soft_device.shm->need_notify == on)
 		return;
-	need_notify = on;
-	soft_list_each (struct soft_shm_peer, peer, &poll_set, poll_set) {
+	soft_device.shm->need_notify = on;
+	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->poll_set, poll_set) {
 		if (!on)
 			disarm(peer);
 		else if (arm(peer) || soft_shm_peer_wants_room(peer))
