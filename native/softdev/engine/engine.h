@@ -65,6 +65,7 @@ struct soft_device {
 	struct soft_engine *engine;
 	struct soft_trace *trace;
 	struct soft_inject *inject;
+	struct soft_objects *objects;
 	struct soft_shm *shm;
 	struct soft_ud *ud;
 };

@@ -19,8 +19,6 @@ enum {
 	IPV4_DESTINATION = 16
 };
 
-static unsigned handles;
-
 static int resolve(const struct ibv_ah_attr *attr, struct soft_ud_address *path)
 {
 	struct soft_gid own = {.gid = soft_gid_loopback};
@@ -54,17 +52,18 @@ static int resolve(const struct ibv_ah_attr *attr, struct soft_ud_address *path)
 
 struct ibv_ah *soft_ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
-	static uint32_t handle;
+	struct soft_objects *objects = soft_device.objects;
 	int rc = 0;
 	struct soft_ah *ah = soft_object(pd->context, sizeof(*ah), &rc);
 
 	soft_lock();
 	if (!rc)
-		rc = handles < SOFT_MAX_AH ? resolve(attr, &ah->path) : ENOMEM;
+		rc = objects->ah_count < SOFT_MAX_AH ? resolve(attr, &ah->path) : ENOMEM;
 	if (!rc) {
-		ah->ibv = (struct ibv_ah){.context = pd->context, .pd = pd, .handle = ++handle};
+		ah->ibv = (struct ibv_ah){
+			.context = pd->context, .pd = pd, .handle = ++objects->handles.ah};
 		soft_pd_of(pd)->users++;
-		handles++;
+		objects->ah_count++;
 	}
 	soft_unlock();
 	return soft_made(rc, ah);
@@ -75,7 +74,7 @@ int soft_ibv_destroy_ah(struct ibv_ah *ibv)
 {
 	soft_lock();
 	soft_pd_of(ibv->pd)->users--;
-	handles--;
+	soft_device.objects->ah_count--;
 	soft_unlock();
 	free(soft_container(ibv, struct soft_ah, ibv));
 	return 0;

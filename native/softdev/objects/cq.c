@@ -306,11 +306,9 @@ struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_co
 
 void soft_cq_publish(struct soft_cq *cq, void *cq_context)
 {
-	static uint32_t handle;
-
 	soft_lock();
 	cq->ibv.cq_context = cq_context;
-	cq->ibv.handle = ++handle;
+	cq->ibv.handle = ++soft_device.objects->handles.cq;
 	if (cq->ibv.channel)
 		cq->ibv.channel->refcnt++;
 	if (cq->parent_domain)

@@ -6,22 +6,6 @@
 
 #include "extended.h"
 
-/* Libraries of providers look behind the structure for their own mark, to see whether a device is
- * theirs (mlx5dv_is_supported(3)): zeros there. */
-static struct {
-	struct ibv_device device;
-	char behind[1024];
-} one = {
-	.device =
-		{
-			.node_type = IBV_NODE_CA,
-			.transport_type = IBV_TRANSPORT_IB,
-			.name = "embedded0",
-			.dev_name =
-				"embedded0", /* no node and no sysfs path: see preload/public.c */
-		},
-};
-
 struct ibv_device **soft_ibv_get_device_list(int *num_devices)
 {
 	struct ibv_device **list = calloc(2, sizeof(*list)); /* ends with NULL */
@@ -30,7 +14,7 @@ struct ibv_device **soft_ibv_get_device_list(int *num_devices)
 		errno = ENOMEM;
 		return NULL;
 	}
-	list[0] = &one.device;
+	list[0] = &soft_device.objects->device;
 	if (num_devices)
 		*num_devices = 1;
 	return list;

@@ -214,8 +214,6 @@ void soft_port_detach(struct soft_context *context);
 /* The open context after that one, the first one after NULL; NULL after the last one. */
 struct soft_context *soft_port_next_context(struct soft_context *context);
 bool soft_port_is_down(void);
-/* Messages that came with a wrong Q_Key: ibv_query_port(3). */
-extern uint32_t soft_port_bad_qkeys;
 extern const struct soft_subsystem soft_port_subsystem;
 
 /* ---- async.c: asynchronous events of a context --------------------------------------------- */

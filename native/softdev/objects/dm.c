@@ -19,9 +19,6 @@ struct soft_dm {
 	unsigned users; /* regions, imports */
 };
 
-static size_t allocated; /* of SOFT_DM_SIZE */
-static struct soft_node all = {&all, &all};
-
 static struct soft_dm *dm_of(struct ibv_dm *dm)
 {
 	return soft_container(dm, struct soft_dm, ibv);
@@ -76,15 +73,13 @@ static int allocate(struct soft_dm *dm, const struct ibv_alloc_dm_attr *attr)
 /* With the lock. */
 static void publish(struct soft_dm *dm, struct ibv_context *context)
 {
-	static uint32_t handle;
-
 	dm->ibv = (struct ibv_dm){
 		.context = context,
 		.memcpy_to_dm = memcpy_to_dm,
 		.memcpy_from_dm = memcpy_from_dm,
-		.handle = ++handle,
+		.handle = ++soft_device.objects->handles.dm,
 	};
-	soft_list_append(&all, &dm->node);
+	soft_list_append(&soft_device.objects->dms, &dm->node);
 	soft_context_hold(soft_context_of(context));
 }
 
@@ -102,10 +97,10 @@ struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_at
 	if (rc)
 		return soft_made(rc, dm);
 	soft_lock();
-	if (attr->length > SOFT_DM_SIZE - allocated) {
+	if (attr->length > SOFT_DM_SIZE - soft_device.objects->dm_allocated) {
 		rc = ENOMEM; /* "no more free device memory left" */
 	} else {
-		allocated += attr->length;
+		soft_device.objects->dm_allocated += attr->length;
 		publish(dm, context);
 	}
 	soft_unlock();
@@ -126,7 +121,7 @@ int soft_free_dm(struct ibv_dm *ibv)
 		if (dm->of)
 			dm->of->users--;
 		else
-			allocated -= dm->length;
+			soft_device.objects->dm_allocated -= dm->length;
 	}
 	soft_unlock();
 	if (busy)
@@ -148,7 +143,7 @@ struct ibv_dm *soft_ibv_import_dm(struct ibv_context *context, uint32_t dm_handl
 	if (!dm)
 		return soft_made(rc, dm);
 	soft_lock();
-	soft_list_each (struct soft_dm, found, &all, node) {
+	soft_list_each (struct soft_dm, found, &soft_device.objects->dms, node) {
 		if (found->ibv.handle != dm_handle ||
 		    !soft_contexts_related(found->ibv.context, context))
 			continue;

@@ -14,17 +14,11 @@
 
 #include "objects.h"
 
-enum {
-	TABLE_SIZE = 255
-}; /* an index is a byte: ibv_global_route.sgid_index */
-
-static struct soft_gid table[TABLE_SIZE];
-static int table_length;
 static const union ibv_gid empty;
 
 static bool is_empty(int index)
 {
-	return !memcmp(&table[index].gid, &empty, sizeof(empty));
+	return !memcmp(&soft_device.objects->gids[index].gid, &empty, sizeof(empty));
 }
 
 const union ibv_gid soft_gid_loopback = {
@@ -63,6 +57,11 @@ static int find(const struct soft_gid *entries, int count, const union ibv_gid *
 	return -1;
 }
 
+static int index_of(const union ibv_gid *gid)
+{
+	return find(soft_device.objects->gids, soft_device.objects->gid_count, gid);
+}
+
 bool soft_gid_is_multicast(const union ibv_gid *gid)
 {
 	return gid->raw[0] == 0xff || (soft_gid_is_ipv4(gid) && (gid->raw[12] & 0xf0) == 0xe0);
@@ -82,7 +81,7 @@ static bool is_link_local(const union ibv_gid *gid)
 static int add_addresses(const struct ifaddrs *at, bool link_local, struct soft_gid *fresh,
 			 int count)
 {
-	for (; at && count < TABLE_SIZE; at = at->ifa_next) {
+	for (; at && count < SOFT_GIDS; at = at->ifa_next) {
 		union ibv_gid gid;
 
 		if (!at->ifa_addr || !(at->ifa_flags & IFF_UP) || !gid_of(at->ifa_addr, &gid) ||
@@ -118,48 +117,49 @@ static int read_addresses(struct soft_gid *fresh)
  * what comes takes one, as in the kernel's GID tables. */
 bool soft_gid_refresh(void)
 {
-	struct soft_gid fresh[TABLE_SIZE];
+	struct soft_objects *objects = soft_device.objects;
+	struct soft_gid fresh[SOFT_GIDS];
 	int count = read_addresses(fresh);
 	bool changed = false;
 
-	for (int i = 0; i < table_length; i++)
-		if (!is_empty(i) && find(fresh, count, &table[i].gid) < 0) {
-			table[i] = (struct soft_gid){0};
+	for (int i = 0; i < objects->gid_count; i++)
+		if (!is_empty(i) && find(fresh, count, &objects->gids[i].gid) < 0) {
+			objects->gids[i] = (struct soft_gid){0};
 			changed = true;
 		}
 	for (int i = 0; i < count; i++) {
-		int at = find(table, table_length, &fresh[i].gid);
+		int at = index_of(&fresh[i].gid);
 
 		if (at < 0) {
-			at = find(table, table_length, &empty);
+			at = index_of(&empty);
 			changed = true;
 		}
-		if (at < 0 && table_length < TABLE_SIZE)
-			at = table_length++;
+		if (at < 0 && objects->gid_count < SOFT_GIDS)
+			at = objects->gid_count++;
 		if (at >= 0)
-			table[at] = fresh[i];
+			objects->gids[at] = fresh[i];
 	}
-	while (is_empty(table_length - 1)) /* the first one is not */
-		table_length--;
+	while (is_empty(objects->gid_count - 1)) /* the first one is not */
+		objects->gid_count--;
 	return changed;
 }
 
 void soft_gid_forget(void)
 {
-	memset(table, 0, sizeof(table));
-	table_length = 0;
+	memset(soft_device.objects->gids, 0, sizeof(soft_device.objects->gids));
+	soft_device.objects->gid_count = 0;
 }
 
 int soft_gid_count(void)
 {
-	return table_length;
+	return soft_device.objects->gid_count;
 }
 
 int soft_gid_at(int index, struct soft_gid *gid)
 {
-	if (index < 0 || index >= table_length || is_empty(index))
+	if (index < 0 || index >= soft_device.objects->gid_count || is_empty(index))
 		return EINVAL;
-	*gid = table[index];
+	*gid = soft_device.objects->gids[index];
 	return 0;
 }
 
@@ -174,7 +174,7 @@ int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid)
 
 int soft_gid_index(const union ibv_gid *gid)
 {
-	int index = find(table, table_length, gid);
+	int index = index_of(gid);
 
 	return index >= 0 && !is_empty(index) ? index : -1;
 }
@@ -191,9 +191,9 @@ bool soft_gid_is_of_host(const union ibv_gid *gid)
 
 uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own)
 {
-	int index = is_link_local(gid) ? find(table, table_length, own) : -1;
+	int index = is_link_local(gid) ? index_of(own) : -1;
 
-	return index < 0 ? 0 : table[index].ifindex;
+	return index < 0 ? 0 : soft_device.objects->gids[index].ifindex;
 }
 
 socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
@@ -223,10 +223,10 @@ int soft_ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index,
 {
 	(void)context;
 	soft_lock();
-	bool found = port_num == 1 && index >= 0 && index < table_length;
+	bool found = port_num == 1 && index >= 0 && index < soft_device.objects->gid_count;
 
 	if (found)
-		*gid = table[index].gid;
+		*gid = soft_device.objects->gids[index].gid;
 	soft_unlock();
 	if (!found) {
 		errno = EINVAL;
@@ -237,12 +237,13 @@ int soft_ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index,
 
 static void fill_entry(struct ibv_gid_entry *entry, size_t entry_size, int index)
 {
+	struct soft_objects *objects = soft_device.objects;
 	struct ibv_gid_entry full = {
-		.gid = table[index].gid,
+		.gid = objects->gids[index].gid,
 		.gid_index = (uint32_t)index,
 		.port_num = 1,
 		.gid_type = IBV_GID_TYPE_ROCE_V2,
-		.ndev_ifindex = table[index].ifindex,
+		.ndev_ifindex = objects->gids[index].ifindex,
 	};
 
 	memcpy(entry, &full, entry_size < sizeof(full) ? entry_size : sizeof(full));
@@ -256,7 +257,7 @@ int soft__ibv_query_gid_ex(struct ibv_context *context, uint32_t port_num, uint3
 
 	(void)context;
 	soft_lock();
-	if (port_num != 1 || flags || gid_index >= (uint32_t)table_length)
+	if (port_num != 1 || flags || gid_index >= (uint32_t)soft_device.objects->gid_count)
 		rc = EINVAL;
 	else if (is_empty((int)gid_index))
 		rc = ENODATA; /* ibv_query_gid_ex(3) */
@@ -273,7 +274,7 @@ ssize_t soft__ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_en
 
 	(void)context;
 	soft_lock();
-	for (int i = 0; i < table_length && count >= 0; i++) {
+	for (int i = 0; i < soft_device.objects->gid_count && count >= 0; i++) {
 		if (is_empty(i))
 			continue;
 		if ((size_t)count == max_entries)

@@ -17,8 +17,6 @@ enum {
 	INDEX_MASK = 0xffffff
 };
 
-static struct soft_table ranges; /* by the upper 24 bits of their keys */
-
 int soft_range_add(struct soft_range *range)
 {
 	soft_assert_locked();
@@ -27,7 +25,7 @@ int soft_range_add(struct soft_range *range)
 
 	if (getrandom(&tag, sizeof(tag), 0) != sizeof(tag))
 		return errno;
-	int rc = soft_table_add(&ranges, range, INDEX_MASK, &index);
+	int rc = soft_table_add(&soft_device.objects->ranges, range, INDEX_MASK, &index);
 
 	if (!rc)
 		range->key = index << TAG_BITS | tag;
@@ -37,12 +35,12 @@ int soft_range_add(struct soft_range *range)
 void soft_range_remove(struct soft_range *range)
 {
 	soft_assert_locked();
-	soft_table_remove(&ranges, range->key >> TAG_BITS);
+	soft_table_remove(&soft_device.objects->ranges, range->key >> TAG_BITS);
 }
 
 struct soft_range *soft_range_at(uint32_t key)
 {
-	return soft_table_find(&ranges, key >> TAG_BITS);
+	return soft_table_find(&soft_device.objects->ranges, key >> TAG_BITS);
 }
 
 struct soft_range *soft_range_find(uint32_t key)
@@ -113,10 +111,6 @@ const char *soft_remote_objection(const struct soft_qp *qp, const struct ibv_pd 
 	return !wrong && range->on_demand ? "PAGES" : wrong;
 }
 
-/* What a null region gives and takes (ibv_alloc_null_mr(3)): no place is longer, and no
- * other process copies from it. */
-static uint8_t nothing[SOFT_PLACE_MAX], sink[SOFT_PLACE_MAX];
-
 static void *at(const struct soft_range *range, uint64_t address, uint64_t length, unsigned rights)
 {
 	const unsigned writing =
@@ -126,7 +120,7 @@ static void *at(const struct soft_range *range, uint64_t address, uint64_t lengt
 	if (!range)
 		return NULL;
 	if (range->null)
-		return rights & writing ? sink : nothing;
+		return rights & writing ? soft_device.objects->sink : soft_device.objects->nothing;
 	memory = range->memory + (address - range->start);
 	/* The pages need not be there. */
 	return range->on_demand && soft_pages_fault(memory, length, rights & writing) ? NULL

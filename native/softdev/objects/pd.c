@@ -19,19 +19,15 @@ static struct soft_pd *root_of(struct ibv_pd *pd)
 	return soft_pd_of(pd)->of ? soft_pd_of(pd)->of : soft_pd_of(pd);
 }
 
-static struct soft_node all = {&all, &all};
-
 /* With the lock. */
 static void publish(struct soft_pd *pd, struct ibv_context *context)
 {
-	static uint32_t handle;
-
-	pd->ibv = (struct ibv_pd){.context = context, .handle = ++handle};
+	pd->ibv = (struct ibv_pd){.context = context, .handle = ++soft_device.objects->handles.pd};
 	if (pd->of)
 		pd->of->users++;
 	if (pd->td)
 		pd->td->users++;
-	soft_list_append(&all, &pd->node);
+	soft_list_append(&soft_device.objects->pds, &pd->node);
 	soft_context_hold(soft_context_of(context));
 }
 
@@ -56,7 +52,9 @@ struct ibv_pd *soft_ibv_alloc_pd(struct ibv_context *context)
 /* Imports that nothing uses any more, moved to a list of their own.  With the lock. */
 static void collect_unimported(struct soft_pd *of, struct soft_node *list)
 {
-	for (struct soft_node *node = all.next, *next; node != &all; node = next) {
+	struct soft_node *pds = &soft_device.objects->pds;
+
+	for (struct soft_node *node = pds->next, *next; node != pds; node = next) {
 		struct soft_pd *pd = soft_list_entry(node, struct soft_pd, node);
 
 		next = node->next;
@@ -157,7 +155,7 @@ struct ibv_pd *soft_ibv_import_pd(struct ibv_context *context, uint32_t pd_handl
 		return soft_made(rc, pd);
 	rc = EINVAL;
 	soft_lock();
-	soft_list_each (struct soft_pd, found, &all, node) {
+	soft_list_each (struct soft_pd, found, &soft_device.objects->pds, node) {
 		if (found->ibv.handle != pd_handle ||
 		    !soft_contexts_related(found->ibv.context, context))
 			continue;

@@ -12,27 +12,23 @@
 
 #include "objects.h"
 
-static struct soft_node contexts = {&contexts, &contexts};
-static bool down;
-uint32_t soft_port_bad_qkeys;
-
 bool soft_port_is_down(void)
 {
-	return down;
+	return soft_device.objects->down;
 }
 
 static void tell(enum ibv_event_type type)
 {
 	const struct ibv_async_event event = {.element.port_num = 1, .event_type = type};
 
-	soft_list_each (struct soft_context, context, &contexts, of_device)
+	soft_list_each (struct soft_context, context, &soft_device.objects->contexts, of_device)
 		soft_async_event(context, &event);
 }
 
 /* Every queue pair of every context. */
 static void for_queue_pairs(void (*what)(struct soft_qp *qp))
 {
-	soft_list_each (struct soft_context, context, &contexts, of_device)
+	soft_list_each (struct soft_context, context, &soft_device.objects->contexts, of_device)
 		soft_list_each (struct soft_qp, qp, &context->qps, of_context)
 			what(qp);
 }
@@ -58,8 +54,6 @@ static void addresses_changed(struct soft_fd_watch *watch, uint32_t events)
 	read_addresses();
 }
 
-static struct soft_fd_watch watch = {.fd = -1, .ready = addresses_changed};
-
 /* rtnetlink(7) says when they change. */
 static void watch_addresses(void)
 {
@@ -67,14 +61,16 @@ static void watch_addresses(void)
 		.nl_family = AF_NETLINK,
 		.nl_groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR,
 	};
+	struct soft_fd_watch *watch = &soft_device.objects->addresses;
 
-	if (watch.watched)
+	if (watch->watched)
 		return;
 	/* Where that is not allowed, the table is read again with every device that is opened. */
-	watch.fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
-	if (watch.fd >= 0 && (bind(watch.fd, (struct sockaddr *)&address, sizeof(address)) ||
-			      soft_watch(&watch, EPOLLIN)))
-		soft_watch_close(&watch);
+	watch->fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
+	watch->ready = addresses_changed;
+	if (watch->fd >= 0 && (bind(watch->fd, (struct sockaddr *)&address, sizeof(address)) ||
+			       soft_watch(watch, EPOLLIN)))
+		soft_watch_close(watch);
 }
 
 /* ---- contexts ------------------------------------------------------------------------------ */
@@ -84,7 +80,7 @@ void soft_port_attach(struct soft_context *context)
 	soft_lock();
 	watch_addresses();
 	read_addresses();
-	soft_list_append(&contexts, &context->of_device);
+	soft_list_append(&soft_device.objects->contexts, &context->of_device);
 	soft_unlock();
 }
 
@@ -92,28 +88,50 @@ void soft_port_detach(struct soft_context *context)
 {
 	soft_lock();
 	soft_list_remove(&context->of_device);
-	if (soft_list_empty(&contexts))
-		soft_watch_close(&watch);
+	if (soft_list_empty(&soft_device.objects->contexts))
+		soft_watch_close(&soft_device.objects->addresses);
 	soft_unlock();
 }
 
 struct soft_context *soft_port_next_context(struct soft_context *context)
 {
 	soft_assert_locked();
-	struct soft_node *next = context ? context->of_device.next : contexts.next;
+	struct soft_node *contexts = &soft_device.objects->contexts;
+	struct soft_node *next = context ? context->of_device.next : contexts->next;
 
-	return next == &contexts ? NULL : soft_list_entry(next, struct soft_context, of_device);
+	return next == contexts ? NULL : soft_list_entry(next, struct soft_context, of_device);
 }
 
 static void reset(void)
 {
-	while (!soft_list_empty(&contexts))
-		soft_list_remove(contexts.next);
+	while (!soft_list_empty(&soft_device.objects->contexts))
+		soft_list_remove(soft_device.objects->contexts.next);
 	soft_gid_forget();
-	down = false;
+	soft_device.objects->down = false;
 }
 
-const struct soft_subsystem soft_port_subsystem = {.stop = reset, .forked = reset};
+static void create(void)
+{
+	struct soft_objects *objects = soft_device.objects = soft_part(sizeof(*objects));
+
+	objects->device = (struct ibv_device){
+		.node_type = IBV_NODE_CA,
+		.transport_type = IBV_TRANSPORT_IB,
+		.name = "embedded0",
+		.dev_name = "embedded0", /* no node and no sysfs path: see preload/public.c */
+	};
+	soft_list_init(&objects->pds);
+	soft_list_init(&objects->dms);
+	soft_list_init(&objects->contexts);
+	soft_list_init(&objects->xrc_domains);
+	objects->addresses.fd = -1;
+}
+
+const struct soft_subsystem soft_port_subsystem = {
+	.create = create,
+	.stop = reset,
+	.forked = reset,
+};
 
 /* ---- what can happen ----------------------------------------------------------------------- */
 
@@ -121,9 +139,9 @@ const struct soft_subsystem soft_port_subsystem = {.stop = reset, .forked = rese
  * say, and so do their peers. */
 static void go_down(void)
 {
-	if (down)
+	if (soft_device.objects->down)
 		return;
-	down = true;
+	soft_device.objects->down = true;
 	soft_watches_silence(true);
 	for_queue_pairs(soft_qp_stall);
 	tell(IBV_EVENT_PORT_ERR);
@@ -131,9 +149,9 @@ static void go_down(void)
 
 static void go_up(void)
 {
-	if (!down)
+	if (!soft_device.objects->down)
 		return;
-	down = false;
+	soft_device.objects->down = false;
 	soft_watches_silence(false);
 	soft_engine_port_changed(SOFT_PORT_UP);
 	tell(IBV_EVENT_PORT_ACTIVE);
@@ -144,7 +162,7 @@ static void fail(void)
 	soft_engine_port_changed(
 		SOFT_PORT_FATAL); /* rdma_get_cm_event(3), before their queue pairs fail */
 	for_queue_pairs(soft_qp_error);
-	soft_list_each (struct soft_context, context, &contexts, of_device)
+	soft_list_each (struct soft_context, context, &soft_device.objects->contexts, of_device)
 		context->fatal = true;
 	tell(IBV_EVENT_DEVICE_FATAL);
 }

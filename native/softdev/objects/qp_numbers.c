@@ -14,29 +14,24 @@
 
 enum {
 	LOCAL_NUMBERS = 1 << SOFT_QPN_LOCAL_BITS,
-	RESTING = 2048, /* the last numbers that were given back */
 };
 
 /* So there are always as many to choose from as rest. */
-_Static_assert(SOFT_MAX_QP + 2 * RESTING <= LOCAL_NUMBERS, "numbers run out");
-
-static struct soft_table numbers;
-static uint32_t resting[RESTING];
-static unsigned rested;
+_Static_assert(SOFT_MAX_QP + 2 * SOFT_QPN_RESTING <= LOCAL_NUMBERS, "numbers run out");
 
 struct soft_qp *soft_qp_find(uint32_t qp_num)
 {
 	soft_assert_locked();
-	return soft_table_find(&numbers, qp_num);
+	return soft_table_find(&soft_device.objects->qps, qp_num);
 }
 
 /* 0 and 1 are the special queue pairs (IBTA 3.5.10). */
 static bool may_be_given(uint32_t number)
 {
-	if (number < 2 || soft_table_find(&numbers, number))
+	if (number < 2 || soft_table_find(&soft_device.objects->qps, number))
 		return false;
-	for (unsigned i = 0; i < RESTING; i++)
-		if (resting[i] == number)
+	for (unsigned i = 0; i < SOFT_QPN_RESTING; i++)
+		if (soft_device.objects->resting[i] == number)
 			return false;
 	return true;
 }
@@ -49,7 +44,7 @@ int soft_qp_number_take(struct soft_qp *qp)
 
 	if (!port)
 		return errno;
-	if (numbers.count >= SOFT_MAX_QP)
+	if (soft_device.objects->qps.count >= SOFT_MAX_QP)
 		return ENOMEM;
 	do {
 		if (getrandom(&number, sizeof(number), 0) != sizeof(number))
@@ -58,12 +53,14 @@ int soft_qp_number_take(struct soft_qp *qp)
 		number |= (uint32_t)(port - SOFT_IP_PORT_FIRST) << SOFT_QPN_LOCAL_BITS;
 	} while (!may_be_given(number));
 	qp->ibv.qp_num = number;
-	return soft_table_put(&numbers, number, qp);
+	return soft_table_put(&soft_device.objects->qps, number, qp);
 }
 
 void soft_qp_number_give_back(uint32_t number)
 {
 	soft_assert_locked();
-	soft_table_remove(&numbers, number);
-	resting[rested++ % RESTING] = number;
+	struct soft_objects *objects = soft_device.objects;
+
+	soft_table_remove(&objects->qps, number);
+	objects->resting[objects->rested++ % SOFT_QPN_RESTING] = number;
 }

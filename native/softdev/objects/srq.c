@@ -54,7 +54,6 @@ static void finish(struct soft_srq *srq)
 static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr *init,
 			      struct soft_xrcd *xrcd, struct ibv_cq *cq)
 {
-	static uint32_t handle;
 	int rc = init->attr.max_wr < 1 || init->attr.max_wr > SOFT_MAX_SRQ_WR ||
 				 init->attr.max_sge > SOFT_MAX_SGE
 			 ? EINVAL
@@ -75,7 +74,7 @@ static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr 
 	pthread_mutex_init(&srq->ibv.mutex, NULL);
 	pthread_cond_init(&srq->ibv.cond, NULL);
 	soft_lock();
-	srq->ibv.handle = ++handle;
+	srq->ibv.handle = ++soft_device.objects->handles.srq;
 	rc = xrcd ? soft_xrc_add(srq) : 0;
 	if (!rc) {
 		soft_pd_of(pd)->users++;

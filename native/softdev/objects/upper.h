@@ -3,6 +3,7 @@
 #define AIORDMA_SOFTDEV_OBJECTS_UPPER_H
 
 #include "queue_pair.h"
+#include "state.h"
 
 /* The transport of a queue pair's type (rc/, ud/); what may be NULL says so. */
 struct soft_transport {
@@ -47,8 +48,6 @@ struct soft_link_calls {
 	/* The TCP and UDP port of this process; 0 and errno if there is none to be had. */
 	uint16_t (*ip_port)(void);
 };
-
-extern const struct soft_link_calls *soft_links;
 
 /* Of RC and UC, and of UD; and the links: softdev.c gives them, before anything else is called. */
 void soft_objects_use(const struct soft_transport *connected,

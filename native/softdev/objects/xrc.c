@@ -28,12 +28,9 @@ struct soft_xrc_domain {
 	unsigned users; /* struct soft_xrcd */
 };
 
-static struct soft_node domains = {&domains, &domains};
-static struct soft_table numbers; /* of shared receive queues */
-
 static struct soft_xrc_domain *find(const struct stat *file)
 {
-	soft_list_each (struct soft_xrc_domain, domain, &domains, node)
+	soft_list_each (struct soft_xrc_domain, domain, &soft_device.objects->xrc_domains, node)
 		if (domain->file >= 0 && domain->device == file->st_dev &&
 		    domain->inode == file->st_ino &&
 		    domain->fork_generation == soft_engine_fork_generation())
@@ -58,7 +55,7 @@ static int make(int fd, const struct stat *file, struct soft_xrc_domain **made)
 	domain->device = file->st_dev;
 	domain->inode = file->st_ino;
 	domain->fork_generation = soft_engine_fork_generation();
-	soft_list_append(&domains, &domain->node);
+	soft_list_append(&soft_device.objects->xrc_domains, &domain->node);
 	*made = domain;
 	return 0;
 }
@@ -136,8 +133,9 @@ int soft_close_xrcd(struct ibv_xrcd *ibv)
 int soft_xrc_add(struct soft_srq *srq)
 {
 	soft_assert_locked();
-	int rc = numbers.count < SOFT_MAX_OBJECTS
-			 ? soft_table_add(&numbers, srq, SOFT_PSN_MASK, &srq->number)
+	struct soft_objects *objects = soft_device.objects;
+	int rc = objects->xrc_srqs.count < SOFT_MAX_OBJECTS
+			 ? soft_table_add(&objects->xrc_srqs, srq, SOFT_PSN_MASK, &srq->number)
 			 : ENOMEM;
 
 	if (!rc)
@@ -148,14 +146,14 @@ int soft_xrc_add(struct soft_srq *srq)
 void soft_xrc_remove(struct soft_srq *srq)
 {
 	soft_assert_locked();
-	soft_table_remove(&numbers, srq->number);
+	soft_table_remove(&soft_device.objects->xrc_srqs, srq->number);
 	srq->xrcd->users--;
 }
 
 struct soft_srq *soft_xrc_find(const struct soft_xrcd *xrcd, uint32_t number)
 {
 	soft_assert_locked();
-	struct soft_srq *srq = soft_table_find(&numbers, number);
+	struct soft_srq *srq = soft_table_find(&soft_device.objects->xrc_srqs, number);
 
 	return srq && srq->xrcd->domain == xrcd->domain ? srq : NULL;
 }

@@ -1,0 +1,51 @@
+/* What the device has of its objects: the part of this folder in soft_device. */
+#ifndef AIORDMA_SOFTDEV_OBJECTS_STATE_H
+#define AIORDMA_SOFTDEV_OBJECTS_STATE_H
+
+#include "device.h"
+#include "memory.h"
+
+enum {
+	SOFT_GIDS = 255, /* an index is a byte: ibv_global_route.sgid_index */
+	SOFT_QPN_RESTING = 2048, /* the last numbers that were given back */
+};
+
+struct soft_objects {
+	/* Libraries of providers look behind the structure for their own mark, to see whether a
+	 * device is theirs (mlx5dv_is_supported(3)): zeros there. */
+	struct ibv_device device;
+	char behind[1024];
+
+	struct {
+		uint32_t ah, cq, dm, pd, srq;
+	} handles; /* the last ones */
+	unsigned ah_count;
+	size_t dm_allocated; /* of SOFT_DM_SIZE */
+	struct soft_node pds, dms; /* all of them */
+
+	struct soft_node contexts; /* port.c: soft_context.of_device */
+	struct soft_fd_watch addresses; /* of the host: rtnetlink */
+	bool down;
+	uint32_t bad_qkeys; /* messages that came with a wrong Q_Key: ibv_query_port(3) */
+	struct soft_gid gids[SOFT_GIDS];
+	int gid_count;
+
+	const struct soft_transport *connected, *datagrams; /* qp.c */
+	const struct soft_link_calls *links;
+	struct soft_table qps; /* qp_numbers.c */
+	uint32_t resting[SOFT_QPN_RESTING];
+	unsigned rested;
+
+	struct soft_node xrc_domains;
+	struct soft_table xrc_srqs;
+
+	struct soft_table ranges; /* by the upper 24 bits of their keys */
+	/* What a null region gives and takes (ibv_alloc_null_mr(3)): no place is longer, and no other
+	 * process copies from it. */
+	uint8_t nothing[SOFT_PLACE_MAX], sink[SOFT_PLACE_MAX];
+};
+
+#define soft_links (soft_device.objects->links)
+#define soft_port_bad_qkeys (soft_device.objects->bad_qkeys)
+
+#endif
