@@ -4,6 +4,8 @@ A folder of ``native`` includes its own headers and those of the folders in the 
 folders of the embedded device have ranks (docs/embedded-device.md): a folder includes of a lower
 one its interface and nothing else, and its objects need no function or variable of a higher one,
 however that is declared. Calls through tables that a folder is given do not count.
+
+The device's state is in ``soft_device``: its objects have no other variable, but for a list here.
 """
 
 from __future__ import annotations
@@ -37,6 +39,23 @@ RANKS |= {"wire": 5, "cm": 6, "softdev": 7}
 # objects' structures, and calls none of them.
 COMMON = {"softdev.h", "embedded.h", "abi/abi.h", "abi/calls.h"}
 EXCEPTION = ("trace", "objects/objects.h")
+
+# Folder of the device -> its variables outside of soft_device.
+VARIABLES = {
+    "engine": {"soft_device", "guarded"},  # pthread_atfork's handlers are the process's
+    "shm": {"soft_copy_avoids_movsb"},  # of the processor
+    # Not moved yet.
+    "wire": {
+        *("cm_offer", "connections", "datagrams", "delayed", "device_free_at", "held", "links"),
+        *("listening", "listening_count", "may_use_shm", "port", "reserved", "seconds", "silent"),
+        *("soft_cma_desc_least", "soft_cma_descs_sent"),
+    },
+    "cm": {
+        *("acknowledged", "agreed", "attached", "fork_generation", "half_open", "held", "holds"),
+        *("is_open", "own", "pd", "remains", "soft_cm_acknowledge", "soft_cm_device_stays"),
+        *("soft_cm_limits", "soft_cm_opening"),
+    },
+}
 
 # Python's, which only generated code needs, and those of the RDMA packages, which no build needs.
 NOWHERE = ("Python.h", "infiniband/", "rdma/")
@@ -84,19 +103,24 @@ def test_folders_form_no_cycle() -> None:
     TopologicalSorter(FOLDERS).prepare()
 
 
-def test_calls_go_down() -> None:
+def symbols(*options: str) -> Iterator[tuple[str, str]]:
+    """What nm says of each object of the newest build, and the object's folder."""
     builds = (ROOT / "build").glob("*/native/softdev/libdevice.a.p")
     newest = max(builds, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
         pytest.skip("there are no objects of the device here: it was built elsewhere")
+    for source in DEVICE.rglob("*.c"):
+        name = "_".join(source.relative_to(DEVICE).parts)
+        command = ["nm", *options, str(newest / f"{name}.o")]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        yield rank_folder(source), done.stdout
+
+
+def test_calls_go_down() -> None:
     defined: dict[str, str] = {}
     needed: defaultdict[str, set[str]] = defaultdict(set)
-    for source in DEVICE.rglob("*.c"):
-        folder = rank_folder(source)
-        name = "_".join(source.relative_to(DEVICE).parts)
-        command = ["nm", "--extern-only", "--format=posix", str(newest / f"{name}.o")]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        for symbol, kind in re.findall(r"^(\S+) (\w)\b", done.stdout, re.MULTILINE):
+    for folder, lines in symbols("--extern-only", "--format=posix"):
+        for symbol, kind in re.findall(r"^(\S+) (\w)\b", lines, re.MULTILINE):
             if kind == "U":
                 needed[folder].add(symbol)
             elif kind.isupper():
@@ -109,3 +133,14 @@ def test_calls_go_down() -> None:
     }
     assert len(calls) > 100
     assert not [call for call in calls if RANKS[call[2]] >= RANKS[call[0]]]
+
+
+def test_state_is_in_soft_device() -> None:
+    # A static of a function is called name.0 by GCC, function.name by clang; what begins with __ is
+    # the compiler's.
+    variable = r"^(?!__)(?:\w+\.)??(\w+?)(?:\.\d+)? *\|.*\|\.(?:data(?!\.rel\.ro)|bss)"
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for folder, lines in symbols("--format=sysv"):
+        if names := re.findall(variable, lines, re.MULTILINE):
+            found[folder].update(names)
+    assert found == VARIABLES
