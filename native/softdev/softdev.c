@@ -28,7 +28,9 @@ __attribute__((constructor)) static void put_together(void)
 {
 	soft_engine_use(subsystems);
 	soft_device.inject->hooks = &soft_delay_hooks;
-	soft_objects_use(&soft_rc_transport, &soft_ud_transport, &soft_wire_links);
+	soft_device.objects->connected = &soft_rc_transport;
+	soft_device.objects->datagrams = &soft_ud_transport;
+	soft_device.objects->links = &soft_wire_links;
 	soft_shm_use(&acceptor);
 	soft_wire_use_cm(soft_cm_offer);
 }

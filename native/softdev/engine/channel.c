@@ -160,11 +160,6 @@ bool soft_channels_depend_on_engine(void)
 	return false;
 }
 
-void soft_channels_reset_after_fork(void)
-{
-	soft_list_init(&engine()->channels);
-}
-
 static struct soft_channel *channel_of(int fd)
 {
 	soft_list_each (struct soft_channel, channel, &engine()->channels, node)

@@ -123,7 +123,6 @@ bool soft_engine_armed_counts(void);
  * signal?  That is so when the application has armed a CQ and waits with its own poll() on a
  * channel whose fd shows nothing but signals. */
 bool soft_channels_depend_on_engine(void);
-void soft_channels_reset_after_fork(void); /* in the child of a fork */
 /* For timer.c: when the first timer is due, or 0 for none. */
 void soft_engine_alarm(uint64_t deadline_ns);
 void soft_timers_run(void);

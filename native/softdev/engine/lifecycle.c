@@ -142,7 +142,7 @@ static void forget_device(void)
 	close_all();
 	soft_timers_forget();
 	soft_list_init(&engine()->deferred);
-	soft_channels_reset_after_fork();
+	soft_list_init(&engine()->channels);
 	EACH_SUBSYSTEM (it)
 		if ((*it)->forked)
 			(*it)->forked();

@@ -104,10 +104,12 @@ struct soft_context *soft_port_next_context(struct soft_context *context)
 
 static void reset(void)
 {
-	while (!soft_list_empty(&soft_device.objects->contexts))
-		soft_list_remove(soft_device.objects->contexts.next);
+	struct soft_objects *objects = soft_device.objects;
+
+	while (!soft_list_empty(&objects->contexts))
+		soft_list_remove(objects->contexts.next);
 	soft_gid_forget();
-	soft_device.objects->down = false;
+	objects->down = false;
 }
 
 static void create(void)

@@ -12,15 +12,6 @@
 #include "qp_states.h"
 #include "trace/trace.h"
 
-void soft_objects_use(const struct soft_transport *of_connections,
-		      const struct soft_transport *of_datagrams,
-		      const struct soft_link_calls *links)
-{
-	soft_device.objects->connected = of_connections;
-	soft_device.objects->datagrams = of_datagrams;
-	soft_links = links;
-}
-
 static const struct soft_transport *transport_of(enum ibv_qp_type type)
 {
 	return type == IBV_QPT_UD ? soft_device.objects->datagrams : soft_device.objects->connected;

@@ -30,7 +30,9 @@ struct soft_objects {
 	struct soft_gid gids[SOFT_GIDS];
 	int gid_count;
 
-	const struct soft_transport *connected, *datagrams; /* qp.c */
+	/* upper.h; softdev.c sets them */
+	const struct soft_transport *connected; /* of RC and UC */
+	const struct soft_transport *datagrams; /* of UD */
 	const struct soft_link_calls *links;
 	struct soft_table qps; /* qp_numbers.c */
 	uint32_t resting[SOFT_QPN_RESTING];

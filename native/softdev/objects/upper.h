@@ -49,10 +49,6 @@ struct soft_link_calls {
 	uint16_t (*ip_port)(void);
 };
 
-/* Of RC and UC, and of UD; and the links: softdev.c gives them, before anything else is called. */
-void soft_objects_use(const struct soft_transport *connected,
-		      const struct soft_transport *datagrams, const struct soft_link_calls *links);
-
 static inline uint16_t soft_ip_port(void)
 {
 	return soft_links->ip_port();

@@ -445,10 +445,3 @@ void soft_attach_unlisten(void)
 	soft_timer_stop(&soft_device.shm->accept_pause);
 	soft_watch_close(&soft_device.shm->listener);
 }
-
-/* The sockets are closed already. */
-void soft_attach_reset_after_fork(void)
-{
-	soft_list_init(&soft_device.shm->unidentified);
-	soft_device.shm->unidentified_count = 0;
-}

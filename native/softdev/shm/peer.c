@@ -564,8 +564,8 @@ static void forked(void)
 		free(peer);
 	}
 	shm->self = NULL;
-	shm->count = 0;
-	soft_attach_reset_after_fork();
+	shm->count = shm->unidentified_count = 0;
+	soft_list_init(&shm->unidentified);
 }
 
 static void port_changed(enum soft_port_change change)

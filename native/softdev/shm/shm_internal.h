@@ -122,7 +122,6 @@ bool soft_attach_ack_notify(struct soft_shm_peer *peer);
 void soft_attach_init(struct soft_shm_peer *peer);
 /* Close what is open, of one that is over. */
 void soft_attach_end(struct soft_shm_peer *peer);
-void soft_attach_reset_after_fork(void);
 
 /* ---- cma.c --------------------------------------------------------------------------------- */
 
