@@ -23,8 +23,8 @@ static const struct soft_shm_acceptor acceptor = {
 	.withdrawn = soft_handshake_withdrawn,
 };
 
-/* Before anything of the device can be called. */
-__attribute__((constructor)) static void put_together(void)
+/* Before anything of the device can be called, and so before the constructors of native/preload. */
+__attribute__((constructor(101))) static void put_together(void)
 {
 	soft_engine_use(subsystems);
 	soft_device.inject->hooks = &soft_delay_hooks;
