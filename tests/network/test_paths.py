@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
+
+from aiordma.verbs import GID, Endpoint
 
 from .agent import SECONDS
 from .conftest import IMPATIENCE, Agents, Order, address_of, connect, exchange, pair
@@ -200,6 +203,30 @@ def test_address_gone(impatient: Agents, wire: Network, via: str) -> None:
 
 
 # ---- unreachable hosts ---------------------------------------------------------------------------
+
+
+def test_no_route(agents: Agents, family: str) -> None:
+    """RTR asks the routing table, from the queue pair's own address, and fails with the reason."""
+    left, right = agents
+    version, there = {"IPv4": ("-4", "192.0.2.1"), "IPv6": ("-6", "2001:db8::1")}[family]
+    own, gateway = (address_of(agent.namespace, family) for agent in agents)
+    peer = Endpoint.unpack(bytes.fromhex(right.call("make", kind="RC", ip=gateway)["peer"]))
+    away = {"peer": replace(peer, gid=GID.from_ip(there).raw).pack().hex(), "ack_timeout": 1.0}
+    for change, reason in (
+        ((), "Network is unreachable"),
+        (("route", "add", "unreachable", there), "No route to host"),
+        (("route", "replace", there, "via", gateway), ""),
+        (("rule", "add", "from", own, "unreachable"), "Network is unreachable"),
+    ):
+        if change:
+            left.namespace.ip(version, *change)
+        left.call("make", kind="RC", ip=own)
+        if not reason:
+            left.call("bring_up", **away)
+            continue
+        error = left.start("bring_up", **away).error()
+        for part in (reason, f"{there} by GID index", own, "cannot be reached from there"):
+            assert part in error
 
 
 def test_connecting_without_a_listener(

@@ -3,11 +3,13 @@
 #define _GNU_SOURCE /* unshare */
 #include <arpa/inet.h>
 #include <net/if.h>
+#include <net/route.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <sys/ioctl.h>
 
 #include "extended_side.h"
+#include "ud_side.h"
 
 static struct ibv_port_attr port_of(const struct side *side)
 {
@@ -316,6 +318,60 @@ static void addresses_change(void)
 	join(&process);
 }
 
+/* ---- routes -------------------------------------------------------------------------------- */
+
+static void change_route(unsigned long request, unsigned short flags)
+{
+	struct rtentry route = {.rt_flags = RTF_UP | flags, .rt_dev = (char[]){"lo"}};
+	struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0xcb007100)};
+	struct sockaddr_in mask = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0xffffff00)};
+	int fd = socket(AF_INET, SOCK_DGRAM, 0);
+
+	CHECK(fd >= 0);
+	memcpy(&route.rt_dst, &to, sizeof(to));
+	memcpy(&route.rt_genmask, &mask, sizeof(mask));
+	CHECK_EQUAL(ioctl(fd, request, &route), 0);
+	close(fd);
+}
+
+/* RTR and address handles to 203.0.113.1 (TEST-NET-3), which the routing table decides about. */
+static void goes_there(struct side *side, int expected)
+{
+	struct address there = address_of_side(side);
+	struct ibv_ah *ah;
+
+	there.gid.raw[12] = 203;
+	there.gid.raw[13] = 0;
+	there.gid.raw[14] = 113;
+	CHECK_EQUAL(to_rtr(side, &there), expected);
+	CHECK_EQUAL(state_of(side), expected ? IBV_QPS_INIT : IBV_QPS_RTR);
+	ah = ud_path(side, &there, 0);
+	CHECK_EQUAL(ah ? 0 : errno, expected);
+	if (ah)
+		CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+}
+
+static void routes(void)
+{
+	struct process process = split();
+	struct side side;
+
+	if (!process.child) {
+		CHECK(unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0);
+		change_interface("lo", NULL, IFF_UP);
+		open_side(&side, (struct options){.gid = 1});
+		CHECK_EQUAL(to_init(&side), 0);
+		goes_there(&side, ENETUNREACH);
+		change_route(SIOCADDRT, RTF_REJECT);
+		goes_there(&side, EHOSTUNREACH);
+		change_route(SIOCDELRT, RTF_REJECT);
+		change_route(SIOCADDRT, 0);
+		goes_there(&side, 0);
+		close_side(&side);
+	}
+	join(&process);
+}
+
 int main(void)
 {
 	limit_seconds(60);
@@ -328,5 +384,6 @@ int main(void)
 	STEP(device_fatal());
 	STEP(only_told());
 	STEP(addresses_change());
+	STEP(routes());
 	return 0;
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import select
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +24,7 @@ from aiordma.verbs import (
     QPType,
 )
 from aiordma.verbs._device.route_lookup import source_entry
+from tests.processes import run
 
 if TYPE_CHECKING:
     from tests.conftest import ConnectedPair, Pair
@@ -134,31 +136,36 @@ def test_a_way_that_cannot_be(pd: verbs.ProtectionDomain, cq: verbs.CompletionQu
         assert text in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "code", [errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH], ids=errno.errorcode.get
-)
-def test_no_route(
-    pd: verbs.ProtectionDomain,
-    cq: verbs.CompletionQueue,
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-) -> None:
-    """What the kernel answers when it cannot resolve the peer's address."""
-    calls = pd.context.library.calls
-    best = pd.context.choose_gid()
-    vector = AddressVector(dgid=best.gid, sgid_index=best.gid_index)
+WITHOUT_ROUTES = """
+from aiordma import VerbsError, verbs
 
-    def refuse(*arguments: object) -> None:
-        raise VerbsError(code, "ibv_modify_qp")
+with (
+    verbs.find_device("embedded0").open() as context,
+    context.alloc_pd() as pd,
+    context.create_cq(1) as cq,
+    pd.create_qp(cq) as qp,
+):
+    qp.to_init()
+    vector = verbs.AddressVector(dgid=verbs.GID.from_ip("192.0.2.1"), sgid_index=0)
+    for call in (lambda: qp.to_rtr(vector, dest_qp_num=1), lambda: pd.create_ah(vector)):
+        try:
+            call()
+        except VerbsError as error:
+            print(error.errno, error)
+    print(qp.query().qp_state.name)
+"""
 
-    with pd.create_qp(cq) as qp:
-        qp.to_init()
-        with monkeypatch.context() as patch:
-            patch.setattr(calls, "ibv_modify_qp", refuse)
-            with pytest.raises(VerbsError, match="the peer cannot be reached from there") as c:
-                qp.to_rtr(vector, dest_qp_num=qp.qp_num)
-        assert c.value.errno == code
-        assert f"to {best.gid} by GID index {best.gid_index}" in str(c.value)
+
+@pytest.mark.any_device
+def test_no_route() -> None:
+    """In a network namespace that has no route to any other host."""
+    done = run("unshare", "-rn", sys.executable, "-c", WITHOUT_ROUTES, check=True)
+    *errors, state = done.stdout.splitlines()
+    assert state == "INIT"
+    for error, verb in zip(errors, ("ibv_modify_qp", "ibv_create_ah"), strict=True):
+        assert error.startswith(f"{errno.ENETUNREACH} ")
+        for part in (verb, "to ::ffff:192.0.2.1 by GID index 0 (", "cannot be reached from there"):
+            assert part in error
 
 
 def test_the_step_that_the_device_refuses(

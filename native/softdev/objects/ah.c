@@ -22,10 +22,11 @@ enum {
 static int resolve(const struct ibv_ah_attr *attr, struct soft_ud_address *path)
 {
 	struct soft_gid own = {.gid = soft_gid_loopback};
+	int rc;
 
 	/* RoCE's packets always have a GRH (Annex A16), and the kernel refuses an address without
 	 * one.  Here it means this host if it names the port's LID: software for InfiniBand runs. */
-	if (!attr->is_global && attr->dlid != SOFT_LID)
+	if (attr->port_num != 1 || (!attr->is_global && attr->dlid != SOFT_LID))
 		return EINVAL;
 	*path = (struct soft_ud_address){
 		.destination = soft_gid_loopback,
@@ -38,13 +39,9 @@ static int resolve(const struct ibv_ah_attr *attr, struct soft_ud_address *path)
 		path->traffic_flow =
 			(uint32_t)attr->grh.traffic_class << 20 | (attr->grh.flow_label & 0xfffff);
 	}
-	/* A group may have members of both families. */
-	if (attr->port_num != 1 ||
-	    (soft_gid_is_multicast(&path->destination)
-		     ? soft_gid_at(attr->grh.sgid_index, &own)
-		     : soft_gid_source(attr->is_global ? attr->grh.sgid_index : 0,
-				       &path->destination, &own)))
-		return EINVAL;
+	rc = soft_gid_source(attr->is_global ? attr->grh.sgid_index : 0, &path->destination, &own);
+	if (rc)
+		return rc;
 	path->source = own.gid;
 	path->ifindex = own.ifindex;
 	return 0;

@@ -181,8 +181,12 @@ int soft_gid_count(void);
 bool soft_gid_refresh(void); /* read the host's addresses again; has anything changed? */
 void soft_gid_forget(void);
 int soft_gid_index(const union ibv_gid *gid); /* -1: not of this host */
-/* The source at an index, if packets can go from there to `to`: not between IPv4 and IPv6. */
+/* The source at an index, if packets can go from there to `to`: EINVAL between IPv4 and IPv6, and
+ * the error of the routing table (ENETUNREACH, EHOSTUNREACH) where it has no route to another host. */
 int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid);
+/* Bind a socket to the address at an index; the loopback's stands for any, for no other host is
+ * reached from there. */
+int soft_gid_bind(int fd, int index);
 bool soft_gid_is_local(const union ibv_gid *gid); /* one of ours */
 /* One of ours, or any of 127.0.0.0/8: a Debian finds itself at 127.0.1.1, which no interface has.
  */

@@ -73,28 +73,10 @@ static struct soft_gid own_gid(const struct soft_qp *qp)
 
 /* ---- by TCP -------------------------------------------------------------------------------- */
 
-/* From the address that the queue pair has chosen, if that is one which other hosts can reach: of
- * several networks, that one is used. */
-static int bind_source(int fd, const struct ibv_ah_attr *ah)
-{
-	struct sockaddr_storage address;
-	struct soft_gid own;
-	const int on = 1;
-	socklen_t size;
-
-	if (!ah->is_global || ah->grh.sgid_index == SOFT_GID_LOOPBACK)
-		return 0;
-	if (soft_gid_at(ah->grh.sgid_index, &own))
-		return EADDRNOTAVAIL;
-	/* The port with connect(), so that one port serves connections to several places: ip(7). */
-	setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
-	size = soft_gid_address(&own.gid, &own.gid, 0, &address);
-	return bind(fd, (struct sockaddr *)&address, size) ? errno : 0;
-}
-
 static void attempt_tcp(struct soft_link *link)
 {
 	const struct soft_qp *qp = link->qp;
+	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
 	struct sockaddr_storage address;
 	struct soft_gid own = own_gid(qp);
 	socklen_t length = soft_gid_address(peer_gid(qp), &own.gid,
@@ -103,7 +85,8 @@ static void attempt_tcp(struct soft_link *link)
 
 	soft_link_over_socket(link, fd);
 	link->refused = false;
-	if (fd < 0 || bind_source(fd, &qp->attr.ah_attr) ||
+	/* From the address that the queue pair has chosen: of several networks, that one is used. */
+	if (fd < 0 || (ah->is_global && soft_gid_bind(fd, ah->grh.sgid_index)) ||
 	    (connect(fd, (struct sockaddr *)&address, length) && errno != EINPROGRESS) ||
 	    soft_watch(&link->watch, EPOLLOUT)) {
 		soft_connect_later(link);
