@@ -29,6 +29,7 @@ COMPARISONS: dict[str, Comparison] = {
     "one_sided": one_sided.COMPARISON,
     "connections": messages.CONNECTIONS,
     "encryption": messages.ENCRYPTION,
+    "over_tcp": messages.OVER_TCP,
     "perftest": perftest.COMPARISON,
     "imports": imports.COMPARISON,
     "softroce": perftest.SOFTROCE,

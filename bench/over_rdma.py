@@ -6,6 +6,7 @@ What it does not measure is here: messages by tasks, and the styles of `streamin
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from aiordma.perf.server import PerfServer
 from aiordma.perf.settings import Settings
 
 from . import streaming
-from .ways import DEVICE, HOST, Measuring, Place
+from .ways import DEVICE, ENOUGH, HOST, Measuring, Place
 
 KEY = b"of both sides of a measurement"
 
@@ -33,13 +34,20 @@ async def answer(conn: aiordma.Connection) -> None:
         reply(message)
 
 
+async def sink(conn: aiordma.Connection) -> None:
+    async for message in conn:
+        with message:
+            if len(message) == len(ENOUGH):
+                await conn.send(message)
+
+
 async def stay_awake() -> None:
     """A program that has something to do in every iteration of its loop."""
     for _ in repeat(None):
         await asyncio.sleep(0)
 
 
-SERVICES = {"echo": answer, "echo_many": answer, "styles": streaming.serve}
+SERVICES = {"echo": answer, "echo_many": answer, "sink": sink, "styles": streaming.serve}
 
 
 class RDMAClient:
@@ -60,6 +68,10 @@ class RDMAClient:
             if left > window:
                 conn.send_nowait(data)
 
+    async def send_many(self, data: bytes, count: int, window: int) -> None:
+        await streaming.window(self.conn, data, count)
+        await self.echo(ENOUGH)
+
     async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
         async def talk() -> None:
             for _ in range(count // window):
@@ -75,7 +87,8 @@ class RDMAClient:
 class OverRDMA:
     """`via`, `polling` (seconds; None: as it comes), `in_band` and `encrypt` are those of aiordma.
 
-    Where the server is `awake`, its event loop never sleeps.
+    Where the server is `awake`, its event loop never sleeps. `links`, if given, is
+    AIORDMA_EMBEDDED_LINKS, which the device reads when it starts.
     """
 
     via: Literal["cm", "tcp"] = "cm"
@@ -83,6 +96,11 @@ class OverRDMA:
     in_band: bool = True
     encrypt: bool = False
     awake: bool = False
+    links: str = ""
+
+    def __post_init__(self) -> None:
+        if self.links:
+            os.environ["AIORDMA_EMBEDDED_LINKS"] = self.links
 
     @property
     def options(self) -> dict[str, Any]:

@@ -14,10 +14,10 @@ HEAD = """\
 # Measurements
 
 How fast aiordma is beside sockets, ucxx, nixl, and C on the same device: between two processes of
-one machine with {cores}, without an RDMA card. So aiordma used its embedded device over shared
-memory, ucxx and nixl theirs, and nothing here says how fast any of them is on a card. What carries
-over to another machine, if anything does, are the ratios. The [goals](#goals), and those that are
-missed, are at the end.
+one machine with {cores}, without an RDMA card. So aiordma used its embedded device, over shared
+memory unless TCP is named, ucxx and nixl theirs, and nothing here says how fast any of them is on a
+card. What carries over to another machine, if anything does, are the ratios. The [goals](#goals),
+and those that are missed, are at the end.
 
 Every figure is a median of {turns} turns, in each of which all that is compared ran once; the
 tables have the lowest and the highest turn in brackets, and the pictures as a line. A picture has

@@ -90,6 +90,23 @@ class Measuring:
                 raise ValueError(f"a message of {size} bytes came back different")
         return median(times)
 
+    async def echo_beside(self, size: int, count: int, stream: int) -> float:
+        """`echo`, beside messages of `stream` bytes one way on another connection."""
+        (other,) = await self._connected("sink")
+        prepared = self._way.prepare(os.urandom(stream))
+        ends = asyncio.Event()
+
+        async def fill() -> None:
+            while not ends.is_set():
+                await other.send_many(prepared, 8, 4)
+
+        filling = asyncio.create_task(fill())
+        try:
+            return await self.echo(size, count)
+        finally:
+            ends.set()
+            await filling
+
     async def _under_way(self, service: str, kind: str, size: int, **numbers: int) -> float:
         """What `Client` has by this name, with messages of one size."""
         (client,) = await self._connected(service)

@@ -27,6 +27,8 @@ WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "aiordma sleeping": ("over_rdma", "OverRDMA", {"polling": 0}),
     "aiordma awake": ("over_rdma", "OverRDMA", {"awake": True}),
     "aiordma encrypted": ("over_rdma", "OverRDMA", {"encrypt": True}),
+    "aiordma over TCP": ("over_rdma", "OverRDMA", {"links": "tcp"}),
+    "aiordma exchange over TCP": ("over_rdma", "OverRDMA", {"via": "tcp", "links": "tcp"}),
     "aiordma exchange": ("over_rdma", "OverRDMA", {"via": "tcp"}),
     "aiordma exchange, a socket each": ("over_rdma", "OverRDMA", {"via": "tcp", "in_band": False}),
     "TCP protocol": ("over_sockets", "OverProtocol", {}),
