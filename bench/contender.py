@@ -120,19 +120,22 @@ class InC(Contender):
     """A C program on the same device through plain verbs: see verbs.c.
 
     `waiting` is how its processes wait, the one that asks and the one that serves: "polling" or
-    "sleeping".  There are two processes for each kind of job.
+    "sleeping".  There are two processes for each kind of job.  `links`, if given, is
+    AIORDMA_EMBEDDED_LINKS.
     """
 
-    def __init__(self, waiting: tuple[str, str], cores: Cores) -> None:
+    def __init__(self, waiting: tuple[str, str], cores: Cores, links: str = "") -> None:
         super().__init__()
+        self._environment = ["env", f"AIORDMA_EMBEDDED_LINKS={links}"] if links else []
         self._arguments = [*waiting, *map(str, cores)]
         self._core = cores[0]
         self._asking: dict[tuple[str, int, int, int], subprocess.Popen[str]] = {}
 
     def do(self, kind: str, **numbers: Any) -> float:
-        job = kind, numbers["size"], numbers.get("window", 1), numbers.get("under_way", 1)
+        job = kind, numbers.get("size", 1), numbers.get("window", 1), numbers.get("under_way", 1)
         if job not in self._asking:
-            command = [str(device.program("verbs")), *self._arguments, *map(str, job)]
+            program = str(device.program("verbs"))
+            command = [*self._environment, program, *self._arguments, *map(str, job)]
             self._asking[job] = self._start(command, self._core)
         write_line(self._asking[job], str(numbers["count"]))
         return float(read_line(self._asking[job]))

@@ -98,8 +98,8 @@ class Contenders(ExitStack):
     def python(self, way: str, loop: str = "uvloop", *, python: str = sys.executable) -> Contender:
         return self._get(InPython, way, loop, two_cores(), python)
 
-    def c(self, asks: str = "polling", serves: str = "polling") -> Contender:
-        return self._get(InC, (asks, serves), two_cores())
+    def c(self, asks: str = "polling", serves: str = "polling", links: str = "") -> Contender:
+        return self._get(InC, (asks, serves), two_cores(), links)
 
     def other(self, kind: Callable[..., Contender], *key: Any) -> Contender:
         return self._get(kind, *key)

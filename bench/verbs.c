@@ -44,6 +44,7 @@ static struct {
 	bool polling, asks;
 	int other;          /* a socket to the other process */
 	struct ibv_context *context;
+	struct ibv_pd *pd;
 	struct ibv_comp_channel *channel;
 	struct ibv_cq *cq;
 	struct ibv_qp *qp;
@@ -99,25 +100,8 @@ static uint32_t places(uint32_t size)
 	return RECEIVES < MEMORY / size ? RECEIVES : MEMORY / size;
 }
 
-static void open_side(uint32_t size)
+static struct ibv_qp *make_qp(void)
 {
-	size_t length = (size_t)places(size) * size;
-	int count;
-	struct ibv_device **list = ibv_get_device_list(&count);
-
-	if (!list || !count || !(side.context = ibv_open_device(list[0])))
-		err(1, "no device");
-	ibv_free_device_list(list);
-	struct ibv_pd *pd = ibv_alloc_pd(side.context);
-
-	side.channel = ibv_create_comp_channel(side.context);
-	side.cq = ibv_create_cq(side.context, SENDS + RECEIVES, NULL, side.channel, 0);
-	side.memory =
-		mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (!pd || !side.channel || !side.cq || side.memory == MAP_FAILED)
-		err(1, "no completion queue, or no memory");
-	side.mr = ibv_reg_mr(pd, side.memory, length,
-			     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	struct ibv_qp_init_attr init = {
 		.send_cq = side.cq,
 		.recv_cq = side.cq,
@@ -128,9 +112,34 @@ static void open_side(uint32_t size)
 			.max_inline_data = INLINE},
 		.qp_type = IBV_QPT_RC,
 	};
+	struct ibv_qp *qp = ibv_create_qp(side.pd, &init);
 
-	if (!side.mr || !(side.qp = ibv_create_qp(pd, &init)))
+	if (!qp)
 		err(1, "no queue pair");
+	return qp;
+}
+
+static void open_side(uint32_t size)
+{
+	size_t length = (size_t)places(size) * size;
+	int count;
+	struct ibv_device **list = ibv_get_device_list(&count);
+
+	if (!list || !count || !(side.context = ibv_open_device(list[0])))
+		err(1, "no device");
+	ibv_free_device_list(list);
+	side.pd = ibv_alloc_pd(side.context);
+	side.channel = ibv_create_comp_channel(side.context);
+	side.cq = ibv_create_cq(side.context, SENDS + RECEIVES, NULL, side.channel, 0);
+	side.memory =
+		mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (!side.pd || !side.channel || !side.cq || side.memory == MAP_FAILED)
+		err(1, "no completion queue, or no memory");
+	side.mr = ibv_reg_mr(side.pd, side.memory, length,
+			     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	if (!side.mr)
+		err(1, "no memory region");
+	side.qp = make_qp();
 }
 
 struct endpoint {
@@ -454,6 +463,49 @@ static void be_written_to(const struct job *job)
 	post_receives(job->size, 1);
 }
 
+/* Another queue pair of the two processes, made, connected and destroyed: when a write by it has
+ * completed, it is connected. */
+static void connect_and(const struct job *job, void (*then)(const struct job *job))
+{
+	struct ibv_qp *first = side.qp;
+
+	side.qp = make_qp();
+	connect_side();
+	then(job);
+	check(ibv_destroy_qp(side.qp), "destroy_qp");
+	side.qp = first;
+}
+
+static void write_and_tell(const struct job *job)
+{
+	write_one(job);
+	tell("", 1);
+}
+
+static void connect_one(const struct job *job)
+{
+	connect_and(job, write_and_tell);
+}
+
+static double connect_each(const struct job *job)
+{
+	return each(job, nothing, connect_one);
+}
+
+static void hear_of_it(const struct job *job)
+{
+	char byte;
+
+	(void)job;
+	hear(&byte, 1);
+}
+
+static void be_connected(const struct job *job)
+{
+	for (uint32_t i = 0; i < job->count; i++)
+		connect_and(job, hear_of_it);
+}
+
 /* No device: memory that two processes share, copied by one of them: what its caches hold, or what
  * the other process has written last, as the memory has that a WRITE goes to.  What the caches of two
  * cores must do for each other is then part of both. */
@@ -535,6 +587,7 @@ static const struct kind {
 	{"write", write_each, be_written_to},
 	{"write_many", write_many, be_written_to},
 	{"write_batch", write_batch, be_written_to},
+	{"connect", connect_each, be_connected},
 	{"copy", copy, do_nothing},
 	{"copy_across", copy_across, write_before},
 	{NULL, NULL, NULL},
