@@ -311,7 +311,7 @@ static void say_frame(int fd, const uint8_t *r)
 		.flags = r[1],
 		.psn = PEER_PSN + r[2],
 		.length = r[3] & 63,
-		.total = r[3] & 63,
+		.dma_length = r[3] & 63,
 		.ack = r[4],
 	};
 

@@ -25,7 +25,6 @@ enum {
 struct victim {
 	struct side side;
 	int fd; /* the fuzzer's end; -1 after it was closed */
-	uint32_t psn; /* of its next request */
 	struct {
 		uint64_t posted, completed;
 	} queues[2]; /* receives, sends */
@@ -152,7 +151,6 @@ static void meet_victim(int i)
 	world.current = victim;
 	if (side->qp)
 		return;
-	victim->psn = PEER_PSN;
 	*side = (struct side){
 		.options = {.sends = QUEUE,
 			    .receives = QUEUE,
@@ -392,8 +390,8 @@ static const uint8_t opcodes[] = {
 	SOFT_FLUSH,
 };
 
-/*  1 opcode  2 flags  3 PSN from the one that is right  4-5 length  6 what total and offset are
- *  7 how far they are off  8 key  9-11 address  12 acknowledged PSN, likewise  13 syndrome
+/*  1 opcode  2 flags  3 PSN from the one that is right  4-5 length  6 which part of a message
+ *  7 how long that is  8 key  9-11 address  12 acknowledged PSN, likewise  13 syndrome
  *  14 so much of the payload is said  15 the header comes alone, and refers to its payload */
 static void say_frame(const uint8_t *r)
 {
@@ -401,7 +399,7 @@ static void say_frame(const uint8_t *r)
 	struct victim *victim = world.current;
 	const struct soft_qp *qp = soft_qp_of(victim->side.qp);
 	uint32_t length = fuzz16(r + 4);
-	uint32_t oldest = soft_send_psn(qp, qp->sq.oldest);
+	const uint32_t unit = 4096;
 	bool answer;
 
 	length = length & 0x8000 ? (length & 0x7fff) * 9 : length & 0x1fff;
@@ -415,8 +413,8 @@ static void say_frame(const uint8_t *r)
 		.address = address_of_record(r + 9),
 		.rkey = key_of(r[8]),
 		.immediate = fuzz16(r + 2),
-		.total = length,
-		.ack = soft_psn_add(oldest, (uint32_t)(int8_t)r[12]),
+		.dma_length = length,
+		.ack = soft_psn_add(qp->sq.unacked, (uint32_t)(int8_t)r[12]),
 	};
 
 	answer = frame.opcode >= SOFT_ACK;
@@ -425,30 +423,29 @@ static void say_frame(const uint8_t *r)
 		if (!(frame.flags & SOFT_FRAME_ACK))
 			frame.ack = soft_psn_add(world.xrc_srqn, (uint32_t)(int8_t)r[12]);
 	}
-	frame.psn = soft_psn_add(answer ? oldest : victim->psn, (uint32_t)(int8_t)r[3]);
+	frame.psn =
+		soft_psn_add(answer ? qp->sq.unacked : qp->responder.psn, (uint32_t)(int8_t)r[3]);
 	switch (r[6] & 7) {
 	case 1: /* the first frame of several */
-		frame.total = length + r[7] * 64u;
-		break;
 	case 2: /* the next one of those */
-		frame.offset =
-			answer ? soft_send_at(qp, qp->sq.oldest)->received : qp->responder.offset;
-		frame.total =
-			answer ? soft_send_at(qp, qp->sq.oldest)->length : qp->responder.total;
+		frame.length = (length + unit) / unit * unit;
+		frame.dma_length = frame.length + r[7] * 64u;
+		frame.flags =
+			(uint8_t)((r[2] & ~(SOFT_FRAME_IMMEDIATE | SOFT_FRAME_INVALIDATE |
+					    SOFT_FRAME_CONTINUES)) |
+				  SOFT_FRAME_MORE | ((r[6] & 7) == 2 ? SOFT_FRAME_CONTINUES : 0));
 		break;
-	case 3:
-		frame.offset = r[7] * 64u;
-		frame.total = length + frame.offset;
+	case 3: /* the last one, or any */
+		frame.flags ^= SOFT_FRAME_CONTINUES;
 		break;
 	case 4: /* a request whose answer is long, or a flush */
 		frame.length = 0;
 		break;
 	case 5:
-		frame.total = UINT32_MAX - r[7];
+		frame.dma_length = UINT32_MAX - r[7];
 		break;
 	case 6: /* what an atomic looks like */
 		frame.length = 8u << (r[7] & 1);
-		frame.total = SOFT_ATOMIC_WORD;
 		break;
 	}
 	frame.pieces = (r[15] & 0xe) == 0xe; /* what a socket may not carry */
@@ -456,10 +453,9 @@ static void say_frame(const uint8_t *r)
 	if (world.corrupt_by)
 		bytes[world.corrupt_at % SOFT_FRAME_HEADER] ^= world.corrupt_by;
 	world.corrupt_by = 0;
+	length = frame.length <= SOFT_FRAME_MAX ? frame.length : length;
 	for (uint32_t i = 0; i < length; i++)
 		bytes[SOFT_FRAME_HEADER + i] = (uint8_t)(r[14] + i);
-	if (!answer && frame.offset + frame.length >= frame.total && !r[3])
-		victim->psn = soft_psn_add(victim->psn, 1);
 	if (frame.length > length)
 		frame.length = length;
 	if (r[15] & 1) {

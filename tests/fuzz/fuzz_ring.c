@@ -249,7 +249,7 @@ static void say_frame(const uint8_t *r)
 	};
 	uint32_t length = SOFT_FRAME_HEADER + frame.length;
 
-	frame.total = frame.length + (r[12] & 1) * 64u;
+	frame.dma_length = frame.length + (r[12] & 1) * 64u;
 	if (r[12] & 2) {
 		frame.length = 0;
 		length = SOFT_FRAME_HEADER;

@@ -37,10 +37,10 @@ static inline int adopt(struct side *side)
 /* Zeros for a payload that is NULL. */
 static inline void say_frame(int fd, struct soft_frame frame, const void *payload)
 {
-	uint8_t bytes[SOFT_FRAME_HEADER + 256] = {0};
+	uint8_t bytes[SOFT_FRAME_HEADER + 1024] = {0};
 
 	soft_frame_encode(bytes, &frame);
-	CHECK(frame.length <= 256);
+	CHECK(frame.length <= 1024);
 	if (payload)
 		memcpy(bytes + SOFT_FRAME_HEADER, payload, frame.length);
 	CHECK_EQUAL(send(fd, bytes, SOFT_FRAME_HEADER + frame.length, MSG_NOSIGNAL),

@@ -95,11 +95,11 @@ static struct soft_frame hear_frame(int fd)
 	return frame;
 }
 
-static void say_frame(int fd, uint8_t opcode)
+static void say_frame(int fd, uint8_t opcode, uint32_t psn)
 {
 	uint8_t bytes[SOFT_FRAME_HEADER];
 
-	soft_frame_encode(bytes, &(struct soft_frame){.opcode = opcode});
+	soft_frame_encode(bytes, &(struct soft_frame){.opcode = opcode, .psn = psn});
 	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), MSG_NOSIGNAL), sizeof(bytes));
 }
 
@@ -118,7 +118,7 @@ static void no_process(void)
 	CHECK_EQUAL(hear_frame(fd).opcode, SOFT_ACK);
 	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
 	CHECK(!is_over_shm(&client));
-	say_frame(fd, SOFT_DISCONNECT);
+	say_frame(fd, SOFT_DISCONNECT, 0);
 	expect_status(client.channel, RDMA_CM_EVENT_DISCONNECTED, client.id, 0);
 	close(fd);
 	close(door);
@@ -160,7 +160,9 @@ static void while_undecided(enum what what)
 	CHECK_EQUAL(errno, EAGAIN);
 	switch (what) {
 	case CHOOSES_STREAM:
-		say_frame(fd, SOFT_ACK);
+		/* Of what was sent before the first request: nothing. */
+		say_frame(fd, SOFT_ACK,
+			  (soft_qp_of(server.id->qp)->attr.sq_psn - 1) & SOFT_PSN_MASK);
 		CHECK_EQUAL(hear_frame(fd).opcode, SOFT_SEND);
 		CHECK(!is_over_shm(&server));
 		break;

@@ -172,7 +172,7 @@ static void refused_here(void)
 	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
 	/* Nothing here has storage behind it that the device would know. */
 	REFUSED(verbs->ibv_reg_mr(a.pd, a.memory, LENGTH, EVERYTHING), EOPNOTSUPP);
-	/* A message is at most 2 GiB, and so is a range. */
+	/* A message is at most 1 GiB, and so is a range. */
 	struct flush what = all_of(&b);
 
 	what.length = (size_t)3 << 30;
@@ -215,7 +215,8 @@ static void frames(void)
 {
 	static const struct {
 		uint8_t syndrome;
-		uint32_t length, offset;
+		uint32_t length;
+		uint8_t flags;
 		enum soft_nak nak; /* 0: the stream ends */
 	} cases[] = {
 		{.syndrome = 0, .nak = SOFT_NAK_INVALID_REQUEST},
@@ -225,7 +226,7 @@ static void frames(void)
 		{.syndrome = 0xff, .nak = SOFT_NAK_INVALID_REQUEST},
 		{.syndrome = IBV_FLUSH_GLOBAL, .nak = SOFT_NAK_REMOTE_ACCESS}, /* the key is 0 */
 		{.syndrome = IBV_FLUSH_GLOBAL, .length = 8},
-		{.syndrome = IBV_FLUSH_GLOBAL, .offset = 8},
+		{.syndrome = IBV_FLUSH_GLOBAL, .flags = SOFT_FRAME_MORE},
 	};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -239,8 +240,8 @@ static void frames(void)
 					      .syndrome = cases[i].syndrome,
 					      .psn = PEER_PSN,
 					      .length = cases[i].length,
-					      .offset = cases[i].offset,
-					      .total = 8},
+					      .flags = cases[i].flags,
+					      .dma_length = 8},
 			  NULL);
 		until_state(&side, IBV_QPS_ERR);
 		expect_event(&side, cases[i].nak == SOFT_NAK_INVALID_REQUEST ? IBV_EVENT_QP_REQ_ERR

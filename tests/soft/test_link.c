@@ -82,6 +82,36 @@ static void wrong_psn_found_late(void)
 	close_pair(&a, &b);
 }
 
+/* Their path MTUs differ: neither gets a stream, and one line of stderr for each names both. */
+static void other_mtu(void)
+{
+	struct side a, b;
+	int lines[2], saved = dup(STDERR_FILENO);
+	char text[1024] = "", expected[64];
+
+	open_side(&a, (struct options){.timeout = 10, .retry_cnt = 1, .mtu = IBV_MTU_1024});
+	open_side(&b, (struct options){.mtu = IBV_MTU_2048});
+	CHECK_EQUAL(pipe(lines), 0);
+	CHECK(dup2(lines[1], STDERR_FILENO) >= 0);
+	connect_pair(&a, &b);
+	struct ibv_wc wc;
+
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
+	wc = next_wc(&a);
+	CHECK(dup2(saved, STDERR_FILENO) >= 0);
+	close(saved);
+	close(lines[1]);
+	CHECK_EQUAL(wc.status, IBV_WC_RETRY_EXC_ERR);
+	for (ssize_t n, at = 0; (n = read(lines[0], text + at, sizeof(text) - 1 - at)) > 0;)
+		at += n;
+	close(lines[0]);
+	snprintf(expected, sizeof(expected), "0x%06x has a path MTU of 1024", a.qp->qp_num);
+	CHECK(strstr(text, expected));
+	snprintf(expected, sizeof(expected), "0x%06x has a path MTU of 2048", b.qp->qp_num);
+	CHECK(strstr(text, expected));
+	close_pair(&a, &b);
+}
+
 /* ---- hostile peers -----------------------------------------------------------------------------
  */
 
@@ -135,6 +165,7 @@ static void hostile_peers(void)
 			.receive_psn = b.psn,
 			.send_psn = a.psn,
 			.flags = SOFT_HELLO_SENDS,
+			.mtu = IBV_MTU_4096,
 		};
 
 		if (wrong == 0)
@@ -373,61 +404,96 @@ static void put_frame(int fd, const struct soft_frame *frame)
 	CHECK_EQUAL(send(fd, bytes, length, MSG_NOSIGNAL), length);
 }
 
-/* Each of these ends the queue pair, and nothing else happens. */
+/* It ends the queue pair, and nothing else happens. */
+static void ends_by(const struct soft_frame *said, bool refused)
+{
+	struct soft_frame frame = *said;
+	uint8_t answer[SOFT_FRAME_HEADER];
+	struct side side;
+
+	open_side(&side, (struct options){0});
+	CHECK_EQUAL(to_init(&side), 0);
+	CHECK_EQUAL(to_state(&side, IBV_QPS_RESET), 0);
+	int fd = adopted(&side);
+
+	frame.ack = side.psn;
+	if (frame.opcode >= SOFT_ACK && !frame.psn)
+		frame.psn = side.psn;
+	frame.address = (uintptr_t)side.memory;
+	frame.rkey = side.mr->rkey;
+	CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
+	put_frame(fd, &frame);
+	expect_event(&side, refused ? IBV_EVENT_QP_REQ_ERR : IBV_EVENT_QP_FATAL);
+	expect_wc(&side, 1, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(&side), IBV_QPS_ERR);
+	CHECK_EQUAL(fcntl(fd, F_SETFL, 0), 0);
+	if (refused) {
+		CHECK_EQUAL(recv(fd, answer, sizeof(answer), MSG_WAITALL), sizeof(answer));
+		CHECK_EQUAL(answer[0], SOFT_NAK);
+		close(fd);
+	} else {
+		expect_hung_up(fd);
+	}
+	close_side(&side);
+}
+
+/* What cannot be a frame ends the stream, a request that is out of place is refused.  Answers are to the
+ * first request, which was not made. */
 static void impossible_frames(void)
 {
-	static const struct soft_frame frames[] = {
+	static const struct soft_frame ends[] = {
 		{.opcode = 0, .psn = 100},
 		{.opcode = 99, .psn = 100},
 		{.opcode = 255, .length = 0xffffffff, .psn = 0xffffffff},
-		{.opcode = SOFT_SEND, .psn = 100, .length = SOFT_FRAME_MAX + 1, .total = 1 << 30},
-		{.opcode = SOFT_SEND, .psn = 101}, /* one missing */
-		{.opcode = SOFT_SEND, .psn = 99}, /* one too many */
-		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .total = 4}, /* more than there is */
-		{.opcode = SOFT_SEND, .psn = 100, .length = 0, .total = 4}, /* no progress */
-		{.opcode = SOFT_SEND, .psn = 100, .length = 4, .total = 8, .offset = 4},
-		{.opcode = SOFT_SEND, .psn = 100, .total = 0xffffffff, .length = 8},
-		{.opcode = SOFT_SEND, .psn = 1 << 24, .length = 8, .total = 8},
-		{.opcode = SOFT_WRITE, .psn = 100, .length = 8, .total = 8, .offset = 0xfffffff8},
-		{.opcode = SOFT_WRITE,
+		{.opcode = SOFT_SEND, .psn = 100, .length = SOFT_FRAME_MAX + 1},
+		{.opcode = SOFT_SEND, .psn = 1 << 24, .length = 8},
+		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .msn = 1 << 24},
+		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .dma_length = 0x40000001},
+		/* no whole units or nothing */
+		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .flags = SOFT_FRAME_MORE},
+		{.opcode = SOFT_SEND, .psn = 100, .flags = SOFT_FRAME_MORE},
+		{.opcode = SOFT_SEND, .psn = 100, .flags = SOFT_FRAME_CONTINUES},
+		/* what the last frame says */
+		{.opcode = SOFT_SEND,
 		 .psn = 100,
-		 .flags = SOFT_FRAME_INVALIDATE}, /* SEND's alone */
-		{.opcode = SOFT_READ, .psn = 100, .length = 8, .total = 8},
-		{.opcode = SOFT_FETCH_ADD, .psn = 100, .length = 8, .total = 8},
-		{.opcode = SOFT_COMPARE_SWAP, .psn = 100, .length = 64, .total = 8},
-		{.opcode = SOFT_ATOMIC_WRITE, .psn = 100, .length = 16, .total = 16},
-		{.opcode = SOFT_ATOMIC_WRITE, .psn = 100, .length = 8, .total = 16},
-		{.opcode = SOFT_ATOMIC_WRITE, .psn = 100, .length = 8, .total = 8, .offset = 8},
+		 .length = 4096,
+		 .flags = SOFT_FRAME_MORE | SOFT_FRAME_IMMEDIATE},
+		{.opcode = SOFT_WRITE, .psn = 100, .flags = SOFT_FRAME_INVALIDATE},
+		{.opcode = SOFT_READ, .psn = 100, .length = 8, .dma_length = 8},
+		{.opcode = SOFT_READ, .psn = 100, .dma_length = 8, .flags = SOFT_FRAME_MORE},
+		{.opcode = SOFT_FETCH_ADD, .psn = 100, .length = 8},
+		{.opcode = SOFT_COMPARE_SWAP, .psn = 100, .length = 64},
+		{.opcode = SOFT_ATOMIC_WRITE, .psn = 100, .length = 16},
+		{.opcode = SOFT_ATOMIC_WRITE, .psn = 100, .length = 8, .flags = SOFT_FRAME_MORE},
 		{.opcode = SOFT_ATOMIC_WRITE,
 		 .psn = 100,
 		 .length = 8,
-		 .total = 8,
 		 .flags = SOFT_FRAME_INVALIDATE},
 		{.opcode = SOFT_ACK, .length = 4},
-		{.opcode = SOFT_ACK, .flags = SOFT_FRAME_ACK, .ack = 5},
-		{.opcode = SOFT_NAK, .syndrome = SOFT_NAK_REMOTE_ACCESS, .psn = 5},
-		{.opcode = SOFT_RNR_NAK, .psn = 5},
-		{.opcode = SOFT_READ_DATA, .psn = 5, .length = 8, .total = 8},
-		{.opcode = SOFT_ATOMIC_DATA, .psn = 5, .length = 8, .total = 8},
+		{.opcode = SOFT_ACK},
+		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .flags = SOFT_FRAME_ACK},
+		{.opcode = SOFT_NAK, .syndrome = SOFT_NAK_REMOTE_ACCESS},
+		{.opcode = SOFT_RNR_NAK},
+		{.opcode = SOFT_READ_DATA, .length = 8},
+		{.opcode = SOFT_ATOMIC_DATA, .length = 8},
+	};
+	static const struct soft_frame refused[] = {
+		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .flags = SOFT_FRAME_CONTINUES},
+		{.opcode = SOFT_WRITE, .psn = 100, .length = 8, .flags = SOFT_FRAME_CONTINUES},
+		/* another length than that of the message */
+		{.opcode = SOFT_WRITE, .psn = 100, .length = 8, .dma_length = 4},
+		{.opcode = SOFT_WRITE, .psn = 100, .length = 8, .dma_length = 16},
+		{.opcode = SOFT_WRITE,
+		 .psn = 100,
+		 .length = 4096,
+		 .dma_length = 4096,
+		 .flags = SOFT_FRAME_MORE},
 	};
 
-	for (size_t i = 0; i < sizeof(frames) / sizeof(frames[0]); i++) {
-		struct side side;
-
-		open_side(&side, (struct options){0});
-		CHECK_EQUAL(to_init(&side), 0);
-		CHECK_EQUAL(to_state(&side, IBV_QPS_RESET), 0);
-		int fd = adopted(&side);
-
-		CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
-		put_frame(fd, &frames[i]);
-		expect_event(&side, IBV_EVENT_QP_FATAL);
-		expect_wc(&side, 1, IBV_WC_WR_FLUSH_ERR);
-		CHECK_EQUAL(state_of(&side), IBV_QPS_ERR);
-		CHECK_EQUAL(fcntl(fd, F_SETFL, 0), 0);
-		expect_hung_up(fd);
-		close_side(&side);
-	}
+	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+		ends_by(&ends[i], false);
+	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+		ends_by(&refused[i], true);
 }
 
 /* Answers to requests that were made, wrong in one thing each: a bad response. */
@@ -437,18 +503,19 @@ static void impossible_answers(void)
 		enum ibv_wr_opcode opcode;
 		struct soft_frame frame;
 	} cases[] = {
-		{IBV_WR_SEND, {.opcode = SOFT_READ_DATA, .length = 8, .total = 8}},
-		{IBV_WR_SEND, {.opcode = SOFT_ATOMIC_DATA, .length = 8, .total = 8}},
+		{IBV_WR_SEND, {.opcode = SOFT_READ_DATA, .length = 8}},
+		{IBV_WR_SEND, {.opcode = SOFT_ATOMIC_DATA, .length = 8}},
 		{IBV_WR_SEND, {.opcode = SOFT_NAK, .syndrome = 77}},
-		{IBV_WR_RDMA_READ, {.opcode = SOFT_ACK, .flags = SOFT_FRAME_ACK}},
-		{IBV_WR_RDMA_READ, {.opcode = SOFT_READ_DATA, .length = 16, .total = 16}},
+		{IBV_WR_RDMA_READ, {.opcode = SOFT_READ_DATA, .length = 16}},
+		{IBV_WR_RDMA_READ, {.opcode = SOFT_READ_DATA, .length = 4}},
+		{IBV_WR_RDMA_READ, {.opcode = SOFT_READ_DATA, .length = 0}},
 		{IBV_WR_RDMA_READ,
-		 {.opcode = SOFT_READ_DATA, .length = 4, .total = 8, .offset = 4}},
-		{IBV_WR_RDMA_READ, {.opcode = SOFT_READ_DATA, .length = 0, .total = 8}},
-		{IBV_WR_RDMA_READ, {.opcode = SOFT_ATOMIC_DATA, .length = 8, .total = 8}},
-		{IBV_WR_ATOMIC_FETCH_AND_ADD, {.opcode = SOFT_READ_DATA, .length = 8, .total = 8}},
-		{IBV_WR_ATOMIC_FETCH_AND_ADD,
-		 {.opcode = SOFT_ATOMIC_DATA, .length = 4, .total = 8}},
+		 {.opcode = SOFT_READ_DATA, .length = 8, .flags = SOFT_FRAME_MORE}},
+		{IBV_WR_RDMA_READ,
+		 {.opcode = SOFT_READ_DATA, .length = 4096, .flags = SOFT_FRAME_MORE}},
+		{IBV_WR_RDMA_READ, {.opcode = SOFT_ATOMIC_DATA, .length = 8}},
+		{IBV_WR_ATOMIC_FETCH_AND_ADD, {.opcode = SOFT_READ_DATA, .length = 8}},
+		{IBV_WR_ATOMIC_FETCH_AND_ADD, {.opcode = SOFT_ATOMIC_DATA, .length = 4}},
 	};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -459,7 +526,7 @@ static void impossible_answers(void)
 		int fd = adopted(&side);
 
 		POST(&side, cases[i].opcode, .wr_id = 1, .length = 8);
-		frame.psn = frame.ack = side.psn;
+		frame.psn = side.psn;
 		put_frame(fd, &frame);
 		expect_wc(&side, 1, IBV_WC_BAD_RESP_ERR);
 		CHECK_EQUAL(state_of(&side), IBV_QPS_ERR);
@@ -496,7 +563,7 @@ static void mutations(void)
 				.length = atomic ? SOFT_ATOMIC_ARGUMENTS
 					  : read ? 0
 						 : 64,
-				.total = 64,
+				.dma_length = 64,
 				.psn = opcode == SOFT_READ_DATA ? side.psn : 100 + i,
 				.address = (uintptr_t)side.memory + i * 64,
 				.rkey = side.mr->rkey,
@@ -537,6 +604,7 @@ int main(void)
 	STEP(late_peer());
 	STEP(no_peer());
 	STEP(wrong_psn_found_late());
+	STEP(other_mtu());
 	STEP(leaves_unanswered());
 	STEP(hostile_peers());
 	STEP(orderly_end());

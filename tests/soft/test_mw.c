@@ -516,8 +516,7 @@ static void fence(void)
 		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), fenced ? 0 : EBUSY);
 		say_frame(
 			fd,
-			(struct soft_frame){
-				.opcode = SOFT_READ_DATA, .length = 8, .total = 8, .psn = side.psn},
+			(struct soft_frame){.opcode = SOFT_READ_DATA, .length = 8, .psn = side.psn},
 			NULL);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 		/* Fenced it comes too late for the region. */

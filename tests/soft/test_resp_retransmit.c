@@ -7,7 +7,10 @@
 
 enum {
 	FIRST = PEER_PSN,
-	PIECE = 64
+	PIECE = 256, /* the path MTU: one PSN */
+	BEGIN = SOFT_FRAME_MORE,
+	MIDDLE = SOFT_FRAME_CONTINUES | SOFT_FRAME_MORE,
+	END = SOFT_FRAME_CONTINUES,
 };
 
 struct stage {
@@ -25,24 +28,23 @@ static struct soft_frame get(const struct stage *stage, uint8_t *payload)
 	return hear_frame(stage->fd, payload, 4 * PIECE);
 }
 
-/* An acknowledgement, on its own. */
-static void get_ack(const struct stage *stage, uint32_t psn)
+/* An acknowledgement, on its own, of so many messages in all. */
+static void get_ack(const struct stage *stage, uint32_t psn, uint32_t messages)
 {
 	struct soft_frame frame = get(stage, NULL);
 
 	CHECK_EQUAL(frame.opcode, SOFT_ACK);
-	CHECK(frame.flags & SOFT_FRAME_ACK);
-	CHECK_EQUAL(frame.ack, psn);
+	CHECK_EQUAL(frame.psn, psn);
+	CHECK_EQUAL(frame.msn, messages);
 }
 
-static void get_gap(const struct stage *stage, uint32_t psn, uint32_t offset)
+static void get_gap(const struct stage *stage, uint32_t psn)
 {
 	struct soft_frame frame = get(stage, NULL);
 
 	CHECK_EQUAL(frame.opcode, SOFT_NAK);
 	CHECK_EQUAL(frame.syndrome, SOFT_NAK_SEQUENCE);
 	CHECK_EQUAL(frame.psn, psn);
-	CHECK_EQUAL(frame.offset, offset);
 }
 
 /* Everything that was put has been taken in, and nothing has come of it. */
@@ -58,6 +60,7 @@ static void get_nothing(const struct stage *stage)
 
 static void open_stage(struct stage *stage, struct options options)
 {
+	options.mtu = IBV_MTU_256;
 	open_side(&stage->side, options);
 	/* Of what the other side does not read at once most has to wait. */
 	stage->fd = adopt_narrow(&stage->side, 4096);
@@ -80,22 +83,19 @@ static void close_stage(struct stage *stage)
 		close_stage(&stage);                                                               \
 	} while (0)
 
-static struct soft_frame send_of(uint32_t psn, uint32_t offset, uint32_t length, uint32_t total)
+static struct soft_frame send_of(uint32_t psn, uint32_t length, uint8_t flags)
 {
-	return (struct soft_frame){.opcode = SOFT_SEND,
-				   .psn = psn,
-				   .offset = offset,
-				   .length = length,
-				   .total = total};
+	return (struct soft_frame){
+		.opcode = SOFT_SEND, .psn = psn, .length = length, .flags = flags};
 }
 
 static struct soft_frame remote(const struct stage *stage, uint8_t opcode, uint32_t psn,
-				uint32_t length, uint32_t total)
+				uint32_t length, uint32_t dma_length)
 {
 	return (struct soft_frame){.opcode = opcode,
 				   .psn = psn,
 				   .length = length,
-				   .total = total,
+				   .dma_length = dma_length,
 				   .address = (uintptr_t)stage->side.memory,
 				   .rkey = stage->side.mr->rkey};
 }
@@ -122,17 +122,17 @@ static void sends_and_writes(struct stage *stage)
 		CHECK_EQUAL(post_recv_at(&stage->side, i, 1024 + i * PIECE, PIECE), 0);
 	fill(data, PIECE, 1);
 	for (int time = 0; time < 4; time++) { /* the first one, and three more */
-		put(stage, send_of(FIRST, 0, PIECE, PIECE), data);
-		get_ack(stage, FIRST);
+		put(stage, send_of(FIRST, PIECE, 0), data);
+		get_ack(stage, FIRST, 1);
 	}
 	put(stage, remote(stage, SOFT_WRITE, FIRST + 1, PIECE, PIECE), data);
-	get_ack(stage, FIRST + 1);
+	get_ack(stage, FIRST + 1, 2);
 	/* An older one tells how far we are. */
-	put(stage, send_of(FIRST, 0, PIECE, PIECE), data);
-	get_ack(stage, FIRST + 1);
+	put(stage, send_of(FIRST, PIECE, 0), data);
+	get_ack(stage, FIRST + 1, 2);
 	memset(stage->side.memory, 0, PIECE);
 	put(stage, remote(stage, SOFT_WRITE, FIRST + 1, PIECE, PIECE), data);
-	get_ack(stage, FIRST + 1);
+	get_ack(stage, FIRST + 1, 2);
 	CHECK_EQUAL(word(stage), 0);
 	expect_wc(&stage->side, 0, IBV_WC_SUCCESS);
 	expect_no_wc(&stage->side);
@@ -179,23 +179,25 @@ static void reads(struct stage *stage)
 	put(stage, remote(stage, SOFT_READ, FIRST, 0, 2 * PIECE), NULL);
 	frame = get(stage, data);
 	CHECK_EQUAL(frame.opcode, SOFT_READ_DATA);
-	CHECK_EQUAL(frame.total, 2 * PIECE);
+	CHECK_EQUAL(frame.length, 2 * PIECE);
 	CHECK(filled(data, 2 * PIECE, 1));
 	fill(stage->side.memory, 2 * PIECE, 2);
-	frame = remote(stage, SOFT_READ, FIRST, 0, PIECE);
+	frame = remote(stage, SOFT_READ, FIRST + 1, 0, PIECE);
 	frame.address += PIECE;
 	put(stage, frame, NULL);
 	frame = get(stage, data);
-	CHECK_EQUAL(frame.psn, FIRST);
-	CHECK_EQUAL(frame.total, PIECE);
+	CHECK_EQUAL(frame.psn, FIRST + 1);
+	CHECK_EQUAL(frame.length, PIECE);
 	CHECK(!memcmp(data, stage->side.memory + PIECE, PIECE));
 	/* Several at once: those behind the first one will be asked for again. */
 	for (int again = 0; again < 4; again++)
 		put(stage, remote(stage, SOFT_READ, FIRST, 0, PIECE), NULL);
-	put(stage, remote(stage, SOFT_READ, FIRST + 1, 0, PIECE), NULL);
+	put(stage, remote(stage, SOFT_READ, FIRST + 2, 0, PIECE), NULL);
 	do {
 		frame = get(stage, data);
-	} while (frame.psn != FIRST + 1 || frame.opcode != SOFT_READ_DATA);
+	} while (frame.psn != FIRST + 2 || frame.opcode != SOFT_READ_DATA);
+	/* More than was asked for the first time. */
+	put(stage, remote(stage, SOFT_READ, FIRST + 2, 0, PIECE + 1), NULL);
 	frame = remote(stage, SOFT_READ, FIRST, 0, PIECE);
 	frame.rkey ^= 1;
 	put(stage, frame, NULL);
@@ -211,20 +213,20 @@ static void gaps(struct stage *stage)
 	for (unsigned i = 0; i < 8; i++)
 		CHECK_EQUAL(post_recv_at(&stage->side, i, 1024 + i * PIECE, PIECE), 0);
 	fill(data, PIECE, 3);
-	put(stage, send_of(FIRST + 1, 0, PIECE, PIECE), data);
-	get_gap(stage, FIRST, 0);
-	put(stage, send_of(FIRST + 2, 0, PIECE, PIECE), data);
-	put(stage, send_of(FIRST + 3, 0, PIECE, PIECE), data);
+	put(stage, send_of(FIRST + 1, PIECE, 0), data);
+	get_gap(stage, FIRST);
+	put(stage, send_of(FIRST + 2, PIECE, 0), data);
+	put(stage, send_of(FIRST + 3, PIECE, 0), data);
 	get_nothing(stage);
 	for (uint32_t i = 0; i < 2; i++) {
-		put(stage, send_of(FIRST + i, 0, PIECE, PIECE), data);
-		get_ack(stage, FIRST + i);
+		put(stage, send_of(FIRST + i, PIECE, 0), data);
+		get_ack(stage, FIRST + i, i + 1);
 	}
 	/* Half of the circle ahead is a gap, the other half are duplicates. */
-	put(stage, send_of(FIRST + 2 + (1 << 23) - 1, 0, PIECE, PIECE), data);
-	get_gap(stage, FIRST + 2, 0);
-	put(stage, send_of(FIRST + 2 + (1 << 23), 0, PIECE, PIECE), data);
-	get_ack(stage, FIRST + 1);
+	put(stage, send_of(FIRST + 2 + SOFT_PSN_HALF - 1, PIECE, 0), data);
+	get_gap(stage, FIRST + 2);
+	put(stage, send_of(FIRST + 2 + SOFT_PSN_HALF, PIECE, 0), data);
+	get_ack(stage, FIRST + 1, 2);
 	expect_wc(&stage->side, 0, IBV_WC_SUCCESS);
 	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
 	expect_no_wc(&stage->side);
@@ -233,30 +235,62 @@ static void gaps(struct stage *stage)
 /* In the middle of a message: what is there is kept, however the rest is cut. */
 static void gaps_in_a_message(struct stage *stage)
 {
-	uint8_t data[4 * PIECE];
+	uint8_t data[4 * PIECE], other[4 * PIECE];
 
 	CHECK_EQUAL(post_recv_at(&stage->side, 1, 1024, 4 * PIECE), 0);
 	fill(data, 4 * PIECE, 4);
-	put(stage, send_of(FIRST, 0, PIECE, 4 * PIECE), data);
-	put(stage, send_of(FIRST, 2 * PIECE, PIECE, 4 * PIECE), data + 2 * PIECE);
-	get_gap(stage, FIRST, PIECE);
-	put(stage, send_of(FIRST, 3 * PIECE, PIECE, 4 * PIECE), data + 3 * PIECE);
+	put(stage, send_of(FIRST, PIECE, BEGIN), data);
+	put(stage, send_of(FIRST + 2, PIECE, MIDDLE), data + 2 * PIECE);
+	get_gap(stage, FIRST + 1);
+	put(stage, send_of(FIRST + 3, PIECE, END), data + 3 * PIECE);
 	/* From the beginning, as after a timeout. */
-	put(stage, send_of(FIRST, 0, PIECE, 4 * PIECE), data);
+	put(stage, send_of(FIRST, PIECE, BEGIN), data);
 	get_nothing(stage);
-	put(stage, send_of(FIRST, PIECE, PIECE, 4 * PIECE), data + PIECE);
-	/* Cut elsewhere: half of it is there. */
-	put(stage, send_of(FIRST, PIECE, 2 * PIECE, 4 * PIECE), data + PIECE);
-	get_gap(stage, FIRST, 2 * PIECE);
-	put(stage, send_of(FIRST, 2 * PIECE, 2 * PIECE, 4 * PIECE), data + 2 * PIECE);
-	get_ack(stage, FIRST);
+	/* Cut elsewhere: of each some has come, and is not written again. */
+	memset(other, 0x99, PIECE);
+	memcpy(other + PIECE, data + PIECE, PIECE);
+	put(stage, send_of(FIRST, 2 * PIECE, BEGIN), other);
+	memset(other, 0x99, PIECE);
+	memcpy(other + PIECE, data + 2 * PIECE, 2 * PIECE);
+	put(stage, send_of(FIRST + 1, 3 * PIECE, END), other);
+	get_ack(stage, FIRST + 3, 1);
 	CHECK_EQUAL(expect_wc(&stage->side, 1, IBV_WC_SUCCESS).byte_len, 4 * PIECE);
 	CHECK(filled(stage->side.memory + 1024, 4 * PIECE, 4));
-	/* The message that is known by its PSN cannot become another one. */
+	/* A message cannot begin in the middle of another one. */
 	CHECK_EQUAL(post_recv_at(&stage->side, 2, 1024, 4 * PIECE), 0);
-	put(stage, send_of(FIRST + 1, 0, PIECE, 4 * PIECE), data);
-	put(stage, send_of(FIRST + 1, PIECE, PIECE, 2 * PIECE), data);
-	expect_event(&stage->side, IBV_EVENT_QP_FATAL);
+	put(stage, send_of(FIRST + 4, PIECE, BEGIN), data);
+	put(stage, send_of(FIRST + 5, PIECE, BEGIN), data);
+	expect_event(&stage->side, IBV_EVENT_QP_REQ_ERR);
+}
+
+/* The last packet of a WRITE with immediate needs a receive: what came before it stays. */
+static void not_ready_at_the_end(struct stage *stage)
+{
+	uint8_t data[2 * PIECE];
+	struct soft_frame frame = remote(stage, SOFT_WRITE, FIRST, PIECE, 2 * PIECE);
+	struct ibv_wc wc;
+
+	fill(data, 2 * PIECE, 5);
+	frame.flags = BEGIN;
+	put(stage, frame, data);
+	frame = (struct soft_frame){.opcode = SOFT_WRITE,
+				    .flags = END | SOFT_FRAME_IMMEDIATE,
+				    .psn = FIRST + 1,
+				    .length = PIECE,
+				    .immediate = 77};
+	put(stage, frame, data + PIECE);
+	struct soft_frame refused = get(stage, NULL);
+
+	CHECK_EQUAL(refused.opcode, SOFT_RNR_NAK);
+	CHECK_EQUAL(refused.psn, FIRST + 1);
+	CHECK_EQUAL(refused.msn, 0);
+	CHECK_EQUAL(post_recv_at(&stage->side, 1, 1024, 0), 0);
+	put(stage, frame, data + PIECE);
+	get_ack(stage, FIRST + 1, 1);
+	wc = expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(wc.byte_len, 2 * PIECE);
+	CHECK_EQUAL(wc.imm_data, 77);
+	CHECK(filled(stage->side.memory, 2 * PIECE, 5));
 }
 
 /* A message for which there was no receive is missing until it comes again. */
@@ -266,15 +300,15 @@ static void not_ready(struct stage *stage)
 	struct soft_frame frame;
 
 	fill(data, PIECE, 5);
-	put(stage, send_of(FIRST, 0, PIECE, PIECE), data);
+	put(stage, send_of(FIRST, PIECE, 0), data);
 	frame = get(stage, NULL);
 	CHECK_EQUAL(frame.opcode, SOFT_RNR_NAK);
 	CHECK_EQUAL(frame.psn, FIRST);
 	CHECK_EQUAL(post_recv_at(&stage->side, 1, 1024, PIECE), 0);
-	put(stage, send_of(FIRST + 1, 0, PIECE, PIECE), data);
+	put(stage, send_of(FIRST + 1, PIECE, 0), data);
 	get_nothing(stage);
-	put(stage, send_of(FIRST, 0, PIECE, PIECE), data);
-	get_ack(stage, FIRST);
+	put(stage, send_of(FIRST, PIECE, 0), data);
+	get_ack(stage, FIRST, 1);
 	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
 }
 
@@ -285,11 +319,10 @@ static struct soft_frame answer(uint8_t opcode, uint32_t psn)
 	return (struct soft_frame){.opcode = opcode, .psn = psn};
 }
 
-/* Every request up to that PSN is done. */
+/* Everything up to that PSN is done. */
 static void put_ack(const struct stage *stage, uint32_t psn)
 {
-	put(stage, (struct soft_frame){.opcode = SOFT_ACK, .flags = SOFT_FRAME_ACK, .ack = psn},
-	    NULL);
+	put(stage, answer(SOFT_ACK, psn), NULL);
 }
 
 /* All of a READ's answer, or what is left of it. */
@@ -297,7 +330,7 @@ static void put_data(const struct stage *stage, uint32_t psn, uint32_t length, c
 {
 	struct soft_frame frame = answer(SOFT_READ_DATA, psn);
 
-	frame.length = frame.total = length;
+	frame.length = length;
 	put(stage, frame, payload);
 }
 
@@ -377,21 +410,20 @@ static void told_of_a_gap(struct stage *stage)
 	for (unsigned i = 0; i < 3; i++)
 		POST(&stage->side, IBV_WR_SEND, .wr_id = i, .length = 2 * PIECE);
 	for (uint32_t i = 0; i < 3; i++)
-		CHECK_EQUAL(get(stage, data).psn, soft_psn_add(psn, i));
-	frame = answer(SOFT_NAK, soft_psn_add(psn, 1));
+		CHECK_EQUAL(get(stage, data).psn, soft_psn_add(psn, 2 * i));
+	frame = answer(SOFT_NAK, soft_psn_add(psn, 3));
 	frame.syndrome = SOFT_NAK_SEQUENCE;
-	frame.offset = frame.total = PIECE;
 	put(stage, frame, NULL);
 	expect_wc(&stage->side, 0, IBV_WC_SUCCESS);
 	frame = get(stage, data);
-	CHECK_EQUAL(frame.psn, soft_psn_add(psn, 1));
-	CHECK_EQUAL(frame.offset, PIECE);
+	CHECK_EQUAL(frame.psn, soft_psn_add(psn, 3));
+	CHECK_EQUAL(frame.flags, END);
 	CHECK_EQUAL(frame.length, PIECE);
 	frame = get(stage, data);
-	CHECK_EQUAL(frame.psn, soft_psn_add(psn, 2));
-	CHECK_EQUAL(frame.offset, 0);
+	CHECK_EQUAL(frame.psn, soft_psn_add(psn, 4));
+	CHECK_EQUAL(frame.flags, 0);
 	/* Of what was sent the first time: it is done all the same. */
-	put_ack(stage, soft_psn_add(psn, 2));
+	put_ack(stage, soft_psn_add(psn, 5));
 	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
 	expect_wc(&stage->side, 2, IBV_WC_SUCCESS);
 }
@@ -399,46 +431,50 @@ static void told_of_a_gap(struct stage *stage)
 /* Answers to later requests tell that one is missing; what has come of a READ is kept. */
 static void missing_answers(struct stage *stage)
 {
-	uint8_t data[4 * PIECE];
+	uint8_t data[4 * PIECE], other[4 * PIECE];
 	struct soft_frame frame;
 
 	const uint32_t psn = stage->side.psn;
 
 	fill(data, 4 * PIECE, 6);
+	memcpy(other, data, sizeof(other));
+	memset(other, 0x99, PIECE);
 	for (unsigned i = 0; i < 3; i++)
 		POST(&stage->side, IBV_WR_RDMA_READ, .wr_id = i, .offset = i * 4 * PIECE,
 		     .length = 4 * PIECE, .remote = 0x1000);
 	for (uint32_t i = 0; i < 3; i++) {
 		uint8_t nothing[1];
 
-		CHECK_EQUAL(get(stage, nothing).psn, soft_psn_add(psn, i));
+		CHECK_EQUAL(get(stage, nothing).psn, soft_psn_add(psn, 4 * i));
 	}
 	frame = answer(SOFT_READ_DATA, psn);
 	frame.length = PIECE;
-	frame.total = 4 * PIECE;
+	frame.flags = BEGIN;
 	put(stage, frame, data);
-	frame.offset = 2 * PIECE; /* the second piece is missing */
+	frame.psn = soft_psn_add(psn, 2); /* the second piece is missing */
+	frame.flags = MIDDLE;
 	put(stage, frame, data + 2 * PIECE);
 	frame = get(stage, NULL);
 	CHECK_EQUAL(frame.opcode, SOFT_READ);
-	CHECK_EQUAL(frame.psn, psn);
+	CHECK_EQUAL(frame.psn, soft_psn_add(psn, 1));
 	CHECK_EQUAL(frame.address, 0x1000 + PIECE);
-	CHECK_EQUAL(frame.total, 3 * PIECE);
+	CHECK_EQUAL(frame.dma_length, 3 * PIECE);
 	for (uint32_t i = 1; i < 3; i++)
-		CHECK_EQUAL(get(stage, NULL).psn, soft_psn_add(psn, i));
+		CHECK_EQUAL(get(stage, NULL).psn, soft_psn_add(psn, 4 * i));
 	/* That of the second one, all of it, before the first one is there: not asked for twice. */
-	put_data(stage, soft_psn_add(psn, 1), 4 * PIECE, data);
+	put_data(stage, soft_psn_add(psn, 4), 4 * PIECE, data);
 	get_nothing(stage);
-	put_data(stage, psn, 3 * PIECE, data + PIECE);
-	put_data(stage, psn, 3 * PIECE, data + PIECE); /* said twice */
+	put_data(stage, psn, 4 * PIECE,
+		 other); /* of which a piece has come: it is not written again */
+	put_data(stage, psn, 4 * PIECE, other); /* said twice */
 	expect_wc(&stage->side, 0, IBV_WC_SUCCESS);
 	CHECK(filled(stage->side.memory, 4 * PIECE, 6));
 	/* An acknowledgement is no answer to a READ either. */
-	put_ack(stage, soft_psn_add(psn, 1));
+	put_ack(stage, soft_psn_add(psn, 7));
 	for (uint32_t i = 1; i < 3; i++)
-		CHECK_EQUAL(get(stage, NULL).psn, soft_psn_add(psn, i));
+		CHECK_EQUAL(get(stage, NULL).psn, soft_psn_add(psn, 4 * i));
 	for (uint32_t i = 1; i < 3; i++) {
-		put_data(stage, soft_psn_add(psn, i), 4 * PIECE, data);
+		put_data(stage, soft_psn_add(psn, 4 * i), 4 * PIECE, data);
 		expect_wc(&stage->side, i, IBV_WC_SUCCESS);
 	}
 }
@@ -467,7 +503,8 @@ static void draining(struct stage *stage)
 /* ---- frames that the wire has in part ------------------------------------------------------ */
 
 enum {
-	LONG = SOFT_FRAME_MAX + 1000
+	LONG = SOFT_FRAME_MAX + 1000,
+	PSNS = (LONG + PIECE - 1) / PIECE,
 };
 
 static uint8_t long_payload[SOFT_FRAME_MAX];
@@ -498,7 +535,7 @@ static void answered_in_the_middle(struct stage *stage)
 	memset(stage->side.memory, 0xaa, LONG);
 	POST(&stage->side, IBV_WR_SEND, .wr_id = 1, .length = SOFT_FRAME_MAX);
 	CHECK(is_partial(stage));
-	put_ack(stage, stage->side.psn);
+	put_ack(stage, soft_psn_add(stage->side.psn, SOFT_FRAME_MAX / PIECE - 1));
 	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
 	POST(&stage->side, IBV_WR_SEND, .wr_id = 2, .length = PIECE);
 	struct soft_frame frame = get_long(stage);
@@ -508,7 +545,7 @@ static void answered_in_the_middle(struct stage *stage)
 	CHECK_EQUAL(long_payload[0], 0xaa);
 	CHECK_EQUAL(long_payload[SOFT_FRAME_MAX - 1], 0xaa);
 	frame = get_long(stage);
-	CHECK_EQUAL(frame.psn, soft_psn_add(stage->side.psn, 1));
+	CHECK_EQUAL(frame.psn, soft_psn_add(stage->side.psn, SOFT_FRAME_MAX / PIECE));
 	CHECK_EQUAL(frame.length, PIECE);
 	CHECK_EQUAL(long_payload[PIECE - 1], 0xaa);
 }
@@ -521,13 +558,30 @@ static void asked_in_the_middle(struct stage *stage)
 	while (!is_partial(stage))
 		soft_progress();
 	put(stage, remote(stage, SOFT_READ, FIRST, 0, LONG), NULL);
-	put(stage, remote(stage, SOFT_READ, FIRST + 1, 0, PIECE), NULL);
+	put(stage, remote(stage, SOFT_READ, FIRST + PSNS, 0, PIECE), NULL);
 	soft_progress();
 	soft_progress();
-	CHECK_EQUAL(get_long(stage).offset, 0);
-	CHECK_EQUAL(get_long(stage).offset, 0);
-	CHECK_EQUAL(get_long(stage).offset, SOFT_FRAME_MAX);
-	CHECK_EQUAL(get_long(stage).psn, FIRST + 1);
+	CHECK_EQUAL(get_long(stage).psn, FIRST);
+	CHECK_EQUAL(get_long(stage).psn, FIRST);
+	CHECK_EQUAL(get_long(stage).psn, FIRST + SOFT_FRAME_MAX / PIECE);
+	CHECK_EQUAL(get_long(stage).psn, FIRST + PSNS);
+	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
+}
+
+/* Answers that are given again hold places: a READ that finds none is not one too many. */
+static void no_place(struct stage *stage)
+{
+	memset(stage->side.memory, 0xaa, LONG);
+	put(stage, remote(stage, SOFT_READ, FIRST, 0, LONG), NULL);
+	while (!is_partial(stage))
+		soft_progress();
+	for (int again = 0; again < 2; again++)
+		put(stage, remote(stage, SOFT_READ, FIRST, 0, LONG), NULL);
+	put(stage, remote(stage, SOFT_READ, FIRST + PSNS, 0, PIECE), NULL);
+	while (get_long(stage).opcode != SOFT_NAK)
+		;
+	put(stage, remote(stage, SOFT_READ, FIRST + PSNS, 0, PIECE), NULL);
+	CHECK_EQUAL(get_long(stage).psn, FIRST + PSNS);
 	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
@@ -561,6 +615,7 @@ static void more_at_a_time(void)
 		AFTER = 16,
 		LEFT = 100, /* of the word */
 		SOURCE = 8192,
+		BEHIND = FIRST + 1 + PSNS, /* the PSN behind the long READ's */
 	};
 	struct ibv_qp_attr attr = {.max_dest_rd_atomic = AFTER};
 	uint8_t arguments[SOFT_ATOMIC_ARGUMENTS] = {LEFT}, changed[8] = {7};
@@ -577,8 +632,8 @@ static void more_at_a_time(void)
 	frame = remote(&stage, SOFT_READ, FIRST + 1, 0, LONG); /* in two frames */
 	frame.address += SOURCE;
 	put(&stage, frame, NULL);
-	put(&stage, remote(&stage, SOFT_READ, FIRST + 2, 0, 8), NULL);
-	put(&stage, remote(&stage, SOFT_WRITE, FIRST + 3, 8, 8), changed);
+	put(&stage, remote(&stage, SOFT_READ, BEHIND, 0, 8), NULL);
+	put(&stage, remote(&stage, SOFT_WRITE, BEHIND + 1, 8, 8), changed);
 	while (word(&stage) != changed[0])
 		soft_progress();
 	CHECK_EQUAL(waiting_answers(&stage), BEFORE);
@@ -587,17 +642,17 @@ static void more_at_a_time(void)
 	CHECK_EQUAL(verbs->ibv_modify_qp(stage.side.qp, &attr, IBV_QP_MAX_DEST_RD_ATOMIC), 0);
 	CHECK_EQUAL(to_state(&stage.side, IBV_QPS_RTS), 0);
 	for (uint32_t i = BEFORE; i < AFTER; i++) {
-		frame = remote(&stage, SOFT_READ, FIRST + 2 + i, 0, 8);
+		frame = remote(&stage, SOFT_READ, BEHIND + i, 0, 8);
 		frame.address += SOURCE + 8 * i;
 		put(&stage, frame, NULL);
 	}
 	while (waiting_answers(&stage) != AFTER)
 		;
 	get_words(&stage, FIRST + 1, 1000);
-	CHECK_EQUAL(get_long(&stage).offset, SOFT_FRAME_MAX);
-	get_words(&stage, FIRST + 2, LEFT);
+	CHECK_EQUAL(get_long(&stage).psn, FIRST + 1 + SOFT_FRAME_MAX / PIECE);
+	get_words(&stage, BEHIND, LEFT);
 	for (uint32_t i = BEFORE; i < AFTER; i++)
-		get_words(&stage, FIRST + 2 + i, 1000 + i);
+		get_words(&stage, BEHIND + i, 1000 + i);
 	put(&stage, remote(&stage, SOFT_FETCH_ADD, FIRST, sizeof(arguments), 8), arguments);
 	frame = get_long(&stage);
 	CHECK_EQUAL(frame.opcode, SOFT_ATOMIC_DATA);
@@ -606,8 +661,8 @@ static void more_at_a_time(void)
 	attr.max_dest_rd_atomic = BEFORE;
 	CHECK_EQUAL(to_state(&stage.side, IBV_QPS_SQD), 0);
 	CHECK_EQUAL(verbs->ibv_modify_qp(stage.side.qp, &attr, IBV_QP_MAX_DEST_RD_ATOMIC), 0);
-	put(&stage, remote(&stage, SOFT_READ, FIRST + 2 + AFTER, 0, 8), NULL);
-	get_words(&stage, FIRST + 2 + AFTER, changed[0]);
+	put(&stage, remote(&stage, SOFT_READ, BEHIND + AFTER, 0, 8), NULL);
+	get_words(&stage, BEHIND + AFTER, changed[0]);
 	close_stage(&stage);
 }
 
@@ -617,7 +672,7 @@ static void planned_in_the_middle(void)
 {
 	for (size_t cut = 1; cut < SOFT_FRAME_HEADER + PIECE; cut += 9) {
 		uint8_t bytes[SOFT_FRAME_HEADER + PIECE];
-		struct soft_frame frame = send_of(FIRST, 0, PIECE, PIECE);
+		struct soft_frame frame = send_of(FIRST, PIECE, 0);
 		struct stage stage;
 
 		open_stage(&stage, (struct options){0});
@@ -631,11 +686,11 @@ static void planned_in_the_middle(void)
 		spec("delay=10us");
 		CHECK_EQUAL(send(stage.fd, bytes + cut, sizeof(bytes) - cut, 0),
 			    sizeof(bytes) - cut);
-		get_ack(&stage, FIRST);
+		get_ack(&stage, FIRST, 1);
 		expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
 		CHECK(filled(stage.side.memory + 1024, PIECE, 7));
-		put(&stage, send_of(FIRST + 1, 0, PIECE, PIECE), bytes);
-		get_ack(&stage, FIRST + 1);
+		put(&stage, send_of(FIRST + 1, PIECE, 0), bytes);
+		get_ack(&stage, FIRST + 1, 2);
 		no_faults();
 		close_stage(&stage);
 	}
@@ -650,6 +705,7 @@ int main(void)
 	STAGE(gaps);
 	STAGE(gaps_in_a_message);
 	STAGE(not_ready);
+	STAGE(not_ready_at_the_end);
 	STEP(silence());
 	STEP(timeouts());
 	STAGE(told_of_a_gap, .timeout = 20);
@@ -658,6 +714,7 @@ int main(void)
 	STAGE(no_reader, .memory = LONG, .timeout = 8, .retry_cnt = 1);
 	STAGE(answered_in_the_middle, .memory = LONG, .timeout = 20);
 	STAGE(asked_in_the_middle, .memory = LONG, .depth = 2);
+	STAGE(no_place, .memory = LONG, .depth = 1);
 	STEP(more_at_a_time());
 	STEP(planned_in_the_middle());
 	return 0;

@@ -263,6 +263,7 @@ static void raw_open(struct raw *raw, const struct address *to, uint32_t from, u
 					     .receive_psn = to->psn,
 					     .send_psn = from_psn,
 					     .flags = SOFT_HELLO_SENDS,
+					     .mtu = IBV_MTU_4096,
 				     });
 	CHECK_EQUAL(soft_shm_chan_open(&raw->chan, peer, handshake), 0);
 }
@@ -423,7 +424,6 @@ static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
 	soft_frame_encode(header, &(struct soft_frame){
 					  .opcode = SOFT_SEND,
 					  .length = length,
-					  .total = length,
 					  .psn = psn,
 				  });
 	CHECK(soft_shm_chan_room(&raw->chan, sizeof(header) + length));
@@ -451,7 +451,7 @@ static void acknowledged(void)
 		raw_connect(&raw, &peer);
 		soft_lock();
 		for (uint32_t i = 0; i < COUNT; i++)
-			raw_send(&raw, RAW_PSN + i, LENGTH);
+			raw_send(&raw, RAW_PSN + i * (LENGTH / 4096), LENGTH);
 		soft_unlock();
 		while (LOCKED(raw.acks) < COUNT)
 			soft_progress();

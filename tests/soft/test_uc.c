@@ -261,15 +261,12 @@ static void bad_receive(struct side *a, struct side *b)
 static void hostile(void)
 {
 	static const struct soft_frame frames[] = {
-		{.opcode = SOFT_READ, .psn = PEER_PSN, .total = 8},
-		{.opcode = SOFT_FETCH_ADD,
-		 .psn = PEER_PSN,
-		 .length = SOFT_ATOMIC_ARGUMENTS,
-		 .total = 8},
+		{.opcode = SOFT_READ, .psn = PEER_PSN, .dma_length = 8},
+		{.opcode = SOFT_FETCH_ADD, .psn = PEER_PSN, .length = SOFT_ATOMIC_ARGUMENTS},
 		{.opcode = SOFT_ACK, .flags = SOFT_FRAME_ACK, .ack = 5},
 		{.opcode = SOFT_NAK, .psn = 5, .syndrome = SOFT_NAK_REMOTE_ACCESS},
 		{.opcode = SOFT_RNR_NAK, .psn = 5},
-		{.opcode = SOFT_READ_DATA, .psn = 5, .length = 8, .total = 8},
+		{.opcode = SOFT_READ_DATA, .psn = 5, .length = 8},
 		{.opcode = SOFT_SEND, .psn = PEER_PSN, .flags = SOFT_FRAME_ACK, .ack = 5},
 	};
 
@@ -297,26 +294,26 @@ static void hostile(void)
 static void unfinished(void)
 {
 	const struct soft_frame frames[] = {
-		{.opcode = SOFT_SEND, .psn = PEER_PSN, .length = 8, .total = 16},
-		{.opcode = SOFT_SEND, .psn = 105, .length = 8, .total = 8},
-		{.opcode = SOFT_SEND, .psn = 106, .length = 8, .total = 24, .offset = 8},
-		{.opcode = SOFT_SEND, .psn = 107, .length = 8, .total = 8},
+		{.opcode = SOFT_SEND, .psn = PEER_PSN, .length = 256, .flags = SOFT_FRAME_MORE},
+		{.opcode = SOFT_SEND, .psn = 105, .length = 8},
+		{.opcode = SOFT_SEND, .psn = 106, .length = 8, .flags = SOFT_FRAME_CONTINUES},
+		{.opcode = SOFT_SEND, .psn = 107, .length = 8},
 	};
-	static const char *const payloads[] = {"aaaaaaaa", "bbbbbbbb", "cccccccc", "dddddddd"};
+	static const char payloads[][256] = {"aaaaaaaa", "bbbbbbbb", "cccccccc", "dddddddd"};
 	struct side side;
 
-	open_side(&side, uc);
+	open_side(&side, (struct options){.uc = true, .mtu = IBV_MTU_256});
 	int fd = adopt(&side);
 	struct pollfd answers = {.fd = fd, .events = POLLIN};
 
-	CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
-	CHECK_EQUAL(post_recv_at(&side, 2, 64, 64), 0);
+	CHECK_EQUAL(post_recv_at(&side, 1, 0, 256), 0);
+	CHECK_EQUAL(post_recv_at(&side, 2, 256, 64), 0);
 	for (int i = 0; i < 4; i++)
 		say_frame(fd, frames[i], payloads[i]);
 	CHECK_EQUAL(expect_wc(&side, 1, IBV_WC_SUCCESS).byte_len, 8);
 	CHECK_EQUAL(expect_wc(&side, 2, IBV_WC_SUCCESS).byte_len, 8);
 	CHECK(!memcmp(side.memory, payloads[1], 8));
-	CHECK(!memcmp(side.memory + 64, payloads[3], 8));
+	CHECK(!memcmp(side.memory + 256, payloads[3], 8));
 	CHECK_EQUAL(poll(&answers, 1, 0), 0); /* nothing was answered */
 	close_side(&side);
 	close(fd);

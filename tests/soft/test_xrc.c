@@ -630,7 +630,7 @@ static void nonsense(void)
 		int fd = adopt(&end.side);
 
 		if (way == 1) /* answers to what does not ask */
-			frame = (struct soft_frame){.opcode = SOFT_ACK, .flags = SOFT_FRAME_ACK};
+			frame = (struct soft_frame){.opcode = SOFT_ACK};
 		if (way == 2)
 			frame = (struct soft_frame){.opcode = SOFT_NAK, .psn = end.side.psn};
 		if (way >= 4)
@@ -643,22 +643,22 @@ static void nonsense(void)
 	}
 }
 
-static struct soft_frame part(const struct end *end, uint32_t offset)
+/* Of a message with two PSNs. */
+static struct soft_frame part(const struct end *end, uint32_t number)
 {
 	return (struct soft_frame){.opcode = SOFT_SEND,
-				   .flags = SOFT_FRAME_SRQ,
-				   .psn = PEER_PSN,
+				   .flags = SOFT_FRAME_SRQ |
+					    (number ? SOFT_FRAME_CONTINUES : SOFT_FRAME_MORE),
+				   .psn = PEER_PSN + number,
 				   .ack = end->srqn,
-				   .length = 8,
-				   .total = 16,
-				   .offset = offset};
+				   .length = 256};
 }
 
 static void until_taken(struct end *end)
 {
 	for (;;) {
 		soft_lock();
-		bool taken = soft_qp_of(end->side.qp)->responder.offset == 8;
+		bool taken = soft_qp_of(end->side.qp)->responder.active;
 
 		soft_unlock();
 		if (taken)
@@ -674,24 +674,24 @@ static void destroyed_meanwhile(void)
 	struct end end;
 	struct side *side = &end.side;
 
-	open_target(&end, (struct options){0}, -1);
+	open_target(&end, (struct options){.mtu = IBV_MTU_256}, -1);
 	int fd = adopt(side);
 
-	memset(side->memory, 0x5a, 64);
-	CHECK_EQUAL(post_recv_at(side, 1, 0, 64), 0);
+	memset(side->memory, 0x5a, 512);
+	CHECK_EQUAL(post_recv_at(side, 1, 0, 512), 0);
 	say_frame(fd, part(&end, 0), NULL);
 	until_taken(&end);
 	CHECK_EQUAL(verbs->ibv_destroy_srq(side->srq), 0);
 	side->srq = NULL;
 	CHECK_EQUAL(verbs->ibv_destroy_cq(side->cq), 0);
 	CHECK(side->cq = verbs->ibv_create_cq(side->context, 4, NULL, side->channel, 0));
-	say_frame(fd, part(&end, 8), NULL);
+	say_frame(fd, part(&end, 1), NULL);
 	struct soft_frame answer = hear_frame(fd, NULL, 0);
 
 	CHECK_EQUAL(answer.opcode, SOFT_NAK);
 	CHECK_EQUAL(answer.syndrome, SOFT_NAK_REMOTE_OPERATION);
 	expect_no_wc(side);
-	CHECK_EQUAL(side->memory[8], 0x5a);
+	CHECK_EQUAL(side->memory[256], 0x5a);
 	close(fd);
 	close_end(&end);
 }
@@ -702,10 +702,10 @@ static void flushed_meanwhile(void)
 {
 	struct end end;
 
-	open_target(&end, (struct options){0}, -1);
+	open_target(&end, (struct options){.mtu = IBV_MTU_256}, -1);
 	int fd = adopt(&end.side);
 
-	post_recvs(&end.side, 1, 2, 64);
+	post_recvs(&end.side, 1, 2, 256);
 	say_frame(fd, part(&end, 0), NULL);
 	until_taken(&end);
 	CHECK_EQUAL(to_state(&end.side, IBV_QPS_ERR), 0);

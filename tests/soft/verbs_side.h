@@ -42,6 +42,7 @@ struct options {
 	uint8_t rnr_timer;   /* 1 (10 us) if 0 */
 	uint8_t depth;       /* of READs, both ways; 4 if 0, 255 stands for 0 */
 	uint8_t answers;     /* max_dest_rd_atomic, if not as depth */
+	enum ibv_mtu mtu;    /* 4096 if 0 */
 	bool signal_none;    /* sq_sig_all = 0 */
 	bool uc;             /* a UC queue pair */
 	bool ud;             /* a UD queue pair: see ud_side.h */
@@ -273,7 +274,7 @@ static inline int to_rtr(struct side *side, const struct address *peer)
 {
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_RTR,
-		.path_mtu = IBV_MTU_4096,
+		.path_mtu = side->options.mtu ? side->options.mtu : IBV_MTU_4096,
 		.rq_psn = peer->psn,
 		.dest_qp_num = peer->qpn,
 		.ah_attr = {.dlid = ANY_DLID, .port_num = 1},

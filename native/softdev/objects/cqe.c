@@ -127,7 +127,7 @@ void soft_flush_sends(struct soft_qp *qp)
 	while (qp->sq.oldest != qp->sq.tail)
 		soft_complete_send(qp, IBV_WC_WR_FLUSH_ERR);
 	qp->sq.next = qp->sq.tail;
-	qp->sq.next_offset = 0;
+	qp->sq.next_psn = qp->sq.unacked = qp->sq.psn;
 	qp->sq.reads = 0;
 }
 

@@ -26,7 +26,6 @@ enum {
 	SOFT_MAX_MCAST_QP = 256,       /* in one group */
 	SOFT_MAX_MCAST_ATTACH = 16384, /* in all */
 };
-#define SOFT_MAX_MESSAGE (1u << 31)
 
 /* ---- table.c: 32-bit numbers to objects ---------------------------------------------------- */
 

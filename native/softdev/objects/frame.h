@@ -5,9 +5,12 @@
  * Every number is little-endian; immediate data alone stays as the application gave it, because
  * verbs define it as opaque network-order bytes.
  *
- * A message (one work request) has one packet sequence number, counted from the queue pair's PSN;
- * there is no MTU, but a message longer than SOFT_FRAME_MAX is cut into several frames with the
- * same PSN and growing offsets, so that acknowledgements and answers find room in between.
+ * A packet sequence number counts units of the path MTU of the queue pairs, as in IBTA 9.7.1, but
+ * one frame may stand for many packets of that length: a frame with `length` bytes has
+ * max(1, length / MTU, rounded up) PSNs, beginning with `psn`.  All frames of a message but the last
+ * have whole units, so the place of a frame in its message follows from its PSN.  A READ has as many
+ * PSNs as its response.  A message longer than SOFT_FRAME_MAX is cut into several frames, so that
+ * acknowledgements and answers find room in between.
  *
  * Two UC queue pairs send SEND, WRITE and DISCONNECT only, and nothing is answered.  With XRC, one
  * side sends requests alone, each with SOFT_FRAME_SRQ, and the other one answers alone.
@@ -15,7 +18,7 @@
  * A stream loses nothing.  But a side whose fault spec loses or doubles what comes in (fault.c)
  * sends LOSSY first, and from then on both sides keep to what the InfiniBand specification has for
  * lossy ways: requests are sent again, duplicates and gaps are expected.  READ asks again for the
- * rest of the message; its answers are known by how much of it is still to come.
+ * rest of the message.
  *
  * A stream that is not made by the connection manager begins with a handshake in each direction.
  *
@@ -29,16 +32,18 @@
  *                                  memory hold it (SEND, WRITE, READ_DATA between processes of one
  *                                  host), and a descriptor of them follows
  *        4  u32  length            of the payload
- *        8  u32  psn               of the message (24 bits)
- *       12  u32  ack               with SOFT_FRAME_ACK: every message up to this PSN is done; with
- *                                  SOFT_FRAME_SRQ: number of the shared receive queue
- *       16  u64  address           WRITE, READ, atomics, FLUSH: remote address of the message's
- *                                  first byte
- *       24  u32  rkey
+ *        8  u32  psn               its first one (24 bits); ACK: everything up to this one is
+ *                                  done; NAK, RNR_NAK: everything before it
+ *       12  u32  ack               with SOFT_FRAME_ACK: an acknowledgement rides on this frame,
+ *                                  everything up to this PSN is done; with SOFT_FRAME_SRQ: number
+ *                                  of the shared receive queue
+ *       16  u64  address           READ, atomics, FLUSH, first frame of a WRITE: remote address
+ *       24  u32  rkey              of the same; with SOFT_FRAME_INVALIDATE the key that ends
  *       28  u32  immediate         with SOFT_FRAME_IMMEDIATE
- *       32  u32  total             length of the whole message; FLUSH: of the range
- *       36  u32  offset            of this frame's payload in the message; NAK for a gap: of the
- *                                  first byte that is missing
+ *       32  u32  dma_length        READ, first frame of a WRITE: length of the message; FLUSH: of
+ *                                  the range (RETH)
+ *       36  u32  msn               of answers: messages that the responder has completed, in 24
+ *                                  bits (AETH)
  *
  *   offset  descriptor (cma.h)
  *        0  u32  slot of the export
@@ -54,7 +59,8 @@
  *       20  u32  receive_psn       first PSN that the sender will accept
  *       24  u32  send_psn          first PSN that it will send, if `flags` has SOFT_HELLO_SENDS
  *       28  u32  flags
- *       32  16 zeros
+ *       32  u32  mtu               path MTU, enum ibv_mtu: both must have the same
+ *       36  12 zeros
  *
  * The PSNs are random numbers that the two applications have exchanged by their own means: a
  * process that connects without knowing them is not the peer.
@@ -75,8 +81,10 @@ enum {
 	SOFT_CMA_DESC_HEAD = 8,           /* slot, generation */
 	SOFT_CMA_DESC_PIECE = 16,
 	SOFT_HANDSHAKE_SIZE = 48,
-	SOFT_WIRE_VERSION = 2, /* of the handshake, and after it; with the CM: SOFT_CM_VERSION */
+	SOFT_WIRE_VERSION = 3, /* of the handshake, and after it; with the CM: SOFT_CM_VERSION */
 	SOFT_PSN_MASK = 0xffffff,
+	SOFT_PSN_HALF = 1 << 23, /* of the circle: IBTA 9.7.4.1.2 */
+	SOFT_MAX_MESSAGE = 1 << 30, /* with the smallest MTU half of what may be under way */
 	SOFT_ATOMIC_ARGUMENTS = 16, /* payload of a request: compare or add, swap */
 	SOFT_ATOMIC_RESULT = 8,     /* payload of its response: the value before */
 	SOFT_ATOMIC_WORD = 8,       /* payload of an atomic write */
@@ -108,6 +116,9 @@ enum soft_frame_flag {
 	SOFT_FRAME_ACK = 1 << 2,
 	SOFT_FRAME_INVALIDATE = 1 << 3, /* SEND: the window with the key in `rkey` */
 	SOFT_FRAME_SRQ = 1 << 4, /* XRC, requests: `ack` is the number of a shared receive queue */
+	/* Neither: ONLY.  IMMEDIATE and INVALIDATE come with the last frame of a message. */
+	SOFT_FRAME_CONTINUES = 1 << 5, /* not the first one of its message: MIDDLE or LAST */
+	SOFT_FRAME_MORE = 1 << 6, /* not the last one: FIRST or MIDDLE */
 };
 
 /* IBTA vol 1, 9.7.5.2.2, table 46. */
@@ -138,8 +149,9 @@ struct soft_frame {
 	uint64_t address;
 	uint32_t rkey;
 	uint32_t immediate; /* network order */
-	uint32_t total;
-	uint32_t offset;
+	uint32_t dma_length;
+	uint32_t msn;
+	uint32_t skip; /* not on the wire: bytes at its beginning that have come before */
 };
 
 enum soft_hello_kind {
@@ -162,12 +174,23 @@ struct soft_hello {
 	uint32_t receive_psn;
 	uint32_t send_psn;
 	uint32_t flags;
+	uint32_t mtu;
 };
 
 /* Is the request answered with data, and not only acknowledged? */
 static inline bool soft_is_read(uint8_t opcode)
 {
 	return opcode == SOFT_READ || opcode == SOFT_COMPARE_SWAP || opcode == SOFT_FETCH_ADD;
+}
+
+static inline bool soft_is_first(const struct soft_frame *frame)
+{
+	return !(frame->flags & SOFT_FRAME_CONTINUES);
+}
+
+static inline bool soft_is_last(const struct soft_frame *frame)
+{
+	return !(frame->flags & SOFT_FRAME_MORE);
 }
 
 static inline void soft_put32(uint8_t *at, uint32_t value)
@@ -210,8 +233,8 @@ static inline void soft_frame_encode(uint8_t *at, const struct soft_frame *frame
 	soft_put64(at + 16, frame->address);
 	soft_put32(at + 24, frame->rkey);
 	memcpy(at + 28, &frame->immediate, sizeof(frame->immediate));
-	soft_put32(at + 32, frame->total);
-	soft_put32(at + 36, frame->offset);
+	soft_put32(at + 32, frame->dma_length);
+	soft_put32(at + 36, frame->msn);
 }
 
 /* False when no frame can look like that: what holds for all opcodes is checked here, once. */
@@ -227,12 +250,13 @@ static inline bool soft_frame_decode(const uint8_t *at, struct soft_frame *frame
 	frame->address = soft_take64(at + 16);
 	frame->rkey = soft_take32(at + 24);
 	memcpy(&frame->immediate, at + 28, sizeof(frame->immediate));
-	frame->total = soft_take32(at + 32);
-	frame->offset = soft_take32(at + 36);
+	frame->dma_length = soft_take32(at + 32);
+	frame->msn = soft_take32(at + 36);
+	frame->skip = 0;
 	return frame->length <= (frame->pieces ? SOFT_CMA_FRAME_MAX : SOFT_FRAME_MAX) &&
 	       frame->pieces <= SOFT_CMA_PIECES && (!frame->pieces || frame->length) &&
 	       frame->psn <= SOFT_PSN_MASK && frame->ack <= SOFT_PSN_MASK &&
-	       frame->total <= 1u << 31 && frame->offset <= frame->total;
+	       frame->msn <= SOFT_PSN_MASK && frame->dma_length <= SOFT_MAX_MESSAGE;
 }
 
 /* Bytes that follow the header. */

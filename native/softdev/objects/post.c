@@ -121,6 +121,7 @@ static int fill_operation(struct soft_send_wqe *send, const struct ibv_send_wr *
 		send->flush = (uint8_t)wr->wr.atomic.swap;
 		*length = wr->wr.atomic.compare_add;
 		send->length = (uint32_t)*length;
+		send->psns = 1;
 		return 0;
 	case IBV_WR_SEND_WITH_INV:
 	case IBV_WR_LOCAL_INV:
@@ -186,7 +187,8 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr, bool 
 		.opcode = (uint8_t)wr->opcode,
 		.flags = (uint8_t)wr->send_flags,
 		.num_sge = (uint8_t)num_sge,
-		.sequence = qp->sq.sequence,
+		.psn = qp->sq.psn,
+		.psns = local ? 0 : soft_psns(qp, (uint32_t)length),
 		.local = local,
 	};
 	rc = fill_operation(send, wr, &length);
@@ -196,7 +198,7 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr, bool 
 	if (length > (soft_qp_is_ud(qp) ? SOFT_DATAGRAM_MAX : SOFT_MAX_MESSAGE))
 		send->status = IBV_WC_LOC_LEN_ERR; /* IBTA 9.7.2, 10.7.2.2 */
 	copy_data(qp, send, wr, num_sge);
-	qp->sq.sequence += !local;
+	qp->sq.psn += send->psns;
 	qp->sq.tail++;
 	return 0;
 }
@@ -242,12 +244,12 @@ int soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr)
 	struct ibv_send_wr *bad_wr;
 
 	soft_lock();
-	uint32_t tail = qp->sq.tail, sequence = qp->sq.sequence;
+	uint32_t tail = qp->sq.tail, psn = qp->sq.psn;
 	int rc = post_chain(qp, wr, &bad_wr, true);
 
 	if (rc) { /* nothing of it has been looked at yet */
 		qp->sq.tail = tail;
-		qp->sq.sequence = sequence;
+		qp->sq.psn = psn;
 		SOFT_TRACE(refused_send, qp, bad_wr, rc);
 	} else {
 		SOFT_TRACE(sends, qp, tail);

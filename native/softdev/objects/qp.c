@@ -300,7 +300,7 @@ void soft_qp_check_drained(struct soft_qp *qp)
 {
 	/* IBTA 10.3.1.5: SQD is drained when what had begun is complete. */
 	if (!qp->draining || qp->ibv.state != IBV_QPS_SQD || qp->sq.oldest != qp->sq.next ||
-	    qp->sq.next_offset || soft_oldest_has_begun(qp))
+	    soft_oldest_has_begun(qp))
 		return;
 	end_draining(qp);
 }
@@ -578,6 +578,8 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int give
 		qp->rnr_left = qp->attr.rnr_retry;
 	if (attr_mask & IBV_QP_RETRY_CNT)
 		qp->retries_left = qp->attr.retry_cnt;
+	if (attr_mask & IBV_QP_SQ_PSN)
+		qp->sq.psn = qp->sq.next_psn = qp->sq.unacked = qp->sq.unsent = qp->attr.sq_psn;
 
 	switch (to) {
 	case IBV_QPS_RESET:

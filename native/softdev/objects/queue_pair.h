@@ -21,10 +21,10 @@ struct soft_send_wqe {
 		struct soft_bind bind;
 	};
 	uint32_t rkey; /* BIND_MW: the window's next one; *_INV: that which shall end */
-	uint32_t sequence; /* messages before it: its PSN, counted from the queue pair's first */
+	uint32_t psn; /* its first one, as in soft_send_queue */
+	uint32_t psns; /* how many it has */
 	uint32_t immediate; /* network order */
 	uint32_t length;
-	uint32_t received; /* READ: bytes of the answer so far */
 	uint32_t request; /* its number in the trace, or 0 */
 	uint8_t opcode; /* enum ibv_wr_opcode */
 	uint8_t flags; /* enum ibv_send_flags */
@@ -41,7 +41,8 @@ struct soft_destination {
 	uint32_t qkey; /* as in the request */
 };
 
-/* Indices count up for ever; a slot is index & mask. */
+/* Indices count up for ever; a slot is index & mask.  So do the PSNs here: on the wire they have 24
+ * bits. */
 struct soft_send_queue {
 	struct soft_send_wqe *slots;
 	uint8_t *lists; /* for each slot: its SGEs, or its inline data in their place */
@@ -49,12 +50,12 @@ struct soft_send_queue {
 	uint32_t mask;
 	uint32_t oldest; /* not completed */
 	uint32_t next; /* to be transmitted... */
-	uint32_t next_offset; /* ...from here on */
-	uint32_t begun; /* the first request of which no byte has been sent yet */
 	uint32_t tail; /* free */
+	uint32_t next_psn; /* ...from this PSN on */
+	uint32_t unacked; /* the first PSN that is not answered; it is the oldest request's */
+	uint32_t unsent; /* the first PSN that was never transmitted */
+	uint32_t psn; /* of the next request that is posted */
 	uint32_t reads; /* READs and atomics transmitted and not answered */
-	uint32_t resumed; /* of the oldest: the farthest gap that the responder has reported */
-	uint32_t sequence; /* messages posted */
 };
 
 struct soft_recv_wqe {
@@ -78,14 +79,22 @@ struct soft_receive_queue {
 
 /* A READ or an atomic that the responder has accepted and not wholly answered. */
 struct soft_response {
+	/* of what has not been sent yet */
 	uint32_t psn;
-	uint32_t rkey;
+	uint32_t length;
 	uint64_t address;
-	uint32_t total;
+	uint32_t rkey;
 	uint32_t srq_num; /* XRC: as in the request */
+	uint32_t msn; /* when it was accepted */
 	uint8_t opcode; /* SOFT_READ_DATA or SOFT_ATOMIC_DATA */
+	bool begun; /* some of it has been sent */
+	bool again; /* to a request that came again */
 	union {
-		uint8_t *kept; /* of a READ: all its bytes if they have been overwritten, or NULL */
+		struct {
+			uint32_t kept_length;
+			uint8_t *
+				kept; /* of a READ: its bytes if they have been overwritten, or NULL */
+		};
 		uint8_t result[SOFT_ATOMIC_RESULT];
 	};
 };
@@ -99,16 +108,17 @@ struct soft_atomic_answer {
 struct soft_responder {
 	uint32_t psn; /* expected next */
 	uint32_t acked; /* last PSN acknowledged to the requester */
+	uint32_t msn; /* messages completed */
 	bool resend_wanted; /* a NAK is out: discard until the message comes again */
 	bool failed; /* a NAK is out that ends the queue pair as soon as it has been sent */
 	/* the message under way, of which more frames are to come */
 	bool active;
 	bool has_receive; /* it took the receive at the head of the queue */
 	uint8_t opcode;
-	uint8_t flags;
-	uint32_t total;
-	uint32_t offset;
-	uint32_t rkey;
+	uint8_t flags; /* of its last frame so far */
+	uint32_t first; /* its first PSN */
+	uint32_t dma_length;
+	uint32_t rkey; /* of a WRITE; or that which a SEND ends */
 	uint64_t address;
 	uint32_t immediate;
 	uint32_t srq_num; /* XRC: of the shared receive queue that it names */
@@ -116,7 +126,6 @@ struct soft_responder {
 	struct soft_response *responses;
 	uint32_t response_mask;
 	uint32_t response_head;
-	uint32_t response_offset; /* of the first one: what has been sent */
 	uint32_t response_tail;
 	uint32_t kept; /* bytes of READs, in all: read_order.c */
 	struct soft_atomic_answer *atomics; /* the last ones; as many as there are responses */
@@ -128,7 +137,6 @@ struct soft_responder {
 struct soft_tx_packet {
 	struct soft_frame frame;
 	uint32_t index; /* requester: slot of the send queue; responder: of the responses */
-	bool last; /* of its message */
 	bool by_cma; /* a descriptor in place of its payload */
 };
 
@@ -153,7 +161,6 @@ struct soft_qp_link {
 	uint8_t nak_opcode; /* 0: none */
 	uint8_t nak_syndrome;
 	uint32_t nak_psn;
-	uint32_t nak_offset;
 };
 
 /* There may be something to send. */
@@ -239,7 +246,6 @@ static inline bool soft_qp_is_responder(const struct soft_qp *qp)
 	return qp->ibv.qp_type == IBV_QPT_RC || qp->ibv.qp_type == IBV_QPT_XRC_RECV;
 }
 
-/* PSNs count messages, in 24 bits. */
 static inline uint32_t soft_psn_add(uint32_t psn, uint32_t count)
 {
 	return (psn + count) & SOFT_PSN_MASK;
@@ -248,7 +254,45 @@ static inline uint32_t soft_psn_add(uint32_t psn, uint32_t count)
 /* In the half of the circle behind: IBTA 9.7.4.1.2. */
 static inline bool soft_psn_before(uint32_t psn, uint32_t other)
 {
-	return ((psn - other) & SOFT_PSN_MASK) >= 1u << 23;
+	return ((psn - other) & SOFT_PSN_MASK) >= SOFT_PSN_HALF;
+}
+
+/* PSNs count units of the path MTU. */
+static inline uint32_t soft_mtu_shift(const struct soft_qp *qp)
+{
+	return 7u + qp->attr.path_mtu; /* enum ibv_mtu: 1 is 256 */
+}
+
+/* How many PSNs so many bytes have: IBTA 9.7.1. */
+static inline uint32_t soft_psns(const struct soft_qp *qp, uint32_t length)
+{
+	return length ? ((length - 1) >> soft_mtu_shift(qp)) + 1 : 1;
+}
+
+/* Where the bytes of that PSN are in a message that begins with `first`. */
+static inline uint64_t soft_place_of(const struct soft_qp *qp, uint32_t psn, uint32_t first)
+{
+	return (uint64_t)((psn - first) & SOFT_PSN_MASK) << soft_mtu_shift(qp);
+}
+
+/* Is this as much as a frame in the middle of a message has, or at its end? */
+static inline bool soft_is_whole_or_last(const struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (soft_is_last(frame))
+		return frame->length || soft_is_first(frame);
+	return frame->length && !(frame->length & ((1u << soft_mtu_shift(qp)) - 1));
+}
+
+/* A frame that begins before the expected PSN and ends behind it, because it is sent again and was
+ * cut elsewhere: the bytes that have come are skipped.  False: nothing of it is new. */
+static inline bool soft_trim(const struct soft_qp *qp, struct soft_frame *frame, uint32_t expected)
+{
+	uint32_t behind = (expected - frame->psn) & SOFT_PSN_MASK;
+
+	if (behind >= soft_psns(qp, frame->length))
+		return false;
+	frame->skip = behind << soft_mtu_shift(qp);
+	return true;
 }
 
 static inline struct soft_send_wqe *soft_send_at(const struct soft_qp *qp, uint32_t index)
@@ -293,9 +337,7 @@ static inline bool soft_send_is_read(const struct soft_send_wqe *send)
 /* Of the message in that slot, or of the first one after it. */
 static inline uint32_t soft_send_psn(const struct soft_qp *qp, uint32_t index)
 {
-	return soft_psn_add(qp->attr.sq_psn, index == qp->sq.tail
-						     ? qp->sq.sequence
-						     : soft_send_at(qp, index)->sequence);
+	return (index == qp->sq.tail ? qp->sq.psn : soft_send_at(qp, index)->psn) & SOFT_PSN_MASK;
 }
 
 static inline struct soft_recv_wqe *soft_receive_at(const struct soft_receive_queue *rq,
@@ -421,10 +463,16 @@ void soft_flush(struct soft_qp *qp);
 int soft_sge_walk(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
 		  uint64_t offset, uint32_t length, unsigned rights, struct iovec *iov, int room);
 
-/* Was something of the oldest request ever transmitted? */
+/* Was something of that request ever transmitted? */
+static inline bool soft_send_has_begun(const struct soft_qp *qp, const struct soft_send_wqe *send)
+{
+	return (int32_t)(qp->sq.unsent - send->psn) > 0;
+}
+
 static inline bool soft_oldest_has_begun(const struct soft_qp *qp)
 {
-	return (int32_t)(qp->sq.begun - qp->sq.oldest) > 0;
+	return qp->sq.oldest != qp->sq.tail &&
+	       soft_send_has_begun(qp, soft_send_at(qp, qp->sq.oldest));
 }
 
 /* send_queue.c: requests that are carried out or fail on this side */

@@ -129,8 +129,7 @@ void soft_queues_destroy(struct soft_qp *qp)
 /* RESET: what was posted is forgotten without completions (IBTA 10.3.1.1). */
 void soft_queues_reset(struct soft_qp *qp)
 {
-	qp->sq.oldest = qp->sq.next = qp->sq.next_offset = qp->sq.tail = qp->sq.reads =
-		qp->sq.sequence = qp->sq.begun = qp->sq.resumed = 0;
+	qp->sq.oldest = qp->sq.next = qp->sq.tail = qp->sq.reads = 0;
 	qp->rq.head = qp->rq.tail = 0;
 	if (qp->transport->forget)
 		qp->transport->forget(qp);

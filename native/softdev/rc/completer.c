@@ -24,57 +24,47 @@ static void after_completion(struct soft_qp *qp)
 		soft_qp_link_output(qp->link);
 }
 
-/* How many requests from PSN `first` on have been transmitted; on a lossy link also those before
- * the requester went back. */
-static uint32_t unanswered(const struct soft_qp *qp, uint32_t first)
+/* Everything before that PSN is answered, perhaps before it has been transmitted again. */
+static void answered(struct soft_send_queue *sq, uint32_t psn)
 {
-	const struct soft_send_queue *sq = &qp->sq;
-	bool further = qp->link->lossy && (int32_t)(sq->begun - sq->next) > 0;
-
-	return (soft_send_psn(qp, further ? sq->begun : sq->next) - first) & SOFT_PSN_MASK;
+	sq->unacked = psn;
+	if ((int32_t)(sq->next_psn - psn) < 0)
+		sq->next_psn = psn;
 }
 
 bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 {
 	soft_assert_locked();
-	uint32_t first = soft_send_psn(qp, qp->sq.oldest);
-	uint32_t count = (psn + 1 - first) & SOFT_PSN_MASK;
+	struct soft_send_queue *sq = &qp->sq;
+	uint32_t before = sq->unacked;
+	uint32_t count = (psn + 1 - before) & SOFT_PSN_MASK;
+	uint32_t until = before + count;
 
 	if (!soft_qp_is_requester(qp))
 		return false; /* it has nothing that could be acknowledged */
-	if (count == 0)
-		return true;
-	/* Never transmitted, or acknowledged before: on a lossy link that may be repeated. */
-	if (count > unanswered(qp, first))
-		return qp->link->lossy;
-	uint32_t before = count;
-
-	for (; count; count--) {
+	if (count > sq->unsent - before)
+		return count >= SOFT_PSN_HALF; /* said again; or never transmitted */
+	while (sq->unacked != until) {
 		soft_send_pass(qp);
-		if (soft_send_is_read(soft_send_at(qp, qp->sq.oldest)))
+		const struct soft_send_wqe *send = soft_send_at(qp, sq->oldest);
+		uint32_t end = send->psn + send->psns;
+
+		if (soft_send_is_read(send))
 			break;
+		if ((int32_t)(until - end) < 0) {
+			answered(sq, until);
+			break;
+		}
+		answered(sq, end);
 		soft_requester_done(qp);
 		soft_complete_send(qp, IBV_WC_SUCCESS);
 	}
-	/* A READ is answered with data, not with an acknowledgement: its answer got lost. */
-	if (count && !qp->link->lossy)
-		return false;
-	if (count != before)
+	if (sq->unacked != before)
 		after_completion(qp);
-	if (count && qp->ibv.state != IBV_QPS_ERR)
+	/* A READ is answered with data, not with an acknowledgement: its answer got lost. */
+	if (sq->unacked != until && qp->ibv.state != IBV_QPS_ERR)
 		soft_requester_missed(qp);
 	return true;
-}
-
-/* Everything before this PSN is done; the request of this PSN is now the oldest one, and at least
- * a part of it has been transmitted. */
-static bool concerns_oldest(struct soft_qp *qp, uint32_t psn)
-{
-	if (!soft_acknowledged(qp, soft_psn_add(psn, SOFT_PSN_MASK)) ||
-	    qp->ibv.state == IBV_QPS_ERR)
-		return false;
-	return soft_send_psn(qp, qp->sq.oldest) == psn && qp->sq.oldest != qp->sq.tail &&
-	       soft_oldest_has_begun(qp);
 }
 
 /* ---- NAKs ---------------------------------------------------------------------------------- */
@@ -104,29 +94,18 @@ static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_f
 		qp->rnr_left--;
 	}
 	SOFT_TRACE(retry, qp, "RNR");
-	/* Go back: the responder forgets everything from this message on. */
-	soft_requester_go_back(qp, 0);
+	/* The responder has taken nothing from this PSN on. */
+	soft_requester_go_back(qp);
 	qp->rnr_refused = qp->rnr_waiting = true;
 	soft_timer_start(&qp->rnr_timer, soft_now() + rnr_delay_ns(frame->syndrome));
 	return SOFT_SINK_NONE;
 }
 
-/* IBTA 9.7.5.2.3: the responder has nothing of the oldest request, or nothing from that byte on. */
-static enum soft_sink gap(struct soft_qp *qp, const struct soft_frame *frame)
+/* IBTA 9.7.5.2.3: the responder has nothing from the first unanswered PSN on. */
+static enum soft_sink gap(struct soft_qp *qp)
 {
-	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
-
-	if (!qp->link->lossy ||
-	    (frame->offset && (soft_send_is_read(send) || frame->offset >= send->length)))
-		return SOFT_SINK_BROKEN;
-	if (qp->rnr_waiting ||
-	    (qp->sq.next == qp->sq.oldest && qp->sq.next_offset == frame->offset))
-		return SOFT_SINK_NONE; /* a duplicate */
-	if (frame->offset > qp->sq.resumed) {
-		qp->sq.resumed = frame->offset;
-		soft_requester_progress(qp);
-	}
-	soft_requester_retry(qp, frame->offset);
+	if (!qp->rnr_waiting && qp->sq.next_psn != qp->sq.unacked) /* else it is a duplicate */
+		soft_requester_retry(qp);
 	return SOFT_SINK_NONE;
 }
 
@@ -140,7 +119,7 @@ static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame
 	};
 
 	if (frame->syndrome == SOFT_NAK_SEQUENCE)
-		return gap(qp, frame);
+		return gap(qp);
 	if (frame->syndrome > SOFT_NAK_REQUESTERS_MEMORY || !statuses[frame->syndrome])
 		return SOFT_SINK_BROKEN;
 	soft_send_fail(qp, statuses[frame->syndrome]);
@@ -152,18 +131,10 @@ static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame
 static enum soft_sink begin_read_data(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
-	uint32_t left = send->length - send->received;
-	uint32_t from = frame->total - frame->offset; /* counted from the end */
+	uint64_t end = soft_place_of(qp, frame->psn, send->psn) + frame->length;
 
-	if (send->opcode != IBV_WR_RDMA_READ || frame->length > from ||
-	    (frame->length == 0 && frame->total > 0))
-		return SOFT_SINK_BROKEN;
-	if (qp->link->lossy && from != left) {
-		if (from - frame->length < left) /* not all of it has come before */
-			soft_requester_missed(qp);
-		return SOFT_SINK_DISCARD;
-	}
-	if (from != left || (!qp->link->lossy && frame->total != send->length))
+	if (send->opcode != IBV_WR_RDMA_READ || !soft_is_whole_or_last(qp, frame) ||
+	    (soft_is_last(frame) ? end != send->length : end >= send->length))
 		return SOFT_SINK_BROKEN;
 	return frame->length ? SOFT_SINK_READ : SOFT_SINK_NONE;
 }
@@ -178,18 +149,26 @@ static enum soft_sink begin_atomic_data(struct soft_qp *qp, const struct soft_fr
 	return SOFT_SINK_SMALL;
 }
 
-enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *frame)
+enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame)
 {
 	soft_assert_locked();
+	const struct soft_send_queue *sq = &qp->sq;
 	bool data = frame->opcode == SOFT_READ_DATA || frame->opcode == SOFT_ATOMIC_DATA;
+	uint32_t done =
+		frame->opcode == SOFT_ACK ? frame->psn : soft_psn_add(frame->psn, SOFT_PSN_MASK);
 
-	if (!soft_qp_is_requester(qp) || (!data && frame->length))
+	if (!soft_qp_is_requester(qp) || (!data && frame->length) || !soft_acknowledged(qp, done))
 		return SOFT_SINK_BROKEN;
-	if (frame->opcode == SOFT_ACK) /* its number was looked at with the frame's flags */
+	if (frame->opcode == SOFT_ACK)
 		return SOFT_SINK_NONE;
-	if (!concerns_oldest(qp, frame->psn))
-		return qp->ibv.state == IBV_QPS_ERR || qp->link->lossy ? SOFT_SINK_DISCARD
-								       : SOFT_SINK_BROKEN;
+	if (qp->ibv.state == IBV_QPS_ERR)
+		return SOFT_SINK_DISCARD;
+	/* An answer that has come before, or one before which another is missing. */
+	if (((sq->unacked - frame->psn) & SOFT_PSN_MASK) &&
+	    (frame->opcode != SOFT_READ_DATA || !soft_trim(qp, frame, sq->unacked)))
+		return SOFT_SINK_DISCARD;
+	if (sq->unacked == sq->unsent)
+		return SOFT_SINK_BROKEN; /* there is no such request */
 	switch (frame->opcode) {
 	case SOFT_READ_DATA:
 		return begin_read_data(qp, frame);
@@ -202,14 +181,14 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *fr
 	}
 }
 
-int soft_answer_scatter(struct soft_qp *qp, uint32_t from, uint32_t length, struct iovec *iov,
-			int room)
+int soft_answer_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
+			uint32_t length, struct iovec *iov, int room)
 {
 	soft_assert_locked();
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	int count = soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge,
-				  (uint64_t)send->received + from, length, IBV_ACCESS_LOCAL_WRITE,
-				  iov, room);
+				  soft_place_of(qp, frame->psn, send->psn) + from, length,
+				  IBV_ACCESS_LOCAL_WRITE, iov, room);
 
 	if (count < 0)
 		soft_send_fail(qp, IBV_WC_LOC_PROT_ERR);
@@ -218,6 +197,9 @@ int soft_answer_scatter(struct soft_qp *qp, uint32_t from, uint32_t length, stru
 
 static void complete_read(struct soft_qp *qp)
 {
+	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
+
+	answered(&qp->sq, send->psn + send->psns);
 	soft_requester_done(qp);
 	soft_complete_send(qp, IBV_WC_SUCCESS);
 	after_completion(qp);
@@ -246,15 +228,14 @@ static void end_atomic(struct soft_qp *qp, const uint8_t *small)
 void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
 {
 	soft_assert_locked();
-	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
+	uint32_t end = frame->psn + soft_psns(qp, frame->length);
 
 	if (frame->opcode == SOFT_ATOMIC_DATA) {
 		end_atomic(qp, small);
+	} else if (frame->opcode == SOFT_READ_DATA && soft_is_last(frame)) {
+		complete_read(qp);
 	} else if (frame->opcode == SOFT_READ_DATA) {
-		send->received += frame->length;
-		if (send->received == send->length)
-			complete_read(qp);
-		else
-			soft_requester_progress(qp);
+		answered(&qp->sq, qp->sq.unacked + ((end - qp->sq.unacked) & SOFT_PSN_MASK));
+		soft_requester_progress(qp);
 	}
 }

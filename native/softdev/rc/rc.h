@@ -11,8 +11,8 @@ extern const struct soft_transport soft_rc_transport;
 
 /* Where transmission has got to, while a batch of frames is built and not yet sent. */
 struct soft_tx_cursor {
-	uint32_t next, next_offset, reads;
-	uint32_t response, response_offset;
+	uint32_t next, next_psn, reads;
+	uint32_t response, response_psn;
 	uint32_t acked;
 	uint32_t most; /* bytes of payload that the next frame may carry */
 	uint32_t cma_most; /* the same with a descriptor; 0: it cannot have one */
@@ -38,10 +38,10 @@ int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 			  int room);
 
 /* req_retransmit.c: what a lossy link needs of the requester (IBTA 9.7.6.1) */
-/* Back to the oldest request, from that byte on. */
-void soft_requester_go_back(struct soft_qp *qp, uint32_t offset);
+/* Back to the first PSN that is not answered. */
+void soft_requester_go_back(struct soft_qp *qp);
 /* The same because something was lost, or fail when that has happened too often. */
-void soft_requester_retry(struct soft_qp *qp, uint32_t offset);
+void soft_requester_retry(struct soft_qp *qp);
 /* The answer to a later request is there. */
 void soft_requester_missed(struct soft_qp *qp);
 /* The oldest request is done, perhaps before it has been transmitted again. */
@@ -56,7 +56,7 @@ enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_
 void soft_responder_missed(struct soft_qp *qp); /* what was expected has not come */
 void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome);
 struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
-					    uint8_t opcode, uint32_t total);
+					    uint8_t opcode, uint32_t length);
 
 void soft_retry_expired(struct soft_timer *timer); /* soft_qp.retry_timer */
 
@@ -77,9 +77,13 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out);
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
 int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov);
-/* The PSN up to which everything is done and may be acknowledged with a frame sent after `cursor`.
- */
+/* The cursor's next answer is that one, if there is one. */
+void soft_responder_answer_at(const struct soft_qp *qp, struct soft_tx_cursor *cursor,
+			      uint32_t response);
+/* The PSN up to which everything is done and may be acknowledged with a frame sent after `cursor`;
+ * and how many messages that are. */
 uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor);
+uint32_t soft_responder_msn(const struct soft_qp *qp, const struct soft_tx_cursor *cursor);
 
 /* Taking in.  What happens to the frame just begun and its payload: */
 enum soft_sink {
@@ -93,11 +97,11 @@ enum soft_sink {
 };
 
 /* responder.c, completer.c: a frame's header is there; its payload is there, wholly. */
-enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *frame);
+enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame);
 void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
-enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *frame);
+enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame);
 void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
-/* Every message up to this PSN is acknowledged; false if that cannot be. */
+/* Everything up to this PSN is done; false if that cannot be. */
 bool soft_acknowledged(struct soft_qp *qp, uint32_t psn);
 
 void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame); /* refuses it */
@@ -105,7 +109,7 @@ void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
  * soft_request_unwritable if the memory may not be written. */
 int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
 			 uint32_t length, struct iovec *iov, int room);
-int soft_answer_scatter(struct soft_qp *qp, uint32_t from, uint32_t length, struct iovec *iov,
-			int room);
+int soft_answer_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
+			uint32_t length, struct iovec *iov, int room);
 
 #endif

@@ -37,18 +37,19 @@ static void keep(struct soft_qp *qp, struct soft_response *response, const struc
 	struct soft_responder *responder = &qp->responder;
 	const uint8_t *memory;
 
-	if (response->opcode != SOFT_READ_DATA || response->kept || !response->total ||
-	    response->total > MOST_KEPT - responder->kept)
+	if (response->opcode != SOFT_READ_DATA || response->kept || !response->length ||
+	    response->length > MOST_KEPT - responder->kept)
 		return;
 	memory = soft_remote_memory(qp, soft_remote_pd(qp, response->srq_num), response->rkey,
-				    response->address, response->total, IBV_ACCESS_REMOTE_READ);
-	if (!memory || !overlaps(memory, response->total, iov, count))
+				    response->address, response->length, IBV_ACCESS_REMOTE_READ);
+	if (!memory || !overlaps(memory, response->length, iov, count))
 		return;
-	response->kept = malloc(response->total);
+	response->kept = malloc(response->length);
 	if (!response->kept)
 		return;
-	memcpy(response->kept, memory, response->total);
-	responder->kept += response->total;
+	memcpy(response->kept, memory, response->length);
+	response->kept_length = response->length;
+	responder->kept += response->length;
 }
 
 void soft_responder_keep_reads(struct soft_qp *qp, const struct iovec *iov, int count)
@@ -65,5 +66,5 @@ void soft_responder_unkeep(struct soft_responder *responder, struct soft_respons
 		return;
 	free(response->kept);
 	response->kept = NULL;
-	responder->kept -= response->total;
+	responder->kept -= response->kept_length;
 }

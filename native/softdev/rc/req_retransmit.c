@@ -2,8 +2,9 @@
  *
  * Something is known to be lost in three ways (IBTA 9.7.6.1): the responder reports a gap (a NAK
  * for a sequence error), the answer to a later request comes (an implied NAK), or nothing comes for
- * 4.096 us * 2^timeout.  Each time the requester goes back to its oldest request and transmits all
- * from there on again, at most retry_cnt times in a row; whatever is answered begins a new row.
+ * 4.096 us * 2^timeout.  Each time the requester goes back to the first PSN that is not answered and
+ * transmits all from there on again, at most retry_cnt times in a row; whatever is answered begins a
+ * new row.
  *
  * On a link that loses nothing none of this is used: a silent peer is slow there, not gone.
  */
@@ -20,16 +21,16 @@ static bool is_lossy(const struct soft_qp *qp)
 	return qp->link && qp->link->state == SOFT_LINK_UP && qp->link->lossy;
 }
 
-void soft_requester_go_back(struct soft_qp *qp, uint32_t offset)
+void soft_requester_go_back(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	qp->sq.next = qp->sq.oldest;
-	qp->sq.next_offset = offset;
+	qp->sq.next_psn = qp->sq.unacked;
 	qp->sq.reads = 0;
 	soft_timer_stop(&qp->retry_timer);
 }
 
-void soft_requester_retry(struct soft_qp *qp, uint32_t offset)
+void soft_requester_retry(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	if (!qp->retries_left) {
@@ -39,7 +40,7 @@ void soft_requester_retry(struct soft_qp *qp, uint32_t offset)
 	qp->retries_left--;
 	soft_fault_counts.retried++;
 	SOFT_TRACE(retry, qp, "LOSS");
-	soft_requester_go_back(qp, offset);
+	soft_requester_go_back(qp);
 	soft_qp_link_output(qp->link);
 }
 
@@ -50,7 +51,7 @@ void soft_requester_missed(struct soft_qp *qp)
 	if (qp->answer_missed)
 		return;
 	qp->answer_missed = true;
-	soft_requester_retry(qp, 0);
+	soft_requester_retry(qp);
 }
 
 void soft_requester_done(struct soft_qp *qp)
@@ -58,14 +59,10 @@ void soft_requester_done(struct soft_qp *qp)
 	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
 
-	sq->resumed = 0;
-	if (sq->oldest != sq->next) {
+	if (sq->oldest != sq->next)
 		sq->reads -= soft_send_is_read(soft_send_at(qp, sq->oldest));
-		return;
-	}
-	/* It was about to be transmitted again. */
-	sq->next++;
-	sq->next_offset = 0;
+	else
+		sq->next++; /* it was about to be transmitted again */
 }
 
 void soft_requester_progress(struct soft_qp *qp)
@@ -84,7 +81,7 @@ void soft_requester_await(struct soft_qp *qp)
 
 	/* A timeout of 0 is none: IBTA 9.7.6.1.3. */
 	if (!is_lossy(qp) || soft_qp_is_uc(qp) || !qp->attr.timeout || qp->rnr_waiting ||
-	    qp->retry_timer.running || !soft_oldest_has_begun(qp))
+	    qp->retry_timer.running || qp->sq.unacked == qp->sq.unsent)
 		return;
 	soft_timer_start(&qp->retry_timer, soft_now() + (time < LEAST_NS ? LEAST_NS : time));
 }
@@ -94,7 +91,7 @@ void soft_retry_expired(struct soft_timer *timer)
 	soft_assert_locked();
 	struct soft_qp *qp = soft_container(timer, struct soft_qp, retry_timer);
 
-	if (!is_lossy(qp) || qp->rnr_waiting || !soft_oldest_has_begun(qp))
+	if (!is_lossy(qp) || qp->rnr_waiting || qp->sq.unacked == qp->sq.unsent)
 		return;
 	/* What has not even left cannot have been lost on the way. */
 	if (soft_port_is_down() || qp->link->blocked) {
@@ -102,5 +99,5 @@ void soft_retry_expired(struct soft_timer *timer)
 		return;
 	}
 	qp->answer_missed = false;
-	soft_requester_retry(qp, 0);
+	soft_requester_retry(qp);
 }

@@ -46,7 +46,10 @@ static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 {
 	/* SQD begins nothing, but what has begun is brought to its end (IBTA 10.3.1.5). */
 	if (qp->ibv.state != IBV_QPS_RTS &&
-	    (qp->ibv.state != IBV_QPS_SQD || (int32_t)(qp->sq.begun - cursor->next) <= 0))
+	    (qp->ibv.state != IBV_QPS_SQD || !soft_send_has_begun(qp, send)))
+		return false;
+	/* Of more, the peer could not tell what is new from what comes again: IBTA 9.7.4.1.2. */
+	if (send->psn + send->psns - qp->sq.unacked >= SOFT_PSN_HALF)
 		return false;
 	if (cursor->reads &&
 	    (send->flags & IBV_SEND_FENCE || (read && cursor->reads >= qp->attr.max_rd_atomic)))
@@ -71,62 +74,65 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	struct soft_send_wqe *send = soft_send_at(qp, cursor->next);
 	uint8_t opcode = wire_opcodes[send->opcode];
 	bool read = soft_is_read(opcode);
-	uint32_t length = send->length - cursor->next_offset;
 	bool by_cma = false;
 
 	if (cursor->next == qp->sq.tail || qp->rnr_waiting || send->status)
 		return false;
-	if (cursor->next_offset == 0 && !may_begin(qp, cursor, send, read))
+	bool first = cursor->next_psn == send->psn;
+
+	if (first && !may_begin(qp, cursor, send, read))
 		return false;
-	bool flush = opcode == SOFT_FLUSH;
+	uint32_t place = first ? 0 : (uint32_t)soft_place_of(qp, cursor->next_psn, send->psn);
+	uint32_t left = send->length - place, length = 0;
+	bool last = true;
 
-	if (opcode == SOFT_READ || flush)
-		length = 0;
-	else if (read)
+	if (opcode == SOFT_SEND || opcode == SOFT_WRITE || opcode == SOFT_ATOMIC_WRITE) {
+		length = soft_frame_share(cursor, left, &by_cma);
+		last = length == left;
+	} else if (opcode != SOFT_READ && opcode != SOFT_FLUSH) {
 		length = SOFT_ATOMIC_ARGUMENTS;
-	else
-		length = soft_frame_share(cursor, length, &by_cma);
-
+	}
 	*out = (struct soft_tx_packet){
 		.index = cursor->next,
-		.last = read || flush || cursor->next_offset + length == send->length,
 		.by_cma = by_cma,
 		.frame =
 			{
 				.opcode = opcode,
 				.length = length,
-				.psn = soft_send_psn(qp, cursor->next),
+				.psn = cursor->next_psn & SOFT_PSN_MASK,
 				.address = send->remote_address,
 				.rkey = send->rkey,
-				.total = send->length,
-				.offset = cursor->next_offset,
+				.dma_length = send->length,
 			},
 	};
 	if (opcode == SOFT_READ) { /* bytes that have come are not requested again */
-		out->frame.address += send->received;
-		out->frame.total -= send->received;
+		out->frame.address += place;
+		out->frame.dma_length = left;
+	} else {
+		out->frame.flags =
+			(first ? 0 : SOFT_FRAME_CONTINUES) | (last ? 0 : SOFT_FRAME_MORE);
 	}
-	if (flush)
+	if (opcode == SOFT_FLUSH)
 		out->frame.syndrome = send->flush;
+	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND) {
+		out->frame.flags |= SOFT_FRAME_SRQ;
+		out->frame.ack = send->remote_srqn;
+	}
+	if (!last) {
+		cursor->next_psn += length >> soft_mtu_shift(qp);
+		return true;
+	}
 	if (send->flags & IBV_SEND_SOLICITED)
 		out->frame.flags |= SOFT_FRAME_SOLICITED;
 	if (send->opcode == IBV_WR_SEND_WITH_IMM || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
 		out->frame.flags |= SOFT_FRAME_IMMEDIATE;
 		out->frame.immediate = send->immediate;
 	}
-	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND) {
-		out->frame.flags |= SOFT_FRAME_SRQ;
-		out->frame.ack = send->remote_srqn;
-	}
 	if (send->opcode == IBV_WR_SEND_WITH_INV)
 		out->frame.flags |= SOFT_FRAME_INVALIDATE;
-	if (out->last) {
-		cursor->next++;
-		cursor->next_offset = 0;
-		cursor->reads += read;
-	} else {
-		cursor->next_offset += length;
-	}
+	cursor->next++;
+	cursor->next_psn = send->psn + send->psns;
+	cursor->reads += read;
 	return true;
 }
 
@@ -135,17 +141,21 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
 
-	if ((int32_t)(out->index + 1 - sq->begun) > 0)
-		sq->begun = out->index + 1;
 	soft_send_pass(qp);
-	if (out->last) {
-		sq->next++;
-		sq->next_offset = 0;
+	if (soft_is_last(&out->frame)) {
+		const struct soft_send_wqe *send = soft_send_at(qp, sq->next++);
+
+		sq->next_psn = send->psn + send->psns;
 		sq->reads += soft_is_read(out->frame.opcode);
-		if (soft_qp_is_uc(qp)) /* sent is done: IBTA 9.8.2 */
-			soft_complete_send(qp, IBV_WC_SUCCESS);
 	} else {
-		sq->next_offset += out->frame.length;
+		sq->next_psn += out->frame.length >> soft_mtu_shift(qp);
+	}
+	if ((int32_t)(sq->next_psn - sq->unsent) > 0)
+		sq->unsent = sq->next_psn;
+	if (soft_qp_is_uc(qp)) { /* sent is done: IBTA 9.8.2 */
+		sq->unacked = sq->next_psn;
+		if (soft_is_last(&out->frame))
+			soft_complete_send(qp, IBV_WC_SUCCESS);
 	}
 	soft_requester_await(qp);
 }
@@ -159,8 +169,9 @@ int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 
 	if (!inlined && !soft_is_read(out->frame.opcode))
 		return soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, out->index), send->num_sge,
-				     out->frame.offset, out->frame.length,
-				     out->by_cma ? SOFT_ACCESS_CMA : 0, iov, room);
+				     soft_place_of(qp, out->frame.psn, send->psn),
+				     out->frame.length, out->by_cma ? SOFT_ACCESS_CMA : 0, iov,
+				     room);
 	*iov = (struct iovec){.iov_base = send->arguments, .iov_len = out->frame.length};
 	if (inlined && (out->frame.opcode == SOFT_SEND || out->frame.opcode == SOFT_WRITE))
 		iov->iov_base = soft_send_inline(qp, out->index);
@@ -174,7 +185,7 @@ static void lose(struct soft_qp *qp)
 	for (;;) {
 		struct soft_tx_cursor cursor = {
 			.next = qp->sq.next,
-			.next_offset = qp->sq.next_offset,
+			.next_psn = qp->sq.next_psn,
 			.most = SOFT_FRAME_MAX,
 		};
 

@@ -17,22 +17,21 @@ static void forget_answers(struct soft_qp *qp, uint32_t psn)
 	while (tail != responder->response_tail &&
 	       soft_psn_before(responder->responses[tail & responder->response_mask].psn, psn))
 		tail++;
-	if (tail == responder->response_head)
-		responder->response_offset = 0;
 	responder->response_tail = tail;
 }
 
 /* False: there is no place for it now. */
 static bool answer(struct soft_qp *qp, const struct soft_frame *frame, uint8_t opcode,
-		   uint32_t total, const uint8_t *result)
+		   uint32_t length, const uint8_t *result)
 {
 	struct soft_responder *responder = &qp->responder;
 
 	forget_answers(qp, frame->psn);
 	if (responder->response_tail - responder->response_head > responder->response_mask)
 		return false;
-	struct soft_response *response = soft_responder_answer(qp, frame, opcode, total);
+	struct soft_response *response = soft_responder_answer(qp, frame, opcode, length);
 
+	response->again = true;
 	if (result)
 		memcpy(response->result, result, SOFT_ATOMIC_RESULT);
 	soft_qp_link_output(qp->link);
@@ -41,12 +40,15 @@ static bool answer(struct soft_qp *qp, const struct soft_frame *frame, uint8_t o
 
 static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 {
+	uint32_t behind = (qp->responder.psn - frame->psn) & SOFT_PSN_MASK;
+
 	/* What may not be read any more is not answered: the requester gives up. */
-	if (qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ &&
-	    (frame->total == 0 ||
+	if (soft_psns(qp, frame->dma_length) <= behind &&
+	    qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ &&
+	    (frame->dma_length == 0 ||
 	     soft_remote_allowed(qp, soft_remote_pd(qp, frame->ack), frame->rkey, frame->address,
-				 frame->total, IBV_ACCESS_REMOTE_READ)))
-		answer(qp, frame, SOFT_READ_DATA, frame->total, NULL);
+				 frame->dma_length, IBV_ACCESS_REMOTE_READ)))
+		answer(qp, frame, SOFT_READ_DATA, frame->dma_length, NULL);
 }
 
 static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)
@@ -79,21 +81,17 @@ static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
 		read_again(qp, frame);
 	else if (soft_is_read(frame->opcode))
 		atomic_again(qp, frame);
-	else if (frame->opcode == SOFT_FLUSH || frame->offset + frame->length == frame->total)
+	else if (soft_is_last(frame))
 		acknowledge_again(qp);
 }
 
 enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	soft_assert_locked();
-	struct soft_responder *responder = &qp->responder;
-	uint32_t offset = responder->active ? responder->offset : 0;
-
-	if (soft_psn_before(frame->psn, responder->psn)) {
+	if (soft_psn_before(frame->psn, qp->responder.psn))
 		answer_again(qp, frame);
-	} else if (frame->psn != responder->psn || frame->offset + frame->length > offset) {
+	else
 		soft_responder_missed(qp);
-	}
 	return SOFT_SINK_DISCARD;
 }
 

@@ -6,9 +6,7 @@
  * a NAK other than RNR then ends the queue pair (IBTA 9.9.3: responder class C and others), because
  * its application must learn that its peer is in error.
  *
- * Unless the link is said to be lossy (resp_retransmit.c), a PSN that is not the expected one is
- * either a message that was under way when an RNR NAK went out (discarded: the requester begins
- * again) or a protocol error.
+ * A PSN that is not the expected one is a duplicate or shows a gap: resp_retransmit.c.
  *
  * A UC queue pair answers nothing: what RC refuses it drops in silence, and takes in the next
  * message that begins, whatever its PSN (IBTA 9.8.2, 9.9.3: responder class D).
@@ -88,7 +86,6 @@ void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome)
 	qp->link->nak_opcode = opcode;
 	qp->link->nak_syndrome = syndrome;
 	qp->link->nak_psn = qp->responder.psn;
-	qp->link->nak_offset = qp->responder.active ? qp->responder.offset : 0;
 	soft_qp_link_output(qp->link);
 }
 
@@ -138,7 +135,8 @@ static void tell_refusal(const struct soft_qp *qp, uint32_t srq_num, uint32_t rk
 static enum soft_sink refuse_right(struct soft_qp *qp, const struct soft_frame *frame,
 				   unsigned rights)
 {
-	SOFT_TRACE(no_access, qp, "QUEUE_PAIR", frame->rkey, frame->address, frame->total, rights);
+	SOFT_TRACE(no_access, qp, "QUEUE_PAIR", frame->rkey, frame->address, frame->dma_length,
+		   rights);
 	return refuse(qp, SOFT_NAK_INVALID_REQUEST);
 }
 
@@ -161,13 +159,12 @@ static void fail_receive(struct soft_qp *qp, enum ibv_wc_status status, enum sof
 		refuse(qp, nak);
 }
 
-/* IBTA 9.7.5.2.8: no receive is posted; the requester shall wait and send the message again. */
+/* IBTA 9.7.5.2.8: no receive is posted; the requester shall wait and send this packet again. */
 static enum soft_sink not_ready(struct soft_qp *qp)
 {
 	if (soft_qp_is_uc(qp))
 		return drop(qp);
 	qp->responder.resend_wanted = true;
-	qp->responder.active = false;
 	soft_responder_nak(qp, SOFT_RNR_NAK, qp->attr.min_rnr_timer);
 	return SOFT_SINK_DISCARD;
 }
@@ -180,32 +177,41 @@ static bool has_room_for_response(const struct soft_qp *qp)
 	       qp->attr.max_dest_rd_atomic;
 }
 
-/* The requester has more READs and atomics under way than was agreed, an invalid request.  Where
- * frames get lost it may be blameless: answers that are sent again and have not gone out, or were
- * given up in the middle of a frame, hold places too.  Then the request counts as lost. */
+/* The requester has more READs and atomics under way than was agreed, an invalid request.  But it is
+ * blameless if an answer that is given again holds a place: then the request counts as lost. */
 static enum soft_sink too_many(struct soft_qp *qp)
 {
-	if (!qp->link->lossy)
-		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.3.1 */
-	qp->responder.resend_wanted = true;
-	return SOFT_SINK_DISCARD;
+	const struct soft_responder *responder = &qp->responder;
+
+	for (uint32_t i = responder->response_head; i != responder->response_tail; i++) {
+		if (responder->responses[i & responder->response_mask].again) {
+			soft_responder_missed(qp);
+			return SOFT_SINK_DISCARD;
+		}
+	}
+	return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.3.1 */
 }
 
 /* Zero bytes need no key: IBTA 9.4.3, 9.4.4 (C9-88). */
 static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, unsigned right)
 {
-	return frame->total == 0 ||
+	return frame->dma_length == 0 ||
 	       soft_remote_allowed(qp, soft_remote_pd(qp, qp->responder.srq_num), frame->rkey,
-				   frame->address, frame->total, right);
+				   frame->address, frame->dma_length, right);
 }
 
-/* SEND, and WRITE with immediate, need a receive. */
-static enum soft_sink begin_send(struct soft_qp *qp, const struct soft_frame *frame)
+/* Where the frame ends in its message. */
+static uint64_t end_of(const struct soft_qp *qp, const struct soft_frame *frame)
 {
-	if (!soft_receive_ready(qp) || soft_fault_not_ready(qp))
-		return not_ready(qp);
-	qp->responder.has_receive = true;
-	if (frame->total > soft_receive_at(&qp->rq, qp->rq.head)->length) {
+	return soft_place_of(qp, frame->psn, qp->responder.first) + frame->length;
+}
+
+/* A packet of a SEND, which may be as long as its receive. */
+static enum soft_sink take_send(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	uint64_t end = end_of(qp, frame);
+
+	if (end > SOFT_MAX_MESSAGE || end > soft_receive_at(&qp->rq, qp->rq.head)->length) {
 		/* IBTA 9.9.3.1: local length error for us, invalid request for the sender. */
 		if (!soft_qp_is_uc(qp))
 			soft_complete_receive(qp, IBV_WC_LOC_LEN_ERR, 0);
@@ -214,18 +220,36 @@ static enum soft_sink begin_send(struct soft_qp *qp, const struct soft_frame *fr
 	return frame->length ? SOFT_SINK_RECEIVE : SOFT_SINK_NONE;
 }
 
-static enum soft_sink begin_write(struct soft_qp *qp, const struct soft_frame *frame)
+/* A packet of a WRITE: of one with immediate, the last one needs a receive. */
+static enum soft_sink take_write(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_WRITE))
-		return refuse_right(qp, frame, IBV_ACCESS_REMOTE_WRITE);
-	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_WRITE))
-		return refuse_access(qp, frame, frame->total, IBV_ACCESS_REMOTE_WRITE);
+	uint64_t end = end_of(qp, frame), total = qp->responder.dma_length;
+
+	if (soft_is_last(frame) ? end != total : end >= total)
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.1.6 */
 	if (frame->flags & SOFT_FRAME_IMMEDIATE) {
 		if (!soft_receive_ready(qp) || soft_fault_not_ready(qp))
 			return not_ready(qp);
 		qp->responder.has_receive = true;
 	}
 	return frame->length ? SOFT_SINK_WRITE : SOFT_SINK_NONE;
+}
+
+static enum soft_sink begin_send(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (!soft_receive_ready(qp) || soft_fault_not_ready(qp))
+		return not_ready(qp);
+	qp->responder.has_receive = true;
+	return take_send(qp, frame);
+}
+
+static enum soft_sink begin_write(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_WRITE))
+		return refuse_right(qp, frame, IBV_ACCESS_REMOTE_WRITE);
+	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_WRITE))
+		return refuse_access(qp, frame, frame->dma_length, IBV_ACCESS_REMOTE_WRITE);
+	return take_write(qp, frame);
 }
 
 static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *frame)
@@ -235,7 +259,7 @@ static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *fr
 	if (!has_room_for_response(qp))
 		return too_many(qp);
 	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_READ))
-		return refuse_access(qp, frame, frame->total, IBV_ACCESS_REMOTE_READ);
+		return refuse_access(qp, frame, frame->dma_length, IBV_ACCESS_REMOTE_READ);
 	return SOFT_SINK_NONE;
 }
 
@@ -289,8 +313,8 @@ static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *f
 		return refuse_right(qp, frame, rights);
 	if (level == IBV_FLUSH_MR ? !soft_remote_key(qp, pd, frame->rkey, rights)
 				  : !soft_remote_allowed(qp, pd, frame->rkey, frame->address,
-							 frame->total, rights))
-		return refuse_access(qp, frame, frame->total, rights);
+							 frame->dma_length, rights))
+		return refuse_access(qp, frame, frame->dma_length, rights);
 	return SOFT_SINK_NONE;
 }
 
@@ -300,22 +324,25 @@ static bool well_formed(const struct soft_qp *qp, const struct soft_frame *frame
 	/* XRC: one side takes no requests, and those to the other one name a shared queue. */
 	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND || !(frame->flags & SOFT_FRAME_SRQ) != !qp->xrcd)
 		return false;
+	unsigned flags = frame->flags & (SOFT_FRAME_CONTINUES | SOFT_FRAME_MORE |
+					 SOFT_FRAME_IMMEDIATE | SOFT_FRAME_INVALIDATE);
+
 	switch (frame->opcode) {
 	case SOFT_WRITE:
-		if (frame->flags & SOFT_FRAME_INVALIDATE)
+		if (flags & SOFT_FRAME_INVALIDATE)
 			return false; /* only a SEND says that */
 		/* fall through */
 	case SOFT_SEND:
-		return frame->length <= frame->total - frame->offset &&
-		       (frame->length > 0 || frame->total == 0);
+		if (!soft_is_last(frame) && flags & (SOFT_FRAME_IMMEDIATE | SOFT_FRAME_INVALIDATE))
+			return false;
+		return soft_is_whole_or_last(qp, frame);
 	case SOFT_READ:
 	case SOFT_FLUSH:
-		return frame->length == 0 && frame->offset == 0;
+		return frame->length == 0 && !flags;
 	case SOFT_ATOMIC_WRITE:
-		return frame->length == SOFT_ATOMIC_WORD && frame->total == SOFT_ATOMIC_WORD &&
-		       frame->offset == 0 && !(frame->flags & SOFT_FRAME_INVALIDATE);
+		return frame->length == SOFT_ATOMIC_WORD && !flags;
 	default:
-		return frame->length == SOFT_ATOMIC_ARGUMENTS && frame->offset == 0;
+		return frame->length == SOFT_ATOMIC_ARGUMENTS && !flags;
 	}
 }
 
@@ -331,15 +358,6 @@ static enum soft_nak name_srq(struct soft_qp *qp, uint32_t number)
 	return soft_cq_of(srq->cq)->overrun ? SOFT_NAK_REMOTE_OPERATION : 0;
 }
 
-/* Neither the next message nor the next part of the one under way. */
-static enum soft_sink out_of_turn(struct soft_qp *qp, const struct soft_frame *frame)
-{
-	if (!qp->link->lossy)
-		return qp->responder.resend_wanted && !qp->responder.active ? SOFT_SINK_DISCARD
-									    : SOFT_SINK_BROKEN;
-	return soft_qp_is_uc(qp) ? drop(qp) : soft_responder_out_of_turn(qp, frame);
-}
-
 /* The expected request has arrived: a NAK for it that has not gone out is dropped. */
 static void found(struct soft_qp *qp)
 {
@@ -350,7 +368,23 @@ static void found(struct soft_qp *qp)
 		link->nak_opcode = 0;
 }
 
-enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *frame)
+/* The next packet of the SEND or WRITE under way. */
+static enum soft_sink go_on(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	struct soft_responder *responder = &qp->responder;
+
+	if (frame->opcode != responder->opcode ||
+	    (soft_is_first(frame) && frame->psn != responder->first))
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+	responder->flags = frame->flags;
+	responder->immediate = frame->immediate;
+	if (frame->opcode == SOFT_WRITE)
+		return take_write(qp, frame);
+	responder->rkey = frame->rkey;
+	return take_send(qp, frame);
+}
+
+enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
@@ -362,22 +396,20 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *f
 	if (soft_qp_is_uc(qp)) {
 		if (frame->opcode != SOFT_SEND && frame->opcode != SOFT_WRITE)
 			return SOFT_SINK_BROKEN;
-		if (frame->offset == 0) {
+		if (soft_is_first(frame)) {
 			responder->active = false;
 			responder->psn = frame->psn;
 		} else if (!responder->active) {
 			return SOFT_SINK_DISCARD;
 		}
 	}
-	if (frame->psn != responder->psn ||
-	    frame->offset != (responder->active ? responder->offset : 0))
-		return out_of_turn(qp, frame);
+	if (frame->psn != responder->psn && !soft_trim(qp, frame, responder->psn))
+		return soft_qp_is_uc(qp) ? drop(qp) : soft_responder_out_of_turn(qp, frame);
 	found(qp);
-	if (responder->active) {
-		if (frame->opcode != responder->opcode || frame->total != responder->total)
-			return SOFT_SINK_BROKEN;
-		return frame->opcode == SOFT_SEND ? SOFT_SINK_RECEIVE : SOFT_SINK_WRITE;
-	}
+	if (responder->active == (soft_is_first(frame) && !frame->skip))
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.1.2 */
+	if (responder->active)
+		return go_on(qp, frame);
 	if (!qp->communicated) {
 		qp->communicated = true;
 		/* IBTA 11.6.3.1: in RTR alone; in RTS its own requests show it. */
@@ -388,10 +420,10 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *f
 	responder->opcode = frame->opcode;
 	responder->flags = frame->flags;
 	responder->immediate = frame->immediate;
-	responder->total = frame->total;
+	responder->first = frame->psn;
+	responder->dma_length = frame->dma_length;
 	responder->address = frame->address;
 	responder->rkey = frame->rkey;
-	responder->offset = 0;
 	if (qp->xrcd) {
 		enum soft_nak nak = name_srq(qp, frame->ack);
 
@@ -424,7 +456,7 @@ void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
 
 		first.rkey = qp->responder.rkey;
 		first.address = qp->responder.address;
-		refuse_access(qp, &first, first.total, IBV_ACCESS_REMOTE_WRITE);
+		refuse_access(qp, &first, qp->responder.dma_length, IBV_ACCESS_REMOTE_WRITE);
 	}
 }
 
@@ -439,13 +471,13 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
-	uint64_t offset = (uint64_t)frame->offset + from;
+	uint64_t place = soft_place_of(qp, frame->psn, responder->first) + from;
 
 	if (frame->opcode == SOFT_SEND) {
 		const struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, qp->rq.head);
 		int count = soft_sge_walk(soft_receive_pd(qp),
 					  soft_receive_sges(&qp->rq, qp->rq.head), receive->num_sge,
-					  offset, length, IBV_ACCESS_LOCAL_WRITE, iov, room);
+					  place, length, IBV_ACCESS_LOCAL_WRITE, iov, room);
 
 		if (count < 0)
 			soft_request_unwritable(qp, frame);
@@ -456,7 +488,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 	/* Address and key of the message's first frame, which is where they were checked. */
 	void *memory =
 		soft_remote_memory(qp, soft_remote_pd(qp, responder->srq_num), responder->rkey,
-				   responder->address + offset, length, IBV_ACCESS_REMOTE_WRITE);
+				   responder->address + place, length, IBV_ACCESS_REMOTE_WRITE);
 
 	if (!memory) {
 		soft_request_unwritable(qp, frame);
@@ -468,7 +500,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 }
 
 struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
-					    uint8_t opcode, uint32_t total)
+					    uint8_t opcode, uint32_t length)
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
@@ -478,10 +510,11 @@ struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct sof
 	soft_responder_unkeep(responder, response); /* of one that was given up */
 	*response = (struct soft_response){
 		.psn = frame->psn,
-		.rkey = frame->rkey,
+		.length = length,
 		.address = frame->address,
-		.total = total,
+		.rkey = frame->rkey,
 		.srq_num = frame->ack,
+		.msn = responder->msn + 1,
 		.opcode = opcode,
 	};
 	return response;
@@ -530,10 +563,11 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 	switch (frame->opcode) {
 	case SOFT_SEND:
 	case SOFT_WRITE:
-		responder->offset += frame->length;
-		responder->active = responder->offset != responder->total;
-		if (responder->active)
+		responder->active = !soft_is_last(frame);
+		if (responder->active) {
+			responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->length));
 			return;
+		}
 		/* IBTA 9.4.1.1.2: when all of the message is there, and before its completion. */
 		reason = responder->flags & SOFT_FRAME_INVALIDATE
 				 ? soft_invalidate(qp, responder->rkey)
@@ -543,9 +577,10 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 			fail_receive(qp, IBV_WC_REM_INV_REQ_ERR, SOFT_NAK_REMOTE_ACCESS);
 			return;
 		}
-		responder->psn = soft_psn_add(responder->psn, 1);
+		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->length));
+		responder->msn++;
 		if (responder->has_receive)
-			soft_complete_receive(qp, IBV_WC_SUCCESS, responder->total);
+			soft_complete_receive(qp, IBV_WC_SUCCESS, (uint32_t)end_of(qp, frame));
 		if (soft_qp_is_uc(qp))
 			return;
 		if (responder->has_receive)
@@ -554,7 +589,8 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 			soft_qp_link_output(qp->link);
 		return;
 	case SOFT_READ:
-		soft_responder_answer(qp, frame, SOFT_READ_DATA, frame->total);
+		soft_responder_answer(qp, frame, SOFT_READ_DATA, frame->dma_length);
+		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->dma_length) - 1);
 		break;
 	case SOFT_FLUSH: /* the wire releases the acknowledgement behind the writes */
 		break;
@@ -565,6 +601,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		}
 	}
 	responder->psn = soft_psn_add(responder->psn, 1);
+	responder->msn++;
 	soft_qp_link_output(qp->link);
 }
 
@@ -575,6 +612,14 @@ static struct soft_response *response_at(const struct soft_qp *qp, uint32_t inde
 	return &qp->responder.responses[index & qp->responder.response_mask];
 }
 
+void soft_responder_answer_at(const struct soft_qp *qp, struct soft_tx_cursor *cursor,
+			      uint32_t response)
+{
+	cursor->response = response;
+	if (response != qp->responder.response_tail)
+		cursor->response_psn = response_at(qp, response)->psn;
+}
+
 uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
 {
 	soft_assert_locked();
@@ -582,14 +627,22 @@ uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_curs
 
 	if (soft_qp_is_uc(qp))
 		return cursor->acked; /* UC: nothing is acknowledged */
-	uint32_t next = cursor->response == responder->response_tail
-				? responder->psn
-				: response_at(qp, cursor->response)->psn;
-
+	uint32_t next = cursor->response == responder->response_tail ? responder->psn
+								     : cursor->response_psn;
 	uint32_t done = soft_psn_add(next, SOFT_PSN_MASK);
 
 	/* The oldest answer may be one that is given again. */
 	return soft_psn_before(done, cursor->acked) ? cursor->acked : done;
+}
+
+uint32_t soft_responder_msn(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
+{
+	const struct soft_responder *responder = &qp->responder;
+	uint32_t msn = cursor->response == responder->response_tail
+			       ? responder->msn
+			       : response_at(qp, cursor->response)->msn - 1;
+
+	return msn & SOFT_PSN_MASK;
 }
 
 /* An answer acknowledges: IBTA 9.7.5.1.2. */
@@ -605,33 +658,32 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	if (cursor->response == qp->responder.response_tail)
 		return false;
 	const struct soft_response *response = response_at(qp, cursor->response);
-	bool by_cma;
+	bool first = cursor->response_psn == response->psn, by_cma;
+	uint32_t place = (uint32_t)soft_place_of(qp, cursor->response_psn, response->psn);
 
 	if (response->opcode == SOFT_READ_DATA && response->kept)
 		cursor->cma_most = 0;
-	uint32_t length =
-		soft_frame_share(cursor, response->total - cursor->response_offset, &by_cma);
+	uint32_t length = soft_frame_share(cursor, response->length - place, &by_cma);
+	bool last = place + length == response->length;
 
 	*out = (struct soft_tx_packet){
 		.index = cursor->response,
-		.last = cursor->response_offset + length == response->total,
 		.by_cma = by_cma,
 		.frame =
 			{
 				.opcode = response->opcode,
+				.flags = (first && !response->begun ? 0 : SOFT_FRAME_CONTINUES) |
+					 (last ? 0 : SOFT_FRAME_MORE),
 				.length = length,
-				.psn = response->psn,
-				.total = response->total,
-				.offset = cursor->response_offset,
+				.psn = cursor->response_psn,
+				.msn = response->msn & SOFT_PSN_MASK,
 			},
 	};
-	if (out->last) {
-		cursor->response++;
-		cursor->response_offset = 0;
-		cursor->acked = acked_with(cursor->acked, response->psn);
-	} else {
-		cursor->response_offset += length;
-	}
+	cursor->response_psn = soft_psn_add(cursor->response_psn, soft_psns(qp, length));
+	cursor->acked =
+		acked_with(cursor->acked, soft_psn_add(cursor->response_psn, SOFT_PSN_MASK));
+	if (last)
+		soft_responder_answer_at(qp, cursor, cursor->response + 1);
 	return true;
 }
 
@@ -639,15 +691,18 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
+	struct soft_response *response = response_at(qp, out->index);
 
-	if (out->last) {
-		soft_responder_unkeep(responder, response_at(qp, out->index));
+	response->psn = soft_psn_add(response->psn, soft_psns(qp, out->frame.length));
+	responder->acked = acked_with(responder->acked, soft_psn_add(response->psn, SOFT_PSN_MASK));
+	if (soft_is_last(&out->frame)) {
+		soft_responder_unkeep(responder, response);
 		responder->response_head++;
-		responder->response_offset = 0;
-		responder->acked = acked_with(responder->acked, out->frame.psn);
-	} else {
-		responder->response_offset += out->frame.length;
+		return;
 	}
+	response->address += out->frame.length;
+	response->length -= out->frame.length;
+	response->begun = true;
 }
 
 void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn)
@@ -657,7 +712,7 @@ void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn)
 
 	if (soft_trace_on)
 		tell_refusal(qp, response->srq_num, response->rkey, response->address,
-			     response->total, IBV_ACCESS_REMOTE_READ);
+			     response->length, IBV_ACCESS_REMOTE_READ);
 	qp->responder.response_tail = index;
 	soft_responder_fail(qp, SOFT_NAK_REMOTE_ACCESS, psn);
 }
@@ -666,6 +721,7 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 {
 	soft_assert_locked();
 	struct soft_response *response = response_at(qp, out->index);
+	uint64_t place = soft_place_of(qp, out->frame.psn, response->psn);
 	void *memory;
 
 	if (response->opcode == SOFT_ATOMIC_DATA)
@@ -673,13 +729,13 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 	else
 		memory = soft_remote_memory(
 			qp, soft_remote_pd(qp, response->srq_num), response->rkey,
-			response->address + out->frame.offset, out->frame.length,
+			response->address + place, out->frame.length,
 			IBV_ACCESS_REMOTE_READ | (out->by_cma ? SOFT_ACCESS_CMA : 0));
 	if (!memory)
 		return -1;
 	/* The key is asked for all the same: read_order.c. */
 	if (response->opcode == SOFT_READ_DATA && response->kept)
-		memory = response->kept + out->frame.offset;
+		memory = response->kept + response->kept_length - response->length + place;
 	*iov = (struct iovec){.iov_base = memory, .iov_len = out->frame.length};
 	return 1;
 }

@@ -25,11 +25,9 @@ void soft_ack_later(struct soft_qp_link *base)
 {
 	soft_assert_locked();
 	struct soft_link *link = soft_container(base, struct soft_link, base);
-	const struct soft_responder *responder = &link->qp->responder;
 
 	link->reply_expected = true;
-	if (link->replies < TRUST || !soft_engine_ticks() ||
-	    ((responder->psn - responder->acked) & SOFT_PSN_MASK) > MOST) {
+	if (++link->unacknowledged >= MOST || link->replies < TRUST || !soft_engine_ticks()) {
 		soft_link_output(link);
 		return;
 	}

@@ -90,7 +90,7 @@ static void request_failed(struct soft_qp *qp, const struct soft_frame *frame,
 	if (reached == SOFT_CMA_UNWRITABLE)
 		soft_request_unwritable(qp, frame);
 	else
-		soft_responder_fail(qp, SOFT_NAK_REQUESTERS_MEMORY, frame->psn);
+		soft_responder_fail(qp, SOFT_NAK_REQUESTERS_MEMORY, qp->responder.psn);
 }
 
 static void answer_failed(struct soft_qp *qp, enum soft_cma_result reached)
@@ -149,6 +149,8 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 	memcpy(copy, bytes, soft_frame_rest(frame));
 	if (!soft_cma_desc_decode(copy, frame->pieces, frame->length, &desc))
 		return false;
+	if (frame->skip)
+		soft_link_placed(link, frame->skip);
 	while (link->left && link->base.state == SOFT_LINK_UP) {
 		struct iovec iov[SOFT_MAX_SGE];
 		uint32_t length = link->left < SOFT_PLACE_MAX ? link->left : SOFT_PLACE_MAX;
@@ -182,7 +184,6 @@ static void answer_lost(const struct soft_cma_export *export)
 
 	if (!qp || link->base.state != SOFT_LINK_UP || qp->responder.failed)
 		return;
-	qp->responder.response_offset = 0;
 	soft_responder_withdrawn(qp, qp->responder.response_head, export->psn);
 }
 

@@ -12,6 +12,7 @@
  * from, those that have sent HELLO apart from the silent ones.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -43,6 +44,7 @@ void soft_hello_encode(uint8_t *at, const struct soft_hello *hello)
 	soft_put32(at + 20, hello->receive_psn);
 	soft_put32(at + 24, hello->send_psn);
 	soft_put32(at + 28, hello->flags);
+	soft_put32(at + 32, hello->mtu);
 }
 
 bool soft_hello_decode(const uint8_t *at, struct soft_hello *hello)
@@ -55,6 +57,7 @@ bool soft_hello_decode(const uint8_t *at, struct soft_hello *hello)
 	hello->receive_psn = soft_take32(at + 20);
 	hello->send_psn = soft_take32(at + 24);
 	hello->flags = soft_take32(at + 28);
+	hello->mtu = soft_take32(at + 32);
 	return !memcmp(at, magic, sizeof(magic)) && (word & 0xffff) == SOFT_WIRE_VERSION;
 }
 
@@ -109,6 +112,7 @@ void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello
 				      .send_psn = sends(qp) ? qp->attr.sq_psn : 0,
 				      .flags = (sends(qp) ? SOFT_HELLO_SENDS : 0u) |
 					       type_flags(qp->ibv.qp_type),
+				      .mtu = qp->attr.path_mtu,
 			      });
 }
 
@@ -121,6 +125,25 @@ bool soft_handshake_send(struct soft_link *link, const struct soft_qp *qp,
 	/* The first bytes of a stream: there is room for them. */
 	return send(link->watch.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT) ==
 	       (ssize_t)sizeof(bytes);
+}
+
+static unsigned mtu_bytes(uint32_t mtu)
+{
+	return mtu >= IBV_MTU_256 && mtu <= IBV_MTU_4096 ? 128u << mtu : 0;
+}
+
+bool soft_handshake_mtu_fits(const struct soft_link *link, struct soft_qp *qp)
+{
+	if (!link->hello_valid || link->peer_hello.mtu == qp->attr.path_mtu)
+		return true;
+	fprintf(stderr,
+		"aiordma: queue pair 0x%06x has a path MTU of %u bytes, and its peer 0x%06x one of "
+		"%u: "
+		"give both the same path_mtu (ibv_modify_qp)\n",
+		qp->ibv.qp_num, mtu_bytes(qp->attr.path_mtu), link->peer_hello.from,
+		mtu_bytes(link->peer_hello.mtu));
+	qp->stream_lost = true; /* so requests fail as unanswered ones */
+	return false;
 }
 
 void soft_handshake_check(struct soft_qp *qp)

@@ -73,7 +73,7 @@ struct soft_link *soft_link_create(int fd, enum soft_link_state state)
 int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 {
 	soft_assert_locked();
-	int rc = link->wire->up(link);
+	int rc = soft_handshake_mtu_fits(link, qp) ? link->wire->up(link) : EPROTO;
 
 	if (rc)
 		return rc;

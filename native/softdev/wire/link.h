@@ -88,6 +88,7 @@ struct soft_link {
 	uint64_t delayed_since;
 	int replies;
 	bool reply_expected;
+	uint32_t unacknowledged; /* messages that completed a receive */
 
 	/* output */
 	bool ended; /* DISCONNECT has been sent */
@@ -207,6 +208,9 @@ void soft_peer_exit_tcp(struct soft_link *link);
 void soft_handshake_accepted(int fd, const struct sockaddr_storage *peer);
 void soft_handshake_drop_pending(void); /* all pending links are gone */
 void soft_handshake_received(struct soft_link *link);
+/* Has the peer the same path MTU, as far as it has said?  Else that is told, and the queue pair will
+ * get no stream. */
+bool soft_handshake_mtu_fits(const struct soft_link *link, struct soft_qp *qp);
 /* RTS: now both PSNs are known. */
 void soft_handshake_check(struct soft_qp *qp);
 /* A queue pair has become ready: is its peer waiting already? */

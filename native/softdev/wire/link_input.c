@@ -13,10 +13,11 @@ enum {
 
 int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room)
 {
-	if (link->sink == SOFT_SINK_DISCARD)
+	if (link->sink == SOFT_SINK_DISCARD || link->taken < link->frame.skip)
 		return 0;
 	int count = link->sink == SOFT_SINK_READ
-			    ? soft_answer_scatter(link->qp, link->taken, length, iov, room)
+			    ? soft_answer_scatter(link->qp, &link->frame, link->taken, length, iov,
+						  room)
 			    : soft_request_scatter(link->qp, &link->frame, link->taken, length, iov,
 						   room);
 
@@ -36,7 +37,7 @@ static void end(struct soft_link *link)
 {
 	const struct soft_frame *frame = &link->frame;
 
-	if (frame->length && frame->length < frame->total - frame->offset)
+	if (!soft_is_last(frame))
 		soft_engine_count_part();
 	if (link->sink == SOFT_SINK_DISCARD)
 		return;
@@ -114,6 +115,14 @@ static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length
 		struct iovec iov[SOFT_MAX_SGE];
 		uint32_t moved = 0;
 
+		if (link->taken < link->frame.skip) {
+			moved = link->frame.skip - link->taken;
+			moved = moved < length ? moved : length;
+			data += moved;
+			length -= moved;
+			soft_link_placed(link, moved);
+			continue;
+		}
 		switch (link->sink) {
 		case SOFT_SINK_RECEIVE:
 		case SOFT_SINK_WRITE:

@@ -45,8 +45,7 @@ static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct i
 	return soft_requester_gather(qp, out, iov, room);
 }
 
-/* Room without which no frame is begun.  All frames of a message but the last are of the same
- * length, so that they are the same ones when they have to be sent again. */
+/* Room without which no frame is begun. */
 static size_t frame_room(const struct soft_link *link)
 {
 	return SOFT_FRAME_HEADER + (size_t)link->wire->frame_most;
@@ -151,7 +150,7 @@ static bool add_next(struct batch *batch,
 		if (!*there)
 			return false;
 		if (add_whole(batch, out, done, before.acked)) {
-			if (!is_answer(out) || !out->last)
+			if (!is_answer(out))
 				batch->cursor.acked = done;
 			return true;
 		}
@@ -194,7 +193,7 @@ static bool add_request(struct batch *batch)
 /* Adds LOSSY, before any frame that is a protocol error on a link that is not lossy. */
 static void add_warning(struct batch *batch)
 {
-	const struct soft_tx_packet out = {.last = true, .frame.opcode = SOFT_LOSSY};
+	const struct soft_tx_packet out = {.frame.opcode = SOFT_LOSSY};
 
 	if (batch->link->base.lossy_pending && has_room(batch))
 		add(batch, &out);
@@ -205,7 +204,7 @@ static void add_control(struct batch *batch)
 {
 	struct soft_link *link = batch->link;
 	struct soft_qp *qp = link->qp;
-	struct soft_tx_packet out = {.last = true};
+	struct soft_tx_packet out = {.frame.msn = soft_responder_msn(qp, &batch->cursor)};
 	uint32_t done = soft_responder_done(qp, &batch->cursor);
 
 	if (!has_room(batch))
@@ -214,14 +213,12 @@ static void add_control(struct batch *batch)
 		out.frame.opcode = link->base.nak_opcode;
 		out.frame.syndrome = link->base.nak_syndrome;
 		out.frame.psn = link->base.nak_psn;
-		out.frame.total = out.frame.offset = link->base.nak_offset;
+		add_whole(batch, &out, done, batch->cursor.acked);
 	} else if (done != batch->cursor.acked) {
 		out.frame.opcode = SOFT_ACK;
-	} else {
-		return;
+		out.frame.psn = done;
+		add(batch, &out);
 	}
-	add_whole(batch, &out, done, batch->cursor.acked);
-	batch->cursor.acked = done;
 }
 
 /* ---- one batch ----------------------------------------------------------------------------- */
@@ -239,13 +236,12 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 	batch->closed = false;
 	batch->cursor = (struct soft_tx_cursor){
 		.next = qp->sq.next,
-		.next_offset = qp->sq.next_offset,
+		.next_psn = qp->sq.next_psn,
 		.reads = qp->sq.reads,
-		.response = qp->responder.response_head,
-		.response_offset = qp->responder.response_offset,
 		.acked = qp->responder.acked,
 		.most = link->wire->frame_most,
 	};
+	soft_responder_answer_at(qp, &batch->cursor, qp->responder.response_head);
 	add_warning(batch);
 	do {
 		answered = batch->cursor.response != qp->responder.response_tail &&
@@ -263,18 +259,24 @@ static bool is_last(enum soft_nak syndrome)
 	return syndrome != SOFT_NAK_SEQUENCE && syndrome != SOFT_NAK_REQUESTERS_MEMORY;
 }
 
+/* Everything up to that PSN is acknowledged. */
+static void acknowledged(struct soft_link *link, uint32_t psn)
+{
+	link->qp->responder.acked = psn;
+	link->unacknowledged = 0;
+	if (!soft_list_empty(&link->delayed))
+		soft_ack_settled(link);
+}
+
 /* The wire has taken the whole frame: moves the positions. */
 static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 {
 	struct soft_qp *qp = link->qp;
 
-	if (!out->last)
+	if (!soft_is_last(&out->frame))
 		soft_engine_count_part();
-	if (out->frame.flags & SOFT_FRAME_ACK) {
-		qp->responder.acked = out->frame.ack;
-		if (!soft_list_empty(&link->delayed))
-			soft_ack_settled(link);
-	}
+	if (out->frame.flags & SOFT_FRAME_ACK)
+		acknowledged(link, out->frame.ack);
 	switch (out->frame.opcode) {
 	case SOFT_READ_DATA:
 	case SOFT_ATOMIC_DATA:
@@ -293,6 +295,7 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 		link->base.lossy_pending = false;
 		break;
 	case SOFT_ACK:
+		acknowledged(link, out->frame.psn);
 		break;
 	default:
 		soft_requester_commit(qp, out);
@@ -395,11 +398,9 @@ void soft_link_write_end(struct soft_link *link)
 			.opcode = SOFT_DISCONNECT,
 			.flags = soft_qp_is_responder(link->qp) ? SOFT_FRAME_ACK : 0,
 		};
-		const struct soft_tx_cursor cursor = {
-			.response = link->qp->responder.response_head,
-			.acked = link->qp->responder.acked,
-		};
+		struct soft_tx_cursor cursor = {.acked = link->qp->responder.acked};
 
+		soft_responder_answer_at(link->qp, &cursor, link->qp->responder.response_head);
 		frame.ack = soft_responder_done(link->qp, &cursor);
 		soft_frame_encode(link->header, &frame);
 	}

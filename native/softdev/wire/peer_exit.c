@@ -18,11 +18,20 @@
 
 #include "link.h"
 
-/* Everything before that PSN was taken in. */
+/* Everything before that PSN was taken in; a READ is not done by that. */
 static void taken_in(struct soft_link *link, uint32_t psn)
 {
-	/* False: what follows is a READ, and what is before it has been completed. */
-	(void)soft_acknowledged(link->qp, soft_psn_add(psn, SOFT_PSN_MASK));
+	struct soft_qp *qp = link->qp;
+
+	for (uint32_t i = qp->sq.oldest; i != qp->sq.next; i++) {
+		if (soft_send_is_read(soft_send_at(qp, i))) {
+			uint32_t read = soft_send_psn(qp, i);
+
+			psn = soft_psn_before(read, psn) ? read : psn;
+			break;
+		}
+	}
+	(void)soft_acknowledged(qp, soft_psn_add(psn, SOFT_PSN_MASK));
 }
 
 static bool is_exact(const struct soft_link *link)

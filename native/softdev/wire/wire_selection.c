@@ -51,7 +51,8 @@ void soft_wire_selection_use_tcp(struct soft_link *link, bool tell)
 
 	soft_shm_chan_end(&link->chan);
 	link->wire = &soft_tcp_wire;
-	soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_ACK});
+	soft_frame_encode(
+		bytes, &(struct soft_frame){.opcode = SOFT_ACK, .psn = link->qp->responder.acked});
 	if (tell) /* should that fail, reading the stream reports it */
 		(void)link->wire->send(link, &first, 1);
 	up(link);
