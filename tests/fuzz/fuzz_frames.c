@@ -386,7 +386,7 @@ static const uint8_t opcodes[] = {
 	SOFT_ACK,         SOFT_NAK,
 	SOFT_RNR_NAK,     SOFT_READ_DATA,
 	SOFT_ATOMIC_DATA, SOFT_DISCONNECT,
-	SOFT_LOSSY,       0,
+	SOFT_LOSES,       0,
 	SOFT_FLUSH,
 };
 

@@ -15,10 +15,8 @@
  * Two UC queue pairs send SEND, WRITE and DISCONNECT only, and nothing is answered.  With XRC, one
  * side sends requests alone, each with SOFT_FRAME_SRQ, and the other one answers alone.
  *
- * A stream loses nothing.  But a side whose fault spec loses or doubles what comes in (fault.c)
- * sends LOSSY first, and from then on both sides keep to what the InfiniBand specification has for
- * lossy ways: requests are sent again, duplicates and gaps are expected.  READ asks again for the
- * rest of the message.
+ * A stream loses nothing, so no side awaits an answer with a timer.  But a side whose fault spec loses
+ * or doubles what comes in (fault.c) sends LOSES first, and from then on both sides have that timer.
  *
  * A stream that is not made by the connection manager begins with a handshake in each direction.
  *
@@ -107,7 +105,7 @@ enum soft_opcode {
 	SOFT_ATOMIC_DATA,
 	/* of the stream itself */
 	SOFT_DISCONNECT = 32,
-	SOFT_LOSSY,
+	SOFT_LOSES,
 };
 
 enum soft_frame_flag {

@@ -154,8 +154,8 @@ enum soft_link_state {
 struct soft_qp_link {
 	enum soft_link_state state;
 	struct soft_deferred output;
-	bool lossy; /* frames get lost or doubled, here or there */
-	bool lossy_pending; /* LOSSY is to be sent */
+	bool loses; /* frames get lost or doubled, here or there */
+	bool loses_pending; /* LOSES is to be sent */
 	bool blocked; /* waits for room on the wire */
 	/* at most one NAK is ever waiting: the responder takes nothing in after it */
 	uint8_t nak_opcode; /* 0: none */
@@ -202,7 +202,7 @@ struct soft_qp {
 	bool rnr_refused; /* since a request was completed */
 	bool rnr_waiting;
 	struct soft_timer rnr_timer;
-	uint8_t retries_left; /* on a lossy link: req_retransmit.c */
+	uint8_t retries_left; /* of req_retransmit.c */
 	bool answer_missed; /* and asked for again; until something is answered */
 	struct soft_timer retry_timer;
 	struct soft_timer

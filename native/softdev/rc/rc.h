@@ -37,7 +37,7 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov,
 			  int room);
 
-/* req_retransmit.c: what a lossy link needs of the requester (IBTA 9.7.6.1) */
+/* req_retransmit.c (IBTA 9.7.6.1) */
 /* Back to the first PSN that is not answered. */
 void soft_requester_go_back(struct soft_qp *qp);
 /* The same because something was lost, or fail when that has happened too often. */
@@ -51,7 +51,7 @@ void soft_requester_progress(struct soft_qp *qp);
 /* Wait for an answer, if there is one to be expected. */
 void soft_requester_await(struct soft_qp *qp);
 
-/* resp_retransmit.c: what it needs of the responder (IBTA 9.7.4.1.2, 9.7.5.1) */
+/* resp_retransmit.c (IBTA 9.7.4.1.2, 9.7.5.1) */
 enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame);
 void soft_responder_missed(struct soft_qp *qp); /* what was expected has not come */
 void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome);

@@ -1,4 +1,4 @@
-/* Requests that are transmitted again: what a lossy link needs of the requester.
+/* Requests that are transmitted again: the requester's part of the reliability protocol.
  *
  * Something is known to be lost in three ways (IBTA 9.7.6.1): the responder reports a gap (a NAK
  * for a sequence error), the answer to a later request comes (an implied NAK), or nothing comes for
@@ -6,7 +6,7 @@
  * transmits all from there on again, at most retry_cnt times in a row; whatever is answered begins a
  * new row.
  *
- * On a link that loses nothing none of this is used: a silent peer is slow there, not gone.
+ * On a link that loses nothing there is no timer: a silent peer is slow there, not gone.
  */
 #include "inject/inject.h"
 #include "rc.h"
@@ -16,9 +16,11 @@
  * process is slower than a card: in less time its thread may just not have run. */
 #define LEAST_NS 1000000u
 
-static bool is_lossy(const struct soft_qp *qp)
+/* Is an answer under way that may get lost? */
+static bool may_miss(const struct soft_qp *qp)
 {
-	return qp->link && qp->link->state == SOFT_LINK_UP && qp->link->lossy;
+	return qp->sq.unacked != qp->sq.unsent && !qp->rnr_waiting && qp->link &&
+	       qp->link->state == SOFT_LINK_UP && qp->link->loses;
 }
 
 void soft_requester_go_back(struct soft_qp *qp)
@@ -80,8 +82,7 @@ void soft_requester_await(struct soft_qp *qp)
 	uint64_t time = (uint64_t)4096 << qp->attr.timeout;
 
 	/* A timeout of 0 is none: IBTA 9.7.6.1.3. */
-	if (!is_lossy(qp) || soft_qp_is_uc(qp) || !qp->attr.timeout || qp->rnr_waiting ||
-	    qp->retry_timer.running || qp->sq.unacked == qp->sq.unsent)
+	if (!may_miss(qp) || soft_qp_is_uc(qp) || !qp->attr.timeout || qp->retry_timer.running)
 		return;
 	soft_timer_start(&qp->retry_timer, soft_now() + (time < LEAST_NS ? LEAST_NS : time));
 }
@@ -91,7 +92,7 @@ void soft_retry_expired(struct soft_timer *timer)
 	soft_assert_locked();
 	struct soft_qp *qp = soft_container(timer, struct soft_qp, retry_timer);
 
-	if (!is_lossy(qp) || qp->rnr_waiting || qp->sq.unacked == qp->sq.unsent)
+	if (!may_miss(qp))
 		return;
 	/* What has not even left cannot have been lost on the way. */
 	if (soft_port_is_down() || qp->link->blocked) {

@@ -1,4 +1,4 @@
-/* Requests that come out of order: what a lossy link needs of the responder.
+/* Requests that come out of order: the responder's part of the reliability protocol.
  *
  * A PSN in the half of the circle behind the expected one is a duplicate, one before it shows
  * a gap (IBTA 9.7.4.1.2).  The gap is reported once, and what follows it is discarded until the

@@ -3,7 +3,7 @@
  *
  * It begins where whole frames are known, so it is the same for every wire.  What belongs together
  * keeps its order: a frame that is late makes those behind it late.  Control frames of a stream
- * (DISCONNECT, LOSSY) come late with the rest, but are neither lost nor doubled.
+ * (DISCONNECT, LOSES) come late with the rest, but are neither lost nor doubled.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -356,19 +356,17 @@ bool soft_delay_outlives(struct soft_link *link, int error)
 	return true;
 }
 
-static bool needs_queues(const struct soft_fault_spec *spec)
-{
-	return spec->when[SOFT_FAULT_LOSS].probability > 0 ||
-	       spec->when[SOFT_FAULT_DUPLICATE].probability > 0 ||
-	       spec->when[SOFT_FAULT_RNR].probability > 0 ||
-	       spec->when[SOFT_FAULT_DISCONNECT].probability > 0 || spec->delay_ns ||
-	       spec->jitter_ns || spec->rate;
-}
-
-static bool makes_lossy(const struct soft_fault_spec *spec)
+static bool loses(const struct soft_fault_spec *spec)
 {
 	return spec->when[SOFT_FAULT_LOSS].probability > 0 ||
 	       spec->when[SOFT_FAULT_DUPLICATE].probability > 0;
+}
+
+static bool needs_queues(const struct soft_fault_spec *spec)
+{
+	return loses(spec) || spec->when[SOFT_FAULT_RNR].probability > 0 ||
+	       spec->when[SOFT_FAULT_DISCONNECT].probability > 0 || spec->delay_ns ||
+	       spec->jitter_ns || spec->rate;
 }
 
 static struct soft_delay_queue *new_queue(struct soft_link *link)
@@ -411,7 +409,7 @@ void soft_delay_attach(struct soft_link *link)
 		soft_fault_strikes(SOFT_FAULT_DISCONNECT, 0, 0, queue->number, queue->number);
 	if (queue->will_disconnect && !spec->cut_after)
 		soft_timer_start(&queue->timer, soft_now());
-	if (makes_lossy(spec))
+	if (loses(spec))
 		soft_link_loses(link);
 }
 

@@ -211,10 +211,10 @@ void soft_link_writable(struct soft_link *link)
 
 void soft_link_loses(struct soft_link *link)
 {
-	if (link->base.lossy)
+	if (link->base.loses)
 		return;
-	link->base.lossy = true;
-	link->base.lossy_pending = !soft_qp_is_uc(link->qp);
+	link->base.loses = true;
+	link->base.loses_pending = !soft_qp_is_uc(link->qp);
 	soft_link_output(link);
 	soft_requester_await(link->qp);
 }

@@ -121,7 +121,7 @@ void soft_link_finish(struct soft_link *link, int error);
 void soft_link_close_wires(struct soft_link *link);
 /* The queue pair goes without its link; that closes orderly. */
 void soft_link_leave(struct soft_link *link);
-/* Its input may get lost from now on; LOSSY tells the other side (req_retransmit.c). */
+/* Its input may get lost from now on; LOSES tells the other side (req_retransmit.c). */
 void soft_link_loses(struct soft_link *link);
 /* Send now. */
 void soft_link_flush(struct soft_link *link);

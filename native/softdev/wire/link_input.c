@@ -73,8 +73,8 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 		soft_link_finish(link, 0);
 		return true;
 	}
-	if (frame->opcode == SOFT_LOSSY) {
-		link->base.lossy = true;
+	if (frame->opcode == SOFT_LOSES) {
+		link->base.loses = true;
 		soft_requester_await(link->qp);
 		return frame->length == 0;
 	}

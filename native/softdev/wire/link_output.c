@@ -190,12 +190,12 @@ static bool add_request(struct batch *batch)
 	return false;
 }
 
-/* Adds LOSSY, before any frame that is a protocol error on a link that is not lossy. */
+/* Adds LOSES, which makes the other side await answers with a timer. */
 static void add_warning(struct batch *batch)
 {
-	const struct soft_tx_packet out = {.frame.opcode = SOFT_LOSSY};
+	const struct soft_tx_packet out = {.frame.opcode = SOFT_LOSES};
 
-	if (batch->link->base.lossy_pending && has_room(batch))
+	if (batch->link->base.loses_pending && has_room(batch))
 		add(batch, &out);
 }
 
@@ -291,8 +291,8 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 		if (out->frame.opcode == SOFT_NAK && is_last(out->frame.syndrome))
 			soft_qp_error(qp);
 		break;
-	case SOFT_LOSSY:
-		link->base.lossy_pending = false;
+	case SOFT_LOSES:
+		link->base.loses_pending = false;
 		break;
 	case SOFT_ACK:
 		acknowledged(link, out->frame.psn);
