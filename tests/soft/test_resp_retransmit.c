@@ -2,6 +2,7 @@
  * with something missing before them, and the requester with such answers (IBTA vol 1, 9.7.4.1.2,
  * 9.7.5.1, 9.7.6.1).  The other side is the test. */
 #include "adopted_side.h"
+#include "extended_side.h"
 #include "fault_side.h"
 #include "wire/link.h"
 
@@ -491,6 +492,34 @@ static void missing_answers(struct stage *stage)
 	}
 }
 
+/* No more PSNs are under way than half of the circle has, those of the answers to READs included. */
+static void window(struct stage *stage)
+{
+	struct side *side = &stage->side;
+	struct ibv_mr *null = extended(side->context)->alloc_null_mr(side->pd);
+
+	CHECK(null);
+	struct ibv_sge sge = {.length = SOFT_MAX_MESSAGE, .lkey = null->lkey};
+	struct ibv_send_wr *bad,
+		second = {.wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ},
+		first = second;
+	const uint32_t psns = SOFT_MAX_MESSAGE / PIECE;
+	struct soft_frame frame = answer(SOFT_READ_DATA, side->psn);
+
+	first.next = &second;
+	CHECK_EQUAL(side->context->ops.post_send(side->qp, &first, &bad), 0);
+	CHECK_EQUAL(get(stage, NULL).psn, side->psn);
+	get_nothing(stage);
+	frame.length = PIECE;
+	frame.flags = BEGIN;
+	put(stage, frame, NULL);
+	frame = get(stage, NULL);
+	CHECK_EQUAL(frame.psn, soft_psn_add(side->psn, psns));
+	CHECK_EQUAL(frame.dma_length, SOFT_MAX_MESSAGE);
+	CHECK_EQUAL(to_state(side, IBV_QPS_ERR), 0);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(null), 0);
+}
+
 /* SQD is not reached before what had begun is done, however often it must be sent. */
 static void draining(struct stage *stage)
 {
@@ -724,6 +753,7 @@ int main(void)
 	STEP(timeouts());
 	STAGE(told_of_a_gap, .timeout = 20);
 	STAGE(missing_answers, .timeout = 20);
+	STAGE(window);
 	STAGE(draining, .timeout = 24);
 	STAGE(no_reader, .memory = LONG, .timeout = 8, .retry_cnt = 1);
 	STAGE(answered_in_the_middle, .memory = LONG, .timeout = 20);

@@ -237,5 +237,7 @@ void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const u
 	} else if (frame->opcode == SOFT_READ_DATA) {
 		answered(&qp->sq, qp->sq.unacked + ((end - qp->sq.unacked) & SOFT_PSN_MASK));
 		soft_requester_progress(qp);
+		if (qp->sq.next != qp->sq.tail) /* it may wait for PSNs */
+			soft_qp_link_output(qp->link);
 	}
 }
