@@ -78,8 +78,16 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
 int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov);
 /* The cursor's next answer is that one, if there is one. */
-void soft_responder_answer_at(const struct soft_qp *qp, struct soft_tx_cursor *cursor,
-			      uint32_t response);
+static inline void soft_responder_answer_at(const struct soft_qp *qp, struct soft_tx_cursor *cursor,
+					    uint32_t response)
+{
+	const struct soft_responder *responder = &qp->responder;
+
+	cursor->response = response;
+	if (response != responder->response_tail)
+		cursor->response_psn =
+			responder->responses[response & responder->response_mask].psn;
+}
 /* The PSN up to which everything is done and may be acknowledged with a frame sent after `cursor`;
  * and how many messages that are. */
 uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor);

@@ -612,14 +612,6 @@ static struct soft_response *response_at(const struct soft_qp *qp, uint32_t inde
 	return &qp->responder.responses[index & qp->responder.response_mask];
 }
 
-void soft_responder_answer_at(const struct soft_qp *qp, struct soft_tx_cursor *cursor,
-			      uint32_t response)
-{
-	cursor->response = response;
-	if (response != qp->responder.response_tail)
-		cursor->response_psn = response_at(qp, response)->psn;
-}
-
 uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
 {
 	soft_assert_locked();

@@ -204,17 +204,19 @@ static void add_control(struct batch *batch)
 {
 	struct soft_link *link = batch->link;
 	struct soft_qp *qp = link->qp;
-	struct soft_tx_packet out = {.frame.msn = soft_responder_msn(qp, &batch->cursor)};
 	uint32_t done = soft_responder_done(qp, &batch->cursor);
+	bool nak = link->base.nak_opcode && batch->cursor.response == qp->responder.response_tail;
 
-	if (!has_room(batch))
+	if ((!nak && done == batch->cursor.acked) || !has_room(batch))
 		return;
-	if (link->base.nak_opcode && batch->cursor.response == qp->responder.response_tail) {
+	struct soft_tx_packet out = {.frame.msn = soft_responder_msn(qp, &batch->cursor)};
+
+	if (nak) {
 		out.frame.opcode = link->base.nak_opcode;
 		out.frame.syndrome = link->base.nak_syndrome;
 		out.frame.psn = link->base.nak_psn;
 		add_whole(batch, &out, done, batch->cursor.acked);
-	} else if (done != batch->cursor.acked) {
+	} else {
 		out.frame.opcode = SOFT_ACK;
 		out.frame.psn = done;
 		add(batch, &out);
