@@ -221,6 +221,7 @@ static void send_hello(const uint8_t *r)
 					 .receive_psn = 0xfffffe ^ (r[2] >> 2 & 1),
 					 .send_psn = PEER_PSN ^ (r[2] >> 3 & 1),
 					 .flags = r[3],
+					 .mtu = IBV_MTU_4096,
 				 });
 	bytes[r[4] % SOFT_HANDSHAKE_SIZE] ^= r[5];
 	put(&(struct soft_record){.kind = 1 + (r[6] & 1),
