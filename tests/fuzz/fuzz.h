@@ -1,7 +1,5 @@
-/* What every fuzz target stands on: a device without a thread of its own, with a clock and random
- * numbers that belong to the input, so that the same input does the same things every time.
- *
- * The device's objects are linked with some of its calls renamed to those below (meson.build).
+/* What every fuzz target stands on: a device whose clock and random numbers belong to the input, so
+ * that the same input does the same things every time.
  *
  * An input is a list of records of sixteen bytes, each of which is one thing that happens: a frame
  * that comes in, a work request, time that passes.  Numbers that only a run can know (keys,
@@ -12,15 +10,13 @@
 #define AIORDMA_TESTS_FUZZ_H
 
 #include <dirent.h>
-#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <sys/types.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "../soft/cm_check.h"
+#include "virtual_time.h"
 
 enum {
 	RECORD = 16
@@ -29,61 +25,6 @@ enum {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed);
-
-/* ---- in place of the C library, for the device ----------------------------------------------- */
-
-int fuzz_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *),
-			void *argument);
-int fuzz_pthread_join(pthread_t thread, void **result);
-int fuzz_clock_gettime(clockid_t clock, struct timespec *now);
-ssize_t fuzz_getrandom(void *to, size_t length, unsigned flags);
-
-/* So late that the alarm, which the kernel keeps, never goes off by itself. */
-static uint64_t fuzz_now_ns = UINT64_C(1) << 60;
-static uint64_t fuzz_clock_step_ns; /* that passes with every look at the clock */
-static uint64_t fuzz_random = 1;
-
-int fuzz_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *),
-			void *argument)
-{
-	(void)attr, (void)run, (void)argument;
-	*thread = pthread_self();
-	return 0;
-}
-
-int fuzz_pthread_join(pthread_t thread, void **result)
-{
-	(void)thread, (void)result;
-	return 0;
-}
-
-int fuzz_clock_gettime(clockid_t clock, struct timespec *now)
-{
-	(void)clock;
-	fuzz_now_ns += fuzz_clock_step_ns;
-	now->tv_sec = (time_t)(fuzz_now_ns / 1000000000u);
-	now->tv_nsec = (long)(fuzz_now_ns % 1000000000u);
-	return 0;
-}
-
-static inline uint64_t fuzz_next(uint64_t *state)
-{
-	uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15); /* splitmix64 */
-
-	z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-	z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-	return z ^ z >> 31;
-}
-
-ssize_t fuzz_getrandom(void *to, size_t length, unsigned flags)
-{
-	uint8_t *at = to;
-
-	(void)flags;
-	for (size_t i = 0; i < length; i++)
-		at[i] = (uint8_t)fuzz_next(&fuzz_random);
-	return (ssize_t)length;
-}
 
 /* Everything that the device does by chance follows from the input; so do the secrets, which an
  * input therefore cannot contain. */
@@ -95,19 +36,6 @@ static inline uint64_t fuzz_seed(const uint8_t *data, size_t size)
 		hash = (hash ^ data[i]) * UINT64_C(0x100000001b3);
 	fuzz_random = hash;
 	return fuzz_next(&hash) | 1;
-}
-
-void soft_lock(void);
-void soft_unlock(void);
-void soft_progress(void);
-void soft_timers_run(void);
-
-static inline void fuzz_pass_time(uint64_t ns)
-{
-	fuzz_now_ns += ns;
-	soft_lock();
-	soft_timers_run();
-	soft_unlock();
 }
 
 /* Until nothing is ready any more: a step serves eight sources. */
