@@ -31,8 +31,8 @@ LOGS := build/logs
 # One folder for each kind of build.
 PLAIN := build/plain
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# C tests wait more than they compute.
-MESON_TEST := --print-errorlogs --num-processes $(shell expr 2 \* $$(nproc))
+# C tests wait more than they compute. The mutants are those of `make pair`.
+MESON_TEST := --print-errorlogs --num-processes $(shell expr 2 \* $$(nproc)) --no-suite mutants
 # A process that has run its tests takes over some of another one.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
@@ -320,6 +320,12 @@ fuzz: .venv/.build ## fuzz what comes from elsewhere, SECONDS=60 each (clang, li
 	CC=clang meson setup --reconfigure build/fuzz -Dwerror=true -Dfuzzing=true \
 		-Db_sanitize=address,undefined -Doptimization=1 -Ddebug=true
 	tests/fuzz/run $(or $(SECONDS),60) $(T)
+
+.PHONY: pair
+pair: .venv/.test ## two queue pairs over a wire that loses, in virtual time: SEEDS=10000, and planted mistakes they must find
+	ninja -C $(PLAIN) --quiet tests/pair/test_pair
+	seq 1 250 $(or $(SEEDS),10000) | xargs -P $$(nproc) -I{} $(PLAIN)/tests/pair/test_pair {} 250
+	meson test -C $(PLAIN) --print-errorlogs --suite mutants
 
 # ---- the rest -------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from aiordma._native import _lib
 from tests.processes import run
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("native/verbs", "native/softdev", "tests/soft", "tests/fuzz")
+FOLDERS = ("native/verbs", "native/softdev", "tests/soft", "tests/fuzz", "tests/pair")
 DATAPATH = "aiordma/_datapath"
 
 
@@ -48,7 +48,7 @@ def test_a_change_compiles_what_depends_on_it(tmp_path: Path) -> None:
     source, folder = tmp_path / "source", tmp_path / "build"
     # Other processes write and replace compiled files meanwhile; their folders stay.
     compiled = shutil.ignore_patterns("*.pyc*")
-    for name in ("aiordma", "native", "tests/soft", "tests/fuzz"):
+    for name in ("aiordma", "native", "tests/soft", "tests/fuzz", "tests/pair"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=compiled)
     for name in ("meson.build", "meson.options"):
         shutil.copy(ROOT / name, source)
