@@ -119,32 +119,6 @@ static uint64_t word(const struct stage *stage)
 
 /* ---- the responder ------------------------------------------------------------------------- */
 
-/* Acknowledged again, and neither received nor written again. */
-static void sends_and_writes(struct stage *stage)
-{
-	uint8_t data[PIECE];
-
-	for (unsigned i = 0; i < 3; i++)
-		CHECK_EQUAL(post_recv_at(&stage->side, i, 1024 + i * PIECE, PIECE), 0);
-	fill(data, PIECE, 1);
-	for (int time = 0; time < 4; time++) { /* the first one, and three more */
-		put(stage, send_of(FIRST, PIECE, 0), data);
-		get_ack(stage, FIRST, 1);
-	}
-	put(stage, remote(stage, SOFT_WRITE, FIRST + 1, PIECE, PIECE), data);
-	get_ack(stage, FIRST + 1, 2);
-	/* An older one tells how far we are. */
-	put(stage, send_of(FIRST, PIECE, 0), data);
-	get_ack(stage, FIRST + 1, 2);
-	memset(stage->side.memory, 0, PIECE);
-	put(stage, remote(stage, SOFT_WRITE, FIRST + 1, PIECE, PIECE), data);
-	get_ack(stage, FIRST + 1, 2);
-	CHECK_EQUAL(word(stage), 0);
-	expect_wc(&stage->side, 0, IBV_WC_SUCCESS);
-	expect_no_wc(&stage->side);
-	CHECK(filled(stage->side.memory + 1024, PIECE, 1));
-}
-
 /* The result that it had, and the word as it was left. */
 static void atomics(void)
 {
@@ -297,25 +271,6 @@ static void not_ready_at_the_end(struct stage *stage)
 	CHECK_EQUAL(wc.byte_len, 2 * PIECE);
 	CHECK_EQUAL(wc.imm_data, 77);
 	CHECK(filled(stage->side.memory, 2 * PIECE, 5));
-}
-
-/* A message for which there was no receive is missing until it comes again. */
-static void not_ready(struct stage *stage)
-{
-	uint8_t data[PIECE];
-	struct soft_frame frame;
-
-	fill(data, PIECE, 5);
-	put(stage, send_of(FIRST, PIECE, 0), data);
-	frame = get(stage, NULL);
-	CHECK_EQUAL(frame.opcode, SOFT_RNR_NAK);
-	CHECK_EQUAL(frame.psn, FIRST);
-	CHECK_EQUAL(post_recv_at(&stage->side, 1, 1024, PIECE), 0);
-	put(stage, send_of(FIRST + 1, PIECE, 0), data);
-	get_nothing(stage);
-	put(stage, send_of(FIRST, PIECE, 0), data);
-	get_ack(stage, FIRST, 1);
-	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
 }
 
 /* ---- the requester ------------------------------------------------------------------------- */
@@ -742,12 +697,10 @@ static void planned_in_the_middle(void)
 int main(void)
 {
 	limit_seconds(60);
-	STAGE(sends_and_writes);
 	STEP(atomics());
 	STAGE(reads);
 	STAGE(gaps);
 	STAGE(gaps_in_a_message);
-	STAGE(not_ready);
 	STAGE(not_ready_at_the_end);
 	STEP(silence());
 	STEP(timeouts());
