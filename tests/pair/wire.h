@@ -257,7 +257,7 @@ static void wire_join(bool loses)
 		CHECK(wire.links[i] = soft_link_create(-1, SOFT_LINK_CONNECTING));
 		wire.links[i]->wire = &calls;
 		CHECK_EQUAL(soft_link_up(wire.links[i], soft_qp_of(wire.sides[i]->qp)), 0);
-		wire.links[i]->base.lossy = loses;
+		wire.links[i]->base.loses = loses;
 	}
 	soft_unlock();
 }
