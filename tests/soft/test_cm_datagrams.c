@@ -202,9 +202,11 @@ static struct soft_cm_message get(int fd, union address *from)
 	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 	socklen_t length = sizeof(from->storage);
 	ssize_t got = recvfrom(fd, bytes, sizeof(bytes), 0, &from->any, &length);
+	size_t used;
 
 	CHECK(got > 0);
-	CHECK(soft_cm_decode_datagram(bytes, (size_t)got, &message));
+	CHECK_EQUAL(soft_cm_decode(bytes, (size_t)got, &message, &used), 0);
+	CHECK_EQUAL(used, got);
 	return message;
 }
 

@@ -361,27 +361,14 @@ static void unmap(struct sockaddr_storage *address)
 	memcpy(address, &plain, sizeof(plain));
 }
 
-void soft_cm_set_addresses(struct soft_cm_id *id, const struct sockaddr_storage *local,
-			   const struct sockaddr_storage *peer)
+void soft_cm_take_addresses(struct soft_cm_id *id)
 {
 	struct rdma_addr *addresses = &id->id.route.addr;
 
-	if (local)
-		addresses->src_storage = *local;
-	if (peer)
-		addresses->dst_storage = *peer;
+	id->link->carrier->who(id->link, &addresses->src_storage, &addresses->dst_storage);
 	unmap(&addresses->src_storage);
 	unmap(&addresses->dst_storage);
 	fill_gids(id);
-}
-
-void soft_cm_take_addresses(struct soft_cm_id *id, int fd, const struct sockaddr_storage *peer)
-{
-	struct sockaddr_storage local = {0};
-	socklen_t length = sizeof(local);
-	bool known = !getsockname(fd, (struct sockaddr *)&local, &length);
-
-	soft_cm_set_addresses(id, known ? &local : NULL, peer);
 }
 
 /* In network byte order, as librdmacm returns them, though the manual page does not say so. */

@@ -15,9 +15,12 @@ struct soft_cm_limits soft_cm_limits = {
 	.service_ms = 60 * 1000,  /* about what IB's CM waits: 15 retries of 4.3 s (IBTA 12.9) */
 	.request_ms = 2 * 1000, /* REQ follows the connection at once */
 	.timewait_ms = 20,
+	.linger_ms = 10 * 1000,
 	.pause_ms = 50,
 	.half_open = 1024,
 };
+
+const struct soft_cm_carrier *soft_cm_carrier = &soft_cm_stream;
 
 int soft_cm_fail(int error)
 {
@@ -79,7 +82,6 @@ struct soft_cm_id *soft_cm_id_new(enum rdma_port_space port_space, void *context
 	id->sock = -1;
 	id->timewait.expired = timewait_over;
 	soft_list_init(&id->in_channel);
-	soft_list_init(&id->held);
 	soft_list_init(&id->agreed);
 	soft_list_init(&id->on_device);
 	soft_list_init(&id->groups);
@@ -163,20 +165,11 @@ void soft_cm_request_join(struct soft_cm_id *id)
 
 /* ---- ends ---------------------------------------------------------------------------------- */
 
-void soft_cm_drop_link(struct soft_cm_id *id)
-{
-	if (id->link)
-		soft_cm_link_free(id->link);
-	id->link = NULL;
-}
-
 static void stop(struct soft_cm_id *id)
 {
 	soft_timer_stop(&id->timewait);
 	soft_cm_listener_close(id);
-	soft_cm_service_close(id);
-	soft_cm_sidr_request_end(id);
-	soft_cm_sidr_client_end(id);
+	soft_cm_forget(id);
 	if (id->sock >= 0)
 		close(id->sock);
 	id->sock = -1;
@@ -191,14 +184,11 @@ void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
 	bool asked = id->state == SOFT_CM_CONNECTING;
 
 	soft_assert_locked();
-	if (id->state == SOFT_CM_CONNECTED)
-		soft_cm_stream_close(id);
-	soft_list_remove(&id->agreed);
-	if (id->link)
-		soft_cm_link_reject(id->link,
-				    asked ? SOFT_CM_REASON_TIMEOUT : SOFT_CM_REASON_CONSUMER, NULL,
-				    0);
-	id->link = NULL;
+	if (id->state == SOFT_CM_CONNECTED && !soft_cm_datagrams(id))
+		soft_cm_close(id);
+	else if (id->link && !soft_cm_datagrams(id))
+		soft_cm_reject(id, asked ? SOFT_CM_REASON_TIMEOUT : SOFT_CM_REASON_CONSUMER, NULL,
+			       0);
 	stop(id);
 	soft_cm_leave_groups(id);
 	soft_cm_drop_events(id, NULL, orphans);
@@ -210,8 +200,6 @@ void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
  * What has been reported before stays. */
 static void remove_id(struct soft_cm_id *id)
 {
-	soft_cm_stream_forget(id);
-	soft_cm_drop_link(id);
 	stop(id);
 	soft_cm_report(id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0, NULL);
 }
@@ -283,8 +271,8 @@ static int set_tos(struct soft_cm_id *id, uint8_t tos)
 	id->tos = tos;
 	if (id->sock >= 0)
 		soft_cm_apply_tos(id->sock, tos);
-	if (id->link)
-		soft_cm_apply_tos(id->link->watch.fd, tos);
+	if (id->link && id->link->carrier->apply_tos)
+		id->link->carrier->apply_tos(id->link, tos);
 	return 0;
 }
 

@@ -1,14 +1,15 @@
 /* The inside of the connection manager: what its sources share.
  *
- *   cm_wire.c      bytes of the handshake          cm_states.c   state x call -> allowed or errno
+ *   cm_wire.c      bytes of the messages           cm_states.c   state x call -> allowed or errno
  *   cm_event.c     event channels and events       cm_device.c   the context behind id->verbs
  *   cm_id.c        ids: create, destroy, options   cm_address.c  addresses: bind, resolve
- *   cm_link.c      one handshake's socket          cm_listen.c   listeners, half-open handshakes
+ *   cm_link.c      timers, repetition              cm_listen.c   listeners, the backlog
  *   cm_active.c    rdma_connect, rdma_establish    cm_passive.c  rdma_accept, rdma_reject
  *   cm_qp.c        the queue pair's states         cm_create.c   queue pairs and SRQs of an id
- *   cm_stream.c    handing over, disconnecting     cm_endpoint.c rdma_create_ep, rdma_get_request
+ *   cm_connection.c  connected, disconnected       cm_endpoint.c rdma_create_ep, rdma_get_request
  *   cm_lookup.c    names                           cm_multicast.c groups
- *   cm_sidr_request.c  asking for a datagram service   cm_sidr_service.c  answering
+ *   carriers: cm_stream.c connections, over TCP; cm_sidr_request.c and cm_sidr_service.c datagram
+ *   services, over UDP
  *
  * Everything here is called with the engine's lock unless it says otherwise; an int is 0 or an errno
  * value.  What happens by itself (a message, the end of a stream, a timeout) happens in the engine's
@@ -30,18 +31,22 @@ struct soft_cm_limits {
 	uint32_t service_ms;  /* then until its application's answer; REP until RTU */
 	uint32_t request_ms;  /* a listener: from the TCP connection until the whole REQ */
 	uint32_t timewait_ms; /* DISCONNECTED until TIMEWAIT_EXIT */
-	uint32_t pause_ms;    /* a listener without file descriptors left: until it tries again */
-	uint32_t half_open;   /* handshakes without a whole REQ, in this process */
+	uint32_t linger_ms; /* an ended exchange over a carrier that loses: answers repetitions */
+	uint32_t pause_ms; /* a listener without file descriptors left: until it tries again */
+	uint32_t half_open; /* handshakes without a whole REQ, in this process */
 };
 
 extern struct soft_cm_limits soft_cm_limits;
+
+struct soft_cm_carrier;
+
+/* Of connections: soft_cm_stream; that of a test in its place. */
+extern const struct soft_cm_carrier *soft_cm_carrier;
 
 static inline uint64_t soft_cm_in(uint32_t milliseconds)
 {
 	return soft_now() + milliseconds * UINT64_C(1000000);
 }
-
-#define SOFT_CM_AGAIN_NS UINT64_C(1000000) /* between two tries at a port without a listener */
 
 struct soft_cm_id;
 struct soft_qp;
@@ -55,9 +60,9 @@ struct soft_cm_channel {
 	unsigned fork_generation; /* the process (of a fork) that made it */
 	struct soft_channel wake;
 	struct soft_node events; /* soft_cm_event.node, oldest first */
-	struct soft_node ids;    /* soft_cm_id.in_channel */
-	unsigned inside;         /* threads in rdma_get_cm_event */
-	bool destroyed;          /* with threads inside: the last one frees it */
+	struct soft_node ids; /* soft_cm_id.in_channel */
+	unsigned inside; /* threads in rdma_get_cm_event */
+	bool destroyed; /* with threads inside: the last one frees it */
 };
 
 static inline struct soft_cm_channel *soft_cm_channel_of(struct rdma_event_channel *channel)
@@ -111,13 +116,13 @@ void soft_cm_device_each(void (*what)(struct soft_cm_id *id)); /* that is attach
 /* ---- cm_id.c ------------------------------------------------------------------------------- */
 
 struct soft_cm_id {
-	struct rdma_cm_id id;     /* the application's; first */
+	struct rdma_cm_id id; /* the application's; first */
 	unsigned fork_generation; /* the process (of a fork) that made it */
 	struct soft_node in_channel;
 	enum soft_cm_state state;
-	bool synchronous;         /* the channel belongs to the id */
+	bool synchronous; /* the channel belongs to the id */
 	unsigned reported, acked; /* events taken and acknowledged; of cm_event.c */
-	bool bound;    /* to the device */
+	bool bound; /* to the device */
 	bool attached; /* to the device: bound, or listening on all addresses */
 	struct soft_node on_device; /* while it is attached */
 	bool waits;
@@ -131,19 +136,14 @@ struct soft_cm_id {
 	bool ack_timeout_set;
 
 	struct soft_cm_listener *listener; /* LISTENING */
+	unsigned untaken, backlog; /* requests reported and not taken by the application; at most */
 	struct soft_cm_id *request_of; /* the listener, until the application sees the request */
 	bool unaccepted; /* a request that rdma_accept has not answered: see soft_cm_report */
 
-	/* of a datagram service */
-	struct soft_cm_service *service; /* LISTENING */
-	struct soft_cm_sidr_query *query; /* CONNECTING */
-	struct soft_cm_sidr_client *client; /* of a request */
-	struct soft_node groups; /* that it has joined (cm_multicast.c) */
+	struct soft_node groups; /* of a datagram id: that it has joined (cm_multicast.c) */
 
-	/* the handshake, and the stream as long as no queue pair has it */
+	/* the exchange with the other side, as long as no queue pair has its stream */
 	struct soft_cm_link *link;
-	struct soft_cm_message request; /* REQ, until the connection is made that it goes over */
-	bool heard; /* the other side has spoken */
 	struct soft_cm_ece local_ece, remote_ece;
 	bool early; /* rdma_notify has reported ESTABLISHED before RTU came */
 	uint32_t made_qpn; /* of id->qp, if rdma_create_qp made it */
@@ -165,8 +165,8 @@ struct soft_cm_id {
 	uint16_t shm_port;
 	bool opens_chan;
 
-	struct soft_node held; /* in cm_stream.c: the stream waits for the queue pair */
-	struct soft_node agreed; /* in cm_stream.c: the stream will be the queue pair's */
+	struct soft_node agreed; /* in cm_connection.c: the stream will be the queue pair's */
+	bool held; /* and waits for it */
 	struct soft_timer timewait;
 };
 
@@ -208,7 +208,6 @@ int soft_cm_leave_device(int error);
  * channel and on the device. */
 struct soft_cm_id *soft_cm_request_new(struct soft_cm_id *listener);
 void soft_cm_request_join(struct soft_cm_id *id);
-void soft_cm_drop_link(struct soft_cm_id *id);
 
 /* ---- cm_address.c -------------------------------------------------------------------------- */
 
@@ -221,98 +220,116 @@ int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address);
 int soft_cm_port_error(const struct sockaddr *address, int type, int error);
 void soft_cm_gid_from(union ibv_gid *gid, const struct sockaddr *address);
 void soft_cm_apply_tos(int fd, uint8_t tos);
-/* The id's addresses and GIDs as given (unless NULL); IPv4 in IPv6 becomes IPv4. */
-void soft_cm_set_addresses(struct soft_cm_id *id, const struct sockaddr_storage *local,
-			   const struct sockaddr_storage *peer);
-/* The same, its own as the socket has it. */
-void soft_cm_take_addresses(struct soft_cm_id *id, int fd, const struct sockaddr_storage *peer);
+/* The id's addresses and GIDs, as the carrier of its link has them; IPv4 in IPv6 becomes IPv4. */
+void soft_cm_take_addresses(struct soft_cm_id *id);
 /* Changes V6ONLY of an id that is bound already. */
 int soft_cm_rebind(struct soft_cm_id *id, bool v6_only);
+
+/* ---- carriers ------------------------------------------------------------------------------ */
+
+/* What brings messages to the other side.  States and timers know no sockets: a carrier makes links
+ * and gives them what comes (soft_cm_link_received, soft_cm_link_failed; soft_cm_asked). */
+struct soft_cm_carrier {
+	bool loses; /* messages may be lost, doubled and late: those that want an answer are repeated */
+	/* A link to the destination of an id, over which nothing has been said yet; it has the id's
+	 * socket, if it needs that.  NULL and *error. */
+	struct soft_cm_link *(*connect)(struct soft_cm_id *id, int *error);
+	/* At the port of an id; NULL and *error. */
+	struct soft_cm_listener *(*listen)(struct soft_cm_id *id, int *error);
+	void (*unlisten)(struct soft_cm_listener *listener); /* frees it */
+	/* 0 or an errno value, after which nothing can be said any more. */
+	int (*send)(struct soft_cm_link *link, const struct soft_cm_message *message);
+	void (*end)(struct soft_cm_link *link); /* frees it; nothing comes any more */
+	/* Both addresses; what is not known stays as it is. */
+	void (*who)(const struct soft_cm_link *link, struct sockaddr_storage *local,
+		    struct sockaddr_storage *peer);
+	void (*apply_tos)(struct soft_cm_link *link, uint8_t tos);
+	/* The link of a connected id becomes the queue pair's stream, and is freed; or waits for
+	 * the queue pair (NULL) and reads nothing.  NULL: the link stays with the id, for DREQ. */
+	int (*hand_over)(struct soft_cm_id *id, struct soft_qp *qp);
+};
+
+extern const struct soft_cm_carrier soft_cm_stream, soft_cm_asking, soft_cm_answering;
 
 /* ---- cm_link.c ----------------------------------------------------------------------------- */
 
 struct soft_cm_link_calls {
-	/* The TCP connection is made. */
-	void (*connected)(struct soft_cm_link *link);
-	/* A whole message, which is no longer in link->input.  False: read no more, the link may
-	 * be gone. */
+	/* False: the link may be gone. */
 	bool (*message)(struct soft_cm_link *link, const struct soft_cm_message *message);
-	/* The stream ended, broke or carries something else: an errno value, ETIMEDOUT for the
-	 * deadline.  The link is still there; the callee frees it. */
+	/* The carrier has ended, or brings something else: an errno value, ETIMEDOUT for the
+	 * deadline.  The link is still there; the callee ends it. */
 	void (*failed)(struct soft_cm_link *link, int error);
 };
 
-enum {
-	SOFT_CM_INPUT = 2 * SOFT_CM_MESSAGE_MAX
-};
-
+/* One exchange of messages with the other side's connection manager; carriers extend it. */
 struct soft_cm_link {
-	struct soft_fd_watch watch;
-	struct soft_timer deadline;
-	const struct soft_cm_link_calls *calls;
+	const struct soft_cm_carrier *carrier;
+	const struct soft_cm_link_calls *calls; /* NULL: nobody's */
 	void *owner;
-	bool connecting;
-	struct sockaddr_storage to; /* while it insists */
+	struct soft_cm_message said; /* the last message of this side */
+	unsigned heard; /* the greatest type of the other side's; 0: it has not spoken */
+	struct soft_timer timer; /* the deadline, or the next repetition before it */
+	uint64_t deadline; /* 0: none */
 	uint64_t insists_until;
-	struct soft_timer again;
-	bool held; /* the handshake is over: what comes is not ours to read */
-	size_t have;
-	uint8_t input[SOFT_CM_INPUT];
+	uint64_t pause_ns; /* until the next repetition; doubles */
 };
 
-/* Takes ownership of the fd (non-blocking), also on failure.  NULL and *error. */
-struct soft_cm_link *soft_cm_link_new(int fd, bool connecting,
-				      const struct soft_cm_link_calls *calls, void *owner,
-				      int *error);
-/* While it is connecting: without a listener there, try again for so long. */
-void soft_cm_link_insist(struct soft_cm_link *link, const struct sockaddr *to,
-			 uint32_t milliseconds);
-void soft_cm_link_free(struct soft_cm_link *link);
-/* Frees the link, not the socket, which is returned and no longer watched. */
-int soft_cm_link_take(struct soft_cm_link *link);
+void soft_cm_link_init(struct soft_cm_link *link, const struct soft_cm_carrier *carrier,
+		       const struct soft_cm_link_calls *calls, void *owner);
+/* For carriers, when a link ends. */
+void soft_cm_link_stop(struct soft_cm_link *link);
+int soft_cm_link_say(struct soft_cm_link *link, const struct soft_cm_message *message);
+/* The first message of an id, REQ or SIDR_REQ, over a new link, and its timers: 0 or an errno value;
+ * there is a link all the same, if there could be one. */
+int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrier,
+		     const struct soft_cm_link_calls *calls, const struct soft_cm_message *message);
+/* Repeats what was said, if the carrier loses, until the deadline. */
 void soft_cm_link_expect(struct soft_cm_link *link, uint32_t milliseconds);
 void soft_cm_link_expect_nothing(struct soft_cm_link *link);
-/* Reads no more, but notices when the other side is gone. */
-int soft_cm_link_hold(struct soft_cm_link *link);
-/* All that one side sends in a handshake (less than 400 bytes) fits into any
- * socket's buffer, so a socket that does not take it is broken. */
-int soft_cm_link_send(struct soft_cm_link *link, const struct soft_cm_message *message);
-/* Says why, where the socket takes it, and frees the link. */
-void soft_cm_link_reject(struct soft_cm_link *link, uint16_t reason, const void *private_data,
-			 uint8_t private_data_len);
+/* The owner leaves the link, which may stay for repetitions of its last word. */
+void soft_cm_link_leave(struct soft_cm_link *link);
+/* Of a REQ that no id is made for.  What is refused here is refused again, should it be repeated:
+ * nothing is kept for that. */
+void soft_cm_link_refuse(struct soft_cm_link *link, uint16_t reason);
+/* Of the carrier.  False: the link may be gone. */
+bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_message *message);
+void soft_cm_link_failed(struct soft_cm_link *link, int error);
+/* Of the carrier: nothing listens there.  True: there will be another try. */
+bool soft_cm_link_insist(struct soft_cm_link *link);
 
 /* ---- cm_listen.c --------------------------------------------------------------------------- */
 
-/* rdma_listen's number as a limit for the requests that the application has not taken. */
-unsigned soft_cm_backlog(int wanted);
+struct soft_cm_listener {
+	const struct soft_cm_carrier *carrier;
+	struct soft_cm_id *id;
+	struct soft_places parked; /* requests without room in the backlog */
+};
+
+/* Of the carrier: a REQ over a link that is nobody's yet.  False: the link is gone. */
+bool soft_cm_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
+		   const struct soft_cm_message *request);
 /* Safe to repeat. */
 void soft_cm_listener_close(struct soft_cm_id *id);
 /* The application has taken a request, of either kind: the next may be reported. */
 void soft_cm_listener_taken(struct soft_cm_id *id);
+/* Handshakes without a whole REQ, or without room: at most so many. */
+static inline unsigned soft_cm_half_open(void)
+{
+	return soft_places_limit(soft_cm_limits.half_open);
+}
 
 /* ---- cm_passive.c -------------------------------------------------------------------------- */
 
 /* An id for a request that has come over `link`, which is its own from here on, also on failure. */
 int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
-		    const struct sockaddr_storage *peer, const struct soft_cm_message *request);
+		    const struct soft_cm_message *request);
 
-/* ---- cm_sidr_request.c ----------------------------------------------------------------------- */
+/* ---- cm_sidr_request.c, cm_sidr_service.c ---------------------------------------------------- */
 
-/* rdma_connect of a datagram id. */
+/* rdma_connect, rdma_accept, rdma_reject of a datagram id. */
 int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
-/* Asks no more.  Safe to repeat. */
-void soft_cm_sidr_request_end(struct soft_cm_id *id);
-
-/* ---- cm_sidr_service.c ----------------------------------------------------------------------- */
-
-/* rdma_listen, rdma_accept, rdma_reject of a datagram id. */
-int soft_cm_service_open(struct soft_cm_id *id, int backlog);
 int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
 int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint8_t length);
-/* The ends of a listener and of a request.  Safe to repeat. */
-void soft_cm_service_close(struct soft_cm_id *id);
-void soft_cm_sidr_client_end(struct soft_cm_id *id);
-void soft_cm_service_taken(struct soft_cm_id *id);
 
 /* ---- cm_multicast.c ------------------------------------------------------------------------ */
 
@@ -349,33 +366,34 @@ int soft_cm_qp_ready(struct soft_cm_id *id);
 void soft_cm_qp_error(struct soft_cm_id *id);
 uint32_t soft_cm_random_psn(void);
 
-/* ---- cm_stream.c --------------------------------------------------------------------------- */
+/* ---- cm_connection.c ----------------------------------------------------------------------- */
 
 /* The handshake is over, the id CONNECTED: `established`, unless NULL, is the message whose content
- * the ESTABLISHED event carries.  The stream goes to the queue pair; where that is not in RTR yet,
+ * the ESTABLISHED event carries.  A stream goes to the queue pair; where that is not in RTR yet,
  * it is held for it.  ENOTCONN, and nothing has happened, when the queue pair is in error. */
-int soft_cm_hand_over(struct soft_cm_id *id, const struct soft_cm_message *established);
+int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *established);
 /* REQ or REP has told the other side's queue pair number: when this side's comes to RTR for that one,
  * the id's stream is its stream (soft_cm_offer). */
-void soft_cm_stream_agreed(struct soft_cm_id *id);
+void soft_cm_agreed(struct soft_cm_id *id);
 /* The application's own queue pair may be in RTR already, with other PSNs than the id's. */
-void soft_cm_stream_claim(const struct soft_cm_id *id);
-/* Our port, for a process at that GID to attach at; 0: not wanted, or not of this host. */
-uint16_t soft_cm_own_port(const union ibv_gid *of_peer);
-/* Before CONNECTED: the link is freed, the event reported, the id FAILED. */
+void soft_cm_claim(const struct soft_cm_id *id);
+/* Before CONNECTED: the link is left, the event reported, the id FAILED. */
 void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		    const struct soft_cm_message *message);
-/* The queue pair's stream, if there is one, is no longer the id's. */
-void soft_cm_stream_forget(struct soft_cm_id *id);
+/* Leaves the id's link, after REJ. */
+void soft_cm_reject(struct soft_cm_id *id, uint16_t reason, const void *private_data,
+		    uint8_t private_data_len);
+/* Leaves the id's link, and what the queue pair has of it. */
+void soft_cm_forget(struct soft_cm_id *id);
 /* Ends a connection and tells the other side; no event. */
-void soft_cm_stream_close(struct soft_cm_id *id);
+void soft_cm_close(struct soft_cm_id *id);
 
 /* ---- the context behind the ids, and mutexes that fork takes ------------------------------- */
 
 /* cm_device.c: something of the CM's device context has gone; closes it if it is not used any more.
  * Not under the lock. */
 void soft_cm_device_sweep(void);
-extern pthread_mutex_t soft_cm_opening;     /* of cm_device.c */
+extern pthread_mutex_t soft_cm_opening; /* of cm_device.c */
 extern pthread_mutex_t soft_cm_acknowledge; /* of cm_event.c */
 
 #endif

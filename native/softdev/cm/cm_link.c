@@ -1,244 +1,192 @@
-/* One handshake's socket: reads messages, writes messages, has a deadline.
+/* One exchange of messages, whatever carries them: its deadline, and repetition where the carrier loses.
  *
- * What comes from the socket is not trusted: at most SOFT_CM_INPUT bytes of it are kept, a byte
- * that does not belong to a message ends it, and reading stops with the handshake, since what
- * follows is the queue pair's.
+ * The types of an exchange ascend (cm_wire.h), so a message whose type is not greater than those
+ * before is a repetition, or late.  The owner does not hear of it; one that wants an answer, because
+ * ours was lost, gets it again.  For as long as that may happen, a link that its owner has left with
+ * a last word stays, and goes by itself (IBTA 12.9.8, timewait).
  */
 #include "cm_internal.h"
 
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-#include <netinet/tcp.h>
-#include <sys/epoll.h>
-#include <unistd.h>
 
-#include "inject/inject.h"
+#define TYPE(name) (1u << SOFT_##name)
+#define WAITING (TYPE(CM_MRA) | TYPE(SIDR_WAIT)) /* "received, the application has yet to answer" */
+#define AGAIN_NS UINT64_C(1000000) /* between two tries at a port without a listener */
+#define FIRST_PAUSE_NS UINT64_C(50000000)
+#define LONGEST_PAUSE_NS UINT64_C(1000000000)
 
-static const uint32_t reading = EPOLLIN | EPOLLRDHUP;
-
-/* Messages at the front of the input.  False: read no more, the link may be gone. */
-static bool take_messages(struct soft_cm_link *link)
+static bool is_one_of(unsigned type, unsigned types)
 {
-	while (link->have) {
-		struct soft_cm_message message;
-		size_t used;
-		int error = soft_cm_decode(link->input, link->have, &message, &used);
-
-		if (error == EAGAIN)
-			return true;
-		if (error) {
-			link->calls->failed(link, error);
-			return false;
-		}
-		link->have -= used;
-		memmove(link->input, link->input + used, link->have);
-		if (soft_fault_handshake())
-			continue;
-		if (!link->calls->message(link, &message))
-			return false;
-	}
-	return true;
+	return types & 1u << type;
 }
 
-static void read_messages(struct soft_cm_link *link)
+static bool wants_answer(unsigned type)
 {
-	for (;;) {
-		ssize_t got = recv(link->watch.fd, link->input + link->have,
-				   sizeof(link->input) - link->have, 0);
-
-		if (got > 0) {
-			link->have += (size_t)got;
-			if (!take_messages(link))
-				return;
-			continue;
-		}
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got < 0 && errno == EAGAIN)
-			return;
-		link->calls->failed(link, got ? errno : ECONNRESET);
-		return;
-	}
+	return is_one_of(type, TYPE(CM_REQ) | TYPE(CM_REP) | TYPE(CM_DREQ) | TYPE(SIDR_REQ));
 }
 
-static void connect_again(struct soft_timer *timer)
+static void start_timer(struct soft_cm_link *link, uint64_t pause_ns)
 {
-	struct soft_cm_link *link = soft_container(timer, struct soft_cm_link, again);
-	const struct sockaddr *to = (const struct sockaddr *)&link->to;
-	int error;
+	uint64_t next = soft_now() + pause_ns;
 
-	do /* Linux: after a connection that failed, the first call only reports that */
-		error = connect(link->watch.fd, to, soft_cm_address_length(to)) ? errno : 0;
-	while (error == ECONNABORTED);
-	if (error == EINPROGRESS || error == ECONNREFUSED)
-		error = 0;
-	if (!error) /* the outcome makes the socket ready, if it is not already */
-		error = soft_watch(&link->watch, EPOLLOUT);
+	soft_timer_start(&link->timer, next < link->deadline ? next : link->deadline);
+}
+
+/* The next repetition, or the deadline. */
+static void wait_for_answer(struct soft_cm_link *link)
+{
+	start_timer(link, link->carrier->loses && wants_answer(link->said.type) ? link->pause_ns
+										: INT64_MAX);
+	link->pause_ns *= 2;
+	if (link->pause_ns > LONGEST_PAUSE_NS)
+		link->pause_ns = LONGEST_PAUSE_NS;
+}
+
+static void expired(struct soft_timer *timer)
+{
+	struct soft_cm_link *link = soft_container(timer, struct soft_cm_link, timer);
+	const struct soft_cm_message over = {.type = SOFT_CM_REJ, .reason = SOFT_CM_REASON_TIMEOUT};
+	int error = ETIMEDOUT;
+
+	if (soft_now() < link->deadline)
+		error = link->carrier->send(link, &link->said);
+	else if (link->carrier->loses && link->said.type < SOFT_CM_REJ)
+		(void)soft_cm_link_say(link, &over);
 	if (error)
-		link->calls->failed(link, error);
+		soft_cm_link_failed(link, error);
+	else
+		wait_for_answer(link);
 }
 
-/* A server may be between two listeners, as perftest's is between its two connections: on a network
- * the request would still be on its way.  True: there will be another try. */
-static bool insist(struct soft_cm_link *link, int error)
+void soft_cm_link_init(struct soft_cm_link *link, const struct soft_cm_carrier *carrier,
+		       const struct soft_cm_link_calls *calls, void *owner)
 {
-	if ((error != ECONNREFUSED && error != ECONNRESET) || soft_now() >= link->insists_until)
-		return false;
-	soft_unwatch(&link->watch);
-	soft_timer_start(&link->again, soft_now() + SOFT_CM_AGAIN_NS);
-	return true;
-}
-
-/* False when the link is gone, or not there yet. */
-static bool finish_connecting(struct soft_cm_link *link)
-{
-	struct sockaddr_storage local = {0}, peer = {0};
-	socklen_t local_length = sizeof(local), peer_length = sizeof(peer);
-	int error = 0;
-	socklen_t length = sizeof(error);
-
-	if (getsockopt(link->watch.fd, SOL_SOCKET, SO_ERROR, &error, &length))
-		error = errno;
-	if (!error && (getpeername(link->watch.fd, (struct sockaddr *)&peer, &peer_length) ||
-		       getsockname(link->watch.fd, (struct sockaddr *)&local, &local_length)))
-		error = errno == ENOTCONN ? ECONNRESET : errno; /* it ended after the check above */
-	if (insist(link, error))
-		return false;
-	/* TCP connects a socket to itself where its own port is the one asked for (RFC 9293,
-	 * simultaneous open); there is no listener. */
-	if (!error && local_length == peer_length && !memcmp(&local, &peer, local_length))
-		error = ECONNREFUSED;
-	if (!error)
-		error = soft_watch(&link->watch, reading);
-	if (error) {
-		link->calls->failed(link, error);
-		return false;
-	}
-	link->connecting = false;
-	return true;
-}
-
-static void ready(struct soft_fd_watch *watch, uint32_t events)
-{
-	struct soft_cm_link *link = soft_container(watch, struct soft_cm_link, watch);
-
-	if (link->connecting) {
-		if (finish_connecting(link))
-			link->calls->connected(link);
-		return;
-	}
-	if (link->held) {
-		/* Messages before the end are not read: it counts as orderly. */
-		if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-			link->calls->failed(link, events & EPOLLERR ? ECONNRESET : 0);
-		return;
-	}
-	read_messages(link);
-}
-
-static void deadline_over(struct soft_timer *timer)
-{
-	struct soft_cm_link *link = soft_container(timer, struct soft_cm_link, deadline);
-
-	link->calls->failed(link, ETIMEDOUT);
-}
-
-struct soft_cm_link *soft_cm_link_new(int fd, bool connecting,
-				      const struct soft_cm_link_calls *calls, void *owner,
-				      int *error)
-{
-	soft_assert_locked();
-	struct soft_cm_link *link = calloc(1, sizeof(*link));
-	const int on = 1;
-
-	if (!link) {
-		close(fd);
-		*error = ENOMEM;
-		return NULL;
-	}
-	/* The stream's frames are whole requests and answers: none may wait for the next. */
-	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-	link->watch.fd = fd;
-	link->watch.ready = ready;
-	link->deadline.expired = deadline_over;
-	link->again.expired = connect_again;
+	link->carrier = carrier;
 	link->calls = calls;
 	link->owner = owner;
-	link->connecting = connecting;
-	*error = soft_watch(&link->watch, connecting ? EPOLLOUT : reading);
-	if (*error) {
-		soft_cm_link_free(link);
-		return NULL;
-	}
-	return link;
+	link->timer.expired = expired;
 }
 
-void soft_cm_link_insist(struct soft_cm_link *link, const struct sockaddr *to,
-			 uint32_t milliseconds)
-{
-	memcpy(&link->to, to, soft_cm_address_length(to));
-	link->insists_until = soft_cm_in(milliseconds);
-}
-
-void soft_cm_link_free(struct soft_cm_link *link)
+void soft_cm_link_stop(struct soft_cm_link *link)
 {
 	soft_assert_locked();
-	int fd = soft_cm_link_take(link);
-
-	if (fd >= 0)
-		close(fd);
+	soft_timer_stop(&link->timer);
 }
 
-int soft_cm_link_take(struct soft_cm_link *link)
+int soft_cm_link_say(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
-	int fd = link->watch.fd;
+	link->said = *message;
+	return link->carrier->send(link, message);
+}
 
-	soft_timer_stop(&link->deadline);
-	soft_timer_stop(&link->again);
-	soft_unwatch(&link->watch);
-	free(link);
-	return fd;
+int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrier,
+		     const struct soft_cm_link_calls *calls, const struct soft_cm_message *message)
+{
+	int error = 0;
+	struct soft_cm_link *link = carrier->connect(id, &error);
+
+	if (!link)
+		return error;
+	soft_cm_link_init(link, carrier, calls, id);
+	id->link = link;
+	id->state = SOFT_CM_CONNECTING;
+	soft_cm_id_waits(id, true);
+	link->insists_until = soft_cm_in(soft_cm_limits.refused_ms);
+	link->said = *message;
+	soft_cm_link_expect(link, soft_cm_limits.response_ms);
+	return link->carrier->send(link, message);
 }
 
 void soft_cm_link_expect(struct soft_cm_link *link, uint32_t milliseconds)
 {
-	soft_timer_start(&link->deadline, soft_cm_in(milliseconds));
+	link->deadline = soft_cm_in(milliseconds);
+	link->pause_ns = is_one_of(link->heard, WAITING) ? LONGEST_PAUSE_NS : FIRST_PAUSE_NS;
+	wait_for_answer(link);
 }
 
 void soft_cm_link_expect_nothing(struct soft_cm_link *link)
 {
-	soft_timer_stop(&link->deadline);
+	link->deadline = 0;
+	soft_timer_stop(&link->timer);
 }
 
-int soft_cm_link_hold(struct soft_cm_link *link)
+/* A server may be between two listeners, as perftest's is between its two connections: on a network
+ * the request would still be on its way. */
+bool soft_cm_link_insist(struct soft_cm_link *link)
 {
-	soft_timer_stop(&link->deadline);
-	link->held = true;
-	return soft_watch(&link->watch, EPOLLRDHUP);
+	if (soft_now() >= link->insists_until)
+		return false;
+	link->pause_ns = FIRST_PAUSE_NS;
+	start_timer(link, AGAIN_NS);
+	return true;
 }
 
-int soft_cm_link_send(struct soft_cm_link *link, const struct soft_cm_message *message)
-{
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
-	size_t length = soft_cm_encode(message, bytes);
-	ssize_t sent;
+/* ---- the end ------------------------------------------------------------------------------- */
 
-	do
-		sent = send(link->watch.fd, bytes, length, MSG_NOSIGNAL | MSG_DONTWAIT);
-	while (sent < 0 && errno == EINTR);
-	if (sent < 0)
-		return errno == EAGAIN ? ENOBUFS : errno;
-	return (size_t)sent == length ? 0 : ENOBUFS;
+void soft_cm_link_leave(struct soft_cm_link *link)
+{
+	soft_assert_locked();
+	link->calls = NULL;
+	if (link->carrier->loses &&
+	    is_one_of(link->said.type, TYPE(CM_REJ) | TYPE(CM_DREQ) | TYPE(CM_DREP)))
+		soft_cm_link_expect(link, soft_cm_limits.linger_ms);
+	else
+		link->carrier->end(link);
 }
 
-void soft_cm_link_reject(struct soft_cm_link *link, uint16_t reason, const void *private_data,
-			 uint8_t private_data_len)
+void soft_cm_link_refuse(struct soft_cm_link *link, uint16_t reason)
 {
-	struct soft_cm_message message = {.type = SOFT_CM_REJ, .reason = reason};
+	(void)soft_cm_link_say(link,
+			       &(struct soft_cm_message){.type = SOFT_CM_REJ, .reason = reason});
+	link->carrier->end(link);
+}
 
-	(void)soft_cm_put_private(&message, private_data, private_data_len);
-	if (!link->connecting)
-		(void)soft_cm_link_send(link, &message); /* gone or not, we leave */
-	soft_cm_link_free(link);
+void soft_cm_link_failed(struct soft_cm_link *link, int error)
+{
+	if (link->calls)
+		link->calls->failed(link, error);
+	else
+		link->carrier->end(link);
+}
+
+/* ---- what comes ------------------------------------------------------------------------------ */
+
+/* Of a link that its owner has left, and has said why. */
+static bool answer_last(struct soft_cm_link *link, unsigned type)
+{
+	bool over = is_one_of(type, TYPE(CM_REJ) | TYPE(CM_DREP));
+
+	if (over)
+		link->carrier->end(link);
+	else
+		(void)link->carrier->send(link, &link->said);
+	return !over;
+}
+
+bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_message *message)
+{
+	const struct soft_cm_message disconnected = {.type = SOFT_CM_DREP};
+	bool loses = link->carrier->loses;
+	unsigned before = link->heard;
+
+	soft_assert_locked();
+	if (message->type > before)
+		link->heard = message->type;
+	if (loses && message->type <= before) {
+		if (wants_answer(message->type) && link->said.type > message->type)
+			(void)link->carrier->send(link, &link->said);
+		return true;
+	}
+	if (loses && message->type == SOFT_CM_DREQ)
+		link->said = disconnected;
+	if (!link->calls)
+		return answer_last(link, message->type);
+	if (loses && message->type == SOFT_CM_DREQ)
+		(void)link->carrier->send(link, &disconnected);
+	if (link->deadline && is_one_of(message->type, WAITING)) {
+		if (message->type > before) /* repeated, it would hold the id for ever */
+			soft_cm_link_expect(link, soft_cm_limits.service_ms);
+		return true;
+	}
+	return link->calls->message(link, message);
 }

@@ -27,12 +27,14 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 		soft_cm_failed(id, RDMA_CM_EVENT_REJECTED, message->reason, message);
 		return false;
 	}
-	if (id->state == SOFT_CM_ACCEPTED && message->type == SOFT_CM_RTU) {
-		soft_cm_link_expect_nothing(link);
-		error = soft_cm_hand_over(id, &nothing);
+	if (id->state == SOFT_CM_ACCEPTED &&
+	    (message->type == SOFT_CM_RTU || message->type == SOFT_CM_DREQ)) {
+		error = soft_cm_established(id, &nothing);
 	}
 	if (error)
 		failed(link, error);
+	else if (message->type == SOFT_CM_DREQ) /* before it, RTU was lost */
+		return link->calls->message(link, message);
 	return false;
 }
 
@@ -59,22 +61,22 @@ static struct soft_cm_id *new_request(struct soft_cm_id *listener,
 }
 
 int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
-		    const struct sockaddr_storage *peer, const struct soft_cm_message *request)
+		    const struct soft_cm_message *request)
 {
 	struct soft_cm_id *id = new_request(listener, request);
 
 	if (!id || soft_cm_report_request(listener, id, request, NULL)) {
 		free(id);
-		soft_cm_link_reject(link, SOFT_CM_REASON_NO_RESOURCES, NULL, 0);
+		soft_cm_link_refuse(link, SOFT_CM_REASON_NO_RESOURCES);
 		return ENOMEM;
 	}
 	link->calls = &calls;
 	link->owner = id;
 	id->link = link;
-	soft_cm_take_addresses(id, link->watch.fd, peer);
-	soft_cm_stream_agreed(id);
+	soft_cm_take_addresses(id);
+	soft_cm_agreed(id);
 	if (id->tos)
-		soft_cm_apply_tos(link->watch.fd, id->tos);
+		link->carrier->apply_tos(link, id->tos);
 	soft_cm_request_join(id);
 	return 0;
 }
@@ -115,13 +117,13 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 		if (error)
 			return error;
 	}
-	soft_cm_stream_claim(id);
+	soft_cm_claim(id);
 	soft_cm_fill_message(id, parameters, &reply);
 	if (id->shm_port && soft_links_may_use_shm())
 		reply.shm_port = soft_ip_port();
 	if (!reply.shm_port)
 		id->shm_port = 0;
-	error = soft_cm_link_send(id->link, &reply);
+	error = soft_cm_link_say(id->link, &reply);
 	if (error) {
 		soft_cm_qp_error(id);
 		return error;
@@ -167,8 +169,7 @@ static int reject(struct soft_cm_id *id, uint16_t reason, const void *private_da
 		error = EINVAL;
 	if (error)
 		return error;
-	soft_cm_link_reject(id->link, reason, private_data, private_data_len);
-	id->link = NULL;
+	soft_cm_reject(id, reason, private_data, private_data_len);
 	id->state = SOFT_CM_FAILED;
 	soft_cm_id_waits(id, false);
 	return 0;

@@ -1,5 +1,5 @@
-/* Services: listening for requests for a datagram service: rdma_listen(3), and rdma_accept(3) and
- * rdma_reject(3) of their requests.
+/* Datagram services: the carrier that answers requests for them, and rdma_accept(3) and
+ * rdma_reject(3) of such a request.
  *
  * A port of RDMA_PS_UDP is a UDP port of the host.  A request that is repeated, because its
  * answer was lost or is late, is known by its number and gets the same answer; when its id is gone
@@ -22,27 +22,34 @@ enum {
 };
 
 /* A service's socket; it is there as long as the listener, or a request that waits for its answer. */
-struct soft_cm_service {
+struct service {
+	struct soft_cm_listener listener;
 	struct soft_fd_watch watch;
-	struct soft_cm_id *id; /* NULL when the listener is gone */
+	bool open; /* the listener is there */
+	unsigned unanswered; /* requests */
 	struct soft_node callers;
-	unsigned open; /* requests without an answer */
-	unsigned untaken;
-	unsigned backlog;
 };
 
 /* A received request, kept in order to be answered. */
-struct soft_cm_sidr_client {
+struct caller {
+	struct soft_cm_link link;
 	struct soft_node node; /* of the service: all requests whose id is there */
-	struct soft_cm_service *service; /* NULL: answered, and the listener is gone */
-	bool answered;
+	struct service *service; /* NULL: answered, and the listener is gone */
 	uint64_t number;
 	struct sockaddr_storage address;
 	struct sockaddr_storage local; /* where the request came to */
 	unsigned interface; /* and through which network interface (IPv6) */
-	size_t length; /* of the answer */
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 };
+
+static struct caller *caller_of(const struct soft_cm_link *link)
+{
+	return soft_container(link, struct caller, link);
+}
+
+static bool is_answered(const struct caller *caller)
+{
+	return caller->link.said.type == SOFT_SIDR_REP;
+}
 
 /* Room for the control message (IP_PKTINFO) with the host's own address. */
 union control {
@@ -50,16 +57,15 @@ union control {
 	uint8_t room[CMSG_SPACE(sizeof(struct in6_pktinfo))];
 };
 
-static void free_if_unused(struct soft_cm_service *service)
+static void free_if_unused(struct service *service)
 {
-	if (service->id || service->open)
+	if (service->open || service->unanswered)
 		return;
 	while (!soft_list_empty(&service->callers)) {
-		struct soft_cm_sidr_client *client =
-			soft_list_entry(service->callers.next, struct soft_cm_sidr_client, node);
+		struct caller *caller = soft_list_first(&service->callers, struct caller, node);
 
-		soft_list_remove(&client->node);
-		client->service = NULL;
+		soft_list_remove(&caller->node);
+		caller->service = NULL;
 	}
 	close(service->watch.fd);
 	free(service);
@@ -67,171 +73,163 @@ static void free_if_unused(struct soft_cm_service *service)
 
 /* ---- datagrams ----------------------------------------------------------------------------- */
 
-static void send_to(struct soft_cm_service *service, const struct soft_cm_sidr_client *client,
-		    const void *bytes, size_t length)
+static int send_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
-	struct iovec iov = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = length};
+	const struct caller *caller = caller_of(link);
+	struct soft_cm_message copy = *message;
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	struct iovec iov = {.iov_base = bytes};
 	union control control = {0};
-	struct msghdr header = {.msg_name = (void *)(uintptr_t)&client->address,
+	struct msghdr header = {.msg_name = (void *)(uintptr_t)&caller->address,
 				.msg_iov = &iov,
 				.msg_iovlen = 1,
 				.msg_control = &control};
 	struct cmsghdr *info = &control.align;
-	bool v4 = client->local.ss_family == AF_INET;
-	const struct sockaddr_in *local_v4 = (const void *)&client->local;
-	const struct sockaddr_in6 *local_v6 = (const void *)&client->local;
+	bool v4 = caller->local.ss_family == AF_INET;
+	const struct sockaddr_in *local_v4 = (const void *)&caller->local;
+	const struct sockaddr_in6 *local_v6 = (const void *)&caller->local;
 	struct in_pktinfo from_v4 = {.ipi_spec_dst = local_v4->sin_addr};
 	struct in6_pktinfo from_v6 = {.ipi6_addr = local_v6->sin6_addr,
-				      .ipi6_ifindex = client->interface};
+				      .ipi6_ifindex = caller->interface};
 	size_t size = v4 ? sizeof(from_v4) : sizeof(from_v6);
 
-	header.msg_namelen = soft_cm_address_length((const struct sockaddr *)&client->address);
+	copy.number = caller->number;
+	iov.iov_len = soft_cm_encode(&copy, bytes);
+	header.msg_namelen = soft_cm_address_length((const struct sockaddr *)&caller->address);
 	/* From the address that the request went to: its sender accepts no other. */
 	info->cmsg_level = v4 ? IPPROTO_IP : IPPROTO_IPV6;
 	info->cmsg_type = v4 ? IP_PKTINFO : IPV6_PKTINFO;
 	info->cmsg_len = CMSG_LEN(size);
 	memcpy(CMSG_DATA(info), v4 ? (void *)&from_v4 : &from_v6, size);
 	header.msg_controllen = CMSG_SPACE(size);
-	(void)sendmsg(service->watch.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
-static void tell_to_wait(struct soft_cm_service *service, const struct soft_cm_sidr_client *client)
-{
-	const struct soft_cm_message wait = {.type = SOFT_SIDR_WAIT, .number = client->number};
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
-
-	send_to(service, client, bytes, soft_cm_encode(&wait, bytes));
+	if (caller->service)
+		(void)sendmsg(caller->service->watch.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+	return 0;
 }
 
 /* Where it came to, with the service's port. */
-static void take_local(struct soft_cm_service *service, struct msghdr *header,
-		       struct soft_cm_sidr_client *client)
+static void take_local(struct service *service, struct msghdr *header, struct caller *caller)
 {
-	client->local = service->id->id.route.addr.src_storage;
+	caller->local = service->listener.id->id.route.addr.src_storage;
 	for (struct cmsghdr *info = CMSG_FIRSTHDR(header); info; info = CMSG_NXTHDR(header, info)) {
 		if (info->cmsg_level == IPPROTO_IP && info->cmsg_type == IP_PKTINFO) {
 			struct in_pktinfo v4;
 
 			memcpy(&v4, CMSG_DATA(info), sizeof(v4));
-			((struct sockaddr_in *)(void *)&client->local)->sin_addr = v4.ipi_addr;
+			((struct sockaddr_in *)(void *)&caller->local)->sin_addr = v4.ipi_addr;
 		} else if (info->cmsg_level == IPPROTO_IPV6 && info->cmsg_type == IPV6_PKTINFO) {
 			struct in6_pktinfo v6;
 
 			memcpy(&v6, CMSG_DATA(info), sizeof(v6));
-			((struct sockaddr_in6 *)(void *)&client->local)->sin6_addr = v6.ipi6_addr;
-			client->interface = v6.ipi6_ifindex;
+			((struct sockaddr_in6 *)(void *)&caller->local)->sin6_addr = v6.ipi6_addr;
+			caller->interface = v6.ipi6_ifindex;
 		}
 	}
 }
 
 /* A request and its sender; 0, EAGAIN, or EPROTO for something else. */
-static int receive(struct soft_cm_service *service, struct soft_cm_sidr_client *client,
-		   struct soft_cm_message *message)
+static int receive(struct service *service, struct caller *caller, struct soft_cm_message *message)
 {
 	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 	struct iovec iov = {.iov_base = bytes, .iov_len = sizeof(bytes)};
 	union control control = {0};
-	struct msghdr header = {.msg_name = &client->address,
-				.msg_namelen = sizeof(client->address),
+	struct msghdr header = {.msg_name = &caller->address,
+				.msg_namelen = sizeof(caller->address),
 				.msg_iov = &iov,
 				.msg_iovlen = 1,
 				.msg_control = &control,
 				.msg_controllen = sizeof(control)};
+	size_t used;
 	ssize_t got = recvmsg(service->watch.fd, &header, MSG_DONTWAIT);
 
 	if (got < 0)
 		return EAGAIN; /* or an error of the socket, which passes */
-	if (!soft_cm_decode_datagram(bytes, (size_t)got, message) || message->type != SOFT_SIDR_REQ)
+	if (soft_cm_decode(bytes, (size_t)got, message, &used) || used != (size_t)got ||
+	    message->type != SOFT_SIDR_REQ)
 		return EPROTO;
-	client->number = message->number;
-	take_local(service, &header, client);
+	caller->number = message->number;
+	take_local(service, &header, caller);
 	return 0;
 }
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
-static struct soft_cm_sidr_client *known(struct soft_cm_service *service,
-					 const struct soft_cm_sidr_client *client)
+static struct caller *known(struct service *service, const struct caller *caller)
 {
-	struct soft_node *node = service->callers.next;
-
-	for (; node != &service->callers; node = node->next) {
-		struct soft_cm_sidr_client *other =
-			soft_list_entry(node, struct soft_cm_sidr_client, node);
-
-		if (other->number == client->number &&
-		    !memcmp(&other->address, &client->address, sizeof(client->address)))
+	soft_list_each (struct caller, other, &service->callers, node)
+		if (other->number == caller->number &&
+		    !memcmp(&other->address, &caller->address, sizeof(caller->address)))
 			return other;
-	}
 	return NULL;
 }
 
-static int report(struct soft_cm_service *service, const struct soft_cm_sidr_client *from,
-		  const struct soft_cm_message *message)
+/* NULL without memory. */
+static struct caller *report(struct service *service, const struct caller *from,
+			     const struct soft_cm_message *message)
 {
 	const struct rdma_ud_param said = {.private_data = message->private_data,
 					   .private_data_len = message->private_data_len};
-	struct soft_cm_id *id = soft_cm_request_new(service->id);
-	struct soft_cm_sidr_client *client = id ? malloc(sizeof(*client)) : NULL;
+	struct soft_cm_id *id = soft_cm_request_new(service->listener.id);
+	struct caller *caller = id ? malloc(sizeof(*caller)) : NULL;
 
-	if (!client || soft_cm_report_request(service->id, id, NULL, &said)) {
-		free(client);
+	if (!caller || soft_cm_report_request(service->listener.id, id, NULL, &said)) {
+		free(caller);
 		free(id);
-		return ENOMEM;
+		return NULL;
 	}
-	*client = *from;
-	soft_list_append(&service->callers, &client->node);
-	client->service = service;
-	service->open++;
-	service->untaken++;
-	id->client = client;
-	soft_cm_set_addresses(id, &client->local, &client->address);
+	*caller = *from;
+	soft_list_append(&service->callers, &caller->node);
+	service->unanswered++;
+	service->listener.id->untaken++;
+	id->link = &caller->link;
+	soft_cm_take_addresses(id);
 	soft_cm_request_join(id);
-	return 0;
+	return caller;
 }
 
-static void take_request(struct soft_cm_service *service, const struct soft_cm_sidr_client *from,
+static void take_request(struct service *service, struct caller *from,
 			 const struct soft_cm_message *message)
 {
-	const struct soft_cm_sidr_client *client = known(service, from);
+	const struct soft_cm_message wait = {.type = SOFT_SIDR_WAIT};
+	const struct soft_cm_id *id = service->listener.id;
+	struct caller *caller = known(service, from);
 
-	if (client && client->answered) {
-		send_to(service, client, client->bytes, client->length);
+	if (caller) {
+		(void)soft_cm_link_received(&caller->link, message);
 		return;
 	}
-	if (client || service->untaken >= service->backlog || !report(service, from, message))
-		tell_to_wait(service, from);
+	from->service = service;
+	from->link.heard = message->type;
+	soft_cm_link_init(&from->link, &soft_cm_answering, NULL, NULL);
+	caller = id->untaken < id->backlog ? report(service, from, message) : from;
+	if (caller)
+		(void)soft_cm_link_say(&caller->link, &wait);
 }
 
 static void ready(struct soft_fd_watch *watch, uint32_t events)
 {
-	struct soft_cm_service *service = soft_container(watch, struct soft_cm_service, watch);
+	struct service *service = soft_container(watch, struct service, watch);
 
 	(void)events;
 	for (int i = 0; i < REQUESTS_PER_STEP; i++) {
-		struct soft_cm_sidr_client client = {0};
+		struct caller caller = {0};
 		struct soft_cm_message message;
-		int error = receive(service, &client, &message);
+		int error = receive(service, &caller, &message);
 
 		if (error == EAGAIN)
 			return;
 		if (!error)
-			take_request(service, &client, &message);
+			take_request(service, &caller, &message);
 	}
 }
 
 /* ---- answers ------------------------------------------------------------------------------- */
 
-static void answer(struct soft_cm_sidr_client *client, struct soft_cm_message *message)
+static void answer(struct caller *caller, const struct soft_cm_message *message)
 {
-	struct soft_cm_service *service = client->service;
-
-	message->number = client->number;
-	client->length = soft_cm_encode(message, client->bytes);
-	client->answered = true;
-	send_to(service, client, client->bytes, client->length);
-	service->open--;
-	free_if_unused(service);
+	(void)soft_cm_link_say(&caller->link, message);
+	caller->service->unanswered--;
+	free_if_unused(caller->service);
 }
 
 int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
@@ -250,83 +248,83 @@ int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *
 	message.qpn = qp ? qp->qp_num : parameters->qp_num;
 	id->unaccepted = false;
 	id->state = SOFT_CM_CONNECTED;
-	answer(id->client, &message);
+	answer(caller_of(id->link), &message);
 	return 0;
 }
 
 int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint8_t length)
 {
 	struct soft_cm_message message = {.type = SOFT_SIDR_REP, .status = SOFT_SIDR_REJECTED};
-	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_REJECT);
 
-	if (error)
-		return error;
-	if (!id->client || !soft_cm_put_private(&message, private_data, length))
-		return EINVAL; /* without a client the id is one */
+	/* Unlike in other states that allow it, with connections, here nothing can be withdrawn. */
+	if (id->state != SOFT_CM_REQUESTED || !soft_cm_put_private(&message, private_data, length))
+		return EINVAL;
 	id->state = SOFT_CM_FAILED;
-	answer(id->client, &message);
+	answer(caller_of(id->link), &message);
 	return 0;
 }
 
-void soft_cm_sidr_client_end(struct soft_cm_id *id)
+static void end(struct soft_cm_link *link)
 {
-	struct soft_cm_sidr_client *client = id->client;
+	struct caller *caller = caller_of(link);
 
-	if (!client)
-		return;
-	if (!client->answered) /* IBTA 12.11: an application that does not want it has rejected it */
-		answer(client, &(struct soft_cm_message){.type = SOFT_SIDR_REP,
+	if (!is_answered(
+		    caller)) /* IBTA 12.11: an application that does not want it has rejected it */
+		answer(caller, &(struct soft_cm_message){.type = SOFT_SIDR_REP,
 							 .status = SOFT_SIDR_REJECTED});
-	soft_list_remove(&client->node);
-	free(client);
-	id->client = NULL;
+	soft_list_remove(&caller->node);
+	free(caller);
 }
 
 /* ---- opening and closing ------------------------------------------------------------------- */
 
-int soft_cm_service_open(struct soft_cm_id *id, int backlog)
+static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
+		struct sockaddr_storage *peer)
 {
-	struct soft_cm_service *service = calloc(1, sizeof(*service));
-	bool v4 = id->id.route.addr.src_addr.sa_family == AF_INET;
-	const int on = 1;
-	int error = 0;
-
-	if (!service)
-		return ENOMEM;
-	service->id = id;
-	service->watch.fd = id->sock;
-	service->watch.ready = ready;
-	soft_list_init(&service->callers);
-	service->backlog = soft_cm_backlog(backlog);
-	if (setsockopt(id->sock, v4 ? IPPROTO_IP : IPPROTO_IPV6, v4 ? IP_PKTINFO : IPV6_RECVPKTINFO,
-		       &on, sizeof(on)))
-		error = errno;
-	if (!error)
-		error = soft_watch(&service->watch, EPOLLIN);
-	if (error) {
-		free(service);
-		return error;
-	}
-	id->service = service;
-	id->sock = -1;
-	id->state = SOFT_CM_LISTENING;
-	return 0;
+	*local = caller_of(link)->local;
+	*peer = caller_of(link)->address;
 }
 
-void soft_cm_service_close(struct soft_cm_id *id)
+static struct soft_cm_listener *start(struct soft_cm_id *id, int *error)
 {
-	struct soft_cm_service *service = id->service;
+	struct service *service = calloc(1, sizeof(*service));
+	bool v4 = id->id.route.addr.src_addr.sa_family == AF_INET;
+	const int on = 1;
 
+	*error = ENOMEM;
 	if (!service)
-		return;
-	id->service = NULL;
+		return NULL;
+	service->watch.fd = id->sock;
+	service->watch.ready = ready;
+	service->open = true;
+	soft_list_init(&service->callers);
+	if (setsockopt(id->sock, v4 ? IPPROTO_IP : IPPROTO_IPV6, v4 ? IP_PKTINFO : IPV6_RECVPKTINFO,
+		       &on, sizeof(on)))
+		*error = errno;
+	else
+		*error = soft_watch(&service->watch, EPOLLIN);
+	if (*error) {
+		free(service);
+		return NULL;
+	}
+	id->sock = -1;
+	return &service->listener;
+}
+
+static void stop(struct soft_cm_listener *listener)
+{
+	struct service *service = soft_container(listener, struct service, listener);
+
 	soft_unwatch(&service->watch);
-	service->id = NULL;
+	service->open = false;
 	free_if_unused(service);
 }
 
-void soft_cm_service_taken(struct soft_cm_id *id)
-{
-	if (id->service)
-		id->service->untaken--;
-}
+const struct soft_cm_carrier soft_cm_answering = {
+	.loses = true,
+	.listen = start,
+	.unlisten = stop,
+	.send = send_message,
+	.end = end,
+	.who = who,
+};

@@ -1,253 +1,411 @@
-/* From the handshake to the queue pair and back: handing the stream over, and its end.
+/* The carrier of connections: a TCP connection to the port of the service, for each handshake.
  *
- * rdma_disconnect(3), rdma_notify(3), the events ESTABLISHED, DISCONNECTED and TIMEWAIT_EXIT.
+ * What comes from a socket is not trusted: at most INPUT bytes of it are kept, a byte that does
+ * not belong to a message ends it, and reading stops with the handshake, since what follows is the
+ * queue pair's.
+ *
+ * Any process can connect to the port.  A connection becomes the listener's business with a whole REQ
+ * only; until then it is half open: few of them (fair_share.h says which goes when there are too
+ * many; a peer of this protocol sends REQ at once, and gives its place up), for a short time, and at
+ * the cost of about a kilobyte.
  */
-#include "cm_internal.h"
-
+#define _GNU_SOURCE /* accept4 */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <unistd.h>
 
+#include "cm_internal.h"
+#include "inject/inject.h"
 #include "wire/wire.h"
 
-/* Ids that know the other side's queue pair, and whose stream no queue pair has yet; those of them
- * whose stream waits for their queue pair to reach RTR. */
-static struct soft_node agreed = {&agreed, &agreed};
-static struct soft_node held = {&held, &held};
+enum {
+	ACCEPTS_PER_STEP = 64,
+	INPUT = 2 * SOFT_CM_MESSAGE_MAX
+};
 
-/* The id's queue pair, if it (still) has the stream that it got from this id. */
-static struct soft_qp *stream_owner(struct soft_cm_id *id)
+struct listener {
+	struct soft_cm_listener listener;
+	struct soft_fd_watch watch;
+	struct soft_timer pause;
+};
+
+struct stream {
+	struct soft_cm_link link;
+	struct soft_fd_watch watch;
+	bool connecting;
+	bool waits; /* while it is connecting: for the first try, or the next */
+	bool held; /* the handshake is over: what comes is not ours to read */
+	struct listener *listener; /* while it is half open */
+	struct soft_place place;
+	struct sockaddr_storage peer; /* of one that was accepted */
+	size_t have;
+	uint8_t input[INPUT];
+};
+
+/* Of all listeners. */
+static struct soft_places half_open = {.peers = {&half_open.peers, &half_open.peers}};
+static unsigned fork_generation; /* the process (of a fork) that these belong to */
+
+static const uint32_t reading = EPOLLIN | EPOLLRDHUP;
+
+static struct stream *stream_of(const struct soft_cm_link *link)
 {
-	struct soft_qp *qp = soft_qp_find(id->qpn);
-
-	return qp && qp->link_owner == id ? qp : NULL;
+	return soft_container(link, struct stream, link);
 }
 
-/* ---- the end ------------------------------------------------------------------------------- */
-
-static void disconnected(struct soft_cm_id *id, int error)
+static struct stream *half_open_of(struct soft_place *place)
 {
-	id->state = SOFT_CM_DISCONNECTED;
-	soft_cm_id_waits(id, false);
-	soft_cm_report(id, RDMA_CM_EVENT_DISCONNECTED, -error, NULL);
-	soft_timer_start(&id->timewait, soft_cm_in(soft_cm_limits.timewait_ms));
+	return soft_container(place, struct stream, place);
 }
 
-static void link_down(struct soft_qp *qp, void *owner, int error)
+/* Frees the stream, not the socket, which is returned and no longer watched. */
+static int take_socket(struct stream *stream)
 {
-	(void)qp;
-	disconnected(owner, error);
+	int fd = stream->watch.fd;
+
+	soft_place_release(&stream->place);
+	soft_cm_link_stop(&stream->link);
+	soft_unwatch(&stream->watch);
+	free(stream);
+	return fd;
 }
 
-static void drop_held(struct soft_cm_id *id)
+static void end(struct soft_cm_link *link)
 {
-	soft_list_remove(&id->held);
-	soft_list_remove(&id->agreed);
-	soft_cm_drop_link(id);
+	close(take_socket(stream_of(link)));
 }
 
-/* Of a held stream: the other side does not wait for our queue pair. */
-static void failed(struct soft_cm_link *link, int error)
+/* ---- messages ------------------------------------------------------------------------------ */
+
+static void failed(struct stream *stream, int error)
 {
-	struct soft_cm_id *id = link->owner;
-
-	drop_held(id);
-	disconnected(id, error);
-}
-
-static const struct soft_cm_link_calls held_calls = {.failed = failed};
-
-void soft_cm_stream_forget(struct soft_cm_id *id)
-{
-	struct soft_qp *qp = stream_owner(id);
-
-	if (qp)
-		soft_qp_on_link_down(qp, NULL, NULL);
-	drop_held(id);
-}
-
-void soft_cm_stream_close(struct soft_cm_id *id)
-{
-	struct soft_qp *qp = stream_owner(id);
-
-	if (qp) {
-		soft_qp_on_link_down(qp, NULL, NULL);
-		(void)soft_qp_disconnect(qp); /* ENOTCONN: it is gone already */
-	}
-	drop_held(id);
-}
-
-/* ---- handing over -------------------------------------------------------------------------- */
-
-uint16_t soft_cm_own_port(const union ibv_gid *of_peer)
-{
-	return soft_links_may_use_shm() && soft_gid_is_of_host(of_peer) ? soft_ip_port() : 0;
-}
-
-static void adopt(struct soft_cm_id *id, struct soft_qp *qp)
-{
-	uint8_t rest[SOFT_CM_INPUT];
-	size_t length = id->link->have;
-	int error, fd;
-
-	memcpy(rest, id->link->input, length);
-	soft_qp_on_link_down(qp, link_down, id);
-	soft_list_remove(&id->held);
-	soft_list_remove(&id->agreed);
-	fd = soft_cm_link_take(id->link);
-	/* Data on the stream means that the other side has selected it. */
-	error = id->shm_port && !length
-			? soft_qp_adopt_or_attach(qp, fd, id->shm_port, id->opens_chan)
-			: soft_qp_adopt(qp, fd, rest, length);
-	id->link = NULL;
-	if (error && id->state == SOFT_CM_CONNECTED) {
-		soft_qp_on_link_down(qp, NULL, NULL);
-		disconnected(id, error);
-	}
-}
-
-static void hold(struct soft_cm_id *id)
-{
-	int error = soft_cm_link_hold(id->link);
-
-	id->link->calls = &held_calls;
-	soft_list_append(&held, &id->held);
-	if (error)
-		failed(id->link, error);
-}
-
-int soft_cm_hand_over(struct soft_cm_id *id, const struct soft_cm_message *established)
-{
-	struct soft_qp *qp = soft_qp_find(id->qpn);
-	enum ibv_qp_state state = qp ? qp->ibv.state : IBV_QPS_RESET;
-
-	if (state == IBV_QPS_ERR || state == IBV_QPS_SQE)
-		return ENOTCONN;
-	id->state = SOFT_CM_CONNECTED;
-	soft_cm_id_waits(id, false);
-	if (established && !id->early)
-		soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, established);
-	if (qp && state >= IBV_QPS_RTR)
-		adopt(id, qp);
+	/* A peer of another version: the only invalid input that is answered. */
+	if (stream->listener && error == EPROTONOSUPPORT)
+		soft_cm_link_refuse(&stream->link, SOFT_CM_REASON_INVALID_VERSION);
 	else
-		hold(id);
-	return 0;
+		soft_cm_link_failed(&stream->link, error);
 }
 
-void soft_cm_stream_agreed(struct soft_cm_id *id)
+/* As take_messages. */
+static int take_message(struct stream *stream, const struct soft_cm_message *message)
 {
-	if (soft_list_empty(&id->agreed))
-		soft_list_append(&agreed, &id->agreed);
+	struct listener *listener = stream->listener;
+
+	if (listener ? message->type != SOFT_CM_REQ : message->type > SOFT_CM_REJ)
+		return EPROTO;
+	if (!listener)
+		return soft_cm_link_received(&stream->link, message) ? 0 : -1;
+	stream->listener = NULL;
+	soft_place_release(&stream->place);
+	soft_cm_link_expect_nothing(&stream->link);
+	return soft_cm_asked(&listener->listener, &stream->link, message) ? 0 : -1;
 }
 
-void soft_cm_stream_claim(const struct soft_cm_id *id)
+/* Messages at the front of the input.  0, or why the stream has failed; -1: read no more, it may be
+ * gone. */
+static int take_messages(struct stream *stream)
 {
-	struct soft_qp *qp = soft_qp_find(id->qpn);
-
-	if (qp && (qp->ibv.state == IBV_QPS_RTR || qp->ibv.state == IBV_QPS_RTS))
-		soft_qp_await_adoption(qp);
-}
-
-/* Are the queue pair and its peer the two that the id connects?  An application may bring its queue
- * pair to RTR before it calls rdma_accept(3) with its number: then it has the PSN of the request. */
-static bool is_of(const struct soft_cm_id *id, const struct soft_qp *qp)
-{
-	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
-
-	return id->fork_generation == soft_engine_fork_generation() &&
-	       id->remote_qpn == qp->attr.dest_qp_num &&
-	       (id->qpn ? id->qpn == qp->ibv.qp_num : id->remote_psn == qp->attr.rq_psn) &&
-	       (!ah->is_global ||
-		!memcmp(&ah->grh.dgid, &id->id.route.addr.addr.ibaddr.dgid, sizeof(ah->grh.dgid)));
-}
-
-bool soft_cm_offer(struct soft_qp *qp)
-{
-	for (struct soft_node *node = agreed.next; node != &agreed; node = node->next) {
-		struct soft_cm_id *id = soft_list_entry(node, struct soft_cm_id, agreed);
-
-		if (!is_of(id, qp))
-			continue;
-		if (!soft_list_empty(&id->held))
-			adopt(id, qp);
-		return true;
-	}
-	return false;
-}
-
-/* ---- before there was a connection --------------------------------------------------------- */
-
-void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
-		    const struct soft_cm_message *message)
-{
-	soft_cm_drop_link(id);
-	soft_list_remove(&id->agreed);
-	id->state = SOFT_CM_FAILED;
-	soft_cm_id_waits(id, false);
-	/* As librdmacm does with the event; a queue pair without an answer stays in INIT. */
-	if (type != RDMA_CM_EVENT_UNREACHABLE && !id->unaccepted)
-		soft_cm_qp_error(id);
-	soft_cm_report(id, type, status, message);
-}
-
-/* ---- calls --------------------------------------------------------------------------------- */
-
-static int disconnect(struct soft_cm_id *id)
-{
-	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_DISCONNECT);
-
-	if (soft_cm_datagrams(id)) {
-		if (!error) /* there is nothing to end */
-			soft_cm_qp_error(id);
-		return error;
-	}
-	if (!error && id->state == SOFT_CM_CONNECTED) {
-		soft_cm_stream_close(id);
-		disconnected(id, 0);
-	} else if (!error && id->state == SOFT_CM_ACCEPTED) {
-		/* RTU may be on its way: the other side finds a connection that has ended. */
-		soft_cm_drop_link(id);
-		disconnected(id, 0);
-	}
-	soft_cm_qp_error(id); /* rdma_disconnect(3): "transitions any associated QP" */
-	return error;
-}
-
-int soft_rdma_disconnect(struct rdma_cm_id *application)
-{
-	struct soft_cm_id *id;
-	bool event;
+	struct soft_cm_message message;
+	size_t used;
 	int error;
 
-	soft_engine_check_descriptors();
-	id = soft_cm_enter(application);
-	if (!id)
-		return -1;
-	error = disconnect(id);
-	/* Of a synchronous id: the second call has nothing to wait for. */
-	event = id->synchronous && soft_cm_has_event(id);
-	if (soft_cm_leave(error))
-		return -1;
-	return event ? soft_cm_complete(id) : 0;
-}
-
-static int notify(struct soft_cm_id *id, enum ibv_event_type event)
-{
-	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_NOTIFY);
-
-	if (error)
-		return error;
-	if (event != IBV_EVENT_COMM_EST)
-		return EINVAL;
-	if (id->early)
-		return EISCONN;
-	id->early = true;
-	soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, NULL);
+	while (stream->have) {
+		error = soft_cm_decode(stream->input, stream->have, &message, &used);
+		if (error)
+			return error == EAGAIN ? 0 : error;
+		stream->have -= used;
+		memmove(stream->input, stream->input + used, stream->have);
+		error = soft_fault_handshake() ? 0 : take_message(stream, &message);
+		if (error)
+			return error;
+	}
 	return 0;
 }
 
-int soft_rdma_notify(struct rdma_cm_id *application, enum ibv_event_type event)
+static void read_messages(struct stream *stream)
 {
-	struct soft_cm_id *id = soft_cm_enter(application);
+	int error = 0;
 
-	return id ? soft_cm_leave(notify(id, event)) : -1;
+	while (!error) {
+		ssize_t got = recv(stream->watch.fd, stream->input + stream->have,
+				   sizeof(stream->input) - stream->have, 0);
+
+		if (got < 0 && errno == EAGAIN)
+			return;
+		if (got > 0) {
+			stream->have += (size_t)got;
+			error = take_messages(stream);
+		} else if (!got || errno != EINTR) {
+			error = got ? errno : ECONNRESET;
+		}
+	}
+	if (error > 0)
+		failed(stream, error);
 }
+
+static int try_connecting(struct stream *stream)
+{
+	const struct soft_cm_id *id = stream->link.owner;
+	const struct sockaddr *to = &id->id.route.addr.dst_addr;
+	int error;
+
+	stream->waits = false;
+	do /* Linux: after a connection that failed, the first call only reports that */
+		error = connect(stream->watch.fd, to, soft_cm_address_length(to)) ? errno : 0;
+	while (error == ECONNABORTED);
+	if (error && error != EINPROGRESS && error != ECONNREFUSED)
+		return error;
+	/* The outcome makes the socket ready, if it is not already. */
+	return soft_watch(&stream->watch, EPOLLOUT);
+}
+
+/* All that one side sends in a handshake (less than 400 bytes) fits into any socket's buffer, so a
+ * socket that does not take it is broken.  REQ goes out with the connection. */
+static int send_message(struct soft_cm_link *link, const struct soft_cm_message *message)
+{
+	struct stream *stream = stream_of(link);
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	size_t length = soft_cm_encode(message, bytes);
+	ssize_t sent;
+
+	if (stream->connecting)
+		return stream->waits && message->type == SOFT_CM_REQ ? try_connecting(stream) : 0;
+	do
+		sent = send(stream->watch.fd, bytes, length, MSG_NOSIGNAL | MSG_DONTWAIT);
+	while (sent < 0 && errno == EINTR);
+	if (sent < 0)
+		return errno == EAGAIN ? ENOBUFS : errno;
+	return (size_t)sent == length ? 0 : ENOBUFS;
+}
+
+/* ---- connecting ---------------------------------------------------------------------------- */
+
+static void finish_connecting(struct stream *stream)
+{
+	struct sockaddr_storage local = {0}, peer = {0};
+	socklen_t local_length = sizeof(local), peer_length = sizeof(peer);
+	int error = 0;
+	socklen_t length = sizeof(error);
+
+	if (getsockopt(stream->watch.fd, SOL_SOCKET, SO_ERROR, &error, &length))
+		error = errno;
+	if (!error && (getpeername(stream->watch.fd, (struct sockaddr *)&peer, &peer_length) ||
+		       getsockname(stream->watch.fd, (struct sockaddr *)&local, &local_length)))
+		error = errno == ENOTCONN ? ECONNRESET : errno; /* it ended after the check above */
+	if ((error == ECONNREFUSED || error == ECONNRESET) && soft_cm_link_insist(&stream->link)) {
+		soft_unwatch(&stream->watch);
+		stream->waits = true;
+		return;
+	}
+	/* TCP connects a socket to itself where its own port is the one asked for (RFC 9293,
+	 * simultaneous open); there is no listener. */
+	if (!error && local_length == peer_length && !memcmp(&local, &peer, local_length))
+		error = ECONNREFUSED;
+	if (!error)
+		error = soft_watch(&stream->watch, reading);
+	if (!error) {
+		stream->connecting = false;
+		error = send_message(&stream->link, &stream->link.said);
+	}
+	if (error)
+		failed(stream, error);
+}
+
+static void ready(struct soft_fd_watch *watch, uint32_t events)
+{
+	struct stream *stream = soft_container(watch, struct stream, watch);
+
+	if (stream->connecting)
+		finish_connecting(stream);
+	else if (!stream->held)
+		read_messages(stream);
+	else if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+		/* Messages before the end are not read: it counts as orderly. */
+		failed(stream, events & EPOLLERR ? ECONNRESET : 0);
+}
+
+/* Takes ownership of the fd (non-blocking).  NULL without memory. */
+static struct stream *stream_new(int fd)
+{
+	struct stream *stream = calloc(1, sizeof(*stream));
+	const int on = 1;
+
+	if (!stream) {
+		close(fd);
+		return NULL;
+	}
+	/* The stream's frames are whole requests and answers: none may wait for the next. */
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	soft_cm_link_init(&stream->link, &soft_cm_stream, NULL, NULL);
+	stream->watch.fd = fd;
+	stream->watch.ready = ready;
+	return stream;
+}
+
+static struct soft_cm_link *start_connecting(struct soft_cm_id *id, int *error)
+{
+	struct stream *stream = stream_new(id->sock);
+	const int on = 1;
+
+	id->sock = -1;
+	*error = ENOMEM;
+	if (!stream)
+		return NULL;
+	/* What is left of this connection must not keep the port from a listener. */
+	(void)setsockopt(stream->watch.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	stream->connecting = stream->waits = true;
+	return &stream->link;
+}
+
+/* ---- accepting ----------------------------------------------------------------------------- */
+
+static void admit(struct listener *listener, int fd, const struct sockaddr_storage *peer)
+{
+	struct soft_place *excess;
+	struct stream *stream = stream_new(fd);
+
+	if (!stream)
+		return;
+	if (soft_watch(&stream->watch, reading)) {
+		end(&stream->link);
+		return;
+	}
+	stream->listener = listener;
+	stream->peer = *peer;
+	soft_places_add(&half_open, &stream->place, peer);
+	soft_cm_link_expect(&stream->link, soft_cm_limits.request_ms);
+	excess = soft_places_evicted(&half_open, soft_cm_half_open());
+	if (excess)
+		end(&half_open_of(excess)->link);
+}
+
+static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
+{
+	struct listener *listener = soft_container(watch, struct listener, watch);
+
+	(void)events;
+	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
+		struct sockaddr_storage peer = {0};
+		socklen_t length = sizeof(peer);
+		int fd = accept4(watch->fd, (struct sockaddr *)&peer, &length,
+				 SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+		if (fd >= 0) {
+			admit(listener, fd, &peer);
+		} else if (errno == EAGAIN) {
+			return;
+		} else if (soft_is_shortage(errno) && half_open.count) {
+			end(&half_open_of(soft_places_oldest(&half_open))->link);
+		} else if (soft_is_shortage(errno)) {
+			soft_unwatch(watch);
+			soft_timer_start(&listener->pause, soft_cm_in(soft_cm_limits.pause_ms));
+			return;
+		} /* else: an error of the connection that was to be accepted (accept(2)) */
+	}
+}
+
+static void pause_over(struct soft_timer *timer)
+{
+	struct listener *listener = soft_container(timer, struct listener, pause);
+
+	if (soft_watch(&listener->watch, EPOLLIN))
+		soft_timer_start(timer, soft_cm_in(soft_cm_limits.pause_ms));
+}
+
+static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *error)
+{
+	struct listener *listener = calloc(1, sizeof(*listener));
+	const int on = 1;
+
+	*error = ENOMEM;
+	if (!listener)
+		return NULL;
+	if (fork_generation != soft_engine_fork_generation()) {
+		soft_places_init(&half_open); /* those in it are the parent's */
+		fork_generation = soft_engine_fork_generation();
+	}
+	listener->watch.fd = id->sock;
+	listener->watch.ready = accept_ready;
+	listener->pause.expired = pause_over;
+	/* Its connections must not keep the port from the next listener (cm_address.c).  The queue
+	 * in the kernel is as long as it may be: the backlog counts requests, not connections. */
+	if (setsockopt(id->sock, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
+	    listen(id->sock, SOMAXCONN))
+		*error = soft_cm_port_error(&id->id.route.addr.src_addr, SOCK_STREAM, errno);
+	else
+		*error = soft_watch(&listener->watch, EPOLLIN);
+	if (*error) {
+		free(listener);
+		return NULL;
+	}
+	id->sock = -1;
+	return &listener->listener;
+}
+
+static void stop_listening(struct soft_cm_listener *base)
+{
+	struct listener *listener = soft_container(base, struct listener, listener);
+	struct soft_node *node = half_open.peers.next;
+
+	soft_watch_close(&listener->watch);
+	soft_timer_stop(&listener->pause);
+	while (node != &half_open.peers) {
+		struct stream *stream = soft_list_entry(node, struct stream, place.node);
+
+		node = node->next;
+		if (stream->listener == listener)
+			end(&stream->link);
+	}
+	free(listener);
+}
+
+/* ---- connected ----------------------------------------------------------------------------- */
+
+static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
+		struct sockaddr_storage *peer)
+{
+	const struct stream *stream = stream_of(link);
+	socklen_t length = sizeof(*local);
+
+	(void)getsockname(stream->watch.fd, (struct sockaddr *)local, &length);
+	if (stream->peer.ss_family != AF_UNSPEC)
+		*peer = stream->peer;
+}
+
+static void apply_tos(struct soft_cm_link *link, uint8_t tos)
+{
+	soft_cm_apply_tos(stream_of(link)->watch.fd, tos);
+}
+
+static int hand_over(struct soft_cm_id *id, struct soft_qp *qp)
+{
+	struct stream *stream = stream_of(id->link);
+	uint8_t rest[INPUT];
+	size_t length = stream->have;
+	int fd;
+
+	if (!qp) {
+		stream->held = true;
+		return soft_watch(&stream->watch, EPOLLRDHUP);
+	}
+	memcpy(rest, stream->input, length);
+	fd = take_socket(stream);
+	/* Data on the stream means that the other side has selected it. */
+	return id->shm_port && !length
+		       ? soft_qp_adopt_or_attach(qp, fd, id->shm_port, id->opens_chan)
+		       : soft_qp_adopt(qp, fd, rest, length);
+}
+
+const struct soft_cm_carrier soft_cm_stream = {
+	.connect = start_connecting,
+	.listen = start_listening,
+	.unlisten = stop_listening,
+	.send = send_message,
+	.end = end,
+	.who = who,
+	.apply_tos = apply_tos,
+	.hand_over = hand_over,
+};

@@ -4,15 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* Two kinds of messages: the handshake on a stream, and questions in datagrams. */
-struct protocol {
-	char magic[5];
-	uint8_t version;
-	uint8_t before, last; /* the types that it has: before + 1 is its type 1 */
-};
-
-static const struct protocol handshake = {"ARCM", SOFT_CM_VERSION, 0, SOFT_CM_REJ};
-static const struct protocol sidr = {"ARCS", SOFT_SIDR_VERSION, SOFT_CM_REJ, SOFT_SIDR_REP};
+static const char magic[] = "ARCM";
 
 /* Bytes of the body before the private data, and room for that. */
 static const struct {
@@ -23,6 +15,8 @@ static const struct {
 	[SOFT_CM_REP] = {22, SOFT_CM_REP_PRIVATE},
 	[SOFT_CM_RTU] = {0, 0},
 	[SOFT_CM_REJ] = {4, SOFT_CM_REJ_PRIVATE},
+	[SOFT_CM_DREQ] = {0, 0},
+	[SOFT_CM_DREP] = {0, 0},
 	[SOFT_SIDR_REQ] = {8, SOFT_SIDR_REQ_PRIVATE},
 	[SOFT_SIDR_WAIT] = {8, 0},
 	[SOFT_SIDR_REP] = {20, SOFT_SIDR_REP_PRIVATE},
@@ -117,6 +111,8 @@ static void fields(struct walk *walk, struct soft_cm_message *message)
 		break;
 	case SOFT_CM_MRA:
 	case SOFT_CM_RTU:
+	case SOFT_CM_DREQ:
+	case SOFT_CM_DREP:
 		break;
 	case SOFT_SIDR_REQ:
 	case SOFT_SIDR_WAIT:
@@ -137,38 +133,37 @@ static void fields(struct walk *walk, struct soft_cm_message *message)
 
 size_t soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_CM_MESSAGE_MAX])
 {
-	const struct protocol *protocol = message->type <= handshake.last ? &handshake : &sidr;
 	struct soft_cm_message copy = *message;
 	struct walk walk = {.at = out + 6};
 	size_t fixed = sizes[message->type].fixed;
 	size_t body = fixed + sizes[message->type].private_room;
 
 	memset(out, 0, SOFT_CM_HEADER + body);
-	memcpy(out, protocol->magic, 4);
-	out[4] = protocol->version;
-	out[5] = (uint8_t)(message->type - protocol->before);
+	memcpy(out, magic, 4);
+	out[4] = SOFT_CM_VERSION;
+	out[5] = (uint8_t)message->type;
 	(void)number(&walk, body, 2, ANY);
 	fields(&walk, &copy);
 	memcpy(out + SOFT_CM_HEADER + fixed, message->private_data, message->private_data_len);
 	return SOFT_CM_HEADER + body;
 }
 
-static int decode(const struct protocol *protocol, const uint8_t *bytes, size_t length,
-		  struct soft_cm_message *message, size_t *used)
+int soft_cm_decode(const uint8_t *bytes, size_t length, struct soft_cm_message *message,
+		   size_t *used)
 {
 	struct walk walk = {.at = (uint8_t *)(uintptr_t)bytes + 6, .reads = true};
 	size_t fixed, body;
 
-	if (memcmp(bytes, protocol->magic, length < 4 ? length : 4) != 0)
+	if (memcmp(bytes, magic, length < 4 ? length : 4) != 0)
 		return EPROTO;
-	if (length > 4 && bytes[4] != protocol->version)
+	if (length > 4 && bytes[4] != SOFT_CM_VERSION)
 		return EPROTONOSUPPORT;
-	if (length > 5 && (bytes[5] < 1 || bytes[5] > protocol->last - protocol->before))
+	if (length > 5 && (bytes[5] < 1 || bytes[5] > SOFT_SIDR_REP))
 		return EPROTO;
 	if (length < SOFT_CM_HEADER)
 		return EAGAIN;
 	memset(message, 0, sizeof(*message));
-	message->type = (enum soft_cm_type)(protocol->before + bytes[5]);
+	message->type = (enum soft_cm_type)bytes[5];
 	message->private_data_len = sizes[message->type].private_room;
 	fixed = sizes[message->type].fixed;
 	body = fixed + message->private_data_len;
@@ -182,17 +177,4 @@ static int decode(const struct protocol *protocol, const uint8_t *bytes, size_t 
 	memcpy(message->private_data, bytes + SOFT_CM_HEADER + fixed, message->private_data_len);
 	*used = SOFT_CM_HEADER + body;
 	return 0;
-}
-
-int soft_cm_decode(const uint8_t *bytes, size_t length, struct soft_cm_message *message,
-		   size_t *used)
-{
-	return decode(&handshake, bytes, length, message, used);
-}
-
-bool soft_cm_decode_datagram(const uint8_t *bytes, size_t length, struct soft_cm_message *message)
-{
-	size_t used;
-
-	return !decode(&sidr, bytes, length, message, &used) && used == length;
 }

@@ -1,32 +1,28 @@
-/* The connection manager's messages and their bytes: the handshake on a TCP stream, and the
- * questions for datagram services.
+/* The connection manager's messages, and their bytes on a stream and in datagrams.
  *
- * Why messages of our own: the stream that carries the handshake becomes the queue pair's link, so
- * the handshake must end at a byte that both sides agree on.  Hence every message has a fixed size,
- * given by its type.  The names and the order REQ, MRA, REP, RTU, REJ are those of the InfiniBand
- * communication management protocol (IBTA vol 1, 12.6 and 12.9), the content is what a
- * queue pair needs to come up over a stream.  Everything is little-endian.
+ * The names and the order are those of the InfiniBand communication management protocol (IBTA vol 1,
+ * 12.6, 12.9, 12.11), the content is what a queue pair needs to come up.  Every message has a fixed
+ * size, given by its type, so that its end is known before what follows it.  Everything is
+ * little-endian.
  *
- *   header  8   magic "ARCM", version, type, u16 length of the body
- *   REQ    82   qpn u32, psn u32, port space u16, qp type, responder resources, initiator depth,
- *               flags, retry count, rnr retry count, ECE, port u16, private data [56]
- *   MRA     0   "received, the application has yet to answer" (IBTA 12.6.6)
- *   REP   218   qpn u32, psn u32, responder resources, initiator depth, flags, rnr retry count,
- *               ECE, port u16, private data [196]
- *   RTU     0
- *   REJ   152   reason u16, zero u16, private data [148]
- *   ECE         vendor u32, options u32 (IBTA 12.6.5, 12.6.8: vendor ID, enhanced connection bits)
- *   port        of the sender, which can use shared memory; 0: it cannot
+ *   header    8   magic "ARCM", version, type, u16 length of the body
+ *   REQ      82   qpn u32, psn u32, port space u16, qp type, responder resources, initiator depth,
+ *                 flags, retry count, rnr retry count, ECE, port u16, private data [56]
+ *   MRA       0   "received, the application has yet to answer" (IBTA 12.6.6)
+ *   REP     218   qpn u32, psn u32, responder resources, initiator depth, flags, rnr retry count,
+ *                 ECE, port u16, private data [196]
+ *   RTU       0
+ *   REJ     152   reason u16, zero u16, private data [148]
+ *   DREQ      0   where the carrier stays with the id; a stream ends instead
+ *   DREP      0
+ *   SIDR_REQ 188  number u64, private data [180]
+ *   WAIT      8   number u64: says what MRA says, which InfiniBand does not have here
+ *   SIDR_REP 156  number u64, qpn u32, Q_Key u32, u16 not used, status, zero, private data [136]
+ *   ECE           vendor u32, options u32 (IBTA 12.6.5, 12.6.8: vendor ID, enhanced connection bits)
+ *   port          of the sender, which can use shared memory; 0: it cannot
  *
- * Service ID resolution (IBTA vol 1, 12.11): SIDR_REQ asks for the queue pair behind a port of
- * RDMA_PS_UDP, SIDR_REP answers.  Each is one UDP datagram between the two ports; the client
- * repeats the request until there is an answer.  WAIT, which InfiniBand does not have for this,
- * says what MRA says.  The number is random: only a process that has seen the request can answer it.
- *
- *   header  8   magic "ARCS", version, type, u16 length of the body
- *   REQ   188   number u64, private data [180]
- *   WAIT    8   number u64
- *   REP   156   number u64, qpn u32, Q_Key u32, u16 not used, status, zero, private data [136]
+ * Service ID resolution (SIDR_REQ, WAIT, SIDR_REP) asks for the queue pair behind a port of
+ * RDMA_PS_UDP.  The number is random: only a process that has seen the request can answer it.
  *
  * Pure functions: no socket, no allocation, no clock.
  */
@@ -37,21 +33,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* In an exchange each side says each type once, in this order. */
 enum soft_cm_type {
 	SOFT_CM_REQ = 1,
-	SOFT_CM_MRA = 2,
-	SOFT_CM_REP = 3,
-	SOFT_CM_RTU = 4,
-	SOFT_CM_REJ = 5,
-	SOFT_SIDR_REQ = 6, /* 1 in its datagram, and so on */
-	SOFT_SIDR_WAIT = 7,
-	SOFT_SIDR_REP = 8
+	SOFT_CM_MRA,
+	SOFT_CM_REP,
+	SOFT_CM_RTU,
+	SOFT_CM_REJ,
+	SOFT_CM_DREQ,
+	SOFT_CM_DREP,
+	SOFT_SIDR_REQ,
+	SOFT_SIDR_WAIT,
+	SOFT_SIDR_REP
 };
 
 /* Room for the application's private data: rdma_connect(3), rdma_accept(3); REJ: IBTA 12.6.7. */
 enum {
-	SOFT_CM_VERSION = 3, /* counts the versions of the stream that follows, too: frame.h */
-	SOFT_SIDR_VERSION = 1,
+	SOFT_CM_VERSION = 4, /* counts the versions of the stream that follows, too: frame.h */
 	SOFT_CM_HEADER = 8,
 	SOFT_CM_REQ_PRIVATE = 56,
 	SOFT_CM_REP_PRIVATE = 196,
@@ -123,14 +121,11 @@ bool soft_cm_put_private(struct soft_cm_message *message, const void *data, uint
  * against soft_cm_private_room and the 24- and 3-bit fields. */
 size_t soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_CM_MESSAGE_MAX]);
 
-/* Reads the message of a handshake at the front of bytes[0 .. length). 0: complete, *used bytes of it.  EAGAIN:
+/* Reads the message at the front of bytes[0 .. length). 0: complete, *used bytes of it.  EAGAIN:
  * right so far, more bytes are needed.  EPROTONOSUPPORT: our magic, another version.  EPROTO: not
  * this protocol.  A wrong byte is found as soon as it is there: the receiver does not wait for the
  * rest of an invalid message. */
 int soft_cm_decode(const uint8_t *bytes, size_t length, struct soft_cm_message *message,
 		   size_t *used);
-
-/* Reads a datagram; false for what is not exactly one of a question's messages. */
-bool soft_cm_decode_datagram(const uint8_t *bytes, size_t length, struct soft_cm_message *message);
 
 #endif

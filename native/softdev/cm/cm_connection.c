@@ -1,0 +1,268 @@
+/* Connections once the handshake is over: to the queue pair, and their end.
+ *
+ * rdma_disconnect(3), rdma_notify(3), the events ESTABLISHED, DISCONNECTED and TIMEWAIT_EXIT.
+ */
+#include "cm_internal.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "wire/wire.h"
+
+/* Ids that know the other side's queue pair, and whose stream no queue pair has yet. */
+static struct soft_node agreed = {&agreed, &agreed};
+
+/* The id's queue pair, if it (still) has the stream that it got from this id. */
+static struct soft_qp *stream_owner(struct soft_cm_id *id)
+{
+	struct soft_qp *qp = soft_qp_find(id->qpn);
+
+	return qp && qp->link_owner == id ? qp : NULL;
+}
+
+/* ---- the end ------------------------------------------------------------------------------- */
+
+static void disconnected(struct soft_cm_id *id, int error)
+{
+	id->state = SOFT_CM_DISCONNECTED;
+	soft_cm_id_waits(id, false);
+	soft_cm_report(id, RDMA_CM_EVENT_DISCONNECTED, -error, NULL);
+	soft_timer_start(&id->timewait, soft_cm_in(soft_cm_limits.timewait_ms));
+}
+
+static void link_down(struct soft_qp *qp, void *owner, int error)
+{
+	(void)qp;
+	disconnected(owner, error);
+}
+
+static void leave_link(struct soft_cm_id *id)
+{
+	struct soft_cm_link *link = id->link;
+
+	soft_list_remove(&id->agreed);
+	id->held = false;
+	id->link = NULL;
+	if (link)
+		soft_cm_link_leave(link);
+}
+
+/* Of a held stream: the other side does not wait for our queue pair. */
+static void failed(struct soft_cm_link *link, int error)
+{
+	struct soft_cm_id *id = link->owner;
+
+	leave_link(id);
+	disconnected(id, error);
+}
+
+/* Of a link that stays: DREQ. */
+static bool message(struct soft_cm_link *link, const struct soft_cm_message *message)
+{
+	failed(link, message->type == SOFT_CM_DREQ ? 0 : ECONNRESET);
+	return false;
+}
+
+static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
+
+/* On a stream, RTU may be on its way: the other side finds that it has ended. */
+static void say_end(struct soft_cm_id *id)
+{
+	if (id->link && !id->link->carrier->hand_over)
+		(void)soft_cm_link_say(id->link, &(struct soft_cm_message){.type = SOFT_CM_DREQ});
+}
+
+void soft_cm_reject(struct soft_cm_id *id, uint16_t reason, const void *private_data,
+		    uint8_t private_data_len)
+{
+	struct soft_cm_message message = {.type = SOFT_CM_REJ, .reason = reason};
+
+	(void)soft_cm_put_private(&message, private_data, private_data_len);
+	(void)soft_cm_link_say(id->link, &message); /* gone or not, we leave */
+	leave_link(id);
+}
+
+void soft_cm_forget(struct soft_cm_id *id)
+{
+	struct soft_qp *qp = stream_owner(id);
+
+	if (qp)
+		soft_qp_on_link_down(qp, NULL, NULL);
+	leave_link(id);
+}
+
+void soft_cm_close(struct soft_cm_id *id)
+{
+	struct soft_qp *qp = stream_owner(id);
+
+	if (qp) {
+		soft_qp_on_link_down(qp, NULL, NULL);
+		(void)soft_qp_disconnect(qp); /* ENOTCONN: it is gone already */
+	}
+	say_end(id);
+	leave_link(id);
+}
+
+/* ---- handing over -------------------------------------------------------------------------- */
+
+static void hand_over(struct soft_cm_id *id, struct soft_qp *qp)
+{
+	int error;
+
+	soft_qp_on_link_down(qp, link_down, id);
+	soft_list_remove(&id->agreed);
+	id->held = false;
+	error = id->link->carrier->hand_over(id, qp);
+	id->link = NULL;
+	if (error && id->state == SOFT_CM_CONNECTED) {
+		soft_qp_on_link_down(qp, NULL, NULL);
+		disconnected(id, error);
+	}
+}
+
+static void hold(struct soft_cm_id *id)
+{
+	const struct soft_cm_carrier *carrier = id->link->carrier;
+	int error = carrier->hand_over ? carrier->hand_over(id, NULL) : 0;
+
+	id->link->calls = &calls;
+	id->held = true;
+	if (error)
+		failed(id->link, error);
+}
+
+int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *established)
+{
+	struct soft_qp *qp = soft_qp_find(id->qpn);
+	enum ibv_qp_state state = qp ? qp->ibv.state : IBV_QPS_RESET;
+
+	if (state == IBV_QPS_ERR || state == IBV_QPS_SQE) {
+		say_end(id);
+		return ENOTCONN;
+	}
+	id->state = SOFT_CM_CONNECTED;
+	soft_cm_id_waits(id, false);
+	soft_cm_link_expect_nothing(id->link);
+	if (established && !id->early)
+		soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, established);
+	if (qp && state >= IBV_QPS_RTR && id->link->carrier->hand_over)
+		hand_over(id, qp);
+	else
+		hold(id);
+	return 0;
+}
+
+void soft_cm_agreed(struct soft_cm_id *id)
+{
+	if (soft_list_empty(&id->agreed) && id->link->carrier->hand_over)
+		soft_list_append(&agreed, &id->agreed);
+}
+
+void soft_cm_claim(const struct soft_cm_id *id)
+{
+	struct soft_qp *qp = soft_qp_find(id->qpn);
+
+	if (qp && id->link->carrier->hand_over &&
+	    (qp->ibv.state == IBV_QPS_RTR || qp->ibv.state == IBV_QPS_RTS))
+		soft_qp_await_adoption(qp);
+}
+
+/* Are the queue pair and its peer the two that the id connects?  An application may bring its queue
+ * pair to RTR before it calls rdma_accept(3) with its number: then it has the PSN of the request. */
+static bool is_of(const struct soft_cm_id *id, const struct soft_qp *qp)
+{
+	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
+
+	return id->fork_generation == soft_engine_fork_generation() &&
+	       id->remote_qpn == qp->attr.dest_qp_num &&
+	       (id->qpn ? id->qpn == qp->ibv.qp_num : id->remote_psn == qp->attr.rq_psn) &&
+	       (!ah->is_global ||
+		!memcmp(&ah->grh.dgid, &id->id.route.addr.addr.ibaddr.dgid, sizeof(ah->grh.dgid)));
+}
+
+bool soft_cm_offer(struct soft_qp *qp)
+{
+	for (struct soft_node *node = agreed.next; node != &agreed; node = node->next) {
+		struct soft_cm_id *id = soft_list_entry(node, struct soft_cm_id, agreed);
+
+		if (!is_of(id, qp))
+			continue;
+		if (id->held)
+			hand_over(id, qp);
+		return true;
+	}
+	return false;
+}
+
+/* ---- before there was a connection --------------------------------------------------------- */
+
+void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
+		    const struct soft_cm_message *message)
+{
+	leave_link(id);
+	id->state = SOFT_CM_FAILED;
+	soft_cm_id_waits(id, false);
+	/* As librdmacm does with the event; a queue pair without an answer stays in INIT. */
+	if (type != RDMA_CM_EVENT_UNREACHABLE && !id->unaccepted)
+		soft_cm_qp_error(id);
+	soft_cm_report(id, type, status, message);
+}
+
+/* ---- calls --------------------------------------------------------------------------------- */
+
+static int disconnect(struct soft_cm_id *id)
+{
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_DISCONNECT);
+
+	if (soft_cm_datagrams(id)) {
+		if (!error) /* there is nothing to end */
+			soft_cm_qp_error(id);
+		return error;
+	}
+	if (!error && (id->state == SOFT_CM_CONNECTED || id->state == SOFT_CM_ACCEPTED)) {
+		soft_cm_close(id);
+		disconnected(id, 0);
+	}
+	soft_cm_qp_error(id); /* rdma_disconnect(3): "transitions any associated QP" */
+	return error;
+}
+
+int soft_rdma_disconnect(struct rdma_cm_id *application)
+{
+	struct soft_cm_id *id;
+	bool event;
+	int error;
+
+	soft_engine_check_descriptors();
+	id = soft_cm_enter(application);
+	if (!id)
+		return -1;
+	error = disconnect(id);
+	/* Of a synchronous id: the second call has nothing to wait for. */
+	event = id->synchronous && soft_cm_has_event(id);
+	if (soft_cm_leave(error))
+		return -1;
+	return event ? soft_cm_complete(id) : 0;
+}
+
+static int notify(struct soft_cm_id *id, enum ibv_event_type event)
+{
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_NOTIFY);
+
+	if (error)
+		return error;
+	if (event != IBV_EVENT_COMM_EST)
+		return EINVAL;
+	if (id->early)
+		return EISCONN;
+	id->early = true;
+	soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, NULL);
+	return 0;
+}
+
+int soft_rdma_notify(struct rdma_cm_id *application, enum ibv_event_type event)
+{
+	struct soft_cm_id *id = soft_cm_enter(application);
+
+	return id ? soft_cm_leave(notify(id, event)) : -1;
+}
