@@ -45,13 +45,9 @@ static void wait_for_answer(struct soft_cm_link *link)
 static void expired(struct soft_timer *timer)
 {
 	struct soft_cm_link *link = soft_container(timer, struct soft_cm_link, timer);
-	const struct soft_cm_message over = {.type = SOFT_CM_REJ, .reason = SOFT_CM_REASON_TIMEOUT};
-	int error = ETIMEDOUT;
+	bool over = soft_now() >= link->deadline;
+	int error = over ? ETIMEDOUT : link->carrier->send(link, &link->said);
 
-	if (soft_now() < link->deadline)
-		error = link->carrier->send(link, &link->said);
-	else if (link->carrier->loses && link->said.type < SOFT_CM_REJ)
-		(void)soft_cm_link_say(link, &over);
 	if (error)
 		soft_cm_link_failed(link, error);
 	else

@@ -1,0 +1,465 @@
+/* The connection manager over a network of the test's, in virtual time, without sockets or threads.
+ *
+ * The network loses, doubles, delays and reorders messages, and may be cut for good.  Applications on
+ * both sides answer, disconnect and destroy their ids when it pleases them.  Whatever happens: events
+ * come once and in order, every wait ends, both sides see one connection, and nothing is left over.
+ * Where the network heals what it does, an application that wants a connection gets it.
+ *
+ * seeds_cm FIRST COUNT: a seed does the same things every time.
+ */
+#include "../soft/cm_side.h"
+#include "virtual_time.h"
+
+#include "cm/cm_internal.h"
+
+enum {
+	CLIENTS = 4,
+	PARTIES = 4 * CLIENTS, /* a request that is withdrawn may come once more */
+	FLIGHTS = 256,
+};
+
+#define MS UINT64_C(1000000)
+#define SECOND (1000 * MS)
+#define NEVER UINT64_MAX
+#define LONG (100 * SECOND) /* more than any limit of the connection manager */
+
+static struct {
+	uint64_t chance;
+	unsigned loss, doubling; /* percent */
+	uint64_t delay; /* at most */
+	uint64_t cut_at;
+	bool unruly; /* applications destroy and reject */
+} run;
+
+static uint64_t until(uint64_t most)
+{
+	return fuzz_next(&run.chance) % most;
+}
+
+static bool percent(unsigned chance)
+{
+	return until(100) < chance;
+}
+
+/* ---- the network ------------------------------------------------------------------------------ */
+
+/* One side of a conversation. */
+struct end {
+	struct soft_cm_link link;
+	int conversation, side; /* 0: the active one */
+};
+
+static struct conversation {
+	struct end *ends[2]; /* NULL: gone, or not there yet */
+	uint16_t port; /* of the active side, by which the test knows it */
+	int ended[2]; /* how often each has said DREQ */
+} conversations[CLIENTS];
+static int conversation_count, end_count;
+static struct soft_cm_listener *listener;
+
+static struct flight {
+	uint64_t due; /* 0: none */
+	int conversation, to;
+	struct soft_cm_message message;
+} flights[FLIGHTS];
+
+static void throw(int conversation, int to, const struct soft_cm_message *message)
+{
+	int copies = fuzz_now_ns >= run.cut_at || percent(run.loss) ? 0
+		     : percent(run.doubling)                        ? 2
+								    : 1;
+
+	for (int i = 0; i < FLIGHTS && copies; i++)
+		if (!flights[i].due) {
+			flights[i] = (struct flight){fuzz_now_ns + 1 + until(run.delay),
+						     conversation, to, *message};
+			copies--;
+		}
+	CHECK_EQUAL(copies, 0);
+}
+
+static int send_over(struct soft_cm_link *link, const struct soft_cm_message *message)
+{
+	struct end *end = soft_container(link, struct end, link);
+	int *ended = &conversations[end->conversation].ended[end->side];
+
+	/* Once, where nothing gets lost and an answer is quick. */
+	*ended += message->type == SOFT_CM_DREQ;
+	CHECK(*ended < 2 || run.loss || run.delay > MS || run.cut_at < NEVER);
+	throw(end->conversation, !end->side, message);
+	return 0;
+}
+
+static void end_link(struct soft_cm_link *link)
+{
+	struct end *end = soft_container(link, struct end, link);
+
+	conversations[end->conversation].ends[end->side] = NULL;
+	soft_cm_link_stop(link);
+	free(end);
+	end_count--;
+}
+
+static const struct soft_cm_carrier network;
+
+static struct end *end_new(int conversation, int side)
+{
+	struct end *end = calloc(1, sizeof(*end));
+
+	CHECK(end);
+	end->conversation = conversation;
+	end->side = side;
+	soft_cm_link_init(&end->link, &network, NULL, NULL);
+	conversations[conversation].ends[side] = end;
+	end_count++;
+	return end;
+}
+
+static struct soft_cm_link *start_connecting(struct soft_cm_id *id, int *error)
+{
+	CHECK(conversation_count < CLIENTS);
+	*error = 0;
+	conversations[conversation_count].port = port_of(&id->id);
+	return &end_new(conversation_count++, 0)->link;
+}
+
+static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *error)
+{
+	(void)id;
+	*error = 0;
+	CHECK(listener = calloc(1, sizeof(*listener)));
+	return listener;
+}
+
+static void stop_listening(struct soft_cm_listener *stopped)
+{
+	CHECK(stopped == listener);
+	free(listener);
+	listener = NULL;
+}
+
+static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
+		struct sockaddr_storage *peer)
+{
+	const struct end *end = soft_container(link, struct end, link);
+
+	if (end->side) {
+		local->ss_family = AF_INET;
+		*(union address *)peer = address_of(host, conversations[end->conversation].port);
+	}
+}
+
+static const struct soft_cm_carrier network = {
+	.loses = true,
+	.connect = start_connecting,
+	.listen = start_listening,
+	.unlisten = stop_listening,
+	.send = send_over,
+	.end = end_link,
+	.who = who,
+};
+
+/* IBTA 12.9: what comes for a side that is not there is refused, and an end is confirmed. */
+static void nobody(const struct flight *flight)
+{
+	struct soft_cm_message answer = {.type = SOFT_CM_REJ,
+					 .reason = SOFT_CM_REASON_INVALID_SERVICE_ID};
+	unsigned type = flight->message.type;
+
+	if (type == SOFT_CM_DREQ)
+		answer.type = SOFT_CM_DREP;
+	if (type <= SOFT_CM_REP || type == SOFT_CM_DREQ)
+		throw(flight->conversation, !flight->to, &answer);
+}
+
+static void deliver(struct flight flight)
+{
+	struct end *end = conversations[flight.conversation].ends[flight.to];
+
+	soft_lock();
+	if (end)
+		(void)soft_cm_link_received(&end->link, &flight.message);
+	else if (flight.to && flight.message.type == SOFT_CM_REQ && listener)
+		(void)soft_cm_asked(listener, &end_new(flight.conversation, 1)->link,
+				    &flight.message);
+	else
+		nobody(&flight);
+	soft_unlock();
+}
+
+/* ---- the applications -------------------------------------------------------------------------- */
+
+/* What the application knows of its id. */
+enum phase {
+	NONE,
+	ASKED,
+	RESPONDED,
+	REQUESTED,
+	ACCEPTED,
+	UP,
+	DOWN,
+	GONE,
+	FAILED,
+	DESTROYED,
+};
+
+static const struct {
+	enum phase before;
+	enum rdma_cm_event_type event;
+	enum phase after;
+} allowed[] = {
+	{ASKED, RDMA_CM_EVENT_CONNECT_RESPONSE, RESPONDED},
+	{ASKED, RDMA_CM_EVENT_REJECTED, FAILED},
+	{ASKED, RDMA_CM_EVENT_UNREACHABLE, FAILED},
+	{ASKED, RDMA_CM_EVENT_CONNECT_ERROR, FAILED},
+	{RESPONDED, RDMA_CM_EVENT_REJECTED, FAILED},
+	{RESPONDED, RDMA_CM_EVENT_CONNECT_ERROR, FAILED},
+	{ACCEPTED, RDMA_CM_EVENT_ESTABLISHED, UP},
+	{ACCEPTED, RDMA_CM_EVENT_REJECTED, FAILED},
+	{ACCEPTED, RDMA_CM_EVENT_UNREACHABLE, FAILED},
+	{UP, RDMA_CM_EVENT_DISCONNECTED, DOWN},
+	{DOWN, RDMA_CM_EVENT_TIMEWAIT_EXIT, GONE},
+};
+
+static struct party {
+	struct rdma_cm_id *id;
+	enum phase phase;
+	bool was_up;
+	int number; /* the client, or whom it serves; also the number of its queue pair */
+	uint64_t acts_at;
+} parties[PARTIES]; /* the clients first */
+
+static struct rdma_event_channel *channel;
+
+static void act_later(struct party *party, uint64_t most)
+{
+	party->acts_at = fuzz_now_ns + until(most);
+}
+
+static void destroy(struct party *party)
+{
+	CHECK_EQUAL(rdma->rdma_destroy_id(party->id), 0);
+	party->id = NULL;
+	party->phase = DESTROYED;
+}
+
+/* A call of the application, which fails if the other side was quicker and the event is not taken. */
+static void act(struct party *party)
+{
+	struct rdma_conn_param said = {.qp_num = 100 + (unsigned)party->number,
+				       .private_data = &party->number,
+				       .private_data_len = sizeof(party->number)};
+
+	party->acts_at = NEVER;
+	if (run.unruly && percent(25)) {
+		destroy(party);
+		return;
+	}
+	switch (party->phase) {
+	case RESPONDED:
+		if (rdma->rdma_establish(party->id))
+			CHECK_EQUAL(errno, EINVAL);
+		else
+			party->phase = UP;
+		break;
+	case REQUESTED:
+		if (run.unruly && percent(20)) {
+			(void)rdma->rdma_reject(party->id, NULL, 0); /* it may be withdrawn */
+			party->phase = FAILED;
+		} else if (rdma->rdma_accept(party->id, &said)) { /* it was withdrawn */
+			CHECK_EQUAL(errno, EINVAL);
+			CHECK(run.unruly || run.cut_at < NEVER);
+			party->phase = FAILED;
+		} else {
+			party->phase = ACCEPTED;
+		}
+		break;
+	case ACCEPTED:
+	case UP:
+		CHECK_EQUAL(rdma->rdma_disconnect(party->id), 0);
+		party->phase = UP; /* as far as its events are concerned */
+		return;
+	default:
+		return;
+	}
+	party->was_up |= party->phase == UP;
+	if (party->phase == UP || (run.unruly && percent(50)))
+		act_later(party, LONG);
+}
+
+/* What comes for an id that is not known is a request. */
+static struct party *request_of(const struct rdma_cm_event *event)
+{
+	struct party *party = parties + CLIENTS;
+	int number, count = 0;
+
+	CHECK_EQUAL(event->event, RDMA_CM_EVENT_CONNECT_REQUEST);
+	memcpy(&number, event->param.conn.private_data, sizeof(number));
+	CHECK(number >= 0 && number < CLIENTS);
+	CHECK_EQUAL(event->param.conn.qp_num, 100 + number);
+	CHECK_EQUAL(rdma->rdma_get_dst_port(event->id), htons(conversations[number].port));
+	for (; party->phase != NONE; party++)
+		count += party->number == number;
+	/* Once; but who knows when it has been withdrawn. */
+	CHECK(!count || parties[number].phase >= FAILED);
+	CHECK(party < parties + PARTIES);
+	*party = (struct party){.id = event->id, .phase = REQUESTED, .number = number};
+	return party;
+}
+
+static void take_event(const struct rdma_cm_event *event)
+{
+	struct party *party = parties;
+	size_t i = 0;
+
+	while (party < parties + PARTIES && party->id != event->id)
+		party++;
+	if (party == parties + PARTIES) {
+		act_later(request_of(event), 5 * SECOND);
+		return;
+	}
+	while (i < sizeof(allowed) / sizeof(allowed[0]) &&
+	       (allowed[i].before != party->phase || allowed[i].event != event->event))
+		i++;
+	if (i == sizeof(allowed) / sizeof(allowed[0]))
+		fprintf(stderr, "phase %d: %s %d\n", party->phase,
+			rdma->rdma_event_str(event->event), event->status);
+	CHECK(i < sizeof(allowed) / sizeof(allowed[0]));
+	party->phase = allowed[i].after;
+	party->was_up |= party->phase == UP;
+	CHECK(party->phase != FAILED || run.unruly || run.cut_at < NEVER);
+	if (party->phase == RESPONDED) {
+		CHECK_EQUAL(event->param.conn.qp_num, 100 + party->number);
+		act_later(party, 5 * SECOND);
+	} else if (party->phase == UP) {
+		act_later(party, LONG);
+	} else if (party->phase == DOWN) {
+		CHECK(!event->status || run.unruly || run.cut_at < NEVER);
+	}
+}
+
+static void take_events(void)
+{
+	struct rdma_cm_event *event;
+
+	while (!rdma->rdma_get_cm_event(channel, &event)) {
+		take_event(event);
+		CHECK_EQUAL(rdma->rdma_ack_cm_event(event), 0);
+	}
+	CHECK_EQUAL(errno, EAGAIN);
+}
+
+/* ---- a run ----------------------------------------------------------------------------------- */
+
+static uint64_t next_due(void)
+{
+	uint64_t next = fuzz_alarm_ns ? fuzz_alarm_ns : NEVER;
+
+	for (int i = 0; i < FLIGHTS; i++)
+		if (flights[i].due && flights[i].due < next)
+			next = flights[i].due;
+	for (int i = 0; i < PARTIES; i++)
+		if (parties[i].id && parties[i].acts_at < next)
+			next = parties[i].acts_at;
+	return next;
+}
+
+/* Until nothing is to come. */
+static void run_on(uint64_t limit)
+{
+	uint64_t end = fuzz_now_ns + limit, next;
+
+	while ((next = next_due()) != NEVER) {
+		CHECK(next <= end);
+		if (fuzz_alarm_ns <= next)
+			fuzz_alarm_ns = 0; /* it goes off once */
+		fuzz_pass_time(next > fuzz_now_ns ? next - fuzz_now_ns : 0);
+		for (int i = 0; i < FLIGHTS; i++) {
+			struct flight flight = flights[i];
+
+			if (!flight.due || flight.due > fuzz_now_ns)
+				continue;
+			flights[i].due = 0;
+			deliver(flight);
+		}
+		take_events();
+		for (int i = 0; i < PARTIES; i++)
+			if (parties[i].id && parties[i].acts_at <= fuzz_now_ns)
+				act(&parties[i]);
+		take_events();
+	}
+}
+
+static void begin(uint64_t seed)
+{
+	static const uint64_t delays[] = {1, MS, 100 * MS, SECOND};
+
+	fuzz_random = run.chance = seed;
+	run.loss = percent(50) ? (unsigned)until(30) : 0;
+	run.doubling = percent(50) ? (unsigned)until(50) : 0;
+	run.delay = delays[until(4)];
+	run.cut_at = percent(20) ? fuzz_now_ns + until(20 * SECOND) : NEVER;
+	run.unruly = percent(50);
+	memset(conversations, 0, sizeof(conversations));
+	conversation_count = 0;
+	memset(parties, 0, sizeof(parties));
+}
+
+static void one_run(uint64_t seed)
+{
+	union address address = address_of(host, 0);
+	struct rdma_cm_id *listening;
+
+	begin(seed);
+	CHECK(channel = rdma->rdma_create_event_channel());
+	CHECK_EQUAL(fcntl(channel->fd, F_SETFL, O_NONBLOCK), 0);
+	CHECK_EQUAL(rdma->rdma_create_id(channel, &listening, NULL, RDMA_PS_TCP), 0);
+	CHECK_EQUAL(rdma->rdma_bind_addr(listening, &address.any), 0);
+	CHECK_EQUAL(rdma->rdma_listen(listening, percent(20) ? 1 : 0), 0);
+	for (int i = 0; i < CLIENTS; i++) {
+		struct side side = {.channel = channel};
+		struct rdma_conn_param asked = {.qp_num = 100 + (unsigned)i,
+						.private_data = &i,
+						.private_data_len = sizeof(i)};
+
+		CHECK_EQUAL(rdma->rdma_create_id(channel, &side.id, NULL, RDMA_PS_TCP), 0);
+		resolve_to(&side, host, port_of(listening));
+		CHECK_EQUAL(rdma->rdma_connect(side.id, &asked), 0);
+		parties[i] = (struct party){
+			.id = side.id, .phase = ASKED, .number = i, .acts_at = NEVER};
+		if (run.unruly && percent(50))
+			act_later(&parties[i], 20 * SECOND);
+	}
+	run_on(300 * SECOND);
+	for (int i = 0; i < PARTIES; i++) {
+		CHECK(parties[i].phase == NONE || parties[i].phase >= GONE);
+		CHECK(parties[i].phase == NONE || parties[i].was_up || run.unruly ||
+		      run.cut_at < NEVER);
+		if (parties[i].id)
+			destroy(&parties[i]);
+	}
+	CHECK_EQUAL(rdma->rdma_destroy_id(listening), 0);
+	run_on(2 * soft_cm_limits.linger_ms * MS);
+	CHECK_EQUAL(end_count, 0);
+	rdma->rdma_destroy_event_channel(channel);
+}
+
+int main(int argc, char **argv)
+{
+	uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
+	uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
+	static char step[32];
+	int before = 0;
+
+	cm_begin(100);
+	soft_cm_carrier = &network;
+	current_step = step;
+	for (uint64_t seed = first; seed < first + count; seed++) {
+		snprintf(step, sizeof(step), "seed %llu", (unsigned long long)seed);
+		one_run(seed);
+		if (seed == first)
+			before = resources();
+	}
+	expect_resources(before);
+	return 0;
+}
