@@ -1,6 +1,6 @@
 /* The connection manager over a network of the test's, in virtual time, without sockets or threads.
  *
- * The network loses, doubles, delays and reorders messages, and may be cut for good.  Applications on
+ * Some runs are over TCP.  The network of the others loses, doubles, delays and reorders messages, and may be cut for good.  Applications on
  * both sides answer, disconnect and destroy their ids when it pleases them.  Whatever happens: events
  * come once and in order, every wait ends, both sides see one connection, and nothing is left over.
  * Where the network heals what it does, an application that wants a connection gets it.
@@ -29,6 +29,7 @@ static struct {
 	uint64_t delay; /* at most */
 	uint64_t cut_at;
 	bool unruly; /* applications destroy and reject */
+	bool tcp; /* over real streams */
 } run;
 
 static uint64_t until(uint64_t most)
@@ -100,7 +101,7 @@ static void end_link(struct soft_cm_link *link)
 	end_count--;
 }
 
-static const struct soft_cm_carrier network;
+static struct soft_cm_carrier network;
 
 static struct end *end_new(int conversation, int side)
 {
@@ -149,8 +150,7 @@ static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
 	}
 }
 
-static const struct soft_cm_carrier network = {
-	.loses = true,
+static struct soft_cm_carrier network = {
 	.connect = start_connecting,
 	.listen = start_listening,
 	.unlisten = stop_listening,
@@ -297,7 +297,7 @@ static struct party *request_of(const struct rdma_cm_event *event)
 	memcpy(&number, event->param.conn.private_data, sizeof(number));
 	CHECK(number >= 0 && number < CLIENTS);
 	CHECK_EQUAL(event->param.conn.qp_num, 100 + number);
-	CHECK_EQUAL(rdma->rdma_get_dst_port(event->id), htons(conversations[number].port));
+	CHECK(run.tcp || rdma->rdma_get_dst_port(event->id) == htons(conversations[number].port));
 	for (; party->phase != NONE; party++)
 		count += party->number == number;
 	/* Once; but who knows when it has been withdrawn. */
@@ -342,6 +342,8 @@ static void take_events(void)
 {
 	struct rdma_cm_event *event;
 
+	for (int i = 0; run.tcp && i < 8; i++)
+		soft_progress();
 	while (!rdma->rdma_get_cm_event(channel, &event)) {
 		take_event(event);
 		CHECK_EQUAL(rdma->rdma_ack_cm_event(event), 0);
@@ -369,6 +371,7 @@ static void run_on(uint64_t limit)
 {
 	uint64_t end = fuzz_now_ns + limit, next;
 
+	take_events();
 	while ((next = next_due()) != NEVER) {
 		CHECK(next <= end);
 		if (fuzz_alarm_ns <= next)
@@ -399,22 +402,28 @@ static void begin(uint64_t seed)
 	run.doubling = percent(50) ? (unsigned)until(50) : 0;
 	run.delay = delays[until(4)];
 	run.cut_at = percent(20) ? fuzz_now_ns + until(20 * SECOND) : NEVER;
-	run.unruly = percent(50);
+	run.tcp = percent(20);
+	run.unruly = run.tcp || percent(50);
+	soft_cm_carrier = run.tcp ? &soft_cm_stream : &network;
 	memset(conversations, 0, sizeof(conversations));
 	conversation_count = 0;
 	memset(parties, 0, sizeof(parties));
 }
 
-static void one_run(uint64_t seed)
+static struct rdma_cm_id *bound_id(void)
 {
 	union address address = address_of(host, 0);
-	struct rdma_cm_id *listening;
+	struct rdma_cm_id *id;
 
-	begin(seed);
-	CHECK(channel = rdma->rdma_create_event_channel());
-	CHECK_EQUAL(fcntl(channel->fd, F_SETFL, O_NONBLOCK), 0);
-	CHECK_EQUAL(rdma->rdma_create_id(channel, &listening, NULL, RDMA_PS_TCP), 0);
-	CHECK_EQUAL(rdma->rdma_bind_addr(listening, &address.any), 0);
+	CHECK_EQUAL(rdma->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), 0);
+	CHECK_EQUAL(rdma->rdma_bind_addr(id, &address.any), 0);
+	return id;
+}
+
+static void one_run(void)
+{
+	struct rdma_cm_id *listening = bound_id();
+
 	CHECK_EQUAL(rdma->rdma_listen(listening, percent(20) ? 1 : 0), 0);
 	for (int i = 0; i < CLIENTS; i++) {
 		struct side side = {.channel = channel};
@@ -441,7 +450,58 @@ static void one_run(uint64_t seed)
 	CHECK_EQUAL(rdma->rdma_destroy_id(listening), 0);
 	run_on(2 * soft_cm_limits.linger_ms * MS);
 	CHECK_EQUAL(end_count, 0);
-	rdma->rdma_destroy_event_channel(channel);
+}
+
+/* ---- silence, to the millisecond --------------------------------------------------------------- */
+
+/* UNREACHABLE after so long. */
+static void gives_up_after(struct rdma_cm_id *id, uint32_t milliseconds)
+{
+	struct rdma_cm_event *event;
+
+	fuzz_pass_time((milliseconds - 1) * MS);
+	CHECK_FAILS(rdma->rdma_get_cm_event(channel, &event), EAGAIN);
+	fuzz_pass_time(MS);
+	expect_status(channel, RDMA_CM_EVENT_UNREACHABLE, id, -ETIMEDOUT);
+	CHECK_EQUAL(rdma->rdma_destroy_id(id), 0);
+}
+
+static void silence(bool loses)
+{
+	const struct soft_cm_message wait = {.type = SOFT_CM_MRA};
+	const struct soft_cm_message request = {
+		.type = SOFT_CM_REQ, .port_space = RDMA_PS_TCP, .qp_type = IBV_QPT_RC};
+	struct rdma_conn_param said = {.qp_num = 100};
+	struct side side = {.channel = channel};
+	struct rdma_cm_id *listening = bound_id();
+	struct rdma_cm_event *event;
+
+	begin(0);
+	run.cut_at = 0;
+	network.loses = loses;
+	soft_cm_carrier = &network;
+	/* Not a word; the first one; and that again, which changes nothing. */
+	for (int words = 0; words < 3; words++) {
+		side.id = bound_id();
+		resolve_to(&side, host, port_of(listening));
+		CHECK_EQUAL(rdma->rdma_connect(side.id, &said), 0);
+		for (int i = 0; i < words; i++) {
+			fuzz_pass_time(SECOND);
+			deliver((struct flight){.conversation = words, .message = wait});
+		}
+		gives_up_after(side.id, !words ? soft_cm_limits.response_ms
+					       : soft_cm_limits.service_ms - 1000 * (words - 1));
+	}
+	/* Accepted, and no RTU comes. */
+	CHECK_EQUAL(rdma->rdma_listen(listening, 0), 0);
+	deliver((struct flight){.to = 1, .message = request});
+	event = expect(channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
+	side.id = event->id;
+	acknowledge(event);
+	CHECK_EQUAL(rdma->rdma_accept(side.id, &said), 0);
+	gives_up_after(side.id, soft_cm_limits.service_ms);
+	CHECK_EQUAL(rdma->rdma_destroy_id(listening), 0);
+	CHECK_EQUAL(end_count, 0);
 }
 
 int main(int argc, char **argv)
@@ -449,16 +509,19 @@ int main(int argc, char **argv)
 	uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
 	uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
 	static char step[32];
-	int before = 0;
+	int before;
 
 	cm_begin(100);
-	soft_cm_carrier = &network;
+	CHECK(channel = rdma->rdma_create_event_channel());
+	CHECK_EQUAL(fcntl(channel->fd, F_SETFL, O_NONBLOCK), 0);
+	STEP(silence(false));
+	STEP(silence(true)); /* as in the runs that follow */
+	before = resources();
 	current_step = step;
 	for (uint64_t seed = first; seed < first + count; seed++) {
 		snprintf(step, sizeof(step), "seed %llu", (unsigned long long)seed);
-		one_run(seed);
-		if (seed == first)
-			before = resources();
+		begin(seed);
+		one_run();
 	}
 	expect_resources(before);
 	return 0;

@@ -168,14 +168,6 @@ static void client_leaves(void)
 	expect_silent_end(&listener, &server);
 	close(fd);
 
-	/* Accepted, and no RTU comes. */
-	soft_cm_limits.service_ms = 100;
-	fd = asking(&listener, &server);
-	accept_side(&server);
-	expect_status(listener.channel, RDMA_CM_EVENT_UNREACHABLE, server.id, -ETIMEDOUT);
-	close(fd);
-	side_drop(&server);
-	soft_cm_limits.service_ms = 60000;
 	still_works(&listener);
 	side_close(&listener);
 }
@@ -443,84 +435,19 @@ static void strange_servers(void)
 	close(server);
 }
 
-static bool has_heard(const struct side *client)
+/* After its first word it goes. */
+static void leaving_server(void)
 {
-	bool heard;
-
-	soft_lock();
-	heard = soft_cm_id_of(client->id)->link->heard;
-	soft_unlock();
-	return heard;
-}
-
-static void gives_up(struct side *client, int connection)
-{
-	expect_status(client->channel, RDMA_CM_EVENT_UNREACHABLE, client->id, -ETIMEDOUT);
-	close(connection);
-	side_close(client);
-}
-
-/* Not a word, and only the first one. */
-static void silent_servers(void)
-{
-	const struct soft_cm_message wait = {.type = SOFT_CM_MRA};
-	struct soft_cm_limits before = soft_cm_limits;
 	uint16_t port;
 	int server = tcp_listen(&port, 8);
 	int connection;
-	struct side client;
+	struct side client = asks(server, port, &connection);
 
-	soft_cm_limits.response_ms = 100;
-	client = asks(server, port, &connection);
-	gives_up(&client, connection);
-
-	soft_cm_limits.service_ms = 100;
-	soft_cm_limits.response_ms = 60000;
-	client = asks(server, port, &connection);
-	say(connection, wait);
-	gives_up(&client, connection);
-
-	/* The first word again and again: the time runs from the first one. */
-	client = asks(server, port, &connection);
-	say(connection, wait);
-	while (!has_heard(&client))
-		CHECK_EQUAL(poll(NULL, 0, 1), 0); /* limit_seconds bounds it */
-	soft_lock();
-	soft_cm_limits.service_ms = UINT32_MAX;
-	soft_unlock();
-	say(connection, wait);
-	gives_up(&client, connection);
-
-	/* After its first word it goes. */
-	soft_cm_limits = before;
-	client = asks(server, port, &connection);
-	say(connection, wait);
+	say(connection, (struct soft_cm_message){.type = SOFT_CM_MRA});
 	close(connection);
 	expect_status(client.channel, RDMA_CM_EVENT_CONNECT_ERROR, client.id, -ECONNRESET);
 	side_close(&client);
 	close(server);
-}
-
-/* A connection that TCP never completes: the server's queue is full, its SYNs are not answered. */
-static void no_tcp_connection(void)
-{
-	struct soft_cm_limits before = soft_cm_limits;
-	uint16_t port;
-	int server = tcp_listen(&port, 0);
-	union address address = address_of(host, port);
-	int fillers[4];
-	struct side client;
-
-	for (int i = 0; i < 4; i++) {
-		fillers[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-		(void)connect(fillers[i], &address.any, sizeof(address.v4));
-	}
-	soft_cm_limits.response_ms = 200;
-	client = ask(host, port);
-	gives_up(&client, server);
-	for (int i = 0; i < 4; i++)
-		close(fillers[i]);
-	soft_cm_limits = before;
 }
 
 int main(void)
@@ -543,8 +470,7 @@ int main(void)
 	STEP(flood_of_requests());
 	STEP(out_of_descriptors());
 	STEP(strange_servers());
-	STEP(silent_servers());
-	STEP(no_tcp_connection());
+	STEP(leaving_server());
 	expect_resources(before);
 	return 0;
 }

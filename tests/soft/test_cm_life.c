@@ -493,82 +493,6 @@ static void wrong_arguments(void)
 	side_close(&side);
 }
 
-/* ---- any moment ---------------------------------------------------------------------------- */
-
-static uint16_t server_port;
-
-static void *connect_and_go(void *argument)
-{
-	for (int i = 0; i < 40; i++) {
-		struct side client = ask(host, server_port);
-		int flags = fcntl(client.channel->fd, F_GETFL);
-		struct rdma_cm_event *event;
-
-		/* Some at once, others after as many looks as it takes to be further on. */
-		CHECK_EQUAL(fcntl(client.channel->fd, F_SETFL, flags | O_NONBLOCK), 0);
-		for (int look = 0; look < i * 5; look++)
-			if (!rdma->rdma_get_cm_event(client.channel, &event))
-				acknowledge(event);
-		side_close(&client);
-	}
-	return argument;
-}
-
-/* Two of them, then one that says that it is the last. */
-static void *many_connect_and_go(void *argument)
-{
-	struct side last = side_with_id();
-	struct rdma_conn_param ask = parameters("last", 4);
-	pthread_t threads[2];
-
-	for (int i = 0; i < 2; i++)
-		CHECK_EQUAL(pthread_create(&threads[i], NULL, connect_and_go, NULL), 0);
-	for (int i = 0; i < 2; i++)
-		CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
-	resolve_to(&last, host, server_port);
-	side_queue_pair(&last);
-	CHECK_EQUAL(rdma->rdma_connect(last.id, &ask), 0);
-	expect_status(last.channel, RDMA_CM_EVENT_REJECTED, last.id, 28);
-	side_close(&last);
-	return argument;
-}
-
-/* Clients that go at any moment, and a server that accepts every request. */
-static void any_moment(void)
-{
-	struct side listener = listen_at(host, 0);
-	struct rdma_conn_param answer = parameters(NULL, 0);
-	struct side servers[128];
-	struct rdma_cm_event *event;
-	int asked = 0;
-	pthread_t clients;
-	bool last = false;
-
-	server_port = port_of(listener.id);
-	CHECK_EQUAL(pthread_create(&clients, NULL, many_connect_and_go, NULL), 0);
-	while (!last) {
-		CHECK_EQUAL(rdma->rdma_get_cm_event(listener.channel, &event), 0);
-		if (event->event != RDMA_CM_EVENT_CONNECT_REQUEST) {
-			acknowledge(event); /* ESTABLISHED, and every kind of end */
-			continue;
-		}
-		last = !memcmp(event->param.conn.private_data, "last", 4);
-		servers[asked] = (struct side){.id = event->id, .channel = listener.channel};
-		acknowledge(event);
-		if (last) {
-			CHECK_EQUAL(rdma->rdma_reject(servers[asked++].id, NULL, 0), 0);
-			continue;
-		}
-		side_queue_pair(&servers[asked]);
-		(void)rdma->rdma_accept(servers[asked++].id, &answer); /* the client may be gone */
-	}
-	CHECK_EQUAL(pthread_join(clients, NULL), 0);
-	CHECK(asked > 1);
-	while (asked)
-		side_drop(&servers[--asked]);
-	side_close(&listener);
-}
-
 int main(void)
 {
 	int before;
@@ -597,7 +521,6 @@ int main(void)
 	STEP(migrate_to_no_channel());
 	STEP(wrong_states());
 	STEP(wrong_arguments());
-	STEP(any_moment());
 	expect_resources(before);
 	return 0;
 }
