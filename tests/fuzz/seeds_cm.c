@@ -28,8 +28,9 @@ static struct {
 	unsigned loss, doubling; /* percent */
 	uint64_t delay; /* at most */
 	uint64_t cut_at;
+	uint64_t closes_at; /* the listener */
 	bool unruly; /* applications destroy and reject */
-	bool tcp; /* over real streams */
+	bool tcp; /* over real streams, some with queue pairs */
 } run;
 
 static uint64_t until(uint64_t most)
@@ -209,6 +210,7 @@ static const struct {
 	enum phase after;
 } allowed[] = {
 	{ASKED, RDMA_CM_EVENT_CONNECT_RESPONSE, RESPONDED},
+	{ASKED, RDMA_CM_EVENT_ESTABLISHED, UP},
 	{ASKED, RDMA_CM_EVENT_REJECTED, FAILED},
 	{ASKED, RDMA_CM_EVENT_UNREACHABLE, FAILED},
 	{ASKED, RDMA_CM_EVENT_CONNECT_ERROR, FAILED},
@@ -230,6 +232,9 @@ static struct party {
 } parties[PARTIES]; /* the clients first */
 
 static struct rdma_event_channel *channel;
+static struct rdma_cm_id *listening;
+static struct ibv_pd *pd;
+static struct ibv_cq *cq;
 
 static void act_later(struct party *party, uint64_t most)
 {
@@ -238,9 +243,27 @@ static void act_later(struct party *party, uint64_t most)
 
 static void destroy(struct party *party)
 {
+	if (party->id->qp)
+		rdma->rdma_destroy_qp(party->id);
 	CHECK_EQUAL(rdma->rdma_destroy_id(party->id), 0);
 	party->id = NULL;
 	party->phase = DESTROYED;
+}
+
+static void make_queue_pair(struct party *party)
+{
+	struct ibv_qp_init_attr attr = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = {4, 4, 1, 1}};
+
+	if (run.tcp && percent(50))
+		CHECK_EQUAL(rdma->rdma_create_qp(party->id, pd, &attr), 0);
+}
+
+static void close_listener(void)
+{
+	if (listening)
+		CHECK_EQUAL(rdma->rdma_destroy_id(listening), 0);
+	listening = NULL;
 }
 
 /* A call of the application, which fails if the other side was quicker and the event is not taken. */
@@ -263,6 +286,7 @@ static void act(struct party *party)
 			party->phase = UP;
 		break;
 	case REQUESTED:
+		make_queue_pair(party);
 		if (run.unruly && percent(20)) {
 			(void)rdma->rdma_reject(party->id, NULL, 0); /* it may be withdrawn */
 			party->phase = FAILED;
@@ -296,7 +320,7 @@ static struct party *request_of(const struct rdma_cm_event *event)
 	CHECK_EQUAL(event->event, RDMA_CM_EVENT_CONNECT_REQUEST);
 	memcpy(&number, event->param.conn.private_data, sizeof(number));
 	CHECK(number >= 0 && number < CLIENTS);
-	CHECK_EQUAL(event->param.conn.qp_num, 100 + number);
+	CHECK(run.tcp || event->param.conn.qp_num == 100 + (unsigned)number);
 	CHECK(run.tcp || rdma->rdma_get_dst_port(event->id) == htons(conversations[number].port));
 	for (; party->phase != NONE; party++)
 		count += party->number == number;
@@ -329,7 +353,7 @@ static void take_event(const struct rdma_cm_event *event)
 	party->was_up |= party->phase == UP;
 	CHECK(party->phase != FAILED || run.unruly || run.cut_at < NEVER);
 	if (party->phase == RESPONDED) {
-		CHECK_EQUAL(event->param.conn.qp_num, 100 + party->number);
+		CHECK(run.tcp || event->param.conn.qp_num == 100 + (unsigned)party->number);
 		act_later(party, 5 * SECOND);
 	} else if (party->phase == UP) {
 		act_later(party, LONG);
@@ -363,7 +387,7 @@ static uint64_t next_due(void)
 	for (int i = 0; i < PARTIES; i++)
 		if (parties[i].id && parties[i].acts_at < next)
 			next = parties[i].acts_at;
-	return next;
+	return listening && run.closes_at < next ? run.closes_at : next;
 }
 
 /* Until nothing is to come. */
@@ -386,6 +410,8 @@ static void run_on(uint64_t limit)
 			deliver(flight);
 		}
 		take_events();
+		if (run.closes_at <= fuzz_now_ns)
+			close_listener();
 		for (int i = 0; i < PARTIES; i++)
 			if (parties[i].id && parties[i].acts_at <= fuzz_now_ns)
 				act(&parties[i]);
@@ -405,6 +431,7 @@ static void begin(uint64_t seed)
 	run.tcp = percent(20);
 	run.unruly = run.tcp || percent(50);
 	soft_cm_carrier = run.tcp ? &soft_cm_stream : &network;
+	run.closes_at = NEVER;
 	memset(conversations, 0, sizeof(conversations));
 	conversation_count = 0;
 	memset(parties, 0, sizeof(parties));
@@ -422,9 +449,12 @@ static struct rdma_cm_id *bound_id(void)
 
 static void one_run(void)
 {
-	struct rdma_cm_id *listening = bound_id();
-
+	listening = bound_id();
 	CHECK_EQUAL(rdma->rdma_listen(listening, percent(20) ? 1 : 0), 0);
+	CHECK(pd = rdma->ibv_alloc_pd(listening->verbs));
+	CHECK(cq = rdma->ibv_create_cq(listening->verbs, 64, NULL, NULL, 0));
+	if (run.unruly && percent(20))
+		run.closes_at = fuzz_now_ns + until(10 * SECOND);
 	for (int i = 0; i < CLIENTS; i++) {
 		struct side side = {.channel = channel};
 		struct rdma_conn_param asked = {.qp_num = 100 + (unsigned)i,
@@ -433,9 +463,10 @@ static void one_run(void)
 
 		CHECK_EQUAL(rdma->rdma_create_id(channel, &side.id, NULL, RDMA_PS_TCP), 0);
 		resolve_to(&side, host, port_of(listening));
-		CHECK_EQUAL(rdma->rdma_connect(side.id, &asked), 0);
 		parties[i] = (struct party){
 			.id = side.id, .phase = ASKED, .number = i, .acts_at = NEVER};
+		make_queue_pair(&parties[i]);
+		CHECK_EQUAL(rdma->rdma_connect(side.id, &asked), 0);
 		if (run.unruly && percent(50))
 			act_later(&parties[i], 20 * SECOND);
 	}
@@ -447,7 +478,9 @@ static void one_run(void)
 		if (parties[i].id)
 			destroy(&parties[i]);
 	}
-	CHECK_EQUAL(rdma->rdma_destroy_id(listening), 0);
+	close_listener();
+	CHECK_EQUAL(rdma->ibv_destroy_cq(cq), 0);
+	CHECK_EQUAL(rdma->ibv_dealloc_pd(pd), 0);
 	run_on(2 * soft_cm_limits.linger_ms * MS);
 	CHECK_EQUAL(end_count, 0);
 }
@@ -473,13 +506,13 @@ static void silence(bool loses)
 		.type = SOFT_CM_REQ, .port_space = RDMA_PS_TCP, .qp_type = IBV_QPT_RC};
 	struct rdma_conn_param said = {.qp_num = 100};
 	struct side side = {.channel = channel};
-	struct rdma_cm_id *listening = bound_id();
 	struct rdma_cm_event *event;
 
 	begin(0);
 	run.cut_at = 0;
 	network.loses = loses;
 	soft_cm_carrier = &network;
+	listening = bound_id();
 	/* Not a word; the first one; and that again, which changes nothing. */
 	for (int words = 0; words < 3; words++) {
 		side.id = bound_id();
@@ -500,7 +533,7 @@ static void silence(bool loses)
 	acknowledge(event);
 	CHECK_EQUAL(rdma->rdma_accept(side.id, &said), 0);
 	gives_up_after(side.id, soft_cm_limits.service_ms);
-	CHECK_EQUAL(rdma->rdma_destroy_id(listening), 0);
+	close_listener();
 	CHECK_EQUAL(end_count, 0);
 }
 

@@ -1,7 +1,7 @@
 /* The life of ids and channels: destroyed in every state and at any moment, moved between channels,
  * used without a channel, called in the wrong state. */
 #define _GNU_SOURCE /* pthread_timedjoin_np */
-#include "cm_silent_end.h"
+#include "cm_side.h"
 
 /* ---- destroyed in each state --------------------------------------------------------------- */
 
@@ -23,23 +23,6 @@ static void before_connecting(void)
 	side_close(&side);
 }
 
-/* The client goes while its request waits, taken by the application or not. */
-static void while_asking(bool taken)
-{
-	struct connection it = {.listener = listen_at(host, 0)};
-
-	it.client = ask(host, port_of(it.listener.id));
-	if (taken)
-		it.server = take_request(&it.listener);
-	else
-		wait_for_event(it.listener.channel);
-	side_close(&it.client);
-	if (!taken) /* the request is there all the same, as with the real thing */
-		it.server = take_request(&it.listener);
-	expect_silent_end(&it.listener, &it.server);
-	connection_close(&it);
-}
-
 /* The server's id goes instead of answering; the client's queue pair may have been destroyed behind
  * its id's back, which would have been moved. */
 static void instead_of_answering(bool queue_pair)
@@ -52,67 +35,6 @@ static void instead_of_answering(bool queue_pair)
 	}
 	side_drop(&it.server);
 	expect_status(it.client.channel, RDMA_CM_EVENT_REJECTED, it.client.id, 28);
-	connection_close(&it);
-}
-
-/* The listener goes with requests that the application has not taken. */
-static void listener_with_requests(void)
-{
-	struct side listener = listen_at(host, 0);
-	struct side first = ask(host, port_of(listener.id));
-	struct side second = ask(host, port_of(listener.id));
-
-	wait_for_event(listener.channel);
-	side_drop(&listener);
-	expect_nothing(listener.channel);
-	/* The one is rejected by the consumer; the other may have been too late for it. */
-	acknowledge(expect(first.channel, RDMA_CM_EVENT_REJECTED, first.id));
-	acknowledge(expect(second.channel, RDMA_CM_EVENT_REJECTED, second.id));
-	side_close(&first);
-	side_close(&second);
-	side_close(&listener);
-}
-
-/* The next event but ESTABLISHED, which may have come before. */
-static enum rdma_cm_event_type ends_with(struct side *side)
-{
-	struct rdma_cm_event *event;
-	enum rdma_cm_event_type type;
-
-	do {
-		CHECK_EQUAL(rdma->rdma_get_cm_event(side->channel, &event), 0);
-		type = event->event;
-		acknowledge(event);
-	} while (type == RDMA_CM_EVENT_ESTABLISHED);
-	return type;
-}
-
-/* Accepted, and gone before RTU; or the client goes at the same point. */
-static void after_accepting(bool client_goes)
-{
-	struct connection it = requested();
-	enum rdma_cm_event_type end;
-
-	accept_side(&it.server);
-	if (client_goes)
-		side_close(&it.client);
-	else
-		side_drop(&it.server);
-	end = ends_with(client_goes ? &it.server : &it.client);
-	CHECK(end == RDMA_CM_EVENT_DISCONNECTED || end == RDMA_CM_EVENT_REJECTED);
-	connection_close(&it);
-}
-
-/* rdma_disconnect between rdma_accept and RTU: whatever comes first, both sides learn the end. */
-static void disconnect_after_accepting(void)
-{
-	struct connection it = requested();
-
-	accept_side(&it.server);
-	CHECK_EQUAL(rdma->rdma_disconnect(it.server.id), 0);
-	CHECK_EQUAL(ends_with(&it.server), RDMA_CM_EVENT_DISCONNECTED);
-	acknowledge(expect(it.client.channel, RDMA_CM_EVENT_ESTABLISHED, it.client.id));
-	acknowledge(expect(it.client.channel, RDMA_CM_EVENT_DISCONNECTED, it.client.id));
 	connection_close(&it);
 }
 
@@ -500,17 +422,11 @@ int main(void)
 	cm_begin(100);
 	STEP(before_connecting());
 	before = resources();
-	STEP(while_asking(true));
-	STEP(while_asking(false));
 	STEP(instead_of_answering(true));
 	STEP(instead_of_answering(false));
-	STEP(listener_with_requests());
-	STEP(after_accepting(true));
-	STEP(after_accepting(false));
 	for (enum goes what = BOTH; what <= QUEUE_PAIR_ONLY; what++)
 		STEP(while_connected(what));
 	STEP(the_device_context());
-	STEP(disconnect_after_accepting());
 	STEP(destroy_waits());
 	STEP(request_outlives_its_id());
 	STEP(the_descriptor());
