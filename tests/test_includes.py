@@ -50,11 +50,6 @@ VARIABLES = {
         *("listening", "listening_count", "may_use_shm", "port", "reserved", "seconds", "silent"),
         *("soft_cma_desc_least", "soft_cma_descs_sent"),
     },
-    "cm": {
-        *("acknowledged", "agreed", "attached", "fork_generation", "half_open", "held", "holds"),
-        *("is_open", "own", "pd", "remains", "soft_cm_acknowledge", "soft_cm_device_stays"),
-        *("soft_cm_limits", "soft_cm_opening"),
-    },
 }
 
 # Python's, which only generated code needs, and those of the RDMA packages, which no build needs.

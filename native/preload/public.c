@@ -64,7 +64,7 @@ __attribute__((constructor)) static void set_up(void)
 {
 	struct ibv_device **list = soft_ibv_get_device_list(NULL);
 
-	soft_cm_device_stays = true;
+	soft_cm_keep_device(true);
 	if (!list)
 		return;
 	strcpy(list[0]->dev_name, NODE_NAME);

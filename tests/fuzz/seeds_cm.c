@@ -430,7 +430,7 @@ static void begin(uint64_t seed)
 	run.cut_at = percent(20) ? fuzz_now_ns + until(20 * SECOND) : NEVER;
 	run.tcp = percent(20);
 	run.unruly = run.tcp || percent(50);
-	soft_cm_carrier = run.tcp ? &soft_cm_stream : &network;
+	soft_device.cm->carrier = run.tcp ? &soft_cm_stream : &network;
 	run.closes_at = NEVER;
 	memset(conversations, 0, sizeof(conversations));
 	conversation_count = 0;
@@ -481,7 +481,7 @@ static void one_run(void)
 	close_listener();
 	CHECK_EQUAL(rdma->ibv_destroy_cq(cq), 0);
 	CHECK_EQUAL(rdma->ibv_dealloc_pd(pd), 0);
-	run_on(2 * soft_cm_limits.linger_ms * MS);
+	run_on(2 * soft_device.cm->limits.linger_ms * MS);
 	CHECK_EQUAL(end_count, 0);
 }
 
@@ -511,7 +511,7 @@ static void silence(bool loses)
 	begin(0);
 	run.cut_at = 0;
 	network.loses = loses;
-	soft_cm_carrier = &network;
+	soft_device.cm->carrier = &network;
 	listening = bound_id();
 	/* Not a word; the first one; and that again, which changes nothing. */
 	for (int words = 0; words < 3; words++) {
@@ -522,8 +522,9 @@ static void silence(bool loses)
 			fuzz_pass_time(SECOND);
 			deliver((struct flight){.conversation = words, .message = wait});
 		}
-		gives_up_after(side.id, !words ? soft_cm_limits.response_ms
-					       : soft_cm_limits.service_ms - 1000 * (words - 1));
+		gives_up_after(side.id,
+			       !words ? soft_device.cm->limits.response_ms
+				      : soft_device.cm->limits.service_ms - 1000 * (words - 1));
 	}
 	/* Accepted, and no RTU comes. */
 	CHECK_EQUAL(rdma->rdma_listen(listening, 0), 0);
@@ -532,7 +533,7 @@ static void silence(bool loses)
 	side.id = event->id;
 	acknowledge(event);
 	CHECK_EQUAL(rdma->rdma_accept(side.id, &said), 0);
-	gives_up_after(side.id, soft_cm_limits.service_ms);
+	gives_up_after(side.id, soft_device.cm->limits.service_ms);
 	close_listener();
 	CHECK_EQUAL(end_count, 0);
 }

@@ -296,7 +296,7 @@ static void lost_datagrams(void)
 				      .number = first.number});
 	expect_found(&asker, 3, "", NULL);
 
-	soft_cm_limits.response_ms = 100;
+	soft_device.cm->limits.response_ms = 100;
 	asker = ask_for("127.0.0.1", ntohs(own.v4.sin_port), "");
 	expect_status(asker.channel, RDMA_CM_EVENT_UNREACHABLE, asker.id, -ETIMEDOUT);
 	side_close(&asker);

@@ -105,7 +105,7 @@ static void device_of_a_program(void)
 	struct ibv_context **list, *context;
 	struct side side;
 
-	soft_cm_device_stays = true;
+	soft_cm_keep_device(true);
 	list = rdma->rdma_get_devices(NULL);
 	CHECK(list);
 	context = list[0];
@@ -116,7 +116,7 @@ static void device_of_a_program(void)
 	CHECK(side.id->verbs == context);
 	side_close(&side);
 	make_a_queue_pair_on(context);
-	soft_cm_device_stays = false;
+	soft_cm_keep_device(false);
 	list = rdma->rdma_get_devices(NULL);
 	rdma->rdma_free_devices(list);
 }

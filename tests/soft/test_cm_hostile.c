@@ -76,20 +76,20 @@ static void garbage_clients(void)
 /* Says nothing, or half a request: closed after request_ms. */
 static void silent_clients(void)
 {
-	struct soft_cm_limits before = soft_cm_limits;
+	struct soft_cm_limits before = soft_device.cm->limits;
 	struct side listener = listen_at(host, 0);
 	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 	size_t length = soft_cm_encode(&good_request, bytes);
 	int silent, half;
 
-	soft_cm_limits.request_ms = 100;
+	soft_device.cm->limits.request_ms = 100;
 	silent = tcp_to(port_of(listener.id));
 	half = tcp_to(port_of(listener.id));
 	write_all(half, bytes, length / 2);
 	still_works(&listener);
 	is_closed(silent);
 	is_closed(half);
-	soft_cm_limits = before;
+	soft_device.cm->limits = before;
 	side_close(&listener);
 }
 
@@ -278,7 +278,7 @@ static void flood(bool few_descriptors)
 		LIMIT = 64,
 		CLOSING = 16
 	}; /* of still_works, on their way out */
-	struct soft_cm_limits before = soft_cm_limits;
+	struct soft_cm_limits before = soft_device.cm->limits;
 	struct side listener = listen_at(host, 0);
 	static int clients[CLIENTS];
 	int alive = 0, resources_before, at_most;
@@ -291,7 +291,7 @@ static void flood(bool few_descriptors)
 	if (few_descriptors)
 		CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &low), 0);
 	else
-		soft_cm_limits.half_open = LIMIT;
+		soft_device.cm->limits.half_open = LIMIT;
 	still_works(&listener);
 	resources_before = resources();
 	for (int i = 0; i < CLIENTS; i++)
@@ -310,7 +310,7 @@ static void flood(bool few_descriptors)
 	for (int i = 0; i < CLIENTS; i++)
 		close(clients[i]);
 	still_works(&listener);
-	soft_cm_limits = before;
+	soft_device.cm->limits = before;
 	CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &files), 0);
 	side_close(&listener);
 }
@@ -324,11 +324,11 @@ static void flood_of_requests(void)
 		BACKLOG = 8,
 		LIMIT = 16
 	};
-	struct soft_cm_limits before = soft_cm_limits;
+	struct soft_cm_limits before = soft_device.cm->limits;
 	struct side listener = bound(RDMA_PS_TCP, host, 0);
 	static int clients[CLIENTS];
 
-	soft_cm_limits.half_open = LIMIT;
+	soft_device.cm->limits.half_open = LIMIT;
 	CHECK_EQUAL(rdma->rdma_listen(listener.id, BACKLOG), 0);
 	for (int i = 0; i < CLIENTS; i++) {
 		clients[i] = tcp_to(port_of(listener.id));
@@ -344,7 +344,7 @@ static void flood_of_requests(void)
 			CHECK_EQUAL(hear(clients[i], SOFT_CM_REJ).reason,
 				    SOFT_CM_REASON_NO_RESOURCES);
 	}
-	soft_cm_limits = before;
+	soft_device.cm->limits = before;
 	side_close(&listener); /* with all of them in it */
 	for (int i = 0; i < CLIENTS; i++)
 		close(clients[i]);

@@ -18,8 +18,8 @@ int soft_cm_withdrawn(struct rdma_cm_id *application);
 
 extern const struct soft_subsystem soft_cm_subsystem;
 
-/* Whether the device stays open until the process ends once the connection manager has opened it,
- * with the engine and its thread; from the beginning on. */
-extern bool soft_cm_device_stays;
+/* From the beginning on: once the connection manager has opened the device, that stays open until the
+ * process ends, with the engine and its thread. */
+void soft_cm_keep_device(bool keep);
 
 #endif

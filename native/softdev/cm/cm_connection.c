@@ -9,9 +9,6 @@
 
 #include "wire/wire.h"
 
-/* Ids that know the other side's queue pair, and whose stream no queue pair has yet. */
-static struct soft_node agreed = {&agreed, &agreed};
-
 /* The id's queue pair, if it (still) has the stream that it got from this id. */
 static struct soft_qp *stream_owner(struct soft_cm_id *id)
 {
@@ -27,7 +24,7 @@ static void disconnected(struct soft_cm_id *id, int error)
 	id->state = SOFT_CM_DISCONNECTED;
 	soft_cm_id_waits(id, false);
 	soft_cm_report(id, RDMA_CM_EVENT_DISCONNECTED, -error, NULL);
-	soft_timer_start(&id->timewait, soft_cm_in(soft_cm_limits.timewait_ms));
+	soft_timer_start(&id->timewait, soft_cm_in(soft_device.cm->limits.timewait_ms));
 }
 
 static void link_down(struct soft_qp *qp, void *owner, int error)
@@ -155,7 +152,7 @@ int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *est
 void soft_cm_agreed(struct soft_cm_id *id)
 {
 	if (soft_list_empty(&id->agreed) && id->link->carrier->hand_over)
-		soft_list_append(&agreed, &id->agreed);
+		soft_list_append(&soft_device.cm->agreed, &id->agreed);
 }
 
 void soft_cm_claim(const struct soft_cm_id *id)
@@ -173,8 +170,7 @@ static bool is_of(const struct soft_cm_id *id, const struct soft_qp *qp)
 {
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
 
-	return id->fork_generation == soft_engine_fork_generation() &&
-	       id->remote_qpn == qp->attr.dest_qp_num &&
+	return id->remote_qpn == qp->attr.dest_qp_num &&
 	       (id->qpn ? id->qpn == qp->ibv.qp_num : id->remote_psn == qp->attr.rq_psn) &&
 	       (!ah->is_global ||
 		!memcmp(&ah->grh.dgid, &id->id.route.addr.addr.ibaddr.dgid, sizeof(ah->grh.dgid)));
@@ -182,9 +178,7 @@ static bool is_of(const struct soft_cm_id *id, const struct soft_qp *qp)
 
 bool soft_cm_offer(struct soft_qp *qp)
 {
-	for (struct soft_node *node = agreed.next; node != &agreed; node = node->next) {
-		struct soft_cm_id *id = soft_list_entry(node, struct soft_cm_id, agreed);
-
+	soft_list_each (struct soft_cm_id, id, &soft_device.cm->agreed, agreed) {
 		if (!is_of(id, qp))
 			continue;
 		if (id->held)

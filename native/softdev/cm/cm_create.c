@@ -5,8 +5,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "objects/objects.h"
-
 static void destroy_cqs(struct rdma_cm_id *id)
 {
 	if (id->recv_cq)

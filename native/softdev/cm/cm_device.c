@@ -2,7 +2,7 @@
  *
  * librdmacm opens a device once and keeps it for the life of the process, so applications keep
  * id->verbs longer than the id, or what rdma_get_devices told longer than the list: as the key of
- * what they have made on it, or to make more.  For programs (soft_cm_device_stays) that holds here;
+ * what they have made on it, or to make more.  For programs (soft_cm_keep_device) that holds here;
  * else it is open (and with it the engine and its thread) as long as an id or anything made on it is
  * there.  It is always the same struct, so that a pointer to it is never a dangling one.
  *
@@ -15,15 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "objects/objects.h"
-
-pthread_mutex_t soft_cm_opening = PTHREAD_MUTEX_INITIALIZER;
-bool soft_cm_device_stays;
-static struct soft_context own;
-static struct ibv_pd *pd;
-static bool is_open;
-static unsigned holds;
-static struct soft_node attached = {&attached, &attached}; /* soft_cm_id.on_device */
+void soft_cm_keep_device(bool keep)
+{
+	soft_device.cm->device_stays = keep;
+}
 
 static int open_context(void)
 {
@@ -32,18 +27,18 @@ static int open_context(void)
 
 	if (!list)
 		return errno;
-	memset(&own, 0, sizeof(own));
-	error = soft_context_start(&own, list[0]);
+	memset(&soft_device.cm->own, 0, sizeof(soft_device.cm->own));
+	error = soft_context_start(&soft_device.cm->own, list[0]);
 	soft_ibv_free_device_list(list);
 	if (error)
 		return error;
-	own.only_pd_left = soft_cm_device_sweep;
-	pd = soft_ibv_alloc_pd(&own.extended.context);
-	if (!pd) {
-		soft_context_stop(&own);
+	soft_device.cm->own.only_pd_left = soft_cm_device_sweep;
+	soft_device.cm->pd = soft_ibv_alloc_pd(&soft_device.cm->own.extended.context);
+	if (!soft_device.cm->pd) {
+		soft_context_stop(&soft_device.cm->own);
 		return ENOMEM;
 	}
-	is_open = true;
+	soft_device.cm->is_open = true;
 	return 0;
 }
 
@@ -51,29 +46,24 @@ int soft_cm_device_get(void)
 {
 	int error = 0;
 
-	pthread_mutex_lock(&soft_cm_opening);
-	if (is_open && own.fork_generation != soft_engine_fork_generation()) {
-		is_open = false; /* the parent's, before a fork */
-		holds = 0;
-		soft_list_init(&attached);
-	}
-	if (!is_open)
+	pthread_mutex_lock(&soft_device.cm->opening);
+	if (!soft_device.cm->is_open)
 		error = open_context();
-	else if (own.fatal)
+	else if (soft_device.cm->own.fatal)
 		error = ENODEV; /* until everything on what was removed is closed */
 	if (!error) {
 		soft_lock();
-		holds++;
+		soft_device.cm->holds++;
 		soft_unlock();
 	}
-	pthread_mutex_unlock(&soft_cm_opening);
+	pthread_mutex_unlock(&soft_device.cm->opening);
 	return error;
 }
 
 void soft_cm_device_put(void)
 {
 	soft_lock();
-	holds--;
+	soft_device.cm->holds--;
 	soft_unlock();
 	soft_cm_device_sweep();
 }
@@ -83,36 +73,37 @@ void soft_cm_device_sweep(void)
 	bool unused;
 
 	soft_engine_check_descriptors(); /* before the mutex, which it takes as well */
-	pthread_mutex_lock(&soft_cm_opening);
+	pthread_mutex_lock(&soft_device.cm->opening);
 	soft_lock();
-	unused = is_open && (!soft_cm_device_stays || own.fatal) && !holds && own.children == 1 &&
-		 !soft_container(pd, struct soft_pd, ibv)->users &&
-		 own.fork_generation == soft_engine_fork_generation();
+	unused = soft_device.cm->is_open &&
+		 (!soft_device.cm->device_stays || soft_device.cm->own.fatal) &&
+		 !soft_device.cm->holds && soft_device.cm->own.children == 1 &&
+		 !soft_container(soft_device.cm->pd, struct soft_pd, ibv)->users;
 	if (unused)
-		soft_async_forget(&own, NULL);
+		soft_async_forget(&soft_device.cm->own, NULL);
 	soft_unlock();
 	if (unused) {
-		is_open = false;
-		soft_ibv_dealloc_pd(pd);
-		soft_context_stop(&own);
+		soft_device.cm->is_open = false;
+		soft_ibv_dealloc_pd(soft_device.cm->pd);
+		soft_context_stop(&soft_device.cm->own);
 	}
-	pthread_mutex_unlock(&soft_cm_opening);
+	pthread_mutex_unlock(&soft_device.cm->opening);
 }
 
 void soft_cm_device_attach(struct soft_cm_id *id)
 {
 	soft_assert_locked();
-	holds++;
+	soft_device.cm->holds++;
 	id->attached = true;
-	soft_list_append(&attached, &id->on_device);
+	soft_list_append(&soft_device.cm->attached, &id->on_device);
 }
 
 void soft_cm_device_bind(struct soft_cm_id *id)
 {
 	soft_cm_device_attach(id);
 	id->bound = true;
-	id->id.verbs = &own.extended.context;
-	id->id.pd = pd;
+	id->id.verbs = &soft_device.cm->own.extended.context;
+	id->id.pd = soft_device.cm->pd;
 	id->id.port_num = 1;
 }
 
@@ -120,14 +111,14 @@ void soft_cm_device_detach(struct soft_cm_id *id)
 {
 	id->attached = id->bound = false;
 	soft_list_remove(&id->on_device);
-	holds--;
+	soft_device.cm->holds--;
 }
 
 void soft_cm_device_each(void (*what)(struct soft_cm_id *id))
 {
-	struct soft_node *node = attached.next;
+	struct soft_node *node = soft_device.cm->attached.next;
 
-	while (node != &attached) {
+	while (node != &soft_device.cm->attached) {
 		struct soft_cm_id *id = soft_list_entry(node, struct soft_cm_id, on_device);
 
 		node = node->next;
@@ -151,7 +142,7 @@ struct ibv_context **soft_rdma_get_devices(int *num_devices)
 		errno = error;
 		return NULL;
 	}
-	list[0] = &own.extended.context;
+	list[0] = &soft_device.cm->own.extended.context;
 	if (num_devices)
 		*num_devices = 1;
 	return list;

@@ -12,12 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/engine.h"
-
-/* Guards soft_cm_id.acked alone; a leaf, so that acknowledging never waits for the engine. */
-pthread_mutex_t soft_cm_acknowledge = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t acknowledged = PTHREAD_COND_INITIALIZER;
-
 struct rdma_event_channel *soft_rdma_create_event_channel(void)
 {
 	struct soft_cm_channel *channel = calloc(1, sizeof(*channel));
@@ -43,17 +37,14 @@ struct rdma_event_channel *soft_rdma_create_event_channel(void)
 	return &channel->channel;
 }
 
-/* The last one that was destroyed: see rdma_get_cm_event. */
-static struct soft_cm_channel *remains;
-
 static void free_channel(struct soft_cm_channel *channel)
 {
 	struct soft_cm_channel *before;
 
 	soft_channel_destroy(&channel->wake);
 	soft_lock();
-	before = remains;
-	remains = channel;
+	before = soft_device.cm->remains;
+	soft_device.cm->remains = channel;
 	soft_unlock();
 	free(before);
 	soft_engine_put();
@@ -311,10 +302,10 @@ int soft_rdma_ack_cm_event(struct rdma_cm_event *application)
 	if (!application)
 		return soft_cm_fail(EINVAL);
 	event = soft_container(application, struct soft_cm_event, event);
-	pthread_mutex_lock(&soft_cm_acknowledge);
+	pthread_mutex_lock(&soft_device.cm->acknowledge);
 	event->owner->acked++;
-	pthread_cond_broadcast(&acknowledged);
-	pthread_mutex_unlock(&soft_cm_acknowledge);
+	pthread_cond_broadcast(&soft_device.cm->acknowledged);
+	pthread_mutex_unlock(&soft_device.cm->acknowledge);
 	free(event);
 	return 0;
 }
@@ -333,10 +324,10 @@ void soft_cm_wait_acknowledged(struct soft_cm_id *id)
 	soft_lock();
 	reported = id->reported;
 	soft_unlock();
-	pthread_mutex_lock(&soft_cm_acknowledge);
+	pthread_mutex_lock(&soft_device.cm->acknowledge);
 	while (id->acked != reported)
-		pthread_cond_wait(&acknowledged, &soft_cm_acknowledge);
-	pthread_mutex_unlock(&soft_cm_acknowledge);
+		pthread_cond_wait(&soft_device.cm->acknowledged, &soft_device.cm->acknowledge);
+	pthread_mutex_unlock(&soft_device.cm->acknowledge);
 }
 
 /* ---- another channel: rdma_migrate_id(3) ---------------------------------------------------- */

@@ -7,21 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "objects/objects.h"
-
-struct soft_cm_limits soft_cm_limits = {
-	.response_ms = 10 * 1000, /* SYN is sent again after 1, 3 and 7 s */
-	.refused_ms = 100,        /* by judgement: a program that makes its listener anew */
-	.service_ms = 60 * 1000,  /* about what IB's CM waits: 15 retries of 4.3 s (IBTA 12.9) */
-	.request_ms = 2 * 1000, /* REQ follows the connection at once */
-	.timewait_ms = 20,
-	.linger_ms = 10 * 1000,
-	.pause_ms = 50,
-	.half_open = 1024,
-};
-
-const struct soft_cm_carrier *soft_cm_carrier = &soft_cm_stream;
-
 int soft_cm_fail(int error)
 {
 	errno = error;
@@ -218,10 +203,56 @@ static void port_changed(enum soft_port_change change)
 		soft_cm_device_each(change_address);
 }
 
+/* What there was is the parent's. */
+static void forked(void)
+{
+	struct soft_cm *cm = soft_device.cm;
+
+	cm->is_open = false;
+	cm->holds = 0;
+	soft_list_init(&cm->attached);
+	soft_list_init(&cm->agreed);
+	soft_places_init(&cm->half_open);
+}
+
+static const struct soft_cm_limits limits = {
+	.response_ms = 10 * 1000, /* SYN is sent again after 1, 3 and 7 s */
+	.refused_ms = 100, /* by judgement: a program that makes its listener anew */
+	.service_ms = 60 * 1000, /* about what IB's CM waits: 15 retries of 4.3 s (IBTA 12.9) */
+	.request_ms = 2 * 1000, /* REQ follows the connection at once */
+	.timewait_ms = 20,
+	.linger_ms = 10 * 1000,
+	.pause_ms = 50,
+	.half_open = 1024,
+};
+
+static void create(void)
+{
+	soft_device.cm = soft_part(sizeof(struct soft_cm));
+	*soft_device.cm = (struct soft_cm){.carrier = &soft_cm_stream,
+					   .limits = limits,
+					   .opening = PTHREAD_MUTEX_INITIALIZER,
+					   .acknowledge = PTHREAD_MUTEX_INITIALIZER,
+					   .acknowledged = PTHREAD_COND_INITIALIZER};
+	forked();
+}
+
+static pthread_mutex_t *outer(void)
+{
+	return &soft_device.cm->opening;
+}
+
+static pthread_mutex_t *leaf(void)
+{
+	return &soft_device.cm->acknowledge;
+}
+
 const struct soft_subsystem soft_cm_subsystem = {
+	.create = create,
+	.forked = forked,
 	.port_changed = port_changed,
-	.outer = &soft_cm_opening,
-	.leaf = &soft_cm_acknowledge,
+	.outer = outer,
+	.leaf = leaf,
 };
 
 void soft_cm_free_orphans(struct soft_node *orphans)

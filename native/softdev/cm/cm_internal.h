@@ -21,7 +21,7 @@
 #include "cm.h"
 #include "cm_states.h"
 #include "cm_wire.h"
-#include "engine/engine.h"
+#include "objects/objects.h"
 
 /* How long the other side may take, and how many handshakes may be half open.  A variable, so that
  * the tests need not wait as long as a slow network may take. */
@@ -36,12 +36,29 @@ struct soft_cm_limits {
 	uint32_t half_open; /* handshakes without a whole REQ, in this process */
 };
 
-extern struct soft_cm_limits soft_cm_limits;
+struct soft_cm {
+	const struct soft_cm_carrier *carrier; /* of connections: soft_cm_stream, or a test's */
+	struct soft_cm_limits limits;
 
-struct soft_cm_carrier;
+	/* cm_device.c: the context behind the ids */
+	pthread_mutex_t opening;
+	bool device_stays;
+	bool is_open;
+	struct soft_context own;
+	struct ibv_pd *pd;
+	unsigned holds;
+	struct soft_node attached; /* soft_cm_id.on_device */
 
-/* Of connections: soft_cm_stream; that of a test in its place. */
-extern const struct soft_cm_carrier *soft_cm_carrier;
+	/* cm_event.c */
+	pthread_mutex_t acknowledge; /* soft_cm_id.acked alone: it never waits for the engine */
+	pthread_cond_t acknowledged;
+	struct soft_cm_channel *remains; /* the last one that was destroyed: rdma_get_cm_event */
+
+	/* cm_connection.c: ids that know the other side's queue pair, and whose stream no queue pair
+	 * has yet */
+	struct soft_node agreed;
+	struct soft_places half_open; /* cm_stream.c: of all listeners */
+};
 
 static inline uint64_t soft_cm_in(uint32_t milliseconds)
 {
@@ -315,7 +332,7 @@ void soft_cm_listener_taken(struct soft_cm_id *id);
 /* Handshakes without a whole REQ, or without room: at most so many. */
 static inline unsigned soft_cm_half_open(void)
 {
-	return soft_places_limit(soft_cm_limits.half_open);
+	return soft_places_limit(soft_device.cm->limits.half_open);
 }
 
 /* ---- cm_passive.c -------------------------------------------------------------------------- */
@@ -388,12 +405,8 @@ void soft_cm_forget(struct soft_cm_id *id);
 /* Ends a connection and tells the other side; no event. */
 void soft_cm_close(struct soft_cm_id *id);
 
-/* ---- the context behind the ids, and mutexes that fork takes ------------------------------- */
-
 /* cm_device.c: something of the CM's device context has gone; closes it if it is not used any more.
  * Not under the lock. */
 void soft_cm_device_sweep(void);
-extern pthread_mutex_t soft_cm_opening; /* of cm_device.c */
-extern pthread_mutex_t soft_cm_acknowledge; /* of cm_event.c */
 
 #endif

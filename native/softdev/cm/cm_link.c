@@ -87,9 +87,9 @@ int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrie
 	id->link = link;
 	id->state = SOFT_CM_CONNECTING;
 	soft_cm_id_waits(id, true);
-	link->insists_until = soft_cm_in(soft_cm_limits.refused_ms);
+	link->insists_until = soft_cm_in(soft_device.cm->limits.refused_ms);
 	link->said = *message;
-	soft_cm_link_expect(link, soft_cm_limits.response_ms);
+	soft_cm_link_expect(link, soft_device.cm->limits.response_ms);
 	return link->carrier->send(link, message);
 }
 
@@ -125,7 +125,7 @@ void soft_cm_link_leave(struct soft_cm_link *link)
 	link->calls = NULL;
 	if (link->carrier->loses &&
 	    is_one_of(link->said.type, TYPE(CM_REJ) | TYPE(CM_DREQ) | TYPE(CM_DREP)))
-		soft_cm_link_expect(link, soft_cm_limits.linger_ms);
+		soft_cm_link_expect(link, soft_device.cm->limits.linger_ms);
 	else
 		link->carrier->end(link);
 }
@@ -181,7 +181,7 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 		(void)link->carrier->send(link, &disconnected);
 	if (link->deadline && is_one_of(message->type, WAITING)) {
 		if (message->type > before) /* repeated, it would hold the id for ever */
-			soft_cm_link_expect(link, soft_cm_limits.service_ms);
+			soft_cm_link_expect(link, soft_device.cm->limits.service_ms);
 		return true;
 	}
 	return link->calls->message(link, message);

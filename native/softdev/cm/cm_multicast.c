@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "objects/objects.h"
 #include "ud/ud.h"
 
 struct group {

@@ -10,8 +10,6 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "objects/objects.h"
-
 enum {
 	RETRIES = 7,      /* when the application gives no parameters; 3 bits */
 	ACK_TIMEOUT = 18, /* 4.096 us * 2^18 = 1.1 s, what the kernel takes for RoCE */

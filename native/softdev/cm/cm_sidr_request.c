@@ -11,8 +11,6 @@
 #include <sys/epoll.h>
 #include <sys/random.h>
 
-#include "objects/objects.h"
-
 /* The request of an id, until it is answered. */
 struct asking {
 	struct soft_cm_link link;

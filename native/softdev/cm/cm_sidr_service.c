@@ -15,8 +15,6 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "objects/objects.h"
-
 enum {
 	REQUESTS_PER_STEP = 64
 };

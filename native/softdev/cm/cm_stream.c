@@ -45,10 +45,6 @@ struct stream {
 	uint8_t input[INPUT];
 };
 
-/* Of all listeners. */
-static struct soft_places half_open = {.peers = {&half_open.peers, &half_open.peers}};
-static unsigned fork_generation; /* the process (of a fork) that these belong to */
-
 static const uint32_t reading = EPOLLIN | EPOLLRDHUP;
 
 static struct stream *stream_of(const struct soft_cm_link *link)
@@ -275,9 +271,9 @@ static void admit(struct listener *listener, int fd, const struct sockaddr_stora
 	}
 	stream->listener = listener;
 	stream->peer = *peer;
-	soft_places_add(&half_open, &stream->place, peer);
-	soft_cm_link_expect(&stream->link, soft_cm_limits.request_ms);
-	excess = soft_places_evicted(&half_open, soft_cm_half_open());
+	soft_places_add(&soft_device.cm->half_open, &stream->place, peer);
+	soft_cm_link_expect(&stream->link, soft_device.cm->limits.request_ms);
+	excess = soft_places_evicted(&soft_device.cm->half_open, soft_cm_half_open());
 	if (excess)
 		end(&half_open_of(excess)->link);
 }
@@ -297,11 +293,12 @@ static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 			admit(listener, fd, &peer);
 		} else if (errno == EAGAIN) {
 			return;
-		} else if (soft_is_shortage(errno) && half_open.count) {
-			end(&half_open_of(soft_places_oldest(&half_open))->link);
+		} else if (soft_is_shortage(errno) && soft_device.cm->half_open.count) {
+			end(&half_open_of(soft_places_oldest(&soft_device.cm->half_open))->link);
 		} else if (soft_is_shortage(errno)) {
 			soft_unwatch(watch);
-			soft_timer_start(&listener->pause, soft_cm_in(soft_cm_limits.pause_ms));
+			soft_timer_start(&listener->pause,
+					 soft_cm_in(soft_device.cm->limits.pause_ms));
 			return;
 		} /* else: an error of the connection that was to be accepted (accept(2)) */
 	}
@@ -312,7 +309,7 @@ static void pause_over(struct soft_timer *timer)
 	struct listener *listener = soft_container(timer, struct listener, pause);
 
 	if (soft_watch(&listener->watch, EPOLLIN))
-		soft_timer_start(timer, soft_cm_in(soft_cm_limits.pause_ms));
+		soft_timer_start(timer, soft_cm_in(soft_device.cm->limits.pause_ms));
 }
 
 static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *error)
@@ -323,10 +320,6 @@ static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *erro
 	*error = ENOMEM;
 	if (!listener)
 		return NULL;
-	if (fork_generation != soft_engine_fork_generation()) {
-		soft_places_init(&half_open); /* those in it are the parent's */
-		fork_generation = soft_engine_fork_generation();
-	}
 	listener->watch.fd = id->sock;
 	listener->watch.ready = accept_ready;
 	listener->pause.expired = pause_over;
@@ -348,11 +341,11 @@ static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *erro
 static void stop_listening(struct soft_cm_listener *base)
 {
 	struct listener *listener = soft_container(base, struct listener, listener);
-	struct soft_node *node = half_open.peers.next;
+	struct soft_node *node = soft_device.cm->half_open.peers.next;
 
 	soft_watch_close(&listener->watch);
 	soft_timer_stop(&listener->pause);
-	while (node != &half_open.peers) {
+	while (node != &soft_device.cm->half_open.peers) {
 		struct stream *stream = soft_list_entry(node, struct stream, place.node);
 
 		node = node->next;

@@ -68,6 +68,7 @@ struct soft_device {
 	struct soft_objects *objects;
 	struct soft_shm *shm;
 	struct soft_ud *ud;
+	struct soft_cm *cm;
 };
 
 /* The device that calls are for. */
@@ -299,8 +300,8 @@ struct soft_subsystem {
 	void (*forked)(void);
 	/* The subsystem's own mutexes, held during a fork, so that the child does not find them locked
 	 * by a thread that it does not have: one that is taken before the engine's, and a leaf. */
-	pthread_mutex_t *outer;
-	pthread_mutex_t *leaf;
+	pthread_mutex_t *(*outer)(void);
+	pthread_mutex_t *(*leaf)(void);
 	void (*port_changed)(enum soft_port_change change);
 
 	/* At most one subsystem has these three: input that no descriptor tells of. poll: take it

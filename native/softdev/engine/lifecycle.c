@@ -88,10 +88,10 @@ static void close_all(void)
 static void each_mutex(bool outer, int (*change)(pthread_mutex_t *mutex))
 {
 	EACH_SUBSYSTEM (it) {
-		pthread_mutex_t *mutex = outer ? (*it)->outer : (*it)->leaf;
+		pthread_mutex_t *(*mutex)(void) = outer ? (*it)->outer : (*it)->leaf;
 
 		if (mutex)
-			change(mutex);
+			change(mutex());
 	}
 }
 
