@@ -111,7 +111,7 @@ static struct end *end_new(int conversation, int side)
 	CHECK(end);
 	end->conversation = conversation;
 	end->side = side;
-	soft_cm_link_init(&end->link, &network, NULL, NULL);
+	soft_cm_link_init(&end->link, &network);
 	conversations[conversation].ends[side] = end;
 	end_count++;
 	return end;
@@ -161,7 +161,7 @@ static struct soft_cm_carrier network = {
 };
 
 /* IBTA 12.9: what comes for a side that is not there is refused, and an end is confirmed. */
-static void nobody(const struct flight *flight)
+static void refuse(const struct flight *flight)
 {
 	struct soft_cm_message answer = {.type = SOFT_CM_REJ,
 					 .reason = SOFT_CM_REASON_INVALID_SERVICE_ID};
@@ -184,7 +184,7 @@ static void deliver(struct flight flight)
 		(void)soft_cm_asked(listener, &end_new(flight.conversation, 1)->link,
 				    &flight.message);
 	else
-		nobody(&flight);
+		refuse(&flight);
 	soft_unlock();
 }
 
@@ -219,6 +219,7 @@ static const struct {
 	{ACCEPTED, RDMA_CM_EVENT_ESTABLISHED, UP},
 	{ACCEPTED, RDMA_CM_EVENT_REJECTED, FAILED},
 	{ACCEPTED, RDMA_CM_EVENT_UNREACHABLE, FAILED},
+	{ACCEPTED, RDMA_CM_EVENT_DISCONNECTED, DOWN}, /* if it ends it itself */
 	{UP, RDMA_CM_EVENT_DISCONNECTED, DOWN},
 	{DOWN, RDMA_CM_EVENT_TIMEWAIT_EXIT, GONE},
 };
@@ -227,6 +228,7 @@ static struct party {
 	struct rdma_cm_id *id;
 	enum phase phase;
 	bool was_up;
+	bool ends; /* it has called rdma_disconnect */
 	int number; /* the client, or whom it serves; also the number of its queue pair */
 	uint64_t acts_at;
 } parties[PARTIES]; /* the clients first */
@@ -301,7 +303,7 @@ static void act(struct party *party)
 	case ACCEPTED:
 	case UP:
 		CHECK_EQUAL(rdma->rdma_disconnect(party->id), 0);
-		party->phase = UP; /* as far as its events are concerned */
+		party->ends = true;
 		return;
 	default:
 		return;
@@ -349,6 +351,7 @@ static void take_event(const struct rdma_cm_event *event)
 		fprintf(stderr, "phase %d: %s %d\n", party->phase,
 			rdma->rdma_event_str(event->event), event->status);
 	CHECK(i < sizeof(allowed) / sizeof(allowed[0]));
+	CHECK(party->phase != ACCEPTED || allowed[i].after != DOWN || party->ends);
 	party->phase = allowed[i].after;
 	party->was_up |= party->phase == UP;
 	CHECK(party->phase != FAILED || run.unruly || run.cut_at < NEVER);
@@ -362,17 +365,21 @@ static void take_event(const struct rdma_cm_event *event)
 	}
 }
 
-static void take_events(void)
+/* Was there any? */
+static bool take_events(void)
 {
 	struct rdma_cm_event *event;
+	bool any = false;
 
 	for (int i = 0; run.tcp && i < 8; i++)
 		soft_progress();
 	while (!rdma->rdma_get_cm_event(channel, &event)) {
 		take_event(event);
 		CHECK_EQUAL(rdma->rdma_ack_cm_event(event), 0);
+		any = true;
 	}
 	CHECK_EQUAL(errno, EAGAIN);
+	return any;
 }
 
 /* ---- a run ----------------------------------------------------------------------------------- */
@@ -396,7 +403,9 @@ static void run_on(uint64_t limit)
 	uint64_t end = fuzz_now_ns + limit, next;
 
 	take_events();
-	while ((next = next_due()) != NEVER) {
+	while ((next = next_due()) != NEVER || take_events()) {
+		if (next == NEVER)
+			continue;
 		CHECK(next <= end);
 		if (fuzz_alarm_ns <= next)
 			fuzz_alarm_ns = 0; /* it goes off once */
@@ -409,13 +418,15 @@ static void run_on(uint64_t limit)
 			flights[i].due = 0;
 			deliver(flight);
 		}
-		take_events();
+		if (run.tcp || percent(50)) /* else applications act before they look */
+			take_events();
 		if (run.closes_at <= fuzz_now_ns)
 			close_listener();
 		for (int i = 0; i < PARTIES; i++)
 			if (parties[i].id && parties[i].acts_at <= fuzz_now_ns)
 				act(&parties[i]);
-		take_events();
+		if (run.tcp)
+			take_events();
 	}
 }
 

@@ -319,26 +319,6 @@ static void own_queue_pairs(enum moment server_moves, bool with_own_psns)
 	connection_close(&it);
 }
 
-/* The connection manager without any queue pair: it connects and disconnects all the same. */
-static void no_queue_pair(void)
-{
-	struct connection it = resolved();
-	struct rdma_conn_param ask = {.qp_num = 0x123456};
-	struct rdma_conn_param answer = {.qp_num = 0x654321};
-
-	CHECK_EQUAL(rdma->rdma_connect(it.client.id, &ask), 0);
-	it.server = take_request(&it.listener);
-	CHECK_EQUAL(rdma->rdma_accept(it.server.id, &answer), 0);
-	expect_status(it.client.channel, RDMA_CM_EVENT_CONNECT_RESPONSE, it.client.id, 0);
-	CHECK_EQUAL(rdma->rdma_establish(it.client.id), 0);
-	expect_status(it.server.channel, RDMA_CM_EVENT_ESTABLISHED, it.server.id, 0);
-	CHECK_EQUAL(rdma->rdma_disconnect(it.client.id), 0);
-	expect_status(it.server.channel, RDMA_CM_EVENT_DISCONNECTED, it.server.id, 0);
-	CHECK_EQUAL(rdma->rdma_disconnect(it.server.id), 0);
-	expect_end(&it.client);
-	connection_close(&it);
-}
-
 /* ---- completion queues and protection domain of the library's ------------------------------ */
 
 static void everything_from_the_library(void)
@@ -437,7 +417,6 @@ int main(void)
 		STEP(own_queue_pairs(BEFORE_ESTABLISHED, psns));
 		STEP(own_queue_pairs(AFTER_ESTABLISHED, psns));
 	}
-	STEP(no_queue_pair());
 	STEP(everything_from_the_library());
 	STEP(no_listener(true));
 	STEP(listener_comes_late());

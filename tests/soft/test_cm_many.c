@@ -1,4 +1,4 @@
-/* Many connections: one after another, and at once; nothing is left of them. */
+/* Many connections at once; nothing is left of them. */
 #include "cm_side.h"
 
 static void one(struct side *listener, int number)
@@ -11,19 +11,6 @@ static void one(struct side *listener, int number)
 	expect_status(server.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, 0);
 	side_drop(&server);
 	side_close(&client);
-}
-
-static void one_after_another(int count)
-{
-	struct side listener = listen_at(host, 0);
-
-	one(&listener, 0); /* after the first the device has all it needs */
-	int before = resources();
-
-	for (int i = 0; i < count; i++)
-		one(&listener, i);
-	expect_resources(before);
-	side_close(&listener);
 }
 
 /* All clients on one channel, as an event loop would have them. */
@@ -93,9 +80,8 @@ int main(void)
 	int before;
 
 	cm_begin(100);
-	STEP(one_after_another(1));
+	STEP(at_once(1));
 	before = resources();
-	STEP(one_after_another(1000));
 	STEP(at_once(200));
 	expect_resources(before);
 	return 0;

@@ -27,10 +27,11 @@ static void connect_failed(struct soft_cm_id *id, int error)
 	if (error == ECONNREFUSED || (closed && !(id->link && id->link->heard)))
 		soft_cm_failed(id, RDMA_CM_EVENT_REJECTED, SOFT_CM_REASON_INVALID_SERVICE_ID,
 			       &no_listener);
-	else if (is_unreachable(error))
-		soft_cm_failed(id, RDMA_CM_EVENT_UNREACHABLE, -error, NULL);
 	else
-		soft_cm_failed(id, RDMA_CM_EVENT_CONNECT_ERROR, -error, NULL);
+		soft_cm_failed(id,
+			       is_unreachable(error) ? RDMA_CM_EVENT_UNREACHABLE
+						     : RDMA_CM_EVENT_CONNECT_ERROR,
+			       -error, NULL);
 }
 
 static void failed(struct soft_cm_link *link, int error)

@@ -102,30 +102,26 @@ void soft_cm_close(struct soft_cm_id *id)
 
 /* ---- handing over -------------------------------------------------------------------------- */
 
+/* To the queue pair; or, without one that is ready, or if the link stays the id's, held. */
 static void hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 {
-	int error;
-
-	soft_qp_on_link_down(qp, link_down, id);
-	soft_list_remove(&id->agreed);
-	id->held = false;
-	error = id->link->carrier->hand_over(id, qp);
-	id->link = NULL;
-	if (error && id->state == SOFT_CM_CONNECTED) {
-		soft_qp_on_link_down(qp, NULL, NULL);
-		disconnected(id, error);
-	}
-}
-
-static void hold(struct soft_cm_id *id)
-{
 	const struct soft_cm_carrier *carrier = id->link->carrier;
-	int error = carrier->hand_over ? carrier->hand_over(id, NULL) : 0;
+	int error = 0;
 
 	id->link->calls = &calls;
-	id->held = true;
-	if (error)
-		failed(id->link, error);
+	id->held = !qp || !carrier->hand_over;
+	if (!id->held) {
+		soft_list_remove(&id->agreed);
+		soft_qp_on_link_down(qp, link_down, id);
+	}
+	if (carrier->hand_over)
+		error = carrier->hand_over(id, qp);
+	if (!id->held)
+		id->link = NULL;
+	if (error && id->state == SOFT_CM_CONNECTED) {
+		soft_cm_forget(id);
+		disconnected(id, error);
+	}
 }
 
 int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *established)
@@ -142,10 +138,7 @@ int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *est
 	soft_cm_link_expect_nothing(id->link);
 	if (established && !id->early)
 		soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, established);
-	if (qp && state >= IBV_QPS_RTR && id->link->carrier->hand_over)
-		hand_over(id, qp);
-	else
-		hold(id);
+	hand_over(id, state >= IBV_QPS_RTR ? qp : NULL);
 	return 0;
 }
 

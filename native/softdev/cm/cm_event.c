@@ -85,10 +85,30 @@ void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 
 /* ---- reporting ----------------------------------------------------------------------------- */
 
+static void fill_ud(struct soft_cm_event *event, const struct rdma_ud_param *there)
+{
+	struct rdma_ud_param *ud = &event->event.param.ud;
+
+	*ud = *there;
+	if (ud->private_data_len)
+		ud->private_data =
+			memcpy(event->private_data, ud->private_data, ud->private_data_len);
+}
+
 static void fill_parameters(struct soft_cm_event *event, const struct soft_cm_message *message)
 {
+	const struct soft_cm_id *id = soft_cm_id_of(event->event.id);
 	struct rdma_conn_param *conn = &event->event.param.conn;
+	struct rdma_ud_param ud = {.qp_num = message->qpn,
+				   .qkey = message->qkey,
+				   .private_data = message->private_data,
+				   .private_data_len = message->private_data_len};
 
+	if (soft_cm_datagrams(id)) {
+		soft_cm_fill_vector(id, &ud.ah_attr);
+		fill_ud(event, &ud);
+		return;
+	}
 	/* rdma_get_cm_event(3): the other side's depth is what is asked of us, and the reverse. */
 	conn->responder_resources = message->initiator_depth;
 	conn->initiator_depth = message->responder_resources;
@@ -124,10 +144,7 @@ static int report(struct soft_cm_id *owner, struct soft_cm_id *about, enum rdma_
 	if (message)
 		fill_parameters(event, message);
 	if (ud)
-		event->event.param.ud = *ud;
-	if (ud && ud->private_data_len)
-		event->event.param.ud.private_data =
-			memcpy(event->private_data, ud->private_data, ud->private_data_len);
+		fill_ud(event, ud);
 	channel = soft_cm_channel_of(owner->id.channel);
 	soft_list_append(&channel->events, &event->node);
 	soft_channel_signal(&channel->wake);
@@ -147,9 +164,9 @@ int soft_cm_report_ud(struct soft_cm_id *id, enum rdma_cm_event_type type, int s
 }
 
 int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,
-			   const struct soft_cm_message *message, const struct rdma_ud_param *ud)
+			   const struct soft_cm_message *message)
 {
-	return report(listener, request, RDMA_CM_EVENT_CONNECT_REQUEST, 0, message, ud);
+	return report(listener, request, RDMA_CM_EVENT_CONNECT_REQUEST, 0, message, NULL);
 }
 
 static bool is_join(const struct soft_cm_event *event, const union ibv_gid *group)

@@ -100,13 +100,13 @@ struct soft_cm_event {
  * application yet; as with the kernel, rdma_accept fails when the request is over. */
 int soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		   const struct soft_cm_message *message);
-/* What a datagram id is told: where to send, and private data, which is copied; without a length it
- * is a pointer of the application's (rdma_join_multicast(3)). */
+/* Of a group: where to send; private data without a length is a pointer of the application's
+ * (rdma_join_multicast(3)). */
 int soft_cm_report_ud(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		      const struct rdma_ud_param *ud);
 /* A CONNECT_REQUEST, of either kind, which belongs to the listener. */
 int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,
-			   const struct soft_cm_message *message, const struct rdma_ud_param *ud);
+			   const struct soft_cm_message *message);
 bool soft_cm_has_event(const struct soft_cm_id *id);
 /* Drops what is queued for the id, or of it what is about joining `group`.  Requests that the
  * application has not seen go to `orphans` (by in_channel), for soft_cm_free_orphans. */
@@ -281,9 +281,11 @@ struct soft_cm_link_calls {
 /* One exchange of messages with the other side's connection manager; carriers extend it. */
 struct soft_cm_link {
 	const struct soft_cm_carrier *carrier;
-	const struct soft_cm_link_calls *calls; /* NULL: nobody's */
+	const struct soft_cm_link_calls *calls; /* NULL: it has no owner */
 	void *owner;
 	struct soft_cm_message said; /* the last message of this side */
+	struct soft_cm_message request; /* of the passive side: REQ */
+	struct soft_place place; /* of the passive side: half open, or parked */
 	unsigned heard; /* the greatest type of the other side's; 0: it has not spoken */
 	struct soft_timer timer; /* the deadline, or the next repetition before it */
 	uint64_t deadline; /* 0: none */
@@ -291,8 +293,7 @@ struct soft_cm_link {
 	uint64_t pause_ns; /* until the next repetition; doubles */
 };
 
-void soft_cm_link_init(struct soft_cm_link *link, const struct soft_cm_carrier *carrier,
-		       const struct soft_cm_link_calls *calls, void *owner);
+void soft_cm_link_init(struct soft_cm_link *link, const struct soft_cm_carrier *carrier);
 /* For carriers, when a link ends. */
 void soft_cm_link_stop(struct soft_cm_link *link);
 int soft_cm_link_say(struct soft_cm_link *link, const struct soft_cm_message *message);
@@ -322,7 +323,7 @@ struct soft_cm_listener {
 	struct soft_places parked; /* requests without room in the backlog */
 };
 
-/* Of the carrier: a REQ over a link that is nobody's yet.  False: the link is gone. */
+/* Of the carrier: a REQ over a link without an owner.  False: the link is gone. */
 bool soft_cm_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
 		   const struct soft_cm_message *request);
 /* Safe to repeat. */
@@ -338,8 +339,7 @@ static inline unsigned soft_cm_half_open(void)
 /* ---- cm_passive.c -------------------------------------------------------------------------- */
 
 /* An id for a request that has come over `link`, which is its own from here on, also on failure. */
-int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
-		    const struct soft_cm_message *request);
+int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link);
 
 /* ---- cm_sidr_request.c, cm_sidr_service.c ---------------------------------------------------- */
 

@@ -54,12 +54,9 @@ static void expired(struct soft_timer *timer)
 		wait_for_answer(link);
 }
 
-void soft_cm_link_init(struct soft_cm_link *link, const struct soft_cm_carrier *carrier,
-		       const struct soft_cm_link_calls *calls, void *owner)
+void soft_cm_link_init(struct soft_cm_link *link, const struct soft_cm_carrier *carrier)
 {
 	link->carrier = carrier;
-	link->calls = calls;
-	link->owner = owner;
 	link->timer.expired = expired;
 }
 
@@ -67,6 +64,7 @@ void soft_cm_link_stop(struct soft_cm_link *link)
 {
 	soft_assert_locked();
 	soft_timer_stop(&link->timer);
+	soft_place_release(&link->place);
 }
 
 int soft_cm_link_say(struct soft_cm_link *link, const struct soft_cm_message *message)
@@ -83,7 +81,8 @@ int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrie
 
 	if (!link)
 		return error;
-	soft_cm_link_init(link, carrier, calls, id);
+	link->calls = calls;
+	link->owner = id;
 	id->link = link;
 	id->state = SOFT_CM_CONNECTING;
 	soft_cm_id_waits(id, true);
@@ -147,40 +146,32 @@ void soft_cm_link_failed(struct soft_cm_link *link, int error)
 
 /* ---- what comes ------------------------------------------------------------------------------ */
 
-/* Of a link that its owner has left, and has said why. */
-static bool answer_last(struct soft_cm_link *link, unsigned type)
-{
-	bool over = is_one_of(type, TYPE(CM_REJ) | TYPE(CM_DREP));
-
-	if (over)
-		link->carrier->end(link);
-	else
-		(void)link->carrier->send(link, &link->said);
-	return !over;
-}
-
 bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	const struct soft_cm_message disconnected = {.type = SOFT_CM_DREP};
+	unsigned type = message->type, before = link->heard;
 	bool loses = link->carrier->loses;
-	unsigned before = link->heard;
 
 	soft_assert_locked();
-	if (message->type > before)
-		link->heard = message->type;
-	if (loses && message->type <= before) {
-		if (wants_answer(message->type) && link->said.type > message->type)
+	link->heard = type > before ? type : before;
+	if (loses && type <= before) {
+		if (wants_answer(type) && link->said.type > type)
 			(void)link->carrier->send(link, &link->said);
 		return true;
 	}
-	if (loses && message->type == SOFT_CM_DREQ)
-		link->said = disconnected;
-	if (!link->calls)
-		return answer_last(link, message->type);
-	if (loses && message->type == SOFT_CM_DREQ)
-		(void)link->carrier->send(link, &disconnected);
-	if (link->deadline && is_one_of(message->type, WAITING)) {
-		if (message->type > before) /* repeated, it would hold the id for ever */
+	if (loses && type == SOFT_CM_DREQ)
+		(void)soft_cm_link_say(link, &disconnected);
+	if (!link->calls && (!loses || is_one_of(type, TYPE(CM_REJ) | TYPE(CM_DREP)))) {
+		link->carrier->end(link);
+		return false;
+	}
+	if (!link->calls) { /* its owner has left it, and has said why */
+		if (type != SOFT_CM_DREQ)
+			(void)link->carrier->send(link, &link->said);
+		return true;
+	}
+	if (link->deadline && is_one_of(type, WAITING)) {
+		if (type > before) /* repeated, it would hold the id for ever */
 			soft_cm_link_expect(link, soft_device.cm->limits.service_ms);
 		return true;
 	}

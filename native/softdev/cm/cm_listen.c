@@ -5,84 +5,41 @@
  */
 #include "cm_internal.h"
 
-#include <errno.h>
-#include <stdlib.h>
-
 enum {
 	BACKLOG_MAX = 1024, /* also for 0 and less, as the kernel's rdma_ucm has it */
 };
 
-/* A request without room in the backlog. */
-struct parked {
-	struct soft_place place; /* of the listener */
-	struct soft_cm_link *link;
-	struct soft_cm_message request;
-};
-
-static struct parked *parked_of(struct soft_place *place)
-{
-	return soft_container(place, struct parked, place);
-}
-
-/* The link, which is nobody's any more. */
-static struct soft_cm_link *unpark(struct parked *parked)
-{
-	struct soft_cm_link *link = parked->link;
-
-	soft_place_release(&parked->place);
-	free(parked);
-	return link;
-}
-
-/* Nothing follows a request until there has been an answer, except that the active side may withdraw
- * it. */
-static void failed(struct soft_cm_link *link, int error)
-{
-	(void)error;
-	(void)unpark(link->owner);
-	link->carrier->end(link);
-}
-
-static bool message(struct soft_cm_link *link, const struct soft_cm_message *message)
-{
-	(void)message;
-	failed(link, EPROTO);
-	return false;
-}
-
-static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
-
 /* The request becomes an id and an event.  False: there is no link any more. */
-static bool report(struct soft_cm_id *id, struct soft_cm_link *link,
-		   const struct soft_cm_message *request)
+static bool report(struct soft_cm_id *id, struct soft_cm_link *link)
 {
-	bool reported = !soft_cm_request(id, link, request);
+	bool reported = !soft_cm_request(id, link);
 
 	id->untaken += reported;
 	return reported;
 }
 
-static bool park(struct soft_cm_listener *listener, struct soft_cm_link *link,
-		 const struct soft_cm_message *request)
+/* Of the listener's parked ones. */
+static struct soft_cm_link *oldest(struct soft_cm_listener *listener)
 {
-	struct parked *parked = calloc(1, sizeof(*parked));
+	struct soft_cm_link *link =
+		soft_container(soft_places_oldest(&listener->parked), struct soft_cm_link, place);
+
+	soft_place_release(&link->place);
+	return link;
+}
+
+/* Until there is room, the link has no owner: its end ends it, and so does REJ. */
+static void park(struct soft_cm_listener *listener, struct soft_cm_link *link)
+{
 	struct sockaddr_storage local, peer = {0};
 	struct soft_place *excess;
 
-	if (!parked) {
-		soft_cm_link_refuse(link, SOFT_CM_REASON_NO_RESOURCES);
-		return false;
-	}
-	parked->link = link;
-	parked->request = *request;
-	link->calls = &calls;
-	link->owner = parked;
 	link->carrier->who(link, &local, &peer);
-	soft_places_add(&listener->parked, &parked->place, &peer);
+	soft_places_add(&listener->parked, &link->place, &peer);
 	excess = soft_places_evicted(&listener->parked, soft_cm_half_open());
 	if (excess) /* never this one */
-		soft_cm_link_refuse(unpark(parked_of(excess)), SOFT_CM_REASON_NO_RESOURCES);
-	return true;
+		soft_cm_link_refuse(soft_container(excess, struct soft_cm_link, place),
+				    SOFT_CM_REASON_NO_RESOURCES);
 }
 
 /* IBTA 12.6.7.2: what a request can be refused for before the application sees it. */
@@ -103,6 +60,7 @@ bool soft_cm_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
 	uint16_t reason = objection(listener, request);
 
 	link->heard = request->type;
+	link->request = *request;
 	if (reason) {
 		soft_cm_link_refuse(link, reason);
 		return false;
@@ -112,8 +70,9 @@ bool soft_cm_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
 		return false;
 	}
 	if (listener->id->untaken < listener->id->backlog)
-		return report(listener->id, link, request);
-	return park(listener, link, request);
+		return report(listener->id, link);
+	park(listener, link);
+	return true;
 }
 
 void soft_cm_listener_taken(struct soft_cm_id *id)
@@ -121,12 +80,8 @@ void soft_cm_listener_taken(struct soft_cm_id *id)
 	struct soft_cm_listener *listener = id->listener;
 
 	id->untaken--;
-	while (listener && id->untaken < id->backlog && listener->parked.count) {
-		struct parked *parked = parked_of(soft_places_oldest(&listener->parked));
-		struct soft_cm_message request = parked->request;
-
-		(void)report(id, unpark(parked), &request);
-	}
+	while (listener && id->untaken < id->backlog && listener->parked.count)
+		(void)report(id, oldest(listener));
 }
 
 /* ---- opening and closing ------------------------------------------------------------------- */
@@ -139,8 +94,7 @@ void soft_cm_listener_close(struct soft_cm_id *id)
 		return;
 	id->listener = NULL;
 	while (listener->parked.count)
-		soft_cm_link_refuse(unpark(parked_of(soft_places_oldest(&listener->parked))),
-				    SOFT_CM_REASON_CONSUMER);
+		soft_cm_link_refuse(oldest(listener), SOFT_CM_REASON_CONSUMER);
 	listener->carrier->unlisten(listener);
 }
 

@@ -11,10 +11,9 @@ static void failed(struct soft_cm_link *link, int error)
 {
 	struct soft_cm_id *id = link->owner;
 
-	if (error == ETIMEDOUT) /* REP was not answered */
-		soft_cm_failed(id, RDMA_CM_EVENT_UNREACHABLE, -error, NULL);
-	else
-		soft_cm_failed(id, RDMA_CM_EVENT_CONNECT_ERROR, -error, NULL);
+	soft_cm_failed(id,
+		       error == ETIMEDOUT ? RDMA_CM_EVENT_UNREACHABLE : RDMA_CM_EVENT_CONNECT_ERROR,
+		       -error, NULL);
 }
 
 static bool message(struct soft_cm_link *link, const struct soft_cm_message *message)
@@ -40,13 +39,16 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 
 static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
 
-static struct soft_cm_id *new_request(struct soft_cm_id *listener,
-				      const struct soft_cm_message *request)
+int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link)
 {
+	const struct soft_cm_message *request = &link->request;
 	struct soft_cm_id *id = soft_cm_request_new(listener);
 
-	if (!id)
-		return NULL;
+	if (!id || soft_cm_report_request(listener, id, request)) {
+		free(id);
+		soft_cm_link_refuse(link, SOFT_CM_REASON_NO_RESOURCES);
+		return ENOMEM;
+	}
 	id->psn = soft_cm_random_psn();
 	id->remote_qpn = request->qpn;
 	id->remote_psn = request->psn;
@@ -57,19 +59,6 @@ static struct soft_cm_id *new_request(struct soft_cm_id *listener,
 	id->rnr_retry_count = request->rnr_retry_count;
 	id->remote_ece = request->ece;
 	id->shm_port = request->shm_port;
-	return id;
-}
-
-int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
-		    const struct soft_cm_message *request)
-{
-	struct soft_cm_id *id = new_request(listener, request);
-
-	if (!id || soft_cm_report_request(listener, id, request, NULL)) {
-		free(id);
-		soft_cm_link_refuse(link, SOFT_CM_REASON_NO_RESOURCES);
-		return ENOMEM;
-	}
 	link->calls = &calls;
 	link->owner = id;
 	id->link = link;

@@ -28,45 +28,28 @@ static void end(struct soft_cm_link *link)
 	free(asking);
 }
 
-static void unanswered(struct soft_cm_id *id, int status, const void *private_data)
-{
-	soft_cm_forget(id);
-	soft_cm_id_waits(id, false);
-	id->state = SOFT_CM_FAILED;
-	soft_cm_report_ud(id, RDMA_CM_EVENT_UNREACHABLE, status,
-			  &(struct rdma_ud_param){
-				  .private_data = private_data,
-				  .private_data_len = private_data ? SOFT_SIDR_REP_PRIVATE : 0,
-			  });
-}
-
 static void failed(struct soft_cm_link *link, int error)
 {
-	static const uint8_t nothing[SOFT_SIDR_REP_PRIVATE];
+	static const struct soft_cm_message no_service = {.private_data_len =
+								  SOFT_SIDR_REP_PRIVATE};
+	bool none = error == ECONNREFUSED;
 
-	if (error == ECONNREFUSED)
-		unanswered(link->owner, SOFT_SIDR_NO_SERVICE, nothing);
-	else
-		unanswered(link->owner, -error, NULL);
+	soft_cm_failed(link->owner, RDMA_CM_EVENT_UNREACHABLE, none ? SOFT_SIDR_NO_SERVICE : -error,
+		       none ? &no_service : NULL);
 }
 
 static bool message(struct soft_cm_link *link, const struct soft_cm_message *answer)
 {
 	struct soft_cm_id *id = link->owner;
-	struct rdma_ud_param there = {.qp_num = answer->qpn,
-				      .qkey = answer->qkey,
-				      .private_data = answer->private_data,
-				      .private_data_len = answer->private_data_len};
 
 	if (answer->status != SOFT_SIDR_VALID) {
-		unanswered(id, answer->status, answer->private_data);
+		soft_cm_failed(id, RDMA_CM_EVENT_UNREACHABLE, answer->status, answer);
 		return false;
 	}
-	soft_cm_fill_vector(id, &there.ah_attr);
 	soft_cm_forget(id);
 	soft_cm_id_waits(id, false);
 	id->state = SOFT_CM_CONNECTED;
-	soft_cm_report_ud(id, RDMA_CM_EVENT_ESTABLISHED, 0, &there);
+	soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, answer);
 	return false;
 }
 
@@ -128,6 +111,7 @@ static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 	*error = ENOMEM;
 	if (!asking)
 		return NULL;
+	soft_cm_link_init(&asking->link, &soft_cm_asking);
 	asking->watch.fd = id->sock;
 	asking->watch.ready = ready;
 	*error = connect(id->sock, to, soft_cm_address_length(to))

@@ -165,12 +165,10 @@ static struct caller *known(struct service *service, const struct caller *caller
 static struct caller *report(struct service *service, const struct caller *from,
 			     const struct soft_cm_message *message)
 {
-	const struct rdma_ud_param said = {.private_data = message->private_data,
-					   .private_data_len = message->private_data_len};
 	struct soft_cm_id *id = soft_cm_request_new(service->listener.id);
 	struct caller *caller = id ? malloc(sizeof(*caller)) : NULL;
 
-	if (!caller || soft_cm_report_request(service->listener.id, id, NULL, &said)) {
+	if (!caller || soft_cm_report_request(service->listener.id, id, message)) {
 		free(caller);
 		free(id);
 		return NULL;
@@ -198,7 +196,7 @@ static void take_request(struct service *service, struct caller *from,
 	}
 	from->service = service;
 	from->link.heard = message->type;
-	soft_cm_link_init(&from->link, &soft_cm_answering, NULL, NULL);
+	soft_cm_link_init(&from->link, &soft_cm_answering);
 	caller = id->untaken < id->backlog ? report(service, from, message) : from;
 	if (caller)
 		(void)soft_cm_link_say(&caller->link, &wait);

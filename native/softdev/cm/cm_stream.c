@@ -39,7 +39,6 @@ struct stream {
 	bool waits; /* while it is connecting: for the first try, or the next */
 	bool held; /* the handshake is over: what comes is not ours to read */
 	struct listener *listener; /* while it is half open */
-	struct soft_place place;
 	struct sockaddr_storage peer; /* of one that was accepted */
 	size_t have;
 	uint8_t input[INPUT];
@@ -52,17 +51,11 @@ static struct stream *stream_of(const struct soft_cm_link *link)
 	return soft_container(link, struct stream, link);
 }
 
-static struct stream *half_open_of(struct soft_place *place)
-{
-	return soft_container(place, struct stream, place);
-}
-
 /* Frees the stream, not the socket, which is returned and no longer watched. */
 static int take_socket(struct stream *stream)
 {
 	int fd = stream->watch.fd;
 
-	soft_place_release(&stream->place);
 	soft_cm_link_stop(&stream->link);
 	soft_unwatch(&stream->watch);
 	free(stream);
@@ -95,7 +88,7 @@ static int take_message(struct stream *stream, const struct soft_cm_message *mes
 	if (!listener)
 		return soft_cm_link_received(&stream->link, message) ? 0 : -1;
 	stream->listener = NULL;
-	soft_place_release(&stream->place);
+	soft_place_release(&stream->link.place);
 	soft_cm_link_expect_nothing(&stream->link);
 	return soft_cm_asked(&listener->listener, &stream->link, message) ? 0 : -1;
 }
@@ -235,7 +228,7 @@ static struct stream *stream_new(int fd)
 	}
 	/* The stream's frames are whole requests and answers: none may wait for the next. */
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-	soft_cm_link_init(&stream->link, &soft_cm_stream, NULL, NULL);
+	soft_cm_link_init(&stream->link, &soft_cm_stream);
 	stream->watch.fd = fd;
 	stream->watch.ready = ready;
 	return stream;
@@ -271,11 +264,11 @@ static void admit(struct listener *listener, int fd, const struct sockaddr_stora
 	}
 	stream->listener = listener;
 	stream->peer = *peer;
-	soft_places_add(&soft_device.cm->half_open, &stream->place, peer);
+	soft_places_add(&soft_device.cm->half_open, &stream->link.place, peer);
 	soft_cm_link_expect(&stream->link, soft_device.cm->limits.request_ms);
 	excess = soft_places_evicted(&soft_device.cm->half_open, soft_cm_half_open());
 	if (excess)
-		end(&half_open_of(excess)->link);
+		end(soft_container(excess, struct soft_cm_link, place));
 }
 
 static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
@@ -294,7 +287,8 @@ static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 		} else if (errno == EAGAIN) {
 			return;
 		} else if (soft_is_shortage(errno) && soft_device.cm->half_open.count) {
-			end(&half_open_of(soft_places_oldest(&soft_device.cm->half_open))->link);
+			end(soft_container(soft_places_oldest(&soft_device.cm->half_open),
+					   struct soft_cm_link, place));
 		} else if (soft_is_shortage(errno)) {
 			soft_unwatch(watch);
 			soft_timer_start(&listener->pause,
@@ -346,7 +340,7 @@ static void stop_listening(struct soft_cm_listener *base)
 	soft_watch_close(&listener->watch);
 	soft_timer_stop(&listener->pause);
 	while (node != &soft_device.cm->half_open.peers) {
-		struct stream *stream = soft_list_entry(node, struct stream, place.node);
+		struct stream *stream = soft_list_entry(node, struct stream, link.place.node);
 
 		node = node->next;
 		if (stream->listener == listener)
