@@ -1,9 +1,9 @@
 /* The connection manager's messages, and their bytes on a stream and in datagrams.
  *
- * The names and the order are those of the InfiniBand communication management protocol (IBTA vol 1,
- * 12.6, 12.9, 12.11), the content is what a queue pair needs to come up.  Every message has a fixed
- * size, given by its type, so that its end is known before what follows it.  Everything is
- * little-endian.
+ * The names and the order are those of the InfiniBand communication management protocol
+ * (IBTA vol 1, 12.6, 12.9, 12.11), the content is what a queue pair needs to come up.  Every message
+ * has a fixed size, given by its type, so that its end is known before what follows it.  Everything
+ * is little-endian.
  *
  *   header    8   magic "ARCM", version, type, u16 length of the body
  *   REQ      82   qpn u32, psn u32, port space u16, qp type, responder resources, initiator depth,
