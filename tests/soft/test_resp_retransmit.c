@@ -48,6 +48,16 @@ static void get_gap(const struct stage *stage, uint32_t psn)
 	CHECK_EQUAL(frame.psn, psn);
 }
 
+/* Of a READ that came again: its memory may not be read any more. */
+static void get_refusal(const struct stage *stage, uint32_t psn)
+{
+	struct soft_frame frame = get(stage, NULL);
+
+	CHECK_EQUAL(frame.opcode, SOFT_NAK);
+	CHECK_EQUAL(frame.syndrome, SOFT_NAK_REMOTE_ACCESS);
+	CHECK_EQUAL(frame.psn, psn);
+}
+
 /* Everything that was put has been taken in, and nothing has come of it. */
 static void get_nothing(const struct stage *stage)
 {
@@ -149,7 +159,7 @@ static void atomics(void)
 	close_stage(&stage);
 }
 
-/* Carried out again, also in part, with what is there now; not if that is not allowed any more. */
+/* Carried out again, also in part, with what is there now; refused if that is not allowed any more. */
 static void reads(struct stage *stage)
 {
 	uint8_t data[4 * PIECE];
@@ -181,7 +191,7 @@ static void reads(struct stage *stage)
 	frame = remote(stage, SOFT_READ, FIRST, 0, PIECE);
 	frame.rkey ^= 1;
 	put(stage, frame, NULL);
-	get_nothing(stage);
+	get_refusal(stage, FIRST);
 	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
@@ -583,6 +593,29 @@ static void no_place(struct stage *stage)
 	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
+/* The requester may have had the bytes, and the memory may be closed for that reason: the rest of the
+ * answer that is given again is refused, and the queue pair goes on. */
+static void closed_before_again(struct stage *stage)
+{
+	struct side *side = &stage->side;
+
+	memset(side->memory, 0xaa, LONG);
+	for (int time = 0; time < 2; time++) {
+		put(stage, remote(stage, SOFT_READ, FIRST, 0, LONG), NULL);
+		while (!is_partial(stage))
+			soft_progress();
+		if (time == 0)
+			get_long(stage), get_long(stage);
+	}
+	CHECK_EQUAL(verbs->ibv_dereg_mr(side->mr), 0);
+	CHECK_EQUAL(get_long(stage).psn, FIRST);
+	get_refusal(stage, FIRST + SOFT_FRAME_MAX / PIECE);
+	CHECK(side->mr = verbs->ibv_reg_mr(side->pd, side->memory, LONG, ALL_RIGHTS));
+	put(stage, remote(stage, SOFT_READ, FIRST + PSNS, 0, PIECE), NULL);
+	CHECK_EQUAL(get_long(stage).psn, FIRST + PSNS);
+	CHECK_EQUAL(state_of(side), IBV_QPS_RTS);
+}
+
 static uint32_t waiting_answers(struct stage *stage)
 {
 	soft_progress();
@@ -712,6 +745,7 @@ int main(void)
 	STAGE(answered_in_the_middle, .memory = LONG, .timeout = 20);
 	STAGE(asked_in_the_middle, .memory = LONG, .depth = 2);
 	STAGE(no_place, .memory = LONG, .depth = 1);
+	STAGE(closed_before_again, .memory = LONG);
 	STEP(more_at_a_time());
 	STEP(planned_in_the_middle());
 	return 0;

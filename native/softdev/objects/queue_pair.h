@@ -89,6 +89,7 @@ struct soft_response {
 	uint8_t opcode; /* SOFT_READ_DATA or SOFT_ATOMIC_DATA */
 	bool begun; /* some of it has been sent */
 	bool again; /* to a request that came again */
+	bool refused; /* a NAK takes the place of the rest */
 	union {
 		struct {
 			uint32_t kept_length;
@@ -138,6 +139,7 @@ struct soft_tx_packet {
 	struct soft_frame frame;
 	uint32_t index; /* requester: slot of the send queue; responder: of the responses */
 	bool by_cma; /* a descriptor in place of its payload */
+	bool answer; /* the responder's, in the order of its responses */
 };
 
 enum soft_link_state {

@@ -73,6 +73,10 @@ void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
 /* The memory of the answer with that index was deregistered after the request had been accepted: the
  * request with that PSN, and those after it, are refused. */
 void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn);
+/* The same for an answer that is given again; false: it is none.  A NAK takes its place, and no other
+ * request is concerned. */
+bool soft_responder_withdrawn_again(struct soft_qp *qp, uint32_t index);
+void soft_responder_refuse_again(struct soft_qp *qp, struct soft_response *response);
 bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out);
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out);

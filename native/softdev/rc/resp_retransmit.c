@@ -5,6 +5,10 @@
  * missing request is there (9.7.5.1).  A duplicate means that its answer was lost: it is answered
  * again, and nothing happens twice (9.7.5.1): SEND and WRITE are acknowledged, READ reads what is
  * there now, and an atomic gets the answer that it got (9.4.5).
+ *
+ * A READ that may not be carried out any more gets a NAK.  It does not end the queue pair here: the
+ * requester may have had its answer, and the application may have closed the memory for that reason.
+ * The requester fails if it still waits for the answer, else it ignores the NAK.
  */
 #include "rc.h"
 
@@ -20,35 +24,38 @@ static void forget_answers(struct soft_qp *qp, uint32_t psn)
 	responder->response_tail = tail;
 }
 
-/* False: there is no place for it now. */
-static bool answer(struct soft_qp *qp, const struct soft_frame *frame, uint8_t opcode,
-		   uint32_t length, const uint8_t *result)
+/* NULL: there is no place for it now. */
+static struct soft_response *answer(struct soft_qp *qp, const struct soft_frame *frame,
+				    uint8_t opcode, uint32_t length, const uint8_t *result)
 {
 	struct soft_responder *responder = &qp->responder;
 
 	forget_answers(qp, frame->psn);
 	if (responder->response_tail - responder->response_head > responder->response_mask)
-		return false;
+		return NULL;
 	struct soft_response *response = soft_responder_answer(qp, frame, opcode, length);
 
 	response->again = true;
 	if (result)
 		memcpy(response->result, result, SOFT_ATOMIC_RESULT);
 	soft_qp_link_output(qp->link);
-	return true;
+	return response;
 }
 
 static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	uint32_t behind = (qp->responder.psn - frame->psn) & SOFT_PSN_MASK;
 
-	/* What may not be read any more is not answered: the requester gives up. */
-	if (soft_psns(qp, frame->dma_length) <= behind &&
-	    qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ &&
-	    (frame->dma_length == 0 ||
-	     soft_remote_allowed(qp, soft_remote_pd(qp, frame->ack), frame->rkey, frame->address,
-				 frame->dma_length, IBV_ACCESS_REMOTE_READ)))
-		answer(qp, frame, SOFT_READ_DATA, frame->dma_length, NULL);
+	if (soft_psns(qp, frame->dma_length) > behind)
+		return; /* it is another one */
+	struct soft_response *response = answer(qp, frame, SOFT_READ_DATA, frame->dma_length, NULL);
+
+	if (response &&
+	    (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ) ||
+	     (frame->dma_length &&
+	      !soft_remote_allowed(qp, soft_remote_pd(qp, frame->ack), frame->rkey, frame->address,
+				   frame->dma_length, IBV_ACCESS_REMOTE_READ))))
+		soft_responder_refuse_again(qp, response);
 }
 
 static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)

@@ -655,15 +655,18 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 
 	if (response->opcode == SOFT_READ_DATA && response->kept)
 		cursor->cma_most = 0;
-	uint32_t length = soft_frame_share(cursor, response->length - place, &by_cma);
-	bool last = place + length == response->length;
+	uint32_t length =
+		soft_frame_share(cursor, response->refused ? 0 : response->length - place, &by_cma);
+	bool last = response->refused || place + length == response->length;
 
 	*out = (struct soft_tx_packet){
 		.index = cursor->response,
 		.by_cma = by_cma,
+		.answer = true,
 		.frame =
 			{
-				.opcode = response->opcode,
+				.opcode = response->refused ? SOFT_NAK : response->opcode,
+				.syndrome = response->refused ? SOFT_NAK_REMOTE_ACCESS : 0,
 				.flags = (first && !response->begun ? 0 : SOFT_FRAME_CONTINUES) |
 					 (last ? 0 : SOFT_FRAME_MORE),
 				.length = length,
@@ -697,14 +700,34 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	response->begun = true;
 }
 
-void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn)
+static void tell_withdrawn(const struct soft_qp *qp, const struct soft_response *response)
 {
-	soft_assert_locked();
-	const struct soft_response *response = response_at(qp, index);
-
 	if (soft_trace_on)
 		tell_refusal(qp, response->srq_num, response->rkey, response->address,
 			     response->length, IBV_ACCESS_REMOTE_READ);
+}
+
+void soft_responder_refuse_again(struct soft_qp *qp, struct soft_response *response)
+{
+	soft_assert_locked();
+	response->refused = true;
+	tell_withdrawn(qp, response);
+}
+
+bool soft_responder_withdrawn_again(struct soft_qp *qp, uint32_t index)
+{
+	soft_assert_locked();
+	struct soft_response *response = response_at(qp, index);
+
+	if (response->again)
+		soft_responder_refuse_again(qp, response);
+	return response->again;
+}
+
+void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn)
+{
+	soft_assert_locked();
+	tell_withdrawn(qp, response_at(qp, index));
 	qp->responder.response_tail = index;
 	soft_responder_fail(qp, SOFT_NAK_REMOTE_ACCESS, psn);
 }

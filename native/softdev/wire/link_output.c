@@ -31,16 +31,11 @@ struct batch {
 	struct iovec iov[SOFT_LINK_IOVECS];
 };
 
-static bool is_answer(const struct soft_tx_packet *out)
-{
-	return out->frame.opcode == SOFT_READ_DATA || out->frame.opcode == SOFT_ATOMIC_DATA;
-}
-
 static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov, int room)
 {
 	if (out->frame.length == 0)
 		return 0;
-	if (is_answer(out))
+	if (out->answer)
 		return soft_responder_gather(qp, out, iov);
 	return soft_requester_gather(qp, out, iov, room);
 }
@@ -150,7 +145,7 @@ static bool add_next(struct batch *batch,
 		if (!*there)
 			return false;
 		if (add_whole(batch, out, done, before.acked)) {
-			if (!is_answer(out))
+			if (!out->answer)
 				batch->cursor.acked = done;
 			return true;
 		}
@@ -167,11 +162,15 @@ static bool add_answer(struct batch *batch)
 	struct soft_tx_packet out;
 	bool there;
 
-	if (add_next(batch, soft_responder_next, &out, &there))
-		return true;
-	if (there)
-		soft_responder_withdrawn(qp, out.index, out.frame.psn);
-	return false;
+	while (!add_next(batch, soft_responder_next, &out, &there)) {
+		if (!there)
+			return false;
+		if (!soft_responder_withdrawn_again(qp, out.index)) {
+			soft_responder_withdrawn(qp, out.index, out.frame.psn);
+			return false;
+		}
+	}
+	return true;
 }
 
 static bool add_request(struct batch *batch)
@@ -279,11 +278,11 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 		soft_engine_count_part();
 	if (out->frame.flags & SOFT_FRAME_ACK)
 		acknowledged(link, out->frame.ack);
-	switch (out->frame.opcode) {
-	case SOFT_READ_DATA:
-	case SOFT_ATOMIC_DATA:
+	if (out->answer) {
 		soft_responder_commit(qp, out);
-		break;
+		return;
+	}
+	switch (out->frame.opcode) {
 	case SOFT_RNR_NAK:
 	case SOFT_NAK:
 		/* While it was going out, another one may have taken its place. */
