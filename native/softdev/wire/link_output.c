@@ -378,6 +378,8 @@ void soft_link_write(struct soft_link *link)
 			block(link);
 			break;
 		}
+		if (has_room(&batch))
+			break; /* that was all */
 	}
 	if (qp->ibv.state != IBV_QPS_ERR) {
 		soft_send_settle(qp);
