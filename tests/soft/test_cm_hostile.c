@@ -227,6 +227,22 @@ static void established_early(void)
 	side_close(&listener);
 }
 
+/* MRA, and again instead of RTU. */
+static void repeats_itself(void)
+{
+	static const struct soft_cm_message wait = {.type = SOFT_CM_MRA};
+	struct side listener = listen_at(host, 0);
+	struct side server;
+	int fd = accepted_client(&listener, &server);
+
+	say(fd, wait);
+	say(fd, wait);
+	is_closed(fd);
+	expect_status(listener.channel, RDMA_CM_EVENT_CONNECT_ERROR, server.id, -EPROTO);
+	side_drop(&server);
+	side_close(&listener);
+}
+
 static void ends_before_rtu(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -431,6 +447,8 @@ static void strange_servers(void)
 		      -EPROTONOSUPPORT);
 	answered_with(server, port, "ARCM\x04\x04\x00\x00", 8, /* RTU is not an answer */
 		      RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
+	answered_with(server, port, "ARCM\x04\x02\x00\x00ARCM\x04\x02\x00\x00", 16, /* MRA, twice */
+		      RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
 	answered_with(server, port, NULL, 0, RDMA_CM_EVENT_REJECTED, 8); /* closed without a word */
 	close(server);
 }
@@ -463,6 +481,7 @@ int main(void)
 	STEP(client_leaves());
 	STEP(garbage_after_rtu());
 	STEP(established_early());
+	STEP(repeats_itself());
 	STEP(ends_before_rtu());
 	STEP(door_closes());
 	STEP(flood(false));

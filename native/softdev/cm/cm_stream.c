@@ -83,7 +83,9 @@ static int take_message(struct stream *stream, const struct soft_cm_message *mes
 {
 	struct listener *listener = stream->listener;
 
-	if (listener ? message->type != SOFT_CM_REQ : message->type > SOFT_CM_REJ)
+	/* Repeated, messages that mean nothing would be read for ever, as fast as they come. */
+	if (listener ? message->type != SOFT_CM_REQ
+		     : message->type > SOFT_CM_REJ || message->type <= stream->link.heard)
 		return EPROTO;
 	if (!listener)
 		return soft_cm_link_received(&stream->link, message) ? 0 : -1;
