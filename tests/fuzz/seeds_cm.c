@@ -549,6 +549,41 @@ static void silence(bool loses)
 	CHECK_EQUAL(end_count, 0);
 }
 
+/* A service that answers with nonsense, as fast as it can: some of it in each step. */
+static void flood_of_answers(void)
+{
+	enum {
+		MANY = 65 /* more than in one step */
+	};
+	union address own = address_of(host, 0), from;
+	socklen_t length = sizeof(own.v4);
+	struct side side = {.channel = channel};
+	struct soft_cm_message question, answer = {.type = SOFT_SIDR_REP};
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	struct rdma_cm_event *event;
+	size_t used;
+
+	begin(0);
+	CHECK_EQUAL(bind(fd, &own.any, length), 0);
+	CHECK_EQUAL(getsockname(fd, &own.any, &length), 0);
+	CHECK_EQUAL(rdma->rdma_create_id(channel, &side.id, NULL, RDMA_PS_UDP), 0);
+	resolve_to(&side, host, ntohs(own.v4.sin_port));
+	CHECK_EQUAL(rdma->rdma_connect(side.id, NULL), 0);
+	ssize_t got = recvfrom(fd, bytes, sizeof(bytes), 0, &from.any, &length);
+
+	CHECK_EQUAL(soft_cm_decode(bytes, (size_t)got, &question, &used), 0);
+	for (int i = 0; i < MANY; i++)
+		CHECK_EQUAL(sendto(fd, "?", 1, 0, &from.any, length), 1);
+	answer.number = question.number;
+	used = soft_cm_encode(&answer, bytes);
+	CHECK_EQUAL(sendto(fd, bytes, used, 0, &from.any, length), (ssize_t)used);
+	CHECK_FAILS(rdma->rdma_get_cm_event(channel, &event), EAGAIN); /* a step */
+	expect_status(channel, RDMA_CM_EVENT_ESTABLISHED, side.id, 0);
+	CHECK_EQUAL(rdma->rdma_destroy_id(side.id), 0);
+	close(fd);
+}
+
 int main(int argc, char **argv)
 {
 	uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
@@ -560,6 +595,7 @@ int main(int argc, char **argv)
 	CHECK(channel = rdma->rdma_create_event_channel());
 	CHECK_EQUAL(fcntl(channel->fd, F_SETFL, O_NONBLOCK), 0);
 	STEP(silence(false));
+	STEP(flood_of_answers());
 	STEP(silence(true)); /* as in the runs that follow */
 	before = resources();
 	current_step = step;

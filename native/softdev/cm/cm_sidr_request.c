@@ -11,6 +11,10 @@
 #include <sys/epoll.h>
 #include <sys/random.h>
 
+enum {
+	ANSWERS_PER_STEP = 64
+};
+
 /* The request of an id, until it is answered. */
 struct asking {
 	struct soft_cm_link link;
@@ -85,7 +89,7 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 	struct asking *asking = soft_container(watch, struct asking, watch);
 
 	(void)events;
-	for (;;) {
+	for (int i = 0; i < ANSWERS_PER_STEP; i++) {
 		uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 		ssize_t got = recv(watch->fd, bytes, sizeof(bytes), MSG_DONTWAIT);
 
