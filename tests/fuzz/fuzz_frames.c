@@ -418,6 +418,8 @@ static void say_frame(const uint8_t *r)
 	};
 
 	answer = frame.opcode >= SOFT_ACK;
+	if (!answer && frame.opcode != SOFT_FLUSH && frame.syndrome > IBV_MTU_4096)
+		frame.syndrome = 0; /* mostly no other path MTU */
 	if (victim == &world.victims[XRC_TARGET] && !answer) { /* mostly what it expects */
 		frame.flags ^= SOFT_FRAME_SRQ;
 		if (!(frame.flags & SOFT_FRAME_ACK))

@@ -251,6 +251,8 @@ static void say_frame(const uint8_t *r)
 	uint32_t length = SOFT_FRAME_HEADER + frame.length;
 
 	frame.dma_length = frame.length + (r[12] & 1) * 64u;
+	if (frame.opcode < SOFT_ACK && frame.syndrome > IBV_MTU_4096)
+		frame.syndrome = 0; /* mostly no other path MTU */
 	if (r[12] & 2) {
 		frame.length = 0;
 		length = SOFT_FRAME_HEADER;

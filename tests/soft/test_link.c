@@ -112,6 +112,35 @@ static void other_mtu(void)
 	close_pair(&a, &b);
 }
 
+/* Over a stream without a handshake, as the connection manager's: the first request is refused.  The
+ * responder would count more PSNs than the requester, and take what follows for requests that come
+ * again. */
+static void other_mtu_adopted(void)
+{
+	struct request requests[8];
+	struct side a, b;
+	int fds[2];
+
+	open_side(&a, (struct options){0});
+	open_side(&b, (struct options){.mtu = IBV_MTU_256});
+	bring_up(&a, &(struct address){.psn = b.psn, .qpn = 77});
+	bring_up(&b, &(struct address){.psn = a.psn, .qpn = 77});
+	post_recvs(&b, 1, 8, 1024);
+	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
+	soft_lock();
+	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(a.qp), fds[0], NULL, 0), 0);
+	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(b.qp), fds[1], NULL, 0), 0);
+	soft_unlock();
+	for (uint64_t i = 0; i < 8; i++)
+		requests[i] =
+			(struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = i ? 8 : 1024};
+	CHECK_EQUAL(post_chain(&a, requests, 8), 0);
+	expect_wc(&a, 0, IBV_WC_REM_INV_REQ_ERR);
+	expect_wc(&b, 1, IBV_WC_WR_FLUSH_ERR);
+	expect_event(&b, IBV_EVENT_QP_REQ_ERR);
+	close_pair(&a, &b);
+}
+
 /* ---- hostile peers -----------------------------------------------------------------------------
  */
 
@@ -605,6 +634,7 @@ int main(void)
 	STEP(no_peer());
 	STEP(wrong_psn_found_late());
 	STEP(other_mtu());
+	STEP(other_mtu_adopted());
 	STEP(leaves_unanswered());
 	STEP(hostile_peers());
 	STEP(orderly_end());

@@ -25,7 +25,8 @@
  *        1  u8   flags             enum soft_frame_flag
  *        2  u8   syndrome          NAK: enum soft_nak; RNR_NAK: timer code (IBTA 9.7.5.2.8, table 45);
  *                                  FLUSH: enum ibv_placement_type in the lower half, enum
- *                                  ibv_selectivity_level in the upper one (IBTA annex A19: FETH)
+ *                                  ibv_selectivity_level in the upper one (IBTA annex A19: FETH);
+ *                                  other requests: path MTU of the requester, enum ibv_mtu, or 0
  *        3  u8   pieces            0: the payload follows.  Else so many pieces of the sender's
  *                                  memory hold it (SEND, WRITE, READ_DATA between processes of one
  *                                  host), and a descriptor of them follows

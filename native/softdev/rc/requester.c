@@ -98,6 +98,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 		.frame =
 			{
 				.opcode = opcode,
+				.syndrome = (uint8_t)qp->attr.path_mtu,
 				.length = length,
 				.psn = cursor->next_psn & SOFT_PSN_MASK,
 				.address = send->remote_address,

@@ -410,6 +410,9 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.1.2 */
 	if (responder->active)
 		return go_on(qp, frame);
+	/* Its PSNs would mean other places; and a stream of the connection manager has no handshake. */
+	if (frame->syndrome && frame->opcode != SOFT_FLUSH && frame->syndrome != qp->attr.path_mtu)
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
 	if (!qp->communicated) {
 		qp->communicated = true;
 		/* IBTA 11.6.3.1: in RTR alone; in RTS its own requests show it. */
