@@ -161,7 +161,22 @@ static void needs_no_receive(void)
 	close_pair(&a, &b);
 }
 
-/* ---- nothing at all ------------------------------------------------------------------------ */
+/* ---- nothing at all, and too much ---------------------------------------------------------- */
+
+/* One byte more than a message may have: that is found before no key opens so many. */
+static void too_long(void)
+{
+	for (uint32_t over = 0; over < 2; over++) {
+		struct side a, b;
+		struct ibv_sge sge = {.length = SOFT_MAX_MESSAGE + over};
+		struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND};
+
+		open_pair(&a, &b, (struct options){0});
+		CHECK_EQUAL(post_wr(&a, &wr), 0);
+		expect_wc(&a, 0, over ? IBV_WC_LOC_LEN_ERR : IBV_WC_LOC_PROT_ERR);
+		close_pair(&a, &b);
+	}
+}
 
 /* Zero bytes need no key (C9-88), but the queue pair must allow the operation. */
 static void zero_bytes(void)
@@ -458,6 +473,7 @@ int main(void)
 	STEP(giving_up());
 	STEP(no_timeout());
 	STEP(needs_no_receive());
+	STEP(too_long());
 	STEP(zero_bytes());
 	STEP(drained(true));
 	STEP(drained(false));
