@@ -1,9 +1,10 @@
-/* The connection manager over a network of the test's, in virtual time, without sockets or threads.
+/* The connection manager over a network of the test's, in virtual time, without threads.
  *
- * Some runs are over TCP.  The network of the others loses, doubles, delays and reorders messages, and may be cut for good.  Applications on
- * both sides answer, disconnect and destroy their ids when it pleases them.  Whatever happens: events
- * come once and in order, every wait ends, both sides see one connection, and nothing is left over.
- * Where the network heals what it does, an application that wants a connection gets it.
+ * The network loses, doubles, delays and reorders messages, and may be cut for good; some runs are over
+ * TCP instead.  Applications on both sides answer, disconnect and destroy their ids when it pleases them.
+ * Whatever happens: events come once and in order, every wait ends, both sides see one connection, and
+ * nothing is left over.  Where the network heals what it does, an application that wants a connection gets
+ * it.
  *
  * seeds_cm FIRST COUNT: a seed does the same things every time.
  */

@@ -1,7 +1,7 @@
 /* Listeners: rdma_listen(3), and requests that the application has not seen.
  *
- * A request that the application's backlog has no room for gets MRA and waits; fair_share.h says which
- * one goes when there are too many.
+ * Each request gets MRA at once.  One that the application's backlog has no room for waits; fair_share.h
+ * says which one goes when there are too many.
  */
 #include "cm_internal.h"
 

@@ -62,7 +62,6 @@ enum {
 
 /* Rejection reasons, IBTA vol 1, 12.6.7.2. */
 enum soft_cm_reason {
-	SOFT_CM_REASON_NO_QP = 1,
 	SOFT_CM_REASON_NO_RESOURCES = 3,
 	SOFT_CM_REASON_TIMEOUT = 4,
 	SOFT_CM_REASON_INVALID_SERVICE_ID = 8,

@@ -11,7 +11,6 @@
 #include <sched.h>
 #include <sys/prctl.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "engine_internal.h"
 

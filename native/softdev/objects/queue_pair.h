@@ -188,7 +188,7 @@ struct soft_qp {
 	bool sq_sig_all;
 	bool block_own; /* UD: what it sends to a group does not come back to it */
 	bool stream_from_cm; /* the connection manager has its stream, or had */
-	bool stream_lost; /* there was one, and it is gone: nothing can be sent any more */
+	bool stream_lost; /* there will be none any more: nothing can be sent */
 	bool ends_with_peer; /* aiordma_device_calls.end_with_peer */
 	bool no_peer; /* UC: there is no peer, so what is sent is lost at once */
 	bool communicated; /* the first request has been seen (COMM_EST) */

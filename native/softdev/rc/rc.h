@@ -14,7 +14,7 @@ struct soft_tx_cursor {
 	uint32_t next, next_psn, reads;
 	uint32_t response, response_psn;
 	uint32_t acked;
-	uint32_t most; /* bytes of payload that the next frame may carry */
+	uint32_t most; /* bytes of payload that the next frame may carry: whole units of any MTU */
 	uint32_t cma_most; /* the same with a descriptor; 0: it cannot have one */
 	uint32_t cma_least; /* as many as are worth it */
 };

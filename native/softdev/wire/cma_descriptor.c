@@ -1,6 +1,5 @@
 /* See cma_descriptor.h. */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
 
