@@ -100,10 +100,13 @@ struct soft_response {
 	};
 };
 
-/* The answer of an atomic, in case the request comes again. */
-struct soft_atomic_answer {
+/* A READ or an atomic that was carried out, in case the request comes again. */
+struct soft_known_read {
 	uint32_t psn;
-	uint8_t result[SOFT_ATOMIC_RESULT];
+	uint32_t psns;
+	uint32_t rkey;
+	uint8_t opcode; /* SOFT_READ, or which atomic */
+	uint8_t result[SOFT_ATOMIC_RESULT]; /* of an atomic */
 };
 
 struct soft_responder {
@@ -129,8 +132,8 @@ struct soft_responder {
 	uint32_t response_head;
 	uint32_t response_tail;
 	uint32_t kept; /* bytes of READs, in all: read_order.c */
-	struct soft_atomic_answer *atomics; /* the last ones; as many as there are responses */
-	uint32_t atomics_done;
+	struct soft_known_read *known; /* the last ones; as many as there are responses */
+	uint32_t known_count;
 };
 
 /* A frame on its way out; what sending it means for the queue pair is done when the wire has it

@@ -42,12 +42,31 @@ static struct soft_response *answer(struct soft_qp *qp, const struct soft_frame 
 	return response;
 }
 
+/* The request of which this is a part that comes again.  The latest first; as many are kept as can be
+ * unanswered (9.4.5). */
+static const struct soft_known_read *find(const struct soft_responder *responder,
+					  const struct soft_frame *frame)
+{
+	for (uint32_t i = 0; i <= responder->response_mask && i < responder->known_count; i++) {
+		const struct soft_known_read *read =
+			&responder->known[(responder->known_count - 1 - i) &
+					  responder->response_mask];
+
+		if (read->opcode == frame->opcode &&
+		    ((frame->psn - read->psn) & SOFT_PSN_MASK) < read->psns)
+			return read;
+	}
+	return NULL;
+}
+
 static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 {
+	const struct soft_known_read *read = find(&qp->responder, frame);
 	uint32_t behind = (qp->responder.psn - frame->psn) & SOFT_PSN_MASK;
 
-	if (soft_psns(qp, frame->dma_length) > behind)
-		return; /* it is another one */
+	/* With another key it would be a guess, which costs a request that is new the queue pair. */
+	if (!read || read->rkey != frame->rkey || soft_psns(qp, frame->dma_length) > behind)
+		return;
 	struct soft_response *response = answer(qp, frame, SOFT_READ_DATA, frame->dma_length, NULL);
 
 	if (response &&
@@ -60,19 +79,10 @@ static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 
 static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	const struct soft_responder *responder = &qp->responder;
+	const struct soft_known_read *read = find(&qp->responder, frame);
 
-	/* The latest first; as many are kept as can be unanswered (9.4.5). */
-	for (uint32_t i = 0; i <= responder->response_mask && i < responder->atomics_done; i++) {
-		const struct soft_atomic_answer *given =
-			&responder->atomics[(responder->atomics_done - 1 - i) &
-					    responder->response_mask];
-
-		if (given->psn == frame->psn) {
-			answer(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT, given->result);
-			return;
-		}
-	}
+	if (read)
+		answer(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT, read->result);
 }
 
 static void acknowledge_again(struct soft_qp *qp)

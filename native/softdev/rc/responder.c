@@ -30,26 +30,26 @@ int soft_responder_resize(struct soft_qp *qp, uint32_t depth)
 	if (slots <= before)
 		return 0;
 	struct soft_response *responses = calloc(slots, sizeof(*responses));
-	struct soft_atomic_answer *atomics = calloc(slots, sizeof(*atomics));
-	uint32_t given = responder->atomics_done < before ? responder->atomics_done : before;
+	struct soft_known_read *known = calloc(slots, sizeof(*known));
+	uint32_t given = responder->known_count < before ? responder->known_count : before;
 
-	if (!responses || !atomics) {
+	if (!responses || !known) {
 		free(responses);
-		free(atomics);
+		free(known);
 		return ENOMEM;
 	}
 	/* All of them: of answers that were given up, behind the tail, bytes may be kept. */
 	for (uint32_t i = responder->response_head; i != responder->response_head + before; i++)
 		responses[i & (slots - 1)] = responder->responses[i & responder->response_mask];
 	for (uint32_t i = 0; i < given; i++)
-		atomics[i] = responder->atomics[(responder->atomics_done - given + i) &
-						responder->response_mask];
+		known[i] = responder->known[(responder->known_count - given + i) &
+					    responder->response_mask];
 	free(responder->responses);
-	free(responder->atomics);
+	free(responder->known);
 	responder->responses = responses;
 	responder->response_mask = slots - 1;
-	responder->atomics = atomics;
-	responder->atomics_done = given;
+	responder->known = known;
+	responder->known_count = given;
 	return 0;
 }
 
@@ -74,7 +74,7 @@ void soft_responder_forget(struct soft_qp *qp)
 	for (uint32_t i = 0; responder->kept; i++)
 		soft_responder_unkeep(responder, &responder->responses[i]);
 	free(qp->responder.responses);
-	free(qp->responder.atomics);
+	free(qp->responder.known);
 	memset(&qp->responder, 0, sizeof(qp->responder));
 }
 
@@ -523,6 +523,21 @@ struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct sof
 	return response;
 }
 
+static struct soft_known_read *remember(struct soft_responder *responder,
+					const struct soft_frame *frame, uint32_t psns)
+{
+	struct soft_known_read *read =
+		&responder->known[responder->known_count++ & responder->response_mask];
+
+	*read = (struct soft_known_read){
+		.psn = frame->psn,
+		.psns = psns,
+		.rkey = frame->rkey,
+		.opcode = frame->opcode,
+	};
+	return read;
+}
+
 /* IBTA 9.4.5.1.  Against other threads of this process the instructions themselves are atomic. */
 static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *arguments)
 {
@@ -548,12 +563,9 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 					    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 	struct soft_response *response =
 		soft_responder_answer(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT);
-	struct soft_atomic_answer *given =
-		&responder->atomics[responder->atomics_done++ & responder->response_mask];
 
 	soft_put64(response->result, before);
-	given->psn = frame->psn;
-	memcpy(given->result, response->result, sizeof(given->result));
+	memcpy(remember(responder, frame, 1)->result, response->result, sizeof(response->result));
 	return true;
 }
 
@@ -593,6 +605,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		return;
 	case SOFT_READ:
 		soft_responder_answer(qp, frame, SOFT_READ_DATA, frame->dma_length);
+		remember(responder, frame, soft_psns(qp, frame->dma_length));
 		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->dma_length) - 1);
 		break;
 	case SOFT_FLUSH: /* the wire releases the acknowledgement behind the writes */
