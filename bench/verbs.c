@@ -12,11 +12,13 @@
 
 #include <err.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -620,7 +622,7 @@ int main(int argc, char **argv)
 	open_side(job.size);
 	connect_side();
 	post_receives(job.size, 2 * job.window);
-	if (!side.asks)
+	if (!side.asks && !prctl(PR_SET_PDEATHSIG, SIGKILL)) /* also while it polls */
 		for (;;) {
 			hear(&job.count, sizeof(job.count));
 			kind->serve(&job);
