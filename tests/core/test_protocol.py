@@ -59,7 +59,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"])).filter(
 bytes32 = st.binary(min_size=32, max_size=32)
 bytes40 = st.binary(min_size=40, max_size=40)
 low_addresses = st.integers(0, 1 << 63)
-tokens = st.builds(RegionToken, u64, low_addresses, st.integers(0, 1 << 63), u32, rights, u32)
+tokens = st.builds(RegionToken, u64, low_addresses, st.integers(0, (1 << 63) - 1), u32, rights, u32)
 MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
     RegionGrant: st.builds(RegionGrant, u32, tokens),
     RegionReturn: st.builds(RegionReturn, u32, u64),
