@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Literal
 
 from .._core.arguments import real
@@ -112,7 +111,10 @@ class _LeaseThread(ServiceThread):
         super().__init__(self._main, "aiordma leases")
         self._new: deque[Deadline] = deque()
         self._cancelled: deque[None] = deque()  # one for each since the heap was searched
-        self._wakes: SimpleQueue[None] = SimpleQueue()
+        # Taken by the thread as it waits, released by what wakes it.  Not a SimpleQueue: in Python
+        # 3.11 and 3.12 its `get` waits for ever when the time is over before it begins to wait.
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
         self._heap: list[tuple[float, int, Deadline]] = []
         self._numbers = itertools.count()  # of deadlines at the same time
         self._looks_at = -math.inf  # when it looks by itself: as it begins
@@ -128,13 +130,17 @@ class _LeaseThread(ServiceThread):
         deadline._threads.append(self)
         self._new.append(deadline)
         if deadline.when < self._looks_at:
-            self._wakes.put(None)
+            self._wake()
 
     def cancelled(self) -> None:
         """One more is: when half of them are, they go; without any the thread ends."""
         self._cancelled.append(None)
         if len(self._cancelled) >= self._search_after:
-            self._wakes.put(None)
+            self._wake()
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # it has been woken already
+            self._asleep.release()
 
     def _main(self) -> None:
         while True:
@@ -167,8 +173,7 @@ class _LeaseThread(ServiceThread):
         self._looks_at = when
         self._search_after = (len(self._heap) + 1) // 2
         if not self._new and len(self._cancelled) < self._search_after:
-            with suppress(Empty):
-                self._wakes.get(timeout=max(0.0, min(when - now(), LONGEST)))
+            self._asleep.acquire(timeout=max(0.0, min(when - now(), LONGEST)))
 
 
 _thread: _LeaseThread | None = None

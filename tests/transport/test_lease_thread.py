@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -144,6 +147,32 @@ def test_what_is_cancelled_before_the_thread_has_seen_it() -> None:
     thread._drop_cancelled()
     thread._take_new()
     assert not thread._heap
+
+
+def test_the_time_is_over_as_the_thread_begins_to_wait() -> None:
+    """It does not wait for ever, also when the system stops it between the two: here a program that
+    computes has the same processor."""
+    waits = lease_thread._LeaseThread()
+    waits._heap.append((LONG, 0, Deadline(LONG, pytest.fail)))
+    processor = {min(os.sched_getaffinity(0))}
+
+    def wait() -> None:
+        os.sched_setaffinity(0, processor)
+        for _ in range(40_000):
+            waits._wake()
+            waits._wait(now() + LONG)  # woken: there is no time to wait for
+            waits._wait(now() + 2e-6)
+
+    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as computes:
+        os.sched_setaffinity(computes.pid, processor)
+        assert computes.stdout is not None
+        computes.stdout.readline()
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        thread.join(10 * BUSY)
+        computes.kill()
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("error", [OSError, SystemExit, asyncio.CancelledError])
