@@ -141,6 +141,33 @@ static void other_mtu_adopted(void)
 	close_pair(&a, &b);
 }
 
+/* An acknowledgement of nothing says that the stream is chosen; which PSN it has, a queue pair in RTR
+ * cannot know. */
+static void chosen_before_rts(void)
+{
+	for (uint32_t psn = 5; psn < 1u << 24; psn += 1u << 23) {
+		uint8_t bytes[SOFT_FRAME_HEADER];
+		struct side side;
+		int fds[2];
+
+		open_side(&side, (struct options){0});
+		CHECK_EQUAL(to_init(&side), 0);
+		CHECK_EQUAL(to_rtr(&side, &(struct address){.psn = 7, .qpn = 77}), 0);
+		post_recvs(&side, 1, 1, 8);
+		CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
+		soft_lock();
+		CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side.qp), fds[1], NULL, 0), 0);
+		soft_unlock();
+		soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_ACK, .psn = psn});
+		CHECK_EQUAL(send(fds[0], bytes, sizeof(bytes), 0), sizeof(bytes));
+		soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_SEND, .psn = 7});
+		CHECK_EQUAL(send(fds[0], bytes, sizeof(bytes), 0), sizeof(bytes));
+		expect_wc(&side, 1, IBV_WC_SUCCESS);
+		close_side(&side);
+		close(fds[0]);
+	}
+}
+
 /* ---- hostile peers -----------------------------------------------------------------------------
  */
 
@@ -635,6 +662,7 @@ int main(void)
 	STEP(wrong_psn_found_late());
 	STEP(other_mtu());
 	STEP(other_mtu_adopted());
+	STEP(chosen_before_rts());
 	STEP(leaves_unanswered());
 	STEP(hostile_peers());
 	STEP(orderly_end());
