@@ -26,7 +26,7 @@ uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least)
 
 	*least = cma && soft_shm_peer_is_self(link->chan.peer) ? LEAST_WITHIN : soft_cma_desc_least;
 	/* A UC queue pair is done with its memory when a frame has been sent; and where frames are
-	 * sent again, they shall be the same ones. */
+	 * doubled or late, one may come when its request is done. */
 	return cma && soft_qp_is_reliable(link->qp) && !link->base.loses && soft_cma_is_open(cma)
 		       ? SOFT_CMA_FRAME_MAX
 		       : 0;
