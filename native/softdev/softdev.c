@@ -14,11 +14,12 @@
 
 /* In the order in which the engine calls them. */
 static const struct soft_subsystem *const subsystems[] = {
-	&soft_cm_subsystem,   &soft_wire_subsystem,   &soft_shm_subsystem,   &soft_ud_subsystem,
-	&soft_port_subsystem, &soft_inject_subsystem, &soft_trace_subsystem, NULL,
+	&soft_cm_subsystem,     &soft_wire_subsystem,  &soft_shm_subsystem,
+	&soft_ud_subsystem,     &soft_paths_subsystem, &soft_port_subsystem,
+	&soft_inject_subsystem, &soft_trace_subsystem, NULL,
 };
 
-static const struct soft_shm_acceptor acceptor = {
+static const struct soft_path_acceptor acceptor = {
 	.requested = soft_handshake_requested,
 	.withdrawn = soft_handshake_withdrawn,
 };
@@ -31,7 +32,7 @@ __attribute__((constructor(101))) static void put_together(void)
 	soft_device.objects->connected = &soft_rc_transport;
 	soft_device.objects->datagrams = &soft_ud_transport;
 	soft_device.objects->links = &soft_wire_links;
-	soft_shm_use(&acceptor);
+	soft_device.paths->acceptor = &acceptor;
 	soft_wire_use_cm(soft_cm_offer);
 }
 

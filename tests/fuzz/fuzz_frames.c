@@ -8,6 +8,7 @@
 #define _GNU_SOURCE /* memmem */
 #include "wire/wire.h"
 #include "arena.h"
+#include "../soft/record_side.h"
 
 #include "objects/objects.h"
 
@@ -19,7 +20,8 @@ enum {
 	XRC_TARGET = 4,
 	XRC_SOURCE = 5,
 	QUEUE = 16,
-	PEER_PSN = 100
+	PEER_PSN = 100,
+	HEADERS = RECORD_HEADER + SOFT_FRAME_HEADER,
 };
 
 struct victim {
@@ -46,7 +48,7 @@ static struct world {
 	struct side friends[2];
 	struct victim victims[VICTIMS];
 	struct victim *current;
-	uint8_t corrupt_at, corrupt_by; /* of the next frame's header */
+	uint8_t corrupt_at, corrupt_by; /* of the next frame's headers */
 	size_t piece;                   /* so many bytes at a time; 0: all at once */
 } world;
 
@@ -395,7 +397,7 @@ static const uint8_t opcodes[] = {
  *  14 so much of the payload is said  15 the header comes alone, and refers to its payload */
 static void say_frame(const uint8_t *r)
 {
-	static uint8_t bytes[SOFT_FRAME_HEADER + SOFT_FRAME_MAX + 4096];
+	static uint8_t bytes[HEADERS + SOFT_FRAME_MAX + 4096];
 	struct victim *victim = world.current;
 	const struct soft_qp *qp = soft_qp_of(victim->side.qp);
 	uint32_t length = fuzz16(r + 4);
@@ -403,8 +405,8 @@ static void say_frame(const uint8_t *r)
 	bool answer;
 
 	length = length & 0x8000 ? (length & 0x7fff) * 9 : length & 0x1fff;
-	if (length > sizeof(bytes) - SOFT_FRAME_HEADER)
-		length = sizeof(bytes) - SOFT_FRAME_HEADER;
+	if (length > sizeof(bytes) - HEADERS)
+		length = sizeof(bytes) - HEADERS;
 	struct soft_frame frame = {
 		.opcode = opcodes[r[1] % sizeof(opcodes)],
 		.flags = r[2],
@@ -451,22 +453,23 @@ static void say_frame(const uint8_t *r)
 		break;
 	}
 	frame.pieces = (r[15] & 0xe) == 0xe; /* what a socket may not carry */
-	soft_frame_encode(bytes, &frame);
-	if (world.corrupt_by)
-		bytes[world.corrupt_at % SOFT_FRAME_HEADER] ^= world.corrupt_by;
-	world.corrupt_by = 0;
+	soft_frame_encode(bytes + RECORD_HEADER, &frame);
 	length = frame.length <= SOFT_FRAME_MAX ? frame.length : length;
 	for (uint32_t i = 0; i < length; i++)
-		bytes[SOFT_FRAME_HEADER + i] = (uint8_t)(r[14] + i);
+		bytes[HEADERS + i] = (uint8_t)(r[14] + i);
 	if (frame.length > length)
 		frame.length = length;
+	record_header(bytes, SOFT_RECORD_DATA, SOFT_FRAME_HEADER + frame.length, STREAM_CHAN, 0);
+	if (world.corrupt_by)
+		bytes[world.corrupt_at % HEADERS] ^= world.corrupt_by;
+	world.corrupt_by = 0;
 	if (r[15] & 1) {
-		send_from_unknown(bytes, SOFT_FRAME_HEADER);
+		send_from_unknown(bytes, HEADERS);
 		fuzz_steps(2); /* the next read begins with the payload */
-		send_from_unknown(bytes + SOFT_FRAME_HEADER, frame.length);
+		send_from_unknown(bytes + HEADERS, frame.length);
 		return;
 	}
-	send_from_unknown(bytes, SOFT_FRAME_HEADER + frame.length);
+	send_from_unknown(bytes, HEADERS + frame.length);
 }
 
 static void post_receive(const uint8_t *r)

@@ -25,6 +25,7 @@ enum {
 	BATCH = 8, /* frames that it takes together, at most */
 	WINDOW = 16, /* frames under way to one side beyond which it takes no more, at most */
 	FLIGHTS = 2 * SIDES * (WINDOW + BATCH), /* and each may be doubled */
+	RECORD_MOST = BATCH * (SOFT_FRAME_HEADER + FRAME_MOST),
 	LATE_NS = 300000, /* less than any timeout */
 	BLOCKED_NS = 100000,
 	NS_PER_S = 1000000000,
@@ -39,11 +40,11 @@ struct flight {
 
 static struct wire {
 	struct side *sides[SIDES];
+	struct soft_path paths[SIDES];
 	struct soft_link *links[SIDES]; /* of the life of the connection that is now */
 	struct flight flights[FLIGHTS];
 	uint64_t last_due[SIDES];
 	uint64_t blocked_until[SIDES];
-	bool waits[SIDES]; /* for room */
 	int faults[SIDES], faults_most; /* since its last progress */
 	uint64_t fault_count; /* in all */
 	int per_mille; /* frames that have a fault */
@@ -165,16 +166,9 @@ static void transmit(int to, const uint8_t *bytes, uint32_t length, bool is_last
 
 /* ---- as links know it ------------------------------------------------------------------------ */
 
-static int side_of(const struct soft_link *link)
+static int side_of(const struct soft_path *path)
 {
-	CHECK(link == wire.links[0] || link == wire.links[1]);
-	return link == wire.links[1];
-}
-
-static int wire_up(struct soft_link *link)
-{
-	(void)link;
-	return 0;
+	return path == &wire.paths[1];
 }
 
 static bool has_room(int from)
@@ -183,11 +177,11 @@ static bool has_room(int from)
 }
 
 /* The end of a connection always finds room. */
-static size_t wire_room(struct soft_link *link, size_t least)
+static ssize_t wire_room(struct soft_path *path, size_t least)
 {
-	int from = side_of(link);
+	int from = side_of(path);
 
-	if (least > SOFT_FRAME_HEADER) {
+	if (least > SOFT_HANDSHAKE_SIZE) {
 		if (may_err() && chance((unsigned)wire.per_mille / 4)) {
 			count_fault("blocked", 1 - from);
 			wire.blocked_until[from] = fuzz_now_ns + draw(BLOCKED_NS);
@@ -195,47 +189,44 @@ static size_t wire_room(struct soft_link *link, size_t least)
 		if (!has_room(from))
 			return 0;
 	}
-	return (size_t)link->wire->frames_most * (SOFT_FRAME_HEADER + (size_t)FRAME_MOST);
+	return RECORD_MOST;
 }
 
-static ssize_t wire_send(struct soft_link *link, struct iovec *iov, int count)
+static void wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
+		     const struct iovec *iov, int count, size_t bytes)
 {
-	static uint8_t bytes[BATCH * (SOFT_FRAME_HEADER + FRAME_MOST)];
-	int from = side_of(link);
+	static uint8_t record[RECORD_MOST];
+	int side = side_of(path);
 	size_t length = 0;
 
-	for (int i = 0; i < count; length += iov[i++].iov_len) {
-		CHECK(length + iov[i].iov_len <= sizeof(bytes));
-		memcpy(bytes + length, iov[i].iov_base, iov[i].iov_len);
+	(void)to;
+	(void)from;
+	if (kind == SOFT_RECORD_END) { /* DISCONNECT has said it */
+		wire.links[side] = NULL;
+		return;
 	}
+	CHECK(bytes <= sizeof(record));
+	for (int i = 0; i < count; length += iov[i++].iov_len)
+		memcpy(record + length, iov[i].iov_base, iov[i].iov_len);
 	for (size_t at = 0, part; at < length; at += part) {
 		struct soft_frame frame;
 
-		CHECK(soft_frame_decode(bytes + at, &frame));
+		CHECK(soft_frame_decode(record + at, &frame));
 		part = SOFT_FRAME_HEADER + frame.length;
-		transmit(1 - from, bytes + at, (uint32_t)part, frame.opcode == SOFT_DISCONNECT);
+		transmit(1 - side, record + at, (uint32_t)part, frame.opcode == SOFT_DISCONNECT);
 	}
-	return (ssize_t)length;
 }
 
-static int wire_wait(struct soft_link *link)
+static void wire_flush(struct soft_deferred *deferred)
 {
-	wire.waits[side_of(link)] = true;
-	return 0;
+	(void)deferred;
 }
 
-static void wire_end(struct soft_link *link)
-{
-	wire.links[side_of(link)] = NULL;
-	soft_link_finish(link, 0);
-}
-
-static struct soft_wire calls = {
-	.up = wire_up,
+static struct soft_path_calls calls = {
+	.name = AIORDMA_WIRE_TCP,
+	.record_most = RECORD_MOST,
 	.room = wire_room,
-	.send = wire_send,
-	.wait = wire_wait,
-	.end = wire_end,
+	.put = wire_put,
 };
 
 /* ---- what the test calls --------------------------------------------------------------------- */
@@ -252,10 +243,11 @@ static void wire_join(bool loses)
 	soft_lock();
 	for (int i = 0; i < SIDES; i++) {
 		wire.faults[i] = 0;
-		wire.waits[i] = false;
+		if (!wire.paths[i].calls)
+			soft_path_init(&wire.paths[i], &calls, wire_flush);
 		wire.blocked_until[i] = wire.last_due[i] = 0;
-		CHECK(wire.links[i] = soft_link_create(-1, SOFT_LINK_CONNECTING));
-		wire.links[i]->wire = &calls;
+		CHECK(wire.links[i] = soft_link_create(SOFT_LINK_CONNECTING));
+		CHECK_EQUAL(soft_link_enter(wire.links[i], &wire.paths[i]), 0);
 		CHECK_EQUAL(soft_link_up(wire.links[i], soft_qp_of(wire.sides[i]->qp)), 0);
 		wire.links[i]->base.loses = loses;
 	}
@@ -294,7 +286,8 @@ static uint64_t wire_next(void)
 	if (fuzz_alarm_ns && fuzz_alarm_ns < next)
 		next = fuzz_alarm_ns;
 	for (int i = 0; i < SIDES; i++)
-		if (wire.waits[i] && under_way(1 - i) < wire.window && wire.blocked_until[i] < next)
+		if (soft_path_waits(&wire.paths[i]) && under_way(1 - i) < wire.window &&
+		    wire.blocked_until[i] < next)
 			next = wire.blocked_until[i];
 	return next < fuzz_now_ns ? fuzz_now_ns : next;
 }
@@ -316,18 +309,13 @@ static void wire_step(void)
 
 		tell_frame("gets", flight->to, flight->bytes, flight->length);
 		if (link)
-			soft_link_take(link, flight->bytes, flight->length);
+			CHECK(soft_path_take(&wire.paths[flight->to], SOFT_RECORD_DATA,
+					     link->chan.id, 0, flight->bytes, flight->length));
 		flight->to = -1;
 	}
-	for (int i = 0; i < SIDES; i++) {
-		struct soft_link *link = link_of(i);
-
-		if (!wire.waits[i] || !has_room(i))
-			continue;
-		wire.waits[i] = false;
-		if (link)
-			soft_link_writable(link);
-	}
+	for (int i = 0; i < SIDES; i++)
+		if (soft_path_waits(&wire.paths[i]) && has_room(i))
+			soft_path_offer_room(&wire.paths[i]);
 	soft_unlock();
 }
 

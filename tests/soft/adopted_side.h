@@ -2,6 +2,7 @@
 #ifndef AIORDMA_TESTS_ADOPTED_SIDE_H
 #define AIORDMA_TESTS_ADOPTED_SIDE_H
 
+#include "record_side.h"
 #include "verbs_side.h"
 
 #include "objects/objects.h"
@@ -26,6 +27,7 @@ static inline int adopt_narrow(struct side *side, int buffer)
 	soft_lock();
 	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side->qp), fds[1], NULL, 0), 0);
 	soft_unlock();
+	record_left[fds[0]] = 0;
 	return fds[0];
 }
 
@@ -43,20 +45,15 @@ static inline void say_frame(int fd, struct soft_frame frame, const void *payloa
 	CHECK(frame.length <= 1024);
 	if (payload)
 		memcpy(bytes + SOFT_FRAME_HEADER, payload, frame.length);
-	CHECK_EQUAL(send(fd, bytes, SOFT_FRAME_HEADER + frame.length, MSG_NOSIGNAL),
-		    SOFT_FRAME_HEADER + frame.length);
+	say_bytes(fd, bytes, SOFT_FRAME_HEADER + frame.length);
 }
 
 static inline struct soft_frame hear_frame(int fd, uint8_t *payload, size_t room)
 {
-	uint8_t header[SOFT_FRAME_HEADER];
-	struct soft_frame frame;
+	struct soft_frame frame = hear_header(fd);
 
-	CHECK_EQUAL(recv(fd, header, sizeof(header), MSG_WAITALL), sizeof(header));
-	CHECK(soft_frame_decode(header, &frame));
 	CHECK(frame.length <= room);
-	if (frame.length)
-		CHECK_EQUAL(recv(fd, payload, frame.length, MSG_WAITALL), frame.length);
+	CHECK(hear_bytes(fd, payload, frame.length));
 	return frame;
 }
 

@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <poll.h>
 #include <stdbool.h>
+#include <unistd.h>
 
 #include "cm_check.h"
 
@@ -24,6 +25,24 @@ static inline int entries_of(const char *folder)
 static inline int resources(void)
 {
 	return entries_of("/proc/self/fd") * 1000 + entries_of("/proc/self/task");
+}
+
+static inline int open_sockets(void)
+{
+	char name[300], target[64];
+	struct dirent *entry;
+	DIR *dir = opendir("/proc/self/fd");
+	int count = 0;
+
+	CHECK(dir);
+	while ((entry = readdir(dir))) {
+		snprintf(name, sizeof(name), "/proc/self/fd/%s", entry->d_name);
+		ssize_t n = readlink(name, target, sizeof(target));
+
+		count += n > 6 && !memcmp(target, "socket", 6);
+	}
+	closedir(dir);
+	return count;
 }
 
 /* As many descriptors, and no more threads: one that has been joined is listed for a moment longer,

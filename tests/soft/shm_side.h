@@ -17,7 +17,7 @@ enum {
 
 /* One end of a channel, and what it has been told. */
 struct end {
-	struct soft_shm_chan chan;
+	struct soft_chan chan;
 	bool accepted;
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
 	bool gone;
@@ -49,11 +49,11 @@ static inline void tell_end(struct end *end)
 
 static inline void send_more(struct end *end)
 {
-	static uint8_t bytes[SOFT_SHM_CHAN_LEAST];
+	static uint8_t bytes[SOFT_CHAN_LEAST];
 
 	while (end->sent < end->to_send) {
 		uint32_t length = end->most;
-		size_t room = soft_shm_chan_room(&end->chan, length);
+		size_t room = soft_chan_room(&end->chan, length);
 
 		if (!room)
 			return;
@@ -65,12 +65,12 @@ static inline void send_more(struct end *end)
 		struct iovec iov[2] = {{bytes, length / 2},
 				       {bytes + length / 2, length - length / 2}};
 
-		soft_shm_chan_write(&end->chan, iov, 2, length);
+		soft_chan_write(&end->chan, iov, 2, length);
 		end->sent += length;
 	}
 }
 
-static inline void end_accepted(struct soft_shm_chan *chan, const uint8_t *handshake)
+static inline void end_accepted(struct soft_chan *chan, const uint8_t *handshake)
 {
 	struct end *end = soft_container(chan, struct end, chan);
 
@@ -81,10 +81,12 @@ static inline void end_accepted(struct soft_shm_chan *chan, const uint8_t *hands
 	tell_end(end);
 }
 
-static inline void end_data(struct soft_shm_chan *chan, const uint8_t *bytes, size_t length)
+static inline void end_data(struct soft_chan *chan, const uint8_t *bytes, size_t length,
+			    size_t rest)
 {
 	struct end *end = soft_container(chan, struct end, chan);
 
+	CHECK_EQUAL(rest, 0);
 	for (size_t i = 0; i < length; i++)
 		CHECK_EQUAL(bytes[i], pattern(end->bytes + i));
 	end->bytes += length;
@@ -96,7 +98,7 @@ static inline void end_data(struct soft_shm_chan *chan, const uint8_t *bytes, si
 	tell_end(end);
 }
 
-static inline void end_writable(struct soft_shm_chan *chan)
+static inline void end_writable(struct soft_chan *chan)
 {
 	struct end *end = soft_container(chan, struct end, chan);
 
@@ -104,28 +106,35 @@ static inline void end_writable(struct soft_shm_chan *chan)
 	tell_end(end);
 }
 
-static inline void end_gone(struct soft_shm_chan *chan, int error)
+static inline void end_exited(struct soft_chan *chan, uint64_t missing)
+{
+	(void)chan;
+	CHECK_EQUAL(missing, 0);
+}
+
+static inline void end_gone(struct soft_chan *chan, int error)
 {
 	struct end *end = soft_container(chan, struct end, chan);
 
 	CHECK(!end->gone);
-	CHECK(!chan->peer);
+	CHECK(!chan->path);
 	end->gone = true;
 	end->error = error;
 	tell_end(end);
 }
 
-static const struct soft_shm_chan_ops end_calls = {
+static const struct soft_chan_ops end_calls = {
 	.accepted = end_accepted,
 	.data = end_data,
 	.writable = end_writable,
+	.exited = end_exited,
 	.gone = end_gone,
 };
 
 __typeof__(soft_handshake_requested) __wrap_soft_handshake_requested;
 __typeof__(soft_handshake_withdrawn) __wrap_soft_handshake_withdrawn;
 
-void __wrap_soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
+void __wrap_soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 				     const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
 	struct end *end = callee;
@@ -137,21 +146,21 @@ void __wrap_soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote
 	}
 	if (!end || handshake[0] == REFUSE_ME) {
 		refused++;
-		soft_shm_peer_refuse(peer, remote_id);
+		soft_path_refuse(path, remote_id);
 		return;
 	}
 	callee = NULL;
 	memcpy(end->handshake, handshake, SOFT_HANDSHAKE_SIZE);
 	memset(answer, handshake[0] + 1, sizeof(answer));
-	CHECK_EQUAL(soft_shm_chan_accept(&end->chan, peer, remote_id, answer), 0);
+	CHECK_EQUAL(soft_chan_accept(&end->chan, path, remote_id, answer), 0);
 	end->accepted = true;
 	send_more(end);
 	tell_end(end);
 }
 
-void __wrap_soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id)
+void __wrap_soft_handshake_withdrawn(struct soft_path *path, uint32_t remote_id)
 {
-	(void)peer;
+	(void)path;
 	withdrawn_id = remote_id;
 	withdrawn_all += remote_id == 0;
 }
@@ -171,7 +180,7 @@ static inline void end_init(struct end *end)
 static inline void end_done(struct end *end)
 {
 	soft_lock();
-	soft_shm_chan_end(&end->chan);
+	soft_chan_end(&end->chan);
 	soft_unlock();
 	close(end->told);
 }
@@ -198,10 +207,10 @@ static inline int open_to(struct end *end, uint16_t port, uint8_t byte)
 
 	memset(handshake, byte, sizeof(handshake));
 	soft_lock();
-	struct soft_shm_peer *peer = soft_shm_peer_at(port);
+	struct soft_path *path = soft_shm_path_at(port);
 
-	if (peer)
-		rc = soft_shm_chan_open(&end->chan, peer, handshake);
+	if (path)
+		rc = soft_chan_open(&end->chan, path, handshake);
 	soft_unlock();
 	return rc;
 }

@@ -150,9 +150,9 @@ static void forked(void)
 		if (child == 0) {
 			struct end own, peer;
 
-			CHECK(!end.chan.peer);
+			CHECK(!end.chan.path);
 			soft_lock();
-			soft_shm_chan_end(&end.chan);
+			soft_chan_end(&end.chan);
 			soft_unlock();
 			/* The child has a device of its own. */
 			CHECK_EQUAL(soft_engine_get(), 0);

@@ -1,6 +1,7 @@
 /* Which wire a connection of the CM gets: a channel through shared memory where both sides are
  * willing, the handshake's own stream where one is not, or says that it found no channel. */
 #include "cm_stranger.h"
+#include "record_side.h"
 
 #include <sys/prctl.h>
 
@@ -12,12 +13,12 @@ static bool is_over_shm(const struct side *side)
 {
 	soft_lock();
 	const struct soft_link *link = soft_link_of(soft_qp_of(side->id->qp));
-	bool chan = link->chan.peer, stream = link->watch.fd >= 0;
+	bool local = link->chan.path->calls->name == AIORDMA_WIRE_SHARED_MEMORY;
 
 	CHECK_EQUAL(link->base.state, SOFT_LINK_UP);
 	soft_unlock();
-	CHECK(chan != stream); /* one of them, and nothing is left of the other */
-	return chan;
+	CHECK(link->watch.fd < 0); /* nothing is left of the socket of the handshake */
+	return local;
 }
 
 static void one_process(void)
@@ -83,30 +84,54 @@ static void two_processes(const char *of_server, const char *of_client)
 	CHECK_EQUAL(unsetenv("AIORDMA_EMBEDDED_LINKS"), 0);
 }
 
-/* ---- a peer in our hands ------------------------------------------------------------------- */
-
-static struct soft_frame hear_frame(int fd)
+/* Connections to the same service port of a process share the stream of the first, which may end
+ * before the others. */
+static void shared_stream(void)
 {
-	uint8_t bytes[SOFT_FRAME_HEADER];
-	struct soft_frame frame;
+	enum {
+		COUNT = 4
+	};
+	struct side listener, clients[COUNT], servers[COUNT];
+	int sockets = 0;
 
-	CHECK_EQUAL(recv(fd, bytes, sizeof(bytes), MSG_WAITALL), sizeof(bytes));
-	CHECK(soft_frame_decode(bytes, &frame));
-	return frame;
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1), 0);
+	listener = listen_at(host, 0);
+	for (int i = 0; i < COUNT; i++) {
+		connect_sides(&listener, host, &clients[i], &servers[i]);
+		send_message(&clients[i], &servers[i], 1);
+		send_message(&servers[i], &clients[i], 2);
+		CHECK(!is_over_shm(&clients[i]));
+		if (i == 0)
+			sockets = open_sockets();
+		CHECK_EQUAL(open_sockets(), sockets);
+	}
+	for (int i = 0; i < COUNT; i++) {
+		CHECK_EQUAL(rdma->rdma_disconnect(clients[i].id), 0);
+		expect_status(servers[i].channel, RDMA_CM_EVENT_DISCONNECTED, servers[i].id, 0);
+		for (int other = i + 1; other < COUNT; other++) {
+			side_post_receive(&clients[other]);
+			send_message(&servers[other], &clients[other], 3);
+		}
+		side_drop(&servers[i]);
+		side_close(&clients[i]);
+	}
+	side_close(&listener);
+	CHECK_EQUAL(unsetenv("AIORDMA_EMBEDDED_LINKS"), 0);
 }
 
-static void say_frame(int fd, uint8_t opcode, uint32_t psn)
-{
-	uint8_t bytes[SOFT_FRAME_HEADER];
+/* ---- a peer in our hands ------------------------------------------------------------------- */
 
-	soft_frame_encode(bytes, &(struct soft_frame){.opcode = opcode, .psn = psn});
-	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), MSG_NOSIGNAL), sizeof(bytes));
+/* The end of no channel: "this stream it is". */
+static void selection(uint8_t at[RECORD_HEADER])
+{
+	record_header(at, SOFT_RECORD_END, 0, 0, 0);
 }
 
 /* The passive side names a port without a process: the active side goes on with the stream, and
  * tells it. */
 static void no_process(void)
 {
+	uint8_t expected[RECORD_HEADER], record[RECORD_HEADER], bytes[SOFT_FRAME_HEADER];
 	uint16_t port;
 	int door = tcp_listen(&port, 1);
 	struct side client = ask(host, port);
@@ -115,12 +140,15 @@ static void no_process(void)
 	CHECK(hear(fd, SOFT_CM_REQ).shm_port);
 	say(fd, (struct soft_cm_message){.type = SOFT_CM_REP, .qpn = 77, .psn = 5, .shm_port = 1});
 	hear(fd, SOFT_CM_RTU);
-	CHECK_EQUAL(hear_frame(fd).opcode, SOFT_ACK);
+	CHECK(hear_exactly(fd, record, sizeof(record)));
+	selection(expected);
+	CHECK_EQUAL(memcmp(record, expected, sizeof(record)), 0);
 	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
 	CHECK(!is_over_shm(&client));
-	say_frame(fd, SOFT_DISCONNECT, 0);
+	soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_DISCONNECT});
+	say_bytes(fd, bytes, sizeof(bytes));
 	expect_status(client.channel, RDMA_CM_EVENT_DISCONNECTED, client.id, 0);
-	close(fd);
+	close_records(fd);
 	close(door);
 	side_close(&client);
 }
@@ -152,7 +180,7 @@ static void while_undecided(enum what what)
 {
 	struct side listener = listen_at(host, 0), server;
 	int fd = undecided(&listener, &server);
-	uint8_t byte;
+	uint8_t byte, record[RECORD_HEADER];
 
 	side_post_send(&server);
 	/* It is not said by which wire. */
@@ -160,10 +188,9 @@ static void while_undecided(enum what what)
 	CHECK_EQUAL(errno, EAGAIN);
 	switch (what) {
 	case CHOOSES_STREAM:
-		/* Of what was sent before the first request: nothing. */
-		say_frame(fd, SOFT_ACK,
-			  (soft_qp_of(server.id->qp)->attr.sq_psn - 1) & SOFT_PSN_MASK);
-		CHECK_EQUAL(hear_frame(fd).opcode, SOFT_SEND);
+		selection(record);
+		CHECK_EQUAL(send(fd, record, sizeof(record), MSG_NOSIGNAL), sizeof(record));
+		CHECK_EQUAL(hear_header(fd).opcode, SOFT_SEND);
 		CHECK(!is_over_shm(&server));
 		break;
 	case DIES:
@@ -172,9 +199,9 @@ static void while_undecided(enum what what)
 		break;
 	default:
 		CHECK_EQUAL(rdma->rdma_disconnect(server.id), 0);
-		CHECK_EQUAL(hear_frame(fd).opcode, SOFT_DISCONNECT);
+		CHECK_EQUAL(hear_header(fd).opcode, SOFT_DISCONNECT);
 	}
-	close(fd);
+	close_records(fd);
 	side_drop(&server);
 	side_close(&listener);
 }
@@ -186,6 +213,7 @@ int main(void)
 	STEP(two_processes("shared", "tcp"));
 	STEP(two_processes("tcp", "shared"));
 	STEP(one_process());
+	STEP(shared_stream());
 	STEP(no_process());
 	for (enum what what = 0; what < WHATS; what++)
 		STEP(while_undecided(what));

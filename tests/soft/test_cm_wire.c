@@ -19,6 +19,7 @@ static struct soft_cm_message example(enum soft_cm_type type)
 		message.rnr_retry_count = 7;
 		message.ece = (struct soft_cm_ece){0x2c9, 0xa5b6c7d8};
 		message.shm_port = 0x1234;
+		message.path_port = type == SOFT_CM_REP ? 0x5678 : 0;
 	}
 	if (type == SOFT_CM_REQ) {
 		message.port_space = 0x0106;
@@ -78,8 +79,8 @@ static const struct {
 		 0x01, 2, 3, 250, 3, 5, 7, 0xc9, 0x02, 0, 0, 0xd8, 0xc7, 0xb6, 0xa5, 0x34, 0x12)},
 	{SOFT_CM_MRA, MADE_OF('A', 'R', 'C', 'M', 4, 2, 0, 0)},
 	{SOFT_CM_REP,
-	 MADE_OF('A', 'R', 'C', 'M', 4, 3, 218, 0, 0x56, 0x34, 0x12, 0, 0xba, 0xdc, 0xfe, 0, 3, 250,
-		 3, 7, 0xc9, 0x02, 0, 0, 0xd8, 0xc7, 0xb6, 0xa5, 0x34, 0x12)},
+	 MADE_OF('A', 'R', 'C', 'M', 4, 3, 220, 0, 0x56, 0x34, 0x12, 0, 0xba, 0xdc, 0xfe, 0, 3, 250,
+		 3, 7, 0xc9, 0x02, 0, 0, 0xd8, 0xc7, 0xb6, 0xa5, 0x34, 0x12, 0x78, 0x56)},
 	{SOFT_CM_RTU, MADE_OF('A', 'R', 'C', 'M', 4, 4, 0, 0)},
 	{SOFT_CM_REJ, MADE_OF('A', 'R', 'C', 'M', 4, 5, 152, 0, 28, 0, 0, 0)},
 	{SOFT_CM_DREQ, MADE_OF('A', 'R', 'C', 'M', 4, 6, 0, 0)},

@@ -8,6 +8,7 @@
 
 #include "wire/wire.h"
 #include "extended_side.h"
+#include "record_side.h"
 
 #include "objects/objects.h"
 
@@ -40,7 +41,7 @@ static void open_scene(struct scene *scene, struct options options)
 
 static void close_scene(struct scene *scene)
 {
-	close(scene->fd);
+	close_records(scene->fd);
 	close_side(&scene->side);
 }
 
@@ -54,32 +55,12 @@ static void say(struct scene *scene, struct soft_frame frame)
 					    frame.opcode == SOFT_READ ? frame.dma_length : 0));
 	soft_frame_encode(bytes, &frame);
 	CHECK(frame.length <= 64);
-	CHECK_EQUAL(send(scene->fd, bytes, SOFT_FRAME_HEADER + frame.length, MSG_NOSIGNAL),
-		    SOFT_FRAME_HEADER + frame.length);
-}
-
-static void take(const struct scene *scene, uint8_t *bytes, size_t length)
-{
-	struct pollfd wait = {.fd = scene->fd, .events = POLLIN};
-
-	while (length) {
-		CHECK_EQUAL(poll(&wait, 1, -1), 1);
-		ssize_t taken = recv(scene->fd, bytes, length, 0);
-
-		CHECK(taken > 0);
-		bytes += taken;
-		length -= (size_t)taken;
-	}
+	say_bytes(scene->fd, bytes, SOFT_FRAME_HEADER + frame.length);
 }
 
 static struct soft_frame answer_of(const struct scene *scene)
 {
-	uint8_t bytes[SOFT_FRAME_HEADER];
-	struct soft_frame frame;
-
-	take(scene, bytes, sizeof(bytes));
-	CHECK(soft_frame_decode(bytes, &frame));
-	return frame;
+	return hear_header(scene->fd);
 }
 
 /* At the scene's own memory. */
@@ -245,8 +226,8 @@ static void await_reading(const struct scene *scene)
  * its payload, neither what comes with the header nor what comes after it was read. */
 static void payload_elsewhere(void)
 {
-	static const uint32_t lengths[] = {8192, SOFT_FRAME_MAX + 1, SOFT_CMA_FRAME_MAX};
-	static uint8_t bytes[SOFT_FRAME_HEADER + SOFT_CMA_FRAME_MAX];
+	static const uint32_t lengths[] = {8192, SOFT_FRAME_MAX + 1};
+	static uint8_t bytes[RECORD_HEADER + SOFT_FRAME_HEADER + SOFT_CMA_FRAME_MAX];
 
 	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
 		for (int way = 0; way < 4; way++) {
@@ -271,12 +252,15 @@ static void payload_elsewhere(void)
 				.psn = PEER_PSN,
 				.length = lengths[i],
 			};
-			size_t length = SOFT_FRAME_HEADER + lengths[i], at = 0;
+			size_t length = RECORD_HEADER + SOFT_FRAME_HEADER + lengths[i], at = 0;
 
 			CHECK_EQUAL(side->context->ops.post_recv(side->qp, &receive, &bad), 0);
-			soft_frame_encode(bytes, &frame);
+			record_header(bytes, SOFT_RECORD_DATA, SOFT_FRAME_HEADER + lengths[i],
+				      STREAM_CHAN, 0);
+			soft_frame_encode(bytes + RECORD_HEADER, &frame);
 			while (at < length) {
-				size_t part = apart && !at ? SOFT_FRAME_HEADER : length - at;
+				size_t part = apart && !at ? RECORD_HEADER + SOFT_FRAME_HEADER
+							   : length - at;
 				ssize_t n = send(scene.fd, bytes + at, part, MSG_NOSIGNAL);
 
 				if (n < 0 && errno != EAGAIN)
@@ -359,7 +343,7 @@ static void kept_answers(void)
 		if (frame.opcode != SOFT_READ_DATA)
 			break;
 		CHECK(frame.psn < PEER_PSN + BIG / 4096);
-		take(&scene, payload, frame.length);
+		CHECK(hear_bytes(scene.fd, payload, frame.length));
 	}
 	CHECK_EQUAL(frame.opcode, SOFT_NAK);
 	CHECK_EQUAL(frame.syndrome, SOFT_NAK_REMOTE_ACCESS);

@@ -1,4 +1,5 @@
 /* Streams that come late, break, end in order, or bring what no peer would send. */
+#include "record_side.h"
 #include "verbs_side.h"
 
 #include <arpa/inet.h>
@@ -192,8 +193,43 @@ static void expect_hung_up(int fd)
 	close(fd);
 }
 
+/* A stream to that port, introduced. */
+static int greet(uint16_t port)
+{
+	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
+	struct soft_hello hello;
+	int fd = connect_to(port);
+
+	soft_hello_encode(bytes, &(struct soft_hello){.kind = SOFT_HELLO_STREAM});
+	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
+	CHECK(hear_exactly(fd, bytes, sizeof(bytes)));
+	CHECK(soft_hello_decode(bytes, &hello));
+	CHECK_EQUAL(hello.kind, SOFT_HELLO_STREAM);
+	return fd;
+}
+
+static void introduce(int fd, const struct soft_hello *hello, uint32_t number)
+{
+	uint8_t bytes[RECORD_HEADER + SOFT_HANDSHAKE_SIZE];
+
+	record_header(bytes, SOFT_RECORD_OPEN, SOFT_HANDSHAKE_SIZE, 0, number);
+	soft_hello_encode(bytes + RECORD_HEADER, hello);
+	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
+}
+
 static void hostile_peers(void)
 {
+	static const struct {
+		uint32_t word, length; /* of a record */
+	} nonsense[] = {
+		{0, 0}, /* kinds that are none */
+		{5u << 24, 0},
+		{SOFT_RECORD_OPEN << 24 | 47, 47}, /* lengths that they do not have */
+		{SOFT_RECORD_ACCEPT << 24, 0},
+		{SOFT_RECORD_END << 24 | 4, 4},
+		{SOFT_RECORD_DATA << 24, 0},
+		{SOFT_RECORD_DATA << 24 | 0xffffff, 0},
+	};
 	struct side a, b;
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
 	int guesses[4];
@@ -201,7 +237,7 @@ static void hostile_peers(void)
 	open_pair(&a, &b, (struct options){0});
 	struct address address = address_of_side(&b);
 
-	/* Nonsense, a web browser, and handshakes that are wrong in one thing each. */
+	/* Nonsense, and a web browser. */
 	int fd = connect_to(address.port);
 
 	fill(bytes, sizeof(bytes), 3);
@@ -213,6 +249,24 @@ static void hostile_peers(void)
 
 	CHECK(send(fd, get, sizeof(get) - 1, 0) > 0);
 	expect_hung_up(fd);
+	/* Another version is told ours, in case it can say so. */
+	fd = connect_to(address.port);
+	soft_hello_encode(bytes, &(struct soft_hello){.kind = SOFT_HELLO_STREAM});
+	bytes[8]++;
+	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
+	CHECK(hear_exactly(fd, bytes, sizeof(bytes)));
+	CHECK_EQUAL(soft_hello_version(bytes), SOFT_WIRE_VERSION);
+	expect_hung_up(fd);
+	for (size_t i = 0; i < sizeof(nonsense) / sizeof(nonsense[0]); i++) {
+		uint8_t record[RECORD_HEADER + 64] = {0};
+
+		fd = greet(address.port);
+		soft_put32(record, nonsense[i].word);
+		soft_put32(record + 4, 1);
+		CHECK(send(fd, record, RECORD_HEADER + nonsense[i].length, 0) > 0);
+		expect_hung_up(fd);
+	}
+	/* Introductions that are wrong in one thing each. */
 	for (int wrong = 0; wrong < 4; wrong++) {
 		struct soft_hello hello = {
 			.kind = SOFT_HELLO,
@@ -230,31 +284,33 @@ static void hostile_peers(void)
 			hello.to ^= 0x800000;
 		if (wrong == 2)
 			hello.receive_psn ^= 1;
-		/* 3: right in everything, but there is a stream already */
-		soft_hello_encode(bytes, &hello);
-		fd = connect_to(address.port);
-		CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
-		if (wrong == 0)
-			expect_hung_up(fd);
-		else
+		/* 3: right in everything, but it has its peer already */
+		fd = greet(address.port);
+		introduce(fd, &hello, 5);
+		if (wrong == 0) {
+			CHECK(hear_exactly(fd, bytes, RECORD_HEADER));
+			CHECK_EQUAL(bytes[3], SOFT_RECORD_END);
+			close(fd);
+		} else {
 			guesses[wrong] = fd;
+		}
 	}
-	/* Many connections that send nothing, or half a handshake, do not keep others out. */
+	/* Which of them name a queue pair that is there, is not told: when a later one is through. */
+	close(greet(address.port));
+	for (int wrong = 1; wrong < 4; wrong++)
+		CHECK(recv(guesses[wrong], bytes, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
+	/* Many streams that send nothing, or half a handshake, do not keep others out. */
 	int fds[300];
 
-	soft_hello_encode(bytes, &(struct soft_hello){.kind = SOFT_HELLO});
+	soft_hello_encode(bytes, &(struct soft_hello){.kind = SOFT_HELLO_STREAM});
 	for (int i = 0; i < 300; i++) {
 		fds[i] = connect_to(address.port);
 		CHECK_EQUAL(send(fds[i], bytes, (size_t)(i % 40), MSG_NOSIGNAL), i % 40);
 	}
 	expect_hung_up(fds[0]); /* the oldest had to go */
-	/* Which of the guesses name a queue pair that is there, is not told: all wait, and each that
-	 * says more is hung up on. */
-	for (int wrong = 1; wrong < 4; wrong++) {
-		CHECK(recv(guesses[wrong], bytes, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
-		CHECK_EQUAL(send(guesses[wrong], bytes, 1, 0), 1);
+	/* So had these, which have no channel. */
+	for (int wrong = 1; wrong < 4; wrong++)
 		expect_hung_up(guesses[wrong]);
-	}
 	struct side c, d;
 
 	open_pair(&c, &d, (struct options){0});
@@ -268,14 +324,37 @@ static void hostile_peers(void)
 	close_pair(&a, &b);
 }
 
-/* The process that answers a HELLO may take its sender for the peer at once: a queue pair that
- * leaves before the answer sends DISCONNECT, since an end without it would be a failure (IBTA
- * 10.3.1.2: a peer's error does not reach an idle queue pair). */
+/* A stream that has made too many wrong guesses is refused unseen: also what is right, and would wait
+ * for its queue pair. */
+static void guesses(void)
+{
+	uint8_t record[RECORD_HEADER];
+	struct side side;
+
+	open_side(&side, (struct options){0});
+	CHECK_EQUAL(to_init(&side), 0);
+	struct address address = address_of_side(&side);
+	struct soft_hello hello = {.kind = SOFT_HELLO, .from = 1, .to = side.qp->qp_num ^ 0x1fff};
+	int fd = greet(address.port);
+
+	for (uint32_t i = 1; i <= 1001; i++)
+		introduce(fd, &hello, i);
+	hello.to = side.qp->qp_num;
+	introduce(fd, &hello, 5000);
+	do {
+		CHECK(hear_exactly(fd, record, sizeof(record)));
+		CHECK_EQUAL(record[3], SOFT_RECORD_END);
+	} while (soft_take32(record + 4) != 5000);
+	close(fd);
+	close_side(&side);
+}
+
+/* A queue pair that leaves before its introduction is answered takes that back. */
 static void leaves_unanswered(void)
 {
-	uint8_t bytes[SOFT_HANDSHAKE_SIZE + SOFT_FRAME_HEADER];
+	uint8_t bytes[SOFT_HANDSHAKE_SIZE], record[RECORD_HEADER];
 	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	struct soft_frame frame;
+	struct soft_hello hello;
 	struct side side;
 
 	CHECK(door >= 0);
@@ -288,12 +367,25 @@ static void leaves_unanswered(void)
 	int fd = accept(door, NULL, NULL);
 
 	CHECK(fd >= 0);
-	CHECK_EQUAL(recv(fd, bytes, SOFT_HANDSHAKE_SIZE, MSG_WAITALL), SOFT_HANDSHAKE_SIZE);
+	CHECK(hear_exactly(fd, bytes, sizeof(bytes)));
+	CHECK(soft_hello_decode(bytes, &hello));
+	CHECK_EQUAL(hello.kind, SOFT_HELLO_STREAM);
+	/* Nothing else before the answer. */
+	CHECK(recv(fd, record, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
+	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
+	CHECK(hear_exactly(fd, record, sizeof(record)));
+	CHECK_EQUAL(record[3], SOFT_RECORD_OPEN);
+	uint32_t number = soft_take32(record + 8);
+
+	CHECK(hear_exactly(fd, bytes, sizeof(bytes)));
+	CHECK(soft_hello_decode(bytes, &hello));
+	CHECK_EQUAL(hello.to, highest);
 	CHECK_EQUAL(to_state(&side, IBV_QPS_ERR), 0);
-	CHECK_EQUAL(recv(fd, bytes, sizeof(bytes), MSG_WAITALL), SOFT_FRAME_HEADER);
-	CHECK(soft_frame_decode(bytes, &frame));
-	CHECK_EQUAL(frame.opcode, SOFT_DISCONNECT);
-	close(fd);
+	CHECK(hear_exactly(fd, record, sizeof(record)));
+	CHECK_EQUAL(record[3], SOFT_RECORD_END);
+	CHECK_EQUAL(soft_take32(record + 4), 0);
+	CHECK_EQUAL(soft_take32(record + 8), number);
+	expect_hung_up(fd); /* without a channel it ends */
 	close(door);
 	close_side(&side);
 }
@@ -453,18 +545,17 @@ static int adopted(struct side *side)
 
 static void put_frame(int fd, const struct soft_frame *frame)
 {
-	uint8_t bytes[SOFT_FRAME_HEADER + 64] = {0};
-	size_t length = SOFT_FRAME_HEADER + (frame->length <= 64 ? frame->length : 0);
+	uint8_t bytes[SOFT_FRAME_HEADER + 4096] = {0};
+	size_t length = SOFT_FRAME_HEADER + (frame->length <= 4096 ? frame->length : 0);
 
 	soft_frame_encode(bytes, frame);
-	CHECK_EQUAL(send(fd, bytes, length, MSG_NOSIGNAL), length);
+	say_bytes(fd, bytes, length);
 }
 
 /* It ends the queue pair, and nothing else happens. */
 static void ends_by(const struct soft_frame *said, bool refused)
 {
 	struct soft_frame frame = *said;
-	uint8_t answer[SOFT_FRAME_HEADER];
 	struct side side;
 
 	open_side(&side, (struct options){0});
@@ -483,13 +574,11 @@ static void ends_by(const struct soft_frame *said, bool refused)
 	expect_wc(&side, 1, IBV_WC_WR_FLUSH_ERR);
 	CHECK_EQUAL(state_of(&side), IBV_QPS_ERR);
 	CHECK_EQUAL(fcntl(fd, F_SETFL, 0), 0);
-	if (refused) {
-		CHECK_EQUAL(recv(fd, answer, sizeof(answer), MSG_WAITALL), sizeof(answer));
-		CHECK_EQUAL(answer[0], SOFT_NAK);
-		close(fd);
-	} else {
-		expect_hung_up(fd);
-	}
+	if (refused)
+		CHECK_EQUAL(hear_header(fd).opcode, SOFT_NAK);
+	else
+		expect_record_end(fd);
+	close_records(fd);
 	close_side(&side);
 }
 
@@ -600,7 +689,7 @@ static void mutations(void)
 	for (int round = 0; round < 400; round++) {
 		struct side side;
 		uint8_t bytes[4096];
-		size_t used = 0;
+		size_t used = RECORD_HEADER;
 
 		open_side(&side, (struct options){.memory = 4096});
 		int fd = adopted(&side);
@@ -629,6 +718,8 @@ static void mutations(void)
 			memset(bytes + used + SOFT_FRAME_HEADER, (int)i, frame.length);
 			used += SOFT_FRAME_HEADER + frame.length;
 		}
+		record_header(bytes, SOFT_RECORD_DATA, (uint32_t)used - RECORD_HEADER, STREAM_CHAN,
+			      0);
 		for (int flips = round % 4; flips >= 0; flips--) {
 			seed ^= seed << 13;
 			seed ^= seed >> 7;
@@ -665,6 +756,7 @@ int main(void)
 	STEP(chosen_before_rts());
 	STEP(leaves_unanswered());
 	STEP(hostile_peers());
+	STEP(guesses());
 	STEP(orderly_end());
 	STEP(impossible_frames());
 	STEP(impossible_answers());

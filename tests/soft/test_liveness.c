@@ -81,9 +81,9 @@ static void write_bytes(struct side *a, uint32_t length)
 	POST(a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = length);
 }
 
-static struct soft_link link_of(const struct side *a)
+static struct soft_tcp_path path_of(const struct side *a)
 {
-	return LOCKED(*soft_link_of(soft_qp_of(a->qp)));
+	return LOCKED(*soft_tcp_path_of(soft_link_of(soft_qp_of(a->qp))->chan.path));
 }
 
 static int option(int fd, int level, int name)
@@ -108,11 +108,11 @@ static void stopped(void)
 	write_bytes(&a, BIG); /* more than fits */
 	for (int looks = 0; looks < 14;) {
 		struct pollfd failure = {.fd = a.context->async_fd, .events = POLLIN};
-		struct soft_link link = link_of(&a);
+		struct soft_tcp_path path = path_of(&a);
 
 		CHECK_EQUAL(poll(&failure, 1, 10), 0);
-		looks += link.liveness_timer.deadline_ns != last;
-		last = link.liveness_timer.deadline_ns;
+		looks += path.liveness_timer.deadline_ns != last;
+		last = path.liveness_timer.deadline_ns;
 	}
 	close(other); /* as its end would */
 	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
@@ -173,7 +173,7 @@ static void long_timeout(void)
 
 		int fd = open_to_elsewhere(&a, &other, cases[i].timeout);
 
-		CHECK(link_of(&a).liveness_limit == cases[i].ns);
+		CHECK(path_of(&a).liveness_limit == cases[i].ns);
 		CHECK_EQUAL(option(fd, SOL_SOCKET, SO_KEEPALIVE), cases[i].ns != 0);
 		if (cases[i].ns) {
 			CHECK_EQUAL(option(fd, IPPROTO_TCP, TCP_KEEPIDLE), 1);
@@ -205,7 +205,7 @@ static void lost_while_idle(void)
 	uint64_t start = soft_now();
 
 	write_bytes(&a, 8);
-	CHECK(link_of(&a).liveness_since + first * UINT64_C(500000000) <= start);
+	CHECK(path_of(&a).liveness_since + first * UINT64_C(500000000) <= start);
 	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
 	CHECK(set_loopback(true));
 	close(other);

@@ -3,8 +3,9 @@
  * they were sent.  It is the test, and reads only when it wants to. */
 #include <sys/socket.h>
 
-#include "shortage.h"
+#include "record_side.h"
 #include "verbs_side.h"
+#include "shortage.h"
 
 #include "wire/link.h"
 
@@ -19,6 +20,7 @@ enum {
 struct stage {
 	struct side side;
 	int fd; /* the other end of the stream */
+	const struct soft_tcp_path *tcp;
 };
 
 static uint8_t payload[SOFT_FRAME_MAX];
@@ -31,7 +33,7 @@ ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags);
 ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
 {
 	size_t left = most_at_once < most_in_all ? most_at_once : most_in_all, count = 0;
-	struct iovec iov[1 + SOFT_LINK_IOVECS];
+	struct iovec iov[2 + SOFT_LINK_IOVECS];
 	struct msghdr less = *message;
 
 	for (; count < message->msg_iovlen && left; count++) {
@@ -74,13 +76,15 @@ static void open_stage(struct stage *stage, struct options options)
 	bring_up(&stage->side, &absent);
 	soft_lock();
 	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(stage->side.qp), fds[1], NULL, 0), 0);
+	stage->tcp = soft_tcp_path_of(soft_link_of(soft_qp_of(stage->side.qp))->chan.path);
 	soft_unlock();
 	stage->fd = fds[0];
+	record_left[stage->fd] = 0;
 }
 
 static void close_stage(struct stage *stage)
 {
-	close(stage->fd);
+	close_records(stage->fd);
 	close_side(&stage->side);
 }
 
@@ -89,28 +93,26 @@ static void put(const struct stage *stage, struct soft_frame frame)
 	uint8_t bytes[SOFT_FRAME_HEADER];
 
 	soft_frame_encode(bytes, &frame);
-	CHECK_EQUAL(send(stage->fd, bytes, sizeof(bytes), MSG_NOSIGNAL), sizeof(bytes));
+	say_bytes(stage->fd, bytes, sizeof(bytes));
 }
 
 /* The next frame, of which `begun` are its first bytes. */
 static struct soft_frame get_rest(const struct stage *stage, const uint8_t *begun, size_t count)
 {
-	uint8_t header[SOFT_FRAME_HEADER];
 	struct soft_frame frame;
+	size_t have = 0;
 
-	CHECK(count == 0 || count >= sizeof(header));
-	if (count)
-		memcpy(header, begun, sizeof(header));
-	else
-		CHECK_EQUAL(recv(stage->fd, header, sizeof(header), MSG_WAITALL), sizeof(header));
-	CHECK(soft_frame_decode(header, &frame));
+	if (count) {
+		have = count - RECORD_HEADER - SOFT_FRAME_HEADER;
+		CHECK(have < count);
+		CHECK(soft_frame_decode(begun + RECORD_HEADER, &frame));
+		memcpy(payload, begun + RECORD_HEADER + SOFT_FRAME_HEADER, have);
+		record_left[stage->fd] = frame.length - (uint32_t)have;
+	} else {
+		frame = hear_header(stage->fd);
+	}
 	CHECK(frame.length <= sizeof(payload));
-	size_t have = count ? count - sizeof(header) : 0;
-
-	if (have)
-		memcpy(payload, begun + sizeof(header), have);
-	CHECK_EQUAL(recv(stage->fd, payload + have, frame.length - have, MSG_WAITALL),
-		    frame.length - have);
+	CHECK(hear_bytes(stage->fd, payload + have, frame.length - have));
 	return frame;
 }
 
@@ -128,7 +130,7 @@ static void get(const struct stage *stage, uint32_t psn, uint32_t offset, uint32
 
 static bool is_partial(struct stage *stage)
 {
-	return LOCKED(soft_link_of(soft_qp_of(stage->side.qp))->rest);
+	return LOCKED(stage->tcp->output_length > stage->tcp->output_sent);
 }
 
 /* ---- the send queue fails -------------------------------------------------------------------- */
@@ -175,7 +177,7 @@ static size_t until_failed(struct stage *stage, uint8_t *begun, size_t room)
  * the next message, which has the same slot. */
 static void memory_gone(bool uc, bool draining)
 {
-	static uint8_t begun[SOFT_FRAME_HEADER + SOFT_FRAME_MAX];
+	static uint8_t begun[RECORD_HEADER + SOFT_FRAME_HEADER + SOFT_FRAME_MAX];
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
 	struct stage stage;
 	struct side *side = &stage.side;
@@ -285,10 +287,9 @@ static void not_ready(bool over_first)
 static void expect_end(const struct stage *stage)
 {
 	struct soft_frame frame = get_rest(stage, NULL, 0);
-	uint8_t byte;
 
 	CHECK_EQUAL(frame.opcode, SOFT_DISCONNECT);
-	CHECK_EQUAL(recv(stage->fd, &byte, 1, 0), 0);
+	expect_record_end(stage->fd);
 }
 
 static void get_old(const struct stage *stage, uint8_t opcode, uint32_t offset, uint32_t length)
@@ -310,8 +311,8 @@ static void cut(size_t at_once)
 	struct stage stage;
 
 	open_stage(&stage, (struct options){.uc = true});
-	CHECK_EQUAL(setsockopt(LOCKED(soft_link_of(soft_qp_of(stage.side.qp))->watch.fd),
-			       SOL_SOCKET, SO_SNDBUF, &enough, sizeof(enough)),
+	CHECK_EQUAL(setsockopt(LOCKED(stage.tcp->watch.fd), SOL_SOCKET, SO_SNDBUF, &enough,
+			       sizeof(enough)),
 		    0);
 	limit_sending(at_once, SIZE_MAX);
 	for (uint32_t i = 0; i < 4; i++)
@@ -357,12 +358,11 @@ static void peer_ends(void)
 	struct stage stage;
 
 	open_stage(&stage, (struct options){.timeout = 1});
-	limit_sending(SIZE_MAX, SOFT_FRAME_HEADER + 8 + SOFT_FRAME_HEADER + 100);
+	limit_sending(SIZE_MAX, 2 * (RECORD_HEADER + SOFT_FRAME_HEADER) + 8 + 100);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 2, .length = 2000);
 	get(&stage, 0, 0, 8);
-	CHECK_EQUAL(recv(stage.fd, payload, SOFT_FRAME_HEADER + 100, MSG_WAITALL),
-		    SOFT_FRAME_HEADER + 100);
+	CHECK(hear_bytes(stage.fd, payload, SOFT_FRAME_HEADER + 100));
 	CHECK(is_partial(&stage));
 	CHECK_EQUAL(shutdown(stage.fd, SHUT_WR), 0);
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
@@ -379,15 +379,15 @@ static void port_down(void)
 	uint8_t byte;
 
 	open_stage(&stage, (struct options){0});
-	limit_sending(SIZE_MAX, SOFT_FRAME_HEADER);
+	limit_sending(SIZE_MAX, RECORD_HEADER);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
 	CHECK(is_partial(&stage));
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
 	limit_sending(SIZE_MAX, SIZE_MAX);
 	for (int i = 0; i < 1000; i++)
 		soft_progress();
-	CHECK_EQUAL(recv(stage.fd, payload, SOFT_FRAME_HEADER, MSG_PEEK), SOFT_FRAME_HEADER);
-	CHECK_EQUAL(recv(stage.fd, payload, sizeof(payload), MSG_PEEK), SOFT_FRAME_HEADER);
+	CHECK_EQUAL(recv(stage.fd, payload, RECORD_HEADER, MSG_PEEK), RECORD_HEADER);
+	CHECK_EQUAL(recv(stage.fd, payload, sizeof(payload), MSG_PEEK), RECORD_HEADER);
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
 	get(&stage, 0, 0, 2000);
 	CHECK_EQUAL(recv(stage.fd, &byte, 1, MSG_DONTWAIT), -1);
@@ -401,7 +401,7 @@ static void forked(void)
 	int status;
 
 	open_stage(&stage, (struct options){0});
-	limit_sending(SIZE_MAX, SOFT_FRAME_HEADER);
+	limit_sending(SIZE_MAX, RECORD_HEADER);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
 	CHECK(is_partial(&stage));
 	fflush(NULL);

@@ -141,14 +141,15 @@ static bool waits_for_a_receive(struct side *side)
 /* The child's: the request that was sent again is read from its socket, and not refused. */
 static void read_one(struct side *side)
 {
-	char frame[SOFT_FRAME_HEADER + 8];
+	char record[SOFT_TCP_RECORD_HEADER + SOFT_FRAME_HEADER + 8];
 
 	soft_lock();
-	struct pollfd readable = {.fd = soft_link_of(soft_qp_of(side->qp))->watch.fd,
+	const struct soft_link *link = soft_link_of(soft_qp_of(side->qp));
+	struct pollfd readable = {.fd = soft_tcp_path_of(link->chan.path)->watch.fd,
 				  .events = POLLIN};
 
 	CHECK_EQUAL(poll(&readable, 1, -1), 1);
-	CHECK_EQUAL(recv(readable.fd, frame, sizeof(frame), MSG_WAITALL), sizeof(frame));
+	CHECK_EQUAL(recv(readable.fd, record, sizeof(record), MSG_WAITALL), sizeof(record));
 }
 
 static void nothing(struct side *side)
@@ -179,11 +180,16 @@ static void refused_and_gone(void (*before)(struct side *side))
 	left(&process, &side);
 }
 
+static struct soft_shm_peer *peer_of(const struct soft_qp *qp)
+{
+	return soft_container(soft_link_of(qp)->chan.path, struct soft_shm_peer, path);
+}
+
 /* The child's: the refused message and the one behind it are read, and no more. */
 static void refuse_one(struct side *side)
 {
 	const struct soft_qp *qp = soft_qp_of(side->qp);
-	struct soft_shm_peer *peer = soft_link_of(qp)->chan.peer;
+	struct soft_shm_peer *peer = peer_of(qp);
 
 	while (!qp->responder.resend_wanted)
 		soft_shm_peer_receive(peer, 1); /* a record */
@@ -194,7 +200,7 @@ static void refuse_one(struct side *side)
 
 static uint64_t written_by(struct side *side)
 {
-	return LOCKED(soft_link_of(soft_qp_of(side->qp))->chan.peer->out.mine);
+	return LOCKED(peer_of(soft_qp_of(side->qp))->out.mine);
 }
 
 /* In the ring, what was refused and sent again lies behind what was sent before: it counts as unread

@@ -1,27 +1,8 @@
 /* Links without sockets: within a process, and between processes of one host. */
+#include "leaks.h"
 #include "verbs_side.h"
 
-#include <dirent.h>
-
 #include "wire/link.h"
-
-static int open_sockets(void)
-{
-	char name[300], target[64];
-	struct dirent *entry;
-	DIR *dir = opendir("/proc/self/fd");
-	int count = 0;
-
-	CHECK(dir);
-	while ((entry = readdir(dir))) {
-		snprintf(name, sizeof(name), "/proc/self/fd/%s", entry->d_name);
-		ssize_t n = readlink(name, target, sizeof(target));
-
-		count += n > 6 && !memcmp(target, "socket", 6);
-	}
-	closedir(dir);
-	return count;
-}
 
 /* A message each way, and what the other side's memory holds. */
 static void talk(struct side *a, struct side *b, uint32_t length, unsigned seed)
@@ -79,84 +60,6 @@ static void itself(void)
 
 /* ---- between processes --------------------------------------------------------------------- */
 
-/* However many queue pairs, there are no more sockets than for the first. */
-static void many(void)
-{
-	enum {
-		MANY = 20
-	};
-	static struct side sides[MANY];
-	struct process process = split();
-	int sockets = 0;
-
-	limit_seconds(20);
-	for (int i = 0; i < MANY; i++) {
-		open_side(&sides[i], (struct options){0});
-		struct address peer = exchange(&process, &sides[i]);
-
-		bring_up_receiving(&sides[i], &peer, 1, 1, 64);
-		fill(sides[i].memory + 64, 64, (unsigned)i);
-		POST(&sides[i], IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
-		/* Sent and received, in either order. */
-		expect_two(&sides[i]);
-		CHECK(filled(sides[i].memory, 64, (unsigned)i));
-		process_barrier(&process);
-		if (i == 0)
-			sockets = open_sockets();
-		CHECK(open_sockets() <= sockets); /* two meetings at once are one in the end */
-	}
-	for (int i = 0; i < MANY; i++)
-		close_side(&sides[i]);
-	join(&process);
-}
-
-/* Writes and reads of more than a ring holds, of several links, both ways at once. */
-static void crowded(void)
-{
-	enum {
-		LINKS = 6,
-		SIZE = 3 << 20
-	};
-	static struct side sides[LINKS];
-	static struct address peers[LINKS];
-	struct process process = split();
-
-	limit_seconds(60);
-	for (int i = 0; i < LINKS; i++) {
-		open_side(&sides[i], (struct options){.memory = 3 * SIZE});
-		peers[i] = exchange(&process, &sides[i]);
-		bring_up(&sides[i], &peers[i]);
-		fill(sides[i].memory, SIZE, (unsigned)i);
-	}
-	process_barrier(&process);
-	for (int i = 0; i < LINKS; i++) {
-		const struct request requests[] = {
-			{.opcode = IBV_WR_RDMA_WRITE,
-			 .wr_id = 1,
-			 .length = SIZE,
-			 AT(&peers[i], SIZE)},
-			{.opcode = IBV_WR_RDMA_READ,
-			 .wr_id = 2,
-			 .offset = 2 * SIZE,
-			 .length = SIZE,
-			 AT(&peers[i], 0)},
-		};
-
-		CHECK_EQUAL(post_chain(&sides[i], requests, 2), 0);
-	}
-	for (int i = 0; i < LINKS; i++) {
-		expect_wc(&sides[i], 1, IBV_WC_SUCCESS);
-		expect_wc(&sides[i], 2, IBV_WC_SUCCESS);
-		CHECK(filled(sides[i].memory + 2 * SIZE, SIZE, (unsigned)i));
-	}
-	process_barrier(&process);
-	for (int i = 0; i < LINKS; i++) {
-		CHECK(filled(sides[i].memory + SIZE, SIZE, (unsigned)i));
-		close_side(&sides[i]);
-	}
-	join(&process);
-}
-
 /* One of the two sides is kept to TCP: so they use it, whichever connects. */
 static void unwilling(void)
 {
@@ -172,7 +75,7 @@ static void unwilling(void)
 		bring_up_receiving(&side, &peer, 1, 1, 64);
 		POST(&side, IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
 		expect_two(&side);
-		CHECK(LOCKED(soft_link_of(soft_qp_of(side.qp))->watch.fd) >= 0);
+		CHECK_EQUAL(soft_qp_wire(side.qp), AIORDMA_WIRE_TCP);
 		close_peers(&process, &side);
 	}
 }
@@ -191,7 +94,7 @@ static void another_name(void)
 	bring_up_receiving(&side, &peer, 1, 1, 64);
 	POST(&side, IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
 	expect_two(&side);
-	CHECK(LOCKED(soft_link_of(soft_qp_of(side.qp))->watch.fd) < 0);
+	CHECK_EQUAL(soft_qp_wire(side.qp), AIORDMA_WIRE_SHARED_MEMORY);
 	close_peers(&process, &side);
 }
 
@@ -206,22 +109,23 @@ static void wrong_word(void)
 
 /* A channel in our own hands. */
 struct raw {
-	struct soft_shm_chan chan;
+	struct soft_chan chan;
 	bool accepted, gone;
 	unsigned records, frames; /* that have come */
 	unsigned acks;    /* among the frames */
 };
 
-static void raw_accepted(struct soft_shm_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
+static void raw_accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
 	(void)handshake;
 	soft_container(chan, struct raw, chan)->accepted = true;
 }
 
-static void raw_data(struct soft_shm_chan *chan, const uint8_t *bytes, size_t length)
+static void raw_data(struct soft_chan *chan, const uint8_t *bytes, size_t length, size_t rest)
 {
 	struct raw *raw = soft_container(chan, struct raw, chan);
 
+	CHECK_EQUAL(rest, 0);
 	CHECK_EQUAL(length % SOFT_FRAME_HEADER, 0); /* nothing else is said to it */
 	raw->records++;
 	for (; length; length -= SOFT_FRAME_HEADER, bytes += SOFT_FRAME_HEADER) {
@@ -230,18 +134,18 @@ static void raw_data(struct soft_shm_chan *chan, const uint8_t *bytes, size_t le
 	}
 }
 
-static void raw_writable(struct soft_shm_chan *chan)
+static void raw_writable(struct soft_chan *chan)
 {
 	(void)chan;
 }
 
-static void raw_gone(struct soft_shm_chan *chan, int error)
+static void raw_gone(struct soft_chan *chan, int error)
 {
 	CHECK_EQUAL(error, 0);
 	soft_container(chan, struct raw, chan)->gone = true;
 }
 
-static const struct soft_shm_chan_ops raw_calls = {
+static const struct soft_chan_ops raw_calls = {
 	.accepted = raw_accepted,
 	.data = raw_data,
 	.writable = raw_writable,
@@ -252,10 +156,10 @@ static const struct soft_shm_chan_ops raw_calls = {
 static void raw_open(struct raw *raw, const struct address *to, uint32_t from, uint32_t from_psn)
 {
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
-	struct soft_shm_peer *peer = soft_shm_peer_at(to->port);
+	struct soft_path *path = soft_shm_path_at(to->port);
 
 	*raw = (struct raw){.chan.calls = &raw_calls};
-	CHECK(peer);
+	CHECK(path);
 	soft_hello_encode(handshake, &(struct soft_hello){
 					     .kind = SOFT_HELLO,
 					     .from = from,
@@ -265,7 +169,7 @@ static void raw_open(struct raw *raw, const struct address *to, uint32_t from, u
 					     .flags = SOFT_HELLO_SENDS,
 					     .mtu = IBV_MTU_4096,
 				     });
-	CHECK_EQUAL(soft_shm_chan_open(&raw->chan, peer, handshake), 0);
+	CHECK_EQUAL(soft_chan_open(&raw->chan, path, handshake), 0);
 }
 
 /* Requests for queue pairs that are not ready are held, up to a limit, without effect on others. */
@@ -313,7 +217,7 @@ static void held_requests(void)
 	process_barrier(&process);
 	soft_lock();
 	for (int i = 0; i < MANY; i++)
-		soft_shm_chan_end(&raws[i].chan);
+		soft_chan_end(&raws[i].chan);
 	soft_unlock();
 	process_barrier(&process);
 	close_side(&side);
@@ -357,14 +261,14 @@ static void leaving_or_broken(int what)
 		soft_lock();
 		raw_open(&raw, &peer, absent.qpn, absent.psn);
 		if (what == 0)
-			soft_shm_chan_end(&raw.chan);
+			soft_chan_end(&raw.chan);
 		soft_unlock();
 		for (bool over = what == 0; !over;) {
 			soft_progress();
 			soft_lock();
 			over = raw.gone;
-			if (raw.accepted && !over && soft_shm_chan_room(&raw.chan, 64)) {
-				soft_shm_chan_write(&raw.chan, &iov, 1, iov.iov_len);
+			if (raw.accepted && !over && soft_chan_room(&raw.chan, 64)) {
+				soft_chan_write(&raw.chan, &iov, 1, iov.iov_len);
 				raw.accepted = false;
 			}
 			soft_unlock();
@@ -400,7 +304,7 @@ static struct address begin_raw(struct process *process, struct side *side, stru
 static void raw_end(struct raw *raw)
 {
 	soft_lock();
-	soft_shm_chan_end(&raw->chan);
+	soft_chan_end(&raw->chan);
 	soft_unlock();
 }
 
@@ -426,8 +330,8 @@ static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
 					  .length = length,
 					  .psn = psn,
 				  });
-	CHECK(soft_shm_chan_room(&raw->chan, sizeof(header) + length));
-	soft_shm_chan_write(&raw->chan, iov, 2, sizeof(header) + length);
+	CHECK(soft_chan_room(&raw->chan, sizeof(header) + length));
+	soft_chan_write(&raw->chan, iov, 2, sizeof(header) + length);
 }
 
 /* Long records are acknowledged one by one, however many of them a step takes in: their sender need
@@ -500,8 +404,6 @@ int main(void)
 {
 	limit_seconds(100);
 	STEP(wrong_word());
-	STEP(many());
-	STEP(crowded());
 	STEP(unwilling());
 	STEP(another_name());
 	STEP(held_requests());

@@ -4,6 +4,11 @@
 #include "shm/shm_internal.h"
 #include "shm_side.h"
 
+static struct soft_shm_peer *peer_of(const struct soft_chan *chan)
+{
+	return soft_container(chan->path, struct soft_shm_peer, path);
+}
+
 static struct process process;
 
 static bool starts_with(const uint8_t *handshake, uint8_t byte)
@@ -36,14 +41,14 @@ static void own_ways(void)
 	CHECK_EQUAL(b.bytes, 1);
 	CHECK_EQUAL(a.bytes, 1);
 	soft_lock();
-	CHECK(soft_shm_peer_is_self(a.chan.peer) && a.chan.peer == b.chan.peer);
-	CHECK_EQUAL(a.chan.peer->pid, getpid());
-	CHECK(a.chan.peer->own_area == a.chan.peer->their_area);
+	CHECK(soft_shm_path_is_self(a.chan.path) && a.chan.path == b.chan.path);
+	CHECK_EQUAL(peer_of(&a.chan)->pid, getpid());
+	CHECK(peer_of(&a.chan)->own_area == peer_of(&a.chan)->their_area);
 	/* The end comes after what was written before. */
 	a.to_send = 3;
 	send_more(&a);
-	soft_shm_chan_end(&a.chan);
-	soft_shm_chan_end(&a.chan);
+	soft_chan_end(&a.chan);
+	soft_chan_end(&a.chan);
 	soft_unlock();
 	CHECK_EQUAL(b.bytes, 3);
 	CHECK(b.gone && b.error == 0 && !a.gone);
@@ -67,15 +72,15 @@ static void taken_back(void)
 	CHECK(!a.accepted && !a.gone);
 	CHECK_EQUAL(held_id, a.chan.id);
 	soft_lock();
-	CHECK_EQUAL(soft_shm_chan_room(&a.chan, 1), 0);
-	soft_shm_chan_end(&a.chan);
+	CHECK_EQUAL(soft_chan_room(&a.chan, 1), 0);
+	soft_chan_end(&a.chan);
 	soft_unlock();
 	CHECK_EQUAL(withdrawn_id, held_id);
 	/* Accepting all the same fails. */
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE] = {0};
 
-	CHECK_EQUAL(LOCKED(soft_shm_chan_accept(&b.chan, soft_shm_peer_at(soft_ip_port()), held_id,
-						handshake)),
+	CHECK_EQUAL(LOCKED(soft_chan_accept(&b.chan, soft_shm_path_at(soft_ip_port()), held_id,
+					    handshake)),
 		    0);
 	CHECK(b.gone && b.error == 0);
 	end_done(&a);
@@ -86,7 +91,7 @@ static void taken_back(void)
  * sleeps, the device's goes on. */
 static void own_flood(void)
 {
-	static const uint32_t sizes[] = {1, 40, 4096, 32768 + 17, SOFT_SHM_CHAN_LEAST};
+	static const uint32_t sizes[] = {1, 40, 4096, 32768 + 17, SOFT_CHAN_LEAST};
 
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		struct end a, b;
@@ -121,7 +126,7 @@ static void turns(void)
 	soft_lock();
 	for (int i = 0; i < WAYS; i++) {
 		a[i].to_send = AMOUNT;
-		a[i].most = SOFT_SHM_CHAN_LEAST;
+		a[i].most = SOFT_CHAN_LEAST;
 		send_more(&a[i]);
 	}
 	soft_unlock();
@@ -155,8 +160,8 @@ static void call_child(struct end *end, bool polling)
 	UNTIL(end, polling, end->accepted);
 	CHECK(starts_with(end->handshake, process.child ? 8 : 7));
 	soft_lock();
-	CHECK(!soft_shm_peer_is_self(end->chan.peer));
-	CHECK_EQUAL(end->chan.peer->pid, process.child ? process.child : getppid());
+	CHECK(!soft_shm_path_is_self(end->chan.path));
+	CHECK_EQUAL(peer_of(&end->chan)->pid, process.child ? process.child : getppid());
 	soft_unlock();
 }
 
@@ -206,7 +211,7 @@ static void echo(enum waiting waiting)
  * cross-memory copies. */
 static void flood(bool polling)
 {
-	static const uint32_t sizes[] = {100, 5000, 32768 + 40, SOFT_SHM_CHAN_LEAST};
+	static const uint32_t sizes[] = {100, 5000, 32768 + 40, SOFT_CHAN_LEAST};
 	struct end end;
 
 	call_child(&end, polling);
@@ -215,8 +220,8 @@ static void flood(bool polling)
 		send_now(&end, amount);
 		UNTIL(&end, polling, end.bytes >= (i + 1) * amount && end.sent == (i + 1) * amount);
 	}
-	CHECK(LOCKED(soft_hint_get(&end.chan.peer->cma->own->put_ns)));
-	CHECK(LOCKED(end.chan.peer->cma->took_ns));
+	CHECK(LOCKED(soft_hint_get(&peer_of(&end.chan)->cma->own->put_ns)));
+	CHECK(LOCKED(peer_of(&end.chan)->cma->took_ns));
 	part(&end, polling);
 }
 
@@ -227,8 +232,8 @@ static void areas(void)
 	struct end end;
 
 	call_child(&end, true);
-	uint64_t *own = LOCKED((uint64_t *)(void *)end.chan.peer->own_area);
-	uint64_t *their = LOCKED((uint64_t *)(void *)end.chan.peer->their_area);
+	uint64_t *own = LOCKED((uint64_t *)(void *)peer_of(&end.chan)->own_area);
+	uint64_t *their = LOCKED((uint64_t *)(void *)peer_of(&end.chan)->their_area);
 
 	CHECK(__atomic_load_n(&their[SOFT_SHM_AREA / 8 - 1], __ATOMIC_RELAXED) == 0);
 	process_barrier(&process);
@@ -284,7 +289,7 @@ static void notified_without_the_lock(void)
 
 	call_child(&end, true);
 	if (process.child) {
-		struct soft_shm_peer *peer = written = end.chan.peer;
+		struct soft_shm_peer *peer = written = peer_of(&end.chan);
 
 		for (;;) {
 			while (!sleeps())

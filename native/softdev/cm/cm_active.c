@@ -54,6 +54,7 @@ static bool take_reply(struct soft_cm_id *id, const struct soft_cm_message *repl
 	id->remote_psn = reply->psn;
 	id->remote_ece = reply->ece;
 	id->shm_port = id->link->said.shm_port ? reply->shm_port : 0;
+	id->path_port = reply->path_port;
 	/* rdma_accept(3): the other side may have adjusted both. */
 	id->responder_resources = soft_cm_depth(reply->initiator_depth, SOFT_MAX_RD_ATOMIC);
 	id->initiator_depth = soft_cm_depth(reply->responder_resources, SOFT_MAX_RD_ATOMIC);

@@ -180,6 +180,7 @@ struct soft_cm_id {
 	/* Of the other side, on this host, if both can use shared memory; 0: only the stream is
 	 * left.  The side that asked for the connection opens the channel. */
 	uint16_t shm_port;
+	uint16_t path_port; /* of the side that accepted; 0: the stream is used in any case */
 	bool opens_chan;
 
 	struct soft_node agreed; /* in cm_connection.c: the stream will be the queue pair's */

@@ -383,8 +383,9 @@ static int hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 	memcpy(rest, stream->input, length);
 	fd = take_socket(stream);
 	/* Data on the stream means that the other side has selected it. */
-	return id->shm_port && !length
-		       ? soft_qp_adopt_or_attach(qp, fd, id->shm_port, id->opens_chan)
+	return (id->shm_port || id->path_port) && !length
+		       ? soft_qp_adopt_or_attach(qp, fd, id->shm_port, id->path_port,
+						 id->opens_chan)
 		       : soft_qp_adopt(qp, fd, rest, length);
 }
 

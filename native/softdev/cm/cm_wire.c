@@ -12,7 +12,7 @@ static const struct {
 } sizes[] = {
 	[SOFT_CM_REQ] = {26, SOFT_CM_REQ_PRIVATE},
 	[SOFT_CM_MRA] = {0, 0},
-	[SOFT_CM_REP] = {22, SOFT_CM_REP_PRIVATE},
+	[SOFT_CM_REP] = {24, SOFT_CM_REP_PRIVATE},
 	[SOFT_CM_RTU] = {0, 0},
 	[SOFT_CM_REJ] = {4, SOFT_CM_REJ_PRIVATE},
 	[SOFT_CM_DREQ] = {0, 0},
@@ -104,6 +104,8 @@ static void fields(struct walk *walk, struct soft_cm_message *message)
 		FIELD(ece.vendor_id, 4, ANY);
 		FIELD(ece.options, 4, ANY);
 		FIELD(shm_port, 2, ANY);
+		if (message->type == SOFT_CM_REP)
+			FIELD(path_port, 2, ANY);
 		break;
 	case SOFT_CM_REJ:
 		FIELD(reason, 2, ANY);

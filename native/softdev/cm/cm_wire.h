@@ -9,8 +9,8 @@
  *   REQ      82   qpn u32, psn u32, port space u16, qp type, responder resources, initiator depth,
  *                 flags, retry count, rnr retry count, ECE, port u16, private data [56]
  *   MRA       0   "received, the application has yet to answer" (IBTA 12.6.6)
- *   REP     218   qpn u32, psn u32, responder resources, initiator depth, flags, rnr retry count,
- *                 ECE, port u16, private data [196]
+ *   REP     220   qpn u32, psn u32, responder resources, initiator depth, flags, rnr retry count,
+ *                 ECE, port u16, port of paths u16, private data [196]
  *   RTU       0
  *   REJ     152   reason u16, zero u16, private data [148]
  *   DREQ      0   where the carrier stays with the id; a stream ends instead
@@ -20,6 +20,7 @@
  *   SIDR_REP 156  number u64, qpn u32, Q_Key u32, u16 not used, status, zero, private data [136]
  *   ECE           vendor u32, options u32 (IBTA 12.6.5, 12.6.8: vendor ID, enhanced connection bits)
  *   port          of the sender, which can use shared memory; 0: it cannot
+ *   port of paths of the sender, in any case: a stream from here to there may be there already
  *
  * Service ID resolution (SIDR_REQ, WAIT, SIDR_REP) asks for the queue pair behind a port of
  * RDMA_PS_UDP.  The number is random: only a process that has seen the request can answer it.
@@ -57,7 +58,7 @@ enum {
 	SOFT_SIDR_REQ_PRIVATE = 180,
 	SOFT_SIDR_REP_PRIVATE = 136,
 	SOFT_CM_PRIVATE_MAX = SOFT_CM_REP_PRIVATE,
-	SOFT_CM_MESSAGE_MAX = SOFT_CM_HEADER + 218
+	SOFT_CM_MESSAGE_MAX = SOFT_CM_HEADER + 220
 };
 
 /* Rejection reasons, IBTA vol 1, 12.6.7.2. */
@@ -102,6 +103,7 @@ struct soft_cm_message {
 	uint8_t rnr_retry_count; /* 3 bits */
 	uint16_t reason;
 	uint16_t shm_port;
+	uint16_t path_port;
 	struct soft_cm_ece ece;
 	uint64_t number; /* of a question */
 	uint32_t qkey;

@@ -66,6 +66,7 @@ struct soft_device {
 	struct soft_trace *trace;
 	struct soft_inject *inject;
 	struct soft_objects *objects;
+	struct soft_paths *paths;
 	struct soft_shm *shm;
 	struct soft_ud *ud;
 	struct soft_cm *cm;

@@ -185,7 +185,7 @@ int soft_gid_index(const union ibv_gid *gid); /* -1: not of this host */
 int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid);
 /* Bind a socket to the address at an index; the loopback's stands for any, for no other host is
  * reached from there. */
-int soft_gid_bind(int fd, int index);
+int soft_gid_bind(int fd, const union ibv_gid *own);
 bool soft_gid_is_local(const union ibv_gid *gid); /* one of ours */
 /* One of ours, or any of 127.0.0.0/8: a Debian finds itself at 127.0.1.1, which no interface has.
  */

@@ -155,7 +155,8 @@ struct soft_frame {
 
 enum soft_hello_kind {
 	SOFT_HELLO = 1,
-	SOFT_HELLO_ACK
+	SOFT_HELLO_ACK,
+	SOFT_HELLO_STREAM, /* of a path (tcp_path.c): the rest is zeros */
 };
 enum soft_hello_flag {
 	SOFT_HELLO_SENDS = 1 << 0,
@@ -265,6 +266,8 @@ static inline uint32_t soft_frame_rest(const struct soft_frame *frame)
 			     : frame->length;
 }
 
+/* What a handshake of whatever version says; 0: it is none. */
+uint32_t soft_hello_version(const uint8_t *at);
 void soft_hello_encode(uint8_t *at, const struct soft_hello *hello);
 bool soft_hello_decode(const uint8_t *at, struct soft_hello *hello);
 

@@ -164,25 +164,22 @@ int soft_gid_at(int index, struct soft_gid *gid)
 	return 0;
 }
 
-int soft_gid_bind(int fd, int index)
+int soft_gid_bind(int fd, const union ibv_gid *own)
 {
 	struct sockaddr_storage address;
-	struct soft_gid own;
 	const int on = 1;
 	socklen_t size;
 
-	if (index == SOFT_GID_LOOPBACK)
+	if (!memcmp(own, &soft_gid_loopback, sizeof(*own)))
 		return 0;
-	if (soft_gid_at(index, &own))
-		return EADDRNOTAVAIL;
 	/* connect() chooses the port, so that one port serves connections to several places: ip(7). */
 	setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
-	size = soft_gid_address(&own.gid, &own.gid, 0, &address);
+	size = soft_gid_address(own, own, 0, &address);
 	return bind(fd, (struct sockaddr *)&address, size) ? errno : 0;
 }
 
 /* Asks the host's routing table: connecting a UDP socket sends nothing. */
-static int find_route(int index, const union ibv_gid *own, const union ibv_gid *to)
+static int find_route(const union ibv_gid *own, const union ibv_gid *to)
 {
 	struct sockaddr_storage address;
 	socklen_t size = soft_gid_address(to, own, SOFT_IP_PORT_FIRST, &address);
@@ -190,7 +187,7 @@ static int find_route(int index, const union ibv_gid *own, const union ibv_gid *
 
 	if (fd < 0)
 		return 0; /* not known, for want of descriptors; requests will find out */
-	rc = soft_gid_bind(fd, index);
+	rc = soft_gid_bind(fd, own);
 	if (!rc && connect(fd, (struct sockaddr *)&address, size))
 		rc = errno;
 	close(fd);
@@ -205,7 +202,7 @@ int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid)
 		return 0; /* travels by IPv4 in any case */
 	if (soft_gid_is_ipv4(&gid->gid) != soft_gid_is_ipv4(to))
 		return EINVAL;
-	return soft_gid_is_of_host(to) ? 0 : find_route(index, &gid->gid, to);
+	return soft_gid_is_of_host(to) ? 0 : find_route(&gid->gid, to);
 }
 
 int soft_gid_index(const union ibv_gid *gid)

@@ -381,11 +381,6 @@ struct soft_cma *soft_cma_next(const struct soft_cma *cma)
 	return node == &soft_device.shm->cmas ? NULL : soft_list_entry(node, struct soft_cma, node);
 }
 
-struct soft_cma *soft_shm_peer_cma(const struct soft_shm_peer *peer)
-{
-	return peer->cma;
-}
-
 /* Without it everything goes through the rings. */
 void soft_cma_attach(struct soft_shm_peer *peer)
 {

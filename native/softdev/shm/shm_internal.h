@@ -1,4 +1,4 @@
-/* The inside of a peer: peer.c (channels and records), segment.c (the shared memory), attach.c (how
+/* The inside of a peer: peer.c (the path), segment.c (the shared memory), attach.c (how
  * two processes come to share it, and how they part), wakeup.c (which rings are polled, which peers
  * notify). */
 #ifndef AIORDMA_SOFTDEV_SHM_INTERNAL_H
@@ -14,10 +14,9 @@ enum {
 };
 
 struct soft_shm_peer {
+	struct soft_path path; /* it cannot be used before `up` */
 	struct soft_node node;
 	bool up; /* both sides have the memory */
-	bool dead;
-	bool broken; /* it has broken the format, and will be ended when the lock is given back */
 	unsigned busy; /* it must not be freed */
 	uint16_t port;
 	pid_t pid; /* 0: not known, because it lives in another process namespace */
@@ -39,14 +38,8 @@ struct soft_shm_peer {
 	struct soft_ring in, out;
 
 	/* peer.c */
-	struct soft_node chans;
-	struct soft_node waiting; /* channels that wait for room */
-	uint32_t round; /* of offering it */
-	struct soft_deferred flush; /* something was written */
 	unsigned turn; /* of the lock, ourselves: */
 	size_t allowance; /* what may still be taken in during it */
-	struct soft_ctrl_record *ctrl_records; /* control records that found no room */
-	uint32_t ctrl_count, ctrl_room;
 
 	/* wakeup.c */
 	struct soft_node poll_set;
@@ -56,11 +49,9 @@ struct soft_shm_peer {
 
 struct soft_shm {
 	/* peer.c */
-	const struct soft_shm_acceptor *acceptor;
 	struct soft_node peers;
 	unsigned count; /* of them */
 	struct soft_shm_peer *self;
-	struct soft_table chans;
 
 	/* attach.c */
 	struct soft_fd_watch listener;
@@ -104,8 +95,6 @@ void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer);
 void soft_shm_peer_release(struct soft_shm_peer *peer);
 /* Take in at most about `budget` bytes.  Was there anything? */
 bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget);
-/* There may be room for what waits for it. */
-void soft_shm_peer_offer_room(struct soft_shm_peer *peer);
 /* Something waits for room.  Ask for it; true if there is some after all. */
 bool soft_shm_peer_wants_room(struct soft_shm_peer *peer);
 /* Call for each; none may end. */
@@ -125,6 +114,8 @@ void soft_attach_end(struct soft_shm_peer *peer);
 
 /* ---- cma.c --------------------------------------------------------------------------------- */
 
+/* Once both sides have the segment and know the other's secret: find out what can be copied. */
+void soft_cma_probe_peer(struct soft_shm_peer *peer);
 /* The segment is there; or is going. */
 void soft_cma_attach(struct soft_shm_peer *peer);
 void soft_cma_detach(struct soft_shm_peer *peer);

@@ -66,7 +66,7 @@ static void poll_again(struct soft_shm_peer *peer)
  * checked. */
 static bool arm(struct soft_shm_peer *peer)
 {
-	if (soft_shm_peer_is_self(peer))
+	if (soft_shm_path_is_self(&peer->path))
 		return soft_ring_has_input(&peer->in);
 	if (soft_ring_is_armed(&peer->in))
 		return false;
@@ -100,7 +100,7 @@ void soft_wakeup_rearm(struct soft_shm_peer *peer)
 		return;
 	}
 	if (peer->idle_polls > MAX_IDLE_POLLS || soft_device.shm->polled > MAX_POLLED ||
-	    soft_shm_peer_is_self(peer))
+	    soft_shm_path_is_self(&peer->path))
 		soft_wakeup_remove(peer);
 	if (is_polled(peer) && !soft_device.shm->need_notify)
 		disarm(peer);
@@ -113,7 +113,7 @@ static bool is_idle(struct soft_shm_peer *peer)
 {
 	return is_polled(peer) && peer->idle_polls <= MAX_IDLE_POLLS &&
 	       soft_device.shm->need_notify == soft_ring_is_armed(&peer->in) &&
-	       soft_list_empty(&peer->waiting) && !peer->ctrl_count;
+	       !soft_path_waits(&peer->path);
 }
 
 static bool visit(struct soft_shm_peer *peer, size_t share)
@@ -122,15 +122,15 @@ static bool visit(struct soft_shm_peer *peer, size_t share)
 	bool any = soft_shm_peer_receive(peer, share);
 
 	peer->idle_polls = any ? 0 : peer->idle_polls + 1;
-	if (any && !peer->dead) {
+	if (any && !peer->path.dead) {
 		add_to_poll_set(peer);
 		ack_notify(peer);
 		if (soft_ring_room_requested(&peer->in) && soft_ring_must_notify(&peer->out))
 			soft_notify_pipe_notify(&peer->pipe);
 	}
-	if (!peer->dead && (any || !is_idle(peer))) {
-		soft_shm_peer_offer_room(peer);
-		if (!peer->dead)
+	if (!peer->path.dead && (any || !is_idle(peer))) {
+		soft_path_offer_room(&peer->path);
+		if (!peer->path.dead)
 			soft_wakeup_rearm(peer);
 	}
 	soft_shm_peer_release(peer);

@@ -19,7 +19,6 @@ enum {
 	LONGEST_PAUSE = 6
 };
 
-#define CONNECTING_NS 20000000000u
 #define PAUSE_NS UINT64_C(1000000)
 
 static void attempt(struct soft_link *link);
@@ -38,7 +37,6 @@ void soft_connect_later(struct soft_link *link)
 		link->attempts++;
 	soft_link_close_wires(link);
 	link->base.state = SOFT_LINK_CONNECTING;
-	link->header_have = 0;
 	link->timer.expired = try_again;
 	soft_timer_start(&link->timer, soft_now() + delay);
 }
@@ -49,17 +47,7 @@ static const union ibv_gid *peer_gid(const struct soft_qp *qp)
 	return qp->attr.ah_attr.is_global ? &qp->attr.ah_attr.grh.dgid : &soft_gid_loopback;
 }
 
-/* ---- through shared memory ----------------------------------------------------------------- */
-
-/* False: no channel to the peer can be opened; TCP may do. */
-static bool attempt_shm(struct soft_link *link)
-{
-	if (link->refused || !soft_gid_is_of_host(peer_gid(link->qp)) ||
-	    !soft_link_open_chan(link, link->qp, soft_qpn_ip_port(link->qp->attr.dest_qp_num)))
-		return false;
-	link->base.state = SOFT_LINK_HANDSHAKE;
-	return true;
-}
+/* ---- its channel --------------------------------------------------------------------------- */
 
 static struct soft_gid own_gid(const struct soft_qp *qp)
 {
@@ -70,54 +58,42 @@ static struct soft_gid own_gid(const struct soft_qp *qp)
 	return own;
 }
 
-/* ---- by TCP -------------------------------------------------------------------------------- */
+/* False: no channel to the peer can be opened; TCP may do. */
+static bool attempt_shm(struct soft_link *link)
+{
+	return !link->refused && soft_links_may_use_shm() &&
+	       soft_gid_is_of_host(peer_gid(link->qp)) &&
+	       soft_link_open_chan(link, link->qp,
+				   soft_shm_path_at(soft_qpn_ip_port(link->qp->attr.dest_qp_num)));
+}
 
-static void attempt_tcp(struct soft_link *link)
+static bool attempt_tcp(struct soft_link *link)
 {
 	const struct soft_qp *qp = link->qp;
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
-	struct sockaddr_storage address;
-	struct soft_gid own = own_gid(qp);
-	socklen_t length = soft_gid_address(peer_gid(qp), &own.gid,
-					    soft_qpn_ip_port(qp->attr.dest_qp_num), &address);
-	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	struct soft_gid own = {.gid = soft_gid_loopback};
 
-	soft_link_over_socket(link, fd);
-	link->refused = false;
-	/* From the address that the queue pair has chosen: of several networks, that one is used. */
-	if (fd < 0 || (ah->is_global && soft_gid_bind(fd, ah->grh.sgid_index)) ||
-	    (connect(fd, (struct sockaddr *)&address, length) && errno != EINPROGRESS) ||
-	    soft_watch(&link->watch, EPOLLOUT)) {
-		soft_connect_later(link);
-		return;
-	}
-	soft_timer_start(&link->timer, soft_now() + CONNECTING_NS);
+	link->over_tcp = true;
+	if (ah->is_global && soft_gid_at(ah->grh.sgid_index, &own))
+		return false; /* the entry has no address now */
+	const struct soft_tcp_ends ends = {
+		.own = own.gid,
+		.peer = *peer_gid(qp),
+		.port = soft_qpn_ip_port(qp->attr.dest_qp_num),
+	};
+	struct soft_tcp_path *tcp = ends.port ? soft_tcp_path_to(&ends) : NULL;
+
+	return tcp && soft_link_open_chan(link, qp, &tcp->path);
 }
 
 static void attempt(struct soft_link *link)
 {
-	soft_link_close_wires(link); /* of an attempt that has taken too long */
-	if (!attempt_shm(link))
-		attempt_tcp(link);
-}
-
-void soft_connect_established(struct soft_link *link)
-{
-	soft_assert_locked();
-	int error = 0;
-	socklen_t length = sizeof(error);
-
-	if (getsockopt(link->watch.fd, SOL_SOCKET, SO_ERROR, &error, &length) || error ||
-	    !soft_handshake_send(link, link->qp, SOFT_HELLO) || soft_watch(&link->watch, EPOLLIN)) {
-		soft_connect_later(link);
-		return;
-	}
-	/* Within this machine the end of the other process closes the socket, so no timeout is
-	 * needed: a slow peer answers one day, and a second HELLO would only be a pending link. */
-	soft_liveness_watch(link);
-	if (!link->liveness_limit)
-		soft_timer_stop(&link->timer);
 	link->base.state = SOFT_LINK_HANDSHAKE;
+	link->over_tcp = false;
+	if (!attempt_shm(link) && !attempt_tcp(link))
+		soft_connect_later(link);
+	else
+		soft_liveness_watch(link);
 }
 
 /* ---- the answer ---------------------------------------------------------------------------- */
@@ -128,25 +104,11 @@ void soft_connect_answered(struct soft_link *link)
 	struct soft_qp *qp = link->qp;
 
 	if (link->peer_hello.kind != SOFT_HELLO_ACK || !soft_hello_matches(&link->peer_hello, qp)) {
-		/* It takes us for its peer, but we know better. */
-		soft_connect_abandon(link);
-		soft_connect_later(link);
+		soft_connect_later(link); /* it takes us for its peer, but we know better */
 		return;
 	}
 	if (soft_link_up(link, qp))
 		soft_link_finish(link, ECONNABORTED);
-}
-
-void soft_connect_abandon(struct soft_link *link)
-{
-	soft_assert_locked();
-	uint8_t bytes[SOFT_FRAME_HEADER];
-
-	/* A channel needs no DISCONNECT: its END tells the peer the same. */
-	if (link->watch.fd < 0)
-		return;
-	soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_DISCONNECT});
-	(void)!send(link->watch.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 static bool no_cm(struct soft_qp *qp)
@@ -180,7 +142,7 @@ static bool we_connect(const struct soft_qp *qp)
 
 static struct soft_link *connecting(struct soft_qp *qp)
 {
-	struct soft_link *link = soft_link_create(-1, SOFT_LINK_CONNECTING);
+	struct soft_link *link = soft_link_create(SOFT_LINK_CONNECTING);
 
 	if (!link)
 		return NULL;
@@ -191,7 +153,7 @@ static struct soft_link *connecting(struct soft_qp *qp)
 
 static void to_self(struct soft_qp *qp)
 {
-	struct soft_link *link = soft_link_create(-1, SOFT_LINK_CONNECTING);
+	struct soft_link *link = soft_link_create(SOFT_LINK_CONNECTING);
 
 	if (link && (soft_link_over_itself(link) || soft_link_up(link, qp)))
 		soft_link_finish(link, ECONNABORTED);

@@ -15,7 +15,7 @@ uint64_t soft_cma_descs_sent;
 
 static struct soft_cma *cma_of(const struct soft_link *link)
 {
-	return link->chan.peer ? soft_shm_peer_cma(link->chan.peer) : NULL;
+	return soft_shm_path_cma(link->chan.path);
 }
 
 /* ---- giving -------------------------------------------------------------------------------- */
@@ -24,7 +24,7 @@ uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least)
 {
 	const struct soft_cma *cma = cma_of(link);
 
-	*least = cma && soft_shm_peer_is_self(link->chan.peer) ? LEAST_WITHIN : soft_cma_desc_least;
+	*least = cma && soft_shm_path_is_self(link->chan.path) ? LEAST_WITHIN : soft_cma_desc_least;
 	/* A UC queue pair is done with its memory when a frame has been sent; and where frames are
 	 * doubled or late, one may come when its request is done. */
 	return cma && soft_qp_is_reliable(link->qp) && !link->base.loses && soft_cma_is_open(cma)

@@ -6,10 +6,10 @@
  * other answers HELLO_ACK when it is ready to receive from exactly this peer.  Both send the PSNs
  * they know, random numbers of the applications: a process that does not know them is not the peer.
  *
- * The queue pair may not be ready yet: its HELLO is held for a while.  So is what comes by a socket
+ * The queue pair may not be ready yet: its HELLO is held for a while.  So is what comes by TCP
  * for a queue pair that is not there, or has another peer: a process that tries numbers learns
  * nothing until it has named both.  Pending links are bounded in number and time, wherever they come
- * from, those that have sent HELLO apart from the silent ones.
+ * from.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -21,15 +21,15 @@
 #include "link.h"
 
 enum {
-	MAX_PENDING = 256
-}; /* links asked for that have not said HELLO; and as many that have, and have no queue pair */
+	MAX_PENDING = 256, /* links asked for that have no queue pair */
+	GUESSES_MOST = 1000,
+};
+#define GUESSES_NS 1000000000u
 
-#define FIRST_BYTES_NS 2000000000u
 #define HELD_NS 10000000000u
 
 static const char magic[8] = "aiordma";
 
-static struct soft_places silent = {.peers = {&silent.peers, &silent.peers}};
 static struct soft_places held = {.peers = {&held.peers, &held.peers}};
 
 /* ---- the handshake -------------------------------------------------------------------------- */
@@ -47,6 +47,11 @@ void soft_hello_encode(uint8_t *at, const struct soft_hello *hello)
 	soft_put32(at + 32, hello->mtu);
 }
 
+uint32_t soft_hello_version(const uint8_t *at)
+{
+	return memcmp(at, magic, sizeof(magic)) ? 0 : soft_take32(at + 8) & 0xffff;
+}
+
 bool soft_hello_decode(const uint8_t *at, struct soft_hello *hello)
 {
 	uint32_t word = soft_take32(at + 8);
@@ -58,7 +63,7 @@ bool soft_hello_decode(const uint8_t *at, struct soft_hello *hello)
 	hello->send_psn = soft_take32(at + 24);
 	hello->flags = soft_take32(at + 28);
 	hello->mtu = soft_take32(at + 32);
-	return !memcmp(at, magic, sizeof(magic)) && (word & 0xffff) == SOFT_WIRE_VERSION;
+	return soft_hello_version(at) == SOFT_WIRE_VERSION;
 }
 
 /* What a queue pair of that type says of itself. */
@@ -116,17 +121,6 @@ void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello
 			      });
 }
 
-bool soft_handshake_send(struct soft_link *link, const struct soft_qp *qp,
-			 enum soft_hello_kind kind)
-{
-	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
-
-	soft_handshake_write(bytes, qp, kind);
-	/* The first bytes of a stream: there is room for them. */
-	return send(link->watch.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT) ==
-	       (ssize_t)sizeof(bytes);
-}
-
 static unsigned mtu_bytes(uint32_t mtu)
 {
 	return mtu >= IBV_MTU_256 && mtu <= IBV_MTU_4096 ? 128u << mtu : 0;
@@ -169,8 +163,8 @@ static struct soft_link *pending_link(struct soft_place *place)
 static void drop_pending(struct soft_link *link)
 {
 	soft_place_release(&link->pending);
-	if (link->from_peer)
-		soft_shm_peer_refuse(link->from_peer, link->from_chan);
+	if (link->from_path)
+		soft_path_refuse(link->from_path, link->from_chan);
 	soft_link_finish(link, 0);
 }
 
@@ -179,35 +173,42 @@ static void pending_expired(struct soft_timer *timer)
 	drop_pending(soft_container(timer, struct soft_link, timer));
 }
 
-static void add_pending(struct soft_link *link, struct soft_places *places,
-			const struct sockaddr_storage *peer, uint64_t ns)
-{
-	struct soft_place *evicted;
-
-	soft_places_add(places, &link->pending, peer);
-	link->timer.expired = pending_expired;
-	soft_timer_start(&link->timer, soft_now() + ns);
-	evicted = soft_places_evicted(places, soft_places_limit(MAX_PENDING));
-	if (evicted)
-		drop_pending(pending_link(evicted));
-}
-
 static void hold(struct soft_link *link)
 {
-	struct sockaddr_storage peer = {0};
-	socklen_t length = sizeof(peer);
+	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
+	const struct sockaddr_storage of_host = {0};
+	struct soft_place *evicted;
 
-	soft_place_release(&link->pending);
-	if (link->watch.fd >= 0)
-		(void)getpeername(link->watch.fd, (struct sockaddr *)&peer, &length);
 	link->base.state = SOFT_LINK_HELD;
-	add_pending(link, &held, &peer, HELD_NS);
+	soft_places_add(&held, &link->pending, tcp ? &tcp->socket.peer : &of_host);
+	link->timer.expired = pending_expired;
+	soft_timer_start(&link->timer, soft_now() + HELD_NS);
+	evicted = soft_places_evicted(&held, soft_places_limit(MAX_PENDING));
+	if (evicted)
+		drop_pending(pending_link(evicted));
 }
 
 static bool is_ready(const struct soft_qp *qp)
 {
 	return qp->ibv.state == IBV_QPS_RTR || qp->ibv.state == IBV_QPS_RTS ||
 	       qp->ibv.state == IBV_QPS_SQD || qp->ibv.state == IBV_QPS_SQE;
+}
+
+/* Can the path take the place of the CM's stream, which the queue pair may have already? */
+static bool is_beside(const struct soft_path *path, const struct soft_link *link)
+{
+	const struct soft_tcp_path *tcp = soft_tcp_path_of(path);
+
+	return !tcp || (tcp->of_cm && (!link || soft_tcp_path_is_beside(tcp, link->watch.fd)));
+}
+
+/* Is it told at once that it is not expected?  So that the stream of the CM is used instead, or by a
+ * process of the same user. */
+static bool may_know(const struct soft_path *path)
+{
+	const struct soft_tcp_path *tcp = soft_tcp_path_of(path);
+
+	return !tcp || tcp->of_cm;
 }
 
 /* Can the queue pair take the pending link as its peer, now or soon? */
@@ -218,7 +219,7 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 	if (qp->stream_lost || !soft_hello_matches(&link->peer_hello, qp))
 		return false;
 	return qp->stream_from_cm
-		       ? link->from_peer &&
+		       ? is_beside(link->from_path, soft_link_of(qp)) &&
 				 (!qp->link || soft_wire_selection_is_open(soft_link_of(qp)))
 		       : !qp->link;
 }
@@ -234,23 +235,36 @@ static void introduce(struct soft_link *link, struct soft_qp *qp)
 {
 	soft_place_release(&link->pending);
 	if (soft_link_of(qp)) {
-		soft_wire_selection_use_shm(soft_link_of(qp), link);
+		soft_wire_selection_use_chan(soft_link_of(qp), link);
 		soft_link_finish(link, 0);
-	} else if (!(link->from_peer ? soft_link_accept_chan(link, link, qp)
-				     : soft_handshake_send(link, qp, SOFT_HELLO_ACK)) ||
-		   soft_link_up(link, qp)) {
+	} else if (!soft_link_accept_chan(link, link, qp) || soft_link_up(link, qp)) {
 		soft_link_finish(link, ECONNABORTED);
 	}
+}
+
+/* A stream that has named so many wrong numbers in this second is refused unseen: guessing is not to
+ * be quicker than by a connection for each (docs/security.md). */
+static bool guesses(struct soft_tcp_path *tcp, bool wrong)
+{
+	if (!tcp)
+		return false;
+	if (soft_now() - tcp->guessing_since > GUESSES_NS) {
+		tcp->guessing_since = soft_now();
+		tcp->guesses = 0;
+	}
+	tcp->guesses += wrong;
+	return tcp->guesses > GUESSES_MOST;
 }
 
 /* The HELLO of a pending link is there. */
 static void hello(struct soft_link *link)
 {
-	struct soft_qp *qp = soft_qp_find(link->peer_hello.to);
+	struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
+	struct soft_qp *qp = guesses(tcp, false) ? NULL : soft_qp_find(link->peer_hello.to);
 	bool expected = qp && is_expected(link, qp);
 
-	/* A process of the same user may know at once. */
-	if (link->peer_hello.kind != SOFT_HELLO || (link->from_peer && !expected))
+	if (link->peer_hello.kind != SOFT_HELLO || (may_know(link->from_path) && !expected) ||
+	    guesses(tcp, !expected))
 		drop_pending(link);
 	else if (expected && may_answer(qp))
 		introduce(link, qp);
@@ -274,7 +288,7 @@ void soft_handshake_find_pending(struct soft_qp *qp)
 			introduce(link, qp);
 			return;
 		}
-		if (link->from_peer && !is_expected(link, qp)) {
+		if (may_know(link->from_path) && !is_expected(link, qp)) {
 			drop_pending(link);
 			node = held.peers.next; /* others may have gone with it */
 		}
@@ -283,37 +297,22 @@ void soft_handshake_find_pending(struct soft_qp *qp)
 
 void soft_handshake_drop_pending(void)
 {
-	soft_places_init(&silent);
 	soft_places_init(&held);
 }
 
 /* ---- where they come from ------------------------------------------------------------------ */
 
-void soft_handshake_accepted(int fd, const struct sockaddr_storage *peer)
-{
-	soft_assert_locked();
-	struct soft_link *link = soft_link_create(fd, SOFT_LINK_HANDSHAKE);
-
-	if (!link) {
-		close(fd);
-		return;
-	}
-	add_pending(link, &silent, peer, FIRST_BYTES_NS);
-	if (soft_watch(&link->watch, EPOLLIN))
-		drop_pending(link);
-}
-
-void soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
+void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 			      const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
 	soft_assert_locked();
-	struct soft_link *link = soft_link_create(-1, SOFT_LINK_HANDSHAKE);
+	struct soft_link *link = soft_link_create(SOFT_LINK_HANDSHAKE);
 
 	if (!link) {
-		soft_shm_peer_refuse(peer, remote_id);
+		soft_path_refuse(path, remote_id);
 		return;
 	}
-	link->from_peer = peer;
+	link->from_path = path;
 	link->from_chan = remote_id;
 	memcpy(link->header, handshake,
 	       SOFT_HANDSHAKE_SIZE); /* which it could change while we look */
@@ -324,7 +323,7 @@ void soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
 		drop_pending(link);
 }
 
-void soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id)
+void soft_handshake_withdrawn(struct soft_path *path, uint32_t remote_id)
 {
 	soft_assert_locked();
 	struct soft_node *node = held.peers.next;
@@ -334,54 +333,9 @@ void soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id)
 			pending_link(soft_list_entry(node, struct soft_place, node));
 
 		node = node->next;
-		if (link->from_peer == peer && (remote_id == 0 || link->from_chan == remote_id)) {
-			link->from_peer = NULL;
+		if (link->from_path == path && (remote_id == 0 || link->from_chan == remote_id)) {
+			link->from_path = NULL;
 			drop_pending(link);
 		}
 	}
-}
-
-/* ---- a socket is readable ------------------------------------------------------------------ */
-
-static void give_up(struct soft_link *link)
-{
-	if (link->qp)
-		soft_connect_later(link);
-	else
-		drop_pending(link);
-}
-
-void soft_handshake_received(struct soft_link *link)
-{
-	soft_assert_locked();
-	ssize_t n;
-
-	if (link->base.state == SOFT_LINK_CONNECTING) {
-		soft_connect_established(link);
-		return;
-	}
-	if (link->base.state == SOFT_LINK_HELD) { /* its sender has to wait for HELLO_ACK */
-		drop_pending(link);
-		return;
-	}
-	/* Exactly the handshake: what comes after it is the queue pair's. */
-	n = recv(link->watch.fd, link->header + link->header_have,
-		 SOFT_HANDSHAKE_SIZE - link->header_have, 0);
-	if (n < 0 && (errno == EAGAIN || errno == EINTR))
-		return;
-	if (n <= 0) {
-		give_up(link);
-		return;
-	}
-	link->header_have += (uint32_t)n;
-	if (link->header_have < SOFT_HANDSHAKE_SIZE)
-		return;
-	link->header_have = 0;
-	link->hello_valid = soft_hello_decode(link->header, &link->peer_hello);
-	if (!link->hello_valid)
-		give_up(link);
-	else if (link->qp)
-		soft_connect_answered(link);
-	else
-		hello(link);
 }

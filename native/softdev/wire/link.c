@@ -1,10 +1,9 @@
-/* The stream of a queue pair: its life, from a connected socket to the last byte.
+/* The stream of a queue pair: its life, from the introduction to the last frame.
  *
  * A stream ends in one of two ways.  Orderly: the side that stops (its queue pair went to ERR, was
  * reset or destroyed) sends what it still owes (an acknowledgement, a NAK), a DISCONNECT frame and
- * the end of its direction, then waits for the other side's end: closing a socket with unread data
- * would reset the connection, and the peer could lose these last frames.  Broken: everything else,
- * a process that was killed above all.
+ * the end of the channel, and is done with it.  Broken: everything else, a process that was killed
+ * above all.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -15,7 +14,7 @@
 #include "inject/inject.h"
 #include "cma_descriptor.h"
 
-#define LINGER_NS 2000000000u
+#define LINGER_NS 2000000000u /* for room to say so */
 
 static struct soft_node links = {&links, &links};
 static bool may_use_shm; /* links use shared memory where that is possible */
@@ -47,21 +46,21 @@ enum aiordma_wire soft_qp_wire(struct ibv_qp *qp)
 	soft_lock();
 	link = soft_link_of(soft_qp_of(qp));
 	if (link && link->base.state == SOFT_LINK_UP)
-		name = link->wire->name;
+		name = link->chan.path ? link->chan.path->calls->name : AIORDMA_WIRE_NONE;
 	soft_unlock();
 	return name;
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
-struct soft_link *soft_link_create(int fd, enum soft_link_state state)
+struct soft_link *soft_link_create(enum soft_link_state state)
 {
 	soft_assert_locked();
 	struct soft_link *link = calloc(1, sizeof(*link));
 
 	if (!link)
 		return NULL;
-	soft_link_over_socket(link, fd);
+	link->watch.fd = -1;
 	link->base.state = state;
 	soft_list_init(&link->delayed);
 	soft_list_init(&link->base.output.node);
@@ -73,10 +72,16 @@ struct soft_link *soft_link_create(int fd, enum soft_link_state state)
 int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 {
 	soft_assert_locked();
-	int rc = soft_handshake_mtu_fits(link, qp) ? link->wire->up(link) : EPROTO;
+	struct soft_tcp_path *tcp = soft_tcp_path_of(link->chan.path);
 
-	if (rc)
-		return rc;
+	if (!link->chan.path)
+		return ECONNRESET;
+	if (!soft_handshake_mtu_fits(link, qp))
+		return EPROTO;
+	if (tcp) {
+		soft_place_release(&tcp->place);
+		soft_timer_stop(&tcp->timer);
+	}
 	soft_timer_stop(&link->timer);
 	link->timer.expired = lingered;
 	link->base.state = SOFT_LINK_UP;
@@ -84,8 +89,7 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 	qp->link = &link->base;
 	qp->no_peer = false;
 	soft_liveness_watch(link);
-	if (link->chan.peer)
-		soft_cma_probe_peer(link->chan.peer);
+	soft_cma_probe_path(link->chan.path);
 	soft_timer_stop(&qp->reach_timer);
 	if (soft_faults_set)
 		soft_delay_attach(link);
@@ -95,8 +99,8 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 
 void soft_link_close_wires(struct soft_link *link)
 {
-	soft_link_close_socket(link);
-	soft_shm_chan_end(&link->chan);
+	soft_watch_close(&link->watch);
+	soft_chan_end(&link->chan);
 }
 
 void soft_links_fault_spec_changed(void)
@@ -130,8 +134,6 @@ void soft_link_finish(struct soft_link *link, int error)
 	soft_list_remove(&link->node);
 	soft_delay_detach(link);
 	soft_cma_forget_link(link);
-	if (was_up && (error || link->rest))
-		soft_link_reset_socket(link);
 	soft_link_close_wires(link);
 	if (qp) {
 		link->qp = NULL;
@@ -143,7 +145,7 @@ void soft_link_finish(struct soft_link *link, int error)
 		free(link);
 }
 
-/* Orderly: send what must still go and DISCONNECT, then wait for the other side's end. */
+/* Orderly: send what must still go and DISCONNECT. */
 static void close_orderly(struct soft_link *link)
 {
 	soft_assert_locked();
@@ -157,9 +159,6 @@ static void close_orderly(struct soft_link *link)
 		if (!link)
 			return;
 	}
-	/* The other side may have taken us for its peer already. */
-	if (link->base.state == SOFT_LINK_HANDSHAKE)
-		soft_connect_abandon(link);
 	bool over = soft_delay_detach(link); /* what is under way means nothing any more */
 
 	if (link->base.state != SOFT_LINK_UP || over || link->to_self) {
@@ -202,13 +201,6 @@ void soft_link_output_now(struct soft_link *link)
 	soft_link_flush(link);
 }
 
-void soft_link_writable(struct soft_link *link)
-{
-	soft_assert_locked();
-	link->base.blocked = false;
-	soft_defer(&link->base.output);
-}
-
 void soft_link_loses(struct soft_link *link)
 {
 	if (link->base.loses)
@@ -219,6 +211,15 @@ void soft_link_loses(struct soft_link *link)
 	soft_requester_await(link->qp);
 }
 
+void soft_links_reached(const struct soft_tcp_ends *ends)
+{
+	soft_list_each (struct soft_link, link, &links, node) {
+		if (link->base.state == SOFT_LINK_CONNECTING && link->timer.running && link->qp &&
+		    soft_qpn_ip_port(link->qp->attr.dest_qp_num) == ends->port)
+			soft_timer_start(&link->timer, soft_now());
+	}
+}
+
 static void resume(void)
 {
 	soft_list_each (struct soft_link, link, &links, node) {
@@ -227,6 +228,7 @@ static void resume(void)
 			soft_link_output(link);
 		}
 	}
+	soft_tcp_paths_resume();
 }
 
 void soft_qp_await_adoption(struct soft_qp *qp)
@@ -249,7 +251,7 @@ static int adopt(struct soft_link **link, struct soft_qp *qp, int fd)
 	else if (qp->link || qp->stream_lost)
 		rc = EISCONN;
 	if (!rc) {
-		*link = soft_link_create(fd, SOFT_LINK_CONNECTING);
+		*link = soft_link_create(SOFT_LINK_CONNECTING);
 		rc = *link ? 0 : ENOMEM;
 	}
 	if (rc)
@@ -265,15 +267,18 @@ int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t l
 
 	if (rc)
 		return rc;
-	rc = soft_link_up(link, qp);
+	rc = soft_link_over_stream(link, fd);
+	if (!rc)
+		rc = soft_link_up(link, qp);
 	if (rc)
 		soft_link_finish(link, rc);
 	else if (length)
-		soft_link_take(link, already_read, length);
+		soft_tcp_path_take(soft_tcp_path_of(link->chan.path), already_read, length);
 	return rc;
 }
 
-int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t port, bool opens)
+int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t shm_port, uint16_t path_port,
+			    bool opens)
 {
 	soft_assert_locked();
 	struct soft_link *link;
@@ -281,7 +286,9 @@ int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t port, bool open
 
 	if (rc)
 		return rc;
-	rc = soft_wire_selection_begin(link, qp, port, opens);
+	link->path_port = path_port;
+	link->opens = opens;
+	rc = soft_wire_selection_begin(link, qp, fd, shm_port);
 	if (rc)
 		soft_link_finish(link, rc);
 	return rc;
@@ -357,6 +364,7 @@ static void stop(void)
 	soft_handshake_drop_pending();
 	while (!soft_list_empty(&links))
 		soft_link_finish(soft_list_first(&links, struct soft_link, node), 0);
+	soft_tcp_paths_stop();
 	soft_delay_stop();
 }
 
@@ -368,6 +376,7 @@ static void forked(void)
 		soft_list_remove(links.next);
 	soft_acks_reset_after_fork();
 	soft_listener_stop();
+	soft_tcp_paths_forget();
 	soft_delay_stop();
 }
 

@@ -7,10 +7,6 @@
 #include "inject/inject.h"
 #include "cma_descriptor.h"
 
-enum {
-	BULK_PAYLOAD = 16 * 1024
-}; /* frames like this one are expected to be followed by more */
-
 int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room)
 {
 	if (link->sink == SOFT_SINK_DISCARD || link->taken < link->frame.skip)
@@ -100,7 +96,6 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	}
 	if (link->sink == SOFT_SINK_BROKEN)
 		return false;
-	link->bulk = frame->length >= BULK_PAYLOAD;
 	link->taken = 0;
 	link->left = frame->length;
 	if (link->left == 0 && link->base.state == SOFT_LINK_UP)
@@ -214,12 +209,4 @@ void soft_link_release(struct soft_link *link)
 	link->busy = false;
 	if (link->base.state == SOFT_LINK_DEAD)
 		free(link);
-}
-
-void soft_link_take(struct soft_link *link, const uint8_t *data, size_t length)
-{
-	soft_assert_locked();
-	link->busy = true;
-	soft_link_parse(link, data, length);
-	soft_link_release(link);
 }

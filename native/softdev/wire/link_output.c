@@ -1,10 +1,9 @@
-/* Sending: frames are gathered and given to the wire together.
+/* Sending: frames are gathered and given to the path together.
  *
  * A batch takes answers and requests in turns, then a NAK if one waits, and an acknowledgement if
  * no other frame carries it.  Headers and small payloads are put one behind the other into scratch
  * memory; long payloads are sent from the application's memory.  The batch is built on a cursor, a
- * copy of the positions; only what the wire has taken moves the positions themselves.  A wire that
- * has taken a frame in part keeps the rest, so that here a frame is sent or not.
+ * copy of the positions; then they are those of the queue pair, since a path takes a record whole.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -24,7 +23,7 @@ struct batch {
 	int iov_count;
 	size_t used;  /* of the scratch memory */
 	size_t bytes; /* in all */
-	size_t room;  /* of the wire */
+	size_t room;  /* of the path */
 	size_t cma_bytes; /* bytes that are not among these */
 	bool closed; /* to requests: the next one cannot be sent */
 	struct soft_tx_packet frames[SOFT_LINK_FRAMES];
@@ -43,12 +42,12 @@ static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct i
 /* Room without which no frame is begun. */
 static size_t frame_room(const struct soft_link *link)
 {
-	return SOFT_FRAME_HEADER + (size_t)link->wire->frame_most;
+	return SOFT_FRAME_HEADER + (size_t)link->chan.path->calls->frame_most;
 }
 
 static bool has_room(const struct batch *batch)
 {
-	return batch->frame_count < batch->link->wire->frames_most &&
+	return batch->frame_count < batch->link->chan.path->calls->frames_most &&
 	       batch->bytes < SOFT_STEP_BYTES &&
 	       batch->cma_bytes < SOFT_CMA_FRAME_MAX && /* see soft_cma_desc_receive */
 	       batch->room - batch->bytes >= frame_room(batch->link) &&
@@ -240,7 +239,7 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 		.next_psn = qp->sq.next_psn,
 		.reads = qp->sq.reads,
 		.acked = qp->responder.acked,
-		.most = link->wire->frame_most,
+		.most = link->chan.path->calls->frame_most,
 	};
 	soft_responder_answer_at(qp, &batch->cursor, qp->responder.response_head);
 	add_warning(batch);
@@ -304,32 +303,13 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 	}
 }
 
-/* The wire has taken so many bytes.  0, or an errno value: it cannot keep the rest of a frame. */
-static int account(struct soft_link *link, const struct batch *batch, size_t sent)
-{
-	size_t taken = 0;
-	int frames = 0, rc = 0;
+/* ---- the path ------------------------------------------------------------------------------ */
 
-	while (taken < sent)
-		taken +=
-			SOFT_FRAME_HEADER + (size_t)soft_frame_rest(&batch->frames[frames++].frame);
-	if (taken > sent)
-		rc = link->wire->keep(link, batch->iov, sent, taken - sent);
-	for (int i = 0; i < frames && !rc && link->base.state == SOFT_LINK_UP; i++)
-		commit(link, &batch->frames[i]);
-	return rc;
-}
-
-/* ---- the wire ------------------------------------------------------------------------------ */
-
-/* Come back when the wire takes more: which may be at once, if only the step is over. */
+/* Come back when the path takes more, or others have had their turn. */
 static void block(struct soft_link *link)
 {
-	int rc = link->wire->wait(link);
-
+	soft_chan_wait(&link->chan);
 	link->base.blocked = true;
-	if (rc)
-		soft_link_finish(link, rc);
 }
 
 static bool has_more(const struct soft_qp *qp)
@@ -346,35 +326,32 @@ void soft_link_write(struct soft_link *link)
 
 	while (link->base.state == SOFT_LINK_UP && !link->base.blocked) {
 		struct batch batch;
-		size_t room = link->wire->room(link, frame_room(link));
+
+		if (!link->chan.path) { /* the child of a fork has inherited the link */
+			soft_link_finish(link, ENOTCONN);
+			return;
+		}
+		size_t room = soft_chan_room(&link->chan, frame_room(link));
 
 		if (!room) {
-			block(link);
+			link->base.blocked = true;
 			break;
 		}
 		build(&batch, link, room);
-		if (batch.bytes == 0 && !link->rest)
+		if (batch.bytes == 0)
 			break;
-		ssize_t n = link->wire->send(link, batch.iov, batch.iov_count);
-
-		if (n < 0) {
-			soft_link_finish(link, (int)-n);
-			return;
-		}
+		soft_chan_write(&link->chan, batch.iov, batch.iov_count, batch.bytes);
 		link->busy = true;
-		int rc = account(link, &batch, (size_t)n);
-
-		if (rc)
-			soft_link_finish(link, rc);
+		for (int i = 0; i < batch.frame_count && link->base.state == SOFT_LINK_UP; i++)
+			commit(link, &batch.frames[i]);
 		link->busy = false;
 		if (link->base.state == SOFT_LINK_DEAD) {
 			free(link);
 			return;
 		}
-		total += (size_t)n;
-		if (link->base.state == SOFT_LINK_UP &&
-		    (link->rest || (size_t)n < batch.bytes ||
-		     (total >= SOFT_STEP_BYTES && has_more(qp)))) {
+		total += batch.bytes;
+		if (link->base.state == SOFT_LINK_UP && has_more(qp) &&
+		    (total >= SOFT_STEP_BYTES || soft_path_waits(link->chan.path))) {
 			block(link);
 			break;
 		}
@@ -387,16 +364,15 @@ void soft_link_write(struct soft_link *link)
 	}
 }
 
-/* The last frame, whose bytes are in link->header, which no input needs any more; and when it is with
- * the kernel, the end of our direction. */
+/* The last frame, which is in link->header should it have to wait, then the end of the channel. */
 void soft_link_write_end(struct soft_link *link)
 {
 	soft_assert_locked();
-	struct iovec iov = {.iov_base = link->header, .iov_len = SOFT_FRAME_HEADER};
+	const struct iovec iov = {.iov_base = link->header, .iov_len = SOFT_FRAME_HEADER};
 
 	if (link->base.state != SOFT_LINK_CLOSING)
 		return;
-	if (!link->ended && link->qp) {
+	if (link->qp && link->chan.path) {
 		struct soft_frame frame = {
 			.opcode = SOFT_DISCONNECT,
 			.flags = soft_qp_is_responder(link->qp) ? SOFT_FRAME_ACK : 0,
@@ -407,20 +383,11 @@ void soft_link_write_end(struct soft_link *link)
 		frame.ack = soft_responder_done(link->qp, &cursor);
 		soft_frame_encode(link->header, &frame);
 	}
-	if (!link->wire->room(link, iov.iov_len)) {
-		block(link);
+	if (link->chan.path && !soft_chan_room(&link->chan, iov.iov_len)) {
+		link->base.blocked = true;
 		return;
 	}
-	ssize_t n = link->wire->send(link, &iov, link->ended ? 0 : 1);
-	size_t left = n > 0 ? iov.iov_len - (size_t)n : 0;
-
-	if (n < 0 || (left && link->wire->keep(link, &iov, (size_t)n, left))) {
-		soft_link_finish(link, 0);
-		return;
-	}
-	link->ended |= n > 0;
-	if (link->ended && !link->rest)
-		link->wire->end(link);
-	else
-		block(link);
+	if (link->chan.path)
+		soft_chan_write(&link->chan, &iov, 1, iov.iov_len);
+	soft_link_finish(link, 0);
 }

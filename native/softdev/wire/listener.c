@@ -51,7 +51,7 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 				 SOCK_NONBLOCK | SOCK_CLOEXEC);
 
 		if (fd >= 0) {
-			soft_handshake_accepted(fd, &peer);
+			soft_tcp_path_accepted(fd, &peer);
 			continue;
 		}
 		if (soft_is_shortage(errno)) {

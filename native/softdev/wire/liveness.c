@@ -1,4 +1,4 @@
-/* Liveness of the path to another machine, which can be lost without a sign.
+/* Liveness of the stream to another machine, which can be lost without a sign.
  *
  * While nothing is under way, the kernel probes the other machine (keep-alive), for
  * AIORDMA_EMBEDDED_PATH_TIMEOUT seconds.  While something is, a timer checks whether anything at all
@@ -14,6 +14,9 @@
  * does, and is not probed.
  *
  * The time in which this process itself was stopped does not count: no answer could be seen.
+ *
+ * The queue pairs of a stream share a timer, at the shortest of their times; it fails those whose time
+ * is over, and a stream that has been silent for so long is not used for more of them.
  *
  * Within a machine nothing gets lost: a silent peer is a process that has been stopped, and its end
  * would close the socket.
@@ -66,22 +69,6 @@ uint64_t soft_liveness_limit(void)
 	return seconds * SECOND_NS;
 }
 
-/* Both ends have the same address: nothing between them can get lost. */
-static bool is_same_host(int fd)
-{
-	struct sockaddr_storage own = {0}, peer = {0};
-	socklen_t own_length = sizeof(own), peer_length = sizeof(peer);
-
-	if (getsockname(fd, (struct sockaddr *)&own, &own_length) ||
-	    getpeername(fd, (struct sockaddr *)&peer, &peer_length))
-		return false;
-	if (own.ss_family == AF_INET6)
-		return !memcmp(&((struct sockaddr_in6 *)&own)->sin6_addr,
-			       &((struct sockaddr_in6 *)&peer)->sin6_addr, 16);
-	return ((struct sockaddr_in *)&own)->sin_addr.s_addr ==
-	       ((struct sockaddr_in *)&peer)->sin_addr.s_addr;
-}
-
 static void keep_alive(int fd, int on)
 {
 	const int limit = (int)seconds;
@@ -97,45 +84,67 @@ static void keep_alive(int fd, int on)
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
 }
 
-static bool is_always_probed(const struct soft_qp *qp)
-{
-	return qp->ends_with_peer || qp->link_down;
-}
-
-/* Everything that was sent has come to the peer's kernel. */
-static void nothing_under_way(struct soft_link *link, uint64_t next_check)
+/* The kernel probes for a queue pair that would hear of it, or has not been answered; and for others
+ * while a request of theirs waits, though all that was sent has come to the peer's kernel. */
+static bool is_probed(const struct soft_link *link, bool waiting)
 {
 	const struct soft_qp *qp = link->qp;
 
-	if (!qp || is_always_probed(qp))
-		return;
-	bool waits = !soft_qp_is_uc(qp) && qp->sq.oldest != qp->sq.next;
+	if (!qp || !link->liveness_limit)
+		return false;
+	return waiting ? !soft_qp_is_uc(qp) && qp->sq.oldest != qp->sq.next
+		       : link->base.state != SOFT_LINK_UP || qp->ends_with_peer || qp->link_down;
+}
 
-	keep_alive(link->watch.fd, waits);
+static bool any_is_probed(const struct soft_tcp_path *tcp, bool waiting)
+{
+	soft_list_each (struct soft_link, link, &tcp->path.chans, chan.node)
+		if (is_probed(link, waiting))
+			return true;
+	return false;
+}
+
+static void nothing_under_way(struct soft_tcp_path *tcp, uint64_t next_check)
+{
+	if (any_is_probed(tcp, false))
+		return;
+	bool waits = any_is_probed(tcp, true);
+
+	keep_alive(tcp->watch.fd, waits);
 	if (waits)
-		soft_timer_start(&link->liveness_timer, next_check);
+		soft_timer_start(&tcp->liveness_timer, next_check);
+}
+
+/* The link whose time is over, or NULL. */
+static struct soft_link *overdue(const struct soft_tcp_path *tcp, uint64_t quiet)
+{
+	soft_list_each (struct soft_link, link, &tcp->path.chans, chan.node)
+		if (link->liveness_limit && quiet >= link->liveness_limit)
+			return link;
+	return NULL;
 }
 
 /* Something has been under way since then: has anything come back?  An answer to a probe counts,
  * and so does what the peer sends of its own. */
-static void check(struct soft_timer *timer)
+void soft_liveness_check(struct soft_timer *timer)
 {
-	struct soft_link *link = soft_container(timer, struct soft_link, liveness_timer);
+	struct soft_tcp_path *tcp = soft_container(timer, struct soft_tcp_path, liveness_timer);
 	struct tcp_info info = {0};
 	socklen_t length = sizeof(info);
-	uint64_t now = soft_now(), interval = link->liveness_limit / CHECKS, quiet, answered;
+	uint64_t now = soft_now(), interval = tcp->liveness_limit / CHECKS, quiet, answered;
+	struct soft_link *link;
 	int outstanding = 0;
 
 	/* A check that comes so late: this process or its machine was stopped. */
 	if (now - timer->deadline_ns > interval)
-		link->liveness_since = now;
-	quiet = now - link->liveness_since;
+		tcp->liveness_since = now;
+	quiet = now - tcp->liveness_since;
 
-	if (ioctl(link->watch.fd, SIOCOUTQ, &outstanding) ||
-	    getsockopt(link->watch.fd, IPPROTO_TCP, TCP_INFO, &info, &length))
+	if (ioctl(tcp->watch.fd, SIOCOUTQ, &outstanding) ||
+	    getsockopt(tcp->watch.fd, IPPROTO_TCP, TCP_INFO, &info, &length))
 		return;
 	if (outstanding == 0) {
-		nothing_under_way(link, now + interval);
+		nothing_under_way(tcp, now + interval);
 		return;
 	}
 	answered = info.tcpi_last_ack_recv * UINT64_C(1000000);
@@ -145,22 +154,26 @@ static void check(struct soft_timer *timer)
 	 * counts only when probes have remained unanswered. */
 	bool probing = info.tcpi_unacked == 0;
 
-	if (quiet >= link->liveness_limit && (!probing || info.tcpi_probes >= UNANSWERED))
-		soft_link_finish(link, ETIMEDOUT);
-	else
-		soft_timer_start(timer, now + interval);
+	soft_timer_start(timer, now + interval);
+	if (probing && info.tcpi_probes < UNANSWERED)
+		return;
+	tcp->stale |= quiet >= soft_liveness_limit();
+	tcp->busy++;
+	while ((link = overdue(tcp, quiet)))
+		if (link->base.state == SOFT_LINK_HANDSHAKE)
+			soft_connect_later(link);
+		else
+			soft_link_finish(link, ETIMEDOUT);
+	soft_tcp_path_release(tcp);
 }
 
 void soft_liveness_watch(struct soft_link *link)
 {
-	const int on = 1;
 	const struct soft_qp *qp = link->qp;
+	struct soft_tcp_path *tcp = soft_tcp_path_of(link->chan.path);
 	uint64_t limit = soft_liveness_limit();
 
-	/* Not a TCP socket: nothing to be set. */
-	if (link->watch.fd < 0 ||
-	    setsockopt(link->watch.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) ||
-	    is_same_host(link->watch.fd))
+	if (!tcp || !tcp->watched)
 		return;
 	if (!soft_qp_is_uc(qp) && qp->ibv.state == IBV_QPS_RTS) {
 		if (qp->attr.timeout == 0)
@@ -169,11 +182,14 @@ void soft_liveness_watch(struct soft_link *link)
 			limit = soft_qp_retry_time(qp);
 	}
 	link->liveness_limit = limit;
-	link->liveness_timer.expired = check;
-	if (limit && is_always_probed(qp))
-		keep_alive(link->watch.fd, 1);
-	if (!limit)
-		soft_timer_stop(&link->liveness_timer);
+	tcp->liveness_limit = 0;
+	soft_list_each (struct soft_link, other, &tcp->path.chans, chan.node)
+		if (!tcp->liveness_limit ||
+		    (other->liveness_limit && other->liveness_limit < tcp->liveness_limit))
+			tcp->liveness_limit = other->liveness_limit;
+	keep_alive(tcp->watch.fd, any_is_probed(tcp, false));
+	if (!tcp->liveness_limit)
+		soft_timer_stop(&tcp->liveness_timer);
 }
 
 /* How long the peer has been silent while the kernel's probes ask it: what is sent meanwhile, such as
@@ -188,10 +204,10 @@ static uint64_t unanswered_ns(int fd)
 	return info.tcpi_last_ack_recv * UINT64_C(1000000);
 }
 
-void soft_liveness_sent(struct soft_link *link)
+void soft_liveness_sent(struct soft_tcp_path *tcp)
 {
-	if (!link->liveness_limit || link->liveness_timer.running)
+	if (!tcp->liveness_limit || tcp->liveness_timer.running)
 		return;
-	link->liveness_since = soft_now() - unanswered_ns(link->watch.fd);
-	soft_timer_start(&link->liveness_timer, soft_now() + link->liveness_limit / CHECKS);
+	tcp->liveness_since = soft_now() - unanswered_ns(tcp->watch.fd);
+	soft_timer_start(&tcp->liveness_timer, soft_now() + tcp->liveness_limit / CHECKS);
 }

@@ -13,9 +13,6 @@
  * Not on a link that loses frames: there, to have read is not to have taken in.  What the other side
  * delays by its fault spec counts as taken in.
  */
-#include <linux/sockios.h>
-#include <sys/ioctl.h>
-
 #include "link.h"
 
 /* Everything before that PSN was taken in; a READ is not done by that. */
@@ -73,16 +70,13 @@ void soft_peer_exit_shm(struct soft_link *link)
  *
  * What was sent after a message is at least its successors' frames: if no more than that is not
  * confirmed, the message itself is. */
-void soft_peer_exit_tcp(struct soft_link *link)
+void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing)
 {
 	const struct soft_qp *qp = link->qp;
 	uint64_t behind = 0;
-	int unconfirmed;
 
-	if (!is_exact(link) || qp->rnr_refused || ioctl(link->watch.fd, SIOCOUTQ, &unconfirmed) ||
-	    unconfirmed < 0)
+	if (!is_exact(link) || qp->rnr_refused)
 		return;
-	uint64_t missing = (uint64_t)unconfirmed + link->rest_length - link->rest_sent;
 	uint32_t end = qp->sq.next;
 
 	for (; end != qp->sq.oldest && behind < missing; end--) {

@@ -15,10 +15,10 @@ extern const struct soft_fault_hooks soft_delay_hooks;
  * queue pair's stream, and has handed it over or will. */
 void soft_wire_use_cm(bool (*offer)(struct soft_qp *qp));
 
-/* soft_shm_acceptor. */
-void soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
+/* soft_path_acceptor. */
+void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 			      const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
-void soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id);
+void soft_handshake_withdrawn(struct soft_path *path, uint32_t remote_id);
 
 /* May queue pairs of this host use shared memory?  What the environment says. */
 bool soft_links_may_use_shm(void);
@@ -32,9 +32,12 @@ void soft_qp_await_adoption(struct soft_qp *qp);
  * of the fd, also on failure.  Returns 0 or an errno value: EISCONN when there is a stream already,
  * EINVAL in another state. */
 int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t length);
-/* The same where both sides can use shared memory instead, and nothing has been read: the side that
- * `opens` tries to attach at `port`, the other one waits for its selection. */
-int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t port, bool opens);
+/* The same where nothing has been read, and there may be a path that takes the stream's place: the
+ * side that `opens` tries to attach at `shm_port`, if that is not 0, or else looks for a path that
+ * an earlier stream of that kind has become, to the process with `path_port`.  The other side waits
+ * for its selection. */
+int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t shm_port, uint16_t path_port,
+			    bool opens);
 
 /* aiordma_device_calls.wire */
 enum aiordma_wire soft_qp_wire(struct ibv_qp *qp);

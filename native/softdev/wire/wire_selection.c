@@ -1,26 +1,55 @@
-/* Wire selection with the CM: its stream, or a channel through shared memory.
+/* Path selection with the CM: a path that is there, or the stream of the handshake, which becomes one.
  *
- * Where both sides have named their ports in the handshake, the side that asked for the connection
- * tries to open a channel, and sends nothing else before it knows.  The other side waits for what
- * comes first: HELLO by a channel, which it answers with HELLO_ACK, or bytes on the stream.  So
- * there is one wire at any time, and both know which.  If there is no channel, the first
- * side sends an acknowledgement of nothing on the stream.  A side that ends the link before that
+ * The side that asked for the connection tries to open a channel: through shared memory where both
+ * sides have named their ports in the handshake; else of a path that an earlier stream to the same
+ * port, of the same process, has become.  It sends nothing else before it knows.  The other side
+ * waits for what comes first: HELLO by a channel, which it answers with HELLO_ACK, or bytes on the
+ * stream.  So there is one path at any time, and both know which.  If there is no channel, the first
+ * side sends the end of no channel on the stream.  A side that ends the link before that
  * does so on the stream.
  */
 #include <errno.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include "link.h"
 
 bool soft_wire_selection_is_open(const struct soft_link *link)
 {
-	return link->base.state == SOFT_LINK_SELECTING && !link->chan.peer;
+	return link->base.state == SOFT_LINK_SELECTING && !link->chan.path;
 }
 
-int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, uint16_t port, bool opens)
+/* The stream is readable. */
+static void received(struct soft_fd_watch *watch, uint32_t events)
 {
+	struct soft_link *link = soft_container(watch, struct soft_link, watch);
+	uint8_t byte;
+	ssize_t n = recv(watch->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+
+	(void)events;
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (n > 0)
+		soft_wire_selection_use_tcp(link, false);
+	else if (link->chan.path)
+		soft_unwatch(watch); /* HELLO_ACK may be on its way; else the channel ends too */
+	else
+		soft_link_finish(link, n ? errno : ECONNRESET);
+}
+
+static struct soft_path *path_to(const struct soft_link *link, uint16_t shm_port)
+{
+	struct soft_tcp_path *tcp;
+
+	if (shm_port && soft_links_may_use_shm())
+		return soft_shm_path_at(shm_port);
+	tcp = soft_tcp_path_beside(link->watch.fd, link->path_port);
+	return tcp ? &tcp->path : NULL;
+}
+
+int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uint16_t shm_port)
+{
+	link->watch = (struct soft_fd_watch){.fd = fd, .ready = received, .of_port = true};
 	int rc = soft_watch(&link->watch, EPOLLIN);
 
 	if (rc)
@@ -28,9 +57,9 @@ int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, uint16
 	link->base.state = SOFT_LINK_SELECTING;
 	link->qp = qp;
 	qp->link = &link->base;
-	if (!opens)
+	if (!link->opens)
 		soft_handshake_find_pending(qp);
-	else if (!soft_link_open_chan(link, qp, port))
+	else if (!soft_link_open_chan(link, qp, path_to(link, shm_port)))
 		soft_wire_selection_use_tcp(link, true);
 	return 0;
 }
@@ -45,33 +74,21 @@ static void up(struct soft_link *link)
 
 void soft_wire_selection_use_tcp(struct soft_link *link, bool tell)
 {
-	uint8_t bytes[SOFT_FRAME_HEADER];
-	struct iovec first = {.iov_base = bytes, .iov_len = sizeof(bytes)};
+	int fd = link->watch.fd, rc;
 
-	soft_shm_chan_end(&link->chan);
-	link->wire = &soft_tcp_wire;
-	soft_frame_encode(
-		bytes, &(struct soft_frame){.opcode = SOFT_ACK, .psn = link->qp->responder.acked});
-	if (tell) /* should that fail, reading the stream reports it */
-		(void)link->wire->send(link, &first, 1);
-	up(link);
-}
-
-/* The stream is readable. */
-void soft_wire_selection_received(struct soft_link *link)
-{
-	uint8_t byte;
-	ssize_t n = recv(link->watch.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-
-	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+	soft_chan_end(&link->chan);
+	soft_unwatch(&link->watch);
+	link->watch.fd = -1;
+	rc = soft_link_over_stream(link, fd);
+	if (rc) {
+		soft_link_finish(link, rc);
 		return;
-	if (n > 0)
-		soft_wire_selection_use_tcp(link, false);
-	else if (link->chan.peer)
-		soft_unwatch(
-			&link->watch); /* HELLO_ACK may be on its way; else the channel ends too */
-	else
-		soft_link_finish(link, n ? errno : ECONNRESET);
+	}
+	soft_tcp_path_of(link->chan.path)->path_port = link->opens ? link->path_port : 0;
+	link->heard = !tell;
+	if (tell)
+		soft_path_refuse(link->chan.path, 0);
+	up(link);
 }
 
 void soft_wire_selection_answered(struct soft_link *link)
@@ -81,18 +98,16 @@ void soft_wire_selection_answered(struct soft_link *link)
 		soft_wire_selection_use_tcp(link, true);
 		return;
 	}
-	soft_link_close_socket(link);
+	soft_watch_close(&link->watch);
 	up(link);
 }
 
-void soft_wire_selection_use_shm(struct soft_link *link, struct soft_link *pending_link)
+void soft_wire_selection_use_chan(struct soft_link *link, struct soft_link *pending_link)
 {
-	if (!soft_link_accept_chan(link, pending_link, link->qp)) {
-		link->wire = &soft_tcp_wire; /* which it will fall back to */
-		return;
-	}
+	if (!soft_link_accept_chan(link, pending_link, link->qp))
+		return; /* it will fall back to the stream */
 	link->peer_hello = pending_link->peer_hello;
 	link->hello_valid = true;
-	soft_link_close_socket(link);
+	soft_watch_close(&link->watch);
 	up(link);
 }

@@ -1,0 +1,361 @@
+/* Channels of a path; see path.h.
+ *
+ * Data waits for room with its owner.  Everything else is kept here when there is none, and goes
+ * before any data.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "path.h"
+
+enum {
+	/* that wait for room; a peer that reads nothing could make them ever more */
+	MAX_CTRL_RECORDS = SOFT_MAX_QP,
+};
+
+struct soft_ctrl_record {
+	enum soft_record_kind kind;
+	uint32_t to, from, length;
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
+};
+
+static void create(void)
+{
+	struct soft_paths *paths = soft_device.paths = soft_part(sizeof(*paths));
+
+	soft_list_init(&paths->streams);
+	soft_places_init(&paths->silent);
+}
+
+const struct soft_subsystem soft_paths_subsystem = {.create = create};
+
+void soft_path_init(struct soft_path *path, const struct soft_path_calls *calls,
+		    void (*flush)(struct soft_deferred *deferred))
+{
+	path->calls = calls;
+	soft_list_init(&path->chans);
+	soft_list_init(&path->waiting);
+	soft_list_init(&path->flush.node);
+	path->flush.run = flush;
+}
+
+void soft_path_give_up(struct soft_path *path, int error)
+{
+	path->broken = error;
+	soft_defer(&path->flush);
+}
+
+static void forget(struct soft_chan *chan)
+{
+	struct soft_path *path = chan->path;
+
+	soft_table_remove(&path->numbers, chan->id);
+	soft_list_remove(&chan->node);
+	soft_list_remove(&chan->waiting);
+	if (path->receiving == chan)
+		path->receiving = NULL;
+	chan->path = NULL;
+	chan->id = chan->remote_id = 0;
+}
+
+void soft_path_forget(struct soft_path *path)
+{
+	while (!soft_list_empty(&path->chans))
+		forget(soft_list_first(&path->chans, struct soft_chan, node));
+	free(path->ctrl_records);
+}
+
+void soft_path_finish(struct soft_path *path, int error, int64_t missing)
+{
+	soft_assert_locked();
+	path->dead = true;
+	soft_deferred_cancel(&path->flush);
+	soft_device.paths->acceptor->withdrawn(path, 0);
+	while (!soft_list_empty(&path->chans)) {
+		struct soft_chan *chan = soft_list_first(&path->chans, struct soft_chan, node);
+		int64_t after = (int64_t)(path->position - chan->position);
+
+		if (missing >= 0 && chan->remote_id) {
+			chan->calls->exited(chan,
+					    missing > after ? (uint64_t)(missing - after) : 0);
+			/* It may have ended the channel, and have been freed. */
+			if (soft_list_first(&path->chans, struct soft_chan, node) != chan)
+				continue;
+		}
+		forget(chan);
+		chan->calls->gone(chan, error);
+	}
+	soft_deferred_cancel(&path->flush);
+	free(path->ctrl_records);
+	path->ctrl_records = NULL;
+	path->ctrl_count = path->ctrl_room = 0;
+}
+
+/* ---- control records ------------------------------------------------------------------------ */
+
+static bool put_ctrl(struct soft_path *path, const struct soft_ctrl_record *ctrl)
+{
+	const struct iovec payload = {(void *)ctrl->handshake, ctrl->length};
+	ssize_t room = path->calls->room(path, SOFT_HANDSHAKE_SIZE);
+
+	if (room < 0)
+		soft_path_give_up(path, EPROTO);
+	if (room < SOFT_HANDSHAKE_SIZE)
+		return false;
+	path->calls->put(path, ctrl->kind, ctrl->to, ctrl->from, &payload, 1, ctrl->length);
+	path->position += ctrl->length;
+	return true;
+}
+
+static void flush_ctrl(struct soft_path *path)
+{
+	uint32_t sent = 0;
+
+	while (sent < path->ctrl_count && put_ctrl(path, &path->ctrl_records[sent]))
+		sent++;
+	path->ctrl_count -= sent;
+	if (sent)
+		memmove(path->ctrl_records, path->ctrl_records + sent,
+			path->ctrl_count * sizeof(*path->ctrl_records));
+}
+
+static bool keep(struct soft_path *path, const struct soft_ctrl_record *ctrl)
+{
+	if (path->ctrl_count == path->ctrl_room) {
+		uint32_t room = path->ctrl_room ? 2 * path->ctrl_room : 64;
+		struct soft_ctrl_record *ctrl_records =
+			room > MAX_CTRL_RECORDS
+				? NULL
+				: realloc(path->ctrl_records, room * sizeof(*ctrl_records));
+
+		if (!ctrl_records)
+			return false;
+		path->ctrl_records = ctrl_records;
+		path->ctrl_room = room;
+	}
+	path->ctrl_records[path->ctrl_count++] = *ctrl;
+	return true;
+}
+
+static void queue_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32_t to,
+		       uint32_t from, const uint8_t *handshake)
+{
+	struct soft_ctrl_record ctrl = {
+		.kind = kind,
+		.to = to,
+		.from = from,
+		.length = handshake ? SOFT_HANDSHAKE_SIZE : 0,
+	};
+
+	if (path->dead)
+		return;
+	if (handshake)
+		memcpy(ctrl.handshake, handshake, SOFT_HANDSHAKE_SIZE);
+	if ((path->ctrl_count || !put_ctrl(path, &ctrl)) && !keep(path, &ctrl))
+		soft_path_give_up(path, ENOMEM);
+	soft_defer(&path->flush);
+}
+
+int soft_chan_enter(struct soft_chan *chan, struct soft_path *path, uint32_t id, uint32_t remote_id)
+{
+	int rc = path->dead ? ECONNRESET
+		 : id       ? soft_table_put(&path->numbers, id, chan)
+			    : soft_table_add(&path->numbers, chan, UINT32_MAX, &id);
+
+	if (rc)
+		return rc;
+	chan->id = id;
+	chan->path = path;
+	chan->remote_id = remote_id;
+	chan->position = path->position;
+	soft_list_append(&path->chans, &chan->node);
+	soft_list_init(&chan->waiting);
+	return 0;
+}
+
+int soft_chan_open(struct soft_chan *chan, struct soft_path *path,
+		   const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
+{
+	soft_assert_locked();
+	int rc = soft_chan_enter(chan, path, 0, 0);
+
+	if (!rc)
+		queue_ctrl(path, SOFT_RECORD_OPEN, 0, chan->id, handshake);
+	return rc;
+}
+
+int soft_chan_accept(struct soft_chan *chan, struct soft_path *path, uint32_t remote_id,
+		     const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
+{
+	soft_assert_locked();
+	int rc = soft_chan_enter(chan, path, 0, remote_id);
+
+	if (rc)
+		soft_path_refuse(path, remote_id);
+	else
+		queue_ctrl(path, SOFT_RECORD_ACCEPT, remote_id, chan->id, handshake);
+	return rc;
+}
+
+void soft_path_refuse(struct soft_path *path, uint32_t remote_id)
+{
+	soft_assert_locked();
+	queue_ctrl(path, SOFT_RECORD_END, remote_id, 0, NULL);
+}
+
+/* What the peer has asked for and waits for goes with the path: it will ask again on another one. */
+static void idle(struct soft_path *path, bool by_peer)
+{
+	if (!soft_list_empty(&path->chans) || path->dead || !path->calls->idle)
+		return;
+	soft_device.paths->acceptor->withdrawn(path, 0);
+	path->calls->idle(path, by_peer);
+}
+
+void soft_chan_end(struct soft_chan *chan)
+{
+	soft_assert_locked();
+	struct soft_path *path = chan->path;
+	uint32_t id = chan->id, remote_id = chan->remote_id;
+
+	if (!path)
+		return;
+	forget(chan);
+	queue_ctrl(path, SOFT_RECORD_END, remote_id, remote_id ? 0 : id, NULL);
+	idle(path, false);
+}
+
+/* ---- data ---------------------------------------------------------------------------------- */
+
+static void wait_for(struct soft_chan *chan, size_t least)
+{
+	struct soft_path *path = chan->path;
+
+	chan->least = least;
+	if (soft_list_empty(&chan->waiting)) {
+		soft_list_append(&path->waiting, &chan->waiting);
+		chan->round = path->round;
+	}
+	soft_defer(&path->flush);
+}
+
+size_t soft_chan_room(struct soft_chan *chan, size_t least)
+{
+	soft_assert_locked();
+	struct soft_path *path = chan->path;
+
+	if (!path || !chan->remote_id)
+		return 0;
+	ssize_t room = path->ctrl_count ? 0 : path->calls->room(path, least);
+
+	if (room > 0 && (size_t)room >= least)
+		return (size_t)room < path->calls->record_most ? (size_t)room
+							       : path->calls->record_most;
+	if (room < 0)
+		soft_path_give_up(path, EPROTO);
+	wait_for(chan, least);
+	return 0;
+}
+
+void soft_chan_write(struct soft_chan *chan, const struct iovec *iov, int count, size_t bytes)
+{
+	soft_assert_locked();
+	struct soft_path *path = chan->path;
+
+	path->calls->put(path, SOFT_RECORD_DATA, chan->remote_id, 0, iov, count, bytes);
+	chan->position = path->position += bytes;
+	soft_defer(&path->flush);
+}
+
+void soft_chan_wait(struct soft_chan *chan)
+{
+	soft_assert_locked();
+	if (soft_list_empty(&chan->waiting))
+		wait_for(chan, 1);
+}
+
+bool soft_path_waits(const struct soft_path *path)
+{
+	return path->ctrl_count || !soft_list_empty(&path->waiting);
+}
+
+ssize_t soft_path_least(const struct soft_path *path)
+{
+	if (path->ctrl_count)
+		return SOFT_HANDSHAKE_SIZE;
+	return (ssize_t)soft_list_first(&path->waiting, struct soft_chan, waiting)->least;
+}
+
+/* In turns, or the first would take all of the room every time. */
+void soft_path_offer_room(struct soft_path *path)
+{
+	path->round++;
+	flush_ctrl(path);
+	while (!soft_list_empty(&path->waiting) && !path->ctrl_count &&
+	       path->calls->room(path, SOFT_CHAN_LEAST) >= soft_path_least(path)) {
+		struct soft_chan *chan = soft_list_first(&path->waiting, struct soft_chan, waiting);
+
+		if (chan->round == path->round)
+			break; /* it has had its turn, and waits again */
+		soft_list_remove(&chan->waiting);
+		chan->calls->writable(chan);
+	}
+}
+
+/* ---- taking in ----------------------------------------------------------------------------- */
+
+static bool take_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32_t from,
+		      struct soft_chan *chan, const uint8_t *payload, size_t length)
+{
+	bool has_handshake = kind == SOFT_RECORD_OPEN || kind == SOFT_RECORD_ACCEPT;
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
+
+	if (has_handshake && (length != SOFT_HANDSHAKE_SIZE || !from))
+		return false;
+	if (has_handshake)
+		memcpy(handshake, payload, SOFT_HANDSHAKE_SIZE);
+	switch (kind) {
+	case SOFT_RECORD_OPEN:
+		soft_device.paths->acceptor->requested(path, from, handshake);
+		return true;
+	case SOFT_RECORD_ACCEPT:
+		if (!chan) {
+			soft_path_refuse(path, from);
+			return true;
+		}
+		if (chan->remote_id)
+			return false;
+		chan->remote_id = from;
+		chan->calls->accepted(chan, handshake);
+		return true;
+	case SOFT_RECORD_END:
+		if (from && !chan)
+			soft_device.paths->acceptor->withdrawn(path, from);
+		if (chan) {
+			forget(chan);
+			chan->calls->gone(chan, 0);
+			idle(path, true);
+		}
+		return true;
+	default:
+		return false;
+	}
+}
+
+bool soft_path_take(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
+		    const uint8_t *payload, size_t length)
+{
+	struct soft_chan *chan = soft_table_find(&path->numbers, to);
+
+	if (kind != SOFT_RECORD_DATA)
+		return take_ctrl(path, kind, from, chan, payload, length);
+	if (!length || (chan && !chan->remote_id))
+		return false;
+	if (!chan || payload == NULL)
+		path->receiving = chan;
+	else
+		chan->calls->data(chan, payload, length, 0);
+	return true;
+}

@@ -1,0 +1,199 @@
+/* The channel of a link: what its path calls, and how links come by one. */
+#include <errno.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "link.h"
+
+enum {
+	LONG_RECORD = 16 * 1024, /* takes longer to copy through a ring than an answer to it */
+	DIRECT_MIN = 4096, /* less is copied: an iovec costs as much */
+	STREAM_CHAN = 1, /* the number, at both ends, of a channel that the CM has introduced */
+};
+
+static struct soft_link *link_of(struct soft_chan *chan)
+{
+	return soft_container(chan, struct soft_link, chan);
+}
+
+bool soft_path_is_local(const struct soft_path *path)
+{
+	return path->calls->name == AIORDMA_WIRE_SHARED_MEMORY;
+}
+
+static void accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
+{
+	struct soft_link *link = link_of(chan);
+	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
+
+	memcpy(bytes, handshake, sizeof(bytes)); /* which it could change while we look */
+	link->hello_valid = soft_hello_decode(bytes, &link->peer_hello);
+	if (!link->hello_valid)
+		link->peer_hello.kind = 0; /* matches no peer */
+	if (link->base.state == SOFT_LINK_SELECTING)
+		soft_wire_selection_answered(link);
+	else
+		soft_connect_answered(link);
+}
+
+/* The record has come whole: no frame may be left in part. */
+static void record_over(struct soft_link *link)
+{
+	if (link->base.state == SOFT_LINK_UP && (link->left || link->header_have))
+		soft_link_finish(link, EPROTO);
+}
+
+static void data(struct soft_chan *chan, const uint8_t *bytes, size_t length, size_t rest)
+{
+	struct soft_link *link = link_of(chan);
+
+	if (link->base.state != SOFT_LINK_UP) /* closing: its last frames mean nothing any more */
+		return;
+	link->heard = true;
+	link->busy = true;
+	soft_link_parse(link, bytes, length);
+	if (!rest)
+		record_over(link);
+	/* More of them may have come, as many as a step takes: the sender shall go on meanwhile.  A
+	 * refusal is there before the record counts as read (peer_exit.c). */
+	bool answers = (length >= LONG_RECORD || link->base.nak_opcode) && soft_link_is_due(link) &&
+		       soft_path_is_local(chan->path);
+
+	soft_link_release(link);
+	if (answers)
+		soft_link_output_now(link);
+}
+
+static int place(struct soft_chan *chan, size_t length, struct iovec *iov, int room)
+{
+	struct soft_link *link = link_of(chan);
+	int count;
+
+	/* What follows a frame with pieces would be their descriptor; begin() in link_input.c has
+	 * refused it. */
+	if (link->base.state != SOFT_LINK_UP || link->left < DIRECT_MIN || link->frame.pieces)
+		return 0;
+	link->busy = true;
+	count = soft_link_place(link, length < link->left ? (uint32_t)length : link->left, iov,
+				room);
+	soft_link_release(link);
+	return count;
+}
+
+static void placed(struct soft_chan *chan, size_t length, size_t rest)
+{
+	struct soft_link *link = link_of(chan);
+
+	link->busy = true;
+	soft_link_placed(link, (uint32_t)length);
+	if (!rest)
+		record_over(link);
+	soft_link_release(link);
+}
+
+static void writable(struct soft_chan *chan)
+{
+	struct soft_link *link = link_of(chan);
+
+	/* Now, and not when the lock is given back: by then other channels would have the room. */
+	link->base.blocked = false;
+	soft_link_flush(link);
+}
+
+static void unread(struct soft_chan *chan, const uint8_t *bytes, size_t length)
+{
+	soft_peer_exit_unread(link_of(chan), bytes, length);
+}
+
+static void exited(struct soft_chan *chan, uint64_t missing)
+{
+	struct soft_link *link = link_of(chan);
+
+	link->busy = true;
+	if (soft_path_is_local(chan->path))
+		soft_peer_exit_shm(link);
+	else
+		soft_peer_exit_tcp(link, missing);
+	soft_link_release(link);
+}
+
+static void gone(struct soft_chan *chan, int error)
+{
+	struct soft_link *link = link_of(chan);
+
+	switch (link->base.state) {
+	case SOFT_LINK_SELECTING:
+		soft_wire_selection_use_tcp(link, true);
+		break;
+	case SOFT_LINK_HANDSHAKE:
+		link->refused = !link->over_tcp && error == ECONNREFUSED;
+		soft_connect_later(link);
+		break;
+	case SOFT_LINK_UP:
+		/* An end without DISCONNECT is not orderly, except for a side that has left before
+		 * it knew of us. */
+		soft_link_lost(link, error || !link->heard ? error : ECONNRESET);
+		break;
+	default:
+		soft_link_finish(link, 0);
+	}
+}
+
+static const struct soft_chan_ops calls = {
+	.accepted = accepted,
+	.data = data,
+	.place = place,
+	.placed = placed,
+	.writable = writable,
+	.unread = unread,
+	.exited = exited,
+	.gone = gone,
+};
+
+/* ---- channels for links ---------------------------------------------------------------------- */
+
+bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, struct soft_path *path)
+{
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
+
+	if (!path)
+		return false;
+	soft_handshake_write(handshake, qp, SOFT_HELLO);
+	link->chan.calls = &calls;
+	return soft_chan_open(&link->chan, path, handshake) == 0;
+}
+
+bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_link,
+			   const struct soft_qp *qp)
+{
+	struct soft_path *path = pending_link->from_path;
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
+
+	pending_link->from_path = NULL;
+	soft_handshake_write(handshake, qp, SOFT_HELLO_ACK);
+	link->chan.calls = &calls;
+	return soft_chan_accept(&link->chan, path, pending_link->from_chan, handshake) == 0;
+}
+
+int soft_link_enter(struct soft_link *link, struct soft_path *path)
+{
+	link->chan.calls = &calls;
+	return soft_chan_enter(&link->chan, path, STREAM_CHAN, STREAM_CHAN);
+}
+
+int soft_link_over_stream(struct soft_link *link, int fd)
+{
+	struct soft_tcp_path *tcp = soft_tcp_path_adopt(fd);
+	int rc = tcp ? soft_link_enter(link, &tcp->path) : ENOMEM;
+
+	if (rc && tcp)
+		tcp->path.calls->idle(&tcp->path, false);
+	return rc;
+}
+
+int soft_link_over_itself(struct soft_link *link)
+{
+	link->chan.calls = &calls;
+	link->to_self = true;
+	return soft_shm_chan_to_self(&link->chan);
+}

@@ -1,0 +1,690 @@
+/* The path that is a TCP stream; a pair of sockets in tests.
+ *
+ *   record  u32 kind << 24 | length of the payload; u32 to; u32 from (path.h), little-endian
+ *
+ * Where no connection manager has made the stream it begins with a handshake in each direction
+ * (frame.h, STREAM); nothing else goes before the answer, since whatever listens there need not be
+ * this device.  The side that has connected uses a stream for all queue pairs that it connects to
+ * that port from the same address; the other side never does, because it knows no more of its peer
+ * than that the queue pairs that came this way were introduced rightly.  A stream without channels
+ * ends.
+ *
+ * Output is gathered: short records are copied, and go out together when the lock is given back,
+ * of however many queue pairs they are.  A long one is sent from where it is, and what the socket
+ * does not take of it is copied: it is in the path, whole or not at all.
+ *
+ * Input: one recv reads many small records into the engine's scratch memory, from where their payload
+ * is copied.  A long payload is received straight into its target: one readv whose first parts are
+ * the application's memory and whose last part is scratch for what follows.  While long payloads are
+ * coming, only headers are read beyond each, so that the next payload needs no copy either.
+ */
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+#include <linux/sockios.h>
+
+#include "link.h"
+
+enum {
+	RECORD_HEADER = SOFT_TCP_RECORD_HEADER,
+	RECORD_MOST = 2 * (SOFT_FRAME_HEADER + SOFT_FRAME_MAX) - 1, /* the longest goes alone */
+	GATHER_MOST = 64 * 1024, /* bytes of short records */
+	COPY_MOST = 4096, /* a longer record is sent from where it is, */
+	DIRECT_MIN = 4096, /* and such a payload is received where it belongs */
+	MAX_SILENT = 256, /* streams that have come and have no channel */
+};
+
+#define CONNECTING_NS 20000000000u
+#define FIRST_BYTES_NS 2000000000u
+#define INTRODUCED_NS 12000000000u /* longer than an introduction is held: handshake.c */
+#define LINGER_NS 2000000000u
+
+static const struct soft_path_calls tcp_calls;
+
+struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path)
+{
+	return path && path->calls == &tcp_calls ? soft_container(path, struct soft_tcp_path, path)
+						 : NULL;
+}
+
+static bool names_of(int fd, struct soft_tcp_socket *names)
+{
+	socklen_t own = sizeof(names->own), peer = sizeof(names->peer);
+
+	memset(names, 0, sizeof(*names));
+	return !getsockname(fd, (struct sockaddr *)&names->own, &own) &&
+	       !getpeername(fd, (struct sockaddr *)&names->peer, &peer);
+}
+
+static bool is_same(const struct sockaddr_storage *one, const struct sockaddr_storage *other,
+		    bool with_port)
+{
+	const struct sockaddr_in6 *one6 = (const void *)one, *other6 = (const void *)other;
+	const struct sockaddr_in *one4 = (const void *)one, *other4 = (const void *)other;
+
+	if (one->ss_family != other->ss_family ||
+	    (with_port && one4->sin_port != other4->sin_port)) /* at the same place in both */
+		return false;
+	return one->ss_family == AF_INET6
+		       ? !memcmp(&one6->sin6_addr, &other6->sin6_addr, sizeof(one6->sin6_addr))
+		       : one->ss_family == AF_INET &&
+				 one4->sin_addr.s_addr == other4->sin_addr.s_addr;
+}
+
+static size_t gathered(const struct soft_tcp_path *tcp)
+{
+	return tcp->output_length - tcp->output_sent;
+}
+
+/* ---- the end ------------------------------------------------------------------------------- */
+
+void soft_tcp_path_release(struct soft_tcp_path *tcp)
+{
+	if (--tcp->busy || tcp->watch.fd >= 0 || !tcp->path.dead)
+		return;
+	free(tcp->output);
+	free(tcp);
+}
+
+/* Of the process with which it ended, how much of what was written here had not been read: behind a
+ * reset that cannot be known. */
+static int64_t missing(const struct soft_tcp_path *tcp)
+{
+	int unconfirmed;
+
+	if (ioctl(tcp->watch.fd, SIOCOUTQ, &unconfirmed) || unconfirmed < 0)
+		return -1;
+	return unconfirmed + (int64_t)(tcp->output_length - tcp->output_sent);
+}
+
+static void finish(struct soft_tcp_path *tcp, int error, int64_t unread)
+{
+	const struct linger at_once = {.l_onoff = 1};
+
+	soft_assert_locked();
+	if (tcp->path.dead)
+		return;
+	tcp->busy++;
+	soft_timer_stop(&tcp->timer);
+	soft_timer_stop(&tcp->liveness_timer);
+	soft_place_release(&tcp->place);
+	soft_list_remove(&tcp->node);
+	soft_path_finish(&tcp->path, error, unread);
+	/* What comes in is not taken in, so the other side must not believe that it was. */
+	if (error && tcp->state == SOFT_TCP_UP)
+		setsockopt(tcp->watch.fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+	soft_watch_close(&tcp->watch);
+	soft_tcp_path_release(tcp);
+}
+
+static void expired(struct soft_timer *timer)
+{
+	struct soft_tcp_path *tcp = soft_container(timer, struct soft_tcp_path, timer);
+
+	if (tcp->state != SOFT_TCP_UP || soft_list_empty(&tcp->path.chans))
+		finish(tcp, tcp->state == SOFT_TCP_CLOSING ? 0 : ETIMEDOUT, -1);
+}
+
+/* The last frames and ENDs go out, and closing a socket with unread data would reset the connection:
+ * so it waits for the other side's end. */
+static void idle(struct soft_path *path, bool by_peer)
+{
+	struct soft_tcp_path *tcp = soft_tcp_path_of(path);
+
+	if (tcp->state == SOFT_TCP_CLOSING)
+		return;
+	if (by_peer && !gathered(tcp)) {
+		finish(tcp, 0, -1);
+		return;
+	}
+	soft_place_release(&tcp->place);
+	soft_timer_start(&tcp->timer, soft_now() + (tcp->state == SOFT_TCP_UP ? LINGER_NS : 0));
+	tcp->state = SOFT_TCP_CLOSING;
+	soft_defer(&path->flush);
+}
+
+/* ---- sending ------------------------------------------------------------------------------- */
+
+/* How much the socket has taken of what was gathered and of these. */
+static size_t give(struct soft_tcp_path *tcp, const struct iovec *iov, int count)
+{
+	struct iovec all[1 + SOFT_LINK_IOVECS + 1];
+	struct msghdr message = {.msg_iov = all, .msg_iovlen = (size_t)count};
+	ssize_t n;
+
+	if (gathered(tcp))
+		all[0] = (struct iovec){tcp->output + tcp->output_sent, gathered(tcp)};
+	message.msg_iovlen += gathered(tcp) != 0;
+	if (count)
+		memcpy(all + (gathered(tcp) != 0), iov, (size_t)count * sizeof(*iov));
+	if (soft_port_is_down())
+		return 0;
+	do
+		n = sendmsg(tcp->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+	while (n < 0 && errno == EINTR);
+	/* Records that the other side sent before it closed are still to be read; reading finds the
+	 * end as well. */
+	if (n < 0 && errno != EAGAIN && errno != EPIPE && errno != ECONNRESET)
+		soft_path_give_up(&tcp->path, errno);
+	if (n <= 0) {
+		tcp->blocked = true;
+		return 0;
+	}
+	soft_liveness_sent(tcp);
+	return (size_t)n;
+}
+
+static void append(struct soft_tcp_path *tcp, const void *bytes, size_t length)
+{
+	size_t room = tcp->output_room;
+
+	if (tcp->output_length + length > room) {
+		while (room < tcp->output_length + length)
+			room = room ? 2 * room : COPY_MOST;
+		uint8_t *output = realloc(tcp->output, room);
+
+		if (!output) {
+			soft_path_give_up(&tcp->path, ENOMEM);
+			return;
+		}
+		tcp->output = output;
+		tcp->output_room = room;
+	}
+	memcpy(tcp->output + tcp->output_length, bytes, length);
+	tcp->output_length += length;
+}
+
+static void send_gathered(struct soft_tcp_path *tcp)
+{
+	if (tcp->blocked || !gathered(tcp) || tcp->state == SOFT_TCP_CONNECTING)
+		return;
+	tcp->output_sent += give(tcp, NULL, 0);
+	if (gathered(tcp)) {
+		tcp->blocked = true;
+		return;
+	}
+	tcp->output_sent = tcp->output_length = 0;
+	if (tcp->output_room > GATHER_MOST) { /* a rare rest of a long one */
+		free(tcp->output);
+		tcp->output = NULL;
+		tcp->output_room = 0;
+	}
+}
+
+static ssize_t room(struct soft_path *path, size_t least)
+{
+	struct soft_tcp_path *tcp = soft_tcp_path_of(path);
+
+	(void)least;
+	if (gathered(tcp) >= GATHER_MOST)
+		send_gathered(tcp);
+	return tcp->state != SOFT_TCP_UP || tcp->blocked || gathered(tcp) >= GATHER_MOST
+		       ? 0
+		       : RECORD_MOST;
+}
+
+static void put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
+		const struct iovec *iov, int count, size_t bytes)
+{
+	struct soft_tcp_path *tcp = soft_tcp_path_of(path);
+	uint8_t header[RECORD_HEADER];
+	struct iovec all[1 + SOFT_LINK_IOVECS] = {{header, sizeof(header)}};
+	size_t sent = 0;
+
+	soft_put32(header, (uint32_t)kind << 24 | (uint32_t)bytes);
+	soft_put32(header + 4, to);
+	soft_put32(header + 8, from);
+	path->position += sizeof(header);
+	memcpy(all + 1, iov, (size_t)count * sizeof(*iov));
+	if (bytes > COPY_MOST && !tcp->blocked) {
+		sent = give(tcp, all, count + 1);
+		size_t before = sent < gathered(tcp) ? sent : gathered(tcp);
+
+		tcp->output_sent += before;
+		sent -= before;
+		if (!gathered(tcp))
+			tcp->output_sent = tcp->output_length = 0;
+		tcp->blocked |= sent < sizeof(header) + bytes;
+	}
+	for (int i = 0; i <= count; i++) {
+		size_t skip = sent < all[i].iov_len ? sent : all[i].iov_len;
+
+		sent -= skip;
+		if (all[i].iov_len > skip)
+			append(tcp, (uint8_t *)all[i].iov_base + skip, all[i].iov_len - skip);
+	}
+}
+
+static const struct soft_path_calls tcp_calls = {
+	.name = AIORDMA_WIRE_TCP,
+	.frame_most = SOFT_FRAME_MAX,
+	.frames_most = SOFT_LINK_FRAMES,
+	.record_most = RECORD_MOST,
+	.room = room,
+	.put = put,
+	.idle = idle,
+};
+
+/* The lock is about to be given back, or the socket takes more. */
+static void flush(struct soft_deferred *deferred)
+{
+	struct soft_tcp_path *tcp = soft_container(deferred, struct soft_tcp_path, path.flush);
+
+	if (tcp->path.broken) {
+		finish(tcp, tcp->path.broken, -1);
+		return;
+	}
+	if (tcp->state == SOFT_TCP_CONNECTING)
+		return;
+	send_gathered(tcp);
+	if (tcp->state == SOFT_TCP_CLOSING && !gathered(tcp))
+		shutdown(tcp->watch.fd, SHUT_WR);
+	bool waits = gathered(tcp) || (tcp->state == SOFT_TCP_UP && soft_path_waits(&tcp->path));
+	int rc = soft_watch(&tcp->watch, EPOLLIN | (waits ? EPOLLOUT : 0u));
+
+	if (rc)
+		finish(tcp, rc, -1);
+}
+
+static void writable(struct soft_tcp_path *tcp)
+{
+	tcp->blocked = false;
+	send_gathered(tcp);
+	uint64_t begin = tcp->path.position, before = begin - 1;
+
+	/* A record for each that waits, and again as long as there is room. */
+	while (!tcp->blocked && tcp->state == SOFT_TCP_UP && tcp->path.position != before &&
+	       tcp->path.position - begin < SOFT_STEP_BYTES) {
+		before = tcp->path.position;
+		soft_path_offer_room(&tcp->path);
+	}
+	soft_defer(&tcp->path.flush);
+}
+
+/* ---- taking in ----------------------------------------------------------------------------- */
+
+/* What the next read may fill.  Returns the number of iovecs, and how many of their bytes are
+ * payload on its way to its target. */
+static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, size_t *direct,
+		   size_t *length)
+{
+	struct soft_chan *chan = tcp->path.receiving;
+	size_t tail = SOFT_STAGING_SIZE;
+	int count = 0;
+
+	*direct = 0;
+	if (chan && tcp->left >= DIRECT_MIN) {
+		count = chan->calls->place(chan, tcp->left < budget ? tcp->left : budget, iov,
+					   SOFT_MAX_SGE);
+		if (tcp->path.receiving != chan)
+			count = 0;
+		for (int i = 0; i < count; i++)
+			*direct += iov[i].iov_len;
+	}
+	if (*direct)
+		tcp->bulk = true;
+	if (*direct && *direct < tcp->left)
+		tail = SOFT_FRAME_HEADER;
+	else if (*direct || (tcp->bulk && !tcp->left))
+		tail = RECORD_HEADER + SOFT_FRAME_HEADER - tcp->have;
+	iov[count++] = (struct iovec){.iov_base = soft_scratch()->input, .iov_len = tail};
+	*length = *direct + tail;
+	return count;
+}
+
+/* A record's header is there. */
+static bool begin(struct soft_tcp_path *tcp)
+{
+	uint32_t word = soft_take32(tcp->input);
+
+	tcp->have = 0;
+	tcp->kind = (enum soft_record_kind)(word >> 24);
+	tcp->left = word & 0xffffff;
+	tcp->to = soft_take32(tcp->input + 4);
+	tcp->from = soft_take32(tcp->input + 8);
+	if (tcp->kind == SOFT_RECORD_DATA) {
+		tcp->bulk &= tcp->left >= DIRECT_MIN;
+		return tcp->left <= RECORD_MOST &&
+		       soft_path_take(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL, tcp->left);
+	}
+	return tcp->left == 0 ? soft_path_take(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL, 0)
+			      : tcp->left == SOFT_HANDSHAKE_SIZE;
+}
+
+/* The next bytes of a record. */
+static bool go_on(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
+{
+	tcp->left -= (uint32_t)length;
+	if (tcp->kind == SOFT_RECORD_DATA) {
+		struct soft_chan *chan = tcp->path.receiving;
+
+		if (chan)
+			chan->calls->data(chan, data, length, tcp->left);
+		return true;
+	}
+	memcpy(tcp->input + tcp->have, data, length);
+	tcp->have += (uint32_t)length;
+	if (tcp->left)
+		return true;
+	tcp->have = 0;
+	return soft_path_take(&tcp->path, tcp->kind, tcp->to, tcp->from, tcp->input,
+			      SOFT_HANDSHAKE_SIZE);
+}
+
+static void parse(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
+{
+	while (length && tcp->state == SOFT_TCP_UP && !tcp->path.dead) {
+		size_t part = tcp->left ? tcp->left : RECORD_HEADER - tcp->have;
+		bool whole = part <= length, good = true;
+
+		if (!whole)
+			part = length;
+		if (tcp->left) {
+			good = go_on(tcp, data, part);
+		} else {
+			memcpy(tcp->input + tcp->have, data, part);
+			tcp->have += (uint32_t)part;
+			if (whole)
+				good = begin(tcp);
+		}
+		if (!good)
+			finish(tcp, EPROTO, -1);
+		data += part;
+		length -= part;
+	}
+}
+
+static void take_in(struct soft_tcp_path *tcp)
+{
+	size_t budget = soft_step_share();
+
+	while (budget && tcp->state >= SOFT_TCP_UP && !tcp->path.dead) {
+		struct iovec iov[SOFT_MAX_SGE + 1];
+		size_t direct, length;
+		int count = targets(tcp, budget, iov, &direct, &length);
+		ssize_t n = readv(tcp->watch.fd, iov, count);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN)
+			break;
+		if (n <= 0) {
+			/* With a channel it is a process that died. */
+			finish(tcp, n ? errno : ECONNRESET, n ? -1 : missing(tcp));
+			break;
+		}
+		budget -= (size_t)n < budget ? (size_t)n : budget;
+		size_t placed = (size_t)n < direct ? (size_t)n : direct;
+
+		if (placed) {
+			struct soft_chan *chan = tcp->path.receiving;
+
+			tcp->left -= (uint32_t)placed;
+			chan->calls->placed(chan, placed, tcp->left);
+		}
+		parse(tcp, soft_scratch()->input, (size_t)n - placed);
+		if ((size_t)n < length)
+			break; /* that was all; if more comes, epoll reports it */
+	}
+}
+
+void soft_tcp_path_take(struct soft_tcp_path *tcp, const void *bytes, size_t length)
+{
+	soft_assert_locked();
+	tcp->busy++;
+	parse(tcp, bytes, length);
+	soft_tcp_path_release(tcp);
+}
+
+/* ---- the handshake ------------------------------------------------------------------------- */
+
+static void say_hello(struct soft_tcp_path *tcp)
+{
+	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
+
+	soft_hello_encode(bytes, &(struct soft_hello){.kind = SOFT_HELLO_STREAM});
+	append(tcp, bytes, sizeof(bytes));
+	soft_defer(&tcp->path.flush);
+}
+
+static void up(struct soft_tcp_path *tcp)
+{
+	const int on = 1;
+
+	tcp->state = SOFT_TCP_UP;
+	/* Between two ends with the same address nothing can get lost. */
+	tcp->watched = !setsockopt(tcp->watch.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) &&
+		       names_of(tcp->watch.fd, &tcp->socket) &&
+		       !is_same(&tcp->socket.own, &tcp->socket.peer, false);
+	soft_path_offer_room(&tcp->path);
+	soft_defer(&tcp->path.flush);
+	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
+		soft_liveness_watch(soft_container(chan, struct soft_link, chan));
+}
+
+static void other_version(uint32_t version)
+{
+	if (soft_device.paths->version_told)
+		return;
+	soft_device.paths->version_told = true;
+	fprintf(stderr,
+		"aiordma: a peer's embedded device has version %u of the stream, this one %d: both "
+		"sides need the same version of aiordma\n",
+		version, SOFT_WIRE_VERSION);
+}
+
+static void hello(struct soft_tcp_path *tcp)
+{
+	struct soft_hello hello;
+	/* Exactly the handshake: what comes after it are records. */
+	ssize_t n = recv(tcp->watch.fd, tcp->input + tcp->have, SOFT_HANDSHAKE_SIZE - tcp->have, 0);
+
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (n <= 0) {
+		finish(tcp, n ? errno : ECONNRESET, -1);
+		return;
+	}
+	tcp->have += (uint32_t)n;
+	if (tcp->have < SOFT_HANDSHAKE_SIZE)
+		return;
+	tcp->have = 0;
+	bool valid = soft_hello_decode(tcp->input, &hello) && hello.kind == SOFT_HELLO_STREAM;
+	uint32_t version = soft_hello_version(tcp->input);
+
+	if (version && version != SOFT_WIRE_VERSION)
+		other_version(version);
+	if (version && !tcp->connects)
+		say_hello(tcp);
+	if (!valid) {
+		send_gathered(tcp);
+		finish(tcp, EPROTONOSUPPORT, -1);
+		return;
+	}
+	if (tcp->connects)
+		soft_timer_stop(&tcp->timer);
+	else
+		soft_timer_start(&tcp->timer, soft_now() + INTRODUCED_NS);
+	up(tcp);
+	if (tcp->connects)
+		soft_links_reached(&tcp->ends);
+}
+
+static void connected(struct soft_tcp_path *tcp)
+{
+	int error = 0;
+	socklen_t length = sizeof(error);
+
+	if (getsockopt(tcp->watch.fd, SOL_SOCKET, SO_ERROR, &error, &length))
+		error = errno;
+	if (error) {
+		finish(tcp, error, -1);
+		return;
+	}
+	tcp->state = SOFT_TCP_HELLO;
+	say_hello(tcp);
+}
+
+static void ready(struct soft_fd_watch *watch, uint32_t events)
+{
+	struct soft_tcp_path *tcp = soft_container(watch, struct soft_tcp_path, watch);
+
+	tcp->busy++;
+	if (tcp->state == SOFT_TCP_CONNECTING) {
+		connected(tcp);
+	} else {
+		if (events & EPOLLOUT)
+			writable(tcp);
+		if (events & ~(uint32_t)EPOLLOUT && !tcp->path.dead) {
+			if (tcp->state == SOFT_TCP_HELLO)
+				hello(tcp);
+			else
+				take_in(tcp); /* which also finds out about errors */
+		}
+	}
+	soft_tcp_path_release(tcp);
+}
+
+/* ---- where they come from ------------------------------------------------------------------ */
+
+static struct soft_tcp_path *create(int fd, enum soft_tcp_state state, uint32_t events)
+{
+	struct soft_tcp_path *tcp = calloc(1, sizeof(*tcp));
+
+	if (!tcp || fd < 0) {
+		free(tcp);
+		soft_close_fd(&fd);
+		return NULL;
+	}
+	soft_path_init(&tcp->path, &tcp_calls, flush);
+	tcp->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .of_port = true};
+	tcp->state = state;
+	tcp->timer.expired = expired;
+	tcp->liveness_timer.expired = soft_liveness_check;
+	soft_list_init(&tcp->place.node);
+	soft_list_append(&soft_device.paths->streams, &tcp->node);
+	if (soft_watch(&tcp->watch, events)) {
+		finish(tcp, ENOMEM, -1);
+		return NULL;
+	}
+	return tcp;
+}
+
+void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer)
+{
+	soft_assert_locked();
+	struct soft_tcp_path *tcp = create(fd, SOFT_TCP_HELLO, EPOLLIN);
+
+	if (!tcp)
+		return;
+	tcp->socket.peer = *peer;
+	soft_places_add(&soft_device.paths->silent, &tcp->place, peer);
+	soft_timer_start(&tcp->timer, soft_now() + FIRST_BYTES_NS);
+	struct soft_place *evicted =
+		soft_places_evicted(&soft_device.paths->silent, soft_places_limit(MAX_SILENT));
+
+	if (evicted)
+		finish(soft_container(evicted, struct soft_tcp_path, place), ECONNRESET, -1);
+}
+
+struct soft_tcp_path *soft_tcp_path_adopt(int fd)
+{
+	soft_assert_locked();
+	struct soft_tcp_path *tcp = create(fd, SOFT_TCP_UP, EPOLLIN);
+
+	if (!tcp)
+		return NULL;
+	tcp->of_cm = true;
+	up(tcp);
+	return tcp;
+}
+
+struct soft_tcp_path *soft_tcp_path_beside(int fd, uint16_t path_port)
+{
+	struct soft_tcp_socket socket;
+
+	if (!path_port || !names_of(fd, &socket))
+		return NULL;
+	soft_list_each (struct soft_tcp_path, tcp, &soft_device.paths->streams, node)
+		if (tcp->path_port == path_port && tcp->state == SOFT_TCP_UP && !tcp->stale &&
+		    is_same(&tcp->socket.own, &socket.own, false) &&
+		    is_same(&tcp->socket.peer, &socket.peer, true))
+			return tcp;
+	return NULL;
+}
+
+bool soft_tcp_path_is_beside(const struct soft_tcp_path *tcp, int fd)
+{
+	struct soft_tcp_socket socket;
+
+	return names_of(fd, &socket) && is_same(&tcp->socket.own, &socket.own, false) &&
+	       is_same(&tcp->socket.peer, &socket.peer, false);
+}
+
+struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
+{
+	soft_assert_locked();
+	struct sockaddr_storage address;
+	socklen_t length;
+
+	soft_list_each (struct soft_tcp_path, tcp, &soft_device.paths->streams, node)
+		if (tcp->connects && tcp->state <= SOFT_TCP_UP && !tcp->stale &&
+		    !memcmp(&tcp->ends, ends, sizeof(*ends)))
+			return tcp;
+	length = soft_gid_address(&ends->peer, &ends->own, ends->port, &address);
+	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	/* From the address that the queue pair has chosen: of several networks, that one is used. */
+	if (fd >= 0 && (soft_gid_bind(fd, &ends->own) ||
+			(connect(fd, (struct sockaddr *)&address, length) && errno != EINPROGRESS)))
+		soft_close_fd(&fd);
+	struct soft_tcp_path *tcp = create(fd, SOFT_TCP_CONNECTING, EPOLLOUT);
+
+	if (!tcp)
+		return NULL;
+	tcp->connects = true;
+	tcp->ends = *ends;
+	soft_timer_start(&tcp->timer, soft_now() + CONNECTING_NS);
+	return tcp;
+}
+
+/* What has been written is given to the kernel, as far as that takes it. */
+void soft_tcp_paths_stop(void)
+{
+	while (!soft_list_empty(&soft_device.paths->streams)) {
+		struct soft_tcp_path *tcp =
+			soft_list_first(&soft_device.paths->streams, struct soft_tcp_path, node);
+
+		send_gathered(tcp);
+		finish(tcp, 0, -1);
+	}
+}
+
+void soft_tcp_paths_resume(void)
+{
+	soft_list_each (struct soft_tcp_path, tcp, &soft_device.paths->streams, node) {
+		tcp->blocked = false;
+		soft_defer(&tcp->path.flush);
+	}
+}
+
+void soft_tcp_paths_forget(void)
+{
+	while (!soft_list_empty(&soft_device.paths->streams)) {
+		struct soft_tcp_path *tcp =
+			soft_list_first(&soft_device.paths->streams, struct soft_tcp_path, node);
+
+		soft_list_remove(&tcp->node);
+		soft_path_forget(&tcp->path);
+		free(tcp->output);
+		free(tcp);
+	}
+	soft_places_init(&soft_device.paths->silent);
+}

@@ -1,0 +1,114 @@
+/* The other end of an adopted stream, in the hands of a test: frames in records (tcp_path.c). */
+#ifndef AIORDMA_TESTS_RECORD_SIDE_H
+#define AIORDMA_TESTS_RECORD_SIDE_H
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cm_check.h"
+
+#include "path/path.h"
+
+enum {
+	RECORD_HEADER = 12,
+	STREAM_CHAN = 1, /* both ends' number of the only channel */
+};
+
+static inline void record_header(uint8_t *at, enum soft_record_kind kind, uint32_t length,
+				 uint32_t to, uint32_t from)
+{
+	soft_put32(at, (uint32_t)kind << 24 | length);
+	soft_put32(at + 4, to);
+	soft_put32(at + 8, from);
+}
+
+/* Of frames in a record, so many bytes; without the last `missing` of them. */
+static inline void say_cut(int fd, const void *frames, size_t length, size_t missing)
+{
+	uint8_t bytes[RECORD_HEADER + 8192];
+
+	CHECK(length <= sizeof(bytes) - RECORD_HEADER);
+	record_header(bytes, SOFT_RECORD_DATA, (uint32_t)length, STREAM_CHAN, 0);
+	memcpy(bytes + RECORD_HEADER, frames, length);
+	length += RECORD_HEADER - missing;
+	CHECK_EQUAL(send(fd, bytes, length, MSG_NOSIGNAL), length);
+}
+
+static inline void say_bytes(int fd, const void *frames, size_t length)
+{
+	say_cut(fd, frames, length, 0);
+}
+
+static inline bool hear_exactly(int fd, void *bytes, size_t length)
+{
+	struct pollfd wait = {.fd = fd, .events = POLLIN};
+
+	while (length) {
+		CHECK_EQUAL(poll(&wait, 1, -1), 1);
+		ssize_t n = recv(fd, bytes, length, 0);
+
+		if (n <= 0)
+			return false;
+		bytes = (uint8_t *)bytes + n;
+		length -= (size_t)n;
+	}
+	return true;
+}
+
+static uint32_t record_left[1024]; /* of the record that is being heard, by the descriptor */
+
+/* The next bytes of the frames that come, whatever records they are in; false: that was the end. */
+static inline bool hear_bytes(int fd, void *bytes, size_t length)
+{
+	uint8_t header[RECORD_HEADER];
+
+	CHECK(fd < 1024);
+	while (length) {
+		uint32_t part = record_left[fd] < length ? record_left[fd] : (uint32_t)length;
+
+		if (!part) {
+			if (!hear_exactly(fd, header, sizeof(header)))
+				return false;
+			if (header[3] == SOFT_RECORD_END)
+				return false;
+			CHECK_EQUAL(header[3], SOFT_RECORD_DATA);
+			CHECK_EQUAL(soft_take32(header + 4), STREAM_CHAN);
+			record_left[fd] = soft_take32(header) & 0xffffff;
+			continue;
+		}
+		if (!hear_exactly(fd, bytes, part))
+			return false;
+		record_left[fd] -= part;
+		bytes = (uint8_t *)bytes + part;
+		length -= part;
+	}
+	return true;
+}
+
+static inline struct soft_frame hear_header(int fd)
+{
+	uint8_t header[SOFT_FRAME_HEADER];
+	struct soft_frame frame;
+
+	CHECK(hear_bytes(fd, header, sizeof(header)));
+	CHECK(soft_frame_decode(header, &frame));
+	return frame;
+}
+
+/* The channel has ended, and then the stream. */
+static inline void expect_record_end(int fd)
+{
+	uint8_t byte;
+
+	CHECK(!hear_bytes(fd, &byte, 1));
+	CHECK(recv(fd, &byte, 1, MSG_WAITALL) <= 0);
+}
+
+static inline void close_records(int fd)
+{
+	record_left[fd] = 0;
+	close(fd);
+}
+
+#endif

@@ -1,0 +1,133 @@
+/* The path of two processes, which carries the frames of all their queue pairs: whichever it is. */
+#include "leaks.h"
+#include "verbs_side.h"
+
+/* However many queue pairs, there are no more sockets than for the first. */
+static void many(void)
+{
+	enum {
+		MANY = 20
+	};
+	static struct side sides[MANY];
+	struct process process = split();
+	int sockets = 0;
+
+	limit_seconds(20);
+	for (int i = 0; i < MANY; i++) {
+		open_side(&sides[i], (struct options){0});
+		struct address peer = exchange(&process, &sides[i]);
+
+		bring_up_receiving(&sides[i], &peer, 1, 1, 64);
+		fill(sides[i].memory + 64, 64, (unsigned)i);
+		POST(&sides[i], IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
+		/* Sent and received, in either order. */
+		expect_two(&sides[i]);
+		CHECK(filled(sides[i].memory, 64, (unsigned)i));
+		process_barrier(&process);
+		if (i == 0)
+			sockets = open_sockets();
+		CHECK(open_sockets() <= sockets); /* two meetings at once are one in the end */
+	}
+	for (int i = 0; i < MANY; i++)
+		close_side(&sides[i]);
+	join(&process);
+}
+
+/* Writes and reads of more than a ring holds, of several links, both ways at once. */
+static void crowded(void)
+{
+	enum {
+		LINKS = 6,
+		SIZE = 3 << 20
+	};
+	static struct side sides[LINKS];
+	static struct address peers[LINKS];
+	struct process process = split();
+
+	limit_seconds(60);
+	for (int i = 0; i < LINKS; i++) {
+		open_side(&sides[i], (struct options){.memory = 3 * SIZE});
+		peers[i] = exchange(&process, &sides[i]);
+		bring_up(&sides[i], &peers[i]);
+		fill(sides[i].memory, SIZE, (unsigned)i);
+	}
+	process_barrier(&process);
+	for (int i = 0; i < LINKS; i++) {
+		const struct request requests[] = {
+			{.opcode = IBV_WR_RDMA_WRITE,
+			 .wr_id = 1,
+			 .length = SIZE,
+			 AT(&peers[i], SIZE)},
+			{.opcode = IBV_WR_RDMA_READ,
+			 .wr_id = 2,
+			 .offset = 2 * SIZE,
+			 .length = SIZE,
+			 AT(&peers[i], 0)},
+		};
+
+		CHECK_EQUAL(post_chain(&sides[i], requests, 2), 0);
+	}
+	for (int i = 0; i < LINKS; i++) {
+		expect_wc(&sides[i], 1, IBV_WC_SUCCESS);
+		expect_wc(&sides[i], 2, IBV_WC_SUCCESS);
+		CHECK(filled(sides[i].memory + 2 * SIZE, SIZE, (unsigned)i));
+	}
+	process_barrier(&process);
+	for (int i = 0; i < LINKS; i++) {
+		CHECK(filled(sides[i].memory + SIZE, SIZE, (unsigned)i));
+		close_side(&sides[i]);
+	}
+	join(&process);
+}
+
+/* A queue pair whose application takes nothing holds up no other on the path, and what waits for it
+ * waits in the sender's queue. */
+static void slow_receiver(void)
+{
+	enum {
+		SIZE = 1 << 20,
+		MESSAGES = 16,
+		ROUNDS = 100
+	};
+	struct process process = split();
+	struct side slow, quick;
+
+	limit_seconds(60);
+	open_side(&slow, (struct options){.memory = SIZE});
+	struct address slow_peer = exchange(&process, &slow);
+
+	open_side(&quick, (struct options){.receives = 2 * ROUNDS});
+	struct address quick_peer = exchange(&process, &quick);
+
+	bring_up(&slow, &slow_peer);
+	bring_up_receiving(&quick, &quick_peer, 0, ROUNDS, 64);
+	process_barrier(&process);
+	if (process.child)
+		for (uint64_t i = 0; i < MESSAGES; i++)
+			POST(&slow, IBV_WR_SEND, .wr_id = i, .length = SIZE);
+	for (uint64_t i = 0; i < ROUNDS; i++) {
+		if (process.child)
+			POST(&quick, IBV_WR_SEND, .wr_id = 1000, .length = 64);
+		for (int more = process.child ? 2 : 1; more; more--)
+			CHECK_EQUAL(next_wc(&quick).status, IBV_WC_SUCCESS);
+		if (!process.child)
+			RUN(&quick, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1000, .length = 64);
+	}
+	expect_no_wc(&slow);
+	process_barrier(&process);
+	if (!process.child)
+		post_recvs(&slow, 0, MESSAGES, SIZE);
+	for (uint64_t i = 0; i < MESSAGES; i++)
+		expect_wc(&slow, i, IBV_WC_SUCCESS);
+	process_barrier(&process);
+	close_side(&quick);
+	close_peers(&process, &slow);
+}
+
+int main(void)
+{
+	STEP(many());
+	STEP(crowded());
+	STEP(slow_receiver());
+	return 0;
+}
