@@ -47,7 +47,7 @@ VARIABLES = {
     # Not moved yet.
     "wire": {
         *("cm_offer", "connections", "datagrams", "delayed", "device_free_at", "held", "links"),
-        *("listening", "listening_count", "may_use_shm", "port", "reserved", "seconds", "silent"),
+        *("listening", "listening_count", "may_use_shm", "port", "reserved", "seconds"),
         *("soft_cma_desc_least", "soft_cma_descs_sent"),
     },
 }

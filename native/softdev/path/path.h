@@ -12,7 +12,6 @@
 
 #include <sys/types.h>
 
-#include "engine/fair_share.h"
 #include "objects/objects.h"
 
 struct iovec;

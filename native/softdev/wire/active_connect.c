@@ -1,4 +1,8 @@
-/* Reaching a peer without a connection manager: the side that connects.
+/* Reaching a peer without a connection manager.
+ *
+ * The queue pair with the smaller number (or GID, between hosts) tries at once, the other one after a
+ * pause, if it has not been reached by then: the first one's pauses may have grown long while the
+ * other one was not there.  Where both try, the first one's attempt counts (handshake.c).
  *
  * A peer on this host is reached through shared memory if it can be, else, and on other hosts, by
  * TCP.  It may not be there yet, nor its queue pair be ready: we try again until our queue pair leaves
@@ -15,6 +19,7 @@
 /* Attempts, each of which makes the pause four times as long: 1, 4, 16 ms and so on.  So there are
  * eight in the first ten seconds. */
 enum {
+	SECOND = 2, /* the side that does not try at once begins here */
 	SECOND_ROUND = 3,
 	LONGEST_PAUSE = 6
 };
@@ -39,6 +44,7 @@ void soft_connect_later(struct soft_link *link)
 	link->base.state = SOFT_LINK_CONNECTING;
 	link->timer.expired = try_again;
 	soft_timer_start(&link->timer, soft_now() + delay);
+	soft_handshake_find_pending(link->qp); /* it may have come meanwhile */
 }
 
 static const union ibv_gid *peer_gid(const struct soft_qp *qp)
@@ -131,24 +137,13 @@ static bool is_self(const struct soft_qp *qp)
 	return qp->attr.dest_qp_num == qp->ibv.qp_num && soft_gid_is_of_host(peer_gid(qp));
 }
 
-static bool we_connect(const struct soft_qp *qp)
+bool soft_connects_first(const struct soft_qp *qp)
 {
 	struct soft_gid own = own_gid(qp);
 
 	if (qp->ibv.qp_num != qp->attr.dest_qp_num)
 		return qp->ibv.qp_num < qp->attr.dest_qp_num;
 	return memcmp(&own.gid, peer_gid(qp), sizeof(own.gid)) < 0;
-}
-
-static struct soft_link *connecting(struct soft_qp *qp)
-{
-	struct soft_link *link = soft_link_create(SOFT_LINK_CONNECTING);
-
-	if (!link)
-		return NULL;
-	link->qp = qp;
-	qp->link = &link->base;
-	return link;
 }
 
 static void to_self(struct soft_qp *qp)
@@ -159,49 +154,47 @@ static void to_self(struct soft_qp *qp)
 		soft_link_finish(link, ECONNABORTED);
 }
 
+/* After so many attempts, if the peer is not waiting already. */
+static void reach(struct soft_qp *qp, unsigned attempts)
+{
+	struct soft_link *link;
+
+	if (is_self(qp)) {
+		to_self(qp);
+		return;
+	}
+	if (soft_handshake_find_pending(qp))
+		return;
+	link = soft_link_create(SOFT_LINK_CONNECTING);
+	if (!link)
+		return;
+	link->qp = qp;
+	qp->link = &link->base;
+	link->attempts = attempts;
+	if (attempts)
+		soft_connect_later(link);
+	else
+		attempt(link);
+}
+
 /* RTR.  Whatever fails here is as if the peer could not be reached: requests will fail. */
 void soft_connect_begin(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
 	struct soft_gid own;
-	struct soft_link *link;
 
 	qp->stream_from_cm = cm_offer(qp);
 	if (qp->stream_from_cm)
 		return;
-	if (is_self(qp)) {
-		to_self(qp);
-		return;
-	}
-	if (ah->is_global && !soft_gid_at(ah->grh.sgid_index, &own))
+	if (!is_self(qp) && ah->is_global && !soft_gid_at(ah->grh.sgid_index, &own))
 		soft_listener_open(&own.gid);
-	if (!we_connect(qp)) {
-		soft_handshake_find_pending(qp);
-		return;
-	}
-	link = connecting(qp);
-	if (link)
-		attempt(link);
+	reach(qp, soft_connects_first(qp) ? 0 : SECOND);
 }
 
 /* Not at once, or the two would keep each other busy.  The other side may have been quicker. */
 void soft_connect_again(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	struct soft_link *link;
-
-	if (is_self(qp)) {
-		to_self(qp);
-		return;
-	}
-	if (!we_connect(qp)) {
-		soft_handshake_find_pending(qp);
-		return;
-	}
-	link = connecting(qp);
-	if (!link)
-		return;
-	link->attempts = SECOND_ROUND;
-	soft_connect_later(link);
+	reach(qp, SECOND_ROUND);
 }

@@ -1,9 +1,9 @@
 /* Links without a connection manager: the handshake, and the side that is reached.
  *
  * Two queue pairs that were told each other's address (QP number, GID) by their applications need one
- * link between them.  The one with the smaller QP number (or GID, between hosts) connects to
- * the other's process when it becomes ready to receive (active_connect.c), and sends HELLO; the
- * other answers HELLO_ACK when it is ready to receive from exactly this peer.  Both send the PSNs
+ * link between them.  Either connects to the other's process (active_connect.c) and sends HELLO; the
+ * other answers HELLO_ACK when it is ready to receive from exactly this peer.  Where both have sent
+ * HELLO, that of the smaller QP number (or GID, between hosts) is answered.  Both send the PSNs
  * they know, random numbers of the applications: a process that does not know them is not the peer.
  *
  * The queue pair may not be ready yet: its HELLO is held for a while.  So is what comes by TCP
@@ -221,25 +221,33 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 	return qp->stream_from_cm
 		       ? is_beside(link->from_path, soft_link_of(qp)) &&
 				 (!qp->link || soft_wire_selection_is_open(soft_link_of(qp)))
-		       : !qp->link;
+		       : !qp->link || qp->link->state < SOFT_LINK_SELECTING;
 }
 
-/* With the CM, not before the queue pair has got its stream. */
+/* With the CM, not before the queue pair has got its stream; else not while an attempt of its own is
+ * under way that counts. */
 static bool may_answer(const struct soft_qp *qp)
 {
-	return is_ready(qp) && !qp->stream_from_cm == !qp->link;
+	if (!is_ready(qp) || qp->stream_from_cm)
+		return is_ready(qp) && qp->link;
+	return !qp->link || qp->link->state == SOFT_LINK_CONNECTING || !soft_connects_first(qp);
 }
 
 /* The pending link is one no more. */
 static void introduce(struct soft_link *link, struct soft_qp *qp)
 {
+	struct soft_link *own = soft_link_of(qp);
+
 	soft_place_release(&link->pending);
-	if (soft_link_of(qp)) {
-		soft_wire_selection_use_chan(soft_link_of(qp), link);
+	if (qp->stream_from_cm) {
+		soft_wire_selection_use_chan(own, link);
 		soft_link_finish(link, 0);
-	} else if (!soft_link_accept_chan(link, link, qp) || soft_link_up(link, qp)) {
-		soft_link_finish(link, ECONNABORTED);
+		return;
 	}
+	if (own)
+		soft_link_finish(own, 0);
+	if (!soft_link_accept_chan(link, link, qp) || soft_link_up(link, qp))
+		soft_link_finish(link, ECONNABORTED);
 }
 
 /* A stream that has named so many wrong numbers in this second is refused unseen: guessing is not to
@@ -272,7 +280,7 @@ static void hello(struct soft_link *link)
 		hold(link);
 }
 
-void soft_handshake_find_pending(struct soft_qp *qp)
+bool soft_handshake_find_pending(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	struct soft_node *node = held.peers.next;
@@ -286,13 +294,14 @@ void soft_handshake_find_pending(struct soft_qp *qp)
 			continue;
 		if (is_expected(link, qp) && may_answer(qp)) {
 			introduce(link, qp);
-			return;
+			return true;
 		}
 		if (may_know(link->from_path) && !is_expected(link, qp)) {
 			drop_pending(link);
 			node = held.peers.next; /* others may have gone with it */
 		}
 	}
+	return false;
 }
 
 void soft_handshake_drop_pending(void)

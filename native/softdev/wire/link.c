@@ -211,15 +211,6 @@ void soft_link_loses(struct soft_link *link)
 	soft_requester_await(link->qp);
 }
 
-void soft_links_reached(const struct soft_tcp_ends *ends)
-{
-	soft_list_each (struct soft_link, link, &links, node) {
-		if (link->base.state == SOFT_LINK_CONNECTING && link->timer.running && link->qp &&
-		    soft_qpn_ip_port(link->qp->attr.dest_qp_num) == ends->port)
-			soft_timer_start(&link->timer, soft_now());
-	}
-}
-
 static void resume(void)
 {
 	soft_list_each (struct soft_link, link, &links, node) {

@@ -94,8 +94,6 @@ void soft_link_close_wires(struct soft_link *link);
 void soft_link_leave(struct soft_link *link);
 /* Its input may get lost from now on; LOSES tells the other side (req_retransmit.c). */
 void soft_link_loses(struct soft_link *link);
-/* A stream to that port is up: what pauses between two attempts to reach it need not. */
-void soft_links_reached(const struct soft_tcp_ends *ends);
 /* Send now. */
 void soft_link_flush(struct soft_link *link);
 /* Is output deferred to the end of the step?  Send it now. */
@@ -252,13 +250,14 @@ bool soft_handshake_mtu_fits(const struct soft_link *link, struct soft_qp *qp);
 /* RTS: now both PSNs are known. */
 void soft_handshake_check(struct soft_qp *qp);
 /* A queue pair has become ready: is its peer waiting already? */
-void soft_handshake_find_pending(struct soft_qp *qp);
+bool soft_handshake_find_pending(struct soft_qp *qp);
 void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello_kind kind);
 /* False if type, QP number or PSN contradict; PSNs not yet known are checked at RTS. */
 bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp);
 
 /* active_connect.c */
 void soft_connect_begin(struct soft_qp *qp);
+bool soft_connects_first(const struct soft_qp *qp);
 void soft_connect_again(struct soft_qp *qp); /* UC: the link is gone */
 void soft_connect_answered(struct soft_link *link); /* `peer_hello` is the answer */
 void soft_connect_later(struct soft_link *link);

@@ -513,8 +513,6 @@ static void hello(struct soft_tcp_path *tcp)
 	else
 		soft_timer_start(&tcp->timer, soft_now() + INTRODUCED_NS);
 	up(tcp);
-	if (tcp->connects)
-		soft_links_reached(&tcp->ends);
 }
 
 static void connected(struct soft_tcp_path *tcp)
