@@ -124,8 +124,40 @@ static void slow_receiver(void)
 	close_peers(&process, &slow);
 }
 
+static bool connects = true; /* this process can, to others */
+
+int __real_connect(int fd, const struct sockaddr *address, socklen_t length);
+int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length);
+int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length)
+{
+	if (connects)
+		return __real_connect(fd, address, length);
+	errno = ECONNREFUSED;
+	return -1;
+}
+
+/* Of two queue pairs, the one whose attempts come to nothing is reached by the other one. */
+static void one_connects(bool smaller)
+{
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(20);
+	open_side(&side, (struct options){.timeout = 255}); /* time ends nothing */
+	struct address peer = exchange(&process, &side);
+
+	connects = (side.qp->qp_num < peer.qpn) == smaller;
+	bring_up_receiving(&side, &peer, 1, 1, 64);
+	POST(&side, IBV_WR_SEND, .wr_id = 2, .length = 64);
+	expect_two(&side);
+	connects = true;
+	close_peers(&process, &side);
+}
+
 int main(void)
 {
+	STEP(one_connects(true));
+	STEP(one_connects(false));
 	STEP(many());
 	STEP(crowded());
 	STEP(slow_receiver());
