@@ -1,24 +1,26 @@
 /* The frame stream into real queue pairs: the peer of a connection, which may send anything.
  *
  * Six queue pairs of one domain are connected to the fuzzer: RC, RC with a shared receive queue, UC,
- * RC that is ready to receive only, and both sides of XRC.  Whatever comes: what was not shared is
+ * RC that is ready to receive only, and both sides of XRC.  A seventh waits for its peer, which has to
+ * introduce itself on a stream that begins with HELLO.  Whatever comes: what was not shared is
  * neither changed nor told, every work request completes once and in order, a region that was
  * deregistered is left alone, and two other queue pairs of the process go on as if nothing were.
  */
 #define _GNU_SOURCE /* memmem */
-#include "wire/wire.h"
+#include "wire/link.h"
 #include "arena.h"
 #include "../soft/record_side.h"
 
 #include "objects/objects.h"
 
 enum {
-	VICTIMS = 6,
+	VICTIMS = 7,
 	SHARING = 1,     /* the victim with a shared receive queue */
 	UNRELIABLE = 2,
 	RECEIVING = 3,
 	XRC_TARGET = 4,
 	XRC_SOURCE = 5,
+	WAITING = 6,
 	QUEUE = 16,
 	PEER_PSN = 100,
 	HEADERS = RECORD_HEADER + SOFT_FRAME_HEADER,
@@ -175,8 +177,14 @@ static void meet_victim(int i)
 		CHECK_EQUAL(to_rts(side), 0);
 	socket_pair(fds);
 	CHECK_EQUAL(setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room)), 0);
-	adopt(side, fds[1]);
 	victim->fd = fds[0];
+	if (i != WAITING) {
+		adopt(side, fds[1]);
+		return;
+	}
+	soft_lock();
+	soft_tcp_path_accepted(fds[1], &(struct sockaddr_storage){.ss_family = AF_INET});
+	soft_unlock();
 }
 
 static void bind_window(int i, size_t start, unsigned access)
@@ -472,6 +480,36 @@ static void say_frame(const uint8_t *r)
 	send_from_unknown(bytes, HEADERS + frame.length);
 }
 
+/*   1  the kind of the record  2  its channel  3  the peer's  4  HELLO, which of it is wrong
+ *   5  a handshake without a record, or a record without handshake */
+static void say_control(const uint8_t *r)
+{
+	uint8_t bytes[RECORD_HEADER + SOFT_HANDSHAKE_SIZE];
+	const struct soft_qp *qp = soft_qp_of(world.current->side.qp);
+	struct soft_hello hello = {
+		.kind = r[4] & 1   ? SOFT_HELLO
+			: r[5] & 1 ? SOFT_HELLO_STREAM
+				   : r[4] >> 6,
+		.from = elsewhere.qpn + (r[4] >> 1 & 1),
+		.to = qp->ibv.qp_num ^ (r[4] >> 2 & 1),
+		.receive_psn = qp->attr.sq_psn ^ (r[4] >> 3 & 1),
+		.send_psn = PEER_PSN ^ (r[4] >> 4 & 1),
+		.flags = SOFT_HELLO_SENDS,
+		.mtu = qp->attr.path_mtu ^ (r[4] >> 5 & 1),
+	};
+	uint32_t length = r[5] & 2 ? 0 : SOFT_HANDSHAKE_SIZE;
+
+	record_header(bytes, r[1] % (SOFT_RECORD_END + 2), length, r[2] & 3, r[3]);
+	soft_hello_encode(bytes + RECORD_HEADER, &hello);
+	if (world.corrupt_by)
+		bytes[world.corrupt_at % sizeof(bytes)] ^= world.corrupt_by;
+	world.corrupt_by = 0;
+	if (r[5] & 1)
+		send_from_unknown(bytes + RECORD_HEADER, SOFT_HANDSHAKE_SIZE);
+	else
+		send_from_unknown(bytes, RECORD_HEADER + length);
+}
+
 static void post_receive(const uint8_t *r)
 {
 	struct victim *victim = world.current;
@@ -579,7 +617,10 @@ static void one_thing(const uint8_t *r)
 		say_frame(r);
 		break;
 	case 4:
-		send_from_unknown(r + 2, r[1] % (RECORD - 1u));
+		if (r[0] & 0x20)
+			say_control(r);
+		else
+			send_from_unknown(r + 2, r[1] % (RECORD - 1u));
 		break;
 	case 5:
 		world.corrupt_at = r[1];
