@@ -122,7 +122,7 @@ static int start(struct soft_cm_id *id, const struct rdma_conn_param *parameters
 	id->initiator_depth = soft_cm_depth(
 		parameters ? parameters->initiator_depth : RDMA_MAX_INIT_DEPTH, SOFT_MAX_RD_ATOMIC);
 	soft_cm_fill_message(id, parameters, &request);
-	soft_cm_gid_from(&peer, &id->id.route.addr.dst_addr);
+	soft_gid_from(&peer, &id->id.route.addr.dst_addr);
 	if (soft_links_may_use_shm() && soft_gid_is_of_host(&peer))
 		request.shm_port = soft_ip_port();
 	id->opens_chan = true;

@@ -47,26 +47,12 @@ static uint16_t port_of(const struct sockaddr *address)
 	return soft_cm_address_length(address) ? known->sin_port : 0;
 }
 
-/* RoCE v2: an IPv4 address is a GID as an IPv4-mapped IPv6 address (IBTA annex A17). */
-void soft_cm_gid_from(union ibv_gid *gid, const struct sockaddr *address)
-{
-	memset(gid, 0, sizeof(*gid));
-	if (address->sa_family == AF_INET) {
-		gid->raw[10] = gid->raw[11] = 0xff;
-		memcpy(gid->raw + 12,
-		       &((const struct sockaddr_in *)(const void *)address)->sin_addr, 4);
-	} else {
-		memcpy(gid->raw, &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr,
-		       16);
-	}
-}
-
 static void fill_gids(struct soft_cm_id *id)
 {
 	struct rdma_addr *addresses = &id->id.route.addr;
 
-	soft_cm_gid_from(&addresses->addr.ibaddr.sgid, &addresses->src_addr);
-	soft_cm_gid_from(&addresses->addr.ibaddr.dgid, &addresses->dst_addr);
+	soft_gid_from(&addresses->addr.ibaddr.sgid, &addresses->src_addr);
+	soft_gid_from(&addresses->addr.ibaddr.dgid, &addresses->dst_addr);
 	addresses->addr.ibaddr.pkey = htons(0xffff); /* the default partition (IBTA 10.9.1.2) */
 }
 
@@ -217,7 +203,7 @@ static int bind_id(struct soft_cm_id *id, const struct sockaddr *address)
 	/* rdma_bind_addr(3): a specific address means a device, the wildcard does not. */
 	if (!is_any(address)) {
 		soft_cm_device_bind(id);
-		soft_cm_gid_from(&id->id.route.addr.addr.ibaddr.sgid, address);
+		soft_gid_from(&id->id.route.addr.addr.ibaddr.sgid, address);
 	}
 	return 0;
 }

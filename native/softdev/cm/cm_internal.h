@@ -236,7 +236,6 @@ int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address);
 /* The error of the kernel's rdma_cm for a taken port: EADDRNOTAVAIL, instead of EADDRINUSE, where
  * one of the two is on all addresses.  Other errors as they are. */
 int soft_cm_port_error(const struct sockaddr *address, int type, int error);
-void soft_cm_gid_from(union ibv_gid *gid, const struct sockaddr *address);
 void soft_cm_apply_tos(int fd, uint8_t tos);
 /* The id's addresses and GIDs, as the carrier of its link has them; IPv4 in IPv6 becomes IPv4. */
 void soft_cm_take_addresses(struct soft_cm_id *id);

@@ -51,7 +51,7 @@ static int join(struct soft_cm_id *id, const struct sockaddr *address, bool send
 
 	if (error || !soft_cm_datagrams(id) || !id->bound)
 		return EINVAL;
-	soft_cm_gid_from(&gid, address);
+	soft_gid_from(&gid, address);
 	if (!soft_gid_is_multicast(&gid))
 		return EINVAL;
 	group = calloc(1, sizeof(*group));
@@ -131,7 +131,7 @@ int soft_rdma_leave_multicast(struct rdma_cm_id *application, struct sockaddr *a
 	if (!application || !soft_cm_address_length(addr))
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_id_of(application);
-	soft_cm_gid_from(&gid, addr);
+	soft_gid_from(&gid, addr);
 	soft_lock();
 	group = find(id, &gid);
 	attached = group && group->attached;

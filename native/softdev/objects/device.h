@@ -194,6 +194,8 @@ bool soft_gid_is_multicast(const union ibv_gid *gid);
 bool soft_gid_is_ipv4(const union ibv_gid *gid);
 /* The GID of the IPv4 address whose four bytes are there. */
 union ibv_gid soft_gid_of_ipv4(const void *address);
+/* The GID of a socket address; false: it has none, and the GID is zeros. */
+bool soft_gid_from(union ibv_gid *gid, const struct sockaddr *address);
 /* The interface that a link-local address is on, as seen from our entry `own`; else 0. */
 uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own);
 /* The socket address that a GID stands for, as seen from there; port in host order.  Returns its

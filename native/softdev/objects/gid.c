@@ -39,8 +39,9 @@ union ibv_gid soft_gid_of_ipv4(const void *address)
 	return gid;
 }
 
-static bool gid_of(const struct sockaddr *address, union ibv_gid *gid)
+bool soft_gid_from(union ibv_gid *gid, const struct sockaddr *address)
 {
+	memset(gid, 0, sizeof(*gid));
 	if (address->sa_family == AF_INET)
 		*gid = soft_gid_of_ipv4(
 			&((const struct sockaddr_in *)(const void *)address)->sin_addr);
@@ -85,8 +86,8 @@ static int add_addresses(const struct ifaddrs *at, bool link_local, struct soft_
 	for (; at && count < SOFT_GIDS; at = at->ifa_next) {
 		union ibv_gid gid;
 
-		if (!at->ifa_addr || !(at->ifa_flags & IFF_UP) || !gid_of(at->ifa_addr, &gid) ||
-		    is_link_local(&gid) != link_local)
+		if (!at->ifa_addr || !(at->ifa_flags & IFF_UP) ||
+		    !soft_gid_from(&gid, at->ifa_addr) || is_link_local(&gid) != link_local)
 			continue;
 		if (!memcmp(&gid, &soft_gid_loopback, sizeof(gid)))
 			fresh[0].ifindex = if_nametoindex(at->ifa_name);

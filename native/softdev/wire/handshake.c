@@ -176,11 +176,13 @@ static void pending_expired(struct soft_timer *timer)
 static void hold(struct soft_link *link)
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
-	const struct sockaddr_storage of_host = {0};
+	struct sockaddr_storage peer = {0}; /* of this host */
 	struct soft_place *evicted;
 
 	link->base.state = SOFT_LINK_HELD;
-	soft_places_add(&held, &link->pending, tcp ? &tcp->socket.peer : &of_host);
+	if (tcp)
+		soft_gid_address(&tcp->names.peer, &tcp->names.own, 0, &peer);
+	soft_places_add(&held, &link->pending, &peer);
 	link->timer.expired = pending_expired;
 	soft_timer_start(&link->timer, soft_now() + HELD_NS);
 	evicted = soft_places_evicted(&held, soft_places_limit(MAX_PENDING));

@@ -144,10 +144,6 @@ struct soft_tcp_ends {
 	uint64_t port;
 };
 
-struct soft_tcp_socket {
-	struct sockaddr_storage own, peer; /* its names */
-};
-
 struct soft_tcp_path {
 	struct soft_path path;
 	struct soft_node node;
@@ -158,7 +154,7 @@ struct soft_tcp_path {
 	bool of_cm; /* it was the CM's stream, */
 	uint16_t path_port; /* to that process, asked for by this side; or 0 */
 	struct soft_tcp_ends ends;
-	struct soft_tcp_socket socket;
+	struct soft_tcp_ends names; /* of the socket */
 	struct soft_place place; /* as long as it has no channel */
 	struct soft_timer timer; /* of connecting, the handshake, lingering */
 

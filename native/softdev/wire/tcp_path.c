@@ -54,28 +54,18 @@ struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path)
 						 : NULL;
 }
 
-static bool names_of(int fd, struct soft_tcp_socket *names)
+static bool names_of(int fd, struct soft_tcp_ends *names)
 {
-	socklen_t own = sizeof(names->own), peer = sizeof(names->peer);
+	struct sockaddr_storage own, peer;
+	socklen_t own_length = sizeof(own), peer_length = sizeof(peer);
 
 	memset(names, 0, sizeof(*names));
-	return !getsockname(fd, (struct sockaddr *)&names->own, &own) &&
-	       !getpeername(fd, (struct sockaddr *)&names->peer, &peer);
-}
-
-static bool is_same(const struct sockaddr_storage *one, const struct sockaddr_storage *other,
-		    bool with_port)
-{
-	const struct sockaddr_in6 *one6 = (const void *)one, *other6 = (const void *)other;
-	const struct sockaddr_in *one4 = (const void *)one, *other4 = (const void *)other;
-
-	if (one->ss_family != other->ss_family ||
-	    (with_port && one4->sin_port != other4->sin_port)) /* at the same place in both */
+	if (getsockname(fd, (struct sockaddr *)&own, &own_length) ||
+	    getpeername(fd, (struct sockaddr *)&peer, &peer_length))
 		return false;
-	return one->ss_family == AF_INET6
-		       ? !memcmp(&one6->sin6_addr, &other6->sin6_addr, sizeof(one6->sin6_addr))
-		       : one->ss_family == AF_INET &&
-				 one4->sin_addr.s_addr == other4->sin_addr.s_addr;
+	names->port = ((struct sockaddr_in *)&peer)->sin_port; /* at the same place in IPv6 */
+	return soft_gid_from(&names->own, (struct sockaddr *)&own) &&
+	       soft_gid_from(&names->peer, (struct sockaddr *)&peer);
 }
 
 static size_t gathered(const struct soft_tcp_path *tcp)
@@ -461,8 +451,8 @@ static void up(struct soft_tcp_path *tcp)
 	tcp->state = SOFT_TCP_UP;
 	/* Between two ends with the same address nothing can get lost. */
 	tcp->watched = !setsockopt(tcp->watch.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) &&
-		       names_of(tcp->watch.fd, &tcp->socket) &&
-		       !is_same(&tcp->socket.own, &tcp->socket.peer, false);
+		       names_of(tcp->watch.fd, &tcp->names) &&
+		       memcmp(&tcp->names.own, &tcp->names.peer, sizeof(tcp->names.own));
 	soft_path_offer_room(&tcp->path);
 	soft_defer(&tcp->path.flush);
 	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
@@ -582,7 +572,6 @@ void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer)
 
 	if (!tcp)
 		return;
-	tcp->socket.peer = *peer;
 	soft_places_add(&soft_device.paths->silent, &tcp->place, peer);
 	soft_timer_start(&tcp->timer, soft_now() + FIRST_BYTES_NS);
 	struct soft_place *evicted =
@@ -606,24 +595,23 @@ struct soft_tcp_path *soft_tcp_path_adopt(int fd)
 
 struct soft_tcp_path *soft_tcp_path_beside(int fd, uint16_t path_port)
 {
-	struct soft_tcp_socket socket;
+	struct soft_tcp_ends names;
 
-	if (!path_port || !names_of(fd, &socket))
+	if (!path_port || !names_of(fd, &names))
 		return NULL;
 	soft_list_each (struct soft_tcp_path, tcp, &soft_device.paths->streams, node)
 		if (tcp->path_port == path_port && tcp->state == SOFT_TCP_UP && !tcp->stale &&
-		    is_same(&tcp->socket.own, &socket.own, false) &&
-		    is_same(&tcp->socket.peer, &socket.peer, true))
+		    !memcmp(&tcp->names, &names, sizeof(names)))
 			return tcp;
 	return NULL;
 }
 
 bool soft_tcp_path_is_beside(const struct soft_tcp_path *tcp, int fd)
 {
-	struct soft_tcp_socket socket;
+	struct soft_tcp_ends names;
 
-	return names_of(fd, &socket) && is_same(&tcp->socket.own, &socket.own, false) &&
-	       is_same(&tcp->socket.peer, &socket.peer, false);
+	return names_of(fd, &names) && !memcmp(&tcp->names.own, &names.own, sizeof(names.own)) &&
+	       !memcmp(&tcp->names.peer, &names.peer, sizeof(names.peer));
 }
 
 struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
