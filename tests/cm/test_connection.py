@@ -399,7 +399,7 @@ def test_many_connections(events: cm.EventChannel, listener: ConnectionId) -> No
         while events.get_event() is not None:
             pass
     deadline = time.monotonic() + 60  # the device closes the last one when its peer has ended it
-    while len(os.listdir("/proc/self/fd")) != files:
+    while len(os.listdir("/proc/self/fd")) > files:  # fewer, if the first one had not ended yet
         assert time.monotonic() < deadline
         os.sched_yield()
 

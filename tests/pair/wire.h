@@ -246,6 +246,7 @@ static void wire_join(bool loses)
 		if (!wire.paths[i].calls)
 			soft_path_init(&wire.paths[i], &calls, wire_flush);
 		wire.blocked_until[i] = wire.last_due[i] = 0;
+		soft_qp_await_adoption(soft_qp_of(wire.sides[i]->qp));
 		CHECK(wire.links[i] = soft_link_create(SOFT_LINK_CONNECTING));
 		CHECK_EQUAL(soft_link_enter(wire.links[i], &wire.paths[i]), 0);
 		CHECK_EQUAL(soft_link_up(wire.links[i], soft_qp_of(wire.sides[i]->qp)), 0);
