@@ -1,5 +1,5 @@
 /* Streams that come late, break, end in order, or bring what no peer would send. */
-#include "record_side.h"
+#include "adopted_side.h"
 #include "verbs_side.h"
 
 #include <arpa/inet.h>
@@ -147,7 +147,6 @@ static void other_mtu_adopted(void)
 static void chosen_before_rts(void)
 {
 	for (uint32_t psn = 5; psn < 1u << 24; psn += 1u << 23) {
-		uint8_t bytes[SOFT_FRAME_HEADER];
 		struct side side;
 		int fds[2];
 
@@ -159,13 +158,11 @@ static void chosen_before_rts(void)
 		soft_lock();
 		CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side.qp), fds[1], NULL, 0), 0);
 		soft_unlock();
-		soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_ACK, .psn = psn});
-		CHECK_EQUAL(send(fds[0], bytes, sizeof(bytes), 0), sizeof(bytes));
-		soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_SEND, .psn = 7});
-		CHECK_EQUAL(send(fds[0], bytes, sizeof(bytes), 0), sizeof(bytes));
+		say_frame(fds[0], (struct soft_frame){.opcode = SOFT_ACK, .psn = psn}, NULL);
+		say_frame(fds[0], (struct soft_frame){.opcode = SOFT_SEND, .psn = 7}, NULL);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 		close_side(&side);
-		close(fds[0]);
+		close_records(fds[0]);
 	}
 }
 
