@@ -44,12 +44,6 @@ EXCEPTION = ("trace", "objects/objects.h")
 VARIABLES = {
     "engine": {"soft_device", "guarded"},  # pthread_atfork's handlers are the process's
     "shm": {"soft_copy_avoids_movsb"},  # of the processor
-    # Not moved yet.
-    "wire": {
-        *("cm_offer", "connections", "datagrams", "delayed", "device_free_at", "held", "links"),
-        *("listening", "listening_count", "may_use_shm", "port", "reserved", "seconds"),
-        *("soft_cma_desc_least", "soft_cma_descs_sent"),
-    },
 }
 
 # Python's, which only generated code needs, and those of the RDMA packages, which no build needs.

@@ -62,7 +62,7 @@ static void close_scene(struct scene *scene)
 /* The bytes of a message that take no way through the rings: all but a last frame that is short. */
 static uint64_t cma_bytes(uint32_t length)
 {
-	return forbidden ? 0 : length - (length % MIB < soft_cma_desc_least ? length % MIB : 0);
+	return forbidden ? 0 : length - (length % MIB < SOFT_CMA_DESC_LEAST ? length % MIB : 0);
 }
 
 /* Pieces of about the same length, each a little away from the next. */
@@ -136,7 +136,7 @@ static uint64_t copied_so_far(void)
 
 static uint64_t given_so_far(void)
 {
-	return LOCKED(soft_cma_descs_sent);
+	return LOCKED(soft_device.wire->descriptors_sent);
 }
 
 /* ---- every byte ---------------------------------------------------------------------------- */
@@ -197,7 +197,7 @@ static void every_byte(void)
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
 						     IBV_WR_RDMA_READ};
 	static const int pieces[] = {1, 2, 7, SOFT_CMA_PIECES, PIECES};
-	const uint32_t least = soft_cma_desc_least;
+	const uint32_t least = SOFT_CMA_DESC_LEAST;
 	const uint32_t lengths[] = {1,   least - 1, least,       least + 1,   MIB - 1,
 				    MIB, MIB + 1,   MIB + least, 3 * MIB + 17};
 	struct scene scene;

@@ -69,6 +69,7 @@ struct soft_device {
 	struct soft_paths *paths;
 	struct soft_shm *shm;
 	struct soft_ud *ud;
+	struct soft_wire *wire;
 	struct soft_cm *cm;
 };
 

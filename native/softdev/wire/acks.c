@@ -19,8 +19,6 @@ enum {
 	MOST = 8,       /* messages that one acknowledgement is delayed for */
 };
 
-static struct soft_node delayed = {&delayed, &delayed}; /* the longest delayed first */
-
 void soft_ack_later(struct soft_qp_link *base)
 {
 	soft_assert_locked();
@@ -34,7 +32,7 @@ void soft_ack_later(struct soft_qp_link *base)
 	if (!soft_list_empty(&link->delayed))
 		return;
 	link->delayed_since = soft_now();
-	soft_list_append(&delayed, &link->delayed);
+	soft_list_append(&soft_device.wire->delayed, &link->delayed);
 	soft_engine_set_delayed(true);
 }
 
@@ -42,7 +40,7 @@ void soft_ack_settled(struct soft_link *link)
 {
 	soft_assert_locked();
 	soft_list_remove(&link->delayed);
-	soft_engine_set_delayed(!soft_list_empty(&delayed));
+	soft_engine_set_delayed(!soft_list_empty(&soft_device.wire->delayed));
 }
 
 void soft_ack_replied(struct soft_link *link)
@@ -58,8 +56,9 @@ void soft_acks_send(uint64_t age_ns)
 	soft_assert_locked();
 	uint64_t latest = soft_now() - age_ns;
 
-	while (!soft_list_empty(&delayed)) {
-		struct soft_link *link = soft_list_first(&delayed, struct soft_link, delayed);
+	while (!soft_list_empty(&soft_device.wire->delayed)) {
+		struct soft_link *link =
+			soft_list_first(&soft_device.wire->delayed, struct soft_link, delayed);
 
 		if (link->delayed_since > latest)
 			return;
@@ -72,7 +71,7 @@ void soft_acks_send(uint64_t age_ns)
 void soft_acks_reset_after_fork(void)
 {
 	soft_assert_locked();
-	while (!soft_list_empty(&delayed))
-		soft_list_remove(delayed.next);
+	while (!soft_list_empty(&soft_device.wire->delayed))
+		soft_list_remove(soft_device.wire->delayed.next);
 	soft_engine_set_delayed(false);
 }

@@ -117,17 +117,9 @@ void soft_connect_answered(struct soft_link *link)
 		soft_link_finish(link, ECONNABORTED);
 }
 
-static bool no_cm(struct soft_qp *qp)
-{
-	(void)qp;
-	return false;
-}
-
-static bool (*cm_offer)(struct soft_qp *qp) = no_cm;
-
 void soft_wire_use_cm(bool (*offer)(struct soft_qp *qp))
 {
-	cm_offer = offer;
+	soft_device.wire->cm_offer = offer;
 }
 
 /* ---- the queue pair's side ----------------------------------------------------------------- */
@@ -184,7 +176,7 @@ void soft_connect_begin(struct soft_qp *qp)
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
 	struct soft_gid own;
 
-	qp->stream_from_cm = cm_offer(qp);
+	qp->stream_from_cm = soft_device.wire->cm_offer(qp);
 	if (qp->stream_from_cm)
 		return;
 	if (!is_self(qp) && ah->is_global && !soft_gid_at(ah->grh.sgid_index, &own))

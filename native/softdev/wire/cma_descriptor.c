@@ -10,9 +10,6 @@ enum {
 	LEAST_WITHIN = 8 * 1024
 };
 
-uint32_t soft_cma_desc_least = 128 * 1024; /* by measurement */
-uint64_t soft_cma_descs_sent;
-
 static struct soft_cma *cma_of(const struct soft_link *link)
 {
 	return soft_shm_path_cma(link->chan.path);
@@ -24,7 +21,7 @@ uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least)
 {
 	const struct soft_cma *cma = cma_of(link);
 
-	*least = cma && soft_shm_path_is_self(link->chan.path) ? LEAST_WITHIN : soft_cma_desc_least;
+	*least = cma && soft_shm_path_is_self(link->chan.path) ? LEAST_WITHIN : SOFT_CMA_DESC_LEAST;
 	/* A UC queue pair is done with its memory when a frame has been sent; and where frames are
 	 * doubled or late, one may come when its request is done. */
 	return cma && soft_qp_is_reliable(link->qp) && !link->base.loses && soft_cma_is_open(cma)
@@ -77,7 +74,7 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 	desc.generation = export->generation;
 	soft_cma_desc_encode(at, &desc);
 	out->frame.pieces = (uint8_t)count;
-	soft_cma_descs_sent++;
+	soft_device.wire->descriptors_sent++;
 	return true;
 }
 

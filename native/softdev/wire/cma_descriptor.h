@@ -10,9 +10,9 @@
 
 #include "link.h"
 
-/* Bytes that are worth it, to another process. */
-extern uint32_t soft_cma_desc_least;
-extern uint64_t soft_cma_descs_sent; /* so far, by all */
+enum {
+	SOFT_CMA_DESC_LEAST = 128 * 1024 /* bytes that are worth it, to another process: measured */
+};
 
 /* Bytes that the link's next frame may refer to, if there are as many as `least`; 0: it cannot. */
 uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least);

@@ -61,14 +61,6 @@ struct envelope {
 	struct soft_datagram datagram;
 };
 
-static uint64_t connections;    /* since there is a spec */
-static uint64_t device_free_at; /* with a rate: when it has taken in all that came before */
-
-static void datagrams_due(struct soft_timer *timer);
-
-static struct soft_delay_queue datagrams = {.last = &datagrams.first,
-					    .timer.expired = datagrams_due};
-
 /* ---- lines --------------------------------------------------------------------------------- */
 
 static struct packet *new_packet(uint32_t length)
@@ -127,10 +119,12 @@ static uint64_t due_at(struct soft_delay_queue *queue, uint32_t length, enum str
 	if (soft_faults.rate || soft_faults.delay_ns || soft_faults.jitter_ns)
 		due = soft_now();
 	if (soft_faults.rate) {
-		if (device_free_at < due)
-			device_free_at = due;
-		device_free_at += (uint64_t)((double)length * 1e9 / (double)soft_faults.rate);
-		due = device_free_at;
+		uint64_t *free_at = &soft_device.wire->device_free_at;
+
+		if (*free_at < due)
+			*free_at = due;
+		*free_at += (uint64_t)((double)length * 1e9 / (double)soft_faults.rate);
+		due = *free_at;
 	}
 	due += soft_faults.delay_ns;
 	if (soft_faults.jitter_ns)
@@ -402,7 +396,7 @@ void soft_delay_attach(struct soft_link *link)
 	if (!queue)
 		return;
 	queue->applies = true;
-	queue->number = ++connections;
+	queue->number = ++soft_device.wire->connections;
 	queue->input = queue->frames = queue->messages = 0;
 	memset(queue->seen, 0, sizeof(queue->seen));
 	queue->will_disconnect =
@@ -448,13 +442,14 @@ static bool refuses(struct soft_qp *qp)
 
 static void run_datagrams(void)
 {
+	struct soft_delay_queue *queue = soft_device.wire->datagrams;
 	struct packet *packet;
 
 	/* What is received may be answered, and comes in here again. */
-	if (datagrams.busy)
+	if (queue->busy)
 		return;
-	datagrams.busy = true;
-	while ((packet = take_due_one(&datagrams)) != NULL) {
+	queue->busy = true;
+	while ((packet = take_due_one(queue)) != NULL) {
 		struct envelope envelope;
 
 		memcpy(&envelope, packet->bytes, sizeof(envelope));
@@ -465,15 +460,24 @@ static void run_datagrams(void)
 				     packet->length - (uint32_t)sizeof(envelope));
 		free(packet);
 	}
-	datagrams.busy = false;
-	if (datagrams.first)
-		soft_timer_start(&datagrams.timer, datagrams.first->due);
+	queue->busy = false;
+	if (queue->first)
+		soft_timer_start(&queue->timer, queue->first->due);
 }
 
 static void datagrams_due(struct soft_timer *timer)
 {
 	(void)timer;
 	run_datagrams();
+}
+
+void soft_delay_create(void)
+{
+	struct soft_delay_queue *queue = soft_part(sizeof(*queue));
+
+	queue->last = &queue->first;
+	queue->timer.expired = datagrams_due;
+	soft_device.wire->datagrams = queue;
 }
 
 static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram *datagram,
@@ -484,7 +488,8 @@ static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram 
 	if (!needs_queues(&soft_faults) ||
 	    (soft_faults.qp_num && soft_faults.qp_num != qp->ibv.qp_num))
 		return false;
-	struct packet *packet = datagrams.waiting > QUEUE_MOST
+	struct soft_delay_queue *queue = soft_device.wire->datagrams;
+	struct packet *packet = queue->waiting > QUEUE_MOST
 					? NULL
 					: new_packet((uint32_t)sizeof(envelope) + length);
 
@@ -492,7 +497,7 @@ static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram 
 		return true; /* one may always get lost */
 	memcpy(packet->bytes, &envelope, sizeof(envelope));
 	memcpy(packet->bytes + sizeof(envelope), payload, length);
-	apply_faults(&datagrams, packet, REQUESTS);
+	apply_faults(queue, packet, REQUESTS);
 	run_datagrams();
 	return true;
 }
@@ -501,15 +506,17 @@ static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram 
 
 static void begin(void)
 {
-	connections = 0;
-	device_free_at = 0;
-	datagrams.frames = 0;
-	memset(datagrams.seen, 0, sizeof(datagrams.seen));
+	struct soft_wire *wire = soft_device.wire;
+
+	wire->connections = 0;
+	wire->device_free_at = 0;
+	wire->datagrams->frames = 0;
+	memset(wire->datagrams->seen, 0, sizeof(wire->datagrams->seen));
 }
 
 void soft_delay_stop(void)
 {
-	empty(&datagrams);
+	empty(soft_device.wire->datagrams);
 }
 
 static void spec_changed(void)

@@ -30,8 +30,6 @@ enum {
 
 static const char magic[8] = "aiordma";
 
-static struct soft_places held = {.peers = {&held.peers, &held.peers}};
-
 /* ---- the handshake -------------------------------------------------------------------------- */
 
 void soft_hello_encode(uint8_t *at, const struct soft_hello *hello)
@@ -182,10 +180,10 @@ static void hold(struct soft_link *link)
 	link->base.state = SOFT_LINK_HELD;
 	if (tcp)
 		soft_gid_address(&tcp->names.peer, &tcp->names.own, 0, &peer);
-	soft_places_add(&held, &link->pending, &peer);
+	soft_places_add(&soft_device.wire->held, &link->pending, &peer);
 	link->timer.expired = pending_expired;
 	soft_timer_start(&link->timer, soft_now() + HELD_NS);
-	evicted = soft_places_evicted(&held, soft_places_limit(MAX_PENDING));
+	evicted = soft_places_evicted(&soft_device.wire->held, soft_places_limit(MAX_PENDING));
 	if (evicted)
 		drop_pending(pending_link(evicted));
 }
@@ -285,9 +283,9 @@ static void hello(struct soft_link *link)
 bool soft_handshake_find_pending(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	struct soft_node *node = held.peers.next;
+	struct soft_node *node = soft_device.wire->held.peers.next;
 
-	while (node != &held.peers) {
+	while (node != &soft_device.wire->held.peers) {
 		struct soft_link *link =
 			pending_link(soft_list_entry(node, struct soft_place, node));
 
@@ -300,7 +298,7 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 		}
 		if (may_know(link->from_path) && !is_expected(link, qp)) {
 			drop_pending(link);
-			node = held.peers.next; /* others may have gone with it */
+			node = soft_device.wire->held.peers.next; /* others may have gone with it */
 		}
 	}
 	return false;
@@ -308,7 +306,7 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 
 void soft_handshake_drop_pending(void)
 {
-	soft_places_init(&held);
+	soft_places_init(&soft_device.wire->held);
 }
 
 /* ---- where they come from ------------------------------------------------------------------ */
@@ -337,9 +335,9 @@ void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 void soft_handshake_withdrawn(struct soft_path *path, uint32_t remote_id)
 {
 	soft_assert_locked();
-	struct soft_node *node = held.peers.next;
+	struct soft_node *node = soft_device.wire->held.peers.next;
 
-	while (node != &held.peers) {
+	while (node != &soft_device.wire->held.peers) {
 		struct soft_link *link =
 			pending_link(soft_list_entry(node, struct soft_place, node));
 

@@ -16,9 +16,6 @@
 
 #define LINGER_NS 2000000000u /* for room to say so */
 
-static struct soft_node links = {&links, &links};
-static bool may_use_shm; /* links use shared memory where that is possible */
-
 static void lingered(struct soft_timer *timer)
 {
 	soft_link_finish(soft_container(timer, struct soft_link, timer), 0);
@@ -65,7 +62,7 @@ struct soft_link *soft_link_create(enum soft_link_state state)
 	soft_list_init(&link->delayed);
 	soft_list_init(&link->base.output.node);
 	link->base.output.run = output;
-	soft_list_append(&links, &link->node);
+	soft_list_append(&soft_device.wire->links, &link->node);
 	return link;
 }
 
@@ -105,7 +102,7 @@ void soft_link_close_wires(struct soft_link *link)
 
 void soft_links_fault_spec_changed(void)
 {
-	soft_list_each (struct soft_link, link, &links, node) {
+	soft_list_each (struct soft_link, link, &soft_device.wire->links, node) {
 		if (link->base.state == SOFT_LINK_UP)
 			soft_delay_attach(link);
 	}
@@ -213,7 +210,7 @@ void soft_link_loses(struct soft_link *link)
 
 static void resume(void)
 {
-	soft_list_each (struct soft_link, link, &links, node) {
+	soft_list_each (struct soft_link, link, &soft_device.wire->links, node) {
 		if (link->base.state == SOFT_LINK_UP && link->qp) {
 			soft_timer_stop(&link->qp->reach_timer);
 			soft_link_output(link);
@@ -289,7 +286,7 @@ int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t shm_port, uint1
 
 bool soft_links_may_use_shm(void)
 {
-	return may_use_shm;
+	return soft_device.wire->may_use_shm;
 }
 
 /* ---- as the lower folders know them --------------------------------------------------------- */
@@ -336,12 +333,23 @@ const struct soft_link_calls soft_wire_links = {
 	.ip_port = soft_listener_port,
 };
 
+static void create(void)
+{
+	struct soft_wire *wire = soft_device.wire = soft_part(sizeof(*wire));
+
+	soft_list_init(&wire->links);
+	soft_list_init(&wire->delayed);
+	soft_places_init(&wire->held);
+	wire->reserved = -1;
+	soft_delay_create();
+}
+
 static int start(void)
 {
 	const char *wish = getenv("AIORDMA_EMBEDDED_LINKS");
 
-	may_use_shm = !wish || !*wish || !strcmp(wish, "shared");
-	if (may_use_shm || !strcmp(wish, "tcp"))
+	soft_device.wire->may_use_shm = !wish || !*wish || !strcmp(wish, "shared");
+	if (soft_device.wire->may_use_shm || !strcmp(wish, "tcp"))
 		return soft_liveness_configure();
 	fprintf(stderr, "aiordma: AIORDMA_EMBEDDED_LINKS is '%s': it can be 'shared' or 'tcp'\n",
 		wish);
@@ -353,8 +361,9 @@ static void stop(void)
 {
 	soft_listener_stop();
 	soft_handshake_drop_pending();
-	while (!soft_list_empty(&links))
-		soft_link_finish(soft_list_first(&links, struct soft_link, node), 0);
+	while (!soft_list_empty(&soft_device.wire->links))
+		soft_link_finish(soft_list_first(&soft_device.wire->links, struct soft_link, node),
+				 0);
 	soft_tcp_paths_stop();
 	soft_delay_stop();
 }
@@ -363,8 +372,8 @@ static void stop(void)
 static void forked(void)
 {
 	soft_handshake_drop_pending();
-	while (!soft_list_empty(&links))
-		soft_list_remove(links.next);
+	while (!soft_list_empty(&soft_device.wire->links))
+		soft_list_remove(soft_device.wire->links.next);
 	soft_acks_reset_after_fork();
 	soft_listener_stop();
 	soft_tcp_paths_forget();
@@ -378,6 +387,7 @@ static void port_changed(enum soft_port_change change)
 }
 
 const struct soft_subsystem soft_wire_subsystem = {
+	.create = create,
 	.start = start,
 	.stop = stop,
 	.forked = forked,

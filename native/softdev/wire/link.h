@@ -21,6 +21,7 @@ enum {
 	SOFT_LINK_FRAMES = 128,
 	SOFT_LINK_IOVECS = 256, /* in one record */
 	SOFT_TCP_RECORD_HEADER = 12,
+	SOFT_LISTENING_MOST = 32, /* addresses */
 };
 
 struct soft_link {
@@ -80,6 +81,32 @@ static inline void soft_link_output(struct soft_link *link)
 	soft_qp_link_output(&link->base);
 }
 
+/* The state of links between queue pairs. */
+struct soft_wire {
+	struct soft_node links; /* link.c: all of them */
+	bool may_use_shm; /* where that is possible */
+	struct soft_node delayed; /* acks.c: the longest delayed first */
+	bool (*cm_offer)(struct soft_qp *qp); /* soft_wire_use_cm */
+	struct soft_places held; /* handshake.c: pending links */
+	uint64_t liveness_seconds; /* how long a path may be silent */
+	uint64_t descriptors_sent; /* cma_descriptor.c: so far, by all */
+
+	/* listener.c */
+	int reserved; /* -1: none */
+	uint16_t port; /* 0: none */
+	struct soft_listening {
+		struct soft_fd_watch watch;
+		union ibv_gid gid;
+		struct soft_timer pause;
+	} listening[SOFT_LISTENING_MOST];
+	int listening_count;
+
+	/* delay_queue.c */
+	uint64_t connections;    /* since there is a spec */
+	uint64_t device_free_at; /* with a rate: when it has taken in all that came before */
+	struct soft_delay_queue *datagrams;
+};
+
 /* link.c */
 struct soft_link *soft_link_create(enum soft_link_state state);
 int soft_link_up(struct soft_link *link, struct soft_qp *qp);
@@ -108,6 +135,7 @@ void soft_acks_send(uint64_t age_ns); /* soft_subsystem.send_delayed */
 void soft_acks_reset_after_fork(void);
 
 /* delay_queue.c: what frames and datagrams go through before they are taken in */
+void soft_delay_create(void);
 void soft_delay_attach(struct soft_link *link); /* it is up, or there is another fault spec */
 /* It is up no more.  True: the other side's end had come already. */
 bool soft_delay_detach(struct soft_link *link);

@@ -19,26 +19,16 @@
 #include "ud/ud.h"
 
 enum {
-	ADDRESSES = 32,
 	BACKLOG = 1024,
 	ACCEPTS_PER_STEP = 16,
 };
 
 #define PAUSE_NS 100000000u
 
-static int reserved = -1;
-static uint16_t port;
-static struct listening {
-	struct soft_fd_watch watch;
-	union ibv_gid gid;
-	struct soft_timer pause;
-} listening[ADDRESSES];
-static int listening_count;
-
 /* After a pause for want of descriptors or memory (soft_is_shortage). */
 static void pause_over(struct soft_timer *timer)
 {
-	soft_watch(&soft_container(timer, struct listening, pause)->watch, EPOLLIN);
+	soft_watch(&soft_container(timer, struct soft_listening, pause)->watch, EPOLLIN);
 }
 
 static void ready(struct soft_fd_watch *watch, uint32_t events)
@@ -56,8 +46,9 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 		}
 		if (soft_is_shortage(errno)) {
 			soft_unwatch(watch);
-			soft_timer_start(&soft_container(watch, struct listening, watch)->pause,
-					 soft_now() + PAUSE_NS);
+			soft_timer_start(
+				&soft_container(watch, struct soft_listening, watch)->pause,
+				soft_now() + PAUSE_NS);
 		}
 		return;
 	}
@@ -91,23 +82,26 @@ static int bound(const struct sockaddr *address, socklen_t length, bool again)
 
 static bool reserve(void)
 {
-	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
-	struct sockaddr_in any4 = {.sin_family = AF_INET, .sin_port = htons(port)};
+	const uint16_t port = htons(soft_device.wire->port);
+	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_port = port};
+	struct sockaddr_in any4 = {.sin_family = AF_INET, .sin_port = port};
+	int fd = bound((struct sockaddr *)&any6, sizeof(any6), false);
 
-	reserved = bound((struct sockaddr *)&any6, sizeof(any6), false);
-	if (reserved < 0 && errno != EADDRINUSE)
-		reserved = bound((struct sockaddr *)&any4, sizeof(any4), false);
-	return reserved >= 0;
+	if (fd < 0 && errno != EADDRINUSE)
+		fd = bound((struct sockaddr *)&any4, sizeof(any4), false);
+	soft_device.wire->reserved = fd;
+	return fd >= 0;
 }
 
 static bool listen_at(const union ibv_gid *gid)
 {
-	struct listening *slot = &listening[listening_count];
+	struct soft_listening *slot =
+		&soft_device.wire->listening[soft_device.wire->listening_count];
 	struct sockaddr_storage address;
-	socklen_t length = soft_gid_address(gid, gid, port, &address);
+	socklen_t length = soft_gid_address(gid, gid, soft_device.wire->port, &address);
 	int fd;
 
-	if (listening_count == ADDRESSES)
+	if (soft_device.wire->listening_count == SOFT_LISTENING_MOST)
 		return false;
 	fd = bound((struct sockaddr *)&address, length, true);
 	if (fd < 0)
@@ -119,14 +113,15 @@ static bool listen_at(const union ibv_gid *gid)
 		close(fd);
 		return false;
 	}
-	listening_count++;
+	soft_device.wire->listening_count++;
 	return true;
 }
 
 static void close_all(void)
 {
-	while (listening_count) {
-		struct listening *slot = &listening[--listening_count];
+	while (soft_device.wire->listening_count) {
+		struct soft_listening *slot =
+			&soft_device.wire->listening[--soft_device.wire->listening_count];
 
 		soft_timer_stop(&slot->pause);
 		soft_watch_close(&slot->watch);
@@ -138,19 +133,19 @@ static void release(void)
 	close_all();
 	soft_attach_unlisten();
 	soft_datagram_shutdown();
-	soft_close_fd(&reserved);
-	port = 0;
+	soft_close_fd(&soft_device.wire->reserved);
+	soft_device.wire->port = 0;
 }
 
 /* 0 or an errno value, and then there is no port. */
 static int take(uint16_t number)
 {
-	port = number;
+	soft_device.wire->port = number;
 	errno = 0;
 	/* A new network namespace has no loopback address: nothing is reached there until it has. */
-	if (reserve() && soft_datagram_reserve(port) &&
+	if (reserve() && soft_datagram_reserve(number) &&
 	    (listen_at(&soft_gid_loopback) || errno == EADDRNOTAVAIL) &&
-	    (!soft_links_may_use_shm() || soft_attach_listen(port)))
+	    (!soft_links_may_use_shm() || soft_attach_listen(number)))
 		return 0;
 	int error = errno ? errno : ENOMEM;
 
@@ -162,9 +157,9 @@ uint16_t soft_listener_port(void)
 {
 	soft_assert_locked();
 	uint32_t first = 0;
-	int error = port ? 0 : EADDRINUSE;
+	int error = soft_device.wire->port ? 0 : EADDRINUSE;
 
-	if (!port && getrandom(&first, sizeof(first), 0) != sizeof(first))
+	if (!soft_device.wire->port && getrandom(&first, sizeof(first), 0) != sizeof(first))
 		return 0;
 	for (uint32_t i = 0; i < SOFT_IP_PORTS && error == EADDRINUSE; i++)
 		error = take((uint16_t)(SOFT_IP_PORT_FIRST + (first + i) % SOFT_IP_PORTS));
@@ -174,7 +169,7 @@ uint16_t soft_listener_port(void)
 			"one for its queue pairs\n",
 			SOFT_IP_PORT_FIRST, SOFT_IP_PORT_FIRST + SOFT_IP_PORTS - 1);
 	errno = error;
-	return port;
+	return soft_device.wire->port;
 }
 
 void soft_listener_open(const union ibv_gid *gid)
@@ -182,8 +177,8 @@ void soft_listener_open(const union ibv_gid *gid)
 	soft_assert_locked();
 	if (!soft_listener_port())
 		return;
-	for (int i = 0; i < listening_count; i++)
-		if (!memcmp(&listening[i].gid, gid, sizeof(*gid)))
+	for (int i = 0; i < soft_device.wire->listening_count; i++)
+		if (!memcmp(&soft_device.wire->listening[i].gid, gid, sizeof(*gid)))
 			return;
 	listen_at(gid);
 }

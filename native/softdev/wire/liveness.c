@@ -41,20 +41,18 @@ enum {
 	UNANSWERED = 2,
 };
 
-static uint64_t seconds = DEFAULT;
-
 int soft_liveness_configure(void)
 {
 	const char *text = getenv("AIORDMA_EMBEDDED_PATH_TIMEOUT");
 	char *end;
 
-	seconds = DEFAULT;
+	soft_device.wire->liveness_seconds = DEFAULT;
 	if (!text || !*text)
 		return 0;
 	unsigned long value = strtoul(text, &end, 10);
 
 	if (!*end && value >= 1 && value <= MAX) {
-		seconds = value;
+		soft_device.wire->liveness_seconds = value;
 		return 0;
 	}
 	fprintf(stderr,
@@ -66,12 +64,12 @@ int soft_liveness_configure(void)
 
 uint64_t soft_liveness_limit(void)
 {
-	return seconds * SECOND_NS;
+	return soft_device.wire->liveness_seconds * SECOND_NS;
 }
 
 static void keep_alive(int fd, int on)
 {
-	const int limit = (int)seconds;
+	const int limit = (int)soft_device.wire->liveness_seconds;
 	const int idle = (limit + 1) / 2, interval = (idle + PROBES - 1) / PROBES;
 	const int probes = limit > idle + interval ? (limit - idle) / interval : 1;
 
