@@ -19,7 +19,7 @@ uint32_t soft_cm_random_psn(void)
 {
 	uint32_t psn;
 
-	if (getrandom(&psn, sizeof(psn), GRND_NONBLOCK) != sizeof(psn))
+	if (soft_device.platform->random(&psn, sizeof(psn), GRND_NONBLOCK) != sizeof(psn))
 		psn = (uint32_t)soft_now(); /* no entropy yet, at boot: PSNs differ at least */
 	return psn & SOFT_PSN_MASK;
 }

@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
 
 enum {
 	ANSWERS_PER_STEP = 64
@@ -142,7 +141,8 @@ int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *pa
 	if (parameters &&
 	    !soft_cm_put_private(&message, parameters->private_data, parameters->private_data_len))
 		return EINVAL;
-	if (getrandom(&message.number, sizeof(message.number), 0) != sizeof(message.number))
+	if (soft_device.platform->random(&message.number, sizeof(message.number), 0) !=
+	    sizeof(message.number))
 		return EAGAIN;
 	return soft_cm_link_ask(id, &soft_cm_asking, &calls, &message);
 }

@@ -34,6 +34,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -46,7 +47,14 @@ enum {
 	POLLS_TO_TRUST = 1000,
 };
 
-struct soft_device soft_device;
+static const struct soft_platform machine = {
+	.clock = clock_gettime,
+	.random = getrandom,
+	.alarm = soft_engine_alarm,
+	.threads = true,
+};
+
+struct soft_device soft_device = {.platform = &machine};
 
 /* ---- subsystems ---------------------------------------------------------------------------- */
 

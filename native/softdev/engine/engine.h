@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 #include <time.h>
 
 #include "atomics.h"
@@ -60,8 +61,17 @@ static inline void soft_list_remove(struct soft_node *node)
 
 /* ---- the device's state ---------------------------------------------------------------------- */
 
+/* What the device asks its machine for; tests have their own. */
+struct soft_platform {
+	int (*clock)(clockid_t clock, struct timespec *now); /* clock_gettime(3) */
+	ssize_t (*random)(void *to, size_t length, unsigned flags); /* getrandom(2) */
+	void (*alarm)(uint64_t deadline_ns); /* then run the timers */
+	bool threads; /* false: the engine has none, and other threads make all steps */
+};
+
 /* A part for each folder, into which that folder alone looks. */
 struct soft_device {
+	const struct soft_platform *platform;
 	struct soft_engine *engine;
 	struct soft_trace *trace;
 	struct soft_inject *inject;

@@ -123,7 +123,7 @@ bool soft_engine_armed_counts(void);
  * signal?  That is so when the application has armed a CQ and waits with its own poll() on a
  * channel whose fd shows nothing but signals. */
 bool soft_channels_depend_on_engine(void);
-/* For timer.c: when the first timer is due, or 0 for none. */
+/* soft_platform.alarm: when the first timer is due. */
 void soft_engine_alarm(uint64_t deadline_ns);
 void soft_timers_run(void);
 void soft_timers_forget(void);

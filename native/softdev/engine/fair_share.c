@@ -59,7 +59,8 @@ static uint64_t seed_of(struct soft_places *places)
 {
 	uint64_t *seed = &places->seed;
 
-	if (!*seed && getrandom(seed, sizeof(*seed), GRND_NONBLOCK) != sizeof(*seed))
+	if (!*seed &&
+	    soft_device.platform->random(seed, sizeof(*seed), GRND_NONBLOCK) != sizeof(*seed))
 		*seed = soft_now(); /* no entropy yet, at boot */
 	return *seed |= 1;
 }

@@ -197,7 +197,8 @@ void soft_engine_check_descriptors(void)
 	lock_users();
 	bool lost = are_lost();
 
-	if (lost) { /* its thread may sleep where nothing can wake it any more */
+	/* The thread may sleep where nothing can wake it any more. */
+	if (lost && soft_device.platform->threads) {
 		soft_publish(&engine()->stopping, true);
 		pthread_cancel(engine()->thread);
 		pthread_join(engine()->thread, NULL);
@@ -279,7 +280,7 @@ static int start(void)
 	if (!rc) {
 		soft_publish(&engine()->stopping, false);
 		engine()->running = true;
-		rc = start_thread();
+		rc = soft_device.platform->threads ? start_thread() : 0;
 	}
 	if (rc) {
 		engine()->running = false;
@@ -314,7 +315,8 @@ void soft_engine_put(void)
 		soft_publish(&engine()->stopping, true);
 		if (write(engine()->wake_fd, &one, sizeof(one)) != sizeof(one))
 			abort(); /* it is written once, and there was a check just now */
-		pthread_join(engine()->thread, NULL);
+		if (soft_device.platform->threads)
+			pthread_join(engine()->thread, NULL);
 		soft_lock();
 		EACH_SUBSYSTEM (it)
 			if ((*it)->stop)

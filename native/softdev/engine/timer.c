@@ -11,7 +11,7 @@ uint64_t soft_now(void)
 {
 	struct timespec now;
 
-	clock_gettime(CLOCK_MONOTONIC, &now);
+	soft_device.platform->clock(CLOCK_MONOTONIC, &now);
 	return soft_nanoseconds(&now);
 }
 
@@ -89,7 +89,7 @@ static void set_alarm(void)
 	    (engine()->alarm_at && engine()->alarm_at <= engine()->timers->deadline_ns))
 		return;
 	engine()->alarm_at = engine()->timers->deadline_ns;
-	soft_engine_alarm(engine()->alarm_at);
+	soft_device.platform->alarm(engine()->alarm_at);
 }
 
 void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns)

@@ -146,7 +146,7 @@ static uint64_t wallclock(void)
 {
 	struct timespec now;
 
-	clock_gettime(CLOCK_REALTIME, &now);
+	soft_device.platform->clock(CLOCK_REALTIME, &now);
 	return soft_nanoseconds(&now);
 }
 

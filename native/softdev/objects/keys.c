@@ -8,7 +8,6 @@
  * Keys are random, all 32 bits of them: a peer that has not been told one does not find it.
  */
 #include <errno.h>
-#include <sys/random.h>
 
 #include "objects.h"
 
@@ -23,7 +22,7 @@ int soft_range_add(struct soft_range *range)
 	uint8_t tag;
 	uint32_t index;
 
-	if (getrandom(&tag, sizeof(tag), 0) != sizeof(tag))
+	if (soft_device.platform->random(&tag, sizeof(tag), 0) != sizeof(tag))
 		return errno;
 	int rc = soft_table_add(&soft_device.objects->ranges, range, INDEX_MASK, &index);
 

@@ -8,7 +8,6 @@
  * what was sent to it, or an application that still has its address, shall not find another one.
  */
 #include <errno.h>
-#include <sys/random.h>
 
 #include "objects.h"
 
@@ -47,7 +46,7 @@ int soft_qp_number_take(struct soft_qp *qp)
 	if (soft_device.objects->qps.count >= SOFT_MAX_QP)
 		return ENOMEM;
 	do {
-		if (getrandom(&number, sizeof(number), 0) != sizeof(number))
+		if (soft_device.platform->random(&number, sizeof(number), 0) != sizeof(number))
 			return errno;
 		number &= LOCAL_NUMBERS - 1;
 		number |= (uint32_t)(port - SOFT_IP_PORT_FIRST) << SOFT_QPN_LOCAL_BITS;

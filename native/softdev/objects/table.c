@@ -4,7 +4,6 @@
  */
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/random.h>
 
 #include "objects.h"
 
@@ -57,7 +56,7 @@ int soft_table_put(struct soft_table *table, uint32_t key, void *object)
 int soft_table_add(struct soft_table *table, void *object, uint32_t mask, uint32_t *key)
 {
 	do {
-		if (getrandom(key, sizeof(*key), 0) != sizeof(*key))
+		if (soft_device.platform->random(key, sizeof(*key), 0) != sizeof(*key))
 			return errno;
 		*key &= mask;
 	} while (!*key || soft_table_find(table, *key));

@@ -17,7 +17,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -35,7 +34,8 @@ enum {
 int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_cma_page *peer)
 {
 	memset(cma, 0, sizeof(*cma));
-	if (getrandom(cma->secret, sizeof(cma->secret), 0) != sizeof(cma->secret))
+	if (soft_device.platform->random(cma->secret, sizeof(cma->secret), 0) !=
+	    sizeof(cma->secret))
 		return errno;
 	cma->own = own;
 	cma->peer = peer;
@@ -237,7 +237,7 @@ static struct used used_so_far(void)
 	struct timespec time;
 	struct rusage usage;
 
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+	soft_device.platform->clock(CLOCK_THREAD_CPUTIME_ID, &time);
 	getrusage(RUSAGE_THREAD, &usage);
 	return (struct used){
 		.ns = soft_nanoseconds(&time),

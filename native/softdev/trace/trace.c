@@ -413,7 +413,7 @@ static int add_header(void)
 	struct timespec wall;
 
 	struct line line = begin_line("trace");
-	clock_gettime(CLOCK_REALTIME, &wall);
+	soft_device.platform->clock(CLOCK_REALTIME, &wall);
 	put_number(&line, "version", FORMAT_VERSION);
 	put_number(&line, "realtime_ns", soft_nanoseconds(&wall));
 	read_text("/proc/sys/kernel/random/boot_id", ' ', text, sizeof(text));

@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "link.h"
@@ -159,7 +158,8 @@ uint16_t soft_listener_port(void)
 	uint32_t first = 0;
 	int error = soft_device.wire->port ? 0 : EADDRINUSE;
 
-	if (!soft_device.wire->port && getrandom(&first, sizeof(first), 0) != sizeof(first))
+	if (!soft_device.wire->port &&
+	    soft_device.platform->random(&first, sizeof(first), 0) != sizeof(first))
 		return 0;
 	for (uint32_t i = 0; i < SOFT_IP_PORTS && error == EADDRINUSE; i++)
 		error = take((uint16_t)(SOFT_IP_PORT_FIRST + (first + i) % SOFT_IP_PORTS));
