@@ -322,7 +322,7 @@ fuzz: .venv/.build ## fuzz what comes from elsewhere, SECONDS=60 each (clang, li
 	tests/fuzz/run $(or $(SECONDS),60) $(T)
 
 .PHONY: pair
-pair: .venv/.test ## two queue pairs over a wire that loses, in virtual time: SEEDS=10000, and planted mistakes they must find
+pair: .venv/.test ## two hosts over a wire that loses, in virtual time: SEEDS=10000, and planted mistakes they must find
 	ninja -C $(PLAIN) --quiet tests/pair/test_pair
 	seq 1 250 $(or $(SEEDS),10000) | xargs -P $$(nproc) -I{} $(PLAIN)/tests/pair/test_pair {} 250
 	meson test -C $(PLAIN) --print-errorlogs --suite mutants

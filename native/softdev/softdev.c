@@ -25,7 +25,7 @@ static const struct soft_path_acceptor acceptor = {
 };
 
 /* Before anything of the device can be called, and so before the constructors of native/preload. */
-__attribute__((constructor(101))) static void put_together(void)
+__attribute__((constructor(101))) void soft_device_make(void)
 {
 	soft_engine_use(subsystems);
 	soft_device.inject->hooks = &soft_delay_hooks;

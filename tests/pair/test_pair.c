@@ -1,5 +1,5 @@
-/* Two connected queue pairs do random work over a wire that loses (wire.h), in virtual time, and after
- * each step a model is asked whether that can be.
+/* Two connected queue pairs do random work over a wire that loses (wire.h), each on a host of its own, in
+ * virtual time, and after each step a model is asked whether that can be.
  *
  *   test_pair [-v] FIRST [COUNT]    so many seeds (1); -v: says what happens
  *   test_pair -m SEED               this seed, or one of the first 1,000, must fail
@@ -27,6 +27,8 @@ enum {
 	TWICE = 32, /* one seed of so many */
 	MUTANT_SEEDS = 1000,
 	HEAP_MOST = 1 << 20,
+	CONNECTED_NS = 100000000,
+	APART_NS = 40000000, /* more than the pauses between the first attempts */
 };
 
 enum area_name {
@@ -111,6 +113,13 @@ static struct end *peer_of(const struct end *end)
 	return &ends[end == ends];
 }
 
+/* Its host is entered. */
+static struct side *on(struct end *end)
+{
+	enter(end == &ends[1]);
+	return &end->side;
+}
+
 static char name_of(const struct end *end)
 {
 	return "ab"[end - ends];
@@ -140,7 +149,7 @@ static const uint64_t secret = UINT64_C(0x5ec2e75ec2e7a11d);
 static void share(struct end *end, enum area_name area)
 {
 	memset(memory_of(end, area), 0, areas[area].length);
-	CHECK(end->mrs[area] = verbs->ibv_reg_mr(end->side.pd, memory_of(end, area),
+	CHECK(end->mrs[area] = verbs->ibv_reg_mr(on(end)->pd, memory_of(end, area),
 						 areas[area].length, (int)areas[area].rights));
 	end->gone[area] = false;
 }
@@ -190,7 +199,7 @@ static bool may_fail(const struct end *end, const struct work *work, enum ibv_wc
 	switch (status) {
 	case IBV_WC_RETRY_EXC_ERR: /* a refusal got lost, or the responder does not answer */
 		return wire.fault_count || wire.cut || peer->failed ||
-		       (!work->wrong && state_of(&peer->side) != IBV_QPS_RTS);
+		       (!work->wrong && state_of(on(peer)) != IBV_QPS_RTS);
 	case IBV_WC_RNR_RETRY_EXC_ERR:
 		return may_run_out && takes_receive(work->opcode) &&
 		       fuzz_now_ns >= end->progress_at + rnr_retry * rnr_delay_ns;
@@ -303,7 +312,7 @@ static void take_completions(struct end *end)
 	bool wakes = false;
 	int n;
 
-	while ((n = poll_cq(&end->side, DEPTH, wc)) > 0)
+	while ((n = poll_cq(on(end), DEPTH, wc)) > 0)
 		for (int i = 0; i < n; i++) {
 			bool receive = wc[i].wr_id >> 32;
 
@@ -321,7 +330,7 @@ static void take_completions(struct end *end)
 	if (end->armed) {
 		struct ibv_cq *cq;
 		void *context;
-		bool woken = !verbs->ibv_get_cq_event(end->side.channel, &cq, &context);
+		bool woken = !verbs->ibv_get_cq_event(on(end)->channel, &cq, &context);
 
 		CHECK_EQUAL(woken, wakes);
 		if (woken) {
@@ -331,7 +340,7 @@ static void take_completions(struct end *end)
 	} else if (chance(300)) {
 		end->armed = chance(700) ? ALWAYS : SOLICITED;
 		CHECK_EQUAL(
-			end->side.context->ops.req_notify_cq(end->side.cq, end->armed == SOLICITED),
+			on(end)->context->ops.req_notify_cq(end->side.cq, end->armed == SOLICITED),
 			0);
 	}
 }
@@ -379,7 +388,7 @@ static void post_receive(struct end *end, uint32_t length)
 	};
 
 	memset(at, 0xee, MESSAGE);
-	CHECK_EQUAL(post_recv_wr(&end->side,
+	CHECK_EQUAL(post_recv_wr(on(end),
 				 &(struct ibv_recv_wr){.wr_id = UINT64_C(1) << 32 | end->receives,
 						       .sg_list = sges,
 						       .num_sge = first < length ? 2 : 1}),
@@ -584,7 +593,7 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 	end->posted++;
 	note("%c posts %d: opcode %d, %u bytes at %u%s", name_of(end), index, opcode, work->length,
 	     work->at, work->wrong ? ", wrong" : "");
-	CHECK_EQUAL(post_wr(&end->side, &wr), 0);
+	CHECK_EQUAL(post_wr(on(end), &wr), 0);
 }
 
 /* ---- a life of the connection ---------------------------------------------------------------- */
@@ -592,7 +601,7 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 static void begin_life(bool loses)
 {
 	life++;
-	spoiled = wire.cut = false;
+	spoiled = false;
 	for (int i = 0; i < SIDES; i++) {
 		struct end *end = &ends[i];
 
@@ -604,11 +613,11 @@ static void begin_life(bool loses)
 		end->window_is = UNBOUND;
 		memset(end->readers, 0, sizeof(end->readers));
 		if (end->window)
-			CHECK_EQUAL(end->side.context->ops.dealloc_mw(end->window), 0);
+			CHECK_EQUAL(on(end)->context->ops.dealloc_mw(end->window), 0);
 		for (int area = 0; area < AREAS; area++)
 			if (!end->mrs[area])
 				share(end, (enum area_name)area);
-		CHECK(end->window = end->side.context->ops.alloc_mw(end->side.pd, IBV_MW_TYPE_2));
+		CHECK(end->window = on(end)->context->ops.alloc_mw(end->side.pd, IBV_MW_TYPE_2));
 		end->window_key = end->window->rkey;
 		for (uint32_t at = 0; at < REACHED; at += MESSAGE)
 			memcpy(end->before + at, reached(end, at), MESSAGE);
@@ -616,9 +625,21 @@ static void begin_life(bool loses)
 		/* Often so that it wraps. */
 		end->side.psn = chance(700) ? 0xffffff - draw(32) : draw(0x1000000);
 	}
-	for (int i = 0; i < SIDES; i++)
-		bring_up(&ends[i].side, &(struct address){.psn = ends[1 - i].side.psn});
-	wire_join(loses);
+	wire_heal();
+	wire_vary(loses);
+	/* The second one before the first has got an answer, or when both look for each other. */
+	for (int i = 0, first = chance(500); i < SIDES; i++) {
+		struct address peer = address_of_side(on(&ends[i == first]));
+
+		bring_up(on(&ends[i != first]), &peer);
+		if (!i && chance(500))
+			pass(draw(APART_NS));
+	}
+	for (uint64_t until = fuzz_now_ns + CONNECTED_NS;
+	     !is_up(&ends[0].side) || !is_up(&ends[1].side);) {
+		CHECK(wire_next() < until);
+		wire_step();
+	}
 	note("life %d: frames of %u, %d together, %d under way, %d faults in 1000", life,
 	     calls.frame_most, calls.frames_most, wire.window, wire.per_mille);
 }
@@ -649,6 +670,7 @@ static void spoil(bool loses)
 				  USUAL);
 		pass(draw(8000));
 		note("%c deregisters %d", name_of(end), area);
+		on(end);
 		CHECK_EQUAL(verbs->ibv_dereg_mr(end->mrs[area]), 0);
 		end->mrs[area] = NULL;
 		end->gone[area] = true;
@@ -656,11 +678,11 @@ static void spoil(bool loses)
 		break;
 	case 2:
 		note("%c is put into ERR", name_of(end));
-		CHECK_EQUAL(to_state(&end->side, IBV_QPS_ERR), 0);
+		CHECK_EQUAL(to_state(on(end), IBV_QPS_ERR), 0);
 		break;
 	case 3:
 		note("%c is reset", name_of(end));
-		CHECK_EQUAL(to_state(&end->side, IBV_QPS_RESET), 0);
+		CHECK_EQUAL(to_state(on(end), IBV_QPS_RESET), 0);
 		for (; end->completed < end->posted; end->completed++)
 			end->works[end->completed].failed = true;
 		end->failed = end->was_reset = true;
@@ -714,11 +736,12 @@ static void end_life(void)
 {
 	static uint64_t retried;
 	struct aiordma_fault_counts counts;
+	uint64_t retries = 0;
 	uint64_t until = fuzz_now_ns + SECONDS * (uint64_t)NS_PER_S;
 
 	for (int i = 0; i < SIDES; i++)
 		if (ends[i].gone[RECEIVES]) /* it will never be ready again */
-			CHECK_EQUAL(to_state(&ends[i].side, IBV_QPS_ERR), 0);
+			CHECK_EQUAL(to_state(on(&ends[i]), IBV_QPS_ERR), 0);
 	for (int i = 0; i < SIDES; i++)
 		if (!ends[i].failed && ends[i].signaled < ends[i].posted - 1)
 			ends[i].signaled = -DEPTH; /* the last one is to be told of */
@@ -738,17 +761,21 @@ static void end_life(void)
 	after_step();
 	/* Nothing is sent again without a reason: a fault, which both sides may have noticed, and once
 	 * more when answers from before come in. */
-	aiordma_embedded_fault_counts(&counts);
-	CHECK(wire.cut || counts.retried <= retried + 4 * wire.fault_count);
-	retried = counts.retried, wire.fault_count = 0;
+	for (int i = 0; i < SIDES; i++) {
+		on(&ends[i]);
+		aiordma_embedded_fault_counts(&counts);
+		retries += counts.retried;
+	}
+	CHECK(wire.cut || retries <= retried + 4 * wire.fault_count);
+	retried = retries, wire.fault_count = 0;
 	for (int i = 0; i < SIDES; i++)
 		memory_is_right(&ends[i]);
 	for (int i = 0; i < SIDES; i++) {
 		struct end *end = &ends[i];
 
-		if (state_of(&end->side) == IBV_QPS_ERR && !end->side.srq)
+		if (state_of(on(end)) == IBV_QPS_ERR && !end->side.srq)
 			CHECK_EQUAL(end->received, end->receives);
-		CHECK_EQUAL(to_state(&end->side, IBV_QPS_RESET), 0);
+		CHECK_EQUAL(to_state(on(end), IBV_QPS_RESET), 0);
 		end->may_skip = end->side.srq;
 		if (!end->side.srq)
 			end->received = end->receives;
@@ -773,11 +800,11 @@ static void one_thing(void)
 	case 6: /* what has begun is brought to its end, the rest waits */
 		note("%c is drained", name_of(end));
 		if (!spoiled)
-			CHECK_EQUAL(to_state(&end->side, IBV_QPS_SQD), 0);
+			CHECK_EQUAL(to_state(on(end), IBV_QPS_SQD), 0);
 		post_some(end, IBV_WR_RDMA_WRITE, USUAL);
 		pass(draw(20000));
-		if (state_of(&end->side) == IBV_QPS_SQD)
-			CHECK_EQUAL(to_state(&end->side, IBV_QPS_RTS), 0);
+		if (state_of(on(end)) == IBV_QPS_SQD)
+			CHECK_EQUAL(to_state(on(end), IBV_QPS_RTS), 0);
 		break;
 	case 7:
 	case 8: /* several at once */
@@ -795,6 +822,7 @@ static void one_thing(void)
 static void run_seed(uint64_t seed)
 {
 	wire.random = fuzz_random = seed;
+	wire_begin();
 
 	static const struct {
 		uint8_t code;
@@ -819,10 +847,9 @@ static void run_seed(uint64_t seed)
 		struct side *side = &ends[i].side;
 
 		options.shared = chance(300) ? DEPTH : 0;
-		open_side(side, options);
+		open_side(on(&ends[i]), options);
 		CHECK_EQUAL(fcntl(side->channel->fd, F_SETFL, O_NONBLOCK), 0);
 		fill_with_secret(side->memory, MEMORY);
-		wire.sides[i] = side;
 	}
 	heap = mallinfo2().uordblks;
 	for (uint32_t lives = 1 + draw(LIVES); lives; lives--) {
@@ -845,7 +872,7 @@ static void run_seed(uint64_t seed)
 		end_life();
 	}
 	for (int i = 0; i < SIDES; i++) {
-		CHECK_EQUAL(ends[i].side.context->ops.dealloc_mw(ends[i].window), 0);
+		CHECK_EQUAL(on(&ends[i])->context->ops.dealloc_mw(ends[i].window), 0);
 		for (int area = 0; area < AREAS; area++)
 			if (ends[i].mrs[area])
 				CHECK_EQUAL(verbs->ibv_dereg_mr(ends[i].mrs[area]), 0);

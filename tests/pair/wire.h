@@ -1,8 +1,9 @@
-/* A wire in virtual time between two queue pairs of one process: it delays frames, and loses, doubles
- * and reorders them by a seed.
+/* Two hosts of one process, each with an engine of its own, and a wire between them in virtual time: it
+ * delays frames, and loses, doubles and reorders them by a seed.
  *
- * The device asks it for room and gives it whole frames, from inside its own calls; `wire_step` gives
- * them to the other side when their time has come.  There are no threads, and nothing waits.
+ * The wire is a path of each engine.  An engine asks it for room and gives it records, from inside its
+ * own calls; `wire_step` gives their frames to the other host when their time has come.  There are no
+ * threads, and nothing waits.  Before a call into the device its host is entered (`enter`).
  *
  * Each frame that the wire treats badly is a fault that each side may have to answer with one try
  * again.  The wire makes fewer of them than the side has tries, until the side has completed
@@ -24,31 +25,41 @@ enum {
 	FRAME_MOST = 4 * UNIT,
 	BATCH = 8, /* frames that it takes together, at most */
 	WINDOW = 16, /* frames under way to one side beyond which it takes no more, at most */
-	FLIGHTS = 2 * SIDES * (WINDOW + BATCH), /* and each may be doubled */
+	FLIGHTS = 4 * SIDES * (WINDOW + BATCH), /* and each may be doubled; and control records */
 	RECORD_MOST = BATCH * (SOFT_FRAME_HEADER + FRAME_MOST),
 	LATE_NS = 300000, /* less than any timeout */
 	BLOCKED_NS = 100000,
 	NS_PER_S = 1000000000,
+	BOOTS = 8,
 };
+
+#define HELD (UINT64_C(1) << 63) /* until the wire is healed */
 
 struct flight {
 	uint64_t due;
 	int to; /* -1: this place is free */
-	uint32_t length;
+	enum soft_record_kind kind;
+	uint32_t to_chan, from_chan, length;
 	uint8_t bytes[SOFT_FRAME_HEADER + FRAME_MOST];
 };
 
 static struct wire {
-	struct side *sides[SIDES];
-	struct soft_path paths[SIDES];
-	struct soft_link *links[SIDES]; /* of the life of the connection that is now */
+	struct host {
+		struct soft_device device; /* while another one is entered */
+		uint64_t alarm_ns;
+		struct soft_path path; /* to the other one */
+	} hosts[SIDES];
+	int entered;
+	bool swapped; /* the ports: the one with the smaller number connects first */
+	struct soft_device dead[BOOTS]; /* which the hosts had before */
+	int boots;
 	struct flight flights[FLIGHTS];
 	uint64_t last_due[SIDES];
 	uint64_t blocked_until[SIDES];
 	int faults[SIDES], faults_most; /* since its last progress */
 	uint64_t fault_count; /* in all */
 	int per_mille; /* frames that have a fault */
-	int window; /* of this life */
+	int window;
 	bool cut; /* nothing arrives any more */
 	uint64_t secret; /* eight bytes that no frame may contain; 0: none */
 	uint64_t random;
@@ -85,6 +96,62 @@ __attribute__((format(printf, 1, 2))) static inline void note(const char *format
 		fprintf(stderr, "%s\n", line);
 }
 
+/* ---- hosts ----------------------------------------------------------------------------------- */
+
+static ssize_t wire_room(struct soft_path *path, size_t least);
+static void wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
+		     const struct iovec *iov, int count, size_t bytes);
+
+static struct soft_path_calls calls = {
+	.name = AIORDMA_WIRE_TCP,
+	.record_most = RECORD_MOST,
+	.room = wire_room,
+	.put = wire_put,
+};
+
+static void wire_flush(struct soft_deferred *deferred)
+{
+	(void)deferred;
+}
+
+static void enter(int host)
+{
+	if (host == wire.entered)
+		return;
+	wire.hosts[wire.entered].device = soft_device;
+	wire.hosts[wire.entered].alarm_ns = fuzz_alarm_ns;
+	wire.entered = host;
+	soft_device = wire.hosts[host].device;
+	fuzz_alarm_ns = wire.hosts[host].alarm_ns;
+}
+
+static uint16_t port_of_host(int host)
+{
+	return (uint16_t)(FIRST_PORT + (host ^ wire.swapped));
+}
+
+static struct soft_path *path_to(uint16_t port)
+{
+	return port == port_of_host(1 - wire.entered) ? &wire.hosts[wire.entered].path : NULL;
+}
+
+/* With an engine and a path that know nothing of what was before. */
+static void boot(int host)
+{
+	const struct soft_platform *platform = soft_device.platform;
+
+	enter(host);
+	CHECK(wire.boots < BOOTS);
+	wire.dead[wire.boots++] = soft_device;
+	soft_device = (struct soft_device){.platform = platform};
+	fuzz_alarm_ns = 0;
+	soft_device_make();
+	soft_device.wire->port = port_of_host(host);
+	soft_device.paths->simulated = path_to;
+	wire.hosts[host].path = (struct soft_path){0};
+	soft_path_init(&wire.hosts[host].path, &calls, wire_flush);
+}
+
 /* ---- frames ---------------------------------------------------------------------------------- */
 
 static int under_way(int to)
@@ -96,29 +163,31 @@ static int under_way(int to)
 	return count;
 }
 
-static void take_off(int to, const uint8_t *bytes, uint32_t length, uint64_t due)
+static void take_off(struct flight what, const uint8_t *bytes, uint64_t due)
 {
 	for (int i = 0; i < FLIGHTS; i++) {
 		struct flight *flight = &wire.flights[i];
 
 		if (flight->to >= 0)
 			continue;
+		*flight = what;
 		flight->due = due;
-		flight->to = to;
-		flight->length = length;
-		memcpy(flight->bytes, bytes, length);
+		memcpy(flight->bytes, bytes, what.length);
 		return;
 	}
 	CHECK(!"a frame too many is under way");
 }
 
 /* For a reader, with -v: the trace does not depend on what is in a frame. */
-static void tell_frame(const char *what, int side, const uint8_t *bytes, uint32_t length)
+static void tell_frame(const char *what, int host, const struct flight *flight,
+		       const uint8_t *bytes)
 {
 	struct soft_frame frame;
 
-	note("%c %s %u bytes", "ab"[side], what, length);
-	if (wire.verbose && soft_frame_decode(bytes, &frame))
+	note("%c %s %u bytes", "ab"[host], what, flight->length);
+	if (wire.verbose && flight->kind != SOFT_RECORD_DATA)
+		fprintf(stderr, "%*crecord %d\n", 20, ' ', flight->kind);
+	else if (wire.verbose && soft_frame_decode(bytes, &frame))
 		fprintf(stderr, "%*copcode %u, PSN %u\n", 20, ' ', frame.opcode, frame.psn);
 }
 
@@ -135,41 +204,37 @@ static void count_fault(const char *what, int to)
 	note("  %s on the way to %c", what, "ab"[to]);
 }
 
-static void transmit(int to, const uint8_t *bytes, uint32_t length, bool is_last)
+/* `reliable`: what the hosts' kernels would send again until it arrives, and in order. */
+static void transmit(struct flight what, const uint8_t *bytes, bool reliable)
 {
 	uint64_t due = fuzz_now_ns + 2000 + draw(4000);
 
-	tell_frame("sends", 1 - to, bytes, length);
-	CHECK(!wire.secret || !memmem(bytes, length, &wire.secret, sizeof(wire.secret)));
-	if (wire.cut)
+	tell_frame("sends", 1 - what.to, &what, bytes);
+	CHECK(!wire.secret || !memmem(bytes, what.length, &wire.secret, sizeof(wire.secret)));
+	if (wire.cut && what.kind == SOFT_RECORD_DATA)
 		return;
-	if (due <= wire.last_due[to])
-		due = wire.last_due[to] + 1;
-	if (!is_last && may_err() && chance((unsigned)wire.per_mille)) {
+	if (due <= wire.last_due[what.to])
+		due = wire.last_due[what.to] + 1;
+	if (!reliable && may_err() && chance((unsigned)wire.per_mille)) {
 		switch (draw(3)) {
 		case 0:
-			count_fault("lost", to);
+			count_fault("lost", what.to);
 			return;
 		case 1:
-			count_fault("doubled", to);
-			take_off(to, bytes, length, due + draw(LATE_NS));
+			count_fault("doubled", what.to);
+			take_off(what, bytes, due + draw(LATE_NS));
 			break;
 		default:
-			count_fault("late", to);
-			take_off(to, bytes, length, due + draw(LATE_NS));
+			count_fault("late", what.to);
+			take_off(what, bytes, due + draw(LATE_NS));
 			return;
 		}
 	}
-	wire.last_due[to] = due;
-	take_off(to, bytes, length, due);
+	wire.last_due[what.to] = due;
+	take_off(what, bytes, due | (wire.cut ? HELD : 0));
 }
 
-/* ---- as links know it ------------------------------------------------------------------------ */
-
-static int side_of(const struct soft_path *path)
-{
-	return path == &wire.paths[1];
-}
+/* ---- as engines know it ---------------------------------------------------------------------- */
 
 static bool has_room(int from)
 {
@@ -179,8 +244,9 @@ static bool has_room(int from)
 /* The end of a connection always finds room. */
 static ssize_t wire_room(struct soft_path *path, size_t least)
 {
-	int from = side_of(path);
+	int from = wire.entered;
 
+	(void)path;
 	if (least > SOFT_HANDSHAKE_SIZE) {
 		if (may_err() && chance((unsigned)wire.per_mille / 4)) {
 			count_fault("blocked", 1 - from);
@@ -196,63 +262,53 @@ static void wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_
 		     const struct iovec *iov, int count, size_t bytes)
 {
 	static uint8_t record[RECORD_MOST];
-	int side = side_of(path);
+	struct flight what = {
+		.to = 1 - wire.entered, .kind = kind, .to_chan = to, .from_chan = from};
 	size_t length = 0;
 
-	(void)to;
-	(void)from;
-	if (kind == SOFT_RECORD_END) { /* DISCONNECT has said it */
-		wire.links[side] = NULL;
-		return;
-	}
+	(void)path;
 	CHECK(bytes <= sizeof(record));
 	for (int i = 0; i < count; length += iov[i++].iov_len)
 		memcpy(record + length, iov[i].iov_base, iov[i].iov_len);
-	for (size_t at = 0, part; at < length; at += part) {
+	what.length = (uint32_t)length;
+	if (kind != SOFT_RECORD_DATA)
+		transmit(what, record, true);
+	for (size_t at = 0; kind == SOFT_RECORD_DATA && at < length; at += what.length) {
 		struct soft_frame frame;
 
 		CHECK(soft_frame_decode(record + at, &frame));
-		part = SOFT_FRAME_HEADER + frame.length;
-		transmit(1 - side, record + at, (uint32_t)part, frame.opcode == SOFT_DISCONNECT);
+		what.length = SOFT_FRAME_HEADER + frame.length;
+		transmit(what, record + at, frame.opcode == SOFT_DISCONNECT);
 	}
 }
-
-static void wire_flush(struct soft_deferred *deferred)
-{
-	(void)deferred;
-}
-
-static struct soft_path_calls calls = {
-	.name = AIORDMA_WIRE_TCP,
-	.record_most = RECORD_MOST,
-	.room = wire_room,
-	.put = wire_put,
-};
 
 /* ---- what the test calls --------------------------------------------------------------------- */
 
-/* Joins the two queue pairs, in RTS; what was under way is gone. */
-static void wire_join(bool loses)
+/* Another wire, for what is sent from now on. */
+static void wire_vary(bool loses)
 {
 	calls.frame_most = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
 	calls.frames_most = 1 + (int)draw(BATCH);
+	calls.loses = loses;
 	wire.window = 3 + (int)draw(WINDOW - 2);
 	wire.per_mille = loses && chance(800) ? (int)draw(250) : 0;
+	wire.faults[0] = wire.faults[1] = 0;
+}
+
+static void wire_begin(void)
+{
 	for (int i = 0; i < FLIGHTS; i++)
 		wire.flights[i].to = -1;
-	soft_lock();
-	for (int i = 0; i < SIDES; i++) {
-		wire.faults[i] = 0;
-		if (!wire.paths[i].calls)
-			soft_path_init(&wire.paths[i], &calls, wire_flush);
-		wire.blocked_until[i] = wire.last_due[i] = 0;
-		soft_qp_await_adoption(soft_qp_of(wire.sides[i]->qp));
-		CHECK(wire.links[i] = soft_link_create(SOFT_LINK_CONNECTING));
-		CHECK_EQUAL(soft_link_enter(wire.links[i], &wire.paths[i]), 0);
-		CHECK_EQUAL(soft_link_up(wire.links[i], soft_qp_of(wire.sides[i]->qp)), 0);
-		wire.links[i]->base.loses = loses;
-	}
-	soft_unlock();
+	wire.swapped = chance(500);
+	for (int i = 0; i < SIDES; i++)
+		boot(i);
+}
+
+static void wire_heal(void)
+{
+	wire.cut = false;
+	for (int i = 0; i < FLIGHTS; i++)
+		wire.flights[i].due &= ~HELD;
 }
 
 static void wire_progress(int side)
@@ -260,12 +316,11 @@ static void wire_progress(int side)
 	wire.faults[side] = 0;
 }
 
-/* The link of that side, if it is still the queue pair's. */
-static struct soft_link *link_of(int side)
+static bool is_up(const struct side *side)
 {
-	struct soft_link *link = soft_link_of(soft_qp_of(wire.sides[side]->qp));
+	const struct soft_link *link = soft_link_of(soft_qp_of(side->qp));
 
-	return link && link == wire.links[side] && link->base.state == SOFT_LINK_UP ? link : NULL;
+	return link && link->base.state == SOFT_LINK_UP;
 }
 
 static struct flight *next_flight(void)
@@ -273,9 +328,15 @@ static struct flight *next_flight(void)
 	struct flight *next = NULL;
 
 	for (int i = 0; i < FLIGHTS; i++)
-		if (wire.flights[i].to >= 0 && (!next || wire.flights[i].due < next->due))
+		if (wire.flights[i].to >= 0 && !(wire.flights[i].due & HELD) &&
+		    (!next || wire.flights[i].due < next->due))
 			next = &wire.flights[i];
 	return next;
+}
+
+static uint64_t *alarm_of(int host)
+{
+	return host == wire.entered ? &fuzz_alarm_ns : &wire.hosts[host].alarm_ns;
 }
 
 /* When something happens by itself; UINT64_MAX: never. */
@@ -284,13 +345,35 @@ static uint64_t wire_next(void)
 	const struct flight *flight = next_flight();
 	uint64_t next = flight ? flight->due : UINT64_MAX;
 
-	if (fuzz_alarm_ns && fuzz_alarm_ns < next)
-		next = fuzz_alarm_ns;
-	for (int i = 0; i < SIDES; i++)
-		if (soft_path_waits(&wire.paths[i]) && under_way(1 - i) < wire.window &&
+	for (int i = 0; i < SIDES; i++) {
+		if (*alarm_of(i) && *alarm_of(i) < next)
+			next = *alarm_of(i);
+		if (soft_path_waits(&wire.hosts[i].path) && under_way(1 - i) < wire.window &&
 		    wire.blocked_until[i] < next)
 			next = wire.blocked_until[i];
+	}
 	return next < fuzz_now_ns ? fuzz_now_ns : next;
+}
+
+static void step_of(int host, struct flight *flight)
+{
+	struct soft_path *path = &wire.hosts[host].path;
+
+	enter(host);
+	soft_lock();
+	if (fuzz_alarm_ns && fuzz_alarm_ns <= fuzz_now_ns) {
+		fuzz_alarm_ns = 0;
+		soft_timers_run();
+	}
+	if (flight) {
+		tell_frame("gets", host, flight, flight->bytes);
+		CHECK(soft_path_take(path, flight->kind, flight->to_chan, flight->from_chan,
+				     flight->bytes, flight->length));
+		flight->to = -1;
+	}
+	if (soft_path_waits(path) && has_room(host))
+		soft_path_offer_room(path);
+	soft_unlock();
 }
 
 /* The first of those things happens. */
@@ -299,25 +382,9 @@ static void wire_step(void)
 	struct flight *flight;
 
 	fuzz_now_ns = wire_next();
-	soft_lock();
-	if (fuzz_alarm_ns && fuzz_alarm_ns <= fuzz_now_ns) {
-		fuzz_alarm_ns = 0;
-		soft_timers_run();
-	}
 	flight = next_flight();
-	if (flight && flight->due <= fuzz_now_ns) {
-		struct soft_link *link = link_of(flight->to);
-
-		tell_frame("gets", flight->to, flight->bytes, flight->length);
-		if (link)
-			CHECK(soft_path_take(&wire.paths[flight->to], SOFT_RECORD_DATA,
-					     link->chan.id, 0, flight->bytes, flight->length));
-		flight->to = -1;
-	}
 	for (int i = 0; i < SIDES; i++)
-		if (soft_path_waits(&wire.paths[i]) && has_room(i))
-			soft_path_offer_room(&wire.paths[i]);
-	soft_unlock();
+		step_of(i, flight && flight->to == i && flight->due <= fuzz_now_ns ? flight : NULL);
 }
 
 #endif

@@ -86,6 +86,10 @@ struct soft_device {
 /* The device that calls are for. */
 extern struct soft_device soft_device;
 
+/* softdev.c: makes the parts.  The process's device is made at its start; a simulation, which has no
+ * threads, makes one for each host and exchanges them before it calls into another one. */
+void soft_device_make(void);
+
 /* Zeroed memory for a part, which is never freed.  Ends the program where there is none. */
 void *soft_part(size_t size);
 

@@ -75,6 +75,7 @@ struct soft_path_calls {
 	uint32_t frame_most; /* bytes of payload in one frame */
 	int frames_most; /* in one record */
 	size_t record_most;
+	bool loses; /* DATA may be lost, doubled, late */
 	/* Bytes that one record may have now, what is less than `least` is up to date; negative: the
 	 * peer has broken the path. */
 	ssize_t (*room)(struct soft_path *path, size_t least);
@@ -137,6 +138,8 @@ struct soft_path_acceptor {
 
 struct soft_paths {
 	const struct soft_path_acceptor *acceptor;
+	/* Of a simulation: its path to the process with that port. */
+	struct soft_path *(*simulated)(uint16_t port);
 
 	/* wire/tcp_path.c */
 	struct soft_node streams;

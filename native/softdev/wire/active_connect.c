@@ -92,11 +92,19 @@ static bool attempt_tcp(struct soft_link *link)
 	return tcp && soft_link_open_chan(link, qp, &tcp->path);
 }
 
+static bool attempt_simulated(struct soft_link *link)
+{
+	uint16_t port = soft_qpn_ip_port(link->qp->attr.dest_qp_num);
+
+	return soft_link_open_chan(link, link->qp, soft_device.paths->simulated(port));
+}
+
 static void attempt(struct soft_link *link)
 {
 	link->base.state = SOFT_LINK_HANDSHAKE;
 	link->over_tcp = false;
-	if (!attempt_shm(link) && !attempt_tcp(link))
+	if (soft_device.paths->simulated ? !attempt_simulated(link)
+					 : !attempt_shm(link) && !attempt_tcp(link))
 		soft_connect_later(link);
 	else
 		soft_liveness_watch(link);

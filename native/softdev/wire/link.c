@@ -82,6 +82,7 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 	soft_timer_stop(&link->timer);
 	link->timer.expired = lingered;
 	link->base.state = SOFT_LINK_UP;
+	link->base.loses |= link->chan.path->calls->loses;
 	link->qp = qp;
 	qp->link = &link->base;
 	qp->no_peer = false;
