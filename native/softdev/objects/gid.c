@@ -31,6 +31,7 @@ bool soft_gid_is_ipv4(const union ibv_gid *gid)
 	return !memcmp(gid->raw, soft_gid_loopback.raw, 12);
 }
 
+/* IBTA annex A17: as an IPv4-mapped IPv6 address. */
 union ibv_gid soft_gid_of_ipv4(const void *address)
 {
 	union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff}};
