@@ -1,18 +1,12 @@
 /* Two connected queue pairs do random work over a wire that loses (wire.h), each on a host of its own, in
  * virtual time, and after each step a model is asked whether that can be.
  *
- *   test_pair [-v] FIRST [COUNT]    so many seeds (1); -v: says what happens
- *   test_pair -m SEED               this seed, or one of the first 1,000, must fail
- *
  * What must hold: every work request completes once, in order, and with success unless this life of the
  * connection has been spoiled on purpose; memory holds what the completed requests say, and no byte
  * changes that no key allows; after deregistration nothing is written or sent from there; an armed
  * completion queue wakes; every wait is over in bounded time; memory is bounded.
- *
- * Each seed has a process of its own, so that alone it does the same as among others: some run twice,
- * and their traces must be the same.
  */
-#include "wire.h"
+#include "seeds.h"
 
 #include <malloc.h>
 
@@ -25,7 +19,6 @@ enum {
 	LIVES = 3,
 	SECONDS = 70, /* a wait is over: the longest timeout of the device is a minute */
 	TWICE = 32, /* one seed of so many */
-	MUTANT_SEEDS = 1000,
 	HEAP_MOST = 1 << 20,
 	CONNECTED_NS = 100000000,
 	APART_NS = 40000000, /* more than the pauses between the first attempts */
@@ -819,10 +812,8 @@ static void one_thing(void)
 
 /* ---- seeds ----------------------------------------------------------------------------------- */
 
-static void run_seed(uint64_t seed)
+static void run_seed(void)
 {
-	wire.random = fuzz_random = seed;
-	wire_begin();
 
 	static const struct {
 		uint8_t code;
@@ -880,77 +871,7 @@ static void run_seed(uint64_t seed)
 	}
 }
 
-/* In a process of its own, which tells the hash of its trace; its wait status. */
-static int run_alone(uint64_t seed, uint64_t *hash, bool quiet)
-{
-	pid_t child = fork();
-	int status;
-
-	CHECK(child >= 0);
-	if (!child) {
-		if (quiet)
-			CHECK(freopen("/dev/null", "w", stderr));
-		limit_seconds(2);
-		run_seed(seed);
-		*hash = wire.trace_hash;
-		exit(0);
-	}
-	CHECK_EQUAL(waitpid(child, &status, 0), child);
-	return status;
-}
-
-static void must_pass(uint64_t seed, uint64_t hashes[2])
-{
-	int status = run_alone(seed, &hashes[0], false);
-
-	if (!status && seed % TWICE == 0) {
-		status = run_alone(seed, &hashes[1], false);
-		if (!status && hashes[0] != hashes[1]) {
-			fprintf(stderr, "another run of the seed has another trace: ");
-			status = 1;
-		}
-	}
-	if (!status)
-		return;
-	fprintf(stderr, "seed %llu has failed; again: %s -v %llu\n", (unsigned long long)seed,
-		program_invocation_name, (unsigned long long)seed);
-	(void)!system(
-		"git -c safe.directory='*' log -1 --format='on commit %h, or a change of it' >&2");
-	exit(1);
-}
-
-/* A device with a planted mistake: the seed that found it before, or else one of the first. */
-static void must_fail(uint64_t seed, uint64_t hashes[2])
-{
-	uint64_t found = seed;
-
-	if (!run_alone(seed, hashes, true))
-		for (found = 1; !run_alone(found, hashes, true); found++)
-			CHECK(found < MUTANT_SEEDS);
-	printf("found by seed %llu%s\n", (unsigned long long)found,
-	       found == seed ? "" : ", which belongs into tests/pair/meson.build");
-}
-
 int main(int argc, char **argv)
 {
-	uint64_t *hashes =
-		mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	const char *option = argc > 1 && *argv[1] == '-' ? argv[1] : "";
-
-	CHECK(hashes != MAP_FAILED);
-	if (*option)
-		argv++, argc--;
-	CHECK(argc == 2 || argc == 3);
-	uint64_t first = strtoull(argv[1], NULL, 10);
-	uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-
-	wire.verbose = !strcmp(option, "-v");
-	if (!strcmp(option, "-m")) {
-		must_fail(first, hashes);
-		return 0;
-	}
-	for (uint64_t seed = first; seed < first + count; seed++)
-		must_pass(seed, hashes);
-	printf("%llu seeds from %llu on\n", (unsigned long long)count, (unsigned long long)first);
-	return 0;
+	return run_seeds(run_seed, TWICE, argc, argv);
 }

@@ -311,7 +311,7 @@ static void wire_heal(void)
 		wire.flights[i].due &= ~HELD;
 }
 
-static void wire_progress(int side)
+static inline void wire_progress(int side)
 {
 	wire.faults[side] = 0;
 }

@@ -401,25 +401,6 @@ static void one_lost_frame(const char *which)
 	no_faults();
 }
 
-/* Everything is lost: the error, after the retries, on the side that asked. */
-static void nothing_comes(void)
-{
-	struct aiordma_fault_counts before = counts();
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){.timeout = 8, .retry_cnt = 3});
-	one_message(&a, &b);
-	spec("loss=1");
-	POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	POST(&a, IBV_WR_SEND, .wr_id = 3, .length = 8);
-	expect_wc(&a, 2, IBV_WC_RETRY_EXC_ERR);
-	expect_wc(&a, 3, IBV_WC_WR_FLUSH_ERR);
-	CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
-	CHECK_EQUAL(counts().retried - before.retried, 3);
-	close_pair(&a, &b);
-	no_faults();
-}
-
 /* Of one queue pair alone. */
 static void one_queue_pair(void)
 {
@@ -636,7 +617,6 @@ int main(void)
 		STEP(slow_device());
 		STEP(one_lost_frame("requests"));
 		STEP(one_lost_frame("answers"));
-		STEP(nothing_comes());
 		STEP(one_queue_pair());
 		STEP(lost_on_uc());
 		STEP(cut_links());

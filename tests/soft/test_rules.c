@@ -13,38 +13,6 @@ static void nothing_completes(struct side *side)
 
 /* ---- receiver not ready -------------------------------------------------------------------- */
 
-/* IBTA table 45, in hundredths of a millisecond.  The requester's timer tells what it has been
- * told: it was started between two looks at the clock. */
-static void rnr_codes(void)
-{
-	static const uint32_t units[32] = {
-		65536, 1,    2,    3,    4,    6,     8,     12,    16,    24,    32,
-		48,    64,   96,   128,  192,  256,   384,   512,   768,   1024,  1536,
-		2048,  3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
-	};
-
-	for (uint8_t code = 0; code < 32; code++) {
-		uint64_t wait = units[code] * (uint64_t)10000, before, after, deadline = 0;
-		struct side a, b;
-
-		open_pair(&a, &b, (struct options){.rnr_timer = code ? code : 255});
-		struct soft_qp *qp = soft_qp_of(a.qp);
-
-		before = soft_now();
-		POST(&a, IBV_WR_SEND, .length = 8);
-		while (!deadline) {
-			soft_progress();
-			soft_lock();
-			if (qp->rnr_timer.running)
-				deadline = qp->rnr_timer.deadline_ns;
-			soft_unlock();
-		}
-		after = soft_now();
-		close_pair(&a, &b);
-		CHECK(before + wait <= deadline && deadline <= after + wait);
-	}
-}
-
 /* IBTA 9.7.5.2.8: a message is sent again rnr_retry times, and each message has that count anew;
  * with 7 there is no end. */
 static void rnr_counts(void)
@@ -77,71 +45,6 @@ static void rnr_counts(void)
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
 	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .length = 8);
 	CHECK_EQUAL(counts().not_ready - told, 50);
-	close_pair(&a, &b);
-	no_faults();
-}
-
-/* How long a requester waits for a peer that is not there: IBTA 9.7.6.1.3, but not less than a
- * connection may take to be made, and not more than a minute. */
-static void giving_up(void)
-{
-	static const struct {
-		uint8_t timeout, retry_cnt; /* 255 and 8 for 0 */
-		uint64_t wait_ns; /* 0: for ever */
-	} cases[] = {
-		{255, 7, 0},
-		{1, 7, 500000000},
-		{18, 8, UINT64_C(4096) << 18},
-		{18, 3, UINT64_C(4096) << 20},
-		{20, 1, UINT64_C(4096) << 21},
-		{31, 7, UINT64_C(60000000000)},
-	};
-
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		uint64_t wait = cases[i].wait_ns, before = soft_now();
-		struct side a;
-
-		open_side(&a, (struct options){.timeout = cases[i].timeout,
-					       .retry_cnt = cases[i].retry_cnt});
-		bring_up(&a, &(struct address){.qpn = 1});
-		POST(&a, IBV_WR_SEND);
-		soft_lock();
-		const struct soft_timer timer = soft_qp_of(a.qp)->reach_timer;
-
-		soft_unlock();
-		CHECK_EQUAL(timer.running, wait != 0);
-		if (wait)
-			CHECK(before + wait <= timer.deadline_ns &&
-			      timer.deadline_ns <= soft_now() + wait);
-		close_side(&a);
-	}
-}
-
-/* With a timeout of 0 nothing is sent again because time has passed (IBTA 9.7.6.1.3), only because
- * the responder tells of a gap. */
-static void no_timeout(void)
-{
-	uint64_t lost = counts().lost, retried = counts().retried;
-	struct side a, b;
-
-	spec("loss=@1,frames=requests");
-	open_pair(&a, &b, (struct options){.timeout = 255});
-	post_recvs(&b, 0, 2, 8);
-	POST(&a, IBV_WR_SEND, .wr_id = 0, .length = 8);
-	while (counts().lost == lost)
-		soft_progress();
-	soft_lock();
-	bool waiting = soft_qp_of(a.qp)->retry_timer.running;
-
-	soft_unlock();
-	CHECK(!waiting);
-	CHECK_EQUAL(counts().retried, retried);
-	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8);
-	for (unsigned i = 0; i < 2; i++) {
-		expect_wc(&a, i, IBV_WC_SUCCESS);
-		expect_wc(&b, i, IBV_WC_SUCCESS);
-	}
-	CHECK_EQUAL(counts().retried, retried + 1);
 	close_pair(&a, &b);
 	no_faults();
 }
@@ -468,10 +371,7 @@ static void established(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(rnr_codes());
 	STEP(rnr_counts());
-	STEP(giving_up());
-	STEP(no_timeout());
 	STEP(needs_no_receive());
 	STEP(too_long());
 	STEP(zero_bytes());

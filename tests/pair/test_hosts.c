@@ -1,0 +1,369 @@
+/* Two hosts in virtual time (wire.h): a wire that is cut, a host that dies, a peer that is not there, and how
+ * long a queue pair waits then.  Each seed draws one of the tests.
+ */
+#include "seeds.h"
+
+enum {
+	MEMORY = 4096,
+	LENGTH = 512, /* of a request */
+	TRANSIT_NS = 8 * 2 * 6000, /* what a few frames need, there and back */
+};
+
+#define SECOND UINT64_C(1000000000)
+#define HOUR (3600 * SECOND)
+
+static struct side sides[SIDES];
+static uint64_t wait_ns; /* timeout and retry count of `some_timeout` */
+
+static struct side *at(int host)
+{
+	enter(host);
+	return &sides[host];
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+/* Whether it has a completion before the time is over. */
+static bool completes(int host, uint64_t ns, struct ibv_wc *wc)
+{
+	uint64_t until = fuzz_now_ns + ns;
+
+	while (!poll_cq(at(host), 1, wc)) {
+		if (wire_next() > until) {
+			fuzz_now_ns = until;
+			return false;
+		}
+		wire_step();
+	}
+	note("%c completes %u: %s", "ab"[host], (unsigned)wc->wr_id,
+	     verbs->ibv_wc_status_str(wc->status));
+	return true;
+}
+
+static void pass(int host, uint64_t ns)
+{
+	struct ibv_wc wc;
+
+	CHECK(!completes(host, ns, &wc));
+}
+
+/* After so long, but for what a few frames need. */
+static void expect_after(int host, uint64_t wr_id, enum ibv_wc_status status, uint64_t ns)
+{
+	uint64_t before = fuzz_now_ns;
+	struct ibv_wc wc;
+
+	CHECK(completes(host, ns + TRANSIT_NS, &wc));
+	CHECK_EQUAL(wc.wr_id, wr_id);
+	CHECK_EQUAL(wc.status, status);
+	CHECK(fuzz_now_ns - before >= ns);
+}
+
+/* ---- hosts ----------------------------------------------------------------------------------- */
+
+/* 1 ms to ten seconds for all tries together. */
+static struct options some_timeout(void)
+{
+	struct options options = {.memory = MEMORY,
+				  .mtu = IBV_MTU_256,
+				  .timeout = (uint8_t)(8 + draw(11)),
+				  .retry_cnt = (uint8_t)(1 + draw(7))};
+
+	wait_ns = ((uint64_t)4096 << options.timeout) * (options.retry_cnt + 1u);
+	return options;
+}
+
+static void open_host(int host, struct options options)
+{
+	open_side(at(host), options);
+	sides[host].psn = draw(0x1000000);
+	fill(sides[host].memory, MEMORY, (unsigned)host);
+}
+
+static void connect_host(int host)
+{
+	struct address peer = address_of_side(at(1 - host));
+
+	bring_up(at(host), &peer);
+}
+
+static void connect_hosts(void)
+{
+	for (int i = 0; i < SIDES; i++)
+		connect_host(i);
+	for (uint64_t until = fuzz_now_ns + SECOND; !is_up(&sides[0]) || !is_up(&sides[1]);) {
+		CHECK(wire_next() < until);
+		wire_step();
+	}
+}
+
+static void begin(struct options options)
+{
+	for (int i = 0; i < SIDES; i++)
+		open_host(i, options);
+	connect_hosts();
+}
+
+/* One of the kinds that need no receive. */
+static void ask(int from, uint64_t wr_id)
+{
+	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ,
+						     IBV_WR_ATOMIC_FETCH_AND_ADD};
+	uint32_t kind = draw(3);
+
+	POST(at(from), opcodes[kind], .wr_id = wr_id, .length = kind == 2 ? 8 : LENGTH,
+	     REMOTE(&sides[1 - from], 0));
+}
+
+static void works(void)
+{
+	for (int i = 0; i < SIDES; i++) {
+		ask(i, 100);
+		expect_after(i, 100, IBV_WC_SUCCESS, 0);
+		CHECK_EQUAL(post_recv_at(at(1 - i), 101, 0, LENGTH), 0);
+		POST(at(i), IBV_WR_SEND, .wr_id = 102, .length = LENGTH);
+		expect_after(i, 102, IBV_WC_SUCCESS, 0);
+		expect_after(1 - i, 101, IBV_WC_SUCCESS, 0);
+	}
+}
+
+static void connect_anew(void)
+{
+	for (int i = 0; i < SIDES; i++)
+		CHECK_EQUAL(to_state(at(i), IBV_QPS_RESET), 0);
+	connect_hosts();
+	works();
+}
+
+/* ---- a wire that is cut ---------------------------------------------------------------------- */
+
+/* IBTA 9.7.6.1.3: on each side its own time, from its own request on. */
+static void partition(void)
+{
+	begin(some_timeout());
+	works();
+	wire.cut = true;
+	ask(0, 1);
+	expect_after(0, 1, IBV_WC_RETRY_EXC_ERR, wait_ns);
+	CHECK_EQUAL(state_of(at(0)), IBV_QPS_ERR);
+	CHECK_EQUAL(state_of(at(1)), IBV_QPS_RTS);
+	pass(1, HOUR);
+	ask(1, 2);
+	expect_after(1, 2, IBV_WC_RETRY_EXC_ERR, wait_ns);
+	wire_heal();
+	connect_anew();
+}
+
+/* Before the last try: that one succeeds, and what has been sent often is received once. */
+static void partition_heals(void)
+{
+	struct options options = some_timeout();
+	uint64_t try_ns = (uint64_t)4096 << options.timeout;
+
+	begin(options);
+	post_recvs(at(1), 10, 2, LENGTH);
+	wire.cut = true;
+	POST(at(0), IBV_WR_SEND, .wr_id = 1, .length = LENGTH);
+	pass(0, options.retry_cnt * try_ns - try_ns / 2);
+	wire_heal();
+	expect_after(0, 1, IBV_WC_SUCCESS, try_ns / 2);
+	expect_after(1, 10, IBV_WC_SUCCESS, 0);
+	pass(1, HOUR);
+}
+
+/* With a timeout of 0 nothing is sent again because time has passed, only because the responder tells
+ * of a gap (IBTA 9.7.6.1.3): there is no timer. */
+static void no_timeout(void)
+{
+	struct options options = some_timeout();
+
+	options.timeout = 255;
+	begin(options);
+	wire.cut = true;
+	ask(0, 1);
+	pass(0, HOUR);
+	CHECK_EQUAL(wire_next(), UINT64_MAX);
+	wire_heal();
+	ask(0, 2);
+	expect_after(0, 1, IBV_WC_SUCCESS, 0);
+	expect_after(0, 2, IBV_WC_SUCCESS, 0);
+}
+
+/* ---- a host that dies ------------------------------------------------------------------------ */
+
+/* It begins anew, and its kernel says so, or not. */
+static void die(int host, bool told)
+{
+	struct soft_path *path = &wire.hosts[1 - host].path;
+
+	boot(host);
+	if (!told)
+		return;
+	enter(1 - host);
+	soft_lock();
+	soft_path_finish(path, ECONNRESET, -1);
+	*path = (struct soft_path){0};
+	soft_path_init(path, &calls, wire_flush);
+	soft_unlock();
+}
+
+/* What its peer sends again means nothing to the queue pair that is there now. */
+static void death(void)
+{
+	struct options options = some_timeout();
+	bool told = chance(500), outstanding = chance(500);
+
+	begin(options);
+	works();
+	if (outstanding)
+		ask(0, 1);
+	die(1, told);
+	open_host(1, options);
+	if (!outstanding)
+		ask(0, 1);
+	expect_after(0, 1, IBV_WC_RETRY_EXC_ERR, wait_ns);
+	CHECK(filled(sides[1].memory, MEMORY, 1));
+	pass(1, HOUR);
+	connect_anew();
+}
+
+/* Of a queue pair that ends with its peer, also without a request (device_calls.h). */
+static void death_told(void)
+{
+	struct options options = some_timeout();
+	bool outstanding = chance(500);
+
+	options.ends_with_peer = true;
+	begin(options);
+	if (outstanding)
+		ask(0, 1);
+	die(1, true);
+	if (outstanding)
+		expect_after(0, 1, IBV_WC_RETRY_EXC_ERR, 0);
+	CHECK_EQUAL(state_of(at(0)), IBV_QPS_ERR);
+	expect_event(at(0), IBV_EVENT_QP_FATAL);
+	open_host(1, options);
+	connect_anew();
+}
+
+/* ---- a peer that is not there ---------------------------------------------------------------- */
+
+/* A connection may take half a second to be made, and no request waits for more than a minute. */
+static void nobody(void)
+{
+	static const struct {
+		uint8_t timeout, retry_cnt; /* 255 and 8 for 0 */
+		uint64_t wait_ns; /* 0: for ever */
+	} cases[] = {
+		{255, 7, 0},
+		{1, 7, 500000000},
+		{18, 8, UINT64_C(4096) << 18},
+		{18, 3, UINT64_C(4096) << 20},
+		{20, 1, UINT64_C(4096) << 21},
+		{31, 7, UINT64_C(60000000000)},
+	};
+	uint32_t i = draw(sizeof(cases) / sizeof(cases[0])), way = draw(4);
+
+	for (int host = 0; host < SIDES; host++)
+		open_host(host, (struct options){.memory = MEMORY,
+						 .timeout = cases[i].timeout,
+						 .retry_cnt = cases[i].retry_cnt});
+	struct address peer = address_of_side(at(1)), own = address_of_side(at(0));
+
+	peer.qpn ^= way == 0   ? 1u << 23 /* no such process */
+		    : way == 1 ? 0x55u /* no such queue pair */
+			       : 0;
+	own.psn ^= way == 2; /* it expects another peer */
+	bring_up(at(0), &peer);
+	if (way == 2)
+		bring_up(at(1), &own);
+	ask(0, 1);
+	if (cases[i].wait_ns)
+		expect_after(0, 1, IBV_WC_RETRY_EXC_ERR, cases[i].wait_ns);
+	else
+		pass(0, HOUR);
+}
+
+/* The peer comes when the introduction that it has been sent is held no more: another one follows. */
+static void late(void)
+{
+	struct options options = some_timeout();
+
+	options.timeout = 20; /* a request waits half a minute */
+	options.retry_cnt = 7;
+	for (int i = 0; i < SIDES; i++)
+		open_host(i, options);
+	connect_host(0);
+	ask(0, 1);
+	pass(0, draw(25) * SECOND);
+	connect_host(1);
+	struct ibv_wc wc;
+
+	CHECK(completes(0, 5 * SECOND, &wc));
+	CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
+	works();
+}
+
+/* ---- a peer without receives ----------------------------------------------------------------- */
+
+/* IBTA 9.7.5.2.8: so many times in a row, so far apart (in 10 us, by code); 7 is for ever. */
+static void not_ready(void)
+{
+	static const uint32_t units[32] = {
+		65536, 1,    2,    3,    4,    6,     8,     12,    16,    24,    32,
+		48,    64,   96,   128,  192,  256,   384,   512,   768,   1024,  1536,
+		2048,  3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+	};
+	struct options options = some_timeout();
+	uint32_t code = draw(32);
+	uint64_t delay_ns = units[code] * UINT64_C(10000);
+	struct ibv_wc wc;
+
+	options.rnr_timer = code ? (uint8_t)code : 255;
+	options.rnr_retry = (uint8_t)(1 + draw(7));
+	begin(options);
+	works();
+	POST(at(0), IBV_WR_SEND, .wr_id = 1, .length = 8);
+	if (options.rnr_retry < 7) {
+		expect_after(0, 1, IBV_WC_RNR_RETRY_EXC_ERR, options.rnr_retry * delay_ns);
+		CHECK_EQUAL(state_of(at(1)), IBV_QPS_RTS);
+		return;
+	}
+	pass(0, 1000 * delay_ns);
+	CHECK_EQUAL(post_recv_at(at(1), 2, 0, 8), 0);
+	CHECK(completes(0, delay_ns + TRANSIT_NS, &wc));
+	CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
+}
+
+/* ---- seeds ----------------------------------------------------------------------------------- */
+
+#define TEST(name) {#name, name}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} tests[] = {
+	TEST(partition), /* of a wire that is cut */
+	TEST(partition_heals),
+	TEST(no_timeout),
+	TEST(death), /* of a host */
+	TEST(death_told),
+	TEST(nobody), /* is there */
+	TEST(late),
+	TEST(not_ready),
+};
+
+static void run(void)
+{
+	uint32_t test = draw(sizeof(tests) / sizeof(tests[0]));
+
+	current_step = tests[test].name;
+	wire_vary(true);
+	wire.per_mille = 0;
+	tests[test].run();
+}
+
+int main(int argc, char **argv)
+{
+	return run_seeds(run, 2, argc, argv);
+}
