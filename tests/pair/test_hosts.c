@@ -191,22 +191,6 @@ static void no_timeout(void)
 
 /* ---- a host that dies ------------------------------------------------------------------------ */
 
-/* It begins anew, and its kernel says so, or not. */
-static void die(int host, bool told)
-{
-	struct soft_path *path = &wire.hosts[1 - host].path;
-
-	boot(host);
-	if (!told)
-		return;
-	enter(1 - host);
-	soft_lock();
-	soft_path_finish(path, ECONNRESET, -1);
-	*path = (struct soft_path){0};
-	soft_path_init(path, &calls, wire_flush);
-	soft_unlock();
-}
-
 /* What its peer sends again means nothing to the queue pair that is there now. */
 static void death(void)
 {

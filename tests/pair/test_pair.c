@@ -79,7 +79,7 @@ struct end {
 	unsigned receives, received; /* over all lives */
 	bool may_skip; /* a receive of a shared queue, which a reset took with it */
 	uint64_t progress_at; /* something has completed */
-	bool failed, was_reset;
+	bool failed, was_reset, died;
 	bool starves; /* it posts no receives any more */
 	bool is_short, fell_short; /* it has posted one that is short; a message has been longer */
 	enum {
@@ -99,6 +99,7 @@ static int life;
 static bool spoiled; /* requests of this life may fail */
 static bool may_run_out; /* of tries after RNR, which are so many at least so far apart: */
 static uint64_t rnr_retry, rnr_delay_ns;
+static size_t heap; /* at most HEAP_MOST less than there may be */
 static const char *const steps[] = {"the beginning", "random work", "the end of a life"};
 
 static struct end *peer_of(const struct end *end)
@@ -601,8 +602,8 @@ static void begin_life(bool loses)
 		end->posted = end->completed = end->message_count = end->message = 0;
 		end->signaled = -1;
 		end->progress_at = fuzz_now_ns;
-		end->failed = end->was_reset = end->starves = end->is_short = end->fell_short =
-			false;
+		end->failed = end->was_reset = end->died = end->starves = end->is_short =
+			end->fell_short = false;
 		end->window_is = UNBOUND;
 		memset(end->readers, 0, sizeof(end->readers));
 		if (end->window)
@@ -637,6 +638,40 @@ static void begin_life(bool loses)
 	     calls.frame_most, calls.frames_most, wire.window, wire.per_mille);
 }
 
+static void open_end(struct end *end, struct options options)
+{
+	struct side *side = on(end);
+
+	open_side(side, options);
+	CHECK_EQUAL(fcntl(side->channel->fd, F_SETFL, O_NONBLOCK), 0);
+	fill_with_secret(side->memory, MEMORY);
+	for (int area = 0; area < AREAS; area++)
+		end->gone[area] = true;
+}
+
+/* Its requests and receives are no more. */
+static void forget(struct end *end)
+{
+	for (; end->completed < end->posted; end->completed++)
+		end->works[end->completed].failed = true;
+	end->failed = end->was_reset = true;
+}
+
+/* Its host begins anew, without a connection.  Where nothing gets lost its kernel says so. */
+static void end_dies(struct end *end, bool told)
+{
+	note("the host of %c dies%s", name_of(end), told ? "" : " without a word");
+	die(end == &ends[1], told);
+	forget(end);
+	end->died = true;
+	end->received = end->receives;
+	end->armed = NEVER;
+	end->window = NULL;
+	memset(end->mrs, 0, sizeof(end->mrs));
+	open_end(end, end->side.options);
+	heap = mallinfo2().uordblks;
+}
+
 /* Once in some lives, something that a connection does not survive. */
 static void spoil(bool loses)
 {
@@ -649,7 +684,7 @@ static void spoil(bool loses)
 		end->starves = true;
 		return;
 	}
-	switch (draw(loses ? 6 : 5)) {
+	switch (draw(loses ? 7 : 6)) {
 	case 0:
 		note("%c posts what is refused", name_of(end));
 		post_some(end, chance(500) ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, WRONG);
@@ -676,14 +711,15 @@ static void spoil(bool loses)
 	case 3:
 		note("%c is reset", name_of(end));
 		CHECK_EQUAL(to_state(on(end), IBV_QPS_RESET), 0);
-		for (; end->completed < end->posted; end->completed++)
-			end->works[end->completed].failed = true;
-		end->failed = end->was_reset = true;
+		forget(end);
 		break;
 	case 4: /* of a shared queue it would outlive the connection */
 		end->is_short = !end->side.srq;
 		note("%c posts a short receive", name_of(end));
 		post_receive(end, end->is_short ? UNIT : MESSAGE);
+		break;
+	case 5:
+		end_dies(end, !loses || chance(500));
 		break;
 	default:
 		note("the wire is cut");
@@ -733,7 +769,7 @@ static void end_life(void)
 	uint64_t until = fuzz_now_ns + SECONDS * (uint64_t)NS_PER_S;
 
 	for (int i = 0; i < SIDES; i++)
-		if (ends[i].gone[RECEIVES]) /* it will never be ready again */
+		if (ends[i].gone[RECEIVES] && !ends[i].died) /* it will never be ready again */
 			CHECK_EQUAL(to_state(on(&ends[i]), IBV_QPS_ERR), 0);
 	for (int i = 0; i < SIDES; i++)
 		if (!ends[i].failed && ends[i].signaled < ends[i].posted - 1)
@@ -759,10 +795,12 @@ static void end_life(void)
 		aiordma_embedded_fault_counts(&counts);
 		retries += counts.retried;
 	}
-	CHECK(wire.cut || retries <= retried + 4 * wire.fault_count);
+	CHECK(wire.cut || ends[0].died || ends[1].died ||
+	      retries <= retried + 4 * wire.fault_count);
 	retried = retries, wire.fault_count = 0;
 	for (int i = 0; i < SIDES; i++)
-		memory_is_right(&ends[i]);
+		if (!ends[i].died) /* nothing_touched has looked */
+			memory_is_right(&ends[i]);
 	for (int i = 0; i < SIDES; i++) {
 		struct end *end = &ends[i];
 
@@ -821,7 +859,6 @@ static void run_seed(void)
 	} rnr_timers[] = {{1, 10000}, {5, 60000}, {12, 640000}, {20, 10240000}};
 	uint32_t rnr = draw(sizeof(rnr_timers) / sizeof(rnr_timers[0]));
 	struct options options = {.memory = MEMORY, .sends = DEPTH, .receives = DEPTH};
-	size_t heap;
 
 	wire.secret = secret;
 	options.mtu = IBV_MTU_256;
@@ -835,12 +872,8 @@ static void run_seed(void)
 	options.depth = (uint8_t)(1 + draw(4));
 	wire.faults_most = options.retry_cnt - 1;
 	for (int i = 0; i < SIDES; i++) {
-		struct side *side = &ends[i].side;
-
 		options.shared = chance(300) ? DEPTH : 0;
-		open_side(on(&ends[i]), options);
-		CHECK_EQUAL(fcntl(side->channel->fd, F_SETFL, O_NONBLOCK), 0);
-		fill_with_secret(side->memory, MEMORY);
+		open_end(&ends[i], options);
 	}
 	heap = mallinfo2().uordblks;
 	for (uint32_t lives = 1 + draw(LIVES); lives; lives--) {
@@ -863,7 +896,9 @@ static void run_seed(void)
 		end_life();
 	}
 	for (int i = 0; i < SIDES; i++) {
-		CHECK_EQUAL(on(&ends[i])->context->ops.dealloc_mw(ends[i].window), 0);
+		on(&ends[i]);
+		if (ends[i].window)
+			CHECK_EQUAL(ends[i].side.context->ops.dealloc_mw(ends[i].window), 0);
 		for (int area = 0; area < AREAS; area++)
 			if (ends[i].mrs[area])
 				CHECK_EQUAL(verbs->ibv_dereg_mr(ends[i].mrs[area]), 0);

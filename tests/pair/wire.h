@@ -51,7 +51,10 @@ static struct wire {
 	} hosts[SIDES];
 	int entered;
 	bool swapped; /* the ports: the one with the smaller number connects first */
-	struct soft_device dead[BOOTS]; /* which the hosts had before */
+	struct {
+		struct soft_device device;
+		struct soft_path path;
+	} dead[BOOTS]; /* which the hosts had before */
 	int boots;
 	struct flight flights[FLIGHTS];
 	uint64_t last_due[SIDES];
@@ -142,7 +145,8 @@ static void boot(int host)
 
 	enter(host);
 	CHECK(wire.boots < BOOTS);
-	wire.dead[wire.boots++] = soft_device;
+	wire.dead[wire.boots].device = soft_device;
+	wire.dead[wire.boots++].path = wire.hosts[host].path;
 	soft_device = (struct soft_device){.platform = platform};
 	fuzz_alarm_ns = 0;
 	soft_device_make();
@@ -302,6 +306,22 @@ static void wire_begin(void)
 	wire.swapped = chance(500);
 	for (int i = 0; i < SIDES; i++)
 		boot(i);
+}
+
+/* The host begins anew, and its kernel says so, or not. */
+static void die(int host, bool told)
+{
+	struct soft_path *path = &wire.hosts[1 - host].path;
+
+	boot(host);
+	if (!told)
+		return;
+	enter(1 - host);
+	soft_lock();
+	soft_path_finish(path, ECONNRESET, -1);
+	*path = (struct soft_path){0};
+	soft_path_init(path, &calls, wire_flush);
+	soft_unlock();
 }
 
 static void wire_heal(void)
