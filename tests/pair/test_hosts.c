@@ -230,6 +230,28 @@ static void death_told(void)
 	connect_anew();
 }
 
+/* A process that is done with its device, whose engine stops, and that opens it again. */
+static void leaves(void)
+{
+	struct options options = some_timeout();
+	bool outstanding = chance(500);
+
+	begin(options);
+	works();
+	if (outstanding)
+		ask(0, 1);
+	close_side(at(1));
+	soft_device.wire->port = port_of_host(1); /* which it would take anew */
+	open_host(1, options);
+	if (!outstanding) {
+		pass(0, draw(2) * TRANSIT_NS);
+		ask(0, 1);
+	}
+	expect_after(0, 1, IBV_WC_RETRY_EXC_ERR, wait_ns);
+	CHECK(filled(sides[1].memory, MEMORY, 1));
+	connect_anew();
+}
+
 /* ---- a peer that is not there ---------------------------------------------------------------- */
 
 /* A connection may take half a second to be made, and no request waits for more than a minute. */
@@ -332,6 +354,7 @@ static const struct {
 	TEST(no_timeout),
 	TEST(death), /* of a host */
 	TEST(death_told),
+	TEST(leaves),
 	TEST(nobody), /* is there */
 	TEST(late),
 	TEST(not_ready),

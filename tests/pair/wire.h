@@ -63,6 +63,7 @@ static struct wire {
 	uint64_t fault_count; /* in all */
 	int per_mille; /* frames that have a fault */
 	int window;
+	uint64_t ns_per_byte;
 	bool cut; /* nothing arrives any more */
 	uint64_t secret; /* eight bytes that no frame may contain; 0: none */
 	uint64_t random;
@@ -219,6 +220,7 @@ static void transmit(struct flight what, const uint8_t *bytes, bool reliable)
 		return;
 	if (due <= wire.last_due[what.to])
 		due = wire.last_due[what.to] + 1;
+	due += what.length * wire.ns_per_byte;
 	if (!reliable && may_err() && chance((unsigned)wire.per_mille)) {
 		switch (draw(3)) {
 		case 0:
@@ -295,6 +297,7 @@ static void wire_vary(bool loses)
 	calls.frames_most = 1 + (int)draw(BATCH);
 	calls.loses = loses;
 	wire.window = 3 + (int)draw(WINDOW - 2);
+	wire.ns_per_byte = draw(4);
 	wire.per_mille = loses && chance(800) ? (int)draw(250) : 0;
 	wire.faults[0] = wire.faults[1] = 0;
 }
