@@ -5,6 +5,11 @@
 
 enum {
 	MEMORY = 4096,
+	SENT = 1024, /* in the memory of either side, as the next ones */
+	READ = 2048,
+	ADDED = 3072,
+	COUNTER = 3080,
+	ROUNDS = 24,
 	LENGTH = 512, /* of a request */
 	TRANSIT_NS = 8 * 2 * 6000, /* what a few frames need, there and back */
 };
@@ -189,6 +194,65 @@ static void no_timeout(void)
 	expect_after(0, 2, IBV_WC_SUCCESS, 0);
 }
 
+/* ---- a host that loses by its fault spec ----------------------------------------------------- */
+
+/* SEND, READ of what was sent, and an atomic: each is carried out once. */
+static void exchange_all(int from, unsigned round)
+{
+	struct side *peer = at(1 - from);
+	struct ibv_wc wc;
+
+	CHECK_EQUAL(post_recv_at(peer, 10, SENT, LENGTH), 0);
+	fill(at(from)->memory + SENT, LENGTH, round);
+	memset(sides[from].memory + READ, 0, LENGTH);
+	POST(at(from), IBV_WR_SEND_WITH_IMM, .wr_id = 0, .offset = SENT, .length = LENGTH,
+	     .imm = round);
+	POST(at(from), IBV_WR_RDMA_READ, .wr_id = 1, .offset = READ, .length = LENGTH,
+	     REMOTE(peer, SENT));
+	POST(at(from), IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 2, .offset = ADDED, .length = 8,
+	     REMOTE(peer, COUNTER), .compare_add = 1);
+	for (unsigned i = 0; i < 3; i++) {
+		CHECK(completes(from, 2 * wait_ns, &wc));
+		CHECK_EQUAL(wc.wr_id, i);
+		CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
+	}
+	CHECK(filled(sides[from].memory + READ, LENGTH, round));
+	CHECK(completes(1 - from, 0, &wc));
+	CHECK_EQUAL(wc.imm_data, round);
+	CHECK(filled(peer->memory + SENT, LENGTH, round));
+}
+
+/* The other one learns that from it.  The spec may come when they are connected. */
+static void spec_of_one(void)
+{
+	struct options options = some_timeout();
+	struct aiordma_fault_counts counts;
+	bool late = chance(500);
+	char spec[80], error[200];
+
+	options.retry_cnt = 7;
+	calls.loses = false;
+	snprintf(spec, sizeof(spec), "seed=%u,loss=0.1,duplicate=0.05", draw(UINT32_MAX));
+	for (int i = 0; i < SIDES; i++) {
+		open_host(i, options);
+		memset(sides[i].memory + COUNTER, 0, 8);
+	}
+	if (!late)
+		CHECK_EQUAL(aiordma_embedded_faults(spec, error, sizeof(error)), 0);
+	connect_hosts();
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		enter(1);
+		if (late && round == 5)
+			CHECK_EQUAL(aiordma_embedded_faults(spec, error, sizeof(error)), 0);
+		exchange_all(round & 1, round);
+	}
+	for (int i = 0; i < SIDES; i++)
+		CHECK_EQUAL(*(uint64_t *)(void *)(sides[i].memory + COUNTER), ROUNDS / 2);
+	enter(1);
+	aiordma_embedded_fault_counts(&counts);
+	CHECK(counts.lost > 0);
+}
+
 /* ---- a host that dies ------------------------------------------------------------------------ */
 
 /* What its peer sends again means nothing to the queue pair that is there now. */
@@ -352,6 +416,7 @@ static const struct {
 	TEST(partition), /* of a wire that is cut */
 	TEST(partition_heals),
 	TEST(no_timeout),
+	TEST(spec_of_one), /* side */
 	TEST(death), /* of a host */
 	TEST(death_told),
 	TEST(leaves),

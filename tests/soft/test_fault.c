@@ -1,5 +1,5 @@
 /* Faults on command: each kind strikes where the spec says, the counts tell it, and the same seed
- * strikes at the same places.  test_fault_traffic.c has what reliable connections make of it. */
+ * strikes at the same places.  tests/pair has what reliable connections make of it. */
 #include "fault_side.h"
 
 #include "inject/inject.h"
