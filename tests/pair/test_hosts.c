@@ -319,7 +319,7 @@ static void leaves(void)
 /* ---- a peer that is not there ---------------------------------------------------------------- */
 
 /* A connection may take half a second to be made, and no request waits for more than a minute. */
-static void nobody(void)
+static void unreachable(void)
 {
 	static const struct {
 		uint8_t timeout, retry_cnt; /* 255 and 8 for 0 */
@@ -420,7 +420,7 @@ static const struct {
 	TEST(death), /* of a host */
 	TEST(death_told),
 	TEST(leaves),
-	TEST(nobody), /* is there */
+	TEST(unreachable), /* peer */
 	TEST(late),
 	TEST(not_ready),
 };
