@@ -351,6 +351,18 @@ static void goes_there(struct side *side, int expected)
 		CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 }
 
+/* Leaves the host one port for UDP, which is taken. */
+static void take_all_ports(void)
+{
+	struct sockaddr_in any = {.sin_family = AF_INET};
+	int range = open("/proc/sys/net/ipv4/ip_local_port_range", O_WRONLY | O_CLOEXEC);
+
+	CHECK(range >= 0);
+	CHECK_EQUAL(write(range, "40000 40000", 11), 11);
+	close(range);
+	CHECK_EQUAL(bind(socket(AF_INET, SOCK_DGRAM, 0), (struct sockaddr *)&any, sizeof(any)), 0);
+}
+
 static void routes(void)
 {
 	struct process process = split();
@@ -366,6 +378,11 @@ static void routes(void)
 		goes_there(&side, EHOSTUNREACH);
 		change_route(SIOCDELRT, RTF_REJECT);
 		change_route(SIOCADDRT, 0);
+		goes_there(&side, 0);
+		close_side(&side);
+		take_all_ports();
+		open_side(&side, (struct options){.gid = 1});
+		CHECK_EQUAL(to_init(&side), 0);
 		goes_there(&side, 0);
 		close_side(&side);
 	}

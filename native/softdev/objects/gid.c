@@ -180,7 +180,8 @@ int soft_gid_bind(int fd, const union ibv_gid *own)
 	return bind(fd, (struct sockaddr *)&address, size) ? errno : 0;
 }
 
-/* Asks the host's routing table: connecting a UDP socket sends nothing. */
+/* Asks the host's routing table: connecting a UDP socket sends nothing.  For want of descriptors or
+ * ports it is not known, and requests will find out. */
 static int find_route(const union ibv_gid *own, const union ibv_gid *to)
 {
 	struct sockaddr_storage address;
@@ -188,12 +189,12 @@ static int find_route(const union ibv_gid *own, const union ibv_gid *to)
 	int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), rc;
 
 	if (fd < 0)
-		return 0; /* not known, for want of descriptors; requests will find out */
+		return 0;
 	rc = soft_gid_bind(fd, own);
 	if (!rc && connect(fd, (struct sockaddr *)&address, size))
 		rc = errno;
 	close(fd);
-	return rc;
+	return rc == EADDRINUSE || rc == EAGAIN ? 0 : rc;
 }
 
 int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid)
