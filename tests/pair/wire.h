@@ -103,8 +103,8 @@ __attribute__((format(printf, 1, 2))) static inline void note(const char *format
 /* ---- hosts ----------------------------------------------------------------------------------- */
 
 static ssize_t wire_room(struct soft_path *path, size_t least);
-static void wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
-		     const struct iovec *iov, int count, size_t bytes);
+static int wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
+		    const struct iovec *iov, const struct soft_record_end *ends, int count);
 
 static struct soft_path_calls calls = {
 	.name = AIORDMA_WIRE_TCP,
@@ -264,8 +264,8 @@ static ssize_t wire_room(struct soft_path *path, size_t least)
 	return RECORD_MOST;
 }
 
-static void wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
-		     const struct iovec *iov, int count, size_t bytes)
+static int wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
+		    const struct iovec *iov, const struct soft_record_end *ends, int count)
 {
 	static uint8_t record[RECORD_MOST];
 	struct flight what = {
@@ -273,8 +273,8 @@ static void wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_
 	size_t length = 0;
 
 	(void)path;
-	CHECK(bytes <= sizeof(record));
-	for (int i = 0; i < count; length += iov[i++].iov_len)
+	CHECK(count == 1 && ends[0].bytes <= sizeof(record));
+	for (int i = 0; i < ends[0].iovecs; length += iov[i++].iov_len)
 		memcpy(record + length, iov[i].iov_base, iov[i].iov_len);
 	what.length = (uint32_t)length;
 	if (kind != SOFT_RECORD_DATA)
@@ -286,6 +286,7 @@ static void wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_
 		what.length = SOFT_FRAME_HEADER + frame.length;
 		transmit(what, record + at, frame.opcode == SOFT_DISCONNECT);
 	}
+	return 1;
 }
 
 /* ---- what the test calls --------------------------------------------------------------------- */

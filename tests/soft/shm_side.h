@@ -65,7 +65,8 @@ static inline void send_more(struct end *end)
 		struct iovec iov[2] = {{bytes, length / 2},
 				       {bytes + length / 2, length - length / 2}};
 
-		soft_chan_write(&end->chan, iov, 2, length);
+		soft_chan_write(&end->chan, iov,
+				&(struct soft_record_end){.iovecs = 2, .bytes = length}, 1);
 		end->sent += length;
 	}
 }

@@ -256,6 +256,7 @@ static void leaving_or_broken(int what)
 		struct raw raw;
 		uint8_t bytes[SOFT_FRAME_HEADER] = {what == 1 ? 99 : SOFT_SEND};
 		const struct iovec iov = {bytes, what == 2 ? 20 : sizeof(bytes)};
+		const struct soft_record_end end = {.iovecs = 1, .bytes = iov.iov_len};
 
 		process_barrier(&process);
 		soft_lock();
@@ -268,7 +269,7 @@ static void leaving_or_broken(int what)
 			soft_lock();
 			over = raw.gone;
 			if (raw.accepted && !over && soft_chan_room(&raw.chan, 64)) {
-				soft_chan_write(&raw.chan, &iov, 1, iov.iov_len);
+				soft_chan_write(&raw.chan, &iov, &end, 1);
 				raw.accepted = false;
 			}
 			soft_unlock();
@@ -324,6 +325,7 @@ static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
 	static const uint8_t payload[32 * 1024];
 	uint8_t header[SOFT_FRAME_HEADER];
 	const struct iovec iov[] = {{header, sizeof(header)}, {(void *)(uintptr_t)payload, length}};
+	const struct soft_record_end end = {.iovecs = 2, .bytes = sizeof(header) + length};
 
 	soft_frame_encode(header, &(struct soft_frame){
 					  .opcode = SOFT_SEND,
@@ -331,7 +333,7 @@ static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
 					  .psn = psn,
 				  });
 	CHECK(soft_chan_room(&raw->chan, sizeof(header) + length));
-	soft_chan_write(&raw->chan, iov, 2, sizeof(header) + length);
+	soft_chan_write(&raw->chan, iov, &end, 1);
 }
 
 /* Long records are acknowledged one by one, however many of them a step takes in: their sender need

@@ -98,13 +98,14 @@ void soft_path_finish(struct soft_path *path, int error, int64_t missing)
 static bool put_ctrl(struct soft_path *path, const struct soft_ctrl_record *ctrl)
 {
 	const struct iovec payload = {(void *)ctrl->handshake, ctrl->length};
+	const struct soft_record_end end = {.iovecs = 1, .bytes = ctrl->length};
 	ssize_t room = path->calls->room(path, SOFT_HANDSHAKE_SIZE);
 
 	if (room < 0)
 		soft_path_give_up(path, EPROTO);
 	if (room < SOFT_HANDSHAKE_SIZE)
 		return false;
-	path->calls->put(path, ctrl->kind, ctrl->to, ctrl->from, &payload, 1, ctrl->length);
+	path->calls->put(path, ctrl->kind, ctrl->to, ctrl->from, &payload, &end, 1);
 	path->position += ctrl->length;
 	return true;
 }
@@ -251,22 +252,23 @@ size_t soft_chan_room(struct soft_chan *chan, size_t least)
 	ssize_t room = path->ctrl_count ? 0 : path->calls->room(path, least);
 
 	if (room > 0 && (size_t)room >= least)
-		return (size_t)room < path->calls->record_most ? (size_t)room
-							       : path->calls->record_most;
+		return (size_t)room;
 	if (room < 0)
 		soft_path_give_up(path, EPROTO);
 	wait_for(chan, least);
 	return 0;
 }
 
-void soft_chan_write(struct soft_chan *chan, const struct iovec *iov, int count, size_t bytes)
+int soft_chan_write(struct soft_chan *chan, const struct iovec *iov,
+		    const struct soft_record_end *ends, int count)
 {
 	soft_assert_locked();
 	struct soft_path *path = chan->path;
 
-	path->calls->put(path, SOFT_RECORD_DATA, chan->remote_id, 0, iov, count, bytes);
-	chan->position = path->position += bytes;
+	count = path->calls->put(path, SOFT_RECORD_DATA, chan->remote_id, 0, iov, ends, count);
+	chan->position = path->position += ends[count - 1].bytes;
 	soft_defer(&path->flush);
+	return count;
 }
 
 void soft_chan_wait(struct soft_chan *chan)

@@ -70,18 +70,26 @@ struct soft_chan {
 	uint64_t position; /* of the path, after its last record */
 };
 
+/* Where one of several records ends that are given to a path together: so many iovecs, frames and
+ * bytes are in it and those before it. */
+struct soft_record_end {
+	int iovecs, frames;
+	size_t bytes;
+};
+
 struct soft_path_calls {
 	enum aiordma_wire name;
 	uint32_t frame_most; /* bytes of payload in one frame */
-	int frames_most; /* in one record */
-	size_t record_most;
+	int frames_most; /* given to it together */
+	size_t record_most; /* a longer run of frames is several records */
 	bool loses; /* DATA may be lost, doubled, late */
-	/* Bytes that one record may have now, what is less than `least` is up to date; negative: the
-	 * peer has broken the path. */
+	/* Bytes of records that it may be given now, what is less than `least` is up to date;
+	 * negative: the peer has broken the path. */
 	ssize_t (*room)(struct soft_path *path, size_t least);
-	/* One record, for which there is room. */
-	void (*put)(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
-		    const struct iovec *iov, int count, size_t bytes);
+	/* Records, for the first of which there is room.  How many of them it has taken, each whole;
+	 * at least that one. */
+	int (*put)(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
+		   const struct iovec *iov, const struct soft_record_end *ends, int count);
 	/* Its last channel has ended; `by_peer`: the other side has said so. */
 	void (*idle)(struct soft_path *path, bool by_peer);
 };
@@ -115,14 +123,16 @@ void soft_path_refuse(struct soft_path *path, uint32_t remote_id);
 int soft_chan_enter(struct soft_chan *chan, struct soft_path *path, uint32_t id,
 		    uint32_t remote_id);
 
-/* Bytes that one record may carry now; 0: less than `least`, and `writable` will be called (or
+/* Bytes that may be written now; 0: less than `least`, and `writable` will be called (or
  * `accepted`, before which there is no room).  `least` is at most SOFT_CHAN_LEAST and a header. */
 size_t soft_chan_room(struct soft_chan *chan, size_t least);
 /* There is room, but it is for others to use it first: `writable` will be called in another step.
  * Nothing when it will be called anyway. */
 void soft_chan_wait(struct soft_chan *chan);
-/* One record, copied.  At least 1 byte, at most what soft_chan_room has just returned. */
-void soft_chan_write(struct soft_chan *chan, const struct iovec *iov, int count, size_t bytes);
+/* Records, copied; in all at most what soft_chan_room has just returned.  How many of them have been
+ * written: not all, if the path has no more room. */
+int soft_chan_write(struct soft_chan *chan, const struct iovec *iov,
+		    const struct soft_record_end *ends, int count);
 /* Send END after all that was written, and forget the channel.  Safe to repeat. */
 void soft_chan_end(struct soft_chan *chan);
 

@@ -139,21 +139,26 @@ void soft_cma_probe_path(struct soft_path *path)
 
 static ssize_t room(struct soft_path *path, size_t least)
 {
-	return soft_ring_room(&peer_of(path)->out, least);
+	ssize_t room = soft_ring_room(&peer_of(path)->out, least);
+
+	return room < RECORD_MOST ? room : RECORD_MOST;
 }
 
-static void put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
-		const struct iovec *iov, int iov_count, size_t bytes)
+static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
+	       const struct iovec *iov, const struct soft_record_end *ends, int count)
 {
 	struct soft_shm_peer *peer = peer_of(path);
+	size_t bytes = ends[0].bytes;
 	uint64_t since = soft_cma_ring_begins(bytes);
 
 	soft_ring_put(&peer->out,
 		      &(struct soft_record){
 			      .kind = kind, .to = to, .from = from, .length = (uint32_t)bytes},
-		      iov, iov_count);
+		      iov, ends[0].iovecs);
 	if (peer->cma && kind == SOFT_RECORD_DATA)
 		soft_cma_ring_put(peer->cma, since, bytes);
+	(void)count; /* in that much room there is one */
+	return 1;
 }
 
 static const struct soft_path_calls ring_calls = {

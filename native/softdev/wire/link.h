@@ -19,7 +19,8 @@ struct soft_tcp_ends;
 
 enum {
 	SOFT_LINK_FRAMES = 128,
-	SOFT_LINK_IOVECS = 256, /* in one record */
+	SOFT_LINK_IOVECS = 256,
+	SOFT_LINK_RECORDS = SOFT_STEP_BYTES / SOFT_FRAME_MAX + 2, /* given to a path together */
 	SOFT_TCP_RECORD_HEADER = 12,
 	SOFT_LISTENING_MOST = 32, /* addresses */
 };

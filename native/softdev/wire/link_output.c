@@ -26,6 +26,8 @@ struct batch {
 	size_t room;  /* of the path */
 	size_t cma_bytes; /* bytes that are not among these */
 	bool closed; /* to requests: the next one cannot be sent */
+	int record_count;
+	struct soft_record_end ends[SOFT_LINK_RECORDS];
 	struct soft_tx_packet frames[SOFT_LINK_FRAMES];
 	struct iovec iov[SOFT_LINK_IOVECS];
 };
@@ -55,11 +57,29 @@ static bool has_room(const struct batch *batch)
 	       batch->used + SOFT_FRAME_HEADER + COPY_MAX <= SOFT_STAGING_SIZE;
 }
 
+static struct soft_record_end last_end(const struct batch *batch)
+{
+	return batch->record_count ? batch->ends[batch->record_count - 1]
+				   : (struct soft_record_end){0};
+}
+
+static void end_record(struct batch *batch)
+{
+	if (batch->bytes > last_end(batch).bytes)
+		batch->ends[batch->record_count++] = (struct soft_record_end){
+			.iovecs = batch->iov_count,
+			.frames = batch->frame_count,
+			.bytes = batch->bytes,
+		};
+}
+
 /* Adds bytes that are in scratch memory already; adjoining ones share an iovec. */
 static void add_scratch(struct batch *batch, size_t length)
 {
 	uint8_t *at = soft_scratch()->output + batch->used;
-	struct iovec *last = batch->iov_count ? &batch->iov[batch->iov_count - 1] : NULL;
+	const struct soft_record_end end = last_end(batch);
+	struct iovec *last =
+		batch->iov_count > end.iovecs ? &batch->iov[batch->iov_count - 1] : NULL;
 
 	if (last && (uint8_t *)last->iov_base + last->iov_len == at)
 		last->iov_len += length;
@@ -121,6 +141,9 @@ static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t 
 		out->frame.flags |= SOFT_FRAME_ACK;
 		out->frame.ack = done;
 	}
+	if (batch->bytes - last_end(batch).bytes + frame_room(batch->link) >
+	    batch->link->chan.path->calls->record_most)
+		end_record(batch);
 	return out->by_cma ? add_cma_desc(batch, out) : add(batch, out);
 }
 
@@ -231,7 +254,7 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 
 	batch->link = link;
 	batch->room = room;
-	batch->frame_count = batch->iov_count = 0;
+	batch->frame_count = batch->iov_count = batch->record_count = 0;
 	batch->used = batch->bytes = batch->cma_bytes = 0;
 	batch->closed = false;
 	batch->cursor = (struct soft_tx_cursor){
@@ -250,6 +273,7 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 			batch->cursor.next != qp->sq.tail && has_room(batch) && add_request(batch);
 	} while (answered || requested);
 	add_control(batch);
+	end_record(batch);
 }
 
 /* No frame follows this NAK. */
@@ -340,18 +364,23 @@ void soft_link_write(struct soft_link *link)
 		build(&batch, link, room);
 		if (batch.bytes == 0)
 			break;
-		soft_chan_write(&link->chan, batch.iov, batch.iov_count, batch.bytes);
+		int written =
+			soft_chan_write(&link->chan, batch.iov, batch.ends, batch.record_count);
+		const struct soft_record_end end = batch.ends[written - 1];
+
 		link->busy = true;
-		for (int i = 0; i < batch.frame_count && link->base.state == SOFT_LINK_UP; i++)
+		for (int i = 0; i < end.frames && link->base.state == SOFT_LINK_UP; i++)
 			commit(link, &batch.frames[i]);
 		link->busy = false;
 		if (link->base.state == SOFT_LINK_DEAD) {
 			free(link);
 			return;
 		}
-		total += batch.bytes;
-		if (link->base.state == SOFT_LINK_UP && has_more(qp) &&
-		    (total >= SOFT_STEP_BYTES || soft_path_waits(link->chan.path))) {
+		total += end.bytes;
+		if (link->base.state == SOFT_LINK_UP &&
+		    (written < batch.record_count ||
+		     (has_more(qp) &&
+		      (total >= SOFT_STEP_BYTES || soft_path_waits(link->chan.path))))) {
 			block(link);
 			break;
 		}
@@ -369,6 +398,7 @@ void soft_link_write_end(struct soft_link *link)
 {
 	soft_assert_locked();
 	const struct iovec iov = {.iov_base = link->header, .iov_len = SOFT_FRAME_HEADER};
+	const struct soft_record_end end = {.iovecs = 1, .frames = 1, .bytes = iov.iov_len};
 
 	if (link->base.state != SOFT_LINK_CLOSING)
 		return;
@@ -388,6 +418,6 @@ void soft_link_write_end(struct soft_link *link)
 		return;
 	}
 	if (link->chan.path)
-		soft_chan_write(&link->chan, &iov, 1, iov.iov_len);
+		soft_chan_write(&link->chan, &iov, &end, 1);
 	soft_link_finish(link, 0);
 }

@@ -35,6 +35,7 @@
 enum {
 	RECORD_HEADER = SOFT_TCP_RECORD_HEADER,
 	RECORD_MOST = 2 * (SOFT_FRAME_HEADER + SOFT_FRAME_MAX) - 1, /* the longest goes alone */
+	TOGETHER_MOST = SOFT_STEP_BYTES + RECORD_MOST,
 	GATHER_MOST = 64 * 1024, /* bytes of short records */
 	COPY_MOST = 4096, /* a longer record is sent from where it is, */
 	DIRECT_MIN = 4096, /* and such a payload is received where it belongs */
@@ -142,33 +143,34 @@ static void idle(struct soft_path *path, bool by_peer)
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
-/* How much the socket has taken of what was gathered and of these. */
-static size_t give(struct soft_tcp_path *tcp, const struct iovec *iov, int count)
+/* The socket gets what was gathered, for which iov[0] is free, and `bytes` that are in the others: how
+ * much it has taken of these. */
+static size_t give(struct soft_tcp_path *tcp, struct iovec *iov, int count, size_t bytes)
 {
-	struct iovec all[1 + SOFT_LINK_IOVECS + 1];
-	struct msghdr message = {.msg_iov = all, .msg_iovlen = (size_t)count};
-	ssize_t n;
+	size_t before = gathered(tcp);
+	struct msghdr message = {.msg_iov = iov + !before, .msg_iovlen = (size_t)(count - !before)};
+	ssize_t n = 0;
 
-	if (gathered(tcp))
-		all[0] = (struct iovec){tcp->output + tcp->output_sent, gathered(tcp)};
-	message.msg_iovlen += gathered(tcp) != 0;
-	if (count)
-		memcpy(all + (gathered(tcp) != 0), iov, (size_t)count * sizeof(*iov));
-	if (soft_port_is_down())
-		return 0;
-	do
-		n = sendmsg(tcp->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-	while (n < 0 && errno == EINTR);
+	iov[0] = (struct iovec){tcp->output + tcp->output_sent, before};
+	if (!soft_port_is_down())
+		do
+			n = sendmsg(tcp->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+		while (n < 0 && errno == EINTR);
 	/* Records that the other side sent before it closed are still to be read; reading finds the
 	 * end as well. */
 	if (n < 0 && errno != EAGAIN && errno != EPIPE && errno != ECONNRESET)
 		soft_path_give_up(&tcp->path, errno);
-	if (n <= 0) {
-		tcp->blocked = true;
+	size_t sent = n > 0 ? (size_t)n : 0;
+
+	tcp->blocked = sent < before + bytes;
+	if (sent)
+		soft_liveness_sent(tcp);
+	if (sent < before) {
+		tcp->output_sent += sent;
 		return 0;
 	}
-	soft_liveness_sent(tcp);
-	return (size_t)n;
+	tcp->output_sent = tcp->output_length = 0;
+	return sent - before;
 }
 
 static void append(struct soft_tcp_path *tcp, const void *bytes, size_t length)
@@ -193,15 +195,12 @@ static void append(struct soft_tcp_path *tcp, const void *bytes, size_t length)
 
 static void send_gathered(struct soft_tcp_path *tcp)
 {
+	struct iovec iov[1];
+
 	if (tcp->blocked || !gathered(tcp) || tcp->state == SOFT_TCP_CONNECTING)
 		return;
-	tcp->output_sent += give(tcp, NULL, 0);
-	if (gathered(tcp)) {
-		tcp->blocked = true;
-		return;
-	}
-	tcp->output_sent = tcp->output_length = 0;
-	if (tcp->output_room > GATHER_MOST) { /* a rare rest of a long one */
+	give(tcp, iov, 1, 0);
+	if (!gathered(tcp) && tcp->output_room > GATHER_MOST) { /* a rare rest of a long one */
 		free(tcp->output);
 		tcp->output = NULL;
 		tcp->output_room = 0;
@@ -215,41 +214,45 @@ static ssize_t room(struct soft_path *path, size_t least)
 	(void)least;
 	if (gathered(tcp) >= GATHER_MOST)
 		send_gathered(tcp);
-	return tcp->state != SOFT_TCP_UP || tcp->blocked || gathered(tcp) >= GATHER_MOST
-		       ? 0
-		       : RECORD_MOST;
+	if (tcp->state != SOFT_TCP_UP || tcp->blocked || gathered(tcp) >= GATHER_MOST)
+		return 0;
+	return soft_path_waits(path) ? RECORD_MOST : TOGETHER_MOST;
 }
 
-static void put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
-		const struct iovec *iov, int count, size_t bytes)
+static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
+	       const struct iovec *iov, const struct soft_record_end *ends, int count)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_of(path);
-	uint8_t header[RECORD_HEADER];
-	struct iovec all[1 + SOFT_LINK_IOVECS] = {{header, sizeof(header)}};
-	size_t sent = 0;
+	uint8_t headers[SOFT_LINK_RECORDS][RECORD_HEADER];
+	struct iovec all[1 + SOFT_LINK_RECORDS + SOFT_LINK_IOVECS];
+	size_t sent = 0, whole = 0, bytes = 0;
+	int used = 1, taken = 0;
 
-	soft_put32(header, (uint32_t)kind << 24 | (uint32_t)bytes);
-	soft_put32(header + 4, to);
-	soft_put32(header + 8, from);
-	path->position += sizeof(header);
-	memcpy(all + 1, iov, (size_t)count * sizeof(*iov));
-	if (bytes > COPY_MOST && !tcp->blocked) {
-		sent = give(tcp, all, count + 1);
-		size_t before = sent < gathered(tcp) ? sent : gathered(tcp);
-
-		tcp->output_sent += before;
-		sent -= before;
-		if (!gathered(tcp))
-			tcp->output_sent = tcp->output_length = 0;
-		tcp->blocked |= sent < sizeof(header) + bytes;
+	for (int i = 0, at = 0; i < count; bytes = ends[i++].bytes) {
+		soft_put32(headers[i], (uint32_t)kind << 24 | (uint32_t)(ends[i].bytes - bytes));
+		soft_put32(headers[i] + 4, to);
+		soft_put32(headers[i] + 8, from);
+		all[used++] = (struct iovec){headers[i], RECORD_HEADER};
+		while (at < ends[i].iovecs)
+			all[used++] = iov[at++];
 	}
-	for (int i = 0; i <= count; i++) {
+	if (bytes > COPY_MOST && !tcp->blocked)
+		sent = give(tcp, all, used, bytes + (size_t)count * RECORD_HEADER);
+	do
+		whole += RECORD_HEADER + ends[taken].bytes - (taken ? ends[taken - 1].bytes : 0);
+	while (++taken < count && whole < sent);
+	whole -= sent; /* the rest of the last that it has begun */
+	for (int i = 1; whole; i++) {
 		size_t skip = sent < all[i].iov_len ? sent : all[i].iov_len;
+		size_t part = all[i].iov_len - skip < whole ? all[i].iov_len - skip : whole;
 
+		if (part)
+			append(tcp, (uint8_t *)all[i].iov_base + skip, part);
 		sent -= skip;
-		if (all[i].iov_len > skip)
-			append(tcp, (uint8_t *)all[i].iov_base + skip, all[i].iov_len - skip);
+		whole -= part;
 	}
+	path->position += (size_t)taken * RECORD_HEADER;
+	return taken;
 }
 
 static const struct soft_path_calls tcp_calls = {
