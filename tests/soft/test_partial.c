@@ -7,6 +7,7 @@
 #include "verbs_side.h"
 #include "shortage.h"
 
+#include "engine/engine_internal.h"
 #include "wire/link.h"
 
 enum {
@@ -27,13 +28,14 @@ static uint8_t payload[SOFT_FRAME_MAX];
 
 /* What sendmsg takes at once, and in all until it has no room: this program is linked with --wrap. */
 static size_t most_at_once = SIZE_MAX, most_in_all = SIZE_MAX;
+static int sent; /* how often it has taken anything since */
 
 ssize_t __real_sendmsg(int fd, const struct msghdr *message, int flags);
 ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags);
 ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
 {
 	size_t left = most_at_once < most_in_all ? most_at_once : most_in_all, count = 0;
-	struct iovec iov[2 + SOFT_LINK_IOVECS];
+	struct iovec iov[1 + SOFT_LINK_RECORDS + SOFT_LINK_IOVECS];
 	struct msghdr less = *message;
 
 	for (; count < message->msg_iovlen && left; count++) {
@@ -47,6 +49,7 @@ ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
 	errno = EAGAIN;
 	ssize_t n = most_in_all ? __real_sendmsg(fd, &less, flags) : -1;
 
+	sent += n > 0;
 	if (n > 0 && most_in_all != SIZE_MAX)
 		most_in_all -= (size_t)n;
 	return n;
@@ -56,6 +59,7 @@ ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
 static void limit_sending(size_t at_once, size_t in_all)
 {
 	soft_lock();
+	sent = 0;
 	most_at_once = at_once;
 	most_in_all = in_all;
 	soft_unlock();
@@ -371,6 +375,69 @@ static void peer_ends(void)
 	close_stage(&stage);
 }
 
+/* ---- records that go out together --------------------------------------------------------------- */
+
+/* Of two frames, with one call; and the second one is not begun where the socket takes just the first. */
+static void together(bool first_alone)
+{
+	const int enough = 2 * LONG;
+	const size_t first = RECORD_HEADER + SOFT_FRAME_HEADER + SOFT_FRAME_MAX;
+	struct stage stage;
+
+	open_stage(&stage, (struct options){0});
+	CHECK_EQUAL(setsockopt(stage.tcp->watch.fd, SOL_SOCKET, SO_SNDBUF, &enough, sizeof(enough)),
+		    0);
+	limit_sending(SIZE_MAX, first_alone ? first : SIZE_MAX);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = LONG);
+	CHECK_EQUAL(LOCKED(sent), 1);
+	CHECK(!is_partial(&stage));
+	if (first_alone)
+		memset(stage.side.memory + SOFT_FRAME_MAX, 0x55, REST);
+	limit_sending(SIZE_MAX, SIZE_MAX);
+	get(&stage, 0, 0, SOFT_FRAME_MAX);
+	get(&stage, 0, SOFT_FRAME_MAX, REST);
+	close_stage(&stage);
+}
+
+/* ---- between two polls ------------------------------------------------------------------------ */
+
+static void set_ticking(bool ticking)
+{
+	soft_lock();
+	engine()->ticking = ticking;
+	soft_unlock();
+}
+
+/* Of what a thread posts that will poll again, the first goes out at once, and the rest with its next
+ * step, or when it says that it will poll no more. */
+static void delayed(void)
+{
+	struct stage stage;
+	uint8_t byte;
+
+	open_stage(&stage, (struct options){0});
+	for (uint32_t i = 0; i < 6; i += 3) {
+		while (!LOCKED(engine()->asleep)) /* it does not end the tick */
+			;
+		soft_hold_polling(1);
+		set_ticking(true);
+		soft_progress();
+		for (uint32_t j = 0; j < 3; j++)
+			POST(&stage.side, IBV_WR_SEND, .wr_id = i + j, .length = 8);
+		get(&stage, i, 0, 8);
+		CHECK_EQUAL(recv(stage.fd, &byte, 1, MSG_DONTWAIT), -1);
+		if (i)
+			soft_progress();
+		else
+			soft_hold_polling(-1);
+		get(&stage, i + 1, 0, 8);
+		get(&stage, i + 2, 0, 8);
+		set_ticking(false);
+	}
+	soft_hold_polling(-1);
+	close_stage(&stage);
+}
+
 /* ---- nothing may go -------------------------------------------------------------------------- */
 
 static void port_down(void)
@@ -432,6 +499,9 @@ int main(void)
 	STEP(cut(1000));
 	STEP(answer_withdrawn());
 	STEP(peer_ends());
+	STEP(together(false));
+	STEP(together(true));
+	STEP(delayed());
 	STEP(port_down());
 	STEP(forked());
 	for (int draining = 0; draining < 2; draining++) {

@@ -307,6 +307,7 @@ bool soft_engine_step(enum soft_step_by who)
 	soft_assert_locked();
 	if (!engine()->running)
 		return false;
+	engine()->stepped = engine()->unlocks;
 	bool found = engine()->poller->poll();
 
 	if (who != SOFT_BY_ENGINE && skip_epoll(who == SOFT_BY_POLLING, found))
@@ -391,8 +392,21 @@ void soft_hold_polling(int change)
 	soft_lock();
 	if (change >= 0 || engine()->holding) /* else the +1 was before a fork */
 		engine()->holding += (unsigned)change;
+	if (!engine()->holding && soft_engine_has_delayed())
+		engine()->delayer->send_delayed(SOFT_DELAY_NS);
 	soft_engine_update_notify_need();
 	soft_unlock();
+}
+
+bool soft_engine_may_gather(unsigned *since)
+{
+	soft_assert_locked();
+	if (!engine()->holding || !engine()->ticking || engine()->stepped == engine()->unlocks)
+		return false;
+	bool first = *since != engine()->stepped;
+
+	*since = engine()->stepped;
+	return !first;
 }
 
 unsigned soft_engine_parts(void)

@@ -290,6 +290,10 @@ unsigned soft_engine_parts(void);
 unsigned soft_engine_writes(bool asleep);
 void soft_busy_poll(int starts);
 void soft_hold_polling(int change);
+/* Between two steps of an application thread that holds its turn: false for the first call after a step
+ * (`*since` remembers that one); later, what is to be sent may wait for the next step or tick, which
+ * calls `send_delayed`. */
+bool soft_engine_may_gather(unsigned *since);
 void soft_wake_early(int fd);
 
 /* ---- subsystems ---------------------------------------------------------------------------- */

@@ -31,6 +31,7 @@ struct soft_engine {
 	unsigned writes[2]; /* atomic: writes to peers, to awake ones and to notified ones */
 	unsigned armed; /* atomic: CQs that are armed to signal a channel */
 	unsigned spinning; /* atomic: threads that spin before they sleep */
+	unsigned stepped; /* the value of `unlocks` at the last step */
 	unsigned holding; /* spinning threads that have gone to work and will poll again */
 	unsigned polls_since_armed; /* steps of polling threads; see soft_engine_armed_counts */
 	unsigned fork_generation; /* grows in the child of a fork, and with `losses` */

@@ -340,6 +340,7 @@ static void create(void)
 
 	soft_list_init(&wire->links);
 	soft_list_init(&wire->delayed);
+	soft_list_init(&wire->delayed_paths);
 	soft_places_init(&wire->held);
 	wire->reserved = -1;
 	soft_delay_create();

@@ -87,6 +87,7 @@ struct soft_wire {
 	struct soft_node links; /* link.c: all of them */
 	bool may_use_shm; /* where that is possible */
 	struct soft_node delayed; /* acks.c: the longest delayed first */
+	struct soft_node delayed_paths; /* tcp_path.c: whose output is delayed */
 	bool (*cm_offer)(struct soft_qp *qp); /* soft_wire_use_cm */
 	struct soft_places held; /* handshake.c: pending links */
 	uint64_t liveness_seconds; /* how long a path may be silent */
@@ -202,6 +203,9 @@ struct soft_tcp_path {
 	uint8_t *output;
 	size_t output_length, output_sent, output_room;
 	bool blocked; /* it takes no more */
+	struct soft_node delayed; /* what is gathered goes out with the next step */
+	bool due; /* that is now */
+	unsigned since; /* soft_engine_may_gather */
 
 	/* liveness.c */
 	bool watched; /* it can be lost without a sign */
@@ -227,6 +231,7 @@ bool soft_tcp_path_is_beside(const struct soft_tcp_path *tcp, int fd);
 /* What has been read of it already. */
 void soft_tcp_path_take(struct soft_tcp_path *tcp, const void *bytes, size_t length);
 void soft_tcp_paths_stop(void);
+void soft_tcp_paths_send_delayed(void);
 void soft_tcp_paths_resume(void); /* the port is up */
 void soft_tcp_paths_forget(void); /* in the child of a fork */
 

@@ -10,8 +10,9 @@
  * ends.
  *
  * Output is gathered: short records are copied, and go out together when the lock is given back,
- * of however many queue pairs they are.  A long one is sent from where it is, and what the socket
- * does not take of it is copied: it is in the path, whole or not at all.
+ * of however many queue pairs they are, or with the next step of a thread that will soon make one.
+ * Long ones are sent from where they are, many with one call, and the rest of the one that the socket
+ * takes in part is copied: it is in the path, whole or not at all.
  *
  * Input: one recv reads many small records into the engine's scratch memory, from where their payload
  * is copied.  A long payload is received straight into its target: one readv whose first parts are
@@ -105,6 +106,7 @@ static void finish(struct soft_tcp_path *tcp, int error, int64_t unread)
 	tcp->busy++;
 	soft_timer_stop(&tcp->timer);
 	soft_timer_stop(&tcp->liveness_timer);
+	soft_list_remove(&tcp->delayed);
 	soft_place_release(&tcp->place);
 	soft_list_remove(&tcp->node);
 	soft_path_finish(&tcp->path, error, unread);
@@ -265,6 +267,14 @@ static const struct soft_path_calls tcp_calls = {
 	.idle = idle,
 };
 
+/* An application that handles many completions between two polls, of many queue pairs, sends with one
+ * system call what it has posted since the first. */
+static bool may_delay(struct soft_tcp_path *tcp)
+{
+	return tcp->state == SOFT_TCP_UP && gathered(tcp) && gathered(tcp) < GATHER_MOST &&
+	       !tcp->blocked && !soft_path_waits(&tcp->path) && soft_engine_may_gather(&tcp->since);
+}
+
 /* The lock is about to be given back, or the socket takes more. */
 static void flush(struct soft_deferred *deferred)
 {
@@ -276,6 +286,13 @@ static void flush(struct soft_deferred *deferred)
 	}
 	if (tcp->state == SOFT_TCP_CONNECTING)
 		return;
+	if (!tcp->due && may_delay(tcp)) {
+		if (soft_list_empty(&tcp->delayed))
+			soft_list_append(&soft_device.wire->delayed_paths, &tcp->delayed);
+		soft_engine_set_delayed(true);
+		return;
+	}
+	tcp->due = false;
 	send_gathered(tcp);
 	if (tcp->state == SOFT_TCP_CLOSING && !gathered(tcp))
 		shutdown(tcp->watch.fd, SHUT_WR);
@@ -284,6 +301,19 @@ static void flush(struct soft_deferred *deferred)
 
 	if (rc)
 		finish(tcp, rc, -1);
+}
+
+void soft_tcp_paths_send_delayed(void)
+{
+	while (!soft_list_empty(&soft_device.wire->delayed_paths)) {
+		struct soft_tcp_path *tcp = soft_list_first(&soft_device.wire->delayed_paths,
+							    struct soft_tcp_path, delayed);
+
+		soft_list_remove(&tcp->delayed);
+		tcp->due = true;
+		soft_defer(&tcp->path.flush);
+	}
+	soft_engine_set_delayed(!soft_list_empty(&soft_device.wire->delayed));
 }
 
 static void writable(struct soft_tcp_path *tcp)
@@ -560,6 +590,7 @@ static struct soft_tcp_path *create(int fd, enum soft_tcp_state state, uint32_t 
 	tcp->timer.expired = expired;
 	tcp->liveness_timer.expired = soft_liveness_check;
 	soft_list_init(&tcp->place.node);
+	soft_list_init(&tcp->delayed);
 	soft_list_append(&soft_device.paths->streams, &tcp->node);
 	if (soft_watch(&tcp->watch, events)) {
 		finish(tcp, ENOMEM, -1);
@@ -672,6 +703,7 @@ void soft_tcp_paths_forget(void)
 
 		soft_list_remove(&tcp->node);
 		soft_path_forget(&tcp->path);
+		soft_list_remove(&tcp->delayed);
 		free(tcp->output);
 		free(tcp);
 	}
