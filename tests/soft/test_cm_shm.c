@@ -16,8 +16,8 @@ static bool is_over_shm(const struct side *side)
 	bool local = link->chan.path->calls->name == AIORDMA_WIRE_SHARED_MEMORY;
 
 	CHECK_EQUAL(link->base.state, SOFT_LINK_UP);
-	soft_unlock();
 	CHECK(link->watch.fd < 0); /* nothing is left of the socket of the handshake */
+	soft_unlock();
 	return local;
 }
 
