@@ -308,6 +308,18 @@ void soft_path_offer_room(struct soft_path *path)
 
 /* ---- taking in ----------------------------------------------------------------------------- */
 
+/* The latest one first: a withdrawal follows its OPEN. */
+static struct soft_chan *accepted_from(const struct soft_path *path, uint32_t remote_id)
+{
+	for (struct soft_node *at = path->chans.previous; at != &path->chans; at = at->previous) {
+		struct soft_chan *chan = soft_list_entry(at, struct soft_chan, node);
+
+		if (chan->remote_id == remote_id)
+			return chan;
+	}
+	return NULL;
+}
+
 static bool take_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32_t from,
 		      struct soft_chan *chan, const uint8_t *payload, size_t length)
 {
@@ -333,6 +345,8 @@ static bool take_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32
 		chan->calls->accepted(chan, handshake);
 		return true;
 	case SOFT_RECORD_END:
+		if (from && !chan)
+			chan = accepted_from(path, from);
 		if (from && !chan)
 			soft_device.paths->acceptor->withdrawn(path, from);
 		if (chan) {

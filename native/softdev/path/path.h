@@ -19,9 +19,10 @@ struct soft_path;
 struct soft_chan;
 
 /* OPEN is answered with ACCEPT, or with END; END is not answered.  A side that has sent OPEN and has no
- * answer yet withdraws it by an END to number 0, with its own number in `from`; an ACCEPT that
- * crosses it is answered with END.  DATA to a number that is no more has crossed the END of its
- * channel, and is dropped.  An END without numbers means nothing: it says that the path is there. */
+ * answer yet withdraws it by an END to number 0, with its own number in `from`, which ends the channel
+ * if it has been accepted meanwhile; an ACCEPT to no number is answered with END.  DATA to a number
+ * that is no more has crossed the END of its channel, and is dropped.  An END without numbers means
+ * nothing: it says that the path is there. */
 enum soft_record_kind {
 	SOFT_RECORD_OPEN = 1, /* `from`: where the answer shall go; a handshake */
 	SOFT_RECORD_ACCEPT, /* `to`, and `from`: the number at the other end; a handshake */
