@@ -22,8 +22,8 @@
 
 enum {
 	MAX_PENDING = 256, /* links asked for that have no queue pair */
-	GUESSES_MOST = 1000,
 };
+#define GUESS_NS 1000000u
 #define GUESSES_NS 1000000000u
 
 #define HELD_NS 10000000000u
@@ -250,29 +250,31 @@ static void introduce(struct soft_link *link, struct soft_qp *qp)
 		soft_link_finish(link, ECONNABORTED);
 }
 
-/* A stream that has named so many wrong numbers in this second is refused unseen: guessing is not to
- * be quicker than by a connection for each (docs/security.md). */
-static bool guesses(struct soft_tcp_path *tcp, bool wrong)
+/* Each wrong number costs a stream a millisecond, of which it saves up a second's.  One that has none is
+ * refused unseen: guessing is not to be quicker than by a connection for each (docs/security.md). */
+static bool has_guessed(struct soft_tcp_path *tcp)
 {
+	uint64_t now = soft_now();
+
 	if (!tcp)
 		return false;
-	if (soft_now() - tcp->guessing_since > GUESSES_NS) {
-		tcp->guessing_since = soft_now();
-		tcp->guesses = 0;
-	}
-	tcp->guesses += wrong;
-	return tcp->guesses > GUESSES_MOST;
+	if (tcp->guessed_until + GUESSES_NS < now)
+		tcp->guessed_until = now - GUESSES_NS;
+	return tcp->guessed_until > now;
 }
 
 /* The HELLO of a pending link is there. */
 static void hello(struct soft_link *link)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
-	struct soft_qp *qp = guesses(tcp, false) ? NULL : soft_qp_find(link->peer_hello.to);
+	bool unseen = has_guessed(tcp);
+	struct soft_qp *qp = unseen ? NULL : soft_qp_find(link->peer_hello.to);
 	bool expected = qp && is_expected(link, qp);
 
-	if (link->peer_hello.kind != SOFT_HELLO || (may_know(link->from_path) && !expected) ||
-	    guesses(tcp, !expected))
+	if (tcp && !expected && !unseen)
+		tcp->guessed_until += GUESS_NS;
+	if (link->peer_hello.kind != SOFT_HELLO || unseen ||
+	    (may_know(link->from_path) && !expected))
 		drop_pending(link);
 	else if (expected && may_answer(qp))
 		introduce(link, qp);

@@ -195,9 +195,7 @@ struct soft_tcp_path {
 	uint32_t left, to, from;
 	bool bulk; /* long payloads come */
 
-	/* handshake.c: of queue pairs that expect no such peer */
-	unsigned guesses;
-	uint64_t guessing_since;
+	uint64_t guessed_until; /* handshake.c: numbers of queue pairs that expect no such peer */
 
 	/* output that the socket has not taken */
 	uint8_t *output;

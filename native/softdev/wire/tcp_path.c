@@ -607,7 +607,8 @@ void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer)
 	if (!tcp)
 		return;
 	soft_places_add(&soft_device.paths->silent, &tcp->place, peer);
-	soft_timer_start(&tcp->timer, soft_now() + FIRST_BYTES_NS);
+	tcp->guessed_until = soft_now();
+	soft_timer_start(&tcp->timer, tcp->guessed_until + FIRST_BYTES_NS);
 	struct soft_place *evicted =
 		soft_places_evicted(&soft_device.paths->silent, soft_places_limit(MAX_SILENT));
 
