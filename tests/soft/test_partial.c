@@ -228,6 +228,30 @@ static void no_memory(void)
 	close_stage(&stage);
 }
 
+static void put_record(struct stage *stage, size_t length)
+{
+	const struct iovec iov = {stage->side.memory, length};
+	struct soft_path *path = soft_link_of(soft_qp_of(stage->side.qp))->chan.path;
+
+	path->calls->put(path, SOFT_RECORD_DATA, STREAM_CHAN, 0, &iov, 1, length);
+}
+
+/* Nor does it send what other queue pairs have for it in the same step. */
+static void no_memory_before(void)
+{
+	struct stage stage;
+
+	open_stage(&stage, (struct options){0});
+	soft_lock();
+	shortage_begin(1);
+	put_record(&stage, 100);
+	CHECK_EQUAL(shortage_end(), ENOMEM);
+	put_record(&stage, 2 * UNIT);
+	CHECK_EQUAL(recv(stage.fd, payload, 1, MSG_DONTWAIT), -1);
+	soft_unlock();
+	close_stage(&stage);
+}
+
 /* ---- the requester goes back ----------------------------------------------------------------- */
 
 static struct soft_qp *waits_for_receive(struct stage *stage, uint8_t rnr_left)
@@ -509,6 +533,7 @@ int main(void)
 		STEP(memory_gone(false, draining));
 	}
 	STEP(no_memory());
+	STEP(no_memory_before());
 	STEP(not_ready(false));
 	STEP(not_ready(true));
 	return 0;

@@ -154,7 +154,8 @@ static size_t give(struct soft_tcp_path *tcp, struct iovec *iov, int count, size
 	ssize_t n = 0;
 
 	iov[0] = (struct iovec){tcp->output + tcp->output_sent, before};
-	if (!soft_port_is_down())
+	/* A stream that has lost bytes, for want of memory, sends none that would take their place. */
+	if (!soft_port_is_down() && !tcp->path.broken)
 		do
 			n = sendmsg(tcp->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 		while (n < 0 && errno == EINTR);
