@@ -462,6 +462,28 @@ static void delayed(void)
 	close_stage(&stage);
 }
 
+/* The end of a channel for which there is no room at once goes before the end of the stream. */
+static void ends_later(void)
+{
+	struct stage stage;
+	uint8_t record[RECORD_HEADER];
+
+	open_stage(&stage, (struct options){0});
+	limit_sending(SIZE_MAX, RECORD_HEADER);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
+	CHECK(is_partial(&stage));
+	soft_lock();
+	soft_link_finish(soft_link_of(soft_qp_of(stage.side.qp)), 0);
+	most_in_all = SIZE_MAX;
+	soft_unlock();
+	get(&stage, 0, 0, 2000);
+	CHECK(hear_exactly(stage.fd, record, sizeof(record)));
+	CHECK_EQUAL(record[3], SOFT_RECORD_END);
+	CHECK_EQUAL(soft_take32(record + 4), STREAM_CHAN);
+	CHECK(!hear_exactly(stage.fd, record, 1));
+	close_stage(&stage);
+}
+
 /* ---- nothing may go -------------------------------------------------------------------------- */
 
 static void port_down(void)
@@ -526,6 +548,7 @@ int main(void)
 	STEP(together(false));
 	STEP(together(true));
 	STEP(delayed());
+	STEP(ends_later());
 	STEP(port_down());
 	STEP(forked());
 	for (int draining = 0; draining < 2; draining++) {

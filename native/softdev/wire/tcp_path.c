@@ -104,14 +104,17 @@ static void finish(struct soft_tcp_path *tcp, int error, int64_t unread)
 	if (tcp->path.dead)
 		return;
 	tcp->busy++;
+	/* What comes in is not taken in, so the other side must not believe that it was. */
+	bool resets = tcp->state == SOFT_TCP_UP ? error != 0
+						: gathered(tcp) || soft_path_waits(&tcp->path);
+
 	soft_timer_stop(&tcp->timer);
 	soft_timer_stop(&tcp->liveness_timer);
 	soft_list_remove(&tcp->delayed);
 	soft_place_release(&tcp->place);
 	soft_list_remove(&tcp->node);
 	soft_path_finish(&tcp->path, error, unread);
-	/* What comes in is not taken in, so the other side must not believe that it was. */
-	if (error && tcp->state == SOFT_TCP_UP)
+	if (resets)
 		setsockopt(tcp->watch.fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
 	soft_watch_close(&tcp->watch);
 	soft_tcp_path_release(tcp);
@@ -217,7 +220,7 @@ static ssize_t room(struct soft_path *path, size_t least)
 	(void)least;
 	if (gathered(tcp) >= GATHER_MOST)
 		send_gathered(tcp);
-	if (tcp->state != SOFT_TCP_UP || tcp->blocked || gathered(tcp) >= GATHER_MOST)
+	if (tcp->state < SOFT_TCP_UP || tcp->blocked || gathered(tcp) >= GATHER_MOST)
 		return 0;
 	return soft_path_waits(path) ? RECORD_MOST : TOGETHER_MOST;
 }
@@ -295,9 +298,10 @@ static void flush(struct soft_deferred *deferred)
 	}
 	tcp->due = false;
 	send_gathered(tcp);
-	if (tcp->state == SOFT_TCP_CLOSING && !gathered(tcp))
+	bool waits = gathered(tcp) || (tcp->state >= SOFT_TCP_UP && soft_path_waits(&tcp->path));
+
+	if (tcp->state == SOFT_TCP_CLOSING && !waits)
 		shutdown(tcp->watch.fd, SHUT_WR);
-	bool waits = gathered(tcp) || (tcp->state == SOFT_TCP_UP && soft_path_waits(&tcp->path));
 	int rc = soft_watch(&tcp->watch, EPOLLIN | (waits ? EPOLLOUT : 0u));
 
 	if (rc)
@@ -324,7 +328,7 @@ static void writable(struct soft_tcp_path *tcp)
 	uint64_t begin = tcp->path.position, before = begin - 1;
 
 	/* A record for each that waits, and again as long as there is room. */
-	while (!tcp->blocked && tcp->state == SOFT_TCP_UP && tcp->path.position != before &&
+	while (!tcp->blocked && tcp->state >= SOFT_TCP_UP && tcp->path.position != before &&
 	       tcp->path.position - begin < SOFT_STEP_BYTES) {
 		before = tcp->path.position;
 		soft_path_offer_room(&tcp->path);
