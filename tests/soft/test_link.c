@@ -390,6 +390,41 @@ static void leaves_unanswered(void)
 	close_side(&side);
 }
 
+static void ignore_gone(struct soft_chan *chan, int error)
+{
+	(void)chan;
+	(void)error;
+}
+
+/* As many queue pairs as there can be wait for one stream. */
+static void all_wait(void)
+{
+	static const struct soft_chan_ops calls = {.gone = ignore_gone};
+	static struct soft_chan chans[SOFT_MAX_QP - 1];
+	const uint8_t handshake[SOFT_HANDSHAKE_SIZE] = {0};
+	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct side side;
+
+	CHECK(door >= 0);
+	uint32_t highest = number_at(bind_device_port(door), 0x3ffe);
+
+	CHECK_EQUAL(listen(door, 1), 0);
+	open_side(&side, (struct options){0});
+	bring_up(&side, &(struct address){.qpn = highest, .psn = 5});
+	soft_lock();
+	struct soft_path *path = soft_link_of(soft_qp_of(side.qp))->chan.path;
+
+	for (size_t i = 0; i < SOFT_MAX_QP - 1; i++) {
+		chans[i].calls = &calls;
+		CHECK_EQUAL(soft_chan_open(&chans[i], path, handshake), 0);
+	}
+	CHECK(!path->broken);
+	soft_path_give_up(path, ECONNRESET);
+	soft_unlock();
+	close(door);
+	close_side(&side);
+}
+
 /* One that does so while the answer is under way has taken in nothing of what came with the answer,
  * though its kernel has: it does not count as done. */
 static void leaves_accepted(void)
@@ -792,6 +827,7 @@ int main(void)
 	STEP(other_mtu_adopted());
 	STEP(chosen_before_rts());
 	STEP(leaves_unanswered());
+	STEP(all_wait());
 	STEP(leaves_accepted());
 	STEP(hostile_peers());
 	STEP(guesses(false));

@@ -12,8 +12,10 @@
 
 enum {
 	/* that wait for room; a peer that reads nothing could make them ever more */
+	CTRL_RECORDS = 96, /* at first; doubled */
 	MAX_CTRL_RECORDS = SOFT_MAX_QP,
 };
+_Static_assert(MAX_CTRL_RECORDS == CTRL_RECORDS << 7, "an OPEN of each queue pair may wait");
 
 struct soft_ctrl_record {
 	enum soft_record_kind kind;
@@ -125,7 +127,7 @@ static void flush_ctrl(struct soft_path *path)
 static bool keep(struct soft_path *path, const struct soft_ctrl_record *ctrl)
 {
 	if (path->ctrl_count == path->ctrl_room) {
-		uint32_t room = path->ctrl_room ? 2 * path->ctrl_room : 64;
+		uint32_t room = path->ctrl_room ? 2 * path->ctrl_room : CTRL_RECORDS;
 		struct soft_ctrl_record *ctrl_records =
 			room > MAX_CTRL_RECORDS
 				? NULL
