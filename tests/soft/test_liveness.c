@@ -212,6 +212,39 @@ static void lost_while_idle(void)
 	close_side(&a);
 }
 
+/* An introduction by a stream of before that nothing answers any more: the new one is used. */
+static void unanswered(void)
+{
+	struct sockaddr_in peer;
+	socklen_t length = sizeof(peer);
+	struct side a, b;
+	int other, another;
+
+	open_to_elsewhere(&a, &other, 1);
+	open_side(&b, (struct options){.timeout = 1});
+	bring_up(&b, &(struct address){.qpn = 1});
+	int fd = connect_streams(&another);
+
+	CHECK_EQUAL(getpeername(fd, (struct sockaddr *)&peer, &length), 0);
+	CHECK(set_loopback(false));
+	soft_lock();
+	struct soft_tcp_path *before = soft_tcp_path_of(soft_link_of(soft_qp_of(a.qp))->chan.path);
+
+	before->path_port = 1;
+	before->names.port = peer.sin_port;
+	CHECK_EQUAL(soft_qp_adopt_or_attach(soft_qp_of(b.qp), fd, 0, 1, true), 0);
+	CHECK(soft_link_of(soft_qp_of(b.qp))->chan.path == &before->path);
+	soft_unlock();
+	while (LOCKED(soft_link_of(soft_qp_of(b.qp))->base.state != SOFT_LINK_UP))
+		soft_progress();
+	CHECK_EQUAL(path_of(&b).watch.fd, fd);
+	CHECK(set_loopback(true));
+	close(other);
+	close(another);
+	close_side(&b);
+	close_side(&a);
+}
+
 /* The owner of such a queue pair would not hear of it: the path is left alone, as by a card. */
 static void idle_without_probes(void)
 {
@@ -250,6 +283,7 @@ int main(void)
 		STEP(lose_path(false));
 		STEP(lose_path(true));
 		STEP(lost_while_idle());
+		STEP(unanswered());
 	} else {
 		fprintf(stderr, "a lost path has not been tested: this user may not have a network "
 				"of its own (root may)\n");

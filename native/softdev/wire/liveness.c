@@ -160,6 +160,8 @@ void soft_liveness_check(struct soft_timer *timer)
 	while ((link = overdue(tcp, quiet)))
 		if (link->base.state == SOFT_LINK_HANDSHAKE)
 			soft_connect_later(link);
+		else if (link->base.state == SOFT_LINK_SELECTING)
+			soft_wire_selection_use_tcp(link, true);
 		else
 			soft_link_finish(link, ETIMEDOUT);
 	soft_tcp_path_release(tcp);

@@ -61,6 +61,8 @@ int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd
 		soft_handshake_find_pending(qp);
 	else if (!soft_link_open_chan(link, qp, path_to(link, shm_port)))
 		soft_wire_selection_use_tcp(link, true);
+	else
+		soft_liveness_watch(link);
 	return 0;
 }
 
