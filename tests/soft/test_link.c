@@ -340,9 +340,12 @@ static void guesses(bool of_cm)
 		introduce(fd, &hello, i);
 	hello.to = side.qp->qp_num;
 	introduce(fd, &hello, 5000);
+	hello.kind = SOFT_HELLO_ACK; /* refused in any case, and in order */
+	introduce(fd, &hello, 5001);
 	do {
 		CHECK(hear_exactly(fd, record, sizeof(record)));
 		CHECK_EQUAL(record[3], SOFT_RECORD_END);
+		CHECK(soft_take32(record + 4) != 5001);
 	} while (soft_take32(record + 4) != 5000);
 	close(fd);
 	close_side(&other);
@@ -380,6 +383,25 @@ static void leaves_unanswered(void)
 	CHECK(hear_exactly(fd, bytes, sizeof(bytes)));
 	CHECK(soft_hello_decode(bytes, &hello));
 	CHECK_EQUAL(hello.to, highest);
+	/* It takes none on a stream that it has made: refused as what is refused in any case. */
+	struct soft_hello right = {
+		.kind = SOFT_HELLO,
+		.from = highest,
+		.to = hello.from,
+		.receive_psn = side.psn,
+		.send_psn = 5,
+		.flags = SOFT_HELLO_SENDS,
+		.mtu = IBV_MTU_4096,
+	};
+
+	introduce(fd, &right, 9);
+	right.kind = SOFT_HELLO_ACK;
+	introduce(fd, &right, 10);
+	for (uint32_t refused = 9; refused <= 10; refused++) {
+		CHECK(hear_exactly(fd, record, sizeof(record)));
+		CHECK_EQUAL(record[3], SOFT_RECORD_END);
+		CHECK_EQUAL(soft_take32(record + 4), refused);
+	}
 	CHECK_EQUAL(to_state(&side, IBV_QPS_ERR), 0);
 	CHECK(hear_exactly(fd, record, sizeof(record)));
 	CHECK_EQUAL(record[3], SOFT_RECORD_END);

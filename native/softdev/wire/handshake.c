@@ -267,7 +267,8 @@ static bool has_guessed(struct soft_tcp_path *tcp)
 static void hello(struct soft_link *link)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
-	bool unseen = has_guessed(tcp);
+	/* Nor does a peer of this protocol ask on a stream that this side has made. */
+	bool unseen = has_guessed(tcp) || (tcp && tcp->connects);
 	struct soft_qp *qp = unseen ? NULL : soft_qp_find(link->peer_hello.to);
 	bool expected = qp && is_expected(link, qp);
 
