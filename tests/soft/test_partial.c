@@ -232,8 +232,9 @@ static void put_record(struct stage *stage, size_t length)
 {
 	const struct iovec iov = {stage->side.memory, length};
 	struct soft_path *path = soft_link_of(soft_qp_of(stage->side.qp))->chan.path;
+	const struct soft_record_end end = {.iovecs = 1, .bytes = length};
 
-	path->calls->put(path, SOFT_RECORD_DATA, STREAM_CHAN, 0, &iov, 1, length);
+	path->calls->put(path, SOFT_RECORD_DATA, STREAM_CHAN, 0, &iov, &end, 1);
 }
 
 /* Nor does it send what other queue pairs have for it in the same step. */
