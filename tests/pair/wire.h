@@ -64,7 +64,7 @@ static struct wire {
 	int per_mille; /* frames that have a fault */
 	int window;
 	uint64_t ns_per_byte;
-	bool cut; /* nothing arrives any more */
+	bool cut; /* DATA gets lost, other records wait (wire_heal) */
 	uint64_t secret; /* eight bytes that no frame may contain; 0: none */
 	uint64_t random;
 	uint64_t trace_hash;
