@@ -24,8 +24,10 @@ static int print_text(char *text, const char *format, ...)
 	return length < TEXT_SIZE ? length : -EOVERFLOW;
 }
 
-/* A text of which there is one. */
-#define ANSWER(name) int answer_##name(char *text, unsigned int index __attribute__((unused)))
+/* A text of which a device has one. */
+#define ANSWER(name)                                                                               \
+	int answer_##name(char *text, int number __attribute__((unused)),                          \
+			  unsigned int index __attribute__((unused)))
 
 #define CONSTANT(name, value)                                                                      \
 	ANSWER(name)                                                                               \
@@ -35,7 +37,6 @@ static int print_text(char *text, const char *format, ...)
 
 CONSTANT(verbs_abi, "6")
 CONSTANT(driver_abi, "1")
-CONSTANT(name, "embedded0")
 CONSTANT(hca_type, "aiordma")
 CONSTANT(node_type, "1: CA")
 CONSTANT(link_layer, "Ethernet")
@@ -48,14 +49,40 @@ CONSTANT(numa_node, "-1") /* near to every node: memory, no card */
 
 ANSWER(node_number)
 {
-	return print_text(text, "%d:%d\n", NODE_MAJOR, NODE_MINOR);
+	return print_text(text, "%d:%d\n", NODE_MAJOR, NODE_MINOR + number);
+}
+
+ANSWER(name)
+{
+	return print_text(text, "embedded%d\n", number);
+}
+
+_Static_assert(CM_MINOR == NODE_MINOR + SOFT_HCAS_MOST, "each device has a node");
+
+int preload_devices(void)
+{
+	soft_lock();
+	int count = soft_hca_count();
+
+	soft_unlock();
+	return count;
 }
 
 /* ---- the device ------------------------------------------------------------------------------ */
 
-static void query(struct ibv_device_attr *attr)
+static struct soft_hca *hca_at(int number)
 {
-	struct ibv_context closed = {0}; /* the attributes are the same for every context */
+	soft_lock();
+	struct soft_hca *hca = soft_hca_at(number);
+
+	soft_unlock();
+	return hca;
+}
+
+static void query(int number, struct ibv_device_attr *attr)
+{
+	/* The attributes are the same for every context. */
+	struct ibv_context closed = {.device = &hca_at(number)->device};
 
 	soft_ibv_query_device(&closed, attr);
 }
@@ -64,7 +91,7 @@ ANSWER(fw_ver)
 {
 	struct ibv_device_attr attr;
 
-	query(&attr);
+	query(number, &attr);
 	return print_text(text, "%s\n", attr.fw_ver);
 }
 
@@ -73,7 +100,7 @@ ANSWER(guid)
 	struct ibv_device_attr attr;
 	uint8_t raw[8];
 
-	query(&attr);
+	query(number, &attr);
 	memcpy(raw, &attr.node_guid, sizeof(raw));
 	return print_text(text, "%02x%02x:%02x%02x:%02x%02x:%02x%02x\n", raw[0], raw[1], raw[2],
 			  raw[3], raw[4], raw[5], raw[6], raw[7]);
@@ -105,24 +132,24 @@ ANSWER(cpu_mask)
 
 /* ---- the port -------------------------------------------------------------------------------- */
 
-static bool is_down(void)
+static bool is_down(int number)
 {
 	bool down;
 
 	soft_lock();
-	down = soft_port_is_down();
+	down = soft_ports_down & soft_hca_at(number)->port;
 	soft_unlock();
 	return down;
 }
 
 ANSWER(state)
 {
-	return print_text(text, "%s\n", is_down() ? "1: DOWN" : "4: ACTIVE");
+	return print_text(text, "%s\n", is_down(number) ? "1: DOWN" : "4: ACTIVE");
 }
 
 ANSWER(phys_state)
 {
-	return print_text(text, "%s\n", is_down() ? "3: Disabled" : "5: LinkUp");
+	return print_text(text, "%s\n", is_down(number) ? "3: Disabled" : "5: LinkUp");
 }
 
 ANSWER(cap_mask)
@@ -132,28 +159,29 @@ ANSWER(cap_mask)
 
 /* An entry of the GID table.  Before a context is open there is none: then it is read for this
  * answer.  What is behind its end is empty. */
-static int find_gid(unsigned int index, struct soft_gid *gid)
+static int find_gid(int number, unsigned int index, struct soft_gid *gid)
 {
+	struct soft_hca *hca = hca_at(number);
 	bool closed;
 	int rc;
 
 	soft_lock();
-	closed = soft_gid_count() == 0;
+	closed = soft_gid_count(hca) == 0;
 	if (closed)
-		soft_gid_refresh();
-	rc = soft_gid_at((int)index, gid);
+		soft_gid_refresh(hca);
+	rc = soft_gid_at(hca, (int)index, gid);
 	if (closed)
-		soft_gid_forget();
+		soft_gid_forget(hca);
 	soft_unlock();
 	return rc;
 }
 
-int answer_gid(char *text, unsigned int index)
+int answer_gid(char *text, int number, unsigned int index)
 {
 	struct soft_gid entry;
 	uint8_t *raw = entry.gid.raw;
 
-	if (find_gid(index, &entry))
+	if (find_gid(number, index, &entry))
 		memset(&entry, 0, sizeof(entry));
 	for (int i = 0; i < 16; i += 2)
 		sprintf(text + i / 2 * 5, "%02x%02x%s", raw[i], raw[i + 1], i < 14 ? ":" : "\n");
@@ -161,19 +189,19 @@ int answer_gid(char *text, unsigned int index)
 }
 
 /* The kernel has no attributes of an empty entry either: EINVAL. */
-int answer_gid_type(char *text, unsigned int index)
+int answer_gid_type(char *text, int number, unsigned int index)
 {
 	struct soft_gid entry;
 
-	return find_gid(index, &entry) ? -EINVAL : print_text(text, "RoCE v2\n");
+	return find_gid(number, index, &entry) ? -EINVAL : print_text(text, "RoCE v2\n");
 }
 
-int answer_gid_ndev(char *text, unsigned int index)
+int answer_gid_ndev(char *text, int number, unsigned int index)
 {
 	struct soft_gid entry;
 	char name[IF_NAMESIZE];
 
-	if (find_gid(index, &entry) || !if_indextoname(entry.ifindex, name))
+	if (find_gid(number, index, &entry) || !if_indextoname(entry.ifindex, name))
 		return -EINVAL;
 	return print_text(text, "%s\n", name);
 }

@@ -94,7 +94,7 @@ static off_t size_of(const struct place *place)
 {
 	switch (place->kind) {
 	case PATH_LINK:
-		return (off_t)strlen(place->entry->target);
+		return (off_t)strlen(place->target);
 	case PATH_TEXT:
 		return TEXT_SIZE;
 	default:
@@ -105,7 +105,7 @@ static off_t size_of(const struct place *place)
 /* Any number that no other entry has. */
 static ino_t inode_of(const struct place *place)
 {
-	return (ino_t)(uintptr_t)place->entry + place->index;
+	return (ino_t)(uintptr_t)place->entry + place->index + ((ino_t)place->number << 48);
 }
 
 static int fill_stat(const struct place *place, struct stat *status)
@@ -118,7 +118,8 @@ static int fill_stat(const struct place *place, struct stat *status)
 		.st_blksize = TEXT_SIZE,
 	};
 	if (place->kind == PATH_NODE)
-		status->st_rdev = makedev(NODE_MAJOR, place->entry->minor);
+		status->st_rdev =
+			makedev(NODE_MAJOR, place->entry->minor + (unsigned int)place->number);
 	return 0;
 }
 
@@ -186,7 +187,7 @@ PUBLIC int statx(int dirfd, const char *path, int flags, unsigned int mask, stru
 	};
 	if (place.kind == PATH_NODE) {
 		status->stx_rdev_major = NODE_MAJOR;
-		status->stx_rdev_minor = place.entry->minor;
+		status->stx_rdev_minor = place.entry->minor + (unsigned int)place.number;
 	}
 	return 0;
 }
@@ -276,7 +277,7 @@ static int open_text(const struct place *place, int flags)
 		return fail(ENOTDIR);
 	if ((flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC))
 		return fail(EACCES);
-	length = place->entry->answer(text, place->index);
+	length = place->entry->answer(text, place->number, place->index);
 	if (length < 0)
 		return fail(-length);
 	fd = make_file(name, flags & O_CLOEXEC ? MFD_CLOEXEC : 0);
@@ -445,10 +446,10 @@ static ssize_t read_link_at(int dirfd, const char *path, char *text, size_t size
 		return NEXT(readlinkat)(place.dirfd, place.real, text, size);
 	if (place.kind != PATH_LINK || !size)
 		return fail(EINVAL);
-	length = strlen(place.entry->target);
+	length = strlen(place.target);
 	if (length > size)
 		length = size;
-	memcpy(text, place.entry->target, length);
+	memcpy(text, place.target, length);
 	return (ssize_t)length;
 }
 

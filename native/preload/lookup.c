@@ -101,6 +101,9 @@ static bool make_absolute(int dirfd, const char *path, char *absolute, size_t si
 	rest = *top ? behind(folder, top) : NULL;
 	if (!rest)
 		return false;
+	while (*++rest >= '0' && *rest <= '9') /* of a listing for so many devices */
+		;
+	rest -= rest[-1] == '/';
 	return (size_t)snprintf(absolute, size, "%s%s%s", rest, *path ? "/" : "", path) < size;
 }
 
@@ -116,8 +119,43 @@ bool preload_may_be_ours(int dirfd, const char *path)
 
 /* ---- the walk -------------------------------------------------------------------------------- */
 
+/* The same with the names of the device that has the number `as`; false if they are not all names of
+ * `*number`, which is the first one's if it was negative. */
+static bool rename_device(const char *from, char *to, size_t size, int *number, int as)
+{
+	static const struct {
+		const char *name;
+		int first;
+	} names[] = {{"/embedded", 0}, {"/uverbs", NODE_MINOR}};
+	size_t length = 0;
+
+	while (*from && length + 1 < size) {
+		to[length++] = *from++;
+		for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+			size_t skip = strlen(names[i].name) - 1;
+			char *end;
+
+			if (to[length - 1] != '/' || strncmp(from, names[i].name + 1, skip) ||
+			    from[skip] < '0' || from[skip] > '9')
+				continue;
+			long found = strtol(from + skip, &end, 10) - names[i].first;
+
+			if (*number < 0 && found >= 0 && found < preload_devices())
+				*number = (int)found;
+			if ((*end && *end != '/') || found != *number)
+				return false;
+			length += (size_t)snprintf(to + length, size - length, "%s%d",
+						   names[i].name + 1, names[i].first + as);
+			from = end;
+			break;
+		}
+	}
+	to[length < size ? length : size - 1] = '\0';
+	return !*from && length < size;
+}
+
 /* An entry whose path this is, with its index where the path has a number for #. */
-static const struct entry *entry_at(const char *path, unsigned int *index)
+static const struct entry *entry_of_first(const char *path, unsigned int *index)
 {
 	*index = 0;
 	for (int i = 0; i < ENTRIES; i++) {
@@ -143,9 +181,24 @@ static const struct entry *entry_at(const char *path, unsigned int *index)
 	return NULL;
 }
 
-static bool is_folder(const char *path)
+/* The same for each device. */
+static const struct entry *entry_at(const char *path, int *number, unsigned int *index)
 {
-	if (!is_below_roots(path))
+	char first[sizeof(((struct place *)0)->path)];
+
+	*number = -1;
+	if (!is_below_roots(path) || !rename_device(path, first, sizeof(first), number, 0))
+		return NULL;
+	*number = *number < 0 ? 0 : *number;
+	return entry_of_first(first, index);
+}
+
+static bool is_folder(const char *whole)
+{
+	char path[sizeof(((struct place *)0)->path)];
+	int number = -1;
+
+	if (!is_below_roots(whole) || !rename_device(whole, path, sizeof(path), &number, 0))
 		return false;
 	for (int i = 0; i < ENTRIES; i++) {
 		const char *rest = behind(entries[i].path, path);
@@ -164,27 +217,39 @@ static void append(char *path, size_t size, const char *name, size_t length)
 		snprintf(path + at, size - at, "/%.*s", (int)length, name);
 }
 
-/* One name further; returns the link if that is one.  The system may not have the folder that a step
- * back leaves, if it is ours: `changed`. */
-static const struct entry *step(char *path, size_t size, const char *name, size_t length,
-				bool *changed)
+/* Where a link leads, as the device with that number has it. */
+static void find_target(const struct entry *link, int number, char *target, size_t size)
 {
+	int first = 0;
+
+	rename_device(link->target, target, size, &first, number);
+}
+
+/* One name further; true for a link, and where it leads.  The system may not have the folder that a
+ * step back leaves, if it is ours: `changed`. */
+static bool step(char *path, size_t size, const char *name, size_t length, bool *changed,
+		 char *target, size_t target_size)
+{
+	int number;
 	unsigned int index;
 	const struct entry *entry;
 	char *slash;
 
 	if (length == 1 && name[0] == '.')
-		return NULL;
+		return false;
 	if (length == 2 && name[0] == '.' && name[1] == '.') {
 		slash = strrchr(path, '/');
 		*changed |= is_folder(path);
 		if (slash)
 			*slash = '\0';
-		return NULL;
+		return false;
 	}
 	append(path, size, name, length);
-	entry = entry_at(path, &index);
-	return entry && entry->kind == PATH_LINK ? entry : NULL;
+	entry = entry_at(path, &number, &index);
+	if (!entry || entry->kind != PATH_LINK)
+		return false;
+	find_target(entry, number, target, target_size);
+	return true;
 }
 
 /* Finds the place of a path, following links of the table; false if it is too long. */
@@ -199,8 +264,8 @@ static bool walk(const char *name, bool follow, struct place *place, bool *chang
 	strcpy(todo, name);
 	for (char *at = todo; *(at += strspn(at, "/"));) {
 		size_t length = strcspn(at, "/");
-		const struct entry *link =
-			step(place->path, sizeof(place->path), at, length, changed);
+		bool link = step(place->path, sizeof(place->path), at, length, changed,
+				 place->target, sizeof(place->target));
 
 		at += length;
 		if (!link || (!*at && !follow))
@@ -209,7 +274,7 @@ static bool walk(const char *name, bool follow, struct place *place, bool *chang
 		*strrchr(place->path, '/') = '\0';
 		*changed = true;
 		if (++links > MOST_LINKS || (size_t)snprintf(todo, sizeof(todo), "%s%s",
-							     link->target, rest) >= sizeof(todo))
+							     place->target, rest) >= sizeof(todo))
 			return false;
 		at = todo;
 	}
@@ -232,11 +297,19 @@ void preload_look_up(int dirfd, const char *name, bool follow, struct place *pla
 	}
 	if (!walk(name, follow, place, &changed))
 		return;
-	place->entry = entry_at(place->path, &place->index);
+	place->entry = entry_at(place->path, &place->number, &place->index);
 	if (place->entry) {
 		place->kind = place->entry->kind;
+		if (place->kind == PATH_LINK)
+			find_target(place->entry, place->number, place->target,
+				    sizeof(place->target));
 	} else if (*top && is_folder(place->path)) {
-		snprintf(place->folder, sizeof(place->folder), "%s%s", top, place->path);
+		char listing[16] = "";
+
+		for (size_t i = 0; i < sizeof(roots) / sizeof(roots[0]); i++)
+			if (!strcmp(place->path, roots[i]))
+				snprintf(listing, sizeof(listing), "/%d", preload_devices());
+		snprintf(place->folder, sizeof(place->folder), "%s%s%s", top, listing, place->path);
 		place->kind = PATH_FOLDER;
 		place->real = place->folder;
 	} else if (changed) {

@@ -15,19 +15,17 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 
-#define CLASS_PATH "/sys/class/infiniband/embedded0"
-#define VERBS_PATH "/sys/class/infiniband_verbs/uverbs1000"
-#define NODE_NAME "uverbs1000"
 enum {
 	NODE_MAJOR = 231, /* that of the kernel's own nodes */
-	NODE_MINOR = 1000 /* more than the kernel comes to: it takes the first one that is free */
+	NODE_MINOR = 1000, /* more than the kernel comes to: it takes the first one that is free */
+	CM_MINOR = NODE_MINOR + 16, /* behind those of all devices */
 };
 
 /* The text of a file: its length without the final zero, or a negative errno value. */
 enum {
 	TEXT_SIZE = 4096 /* a page, as in sysfs */
 };
-typedef int answer(char *text, unsigned int index);
+typedef int answer(char *text, int number, unsigned int index);
 
 enum kind {
 	PATH_ELSEWHERE, /* not the device's */
@@ -40,7 +38,7 @@ enum kind {
 struct entry {
 	enum kind kind;
 	const char *path;
-	const char *target; /* of a link */
+	const char *target; /* of a link, as the first device has it */
 	answer *answer; /* of a text */
 	unsigned int minor; /* of a node */
 };
@@ -48,7 +46,9 @@ struct entry {
 struct place {
 	enum kind kind;
 	const struct entry *entry; /* of links, nodes and texts */
+	int number; /* of the device */
 	unsigned int index; /* of a text */
+	char target[256]; /* of a link */
 	int dirfd; /* of folders, and elsewhere: what the C library gets */
 	const char *real;
 	char path[512]; /* without links and dots, as programs see it */
@@ -58,6 +58,8 @@ struct place {
 /* What every call of rsockets does, without a look at its arguments: -1, whose lower half is the -1
  * of a call that returns an int. */
 long preload_refuse_rsocket(void);
+/* How many there are. */
+int preload_devices(void);
 /* Whether a path needs a lookup at all: a comparison of its beginning, for all that are elsewhere. */
 bool preload_may_be_ours(int dirfd, const char *path);
 /* `follow`: a link at the end counts as what it points to. */

@@ -62,14 +62,17 @@ PUBLIC const char *ibv_get_sysfs_path(void)
  * rdma_free_devices(3). */
 __attribute__((constructor)) static void set_up(void)
 {
-	struct ibv_device **list = soft_ibv_get_device_list(NULL);
+	int count = 0;
+	struct ibv_device **list = soft_ibv_get_device_list(&count);
 
 	soft_cm_keep_device(true);
-	if (!list)
-		return;
-	strcpy(list[0]->dev_name, NODE_NAME);
-	strcpy(list[0]->dev_path, VERBS_PATH);
-	strcpy(list[0]->ibdev_path, CLASS_PATH);
+	for (int i = 0; i < count; i++) {
+		struct ibv_device *device = list[i];
+
+		sprintf(device->dev_name, "uverbs%d", NODE_MINOR + i);
+		sprintf(device->dev_path, "/sys/class/infiniband_verbs/uverbs%d", NODE_MINOR + i);
+		sprintf(device->ibdev_path, "/sys/class/infiniband/embedded%d", i);
+	}
 	soft_ibv_free_device_list(list);
 }
 

@@ -1,4 +1,5 @@
-/* What programs see of the device in /sys and /dev, one line each.
+/* What programs see of the device in /sys and /dev, one line each, as the first device has it: another
+ * one has its number in each name, embedded1 and uverbs1001.
  *
  * No include guard: preload/lookup.c expands this list, and tree.py reads its lines.  A path is a
  * folder if another one begins with it; # stands for an index.
@@ -13,7 +14,7 @@ LINK("/sys/class/infiniband_verbs/uverbs1000",
      "../../devices/virtual/aiordma/embedded0/infiniband_verbs/uverbs1000")
 TEXT("/sys/class/infiniband_verbs/abi_version", verbs_abi)
 NODE("/dev/infiniband/uverbs1000", NODE_MINOR)
-NODE("/dev/infiniband/rdma_cm", NODE_MINOR + 1)
+NODE("/dev/infiniband/rdma_cm", CM_MINOR)
 LINK(DEVICE "/net/lo", "../../../net/lo")
 TEXT(DEVICE "/local_cpulist", cpu_list)
 TEXT(DEVICE "/local_cpus", cpu_mask)

@@ -11,10 +11,10 @@ const struct aiordma_calls *aiordma_embedded_calls(void);
 
 /* ---- events, faults, traces ------------------------------------------------------------------ */
 
-/* Of these, a program under `aiordma run` finds aiordma_embedded_raise, aiordma_embedded_faults and
- * aiordma_embedded_fault_count by dlsym(3): docs/ci-without-hardware.md. */
+/* Of these, a program under `aiordma run` finds aiordma_embedded_raise, aiordma_embedded_raise_on,
+ * aiordma_embedded_faults and aiordma_embedded_fault_count by dlsym(3): docs/ci-without-hardware.md. */
 
-/* For tests: brings an event about in the embedded device of this process, and tells it to every open
+/* For tests: brings an event about in the embedded devices of this process, and tells it to every open
  * context (ibv_get_async_event(3)).  What the event says really happens:
  *  - IBV_EVENT_PORT_ERR: the port is down (ibv_query_port).  No stream is read, written, made or
  *    accepted.  A reliable queue pair that is connected goes on trying for as long as its timeout
@@ -36,6 +36,8 @@ const struct aiordma_calls *aiordma_embedded_calls(void);
  *    nothing that could change with them; only told.
  * When the last context is closed the port is up again.  Returns 0; EINVAL for any other event. */
 int aiordma_embedded_raise(enum ibv_event_type event);
+/* The same in one device, by its name; NULL for all, as above.  ENODEV: there is none of that name. */
+int aiordma_embedded_raise_on(const char *device, enum ibv_event_type event);
 
 /* For tests: faults of the embedded device, and of its connections, in this process from now on;
  * NULL for none.  The fault spec is a list of name=value:
@@ -55,6 +57,7 @@ int aiordma_embedded_raise(enum ibv_event_type event);
  *  handshake=WHEN a message of the connection manager that comes in gets lost
  *  qp=NUMBER      connections, requests and datagrams of this queue pair alone
  *  cq=HANDLE      completions of this queue alone
+ *  device=NAME    what is of this device alone: embedded1
  *
  * WHEN is a probability (0.01), or which occurrence (@3, @3-5, @3- for that one and all later
  * ones), or both (0.5@3-).  Frames, and requests that need a receive, are counted for each

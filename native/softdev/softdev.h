@@ -30,6 +30,7 @@
 /* And of embedded.h what programs under `aiordma run` look up. */
 #define VISIBLE(name) extern __typeof__(name) name __attribute__((visibility("default")))
 VISIBLE(aiordma_embedded_raise);
+VISIBLE(aiordma_embedded_raise_on);
 VISIBLE(aiordma_embedded_faults);
 VISIBLE(aiordma_embedded_fault_count);
 #undef VISIBLE

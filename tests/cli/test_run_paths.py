@@ -22,7 +22,7 @@ DEVICE = "/sys/devices/virtual/aiordma/embedded0"
 NODE = "/dev/infiniband/uverbs1000"
 
 
-def evaluate(*expressions: str, setup: str = "") -> list[Any]:
+def evaluate(*expressions: str, setup: str = "", **environment: str) -> list[Any]:
     """Python expressions, in a program under `aiordma run`; an OSError is its errno's name."""
     program = f"""
 import contextlib, errno, glob, json, os, stat, sys
@@ -37,7 +37,7 @@ def result(expression):
         return errno.errorcode[error.errno]
 print(json.dumps([result(it) for it in json.loads(sys.argv[1])]))
 """
-    done = aiordma_run(sys.executable, "-c", program, json.dumps(expressions))
+    done = aiordma_run(sys.executable, "-c", program, json.dumps(expressions), **environment)
     assert (done.returncode, done.stderr) == (0, "")
     values: list[Any] = json.loads(done.stdout)
     return values
@@ -142,6 +142,31 @@ EXPRESSIONS = {
 def test_links_nodes_files_and_open_folders() -> None:
     found = evaluate(*EXPRESSIONS, setup=f"import os; top = os.open('{CLASS}', os.O_RDONLY)")
     assert dict(zip(EXPRESSIONS, found, strict=True)) == EXPRESSIONS
+
+
+def test_several_devices() -> None:
+    expected = {
+        "sorted(os.listdir('/sys/class/infiniband'))": ["embedded0", "embedded1"],
+        "sorted(os.listdir('/dev/infiniband'))": ["rdma_cm", "uverbs1000", "uverbs1001"],
+        "read(one + '/ports/1/gids/0')": "0000:0000:0000:0000:0000:ffff:7f00:0002",
+        "read(one + '/node_guid') != read(one[:-1] + '0/node_guid')": True,
+        "os.readlink(one)": "../../devices/virtual/aiordma/embedded1/infiniband/embedded1",
+        "os.listdir(one + '/device/infiniband_verbs')": ["uverbs1001"],
+        "read('/sys/class/infiniband_verbs/uverbs1001/ibdev')": "embedded1",
+        "os.minor(os.stat('/dev/infiniband/uverbs1001').st_rdev)": 1001,
+        "os.read(os.open('node_desc', os.O_RDONLY, dir_fd=top), 99).decode()": "embedded1\n",
+        "os.listdir(os.open('embedded1/ports', os.O_RDONLY, dir_fd=devices))": ["1"],
+        # Names of two devices in one path; a device that there is not.
+        "os.stat(one + '/device/infiniband/embedded0')": "ENOENT",
+        "os.stat('/sys/class/infiniband/embedded2')": "ENOENT",
+    }
+    setup = """
+import os
+one = "/sys/class/infiniband/embedded1"
+top, devices = os.open(one, os.O_RDONLY), os.open("/sys/class/infiniband", os.O_RDONLY)
+"""
+    found = evaluate(*expected, setup=setup, AIORDMA_EMBEDDED_DEVICES="2")
+    assert dict(zip(expected, found, strict=True)) == expected
 
 
 def test_a_text_without_room_for_its_end() -> None:

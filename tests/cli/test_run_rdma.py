@@ -56,6 +56,16 @@ def test_as_text() -> None:
     ]
 
 
+def test_several_devices() -> None:
+    two = {"AIORDMA_EMBEDDED_DEVICES": "2"}
+    links = json.loads(aiordma_run("rdma", "-j", "link", **two).stdout)
+    assert links == [LINK, LINK | {"ifindex": 1, "ifname": "embedded1"}]
+    one = aiordma_run("rdma", "link", "show", "embedded1/1", **two).stdout
+    assert one == "link embedded1/1 state ACTIVE physical_state LINK_UP netdev lo \n"
+    devices = aiordma_run("rdma", "dev", **two).stdout.splitlines()
+    assert [line.split(": ")[:2] for line in devices] == [["0", "embedded0"], ["1", "embedded1"]]
+
+
 @pytest.mark.parametrize(
     "words",
     ["link add rxe0 type rxe netdev lo", "link show rxe0/1", "dev show rxe0", "res", "-V", ""],

@@ -208,7 +208,7 @@ static inline int open_to(struct end *end, uint16_t port, uint8_t byte)
 
 	memset(handshake, byte, sizeof(handshake));
 	soft_lock();
-	struct soft_path *path = soft_shm_path_at(port);
+	struct soft_path *path = soft_shm_path_at(port, 1, 0);
 
 	if (path)
 		rc = soft_chan_open(&end->chan, path, handshake);

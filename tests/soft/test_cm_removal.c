@@ -12,10 +12,10 @@ static void told(struct side *side, enum rdma_cm_event_type type)
 	expect_status(side->channel, type, side->id, 0);
 }
 
-static void bind_answers(int error)
+static void bind_at(const char *text, int error)
 {
 	struct side side = side_with_id();
-	union address address = address_of(host, 0);
+	union address address = address_of(text, 0);
 
 	if (error)
 		CHECK_FAILS(rdma->rdma_bind_addr(side.id, &address.any), error);
@@ -51,14 +51,14 @@ static void removal(void)
 	CHECK_FAILS(rdma->rdma_connect(it.client.id, &ask_again), EINVAL);
 	CHECK_FAILS(rdma->rdma_accept(asked.id, &ask_again), EINVAL);
 	CHECK_FAILS(rdma->rdma_listen(it.listener.id, 1), ENODEV);
-	bind_answers(ENODEV);
+	bind_at(host, ENODEV);
 	side_drop(&asked);
 	side_close(&asking);
 	connection_close(&it);
 	side_close(&service);
-	bind_answers(ENODEV); /* what listens on all addresses is on the device as well */
+	bind_at(host, ENODEV); /* what listens on all addresses is on the device as well */
 	side_close(&anywhere);
-	bind_answers(0);
+	bind_at(host, 0);
 	side_close(&untouched);
 }
 
@@ -77,11 +77,52 @@ static void another_address(void)
 	side_close(&unbound);
 }
 
+/* Of two devices, what has the address of one goes with it. */
+static void removal_of_one(void)
+{
+	struct ibv_context **list;
+	int count;
+
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1), 0);
+	CHECK(list = rdma->rdma_get_devices(&count));
+	CHECK(count == 2 && !list[2]);
+	struct side stays = listen_at("127.0.0.1", 0), goes = listen_at("127.0.0.2", 0);
+	struct side anywhere = listen_at("0.0.0.0", 0), asking;
+
+	CHECK(stays.id->verbs == list[0] && goes.id->verbs == list[1] && !anywhere.id->verbs);
+	rdma->rdma_free_devices(list);
+	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_DEVICE_FATAL), 0);
+	told(&goes, RDMA_CM_EVENT_DEVICE_REMOVAL);
+	expect_nothing(stays.channel);
+	expect_nothing(anywhere.channel);
+	bind_at("127.0.0.2", ENODEV);
+	bind_at("127.0.0.1", 0);
+	asking = ask("127.0.0.1", port_of(anywhere.id));
+	struct side asked = take_request(&anywhere);
+
+	CHECK(asked.id->verbs == asking.id->verbs && asked.id->verbs == stays.id->verbs);
+	side_drop(&asked);
+	side_close(&asking);
+	side_close(&goes);
+	side_close(&anywhere);
+	side_close(&stays);
+	bind_at("127.0.0.2", 0);
+}
+
 int main(void)
 {
 	int before;
 
 	cm_begin(60);
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (!child) {
+		STEP(removal_of_one());
+		exit(0);
+	}
+	CHECK_EQUAL(waitpid(child, &before, 0), child);
+	CHECK_EQUAL(before, 0);
 	STEP(another_address());
 	before = resources();
 	STEP(removal());

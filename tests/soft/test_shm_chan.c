@@ -156,7 +156,7 @@ static const struct soft_chan_ops raw_calls = {
 static void raw_open(struct raw *raw, const struct address *to, uint32_t from, uint32_t from_psn)
 {
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
-	struct soft_path *path = soft_shm_path_at(to->port);
+	struct soft_path *path = soft_shm_path_at(to->port, 1, 0);
 
 	*raw = (struct raw){.chan.calls = &raw_calls};
 	CHECK(path);

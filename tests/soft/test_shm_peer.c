@@ -79,8 +79,8 @@ static void taken_back(void)
 	/* Accepting all the same fails. */
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE] = {0};
 
-	CHECK_EQUAL(LOCKED(soft_chan_accept(&b.chan, soft_shm_path_at(soft_ip_port()), held_id,
-					    handshake)),
+	CHECK_EQUAL(LOCKED(soft_chan_accept(&b.chan, soft_shm_path_at(soft_ip_port(), 1, 0),
+					    held_id, handshake)),
 		    0);
 	CHECK(b.gone && b.error == 0);
 	end_done(&a);

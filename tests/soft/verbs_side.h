@@ -49,6 +49,7 @@ struct options {
 	bool ends_with_peer; /* end_with_peer of abi/device_calls.h */
 	int comp_vector;     /* of its completion queue */
 	int gid;             /* 1 + the GID index to use; 0: none, a peer of this host */
+	int device; /* its number */
 	uint32_t shared; /* receives of a shared queue, which takes the place of the own one */
 };
 
@@ -133,18 +134,23 @@ __attribute__((constructor)) static void find_calls(void)
 	verbs = aiordma_embedded_calls();
 }
 
-static inline struct ibv_context *open_device(void)
+static inline struct ibv_context *open_device_at(int number)
 {
 	int count;
 
 	struct ibv_device **list = verbs->ibv_get_device_list(&count);
 
-	CHECK_EQUAL(count, 1);
-	struct ibv_context *context = verbs->ibv_open_device(list[0]);
+	CHECK(number < count && !list[count]);
+	struct ibv_context *context = verbs->ibv_open_device(list[number]);
 
 	CHECK(context);
 	verbs->ibv_free_device_list(list);
 	return context;
+}
+
+static inline struct ibv_context *open_device(void)
+{
+	return open_device_at(0);
 }
 
 static inline struct ibv_qp *create_qp(struct side *side)
@@ -184,7 +190,7 @@ static inline void open_side(struct side *side, struct options options)
 	if (!options.memory)
 		options.memory = 65536;
 	side->options = options;
-	side->context = open_device();
+	side->context = open_device_at(options.device);
 	CHECK(side->pd = verbs->ibv_alloc_pd(side->context));
 	CHECK(side->channel = verbs->ibv_create_comp_channel(side->context));
 	CHECK(side->cq = verbs->ibv_create_cq(side->context, options.cqe ? options.cqe : 256, side,

@@ -196,6 +196,8 @@ static int bind_id(struct soft_cm_id *id, const struct sockaddr *address)
 {
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_BIND);
 
+	if (!error && !is_any(address))
+		error = soft_cm_device_error(address);
 	if (!error)
 		error = soft_cm_bind(id, address);
 	if (error)
@@ -220,6 +222,15 @@ int soft_rdma_bind_addr(struct rdma_cm_id *application, struct sockaddr *addr)
 
 /* ---- resolving ----------------------------------------------------------------------------- */
 
+/* Is it that of a device which has no other one?  The host would answer it from 127.0.0.1; as any
+ * address of a card, it is reached from itself. */
+static bool is_of_later_device(const struct sockaddr *address)
+{
+	union ibv_gid gid;
+
+	return soft_gid_from(&gid, address) && soft_gid_port(&gid) != soft_hca_at(0)->port;
+}
+
 /* The address from which the host would reach `target`, with the port left out. */
 static int source_for(const struct sockaddr *target, const struct sockaddr *wanted,
 		      struct sockaddr_storage *source)
@@ -230,6 +241,8 @@ static int source_for(const struct sockaddr *target, const struct sockaddr *want
 
 	if (fd < 0)
 		return errno;
+	if ((!wanted || is_any(wanted)) && is_of_later_device(target))
+		wanted = target;
 	if (wanted && !is_any(wanted)) {
 		memcpy(source, wanted, soft_cm_address_length(wanted));
 		*port_in((struct sockaddr *)source) = 0;
@@ -280,6 +293,8 @@ static int resolve(struct soft_cm_id *id, const struct sockaddr *source,
 		return EINVAL;
 	take_destination(id, destination);
 	error = source_for(&addresses->dst_addr, source, &local);
+	if (!error && !id->bound)
+		error = soft_cm_device_error((struct sockaddr *)&local);
 	if (error)
 		return error;
 	if (id->state == SOFT_CM_IDLE) {

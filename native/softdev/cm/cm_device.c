@@ -1,10 +1,11 @@
-/* The device context behind id->verbs and the protection domain behind id->pd: one for all ids.
+/* The device contexts behind id->verbs and the protection domains behind id->pd: one of each device
+ * for all ids.
  *
- * librdmacm opens a device once and keeps it for the life of the process, so applications keep
+ * librdmacm opens the devices once and keeps them for the life of the process, so applications keep
  * id->verbs longer than the id, or what rdma_get_devices told longer than the list: as the key of
  * what they have made on it, or to make more.  For programs (soft_cm_keep_device) that holds here;
- * else it is open (and with it the engine and its thread) as long as an id or anything made on it is
- * there.  It is always the same struct, so that a pointer to it is never a dangling one.
+ * else they are open (and with them the engine and its thread) as long as an id or anything made on
+ * them is there.  It is always the same struct, so that a pointer to it is never a dangling one.
  *
  * Holds are counted under the engine's lock, so that a request can be bound in the engine's step;
  * opening and closing, which cannot be done under that lock, have a lock of their own around it.
@@ -20,90 +21,136 @@ void soft_cm_keep_device(bool keep)
 	soft_device.cm->device_stays = keep;
 }
 
-static int open_context(void)
+static int open_context(struct soft_cm_device *device, struct ibv_device *of)
 {
-	struct ibv_device **list = soft_ibv_get_device_list(NULL);
-	int error;
+	memset(&device->own, 0, sizeof(device->own));
+	int error = soft_context_start(&device->own, of);
 
-	if (!list)
-		return errno;
-	memset(&soft_device.cm->own, 0, sizeof(soft_device.cm->own));
-	error = soft_context_start(&soft_device.cm->own, list[0]);
-	soft_ibv_free_device_list(list);
 	if (error)
 		return error;
-	soft_device.cm->own.only_pd_left = soft_cm_device_sweep;
-	soft_device.cm->pd = soft_ibv_alloc_pd(&soft_device.cm->own.extended.context);
-	if (!soft_device.cm->pd) {
-		soft_context_stop(&soft_device.cm->own);
+	device->own.only_pd_left = soft_cm_device_sweep;
+	device->pd = soft_ibv_alloc_pd(&device->own.extended.context);
+	if (!device->pd) {
+		soft_context_stop(&device->own);
 		return ENOMEM;
 	}
-	soft_device.cm->is_open = true;
+	device->is_open = true;
 	return 0;
+}
+
+/* All of them: their number, or a negative errno value. */
+static int open_all(void)
+{
+	int count = 0, gone = 0, error = 0;
+	struct ibv_device **list = soft_ibv_get_device_list(&count);
+
+	if (!list)
+		return -errno;
+	for (int i = 0; i < count && !error; i++) {
+		struct soft_cm_device *device = &soft_device.cm->devices[i];
+
+		if (!device->is_open)
+			error = open_context(device, list[i]);
+		else
+			gone += device->own.fatal;
+	}
+	soft_ibv_free_device_list(list);
+	if (!error && gone == count)
+		error = ENODEV; /* until everything on what was removed is closed */
+	return error ? -error : count;
+}
+
+/* With the lock. */
+static void hold_all(int count, int change)
+{
+	for (int i = 0; i < count; i++)
+		soft_device.cm->devices[i].holds += (unsigned)change;
 }
 
 int soft_cm_device_get(void)
 {
-	int error = 0;
-
 	pthread_mutex_lock(&soft_device.cm->opening);
-	if (!soft_device.cm->is_open)
-		error = open_context();
-	else if (soft_device.cm->own.fatal)
-		error = ENODEV; /* until everything on what was removed is closed */
-	if (!error) {
-		soft_lock();
-		soft_device.cm->holds++;
-		soft_unlock();
-	}
+	int count = open_all();
+
+	soft_lock();
+	hold_all(count, 1);
+	soft_unlock();
 	pthread_mutex_unlock(&soft_device.cm->opening);
-	return error;
+	if (count > 0)
+		return 0;
+	soft_cm_device_sweep(); /* those that could be opened */
+	return -count;
 }
 
 void soft_cm_device_put(void)
 {
 	soft_lock();
-	soft_device.cm->holds--;
+	hold_all(soft_hca_count(), -1);
 	soft_unlock();
 	soft_cm_device_sweep();
 }
 
-void soft_cm_device_sweep(void)
+static void sweep(struct soft_cm_device *device)
 {
 	bool unused;
 
-	soft_engine_check_descriptors(); /* before the mutex, which it takes as well */
-	pthread_mutex_lock(&soft_device.cm->opening);
 	soft_lock();
-	unused = soft_device.cm->is_open &&
-		 (!soft_device.cm->device_stays || soft_device.cm->own.fatal) &&
-		 !soft_device.cm->holds && soft_device.cm->own.children == 1 &&
-		 !soft_container(soft_device.cm->pd, struct soft_pd, ibv)->users;
+	unused = device->is_open && (!soft_device.cm->device_stays || device->own.fatal) &&
+		 !device->holds && device->own.children == 1 &&
+		 !soft_container(device->pd, struct soft_pd, ibv)->users;
 	if (unused)
-		soft_async_forget(&soft_device.cm->own, NULL);
+		soft_async_forget(&device->own, NULL);
 	soft_unlock();
 	if (unused) {
-		soft_device.cm->is_open = false;
-		soft_ibv_dealloc_pd(soft_device.cm->pd);
-		soft_context_stop(&soft_device.cm->own);
+		device->is_open = false;
+		soft_ibv_dealloc_pd(device->pd);
+		soft_context_stop(&device->own);
 	}
+}
+
+void soft_cm_device_sweep(void)
+{
+	soft_engine_check_descriptors(); /* before the mutex, which it takes as well */
+	pthread_mutex_lock(&soft_device.cm->opening);
+	for (int i = 0; i < SOFT_HCAS_MOST; i++)
+		if (soft_device.cm->devices[i].is_open)
+			sweep(&soft_device.cm->devices[i]);
 	pthread_mutex_unlock(&soft_device.cm->opening);
 }
 
-void soft_cm_device_attach(struct soft_cm_id *id)
+static struct soft_cm_device *device_with(const struct sockaddr *address)
+{
+	union ibv_gid gid;
+
+	soft_gid_from(&gid, address);
+	return &soft_device.cm->devices[__builtin_ctz(soft_gid_port(&gid))];
+}
+
+int soft_cm_device_error(const struct sockaddr *address)
+{
+	return device_with(address)->own.fatal ? ENODEV : 0;
+}
+
+void soft_cm_device_attach(struct soft_cm_id *id, struct soft_cm_device *device)
 {
 	soft_assert_locked();
-	soft_device.cm->holds++;
+	if (device)
+		device->holds++;
+	else
+		hold_all(soft_hca_count(), 1);
 	id->attached = true;
+	id->device = device;
 	soft_list_append(&soft_device.cm->attached, &id->on_device);
 }
 
 void soft_cm_device_bind(struct soft_cm_id *id)
 {
-	soft_cm_device_attach(id);
+	struct soft_cm_device *device = device_with(&id->id.route.addr.src_addr);
+
+	soft_cm_device_attach(id, device);
 	id->bound = true;
-	id->id.verbs = &soft_device.cm->own.extended.context;
-	id->id.pd = soft_device.cm->pd;
+	id->id.verbs = &device->own.extended.context;
+	id->id.pd = device->pd;
 	id->id.port_num = 1;
 }
 
@@ -111,10 +158,22 @@ void soft_cm_device_detach(struct soft_cm_id *id)
 {
 	id->attached = id->bound = false;
 	soft_list_remove(&id->on_device);
-	soft_device.cm->holds--;
+	if (id->device)
+		id->device->holds--;
+	else
+		hold_all(soft_hca_count(), -1);
 }
 
-void soft_cm_device_each(void (*what)(struct soft_cm_id *id))
+/* Is there no device but these, and what is gone? */
+static bool are_last(uint32_t ports)
+{
+	for (int i = 0; i < soft_hca_count(); i++)
+		if (!(ports & 1u << i) && !soft_device.cm->devices[i].own.fatal)
+			return false;
+	return true;
+}
+
+void soft_cm_device_each(uint32_t ports, void (*what)(struct soft_cm_id *id))
 {
 	struct soft_node *node = soft_device.cm->attached.next;
 
@@ -122,17 +181,19 @@ void soft_cm_device_each(void (*what)(struct soft_cm_id *id))
 		struct soft_cm_id *id = soft_list_entry(node, struct soft_cm_id, on_device);
 
 		node = node->next;
-		what(id);
+		if (id->device ? ports & 1u << (id->device - soft_device.cm->devices)
+			       : are_last(ports))
+			what(id);
 	}
 }
 
 /* ---- rdma_get_devices(3) --------------------------------------------------------------------- */
 
-/* There is one device; it is open until the list is freed. */
+/* They are open until the list is freed. */
 struct ibv_context **soft_rdma_get_devices(int *num_devices)
 {
-	struct ibv_context **list = calloc(2, sizeof(*list)); /* ends with NULL */
-	int error;
+	struct ibv_context **list = calloc(SOFT_HCAS_MOST + 1, sizeof(*list)); /* ends with NULL */
+	int error, count = 0;
 
 	if (!list)
 		return NULL;
@@ -142,9 +203,10 @@ struct ibv_context **soft_rdma_get_devices(int *num_devices)
 		errno = error;
 		return NULL;
 	}
-	list[0] = &soft_device.cm->own.extended.context;
+	for (; count < SOFT_HCAS_MOST && soft_device.cm->devices[count].is_open; count++)
+		list[count] = &soft_device.cm->devices[count].own.extended.context;
 	if (num_devices)
-		*num_devices = 1;
+		*num_devices = count;
 	return list;
 }
 

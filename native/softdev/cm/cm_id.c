@@ -195,12 +195,12 @@ static void change_address(struct soft_cm_id *id)
 		soft_cm_report(id, RDMA_CM_EVENT_ADDR_CHANGE, 0, NULL);
 }
 
-static void port_changed(enum soft_port_change change)
+static void port_changed(enum soft_port_change change, uint32_t ports)
 {
 	if (change == SOFT_PORT_FATAL)
-		soft_cm_device_each(remove_id);
+		soft_cm_device_each(ports, remove_id);
 	else if (change == SOFT_PORT_LID)
-		soft_cm_device_each(change_address);
+		soft_cm_device_each(ports, change_address);
 }
 
 /* What there was is the parent's. */
@@ -208,8 +208,8 @@ static void forked(void)
 {
 	struct soft_cm *cm = soft_device.cm;
 
-	cm->is_open = false;
-	cm->holds = 0;
+	for (int i = 0; i < SOFT_HCAS_MOST; i++)
+		cm->devices[i].is_open = false, cm->devices[i].holds = 0;
 	soft_list_init(&cm->attached);
 	soft_list_init(&cm->agreed);
 	soft_places_init(&cm->half_open);

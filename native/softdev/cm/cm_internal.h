@@ -40,13 +40,15 @@ struct soft_cm {
 	const struct soft_cm_carrier *carrier; /* of connections: soft_cm_stream, or a test's */
 	struct soft_cm_limits limits;
 
-	/* cm_device.c: the context behind the ids */
+	/* cm_device.c */
 	pthread_mutex_t opening;
 	bool device_stays;
-	bool is_open;
-	struct soft_context own;
-	struct ibv_pd *pd;
-	unsigned holds;
+	struct soft_cm_device {
+		bool is_open;
+		struct soft_context own; /* what is behind id->verbs */
+		struct ibv_pd *pd;
+		unsigned holds;
+	} devices[SOFT_HCAS_MOST];
 	struct soft_node attached; /* soft_cm_id.on_device */
 
 	/* cm_event.c */
@@ -119,16 +121,19 @@ void soft_cm_wait_acknowledged(struct soft_cm_id *id);
 
 /* ---- cm_device.c --------------------------------------------------------------------------- */
 
-/* Opens the device for the connection manager unless it is open, and holds it: 0 or an errno value;
- * gives up the hold.  Not under the lock. */
+/* Opens the devices for the connection manager unless they are open, and holds them: 0 or an errno
+ * value; gives up the hold.  Not under the lock. */
 int soft_cm_device_get(void);
 void soft_cm_device_put(void);
-/* The id is told of the device's removal, and holds the device, which is open. */
-void soft_cm_device_attach(struct soft_cm_id *id);
+/* 0, or ENODEV: the device that has that address is gone. */
+int soft_cm_device_error(const struct sockaddr *address);
+/* The id is told of the device's removal, and holds the device, which is open.  NULL: of all. */
+void soft_cm_device_attach(struct soft_cm_id *id, struct soft_cm_device *device);
 void soft_cm_device_detach(struct soft_cm_id *id);
-/* Attaches the id and binds it to the device: id->verbs, id->pd, id->port_num. */
+/* Attaches the id and binds it to the device that has its address: id->verbs, id->pd, id->port_num. */
 void soft_cm_device_bind(struct soft_cm_id *id);
-void soft_cm_device_each(void (*what)(struct soft_cm_id *id)); /* that is attached */
+/* That is attached to the devices with these ports. */
+void soft_cm_device_each(uint32_t ports, void (*what)(struct soft_cm_id *id));
 
 /* ---- cm_id.c ------------------------------------------------------------------------------- */
 
@@ -141,6 +146,7 @@ struct soft_cm_id {
 	unsigned reported, acked; /* events taken and acknowledged; of cm_event.c */
 	bool bound; /* to the device */
 	bool attached; /* to the device: bound, or listening on all addresses */
+	struct soft_cm_device *device; /* to which; NULL: to all */
 	struct soft_node on_device; /* while it is attached */
 	bool waits;
 

@@ -124,9 +124,9 @@ static int start_listening(struct soft_cm_id *id, int backlog)
 		error = soft_cm_bind(id, (const struct sockaddr *)&any);
 	if (!error)
 		error = open_listener(id, backlog);
-	/* Unlike in the kernel, whose listener on all addresses has other devices to wait for. */
+	/* Unlike in the kernel, whose listener on all addresses has later devices to wait for. */
 	if (!error && !id->attached)
-		soft_cm_device_attach(id);
+		soft_cm_device_attach(id, NULL);
 	return error;
 }
 

@@ -91,12 +91,9 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 
 static uint8_t gid_index(const union ibv_gid *gid)
 {
-	struct soft_gid entry;
+	int index = soft_gid_index(soft_hca_at(soft_gid_hca_number(gid)), gid);
 
-	for (int i = 0; i < soft_gid_count(); i++)
-		if (!soft_gid_at(i, &entry) && !memcmp(&entry.gid, gid, sizeof(*gid)))
-			return (uint8_t)i;
-	return 0;
+	return index < 0 ? 0 : (uint8_t)index;
 }
 
 /* INIT: remote access as the connection has it, local rights of the regions decide the rest. */

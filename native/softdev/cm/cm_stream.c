@@ -95,6 +95,19 @@ static int take_message(struct stream *stream, const struct soft_cm_message *mes
 	return soft_cm_asked(&listener->listener, &stream->link, message) ? 0 : -1;
 }
 
+/* By fault injection, of the device that has the address of the stream. */
+static bool is_lost(const struct stream *stream)
+{
+	struct sockaddr_storage local = {0}, peer = {0};
+	union ibv_gid gid;
+
+	if (!soft_faults_set)
+		return false;
+	stream->link.carrier->who(&stream->link, &local, &peer);
+	soft_gid_from(&gid, (struct sockaddr *)&local);
+	return soft_fault_handshake(soft_gid_port(&gid));
+}
+
 /* Messages at the front of the input.  0, or why the stream has failed; -1: read no more, it may be
  * gone. */
 static int take_messages(struct stream *stream)
@@ -109,7 +122,7 @@ static int take_messages(struct stream *stream)
 			return error == EAGAIN ? 0 : error;
 		stream->have -= used;
 		memmove(stream->input, stream->input + used, stream->have);
-		error = soft_fault_handshake() ? 0 : take_message(stream, &message);
+		error = is_lost(stream) ? 0 : take_message(stream, &message);
 		if (error)
 			return error;
 	}

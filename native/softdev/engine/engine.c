@@ -102,12 +102,12 @@ void soft_engine_use(const struct soft_subsystem *const subsystems[])
 	}
 }
 
-void soft_engine_port_changed(enum soft_port_change change)
+void soft_engine_port_changed(enum soft_port_change change, uint32_t ports)
 {
 	soft_assert_locked();
 	for (const struct soft_subsystem *const *it = engine()->subsystems; *it; it++)
 		if ((*it)->port_changed)
-			(*it)->port_changed(change);
+			(*it)->port_changed(change, ports);
 }
 
 void soft_engine_set_polls(bool polls)

@@ -120,7 +120,7 @@ struct soft_fd_watch {
 	void (*ready)(struct soft_fd_watch *watch, uint32_t events);
 	uint32_t interest; /* of the engine: what epoll was told; 0 and !watched before */
 	bool watched;
-	bool of_port; /* silent while the port is down */
+	uint32_t ports; /* silent while all of these are down; 0: never */
 	struct soft_node node; /* of the engine: all watches, for the child of a fork */
 };
 
@@ -244,8 +244,10 @@ void soft_notify_finish(void);
 /* Another number each time the lock is taken: to bound work that is deferred again and again. */
 unsigned soft_lock_turn(void);
 
-/* Watches of the port are not served from now on, or are again. */
-void soft_watches_silence(bool silent);
+/* Ports of devices are bits of a word: the one of `embedded0` is 1. */
+#define SOFT_ANY_PORT UINT32_MAX
+/* Watches of these ports alone are not served from now on, and those of all others are. */
+void soft_watches_silence(uint32_t ports);
 
 /* For polling: does nothing when another thread has the lock or waits for it. */
 void soft_progress_try(void);
@@ -298,7 +300,7 @@ void soft_wake_early(int fd);
 
 /* ---- subsystems ---------------------------------------------------------------------------- */
 
-/* A change of the port or of the device (port.c). */
+/* A change of ports, or of their devices (port.c). */
 enum soft_port_change {
 	SOFT_PORT_UP,
 	SOFT_PORT_ADDRESSES, /* the host's addresses are other ones */
@@ -322,7 +324,7 @@ struct soft_subsystem {
 	 * by a thread that it does not have: one that is taken before the engine's, and a leaf. */
 	pthread_mutex_t *(*outer)(void);
 	pthread_mutex_t *(*leaf)(void);
-	void (*port_changed)(enum soft_port_change change);
+	void (*port_changed)(enum soft_port_change change, uint32_t ports);
 
 	/* At most one subsystem has these three: input that no descriptor tells of. poll: take it
 	 * in; was there any? has_input: is there any? need_notify: from now on no thread polls
@@ -337,7 +339,7 @@ struct soft_subsystem {
 
 /* Called once, before anything else: a list that ends with NULL, in the order of the calls. */
 void soft_engine_use(const struct soft_subsystem *const subsystems[]);
-void soft_engine_port_changed(enum soft_port_change change);
+void soft_engine_port_changed(enum soft_port_change change, uint32_t ports);
 
 /* Hints of the subsystems, which are read without the lock: is there something to be polled; has
  * something been delayed?  Under the lock. */

@@ -42,7 +42,7 @@ struct soft_engine {
 	bool ticking; /* the thread leaves the work to the application, and polls every tick */
 	bool asleep; /* the thread is in epoll_wait, or on its way */
 	uint64_t epoll_at; /* the last epoll_wait of a thread that skips it at times */
-	bool silent; /* watches of the port are not served */
+	uint32_t silent; /* ports whose watches are not served */
 
 	int epoll_fd; /* all that is watched */
 	int wake_fd; /* eventfd that ends the engine's thread, should it sleep */

@@ -1,13 +1,13 @@
 /* What the engine watches: file descriptors in its epoll set, and what is to be done when they are
- * ready.  While the port is down, those of the port are not in the set. */
+ * ready.  While a port is down, those of the port are not in the set. */
 #include <errno.h>
 #include <unistd.h>
 
 #include "engine_internal.h"
 
-static bool is_silent(const struct soft_fd_watch *watch)
+static bool is_silent(const struct soft_fd_watch *watch, uint32_t silent)
 {
-	return engine()->silent && watch->of_port;
+	return watch->ports && !(watch->ports & ~silent);
 }
 
 static int tell_epoll(int operation, struct soft_fd_watch *watch, uint32_t events)
@@ -36,7 +36,7 @@ int soft_watch(struct soft_fd_watch *watch, uint32_t events)
 
 	if (watch->watched && watch->interest == events)
 		return 0;
-	if (!is_silent(watch))
+	if (!is_silent(watch, engine()->silent))
 		rc = tell_epoll(watch->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, watch, events);
 	if (rc)
 		return rc;
@@ -61,7 +61,7 @@ void soft_unwatch(struct soft_fd_watch *watch)
 	soft_assert_locked();
 	if (!watch->watched)
 		return;
-	if (!is_silent(watch))
+	if (!is_silent(watch, engine()->silent))
 		tell_epoll(EPOLL_CTL_DEL, watch, 0);
 	watch->watched = false;
 	watch->interest = 0;
@@ -75,16 +75,18 @@ void soft_watch_close(struct soft_fd_watch *watch)
 	soft_close_fd(&watch->fd);
 }
 
-void soft_watches_silence(bool silent)
+void soft_watches_silence(uint32_t ports)
 {
 	soft_assert_locked();
 	soft_list_each (struct soft_fd_watch, watch, &engine()->watches, node) {
-		if (!watch->of_port || silent == engine()->silent)
+		bool was_silent = is_silent(watch, engine()->silent);
+
+		if (is_silent(watch, ports) == was_silent)
 			continue;
 		/* What epoll had room for it has room for again. */
-		tell_epoll(silent ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, watch, watch->interest);
-		if (silent)
+		tell_epoll(was_silent ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, watch, watch->interest);
+		if (!was_silent)
 			drop_event(watch);
 	}
-	engine()->silent = silent;
+	engine()->silent = ports;
 }

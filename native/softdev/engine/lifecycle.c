@@ -146,7 +146,8 @@ static void forget_device(void)
 	EACH_SUBSYSTEM (it)
 		if ((*it)->forked)
 			(*it)->forked();
-	engine()->running = engine()->ticking = engine()->silent = engine()->asleep = false;
+	engine()->running = engine()->ticking = engine()->asleep = false;
+	engine()->silent = 0;
 	engine()->event_count = 0;
 	engine()->fork_generation++;
 	engine()->armed = 0;
@@ -322,7 +323,8 @@ void soft_engine_put(void)
 			if ((*it)->stop)
 				(*it)->stop();
 		soft_timers_forget();
-		engine()->running = engine()->silent = false;
+		engine()->running = false;
+		engine()->silent = 0;
 		close_all();
 		soft_unlock();
 	}

@@ -55,20 +55,27 @@ static bool strikes_next(enum soft_fault fault, const char *name, uint32_t cq, u
 	return true;
 }
 
-bool soft_fault_fills(uint32_t cq)
+bool soft_fault_is_of(uint32_t port)
 {
-	return (!soft_faults.cq || soft_faults.cq == cq) &&
+	return !soft_faults.ports || soft_faults.ports & port;
+}
+
+bool soft_fault_overrun(uint32_t port, uint32_t cq)
+{
+	return soft_fault_is_of(port) && (!soft_faults.cq || soft_faults.cq == cq) &&
 	       strikes_next(SOFT_FAULT_OVERRUN, "OVERRUN", cq, &soft_fault_counts.overruns);
 }
 
-bool soft_fault_registration(void)
+bool soft_fault_registration(uint32_t port)
 {
-	return strikes_next(SOFT_FAULT_REGISTER, "REGISTER", 0, &soft_fault_counts.registrations);
+	return soft_fault_is_of(port) &&
+	       strikes_next(SOFT_FAULT_REGISTER, "REGISTER", 0, &soft_fault_counts.registrations);
 }
 
-bool soft_fault_handshake(void)
+bool soft_fault_handshake(uint32_t port)
 {
-	return strikes_next(SOFT_FAULT_HANDSHAKE, "HANDSHAKE", 0, &soft_fault_counts.handshakes);
+	return soft_fault_is_of(port) &&
+	       strikes_next(SOFT_FAULT_HANDSHAKE, "HANDSHAKE", 0, &soft_fault_counts.handshakes);
 }
 
 /* ---- setting ------------------------------------------------------------------------------- */

@@ -153,6 +153,20 @@ static const char *read_frames(const char *text, void *value)
 	return "requests, answers or all is expected";
 }
 
+static const char *read_device(const char *text, void *value)
+{
+	static const char name[] = "embedded";
+	const size_t length = sizeof(name) - 1;
+	const char *end;
+	uint64_t number;
+
+	if (strncmp(text, name, length) || !read_whole(text + length, &end, &number) || *end ||
+	    number > 31) /* its port is a bit of a word */
+		return "the name of a device is expected, as embedded1";
+	*(uint32_t *)value = 1u << number;
+	return NULL;
+}
+
 /* ---- the spec ------------------------------------------------------------------------------ */
 
 static const struct {
@@ -175,6 +189,7 @@ static const struct {
 	{"handshake", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_HANDSHAKE])},
 	{"qp", read_number32, offsetof(struct soft_fault_spec, qp_num)},
 	{"cq", read_number32, offsetof(struct soft_fault_spec, cq)},
+	{"device", read_device, offsetof(struct soft_fault_spec, ports)},
 };
 
 enum {
@@ -197,7 +212,7 @@ static const char *read_part(char *part, struct soft_fault_spec *spec, unsigned 
 			return parts[i].read(value + 1, (char *)spec + parts[i].offset);
 		}
 	return "there is no such part; those are seed, loss, duplicate, frames, delay, jitter, "
-	       "rate, cut, cut_after, rnr, overrun, register, handshake, qp, cq";
+	       "rate, cut, cut_after, rnr, overrun, register, handshake, qp, cq, device";
 }
 
 int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error, size_t room)

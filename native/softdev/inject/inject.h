@@ -45,6 +45,7 @@ struct soft_fault_spec {
 	unsigned frames; /* that may be lost or doubled: enum soft_fault_frames */
 	uint32_t qp_num; /* 0: all */
 	uint32_t cq; /* handle; 0: all */
+	uint32_t ports; /* of devices; 0: all */
 };
 
 /* Callbacks of higher folders for faults; softdev.c sets them. */
@@ -83,15 +84,12 @@ double soft_fault_number(enum soft_fault fault, uint64_t connection, unsigned st
 			 uint64_t occurrence);
 bool soft_fault_strikes(enum soft_fault fault, uint64_t connection, unsigned stream, uint64_t draw,
 			uint64_t occurrence);
-bool soft_fault_registration(void);
-bool soft_fault_handshake(void);
-bool soft_fault_fills(uint32_t cq);
-
-/* For every completion, and every message that needs a receive. */
-static inline bool soft_fault_overrun(uint32_t cq)
-{
-	return soft_faults_set && soft_fault_fills(cq);
-}
+/* Each of a device, by the bit of its port. */
+bool soft_fault_registration(uint32_t port);
+bool soft_fault_handshake(uint32_t port);
+bool soft_fault_overrun(uint32_t port, uint32_t cq);
+/* Is the spec about that device? */
+bool soft_fault_is_of(uint32_t port);
 
 static inline bool soft_fault_not_ready(struct soft_qp *qp)
 {

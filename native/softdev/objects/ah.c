@@ -19,17 +19,18 @@ enum {
 	IPV4_DESTINATION = 16
 };
 
-static int resolve(const struct ibv_ah_attr *attr, struct soft_ud_address *path)
+static int resolve(const struct soft_hca *hca, const struct ibv_ah_attr *attr,
+		   struct soft_ud_address *path)
 {
-	struct soft_gid own = {.gid = soft_gid_loopback};
+	struct soft_gid own = {0};
 	int rc;
 
 	/* RoCE's packets always have a GRH (Annex A16), and the kernel refuses an address without
-	 * one.  Here it means this host if it names the port's LID: software for InfiniBand runs. */
+	 * one.  Here it means this device if it names the port's LID: software for InfiniBand runs. */
 	if (attr->port_num != 1 || (!attr->is_global && attr->dlid != SOFT_LID))
 		return EINVAL;
 	*path = (struct soft_ud_address){
-		.destination = soft_gid_loopback,
+		.destination = hca->gids[0].gid,
 		.hop_limit = DEFAULT_HOP_LIMIT,
 	};
 	if (attr->is_global) {
@@ -39,7 +40,8 @@ static int resolve(const struct ibv_ah_attr *attr, struct soft_ud_address *path)
 		path->traffic_flow =
 			(uint32_t)attr->grh.traffic_class << 20 | (attr->grh.flow_label & 0xfffff);
 	}
-	rc = soft_gid_source(attr->is_global ? attr->grh.sgid_index : 0, &path->destination, &own);
+	rc = soft_gid_source(hca, attr->is_global ? attr->grh.sgid_index : 0, &path->destination,
+			     &own);
 	if (rc)
 		return rc;
 	path->source = own.gid;
@@ -55,7 +57,9 @@ struct ibv_ah *soft_ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 
 	soft_lock();
 	if (!rc)
-		rc = objects->ah_count < SOFT_MAX_AH ? resolve(attr, &ah->path) : ENOMEM;
+		rc = objects->ah_count < SOFT_MAX_AH
+			     ? resolve(soft_hca_of(pd->context), attr, &ah->path)
+			     : ENOMEM;
 	if (!rc) {
 		ah->ibv = (struct ibv_ah){
 			.context = pd->context, .pd = pd, .handle = ++objects->handles.ah};
@@ -97,7 +101,8 @@ static bool is_ipv4(const uint8_t *grh)
 	return grh[IPV4] == 0x45 && soft_ipv4_sum(grh + IPV4) == 0xffff;
 }
 
-static int read_grh(const struct ibv_grh *grh, struct ibv_global_route *route)
+static int read_grh(const struct soft_hca *hca, const struct ibv_grh *grh,
+		    struct ibv_global_route *route)
 {
 	const uint8_t *bytes = (const uint8_t *)grh;
 	union ibv_gid own;
@@ -119,7 +124,7 @@ static int read_grh(const struct ibv_grh *grh, struct ibv_global_route *route)
 	} else {
 		return EPROTONOSUPPORT;
 	}
-	int index = soft_gid_index(&own);
+	int index = soft_gid_index(hca, &own);
 
 	if (index < 0)
 		return EINVAL; /* a multicast GID: the application chooses what it answers from */
@@ -133,7 +138,6 @@ int soft_ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port_num, stru
 {
 	int rc = 0;
 
-	(void)context;
 	*ah_attr = (struct ibv_ah_attr){
 		.dlid = wc->slid,
 		.sl = wc->sl,
@@ -144,7 +148,7 @@ int soft_ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port_num, stru
 		return 0;
 	ah_attr->is_global = 1;
 	soft_lock();
-	rc = read_grh(grh, &ah_attr->grh);
+	rc = read_grh(soft_hca_of(context), grh, &ah_attr->grh);
 	soft_unlock();
 	if (!rc)
 		return 0;

@@ -150,6 +150,13 @@ static uint64_t wallclock(void)
 	return soft_nanoseconds(&now);
 }
 
+/* By fault injection. */
+static bool finds_full(const struct soft_cq *cq)
+{
+	return soft_faults_set &&
+	       soft_fault_overrun(soft_hca_of(cq->ibv.context)->port, cq->ibv.handle);
+}
+
 bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 {
 	soft_assert_locked();
@@ -158,8 +165,7 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 		pthread_mutex_unlock(&cq->lock);
 		return false;
 	}
-	if ((cq->count == cq->capacity || soft_fault_overrun(cq->ibv.handle)) &&
-	    !cq->ignore_overrun) {
+	if ((cq->count == cq->capacity || finds_full(cq)) && !cq->ignore_overrun) {
 		cq->overrun = true;
 		pthread_mutex_unlock(&cq->lock);
 		soft_async_event(soft_context_of(cq->ibv.context),
@@ -283,7 +289,8 @@ struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_co
 			     int comp_vector, bool stamped, struct ibv_pd *pd)
 {
 	bool valid = cqe >= 1 && cqe <= SOFT_MAX_CQE && comp_vector >= 0 &&
-		     comp_vector < context->num_comp_vectors;
+		     comp_vector < context->num_comp_vectors &&
+		     (!channel || channel->context->device == context->device);
 	int rc = valid ? 0 : EINVAL;
 	struct soft_cq *cq = soft_object(context, sizeof(*cq), &rc);
 

@@ -1,4 +1,4 @@
-/* The device, its one port, and the contexts that applications open on it. */
+/* The devices with their ports, and the contexts that applications open on them. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,15 +8,19 @@
 
 struct ibv_device **soft_ibv_get_device_list(int *num_devices)
 {
-	struct ibv_device **list = calloc(2, sizeof(*list)); /* ends with NULL */
+	soft_lock();
+	int count = soft_hca_count();
+	struct ibv_device **list = calloc((size_t)count + 1, sizeof(*list)); /* ends with NULL */
 
+	for (int i = 0; list && i < count; i++)
+		list[i] = &soft_hca_at(i)->device;
+	soft_unlock();
 	if (!list) {
 		errno = ENOMEM;
 		return NULL;
 	}
-	list[0] = &soft_device.objects->device;
 	if (num_devices)
-		*num_devices = 1;
+		*num_devices = count;
 	return list;
 }
 
@@ -30,15 +34,16 @@ const char *soft_ibv_get_device_name(struct ibv_device *of)
 	return of->name;
 }
 
-/* Locally administered, the same for all processes of a host, different between hosts as far as
- * their names are (FNV-1a). */
+/* Locally administered, with the number of the device; the same for all processes of a host, different
+ * between hosts as far as their names are (FNV-1a). */
 uint64_t soft_ibv_get_device_guid(struct ibv_device *of)
 {
 	char name[256] = "";
 	uint64_t hash = 14695981039346656037u;
 	uint8_t guid[8] = {0x02, 0, 0, 0xff, 0xfe};
 
-	(void)of;
+	guid[1] =
+		(uint8_t)(soft_container(of, struct soft_hca, device) - soft_device.objects->hcas);
 	gethostname(name, sizeof(name) - 1);
 	for (const char *at = name; *at; at++)
 		hash = (hash ^ (uint8_t)*at) * 1099511628211u;
@@ -223,26 +228,28 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *port_attr,
 		    size_t length)
 {
-	(void)context;
+	const struct soft_hca *hca = soft_hca_of(context);
+
 	if (port_num != 1)
 		return EINVAL;
 	soft_lock();
+	bool down = soft_ports_down & hca->port;
 	struct ibv_port_attr attr = {
-		.state = soft_port_is_down() ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
+		.state = down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
 		.max_mtu = IBV_MTU_4096,
 		.active_mtu = IBV_MTU_4096,
 		.lid = SOFT_LID,
-		.gid_tbl_len = soft_gid_count(),
+		.gid_tbl_len = soft_gid_count(hca),
 		.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
 		.max_msg_sz = SOFT_MAX_MESSAGE,
-		.qkey_viol_cntr = soft_port_bad_qkeys,
+		.qkey_viol_cntr = hca->bad_qkeys,
 		.pkey_tbl_len = 1,
 		.max_vl_num = 1,
 		/* 4X HDR, 200 Gb/s: more than a processor copies, or UCX copies long messages into
 		 * pieces of 8 KiB instead of posting them. */
 		.active_width = 2,
 		.active_speed = 64,
-		.phys_state = soft_port_is_down() ? 3 : 5, /* Disabled, LinkUp */
+		.phys_state = down ? 3 : 5, /* Disabled, LinkUp */
 		.link_layer = IBV_LINK_LAYER_ETHERNET,
 	};
 	soft_unlock();

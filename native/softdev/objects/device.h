@@ -9,6 +9,7 @@
 #include "frame.h"
 
 struct iovec;
+struct soft_hca;
 struct soft_qp;
 
 /* The limits of the device; ibv_query_device(3) tells them, the create calls enforce them. */
@@ -56,7 +57,7 @@ struct soft_context {
 	struct soft_channel async;
 	struct soft_node async_events;
 	struct soft_node qps;
-	struct soft_node of_device; /* port.c: every one that is open */
+	struct soft_node of_hca; /* port.c: every one that is open */
 	dev_t command_device; /* import.c: the file of cmd_fd, if that is not -1 */
 	ino_t command_inode;
 	bool fatal; /* the device has failed: nothing works here any more */
@@ -175,14 +176,20 @@ struct soft_gid {
 };
 
 /* The entry at an index; 0 or EINVAL. */
-int soft_gid_at(int index, struct soft_gid *gid);
-int soft_gid_count(void);
-bool soft_gid_refresh(void); /* read the host's addresses again; has anything changed? */
-void soft_gid_forget(void);
-int soft_gid_index(const union ibv_gid *gid); /* -1: not of this host */
+int soft_gid_at(const struct soft_hca *hca, int index, struct soft_gid *gid);
+int soft_gid_count(const struct soft_hca *hca);
+/* Read the host's addresses again; has anything changed? */
+bool soft_gid_refresh(struct soft_hca *hca);
+void soft_gid_forget(struct soft_hca *hca);
+int soft_gid_index(const struct soft_hca *hca, const union ibv_gid *gid); /* -1: not of it */
 /* The source at an index, if packets can go from there to `to`: EINVAL between IPv4 and IPv6, and
  * the error of the routing table (ENETUNREACH, EHOSTUNREACH) where it has no route to another host. */
-int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid);
+int soft_gid_source(const struct soft_hca *hca, int index, const union ibv_gid *to,
+		    struct soft_gid *gid);
+/* The number of the device to which that address belongs in a process with all that there can be:
+ * 127.0.0.2 is number 1's, and every address that is no other one's is number 0's. */
+int soft_gid_hca_number(const union ibv_gid *gid);
+uint32_t soft_gid_port(const union ibv_gid *gid); /* of the device of this process that has it */
 /* Bind a socket to the address at an index; the loopback's stands for any, for no other host is
  * reached from there. */
 int soft_gid_bind(int fd, const union ibv_gid *own);
@@ -202,12 +209,9 @@ uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own);
  * length. */
 socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
 			   struct sockaddr_storage *address);
-enum {
-	SOFT_GID_LOOPBACK = 0
-}; /* its index */
-extern const union ibv_gid soft_gid_loopback;
+extern const union ibv_gid soft_gid_loopback; /* of the first device: 127.0.0.1 */
 
-/* ---- port.c: what can happen to the device and its port ------------------------------------ */
+/* ---- port.c: the devices, and what can happen to them and their ports ------------------------------------ */
 
 enum {
 	SOFT_LID = 1 /* RoCE needs none, and no packet carries it: ah.c */
@@ -216,9 +220,11 @@ enum {
 /* An open context is told; not under the lock. */
 void soft_port_attach(struct soft_context *context);
 void soft_port_detach(struct soft_context *context);
-/* The open context after that one, the first one after NULL; NULL after the last one. */
-struct soft_context *soft_port_next_context(struct soft_context *context);
-bool soft_port_is_down(void);
+/* The devices of this process: what AIORDMA_EMBEDDED_DEVICES says when the first call asks. */
+int soft_hca_count(void);
+struct soft_hca *soft_hca_at(int number); /* the first one for a number that there is not */
+/* Its port is down, or that of its peer in this process. */
+bool soft_qp_is_silent(const struct soft_qp *qp);
 extern const struct soft_subsystem soft_port_subsystem;
 
 /* ---- async.c: asynchronous events of a context --------------------------------------------- */

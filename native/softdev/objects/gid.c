@@ -4,6 +4,9 @@
  * so that what needs no network works without one; the others follow in the order of the kernel,
  * and then the link-local ones.  These mean nothing without an interface, which a GID cannot carry:
  * it is the interface of the entry that is used to get there.
+ *
+ * Of several devices, the first one has the host's addresses.  Each other one has a loopback address
+ * alone, 127.0.0.2, 127.0.0.3 and so on, which Linux has without any configuration.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -17,9 +20,9 @@
 
 static const union ibv_gid empty;
 
-static bool is_empty(int index)
+static bool is_empty(const struct soft_hca *hca, int index)
 {
-	return !memcmp(&soft_device.objects->gids[index].gid, &empty, sizeof(empty));
+	return !memcmp(&hca->gids[index].gid, &empty, sizeof(empty));
 }
 
 const union ibv_gid soft_gid_loopback = {
@@ -60,9 +63,28 @@ static int find(const struct soft_gid *entries, int count, const union ibv_gid *
 	return -1;
 }
 
-static int index_of(const union ibv_gid *gid)
+static int index_of(const struct soft_hca *hca, const union ibv_gid *gid)
 {
-	return find(soft_device.objects->gids, soft_device.objects->gid_count, gid);
+	return find(hca->gids, hca->gid_count, gid);
+}
+
+int soft_gid_hca_number(const union ibv_gid *gid)
+{
+	int last = gid->raw[15];
+
+	return !memcmp(gid->raw, soft_gid_loopback.raw, 15) && last && last <= SOFT_HCAS_MOST
+		       ? last - 1
+		       : 0;
+}
+
+static const struct soft_hca *hca_of(const union ibv_gid *gid)
+{
+	return soft_hca_at(soft_gid_hca_number(gid));
+}
+
+uint32_t soft_gid_port(const union ibv_gid *gid)
+{
+	return hca_of(gid)->port;
 }
 
 bool soft_gid_is_multicast(const union ibv_gid *gid)
@@ -81,8 +103,8 @@ static bool is_link_local(const union ibv_gid *gid)
 }
 
 /* Those that are link-local, or the others. */
-static int add_addresses(const struct ifaddrs *at, bool link_local, struct soft_gid *fresh,
-			 int count)
+static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *at, bool link_local,
+			 struct soft_gid *fresh, int count)
 {
 	for (; at && count < SOFT_GIDS; at = at->ifa_next) {
 		union ibv_gid gid;
@@ -92,7 +114,7 @@ static int add_addresses(const struct ifaddrs *at, bool link_local, struct soft_
 			continue;
 		if (!memcmp(&gid, &soft_gid_loopback, sizeof(gid)))
 			fresh[0].ifindex = if_nametoindex(at->ifa_name);
-		else if (find(fresh, count, &gid) < 0)
+		else if (hca_of(&gid) == hca && find(fresh, count, &gid) < 0)
 			fresh[count++] = (struct soft_gid){
 				.gid = gid,
 				.ifindex = if_nametoindex(at->ifa_name),
@@ -101,68 +123,68 @@ static int add_addresses(const struct ifaddrs *at, bool link_local, struct soft_
 	return count;
 }
 
-static int read_addresses(struct soft_gid *fresh)
+static int read_addresses(const struct soft_hca *hca, struct soft_gid *fresh)
 {
 	struct ifaddrs *addresses = NULL;
 	int count = 1;
 
 	fresh[0] = (struct soft_gid){.gid = soft_gid_loopback};
+	fresh[0].gid.raw[15] += (uint8_t)(hca - soft_device.objects->hcas);
 	/* Without the list there is still the loopback. */
 	if (getifaddrs(&addresses))
 		addresses = NULL;
-	count = add_addresses(addresses, false, fresh, count);
-	count = add_addresses(addresses, true, fresh, count);
+	count = add_addresses(hca, addresses, false, fresh, count);
+	count = add_addresses(hca, addresses, true, fresh, count);
 	freeifaddrs(addresses);
 	return count;
 }
 
 /* An index stands for the same address as long as that is there: what goes leaves an empty entry,
  * what comes takes one, as in the kernel's GID tables. */
-bool soft_gid_refresh(void)
+bool soft_gid_refresh(struct soft_hca *hca)
 {
-	struct soft_objects *objects = soft_device.objects;
 	struct soft_gid fresh[SOFT_GIDS];
-	int count = read_addresses(fresh);
+	int count = read_addresses(hca, fresh);
 	bool changed = false;
 
-	for (int i = 0; i < objects->gid_count; i++)
-		if (!is_empty(i) && find(fresh, count, &objects->gids[i].gid) < 0) {
-			objects->gids[i] = (struct soft_gid){0};
+	for (int i = 0; i < hca->gid_count; i++)
+		if (!is_empty(hca, i) && find(fresh, count, &hca->gids[i].gid) < 0) {
+			hca->gids[i] = (struct soft_gid){0};
 			changed = true;
 		}
 	for (int i = 0; i < count; i++) {
-		int at = index_of(&fresh[i].gid);
+		int at = index_of(hca, &fresh[i].gid);
 
 		if (at < 0) {
-			at = index_of(&empty);
+			at = index_of(hca, &empty);
 			changed = true;
 		}
-		if (at < 0 && objects->gid_count < SOFT_GIDS)
-			at = objects->gid_count++;
+		if (at < 0 && hca->gid_count < SOFT_GIDS)
+			at = hca->gid_count++;
 		if (at >= 0)
-			objects->gids[at] = fresh[i];
+			hca->gids[at] = fresh[i];
 	}
-	while (is_empty(objects->gid_count - 1)) /* the first one is not */
-		objects->gid_count--;
+	while (is_empty(hca, hca->gid_count - 1)) /* the first one is not */
+		hca->gid_count--;
 	return changed;
 }
 
-void soft_gid_forget(void)
+void soft_gid_forget(struct soft_hca *hca)
 {
-	memset(soft_device.objects->gids, 0, sizeof(soft_device.objects->gids));
-	soft_device.objects->gid_count = 0;
+	memset(hca->gids, 0, sizeof(hca->gids));
+	hca->gid_count = 0;
 }
 
-int soft_gid_count(void)
+int soft_gid_count(const struct soft_hca *hca)
 {
-	return soft_device.objects->gid_count;
+	return hca->gid_count;
 }
 
-int soft_gid_at(int index, struct soft_gid *gid)
+int soft_gid_at(const struct soft_hca *hca, int index, struct soft_gid *gid)
 {
-	if (index < 0 || index >= soft_device.objects->gid_count || is_empty(index))
+	if (index < 0 || index >= hca->gid_count || is_empty(hca, index))
 		return EINVAL;
-	*gid = soft_device.objects->gids[index];
+	*gid = hca->gids[index];
 	return 0;
 }
 
@@ -194,12 +216,14 @@ static int find_route(const union ibv_gid *own, const union ibv_gid *to)
 	if (!rc && connect(fd, (struct sockaddr *)&address, size))
 		rc = errno;
 	close(fd);
-	return rc == EADDRINUSE || rc == EAGAIN ? 0 : rc;
+	/* EINVAL: from another loopback address than the first. */
+	return rc == EADDRINUSE || rc == EAGAIN ? 0 : rc == EINVAL ? ENETUNREACH : rc;
 }
 
-int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid)
+int soft_gid_source(const struct soft_hca *hca, int index, const union ibv_gid *to,
+		    struct soft_gid *gid)
 {
-	if (soft_gid_at(index, gid))
+	if (soft_gid_at(hca, index, gid))
 		return EINVAL;
 	if (soft_gid_is_multicast(to))
 		return 0; /* travels by IPv4 in any case */
@@ -208,16 +232,16 @@ int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid)
 	return soft_gid_is_of_host(to) ? 0 : find_route(&gid->gid, to);
 }
 
-int soft_gid_index(const union ibv_gid *gid)
+int soft_gid_index(const struct soft_hca *hca, const union ibv_gid *gid)
 {
-	int index = index_of(gid);
+	int index = index_of(hca, gid);
 
-	return index >= 0 && !is_empty(index) ? index : -1;
+	return index >= 0 && !is_empty(hca, index) ? index : -1;
 }
 
 bool soft_gid_is_local(const union ibv_gid *gid)
 {
-	return soft_gid_index(gid) >= 0;
+	return soft_gid_index(hca_of(gid), gid) >= 0;
 }
 
 bool soft_gid_is_of_host(const union ibv_gid *gid)
@@ -227,9 +251,10 @@ bool soft_gid_is_of_host(const union ibv_gid *gid)
 
 uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own)
 {
-	int index = is_link_local(gid) ? index_of(own) : -1;
+	const struct soft_hca *hca = hca_of(own);
+	int index = is_link_local(gid) ? index_of(hca, own) : -1;
 
-	return index < 0 ? 0 : soft_device.objects->gids[index].ifindex;
+	return index < 0 ? 0 : hca->gids[index].ifindex;
 }
 
 socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
@@ -257,12 +282,13 @@ socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, u
 /* An empty entry is a GID of zeros here. */
 int soft_ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index, union ibv_gid *gid)
 {
-	(void)context;
+	const struct soft_hca *hca = soft_hca_of(context);
+
 	soft_lock();
-	bool found = port_num == 1 && index >= 0 && index < soft_device.objects->gid_count;
+	bool found = port_num == 1 && index >= 0 && index < hca->gid_count;
 
 	if (found)
-		*gid = soft_device.objects->gids[index].gid;
+		*gid = hca->gids[index].gid;
 	soft_unlock();
 	if (!found) {
 		errno = EINVAL;
@@ -271,15 +297,15 @@ int soft_ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index,
 	return 0;
 }
 
-static void fill_entry(struct ibv_gid_entry *entry, size_t entry_size, int index)
+static void fill_entry(struct ibv_gid_entry *entry, size_t entry_size, const struct soft_hca *hca,
+		       int index)
 {
-	struct soft_objects *objects = soft_device.objects;
 	struct ibv_gid_entry full = {
-		.gid = objects->gids[index].gid,
+		.gid = hca->gids[index].gid,
 		.gid_index = (uint32_t)index,
 		.port_num = 1,
 		.gid_type = IBV_GID_TYPE_ROCE_V2,
-		.ndev_ifindex = objects->gids[index].ifindex,
+		.ndev_ifindex = hca->gids[index].ifindex,
 	};
 
 	memcpy(entry, &full, entry_size < sizeof(full) ? entry_size : sizeof(full));
@@ -289,16 +315,16 @@ static void fill_entry(struct ibv_gid_entry *entry, size_t entry_size, int index
 int soft__ibv_query_gid_ex(struct ibv_context *context, uint32_t port_num, uint32_t gid_index,
 			   struct ibv_gid_entry *entry, uint32_t flags, size_t entry_size)
 {
+	const struct soft_hca *hca = soft_hca_of(context);
 	int rc = 0;
 
-	(void)context;
 	soft_lock();
-	if (port_num != 1 || flags || gid_index >= (uint32_t)soft_device.objects->gid_count)
+	if (port_num != 1 || flags || gid_index >= (uint32_t)hca->gid_count)
 		rc = EINVAL;
-	else if (is_empty((int)gid_index))
+	else if (is_empty(hca, (int)gid_index))
 		rc = ENODATA; /* ibv_query_gid_ex(3) */
 	else
-		fill_entry(entry, entry_size, (int)gid_index);
+		fill_entry(entry, entry_size, hca, (int)gid_index);
 	soft_unlock();
 	return rc;
 }
@@ -306,18 +332,18 @@ int soft__ibv_query_gid_ex(struct ibv_context *context, uint32_t port_num, uint3
 ssize_t soft__ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries,
 				  size_t max_entries, uint32_t flags, size_t entry_size)
 {
+	const struct soft_hca *hca = soft_hca_of(context);
 	ssize_t count = flags ? -EINVAL : 0;
 
-	(void)context;
 	soft_lock();
-	for (int i = 0; i < soft_device.objects->gid_count && count >= 0; i++) {
-		if (is_empty(i))
+	for (int i = 0; i < hca->gid_count && count >= 0; i++) {
+		if (is_empty(hca, i))
 			continue;
 		if ((size_t)count == max_entries)
 			count = -EINVAL;
 		else
 			fill_entry((void *)((char *)entries + (size_t)count++ * entry_size),
-				   entry_size, i);
+				   entry_size, hca, i);
 	}
 	soft_unlock();
 	return count;

@@ -31,7 +31,8 @@ static int set_command_file(struct soft_context *context, int fd)
 
 int soft_context_open_command_file(struct soft_context *context)
 {
-	return set_command_file(context, memfd_create("embedded0", MFD_CLOEXEC));
+	return set_command_file(context,
+				memfd_create(context->extended.context.device->name, MFD_CLOEXEC));
 }
 
 static bool has_file(const struct soft_context *context, dev_t dev, ino_t inode)
@@ -54,9 +55,10 @@ static int find_device(int cmd_fd, struct ibv_device **device)
 	if (fstat(cmd_fd, &status))
 		return errno;
 	soft_lock();
-	for (struct soft_context *it = NULL; !*device && (it = soft_port_next_context(it));)
-		if (has_file(it, status.st_dev, status.st_ino))
-			*device = it->extended.context.device;
+	for (int i = 0; i < soft_hca_count(); i++)
+		soft_list_each (struct soft_context, it, &soft_hca_at(i)->contexts, of_hca)
+			if (has_file(it, status.st_dev, status.st_ino))
+				*device = it->extended.context.device;
 	soft_unlock();
 	return *device ? 0 : EOPNOTSUPP;
 }

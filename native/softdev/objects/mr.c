@@ -82,7 +82,8 @@ struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *what)
 	mr->ibv.length = mr->range.length;
 	mr->range.pd = soft_pd_root(pd);
 	soft_lock();
-	rc = soft_fault_registration() ? ENOMEM : soft_range_add(&mr->range);
+	rc = soft_fault_registration(soft_hca_of(pd->context)->port) ? ENOMEM
+								     : soft_range_add(&mr->range);
 	if (!rc) {
 		mr->ibv.lkey = mr->ibv.rkey = mr->ibv.handle = mr->range.key;
 		soft_pd_of(pd)->users++;

@@ -1,4 +1,4 @@
-/* What can happen to the device and its port, and the events that tell contexts:
+/* The devices; what can happen to them and their ports, and the events that tell contexts:
  * ibv_get_async_event(3).
  *
  * A change of the host's addresses happens by itself.  Everything else is brought about by tests
@@ -7,41 +7,108 @@
 #include <errno.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include "objects.h"
 
-bool soft_port_is_down(void)
+#define VARIABLE "AIORDMA_EMBEDDED_DEVICES"
+
+/* ---- devices ------------------------------------------------------------------------------- */
+
+/* How many the environment wants; 0: what it says is wrong. */
+static int wanted(const char *text)
 {
-	return soft_device.objects->down;
+	char *end;
+	long count;
+
+	if (!text || !*text)
+		return 1;
+	count = *text >= '0' && *text <= '9' ? strtol(text, &end, 10) : 0;
+	return count > 0 && count <= SOFT_HCAS_MOST && !*end ? (int)count : 0;
 }
 
-static void tell(enum ibv_event_type type)
+static void make_hca(int number)
+{
+	struct soft_hca *hca = &soft_device.objects->hcas[number];
+
+	hca->device.node_type = IBV_NODE_CA;
+	hca->device.transport_type = IBV_TRANSPORT_IB;
+	/* There is no node and no sysfs path: see preload/public.c. */
+	snprintf(hca->device.name, sizeof(hca->device.name), "embedded%d", number);
+	memcpy(hca->device.dev_name, hca->device.name, sizeof(hca->device.name));
+	hca->port = 1u << number;
+	soft_list_init(&hca->contexts);
+}
+
+int soft_hca_count(void)
+{
+	soft_assert_locked();
+	struct soft_objects *objects = soft_device.objects;
+
+	if (objects->hca_count)
+		return objects->hca_count;
+	int count = wanted(getenv(VARIABLE));
+
+	objects->hcas_wrong = !count;
+	objects->hca_count = count ? count : 1;
+	for (int i = 0; i < objects->hca_count; i++)
+		make_hca(i);
+	return objects->hca_count;
+}
+
+struct soft_hca *soft_hca_at(int number)
+{
+	return &soft_device.objects->hcas[number < soft_hca_count() ? number : 0];
+}
+
+/* Each of them, by name. */
+#define EACH_HCA(it)                                                                               \
+	for (struct soft_hca *it = soft_hca_at(0);                                                 \
+	     it < soft_device.objects->hcas + soft_hca_count(); it++)
+
+static int start(void)
+{
+	if (soft_device.objects->hcas_wrong)
+		soft_device.objects->hca_count = 0; /* ask again */
+	soft_hca_count();
+	if (!soft_device.objects->hcas_wrong)
+		return 0;
+	fprintf(stderr, "aiordma: " VARIABLE " is '%s': it is a number of devices, 1 to %d\n",
+		getenv(VARIABLE), SOFT_HCAS_MOST);
+	return EINVAL;
+}
+
+static void tell(struct soft_hca *hca, enum ibv_event_type type)
 {
 	const struct ibv_async_event event = {.element.port_num = 1, .event_type = type};
 
-	soft_list_each (struct soft_context, context, &soft_device.objects->contexts, of_device)
+	soft_list_each (struct soft_context, context, &hca->contexts, of_hca)
 		soft_async_event(context, &event);
 }
 
 /* Every queue pair of every context. */
-static void for_queue_pairs(void (*what)(struct soft_qp *qp))
+static void for_queue_pairs(struct soft_hca *hca, void (*what)(struct soft_qp *qp))
 {
-	soft_list_each (struct soft_context, context, &soft_device.objects->contexts, of_device)
+	soft_list_each (struct soft_context, context, &hca->contexts, of_hca)
 		soft_list_each (struct soft_qp, qp, &context->qps, of_context)
 			what(qp);
 }
 
-/* ---- the host's addresses, which are the port's GIDs ----------------------------------------- */
+/* ---- the host's addresses, which are the ports' GIDs ----------------------------------------- */
 
 /* The addresses of the host have changed, or may have. */
 static void read_addresses(void)
 {
-	if (!soft_gid_refresh())
-		return;
-	soft_engine_port_changed(SOFT_PORT_ADDRESSES);
-	tell(IBV_EVENT_GID_CHANGE);
+	EACH_HCA(hca)
+	{
+		if (!soft_gid_refresh(hca))
+			continue;
+		soft_engine_port_changed(SOFT_PORT_ADDRESSES, hca->port);
+		tell(hca, IBV_EVENT_GID_CHANGE);
+	}
 }
 
 static void addresses_changed(struct soft_fd_watch *watch, uint32_t events)
@@ -80,126 +147,157 @@ void soft_port_attach(struct soft_context *context)
 	soft_lock();
 	watch_addresses();
 	read_addresses();
-	soft_list_append(&soft_device.objects->contexts, &context->of_device);
+	soft_list_append(&soft_hca_of(&context->extended.context)->contexts, &context->of_hca);
 	soft_unlock();
+}
+
+static bool none_is_open(void)
+{
+	bool none = true;
+
+	EACH_HCA(hca)
+	none &= soft_list_empty(&hca->contexts);
+	return none;
 }
 
 void soft_port_detach(struct soft_context *context)
 {
 	soft_lock();
-	soft_list_remove(&context->of_device);
-	if (soft_list_empty(&soft_device.objects->contexts))
+	soft_list_remove(&context->of_hca);
+	if (none_is_open())
 		soft_watch_close(&soft_device.objects->addresses);
 	soft_unlock();
 }
 
-struct soft_context *soft_port_next_context(struct soft_context *context)
-{
-	soft_assert_locked();
-	struct soft_node *contexts = &soft_device.objects->contexts;
-	struct soft_node *next = context ? context->of_device.next : contexts->next;
-
-	return next == contexts ? NULL : soft_list_entry(next, struct soft_context, of_device);
-}
-
 static void reset(void)
 {
-	struct soft_objects *objects = soft_device.objects;
-
-	while (!soft_list_empty(&objects->contexts))
-		soft_list_remove(objects->contexts.next);
-	soft_gid_forget();
-	objects->down = false;
+	EACH_HCA(hca)
+	{
+		while (!soft_list_empty(&hca->contexts))
+			soft_list_remove(hca->contexts.next);
+		soft_gid_forget(hca);
+	}
+	soft_ports_down = 0;
 }
 
 static void create(void)
 {
 	struct soft_objects *objects = soft_device.objects = soft_part(sizeof(*objects));
 
-	objects->device = (struct ibv_device){
-		.node_type = IBV_NODE_CA,
-		.transport_type = IBV_TRANSPORT_IB,
-		.name = "embedded0",
-		.dev_name = "embedded0", /* no node and no sysfs path: see preload/public.c */
-	};
 	soft_list_init(&objects->pds);
 	soft_list_init(&objects->dms);
-	soft_list_init(&objects->contexts);
 	soft_list_init(&objects->xrc_domains);
 	objects->addresses.fd = -1;
 }
 
 const struct soft_subsystem soft_port_subsystem = {
 	.create = create,
+	.start = start,
 	.stop = reset,
 	.forked = reset,
 };
 
 /* ---- what can happen ----------------------------------------------------------------------- */
 
+bool soft_qp_is_silent(const struct soft_qp *qp)
+{
+	const union ibv_gid peer = soft_qp_peer_gid(qp);
+	uint32_t ports = soft_qp_hca(qp)->port;
+
+	if (soft_qpn_ip_port(qp->attr.dest_qp_num) == soft_ip_port())
+		ports |= soft_gid_port(&peer);
+	return soft_ports_down & ports;
+}
+
+static void stall(struct soft_qp *qp)
+{
+	if (soft_qp_is_silent(qp))
+		soft_qp_stall(qp);
+}
+
+/* What belongs to no port in particular is silent while all are down. */
+static void set_down(uint32_t ports)
+{
+	const uint32_t all = (1u << soft_hca_count()) - 1;
+
+	soft_ports_down = ports;
+	soft_watches_silence(ports == all ? SOFT_ANY_PORT : ports);
+}
+
 /* Nothing is taken in, nothing goes out.  Reliable queue pairs try for as long as their attributes
  * say, and so do their peers. */
-static void go_down(void)
+static void go_down(struct soft_hca *hca)
 {
-	if (soft_device.objects->down)
+	if (soft_ports_down & hca->port)
 		return;
-	soft_device.objects->down = true;
-	soft_watches_silence(true);
-	for_queue_pairs(soft_qp_stall);
-	tell(IBV_EVENT_PORT_ERR);
+	set_down(soft_ports_down | hca->port);
+	EACH_HCA(each)
+	for_queue_pairs(each, stall);
+	tell(hca, IBV_EVENT_PORT_ERR);
 }
 
-static void go_up(void)
+static void go_up(struct soft_hca *hca)
 {
-	if (!soft_device.objects->down)
+	if (!(soft_ports_down & hca->port))
 		return;
-	soft_device.objects->down = false;
-	soft_watches_silence(false);
-	soft_engine_port_changed(SOFT_PORT_UP);
-	tell(IBV_EVENT_PORT_ACTIVE);
+	set_down(soft_ports_down & ~hca->port);
+	soft_engine_port_changed(SOFT_PORT_UP, hca->port);
+	tell(hca, IBV_EVENT_PORT_ACTIVE);
 }
 
-static void fail(void)
+static void fail(struct soft_hca *hca)
 {
-	soft_engine_port_changed(
-		SOFT_PORT_FATAL); /* rdma_get_cm_event(3), before their queue pairs fail */
-	for_queue_pairs(soft_qp_error);
-	soft_list_each (struct soft_context, context, &soft_device.objects->contexts, of_device)
+	/* rdma_get_cm_event(3), before their queue pairs fail */
+	soft_engine_port_changed(SOFT_PORT_FATAL, hca->port);
+	for_queue_pairs(hca, soft_qp_error);
+	soft_list_each (struct soft_context, context, &hca->contexts, of_hca)
 		context->fatal = true;
-	tell(IBV_EVENT_DEVICE_FATAL);
+	tell(hca, IBV_EVENT_DEVICE_FATAL);
+}
+
+static int bring_about(struct soft_hca *hca, enum ibv_event_type event)
+{
+	switch (event) {
+	case IBV_EVENT_PORT_ERR:
+		go_down(hca);
+		return 0;
+	case IBV_EVENT_PORT_ACTIVE:
+		go_up(hca);
+		return 0;
+	case IBV_EVENT_LID_CHANGE:
+		tell(hca, event);
+		soft_engine_port_changed(SOFT_PORT_LID, hca->port);
+		return 0;
+	case IBV_EVENT_DEVICE_FATAL:
+		fail(hca);
+		return 0;
+	case IBV_EVENT_GID_CHANGE:
+		soft_gid_refresh(hca);
+		tell(hca, event);
+		return 0;
+	case IBV_EVENT_PKEY_CHANGE:
+	case IBV_EVENT_SM_CHANGE:
+	case IBV_EVENT_CLIENT_REREGISTER:
+		tell(hca, event);
+		return 0;
+	default:
+		return EINVAL;
+	}
+}
+
+int aiordma_embedded_raise_on(const char *device, enum ibv_event_type event)
+{
+	int rc = ENODEV;
+
+	soft_lock();
+	EACH_HCA(hca)
+	if (!device || !strcmp(device, hca->device.name))
+		rc = bring_about(hca, event);
+	soft_unlock();
+	return rc;
 }
 
 int aiordma_embedded_raise(enum ibv_event_type event)
 {
-	int rc = 0;
-
-	soft_lock();
-	switch (event) {
-	case IBV_EVENT_PORT_ERR:
-		go_down();
-		break;
-	case IBV_EVENT_PORT_ACTIVE:
-		go_up();
-		break;
-	case IBV_EVENT_LID_CHANGE:
-		tell(event);
-		soft_engine_port_changed(SOFT_PORT_LID);
-		break;
-	case IBV_EVENT_DEVICE_FATAL:
-		fail();
-		break;
-	case IBV_EVENT_GID_CHANGE:
-		soft_gid_refresh();
-		tell(event);
-		break;
-	case IBV_EVENT_PKEY_CHANGE:
-	case IBV_EVENT_SM_CHANGE:
-	case IBV_EVENT_CLIENT_REREGISTER:
-		tell(event);
-		break;
-	default:
-		rc = EINVAL;
-	}
-	soft_unlock();
-	return rc;
+	return aiordma_embedded_raise_on(NULL, event);
 }

@@ -49,6 +49,11 @@ static struct ibv_qp_init_attr relevant(const struct ibv_qp_init_attr *attr)
 	return own;
 }
 
+static bool is_elsewhere(const struct ibv_context *context, const struct ibv_cq *cq)
+{
+	return cq && cq->context->device != context->device;
+}
+
 static int check_create(const struct ibv_context *context, const struct ibv_pd *pd,
 			const struct soft_xrcd *xrcd, const struct ibv_qp_init_attr *attr)
 {
@@ -71,7 +76,8 @@ static int check_create(const struct ibv_context *context, const struct ibv_pd *
 	default:
 		return EINVAL;
 	}
-	if (!pd || !attr->send_cq || cap->max_send_wr > SOFT_MAX_QP_WR ||
+	if (!pd || !attr->send_cq || is_elsewhere(context, attr->send_cq) ||
+	    is_elsewhere(context, attr->recv_cq) || cap->max_send_wr > SOFT_MAX_QP_WR ||
 	    cap->max_send_sge > SOFT_MAX_SGE || cap->max_inline_data > SOFT_MAX_INLINE ||
 	    (attr->srq && (attr->srq->context != context || soft_srq_of(attr->srq)->xrcd)))
 		return EINVAL;
@@ -116,7 +122,7 @@ static void reach_expired(struct soft_timer *timer)
 		soft_qp_kick(qp);
 	} else if (qp->sq.oldest != qp->sq.tail) {
 		soft_send_fail(qp, IBV_WC_RETRY_EXC_ERR);
-	} else if (qp->link && qp->link->state == SOFT_LINK_UP && soft_port_is_down()) {
+	} else if (qp->link && qp->link->state == SOFT_LINK_UP && soft_port_is_down(qp)) {
 		/* By now the peer has given up what it sent: let it know, for it cannot know. */
 		soft_links->close(qp->link);
 	}
@@ -358,7 +364,7 @@ void soft_qp_kick(struct soft_qp *qp)
 		return;
 	if (soft_qp_is_ud(qp))
 		qp->transport->output(qp);
-	else if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_port_is_down())
+	else if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_port_is_down(qp))
 		soft_qp_link_output(qp->link);
 	else if (soft_qp_is_uc(qp) && (qp->no_peer || qp->stream_lost))
 		qp->transport->lose(qp);
@@ -451,17 +457,17 @@ static const struct soft_qp_transition *transition(const struct soft_qp *qp, enu
 	return NULL;
 }
 
-static int check_address(const struct ibv_ah_attr *ah)
+static int check_address(const struct soft_hca *hca, const struct ibv_ah_attr *ah)
 {
 	struct soft_gid gid;
 
 	if (ah->port_num != 1)
 		return EINVAL;
-	return ah->is_global ? soft_gid_source(ah->grh.sgid_index, &ah->grh.dgid, &gid) : 0;
+	return ah->is_global ? soft_gid_source(hca, ah->grh.sgid_index, &ah->grh.dgid, &gid) : 0;
 }
 
 /* ibv_modify_qp(3): what each attribute can be. */
-static int check_values(const struct ibv_qp_attr *attr, int mask)
+static int check_values(const struct soft_hca *hca, const struct ibv_qp_attr *attr, int mask)
 {
 	/* Those of regions as well, which mean nothing here: programs pass on what they register
 	 * with. */
@@ -487,7 +493,7 @@ static int check_values(const struct ibv_qp_attr *attr, int mask)
 	    (mask & IBV_QP_RETRY_CNT && attr->retry_cnt > 7) ||
 	    (mask & IBV_QP_RNR_RETRY && attr->rnr_retry > 7))
 		return EINVAL;
-	return mask & IBV_QP_AV ? check_address(&attr->ah_attr) : 0;
+	return mask & IBV_QP_AV ? check_address(hca, &attr->ah_attr) : 0;
 }
 
 #define TAKE(bit, member)                                                                          \
@@ -561,7 +567,7 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int give
 	if (!row || (mask & row->required) != row->required ||
 	    mask & ~(row->required | row->optional))
 		return EINVAL;
-	rc = check_values(attr, attr_mask);
+	rc = check_values(soft_hca_of(ibv->context), attr, attr_mask);
 	if (rc)
 		return rc;
 	if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && qp->transport->prepare) {

@@ -8,13 +8,27 @@
 enum {
 	SOFT_GIDS = 255, /* an index is a byte: ibv_global_route.sgid_index */
 	SOFT_QPN_RESTING = 2048, /* the last numbers that were given back */
+	SOFT_HCAS_MOST = 16,
+};
+
+/* A device that ibv_get_device_list(3) shows (IBTA: a host channel adapter), with its port. */
+struct soft_hca {
+	/* First: soft_hca_of.  Libraries of providers look behind the structure for their own mark, to
+	 * see whether a device is theirs (mlx5dv_is_supported(3)): zeros there. */
+	struct ibv_device device;
+	char behind[1024];
+	uint32_t port; /* its bit */
+	struct soft_node contexts; /* port.c: soft_context.of_hca */
+	uint32_t bad_qkeys; /* messages that came with a wrong Q_Key: ibv_query_port(3) */
+	struct soft_gid gids[SOFT_GIDS];
+	int gid_count;
 };
 
 struct soft_objects {
-	/* Libraries of providers look behind the structure for their own mark, to see whether a
-	 * device is theirs (mlx5dv_is_supported(3)): zeros there. */
-	struct ibv_device device;
-	char behind[1024];
+	struct soft_hca hcas[SOFT_HCAS_MOST];
+	int hca_count; /* 0: the environment has not been asked, */
+	bool hcas_wrong; /* and it has said nothing that can be */
+	uint32_t ports_down;
 
 	struct {
 		uint32_t ah, cq, dm, pd, srq;
@@ -23,12 +37,7 @@ struct soft_objects {
 	size_t dm_allocated; /* of SOFT_DM_SIZE */
 	struct soft_node pds, dms; /* all of them */
 
-	struct soft_node contexts; /* port.c: soft_context.of_device */
 	struct soft_fd_watch addresses; /* of the host: rtnetlink */
-	bool down;
-	uint32_t bad_qkeys; /* messages that came with a wrong Q_Key: ibv_query_port(3) */
-	struct soft_gid gids[SOFT_GIDS];
-	int gid_count;
 
 	/* upper.h; softdev.c sets them */
 	const struct soft_transport *connected; /* of RC and UC */
@@ -47,7 +56,12 @@ struct soft_objects {
 	uint8_t nothing[SOFT_PLACE_MAX], sink[SOFT_PLACE_MAX];
 };
 
+static inline struct soft_hca *soft_hca_of(const struct ibv_context *context)
+{
+	return soft_container(context->device, struct soft_hca, device);
+}
+
 #define soft_links (soft_device.objects->links)
-#define soft_port_bad_qkeys (soft_device.objects->bad_qkeys)
+#define soft_ports_down (soft_device.objects->ports_down)
 
 #endif

@@ -49,6 +49,31 @@ struct soft_link_calls {
 	uint16_t (*ip_port)(void);
 };
 
+static inline struct soft_hca *soft_qp_hca(const struct soft_qp *qp)
+{
+	return soft_hca_of(qp->ibv.context);
+}
+
+static inline bool soft_port_is_down(const struct soft_qp *qp)
+{
+	return soft_ports_down && soft_qp_is_silent(qp);
+}
+
+/* The queue pair's own GID, as its address has it; 0 or EINVAL. */
+static inline int soft_qp_gid(const struct soft_qp *qp, struct soft_gid *gid)
+{
+	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
+
+	return soft_gid_at(soft_qp_hca(qp), ah->is_global ? ah->grh.sgid_index : 0, gid);
+}
+
+/* And its peer's: an address without a GID is one of the same device. */
+static inline union ibv_gid soft_qp_peer_gid(const struct soft_qp *qp)
+{
+	return qp->attr.ah_attr.is_global ? qp->attr.ah_attr.grh.dgid
+					  : soft_qp_hca(qp)->gids[0].gid;
+}
+
 static inline uint16_t soft_ip_port(void)
 {
 	return soft_links->ip_port();

@@ -106,6 +106,10 @@ struct soft_path {
 	struct soft_chan *receiving; /* whose record has come in part */
 	struct soft_ctrl_record *ctrl_records; /* control records that found no room */
 	uint32_t ctrl_count, ctrl_room;
+	/* Of the devices at our end: nothing passes while one of them is down.  And which device is at
+	 * the other end, as soft_gid_hca_number. */
+	uint32_t ports;
+	int peer_hca;
 	bool dead;
 	int broken; /* it will be ended by `flush` with this errno value */
 };

@@ -95,7 +95,7 @@ void soft_retry_expired(struct soft_timer *timer)
 	if (!may_miss(qp))
 		return;
 	/* What has not even left cannot have been lost on the way. */
-	if (soft_port_is_down() || qp->link->blocked) {
+	if (soft_port_is_down(qp) || qp->link->blocked) {
 		soft_requester_await(qp);
 		return;
 	}

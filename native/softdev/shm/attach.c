@@ -6,7 +6,8 @@
  * kernel for the other's user, which must be their own; then it makes the segment and hands it
  * over.  The socket stays open: its end is the end of the peer.
  *
- *   the client    HELLO, its port, the segment, and its pipe; it may write into its ring at once
+ *   the client    HELLO, its port, which device of each side, the segment, and its pipe; it may write
+ *                 into its ring at once
  *   the host      READY and its pipe, or the end of the socket
  *
  * HELLO and READY also tell where the secret of cma.h is: an address goes to a process of the same
@@ -56,7 +57,8 @@ enum {
 
 struct message {
 	uint32_t type; /* enum message_type */
-	uint32_t port; /* 0: it has none */
+	uint16_t port; /* 0: it has none */
+	uint8_t from, to; /* HELLO: numbers of devices */
 	uint64_t secret_at; /* soft_cma.secret of the sender */
 };
 
@@ -68,6 +70,8 @@ static bool send_message(const struct soft_shm_peer *peer, enum message_type typ
 	struct message message = {
 		.type = type,
 		.port = soft_device.shm->own_port,
+		.from = (uint8_t)__builtin_ctz(peer->path.ports),
+		.to = (uint8_t)peer->path.peer_hca,
 		.secret_at = peer->cma ? (uintptr_t)peer->cma->secret : 0,
 	};
 	struct iovec bytes = {&message, sizeof(message)};
@@ -129,7 +133,7 @@ static int receive_message(const struct soft_shm_peer *peer, struct message *mes
 		memcpy(fds, CMSG_DATA(header),
 		       length < FDS * sizeof(*fds) ? length : FDS * sizeof(*fds));
 	}
-	return n == (ssize_t)sizeof(*message) && message->port <= UINT16_MAX ? 1 : -1;
+	return n == (ssize_t)sizeof(*message) ? 1 : -1;
 }
 
 /* ---- both sides ---------------------------------------------------------------------------- */
@@ -198,7 +202,16 @@ static bool identify(struct soft_shm_peer *peer)
 
 static void socket_ready(struct soft_fd_watch *watch, uint32_t events);
 
-static struct soft_shm_peer *create_peer(int fd)
+/* From now on it is one of these ports; 0 or an errno value. */
+static int belong(struct soft_shm_peer *peer, uint32_t ports)
+{
+	soft_unwatch(&peer->socket);
+	peer->path.ports = ports;
+	peer->socket.ports = peer->process.ports = peer->pipe.in.ports = ports;
+	return soft_watch(&peer->socket, EPOLLIN);
+}
+
+static struct soft_shm_peer *create_peer(int fd, uint32_t ports)
 {
 	struct soft_shm_peer *peer = soft_shm_peer_create();
 
@@ -206,11 +219,11 @@ static struct soft_shm_peer *create_peer(int fd)
 		close(fd);
 		return NULL;
 	}
-	peer->socket = (struct soft_fd_watch){.fd = fd, .ready = socket_ready, .of_port = true};
-	peer->process = (struct soft_fd_watch){.fd = -1, .ready = process_died, .of_port = true};
+	peer->socket = (struct soft_fd_watch){.fd = fd, .ready = socket_ready};
+	peer->process = (struct soft_fd_watch){.fd = -1, .ready = process_died};
 	peer->timeout.expired = attach_timed_out;
 	soft_timer_start(&peer->timeout, soft_now() + ATTACH_TIMEOUT_NS);
-	if (identify(peer) && !soft_watch(&peer->socket, EPOLLIN))
+	if (identify(peer) && !belong(peer, ports))
 		return peer;
 	soft_shm_peer_finish(peer, ECONNREFUSED);
 	return NULL;
@@ -238,10 +251,11 @@ static bool receive_pipe(struct soft_shm_peer *peer, int fds[FDS])
 static bool handle_hello(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
 {
 	leave_unidentified(peer);
-	peer->port = (uint16_t)message->port;
-	if (fds[MEMORY] < 0 || soft_segment_check(fds[MEMORY]) ||
-	    soft_segment_map(peer, fds[MEMORY], false) || !receive_pipe(peer, fds) ||
-	    soft_notify_pipe_make(&peer->pipe))
+	peer->port = message->port;
+	peer->path.peer_hca = message->from;
+	if (belong(peer, soft_hca_at(message->to)->port) || fds[MEMORY] < 0 ||
+	    soft_segment_check(fds[MEMORY]) || soft_segment_map(peer, fds[MEMORY], false) ||
+	    !receive_pipe(peer, fds) || soft_notify_pipe_make(&peer->pipe))
 		return false;
 	return send_message(peer, READY, &peer->pipe.read_fd, 1) && set_up(peer, message);
 }
@@ -344,11 +358,11 @@ static bool send_hello(struct soft_shm_peer *peer)
 	return done;
 }
 
-struct soft_shm_peer *soft_attach_begin(uint16_t port)
+struct soft_shm_peer *soft_attach_begin(uint16_t ip_port, uint32_t own_port, int hca_number)
 {
 	soft_assert_locked();
 	struct sockaddr_un address;
-	socklen_t length = name_of(port, &address);
+	socklen_t length = name_of(ip_port, &address);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	if (fd < 0)
@@ -357,15 +371,16 @@ struct soft_shm_peer *soft_attach_begin(uint16_t port)
 		close(fd);
 		return NULL;
 	}
-	struct soft_shm_peer *peer = create_peer(fd);
+	struct soft_shm_peer *peer = create_peer(fd, own_port);
 
 	if (!peer)
 		return NULL;
+	peer->path.peer_hca = hca_number;
 	if (!send_hello(peer)) {
 		soft_shm_peer_finish(peer, ECONNREFUSED);
 		return NULL;
 	}
-	peer->port = port;
+	peer->port = ip_port;
 	return peer;
 }
 
@@ -383,7 +398,7 @@ static void accept_peer(int fd)
 		soft_shm_peer_finish(soft_list_first(&soft_device.shm->unidentified,
 						     struct soft_shm_peer, unidentified),
 				     0);
-	struct soft_shm_peer *peer = create_peer(fd);
+	struct soft_shm_peer *peer = create_peer(fd, SOFT_ANY_PORT);
 
 	if (!peer)
 		return;
@@ -422,7 +437,7 @@ bool soft_attach_listen(uint16_t port)
 	shm->listener = (struct soft_fd_watch){
 		.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0),
 		.ready = accept_ready,
-		.of_port = true,
+		.ports = SOFT_ANY_PORT,
 	};
 	if (shm->listener.fd < 0)
 		return true;

@@ -19,7 +19,7 @@ void soft_notify_pipe_init(struct soft_notify_pipe *pipe,
 	*pipe = (struct soft_notify_pipe){
 		.write_fd = -1,
 		.read_fd = -1,
-		.in = {.fd = -1, .ready = notified, .of_port = true},
+		.in = {.fd = -1, .ready = notified},
 	};
 }
 

@@ -88,8 +88,6 @@ static void finish(struct soft_shm_peer *peer, int error, bool exited)
 	if (peer->path.dead)
 		return;
 	peer->path.dead = true;
-	if (peer == soft_device.shm->self)
-		soft_device.shm->self = NULL;
 	soft_list_remove(&peer->node);
 	soft_device.shm->count--;
 	soft_wakeup_remove(peer);
@@ -121,7 +119,7 @@ void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
 
 bool soft_shm_path_is_self(const struct soft_path *path)
 {
-	return soft_device.shm->self && path == &soft_device.shm->self->path;
+	return path->calls == &ring_calls && peer_of(path)->self;
 }
 
 struct soft_cma *soft_shm_path_cma(const struct soft_path *path)
@@ -200,9 +198,10 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 	struct soft_record record;
 	size_t taken = 0;
 
-	if (peer == soft_device.shm->self)
+	if (peer->self)
 		budget = within_turn(peer, budget);
-	while (taken < budget && !peer->path.dead && peer->up && !soft_port_is_down()) {
+	while (taken < budget && !peer->path.dead && peer->up &&
+	       !(soft_ports_down & peer->path.ports)) {
 		int rc = soft_ring_next(&peer->in, &record);
 		uint64_t copied = soft_device.shm->copied;
 		uint64_t since = rc > 0 ? soft_cma_ring_begins(record.length) : 0;
@@ -230,10 +229,12 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 
 /* ---- ourselves ----------------------------------------------------------------------------- */
 
-static struct soft_shm_peer *ourselves(void)
+/* Between one or two devices of ours. */
+static struct soft_shm_peer *ourselves(uint32_t ports)
 {
-	if (soft_device.shm->self)
-		return soft_device.shm->self;
+	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node)
+		if (peer->self && peer->path.ports == ports)
+			return peer;
 	struct soft_shm_peer *peer = soft_shm_peer_create();
 
 	if (!peer)
@@ -242,16 +243,17 @@ static struct soft_shm_peer *ourselves(void)
 		soft_shm_peer_finish(peer, 0);
 		return NULL;
 	}
+	peer->path.ports = ports;
 	peer->pid = getpid();
 	peer->up = true;
-	soft_device.shm->self = peer;
-	return soft_device.shm->self;
+	peer->self = true;
+	return peer;
 }
 
-int soft_shm_chan_to_self(struct soft_chan *chan)
+int soft_shm_chan_to_self(struct soft_chan *chan, uint32_t own_port)
 {
 	soft_assert_locked();
-	struct soft_shm_peer *peer = ourselves();
+	struct soft_shm_peer *peer = ourselves(own_port);
 	int rc = peer ? soft_chan_enter(chan, &peer->path, 0, 0) : ENOMEM;
 
 	chan->remote_id = chan->id;
@@ -263,18 +265,19 @@ static struct soft_path *path_of(struct soft_shm_peer *peer)
 	return peer ? &peer->path : NULL;
 }
 
-struct soft_path *soft_shm_path_at(uint16_t port)
+struct soft_path *soft_shm_path_at(uint16_t ip_port, uint32_t own_port, int hca_number)
 {
 	soft_assert_locked();
-	if (!port)
+	if (!ip_port)
 		return NULL;
-	if (port == soft_ip_port())
-		return path_of(ourselves());
+	if (ip_port == soft_ip_port())
+		return path_of(ourselves(own_port | soft_hca_at(hca_number)->port));
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node) {
-		if (peer->port == port)
+		if (peer->port == ip_port && peer->path.ports == own_port &&
+		    peer->path.peer_hca == hca_number)
 			return &peer->path;
 	}
-	return path_of(soft_attach_begin(port));
+	return path_of(soft_attach_begin(ip_port, own_port, hca_number));
 }
 
 /* The lock is about to be given back.  What went to ourselves is there at once. */
@@ -284,7 +287,7 @@ static void flush(struct soft_deferred *deferred)
 
 	if (peer->path.broken) {
 		soft_shm_peer_finish(peer, peer->path.broken);
-	} else if (peer == soft_device.shm->self) {
+	} else if (peer->self) {
 		soft_wakeup_visit(peer);
 	} else {
 		bool asleep = soft_ring_flush(&peer->out);
@@ -323,13 +326,13 @@ static void forked(void)
 		soft_notify_pipe_close(&peer->pipe);
 		free(peer);
 	}
-	shm->self = NULL;
 	shm->count = shm->unidentified_count = 0;
 	soft_list_init(&shm->unidentified);
 }
 
-static void port_changed(enum soft_port_change change)
+static void port_changed(enum soft_port_change change, uint32_t ports)
 {
+	(void)ports; /* a visit to the others finds what is there, or nothing */
 	if (change == SOFT_PORT_UP)
 		soft_shm_resume();
 }

@@ -1,8 +1,8 @@
 /* Shared memory with local peers: the other processes of this host that have the device, and this
  * process itself.
  *
- * Two processes of one user attach to each other once (attach.c) and from then on share two rings
- * (ring.h), which are a path (path.h) between them.  Everything here is called with the engine's
+ * Two processes of one user attach to each other once for each pair of their devices (attach.c) and
+ * from then on share two rings (ring.h), which are a path (path.h) between them.  Everything here is called with the engine's
  * lock.
  */
 #ifndef AIORDMA_SOFTDEV_SHM_H
@@ -16,10 +16,10 @@
 
 struct soft_shm_peer;
 
-/* The peer with that port in this network namespace, attached or attaching; this process for its
- * own.  NULL: there is none, or it is of another user, or has no shared memory: there is only TCP.
- */
-struct soft_path *soft_shm_path_at(uint16_t port);
+/* From the device of this process with that port's bit to the device with that number of the process
+ * at that TCP port of this network namespace, attached or attaching; this process for its own.  NULL:
+ * there is none, or it is of another user, or has no shared memory: there is only TCP. */
+struct soft_path *soft_shm_path_at(uint16_t ip_port, uint32_t own_port, int hca_number);
 bool soft_shm_path_is_self(const struct soft_path *path);
 
 /* NULL if there was no memory for it: then everything goes through the rings; and of other paths. */
@@ -29,8 +29,8 @@ struct soft_cma *soft_cma_next(const struct soft_cma *cma);
 /* A link to the peer is up, so both sides have the segment: find out what can be copied. */
 void soft_cma_probe_path(struct soft_path *path);
 
-/* A channel that begins and ends here, open at once.  0 or an errno value. */
-int soft_shm_chan_to_self(struct soft_chan *chan);
+/* A channel that begins and ends at that device, open at once.  0 or an errno value. */
+int soft_shm_chan_to_self(struct soft_chan *chan, uint32_t own_port);
 
 extern const struct soft_subsystem soft_shm_subsystem;
 

@@ -18,6 +18,7 @@ struct soft_shm_peer {
 	struct soft_node node;
 	bool up; /* both sides have the memory */
 	unsigned busy; /* it must not be freed */
+	bool self; /* it is this process, with one or two of its devices */
 	uint16_t port;
 	pid_t pid; /* 0: not known, because it lives in another process namespace */
 
@@ -51,7 +52,6 @@ struct soft_shm {
 	/* peer.c */
 	struct soft_node peers;
 	unsigned count; /* of them */
-	struct soft_shm_peer *self;
 
 	/* attach.c */
 	struct soft_fd_watch listener;
@@ -102,8 +102,9 @@ void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer));
 
 /* ---- attach.c ----------------------------------------------------------------------------- */
 
-/* Attach to the process with that port; NULL: there is none that can be attached to. */
-struct soft_shm_peer *soft_attach_begin(uint16_t port);
+/* Attach to the process with that port, as soft_shm_path_at; NULL: there is none that can be attached
+ * to. */
+struct soft_shm_peer *soft_attach_begin(uint16_t ip_port, uint32_t own_port, int hca_number);
 /* Empties the notify pipe, once its cause has been seen.  False: the peer has closed its end, and is
  * finished. */
 bool soft_attach_ack_notify(struct soft_shm_peer *peer);

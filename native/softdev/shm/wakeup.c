@@ -66,7 +66,7 @@ static void poll_again(struct soft_shm_peer *peer)
  * checked. */
 static bool arm(struct soft_shm_peer *peer)
 {
-	if (soft_shm_path_is_self(&peer->path))
+	if (peer->self)
 		return soft_ring_has_input(&peer->in);
 	if (soft_ring_is_armed(&peer->in))
 		return false;
@@ -93,14 +93,13 @@ static void disarm(struct soft_shm_peer *peer)
 void soft_wakeup_rearm(struct soft_shm_peer *peer)
 {
 	soft_assert_locked();
-	if (soft_port_is_down())
+	if (soft_ports_down & peer->path.ports)
 		return; /* soft_shm_resume */
 	if (soft_ring_has_input(&peer->in) || soft_shm_peer_wants_room(peer)) {
 		poll_again(peer);
 		return;
 	}
-	if (peer->idle_polls > MAX_IDLE_POLLS || soft_device.shm->polled > MAX_POLLED ||
-	    soft_shm_path_is_self(&peer->path))
+	if (peer->idle_polls > MAX_IDLE_POLLS || soft_device.shm->polled > MAX_POLLED || peer->self)
 		soft_wakeup_remove(peer);
 	if (is_polled(peer) && !soft_device.shm->need_notify)
 		disarm(peer);
@@ -164,10 +163,9 @@ bool soft_shm_poll(void)
 bool soft_shm_has_input(void)
 {
 	soft_assert_locked();
-	if (soft_port_is_down())
-		return false;
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->poll_set, poll_set) {
-		if (soft_ring_has_input(&peer->in) || soft_shm_peer_wants_room(peer))
+		if (!(soft_ports_down & peer->path.ports) &&
+		    (soft_ring_has_input(&peer->in) || soft_shm_peer_wants_room(peer)))
 			return true;
 	}
 	return false;

@@ -405,6 +405,16 @@ static void read_text(const char *path, char between, char *text, size_t size)
 			text[i] = between;
 }
 
+/* Before the number of devices is known there is the first one. */
+static void name_devices(char *text)
+{
+	const struct soft_objects *objects = soft_device.objects;
+
+	strcpy(text, "embedded0");
+	for (int i = 1; i < objects->hca_count; i++)
+		sprintf(text + strlen(text), ",%s", objects->hcas[i].device.name);
+}
+
 /* Both clocks, read as near to each other as possible; the boot that the monotonic clock belongs
  * to; the process. */
 static int add_header(void)
@@ -425,7 +435,8 @@ static int add_header(void)
 		text[0] = '\0';
 	text[sizeof(text) - 1] = '\0';
 	put_text(&line, "host", text);
-	put_name(&line, "device", "embedded0");
+	name_devices(text);
+	put_name(&line, "device", text);
 	put(&line, "}\n");
 	return soft_trace_file_add(line.text, line.length);
 }

@@ -348,8 +348,7 @@ static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagr
 		 const uint8_t *payload, uint32_t length)
 {
 	(void)watch;
-	if (soft_gid_is_local(&datagram->destination))
-		soft_ud_input(datagram, payload, length);
+	soft_ud_input(datagram, payload, length);
 }
 
 static void ready(struct soft_fd_watch *watch, uint32_t events)

@@ -53,7 +53,7 @@ static uint32_t loopback_interface(void)
 {
 	struct soft_gid gid;
 
-	return soft_gid_at(0, &gid) ? 0 : gid.ifindex;
+	return soft_gid_at(soft_hca_at(0), 0, &gid) ? 0 : gid.ifindex;
 }
 
 /* ---- sending ------------------------------------------------------------------------------- */
@@ -111,8 +111,8 @@ static int join(int fd, uint32_t address)
 	if (setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request)) &&
 	    errno != EADDRINUSE)
 		return errno;
-	for (int i = 1; i < soft_gid_count(); i++) {
-		if (soft_gid_at(i, &gid))
+	for (int i = 1; i < soft_gid_count(soft_hca_at(0)); i++) {
+		if (soft_gid_at(soft_hca_at(0), i, &gid))
 			continue;
 		request.imr_ifindex = (int)gid.ifindex;
 		setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request));

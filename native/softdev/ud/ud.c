@@ -80,7 +80,7 @@ static bool send_oldest(struct soft_qp *qp)
 	}
 	const struct soft_datagram datagram = datagram_of(qp, send, to);
 
-	if (soft_port_is_down())
+	if (soft_port_is_down(qp))
 		; /* lost */
 	else if (soft_gid_is_multicast(&path->destination))
 		done = soft_multicast_send(&datagram, path, iov, count);
@@ -183,10 +183,10 @@ void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, cons
 	uint8_t grh[SOFT_GRH];
 
 	if (!soft_qp_is_ud(qp) || qp->ibv.state < IBV_QPS_RTR || qp->ibv.state > IBV_QPS_SQE ||
-	    soft_port_is_down())
+	    soft_port_is_down(qp))
 		return;
 	if (datagram->qkey != qp->attr.qkey) {
-		soft_port_bad_qkeys++; /* IBTA 9.8.3.2, 14.2.5.6: dropped and counted */
+		soft_qp_hca(qp)->bad_qkeys++; /* IBTA 9.8.3.2, 14.2.5.6: dropped and counted */
 		return;
 	}
 	/* IBTA 9.9.3, responder class D: without a receive, and when it is too small, the message
@@ -216,12 +216,14 @@ void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload,
 	soft_assert_locked();
 	struct soft_qp *qp = soft_qp_find(datagram->to);
 
-	if (qp)
+	/* Of another device, it does not have that GID. */
+	if (qp && soft_gid_index(soft_qp_hca(qp), &datagram->destination) >= 0)
 		soft_ud_receive(qp, datagram, payload, length);
 }
 
-static void port_changed(enum soft_port_change change)
+static void port_changed(enum soft_port_change change, uint32_t ports)
 {
+	(void)ports;
 	if (change == SOFT_PORT_ADDRESSES)
 		soft_multicast_addresses();
 }

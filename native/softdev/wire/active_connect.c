@@ -47,44 +47,30 @@ void soft_connect_later(struct soft_link *link)
 	soft_handshake_find_pending(link->qp); /* it may have come meanwhile */
 }
 
-static const union ibv_gid *peer_gid(const struct soft_qp *qp)
-{
-	/* An address without a GID is one of the same host. */
-	return qp->attr.ah_attr.is_global ? &qp->attr.ah_attr.grh.dgid : &soft_gid_loopback;
-}
-
 /* ---- its channel --------------------------------------------------------------------------- */
-
-static struct soft_gid own_gid(const struct soft_qp *qp)
-{
-	struct soft_gid own = {.gid = soft_gid_loopback};
-
-	if (qp->attr.ah_attr.is_global)
-		soft_gid_at(qp->attr.ah_attr.grh.sgid_index, &own);
-	return own;
-}
 
 /* False: no channel to the peer can be opened; TCP may do. */
 static bool attempt_shm(struct soft_link *link)
 {
-	return !link->refused && soft_links_may_use_shm() &&
-	       soft_gid_is_of_host(peer_gid(link->qp)) &&
-	       soft_link_open_chan(link, link->qp,
-				   soft_shm_path_at(soft_qpn_ip_port(link->qp->attr.dest_qp_num)));
+	const union ibv_gid peer = soft_qp_peer_gid(link->qp);
+
+	return !link->refused && soft_links_may_use_shm() && soft_gid_is_of_host(&peer) &&
+	       soft_link_open_chan(
+		       link, link->qp,
+		       soft_link_shm_path(link->qp, soft_qpn_ip_port(link->qp->attr.dest_qp_num)));
 }
 
 static bool attempt_tcp(struct soft_link *link)
 {
 	const struct soft_qp *qp = link->qp;
-	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
-	struct soft_gid own = {.gid = soft_gid_loopback};
+	struct soft_gid own;
 
 	link->over_tcp = true;
-	if (ah->is_global && soft_gid_at(ah->grh.sgid_index, &own))
+	if (soft_qp_gid(qp, &own))
 		return false; /* the entry has no address now */
 	const struct soft_tcp_ends ends = {
 		.own = own.gid,
-		.peer = *peer_gid(qp),
+		.peer = soft_qp_peer_gid(qp),
 		.port = soft_qpn_ip_port(qp->attr.dest_qp_num),
 	};
 	struct soft_tcp_path *tcp = ends.port ? soft_tcp_path_to(&ends) : NULL;
@@ -134,23 +120,27 @@ void soft_wire_use_cm(bool (*offer)(struct soft_qp *qp))
 
 static bool is_self(const struct soft_qp *qp)
 {
-	return qp->attr.dest_qp_num == qp->ibv.qp_num && soft_gid_is_of_host(peer_gid(qp));
+	const union ibv_gid peer = soft_qp_peer_gid(qp);
+
+	return qp->attr.dest_qp_num == qp->ibv.qp_num && soft_gid_is_of_host(&peer);
 }
 
 bool soft_connects_first(const struct soft_qp *qp)
 {
-	struct soft_gid own = own_gid(qp);
+	const union ibv_gid peer = soft_qp_peer_gid(qp);
+	struct soft_gid own = {0};
 
 	if (qp->ibv.qp_num != qp->attr.dest_qp_num)
 		return qp->ibv.qp_num < qp->attr.dest_qp_num;
-	return memcmp(&own.gid, peer_gid(qp), sizeof(own.gid)) < 0;
+	(void)soft_qp_gid(qp, &own);
+	return memcmp(&own.gid, &peer, sizeof(own.gid)) < 0;
 }
 
 static void to_self(struct soft_qp *qp)
 {
 	struct soft_link *link = soft_link_create(SOFT_LINK_CONNECTING);
 
-	if (link && (soft_link_over_itself(link) || soft_link_up(link, qp)))
+	if (link && (soft_link_over_itself(link, qp) || soft_link_up(link, qp)))
 		soft_link_finish(link, ECONNABORTED);
 }
 
@@ -181,13 +171,12 @@ static void reach(struct soft_qp *qp, unsigned attempts)
 void soft_connect_begin(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
 	struct soft_gid own;
 
 	qp->stream_from_cm = soft_device.wire->cm_offer(qp);
 	if (qp->stream_from_cm)
 		return;
-	if (!is_self(qp) && ah->is_global && !soft_gid_at(ah->grh.sgid_index, &own))
+	if (!is_self(qp) && !soft_qp_gid(qp, &own))
 		soft_listener_open(&own.gid);
 	reach(qp, soft_connects_first(qp) ? 0 : SECOND);
 }

@@ -211,12 +211,24 @@ static bool may_know(const struct soft_path *path)
 	return !tcp || tcp->of_cm;
 }
 
+/* Does the path join the queue pair's device with its peer's? */
+static bool leads_there(const struct soft_path *path, const struct soft_qp *qp)
+{
+	const union ibv_gid peer = soft_qp_peer_gid(qp);
+	const int number = soft_gid_hca_number(&peer);
+	const uint32_t own = soft_qp_hca(qp)->port;
+
+	return soft_shm_path_is_self(path) ? path->ports == (own | soft_hca_at(number)->port)
+					   : path->ports == own && path->peer_hca == number;
+}
+
 /* Can the queue pair take the pending link as its peer, now or soon? */
 static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 {
 	if (!is_ready(qp))
 		return qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_INIT;
-	if (qp->stream_lost || !soft_hello_matches(&link->peer_hello, qp))
+	if (qp->stream_lost || !soft_hello_matches(&link->peer_hello, qp) ||
+	    !leads_there(link->from_path, qp))
 		return false;
 	return qp->stream_from_cm
 		       ? is_beside(link->from_path, soft_link_of(qp)) &&

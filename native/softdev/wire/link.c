@@ -26,7 +26,8 @@ void soft_link_flush(struct soft_link *link)
 	soft_assert_locked();
 	if (link->base.state == SOFT_LINK_CLOSING)
 		soft_link_write_end(link);
-	else if (!soft_port_is_down())
+	else if (!soft_ports_down || !link->chan.path ||
+		 !(soft_ports_down & link->chan.path->ports))
 		soft_link_write(link);
 }
 
@@ -212,7 +213,7 @@ void soft_link_loses(struct soft_link *link)
 static void resume(void)
 {
 	soft_list_each (struct soft_link, link, &soft_device.wire->links, node) {
-		if (link->base.state == SOFT_LINK_UP && link->qp) {
+		if (link->base.state == SOFT_LINK_UP && link->qp && !soft_port_is_down(link->qp)) {
 			soft_timer_stop(&link->qp->reach_timer);
 			soft_link_output(link);
 		}
@@ -382,8 +383,9 @@ static void forked(void)
 	soft_delay_stop();
 }
 
-static void port_changed(enum soft_port_change change)
+static void port_changed(enum soft_port_change change, uint32_t ports)
 {
+	(void)ports;
 	if (change == SOFT_PORT_UP)
 		resume();
 }

@@ -191,9 +191,16 @@ int soft_link_over_stream(struct soft_link *link, int fd)
 	return rc;
 }
 
-int soft_link_over_itself(struct soft_link *link)
+int soft_link_over_itself(struct soft_link *link, const struct soft_qp *qp)
 {
 	link->chan.calls = &calls;
 	link->to_self = true;
-	return soft_shm_chan_to_self(&link->chan);
+	return soft_shm_chan_to_self(&link->chan, soft_qp_hca(qp)->port);
+}
+
+struct soft_path *soft_link_shm_path(const struct soft_qp *qp, uint16_t ip_port)
+{
+	const union ibv_gid peer = soft_qp_peer_gid(qp);
+
+	return soft_shm_path_at(ip_port, soft_qp_hca(qp)->port, soft_gid_hca_number(&peer));
 }

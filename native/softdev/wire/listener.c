@@ -105,7 +105,7 @@ static bool listen_at(const union ibv_gid *gid)
 	fd = bound((struct sockaddr *)&address, length, true);
 	if (fd < 0)
 		return false;
-	slot->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .of_port = true};
+	slot->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .ports = soft_gid_port(gid)};
 	slot->gid = *gid;
 	slot->pause = (struct soft_timer){.expired = pause_over};
 	if (listen(fd, BACKLOG) || soft_watch(&slot->watch, EPOLLIN)) {

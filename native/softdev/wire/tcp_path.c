@@ -158,7 +158,7 @@ static size_t give(struct soft_tcp_path *tcp, struct iovec *iov, int count, size
 
 	iov[0] = (struct iovec){tcp->output + tcp->output_sent, before};
 	/* A stream that has lost bytes, for want of memory, sends none that would take their place. */
-	if (!soft_port_is_down() && !tcp->path.broken)
+	if (!(soft_ports_down & tcp->path.ports) && !tcp->path.broken)
 		do
 			n = sendmsg(tcp->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 		while (n < 0 && errno == EINTR);
@@ -491,6 +491,7 @@ static void up(struct soft_tcp_path *tcp)
 	tcp->watched = !setsockopt(tcp->watch.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) &&
 		       names_of(tcp->watch.fd, &tcp->names) &&
 		       memcmp(&tcp->names.own, &tcp->names.peer, sizeof(tcp->names.own));
+	tcp->path.peer_hca = soft_gid_hca_number(&tcp->names.peer);
 	soft_path_offer_room(&tcp->path);
 	soft_defer(&tcp->path.flush);
 	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
@@ -580,6 +581,18 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 
 /* ---- where they come from ------------------------------------------------------------------ */
 
+/* That of the device whose address the socket has. */
+static uint32_t port_of(int fd)
+{
+	struct sockaddr_storage own = {0};
+	socklen_t length = sizeof(own);
+	union ibv_gid gid;
+
+	(void)!getsockname(fd, (struct sockaddr *)&own, &length);
+	soft_gid_from(&gid, (struct sockaddr *)&own);
+	return soft_gid_port(&gid);
+}
+
 static struct soft_tcp_path *create(int fd, enum soft_tcp_state state, uint32_t events)
 {
 	struct soft_tcp_path *tcp = calloc(1, sizeof(*tcp));
@@ -590,7 +603,8 @@ static struct soft_tcp_path *create(int fd, enum soft_tcp_state state, uint32_t 
 		return NULL;
 	}
 	soft_path_init(&tcp->path, &tcp_calls, flush);
-	tcp->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .of_port = true};
+	tcp->path.ports = port_of(fd);
+	tcp->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .ports = tcp->path.ports};
 	tcp->state = state;
 	tcp->timer.expired = expired;
 	tcp->liveness_timer.expired = soft_liveness_check;

@@ -37,19 +37,21 @@ static void received(struct soft_fd_watch *watch, uint32_t events)
 		soft_link_finish(link, n ? errno : ECONNRESET);
 }
 
-static struct soft_path *path_to(const struct soft_link *link, uint16_t shm_port)
+static struct soft_path *path_to(const struct soft_link *link, const struct soft_qp *qp,
+				 uint16_t shm_port)
 {
 	struct soft_tcp_path *tcp;
 
 	if (shm_port && soft_links_may_use_shm())
-		return soft_shm_path_at(shm_port);
+		return soft_link_shm_path(qp, shm_port);
 	tcp = soft_tcp_path_beside(link->watch.fd, link->path_port);
 	return tcp ? &tcp->path : NULL;
 }
 
 int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uint16_t shm_port)
 {
-	link->watch = (struct soft_fd_watch){.fd = fd, .ready = received, .of_port = true};
+	link->watch =
+		(struct soft_fd_watch){.fd = fd, .ready = received, .ports = soft_qp_hca(qp)->port};
 	int rc = soft_watch(&link->watch, EPOLLIN);
 
 	if (rc)
@@ -59,7 +61,7 @@ int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd
 	qp->link = &link->base;
 	if (!link->opens)
 		soft_handshake_find_pending(qp);
-	else if (!soft_link_open_chan(link, qp, path_to(link, shm_port)))
+	else if (!soft_link_open_chan(link, qp, path_to(link, qp, shm_port)))
 		soft_wire_selection_use_tcp(link, true);
 	else
 		soft_liveness_watch(link);

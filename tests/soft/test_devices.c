@@ -1,0 +1,343 @@
+/* Several devices in one process: AIORDMA_EMBEDDED_DEVICES. */
+#include "fault_side.h"
+#include "ud_side.h"
+
+/* A side of that device, with its first GID. */
+#define OF(number, ...)                                                                            \
+	(struct options)                                                                           \
+	{                                                                                          \
+		.device = (number), .gid = 1, __VA_ARGS__                                          \
+	}
+
+static void connect_of(struct side *a, int device_a, struct side *b, int device_b)
+{
+	open_side(a, OF(device_a));
+	open_side(b, OF(device_b));
+	connect_pair(a, b);
+}
+
+static void send_one(struct side *from, struct side *to)
+{
+	CHECK_EQUAL(post_recv_at(to, 1, 0, 64), 0);
+	RUN(from, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 8);
+	expect_wc(to, 1, IBV_WC_SUCCESS);
+}
+
+static enum ibv_port_state state_of_port(const struct side *side)
+{
+	struct ibv_port_attr port;
+
+	CHECK_EQUAL(verbs->ibv_query_port(side->context, 1, (void *)&port), 0);
+	return port.state;
+}
+
+static void one_by_default(void)
+{
+	int count;
+
+	CHECK_EQUAL(unsetenv("AIORDMA_EMBEDDED_DEVICES"), 0);
+	verbs->ibv_free_device_list(verbs->ibv_get_device_list(&count));
+	CHECK_EQUAL(count, 1);
+	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR), ENODEV);
+}
+
+static void wrong_numbers(void)
+{
+	static const char *const wrong[] = {"0", "17", "-1", "+2", "2x", "two"};
+
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+		expect_setting_refused("AIORDMA_EMBEDDED_DEVICES", wrong[i],
+				       "it is a number of devices, 1 to 16");
+	CHECK_EQUAL(verbs->ibv_close_device(open_device()), 0); /* unset, and asked again */
+}
+
+static void most(void)
+{
+	int count;
+
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_DEVICES", "16", 1), 0);
+	struct ibv_device **list = verbs->ibv_get_device_list(&count);
+
+	CHECK_EQUAL(count, 16);
+	CHECK(!strcmp(list[15]->name, "embedded15"));
+	verbs->ibv_free_device_list(list);
+	PAIR(one_message, .device = 15, .gid = 1);
+}
+
+/* Names, GUIDs, addresses. */
+static void told_apart(void)
+{
+	struct side sides[2];
+	struct ibv_port_attr port;
+	union ibv_gid gid;
+
+	for (int i = 0; i < 2; i++) {
+		const uint8_t loopback[16] = {[10] = 0xff, 0xff, 127, [15] = (uint8_t)(1 + i)};
+		struct ibv_device_attr attr;
+
+		open_side(&sides[i], OF(i));
+		CHECK_EQUAL(verbs->ibv_query_gid(sides[i].context, 1, 0, &gid), 0);
+		CHECK(!memcmp(gid.raw, loopback, sizeof(loopback)));
+		CHECK_EQUAL(verbs->ibv_query_device(sides[i].context, &attr), 0);
+		CHECK(attr.node_guid == verbs->ibv_get_device_guid(sides[i].context->device));
+	}
+	CHECK(!strcmp(verbs->ibv_get_device_name(sides[0].context->device), "embedded0"));
+	CHECK(!strcmp(verbs->ibv_get_device_name(sides[1].context->device), "embedded1"));
+	CHECK(verbs->ibv_get_device_guid(sides[0].context->device) !=
+	      verbs->ibv_get_device_guid(sides[1].context->device));
+	CHECK_EQUAL(verbs->ibv_query_port(sides[1].context, 1, (void *)&port), 0);
+	CHECK_EQUAL(port.gid_tbl_len, 1); /* the host's other addresses are the first one's */
+	close_pair(&sides[0], &sides[1]);
+}
+
+static void one_to_the_other(void)
+{
+	struct side a, b;
+
+	connect_of(&a, 0, &b, 1);
+	send_one(&a, &b);
+	send_one(&b, &a);
+	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .length = 60000, REMOTE(&b, 0));
+	close_pair(&a, &b);
+	/* Without a GID, an address is one of the same device. */
+	open_pair(&a, &b, (struct options){.device = 1});
+	send_one(&a, &b);
+	close_pair(&a, &b);
+}
+
+static void of_two_processes(void)
+{
+	struct process process = split();
+	struct side side;
+
+	open_side(&side, OF(process.child ? 0 : 1));
+	struct address peer = exchange(&process, &side);
+
+	bring_up(&side, &peer);
+	process_barrier(&process);
+	RUN(&side, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 60000, AT(&peer, 0));
+	process_barrier(&process);
+	close_side(&side);
+	join(&process);
+}
+
+/* A queue pair is not reached at the GID of another device. */
+static void wrong_address(void)
+{
+	struct side a, b;
+
+	open_side(&a, OF(0, .timeout = 1, .retry_cnt = 1));
+	open_side(&b, OF(1));
+	struct address address_a = address_of_side(&a), address_b = address_of_side(&b);
+
+	address_b.gid = address_a.gid;
+	bring_up(&a, &address_b);
+	bring_up(&b, &address_a);
+	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .length = 8);
+	close_pair(&a, &b);
+}
+
+static void datagrams(void)
+{
+	struct side a, b;
+	struct ibv_port_attr port;
+
+	ud_open(&a, OF(0));
+	ud_open(&b, OF(1));
+	struct address address = address_of_side(&b), wrong = address_of_side(&a);
+	struct ibv_ah *ah = ud_path(&a, &address, 0), *ah_wrong = ud_path(&a, &wrong, 0);
+
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
+	send_with(&a, ah_wrong, &b, QKEY);
+	expect_no_wc(&b);
+	send_with(&a, ah, &b, QKEY + 1);
+	CHECK_EQUAL(verbs->ibv_query_port(b.context, 1, (void *)&port), 0);
+	CHECK_EQUAL(port.qkey_viol_cntr, 1);
+	CHECK_EQUAL(verbs->ibv_query_port(a.context, 1, (void *)&port), 0);
+	CHECK_EQUAL(port.qkey_viol_cntr, 0);
+	send_with(&a, ah, &b, QKEY);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_ah(ah_wrong), 0);
+	close_pair(&a, &b);
+}
+
+/* A port that is down silences its own device, and the other ones' connections with that. */
+static void port_of_one(void)
+{
+	struct side a, b, c, d, x, y;
+
+	connect_of(&a, 0, &b, 0);
+	connect_of(&c, 1, &d, 1);
+	connect_of(&x, 0, &y, 1);
+	send_one(&c, &d);
+	send_one(&x, &y);
+	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR), 0);
+	CHECK_EQUAL(state_of_port(&a), IBV_PORT_ACTIVE);
+	CHECK_EQUAL(state_of_port(&c), IBV_PORT_DOWN);
+	expect_event(&c, IBV_EVENT_PORT_ERR);
+	expect_event(&y, IBV_EVENT_PORT_ERR);
+	expect_no_event(&a);
+	expect_no_event(&x);
+	CHECK_EQUAL(post_recv_at(&d, 2, 0, 64), 0);
+	CHECK_EQUAL(post_recv_at(&y, 2, 0, 64), 0);
+	POST(&c, IBV_WR_SEND, .wr_id = 2, .length = 8);
+	POST(&x, IBV_WR_SEND, .wr_id = 2, .length = 8);
+	for (int i = 0; i < 1000; i++) {
+		expect_no_wc(&d);
+		expect_no_wc(&y);
+	}
+	send_one(&a, &b);
+	send_one(&b, &a);
+	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE), 0);
+	expect_event(&d, IBV_EVENT_PORT_ERR);
+	expect_event(&d, IBV_EVENT_PORT_ACTIVE);
+	expect_wc(&c, 2, IBV_WC_SUCCESS);
+	expect_wc(&d, 2, IBV_WC_SUCCESS);
+	expect_wc(&x, 2, IBV_WC_SUCCESS);
+	expect_wc(&y, 2, IBV_WC_SUCCESS);
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0); /* of all */
+	expect_event(&a, IBV_EVENT_PORT_ERR);
+	expect_event(&d, IBV_EVENT_PORT_ERR);
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	send_one(&a, &b);
+	send_one(&y, &x);
+	close_pair(&a, &b);
+	close_pair(&c, &d);
+	close_pair(&x, &y);
+}
+
+/* Its own port, of two processes: the other one's goes on. */
+static void port_of_one_of_two_processes(void)
+{
+	struct process process = split();
+	struct side sides[2];
+	struct address peers[2];
+
+	for (int i = 0; i < 2; i++) {
+		open_side(&sides[i], OF(i));
+		peers[i] = exchange(&process, &sides[i]);
+		bring_up(&sides[i], &peers[i]);
+		process_barrier(&process);
+		RUN(&sides[i], IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 8, AT(&peers[i], 0));
+	}
+	process_barrier(&process);
+	if (process.child)
+		CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR), 0);
+	process_barrier(&process);
+	if (!process.child) {
+		sides[1].memory[0] = 77;
+		POST(&sides[1], IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8, AT(&peers[1], 0));
+		RUN(&sides[0], IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 8, AT(&peers[0], 0));
+		expect_no_wc(&sides[1]);
+	}
+	process_barrier(&process);
+	if (process.child) {
+		CHECK_EQUAL(sides[1].memory[0], 0);
+		CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE), 0);
+	} else {
+		expect_wc(&sides[1], 1, IBV_WC_SUCCESS);
+	}
+	process_barrier(&process);
+	if (process.child)
+		CHECK_EQUAL(sides[1].memory[0], 77);
+	close_pair(&sides[0], &sides[1]);
+	join(&process);
+}
+
+/* A long one: the other device's queue pair gives up as well. */
+static void given_up(void)
+{
+	struct side x, y;
+
+	open_side(&x, OF(0, .timeout = 1, .retry_cnt = 1));
+	open_side(&y, OF(1, .timeout = 1, .retry_cnt = 1));
+	connect_pair(&x, &y);
+	send_one(&x, &y);
+	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR), 0);
+	RUN(&x, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
+	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE), 0);
+	close_pair(&x, &y);
+}
+
+static void end_of_one(void)
+{
+	struct side a, b, c;
+
+	connect_of(&a, 0, &b, 0);
+	open_side(&c, OF(1));
+	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_DEVICE_FATAL), 0);
+	expect_event(&c, IBV_EVENT_DEVICE_FATAL);
+	expect_no_event(&a);
+	CHECK_EQUAL(to_state(&c, IBV_QPS_RESET), EIO);
+	send_one(&a, &b);
+	close_side(&c);
+	close_pair(&a, &b);
+}
+
+static void faults_of_one(void)
+{
+	struct side a, b, c, d;
+
+	connect_of(&a, 0, &b, 0);
+	connect_of(&c, 1, &d, 1);
+	spec("rnr=1,register=1,device=embedded1");
+	send_one(&a, &b);
+	CHECK_EQUAL(counts().not_ready, 0);
+	struct ibv_mr *mr = verbs->ibv_reg_mr(a.pd, a.memory, 64, 0);
+
+	CHECK(mr);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	REFUSED(verbs->ibv_reg_mr(c.pd, c.memory, 64, 0), ENOMEM);
+	CHECK_EQUAL(post_recv_at(&d, 1, 0, 64), 0);
+	POST(&c, IBV_WR_SEND, .wr_id = 1, .length = 8);
+	while (!counts().not_ready)
+		expect_no_wc(&d);
+	no_faults();
+	expect_wc(&c, 1, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
+	close_pair(&c, &d);
+}
+
+/* What is of one device is nothing to the other. */
+static void kept_apart(void)
+{
+	struct side a, b;
+	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_RC};
+
+	open_side(&a, OF(0, .shared = 4));
+	open_side(&b, OF(1));
+	init.send_cq = init.recv_cq = b.cq;
+	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL);
+	init.send_cq = a.cq;
+	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL);
+	init = (struct ibv_qp_init_attr){.send_cq = b.cq,
+					 .recv_cq = b.cq,
+					 .srq = a.srq,
+					 .cap = init.cap,
+					 .qp_type = IBV_QPT_RC};
+	REFUSED(verbs->ibv_create_qp(b.pd, &init), EINVAL);
+	REFUSED(verbs->ibv_create_cq(b.context, 1, NULL, a.channel, 0), EINVAL);
+	close_pair(&a, &b);
+}
+
+int main(void)
+{
+	in_child(one_by_default);
+	in_child(wrong_numbers);
+	in_child(most);
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1), 0);
+	limit_seconds(60);
+	STEP(of_two_processes());
+	STEP(port_of_one_of_two_processes());
+	STEP(told_apart());
+	STEP(one_to_the_other());
+	STEP(wrong_address());
+	STEP(datagrams());
+	STEP(port_of_one());
+	STEP(given_up());
+	STEP(end_of_one());
+	STEP(faults_of_one());
+	STEP(kept_apart());
+	return 0;
+}
