@@ -96,7 +96,8 @@ class Device:
         """Inject faults into this process from now on, by this plan; None stops it.
 
         For tests; :func:`aiordma.testing.faults` is the easier way. The plan is a text like
-        "seed=7,loss=0.01,delay=2ms" (docs/testing.md lists its parts); counting begins anew.
+        "seed=7,loss=0.01,delay=2ms" (docs/testing.md lists its parts); counting begins anew. Of
+        several embedded devices it is about this one alone, and takes the place of any other plan.
         Raises ValueError, which names the part that is wrong, and UnsupportedError for any device
         but the embedded one.
         """
@@ -104,6 +105,8 @@ class Device:
         if plan is not None and "\0" in plan:
             raise ValueError("plan of faults: there is a null character in it")
         error = ffi.new("char[]", 256)
+        if plan is not None and len(_embedded_devices()) > 1:
+            plan += f",device={self.name}"
         text = ffi.NULL if plan is None else plan.encode()
         if self.library.table.device.set_faults(text, error, len(error)):
             raise ValueError(f"plan of faults: {ffi.string(error).decode(errors='replace')}")
@@ -194,7 +197,7 @@ def find_device(
 
     Given several of them, all must fit; those of the system come first. Given none, the name in
     the environment variable AIORDMA_DEVICE, else the first one of the system with an active port,
-    or else the embedded one, which is software. The name "system" is as none, but never the
+    or else the first embedded one, which is software. The name "system" is as none, but never the
     embedded one. Raises DeviceNotFoundError, which lists what there is.
     """
     if ip is None and guid is None and (name := name_or_variable(name)) in (None, SYSTEM):
@@ -273,7 +276,7 @@ def choose_device(name: str | None = None) -> Choice:
     if name == SYSTEM:
         detail = f"{(missing and missing.strerror) or why}; `aiordma doctor` says more"
         raise DeviceNotFoundError("", wanted="an active port", detail=detail)
-    return Choice(_embedded_devices()[-1], why, is_fallback=True)
+    return Choice(_embedded_devices()[0], why, is_fallback=True)
 
 
 def _port_states(device: Device) -> dict[int, PortState]:

@@ -1,0 +1,103 @@
+"""Several embedded devices in one process: AIORDMA_EMBEDDED_DEVICES.
+
+Their number is the process's, so each test runs a program. ``tests/soft/test_devices.c`` has what
+queue pairs of them do with each other.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from .processes import run_python
+
+BEGIN = """
+import asyncio
+from aiordma import connect, listen, testing, verbs
+from aiordma._native import lib
+from aiordma.errors import VerbsError
+from aiordma.verbs import EventType
+
+def state(device):
+    with device.open() as context:
+        return context.query_port(1).state.name
+
+async def echo(host, to=None, **named):
+    '''The devices of both ends.'''
+    async with await listen(host, 0) as listener:
+        accepting = asyncio.create_task(anext(aiter(listener)))
+        async with await connect(to or host, listener.port, **named) as client:
+            async with await accepting as server:
+                await client.send(b"there")
+                await server.send(bytes(await server.recv()))
+                assert bytes(await client.recv()) == b"there"
+                return client.device, server.device, client.wire
+"""
+
+
+def printed(program: str, **environment: str) -> str:
+    environment = {"AIORDMA_EMBEDDED_DEVICES": "2", **environment}
+    done = run_python("-W", "error", "-c", BEGIN + textwrap.dedent(program), **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_each_is_found_by_its_name_address_and_guid() -> None:
+    assert printed("""
+        one, two = verbs.devices()
+        assert two.guid != one.guid and verbs.find_device(guid=two.guid) == two
+        print(one.name, two.name, verbs.find_device(ip="127.0.0.2").name)
+        with verbs.open_device() as context:
+            print(context.name, *[entry.gid.ip for entry in context.query_gid_table()])
+    """, AIORDMA_DEVICE="embedded1").splitlines() == [
+        "embedded0 embedded1 embedded1",
+        "embedded1 127.0.0.2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("links", ["shared", "tcp"])
+def test_the_address_chooses_the_device(links: str) -> None:
+    wire = {"shared": "shared memory", "tcp": "tcp"}[links]
+    assert printed("""
+        print(*asyncio.run(echo("127.0.0.1")), sep=", ")
+        print(*asyncio.run(echo("127.0.0.2", device="embedded1")), sep=", ")
+        print(*asyncio.run(echo("127.0.0.2", source=("127.0.0.1", 0))), sep=", ")
+        print(*asyncio.run(echo("0.0.0.0", "127.0.0.2")), sep=", ")
+    """, AIORDMA_DEVICE="", AIORDMA_EMBEDDED_LINKS=links).splitlines() == [
+        f"embedded0, embedded0, {wire}",
+        f"embedded1, embedded1, {wire}",
+        f"embedded0, embedded1, {wire}",
+        f"embedded1, embedded1, {wire}",
+    ]  # fmt: skip
+
+
+def test_a_port_that_is_down_and_faults_are_of_one() -> None:
+    assert printed("""
+        lib.aiordma_embedded_raise_on(b"embedded0", EventType.PORT_ERR)
+        print(*map(state, verbs.devices()))
+        print(*asyncio.run(echo("127.0.0.2", device="embedded1"))[:2])
+        lib.aiordma_embedded_raise_on(b"embedded0", EventType.PORT_ACTIVE)
+        with testing.faults(device="embedded1", register="@1-") as faults:
+            for device in verbs.devices():
+                with device.open() as context, context.alloc_pd() as pd:
+                    try:
+                        pd.reg_mr(bytearray(64)).close()
+                        print("registered")
+                    except VerbsError as error:
+                        print(error.errno)
+        print(faults.counts().registrations)
+    """, AIORDMA_DEVICE="").splitlines() == [
+        "DOWN ACTIVE",
+        "embedded1 embedded1",
+        "registered",
+        "12",
+        "1",
+    ]  # fmt: skip
+
+
+def test_a_wrong_number_says_what_is_right() -> None:
+    done = run_python("-c", "import aiordma.verbs as v; v.open_device('embedded0')",
+        AIORDMA_EMBEDDED_DEVICES="17")  # fmt: skip
+    assert "AIORDMA_EMBEDDED_DEVICES is '17': it is a number of devices, 1 to 16" in done.stderr
+    assert "[Errno 22]" in done.stderr
