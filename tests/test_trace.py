@@ -61,8 +61,10 @@ def test_a_recording_has_what_was_done(tmp_path: Path) -> None:
     (run,) = trace.read(path)
     (created,) = (it for it in run.records if isinstance(it, trace.CreatedQP))
     assert (created.qp_num, created.qp_type, created.sq_sig_all) == (qp_num, "RC", False)
-    states = [it.qp_state for it in run.records if isinstance(it, trace.QPStateChange)]
-    assert states[:3] == ["INIT", "RTR", "RTS"]
+    states = [it for it in run.records if isinstance(it, trace.QPStateChange)]
+    assert [(it.qp_state, it.dest_qp_num) for it in states[:3]] == [
+        ("INIT", None), ("RTR", qp_num), ("RTS", None),
+    ]  # fmt: skip
     assert sum(isinstance(it, trace.DestroyedQP) for it in run.records) == 1
     assert run.header.pid == os.getpid()
     assert run.header.device == "embedded0"

@@ -728,44 +728,6 @@ static void late(void)
 	CHECK(ends_well());
 }
 
-/* A queue pair's life, from its creation to its end. */
-static void life(void)
-{
-	static const char *const expected[] = {
-		"\"type\":\"trace\",\"version\":1,",
-		"\"type\":\"create_qp\",\"qp_num\":%u,\"qp_type\":\"RC\",",
-		"\"qp_num\":%u,\"cur_qp_state\":\"RESET\",\"qp_state\":\"INIT\"}",
-		"\"qp_num\":%u,\"cur_qp_state\":\"INIT\",\"qp_state\":\"RTR\",\"dest_qp_num\":",
-		"\"qp_num\":%u,\"cur_qp_state\":\"RTR\",\"qp_state\":\"RTS\"}",
-		"\"qp_num\":%u,\"cur_qp_state\":\"RTS\",\"qp_state\":\"RESET\"}",
-		"\"type\":\"destroy_qp\",\"qp_num\":%u}",
-	};
-	struct side a;
-
-	open_side(&a, (struct options){0});
-	struct address own = address_of_side(&a);
-
-	bring_up(&a, &own);
-	close_side(&a);
-	read_trace(path);
-	CHECK_EQUAL(trace.lines[6] + strlen(trace.lines[6]) + 1 - trace.text, trace.size);
-	CHECK_EQUAL(trace.count, 7);
-	for (int i = 0; i < 7; i++) {
-		char text[200];
-
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-		snprintf(text, sizeof(text), expected[i], own.qpn);
-#pragma GCC diagnostic pop
-		if (!strstr(trace.lines[i], text)) {
-			fprintf(stderr, "expected %s in %s\n", text, trace.lines[i]);
-			exit(1);
-		}
-	}
-	CHECK_EQUAL(number(trace.lines[0], "pid"), getpid());
-	CHECK(is(trace.lines[0], "device", "embedded0"));
-}
-
 int main(void)
 {
 	limit_seconds(60);
@@ -780,7 +742,6 @@ int main(void)
 	STEP(traced(faults));
 	STEP(traced(lost_datagrams));
 	STEP(traced(late));
-	STEP(traced(life));
 	CHECK_EQUAL(rmdir(folder), 0);
 	return 0;
 }
