@@ -419,63 +419,6 @@ static void before_the_peer(void)
 	close_scene(&scene);
 }
 
-/* Local requests between messages, over and over, and with the peer making us begin again: each is
- * carried out once, all complete in order, and no message is lost or doubled. */
-static void among_messages(struct scene *scene)
-{
-	uint32_t key;
-
-	key = scene->mw->rkey;
-	for (unsigned round = 0; round < 50; round++) {
-		bool late = round % 2;
-		struct ibv_send_wr wrs[8];
-		struct ibv_sge sge = {.addr = (uintptr_t)scene->b.memory + 4096,
-				      .length = 8,
-				      .lkey = scene->b.mr->lkey};
-		static const enum ibv_wr_opcode opcodes[8] = {
-			IBV_WR_SEND,    IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_SEND,
-			IBV_WR_BIND_MW, IBV_WR_SEND,    IBV_WR_LOCAL_INV, IBV_WR_BIND_MW,
-		};
-
-		for (unsigned i = 0; i < 8; i++) {
-			wrs[i] = (struct ibv_send_wr){.wr_id = i,
-						      .opcode = opcodes[i],
-						      .sg_list = &sge,
-						      .num_sge = 1,
-						      .next = i < 7 ? &wrs[i + 1] : NULL};
-			if (opcodes[i] == IBV_WR_BIND_MW) {
-				struct ibv_send_wr *next = wrs[i].next;
-
-				key = next_key(key);
-				wrs[i] = bind_wr(scene->mw, i, key,
-						 part(scene->mr, 0, 64, REMOTE_RIGHTS));
-				wrs[i].next = next;
-			}
-			if (opcodes[i] == IBV_WR_LOCAL_INV)
-				wrs[i].invalidate_rkey = key;
-		}
-		if (!late)
-			for (unsigned i = 0; i < 3; i++)
-				CHECK_EQUAL(post_recv_at(&scene->a, i, i * 8, 8), 0);
-		fill(scene->b.memory + 4096, 8, round);
-		CHECK_EQUAL(post_wr(&scene->b, wrs), 0);
-		if (late) {
-			expect_no_wc(&scene->b);
-			for (unsigned i = 0; i < 3; i++)
-				CHECK_EQUAL(post_recv_at(&scene->a, i, i * 8, 8), 0);
-		}
-		for (unsigned i = 0; i < 8; i++)
-			expect_wc(&scene->b, i, IBV_WC_SUCCESS);
-		for (unsigned i = 0; i < 3; i++) {
-			expect_wc(&scene->a, i, IBV_WC_SUCCESS);
-			CHECK(filled(scene->a.memory + i * 8, 8, round));
-		}
-		allowed(scene, write_to(scene, 0, 8, key));
-		CHECK_EQUAL(invalidate(&scene->b, 9, key, 0), 0);
-		expect_wc(&scene->b, 9, IBV_WC_SUCCESS);
-	}
-}
-
 /* Unsignaled ones say nothing, unless they fail. */
 static void unsignaled(void)
 {
@@ -626,7 +569,6 @@ int main(void)
 	SCENE(posting, IBV_MW_TYPE_2);
 	STEP(gone_meanwhile());
 	STEP(before_the_peer());
-	SCENE(among_messages, IBV_MW_TYPE_2);
 	STEP(unsignaled());
 	STEP(fence());
 	STEP(unreliable());

@@ -172,46 +172,6 @@ static void drained(bool notify)
 	close_pair(&a, &b);
 }
 
-/* A fence waits for READs and atomics that are not answered, and for nothing else (IBTA 10.8.3.3):
- * so it goes out behind a SEND that has no receive yet.  Seen by what the peer's memory has got. */
-static void fence(void)
-{
-	enum {
-		BIG = 8 << 20
-	};
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){.memory = 2 * BIG, .depth = 4});
-	fill(b.memory, BIG, 3);
-	for (enum ibv_wr_opcode opcode = IBV_WR_RDMA_READ;; opcode = IBV_WR_ATOMIC_FETCH_AND_ADD) {
-		uint32_t length = opcode == IBV_WR_RDMA_READ ? BIG : 8;
-		const struct request requests[] = {
-			{.opcode = opcode,
-			 .wr_id = 1,
-			 .length = length,
-			 .remote = (uintptr_t)b.memory,
-			 .rkey = b.mr->rkey},
-			/* What it writes is what the first one has brought. */
-			{.opcode = IBV_WR_RDMA_WRITE,
-			 .wr_id = 2,
-			 .length = length,
-			 .flags = IBV_SEND_FENCE,
-			 .remote = (uintptr_t)b.memory + BIG,
-			 .rkey = b.mr->rkey},
-		};
-
-		memset(a.memory, 0, length);
-		memset(b.memory + BIG, 0, length);
-		CHECK_EQUAL(post_chain(&a, requests, 2), 0);
-		expect_wc(&a, 1, IBV_WC_SUCCESS);
-		expect_wc(&a, 2, IBV_WC_SUCCESS);
-		CHECK(!memcmp(b.memory + BIG, b.memory, length));
-		if (opcode != IBV_WR_RDMA_READ)
-			break;
-	}
-	close_pair(&a, &b);
-}
-
 /* What cannot be carried out on this side is found before any of it has been sent (IBTA 10.7.2.2).
  */
 static void nothing_is_sent_in_vain(void)
@@ -295,51 +255,6 @@ static void migration(struct side *a, struct side *b)
 
 /* ---- errors and events, once each ---------------------------------------------------------- */
 
-/* The error first, then what was posted later, of each queue in its order (IBTA 10.3.1.7); both
- * ends on one completion queue; unsignaled requests too. */
-static void flushes(void)
-{
-	struct side a, b;
-	struct ibv_wc wc;
-	unsigned sends = 1, receives = 10, others = 20;
-
-	open_side(&a, (struct options){.signal_none = true});
-	open_side(&b, (struct options){0});
-	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
-	struct ibv_cq *spare = b.cq;
-
-	b.cq = a.cq;
-	b.qp = create_qp(&b);
-	connect_pair(&a, &b);
-	struct request requests[4] = {
-		{.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8, .rkey = 0x1357},
-		{.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8},
-		{.opcode = IBV_WR_RDMA_READ, .wr_id = 3, .length = 8},
-		{.opcode = IBV_WR_SEND, .wr_id = 4, .length = 8},
-	};
-
-	for (unsigned i = 0; i < 3; i++) {
-		CHECK_EQUAL(post_recv_at(&a, 10 + i, 0, 8), 0);
-		CHECK_EQUAL(post_recv_at(&b, 20 + i, 0, 8), 0);
-	}
-	CHECK_EQUAL(post_chain(&a, requests, 4), 0);
-	for (int i = 0; i < 10; i++) {
-		wc = next_wc(&a);
-		CHECK_EQUAL(wc.status, wc.wr_id == 1 ? IBV_WC_REM_ACCESS_ERR : IBV_WC_WR_FLUSH_ERR);
-		CHECK_EQUAL(wc.wr_id, wc.wr_id < 10   ? sends++
-				      : wc.wr_id < 20 ? receives++
-						      : others++);
-		CHECK_EQUAL(wc.qp_num, wc.wr_id < 20 ? a.qp->qp_num : b.qp->qp_num);
-	}
-	nothing_completes(&a);
-	expect_event(&b, IBV_EVENT_QP_ACCESS_ERR);
-	expect_no_event(&a); /* it has its completion */
-	expect_no_event(&b);
-	destroy_qp(&b);
-	b.cq = spare;
-	close_pair(&a, &b);
-}
-
 /* COMM_EST comes with the first message in RTR, and only there (IBTA 10.3.1.3, 11.6.3.1). */
 static void established(void)
 {
@@ -377,11 +292,9 @@ int main(void)
 	STEP(zero_bytes());
 	STEP(drained(true));
 	STEP(drained(false));
-	STEP(fence());
 	STEP(nothing_is_sent_in_vain());
 	PAIR(rights_change);
 	PAIR(migration);
-	STEP(flushes());
 	STEP(established());
 	return 0;
 }
