@@ -1,62 +1,7 @@
 /* Every operation moves the right bytes, between two queue pairs of one process, one with itself,
- * and between two processes; scatter and gather, inline, all sizes, chains, fences. */
+ * and between two processes; inline, all sizes, chains, fences.  Atomics, and memory in pieces, are in
+ * tests/pair and tests/verbs. */
 #include "verbs_side.h"
-
-static void atomics(struct side *a, struct side *b)
-{
-	uint64_t *word = (uint64_t *)(void *)(b->memory + 512);
-	uint64_t *old = (uint64_t *)(void *)(a->memory + 256);
-	struct request request = {
-		.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-		.wr_id = 1,
-		.offset = 256,
-		.length = 8,
-		.remote = (uintptr_t)word,
-		.rkey = b->mr->rkey,
-		.compare_add = 5,
-	};
-
-	*word = 0xfffffffffffffffe;
-	CHECK_EQUAL(post(a, request), 0);
-	CHECK_EQUAL(expect_wc(a, 1, IBV_WC_SUCCESS).opcode, IBV_WC_FETCH_ADD);
-	CHECK(*old == 0xfffffffffffffffe);
-	CHECK(*word == 3); /* it wraps */
-
-	request.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
-	request.compare_add = 4;
-	request.swap = 77;
-	CHECK_EQUAL(post(a, request), 0);
-	CHECK_EQUAL(expect_wc(a, 1, IBV_WC_SUCCESS).opcode, IBV_WC_COMP_SWAP);
-	CHECK(*old == 3 && *word == 3);
-	request.compare_add = 3;
-	carry_out(a, IBV_WC_SUCCESS, request);
-	CHECK(*old == 3 && *word == 77);
-}
-
-static void scatter_and_gather(struct side *a, struct side *b)
-{
-	struct ibv_sge from[4], to[4];
-	static const uint32_t cuts[4] = {1, 4999, 0, 10000}, holes[4] = {4000, 3, 9000, 1997};
-	uint32_t at = 0;
-
-	fill(a->memory, 15000, 3);
-	for (int i = 0; i < 4; at += cuts[i++])
-		from[i] = (struct ibv_sge){(uintptr_t)a->memory + at, cuts[i], a->mr->lkey};
-	at = 0;
-	for (int i = 0; i < 4; at += holes[i++] + 100)
-		to[i] = (struct ibv_sge){(uintptr_t)b->memory + at, holes[i], b->mr->lkey};
-	struct ibv_recv_wr recv = {.wr_id = 1, .sg_list = to, .num_sge = 4};
-	struct ibv_send_wr send = {
-		.wr_id = 2, .sg_list = from, .num_sge = 4, .opcode = IBV_WR_SEND};
-
-	CHECK_EQUAL(post_recv_wr(b, &recv), 0);
-	CHECK_EQUAL(post_wr(a, &send), 0);
-	expect_wc(a, 2, IBV_WC_SUCCESS);
-	CHECK_EQUAL(expect_wc(b, 1, IBV_WC_SUCCESS).byte_len, 15000);
-	at = 0;
-	for (int i = 0; i < 4; at += holes[i++])
-		CHECK(!memcmp((void *)(uintptr_t)to[i].addr, a->memory + at, holes[i]));
-}
 
 /* The memory may be changed as soon as the call returns, and needs no key. */
 static void inline_data(struct side *a, struct side *b)
@@ -192,8 +137,6 @@ static void read_depth_and_fence(struct side *a, struct side *b)
 
 static void everything(struct side *a, struct side *b)
 {
-	STEP(atomics(a, b));
-	STEP(scatter_and_gather(a, b));
 	STEP(inline_data(a, b));
 	STEP(read_before(a, b));
 }

@@ -510,72 +510,7 @@ static void cut_after_bytes(void)
 	no_faults();
 }
 
-/* So often, and then not any more; or more often than the requester puts up with. */
-static void not_ready(void)
-{
-	struct aiordma_fault_counts before = counts();
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){.rnr_retry = 3});
-	post_recvs(&b, 0, 4, 8);
-	spec("rnr=@2-4");
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 0, .length = 8);
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 1, .length = 8, REMOTE(&b, 0));
-	for (unsigned i = 0; i < 2; i++)
-		expect_wc(&b, i, IBV_WC_SUCCESS);
-	CHECK_EQUAL(counts().not_ready - before.not_ready, 3);
-	spec("rnr=1");
-	RUN(&a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	CHECK_EQUAL(counts().not_ready - before.not_ready, 7);
-	close_pair(&a, &b);
-	no_faults();
-}
-
 /* ---- on the spot --------------------------------------------------------------------------- */
-
-static void full_queues(void)
-{
-	struct aiordma_fault_counts before = counts();
-	struct side a, b;
-	struct ibv_wc wc;
-
-	open_pair(&a, &b, (struct options){0});
-	spec("overrun=@2,cq=%u", b.cq->handle);
-	post_recvs(&b, 0, 3, 8);
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 8);
-	expect_wc(&b, 0, IBV_WC_SUCCESS);
-	POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	expect_event(&b, IBV_EVENT_CQ_ERR);
-	expect_event(&b, IBV_EVENT_QP_FATAL);
-	CHECK_EQUAL(poll_cq(&b, 1, &wc), -1);
-	CHECK_EQUAL(state_of(&b), IBV_QPS_ERR);
-	CHECK_EQUAL(counts().overruns - before.overruns, 1);
-	close_pair(&a, &b);
-	no_faults();
-}
-
-static void registrations(void)
-{
-	static uint8_t memory[4096];
-	struct aiordma_fault_counts before = counts();
-	struct side side;
-	struct ibv_mr *mr;
-
-	open_side(&side, (struct options){0});
-	spec("register=@2");
-	for (unsigned i = 1; i <= 3; i++) {
-		errno = 0;
-		mr = verbs->ibv_reg_mr(side.pd, memory, sizeof(memory), ALL_RIGHTS);
-		CHECK_EQUAL(!mr, i == 2);
-		if (mr)
-			CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-		else
-			CHECK_EQUAL(errno, ENOMEM);
-	}
-	CHECK_EQUAL(counts().registrations - before.registrations, 1);
-	close_side(&side);
-	no_faults();
-}
 
 /* ---- the environment ----------------------------------------------------------------------- */
 
@@ -621,9 +556,6 @@ int main(void)
 		STEP(lost_on_uc());
 		STEP(cut_links());
 		STEP(cut_after_bytes());
-		STEP(not_ready());
-		STEP(full_queues());
-		STEP(registrations());
 	}
 	return 0;
 }

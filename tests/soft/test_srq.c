@@ -270,40 +270,6 @@ static void resize(struct star *star)
 	}
 }
 
-/* The event comes once, when the number drops below the limit, and again after arming again. */
-static void limit(struct star *star)
-{
-	struct ibv_async_event event;
-	struct ibv_srq *srq;
-
-	srq = star->hub.srq;
-	post_recvs(&star->hub, 0, 6, SLOT);
-	CHECK_EQUAL(set_limit(srq, 5), 0);
-	send_to_hub(star, 0, 0, 1, 8); /* 5 are left, which is not below 5 */
-	expect_no_event(&star->hub);
-	CHECK_EQUAL(query(srq).srq_limit, 5);
-	send_to_hub(star, 1, 1, 1, 8);
-	CHECK_EQUAL(verbs->ibv_get_async_event(star->hub.context, &event), 0);
-	CHECK_EQUAL(event.event_type, IBV_EVENT_SRQ_LIMIT_REACHED);
-	CHECK(event.element.srq == srq);
-	verbs->ibv_ack_async_event(&event);
-	CHECK_EQUAL(query(srq).srq_limit, 0);
-	send_to_hub(star, 0, 2, 1, 8);
-	expect_no_event(&star->hub);
-	CHECK_EQUAL(set_limit(srq, 4), 0); /* of which 3 are left */
-	send_to_hub(star, 0, 3, 1, 8);
-	expect_event(&star->hub, IBV_EVENT_SRQ_LIMIT_REACHED);
-	/* Disarmed by 0; and an event that is not taken does not hold up destruction. */
-	CHECK_EQUAL(set_limit(srq, 2), 0);
-	CHECK_EQUAL(set_limit(srq, 0), 0);
-	send_to_hub(star, 0, 4, 1, 8);
-	expect_no_event(&star->hub);
-	CHECK_EQUAL(set_limit(srq, 1), 0);
-	send_to_hub(star, 0, 5, 1, 8);
-	for (uint64_t i = 0; i < 6; i++)
-		hub_wc(star, i, IBV_WC_SUCCESS, i == 1);
-}
-
 static bool acknowledged_now; /* atomic */
 
 static void *acknowledge(void *event)
@@ -332,14 +298,6 @@ static void acknowledged(void)
 	close_star(&star); /* would hang without */
 	CHECK(__atomic_load_n(&acknowledged_now, __ATOMIC_SEQ_CST));
 	CHECK_EQUAL(pthread_join(thread, NULL), 0);
-}
-
-/* Nothing posted: after its retries the sender gives up. */
-static void empty(struct star *star)
-{
-	CHECK_EQUAL(post_recv_at(&star->hub, 0, 0, SLOT), 0);
-	send_to_hub(star, 0, 0, 1, 8);
-	RUN(&star->peers[1], IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 }
 
 /* A receive that a message has taken is flushed with the queue pair when that stops in the middle.
@@ -482,9 +440,7 @@ int main(void)
 	SIDE(posting, .shared = 3, .sges = 2);
 	STEP(creating());
 	STAR(resize, 1, .shared = 4);
-	STAR(limit, 2, .shared = 8);
 	STEP(acknowledged());
-	STAR(empty, 2, .shared = 2, .rnr_retry = 8);
 	STEP(flushed_in_a_message());
 	STEP(domains());
 	STEP(threads());

@@ -243,11 +243,14 @@ def test_limit(context: Context, star: Star) -> None:
     assert hub.srq.query().srq_limit == 0
     hub.completion()
     assert end.completion().ok
+    hub.srq.modify(srq_limit=4)
+    send(end, b"")
+    assert next_event(context) == event
     hub.srq.modify(srq_limit=2)
     hub.srq.modify(srq_limit=0)
     for _ in range(3):
         send(end, b"")
-    assert end.completions(3)[2].ok
+    assert end.completions(4)[3].ok
     assert context.async_events() == []
 
 
