@@ -76,14 +76,6 @@ static void device_and_port(void)
 	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
 }
 
-static void texts(void)
-{
-	for (int i = 0; i < 30; i++) {
-		CHECK(strlen(verbs->ibv_wc_status_str((enum ibv_wc_status)i)) > 0);
-		CHECK(strlen(verbs->ibv_event_type_str((enum ibv_event_type)i)) > 0);
-	}
-}
-
 static void regions(void)
 {
 	struct ibv_context *context = open_device();
@@ -526,7 +518,6 @@ int main(void)
 {
 	limit_seconds(60);
 	STEP(device_and_port());
-	STEP(texts());
 	STEP(regions());
 	SIDE(creating);
 	SIDE(transitions);
