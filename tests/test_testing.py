@@ -74,52 +74,6 @@ async def test_a_connection_survives_what_gets_lost(device_name: str, via: Via, 
 
 
 @needs_faults
-def test_the_nth_request_of_a_queue_pair(connected_pair: ConnectedPair, device_name: str) -> None:
-    a, b = connected_pair(timeout=QUICKLY)
-    with testing.faults(loss="@2-3", frames="requests", qp=b.qp, device=device_name) as faults:
-        for number in range(4):
-            receive(b, number)
-            send(a, number)
-            assert a.completion().status is WCStatus.SUCCESS
-            assert b.completion().wr_id == number
-    counts = faults.counts()
-    assert counts.retried >= 2  # and where an answer was late
-    assert counts == testing.FaultCounts(lost=2, retried=counts.retried)
-
-
-@needs_faults
-def test_everything_is_lost(connected_pair: ConnectedPair, device_name: str) -> None:
-    a, b = connected_pair(timeout=QUICKLY, retry_cnt=2)
-    with testing.faults(loss=1, device=device_name) as faults:
-        receive(b)
-        send(a)
-        assert a.completion().status is WCStatus.RETRY_EXC_ERR
-    assert faults.counts().retried == 2
-    assert faults.counts().lost >= 3
-
-
-@needs_faults
-def test_a_late_and_a_slow_device(connected_pair: ConnectedPair, device_name: str) -> None:
-    a, b = connected_pair()
-    receive(b)
-    with testing.faults(delay=0.02, jitter=0.001, device=device_name) as faults:
-        start = time.monotonic()
-        send(a)
-        b.completion()
-        assert time.monotonic() - start >= 0.02
-        a.completion()
-        assert time.monotonic() - start >= 0.04
-    assert faults.counts().delayed >= 2
-    with testing.faults(rate=1_000_000, device=device_name):
-        b.qp.post_recv_one(1, b.mr.addr, 1 << 15, b.mr.lkey)
-        start = time.monotonic()
-        a.qp.post_send_one(1, WROpcode.SEND, SendFlags.SIGNALED, a.mr.addr, 1 << 15, a.mr.lkey)
-        b.completion()
-        assert time.monotonic() - start >= 0.03
-        a.completion()
-
-
-@needs_faults
 def test_not_ready(connected_pair: ConnectedPair, device_name: str) -> None:
     a, b = connected_pair(rnr_retry=3)
     for number in range(2):

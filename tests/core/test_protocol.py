@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aiordma._core import protocol
@@ -235,49 +234,6 @@ def test_refused(data: bytes, text: str) -> None:
         decode(data)
     assert "peer" in str(caught.value) or "the sender" in str(caught.value)
     assert len(str(caught.value)) < 300
-
-
-json_like: st.SearchStrategy[Any] = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-(1 << 63), (1 << 64) - 1),
-        st.floats(),
-        st.text(max_size=8),
-        st.binary(max_size=50),
-        st.sampled_from([MAGIC, VERSION]),
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=6), st.dictionaries(st.text(max_size=3), inner, max_size=2)
-    ),
-    max_leaves=8,
-)
-mutated = st.builds(
-    lambda data, at, value: data[: at % len(data)] + bytes([value]) + data[at % len(data) + 1 :],
-    messages.map(encode),
-    st.integers(0, 1000),
-    st.integers(0, 255),
-)
-
-
-@settings(max_examples=500)
-@given(
-    st.one_of(
-        st.binary(max_size=80),
-        json_like.map(pack),
-        st.builds(envelope, st.integers(0, 12), json_like, st.one_of(u32, json_like)),
-        st.builds(
-            envelope, st.integers(1, 10), st.lists(st.one_of(u16, st.text(max_size=3), json_like))
-        ),
-        mutated,
-    )
-)
-def test_any_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
-    try:
-        message = decode(data)
-    except ProtocolError:
-        return
-    assert decode(encode(message)) == message
 
 
 # --- what cannot be said -------------------------------------------------------------------------

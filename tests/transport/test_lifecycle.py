@@ -315,20 +315,6 @@ async def test_both_close_at_once(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_close_is_closed_in_order_every_time(factory: ConnectionFactory) -> None:
-    """The peer's disconnect, which answers our goodbye, must not be taken for a break."""
-    for _ in range(20):
-        async with factory.pair() as (client, server):
-            waiting = asyncio.create_task(client.recv())
-            await yield_loop(1)
-            await client.close()
-            error = await ends(finish(waiting), ConnectionClosedError)
-            assert not error.by_peer
-            error = await ends(server.recv(), ConnectionClosedError)
-            assert error.by_peer
-
-
-@one_loop
 async def test_peer_disconnects_before_our_goodbye_is_acknowledged(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

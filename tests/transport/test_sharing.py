@@ -64,22 +64,6 @@ async def refused_by_the_device(
 # ---- shared --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("access", [Rights.READ, Rights.WRITE, READ_WRITE, ALL], ids=repr)
-@one_loop
-async def test_share_with_each_right(factory: ConnectionFactory, access: Rights) -> None:
-    async with factory.sharing(8, access) as (client, server, _, remote):
-        assert remote.rights == access
-        assert not remote.lent
-        assert len(remote) == 8
-        if Rights.WRITE in access:
-            await client.write(b"12345678", remote)
-        if Rights.READ in access:
-            await client.read(remote, bytearray(8))
-        if Rights.ATOMIC in access:
-            await client.fetch_and_add(remote, 1)
-        await check_alive(client, server)
-
-
 async def test_default_is_reading(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.register(bytearray(pattern(100))) as memory:

@@ -165,11 +165,7 @@ assert len(OFFER) == MESSAGE_SIZE
 BAD_OFFERS = {
     "another greeting": b"aiordma\x02" + OFFER[8:],
     "another endpoint": OFFER[:8] + b"XXXX" + OFFER[12:],
-    "another version of the endpoint": OFFER[:12] + b"\x07" + OFFER[13:],
-    "a queue pair of no type": OFFER[:14] + b"\x63" + OFFER[15:],
     "a datagram queue pair": OFFER[:14] + b"\x04" + OFFER[15:],
-    "no such mtu": OFFER[:15] + b"\x09" + OFFER[16:],
-    "another hello": OFFER[: 8 + len(ENDPOINT)] + b"XXXX" + OFFER[12 + len(ENDPOINT) :],
     "nothing in the hello": OFFER[: 8 + len(ENDPOINT)] + bytes(len(hello().pack())),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import select
 import warnings
 from typing import TYPE_CHECKING
@@ -24,20 +23,6 @@ def next_event(context: verbs.Context, timeout: float = 30) -> AsyncEvent:
             pytest.fail(f"no event within {timeout} s")
     assert len(events) == 1, events
     return events[0]
-
-
-def test_a_drained_send_queue(context: verbs.Context, pair: tuple[End, End]) -> None:
-    """IBTA volume 1, clause 10.3.1.5: RTS -> SQD with notification, when the last send is done."""
-    assert context.async_events() == []
-    assert not os.get_blocking(context.async_fd)
-    one, _ = pair
-    one.qp.modify(qp_state=QPState.SQD, en_sqd_async_notify=True)
-    event = next_event(context)
-    assert event == AsyncEvent(EventType.SQ_DRAINED, one.qp)
-    assert event.element is one.qp
-    assert event.port_num is None
-    assert context.async_events() == []
-    one.qp.modify(qp_state=QPState.RTS)
 
 
 def test_an_overrun_completion_queue(context: verbs.Context, connected_pair: ConnectedPair) -> None:

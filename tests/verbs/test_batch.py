@@ -18,7 +18,6 @@ from aiordma.verbs import (
     WCFlags,
     WCOpcode,
     WCStatus,
-    WROpcode,
     inc_rkey,
 )
 
@@ -185,17 +184,3 @@ def test_a_batch_collects_inside_its_scope_only(pair: Pair) -> None:
 def test_immediate_or_invalidate(pair: Pair) -> None:
     with pair[0].qp.batch() as batch, pytest.raises(ValueError, match="not both"):
         batch.send(imm=1, invalidate=2)
-
-
-def test_packing_of_what_no_test_device_may_have() -> None:
-    """The requests that a batch makes, without a device."""
-    collected: list[verbs.SendWorkRequest] = []
-    with verbs.SendBatch(collected.extend) as batch:
-        batch.send(invalidate=0xABCDEF01, wr_id=1, remote_srqn=5)
-        batch.invalidate(0x12345678, wr_id=2, fence=True)
-    send, local = collected
-    assert (send.opcode, send.invalidate_rkey, send.remote_srqn) == (
-        WROpcode.SEND_WITH_INV, 0xABCDEF01, 5,
-    )  # fmt: skip
-    assert (local.opcode, local.invalidate_rkey) == (WROpcode.LOCAL_INV, 0x12345678)
-    assert local.send_flags == verbs.SendFlags.SIGNALED | verbs.SendFlags.FENCE

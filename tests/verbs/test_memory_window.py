@@ -23,14 +23,12 @@ from aiordma.verbs import (
     QPState,
     QPType,
     SendFlags,
-    SendOps,
     SendWorkRequest,
     WCFlags,
     WCOpcode,
     WCStatus,
     WROpcode,
     inc_rkey,
-    send_ops_of,
 )
 
 if TYPE_CHECKING:
@@ -348,47 +346,6 @@ def test_the_key_may_be_sent_at_once(scene: Scene) -> None:
         with scene.owner.qp.batch() as batch:
             batch.invalidate(told, wr_id=99)
         assert [wc.wr_id for wc in scene.owner.completions(2)] == [turn, 99]
-
-
-def test_by_the_builders(pd: verbs.ProtectionDomain, context: verbs.Context) -> None:
-    """The same requests through ibv_wr_*: bind, invalidate here, invalidate there."""
-    ops = SendOps.BIND_MW | SendOps.LOCAL_INV | SendOps.SEND_WITH_INV | send_ops_of(QPType.RC)
-    with (
-        context.create_cq(32) as cq,
-        pd.create_qp(cq, send_ops=ops) as qp,
-        pd.create_qp(cq, send_ops=ops) as peer,
-        pd.reg_mr(4096, BINDABLE) as region,
-        pd.alloc_mw(MWType.TYPE_2) as window,
-    ):
-        mine, theirs = qp.endpoint(), peer.endpoint()
-        qp.connect(mine, theirs, access=WRITE)
-        peer.connect(theirs, mine)
-
-        def completed() -> int:
-            while not (found := cq.poll(1)):
-                pass
-            assert found[0].status is WCStatus.SUCCESS
-            return found[0].wr_id
-
-        def written(key: int) -> None:
-            peer.post_send_one(
-                4, WROpcode.RDMA_WRITE, SIGNALED, region.addr, 8, region.lkey, region.addr + 64, key
-            )
-            assert completed() == 4
-
-        key = window.bind(qp, region, WRITE, wr_id=1)
-        assert completed() == 1
-        written(key)
-        window.unbind(qp, wr_id=2)
-        assert completed() == 2
-        key = window.bind(qp, region, WRITE, wr_id=3)
-        assert completed() == 3
-        written(key)
-        qp.post_recv_one(5, 0, 0, 0)
-        with peer.batch() as batch:
-            batch.send(invalidate=key, wr_id=6)
-        assert {completed(), completed()} == {5, 6}
-        region.close()
 
 
 def test_a_full_send_queue(
