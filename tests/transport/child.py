@@ -18,18 +18,11 @@ from typing import cast
 from aiordma import Connection, connect, listen
 from aiordma.transport import Via
 
-from .connection_factory import ALL, SMALL, pattern
+from .connection_factory import ALL, SMALL, echo, pattern
 
 
 def say(text: object) -> None:
     print(text, flush=True)
-
-
-async def echo(conn: Connection) -> None:
-    """Sends everything back."""
-    async for message in conn:
-        with message:
-            await conn.send(message)
 
 
 async def share(conn: Connection) -> None:

@@ -11,13 +11,14 @@ import random
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from aiordma import Buffer, Config, Connection, Listener, RemoteRegion, Rights, Share
 from aiordma._core.handshake import Hello
 from aiordma.config import Encrypt
+from aiordma.errors import QuotaError
 from aiordma.mr_pool import LocalMemory, PoolStatistics
 from aiordma.transport import Via, connect, listen
 
@@ -220,6 +221,13 @@ async def check_alive(client: Connection, server: Connection, seed: int = 0) -> 
                 receiving.cancel()
 
 
+async def echo(conn: Connection) -> None:
+    """A handler that sends everything back."""
+    async for message in conn:
+        with message:
+            await conn.send(message)
+
+
 async def exchange(sender: Connection, receiver: Connection, data: bytes) -> None:
     """One message there, and checked."""
     receiving = asyncio.create_task(receiver.recv())
@@ -283,6 +291,16 @@ def closed_port(host: str) -> Iterator[int]:
 def pool_statistics(conn: Connection) -> PoolStatistics:
     """Of the pool that all connections of this loop and device share."""
     return conn._endpoint.driver.pool.statistics()
+
+
+def take_all(conn: Connection) -> list[Buffer]:
+    """All that is left of the pool."""
+    held = []
+    for size in (1 << 20, 1 << 16, 1 << 12, 256):
+        with suppress(QuotaError):
+            while True:
+                held.append(conn.alloc(size))
+    return held
 
 
 async def leases(*conns: Connection) -> int:

@@ -25,8 +25,7 @@ from aiordma import Buffer, Connection, Server, streams, verbs
 from aiordma.errors import BufferStateError, UnsupportedError, WrongLoopError
 from aiordma.transport import Via, start_server
 
-from .child import echo
-from .connection_factory import SMALL, ConnectionFactory, ends, lease_over, pattern
+from .connection_factory import SMALL, ConnectionFactory, echo, ends, lease_over, pattern
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 METHODS = ("fork", "spawn", "forkserver")

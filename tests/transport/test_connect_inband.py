@@ -31,6 +31,7 @@ from .connection_factory import (
     NEVER,
     SMALL,
     ConnectionFactory,
+    barrier,
     cancelled_after,
     check_alive,
     ends,
@@ -452,19 +453,13 @@ async def test_a_death_is_noticed_after_the_first_has_gone(factory: ConnectionFa
         assert share_a_group(child.conn, *others)
         await child.conn.close()
         for other in others:
-            await exchange_nothing(other)
+            await barrier(other)
         child.signal(signal.SIGKILL)
         for other in others:
             async with factory.within(1):
                 error = await ends(other.recv(), ConnectionBrokenError)
             # The socket's end or the device's event, whichever is noticed first.
             assert "the peer's process ended" in str(error)
-
-
-async def exchange_nothing(conn: Connection) -> None:
-    """Goes to the peer's device and back."""
-    region = await conn.request_region(8)
-    await region.release()
 
 
 # ---- hostile peers -------------------------------------------------------------------------------

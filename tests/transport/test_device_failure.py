@@ -25,7 +25,7 @@ from aiordma._native import lib
 from aiordma.errors import DeviceEventError, DeviceNotFoundError, RDMAError
 from aiordma.verbs import AsyncEvent, EventType, find_device
 
-from .connection_factory import SMALL, ConnectionFactory, check_alive, ends
+from .connection_factory import SMALL, ConnectionFactory, check_alive, echo, ends
 from .marks import by_tcp, one_loop
 
 
@@ -157,11 +157,6 @@ async def test_a_server_ends_with_its_device(factory: ConnectionFactory, fails: 
         return
     up: asyncio.Queue[int] = asyncio.Queue()
     failed: list[str] = []
-
-    async def echo(conn: Connection) -> None:
-        async for message in conn:
-            with message:
-                await conn.send(message)
 
     async def serve_again() -> None:
         while True:

@@ -16,7 +16,15 @@ from aiordma._loop import per_loop_resource
 from aiordma.errors import RejectedError
 from aiordma.verbs import live
 
-from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, shared, yield_loop
+from .connection_factory import (
+    SMALL,
+    ConnectionFactory,
+    check_alive,
+    echo,
+    ends,
+    shared,
+    yield_loop,
+)
 from .marks import one_loop
 
 
@@ -124,11 +132,6 @@ async def test_a_dropped_listener(factory: ConnectionFactory) -> None:
 @one_loop
 async def test_a_server_without_a_reference_goes_on(factory: ConnectionFactory) -> None:
     """As asyncio's: until its loop ends. `test_loops.py` looks at that."""
-
-    async def echo(conn: Connection) -> None:
-        async for message in conn:
-            with message:
-                await conn.send(message)
 
     server = await start_server(echo, factory.host, **factory.where)
     port, gone = server.port, weakref.ref(server)

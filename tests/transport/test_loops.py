@@ -20,7 +20,15 @@ from aiordma.errors import ConnectionBrokenError, ConnectionClosedError, WrongLo
 from aiordma.verbs import live
 from tests.combinations import LOOPS
 
-from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, pattern, yield_loop
+from .connection_factory import (
+    SMALL,
+    ConnectionFactory,
+    check_alive,
+    echo,
+    ends,
+    pattern,
+    yield_loop,
+)
 from .marks import by_cm, one_loop
 
 LIMIT = 300.0
@@ -60,12 +68,6 @@ def threads(*kinds: str) -> Iterator[list[LoopThread]]:
     finally:
         for thread in made:
             thread.end()
-
-
-async def echo(conn: Connection) -> None:
-    async for message in conn:
-        with message:
-            await conn.send(message)
 
 
 async def talk(factory: ConnectionFactory, port: int, seed: int) -> None:

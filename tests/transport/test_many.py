@@ -18,7 +18,7 @@ from aiordma import Connection, Server, start_server
 from aiordma.mr_pool import SPARE_SLABS
 from aiordma.testing import Held
 
-from .connection_factory import SMALL, ConnectionFactory, pattern, pool_statistics, yield_loop
+from .connection_factory import SMALL, ConnectionFactory, echo, pattern, pool_statistics, yield_loop
 from .marks import one_loop
 
 # The virtual machine sets up some ten connections a second, and its device has room for few.
@@ -29,12 +29,6 @@ FEWER_AT_ONCE = 30
 # Bytes by which this process may grow: what a heap's fragments come to, far below what as many
 # leaked connections would. The address sanitizer keeps freed memory and traces for a while.
 GROWTH = (32 if "ASAN_OPTIONS" in os.environ else 4) << 20
-
-
-async def echo(conn: Connection) -> None:
-    async for message in conn:
-        with message:
-            await conn.send(message)
 
 
 async def talk(client: Connection, seed: int) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
 from aiordma import (
-    Buffer,
     Connection,
     ConnectionBrokenError,
     ConnectionClosedError,
@@ -18,21 +17,21 @@ from aiordma import (
 )
 from aiordma.errors import QuotaError
 
-from .connection_factory import SMALL, ConnectionFactory, barrier, ends, pattern, shared, yield_loop
+from .connection_factory import (
+    SMALL,
+    ConnectionFactory,
+    barrier,
+    ends,
+    pattern,
+    shared,
+    take_all,
+    yield_loop,
+)
 from .marks import counts_turns, one_loop
 
 LIMIT = 4 << 20
 CONFIG = replace(SMALL, pool_limit=LIMIT, fetch_ahead=1 << 20)
 LONG = 100_000  # a message that is fetched
-
-
-def take_all(conn: Connection) -> list[Buffer]:
-    held = []
-    for size in (1 << 20, 1 << 16, 1 << 12, 256):
-        with suppress(QuotaError):
-            while True:
-                held.append(conn.alloc(size))
-    return held
 
 
 @asynccontextmanager

@@ -28,6 +28,7 @@ from .connection_factory import (
     NEVER,
     SMALL,
     ConnectionFactory,
+    echo,
     ends,
     limits_pass,
     pattern,
@@ -45,12 +46,6 @@ async def serves(server: Server, count: int) -> None:
     """Until it has accepted so many: a client may know of its connection before the server does."""
     while server.connections < count:
         await yield_loop(1)
-
-
-async def echo(conn: Connection) -> None:
-    async for message in conn:
-        with message:
-            await conn.send(message)
 
 
 async def test_echo(factory: ConnectionFactory) -> None:
