@@ -118,7 +118,7 @@ cdef class Credits:
         self.held_control -= 1
         self.owed_control += 1
 
-    # For tests, which compare all of it with tests/model.
+    # For tests.
 
     def sent(self, int kind) -> tuple[int, int]:
         """A frame is sent: the control and data credits in its header."""
@@ -138,9 +138,15 @@ cdef class Credits:
         """Whether a frame with a message, a control frame and a CREDIT frame may be sent now."""
         return self.data > 0, self.may_send_control(), self.credit_frame_due()
 
-    def __repr__(self):
+    def account(self) -> tuple[int, int, int, int, int, int]:
+        """What changes, as `load` takes it."""
         return (
-            f"<Credits data {self.data}/{self.data_limit} control {self.control}/"
-            f"{self.control_limit}, owes data {self.owed_data} control {self.owed_control}, "
-            f"holds data {self.held_data} control {self.held_control}>"
+            self.data, self.control, self.held_data, self.owed_data, self.held_control,
+            self.owed_control,
         )
+
+    def load(self, account: tuple[int, ...]):
+        (
+            self.data, self.control, self.held_data, self.owed_data, self.held_control,
+            self.owed_control,
+        ) = account

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
+from aiordma._datapath.frames import Credits
 from aiordma.errors import ProtocolError
-from tests.model import credits as model
 from tests.model.frames import unpack_bundle, unpack_header, unpack_rendezvous
 from tests.model.test_frames import entries, packed_bundle
 
@@ -31,12 +31,9 @@ def specified(content: bytes) -> tuple[list[Received], list[protocol.Message], i
 
 def taken(content: bytes) -> tuple[list[Received], list[protocol.Message], int]:
     kind, control, data, imm = unpack_header(content)
-    model.Credits(
-        data_receives=HERE.data_receives,
-        control_receives=HERE.control_receives,
-        peer_data_receives=THERE.data_receives,
-        peer_control_receives=THERE.control_receives,
-    ).received(kind, control, data)
+    Credits(
+        HERE.data_receives, HERE.control_receives, THERE.data_receives, THERE.control_receives
+    ).arrived(kind, control, data)
     behind = content[HEADER_SIZE:]
     if kind is FrameKind.DATA:
         return [(behind, imm)], [], 0

@@ -10,82 +10,112 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiordma._core.frames import FrameKind
-from aiordma.errors import InternalError
+from aiordma._datapath.frames import Credits
+from aiordma.errors import InternalError, ProtocolError
+from tests.model.frames import MESSAGES
 
-from .credits import Credits
-
-DATA, RNDV_RTS, CONTROL, CREDIT = (
-    FrameKind.DATA,
-    FrameKind.RNDV_RTS,
-    FrameKind.CONTROL,
-    FrameKind.CREDIT,
-)
+DATA, CONTROL, CREDIT = FrameKind.DATA, FrameKind.CONTROL, FrameKind.CREDIT
 
 
 def same(data: int, control: int) -> Credits:
-    return Credits(
-        data_receives=data,
-        control_receives=control,
-        peer_data_receives=data,
-        peer_control_receives=control,
-    )
+    return Credits(data, control, data, control)
+
+
+def take(credits: Credits, kind: FrameKind) -> None:
+    """A frame of that kind arrives, is dealt with, and its receive is posted again."""
+    credits.arrived(kind, 0, 0)
+    credits.posted(*((1, 0) if kind is DATA else (0, 1)))
+
+
+def credit_frame_due(credits: Credits) -> bool:
+    return credits.may_send()[2]
 
 
 # --- the rules -----------------------------------------------------------------------------------
-
-
-def test_a_write_with_immediate_gives_nothing_back() -> None:
-    credits = same(2, 4)
-    credits.received(DATA)
-    credits.reposted_data()
-    credits.spend_data_without_header()
-    assert credits.spend_data() == (0, 1)
 
 
 @pytest.mark.parametrize(("receives", "threshold"), [(1, 1), (2, 1), (3, 1), (4, 2), (64, 32)])
 def test_credit_frame_is_due_for_half_the_data(receives: int, threshold: int) -> None:
     credits = same(receives, 4)
     for taken in range(1, threshold + 1):
-        assert not credits.credit_frame_due
-        credits.received(DATA)
-        credits.reposted_data()
-        assert credits.credit_frame_due == (taken == threshold)
+        assert not credit_frame_due(credits)
+        take(credits, DATA)
+        assert credit_frame_due(credits) == (taken == threshold)
 
 
 def test_credit_frame_is_due_for_two_control_credits() -> None:
     credits = same(4, 4)
-    credits.received(CONTROL)
-    credits.reposted_control()
-    assert not credits.credit_frame_due
-    with pytest.raises(InternalError):
-        credits.spend_credit()
-    credits.received(CONTROL)
-    credits.reposted_control()
-    assert credits.credit_frame_due
-    assert credits.spend_credit() == (2, 0)
-    assert not credits.credit_frame_due
+    take(credits, CONTROL)
+    assert not credit_frame_due(credits)
+    take(credits, CONTROL)
+    assert credit_frame_due(credits)
+    assert credits.sent(CREDIT) == (2, 0)
+    assert not credit_frame_due(credits)
 
 
 def test_the_last_control_credit_is_for_giving_control_credits_back() -> None:
     credits = same(2, 4)
-    credits.spend_control()
-    credits.spend_control()
-    credits.received(DATA)
-    credits.reposted_data()
-    credits.spend_credit()  # the third of four
-    credits.received(DATA)
-    credits.reposted_data()
-    assert not credits.credit_frame_due
-    credits.received(CONTROL)
-    credits.reposted_control()
-    assert credits.credit_frame_due
-    assert credits.spend_credit() == (1, 1)
+    for _ in range(2):
+        assert credits.may_send()[1]
+        credits.sent(CONTROL)
+    assert not credits.may_send()[1]
+    take(credits, DATA)
+    credits.sent(CREDIT)  # the third of four
+    take(credits, DATA)
+    assert not credit_frame_due(credits)
+    take(credits, CONTROL)
+    assert credit_frame_due(credits)
+    assert credits.sent(CREDIT) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", FrameKind)
+def test_the_largest_sizes(kind: FrameKind) -> None:
+    """All that may be owed goes into one header."""
+    account = Credits(65535, 255, 65535, 255)
+    for _ in range(65535):
+        account.arrived(DATA, 0, 0)
+    for _ in range(255):
+        account.arrived(CONTROL, 0, 0)
+    account.posted(65535, 255)
+    assert account.sent(kind) == (255, 65535)
+    assert account.sent(kind) == (0, 0)
 
 
 # --- a peer that does not keep to them -----------------------------------------------------------
 
 
-# --- this side's own mistakes --------------------------------------------------------------------
+@pytest.mark.parametrize("kind", FrameKind)
+def test_a_peer_that_sends_without_a_credit(kind: FrameKind) -> None:
+    credits, message, back = same(8, 4), kind in MESSAGES, int(kind is CREDIT)
+    for _ in range(8):
+        credits.sent(DATA)  # so that there are credits to give back
+    for n in range(8 if message else 4):
+        credits.arrived(kind, 0, back)
+        if n % 2:  # posted again, which the peer has not been told
+            credits.posted(int(message), int(not message))
+    with pytest.raises(ProtocolError, match=f"{kind.name} frame without a credit"):
+        credits.arrived(kind, 0, back)
+
+
+@pytest.mark.parametrize(("control", "data"), [(1, 0), (0, 1), (255, 0), (0, 65535), (3, 3)])
+def test_a_peer_that_gives_back_what_was_not_used(control: int, data: int) -> None:
+    with pytest.raises(ProtocolError, match="that it has not"):
+        same(2, 4).arrived(DATA, control, data)
+    used = same(2, 4)
+    used.sent(DATA)
+    used.sent(CONTROL)
+    with pytest.raises(ProtocolError, match="that it has not"):
+        used.arrived(DATA, control + 1, data + 1)
+
+
+def test_a_peer_that_sends_an_empty_credit_frame() -> None:
+    with pytest.raises(ProtocolError, match="gives nothing back"):
+        same(2, 4).arrived(CREDIT, 0, 0)
+
+
+def test_no_more_receives_are_posted_again_than_were_used() -> None:
+    with pytest.raises(InternalError, match="1 data receives posted again, 0 were used"):
+        same(2, 4).posted(1, 0)
 
 
 # --- every reachable state -----------------------------------------------------------------------
@@ -94,7 +124,7 @@ Account = tuple[int, ...]
 Frame = tuple[int, int, int]  # kind, control credits, data credits
 State = tuple[Account, Account, tuple[Frame, ...], tuple[Frame, ...]]
 
-FIELDS = ("_data", "_control", "_held_data", "_owed_data", "_held_control", "_owed_control")
+HELD_DATA = 2  # its place in an account
 
 
 class Explorer:
@@ -109,32 +139,22 @@ class Explorer:
         self.credits = same(data, control)
 
     def load(self, account: Account) -> Credits:
-        for name, value in zip(FIELDS, account, strict=True):
-            setattr(self.credits, name, value)
+        self.credits.load(account)
         return self.credits
 
-    def dump(self) -> Account:
-        return tuple(getattr(self.credits, name) for name in FIELDS)
-
     def sends(self, account: Account) -> Iterator[tuple[Account, Frame]]:
-        if self.load(account).data_credits:
-            frame = (int(DATA), *self.credits.spend_data())
-            yield self.dump(), frame
-        if self.load(account).control_credits:
-            frame = (int(CONTROL), *self.credits.spend_control())
-            yield self.dump(), frame
-        if self.load(account).credit_frame_due:
-            back = self.credits.spend_credit()
-            assert any(back), "a CREDIT frame that the peer would refuse"
-            # From here on it is like any CONTROL frame: one kind less, far fewer states.
-            yield self.dump(), (int(CONTROL), *back)
+        for kind, may in zip((DATA, CONTROL, CREDIT), self.load(account).may_send(), strict=True):
+            if may:
+                back = self.load(account).sent(kind)
+                assert kind is not CREDIT or any(back), "a CREDIT frame that the peer would refuse"
+                # From here on it is like any CONTROL frame: one kind less, far fewer states.
+                yield self.credits.account(), (int(DATA if kind is DATA else CONTROL), *back)
 
     def arrival(self, account: Account, frame: Frame) -> Account:
-        kind = FrameKind(frame[0])
-        self.load(account).received(kind, frame[1], frame[2])
-        if kind is not DATA:
-            self.credits.reposted_control()
-        return self.dump()
+        self.load(account).arrived(*frame)
+        if frame[0] != DATA:
+            self.credits.posted(0, 1)
+        return self.credits.account()
 
     def successors(self, state: State) -> Iterator[State]:
         for left, right, to_left, to_right in (state, (state[1], state[0], state[3], state[2])):
@@ -144,28 +164,28 @@ class Explorer:
                 rest = list(to_left)
                 rest.remove(frame)
                 yield self.arrival(left, frame), right, tuple(rest), to_right
-            if left[FIELDS.index("_held_data")]:
-                self.load(left).reposted_data()
-                yield self.dump(), right, to_left, to_right
+            if left[HELD_DATA]:
+                self.load(left).posted(1, 0)
+                yield self.credits.account(), right, to_left, to_right
 
     def check_rest(self, state: State) -> bool:
         """At rest (nothing under way, no CREDIT frame due) everything can still be sent."""
         left, right, to_left, to_right = state
         if to_left or to_right:
             return False
-        if any(self.load(account).credit_frame_due for account in (left, right)):
+        if any(credit_frame_due(self.load(account)) for account in (left, right)):
             return False
         for account, peer in ((left, right), (right, left)):
-            assert self.load(account).control_credits, state
-            if not peer[FIELDS.index("_held_data")]:
-                assert self.load(account).data_credits, state
+            message, control, _ = self.load(account).may_send()
+            assert control, state
+            assert message or peer[HELD_DATA], state
         return True
 
 
 @pytest.mark.parametrize(("data", "control"), [(1, 4), (1, 5), (2, 4)])
 def test_no_reachable_state_is_stuck(data: int, control: int) -> None:
     explorer = Explorer(data, control)
-    account = explorer.dump()
+    account = explorer.credits.account()
     start: State = (account, account, (), ())
     seen = {start}
     todo = [start]
@@ -189,12 +209,7 @@ class End:
     """One end with real receives, counted apart from the code under test."""
 
     def __init__(self, mine: tuple[int, int], peers: tuple[int, int]) -> None:
-        self.credits = Credits(
-            data_receives=mine[0],
-            control_receives=mine[1],
-            peer_data_receives=peers[0],
-            peer_control_receives=peers[1],
-        )
+        self.credits = Credits(*mine, *peers)
         self.size = mine
         self.posted = sum(mine)
         self.incoming: deque[tuple[FrameKind, int, int]] = deque()
@@ -205,33 +220,35 @@ class End:
     def step(self, name: str, peer: End) -> bool:
         """Do one thing if it is possible; the answer is whether it was."""
         credits = self.credits
-        if name == "data" and credits.data_credits:
-            peer.incoming.append((DATA, *credits.spend_data()))
-        elif name == "write" and credits.data_credits:
-            credits.spend_data_without_header()
+        message, control, credit = credits.may_send()
+        if name == "data" and message:
+            peer.incoming.append((DATA, *credits.sent(DATA)))
+        elif name == "write" and message:  # with immediate data: it has no header
+            data, *others = credits.account()
+            credits.load((data - 1, *others))
             peer.incoming.append((DATA, 0, 0))
-        elif name == "control" and credits.control_credits:
-            peer.incoming.append((CONTROL, *credits.spend_control()))
-        elif name == "credit" and credits.credit_frame_due:
-            peer.incoming.append((CREDIT, *credits.spend_credit()))
+        elif name == "control" and control:
+            peer.incoming.append((CONTROL, *credits.sent(CONTROL)))
+        elif name == "credit" and credit:
+            peer.incoming.append((CREDIT, *credits.sent(CREDIT)))
             self.credit_frames += 1
         elif name == "deliver" and self.incoming:
-            kind, control, data = self.incoming.popleft()
+            frame = self.incoming.popleft()
             self.posted -= 1
             assert self.posted >= 0, "the peer sent more than this end had posted"
-            credits.received(kind, control, data)
-            if kind is DATA:
+            credits.arrived(*frame)
+            if frame[0] is DATA:
                 self.messages += 1
             else:
                 self.unprocessed += 1
         elif name == "take" and self.messages:
             self.messages -= 1
             self.posted += 1
-            credits.reposted_data()
+            credits.posted(1, 0)
         elif name == "process" and self.unprocessed:
             self.unprocessed -= 1
             self.posted += 1
-            credits.reposted_control()
+            credits.posted(0, 1)
         else:
             return False
         return True
@@ -265,12 +282,11 @@ def test_random_runs_never_overrun_and_never_stop(
             ends[which].step(name, ends[1 - which])
     settle(ends, ("deliver", "process", "credit"))
     for end in ends:  # no message has been taken since, and still:
-        assert end.credits.control_credits
+        assert end.credits.may_send()[1]
     settle(ends, ("take", "deliver", "process", "credit"))
     for end in ends:
         assert end.posted == sum(end.size)
-        assert end.credits.control_credits
-        assert end.credits.data_credits
+        assert end.credits.may_send()[:2] == (True, True)
     # Both fill each other up as far as it goes, and it all comes out at the other side.
     for name in ("control", "data"):
         for end, peer in (ends, ends[::-1]):
