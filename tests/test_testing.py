@@ -33,10 +33,6 @@ Via = Literal["cm", "tcp"]
 
 needs_faults = pytest.mark.needs("faults")
 
-# Of a lost request until it is sent again: 4.096 us * 2^timeout. Eight times that is half a second:
-# an answer takes that long on no machine that is only busy.
-QUICKLY = 4.096e-6 * (1 << 14)
-
 
 def send(end: End, number: int = 1) -> None:
     end.qp.post_send_one(number, WROpcode.SEND, SendFlags.SIGNALED, end.mr.addr, 8, end.mr.lkey)

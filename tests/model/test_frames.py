@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from aiordma._core.frames import HEADER_SIZE, MAX_BUNDLE, FrameKind
@@ -29,25 +28,6 @@ def test_layout() -> None:
     assert packed(FrameKind.RNDV_RTS, 0, 1).hex() == "0400010000000000"
     assert packed(FrameKind.RNDV_RTS, 0, 1, 7).hex() == "8400010007000000"
     assert packed(FrameKind.RNDV_ACK, 1, 0).hex() == "0601000000000000"
-
-
-@given(st.sampled_from(FrameKind), u8, u16)
-def test_round_trip(kind: FrameKind, control: int, data: int) -> None:
-    assert unpack_header(packed(kind, control, data)) == (kind, control, data, None)
-
-
-@given(st.sampled_from([FrameKind.DATA, FrameKind.RNDV_RTS]), u8, u16, u32)
-def test_round_trip_with_immediate(kind: FrameKind, control: int, data: int, imm: int) -> None:
-    assert unpack_header(packed(kind, control, data, imm)) == (kind, control, data, imm)
-
-
-@given(st.binary(max_size=12))
-def test_any_bytes_are_a_header_or_a_protocol_error(data: bytes) -> None:
-    try:
-        kind, control, credits, imm = unpack_header(data)
-    except ProtocolError:
-        return
-    assert packed(kind, control, credits, imm) == data[:HEADER_SIZE]
 
 
 @pytest.mark.parametrize(
@@ -94,13 +74,6 @@ entries = st.lists(
     min_size=1,
     max_size=MAX_BUNDLE,
 )
-
-
-@given(entries)
-def test_bundle_round_trip(messages: list[Entry]) -> None:
-    content = packed_bundle(*messages)
-    assert unpacked_bundle(content) == messages
-    assert len(content) % 8 == 0
 
 
 def test_bundle_in_bytes() -> None:

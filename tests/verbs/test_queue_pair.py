@@ -10,7 +10,7 @@ import pytest
 
 from aiordma import verbs
 from aiordma.errors import BufferStateError, QPTransitionError, VerbsError
-from aiordma.verbs import MTU, AccessFlags, AddressVector, QPAttrMask, QPState, QPType
+from aiordma.verbs import MTU, AccessFlags, AddressVector, QPState
 from aiordma.verbs._qp.qp_attributes import QPChanges
 
 if TYPE_CHECKING:
@@ -87,25 +87,6 @@ def test_endpoints_that_do_not_fit(pd: verbs.ProtectionDomain, cq: verbs.Complet
         assert qp.state is QPState.RESET
 
 
-def test_missing_and_forbidden_attributes(qp: verbs.QueuePair) -> None:
-    with pytest.raises(QPTransitionError, match="missing: ") as caught:
-        qp.modify(qp_state=QPState.INIT, port_num=1)
-    assert caught.value.missing == QPAttrMask.PKEY_INDEX | QPAttrMask.ACCESS_FLAGS
-    assert not caught.value.forbidden
-    assert f"QueuePair {qp.qp_num:#x}: RC RESET -> INIT" in str(caught.value)
-    with pytest.raises(QPTransitionError, match="forbidden: SQ_PSN, DEST_QPN") as caught:
-        qp.modify(
-            qp_state=QPState.INIT,
-            port_num=1,
-            pkey_index=0,
-            qp_access_flags=AccessFlags.NONE,
-            dest_qp_num=1,
-            sq_psn=1,
-        )
-    assert caught.value.forbidden == QPAttrMask.SQ_PSN | QPAttrMask.DEST_QPN
-    assert qp.state is qp.query().qp_state is QPState.RESET
-
-
 def test_not_a_transition(qp: verbs.QueuePair) -> None:
     with pytest.raises(QPTransitionError, match=r"RESET -> RTS is not a transition; .* INIT"):
         qp.modify(qp_state=QPState.RTS)
@@ -160,25 +141,6 @@ def test_unknown_attribute(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
     changes: Any = {"speed": 1}
     with pd.create_qp(cq) as qp, pytest.raises(TypeError, match="no attribute 'speed'"):
         qp.modify(**changes)
-
-
-@pytest.mark.parametrize(
-    "qp_type",
-    [
-        pytest.param(QPType.UC, marks=pytest.mark.needs("UC")),
-        pytest.param(QPType.UD, marks=pytest.mark.needs("UD")),
-    ],
-)
-def test_other_types_to_rts(
-    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: QPType
-) -> None:
-    gid = pd.context.choose_gid()
-    with pd.create_qp(cq, qp_type=qp_type) as qp:
-        assert qp.qp_type is qp_type
-        qp.to_init(qkey=0x11111111)
-        qp.to_rtr(AddressVector(dgid=gid.gid, sgid_index=gid.gid_index), dest_qp_num=qp.qp_num)
-        qp.to_rts()
-        assert qp.query().qp_state is QPState.RTS
 
 
 def test_closed_says_so(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:

@@ -44,7 +44,7 @@ def transfer(one: End, opcode: WROpcode, local: tuple[int, int], remote: tuple[i
     one.completion().raise_for_status()
 
 
-def reaches(one: End, mr: verbs.MemoryRegion, *, at: int = 0, first: bytes | None = None) -> None:
+def reaches(one: End, mr: verbs.MemoryRegion, *, at: int = 0) -> None:
     """The region is good for both sides of an operation: written by a peer, and read by it."""
     one.mr.buf[:8] = b"12345678"
     transfer(one, WROpcode.RDMA_WRITE, (one.mr.addr, one.mr.lkey), (mr.addr + at, mr.rkey))
