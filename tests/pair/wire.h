@@ -139,6 +139,12 @@ static struct soft_path *path_to(uint16_t port)
 	return port == port_of_host(1 - wire.entered) ? &wire.hosts[wire.entered].path : NULL;
 }
 
+static void renew(struct soft_path *path)
+{
+	*path = (struct soft_path){.ports = 1}; /* of embedded0, here and there */
+	soft_path_init(path, &calls, wire_flush);
+}
+
 /* With an engine and a path that know nothing of what was before. */
 static void boot(int host)
 {
@@ -153,8 +159,7 @@ static void boot(int host)
 	soft_device_make();
 	soft_device.wire->port = port_of_host(host);
 	soft_device.paths->simulated = path_to;
-	wire.hosts[host].path = (struct soft_path){0};
-	soft_path_init(&wire.hosts[host].path, &calls, wire_flush);
+	renew(&wire.hosts[host].path);
 }
 
 /* ---- frames ---------------------------------------------------------------------------------- */
@@ -323,8 +328,7 @@ static void die(int host, bool told)
 	enter(1 - host);
 	soft_lock();
 	soft_path_finish(path, ECONNRESET, -1);
-	*path = (struct soft_path){0};
-	soft_path_init(path, &calls, wire_flush);
+	renew(path);
 	soft_unlock();
 }
 
