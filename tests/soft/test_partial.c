@@ -424,6 +424,44 @@ static void together(bool first_alone)
 	close_stage(&stage);
 }
 
+/* An acknowledgement behind answers makes no record longer than one may be. */
+static void acknowledged_behind_answers(void)
+{
+	enum {
+		SHORTER = SOFT_FRAME_MAX - 8
+	};
+	static const uint32_t lengths[] = {SHORTER, SOFT_FRAME_MAX};
+	const int enough = 2 * LONG;
+	struct stage stage;
+	struct soft_frame frame;
+	uint8_t write[SOFT_FRAME_HEADER + 8] = {0};
+
+	open_stage(&stage, (struct options){0});
+	frame = (struct soft_frame){
+		.address = (uintptr_t)stage.side.memory, .rkey = stage.side.mr->rkey, .psn = 100};
+	CHECK_EQUAL(setsockopt(stage.tcp->watch.fd, SOL_SOCKET, SO_SNDBUF, &enough, sizeof(enough)),
+		    0);
+	soft_lock();
+	for (int i = 0; i < 2; i++) {
+		frame.opcode = SOFT_READ;
+		frame.dma_length = lengths[i];
+		put(&stage, frame);
+		frame.psn += PSNS - 1;
+	}
+	frame.opcode = SOFT_WRITE;
+	frame.address += SOFT_FRAME_MAX;
+	frame.length = frame.dma_length = 8;
+	soft_frame_encode(write, &frame);
+	say_bytes(stage.fd, write, sizeof(write));
+	soft_unlock();
+	soft_progress();
+	for (int i = 0; i < 2; i++)
+		get_old(&stage, SOFT_READ_DATA, 0, lengths[i]);
+	CHECK_EQUAL(record_left[stage.fd], 0);
+	CHECK_EQUAL(get_rest(&stage, NULL, 0).opcode, SOFT_ACK);
+	close_stage(&stage);
+}
+
 /* ---- between two polls ------------------------------------------------------------------------ */
 
 static void set_ticking(bool ticking)
@@ -548,6 +586,7 @@ int main(void)
 	STEP(peer_ends());
 	STEP(together(false));
 	STEP(together(true));
+	STEP(acknowledged_behind_answers());
 	STEP(delayed());
 	STEP(ends_later());
 	STEP(port_down());

@@ -240,7 +240,7 @@ static void add_control(struct batch *batch)
 	} else {
 		out.frame.opcode = SOFT_ACK;
 		out.frame.psn = done;
-		add(batch, &out);
+		add_whole(batch, &out, done, done);
 	}
 }
 
