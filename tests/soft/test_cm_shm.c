@@ -34,8 +34,8 @@ static void one_process(void)
 	connection_close(&it);
 }
 
-/* The client asks, the server speaks first. */
-static void two_processes(const char *of_server, const char *of_client)
+/* The client asks, from that address, the server speaks first. */
+static void two_processes(const char *of_server, const char *of_client, const char *source)
 {
 	bool chan = strcmp(of_server, "tcp") && strcmp(of_client, "tcp");
 	int ports[2], status;
@@ -68,8 +68,12 @@ static void two_processes(const char *of_server, const char *of_client)
 	uint16_t port;
 
 	CHECK_EQUAL(read(ports[0], &port, sizeof(port)), sizeof(port));
-	struct side client = ask(host, port);
+	struct rdma_conn_param ask = parameters(NULL, 0);
+	struct side client = bound(RDMA_PS_TCP, source, 0);
 
+	resolve_to(&client, host, port);
+	side_queue_pair(&client);
+	CHECK_EQUAL(rdma->rdma_connect(client.id, &ask), 0);
 	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
 	side_completion(&client, 2, IBV_WC_SUCCESS);
 	CHECK_EQUAL(is_over_shm(&client), chan);
@@ -209,9 +213,10 @@ static void while_undecided(enum what what)
 int main(void)
 {
 	cm_begin(100);
-	STEP(two_processes("shared", "shared"));
-	STEP(two_processes("shared", "tcp"));
-	STEP(two_processes("tcp", "shared"));
+	STEP(two_processes("shared", "shared", host));
+	STEP(two_processes("shared", "shared", "127.0.0.2"));
+	STEP(two_processes("shared", "tcp", host));
+	STEP(two_processes("tcp", "shared", host));
 	STEP(one_process());
 	STEP(shared_stream());
 	STEP(no_process());

@@ -211,15 +211,18 @@ static bool may_know(const struct soft_path *path)
 	return !tcp || tcp->of_cm;
 }
 
-/* Does the path join the queue pair's device with its peer's? */
+/* Does the path join the queue pair's device with its peer's?  In a process without a device of that
+ * number, the first one has its address. */
 static bool leads_there(const struct soft_path *path, const struct soft_qp *qp)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(qp);
 	const int number = soft_gid_hca_number(&peer);
 	const uint32_t own = soft_qp_hca(qp)->port;
 
-	return soft_shm_path_is_self(path) ? path->ports == (own | soft_hca_at(number)->port)
-					   : path->ports == own && path->peer_hca == number;
+	if (soft_shm_path_is_self(path))
+		return path->ports == (own | soft_hca_at(number)->port);
+	return path->ports == own &&
+	       (path->peer_hca == number || (path->peer_hca == 0 && soft_path_is_local(path)));
 }
 
 /* Can the queue pair take the pending link as its peer, now or soon? */
