@@ -148,8 +148,9 @@ static int file(void)
 static void domains(void)
 {
 	struct ibv_context *context = open_device(), *second = open_device();
+	struct ibv_context *elsewhere = open_device_at(1);
 	int one = file(), other = file(), twin = dup(one);
-	struct ibv_xrcd *first, *same;
+	struct ibv_xrcd *first, *same, *another;
 	const struct {
 		int fd, oflags, error;
 	} refused[] = {
@@ -166,12 +167,15 @@ static void domains(void)
 
 	REFUSED(extended(context)->open_xrcd(context, &part), EINVAL);
 
-	/* By the inode, whatever the descriptor, for all contexts of the process. */
+	/* By the inode, whatever the descriptor, for all contexts of the device in the process. */
 	CHECK(first = open_domain(context, one, O_CREAT | O_EXCL));
 	CHECK(first->context == context);
 	REFUSED(open_domain(context, twin, O_CREAT | O_EXCL), EINVAL);
 	CHECK(same = open_domain(second, twin, 0));
 	CHECK(soft_xrcd_of(first)->domain == soft_xrcd_of(same)->domain);
+	REFUSED(open_domain(elsewhere, one, 0), EAGAIN);
+	CHECK(another = open_domain(elsewhere, one, O_CREAT | O_EXCL));
+	CHECK_EQUAL(close_domain(another), 0);
 	REFUSED(open_domain(context, other, 0), EAGAIN);
 	CHECK_EQUAL(close_domain(first), 0);
 	CHECK_EQUAL(close(twin), 0);
@@ -190,6 +194,7 @@ static void domains(void)
 	CHECK_EQUAL(close(other), 0);
 	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
 	CHECK_EQUAL(verbs->ibv_close_device(second), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(elsewhere), 0);
 }
 
 /* The child of a fork has a device of its own, and no domain yet. */
@@ -830,6 +835,7 @@ static void not_by_cm(void)
 int main(void)
 {
 	limit_seconds(120);
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1), 0);
 	STEP(two_processes()); /* before a device is opened */
 	STEP(domains());
 	STEP(after_a_fork());

@@ -4,9 +4,9 @@
  * domain.  Each request names a shared receive queue by its number; that queue gives the receive,
  * the completion queue and the protection domain.  It must be of the queue pair's XRC domain.
  *
- * A domain is shared by all contexts of this process that open the same file.  Another process that
- * opens the file has a domain of its own: queue pairs and shared receive queues are memory of one
- * process here, so a queue pair cannot fill another process's receives.
+ * A domain is shared by all contexts of one device in this process that open the same file.  Another
+ * process that opens the file has a domain of its own: queue pairs and shared receive queues are
+ * memory of one process here, so a queue pair cannot fill another process's receives.
  *
  * A shared receive queue may be destroyed while a message for it comes in, so that the number is
  * looked up again whenever it is needed.
@@ -21,6 +21,7 @@
 
 struct soft_xrc_domain {
 	struct soft_node node;
+	const struct ibv_device *of;
 	int file; /* keeps its inode; -1: the domain has no file, and cannot be opened again */
 	dev_t device;
 	ino_t inode;
@@ -28,10 +29,10 @@ struct soft_xrc_domain {
 	unsigned users; /* struct soft_xrcd */
 };
 
-static struct soft_xrc_domain *find(const struct stat *file)
+static struct soft_xrc_domain *find(const struct ibv_device *of, const struct stat *file)
 {
 	soft_list_each (struct soft_xrc_domain, domain, &soft_device.objects->xrc_domains, node)
-		if (domain->file >= 0 && domain->device == file->st_dev &&
+		if (domain->of == of && domain->file >= 0 && domain->device == file->st_dev &&
 		    domain->inode == file->st_ino &&
 		    domain->fork_generation == soft_engine_fork_generation())
 			return domain;
@@ -70,7 +71,7 @@ static int join(struct soft_xrcd *xrcd, const struct ibv_xrcd_init_attr *attr)
 	if (attr->fd >= 0 && fstat(attr->fd, &file))
 		return errno;
 	if (attr->fd >= 0)
-		domain = find(&file);
+		domain = find(xrcd->ibv.context->device, &file);
 	if (domain && attr->oflags & O_EXCL)
 		return EINVAL;
 	if (!domain && !(attr->oflags & O_CREAT))
@@ -79,6 +80,7 @@ static int join(struct soft_xrcd *xrcd, const struct ibv_xrcd_init_attr *attr)
 		rc = make(attr->fd, &file, &domain);
 	if (rc)
 		return rc;
+	domain->of = xrcd->ibv.context->device;
 	domain->users++;
 	xrcd->domain = domain;
 	return 0;
