@@ -437,7 +437,8 @@ static void vandal(uint16_t port, void (*what)(struct soft_shm_peer *host))
 	CHECK_EQUAL(soft_notify_pipe_make(&host.pipe), 0);
 	int fds[2] = {memory, host.pipe.read_fd};
 
-	send_message(fd, &(struct message){HELLO, 1, 0}, sizeof(struct message), fds, 2);
+	/* The numbers of the two devices, in the upper half, are of none that there can be. */
+	send_message(fd, &(struct message){HELLO, 0xffff0001, 0}, sizeof(struct message), fds, 2);
 	CHECK_EQUAL(recv(fd, &message, sizeof(message), 0), sizeof(message));
 	CHECK_EQUAL(message.type, READY);
 	CHECK_EQUAL(soft_segment_map(&host, memory, true), 0);
