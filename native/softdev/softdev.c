@@ -24,8 +24,7 @@ static const struct soft_path_acceptor acceptor = {
 	.withdrawn = soft_handshake_withdrawn,
 };
 
-/* Before anything of the device can be called, and so before the constructors of native/preload. */
-__attribute__((constructor(101))) void soft_device_make(void)
+void soft_device_make(void)
 {
 	soft_engine_use(subsystems);
 	soft_device.inject->hooks = &soft_delay_hooks;
@@ -34,6 +33,13 @@ __attribute__((constructor(101))) void soft_device_make(void)
 	soft_device.objects->links = &soft_wire_links;
 	soft_device.paths->acceptor = &acceptor;
 	soft_wire_use_cm(soft_cm_offer);
+}
+
+/* Before anything of the device can be called, and so before the constructors of native/preload.
+ * GCC forgets the priority where the function has been declared before without it. */
+__attribute__((constructor(101))) static void make_first(void)
+{
+	soft_device_make();
 }
 
 static struct ibv_mr *reg_local_dma(struct ibv_pd *pd)
