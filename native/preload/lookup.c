@@ -99,7 +99,7 @@ static bool make_absolute(int dirfd, const char *path, char *absolute, size_t si
 		return false;
 	folder[length] = '\0';
 	rest = *top ? behind(folder, top) : NULL;
-	if (!rest)
+	if (!rest || !*rest)
 		return false;
 	while (*++rest >= '0' && *rest <= '9') /* of a listing for so many devices */
 		;
@@ -142,7 +142,8 @@ static bool rename_device(const char *from, char *to, size_t size, int *number, 
 
 			if (*number < 0 && found >= 0 && found < preload_devices())
 				*number = (int)found;
-			if ((*end && *end != '/') || found != *number)
+			if ((*end && *end != '/') || found != *number || found < 0 ||
+			    (from[skip] == '0' && end > from + skip + 1))
 				return false;
 			length += (size_t)snprintf(to + length, size - length, "%s%d",
 						   names[i].name + 1, names[i].first + as);

@@ -159,9 +159,15 @@ def test_several_devices() -> None:
         # Names of two devices in one path; a device that there is not.
         "os.stat(one + '/device/infiniband/embedded0')": "ENOENT",
         "os.stat('/sys/class/infiniband/embedded2')": "ENOENT",
+        "os.stat('/sys/class/infiniband/embedded01')": "ENOENT",
+        "os.stat('/dev/infiniband/uverbs999')": "ENOENT",
+        # The folder that stands for "/", as find(1) has it open.
+        "os.stat('sys', dir_fd=root).st_ino == os.stat(tree + '/sys').st_ino": True,
     }
-    setup = """
+    setup = f"""
 import os
+tree = {str(command.library().parent / "tree")!r}
+root = os.open(tree, os.O_RDONLY)
 one = "/sys/class/infiniband/embedded1"
 top, devices = os.open(one, os.O_RDONLY), os.open("/sys/class/infiniband", os.O_RDONLY)
 """
