@@ -107,7 +107,7 @@ static int wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t
 		    const struct iovec *iov, const struct soft_record_end *ends, int count);
 
 static struct soft_path_calls calls = {
-	.name = AIORDMA_WIRE_TCP,
+	.name = AIORDMA_WIRE_NONE, /* of those that applications know */
 	.record_most = RECORD_MOST,
 	.room = wire_room,
 	.put = wire_put,

@@ -1,6 +1,7 @@
 /* The path of two processes, which carries the frames of all their queue pairs: whichever it is. */
 #include "leaks.h"
 #include "verbs_side.h"
+#include "wire/link.h"
 
 /* However many queue pairs, there are no more sockets than for the first. */
 static void many(void)
@@ -124,6 +125,47 @@ static void slow_receiver(void)
 	close_peers(&process, &slow);
 }
 
+static const struct soft_path_calls *counted;
+static size_t bytes_counted;
+
+static int count(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
+		 const struct iovec *iov, const struct soft_record_end *ends, int count)
+{
+	int taken = counted->put(path, kind, to, from, iov, ends, count);
+
+	bytes_counted += ends[taken - 1].bytes;
+	return taken;
+}
+
+/* As docs/how-to-add.md says: a copy of a path's table with its own `put` sees what goes through it. */
+static void observed(void)
+{
+	static struct soft_path_calls counting;
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(20);
+	open_side(&side, (struct options){0});
+	struct address peer = exchange(&process, &side);
+
+	bring_up_receiving(&side, &peer, 1, 1, 64);
+	process_barrier(&process);
+	RUN(&side, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .wr_id = 3, .length = 8, AT(&peer, 128));
+	process_barrier(&process);
+	soft_lock();
+	struct soft_path *path = soft_link_of(soft_qp_of(side.qp))->chan.path;
+
+	counted = path->calls;
+	counting = *counted;
+	counting.put = count;
+	path->calls = &counting;
+	soft_unlock();
+	POST(&side, IBV_WR_SEND, .wr_id = 2, .length = 64);
+	expect_two(&side);
+	CHECK(LOCKED(bytes_counted) >= SOFT_FRAME_HEADER + 64);
+	close_peers(&process, &side);
+}
+
 static bool connects = true; /* this process can, to others */
 
 int __real_connect(int fd, const struct sockaddr *address, socklen_t length);
@@ -161,5 +203,6 @@ int main(void)
 	STEP(many());
 	STEP(crowded());
 	STEP(slow_receiver());
+	STEP(observed());
 	return 0;
 }

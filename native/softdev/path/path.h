@@ -79,7 +79,7 @@ struct soft_record_end {
 };
 
 struct soft_path_calls {
-	enum aiordma_wire name;
+	enum aiordma_wire name; /* and which struct the path is in */
 	uint32_t frame_most; /* bytes of payload in one frame */
 	int frames_most; /* given to it together */
 	size_t record_most; /* a longer run of frames is several records */

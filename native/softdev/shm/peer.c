@@ -117,19 +117,24 @@ void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
 	soft_shm_peer_release(peer);
 }
 
+bool soft_path_is_local(const struct soft_path *path)
+{
+	return path->calls->name == AIORDMA_WIRE_SHARED_MEMORY;
+}
+
 bool soft_shm_path_is_self(const struct soft_path *path)
 {
-	return path->calls == &ring_calls && peer_of(path)->self;
+	return soft_path_is_local(path) && peer_of(path)->self;
 }
 
 struct soft_cma *soft_shm_path_cma(const struct soft_path *path)
 {
-	return path && path->calls == &ring_calls ? peer_of(path)->cma : NULL;
+	return path && soft_path_is_local(path) ? peer_of(path)->cma : NULL;
 }
 
 void soft_cma_probe_path(struct soft_path *path)
 {
-	if (path->calls == &ring_calls)
+	if (soft_path_is_local(path))
 		soft_cma_probe_peer(peer_of(path));
 }
 

@@ -254,8 +254,6 @@ int soft_link_enter(struct soft_link *link, struct soft_path *path);
 int soft_link_over_itself(struct soft_link *link, const struct soft_qp *qp);
 /* Between the queue pair's device and its peer's, in the process at that port; or NULL. */
 struct soft_path *soft_link_shm_path(const struct soft_qp *qp, uint16_t ip_port);
-/* Is the other process one of this host and user? */
-bool soft_path_is_local(const struct soft_path *path);
 
 /* wire_selection.c: with the CM */
 /* 0 or an errno value; the link is the queue pair's. */

@@ -16,11 +16,6 @@ static struct soft_link *link_of(struct soft_chan *chan)
 	return soft_container(chan, struct soft_link, chan);
 }
 
-bool soft_path_is_local(const struct soft_path *path)
-{
-	return path->calls->name == AIORDMA_WIRE_SHARED_MEMORY;
-}
-
 static void accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
 	struct soft_link *link = link_of(chan);

@@ -48,12 +48,11 @@ enum {
 #define INTRODUCED_NS 12000000000u /* longer than an introduction is held: handshake.c */
 #define LINGER_NS 2000000000u
 
-static const struct soft_path_calls tcp_calls;
-
 struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path)
 {
-	return path && path->calls == &tcp_calls ? soft_container(path, struct soft_tcp_path, path)
-						 : NULL;
+	return path && path->calls->name == AIORDMA_WIRE_TCP
+		       ? soft_container(path, struct soft_tcp_path, path)
+		       : NULL;
 }
 
 static bool names_of(int fd, struct soft_tcp_ends *names)
