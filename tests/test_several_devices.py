@@ -56,6 +56,13 @@ def test_each_is_found_by_its_name_address_and_guid() -> None:
     ]  # fmt: skip
 
 
+def test_doctor_is_about_the_first() -> None:
+    assert printed("""
+        from aiordma.cli.facts import Facts
+        print(Facts.collect().embedded.name)
+    """, AIORDMA_DEVICE="embedded1") == "embedded0\n"  # fmt: skip
+
+
 @pytest.mark.parametrize("links", ["shared", "tcp"])
 def test_the_address_chooses_the_device(links: str) -> None:
     wire = {"shared": "shared memory", "tcp": "tcp"}[links]

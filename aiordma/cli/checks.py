@@ -26,7 +26,10 @@ RAISE_MEMLOCK = (
 CHECK_INTERFACE = "check the cable, and `ip link set ... up` of its interface"
 CHECK_SUBNET_MANAGER = "check the cable, and that a subnet manager (opensm) runs on the network"
 GIVE_ADDRESS = "give its network interface an IP address"
-REPORT = "please report this: it should work on every Linux machine with a loopback interface"
+REPORT = (
+    "correct the AIORDMA_EMBEDDED_ variable that a line above may name; else please report this: "
+    "it should work on every Linux machine with a loopback interface"
+)
 
 
 class Verdict(StrEnum):
@@ -360,4 +363,5 @@ def conclude(facts: Facts, findings: list[Finding]) -> Conclusion:
         return Conclusion.READY
     if "embedded" in problems:
         return Conclusion.NOTHING
-    return Conclusion.SOFTWARE if facts.chosen == facts.embedded.name else Conclusion.NO_CARD
+    is_of_system = facts.chosen in [device.name for device in facts.devices]
+    return Conclusion.SOFTWARE if facts.chosen and not is_of_system else Conclusion.NO_CARD

@@ -83,7 +83,7 @@ class Facts:
             devices=tuple(DeviceInfo.ask(device) for device in found if device.library is library),
             fork=None if library is None else verbs.fork_status(library),
             container=container(root),
-            embedded=DeviceInfo.ask(found[-1]),
+            embedded=DeviceInfo.ask(next(it for it in found if it.library is not library)),
             named=named,
             chosen=chosen,
             chosen_why=why,
