@@ -5,7 +5,9 @@
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
 #include "leaks.h"
+#include "shm/shm_internal.h"
 #include "shortage.h"
+#include "wire/link.h"
 
 static struct side own; /* what the calls need to be there */
 
@@ -344,6 +346,22 @@ static void *active_endpoint(void)
 	return id;
 }
 
+/* The pause of a listener, for want of descriptors, is over when there is memory to watch it. */
+static void listens_again(struct soft_timer *pause, struct soft_fd_watch *listener)
+{
+	soft_lock();
+	CHECK(listener->watched);
+	soft_unwatch(listener);
+	shortage_begin(1);
+	pause->expired(pause);
+	CHECK(shortage_end());
+	CHECK(pause->running);
+	soft_timer_stop(pause);
+	pause->expired(pause);
+	CHECK(listener->watched && !pause->running);
+	soft_unlock();
+}
+
 int main(void)
 {
 	static const struct attempt without_device[] = {
@@ -384,6 +402,9 @@ int main(void)
 	for (size_t i = 0; i < sizeof(without_device) / sizeof(without_device[0]); i++)
 		try_with_shortages(&without_device[i]);
 	open_side(&own, (struct options){0});
+	STEP(listens_again(&soft_device.wire->listening[0].pause,
+			   &soft_device.wire->listening[0].watch));
+	STEP(listens_again(&soft_device.shm->accept_pause, &soft_device.shm->listener));
 	destroy_qp(&own);
 	kept_memory = device_memory();
 	CHECK(kept_memory);

@@ -388,8 +388,8 @@ struct soft_shm_peer *soft_attach_begin(uint16_t ip_port, uint32_t own_port, int
 
 static void pause_over(struct soft_timer *timer)
 {
-	(void)timer;
-	soft_watch(&soft_device.shm->listener, EPOLLIN);
+	if (soft_watch(&soft_device.shm->listener, EPOLLIN))
+		soft_timer_start(timer, soft_now() + PAUSE_NS);
 }
 
 static void accept_peer(int fd)

@@ -27,7 +27,8 @@ enum {
 /* After a pause for want of descriptors or memory (soft_is_shortage). */
 static void pause_over(struct soft_timer *timer)
 {
-	soft_watch(&soft_container(timer, struct soft_listening, pause)->watch, EPOLLIN);
+	if (soft_watch(&soft_container(timer, struct soft_listening, pause)->watch, EPOLLIN))
+		soft_timer_start(timer, soft_now() + PAUSE_NS);
 }
 
 static void ready(struct soft_fd_watch *watch, uint32_t events)
