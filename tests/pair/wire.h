@@ -113,9 +113,10 @@ static struct soft_path_calls calls = {
 	.put = wire_put,
 };
 
+/* Nothing here breaks a path. */
 static void wire_flush(struct soft_deferred *deferred)
 {
-	(void)deferred;
+	CHECK_EQUAL(soft_container(deferred, struct soft_path, flush)->broken, 0);
 }
 
 static void enter(int host)
