@@ -36,7 +36,7 @@ enum {
 
 /* Callbacks of a channel to its owner.  Each may end this channel or others, and free its owner. */
 struct soft_chan_ops {
-	/* The other side has accepted what soft_chan_open asked for. */
+	/* The other side has accepted what soft_chan_open asked for.  The handshake is a copy. */
 	void (*accepted)(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
 	/* The next bytes of a record, of which `rest` more are to come; memory that the other side
 	 * may change meanwhile.  Rings bring whole records. */
@@ -91,7 +91,7 @@ struct soft_path_calls {
 	 * at least that one. */
 	int (*put)(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
 		   const struct iovec *iov, const struct soft_record_end *ends, int count);
-	/* Its last channel has ended; `by_peer`: the other side has said so. */
+	/* Its last channel has ended; `by_peer`: the other side has said so.  NULL: it stays. */
 	void (*idle)(struct soft_path *path, bool by_peer);
 };
 
@@ -144,7 +144,7 @@ void soft_chan_end(struct soft_chan *chan);
 /* Callbacks of a higher folder (wire) for a peer's requests. */
 struct soft_path_acceptor {
 	/* The peer asks for a channel, under its number: answer with soft_chan_accept or
-	 * soft_path_refuse, now or later. */
+	 * soft_path_refuse, now or later.  The handshake is a copy. */
 	void (*requested)(struct soft_path *path, uint32_t remote_id,
 			  const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
 	/* It takes that back, or has gone (0: everything that it has asked for). */

@@ -2,8 +2,8 @@
  * process itself.
  *
  * Two processes of one user attach to each other once for each pair of their devices (attach.c) and
- * from then on share two rings (ring.h), which are a path (path.h) between them.  Everything here is called with the engine's
- * lock.
+ * from then on share two rings (ring.h), which are a path (path.h) between them.  Everything here is
+ * called with the engine's lock.
  */
 #ifndef AIORDMA_SOFTDEV_SHM_H
 #define AIORDMA_SOFTDEV_SHM_H

@@ -341,9 +341,7 @@ void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 	}
 	link->from_path = path;
 	link->from_chan = remote_id;
-	memcpy(link->header, handshake,
-	       SOFT_HANDSHAKE_SIZE); /* which it could change while we look */
-	link->hello_valid = soft_hello_decode(link->header, &link->peer_hello);
+	link->hello_valid = soft_hello_decode(handshake, &link->peer_hello);
 	if (link->hello_valid)
 		hello(link);
 	else

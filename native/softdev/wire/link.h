@@ -21,6 +21,7 @@ enum {
 	SOFT_LINK_FRAMES = 128,
 	SOFT_LINK_IOVECS = 256,
 	SOFT_LINK_RECORDS = SOFT_STEP_BYTES / SOFT_FRAME_MAX + 2, /* given to a path together */
+	SOFT_LINK_DIRECT_MIN = 4096, /* less payload is copied: an iovec costs as much */
 	SOFT_TCP_RECORD_HEADER = 12,
 	SOFT_LISTENING_MOST = 32, /* addresses */
 };
@@ -53,7 +54,7 @@ struct soft_link {
 	struct soft_hello peer_hello; /* the HELLO or HELLO_ACK of the other side */
 
 	/* input */
-	uint8_t header[SOFT_HANDSHAKE_SIZE]; /* the beginning of a header or handshake */
+	uint8_t header[SOFT_FRAME_HEADER]; /* its beginning; the last one that goes out */
 	uint32_t header_have;
 	struct soft_frame frame; /* the frame whose payload is being taken in */
 	uint32_t taken;          /* of the payload */

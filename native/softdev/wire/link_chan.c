@@ -7,7 +7,6 @@
 
 enum {
 	LONG_RECORD = 16 * 1024, /* takes longer to copy through a ring than an answer to it */
-	DIRECT_MIN = 4096, /* less is copied: an iovec costs as much */
 	STREAM_CHAN = 1, /* the number, at both ends, of a channel that the CM has introduced */
 };
 
@@ -19,10 +18,8 @@ static struct soft_link *link_of(struct soft_chan *chan)
 static void accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
 	struct soft_link *link = link_of(chan);
-	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
 
-	memcpy(bytes, handshake, sizeof(bytes)); /* which it could change while we look */
-	link->hello_valid = soft_hello_decode(bytes, &link->peer_hello);
+	link->hello_valid = soft_hello_decode(handshake, &link->peer_hello);
 	if (!link->hello_valid)
 		link->peer_hello.kind = 0; /* matches no peer */
 	if (link->base.state == SOFT_LINK_SELECTING)
@@ -66,7 +63,8 @@ static int place(struct soft_chan *chan, size_t length, struct iovec *iov, int r
 
 	/* What follows a frame with pieces would be their descriptor; begin() in link_input.c has
 	 * refused it. */
-	if (link->base.state != SOFT_LINK_UP || link->left < DIRECT_MIN || link->frame.pieces)
+	if (link->base.state != SOFT_LINK_UP || link->left < SOFT_LINK_DIRECT_MIN ||
+	    link->frame.pieces)
 		return 0;
 	link->busy = true;
 	count = soft_link_place(link, length < link->left ? (uint32_t)length : link->left, iov,

@@ -276,10 +276,9 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 	end_record(batch);
 }
 
-/* No frame follows this NAK. */
-static bool is_last(enum soft_nak syndrome)
+/* A gap will be filled; what the requester did not have is no error of ours. */
+static bool is_fatal(enum soft_nak syndrome)
 {
-	/* A gap will be filled; what the requester did not have is no error of ours. */
 	return syndrome != SOFT_NAK_SEQUENCE && syndrome != SOFT_NAK_REQUESTERS_MEMORY;
 }
 
@@ -312,7 +311,7 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 		if (link->base.nak_opcode == out->frame.opcode &&
 		    link->base.nak_syndrome == out->frame.syndrome)
 			link->base.nak_opcode = 0;
-		if (out->frame.opcode == SOFT_NAK && is_last(out->frame.syndrome))
+		if (out->frame.opcode == SOFT_NAK && is_fatal(out->frame.syndrome))
 			soft_qp_error(qp);
 		break;
 	case SOFT_LOSES:

@@ -38,8 +38,7 @@ enum {
 	RECORD_MOST = 2 * (SOFT_FRAME_HEADER + SOFT_FRAME_MAX) - 1, /* the longest goes alone */
 	TOGETHER_MOST = SOFT_STEP_BYTES + RECORD_MOST,
 	GATHER_MOST = 64 * 1024, /* bytes of short records */
-	COPY_MOST = 4096, /* a longer record is sent from where it is, */
-	DIRECT_MIN = 4096, /* and such a payload is received where it belongs */
+	COPY_MOST = 4096, /* a longer record is sent from where it is */
 	MAX_SILENT = 256, /* streams that have come and have no channel */
 };
 
@@ -347,7 +346,7 @@ static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, 
 	int count = 0;
 
 	*direct = 0;
-	if (chan && tcp->left >= DIRECT_MIN) {
+	if (chan && tcp->left >= SOFT_LINK_DIRECT_MIN) {
 		count = chan->calls->place(chan, tcp->left < budget ? tcp->left : budget, iov,
 					   SOFT_MAX_SGE);
 		if (tcp->path.receiving != chan)
@@ -377,7 +376,7 @@ static bool begin(struct soft_tcp_path *tcp)
 	tcp->to = soft_take32(tcp->input + 4);
 	tcp->from = soft_take32(tcp->input + 8);
 	if (tcp->kind == SOFT_RECORD_DATA) {
-		tcp->bulk &= tcp->left >= DIRECT_MIN;
+		tcp->bulk &= tcp->left >= SOFT_LINK_DIRECT_MIN;
 		return tcp->left <= RECORD_MOST &&
 		       soft_path_take(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL, tcp->left);
 	}
