@@ -18,7 +18,9 @@
  * A stream loses nothing, so no side awaits an answer with a timer.  But a side whose fault spec loses
  * or doubles what comes in (fault.c) sends LOSES first, and from then on both sides have that timer.
  *
- * A stream that is not made by the connection manager begins with a handshake in each direction.
+ * Where no connection manager has introduced two queue pairs, each sends a handshake first, in the record
+ * that asks for their channel or grants it (path/path.h).  A TCP stream which it has not made begins with one of
+ * kind STREAM.
  *
  *   offset  header of a frame
  *        0  u8   opcode            enum soft_opcode
@@ -74,7 +76,7 @@
 
 enum {
 	SOFT_FRAME_HEADER = 40,
-	SOFT_FRAME_MAX = 64 * 1024, /* payload; a wire keeps the rest of one */
+	SOFT_FRAME_MAX = 64 * 1024, /* payload */
 	SOFT_CMA_FRAME_MAX = 1024 * 1024, /* the same, of a frame with a descriptor */
 	SOFT_CMA_PIECES = 16,             /* of memory, in one descriptor */
 	SOFT_CMA_DESC_HEAD = 8,           /* slot, generation */

@@ -136,7 +136,7 @@ struct soft_responder {
 	uint32_t known_count;
 };
 
-/* A frame on its way out; what sending it means for the queue pair is done when the wire has it
+/* A frame on its way out; what sending it means for the queue pair is done when the path has it
  * (`commit`), because frames that do not fit are built anew later. */
 struct soft_tx_packet {
 	struct soft_frame frame;
@@ -146,12 +146,12 @@ struct soft_tx_packet {
 };
 
 enum soft_link_state {
-	SOFT_LINK_CONNECTING, /* connect() is under way, or waits to be tried again */
+	SOFT_LINK_CONNECTING, /* waits to be tried again */
 	SOFT_LINK_HANDSHAKE, /* HELLO or HELLO_ACK is awaited */
 	SOFT_LINK_HELD, /* a HELLO whose queue pair is not in RTR yet */
 	SOFT_LINK_SELECTING, /* the CM's stream is there, but a channel may take its place */
 	SOFT_LINK_UP,
-	SOFT_LINK_CLOSING, /* the last frames go out, then we wait for the other side's end */
+	SOFT_LINK_CLOSING, /* what is owed and DISCONNECT wait for room */
 	SOFT_LINK_DEAD,
 };
 
@@ -161,7 +161,7 @@ struct soft_qp_link {
 	struct soft_deferred output;
 	bool loses; /* frames get lost or doubled, here or there */
 	bool loses_pending; /* LOSES is to be sent */
-	bool blocked; /* waits for room on the wire */
+	bool blocked; /* waits for room in its path */
 	/* at most one NAK is ever waiting: the responder takes nothing in after it */
 	uint8_t nak_opcode; /* 0: none */
 	uint8_t nak_syndrome;

@@ -291,7 +291,7 @@ static void acknowledged(struct soft_link *link, uint32_t psn)
 		soft_ack_settled(link);
 }
 
-/* The wire has taken the whole frame: moves the positions. */
+/* The path has taken the frame: moves the positions. */
 static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 {
 	struct soft_qp *qp = link->qp;

@@ -2,7 +2,7 @@
  *
  * A card acknowledges what has reached the memory of its host, whatever becomes of the process there.
  * Here the process acknowledges, a little later (acks.c), and may be killed before that.  But the
- * wire knows what the process has read: of a ring what lies before the reader's position, and of a
+ * path knows what the process has read: of a ring what lies before the reader's position, and of a
  * socket what its kernel has confirmed if that ends without a reset, which there would be for unread
  * data, and of a living process that gives a link up.  What it has read is in its memory, or was
  * refused: it refuses a record before it moves the position, and what comes by a socket a few
