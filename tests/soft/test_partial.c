@@ -471,6 +471,16 @@ static void set_ticking(bool ticking)
 	soft_unlock();
 }
 
+/* From now on what is posted second waits for the next step. */
+static void begin_to_delay(void)
+{
+	while (!LOCKED(engine()->asleep)) /* it does not end the tick */
+		;
+	soft_hold_polling(1);
+	set_ticking(true);
+	soft_progress();
+}
+
 /* Of what a thread posts that will poll again, the first goes out at once, and the rest with its next
  * step, or when it says that it will poll no more. */
 static void delayed(void)
@@ -480,11 +490,7 @@ static void delayed(void)
 
 	open_stage(&stage, (struct options){0});
 	for (uint32_t i = 0; i < 6; i += 3) {
-		while (!LOCKED(engine()->asleep)) /* it does not end the tick */
-			;
-		soft_hold_polling(1);
-		set_ticking(true);
-		soft_progress();
+		begin_to_delay();
 		for (uint32_t j = 0; j < 3; j++)
 			POST(&stage.side, IBV_WR_SEND, .wr_id = i + j, .length = 8);
 		get(&stage, i, 0, 8);
@@ -546,6 +552,31 @@ static void port_down(void)
 	close_stage(&stage);
 }
 
+/* What was delayed before its device's port went down, and the other one's has no part in that. */
+static void delayed_port_down(void)
+{
+	struct stage stage;
+	uint8_t byte;
+
+	open_stage(&stage, (struct options){0});
+	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR), 0);
+	begin_to_delay();
+	for (uint32_t i = 0; i < 2; i++)
+		POST(&stage.side, IBV_WR_SEND, .wr_id = i, .length = 8);
+	get(&stage, 0, 0, 8);
+	CHECK_EQUAL(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ERR), 0);
+	soft_progress();
+	CHECK(!LOCKED(soft_engine_has_delayed()));
+	CHECK_EQUAL(recv(stage.fd, &byte, 1, MSG_DONTWAIT), -1);
+	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE), 0);
+	CHECK_EQUAL(recv(stage.fd, &byte, 1, MSG_DONTWAIT), -1);
+	CHECK_EQUAL(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ACTIVE), 0);
+	get(&stage, 1, 0, 8);
+	set_ticking(false);
+	soft_hold_polling(-1);
+	close_stage(&stage);
+}
+
 /* The child of a fork sends nothing of what it has inherited. */
 static void forked(void)
 {
@@ -577,6 +608,7 @@ static void forked(void)
 int main(void)
 {
 	limit_seconds(60);
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1), 0);
 	STEP(cut(7));
 	STEP(cut(SOFT_FRAME_HEADER - 1));
 	STEP(cut(SOFT_FRAME_HEADER));
@@ -590,6 +622,7 @@ int main(void)
 	STEP(delayed());
 	STEP(ends_later());
 	STEP(port_down());
+	STEP(delayed_port_down());
 	STEP(forked());
 	for (int draining = 0; draining < 2; draining++) {
 		STEP(memory_gone(true, draining));
