@@ -303,15 +303,22 @@ static inline struct rdma_conn_param parameters(const void *private_data, uint8_
 					.rnr_retry_count = 7};
 }
 
-/* A side that has asked; the request waits at the listener. */
+/* The request waits at the listener. */
+static inline void side_ask(struct side *side, const char *text, uint16_t port)
+{
+	struct rdma_conn_param ask = parameters(NULL, 0);
+
+	resolve_to(side, text, port);
+	side_queue_pair(side);
+	CHECK_EQUAL(rdma->rdma_connect(side->id, &ask), 0);
+}
+
+/* A side that has asked. */
 static inline struct side ask(const char *text, uint16_t port)
 {
 	struct side side = side_with_id();
-	struct rdma_conn_param ask = parameters(NULL, 0);
 
-	resolve_to(&side, text, port);
-	side_queue_pair(&side);
-	CHECK_EQUAL(rdma->rdma_connect(side.id, &ask), 0);
+	side_ask(&side, text, port);
 	return side;
 }
 

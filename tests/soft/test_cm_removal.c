@@ -103,6 +103,13 @@ static void removal_of_one(void)
 	CHECK(asked.id->verbs == asking.id->verbs && asked.id->verbs == stays.id->verbs);
 	side_drop(&asked);
 	side_close(&asking);
+	/* Nor is the other one reached by way of the listener on all addresses. */
+	asking = bound(RDMA_PS_TCP, "127.0.0.1", 0);
+	side_ask(&asking, "127.0.0.2", port_of(anywhere.id));
+	expect_status(asking.channel, RDMA_CM_EVENT_REJECTED, asking.id,
+		      8); /* invalid service id */
+	expect_nothing(anywhere.channel);
+	side_close(&asking);
 	side_close(&goes);
 	side_close(&anywhere);
 	side_close(&stays);

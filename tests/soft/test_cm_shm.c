@@ -68,12 +68,9 @@ static void two_processes(const char *of_server, const char *of_client, const ch
 	uint16_t port;
 
 	CHECK_EQUAL(read(ports[0], &port, sizeof(port)), sizeof(port));
-	struct rdma_conn_param ask = parameters(NULL, 0);
 	struct side client = bound(RDMA_PS_TCP, source, 0);
 
-	resolve_to(&client, host, port);
-	side_queue_pair(&client);
-	CHECK_EQUAL(rdma->rdma_connect(client.id, &ask), 0);
+	side_ask(&client, host, port);
 	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
 	side_completion(&client, 2, IBV_WC_SUCCESS);
 	CHECK_EQUAL(is_over_shm(&client), chan);

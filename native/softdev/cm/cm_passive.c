@@ -41,6 +41,14 @@ static const struct soft_cm_link_calls calls = {.message = message, .failed = fa
 int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link)
 {
 	const struct soft_cm_message *request = &link->request;
+	struct sockaddr_storage local = {0}, peer = {0};
+
+	/* Of several devices, those that are left keep a listener on all addresses. */
+	link->carrier->who(link, &local, &peer);
+	if (soft_cm_device_error((struct sockaddr *)&local)) {
+		soft_cm_link_refuse(link, SOFT_CM_REASON_INVALID_SERVICE_ID);
+		return ENODEV;
+	}
 	struct soft_cm_id *id = soft_cm_request_new(listener);
 
 	if (!id || soft_cm_report_request(listener, id, request)) {

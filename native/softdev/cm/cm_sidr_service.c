@@ -161,11 +161,13 @@ static struct caller *known(struct service *service, const struct caller *caller
 	return NULL;
 }
 
-/* NULL without memory. */
+/* NULL without memory, and when it came to a device that is gone. */
 static struct caller *report(struct service *service, const struct caller *from,
 			     const struct soft_cm_message *message)
 {
-	struct soft_cm_id *id = soft_cm_request_new(service->listener.id);
+	struct soft_cm_id *id = soft_cm_device_error((const struct sockaddr *)&from->local)
+					? NULL
+					: soft_cm_request_new(service->listener.id);
 	struct caller *caller = id ? malloc(sizeof(*caller)) : NULL;
 
 	if (!caller || soft_cm_report_request(service->listener.id, id, message)) {
