@@ -18,7 +18,7 @@
 enum {
 	NODE_MAJOR = 231, /* that of the kernel's own nodes */
 	NODE_MINOR = 1000, /* more than the kernel comes to: it takes the first one that is free */
-	CM_MINOR = NODE_MINOR + 16, /* behind those of all devices */
+	CM_MINOR = NODE_MINOR + 4, /* behind those of all devices */
 };
 
 /* The text of a file: its length without the final zero, or a negative errno value. */

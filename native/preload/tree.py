@@ -5,7 +5,7 @@ folders lists one of these; the files in them are empty and only give their name
 folders here, because a wheel has no links.
 
 Each device has folders of its own. Those that list the devices are there for each number of them:
-``4/sys/class/infiniband`` for four.
+``2/sys/class/infiniband`` for two.
 """
 
 import re
@@ -18,7 +18,7 @@ ROOT = "/sys/devices/virtual/aiordma"
 DEVICE = f"{ROOT}/embedded0"
 ENTRY = re.compile(r'^(LINK|NODE|TEXT)\((DEVICE )?"([^"]+)"', re.MULTILINE)
 
-DEVICES = 16  # SOFT_HCAS_MOST
+DEVICES = 4  # SOFT_HCAS_MOST
 
 # Of a table with more entries a listing shows the first ones: each is a file in the wheel. Another
 # device than the first one has a single GID.
