@@ -2,6 +2,8 @@
 #include "fault_side.h"
 #include "ud_side.h"
 
+#include "engine/engine.h"
+
 /* A side of that device, with its first GID. */
 #define OF(number, ...)                                                                            \
 	(struct options)                                                                           \
@@ -226,21 +228,21 @@ static void port_of_one_of_two_processes(void)
 		CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR), 0);
 	process_barrier(&process);
 	if (!process.child) {
-		sides[1].memory[0] = 77;
+		LOCKED(sides[1].memory[0] = 77);
 		POST(&sides[1], IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8, AT(&peers[1], 0));
 		RUN(&sides[0], IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 8, AT(&peers[0], 0));
 		expect_no_wc(&sides[1]);
 	}
 	process_barrier(&process);
 	if (process.child) {
-		CHECK_EQUAL(sides[1].memory[0], 0);
+		CHECK_EQUAL(LOCKED(sides[1].memory[0]), 0);
 		CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE), 0);
 	} else {
 		expect_wc(&sides[1], 1, IBV_WC_SUCCESS);
 	}
 	process_barrier(&process);
 	if (process.child)
-		CHECK_EQUAL(sides[1].memory[0], 77);
+		CHECK_EQUAL(LOCKED(sides[1].memory[0]), 77);
 	close_pair(&sides[0], &sides[1]);
 	join(&process);
 }

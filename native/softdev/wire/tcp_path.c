@@ -154,7 +154,8 @@ static size_t give(struct soft_tcp_path *tcp, struct iovec *iov, int count, size
 	struct msghdr message = {.msg_iov = iov + !before, .msg_iovlen = (size_t)(count - !before)};
 	ssize_t n = 0;
 
-	iov[0] = (struct iovec){tcp->output + tcp->output_sent, before};
+	if (before)
+		iov[0] = (struct iovec){tcp->output + tcp->output_sent, before};
 	/* A stream that has lost bytes, for want of memory, sends none that would take their place. */
 	if (!(soft_ports_down & tcp->path.ports) && !tcp->path.broken)
 		do
