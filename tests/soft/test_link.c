@@ -352,21 +352,28 @@ static void guesses(bool of_cm)
 	close_side(&side);
 }
 
+/* Brings up a side that connects to the test, at the socket that it returns: the smaller number connects,
+ * and that is the device's. */
+static int open_to_door(struct side *side, uint32_t *highest)
+{
+	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(door >= 0);
+	*highest = number_at(bind_device_port(door), 0x3ffe);
+	CHECK_EQUAL(listen(door, 1), 0);
+	open_side(side, (struct options){0});
+	bring_up(side, &(struct address){.qpn = *highest, .psn = 5});
+	return door;
+}
+
 /* A queue pair that leaves before its introduction is answered takes that back. */
 static void leaves_unanswered(void)
 {
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE], record[RECORD_HEADER];
-	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	struct soft_hello hello;
 	struct side side;
-
-	CHECK(door >= 0);
-	uint32_t highest = number_at(bind_device_port(door), 0x3ffe);
-
-	CHECK_EQUAL(listen(door, 1), 0);
-	open_side(&side, (struct options){0});
-	/* The smaller number connects: that is the device's. */
-	bring_up(&side, &(struct address){.qpn = highest, .psn = 5});
+	uint32_t highest;
+	int door = open_to_door(&side, &highest);
 	int fd = accept(door, NULL, NULL);
 
 	CHECK(fd >= 0);
@@ -424,15 +431,10 @@ static void all_wait(void)
 	static const struct soft_chan_ops calls = {.gone = ignore_gone};
 	static struct soft_chan chans[SOFT_MAX_QP - 1];
 	const uint8_t handshake[SOFT_HANDSHAKE_SIZE] = {0};
-	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	struct side side;
+	uint32_t highest;
+	int door = open_to_door(&side, &highest);
 
-	CHECK(door >= 0);
-	uint32_t highest = number_at(bind_device_port(door), 0x3ffe);
-
-	CHECK_EQUAL(listen(door, 1), 0);
-	open_side(&side, (struct options){0});
-	bring_up(&side, &(struct address){.qpn = highest, .psn = 5});
 	soft_lock();
 	struct soft_path *path = soft_link_of(soft_qp_of(side.qp))->chan.path;
 
