@@ -18,7 +18,8 @@ ROOT = "/sys/devices/virtual/aiordma"
 DEVICE = f"{ROOT}/embedded0"
 ENTRY = re.compile(r'^(LINK|NODE|TEXT)\((DEVICE )?"([^"]+)"', re.MULTILINE)
 
-DEVICES = 4  # SOFT_HCAS_MOST
+STATE = Path(__file__).parents[1] / "softdev" / "objects" / "state.h"
+DEVICES = int(re.findall(r"SOFT_HCAS_MOST = (\d+)", STATE.read_text())[0])
 
 # Of a table with more entries a listing shows the first ones: each is a file in the wheel. Another
 # device than the first one has a single GID.

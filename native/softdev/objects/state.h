@@ -8,7 +8,7 @@
 enum {
 	SOFT_GIDS = 255, /* an index is a byte: ibv_global_route.sgid_index */
 	SOFT_QPN_RESTING = 2048, /* the last numbers that were given back */
-	SOFT_HCAS_MOST = 4, /* preload/tree.py: each is many files */
+	SOFT_HCAS_MOST = 4, /* each is many files of native/preload, whose tree.py reads this */
 };
 
 /* A device that ibv_get_device_list(3) shows (IBTA: a host channel adapter), with its port. */
