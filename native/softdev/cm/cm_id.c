@@ -208,8 +208,10 @@ static void forked(void)
 {
 	struct soft_cm *cm = soft_device.cm;
 
-	for (int i = 0; i < SOFT_HCAS_MOST; i++)
-		cm->devices[i].is_open = false, cm->devices[i].holds = 0;
+	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
+		cm->devices[i].is_open = false;
+		cm->devices[i].holds = 0;
+	}
 	soft_list_init(&cm->attached);
 	soft_list_init(&cm->agreed);
 	soft_places_init(&cm->half_open);

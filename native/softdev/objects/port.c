@@ -102,8 +102,7 @@ static void for_queue_pairs(struct soft_hca *hca, void (*what)(struct soft_qp *q
 /* The addresses of the host have changed, or may have. */
 static void read_addresses(void)
 {
-	EACH_HCA(hca)
-	{
+	EACH_HCA (hca) {
 		if (!soft_gid_refresh(hca))
 			continue;
 		soft_engine_port_changed(SOFT_PORT_ADDRESSES, hca->port);
@@ -155,8 +154,8 @@ static bool none_is_open(void)
 {
 	bool none = true;
 
-	EACH_HCA(hca)
-	none &= soft_list_empty(&hca->contexts);
+	EACH_HCA (hca)
+		none &= soft_list_empty(&hca->contexts);
 	return none;
 }
 
@@ -171,8 +170,7 @@ void soft_port_detach(struct soft_context *context)
 
 static void reset(void)
 {
-	EACH_HCA(hca)
-	{
+	EACH_HCA (hca) {
 		while (!soft_list_empty(&hca->contexts))
 			soft_list_remove(hca->contexts.next);
 		soft_gid_forget(hca);
@@ -231,8 +229,8 @@ static void go_down(struct soft_hca *hca)
 	if (soft_ports_down & hca->port)
 		return;
 	set_down(soft_ports_down | hca->port);
-	EACH_HCA(each)
-	for_queue_pairs(each, stall);
+	EACH_HCA (each)
+		for_queue_pairs(each, stall);
 	tell(hca, IBV_EVENT_PORT_ERR);
 }
 
@@ -290,9 +288,9 @@ int aiordma_embedded_raise_on(const char *device, enum ibv_event_type event)
 	int rc = ENODEV;
 
 	soft_lock();
-	EACH_HCA(hca)
-	if (!device || !strcmp(device, hca->device.name))
-		rc = bring_about(hca, event);
+	EACH_HCA (hca)
+		if (!device || !strcmp(device, hca->device.name))
+			rc = bring_about(hca, event);
 	soft_unlock();
 	return rc;
 }

@@ -91,7 +91,7 @@ static int64_t missing(const struct soft_tcp_path *tcp)
 
 	if (ioctl(tcp->watch.fd, SIOCOUTQ, &unconfirmed) || unconfirmed < 0)
 		return -1;
-	return unconfirmed + (int64_t)(tcp->output_length - tcp->output_sent);
+	return unconfirmed + (int64_t)gathered(tcp);
 }
 
 static void finish(struct soft_tcp_path *tcp, int error, int64_t unread)
