@@ -63,7 +63,7 @@ NEEDED = [
     "_native/_lib.abi3.so",
     "_native/preload/bin/rdma",
     "_native/preload/libibverbs.so.1",
-    "_native/preload/tree/dev/infiniband/rdma_cm",
+    "_native/preload/tree/1/dev/infiniband/rdma_cm",
 ]
 NOT_FOR_USERS = re.compile(r"\.(pyx|pxd|c|h|map|pyc)$|/meson\.build$")
 README_PROGRAM = re.compile(r"^```python\n(.*?)^```\n\nIt prints `(.*?)`", re.DOTALL | re.MULTILINE)
