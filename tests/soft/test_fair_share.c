@@ -15,9 +15,13 @@ static struct soft_places places;
 static struct soft_place peers[64];
 static int used;
 
+/* With the same hash, for what has been found out about it. */
 static void begin(void)
 {
+	uint64_t seed = places.seed;
+
 	soft_places_init(&places);
+	places.seed = seed;
 	used = 0;
 }
 
@@ -136,6 +140,31 @@ static void a_network(const char *format)
 	CHECK(peers[0].places && peers[1].places);
 }
 
+/* The newest one, of the fullest network, may share a bucket with a host elsewhere that has more than
+ * its share: its owner relies on it all the same. */
+static void never_the_newest(void)
+{
+	char host[32];
+
+	for (int tried = 0; tried < 1 << 16; tried++) {
+		snprintf(host, sizeof(host), "10.%d.%d.1", tried >> 8, tried & 255);
+		begin();
+		come("192.0.2.1");
+		come(host);
+		if (meet(&peers[0], &peers[1], 2, 2) && !meet(&peers[0], &peers[1], 0, 0))
+			break;
+	}
+	begin();
+	for (int i = 0; i < 4; i++)
+		come(host);
+	for (int i = LIMIT; i > 4; i--)
+		come_from("192.0.2.%d", i);
+	come("192.0.2.1");
+	int gone = evicted();
+
+	CHECK(gone >= 0 && gone < LIMIT);
+}
+
 /* Two hosts may share a bucket: of so many pairs, at most a few. */
 static int in_one_network(const char *format)
 {
@@ -206,6 +235,7 @@ int main(void)
 	STEP(a_network("2001:db8:1:2::%d"));
 	STEP(a_network("2001:db8:1:%d::1"));
 	STEP(a_network("2001:db8:1:%d00::1"));
+	STEP(never_the_newest());
 	STEP(what_a_network_is());
 	STEP(gone_twice());
 	STEP(limits());

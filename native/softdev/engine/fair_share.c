@@ -115,6 +115,7 @@ struct soft_place *soft_places_evicted(const struct soft_places *places, unsigne
 {
 	unsigned share = limit / SHARE ? limit / SHARE : 1;
 	struct soft_place *evicted = soft_places_oldest(places);
+	const struct soft_node *newest = places->peers.previous;
 
 	if (places->count <= limit)
 		return NULL;
@@ -125,9 +126,11 @@ struct soft_place *soft_places_evicted(const struct soft_places *places, unsigne
 		soft_list_each (struct soft_place, place, &places->peers, node) {
 			unsigned count = places->of_bucket[level][place->bucket[level]];
 
-			/* In the same larger networks as the one that is found so far. */
-			if (count > most && !memcmp(place->bucket, evicted->bucket,
-						    level * sizeof(place->bucket[0]))) {
+			/* In the same larger networks as the one that is found so far.  The newest
+			 * can be the only one there, where its bucket is full of others. */
+			if (count > most && &place->node != newest &&
+			    !memcmp(place->bucket, evicted->bucket,
+				    level * sizeof(place->bucket[0]))) {
 				most = count;
 				fullest = place;
 			}
