@@ -379,14 +379,9 @@ static void late(void)
 /* IBTA 9.7.5.2.8: so many times in a row, so far apart (in 10 us, by code); 7 is for ever. */
 static void not_ready(void)
 {
-	static const uint32_t units[32] = {
-		65536, 1,    2,    3,    4,    6,     8,     12,    16,    24,    32,
-		48,    64,   96,   128,  192,  256,   384,   512,   768,   1024,  1536,
-		2048,  3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
-	};
 	struct options options = some_timeout();
 	uint32_t code = draw(32);
-	uint64_t delay_ns = units[code] * UINT64_C(10000);
+	uint64_t delay_ns = rnr_timer_units[code] * UINT64_C(10000);
 	struct ibv_wc wc;
 
 	options.rnr_timer = code ? (uint8_t)code : 255;

@@ -1,16 +1,22 @@
-/* Two connected queue pairs do random work over a wire that loses (wire.h), each on a host of its own, in
- * virtual time, and after each step a model is asked whether that can be.
+/* The queue pairs of two hosts do random work over a wire that loses (wire.h), in virtual time, and after
+ * each step a model is asked whether that can be.
  *
- * What must hold: every work request completes once, in order, and with success unless this life of the
- * connection has been spoiled on purpose; memory holds what the completed requests say, and no byte
- * changes that no key allows; after deregistration nothing is written or sent from there; an armed
- * completion queue wakes; every wait is over in bounded time; memory is bounded.
+ * A seed has one to four connections, of RC, UC or XRC, some of whose receives are shared.  What must
+ * hold: every work request completes once, in order, and with success unless this life of its connection
+ * has been spoiled on purpose; memory holds what the completed requests say, and no byte changes that no
+ * key allows; after deregistration nothing is written or sent from there; an armed completion queue
+ * wakes; every wait is over in bounded time; memory is bounded.
  */
 #include "seeds.h"
+#include "../soft/extended_side.h"
 
 #include <malloc.h>
 
+#define FLUSHED_RIGHTS (ALL_RIGHTS | IBV_ACCESS_FLUSH_GLOBAL)
+
 enum {
+	CONNECTIONS = FLOWS,
+	ENDS = CONNECTIONS * SIDES,
 	DEPTH = 16, /* of each queue */
 	LOG = 512, /* requests in one life of the connection */
 	MESSAGE = 8 * UNIT, /* at most */
@@ -38,7 +44,7 @@ static const struct area {
 } areas[AREAS] = {
 	[SENDS] = {GAP, DEPTH * MESSAGE, IBV_ACCESS_LOCAL_WRITE},
 	[RECEIVES] = {2 * GAP + DEPTH * MESSAGE, DEPTH * MESSAGE, IBV_ACCESS_LOCAL_WRITE},
-	[TARGET] = {3 * GAP + 2 * DEPTH * MESSAGE, PLACES * MESSAGE, ALL_RIGHTS},
+	[TARGET] = {3 * GAP + 2 * DEPTH * MESSAGE, PLACES * MESSAGE, FLUSHED_RIGHTS},
 	[WINDOWED] = {4 * GAP + (2 * DEPTH + PLACES) * MESSAGE, MESSAGE,
 		      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND},
 };
@@ -53,14 +59,33 @@ struct work {
 	enum ibv_wr_opcode opcode;
 	bool signaled, solicited, fenced, done;
 	bool wrong; /* no key opens that memory */
+	const struct queue *queue; /* XRC: which it names */
 	bool failed; /* perhaps it has been carried out */
 	uint32_t length, immediate;
 	uint32_t at; /* among the bytes that the peer may reach */
 	uint64_t result, value; /* of an atomic: the word before and after it */
 };
 
+/* Receives: of an end, or shared by ends of its host. */
+struct queue {
+	struct ibv_srq *srq;
+	uint32_t number; /* 0: it is not of XRC */
+	struct end *owner; /* in whose memory they are */
+	uint32_t users;
+	uint32_t posted;
+	struct {
+		bool used;
+		uint32_t number;
+	} receives[DEPTH];
+	bool starves; /* no more are posted */
+};
+
+/* Ends are in the order of their connections, on one host and the other in turns. */
 struct end {
-	struct side side;
+	char name[3];
+	struct side side; /* all but the queue pair is its host's */
+	enum ibv_qp_type type;
+	struct queue *queue; /* NULL: nothing is sent to it */
 	struct ibv_mr *mrs[AREAS];
 	struct ibv_mw *window;
 	uint32_t window_key;
@@ -76,47 +101,82 @@ struct end {
 	int posted, completed, signaled; /* and the last that is signaled */
 	int messages[LOG], message_count; /* those that take a receive of the peer */
 	int message; /* the next of the peer's to arrive */
-	unsigned receives, received; /* over all lives */
-	bool may_skip; /* a receive of a shared queue, which a reset took with it */
 	uint64_t progress_at; /* something has completed */
 	bool failed, was_reset, died;
-	bool starves; /* it posts no receives any more */
 	bool is_short, fell_short; /* it has posted one that is short; a message has been longer */
-	enum {
-		NEVER,
-		ALWAYS,
-		SOLICITED
-	} armed; /* when a completion makes an event */
 
-	/* What the peer may reach: at the beginning of this life, and when all has been done. */
+	/* What the peer may reach: as its completed requests have left it, and when all has been done. */
 	uint8_t before[REACHED], after[REACHED];
 	uint8_t read[DEPTH][MESSAGE]; /* what a READ must bring */
 	int readers[PLACES + 1]; /* READs of each place that are not done */
 };
 
-static struct end ends[SIDES];
+/* What the ends of a host share. */
+static struct home {
+	struct side side;
+	struct ibv_xrcd *xrcd;
+	struct queue queues[CONNECTIONS];
+	enum {
+		NEVER,
+		ALWAYS,
+		SOLICITED
+	} armed; /* when a completion makes an event */
+} homes[SIDES];
+
+static struct end ends[ENDS], *ends_end;
+#define EACH(end) for (struct end *end = ends; end < ends_end; end++)
 static int life;
-static bool spoiled; /* requests of this life may fail */
+static bool spoiled[CONNECTIONS]; /* requests of this life may fail */
 static bool may_run_out; /* of tries after RNR, which are so many at least so far apart: */
 static uint64_t rnr_retry, rnr_delay_ns;
+static uint64_t try_ns; /* the timeout of a request */
 static size_t heap; /* at most HEAP_MOST less than there may be */
 static const char *const steps[] = {"the beginning", "random work", "the end of a life"};
 
+static int index_of(const struct end *end)
+{
+	return (int)(end - ends);
+}
+
 static struct end *peer_of(const struct end *end)
 {
-	return &ends[end == ends];
+	return &ends[index_of(end) ^ 1];
+}
+
+static int host_of(const struct end *end)
+{
+	return index_of(end) % SIDES;
+}
+
+static bool *spoiled_of(const struct end *end)
+{
+	return &spoiled[index_of(end) / SIDES];
 }
 
 /* Its host is entered. */
 static struct side *on(struct end *end)
 {
-	enter(end == &ends[1]);
+	enter(host_of(end));
 	return &end->side;
 }
 
-static char name_of(const struct end *end)
+static enum ibv_qp_state state(struct end *end)
 {
-	return "ab"[end - ends];
+	return end->side.qp ? state_of(on(end)) : IBV_QPS_RESET;
+}
+
+/* struct wire.flow_of */
+static int connection_of(int host, uint32_t chan)
+{
+	EACH(end)
+	{
+		const struct soft_link *link =
+			end->side.qp ? soft_link_of(soft_qp_of(end->side.qp)) : NULL;
+
+		if (host_of(end) == host && link && link->chan.path && link->chan.id == chan)
+			return index_of(end) / SIDES;
+	}
+	return -1;
 }
 
 static uint8_t *memory_of(struct end *end, enum area_name area)
@@ -133,7 +193,7 @@ static uint8_t *reached(struct end *end, uint32_t at)
 
 static unsigned pattern_of(const struct end *end, int index)
 {
-	return (unsigned)(index * 37 + life * 101 + (end == ends) * 59);
+	return (unsigned)(index * 37 + life * 101 + index_of(end) * 59);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -177,12 +237,48 @@ static bool takes_receive(enum ibv_wr_opcode opcode)
 	       opcode == IBV_WR_SEND_WITH_INV || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 }
 
-static bool any_gone(void)
+static bool any_gone(const struct end *end)
 {
-	for (int i = 0; i < SIDES * AREAS; i++)
-		if (ends[i / AREAS].gone[i % AREAS])
+	for (int area = 0; area < AREAS; area++)
+		if (end->gone[area] || peer_of(end)->gone[area])
 			return true;
 	return false;
+}
+
+/* What a request does to the bytes that the peer lets it reach. */
+static void perform(const struct end *end, int index, uint8_t *bytes)
+{
+	const struct work *work = &end->works[index];
+
+	switch (work->opcode) {
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+	case IBV_WR_ATOMIC_WRITE:
+		fill(bytes + work->at, work->length, pattern_of(end, index));
+		break;
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		memcpy(bytes + work->at, &work->value, sizeof(work->value));
+		break;
+	default:
+		break;
+	}
+}
+
+/* What was written before a FLUSH is there, unless something may have been written over it since. */
+static void flushed(struct end *end, int index)
+{
+	const struct work *flush = &end->works[index];
+	struct end *peer = peer_of(end);
+
+	for (uint32_t at = flush->at; at < flush->at + flush->length; at++) {
+		bool right = *reached(peer, at) == peer->before[at];
+
+		for (int i = index + 1; i < end->posted && !right; i++)
+			right = end->works[i].opcode != IBV_WR_RDMA_READ &&
+				at - end->works[i].at < end->works[i].length;
+		CHECK(right);
+	}
 }
 
 /* The first of a queue that fails. */
@@ -193,17 +289,17 @@ static bool may_fail(const struct end *end, const struct work *work, enum ibv_wc
 	switch (status) {
 	case IBV_WC_RETRY_EXC_ERR: /* a refusal got lost, or the responder does not answer */
 		return wire.fault_count || wire.cut || peer->failed ||
-		       (!work->wrong && state_of(on(peer)) != IBV_QPS_RTS);
+		       (!work->wrong && state(peer) != IBV_QPS_RTS);
 	case IBV_WC_RNR_RETRY_EXC_ERR:
 		return may_run_out && takes_receive(work->opcode) &&
 		       fuzz_now_ns >= end->progress_at + rnr_retry * rnr_delay_ns;
 	case IBV_WC_LOC_PROT_ERR:
 	case IBV_WC_REM_OP_ERR:
-		return any_gone();
+		return any_gone(end);
 	case IBV_WC_REM_INV_REQ_ERR:
 		return peer->fell_short && takes_receive(work->opcode);
 	case IBV_WC_REM_ACCESS_ERR:
-		return any_gone() || work->wrong;
+		return any_gone(end) || work->wrong;
 	default:
 		return false;
 	}
@@ -223,8 +319,8 @@ static void settle(struct end *end, int index, enum ibv_wc_status status)
 					 ? BOUND
 					 : UNBOUND;
 	if (status != IBV_WC_SUCCESS) {
-		CHECK(spoiled || (may_run_out && status == IBV_WC_RNR_RETRY_EXC_ERR));
-		spoiled = true;
+		CHECK(*spoiled_of(end) || (may_run_out && status == IBV_WC_RNR_RETRY_EXC_ERR));
+		*spoiled_of(end) = true;
 		CHECK(status == IBV_WC_WR_FLUSH_ERR ||
 		      (!end->failed && may_fail(end, work, status)));
 		end->failed = true;
@@ -232,6 +328,11 @@ static void settle(struct end *end, int index, enum ibv_wc_status status)
 		return;
 	}
 	CHECK(!work->wrong && !end->failed);
+	if (end->type == IBV_QPT_UC)
+		return; /* it has been sent: memory_is_right */
+	perform(end, index, peer_of(end)->before);
+	if (work->opcode == IBV_WR_FLUSH && !peer_of(end)->gone[TARGET])
+		flushed(end, index);
 	if (end->gone[SENDS])
 		return;
 	if (work->opcode == IBV_WR_RDMA_READ)
@@ -253,104 +354,145 @@ static void sent(struct end *end, const struct ibv_wc *wc)
 	}
 	CHECK(wc->status != IBV_WC_SUCCESS || end->works[index].signaled);
 	settle(end, end->completed++, wc->status);
-	wire_progress((int)(end - ends));
 	end->progress_at = fuzz_now_ns;
+}
+
+/* It has been taken off its queue; the place of its memory. */
+static uint32_t take_receive(struct queue *queue, uint64_t wr_id)
+{
+	uint32_t at = wr_id % DEPTH, number = (uint32_t)wr_id / DEPTH, older = 0;
+
+	CHECK(queue->receives[at].used);
+	CHECK_EQUAL(queue->receives[at].number, number);
+	queue->receives[at].used = false;
+	/* Others may have taken those before it. */
+	for (int i = 0; i < DEPTH; i++)
+		older += queue->receives[i].used && number - queue->receives[i].number < LOG;
+	CHECK(older < queue->users);
+	return at;
+}
+
+/* The next message, of UC perhaps one after it. */
+static const struct work *next_message(struct end *end, const struct ibv_wc *wc, const uint8_t *at)
+{
+	struct end *peer = peer_of(end);
+
+	for (;;) {
+		CHECK(end->message < peer->message_count);
+		int number = peer->messages[end->message++];
+		const struct work *work = &peer->works[number];
+		bool data = work->opcode != IBV_WR_RDMA_WRITE_WITH_IMM;
+		bool immediate = work->opcode == IBV_WR_SEND_WITH_IMM || !data;
+		bool same = wc->byte_len == work->length &&
+			    wc->opcode == (data ? IBV_WC_RECV : IBV_WC_RECV_RDMA_WITH_IMM) &&
+			    !!(wc->wc_flags & IBV_WC_WITH_IMM) == immediate &&
+			    (!immediate || wc->imm_data == work->immediate) &&
+			    !!(wc->wc_flags & IBV_WC_WITH_INV) ==
+				    (work->opcode == IBV_WR_SEND_WITH_INV) &&
+			    (!data || !at || filled(at, work->length, pattern_of(peer, number)));
+
+		if (same)
+			return work;
+		CHECK(end->type == IBV_QPT_UC);
+	}
 }
 
 /* Whether its sender has asked for an event. */
 static bool arrived(struct end *end, const struct ibv_wc *wc)
 {
-	struct end *peer = peer_of(end);
-	unsigned index = (unsigned)(wc->wr_id & 0xffffffff);
+	struct queue *queue = &homes[host_of(end)].queues[(wc->wr_id >> 32) - 1];
+	uint32_t place = take_receive(queue, wc->wr_id);
+	const uint8_t *at = queue->owner->gone[RECEIVES]
+				    ? NULL
+				    : memory_of(queue->owner, RECEIVES) + place * MESSAGE;
 
-	if (end->may_skip && index == end->received + 1)
-		end->received++;
-	end->may_skip = false;
-	CHECK_EQUAL(index, end->received);
-	CHECK(end->received++ < end->receives);
 	if (wc->status != IBV_WC_SUCCESS) {
 		end->fell_short |= wc->status == IBV_WC_LOC_LEN_ERR && end->is_short;
-		CHECK(spoiled && (wc->status == IBV_WC_WR_FLUSH_ERR || end->gone[RECEIVES] ||
-				  end->fell_short));
+		CHECK(*spoiled_of(end) && (wc->status == IBV_WC_WR_FLUSH_ERR ||
+					   end->gone[RECEIVES] || end->fell_short));
 		return false;
 	}
-	CHECK(end->message < peer->message_count);
-	int number = peer->messages[end->message++];
-	const struct work *work = &peer->works[number];
-	uint8_t *at = memory_of(end, RECEIVES) + index % DEPTH * MESSAGE;
+	const struct work *work = next_message(end, wc, at);
 
-	CHECK_EQUAL(wc->byte_len, work->length);
-	CHECK_EQUAL(wc->opcode, work->opcode == IBV_WR_RDMA_WRITE_WITH_IMM
-					? IBV_WC_RECV_RDMA_WITH_IMM
-					: IBV_WC_RECV);
-	CHECK_EQUAL(!!(wc->wc_flags & IBV_WC_WITH_IMM),
-		    work->opcode == IBV_WR_SEND_WITH_IMM ||
-			    work->opcode == IBV_WR_RDMA_WRITE_WITH_IMM);
-	if (wc->wc_flags & IBV_WC_WITH_IMM)
-		CHECK_EQUAL(wc->imm_data, work->immediate);
-	CHECK_EQUAL(!!(wc->wc_flags & IBV_WC_WITH_INV), work->opcode == IBV_WR_SEND_WITH_INV);
+	CHECK(queue == (work->queue ? work->queue : end->queue));
 	if (work->opcode == IBV_WR_SEND_WITH_INV)
 		end->window_is = UNBOUND;
-	if (wc->opcode == IBV_WC_RECV && !end->gone[RECEIVES]) {
-		CHECK(filled(at, work->length, pattern_of(peer, number)));
+	if (wc->opcode == IBV_WC_RECV && at && end->type != IBV_QPT_UC)
 		for (uint32_t i = work->length; i < MESSAGE; i++)
 			CHECK(at[i] == 0xee);
-	}
 	return work->solicited;
 }
 
-/* As an application that sleeps: what comes to an armed queue wakes it. */
-static void take_completions(struct end *end)
+static struct end *end_with(int host, uint32_t qp_num)
 {
+	EACH(end)
+	{
+		if (host_of(end) == host && end->side.qp && end->side.qp->qp_num == qp_num)
+			return end;
+	}
+	CHECK(!"a completion of a queue pair");
+	return NULL;
+}
+
+/* As an application that sleeps: what comes to an armed queue wakes it. */
+static void take_completions(int host)
+{
+	struct home *home = &homes[host];
 	struct ibv_wc wc[DEPTH];
 	bool wakes = false;
 	int n;
 
-	while ((n = poll_cq(on(end), DEPTH, wc)) > 0)
+	enter(host);
+	while ((n = poll_cq(&home->side, DEPTH, wc)) > 0)
 		for (int i = 0; i < n; i++) {
+			struct end *end = end_with(host, wc[i].qp_num);
 			bool receive = wc[i].wr_id >> 32;
 
-			note("%c completes %s %u: %s", name_of(end),
-			     receive ? "receive" : "request", (unsigned)(wc[i].wr_id & 0xffff),
+			note("%s completes %s %u: %s", end->name, receive ? "receive" : "request",
+			     (unsigned)(wc[i].wr_id & 0xffff),
 			     verbs->ibv_wc_status_str(wc[i].status));
-			CHECK_EQUAL(wc[i].qp_num, end->side.qp->qp_num);
 			if (receive)
 				wakes |= arrived(end, &wc[i]);
 			else
 				sent(end, &wc[i]);
-			wakes |= end->armed == ALWAYS || wc[i].status != IBV_WC_SUCCESS;
+			wakes |= home->armed == ALWAYS || wc[i].status != IBV_WC_SUCCESS;
+			enter(host);
 		}
 	CHECK_EQUAL(n, 0);
-	if (end->armed) {
+	if (home->armed) {
 		struct ibv_cq *cq;
 		void *context;
-		bool woken = !verbs->ibv_get_cq_event(on(end)->channel, &cq, &context);
+		bool woken = !verbs->ibv_get_cq_event(home->side.channel, &cq, &context);
 
 		CHECK_EQUAL(woken, wakes);
 		if (woken) {
 			verbs->ibv_ack_cq_events(cq, 1);
-			end->armed = NEVER;
+			home->armed = NEVER;
 		}
 	} else if (chance(300)) {
-		end->armed = chance(700) ? ALWAYS : SOLICITED;
-		CHECK_EQUAL(
-			on(end)->context->ops.req_notify_cq(end->side.cq, end->armed == SOLICITED),
-			0);
+		home->armed = chance(700) ? ALWAYS : SOLICITED;
+		CHECK_EQUAL(home->side.context->ops.req_notify_cq(home->side.cq,
+								  home->armed == SOLICITED),
+			    0);
 	}
 }
 
 static void after_step(void)
 {
-	for (int i = 0; i < SIDES; i++)
-		take_completions(&ends[i]);
-	for (int i = 0; i < SIDES; i++) {
-		const struct end *end = &ends[i], *peer = peer_of(end);
+	for (int host = 0; host < SIDES; host++)
+		if (!is_stopped(host))
+			take_completions(host);
+	EACH(end)
+	{
+		const struct end *peer = peer_of(end);
 
+		if (end->completed == end->posted || end->progress_at == fuzz_now_ns)
+			wire_progress(index_of(end) / SIDES, host_of(end));
 		/* A message that is acknowledged has been received. */
-		for (int m = peer->message; m < end->message_count; m++)
+		for (int m = peer->message; m < end->message_count && end->type != IBV_QPT_UC; m++)
 			CHECK(!end->works[end->messages[m]].done ||
-			      end->works[end->messages[m]].failed);
-		nothing_touched(&ends[i]);
+			      end->works[end->messages[m]].failed || is_stopped(host_of(peer)));
+		nothing_touched(end);
 	}
 }
 
@@ -370,25 +512,31 @@ static void pass(uint64_t ns)
 
 static void post_receive(struct end *end, uint32_t length)
 {
-	uint8_t *at = memory_of(end, RECEIVES) + end->receives % DEPTH * MESSAGE;
-	uint32_t first = chance(300) ? draw(length) : length;
+	struct queue *queue = end->queue;
+	uint32_t at = 0, first = chance(300) ? draw(length) : length;
 
-	if (end->receives - end->received == DEPTH || end->gone[RECEIVES] || end->was_reset ||
-	    end->starves)
+	while (queue && at < DEPTH && queue->receives[at].used)
+		at++;
+	if (!queue || at == DEPTH || queue->owner->gone[RECEIVES] || queue->starves ||
+	    (!queue->srq && end->was_reset))
 		return;
+	uint8_t *to = memory_of(queue->owner, RECEIVES) + at * MESSAGE;
+	uint32_t lkey = queue->owner->mrs[RECEIVES]->lkey;
 	struct ibv_sge sges[] = {
-		{(uintptr_t)at, first, end->mrs[RECEIVES]->lkey},
-		{(uintptr_t)at + first, length - first, end->mrs[RECEIVES]->lkey},
+		{(uintptr_t)to, first, lkey},
+		{(uintptr_t)to + first, length - first, lkey},
 	};
+	uint64_t of = (uint64_t)(queue - homes[host_of(end)].queues + 1) << 32;
 
-	memset(at, 0xee, MESSAGE);
+	memset(to, 0xee, MESSAGE);
 	CHECK_EQUAL(post_recv_wr(on(end),
-				 &(struct ibv_recv_wr){.wr_id = UINT64_C(1) << 32 | end->receives,
+				 &(struct ibv_recv_wr){.wr_id = of | (queue->posted * DEPTH + at),
 						       .sg_list = sges,
 						       .num_sge = first < length ? 2 : 1}),
 		    0);
-	end->receives++;
-	note("%c posts a receive", name_of(end));
+	queue->receives[at].used = true;
+	queue->receives[at].number = queue->posted++;
+	note("%s posts a receive", end->name);
 }
 
 /* Length mostly around whole units. */
@@ -412,31 +560,12 @@ static const enum ibv_wr_opcode opcodes[] = {
 	IBV_WR_ATOMIC_FETCH_AND_ADD,
 	IBV_WR_ATOMIC_FETCH_AND_ADD,
 	IBV_WR_ATOMIC_WRITE,
+	IBV_WR_FLUSH,
 	IBV_WR_SEND_WITH_INV,
 	IBV_WR_BIND_MW,
 	IBV_WR_BIND_MW,
 	IBV_WR_LOCAL_INV,
 };
-
-/* What a request does to the bytes that the peer lets it reach. */
-static void perform(const struct end *end, int index, uint8_t *bytes)
-{
-	const struct work *work = &end->works[index];
-
-	switch (work->opcode) {
-	case IBV_WR_RDMA_WRITE:
-	case IBV_WR_RDMA_WRITE_WITH_IMM:
-	case IBV_WR_ATOMIC_WRITE:
-		fill(bytes + work->at, work->length, pattern_of(end, index));
-		break;
-	case IBV_WR_ATOMIC_CMP_AND_SWP:
-	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-		memcpy(bytes + work->at, &work->value, sizeof(work->value));
-		break;
-	default:
-		break;
-	}
-}
 
 /* The model carries the request out: all before it have been. */
 static void foretell(struct end *end, int index, const struct ibv_send_wr *wr)
@@ -486,6 +615,48 @@ enum manner {
 	EMPTY, /* without a byte, for which no key is needed; always signaled */
 };
 
+/* What that end can be asked to do. */
+static bool can_post(const struct end *end, enum ibv_wr_opcode opcode)
+{
+	switch (opcode) {
+	case IBV_WR_SEND:
+	case IBV_WR_SEND_WITH_IMM:
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		return end->type != IBV_QPT_XRC_RECV;
+	case IBV_WR_FLUSH:
+	case IBV_WR_SEND_WITH_INV:
+	case IBV_WR_BIND_MW:
+	case IBV_WR_LOCAL_INV:
+		return end->type == IBV_QPT_RC;
+	default:
+		return end->type == IBV_QPT_RC || end->type == IBV_QPT_XRC_SEND;
+	}
+}
+
+/* Any of the peer's host. */
+static const struct queue *xrc_queue(const struct end *end)
+{
+	const struct queue *queues = homes[host_of(peer_of(end))].queues;
+	int i = (int)draw(CONNECTIONS);
+
+	while (!queues[i].number)
+		i = (i + 1) % CONNECTIONS;
+	return &queues[i];
+}
+
+static int post_flush(struct side *side, const struct ibv_send_wr *wr, uint32_t length)
+{
+	struct ibv_qp_ex_newer *qp = (struct ibv_qp_ex_newer *)verbs->ibv_qp_to_qp_ex(side->qp);
+
+	qp->before.wr_start(&qp->before);
+	qp->before.wr_id = wr->wr_id;
+	qp->before.wr_flags = wr->send_flags;
+	qp->wr_flush(&qp->before, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, length,
+		     IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
+	return qp->before.wr_complete(&qp->before);
+}
+
 /* Posts a request of that kind, or none if the model has no place for it now. */
 static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner manner)
 {
@@ -495,16 +666,17 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 	struct work *work = &end->works[index];
 	bool atomic = opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
 		      opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || opcode == IBV_WR_ATOMIC_WRITE;
-	bool remote = atomic || opcode == IBV_WR_RDMA_READ || opcode == IBV_WR_RDMA_WRITE ||
-		      opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+	bool remote = atomic || opcode == IBV_WR_FLUSH || opcode == IBV_WR_RDMA_READ ||
+		      opcode == IBV_WR_RDMA_WRITE || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 
 	bool empty = manner == EMPTY;
 
-	if (end->posted - end->completed == DEPTH || end->was_reset ||
+	if (!can_post(end, opcode) || end->posted - end->completed == DEPTH || end->was_reset ||
 	    (!empty && (end->posted == LOG - 1 || end->gone[SENDS])))
 		return;
 	*work = (struct work){.opcode = opcode, .length = atomic ? 8 : empty ? 0 : some_length()};
 	if ((remote && !empty && !choose_place(end, work)) ||
+	    (opcode == IBV_WR_FLUSH && work->at >= areas[TARGET].length) ||
 	    (opcode == IBV_WR_SEND_WITH_INV && peer->window_is != BOUND) ||
 	    (opcode == IBV_WR_BIND_MW && end->window_is != UNBOUND) ||
 	    (opcode == IBV_WR_LOCAL_INV && (end->window_is != BOUND || window_is_used(peer))))
@@ -512,9 +684,12 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 	work->signaled = empty || index - end->signaled >= DEPTH / 4 || chance(700);
 	/* A READ by the key that is invalidated, likewise. */
 	work->fenced |= opcode == IBV_WR_SEND_WITH_INV;
-	work->solicited = takes_receive(opcode) && chance(300);
+	/* Two messages of UC, of which one gets lost, may be alike in all else. */
+	work->solicited = takes_receive(opcode) && end->type != IBV_QPT_UC && chance(300);
 	work->immediate = draw(UINT32_MAX);
 	work->wrong = manner == WRONG && remote && work->length;
+	if (end->type == IBV_QPT_XRC_SEND)
+		work->queue = xrc_queue(end);
 
 	bool windowed = remote && work->at >= areas[TARGET].length;
 	uint32_t lkey = empty ? 0 : end->mrs[SENDS]->lkey;
@@ -534,9 +709,11 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 			      (work->solicited ? IBV_SEND_SOLICITED : 0u) |
 			      (work->fenced || chance(100) ? IBV_SEND_FENCE : 0u),
 		.imm_data = work->immediate,
+		.qp_type.xrc.remote_srqn = work->queue ? work->queue->number : 0,
 	};
 
-	if (!atomic && opcode != IBV_WR_RDMA_READ && work->length <= 128 && chance(500))
+	if (!atomic && opcode != IBV_WR_FLUSH && opcode != IBV_WR_RDMA_READ &&
+	    work->length <= 128 && chance(500))
 		wr.send_flags |= IBV_SEND_INLINE;
 	if (atomic && opcode != IBV_WR_ATOMIC_WRITE) {
 		wr.wr.atomic.remote_addr = (uintptr_t)reached(peer, work->at);
@@ -585,25 +762,78 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 	if (work->signaled)
 		end->signaled = index;
 	end->posted++;
-	note("%c posts %d: opcode %d, %u bytes at %u%s", name_of(end), index, opcode, work->length,
+	note("%s posts %d: opcode %d, %u bytes at %u%s", end->name, index, opcode, work->length,
 	     work->at, work->wrong ? ", wrong" : "");
-	CHECK_EQUAL(post_wr(on(end), &wr), 0);
+	CHECK_EQUAL(opcode == IBV_WR_FLUSH ? post_flush(on(end), &wr, work->length)
+					   : post_wr(on(end), &wr),
+		    0);
 }
 
-/* ---- a life of the connection ---------------------------------------------------------------- */
+/* ---- a life of the connections --------------------------------------------------------------- */
+
+static void make_qp(struct end *end)
+{
+	struct side *side = on(end);
+	struct ibv_qp_init_attr_ex attr = {.qp_type = end->type};
+
+	if (end->type == IBV_QPT_XRC_RECV) {
+		attr.comp_mask = IBV_QP_INIT_ATTR_XRCD;
+		attr.xrcd = homes[host_of(end)].xrcd;
+	} else {
+		attr.send_cq = side->cq;
+		attr.recv_cq = end->queue ? side->cq : NULL;
+		attr.srq = end->queue ? end->queue->srq : NULL;
+		attr.cap = (struct ibv_qp_cap){DEPTH, end->queue ? DEPTH : 0, 4, 4, 256};
+		attr.comp_mask = IBV_QP_INIT_ATTR_PD;
+		attr.pd = side->pd;
+		if (end->type == IBV_QPT_RC) {
+			attr.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+			attr.send_ops_flags = IBV_QP_EX_WITH_FLUSH;
+		}
+	}
+	CHECK(side->qp = extended(side->context)->create_qp_ex(side->context, &attr));
+}
+
+/* The receive that its message has taken of a shared queue goes with it. */
+static void drop_receives(struct end *end)
+{
+	const struct soft_receive_queue *rq = &soft_qp_of(end->side.qp)->rq;
+
+	if (!end->queue)
+		return;
+	if (!end->queue->srq)
+		memset(end->queue->receives, 0, sizeof(end->queue->receives));
+	else if (rq->head != rq->tail) {
+		uint64_t wr_id = soft_receive_at(rq, rq->head)->wr_id;
+
+		take_receive(&homes[host_of(end)].queues[(wr_id >> 32) - 1], wr_id);
+	}
+}
+
+static void reset(struct end *end)
+{
+	drop_receives(end);
+	CHECK_EQUAL(to_state(on(end), IBV_QPS_RESET), 0);
+}
+
+static void destroy(struct end *end)
+{
+	drop_receives(end);
+	destroy_qp(on(end));
+}
 
 static void begin_life(bool loses)
 {
 	life++;
-	spoiled = false;
-	for (int i = 0; i < SIDES; i++) {
-		struct end *end = &ends[i];
-
+	memset(spoiled, 0, sizeof(spoiled));
+	EACH(end)
+	{
 		end->posted = end->completed = end->message_count = end->message = 0;
 		end->signaled = -1;
 		end->progress_at = fuzz_now_ns;
-		end->failed = end->was_reset = end->died = end->starves = end->is_short =
-			end->fell_short = false;
+		end->failed = end->was_reset = end->died = end->is_short = end->fell_short = false;
+		if (end->queue)
+			end->queue->starves = false;
 		end->window_is = UNBOUND;
 		memset(end->readers, 0, sizeof(end->readers));
 		if (end->window)
@@ -622,31 +852,88 @@ static void begin_life(bool loses)
 	wire_heal();
 	wire_vary(loses);
 	/* The second one before the first has got an answer, or when both look for each other. */
-	for (int i = 0, first = chance(500); i < SIDES; i++) {
-		struct address peer = address_of_side(on(&ends[i == first]));
+	for (struct end *pair = ends; pair < ends_end; pair += SIDES)
+		for (int i = 0, first = chance(500); i < SIDES; i++) {
+			struct address peer = address_of_side(on(&pair[i == first]));
 
-		bring_up(on(&ends[i != first]), &peer);
-		if (!i && chance(500))
-			pass(draw(APART_NS));
-	}
-	for (uint64_t until = fuzz_now_ns + CONNECTED_NS;
-	     !is_up(&ends[0].side) || !is_up(&ends[1].side);) {
-		CHECK(wire_next() < until);
-		wire_step();
+			bring_up(on(&pair[i != first]), &peer);
+			if (!i && chance(500))
+				pass(draw(APART_NS));
+		}
+	uint64_t until = fuzz_now_ns + CONNECTED_NS;
+
+	EACH(end)
+	{
+		while (!is_up(&end->side)) {
+			CHECK(wire_next() < until);
+			wire_step();
+		}
 	}
 	note("life %d: frames of %u, %d together, %d under way, %d faults in 1000", life,
 	     calls.frame_most, calls.frames_most, wire.window, wire.per_mille);
 }
 
-static void open_end(struct end *end, struct options options)
+static void make_queue(struct home *home, struct queue *queue, bool xrc)
 {
-	struct side *side = on(end);
+	struct ibv_srq_init_attr_ex attr = {
+		.attr = {.max_wr = DEPTH, .max_sge = 4},
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD,
+		.srq_type = IBV_SRQT_BASIC,
+		.pd = home->side.pd,
+	};
+	struct verbs_context *context = extended(home->side.context);
 
-	open_side(side, options);
-	CHECK_EQUAL(fcntl(side->channel->fd, F_SETFL, O_NONBLOCK), 0);
-	fill_with_secret(side->memory, MEMORY);
-	for (int area = 0; area < AREAS; area++)
-		end->gone[area] = true;
+	if (xrc) {
+		attr.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+		attr.srq_type = IBV_SRQT_XRC;
+		attr.xrcd = home->xrcd;
+		attr.cq = home->side.cq;
+	}
+	CHECK(queue->srq = context->create_srq_ex(home->side.context, &attr));
+	if (xrc)
+		CHECK_EQUAL(context->get_srq_num(queue->srq, &queue->number), 0);
+}
+
+/* Its kinds of queue are those of before, if there was a host. */
+static void open_home(int host, struct options options)
+{
+	struct home *home = &homes[host];
+	struct ibv_xrcd_init_attr domain = {
+		.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+		.fd = -1,
+		.oflags = O_CREAT,
+	};
+	uint8_t *memory;
+
+	enter(host);
+	options.memory = (size_t)(ends_end - ends) / SIDES * MEMORY;
+	open_side(&home->side, options);
+	destroy_qp(&home->side);
+	memory = home->side.memory;
+	CHECK_EQUAL(fcntl(home->side.channel->fd, F_SETFL, O_NONBLOCK), 0);
+	CHECK(home->xrcd = extended(home->side.context)->open_xrcd(home->side.context, &domain));
+	home->armed = NEVER;
+	EACH(end)
+	{
+		if (host_of(end) != host)
+			continue;
+		end->side = home->side;
+		end->side.memory = memory;
+		end->side.options.uc = end->type == IBV_QPT_UC;
+		memory += MEMORY;
+		fill_with_secret(end->side.memory, MEMORY);
+		for (int area = 0; area < AREAS; area++)
+			end->gone[area] = true;
+		memset(end->mrs, 0, sizeof(end->mrs));
+		end->window = NULL;
+		if (end->queue) {
+			memset(end->queue->receives, 0, sizeof(end->queue->receives));
+			if (end->queue->owner == end && end->queue->srq)
+				make_queue(home, end->queue, end->queue->number);
+			end->side.srq = end->queue->srq;
+		}
+		make_qp(end);
+	}
 }
 
 /* Its requests and receives are no more. */
@@ -657,47 +944,67 @@ static void forget(struct end *end)
 	end->failed = end->was_reset = true;
 }
 
-/* Its host begins anew, without a connection.  Where nothing gets lost its kernel says so. */
-static void end_dies(struct end *end, bool told)
+/* It begins anew, without a connection.  Where nothing gets lost its kernel says so. */
+static void host_dies(int host, bool told)
 {
-	note("the host of %c dies%s", name_of(end), told ? "" : " without a word");
-	die(end == &ends[1], told);
-	forget(end);
-	end->died = true;
-	end->received = end->receives;
-	end->armed = NEVER;
-	end->window = NULL;
-	memset(end->mrs, 0, sizeof(end->mrs));
-	open_end(end, end->side.options);
+	note("host %c dies%s", "ab"[host], told ? "" : " without a word");
+	die(host, told);
+	EACH(end)
+	{
+		if (host_of(end) != host)
+			continue;
+		forget(end);
+		end->died = true;
+	}
+	open_home(host, homes[host].side.options);
 	heap = mallinfo2().uordblks;
+}
+
+static void spoil_all(void)
+{
+	memset(spoiled, true, sizeof(spoiled));
+}
+
+/* All connections whose receives are there. */
+static void starve(struct queue *queue)
+{
+	note("no more receives");
+	queue->starves = true;
+	EACH(end)
+	{
+		if (end->queue == queue || (queue->number && end->type == IBV_QPT_XRC_RECV))
+			*spoiled_of(end) = true;
+	}
 }
 
 /* Once in some lives, something that a connection does not survive. */
 static void spoil(bool loses)
 {
-	struct end *end = &ends[draw(SIDES)];
+	struct end *end = &ends[draw((uint32_t)(ends_end - ends))];
 	enum area_name area = (enum area_name)draw(WINDOWED);
+	bool shared = !end->queue || end->queue->srq;
 
-	spoiled = true;
-	if (may_run_out && chance(300)) {
-		note("%c posts no more receives", name_of(end));
-		end->starves = true;
+	if (may_run_out && end->queue && chance(300)) {
+		starve(end->queue);
 		return;
 	}
-	switch (draw(loses ? 7 : 6)) {
+	*spoiled_of(end) = true;
+	switch (draw(loses ? 9 : 8)) {
 	case 0:
-		note("%c posts what is refused", name_of(end));
+		if (end->type == IBV_QPT_UC) /* nothing is refused */
+			break;
+		note("%s posts what is refused", end->name);
 		post_some(end, chance(500) ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, WRONG);
 		post_some(end, IBV_WR_RDMA_WRITE, USUAL);
 		break;
 	case 1: /* receives of a shared queue would outlive the connection */
-		if (area == RECEIVES && end->side.srq)
+		if (area == RECEIVES && shared)
 			area = TARGET;
 		for (int i = 0; i < 2; i++) /* perhaps in the middle of one of these */
 			post_some(peer_of(end), chance(700) ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
 				  USUAL);
 		pass(draw(8000));
-		note("%c deregisters %d", name_of(end), area);
+		note("%s deregisters %d", end->name, area);
 		on(end);
 		CHECK_EQUAL(verbs->ibv_dereg_mr(end->mrs[area]), 0);
 		end->mrs[area] = NULL;
@@ -705,23 +1012,32 @@ static void spoil(bool loses)
 		fill_with_secret(memory_of(end, area), areas[area].length);
 		break;
 	case 2:
-		note("%c is put into ERR", name_of(end));
+		note("%s is put into ERR", end->name);
 		CHECK_EQUAL(to_state(on(end), IBV_QPS_ERR), 0);
 		break;
 	case 3:
-		note("%c is reset", name_of(end));
-		CHECK_EQUAL(to_state(on(end), IBV_QPS_RESET), 0);
+	case 4:
+		note("%s is reset or destroyed", end->name);
+		(chance(500) ? reset : destroy)(end);
 		forget(end);
 		break;
-	case 4: /* of a shared queue it would outlive the connection */
-		end->is_short = !end->side.srq;
-		note("%c posts a short receive", name_of(end));
+	case 5: /* of a shared queue it would outlive the connection */
+		end->is_short = !shared;
+		note("%s posts a short receive", end->name);
 		post_receive(end, end->is_short ? UNIT : MESSAGE);
 		break;
-	case 5:
-		end_dies(end, !loses || chance(500));
+	case 6:
+		spoil_all();
+		host_dies(host_of(end), !loses || chance(500));
+		break;
+	case 7: /* for longer than its peers wait, perhaps */
+		spoil_all();
+		wire.fault_count++;
+		wire.stopped = true;
+		wire_stop(host_of(end), try_ns << draw(10));
 		break;
 	default:
+		spoil_all();
 		note("the wire is cut");
 		wire.cut = true;
 	}
@@ -731,7 +1047,8 @@ static bool is_over(const struct end *end)
 {
 	const struct end *peer = peer_of(end);
 
-	return end->completed == end->posted && (spoiled || end->message == peer->message_count);
+	return end->completed == end->posted &&
+	       (*spoiled_of(end) || end->type == IBV_QPT_UC || end->message == peer->message_count);
 }
 
 /* What the peer may reach is as the completed requests have left it, but for bytes of those that have
@@ -739,11 +1056,16 @@ static bool is_over(const struct end *end)
 static void memory_is_right(struct end *end)
 {
 	static uint8_t one[REACHED];
-	const struct end *peer = peer_of(end);
+	struct end *peer = peer_of(end);
 
-	for (int i = 0; i < peer->posted; i++)
-		if (!peer->works[i].failed)
+	/* Of UC what was sent has been carried out, unless there was a fault or no receive. */
+	for (int i = 0; i < peer->posted && peer->type == IBV_QPT_UC; i++) {
+		struct work *work = &peer->works[i];
+
+		work->failed |= *spoiled_of(end) || wire.fault_count || takes_receive(work->opcode);
+		if (!work->failed)
 			perform(peer, i, end->before);
+	}
 	for (uint32_t at = 0; at < REACHED; at++) {
 		bool right = *reached(end, at) == end->before[at] ||
 			     (end->gone[TARGET] && at < areas[TARGET].length);
@@ -760,6 +1082,16 @@ static void memory_is_right(struct end *end)
 	}
 }
 
+static bool all_over(void)
+{
+	EACH(end)
+	{
+		if (!is_over(end))
+			return false;
+	}
+	return true;
+}
+
 /* Every wait is over in its time, and what the peer may reach is as the model says. */
 static void end_life(void)
 {
@@ -767,56 +1099,72 @@ static void end_life(void)
 	struct aiordma_fault_counts counts;
 	uint64_t retries = 0;
 	uint64_t until = fuzz_now_ns + SECONDS * (uint64_t)NS_PER_S;
+	bool died = false;
 
-	for (int i = 0; i < SIDES; i++)
-		if (ends[i].gone[RECEIVES] && !ends[i].died) /* it will never be ready again */
-			CHECK_EQUAL(to_state(on(&ends[i]), IBV_QPS_ERR), 0);
-	for (int i = 0; i < SIDES; i++)
-		if (!ends[i].failed && ends[i].signaled < ends[i].posted - 1)
-			ends[i].signaled = -DEPTH; /* the last one is to be told of */
-	while (!is_over(&ends[0]) || !is_over(&ends[1])) {
-		for (int i = 0; i < SIDES; i++) {
-			if (ends[i].signaled == -DEPTH)
-				post_some(&ends[i], IBV_WR_RDMA_WRITE, EMPTY);
-			post_receive(&ends[i], MESSAGE);
+	EACH(end)
+	{
+		/* It will never be ready again. */
+		if (end->gone[RECEIVES] && !end->died && end->side.qp)
+			CHECK_EQUAL(to_state(on(end), IBV_QPS_ERR), 0);
+		if (!end->failed && end->signaled < end->posted - 1)
+			end->signaled = -DEPTH; /* the last one is to be told of */
+		died |= end->died;
+	}
+	while (!all_over()) {
+		EACH(end)
+		{
+			if (is_stopped(host_of(end)))
+				continue;
+			if (end->signaled == -DEPTH)
+				post_some(end, IBV_WR_RDMA_WRITE, EMPTY);
+			post_receive(end, MESSAGE);
 		}
 		after_step();
-		if (is_over(&ends[0]) && is_over(&ends[1]))
+		if (all_over())
 			break;
 		CHECK(wire_next() < until);
 		wire_step();
 		after_step();
 	}
+	pass(4 * LATE_NS); /* what UC has sent arrives */
+	while (is_stopped(0) || is_stopped(1))
+		pass(wire.hosts[is_stopped(1)].stopped_until - fuzz_now_ns);
 	after_step();
 	/* Nothing is sent again without a reason: a fault, which both sides may have noticed, and once
 	 * more when answers from before come in. */
-	for (int i = 0; i < SIDES; i++) {
-		on(&ends[i]);
+	for (int host = 0; host < SIDES; host++) {
+		enter(host);
 		aiordma_embedded_fault_counts(&counts);
 		retries += counts.retried;
 	}
-	CHECK(wire.cut || ends[0].died || ends[1].died ||
-	      retries <= retried + 4 * wire.fault_count);
+	CHECK(wire.cut || wire.stopped || died || retries <= retried + 4 * wire.fault_count);
+	EACH(end)
+	{
+		if (!end->died) /* nothing_touched has looked */
+			memory_is_right(end);
+	}
 	retried = retries, wire.fault_count = 0;
-	for (int i = 0; i < SIDES; i++)
-		if (!ends[i].died) /* nothing_touched has looked */
-			memory_is_right(&ends[i]);
-	for (int i = 0; i < SIDES; i++) {
-		struct end *end = &ends[i];
-
-		if (state_of(on(end)) == IBV_QPS_ERR && !end->side.srq)
-			CHECK_EQUAL(end->received, end->receives);
-		CHECK_EQUAL(to_state(on(end), IBV_QPS_RESET), 0);
-		end->may_skip = end->side.srq;
-		if (!end->side.srq)
-			end->received = end->receives;
+	wire.stopped = false;
+	EACH(end)
+	{
+		if (state(end) == IBV_QPS_ERR && end->queue && !end->queue->srq)
+			for (int i = 0; i < DEPTH; i++)
+				CHECK(!end->queue->receives[i].used);
+		if (end->side.qp)
+			(chance(900) ? reset : destroy)(end);
+		if (!end->side.qp)
+			make_qp(end);
 	}
 }
 
 static void one_thing(void)
 {
-	struct end *end = &ends[draw(SIDES)];
+	struct end *end = &ends[draw((uint32_t)(ends_end - ends))];
 
+	if (is_stopped(host_of(end))) {
+		pass(draw(20000));
+		return;
+	}
 	switch (draw(16)) {
 	case 0:
 	case 1:
@@ -829,13 +1177,19 @@ static void one_thing(void)
 		pass(draw(20000) << draw(9));
 		break;
 	case 6: /* what has begun is brought to its end, the rest waits */
-		note("%c is drained", name_of(end));
-		if (!spoiled)
+		if (end->type == IBV_QPT_XRC_RECV)
+			break;
+		note("%s is drained", end->name);
+		if (!*spoiled_of(end))
 			CHECK_EQUAL(to_state(on(end), IBV_QPS_SQD), 0);
 		post_some(end, IBV_WR_RDMA_WRITE, USUAL);
 		pass(draw(20000));
-		if (state_of(on(end)) == IBV_QPS_SQD)
+		if (state(end) == IBV_QPS_SQD)
 			CHECK_EQUAL(to_state(on(end), IBV_QPS_RTS), 0);
+		break;
+	case 9:
+		if (wire.per_mille && chance(100) && all_err())
+			wire_stop(host_of(end), draw((uint32_t)try_ns / 2));
 		break;
 	case 7:
 	case 8: /* several at once */
@@ -850,31 +1204,79 @@ static void one_thing(void)
 
 /* ---- seeds ----------------------------------------------------------------------------------- */
 
+/* The kinds of the ends, and whose receives they use. */
+static void choose_ends(void)
+{
+	struct end *sharing[SIDES] = {0};
+	uint32_t targets[SIDES] = {0};
+
+	wire.flows = chance(400) ? 1 : 1 + (int)draw(CONNECTIONS);
+	ends_end = ends + wire.flows * SIDES;
+	EACH(end)
+	{
+		static enum ibv_qp_type type;
+		struct queue *queue = &homes[host_of(end)].queues[index_of(end) / SIDES];
+
+		end->name[0] = "ab"[host_of(end)];
+		end->name[1] = "0123"[index_of(end) / SIDES];
+		if (!host_of(end)) {
+			uint32_t kind = draw(10);
+
+			type = kind < 6   ? IBV_QPT_RC
+			       : kind < 8 ? IBV_QPT_UC
+			       : kind < 9 ? IBV_QPT_XRC_SEND
+					  : IBV_QPT_XRC_RECV;
+		} else if (soft_is_xrc(type)) {
+			type = type == IBV_QPT_XRC_SEND ? IBV_QPT_XRC_RECV : IBV_QPT_XRC_SEND;
+		}
+		end->type = type;
+		wire.in_order[index_of(end) / SIDES] = type == IBV_QPT_UC;
+		if (type == IBV_QPT_XRC_SEND)
+			continue;
+		queue->owner = end;
+		queue->number = type == IBV_QPT_XRC_RECV;
+		targets[host_of(end)] += queue->number;
+		queue->srq = NULL;
+		/* Not NULL: it is to be made. */
+		if (type == IBV_QPT_XRC_RECV || (type == IBV_QPT_RC && chance(400)))
+			queue->srq = (struct ibv_srq *)queue;
+		if (type == IBV_QPT_RC && queue->srq) {
+			if (!sharing[host_of(end)])
+				sharing[host_of(end)] = end;
+			queue = sharing[host_of(end)]->queue ? sharing[host_of(end)]->queue : queue;
+		}
+		end->queue = queue;
+		queue->users++;
+	}
+	EACH(end)
+	{
+		if (end->type == IBV_QPT_XRC_RECV) /* each takes receives of each */
+			end->queue->users = targets[host_of(end)];
+	}
+}
+
 static void run_seed(void)
 {
-
-	static const struct {
-		uint8_t code;
-		uint64_t delay_ns;
-	} rnr_timers[] = {{1, 10000}, {5, 60000}, {12, 640000}, {20, 10240000}};
-	uint32_t rnr = draw(sizeof(rnr_timers) / sizeof(rnr_timers[0]));
-	struct options options = {.memory = MEMORY, .sends = DEPTH, .receives = DEPTH};
+	uint32_t code = 1 + draw(24);
+	struct options options = {.sends = DEPTH, .receives = DEPTH};
 
 	wire.secret = secret;
+	wire.flow_of = connection_of;
+	choose_ends();
+	options.rights = FLUSHED_RIGHTS;
 	options.mtu = IBV_MTU_256;
 	options.signal_none = true;
-	options.timeout = (uint8_t)(8 + draw(6));
+	options.timeout = (uint8_t)(8 + draw(6) + (wire.flows > 1));
+	try_ns = UINT64_C(4096) << options.timeout;
 	options.retry_cnt = (uint8_t)(chance(400) ? 7 : 2 + draw(3));
 	may_run_out = chance(200);
 	rnr_retry = options.rnr_retry = may_run_out ? (uint8_t)(1 + draw(6)) : 7;
-	options.rnr_timer = rnr_timers[rnr].code;
-	rnr_delay_ns = rnr_timers[rnr].delay_ns;
+	options.rnr_timer = (uint8_t)code;
+	rnr_delay_ns = rnr_timer_units[code] * UINT64_C(10000);
 	options.depth = (uint8_t)(1 + draw(4));
 	wire.faults_most = options.retry_cnt - 1;
-	for (int i = 0; i < SIDES; i++) {
-		options.shared = chance(300) ? DEPTH : 0;
-		open_end(&ends[i], options);
-	}
+	for (int host = 0; host < SIDES; host++)
+		open_home(host, options);
 	heap = mallinfo2().uordblks;
 	for (uint32_t lives = 1 + draw(LIVES); lives; lives--) {
 		uint32_t things = 10 + draw(60);
@@ -887,7 +1289,7 @@ static void run_seed(void)
 		for (uint32_t i = 0; i < things; i++) {
 			if (i == spoiled_at)
 				spoil(loses);
-			if (spoiled && i == spoiled_at + 5)
+			if (i == spoiled_at + 5 && wire.flows == 1)
 				break;
 			one_thing();
 		}
@@ -895,14 +1297,26 @@ static void run_seed(void)
 		current_step = steps[2];
 		end_life();
 	}
-	for (int i = 0; i < SIDES; i++) {
-		on(&ends[i]);
-		if (ends[i].window)
-			CHECK_EQUAL(ends[i].side.context->ops.dealloc_mw(ends[i].window), 0);
+	EACH(end)
+	{
+		destroy(end);
+		if (end->window)
+			CHECK_EQUAL(end->side.context->ops.dealloc_mw(end->window), 0);
 		for (int area = 0; area < AREAS; area++)
-			if (ends[i].mrs[area])
-				CHECK_EQUAL(verbs->ibv_dereg_mr(ends[i].mrs[area]), 0);
-		close_side(&ends[i].side);
+			if (end->mrs[area])
+				CHECK_EQUAL(verbs->ibv_dereg_mr(end->mrs[area]), 0);
+	}
+	EACH(end)
+	{
+		if (end->queue && end->queue->owner == end && end->queue->srq)
+			CHECK_EQUAL(verbs->ibv_destroy_srq((on(end), end->queue->srq)), 0);
+	}
+	for (int host = 0; host < SIDES; host++) {
+		struct home *home = &homes[host];
+
+		enter(host);
+		CHECK_EQUAL(extended(home->side.context)->close_xrcd(home->xrcd), 0);
+		close_side(&home->side);
 	}
 }
 

@@ -5,9 +5,12 @@
  * own calls; `wire_step` gives their frames to the other host when their time has come.  There are no
  * threads, and nothing waits.  Before a call into the device its host is entered (`enter`).
  *
- * Each frame that the wire treats badly is a fault that each side may have to answer with one try
- * again.  The wire makes fewer of them than the side has tries, until the side has completed
- * something (wire_progress): so a request that fails for want of tries is a mistake of the device.
+ * Each frame that the wire treats badly is a fault that each side of its flow, the frames of one
+ * connection, may have to answer with one try again.  The wire makes fewer of them than the side has
+ * tries, until the side has completed something (wire_progress): so a request that fails for want of
+ * tries is a mistake of the device.
+ *
+ * A host that is stopped takes no step: its timers and what is sent to it wait until it goes on.
  */
 #ifndef AIORDMA_TESTS_PAIR_WIRE_H
 #define AIORDMA_TESTS_PAIR_WIRE_H
@@ -31,6 +34,7 @@ enum {
 	BLOCKED_NS = 100000,
 	NS_PER_S = 1000000000,
 	BOOTS = 8,
+	FLOWS = 4,
 };
 
 #define HELD (UINT64_C(1) << 63) /* until the wire is healed */
@@ -38,15 +42,24 @@ enum {
 struct flight {
 	uint64_t due;
 	int to; /* -1: this place is free */
+	int flow;
 	enum soft_record_kind kind;
 	uint32_t to_chan, from_chan, length;
 	uint8_t bytes[SOFT_FRAME_HEADER + FRAME_MOST];
+};
+
+/* What a code of the RNR timer means, in 10 us: IBTA 9.7.5.2.8. */
+static const uint32_t rnr_timer_units[32] = {
+	65536, 1,    2,    3,    4,    6,     8,     12,    16,    24,    32,
+	48,    64,   96,   128,  192,  256,   384,   512,   768,   1024,  1536,
+	2048,  3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 };
 
 static struct wire {
 	struct host {
 		struct soft_device device; /* while another one is entered */
 		uint64_t alarm_ns;
+		uint64_t stopped_until;
 		struct soft_path path; /* to the other one */
 	} hosts[SIDES];
 	int entered;
@@ -59,11 +72,16 @@ static struct wire {
 	struct flight flights[FLIGHTS];
 	uint64_t last_due[SIDES];
 	uint64_t blocked_until[SIDES];
-	int faults[SIDES], faults_most; /* since its last progress */
+	int flows; /* FLOWS at most */
+	/* Of the host's channel with that number; NULL: there is one flow.  Negative: nothing befalls it. */
+	int (*flow_of)(int host, uint32_t chan);
+	bool in_order[FLOWS]; /* it only loses frames, as UC expects it */
+	int faults[FLOWS][SIDES], faults_most; /* since its last progress */
 	uint64_t fault_count; /* in all */
 	int per_mille; /* frames that have a fault */
 	int window;
 	uint64_t ns_per_byte;
+	bool stopped; /* a host has been, for longer than its peer may wait */
 	bool cut; /* DATA gets lost, other records wait (wire_heal) */
 	uint64_t secret; /* eight bytes that no frame may contain; 0: none */
 	uint64_t random;
@@ -165,12 +183,13 @@ static void boot(int host)
 
 /* ---- frames ---------------------------------------------------------------------------------- */
 
+/* Frames: other records, which a cut wire holds, take no room from them. */
 static int under_way(int to)
 {
 	int count = 0;
 
 	for (int i = 0; i < FLIGHTS; i++)
-		count += wire.flights[i].to == to;
+		count += wire.flights[i].to == to && wire.flights[i].kind == SOFT_RECORD_DATA;
 	return count;
 }
 
@@ -202,17 +221,28 @@ static void tell_frame(const char *what, int host, const struct flight *flight,
 		fprintf(stderr, "%*copcode %u, PSN %u\n", 20, ' ', frame.opcode, frame.psn);
 }
 
-static bool may_err(void)
+static bool may_err(int flow)
 {
-	return wire.faults[0] < wire.faults_most && wire.faults[1] < wire.faults_most;
+	return flow >= 0 && wire.faults[flow][0] < wire.faults_most &&
+	       wire.faults[flow][1] < wire.faults_most;
 }
 
-static void count_fault(const char *what, int to)
+static void count_fault(int flow)
 {
-	wire.faults[0]++;
-	wire.faults[1]++;
+	wire.faults[flow][0]++;
+	wire.faults[flow][1]++;
 	wire.fault_count++;
-	note("  %s on the way to %c", what, "ab"[to]);
+}
+
+/* What befalls all flows: is it one fault of each, which they can bear? */
+static bool all_err(void)
+{
+	for (int flow = 0; flow < wire.flows; flow++)
+		if (!may_err(flow))
+			return false;
+	for (int flow = 0; flow < wire.flows; flow++)
+		count_fault(flow);
+	return true;
 }
 
 /* `reliable`: what the hosts' kernels would send again until it arrives, and in order. */
@@ -227,20 +257,16 @@ static void transmit(struct flight what, const uint8_t *bytes, bool reliable)
 	if (due <= wire.last_due[what.to])
 		due = wire.last_due[what.to] + 1;
 	due += what.length * wire.ns_per_byte;
-	if (!reliable && may_err() && chance((unsigned)wire.per_mille)) {
-		switch (draw(3)) {
-		case 0:
-			count_fault("lost", what.to);
-			return;
-		case 1:
-			count_fault("doubled", what.to);
+	if (!reliable && may_err(what.flow) && chance((unsigned)wire.per_mille)) {
+		static const char *const faults[] = {"lost", "doubled", "late"};
+		uint32_t fault = wire.in_order[what.flow] ? 0 : draw(3);
+
+		count_fault(what.flow);
+		note("  %s on the way to %c", faults[fault], "ab"[what.to]);
+		if (fault)
 			take_off(what, bytes, due + draw(LATE_NS));
-			break;
-		default:
-			count_fault("late", what.to);
-			take_off(what, bytes, due + draw(LATE_NS));
+		if (fault != 1)
 			return;
-		}
 	}
 	wire.last_due[what.to] = due;
 	take_off(what, bytes, due | (wire.cut ? HELD : 0));
@@ -260,10 +286,8 @@ static ssize_t wire_room(struct soft_path *path, size_t least)
 
 	(void)path;
 	if (least > SOFT_HANDSHAKE_SIZE) {
-		if (may_err() && chance((unsigned)wire.per_mille / 4)) {
-			count_fault("blocked", 1 - from);
+		if (chance((unsigned)wire.per_mille / 4) && all_err())
 			wire.blocked_until[from] = fuzz_now_ns + draw(BLOCKED_NS);
-		}
 		if (!has_room(from))
 			return 0;
 	}
@@ -279,6 +303,8 @@ static int wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t
 	size_t length = 0;
 
 	(void)path;
+	if (wire.flow_of)
+		what.flow = wire.flow_of(what.to, to);
 	CHECK(count == 1 && ends[0].bytes <= sizeof(record));
 	for (int i = 0; i < ends[0].iovecs; length += iov[i++].iov_len)
 		memcpy(record + length, iov[i].iov_base, iov[i].iov_len);
@@ -306,7 +332,7 @@ static void wire_vary(bool loses)
 	wire.window = 3 + (int)draw(WINDOW - 2);
 	wire.ns_per_byte = draw(4);
 	wire.per_mille = loses && chance(800) ? (int)draw(250) : 0;
-	wire.faults[0] = wire.faults[1] = 0;
+	memset(wire.faults, 0, sizeof(wire.faults));
 }
 
 static void wire_begin(void)
@@ -314,6 +340,7 @@ static void wire_begin(void)
 	for (int i = 0; i < FLIGHTS; i++)
 		wire.flights[i].to = -1;
 	wire.swapped = chance(500);
+	wire.flows = 1;
 	for (int i = 0; i < SIDES; i++)
 		boot(i);
 }
@@ -340,9 +367,29 @@ static void wire_heal(void)
 		wire.flights[i].due &= ~HELD;
 }
 
-static inline void wire_progress(int side)
+static inline void wire_progress(int flow, int side)
 {
-	wire.faults[side] = 0;
+	wire.faults[flow][side] = 0;
+}
+
+/* The host takes no step for so long. */
+static inline void wire_stop(int host, uint64_t ns)
+{
+	note("host %c is stopped", "ab"[host]);
+	wire.hosts[host].stopped_until = fuzz_now_ns + ns;
+}
+
+static bool is_stopped(int host)
+{
+	return fuzz_now_ns < wire.hosts[host].stopped_until;
+}
+
+/* When it can do what it could do then. */
+static uint64_t awake(int host, uint64_t then)
+{
+	uint64_t until = wire.hosts[host].stopped_until;
+
+	return then < until ? until : then;
 }
 
 static bool is_up(const struct side *side)
@@ -352,13 +399,20 @@ static bool is_up(const struct side *side)
 	return link && link->base.state == SOFT_LINK_UP;
 }
 
+static bool is_before(const struct flight *flight, const struct flight *other)
+{
+	uint64_t here = awake(flight->to, flight->due), there = awake(other->to, other->due);
+
+	return here < there || (here == there && flight->due < other->due);
+}
+
 static struct flight *next_flight(void)
 {
 	struct flight *next = NULL;
 
 	for (int i = 0; i < FLIGHTS; i++)
 		if (wire.flights[i].to >= 0 && !(wire.flights[i].due & HELD) &&
-		    (!next || wire.flights[i].due < next->due))
+		    (!next || is_before(&wire.flights[i], next)))
 			next = &wire.flights[i];
 	return next;
 }
@@ -372,14 +426,16 @@ static uint64_t *alarm_of(int host)
 static uint64_t wire_next(void)
 {
 	const struct flight *flight = next_flight();
-	uint64_t next = flight ? flight->due : UINT64_MAX;
+	uint64_t next = flight ? awake(flight->to, flight->due) : UINT64_MAX;
 
 	for (int i = 0; i < SIDES; i++) {
-		if (*alarm_of(i) && *alarm_of(i) < next)
-			next = *alarm_of(i);
+		if (is_stopped(i) && wire.hosts[i].stopped_until < next)
+			next = wire.hosts[i].stopped_until;
+		if (*alarm_of(i) && awake(i, *alarm_of(i)) < next)
+			next = awake(i, *alarm_of(i));
 		if (soft_path_waits(&wire.hosts[i].path) && under_way(1 - i) < wire.window &&
-		    wire.blocked_until[i] < next)
-			next = wire.blocked_until[i];
+		    awake(i, wire.blocked_until[i]) < next)
+			next = awake(i, wire.blocked_until[i]);
 	}
 	return next < fuzz_now_ns ? fuzz_now_ns : next;
 }
@@ -413,7 +469,9 @@ static void wire_step(void)
 	fuzz_now_ns = wire_next();
 	flight = next_flight();
 	for (int i = 0; i < SIDES; i++)
-		step_of(i, flight && flight->to == i && flight->due <= fuzz_now_ns ? flight : NULL);
+		if (!is_stopped(i))
+			step_of(i, flight && flight->to == i && flight->due <= fuzz_now_ns ? flight
+											   : NULL);
 }
 
 #endif
