@@ -4,7 +4,8 @@
 #   one is posted in its place once the message has been taken.
 # - One that a control frame arrived in is posted again at once, whatever the pool has left: a connection
 #   whose users hold all of the pool must still answer its peer.
-# - Receives begin small and grow when messages would have fitted large ones (tests/model/receive_sizes.py).
+# - Receives begin small, and grow after GROW_AFTER messages that only large ones have room for. They
+#   shrink after SHRINK_AFTER frames in a row that fit small ones.
 #   The peer is told from which one on; they grow only when there are blocks for all of them.
 
 cimport cython

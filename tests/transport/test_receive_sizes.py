@@ -10,7 +10,6 @@ import pytest
 from aiordma import Connection, ProtocolError
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
-from tests.model.receive_sizes import GROW_AFTER, SHRINK_AFTER
 
 from .connection_factory import (
     BUSY,
@@ -31,6 +30,7 @@ from .test_hostile import ends_with, victim
 pytestmark = pytest.mark.any_device
 
 GROWING = replace(SMALL, max_eager_size=16 << 10, pool_limit=64 << 20)
+GROW_AFTER, SHRINK_AFTER = 4, 256  # messages: _datapath/receives.pyx
 AT_ONCE = 16 << 10  # the shortest that does not wait to share a frame: _datapath/channel.pyx
 MEDIUM = GROWING.max_eager_size - HEADER_SIZE  # the longest that fits a receive that has grown
 
@@ -61,6 +61,21 @@ async def test_they_grow_and_shrink(factory: ConnectionFactory) -> None:
         assert figures(server)["receive_size"] == GROWING.eager_size
         await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
         await several(client, server, 3, MEDIUM + 1)
+
+
+@one_loop
+async def test_when_they_change(factory: ConnectionFactory) -> None:
+    small, large = GROWING.eager_size, GROWING.max_eager_size
+    async with factory.pair(GROWING) as (client, server):
+        for count, last, size, before, after in (
+            (GROW_AFTER, 1, MEDIUM, small, large),
+            (SHRINK_AFTER, 8, small - HEADER_SIZE, large, small),  # control frames count as well
+            (GROW_AFTER, 1, small - HEADER_SIZE + 1, small, large),
+        ):
+            await several(client, server, count - last, size)
+            assert figures(server)["receive_size"] == before
+            await several(client, server, last, size)
+            assert figures(server)["receive_size"] == after
 
 
 async def test_in_both_directions_with_all_that_travels(factory: ConnectionFactory) -> None:
