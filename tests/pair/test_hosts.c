@@ -145,12 +145,17 @@ static void connect_anew(void)
 /* IBTA 9.7.6.1.3: on each side its own time, from its own request on. */
 static void partition(void)
 {
-	begin(some_timeout());
+	struct options options = some_timeout();
+	struct aiordma_fault_counts counts;
+
+	begin(options);
 	works();
 	wire.cut = true;
 	ask(0, 1);
 	expect_after(0, 1, IBV_WC_RETRY_EXC_ERR, wait_ns);
 	CHECK_EQUAL(state_of(at(0)), IBV_QPS_ERR);
+	aiordma_embedded_fault_counts(&counts);
+	CHECK_EQUAL(counts.retried, options.retry_cnt);
 	CHECK_EQUAL(state_of(at(1)), IBV_QPS_RTS);
 	pass(1, HOUR);
 	ask(1, 2);

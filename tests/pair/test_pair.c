@@ -1030,8 +1030,9 @@ static void spoil(bool loses)
 		spoil_all();
 		host_dies(host_of(end), !loses || chance(500));
 		break;
-	case 7: /* for longer than its peers wait, perhaps */
-		spoil_all();
+	case 7: /* perhaps for longer than its peers wait, which they do for ever if nothing gets lost */
+		if (loses)
+			spoil_all();
 		wire.fault_count++;
 		wire.stopped = true;
 		wire_stop(host_of(end), try_ns << draw(10));

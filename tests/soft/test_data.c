@@ -119,22 +119,6 @@ static void sizes(void)
 	close_pair(&a, &b);
 }
 
-/* More READs than may be under way wait their turn; a fence waits for all of them. */
-static void read_depth_and_fence(struct side *a, struct side *b)
-{
-	fill(b->memory, 1 << 19, 5);
-	for (unsigned i = 0; i < 16; i++)
-		POST(a, IBV_WR_RDMA_READ, .wr_id = i, .length = 1 << 15, .offset = i << 15,
-		     REMOTE(b, (i << 15)));
-	/* Fenced: what it sends was brought by the READs before it. */
-	CHECK_EQUAL(post_recv_at(b, 50, 1 << 19, 1 << 19), 0);
-	POST(a, IBV_WR_SEND, .wr_id = 16, .flags = IBV_SEND_FENCE, .length = 1 << 19);
-	for (unsigned i = 0; i < 17; i++)
-		expect_wc(a, i, IBV_WC_SUCCESS);
-	expect_wc(b, 50, IBV_WC_SUCCESS);
-	CHECK(filled(b->memory + (1 << 19), 1 << 19, 5));
-}
-
 static void everything(struct side *a, struct side *b)
 {
 	STEP(inline_data(a, b));
@@ -253,6 +237,5 @@ int main(void)
 	STEP(within_one_process());
 	STEP(with_itself());
 	STEP(sizes());
-	PAIR(read_depth_and_fence, .memory = 1 << 20, .depth = 2);
 	return 0;
 }

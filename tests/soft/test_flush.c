@@ -3,7 +3,6 @@
 #include "extended_side.h"
 
 #include "adopted_side.h"
-#include "fault_side.h"
 
 enum {
 	LENGTH = 1 << 20, /* many frames */
@@ -193,22 +192,6 @@ static void refused_here(void)
 	}
 }
 
-/* On a way that loses frames it is repeated and acknowledged again like everything else. */
-static void lossy(void)
-{
-	struct side a, b;
-
-	spec("seed=5,loss=0.1,duplicate=0.2");
-	open_flushed(&a, &b, (struct options){.timeout = 11});
-	for (unsigned i = 0; i < 60; i++) {
-		CHECK_EQUAL(flush(&a, all_of(&b)), 0);
-		expect_wc(&a, 9, IBV_WC_SUCCESS);
-	}
-	CHECK(counts().retried > 0);
-	no_faults();
-	close_pair(&a, &b);
-}
-
 /* ---- frames of a peer that means harm ------------------------------------------------------------ */
 
 static void frames(void)
@@ -264,7 +247,6 @@ int main(void)
 	STEP(after_writes());
 	STEP(refused_by_the_peer());
 	STEP(refused_here());
-	STEP(lossy());
 	STEP(frames());
 	return 0;
 }

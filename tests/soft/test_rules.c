@@ -1,9 +1,9 @@
 /* Rules of the InfiniBand specification (docs/semantics.md) that no other test looks at closely:
- * the numbers behind a timer's code and a count, what SQD and a fence hold back, what happens once.
+ * what SQD and a fence hold back, what happens once.
  */
 #include "objects/objects.h"
 
-#include "fault_side.h"
+#include "verbs_side.h"
 
 static void nothing_completes(struct side *side)
 {
@@ -12,42 +12,6 @@ static void nothing_completes(struct side *side)
 }
 
 /* ---- receiver not ready -------------------------------------------------------------------- */
-
-/* IBTA 9.7.5.2.8: a message is sent again rnr_retry times, and each message has that count anew;
- * with 7 there is no end. */
-static void rnr_counts(void)
-{
-	struct side a, b;
-	uint64_t told;
-
-	for (uint8_t retries = 1; retries < 7; retries++) {
-		open_pair(&a, &b, (struct options){.rnr_retry = retries});
-		for (unsigned message = 0; message < 3; message++) {
-			told = counts().not_ready;
-			spec("rnr=@1-%u", retries);
-			CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-			RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .length = 8);
-			expect_wc(&b, 1, IBV_WC_SUCCESS);
-			CHECK_EQUAL(counts().not_ready - told, retries);
-		}
-		told = counts().not_ready;
-		spec("rnr=@1-%u", retries + 1u);
-		CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-		/* An error for the requester alone: IBTA 9.9.2.4.2. */
-		RUN(&a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, .length = 8);
-		CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
-		CHECK_EQUAL(counts().not_ready - told, retries + 1);
-		close_pair(&a, &b);
-	}
-	open_pair(&a, &b, (struct options){.rnr_retry = 7});
-	told = counts().not_ready;
-	spec("rnr=@1-50");
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .length = 8);
-	CHECK_EQUAL(counts().not_ready - told, 50);
-	close_pair(&a, &b);
-	no_faults();
-}
 
 /* Only what needs a receive can be told that there is none. */
 static void needs_no_receive(void)
@@ -286,7 +250,6 @@ static void established(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(rnr_counts());
 	STEP(needs_no_receive());
 	STEP(too_long());
 	STEP(zero_bytes());

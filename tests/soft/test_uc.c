@@ -290,35 +290,6 @@ static void hostile(void)
 	}
 }
 
-/* A message that is not finished is forgotten when the next one begins (IBTA 9.8.2.2). */
-static void unfinished(void)
-{
-	const struct soft_frame frames[] = {
-		{.opcode = SOFT_SEND, .psn = PEER_PSN, .length = 256, .flags = SOFT_FRAME_MORE},
-		{.opcode = SOFT_SEND, .psn = 105, .length = 8},
-		{.opcode = SOFT_SEND, .psn = 106, .length = 8, .flags = SOFT_FRAME_CONTINUES},
-		{.opcode = SOFT_SEND, .psn = 107, .length = 8},
-	};
-	static const char payloads[][256] = {"aaaaaaaa", "bbbbbbbb", "cccccccc", "dddddddd"};
-	struct side side;
-
-	open_side(&side, (struct options){.uc = true, .mtu = IBV_MTU_256});
-	int fd = adopt(&side);
-	struct pollfd answers = {.fd = fd, .events = POLLIN};
-
-	CHECK_EQUAL(post_recv_at(&side, 1, 0, 256), 0);
-	CHECK_EQUAL(post_recv_at(&side, 2, 256, 64), 0);
-	for (int i = 0; i < 4; i++)
-		say_frame(fd, frames[i], payloads[i]);
-	CHECK_EQUAL(expect_wc(&side, 1, IBV_WC_SUCCESS).byte_len, 8);
-	CHECK_EQUAL(expect_wc(&side, 2, IBV_WC_SUCCESS).byte_len, 8);
-	CHECK(!memcmp(side.memory, payloads[1], 8));
-	CHECK(!memcmp(side.memory + 256, payloads[3], 8));
-	CHECK_EQUAL(poll(&answers, 1, 0), 0); /* nothing was answered */
-	close_side(&side);
-	close(fd);
-}
-
 int main(void)
 {
 	limit_seconds(60);
@@ -332,6 +303,5 @@ int main(void)
 	PAIR(send_queue_error, .uc = true);
 	PAIR(bad_receive, .uc = true);
 	STEP(hostile());
-	STEP(unfinished());
 	return 0;
 }

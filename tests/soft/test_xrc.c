@@ -4,7 +4,6 @@
 #include "extended_side.h"
 
 #include "adopted_side.h"
-#include "fault_side.h"
 
 enum {
 	LONG = 3 << 20, /* of a message: many frames */
@@ -313,65 +312,6 @@ static void refusals(void)
 
 /* ---- traffic --------------------------------------------------------------------------------- */
 
-static void to_receive(struct end *source, struct end *target, struct request request)
-{
-	struct side *a = &source->side, *b = &target->side;
-	bool write = request.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-	bool send = request.opcode == IBV_WR_SEND || request.opcode == IBV_WR_SEND_WITH_IMM;
-
-	request.srqn = target->srqn;
-	request.remote = (uintptr_t)b->memory + LONG;
-	request.rkey = b->mr->rkey;
-	fill(a->memory, request.length, request.length);
-	memset(b->memory, 0, b->options.memory);
-	if (send || write)
-		CHECK_EQUAL(post_recv_at(b, 7, 0, LONG), 0);
-	carry_out(a, IBV_WC_SUCCESS, request);
-	if (send || write) {
-		struct ibv_wc wc = expect_wc(b, 7, IBV_WC_SUCCESS);
-
-		CHECK_EQUAL(wc.opcode, send ? IBV_WC_RECV : IBV_WC_RECV_RDMA_WITH_IMM);
-		CHECK_EQUAL(wc.byte_len, request.length);
-		CHECK_EQUAL(wc.src_qp, a->qp->qp_num);
-		if (request.opcode != IBV_WR_SEND)
-			CHECK_EQUAL(wc.imm_data, request.imm);
-	}
-	CHECK(filled(b->memory + (send ? 0 : LONG), request.length, request.length));
-}
-
-static void every_operation(void)
-{
-	static const uint32_t lengths[] = {0, 8, 5000, LONG};
-	static const enum ibv_wr_opcode opcodes[] = {
-		IBV_WR_SEND,
-		IBV_WR_SEND_WITH_IMM,
-		IBV_WR_RDMA_WRITE,
-		IBV_WR_RDMA_WRITE_WITH_IMM,
-	};
-	struct end source, target;
-	struct side *a = &source.side, *b = &target.side;
-
-	open_ends(&source, &target, (struct options){.memory = 2 * LONG});
-	for (int i = 0; i < 16; i++)
-		to_receive(&source, &target,
-			   (struct request){.opcode = opcodes[i % 4],
-					    .length = lengths[i / 4],
-					    .imm = 0x01020304});
-	fill(b->memory, LONG, 9);
-	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .length = LONG, REMOTE(b, 0), .srqn = target.srqn);
-	CHECK(filled(a->memory, LONG, 9));
-
-	*word(b, 0) = 5;
-	RUN(a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 8, REMOTE(b, 0),
-	    .srqn = target.srqn, .compare_add = 2);
-	CHECK_EQUAL(*word(a, 0), 5);
-	RUN(a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_CMP_AND_SWP, .length = 8, REMOTE(b, 0),
-	    .srqn = target.srqn, .compare_add = 7, .swap = 90);
-	CHECK_EQUAL(*word(a, 0), 7);
-	CHECK_EQUAL(*word(b, 0), 90);
-	close_ends(&source, &target);
-}
-
 /* One connection, several shared receive queues: of two contexts, with domains and completion queues
  * of their own.  Each message goes where its request says. */
 static void several_queues(void)
@@ -491,35 +431,6 @@ static void builders(void)
 	qp->wr_local_inv(qp, 1);
 	qp->wr_set_xrc_srqn(qp, target.srqn);
 	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
-	close_ends(&source, &target);
-}
-
-static bool waits_for_a_receive(struct side *side)
-{
-	soft_lock();
-	bool waits = soft_qp_of(side->qp)->rnr_waiting;
-
-	soft_unlock();
-	return waits;
-}
-
-/* No receive is there yet: the requester waits, and the message comes when there is one. */
-static void not_ready(void)
-{
-	struct end source, target;
-
-	open_ends(&source, &target, (struct options){0});
-	POST(&source.side, IBV_WR_SEND, .length = 8, .srqn = target.srqn);
-	while (!waits_for_a_receive(&source.side))
-		soft_progress();
-	CHECK_EQUAL(post_recv_at(&target.side, 1, 0, 64), 0);
-	expect_wc(&source.side, 0, IBV_WC_SUCCESS);
-	expect_wc(&target.side, 1, IBV_WC_SUCCESS);
-	close_ends(&source, &target);
-
-	open_ends(&source, &target, (struct options){.rnr_retry = 8});
-	RUN(&source.side, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, .srqn = target.srqn);
-	CHECK_EQUAL(state_of(&source.side), IBV_QPS_ERR);
 	close_ends(&source, &target);
 }
 
@@ -789,28 +700,6 @@ static void two_processes(void)
 	join(&process);
 }
 
-/* What gets lost is sent again, with the number of its queue. */
-static void lossy(void)
-{
-	struct end source, target;
-
-	spec("seed=3,loss=0.1,duplicate=0.2");
-	open_ends(&source, &target, (struct options){.memory = 4096, .timeout = 11});
-	*word(&target.side, 0) = 0;
-	for (uint64_t i = 0; i < 60; i++) {
-		CHECK_EQUAL(post_recv_at(&target.side, i, 64, 64), 0);
-		RUN(&source.side, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 8,
-		    .offset = 64, .srqn = target.srqn);
-		RUN(&source.side, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 100 + i,
-		    .length = 8, .compare_add = 1, REMOTE(&target.side, 0), .srqn = target.srqn);
-		CHECK_EQUAL(*word(&source.side, 0), i);
-		expect_wc(&target.side, i, IBV_WC_SUCCESS);
-	}
-	CHECK(counts().retried > 0);
-	no_faults();
-	close_ends(&source, &target);
-}
-
 /* With the connection manager each side would need a connection of its own. */
 static void not_by_cm(void)
 {
@@ -840,11 +729,9 @@ int main(void)
 	STEP(domains());
 	STEP(after_a_fork());
 	STEP(refusals());
-	STEP(every_operation());
 	STEP(several_queues());
 	STEP(several_connections());
 	STEP(builders());
-	STEP(not_ready());
 	STEP(unknown_number());
 	STEP(overrun());
 	STEP(bad_receives());
@@ -853,7 +740,6 @@ int main(void)
 	STEP(destroyed_meanwhile());
 	STEP(flushed_meanwhile());
 	STEP(completions_stay());
-	STEP(lossy());
 	STEP(not_by_cm());
 	return 0;
 }
