@@ -1,4 +1,4 @@
-/* As test_killed.c, with the connection manager: peers that connect, say something and end it,
+/* Peers that connect by the connection manager, say something and end it,
  * again and again, in either role, are killed, stopped or leave in the middle of any of it.
  */
 #include "killing.h"
