@@ -360,7 +360,7 @@ static void die(int host, bool told)
 	soft_unlock();
 }
 
-static void wire_heal(void)
+static inline void wire_heal(void)
 {
 	wire.cut = false;
 	for (int i = 0; i < FLIGHTS; i++)
@@ -392,7 +392,7 @@ static uint64_t awake(int host, uint64_t then)
 	return then < until ? until : then;
 }
 
-static bool is_up(const struct side *side)
+static inline bool is_up(const struct side *side)
 {
 	const struct soft_link *link = soft_link_of(soft_qp_of(side->qp));
 

@@ -5,6 +5,7 @@
 
 #include "engine/engine.h"
 
+union ibv_gid;
 struct rdma_cm_id;
 struct soft_qp;
 
@@ -15,6 +16,20 @@ bool soft_cm_offer(struct soft_qp *qp);
 
 /* `withdrawn` of abi/device_calls.h. */
 int soft_cm_withdrawn(struct rdma_cm_id *application);
+
+/* Queue pair 1 of this host, where a path has one: MADs that are sent may get lost, and come doubled, late
+ * and in another order. */
+struct soft_gsi_calls {
+	uint8_t path_mtu; /* of connections; enum ibv_mtu */
+	void (*send)(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *mad,
+		     size_t length);
+};
+
+/* From now on connections are made by MADs.  With the lock. */
+void soft_cm_use_gsi(const struct soft_gsi_calls *calls);
+/* A datagram has come to queue pair 1.  With the lock. */
+void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *bytes,
+			  size_t length);
 
 extern const struct soft_subsystem soft_cm_subsystem;
 

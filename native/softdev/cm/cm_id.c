@@ -215,6 +215,9 @@ static void forked(void)
 	soft_list_init(&cm->attached);
 	soft_list_init(&cm->agreed);
 	soft_places_init(&cm->half_open);
+	soft_list_init(&cm->gsi.conversations);
+	soft_list_init(&cm->gsi.listeners);
+	cm->gsi.ids = (struct soft_table){0};
 }
 
 static const struct soft_cm_limits limits = {

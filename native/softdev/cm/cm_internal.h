@@ -8,8 +8,8 @@
  *   cm_qp.c        the queue pair's states         cm_create.c   queue pairs and SRQs of an id
  *   cm_connection.c  connected, disconnected       cm_endpoint.c rdma_create_ep, rdma_get_request
  *   cm_lookup.c    names                           cm_multicast.c groups
- *   carriers: cm_stream.c connections, over TCP; cm_sidr_request.c and cm_sidr_service.c datagram
- *   services, over UDP
+ *   carriers: cm_stream.c connections, over TCP; cm_gsi.c the same by MADs, whose bytes are cm_mad.c;
+ *   cm_sidr_request.c and cm_sidr_service.c datagram services, over UDP
  *
  * Everything here is called with the engine's lock unless it says otherwise; an int is 0 or an errno
  * value.  What happens by itself (a message, the end of a stream, a timeout) happens in the engine's
@@ -37,7 +37,7 @@ struct soft_cm_limits {
 };
 
 struct soft_cm {
-	const struct soft_cm_carrier *carrier; /* of connections: soft_cm_stream, or a test's */
+	const struct soft_cm_carrier *carrier; /* of connections */
 	struct soft_cm_limits limits;
 
 	/* cm_device.c */
@@ -60,6 +60,13 @@ struct soft_cm {
 	 * has yet */
 	struct soft_node agreed;
 	struct soft_places half_open; /* cm_stream.c: of all listeners */
+
+	/* cm_gsi.c */
+	struct soft_gsi {
+		const struct soft_gsi_calls *calls;
+		struct soft_table ids; /* communication IDs */
+		struct soft_node conversations, listeners;
+	} gsi;
 };
 
 static inline uint64_t soft_cm_in(uint32_t milliseconds)
@@ -178,6 +185,7 @@ struct soft_cm_id {
 	uint8_t initiator_depth;
 	uint8_t retry_count;
 	uint8_t rnr_retry_count;
+	uint8_t path_mtu; /* enum ibv_mtu; 0: the carrier does not say it */
 
 	/* what rdma_get_request makes the queue pairs with, or NULL */
 	struct ibv_qp_init_attr *request_attr;
@@ -272,7 +280,7 @@ struct soft_cm_carrier {
 	int (*hand_over)(struct soft_cm_id *id, struct soft_qp *qp);
 };
 
-extern const struct soft_cm_carrier soft_cm_stream, soft_cm_asking, soft_cm_answering;
+extern const struct soft_cm_carrier soft_cm_stream, soft_cm_gsi, soft_cm_asking, soft_cm_answering;
 
 /* ---- cm_link.c ----------------------------------------------------------------------------- */
 

@@ -32,11 +32,13 @@ static void start_timer(struct soft_cm_link *link, uint64_t pause_ns)
 	soft_timer_start(&link->timer, next < link->deadline ? next : link->deadline);
 }
 
-/* The next repetition, or the deadline. */
+/* The next repetition, or the deadline.  After REJ nothing is waited for. */
 static void wait_for_answer(struct soft_cm_link *link)
 {
-	start_timer(link, link->carrier->loses && wants_answer(link->said.type) ? link->pause_ns
-										: INT64_MAX);
+	bool repeats =
+		link->carrier->loses && wants_answer(link->said.type) && link->heard != SOFT_CM_REJ;
+
+	start_timer(link, repeats ? link->pause_ns : INT64_MAX);
 	link->pause_ns *= 2;
 	if (link->pause_ns > LONGEST_PAUSE_NS)
 		link->pause_ns = LONGEST_PAUSE_NS;
@@ -123,7 +125,8 @@ void soft_cm_link_leave(struct soft_cm_link *link)
 	soft_assert_locked();
 	link->calls = NULL;
 	if (link->carrier->loses &&
-	    is_one_of(link->said.type, TYPE(CM_REJ) | TYPE(CM_DREQ) | TYPE(CM_DREP)))
+	    (is_one_of(link->said.type, TYPE(CM_REJ) | TYPE(CM_DREQ) | TYPE(CM_DREP)) ||
+	     link->heard == SOFT_CM_REJ))
 		soft_cm_link_expect(link, soft_device.cm->limits.linger_ms);
 	else
 		link->carrier->end(link);

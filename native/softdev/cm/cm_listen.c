@@ -50,6 +50,8 @@ static uint16_t objection(const struct soft_cm_listener *listener,
 		return SOFT_CM_REASON_INVALID_SERVICE_ID;
 	if (request->qp_type != IBV_QPT_RC)
 		return SOFT_CM_REASON_INVALID_TRANSPORT;
+	if (request->path_mtu > IBV_MTU_4096)
+		return SOFT_CM_REASON_INVALID_MTU;
 	return 0;
 }
 

@@ -66,12 +66,13 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link)
 	id->rnr_retry_count = request->rnr_retry_count;
 	id->remote_ece = request->ece;
 	id->shm_port = request->shm_port;
+	id->path_mtu = request->path_mtu;
 	link->calls = &calls;
 	link->owner = id;
 	id->link = link;
 	soft_cm_take_addresses(id);
 	soft_cm_agreed(id);
-	if (id->tos)
+	if (id->tos && link->carrier->apply_tos)
 		link->carrier->apply_tos(link, id->tos);
 	soft_cm_request_join(id);
 	return 0;

@@ -65,8 +65,11 @@ enum {
 enum soft_cm_reason {
 	SOFT_CM_REASON_NO_RESOURCES = 3,
 	SOFT_CM_REASON_TIMEOUT = 4,
+	SOFT_CM_REASON_INVALID_ID = 6,
 	SOFT_CM_REASON_INVALID_SERVICE_ID = 8,
 	SOFT_CM_REASON_INVALID_TRANSPORT = 9,
+	SOFT_CM_REASON_STALE = 10,
+	SOFT_CM_REASON_INVALID_MTU = 26,
 	SOFT_CM_REASON_CONSUMER = 28,
 	SOFT_CM_REASON_INVALID_VERSION = 31,
 	SOFT_CM_REASON_VENDOR_OPTION = 35
@@ -101,6 +104,7 @@ struct soft_cm_message {
 	uint8_t srq; /* 0 or 1 */
 	uint8_t retry_count; /* 3 bits */
 	uint8_t rnr_retry_count; /* 3 bits */
+	uint8_t path_mtu; /* enum ibv_mtu; 0: the carrier does not say it */
 	uint16_t reason;
 	uint16_t shm_port;
 	uint16_t path_port;

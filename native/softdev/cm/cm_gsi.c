@@ -1,0 +1,328 @@
+/* The carrier of connections by MADs, which go to queue pair 1 of the other host (the general services
+ * interface, IBTA vol 1, 12 and 13).
+ *
+ * Each side names a conversation by a communication ID of its own, which is random, and a message names
+ * both.  So only a host that has seen messages of a conversation can take part in it, and only from the
+ * address that has begun it.  Repetition, and answers to what is repeated, are cm_link.c's.  What names a
+ * conversation that is not there gets one answer, no longer than itself, and nothing is kept of it.
+ *
+ * A host that begins anew knows nothing of its conversations.  Its peer is told by the answer to a message
+ * of the old one, or by a request for the queue pair of one that is connected here (12.9.8.3.1: the old
+ * connection is stale).
+ */
+#include "cm_internal.h"
+#include "cm_mad.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct conversation {
+	struct soft_cm_link link;
+	struct soft_node node;
+	uint32_t local_id, remote_id; /* 0: not known yet */
+	uint64_t transaction;
+	uint64_t guid; /* of the device */
+	union ibv_gid local, peer;
+	uint16_t local_port, peer_port;
+	uint32_t qpn, peer_qpn;
+	bool passive;
+};
+
+struct listener {
+	struct soft_cm_listener listener;
+	struct soft_node node;
+};
+
+static struct conversation *conversation_of(const struct soft_cm_link *link)
+{
+	return soft_container(link, struct conversation, link);
+}
+
+static void transmit(const struct soft_cm_mad *mad, const union ibv_gid *from,
+		     const union ibv_gid *to)
+{
+	uint8_t bytes[SOFT_MAD_SIZE];
+
+	if (soft_cm_mad_encode(mad, bytes))
+		soft_device.cm->gsi.calls->send(from, to, bytes, sizeof(bytes));
+}
+
+/* ---- conversations ------------------------------------------------------------------------- */
+
+static struct conversation *conversation_new(const union ibv_gid *local, const union ibv_gid *peer,
+					     bool passive)
+{
+	struct conversation *made = calloc(1, sizeof(*made));
+
+	if (!made || soft_table_add(&soft_device.cm->gsi.ids, made, UINT32_MAX, &made->local_id)) {
+		free(made);
+		return NULL;
+	}
+	soft_cm_link_init(&made->link, &soft_cm_gsi);
+	made->local = *local;
+	made->peer = *peer;
+	made->passive = passive;
+	soft_list_append(&soft_device.cm->gsi.conversations, &made->node);
+	return made;
+}
+
+static void end(struct soft_cm_link *link)
+{
+	struct conversation *conversation = conversation_of(link);
+
+	soft_cm_link_stop(link);
+	soft_table_remove(&soft_device.cm->gsi.ids, conversation->local_id);
+	soft_list_remove(&conversation->node);
+	free(conversation);
+}
+
+static bool is_gid(const uint8_t *gid, const union ibv_gid *other)
+{
+	return !memcmp(gid, other, sizeof(*other));
+}
+
+/* That the other side has named so. */
+static struct conversation *named(const union ibv_gid *peer, uint32_t remote_id, bool passive)
+{
+	soft_list_each (struct conversation, it, &soft_device.cm->gsi.conversations, node)
+		if (it->remote_id == remote_id && it->passive == passive &&
+		    is_gid(it->peer.raw, peer))
+			return it;
+	return NULL;
+}
+
+/* Of a queue pair that is, or is becoming, connected to one here. */
+static struct conversation *stale(const union ibv_gid *peer, uint32_t qpn)
+{
+	soft_list_each (struct conversation, it, &soft_device.cm->gsi.conversations, node)
+		if (it->peer_qpn == qpn && it->link.calls && is_gid(it->peer.raw, peer))
+			return it;
+	return NULL;
+}
+
+/* ---- sending ------------------------------------------------------------------------------- */
+
+static void take_guid(struct conversation *conversation)
+{
+	const struct soft_cm_id *id = conversation->link.owner;
+
+	if (conversation->link.calls && id->id.verbs)
+		conversation->guid = be64toh(soft_ibv_get_device_guid(id->id.verbs->device));
+}
+
+static int send_message(struct soft_cm_link *link, const struct soft_cm_message *message)
+{
+	struct conversation *conversation = conversation_of(link);
+	struct soft_cm_mad mad = {
+		.message = *message,
+		.transaction = conversation->transaction,
+		.local_id = conversation->local_id,
+		.remote_id = conversation->remote_id,
+		.answered = link->heard == SOFT_CM_REQ   ? SOFT_CM_ANSWERS_REQ
+			    : link->heard == SOFT_CM_REP ? SOFT_CM_ANSWERS_REP
+							 : SOFT_CM_ANSWERS_OTHER,
+		.peer_qpn = conversation->peer_qpn,
+		.service_port = conversation->peer_port,
+		.source_port = conversation->local_port,
+	};
+
+	take_guid(conversation);
+	mad.guid = conversation->guid;
+	mad.guid_length = message->reason == SOFT_CM_REASON_TIMEOUT ? sizeof(mad.guid) : 0;
+	mad.message.path_mtu = soft_device.cm->gsi.calls->path_mtu;
+	memcpy(mad.source, &conversation->local, sizeof(mad.source));
+	memcpy(mad.destination, &conversation->peer, sizeof(mad.destination));
+	if (message->type == SOFT_CM_REQ || message->type == SOFT_CM_REP)
+		conversation->qpn = message->qpn;
+	transmit(&mad, &conversation->local, &conversation->peer);
+	return 0;
+}
+
+/* What comes for a conversation that is not there (IBTA 12.9.8). */
+static void answer(const union ibv_gid *from, const union ibv_gid *to,
+		   const struct soft_cm_mad *received, uint16_t reason)
+{
+	struct soft_cm_mad mad = {
+		.message = {.type = received->message.type == SOFT_CM_DREQ ? SOFT_CM_DREP
+									   : SOFT_CM_REJ,
+			    .reason = reason},
+		.transaction = received->transaction,
+		.local_id = received->remote_id,
+		.remote_id = received->local_id,
+		.answered = received->message.type == SOFT_CM_REQ ? SOFT_CM_ANSWERS_REQ
+								  : SOFT_CM_ANSWERS_REP,
+	};
+
+	transmit(&mad, to, from);
+}
+
+/* ---- receiving ----------------------------------------------------------------------------- */
+
+static uint16_t port_in(const struct sockaddr *address)
+{
+	const struct sockaddr_in *either = (const void *)address; /* cm_address.c */
+
+	return ntohs(either->sin_port);
+}
+
+static struct listener *listener_at(const union ibv_gid *gid, uint16_t port)
+{
+	const union ibv_gid none = {0};
+
+	soft_list_each (struct listener, it, &soft_device.cm->gsi.listeners, node) {
+		const struct sockaddr *address = &it->listener.id->id.route.addr.src_addr;
+		union ibv_gid own;
+
+		soft_gid_from(&own, address);
+		if (port_in(address) == port &&
+		    (is_gid(own.raw, gid) || is_gid(own.raw, &none) ||
+		     (soft_gid_is_ipv4(&own) && !memcmp(own.raw + 12, none.raw, 4))))
+			return it;
+	}
+	return NULL;
+}
+
+static void requested(const union ibv_gid *from, const union ibv_gid *to,
+		      const struct soft_cm_mad *mad)
+{
+	struct conversation *conversation = named(from, mad->local_id, true);
+	struct listener *listener = listener_at(to, mad->service_port);
+
+	if (!is_gid(mad->source, from) || !is_gid(mad->destination, to) || !mad->local_id)
+		return; /* in another's name */
+	if (conversation && conversation->transaction == mad->transaction) {
+		(void)soft_cm_link_received(&conversation->link, &mad->message);
+		return;
+	}
+	conversation = stale(from, mad->message.qpn);
+	if (conversation) {
+		answer(from, to, mad, SOFT_CM_REASON_STALE);
+		soft_cm_link_failed(&conversation->link, ECONNRESET);
+		return;
+	}
+	if (!listener || mad->service_prefix) {
+		answer(from, to, mad, SOFT_CM_REASON_INVALID_SERVICE_ID);
+		return;
+	}
+	conversation = conversation_new(to, from, true);
+	if (!conversation)
+		return; /* it will be asked again */
+	conversation->remote_id = mad->local_id;
+	conversation->transaction = mad->transaction;
+	conversation->local_port = mad->service_port;
+	conversation->peer_port = mad->source_port;
+	conversation->peer_qpn = mad->message.qpn;
+	(void)soft_cm_asked(&listener->listener, &conversation->link, &mad->message);
+}
+
+/* The conversation that a message belongs to; NULL: none, or the message is not right. */
+static struct conversation *meant(const union ibv_gid *from, const struct soft_cm_mad *mad)
+{
+	struct conversation *it = soft_table_find(&soft_device.cm->gsi.ids, mad->remote_id);
+
+	/* "Timeout": the other side has never heard of our ID (12.6.7.2). */
+	if (mad->message.type == SOFT_CM_REJ && !mad->remote_id)
+		return named(from, mad->local_id, true);
+	if (!it || !is_gid(it->peer.raw, from))
+		return NULL;
+	if (mad->message.type == SOFT_CM_REJ && !mad->local_id)
+		return it; /* refused by a host that has no conversation */
+	return it->remote_id && it->remote_id != mad->local_id ? NULL : it;
+}
+
+void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *bytes,
+			  size_t length)
+{
+	struct conversation *conversation;
+	struct soft_cm_mad mad;
+
+	soft_assert_locked();
+	if (!soft_cm_mad_decode(bytes, length, &mad) || mad.message.type >= SOFT_SIDR_REQ)
+		return;
+	if (mad.message.type == SOFT_CM_REQ) {
+		requested(from, to, &mad);
+		return;
+	}
+	conversation = meant(from, &mad);
+	if (!conversation) {
+		if (mad.message.type == SOFT_CM_REP || mad.message.type == SOFT_CM_DREQ)
+			answer(from, to, &mad, SOFT_CM_REASON_INVALID_ID);
+		return;
+	}
+	if (mad.message.type == SOFT_CM_DREQ && mad.peer_qpn != conversation->qpn)
+		return;
+	if (!conversation->remote_id)
+		conversation->remote_id = mad.local_id;
+	if (mad.message.type == SOFT_CM_REP)
+		conversation->peer_qpn = mad.message.qpn;
+	(void)soft_cm_link_received(&conversation->link, &mad.message);
+}
+
+/* ---- opening and closing ------------------------------------------------------------------- */
+
+static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
+{
+	const struct rdma_addr *addresses = &id->id.route.addr;
+	struct conversation *made =
+		conversation_new(&addresses->addr.ibaddr.sgid, &addresses->addr.ibaddr.dgid, false);
+
+	*error = ENOMEM;
+	if (!made)
+		return NULL;
+	*error = 0;
+	made->local_port = port_in(&addresses->src_addr);
+	made->peer_port = port_in(&addresses->dst_addr);
+	made->transaction = made->local_id;
+	id->path_mtu = soft_device.cm->gsi.calls->path_mtu;
+	return &made->link;
+}
+
+static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *error)
+{
+	struct listener *made = calloc(1, sizeof(*made));
+
+	(void)id;
+	*error = made ? 0 : ENOMEM;
+	if (!made)
+		return NULL;
+	soft_list_append(&soft_device.cm->gsi.listeners, &made->node);
+	return &made->listener;
+}
+
+static void stop_listening(struct soft_cm_listener *listener)
+{
+	struct listener *stopped = soft_container(listener, struct listener, listener);
+
+	soft_list_remove(&stopped->node);
+	free(stopped);
+}
+
+/* The side that asks has had them from the beginning. */
+static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
+		struct sockaddr_storage *peer)
+{
+	const struct conversation *it = conversation_of(link);
+
+	if (!it->passive)
+		return;
+	(void)soft_gid_address(&it->local, &it->local, it->local_port, local);
+	(void)soft_gid_address(&it->peer, &it->local, it->peer_port, peer);
+}
+
+const struct soft_cm_carrier soft_cm_gsi = {
+	.loses = true,
+	.connect = start,
+	.listen = start_listening,
+	.unlisten = stop_listening,
+	.send = send_message,
+	.end = end,
+	.who = who,
+};
+
+void soft_cm_use_gsi(const struct soft_gsi_calls *calls)
+{
+	soft_device.cm->gsi.calls = calls;
+	soft_device.cm->carrier = &soft_cm_gsi;
+}

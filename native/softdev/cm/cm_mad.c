@@ -1,0 +1,287 @@
+/* The connection manager's messages to MADs and back: one table for both directions (cm_mad.h). */
+#include "cm_mad.h"
+
+#include <string.h>
+
+enum {
+	PREFIX_MOST = 12, /* of an IPv4 address in the header */
+	ADDRESSES = 36, /* rdma_cm's header */
+};
+
+/* Of a message: its attribute ID, where its private data begins, and whether rdma_cm's header comes first
+ * there. */
+static const struct {
+	uint8_t attribute, private_at;
+	bool addresses;
+} attributes[] = {
+	[SOFT_CM_REQ] = {0x10, SOFT_MAD_HEADER + 140, true},
+	[SOFT_CM_MRA] = {0x11, SOFT_MAD_HEADER + 10, false},
+	[SOFT_CM_REJ] = {0x12, SOFT_MAD_HEADER + 84, false},
+	[SOFT_CM_REP] = {0x13, SOFT_MAD_HEADER + 36, false},
+	[SOFT_CM_RTU] = {0x14, SOFT_MAD_HEADER + 8, false},
+	[SOFT_CM_DREQ] = {0x15, SOFT_MAD_HEADER + 12, false},
+	[SOFT_CM_DREP] = {0x16, SOFT_MAD_HEADER + 8, false},
+	[SOFT_SIDR_REQ] = {0x17, SOFT_MAD_HEADER + 16, true},
+	[SOFT_SIDR_REP] = {0x18, SOFT_MAD_HEADER + 96, false},
+};
+
+#define TYPE(type) (1u << SOFT_##type)
+#define EVERY (~0u)
+#define CONNECTED (TYPE(CM_REQ) | TYPE(CM_REP))
+#define ANSWERS                                                                                    \
+	(TYPE(CM_MRA) | TYPE(CM_REJ) | TYPE(CM_REP) | TYPE(CM_RTU) | TYPE(CM_DREQ) | TYPE(CM_DREP))
+
+struct field {
+	unsigned types; /* that have it */
+	uint16_t byte; /* of the MAD */
+	uint8_t bit, width;
+	uint8_t size; /* of the number, */
+	uint16_t at; /* in struct soft_cm_mad.  0: it has this value, whatever comes */
+	uint32_t value;
+};
+
+#define FIELD(types, byte, bit, width, member)                                                     \
+	{types,                                                                                    \
+	 SOFT_MAD_HEADER + (byte),                                                                 \
+	 bit,                                                                                      \
+	 width,                                                                                    \
+	 sizeof(((struct soft_cm_mad *)0)->member),                                                \
+	 offsetof(struct soft_cm_mad, member),                                                     \
+	 0}
+#define VALUE(types, byte, bit, width, value)                                                      \
+	{types, SOFT_MAD_HEADER + (byte), bit, width, 0, 0, value}
+
+/* Bytes count from the end of the header.  Timeouts are exponents (4.096 us * 2^n). */
+static const struct field fields[] = {
+	FIELD(EVERY, -16, 0, 64, transaction), /* 13.4.3 */
+	FIELD(CONNECTED, -4, 0, 32, message.ece.options), /* the attribute modifier */
+
+	FIELD(TYPE(CM_REQ) | ANSWERS, 0, 0, 32, local_id), /* 12.6.5 to 12.6.11 */
+	FIELD(ANSWERS, 4, 0, 32, remote_id),
+
+	FIELD(TYPE(CM_REQ), 5, 0, 24, message.ece.vendor_id), /* 12.6.5 */
+	FIELD(TYPE(CM_REQ), 8, 0, 32, service_prefix), /* A11.2 */
+	FIELD(TYPE(CM_REQ), 12, 0, 16, message.port_space),
+	FIELD(TYPE(CM_REQ), 14, 0, 16, service_port),
+	FIELD(TYPE(CM_REQ), 16, 0, 64, guid),
+	FIELD(TYPE(CM_REQ), 32, 0, 24, message.qpn),
+	FIELD(TYPE(CM_REQ), 35, 0, 8, message.responder_resources),
+	FIELD(TYPE(CM_REQ), 39, 0, 8, message.initiator_depth),
+	VALUE(TYPE(CM_REQ), 43, 0, 5, 20), /* remote CM response timeout */
+	FIELD(TYPE(CM_REQ), 43, 5, 2, message.qp_type), /* as transport service type, see below */
+	FIELD(TYPE(CM_REQ), 43, 7, 1, message.flow_control),
+	FIELD(TYPE(CM_REQ), 44, 0, 24, message.psn),
+	VALUE(TYPE(CM_REQ), 47, 0, 5, 20), /* local CM response timeout */
+	FIELD(TYPE(CM_REQ), 47, 5, 3, message.retry_count),
+	VALUE(TYPE(CM_REQ), 48, 0, 16, 0xffff), /* partition key: the default one */
+	FIELD(TYPE(CM_REQ), 50, 0, 4, message.path_mtu),
+	FIELD(TYPE(CM_REQ), 50, 5, 3, message.rnr_retry_count),
+	VALUE(TYPE(CM_REQ), 51, 0, 4, 15), /* maximum of CM retries */
+	FIELD(TYPE(CM_REQ), 51, 4, 1, message.srq),
+	VALUE(TYPE(CM_REQ), 52, 0, 32, 0xffffffff), /* LIDs: permissive, RoCE has none (A16) */
+	VALUE(TYPE(CM_REQ), 91, 2, 6, 3), /* packet rate: 10 Gbit/s */
+	VALUE(TYPE(CM_REQ), 93, 0, 8, 64), /* hop limit */
+	VALUE(TYPE(CM_REQ), 95, 0, 5, 18), /* local ACK timeout */
+
+	FIELD(TYPE(CM_MRA) | TYPE(CM_REJ), 8, 0, 2, answered), /* 12.6.6, 12.6.7 */
+	VALUE(TYPE(CM_MRA), 9, 0, 5, 24), /* service timeout: 69 s */
+	FIELD(TYPE(CM_REJ), 9, 0, 7, guid_length),
+	FIELD(TYPE(CM_REJ), 10, 0, 16, message.reason),
+	FIELD(TYPE(CM_REJ), 12, 0, 64, guid), /* additional information of "timeout" */
+
+	FIELD(TYPE(CM_REP), 12, 0, 24, message.qpn), /* 12.6.8 */
+	FIELD(TYPE(CM_REP), 20, 0, 24, message.psn),
+	FIELD(TYPE(CM_REP), 24, 0, 8, message.responder_resources),
+	FIELD(TYPE(CM_REP), 25, 0, 8, message.initiator_depth),
+	FIELD(TYPE(CM_REP), 26, 7, 1, message.flow_control),
+	FIELD(TYPE(CM_REP), 27, 0, 3, message.rnr_retry_count),
+	FIELD(TYPE(CM_REP), 27, 3, 1, message.srq),
+	FIELD(TYPE(CM_REP), 28, 0, 64, guid),
+
+	FIELD(TYPE(CM_DREQ), 8, 0, 24, peer_qpn), /* 12.6.10 */
+
+	FIELD(TYPE(SIDR_REQ) | TYPE(SIDR_REP), 0, 0, 32, message.number), /* 12.11.1: request ID */
+	VALUE(TYPE(SIDR_REQ), 4, 0, 16, 0xffff),
+	FIELD(TYPE(SIDR_REQ), 8, 0, 32, service_prefix),
+	FIELD(TYPE(SIDR_REQ), 12, 0, 16, message.port_space),
+	FIELD(TYPE(SIDR_REQ), 14, 0, 16, service_port),
+
+	FIELD(TYPE(SIDR_REP), 4, 0, 8, message.status), /* 12.11.2 */
+	FIELD(TYPE(SIDR_REP), 8, 0, 24, message.qpn),
+	FIELD(TYPE(SIDR_REP), 12, 0, 32, service_prefix),
+	FIELD(TYPE(SIDR_REP), 16, 0, 16, message.port_space),
+	FIELD(TYPE(SIDR_REP), 18, 0, 16, service_port),
+	FIELD(TYPE(SIDR_REP), 20, 0, 32, message.qkey),
+};
+
+/* REP says the vendor in three bytes that are not beside each other: its fields of three bytes. */
+static const uint16_t reply_vendor[] = {15, 19, 23};
+
+/* ---- numbers ------------------------------------------------------------------------------- */
+
+static uint64_t get(const uint8_t *bytes, const struct field *field)
+{
+	uint64_t value = 0;
+
+	for (unsigned i = field->bit; i < field->bit + field->width; i++)
+		value = value << 1 | (bytes[field->byte + i / 8] >> (7 - i % 8) & 1);
+	return value;
+}
+
+static void put(uint8_t *bytes, const struct field *field, uint64_t value)
+{
+	for (unsigned i = field->bit + field->width; i-- > field->bit; value >>= 1)
+		bytes[field->byte + i / 8] |= (uint8_t)((value & 1) << (7 - i % 8));
+}
+
+static uint64_t load(const struct soft_cm_mad *mad, const struct field *field)
+{
+	const uint8_t *at = (const uint8_t *)mad + field->at;
+
+	switch (field->size) {
+	case 0:
+		return field->value;
+	case 1:
+		return *at;
+	case 2:
+		return *(const uint16_t *)(const void *)at;
+	case 4:
+		return *(const uint32_t *)(const void *)at;
+	default:
+		return *(const uint64_t *)(const void *)at;
+	}
+}
+
+static void store(struct soft_cm_mad *mad, const struct field *field, uint64_t value)
+{
+	uint8_t *at = (uint8_t *)mad + field->at;
+
+	switch (field->size) {
+	case 0:
+		break;
+	case 1:
+		*at = (uint8_t)value;
+		break;
+	case 2:
+		*(uint16_t *)(void *)at = (uint16_t)value;
+		break;
+	case 4:
+		*(uint32_t *)(void *)at = (uint32_t)value;
+		break;
+	default:
+		*(uint64_t *)(void *)at = value;
+	}
+}
+
+/* ---- what is not a number of the table ----------------------------------------------------- */
+
+/* Transport service types (12.6.5): RC, UC, RD, which there is not, and an extended one. */
+enum {
+	RC = 2, /* enum ibv_qp_type */
+};
+
+static bool is_ipv4(const uint8_t gid[16])
+{
+	static const uint8_t prefix[PREFIX_MOST] = {[10] = 0xff, [11] = 0xff};
+
+	return !memcmp(gid, prefix, sizeof(prefix));
+}
+
+/* rdma_cm's header (A11.3): version, IP version, port, source, destination; of IPv4 the last four bytes. */
+static void put_addresses(uint8_t *at, const struct soft_cm_mad *mad)
+{
+	size_t skip = is_ipv4(mad->source) ? PREFIX_MOST : 0;
+
+	at[1] = skip ? 4 << 4 : 6 << 4;
+	at[2] = (uint8_t)(mad->source_port >> 8);
+	at[3] = (uint8_t)mad->source_port;
+	memcpy(at + 4 + skip, mad->source + skip, 16 - skip);
+	memcpy(at + 20 + skip, mad->destination + skip, 16 - skip);
+}
+
+static bool get_addresses(const uint8_t *at, struct soft_cm_mad *mad)
+{
+	unsigned version = at[1] >> 4;
+
+	if (at[0] || (version != 4 && version != 6))
+		return false;
+	mad->source_port = (uint16_t)(at[2] << 8 | at[3]);
+	memcpy(mad->source, at + 4, 16);
+	memcpy(mad->destination, at + 20, 16);
+	if (version == 6)
+		return true;
+	for (int i = 0; i < PREFIX_MOST; i++)
+		mad->source[i] = mad->destination[i] = i < 10 ? 0 : 0xff;
+	return true;
+}
+
+/* ---- MADs ---------------------------------------------------------------------------------- */
+
+bool soft_cm_mad_encode(const struct soft_cm_mad *mad, uint8_t out[SOFT_MAD_SIZE])
+{
+	/* Base version, class "communication management" and its version, method "send" (13.4.2). */
+	static const uint8_t header[] = {1, 0x07, 2, 0x03};
+	const struct soft_cm_message *message = &mad->message;
+	struct soft_cm_mad copy = *mad;
+	uint8_t *private_data = out + attributes[message->type].private_at;
+
+	if (!attributes[message->type].attribute)
+		return false;
+	memset(out, 0, SOFT_MAD_SIZE);
+	memcpy(out, header, sizeof(header));
+	out[17] = attributes[message->type].attribute;
+	copy.message.qp_type -= RC;
+	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
+		if (fields[i].types & 1u << message->type)
+			put(out, &fields[i], load(&copy, &fields[i]));
+	if (message->type == SOFT_CM_REP)
+		for (int i = 0; i < 3; i++)
+			out[SOFT_MAD_HEADER + reply_vendor[i]] =
+				(uint8_t)(message->ece.vendor_id >> (16 - 8 * i));
+	if (message->type == SOFT_CM_REQ) { /* of the primary path */
+		memcpy(out + SOFT_MAD_HEADER + 56, mad->source, 16);
+		memcpy(out + SOFT_MAD_HEADER + 72, mad->destination, 16);
+	}
+	if (attributes[message->type].addresses) {
+		put_addresses(private_data, mad);
+		private_data += ADDRESSES;
+	}
+	memcpy(private_data, message->private_data, message->private_data_len);
+	return true;
+}
+
+bool soft_cm_mad_decode(const uint8_t *bytes, size_t length, struct soft_cm_mad *mad)
+{
+	struct soft_cm_message *message = &mad->message;
+	unsigned type = SOFT_CM_REQ;
+
+	memset(mad, 0, sizeof(*mad));
+	if (length != SOFT_MAD_SIZE || bytes[0] != 1 || bytes[1] != 0x07 || bytes[2] != 2 ||
+	    bytes[3] != 0x03 || bytes[16])
+		return false;
+	while (type <= SOFT_SIDR_REP &&
+	       (!attributes[type].attribute || bytes[17] != attributes[type].attribute))
+		type++;
+	if (type > SOFT_SIDR_REP)
+		return false;
+	const uint8_t *private_data = bytes + attributes[type].private_at;
+
+	message->type = (enum soft_cm_type)type;
+	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
+		if (fields[i].types & 1u << type)
+			store(mad, &fields[i], get(bytes, &fields[i]));
+	if (type == SOFT_CM_REQ)
+		message->qp_type += RC;
+	if (type == SOFT_CM_REP)
+		for (int i = 0; i < 3; i++)
+			message->ece.vendor_id = message->ece.vendor_id << 8 |
+						 bytes[SOFT_MAD_HEADER + reply_vendor[i]];
+	if (attributes[type].addresses) {
+		if (!get_addresses(private_data, mad))
+			return false;
+		private_data += ADDRESSES;
+	}
+	message->private_data_len = soft_cm_private_room(message->type);
+	memcpy(message->private_data, private_data, message->private_data_len);
+	return true;
+}

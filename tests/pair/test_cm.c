@@ -1,0 +1,655 @@
+/* The connection manager of two hosts in virtual time (wire.h), whose MADs go through a network that loses,
+ * doubles, delays and reorders them, and may be cut for a while.  Some of them come again from an address
+ * that is not theirs.
+ *
+ * Applications on both sides answer, disconnect and destroy their ids when it pleases them; a listener may
+ * be closed, a host may die and begin anew.  Whatever happens: events come once and in order, every wait
+ * ends, private data and messages are intact, and nothing is left over.  Where the network heals what it
+ * does and applications want a connection, they get it.
+ */
+#include "seeds.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include "cm/cm_internal.h"
+#include "cm/cm_mad.h"
+
+enum {
+	CLIENTS = 6,
+	PARTIES = 4 * CLIENTS, /* a request that is withdrawn may come once more */
+	MADS = 256, /* under way */
+	MESSAGE = 600, /* several packets */
+};
+
+#define MS UINT64_C(1000000)
+#define SECOND (1000 * MS)
+#define NEVER UINT64_MAX
+#define LONG (100 * SECOND) /* more than any limit of the connection manager */
+
+static struct {
+	unsigned loss, doubling; /* per mille */
+	uint64_t delay; /* at most */
+	uint64_t cut_at, heals_at;
+	uint64_t closes_at; /* the listener of host 1 */
+	uint64_t dies_at; /* host 1 */
+	bool unruly; /* applications destroy and reject */
+	bool dead;
+} plan;
+
+/* Whether each wish for a connection must come true. */
+static bool is_peaceful(void)
+{
+	return !plan.unruly && plan.cut_at == NEVER && plan.dies_at == NEVER;
+}
+
+/* ---- the network of MADs ----------------------------------------------------------------------- */
+
+static const union ibv_gid stranger = {.raw = {[10] = 0xff, [11] = 0xff, 192, 0, 2, 1}};
+
+static struct mad {
+	uint64_t due; /* 0: none */
+	int to;
+	union ibv_gid from_gid, to_gid;
+	uint8_t bytes[SOFT_MAD_SIZE];
+} mads[MADS];
+
+static int mad_count; /* sent in all */
+
+static void put_on_the_way(struct mad mad)
+{
+	for (int i = 0; i < MADS; i++)
+		if (!mads[i].due) {
+			mads[i] = mad;
+			mads[i].due = fuzz_now_ns + 1 + draw((uint32_t)plan.delay);
+			return;
+		}
+	CHECK(!"a MAD too many is under way");
+}
+
+static void send_mad(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *bytes,
+		     size_t length)
+{
+	struct mad mad = {.to = 1 - wire.entered, .from_gid = *from, .to_gid = *to};
+	bool lost = chance(plan.loss) ||
+		    (fuzz_now_ns >= plan.cut_at && fuzz_now_ns < plan.heals_at) ||
+		    !memcmp(to, &stranger, sizeof(*to));
+
+	CHECK_EQUAL(length, SOFT_MAD_SIZE);
+	memcpy(mad.bytes, bytes, length);
+	mad_count++;
+	note("%c sends MAD %x%s", "ab"[wire.entered], bytes[17], lost ? ", lost" : "");
+	if (!lost)
+		put_on_the_way(mad);
+	if (!lost && chance(plan.doubling))
+		put_on_the_way(mad);
+	if (chance(50)) { /* somebody else has seen it, and says the same */
+		mad.from_gid = stranger;
+		put_on_the_way(mad);
+	}
+}
+
+static const struct soft_gsi_calls gsi = {.path_mtu = IBV_MTU_256, .send = send_mad};
+
+static void deliver(struct mad *mad)
+{
+	struct mad got = *mad;
+
+	mad->due = 0;
+	enter(got.to);
+	note("%c gets MAD %x", "ab"[got.to], got.bytes[17]);
+	soft_lock();
+	soft_cm_mad_received(&got.from_gid, &got.to_gid, got.bytes, sizeof(got.bytes));
+	soft_unlock();
+}
+
+/* ---- hosts ------------------------------------------------------------------------------------- */
+
+static struct application {
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *listening;
+	struct ibv_pd *pd;
+	struct ibv_cq *cq;
+	uint16_t port;
+} applications[SIDES];
+
+static struct application *at(int host)
+{
+	enter(host);
+	return &applications[host];
+}
+
+static struct sockaddr_in local_address(uint16_t port)
+{
+	return (struct sockaddr_in){.sin_family = AF_INET,
+				    .sin_port = htons(port),
+				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+}
+
+static void open_host(int host, int backlog)
+{
+	struct application *it = at(host);
+	struct sockaddr_in address = local_address(0);
+
+	soft_lock();
+	soft_cm_use_gsi(&gsi);
+	soft_unlock();
+	CHECK(it->channel = verbs->rdma_create_event_channel());
+	CHECK_EQUAL(fcntl(it->channel->fd, F_SETFL, O_NONBLOCK), 0);
+	CHECK_EQUAL(verbs->rdma_create_id(it->channel, &it->listening, NULL, RDMA_PS_TCP), 0);
+	CHECK_EQUAL(verbs->rdma_bind_addr(it->listening, (struct sockaddr *)&address), 0);
+	CHECK_EQUAL(verbs->rdma_listen(it->listening, backlog), 0);
+	it->port = ntohs(verbs->rdma_get_src_port(it->listening));
+	CHECK(it->pd = verbs->ibv_alloc_pd(it->listening->verbs));
+	CHECK(it->cq = verbs->ibv_create_cq(it->listening->verbs, 64, NULL, NULL, 0));
+}
+
+static void close_listener(int host)
+{
+	struct application *it = at(host);
+
+	if (it->listening)
+		CHECK_EQUAL(verbs->rdma_destroy_id(it->listening), 0);
+	it->listening = NULL;
+}
+
+static void close_host(int host)
+{
+	struct application *it = at(host);
+
+	close_listener(host);
+	CHECK_EQUAL(verbs->ibv_destroy_cq(it->cq), 0);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(it->pd), 0);
+	verbs->rdma_destroy_event_channel(it->channel);
+	CHECK_EQUAL(soft_device.cm->gsi.ids.count, 0);
+	CHECK(soft_list_empty(&soft_device.cm->gsi.conversations));
+}
+
+/* ---- the applications -------------------------------------------------------------------------- */
+
+/* What the application knows of its id. */
+enum phase {
+	NONE,
+	RESOLVES,
+	ROUTES,
+	ASKED,
+	RESPONDED,
+	REQUESTED,
+	ACCEPTED,
+	UP,
+	DOWN,
+	GONE,
+	FAILED,
+	DESTROYED,
+};
+
+static const struct {
+	enum phase before;
+	enum rdma_cm_event_type event;
+	enum phase after;
+} allowed[] = {
+	{RESOLVES, RDMA_CM_EVENT_ADDR_RESOLVED, ROUTES},
+	{ROUTES, RDMA_CM_EVENT_ROUTE_RESOLVED, ASKED},
+	{ASKED, RDMA_CM_EVENT_CONNECT_RESPONSE, RESPONDED},
+	{ASKED, RDMA_CM_EVENT_ESTABLISHED, UP},
+	{ASKED, RDMA_CM_EVENT_REJECTED, FAILED},
+	{ASKED, RDMA_CM_EVENT_UNREACHABLE, FAILED},
+	{ASKED, RDMA_CM_EVENT_CONNECT_ERROR, FAILED},
+	{RESPONDED, RDMA_CM_EVENT_REJECTED, FAILED},
+	{RESPONDED, RDMA_CM_EVENT_CONNECT_ERROR, FAILED},
+	{ACCEPTED, RDMA_CM_EVENT_ESTABLISHED, UP},
+	{ACCEPTED, RDMA_CM_EVENT_REJECTED, FAILED},
+	{ACCEPTED, RDMA_CM_EVENT_UNREACHABLE, FAILED},
+	{ACCEPTED, RDMA_CM_EVENT_CONNECT_ERROR, FAILED},
+	{ACCEPTED, RDMA_CM_EVENT_DISCONNECTED, DOWN}, /* if it ends it itself */
+	{UP, RDMA_CM_EVENT_DISCONNECTED, DOWN},
+	{DOWN, RDMA_CM_EVENT_TIMEWAIT_EXIT, GONE},
+};
+
+static struct party {
+	struct rdma_cm_id *id;
+	enum phase phase;
+	int host;
+	bool was_up, received;
+	bool ends; /* it has called rdma_disconnect */
+	unsigned number; /* of the client, or of the one that it serves */
+	uint64_t acts_at;
+	struct ibv_mr *mr; /* of a queue pair: what is sent, and room for what comes */
+	uint8_t memory[2 * MESSAGE];
+} parties[PARTIES]; /* the clients first */
+
+static void act_later(struct party *party, uint64_t most)
+{
+	party->acts_at = fuzz_now_ns + fuzz_next(&wire.random) % most;
+}
+
+/* Both sides of every other connection have queue pairs of the connection manager's. */
+static bool has_queue_pair(const struct party *party)
+{
+	return party->number % 2;
+}
+
+static bool is_client(const struct party *party)
+{
+	return party < parties + CLIENTS;
+}
+
+/* What a party says, in private data and in a message. */
+static unsigned words(const struct party *party, bool own)
+{
+	return party->number + (is_client(party) == own ? 0 : 100);
+}
+
+static void destroy(struct party *party)
+{
+	enter(party->host);
+	if (party->id->qp)
+		verbs->rdma_destroy_qp(party->id);
+	if (party->mr)
+		CHECK_EQUAL(verbs->ibv_dereg_mr(party->mr), 0);
+	CHECK_EQUAL(verbs->rdma_destroy_id(party->id), 0);
+	note("%c destroys %u", "ab"[party->host], party->number);
+	party->id = NULL;
+	party->mr = NULL;
+	party->phase = DESTROYED;
+}
+
+static void make_queue_pair(struct party *party)
+{
+	const struct application *it = at(party->host);
+	struct ibv_qp_init_attr attr = {
+		.send_cq = it->cq, .recv_cq = it->cq, .qp_type = IBV_QPT_RC, .cap = {4, 4, 1, 1}};
+	struct ibv_recv_wr receive = {.wr_id = (uint64_t)(party - parties) * 2, .num_sge = 1};
+	struct ibv_recv_wr *bad;
+
+	if (!has_queue_pair(party))
+		return;
+	CHECK_EQUAL(verbs->rdma_create_qp(party->id, it->pd, &attr), 0);
+	CHECK(party->mr = verbs->ibv_reg_mr(it->pd, party->memory, sizeof(party->memory),
+					    IBV_ACCESS_LOCAL_WRITE));
+	fill(party->memory, MESSAGE, words(party, true));
+	receive.sg_list =
+		&(struct ibv_sge){(uintptr_t)party->memory + MESSAGE, MESSAGE, party->mr->lkey};
+	CHECK_EQUAL(party->id->verbs->ops.post_recv(party->id->qp, &receive, &bad), 0);
+}
+
+static void send_message(struct party *party)
+{
+	struct ibv_send_wr send = {.wr_id = (uint64_t)(party - parties) * 2 + 1,
+				   .num_sge = 1,
+				   .opcode = IBV_WR_SEND,
+				   .send_flags = IBV_SEND_SIGNALED};
+	struct ibv_send_wr *bad;
+
+	if (!has_queue_pair(party))
+		return;
+	send.sg_list = &(struct ibv_sge){(uintptr_t)party->memory, MESSAGE, party->mr->lkey};
+	CHECK_EQUAL(party->id->verbs->ops.post_send(party->id->qp, &send, &bad), 0);
+}
+
+static bool poll_completions(int host)
+{
+	struct application *it = at(host);
+	struct ibv_wc wc;
+	bool any = false;
+
+	while (it->listening && it->listening->verbs->ops.poll_cq(it->cq, 1, &wc)) {
+		struct party *party = &parties[wc.wr_id / 2];
+
+		any = true;
+		if (!party->id || wc.status != IBV_WC_SUCCESS) /* what was destroyed is flushed */
+			continue;
+		note("%c completes %u", "ab"[host], (unsigned)wc.wr_id);
+		if (wc.wr_id % 2)
+			continue;
+		CHECK(!party->received && wc.byte_len == MESSAGE);
+		CHECK(filled(party->memory + MESSAGE, MESSAGE, words(party, false)));
+		party->received = true;
+		if (party->phase == UP)
+			act_later(party, LONG);
+	}
+	return any;
+}
+
+static struct rdma_conn_param parameters(const struct party *party, uint8_t *room, uint8_t length)
+{
+	fill(room, length, words(party, true));
+	return (struct rdma_conn_param){.qp_num = 100 + party->number,
+					.private_data = room,
+					.private_data_len = length,
+					.responder_resources = 1,
+					.initiator_depth = 1,
+					.retry_count = 7,
+					.rnr_retry_count = 7};
+}
+
+static void ask(struct party *party)
+{
+	uint8_t room[SOFT_CM_REQ_PRIVATE];
+	struct rdma_conn_param said = parameters(party, room, sizeof(room));
+
+	make_queue_pair(party);
+	CHECK_EQUAL(verbs->rdma_connect(party->id, &said), 0);
+	if (plan.unruly && chance(500))
+		act_later(party, 20 * SECOND);
+}
+
+static void start_client(int number)
+{
+	struct party *party = &parties[number];
+	struct sockaddr_in address;
+
+	*party = (struct party){.phase = RESOLVES,
+				.host = (int)draw(SIDES),
+				.number = (unsigned)number,
+				.acts_at = NEVER};
+	address = local_address(applications[1 - party->host].port);
+	CHECK_EQUAL(verbs->rdma_create_id(at(party->host)->channel, &party->id, NULL, RDMA_PS_TCP),
+		    0);
+	CHECK_EQUAL(verbs->rdma_resolve_addr(party->id, NULL, (struct sockaddr *)&address, 1), 0);
+}
+
+static void up(struct party *party)
+{
+	party->was_up = true;
+	if (is_client(party))
+		send_message(party);
+	/* Who waits for a message goes when it has come. */
+	if (!has_queue_pair(party) || party->received || !is_peaceful())
+		act_later(party, LONG);
+}
+
+static void answer_request(struct party *party)
+{
+	uint8_t room[SOFT_CM_REP_PRIVATE];
+	struct rdma_conn_param said = parameters(party, room, sizeof(room));
+
+	if (plan.unruly && chance(200)) {
+		(void)verbs->rdma_reject(party->id, room, SOFT_CM_REJ_PRIVATE); /* or withdrawn */
+		party->phase = FAILED;
+		return;
+	}
+	make_queue_pair(party);
+	if (verbs->rdma_accept(party->id, &said)) { /* it was withdrawn */
+		CHECK_EQUAL(errno, EINVAL);
+		CHECK(!is_peaceful());
+		party->phase = FAILED;
+		return;
+	}
+	party->phase = ACCEPTED;
+	send_message(party);
+	if (plan.unruly && chance(500))
+		act_later(party, LONG);
+}
+
+/* A call of the application, which fails if the other side was quicker and the event is not taken. */
+static void act(struct party *party)
+{
+	enter(party->host);
+	party->acts_at = NEVER;
+	note("%c acts on %u in phase %d", "ab"[party->host], party->number, party->phase);
+	if (plan.unruly && chance(250)) {
+		destroy(party);
+	} else if (party->phase == RESPONDED) {
+		if (!verbs->rdma_establish(party->id)) {
+			party->phase = UP;
+			up(party);
+		} else {
+			CHECK_EQUAL(errno, EINVAL);
+		}
+	} else if (party->phase == REQUESTED) {
+		answer_request(party);
+	} else if (party->phase == ACCEPTED || party->phase == UP) {
+		CHECK_EQUAL(verbs->rdma_disconnect(party->id), 0);
+		party->ends = true;
+	}
+}
+
+/* ---- events ------------------------------------------------------------------------------------ */
+
+/* What comes for an id that is not known is a request. */
+static void take_request(int host, const struct rdma_cm_event *event)
+{
+	struct party *party = parties + CLIENTS;
+	const uint8_t *said = event->param.conn.private_data;
+
+	CHECK_EQUAL(event->event, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(event->listen_id == applications[host].listening);
+	CHECK_EQUAL(event->param.conn.private_data_len, SOFT_CM_REQ_PRIVATE);
+	CHECK(said[0] < CLIENTS && filled(said, SOFT_CM_REQ_PRIVATE, said[0]));
+	/* Once, unless that was refused or ended, and the client has not heard it. */
+	for (; party->phase != NONE; party++)
+		CHECK(party->number != said[0] || party->phase >= DOWN);
+	CHECK(party < parties + PARTIES - 1);
+	*party = (struct party){
+		.id = event->id, .phase = REQUESTED, .host = host, .number = said[0]};
+	CHECK(has_queue_pair(party) || event->param.conn.qp_num == 100u + said[0]);
+	CHECK(!parties[said[0]].id ||
+	      verbs->rdma_get_dst_port(event->id) == verbs->rdma_get_src_port(parties[said[0]].id));
+	act_later(party, 5 * SECOND);
+}
+
+/* IBTA 12.6.7.2: only for what the other side did. */
+static void check_rejection(const struct party *party, const struct rdma_cm_event *event)
+{
+	switch (event->status) {
+	case SOFT_CM_REASON_INVALID_SERVICE_ID:
+		CHECK(plan.closes_at < NEVER || plan.dead);
+		break;
+	case SOFT_CM_REASON_TIMEOUT:
+		CHECK(plan.unruly && !is_client(party));
+		break;
+	case SOFT_CM_REASON_CONSUMER:
+		CHECK(plan.unruly || plan.closes_at < NEVER || plan.dead);
+		break;
+	default:
+		CHECK(event->status == SOFT_CM_REASON_INVALID_ID ||
+		      event->status == SOFT_CM_REASON_STALE);
+		CHECK(plan.dead || plan.unruly || plan.cut_at < NEVER);
+	}
+}
+
+static void check_words(const struct party *party, const struct rdma_cm_event *event)
+{
+	if (event->event == RDMA_CM_EVENT_CONNECT_RESPONSE ||
+	    (event->event == RDMA_CM_EVENT_ESTABLISHED && is_client(party))) {
+		CHECK_EQUAL(event->param.conn.private_data_len, SOFT_CM_REP_PRIVATE);
+		CHECK(filled(event->param.conn.private_data, SOFT_CM_REP_PRIVATE,
+			     words(party, false)));
+		CHECK(has_queue_pair(party) || event->param.conn.qp_num == 100 + party->number);
+	}
+}
+
+static void take_event(int host, const struct rdma_cm_event *event)
+{
+	struct party *party = parties;
+	size_t i = 0;
+
+	while (party < parties + PARTIES && party->id != event->id)
+		party++;
+	note("%c: %s %d of %d", "ab"[host], verbs->rdma_event_str(event->event), event->status,
+	     party < parties + PARTIES ? (int)party->number : -1);
+	if (party == parties + PARTIES) {
+		take_request(host, event);
+		return;
+	}
+	while (i < sizeof(allowed) / sizeof(allowed[0]) &&
+	       (allowed[i].before != party->phase || allowed[i].event != event->event))
+		i++;
+	if (i == sizeof(allowed) / sizeof(allowed[0]))
+		fprintf(stderr, "phase %d: %s %d\n", party->phase,
+			verbs->rdma_event_str(event->event), event->status);
+	CHECK(i < sizeof(allowed) / sizeof(allowed[0]));
+	CHECK(party->phase != ACCEPTED || allowed[i].after != DOWN || party->ends);
+	party->phase = allowed[i].after;
+	check_words(party, event);
+	if (event->event == RDMA_CM_EVENT_REJECTED)
+		check_rejection(party, event);
+	else if (party->phase == FAILED || (party->phase == DOWN && event->status))
+		CHECK(!is_peaceful());
+	if (party->phase == ROUTES)
+		CHECK_EQUAL(verbs->rdma_resolve_route(party->id, 1), 0);
+	else if (party->phase == ASKED)
+		ask(party);
+	else if (party->phase == RESPONDED)
+		act_later(party, 5 * SECOND);
+	else if (party->phase == UP)
+		up(party);
+}
+
+/* Was there any? */
+static bool take_events(void)
+{
+	struct rdma_cm_event *event;
+	bool any = false;
+
+	for (int host = 0; host < SIDES; host++) {
+		any |= poll_completions(host);
+		while (!verbs->rdma_get_cm_event(at(host)->channel, &event)) {
+			struct rdma_cm_event seen = *event;
+			uint8_t said[SOFT_CM_PRIVATE_MAX];
+
+			if (event->param.conn.private_data_len)
+				seen.param.conn.private_data =
+					memcpy(said, event->param.conn.private_data,
+					       event->param.conn.private_data_len);
+			CHECK_EQUAL(verbs->rdma_ack_cm_event(event), 0);
+			take_event(host, &seen);
+			any = true;
+		}
+		CHECK_EQUAL(errno, EAGAIN);
+	}
+	return any;
+}
+
+/* ---- a run ------------------------------------------------------------------------------------- */
+
+static uint64_t next_due(void)
+{
+	uint64_t next = wire_next();
+
+	for (int i = 0; i < MADS; i++)
+		if (mads[i].due && mads[i].due < next)
+			next = mads[i].due;
+	for (int i = 0; i < PARTIES; i++)
+		if (parties[i].id && parties[i].acts_at < next)
+			next = parties[i].acts_at;
+	if (plan.dies_at < next)
+		next = plan.dies_at;
+	return applications[1].listening && plan.closes_at < next ? plan.closes_at : next;
+}
+
+static void begin_anew(void)
+{
+	die(1, chance(500));
+	note("b begins anew");
+	plan.dead = true;
+	plan.dies_at = NEVER - 1; /* not again */
+	for (int i = 0; i < PARTIES; i++)
+		if (parties[i].id && parties[i].host == 1) {
+			parties[i].id = NULL;
+			parties[i].phase = DESTROYED;
+		}
+	open_host(1, 0);
+	plan.closes_at = NEVER;
+	start_client(CLIENTS - 1);
+}
+
+/* Until nothing is to come. */
+static void run_on(uint64_t limit)
+{
+	uint64_t end = fuzz_now_ns + limit, next;
+
+	take_events();
+	while ((next = next_due()) < NEVER - 1 || take_events()) {
+		if (next >= NEVER - 1)
+			continue;
+		CHECK(next <= end);
+		if (wire_next() <= next)
+			wire_step();
+		else if (next > fuzz_now_ns)
+			fuzz_now_ns = next;
+		for (int i = 0; i < MADS; i++)
+			if (mads[i].due && mads[i].due <= fuzz_now_ns)
+				deliver(&mads[i]);
+		if (chance(500)) /* else applications act before they look */
+			take_events();
+		if (plan.closes_at <= fuzz_now_ns)
+			close_listener(1);
+		if (plan.dies_at <= fuzz_now_ns)
+			begin_anew();
+		for (int i = 0; i < PARTIES; i++)
+			if (parties[i].id && parties[i].acts_at <= fuzz_now_ns)
+				act(&parties[i]);
+	}
+}
+
+static uint64_t some_time(unsigned per_mille, uint64_t most)
+{
+	return chance(per_mille) ? fuzz_now_ns + fuzz_next(&wire.random) % most : NEVER;
+}
+
+static void draw_plan(void)
+{
+	static const uint64_t delays[] = {1, MS, 100 * MS, SECOND};
+
+	plan.loss = chance(500) ? draw(300) : 0;
+	plan.doubling = chance(500) ? draw(500) : 0;
+	plan.delay = delays[draw(4)];
+	plan.cut_at = some_time(200, 20 * SECOND);
+	plan.heals_at = chance(500) ? NEVER : plan.cut_at + fuzz_next(&wire.random) % LONG;
+	plan.unruly = chance(500);
+	plan.closes_at = plan.unruly ? some_time(200, 10 * SECOND) : NEVER;
+	plan.dies_at = some_time(200, 20 * SECOND);
+	calls.frame_most = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
+}
+
+static void random_run(void)
+{
+	draw_plan();
+	for (int i = 0; i < SIDES; i++)
+		open_host(i, chance(200) ? 1 : 0);
+	for (int i = 0; i < CLIENTS - 1; i++)
+		start_client(i);
+	run_on(400 * SECOND);
+	for (int i = 0; i < PARTIES; i++) {
+		const struct party *party = &parties[i];
+
+		CHECK(party->phase == NONE || party->phase == REQUESTED || party->phase >= GONE);
+		CHECK(party->phase == NONE || party->was_up || !is_peaceful());
+		CHECK(party->phase == NONE || party->received || !is_peaceful() ||
+		      !has_queue_pair(party));
+	}
+	for (int i = 0; i < PARTIES; i++)
+		if (parties[i].id)
+			destroy(&parties[i]);
+	run_on(400 * SECOND);
+	for (int i = 0; i < SIDES; i++)
+		close_host(i);
+}
+
+/* ---- seeds ------------------------------------------------------------------------------------- */
+
+#define TEST(name, weight) {#name, name, weight}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+	unsigned weight;
+} tests[] = {
+	TEST(random_run, 90),
+};
+
+static void run(void)
+{
+	verbs = aiordma_embedded_calls();
+	wire_vary(true);
+	wire.per_mille = 0;
+	current_step = tests[0].name;
+	tests[0].run();
+}
+
+int main(int argc, char **argv)
+{
+	return run_seeds(run, 10, argc, argv);
+}
