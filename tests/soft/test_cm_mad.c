@@ -1,0 +1,226 @@
+/* The connection manager's messages as MADs: known bytes, every field there and back, what is refused. */
+#include "cm/cm_mad.h"
+
+#include "cm_check.h"
+
+static const uint8_t ipv4[2][16] = {{[10] = 0xff, 0xff, 192, 0, 2, 1},
+				    {[10] = 0xff, 0xff, 192, 0, 2, 2}};
+static const uint8_t ipv6[2][16] = {{0x20, 0x01, 0x0d, 0xb8, [15] = 1},
+				    {0x20, 0x01, 0x0d, 0xb8, [15] = 2}};
+
+static struct soft_cm_mad example(enum soft_cm_type type, const uint8_t gids[2][16])
+{
+	struct soft_cm_mad mad;
+	struct soft_cm_message *message = &mad.message;
+
+	memset(&mad, 0, sizeof(mad)); /* with its padding: it is compared as bytes */
+	message->type = type;
+	mad.transaction = 0x1122334455667788;
+	if (type < SOFT_SIDR_REQ)
+		mad.local_id = 0xa1a2a3a4;
+	if (type > SOFT_CM_REQ && type < SOFT_SIDR_REQ)
+		mad.remote_id = 0xb1b2b3b4;
+	if (type == SOFT_CM_REQ || type == SOFT_CM_REP) {
+		mad.guid = 0xc1c2c3c4c5c6c7c8;
+		message->qpn = 0x123456;
+		message->psn = 0xfedcba;
+		message->responder_resources = 3;
+		message->initiator_depth = 250;
+		message->flow_control = 1;
+		message->srq = 1;
+		message->rnr_retry_count = 6;
+		message->ece = (struct soft_cm_ece){0x0002c9, 0xa5b6c7d8};
+	}
+	if (type == SOFT_CM_REQ) {
+		message->qp_type = 2;
+		message->retry_count = 5;
+		message->path_mtu = 3;
+	}
+	if (type == SOFT_CM_MRA || type == SOFT_CM_REJ)
+		mad.answered = SOFT_CM_ANSWERS_REP;
+	if (type == SOFT_CM_REJ) {
+		mad.guid = 0xc1c2c3c4c5c6c7c8;
+		mad.guid_length = 8;
+		message->reason = 0x1c1d;
+	}
+	if (type == SOFT_CM_DREQ)
+		mad.peer_qpn = 0x654321;
+	if (type >= SOFT_SIDR_REQ)
+		message->number = 0xd1d2d3d4;
+	if (type == SOFT_SIDR_REP) {
+		message->status = 2;
+		message->qpn = 0x123456;
+		message->qkey = 0x01234567;
+	}
+	if (type == SOFT_CM_REQ || type >= SOFT_SIDR_REQ) {
+		message->port_space = 0x0106;
+		mad.service_port = 0x1e61;
+	}
+	if (type == SOFT_CM_REQ || type == SOFT_SIDR_REQ) {
+		mad.source_port = 0x8001;
+		memcpy(mad.source, gids[0], 16);
+		memcpy(mad.destination, gids[1], 16);
+	}
+	message->private_data_len = soft_cm_private_room(type);
+	for (int i = 0; i < message->private_data_len; i++)
+		message->private_data[i] = (uint8_t)(i + 1);
+	return mad;
+}
+
+/* Runs of bytes that are not zero.  Where private data begins, and how long they are, tells the rest. */
+struct run {
+	uint8_t at;
+	const char *hex;
+};
+
+static const struct {
+	enum soft_cm_type type;
+	uint8_t private_at;
+	struct run runs[16];
+} layouts[] = {
+	{SOFT_CM_REQ,
+	 24 + 140 + 36,
+	 {{0, "01070203"},
+	  {8, "1122334455667788"},
+	  {17, "10"},
+	  {20, "a5b6c7d8"},
+	  {24, "a1a2a3a4000002c9"},
+	  {32, "000000000106"
+	       "1e61"},
+	  {40, "c1c2c3c4c5c6c7c8"},
+	  {56, "12345603000000fa000000a1fedcbaa5"},
+	  {72, "ffff36f8ffffffff"},
+	  {80, "00000000000000000000ffffc0000201"},
+	  {96, "00000000000000000000ffffc0000202"},
+	  {115, "03"},
+	  {117, "40"},
+	  {119, "90"},
+	  {164, "00408001000000000000000000000000c0000201000000000000000000000000c0000202"}}},
+	{SOFT_CM_MRA,
+	 24 + 10,
+	 {{0, "01070203"}, {8, "1122334455667788"}, {17, "11"}, {24, "a1a2a3a4b1b2b3b440c0"}}},
+	{SOFT_CM_REJ,
+	 24 + 84,
+	 {{0, "01070203"},
+	  {8, "1122334455667788"},
+	  {17, "12"},
+	  {24, "a1a2a3a4b1b2b3b440101c1dc1c2c3c4c5c6c7c8"}}},
+	{SOFT_CM_REP,
+	 24 + 36,
+	 {{0, "01070203"},
+	  {8, "1122334455667788"},
+	  {17, "13"},
+	  {20, "a5b6c7d8"},
+	  {24, "a1a2a3a4b1b2b3b4"},
+	  {36, "123456000000000"
+	       "2fedcbac903fa01d0c1c2c3c4c5c6c7c8"}}},
+	{SOFT_CM_RTU,
+	 24 + 8,
+	 {{0, "01070203"}, {8, "1122334455667788"}, {17, "14"}, {24, "a1a2a3a4b1b2b3b4"}}},
+	{SOFT_CM_DREQ,
+	 24 + 12,
+	 {{0, "01070203"}, {8, "1122334455667788"}, {17, "15"}, {24, "a1a2a3a4b1b2b3b4654321"}}},
+	{SOFT_CM_DREP,
+	 24 + 8,
+	 {{0, "01070203"}, {8, "1122334455667788"}, {17, "16"}, {24, "a1a2a3a4b1b2b3b4"}}},
+	{SOFT_SIDR_REQ,
+	 24 + 16 + 36,
+	 {{0, "01070203"},
+	  {8, "1122334455667788"},
+	  {17, "17"},
+	  {24, "d1d2d3d4ffff0000000000000106"
+	       "1e61"},
+	  {40, "00408001000000000000000000000000c0000201000000000000000000000000c0000202"}}},
+	{SOFT_SIDR_REP,
+	 24 + 96,
+	 {{0, "01070203"},
+	  {8, "1122334455667788"},
+	  {17, "18"},
+	  {24, "d1d2d3d402000000123456000000000001061e6101234567"}}},
+};
+
+static void known_bytes(void)
+{
+	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
+		struct soft_cm_mad mad = example(layouts[i].type, ipv4);
+		uint8_t expected[SOFT_MAD_SIZE] = {0}, bytes[SOFT_MAD_SIZE];
+		unsigned byte;
+
+		for (const struct run *run = layouts[i].runs; run->hex; run++)
+			for (int at = 0; sscanf(run->hex + 2 * at, "%2x", &byte) == 1; at++)
+				expected[run->at + at] = (uint8_t)byte;
+		memcpy(expected + layouts[i].private_at, mad.message.private_data,
+		       mad.message.private_data_len);
+		CHECK(soft_cm_mad_encode(&mad, bytes));
+		for (size_t at = 0; at < sizeof(bytes); at++)
+			if (bytes[at] != expected[at])
+				fprintf(stderr, "type %d, byte %zu: %02x, not %02x\n",
+					layouts[i].type, at, bytes[at], expected[at]);
+		CHECK(!memcmp(bytes, expected, sizeof(bytes)));
+	}
+}
+
+static void round_trips(void)
+{
+	for (size_t i = 0; i < 2 * sizeof(layouts) / sizeof(layouts[0]); i++) {
+		struct soft_cm_mad sent = example(layouts[i / 2].type, i % 2 ? ipv4 : ipv6), got;
+		uint8_t *bytes = malloc(SOFT_MAD_SIZE); /* AddressSanitizer sees a read behind it */
+
+		CHECK(soft_cm_mad_encode(&sent, bytes));
+		CHECK(soft_cm_mad_decode(bytes, SOFT_MAD_SIZE, &got));
+		CHECK(!memcmp(&got, &sent, sizeof(got)));
+		CHECK(!soft_cm_mad_decode(bytes, SOFT_MAD_SIZE - 1, &got));
+		free(bytes);
+	}
+}
+
+/* Whatever comes is refused, or says the same again. */
+static void any_bytes(void)
+{
+	uint64_t state = 1;
+
+	for (int i = 0; i < 100000; i++) {
+		struct soft_cm_mad mad = example(layouts[i % 9].type, ipv4), again;
+		uint8_t bytes[SOFT_MAD_SIZE];
+
+		CHECK(soft_cm_mad_encode(&mad, bytes));
+		for (int k = 0; k < 8; k++) {
+			state = state * 6364136223846793005u + 1442695040888963407u;
+			bytes[state >> 56] = (uint8_t)(state >> 40);
+		}
+		if (!soft_cm_mad_decode(bytes, sizeof(bytes), &mad))
+			continue;
+		CHECK(soft_cm_mad_encode(&mad, bytes));
+		CHECK(soft_cm_mad_decode(bytes, sizeof(bytes), &again));
+		CHECK(!memcmp(&mad, &again, sizeof(mad)));
+	}
+}
+
+static void refused(void)
+{
+	/* Base version, class, its version, method, attribute ID, and the version of rdma_cm's header. */
+	static const struct {
+		uint8_t at, value;
+	} wrong[] = {{0, 2},     {1, 0x03},  {2, 1},   {3, 0x81},  {16, 1},
+		     {17, 0x0f}, {17, 0x19}, {164, 1}, {165, 0x50}};
+	struct soft_cm_mad mad = example(SOFT_CM_REQ, ipv4), got;
+	struct soft_cm_mad wait = {.message.type = SOFT_SIDR_WAIT};
+	uint8_t bytes[SOFT_MAD_SIZE];
+
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		CHECK(soft_cm_mad_encode(&mad, bytes));
+		bytes[wrong[i].at] = wrong[i].value;
+		CHECK(!soft_cm_mad_decode(bytes, sizeof(bytes), &got));
+	}
+	CHECK(!soft_cm_mad_encode(&wait, bytes));
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(known_bytes());
+	STEP(round_trips());
+	STEP(any_bytes());
+	STEP(refused());
+	return 0;
+}
