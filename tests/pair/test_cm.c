@@ -34,13 +34,15 @@ static struct {
 	uint64_t closes_at; /* the listener of host 1 */
 	uint64_t dies_at; /* host 1 */
 	bool unruly; /* applications destroy and reject */
+	bool quick; /* applications look at once */
+	bool tcp; /* by streams, which are real ones */
 	bool dead;
 } plan;
 
 /* Whether each wish for a connection must come true. */
 static bool is_peaceful(void)
 {
-	return !plan.unruly && plan.cut_at == NEVER && plan.dies_at == NEVER;
+	return !plan.unruly && plan.cut_at == NEVER && plan.dies_at == NEVER && !plan.dead;
 }
 
 /* ---- the network of MADs ----------------------------------------------------------------------- */
@@ -54,7 +56,7 @@ static struct mad {
 	uint8_t bytes[SOFT_MAD_SIZE];
 } mads[MADS];
 
-static int mad_count; /* sent in all */
+static int mad_counts[16]; /* sent, of each message */
 
 static void put_on_the_way(struct mad mad)
 {
@@ -77,14 +79,15 @@ static void send_mad(const union ibv_gid *from, const union ibv_gid *to, const u
 
 	CHECK_EQUAL(length, SOFT_MAD_SIZE);
 	memcpy(mad.bytes, bytes, length);
-	mad_count++;
+	mad_counts[bytes[17] & 15]++;
 	note("%c sends MAD %x%s", "ab"[wire.entered], bytes[17], lost ? ", lost" : "");
 	if (!lost)
 		put_on_the_way(mad);
 	if (!lost && chance(plan.doubling))
 		put_on_the_way(mad);
-	if (chance(50)) { /* somebody else has seen it, and says the same */
+	if (chance(50)) { /* another host has seen it, and says the same, or REJ */
 		mad.from_gid = stranger;
+		mad.bytes[17] = chance(500) ? bytes[17] : 0x12;
 		put_on_the_way(mad);
 	}
 }
@@ -131,8 +134,14 @@ static void open_host(int host, int backlog)
 	struct application *it = at(host);
 	struct sockaddr_in address = local_address(0);
 
+	/* No other program of this machine must find it at the port that it has in the simulation. */
+	soft_device.wire->listening_count = 1;
+	soft_device.wire->listening[0] =
+		(struct soft_listening){.gid = soft_gid_loopback, .watch.fd = -1};
 	soft_lock();
 	soft_cm_use_gsi(&gsi);
+	if (plan.tcp)
+		soft_device.cm->carrier = &soft_cm_stream;
 	soft_unlock();
 	CHECK(it->channel = verbs->rdma_create_event_channel());
 	CHECK_EQUAL(fcntl(it->channel->fd, F_SETFL, O_NONBLOCK), 0);
@@ -213,6 +222,7 @@ static struct party {
 	bool was_up, received;
 	bool ends; /* it has called rdma_disconnect */
 	unsigned number; /* of the client, or of the one that it serves */
+	uint32_t qpn; /* of a queue pair that the application has, or says that it has */
 	uint64_t acts_at;
 	struct ibv_mr *mr; /* of a queue pair: what is sent, and room for what comes */
 	uint8_t memory[2 * MESSAGE];
@@ -293,7 +303,7 @@ static bool poll_completions(int host)
 	struct ibv_wc wc;
 	bool any = false;
 
-	while (it->listening && it->listening->verbs->ops.poll_cq(it->cq, 1, &wc)) {
+	while (it->cq->context->ops.poll_cq(it->cq, 1, &wc)) {
 		struct party *party = &parties[wc.wr_id / 2];
 
 		any = true;
@@ -314,7 +324,7 @@ static bool poll_completions(int host)
 static struct rdma_conn_param parameters(const struct party *party, uint8_t *room, uint8_t length)
 {
 	fill(room, length, words(party, true));
-	return (struct rdma_conn_param){.qp_num = 100 + party->number,
+	return (struct rdma_conn_param){.qp_num = party->qpn,
 					.private_data = room,
 					.private_data_len = length,
 					.responder_resources = 1,
@@ -334,16 +344,17 @@ static void ask(struct party *party)
 		act_later(party, 20 * SECOND);
 }
 
-static void start_client(int number)
+static void start_client(int number, int host, uint16_t port)
 {
 	struct party *party = &parties[number];
 	struct sockaddr_in address;
 
 	*party = (struct party){.phase = RESOLVES,
-				.host = (int)draw(SIDES),
+				.host = host,
 				.number = (unsigned)number,
+				.qpn = 100 + (uint32_t)number,
 				.acts_at = NEVER};
-	address = local_address(applications[1 - party->host].port);
+	address = local_address(port ? port : applications[1 - host].port);
 	CHECK_EQUAL(verbs->rdma_create_id(at(party->host)->channel, &party->id, NULL, RDMA_PS_TCP),
 		    0);
 	CHECK_EQUAL(verbs->rdma_resolve_addr(party->id, NULL, (struct sockaddr *)&address, 1), 0);
@@ -421,11 +432,16 @@ static void take_request(int host, const struct rdma_cm_event *event)
 	for (; party->phase != NONE; party++)
 		CHECK(party->number != said[0] || party->phase >= DOWN);
 	CHECK(party < parties + PARTIES - 1);
-	*party = (struct party){
-		.id = event->id, .phase = REQUESTED, .host = host, .number = said[0]};
-	CHECK(has_queue_pair(party) || event->param.conn.qp_num == 100u + said[0]);
+	*party = (struct party){.id = event->id,
+				.phase = REQUESTED,
+				.host = host,
+				.number = said[0],
+				.qpn = 200u + said[0]};
+
+	CHECK(has_queue_pair(party) || event->param.conn.qp_num == parties[said[0]].qpn);
 	CHECK(!parties[said[0]].id ||
 	      verbs->rdma_get_dst_port(event->id) == verbs->rdma_get_src_port(parties[said[0]].id));
+	note("%c is asked by %u", "ab"[host], party->number);
 	act_later(party, 5 * SECOND);
 }
 
@@ -456,7 +472,7 @@ static void check_words(const struct party *party, const struct rdma_cm_event *e
 		CHECK_EQUAL(event->param.conn.private_data_len, SOFT_CM_REP_PRIVATE);
 		CHECK(filled(event->param.conn.private_data, SOFT_CM_REP_PRIVATE,
 			     words(party, false)));
-		CHECK(has_queue_pair(party) || event->param.conn.qp_num == 100 + party->number);
+		CHECK(has_queue_pair(party) || event->param.conn.qp_num == 200 + party->number);
 	}
 }
 
@@ -505,6 +521,8 @@ static bool take_events(void)
 
 	for (int host = 0; host < SIDES; host++) {
 		any |= poll_completions(host);
+		for (int i = 0; plan.tcp && i < 8; i++)
+			soft_progress();
 		while (!verbs->rdma_get_cm_event(at(host)->channel, &event)) {
 			struct rdma_cm_event seen = *event;
 			uint8_t said[SOFT_CM_PRIVATE_MAX];
@@ -552,36 +570,40 @@ static void begin_anew(void)
 		}
 	open_host(1, 0);
 	plan.closes_at = NEVER;
-	start_client(CLIENTS - 1);
+	start_client(CLIENTS - 1, (int)draw(SIDES), 0);
+}
+
+static void one_step(uint64_t next)
+{
+	if (wire_next() <= next)
+		wire_step();
+	else if (next > fuzz_now_ns)
+		fuzz_now_ns = next;
+	for (int i = 0; i < MADS; i++)
+		if (mads[i].due && mads[i].due <= fuzz_now_ns)
+			deliver(&mads[i]);
+	if (plan.quick || chance(500)) /* else applications act before they look */
+		take_events();
+	if (plan.closes_at <= fuzz_now_ns)
+		close_listener(1);
+	if (plan.dies_at <= fuzz_now_ns)
+		begin_anew();
+	for (int i = 0; i < PARTIES; i++)
+		if (parties[i].id && parties[i].acts_at <= fuzz_now_ns)
+			act(&parties[i]);
 }
 
 /* Until nothing is to come. */
-static void run_on(uint64_t limit)
+static void run_on(void)
 {
-	uint64_t end = fuzz_now_ns + limit, next;
+	uint64_t end = fuzz_now_ns + 4 * LONG, next;
 
 	take_events();
-	while ((next = next_due()) < NEVER - 1 || take_events()) {
-		if (next >= NEVER - 1)
-			continue;
-		CHECK(next <= end);
-		if (wire_next() <= next)
-			wire_step();
-		else if (next > fuzz_now_ns)
-			fuzz_now_ns = next;
-		for (int i = 0; i < MADS; i++)
-			if (mads[i].due && mads[i].due <= fuzz_now_ns)
-				deliver(&mads[i]);
-		if (chance(500)) /* else applications act before they look */
-			take_events();
-		if (plan.closes_at <= fuzz_now_ns)
-			close_listener(1);
-		if (plan.dies_at <= fuzz_now_ns)
-			begin_anew();
-		for (int i = 0; i < PARTIES; i++)
-			if (parties[i].id && parties[i].acts_at <= fuzz_now_ns)
-				act(&parties[i]);
-	}
+	while ((next = next_due()) < NEVER - 1 || take_events())
+		if (next < NEVER - 1) {
+			CHECK(next <= end);
+			one_step(next);
+		}
 }
 
 static uint64_t some_time(unsigned per_mille, uint64_t most)
@@ -598,10 +620,24 @@ static void draw_plan(void)
 	plan.delay = delays[draw(4)];
 	plan.cut_at = some_time(200, 20 * SECOND);
 	plan.heals_at = chance(500) ? NEVER : plan.cut_at + fuzz_next(&wire.random) % LONG;
-	plan.unruly = chance(500);
+	plan.tcp = chance(100);
+	if (plan.tcp)
+		plan.cut_at = NEVER;
+	plan.quick = plan.tcp;
+	plan.unruly = plan.tcp || chance(500);
 	plan.closes_at = plan.unruly ? some_time(200, 10 * SECOND) : NEVER;
-	plan.dies_at = some_time(200, 20 * SECOND);
+	plan.dies_at = plan.tcp ? NEVER : some_time(200, 20 * SECOND);
 	calls.frame_most = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
+}
+
+static void close_all(void)
+{
+	for (int i = 0; i < PARTIES; i++)
+		if (parties[i].id)
+			destroy(&parties[i]);
+	run_on();
+	for (int i = 0; i < SIDES; i++)
+		close_host(i);
 }
 
 static void random_run(void)
@@ -610,8 +646,8 @@ static void random_run(void)
 	for (int i = 0; i < SIDES; i++)
 		open_host(i, chance(200) ? 1 : 0);
 	for (int i = 0; i < CLIENTS - 1; i++)
-		start_client(i);
-	run_on(400 * SECOND);
+		start_client(i, (int)draw(SIDES), 0);
+	run_on();
 	for (int i = 0; i < PARTIES; i++) {
 		const struct party *party = &parties[i];
 
@@ -620,12 +656,237 @@ static void random_run(void)
 		CHECK(party->phase == NONE || party->received || !is_peaceful() ||
 		      !has_queue_pair(party));
 	}
-	for (int i = 0; i < PARTIES; i++)
-		if (parties[i].id)
-			destroy(&parties[i]);
-	run_on(400 * SECOND);
+	close_all();
+	if (plan.tcp) /* the kernel has a time of its own */
+		wire.trace_hash = 0;
+}
+
+/* ---- one thing at a time ----------------------------------------------------------------------- */
+
+/* Nothing gets lost, no one waits; a client of host 0, at another port than the other one's unless that is 0. */
+static struct party *begin(uint16_t port)
+{
+	plan.delay = MS;
+	plan.cut_at = plan.heals_at = plan.closes_at = plan.dies_at = NEVER;
+	plan.quick = true;
 	for (int i = 0; i < SIDES; i++)
-		close_host(i);
+		open_host(i, 0);
+	start_client(0, 0, port);
+	return &parties[0];
+}
+
+/* Its only one: who has asked last, of those that the host serves. */
+static struct party *server(void)
+{
+	return &parties[CLIENTS];
+}
+
+static void wait_until(const struct party *party, enum phase phase, bool acts)
+{
+	uint64_t end = fuzz_now_ns + LONG;
+
+	while (take_events(), party->phase != phase) {
+		uint64_t next = next_due();
+
+		CHECK(next <= end);
+		one_step(next);
+		for (int i = 0; i < PARTIES && !acts; i++)
+			parties[i].acts_at = NEVER;
+	}
+}
+
+/* UNREACHABLE after so long, to the millisecond. */
+static void gives_up_after(const struct party *party, uint32_t milliseconds)
+{
+	uint64_t asked = fuzz_now_ns;
+
+	plan.cut_at = fuzz_now_ns;
+	plan.unruly = true; /* in what follows all is allowed */
+	wait_until(party, FAILED, false);
+	CHECK_EQUAL(fuzz_now_ns - asked, milliseconds * MS);
+}
+
+/* Not a word; or the first one, after which the application has time. */
+static void silent_server(void)
+{
+	struct party *client = begin(0);
+	bool heard = chance(500);
+
+	client->acts_at = NEVER;
+	plan.cut_at = heard ? NEVER : fuzz_now_ns;
+	wait_until(client, ASKED, false);
+	while (heard && !mad_counts[1])
+		one_step(next_due());
+	while (heard && soft_cm_id_of(client->id)->link->heard != SOFT_CM_MRA)
+		one_step(next_due());
+	gives_up_after(client, heard ? soft_device.cm->limits.service_ms
+				     : soft_device.cm->limits.response_ms);
+	close_all();
+}
+
+/* A socket of this test's, at a port of its own. */
+static int plain_socket(int type, uint16_t *port)
+{
+	struct sockaddr_in address = local_address(0);
+	socklen_t length = sizeof(address);
+	int fd = socket(AF_INET, type | SOCK_CLOEXEC, 0);
+
+	CHECK_EQUAL(bind(fd, (struct sockaddr *)&address, length), 0);
+	CHECK_EQUAL(getsockname(fd, (struct sockaddr *)&address, &length), 0);
+	*port = ntohs(address.sin_port);
+	return fd;
+}
+
+/* The same over a stream. */
+static void silent_stream(void)
+{
+	const struct soft_cm_message wait = {.type = SOFT_CM_MRA};
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	bool heard = chance(500);
+	uint16_t port;
+	int fd = plain_socket(SOCK_STREAM, &port), stream;
+
+	CHECK_EQUAL(listen(fd, 1), 0);
+	plan.tcp = true;
+	struct party *client = begin(port);
+
+	wait_until(client, ASKED, false);
+	CHECK((stream = accept(fd, NULL, NULL)) >= 0);
+	client->acts_at = NEVER;
+	if (heard)
+		CHECK(send(stream, bytes, soft_cm_encode(&wait, bytes), 0) > 0);
+	while (heard && soft_cm_id_of(client->id)->link->heard != SOFT_CM_MRA)
+		take_events();
+	gives_up_after(client, heard ? soft_device.cm->limits.service_ms
+				     : soft_device.cm->limits.response_ms);
+	close(stream);
+	close(fd);
+	close_all();
+	wire.trace_hash = 0;
+}
+
+/* A datagram service that answers with nonsense, as fast as it can: some of it in each step. */
+static void flood_of_answers(void)
+{
+	enum {
+		MANY = 65 /* more than in one step */
+	};
+	struct soft_cm_message question, answer = {.type = SOFT_SIDR_REP};
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	struct sockaddr_in to, from;
+	socklen_t length = sizeof(from);
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+	uint16_t port;
+	int fd = plain_socket(SOCK_DGRAM, &port);
+	size_t used;
+
+	open_host(0, 0);
+	to = local_address(port);
+	CHECK_EQUAL(verbs->rdma_create_id(at(0)->channel, &id, NULL, RDMA_PS_UDP), 0);
+	CHECK_EQUAL(verbs->rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 1), 0);
+	CHECK_EQUAL(verbs->rdma_resolve_route(id, 1), 0);
+	for (int i = 0; i < 2; i++) {
+		CHECK_EQUAL(verbs->rdma_get_cm_event(at(0)->channel, &event), 0);
+		CHECK_EQUAL(verbs->rdma_ack_cm_event(event), 0);
+	}
+	CHECK_EQUAL(verbs->rdma_connect(id, NULL), 0);
+	ssize_t got = recvfrom(fd, bytes, sizeof(bytes), 0, (struct sockaddr *)&from, &length);
+
+	CHECK_EQUAL(soft_cm_decode(bytes, (size_t)got, &question, &used), 0);
+	for (int i = 0; i < MANY; i++)
+		CHECK_EQUAL(sendto(fd, "?", 1, 0, (struct sockaddr *)&from, length), 1);
+	answer.number = question.number;
+	used = soft_cm_encode(&answer, bytes);
+	CHECK(sendto(fd, bytes, used, 0, (struct sockaddr *)&from, length) > 0);
+	CHECK_FAILS(verbs->rdma_get_cm_event(at(0)->channel, &event), EAGAIN); /* a step */
+	CHECK_EQUAL(verbs->rdma_get_cm_event(at(0)->channel, &event), 0);
+	CHECK_EQUAL(event->event, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK_EQUAL(verbs->rdma_ack_cm_event(event), 0);
+	CHECK_EQUAL(verbs->rdma_destroy_id(id), 0);
+	close(fd);
+	close_host(0);
+}
+
+/* Accepted, and no RTU comes. */
+static void silent_client(void)
+{
+	begin(0);
+	wait_until(server(), REQUESTED, false);
+	enter(server()->host);
+	answer_request(server());
+	gives_up_after(server(), soft_device.cm->limits.service_ms);
+	close_all();
+}
+
+/* A client that goes before it knows the server's communication ID, which the answer would have. */
+static void withdrawn_early(void)
+{
+	struct party *client = begin(0);
+
+	plan.delay = 1;
+	wait_until(client, ASKED, false);
+	plan.unruly = true;
+	plan.delay = 100 * MS;
+	destroy(client);
+	wait_until(server(), REQUESTED, false);
+	while (soft_cm_id_of(server()->id)->state == SOFT_CM_REQUESTED) {
+		for (int i = 0; i < MADS; i++) /* nor does it learn of it now */
+			mads[i].due = mads[i].to ? mads[i].due : 0;
+		one_step(next_due());
+	}
+	enter(1);
+	CHECK_FAILS(verbs->rdma_accept(server()->id, &(struct rdma_conn_param){.qp_num = 7}),
+		    EINVAL);
+	close_all();
+}
+
+static void connected(struct party *client)
+{
+	wait_until(server(), REQUESTED, false);
+	act(server());
+	wait_until(client, RESPONDED, false);
+	act(client);
+	wait_until(server(), UP, false);
+}
+
+/* A host that knows nothing of a connection confirms its end, at once. */
+static void end_after_death(void)
+{
+	struct party *client = begin(0);
+
+	connected(client);
+	begin_anew();
+	parties[CLIENTS - 1].acts_at = NEVER;
+	enter(0);
+	CHECK_EQUAL(verbs->rdma_disconnect(client->id), 0);
+	wait_until(client, GONE, false);
+	while (next_due() < fuzz_now_ns + SECOND)
+		one_step(next_due());
+	CHECK_EQUAL(mad_counts[5], 1);
+	CHECK(mad_counts[6] > 0); /* the stranger may have got another one */
+	plan.unruly = true;
+	close_all();
+}
+
+/* IBTA 12.9.8.3.1: a new life of a peer asks for the queue pair that is connected here.  The old connection
+ * ends, and the request is rejected: the next one is not. */
+static void stale_connection(void)
+{
+	struct party *client = begin(0);
+
+	plan.dead = true; /* so that "stale" is allowed */
+	connected(client);
+	for (int i = 1; i < 3; i++) {
+		start_client(2 * i, 0, 0);
+		parties[2 * i].qpn = client->qpn;
+		if (i == 1) {
+			wait_until(&parties[2], FAILED, false);
+			CHECK(server()->phase == DOWN || server()->phase == GONE);
+		}
+	}
+	wait_until(&parties[CLIENTS + 1], REQUESTED, false);
+	close_all();
 }
 
 /* ---- seeds ------------------------------------------------------------------------------------- */
@@ -635,18 +896,25 @@ static void random_run(void)
 static const struct {
 	const char *name;
 	void (*run)(void);
-	unsigned weight;
+	uint32_t weight;
 } tests[] = {
-	TEST(random_run, 90),
+	TEST(random_run, 100),     TEST(silent_server, 2),    TEST(silent_stream, 2),
+	TEST(flood_of_answers, 2), TEST(silent_client, 2),    TEST(withdrawn_early, 2),
+	TEST(end_after_death, 2),  TEST(stale_connection, 2),
 };
 
 static void run(void)
 {
+	uint32_t test = 0, at = draw(114);
+
+	while (at >= tests[test].weight)
+		at -= tests[test++].weight;
+	current_step = tests[test].name;
 	verbs = aiordma_embedded_calls();
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1), 0);
 	wire_vary(true);
 	wire.per_mille = 0;
-	current_step = tests[0].name;
-	tests[0].run();
+	tests[test].run();
 }
 
 int main(int argc, char **argv)
