@@ -34,6 +34,7 @@ static struct {
 	uint64_t closes_at; /* the listener of host 1 */
 	uint64_t dies_at; /* host 1 */
 	bool unruly; /* applications destroy and reject */
+	bool hostile; /* a host on the way changes MADs */
 	bool quick; /* applications look at once */
 	bool tcp; /* by streams, which are real ones */
 	bool dead;
@@ -85,6 +86,11 @@ static void send_mad(const union ibv_gid *from, const union ibv_gid *to, const u
 		put_on_the_way(mad);
 	if (!lost && chance(plan.doubling))
 		put_on_the_way(mad);
+	if (plan.hostile && chance(200)) {
+		for (uint32_t i = draw(3); i < 3; i++)
+			mad.bytes[draw(SOFT_MAD_SIZE)] = (uint8_t)draw(256);
+		put_on_the_way(mad);
+	}
 	if (chance(50)) { /* another host has seen it, and says the same, or REJ */
 		mad.from_gid = stranger;
 		mad.bytes[17] = chance(500) ? bytes[17] : 0x12;
@@ -313,7 +319,8 @@ static bool poll_completions(int host)
 		if (wc.wr_id % 2)
 			continue;
 		CHECK(!party->received && wc.byte_len == MESSAGE);
-		CHECK(filled(party->memory + MESSAGE, MESSAGE, words(party, false)));
+		CHECK(plan.hostile ||
+		      filled(party->memory + MESSAGE, MESSAGE, words(party, false)));
 		party->received = true;
 		if (party->phase == UP)
 			act_later(party, LONG);
@@ -427,20 +434,22 @@ static void take_request(int host, const struct rdma_cm_event *event)
 	CHECK_EQUAL(event->event, RDMA_CM_EVENT_CONNECT_REQUEST);
 	CHECK(event->listen_id == applications[host].listening);
 	CHECK_EQUAL(event->param.conn.private_data_len, SOFT_CM_REQ_PRIVATE);
-	CHECK(said[0] < CLIENTS && filled(said, SOFT_CM_REQ_PRIVATE, said[0]));
+	CHECK(plan.hostile || (said[0] < CLIENTS && filled(said, SOFT_CM_REQ_PRIVATE, said[0])));
+	unsigned number = said[0] % CLIENTS;
 	/* Once, unless that was refused or ended, and the client has not heard it. */
 	for (; party->phase != NONE; party++)
-		CHECK(party->number != said[0] || party->phase >= DOWN);
+		CHECK(party->number != number || party->phase >= DOWN || plan.hostile);
 	CHECK(party < parties + PARTIES - 1);
 	*party = (struct party){.id = event->id,
 				.phase = REQUESTED,
 				.host = host,
-				.number = said[0],
-				.qpn = 200u + said[0]};
+				.number = number,
+				.qpn = 200u + number};
 
-	CHECK(has_queue_pair(party) || event->param.conn.qp_num == parties[said[0]].qpn);
-	CHECK(!parties[said[0]].id ||
-	      verbs->rdma_get_dst_port(event->id) == verbs->rdma_get_src_port(parties[said[0]].id));
+	CHECK(has_queue_pair(party) || plan.hostile ||
+	      event->param.conn.qp_num == parties[number].qpn);
+	CHECK(!parties[number].id || plan.hostile ||
+	      verbs->rdma_get_dst_port(event->id) == verbs->rdma_get_src_port(parties[number].id));
 	note("%c is asked by %u", "ab"[host], party->number);
 	act_later(party, 5 * SECOND);
 }
@@ -448,6 +457,8 @@ static void take_request(int host, const struct rdma_cm_event *event)
 /* IBTA 12.6.7.2: only for what the other side did. */
 static void check_rejection(const struct party *party, const struct rdma_cm_event *event)
 {
+	if (plan.hostile)
+		return;
 	switch (event->status) {
 	case SOFT_CM_REASON_INVALID_SERVICE_ID:
 		CHECK(plan.closes_at < NEVER || plan.dead);
@@ -467,6 +478,8 @@ static void check_rejection(const struct party *party, const struct rdma_cm_even
 
 static void check_words(const struct party *party, const struct rdma_cm_event *event)
 {
+	if (plan.hostile)
+		return;
 	if (event->event == RDMA_CM_EVENT_CONNECT_RESPONSE ||
 	    (event->event == RDMA_CM_EVENT_ESTABLISHED && is_client(party))) {
 		CHECK_EQUAL(event->param.conn.private_data_len, SOFT_CM_REP_PRIVATE);
@@ -626,16 +639,20 @@ static void draw_plan(void)
 	plan.quick = plan.tcp;
 	plan.unruly = plan.tcp || chance(500);
 	plan.closes_at = plan.unruly ? some_time(200, 10 * SECOND) : NEVER;
+	plan.hostile = plan.unruly && !plan.tcp && chance(400);
 	plan.dies_at = plan.tcp ? NEVER : some_time(200, 20 * SECOND);
 	calls.frame_most = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
 }
 
+/* A request may still come. */
 static void close_all(void)
 {
-	for (int i = 0; i < PARTIES; i++)
-		if (parties[i].id)
-			destroy(&parties[i]);
-	run_on();
+	for (int rounds = 0; rounds < 2; rounds++) {
+		for (int i = 0; i < PARTIES; i++)
+			if (parties[i].id)
+				destroy(&parties[i]);
+		run_on();
+	}
 	for (int i = 0; i < SIDES; i++)
 		close_host(i);
 }
@@ -819,13 +836,16 @@ static void silent_client(void)
 	close_all();
 }
 
-/* A client that goes before it knows the server's communication ID, which the answer would have. */
+/* A client that goes before it knows the server's communication ID, which the answer would have.  Its
+ * request comes once more, late. */
 static void withdrawn_early(void)
 {
 	struct party *client = begin(0);
+	struct mad request;
 
 	plan.delay = 1;
 	wait_until(client, ASKED, false);
+	request = mads[0]; /* the first that was sent */
 	plan.unruly = true;
 	plan.delay = 100 * MS;
 	destroy(client);
@@ -835,6 +855,9 @@ static void withdrawn_early(void)
 			mads[i].due = mads[i].to ? mads[i].due : 0;
 		one_step(next_due());
 	}
+	deliver(&request);
+	take_events();
+	CHECK_EQUAL(server()[1].phase, NONE);
 	enter(1);
 	CHECK_FAILS(verbs->rdma_accept(server()->id, &(struct rdma_conn_param){.qp_num = 7}),
 		    EINVAL);
@@ -889,6 +912,27 @@ static void stale_connection(void)
 	close_all();
 }
 
+/* What a peer has begun and ended is kept for repetitions, and not without bound. */
+static void few_linger(void)
+{
+	enum {
+		FEW = 2
+	};
+
+	begin(0);
+	enter(0);
+	soft_device.cm->limits.half_open = FEW;
+	for (int i = 1; i < CLIENTS; i++)
+		start_client(i, 0, 0);
+	for (int i = 0; i < CLIENTS; i++)
+		wait_until(&parties[i], ASKED, false);
+	for (int i = 0; i < CLIENTS; i++)
+		destroy(&parties[i]);
+	CHECK_EQUAL(soft_device.cm->gsi.ids.count, FEW);
+	plan.unruly = true;
+	close_all();
+}
+
 /* ---- seeds ------------------------------------------------------------------------------------- */
 
 #define TEST(name, weight) {#name, name, weight}
@@ -898,14 +942,14 @@ static const struct {
 	void (*run)(void);
 	uint32_t weight;
 } tests[] = {
-	TEST(random_run, 100),     TEST(silent_server, 2),    TEST(silent_stream, 2),
-	TEST(flood_of_answers, 2), TEST(silent_client, 2),    TEST(withdrawn_early, 2),
-	TEST(end_after_death, 2),  TEST(stale_connection, 2),
+	TEST(random_run, 100),     TEST(silent_server, 2),   TEST(silent_stream, 2),
+	TEST(flood_of_answers, 2), TEST(few_linger, 2),      TEST(silent_client, 2),
+	TEST(withdrawn_early, 2),  TEST(end_after_death, 2), TEST(stale_connection, 2),
 };
 
 static void run(void)
 {
-	uint32_t test = 0, at = draw(114);
+	uint32_t test = 0, at = draw(116);
 
 	while (at >= tests[test].weight)
 		at -= tests[test++].weight;

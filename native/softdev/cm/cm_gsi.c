@@ -299,14 +299,11 @@ static void stop_listening(struct soft_cm_listener *listener)
 	free(stopped);
 }
 
-/* The side that asks has had them from the beginning. */
 static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
 		struct sockaddr_storage *peer)
 {
 	const struct conversation *it = conversation_of(link);
 
-	if (!it->passive)
-		return;
 	(void)soft_gid_address(&it->local, &it->local, it->local_port, local);
 	(void)soft_gid_address(&it->peer, &it->local, it->peer_port, peer);
 }

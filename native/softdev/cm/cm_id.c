@@ -215,6 +215,7 @@ static void forked(void)
 	soft_list_init(&cm->attached);
 	soft_list_init(&cm->agreed);
 	soft_places_init(&cm->half_open);
+	soft_places_init(&cm->lingering);
 	soft_list_init(&cm->gsi.conversations);
 	soft_list_init(&cm->gsi.listeners);
 	cm->gsi.ids = (struct soft_table){0};

@@ -33,7 +33,8 @@ struct soft_cm_limits {
 	uint32_t timewait_ms; /* DISCONNECTED until TIMEWAIT_EXIT */
 	uint32_t linger_ms; /* an ended exchange over a carrier that loses: answers repetitions */
 	uint32_t pause_ms; /* a listener without file descriptors left: until it tries again */
-	uint32_t half_open; /* handshakes without a whole REQ, in this process */
+	uint32_t
+		half_open; /* handshakes without a whole REQ, and those that linger, in this process */
 };
 
 struct soft_cm {
@@ -60,6 +61,7 @@ struct soft_cm {
 	 * has yet */
 	struct soft_node agreed;
 	struct soft_places half_open; /* cm_stream.c: of all listeners */
+	struct soft_places lingering; /* cm_link.c: without an owner */
 
 	/* cm_gsi.c */
 	struct soft_gsi {

@@ -120,6 +120,20 @@ bool soft_cm_link_insist(struct soft_cm_link *link)
 
 /* ---- the end ------------------------------------------------------------------------------- */
 
+/* A peer may begin and end what it likes: there are so many at most, fairly (fair_share.h). */
+static void linger(struct soft_cm_link *link)
+{
+	struct sockaddr_storage local, peer = {0};
+	struct soft_place *excess;
+
+	link->carrier->who(link, &local, &peer);
+	soft_cm_link_expect(link, soft_device.cm->limits.linger_ms);
+	soft_places_add(&soft_device.cm->lingering, &link->place, &peer);
+	excess = soft_places_evicted(&soft_device.cm->lingering, soft_cm_half_open());
+	if (excess)
+		link->carrier->end(soft_container(excess, struct soft_cm_link, place));
+}
+
 void soft_cm_link_leave(struct soft_cm_link *link)
 {
 	soft_assert_locked();
@@ -127,7 +141,7 @@ void soft_cm_link_leave(struct soft_cm_link *link)
 	if (link->carrier->loses &&
 	    (is_one_of(link->said.type, TYPE(CM_REJ) | TYPE(CM_DREQ) | TYPE(CM_DREP)) ||
 	     link->heard == SOFT_CM_REJ))
-		soft_cm_link_expect(link, soft_device.cm->limits.linger_ms);
+		linger(link);
 	else
 		link->carrier->end(link);
 }
