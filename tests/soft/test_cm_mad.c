@@ -67,89 +67,63 @@ static struct soft_cm_mad example(enum soft_cm_type type, const uint8_t gids[2][
 	return mad;
 }
 
-/* Runs of bytes that are not zero.  Where private data begins, and how long they are, tells the rest. */
+/* After the header: runs of bytes that are not zero, and where private data begins. */
 struct run {
 	uint8_t at;
 	const char *hex;
 };
 
+#define IDS "a1a2a3a4b1b2b3b4"
+#define ADDRESSES "00408001000000000000000000000000c0000201000000000000000000000000c0000202"
+
 static const struct {
 	enum soft_cm_type type;
-	uint8_t private_at;
-	struct run runs[16];
+	uint8_t attribute, private_at;
+	struct run runs[11];
 } layouts[] = {
 	{SOFT_CM_REQ,
-	 24 + 140 + 36,
-	 {{0, "01070203"},
-	  {8, "1122334455667788"},
-	  {17, "10"},
-	  {20, "a5b6c7d8"},
-	  {24, "a1a2a3a4000002c9"},
-	  {32, "000000000106"
-	       "1e61"},
-	  {40, "c1c2c3c4c5c6c7c8"},
-	  {56, "12345603000000fa000000a1fedcbaa5"},
-	  {72, "ffff36f8ffffffff"},
-	  {80, "00000000000000000000ffffc0000201"},
-	  {96, "00000000000000000000ffffc0000202"},
-	  {115, "03"},
-	  {117, "40"},
-	  {119, "90"},
-	  {164, "00408001000000000000000000000000c0000201000000000000000000000000c0000202"}}},
-	{SOFT_CM_MRA,
-	 24 + 10,
-	 {{0, "01070203"}, {8, "1122334455667788"}, {17, "11"}, {24, "a1a2a3a4b1b2b3b440c0"}}},
-	{SOFT_CM_REJ,
-	 24 + 84,
-	 {{0, "01070203"},
-	  {8, "1122334455667788"},
-	  {17, "12"},
-	  {24, "a1a2a3a4b1b2b3b440101c1dc1c2c3c4c5c6c7c8"}}},
+	 0x10,
+	 140 + 36,
+	 {{0, "a1a2a3a4000002c9"},
+	  {8, "0000000001061e61c1c2c3c4c5c6c7c8"},
+	  {32, "12345603000000fa000000a1fedcbaa5"},
+	  {48, "ffff36f8ffffffff"},
+	  {56, "00000000000000000000ffffc0000201"},
+	  {72, "00000000000000000000ffffc0000202"},
+	  {91, "03"},
+	  {93, "40"},
+	  {95, "90"},
+	  {140, ADDRESSES}}},
+	{SOFT_CM_MRA, 0x11, 10, {{0, IDS "40c0"}}},
+	{SOFT_CM_REJ, 0x12, 84, {{0, IDS "40101c1dc1c2c3c4c5c6c7c8"}}},
 	{SOFT_CM_REP,
-	 24 + 36,
-	 {{0, "01070203"},
-	  {8, "1122334455667788"},
-	  {17, "13"},
-	  {20, "a5b6c7d8"},
-	  {24, "a1a2a3a4b1b2b3b4"},
-	  {36, "123456000000000"
-	       "2fedcbac903fa01d0c1c2c3c4c5c6c7c8"}}},
-	{SOFT_CM_RTU,
-	 24 + 8,
-	 {{0, "01070203"}, {8, "1122334455667788"}, {17, "14"}, {24, "a1a2a3a4b1b2b3b4"}}},
-	{SOFT_CM_DREQ,
-	 24 + 12,
-	 {{0, "01070203"}, {8, "1122334455667788"}, {17, "15"}, {24, "a1a2a3a4b1b2b3b4654321"}}},
-	{SOFT_CM_DREP,
-	 24 + 8,
-	 {{0, "01070203"}, {8, "1122334455667788"}, {17, "16"}, {24, "a1a2a3a4b1b2b3b4"}}},
-	{SOFT_SIDR_REQ,
-	 24 + 16 + 36,
-	 {{0, "01070203"},
-	  {8, "1122334455667788"},
-	  {17, "17"},
-	  {24, "d1d2d3d4ffff0000000000000106"
-	       "1e61"},
-	  {40, "00408001000000000000000000000000c0000201000000000000000000000000c0000202"}}},
-	{SOFT_SIDR_REP,
-	 24 + 96,
-	 {{0, "01070203"},
-	  {8, "1122334455667788"},
-	  {17, "18"},
-	  {24, "d1d2d3d402000000123456000000000001061e6101234567"}}},
+	 0x13,
+	 36,
+	 {{0, IDS}, {12, "1234560000000002fedcbac903fa01d0c1c2c3c4c5c6c7c8"}}},
+	{SOFT_CM_RTU, 0x14, 8, {{0, IDS}}},
+	{SOFT_CM_DREQ, 0x15, 12, {{0, IDS "654321"}}},
+	{SOFT_CM_DREP, 0x16, 8, {{0, IDS}}},
+	{SOFT_SIDR_REQ, 0x17, 16 + 36, {{0, "d1d2d3d4ffff00000000000001061e61"}, {16, ADDRESSES}}},
+	{SOFT_SIDR_REP, 0x18, 96, {{0, "d1d2d3d402000000123456000000000001061e6101234567"}}},
 };
 
 static void known_bytes(void)
 {
 	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
 		struct soft_cm_mad mad = example(layouts[i].type, ipv4);
-		uint8_t expected[SOFT_MAD_SIZE] = {0}, bytes[SOFT_MAD_SIZE];
+		uint8_t bytes[SOFT_MAD_SIZE],
+			expected[SOFT_MAD_SIZE] = {1,    0x07, 2,    0x03, [8] = 0x11, 0x22,
+						   0x33, 0x44, 0x55, 0x66, 0x77,       0x88};
+		uint8_t *fields = expected + SOFT_MAD_HEADER;
 		unsigned byte;
 
 		for (const struct run *run = layouts[i].runs; run->hex; run++)
 			for (int at = 0; sscanf(run->hex + 2 * at, "%2x", &byte) == 1; at++)
-				expected[run->at + at] = (uint8_t)byte;
-		memcpy(expected + layouts[i].private_at, mad.message.private_data,
+				fields[run->at + at] = (uint8_t)byte;
+		expected[17] = layouts[i].attribute;
+		if (mad.message.ece.options)
+			memcpy(expected + 20, (const uint8_t[]){0xa5, 0xb6, 0xc7, 0xd8}, 4);
+		memcpy(fields + layouts[i].private_at, mad.message.private_data,
 		       mad.message.private_data_len);
 		CHECK(soft_cm_mad_encode(&mad, bytes));
 		for (size_t at = 0; at < sizeof(bytes); at++)
