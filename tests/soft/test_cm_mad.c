@@ -32,7 +32,7 @@ static struct soft_cm_mad example(enum soft_cm_type type, const uint8_t gids[2][
 		message->ece = (struct soft_cm_ece){0x0002c9, 0xa5b6c7d8};
 	}
 	if (type == SOFT_CM_REQ) {
-		message->qp_type = 2;
+		message->qp_type = 3; /* UC */
 		message->retry_count = 5;
 		message->path_mtu = 3;
 	}
@@ -54,6 +54,7 @@ static struct soft_cm_mad example(enum soft_cm_type type, const uint8_t gids[2][
 	}
 	if (type == SOFT_CM_REQ || type >= SOFT_SIDR_REQ) {
 		message->port_space = 0x0106;
+		mad.service_prefix = 0x51525354;
 		mad.service_port = 0x1e61;
 	}
 	if (type == SOFT_CM_REQ || type == SOFT_SIDR_REQ) {
@@ -85,8 +86,8 @@ static const struct {
 	 0x10,
 	 140 + 36,
 	 {{0, "a1a2a3a4000002c9"},
-	  {8, "0000000001061e61c1c2c3c4c5c6c7c8"},
-	  {32, "12345603000000fa000000a1fedcbaa5"},
+	  {8, "5152535401061e61c1c2c3c4c5c6c7c8"},
+	  {32, "12345603000000fa000000a3fedcbaa5"},
 	  {48, "ffff36f8ffffffff"},
 	  {56, "00000000000000000000ffffc0000201"},
 	  {72, "00000000000000000000ffffc0000202"},
@@ -103,8 +104,8 @@ static const struct {
 	{SOFT_CM_RTU, 0x14, 8, {{0, IDS}}},
 	{SOFT_CM_DREQ, 0x15, 12, {{0, IDS "654321"}}},
 	{SOFT_CM_DREP, 0x16, 8, {{0, IDS}}},
-	{SOFT_SIDR_REQ, 0x17, 16 + 36, {{0, "d1d2d3d4ffff00000000000001061e61"}, {16, ADDRESSES}}},
-	{SOFT_SIDR_REP, 0x18, 96, {{0, "d1d2d3d402000000123456000000000001061e6101234567"}}},
+	{SOFT_SIDR_REQ, 0x17, 16 + 36, {{0, "d1d2d3d4ffff00005152535401061e61"}, {16, ADDRESSES}}},
+	{SOFT_SIDR_REP, 0x18, 96, {{0, "d1d2d3d402000000123456005152535401061e6101234567"}}},
 };
 
 static void known_bytes(void)
