@@ -1,0 +1,142 @@
+/* The headers of a RoCE v2 packet: what follows the UDP header (IBTA volume 1).
+ *
+ * A packet is a Base Transport Header (BTH), the extended headers that its opcode says, in the order of enum
+ * soft_roce_header, the payload, up to three zeros that make the payload's length a multiple of four, and
+ * the invariant CRC (icrc.h).  Every number is big-endian.  Reserved bits are zeros in what is sent, and
+ * ignored in what is received.
+ */
+#ifndef AIORDMA_SOFTDEV_ROCE_HEADERS_H
+#define AIORDMA_SOFTDEV_ROCE_HEADERS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+	SOFT_ROCE_PORT = 4791, /* A17: of UDP, the destination's */
+	SOFT_ROCE_BTH = 12,
+	SOFT_ROCE_ICRC = 4,
+	SOFT_ROCE_HEADERS_MAX = SOFT_ROCE_BTH + 4 + 28, /* an atomic request of XRC */
+	SOFT_ROCE_PAD_MAX = 3,
+	SOFT_ROCE_CNP_PAYLOAD = 16, /* A17.9.3: reserved, zeros */
+};
+
+/* An opcode is a service in its upper three bits and an operation in the rest (9.2.1, table 38). */
+enum soft_roce_service {
+	SOFT_ROCE_RC = 0x00,
+	SOFT_ROCE_UC = 0x20,
+	SOFT_ROCE_UD = 0x60,
+	SOFT_ROCE_XRC = 0xa0,
+	SOFT_ROCE_SERVICE = 0xe0, /* the bits */
+};
+
+enum soft_roce_operation {
+	SOFT_ROCE_SEND_FIRST = 0x00,
+	SOFT_ROCE_SEND_MIDDLE = 0x01,
+	SOFT_ROCE_SEND_LAST = 0x02,
+	SOFT_ROCE_SEND_LAST_IMMEDIATE = 0x03,
+	SOFT_ROCE_SEND_ONLY = 0x04,
+	SOFT_ROCE_SEND_ONLY_IMMEDIATE = 0x05,
+	SOFT_ROCE_WRITE_FIRST = 0x06,
+	SOFT_ROCE_WRITE_MIDDLE = 0x07,
+	SOFT_ROCE_WRITE_LAST = 0x08,
+	SOFT_ROCE_WRITE_LAST_IMMEDIATE = 0x09,
+	SOFT_ROCE_WRITE_ONLY = 0x0a,
+	SOFT_ROCE_WRITE_ONLY_IMMEDIATE = 0x0b,
+	SOFT_ROCE_READ_REQUEST = 0x0c,
+	SOFT_ROCE_READ_RESPONSE_FIRST = 0x0d,
+	SOFT_ROCE_READ_RESPONSE_MIDDLE = 0x0e,
+	SOFT_ROCE_READ_RESPONSE_LAST = 0x0f,
+	SOFT_ROCE_READ_RESPONSE_ONLY = 0x10,
+	SOFT_ROCE_ACKNOWLEDGE = 0x11,
+	SOFT_ROCE_ATOMIC_ACKNOWLEDGE = 0x12,
+	SOFT_ROCE_COMPARE_SWAP = 0x13,
+	SOFT_ROCE_FETCH_ADD = 0x14,
+	SOFT_ROCE_SEND_LAST_INVALIDATE = 0x16,
+	SOFT_ROCE_SEND_ONLY_INVALIDATE = 0x17,
+	SOFT_ROCE_FLUSH = 0x1c,        /* A19.4 */
+	SOFT_ROCE_ATOMIC_WRITE = 0x1d, /* A19.4 */
+	SOFT_ROCE_OPERATION = 0x1f,    /* the bits */
+	SOFT_ROCE_CNP = 0x81, /* A17.9.3: the whole opcode of a congestion notification */
+};
+
+/* The extended headers, in the order in which they follow the BTH. */
+enum soft_roce_header {
+	SOFT_ROCE_DETH = 1 << 0,
+	SOFT_ROCE_XRCETH = 1 << 1,
+	SOFT_ROCE_FETH = 1 << 2,
+	SOFT_ROCE_RETH = 1 << 3,
+	SOFT_ROCE_ATOMICETH = 1 << 4,
+	SOFT_ROCE_AETH = 1 << 5,
+	SOFT_ROCE_ATOMICACKETH = 1 << 6,
+	SOFT_ROCE_IMMDT = 1 << 7,
+	SOFT_ROCE_IETH = 1 << 8,
+};
+
+/* Every number is in host order, immediate data too.  Of the extended headers only the fields of those
+ * count that the opcode has. */
+struct soft_roce_packet {
+	uint8_t opcode;
+	bool solicited;
+	bool migreq;
+	bool fecn;
+	bool becn;
+	bool ack_request;
+	uint8_t syndrome; /* AETH: enum soft_roce_syndrome and its value */
+	uint8_t flush; /* FETH: placement types in bits 0-3, selectivity level in bits 4-5 */
+	uint16_t pkey;
+	uint32_t to; /* destination queue pair */
+	uint32_t psn; /* 24 bits */
+	uint32_t qkey; /* DETH */
+	uint32_t from; /* DETH: source queue pair */
+	uint32_t srq; /* XRCETH: number of the shared receive queue */
+	uint32_t rkey; /* RETH, AtomicETH; IETH: the key that ends */
+	uint64_t address; /* RETH, AtomicETH */
+	uint32_t dma_length; /* RETH */
+	uint32_t msn; /* AETH */
+	uint64_t swap_add; /* AtomicETH */
+	uint64_t compare; /* AtomicETH */
+	uint64_t original; /* AtomicAckETH */
+	uint32_t immediate; /* ImmDt */
+	uint32_t length; /* of the payload, without its pad */
+	const uint8_t *payload;
+};
+
+/* Bits 5-6 of the syndrome (9.7.5.2); bits 0-4 are credits, timer or error code. */
+enum soft_roce_syndrome {
+	SOFT_ROCE_ACK = 0 << 5,
+	SOFT_ROCE_RNR_NAK = 1 << 5,
+	SOFT_ROCE_NAK = 3 << 5,
+	SOFT_ROCE_SYNDROME = 7 << 5, /* the bits */
+	SOFT_ROCE_NO_CREDITS = 0x1f, /* of an ACK: the responder counts none */
+};
+
+/* Why bytes are not a packet. */
+enum soft_roce_malformed {
+	SOFT_ROCE_WELL_FORMED,
+	SOFT_ROCE_SHORT, /* ends within its headers or the ICRC */
+	SOFT_ROCE_BAD_VERSION, /* TVer is not zero */
+	SOFT_ROCE_BAD_OPCODE, /* reserved, or of a service that is not here */
+	SOFT_ROCE_BAD_PAD, /* longer than what follows the headers, or its end is not at four bytes */
+	SOFT_ROCE_BAD_PAYLOAD, /* too long or too short for its opcode, whatever the path MTU is */
+	SOFT_ROCE_MALFORMED_COUNT,
+};
+
+/* Which extended headers an opcode has, as bits of enum soft_roce_header; -1: it is none. */
+int soft_roce_headers(uint8_t opcode);
+
+/* Up to SOFT_ROCE_PAD_MAX zeros follow the payload. */
+static inline uint32_t soft_roce_pad(uint32_t length)
+{
+	return -length & 3;
+}
+
+/* Writes BTH and extended headers, and returns how many bytes they are.  The payload, its pad and the ICRC
+ * are the caller's to send behind them. */
+size_t soft_roce_encode(uint8_t *headers, const struct soft_roce_packet *packet);
+
+/* Reads a UDP payload, from BTH to ICRC; the ICRC is not checked here.  `payload` points into it. */
+enum soft_roce_malformed soft_roce_decode(struct soft_roce_packet *packet, const uint8_t *bytes,
+					  size_t length);
+
+#endif
