@@ -1,0 +1,332 @@
+/* Packets of RoCE v2: against those that Scapy has made (tests/roce), and what no list of packets shows. */
+#include "roce/headers.h"
+#include "roce/icrc.h"
+
+#include <arpa/inet.h>
+#include <endian.h>
+
+#include "cm_check.h"
+
+enum {
+	LONGEST = SOFT_ROCE_HEADERS_MAX + 4096 + SOFT_ROCE_ICRC,
+};
+
+struct vector {
+	struct soft_icrc_flow flow;
+	uint16_t identification;
+	struct soft_roce_packet packet;
+	size_t length;
+	uint8_t bytes[512];
+};
+
+static struct vector vectors[512];
+static int vector_count;
+
+static uint32_t next_random(void)
+{
+	static uint64_t state = 1;
+
+	state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+	return (uint32_t)(state >> 32);
+}
+
+/* ---- vectors ------------------------------------------------------------------------------- */
+
+static void take_address(uint8_t gid[16], const char *text)
+{
+	memcpy(gid, (const uint8_t[16]){[10] = 0xff, [11] = 0xff}, 16);
+	CHECK_EQUAL(strchr(text, ':') ? inet_pton(AF_INET6, text, gid)
+				      : inet_pton(AF_INET, text, gid + 12),
+		    1);
+}
+
+static uint64_t next_number(char **words)
+{
+	char *end, *word = strsep(words, " ");
+
+	CHECK(word && *word);
+	uint64_t value = strtoull(word, &end, 16);
+
+	CHECK(!*end);
+	return value;
+}
+
+static void read_vector(struct vector *vector, char *words)
+{
+	struct soft_roce_packet *packet = &vector->packet;
+	uint8_t source[16], destination[16];
+	uint16_t port;
+	char *hex;
+
+	take_address(source, strsep(&words, " "));
+	take_address(destination, strsep(&words, " "));
+	port = (uint16_t)next_number(&words);
+	soft_icrc_flow(&vector->flow, source, destination, port, SOFT_ROCE_PORT);
+	vector->identification = (uint16_t)next_number(&words);
+#define READ(name) packet->name = (typeof(packet->name))next_number(&words)
+	READ(opcode);
+	READ(solicited);
+	READ(migreq);
+	READ(fecn);
+	READ(becn);
+	READ(ack_request);
+	READ(pkey);
+	READ(to);
+	READ(psn);
+	READ(qkey);
+	READ(from);
+	READ(srq);
+	READ(flush);
+	READ(address);
+	READ(rkey);
+	READ(dma_length);
+	READ(swap_add);
+	READ(compare);
+	READ(syndrome);
+	READ(msn);
+	READ(original);
+	READ(immediate);
+	READ(length);
+	for (hex = words; sscanf(hex, "%2hhx", &vector->bytes[vector->length]) == 1; hex += 2)
+		CHECK(++vector->length < sizeof(vector->bytes));
+	packet->payload = vector->bytes + vector->length - SOFT_ROCE_ICRC -
+			  soft_roce_pad(packet->length) - packet->length;
+}
+
+static void read_vectors(void)
+{
+	FILE *file = fopen("../roce/vectors", "r");
+	char line[2048];
+
+	CHECK(file);
+	while (fgets(line, sizeof(line), file)) {
+		CHECK(vector_count < (int)(sizeof(vectors) / sizeof(vectors[0])));
+		read_vector(&vectors[vector_count++], line);
+	}
+	fclose(file);
+}
+
+static void same(const struct soft_roce_packet *got, const struct soft_roce_packet *expected)
+{
+#define SAME(name) CHECK_EQUAL(got->name, expected->name)
+	SAME(opcode);
+	SAME(solicited);
+	SAME(migreq);
+	SAME(fecn);
+	SAME(becn);
+	SAME(ack_request);
+	SAME(pkey);
+	SAME(to);
+	SAME(psn);
+	SAME(qkey);
+	SAME(from);
+	SAME(srq);
+	SAME(flush);
+	SAME(address);
+	SAME(rkey);
+	SAME(dma_length);
+	SAME(swap_add);
+	SAME(compare);
+	SAME(syndrome);
+	SAME(msn);
+	SAME(original);
+	SAME(immediate);
+	SAME(length);
+	CHECK(got->payload == expected->payload);
+}
+
+static uint32_t stored_icrc(const uint8_t *bytes, size_t length)
+{
+	uint32_t icrc;
+
+	memcpy(&icrc, bytes + length - sizeof(icrc), sizeof(icrc));
+	return le32toh(icrc);
+}
+
+static void both_ways(const struct vector *vector)
+{
+	const struct soft_roce_packet *packet = &vector->packet;
+	uint8_t headers[SOFT_ROCE_HEADERS_MAX], zeros[SOFT_ROCE_PAD_MAX] = {0};
+	struct iovec pieces[] = {
+		{headers, soft_roce_encode(headers, packet)},
+		{(void *)packet->payload, packet->length},
+		{zeros, soft_roce_pad(packet->length)},
+	};
+	struct soft_roce_packet got;
+
+	CHECK_EQUAL(soft_roce_decode(&got, vector->bytes, vector->length), SOFT_ROCE_WELL_FORMED);
+	same(&got, packet);
+	CHECK_EQUAL(pieces[0].iov_len, packet->payload - vector->bytes);
+	CHECK(!memcmp(headers, vector->bytes, pieces[0].iov_len));
+	CHECK_EQUAL(soft_icrc(&vector->flow, vector->identification, pieces, 3),
+		    stored_icrc(vector->bytes, vector->length));
+	CHECK(soft_icrc_check(&vector->flow, vector->bytes, vector->length));
+}
+
+/* Each bit of each packet turned: how many of those packets are taken. What a router may change may be. */
+static int taken_with_a_wrong_bit(bool ipv4)
+{
+	int taken = 0;
+
+	for (int i = 0; i < vector_count; i++) {
+		struct vector *vector = &vectors[i];
+
+		if (vector->flow.ipv4 != ipv4)
+			continue;
+		for (size_t bit = 0; bit < 8 * vector->length; bit++) {
+			vector->bytes[bit / 8] ^= 1 << bit % 8;
+			bool is_taken =
+				soft_icrc_check(&vector->flow, vector->bytes, vector->length);
+
+			if (bit / 8 == 4)
+				CHECK(is_taken);
+			else
+				taken += is_taken;
+			vector->bytes[bit / 8] ^= 1 << bit % 8;
+		}
+	}
+	return taken;
+}
+
+static void vectors_of_scapy(void)
+{
+	int seen[256] = {0};
+
+	for (int i = 0; i < vector_count; i++) {
+		both_ways(&vectors[i]);
+		seen[vectors[i].packet.opcode] |= vectors[i].flow.ipv4 ? 1 : 2;
+	}
+	for (int opcode = 0; opcode < 256; opcode++) {
+		struct soft_roce_packet packet;
+		uint8_t bytes[LONGEST] = {(uint8_t)opcode};
+		bool exists = soft_roce_headers((uint8_t)opcode) >= 0;
+
+		CHECK_EQUAL(seen[opcode], exists ? 3 : 0);
+		CHECK_EQUAL(soft_roce_decode(&packet, bytes, sizeof(bytes)) == SOFT_ROCE_BAD_OPCODE,
+			    !exists);
+	}
+	CHECK_EQUAL(taken_with_a_wrong_bit(false), 0);
+	CHECK(taken_with_a_wrong_bit(true) <= 4); /* one in 65,536 of about 60,000 */
+}
+
+/* ---- malformed ----------------------------------------------------------------------------- */
+
+static void malformed(void)
+{
+	static const struct {
+		uint8_t opcode, flags;
+		size_t length; /* of all */
+		enum soft_roce_malformed why;
+	} cases[] = {
+		{SOFT_ROCE_SEND_ONLY, 0, 16, SOFT_ROCE_WELL_FORMED},
+		{SOFT_ROCE_SEND_ONLY, 0, 15, SOFT_ROCE_SHORT},
+		{SOFT_ROCE_SEND_ONLY, 0, 0, SOFT_ROCE_SHORT},
+		{SOFT_ROCE_SEND_ONLY, 0x01, 16, SOFT_ROCE_BAD_VERSION},
+		{SOFT_ROCE_SEND_ONLY, 0x08, 16, SOFT_ROCE_BAD_VERSION},
+		{SOFT_ROCE_SEND_ONLY, 0x10, 16, SOFT_ROCE_BAD_PAD},
+		{SOFT_ROCE_SEND_ONLY, 0x30, 20, SOFT_ROCE_WELL_FORMED},
+		{SOFT_ROCE_SEND_ONLY, 0x20, 22, SOFT_ROCE_BAD_PAD},
+		{SOFT_ROCE_SEND_ONLY, 0, 17, SOFT_ROCE_BAD_PAD},
+		{SOFT_ROCE_SEND_ONLY_IMMEDIATE, 0x10, 20, SOFT_ROCE_BAD_PAD},
+		{SOFT_ROCE_READ_REQUEST, 0, 31, SOFT_ROCE_SHORT},
+		{SOFT_ROCE_READ_REQUEST, 0, 32, SOFT_ROCE_WELL_FORMED},
+		{SOFT_ROCE_READ_REQUEST, 0, 36, SOFT_ROCE_BAD_PAYLOAD},
+		{SOFT_ROCE_ATOMIC_WRITE, 0, 40, SOFT_ROCE_WELL_FORMED},
+		{SOFT_ROCE_ATOMIC_WRITE, 0, 36, SOFT_ROCE_BAD_PAYLOAD},
+		{SOFT_ROCE_ATOMIC_WRITE, 0x10, 40, SOFT_ROCE_BAD_PAYLOAD},
+		{SOFT_ROCE_CNP, 0, 32, SOFT_ROCE_WELL_FORMED},
+		{SOFT_ROCE_CNP, 0, 28, SOFT_ROCE_BAD_PAYLOAD},
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		uint8_t *bytes = calloc(1, cases[i].length + 1); /* its end is a sanitizer's */
+		struct soft_roce_packet packet;
+
+		memcpy(bytes, &(uint8_t[]){cases[i].opcode, cases[i].flags},
+		       cases[i].length < 2 ? 0 : 2);
+		CHECK_EQUAL(soft_roce_decode(&packet, bytes, cases[i].length), cases[i].why);
+		free(bytes);
+	}
+	for (int i = 0; i < vector_count; i++)
+		for (size_t cut = 0; cut < vectors[i].length; cut++) {
+			uint8_t *bytes = malloc(cut + 1);
+			struct soft_roce_packet packet;
+
+			memcpy(bytes, vectors[i].bytes, cut);
+			if (!soft_roce_decode(&packet, bytes, cut)) /* it is another one */
+				CHECK(packet.payload + packet.length <=
+				      bytes + cut - SOFT_ROCE_ICRC);
+			soft_icrc_check(&vectors[i].flow, bytes, cut);
+			free(bytes);
+		}
+}
+
+static void reserved_bits_are_ignored(void)
+{
+	const struct soft_roce_packet packet = {
+		.opcode = SOFT_ROCE_XRC | SOFT_ROCE_FLUSH,
+		.srq = 0x123456,
+		.flush = 0x15,
+	};
+	uint8_t bytes[SOFT_ROCE_HEADERS_MAX + SOFT_ROCE_ICRC];
+	size_t length = soft_roce_encode(bytes, &packet) + SOFT_ROCE_ICRC;
+	struct soft_roce_packet got;
+
+	CHECK_EQUAL(length, 12 + 4 + 4 + 16 + 4);
+	bytes[4] |= 0x3f;
+	bytes[8] |= 0x7f;
+	bytes[12] = bytes[16] = bytes[17] = bytes[18] = 0xff;
+	bytes[19] |= 0xc0;
+	CHECK_EQUAL(soft_roce_decode(&got, bytes, length), SOFT_ROCE_WELL_FORMED);
+	CHECK(!got.fecn && !got.becn && !got.ack_request);
+	CHECK_EQUAL(got.srq, packet.srq);
+	CHECK_EQUAL(got.flush, packet.flush);
+}
+
+/* ---- the ICRC of what is longer -------------------------------------------------------------- */
+
+/* All lengths up to the longest packet's, in one piece and in small ones, and with a random identification. */
+static void every_length(void)
+{
+	static uint8_t bytes[LONGEST];
+
+	for (size_t i = 0; i < sizeof(bytes); i++)
+		bytes[i] = (uint8_t)next_random();
+	for (size_t length = SOFT_ROCE_BTH; length <= LONGEST - SOFT_ROCE_ICRC; length += 4) {
+		const struct soft_icrc_flow *flow = &vectors[length / 4 % 2].flow;
+		uint16_t identification = (uint16_t)next_random();
+		struct iovec pieces[LONGEST / 8] = {{bytes, SOFT_ROCE_BTH}};
+		int count = 1;
+		uint32_t icrc = soft_icrc(flow, identification, &(struct iovec){bytes, length}, 1);
+
+		for (size_t at = SOFT_ROCE_BTH, part; at < length; at += part) {
+			part = 8 + next_random() % 50;
+			if (part > length - at)
+				part = length - at;
+			pieces[count++] = (struct iovec){bytes + at, part};
+		}
+		CHECK_EQUAL(soft_icrc(flow, identification, pieces, count), icrc);
+		if (!flow->ipv4)
+			CHECK_EQUAL(soft_icrc(flow, (uint16_t)~identification, pieces, count),
+				    icrc);
+
+		uint8_t after[SOFT_ROCE_ICRC];
+
+		memcpy(after, bytes + length, sizeof(after));
+		memcpy(bytes + length, &(uint32_t){htole32(icrc)}, sizeof(icrc));
+		CHECK(soft_icrc_check(flow, bytes, length + SOFT_ROCE_ICRC));
+		CHECK(!soft_icrc_check(flow, bytes, length + SOFT_ROCE_ICRC - 1));
+		memcpy(bytes + length, after, sizeof(after));
+	}
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	read_vectors();
+	STEP(vectors_of_scapy());
+	STEP(malformed());
+	STEP(reserved_bits_are_ignored());
+	STEP(every_length());
+	return 0;
+}
