@@ -29,6 +29,7 @@ PACKAGES = {
     "ib_": "perftest",
     "cmake": "cmake",
     "c++": "g++",
+    "tshark": "tshark",
     "valgrind": "valgrind",
 }
 DEFAULT_PACKAGE = "rdmacm-utils"
