@@ -1,4 +1,4 @@
-/* A UDP payload from anybody, which may be a packet of RoCE v2: nothing outside it is read, what is decoded
+/* A UDP payload from elsewhere, which may be a packet of RoCE v2: nothing outside it is read, what is decoded
  * is encoded as the same bytes, and no right packet fails the check of its ICRC.
  *
  *   0  IPv4 or IPv6  1-2 identification  3 where the pieces for the ICRC are cut  4- the packet */

@@ -163,15 +163,13 @@ static void both_ways(const struct vector *vector)
 	CHECK(soft_icrc_check(&vector->flow, vector->bytes, vector->length));
 }
 
-/* Each bit of a packet turned: none is taken, but for those that a router may change. With IPv4 one in
- * 65,536 would be by chance, and is not among these. */
-static void wrong_bits(struct vector *vector)
+/* Each bit of a packet turned: none is taken, but for those that a router may change. */
+static void wrong_bits(const struct soft_icrc_flow *flow, uint8_t *bytes, size_t length)
 {
-	for (size_t bit = 0; bit < 8 * vector->length; bit++) {
-		vector->bytes[bit / 8] ^= 1 << bit % 8;
-		CHECK_EQUAL(soft_icrc_check(&vector->flow, vector->bytes, vector->length),
-			    bit / 8 == 4);
-		vector->bytes[bit / 8] ^= 1 << bit % 8;
+	for (size_t bit = 0; bit < 8 * length; bit++) {
+		bytes[bit / 8] ^= 1 << bit % 8;
+		CHECK_EQUAL(soft_icrc_check(flow, bytes, length), bit / 8 == 4);
+		bytes[bit / 8] ^= 1 << bit % 8;
 	}
 }
 
@@ -195,7 +193,7 @@ static void vectors_of_scapy(void)
 
 	for (int i = 0; i < vector_count; i++) {
 		both_ways(&vectors[i]);
-		wrong_bits(&vectors[i]);
+		wrong_bits(&vectors[i].flow, vectors[i].bytes, vectors[i].length);
 		seen[vectors[i].packet.opcode] |= vectors[i].flow.ipv4 ? 1 : 2;
 	}
 	for (int opcode = 0; opcode < 256; opcode++) {
@@ -316,6 +314,8 @@ static void every_length(void)
 		memcpy(bytes + length, &(uint32_t){htole32(icrc)}, sizeof(icrc));
 		CHECK(soft_icrc_check(flow, bytes, length + SOFT_ROCE_ICRC));
 		CHECK(!soft_icrc_check(flow, bytes, length + SOFT_ROCE_ICRC - 1));
+		if (length >= LONGEST - SOFT_ROCE_ICRC - 4) /* with IPv4, and with IPv6 */
+			wrong_bits(flow, bytes, length + SOFT_ROCE_ICRC);
 		memcpy(bytes + length, after, sizeof(after));
 	}
 }
