@@ -67,13 +67,13 @@ static inline uint64_t number(const uint8_t *at, int bytes)
 
 /* ---- opcodes ------------------------------------------------------------------------------- */
 
-/* What the payload of an opcode may be, apart from the path MTU, which is a queue pair's. */
+/* One more than the bytes of an opcode's payload. */
 enum payload {
 	NO_OPCODE, /* what the table has not */
-	ANY,
 	NONE,
-	WORD, /* A19.4: eight bytes */
-	RESERVED, /* SOFT_ROCE_CNP_PAYLOAD */
+	WORD = 1 + 8, /* A19.4 */
+	RESERVED = 1 + SOFT_ROCE_CNP_PAYLOAD,
+	ANY = 0xff, /* up to the path MTU, which is a queue pair's */
 };
 
 struct layout {
@@ -131,20 +131,6 @@ static const struct layout layouts[256] = {
 int soft_roce_headers(uint8_t opcode)
 {
 	return layouts[opcode].payload == NO_OPCODE ? -1 : layouts[opcode].headers;
-}
-
-static bool payload_may_be(enum payload payload, uint32_t length)
-{
-	switch (payload) {
-	case NONE:
-		return !length;
-	case WORD:
-		return length == 8;
-	case RESERVED:
-		return length == SOFT_ROCE_CNP_PAYLOAD;
-	default:
-		return true;
-	}
 }
 
 /* ---- both directions ----------------------------------------------------------------------- */
@@ -216,6 +202,7 @@ enum soft_roce_malformed soft_roce_decode(struct soft_roce_packet *packet, const
 		return SOFT_ROCE_BAD_PAD;
 	packet->payload = at;
 	packet->length = (uint32_t)(end - at) - pad;
-	return payload_may_be(layout->payload, packet->length) ? SOFT_ROCE_WELL_FORMED
-							       : SOFT_ROCE_BAD_PAYLOAD;
+	return layout->payload == ANY || layout->payload == packet->length + 1
+		       ? SOFT_ROCE_WELL_FORMED
+		       : SOFT_ROCE_BAD_PAYLOAD;
 }

@@ -82,10 +82,15 @@ enum {
 	LANES = 4
 };
 
-/* A lane as it stands so many bytes later, which the factor says, plus the lane that is there. */
-CARRYLESS static inline __m128i folded(__m128i lane, __m128i factor, const uint8_t *there)
+static inline __m128i load(const uint8_t *at)
 {
-	return _mm_loadu_si128((const void *)there) ^ _mm_clmulepi64_si128(lane, factor, 0x00) ^
+	return _mm_loadu_si128((const void *)at);
+}
+
+/* A lane as it stands so many bytes later, which the factor says, plus the lane that is there. */
+CARRYLESS static inline __m128i folded(__m128i lane, __m128i factor, __m128i there)
+{
+	return there ^ _mm_clmulepi64_si128(lane, factor, 0x00) ^
 	       _mm_clmulepi64_si128(lane, factor, 0x11);
 }
 
@@ -96,22 +101,21 @@ CARRYLESS static uint32_t update_by_lanes(uint32_t crc, const uint8_t *bytes, si
 	const __m128i by_four = _mm_set_epi64x(0x1c6e41596, 0x154442bd4);
 	const __m128i by_one = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
 	const uint8_t *end = bytes + length;
-	__m128i lanes[LANES];
+	__m128i lanes[LANES], all;
 	uint8_t last[LANE];
 
 	for (int i = 0; i < LANES; i++, bytes += LANE)
-		lanes[i] = _mm_loadu_si128((const void *)bytes);
+		lanes[i] = load(bytes);
 	lanes[0] ^= _mm_cvtsi32_si128((int)crc);
 	while (end - bytes >= LANES * LANE)
 		for (int i = 0; i < LANES; i++, bytes += LANE)
-			lanes[i] = folded(lanes[i], by_four, bytes);
-	for (int i = 1; i < LANES; i++) {
-		_mm_storeu_si128((void *)last, lanes[i]);
-		lanes[i] = folded(lanes[i - 1], by_one, last);
-	}
+			lanes[i] = folded(lanes[i], by_four, load(bytes));
+	all = lanes[0];
+	for (int i = 1; i < LANES; i++)
+		all = folded(all, by_one, lanes[i]);
 	for (; end - bytes >= LANE; bytes += LANE)
-		lanes[LANES - 1] = folded(lanes[LANES - 1], by_one, bytes);
-	_mm_storeu_si128((void *)last, lanes[LANES - 1]);
+		all = folded(all, by_one, load(bytes));
+	_mm_storeu_si128((void *)last, all);
 	return update_by_tables(update_by_tables(0, last, LANE), bytes, (size_t)(end - bytes));
 }
 #endif
