@@ -11,9 +11,9 @@
 #define EXTENDED_HEADERS(HEADER, FIELD, ZEROS)                                                     \
 	/* 9.3.2 */                                                                                \
 	HEADER(DETH, 8, FIELD(u32, qkey) ZEROS(u8) FIELD(u24, from))                               \
-	/* A14 */                                                                                  \
+	/* annex A14 */                                                                            \
 	HEADER(XRCETH, 4, ZEROS(u8) FIELD(u24, srq))                                               \
-	/* A19.4 */                                                                                \
+	/* annex A19 */                                                                            \
 	HEADER(FETH, 4, ZEROS(u24) FIELD(u8, flush))                                               \
 	/* 9.3.3 */                                                                                \
 	HEADER(RETH, 16, FIELD(u64, address) FIELD(u32, rkey) FIELD(u32, dma_length))              \
@@ -71,7 +71,7 @@ static inline uint64_t number(const uint8_t *at, int bytes)
 enum payload {
 	NO_OPCODE, /* what the table has not */
 	NONE,
-	WORD = 1 + 8, /* A19.4 */
+	WORD = 1 + 8, /* annex A19 */
 	RESERVED = 1 + SOFT_ROCE_CNP_PAYLOAD,
 	ANY = 0xff, /* up to the path MTU, which is a queue pair's */
 };
@@ -83,7 +83,7 @@ struct layout {
 
 #define ROW(service, operation, headers, payload)                                                  \
 	[(int)(service) | (int)SOFT_ROCE_##operation] = {headers, payload}
-/* A request of XRC names its shared receive queue (A14); a response does not. */
+/* A request of XRC names its shared receive queue (annex A14); a response does not. */
 #define RELIABLE_REQUEST(operation, headers, payload)                                              \
 	ROW(SOFT_ROCE_RC, operation, headers, payload),                                            \
 		ROW(SOFT_ROCE_XRC, operation, SOFT_ROCE_XRCETH | (headers), payload)
@@ -96,7 +96,7 @@ struct layout {
 #define DATAGRAM(operation, headers, payload)                                                      \
 	ROW(SOFT_ROCE_UD, operation, SOFT_ROCE_DETH | (headers), payload)
 
-/* 9.2.1, table 38; XRC: A14; FLUSH and ATOMIC WRITE: A19.4; CNP: A17.9.3. */
+/* 9.2.1, table 38; XRC: annex A14; FLUSH and ATOMIC WRITE: annex A19; CNP: annex A17.9.3. */
 static const struct layout layouts[256] = {
 	REQUEST(SEND_FIRST, 0, ANY),
 	REQUEST(SEND_MIDDLE, 0, ANY),

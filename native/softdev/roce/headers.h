@@ -13,12 +13,12 @@
 #include <stdint.h>
 
 enum {
-	SOFT_ROCE_PORT = 4791, /* A17: of UDP, the destination's */
+	SOFT_ROCE_PORT = 4791, /* annex A17: of UDP, the destination's */
 	SOFT_ROCE_BTH = 12,
 	SOFT_ROCE_ICRC = 4,
 	SOFT_ROCE_HEADERS_MAX = SOFT_ROCE_BTH + 4 + 28, /* an atomic request of XRC */
 	SOFT_ROCE_PAD_MAX = 3,
-	SOFT_ROCE_CNP_PAYLOAD = 16, /* A17.9.3: reserved, zeros */
+	SOFT_ROCE_CNP_PAYLOAD = 16, /* annex A17.9.3: reserved, zeros */
 };
 
 /* An opcode is a service in its upper three bits and an operation in the rest (9.2.1, table 38). */
@@ -54,10 +54,10 @@ enum soft_roce_operation {
 	SOFT_ROCE_FETCH_ADD = 0x14,
 	SOFT_ROCE_SEND_LAST_INVALIDATE = 0x16,
 	SOFT_ROCE_SEND_ONLY_INVALIDATE = 0x17,
-	SOFT_ROCE_FLUSH = 0x1c,        /* A19.4 */
-	SOFT_ROCE_ATOMIC_WRITE = 0x1d, /* A19.4 */
+	SOFT_ROCE_FLUSH = 0x1c,        /* annex A19 */
+	SOFT_ROCE_ATOMIC_WRITE = 0x1d, /* annex A19 */
 	SOFT_ROCE_OPERATION = 0x1f,    /* the bits */
-	SOFT_ROCE_CNP = 0x81, /* A17.9.3: the whole opcode of a congestion notification */
+	SOFT_ROCE_CNP = 0x81, /* annex A17.9.3: the whole opcode of a congestion notification */
 };
 
 /* The extended headers, in the order in which they follow the BTH. */
@@ -102,7 +102,7 @@ struct soft_roce_packet {
 	const uint8_t *payload;
 };
 
-/* Bits 5-6 of the syndrome (9.7.5.2); bits 0-4 are credits, timer or error code. */
+/* Bits 5-7 of the syndrome of an AETH; bits 0-4 are credits, timer or error code. */
 enum soft_roce_syndrome {
 	SOFT_ROCE_ACK = 0 << 5,
 	SOFT_ROCE_RNR_NAK = 1 << 5,

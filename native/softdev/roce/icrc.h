@@ -1,4 +1,4 @@
-/* The invariant CRC of a RoCE v2 packet (IBTA volume 1, 7.8.1 and A17): Ethernet's CRC-32 over what no
+/* The invariant CRC of a RoCE v2 packet (IBTA vol 1, 7.8.1, and annex A17): Ethernet's CRC-32 over what no
  * router changes.  A packet carries it behind its payload and pad, least significant byte first.
  *
  * It covers the IP header too, which a datagram socket does not show.  All of it is known (addresses,
