@@ -142,7 +142,8 @@ static void forget_device(void)
 	close_all();
 	soft_timers_forget();
 	soft_list_init(&engine()->deferred);
-	soft_list_init(&engine()->channels);
+	while (!soft_list_empty(&engine()->channels)) /* what is destroyed later is in no list */
+		soft_list_remove(engine()->channels.next);
 	EACH_SUBSYSTEM (it)
 		if ((*it)->forked)
 			(*it)->forked();
