@@ -1,6 +1,6 @@
 /* Streams that come late, break, end in order, or bring what no peer would send. */
 #include "adopted_side.h"
-#include "verbs_side.h"
+#include "ud_side.h"
 
 #include <arpa/inet.h>
 
@@ -265,6 +265,39 @@ static void hostile_peers(void)
 	/* The first pair noticed nothing of all this. */
 	one_message(&a, &b);
 	close_pair(&a, &b);
+}
+
+/* A queue pair for datagrams has no peer, whatever fits the zeros that it has in its place. */
+static void stream_to_datagrams(void)
+{
+	for (uint8_t opcode = SOFT_SEND; opcode <= SOFT_ATOMIC_DATA; opcode++) {
+		uint8_t bytes[RECORD_HEADER + SOFT_FRAME_HEADER + SOFT_ATOMIC_ARGUMENTS] = {0};
+		struct side side;
+
+		ud_open(&side, (struct options){0});
+		int fd = greet(port_of_number(side.qp->qp_num));
+
+		introduce(fd,
+			  &(struct soft_hello){.kind = SOFT_HELLO,
+					       .to = side.qp->qp_num,
+					       .receive_psn = side.psn,
+					       .flags = SOFT_HELLO_SENDS},
+			  1);
+		record_header(bytes, SOFT_RECORD_DATA, sizeof(bytes) - RECORD_HEADER, 1, 0);
+		soft_frame_encode(bytes + RECORD_HEADER,
+				  &(struct soft_frame){.opcode = opcode,
+						       .length = SOFT_ATOMIC_ARGUMENTS,
+						       .dma_length = SOFT_ATOMIC_ARGUMENTS});
+		CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
+		/* All of that has been read when a later stream is through. */
+		close(greet(port_of_number(side.qp->qp_num)));
+		CHECK_EQUAL(verbs->device->wire(side.qp), AIORDMA_WIRE_NONE);
+		CHECK(recv(fd, bytes, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
+		soft_lock(); /* nor does the connection manager bring it one */
+		CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side.qp), fd, NULL, 0), EINVAL);
+		soft_unlock();
+		close_side(&side);
+	}
 }
 
 /* A stream that has made too many wrong guesses is refused unseen: also what is right, and would wait
@@ -707,6 +740,7 @@ int main(void)
 	STEP(all_wait());
 	STEP(leaves_accepted());
 	STEP(hostile_peers());
+	STEP(stream_to_datagrams());
 	STEP(guesses(false));
 	STEP(guesses(true));
 	STEP(orderly_end());

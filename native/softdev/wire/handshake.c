@@ -228,6 +228,8 @@ static bool leads_there(const struct soft_path *path, const struct soft_qp *qp)
 /* Can the queue pair take the pending link as its peer, now or soon? */
 static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 {
+	if (soft_qp_is_ud(qp))
+		return false; /* its attributes of a peer are zeros, which a HELLO could match */
 	if (!is_ready(qp))
 		return qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_INIT;
 	if (qp->stream_lost || !soft_hello_matches(&link->peer_hello, qp) ||

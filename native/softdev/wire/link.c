@@ -236,7 +236,7 @@ static int adopt(struct soft_link **link, struct soft_qp *qp, int fd)
 	int rc = 0;
 
 	soft_qp_await_adoption(qp);
-	if (qp->ibv.state != IBV_QPS_RTR && qp->ibv.state != IBV_QPS_RTS)
+	if (soft_qp_is_ud(qp) || (qp->ibv.state != IBV_QPS_RTR && qp->ibv.state != IBV_QPS_RTS))
 		rc = EINVAL;
 	else if (qp->link || qp->stream_lost)
 		rc = EISCONN;
