@@ -1,5 +1,6 @@
-/* The connection manager: hostile clients of a listener, servers with arbitrary answers, and
- * datagrams that ask for a service; through real ids and sockets.
+/* The connection manager: hostile clients of a listener, servers with arbitrary answers, streams to
+ * the data listener for the queue pairs of ids, and datagrams that ask for a service; through real ids
+ * and sockets, from many addresses, of which few have a place.
  *
  * The application does what an application may do at that moment, in any order.  Whatever happens,
  * it ends with nothing left over, and the listener serves a peer of this protocol.
@@ -11,12 +12,13 @@
 #include "../soft/cm_side.h"
 #include "fuzz.h"
 
-#include "objects/frame.h"
 #include "cm/cm_internal.h"
+#include "wire/link.h"
 
 enum {
-	CLIENTS = 4,
+	CLIENTS = 8,
 	IDS = 6,
+	PLACES = 3,
 	PEER_PSN = 100
 };
 
@@ -29,6 +31,7 @@ static struct world {
 	struct rdma_cm_id *ids[IDS];
 	int clients[CLIENTS]; /* -1: none */
 	int server; /* where the application may be sent */
+	uint16_t data; /* where queue pairs are reached without the connection manager */
 	int datagrams;
 	int sockets;
 } world;
@@ -63,6 +66,7 @@ static void open_world(void)
 	CHECK(world.asking = rdma->rdma_create_event_channel());
 	CHECK_EQUAL(fcntl(world.channel->fd, F_SETFL, O_NONBLOCK), 0);
 	CHECK_EQUAL(fcntl(world.asking->fd, F_SETFL, O_NONBLOCK), 0);
+	soft_device.cm->limits.half_open = PLACES;
 	world.listener = listening(RDMA_PS_TCP);
 	world.service = listening(RDMA_PS_UDP);
 	CHECK(world.pd = rdma->ibv_alloc_pd(world.listener->verbs));
@@ -71,6 +75,9 @@ static void open_world(void)
 	CHECK_EQUAL(rdma->ibv_query_port(world.listener->verbs, 1,
 					 (struct _compat_ibv_port_attr *)&port),
 		    0);
+	soft_lock();
+	world.data = soft_ip_port();
+	soft_unlock();
 	world.server = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	CHECK_EQUAL(bind(world.server, &any.any, sizeof(any.v4)), 0);
 	CHECK_EQUAL(listen(world.server, 16), 0);
@@ -260,18 +267,25 @@ static void hang_up(int *fd, bool politely)
 	*fd = -1;
 }
 
-static void connect_to(int *fd, bool accepted)
+/*  0 to whom  1-3 from which address of this host */
+static void connect_to(int *fd, const uint8_t *r)
 {
-	union address address =
-		address_of("127.0.0.1", ntohs(rdma->rdma_get_src_port(world.listener)));
+	union address from = address_of("127.0.0.1", 0);
+	union address to = address_of("127.0.0.1", ntohs(rdma->rdma_get_src_port(world.listener)));
 
 	hang_up(fd, false);
-	if (accepted) {
+	if (r[0] & 1) {
 		*fd = accept(world.server, NULL, NULL);
 		return;
 	}
+	if (r[0] & 2)
+		to.v4.sin_port = htons(world.data);
 	*fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	(void)connect(*fd, &address.any, sizeof(address.v4));
+	from.v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK ^ (r[1] << 16 | r[2] << 8 | r[3] << 1));
+	CHECK_EQUAL(setsockopt(*fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &(int){1}, sizeof(int)),
+		    0);
+	CHECK_EQUAL(bind(*fd, &from.any, sizeof(from.v4)), 0);
+	(void)connect(*fd, &to.any, sizeof(to.v4));
 }
 
 static void say(int fd, const uint8_t *bytes, size_t length, size_t first)
@@ -315,20 +329,48 @@ static void say_message(int fd, const uint8_t *r)
 	say(fd, bytes, length, r[11]);
 }
 
-static void say_frame(int fd, const uint8_t *r)
+/* On the stream that a connection has become, or on one to the data listener.
+ *  0 kind; 0: the HELLO of a stream  1 the id whose queue pair is meant  2-3 to, from
+ *  4 kind of handshake, or opcode  5 PSN  6 length  7 flags  8 acknowledged  9 said in two pieces */
+static void say_record(int fd, const uint8_t *r)
 {
-	uint8_t bytes[SOFT_FRAME_HEADER + 64] = {0};
-	struct soft_frame frame = {
-		.opcode = r[0],
-		.flags = r[1],
-		.psn = PEER_PSN + r[2],
-		.length = r[3] & 63,
-		.dma_length = r[3] & 63,
-		.ack = r[4],
+	struct rdma_cm_id *id = world.ids[r[1] % IDS];
+	const struct soft_cm_id *own = id ? soft_cm_id_of(id) : NULL;
+	uint8_t bytes[SOFT_TCP_RECORD_HEADER + SOFT_FRAME_HEADER + 64] = {0};
+	uint8_t *payload = bytes + SOFT_TCP_RECORD_HEADER;
+	enum soft_record_kind kind = (enum soft_record_kind)(r[0] % 5);
+	const struct soft_hello hello = {
+		.kind = kind ? r[4] & 3 : SOFT_HELLO_STREAM,
+		.from = own ? own->remote_qpn : r[1],
+		.to = id && id->qp ? id->qp->qp_num : r[1],
+		.receive_psn = own ? own->psn : 0,
+		.send_psn = own ? own->remote_psn : PEER_PSN + (uint32_t)r[5],
+		.flags = SOFT_HELLO_SENDS,
+		.mtu = IBV_MTU_4096 ^ (r[7] & 7),
 	};
+	const struct soft_frame frame = {
+		.opcode = r[4],
+		.flags = r[7],
+		.psn = PEER_PSN + r[5],
+		.length = r[6] & 63,
+		.dma_length = r[6] & 63,
+		.ack = r[8],
+	};
+	uint32_t length = kind == SOFT_RECORD_END ? 0 : SOFT_HANDSHAKE_SIZE;
 
-	soft_frame_encode(bytes, &frame);
-	say(fd, bytes, SOFT_FRAME_HEADER + frame.length, r[5]);
+	if (kind == SOFT_RECORD_DATA) {
+		length = SOFT_FRAME_HEADER + frame.length;
+		soft_frame_encode(payload, &frame);
+	} else {
+		soft_hello_encode(payload, &hello);
+	}
+	soft_put32(bytes, (uint32_t)kind << 24 | length);
+	soft_put32(bytes + 4, r[2] & 3);
+	soft_put32(bytes + 8, r[3] & 3);
+	if (kind)
+		say(fd, bytes, SOFT_TCP_RECORD_HEADER + length, r[9]);
+	else
+		say(fd, payload, length, r[9]);
 }
 
 /*  0 type  1 number  2-3 QP number  4 status  5 LID  6-7 a byte that is wrong  8 cut off */
@@ -365,7 +407,7 @@ static void one_thing(const uint8_t *r)
 	switch (r[0] & 15) {
 	case 0:
 	case 1:
-		connect_to(fd, r[2] & 1);
+		connect_to(fd, r + 2);
 		break;
 	case 2:
 	case 3:
@@ -376,7 +418,7 @@ static void one_thing(const uint8_t *r)
 		say(*fd, r + 3, r[2] % (RECORD - 2u), 0);
 		break;
 	case 6:
-		say_frame(*fd, r + 2);
+		say_record(*fd, r + 2);
 		break;
 	case 7:
 	case 8:
@@ -435,6 +477,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	fuzz_seed(data, size);
 	if (!world.channel)
 		open_world();
+	soft_device.cm->half_open.seed = 0;
+	soft_cm_id_of(world.listener)->listener->parked.seed = 0;
 	for (size_t at = 0; at + RECORD <= size; at += RECORD)
 		one_thing(data + at);
 	for (int i = 0; i < CLIENTS; i++)
