@@ -300,22 +300,37 @@ static void stream_to_datagrams(void)
 	}
 }
 
-/* A stream that has made too many wrong guesses is refused unseen: also what is right, and would wait
- * for its queue pair.  A new one has none to make at once, or there would be ever new ones. */
-static void guesses(bool of_cm)
+static uint64_t stands_at; /* atomic: the device's time, which passes while this is 0 */
+
+static int clock_that_stands(clockid_t clock, struct timespec *now)
 {
-	const uint32_t most = of_cm ? 2000 : 1000;
+	uint64_t ns = __atomic_load_n(&stands_at, __ATOMIC_SEQ_CST);
+
+	if (!ns || clock != CLOCK_MONOTONIC)
+		return clock_gettime(clock, now);
+	*now = (struct timespec){.tv_sec = (time_t)(ns / SECOND), .tv_nsec = (long)(ns % SECOND)};
+	return 0;
+}
+
+/* A stream that has made too many wrong guesses is refused unseen: also what is right, and waits for
+ * its queue pair if it is seen.  A new stream has one guess, or there would be ever new ones; one that
+ * is older than a second has a thousand more. */
+static void guesses(bool of_cm, uint32_t wrong, bool unseen)
+{
 	uint8_t record[RECORD_HEADER];
 	struct side side, other;
+	bool refused = false;
+	uint32_t number;
 
 	open_side(&side, (struct options){0});
 	CHECK_EQUAL(to_init(&side), 0);
 	struct address address = address_of_side(&side);
 	struct soft_hello hello = {.kind = SOFT_HELLO, .from = 1, .to = side.qp->qp_num ^ 0x1fff};
 	open_side(&other, (struct options){0});
+	__atomic_store_n(&stands_at, now_ns(CLOCK_MONOTONIC), __ATOMIC_SEQ_CST);
 	int fd = of_cm ? adopt(&other) : greet(address.port);
 
-	for (uint32_t i = 1; i <= most; i++)
+	for (uint32_t i = 1; i <= wrong; i++)
 		introduce(fd, &hello, i);
 	hello.to = side.qp->qp_num;
 	introduce(fd, &hello, 5000);
@@ -324,8 +339,11 @@ static void guesses(bool of_cm)
 	do {
 		CHECK(hear_exactly(fd, record, sizeof(record)));
 		CHECK_EQUAL(record[3], SOFT_RECORD_END);
-		CHECK(soft_take32(record + 4) != 5001);
-	} while (soft_take32(record + 4) != 5000);
+		number = soft_take32(record + 4);
+		refused |= number == 5000;
+	} while (number != 5001);
+	CHECK_EQUAL(refused, unseen);
+	__atomic_store_n(&stands_at, 0, __ATOMIC_SEQ_CST);
 	close(fd);
 	close_side(&other);
 	close_side(&side);
@@ -729,6 +747,11 @@ static void impossible_answers(void)
 
 int main(void)
 {
+	static struct soft_platform platform; /* threads of the device outlive main */
+
+	platform = *soft_device.platform;
+	platform.clock = clock_that_stands;
+	soft_device.platform = &platform;
 	limit_seconds(100);
 	for (int way = 0; way < 5; way++)
 		STEP(killed(way));
@@ -741,8 +764,10 @@ int main(void)
 	STEP(leaves_accepted());
 	STEP(hostile_peers());
 	STEP(stream_to_datagrams());
-	STEP(guesses(false));
-	STEP(guesses(true));
+	STEP(guesses(false, 0, false));
+	STEP(guesses(false, 1, true));
+	STEP(guesses(true, 1000, false));
+	STEP(guesses(true, 1001, true));
 	STEP(orderly_end());
 	STEP(impossible_frames());
 	STEP(impossible_answers());
