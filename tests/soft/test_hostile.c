@@ -122,7 +122,7 @@ static void keys_are_random(void)
 	};
 	static uint32_t keys[KEYS];
 	uint32_t ones = 0, zeros = 0;
-	int rising = 0;
+	int rising = 0, same = 0;
 	struct side side;
 
 	open_side(&side, (struct options){0});
@@ -135,11 +135,12 @@ static void keys_are_random(void)
 		zeros |= ~mr->rkey;
 		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 		for (int k = 0; k < i; k++)
-			CHECK(keys[k] != keys[i]);
+			same += keys[k] == keys[i];
 		rising += i && keys[i] > keys[i - 1];
 	}
 	CHECK_EQUAL(ones, 0xffffffff);
 	CHECK_EQUAL(zeros, 0xffffffff);
+	CHECK(same <= 1); /* one of 8,600 runs draws a number twice */
 	CHECK(rising > KEYS / 4 && rising < KEYS - KEYS / 4);
 	close_side(&side);
 }
