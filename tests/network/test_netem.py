@@ -78,8 +78,8 @@ def test_all_traffic(agents: Agents, path: str) -> None:
     exchange(agents, 30, 1000)
 
     # Datagrams get lost, overtake each other, come twice; what comes is whole.
-    # In three packets, or in one where each may have a wrong bit: two of them in a datagram can cancel
-    # each other in UDP's checksum.
+    # In three packets, or in one where each may have a wrong bit: two of them in a datagram can
+    # cancel each other in UDP's checksum.
     size = 1000 if path == "damaged" else 3000
     pair(agents, "UD", family)
     right.call("post", count=60, size=size)
