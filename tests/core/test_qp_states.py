@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._core import qp_states
 from aiordma._core.qp_states import (
     TRANSITIONS,
     QPAttrMask,
     QPState,
     QPType,
     attribute_names,
-    c_header,
     check_transition,
     mermaid,
 )
 
-HEADER = Path(__file__).parents[2] / "native" / "softdev" / "objects" / "qp_states.h"
 ALL = sum(QPAttrMask)
 
 
@@ -181,10 +177,6 @@ def test_unknown_bits_are_forbidden_and_named_in_hex() -> None:
     assert attribute_names(ALL) == ", ".join(bit.name or "" for bit in QPAttrMask)
 
 
-def test_the_committed_header_is_what_the_table_gives() -> None:
-    assert HEADER.read_bytes() == c_header().encode()
-
-
 @pytest.mark.parametrize("qp_type", QPType)
 def test_diagram_draws_every_row(qp_type: QPType) -> None:
     """And nothing else: an arrow from the box is one from each state inside."""
@@ -199,15 +191,3 @@ def test_diagram_draws_every_row(qp_type: QPType) -> None:
             drawn += [(state, QPState[following]) for state in from_states]
     assert sorted(drawn) == sorted(expected_rows(qp_type))
     assert ("RTS --> SQE: device" in text) == (qp_type not in RELIABLE)
-
-
-def test_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert qp_states.main(["header"]) == 0
-    assert capsys.readouterr().out == c_header()
-    assert qp_states.main(["mermaid", "UC"]) == 0
-    assert capsys.readouterr().out == mermaid(QPType.UC)
-    for wrong in ([], ["mermaid"], ["mermaid", "DC"], ["header", "x"]):
-        assert qp_states.main(wrong) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.startswith("usage: ")
