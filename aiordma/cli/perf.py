@@ -93,14 +93,9 @@ def perf(local: bool) -> None:
     """
 
 
-POLLING = click.option(
-    "--polling",
-    type=click.IntRange(0, 1_000_000),
-    metavar="US",
-    default=round(DEFAULT.polling * 1e6),
-    show_default=True,
-    help="Time of busy polling before a process sleeps, in us; 0: none.",
-)
+POLLING = click.option("--polling", type=click.IntRange(0, 1_000_000), metavar="US",
+    default=round(DEFAULT.polling * 1e6), show_default=True,
+    help="Time of busy polling before a process sleeps, in us; 0: none.")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -127,76 +122,40 @@ def measurement_options(command: Command) -> Command:
     """OPERATION, METRIC, and the options of every measurement."""
     for option in (
         POLLING,
-        click.option(
-            "--plot",
-            "targets",
-            metavar="FILE",
-            multiple=True,
+        click.option("--plot", "targets", metavar="FILE", multiple=True,
             type=click.Path(dir_okay=False, path_type=Path),
-            help="Draw into this file, .png or .svg; repeatable.",
-        ),
+            help="Draw into this file, .png or .svg; repeatable."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table."),
-        click.option(
-            "--verify-all",
-            is_flag=True,
-            help="Compare every message, not only the first and the last.",
-        ),
-        click.option(
-            "--gpu", is_flag=True, help="Write from and read into memory of this side's GPU."
-        ),
+        click.option("--verify-all", is_flag=True,
+            help="Compare every message, not only the first and the last."),
+        click.option("--gpu", is_flag=True,
+            help="Write from and read into memory of this side's GPU."),
         click.option("--cpu", is_flag=True, help="Show the use of the CPU by both processes."),
         click.option("--imm", is_flag=True, help="With immediate data: send and write."),
-        click.option(
-            "--bidirectional",
-            is_flag=True,
-            help="The server answers each send or write with one: bw and rate.",
-        ),
-        click.option(
-            "--qp",
-            type=click.Choice(QP_TYPES),
-            help="Plain queue pairs of this type instead of aiordma's connections.",
-        ),
-        click.option(
-            "--inline", type=int, default=0, help="With --qp: send up to so many bytes inline."
-        ),
-        click.option(
-            "--moderation",
-            type=int,
-            default=1,
-            help="With --qp: operations for each completion [default: 1].",
-        ),
+        click.option("--bidirectional", is_flag=True,
+            help="The server answers each send or write with one: bw and rate."),
+        click.option("--qp", type=click.Choice(QP_TYPES),
+            help="Plain queue pairs of this type instead of aiordma's connections."),
+        click.option("--inline", type=int, default=0,
+            help="With --qp: send up to so many bytes inline."),
+        click.option("--moderation", type=int, default=1,
+            help="With --qp: operations for each completion [default: 1]."),
         click.option("--batch", type=int, default=1, help="Operations per doorbell [default: 1]."),
         click.option("--connections", type=int, default=1, help="Connections [default: 1]."),
-        click.option(
-            "--depth",
-            type=int,
-            help="Operations outstanding on each connection [default: 64; for lat and stream 1].",
-        ),
-        click.option(
-            "--warm-up",
-            type=int,
-            help="Operations before the timed ones [default: up to 200, fewer of large ones].",
-        ),
-        click.option(
-            "--duration",
-            type=float,
-            metavar="SECONDS",
-            default=1.0,
-            help="Seconds for each size [default: 1].",
-        ),
-        click.option(
-            "--iterations", type=int, help="Operations of each size, instead of a duration."
-        ),
+        click.option("--depth", type=int,
+            help="Operations outstanding on each connection [default: 64; for lat and stream 1]."),
+        click.option("--warm-up", type=int,
+            help="Operations before the timed ones [default: up to 200, fewer of large ones]."),
+        click.option("--duration", type=float, metavar="SECONDS", default=1.0,
+            help="Seconds for each size [default: 1]."),
+        click.option("--iterations", type=int,
+            help="Operations of each size, instead of a duration."),
         click.option("--all", "every", is_flag=True, help="Powers of two from 2 B to 8 MiB."),
-        click.option(
-            "--sizes",
-            type=parse_sizes,
-            metavar="SIZE,...",
-            help="Sizes in bytes, as 64,4KiB,1M [default: 64; for bw 64K; of atomic 8].",
-        ),
+        click.option("--sizes", type=parse_sizes, metavar="SIZE,...",
+            help="Sizes in bytes, as 64,4KiB,1M [default: 64; for bw 64K; of atomic 8]."),
         click.argument("metric", type=click.Choice(METRICS)),
         click.argument("operation", type=click.Choice(OPERATIONS)),
-    ):
+    ):  # fmt: skip
         command = option(command)
     return command
 
@@ -226,13 +185,9 @@ def settings_of(
         raise click.UsageError(str(error)) from error
 
 
-RECEIVES = click.option(
-    "--receives",
-    type=click.IntRange(1, 0xFFFF),
-    default=DEFAULT.data_receives,
-    show_default=True,
-    help="Messages that may be in flight to the server on each connection.",
-)
+RECEIVES = click.option("--receives", type=click.IntRange(1, 0xFFFF),
+    default=DEFAULT.data_receives, show_default=True,
+    help="Messages that may be in flight to the server on each connection.")  # fmt: skip
 
 
 @perf.command()
@@ -377,21 +332,11 @@ def client(server_host: str, port: int, **given: Any) -> None:
 
 
 @perf.command("plot")
-@click.argument(
-    "files",
-    metavar="JSON...",
-    nargs=-1,
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-)
-@click.option(
-    "--output",
-    "target",
-    metavar="FILE",
-    required=True,
+@click.argument("files", metavar="JSON...", nargs=-1, required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path))  # fmt: skip
+@click.option("--output", "target", metavar="FILE", required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The picture to write, .png or .svg.",
-)
+    help="The picture to write, .png or .svg.")  # fmt: skip
 def plot_files(files: tuple[Path, ...], target: Path) -> None:
     """Draw several runs, printed with --json, in one picture."""
     records = []
@@ -406,27 +351,12 @@ def plot_files(files: tuple[Path, ...], target: Path) -> None:
 
 
 @perf.command()
-@click.option(
-    "--port",
-    type=click.IntRange(0, 0xFFFF),
-    default=DEFAULT_PORT,
-    show_default=True,
-    help="Port to listen on; 0 picks one.",
-)
-@click.option(
-    "--max-size",
-    type=SizeType(),
-    default="1G",
-    show_default=True,
-    help="Largest operation, in bytes, as 64M.",
-)
-@click.option(
-    "--max-memory",
-    type=SizeType(),
-    default="2G",
-    show_default=True,
-    help="Largest total of all connections' operations.",
-)
+@click.option("--port", type=click.IntRange(0, 0xFFFF), default=DEFAULT_PORT, show_default=True,
+    help="Port to listen on; 0 picks one.")  # fmt: skip
+@click.option("--max-size", type=SizeType(), default="1G", show_default=True,
+    help="Largest operation, in bytes, as 64M.")  # fmt: skip
+@click.option("--max-memory", type=SizeType(), default="2G", show_default=True,
+    help="Largest total of all connections' operations.")  # fmt: skip
 @click.option("--max-connections", type=click.IntRange(1, 0xFFFF), default=1024, show_default=True)
 @click.option("--child", is_flag=True, hidden=True)
 @RECEIVES
