@@ -37,7 +37,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeAlias, Unpack
 
 from . import cm, verbs
@@ -518,14 +517,9 @@ class AsyncBatch(verbs.SendBatch):
     async def __aenter__(self) -> Self:
         return super().__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         self._collected.clear()
-        super().__exit__(kind, error, where)
+        super().__exit__(kind)
         if self._collected:
             self.completions = await self._queue.submit(self._collected)
 

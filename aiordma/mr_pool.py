@@ -20,7 +20,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sized
 from mmap import PAGESIZE
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from . import verbs
@@ -436,12 +435,7 @@ class OwnMemory(LocalMemory):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._give_back()
 
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, Self
 
 import aiordma
@@ -162,12 +161,7 @@ class End:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
 

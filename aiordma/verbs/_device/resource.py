@@ -21,7 +21,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from aiordma._native import ffi, fork
@@ -249,12 +248,7 @@ class Resource(Generic[P]):
             raise self.closed_error()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _label(self) -> str:

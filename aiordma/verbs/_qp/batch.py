@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from aiordma._core.arguments import U64_MAX, integer
@@ -46,12 +45,7 @@ class _Batch(Generic[T]):
         self._requests = []
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         requests, self._requests = self._requests, None
         if kind is None and requests:
             self._post(requests)
