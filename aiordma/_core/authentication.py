@@ -26,7 +26,6 @@ from functools import lru_cache
 from aiordma._core.handshake import Hello
 
 NONCE_SIZE = 32
-PROOF_SIZE = 32
 TICKET_MAC_SIZE = 16
 MIN_KEY_SIZE = 16
 """Bytes of the shortest key that is taken: less could be tried out."""

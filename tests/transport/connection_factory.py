@@ -211,14 +211,7 @@ async def check_alive(client: Connection, server: Connection, seed: int = 0) -> 
     """A short and a long message in each direction."""
     for sender, receiver in ((client, server), (server, client)):
         for size in (100, 5000):
-            data = pattern(size, seed)
-            receiving = asyncio.create_task(receiver.recv())
-            try:
-                await sender.send(data)
-                with await receiving as message:
-                    assert message == data
-            finally:
-                receiving.cancel()
+            await exchange(sender, receiver, pattern(size, seed))
 
 
 async def echo(conn: Connection) -> None:
