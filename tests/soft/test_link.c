@@ -6,6 +6,8 @@
 
 #include "wire/link.h"
 
+#define SECOND 1000000000ull
+
 /* ---- making the stream --------------------------------------------------------------------- */
 
 /* The PSN of the own sends becomes known last; a peer that expects another one is not the peer. */
