@@ -54,4 +54,4 @@ def test_which_wire(wire: str, streams: int) -> None:
 def test_a_wrong_word_is_refused() -> None:
     done = run("smoke", "-c", OPENS)
     assert done.returncode != 0
-    assert "AIORDMA_EMBEDDED_LINKS is 'smoke': it can be 'shared' or 'tcp'" in done.stderr
+    assert "AIORDMA_EMBEDDED_LINKS is 'smoke': it can be 'shared', 'tcp' or 'roce'" in done.stderr

@@ -7,7 +7,8 @@
 enum aiordma_wire {
 	AIORDMA_WIRE_NONE, /* nothing yet, or no more */
 	AIORDMA_WIRE_SHARED_MEMORY,
-	AIORDMA_WIRE_TCP
+	AIORDMA_WIRE_TCP,
+	AIORDMA_WIRE_ROCE /* packets of the specification */
 };
 
 /* Counts of the faults injected in this process so far. */

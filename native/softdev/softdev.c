@@ -7,6 +7,7 @@
 #include "cm/cm.h"
 #include "inject/inject.h"
 #include "rc/rc.h"
+#include "roce/roce.h"
 #include "shm/shm.h"
 #include "trace/trace.h"
 #include "ud/ud.h"
@@ -14,9 +15,11 @@
 
 /* In the order in which the engine calls them. */
 static const struct soft_subsystem *const subsystems[] = {
-	&soft_cm_subsystem,     &soft_wire_subsystem,  &soft_shm_subsystem,
-	&soft_ud_subsystem,     &soft_paths_subsystem, &soft_port_subsystem,
-	&soft_inject_subsystem, &soft_trace_subsystem, NULL,
+	&soft_cm_subsystem,    &soft_wire_subsystem,
+	&soft_shm_subsystem,   &soft_roce_subsystem,
+	&soft_ud_subsystem,    &soft_paths_subsystem,
+	&soft_port_subsystem,  &soft_inject_subsystem,
+	&soft_trace_subsystem, NULL,
 };
 
 static const struct soft_path_acceptor acceptor = {

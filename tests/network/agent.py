@@ -83,6 +83,9 @@ class QueuePair:
     def state(self) -> str:
         return self.qp.query().qp_state.name
 
+    def wire(self) -> str | None:
+        return self.qp.wire
+
     def piece(self, part: int, offset: int, size: int) -> ScatterGatherElement:
         return ScatterGatherElement(self.mr.addr + part * PART + offset, size, self.mr.lkey)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _SOFTWARE_WIRES = {
     lib.AIORDMA_WIRE_SHARED_MEMORY: "shared memory",
     lib.AIORDMA_WIRE_TCP: "tcp",
+    lib.AIORDMA_WIRE_ROCE: "roce",
 }
 _LINK_LAYERS = {LinkLayer.ETHERNET: "roce", LinkLayer.INFINIBAND: "infiniband"}
 
@@ -108,7 +109,8 @@ class QueuePair(Posting):
     def wire(self) -> str | None:
         """The medium of its bytes: "roce", "infiniband" or "iwarp" with cards and rdma_rxe.
 
-        With the embedded device "shared memory" or "tcp", and None while it is not connected.
+        With the embedded device "shared memory", "tcp" or, where that is chosen, "roce", and None
+        while it is not connected.
         """
         context = self.context
         if context.library.offers("wire"):

@@ -78,6 +78,7 @@ struct soft_device {
 	struct soft_objects *objects;
 	struct soft_paths *paths;
 	struct soft_shm *shm;
+	struct soft_roce *roce;
 	struct soft_ud *ud;
 	struct soft_wire *wire;
 	struct soft_cm *cm;

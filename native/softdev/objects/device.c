@@ -237,7 +237,7 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 	struct ibv_port_attr attr = {
 		.state = down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
 		.max_mtu = IBV_MTU_4096,
-		.active_mtu = IBV_MTU_4096,
+		.active_mtu = soft_links->active_mtu(hca),
 		.lid = SOFT_LID,
 		.gid_tbl_len = soft_gid_count(hca),
 		.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,

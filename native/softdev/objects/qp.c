@@ -240,7 +240,7 @@ static void stop_timers(struct soft_qp *qp)
 	soft_timer_stop(&qp->rnr_timer);
 	soft_timer_stop(&qp->reach_timer);
 	soft_timer_stop(&qp->retry_timer);
-	qp->rnr_waiting = qp->answer_missed = false;
+	qp->rnr_waiting = qp->window_full = qp->answer_missed = false;
 }
 
 void soft_qp_enter_reset(struct soft_qp *qp)
@@ -603,13 +603,19 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int give
 	case IBV_QPS_RTR:
 		set_state(qp, to);
 		if (from == IBV_QPS_INIT && !soft_qp_is_ud(qp) && !begins_late(qp))
-			soft_links->begin(qp);
-		return 0;
+			rc = soft_links->begin(qp);
+		if (rc)
+			set_state(qp, from);
+		return rc;
 	case IBV_QPS_RTS:
 		set_state(qp, to);
 		qp->draining = false;
 		if (from == IBV_QPS_RTR && begins_late(qp))
-			soft_links->begin(qp);
+			rc = soft_links->begin(qp);
+		if (rc) {
+			set_state(qp, from);
+			return rc;
+		}
 		soft_links->ready(qp, from == IBV_QPS_RTR);
 		soft_qp_kick(qp);
 		return 0;

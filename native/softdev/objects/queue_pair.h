@@ -205,7 +205,13 @@ struct soft_qp {
 	struct soft_responder responder;
 	uint8_t rnr_left; /* retries; 7 means for ever */
 	bool rnr_refused; /* since a request was completed */
-	bool rnr_waiting;
+	union {
+		struct {
+			bool rnr_waiting;
+			bool window_full; /* of the path: no more may be under way */
+		};
+		uint16_t requests_held; /* either */
+	};
 	struct soft_timer rnr_timer;
 	uint8_t retries_left; /* of req_retransmit.c */
 	bool answer_missed; /* and asked for again; until something is answered */

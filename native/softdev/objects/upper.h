@@ -24,9 +24,9 @@ struct soft_transport {
 
 /* Links between queue pairs (wire/). */
 struct soft_link_calls {
-	/* The queue pair has come to RTR: connect, or wait for the peer.  UC: the link is gone,
-	 * likewise. */
-	void (*begin)(struct soft_qp *qp);
+	/* The queue pair has come to RTR: connect, or wait for the peer; 0 or an errno value.  UC: the
+	 * link is gone, likewise. */
+	int (*begin)(struct soft_qp *qp);
 	void (*again)(struct soft_qp *qp);
 	/* The queue pair has come to RTS, from RTR (`first`) or SQD: PSNs and the timeout are
 	 * known. */
@@ -45,6 +45,8 @@ struct soft_link_calls {
 	 * rebound: on return no peer copies from the memory that was exported for them. */
 	void (*revoke_requests)(const struct soft_qp *qp);
 	void (*revoke_key)(uint32_t key);
+	/* The largest path MTU that every network of the device carries. */
+	enum ibv_mtu (*active_mtu)(const struct soft_hca *hca);
 	/* The TCP and UDP port of this process; 0 and errno if there is none to be had. */
 	uint16_t (*ip_port)(void);
 };

@@ -29,6 +29,7 @@ void soft_requester_go_back(struct soft_qp *qp)
 	qp->sq.next = qp->sq.oldest;
 	qp->sq.next_psn = qp->sq.unacked;
 	qp->sq.reads = 0;
+	qp->window_full = false;
 	soft_timer_stop(&qp->retry_timer);
 }
 

@@ -66,7 +66,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 {
 	soft_assert_locked();
 	while (cursor->next != qp->sq.tail && soft_send_at(qp, cursor->next)->local) {
-		if (qp->rnr_waiting ||
+		if (qp->requests_held ||
 		    !soft_send_carry_out(qp, soft_send_at(qp, cursor->next), cursor->reads))
 			return false;
 		cursor->next++;
@@ -76,7 +76,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	bool read = soft_is_read(opcode);
 	bool by_cma = false;
 
-	if (cursor->next == qp->sq.tail || qp->rnr_waiting || send->status)
+	if (cursor->next == qp->sq.tail || qp->requests_held || send->status)
 		return false;
 	bool first = cursor->next_psn == send->psn;
 

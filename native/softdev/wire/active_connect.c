@@ -167,18 +167,34 @@ static void reach(struct soft_qp *qp, unsigned attempts)
 		attempt(link);
 }
 
-/* RTR.  Whatever fails here is as if the peer could not be reached: requests will fail. */
-void soft_connect_begin(struct soft_qp *qp)
+/* Its peer is where the application says, and needs no introduction. */
+static int over_roce(struct soft_qp *qp)
+{
+	struct soft_link *link = soft_link_create(SOFT_LINK_CONNECTING);
+	int rc = link ? soft_link_over_roce(link, qp) : ENOMEM;
+
+	if (!rc)
+		rc = soft_link_up(link, qp);
+	if (rc && link)
+		soft_link_finish(link, rc);
+	return rc;
+}
+
+/* RTR.  Whatever else fails here is as if the peer could not be reached: requests will fail. */
+int soft_connect_begin(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	struct soft_gid own;
 
 	qp->stream_from_cm = soft_device.wire->cm_offer(qp);
 	if (qp->stream_from_cm)
-		return;
+		return 0;
+	if (soft_device.wire->roce && !is_self(qp))
+		return over_roce(qp);
 	if (!is_self(qp) && !soft_qp_gid(qp, &own))
 		soft_listener_open(&own.gid);
 	reach(qp, soft_connects_first(qp) ? 0 : SECOND);
+	return 0;
 }
 
 /* Not at once, or the two would keep each other busy.  The other side may have been quicker. */

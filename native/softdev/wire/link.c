@@ -221,11 +221,21 @@ static void resume(void)
 	soft_tcp_paths_resume();
 }
 
+/* It has no other end that would have to know. */
+static void drop_roce(struct soft_link *link)
+{
+	link->qp->link = NULL;
+	link->qp = NULL;
+	soft_link_finish(link, 0);
+}
+
 void soft_qp_await_adoption(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	if (qp->link && !qp->stream_from_cm && qp->link->state < SOFT_LINK_SELECTING)
 		close_orderly(soft_link_of(qp));
+	else if (qp->link && !qp->stream_from_cm && soft_device.wire->roce)
+		drop_roce(soft_link_of(qp));
 	if (!qp->link)
 		qp->stream_from_cm = true;
 }
@@ -321,6 +331,11 @@ static void leave_link(struct soft_qp_link *link)
 	soft_link_leave(whole(link));
 }
 
+static enum ibv_mtu active_mtu(const struct soft_hca *hca)
+{
+	return soft_device.wire->roce ? soft_roce_active_mtu(hca) : IBV_MTU_4096;
+}
+
 const struct soft_link_calls soft_wire_links = {
 	.begin = soft_connect_begin,
 	.again = soft_connect_again,
@@ -332,6 +347,7 @@ const struct soft_link_calls soft_wire_links = {
 	.silence_limit = soft_liveness_limit,
 	.revoke_requests = soft_cma_flush,
 	.revoke_key = soft_cma_withdraw_key,
+	.active_mtu = active_mtu,
 	.ip_port = soft_listener_port,
 };
 
@@ -352,9 +368,11 @@ static int start(void)
 	const char *wish = getenv("AIORDMA_EMBEDDED_LINKS");
 
 	soft_device.wire->may_use_shm = !wish || !*wish || !strcmp(wish, "shared");
-	if (soft_device.wire->may_use_shm || !strcmp(wish, "tcp"))
+	soft_device.wire->roce = wish && !strcmp(wish, "roce");
+	if (soft_device.wire->may_use_shm || soft_device.wire->roce || !strcmp(wish, "tcp"))
 		return soft_liveness_configure();
-	fprintf(stderr, "aiordma: AIORDMA_EMBEDDED_LINKS is '%s': it can be 'shared' or 'tcp'\n",
+	fprintf(stderr,
+		"aiordma: AIORDMA_EMBEDDED_LINKS is '%s': it can be 'shared', 'tcp' or 'roce'\n",
 		wish);
 	return EINVAL;
 }

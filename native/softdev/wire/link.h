@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "shm/shm.h"
 #include "rc/rc.h"
+#include "roce/roce.h"
 #include "wire.h"
 
 struct soft_tcp_ends;
@@ -87,6 +88,7 @@ static inline void soft_link_output(struct soft_link *link)
 struct soft_wire {
 	struct soft_node links; /* link.c: all of them */
 	bool may_use_shm; /* where that is possible */
+	bool roce; /* and nothing else, but with the CM and from a queue pair to itself */
 	struct soft_node delayed; /* acks.c: the longest delayed first */
 	struct soft_node delayed_paths; /* tcp_path.c: whose output is delayed */
 	bool (*cm_offer)(struct soft_qp *qp); /* soft_wire_use_cm */
@@ -252,6 +254,7 @@ bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_lin
 /* The only channel of a stream whose ends have been introduced: 0 or an errno value. */
 int soft_link_over_stream(struct soft_link *link, int fd);
 int soft_link_enter(struct soft_link *link, struct soft_path *path);
+int soft_link_over_roce(struct soft_link *link, struct soft_qp *qp);
 int soft_link_over_itself(struct soft_link *link, const struct soft_qp *qp);
 /* Between the queue pair's device and its peer's, in the process at that port; or NULL. */
 struct soft_path *soft_link_shm_path(const struct soft_qp *qp, uint16_t ip_port);
@@ -285,7 +288,7 @@ void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello
 bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp);
 
 /* active_connect.c */
-void soft_connect_begin(struct soft_qp *qp);
+int soft_connect_begin(struct soft_qp *qp); /* 0 or an errno value */
 bool soft_connects_first(const struct soft_qp *qp);
 void soft_connect_again(struct soft_qp *qp); /* UC: the link is gone */
 void soft_connect_answered(struct soft_link *link); /* `peer_hello` is the answer */

@@ -184,6 +184,12 @@ int soft_link_over_stream(struct soft_link *link, int fd)
 	return rc;
 }
 
+int soft_link_over_roce(struct soft_link *link, struct soft_qp *qp)
+{
+	link->chan.calls = &calls;
+	return soft_roce_open(&link->chan, qp);
+}
+
 int soft_link_over_itself(struct soft_link *link, const struct soft_qp *qp)
 {
 	link->chan.calls = &calls;

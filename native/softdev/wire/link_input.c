@@ -197,7 +197,9 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 		data += part;
 		length -= part;
 		if (!begin(link, header)) {
-			soft_link_finish(link, EPROTO);
+			/* A datagram may come from any host. */
+			if (!link->chan.path || !link->chan.path->calls->loses)
+				soft_link_finish(link, EPROTO);
 			return;
 		}
 	}

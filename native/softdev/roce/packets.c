@@ -1,0 +1,213 @@
+/* Frames to packets and back.  A frame stands for a run of packets; a packet becomes one frame. */
+#include <string.h>
+
+#include "roce_internal.h"
+
+enum {
+	PKEY = 0xffff, /* the default partition, full member: IBTA 10.9.1.2 */
+};
+
+/* Operations of a message with several packets, by whether one is the first and the last. */
+static const struct message {
+	uint8_t first, middle, last, only;
+} messages[] = {
+	[SOFT_SEND] = {SOFT_ROCE_SEND_FIRST, SOFT_ROCE_SEND_MIDDLE, SOFT_ROCE_SEND_LAST,
+		       SOFT_ROCE_SEND_ONLY},
+	[SOFT_WRITE] = {SOFT_ROCE_WRITE_FIRST, SOFT_ROCE_WRITE_MIDDLE, SOFT_ROCE_WRITE_LAST,
+			SOFT_ROCE_WRITE_ONLY},
+	[SOFT_READ_DATA] = {SOFT_ROCE_READ_RESPONSE_FIRST, SOFT_ROCE_READ_RESPONSE_MIDDLE,
+			    SOFT_ROCE_READ_RESPONSE_LAST, SOFT_ROCE_READ_RESPONSE_ONLY},
+};
+
+uint8_t soft_roce_operation(const struct soft_frame *frame, bool first, bool last)
+{
+	const struct message *message = &messages[frame->opcode];
+	/* The operations with immediate data follow those without. */
+	uint8_t more = last && frame->flags & SOFT_FRAME_IMMEDIATE;
+
+	if (last && frame->flags & SOFT_FRAME_INVALIDATE)
+		return first ? SOFT_ROCE_SEND_ONLY_INVALIDATE : SOFT_ROCE_SEND_LAST_INVALIDATE;
+	if (last)
+		return (first ? message->only : message->last) + more;
+	return first ? message->first : message->middle;
+}
+
+bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_frame *frame,
+			  const uint8_t *small)
+{
+	*packet = (struct soft_roce_packet){
+		.pkey = PKEY,
+		.migreq = true,
+		.psn = frame->psn,
+		.srq = frame->flags & SOFT_FRAME_SRQ ? frame->ack : 0,
+		.address = frame->address,
+		.rkey = frame->rkey,
+		.dma_length = frame->dma_length,
+		.msn = frame->msn,
+		.immediate = frame->immediate,
+	};
+	switch (frame->opcode) {
+	case SOFT_SEND:
+	case SOFT_WRITE:
+		return true;
+	case SOFT_READ_DATA:
+		packet->syndrome = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS;
+		return true;
+	case SOFT_READ:
+		packet->opcode = SOFT_ROCE_READ_REQUEST;
+		return true;
+	case SOFT_ATOMIC_WRITE:
+		packet->opcode = SOFT_ROCE_ATOMIC_WRITE;
+		return true;
+	case SOFT_FLUSH:
+		packet->opcode = SOFT_ROCE_FLUSH;
+		packet->flush = frame->syndrome;
+		return true;
+	case SOFT_COMPARE_SWAP:
+		packet->opcode = SOFT_ROCE_COMPARE_SWAP;
+		packet->compare = soft_take64(small);
+		packet->swap_add = soft_take64(small + 8);
+		return true;
+	case SOFT_FETCH_ADD:
+		packet->opcode = SOFT_ROCE_FETCH_ADD;
+		packet->swap_add = soft_take64(small);
+		return true;
+	case SOFT_ATOMIC_DATA:
+		packet->opcode = SOFT_ROCE_ATOMIC_ACKNOWLEDGE;
+		packet->syndrome = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS;
+		packet->original = soft_take64(small);
+		return true;
+	case SOFT_ACK:
+		packet->opcode = SOFT_ROCE_ACKNOWLEDGE;
+		packet->syndrome = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS;
+		return true;
+	case SOFT_NAK:
+		packet->opcode = SOFT_ROCE_ACKNOWLEDGE;
+		packet->syndrome = SOFT_ROCE_NAK | frame->syndrome;
+		return true;
+	case SOFT_RNR_NAK:
+		packet->opcode = SOFT_ROCE_ACKNOWLEDGE;
+		packet->syndrome = SOFT_ROCE_RNR_NAK | frame->syndrome;
+		return true;
+	default:
+		return false;
+	}
+}
+
+/* ---- packets to frames ----------------------------------------------------------------------- */
+
+enum {
+	FIRST = SOFT_FRAME_MORE,
+	MIDDLE = SOFT_FRAME_CONTINUES | SOFT_FRAME_MORE,
+	LAST = SOFT_FRAME_CONTINUES,
+	ONLY = 0,
+	IMMEDIATE = SOFT_FRAME_IMMEDIATE,
+	INVALIDATE = SOFT_FRAME_INVALIDATE,
+};
+
+static const struct {
+	uint8_t opcode; /* 0: there is no such operation */
+	uint8_t flags;
+} frames[SOFT_ROCE_OPERATION + 1] = {
+	[SOFT_ROCE_SEND_FIRST] = {SOFT_SEND, FIRST},
+	[SOFT_ROCE_SEND_MIDDLE] = {SOFT_SEND, MIDDLE},
+	[SOFT_ROCE_SEND_LAST] = {SOFT_SEND, LAST},
+	[SOFT_ROCE_SEND_LAST_IMMEDIATE] = {SOFT_SEND, LAST | IMMEDIATE},
+	[SOFT_ROCE_SEND_ONLY] = {SOFT_SEND, ONLY},
+	[SOFT_ROCE_SEND_ONLY_IMMEDIATE] = {SOFT_SEND, ONLY | IMMEDIATE},
+	[SOFT_ROCE_SEND_LAST_INVALIDATE] = {SOFT_SEND, LAST | INVALIDATE},
+	[SOFT_ROCE_SEND_ONLY_INVALIDATE] = {SOFT_SEND, ONLY | INVALIDATE},
+	[SOFT_ROCE_WRITE_FIRST] = {SOFT_WRITE, FIRST},
+	[SOFT_ROCE_WRITE_MIDDLE] = {SOFT_WRITE, MIDDLE},
+	[SOFT_ROCE_WRITE_LAST] = {SOFT_WRITE, LAST},
+	[SOFT_ROCE_WRITE_LAST_IMMEDIATE] = {SOFT_WRITE, LAST | IMMEDIATE},
+	[SOFT_ROCE_WRITE_ONLY] = {SOFT_WRITE, ONLY},
+	[SOFT_ROCE_WRITE_ONLY_IMMEDIATE] = {SOFT_WRITE, ONLY | IMMEDIATE},
+	[SOFT_ROCE_READ_REQUEST] = {SOFT_READ, ONLY},
+	[SOFT_ROCE_READ_RESPONSE_FIRST] = {SOFT_READ_DATA, FIRST},
+	[SOFT_ROCE_READ_RESPONSE_MIDDLE] = {SOFT_READ_DATA, MIDDLE},
+	[SOFT_ROCE_READ_RESPONSE_LAST] = {SOFT_READ_DATA, LAST},
+	[SOFT_ROCE_READ_RESPONSE_ONLY] = {SOFT_READ_DATA, ONLY},
+	[SOFT_ROCE_ACKNOWLEDGE] = {SOFT_ACK, ONLY},
+	[SOFT_ROCE_ATOMIC_ACKNOWLEDGE] = {SOFT_ATOMIC_DATA, ONLY},
+	[SOFT_ROCE_COMPARE_SWAP] = {SOFT_COMPARE_SWAP, ONLY},
+	[SOFT_ROCE_FETCH_ADD] = {SOFT_FETCH_ADD, ONLY},
+	[SOFT_ROCE_FLUSH] = {SOFT_FLUSH, ONLY},
+	[SOFT_ROCE_ATOMIC_WRITE] = {SOFT_ATOMIC_WRITE, ONLY},
+};
+
+/* IBTA 9.7.4.1.6, 9.7.5.2.2: all packets of a message but the last are as long as the path MTU. */
+static bool has_length(const struct soft_frame *frame, uint32_t mtu)
+{
+	if (!soft_is_last(frame))
+		return frame->length == mtu;
+	return frame->length <= mtu && (frame->length || soft_is_first(frame));
+}
+
+/* What an acknowledgement says: IBTA 9.7.5.2.1. */
+static bool take_syndrome(struct soft_frame *frame, uint8_t syndrome)
+{
+	const uint8_t value = syndrome & SOFT_ROCE_NO_CREDITS;
+
+	switch (syndrome & SOFT_ROCE_SYNDROME) {
+	case SOFT_ROCE_ACK:
+		return true;
+	case SOFT_ROCE_RNR_NAK:
+		frame->opcode = SOFT_RNR_NAK;
+		frame->syndrome = value;
+		return true;
+	case SOFT_ROCE_NAK:
+		frame->opcode = SOFT_NAK;
+		frame->syndrome = value;
+		return value <= SOFT_NAK_REMOTE_OPERATION;
+	default:
+		return false;
+	}
+}
+
+bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet *packet,
+			uint32_t mtu, uint8_t small[SOFT_ATOMIC_ARGUMENTS])
+{
+	const uint8_t operation = packet->opcode & SOFT_ROCE_OPERATION;
+	const unsigned has = (unsigned)soft_roce_headers(packet->opcode);
+
+	*frame = (struct soft_frame){
+		.opcode = frames[operation].opcode,
+		.flags = frames[operation].flags |
+			 (packet->solicited ? (uint8_t)SOFT_FRAME_SOLICITED : 0),
+		.length = packet->length,
+		.psn = packet->psn,
+		.address = packet->address,
+		.rkey = packet->rkey,
+		.dma_length = packet->dma_length,
+		.immediate = packet->immediate,
+		.msn = packet->msn,
+	};
+	if (has & SOFT_ROCE_XRCETH) {
+		frame->flags |= SOFT_FRAME_SRQ;
+		frame->ack = packet->srq;
+	}
+	switch (frame->opcode) {
+	case SOFT_ACK:
+		return take_syndrome(frame, packet->syndrome);
+	case SOFT_COMPARE_SWAP:
+		soft_put64(small, packet->compare);
+		soft_put64(small + 8, packet->swap_add);
+		frame->length = SOFT_ATOMIC_ARGUMENTS;
+		return true;
+	case SOFT_FETCH_ADD:
+		soft_put64(small, packet->swap_add);
+		soft_put64(small + 8, 0);
+		frame->length = SOFT_ATOMIC_ARGUMENTS;
+		return true;
+	case SOFT_ATOMIC_DATA:
+		soft_put64(small, packet->original);
+		frame->length = SOFT_ATOMIC_RESULT;
+		return true;
+	case SOFT_FLUSH:
+		frame->syndrome = packet->flush;
+		return true;
+	default:
+		return frame->opcode && has_length(frame, mtu);
+	}
+}

@@ -1,0 +1,442 @@
+/* The path of RoCE v2: queue pairs and their peers, frames out and packets in.
+ *
+ * What may be under way of a queue pair's requests is bounded by a window, in bytes, for the transport sends
+ * again from the first packet that is missing: without it, a network that loses a little would carry
+ * the same packets again and again.  It grows with what is acknowledged, and is halved when something
+ * was lost (as RFC 5681 does).  A full window holds requests back, and nothing else: answers and
+ * acknowledgements go on.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "roce_internal.h"
+
+enum {
+	FRAME_MOST = 16 * 1024, /* whole units of any path MTU */
+	FRAMES_MOST = 32,
+	WINDOW_FIRST = 32 * 1024,
+	WINDOW_MOST = 4 * 1024 * 1024,
+	WINDOW_LEAST_PACKETS = 4,
+};
+
+static struct soft_roce *roce(void)
+{
+	return soft_device.roce;
+}
+
+/* ---- the window ------------------------------------------------------------------------------ */
+
+static uint64_t under_way(const struct soft_qp *qp, uint32_t next_psn)
+{
+	return (uint64_t)(next_psn - qp->sq.unacked) << soft_mtu_shift(qp);
+}
+
+/* Something was lost: once for all that was under way then. */
+static void shrink(struct soft_roce_pair *pair)
+{
+	const uint64_t least = (uint64_t)WINDOW_LEAST_PACKETS << soft_mtu_shift(pair->qp);
+	const uint64_t half = pair->window / 2;
+
+	if ((int32_t)(pair->qp->sq.unacked - pair->recovered) < 0)
+		return;
+	pair->recovered = pair->sent;
+	pair->threshold = pair->window = half > least ? half : least;
+}
+
+/* Requests with that many PSNs from this one on are sent. */
+static void sent(struct soft_roce_pair *pair, uint32_t psn, uint32_t psns)
+{
+	struct soft_qp *qp = pair->qp;
+	const uint32_t begin = qp->sq.unacked + ((psn - qp->sq.unacked) & SOFT_PSN_MASK);
+	const uint32_t end = begin + psns;
+
+	if (!soft_qp_is_reliable(qp))
+		return;
+	if (!pair->begun)
+		pair->sent = pair->unacked = pair->recovered = qp->sq.unacked;
+	pair->begun = true;
+	if ((int32_t)(begin - pair->sent) < 0 && !qp->rnr_refused)
+		shrink(pair);
+	if ((int32_t)(end - pair->sent) > 0)
+		pair->sent = end;
+	qp->window_full |= under_way(qp, end) >= pair->window;
+}
+
+/* Something may have been acknowledged. */
+static void progress(struct soft_roce_pair *pair)
+{
+	struct soft_qp *qp = pair->qp;
+	const uint64_t mtu = (uint64_t)1 << soft_mtu_shift(qp);
+	const uint64_t acked = (uint64_t)(qp->sq.unacked - pair->unacked) * mtu;
+
+	if (!pair->begun)
+		return;
+	pair->unacked = qp->sq.unacked;
+	pair->window += pair->window < pair->threshold ? acked : acked * mtu / pair->window;
+	if (pair->window > WINDOW_MOST)
+		pair->window = WINDOW_MOST;
+	if (!qp->window_full || under_way(qp, qp->sq.next_psn) >= pair->window)
+		return;
+	qp->window_full = false;
+	soft_qp_link_output(qp->link);
+}
+
+/* ---- frames out ------------------------------------------------------------------------------ */
+
+/* The bytes of a list of iovecs, one after the other. */
+struct reader {
+	const struct iovec *iov;
+	size_t at; /* of the first one */
+};
+
+static void take_bytes(struct reader *reader, uint8_t *to, size_t length)
+{
+	while (length) {
+		size_t part = reader->iov->iov_len - reader->at;
+
+		part = part < length ? part : length;
+		memcpy(to, (const uint8_t *)reader->iov->iov_base + reader->at, part);
+		to += part;
+		length -= part;
+		reader->at += part;
+		if (reader->at == reader->iov->iov_len) {
+			reader->iov++;
+			reader->at = 0;
+		}
+	}
+}
+
+/* A packet whose payload comes next.  Without room it is lost, as packets may be. */
+static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_packet *packet,
+			struct reader *payload)
+{
+	static const uint8_t zeros[SOFT_ROCE_PAD_MAX];
+	uint8_t lost[SOFT_ROCE_PACKET_MAX];
+	uint8_t *staged = soft_roce_stage(), *at = staged ? staged : lost;
+	const uint32_t pad = soft_roce_pad(packet->length);
+	size_t headers;
+
+	packet->opcode |= pair->service;
+	packet->to = pair->qp->attr.dest_qp_num;
+	headers = soft_roce_encode(at, packet);
+	take_bytes(payload, at + headers, packet->length);
+	memcpy(at + headers + packet->length, zeros, pad);
+	if (staged)
+		soft_roce_staged(pair, (uint32_t)headers + packet->length + pad);
+}
+
+/* Messages that the responder had completed with that PSN. */
+static uint32_t msn_at(const struct soft_responder *responder, uint32_t psn)
+{
+	for (uint32_t i = responder->response_head; i != responder->response_tail; i++) {
+		const struct soft_response *response =
+			&responder->responses[i & responder->response_mask];
+
+		if (soft_psn_before(psn, response->psn))
+			return (response->msn - 1) & SOFT_PSN_MASK;
+	}
+	return responder->msn & SOFT_PSN_MASK;
+}
+
+/* An acknowledgement that rides in the header of a frame is a packet of its own here. */
+static void send_ack(const struct soft_roce_pair *pair, uint32_t psn)
+{
+	const struct soft_frame frame = {
+		.opcode = SOFT_ACK, .psn = psn, .msn = msn_at(&pair->qp->responder, psn)};
+	struct soft_roce_packet packet;
+
+	soft_roce_from_frame(&packet, &frame, NULL);
+	send_packet(pair, &packet, NULL);
+}
+
+static bool is_request(const struct soft_frame *frame)
+{
+	return frame->opcode < SOFT_ACK;
+}
+
+/* Is its payload part of a header, in packets? */
+static bool is_small(const struct soft_frame *frame)
+{
+	return frame->opcode == SOFT_COMPARE_SWAP || frame->opcode == SOFT_FETCH_ADD ||
+	       frame->opcode == SOFT_ATOMIC_DATA;
+}
+
+static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
+		       struct reader *payload)
+{
+	const uint32_t mtu = 1u << soft_mtu_shift(pair->qp);
+	const bool message = frame->opcode == SOFT_SEND || frame->opcode == SOFT_WRITE ||
+			     frame->opcode == SOFT_READ_DATA;
+	uint8_t small[SOFT_ATOMIC_ARGUMENTS] = {0};
+	struct soft_roce_packet packet;
+	uint32_t left = frame->length;
+
+	/* An answer says it by itself; and before a queue pair goes it may have nothing new to say. */
+	if (frame->flags & SOFT_FRAME_ACK &&
+	    (is_request(frame) ||
+	     (frame->opcode == SOFT_DISCONNECT && frame->ack != pair->qp->responder.acked)))
+		send_ack(pair, frame->ack);
+	if (is_small(frame)) {
+		take_bytes(payload, small, left);
+		left = 0;
+	}
+	if (!soft_roce_from_frame(&packet, frame, small))
+		return;
+	if (is_request(frame))
+		sent(pair, frame->psn,
+		     soft_psns(pair->qp,
+			       frame->opcode == SOFT_READ ? frame->dma_length : frame->length));
+	for (bool first = soft_is_first(frame);; first = false) {
+		packet.length = left < mtu ? left : mtu;
+		left -= packet.length;
+		bool last = !left && soft_is_last(frame);
+
+		if (message)
+			packet.opcode = soft_roce_operation(frame, first, last);
+		packet.solicited = last && frame->flags & SOFT_FRAME_SOLICITED;
+		packet.ack_request = !left && is_request(frame);
+		send_packet(pair, &packet, payload);
+		packet.psn = soft_psn_add(packet.psn, 1);
+		if (!left)
+			return;
+	}
+}
+
+static void end(struct soft_roce_pair *pair)
+{
+	soft_table_remove(&roce()->pairs, pair->qp->ibv.qp_num);
+	pair->qp->window_full = false;
+	soft_roce_address_release(pair->address);
+	free(pair);
+}
+
+static ssize_t room(struct soft_path *path, size_t least)
+{
+	(void)path;
+	/* The end of a channel is always told. */
+	return (ssize_t)(least <= SOFT_HANDSHAKE_SIZE ? least : soft_roce_room());
+}
+
+static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
+	       const struct iovec *iov, const struct soft_record_end *ends, int count)
+{
+	struct soft_roce_pair *pair = soft_table_find(&roce()->pairs, to);
+	struct reader reader = {.iov = iov};
+	uint8_t header[SOFT_FRAME_HEADER];
+	struct soft_frame frame;
+
+	(void)path;
+	(void)from;
+	if (kind == SOFT_RECORD_END)
+		end(pair);
+	for (int i = 0; kind == SOFT_RECORD_DATA && i < ends[count - 1].frames; i++) {
+		take_bytes(&reader, header, sizeof(header));
+		soft_frame_decode(header, &frame);
+		send_frame(pair, &frame, &reader);
+	}
+	return count;
+}
+
+static const struct soft_path_calls calls = {
+	.name = AIORDMA_WIRE_ROCE,
+	.frame_most = FRAME_MOST,
+	.frames_most = FRAMES_MOST,
+	.record_most = SIZE_MAX,
+	.loses = true,
+	.room = room,
+	.put = put,
+};
+
+/* ---- packets in ------------------------------------------------------------------------------ */
+
+/* From the peer of that queue pair, to its address, of its type, in its partition. */
+static bool is_of(struct soft_roce_pair *pair, const struct soft_roce_address *at,
+		  const struct sockaddr_storage *from, const struct soft_roce_packet *packet)
+{
+	union ibv_gid gid;
+
+	if (pair->address != at || (packet->opcode & SOFT_ROCE_SERVICE) != pair->service ||
+	    (packet->pkey & 0x7fff) != 0x7fff ||
+	    !soft_gid_from(&gid, (const struct sockaddr *)from) ||
+	    memcmp(&gid, &pair->peer, sizeof(gid)))
+		return false;
+	/* At the same place in both families. */
+	uint16_t port = ntohs(((const struct sockaddr_in *)(const void *)from)->sin_port);
+
+	if (pair->peer_port != port)
+		soft_icrc_flow(&pair->in, pair->peer.raw, at->gid.raw, port, SOFT_ROCE_PORT);
+	pair->peer_port = port;
+	return true;
+}
+
+void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,
+		    uint8_t *bytes, size_t length)
+{
+	soft_assert_locked();
+	struct soft_roce_packet packet;
+	struct soft_frame frame;
+	uint8_t small[SOFT_FRAME_HEADER + SOFT_ATOMIC_ARGUMENTS], *record = small;
+	struct soft_roce_pair *pair;
+
+	if (soft_roce_decode(&packet, bytes, length))
+		return;
+	pair = soft_table_find(&roce()->pairs, packet.to);
+	if (!pair || !is_of(pair, at, from, &packet) ||
+	    !soft_icrc_check(&pair->in, bytes, length) ||
+	    !soft_roce_to_frame(&frame, &packet, 1u << soft_mtu_shift(pair->qp),
+				small + SOFT_FRAME_HEADER))
+		return;
+	if (packet.length) /* it becomes a frame where it is */
+		record = bytes + (packet.payload - bytes) - SOFT_FRAME_HEADER;
+	soft_frame_encode(record, &frame);
+	pair->chan->calls->data(pair->chan, record, SOFT_FRAME_HEADER + frame.length, 0);
+	pair = soft_table_find(&roce()->pairs, packet.to);
+	if (!pair)
+		return;
+	/* In the middle of a message: the requester has a window. */
+	if (packet.ack_request && !soft_is_last(&frame))
+		soft_qp_link_output(pair->qp->link);
+	progress(pair);
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static uint8_t service_of(enum ibv_qp_type type)
+{
+	return type == IBV_QPT_RC   ? SOFT_ROCE_RC
+	       : type == IBV_QPT_UC ? SOFT_ROCE_UC
+				    : SOFT_ROCE_XRC;
+}
+
+/* Its own number and its peer's: what a network spreads flows by. */
+static uint32_t hash_of(const struct soft_qp *qp)
+{
+	return (qp->ibv.qp_num ^ qp->attr.dest_qp_num) * UINT32_C(2654435761) >> 16;
+}
+
+static struct soft_roce_pair *create_pair(struct soft_chan *chan, struct soft_qp *qp,
+					  const struct soft_gid *own)
+{
+	struct soft_roce_pair *pair = calloc(1, sizeof(*pair));
+
+	if (!pair)
+		return NULL;
+	pair->address = soft_roce_address(&own->gid);
+	pair->sender = pair->address ? soft_roce_sender(pair->address, hash_of(qp)) : NULL;
+	if (!pair->sender) {
+		if (pair->address)
+			soft_roce_address_release(pair->address);
+		free(pair);
+		return NULL;
+	}
+	pair->chan = chan;
+	pair->qp = qp;
+	pair->service = service_of(qp->ibv.qp_type);
+	pair->peer = soft_qp_peer_gid(qp);
+	pair->to_length = soft_gid_address(&pair->peer, &own->gid, SOFT_ROCE_PORT, &pair->to);
+	soft_icrc_flow(&pair->out, own->gid.raw, pair->peer.raw, pair->sender->port,
+		       SOFT_ROCE_PORT);
+	pair->window = WINDOW_FIRST;
+	pair->threshold = WINDOW_MOST;
+	return pair;
+}
+
+int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp)
+{
+	soft_assert_locked();
+	const long hca = soft_qp_hca(qp) - soft_device.objects->hcas;
+	struct soft_roce_pair *pair;
+	struct soft_gid own;
+	int rc;
+
+	if (soft_qp_gid(qp, &own))
+		return EINVAL;
+	errno = ENOMEM;
+	pair = create_pair(chan, qp, &own);
+	if (!pair)
+		return errno;
+	rc = soft_table_put(&roce()->pairs, qp->ibv.qp_num, pair);
+	if (!rc) {
+		rc = soft_chan_enter(chan, &roce()->paths[hca], qp->ibv.qp_num, qp->ibv.qp_num);
+		if (rc)
+			end(pair);
+	} else {
+		soft_roce_address_release(pair->address);
+		free(pair);
+	}
+	return rc;
+}
+
+static void offer(void)
+{
+	for (int i = 0; i < SOFT_HCAS_MOST; i++)
+		if (soft_path_waits(&roce()->paths[i]))
+			soft_path_offer_room(&roce()->paths[i]);
+}
+
+void soft_roce_unblocked(void)
+{
+	roce()->blocked = false;
+	soft_roce_flush();
+	if (!roce()->blocked)
+		offer();
+}
+
+static void again(struct soft_timer *timer)
+{
+	(void)timer;
+	if (!roce()->blocked)
+		offer();
+}
+
+/* What waits without need has let others go first. */
+static void flush(struct soft_deferred *deferred)
+{
+	struct soft_path *path = soft_container(deferred, struct soft_path, flush);
+
+	soft_roce_flush();
+	if (soft_path_waits(path) && !roce()->blocked)
+		soft_timer_start(&roce()->again, soft_now());
+}
+
+static void begin(void)
+{
+	roce()->again = (struct soft_timer){.expired = again};
+	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
+		roce()->paths[i] = (struct soft_path){.ports = 1u << i};
+		soft_path_init(&roce()->paths[i], &calls, flush);
+	}
+}
+
+static void create(void)
+{
+	soft_device.roce = soft_part(sizeof(struct soft_roce));
+	soft_list_init(&roce()->addresses);
+	begin();
+}
+
+/* The links have ended, and with them the pairs; what they have sent last goes out. */
+static void stop(void)
+{
+	soft_timer_stop(&roce()->again);
+	soft_roce_sockets_close(true);
+}
+
+static void forked(void)
+{
+	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
+		soft_list_each (struct soft_chan, chan, &roce()->paths[i].chans, node)
+			end(soft_table_find(&roce()->pairs, chan->id));
+		soft_path_forget(&roce()->paths[i]);
+	}
+	soft_roce_sockets_close(false);
+	begin();
+}
+
+const struct soft_subsystem soft_roce_subsystem = {
+	.create = create,
+	.stop = stop,
+	.forked = forked,
+};

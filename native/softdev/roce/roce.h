@@ -1,0 +1,23 @@
+/* RoCE v2: packets of the specification over UDP, to this device in another process, to the kernel's
+ * rdma_rxe, and to cards (IBTA volume 1, annexes A16 and A17).
+ *
+ * Each device has one path, which carries the frames of all its queue pairs: it splits them into
+ * packets of at most a path MTU, and makes a frame of each packet that comes.  A queue pair has a peer
+ * from RTR on, without any introduction: its peer's address and number are what the application says.
+ * Packets may get lost; the transport sends them again.
+ */
+#ifndef AIORDMA_SOFTDEV_ROCE_ROCE_H
+#define AIORDMA_SOFTDEV_ROCE_ROCE_H
+
+#include "path/path.h"
+
+/* The queue pair has come to RTR: open its channel, whose `calls` are set.  0 or an errno value;
+ * EADDRINUSE, which is told on stderr: the UDP port of RoCE is another one's. */
+int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp);
+
+/* The largest path MTU whose packets fit into those of every network of the device. */
+enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca);
+
+extern const struct soft_subsystem soft_roce_subsystem;
+
+#endif

@@ -1,0 +1,112 @@
+/* The inside of this folder: path.c has the pairs of queue pairs, packets.c makes packets of frames and
+ * frames of packets, sockets.c sends and receives. */
+#ifndef AIORDMA_SOFTDEV_ROCE_ROCE_INTERNAL_H
+#define AIORDMA_SOFTDEV_ROCE_ROCE_INTERNAL_H
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "headers.h"
+#include "icrc.h"
+#include "roce.h"
+
+enum {
+	SOFT_ROCE_SENDERS = 16, /* source ports of an address: networks spread flows by them */
+	SOFT_ROCE_PACKET_MAX = SOFT_ROCE_HEADERS_MAX + 4096 + SOFT_ROCE_PAD_MAX + SOFT_ROCE_ICRC,
+};
+
+/* A socket that sends.  It is never connected: then the identification of its packets is 0. */
+struct soft_roce_sender {
+	struct soft_fd_watch watch;
+	uint16_t port; /* of the source */
+};
+
+/* An address of this host, where packets arrive. */
+struct soft_roce_address {
+	struct soft_fd_watch watch;
+	union ibv_gid gid;
+	unsigned users; /* pairs */
+	bool busy; /* it is read from: it must not be freed */
+	struct soft_node node;
+	struct soft_roce_sender senders[SOFT_ROCE_SENDERS]; /* without a port: not open yet */
+};
+
+/* A queue pair of ours and its peer. */
+struct soft_roce_pair {
+	struct soft_chan *chan;
+	struct soft_qp *qp;
+	struct soft_roce_address *address;
+	struct soft_roce_sender *sender;
+	union ibv_gid peer;
+	struct sockaddr_storage to;
+	socklen_t to_length;
+	uint8_t service; /* enum soft_roce_service */
+	uint16_t peer_port; /* from which it sends */
+	struct soft_icrc_flow out, in;
+	/* of the requests; PSNs as in the send queue */
+	bool begun;
+	uint32_t sent; /* the first PSN that was never sent */
+	uint32_t unacked; /* when the window was last looked at */
+	uint32_t recovered; /* until that one is acknowledged, what is lost is of one loss */
+	uint64_t window; /* bytes that may be under way */
+	uint64_t threshold; /* below it the window grows quickly */
+};
+
+/* Packets that one system call sends: all to the same place, and but for the last of the same length. */
+struct soft_roce_run {
+	struct soft_roce_sender *sender;
+	struct sockaddr_storage to;
+	socklen_t to_length;
+	uint32_t offset, length; /* of `staged` */
+	uint16_t segment; /* length of its first packet */
+	uint16_t count;
+};
+
+struct soft_roce {
+	struct soft_path paths[SOFT_HCAS_MOST]; /* one for each device */
+	struct soft_table pairs; /* by the numbers of our queue pairs */
+	struct soft_timer again; /* paths have let others go first */
+
+	/* sockets.c */
+	struct soft_node addresses;
+	uint8_t *input, *staged; /* NULL: there is no pair yet */
+	uint32_t staged_length;
+	struct soft_roce_run *runs;
+	uint32_t run_count, run_sent;
+	bool blocked; /* a socket takes no more */
+	bool one_by_one; /* the kernel splits no runs */
+	bool too_long_told;
+};
+
+/* packets.c */
+/* What a frame says in all its packets; false: it stands for none. */
+bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_frame *frame,
+			  const uint8_t *small);
+/* The operation of the packet of a SEND, a WRITE or a READ's answer, first, last, both or neither. */
+uint8_t soft_roce_operation(const struct soft_frame *frame, bool first, bool last);
+/* The frame that the packet is, if it can be one with that path MTU.  Of an atomic, its payload is in
+ * `small`; false: no such packet is taken in. */
+bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet *packet,
+			uint32_t mtu, uint8_t small[SOFT_ATOMIC_ARGUMENTS]);
+
+/* sockets.c */
+/* That address, open; NULL and errno if it cannot be. */
+struct soft_roce_address *soft_roce_address(const union ibv_gid *gid);
+void soft_roce_address_release(struct soft_roce_address *address);
+/* A socket for the flow with that hash; NULL and errno if there is none to be had. */
+struct soft_roce_sender *soft_roce_sender(struct soft_roce_address *address, uint32_t hash);
+/* Bytes of packets that may be staged; 0: not before the socket takes more. */
+size_t soft_roce_room(void);
+/* Where the next packet is to be written, or NULL; and the same packet is complete up to its pad. */
+uint8_t *soft_roce_stage(void);
+void soft_roce_staged(const struct soft_roce_pair *pair, uint32_t length);
+void soft_roce_flush(void);
+void soft_roce_sockets_close(bool flush);
+
+/* path.c: a packet; SOFT_FRAME_HEADER bytes before it may be overwritten */
+void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,
+		    uint8_t *bytes, size_t length);
+/* A socket takes more. */
+void soft_roce_unblocked(void);
+
+#endif

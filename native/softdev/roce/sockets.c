@@ -1,0 +1,476 @@
+/* The sockets of RoCE v2: one at each address that queue pairs have, for what comes in, and some for
+ * what goes out, each with a source port of its own.
+ *
+ * Packets are staged, and go out when the lock is given back: those of the same length to the same place
+ * with one system call, which the kernel splits (UDP_SEGMENT).  What a full socket does not take stays
+ * staged until it does.
+ */
+#define _GNU_SOURCE /* sendmmsg */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <net/if.h>
+#include <netinet/udp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/uio.h>
+
+#include "roce_internal.h"
+
+enum {
+	BUFFER = 8 << 20, /* bytes in the kernel, as far as it allows */
+	STAGED_MOST = 256 * 1024,
+	RUNS_MOST = 1024,
+	/* Room that frames of so many bytes leave: short ones have packets that are longer, and one
+	 * more for the acknowledgement that rides on them. */
+	ROOM_MOST = 32 * 1024 + SOFT_FRAME_HEADER,
+	SLACK = ROOM_MOST / 2 + SOFT_ROCE_PACKET_MAX,
+	RUNS_SLACK = 512,
+	SEGMENTS_MOST = 64, /* the kernel's limit: udp(7), UDP_SEGMENT */
+	RUN_MOST = 60000, /* bytes */
+	SENDS_TOGETHER = 32,
+
+	READS_TOGETHER = 8,
+	READS_PER_STEP = 64,
+	HEADROOM = 64, /* before a packet, for the header of a frame */
+	INPUT = HEADROOM + 64 * 1024,
+
+	PORT_FIRST = 0xc000, /* of the source, as Linux chooses them: A17.4.5.2 */
+	PORTS = 0x4000,
+	PORT_TRIES = 32,
+};
+
+static struct soft_roce *roce(void)
+{
+	return soft_device.roce;
+}
+
+/* ---- sending --------------------------------------------------------------------------------- */
+
+static void writable(struct soft_fd_watch *watch, uint32_t events)
+{
+	(void)events;
+	soft_watch(watch, 0);
+	soft_roce_unblocked();
+}
+
+static void forget_staged(void)
+{
+	roce()->staged_length = roce()->run_count = roce()->run_sent = 0;
+}
+
+static void tell_too_long(uint32_t length)
+{
+	if (roce()->too_long_told)
+		return;
+	roce()->too_long_told = true;
+	fprintf(stderr,
+		"aiordma: a packet of RoCE with %u bytes is longer than the network allows: give "
+		"the "
+		"queue pairs a smaller path_mtu, or the network interface a larger MTU\n",
+		length);
+}
+
+/* The first of the runs was not sent: does it wait?  Else it is lost, as packets may be. */
+static bool must_wait(const struct soft_roce_run *run, int error)
+{
+	switch (error) {
+	case EAGAIN:
+		return !soft_watch(&run->sender->watch, EPOLLOUT);
+	case EMSGSIZE:
+		tell_too_long(run->segment);
+		return false;
+	case EIO:
+	case EINVAL:
+		/* Without offload of checksums there is no splitting: udp(7). */
+		roce()->one_by_one |= run->count > 1;
+		return false;
+	default:
+		return false;
+	}
+}
+
+static void send_runs(const struct soft_roce_run *runs, unsigned count)
+{
+	union {
+		struct cmsghdr alignment;
+		uint8_t bytes[CMSG_SPACE(sizeof(uint16_t))];
+	} controls[SENDS_TOGETHER] = {0};
+	struct mmsghdr messages[SENDS_TOGETHER] = {0};
+	struct iovec iov[SENDS_TOGETHER];
+	int sent;
+
+	for (unsigned i = 0; i < count; i++) {
+		struct msghdr *message = &messages[i].msg_hdr;
+
+		iov[i] = (struct iovec){roce()->staged + runs[i].offset, runs[i].length};
+		message->msg_name = (void *)&runs[i].to;
+		message->msg_namelen = runs[i].to_length;
+		message->msg_iov = &iov[i];
+		message->msg_iovlen = 1;
+		if (runs[i].count == 1)
+			continue;
+		controls[i].alignment = (struct cmsghdr){
+			.cmsg_level = IPPROTO_UDP,
+			.cmsg_type = UDP_SEGMENT,
+			.cmsg_len = CMSG_LEN(sizeof(uint16_t)),
+		};
+		memcpy(CMSG_DATA(&controls[i].alignment), &runs[i].segment, sizeof(uint16_t));
+		message->msg_control = &controls[i];
+		message->msg_controllen = sizeof(controls[i]);
+	}
+	do
+		sent = sendmmsg(runs->sender->watch.fd, messages, count,
+				MSG_DONTWAIT | MSG_NOSIGNAL);
+	while (sent < 0 && errno == EINTR);
+	if (sent > 0)
+		roce()->run_sent += (uint32_t)sent;
+	else if (must_wait(runs, errno))
+		roce()->blocked = true;
+	else
+		roce()->run_sent++;
+}
+
+void soft_roce_flush(void)
+{
+	soft_assert_locked();
+	while (!roce()->blocked && roce()->run_sent < roce()->run_count) {
+		const struct soft_roce_run *runs = &roce()->runs[roce()->run_sent];
+		const uint32_t left = roce()->run_count - roce()->run_sent;
+		unsigned count = 1;
+
+		while (count < left && count < SENDS_TOGETHER && runs[count].sender == runs->sender)
+			count++;
+		send_runs(runs, count);
+	}
+	if (!roce()->blocked)
+		forget_staged();
+}
+
+size_t soft_roce_room(void)
+{
+	if (roce()->staged_length > STAGED_MOST - ROOM_MOST - SLACK ||
+	    roce()->run_count > RUNS_MOST - RUNS_SLACK)
+		soft_roce_flush();
+	return roce()->blocked ? 0 : ROOM_MOST;
+}
+
+uint8_t *soft_roce_stage(void)
+{
+	return roce()->staged_length + SOFT_ROCE_PACKET_MAX <= STAGED_MOST &&
+			       roce()->run_count < RUNS_MOST
+		       ? roce()->staged + roce()->staged_length
+		       : NULL;
+}
+
+/* The last run, if a packet of that length to the same place can be one of it. */
+static struct soft_roce_run *run_for(const struct soft_roce_pair *pair, uint32_t length)
+{
+	struct soft_roce_run *run =
+		roce()->run_count > roce()->run_sent ? &roce()->runs[roce()->run_count - 1] : NULL;
+
+	return run && !roce()->blocked && !roce()->one_by_one && run->sender == pair->sender &&
+			       run->length == (uint32_t)run->segment * run->count &&
+			       length <= run->segment && run->count < SEGMENTS_MOST &&
+			       run->length + length <= RUN_MOST &&
+			       !memcmp(&run->to, &pair->to, pair->to_length)
+		       ? run
+		       : NULL;
+}
+
+void soft_roce_staged(const struct soft_roce_pair *pair, uint32_t length)
+{
+	uint8_t *at = roce()->staged + roce()->staged_length;
+	const uint32_t whole = length + SOFT_ROCE_ICRC;
+	struct soft_roce_run *run = run_for(pair, whole);
+
+	if (!run) {
+		run = &roce()->runs[roce()->run_count++];
+		*run = (struct soft_roce_run){
+			.sender = pair->sender,
+			.to = pair->to,
+			.to_length = pair->to_length,
+			.offset = roce()->staged_length,
+			.segment = (uint16_t)whole,
+		};
+	}
+	/* The kernel numbers the packets of a run from 0 on. */
+	soft_put32(at + length, soft_icrc(&pair->out, run->count, &(struct iovec){at, length}, 1));
+	run->count++;
+	run->length += whole;
+	roce()->staged_length += whole;
+}
+
+/* ---- receiving ------------------------------------------------------------------------------- */
+
+/* The length of each packet in what one read has brought: udp(7), UDP_GRO. */
+static size_t segment_of(struct msghdr *message, size_t length)
+{
+	int segment = 0;
+
+	for (struct cmsghdr *at = CMSG_FIRSTHDR(message); at; at = CMSG_NXTHDR(message, at))
+		if (at->cmsg_level == IPPROTO_UDP && at->cmsg_type == UDP_GRO)
+			memcpy(&segment, CMSG_DATA(at), sizeof(segment));
+	return segment > 0 ? (size_t)segment : length;
+}
+
+/* Bytes that have come, or 0: there are no more. */
+static size_t read_some(struct soft_roce_address *address)
+{
+	union {
+		struct cmsghdr alignment;
+		uint8_t bytes[CMSG_SPACE(sizeof(int))];
+	} controls[READS_TOGETHER];
+	struct sockaddr_storage from[READS_TOGETHER];
+	struct mmsghdr messages[READS_TOGETHER] = {0};
+	struct iovec iov[READS_TOGETHER];
+	size_t bytes = 0;
+
+	for (int i = 0; i < READS_TOGETHER; i++) {
+		iov[i] = (struct iovec){roce()->input + (size_t)i * INPUT + HEADROOM,
+					INPUT - HEADROOM};
+		messages[i].msg_hdr = (struct msghdr){
+			.msg_name = &from[i],
+			.msg_namelen = sizeof(from[i]),
+			.msg_iov = &iov[i],
+			.msg_iovlen = 1,
+			.msg_control = &controls[i],
+			.msg_controllen = sizeof(controls[i]),
+		};
+	}
+	int count = recvmmsg(address->watch.fd, messages, READS_TOGETHER, MSG_DONTWAIT, NULL);
+
+	for (int i = 0; i < count; i++) {
+		const size_t length = messages[i].msg_len;
+		const size_t segment = segment_of(&messages[i].msg_hdr, length);
+		uint8_t *at = iov[i].iov_base;
+
+		for (size_t done = 0; done < length; done += segment)
+			soft_roce_take(address, &from[i], at + done,
+				       length - done < segment ? length - done : segment);
+		bytes += length + 1;
+	}
+	return bytes;
+}
+
+/* What is staged still is lost, if it may be of this address. */
+static void close_address(struct soft_roce_address *address)
+{
+	forget_staged();
+	if (roce()->blocked)
+		soft_timer_start(&roce()->again, soft_now());
+	roce()->blocked = false;
+	for (int i = 0; i < SOFT_ROCE_SENDERS; i++)
+		if (address->senders[i].port)
+			soft_watch_close(&address->senders[i].watch);
+	soft_watch_close(&address->watch);
+	soft_list_remove(&address->node);
+	free(address);
+}
+
+static void readable(struct soft_fd_watch *watch, uint32_t events)
+{
+	struct soft_roce_address *address = soft_container(watch, struct soft_roce_address, watch);
+	size_t budget = soft_step_share(), bytes = 1;
+
+	(void)events;
+	address->busy = true;
+	for (int i = 0; i < READS_PER_STEP && budget && bytes; i++) {
+		bytes = read_some(address);
+		budget -= bytes < budget ? bytes : budget;
+	}
+	address->busy = false;
+	soft_roce_address_release(NULL);
+}
+
+/* Of the interface with that index; 0 if it is not there. */
+static int interface_mtu(int fd, uint32_t ifindex)
+{
+	struct ifreq request = {0};
+
+	return if_indextoname(ifindex, request.ifr_name) && !ioctl(fd, SIOCGIFMTU, &request)
+		       ? request.ifr_mtu
+		       : 0;
+}
+
+enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca)
+{
+	enum {
+		HEADERS = 40 + 8 + SOFT_ROCE_HEADERS_MAX + SOFT_ROCE_ICRC /* of IPv6 and UDP */
+	};
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), most = 4096;
+	enum ibv_mtu mtu = IBV_MTU_256;
+
+	for (int i = 0; i < hca->gid_count; i++) {
+		int room = interface_mtu(fd, hca->gids[i].ifindex) - HEADERS;
+
+		if (room > 0 && room < most)
+			most = room;
+	}
+	soft_close_fd(&fd);
+	while (mtu < IBV_MTU_4096 && 256 << mtu <= most)
+		mtu++;
+	return mtu;
+}
+
+/* ---- sockets --------------------------------------------------------------------------------- */
+
+/* A socket at that address and port that fragments nothing; -1 and errno if there is none to be had. */
+static int bound(const union ibv_gid *gid, uint16_t port)
+{
+	struct sockaddr_storage address;
+	const socklen_t length = soft_gid_address(gid, gid, port, &address);
+	const int size = BUFFER, on = 1, v4 = IP_PMTUDISC_DO, v6 = IPV6_PMTUDISC_DO;
+	int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return -1;
+	if (address.ss_family == AF_INET6) {
+		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
+		setsockopt(fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &v6, sizeof(v6));
+	} else {
+		setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &v4, sizeof(v4));
+	}
+	if (bind(fd, (struct sockaddr *)&address, length)) {
+		const int error = errno;
+
+		soft_close_fd(&fd);
+		errno = error;
+		return -1;
+	}
+	/* As much as the system's limit allows, or more if we are privileged. */
+	if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof(size)))
+		setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
+	if (setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof(size)))
+		setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+	return fd;
+}
+
+static void tell_not_open(const union ibv_gid *gid, int error)
+{
+	char text[INET6_ADDRSTRLEN] = "";
+
+	if (soft_gid_is_ipv4(gid))
+		inet_ntop(AF_INET, gid->raw + 12, text, sizeof(text));
+	else
+		inet_ntop(AF_INET6, gid->raw, text, sizeof(text));
+	fprintf(stderr, "aiordma: cannot receive RoCE at %s, UDP port %d: %s%s\n", text,
+		SOFT_ROCE_PORT, strerror(error),
+		error == EADDRINUSE
+			? ". The kernel's rdma_rxe has this port in each network namespace with a "
+			  "device of it (remove that with `rdma link delete`, or use another "
+			  "namespace: `ip netns`), or another process has it (give this one "
+			  "another "
+			  "address)"
+			: "");
+}
+
+static bool allocate(void)
+{
+	if (!roce()->input)
+		roce()->input = malloc((size_t)READS_TOGETHER * INPUT);
+	if (!roce()->staged)
+		roce()->staged = malloc(STAGED_MOST);
+	if (!roce()->runs)
+		roce()->runs = malloc(RUNS_MOST * sizeof(*roce()->runs));
+	errno = ENOMEM;
+	return roce()->input && roce()->staged && roce()->runs;
+}
+
+struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
+{
+	soft_assert_locked();
+	const int on = 1;
+
+	soft_list_each (struct soft_roce_address, address, &roce()->addresses, node)
+		if (!memcmp(&address->gid, gid, sizeof(*gid))) {
+			address->users++;
+			return address;
+		}
+	struct soft_roce_address *address = allocate() ? calloc(1, sizeof(*address)) : NULL;
+
+	if (!address)
+		return NULL;
+	address->gid = *gid;
+	address->users = 1;
+	address->watch = (struct soft_fd_watch){
+		.fd = bound(gid, SOFT_ROCE_PORT), .ready = readable, .ports = soft_gid_port(gid)};
+	int error = address->watch.fd < 0 ? errno : soft_watch(&address->watch, EPOLLIN);
+
+	if (error) {
+		tell_not_open(gid, error);
+		soft_close_fd(&address->watch.fd);
+		free(address);
+		errno = error;
+		return NULL;
+	}
+	setsockopt(address->watch.fd, IPPROTO_UDP, UDP_GRO, &on, sizeof(on));
+	soft_list_append(&roce()->addresses, &address->node);
+	return address;
+}
+
+/* Where no pair is left, nothing is received. */
+void soft_roce_address_release(struct soft_roce_address *address)
+{
+	soft_assert_locked();
+	if (address)
+		address->users--;
+	for (struct soft_node *at = roce()->addresses.next; at != &roce()->addresses;) {
+		struct soft_roce_address *next =
+			soft_list_entry(at, struct soft_roce_address, node);
+
+		at = at->next;
+		if (next->users || next->busy)
+			continue;
+		soft_roce_flush();
+		close_address(next);
+	}
+}
+
+struct soft_roce_sender *soft_roce_sender(struct soft_roce_address *address, uint32_t hash)
+{
+	struct soft_roce_sender *sender = &address->senders[hash % SOFT_ROCE_SENDERS];
+	uint16_t number;
+	int fd = -1;
+
+	for (int i = 0; i < PORT_TRIES && fd < 0 && !sender->port; i++) {
+		if (soft_device.platform->random(&number, sizeof(number), 0) != sizeof(number))
+			return NULL;
+		number = PORT_FIRST + number % PORTS;
+		fd = bound(&address->gid, number);
+	}
+	if (sender->port)
+		return sender;
+	if (fd < 0)
+		return NULL;
+	sender->watch = (struct soft_fd_watch){
+		.fd = fd, .ready = writable, .ports = soft_gid_port(&address->gid)};
+	errno = soft_watch(&sender->watch, 0);
+	if (errno) {
+		const int error = errno;
+
+		soft_close_fd(&sender->watch.fd);
+		errno = error;
+		return NULL;
+	}
+	sender->port = number;
+	return sender;
+}
+
+void soft_roce_sockets_close(bool flush)
+{
+	soft_assert_locked();
+	if (flush)
+		soft_roce_flush();
+	while (!soft_list_empty(&roce()->addresses))
+		close_address(soft_list_first(&roce()->addresses, struct soft_roce_address, node));
+	forget_staged();
+	roce()->blocked = false;
+	free(roce()->input);
+	free(roce()->staged);
+	free(roce()->runs);
+	roce()->input = roce()->staged = NULL;
+	roce()->runs = NULL;
+}

@@ -1,0 +1,75 @@
+"""RoCE v2 between two machines: each packet for itself, through a network that promises nothing."""
+
+from __future__ import annotations
+
+import sys
+from subprocess import PIPE, Popen
+
+import pytest
+
+from .conftest import Agents, connect, exchange, pair
+from .namespaces import Network
+from .test_data import address
+
+
+@pytest.fixture(autouse=True)
+def roce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agents use it."""
+    monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", "roce")
+
+
+@pytest.mark.parametrize("cable", [1280, 1500, 4500], ids="cable of {}".format)
+def test_queue_pairs(agents: Agents, wire: Network, cable: int) -> None:
+    """The device gives an MTU whose packets the cable carries: longer ones would be lost."""
+    for end in wire.ends:
+        end.link("mtu", str(cable))
+    there = pair(agents, "RC", "IPv4")
+    assert [agent.call("wire") for agent in agents] == ["roce", "roce"]
+    for size in (0, 1, 1200, 65_537):
+        exchange(agents, 20, size)
+    exchange(agents, 1, 2 << 20)
+    assert agents[0].call("reach", **there, size=1_000_003) == ["SUCCESS"] * 3
+    pair(agents, "UC", "IPv4")
+    for size in (1, 4096, 10_000):
+        exchange(agents, 20, size)
+
+
+@pytest.mark.parametrize("kind", ["IPv6", "link-local"])
+def test_addresses(agents: Agents, kind: str) -> None:
+    there = pair(agents, "RC", kind)
+    for size in (1, 65_537):
+        exchange(agents, 20, size)
+    assert agents[0].call("reach", **there, size=100_003) == ["SUCCESS"] * 3
+
+
+def test_connections(agents: Agents, wire: Network, family: str) -> None:
+    """aiordma's own, which need no connection manager."""
+    connect(agents, address(wire, family), "tcp")
+    left, _ = agents
+    for size in (0, 1000, 4 << 20):
+        left.call("echo", count=5, size=size)
+    left.call("one_sided", rounds=3, size=1_000_003)
+
+
+def test_the_peer_is_gone(impatient: Agents) -> None:
+    """Nothing tells that a peer has gone: a request fails when its time is over, as with a card."""
+    left, right = impatient
+    pair(impatient, "RC", "IPv4", ack_timeout=0.02)
+    right.end()
+    assert left.call("send", count=1, size=10) == ["RETRY_EXC_ERR"]
+
+
+def test_the_port_is_taken(agents: Agents, wire: Network) -> None:
+    """By rdma_rxe of the kernel, for example, or by another process."""
+    script = (
+        "import socket, sys; taken = socket.socket(type=socket.SOCK_DGRAM);"
+        "taken.bind(('', 4791)); print(flush=True); sys.stdin.read()"
+    )
+    command = wire.left.command(sys.executable, "-c", script)
+    with Popen(command, stdin=PIPE, stdout=PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        ends = [agent.call("make", kind="RC", ip=agent.namespace.ipv4) for agent in agents]
+        bring_up = agents[0].start("bring_up", peer=ends[1]["peer"], ack_timeout=1.0)
+        assert "Address already in use" in bring_up.error()
+        holder.communicate()

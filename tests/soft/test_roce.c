@@ -1,0 +1,450 @@
+/* The path of RoCE v2, packet by packet: this test is the peer, the network, and strangers. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include "roce/headers.h"
+#include "roce/icrc.h"
+#include "verbs_side.h"
+
+enum {
+	MTU = 256,
+	LONGEST = SOFT_ROCE_HEADERS_MAX + 4096 + SOFT_ROCE_PAD_MAX + SOFT_ROCE_ICRC,
+	PEER_QPN = 0x123456,
+	PEER_PSN = 0xfffffe, /* it rolls over */
+	WAIT_MS = 20000,
+	QUIET_MS = 100,
+};
+
+/* The peer, and another host; the device is at 127.0.0.1. */
+static const char peer_address[] = "127.0.0.9", stranger_address[] = "127.0.0.10";
+static const uint8_t device_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1};
+static const uint8_t peer_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 9};
+static const uint8_t stranger_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 10};
+
+struct stage {
+	struct side side;
+	int peer, stranger; /* sockets */
+	uint32_t psn; /* of the peer's next request */
+};
+
+static uint8_t payload[2 * MTU];
+
+static int bound(const char *address)
+{
+	struct sockaddr_in here = {.sin_family = AF_INET, .sin_port = htons(SOFT_ROCE_PORT)};
+	const int discover = IP_PMTUDISC_DO, room = 1 << 20;
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	CHECK_EQUAL(inet_pton(AF_INET, address, &here.sin_addr), 1);
+	CHECK_EQUAL(setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &discover, sizeof(discover)), 0);
+	CHECK_EQUAL(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof(room)), 0);
+	CHECK_EQUAL(bind(fd, (const struct sockaddr *)&here, sizeof(here)), 0);
+	return fd;
+}
+
+static void open_stage(struct stage *stage, struct options options)
+{
+	struct address peer = {.qpn = PEER_QPN, .psn = PEER_PSN};
+
+	stage->peer = bound(peer_address);
+	stage->stranger = bound(stranger_address);
+	stage->psn = PEER_PSN;
+	options.gid = 1;
+	if (!options.mtu)
+		options.mtu = IBV_MTU_256;
+	open_side(&stage->side, options);
+	memcpy(peer.gid.raw, peer_gid, sizeof(peer_gid));
+	bring_up(&stage->side, &peer);
+}
+
+static void close_stage(struct stage *stage)
+{
+	close_side(&stage->side);
+	close(stage->peer);
+	close(stage->stranger);
+}
+
+/* ---- packets --------------------------------------------------------------------------------- */
+
+static size_t build(uint8_t *bytes, const uint8_t source[16], const struct soft_roce_packet *packet)
+{
+	struct soft_icrc_flow flow;
+	size_t length = soft_roce_encode(bytes, packet);
+	uint32_t icrc;
+
+	if (packet->length)
+		memcpy(bytes + length, packet->payload, packet->length);
+	length += packet->length;
+	memset(bytes + length, 0, SOFT_ROCE_PAD_MAX);
+	length += soft_roce_pad(packet->length);
+	soft_icrc_flow(&flow, source, device_gid, SOFT_ROCE_PORT, SOFT_ROCE_PORT);
+	icrc = htole32(soft_icrc(&flow, 0, &(struct iovec){bytes, length}, 1));
+	memcpy(bytes + length, &icrc, sizeof(icrc));
+	return length + sizeof(icrc);
+}
+
+static void throw_bytes(int fd, const uint8_t *bytes, size_t length)
+{
+	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(SOFT_ROCE_PORT)};
+
+	memcpy(&to.sin_addr, device_gid + 12, 4);
+	CHECK_EQUAL(sendto(fd, bytes, length, 0, (const struct sockaddr *)&to, sizeof(to)), length);
+}
+
+static struct soft_roce_packet packet_of(const struct stage *stage, uint8_t opcode, uint32_t length)
+{
+	return (struct soft_roce_packet){
+		.opcode = opcode,
+		.pkey = 0xffff,
+		.to = stage->side.qp->qp_num,
+		.psn = stage->psn,
+		.ack_request = true,
+		.length = length,
+		.payload = payload,
+	};
+}
+
+static void throw(const struct stage *stage, struct soft_roce_packet packet)
+{
+	uint8_t bytes[LONGEST];
+
+	throw_bytes(stage->peer, bytes, build(bytes, peer_gid, &packet));
+}
+
+/* The peer's next request. */
+static void request(struct stage *stage, uint8_t opcode, uint32_t length)
+{
+	throw(stage, packet_of(stage, opcode, length));
+	stage->psn = (stage->psn + 1) & 0xffffff;
+}
+
+static bool comes(int fd, int milliseconds)
+{
+	return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, milliseconds) == 1;
+}
+
+/* What the device sends next, which is a packet of the specification with a right ICRC. */
+static struct soft_roce_packet next_packet(const struct stage *stage, uint8_t opcode)
+{
+	static uint8_t bytes[LONGEST];
+	struct sockaddr_in from;
+	socklen_t from_length = sizeof(from);
+	struct soft_roce_packet packet;
+	struct soft_icrc_flow flow;
+
+	CHECK(comes(stage->peer, WAIT_MS));
+	ssize_t length = recvfrom(stage->peer, bytes, sizeof(bytes), 0, (struct sockaddr *)&from,
+				  &from_length);
+
+	CHECK(length > 0);
+	CHECK_EQUAL(soft_roce_decode(&packet, bytes, (size_t)length), SOFT_ROCE_WELL_FORMED);
+	CHECK_EQUAL(memcmp(&from.sin_addr, device_gid + 12, 4), 0);
+	CHECK(ntohs(from.sin_port) >= 0xc000);
+	soft_icrc_flow(&flow, device_gid, peer_gid, ntohs(from.sin_port), SOFT_ROCE_PORT);
+	CHECK(soft_icrc_check(&flow, bytes, (size_t)length));
+	CHECK_EQUAL(packet.opcode, opcode);
+	CHECK_EQUAL(packet.to, PEER_QPN);
+	CHECK_EQUAL(packet.pkey, 0xffff);
+	return packet;
+}
+
+/* An acknowledgement of that PSN, or a NAK. */
+static struct soft_roce_packet answer(const struct stage *stage, uint32_t psn, uint8_t syndrome)
+{
+	struct soft_roce_packet packet = next_packet(stage, SOFT_ROCE_ACKNOWLEDGE);
+
+	CHECK_EQUAL(packet.psn, psn & 0xffffff);
+	CHECK_EQUAL(packet.syndrome, syndrome);
+	return packet;
+}
+
+enum {
+	DONE = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS,
+};
+
+static void no_answer(const struct stage *stage)
+{
+	CHECK(!comes(stage->peer, QUIET_MS));
+	CHECK(!comes(stage->stranger, 0));
+}
+
+/* ---- what comes in --------------------------------------------------------------------------- */
+
+/* Messages of one and of three packets, over the end of the PSNs; each is acknowledged, with their number. */
+static void received(void)
+{
+	struct stage stage;
+
+	open_stage(&stage, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+	CHECK_EQUAL(post_recv_at(&stage.side, 2, 1000, 1000), 0);
+	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	CHECK_EQUAL(answer(&stage, PEER_PSN, DONE).msn, 1);
+	CHECK_EQUAL(expect_wc(&stage.side, 1, IBV_WC_SUCCESS).byte_len, 7);
+	CHECK_EQUAL(memcmp(stage.side.memory, payload, 7), 0);
+	request(&stage, SOFT_ROCE_SEND_FIRST, MTU);
+	request(&stage, SOFT_ROCE_SEND_MIDDLE, MTU);
+	request(&stage, SOFT_ROCE_SEND_LAST_IMMEDIATE, 3);
+	CHECK_EQUAL(expect_wc(&stage.side, 2, IBV_WC_SUCCESS).byte_len, 2 * MTU + 3);
+	CHECK_EQUAL(memcmp(stage.side.memory + 1000 + MTU, payload, MTU), 0);
+	while (next_packet(&stage, SOFT_ROCE_ACKNOWLEDGE).psn != ((PEER_PSN + 3) & 0xffffff))
+		;
+	no_answer(&stage);
+	close_stage(&stage);
+}
+
+/* A gap is told once, a duplicate is acknowledged again, a missing receive is RNR. */
+static void out_of_turn(void)
+{
+	struct stage stage;
+
+	open_stage(&stage, (struct options){.rnr_timer = 9});
+	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	answer(&stage, PEER_PSN, SOFT_ROCE_RNR_NAK | 9);
+	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+	request(&stage, SOFT_ROCE_SEND_ONLY, 7); /* behind what was refused: discarded */
+	no_answer(&stage);
+	stage.psn = PEER_PSN;
+	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	answer(&stage, PEER_PSN, DONE);
+	stage.psn += 3;
+	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	answer(&stage, PEER_PSN + 1, SOFT_ROCE_NAK | 0);
+	no_answer(&stage);
+	stage.psn = PEER_PSN;
+	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	answer(&stage, PEER_PSN, DONE);
+	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
+	close_stage(&stage);
+}
+
+/* What any host can send, and what a peer must not: nothing happens, and nothing is answered. */
+static void dropped(void)
+{
+	static const struct {
+		uint8_t opcode;
+		uint32_t length;
+	} impossible[] = {
+		{SOFT_ROCE_SEND_FIRST, MTU - 1},
+		{SOFT_ROCE_SEND_FIRST, 2 * MTU},
+		{SOFT_ROCE_SEND_MIDDLE, MTU + 1},
+		{SOFT_ROCE_SEND_LAST, 0},
+		{SOFT_ROCE_SEND_ONLY, MTU + 1},
+		{SOFT_ROCE_UC | SOFT_ROCE_SEND_ONLY, 7},
+		{SOFT_ROCE_UD | SOFT_ROCE_SEND_ONLY, 7},
+		{SOFT_ROCE_XRC | SOFT_ROCE_SEND_ONLY, 7},
+		{SOFT_ROCE_CNP, SOFT_ROCE_CNP_PAYLOAD},
+		{SOFT_ROCE_ACKNOWLEDGE, 0}, /* of what was never sent */
+		{SOFT_ROCE_ATOMIC_ACKNOWLEDGE, 0},
+		{SOFT_ROCE_READ_RESPONSE_ONLY, 7},
+		{SOFT_ROCE_READ_RESPONSE_FIRST, MTU},
+	};
+	struct stage stage;
+	struct soft_roce_packet packet;
+	uint8_t bytes[LONGEST];
+	size_t length;
+
+	open_stage(&stage, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+	for (size_t i = 0; i < sizeof(impossible) / sizeof(*impossible); i++)
+		throw(&stage, packet_of(&stage, impossible[i].opcode, impossible[i].length));
+	packet = packet_of(&stage, SOFT_ROCE_WRITE_ONLY, 7);
+	packet.dma_length = UINT32_MAX;
+	throw(&stage, packet);
+	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	packet.to ^= 1;
+	throw(&stage, packet);
+	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	packet.pkey = 0x1234;
+	throw(&stage, packet);
+	/* from another host, as itself and as the peer */
+	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	throw_bytes(stage.stranger, bytes, build(bytes, stranger_gid, &packet));
+	throw_bytes(stage.stranger, bytes, build(bytes, peer_gid, &packet));
+	/* each of its bits changed on the way, but those that a network may change: the reserved bits
+	 * beside FECN and BECN */
+	length = build(bytes, peer_gid, &packet);
+	for (size_t bit = 0; bit < 8 * length; bit++) {
+		if (bit / 8 == 4)
+			continue;
+		bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+		throw_bytes(stage.peer, bytes, length);
+		bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+	}
+	/* and cut short */
+	for (size_t cut = 1; cut < length; cut++)
+		throw_bytes(stage.peer, bytes, cut);
+	no_answer(&stage);
+	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	CHECK_EQUAL(answer(&stage, PEER_PSN, DONE).msn, 1);
+	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
+	close_stage(&stage);
+}
+
+/* READs are answered by as many packets as they asked for, and by none without the key. */
+static void read_by_peer(void)
+{
+	struct stage stage;
+	struct soft_roce_packet packet;
+
+	open_stage(&stage, (struct options){0});
+	memset(stage.side.memory, 0x5a, 3 * MTU);
+	packet = packet_of(&stage, SOFT_ROCE_READ_REQUEST, 0);
+	packet.address = (uintptr_t)stage.side.memory;
+	packet.rkey = stage.side.mr->rkey;
+	packet.dma_length = 2 * MTU + 5;
+	throw(&stage, packet);
+	packet = next_packet(&stage, SOFT_ROCE_READ_RESPONSE_FIRST);
+	CHECK_EQUAL(packet.length, MTU);
+	CHECK_EQUAL(packet.payload[MTU - 1], 0x5a);
+	CHECK_EQUAL(packet.msn, 1);
+	packet = next_packet(&stage, SOFT_ROCE_READ_RESPONSE_MIDDLE);
+	CHECK_EQUAL(packet.psn, (PEER_PSN + 1) & 0xffffff);
+	packet = next_packet(&stage, SOFT_ROCE_READ_RESPONSE_LAST);
+	CHECK_EQUAL(packet.length, 5);
+	CHECK_EQUAL(packet.syndrome, DONE);
+	stage.psn = (PEER_PSN + 3) & 0xffffff;
+	packet = packet_of(&stage, SOFT_ROCE_READ_REQUEST, 0);
+	packet.address = (uintptr_t)stage.side.memory;
+	packet.rkey = stage.side.mr->rkey ^ 0x100;
+	packet.dma_length = 1 << 20;
+	throw(&stage, packet);
+	answer(&stage, PEER_PSN + 3, SOFT_ROCE_NAK | 2);
+	no_answer(&stage);
+	close_stage(&stage);
+}
+
+/* ---- what goes out --------------------------------------------------------------------------- */
+
+static void acknowledge(struct stage *stage, uint32_t psn, uint8_t syndrome)
+{
+	struct soft_roce_packet packet = packet_of(stage, SOFT_ROCE_ACKNOWLEDGE, 0);
+
+	packet.psn = psn & 0xffffff;
+	packet.syndrome = syndrome;
+	throw(stage, packet);
+}
+
+/* A WRITE with immediate data in three packets; the peer has lost one, and gets it again. */
+static void written(void)
+{
+	struct stage stage;
+	const uint8_t opcodes[] = {SOFT_ROCE_WRITE_FIRST, SOFT_ROCE_WRITE_MIDDLE,
+				   SOFT_ROCE_WRITE_LAST_IMMEDIATE};
+	struct soft_roce_packet packet;
+
+	open_stage(&stage, (struct options){0});
+	const uint32_t psn = stage.side.psn;
+
+	CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
+						       .wr_id = 5,
+						       .length = 2 * MTU + 1,
+						       .imm = htonl(77),
+						       .remote = 0x1000,
+						       .rkey = 0x2000}),
+		    0);
+	for (uint32_t i = 0; i < 3; i++) {
+		packet = next_packet(&stage, opcodes[i]);
+		CHECK_EQUAL(packet.psn, (psn + i) & 0xffffff);
+		CHECK_EQUAL(packet.length, i < 2 ? MTU : 1);
+		CHECK_EQUAL(packet.ack_request, i == 2);
+		if (i == 0)
+			CHECK(packet.address == 0x1000 && packet.rkey == 0x2000 &&
+			      packet.dma_length == 2 * MTU + 1);
+	}
+	CHECK_EQUAL(packet.immediate, htonl(77));
+	acknowledge(&stage, psn, SOFT_ROCE_NAK | 31); /* a code that only this device knows */
+	acknowledge(&stage, psn + 1, SOFT_ROCE_NAK | 0);
+	CHECK_EQUAL(next_packet(&stage, opcodes[1]).psn, (psn + 1) & 0xffffff);
+	next_packet(&stage, opcodes[2]);
+	acknowledge(&stage, psn + 2, DONE);
+	expect_wc(&stage.side, 5, IBV_WC_SUCCESS);
+	no_answer(&stage);
+	close_stage(&stage);
+}
+
+/* Of a long message no more is under way than the window has, which acknowledgements open. */
+static void window(void)
+{
+	enum {
+		LONG = 256 * 1024,
+		UNIT = 4096,
+		MOST = LONG / UNIT /
+			2, /* all that the window has grown to, and what one step sends */
+	};
+	struct stage stage;
+	uint32_t sent = 0;
+
+	open_stage(&stage, (struct options){.memory = LONG, .mtu = IBV_MTU_4096, .timeout = 255});
+	const uint32_t psn = stage.side.psn;
+
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = LONG);
+	while (sent < LONG / UNIT) {
+		const uint32_t before = sent;
+
+		do {
+			CHECK_EQUAL(next_packet(&stage, sent == 0 ? SOFT_ROCE_SEND_FIRST
+							: sent == LONG / UNIT - 1
+								? SOFT_ROCE_SEND_LAST
+								: SOFT_ROCE_SEND_MIDDLE)
+					    .psn,
+				    (psn + sent) & 0xffffff);
+			sent++;
+		} while (comes(stage.peer, QUIET_MS));
+		CHECK(sent - before <= MOST);
+		acknowledge(&stage, psn + sent - 1, DONE);
+	}
+	expect_wc(&stage.side, 5, IBV_WC_SUCCESS);
+	close_stage(&stage);
+}
+
+/* ---- the port -------------------------------------------------------------------------------- */
+
+/* The error says what to do. */
+static void port_in_use(void)
+{
+	struct address peer = {.qpn = PEER_QPN, .psn = PEER_PSN};
+	char text[1000] = "";
+	struct side side;
+	int fd = bound("127.0.0.1"), told[2], before = dup(2);
+
+	open_side(&side, (struct options){.gid = 1});
+	memcpy(peer.gid.raw, peer_gid, sizeof(peer_gid));
+	CHECK_EQUAL(to_init(&side), 0);
+	CHECK_EQUAL(pipe(told), 0);
+	CHECK_EQUAL(dup2(told[1], 2), 2);
+	int rc = to_rtr(&side, &peer);
+
+	CHECK_EQUAL(dup2(before, 2), 2);
+	CHECK_EQUAL(rc, EADDRINUSE);
+	CHECK(read(told[0], text, sizeof(text) - 1) > 0);
+	CHECK(strstr(text, "127.0.0.1, UDP port 4791") && strstr(text, "rdma link delete"));
+	CHECK_EQUAL(state_of(&side), IBV_QPS_INIT);
+	close(fd);
+	CHECK_EQUAL(to_rtr(&side, &peer), 0);
+	close(told[0]);
+	close(told[1]);
+	close(before);
+	/* Nothing is received once no queue pair needs it. */
+	destroy_qp(&side);
+	close(bound("127.0.0.1"));
+	close_side(&side);
+}
+
+int main(void)
+{
+	limit_seconds(120);
+	for (size_t i = 0; i < sizeof(payload); i++)
+		payload[i] = (uint8_t)(i * 7 + 1);
+	STEP(received());
+	STEP(out_of_turn());
+	STEP(dropped());
+	STEP(read_by_peer());
+	STEP(written());
+	STEP(window());
+	STEP(port_in_use());
+	return 0;
+}
