@@ -82,7 +82,7 @@ build:
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test test-full check-py check-c flaky programs upstream guests software dask ray valkey network examples bench instructions many cost soak softroce
+.PHONY: echo test test-full check-py check-c flaky programs upstream guests software dask ray valkey network examples bench instructions many cost soak softroce roce
 echo: .venv/.cli build ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
@@ -208,6 +208,9 @@ softroce: .venv/.test .venv/.software build ## the same tests and the echo on rx
 			--ignore tests/site \
 			$(foreach one,aiohttp grpclib redis,--ignore tests/software/test_$(one).py) $(ARGS); \
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
+
+roce: build ## programs with one end on the embedded device over RoCE v2, and one on rxe, in the same VM (root, Debian)
+	tests/softroce/vm tests/softroce/across $(ARGS)
 
 .PHONY: docs site
 docs: .venv/.test build ## write the generated parts of docs/: tables of states, of software; manual pages
