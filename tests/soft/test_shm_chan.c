@@ -101,8 +101,9 @@ static void another_name(void)
 /* A word that means nothing is refused, and it is said which. */
 static void wrong_word(void)
 {
-	expect_setting_refused("AIORDMA_EMBEDDED_LINKS", "smoke",
-			       "AIORDMA_EMBEDDED_LINKS is 'smoke': it can be 'shared' or 'tcp'");
+	expect_setting_refused(
+		"AIORDMA_EMBEDDED_LINKS", "smoke",
+		"AIORDMA_EMBEDDED_LINKS is 'smoke': it can be 'shared', 'tcp' or 'roce'");
 }
 
 /* ---- hostile local peers -------------------------------------------------------------------- */
