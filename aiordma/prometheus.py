@@ -15,11 +15,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 try:
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-    )
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
         "aiordma.prometheus needs prometheus_client, which is not installed: "

@@ -186,10 +186,7 @@ def _qp_num(qp: verbs.QueuePair | AsyncQueuePair | int | None) -> str:
 
 @asynccontextmanager
 async def connected_pair(
-    *,
-    device: str | None = None,
-    via: Literal["cm", "tcp"] = "cm",
-    config: Config | None = None,
+    *, device: str | None = None, via: Literal["cm", "tcp"] = "cm", config: Config | None = None
 ) -> AsyncIterator[tuple[Connection, Connection]]:
     """Two connections in this process that are connected to each other.
 

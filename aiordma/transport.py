@@ -56,13 +56,7 @@ from ._options import (
 from ._options import Via as Via  # noqa: PLC0414 - users name it
 from ._transport import connect_cm, connect_tcp, observation
 from ._transport.acceptor import Acceptor
-from ._transport.arguments import (
-    check_config,
-    check_host,
-    check_options,
-    check_source,
-    port_number,
-)
+from ._transport.arguments import check_config, check_host, check_options, check_source, port_number
 from ._transport.auth import NO_SECURITY, Security
 from ._transport.batch import Batch
 from ._transport.connect_attempt import Target, unanswered

@@ -10,17 +10,7 @@ from pathlib import Path
 
 import aiordma
 
-from .lanes import (
-    Comparison,
-    Contenders,
-    Data,
-    Lane,
-    Options,
-    Requirement,
-    at_most,
-    ratio,
-    seconds,
-)
+from .lanes import Comparison, Contenders, Data, Lane, Options, Requirement, at_most, ratio, seconds
 
 NOTE = (
     "The import statement alone, timed in a process that has imported nothing else. "

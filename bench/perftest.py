@@ -160,11 +160,7 @@ def in_machine(options: Options) -> Data:
         "bench.perftest",
     ]
     command += [str(options.turns), str(options.share * SHARE)]
-    environment = {
-        **os.environ,
-        "AIORDMA_DEVICE": RXE,
-        "AIORDMA_BENCH_HOST": ADDRESS,
-    }
+    environment = {**os.environ, "AIORDMA_DEVICE": RXE, "AIORDMA_BENCH_HOST": ADDRESS}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     for line in done.stdout.splitlines():
         if line.startswith(MARK):

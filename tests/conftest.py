@@ -207,7 +207,7 @@ DEVIATIONS: dict[str, frozenset[str]] = {
             "the kernel takes the hop limit of the route",
             "the service level is not kept",
         }
-    ),
+    )
 }
 
 # Capabilities that no software device has.

@@ -279,10 +279,7 @@ DECODERS: dict[str, Decoder] = {
         (ProtocolError,),
     ),
     "message of a measurement": Decoder(
-        wire.unpack,
-        st.one_of(*MESSAGES.values()).map(wire.pack),
-        (ProtocolError,),
-        wire.pack,
+        wire.unpack, st.one_of(*MESSAGES.values()).map(wire.pack), (ProtocolError,), wire.pack
     ),
     "message of a call": Decoder(
         lambda data: rpc._unpack(memoryview(data)),

@@ -19,11 +19,7 @@ Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 class ManagedTensor(ctypes.Structure):
     """What there was before there were versions."""
 
-    _fields_ = (
-        ("tensor", Tensor),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
+    _fields_ = (("tensor", Tensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(

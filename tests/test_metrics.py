@@ -31,8 +31,7 @@ from .test_monitoring import load
 
 @pytest.mark.any_device
 @pytest.mark.parametrize(
-    ("module", "package"),
-    [("prometheus", "prometheus_client"), ("opentelemetry", "opentelemetry")],
+    ("module", "package"), [("prometheus", "prometheus_client"), ("opentelemetry", "opentelemetry")]
 )
 def test_the_extra_that_is_missing(
     monkeypatch: pytest.MonkeyPatch, module: str, package: str

@@ -322,10 +322,7 @@ def test_what_stays_open_may_be_renamed(tmp_path: Path) -> None:
 
 
 def test_an_object_is_left(
-    device: verbs.Device,
-    pd: verbs.ProtectionDomain,
-    cq: verbs.CompletionQueue,
-    left: list[object],
+    device: verbs.Device, pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, left: list[object]
 ) -> None:
     with leak("Context: 1 before, 2 after"):
         left.append(device.open())
@@ -376,9 +373,7 @@ def test_a_thread_that_was_not_listed_before_is_not_left(monkeypatch: pytest.Mon
 
 
 def test_what_ends_on_its_own_is_not_left(
-    pd: verbs.ProtectionDomain,
-    cq: verbs.CompletionQueue,
-    monkeypatch: pytest.MonkeyPatch,
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file, a queue pair and a thread end in turn while the check waits."""
     end = threading.Event()

@@ -163,11 +163,7 @@ def run_traced(end: str, path: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("end", "status"),
-    [
-        ("pass", 0),
-        ("os._exit(0)", 0),
-        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-    ],
+    [("pass", 0), ("os._exit(0)", 0), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)],
 )
 def test_a_program_that_knows_nothing_of_it(end: str, status: int, tmp_path: Path) -> None:
     """However the process ends, every posted request is in the trace."""

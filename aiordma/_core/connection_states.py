@@ -66,10 +66,7 @@ _S, _E, _C = ConnectionState, LifecycleEvent, Cause
 
 
 def _ends(broken: Cause, other: Cause) -> dict[LifecycleEvent, Transition]:
-    return {
-        _E.BROKEN: Transition(_S.ENDED, broken),
-        _E.ABORTED: Transition(_S.ENDED, other),
-    }
+    return {_E.BROKEN: Transition(_S.ENDED, broken), _E.ABORTED: Transition(_S.ENDED, other)}
 
 
 def _finishes(broken: Cause, other: Cause) -> dict[LifecycleEvent, Transition]:
@@ -101,10 +98,7 @@ _ROWS: dict[ConnectionState, dict[LifecycleEvent, Transition]] = {
         _E.PEER_GOODBYE: Transition(_S.BOTH_CLOSING),
         **_finishes(_C.CLOSED, _C.GIVEN),
     },
-    _S.PEER_CLOSED: {
-        _E.CLOSE: Transition(_S.BOTH_CLOSING),
-        **_finishes(_C.PEER, _C.PEER),
-    },
+    _S.PEER_CLOSED: {_E.CLOSE: Transition(_S.BOTH_CLOSING), **_finishes(_C.PEER, _C.PEER)},
     _S.BOTH_CLOSING: _finishes(_C.PEER, _C.PEER),
     _S.ENDED: {_E.RELEASED: Transition(_S.CLOSED)},
     _S.CLOSED: {},

@@ -24,18 +24,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args, get_type_hints
 
 import msgpack  # type: ignore[import-untyped]  # it has no types; _pack and _unpack do
 
-from aiordma._core.fields import (
-    U16,
-    U32,
-    U64,
-    Access,
-    Bytes32,
-    Bytes40,
-    Codec,
-    Data,
-    Text,
-    Token,
-)
+from aiordma._core.fields import U16, U32, U64, Access, Bytes32, Bytes40, Codec, Data, Text, Token
 from aiordma._core.frames import HEADER_SIZE, TAG_SIZE
 from aiordma.errors import ProtocolError
 

@@ -39,13 +39,7 @@ class Library:
         "table",
     )
 
-    def __init__(
-        self,
-        name: str,
-        table: h.aiordma_calls,
-        *,
-        inherited: bool = False,
-    ) -> None:
+    def __init__(self, name: str, table: h.aiordma_calls, *, inherited: bool = False) -> None:
         self.name: str = name
         self.table: h.aiordma_calls = table
         self.calls: Calls = Calls(table)

@@ -23,14 +23,7 @@ from ..errors import (
     host_port,
 )
 from . import observation
-from .admission_control import (
-    FailureLimit,
-    FairShare,
-    NoRoomError,
-    networks_of,
-    places,
-    setting,
-)
+from .admission_control import FailureLimit, FairShare, NoRoomError, networks_of, places, setting
 from .auth import Security, new_ticket_office
 from .connection import Connection
 from .inspection import OnRequest, Way, admits, refuse

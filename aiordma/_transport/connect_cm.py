@@ -19,13 +19,7 @@ from collections.abc import Callable
 from typing import Never
 
 from .. import cm, verbs
-from .._core.handshake import (
-    CHALLENGE_MAGIC,
-    CHALLENGE_SIZE,
-    HELLO_SIZE,
-    TICKET_SIZE,
-    Hello,
-)
+from .._core.handshake import CHALLENGE_MAGIC, CHALLENGE_SIZE, HELLO_SIZE, TICKET_SIZE, Hello
 from .._core.refusal import is_of_key, unpack_refusal
 from .._loop.driver import Driver, EventDriver
 from .._loop.id_events import ENDED, IdEvents, check_name, make_id

@@ -62,15 +62,7 @@ from .connection import Connection
 from .connection_group import ConnectionGroup
 from .endpoint import AddressedEndpoint, ForeignAddressError, make_hello
 from .inspection import Way
-from .tcp_link import (
-    REFUSED,
-    SHORTAGES,
-    TCPLink,
-    accepted_link,
-    address_of,
-    open_link,
-    socket_name,
-)
+from .tcp_link import REFUSED, SHORTAGES, TCPLink, accepted_link, address_of, open_link, socket_name
 
 if TYPE_CHECKING:
     from .._core.admission import TicketOffice

@@ -23,11 +23,7 @@ from .._loop.shutdown import EXITS, background
 from .._memory.registration_cache import CacheStatistics
 from ..cm.address import Address
 from ..dmabuf import DmabufRegion
-from ..errors import (
-    ConnectionClosedError,
-    RDMAError,
-    host_port,
-)
+from ..errors import ConnectionClosedError, RDMAError, host_port
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..verbs import QueuePair
 from ..verbs._memory.buffers import AnyMemory, bytes_of
@@ -278,11 +274,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         return DmabufRegion(self._endpoint.driver.pd, fd, length, offset, writable)
 
     async def send_region(
-        self,
-        region: LocalMemory,
-        *,
-        access: Rights = Rights.READ,
-        lease: Lease = "default",
+        self, region: LocalMemory, *, access: Rights = Rights.READ, lease: Lease = "default"
     ) -> Share:
         """Lets the peer use memory of this side, which it gets by `recv_region`.
 
@@ -298,11 +290,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         return await self._sharing.share(region, rights, self._lease(lease))
 
     def share(
-        self,
-        region: LocalMemory,
-        *,
-        access: Rights = Rights.READ,
-        lease: Lease = "default",
+        self, region: LocalMemory, *, access: Rights = Rights.READ, lease: Lease = "default"
     ) -> Share:
         """As `send_region`, but the peer is not told: send it `Share.token.pack()` yourself.
 
@@ -333,11 +321,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         return await self._sharing.receive()
 
     async def request_region(
-        self,
-        size: int,
-        *,
-        access: Rights = Rights.READ | Rights.WRITE,
-        lease: Lease = "default",
+        self, size: int, *, access: Rights = Rights.READ | Rights.WRITE, lease: Lease = "default"
     ) -> RemoteRegion:
         """Borrows `size` bytes of the peer's memory, zeroed, within the peer's quota.
 

@@ -148,8 +148,7 @@ class LocalEndpoint:
         )
 
     def create_qp(
-        self,
-        make: Callable[[verbs.CompletionQueue, verbs.QPCapabilities], verbs.QueuePair],
+        self, make: Callable[[verbs.CompletionQueue, verbs.QPCapabilities], verbs.QueuePair]
     ) -> verbs.QueuePair:
         """`make` makes it with `reserved=True`: its completions have their room already."""
         self.qp = make(self.cq, self.capabilities)

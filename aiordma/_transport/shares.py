@@ -152,12 +152,7 @@ class Loan(Share):
     """Memory of this side's pool that the peer asked for."""
 
     def __init__(
-        self,
-        sharing: Sharing,
-        region_id: int,
-        buffer: Buffer,
-        rights: Rights,
-        lease: float | None,
+        self, sharing: Sharing, region_id: int, buffer: Buffer, rights: Rights, lease: float | None
     ) -> None:
         self.buffer = buffer
         super().__init__(sharing, region_id, buffer, rights, lease)

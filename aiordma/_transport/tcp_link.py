@@ -12,27 +12,13 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from errno import (
-    EALREADY,
-    ECONNREFUSED,
-    EINPROGRESS,
-    EISCONN,
-    EMFILE,
-    ENFILE,
-    ENOBUFS,
-    ENOMEM,
-)
+from errno import EALREADY, ECONNREFUSED, EINPROGRESS, EISCONN, EMFILE, ENFILE, ENOBUFS, ENOMEM
 from functools import partial
 from ssl import SSLEOFError
 from typing import cast
 
 from .._core import protocol
-from .._core.refusal import (
-    REFUSAL_SIZE,
-    REJECTED_BY_APPLICATION,
-    is_of_key,
-    unpack_refusal,
-)
+from .._core.refusal import REFUSAL_SIZE, REJECTED_BY_APPLICATION, is_of_key, unpack_refusal
 from .._loop.driver import writable
 from .._native import fork
 from .._native.calls import failure
@@ -314,8 +300,7 @@ async def open_link(address: Address, source: Address | None, security: Security
             raise failure("socket", error.errno or 0, f"to {host_port(address)}") from error
         begin = f" from {source[0]}" if source else ""
         raise UnreachableError(
-            f"no route{begin} to {host_port(address)}: {error.strerror}",
-            status=-(error.errno or 0),
+            f"no route{begin} to {host_port(address)}: {error.strerror}", status=-(error.errno or 0)
         ) from error
     tls = security.tls
     loop = asyncio.get_running_loop()

@@ -59,15 +59,7 @@ SERVER = [sys.executable, "-m", "aiordma", "perf", "server", "--child"]
 INTERRUPTED = 130
 
 # Errors of a run that are reported without a traceback.
-FAILURES = (
-    aiordma.RDMAError,
-    ChildError,
-    EOFError,
-    GPUError,
-    OSError,
-    PlotError,
-    RefusedError,
-)
+FAILURES = (aiordma.RDMAError, ChildError, EOFError, GPUError, OSError, PlotError, RefusedError)
 
 Record = dict[str, Any]
 
@@ -385,12 +377,7 @@ def server(
 
     async def run() -> None:
         starting = PerfServer.start(
-            host or "",
-            0 if child else port,
-            device=device,
-            via=via,
-            config=config,
-            limits=limits,
+            host or "", 0 if child else port, device=device, via=via, config=config, limits=limits
         )
         async with await starting as server:
             if child:

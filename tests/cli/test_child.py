@@ -81,9 +81,7 @@ async def test_it_is_killed_when_waiting_for_its_end_is_cancelled() -> None:
             limit.reschedule(asyncio.get_running_loop().time() + 0.01)
 
 
-async def test_guard_returns_and_raises_what_the_work_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_guard_returns_and_raises_what_the_work_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "LAST_BREATH", 0.01)
 
     async def answer() -> int:

@@ -68,8 +68,7 @@ def test_as_a_program_where_there_is_no_terminal(device_name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "rows"),
-    [(100_000, [(1, False), (4096, False), (100_000, True)]), (0, [(0, True)])],
+    ("length", "rows"), [(100_000, [(1, False), (4096, False), (100_000, True)]), (0, [(0, True)])]
 )
 def test_a_file_in_pieces_and_whole(
     device_name: str, tmp_path: Path, length: int, rows: list[tuple[int, bool]]

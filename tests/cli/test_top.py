@@ -285,10 +285,7 @@ def test_processes_of_two_containers_with_one_pid(sockets: Path) -> None:
     sockets.mkdir(0o700)
     one, other = (json.loads(json.dumps(snapshot() | {"pid": 1})) for _ in range(2))
     other["traffic"]["bytes_sent"] = 3 << 30
-    with (
-        telling(sockets / "1-aaaaaaaa.sock", one),
-        telling(sockets / "1-bbbbbbbb.sock", other),
-    ):
+    with telling(sockets / "1-aaaaaaaa.sock", one), telling(sockets / "1-bbbbbbbb.sock", other):
         assert [taken["pid"] for taken in told("1")] == [1, 1]
         table = top("--once").output
     assert re.search(r"^ *1-aaaaaaaa .*", table, re.M)

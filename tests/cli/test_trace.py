@@ -364,10 +364,7 @@ def test_a_shared_receive_queue_has_a_thread(tmp_path: Path) -> None:
     names = threads(events)
     assert [
         (names[it["pid"], it["tid"]], it["args"]["status"]) for it in of_phase(events, "X")
-    ] == [
-        ("QP 0x000003 receives", "SUCCESS"),
-        ("SRQ 9 receives", "OPEN"),
-    ]
+    ] == [("QP 0x000003 receives", "SUCCESS"), ("SRQ 9 receives", "OPEN")]
 
 
 def test_numbers_of_processes_and_threads_are_unique(tmp_path: Path) -> None:

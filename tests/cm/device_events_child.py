@@ -10,10 +10,7 @@ from aiordma import cm, verbs
 from aiordma._native import lib
 
 # How to trigger each event: on the embedded device of this process, and on rxe9 with iproute2.
-EMBEDDED = {
-    "removal": verbs.EventType.DEVICE_FATAL,
-    "address": verbs.EventType.LID_CHANGE,
-}
+EMBEDDED = {"removal": verbs.EventType.DEVICE_FATAL, "address": verbs.EventType.LID_CHANGE}
 COMMANDS = {
     "removal": ["rdma", "link", "delete", "rxe9"],
     "address": ["ip", "link", "set", "dummy9", "address", "02:00:00:00:00:09"],

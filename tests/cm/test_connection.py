@@ -16,13 +16,7 @@ import pytest
 
 from aiordma import cm, verbs
 from aiordma.cm import ConnectionId, ConnectionParameters, EventType, Option
-from aiordma.errors import (
-    AddressError,
-    BufferStateError,
-    RouteError,
-    VerbsError,
-    host_port,
-)
+from aiordma.errors import AddressError, BufferStateError, RouteError, VerbsError, host_port
 from aiordma.verbs import QPState, SendFlags, WROpcode
 from tests.cm.conftest import (
     Connected,

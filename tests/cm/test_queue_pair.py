@@ -56,12 +56,7 @@ class Side:
         with self.pd.create_ah(there.vector) as ah:
             piece = ScatterGatherElement(self.mr.addr, len(text), self.mr.lkey)
             wr = SendWorkRequest(
-                1,
-                WROpcode.SEND,
-                (piece,),
-                ah=ah,
-                remote_qpn=there.qp_num,
-                remote_qkey=there.qkey,
+                1, WROpcode.SEND, (piece,), ah=ah, remote_qpn=there.qp_num, remote_qkey=there.qkey
             )
             self.qp.post_send([wr])
             assert one(self.cq).ok

@@ -9,12 +9,7 @@ import pytest
 
 from aiordma import cm
 from aiordma.cm import ConnectionId, ConnectionParameters, EventType
-from aiordma.errors import (
-    AddressError,
-    LimitError,
-    RejectedError,
-    host_port,
-)
+from aiordma.errors import AddressError, LimitError, RejectedError, host_port
 from tests.cm.conftest import address_of, expect, with_qp
 
 

@@ -93,12 +93,7 @@ REFUSED: list[tuple[Callable[[Any], object], object, type[Exception], str]] = [
         for value in (math.nan, math.inf, -1, np.float32("nan"), Decimal("Infinity"))
     ),
     *(
-        (
-            RIGHTS,
-            value,
-            error,
-            f"{NO_RIGHTS}{type(value).__name__} {value!r}; join several with |",
-        )
+        (RIGHTS, value, error, f"{NO_RIGHTS}{type(value).__name__} {value!r}; join several with |")
         for value, error in (
             ("rw", TypeError),
             (16, ValueError),

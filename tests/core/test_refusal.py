@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._core.refusal import (
-    REFUSAL_SIZE,
-    is_of_key,
-    pack_refusal,
-    printable,
-    unpack_refusal,
-)
+from aiordma._core.refusal import REFUSAL_SIZE, is_of_key, pack_refusal, printable, unpack_refusal
 
 
 @pytest.mark.parametrize("text", ["", "no room", "größer", "x" * 144])

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from aiordma._core.connection_states import (
-    TRANSITIONS,
-    ConnectionState,
-    LifecycleEvent,
-    mermaid,
-)
+from aiordma._core.connection_states import TRANSITIONS, ConnectionState, LifecycleEvent, mermaid
 
 
 def sections() -> dict[str, str]:

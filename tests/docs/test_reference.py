@@ -9,15 +9,7 @@ from pathlib import Path
 import pytest
 
 from aiordma._transport.remote_memory import RemoteRegion, RemoteSlice
-from tests.docs.names import (
-    Name,
-    is_described,
-    member_doc,
-    members,
-    on_pages,
-    public,
-    value_doc,
-)
+from tests.docs.names import Name, is_described, member_doc, members, on_pages, public, value_doc
 from tests.docs.not_provoked import NOT_PROVOKED
 from tests.docs.promises import promises
 from tests.docs.provoking import load

@@ -35,10 +35,7 @@ MPICH = Software(
     apt=("mpich",),
     pip=("mpi4py", "numpy"),
     # The wheel of mpi4py looks for MPICH by the name that it has elsewhere.
-    then=(
-        *MPI4PY_TESTS,
-        "ln -s /usr/lib/x86_64-linux-gnu/libmpich.so.12 {venv}/lib/libmpi.so.12",
-    ),
+    then=(*MPI4PY_TESTS, "ln -s /usr/lib/x86_64-linux-gnu/libmpich.so.12 {venv}/lib/libmpi.so.12"),
     note=f"mpi4py's tests are those that work without the device, over TCP: not {LOCKS}.",
 )
 
@@ -51,7 +48,7 @@ ROOT_MAY = {
 # Why mpi4py's tests fail.
 FAILS = {
     "ofi": "libfabric's rxm copies from NULL when Open MPI starts a persistent request without "
-    "data, and crashes (its stack: mca_pml_cm_start, mca_mtl_ofi, libfabric, memcpy).",
+    "data, and crashes (its stack: mca_pml_cm_start, mca_mtl_ofi, libfabric, memcpy)."
 }
 MPIRUN = "mpirun.openmpi --oversubscribe -np 2"
 OMPI_OVER = {

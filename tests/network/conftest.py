@@ -167,11 +167,7 @@ Agents = tuple[AgentProcess, AgentProcess]
 
 def address_of(namespace: Namespace, family: str) -> str:
     """The first address of that kind."""
-    addresses = {
-        "IPv4": namespace.ipv4,
-        "IPv6": namespace.ipv6,
-        "link-local": namespace.link_local,
-    }
+    addresses = {"IPv4": namespace.ipv4, "IPv6": namespace.ipv6, "link-local": namespace.link_local}
     return addresses[family]
 
 

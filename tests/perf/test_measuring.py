@@ -14,13 +14,7 @@ from aiordma.perf.client import PerfClient, RefusedError, Result
 from aiordma.perf.memory import OneSided
 from aiordma.perf.queue_pairs import QueuePair
 from aiordma.perf.server import Limits, PerfServer
-from aiordma.perf.settings import (
-    METRICS,
-    MOST_ITERATIONS,
-    OPERATIONS,
-    Settings,
-    default_depth,
-)
+from aiordma.perf.settings import METRICS, MOST_ITERATIONS, OPERATIONS, Settings, default_depth
 
 pytestmark = pytest.mark.any_device
 

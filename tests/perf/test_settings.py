@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 
 from aiordma.perf.server import Limits
-from aiordma.perf.settings import (
-    EVERY_SIZE,
-    LONGEST,
-    METRICS,
-    OPERATIONS,
-    Settings,
-    default_depth,
-)
+from aiordma.perf.settings import EVERY_SIZE, LONGEST, METRICS, OPERATIONS, Settings, default_depth
 from aiordma.perf.settings import default_sizes as sizes_of
 
 BASE: dict[str, Any] = {"operation": "write", "metric": "bw", "sizes": (64,), "depth": 8}

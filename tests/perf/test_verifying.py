@@ -62,11 +62,7 @@ async def test_a_bit_that_differs(
 @one_loop
 @pytest.mark.parametrize(("operation", "metric"), [("send", "bw"), ("stream", "bw")])
 async def test_one_message_in_the_middle(
-    device_name: str,
-    host: str,
-    monkeypatch: pytest.MonkeyPatch,
-    operation: str,
-    metric: str,
+    device_name: str, host: str, monkeypatch: pytest.MonkeyPatch, operation: str, metric: str
 ) -> None:
     """A difference in the middle is found only with verify-all."""
     count = 0
@@ -102,20 +98,14 @@ async def test_an_addition_too_many(
     ("operation", "metric"), [("send", "bw"), ("write", "bw"), ("send", "lat")]
 )
 async def test_immediate_data_that_is_another(
-    device_name: str,
-    host: str,
-    monkeypatch: pytest.MonkeyPatch,
-    operation: str,
-    metric: str,
+    device_name: str, host: str, monkeypatch: pytest.MonkeyPatch, operation: str, metric: str
 ) -> None:
     connection = aiordma.Connection
     for name in ("send", "send_nowait", "write"):
         original: Callable[..., object] = getattr(connection, name)
 
         def shifted(
-            *arguments: object,
-            imm: int | None = None,
-            original: Callable[..., object] = original,
+            *arguments: object, imm: int | None = None, original: Callable[..., object] = original
         ) -> object:
             return original(*arguments, imm=None if imm is None else imm + 1)
 

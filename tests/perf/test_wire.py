@@ -76,12 +76,7 @@ def test_a_field_that_cannot_be_is_refused(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [
-        ["Reached", {"more": 1}],
-        ["Finish", {}],
-        ["Nonsense", {}],
-        ["Finish", {"counts": [True]}],
-    ],
+    [["Reached", {"more": 1}], ["Finish", {}], ["Nonsense", {}], ["Finish", {"counts": [True]}]],
 )
 def test_what_is_nearly_one(value: list[Any]) -> None:
     with pytest.raises(ProtocolError):

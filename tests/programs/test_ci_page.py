@@ -27,12 +27,7 @@ pytestmark = pytest.mark.timeout(LIMIT + 100)
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "ci-without-hardware.md"
 FIRST = ["A first test", "Any test command"]
-SECTIONS = [
-    "Was the device used?",
-    "Faults",
-    "Traces of failed tests",
-    "Sanitizers and valgrind",
-]
+SECTIONS = ["Was the device used?", "Faults", "Traces of failed tests", "Sanitizers and valgrind"]
 
 
 @pytest.fixture(scope="module")

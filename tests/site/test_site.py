@@ -106,10 +106,7 @@ def test_every_public_name_is_in_the_inventory() -> None:
     } <= {*paths}
 
 
-FOUND = {
-    "timeout": "cancellation",
-    "connect": "reference/connecting",
-}
+FOUND = {"timeout": "cancellation", "connect": "reference/connecting"}
 """The page that a search shows first."""
 
 # What the scripts of Sphinx's search need of a browser; then they are called as its page does.

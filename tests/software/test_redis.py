@@ -77,10 +77,7 @@ async def test_commands_pipelines_and_large_values(
         serve, host, device=device_name, config=PATIENT
     ) as server:
         client = redis.asyncio.Redis(
-            host=host,
-            port=server.address[1],
-            socket_timeout=None,
-            socket_connect_timeout=None,
+            host=host, port=server.address[1], socket_timeout=None, socket_connect_timeout=None
         )
         assert await client.ping()
         value = bytes(range(256)) * 20_000

@@ -32,12 +32,7 @@ NEVER = 1e6
 
 # No call ends because of its time: no verdict depends on whether a busy machine keeps a limit, and
 # none is that one has passed.
-UNTIMED = Config(
-    connect_timeout=NEVER,
-    handshake_timeout=NEVER,
-    close_timeout=NEVER,
-    lease=None,
-)
+UNTIMED = Config(connect_timeout=NEVER, handshake_timeout=NEVER, close_timeout=NEVER, lease=None)
 
 # A connection that costs little, and whose every limit is soon reached, but for those of time.
 SMALL = replace(

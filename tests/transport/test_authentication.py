@@ -14,15 +14,7 @@ from unittest import mock
 import pytest
 import trustme
 
-from aiordma import (
-    AuthenticationError,
-    Connection,
-    Listener,
-    Rights,
-    cm,
-    connect,
-    listen,
-)
+from aiordma import AuthenticationError, Connection, Listener, Rights, cm, connect, listen
 from aiordma._core import protocol
 from aiordma._core.authentication import proof, transcript
 from aiordma._core.frames import FrameKind
@@ -201,10 +193,7 @@ async def test_an_answer_is_good_for_its_own_connection_only(factory: Connection
 async def test_a_peer_may_speak_at_once_after_its_proof(factory: ConnectionFactory) -> None:
     """What comes with the proof finds the door open, however quick the peer is."""
     nonce = bytes(32)
-    async with (
-        await listening(factory, KEY) as listener,
-        admitted(factory, listener) as peer,
-    ):
+    async with await listening(factory, KEY) as listener, admitted(factory, listener) as peer:
         peer.send(control(protocol.AuthHello(0, nonce)))
         answer = await peer.control(5 * factory.slow)
         assert isinstance(answer, protocol.AuthAnswer)

@@ -13,15 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from aiordma import (
-    AuthenticationError,
-    Config,
-    Connection,
-    Listener,
-    connect,
-    streams,
-    verbs,
-)
+from aiordma import AuthenticationError, Config, Connection, Listener, connect, streams, verbs
 from aiordma._transport import admission_control
 from aiordma._transport.connect_tcp import MAGIC
 from aiordma.errors import RejectedError

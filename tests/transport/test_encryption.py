@@ -427,9 +427,7 @@ async def test_each_connection_has_keys_of_its_own(factory: ConnectionFactory) -
             await asyncio.gather(client.close(), server.close())
 
 
-def halves(
-    heard: Callable[[protocol.Message], protocol.Message],
-) -> tuple[KeyProof, KeyProof]:
+def halves(heard: Callable[[protocol.Message], protocol.Message]) -> tuple[KeyProof, KeyProof]:
     """Both sides of a key proof; what travels between them is what `heard` makes of it."""
     sides: list[KeyProof] = []
 

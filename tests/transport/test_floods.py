@@ -12,13 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from aiordma import (
-    ConnectionBrokenError,
-    MessageTooLongError,
-    ProtocolError,
-    RemoteRegion,
-    Rights,
-)
+from aiordma import ConnectionBrokenError, MessageTooLongError, ProtocolError, RemoteRegion, Rights
 from aiordma._core import protocol
 from aiordma._core.frames import FrameKind
 from aiordma._core.region import RegionToken

@@ -622,10 +622,7 @@ async def test_the_end_comes_with_the_last_of_what_was_under_way(
     factory: ConnectionFactory,
 ) -> None:
     """After the peer's goodbye, and not only after `close_timeout`."""
-    async with factory.pair(replace(SMALL, close_timeout=1000, keep_alive=None)) as (
-        client,
-        _,
-    ):
+    async with factory.pair(replace(SMALL, close_timeout=1000, keep_alive=None)) as (client, _):
         with testing.faults(delay=0.05, device=factory.device):
             client._queue.post(Probe(lambda: None))
             client._take_control(GOODBYE)

@@ -10,14 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from aiordma import (
-    AuthenticationError,
-    Config,
-    Connection,
-    ProtocolError,
-    listen,
-    start_server,
-)
+from aiordma import AuthenticationError, Config, Connection, ProtocolError, listen, start_server
 from aiordma._transport.acceptor import Acceptor, ConnectionLimitError
 from aiordma._transport.auth import NO_SECURITY
 from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE

@@ -18,17 +18,8 @@ from aiordma.verbs import MTU, QPAttributes
 from .connection_factory import SMALL, ConnectionFactory, check_alive, ends
 from .marks import by_tcp, one_loop
 
-BOTH_WAYS: dict[str, Any] = {
-    "retry_count": 3,
-    "ack_timeout": 0.5,
-    "type_of_service": 0x28,
-}
-BY_TCP: dict[str, Any] = {
-    "path_mtu": 512,
-    "pkey": 0xFFFF,
-    "hop_limit": 17,
-    "service_level": 3,
-}
+BOTH_WAYS: dict[str, Any] = {"retry_count": 3, "ack_timeout": 0.5, "type_of_service": 0x28}
+BY_TCP: dict[str, Any] = {"path_mtu": 512, "pkey": 0xFFFF, "hop_limit": 17, "service_level": 3}
 
 
 @pytest.fixture

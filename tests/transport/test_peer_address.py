@@ -116,10 +116,7 @@ async def test_pauses_between_attempts_grow(factory: ConnectionFactory) -> None:
         async with (
             await factory.listen() as listener,
             Stranger.connect(
-                factory,
-                listener.port,
-                hello_data=hello().pack(),
-                data_port=target.getsockname()[1],
+                factory, listener.port, hello_data=hello().pack(), data_port=target.getsockname()[1]
             ),
             factory.within(5),
         ):

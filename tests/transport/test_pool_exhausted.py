@@ -9,12 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from aiordma import (
-    Connection,
-    ConnectionBrokenError,
-    ConnectionClosedError,
-    RequestRefusedError,
-)
+from aiordma import Connection, ConnectionBrokenError, ConnectionClosedError, RequestRefusedError
 from aiordma.errors import QuotaError
 
 from .connection_factory import (

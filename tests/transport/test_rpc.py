@@ -21,15 +21,7 @@ from aiordma.errors import (
 )
 from aiordma.transport import Connection, Message
 
-from .connection_factory import (
-    NEVER,
-    SMALL,
-    ConnectionFactory,
-    ends,
-    leases,
-    pattern,
-    yield_loop,
-)
+from .connection_factory import NEVER, SMALL, ConnectionFactory, ends, leases, pattern, yield_loop
 from .test_peer_texts import HOSTILE, SHOWN
 
 

@@ -12,12 +12,7 @@ import pytest
 
 from aiordma import ConnectionManagerError, ProtocolError, connect, listen, verbs
 from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, READY
-from aiordma.errors import (
-    AddressError,
-    DeviceNotFoundError,
-    RejectedError,
-    UnreachableError,
-)
+from aiordma.errors import AddressError, DeviceNotFoundError, RejectedError, UnreachableError
 
 from .connection_factory import (
     SMALL,

@@ -94,9 +94,7 @@ def test_events_of_other_queues_are_kept_for_them(
 
 
 def test_two_threads_wait_for_queues_of_one_channel(
-    connected_pair: ConnectedPair,
-    channel: CompletionChannel,
-    monkeypatch: pytest.MonkeyPatch,
+    connected_pair: ConnectedPair, channel: CompletionChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one does not take the event for which the first one is about to sleep."""
     one, two = connected_pair(channel=channel)

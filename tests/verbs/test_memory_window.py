@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiordma import verbs
-from aiordma.errors import (
-    BufferStateError,
-    PostError,
-    QueueFullError,
-    UnsupportedError,
-    VerbsError,
-)
+from aiordma.errors import BufferStateError, PostError, QueueFullError, UnsupportedError, VerbsError
 from aiordma.verbs import (
     AccessFlags,
     MemoryWindow,
@@ -390,11 +384,7 @@ def test_ranges_and_rights(pd: verbs.ProtectionDomain, scene: Scene) -> None:
 def test_a_queue_pair_that_sends_nothing_yet(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, mw_type: MWType
 ) -> None:
-    with (
-        pd.reg_mr(64, BINDABLE) as region,
-        pd.alloc_mw(mw_type) as window,
-        pd.create_qp(cq) as qp,
-    ):
+    with pd.reg_mr(64, BINDABLE) as region, pd.alloc_mw(mw_type) as window, pd.create_qp(cq) as qp:
         before = window.rkey
         with pytest.raises(PostError) as caught:
             window.bind(qp, region, READ)

@@ -223,10 +223,7 @@ def test_pieces_of_another_shape(pair: Pair) -> None:
     ],
 )
 def test_what_a_transport_cannot_do_is_not_posted(
-    pd: verbs.ProtectionDomain,
-    cq: verbs.CompletionQueue,
-    qp_type: QPType,
-    opcode: WROpcode,
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: QPType, opcode: WROpcode
 ) -> None:
     with pd.create_qp(cq, qp_type=qp_type) as qp:
         message = f"{opcode.name} on a {qp_type.name} queue pair"

@@ -36,16 +36,10 @@ DC_KEY = 0xFEDCBA9876543210
     ],
 )
 def test_other_devices_do_not_have_them(
-    pd: verbs.ProtectionDomain,
-    cq: verbs.CompletionQueue,
-    library: str,
-    make: Callable[..., object],
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, library: str, make: Callable[..., object]
 ) -> None:
     """On the kernel's device the library itself is asked, and says so."""
-    with (
-        pd.create_srq(4) as srq,
-        pytest.raises(UnsupportedError, match=library) as caught,
-    ):
+    with pd.create_srq(4) as srq, pytest.raises(UnsupportedError, match=library) as caught:
         make(pd, cq, srq)
     assert caught.value.device == pd.context.name
     assert caught.value.errno == (
@@ -191,9 +185,7 @@ def test_dc_initiator_and_target(here: Here, stand_in: StandIn) -> None:
 
 @pytest.mark.parametrize("make", [efa.create_srd_qp, mlx5.create_dc_initiator])
 def test_what_is_refused(
-    here: Here,
-    stand_in: StandIn,
-    make: Callable[..., efa.SRDQueuePair | mlx5.DCInitiator],
+    here: Here, stand_in: StandIn, make: Callable[..., efa.SRDQueuePair | mlx5.DCInitiator]
 ) -> None:
     pd, cq = here
     with make(pd, cq) as qp, ah_to_self(pd) as ah:

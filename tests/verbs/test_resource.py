@@ -76,9 +76,7 @@ def test_no_reference_cycles(device: verbs.Device) -> None:
         gc.enable()
 
 
-def test_a_dropped_child_warns_and_is_closed_with_its_parent(
-    context: verbs.Context,
-) -> None:
+def test_a_dropped_child_warns_and_is_closed_with_its_parent(context: verbs.Context) -> None:
     before = verbs.live()
     pd = context.alloc_pd()
     data = bytearray(64)

@@ -21,13 +21,7 @@ from aiordma.errors import (
     UnsupportedError,
     VerbsError,
 )
-from aiordma.verbs import (
-    AccessFlags,
-    Advice,
-    ScatterGatherElement,
-    SendFlags,
-    WROpcode,
-)
+from aiordma.verbs import AccessFlags, Advice, ScatterGatherElement, SendFlags, WROpcode
 from aiordma.verbs._memory.memory_region import reg_local_dma
 from tests.conftest import kind_of
 

@@ -321,8 +321,7 @@ class Claimed(Tried):
 
 # SQE is not reached by a modify: see below.
 @pytest.mark.parametrize(
-    "current",
-    [pytest.param(state, id=state.name) for state in QPState if state is not QPState.SQE],
+    "current", [pytest.param(state, id=state.name) for state in QPState if state is not QPState.SQE]
 )
 @pytest.mark.parametrize("qp_type", TYPES)
 def test_every_transition(

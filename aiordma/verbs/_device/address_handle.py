@@ -83,10 +83,7 @@ def vector_to(
 
 
 def vector_from_wc(
-    context: Context,
-    wc: WorkCompletion,
-    grh: bytes | bytearray | memoryview,
-    port_num: int,
+    context: Context, wc: WorkCompletion, grh: bytes | bytearray | memoryview, port_num: int
 ) -> AddressVector:
     """The route back to the sender of a datagram: ibv_init_ah_from_wc(3).
 

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from aiordma._native import copy_of, ffi
 
-from .enums import (
-    MTU,
-    AtomicCapability,
-    DeviceCapability,
-    LinkLayer,
-    PortCapability,
-    PortState,
-)
+from .enums import MTU, AtomicCapability, DeviceCapability, LinkLayer, PortCapability, PortState
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h

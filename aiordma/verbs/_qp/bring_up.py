@@ -219,10 +219,7 @@ class BringUp(Resource["h.ibv_qp"]):
         self.to_rts(sq_psn=local.psn)
 
     def destination(
-        self,
-        local: Endpoint,
-        remote: Endpoint,
-        **path: Unpack[PathKeywords],
+        self, local: Endpoint, remote: Endpoint, **path: Unpack[PathKeywords]
     ) -> Destination:
         """Where datagrams to ``remote`` go from here, with a new address handle.
 

@@ -51,14 +51,7 @@ class PostedWork:
     from there what has no completion, and polling removes from the other end.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_failures",
-        "_receives",
-        "_sends",
-        "first_failure",
-        "max_send_wr",
-    )
+    __slots__ = ("__weakref__", "_failures", "_receives", "_sends", "first_failure", "max_send_wr")
 
     def __init__(self, max_send_wr: int, failures: Counter[int] | None = None) -> None:
         """``failures`` counts failed completions by status."""

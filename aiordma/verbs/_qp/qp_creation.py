@@ -232,10 +232,7 @@ def refused(
     code = error.errno or 0
     if isinstance(error, UnsupportedError):
         return UnsupportedError(
-            f"{qp_type.name} queue pairs{options}",
-            device=context.name,
-            verb=error.verb,
-            errno=code,
+            f"{qp_type.name} queue pairs{options}", device=context.name, verb=error.verb, errno=code
         )
     detail = f"a {qp_type.name} queue pair with {capabilities}{options} on {context.name}"
     limits = context.query_device()

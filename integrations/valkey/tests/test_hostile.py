@@ -138,10 +138,7 @@ async def test_a_server_that_keeps_to_it() -> None:
         (lambda peer: peer.command(bytes(31)), "a command of 31 bytes"),
         (lambda peer: peer.command(COMMAND.pack(77, 0)), "unknown command 77"),
         (lambda peer: peer.command(COMMAND.pack(Opcode.SET_CLIENT_FEATURE, 0)), "unknown command"),
-        (
-            lambda peer: peer.command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 5)),
-            "features 0x5",
-        ),
+        (lambda peer: peer.command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 5)), "features 0x5"),
     ],
 )
 async def test_a_violation_ends_the_connection(

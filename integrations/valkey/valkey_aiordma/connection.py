@@ -31,8 +31,5 @@ class OverRDMA:
     async def _connect(self) -> None:
         async with asyncio.timeout(self.socket_connect_timeout):
             self._reader, self._writer = await open_connection(
-                self.host,
-                self.port,
-                device=self.device,
-                keepalive=bool(self.socket_keepalive),
+                self.host, self.port, device=self.device, keepalive=bool(self.socket_keepalive)
             )

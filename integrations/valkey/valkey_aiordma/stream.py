@@ -17,13 +17,7 @@ from typing import Any, Final
 
 from aiordma import AsyncConnectionId, ReceiveRing
 from aiordma.errors import ConnectionManagerError, ProtocolError
-from aiordma.verbs import (
-    AccessFlags,
-    QPCapabilities,
-    WCOpcode,
-    WorkCompletion,
-    bytes_of,
-)
+from aiordma.verbs import AccessFlags, QPCapabilities, WCOpcode, WorkCompletion, bytes_of
 
 LENT: Final = 1 << 20  # bytes that the server may write until they are read; its own default
 STAGED: Final = 256 << 10  # bytes of a write, at most
@@ -54,10 +48,7 @@ class ValkeyTransport(asyncio.Transport):
     """
 
     def __init__(
-        self,
-        id: AsyncConnectionId,
-        protocol: asyncio.BaseProtocol,
-        keepalive: bool,
+        self, id: AsyncConnectionId, protocol: asyncio.BaseProtocol, keepalive: bool
     ) -> None:
         super().__init__({"peername": id.id.peer_address, "connection": id})
         self._loop = asyncio.get_running_loop()
@@ -260,10 +251,7 @@ class ValkeyTransport(asyncio.Transport):
 
 
 async def _connect(
-    device: str | None,
-    address: tuple[str, int],
-    protocol: asyncio.BaseProtocol,
-    keepalive: bool,
+    device: str | None, address: tuple[str, int], protocol: asyncio.BaseProtocol, keepalive: bool
 ) -> ValkeyTransport:
     id = AsyncConnectionId(device)
     try:

@@ -30,5 +30,5 @@ CHANCE = {
     "distributed/tests/test_worker.py::test_upload_file": (
         "expects a worker's folder to be gone, and waits for the client alone, which takes two "
         "seconds to close if it sees before that the scheduler has gone; over TCP it always does"
-    ),
+    )
 }
