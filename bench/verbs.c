@@ -511,10 +511,7 @@ static void be_connected(const struct job *job)
 /* No device: memory that two processes share, copied by one of them: what its caches hold, or what
  * the other process has written last, as the memory has that a WRITE goes to.  What the caches of two
  * cores must do for each other is then part of both. */
-enum turn {
-	OURS,
-	THEIRS
-};
+enum turn { OURS, THEIRS };
 
 static struct {
 	volatile uint8_t *turn; /* in memory of the two processes, as the others */
@@ -523,9 +520,7 @@ static struct {
 
 static void share(uint32_t size)
 {
-	enum {
-		PAGE = 4096
-	};
+	enum { PAGE = 4096 };
 	uint8_t *memory = mmap(NULL, PAGE + 2 * (size_t)size, PROT_READ | PROT_WRITE,
 			       MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 

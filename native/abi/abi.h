@@ -1,7 +1,6 @@
 /* What both libraries of calls have in common, for the compiler: the system types that the ABI stands
  * on, the ABI, and the tables of calls.  cffi reads the same files (lib_source.py). */
-#ifndef AIORDMA_ABI_H
-#define AIORDMA_ABI_H
+#pragma once
 
 #include <netinet/in.h>
 #include <pthread.h>
@@ -37,5 +36,3 @@ struct aiordma_provider_calls {
 #include "provider_calls.h"
 #undef OPTIONAL
 };
-
-#endif

@@ -1,9 +1,7 @@
 /* The part of libefa.so.1 that is used: scalable reliable datagrams (SRD) of Amazon's EFA devices.
  * Read by cffi and by the compiler, as verbs.h is. */
 
-enum {
-	EFADV_QP_DRIVER_TYPE_SRD = 0
-};
+enum { EFADV_QP_DRIVER_TYPE_SRD = 0 };
 
 enum {
 	EFADV_DEVICE_ATTR_CAPS_RDMA_READ = 1 << 0,

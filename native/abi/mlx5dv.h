@@ -1,14 +1,9 @@
 /* The part of libmlx5.so.1 that is used: dynamically connected queue pairs (DC) of mlx5 devices.
  * Read by cffi and by the compiler, as verbs.h is. */
 
-enum mlx5dv_qp_init_attr_mask {
-	MLX5DV_QP_INIT_ATTR_MASK_DC = 1 << 1
-};
+enum mlx5dv_qp_init_attr_mask { MLX5DV_QP_INIT_ATTR_MASK_DC = 1 << 1 };
 
-enum mlx5dv_dc_type {
-	MLX5DV_DCTYPE_DCT = 1,
-	MLX5DV_DCTYPE_DCI = 2
-};
+enum mlx5dv_dc_type { MLX5DV_DCTYPE_DCT = 1, MLX5DV_DCTYPE_DCI = 2 };
 
 struct mlx5dv_dci_streams {
 	uint8_t log_num_concurent;

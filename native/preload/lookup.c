@@ -25,10 +25,7 @@ static const struct entry entries[] = {
 #undef NODE
 #undef TEXT
 };
-enum {
-	ENTRIES = sizeof(entries) / sizeof(entries[0]),
-	MOST_LINKS = 8,
-};
+enum { ENTRIES = sizeof(entries) / sizeof(entries[0]), MOST_LINKS = 8 };
 
 /* The highest folders that are ours, as what is in them may not be. */
 static const char *const roots[] = {

@@ -7,8 +7,7 @@
  *   answers.c      the texts of its files
  *   libc_paths.c   functions of the C library that take paths, in front of the C library's own
  */
-#ifndef AIORDMA_PRELOAD_H
-#define AIORDMA_PRELOAD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -74,5 +73,3 @@ void preload_gave_out_folder(void);
 #undef LINK
 #undef NODE
 #undef TEXT
-
-#endif

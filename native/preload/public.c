@@ -17,10 +17,7 @@
 
 /* ---- GID types, as the kernel's sysfs files tell them --------------------------------------- */
 
-enum sysfs_gid_type {
-	SYSFS_IB_ROCE_V1,
-	SYSFS_ROCE_V2
-};
+enum sysfs_gid_type { SYSFS_IB_ROCE_V1, SYSFS_ROCE_V2 };
 
 PUBLIC int ibv_query_gid_type(struct ibv_context *context, uint8_t port_num, unsigned int index,
 			      enum sysfs_gid_type *type)

@@ -1,7 +1,6 @@
 /* The public part of the embedded device: its table of calls, events, faults and traces. cffi reads
  * it too: nothing of the preprocessor but the guard. */
-#ifndef AIORDMA_EMBEDDED_H
-#define AIORDMA_EMBEDDED_H
+#pragma once
 
 #include "abi/abi.h"
 
@@ -91,5 +90,3 @@ int64_t aiordma_embedded_fault_count(const char *name);
 int aiordma_trace_start(const char *path, char *used, size_t size);
 /* Nothing happens if there is none. */
 void aiordma_trace_stop(void);
-
-#endif

@@ -15,8 +15,7 @@
  *
  * Nothing here includes Python or calls libibverbs.
  */
-#ifndef AIORDMA_SOFTDEV_H
-#define AIORDMA_SOFTDEV_H
+#pragma once
 
 #include "embedded.h"
 
@@ -34,5 +33,3 @@ VISIBLE(aiordma_embedded_raise_on);
 VISIBLE(aiordma_embedded_faults);
 VISIBLE(aiordma_embedded_fault_count);
 #undef VISIBLE
-
-#endif

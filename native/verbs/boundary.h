@@ -1,7 +1,6 @@
 /* What the C part offers to Python, to aiordma/_datapath and to the C tests: verbs of either library
  * in batches. */
-#ifndef AIORDMA_BOUNDARY_H
-#define AIORDMA_BOUNDARY_H
+#pragma once
 
 #include "abi/abi.h"
 
@@ -9,5 +8,3 @@
 
 /* Of CLOCK_MONOTONIC. */
 uint64_t aiordma_microseconds(void);
-
-#endif

@@ -9,14 +9,9 @@
 
 /* How long a spin may take at most, and how long if the device makes progress all the time: other
  * tasks of the event loop wait meanwhile. */
-enum {
-	SPIN_AT_MOST_US = 1000,
-	BUSY_AT_MOST_US = 200
-};
+enum { SPIN_AT_MOST_US = 1000, BUSY_AT_MOST_US = 200 };
 
-enum {
-	CAPACITY = sizeof(((struct aiordma_drain *)NULL)->ready) / sizeof(struct ibv_cq *)
-};
+enum { CAPACITY = sizeof(((struct aiordma_drain *)NULL)->ready) / sizeof(struct ibv_cq *) };
 
 int aiordma_req_notify(struct ibv_cq *cq, int solicited_only)
 {

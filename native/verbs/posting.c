@@ -7,15 +7,11 @@
 #include "boundary.h"
 
 /* Chains are built on the stack; 64 requests with their 64 pointers stay below 10 KiB. */
-enum {
-	BLOCK = 64
-};
+enum { BLOCK = 64 };
 
 /* Bytes of an inline message in several pieces, which are joined on the stack: more than any known
  * device takes (max_inline_data). */
-enum {
-	INLINE_MOST = 4096
-};
+enum { INLINE_MOST = 4096 };
 
 static void *pointer(uint64_t number)
 {

@@ -4,8 +4,7 @@
  * All that is not to be read holds a secret word, over and over; all that is not to be written must
  * be as it was.
  */
-#ifndef AIORDMA_TESTS_FUZZ_ARENA_H
-#define AIORDMA_TESTS_FUZZ_ARENA_H
+#pragma once
 
 #include "../soft/verbs_side.h"
 #include "fuzz.h"
@@ -51,15 +50,9 @@ static const struct area {
 };
 
 /* The two windows of AREA_WINDOWED, from its start. */
-enum {
-	WINDOW_SIZE = 512,
-	WINDOW_READ = 512,
-	WINDOW_WRITE = 2048
-};
+enum { WINDOW_SIZE = 512, WINDOW_READ = 512, WINDOW_WRITE = 2048 };
 
-enum {
-	ARENA_SIZE = OPEN_SIZE + 18 * PAGE
-};
+enum { ARENA_SIZE = OPEN_SIZE + 18 * PAGE };
 
 static struct arena {
 	uint8_t *memory;
@@ -154,5 +147,3 @@ static inline bool arena_drain(int fd, size_t most)
 	}
 	return true;
 }
-
-#endif

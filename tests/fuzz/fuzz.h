@@ -6,8 +6,7 @@
  * addresses, sequence numbers) are named by selectors, so that an input stays good when the device
  * changes.
  */
-#ifndef AIORDMA_TESTS_FUZZ_H
-#define AIORDMA_TESTS_FUZZ_H
+#pragma once
 
 #include <dirent.h>
 #include <stddef.h>
@@ -18,9 +17,7 @@
 #include "../soft/cm_check.h"
 #include "virtual_time.h"
 
-enum {
-	RECORD = 16
-};
+enum { RECORD = 16 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
@@ -110,6 +107,4 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 
 #ifdef FUZZ_CORPUS
 #include "replay.h"
-#endif
-
 #endif

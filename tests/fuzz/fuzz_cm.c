@@ -15,12 +15,7 @@
 #include "cm/cm_internal.h"
 #include "wire/link.h"
 
-enum {
-	CLIENTS = 8,
-	IDS = 6,
-	PLACES = 3,
-	PEER_PSN = 100
-};
+enum { CLIENTS = 8, IDS = 6, PLACES = 3, PEER_PSN = 100 };
 
 static struct world {
 	struct rdma_event_channel *channel; /* of the listeners and what is asked of them */
@@ -197,9 +192,7 @@ static bool take_event(const uint8_t *r)
 }
 
 /* The kernel may deliver later than a system call returns, in a thread of its own. */
-enum {
-	TRIES = 100000
-};
+enum { TRIES = 100000 };
 
 static void try_again(void)
 {

@@ -14,12 +14,7 @@
 #include "ud/ud.h"
 #include "objects/objects.h"
 
-enum {
-	VICTIMS = 2,
-	QUEUE = 16,
-	QKEY = 0x1234567,
-	GRH = 40
-};
+enum { VICTIMS = 2, QUEUE = 16, QKEY = 0x1234567, GRH = 40 };
 
 static struct world {
 	struct ibv_context *context;

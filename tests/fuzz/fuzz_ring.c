@@ -16,19 +16,10 @@
 #include "shm/shm_internal.h"
 #include "objects/objects.h"
 
-enum {
-	QUEUE = 16,
-	PEER_PSN = 100,
-	PEER_QPN = 2,
-	PEER_PORT = FIRST_PORT
-};
+enum { QUEUE = 16, PEER_PSN = 100, PEER_QPN = 2, PEER_PORT = FIRST_PORT };
 
 /* What segment.c says of its layout. */
-enum {
-	POSITIONS = 4096,
-	POSITIONS_EACH = 256,
-	RINGS = 8192 + 2 * SOFT_SHM_AREA
-};
+enum { POSITIONS = 4096, POSITIONS_EACH = 256, RINGS = 8192 + 2 * SOFT_SHM_AREA };
 
 static struct world {
 	struct ibv_context *context;

@@ -9,9 +9,7 @@
 
 #include "fuzz.h"
 
-enum {
-	PREFIX = 4
-};
+enum { PREFIX = 4 };
 
 /* The headers without what is reserved in them. */
 static void clear_reserved(uint8_t *bytes)

@@ -1,16 +1,12 @@
 /* The kept corpus without a fuzzer, for any compiler: each input as it is, then some variations of
  * it that are the same in every run. */
-#ifndef AIORDMA_TESTS_REPLAY_H
-#define AIORDMA_TESTS_REPLAY_H
+#pragma once
 
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum {
-	REPLAY_MAX = 64 * RECORD,
-	VARIATIONS = 4
-};
+enum { REPLAY_MAX = 64 * RECORD, VARIATIONS = 4 };
 
 static uint64_t replay_state = 1;
 
@@ -68,5 +64,3 @@ int main(void)
 	printf("%d inputs of %s, and %d variations of each\n", inputs, FUZZ_CORPUS, VARIATIONS);
 	return 0;
 }
-
-#endif

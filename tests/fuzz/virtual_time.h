@@ -1,8 +1,7 @@
 /* A device without a thread of its own, with a clock, an alarm and random numbers that belong to the
  * test (struct soft_platform).
  */
-#ifndef AIORDMA_TESTS_VIRTUAL_TIME_H
-#define AIORDMA_TESTS_VIRTUAL_TIME_H
+#pragma once
 
 #include "engine/engine.h"
 
@@ -64,5 +63,3 @@ static inline void fuzz_pass_time(uint64_t ns)
 	soft_timers_run();
 	soft_unlock();
 }
-
-#endif

@@ -6,14 +6,11 @@
  * Each seed has a process of its own, so that alone it does the same as among others: some run twice,
  * and their traces must be the same.
  */
-#ifndef AIORDMA_TESTS_PAIR_SEEDS_H
-#define AIORDMA_TESTS_PAIR_SEEDS_H
+#pragma once
 
 #include "wire.h"
 
-enum {
-	MUTANT_SEEDS = 1000
-};
+enum { MUTANT_SEEDS = 1000 };
 
 static struct {
 	void (*run)(void);
@@ -98,5 +95,3 @@ static int run_seeds(void (*run)(void), unsigned twice, int argc, char **argv)
 	printf("%llu seeds from %llu on\n", (unsigned long long)count, (unsigned long long)first);
 	return 0;
 }
-
-#endif

@@ -916,9 +916,7 @@ static void stale_connection(void)
 /* What a peer has begun and ended is kept for repetitions, and not without bound. */
 static void few_linger(void)
 {
-	enum {
-		FEW = 2
-	};
+	enum { FEW = 2 };
 
 	begin(0);
 	enter(0);

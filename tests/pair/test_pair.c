@@ -89,12 +89,7 @@ struct end {
 	struct ibv_mr *mrs[AREAS];
 	struct ibv_mw *window;
 	uint32_t window_key;
-	enum {
-		UNBOUND,
-		BINDING,
-		BOUND,
-		ENDING
-	} window_is; /* ENDING: being invalidated */
+	enum { UNBOUND, BINDING, BOUND, ENDING } window_is; /* ENDING: being invalidated */
 	bool gone[AREAS]; /* deregistered */
 
 	struct work works[LOG];
@@ -116,11 +111,7 @@ static struct home {
 	struct side side;
 	struct ibv_xrcd *xrcd;
 	struct queue queues[CONNECTIONS];
-	enum {
-		NEVER,
-		ALWAYS,
-		SOLICITED
-	} armed; /* when a completion makes an event */
+	enum { NEVER, ALWAYS, SOLICITED } armed; /* when a completion makes an event */
 } homes[SIDES];
 
 static struct end ends[ENDS], *ends_end;

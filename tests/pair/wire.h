@@ -12,8 +12,7 @@
  *
  * A host that is stopped takes no step: its timers and what is sent to it wait until it goes on.
  */
-#ifndef AIORDMA_TESTS_PAIR_WIRE_H
-#define AIORDMA_TESTS_PAIR_WIRE_H
+#pragma once
 
 #define _GNU_SOURCE /* memmem */
 #include <stdarg.h>
@@ -473,5 +472,3 @@ static void wire_step(void)
 			step_of(i, flight && flight->to == i && flight->due <= fuzz_now_ns ? flight
 											   : NULL);
 }
-
-#endif

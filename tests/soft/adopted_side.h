@@ -1,6 +1,5 @@
 /* A queue pair whose peer is the test: it has the other end of the stream, and says what it likes. */
-#ifndef AIORDMA_TESTS_ADOPTED_SIDE_H
-#define AIORDMA_TESTS_ADOPTED_SIDE_H
+#pragma once
 
 #include "record_side.h"
 #include "verbs_side.h"
@@ -8,9 +7,7 @@
 #include "objects/objects.h"
 #include "wire/wire.h"
 
-enum {
-	PEER_PSN = 100
-};
+enum { PEER_PSN = 100 };
 
 /* Bring it up, and give it one end of a stream, whose buffer holds so many bytes; the other one. */
 static inline int adopt_narrow(struct side *side, int buffer)
@@ -62,5 +59,3 @@ static inline void until_state(struct side *side, enum ibv_qp_state state)
 	while (state_of(side) != state)
 		soft_progress();
 }
-
-#endif

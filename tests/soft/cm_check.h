@@ -1,6 +1,5 @@
 /* CHECK for the connection manager's tests: says what was expected and where, then stops. */
-#ifndef AIORDMA_TESTS_CM_CHECK_H
-#define AIORDMA_TESTS_CM_CHECK_H
+#pragma once
 
 #include <errno.h>
 #include <signal.h>
@@ -80,5 +79,3 @@ static inline uint64_t now_ns(clockid_t clock)
 		CHECK(!(call));                                                                    \
 		CHECK_EQUAL(errno, error);                                                         \
 	} while (0)
-
-#endif

@@ -1,7 +1,6 @@
 /* One side of a connection, for the connection manager's tests: what only C sees of it.  tests/cm
  * tests the same calls on SoftRoCE as well. */
-#ifndef AIORDMA_TESTS_CM_SIDE_H
-#define AIORDMA_TESTS_CM_SIDE_H
+#pragma once
 
 #include "embedded.h"
 
@@ -115,9 +114,7 @@ static inline void expect_nothing(struct rdma_event_channel *channel)
 
 /* ---- a side -------------------------------------------------------------------------------- */
 
-enum {
-	MESSAGE = 64
-};
+enum { MESSAGE = 64 };
 
 struct side {
 	struct rdma_event_channel *channel;
@@ -396,5 +393,3 @@ static inline void connection_close(struct connection *it)
 	side_close(&it->client);
 	side_close(&it->listener);
 }
-
-#endif

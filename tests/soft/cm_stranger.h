@@ -1,6 +1,5 @@
 /* The other side of a handshake in the test's hands: a plain socket, and messages of its choice. */
-#ifndef AIORDMA_TESTS_CM_STRANGER_H
-#define AIORDMA_TESTS_CM_STRANGER_H
+#pragma once
 
 #include "cm_side.h"
 
@@ -103,5 +102,3 @@ static inline void expect_silent_end(struct side *listener, struct side *request
 	expect_nothing(listener->channel);
 	side_drop(request);
 }
-
-#endif

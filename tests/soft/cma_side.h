@@ -1,6 +1,5 @@
 /* Two processes with a queue pair each, for the tests of what one copies from the other. */
-#ifndef AIORDMA_TESTS_CMA_SIDE_H
-#define AIORDMA_TESTS_CMA_SIDE_H
+#pragma once
 
 #include "verbs_side.h"
 
@@ -35,5 +34,3 @@ static inline uint32_t next_random(void)
 	state = state * 6364136223846793005u + 1442695040888963407u;
 	return (uint32_t)(state >> 33);
 }
-
-#endif

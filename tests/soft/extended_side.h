@@ -1,6 +1,5 @@
 /* A side whose completion queue and queue pair are extended ones. */
-#ifndef AIORDMA_TESTS_EXTENDED_SIDE_H
-#define AIORDMA_TESTS_EXTENDED_SIDE_H
+#pragma once
 
 #include "verbs_side.h"
 
@@ -103,5 +102,3 @@ static inline void open_extended_pair(struct side *a, struct side *b, struct opt
 		test(&a, &b);                                                                      \
 		close_pair(&a, &b);                                                                \
 	} while (0)
-
-#endif

@@ -1,6 +1,5 @@
 /* For the tests of faults: setting a spec, and what has come of it. */
-#ifndef AIORDMA_TESTS_FAULT_SIDE_H
-#define AIORDMA_TESTS_FAULT_SIDE_H
+#pragma once
 
 #include <stdarg.h>
 
@@ -38,5 +37,3 @@ static inline struct aiordma_fault_counts counts(void)
 	aiordma_embedded_fault_counts(&counts);
 	return counts;
 }
-
-#endif

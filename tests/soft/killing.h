@@ -5,8 +5,7 @@
  * root, or where users may make namespaces): then what is in /tmp, /dev/shm and among the abstract
  * sockets at the end has been left behind by these processes.
  */
-#ifndef AIORDMA_TESTS_KILLING_H
-#define AIORDMA_TESTS_KILLING_H
+#pragma once
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -139,9 +138,7 @@ static inline void isolate(void)
 
 /* ---- peers --------------------------------------------------------------------------------- */
 
-enum {
-	PEERS_MOST = 900
-};
+enum { PEERS_MOST = 900 };
 
 static struct peer {
 	pid_t pid;
@@ -375,9 +372,7 @@ static inline struct held held_now(void)
 /* The survivor is back where it was, when the links that linger have gone. */
 static inline void expect_held(const struct held *before)
 {
-	enum {
-		SLACK = 256 << 10
-	}; /* tables have grown */
+	enum { SLACK = 256 << 10 }; /* tables have grown */
 	uint64_t end = watched_ns() + PATIENCE;
 	struct held now;
 
@@ -430,5 +425,3 @@ static inline void tell_notices(const char *what)
 	       notice_count, (double)notices[notice_count / 2] / 1e6,
 	       (double)notices[notice_count - 1] / 1e6);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* What a process holds that it has to give back: descriptors and threads. */
-#ifndef AIORDMA_TESTS_LEAKS_H
-#define AIORDMA_TESTS_LEAKS_H
+#pragma once
 
 #include <dirent.h>
 #include <poll.h>
@@ -63,5 +62,3 @@ static inline void expect_resources(int before)
 	if (!as_before(before))
 		CHECK_EQUAL(resources(), before);
 }
-
-#endif

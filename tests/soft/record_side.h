@@ -1,6 +1,5 @@
 /* The other end of an adopted stream, in the hands of a test: frames in records (tcp_path.c). */
-#ifndef AIORDMA_TESTS_RECORD_SIDE_H
-#define AIORDMA_TESTS_RECORD_SIDE_H
+#pragma once
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -110,5 +109,3 @@ static inline void close_records(int fd)
 	record_left[fd] = 0;
 	close(fd);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Channels between local peers, without links above them: this stands in for handshake.c (the
  * linker is told so: see meson.build), which accepts or refuses what is asked for. */
-#ifndef AIORDMA_TESTS_SHM_SIDE_H
-#define AIORDMA_TESTS_SHM_SIDE_H
+#pragma once
 
 #include <sys/eventfd.h>
 #include <sys/uio.h>
@@ -10,10 +9,7 @@
 #include "objects/objects.h"
 #include "verbs_side.h"
 
-enum {
-	REFUSE_ME = 99,
-	HOLD_ME
-};
+enum { REFUSE_ME = 99, HOLD_ME };
 
 /* One end of a channel, and what it has been told. */
 struct end {
@@ -240,5 +236,3 @@ static inline void send_now(struct end *end, uint64_t more)
 	send_more(end);
 	soft_unlock();
 }
-
-#endif

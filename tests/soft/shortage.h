@@ -1,8 +1,7 @@
 /* What the kernel and the C library refuse, on command: one call of this thread, the n-th one of
  * those below.  The programs that include this are linked with --wrap for each of them
  * (meson.build), so that the device itself knows nothing of it. */
-#ifndef AIORDMA_TESTS_SHORTAGE_H
-#define AIORDMA_TESTS_SHORTAGE_H
+#pragma once
 
 #include <errno.h>
 #include <ifaddrs.h>
@@ -75,5 +74,3 @@ REFUSABLE(int, getifaddrs, (struct ifaddrs * *list), (list), ENOMEM, -1)
 REFUSABLE(int, pthread_create,
 	  (pthread_t * thread, const pthread_attr_t *attr, void *(*run)(void *), void *with),
 	  (thread, attr, run, with), EAGAIN, EAGAIN)
-
-#endif

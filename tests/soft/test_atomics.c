@@ -3,12 +3,7 @@
 #define _GNU_SOURCE
 #include "verbs_side.h"
 
-enum {
-	PROCESSES = 3,
-	EACH = 2000,
-	WINDOW = 4,
-	ALL = EACH * (PROCESSES + 1)
-};
+enum { PROCESSES = 3, EACH = 2000, WINDOW = 4, ALL = EACH * (PROCESSES + 1) };
 
 /* The owner's application, which does not ask the device. */
 struct owner {

@@ -57,9 +57,7 @@ static void begin_connected(struct end *end)
 
 /* ---- the end ------------------------------------------------------------------------------- */
 
-enum {
-	LAST_WORDS = 400000
-};
+enum { LAST_WORDS = 400000 };
 
 /* Killed, with much in the ring that we have not looked at: all of it arrives, then the end. */
 static void killed(void)
@@ -177,11 +175,7 @@ static void forked(void)
 
 /* ---- visitors ------------------------------------------------------------------------------ */
 
-enum {
-	HELLO = 1,
-	READY,
-	NO_MESSAGE
-};
+enum { HELLO = 1, READY, NO_MESSAGE };
 
 struct message {
 	uint32_t type;
@@ -325,9 +319,7 @@ static bool has_byte(int fd)
  * lock is held that need not be. */
 static void bells_after_the_lock(void)
 {
-	enum {
-		PIPES = SOFT_NOTIFY_MOST + 2
-	};
+	enum { PIPES = SOFT_NOTIFY_MOST + 2 };
 	struct soft_notify_pipe pipes[PIPES];
 
 	for (int i = 0; i < PIPES; i++) {
@@ -521,9 +513,7 @@ static void reads_ahead(struct soft_shm_peer *host)
  * let in. */
 static void crowd(uint16_t port)
 {
-	enum {
-		MANY = 80
-	};
+	enum { MANY = 80 };
 	int sockets[MANY];
 
 	for (int i = 0; i < MANY; i++)

@@ -258,11 +258,7 @@ static void exchange(struct side *client, struct ibv_qp *client_qp, struct side 
 	server->id->qp = NULL;
 }
 
-enum moment {
-	BEFORE_ACCEPT,
-	BEFORE_ESTABLISHED,
-	AFTER_ESTABLISHED
-};
+enum moment { BEFORE_ACCEPT, BEFORE_ESTABLISHED, AFTER_ESTABLISHED };
 
 static void own_queue_pairs(enum moment server_moves, bool with_own_psns)
 {

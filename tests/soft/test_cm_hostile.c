@@ -289,11 +289,7 @@ static void door_closes(void)
  * process keeps its file descriptors. */
 static void flood(bool few_descriptors)
 {
-	enum {
-		CLIENTS = 400,
-		LIMIT = 64,
-		CLOSING = 16
-	}; /* of still_works, on their way out */
+	enum { CLIENTS = 400, LIMIT = 64, CLOSING = 16 }; /* of still_works, on their way out */
 	struct soft_cm_limits before = soft_device.cm->limits;
 	struct side listener = listen_at(host, 0);
 	static int clients[CLIENTS];
@@ -335,11 +331,7 @@ static void flood(bool few_descriptors)
  * wait as may, of which the oldest is refused for each further one. */
 static void flood_of_requests(void)
 {
-	enum {
-		CLIENTS = 100,
-		BACKLOG = 8,
-		LIMIT = 16
-	};
+	enum { CLIENTS = 100, BACKLOG = 8, LIMIT = 16 };
 	struct soft_cm_limits before = soft_device.cm->limits;
 	struct side listener = bound(RDMA_PS_TCP, host, 0);
 	static int clients[CLIENTS];

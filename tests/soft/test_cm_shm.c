@@ -89,9 +89,7 @@ static void two_processes(const char *of_server, const char *of_client, const ch
  * before the others. */
 static void shared_stream(void)
 {
-	enum {
-		COUNT = 4
-	};
+	enum { COUNT = 4 };
 	struct side listener, clients[COUNT], servers[COUNT];
 	int sockets = 0;
 
@@ -170,12 +168,7 @@ static int undecided(struct side *listener, struct side *server)
 	return fd;
 }
 
-enum what {
-	CHOOSES_STREAM,
-	DIES,
-	IS_LEFT,
-	WHATS
-};
+enum what { CHOOSES_STREAM, DIES, IS_LEFT, WHATS };
 
 static void while_undecided(enum what what)
 {

@@ -8,10 +8,7 @@
 #include "objects/objects.h"
 #include "shm/shm_internal.h"
 
-enum {
-	MIB = 1 << 20,
-	PAGE = 4096
-};
+enum { MIB = 1 << 20, PAGE = 4096 };
 
 static struct soft_cma_page *pages; /* of the parent, of the child */
 
@@ -385,10 +382,7 @@ static void unmapped_at_once(void)
 {
 	struct scene scene;
 	unsigned made_use = 0, lost_some = 0;
-	enum {
-		ROUNDS = 2000,
-		LENGTH = 256 * 1024
-	};
+	enum { ROUNDS = 2000, LENGTH = 256 * 1024 };
 
 	begin_open(&scene, LENGTH);
 	for (unsigned round = 0; round < ROUNDS; round++) {

@@ -7,11 +7,7 @@
 #include "shm/shm_internal.h"
 #include "wire/cma_descriptor.h"
 
-enum {
-	MIB = 1 << 20,
-	PAGE = 4096,
-	PIECES = 20
-};
+enum { MIB = 1 << 20, PAGE = 4096, PIECES = 20 };
 
 static bool forbidden; /* for the whole program */
 
@@ -216,11 +212,7 @@ static void every_byte(void)
 /* Many at once, in both directions, of all lengths: in order, and more than there are exports. */
 static void both_ways(void)
 {
-	enum {
-		EACH = 256 * 1024,
-		WINDOW = 8,
-		COUNT = 600
-	};
+	enum { EACH = 256 * 1024, WINDOW = 8, COUNT = 600 };
 	struct scene scene;
 	struct side *side = &scene.side;
 	unsigned posted = 0, sent = 0, received = 0;
@@ -267,9 +259,7 @@ static void both_ways(void)
 /* The child may copy at first, and then not any more: what was under way is sent again. */
 static void forbidden_later(void)
 {
-	enum {
-		EACH = 4 * MIB
-	};
+	enum { EACH = 4 * MIB };
 
 	for (int read = 0; read < 2; read++) {
 		struct scene scene;
@@ -421,10 +411,7 @@ static void responder_deregisters(void)
  * has the bytes that were there. */
 static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 {
-	enum {
-		ROUNDS = 40,
-		WINDOW = 4
-	};
+	enum { ROUNDS = 40, WINDOW = 4 };
 	bool read = opcode == IBV_WR_RDMA_READ;
 	struct scene scene;
 	struct side *side = &scene.side;

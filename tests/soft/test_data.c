@@ -37,9 +37,7 @@ static void read_before(struct side *a, struct side *b)
 		 .compare_add = 1},
 		{.opcode = IBV_WR_SEND, .length = 100}, /* to 500 */
 	};
-	enum {
-		LARGE = 32000
-	};
+	enum { LARGE = 32000 };
 
 	/* What is kept for a READ is given back: often enough for any bound. */
 	for (unsigned round = 0; round < 40; round++) {
@@ -76,9 +74,7 @@ static void sizes(void)
 	static const uint32_t lengths[] = {1,     39,     40,     41,     1023,   1024,    1025,
 					   4095,  4096,   4097,   16384,  32727,  32728,   32729,
 					   65536, 262143, 262144, 262145, 524288, 1000000, 3000000};
-	enum {
-		HALF = 3 << 20
-	};
+	enum { HALF = 3 << 20 };
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.memory = 2 * HALF});
@@ -178,11 +174,7 @@ static void with_itself(void)
  * atomics in between. */
 static void between_processes(bool uc)
 {
-	enum {
-		ROUNDS = 2000,
-		ROOM = 1 << 20,
-		WORD = 2 * ROOM
-	};
+	enum { ROUNDS = 2000, ROOM = 1 << 20, WORD = 2 * ROOM };
 	struct process process = split();
 	struct side side;
 

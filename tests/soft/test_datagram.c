@@ -58,9 +58,7 @@ static void check_grh(const uint8_t *grh, const struct address *from, const stru
 /* Two processes in turns. The child answers to where the message came from. */
 static void between_processes(const char *ip)
 {
-	enum {
-		ROUNDS = 100
-	};
+	enum { ROUNDS = 100 };
 	struct process process = split();
 	struct side side;
 	struct ibv_context *context = open_device();
@@ -151,10 +149,7 @@ static void from_any_to_any(void)
  * room for: UDP may lose them, but not needlessly. */
 static void burst(void)
 {
-	enum {
-		MANY = 32,
-		ROUNDS = 10
-	};
+	enum { MANY = 32, ROUNDS = 10 };
 	struct process process = split();
 	struct side side;
 

@@ -8,9 +8,7 @@
 #include <poll.h>
 #include <sys/stat.h>
 
-enum {
-	MOST = 256
-};
+enum { MOST = 256 };
 
 static bool is_device_thread(const char *number)
 {

@@ -18,9 +18,7 @@ struct stage {
 	uint32_t number;
 };
 
-enum {
-	ANSWER = 77
-};
+enum { ANSWER = 77 };
 
 static int answer(void)
 {

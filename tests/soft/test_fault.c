@@ -92,9 +92,7 @@ static void right_specs(void)
 /* As often as asked for, and other places with another seed. */
 static void chance(void)
 {
-	enum {
-		MANY = 100000
-	};
+	enum { MANY = 100000 };
 	unsigned struck[3] = {0}, same = 0;
 
 	for (unsigned seed = 0; seed < 3; seed++) {
@@ -112,9 +110,7 @@ static void chance(void)
 
 /* ---- datagrams ----------------------------------------------------------------------------- */
 
-enum {
-	DATAGRAMS = 60
-};
+enum { DATAGRAMS = 60 };
 
 struct pair {
 	struct side a, b;
@@ -275,9 +271,7 @@ static void late_frames(bool up_before)
 /* A spec that comes and goes in the middle of a long message, again and again. */
 static void in_the_middle(void)
 {
-	enum {
-		LONG = 8 << 20
-	};
+	enum { LONG = 8 << 20 };
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.memory = LONG});
@@ -339,10 +333,7 @@ static void late_ends(bool killed)
 /* What is late waits in memory, which is bounded: beyond that the oldest comes early. */
 static void much_is_late(void)
 {
-	enum {
-		LONG = 1 << 20,
-		MANY = 70
-	};
+	enum { LONG = 1 << 20, MANY = 70 };
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.memory = LONG, .sends = MANY, .receives = MANY});
@@ -359,9 +350,7 @@ static void much_is_late(void)
 /* No more than so many bytes in so much time. */
 static void slow_device(void)
 {
-	enum {
-		LONG = 400000
-	};
+	enum { LONG = 400000 };
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.memory = LONG});
@@ -436,9 +425,7 @@ static void receive_uc(struct side *side, uint32_t length, uint32_t imm)
  * What comes twice is received twice. */
 static void lost_on_uc(void)
 {
-	enum {
-		LONG = 600000
-	};
+	enum { LONG = 600000 };
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.uc = true, .memory = LONG});
@@ -487,9 +474,7 @@ static void cut_links(void)
 
 static void cut_after_bytes(void)
 {
-	enum {
-		MESSAGE = 1000
-	};
+	enum { MESSAGE = 1000 };
 	struct side a, b;
 	struct ibv_wc wc;
 	unsigned came = 0;

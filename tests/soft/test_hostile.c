@@ -12,10 +12,7 @@
 
 #include "objects/objects.h"
 
-enum {
-	PEER_PSN = 100,
-	SECRET = 0x5a
-};
+enum { PEER_PSN = 100, SECRET = 0x5a };
 
 struct scene {
 	struct side side;
@@ -117,9 +114,7 @@ static void guessed(void)
  * do not count up. */
 static void keys_are_random(void)
 {
-	enum {
-		KEYS = 1000
-	};
+	enum { KEYS = 1000 };
 	static uint32_t keys[KEYS];
 	uint32_t ones = 0, zeros = 0;
 	int rising = 0, same = 0;
@@ -284,10 +279,7 @@ static void payload_elsewhere(void)
  * the answers.  Another queue pair does not wait for that one. */
 static void unread_answers(void)
 {
-	enum {
-		BIG = 8 << 20,
-		DEPTH = 4
-	};
+	enum { BIG = 8 << 20, DEPTH = 4 };
 	struct scene scene;
 	struct side a, b;
 
@@ -311,11 +303,7 @@ static void unread_answers(void)
  * a bounded number is kept (read_order.c), and none is given away once the key has gone. */
 static void kept_answers(void)
 {
-	enum {
-		BIG = 8 << 20,
-		SHORT = 32 * 1024,
-		DEPTH = 4
-	};
+	enum { BIG = 8 << 20, SHORT = 32 * 1024, DEPTH = 4 };
 	static uint8_t payload[SOFT_FRAME_MAX];
 	struct scene scene;
 	struct soft_frame frame;

@@ -528,9 +528,7 @@ static void orderly_end(void)
  * has not begun, since it is stopped. */
 static void killed(int way)
 {
-	enum {
-		BIG = 64 << 20
-	};
+	enum { BIG = 64 << 20 };
 	struct process process;
 	struct side side;
 	struct address peer = open_peers(&process, &side,

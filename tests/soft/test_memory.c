@@ -5,10 +5,7 @@
 #include "extended_side.h"
 #include "objects/objects.h"
 
-enum {
-	PAGE = 4096,
-	PEER_RIGHTS = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE
-};
+enum { PAGE = 4096, PEER_RIGHTS = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE };
 
 static uint8_t *pages(size_t count)
 {

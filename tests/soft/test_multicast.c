@@ -8,10 +8,7 @@
 
 #include "objects/objects.h"
 
-enum {
-	ALL_MEMBERS = 0xffffff,
-	PORT = 14791
-};
+enum { ALL_MEMBERS = 0xffffff, PORT = 14791 };
 
 static union ibv_gid group_of(const char *ip)
 {

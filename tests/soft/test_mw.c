@@ -232,9 +232,7 @@ static void local_invalidation_refused(void)
  */
 static void invalidated_under_fire(void)
 {
-	enum {
-		BIG = 64 << 20
-	};
+	enum { BIG = 64 << 20 };
 
 	/* Should we not get our turn meanwhile, it may all be done before: once more. */
 	for (int round = 0, late = 0; round < 2;) {
@@ -539,9 +537,7 @@ static void *bind_and_invalidate(void *of)
 
 static void threads(void)
 {
-	enum {
-		THREADS = 3
-	};
+	enum { THREADS = 3 };
 	struct scene scenes[THREADS];
 	pthread_t ids[THREADS];
 

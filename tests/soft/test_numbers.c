@@ -26,9 +26,7 @@ static struct ibv_qp *next(struct side *side)
 /* One port of the process in all of them, TCP and UDP; the rest is chance. */
 static void what_they_say(void)
 {
-	enum {
-		COUNT = 200
-	};
+	enum { COUNT = 200 };
 	struct ibv_qp *qps[COUNT];
 	struct side side;
 	unsigned bits_set = 0;
@@ -58,9 +56,7 @@ static void what_they_say(void)
 /* What is still sent to a queue pair that has gone finds none. */
 static void not_again_at_once(void)
 {
-	enum {
-		COUNT = 2048
-	};
+	enum { COUNT = 2048 };
 	static uint8_t given[1 << 14];
 	struct side side;
 

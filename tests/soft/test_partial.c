@@ -278,9 +278,7 @@ static bool rnr_is_over(struct soft_qp *qp)
  * out.  The message begins again behind that frame, wherever that is when the time is over. */
 static void not_ready(bool over_first)
 {
-	enum {
-		RETRIES = 3
-	};
+	enum { RETRIES = 3 };
 	struct stage stage;
 	struct side *side = &stage.side;
 
@@ -427,9 +425,7 @@ static void together(bool first_alone)
 /* An acknowledgement behind answers makes no record longer than one may be. */
 static void acknowledged_behind_answers(void)
 {
-	enum {
-		SHORTER = SOFT_FRAME_MAX - 8
-	};
+	enum { SHORTER = SOFT_FRAME_MAX - 8 };
 	static const uint32_t lengths[] = {SHORTER, SOFT_FRAME_MAX};
 	const int enough = 2 * LONG;
 	struct stage stage;

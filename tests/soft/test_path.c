@@ -6,9 +6,7 @@
 /* However many queue pairs, there are no more sockets than for the first. */
 static void many(void)
 {
-	enum {
-		MANY = 20
-	};
+	enum { MANY = 20 };
 	static struct side sides[MANY];
 	struct process process = split();
 	int sockets = 0;
@@ -37,10 +35,7 @@ static void many(void)
 /* Writes and reads of more than a ring holds, of several links, both ways at once. */
 static void crowded(void)
 {
-	enum {
-		LINKS = 6,
-		SIZE = 3 << 20
-	};
+	enum { LINKS = 6, SIZE = 3 << 20 };
 	static struct side sides[LINKS];
 	static struct address peers[LINKS];
 	struct process process = split();
@@ -85,11 +80,7 @@ static void crowded(void)
  * waits in the sender's queue. */
 static void slow_receiver(void)
 {
-	enum {
-		SIZE = 1 << 20,
-		MESSAGES = 16,
-		ROUNDS = 100
-	};
+	enum { SIZE = 1 << 20, MESSAGES = 16, ROUNDS = 100 };
 	struct process process = split();
 	struct side slow, quick;
 

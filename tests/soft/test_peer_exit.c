@@ -18,12 +18,7 @@ enum {
 	LONG = 40000,
 };
 
-enum way {
-	EXIT,
-	UNDERSCORE_EXIT,
-	KILLED,
-	WAYS
-};
+enum way { EXIT, UNDERSCORE_EXIT, KILLED, WAYS };
 
 static void leave(enum way way)
 {
@@ -207,10 +202,7 @@ static uint64_t written_by(struct side *side)
  * all the same.  The child's device does nothing by itself while this thread of it has the lock. */
 static void refused_repeated_and_gone(void)
 {
-	enum {
-		COUNT = 5,
-		LENGTH = 8
-	};
+	enum { COUNT = 5, LENGTH = 8 };
 	struct side side;
 	struct process process = talk(&side);
 	char byte = 0;

@@ -154,11 +154,7 @@ static void idle_peers(void)
  * Also one that has said that it would be back soon, and is not. */
 static void busy_application(bool stays)
 {
-	enum {
-		WRITES = 200,
-		POLLED = 50,
-		DONE = 1
-	};
+	enum { WRITES = 200, POLLED = 50, DONE = 1 };
 	struct process process;
 	struct side side;
 	struct address peer = open_peers(&process, &side, (struct options){0}, 0, 0);
@@ -409,9 +405,7 @@ static void forking_while_polling(void)
  * whole, and not what asks for a READ. */
 static void parts(void)
 {
-	enum {
-		LONG = 3 * 1024 * 1024
-	};
+	enum { LONG = 3 * 1024 * 1024 };
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ};
 	struct side a, b;
 
@@ -432,9 +426,7 @@ static void parts(void)
  * thread may have done all of the work, so once is enough. */
 static void in_the_middle(void)
 {
-	enum {
-		LONG = 16 * 1024 * 1024
-	};
+	enum { LONG = 16 * 1024 * 1024 };
 	struct aiordma_completion completion;
 	struct side a, b;
 	bool heard = false;
@@ -497,10 +489,7 @@ static void serving(void)
  * thousand requests. */
 static void meeting(void)
 {
-	enum {
-		TIMES = 1000,
-		DONE = 1
-	};
+	enum { TIMES = 1000, DONE = 1 };
 	bool knows = by_shared_memory();
 	struct process process;
 	struct side side;

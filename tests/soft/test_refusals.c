@@ -40,9 +40,7 @@ static void too_many_atomics(void)
  * all, and takes no receive. */
 static void nothing_written(bool immediate)
 {
-	enum {
-		BIG = 1 << 20
-	};
+	enum { BIG = 1 << 20 };
 	struct side a, b;
 
 	for (int round = 0; round < 2; round++) {

@@ -230,10 +230,7 @@ static void window(struct stage *stage)
 
 /* ---- frames that the wire has in part ------------------------------------------------------ */
 
-enum {
-	LONG = SOFT_FRAME_MAX + 1000,
-	PSNS = (LONG + PIECE - 1) / PIECE,
-};
+enum { LONG = SOFT_FRAME_MAX + 1000, PSNS = (LONG + PIECE - 1) / PIECE };
 
 static uint8_t long_payload[SOFT_FRAME_MAX];
 

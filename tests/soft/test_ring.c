@@ -62,10 +62,7 @@ static void take(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
 /* By whatever instructions this processor has it: all of it, and nothing beside it. */
 static void copying(void)
 {
-	enum {
-		MOST = 70000,
-		BESIDE = 64
-	};
+	enum { MOST = 70000, BESIDE = 64 };
 	static uint8_t from[MOST + BESIDE], to[MOST + 2 * BESIDE];
 	static const size_t lengths[] = {0, 1, 63, 64, 65, 130, 4095, 4096, 4097, 32768, MOST};
 	bool here = soft_copy_avoids_movsb;
@@ -187,9 +184,7 @@ static void waking(void)
 
 /* ---- two threads --------------------------------------------------------------------------- */
 
-enum {
-	RECORDS = 60000
-};
+enum { RECORDS = 60000 };
 static int reader_bell, writer_bell;
 
 static void ring_bell(int fd)

@@ -158,9 +158,7 @@ static struct soft_roce_packet answer(const struct stage *stage, uint32_t psn, u
 	return packet;
 }
 
-enum {
-	DONE = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS,
-};
+enum { DONE = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS };
 
 static void no_answer(const struct stage *stage)
 {

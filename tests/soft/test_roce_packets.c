@@ -7,9 +7,7 @@
 
 #include "cm_check.h"
 
-enum {
-	LONGEST = SOFT_ROCE_HEADERS_MAX + 4096 + SOFT_ROCE_ICRC,
-};
+enum { LONGEST = SOFT_ROCE_HEADERS_MAX + 4096 + SOFT_ROCE_ICRC };
 
 struct vector {
 	struct soft_icrc_flow flow;

@@ -140,9 +140,7 @@ static void drained(bool notify)
  */
 static void nothing_is_sent_in_vain(void)
 {
-	enum {
-		BIG = 1 << 20
-	};
+	enum { BIG = 1 << 20 };
 
 	for (int reading = 0; reading < 2; reading++) {
 		struct side a, b;

@@ -176,10 +176,7 @@ static void raw_open(struct raw *raw, const struct address *to, uint32_t from, u
 /* Requests for queue pairs that are not ready are held, up to a limit, without effect on others. */
 static void held_requests(void)
 {
-	enum {
-		MANY = 300,
-		HELD = 256
-	};
+	enum { MANY = 300, HELD = 256 };
 	static struct raw raws[MANY];
 	struct process process = split();
 	struct side side, other;
@@ -280,10 +277,7 @@ static void leaving_or_broken(int what)
 	close_peers(&process, &side);
 }
 
-enum {
-	RAW_QPN = 77,
-	RAW_PSN = 5
-};
+enum { RAW_QPN = 77, RAW_PSN = 5 };
 
 /* The parent has a queue pair whose peer is to be a raw one of the child; its address. */
 static struct address begin_raw(struct process *process, struct side *side, struct options options,
@@ -341,10 +335,7 @@ static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
  * not wait for the last to go on. */
 static void acknowledged(void)
 {
-	enum {
-		COUNT = 4,
-		LENGTH = 16 * 1024
-	};
+	enum { COUNT = 4, LENGTH = 16 * 1024 };
 	static struct raw raw;
 	struct process process;
 	struct side side;
@@ -373,9 +364,7 @@ static void acknowledged(void)
  * the first before the last is written. */
 static void in_parts(void)
 {
-	enum {
-		COUNT = 60
-	};
+	enum { COUNT = 60 };
 	static struct raw raw;
 	struct process process;
 	struct side side;

@@ -115,10 +115,7 @@ static void own_flood(void)
 /* Many channels in one ring: none is kept from it by the others. */
 static void turns(void)
 {
-	enum {
-		WAYS = 8,
-		AMOUNT = 8000000
-	};
+	enum { WAYS = 8, AMOUNT = 8000000 };
 	static struct end a[WAYS], b[WAYS];
 
 	for (int i = 0; i < WAYS; i++)
@@ -177,18 +174,12 @@ static void part(struct end *end, bool polling)
 		end_done(end);
 }
 
-enum waiting {
-	ASLEEP,
-	POLLING,
-	EITHER
-};
+enum waiting { ASLEEP, POLLING, EITHER };
 
 /* A missed wake-up hangs the test. */
 static void echo(enum waiting waiting)
 {
-	enum {
-		ROUNDS = 3000
-	};
+	enum { ROUNDS = 3000 };
 	struct end end;
 
 	call_child(&end, waiting != ASLEEP);

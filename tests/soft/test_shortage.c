@@ -20,9 +20,7 @@ struct attempt {
 
 static void try_with_shortages(const struct attempt *attempt)
 {
-	enum {
-		MOST = 100
-	};
+	enum { MOST = 100 };
 	int refused = 0, failures = 0;
 	unsigned nth = 0;
 

@@ -2,10 +2,7 @@
  * taken, and by what: tests/verbs/test_shared_receive_queue.py. */
 #include "extended_side.h"
 
-enum {
-	SLOT = 64,
-	MOST_QPS = 4
-};
+enum { SLOT = 64, MOST_QPS = 4 };
 
 /* One side whose queue pairs all take from its shared queue, and a peer for each. */
 struct star {
@@ -304,9 +301,7 @@ static void acknowledged(void)
  * The limit event tells that it has begun; it might be over before we have stopped it. */
 static void flushed_in_a_message(void)
 {
-	enum {
-		BIG = 64 << 20
-	};
+	enum { BIG = 64 << 20 };
 	struct ibv_wc wc;
 	int rounds = 0;
 
@@ -369,9 +364,7 @@ static void domains(void)
 
 /* ---- threads ------------------------------------------------------------------------------- */
 
-enum {
-	MESSAGES = 500
-};
+enum { MESSAGES = 500 };
 
 static void *send_many(void *of)
 {

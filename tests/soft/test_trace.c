@@ -8,9 +8,7 @@
 #include "trace_side.h"
 #include "ud_side.h"
 
-enum {
-	MOST = 4096
-};
+enum { MOST = 4096 };
 
 struct posted {
 	const char *type;

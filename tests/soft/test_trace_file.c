@@ -221,9 +221,7 @@ static void children_of_the_engine(void)
 
 /* ---- killed ---------------------------------------------------------------------------------- */
 
-enum {
-	BEFORE_DEATH = 1000
-};
+enum { BEFORE_DEATH = 1000 };
 
 static int deadly;
 

@@ -4,9 +4,7 @@
 
 #include <signal.h>
 
-enum {
-	ROOM = 1 << 20
-};
+enum { ROOM = 1 << 20 };
 
 static const struct options uc = {.uc = true};
 

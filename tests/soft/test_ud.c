@@ -7,9 +7,7 @@
 /* More than is sent in one turn. */
 static void long_chain(void)
 {
-	enum {
-		MANY = 1000
-	};
+	enum { MANY = 1000 };
 	struct side a, b;
 	struct ibv_wc wc;
 	unsigned sent = 0, received = 0;

@@ -3,9 +3,7 @@
  * completion queues; classic ones and extended ones. */
 #include "extended_side.h"
 
-enum {
-	ROUNDS = 3000
-};
+enum { ROUNDS = 3000 };
 
 static bool over;
 

@@ -359,9 +359,7 @@ static void several_queues(void)
 /* Several connections, one shared receive queue. */
 static void several_connections(void)
 {
-	enum {
-		COUNT = 4
-	};
+	enum { COUNT = 4 };
 	struct end sources[COUNT], target;
 	struct side targets[COUNT];
 

@@ -1,12 +1,9 @@
 /* Reading a trace: its lines, and the fields of a line. */
-#ifndef AIORDMA_TESTS_TRACE_SIDE_H
-#define AIORDMA_TESTS_TRACE_SIDE_H
+#pragma once
 
 #include "verbs_side.h"
 
-enum {
-	MOST_LINES = 100000
-};
+enum { MOST_LINES = 100000 };
 
 /* The trace that was read last. */
 static struct {
@@ -123,5 +120,3 @@ static inline void start_trace(const char *path)
 	CHECK_EQUAL(aiordma_trace_start(path, used, sizeof(used)), 0);
 	CHECK(!strcmp(path, used));
 }
-
-#endif

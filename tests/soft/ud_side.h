@@ -1,15 +1,9 @@
 /* A side with a UD queue pair, for the tests of datagrams. */
-#ifndef AIORDMA_TESTS_UD_SIDE_H
-#define AIORDMA_TESTS_UD_SIDE_H
+#pragma once
 
 #include "verbs_side.h"
 
-enum {
-	GRH = 40,
-	QKEY = 0x1234567,
-	OWN_QKEY = 0x80000000u,
-	MTU = 4096
-};
+enum { GRH = 40, QKEY = 0x1234567, OWN_QKEY = 0x80000000u, MTU = 4096 };
 
 static inline int ud_to_init(struct side *side, uint32_t qkey)
 {
@@ -140,5 +134,3 @@ static inline void send_with(struct side *a, struct ibv_ah *ah, const struct sid
 	UD_POST(a, .ah = ah, .qpn = b->qp->qp_num, .qkey = qkey, .wr_id = 2);
 	CHECK_EQUAL(poll_one(a).status, IBV_WC_SUCCESS);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* One end of a connection, for the tests of the verbs part: everything that a queue pair needs,
  * made by the calls of the table, and brought up without the connection manager. */
-#ifndef AIORDMA_TESTS_VERBS_SIDE_H
-#define AIORDMA_TESTS_VERBS_SIDE_H
+#pragma once
 
 #include "embedded.h"
 #include "verbs/boundary.h"
@@ -26,7 +25,7 @@ static const struct aiordma_calls *verbs;
 
 enum {
 	ALL_RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-		IBV_ACCESS_REMOTE_ATOMIC
+	IBV_ACCESS_REMOTE_ATOMIC
 };
 
 struct options {
@@ -784,5 +783,3 @@ static inline void expect_setting_refused(const char *name, const char *value, c
 	close(fds[1]);
 	close(error);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* The connection manager: what the rest of the device knows of it.  Its calls are those of
  * librdmacm (abi/calls.h); cm_internal.h has what its sources share. */
-#ifndef AIORDMA_SOFTDEV_CM_H
-#define AIORDMA_SOFTDEV_CM_H
+#pragma once
 
 #include "engine/engine.h"
 
@@ -36,5 +35,3 @@ extern const struct soft_subsystem soft_cm_subsystem;
 /* From the beginning on: once the connection manager has opened the device, that stays open until the
  * process ends, with the engine and its thread. */
 void soft_cm_keep_device(bool keep);
-
-#endif

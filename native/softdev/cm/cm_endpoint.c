@@ -4,9 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-enum {
-	RESOLVE_MS = 2000
-};
+enum { RESOLVE_MS = 2000 };
 
 int soft_cm_complete(struct soft_cm_id *id)
 {

@@ -15,8 +15,7 @@
  * value.  What happens by itself (a message, the end of a stream, a timeout) happens in the engine's
  * step; the application may destroy an id at any moment, since both hold the lock.
  */
-#ifndef AIORDMA_SOFTDEV_CM_INTERNAL_H
-#define AIORDMA_SOFTDEV_CM_INTERNAL_H
+#pragma once
 
 #include "cm.h"
 #include "cm_states.h"
@@ -424,5 +423,3 @@ void soft_cm_close(struct soft_cm_id *id);
 /* cm_device.c: something of the CM's device context has gone; closes it if it is not used any more.
  * Not under the lock. */
 void soft_cm_device_sweep(void);
-
-#endif

@@ -6,15 +6,11 @@
  *
  * Pure functions: no socket, no allocation, no clock.
  */
-#ifndef AIORDMA_SOFTDEV_CM_MAD_H
-#define AIORDMA_SOFTDEV_CM_MAD_H
+#pragma once
 
 #include "cm_wire.h"
 
-enum {
-	SOFT_MAD_SIZE = 256,
-	SOFT_MAD_HEADER = 24,
-};
+enum { SOFT_MAD_SIZE = 256, SOFT_MAD_HEADER = 24 };
 
 /* One MAD, decoded: the message, and what the connection manager needs besides.  Fields that a type does
  * not carry are zero. */
@@ -33,16 +29,10 @@ struct soft_cm_mad {
 };
 
 /* Which message MRA and REJ answer (IBTA 12.6.6, 12.6.7). */
-enum soft_cm_answered {
-	SOFT_CM_ANSWERS_REQ,
-	SOFT_CM_ANSWERS_REP,
-	SOFT_CM_ANSWERS_OTHER,
-};
+enum soft_cm_answered { SOFT_CM_ANSWERS_REQ, SOFT_CM_ANSWERS_REP, SOFT_CM_ANSWERS_OTHER };
 
 /* The caller has checked the private data's length; a type that MADs have not (SIDR_WAIT) is refused:
  * false. */
 bool soft_cm_mad_encode(const struct soft_cm_mad *mad, uint8_t out[SOFT_MAD_SIZE]);
 /* False: not a MAD of this protocol. */
 bool soft_cm_mad_decode(const uint8_t *bytes, size_t length, struct soft_cm_mad *mad);
-
-#endif

@@ -10,9 +10,7 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 
-enum {
-	ANSWERS_PER_STEP = 64
-};
+enum { ANSWERS_PER_STEP = 64 };
 
 /* The request of an id, until it is answered. */
 struct asking {

@@ -15,9 +15,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum {
-	REQUESTS_PER_STEP = 64
-};
+enum { REQUESTS_PER_STEP = 64 };
 
 /* A service's socket; it is there as long as the listener, or a request that waits for its answer. */
 struct service {

@@ -3,8 +3,7 @@
  * One table (cm_states.c) decides, so that no call checks states on its own.  The real library
  * reports a call in the wrong state as EINVAL, also where the manual pages do not say so.
  */
-#ifndef AIORDMA_SOFTDEV_CM_STATES_H
-#define AIORDMA_SOFTDEV_CM_STATES_H
+#pragma once
 
 enum soft_cm_state {
 	SOFT_CM_IDLE,           /* rdma_create_id */
@@ -41,5 +40,3 @@ enum soft_cm_call {
 
 /* 0, or the errno value of the call in that state. */
 int soft_cm_allowed(enum soft_cm_state state, enum soft_cm_call call);
-
-#endif

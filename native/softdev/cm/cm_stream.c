@@ -21,10 +21,7 @@
 #include "inject/inject.h"
 #include "wire/wire.h"
 
-enum {
-	ACCEPTS_PER_STEP = 64,
-	INPUT = 2 * SOFT_CM_MESSAGE_MAX
-};
+enum { ACCEPTS_PER_STEP = 64, INPUT = 2 * SOFT_CM_MESSAGE_MAX };
 
 struct listener {
 	struct soft_cm_listener listener;

@@ -22,11 +22,7 @@ static const struct {
 	[SOFT_SIDR_REP] = {20, SOFT_SIDR_REP_PRIVATE},
 };
 
-enum {
-	FLAG_FLOW_CONTROL = 1,
-	FLAG_SRQ = 2,
-	FLAGS_KNOWN = FLAG_FLOW_CONTROL | FLAG_SRQ
-};
+enum { FLAG_FLOW_CONTROL = 1, FLAG_SRQ = 2, FLAGS_KNOWN = FLAG_FLOW_CONTROL | FLAG_SRQ };
 
 /* What a field can be at most. */
 #define MAX_24_BITS 0xffffffu

@@ -27,8 +27,7 @@
  *
  * Pure functions: no socket, no allocation, no clock.
  */
-#ifndef AIORDMA_SOFTDEV_CM_WIRE_H
-#define AIORDMA_SOFTDEV_CM_WIRE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -132,5 +131,3 @@ size_t soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_CM
  * rest of an invalid message. */
 int soft_cm_decode(const uint8_t *bytes, size_t length, struct soft_cm_message *message,
 		   size_t *used);
-
-#endif

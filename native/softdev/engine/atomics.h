@@ -1,7 +1,6 @@
 /* Memory that threads or processes share without a lock: each helper names an order and its reason.
  */
-#ifndef AIORDMA_SOFTDEV_ENGINE_ATOMICS_H
-#define AIORDMA_SOFTDEV_ENGINE_ATOMICS_H
+#pragma once
 
 /* A hint: a value that may be out of date when it is used.  The reader checks under a lock, or does
  * no harm by acting on an old value.  No order. */
@@ -29,5 +28,3 @@
 #define soft_total_take(at) __atomic_exchange_n(at, 0, __ATOMIC_SEQ_CST) /* and leave 0 */
 /* The same order between plain accesses, as a full barrier. */
 #define soft_total_barrier() __sync_synchronize()
-
-#endif

@@ -20,9 +20,7 @@
 
 #include "engine_internal.h"
 
-enum {
-	NESTED_CHANNELS = 32
-};
+enum { NESTED_CHANNELS = 32 };
 
 /* Channels of completions have it nested if any asks for early wake-ups, because their threads do
  * all of the device's work; other channels only when there is none of those, or one frame would

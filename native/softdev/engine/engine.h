@@ -4,8 +4,7 @@
  * Everything of the device runs under that lock, except the insides of completion queues and of
  * channels, which have small locks of their own.
  */
-#ifndef AIORDMA_SOFTDEV_ENGINE_H
-#define AIORDMA_SOFTDEV_ENGINE_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -353,5 +352,3 @@ void soft_engine_before_sleep(void);
 
 /* On top of the lists above. */
 #include "fair_share.h"
-
-#endif

@@ -1,7 +1,6 @@
 /* The engine's state, for the sources of this folder.  Under the lock, except for members marked
  * atomic. */
-#ifndef AIORDMA_SOFTDEV_ENGINE_INTERNAL_H
-#define AIORDMA_SOFTDEV_ENGINE_INTERNAL_H
+#pragma once
 
 #include <sys/epoll.h>
 
@@ -94,11 +93,7 @@ static inline void soft_note_locked(bool locked)
 #define SOFT_DELAY_TICK_NS 100000u
 
 /* The thread that makes a step: the engine's, one that has been woken, one that polls. */
-enum soft_step_by {
-	SOFT_BY_ENGINE,
-	SOFT_BY_WOKEN,
-	SOFT_BY_POLLING
-};
+enum soft_step_by { SOFT_BY_ENGINE, SOFT_BY_WOKEN, SOFT_BY_POLLING };
 
 /* engine.c.  The end of the step is in soft_unlock.  Returns whether there was work. */
 bool soft_engine_step(enum soft_step_by who);
@@ -135,5 +130,3 @@ bool soft_engine_lost_descriptors(void);
 
 /* thread.c: what the engine's thread runs. */
 void *soft_engine_run(void *unused);
-
-#endif

@@ -14,8 +14,7 @@
  * the first message follows at once, and so many places are not taken by others in between.  Under
  * the engine's lock.
  */
-#ifndef AIORDMA_SOFTDEV_FAIR_SHARE_H
-#define AIORDMA_SOFTDEV_FAIR_SHARE_H
+#pragma once
 
 #include <sys/socket.h>
 
@@ -55,5 +54,3 @@ void soft_place_release(struct soft_place *place);
 struct soft_place *soft_places_evicted(const struct soft_places *places, unsigned limit);
 /* The oldest one, or NULL. */
 struct soft_place *soft_places_oldest(const struct soft_places *places);
-
-#endif

@@ -192,9 +192,7 @@ static const struct {
 	{"device", read_device, offsetof(struct soft_fault_spec, ports)},
 };
 
-enum {
-	PARTS = sizeof(parts) / sizeof(parts[0])
-};
+enum { PARTS = sizeof(parts) / sizeof(parts[0]) };
 
 /* What is wrong with one name=value, or NULL. */
 static const char *read_part(char *part, struct soft_fault_spec *spec, unsigned *seen)

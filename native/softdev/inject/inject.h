@@ -4,8 +4,7 @@
  * k-th frame of the n-th connection gets lost is a function of the seed, n and k alone: so the same
  * seed gives the same faults, whatever the threads and the other connections do meanwhile.
  */
-#ifndef AIORDMA_SOFTDEV_INJECT_H
-#define AIORDMA_SOFTDEV_INJECT_H
+#pragma once
 
 #include "engine/engine.h"
 
@@ -30,10 +29,7 @@ struct soft_fault_when {
 	uint64_t first, last;
 };
 
-enum soft_fault_frames {
-	SOFT_FAULT_REQUESTS = 1 << 0,
-	SOFT_FAULT_ANSWERS = 1 << 1
-};
+enum soft_fault_frames { SOFT_FAULT_REQUESTS = 1 << 0, SOFT_FAULT_ANSWERS = 1 << 1 };
 
 struct soft_fault_spec {
 	uint64_t seed;
@@ -103,5 +99,3 @@ static inline bool soft_fault_keeps_datagram(const struct soft_qp *qp,
 	return soft_faults_set &&
 	       soft_device.inject->hooks->keeps_datagram(qp, datagram, payload, length);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* Where datagrams go: address handles, and what a datagram says. */
-#ifndef AIORDMA_SOFTDEV_OBJECTS_ADDRESS_H
-#define AIORDMA_SOFTDEV_OBJECTS_ADDRESS_H
+#pragma once
 
 #include "device.h"
 
@@ -72,5 +71,3 @@ static inline struct soft_ah *soft_ah_of(struct ibv_ah *ah)
 {
 	return soft_container(ah, struct soft_ah, ibv);
 }
-
-#endif

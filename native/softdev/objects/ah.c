@@ -5,9 +5,7 @@
 
 #include "objects.h"
 
-enum {
-	DEFAULT_HOP_LIMIT = 64
-};
+enum { DEFAULT_HOP_LIMIT = 64 };
 
 /* The part of a GRH that holds an IPv4 header: the last 20 of its 40 bytes. */
 enum {

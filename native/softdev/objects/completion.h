@@ -1,6 +1,5 @@
 /* Completion channels and completion queues. */
-#ifndef AIORDMA_SOFTDEV_OBJECTS_COMPLETION_H
-#define AIORDMA_SOFTDEV_OBJECTS_COMPLETION_H
+#pragma once
 
 #include "device.h"
 
@@ -14,11 +13,7 @@ struct soft_comp_channel {
 	bool any; /* atomic: are there?  Read without the mutex: a hint */
 };
 
-enum soft_armed {
-	SOFT_UNARMED,
-	SOFT_ARMED_SOLICITED,
-	SOFT_ARMED
-};
+enum soft_armed { SOFT_UNARMED, SOFT_ARMED_SOLICITED, SOFT_ARMED };
 
 /* When a completion came: CLOCK_MONOTONIC, which is the device's clock, and CLOCK_REALTIME. */
 struct soft_stamp {
@@ -81,5 +76,3 @@ int soft_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 
 void soft_comp_channel_event(struct soft_comp_channel *channel, struct soft_cq *cq);
 void soft_comp_channel_forget(struct soft_comp_channel *channel, struct soft_cq *cq);
-
-#endif

@@ -13,9 +13,7 @@
 #include "extended.h"
 #include "inject/inject.h"
 
-enum {
-	POLLS_PER_YIELD = 64
-};
+enum { POLLS_PER_YIELD = 64 };
 
 static struct soft_comp_channel *channel_of(const struct soft_cq *cq)
 {

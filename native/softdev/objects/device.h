@@ -1,6 +1,5 @@
 /* Device contexts, protection domains, the port with its GIDs, and asynchronous events. */
-#ifndef AIORDMA_SOFTDEV_OBJECTS_DEVICE_H
-#define AIORDMA_SOFTDEV_OBJECTS_DEVICE_H
+#pragma once
 
 #include <errno.h>
 #include <stdlib.h>
@@ -150,11 +149,7 @@ void soft_context_stop(struct soft_context *context);
 /* ---- queue_memory.c ------------------------------------------------------------------------ */
 
 /* The resource type that an allocator is told. */
-enum soft_resource {
-	SOFT_SEND_QUEUE = 1,
-	SOFT_RECEIVE_QUEUE,
-	SOFT_COMPLETION_QUEUE,
-};
+enum soft_resource { SOFT_SEND_QUEUE = 1, SOFT_RECEIVE_QUEUE, SOFT_COMPLETION_QUEUE };
 
 /* Zeroed memory for a queue of the domain, which may be NULL; NULL without memory.  Both are called
  * without the lock, because an allocator is the application's. */
@@ -237,5 +232,3 @@ void soft_async_forget(struct soft_context *context, const void *element);
  * object, whose members these are: ibv_get_async_event(3), ibv_get_cq_event(3). */
 void soft_async_wait(const struct soft_context *context, pthread_mutex_t *mutex,
 		     pthread_cond_t *cond, const uint32_t *acknowledged, const uint32_t *taken);
-
-#endif

@@ -9,9 +9,7 @@
 #define ATOMIC_WRITE (UINT64_C(1) << 40)
 
 /* The clock of completion timestamps is CLOCK_MONOTONIC in nanoseconds. */
-enum {
-	CLOCK_KHZ = 1000 * 1000
-};
+enum { CLOCK_KHZ = 1000 * 1000 };
 
 /* Every access of the device asks for its pages in the same way, whatever the queue pair. */
 static const struct ibv_odp_caps on_demand = {

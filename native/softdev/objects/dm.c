@@ -6,9 +6,7 @@
 
 #include "extended.h"
 
-enum {
-	MOST_ALIGNMENT_LOG = 20
-};
+enum { MOST_ALIGNMENT_LOG = 20 };
 
 struct soft_dm {
 	struct ibv_dm ibv;

@@ -1,6 +1,5 @@
 /* The calls that hang in struct verbs_context, and what the rest of the device knows of them. */
-#ifndef AIORDMA_SOFTDEV_OBJECTS_EXTENDED_H
-#define AIORDMA_SOFTDEV_OBJECTS_EXTENDED_H
+#pragma once
 
 #include "objects.h"
 
@@ -17,9 +16,7 @@ int soft_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, ui
 		   struct ibv_sge *sg_list, uint32_t num_sges);
 
 /* dm.c */
-enum {
-	SOFT_DM_SIZE = 1 << 20
-}; /* bytes that all contexts share */
+enum { SOFT_DM_SIZE = 1 << 20 }; /* bytes that all contexts share */
 struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr);
 int soft_free_dm(struct ibv_dm *dm);
 struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t dm_offset,
@@ -46,5 +43,3 @@ void soft_mutex_init_checked(pthread_mutex_t *mutex);
 struct soft_batch *soft_batch_create(uint64_t operations); /* NULL without memory */
 void soft_batch_destroy(struct soft_batch *batch); /* may be NULL */
 void soft_batch_calls(struct ibv_qp_ex *qp);
-
-#endif

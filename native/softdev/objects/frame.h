@@ -66,8 +66,7 @@
  * The PSNs are random numbers that the two applications have exchanged by their own means: a
  * process that connects without knowing them is not the peer.
  */
-#ifndef AIORDMA_SOFTDEV_OBJECTS_FRAME_H
-#define AIORDMA_SOFTDEV_OBJECTS_FRAME_H
+#pragma once
 
 #include <endian.h>
 #include <stdbool.h>
@@ -134,10 +133,7 @@ enum soft_nak {
 };
 
 /* `syndrome` of a FLUSH. */
-enum {
-	SOFT_FLUSH_TYPES = 0xf,
-	SOFT_FLUSH_LEVEL_SHIFT = 4,
-};
+enum { SOFT_FLUSH_TYPES = 0xf, SOFT_FLUSH_LEVEL_SHIFT = 4 };
 
 struct soft_frame {
 	uint8_t opcode;
@@ -272,5 +268,3 @@ static inline uint32_t soft_frame_rest(const struct soft_frame *frame)
 uint32_t soft_hello_version(const uint8_t *at);
 void soft_hello_encode(uint8_t *at, const struct soft_hello *hello);
 bool soft_hello_decode(const uint8_t *at, struct soft_hello *hello);
-
-#endif

@@ -11,10 +11,7 @@
 
 #include "objects.h"
 
-enum {
-	TAG_BITS = 8,
-	INDEX_MASK = 0xffffff
-};
+enum { TAG_BITS = 8, INDEX_MASK = 0xffffff };
 
 int soft_range_add(struct soft_range *range)
 {

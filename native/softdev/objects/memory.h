@@ -1,6 +1,5 @@
 /* Memory that keys open: regions and windows. */
-#ifndef AIORDMA_SOFTDEV_OBJECTS_MEMORY_H
-#define AIORDMA_SOFTDEV_OBJECTS_MEMORY_H
+#pragma once
 
 #include "device.h"
 
@@ -55,9 +54,7 @@ const char *soft_remote_objection(const struct soft_qp *qp, const struct ibv_pd 
 /* The same as soft_remote_allowed for all that the key opens. */
 bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 		     unsigned right);
-enum {
-	SOFT_PLACE_MAX = 256 * 1024
-};
+enum { SOFT_PLACE_MAX = 256 * 1024 };
 
 /* Where they are, or NULL if that is not allowed (or on demand and not there); at most
  * SOFT_PLACE_MAX.  Valid until the lock is given back.  Of an SGE, which must be allowed as a
@@ -122,5 +119,3 @@ bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send);
 /* The window of type 2 that has this key opens nothing any more: NULL.  Or the queue pair has no such
  * window, and why: as soft_remote_objection. */
 const char *soft_invalidate(const struct soft_qp *qp, uint32_t rkey);
-
-#endif

@@ -3,8 +3,7 @@
  * Everything here is called with the engine's lock, and its members are under it, except where they
  * say otherwise.
  */
-#ifndef AIORDMA_SOFTDEV_OBJECTS_H
-#define AIORDMA_SOFTDEV_OBJECTS_H
+#pragma once
 
 #include "address.h"
 #include "completion.h"
@@ -13,5 +12,3 @@
 #include "queue_pair.h"
 #include "upper.h"
 #include "xrc.h"
-
-#endif

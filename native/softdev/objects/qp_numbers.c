@@ -11,9 +11,7 @@
 
 #include "objects.h"
 
-enum {
-	LOCAL_NUMBERS = 1 << SOFT_QPN_LOCAL_BITS,
-};
+enum { LOCAL_NUMBERS = 1 << SOFT_QPN_LOCAL_BITS };
 
 /* So there are always as many to choose from as rest. */
 _Static_assert(SOFT_MAX_QP + 2 * SOFT_QPN_RESTING <= LOCAL_NUMBERS, "numbers run out");

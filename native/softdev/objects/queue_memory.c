@@ -10,9 +10,7 @@
 #include "objects.h"
 
 /* A cache line: the ring in an allocator's block should begin one. */
-enum {
-	ALIGNMENT = 64
-};
+enum { ALIGNMENT = 64 };
 
 struct block {
 	struct soft_pd *from; /* or NULL: the C library */

@@ -1,6 +1,5 @@
 /* Queue pairs: their queues, their state machine, work completions; shared receive queues. */
-#ifndef AIORDMA_SOFTDEV_OBJECTS_QUEUE_PAIR_H
-#define AIORDMA_SOFTDEV_OBJECTS_QUEUE_PAIR_H
+#pragma once
 
 #include "address.h"
 #include "completion.h"
@@ -315,9 +314,7 @@ static inline struct soft_send_wqe *soft_send_at(const struct soft_qp *qp, uint3
  * there is always room for all of them. */
 static inline size_t soft_send_list_size(const struct soft_qp *qp)
 {
-	enum {
-		ALIGNED = sizeof(uint64_t)
-	};
+	enum { ALIGNED = sizeof(uint64_t) };
 
 	return ((size_t)qp->cap.max_inline_data + ALIGNED - 1) / ALIGNED * ALIGNED;
 }
@@ -497,5 +494,3 @@ void soft_send_settle(struct soft_qp *qp);
 void soft_send_pass(struct soft_qp *qp);
 /* The oldest request fails, and with it the queue pair. */
 void soft_send_fail(struct soft_qp *qp, enum ibv_wc_status status);
-
-#endif

@@ -22,9 +22,7 @@ static const struct {
 	{IBV_RATE_1200_GBPS, 480, 1275000},
 };
 
-enum {
-	RATES = sizeof(rates) / sizeof(rates[0])
-};
+enum { RATES = sizeof(rates) / sizeof(rates[0]) };
 
 int soft_ibv_rate_to_mult(enum ibv_rate rate)
 {

@@ -1,6 +1,5 @@
 /* What the device has of its objects: the part of this folder in soft_device. */
-#ifndef AIORDMA_SOFTDEV_OBJECTS_STATE_H
-#define AIORDMA_SOFTDEV_OBJECTS_STATE_H
+#pragma once
 
 #include "device.h"
 #include "memory.h"
@@ -63,5 +62,3 @@ static inline struct soft_hca *soft_hca_of(const struct ibv_context *context)
 
 #define soft_links (soft_device.objects->links)
 #define soft_ports_down (soft_device.objects->ports_down)
-
-#endif

@@ -1,6 +1,5 @@
 /* Callbacks of higher folders for queue pairs: transports and links. */
-#ifndef AIORDMA_SOFTDEV_OBJECTS_UPPER_H
-#define AIORDMA_SOFTDEV_OBJECTS_UPPER_H
+#pragma once
 
 #include "queue_pair.h"
 #include "state.h"
@@ -80,5 +79,3 @@ static inline uint16_t soft_ip_port(void)
 {
 	return soft_links->ip_port();
 }
-
-#endif

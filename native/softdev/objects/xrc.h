@@ -1,6 +1,5 @@
 /* Extended reliable connections: domains, and the shared receive queues in them. */
-#ifndef AIORDMA_SOFTDEV_OBJECTS_XRC_H
-#define AIORDMA_SOFTDEV_OBJECTS_XRC_H
+#pragma once
 
 #include "queue_pair.h"
 
@@ -45,5 +44,3 @@ static inline const struct ibv_pd *soft_receive_pd(const struct soft_qp *qp)
 {
 	return qp->ibv.srq ? qp->ibv.srq->pd : soft_remote_pd(qp, qp->taken_from);
 }
-
-#endif

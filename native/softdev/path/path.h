@@ -7,8 +7,7 @@
  * What comes from a peer is not trusted: a peer that breaks the format loses all of its own channels
  * and no others.  Everything here is called with the engine's lock.
  */
-#ifndef AIORDMA_SOFTDEV_PATH_PATH_H
-#define AIORDMA_SOFTDEV_PATH_PATH_H
+#pragma once
 
 #include <sys/types.h>
 
@@ -30,9 +29,7 @@ enum soft_record_kind {
 	SOFT_RECORD_END, /* `to` */
 };
 
-enum {
-	SOFT_CHAN_LEAST = 64 * 1024
-};
+enum { SOFT_CHAN_LEAST = 64 * 1024 };
 
 /* Callbacks of a channel to its owner.  Each may end this channel or others, and free its owner. */
 struct soft_chan_ops {
@@ -182,5 +179,3 @@ bool soft_path_waits(const struct soft_path *path);
 ssize_t soft_path_least(const struct soft_path *path);
 /* The path cannot go on: it is ended when the lock is given back. */
 void soft_path_give_up(struct soft_path *path, int error);
-
-#endif

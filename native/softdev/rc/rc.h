@@ -1,7 +1,6 @@
 /* Reliable connections, and unreliable ones, which are the same without answers: from work requests
  * to frames and back.  What carries the frames is in wire/. */
-#ifndef AIORDMA_SOFTDEV_RC_H
-#define AIORDMA_SOFTDEV_RC_H
+#pragma once
 
 #include "objects/objects.h"
 
@@ -123,5 +122,3 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 			 uint32_t length, struct iovec *iov, int room);
 int soft_answer_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
 			uint32_t length, struct iovec *iov, int room);
-
-#endif

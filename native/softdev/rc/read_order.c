@@ -16,9 +16,7 @@
 
 #include "rc.h"
 
-enum {
-	MOST_KEPT = 64 * 1024
-};
+enum { MOST_KEPT = 64 * 1024 };
 
 static bool overlaps(const uint8_t *memory, size_t length, const struct iovec *iov, int count)
 {

@@ -43,11 +43,11 @@ enum {
 };
 
 enum { /* bytes of a field */
-	u8 = 1,
-	u16 = 2,
-	u24 = 3,
-	u32 = 4,
-	u64 = 8,
+       u8 = 1,
+       u16 = 2,
+       u24 = 3,
+       u32 = 4,
+       u64 = 8,
 };
 
 static inline uint8_t *put_number(uint8_t *at, uint64_t value, int bytes)

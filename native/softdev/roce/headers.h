@@ -5,8 +5,7 @@
  * the invariant CRC (icrc.h).  Every number is big-endian.  Reserved bits are zeros in what is sent, and
  * ignored in what is received.
  */
-#ifndef AIORDMA_SOFTDEV_ROCE_HEADERS_H
-#define AIORDMA_SOFTDEV_ROCE_HEADERS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -138,5 +137,3 @@ size_t soft_roce_encode(uint8_t *headers, const struct soft_roce_packet *packet)
 /* Reads a UDP payload, from BTH to ICRC; the ICRC is not checked here.  `payload` points into it. */
 enum soft_roce_malformed soft_roce_decode(struct soft_roce_packet *packet, const uint8_t *bytes,
 					  size_t length);
-
-#endif

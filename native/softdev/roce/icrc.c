@@ -6,14 +6,7 @@
 
 #include "headers.h"
 
-enum {
-	LRH = 8,
-	IPV4 = 20,
-	IPV6 = 40,
-	UDP = 8,
-	DONT_FRAGMENT = 0x40,
-	PROTOCOL_UDP = 17,
-};
+enum { LRH = 8, IPV4 = 20, IPV6 = 40, UDP = 8, DONT_FRAGMENT = 0x40, PROTOCOL_UDP = 17 };
 
 /* ---- the CRC ------------------------------------------------------------------------------- */
 
@@ -77,10 +70,7 @@ static uint32_t update_by_tables(uint32_t crc, const uint8_t *bytes, size_t leng
 
 #define CARRYLESS __attribute__((target("pclmul")))
 
-enum {
-	LANE = 16,
-	LANES = 4
-};
+enum { LANE = 16, LANES = 4 };
 
 static inline __m128i load(const uint8_t *at)
 {

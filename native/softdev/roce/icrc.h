@@ -5,8 +5,7 @@
  * lengths, DF) or left out (class, flow label, hop limit, checksum), but for the 16 bits of IPv4's
  * identification, which a receiver has to solve for: that leaves 16 bits of the check.
  */
-#ifndef AIORDMA_SOFTDEV_ROCE_ICRC_H
-#define AIORDMA_SOFTDEV_ROCE_ICRC_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -32,5 +31,3 @@ uint32_t soft_icrc(const struct soft_icrc_flow *flow, uint16_t identification,
 
 /* Can these bytes, from BTH to ICRC, be such a packet?  With IPv4: with any identification. */
 bool soft_icrc_check(const struct soft_icrc_flow *flow, const uint8_t *bytes, size_t length);
-
-#endif

@@ -6,8 +6,7 @@
  * from RTR on, without any introduction: its peer's address and number are what the application says.
  * Packets may get lost; the transport sends them again.
  */
-#ifndef AIORDMA_SOFTDEV_ROCE_ROCE_H
-#define AIORDMA_SOFTDEV_ROCE_ROCE_H
+#pragma once
 
 #include "path/path.h"
 
@@ -19,5 +18,3 @@ int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp);
 enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca);
 
 extern const struct soft_subsystem soft_roce_subsystem;
-
-#endif

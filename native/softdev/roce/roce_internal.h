@@ -1,7 +1,6 @@
 /* The inside of this folder: path.c has the pairs of queue pairs, packets.c makes packets of frames and
  * frames of packets, sockets.c sends and receives. */
-#ifndef AIORDMA_SOFTDEV_ROCE_ROCE_INTERNAL_H
-#define AIORDMA_SOFTDEV_ROCE_ROCE_INTERNAL_H
+#pragma once
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -108,5 +107,3 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 		    uint8_t *bytes, size_t length);
 /* A socket takes more. */
 void soft_roce_unblocked(void);
-
-#endif

@@ -43,17 +43,10 @@ enum {
 #define ATTACH_TIMEOUT_NS 10000000000u
 #define PAUSE_NS 100000000u
 
-enum message_type {
-	HELLO = 1,
-	READY
-};
+enum message_type { HELLO = 1, READY };
 
 /* Descriptors that come with HELLO; PIPE alone comes with READY. */
-enum {
-	MEMORY,
-	PIPE,
-	FDS
-};
+enum { MEMORY, PIPE, FDS };
 
 struct message {
 	uint32_t type; /* enum message_type */

@@ -17,8 +17,7 @@
  *
  * Everything here is called with the engine's lock, in each of the two processes.
  */
-#ifndef AIORDMA_SOFTDEV_SHM_CMA_H
-#define AIORDMA_SOFTDEV_SHM_CMA_H
+#pragma once
 
 #include <sys/types.h>
 
@@ -119,9 +118,7 @@ struct soft_cma_desc {
 	} pieces[SOFT_CMA_PIECES];
 };
 
-enum {
-	SOFT_CMA_DESC_MAX = SOFT_CMA_DESC_HEAD + SOFT_CMA_PIECES * SOFT_CMA_DESC_PIECE,
-};
+enum { SOFT_CMA_DESC_MAX = SOFT_CMA_DESC_HEAD + SOFT_CMA_PIECES * SOFT_CMA_DESC_PIECE };
 
 /* As bytes; returns their number. */
 uint32_t soft_cma_desc_encode(uint8_t *at, const struct soft_cma_desc *desc);
@@ -150,5 +147,3 @@ void soft_cma_ring_put(struct soft_cma *cma, uint64_t since, size_t length);
 void soft_cma_ring_took(struct soft_cma *cma, uint64_t since, size_t length);
 /* It is not needed, or not any more. */
 void soft_cma_done(struct soft_cma *cma, const struct soft_cma_desc *desc);
-
-#endif

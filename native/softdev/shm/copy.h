@@ -1,6 +1,5 @@
 /* Copying into rings and out of them, which two cores do at the same time on the same lines. */
-#ifndef AIORDMA_SOFTDEV_SHM_COPY_H
-#define AIORDMA_SOFTDEV_SHM_COPY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,5 +11,3 @@ extern bool soft_copy_avoids_movsb;
 void soft_copy(uint8_t *to, const uint8_t *from, size_t length);
 /* By loads and stores, on every processor. */
 void soft_copy_by_loads(uint8_t *to, const uint8_t *from, size_t length);
-
-#endif

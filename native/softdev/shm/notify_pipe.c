@@ -9,9 +9,7 @@
 
 #include "notify_pipe.h"
 
-enum {
-	AT_ONCE = 4096
-};
+enum { AT_ONCE = 4096 };
 
 void soft_notify_pipe_init(struct soft_notify_pipe *pipe,
 			   void (*notified)(struct soft_fd_watch *watch, uint32_t events))

@@ -6,8 +6,7 @@
  * one at any time.  A peer that fills or empties the pipe disturbs only its own notifications.  A
  * byte in a pipe takes two thirds of the time of a message on a socket.
  */
-#ifndef AIORDMA_SOFTDEV_SHM_NOTIFY_PIPE_H
-#define AIORDMA_SOFTDEV_SHM_NOTIFY_PIPE_H
+#pragma once
 
 #include "engine/engine.h"
 
@@ -31,5 +30,3 @@ void soft_notify_pipe_notify(const struct soft_notify_pipe *pipe);
 /* Empty the pipe; the next byte wakes us again.  False: the other side has closed it. */
 bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe);
 void soft_notify_pipe_close(struct soft_notify_pipe *pipe);
-
-#endif

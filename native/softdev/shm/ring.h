@@ -20,8 +20,7 @@
  * To be fuzzed, on any memory whatever: soft_ring_next, soft_ring_done and soft_ring_arm by the
  * reader; soft_ring_room, soft_ring_put and soft_ring_request_room by the writer.
  */
-#ifndef AIORDMA_SOFTDEV_SHM_RING_H
-#define AIORDMA_SOFTDEV_SHM_RING_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -104,5 +103,3 @@ bool soft_ring_room_requested(struct soft_ring *ring);
 
 /* Must the reader of the ring that we write be notified?  For other reasons than a record. */
 bool soft_ring_must_notify(struct soft_ring *ring);
-
-#endif

@@ -5,8 +5,7 @@
  * from then on share two rings (ring.h), which are a path (path.h) between them.  Everything here is
  * called with the engine's lock.
  */
-#ifndef AIORDMA_SOFTDEV_SHM_H
-#define AIORDMA_SOFTDEV_SHM_H
+#pragma once
 
 #include <sys/types.h>
 
@@ -40,5 +39,3 @@ extern const struct soft_subsystem soft_shm_subsystem;
  * else fail, no process can attach to this one, and links use TCP. */
 bool soft_attach_listen(uint16_t port);
 void soft_attach_unlisten(void);
-
-#endif

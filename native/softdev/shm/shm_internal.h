@@ -1,17 +1,13 @@
 /* The inside of a peer: peer.c (the path), segment.c (the shared memory), attach.c (how
  * two processes come to share it, and how they part), wakeup.c (which rings are polled, which peers
  * notify). */
-#ifndef AIORDMA_SOFTDEV_SHM_INTERNAL_H
-#define AIORDMA_SOFTDEV_SHM_INTERNAL_H
+#pragma once
 
 #include "notify_pipe.h"
 #include "shm.h"
 #include "ring.h"
 
-enum {
-	SOFT_SHM_MAX_PEERS = 4096,
-	SOFT_SHM_AREA = 8192,
-};
+enum { SOFT_SHM_MAX_PEERS = 4096, SOFT_SHM_AREA = 8192 };
 
 struct soft_shm_peer {
 	struct soft_path path; /* it cannot be used before `up` */
@@ -135,5 +131,3 @@ bool soft_shm_has_input(void);
 void soft_shm_need_notify(bool on);
 /* Poll all rings again: the port is up. */
 void soft_shm_resume(void);
-
-#endif

@@ -14,10 +14,7 @@
 #include "trace.h"
 #include "trace_names.h"
 
-enum {
-	FORMAT_VERSION = 1,
-	TEXT_MOST = 300
-};
+enum { FORMAT_VERSION = 1, TEXT_MOST = 300 };
 
 static uint32_t next_request(void)
 {

@@ -4,8 +4,7 @@
  * While there is none, each of these places costs a branch that is never taken.  Everything here is
  * under the engine's lock, which is also what gives the lines their order.
  */
-#ifndef AIORDMA_SOFTDEV_TRACE_H
-#define AIORDMA_SOFTDEV_TRACE_H
+#pragma once
 
 #include <limits.h>
 #include <sys/resource.h>
@@ -83,5 +82,3 @@ void soft_trace_file_close(const char *line, size_t length);
 void soft_trace_file_forget(void);
 /* The one that is open, as it is called; or NULL. */
 const char *soft_trace_file_path(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* Names of numbers as a trace writes them: those of the header without their prefixes. */
-#ifndef AIORDMA_SOFTDEV_TRACE_NAMES_H
-#define AIORDMA_SOFTDEV_TRACE_NAMES_H
+#pragma once
 
 #include "softdev.h"
 
@@ -58,5 +57,3 @@ static inline const char *soft_event_name(unsigned type)
 
 #undef N
 #undef NAMES
-
-#endif

@@ -7,9 +7,7 @@
 #include "inject/inject.h"
 #include "ud.h"
 
-enum {
-	SENDS_PER_TURN = 256
-};
+enum { SENDS_PER_TURN = 256 };
 
 #define AGAIN_NS 200000u /* the socket is full: network cards empty it about that fast */
 #define OWN_QKEY 0x80000000u

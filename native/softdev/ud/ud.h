@@ -19,8 +19,7 @@
  *       28  u8[16] source GID
  *       44  u8[16] destination GID
  */
-#ifndef AIORDMA_SOFTDEV_UD_H
-#define AIORDMA_SOFTDEV_UD_H
+#pragma once
 
 #include "objects/objects.h"
 
@@ -87,5 +86,3 @@ void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, cons
 
 extern const struct soft_transport soft_ud_transport;
 extern const struct soft_subsystem soft_ud_subsystem;
-
-#endif

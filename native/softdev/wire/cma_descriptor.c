@@ -6,9 +6,7 @@
 #include "cma_descriptor.h"
 
 /* Within a process, where one copy takes the place of two by the same core. */
-enum {
-	LEAST_WITHIN = 8 * 1024
-};
+enum { LEAST_WITHIN = 8 * 1024 };
 
 static struct soft_cma *cma_of(const struct soft_link *link)
 {

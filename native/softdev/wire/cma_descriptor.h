@@ -5,8 +5,7 @@
  * sides; what is taken back meanwhile is refused as if it had been found out before: IBTA 10.7.2.2,
  * a local protection error of the request whose memory it was, and 9.7.4.1.5, a remote access error
  * of a READ. */
-#ifndef AIORDMA_SOFTDEV_WIRE_CMA_DESCRIPTOR_H
-#define AIORDMA_SOFTDEV_WIRE_CMA_DESCRIPTOR_H
+#pragma once
 
 #include "link.h"
 
@@ -36,5 +35,3 @@ void soft_cma_flush(const struct soft_qp *qp);
 void soft_cma_withdraw_key(uint32_t key);
 /* The link is gone. */
 void soft_cma_forget_link(const struct soft_link *link);
-
-#endif

@@ -26,12 +26,7 @@ struct packet {
 #define QUEUE_MOST (64u << 20)
 
 /* Occurrences are counted apart: how many acknowledgements come depends on timing. */
-enum stream {
-	REQUESTS,
-	ANSWERS,
-	ACKNOWLEDGEMENTS,
-	STREAMS
-};
+enum stream { REQUESTS, ANSWERS, ACKNOWLEDGEMENTS, STREAMS };
 
 struct soft_delay_queue {
 	struct soft_link *link; /* NULL: gone; of datagrams there is one queue, without a link */

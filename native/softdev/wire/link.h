@@ -5,8 +5,7 @@
  * connects, and over which path, is in active_connect.c and handshake.c, with the CM in
  * wire_selection.c.
  */
-#ifndef AIORDMA_SOFTDEV_WIRE_LINK_H
-#define AIORDMA_SOFTDEV_WIRE_LINK_H
+#pragma once
 
 #include <sys/types.h>
 
@@ -303,5 +302,3 @@ void soft_listener_open(const union ibv_gid *gid);
 void soft_listener_stop(void);
 
 int soft_liveness_configure(void);
-
-#endif

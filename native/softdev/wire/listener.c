@@ -17,10 +17,7 @@
 #include "link.h"
 #include "ud/ud.h"
 
-enum {
-	BACKLOG = 1024,
-	ACCEPTS_PER_STEP = 16,
-};
+enum { BACKLOG = 1024, ACCEPTS_PER_STEP = 16 };
 
 #define PAUSE_NS 100000000u
 

@@ -1,7 +1,6 @@
 /* Links between queue pairs, as the connection manager and softdev.c know them. link.h is the
  * inside. */
-#ifndef AIORDMA_SOFTDEV_WIRE_H
-#define AIORDMA_SOFTDEV_WIRE_H
+#pragma once
 
 #include "inject/inject.h"
 #include "objects/objects.h"
@@ -41,5 +40,3 @@ int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t shm_port, uint1
 
 /* aiordma_device_calls.wire */
 enum aiordma_wire soft_qp_wire(struct ibv_qp *qp);
-
-#endif
