@@ -209,7 +209,7 @@ softroce: .venv/.test .venv/.software build ## the same tests and the echo on rx
 			$(foreach one,aiohttp grpclib redis,--ignore tests/software/test_$(one).py) $(ARGS); \
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
 
-roce: build ## programs with one end on the embedded device over RoCE v2, and one on rxe, in the same VM (root, Debian)
+roce: .venv/.test build ## programs with one end on the embedded device over RoCE v2, and one on rxe, in the same VM (root, Debian)
 	tests/softroce/vm tests/softroce/across $(ARGS)
 
 .PHONY: docs site
