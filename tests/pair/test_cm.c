@@ -372,7 +372,7 @@ static void up(struct party *party)
 	party->was_up = true;
 	if (is_client(party))
 		send_message(party);
-	/* Who waits for a message goes when it has come. */
+	/* A party that waits for a message goes when it has come. */
 	if (!has_queue_pair(party) || party->received || !is_peaceful())
 		act_later(party, LONG);
 }
@@ -693,7 +693,7 @@ static struct party *begin(uint16_t port)
 	return &parties[0];
 }
 
-/* Its only one: who has asked last, of those that the host serves. */
+/* Of those that the host serves, the only one: the last to ask. */
 static struct party *server(void)
 {
 	return &parties[CLIENTS];
