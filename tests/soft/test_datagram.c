@@ -244,22 +244,6 @@ static void hostile(struct side *side)
 
 /* ---- the port ------------------------------------------------------------------------------ */
 
-/* Bytes that wait in the sockets of that port. */
-static unsigned queued_at(const char *path, uint16_t at)
-{
-	unsigned port, queued, sum = 0;
-	char line[512];
-	FILE *sockets = fopen(path, "r");
-
-	while (sockets && fgets(line, sizeof(line), sockets))
-		if (sscanf(line, " %*d: %*[0-9A-F]:%x %*s %*s %*x:%x", &port, &queued) == 2 &&
-		    port == at)
-			sum += queued;
-	if (sockets)
-		fclose(sockets);
-	return sum;
-}
-
 /* While there is no UD queue pair the port is kept, but nothing is let in. */
 static void deaf(void)
 {

@@ -399,6 +399,30 @@ static void window(void)
 	close_stage(&stage);
 }
 
+/* What any host sends to the ports from which packets go out takes no memory: nothing reads there. */
+static void sender(void)
+{
+	struct sockaddr_in from;
+	socklen_t length = sizeof(from);
+	struct stage stage;
+	uint8_t byte;
+
+	open_stage(&stage, (struct options){0});
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = 1);
+	CHECK(comes(stage.peer, WAIT_MS));
+	CHECK_EQUAL(recvfrom(stage.peer, &byte, 1, MSG_PEEK, (struct sockaddr *)&from, &length), 1);
+	const uint32_t psn = next_packet(&stage, SOFT_ROCE_SEND_ONLY).psn;
+
+	for (int i = 0; i < 100; i++)
+		CHECK_EQUAL(sendto(stage.stranger, payload, sizeof(payload), 0,
+				   (const struct sockaddr *)&from, length),
+			    sizeof(payload));
+	CHECK(queued_at("/proc/net/udp", ntohs(from.sin_port)) < 16 * 1024);
+	acknowledge(&stage, psn, DONE);
+	expect_wc(&stage.side, 5, IBV_WC_SUCCESS);
+	close_stage(&stage);
+}
+
 /* ---- the port -------------------------------------------------------------------------------- */
 
 /* The error says what to do. */
@@ -443,6 +467,7 @@ int main(void)
 	STEP(read_by_peer());
 	STEP(written());
 	STEP(window());
+	STEP(sender());
 	STEP(port_in_use());
 	return 0;
 }

@@ -783,3 +783,21 @@ static inline void expect_setting_refused(const char *name, const char *value, c
 	close(fds[1]);
 	close(error);
 }
+
+/* ---- sockets ------------------------------------------------------------------------------- */
+
+/* Bytes that wait in the sockets of that port. */
+static inline unsigned queued_at(const char *path, uint16_t at)
+{
+	unsigned port, queued, sum = 0;
+	char line[512];
+	FILE *sockets = fopen(path, "r");
+
+	while (sockets && fgets(line, sizeof(line), sockets))
+		if (sscanf(line, " %*d: %*[0-9A-F]:%x %*s %*s %*x:%x", &port, &queued) == 2 &&
+		    port == at)
+			sum += queued;
+	if (sockets)
+		fclose(sockets);
+	return sum;
+}

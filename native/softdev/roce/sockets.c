@@ -317,12 +317,19 @@ enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca)
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
+/* The kernel's buffer, as large as the system's limit allows, or larger if we are privileged. */
+static void set_buffer(int fd, int option, int forced_option, int size)
+{
+	if (setsockopt(fd, SOL_SOCKET, forced_option, &size, sizeof(size)))
+		setsockopt(fd, SOL_SOCKET, option, &size, sizeof(size));
+}
+
 /* A socket at that address and port that fragments nothing; -1 and errno if there is none to be had. */
 static int bound(const union ibv_gid *gid, uint16_t port)
 {
 	struct sockaddr_storage address;
 	const socklen_t length = soft_gid_address(gid, gid, port, &address);
-	const int size = BUFFER, on = 1, v4 = IP_PMTUDISC_DO, v6 = IPV6_PMTUDISC_DO;
+	const int on = 1, v4 = IP_PMTUDISC_DO, v6 = IPV6_PMTUDISC_DO;
 	int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	if (fd < 0)
@@ -340,11 +347,9 @@ static int bound(const union ibv_gid *gid, uint16_t port)
 		errno = error;
 		return -1;
 	}
-	/* As much as the system's limit allows, or more if we are privileged. */
-	if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof(size)))
-		setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
-	if (setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof(size)))
-		setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+	/* A sender is never read: what any host sends there shall take no memory. */
+	set_buffer(fd, SO_RCVBUF, SO_RCVBUFFORCE, port == SOFT_ROCE_PORT ? BUFFER : 0);
+	set_buffer(fd, SO_SNDBUF, SO_SNDBUFFORCE, BUFFER);
 	return fd;
 }
 
