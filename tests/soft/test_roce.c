@@ -4,7 +4,7 @@
 
 #include "roce/headers.h"
 #include "roce/icrc.h"
-#include "verbs_side.h"
+#include "fault_side.h"
 
 enum {
 	MTU = 256,
@@ -466,6 +466,9 @@ int main(void)
 	STEP(received());
 	STEP(out_of_turn());
 	STEP(dropped());
+	spec("delay=1us");
+	STEP(dropped());
+	no_faults();
 	STEP(read_by_peer());
 	STEP(written());
 	STEP(window());

@@ -183,6 +183,8 @@ bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet 
 		.immediate = packet->immediate,
 		.msn = packet->msn,
 	};
+	if (frame->dma_length > SOFT_MAX_MESSAGE) /* no frame says that */
+		return false;
 	if (has & SOFT_ROCE_XRCETH) {
 		frame->flags |= SOFT_FRAME_SRQ;
 		frame->ack = packet->srq;
