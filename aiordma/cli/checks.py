@@ -282,10 +282,11 @@ def peers(facts: Facts) -> Iterator[Told]:
     if embedded_problem(facts.embedded):
         return  # reported by another check
     found = facts.local_peers
-    if found.links == "tcp":
+    if wire := {"tcp": "TCP", "roce": "RoCE v2"}.get(found.links):
         yield (
             OK,
-            "embedded0 uses TCP within this machine too, because of AIORDMA_EMBEDDED_LINKS=tcp",
+            f"embedded0 uses {wire} within this machine too, because of "
+            f"AIORDMA_EMBEDDED_LINKS={found.links}",
         )
     elif found.share_problem:
         yield (
