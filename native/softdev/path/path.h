@@ -1,8 +1,10 @@
 /* Paths: what joins this process with another one, and carries the frames of many queue pairs.
  *
  * A path is the two rings that processes of one host share (shm/) or one TCP stream (wire/tcp_path.c).
- * It carries records, each of which arrives whole, in order, or not at all.  A channel is the part
- * of one queue pair in it: a number at each end, so that queue pairs cost memory and nothing else.
+ * It carries records, each of which arrives whole, in order, or not at all.  The path of RoCE v2 (roce/) is
+ * the exception: it joins a device with any other, and what it carries may be lost, doubled and late
+ * (`loses`).  A channel is the part of one queue pair in it: a number at each end, so that queue pairs
+ * cost memory and nothing else.
  *
  * What comes from a peer is not trusted: a peer that breaks the format loses all of its own channels
  * and no others.  Everything here is called with the engine's lock.
