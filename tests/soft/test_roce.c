@@ -1,6 +1,8 @@
 /* The path of RoCE v2, packet by packet: this test is the peer, the network, and strangers. */
+#define _GNU_SOURCE /* sendmmsg */
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/syscall.h>
 
 #include "roce/headers.h"
 #include "roce/icrc.h"
@@ -425,6 +427,68 @@ static void sender(void)
 	close_stage(&stage);
 }
 
+/* The requester waits as long as RNR NAK says; a syndrome that means nothing (IBTA table 45) is dropped. */
+static void not_ready(void)
+{
+	struct stage stage;
+
+	open_stage(&stage, (struct options){0});
+	const uint32_t psn = stage.side.psn;
+
+	POST(&stage.side, IBV_WR_SEND_WITH_INV, .wr_id = 5, .length = MTU, .imm = 0x1234);
+	CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_SEND_ONLY_INVALIDATE).rkey, 0x1234);
+	acknowledge(&stage, psn, 0x40);
+	no_answer(&stage);
+	acknowledge(&stage, psn, SOFT_ROCE_RNR_NAK | 1);
+	CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_SEND_ONLY_INVALIDATE).psn, psn & 0xffffff);
+	acknowledge(&stage, psn, DONE);
+	expect_wc(&stage.side, 5, IBV_WC_SUCCESS);
+	close_stage(&stage);
+}
+
+/* What the kernel says of the next send, once. */
+static int refusal;
+
+int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
+{
+	int error = refusal;
+
+	refusal = 0;
+	if (!error)
+		return (int)syscall(SYS_sendmmsg, fd, messages, count, flags);
+	errno = error;
+	return -1;
+}
+
+/* A full socket is waited for.  What is too long for the network, and what it cannot split, is lost; from
+ * then on nothing is given to it to split. */
+static void refused(int error, uint32_t packets)
+{
+	struct stage stage;
+	uint32_t psn;
+
+	open_stage(&stage, (struct options){0});
+	psn = stage.side.psn;
+	refusal = error;
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = packets * MTU);
+	CHECK_EQUAL(refusal, 0);
+	if (error != EAGAIN) {
+		POST(&stage.side, IBV_WR_SEND, .wr_id = 6, .length = 1);
+		next_packet(&stage, SOFT_ROCE_SEND_ONLY);
+		acknowledge(&stage, psn, SOFT_ROCE_NAK | 0);
+	}
+	for (uint32_t i = 0; i < packets; i++)
+		CHECK_EQUAL(next_packet(&stage, packets == 1       ? SOFT_ROCE_SEND_ONLY
+						: i == 0           ? SOFT_ROCE_SEND_FIRST
+						: i == packets - 1 ? SOFT_ROCE_SEND_LAST
+								   : SOFT_ROCE_SEND_MIDDLE)
+				    .psn,
+			    (psn + i) & 0xffffff);
+	acknowledge(&stage, psn + packets - 1, DONE);
+	expect_wc(&stage.side, 5, IBV_WC_SUCCESS);
+	close_stage(&stage);
+}
+
 /* ---- the port -------------------------------------------------------------------------------- */
 
 /* The error says what to do. */
@@ -472,6 +536,10 @@ int main(void)
 	STEP(read_by_peer());
 	STEP(written());
 	STEP(window());
+	STEP(not_ready());
+	STEP(refused(EAGAIN, 1));
+	STEP(refused(EMSGSIZE, 1));
+	STEP(refused(EIO, 3));
 	STEP(sender());
 	STEP(port_in_use());
 	return 0;

@@ -68,8 +68,7 @@ static void tell_too_long(uint32_t length)
 	roce()->too_long_told = true;
 	fprintf(stderr,
 		"aiordma: a packet of RoCE with %u bytes is longer than the network allows: give "
-		"the "
-		"queue pairs a smaller path_mtu, or the network interface a larger MTU\n",
+		"the queue pairs a smaller path_mtu, or the network interface a larger MTU\n",
 		length);
 }
 
