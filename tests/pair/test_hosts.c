@@ -1,5 +1,5 @@
 /* Two hosts in virtual time (wire.h): a wire that is cut, a host that dies, a peer that is not there, and how
- * long a queue pair waits then.  Each seed draws one of the tests.
+ * long a queue pair waits then; and what changes under a request.  Each seed draws one of the tests.
  */
 #include "seeds.h"
 
@@ -436,6 +436,51 @@ static void not_ready(void)
 	CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
 }
 
+/* ---- what changes under a request ------------------------------------------------------------ */
+
+/* IBTA 10.3.1.5: a send queue is drained when what had begun is complete. */
+static void drains(void)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
+
+	begin(some_timeout());
+	ask(0, 1);
+	CHECK_EQUAL(
+		verbs->ibv_modify_qp(at(0)->qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
+		0);
+	expect_no_event(at(0));
+	expect_after(0, 1, IBV_WC_SUCCESS, 0);
+	expect_event(at(0), IBV_EVENT_SQ_DRAINED);
+}
+
+/* The memory for an answer is withdrawn while that is on its way. */
+static void own_memory_withdrawn(void)
+{
+	bool atomic = chance(500);
+
+	begin(some_timeout());
+	POST(at(0), atomic ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_RDMA_READ, .wr_id = 1,
+	     .length = atomic ? 8 : LENGTH, REMOTE(&sides[1], 0));
+	CHECK_EQUAL(verbs->ibv_dereg_mr(at(0)->mr), 0);
+	expect_after(0, 1, IBV_WC_LOC_PROT_ERR, 0);
+	CHECK_EQUAL(state_of(at(0)), IBV_QPS_ERR);
+	CHECK(filled(sides[0].memory, MEMORY, 0));
+}
+
+/* The memory that a READ has been granted is withdrawn before the answer leaves. */
+static void memory_read_withdrawn(void)
+{
+	begin(some_timeout());
+	POST(at(0), IBV_WR_RDMA_READ, .wr_id = 1, .length = LENGTH, REMOTE(&sides[1], 0));
+	wire.blocked_until[1] = fuzz_now_ns + BLOCKED_NS;
+	pass(0, BLOCKED_NS / 2);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(at(1)->mr), 0);
+	expect_after(0, 1, IBV_WC_REM_ACCESS_ERR, BLOCKED_NS / 2);
+	CHECK(filled(sides[0].memory, MEMORY, 0));
+	CHECK_EQUAL(state_of(at(1)), IBV_QPS_ERR);
+	expect_event(at(1), IBV_EVENT_QP_ACCESS_ERR);
+}
+
 /* ---- seeds ----------------------------------------------------------------------------------- */
 
 #define TEST(name) {#name, name}
@@ -455,6 +500,9 @@ static const struct {
 	TEST(unreachable), /* peer */
 	TEST(late),
 	TEST(not_ready),
+	TEST(drains),
+	TEST(own_memory_withdrawn),
+	TEST(memory_read_withdrawn),
 };
 
 static void run(void)
