@@ -140,10 +140,6 @@ static void open_host(int host, int backlog)
 	struct application *it = at(host);
 	struct sockaddr_in address = local_address(0);
 
-	/* No other program of this machine must find it at the port that it has in the simulation. */
-	soft_device.wire->listening_count = 1;
-	soft_device.wire->listening[0] =
-		(struct soft_listening){.gid = soft_gid_loopback, .watch.fd = -1};
 	soft_lock();
 	soft_cm_use_gsi(&gsi);
 	if (plan.tcp)

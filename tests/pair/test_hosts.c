@@ -310,7 +310,7 @@ static void leaves(void)
 	if (outstanding)
 		ask(0, 1);
 	close_side(at(1));
-	soft_device.wire->port = port_of_host(1); /* which it would take anew */
+	take_port(1); /* which it would take anew */
 	open_host(1, options);
 	if (!outstanding) {
 		pass(0, draw(2) * TRANSIT_NS);

@@ -152,6 +152,15 @@ static uint16_t port_of_host(int host)
 	return (uint16_t)(FIRST_PORT + (host ^ wire.swapped));
 }
 
+/* No other program of this machine must find it at the port that it has in the simulation. */
+static void take_port(int host)
+{
+	soft_device.wire->port = port_of_host(host);
+	soft_device.wire->listening_count = 1;
+	soft_device.wire->listening[0] =
+		(struct soft_listening){.gid = soft_gid_loopback, .watch.fd = -1};
+}
+
 static struct soft_path *path_to(uint16_t port)
 {
 	return port == port_of_host(1 - wire.entered) ? &wire.hosts[wire.entered].path : NULL;
@@ -175,7 +184,7 @@ static void boot(int host)
 	soft_device = (struct soft_device){.platform = platform};
 	fuzz_alarm_ns = 0;
 	soft_device_make();
-	soft_device.wire->port = port_of_host(host);
+	take_port(host);
 	soft_device.paths->simulated = path_to;
 	renew(&wire.hosts[host].path);
 }
