@@ -17,7 +17,7 @@
 
 enum {
 	CLIENTS = 6,
-	PARTIES = 4 * CLIENTS, /* a request that is withdrawn may come once more */
+	PARTIES = 8 * CLIENTS, /* asked for a minute; what is refused is forgotten after 10 s */
 	MADS = 256, /* under way */
 	MESSAGE = 600, /* several packets */
 };
@@ -870,6 +870,23 @@ static void connected(struct party *client)
 	wait_until(server(), UP, false);
 }
 
+/* A request that comes once more, when its connection has ended. */
+static void late_request(void)
+{
+	struct party *client = begin(0);
+	struct mad request;
+
+	wait_until(client, ASKED, false);
+	request = mads[0]; /* the first that was sent */
+	connected(client);
+	act(server());
+	wait_until(server(), GONE, false);
+	deliver(&request);
+	take_events();
+	CHECK_EQUAL(server()[1].phase, NONE);
+	close_all();
+}
+
 /* A host that knows nothing of a connection confirms its end, at once. */
 static void end_after_death(void)
 {
@@ -940,11 +957,12 @@ static const struct {
 	TEST(random_run, 100),     TEST(silent_server, 2),   TEST(silent_stream, 2),
 	TEST(flood_of_answers, 2), TEST(few_linger, 2),      TEST(silent_client, 2),
 	TEST(withdrawn_early, 2),  TEST(end_after_death, 2), TEST(stale_connection, 2),
+	TEST(late_request, 2),
 };
 
 static void run(void)
 {
-	uint32_t test = 0, at = draw(116);
+	uint32_t test = 0, at = draw(118);
 
 	while (at >= tests[test].weight)
 		at -= tests[test++].weight;

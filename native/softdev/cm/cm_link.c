@@ -3,7 +3,8 @@
  * The types of an exchange ascend (cm_wire.h), so a message whose type is not greater than those
  * before is a repetition, or late.  The owner does not hear of it; one that wants an answer, because
  * ours was lost, gets it again.  For as long as that may happen, a link that its owner has left with
- * a last word stays, and goes by itself (IBTA 12.9.8, timewait).
+ * a last word stays, answered or not: a late REQ of an exchange that is over would begin another one.
+ * It goes by itself (IBTA 12.9.8, timewait).
  */
 #include "cm_internal.h"
 
@@ -11,6 +12,7 @@
 
 #define TYPE(name) (1u << SOFT_##name)
 #define WAITING (TYPE(CM_MRA) | TYPE(SIDR_WAIT)) /* "received, the application has yet to answer" */
+#define LAST (TYPE(CM_REJ) | TYPE(CM_DREP))
 #define AGAIN_NS UINT64_C(1000000) /* between two tries at a port without a listener */
 #define FIRST_PAUSE_NS UINT64_C(50000000)
 #define LONGEST_PAUSE_NS UINT64_C(1000000000)
@@ -32,11 +34,11 @@ static void start_timer(struct soft_cm_link *link, uint64_t pause_ns)
 	soft_timer_start(&link->timer, next < link->deadline ? next : link->deadline);
 }
 
-/* The next repetition, or the deadline.  After REJ nothing is waited for. */
+/* The next repetition, or the deadline.  After a last word nothing is waited for. */
 static void wait_for_answer(struct soft_cm_link *link)
 {
-	bool repeats =
-		link->carrier->loses && wants_answer(link->said.type) && link->heard != SOFT_CM_REJ;
+	bool repeats = link->carrier->loses && wants_answer(link->said.type) &&
+		       !is_one_of(link->heard, LAST);
 
 	start_timer(link, repeats ? link->pause_ns : INT64_MAX);
 	link->pause_ns *= 2;
@@ -178,12 +180,14 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 	}
 	if (loses && type == SOFT_CM_DREQ)
 		(void)soft_cm_link_say(link, &disconnected);
-	if (!link->calls && (!loses || is_one_of(type, TYPE(CM_REJ) | TYPE(CM_DREP)))) {
+	if (!link->calls && !loses) {
 		link->carrier->end(link);
 		return false;
 	}
 	if (!link->calls) { /* its owner has left it, and has said why */
-		if (type != SOFT_CM_DREQ)
+		if (is_one_of(type, LAST))
+			wait_for_answer(link);
+		else if (type != SOFT_CM_DREQ)
 			(void)link->carrier->send(link, &link->said);
 		return true;
 	}
