@@ -2,6 +2,7 @@
 #include "leaks.h"
 #include "verbs_side.h"
 
+#include "shm/shm_internal.h"
 #include "wire/link.h"
 
 /* A message each way, and what the other side's memory holds. */
@@ -95,6 +96,32 @@ static void another_name(void)
 	POST(&side, IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
 	expect_two(&side);
 	CHECK_EQUAL(soft_qp_wire(side.qp), AIORDMA_WIRE_SHARED_MEMORY);
+	close_peers(&process, &side);
+}
+
+/* The child of a fork polls none of its parent's rings, which are not mapped there. */
+static void forked_while_polling(void)
+{
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(20);
+	open_side(&side, (struct options){0});
+	struct address peer = exchange(&process, &side);
+
+	bring_up_receiving(&side, &peer, 1, 1, 64);
+	POST(&side, IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
+	expect_two(&side);
+	fflush(NULL);
+	pid_t child = fork(); /* right after the last poll that found something */
+
+	CHECK(child >= 0);
+	if (!child) {
+		CHECK(soft_list_empty(&soft_device.shm->poll_set));
+		CHECK_EQUAL(soft_device.shm->polled, 0);
+		_exit(0);
+	}
+	expect_ended_well(child);
 	close_peers(&process, &side);
 }
 
@@ -398,6 +425,7 @@ int main(void)
 	STEP(wrong_word());
 	STEP(unwilling());
 	STEP(another_name());
+	STEP(forked_while_polling());
 	STEP(held_requests());
 	STEP(acknowledged());
 	STEP(in_parts());
