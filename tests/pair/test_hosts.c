@@ -299,6 +299,36 @@ static void death_told(void)
 	connect_anew();
 }
 
+/* What it had read is done, up to the first request that is answered with data. */
+static void death_after_reading(void)
+{
+	struct aiordma_fault_counts counts;
+	struct ibv_wc wc;
+
+	calls.loses = false;
+	begin(some_timeout());
+	wire.cut = true;
+	POST(at(0), IBV_WR_RDMA_WRITE, .wr_id = 1, .length = LENGTH, REMOTE(&sides[1], 0));
+	POST(at(0), IBV_WR_RDMA_READ, .wr_id = 2, .length = LENGTH, REMOTE(&sides[1], 0));
+	soft_lock();
+	soft_path_finish(&wire.hosts[0].path, ECONNRESET, 0);
+	soft_unlock();
+	CHECK(completes(0, 0, &wc) && wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS);
+	expect_after(0, 2, IBV_WC_RETRY_EXC_ERR, wait_ns);
+	aiordma_embedded_fault_counts(&counts);
+	CHECK_EQUAL(counts.retried, 0);
+}
+
+/* The other side learns of the end of a queue pair at once. */
+static void end_told(void)
+{
+	begin(some_timeout());
+	CHECK_EQUAL(to_state(at(1), chance(500) ? IBV_QPS_RESET : IBV_QPS_ERR), 0);
+	pass(0, TRANSIT_NS);
+	CHECK(!is_up(&sides[0]));
+	CHECK_EQUAL(state_of(at(0)), IBV_QPS_RTS);
+}
+
 /* A process that is done with its device, whose engine stops, and that opens it again. */
 static void leaves(void)
 {
@@ -495,6 +525,8 @@ static const struct {
 	TEST(spec_of_one), /* side */
 	TEST(death), /* of a host */
 	TEST(death_told),
+	TEST(death_after_reading),
+	TEST(end_told),
 	TEST(leaves),
 	TEST(stops),
 	TEST(unreachable), /* peer */
