@@ -81,6 +81,7 @@ static struct options some_timeout(void)
 static void open_host(int host, struct options options)
 {
 	open_side(at(host), options);
+	CHECK_EQUAL(fcntl(sides[host].context->async_fd, F_SETFL, O_NONBLOCK), 0);
 	sides[host].psn = draw(0x1000000);
 	fill(sides[host].memory, MEMORY, (unsigned)host);
 }
