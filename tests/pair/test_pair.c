@@ -935,11 +935,29 @@ static void forget(struct end *end)
 	end->failed = end->was_reset = true;
 }
 
+/* What a dead host had is not lost, for the leak sanitizer. */
+static void bury(int host)
+{
+	static struct grave {
+		struct grave *before;
+		struct home home;
+		struct end ends[ENDS];
+	} *graves;
+	struct grave *grave = malloc(sizeof(*grave));
+
+	CHECK(grave);
+	grave->before = graves;
+	grave->home = homes[host];
+	memcpy(grave->ends, ends, sizeof(ends));
+	graves = grave;
+}
+
 /* It begins anew, without a connection.  Where nothing gets lost its kernel says so. */
 static void host_dies(int host, bool told)
 {
 	note("host %c dies%s", "ab"[host], told ? "" : " without a word");
 	die(host, told);
+	bury(host);
 	EACH(end)
 	{
 		if (host_of(end) != host)
