@@ -126,6 +126,10 @@ struct soft_fd_watch {
 
 /* Close an fd unless it is -1, which it is then. */
 void soft_close_fd(int *fd);
+/* The kernel's buffers of a socket, in bytes: as large as the system's limit allows, or larger if we are
+ * privileged. */
+void soft_set_receive_buffer(int fd, int size);
+void soft_set_send_buffer(int fd, int size);
 
 /* Does this errno value of accept(2) say that there are no descriptors or no memory?  The listener
  * stays readable then: without a pause it would be served again and again. */

@@ -1,6 +1,7 @@
 /* What the engine watches: file descriptors in its epoll set, and what is to be done when they are
  * ready.  While a port is down, those of the port are not in the set. */
 #include <errno.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "engine_internal.h"
@@ -22,6 +23,22 @@ void soft_close_fd(int *fd)
 	if (*fd >= 0 && !engine()->descriptors_lost)
 		close(*fd);
 	*fd = -1;
+}
+
+static void set_buffer(int fd, int option, int forced, int size)
+{
+	if (setsockopt(fd, SOL_SOCKET, forced, &size, sizeof(size)))
+		setsockopt(fd, SOL_SOCKET, option, &size, sizeof(size));
+}
+
+void soft_set_receive_buffer(int fd, int size)
+{
+	set_buffer(fd, SO_RCVBUF, SO_RCVBUFFORCE, size);
+}
+
+void soft_set_send_buffer(int fd, int size)
+{
+	set_buffer(fd, SO_SNDBUF, SO_SNDBUFFORCE, size);
 }
 
 bool soft_is_shortage(int error)

@@ -316,13 +316,6 @@ enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca)
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
-/* The kernel's buffer, as large as the system's limit allows, or larger if we are privileged. */
-static void set_buffer(int fd, int option, int forced_option, int size)
-{
-	if (setsockopt(fd, SOL_SOCKET, forced_option, &size, sizeof(size)))
-		setsockopt(fd, SOL_SOCKET, option, &size, sizeof(size));
-}
-
 /* A socket at that address and port that fragments nothing; -1 and errno if there is none to be had. */
 static int bound(const union ibv_gid *gid, uint16_t port)
 {
@@ -349,8 +342,8 @@ static int bound(const union ibv_gid *gid, uint16_t port)
 		return -1;
 	}
 	/* A sender is never read: what any host sends there shall take no memory. */
-	set_buffer(fd, SO_RCVBUF, SO_RCVBUFFORCE, port == SOFT_ROCE_PORT ? BUFFER : 0);
-	set_buffer(fd, SO_SNDBUF, SO_SNDBUFFORCE, BUFFER);
+	soft_set_receive_buffer(fd, port == SOFT_ROCE_PORT ? BUFFER : 0);
+	soft_set_send_buffer(fd, BUFFER);
 	return fd;
 }
 

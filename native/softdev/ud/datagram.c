@@ -108,7 +108,7 @@ bool soft_datagram_reserve(uint16_t port)
 {
 	soft_assert_locked();
 	struct soft_ud *ud = soft_device.ud;
-	const int off = 0, size = BUFFER, fragment = IP_PMTUDISC_DONT;
+	const int off = 0, fragment = IP_PMTUDISC_DONT;
 
 	soft_watch_close(&ud->socket);
 	ud->socket.ready = ready;
@@ -120,9 +120,7 @@ bool soft_datagram_reserve(uint16_t port)
 		soft_watch_close(&ud->socket);
 		return false;
 	}
-	/* As much as the system's limit allows, or more if we are privileged. */
-	if (setsockopt(ud->socket.fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof(size)))
-		setsockopt(ud->socket.fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
+	soft_set_receive_buffer(ud->socket.fd, BUFFER);
 	/* A message may be longer than a network's packets: IP cuts it. */
 	setsockopt(ud->socket.fd, IPPROTO_IP, IP_MTU_DISCOVER, &fragment, sizeof(fragment));
 	if (ud->six)

@@ -122,7 +122,7 @@ static int join(int fd, uint32_t address)
 
 static int open_socket(struct group *group)
 {
-	const int on = 1, size = BUFFER;
+	const int on = 1;
 	const struct sockaddr_in address = {.sin_family = AF_INET,
 					    .sin_port = htons(PORT),
 					    .sin_addr.s_addr = address_of(&group->gid)};
@@ -130,8 +130,7 @@ static int open_socket(struct group *group)
 
 	if (fd < 0)
 		return errno;
-	if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof(size)))
-		setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
+	soft_set_receive_buffer(fd, BUFFER);
 	/* Every process of the host has one like it. */
 	if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
 	    bind(fd, (const struct sockaddr *)&address, sizeof(address)))
