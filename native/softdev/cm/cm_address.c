@@ -22,7 +22,7 @@ socklen_t soft_cm_address_length(const struct sockaddr *address)
 	return 0;
 }
 
-static bool is_any(const struct sockaddr *address)
+bool soft_cm_is_any(const struct sockaddr *address)
 {
 	const struct sockaddr_in *v4 = (const void *)address;
 	const struct sockaddr_in6 *v6 = (const void *)address;
@@ -129,7 +129,8 @@ static bool is_taken_everywhere(const struct sockaddr *address, int type)
 int soft_cm_port_error(const struct sockaddr *address, int type, int error)
 {
 	/* drivers/infiniband/core/cma.c, cma_check_port */
-	return error == EADDRINUSE && (is_any(address) || is_taken_everywhere(address, type))
+	return error == EADDRINUSE &&
+			       (soft_cm_is_any(address) || is_taken_everywhere(address, type))
 		       ? EADDRNOTAVAIL
 		       : error;
 }
@@ -196,14 +197,14 @@ static int bind_id(struct soft_cm_id *id, const struct sockaddr *address)
 {
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_BIND);
 
-	if (!error && !is_any(address))
+	if (!error && !soft_cm_is_any(address))
 		error = soft_cm_device_error(address);
 	if (!error)
 		error = soft_cm_bind(id, address);
 	if (error)
 		return error;
 	/* rdma_bind_addr(3): a specific address means a device, the wildcard does not. */
-	if (!is_any(address)) {
+	if (!soft_cm_is_any(address)) {
 		soft_cm_device_bind(id);
 		soft_gid_from(&id->id.route.addr.addr.ibaddr.sgid, address);
 	}
@@ -241,9 +242,9 @@ static int source_for(const struct sockaddr *target, const struct sockaddr *want
 
 	if (fd < 0)
 		return errno;
-	if ((!wanted || is_any(wanted)) && is_of_later_device(target))
+	if ((!wanted || soft_cm_is_any(wanted)) && is_of_later_device(target))
 		wanted = target;
-	if (wanted && !is_any(wanted)) {
+	if (wanted && !soft_cm_is_any(wanted)) {
 		memcpy(source, wanted, soft_cm_address_length(wanted));
 		*port_in((struct sockaddr *)source) = 0;
 		if (bind(fd, (struct sockaddr *)source, soft_cm_address_length(wanted)))
@@ -266,7 +267,7 @@ static void take_destination(struct soft_cm_id *id, const struct sockaddr *desti
 
 	memset(&addresses->dst_storage, 0, sizeof(addresses->dst_storage));
 	memcpy(&addresses->dst_storage, destination, soft_cm_address_length(destination));
-	if (!is_any(destination))
+	if (!soft_cm_is_any(destination))
 		return;
 	if (destination->sa_family == AF_INET)
 		addresses->dst_sin.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -301,7 +302,7 @@ static int resolve(struct soft_cm_id *id, const struct sockaddr *source,
 		error = soft_cm_bind(id, (struct sockaddr *)&local);
 		if (error)
 			return error;
-	} else if (is_any(&addresses->src_addr)) {
+	} else if (soft_cm_is_any(&addresses->src_addr)) {
 		*port_in((struct sockaddr *)&local) = port_of(&addresses->src_addr);
 		memcpy(&addresses->src_storage, &local, sizeof(local));
 	}

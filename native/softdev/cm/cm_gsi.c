@@ -160,25 +160,15 @@ static void answer(const union ibv_gid *from, const union ibv_gid *to,
 
 /* ---- receiving ----------------------------------------------------------------------------- */
 
-static uint16_t port_in(const struct sockaddr *address)
-{
-	const struct sockaddr_in *either = (const void *)address; /* cm_address.c */
-
-	return ntohs(either->sin_port);
-}
-
 static struct listener *listener_at(const union ibv_gid *gid, uint16_t port)
 {
-	const union ibv_gid none = {0};
-
 	soft_list_each (struct listener, it, &soft_device.cm->gsi.listeners, node) {
-		const struct sockaddr *address = &it->listener.id->id.route.addr.src_addr;
+		struct rdma_cm_id *id = &it->listener.id->id;
 		union ibv_gid own;
 
-		soft_gid_from(&own, address);
-		if (port_in(address) == port &&
-		    (is_gid(own.raw, gid) || is_gid(own.raw, &none) ||
-		     (soft_gid_is_ipv4(&own) && !memcmp(own.raw + 12, none.raw, 4))))
+		soft_gid_from(&own, &id->route.addr.src_addr);
+		if (ntohs(soft_rdma_get_src_port(id)) == port &&
+		    (is_gid(own.raw, gid) || soft_cm_is_any(&id->route.addr.src_addr)))
 			return it;
 	}
 	return NULL;
@@ -272,8 +262,8 @@ static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 	if (!made)
 		return NULL;
 	*error = 0;
-	made->local_port = port_in(&addresses->src_addr);
-	made->peer_port = port_in(&addresses->dst_addr);
+	made->local_port = ntohs(soft_rdma_get_src_port(&id->id));
+	made->peer_port = ntohs(soft_rdma_get_dst_port(&id->id));
 	made->transaction = made->local_id;
 	id->path_mtu = soft_device.cm->gsi.calls->path_mtu;
 	return &made->link;

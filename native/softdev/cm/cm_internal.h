@@ -246,6 +246,8 @@ void soft_cm_request_join(struct soft_cm_id *id);
 
 /* Bytes of an IPv4 or IPv6 address; 0 for anything else. */
 socklen_t soft_cm_address_length(const struct sockaddr *address);
+/* Of an IPv4 or IPv6 address: is it the wildcard? */
+bool soft_cm_is_any(const struct sockaddr *address);
 /* Binds an id that is IDLE; the device is the caller's business. */
 int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address);
 /* The error of the kernel's rdma_cm for a taken port: EADDRNOTAVAIL, instead of EADDRINUSE, where
