@@ -546,6 +546,16 @@ static int relevant_mask(enum ibv_qp_type type, int mask)
 	}
 }
 
+/* The queue pair has come to its state from another one, to which it goes back if it gets no link. */
+static int begin_link(struct soft_qp *qp, enum ibv_qp_state from)
+{
+	int rc = soft_links->begin(qp);
+
+	if (rc)
+		set_state(qp, from);
+	return rc;
+}
+
 int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int given_mask)
 {
 	soft_assert_locked();
@@ -603,19 +613,15 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int give
 	case IBV_QPS_RTR:
 		set_state(qp, to);
 		if (from == IBV_QPS_INIT && !soft_qp_is_ud(qp) && !begins_late(qp))
-			rc = soft_links->begin(qp);
-		if (rc)
-			set_state(qp, from);
+			rc = begin_link(qp, from);
 		return rc;
 	case IBV_QPS_RTS:
 		set_state(qp, to);
 		qp->draining = false;
 		if (from == IBV_QPS_RTR && begins_late(qp))
-			rc = soft_links->begin(qp);
-		if (rc) {
-			set_state(qp, from);
+			rc = begin_link(qp, from);
+		if (rc)
 			return rc;
-		}
 		soft_links->ready(qp, from == IBV_QPS_RTR);
 		soft_qp_kick(qp);
 		return 0;
