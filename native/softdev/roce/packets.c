@@ -7,95 +7,7 @@ enum {
 	PKEY = 0xffff, /* the default partition, full member: IBTA 10.9.1.2 */
 };
 
-/* Operations of a message with several packets, by whether one is the first and the last. */
-static const struct message {
-	uint8_t first, middle, last, only;
-} messages[] = {
-	[SOFT_SEND] = {SOFT_ROCE_SEND_FIRST, SOFT_ROCE_SEND_MIDDLE, SOFT_ROCE_SEND_LAST,
-		       SOFT_ROCE_SEND_ONLY},
-	[SOFT_WRITE] = {SOFT_ROCE_WRITE_FIRST, SOFT_ROCE_WRITE_MIDDLE, SOFT_ROCE_WRITE_LAST,
-			SOFT_ROCE_WRITE_ONLY},
-	[SOFT_READ_DATA] = {SOFT_ROCE_READ_RESPONSE_FIRST, SOFT_ROCE_READ_RESPONSE_MIDDLE,
-			    SOFT_ROCE_READ_RESPONSE_LAST, SOFT_ROCE_READ_RESPONSE_ONLY},
-};
-
-uint8_t soft_roce_operation(const struct soft_frame *frame, bool first, bool last)
-{
-	const struct message *message = &messages[frame->opcode];
-	/* The operations with immediate data follow those without. */
-	uint8_t more = last && frame->flags & SOFT_FRAME_IMMEDIATE;
-
-	if (last && frame->flags & SOFT_FRAME_INVALIDATE)
-		return first ? SOFT_ROCE_SEND_ONLY_INVALIDATE : SOFT_ROCE_SEND_LAST_INVALIDATE;
-	if (last)
-		return (first ? message->only : message->last) + more;
-	return first ? message->first : message->middle;
-}
-
-bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_frame *frame,
-			  const uint8_t *small)
-{
-	*packet = (struct soft_roce_packet){
-		.pkey = PKEY,
-		.migreq = true,
-		.psn = frame->psn,
-		.srq = frame->flags & SOFT_FRAME_SRQ ? frame->ack : 0,
-		.address = frame->address,
-		.rkey = frame->rkey,
-		.dma_length = frame->dma_length,
-		.msn = frame->msn,
-		.immediate = frame->immediate,
-	};
-	switch (frame->opcode) {
-	case SOFT_SEND:
-	case SOFT_WRITE:
-		return true;
-	case SOFT_READ_DATA:
-		packet->syndrome = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS;
-		return true;
-	case SOFT_READ:
-		packet->opcode = SOFT_ROCE_READ_REQUEST;
-		return true;
-	case SOFT_ATOMIC_WRITE:
-		packet->opcode = SOFT_ROCE_ATOMIC_WRITE;
-		return true;
-	case SOFT_FLUSH:
-		packet->opcode = SOFT_ROCE_FLUSH;
-		packet->flush = frame->syndrome;
-		return true;
-	case SOFT_COMPARE_SWAP:
-		packet->opcode = SOFT_ROCE_COMPARE_SWAP;
-		packet->compare = soft_take64(small);
-		packet->swap_add = soft_take64(small + 8);
-		return true;
-	case SOFT_FETCH_ADD:
-		packet->opcode = SOFT_ROCE_FETCH_ADD;
-		packet->swap_add = soft_take64(small);
-		return true;
-	case SOFT_ATOMIC_DATA:
-		packet->opcode = SOFT_ROCE_ATOMIC_ACKNOWLEDGE;
-		packet->syndrome = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS;
-		packet->original = soft_take64(small);
-		return true;
-	case SOFT_ACK:
-		packet->opcode = SOFT_ROCE_ACKNOWLEDGE;
-		packet->syndrome = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS;
-		return true;
-	case SOFT_NAK:
-		packet->opcode = SOFT_ROCE_ACKNOWLEDGE;
-		packet->syndrome = SOFT_ROCE_NAK | frame->syndrome;
-		return true;
-	case SOFT_RNR_NAK:
-		packet->opcode = SOFT_ROCE_ACKNOWLEDGE;
-		packet->syndrome = SOFT_ROCE_RNR_NAK | frame->syndrome;
-		return true;
-	default:
-		return false;
-	}
-}
-
-/* ---- packets to frames ----------------------------------------------------------------------- */
-
+/* The operations of packets: what each is of a frame. */
 enum {
 	FIRST = SOFT_FRAME_MORE,
 	MIDDLE = SOFT_FRAME_CONTINUES | SOFT_FRAME_MORE,
@@ -135,6 +47,71 @@ static const struct {
 	[SOFT_ROCE_FLUSH] = {SOFT_FLUSH, ONLY},
 	[SOFT_ROCE_ATOMIC_WRITE] = {SOFT_ATOMIC_WRITE, ONLY},
 };
+
+uint8_t soft_roce_operation(const struct soft_frame *frame, bool first, bool last)
+{
+	const uint8_t flags = (first ? 0 : SOFT_FRAME_CONTINUES) |
+			      (last ? frame->flags & (IMMEDIATE | INVALIDATE) : SOFT_FRAME_MORE);
+	const bool acknowledges = frame->opcode == SOFT_NAK || frame->opcode == SOFT_RNR_NAK;
+	const uint8_t opcode = acknowledges ? SOFT_ACK : frame->opcode;
+	uint8_t operation = 0;
+
+	while (operation < SOFT_ROCE_OPERATION &&
+	       (frames[operation].opcode != opcode || frames[operation].flags != flags))
+		operation++;
+	return operation;
+}
+
+bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_frame *frame,
+			  const uint8_t *small)
+{
+	*packet = (struct soft_roce_packet){
+		.pkey = PKEY,
+		.migreq = true,
+		.psn = frame->psn,
+		.srq = frame->flags & SOFT_FRAME_SRQ ? frame->ack : 0,
+		.address = frame->address,
+		.rkey = frame->rkey,
+		.dma_length = frame->dma_length,
+		.msn = frame->msn,
+		.immediate = frame->immediate,
+	};
+	switch (frame->opcode) {
+	case SOFT_SEND:
+	case SOFT_WRITE:
+	case SOFT_READ:
+	case SOFT_ATOMIC_WRITE:
+		return true;
+	case SOFT_READ_DATA:
+	case SOFT_ACK:
+		packet->syndrome = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS;
+		return true;
+	case SOFT_FLUSH:
+		packet->flush = frame->syndrome;
+		return true;
+	case SOFT_COMPARE_SWAP:
+		packet->compare = soft_take64(small);
+		packet->swap_add = soft_take64(small + 8);
+		return true;
+	case SOFT_FETCH_ADD:
+		packet->swap_add = soft_take64(small);
+		return true;
+	case SOFT_ATOMIC_DATA:
+		packet->syndrome = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS;
+		packet->original = soft_take64(small);
+		return true;
+	case SOFT_NAK:
+		packet->syndrome = SOFT_ROCE_NAK | frame->syndrome;
+		return true;
+	case SOFT_RNR_NAK:
+		packet->syndrome = SOFT_ROCE_RNR_NAK | frame->syndrome;
+		return true;
+	default:
+		return false;
+	}
+}
+
+/* ---- packets to frames ----------------------------------------------------------------------- */
 
 /* IBTA 9.7.4.1.6, 9.7.5.2.2: all packets of a message but the last are as long as the path MTU. */
 static bool has_length(const struct soft_frame *frame, uint32_t mtu)

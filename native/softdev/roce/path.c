@@ -148,6 +148,7 @@ static void send_ack(const struct soft_roce_pair *pair, uint32_t psn)
 	struct soft_roce_packet packet;
 
 	soft_roce_from_frame(&packet, &frame, NULL);
+	packet.opcode = SOFT_ROCE_ACKNOWLEDGE;
 	send_packet(pair, &packet, NULL);
 }
 
@@ -167,8 +168,6 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 		       struct reader *payload)
 {
 	const uint32_t mtu = 1u << soft_mtu_shift(pair->qp);
-	const bool message = frame->opcode == SOFT_SEND || frame->opcode == SOFT_WRITE ||
-			     frame->opcode == SOFT_READ_DATA;
 	uint8_t small[SOFT_ATOMIC_ARGUMENTS] = {0};
 	struct soft_roce_packet packet;
 	uint32_t left = frame->length;
@@ -193,8 +192,7 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 		left -= packet.length;
 		bool last = !left && soft_is_last(frame);
 
-		if (message)
-			packet.opcode = soft_roce_operation(frame, first, last);
+		packet.opcode = soft_roce_operation(frame, first, last);
 		packet.solicited = last && frame->flags & SOFT_FRAME_SOLICITED;
 		packet.ack_request = !left && is_request(frame);
 		send_packet(pair, &packet, payload);
@@ -204,12 +202,18 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 	}
 }
 
+static void free_pair(struct soft_roce_pair *pair)
+{
+	if (pair->address)
+		soft_roce_address_release(pair->address);
+	free(pair);
+}
+
 static void end(struct soft_roce_pair *pair)
 {
 	soft_table_remove(&roce()->pairs, pair->qp->ibv.qp_num);
 	pair->qp->window_full = false;
-	soft_roce_address_release(pair->address);
-	free(pair);
+	free_pair(pair);
 }
 
 static ssize_t room(struct soft_path *path, size_t least)
@@ -326,9 +330,7 @@ static struct soft_roce_pair *create_pair(struct soft_chan *chan, struct soft_qp
 	pair->address = soft_roce_address(&own->gid);
 	pair->sender = pair->address ? soft_roce_sender(pair->address, hash_of(qp)) : NULL;
 	if (!pair->sender) {
-		if (pair->address)
-			soft_roce_address_release(pair->address);
-		free(pair);
+		free_pair(pair);
 		return NULL;
 	}
 	pair->chan = chan;
@@ -358,14 +360,13 @@ int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp)
 	if (!pair)
 		return errno;
 	rc = soft_table_put(&roce()->pairs, qp->ibv.qp_num, pair);
-	if (!rc) {
-		rc = soft_chan_enter(chan, &roce()->paths[hca], qp->ibv.qp_num, qp->ibv.qp_num);
-		if (rc)
-			end(pair);
-	} else {
-		soft_roce_address_release(pair->address);
-		free(pair);
+	if (rc) {
+		free_pair(pair);
+		return rc;
 	}
+	rc = soft_chan_enter(chan, &roce()->paths[hca], qp->ibv.qp_num, qp->ibv.qp_num);
+	if (rc)
+		end(pair);
 	return rc;
 }
 
@@ -426,6 +427,8 @@ static void stop(void)
 
 static void forked(void)
 {
+	roce()->blocked =
+		false; /* nothing of the parent's waits here, nor does the timer `again` */
 	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
 		soft_list_each (struct soft_chan, chan, &roce()->paths[i].chans, node)
 			end(soft_table_find(&roce()->pairs, chan->id));

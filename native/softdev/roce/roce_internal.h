@@ -78,10 +78,10 @@ struct soft_roce {
 };
 
 /* packets.c */
-/* What a frame says in all its packets; false: it stands for none. */
+/* What a frame says in all its packets, but for their operations; false: it stands for none. */
 bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_frame *frame,
 			  const uint8_t *small);
-/* The operation of the packet of a SEND, a WRITE or a READ's answer, first, last, both or neither. */
+/* The operation of a packet of the frame's message: its first, its last, both or neither. */
 uint8_t soft_roce_operation(const struct soft_frame *frame, bool first, bool last);
 /* The frame that the packet is, if it can be one with that path MTU.  Of an atomic, its payload is in
  * `small`; false: no such packet is taken in. */

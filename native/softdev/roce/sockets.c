@@ -434,14 +434,14 @@ struct soft_roce_sender *soft_roce_sender(struct soft_roce_address *address, uin
 	uint16_t number;
 	int fd = -1;
 
-	for (int i = 0; i < PORT_TRIES && fd < 0 && !sender->port; i++) {
+	if (sender->port)
+		return sender;
+	for (int i = 0; i < PORT_TRIES && fd < 0; i++) {
 		if (soft_device.platform->random(&number, sizeof(number), 0) != sizeof(number))
 			return NULL;
 		number = PORT_FIRST + number % PORTS;
 		fd = bound(&address->gid, number);
 	}
-	if (sender->port)
-		return sender;
 	if (fd < 0)
 		return NULL;
 	sender->watch = (struct soft_fd_watch){
