@@ -32,8 +32,7 @@ struct soft_cm_limits {
 	uint32_t timewait_ms; /* DISCONNECTED until TIMEWAIT_EXIT */
 	uint32_t linger_ms; /* an ended exchange over a carrier that loses: answers repetitions */
 	uint32_t pause_ms; /* a listener without file descriptors left: until it tries again */
-	uint32_t
-		half_open; /* handshakes without a whole REQ, and those that linger, in this process */
+	uint32_t half_open; /* handshakes without a whole REQ; likewise those that linger */
 };
 
 struct soft_cm {
@@ -326,6 +325,9 @@ void soft_cm_link_leave(struct soft_cm_link *link);
 /* Of a REQ that no id is made for.  What is refused here is refused again, should it be repeated:
  * nothing is kept for that. */
 void soft_cm_link_refuse(struct soft_cm_link *link, uint16_t reason);
+/* Its peer takes one of so many places, fairly (fair_share.h): the link that loses its own, never this
+ * one, or NULL. */
+struct soft_cm_link *soft_cm_link_place(struct soft_cm_link *link, struct soft_places *places);
 /* Of the carrier.  False: the link may be gone. */
 bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_message *message);
 void soft_cm_link_failed(struct soft_cm_link *link, int error);

@@ -122,18 +122,26 @@ bool soft_cm_link_insist(struct soft_cm_link *link)
 
 /* ---- the end ------------------------------------------------------------------------------- */
 
-/* A peer may begin and end what it likes: there are so many at most, fairly (fair_share.h). */
-static void linger(struct soft_cm_link *link)
+struct soft_cm_link *soft_cm_link_place(struct soft_cm_link *link, struct soft_places *places)
 {
 	struct sockaddr_storage local, peer = {0};
 	struct soft_place *excess;
 
 	link->carrier->who(link, &local, &peer);
+	soft_places_add(places, &link->place, &peer);
+	excess = soft_places_evicted(places, soft_cm_half_open());
+	return excess ? soft_container(excess, struct soft_cm_link, place) : NULL;
+}
+
+/* A peer may begin and end what it likes: there are so many at most. */
+static void linger(struct soft_cm_link *link)
+{
+	struct soft_cm_link *excess;
+
 	soft_cm_link_expect(link, soft_device.cm->limits.linger_ms);
-	soft_places_add(&soft_device.cm->lingering, &link->place, &peer);
-	excess = soft_places_evicted(&soft_device.cm->lingering, soft_cm_half_open());
+	excess = soft_cm_link_place(link, &soft_device.cm->lingering);
 	if (excess)
-		link->carrier->end(soft_container(excess, struct soft_cm_link, place));
+		excess->carrier->end(excess);
 }
 
 void soft_cm_link_leave(struct soft_cm_link *link)
@@ -141,8 +149,7 @@ void soft_cm_link_leave(struct soft_cm_link *link)
 	soft_assert_locked();
 	link->calls = NULL;
 	if (link->carrier->loses &&
-	    (is_one_of(link->said.type, TYPE(CM_REJ) | TYPE(CM_DREQ) | TYPE(CM_DREP)) ||
-	     link->heard == SOFT_CM_REJ))
+	    (is_one_of(link->said.type, LAST | TYPE(CM_DREQ)) || link->heard == SOFT_CM_REJ))
 		linger(link);
 	else
 		link->carrier->end(link);

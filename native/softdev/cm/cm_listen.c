@@ -31,15 +31,10 @@ static struct soft_cm_link *oldest(struct soft_cm_listener *listener)
 /* Until there is room, the link has no owner: its end ends it, and so does REJ. */
 static void park(struct soft_cm_listener *listener, struct soft_cm_link *link)
 {
-	struct sockaddr_storage local, peer = {0};
-	struct soft_place *excess;
+	struct soft_cm_link *excess = soft_cm_link_place(link, &listener->parked);
 
-	link->carrier->who(link, &local, &peer);
-	soft_places_add(&listener->parked, &link->place, &peer);
-	excess = soft_places_evicted(&listener->parked, soft_cm_half_open());
-	if (excess) /* never this one */
-		soft_cm_link_refuse(soft_container(excess, struct soft_cm_link, place),
-				    SOFT_CM_REASON_NO_RESOURCES);
+	if (excess)
+		soft_cm_link_refuse(excess, SOFT_CM_REASON_NO_RESOURCES);
 }
 
 /* IBTA 12.6.7.2: what a request can be refused for before the application sees it. */
