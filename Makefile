@@ -209,7 +209,7 @@ softroce: .venv/.test .venv/.software build ## the same tests and the echo on rx
 			$(foreach one,aiohttp grpclib redis,--ignore tests/software/test_$(one).py) $(ARGS); \
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
 
-roce: .venv/.test build ## programs with one end on the embedded device over RoCE v2, and one on rxe, in the same VM (root, Debian)
+roce: .venv/.test build ## programs with one end on rxe in that VM, and one on the embedded device over RoCE v2 (root, Debian)
 	tests/softroce/vm tests/softroce/across $(ARGS)
 
 .PHONY: docs site
@@ -325,7 +325,7 @@ fuzz: .venv/.build ## fuzz what comes from elsewhere, SECONDS=60 each (clang, li
 	tests/fuzz/run $(or $(SECONDS),60) $(T)
 
 .PHONY: pair
-pair: .venv/.test ## two hosts over a wire that loses, in virtual time: SEEDS=10000, and planted mistakes they must find
+pair: .venv/.test ## two hosts over a network that loses, in virtual time: SEEDS=10000 for each test, and planted mistakes they must find
 	set -e; for test in test_pair test_hosts test_cm; do \
 		ninja -C $(PLAIN) --quiet tests/pair/$$test; \
 		seq 1 250 $(or $(SEEDS),10000) | xargs -P $$(nproc) -I{} $(PLAIN)/tests/pair/$$test {} 250; \
