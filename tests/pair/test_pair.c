@@ -935,33 +935,17 @@ static void forget(struct end *end)
 	end->failed = end->was_reset = true;
 }
 
-/* What a dead host had is not lost, for the leak sanitizer. */
-static void bury(int host)
-{
-	static struct grave {
-		struct grave *before;
-		struct home home;
-		struct end ends[ENDS];
-	} *graves;
-	struct grave *grave = malloc(sizeof(*grave));
-
-	CHECK(grave);
-	grave->before = graves;
-	grave->home = homes[host];
-	memcpy(grave->ends, ends, sizeof(ends));
-	graves = grave;
-}
-
 /* It begins anew, without a connection.  Where nothing gets lost its kernel says so. */
 static void host_dies(int host, bool told)
 {
 	note("host %c dies%s", "ab"[host], told ? "" : " without a word");
 	die(host, told);
-	bury(host);
+	bury(&homes[host], sizeof(homes[host]));
 	EACH(end)
 	{
 		if (host_of(end) != host)
 			continue;
+		bury(end, sizeof(*end));
 		forget(end);
 		end->died = true;
 	}
