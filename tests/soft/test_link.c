@@ -35,25 +35,19 @@ static void wrong_psn_found_late(void)
 static void other_mtu(void)
 {
 	struct side a, b;
-	int lines[2], saved = dup(STDERR_FILENO);
-	char text[1024] = "", expected[64];
+	char text[1024], expected[64];
 
 	open_side(&a, (struct options){.timeout = 10, .retry_cnt = 1, .mtu = IBV_MTU_1024});
 	open_side(&b, (struct options){.mtu = IBV_MTU_2048});
-	CHECK_EQUAL(pipe(lines), 0);
-	CHECK(dup2(lines[1], STDERR_FILENO) >= 0);
+	struct capture capture = capture_stderr();
+
 	connect_pair(&a, &b);
 	struct ibv_wc wc;
 
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
 	wc = next_wc(&a);
-	CHECK(dup2(saved, STDERR_FILENO) >= 0);
-	close(saved);
-	close(lines[1]);
+	end_capture(&capture, text, sizeof(text));
 	CHECK_EQUAL(wc.status, IBV_WC_RETRY_EXC_ERR);
-	for (ssize_t n, at = 0; (n = read(lines[0], text + at, sizeof(text) - 1 - at)) > 0;)
-		at += n;
-	close(lines[0]);
 	snprintf(expected, sizeof(expected), "0x%06x has a path MTU of 1024", a.qp->qp_num);
 	CHECK(strstr(text, expected));
 	snprintf(expected, sizeof(expected), "0x%06x has a path MTU of 2048", b.qp->qp_num);

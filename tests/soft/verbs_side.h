@@ -756,32 +756,57 @@ static inline void in_child(void (*run)(void))
 	CHECK_EQUAL(run_in_child(run), 0);
 }
 
+/* ---- standard error output ------------------------------------------------------------------ */
+
+struct capture {
+	int before; /* where it went, and goes again */
+	int ends[2]; /* of the pipe that takes it meanwhile */
+};
+
+static inline struct capture capture_stderr(void)
+{
+	struct capture capture = {.before = dup(2)};
+
+	CHECK(capture.before >= 0);
+	CHECK_EQUAL(pipe(capture.ends), 0);
+	CHECK_EQUAL(dup2(capture.ends[1], 2), 2);
+	return capture;
+}
+
+/* What has been written since. */
+static inline void end_capture(const struct capture *capture, char *text, size_t room)
+{
+	ssize_t n, at = 0;
+
+	CHECK_EQUAL(dup2(capture->before, 2), 2);
+	close(capture->before);
+	close(capture->ends[1]);
+	while ((n = read(capture->ends[0], text + at, room - 1 - (size_t)at)) > 0)
+		at += n;
+	text[at] = '\0';
+	close(capture->ends[0]);
+}
+
 /* With this in the environment the device does not open, and says what is wrong. */
 static inline void expect_setting_refused(const char *name, const char *value, const char *expected)
 {
-	char text[200] = "";
-	int fds[2], count, error = dup(2);
+	char text[200];
+	int count;
 
-	CHECK(error >= 0);
-	CHECK_EQUAL(pipe(fds), 0);
 	CHECK_EQUAL(setenv(name, value, 1), 0);
-	CHECK_EQUAL(dup2(fds[1], 2), 2);
+	struct capture capture = capture_stderr();
 	struct ibv_device **list = verbs->ibv_get_device_list(&count);
 
 	errno = 0;
 	struct ibv_context *context = verbs->ibv_open_device(list[0]);
 	int why = errno;
 
-	CHECK_EQUAL(dup2(error, 2), 2);
+	end_capture(&capture, text, sizeof(text));
 	CHECK(!context);
 	CHECK_EQUAL(why, EINVAL);
 	verbs->ibv_free_device_list(list);
-	CHECK(read(fds[0], text, sizeof(text) - 1) > 0);
 	CHECK(strstr(text, expected));
 	CHECK_EQUAL(unsetenv(name), 0);
-	close(fds[0]);
-	close(fds[1]);
-	close(error);
 }
 
 /* ---- sockets ------------------------------------------------------------------------------- */
