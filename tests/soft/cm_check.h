@@ -1,4 +1,4 @@
-/* CHECK for the connection manager's tests: says what was expected and where, then stops. */
+/* CHECK, which says what was expected and where, then stops; time limits, and random numbers. */
 #pragma once
 
 #include <errno.h>
@@ -39,6 +39,15 @@ static inline uint64_t now_ns(clockid_t clock)
 
 	clock_gettime(clock, &now);
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* The same numbers in each run. */
+static inline uint32_t next_random(void)
+{
+	static uint64_t state = 1;
+
+	state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+	return (uint32_t)(state >> 32);
 }
 
 #define CHECK(condition)                                                                           \

@@ -26,11 +26,3 @@ static inline void forbid_copying(void)
 		syscall(__NR_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program),
 		0);
 }
-
-static inline uint32_t next_random(void)
-{
-	static uint64_t state = 1;
-
-	state = state * 6364136223846793005u + 1442695040888963407u;
-	return (uint32_t)(state >> 33);
-}

@@ -20,14 +20,6 @@ struct vector {
 static struct vector vectors[512];
 static int vector_count;
 
-static uint32_t next_random(void)
-{
-	static uint64_t state = 1;
-
-	state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-	return (uint32_t)(state >> 32);
-}
-
 /* ---- vectors ------------------------------------------------------------------------------- */
 
 static void take_address(uint8_t gid[16], const char *text)
