@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 
 #include "../soft/cm_side.h"
+#include "../soft/record_side.h"
 #include "fuzz.h"
 
 #include "cm/cm_internal.h"
@@ -329,8 +330,8 @@ static void say_record(int fd, const uint8_t *r)
 {
 	struct rdma_cm_id *id = world.ids[r[1] % IDS];
 	const struct soft_cm_id *own = id ? soft_cm_id_of(id) : NULL;
-	uint8_t bytes[SOFT_TCP_RECORD_HEADER + SOFT_FRAME_HEADER + 64] = {0};
-	uint8_t *payload = bytes + SOFT_TCP_RECORD_HEADER;
+	uint8_t bytes[RECORD_HEADER + SOFT_FRAME_HEADER + 64] = {0};
+	uint8_t *payload = bytes + RECORD_HEADER;
 	enum soft_record_kind kind = (enum soft_record_kind)(r[0] % 5);
 	const struct soft_hello hello = {
 		.kind = kind ? r[4] & 3 : SOFT_HELLO_STREAM,
@@ -357,11 +358,9 @@ static void say_record(int fd, const uint8_t *r)
 	} else {
 		soft_hello_encode(payload, &hello);
 	}
-	soft_put32(bytes, (uint32_t)kind << 24 | length);
-	soft_put32(bytes + 4, r[2] & 3);
-	soft_put32(bytes + 8, r[3] & 3);
+	record_header(bytes, kind, length, r[2] & 3, r[3] & 3);
 	if (kind)
-		say(fd, bytes, SOFT_TCP_RECORD_HEADER + length, r[9]);
+		say(fd, bytes, RECORD_HEADER + length, r[9]);
 	else
 		say(fd, payload, length, r[9]);
 }

@@ -102,14 +102,10 @@ static void another_name(void)
 /* The child of a fork polls none of its parent's rings, which are not mapped there. */
 static void forked_while_polling(void)
 {
-	struct process process = split();
+	struct process process;
 	struct side side;
 
-	limit_seconds(20);
-	open_side(&side, (struct options){0});
-	struct address peer = exchange(&process, &side);
-
-	bring_up_receiving(&side, &peer, 1, 1, 64);
+	open_peers(&process, &side, (struct options){0}, 1, 64);
 	POST(&side, IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
 	expect_two(&side);
 	fflush(NULL);
