@@ -485,10 +485,21 @@ static void check_words(const struct party *party, const struct rdma_cm_event *e
 	}
 }
 
+static enum phase phase_after(const struct party *party, const struct rdma_cm_event *event)
+{
+	for (size_t i = 0; i < sizeof(allowed) / sizeof(allowed[0]); i++)
+		if (allowed[i].before == party->phase && allowed[i].event == event->event)
+			return allowed[i].after;
+	fprintf(stderr, "phase %d: %s %d\n", party->phase, verbs->rdma_event_str(event->event),
+		event->status);
+	CHECK(!"an event that may come now");
+	return party->phase;
+}
+
 static void take_event(int host, const struct rdma_cm_event *event)
 {
 	struct party *party = parties;
-	size_t i = 0;
+	enum phase before;
 
 	while (party < parties + PARTIES && party->id != event->id)
 		party++;
@@ -498,15 +509,9 @@ static void take_event(int host, const struct rdma_cm_event *event)
 		take_request(host, event);
 		return;
 	}
-	while (i < sizeof(allowed) / sizeof(allowed[0]) &&
-	       (allowed[i].before != party->phase || allowed[i].event != event->event))
-		i++;
-	if (i == sizeof(allowed) / sizeof(allowed[0]))
-		fprintf(stderr, "phase %d: %s %d\n", party->phase,
-			verbs->rdma_event_str(event->event), event->status);
-	CHECK(i < sizeof(allowed) / sizeof(allowed[0]));
-	CHECK(party->phase != ACCEPTED || allowed[i].after != DOWN || party->ends);
-	party->phase = allowed[i].after;
+	before = party->phase;
+	party->phase = phase_after(party, event);
+	CHECK(before != ACCEPTED || party->phase != DOWN || party->ends);
 	check_words(party, event);
 	if (event->event == RDMA_CM_EVENT_REJECTED)
 		check_rejection(party, event);
@@ -962,8 +967,11 @@ static const struct {
 
 static void run(void)
 {
-	uint32_t test = 0, at = draw(118);
+	uint32_t test = 0, total = 0, at;
 
+	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
+		total += tests[i].weight;
+	at = draw(total);
 	while (at >= tests[test].weight)
 		at -= tests[test++].weight;
 	current_step = tests[test].name;
