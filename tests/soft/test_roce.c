@@ -17,8 +17,7 @@ enum {
 	QUIET_MS = 100,
 };
 
-/* The peer, and another host; the device is at 127.0.0.1. */
-static const char peer_address[] = "127.0.0.9", stranger_address[] = "127.0.0.10";
+/* IPv4 addresses: of the device, of the peer and of another host. */
 static const uint8_t device_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1};
 static const uint8_t peer_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 9};
 static const uint8_t stranger_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 10};
@@ -31,32 +30,47 @@ struct stage {
 
 static uint8_t payload[2 * MTU];
 
-static int bound(const char *address)
+static struct sockaddr_in port_at(const uint8_t gid[16])
 {
-	struct sockaddr_in here = {.sin_family = AF_INET, .sin_port = htons(SOFT_ROCE_PORT)};
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(SOFT_ROCE_PORT)};
+
+	memcpy(&address.sin_addr, gid + 12, 4);
+	return address;
+}
+
+static int bound(const uint8_t gid[16])
+{
+	const struct sockaddr_in here = port_at(gid);
 	const int discover = IP_PMTUDISC_DO, room = 1 << 20;
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
-	CHECK_EQUAL(inet_pton(AF_INET, address, &here.sin_addr), 1);
 	CHECK_EQUAL(setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &discover, sizeof(discover)), 0);
 	CHECK_EQUAL(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof(room)), 0);
 	CHECK_EQUAL(bind(fd, (const struct sockaddr *)&here, sizeof(here)), 0);
 	return fd;
 }
 
-static void open_stage(struct stage *stage, struct options options)
+/* As the device knows the peer. */
+static struct address address_of_peer(void)
 {
 	struct address peer = {.qpn = PEER_QPN, .psn = PEER_PSN};
 
-	stage->peer = bound(peer_address);
-	stage->stranger = bound(stranger_address);
+	memcpy(peer.gid.raw, peer_gid, sizeof(peer_gid));
+	return peer;
+}
+
+static void open_stage(struct stage *stage, struct options options)
+{
+	const struct address peer = address_of_peer();
+
+	stage->peer = bound(peer_gid);
+	stage->stranger = bound(stranger_gid);
 	stage->psn = PEER_PSN;
 	options.gid = 1;
 	options.timeout = 255; /* nothing is sent again because this test is slow */
 	if (!options.mtu)
 		options.mtu = IBV_MTU_256;
 	open_side(&stage->side, options);
-	memcpy(peer.gid.raw, peer_gid, sizeof(peer_gid));
 	bring_up(&stage->side, &peer);
 }
 
@@ -88,9 +102,8 @@ static size_t build(uint8_t *bytes, const uint8_t source[16], const struct soft_
 
 static void throw_bytes(int fd, const uint8_t *bytes, size_t length)
 {
-	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(SOFT_ROCE_PORT)};
+	const struct sockaddr_in to = port_at(device_gid);
 
-	memcpy(&to.sin_addr, device_gid + 12, 4);
 	CHECK_EQUAL(sendto(fd, bytes, length, 0, (const struct sockaddr *)&to, sizeof(to)), length);
 }
 
@@ -329,6 +342,17 @@ static void acknowledge(struct stage *stage, uint32_t psn, uint8_t syndrome)
 	throw(stage, packet);
 }
 
+/* Packet number `i` of the first message, a SEND of so many packets. */
+static void expect_send(const struct stage *stage, uint32_t i, uint32_t packets)
+{
+	const uint8_t opcode = packets == 1       ? SOFT_ROCE_SEND_ONLY
+			       : i == 0           ? SOFT_ROCE_SEND_FIRST
+			       : i == packets - 1 ? SOFT_ROCE_SEND_LAST
+						  : SOFT_ROCE_SEND_MIDDLE;
+
+	CHECK_EQUAL(next_packet(stage, opcode).psn, (stage->side.psn + i) & 0xffffff);
+}
+
 /* A WRITE with immediate data in three packets; the peer has lost one, and gets it again. */
 static void written(void)
 {
@@ -340,13 +364,8 @@ static void written(void)
 	open_stage(&stage, (struct options){0});
 	const uint32_t psn = stage.side.psn;
 
-	CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
-						       .wr_id = 5,
-						       .length = 2 * MTU + 1,
-						       .imm = htonl(77),
-						       .remote = 0x1000,
-						       .rkey = 0x2000}),
-		    0);
+	POST(&stage.side, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 5, .length = 2 * MTU + 1,
+	     .imm = htonl(77), .remote = 0x1000, .rkey = 0x2000);
 	for (uint32_t i = 0; i < 3; i++) {
 		packet = next_packet(&stage, opcodes[i]);
 		CHECK_EQUAL(packet.psn, (psn + i) & 0xffffff);
@@ -387,13 +406,7 @@ static void window(void)
 		const uint32_t before = sent;
 
 		do {
-			CHECK_EQUAL(next_packet(&stage, sent == 0 ? SOFT_ROCE_SEND_FIRST
-							: sent == LONG / UNIT - 1
-								? SOFT_ROCE_SEND_LAST
-								: SOFT_ROCE_SEND_MIDDLE)
-					    .psn,
-				    (psn + sent) & 0xffffff);
-			sent++;
+			expect_send(&stage, sent++, LONG / UNIT);
 		} while (comes(stage.peer, QUIET_MS));
 		/* It has grown by what is acknowledged, and the last frame may exceed it. */
 		CHECK(sent - before < FIRST + before + FRAME);
@@ -465,10 +478,10 @@ int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
 static void refused(int error, uint32_t packets)
 {
 	struct stage stage;
-	uint32_t psn;
 
 	open_stage(&stage, (struct options){0});
-	psn = stage.side.psn;
+	const uint32_t psn = stage.side.psn;
+
 	refusal = error;
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = packets * MTU);
 	CHECK_EQUAL(refusal, 0);
@@ -478,12 +491,7 @@ static void refused(int error, uint32_t packets)
 		acknowledge(&stage, psn, SOFT_ROCE_NAK | 0);
 	}
 	for (uint32_t i = 0; i < packets; i++)
-		CHECK_EQUAL(next_packet(&stage, packets == 1       ? SOFT_ROCE_SEND_ONLY
-						: i == 0           ? SOFT_ROCE_SEND_FIRST
-						: i == packets - 1 ? SOFT_ROCE_SEND_LAST
-								   : SOFT_ROCE_SEND_MIDDLE)
-				    .psn,
-			    (psn + i) & 0xffffff);
+		expect_send(&stage, i, packets);
 	acknowledge(&stage, psn + packets - 1, DONE);
 	expect_wc(&stage.side, 5, IBV_WC_SUCCESS);
 	close_stage(&stage);
@@ -494,13 +502,12 @@ static void refused(int error, uint32_t packets)
 /* The error says what to do. */
 static void port_in_use(void)
 {
-	struct address peer = {.qpn = PEER_QPN, .psn = PEER_PSN};
-	int fd = bound("127.0.0.1");
+	const struct address peer = address_of_peer();
+	int fd = bound(device_gid);
 	char text[1000];
 	struct side side;
 
 	open_side(&side, (struct options){.gid = 1});
-	memcpy(peer.gid.raw, peer_gid, sizeof(peer_gid));
 	CHECK_EQUAL(to_init(&side), 0);
 	struct capture capture = capture_stderr();
 	int rc = to_rtr(&side, &peer);
@@ -513,7 +520,7 @@ static void port_in_use(void)
 	CHECK_EQUAL(to_rtr(&side, &peer), 0);
 	/* Nothing is received once no queue pair needs it. */
 	destroy_qp(&side);
-	close(bound("127.0.0.1"));
+	close(bound(device_gid));
 	close_side(&side);
 }
 
