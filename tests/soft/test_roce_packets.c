@@ -9,6 +9,32 @@
 
 enum { LONGEST = SOFT_ROCE_HEADERS_MAX + 4096 + SOFT_ROCE_ICRC };
 
+/* The fields of a packet, in the order of a line of vectors. */
+#define FIELDS(X)                                                                                  \
+	X(opcode);                                                                                 \
+	X(solicited);                                                                              \
+	X(migreq);                                                                                 \
+	X(fecn);                                                                                   \
+	X(becn);                                                                                   \
+	X(ack_request);                                                                            \
+	X(pkey);                                                                                   \
+	X(to);                                                                                     \
+	X(psn);                                                                                    \
+	X(qkey);                                                                                   \
+	X(from);                                                                                   \
+	X(srq);                                                                                    \
+	X(flush);                                                                                  \
+	X(address);                                                                                \
+	X(rkey);                                                                                   \
+	X(dma_length);                                                                             \
+	X(swap_add);                                                                               \
+	X(compare);                                                                                \
+	X(syndrome);                                                                               \
+	X(msn);                                                                                    \
+	X(original);                                                                               \
+	X(immediate);                                                                              \
+	X(length)
+
 struct vector {
 	struct soft_icrc_flow flow;
 	uint16_t identification;
@@ -54,29 +80,7 @@ static void read_vector(struct vector *vector, char *words)
 	soft_icrc_flow(&vector->flow, source, destination, port, SOFT_ROCE_PORT);
 	vector->identification = (uint16_t)next_number(&words);
 #define READ(name) packet->name = (typeof(packet->name))next_number(&words)
-	READ(opcode);
-	READ(solicited);
-	READ(migreq);
-	READ(fecn);
-	READ(becn);
-	READ(ack_request);
-	READ(pkey);
-	READ(to);
-	READ(psn);
-	READ(qkey);
-	READ(from);
-	READ(srq);
-	READ(flush);
-	READ(address);
-	READ(rkey);
-	READ(dma_length);
-	READ(swap_add);
-	READ(compare);
-	READ(syndrome);
-	READ(msn);
-	READ(original);
-	READ(immediate);
-	READ(length);
+	FIELDS(READ);
 	for (hex = words; sscanf(hex, "%2hhx", &vector->bytes[vector->length]) == 1; hex += 2)
 		CHECK(++vector->length < sizeof(vector->bytes));
 	packet->payload = vector->bytes + vector->length - SOFT_ROCE_ICRC -
@@ -99,29 +103,7 @@ static void read_vectors(void)
 static void same(const struct soft_roce_packet *got, const struct soft_roce_packet *expected)
 {
 #define SAME(name) CHECK_EQUAL(got->name, expected->name)
-	SAME(opcode);
-	SAME(solicited);
-	SAME(migreq);
-	SAME(fecn);
-	SAME(becn);
-	SAME(ack_request);
-	SAME(pkey);
-	SAME(to);
-	SAME(psn);
-	SAME(qkey);
-	SAME(from);
-	SAME(srq);
-	SAME(flush);
-	SAME(address);
-	SAME(rkey);
-	SAME(dma_length);
-	SAME(swap_add);
-	SAME(compare);
-	SAME(syndrome);
-	SAME(msn);
-	SAME(original);
-	SAME(immediate);
-	SAME(length);
+	FIELDS(SAME);
 	CHECK(got->payload == expected->payload);
 }
 
