@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import Agents, Start, connect, exchange, pair
+from .conftest import Agents, Start, address_of, connect, exchange, pair
 from .namespaces import CABLE, Network
 
 # 1280 is the least that IPv6 allows (RFC 8200, section 5), 9000 is a jumbo frame.
@@ -20,13 +20,8 @@ def mtus(request: pytest.FixtureRequest, wire: Network) -> tuple[int, int]:
     return value
 
 
-def address(wire: Network, family: str) -> str:
-    return wire.right.ipv4 if family == "IPv4" else wire.right.ipv6
-
-
 def test_connections(agents: Agents, wire: Network, family: str, via: str) -> None:
-    host = address(wire, family)
-    connect(agents, host, via)
+    connect(agents, address_of(wire.right, family), via)
     left, _ = agents
     for size in (0, 1, 1000, 100_000):
         left.call("echo", count=20, size=size)
@@ -57,7 +52,7 @@ def test_the_mtu_becomes_smaller(agents: Agents, wire: Network, family: str, via
     """The MTU changes during a connection: frames in flight are segmented again."""
     for end in wire.ends:
         end.link("mtu", "9000")
-    connect(agents, address(wire, family), via)
+    connect(agents, address_of(wire.right, family), via)
     left, _ = agents
     left.call("echo", count=4, size=1 << 20)
     for end in wire.ends:

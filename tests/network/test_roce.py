@@ -7,9 +7,8 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from .conftest import Agents, connect, exchange, pair
+from .conftest import Agents, address_of, connect, exchange, pair
 from .namespaces import Network
-from .test_data import address
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +43,7 @@ def test_addresses(agents: Agents, kind: str) -> None:
 
 def test_connections(agents: Agents, wire: Network, family: str) -> None:
     """aiordma's own, which need no connection manager."""
-    connect(agents, address(wire, family), "tcp")
+    connect(agents, address_of(wire.right, family), "tcp")
     left, _ = agents
     for size in (0, 1000, 4 << 20):
         left.call("echo", count=5, size=size)
