@@ -23,7 +23,6 @@ enum {
 };
 
 #define MS UINT64_C(1000000)
-#define SECOND (1000 * MS)
 #define NEVER UINT64_MAX
 #define LONG (100 * SECOND) /* more than any limit of the connection manager */
 

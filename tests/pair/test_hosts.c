@@ -14,7 +14,6 @@ enum {
 	TRANSIT_NS = 8 * 2 * 6000, /* what a few frames need, there and back */
 };
 
-#define SECOND UINT64_C(1000000000)
 #define HOUR (3600 * SECOND)
 
 static struct side sides[SIDES];

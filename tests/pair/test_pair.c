@@ -1092,7 +1092,7 @@ static void end_life(void)
 	static uint64_t retried;
 	struct aiordma_fault_counts counts;
 	uint64_t retries = 0;
-	uint64_t until = fuzz_now_ns + SECONDS * (uint64_t)NS_PER_S;
+	uint64_t until = fuzz_now_ns + SECONDS * SECOND;
 	bool died = false;
 
 	EACH(end)

@@ -31,10 +31,10 @@ enum {
 	RECORD_MOST = BATCH * (SOFT_FRAME_HEADER + FRAME_MOST),
 	LATE_NS = 300000, /* less than any timeout */
 	BLOCKED_NS = 100000,
-	NS_PER_S = 1000000000,
 	FLOWS = 4,
 };
 
+#define SECOND UINT64_C(1000000000)
 #define HELD (UINT64_C(1) << 63) /* until the wire is healed */
 
 struct flight {
