@@ -576,7 +576,7 @@ static void begin_anew(void)
 	die(1, chance(500));
 	note("b begins anew");
 	plan.dead = true;
-	plan.dies_at = NEVER - 1; /* not again */
+	plan.dies_at = NEVER; /* not again */
 	for (int i = 0; i < PARTIES; i++)
 		if (parties[i].id && parties[i].host == 1) {
 			parties[i].id = NULL;
@@ -613,8 +613,8 @@ static void run_on(void)
 	uint64_t end = fuzz_now_ns + 4 * LONG, next;
 
 	take_events();
-	while ((next = next_due()) < NEVER - 1 || take_events())
-		if (next < NEVER - 1) {
+	while ((next = next_due()) < NEVER || take_events())
+		if (next < NEVER) {
 			CHECK(next <= end);
 			one_step(next);
 		}
