@@ -13,7 +13,7 @@ from .namespaces import Network
 
 @pytest.fixture(autouse=True)
 def roce(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agents use it."""
+    """The agents' devices use RoCE v2."""
     monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", "roce")
 
 
@@ -42,7 +42,7 @@ def test_addresses(agents: Agents, kind: str) -> None:
 
 
 def test_connections(agents: Agents, wire: Network, family: str) -> None:
-    """aiordma's own, which need no connection manager."""
+    """aiordma's connections, which need no connection manager."""
     connect(agents, address_of(wire.right, family), "tcp")
     left, _ = agents
     for size in (0, 1000, 4 << 20):
