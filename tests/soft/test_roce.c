@@ -459,14 +459,13 @@ static void not_ready(void)
 	close_stage(&stage);
 }
 
-/* What the kernel says of the next send, once. */
+/* What the kernel says of the next send, of whichever thread, once. */
 static int refusal;
 
 int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
 {
-	int error = refusal;
+	const int error = __atomic_exchange_n(&refusal, 0, __ATOMIC_SEQ_CST);
 
-	refusal = 0;
 	if (!error)
 		return (int)syscall(SYS_sendmmsg, fd, messages, count, flags);
 	errno = error;
@@ -482,9 +481,9 @@ static void refused(int error, uint32_t packets)
 	open_stage(&stage, (struct options){0});
 	const uint32_t psn = stage.side.psn;
 
-	refusal = error;
+	__atomic_store_n(&refusal, error, __ATOMIC_SEQ_CST);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = packets * MTU);
-	CHECK_EQUAL(refusal, 0);
+	CHECK_EQUAL(__atomic_load_n(&refusal, __ATOMIC_SEQ_CST), 0);
 	if (error != EAGAIN) {
 		POST(&stage.side, IBV_WR_SEND, .wr_id = 6, .length = 1);
 		next_packet(&stage, SOFT_ROCE_SEND_ONLY);
