@@ -13,6 +13,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from warnings import catch_warnings
 
 import pytest
 import trustme
@@ -501,7 +502,13 @@ def test_the_end_of_a_program_loses_nothing(
 
     serving = Thread(target=run, args=(kind, device_name, serve()))
     serving.start()
-    with pytest.warns(ResourceWarning) if end == "write_eof" else nullcontext():
+    # Before Python 3.11.5 the transport alone warns, unless the peer's end has come by then.
+    unclosed = (
+        pytest.warns(ResourceWarning)
+        if hasattr(asyncio.StreamWriter, "__del__")
+        else catch_warnings(action="ignore", category=ResourceWarning)
+    )
+    with unclosed if end == "write_eof" else nullcontext():
         run(kind, device_name, program())
         gc.collect()
     assert got.result() == bytes(size)

@@ -145,6 +145,7 @@ async def test_a_server_without_a_reference_goes_on(factory: ConnectionFactory) 
     await kept.close()
 
 
+@pytest.mark.skipif(not hasattr(asyncio.StreamWriter, "__del__"), reason="new in Python 3.11.5")
 @one_loop
 async def test_a_dropped_stream(factory: ConnectionFactory) -> None:
     """`asyncio.StreamWriter` closes its transport when it is dropped."""
