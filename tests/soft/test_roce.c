@@ -375,7 +375,7 @@ static void written(void)
 			CHECK(packet.address == 0x1000 && packet.rkey == 0x2000 &&
 			      packet.dma_length == 2 * MTU + 1);
 	}
-	CHECK_EQUAL(packet.immediate, htonl(77));
+	CHECK_EQUAL(packet.immediate, 77);
 	acknowledge(&stage, psn, SOFT_ROCE_NAK | 31); /* a code that only this device knows */
 	acknowledge(&stage, psn + 1, SOFT_ROCE_NAK | 0);
 	CHECK_EQUAL(next_packet(&stage, opcodes[1]).psn, (psn + 1) & 0xffffff);

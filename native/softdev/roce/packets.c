@@ -1,4 +1,5 @@
 /* Frames to packets and back.  A frame stands for a run of packets; a packet becomes one frame. */
+#include <arpa/inet.h>
 #include <string.h>
 
 #include "roce_internal.h"
@@ -74,7 +75,7 @@ bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_fra
 		.rkey = frame->rkey,
 		.dma_length = frame->dma_length,
 		.msn = frame->msn,
-		.immediate = frame->immediate,
+		.immediate = ntohl(frame->immediate),
 	};
 	switch (frame->opcode) {
 	case SOFT_SEND:
@@ -157,7 +158,7 @@ bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet 
 		.address = packet->address,
 		.rkey = packet->rkey,
 		.dma_length = packet->dma_length,
-		.immediate = packet->immediate,
+		.immediate = htonl(packet->immediate),
 		.msn = packet->msn,
 	};
 	if (frame->dma_length > SOFT_MAX_MESSAGE) /* no frame says that */
