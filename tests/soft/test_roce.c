@@ -115,6 +115,7 @@ static struct soft_roce_packet packet_of(const struct stage *stage, uint8_t opco
 		.to = stage->side.qp->qp_num,
 		.psn = stage->psn,
 		.ack_request = true,
+		.immediate = 78,
 		.length = length,
 		.payload = payload,
 	};
@@ -199,7 +200,10 @@ static void received(void)
 	request(&stage, SOFT_ROCE_SEND_FIRST, MTU);
 	request(&stage, SOFT_ROCE_SEND_MIDDLE, MTU);
 	request(&stage, SOFT_ROCE_SEND_LAST_IMMEDIATE, 3);
-	CHECK_EQUAL(expect_wc(&stage.side, 2, IBV_WC_SUCCESS).byte_len, 2 * MTU + 3);
+	struct ibv_wc wc = expect_wc(&stage.side, 2, IBV_WC_SUCCESS);
+
+	CHECK_EQUAL(wc.byte_len, 2 * MTU + 3);
+	CHECK_EQUAL(wc.imm_data, htonl(78));
 	CHECK_EQUAL(memcmp(stage.side.memory + 1000 + MTU, payload, MTU), 0);
 	while (next_packet(&stage, SOFT_ROCE_ACKNOWLEDGE).psn != ((PEER_PSN + 3) & 0xffffff))
 		;
