@@ -7,7 +7,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from .conftest import Agents, address_of, connect, exchange, pair
+from .conftest import Agents, Start, address_of, connect, exchange, pair
 from .namespaces import Network
 
 
@@ -56,6 +56,18 @@ def test_the_peer_is_gone(impatient: Agents) -> None:
     pair(impatient, "RC", "IPv4", ack_timeout=0.02)
     right.end()
     assert left.call("send", count=1, size=10) == ["RETRY_EXC_ERR"]
+
+
+def test_processes_share_an_address(wire: Network, start: Start, family: str) -> None:
+    """One receives for the others, until it ends; then another one does."""
+    couples = [(start(wire.left), start(wire.right)) for _ in range(3)]
+    for agents in couples:
+        pair(agents, "RC", family)
+    while couples:
+        for agents in couples:
+            exchange(agents, 20, 65_537)
+        for agent in couples.pop(0):
+            agent.end()
 
 
 def test_the_port_is_taken(agents: Agents, wire: Network) -> None:

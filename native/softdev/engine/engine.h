@@ -131,6 +131,10 @@ void soft_close_fd(int *fd);
 void soft_set_receive_buffer(int fd, int size);
 void soft_set_send_buffer(int fd, int size);
 
+/* Is the process at the other end of a Unix socket certainly of this user?  Its number, 0 if it lives in
+ * another process namespace. */
+bool soft_is_same_user(int fd, pid_t *pid);
+
 /* Does this errno value of accept(2) say that there are no descriptors or no memory?  The listener
  * stays readable then: without a pause it would be served again and again. */
 bool soft_is_shortage(int error);

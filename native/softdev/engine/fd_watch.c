@@ -1,6 +1,9 @@
 /* What the engine watches: file descriptors in its epoll set, and what is to be done when they are
  * ready.  While a port is down, those of the port are not in the set. */
+#define _GNU_SOURCE /* struct ucred */
 #include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -39,6 +42,31 @@ void soft_set_receive_buffer(int fd, int size)
 void soft_set_send_buffer(int fd, int size)
 {
 	set_buffer(fd, SO_SNDBUF, SO_SNDBUFFORCE, size);
+}
+
+/* Users that have no number in this user name space all have this one. */
+static uid_t overflow_uid(void)
+{
+	char text[16] = "65534"; /* DEFAULT_OVERFLOWUID of the kernel */
+	int fd = open("/proc/sys/kernel/overflowuid", O_RDONLY | O_CLOEXEC);
+
+	if (fd >= 0) {
+		(void)!read(fd, text, sizeof(text) - 1);
+		close(fd);
+	}
+	return (uid_t)strtoul(text, NULL, 10);
+}
+
+bool soft_is_same_user(int fd, pid_t *pid)
+{
+	struct ucred credentials;
+	socklen_t length = sizeof(credentials);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) ||
+	    credentials.uid != geteuid() || credentials.uid == overflow_uid())
+		return false;
+	*pid = credentials.pid;
+	return true;
 }
 
 bool soft_is_shortage(int error)

@@ -1,5 +1,5 @@
 /* The inside of this folder: path.c has the pairs of queue pairs, packets.c makes packets of frames and
- * frames of packets, sockets.c sends and receives. */
+ * frames of packets, sockets.c sends and receives, share.c shares an address among processes. */
 #pragma once
 
 #include <netinet/in.h>
@@ -20,13 +20,25 @@ struct soft_roce_sender {
 	uint16_t port; /* of the source */
 };
 
+/* Another process, for which this one receives at an address. */
+struct soft_roce_guest {
+	struct soft_fd_watch watch;
+	uint16_t ip_port; /* in the numbers of its queue pairs */
+	struct soft_node node;
+};
+
 /* An address of this host, where packets arrive. */
 struct soft_roce_address {
-	struct soft_fd_watch watch;
+	struct soft_fd_watch
+		watch; /* of the UDP port, or of a connection to the process that has it */
 	union ibv_gid gid;
 	unsigned users; /* pairs */
 	bool busy; /* it is read from: it must not be freed */
+	bool left; /* by the process that had the port */
 	struct soft_node node;
+	struct soft_fd_watch door; /* where guests come; -1: this process is one */
+	struct soft_timer pause; /* of the door */
+	struct soft_node guests;
 	struct soft_roce_sender senders[SOFT_ROCE_SENDERS]; /* without a port: not open yet */
 };
 
@@ -101,6 +113,17 @@ uint8_t *soft_roce_stage(void);
 void soft_roce_staged(const struct soft_roce_pair *pair, uint32_t length);
 void soft_roce_flush(void);
 void soft_roce_sockets_close(bool flush);
+
+/* share.c */
+enum {
+	SOFT_ROCE_FROM = sizeof(struct sockaddr_in6)
+}; /* bytes of the sender's address before a packet */
+/* Be the owner of the address, with a door, or a guest, with the watch's descriptor; 0 or errno. */
+int soft_roce_share(struct soft_roce_address *address);
+void soft_roce_unshare(struct soft_roce_address *address);
+/* To whom a packet belongs; false: it is for this process (too). */
+bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *from,
+		    uint8_t *bytes, size_t length);
 
 /* path.c: a packet; SOFT_FRAME_HEADER bytes before it may be overwritten */
 void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,

@@ -215,6 +215,9 @@ static size_t segment_of(struct msghdr *message, size_t length)
 	return segment > 0 ? (size_t)segment : length;
 }
 
+/* Receive there, by the port or as the guest of the process that has it; 0 or errno, which is told. */
+static int receive_at(struct soft_roce_address *address);
+
 /* Bytes that have come, or 0: there are no more. */
 static size_t read_some(struct soft_roce_address *address)
 {
@@ -224,17 +227,19 @@ static size_t read_some(struct soft_roce_address *address)
 	} controls[READS_TOGETHER];
 	struct sockaddr_storage from[READS_TOGETHER];
 	struct mmsghdr messages[READS_TOGETHER] = {0};
-	struct iovec iov[READS_TOGETHER];
+	struct iovec iov[READS_TOGETHER][2];
+	const bool guest = address->door.fd < 0;
 	size_t bytes = 0;
 
 	for (int i = 0; i < READS_TOGETHER; i++) {
-		iov[i] = (struct iovec){roce()->input + (size_t)i * INPUT + HEADROOM,
-					INPUT - HEADROOM};
+		iov[i][0] = (struct iovec){&from[i], SOFT_ROCE_FROM};
+		iov[i][1] = (struct iovec){roce()->input + (size_t)i * INPUT + HEADROOM,
+					   INPUT - HEADROOM};
 		messages[i].msg_hdr = (struct msghdr){
-			.msg_name = &from[i],
-			.msg_namelen = sizeof(from[i]),
-			.msg_iov = &iov[i],
-			.msg_iovlen = 1,
+			.msg_name = guest ? NULL : &from[i],
+			.msg_namelen = guest ? 0 : sizeof(from[i]),
+			.msg_iov = guest ? iov[i] : &iov[i][1],
+			.msg_iovlen = guest ? 2 : 1,
 			.msg_control = &controls[i],
 			.msg_controllen = sizeof(controls[i]),
 		};
@@ -242,13 +247,20 @@ static size_t read_some(struct soft_roce_address *address)
 	int count = recvmmsg(address->watch.fd, messages, READS_TOGETHER, MSG_DONTWAIT, NULL);
 
 	for (int i = 0; i < count; i++) {
-		const size_t length = messages[i].msg_len;
+		if (guest && messages[i].msg_len <= SOFT_ROCE_FROM) {
+			address->left = true; /* by the process that had the port */
+			return 0;
+		}
+		const size_t length = messages[i].msg_len - (guest ? SOFT_ROCE_FROM : 0);
 		const size_t segment = segment_of(&messages[i].msg_hdr, length);
-		uint8_t *at = iov[i].iov_base;
 
-		for (size_t done = 0; done < length; done += segment)
-			soft_roce_take(address, &from[i], at + done,
-				       length - done < segment ? length - done : segment);
+		for (size_t done = 0; done < length; done += segment) {
+			uint8_t *at = (uint8_t *)iov[i][1].iov_base + done;
+			const size_t one = length - done < segment ? length - done : segment;
+
+			if (!soft_roce_pass(address, &from[i], at, one))
+				soft_roce_take(address, &from[i], at, one);
+		}
 		bytes += length + 1;
 	}
 	return bytes;
@@ -265,6 +277,7 @@ static void close_address(struct soft_roce_address *address)
 		if (address->senders[i].port)
 			soft_watch_close(&address->senders[i].watch);
 	soft_watch_close(&address->watch);
+	soft_roce_unshare(address);
 	soft_list_remove(&address->node);
 	free(address);
 }
@@ -281,6 +294,11 @@ static void readable(struct soft_fd_watch *watch, uint32_t events)
 		budget -= bytes < budget ? bytes : budget;
 	}
 	address->busy = false;
+	if (address->left && address->users) {
+		soft_watch_close(&address->watch);
+		(void)receive_at(address);
+	}
+	address->left = false;
 	soft_roce_address_release(NULL);
 }
 
@@ -360,10 +378,29 @@ static void tell_not_open(const union ibv_gid *gid, int error)
 		error == EADDRINUSE
 			? ". The kernel's rdma_rxe has this port in each network namespace with a "
 			  "device of it (remove that with `rdma link delete`, or use another "
-			  "namespace: `ip netns`), or another process has it (give this one "
-			  "another "
-			  "address)"
+			  "namespace: `ip netns`), or another user's process has it (give this "
+			  "one another address)"
 			: "");
+}
+
+static int receive_at(struct soft_roce_address *address)
+{
+	const int on = 1;
+	int error = soft_roce_share(address);
+
+	if (!error && address->door.fd >= 0) {
+		address->watch.fd = bound(&address->gid, SOFT_ROCE_PORT);
+		error = address->watch.fd < 0 ? errno : 0;
+		setsockopt(address->watch.fd, IPPROTO_UDP, UDP_GRO, &on, sizeof(on));
+	}
+	if (!error)
+		error = soft_watch(&address->watch, EPOLLIN);
+	if (error) {
+		tell_not_open(&address->gid, error);
+		soft_watch_close(&address->watch);
+		soft_roce_unshare(address);
+	}
+	return error;
 }
 
 static bool allocate(void)
@@ -381,8 +418,6 @@ static bool allocate(void)
 struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
 {
 	soft_assert_locked();
-	const int on = 1;
-
 	soft_list_each (struct soft_roce_address, address, &roce()->addresses, node)
 		if (!memcmp(&address->gid, gid, sizeof(*gid))) {
 			address->users++;
@@ -394,18 +429,17 @@ struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
 		return NULL;
 	address->gid = *gid;
 	address->users = 1;
-	address->watch = (struct soft_fd_watch){
-		.fd = bound(gid, SOFT_ROCE_PORT), .ready = readable, .ports = soft_gid_port(gid)};
-	int error = address->watch.fd < 0 ? errno : soft_watch(&address->watch, EPOLLIN);
+	address->watch =
+		(struct soft_fd_watch){.fd = -1, .ready = readable, .ports = soft_gid_port(gid)};
+	soft_list_init(&address->guests);
+	errno = receive_at(address);
+	if (errno) {
+		const int error = errno;
 
-	if (error) {
-		tell_not_open(gid, error);
-		soft_close_fd(&address->watch.fd);
 		free(address);
 		errno = error;
 		return NULL;
 	}
-	setsockopt(address->watch.fd, IPPROTO_UDP, UDP_GRO, &on, sizeof(on));
 	soft_list_append(&roce()->addresses, &address->node);
 	return address;
 }

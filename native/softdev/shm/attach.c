@@ -37,7 +37,6 @@ enum {
 	BACKLOG = 256,
 	MAX_UNIDENTIFIED = 64, /* connected, and have sent nothing yet */
 	ACCEPTS_PER_STEP = 16,
-	DEFAULT_OVERFLOW_UID = 65534, /* DEFAULT_OVERFLOWUID of the kernel */
 };
 
 #define ATTACH_TIMEOUT_NS 10000000000u
@@ -159,36 +158,17 @@ static void process_died(struct soft_fd_watch *watch, uint32_t events)
 	soft_shm_peer_drain_and_finish(soft_container(watch, struct soft_shm_peer, process));
 }
 
-/* Users that have no number in this user name space all have this one. */
-static uid_t overflow_uid(void)
-{
-	uid_t *known = &soft_device.shm->overflow_uid;
-	char text[16] = "";
-	int fd = *known ? -1 : open("/proc/sys/kernel/overflowuid", O_RDONLY | O_CLOEXEC);
-
-	if (fd >= 0) {
-		if (read(fd, text, sizeof(text) - 1) > 0)
-			*known = (uid_t)strtoul(text, NULL, 10);
-		close(fd);
-	}
-	return *known ? *known : DEFAULT_OVERFLOW_UID;
-}
-
 /* False: its process is of another user, or may be.  Its death will be known by its pidfd, or by its
  * socket alone if it lives in a process name space that this one cannot see. */
 static bool identify(struct soft_shm_peer *peer)
 {
-	struct ucred credentials;
-	socklen_t length = sizeof(credentials);
 	int fd = -1;
+	socklen_t length = sizeof(fd);
 
-	if (getsockopt(peer->socket.fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) ||
-	    credentials.uid != geteuid() || credentials.uid == overflow_uid())
+	if (!soft_is_same_user(peer->socket.fd, &peer->pid))
 		return false;
-	peer->pid = credentials.pid;
-	length = sizeof(fd);
-	if (getsockopt(peer->socket.fd, SOL_SOCKET, SO_PEERPIDFD, &fd, &length) && credentials.pid)
-		fd = (int)syscall(SYS_pidfd_open, credentials.pid, 0);
+	if (getsockopt(peer->socket.fd, SOL_SOCKET, SO_PEERPIDFD, &fd, &length) && peer->pid)
+		fd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
 	peer->process.fd = fd;
 	return true;
 }

@@ -53,7 +53,6 @@ struct soft_shm {
 	struct soft_fd_watch listener;
 	struct soft_timer accept_pause;
 	uint16_t own_port;
-	uid_t overflow_uid; /* 0: not known */
 	struct soft_node unidentified; /* peers, in the order in which they connected */
 	unsigned unidentified_count;
 
