@@ -1,0 +1,201 @@
+/* Several processes of one user at one address: one has the UDP port, and passes on what is for another.
+ *
+ * The upper bits of a queue pair number name its process (objects/qp_numbers.c), so a packet shows whose
+ * it is.  A process that wants the address takes an abstract name first: who gets the name takes the port
+ * (the owner), who does not connects to it, as a guest, from a name that says its own number.  Packets of
+ * queue pair 1 go to all.  Where the owner's end is seen, each guest does the same again.  What a guest sends
+ * needs no owner.  Both ends see that the other is of the same user.
+ */
+#define _GNU_SOURCE /* accept4 */
+#include <errno.h>
+#include <sched.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+
+#include "roce_internal.h"
+
+enum {
+	BACKLOG = 1024,
+	ACCEPTS_PER_STEP = 16,
+	TRIES = 1000, /* an owner may have the name and not listen yet, or not have it any more */
+	BUFFER = 8 << 20,
+	QPN_OFFSET = 5, /* of the transport header: IBTA 9.2 */
+	MANAGEMENT_QPN = 1,
+};
+
+#define PAUSE_NS 100000000u
+
+/* Abstract: its first byte is zero. */
+struct name {
+	sa_family_t family;
+	char prefix[14];
+	union ibv_gid gid;
+	uint16_t ip_port; /* of the guest; 0: the owner's */
+};
+
+#define NAME_LENGTH (offsetof(struct name, ip_port) + sizeof(uint16_t))
+
+static struct name name_of(const union ibv_gid *gid, uint16_t ip_port)
+{
+	return (struct name){AF_UNIX, "\0aiordma/roce", *gid, ip_port};
+}
+
+/* A socket of that name; -1 and errno if it is taken or there is none to be had. */
+static int named(const union ibv_gid *gid, uint16_t ip_port)
+{
+	const struct name name = name_of(gid, ip_port);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	if (fd >= 0 && bind(fd, (const struct sockaddr *)&name, NAME_LENGTH)) {
+		const int error = errno;
+
+		soft_close_fd(&fd);
+		errno = error;
+	}
+	return fd;
+}
+
+/* ---- the owner ------------------------------------------------------------------------------- */
+
+static void forget(struct soft_roce_guest *guest)
+{
+	soft_watch_close(&guest->watch);
+	soft_list_remove(&guest->node);
+	free(guest);
+}
+
+/* It says nothing: it has gone. */
+static void gone(struct soft_fd_watch *watch, uint32_t events)
+{
+	(void)events;
+	forget(soft_container(watch, struct soft_roce_guest, watch));
+}
+
+static void let_in(struct soft_roce_address *address, int fd, const struct name *name)
+{
+	const struct name right = name_of(&address->gid, name->ip_port);
+	struct soft_roce_guest *guest = calloc(1, sizeof(*guest));
+	pid_t pid;
+
+	if (!guest || !name->ip_port || memcmp(name, &right, NAME_LENGTH) ||
+	    !soft_is_same_user(fd, &pid)) {
+		free(guest);
+		soft_close_fd(&fd);
+		return;
+	}
+	guest->watch = (struct soft_fd_watch){
+		.fd = fd, .ready = gone, .ports = soft_gid_port(&address->gid)};
+	guest->ip_port = name->ip_port;
+	soft_set_send_buffer(fd, BUFFER);
+	soft_list_append(&address->guests, &guest->node);
+	if (soft_watch(&guest->watch, EPOLLIN))
+		forget(guest);
+}
+
+static void pause_over(struct soft_timer *timer)
+{
+	if (soft_watch(&soft_container(timer, struct soft_roce_address, pause)->door, EPOLLIN))
+		soft_timer_start(timer, soft_now() + PAUSE_NS);
+}
+
+static void knocked(struct soft_fd_watch *watch, uint32_t events)
+{
+	struct soft_roce_address *address = soft_container(watch, struct soft_roce_address, door);
+
+	(void)events;
+	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
+		struct name name = {0};
+		socklen_t length = sizeof(name);
+		int fd = accept4(watch->fd, (struct sockaddr *)&name, &length,
+				 SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+		if (fd >= 0) {
+			let_in(address, fd, &name);
+			continue;
+		}
+		if (soft_is_shortage(errno)) {
+			soft_unwatch(watch);
+			soft_timer_start(&address->pause, soft_now() + PAUSE_NS);
+		}
+		return;
+	}
+}
+
+bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *from,
+		    uint8_t *bytes, size_t length)
+{
+	if (soft_list_empty(&address->guests) || length < QPN_OFFSET + 3)
+		return false;
+	const uint8_t *at = bytes + QPN_OFFSET;
+	const uint32_t qpn = (uint32_t)at[0] << 16 | (uint32_t)at[1] << 8 | at[2];
+	struct iovec iov[] = {{from, SOFT_ROCE_FROM}, {bytes, length}};
+	const struct msghdr record = {.msg_iov = iov, .msg_iovlen = 2};
+
+	if (qpn != MANAGEMENT_QPN && soft_qpn_ip_port(qpn) == soft_ip_port())
+		return false;
+	soft_list_each (struct soft_roce_guest, guest, &address->guests, node)
+		if (qpn == MANAGEMENT_QPN || soft_qpn_ip_port(qpn) == guest->ip_port)
+			/* Without room it is lost, as packets may be. */
+			(void)sendmsg(guest->watch.fd, &record, MSG_DONTWAIT | MSG_NOSIGNAL);
+	return qpn != MANAGEMENT_QPN;
+}
+
+/* ---- joining --------------------------------------------------------------------------------- */
+
+static int join(struct soft_roce_address *address)
+{
+	const struct name owner = name_of(&address->gid, 0);
+	int fd = named(&address->gid, soft_ip_port()), error;
+	pid_t pid;
+
+	if (fd < 0)
+		return errno;
+	error = connect(fd, (const struct sockaddr *)&owner, NAME_LENGTH) ? errno : 0;
+	if (!error && !soft_is_same_user(fd, &pid))
+		error = EADDRINUSE;
+	if (error)
+		soft_close_fd(&fd);
+	else
+		soft_set_receive_buffer(fd, BUFFER);
+	address->watch.fd = fd;
+	return error;
+}
+
+int soft_roce_share(struct soft_roce_address *address)
+{
+	int error = soft_ip_port() ? ECONNREFUSED : errno;
+
+	soft_assert_locked();
+	address->pause.expired = pause_over;
+	address->door.fd = -1;
+	for (int i = 0; error == ECONNREFUSED && i < TRIES; i++) {
+		address->door = (struct soft_fd_watch){.fd = named(&address->gid, 0),
+						       .ready = knocked,
+						       .ports = soft_gid_port(&address->gid)};
+		if (address->door.fd >= 0) {
+			error = listen(address->door.fd, BACKLOG)
+					? errno
+					: soft_watch(&address->door, EPOLLIN);
+		} else {
+			error = errno == EADDRINUSE ? join(address) : errno;
+			if (error == ECONNREFUSED)
+				sched_yield();
+		}
+	}
+	if (error)
+		soft_roce_unshare(address);
+	return error;
+}
+
+void soft_roce_unshare(struct soft_roce_address *address)
+{
+	soft_assert_locked();
+	soft_timer_stop(&address->pause);
+	soft_watch_close(&address->door);
+	while (!soft_list_empty(&address->guests))
+		forget(soft_list_first(&address->guests, struct soft_roce_guest, node));
+}
