@@ -20,6 +20,9 @@ int soft_cm_withdrawn(struct rdma_cm_id *application);
  * and in another order. */
 struct soft_gsi_calls {
 	uint8_t path_mtu; /* of connections; enum ibv_mtu */
+	/* What listens or converses holds this host's addresses open: 0, or an errno value. */
+	int (*hold)(void);
+	void (*release)(void);
 	void (*send)(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *mad,
 		     size_t length);
 };

@@ -51,13 +51,35 @@ static void transmit(const struct soft_cm_mad *mad, const union ibv_gid *from,
 
 /* ---- conversations ------------------------------------------------------------------------- */
 
-static struct conversation *conversation_new(const union ibv_gid *local, const union ibv_gid *peer,
-					     bool passive)
+/* Zeros, for something that holds the addresses, or NULL and *error. */
+static void *hold(size_t size, int *error)
 {
-	struct conversation *made = calloc(1, sizeof(*made));
+	void *made = NULL;
 
-	if (!made || soft_table_add(&soft_device.cm->gsi.ids, made, UINT32_MAX, &made->local_id)) {
-		free(made);
+	*error = soft_device.cm->gsi.calls->hold();
+	if (!*error && !(made = calloc(1, size))) {
+		*error = ENOMEM;
+		soft_device.cm->gsi.calls->release();
+	}
+	return made;
+}
+
+static void release(void *held)
+{
+	soft_device.cm->gsi.calls->release();
+	free(held);
+}
+
+static struct conversation *conversation_new(const union ibv_gid *local, const union ibv_gid *peer,
+					     bool passive, int *error)
+{
+	struct conversation *made = hold(sizeof(*made), error);
+
+	if (!made)
+		return NULL;
+	*error = soft_table_add(&soft_device.cm->gsi.ids, made, UINT32_MAX, &made->local_id);
+	if (*error) {
+		release(made);
 		return NULL;
 	}
 	soft_cm_link_init(&made->link, &soft_cm_gsi);
@@ -75,7 +97,7 @@ static void end(struct soft_cm_link *link)
 	soft_cm_link_stop(link);
 	soft_table_remove(&soft_device.cm->gsi.ids, conversation->local_id);
 	soft_list_remove(&conversation->node);
-	free(conversation);
+	release(conversation);
 }
 
 static bool is_gid(const uint8_t *gid, const union ibv_gid *other)
@@ -179,6 +201,7 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 {
 	struct conversation *conversation = named(from, mad->local_id, true);
 	struct listener *listener = listener_at(to, mad->service_port);
+	int error;
 
 	if (!is_gid(mad->source, from) || !is_gid(mad->destination, to) || !mad->local_id)
 		return; /* in another's name */
@@ -196,7 +219,7 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		answer(from, to, mad, SOFT_CM_REASON_INVALID_SERVICE_ID);
 		return;
 	}
-	conversation = conversation_new(to, from, true);
+	conversation = conversation_new(to, from, true, &error);
 	if (!conversation)
 		return; /* it will be asked again */
 	conversation->remote_id = mad->local_id;
@@ -255,13 +278,11 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 {
 	const struct rdma_addr *addresses = &id->id.route.addr;
-	struct conversation *made =
-		conversation_new(&addresses->addr.ibaddr.sgid, &addresses->addr.ibaddr.dgid, false);
+	struct conversation *made = conversation_new(&addresses->addr.ibaddr.sgid,
+						     &addresses->addr.ibaddr.dgid, false, error);
 
-	*error = ENOMEM;
 	if (!made)
 		return NULL;
-	*error = 0;
 	made->local_port = ntohs(soft_rdma_get_src_port(&id->id));
 	made->peer_port = ntohs(soft_rdma_get_dst_port(&id->id));
 	made->transaction = made->local_id;
@@ -271,10 +292,9 @@ static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 
 static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *error)
 {
-	struct listener *made = calloc(1, sizeof(*made));
+	struct listener *made = hold(sizeof(*made), error);
 
 	(void)id;
-	*error = made ? 0 : ENOMEM;
 	if (!made)
 		return NULL;
 	soft_list_append(&soft_device.cm->gsi.listeners, &made->node);
@@ -286,7 +306,7 @@ static void stop_listening(struct soft_cm_listener *listener)
 	struct listener *stopped = soft_container(listener, struct listener, listener);
 
 	soft_list_remove(&stopped->node);
-	free(stopped);
+	release(stopped);
 }
 
 static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
