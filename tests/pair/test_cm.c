@@ -156,8 +156,11 @@ static void open_host(int host, int backlog)
 
 	soft_lock();
 	soft_cm_use_gsi(&gsi);
-	if (plan.tcp)
+	if (plan.tcp) {
 		soft_device.cm->carrier = &soft_cm_stream;
+		soft_device.cm->asking = &soft_cm_asking;
+		soft_device.cm->answering = &soft_cm_answering;
+	}
 	soft_unlock();
 	CHECK(it->channel = verbs->rdma_create_event_channel());
 	CHECK_EQUAL(fcntl(it->channel->fd, F_SETFL, O_NONBLOCK), 0);
@@ -816,6 +819,7 @@ static void flood_of_answers(void)
 	int fd = plain_socket(SOCK_DGRAM, &port);
 	size_t used;
 
+	plan.tcp = true;
 	open_host(0, 0);
 	to = local_address(port);
 	CHECK_EQUAL(verbs->rdma_create_id(at(0)->channel, &id, NULL, RDMA_PS_UDP), 0);

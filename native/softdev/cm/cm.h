@@ -27,7 +27,7 @@ struct soft_gsi_calls {
 		     size_t length);
 };
 
-/* From now on connections are made by MADs.  With the lock. */
+/* From now on connections are made, and datagram services found, by MADs.  With the lock. */
 void soft_cm_use_gsi(const struct soft_gsi_calls *calls);
 /* A datagram has come to queue pair 1.  With the lock. */
 void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *bytes,
