@@ -111,8 +111,13 @@ static void release(void)
 	held[wire.entered]--;
 }
 
-static const struct soft_gsi_calls gsi = {
-	.path_mtu = IBV_MTU_256, .hold = hold, .release = release, .send = send_mad};
+static const struct soft_gsi_calls gsi = {.hold = hold, .release = release, .send = send_mad};
+
+static enum ibv_mtu least_mtu(const struct soft_hca *hca)
+{
+	(void)hca;
+	return IBV_MTU_256;
+}
 
 static void deliver(struct mad *mad)
 {
@@ -127,6 +132,8 @@ static void deliver(struct mad *mad)
 }
 
 /* ---- hosts ------------------------------------------------------------------------------------- */
+
+static struct soft_link_calls links[SIDES];
 
 static struct application {
 	struct rdma_event_channel *channel;
@@ -154,15 +161,13 @@ static void open_host(int host, int backlog)
 	struct application *it = at(host);
 	struct sockaddr_in address = local_address(0);
 
-	soft_lock();
-	soft_cm_use_gsi(&gsi);
-	if (plan.tcp) {
-		soft_device.cm->carrier = &soft_cm_stream;
-		soft_device.cm->asking = &soft_cm_asking;
-		soft_device.cm->answering = &soft_cm_answering;
-	}
-	soft_unlock();
 	CHECK(it->channel = verbs->rdma_create_event_channel());
+	soft_lock();
+	soft_cm_use_gsi(plan.tcp ? NULL : &gsi);
+	links[host] = *soft_links;
+	links[host].active_mtu = least_mtu;
+	soft_links = &links[host];
+	soft_unlock();
 	CHECK_EQUAL(fcntl(it->channel->fd, F_SETFL, O_NONBLOCK), 0);
 	CHECK_EQUAL(verbs->rdma_create_id(it->channel, &it->listening, NULL, RDMA_PS_TCP), 0);
 	CHECK_EQUAL(verbs->rdma_bind_addr(it->listening, (struct sockaddr *)&address), 0);

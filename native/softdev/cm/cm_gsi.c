@@ -27,6 +27,7 @@ struct conversation {
 	union ibv_gid local, peer;
 	uint16_t local_port, peer_port;
 	uint32_t qpn, peer_qpn;
+	uint8_t path_mtu; /* of its REQ */
 	bool passive;
 	bool datagrams; /* a request for such a service, and not for a connection */
 };
@@ -157,7 +158,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 	take_guid(conversation);
 	mad.guid = conversation->guid;
 	mad.guid_length = message->reason == SOFT_CM_REASON_TIMEOUT ? sizeof(mad.guid) : 0;
-	mad.message.path_mtu = soft_device.cm->gsi.calls->path_mtu;
+	mad.message.path_mtu = conversation->path_mtu;
 	memcpy(mad.source, &conversation->local, sizeof(mad.source));
 	memcpy(mad.destination, &conversation->peer, sizeof(mad.destination));
 	if (message->type == SOFT_CM_REQ || message->type == SOFT_CM_REP)
@@ -308,7 +309,8 @@ static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 	if (!made)
 		return NULL;
 	made->transaction = made->local_id;
-	id->path_mtu = soft_device.cm->gsi.calls->path_mtu;
+	made->path_mtu = id->path_mtu =
+		(uint8_t)soft_links->active_mtu(soft_hca_at(soft_gid_hca_number(&made->local)));
 	return &made->link;
 }
 
@@ -353,5 +355,15 @@ const struct soft_cm_carrier soft_cm_gsi = {
 void soft_cm_use_gsi(const struct soft_gsi_calls *calls)
 {
 	soft_device.cm->gsi.calls = calls;
-	soft_device.cm->carrier = soft_device.cm->asking = soft_device.cm->answering = &soft_cm_gsi;
+	soft_device.cm->carrier = calls ? &soft_cm_gsi : &soft_cm_stream;
+	soft_device.cm->asking = calls ? &soft_cm_gsi : &soft_cm_asking;
+	soft_device.cm->answering = calls ? &soft_cm_gsi : &soft_cm_answering;
+}
+
+/* No id is left, but conversations linger. */
+void soft_cm_gsi_stop(void)
+{
+	while (!soft_list_empty(&soft_device.cm->gsi.conversations))
+		end(&soft_list_first(&soft_device.cm->gsi.conversations, struct conversation, node)
+			     ->link);
 }

@@ -259,6 +259,7 @@ static pthread_mutex_t *leaf(void)
 
 const struct soft_subsystem soft_cm_subsystem = {
 	.create = create,
+	.stop = soft_cm_gsi_stop,
 	.forked = forked,
 	.port_changed = port_changed,
 	.outer = outer,

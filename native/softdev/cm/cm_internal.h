@@ -286,6 +286,8 @@ struct soft_cm_carrier {
 
 extern const struct soft_cm_carrier soft_cm_stream, soft_cm_gsi, soft_cm_asking, soft_cm_answering;
 
+void soft_cm_gsi_stop(void); /* cm_gsi.c: the engine stops */
+
 /* ---- cm_link.c ----------------------------------------------------------------------------- */
 
 struct soft_cm_link_calls {
