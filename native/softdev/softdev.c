@@ -13,13 +13,46 @@
 #include "ud/ud.h"
 #include "wire/wire.h"
 
+static const struct soft_roce_takers takers = {
+	.datagram = soft_ud_input,
+	.mad = soft_cm_mad_received,
+};
+
+static const struct soft_ud_packets packets = {
+	.hold = soft_roce_hold,
+	.release = soft_roce_release,
+	.send = soft_roce_send_datagram,
+};
+
+static const struct soft_gsi_calls gsi = {
+	.hold = soft_roce_hold,
+	.release = soft_roce_release,
+	.send = soft_roce_send_mad,
+};
+
+/* Each time that the engine starts, for the child of a fork may want other links. */
+static int choose_carriers(void)
+{
+	soft_ud_use(soft_links_are_roce() ? &packets : NULL);
+	soft_cm_use_gsi(soft_links_are_roce() ? &gsi : NULL);
+	return 0;
+}
+
+static const struct soft_subsystem carriers = {.start = choose_carriers};
+
 /* In the order in which the engine calls them. */
 static const struct soft_subsystem *const subsystems[] = {
-	&soft_cm_subsystem,    &soft_wire_subsystem,
-	&soft_shm_subsystem,   &soft_roce_subsystem,
-	&soft_ud_subsystem,    &soft_paths_subsystem,
-	&soft_port_subsystem,  &soft_inject_subsystem,
-	&soft_trace_subsystem, NULL,
+	&soft_cm_subsystem,
+	&soft_wire_subsystem,
+	&soft_shm_subsystem,
+	&soft_roce_subsystem,
+	&soft_ud_subsystem,
+	&carriers,
+	&soft_paths_subsystem,
+	&soft_port_subsystem,
+	&soft_inject_subsystem,
+	&soft_trace_subsystem,
+	NULL,
 };
 
 static const struct soft_path_acceptor acceptor = {
@@ -35,6 +68,7 @@ void soft_device_make(void)
 	soft_device.objects->datagrams = &soft_ud_transport;
 	soft_device.objects->links = &soft_wire_links;
 	soft_device.paths->acceptor = &acceptor;
+	soft_roce_use(&takers);
 	soft_wire_use_cm(soft_cm_offer);
 }
 

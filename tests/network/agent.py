@@ -80,6 +80,9 @@ class QueuePair:
             rights = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC
             self.qp.connect(self.endpoint, remote, access=rights, timeout=ack_timeout)
 
+    def longest_datagram(self) -> int:
+        return self.qp.context.query_port().active_mtu.bytes
+
     def state(self) -> str:
         return self.qp.query().qp_state.name
 

@@ -31,6 +31,11 @@ def test_queue_pairs(agents: Agents, wire: Network, cable: int) -> None:
     pair(agents, "UC", "IPv4")
     for size in (1, 4096, 10_000):
         exchange(agents, 5, size)  # UC repeats nothing: all of them fit into any socket's buffer
+    pair(agents, "UD", "IPv4")
+    mtu = agents[0].call("longest_datagram")
+    assert mtu == {1280: 1024, 1500: 1024, 4500: 4096}[cable]
+    for size in (0, 1, mtu):
+        exchange(agents, 5, size)
 
 
 @pytest.mark.parametrize("kind", ["IPv6", "link-local"])
@@ -39,11 +44,13 @@ def test_addresses(agents: Agents, kind: str) -> None:
     for size in (1, 65_537):
         exchange(agents, 20, size)
     assert agents[0].call("reach", **there, size=100_003) == ["SUCCESS"] * 3
+    pair(agents, "UD", kind)
+    exchange(agents, 20, 1000)
 
 
-def test_connections(agents: Agents, wire: Network, family: str) -> None:
-    """aiordma's connections, which need no connection manager."""
-    connect(agents, address_of(wire.right, family), "tcp")
+def test_connections(agents: Agents, wire: Network, family: str, via: str) -> None:
+    """aiordma's connections; the connection manager's packets are those of RoCE."""
+    connect(agents, address_of(wire.right, family), via)
     left, _ = agents
     for size in (0, 1000, 4 << 20):
         left.call("echo", count=5, size=size)

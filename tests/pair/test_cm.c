@@ -97,7 +97,27 @@ static void send_mad(const union ibv_gid *from, const union ibv_gid *to, const u
 	}
 }
 
-static const struct soft_gsi_calls gsi = {.path_mtu = IBV_MTU_256, .send = send_mad};
+static int held[SIDES], hold_error;
+
+static int hold(void)
+{
+	if (!hold_error)
+		held[wire.entered]++;
+	return hold_error;
+}
+
+static void release(void)
+{
+	held[wire.entered]--;
+}
+
+static const struct soft_gsi_calls gsi = {.hold = hold, .release = release, .send = send_mad};
+
+static enum ibv_mtu least_mtu(const struct soft_hca *hca)
+{
+	(void)hca;
+	return IBV_MTU_256;
+}
 
 static void deliver(struct mad *mad)
 {
@@ -112,6 +132,8 @@ static void deliver(struct mad *mad)
 }
 
 /* ---- hosts ------------------------------------------------------------------------------------- */
+
+static struct soft_link_calls links[SIDES];
 
 static struct application {
 	struct rdma_event_channel *channel;
@@ -139,12 +161,13 @@ static void open_host(int host, int backlog)
 	struct application *it = at(host);
 	struct sockaddr_in address = local_address(0);
 
-	soft_lock();
-	soft_cm_use_gsi(&gsi);
-	if (plan.tcp)
-		soft_device.cm->carrier = &soft_cm_stream;
-	soft_unlock();
 	CHECK(it->channel = verbs->rdma_create_event_channel());
+	soft_lock();
+	soft_cm_use_gsi(plan.tcp ? NULL : &gsi);
+	links[host] = *soft_links;
+	links[host].active_mtu = least_mtu;
+	soft_links = &links[host];
+	soft_unlock();
 	CHECK_EQUAL(fcntl(it->channel->fd, F_SETFL, O_NONBLOCK), 0);
 	CHECK_EQUAL(verbs->rdma_create_id(it->channel, &it->listening, NULL, RDMA_PS_TCP), 0);
 	CHECK_EQUAL(verbs->rdma_bind_addr(it->listening, (struct sockaddr *)&address), 0);
@@ -172,6 +195,7 @@ static void close_host(int host)
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(it->pd), 0);
 	verbs->rdma_destroy_event_channel(it->channel);
 	CHECK_EQUAL(soft_device.cm->gsi.ids.count, 0);
+	CHECK_EQUAL(held[host], 0);
 	CHECK(soft_list_empty(&soft_device.cm->gsi.conversations));
 }
 
@@ -573,6 +597,7 @@ static uint64_t next_due(void)
 static void begin_anew(void)
 {
 	bury(&applications[1], sizeof(applications[1]));
+	held[1] = 0;
 	die(1, chance(500));
 	note("b begins anew");
 	plan.dead = true;
@@ -799,6 +824,7 @@ static void flood_of_answers(void)
 	int fd = plain_socket(SOCK_DGRAM, &port);
 	size_t used;
 
+	plan.tcp = true;
 	open_host(0, 0);
 	to = local_address(port);
 	CHECK_EQUAL(verbs->rdma_create_id(at(0)->channel, &id, NULL, RDMA_PS_UDP), 0);
@@ -949,6 +975,36 @@ static void few_linger(void)
 	close_all();
 }
 
+/* Another program has the port of RoCE: the calls that need it say so, and can be made again. */
+static void addresses_taken(void)
+{
+	struct rdma_conn_param said = {.qp_num = 7};
+	struct rdma_cm_id *ids[SIDES]; /* listens; connects */
+	struct sockaddr_in address = local_address(0);
+
+	begin(0);
+	enter(0);
+	for (int i = 0; i < SIDES; i++)
+		CHECK_EQUAL(
+			verbs->rdma_create_id(applications[0].channel, &ids[i], NULL, RDMA_PS_TCP),
+			0);
+	CHECK_EQUAL(verbs->rdma_bind_addr(ids[0], (struct sockaddr *)&address), 0);
+	CHECK_EQUAL(verbs->rdma_resolve_addr(ids[1], NULL,
+					     &applications[0].listening->route.addr.src_addr, 1),
+		    0);
+	CHECK_EQUAL(verbs->rdma_resolve_route(ids[1], 1), 0);
+	hold_error = EADDRINUSE;
+	CHECK_FAILS(verbs->rdma_listen(ids[0], 0), EADDRINUSE);
+	CHECK_FAILS(verbs->rdma_connect(ids[1], &said), EADDRINUSE);
+	hold_error = 0;
+	CHECK_EQUAL(verbs->rdma_listen(ids[0], 0), 0);
+	CHECK_EQUAL(verbs->rdma_connect(ids[1], &said), 0);
+	for (int i = 0; i < SIDES; i++)
+		CHECK_EQUAL(verbs->rdma_destroy_id(ids[i]), 0);
+	plan.unruly = true;
+	close_all();
+}
+
 /* ---- seeds ------------------------------------------------------------------------------------- */
 
 #define TEST(name, weight) {#name, name, weight}
@@ -961,7 +1017,7 @@ static const struct {
 	TEST(random_run, 100),     TEST(silent_server, 2),   TEST(silent_stream, 2),
 	TEST(flood_of_answers, 2), TEST(few_linger, 2),      TEST(silent_client, 2),
 	TEST(withdrawn_early, 2),  TEST(end_after_death, 2), TEST(stale_connection, 2),
-	TEST(late_request, 2),
+	TEST(late_request, 2),     TEST(addresses_taken, 2),
 };
 
 static void run(void)

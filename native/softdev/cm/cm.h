@@ -19,12 +19,15 @@ int soft_cm_withdrawn(struct rdma_cm_id *application);
 /* Queue pair 1 of this host, where a path has one: MADs that are sent may get lost, and come doubled, late
  * and in another order. */
 struct soft_gsi_calls {
-	uint8_t path_mtu; /* of connections; enum ibv_mtu */
+	/* What listens or converses holds this host's addresses open: 0, or an errno value. */
+	int (*hold)(void);
+	void (*release)(void);
 	void (*send)(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *mad,
 		     size_t length);
 };
 
-/* From now on connections are made by MADs.  With the lock. */
+/* From now on connections are made, and datagram services found, by MADs; NULL: by streams, and the device's
+ * own datagrams.  With the lock. */
 void soft_cm_use_gsi(const struct soft_gsi_calls *calls);
 /* A datagram has come to queue pair 1.  With the lock. */
 void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *bytes,

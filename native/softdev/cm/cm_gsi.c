@@ -1,5 +1,5 @@
-/* The carrier of connections by MADs, which go to queue pair 1 of the other host (the general services
- * interface, IBTA vol 1, 12 and 13).
+/* The carrier of connections and of requests for datagram services (SIDR) by MADs, which go to queue pair 1
+ * of the other host (the general services interface, IBTA vol 1, 12 and 13).
  *
  * Each side names a conversation by a communication ID of its own, which is random, and a message names
  * both.  So only a host that has seen messages of a conversation can take part in it, and only from the
@@ -27,7 +27,9 @@ struct conversation {
 	union ibv_gid local, peer;
 	uint16_t local_port, peer_port;
 	uint32_t qpn, peer_qpn;
+	uint8_t path_mtu; /* of its REQ */
 	bool passive;
+	bool datagrams; /* a request for such a service, and not for a connection */
 };
 
 struct listener {
@@ -51,19 +53,38 @@ static void transmit(const struct soft_cm_mad *mad, const union ibv_gid *from,
 
 /* ---- conversations ------------------------------------------------------------------------- */
 
-static struct conversation *conversation_new(const union ibv_gid *local, const union ibv_gid *peer,
-					     bool passive)
+/* Zeros, for something that holds the addresses, or NULL and *error. */
+static void *hold(size_t size, int *error)
 {
-	struct conversation *made = calloc(1, sizeof(*made));
+	void *made = NULL;
 
-	if (!made || soft_table_add(&soft_device.cm->gsi.ids, made, UINT32_MAX, &made->local_id)) {
-		free(made);
+	*error = soft_device.cm->gsi.calls->hold();
+	if (!*error && !(made = calloc(1, size))) {
+		*error = ENOMEM;
+		soft_device.cm->gsi.calls->release();
+	}
+	return made;
+}
+
+static void release(void *held)
+{
+	soft_device.cm->gsi.calls->release();
+	free(held);
+}
+
+static struct conversation *conversation_new(const struct conversation *like, int *error)
+{
+	struct conversation *made = hold(sizeof(*made), error);
+
+	if (!made)
+		return NULL;
+	*made = *like;
+	*error = soft_table_add(&soft_device.cm->gsi.ids, made, UINT32_MAX, &made->local_id);
+	if (*error) {
+		release(made);
 		return NULL;
 	}
 	soft_cm_link_init(&made->link, &soft_cm_gsi);
-	made->local = *local;
-	made->peer = *peer;
-	made->passive = passive;
 	soft_list_append(&soft_device.cm->gsi.conversations, &made->node);
 	return made;
 }
@@ -75,7 +96,7 @@ static void end(struct soft_cm_link *link)
 	soft_cm_link_stop(link);
 	soft_table_remove(&soft_device.cm->gsi.ids, conversation->local_id);
 	soft_list_remove(&conversation->node);
-	free(conversation);
+	release(conversation);
 }
 
 static bool is_gid(const uint8_t *gid, const union ibv_gid *other)
@@ -83,12 +104,17 @@ static bool is_gid(const uint8_t *gid, const union ibv_gid *other)
 	return !memcmp(gid, other, sizeof(*other));
 }
 
-/* That the other side has named so. */
-static struct conversation *named(const union ibv_gid *peer, uint32_t remote_id, bool passive)
+static bool is_sidr(const struct soft_cm_mad *mad)
+{
+	return mad->message.type >= SOFT_SIDR_REQ;
+}
+
+/* That the other side has begun, and named so. */
+static struct conversation *begun(const union ibv_gid *peer, const struct soft_cm_mad *mad)
 {
 	soft_list_each (struct conversation, it, &soft_device.cm->gsi.conversations, node)
-		if (it->remote_id == remote_id && it->passive == passive &&
-		    is_gid(it->peer.raw, peer))
+		if (it->remote_id == mad->local_id && it->passive &&
+		    it->datagrams == is_sidr(mad) && is_gid(it->peer.raw, peer))
 			return it;
 	return NULL;
 }
@@ -97,7 +123,7 @@ static struct conversation *named(const union ibv_gid *peer, uint32_t remote_id,
 static struct conversation *stale(const union ibv_gid *peer, uint32_t qpn)
 {
 	soft_list_each (struct conversation, it, &soft_device.cm->gsi.conversations, node)
-		if (it->peer_qpn == qpn && it->link.calls && is_gid(it->peer.raw, peer))
+		if (qpn && it->peer_qpn == qpn && it->link.calls && is_gid(it->peer.raw, peer))
 			return it;
 	return NULL;
 }
@@ -124,14 +150,15 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 			    : link->heard == SOFT_CM_REP ? SOFT_CM_ANSWERS_REP
 							 : SOFT_CM_ANSWERS_OTHER,
 		.peer_qpn = conversation->peer_qpn,
-		.service_port = conversation->peer_port,
+		.service_port =
+			conversation->passive ? conversation->local_port : conversation->peer_port,
 		.source_port = conversation->local_port,
 	};
 
 	take_guid(conversation);
 	mad.guid = conversation->guid;
 	mad.guid_length = message->reason == SOFT_CM_REASON_TIMEOUT ? sizeof(mad.guid) : 0;
-	mad.message.path_mtu = soft_device.cm->gsi.calls->path_mtu;
+	mad.message.path_mtu = conversation->path_mtu;
 	memcpy(mad.source, &conversation->local, sizeof(mad.source));
 	memcpy(mad.destination, &conversation->peer, sizeof(mad.destination));
 	if (message->type == SOFT_CM_REQ || message->type == SOFT_CM_REP)
@@ -140,14 +167,19 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 	return 0;
 }
 
-/* What comes for a conversation that is not there (IBTA 12.9.8). */
+/* What comes for a conversation that is not there (IBTA 12.9.8), or a service (12.11). */
 static void answer(const union ibv_gid *from, const union ibv_gid *to,
 		   const struct soft_cm_mad *received, uint16_t reason)
 {
 	struct soft_cm_mad mad = {
 		.message = {.type = received->message.type == SOFT_CM_DREQ ? SOFT_CM_DREP
+				    : is_sidr(received)                    ? SOFT_SIDR_REP
 									   : SOFT_CM_REJ,
-			    .reason = reason},
+			    .port_space = received->message.port_space,
+			    .reason = reason,
+			    .status = SOFT_SIDR_NO_SERVICE},
+		.service_prefix = received->service_prefix,
+		.service_port = received->service_port,
 		.transaction = received->transaction,
 		.local_id = received->remote_id,
 		.remote_id = received->local_id,
@@ -160,14 +192,15 @@ static void answer(const union ibv_gid *from, const union ibv_gid *to,
 
 /* ---- receiving ----------------------------------------------------------------------------- */
 
-static struct listener *listener_at(const union ibv_gid *gid, uint16_t port)
+static struct listener *listener_at(const union ibv_gid *gid, const struct soft_cm_mad *mad)
 {
 	soft_list_each (struct listener, it, &soft_device.cm->gsi.listeners, node) {
 		struct rdma_cm_id *id = &it->listener.id->id;
 		union ibv_gid own;
 
 		soft_gid_from(&own, &id->route.addr.src_addr);
-		if (ntohs(soft_rdma_get_src_port(id)) == port &&
+		if (ntohs(soft_rdma_get_src_port(id)) == mad->service_port &&
+		    id->ps == mad->message.port_space && !mad->service_prefix &&
 		    (is_gid(own.raw, gid) || soft_cm_is_any(&id->route.addr.src_addr)))
 			return it;
 	}
@@ -177,8 +210,9 @@ static struct listener *listener_at(const union ibv_gid *gid, uint16_t port)
 static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		      const struct soft_cm_mad *mad)
 {
-	struct conversation *conversation = named(from, mad->local_id, true);
-	struct listener *listener = listener_at(to, mad->service_port);
+	struct conversation *conversation = begun(from, mad);
+	struct listener *listener = listener_at(to, mad);
+	int error;
 
 	if (!is_gid(mad->source, from) || !is_gid(mad->destination, to) || !mad->local_id)
 		return; /* in another's name */
@@ -192,19 +226,27 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		soft_cm_link_failed(&conversation->link, ECONNRESET);
 		return;
 	}
-	if (!listener || mad->service_prefix) {
+	if (!listener) {
 		answer(from, to, mad, SOFT_CM_REASON_INVALID_SERVICE_ID);
 		return;
 	}
-	conversation = conversation_new(to, from, true);
+	conversation = conversation_new(&(struct conversation){.local = *to,
+							       .peer = *from,
+							       .local_port = mad->service_port,
+							       .peer_port = mad->source_port,
+							       .remote_id = mad->local_id,
+							       .transaction = mad->transaction,
+							       .peer_qpn = mad->message.qpn,
+							       .passive = true,
+							       .datagrams = is_sidr(mad)},
+					&error);
 	if (!conversation)
 		return; /* it will be asked again */
-	conversation->remote_id = mad->local_id;
-	conversation->transaction = mad->transaction;
-	conversation->local_port = mad->service_port;
-	conversation->peer_port = mad->source_port;
-	conversation->peer_qpn = mad->message.qpn;
-	(void)soft_cm_asked(&listener->listener, &conversation->link, &mad->message);
+	if (is_sidr(mad))
+		(void)soft_cm_service_asked(&listener->listener, &conversation->link,
+					    &mad->message);
+	else
+		(void)soft_cm_asked(&listener->listener, &conversation->link, &mad->message);
 }
 
 /* The conversation that a message belongs to; NULL: none, or the message is not right. */
@@ -214,8 +256,9 @@ static struct conversation *meant(const union ibv_gid *from, const struct soft_c
 
 	/* "Timeout": the other side has never heard of our ID (12.6.7.2). */
 	if (mad->message.type == SOFT_CM_REJ && !mad->remote_id)
-		return named(from, mad->local_id, true);
-	if (!it || !is_gid(it->peer.raw, from))
+		return begun(from, mad);
+	if (!it || !is_gid(it->peer.raw, from) || it->datagrams != is_sidr(mad) ||
+	    (is_sidr(mad) && it->passive))
 		return NULL;
 	if (mad->message.type == SOFT_CM_REJ && !mad->local_id)
 		return it; /* refused by a host that has no conversation */
@@ -229,9 +272,9 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	struct soft_cm_mad mad;
 
 	soft_assert_locked();
-	if (!soft_cm_mad_decode(bytes, length, &mad) || mad.message.type >= SOFT_SIDR_REQ)
+	if (!soft_cm_mad_decode(bytes, length, &mad))
 		return;
-	if (mad.message.type == SOFT_CM_REQ) {
+	if (mad.message.type == SOFT_CM_REQ || mad.message.type == SOFT_SIDR_REQ) {
 		requested(from, to, &mad);
 		return;
 	}
@@ -242,6 +285,11 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 		return;
 	}
 	if (mad.message.type == SOFT_CM_DREQ && mad.peer_qpn != conversation->qpn)
+		return;
+	if (mad.message.type == SOFT_CM_REJ &&
+	    mad.message.reason == SOFT_CM_REASON_INVALID_SERVICE_ID &&
+	    conversation->link.said.type == SOFT_CM_REQ &&
+	    soft_cm_link_insist(&conversation->link))
 		return;
 	if (!conversation->remote_id)
 		conversation->remote_id = mad.local_id;
@@ -255,26 +303,27 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 {
 	const struct rdma_addr *addresses = &id->id.route.addr;
-	struct conversation *made =
-		conversation_new(&addresses->addr.ibaddr.sgid, &addresses->addr.ibaddr.dgid, false);
+	struct conversation *made = conversation_new(
+		&(struct conversation){.local = addresses->addr.ibaddr.sgid,
+				       .peer = addresses->addr.ibaddr.dgid,
+				       .local_port = ntohs(soft_rdma_get_src_port(&id->id)),
+				       .peer_port = ntohs(soft_rdma_get_dst_port(&id->id)),
+				       .datagrams = soft_cm_datagrams(id)},
+		error);
 
-	*error = ENOMEM;
 	if (!made)
 		return NULL;
-	*error = 0;
-	made->local_port = ntohs(soft_rdma_get_src_port(&id->id));
-	made->peer_port = ntohs(soft_rdma_get_dst_port(&id->id));
 	made->transaction = made->local_id;
-	id->path_mtu = soft_device.cm->gsi.calls->path_mtu;
+	made->path_mtu = id->path_mtu =
+		(uint8_t)soft_links->active_mtu(soft_hca_at(soft_gid_hca_number(&made->local)));
 	return &made->link;
 }
 
 static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *error)
 {
-	struct listener *made = calloc(1, sizeof(*made));
+	struct listener *made = hold(sizeof(*made), error);
 
 	(void)id;
-	*error = made ? 0 : ENOMEM;
 	if (!made)
 		return NULL;
 	soft_list_append(&soft_device.cm->gsi.listeners, &made->node);
@@ -286,7 +335,7 @@ static void stop_listening(struct soft_cm_listener *listener)
 	struct listener *stopped = soft_container(listener, struct listener, listener);
 
 	soft_list_remove(&stopped->node);
-	free(stopped);
+	release(stopped);
 }
 
 static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
@@ -311,5 +360,15 @@ const struct soft_cm_carrier soft_cm_gsi = {
 void soft_cm_use_gsi(const struct soft_gsi_calls *calls)
 {
 	soft_device.cm->gsi.calls = calls;
-	soft_device.cm->carrier = &soft_cm_gsi;
+	soft_device.cm->carrier = calls ? &soft_cm_gsi : &soft_cm_stream;
+	soft_device.cm->asking = calls ? &soft_cm_gsi : &soft_cm_asking;
+	soft_device.cm->answering = calls ? &soft_cm_gsi : &soft_cm_answering;
+}
+
+/* No id is left, but conversations linger. */
+void soft_cm_gsi_stop(void)
+{
+	while (!soft_list_empty(&soft_device.cm->gsi.conversations))
+		end(&soft_list_first(&soft_device.cm->gsi.conversations, struct conversation, node)
+			     ->link);
 }

@@ -154,6 +154,8 @@ static void stop(struct soft_cm_id *id)
 {
 	soft_timer_stop(&id->timewait);
 	soft_cm_listener_close(id);
+	if (soft_cm_datagrams(id)) /* IBTA 12.11: who does not want a request rejects it */
+		(void)soft_cm_service_reject(id, NULL, 0);
 	soft_cm_forget(id);
 	if (id->sock >= 0)
 		close(id->sock);
@@ -236,6 +238,8 @@ static void create(void)
 {
 	soft_device.cm = soft_part(sizeof(struct soft_cm));
 	*soft_device.cm = (struct soft_cm){.carrier = &soft_cm_stream,
+					   .asking = &soft_cm_asking,
+					   .answering = &soft_cm_answering,
 					   .limits = limits,
 					   .opening = PTHREAD_MUTEX_INITIALIZER,
 					   .acknowledge = PTHREAD_MUTEX_INITIALIZER,
@@ -255,6 +259,7 @@ static pthread_mutex_t *leaf(void)
 
 const struct soft_subsystem soft_cm_subsystem = {
 	.create = create,
+	.stop = soft_cm_gsi_stop,
 	.forked = forked,
 	.port_changed = port_changed,
 	.outer = outer,

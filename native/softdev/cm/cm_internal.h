@@ -8,8 +8,9 @@
  *   cm_qp.c        the queue pair's states         cm_create.c   queue pairs and SRQs of an id
  *   cm_connection.c  connected, disconnected       cm_endpoint.c rdma_create_ep, rdma_get_request
  *   cm_lookup.c    names                           cm_multicast.c groups
- *   carriers: cm_stream.c connections, over TCP; cm_gsi.c the same by MADs, whose bytes are cm_mad.c;
- *   cm_sidr_request.c and cm_sidr_service.c datagram services, over UDP
+ *   cm_sidr_request.c  datagram services: asked    cm_sidr_service.c  and answered
+ *   carriers: cm_stream.c connections, over TCP; cm_sidr_request.c and cm_sidr_service.c datagram
+ *   services, over UDP; cm_gsi.c both, by MADs, whose bytes are cm_mad.c
  *
  * Everything here is called with the engine's lock unless it says otherwise; an int is 0 or an errno
  * value.  What happens by itself (a message, the end of a stream, a timeout) happens in the engine's
@@ -36,7 +37,8 @@ struct soft_cm_limits {
 };
 
 struct soft_cm {
-	const struct soft_cm_carrier *carrier; /* of connections */
+	/* Of connections; of datagram services, for requests and for answers. */
+	const struct soft_cm_carrier *carrier, *asking, *answering;
 	struct soft_cm_limits limits;
 
 	/* cm_device.c */
@@ -284,6 +286,8 @@ struct soft_cm_carrier {
 
 extern const struct soft_cm_carrier soft_cm_stream, soft_cm_gsi, soft_cm_asking, soft_cm_answering;
 
+void soft_cm_gsi_stop(void); /* cm_gsi.c: the engine stops */
+
 /* ---- cm_link.c ----------------------------------------------------------------------------- */
 
 struct soft_cm_link_calls {
@@ -366,6 +370,9 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link);
 int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
 int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
 int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint8_t length);
+/* Of the carrier: a SIDR_REQ over a new link.  False: the link is gone. */
+bool soft_cm_service_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
+			   const struct soft_cm_message *request);
 
 /* ---- cm_multicast.c ------------------------------------------------------------------------ */
 

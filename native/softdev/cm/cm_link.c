@@ -12,7 +12,7 @@
 
 #define TYPE(name) (1u << SOFT_##name)
 #define WAITING (TYPE(CM_MRA) | TYPE(SIDR_WAIT)) /* "received, the application has yet to answer" */
-#define LAST (TYPE(CM_REJ) | TYPE(CM_DREP))
+#define LAST (TYPE(CM_REJ) | TYPE(CM_DREP) | TYPE(SIDR_REP))
 #define AGAIN_NS UINT64_C(1000000) /* between two tries at a port without a listener */
 #define FIRST_PAUSE_NS UINT64_C(50000000)
 #define LONGEST_PAUSE_NS UINT64_C(1000000000)
@@ -92,7 +92,10 @@ int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrie
 	soft_cm_id_waits(id, true);
 	link->insists_until = soft_cm_in(soft_device.cm->limits.refused_ms);
 	link->said = *message;
-	soft_cm_link_expect(link, soft_device.cm->limits.response_ms);
+	/* By a MAD nobody says that a question has been received: its application must answer. */
+	soft_cm_link_expect(link, id->link->carrier == &soft_cm_gsi && soft_cm_datagrams(id)
+					  ? soft_device.cm->limits.service_ms
+					  : soft_device.cm->limits.response_ms);
 	return link->carrier->send(link, message);
 }
 

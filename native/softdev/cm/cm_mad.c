@@ -100,13 +100,14 @@ static const struct field fields[] = {
 
 	FIELD(TYPE(CM_DREQ), 8, 0, 24, peer_qpn), /* 12.6.10 */
 
-	FIELD(TYPE(SIDR_REQ) | TYPE(SIDR_REP), 0, 0, 32, message.number), /* 12.11.1: request ID */
+	FIELD(TYPE(SIDR_REQ), 0, 0, 32, local_id), /* 12.11.1: request ID */
 	VALUE(TYPE(SIDR_REQ), 4, 0, 16, 0xffff),
 	FIELD(TYPE(SIDR_REQ), 8, 0, 32, service_prefix),
 	FIELD(TYPE(SIDR_REQ), 12, 0, 16, message.port_space),
 	FIELD(TYPE(SIDR_REQ), 14, 0, 16, service_port),
 
-	FIELD(TYPE(SIDR_REP), 4, 0, 8, message.status), /* 12.11.2 */
+	FIELD(TYPE(SIDR_REP), 0, 0, 32, remote_id), /* 12.11.2 */
+	FIELD(TYPE(SIDR_REP), 4, 0, 8, message.status),
 	FIELD(TYPE(SIDR_REP), 8, 0, 24, message.qpn),
 	FIELD(TYPE(SIDR_REP), 12, 0, 32, service_prefix),
 	FIELD(TYPE(SIDR_REP), 16, 0, 16, message.port_space),

@@ -1,4 +1,4 @@
-/* rdma_connect(3) of a datagram service: its request, and the carrier that asks.
+/* rdma_connect(3) of a datagram service: its request, and the carrier that asks over UDP.
  *
  * A port where no service is is refused by the host itself (ICMP).  When that has been so for
  * soft_cm_limits.refused_ms, it is reported as the status that an InfiniBand host answers with
@@ -131,7 +131,7 @@ const struct soft_cm_carrier soft_cm_asking = {
 
 int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
 {
-	struct soft_cm_message message = {.type = SOFT_SIDR_REQ};
+	struct soft_cm_message message = {.type = SOFT_SIDR_REQ, .port_space = (uint16_t)id->id.ps};
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_CONNECT);
 
 	if (error)
@@ -142,5 +142,5 @@ int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *pa
 	if (soft_device.platform->random(&message.number, sizeof(message.number), 0) !=
 	    sizeof(message.number))
 		return EAGAIN;
-	return soft_cm_link_ask(id, &soft_cm_asking, &calls, &message);
+	return soft_cm_link_ask(id, soft_device.cm->asking, &calls, &message);
 }

@@ -1,9 +1,9 @@
-/* Datagram services: the carrier that answers requests for them, and rdma_accept(3) and
- * rdma_reject(3) of such a request.
+/* Datagram services: requests for them, rdma_accept(3) and rdma_reject(3) of such a request, and the
+ * carrier that answers over UDP.
  *
  * A port of RDMA_PS_UDP is a UDP port of the host.  A request that is repeated, because its
- * answer was lost or is late, is known by its number and gets the same answer; when its id is gone
- * it is a new one.  A request without room is answered by WAIT, and comes again.
+ * answer was lost or is late, is known by its number and gets the same answer, also for a while after its
+ * id has gone (cm_link.c).  A request without room is answered by WAIT, and comes again.
  */
 #define _GNU_SOURCE /* struct in6_pktinfo */
 #include "cm_internal.h"
@@ -22,14 +22,13 @@ struct service {
 	struct soft_cm_listener listener;
 	struct soft_fd_watch watch;
 	bool open; /* the listener is there */
-	unsigned unanswered; /* requests */
 	struct soft_node callers;
 };
 
 /* A received request, kept in order to be answered. */
 struct caller {
 	struct soft_cm_link link;
-	struct soft_node node; /* of the service: all requests whose id is there */
+	struct soft_node node; /* of the service: all requests that are known */
 	struct service *service; /* NULL: answered, and the listener is gone */
 	uint64_t number;
 	struct sockaddr_storage address;
@@ -55,8 +54,11 @@ union control {
 
 static void free_if_unused(struct service *service)
 {
-	if (service->open || service->unanswered)
+	if (service->open)
 		return;
+	soft_list_each (struct caller, caller, &service->callers, node)
+		if (!is_answered(caller))
+			return;
 	while (!soft_list_empty(&service->callers)) {
 		struct caller *caller = soft_list_first(&service->callers, struct caller, node);
 
@@ -71,12 +73,12 @@ static void free_if_unused(struct service *service)
 
 static int send_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
-	const struct caller *caller = caller_of(link);
+	struct caller *caller = caller_of(link);
 	struct soft_cm_message copy = *message;
 	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 	struct iovec iov = {.iov_base = bytes};
 	union control control = {0};
-	struct msghdr header = {.msg_name = (void *)(uintptr_t)&caller->address,
+	struct msghdr header = {.msg_name = &caller->address,
 				.msg_iov = &iov,
 				.msg_iovlen = 1,
 				.msg_control = &control};
@@ -98,8 +100,10 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 	info->cmsg_len = CMSG_LEN(size);
 	memcpy(CMSG_DATA(info), v4 ? (void *)&from_v4 : &from_v6, size);
 	header.msg_controllen = CMSG_SPACE(size);
-	if (caller->service)
-		(void)sendmsg(caller->service->watch.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+	if (!caller->service)
+		return 0;
+	(void)sendmsg(caller->service->watch.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+	free_if_unused(caller->service);
 	return 0;
 }
 
@@ -148,8 +152,6 @@ static int receive(struct service *service, struct caller *caller, struct soft_c
 	return 0;
 }
 
-/* ---- requests ------------------------------------------------------------------------------ */
-
 static struct caller *known(struct service *service, const struct caller *caller)
 {
 	soft_list_each (struct caller, other, &service->callers, node)
@@ -159,47 +161,23 @@ static struct caller *known(struct service *service, const struct caller *caller
 	return NULL;
 }
 
-/* NULL without memory, and when it came to a device that is gone. */
-static struct caller *report(struct service *service, const struct caller *from,
-			     const struct soft_cm_message *message)
-{
-	struct soft_cm_id *id = soft_cm_device_error((const struct sockaddr *)&from->local)
-					? NULL
-					: soft_cm_request_new(service->listener.id);
-	struct caller *caller = id ? malloc(sizeof(*caller)) : NULL;
-
-	if (!caller || soft_cm_report_request(service->listener.id, id, message)) {
-		free(caller);
-		free(id);
-		return NULL;
-	}
-	*caller = *from;
-	soft_list_append(&service->callers, &caller->node);
-	service->unanswered++;
-	service->listener.id->untaken++;
-	id->link = &caller->link;
-	soft_cm_take_addresses(id);
-	soft_cm_request_join(id);
-	return caller;
-}
-
-static void take_request(struct service *service, struct caller *from,
+static void take_request(struct service *service, const struct caller *from,
 			 const struct soft_cm_message *message)
 {
-	const struct soft_cm_message wait = {.type = SOFT_SIDR_WAIT};
-	const struct soft_cm_id *id = service->listener.id;
 	struct caller *caller = known(service, from);
 
 	if (caller) {
 		(void)soft_cm_link_received(&caller->link, message);
 		return;
 	}
-	from->service = service;
-	from->link.heard = message->type;
-	soft_cm_link_init(&from->link, &soft_cm_answering);
-	caller = id->untaken < id->backlog ? report(service, from, message) : from;
-	if (caller)
-		(void)soft_cm_link_say(&caller->link, &wait);
+	caller = malloc(sizeof(*caller));
+	if (!caller)
+		return; /* it comes again */
+	*caller = *from;
+	caller->service = service;
+	soft_cm_link_init(&caller->link, &soft_cm_answering);
+	soft_list_append(&service->callers, &caller->node);
+	(void)soft_cm_service_asked(&service->listener, &caller->link, message);
 }
 
 static void ready(struct soft_fd_watch *watch, uint32_t events)
@@ -219,18 +197,58 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 	}
 }
 
-/* ---- answers ------------------------------------------------------------------------------- */
-
-static void answer(struct caller *caller, const struct soft_cm_message *message)
+static void end(struct soft_cm_link *link)
 {
-	(void)soft_cm_link_say(&caller->link, message);
-	caller->service->unanswered--;
-	free_if_unused(caller->service);
+	struct caller *caller = caller_of(link);
+
+	soft_cm_link_stop(link);
+	soft_list_remove(&caller->node);
+	free(caller);
+}
+
+/* ---- requests and answers ------------------------------------------------------------------ */
+
+/* False without memory, and when it came to a device that is gone. */
+static bool report(struct soft_cm_id *listener, struct soft_cm_link *link,
+		   const struct soft_cm_message *message)
+{
+	struct sockaddr_storage local = {0}, peer = {0};
+
+	link->carrier->who(link, &local, &peer);
+	struct soft_cm_id *id = soft_cm_device_error((const struct sockaddr *)&local)
+					? NULL
+					: soft_cm_request_new(listener);
+
+	if (!id || soft_cm_report_request(listener, id, message)) {
+		free(id);
+		return false;
+	}
+	listener->untaken++;
+	id->link = link;
+	soft_cm_take_addresses(id);
+	soft_cm_request_join(id);
+	return true;
+}
+
+bool soft_cm_service_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
+			   const struct soft_cm_message *request)
+{
+	const struct soft_cm_message wait = {.type = SOFT_SIDR_WAIT};
+	bool room = listener->id->untaken < listener->id->backlog;
+	bool reported = room && report(listener->id, link, request);
+
+	link->heard = request->type;
+	if (reported || !room)
+		(void)soft_cm_link_say(link, &wait);
+	if (!reported)
+		link->carrier->end(link);
+	return reported;
 }
 
 int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
 {
-	struct soft_cm_message message = {.type = SOFT_SIDR_REP, .qkey = RDMA_UDP_QKEY};
+	struct soft_cm_message message = {
+		.type = SOFT_SIDR_REP, .port_space = (uint16_t)id->id.ps, .qkey = RDMA_UDP_QKEY};
 	const struct ibv_qp *qp = soft_cm_qp(id);
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_ACCEPT);
 
@@ -244,32 +262,20 @@ int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *
 	message.qpn = qp ? qp->qp_num : parameters->qp_num;
 	id->unaccepted = false;
 	id->state = SOFT_CM_CONNECTED;
-	answer(caller_of(id->link), &message);
-	return 0;
+	return soft_cm_link_say(id->link, &message);
 }
 
 int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint8_t length)
 {
-	struct soft_cm_message message = {.type = SOFT_SIDR_REP, .status = SOFT_SIDR_REJECTED};
+	struct soft_cm_message message = {.type = SOFT_SIDR_REP,
+					  .port_space = (uint16_t)id->id.ps,
+					  .status = SOFT_SIDR_REJECTED};
 
 	/* Unlike in other states that allow it, with connections, here nothing can be withdrawn. */
 	if (id->state != SOFT_CM_REQUESTED || !soft_cm_put_private(&message, private_data, length))
 		return EINVAL;
 	id->state = SOFT_CM_FAILED;
-	answer(caller_of(id->link), &message);
-	return 0;
-}
-
-static void end(struct soft_cm_link *link)
-{
-	struct caller *caller = caller_of(link);
-
-	if (!is_answered(
-		    caller)) /* IBTA 12.11: an application that does not want it has rejected it */
-		answer(caller, &(struct soft_cm_message){.type = SOFT_SIDR_REP,
-							 .status = SOFT_SIDR_REJECTED});
-	soft_list_remove(&caller->node);
-	free(caller);
+	return soft_cm_link_say(id->link, &message);
 }
 
 /* ---- opening and closing ------------------------------------------------------------------- */

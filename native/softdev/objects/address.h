@@ -40,6 +40,7 @@ struct soft_datagram {
 	uint32_t from;
 	uint32_t qkey;
 	uint32_t immediate; /* network order */
+	uint32_t psn; /* of packets alone */
 	uint32_t traffic_flow; /* class << 20 | label */
 	uint8_t flags;
 	uint8_t hop_limit;

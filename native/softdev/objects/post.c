@@ -195,7 +195,7 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr, bool 
 	if (rc)
 		return rc;
 	fill_destination(qp, send, wr);
-	if (length > (soft_qp_is_ud(qp) ? SOFT_DATAGRAM_MAX : SOFT_MAX_MESSAGE))
+	if (length > (soft_qp_is_ud(qp) ? 1u << soft_mtu_shift(qp) : SOFT_MAX_MESSAGE))
 		send->status = IBV_WC_LOC_LEN_ERR; /* IBTA 9.7.2, 10.7.2.2 */
 	copy_data(qp, send, wr, num_sge);
 	qp->sq.psn += send->psns;

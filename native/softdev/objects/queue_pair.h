@@ -267,7 +267,7 @@ static inline bool soft_psn_before(uint32_t psn, uint32_t other)
 	return ((psn - other) & SOFT_PSN_MASK) >= SOFT_PSN_HALF;
 }
 
-/* PSNs count units of the path MTU. */
+/* PSNs count units of the path MTU, which is, of UD and from RTR on, the longest message. */
 static inline uint32_t soft_mtu_shift(const struct soft_qp *qp)
 {
 	return 7u + qp->attr.path_mtu; /* enum ibv_mtu: 1 is 256 */

@@ -4,10 +4,6 @@
 
 #include "roce_internal.h"
 
-enum {
-	PKEY = 0xffff, /* the default partition, full member: IBTA 10.9.1.2 */
-};
-
 /* The operations of packets: what each is of a frame. */
 enum {
 	FIRST = SOFT_FRAME_MORE,
@@ -67,7 +63,7 @@ bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_fra
 			  const uint8_t *small)
 {
 	*packet = (struct soft_roce_packet){
-		.pkey = PKEY,
+		.pkey = SOFT_ROCE_PKEY,
 		.migreq = true,
 		.psn = frame->psn,
 		.srq = frame->flags & SOFT_FRAME_SRQ ? frame->ack : 0,

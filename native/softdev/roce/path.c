@@ -124,7 +124,7 @@ static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_pack
 	take_bytes(payload, at + headers, packet->length);
 	memcpy(at + headers + packet->length, zeros, pad);
 	if (staged)
-		soft_roce_staged(pair, (uint32_t)headers + packet->length + pad);
+		soft_roce_staged(&pair->out, (uint32_t)headers + packet->length + pad);
 }
 
 /* Messages that the responder had completed with that PSN. */
@@ -255,14 +255,13 @@ static const struct soft_path_calls calls = {
 
 /* ---- packets in ------------------------------------------------------------------------------ */
 
-/* From the peer of that queue pair, to its address, of its type, in its partition. */
+/* From the peer of that queue pair, to its address, of its type. */
 static bool is_of(struct soft_roce_pair *pair, const struct soft_roce_address *at,
 		  const struct sockaddr_storage *from, const struct soft_roce_packet *packet)
 {
 	union ibv_gid gid;
 
 	if (pair->address != at || (packet->opcode & SOFT_ROCE_SERVICE) != pair->service ||
-	    (packet->pkey & 0x7fff) != 0x7fff ||
 	    !soft_gid_from(&gid, (const struct sockaddr *)from) ||
 	    memcmp(&gid, &pair->peer, sizeof(gid)))
 		return false;
@@ -284,8 +283,13 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 	uint8_t small[SOFT_FRAME_HEADER + SOFT_ATOMIC_ARGUMENTS], *record = small;
 	struct soft_roce_pair *pair;
 
-	if (soft_roce_decode(&packet, bytes, length))
+	/* In the partition, full or limited member. */
+	if (soft_roce_decode(&packet, bytes, length) || (packet.pkey | 0x8000) != SOFT_ROCE_PKEY)
 		return;
+	if ((packet.opcode & SOFT_ROCE_SERVICE) == SOFT_ROCE_UD) {
+		soft_roce_take_datagram(at, from, &packet, bytes, length);
+		return;
+	}
 	pair = soft_table_find(&roce()->pairs, packet.to);
 	if (!pair || !is_of(pair, at, from, &packet) ||
 	    !soft_icrc_check(&pair->in, bytes, length) ||
@@ -314,12 +318,6 @@ static uint8_t service_of(enum ibv_qp_type type)
 				    : SOFT_ROCE_XRC;
 }
 
-/* Its own number and its peer's: what a network spreads flows by. */
-static uint32_t hash_of(const struct soft_qp *qp)
-{
-	return (qp->ibv.qp_num ^ qp->attr.dest_qp_num) * UINT32_C(2654435761) >> 16;
-}
-
 static struct soft_roce_pair *create_pair(struct soft_chan *chan, struct soft_qp *qp,
 					  const struct soft_gid *own)
 {
@@ -328,18 +326,15 @@ static struct soft_roce_pair *create_pair(struct soft_chan *chan, struct soft_qp
 	if (!pair)
 		return NULL;
 	pair->address = soft_roce_address(&own->gid);
-	pair->sender = pair->address ? soft_roce_sender(pair->address, hash_of(qp)) : NULL;
-	if (!pair->sender) {
+	pair->peer = soft_qp_peer_gid(qp);
+	if (!pair->address || !soft_roce_flow(&pair->out, pair->address, &pair->peer,
+					      qp->ibv.qp_num, qp->attr.dest_qp_num)) {
 		free_pair(pair);
 		return NULL;
 	}
 	pair->chan = chan;
 	pair->qp = qp;
 	pair->service = service_of(qp->ibv.qp_type);
-	pair->peer = soft_qp_peer_gid(qp);
-	pair->to_length = soft_gid_address(&pair->peer, &own->gid, SOFT_ROCE_PORT, &pair->to);
-	soft_icrc_flow(&pair->out, own->gid.raw, pair->peer.raw, pair->sender->port,
-		       SOFT_ROCE_PORT);
 	pair->window = WINDOW_FIRST;
 	pair->threshold = WINDOW_MOST;
 	return pair;
@@ -442,4 +437,5 @@ const struct soft_subsystem soft_roce_subsystem = {
 	.create = create,
 	.stop = stop,
 	.forked = forked,
+	.port_changed = soft_roce_port_changed,
 };

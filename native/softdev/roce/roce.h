@@ -17,4 +17,26 @@ int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp);
 /* The largest path MTU whose packets fit into those of every network of the device. */
 enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca);
 
+/* ---- datagrams.c ------------------------------------------------------------------------------- */
+
+/* Higher folders, to which datagrams go: those for queue pairs, and those for queue pair 1. */
+struct soft_roce_takers {
+	void (*datagram)(const struct soft_datagram *datagram, const uint8_t *payload,
+			 uint32_t length);
+	void (*mad)(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *mad,
+		    size_t length);
+};
+void soft_roce_use(const struct soft_roce_takers *takers);
+
+/* Datagrams for the addresses of all devices come as long as there is a holder: 0, or an errno value, and
+ * this is none. */
+int soft_roce_hold(void);
+void soft_roce_release(void);
+/* From an address that is held.  False: not now, try again a little later. */
+bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct iovec *payload,
+			     int count);
+/* From queue pair 1 to queue pair 1. */
+void soft_roce_send_mad(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *mad,
+			size_t length);
+
 extern const struct soft_subsystem soft_roce_subsystem;

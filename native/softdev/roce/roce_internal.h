@@ -10,6 +10,7 @@
 #include "roce.h"
 
 enum {
+	SOFT_ROCE_PKEY = 0xffff, /* the default partition, full member: IBTA 10.9.1.2 */
 	SOFT_ROCE_SENDERS = 16, /* source ports of an address: networks spread flows by them */
 	SOFT_ROCE_PACKET_MAX = SOFT_ROCE_HEADERS_MAX + 4096 + SOFT_ROCE_PAD_MAX + SOFT_ROCE_ICRC,
 };
@@ -32,7 +33,8 @@ struct soft_roce_address {
 	struct soft_fd_watch
 		watch; /* of the UDP port, or of a connection to the process that has it */
 	union ibv_gid gid;
-	unsigned users; /* pairs */
+	unsigned users; /* pairs, and all holders of datagrams.c together */
+	bool held; /* by those */
 	bool busy; /* it is read from: it must not be freed */
 	bool left; /* by the process that had the port */
 	struct soft_node node;
@@ -42,18 +44,24 @@ struct soft_roce_address {
 	struct soft_roce_sender senders[SOFT_ROCE_SENDERS]; /* without a port: not open yet */
 };
 
+/* Where packets go, and from where. */
+struct soft_roce_flow {
+	struct soft_roce_sender *sender;
+	struct sockaddr_storage to;
+	socklen_t to_length;
+	struct soft_icrc_flow icrc;
+};
+
 /* A queue pair of ours and its peer. */
 struct soft_roce_pair {
 	struct soft_chan *chan;
 	struct soft_qp *qp;
 	struct soft_roce_address *address;
-	struct soft_roce_sender *sender;
 	union ibv_gid peer;
-	struct sockaddr_storage to;
-	socklen_t to_length;
 	uint8_t service; /* enum soft_roce_service */
 	uint16_t peer_port; /* from which it sends */
-	struct soft_icrc_flow out, in;
+	struct soft_roce_flow out;
+	struct soft_icrc_flow in;
 	/* of the requests; PSNs as in the send queue */
 	bool begun;
 	uint32_t sent; /* the first PSN that was never sent */
@@ -77,6 +85,10 @@ struct soft_roce {
 	struct soft_path paths[SOFT_HCAS_MOST]; /* one for each device */
 	struct soft_table pairs; /* by the numbers of our queue pairs */
 	struct soft_timer again; /* paths have let others go first */
+
+	/* datagrams.c */
+	const struct soft_roce_takers *takers;
+	unsigned holders;
 
 	/* sockets.c */
 	struct soft_node addresses;
@@ -104,13 +116,15 @@ bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet 
 /* That address, open; NULL and errno if it cannot be. */
 struct soft_roce_address *soft_roce_address(const union ibv_gid *gid);
 void soft_roce_address_release(struct soft_roce_address *address);
-/* A socket for the flow with that hash; NULL and errno if there is none to be had. */
-struct soft_roce_sender *soft_roce_sender(struct soft_roce_address *address, uint32_t hash);
+/* From there to the peer, for queue pairs with these numbers, which choose the socket; false and errno if
+ * there is none to be had. */
+bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *address,
+		    const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn);
 /* Bytes of packets that may be staged; 0: not before the socket takes more. */
 size_t soft_roce_room(void);
 /* Where the next packet is to be written, or NULL; and the same packet is complete up to its pad. */
 uint8_t *soft_roce_stage(void);
-void soft_roce_staged(const struct soft_roce_pair *pair, uint32_t length);
+void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length);
 void soft_roce_flush(void);
 void soft_roce_sockets_close(bool flush);
 
@@ -130,3 +144,11 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 		    uint8_t *bytes, size_t length);
 /* A socket takes more. */
 void soft_roce_unblocked(void);
+
+/* datagrams.c: a packet of UD */
+void soft_roce_take_datagram(const struct soft_roce_address *at,
+			     const struct sockaddr_storage *from,
+			     const struct soft_roce_packet *packet, const uint8_t *bytes,
+			     size_t length);
+/* `port_changed` of soft_roce_subsystem. */
+void soft_roce_port_changed(enum soft_port_change change, uint32_t ports);

@@ -165,38 +165,38 @@ uint8_t *soft_roce_stage(void)
 }
 
 /* The last run, if a packet of that length to the same place can be one of it. */
-static struct soft_roce_run *run_for(const struct soft_roce_pair *pair, uint32_t length)
+static struct soft_roce_run *run_for(const struct soft_roce_flow *flow, uint32_t length)
 {
 	struct soft_roce_run *run =
 		roce()->run_count > roce()->run_sent ? &roce()->runs[roce()->run_count - 1] : NULL;
 
-	return run && !roce()->blocked && !roce()->one_by_one && run->sender == pair->sender &&
+	return run && !roce()->blocked && !roce()->one_by_one && run->sender == flow->sender &&
 			       run->length == (uint32_t)run->segment * run->count &&
 			       length <= run->segment && run->count < SEGMENTS_MOST &&
 			       run->length + length <= RUN_MOST &&
-			       !memcmp(&run->to, &pair->to, pair->to_length)
+			       !memcmp(&run->to, &flow->to, flow->to_length)
 		       ? run
 		       : NULL;
 }
 
-void soft_roce_staged(const struct soft_roce_pair *pair, uint32_t length)
+void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 {
 	uint8_t *at = roce()->staged + roce()->staged_length;
 	const uint32_t whole = length + SOFT_ROCE_ICRC;
-	struct soft_roce_run *run = run_for(pair, whole);
+	struct soft_roce_run *run = run_for(flow, whole);
 
 	if (!run) {
 		run = &roce()->runs[roce()->run_count++];
 		*run = (struct soft_roce_run){
-			.sender = pair->sender,
-			.to = pair->to,
-			.to_length = pair->to_length,
+			.sender = flow->sender,
+			.to = flow->to,
+			.to_length = flow->to_length,
 			.offset = roce()->staged_length,
 			.segment = (uint16_t)whole,
 		};
 	}
 	/* The kernel numbers the packets of a run from 0 on. */
-	soft_put32(at + length, soft_icrc(&pair->out, run->count, &(struct iovec){at, length}, 1));
+	soft_put32(at + length, soft_icrc(&flow->icrc, run->count, &(struct iovec){at, length}, 1));
 	run->count++;
 	run->length += whole;
 	roce()->staged_length += whole;
@@ -321,9 +321,10 @@ enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca)
 	enum ibv_mtu mtu = IBV_MTU_256;
 
 	for (int i = 0; i < hca->gid_count; i++) {
-		int room = interface_mtu(fd, hca->gids[i].ifindex) - HEADERS;
+		const uint32_t ifindex = hca->gids[i].ifindex;
+		int room = ifindex ? interface_mtu(fd, ifindex) - HEADERS : most;
 
-		if (room > 0 && room < most)
+		if (room < most)
 			most = room;
 	}
 	soft_close_fd(&fd);
@@ -396,7 +397,8 @@ static int receive_at(struct soft_roce_address *address)
 	if (!error)
 		error = soft_watch(&address->watch, EPOLLIN);
 	if (error) {
-		tell_not_open(&address->gid, error);
+		if (error != EADDRNOTAVAIL) /* which the caller may expect */
+			tell_not_open(&address->gid, error);
 		soft_watch_close(&address->watch);
 		soft_roce_unshare(address);
 	}
@@ -462,7 +464,8 @@ void soft_roce_address_release(struct soft_roce_address *address)
 	}
 }
 
-struct soft_roce_sender *soft_roce_sender(struct soft_roce_address *address, uint32_t hash)
+/* With one of its source ports; NULL and errno if there is none to be had. */
+static struct soft_roce_sender *sender_of(struct soft_roce_address *address, uint32_t hash)
 {
 	struct soft_roce_sender *sender = &address->senders[hash % SOFT_ROCE_SENDERS];
 	uint16_t number;
@@ -492,6 +495,20 @@ struct soft_roce_sender *soft_roce_sender(struct soft_roce_address *address, uin
 	return sender;
 }
 
+bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *address,
+		    const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn)
+{
+	const uint32_t hash = (qpn ^ peer_qpn) * UINT32_C(2654435761) >> 16;
+
+	flow->sender = sender_of(address, hash);
+	if (!flow->sender)
+		return false;
+	flow->to_length = soft_gid_address(peer, &address->gid, SOFT_ROCE_PORT, &flow->to);
+	soft_icrc_flow(&flow->icrc, address->gid.raw, peer->raw, flow->sender->port,
+		       SOFT_ROCE_PORT);
+	return true;
+}
+
 void soft_roce_sockets_close(bool flush)
 {
 	soft_assert_locked();
@@ -501,6 +518,7 @@ void soft_roce_sockets_close(bool flush)
 		close_address(soft_list_first(&roce()->addresses, struct soft_roce_address, node));
 	forget_staged();
 	roce()->blocked = false;
+	roce()->holders = 0;
 	free(roce()->input);
 	free(roce()->staged);
 	free(roce()->runs);

@@ -147,6 +147,8 @@ void soft_datagram_shutdown(void)
 void soft_datagram_hold(void)
 {
 	soft_assert_locked();
+	if (soft_device.ud->packets)
+		return;
 	if (!soft_device.ud->holders)
 		listen_up();
 	soft_device.ud->holders++;

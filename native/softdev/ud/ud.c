@@ -24,6 +24,7 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 		.from = qp->ibv.qp_num,
 		/* IBTA 10.2.5: a request may not choose a key of the privileged half. */
 		.qkey = to->qkey & OWN_QKEY ? qp->attr.qkey : to->qkey,
+		.psn = send->psn & SOFT_PSN_MASK,
 		.traffic_flow = to->path.traffic_flow,
 		.hop_limit = to->path.hop_limit,
 	};
@@ -85,6 +86,8 @@ static bool send_oldest(struct soft_qp *qp)
 	else if (soft_qpn_ip_port(to->qpn) == soft_ip_port() &&
 		 soft_gid_is_local(&path->destination))
 		hand_over(&datagram, iov, count);
+	else if (soft_device.ud->packets)
+		done = soft_device.ud->packets->send(&datagram, iov, count);
 	else
 		done = soft_datagram_send(&datagram, path, iov, count);
 	/* A message to itself may have ended the queue pair, and flushed this request too. */
@@ -226,7 +229,35 @@ static void port_changed(enum soft_port_change change, uint32_t ports)
 		soft_multicast_addresses();
 }
 
+/* RTR */
+static int prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
+{
+	const struct soft_ud_packets *packets = soft_device.ud->packets;
+	int rc = packets ? packets->hold() : 0;
+
+	(void)depth;
+	(void)psn;
+	if (!rc)
+		qp->attr.path_mtu = soft_links->active_mtu(soft_qp_hca(qp));
+	return rc;
+}
+
+static void forget(struct soft_qp *qp)
+{
+	if (qp->attr.path_mtu && soft_device.ud->packets &&
+	    !soft_context_inherited(soft_context_of(qp->ibv.context)))
+		soft_device.ud->packets->release();
+	qp->attr.path_mtu = 0;
+}
+
+void soft_ud_use(const struct soft_ud_packets *packets)
+{
+	soft_device.ud->packets = packets;
+}
+
 const struct soft_transport soft_ud_transport = {
+	.prepare = prepare,
+	.forget = forget,
 	.created = soft_datagram_hold,
 	.destroyed = soft_datagram_release,
 	.output = output,

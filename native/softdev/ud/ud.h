@@ -34,6 +34,8 @@ struct soft_ud {
 	bool six; /* it is an IPv6 socket, for both */
 	unsigned holders;
 
+	const struct soft_ud_packets *packets;
+
 	struct soft_node groups; /* multicast.c */
 	unsigned group_count, attachment_count;
 };
@@ -65,6 +67,17 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 			void (*take)(struct soft_fd_watch *watch,
 				     const struct soft_datagram *datagram, const uint8_t *payload,
 				     uint32_t length));
+
+/* What carries datagrams in place of datagram.c, except to groups: packets of RoCE. */
+struct soft_ud_packets {
+	/* A queue pair can be reached from now on: 0 or an errno value. */
+	int (*hold)(void);
+	void (*release)(void);
+	/* As soft_datagram_send. */
+	bool (*send)(const struct soft_datagram *datagram, const struct iovec *payload, int count);
+};
+/* From now on; NULL: datagram.c. */
+void soft_ud_use(const struct soft_ud_packets *packets);
 
 /* ---- multicast.c --------------------------------------------------------------------------- */
 

@@ -301,6 +301,11 @@ bool soft_links_may_use_shm(void)
 	return soft_device.wire->may_use_shm;
 }
 
+bool soft_links_are_roce(void)
+{
+	return soft_device.wire->roce;
+}
+
 /* ---- as the lower folders know them --------------------------------------------------------- */
 
 static struct soft_link *whole(struct soft_qp_link *link)

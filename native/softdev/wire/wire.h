@@ -21,6 +21,8 @@ void soft_handshake_withdrawn(struct soft_path *path, uint32_t remote_id);
 
 /* May queue pairs of this host use shared memory?  What the environment says. */
 bool soft_links_may_use_shm(void);
+/* Are they of RoCE? */
+bool soft_links_are_roce(void);
 
 /* A queue pair in RTR or RTS that the CM did not know then, and now does, looks for its peer by
  * itself no more. */

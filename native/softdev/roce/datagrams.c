@@ -1,0 +1,196 @@
+/* Datagrams of RoCE v2: the packets of UD queue pairs, and of queue pair 1, the general services interface
+ * with its management datagrams (MADs: IBTA vol 1, 13).
+ *
+ * What sends and receives them holds the addresses of all devices open, for it has no peer that would say at
+ * which one.  Nothing is kept of a sender, and what is not for a queue pair here is dropped without an answer.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "roce_internal.h"
+
+enum {
+	GSI = 1, /* the queue pair: IBTA 3.5.10 */
+	HOP_LIMIT = 64, /* that receives are told, for the socket does not say it */
+};
+
+#define GSI_QKEY 0x80010000u /* IBTA 13.5.3.1 */
+
+static struct soft_roce *roce(void)
+{
+	return soft_device.roce;
+}
+
+/* ---- addresses ------------------------------------------------------------------------------- */
+
+/* An address that is not usable yet, because its interface has just come up, is left out. */
+static int hold_address(const union ibv_gid *gid)
+{
+	struct soft_roce_address *address = soft_roce_address(gid);
+
+	if (!address)
+		return errno == EADDRNOTAVAIL ? 0 : errno;
+	if (address->held)
+		address->users--;
+	address->held = true;
+	return 0;
+}
+
+static int hold_all(void)
+{
+	int rc = 0;
+
+	for (int number = 0; number < soft_hca_count(); number++) {
+		const struct soft_hca *hca = soft_hca_at(number);
+		struct soft_gid gid;
+
+		for (int i = 0; i < soft_gid_count(hca) && !rc; i++)
+			if (!soft_gid_at(hca, i, &gid))
+				rc = hold_address(&gid.gid);
+	}
+	return rc;
+}
+
+static void release_all(void)
+{
+	soft_list_each (struct soft_roce_address, address, &roce()->addresses, node) {
+		address->users -= address->held;
+		address->held = false;
+	}
+	soft_roce_address_release(NULL);
+}
+
+int soft_roce_hold(void)
+{
+	soft_assert_locked();
+	int rc = roce()->holders ? 0 : hold_all();
+
+	if (rc)
+		release_all();
+	else
+		roce()->holders++;
+	return rc;
+}
+
+void soft_roce_release(void)
+{
+	soft_assert_locked();
+	if (!--roce()->holders)
+		release_all();
+}
+
+/* One that cannot be opened is told on stderr. */
+void soft_roce_port_changed(enum soft_port_change change, uint32_t ports)
+{
+	(void)ports;
+	if (change == SOFT_PORT_ADDRESSES && roce()->holders)
+		(void)hold_all();
+}
+
+/* ---- sending --------------------------------------------------------------------------------- */
+
+static struct soft_roce_address *held(const union ibv_gid *gid)
+{
+	soft_list_each (struct soft_roce_address, address, &roce()->addresses, node)
+		if (address->held && !memcmp(&address->gid, gid, sizeof(*gid)))
+			return address;
+	return NULL;
+}
+
+bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct iovec *payload,
+			     int count)
+{
+	soft_assert_locked();
+	struct soft_roce_address *address = held(&datagram->source);
+	struct soft_roce_flow flow;
+	struct soft_roce_packet packet = {
+		.opcode = SOFT_ROCE_UD |
+			  (datagram->flags & SOFT_DATAGRAM_IMMEDIATE ? SOFT_ROCE_SEND_ONLY_IMMEDIATE
+								     : SOFT_ROCE_SEND_ONLY),
+		.solicited = datagram->flags & SOFT_DATAGRAM_SOLICITED,
+		.migreq = true,
+		.pkey = SOFT_ROCE_PKEY,
+		.to = datagram->to,
+		.psn = datagram->psn,
+		.qkey = datagram->qkey,
+		.from = datagram->from,
+		.immediate = ntohl(datagram->immediate),
+	};
+
+	if (!address ||
+	    !soft_roce_flow(&flow, address, &datagram->destination, datagram->from, datagram->to))
+		return true; /* lost */
+	uint8_t *staged = soft_roce_room() ? soft_roce_stage() : NULL;
+
+	if (!staged)
+		return false;
+	for (int i = 0; i < count; i++)
+		packet.length += (uint32_t)payload[i].iov_len;
+	uint8_t *at = staged + soft_roce_encode(staged, &packet);
+
+	for (int i = 0; i < count; i++) {
+		memcpy(at, payload[i].iov_base, payload[i].iov_len);
+		at += payload[i].iov_len;
+	}
+	memset(at, 0, SOFT_ROCE_PAD_MAX);
+	soft_roce_staged(&flow, (uint32_t)(at - staged) + soft_roce_pad(packet.length));
+	soft_defer(&roce()->paths[0].flush);
+	return true;
+}
+
+void soft_roce_send_mad(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *mad,
+			size_t length)
+{
+	const struct soft_datagram datagram = {
+		.source = *from, .destination = *to, .from = GSI, .to = GSI, .qkey = GSI_QKEY};
+
+	if (!(soft_ports_down & soft_gid_port(from)))
+		(void)soft_roce_send_datagram(&datagram, &(struct iovec){(void *)mad, length}, 1);
+}
+
+/* ---- receiving ------------------------------------------------------------------------------- */
+
+void soft_roce_take_datagram(const struct soft_roce_address *at,
+			     const struct sockaddr_storage *from,
+			     const struct soft_roce_packet *packet, const uint8_t *bytes,
+			     size_t length)
+{
+	const bool is_mad = packet->to == GSI;
+	struct soft_datagram datagram = {
+		.destination = at->gid,
+		.to = packet->to,
+		.from = packet->from,
+		.qkey = packet->qkey,
+		.immediate = htonl(packet->immediate),
+		.hop_limit = HOP_LIMIT,
+	};
+	struct soft_icrc_flow flow;
+
+	/* The cheap checks first, for any host can send this. */
+	if (!at->held || packet->length > SOFT_DATAGRAM_MAX ||
+	    (is_mad ? packet->qkey != GSI_QKEY || packet->from != GSI
+		    : !soft_qp_find(packet->to)) ||
+	    !soft_gid_from(&datagram.source, (const struct sockaddr *)from))
+		return;
+	/* At the same place in both families. */
+	soft_icrc_flow(&flow, datagram.source.raw, at->gid.raw,
+		       ntohs(((const struct sockaddr_in *)(const void *)from)->sin_port),
+		       SOFT_ROCE_PORT);
+	if (!soft_icrc_check(&flow, bytes, length))
+		return;
+	if (packet->solicited)
+		datagram.flags |= SOFT_DATAGRAM_SOLICITED;
+	if (packet->opcode == (SOFT_ROCE_UD | SOFT_ROCE_SEND_ONLY_IMMEDIATE))
+		datagram.flags |= SOFT_DATAGRAM_IMMEDIATE;
+	if (is_mad)
+		roce()->takers->mad(&datagram.source, &at->gid, packet->payload, packet->length);
+	else
+		roce()->takers->datagram(&datagram, packet->payload, packet->length);
+}
+
+void soft_roce_use(const struct soft_roce_takers *takers)
+{
+	roce()->takers = takers;
+}

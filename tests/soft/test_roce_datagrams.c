@@ -1,0 +1,477 @@
+/* Datagrams of RoCE v2, packet by packet: UD queue pairs, and the MADs of queue pair 1.  This test is the
+ * peer. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include "cm/cm_mad.h"
+#include "roce/headers.h"
+#include "roce/icrc.h"
+#include "ud_side.h"
+
+enum {
+	LONGEST = SOFT_ROCE_HEADERS_MAX + MTU + 4 + SOFT_ROCE_PAD_MAX + SOFT_ROCE_ICRC,
+	PEER_QPN = 0x123456,
+	GSI = 1,
+	PORT = 7471,
+	WAIT_MS = 20000,
+	QUIET_MS = 100,
+	SEND = SOFT_ROCE_UD | SOFT_ROCE_SEND_ONLY,
+	SEND_IMMEDIATE = SOFT_ROCE_UD | SOFT_ROCE_SEND_ONLY_IMMEDIATE,
+};
+
+#define GSI_QKEY 0x80010000u
+
+/* The device's addresses are 127.0.0.1 and, of a second one, 127.0.0.2. */
+static const uint8_t device_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1};
+static const uint8_t second_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 2};
+static const uint8_t peer_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 9};
+static const uint8_t ipv6_gid[16] = {[15] = 1};
+
+static uint8_t payload[MTU + 4];
+
+static bool is_ipv4(const uint8_t gid[16])
+{
+	return gid[10] == 0xff;
+}
+
+static socklen_t address_at(const uint8_t gid[16], uint16_t port, struct sockaddr_storage *address)
+{
+	struct sockaddr_in *in = (void *)address;
+	struct sockaddr_in6 *in6 = (void *)address;
+
+	memset(address, 0, sizeof(*address));
+	if (is_ipv4(gid)) {
+		*in = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(port)};
+		memcpy(&in->sin_addr, gid + 12, 4);
+		return sizeof(*in);
+	}
+	*in6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(port)};
+	memcpy(&in6->sin6_addr, gid, 16);
+	return sizeof(*in6);
+}
+
+/* A socket there, or -1 and errno. */
+static int bound(const uint8_t gid[16], uint16_t port)
+{
+	struct sockaddr_storage here;
+	const socklen_t length = address_at(gid, port, &here);
+	const int discover = IP_PMTUDISC_DO;
+	int fd = socket(here.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &discover, sizeof(discover));
+	if (!bind(fd, (const struct sockaddr *)&here, length))
+		return fd;
+	const int error = errno;
+
+	close(fd);
+	errno = error;
+	return -1;
+}
+
+static bool is_free(const uint8_t gid[16])
+{
+	int fd = bound(gid, SOFT_ROCE_PORT);
+
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
+}
+
+/* ---- packets --------------------------------------------------------------------------------- */
+
+/* From port 4790 of the source, whose ICRC that must be. */
+static size_t build(uint8_t *bytes, const uint8_t source[16], const uint8_t destination[16],
+		    const struct soft_roce_packet *packet)
+{
+	struct soft_icrc_flow flow;
+	size_t length = soft_roce_encode(bytes, packet);
+
+	memcpy(bytes + length, packet->payload, packet->length);
+	length += packet->length;
+	memset(bytes + length, 0, SOFT_ROCE_PAD_MAX);
+	length += soft_roce_pad(packet->length);
+	soft_icrc_flow(&flow, source, destination, SOFT_ROCE_PORT - 1, SOFT_ROCE_PORT);
+	uint32_t icrc = htole32(soft_icrc(&flow, 0, &(struct iovec){bytes, length}, 1));
+
+	memcpy(bytes + length, &icrc, sizeof(icrc));
+	return length + sizeof(icrc);
+}
+
+static void throw_bytes(const uint8_t source[16], const uint8_t destination[16],
+			const uint8_t *bytes, size_t length)
+{
+	struct sockaddr_storage to;
+	const socklen_t to_length = address_at(destination, SOFT_ROCE_PORT, &to);
+	int fd = bound(source, SOFT_ROCE_PORT - 1);
+
+	CHECK(fd >= 0);
+	CHECK_EQUAL(sendto(fd, bytes, length, 0, (const struct sockaddr *)&to, to_length), length);
+	close(fd);
+}
+
+static void throw(const uint8_t source[16], const uint8_t destination[16],
+		  struct soft_roce_packet packet)
+{
+	uint8_t bytes[LONGEST];
+
+	throw_bytes(source, destination, bytes, build(bytes, source, destination, &packet));
+}
+
+static struct soft_roce_packet packet_to(const struct side *side, uint8_t opcode, uint32_t length)
+{
+	return (struct soft_roce_packet){
+		.opcode = opcode,
+		.pkey = 0xffff,
+		.to = side->qp->qp_num,
+		.from = PEER_QPN,
+		.qkey = QKEY,
+		.immediate = 78,
+		.length = length,
+		.payload = payload,
+	};
+}
+
+static bool comes(int fd, int milliseconds)
+{
+	return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, milliseconds) == 1;
+}
+
+/* What the device sends to the peer next: a packet of the specification with a right ICRC. */
+static struct soft_roce_packet next_packet(int peer)
+{
+	static uint8_t bytes[LONGEST];
+	struct sockaddr_in from;
+	socklen_t from_length = sizeof(from);
+	struct soft_roce_packet packet;
+	struct soft_icrc_flow flow;
+
+	CHECK(comes(peer, WAIT_MS));
+	ssize_t length =
+		recvfrom(peer, bytes, sizeof(bytes), 0, (struct sockaddr *)&from, &from_length);
+
+	CHECK(length > 0);
+	CHECK_EQUAL(soft_roce_decode(&packet, bytes, (size_t)length), SOFT_ROCE_WELL_FORMED);
+	soft_icrc_flow(&flow, device_gid, peer_gid, ntohs(from.sin_port), SOFT_ROCE_PORT);
+	CHECK(soft_icrc_check(&flow, bytes, (size_t)length));
+	CHECK_EQUAL(packet.pkey, 0xffff);
+	CHECK(ntohs(from.sin_port) >= 0xc000);
+	return packet;
+}
+
+/* ---- what comes in --------------------------------------------------------------------------- */
+
+static void check_grh(const uint8_t *grh, const uint8_t source[16], const uint8_t destination[16],
+		      uint32_t after_ip)
+{
+	const uint8_t *ipv4 = grh + 20;
+	uint32_t sum = 0;
+
+	if (!is_ipv4(source)) {
+		CHECK_EQUAL(grh[0] >> 4, 6);
+		CHECK_EQUAL(grh[4] << 8 | grh[5], after_ip);
+		CHECK_EQUAL(grh[6], IPPROTO_UDP);
+		CHECK_EQUAL(memcmp(grh + 8, source, 16), 0);
+		CHECK_EQUAL(memcmp(grh + 24, destination, 16), 0);
+		return;
+	}
+	CHECK_EQUAL(ipv4[0], 0x45);
+	CHECK_EQUAL(ipv4[2] << 8 | ipv4[3], 20 + after_ip);
+	CHECK_EQUAL(ipv4[9], IPPROTO_UDP);
+	CHECK_EQUAL(memcmp(ipv4 + 12, source + 12, 4), 0);
+	CHECK_EQUAL(memcmp(ipv4 + 16, destination + 12, 4), 0);
+	for (int i = 0; i < 20; i += 2)
+		sum += (uint32_t)ipv4[i] << 8 | ipv4[i + 1];
+	CHECK_EQUAL(sum % 0xffff, 0);
+}
+
+static void received(const uint8_t source[16], const uint8_t destination[16])
+{
+	static const uint32_t lengths[] = {0, 7, MTU};
+	struct side side;
+
+	ud_open(&side, (struct options){.shared = 8});
+	for (uint32_t i = 0; i < 6; i++) {
+		const uint8_t opcode = i % 2 ? SEND_IMMEDIATE : SEND;
+		struct soft_roce_packet packet = packet_to(&side, opcode, lengths[i / 2]);
+
+		if (i == 3)
+			packet.pkey = 0x7fff; /* a limited member */
+		CHECK_EQUAL(post_recv_at(&side, i, 0, 8192), 0);
+		throw(source, destination, packet);
+		struct ibv_wc wc = expect_wc(&side, i, IBV_WC_SUCCESS);
+
+		CHECK_EQUAL(wc.byte_len, GRH + packet.length);
+		CHECK_EQUAL(wc.src_qp, PEER_QPN);
+		CHECK_EQUAL(wc.wc_flags, IBV_WC_GRH | (i % 2 ? IBV_WC_WITH_IMM : 0));
+		CHECK_EQUAL(wc.imm_data, i % 2 ? htonl(78) : 0);
+		CHECK_EQUAL(memcmp(side.memory + GRH, payload, packet.length), 0);
+		check_grh(side.memory, source, destination,
+			  8 + 12 + 8 + (i % 2 ? 4 : 0) + ((packet.length + 3) & ~3u) + 4);
+	}
+	close_side(&side);
+}
+
+/* What any host can send: nothing happens, and nothing is answered. */
+static void dropped(void)
+{
+	int peer = bound(peer_gid, SOFT_ROCE_PORT);
+	struct side side, other;
+	uint8_t bytes[LONGEST];
+
+	ud_open(&side, (struct options){0});
+	open_side(&other, (struct options){.ud = true});
+	CHECK_EQUAL(ud_to_init(&other, QKEY), 0);
+	struct soft_roce_packet packet = packet_to(&side, SEND, 7);
+
+	throw(peer_gid, device_gid, packet); /* there is no receive */
+	CHECK_EQUAL(post_recv_at(&side, 1, 0, GRH + MTU), 0);
+	CHECK_EQUAL(post_recv_at(&other, 1, 0, GRH + MTU), 0);
+	packet.to = other.qp->qp_num; /* not in RTR */
+	throw(peer_gid, device_gid, packet);
+	packet.to ^= 1;
+	throw(peer_gid, device_gid, packet);
+	packet = packet_to(&side, SEND, 7);
+	packet.qkey++;
+	throw(peer_gid, device_gid, packet);
+	packet = packet_to(&side, SEND, 7);
+	packet.pkey = 0x1234;
+	throw(peer_gid, device_gid, packet);
+	packet = packet_to(&side, SEND, MTU + 4);
+	throw(peer_gid, device_gid, packet);
+	packet = packet_to(&side, SOFT_ROCE_RC | SOFT_ROCE_SEND_ONLY, 7);
+	throw(peer_gid, device_gid, packet);
+	/* each of its bits changed on the way, but those that a network may change; cut short */
+	packet = packet_to(&side, SEND, 7);
+	size_t length = build(bytes, peer_gid, device_gid, &packet);
+
+	for (size_t bit = 0; bit < 8 * length; bit++) {
+		if (bit / 8 == 4)
+			continue;
+		bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+		throw_bytes(peer_gid, device_gid, bytes, length);
+		bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+	}
+	for (size_t cut = 1; cut < length; cut++)
+		throw_bytes(peer_gid, device_gid, bytes, cut);
+	/* at the address of a device that it is not of */
+	throw(peer_gid, second_gid, packet);
+	CHECK(!comes(peer, QUIET_MS));
+	packet.length = 5;
+	throw(peer_gid, device_gid, packet);
+	CHECK_EQUAL(expect_wc(&side, 1, IBV_WC_SUCCESS).byte_len, GRH + 5);
+	expect_no_wc(&side);
+	expect_no_wc(&other);
+	close_side(&other);
+	close_side(&side);
+	close(peer);
+}
+
+/* ---- what goes out --------------------------------------------------------------------------- */
+
+static void sent(void)
+{
+	int peer = bound(peer_gid, SOFT_ROCE_PORT);
+	struct address to = {.qpn = PEER_QPN};
+	struct side side;
+
+	memcpy(to.gid.raw, peer_gid, sizeof(peer_gid));
+	ud_open(&side, (struct options){.gid = 1});
+	struct ibv_ah *ah = ud_path(&side, &to, 0);
+
+	memcpy(side.memory, payload, MTU);
+	for (uint32_t i = 0; i < 3; i++) {
+		const uint32_t length = (uint32_t[]){0, 7, MTU}[i];
+
+		UD_POST(&side, .ah = ah, .qpn = PEER_QPN, .qkey = i == 1 ? OWN_QKEY : QKEY + 1,
+			.wr_id = i, .length = length, .with_imm = i == 1, .imm = htonl(78),
+			.flags = i == 1 ? IBV_SEND_SOLICITED : 0);
+		expect_wc(&side, i, IBV_WC_SUCCESS);
+		struct soft_roce_packet packet = next_packet(peer);
+
+		CHECK_EQUAL(packet.opcode, i == 1 ? SEND_IMMEDIATE : SEND);
+		CHECK_EQUAL(packet.to, PEER_QPN);
+		CHECK_EQUAL(packet.from, side.qp->qp_num);
+		CHECK_EQUAL(packet.qkey, i == 1 ? QKEY : QKEY + 1);
+		CHECK_EQUAL(packet.psn, (side.psn + i) & 0xffffff);
+		CHECK_EQUAL(packet.solicited, i == 1);
+		CHECK(i != 1 || packet.immediate == 78);
+		CHECK_EQUAL(packet.length, length);
+		CHECK_EQUAL(memcmp(packet.payload, payload, length), 0);
+	}
+	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	close_side(&side);
+	close(peer);
+}
+
+/* ---- queue pair 1 ---------------------------------------------------------------------------- */
+
+/* A request for that port, in the peer's name. */
+static struct soft_roce_packet request_for(uint16_t port, uint8_t bytes[SOFT_MAD_SIZE])
+{
+	struct soft_cm_mad mad = {
+		.message = {.type = SOFT_CM_REQ,
+			    .port_space = RDMA_PS_TCP,
+			    .qp_type = IBV_QPT_RC,
+			    .qpn = PEER_QPN,
+			    .path_mtu = IBV_MTU_1024},
+		.transaction = port,
+		.local_id = port,
+		.service_port = port,
+		.source_port = 4711,
+	};
+
+	memcpy(mad.source, peer_gid, sizeof(mad.source));
+	memcpy(mad.destination, device_gid, sizeof(mad.destination));
+	CHECK(soft_cm_mad_encode(&mad, bytes));
+	return (struct soft_roce_packet){
+		.opcode = SEND,
+		.pkey = 0xffff,
+		.to = GSI,
+		.from = GSI,
+		.qkey = GSI_QKEY,
+		.length = SOFT_MAD_SIZE,
+		.payload = bytes,
+	};
+}
+
+static struct soft_cm_mad next_mad(int peer, unsigned type)
+{
+	struct soft_roce_packet packet = next_packet(peer);
+	struct soft_cm_mad mad;
+
+	CHECK_EQUAL(packet.opcode, SEND);
+	CHECK_EQUAL(packet.to, GSI);
+	CHECK_EQUAL(packet.from, GSI);
+	CHECK_EQUAL(packet.qkey, GSI_QKEY);
+	CHECK(soft_cm_mad_decode(packet.payload, packet.length, &mad));
+	CHECK_EQUAL(mad.message.type, type);
+	return mad;
+}
+
+static void connection_manager(void)
+{
+	int peer = bound(peer_gid, SOFT_ROCE_PORT);
+	struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(PORT)};
+	uint8_t bytes[SOFT_MAD_SIZE];
+	struct rdma_event_channel *channel;
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+
+	CHECK(channel = verbs->rdma_create_event_channel());
+	CHECK_EQUAL(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), 0);
+	CHECK_EQUAL(verbs->rdma_bind_addr(id, (struct sockaddr *)&any), 0);
+	/* One address of the devices is another one's: nothing of them is kept. */
+	int taken = bound(second_gid, SOFT_ROCE_PORT);
+
+	CHECK_FAILS(verbs->rdma_listen(id, 0), EADDRINUSE);
+	CHECK(is_free(device_gid));
+	close(taken);
+	CHECK_EQUAL(verbs->rdma_listen(id, 0), 0);
+	CHECK(!is_free(device_gid));
+
+	struct soft_roce_packet packet = request_for(PORT, bytes);
+
+	packet.qkey = QKEY;
+	throw(peer_gid, device_gid, packet);
+	packet = request_for(PORT, bytes);
+	packet.from = PEER_QPN;
+	throw(peer_gid, device_gid, packet);
+	packet = request_for(PORT, bytes);
+	packet.length -= 4;
+	throw(peer_gid, device_gid, packet);
+	packet = request_for(PORT, bytes);
+	packet.to = 0;
+	throw(peer_gid, device_gid, packet);
+	CHECK(!comes(peer, QUIET_MS));
+	throw(peer_gid, device_gid, request_for(PORT + 1, bytes));
+	CHECK_EQUAL(next_mad(peer, SOFT_CM_REJ).message.reason, SOFT_CM_REASON_INVALID_SERVICE_ID);
+	throw(peer_gid, device_gid, request_for(PORT, bytes));
+	next_mad(peer, SOFT_CM_MRA);
+	CHECK_EQUAL(verbs->rdma_get_cm_event(channel, &event), 0);
+	CHECK_EQUAL(event->event, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *asked = event->id;
+
+	CHECK_EQUAL(verbs->rdma_ack_cm_event(event), 0);
+	/* A conversation is still there when the listener is not; afterwards it lingers, but not beyond the
+	 * device. */
+	CHECK_EQUAL(verbs->rdma_destroy_id(id), 0);
+	CHECK(!is_free(device_gid));
+	CHECK_EQUAL(verbs->rdma_destroy_id(asked), 0);
+	next_mad(peer, SOFT_CM_REJ);
+	verbs->rdma_destroy_event_channel(channel);
+	CHECK(is_free(device_gid));
+	close(peer);
+}
+
+/* ---- the port -------------------------------------------------------------------------------- */
+
+/* A failure takes nothing from others that have an address. */
+static void port_in_use(void)
+{
+	const struct address peer = {.qpn = PEER_QPN, .gid.raw = {[10] = 0xff, 0xff, 127, 0, 0, 9}};
+	int taken = bound(second_gid, SOFT_ROCE_PORT);
+	struct side connected, side;
+
+	open_side(&connected, (struct options){.gid = 1});
+	CHECK_EQUAL(to_init(&connected), 0);
+	CHECK_EQUAL(to_rtr(&connected, &peer), 0);
+	open_side(&side, (struct options){.ud = true});
+	CHECK_EQUAL(ud_to_init(&side, QKEY), 0);
+	CHECK_EQUAL(to_state(&side, IBV_QPS_RTR), EADDRINUSE);
+	CHECK_EQUAL(state_of(&side), IBV_QPS_INIT);
+	destroy_qp(&side);
+	CHECK(!is_free(device_gid));
+	close(taken);
+	side.qp = create_qp(&side);
+	ud_bring_up(&side, QKEY);
+	CHECK(!is_free(second_gid));
+	destroy_qp(&connected);
+	CHECK(!is_free(device_gid));
+	CHECK_EQUAL(to_state(&side, IBV_QPS_RESET), 0);
+	CHECK(is_free(device_gid) && is_free(second_gid));
+	close_side(&side);
+	close_side(&connected);
+}
+
+/* The child has none of it, and may have other links. */
+static void forked(void)
+{
+	struct side side, own[2];
+
+	ud_open(&side, (struct options){0});
+	pid_t child = fork();
+
+	if (!child) {
+		CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1), 0);
+		open_two(&own[0], &own[1]);
+		CHECK_EQUAL(verbs->ibv_destroy_qp(side.qp), 0);
+		struct ibv_ah *ah = path_to(&own[0], &own[1]);
+
+		CHECK_EQUAL(post_recv_at(&own[1], 1, 0, GRH), 0);
+		send_with(&own[0], ah, &own[1], QKEY);
+		expect_wc(&own[1], 1, IBV_WC_SUCCESS);
+		_exit(0);
+	}
+	expect_ended_well(child);
+	CHECK_EQUAL(post_recv_at(&side, 1, 0, GRH + 7), 0);
+	throw(peer_gid, device_gid, packet_to(&side, SEND, 7));
+	expect_wc(&side, 1, IBV_WC_SUCCESS);
+	close_side(&side);
+}
+
+int main(void)
+{
+	limit_seconds(120);
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1), 0);
+	for (size_t i = 0; i < sizeof(payload); i++)
+		payload[i] = (uint8_t)(i * 7 + 1);
+	STEP(received(peer_gid, device_gid));
+	if (is_free(ipv6_gid))
+		STEP(received(ipv6_gid, ipv6_gid));
+	STEP(dropped());
+	STEP(sent());
+	STEP(connection_manager());
+	STEP(port_in_use());
+	STEP(forked());
+	return 0;
+}
