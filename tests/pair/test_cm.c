@@ -1084,9 +1084,51 @@ static void stale_connection(void)
 		if (i == 1) {
 			wait_until(&parties[2], FAILED, false);
 			CHECK(server()->phase == DOWN || server()->phase == GONE);
+			wait_until(client, GONE, false); /* it is there, and is told */
 		}
 	}
 	wait_until(&parties[CLIENTS + 1], REQUESTED, false);
+	close_all();
+}
+
+/* A MAD of the client's that is under way, with something else in it, as the other host would say it. */
+static void forge(struct mad mad, void (*change)(struct soft_cm_mad *mad))
+{
+	struct soft_cm_mad said;
+
+	CHECK(soft_cm_mad_decode(mad.bytes, sizeof(mad.bytes), &said));
+	said.local_id++;
+	said.transaction++;
+	change(&said);
+	CHECK(soft_cm_mad_encode(&said, mad.bytes));
+	deliver(&mad);
+}
+
+static void without_number(struct soft_cm_mad *mad)
+{
+	mad->message.qpn = 0;
+}
+
+static void with_long_packets(struct soft_cm_mad *mad)
+{
+	mad->message.qpn++;
+	mad->message.path_mtu = gsi.path_mtu + 1;
+}
+
+/* Requests that are refused, or have no queue pair: they leave what is under way alone. */
+static void odd_requests(void)
+{
+	struct party *client = begin(0);
+	struct mad request;
+
+	wait_until(client, ASKED, false);
+	request = mads[0];
+	forge(request, with_long_packets);
+	CHECK_EQUAL(mad_counts[2], 1);
+	request.to = 0;
+	forge(request, without_number);
+	connected(client);
+	plan.unruly = true;
 	close_all();
 }
 
@@ -1152,7 +1194,7 @@ static const struct {
 	TEST(flood_of_answers, 2), TEST(few_linger, 2),      TEST(silent_client, 2),
 	TEST(withdrawn_early, 2),  TEST(end_after_death, 2), TEST(stale_connection, 2),
 	TEST(late_request, 2),     TEST(addresses_taken, 2), TEST(silent_service, 2),
-	TEST(lost_answer, 2),      TEST(no_service, 2),
+	TEST(lost_answer, 2),      TEST(no_service, 2),      TEST(odd_requests, 2),
 };
 
 static void run(void)

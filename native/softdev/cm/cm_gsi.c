@@ -145,7 +145,8 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 		.transaction = conversation->transaction,
 		.local_id = conversation->local_id,
 		.remote_id = conversation->remote_id,
-		.answered = link->heard == SOFT_CM_REQ   ? SOFT_CM_ANSWERS_REQ
+		/* OTHER: also when an answer is taken back (12.9, state REP sent). */
+		.answered = link->heard == SOFT_CM_REQ && !conversation->qpn ? SOFT_CM_ANSWERS_REQ
 			    : link->heard == SOFT_CM_REP ? SOFT_CM_ANSWERS_REP
 							 : SOFT_CM_ANSWERS_OTHER,
 		.peer_qpn = conversation->peer_qpn,
@@ -210,6 +211,7 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		      const struct soft_cm_mad *mad)
 {
 	struct conversation *conversation = begun(from, mad);
+	const struct soft_cm_message disconnect = {.type = SOFT_CM_DREQ};
 	struct listener *listener = listener_at(to, mad);
 	int error;
 
@@ -222,6 +224,10 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 	conversation = stale(from, mad->message.qpn);
 	if (conversation) {
 		answer(from, to, mad, SOFT_CM_REASON_STALE);
+		if (conversation->link.said.type == SOFT_CM_RTU ||
+		    conversation->link.heard ==
+			    SOFT_CM_RTU) /* its peer may be there all the same */
+			(void)soft_cm_link_say(&conversation->link, &disconnect);
 		soft_cm_link_failed(&conversation->link, ECONNRESET);
 		return;
 	}
