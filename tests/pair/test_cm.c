@@ -1115,7 +1115,21 @@ static void with_long_packets(struct soft_cm_mad *mad)
 	mad->message.path_mtu = gsi.path_mtu + 1;
 }
 
-/* Requests that are refused, or have no queue pair: they leave what is under way alone. */
+/* With the ID of the connection: requests for services have others. */
+static void as_question(struct soft_cm_mad *mad)
+{
+	mad->message.type = SOFT_SIDR_REQ;
+	mad->local_id--;
+	mad->transaction--;
+}
+
+static void as_found(struct soft_cm_mad *mad)
+{
+	mad->message.type = SOFT_SIDR_REP;
+	mad->remote_id = mad->local_id - 1;
+}
+
+/* Requests that are refused, have no queue pair, or the ID of another: they leave what is under way alone. */
 static void odd_requests(void)
 {
 	struct party *client = begin(0);
@@ -1128,7 +1142,32 @@ static void odd_requests(void)
 	request.to = 0;
 	forge(request, without_number);
 	connected(client);
+	forge(request, as_found);
+	request.to = 1;
+	forge(request, as_question);
+	CHECK_EQUAL(mad_counts[8], 1); /* no service is there */
+	take_events();
+	CHECK_EQUAL(client->phase, UP);
 	plan.unruly = true;
+	close_all();
+}
+
+/* IBTA 12.6.7: the client has a REP, so the REJ that takes it back answers neither that nor the REQ. */
+static void taken_back(void)
+{
+	struct party *client = begin(0);
+	struct soft_cm_mad said;
+
+	wait_until(server(), REQUESTED, false);
+	answer_request(server());
+	for (int i = 0; i < MADS; i++)
+		mads[i].due = 0;
+	plan.unruly = true;
+	CHECK_EQUAL(verbs->rdma_reject(server()->id, NULL, 0), 0);
+	CHECK(soft_cm_mad_decode(mads[0].bytes, sizeof(mads[0].bytes), &said));
+	CHECK_EQUAL(said.message.type, SOFT_CM_REJ);
+	CHECK_EQUAL(said.answered, SOFT_CM_ANSWERS_OTHER);
+	wait_until(client, FAILED, false);
 	close_all();
 }
 
@@ -1195,6 +1234,7 @@ static const struct {
 	TEST(withdrawn_early, 2),  TEST(end_after_death, 2), TEST(stale_connection, 2),
 	TEST(late_request, 2),     TEST(addresses_taken, 2), TEST(silent_service, 2),
 	TEST(lost_answer, 2),      TEST(no_service, 2),      TEST(odd_requests, 2),
+	TEST(taken_back, 2),
 };
 
 static void run(void)

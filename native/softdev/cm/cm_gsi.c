@@ -200,6 +200,7 @@ static struct listener *listener_at(const union ibv_gid *gid, const struct soft_
 
 		soft_gid_from(&own, &id->route.addr.src_addr);
 		if (ntohs(soft_rdma_get_src_port(id)) == mad->service_port &&
+		    soft_cm_datagrams(it->listener.id) == is_sidr(mad) &&
 		    id->ps == mad->message.port_space && !mad->service_prefix &&
 		    (is_gid(own.raw, gid) || soft_cm_is_any(&id->route.addr.src_addr)))
 			return it;
@@ -262,8 +263,7 @@ static struct conversation *meant(const union ibv_gid *from, const struct soft_c
 	/* "Timeout": the other side has never heard of our ID (12.6.7.2). */
 	if (mad->message.type == SOFT_CM_REJ && !mad->remote_id)
 		return begun(from, mad);
-	if (!it || !is_gid(it->peer.raw, from) || it->datagrams != is_sidr(mad) ||
-	    (is_sidr(mad) && it->passive))
+	if (!it || !is_gid(it->peer.raw, from) || it->datagrams != is_sidr(mad))
 		return NULL;
 	if (mad->message.type == SOFT_CM_REJ && !mad->local_id)
 		return it; /* refused by a host that has no conversation */
