@@ -1123,6 +1123,12 @@ static void as_question(struct soft_cm_mad *mad)
 	mad->transaction--;
 }
 
+static void at_another_port(struct soft_cm_mad *mad)
+{
+	mad->message.type = SOFT_SIDR_REQ;
+	mad->service_port = applications[1].service_port; /* of another port space */
+}
+
 static void as_found(struct soft_cm_mad *mad)
 {
 	mad->message.type = SOFT_SIDR_REP;
@@ -1141,11 +1147,12 @@ static void odd_requests(void)
 	CHECK_EQUAL(mad_counts[2], 1);
 	request.to = 0;
 	forge(request, without_number);
-	connected(client);
 	forge(request, as_found);
+	connected(client);
 	request.to = 1;
 	forge(request, as_question);
-	CHECK_EQUAL(mad_counts[8], 1); /* no service is there */
+	forge(request, at_another_port);
+	CHECK_EQUAL(mad_counts[8], 2); /* no service is there */
 	take_events();
 	CHECK_EQUAL(client->phase, UP);
 	plan.unruly = true;
