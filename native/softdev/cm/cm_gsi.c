@@ -3,7 +3,8 @@
  *
  * Each side names a conversation by a communication ID of its own, which is random, and a message names
  * both.  So only a host that has seen messages of a conversation can take part in it, and only from the
- * address that has begun it.  Repetition, and answers to what is repeated, are cm_link.c's.  What names a
+ * address that has begun it.  A host that can send from any address, and sees nothing, can ask in another's
+ * name, and end a connection whose peer's queue pair number it guesses, by a REQ that makes it stale.  Repetition, and answers to what is repeated, are cm_link.c's.  What names a
  * conversation that is not there gets one answer, no longer than itself, and nothing is kept of it.
  *
  * A host that begins anew knows nothing of its conversations.  Its peer is told by the answer to a message
