@@ -17,8 +17,11 @@
 
 enum {
 	CLIENTS = 6,
+	SIDR = 3, /* of these */
 	PARTIES = 8 * CLIENTS, /* asked for a minute; what is refused is forgotten after 10 s */
 	MADS = 256, /* under way */
+	CLIENT_QPN = 0xffff00, /* of applications: no queue pair of the device has such numbers */
+	SERVER_QPN = 0xffff80,
 	MESSAGE = 600, /* several packets */
 };
 
@@ -30,13 +33,14 @@ static struct {
 	unsigned loss, doubling; /* per mille */
 	uint64_t delay; /* at most */
 	uint64_t cut_at, heals_at;
-	uint64_t closes_at; /* the listener of host 1 */
+	uint64_t closes_at; /* the listeners of host 1 */
 	uint64_t dies_at; /* host 1 */
 	bool unruly; /* applications destroy and reject */
 	bool hostile; /* a host on the way changes MADs */
 	bool quick; /* applications look at once */
 	bool tcp; /* by streams, which are real ones */
 	bool dead;
+	bool v6; /* addresses */
 } plan;
 
 /* Whether each wish for a connection must come true. */
@@ -137,10 +141,10 @@ static struct soft_link_calls links[SIDES];
 
 static struct application {
 	struct rdma_event_channel *channel;
-	struct rdma_cm_id *listening;
+	struct rdma_cm_id *listening, *service; /* for connections; for datagrams */
 	struct ibv_pd *pd;
 	struct ibv_cq *cq;
-	uint16_t port;
+	uint16_t port, service_port;
 } applications[SIDES];
 
 static struct application *at(int host)
@@ -156,10 +160,23 @@ static struct sockaddr_in local_address(uint16_t port)
 				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 }
 
+static struct rdma_cm_id *listening(int host, enum rdma_port_space space, int backlog)
+{
+	struct sockaddr_in address = local_address(0);
+	struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+	struct rdma_cm_id *id;
+
+	CHECK_EQUAL(verbs->rdma_create_id(at(host)->channel, &id, NULL, space), 0);
+	CHECK_EQUAL(verbs->rdma_bind_addr(id, plan.v6 ? (struct sockaddr *)&v6
+						      : (struct sockaddr *)&address),
+		    0);
+	CHECK_EQUAL(verbs->rdma_listen(id, backlog), 0);
+	return id;
+}
+
 static void open_host(int host, int backlog)
 {
 	struct application *it = at(host);
-	struct sockaddr_in address = local_address(0);
 
 	CHECK(it->channel = verbs->rdma_create_event_channel());
 	soft_lock();
@@ -169,28 +186,30 @@ static void open_host(int host, int backlog)
 	soft_links = &links[host];
 	soft_unlock();
 	CHECK_EQUAL(fcntl(it->channel->fd, F_SETFL, O_NONBLOCK), 0);
-	CHECK_EQUAL(verbs->rdma_create_id(it->channel, &it->listening, NULL, RDMA_PS_TCP), 0);
-	CHECK_EQUAL(verbs->rdma_bind_addr(it->listening, (struct sockaddr *)&address), 0);
-	CHECK_EQUAL(verbs->rdma_listen(it->listening, backlog), 0);
+	it->listening = listening(host, RDMA_PS_TCP, backlog);
+	it->service = listening(host, RDMA_PS_UDP, backlog);
 	it->port = ntohs(verbs->rdma_get_src_port(it->listening));
+	it->service_port = ntohs(verbs->rdma_get_src_port(it->service));
 	CHECK(it->pd = verbs->ibv_alloc_pd(it->listening->verbs));
 	CHECK(it->cq = verbs->ibv_create_cq(it->listening->verbs, 64, NULL, NULL, 0));
 }
 
-static void close_listener(int host)
+static void close_listeners(int host)
 {
 	struct application *it = at(host);
 
-	if (it->listening)
-		CHECK_EQUAL(verbs->rdma_destroy_id(it->listening), 0);
-	it->listening = NULL;
+	if (!it->listening)
+		return;
+	CHECK_EQUAL(verbs->rdma_destroy_id(it->listening), 0);
+	CHECK_EQUAL(verbs->rdma_destroy_id(it->service), 0);
+	it->listening = it->service = NULL;
 }
 
 static void close_host(int host)
 {
 	struct application *it = at(host);
 
-	close_listener(host);
+	close_listeners(host);
 	CHECK_EQUAL(verbs->ibv_destroy_cq(it->cq), 0);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(it->pd), 0);
 	verbs->rdma_destroy_event_channel(it->channel);
@@ -258,10 +277,16 @@ static void act_later(struct party *party, uint64_t most)
 	party->acts_at = fuzz_now_ns + fuzz_next(&wire.random) % most;
 }
 
+/* One client asks for the datagram service. */
+static bool wants_datagrams(unsigned number)
+{
+	return number == SIDR;
+}
+
 /* Both sides of every other connection have queue pairs of the connection manager's. */
 static bool has_queue_pair(const struct party *party)
 {
-	return party->number % 2;
+	return party->number % 2 && !wants_datagrams(party->number);
 }
 
 static bool is_client(const struct party *party)
@@ -361,8 +386,9 @@ static struct rdma_conn_param parameters(const struct party *party, uint8_t *roo
 
 static void ask(struct party *party)
 {
-	uint8_t room[SOFT_CM_REQ_PRIVATE];
-	struct rdma_conn_param said = parameters(party, room, sizeof(room));
+	uint8_t room[SOFT_SIDR_REQ_PRIVATE];
+	struct rdma_conn_param said = parameters(
+		party, room, wants_datagrams(party->number) ? sizeof(room) : SOFT_CM_REQ_PRIVATE);
 
 	make_queue_pair(party);
 	CHECK_EQUAL(verbs->rdma_connect(party->id, &said), 0);
@@ -373,16 +399,21 @@ static void ask(struct party *party)
 static void start_client(int number, int host, uint16_t port)
 {
 	struct party *party = &parties[number];
-	struct sockaddr_in address;
+	const struct application *other = &applications[1 - host];
+	bool datagrams = wants_datagrams((unsigned)number);
+	struct sockaddr_storage address =
+		(datagrams ? other->service : other->listening)->route.addr.src_storage;
 
 	*party = (struct party){.phase = RESOLVES,
 				.host = host,
 				.number = (unsigned)number,
-				.qpn = 100 + (uint32_t)number,
+				.qpn = CLIENT_QPN + (uint32_t)number,
 				.acts_at = NEVER};
-	address = local_address(port ? port : applications[1 - host].port);
-	CHECK_EQUAL(verbs->rdma_create_id(at(party->host)->channel, &party->id, NULL, RDMA_PS_TCP),
+	CHECK_EQUAL(verbs->rdma_create_id(at(party->host)->channel, &party->id, NULL,
+					  datagrams ? RDMA_PS_UDP : RDMA_PS_TCP),
 		    0);
+	if (port)
+		((struct sockaddr_in *)&address)->sin_port = htons(port);
 	CHECK_EQUAL(verbs->rdma_resolve_addr(party->id, NULL, (struct sockaddr *)&address, 1), 0);
 }
 
@@ -396,14 +427,30 @@ static void up(struct party *party)
 		act_later(party, LONG);
 }
 
+/* Of datagrams: nothing more comes. */
+static void found(struct party *party)
+{
+	party->was_up = true;
+	party->phase = GONE;
+}
+
 static void answer_request(struct party *party)
 {
 	uint8_t room[SOFT_CM_REP_PRIVATE];
-	struct rdma_conn_param said = parameters(party, room, sizeof(room));
+	bool datagrams = wants_datagrams(party->number);
+	struct rdma_conn_param said =
+		parameters(party, room, datagrams ? SOFT_SIDR_REP_PRIVATE : SOFT_CM_REP_PRIVATE);
 
 	if (plan.unruly && chance(200)) {
-		(void)verbs->rdma_reject(party->id, room, SOFT_CM_REJ_PRIVATE); /* or withdrawn */
+		(void)verbs->rdma_reject(party->id, room, SOFT_SIDR_REP_PRIVATE); /* or withdrawn */
 		party->phase = FAILED;
+		return;
+	}
+	if (datagrams) {
+		CHECK_EQUAL(verbs->rdma_accept(party->id, &said), 0);
+		found(party);
+		if (chance(500))
+			destroy(party);
 		return;
 	}
 	make_queue_pair(party);
@@ -444,28 +491,39 @@ static void act(struct party *party)
 
 /* ---- events ------------------------------------------------------------------------------------ */
 
+/* For a datagram service; when the answer is forgotten that no try has brought. */
+static bool may_ask_twice(void)
+{
+	return plan.cut_at < NEVER || plan.dead || plan.loss > 100 || plan.tcp;
+}
+
 /* What comes for an id that is not known is a request. */
 static void take_request(int host, const struct rdma_cm_event *event)
 {
 	struct party *party = parties + CLIENTS;
-	const uint8_t *said = event->param.conn.private_data;
+	const uint8_t *said = event->param.conn.private_data; /* param.ud begins likewise */
+	bool datagrams = event->listen_id == applications[host].service;
+	uint8_t length = datagrams ? SOFT_SIDR_REQ_PRIVATE : SOFT_CM_REQ_PRIVATE;
 
 	CHECK_EQUAL(event->event, RDMA_CM_EVENT_CONNECT_REQUEST);
-	CHECK(event->listen_id == applications[host].listening);
-	CHECK_EQUAL(event->param.conn.private_data_len, SOFT_CM_REQ_PRIVATE);
-	CHECK(plan.hostile || (said[0] < CLIENTS && filled(said, SOFT_CM_REQ_PRIVATE, said[0])));
-	unsigned number = said[0] % CLIENTS;
+	CHECK(datagrams || event->listen_id == applications[host].listening);
+	CHECK_EQUAL(event->param.conn.private_data_len, length);
+	CHECK(plan.hostile || (said[0] < CLIENTS && filled(said, length, said[0])));
+	unsigned number = datagrams ? SIDR : said[0] % CLIENTS;
+
+	CHECK(plan.hostile || wants_datagrams(number) == datagrams);
 	/* Once, unless that was refused or ended, and the client has not heard it. */
 	for (; party->phase != NONE; party++)
-		CHECK(party->number != number || party->phase >= DOWN || plan.hostile);
+		CHECK(party->number != number || plan.hostile ||
+		      (datagrams ? may_ask_twice() : party->phase >= DOWN));
 	CHECK(party < parties + PARTIES - 1);
 	*party = (struct party){.id = event->id,
 				.phase = REQUESTED,
 				.host = host,
 				.number = number,
-				.qpn = 200u + number};
+				.qpn = SERVER_QPN + number};
 
-	CHECK(has_queue_pair(party) || plan.hostile ||
+	CHECK(has_queue_pair(party) || plan.hostile || datagrams ||
 	      event->param.conn.qp_num == parties[number].qpn);
 	CHECK(!parties[number].id || plan.hostile ||
 	      verbs->rdma_get_dst_port(event->id) == verbs->rdma_get_src_port(parties[number].id));
@@ -495,16 +553,41 @@ static void check_rejection(const struct party *party, const struct rdma_cm_even
 	}
 }
 
-static void check_words(const struct party *party, const struct rdma_cm_event *event)
+/* IBTA 12.11.2, or nobody has answered. */
+static void check_not_found(const struct rdma_cm_event *event)
 {
 	if (plan.hostile)
 		return;
+	if (event->status == SOFT_SIDR_NO_SERVICE)
+		CHECK(plan.closes_at < NEVER || plan.dead);
+	else if (event->status == SOFT_SIDR_REJECTED)
+		CHECK(plan.unruly || plan.closes_at < NEVER || plan.dead);
+	else
+		CHECK(event->status == -ETIMEDOUT && (plan.cut_at < NEVER || plan.dead));
+}
+
+static void check_words(const struct party *party, const struct rdma_cm_event *event)
+{
+	const struct rdma_ud_param *ud = &event->param.ud;
+
+	if (plan.hostile)
+		return;
+	if (wants_datagrams(party->number)) {
+		if (event->event != RDMA_CM_EVENT_ESTABLISHED)
+			return;
+		CHECK_EQUAL(ud->private_data_len, SOFT_SIDR_REP_PRIVATE);
+		CHECK(filled(ud->private_data, SOFT_SIDR_REP_PRIVATE, words(party, false)));
+		CHECK_EQUAL(ud->qp_num, SERVER_QPN + party->number);
+		CHECK_EQUAL(ud->qkey, RDMA_UDP_QKEY);
+		return;
+	}
 	if (event->event == RDMA_CM_EVENT_CONNECT_RESPONSE ||
 	    (event->event == RDMA_CM_EVENT_ESTABLISHED && is_client(party))) {
 		CHECK_EQUAL(event->param.conn.private_data_len, SOFT_CM_REP_PRIVATE);
 		CHECK(filled(event->param.conn.private_data, SOFT_CM_REP_PRIVATE,
 			     words(party, false)));
-		CHECK(has_queue_pair(party) || event->param.conn.qp_num == 200 + party->number);
+		CHECK(has_queue_pair(party) ||
+		      event->param.conn.qp_num == SERVER_QPN + party->number);
 	}
 }
 
@@ -540,12 +623,16 @@ static void take_event(int host, const struct rdma_cm_event *event)
 		check_rejection(party, event);
 	else if (party->phase == FAILED || (party->phase == DOWN && event->status))
 		CHECK(!is_peaceful());
+	if (party->phase == FAILED && wants_datagrams(party->number))
+		check_not_found(event);
 	if (party->phase == ROUTES)
 		CHECK_EQUAL(verbs->rdma_resolve_route(party->id, 1), 0);
 	else if (party->phase == ASKED)
 		ask(party);
 	else if (party->phase == RESPONDED)
 		act_later(party, 5 * SECOND);
+	else if (party->phase == UP && wants_datagrams(party->number))
+		found(party);
 	else if (party->phase == UP)
 		up(party);
 }
@@ -624,7 +711,7 @@ static void one_step(uint64_t next)
 	if (plan.quick || chance(500)) /* else applications act before they look */
 		take_events();
 	if (plan.closes_at <= fuzz_now_ns)
-		close_listener(1);
+		close_listeners(1);
 	if (plan.dies_at <= fuzz_now_ns)
 		begin_anew();
 	for (int i = 0; i < PARTIES; i++)
@@ -667,6 +754,7 @@ static void draw_plan(void)
 	plan.closes_at = plan.unruly ? some_time(200, 10 * SECOND) : NEVER;
 	plan.hostile = plan.unruly && !plan.tcp && chance(400);
 	plan.dies_at = plan.tcp ? NEVER : some_time(200, 20 * SECOND);
+	plan.v6 = chance(200);
 	calls.frame_most = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
 }
 
@@ -764,6 +852,57 @@ static void silent_server(void)
 		one_step(next_due());
 	gives_up_after(client, heard ? soft_device.cm->limits.service_ms
 				     : soft_device.cm->limits.response_ms);
+	close_all();
+}
+
+/* Of a datagram service, whose application may need as long: there is no MRA. */
+static void silent_service(void)
+{
+	struct party *client = &parties[SIDR];
+
+	begin(0);
+	start_client(SIDR, 0, 0);
+	plan.cut_at = fuzz_now_ns;
+	wait_until(client, ASKED, false);
+	gives_up_after(client, soft_device.cm->limits.service_ms);
+	close_all();
+}
+
+/* The answer is lost, and the id gone that has said it: the same again, and no other request. */
+static void lost_answer(void)
+{
+	struct party *client = &parties[SIDR], *server = parties + CLIENTS;
+
+	plan.v6 = chance(500);
+	begin(0);
+	destroy(&parties[0]);
+	start_client(SIDR, 0, 0);
+	wait_until(server, REQUESTED, false);
+	plan.cut_at = fuzz_now_ns;
+	plan.heals_at = fuzz_now_ns + 2 * SECOND;
+	enter(1);
+	answer_request(server);
+	if (server->id)
+		destroy(server);
+	wait_until(client, GONE, false);
+	CHECK(mad_counts[8] > 1);
+	CHECK_EQUAL(server[1].phase, NONE);
+	close_all();
+}
+
+/* A port without a service: one datagram says so, and nothing is kept. */
+static void no_service(void)
+{
+	struct party *client = &parties[SIDR];
+
+	begin(0);
+	destroy(&parties[0]);
+	start_client(SIDR, 0, applications[1].port); /* where connections are made */
+	plan.dead = true; /* so that "no service" is allowed */
+	wait_until(client, FAILED, false);
+	CHECK_EQUAL(mad_counts[8], 1);
+	enter(1);
+	CHECK_EQUAL(soft_device.cm->gsi.ids.count, 0);
 	close_all();
 }
 
@@ -950,9 +1089,97 @@ static void stale_connection(void)
 		if (i == 1) {
 			wait_until(&parties[2], FAILED, false);
 			CHECK(server()->phase == DOWN || server()->phase == GONE);
+			wait_until(client, GONE, false); /* it is there, and is told */
 		}
 	}
 	wait_until(&parties[CLIENTS + 1], REQUESTED, false);
+	close_all();
+}
+
+/* A MAD of the client's that is under way, with something else in it, as the other host would say it. */
+static void forge(struct mad mad, void (*change)(struct soft_cm_mad *mad))
+{
+	struct soft_cm_mad said;
+
+	CHECK(soft_cm_mad_decode(mad.bytes, sizeof(mad.bytes), &said));
+	said.local_id++;
+	said.transaction++;
+	change(&said);
+	CHECK(soft_cm_mad_encode(&said, mad.bytes));
+	deliver(&mad);
+}
+
+static void without_number(struct soft_cm_mad *mad)
+{
+	mad->message.qpn = 0;
+}
+
+static void with_long_packets(struct soft_cm_mad *mad)
+{
+	mad->message.qpn++;
+	mad->message.path_mtu = gsi.path_mtu + 1;
+}
+
+/* With the ID of the connection: requests for services have others. */
+static void as_question(struct soft_cm_mad *mad)
+{
+	mad->message.type = SOFT_SIDR_REQ;
+	mad->local_id--;
+	mad->transaction--;
+}
+
+static void at_another_port(struct soft_cm_mad *mad)
+{
+	mad->message.type = SOFT_SIDR_REQ;
+	mad->service_port = applications[1].service_port; /* of another port space */
+}
+
+static void as_found(struct soft_cm_mad *mad)
+{
+	mad->message.type = SOFT_SIDR_REP;
+	mad->remote_id = mad->local_id - 1;
+}
+
+/* Requests that are refused, have no queue pair, or the ID of another: they leave what is under way alone. */
+static void odd_requests(void)
+{
+	struct party *client = begin(0);
+	struct mad request;
+
+	wait_until(client, ASKED, false);
+	request = mads[0];
+	forge(request, with_long_packets);
+	CHECK_EQUAL(mad_counts[2], 1);
+	request.to = 0;
+	forge(request, without_number);
+	forge(request, as_found);
+	connected(client);
+	request.to = 1;
+	forge(request, as_question);
+	forge(request, at_another_port);
+	CHECK_EQUAL(mad_counts[8], 2); /* no service is there */
+	take_events();
+	CHECK_EQUAL(client->phase, UP);
+	plan.unruly = true;
+	close_all();
+}
+
+/* IBTA 12.6.7: the client has a REP, so the REJ that takes it back answers neither that nor the REQ. */
+static void taken_back(void)
+{
+	struct party *client = begin(0);
+	struct soft_cm_mad said;
+
+	wait_until(server(), REQUESTED, false);
+	answer_request(server());
+	for (int i = 0; i < MADS; i++)
+		mads[i].due = 0;
+	plan.unruly = true;
+	CHECK_EQUAL(verbs->rdma_reject(server()->id, NULL, 0), 0);
+	CHECK(soft_cm_mad_decode(mads[0].bytes, sizeof(mads[0].bytes), &said));
+	CHECK_EQUAL(said.message.type, SOFT_CM_REJ);
+	CHECK_EQUAL(said.answered, SOFT_CM_ANSWERS_OTHER);
+	wait_until(client, FAILED, false);
 	close_all();
 }
 
@@ -1017,7 +1244,9 @@ static const struct {
 	TEST(random_run, 100),     TEST(silent_server, 2),   TEST(silent_stream, 2),
 	TEST(flood_of_answers, 2), TEST(few_linger, 2),      TEST(silent_client, 2),
 	TEST(withdrawn_early, 2),  TEST(end_after_death, 2), TEST(stale_connection, 2),
-	TEST(late_request, 2),     TEST(addresses_taken, 2),
+	TEST(late_request, 2),     TEST(addresses_taken, 2), TEST(silent_service, 2),
+	TEST(lost_answer, 2),      TEST(no_service, 2),      TEST(odd_requests, 2),
+	TEST(taken_back, 2),
 };
 
 static void run(void)

@@ -3,7 +3,8 @@
  *
  * Each side names a conversation by a communication ID of its own, which is random, and a message names
  * both.  So only a host that has seen messages of a conversation can take part in it, and only from the
- * address that has begun it.  Repetition, and answers to what is repeated, are cm_link.c's.  What names a
+ * address that has begun it.  A host that can send from any address, and sees nothing, can ask in another's
+ * name, and end a connection whose peer's queue pair number it guesses, by a REQ that makes it stale.  Repetition, and answers to what is repeated, are cm_link.c's.  What names a
  * conversation that is not there gets one answer, no longer than itself, and nothing is kept of it.
  *
  * A host that begins anew knows nothing of its conversations.  Its peer is told by the answer to a message
@@ -146,7 +147,8 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 		.transaction = conversation->transaction,
 		.local_id = conversation->local_id,
 		.remote_id = conversation->remote_id,
-		.answered = link->heard == SOFT_CM_REQ   ? SOFT_CM_ANSWERS_REQ
+		/* OTHER: also when an answer is taken back (12.9, state REP sent). */
+		.answered = link->heard == SOFT_CM_REQ && !conversation->qpn ? SOFT_CM_ANSWERS_REQ
 			    : link->heard == SOFT_CM_REP ? SOFT_CM_ANSWERS_REP
 							 : SOFT_CM_ANSWERS_OTHER,
 		.peer_qpn = conversation->peer_qpn,
@@ -200,6 +202,7 @@ static struct listener *listener_at(const union ibv_gid *gid, const struct soft_
 
 		soft_gid_from(&own, &id->route.addr.src_addr);
 		if (ntohs(soft_rdma_get_src_port(id)) == mad->service_port &&
+		    soft_cm_datagrams(it->listener.id) == is_sidr(mad) &&
 		    id->ps == mad->message.port_space && !mad->service_prefix &&
 		    (is_gid(own.raw, gid) || soft_cm_is_any(&id->route.addr.src_addr)))
 			return it;
@@ -211,6 +214,7 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		      const struct soft_cm_mad *mad)
 {
 	struct conversation *conversation = begun(from, mad);
+	const struct soft_cm_message disconnect = {.type = SOFT_CM_DREQ};
 	struct listener *listener = listener_at(to, mad);
 	int error;
 
@@ -223,6 +227,10 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 	conversation = stale(from, mad->message.qpn);
 	if (conversation) {
 		answer(from, to, mad, SOFT_CM_REASON_STALE);
+		if (conversation->link.said.type == SOFT_CM_RTU ||
+		    conversation->link.heard ==
+			    SOFT_CM_RTU) /* its peer may be there all the same */
+			(void)soft_cm_link_say(&conversation->link, &disconnect);
 		soft_cm_link_failed(&conversation->link, ECONNRESET);
 		return;
 	}
@@ -257,8 +265,7 @@ static struct conversation *meant(const union ibv_gid *from, const struct soft_c
 	/* "Timeout": the other side has never heard of our ID (12.6.7.2). */
 	if (mad->message.type == SOFT_CM_REJ && !mad->remote_id)
 		return begun(from, mad);
-	if (!it || !is_gid(it->peer.raw, from) || it->datagrams != is_sidr(mad) ||
-	    (is_sidr(mad) && it->passive))
+	if (!it || !is_gid(it->peer.raw, from) || it->datagrams != is_sidr(mad))
 		return NULL;
 	if (mad->message.type == SOFT_CM_REJ && !mad->local_id)
 		return it; /* refused by a host that has no conversation */

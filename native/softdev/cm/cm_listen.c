@@ -45,7 +45,7 @@ static uint16_t objection(const struct soft_cm_listener *listener,
 		return SOFT_CM_REASON_INVALID_SERVICE_ID;
 	if (request->qp_type != IBV_QPT_RC)
 		return SOFT_CM_REASON_INVALID_TRANSPORT;
-	if (request->path_mtu > IBV_MTU_4096)
+	if (request->path_mtu && request->path_mtu > soft_device.cm->gsi.calls->path_mtu)
 		return SOFT_CM_REASON_INVALID_MTU;
 	return 0;
 }
