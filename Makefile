@@ -326,8 +326,8 @@ fuzz: .venv/.build ## fuzz what comes from elsewhere, SECONDS=60 each (clang, li
 
 .PHONY: pair
 pair: .venv/.test ## two hosts over a network that loses, in virtual time: SEEDS=10000 for each test, and planted mistakes they must find
-	set -e; for test in test_pair test_hosts test_cm; do \
-		ninja -C $(PLAIN) --quiet tests/pair/$$test; \
+	set -e; for test in test_pair 'test_pair -r' test_hosts test_cm; do \
+		ninja -C $(PLAIN) --quiet tests/pair/$${test% *}; \
 		seq 1 250 $(or $(SEEDS),10000) | xargs -P $$(nproc) -I{} $(PLAIN)/tests/pair/$$test {} 250; \
 	done
 	meson test -C $(PLAIN) --print-errorlogs --suite mutants

@@ -1,7 +1,9 @@
 /* Runs a test with many seeds.
  *
- *   TEST [-v] FIRST [COUNT]    so many seeds (1); -v: says what happens
- *   TEST -m SEED               this seed, or one of the first 1,000, must fail
+ *   TEST [-r] [-v] FIRST [COUNT]    so many seeds (1); -v: says what happens
+ *   TEST [-r] -m SEED               this seed, or one of the first 1,000, must fail
+ *
+ * -r: by the path of RoCE v2 (datagrams.h), if the test is also for that.
  *
  * Each seed has a process of its own, so that alone it does the same as among others: some run twice,
  * and their traces must be the same.
@@ -51,8 +53,8 @@ static void must_pass(uint64_t seed, uint64_t hashes[2])
 	}
 	if (!status)
 		return;
-	fprintf(stderr, "seed %llu has failed; again: %s -v %llu\n", (unsigned long long)seed,
-		program_invocation_name, (unsigned long long)seed);
+	fprintf(stderr, "seed %llu has failed; again: %s%s -v %llu\n", (unsigned long long)seed,
+		program_invocation_name, wire.roce ? " -r" : "", (unsigned long long)seed);
 	(void)!system(
 		"git -c safe.directory='*' log -1 --format='on commit %h, or a change of it' >&2");
 	exit(1);
@@ -74,9 +76,14 @@ static int run_seeds(void (*run)(void), unsigned twice, int argc, char **argv)
 {
 	uint64_t *hashes =
 		mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	wire.roce = argc > 1 && !strcmp(argv[1], "-r");
+	if (wire.roce)
+		argv++, argc--;
 	const char *option = argc > 1 && *argv[1] == '-' ? argv[1] : "";
 
 	CHECK(hashes != MAP_FAILED);
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", wire.roce ? "roce" : "shared", 1), 0);
 	if (*option)
 		argv++, argc--;
 	CHECK(argc == 2 || argc == 3);

@@ -19,7 +19,7 @@ enum {
 	ENDS = CONNECTIONS * SIDES,
 	DEPTH = 16, /* of each queue */
 	LOG = 512, /* requests in one life of the connection */
-	MESSAGE = 8 * UNIT, /* at most */
+	LONGEST = 5 * UNIT_MOST, /* of a message, whatever the path MTU is */
 	GAP = 64,
 	PLACES = 4, /* of a message, in the memory that the peer may reach */
 	LIVES = 3,
@@ -38,21 +38,21 @@ enum area_name {
 	AREAS
 };
 
-static const struct area {
-	size_t start, length;
+static struct area {
+	size_t messages; /* for so many */
 	unsigned rights;
+	size_t start, length;
 } areas[AREAS] = {
-	[SENDS] = {GAP, DEPTH * MESSAGE, IBV_ACCESS_LOCAL_WRITE},
-	[RECEIVES] = {2 * GAP + DEPTH * MESSAGE, DEPTH * MESSAGE, IBV_ACCESS_LOCAL_WRITE},
-	[TARGET] = {3 * GAP + 2 * DEPTH * MESSAGE, PLACES * MESSAGE, FLUSHED_RIGHTS},
-	[WINDOWED] = {4 * GAP + (2 * DEPTH + PLACES) * MESSAGE, MESSAGE,
-		      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND},
+	[SENDS] = {DEPTH, IBV_ACCESS_LOCAL_WRITE, 0, 0},
+	[RECEIVES] = {DEPTH, IBV_ACCESS_LOCAL_WRITE, 0, 0},
+	[TARGET] = {PLACES, FLUSHED_RIGHTS, 0, 0},
+	[WINDOWED] = {1, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND, 0, 0},
 };
 
-enum {
-	MEMORY = 5 * GAP + (2 * DEPTH + PLACES + 1) * MESSAGE,
-	REACHED = (PLACES + 1) * MESSAGE, /* what a peer may reach, as the model counts it */
-};
+static uint32_t unit = UNIT; /* the path MTU */
+static uint32_t longest = 8 * UNIT; /* of a message */
+static size_t memory; /* of an end: the areas, with gaps around them */
+static uint32_t reach; /* what a peer may reach, as the model counts it */
 
 /* A request, and what the model knows of it. */
 struct work {
@@ -101,8 +101,8 @@ struct end {
 	bool is_short, fell_short; /* it has posted one that is short; a message has been longer */
 
 	/* What the peer may reach: as its completed requests have left it, and when all has been done. */
-	uint8_t before[REACHED], after[REACHED];
-	uint8_t read[DEPTH][MESSAGE]; /* what a READ must bring */
+	uint8_t before[(PLACES + 1) * LONGEST], after[(PLACES + 1) * LONGEST];
+	uint8_t read[DEPTH][LONGEST]; /* what a READ must bring */
 	int readers[PLACES + 1]; /* READs of each place that are not done */
 };
 
@@ -205,7 +205,7 @@ static void nothing_touched(struct end *end)
 	size_t from = 0;
 
 	for (int i = 0; i <= AREAS; i++) {
-		size_t to = i < AREAS ? areas[i].start : MEMORY;
+		size_t to = i < AREAS ? areas[i].start : memory;
 
 		for (; from < to; from += sizeof(secret))
 			CHECK(!memcmp(end->side.memory + from, &secret, sizeof(secret)));
@@ -299,12 +299,12 @@ static bool may_fail(const struct end *end, const struct work *work, enum ibv_wc
 static void settle(struct end *end, int index, enum ibv_wc_status status)
 {
 	struct work *work = &end->works[index];
-	const uint8_t *local = memory_of(end, SENDS) + index % DEPTH * MESSAGE;
+	const uint8_t *local = memory_of(end, SENDS) + index % DEPTH * longest;
 
 	CHECK(!work->done);
 	work->done = true;
 	if (work->opcode == IBV_WR_RDMA_READ)
-		end->readers[work->at / MESSAGE]--;
+		end->readers[work->at / longest]--;
 	if (work->opcode == IBV_WR_BIND_MW || work->opcode == IBV_WR_LOCAL_INV)
 		end->window_is = status == IBV_WC_SUCCESS && work->opcode == IBV_WR_BIND_MW
 					 ? BOUND
@@ -395,7 +395,7 @@ static bool arrived(struct end *end, const struct ibv_wc *wc)
 	uint32_t place = take_receive(queue, wc->wr_id);
 	const uint8_t *at = queue->owner->gone[RECEIVES]
 				    ? NULL
-				    : memory_of(queue->owner, RECEIVES) + place * MESSAGE;
+				    : memory_of(queue->owner, RECEIVES) + place * longest;
 
 	if (wc->status != IBV_WC_SUCCESS) {
 		end->fell_short |= wc->status == IBV_WC_LOC_LEN_ERR && end->is_short;
@@ -409,7 +409,7 @@ static bool arrived(struct end *end, const struct ibv_wc *wc)
 	if (work->opcode == IBV_WR_SEND_WITH_INV)
 		end->window_is = UNBOUND;
 	if (wc->opcode == IBV_WC_RECV && at && end->type != IBV_QPT_UC)
-		for (uint32_t i = work->length; i < MESSAGE; i++)
+		for (uint32_t i = work->length; i < longest; i++)
 			CHECK(at[i] == 0xee);
 	return work->solicited;
 }
@@ -511,7 +511,7 @@ static void post_receive(struct end *end, uint32_t length)
 	if (!queue || at == DEPTH || queue->owner->gone[RECEIVES] || queue->starves ||
 	    (!queue->srq && end->was_reset))
 		return;
-	uint8_t *to = memory_of(queue->owner, RECEIVES) + at * MESSAGE;
+	uint8_t *to = memory_of(queue->owner, RECEIVES) + at * longest;
 	uint32_t lkey = queue->owner->mrs[RECEIVES]->lkey;
 	struct ibv_sge sges[] = {
 		{(uintptr_t)to, first, lkey},
@@ -519,7 +519,7 @@ static void post_receive(struct end *end, uint32_t length)
 	};
 	uint64_t of = (uint64_t)(queue - homes[host_of(end)].queues + 1) << 32;
 
-	memset(to, 0xee, MESSAGE);
+	memset(to, 0xee, longest);
 	CHECK_EQUAL(post_recv_wr(on(end),
 				 &(struct ibv_recv_wr){.wr_id = of | (queue->posted * DEPTH + at),
 						       .sg_list = sges,
@@ -533,9 +533,9 @@ static void post_receive(struct end *end, uint32_t length)
 /* Length mostly around whole units. */
 static uint32_t some_length(void)
 {
-	uint32_t length = draw(MESSAGE / UNIT) * UNIT + draw(3) - 1;
+	uint32_t length = draw(longest / unit) * unit + draw(3) - 1;
 
-	return chance(300) ? draw(64) : length > MESSAGE ? 0 : length;
+	return chance(300) ? draw(64) : length > longest ? 0 : length;
 }
 
 static const enum ibv_wr_opcode opcodes[] = {
@@ -581,7 +581,7 @@ static bool choose_place(struct end *end, struct work *work)
 	struct end *peer = peer_of(end);
 	uint32_t place = draw(PLACES + 1);
 
-	work->at = place * MESSAGE + (MESSAGE - work->length ? draw(MESSAGE - work->length) : 0);
+	work->at = place * longest + (longest - work->length ? draw(longest - work->length) : 0);
 	if (work->length == sizeof(uint64_t) && work->opcode != IBV_WR_RDMA_WRITE)
 		work->at &= ~7u;
 	/* What a READ that may be repeated reads is not to change before: IBTA 10.8.3.3. */
@@ -653,7 +653,7 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 {
 	struct end *peer = peer_of(end);
 	int index = end->posted;
-	uint8_t *local = memory_of(end, SENDS) + index % DEPTH * MESSAGE;
+	uint8_t *local = memory_of(end, SENDS) + index % DEPTH * longest;
 	struct work *work = &end->works[index];
 	bool atomic = opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
 		      opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || opcode == IBV_WR_ATOMIC_WRITE;
@@ -739,12 +739,12 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 		wr.bind_mw.bind_info = (struct ibv_mw_bind_info){
 			.mr = end->mrs[WINDOWED],
 			.addr = (uintptr_t)memory_of(end, WINDOWED),
-			.length = MESSAGE,
+			.length = longest,
 			.mw_access_flags = ALL_RIGHTS & ~IBV_ACCESS_LOCAL_WRITE,
 		};
 	}
 	if (opcode == IBV_WR_RDMA_READ)
-		end->readers[work->at / MESSAGE]++;
+		end->readers[work->at / longest]++;
 	if (!work->wrong)
 		foretell(end, index, &wr);
 	fill(local, work->length, pattern_of(end, index));
@@ -834,9 +834,9 @@ static void begin_life(bool loses)
 				share(end, (enum area_name)area);
 		CHECK(end->window = on(end)->context->ops.alloc_mw(end->side.pd, IBV_MW_TYPE_2));
 		end->window_key = end->window->rkey;
-		for (uint32_t at = 0; at < REACHED; at += MESSAGE)
-			memcpy(end->before + at, reached(end, at), MESSAGE);
-		memcpy(end->after, end->before, REACHED);
+		for (uint32_t at = 0; at < reach; at += longest)
+			memcpy(end->before + at, reached(end, at), longest);
+		memcpy(end->after, end->before, reach);
 		/* Often so that it wraps. */
 		end->side.psn = chance(700) ? 0xffffff - draw(32) : draw(0x1000000);
 	}
@@ -894,13 +894,15 @@ static void open_home(int host, struct options options)
 		.fd = -1,
 		.oflags = O_CREAT,
 	};
-	uint8_t *memory;
+	uint8_t *at;
 
 	enter(host);
-	options.memory = (size_t)(ends_end - ends) / SIDES * MEMORY;
+	options.memory = (size_t)(ends_end - ends) / SIDES * memory;
 	open_side(&home->side, options);
 	destroy_qp(&home->side);
-	memory = home->side.memory;
+	if (wire.roce)
+		take_addresses(host);
+	at = home->side.memory;
 	CHECK_EQUAL(fcntl(home->side.channel->fd, F_SETFL, O_NONBLOCK), 0);
 	CHECK(home->xrcd = extended(home->side.context)->open_xrcd(home->side.context, &domain));
 	home->armed = NEVER;
@@ -909,10 +911,10 @@ static void open_home(int host, struct options options)
 		if (host_of(end) != host)
 			continue;
 		end->side = home->side;
-		end->side.memory = memory;
+		end->side.memory = at;
 		end->side.options.uc = end->type == IBV_QPT_UC;
-		memory += MEMORY;
-		fill_with_secret(end->side.memory, MEMORY);
+		at += memory;
+		fill_with_secret(end->side.memory, memory);
 		for (int area = 0; area < AREAS; area++)
 			end->gone[area] = true;
 		memset(end->mrs, 0, sizeof(end->mrs));
@@ -1017,7 +1019,7 @@ static void spoil(bool loses)
 	case 5: /* of a shared queue it would outlive the connection */
 		end->is_short = !shared;
 		note("%s posts a short receive", end->name);
-		post_receive(end, end->is_short ? UNIT : MESSAGE);
+		post_receive(end, end->is_short ? unit : longest);
 		break;
 	case 6:
 		spoil_all();
@@ -1049,7 +1051,8 @@ static bool is_over(const struct end *end)
  * failed, which may have been carried out. */
 static void memory_is_right(struct end *end)
 {
-	static uint8_t one[REACHED];
+	static uint8_t one[(PLACES + 1) * LONGEST];
+	static bool right[(PLACES + 1) * LONGEST];
 	struct end *peer = peer_of(end);
 
 	/* Of UC what was sent has been carried out, unless there was a fault or no receive. */
@@ -1060,20 +1063,21 @@ static void memory_is_right(struct end *end)
 		if (!work->failed)
 			perform(peer, i, end->before);
 	}
-	for (uint32_t at = 0; at < REACHED; at++) {
-		bool right = *reached(end, at) == end->before[at] ||
-			     (end->gone[TARGET] && at < areas[TARGET].length);
+	for (uint32_t at = 0; at < reach; at++)
+		right[at] = *reached(end, at) == end->before[at] ||
+			    (end->gone[TARGET] && at < areas[TARGET].length);
+	for (int i = 0; i < peer->posted; i++) {
+		const struct work *work = &peer->works[i];
+		const uint32_t to = work->at + work->length;
 
-		for (int i = 0; i < peer->posted && !right; i++) {
-			const struct work *work = &peer->works[i];
-
-			if (!work->failed || work->wrong || at - work->at >= work->length)
-				continue;
-			perform(peer, i, one);
-			right = one[at] == *reached(end, at);
-		}
-		CHECK(right);
+		if (!work->failed || work->wrong)
+			continue;
+		memcpy(one + work->at, end->before + work->at, work->length);
+		perform(peer, i, one);
+		for (uint32_t at = work->at; at < to; at++)
+			right[at] |= one[at] == *reached(end, at);
 	}
+	CHECK(!memchr(right, false, reach));
 }
 
 static bool all_over(void)
@@ -1084,6 +1088,11 @@ static bool all_over(void)
 			return false;
 	}
 	return true;
+}
+
+static bool any_spoiled(void)
+{
+	return memchr(spoiled, true, sizeof(spoiled));
 }
 
 /* Every wait is over in its time, and what the peer may reach is as the model says. */
@@ -1111,7 +1120,7 @@ static void end_life(void)
 				continue;
 			if (end->signaled == -DEPTH)
 				post_some(end, IBV_WR_RDMA_WRITE, EMPTY);
-			post_receive(end, MESSAGE);
+			post_receive(end, longest);
 		}
 		after_step();
 		if (all_over())
@@ -1131,7 +1140,8 @@ static void end_life(void)
 		aiordma_embedded_fault_counts(&counts);
 		retries += counts.retried;
 	}
-	CHECK(wire.cut || wire.stopped || died || retries <= retried + 4 * wire.fault_count);
+	CHECK(wire.cut || wire.stopped || died || (wire.roce && any_spoiled()) ||
+	      retries <= retried + 4 * wire.fault_count);
 	EACH(end)
 	{
 		if (!end->died) /* nothing_touched has looked */
@@ -1164,7 +1174,7 @@ static void one_thing(void)
 	case 1:
 	case 2:
 	case 3:
-		post_receive(end, MESSAGE);
+		post_receive(end, longest);
 		break;
 	case 4:
 	case 5:
@@ -1249,6 +1259,17 @@ static void choose_ends(void)
 	}
 }
 
+static void lay_out(void)
+{
+	memory = GAP;
+	for (int area = 0; area < AREAS; area++) {
+		areas[area].start = memory;
+		areas[area].length = areas[area].messages * longest;
+		memory += areas[area].length + GAP;
+	}
+	reach = (PLACES + 1) * longest;
+}
+
 static void run_seed(void)
 {
 	uint32_t code = 1 + draw(24);
@@ -1259,6 +1280,14 @@ static void run_seed(void)
 	choose_ends();
 	options.rights = FLUSHED_RIGHTS;
 	options.mtu = IBV_MTU_256;
+	if (wire.roce) {
+		options.mtu += draw(5);
+		options.gid = 1;
+		unit = UNIT << (options.mtu - IBV_MTU_256);
+		longest = 8 * unit < LONGEST ? 8 * unit : LONGEST;
+		wire.ipv6 = chance(300);
+	}
+	lay_out();
 	options.signal_none = true;
 	options.timeout = (uint8_t)(8 + draw(6) + (wire.flows > 1));
 	try_ns = UINT64_C(4096) << options.timeout;
@@ -1274,7 +1303,7 @@ static void run_seed(void)
 	heap = mallinfo2().uordblks;
 	for (uint32_t lives = 1 + draw(LIVES); lives; lives--) {
 		uint32_t things = 10 + draw(60);
-		bool loses = chance(900);
+		bool loses = chance(900) || wire.roce;
 		uint32_t spoiled_at = chance(500) ? draw(things) : things;
 
 		current_step = steps[0];

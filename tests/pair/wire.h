@@ -17,6 +17,7 @@
 #define _GNU_SOURCE /* memmem */
 #include <stdarg.h>
 
+#include "roce/roce_internal.h"
 #include "wire/link.h"
 #include "../fuzz/virtual_time.h"
 #include "../soft/verbs_side.h"
@@ -24,10 +25,11 @@
 enum {
 	SIDES = 2,
 	UNIT = 256, /* the path MTU: all frames of a message but the last have whole units */
+	UNIT_MOST = 4096, /* with RoCE */
 	FRAME_MOST = 4 * UNIT,
 	BATCH = 8, /* frames that it takes together, at most */
 	WINDOW = 16, /* frames under way to one side beyond which it takes no more, at most */
-	FLIGHTS = 4 * SIDES * (WINDOW + BATCH), /* and each may be doubled; and control records */
+	FLIGHTS = 4096, /* a frame of RoCE is many, and each may be doubled; and control records */
 	RECORD_MOST = BATCH * (SOFT_FRAME_HEADER + FRAME_MOST),
 	LATE_NS = 300000, /* less than any timeout */
 	BLOCKED_NS = 100000,
@@ -43,7 +45,10 @@ struct flight {
 	int flow;
 	enum soft_record_kind kind;
 	uint32_t to_chan, from_chan, length;
-	uint8_t bytes[SOFT_FRAME_HEADER + FRAME_MOST];
+	/* of a datagram */
+	uint16_t port;
+	bool is_strange; /* from another address */
+	uint8_t bytes[UNIT_MOST + 128];
 };
 
 /* What a code of the RNR timer means, in 10 us: IBTA 9.7.5.2.8. */
@@ -62,7 +67,8 @@ static struct wire {
 	} hosts[SIDES];
 	int entered;
 	bool swapped; /* the ports: the one with the smaller number connects first */
-	struct flight flights[FLIGHTS];
+	bool roce, ipv6; /* datagrams.h */
+	struct flight flights[FLIGHTS], *flights_end;
 	uint64_t last_due[SIDES];
 	uint64_t blocked_until[SIDES];
 	int flows; /* FLOWS at most */
@@ -81,6 +87,9 @@ static struct wire {
 	uint64_t trace_hash;
 	bool verbose;
 } wire;
+
+#define EACH_FLIGHT(flight)                                                                        \
+	for (struct flight *flight = wire.flights; flight < wire.flights_end; flight++)
 
 /* ---- chance, and the trace ------------------------------------------------------------------- */
 
@@ -204,24 +213,24 @@ static int under_way(int to)
 {
 	int count = 0;
 
-	for (int i = 0; i < FLIGHTS; i++)
-		count += wire.flights[i].to == to && wire.flights[i].kind == SOFT_RECORD_DATA;
+	EACH_FLIGHT(flight)
+	count += flight->to == to && flight->kind == SOFT_RECORD_DATA;
 	return count;
 }
 
-static void take_off(struct flight what, const uint8_t *bytes, uint64_t due)
+/* Its bytes. */
+static uint8_t *take_off(struct flight what, const uint8_t *bytes, uint64_t due)
 {
-	for (int i = 0; i < FLIGHTS; i++) {
-		struct flight *flight = &wire.flights[i];
+	struct flight *flight = wire.flights;
 
-		if (flight->to >= 0)
-			continue;
-		*flight = what;
-		flight->due = due;
-		memcpy(flight->bytes, bytes, what.length);
-		return;
-	}
-	CHECK(!"a frame too many is under way");
+	while (flight < wire.flights_end && flight->to >= 0)
+		flight++;
+	CHECK(flight < wire.flights + FLIGHTS);
+	if (flight == wire.flights_end)
+		wire.flights_end++;
+	memcpy(flight, &what, offsetof(struct flight, bytes));
+	flight->due = due;
+	return memcpy(flight->bytes, bytes, what.length);
 }
 
 /* For a reader, with -v: the trace does not depend on what is in a frame. */
@@ -233,7 +242,7 @@ static void tell_frame(const char *what, int host, const struct flight *flight,
 	note("%c %s %u bytes", "ab"[host], what, flight->length);
 	if (wire.verbose && flight->kind != SOFT_RECORD_DATA)
 		fprintf(stderr, "%*crecord %d\n", 20, ' ', flight->kind);
-	else if (wire.verbose && soft_frame_decode(bytes, &frame))
+	else if (wire.verbose && !wire.roce && soft_frame_decode(bytes, &frame))
 		fprintf(stderr, "%*copcode %u, PSN %u\n", 20, ' ', frame.opcode, frame.psn);
 }
 
@@ -274,12 +283,17 @@ static void transmit(struct flight what, const uint8_t *bytes, bool reliable)
 		due = wire.last_due[what.to] + 1;
 	due += what.length * wire.ns_per_byte;
 	if (!reliable && may_err(what.flow) && chance((unsigned)wire.per_mille)) {
-		static const char *const faults[] = {"lost", "doubled", "late"};
+		static const char *const faults[] = {"lost", "doubled", "late", "changed"};
 		uint32_t fault = wire.in_order[what.flow] ? 0 : draw(3);
+		uint32_t bit = wire.roce && chance(250) ? draw(8 * what.length) : 0;
+
+		fault = bit ? 3 : fault;
 
 		count_fault(what.flow);
 		note("  %s on the way to %c", faults[fault], "ab"[what.to]);
-		if (fault)
+		if (bit)
+			take_off(what, bytes, due)[bit / 8] ^= (uint8_t)(1 << bit % 8);
+		else if (fault)
 			take_off(what, bytes, due + draw(LATE_NS));
 		if (fault != 1)
 			return;
@@ -295,16 +309,19 @@ static bool has_room(int from)
 	return under_way(1 - from) < wire.window && fuzz_now_ns >= wire.blocked_until[from];
 }
 
+static void may_block(void)
+{
+	if (chance((unsigned)wire.per_mille / 4) && all_err())
+		wire.blocked_until[wire.entered] = fuzz_now_ns + draw(BLOCKED_NS);
+}
+
 /* The end of a connection always finds room. */
 static ssize_t wire_room(struct soft_path *path, size_t least)
 {
-	int from = wire.entered;
-
 	(void)path;
 	if (least > SOFT_HANDSHAKE_SIZE) {
-		if (chance((unsigned)wire.per_mille / 4) && all_err())
-			wire.blocked_until[from] = fuzz_now_ns + draw(BLOCKED_NS);
-		if (!has_room(from))
+		may_block();
+		if (!has_room(wire.entered))
 			return 0;
 	}
 	return RECORD_MOST;
@@ -353,8 +370,7 @@ static void wire_vary(bool loses)
 
 static void wire_begin(void)
 {
-	for (int i = 0; i < FLIGHTS; i++)
-		wire.flights[i].to = -1;
+	wire.flights_end = wire.flights;
 	wire.swapped = chance(500);
 	wire.flows = 1;
 	for (int i = 0; i < SIDES; i++)
@@ -367,7 +383,7 @@ static void die(int host, bool told)
 	struct soft_path *path = &wire.hosts[1 - host].path;
 
 	boot(host);
-	if (!told)
+	if (!told || wire.roce)
 		return;
 	enter(1 - host);
 	soft_lock();
@@ -379,8 +395,8 @@ static void die(int host, bool told)
 static inline void wire_heal(void)
 {
 	wire.cut = false;
-	for (int i = 0; i < FLIGHTS; i++)
-		wire.flights[i].due &= ~HELD;
+	EACH_FLIGHT(flight)
+	flight->due &= ~HELD;
 }
 
 static inline void wire_progress(int flow, int side)
@@ -426,16 +442,24 @@ static struct flight *next_flight(void)
 {
 	struct flight *next = NULL;
 
-	for (int i = 0; i < FLIGHTS; i++)
-		if (wire.flights[i].to >= 0 && !(wire.flights[i].due & HELD) &&
-		    (!next || is_before(&wire.flights[i], next)))
-			next = &wire.flights[i];
+	EACH_FLIGHT(flight)
+	if (flight->to >= 0 && !(flight->due & HELD) && (!next || is_before(flight, next)))
+		next = flight;
 	return next;
 }
 
 static uint64_t *alarm_of(int host)
 {
 	return host == wire.entered ? &fuzz_alarm_ns : &wire.hosts[host].alarm_ns;
+}
+
+/* Does it wait for room? */
+static bool waits(int host)
+{
+	const struct soft_device *device =
+		host == wire.entered ? &soft_device : &wire.hosts[host].device;
+
+	return wire.roce ? device->roce->blocked : soft_path_waits(&wire.hosts[host].path);
 }
 
 /* When something happens by itself; UINT64_MAX: never. */
@@ -449,12 +473,14 @@ static uint64_t wire_next(void)
 			next = wire.hosts[i].stopped_until;
 		if (*alarm_of(i) && awake(i, *alarm_of(i)) < next)
 			next = awake(i, *alarm_of(i));
-		if (soft_path_waits(&wire.hosts[i].path) && under_way(1 - i) < wire.window &&
+		if (waits(i) && under_way(1 - i) < wire.window &&
 		    awake(i, wire.blocked_until[i]) < next)
 			next = awake(i, wire.blocked_until[i]);
 	}
 	return next < fuzz_now_ns ? fuzz_now_ns : next;
 }
+
+#include "datagrams.h"
 
 static void step_of(int host, struct flight *flight)
 {
@@ -466,13 +492,17 @@ static void step_of(int host, struct flight *flight)
 		fuzz_alarm_ns = 0;
 		soft_timers_run();
 	}
-	if (flight) {
+	if (flight && wire.roce) {
+		take_datagrams(flight);
+	} else if (flight) {
 		tell_frame("gets", host, flight, flight->bytes);
 		CHECK(soft_path_take(path, flight->kind, flight->to_chan, flight->from_chan,
 				     flight->bytes, flight->length));
 		flight->to = -1;
 	}
-	if (soft_path_waits(path) && has_room(host))
+	if (waits(host) && has_room(host) && wire.roce)
+		soft_roce_unblocked();
+	else if (waits(host) && has_room(host))
 		soft_path_offer_room(path);
 	soft_unlock();
 }

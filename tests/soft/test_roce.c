@@ -245,11 +245,6 @@ static void dropped(void)
 		uint8_t opcode;
 		uint32_t length;
 	} impossible[] = {
-		{SOFT_ROCE_SEND_FIRST, MTU - 1},
-		{SOFT_ROCE_SEND_FIRST, 2 * MTU},
-		{SOFT_ROCE_SEND_MIDDLE, MTU + 1},
-		{SOFT_ROCE_SEND_LAST, 0},
-		{SOFT_ROCE_SEND_ONLY, MTU + 1},
 		{SOFT_ROCE_UC | SOFT_ROCE_SEND_ONLY, 7},
 		{SOFT_ROCE_UD | SOFT_ROCE_SEND_ONLY, 7},
 		{SOFT_ROCE_XRC | SOFT_ROCE_SEND_ONLY, 7},
@@ -268,9 +263,6 @@ static void dropped(void)
 	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
 	for (size_t i = 0; i < sizeof(impossible) / sizeof(*impossible); i++)
 		throw(&stage, packet_of(&stage, impossible[i].opcode, impossible[i].length));
-	packet = packet_of(&stage, SOFT_ROCE_WRITE_ONLY, 7);
-	packet.dma_length = UINT32_MAX;
-	throw(&stage, packet);
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	packet.to ^= 1;
 	throw(&stage, packet);
@@ -300,6 +292,59 @@ static void dropped(void)
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
 	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
 	close_stage(&stage);
+}
+
+/* A request that is too long or too short for its place in the message ends the queue pair in its turn, and not
+ * before (IBTA 9.7.4.1.6); with UC it is dropped. */
+static void wrong_length(void)
+{
+	static const struct {
+		uint8_t opcode;
+		uint32_t length, dma_length;
+		bool goes_on; /* behind the first packet of a SEND */
+	} wrong[] = {
+		{SOFT_ROCE_SEND_FIRST, MTU - 1, 0, false},
+		{SOFT_ROCE_SEND_FIRST, 2 * MTU, 0, false},
+		{SOFT_ROCE_SEND_MIDDLE, MTU + 1, 0, true},
+		{SOFT_ROCE_SEND_LAST, 0, 0, true},
+		{SOFT_ROCE_SEND_ONLY, MTU + 1, 0, false},
+		{SOFT_ROCE_WRITE_ONLY, 7, UINT32_MAX, false},
+		{SOFT_ROCE_READ_REQUEST, 0, UINT32_MAX, false},
+	};
+
+	for (size_t i = 0; i < 2 * (sizeof(wrong) / sizeof(*wrong)); i++) {
+		const uint8_t service = i % 2 ? SOFT_ROCE_UC : SOFT_ROCE_RC;
+		struct stage stage;
+		struct soft_roce_packet packet;
+
+		if (service && wrong[i / 2].opcode == SOFT_ROCE_READ_REQUEST)
+			continue;
+		open_stage(&stage, (struct options){.uc = service});
+		CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+		if (wrong[i / 2].goes_on)
+			request(&stage, service | SOFT_ROCE_SEND_FIRST, MTU);
+		if (wrong[i / 2].goes_on && !service)
+			answer(&stage, PEER_PSN, DONE);
+		packet = packet_of(&stage, service | wrong[i / 2].opcode, wrong[i / 2].length);
+		packet.dma_length = wrong[i / 2].dma_length;
+		packet.psn++;
+		if (!service) { /* a gap */
+			throw(&stage, packet);
+			answer(&stage, stage.psn, SOFT_ROCE_NAK | 0);
+		}
+		packet.psn--;
+		throw(&stage, packet);
+		if (service) {
+			request(&stage, SOFT_ROCE_UC | SOFT_ROCE_SEND_ONLY, 7);
+			CHECK_EQUAL(expect_wc(&stage.side, 1, IBV_WC_SUCCESS).byte_len, 7);
+		} else {
+			answer(&stage, stage.psn, SOFT_ROCE_NAK | 1);
+			expect_wc(&stage.side, 1, IBV_WC_WR_FLUSH_ERR);
+			CHECK_EQUAL(state_of(&stage.side), IBV_QPS_ERR);
+		}
+		no_answer(&stage);
+		close_stage(&stage);
+	}
 }
 
 /* READs are answered by as many packets as they asked for, and by none without the key. */
@@ -538,6 +583,7 @@ int main(void)
 	spec("delay=1us");
 	STEP(dropped());
 	no_faults();
+	STEP(wrong_length());
 	STEP(read_by_peer());
 	STEP(written());
 	STEP(window());

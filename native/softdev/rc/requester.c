@@ -54,8 +54,10 @@ static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 	if (cursor->reads &&
 	    (send->flags & IBV_SEND_FENCE || (read && cursor->reads >= qp->attr.max_rd_atomic)))
 		return false;
-	if (read && qp->attr.max_rd_atomic == 0)
-		send->status = IBV_WC_LOC_QP_OP_ERR; /* it could never be sent */
+	/* It could never be sent; UC has no invalidation: IBTA table 38. */
+	if ((read && qp->attr.max_rd_atomic == 0) ||
+	    (soft_qp_is_uc(qp) && send->opcode == IBV_WR_SEND_WITH_INV))
+		send->status = IBV_WC_LOC_QP_OP_ERR;
 	else if (!memory_is_allowed(qp, cursor->next, read ? IBV_ACCESS_LOCAL_WRITE : 0))
 		send->status = IBV_WC_LOC_PROT_ERR;
 	return !send->status;

@@ -98,7 +98,7 @@ static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
 		read_again(qp, frame);
 	else if (soft_is_read(frame->opcode))
 		atomic_again(qp, frame);
-	else if (soft_is_last(frame))
+	else /* in the middle of a message too: a requester with a window may wait for it */
 		acknowledge_again(qp);
 }
 

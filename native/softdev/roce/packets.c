@@ -4,6 +4,8 @@
 
 #include "roce_internal.h"
 
+enum { WRONG_MTU = 0xff }; /* no enum ibv_mtu */
+
 /* The operations of packets: what each is of a frame. */
 enum {
 	FIRST = SOFT_FRAME_MORE,
@@ -113,9 +115,21 @@ bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_fra
 /* IBTA 9.7.4.1.6, 9.7.5.2.2: all packets of a message but the last are as long as the path MTU. */
 static bool has_length(const struct soft_frame *frame, uint32_t mtu)
 {
+	if (frame->dma_length > SOFT_MAX_MESSAGE)
+		return false;
 	if (!soft_is_last(frame))
 		return frame->length == mtu;
 	return frame->length <= mtu && (frame->length || soft_is_first(frame));
+}
+
+/* Of a request whose length cannot be: the responder refuses it when it is its turn, as one with packets
+ * of another path MTU. */
+static bool refuse(struct soft_frame *frame)
+{
+	frame->flags &= SOFT_FRAME_SRQ;
+	frame->length = frame->dma_length = 0;
+	frame->syndrome = WRONG_MTU;
+	return frame->opcode < SOFT_ACK;
 }
 
 /* What an acknowledgement says: IBTA 9.7.5.2.1. */
@@ -157,8 +171,6 @@ bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet 
 		.immediate = htonl(packet->immediate),
 		.msn = packet->msn,
 	};
-	if (frame->dma_length > SOFT_MAX_MESSAGE) /* no frame says that */
-		return false;
 	if (has & SOFT_ROCE_XRCETH) {
 		frame->flags |= SOFT_FRAME_SRQ;
 		frame->ack = packet->srq;
@@ -184,6 +196,6 @@ bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet 
 		frame->syndrome = packet->flush;
 		return true;
 	default:
-		return frame->opcode && has_length(frame, mtu);
+		return has_length(frame, mtu) || refuse(frame);
 	}
 }
