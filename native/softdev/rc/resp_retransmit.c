@@ -98,7 +98,7 @@ static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
 		read_again(qp, frame);
 	else if (soft_is_read(frame->opcode))
 		atomic_again(qp, frame);
-	else if (soft_is_last(frame))
+	else /* in the middle of a message too: the requester's window may be full of what has come before */
 		acknowledge_again(qp);
 }
 
