@@ -18,6 +18,7 @@ enum {
 struct soft_roce_sender {
 	struct soft_fd_watch watch;
 	uint16_t port; /* of the source */
+	bool one_by_one; /* the kernel splits no runs here */
 };
 
 /* An address of this host, where packets arrive. */
@@ -25,6 +26,7 @@ struct soft_roce_address {
 	struct soft_fd_watch watch;
 	union ibv_gid gid;
 	unsigned users; /* pairs */
+	uint32_t room; /* bytes of packets that it takes before they are read */
 	bool busy; /* it is read from: it must not be freed */
 	struct soft_node node;
 	struct soft_roce_sender senders[SOFT_ROCE_SENDERS]; /* without a port: not open yet */
@@ -43,12 +45,13 @@ struct soft_roce_pair {
 	uint16_t peer_port; /* from which it sends */
 	struct soft_icrc_flow out, in;
 	/* of the requests; PSNs as in the send queue */
+	struct soft_window psns;
 	bool begun;
-	uint32_t sent; /* the first PSN that was never sent */
 	uint32_t unacked; /* when the window was last looked at */
 	uint32_t recovered; /* until that one is acknowledged, what is lost is of one loss */
 	uint64_t window; /* bytes that may be under way */
 	uint64_t threshold; /* below it the window grows quickly */
+	uint64_t notified; /* when a congestion notification was sent last */
 };
 
 /* Packets that one system call sends: all to the same place, and but for the last of the same length. */
@@ -73,7 +76,6 @@ struct soft_roce {
 	struct soft_roce_run *runs;
 	uint32_t run_count, run_sent;
 	bool blocked; /* a socket takes no more */
-	bool one_by_one; /* the kernel splits no runs */
 	bool too_long_told;
 };
 
@@ -102,8 +104,8 @@ void soft_roce_staged(const struct soft_roce_pair *pair, uint32_t length);
 void soft_roce_flush(void);
 void soft_roce_sockets_close(bool flush);
 
-/* path.c: a packet; SOFT_FRAME_HEADER bytes before it may be overwritten */
+/* path.c: a packet; SOFT_FRAME_HEADER bytes before it may be overwritten.  `marked`: it has met congestion. */
 void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length);
+		    uint8_t *bytes, size_t length, bool marked);
 /* A socket takes more. */
 void soft_roce_unblocked(void);
