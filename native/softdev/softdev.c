@@ -27,6 +27,7 @@ static const struct soft_ud_packets packets = {
 static const struct soft_gsi_calls gsi = {
 	.hold = soft_roce_hold,
 	.release = soft_roce_release,
+	.is_shared = soft_roce_is_shared,
 	.send = soft_roce_send_mad,
 };
 

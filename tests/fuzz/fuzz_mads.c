@@ -40,8 +40,14 @@ static void heard(const union ibv_gid *from, const union ibv_gid *to, const uint
 	CHECK(soft_cm_mad_decode(mad, length, &world.heard[world.said++ % HEARD]));
 }
 
+static bool is_shared(const union ibv_gid *gid)
+{
+	(void)gid;
+	return false;
+}
+
 static const struct soft_gsi_calls gsi = {
-	.path_mtu = IBV_MTU_1024, .hold = hold, .release = release, .send = heard};
+	.hold = hold, .release = release, .is_shared = is_shared, .send = heard};
 
 static struct rdma_cm_id *listening(enum rdma_port_space space)
 {

@@ -7,6 +7,7 @@ where starting a process takes long: so both agents serve for all tests.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -26,6 +27,15 @@ PATHS = {
 }
 WAYS = [("IPv4", "tcp"), ("IPv6", "cm")]
 
+# The same for RoCE v2, whose packets nothing but the device itself repeats.
+ROCE_PATHS = {
+    "far": "delay 20ms",
+    "lossy": "delay 5ms loss 1%",
+    "reordered": "delay 5ms reorder 25% 50%",
+    "doubled": "delay 2ms duplicate 20%",
+    "damaged": "delay 2ms corrupt 1%",
+}
+
 # Seconds: what the device takes unless told otherwise.  A lossy path may be silent for a while.
 PATIENCE = 20
 
@@ -36,23 +46,47 @@ def wire() -> Iterator[Network]:
         yield made
 
 
+@contextmanager
+def both(wire: Network, links: str | None = None) -> Iterator[Agents]:
+    """An agent at each end; `links`: AIORDMA_EMBEDDED_LINKS."""
+    with pytest.MonkeyPatch.context() as patch:
+        if links:
+            patch.setenv("AIORDMA_EMBEDDED_LINKS", links)
+        agents = AgentProcess(wire.left, PATIENCE), AgentProcess(wire.right, PATIENCE)
+    yield agents
+    for agent in agents:
+        agent.end()
+
+
 @pytest.fixture(scope="module")
 def agents(wire: Network) -> Iterator[Agents]:
-    both = AgentProcess(wire.left, PATIENCE), AgentProcess(wire.right, PATIENCE)
-    yield both
-    for agent in both:
-        agent.end()
+    with both(wire) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def roce_agents(wire: Network) -> Iterator[Agents]:
+    with both(wire, "roce") as made:
+        yield made
+
+
+@contextmanager
+def applied(wire: Network, path: str) -> Iterator[None]:
+    for end in wire.ends:
+        end.tc("qdisc", "add", "dev", CABLE, "root", "netem", *path.split())
+    try:
+        yield
+    finally:
+        for end in wire.ends:
+            end.tc("qdisc", "del", "dev", CABLE, "root")
 
 
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, wire: Network) -> Iterator[str]:
     """Apply a path; return its name."""
     name: str = request.param
-    for end in wire.ends:
-        end.tc("qdisc", "add", "dev", CABLE, "root", "netem", *PATHS[name].split())
-    yield name
-    for end in wire.ends:
-        end.tc("qdisc", "del", "dev", CABLE, "root")
+    with applied(wire, PATHS[name]):
+        yield name
 
 
 def test_all_traffic(agents: Agents, path: str) -> None:
@@ -90,3 +124,22 @@ def test_all_traffic(agents: Agents, path: str) -> None:
         assert numbers == sorted(set(numbers))
     if path != "doubled":
         assert len(numbers) == len(set(numbers))
+
+
+@pytest.mark.parametrize("name", ROCE_PATHS)
+def test_roce(roce_agents: Agents, wire: Network, name: str) -> None:
+    """RoCE v2 repeats what is lost, and takes nothing twice and no wrong byte."""
+    family = "IPv6" if name == "lossy" else "IPv4"
+    left, right = roce_agents
+    with applied(wire, ROCE_PATHS[name]):
+        connect(roce_agents, address_of(right.namespace, family), "tcp")
+        left.call("echo", count=20, size=200)
+        left.call("echo", count=3, size=200_000)
+        left.call("one_sided", rounds=2, size=300_000)
+        for agent in roce_agents:
+            agent.call("close")
+        there = pair(roce_agents, "RC", family, ack_timeout=0.067)
+        assert [agent.call("wire") for agent in roce_agents] == ["roce", "roce"]
+        exchange(roce_agents, 30, 1000)
+        exchange(roce_agents, 3, 200_000)
+        assert left.call("reach", **there, size=1_000_003) == ["SUCCESS"] * 3

@@ -8,7 +8,7 @@ from subprocess import PIPE, Popen
 import pytest
 
 from .conftest import Agents, Start, address_of, connect, exchange, pair
-from .namespaces import Network
+from .namespaces import CABLE, Network
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +46,17 @@ def test_addresses(agents: Agents, kind: str) -> None:
     assert agents[0].call("reach", **there, size=100_003) == ["SUCCESS"] * 3
     pair(agents, "UD", kind)
     exchange(agents, 20, 1000)
+
+
+@pytest.mark.parametrize("kind", ["IPv4", "IPv6"])
+def test_what_routers_say(agents: Agents, wire: Network, kind: str) -> None:
+    """A path MTU, which ICMP can forge, holds no packet back: packets fit the interface."""
+    for end, peer in (wire.ends, wire.ends[::-1]):
+        end.ip("route", "add", address_of(peer, kind), "dev", CABLE, "mtu", "1280")
+    for end in wire.ends:
+        end.link("mtu", "4500")
+    pair(agents, "RC", kind)
+    exchange(agents, 20, 65_537)
 
 
 def test_connections(agents: Agents, wire: Network, family: str, via: str) -> None:

@@ -46,6 +46,7 @@ struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
 	if (soft_list_empty(addresses)) {
 		CHECK(address = calloc(1, sizeof(*address)));
 		address->gid = *gid;
+		address->room = 256 * 1024;
 		soft_list_append(addresses, &address->node);
 	}
 	address = soft_list_first(addresses, struct soft_roce_address, node);
@@ -61,13 +62,16 @@ void soft_roce_address_release(struct soft_roce_address *address)
 	free(address);
 }
 
-struct soft_roce_sender *soft_roce_sender(struct soft_roce_address *address, uint32_t hash)
+bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *address,
+		    const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn)
 {
-	struct soft_roce_sender *sender = &address->senders[hash % SOFT_ROCE_SENDERS];
-
-	if (!sender->port)
-		sender->port = (uint16_t)(0xc000 + draw(0x4000));
-	return sender;
+	flow->sender = &address->senders[(qpn ^ peer_qpn) % SOFT_ROCE_SENDERS];
+	if (!flow->sender->port)
+		flow->sender->port = (uint16_t)(0xc000 + draw(0x4000));
+	flow->to_length = soft_gid_address(peer, &address->gid, SOFT_ROCE_PORT, &flow->to);
+	soft_icrc_flow(&flow->icrc, address->gid.raw, peer->raw, flow->sender->port,
+		       SOFT_ROCE_PORT);
+	return true;
 }
 
 size_t soft_roce_room(void)
@@ -83,7 +87,7 @@ uint8_t *soft_roce_stage(void)
 }
 
 /* As the peer could not have sent it, or for it, but with the right ICRC. */
-static void forge(struct flight what, uint32_t length, const struct soft_roce_pair *pair)
+static void forge(struct flight what, uint32_t length, const struct soft_roce_flow *flow)
 {
 	static const uint8_t parts[] = {0, 2, 3, 5, 7}; /* opcode, P_Key, destination */
 	uint32_t part = draw(2 * sizeof(parts));
@@ -92,32 +96,33 @@ static void forge(struct flight what, uint32_t length, const struct soft_roce_pa
 	what.is_strange = part >= sizeof(parts);
 	if (!what.is_strange)
 		staged[parts[part]] ^= 0x20;
-	soft_put32(staged + length, soft_icrc(&pair->out, 0, &(struct iovec){staged, length}, 1));
+	soft_put32(staged + length, soft_icrc(&flow->icrc, 0, &(struct iovec){staged, length}, 1));
 	take_off(what, staged, fuzz_now_ns + 1 + draw(LATE_NS));
 }
 
-void soft_roce_staged(const struct soft_roce_pair *pair, uint32_t length)
+void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 {
+	const struct soft_roce_pair *pair = soft_container(flow, struct soft_roce_pair, out);
 	const struct iovec packet = {staged, length};
 	const union ibv_gid to = address_of_host(1 - wire.entered);
 	struct flight what = {
 		.to = 1 - wire.entered,
 		.flow = wire.flow_of(wire.entered, pair->qp->ibv.qp_num),
 		.kind = SOFT_RECORD_DATA,
-		.port = pair->sender->port,
+		.port = flow->sender->port,
 		.length = length + SOFT_ROCE_ICRC,
 	};
 	union ibv_gid gid;
 
-	CHECK(soft_gid_from(&gid, (const struct sockaddr *)&pair->to));
+	CHECK(soft_gid_from(&gid, (const struct sockaddr *)&flow->to));
 	CHECK(!memcmp(&gid, &to, sizeof(to)));
-	CHECK_EQUAL(((const struct sockaddr_in *)(const void *)&pair->to)->sin_port,
+	CHECK_EQUAL(((const struct sockaddr_in *)(const void *)&flow->to)->sin_port,
 		    htons(SOFT_ROCE_PORT));
 	/* As the kernel or a card chooses it. */
-	soft_put32(staged + length, soft_icrc(&pair->out, (uint16_t)draw(0x10000), &packet, 1));
+	soft_put32(staged + length, soft_icrc(&flow->icrc, (uint16_t)draw(0x10000), &packet, 1));
 	transmit(what, staged, false);
 	if (chance(20))
-		forge(what, length, pair);
+		forge(what, length, flow);
 }
 
 void soft_roce_flush(void)
@@ -167,5 +172,5 @@ static inline void take_datagrams(struct flight *flight)
 	soft_gid_address(&from, &from, first.port, &address);
 	for (size_t at = 0; at < length && open_address(); at += first.length)
 		soft_roce_take(open_address(), &address, input + HEADROOM + at,
-			       length - at < first.length ? length - at : first.length);
+			       length - at < first.length ? length - at : first.length, false);
 }

@@ -115,7 +115,14 @@ static void release(void)
 	held[wire.entered]--;
 }
 
-static const struct soft_gsi_calls gsi = {.hold = hold, .release = release, .send = send_mad};
+static bool is_shared(const union ibv_gid *gid)
+{
+	(void)gid;
+	return false;
+}
+
+static const struct soft_gsi_calls gsi = {
+	.hold = hold, .release = release, .is_shared = is_shared, .send = send_mad};
 
 static enum ibv_mtu least_mtu(const struct soft_hca *hca)
 {
@@ -1117,7 +1124,7 @@ static void without_number(struct soft_cm_mad *mad)
 static void with_long_packets(struct soft_cm_mad *mad)
 {
 	mad->message.qpn++;
-	mad->message.path_mtu = gsi.path_mtu + 1;
+	mad->message.path_mtu = IBV_MTU_256 + 1;
 }
 
 /* With the ID of the connection: requests for services have others. */

@@ -149,9 +149,13 @@ static void read_depth(void)
 			.wr.rdma = {.remote_addr = (uintptr_t)b.memory, .rkey = b.mr->rkey},
 		};
 	CHECK_EQUAL(post_wr(&a, wr), 0);
-	expect_wc(&a, 0, IBV_WC_SUCCESS);
-	expect_wc(&a, 1, IBV_WC_REM_INV_REQ_ERR);
-	for (unsigned i = 2; i < 8; i++)
+	/* With RoCE it is several requests, of which the second one is too many. */
+	const unsigned whole = strcmp(getenv("AIORDMA_EMBEDDED_LINKS"), "roce") ? 1 : 0;
+
+	if (whole)
+		expect_wc(&a, 0, IBV_WC_SUCCESS);
+	expect_wc(&a, whole, IBV_WC_REM_INV_REQ_ERR);
+	for (unsigned i = whole + 1; i < 8; i++)
 		expect_wc(&a, i, IBV_WC_WR_FLUSH_ERR);
 	close_pair(&a, &b);
 

@@ -22,6 +22,8 @@ struct soft_gsi_calls {
 	/* What listens or converses holds this host's addresses open: 0, or an errno value. */
 	int (*hold)(void);
 	void (*release)(void);
+	/* Do other processes get what comes for this address too? */
+	bool (*is_shared)(const union ibv_gid *gid);
 	void (*send)(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *mad,
 		     size_t length);
 };

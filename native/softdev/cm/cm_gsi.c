@@ -192,6 +192,14 @@ static void answer(const union ibv_gid *from, const union ibv_gid *to,
 	transmit(&mad, to, from);
 }
 
+/* Another process of the address may know it. */
+static void not_here(const union ibv_gid *from, const union ibv_gid *to,
+		     const struct soft_cm_mad *received, uint16_t reason)
+{
+	if (!soft_device.cm->gsi.calls->is_shared(to))
+		answer(from, to, received, reason);
+}
+
 /* ---- receiving ----------------------------------------------------------------------------- */
 
 static struct listener *listener_at(const union ibv_gid *gid, const struct soft_cm_mad *mad)
@@ -208,6 +216,11 @@ static struct listener *listener_at(const union ibv_gid *gid, const struct soft_
 			return it;
 	}
 	return NULL;
+}
+
+static uint8_t mtu_of(const union ibv_gid *gid)
+{
+	return (uint8_t)soft_links->active_mtu(soft_hca_at(soft_gid_hca_number(gid)));
 }
 
 static void requested(const union ibv_gid *from, const union ibv_gid *to,
@@ -235,7 +248,11 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		return;
 	}
 	if (!listener) {
-		answer(from, to, mad, SOFT_CM_REASON_INVALID_SERVICE_ID);
+		not_here(from, to, mad, SOFT_CM_REASON_INVALID_SERVICE_ID);
+		return;
+	}
+	if (!is_sidr(mad) && mad->message.path_mtu > mtu_of(to)) {
+		answer(from, to, mad, SOFT_CM_REASON_INVALID_MTU);
 		return;
 	}
 	conversation = conversation_new(&(struct conversation){.local = *to,
@@ -288,15 +305,14 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	conversation = meant(from, &mad);
 	if (!conversation) {
 		if (mad.message.type == SOFT_CM_REP || mad.message.type == SOFT_CM_DREQ)
-			answer(from, to, &mad, SOFT_CM_REASON_INVALID_ID);
+			not_here(from, to, &mad, SOFT_CM_REASON_INVALID_ID);
 		return;
 	}
 	if (mad.message.type == SOFT_CM_DREQ && mad.peer_qpn != conversation->qpn)
 		return;
 	if (mad.message.type == SOFT_CM_REJ &&
 	    mad.message.reason == SOFT_CM_REASON_INVALID_SERVICE_ID &&
-	    conversation->link.said.type == SOFT_CM_REQ &&
-	    soft_cm_link_insist(&conversation->link))
+	    conversation->link.said.type == SOFT_CM_REQ && soft_cm_link_insist(&conversation->link))
 		return;
 	if (!conversation->remote_id)
 		conversation->remote_id = mad.local_id;
@@ -321,8 +337,7 @@ static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 	if (!made)
 		return NULL;
 	made->transaction = made->local_id;
-	made->path_mtu = id->path_mtu =
-		(uint8_t)soft_links->active_mtu(soft_hca_at(soft_gid_hca_number(&made->local)));
+	made->path_mtu = id->path_mtu = mtu_of(&made->local);
 	return &made->link;
 }
 

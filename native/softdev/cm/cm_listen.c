@@ -45,8 +45,6 @@ static uint16_t objection(const struct soft_cm_listener *listener,
 		return SOFT_CM_REASON_INVALID_SERVICE_ID;
 	if (request->qp_type != IBV_QPT_RC)
 		return SOFT_CM_REASON_INVALID_TRANSPORT;
-	if (request->path_mtu && request->path_mtu > soft_device.cm->gsi.calls->path_mtu)
-		return SOFT_CM_REASON_INVALID_MTU;
 	return 0;
 }
 

@@ -240,7 +240,7 @@ static void stop_timers(struct soft_qp *qp)
 	soft_timer_stop(&qp->rnr_timer);
 	soft_timer_stop(&qp->reach_timer);
 	soft_timer_stop(&qp->retry_timer);
-	qp->rnr_waiting = qp->window_full = qp->answer_missed = false;
+	qp->rnr_waiting = qp->answer_missed = false;
 }
 
 void soft_qp_enter_reset(struct soft_qp *qp)

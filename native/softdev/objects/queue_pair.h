@@ -7,6 +7,8 @@
 
 /* ---- queue pairs --------------------------------------------------------------------------- */
 
+enum { SOFT_READ_PARTS = 16 };
+
 /* A work request in the send queue. */
 struct soft_send_wqe {
 	uint64_t wr_id;
@@ -55,6 +57,16 @@ struct soft_send_queue {
 	uint32_t unsent; /* the first PSN that was never transmitted */
 	uint32_t psn; /* of the next request that is posted */
 	uint32_t reads; /* READs and atomics transmitted and not answered */
+};
+
+/* What a path that loses packets (roce/) lets a requester have under way, in PSNs. */
+struct soft_window {
+	uint32_t psns;
+	uint32_t read_psns; /* the same where the answer to a READ is the last of it */
+	void (*lost)(struct soft_window *window); /* and will be sent again */
+	/* Where READ requests end that are under way and not the last ones of their READs. */
+	uint32_t part_head, part_tail;
+	uint32_t part_ends[SOFT_READ_PARTS];
 };
 
 struct soft_recv_wqe {
@@ -204,13 +216,8 @@ struct soft_qp {
 	struct soft_responder responder;
 	uint8_t rnr_left; /* retries; 7 means for ever */
 	bool rnr_refused; /* since a request was completed */
-	union {
-		struct {
-			bool rnr_waiting;
-			bool window_full; /* of the path: no more may be under way */
-		};
-		uint16_t requests_held; /* either */
-	};
+	bool rnr_waiting;
+	struct soft_window *window; /* of its path; NULL: there is no bound */
 	struct soft_timer rnr_timer;
 	uint8_t retries_left; /* of req_retransmit.c */
 	bool answer_missed; /* and asked for again; until something is answered */

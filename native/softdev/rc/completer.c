@@ -24,9 +24,28 @@ static void after_completion(struct soft_qp *qp)
 		soft_qp_link_output(qp->link);
 }
 
-/* Everything before that PSN is answered, perhaps before it has been transmitted again. */
-static void answered(struct soft_send_queue *sq, uint32_t psn)
+/* Parts of READs before that PSN are answered, perhaps before they have been asked for again. */
+static void parts_answered(struct soft_qp *qp, uint32_t psn)
 {
+	struct soft_window *window = qp->window;
+
+	while (window->part_head != window->part_tail) {
+		const uint32_t end = window->part_ends[window->part_head % SOFT_READ_PARTS];
+
+		if ((int32_t)(psn - end) < 0)
+			return;
+		qp->sq.reads -= (int32_t)(qp->sq.next_psn - end) >= 0;
+		window->part_head++;
+	}
+}
+
+/* Everything before that PSN is answered, perhaps before it has been transmitted again. */
+static void answered(struct soft_qp *qp, uint32_t psn)
+{
+	struct soft_send_queue *sq = &qp->sq;
+
+	if (qp->window)
+		parts_answered(qp, psn);
 	sq->unacked = psn;
 	if ((int32_t)(sq->next_psn - psn) < 0)
 		sq->next_psn = psn;
@@ -52,10 +71,10 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 		if (soft_send_is_read(send))
 			break;
 		if ((int32_t)(until - end) < 0) {
-			answered(sq, until);
+			answered(qp, until);
 			break;
 		}
-		answered(sq, end);
+		answered(qp, end);
 		soft_requester_done(qp);
 		soft_complete_send(qp, IBV_WC_SUCCESS);
 	}
@@ -128,11 +147,13 @@ static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame
 
 /* ---- data ---------------------------------------------------------------------------------- */
 
-static enum soft_sink begin_read_data(struct soft_qp *qp, const struct soft_frame *frame)
+static enum soft_sink begin_read_data(struct soft_qp *qp, struct soft_frame *frame)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	uint64_t end = soft_place_of(qp, frame->psn, send->psn) + frame->length;
 
+	if (qp->window && end < send->length)
+		frame->flags |= SOFT_FRAME_MORE; /* the last one of a part is not the READ's */
 	if (send->opcode != IBV_WR_RDMA_READ || !soft_is_whole_or_last(qp, frame) ||
 	    (soft_is_last(frame) ? end != send->length : end >= send->length))
 		return SOFT_SINK_BROKEN;
@@ -205,7 +226,7 @@ static void complete_read(struct soft_qp *qp)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 
-	answered(&qp->sq, send->psn + send->psns);
+	answered(qp, send->psn + send->psns);
 	soft_requester_done(qp);
 	soft_complete_send(qp, IBV_WC_SUCCESS);
 	after_completion(qp);
@@ -241,7 +262,7 @@ void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const u
 	} else if (frame->opcode == SOFT_READ_DATA && soft_is_last(frame)) {
 		complete_read(qp);
 	} else if (frame->opcode == SOFT_READ_DATA) {
-		answered(&qp->sq, qp->sq.unacked + ((end - qp->sq.unacked) & SOFT_PSN_MASK));
+		answered(qp, qp->sq.unacked + ((end - qp->sq.unacked) & SOFT_PSN_MASK));
 		soft_requester_progress(qp);
 		if (qp->sq.next != qp->sq.tail) /* it may wait for PSNs */
 			soft_qp_link_output(qp->link);

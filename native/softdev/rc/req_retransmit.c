@@ -29,7 +29,6 @@ void soft_requester_go_back(struct soft_qp *qp)
 	qp->sq.next = qp->sq.oldest;
 	qp->sq.next_psn = qp->sq.unacked;
 	qp->sq.reads = 0;
-	qp->window_full = false;
 	soft_timer_stop(&qp->retry_timer);
 }
 
@@ -43,6 +42,8 @@ void soft_requester_retry(struct soft_qp *qp)
 	qp->retries_left--;
 	soft_fault_counts.retried++;
 	SOFT_TRACE(retry, qp, "LOSS");
+	if (qp->window)
+		qp->window->lost(qp->window);
 	soft_requester_go_back(qp);
 	soft_qp_link_output(qp->link);
 }

@@ -2,7 +2,7 @@
  *
  * Requests are transmitted in the order they were posted.  What holds the next one back: an RNR
  * timer, a fence behind READs and atomics that are not answered (IBTA 10.8.3.3), too many of those
- * under way (max_rd_atomic: ibv_modify_qp(3)), or SQD.
+ * under way (max_rd_atomic: ibv_modify_qp(3)), SQD, or the window of the path.
  *
  * A request that turns out to be wrong on this side is marked, and fails when all before it have
  * completed: completions keep the order of posting.
@@ -10,6 +10,8 @@
 #include <sys/uio.h>
 
 #include "rc.h"
+
+enum { WINDOW_PARTS = 4 }; /* so many times for each window an answer is asked for */
 
 static const uint8_t wire_opcodes[] = {
 	[IBV_WR_RDMA_WRITE] = SOFT_WRITE,
@@ -63,12 +65,51 @@ static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 	return !send->status;
 }
 
+static uint32_t least(uint32_t one, uint32_t other)
+{
+	return one < other ? one : other;
+}
+
+/* Of so many PSNs of a READ, those of its next request.  One that comes again ends where it did: a responder
+ * answers again what it has answered, but not parts of two such (IBTA 9.7.4.1.2). */
+static uint32_t psns_of_read(const struct soft_qp *qp, uint32_t psn, uint32_t psns, uint32_t part)
+{
+	const struct soft_window *window = qp->window;
+
+	for (uint32_t i = window->part_head; i != window->part_tail; i++) {
+		const uint32_t end = window->part_ends[i % SOFT_READ_PARTS];
+
+		if ((int32_t)(end - psn) > 0)
+			return least(psns, end - psn);
+	}
+	if (psns <= part || (int32_t)(psn - qp->sq.unsent) < 0)
+		return psns;
+	return window->part_tail - window->part_head <= SOFT_READ_PARTS - WINDOW_PARTS ? part : 0;
+}
+
+/* Of so many PSNs of a request, those that the window lets go now.  A READ becomes several requests: else all of its
+ * answer would come at once. */
+static uint32_t psns_allowed(const struct soft_qp *qp, const struct soft_tx_cursor *cursor,
+			     bool read, uint32_t psns)
+{
+	const uint32_t under_way = cursor->next_psn - qp->sq.unacked;
+	const uint32_t most = read ? qp->window->read_psns : qp->window->psns;
+	const uint32_t room = most > under_way ? most - under_way : 0;
+	const uint32_t parts = read ? least(WINDOW_PARTS, qp->attr.max_rd_atomic) : WINDOW_PARTS;
+	const uint32_t part = (most + parts - 1) / parts;
+
+	if (!read)
+		return least(psns, least(part, room));
+	psns = psns_of_read(qp, cursor->next_psn, psns, part);
+	return cursor->reads < qp->attr.max_rd_atomic && (psns <= room || !under_way) ? psns : 0;
+}
+
 bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out)
 {
 	soft_assert_locked();
 	while (cursor->next != qp->sq.tail && soft_send_at(qp, cursor->next)->local) {
-		if (qp->requests_held ||
+		if (qp->rnr_waiting ||
 		    !soft_send_carry_out(qp, soft_send_at(qp, cursor->next), cursor->reads))
 			return false;
 		cursor->next++;
@@ -78,22 +119,31 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	bool read = soft_is_read(opcode);
 	bool by_cma = false;
 
-	if (cursor->next == qp->sq.tail || qp->requests_held || send->status)
+	if (cursor->next == qp->sq.tail || qp->rnr_waiting || send->status)
 		return false;
 	bool first = cursor->next_psn == send->psn;
 
 	if (first && !may_begin(qp, cursor, send, read))
 		return false;
 	uint32_t place = first ? 0 : (uint32_t)soft_place_of(qp, cursor->next_psn, send->psn);
-	uint32_t left = send->length - place, length = 0;
-	bool last = true;
+	uint32_t left = send->length - place, share = left, length = 0;
 
+	if (qp->window) {
+		uint32_t psns = send->psn + send->psns - cursor->next_psn;
+		uint32_t allowed = psns_allowed(qp, cursor, opcode == SOFT_READ, psns);
+
+		if (!allowed)
+			return false;
+		if (allowed < psns)
+			share = allowed << soft_mtu_shift(qp);
+	}
 	if (opcode == SOFT_SEND || opcode == SOFT_WRITE || opcode == SOFT_ATOMIC_WRITE) {
-		length = soft_frame_share(cursor, left, &by_cma);
-		last = length == left;
+		length = share = soft_frame_share(cursor, share, &by_cma);
 	} else if (opcode != SOFT_READ && opcode != SOFT_FLUSH) {
 		length = SOFT_ATOMIC_ARGUMENTS;
 	}
+	bool last = share == left;
+
 	*out = (struct soft_tx_packet){
 		.index = cursor->next,
 		.by_cma = by_cma,
@@ -110,7 +160,8 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	};
 	if (opcode == SOFT_READ) { /* bytes that have come are not requested again */
 		out->frame.address += place;
-		out->frame.dma_length = left;
+		out->frame.dma_length = share;
+		out->frame.flags = last ? 0 : SOFT_FRAME_MORE;
 	} else {
 		out->frame.flags =
 			(first ? 0 : SOFT_FRAME_CONTINUES) | (last ? 0 : SOFT_FRAME_MORE);
@@ -122,7 +173,8 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 		out->frame.ack = send->remote_srqn;
 	}
 	if (!last) {
-		cursor->next_psn += length >> soft_mtu_shift(qp);
+		cursor->next_psn += share >> soft_mtu_shift(qp);
+		cursor->reads += read;
 		return true;
 	}
 	if (send->flags & IBV_SEND_SOLICITED)
@@ -139,6 +191,18 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	return true;
 }
 
+/* A READ was asked for up to here, and more of it will be. */
+static void commit_part(struct soft_qp *qp, uint32_t length)
+{
+	struct soft_send_queue *sq = &qp->sq;
+	struct soft_window *window = qp->window;
+
+	sq->next_psn += length >> soft_mtu_shift(qp);
+	sq->reads++;
+	if ((int32_t)(sq->next_psn - sq->unsent) > 0)
+		window->part_ends[window->part_tail++ % SOFT_READ_PARTS] = sq->next_psn;
+}
+
 void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 {
 	soft_assert_locked();
@@ -150,6 +214,8 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 
 		sq->next_psn = send->psn + send->psns;
 		sq->reads += soft_is_read(out->frame.opcode);
+	} else if (out->frame.opcode == SOFT_READ) {
+		commit_part(qp, out->frame.dma_length);
 	} else {
 		sq->next_psn += out->frame.length >> soft_mtu_shift(qp);
 	}

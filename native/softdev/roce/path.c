@@ -2,9 +2,10 @@
  *
  * What may be under way of a queue pair's requests is bounded by a window, in bytes, for the transport sends
  * again from the first packet that is missing: without it, a network that loses a little would carry
- * the same packets again and again.  It grows with what is acknowledged, and is halved when something
- * was lost (as RFC 5681 does).  A full window holds requests back, and nothing else: answers and
- * acknowledgements go on.
+ * the same packets again and again.  It grows with what is acknowledged, as long as it is what bounds, and is
+ * halved when something was lost (as RFC 5681 does) or has met congestion (RFC 3168).  A full window
+ * holds requests back, and nothing else: answers and acknowledgements go on.  READs are bounded by what
+ * their answers may be (rc/requester.c).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,6 +20,8 @@ enum {
 	WINDOW_FIRST = 32 * 1024,
 	WINDOW_MOST = 4 * 1024 * 1024,
 	WINDOW_LEAST_PACKETS = 4,
+	/* Between notifications of a pair, as cards do (DCQCN: SIGCOMM 2015, 5.1). */
+	NOTIFICATION_NS = 50000,
 };
 
 static struct soft_roce *roce(void)
@@ -28,40 +31,29 @@ static struct soft_roce *roce(void)
 
 /* ---- the window ------------------------------------------------------------------------------ */
 
-static uint64_t under_way(const struct soft_qp *qp, uint32_t next_psn)
+static void set_window(struct soft_roce_pair *pair, uint64_t bytes)
 {
-	return (uint64_t)(next_psn - qp->sq.unacked) << soft_mtu_shift(qp);
+	const uint32_t shift = soft_mtu_shift(pair->qp);
+	const uint64_t least = (uint64_t)WINDOW_LEAST_PACKETS << shift;
+	uint64_t reads = pair->address->room;
+
+	bytes = bytes > WINDOW_MOST ? WINDOW_MOST : bytes < least ? least : bytes;
+	reads = reads > bytes ? bytes : reads < least ? least : reads;
+	pair->window = bytes;
+	pair->psns.psns = (uint32_t)(bytes >> shift);
+	pair->psns.read_psns = (uint32_t)(reads >> shift);
 }
 
-/* Something was lost: once for all that was under way then. */
-static void shrink(struct soft_roce_pair *pair)
+/* Something was lost or has met congestion: once for all that was under way then. */
+static void shrink(struct soft_window *window)
 {
-	const uint64_t least = (uint64_t)WINDOW_LEAST_PACKETS << soft_mtu_shift(pair->qp);
-	const uint64_t half = pair->window / 2;
+	struct soft_roce_pair *pair = soft_container(window, struct soft_roce_pair, psns);
 
 	if ((int32_t)(pair->qp->sq.unacked - pair->recovered) < 0)
 		return;
-	pair->recovered = pair->sent;
-	pair->threshold = pair->window = half > least ? half : least;
-}
-
-/* Requests with that many PSNs from this one on are sent. */
-static void sent(struct soft_roce_pair *pair, uint32_t psn, uint32_t psns)
-{
-	struct soft_qp *qp = pair->qp;
-	const uint32_t begin = qp->sq.unacked + ((psn - qp->sq.unacked) & SOFT_PSN_MASK);
-	const uint32_t end = begin + psns;
-
-	if (!soft_qp_is_reliable(qp))
-		return;
-	if (!pair->begun)
-		pair->sent = pair->unacked = pair->recovered = qp->sq.unacked;
-	pair->begun = true;
-	if ((int32_t)(begin - pair->sent) < 0 && !qp->rnr_refused)
-		shrink(pair);
-	if ((int32_t)(end - pair->sent) > 0)
-		pair->sent = end;
-	qp->window_full |= under_way(qp, end) >= pair->window;
+	pair->recovered = pair->qp->sq.unsent;
+	set_window(pair, pair->window / 2);
+	pair->threshold = pair->window;
 }
 
 /* Something may have been acknowledged. */
@@ -70,17 +62,16 @@ static void progress(struct soft_roce_pair *pair)
 	struct soft_qp *qp = pair->qp;
 	const uint64_t mtu = (uint64_t)1 << soft_mtu_shift(qp);
 	const uint64_t acked = (uint64_t)(qp->sq.unacked - pair->unacked) * mtu;
+	/* What was never full says nothing of the network: RFC 7661. */
+	const bool used = (uint64_t)(qp->sq.unsent - pair->unacked) * mtu >= pair->window / 2;
 
-	if (!pair->begun)
+	if (!pair->begun || !acked)
 		return;
 	pair->unacked = qp->sq.unacked;
-	pair->window += pair->window < pair->threshold ? acked : acked * mtu / pair->window;
-	if (pair->window > WINDOW_MOST)
-		pair->window = WINDOW_MOST;
-	if (!qp->window_full || under_way(qp, qp->sq.next_psn) >= pair->window)
-		return;
-	qp->window_full = false;
-	soft_qp_link_output(qp->link);
+	if (used)
+		set_window(pair, pair->window + (pair->window < pair->threshold
+							 ? acked
+							 : acked * mtu / pair->window));
 }
 
 /* ---- frames out ------------------------------------------------------------------------------ */
@@ -118,7 +109,6 @@ static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_pack
 	const uint32_t pad = soft_roce_pad(packet->length);
 	size_t headers;
 
-	packet->opcode |= pair->service;
 	packet->to = pair->qp->attr.dest_qp_num;
 	headers = soft_roce_encode(at, packet);
 	take_bytes(payload, at + headers, packet->length);
@@ -148,8 +138,28 @@ static void send_ack(const struct soft_roce_pair *pair, uint32_t psn)
 	struct soft_roce_packet packet;
 
 	soft_roce_from_frame(&packet, &frame, NULL);
-	packet.opcode = SOFT_ROCE_ACKNOWLEDGE;
+	packet.opcode = pair->service | SOFT_ROCE_ACKNOWLEDGE;
 	send_packet(pair, &packet, NULL);
+}
+
+/* That packet of the peer's has met congestion: annex A17.9.3. */
+static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *marked)
+{
+	static const uint8_t reserved[SOFT_ROCE_CNP_PAYLOAD];
+	const struct iovec payload = {(void *)reserved, sizeof(reserved)};
+	const uint8_t operation = marked->opcode & SOFT_ROCE_OPERATION;
+	struct soft_roce_packet packet = {.opcode = SOFT_ROCE_CNP,
+					  .becn = true,
+					  .pkey = marked->pkey,
+					  .length = SOFT_ROCE_CNP_PAYLOAD};
+
+	/* Fewer acknowledgements would not help. */
+	if (operation == SOFT_ROCE_ACKNOWLEDGE || operation == SOFT_ROCE_ATOMIC_ACKNOWLEDGE ||
+	    soft_now() - pair->notified < NOTIFICATION_NS)
+		return;
+	pair->notified = soft_now();
+	send_packet(pair, &packet, &(struct reader){.iov = &payload});
+	soft_defer(&pair->chan->path->flush);
 }
 
 static bool is_request(const struct soft_frame *frame)
@@ -164,6 +174,15 @@ static bool is_small(const struct soft_frame *frame)
 	       frame->opcode == SOFT_ATOMIC_DATA;
 }
 
+/* Is an acknowledgement in its header news?  An answer says it by itself; and before a queue pair goes it may
+ * have nothing new to say. */
+static bool acknowledges(const struct soft_roce_pair *pair, const struct soft_frame *frame)
+{
+	return frame->flags & SOFT_FRAME_ACK &&
+	       (is_request(frame) ||
+		(frame->opcode == SOFT_DISCONNECT && frame->ack != pair->qp->responder.acked));
+}
+
 static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 		       struct reader *payload)
 {
@@ -172,27 +191,23 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 	struct soft_roce_packet packet;
 	uint32_t left = frame->length;
 
-	/* An answer says it by itself; and before a queue pair goes it may have nothing new to say. */
-	if (frame->flags & SOFT_FRAME_ACK &&
-	    (is_request(frame) ||
-	     (frame->opcode == SOFT_DISCONNECT && frame->ack != pair->qp->responder.acked)))
-		send_ack(pair, frame->ack);
 	if (is_small(frame)) {
 		take_bytes(payload, small, left);
 		left = 0;
 	}
 	if (!soft_roce_from_frame(&packet, frame, small))
 		return;
-	if (is_request(frame))
-		sent(pair, frame->psn,
-		     soft_psns(pair->qp,
-			       frame->opcode == SOFT_READ ? frame->dma_length : frame->length));
+	if (is_request(frame) && !pair->begun) {
+		pair->begun = true;
+		pair->unacked = pair->recovered = pair->qp->sq.unacked;
+	}
 	for (bool first = soft_is_first(frame);; first = false) {
 		packet.length = left < mtu ? left : mtu;
 		left -= packet.length;
-		bool last = !left && soft_is_last(frame);
+		/* Of the parts of a READ each is a message here. */
+		bool last = !left && (soft_is_last(frame) || frame->opcode == SOFT_READ);
 
-		packet.opcode = soft_roce_operation(frame, first, last);
+		packet.opcode = pair->service | soft_roce_operation(frame, first, last);
 		packet.solicited = last && frame->flags & SOFT_FRAME_SOLICITED;
 		packet.ack_request = !left && is_request(frame);
 		send_packet(pair, &packet, payload);
@@ -212,7 +227,7 @@ static void free_pair(struct soft_roce_pair *pair)
 static void end(struct soft_roce_pair *pair)
 {
 	soft_table_remove(&roce()->pairs, pair->qp->ibv.qp_num);
-	pair->qp->window_full = false;
+	pair->qp->window = NULL;
 	free_pair(pair);
 }
 
@@ -229,7 +244,7 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 	struct soft_roce_pair *pair = soft_table_find(&roce()->pairs, to);
 	struct reader reader = {.iov = iov};
 	uint8_t header[SOFT_FRAME_HEADER];
-	struct soft_frame frame;
+	struct soft_frame frame, acknowledging = {0};
 
 	(void)path;
 	(void)from;
@@ -239,7 +254,12 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 		take_bytes(&reader, header, sizeof(header));
 		soft_frame_decode(header, &frame);
 		send_frame(pair, &frame, &reader);
+		if (acknowledges(pair, &frame))
+			acknowledging = frame;
 	}
+	/* Behind all packets, which so are a run, and once for all of them. */
+	if (acknowledging.opcode)
+		send_ack(pair, acknowledging.ack);
 	return count;
 }
 
@@ -261,7 +281,9 @@ static bool is_of(struct soft_roce_pair *pair, const struct soft_roce_address *a
 {
 	union ibv_gid gid;
 
-	if (pair->address != at || (packet->opcode & SOFT_ROCE_SERVICE) != pair->service ||
+	if (pair->address != at ||
+	    ((packet->opcode & SOFT_ROCE_SERVICE) != pair->service &&
+	     packet->opcode != SOFT_ROCE_CNP) ||
 	    !soft_gid_from(&gid, (const struct sockaddr *)from) ||
 	    memcmp(&gid, &pair->peer, sizeof(gid)))
 		return false;
@@ -275,7 +297,7 @@ static bool is_of(struct soft_roce_pair *pair, const struct soft_roce_address *a
 }
 
 void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length)
+		    uint8_t *bytes, size_t length, bool marked)
 {
 	soft_assert_locked();
 	struct soft_roce_packet packet;
@@ -291,11 +313,18 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 		return;
 	}
 	pair = soft_table_find(&roce()->pairs, packet.to);
-	if (!pair || !is_of(pair, at, from, &packet) ||
-	    !soft_icrc_check(&pair->in, bytes, length) ||
-	    !soft_roce_to_frame(&frame, &packet, 1u << soft_mtu_shift(pair->qp),
+	if (!pair || !is_of(pair, at, from, &packet) || !soft_icrc_check(&pair->in, bytes, length))
+		return;
+	if (packet.opcode == SOFT_ROCE_CNP) {
+		if (pair->qp->sq.unacked != pair->qp->sq.unsent && pair->qp->window)
+			shrink(&pair->psns);
+		return;
+	}
+	if (!soft_roce_to_frame(&frame, &packet, 1u << soft_mtu_shift(pair->qp),
 				small + SOFT_FRAME_HEADER))
 		return;
+	if (marked)
+		notify(pair, &packet);
 	if (packet.length) /* it becomes a frame where it is */
 		record = bytes + (packet.payload - bytes) - SOFT_FRAME_HEADER;
 	soft_frame_encode(record, &frame);
@@ -335,8 +364,9 @@ static struct soft_roce_pair *create_pair(struct soft_chan *chan, struct soft_qp
 	pair->chan = chan;
 	pair->qp = qp;
 	pair->service = service_of(qp->ibv.qp_type);
-	pair->window = WINDOW_FIRST;
 	pair->threshold = WINDOW_MOST;
+	pair->psns.lost = shrink;
+	set_window(pair, WINDOW_FIRST);
 	return pair;
 }
 
@@ -362,6 +392,8 @@ int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp)
 	rc = soft_chan_enter(chan, &roce()->paths[hca], qp->ibv.qp_num, qp->ibv.qp_num);
 	if (rc)
 		end(pair);
+	else if (soft_qp_is_requester(qp))
+		qp->window = &pair->psns;
 	return rc;
 }
 

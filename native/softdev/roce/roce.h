@@ -32,6 +32,8 @@ void soft_roce_use(const struct soft_roce_takers *takers);
  * this is none. */
 int soft_roce_hold(void);
 void soft_roce_release(void);
+/* Do other processes of this user get packets for that address too? */
+bool soft_roce_is_shared(const union ibv_gid *gid);
 /* From an address that is held.  False: not now, try again a little later. */
 bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct iovec *payload,
 			     int count);

@@ -19,6 +19,7 @@ enum {
 struct soft_roce_sender {
 	struct soft_fd_watch watch;
 	uint16_t port; /* of the source */
+	bool one_by_one; /* the kernel splits no runs here */
 };
 
 /* Another process, for which this one receives at an address. */
@@ -35,6 +36,7 @@ struct soft_roce_address {
 	union ibv_gid gid;
 	unsigned users; /* pairs, and all holders of datagrams.c together */
 	bool held; /* by those */
+	uint32_t room; /* bytes of packets that it takes before they are read */
 	bool busy; /* it is read from: it must not be freed */
 	bool left; /* by the process that had the port */
 	struct soft_node node;
@@ -63,12 +65,13 @@ struct soft_roce_pair {
 	struct soft_roce_flow out;
 	struct soft_icrc_flow in;
 	/* of the requests; PSNs as in the send queue */
+	struct soft_window psns;
 	bool begun;
-	uint32_t sent; /* the first PSN that was never sent */
 	uint32_t unacked; /* when the window was last looked at */
 	uint32_t recovered; /* until that one is acknowledged, what is lost is of one loss */
 	uint64_t window; /* bytes that may be under way */
 	uint64_t threshold; /* below it the window grows quickly */
+	uint64_t notified; /* when a congestion notification was sent last */
 };
 
 /* Packets that one system call sends: all to the same place, and but for the last of the same length. */
@@ -97,7 +100,6 @@ struct soft_roce {
 	struct soft_roce_run *runs;
 	uint32_t run_count, run_sent;
 	bool blocked; /* a socket takes no more */
-	bool one_by_one; /* the kernel splits no runs */
 	bool too_long_told;
 };
 
@@ -129,19 +131,18 @@ void soft_roce_flush(void);
 void soft_roce_sockets_close(bool flush);
 
 /* share.c */
-enum {
-	SOFT_ROCE_FROM = sizeof(struct sockaddr_in6)
-}; /* bytes of the sender's address before a packet */
+/* Before a packet for a guest: the address of its sender, and whether it has met congestion. */
+enum { SOFT_ROCE_FROM = sizeof(struct sockaddr_in6) + 1 };
 /* Be the owner of the address, with a door, or a guest, with the watch's descriptor; 0 or errno. */
 int soft_roce_share(struct soft_roce_address *address);
 void soft_roce_unshare(struct soft_roce_address *address);
 /* To whom a packet belongs; false: it is for this process (too). */
 bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length);
+		    uint8_t *bytes, size_t length, bool marked);
 
-/* path.c: a packet; SOFT_FRAME_HEADER bytes before it may be overwritten */
+/* path.c: a packet; SOFT_FRAME_HEADER bytes before it may be overwritten.  `marked`: it has met congestion. */
 void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length);
+		    uint8_t *bytes, size_t length, bool marked);
 /* A socket takes more. */
 void soft_roce_unblocked(void);
 

@@ -126,7 +126,7 @@ static void knocked(struct soft_fd_watch *watch, uint32_t events)
 }
 
 bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length)
+		    uint8_t *bytes, size_t length, bool marked)
 {
 	if (soft_list_empty(&address->guests) || length < QPN_OFFSET + 3)
 		return false;
@@ -137,11 +137,20 @@ bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *
 
 	if (qpn != MANAGEMENT_QPN && soft_qpn_ip_port(qpn) == soft_ip_port())
 		return false;
+	((uint8_t *)from)[SOFT_ROCE_FROM - 1] = marked;
 	soft_list_each (struct soft_roce_guest, guest, &address->guests, node)
 		if (qpn == MANAGEMENT_QPN || soft_qpn_ip_port(qpn) == guest->ip_port)
 			/* Without room it is lost, as packets may be. */
 			(void)sendmsg(guest->watch.fd, &record, MSG_DONTWAIT | MSG_NOSIGNAL);
 	return qpn != MANAGEMENT_QPN;
+}
+
+bool soft_roce_is_shared(const union ibv_gid *gid)
+{
+	soft_list_each (struct soft_roce_address, it, &soft_device.roce->addresses, node)
+		if (!memcmp(&it->gid, gid, sizeof(*gid)))
+			return it->door.fd < 0 || !soft_list_empty(&it->guests);
+	return false;
 }
 
 /* ---- joining --------------------------------------------------------------------------------- */

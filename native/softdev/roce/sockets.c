@@ -40,6 +40,9 @@ enum {
 	PORT_FIRST = 0xc000, /* of the source, as Linux chooses them: A17.4.5.2 */
 	PORTS = 0x4000,
 	PORT_TRIES = 32,
+
+	ECT0 = 2, /* RFC 3168, of the traffic class: routers may mark these packets */
+	CE = 3, /* and one has, or: the bits */
 };
 
 static struct soft_roce *roce(void)
@@ -84,7 +87,7 @@ static bool must_wait(const struct soft_roce_run *run, int error)
 	case EIO:
 	case EINVAL:
 		/* Without offload of checksums there is no splitting: udp(7). */
-		roce()->one_by_one |= run->count > 1;
+		run->sender->one_by_one |= run->count > 1;
 		return false;
 	default:
 		return false;
@@ -170,7 +173,7 @@ static struct soft_roce_run *run_for(const struct soft_roce_flow *flow, uint32_t
 	struct soft_roce_run *run =
 		roce()->run_count > roce()->run_sent ? &roce()->runs[roce()->run_count - 1] : NULL;
 
-	return run && !roce()->blocked && !roce()->one_by_one && run->sender == flow->sender &&
+	return run && !roce()->blocked && run->sender == flow->sender && !run->sender->one_by_one &&
 			       run->length == (uint32_t)run->segment * run->count &&
 			       length <= run->segment && run->count < SEGMENTS_MOST &&
 			       run->length + length <= RUN_MOST &&
@@ -204,26 +207,46 @@ void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 
 /* ---- receiving ------------------------------------------------------------------------------- */
 
-/* The length of each packet in what one read has brought: udp(7), UDP_GRO. */
+/* What the kernel says beside the bytes of one read; 0: nothing. */
+static int told(struct msghdr *message, int level, int type)
+{
+	for (struct cmsghdr *at = CMSG_FIRSTHDR(message); at; at = CMSG_NXTHDR(message, at)) {
+		int value;
+
+		if (at->cmsg_level != level || at->cmsg_type != type)
+			continue;
+		if (at->cmsg_len < CMSG_LEN(sizeof(value)))
+			return *CMSG_DATA(at);
+		memcpy(&value, CMSG_DATA(at), sizeof(value));
+		return value;
+	}
+	return 0;
+}
+
+/* The length of each packet in it: udp(7), UDP_GRO.  They have the same marks. */
 static size_t segment_of(struct msghdr *message, size_t length)
 {
-	int segment = 0;
+	const int segment = told(message, IPPROTO_UDP, UDP_GRO);
 
-	for (struct cmsghdr *at = CMSG_FIRSTHDR(message); at; at = CMSG_NXTHDR(message, at))
-		if (at->cmsg_level == IPPROTO_UDP && at->cmsg_type == UDP_GRO)
-			memcpy(&segment, CMSG_DATA(at), sizeof(segment));
 	return segment > 0 ? (size_t)segment : length;
 }
 
 /* Receive there, by the port or as the guest of the process that has it; 0 or errno, which is told. */
 static int receive_at(struct soft_roce_address *address);
+static bool is_marked(struct msghdr *message)
+{
+	const int traffic =
+		told(message, IPPROTO_IP, IP_TOS) | told(message, IPPROTO_IPV6, IPV6_TCLASS);
+
+	return (traffic & CE) == CE;
+}
 
 /* Bytes that have come, or 0: there are no more. */
 static size_t read_some(struct soft_roce_address *address)
 {
 	union {
 		struct cmsghdr alignment;
-		uint8_t bytes[CMSG_SPACE(sizeof(int))];
+		uint8_t bytes[2 * CMSG_SPACE(sizeof(int))];
 	} controls[READS_TOGETHER];
 	struct sockaddr_storage from[READS_TOGETHER];
 	struct mmsghdr messages[READS_TOGETHER] = {0};
@@ -253,13 +276,15 @@ static size_t read_some(struct soft_roce_address *address)
 		}
 		const size_t length = messages[i].msg_len - (guest ? SOFT_ROCE_FROM : 0);
 		const size_t segment = segment_of(&messages[i].msg_hdr, length);
+		const bool marked = guest ? ((uint8_t *)&from[i])[SOFT_ROCE_FROM - 1]
+					  : is_marked(&messages[i].msg_hdr);
 
 		for (size_t done = 0; done < length; done += segment) {
 			uint8_t *at = (uint8_t *)iov[i][1].iov_base + done;
 			const size_t one = length - done < segment ? length - done : segment;
 
-			if (!soft_roce_pass(address, &from[i], at, one))
-				soft_roce_take(address, &from[i], at, one);
+			if (!soft_roce_pass(address, &from[i], at, one, marked))
+				soft_roce_take(address, &from[i], at, one, marked);
 		}
 		bytes += length + 1;
 	}
@@ -340,19 +365,28 @@ static int bound(const union ibv_gid *gid, uint16_t port)
 {
 	struct sockaddr_storage address;
 	const socklen_t length = soft_gid_address(gid, gid, port, &address);
-	const int on = 1, v4 = IP_PMTUDISC_DO, v6 = IPV6_PMTUDISC_DO;
+	/* PROBE: nothing is fragmented, and no ICMP message, which is easily forged, makes packets shorter. */
+	static const struct {
+		int family, level, name, value;
+	} options[] = {
+		{AF_INET, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE},
+		{AF_INET, IPPROTO_IP, IP_TOS, ECT0},
+		{AF_INET, IPPROTO_IP, IP_RECVTOS, 1},
+		{AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, 1},
+		{AF_INET6, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_PROBE},
+		{AF_INET6, IPPROTO_IPV6, IPV6_TCLASS, ECT0},
+		{AF_INET6, IPPROTO_IPV6, IPV6_RECVTCLASS, 1},
+		/* Cards and rxe send no checksum with IPv6 either: the ICRC covers more. */
+		{AF_INET6, IPPROTO_UDP, UDP_NO_CHECK6_RX, 1},
+	};
 	int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	if (fd < 0)
 		return -1;
-	if (address.ss_family == AF_INET6) {
-		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
-		setsockopt(fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &v6, sizeof(v6));
-		/* Cards and rxe send no checksum with IPv6 either: the ICRC covers more. */
-		setsockopt(fd, IPPROTO_UDP, UDP_NO_CHECK6_RX, &on, sizeof(on));
-	} else {
-		setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &v4, sizeof(v4));
-	}
+	for (size_t i = 0; i < sizeof(options) / sizeof(*options); i++)
+		if (options[i].family == address.ss_family)
+			setsockopt(fd, options[i].level, options[i].name, &options[i].value,
+				   sizeof(options[i].value));
 	if (bind(fd, (struct sockaddr *)&address, length)) {
 		const int error = errno;
 
@@ -387,13 +421,17 @@ static void tell_not_open(const union ibv_gid *gid, int error)
 static int receive_at(struct soft_roce_address *address)
 {
 	const int on = 1;
-	int error = soft_roce_share(address);
+	int error = soft_roce_share(address), room = 0;
+	socklen_t length = sizeof(room);
 
 	if (!error && address->door.fd >= 0) {
 		address->watch.fd = bound(&address->gid, SOFT_ROCE_PORT);
 		error = address->watch.fd < 0 ? errno : 0;
 		setsockopt(address->watch.fd, IPPROTO_UDP, UDP_GRO, &on, sizeof(on));
 	}
+	/* The kernel counts what its own structures take, twice for short packets. */
+	getsockopt(address->watch.fd, SOL_SOCKET, SO_RCVBUF, &room, &length);
+	address->room = (uint32_t)room / 4;
 	if (!error)
 		error = soft_watch(&address->watch, EPOLLIN);
 	if (error) {

@@ -1,0 +1,207 @@
+/* For the tests of RoCE v2, packet by packet: they are the peer, the network, and strangers. */
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include "roce/headers.h"
+#include "roce/icrc.h"
+#include "fault_side.h"
+
+enum {
+	MTU = 256,
+	LONGEST = SOFT_ROCE_HEADERS_MAX + 4096 + SOFT_ROCE_PAD_MAX + SOFT_ROCE_ICRC,
+	PEER_QPN = 0x123456,
+	PEER_PSN = 0xfffffe, /* it rolls over */
+	WAIT_MS = 20000,
+	QUIET_MS = 100,
+};
+
+/* IPv4 addresses: of the device, of the peer and of another host. */
+static const uint8_t device_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1};
+static const uint8_t peer_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 9};
+static const uint8_t stranger_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 10};
+
+struct stage {
+	struct side side;
+	int peer, stranger; /* sockets */
+	uint32_t psn; /* of the peer's next request */
+};
+
+static uint8_t payload[2 * MTU];
+
+static inline struct sockaddr_in port_at(const uint8_t gid[16])
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(SOFT_ROCE_PORT)};
+
+	memcpy(&address.sin_addr, gid + 12, 4);
+	return address;
+}
+
+static inline int bound(const uint8_t gid[16])
+{
+	const struct sockaddr_in here = port_at(gid);
+	const int discover = IP_PMTUDISC_DO, room = 1 << 20;
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	CHECK_EQUAL(setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &discover, sizeof(discover)), 0);
+	CHECK_EQUAL(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof(room)), 0);
+	CHECK_EQUAL(bind(fd, (const struct sockaddr *)&here, sizeof(here)), 0);
+	return fd;
+}
+
+/* As the device knows the peer. */
+static inline struct address address_of_peer(void)
+{
+	struct address peer = {.qpn = PEER_QPN, .psn = PEER_PSN};
+
+	memcpy(peer.gid.raw, peer_gid, sizeof(peer_gid));
+	return peer;
+}
+
+static inline void open_stage(struct stage *stage, struct options options)
+{
+	const struct address peer = address_of_peer();
+
+	stage->peer = bound(peer_gid);
+	stage->stranger = bound(stranger_gid);
+	stage->psn = PEER_PSN;
+	options.gid = 1;
+	options.timeout = 255; /* nothing is sent again because this test is slow */
+	if (!options.mtu)
+		options.mtu = IBV_MTU_256;
+	open_side(&stage->side, options);
+	bring_up(&stage->side, &peer);
+}
+
+static inline void close_stage(struct stage *stage)
+{
+	close_side(&stage->side);
+	close(stage->peer);
+	close(stage->stranger);
+}
+
+/* ---- packets --------------------------------------------------------------------------------- */
+
+static inline size_t build(uint8_t *bytes, const uint8_t source[16],
+			   const struct soft_roce_packet *packet)
+{
+	struct soft_icrc_flow flow;
+	size_t length = soft_roce_encode(bytes, packet);
+	uint32_t icrc;
+
+	if (packet->length)
+		memcpy(bytes + length, packet->payload, packet->length);
+	length += packet->length;
+	memset(bytes + length, 0, SOFT_ROCE_PAD_MAX);
+	length += soft_roce_pad(packet->length);
+	soft_icrc_flow(&flow, source, device_gid, SOFT_ROCE_PORT, SOFT_ROCE_PORT);
+	icrc = htole32(soft_icrc(&flow, 0, &(struct iovec){bytes, length}, 1));
+	memcpy(bytes + length, &icrc, sizeof(icrc));
+	return length + sizeof(icrc);
+}
+
+static inline void throw_bytes(int fd, const uint8_t *bytes, size_t length)
+{
+	const struct sockaddr_in to = port_at(device_gid);
+
+	CHECK_EQUAL(sendto(fd, bytes, length, 0, (const struct sockaddr *)&to, sizeof(to)), length);
+}
+
+static inline struct soft_roce_packet packet_of(const struct stage *stage, uint8_t opcode,
+						uint32_t length)
+{
+	return (struct soft_roce_packet){
+		.opcode = opcode,
+		.pkey = 0xffff,
+		.to = stage->side.qp->qp_num,
+		.psn = stage->psn,
+		.ack_request = true,
+		.immediate = 78,
+		.length = length,
+		.payload = payload,
+	};
+}
+
+static inline void throw(const struct stage *stage, struct soft_roce_packet packet)
+{
+	uint8_t bytes[LONGEST];
+
+	throw_bytes(stage->peer, bytes, build(bytes, peer_gid, &packet));
+}
+
+/* The peer's next request. */
+static inline void request(struct stage *stage, uint8_t opcode, uint32_t length)
+{
+	throw(stage, packet_of(stage, opcode, length));
+	stage->psn = (stage->psn + 1) & 0xffffff;
+}
+
+static inline bool comes(int fd, int milliseconds)
+{
+	return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, milliseconds) == 1;
+}
+
+/* What the device sends next, which is a packet of the specification with a right ICRC. */
+static inline struct soft_roce_packet next_packet(const struct stage *stage, uint8_t opcode)
+{
+	static uint8_t bytes[LONGEST];
+	struct sockaddr_in from;
+	socklen_t from_length = sizeof(from);
+	struct soft_roce_packet packet;
+	struct soft_icrc_flow flow;
+
+	CHECK(comes(stage->peer, WAIT_MS));
+	ssize_t length = recvfrom(stage->peer, bytes, sizeof(bytes), 0, (struct sockaddr *)&from,
+				  &from_length);
+
+	CHECK(length > 0);
+	CHECK_EQUAL(soft_roce_decode(&packet, bytes, (size_t)length), SOFT_ROCE_WELL_FORMED);
+	CHECK_EQUAL(memcmp(&from.sin_addr, device_gid + 12, 4), 0);
+	CHECK(ntohs(from.sin_port) >= 0xc000);
+	soft_icrc_flow(&flow, device_gid, peer_gid, ntohs(from.sin_port), SOFT_ROCE_PORT);
+	CHECK(soft_icrc_check(&flow, bytes, (size_t)length));
+	CHECK_EQUAL(packet.opcode, opcode);
+	CHECK_EQUAL(packet.to, PEER_QPN);
+	CHECK_EQUAL(packet.pkey, 0xffff);
+	return packet;
+}
+
+/* An acknowledgement of that PSN, or a NAK. */
+static inline struct soft_roce_packet answer(const struct stage *stage, uint32_t psn,
+					     uint8_t syndrome)
+{
+	struct soft_roce_packet packet = next_packet(stage, SOFT_ROCE_ACKNOWLEDGE);
+
+	CHECK_EQUAL(packet.psn, psn & 0xffffff);
+	CHECK_EQUAL(packet.syndrome, syndrome);
+	return packet;
+}
+
+enum { DONE = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS };
+
+static inline void no_answer(const struct stage *stage)
+{
+	CHECK(!comes(stage->peer, QUIET_MS));
+	CHECK(!comes(stage->stranger, 0));
+}
+
+static inline void acknowledge(struct stage *stage, uint32_t psn, uint8_t syndrome)
+{
+	struct soft_roce_packet packet = packet_of(stage, SOFT_ROCE_ACKNOWLEDGE, 0);
+
+	packet.psn = psn & 0xffffff;
+	packet.syndrome = syndrome;
+	throw(stage, packet);
+}
+
+/* Packet number `i` of the first message, a SEND of so many packets. */
+static inline void expect_send(const struct stage *stage, uint32_t i, uint32_t packets)
+{
+	const uint8_t opcode = packets == 1       ? SOFT_ROCE_SEND_ONLY
+			       : i == 0           ? SOFT_ROCE_SEND_FIRST
+			       : i == packets - 1 ? SOFT_ROCE_SEND_LAST
+						  : SOFT_ROCE_SEND_MIDDLE;
+
+	CHECK_EQUAL(next_packet(stage, opcode).psn, (stage->side.psn + i) & 0xffffff);
+}

@@ -1,0 +1,431 @@
+/* What bounds the packets of RoCE v2 that are under way: the window, what makes it smaller, READs in parts. */
+#include <netinet/udp.h>
+
+#include "roce_stage.h"
+
+enum {
+	UNIT = 4096,
+	WINDOW = 32 * 1024 / UNIT, /* at first */
+	PACKETS = 256, /* of a long message */
+};
+
+static void set_option(int fd, int level, int name, int value)
+{
+	CHECK_EQUAL(setsockopt(fd, level, name, &value, sizeof(value)), 0);
+}
+
+static void open_long(struct stage *stage)
+{
+	open_stage(stage, (struct options){.memory = PACKETS * UNIT, .mtu = IBV_MTU_4096});
+}
+
+static void post_long(struct stage *stage)
+{
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 5, .length = PACKETS * UNIT);
+}
+
+/* So many packets of the long message come, from that one on, and no more for now. */
+static void burst(const struct stage *stage, uint32_t from, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++)
+		expect_send(stage, from + i, PACKETS);
+	no_answer(stage);
+}
+
+/* All before that packet have arrived. */
+static void arrived(struct stage *stage, uint32_t packet)
+{
+	acknowledge(stage, stage->side.psn + packet - 1, DONE);
+}
+
+/* The first packet that is missing is that one. */
+static void lost(struct stage *stage, uint32_t packet)
+{
+	acknowledge(stage, stage->side.psn + packet, SOFT_ROCE_NAK | 0);
+}
+
+/* A message of which 16 packets are under way, from number 8 on, and a window of as many. */
+static void open_grown(struct stage *stage)
+{
+	open_long(stage);
+	post_long(stage);
+	burst(stage, 0, WINDOW);
+	arrived(stage, WINDOW);
+	burst(stage, WINDOW, 2 * WINDOW);
+}
+
+/* ---- the window ------------------------------------------------------------------------------ */
+
+/* No packet more than the window has is under way; it grows by what is acknowledged; and that is asked for
+ * four times in each. */
+static void exact(void)
+{
+	struct stage stage;
+
+	open_long(&stage);
+	post_long(&stage);
+	for (uint32_t i = 0; i < WINDOW; i++) {
+		const uint8_t opcode = i ? SOFT_ROCE_SEND_MIDDLE : SOFT_ROCE_SEND_FIRST;
+
+		CHECK_EQUAL(next_packet(&stage, opcode).ack_request, i % 2);
+	}
+	no_answer(&stage);
+	arrived(&stage, 1);
+	burst(&stage, WINDOW, 2);
+	arrived(&stage, WINDOW + 2);
+	burst(&stage, WINDOW + 2, 2 * WINDOW + 2);
+	close_stage(&stage);
+}
+
+/* So do short messages, one after the other. */
+static void several(void)
+{
+	enum { LENGTH = 3, MESSAGES = 4 };
+	struct stage stage;
+
+	open_long(&stage);
+	for (int i = 0; i < MESSAGES; i++)
+		POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = LENGTH * UNIT);
+	for (uint32_t i = 0; i < LENGTH * MESSAGES; i++) {
+		static const uint8_t opcodes[LENGTH] = {SOFT_ROCE_SEND_FIRST, SOFT_ROCE_SEND_MIDDLE,
+							SOFT_ROCE_SEND_LAST};
+
+		if (i == WINDOW) {
+			no_answer(&stage);
+			arrived(&stage, 1);
+			expect_no_wc(&stage.side);
+			arrived(&stage, WINDOW);
+		}
+		next_packet(&stage, opcodes[i % LENGTH]);
+	}
+	arrived(&stage, LENGTH * MESSAGES);
+	for (int i = 0; i < MESSAGES; i++)
+		expect_wc(&stage.side, 5, IBV_WC_SUCCESS);
+	close_stage(&stage);
+}
+
+/* What was never full does not grow. */
+static void unused(void)
+{
+	struct stage stage;
+
+	open_long(&stage);
+	for (uint32_t i = 0; i < 20; i++) {
+		POST(&stage.side, IBV_WR_SEND, .wr_id = i, .length = UNIT);
+		next_packet(&stage, SOFT_ROCE_SEND_ONLY);
+		arrived(&stage, i + 1);
+		expect_wc(&stage.side, i, IBV_WC_SUCCESS);
+	}
+	stage.side.psn += 20;
+	post_long(&stage);
+	burst(&stage, 0, WINDOW);
+	close_stage(&stage);
+}
+
+/* A loss halves it, once for what was under way; then it grows by a packet for each window. */
+static void halved_by_loss(void)
+{
+	struct stage stage;
+
+	open_grown(&stage);
+	lost(&stage, WINDOW);
+	burst(&stage, WINDOW, WINDOW);
+	lost(&stage, WINDOW);
+	burst(&stage, WINDOW, WINDOW);
+	arrived(&stage, 2 * WINDOW);
+	burst(&stage, 2 * WINDOW, WINDOW + 1);
+	arrived(&stage, 3 * WINDOW + 1);
+	burst(&stage, 3 * WINDOW + 1, WINDOW + 2);
+	lost(&stage, 3 * WINDOW + 1); /* another one */
+	burst(&stage, 3 * WINDOW + 1, WINDOW / 2 + 1);
+	/* A receive was missing, which is no loss. */
+	acknowledge(&stage, stage.side.psn + 3 * WINDOW + 1, SOFT_ROCE_RNR_NAK | 1);
+	burst(&stage, 3 * WINDOW + 1, WINDOW / 2 + 1);
+	close_stage(&stage);
+}
+
+/* ---- congestion ------------------------------------------------------------------------------ */
+
+static void throw_notification(const struct stage *stage, int from)
+{
+	const struct soft_roce_packet packet =
+		packet_of(stage, SOFT_ROCE_CNP, SOFT_ROCE_CNP_PAYLOAD);
+	uint8_t bytes[LONGEST];
+
+	throw_bytes(from, bytes, build(bytes, peer_gid, &packet));
+}
+
+/* The peer's network is congested: the same as a loss, but nothing is sent again. */
+static void halved_by_notification(void)
+{
+	struct stage stage;
+
+	open_grown(&stage);
+	throw_notification(&stage, stage.stranger);
+	arrived(&stage, WINDOW + 1);
+	burst(&stage, 3 * WINDOW, 2);
+	throw_notification(&stage, stage.peer);
+	throw_notification(&stage, stage.peer);
+	no_answer(&stage);
+	/* Of 17 packets 8 are allowed from now on, and one more for those that have arrived. */
+	arrived(&stage, 2 * WINDOW + 2);
+	burst(&stage, 3 * WINDOW + 2, 1);
+	close_stage(&stage);
+}
+
+/* With nothing under way it says nothing. */
+static void late_notification(void)
+{
+	struct stage stage;
+
+	open_long(&stage);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 4, .length = 1);
+	next_packet(&stage, SOFT_ROCE_SEND_ONLY);
+	arrived(&stage, 1);
+	expect_wc(&stage.side, 4, IBV_WC_SUCCESS);
+	throw_notification(&stage, stage.peer);
+	no_answer(&stage);
+	stage.side.psn++;
+	post_long(&stage);
+	burst(&stage, 0, WINDOW);
+	close_stage(&stage);
+}
+
+/* What has met congestion is told to its sender, but for acknowledgements; and not too often. */
+static void marked(void)
+{
+	enum { NOT_MARKED = 2, MARKED = 3, MANY = 100, BETWEEN_NS = 50000 };
+	struct stage stage;
+	uint64_t told = 0;
+
+	open_stage(&stage, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+	CHECK_EQUAL(post_recv_at(&stage.side, 2, 0, 1000), 0);
+	set_option(stage.peer, IPPROTO_IP, IP_TOS, NOT_MARKED);
+	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	answer(&stage, PEER_PSN, DONE);
+	no_answer(&stage);
+
+	set_option(stage.peer, IPPROTO_IP, IP_TOS, MARKED);
+	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	const struct soft_roce_packet notification = next_packet(&stage, SOFT_ROCE_CNP);
+
+	CHECK(notification.becn && !notification.fecn && !notification.migreq);
+	CHECK_EQUAL(notification.psn, 0);
+	answer(&stage, PEER_PSN + 1, DONE);
+
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 3, .length = 1);
+	next_packet(&stage, SOFT_ROCE_SEND_ONLY);
+	arrived(&stage, 1);
+	no_answer(&stage);
+
+	stage.psn = PEER_PSN; /* duplicates, and acknowledged again */
+	const uint64_t begin = now_ns(CLOCK_MONOTONIC);
+
+	for (int i = 0; i < MANY; i++)
+		throw(&stage, packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7));
+	while (comes(stage.peer, QUIET_MS)) {
+		uint8_t bytes[LONGEST];
+
+		CHECK(recv(stage.peer, bytes, sizeof(bytes), 0) > 0);
+		told += bytes[0] == SOFT_ROCE_CNP;
+	}
+	CHECK(told >= 1 &&
+	      told <= 1 + (now_ns(CLOCK_MONOTONIC) - begin - QUIET_MS * 1000000) / BETWEEN_NS);
+	close_stage(&stage);
+}
+
+/* Routers may mark what is sent. */
+static void may_be_marked(void)
+{
+	union {
+		struct cmsghdr control;
+		uint8_t bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct msghdr message = {.msg_control = &control, .msg_controllen = sizeof(control)};
+	struct stage stage;
+
+	open_stage(&stage, (struct options){0});
+	set_option(stage.peer, IPPROTO_IP, IP_RECVTOS, 1);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = 1);
+	CHECK(comes(stage.peer, WAIT_MS));
+	CHECK(recvmsg(stage.peer, &message, 0) >= 0);
+	CHECK_EQUAL(control.control.cmsg_type, IP_TOS);
+	CHECK_EQUAL(*CMSG_DATA(&control.control), 2);
+	close_stage(&stage);
+}
+
+/* An acknowledgement goes out behind the packets of the same send, so that they are one run. */
+static void acknowledged_behind(void)
+{
+	enum { ACK = SOFT_ROCE_BTH + 4 + SOFT_ROCE_ICRC };
+	uint8_t bytes[2 * LONGEST];
+	struct stage stage;
+	struct soft_roce_packet packet;
+
+	open_long(&stage);
+	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = (WINDOW + 1) * UNIT);
+	for (int i = 0; i < WINDOW; i++)
+		next_packet(&stage, i ? SOFT_ROCE_SEND_MIDDLE : SOFT_ROCE_SEND_FIRST);
+	/* Two packets that come at once: they open the window, and want an acknowledgement. */
+	packet = packet_of(&stage, SOFT_ROCE_ACKNOWLEDGE, 0);
+	packet.psn = (stage.side.psn + WINDOW - 1) & 0xffffff;
+	packet.syndrome = DONE;
+	CHECK_EQUAL(build(bytes, peer_gid, &packet), ACK);
+	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 0);
+	set_option(stage.peer, IPPROTO_UDP, UDP_SEGMENT, ACK);
+	throw_bytes(stage.peer, bytes, ACK + build(bytes + ACK, peer_gid, &packet));
+	next_packet(&stage, SOFT_ROCE_SEND_LAST);
+	answer(&stage, PEER_PSN, DONE);
+	no_answer(&stage);
+	close_stage(&stage);
+}
+
+/* Packets from the middle of a message that come again are acknowledged again: the acknowledgements were lost, and
+ * no others may be in the peer's window. */
+static void acknowledged_again(void)
+{
+	struct stage stage;
+
+	open_stage(&stage, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+	request(&stage, SOFT_ROCE_SEND_FIRST, MTU);
+	answer(&stage, PEER_PSN, DONE);
+	request(&stage, SOFT_ROCE_SEND_MIDDLE, MTU);
+	answer(&stage, PEER_PSN + 1, DONE);
+	stage.psn = PEER_PSN;
+	request(&stage, SOFT_ROCE_SEND_FIRST, MTU);
+	answer(&stage, PEER_PSN + 1, DONE);
+	close_stage(&stage);
+}
+
+/* ---- READs ----------------------------------------------------------------------------------- */
+
+/* A request for those packets of the answer. */
+static void expect_read(const struct stage *stage, uint32_t first, uint32_t count)
+{
+	const struct soft_roce_packet packet = next_packet(stage, SOFT_ROCE_READ_REQUEST);
+
+	CHECK_EQUAL(packet.psn, (stage->side.psn + first) & 0xffffff);
+	CHECK_EQUAL(packet.address, 0x1000 + first * UNIT);
+	CHECK_EQUAL(packet.rkey, 0x2000);
+	CHECK_EQUAL(packet.dma_length, count * UNIT);
+}
+
+/* The answer's packet with that number; each has other bytes. */
+static void give(const struct stage *stage, uint32_t number, bool first, bool last)
+{
+	static uint8_t bytes[UNIT];
+	struct soft_roce_packet packet = packet_of(stage,
+						   first && last ? SOFT_ROCE_READ_RESPONSE_ONLY
+						   : first       ? SOFT_ROCE_READ_RESPONSE_FIRST
+						   : last        ? SOFT_ROCE_READ_RESPONSE_LAST
+								 : SOFT_ROCE_READ_RESPONSE_MIDDLE,
+						   UNIT);
+
+	memset(bytes, (int)number + 1, sizeof(bytes));
+	packet.psn = (stage->side.psn + number) & 0xffffff;
+	packet.payload = bytes;
+	packet.syndrome = DONE;
+	throw(stage, packet);
+}
+
+static void give_part(const struct stage *stage, uint32_t from, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++)
+		give(stage, from + i, i == 0, i == count - 1);
+}
+
+/* A long READ is several requests, the answers of which fit the window; what is lost is asked for again from
+ * there to where the request ended, and only as much as the window has then. */
+static void read_in_parts(void)
+{
+	struct stage stage;
+	struct soft_roce_packet packet;
+
+	open_long(&stage);
+	const uint32_t psn = stage.side.psn;
+
+	POST(&stage.side, IBV_WR_RDMA_READ, .wr_id = 5, .length = PACKETS * UNIT, .remote = 0x1000,
+	     .rkey = 0x2000);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 6, .length = 1);
+	for (uint32_t i = 0; i < WINDOW; i += 2)
+		expect_read(&stage, i, 2);
+	no_answer(&stage);
+	give_part(&stage, 0, 2);
+	expect_read(&stage, 8, 3); /* a fourth part of 10 */
+	no_answer(&stage); /* four is max_rd_atomic */
+	give(&stage, 4, true, false);
+	expect_read(&stage, 2, 2);
+	expect_read(&stage, 4, 2);
+	no_answer(&stage); /* of 5 packets */
+	give(&stage, 2, true, false);
+	expect_read(&stage, 6, 2);
+	give(&stage, 4, true, false);
+	expect_read(&stage, 3, 1);
+	expect_read(&stage, 4, 2);
+	expect_read(&stage, 6, 2);
+	no_answer(&stage);
+	/* Answers to the first requests have only been slow. */
+	give(&stage, 3, false, true);
+	give_part(&stage, 4, 2);
+	give_part(&stage, 6, 2);
+	give_part(&stage, 8, 3);
+	for (uint32_t next = 11; next < PACKETS;) {
+		packet = next_packet(&stage, SOFT_ROCE_READ_REQUEST);
+		const uint32_t first = (packet.psn - psn) & 0xffffff,
+			       count = packet.dma_length / UNIT;
+
+		CHECK_EQUAL(packet.address, 0x1000 + first * UNIT);
+		give_part(&stage, first, count);
+		next = first + count > next ? first + count : next;
+	}
+	expect_wc(&stage.side, 5, IBV_WC_SUCCESS);
+	for (uint32_t i = 0; i < PACKETS; i++)
+		CHECK(stage.side.memory[i * UNIT] == (uint8_t)(i + 1) &&
+		      stage.side.memory[(i + 1) * UNIT - 1] == (uint8_t)(i + 1));
+	CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_SEND_ONLY).psn, (psn + PACKETS) & 0xffffff);
+	acknowledge(&stage, psn + PACKETS, DONE);
+	expect_wc(&stage.side, 6, IBV_WC_SUCCESS);
+	close_stage(&stage);
+}
+
+/* Each part is a READ to the responder, which has agreed to four (max_rd_atomic). */
+static void reads_agreed(void)
+{
+	struct stage stage;
+
+	open_long(&stage);
+	for (uint32_t i = 0; i < 4; i++)
+		POST(&stage.side, IBV_WR_RDMA_READ, .wr_id = i,
+		     .length = i < 3 ? UNIT : PACKETS / 2 * UNIT, .remote = 0x1000 + i * UNIT,
+		     .rkey = 0x2000);
+	for (uint32_t i = 0; i < 3; i++)
+		expect_read(&stage, i, 1);
+	expect_read(&stage, 3, 2);
+	no_answer(&stage);
+	give_part(&stage, 0, 1);
+	expect_wc(&stage.side, 0, IBV_WC_SUCCESS);
+	expect_read(&stage, 5, 3); /* of 9 */
+	no_answer(&stage);
+	close_stage(&stage);
+}
+
+int main(void)
+{
+	limit_seconds(120);
+	STEP(exact());
+	STEP(several());
+	STEP(unused());
+	STEP(halved_by_loss());
+	STEP(halved_by_notification());
+	STEP(late_notification());
+	STEP(marked());
+	STEP(may_be_marked());
+	STEP(acknowledged_behind());
+	STEP(acknowledged_again());
+	STEP(read_in_parts());
+	STEP(reads_agreed());
+	return 0;
+}
