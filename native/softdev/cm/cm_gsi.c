@@ -288,8 +288,7 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 		return;
 	if (mad.message.type == SOFT_CM_REJ &&
 	    mad.message.reason == SOFT_CM_REASON_INVALID_SERVICE_ID &&
-	    conversation->link.said.type == SOFT_CM_REQ &&
-	    soft_cm_link_insist(&conversation->link))
+	    conversation->link.said.type == SOFT_CM_REQ && soft_cm_link_insist(&conversation->link))
 		return;
 	if (!conversation->remote_id)
 		conversation->remote_id = mad.local_id;
