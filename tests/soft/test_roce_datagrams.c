@@ -400,7 +400,7 @@ static void connection_manager(void)
 	struct rdma_cm_id *asked = event->id;
 
 	CHECK_EQUAL(verbs->rdma_ack_cm_event(event), 0);
-	/* A conversation is still there when the listener is not; afterwards it lingers, but not beyond the
+	/* A conversation is still there when the listener is not; afterwards it is kept for repetitions, but not beyond the
 	 * device. */
 	CHECK_EQUAL(verbs->rdma_destroy_id(id), 0);
 	CHECK(!is_free(device_gid));
