@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from subprocess import PIPE, Popen
+from subprocess import PIPE, Popen, run
 
 import pytest
+
+from tests.programs.conftest import installed, run_pair_when
 
 from .conftest import Agents, Start, address_of, connect, exchange, pair
 from .namespaces import CABLE, Network
@@ -66,6 +68,46 @@ def test_connections(agents: Agents, wire: Network, family: str, via: str) -> No
     for size in (0, 1000, 4 << 20):
         left.call("echo", count=5, size=size)
     left.call("one_sided", rounds=3, size=1_000_003)
+
+
+def test_a_new_address(agents: Agents, wire: Network) -> None:
+    """A UD queue pair is reached at an address that its host gets later, too."""
+    pair(agents, "UD", "IPv4")
+    left, right = agents
+    left.call("watch")
+    wire.left.add("10.77.0.11/24")
+    assert left.call("event") == "GID_CHANGE"
+    ends = [left.call("make", kind="UD", ip="10.77.0.11")]
+    ends.append(right.call("make", kind="UD", ip=wire.right.ipv4))
+    for agent, peer in zip(agents, ends[::-1], strict=True):
+        agent.call("bring_up", peer=peer["peer"], ack_timeout=1.0)
+    exchange(agents, 5, 100)
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "port"),
+    [
+        ("ibv_ud_pingpong -g 1 -s 1024", "{host}", 18515),
+        ("rping -C 3 -a {host}", "-c", 4791),
+        ("ucmatose", "-s {host}", 4791),
+        ("udaddy", "-s {host}", 4791),
+        ("ib_send_bw -R", "{host}", 4791),
+    ],
+)
+def test_programs(wire: Network, server: str, client: str, port: int) -> None:
+    """Programs with datagrams, and such as connect through librdmacm."""
+    waits, asks = (f"{server} {last}".format(host=wire.right.ipv4) for last in ("", client))
+    waits += " -s" * waits.startswith("rping")
+    installed(waits.split(maxsplit=1)[0])
+
+    def ready() -> bool:
+        command = wire.right.command("cat", "/proc/net/tcp", "/proc/net/udp")
+        tables = run(command, check=True, capture_output=True, text=True)
+        return f":{port:04X} " in tables.stdout
+
+    right, left = wire.right.command(*waits.split()), wire.left.command(*asks.split())
+    for ended in run_pair_when(ready, right, left):
+        ended.expect()
 
 
 def test_the_peer_is_gone(impatient: Agents) -> None:
