@@ -560,7 +560,7 @@ static void check_rejection(const struct party *party, const struct rdma_cm_even
 	}
 }
 
-/* IBTA 12.11.2, or nobody has answered. */
+/* IBTA 12.11.2, or there is no answer. */
 static void check_not_found(const struct rdma_cm_event *event)
 {
 	if (plan.hostile)

@@ -155,6 +155,11 @@ static void backlog(void)
 	struct side service = serve_at(host, 0, 1);
 	struct side first = ask_for(host, port_of(service.id), "1");
 	struct side second = ask_for(host, port_of(service.id), "2");
+
+	while (soft_cm_id_of(first.id)->link->heard != SOFT_SIDR_WAIT ||
+	       soft_cm_id_of(second.id)->link->heard != SOFT_SIDR_WAIT)
+		expect_nothing(first.channel);
+	CHECK_EQUAL(soft_cm_id_of(service.id)->untaken, 1);
 	struct rdma_cm_event *event = expect(service.channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
 	struct rdma_cm_id *request = event->id;
 	bool first_came = memcmp(event->param.ud.private_data, "1", 1) == 0;

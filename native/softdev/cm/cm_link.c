@@ -92,7 +92,7 @@ int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrie
 	soft_cm_id_waits(id, true);
 	link->insists_until = soft_cm_in(soft_device.cm->limits.refused_ms);
 	link->said = *message;
-	/* By a MAD nobody says that a question has been received: its application must answer. */
+	/* MADs have no message that says "received" of a question: the application must answer. */
 	soft_cm_link_expect(link, id->link->carrier == &soft_cm_gsi && soft_cm_datagrams(id)
 					  ? soft_device.cm->limits.service_ms
 					  : soft_device.cm->limits.response_ms);
