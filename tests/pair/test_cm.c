@@ -1104,7 +1104,7 @@ static void stale_connection(void)
 }
 
 /* A MAD of the client's that is under way, with something else in it, as the other host would say it. */
-static void forge(struct mad mad, void (*change)(struct soft_cm_mad *mad))
+static void forged(struct mad mad, void (*change)(struct soft_cm_mad *mad))
 {
 	struct soft_cm_mad said;
 
@@ -1155,15 +1155,15 @@ static void odd_requests(void)
 
 	wait_until(client, ASKED, false);
 	request = mads[0];
-	forge(request, with_long_packets);
+	forged(request, with_long_packets);
 	CHECK_EQUAL(mad_counts[2], 1);
 	request.to = 0;
-	forge(request, without_number);
-	forge(request, as_found);
+	forged(request, without_number);
+	forged(request, as_found);
 	connected(client);
 	request.to = 1;
-	forge(request, as_question);
-	forge(request, at_another_port);
+	forged(request, as_question);
+	forged(request, at_another_port);
 	CHECK_EQUAL(mad_counts[8], 2); /* no service is there */
 	take_events();
 	CHECK_EQUAL(client->phase, UP);
