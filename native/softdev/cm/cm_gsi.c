@@ -169,7 +169,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 	return 0;
 }
 
-/* What comes for a conversation that is not there (IBTA 12.9.8), or a service (12.11). */
+/* What comes for a conversation that is not there (IBTA 12.9.8), or a service (IBTA 12.11). */
 static void answer(const union ibv_gid *from, const union ibv_gid *to,
 		   const struct soft_cm_mad *received, uint16_t reason)
 {

@@ -23,7 +23,7 @@ enum {
 	ACCEPTS_PER_STEP = 16,
 	TRIES = 1000, /* an owner may have the name and not listen yet, or not have it any more */
 	BUFFER = 8 << 20,
-	QPN_OFFSET = 5, /* of the transport header: IBTA 9.2 */
+	QPN_OFFSET = 5, /* in the transport header */
 	MANAGEMENT_QPN = 1,
 };
 
@@ -102,7 +102,7 @@ static void pause_over(struct soft_timer *timer)
 		soft_timer_start(timer, soft_now() + PAUSE_NS);
 }
 
-static void knocked(struct soft_fd_watch *watch, uint32_t events)
+static void guests_come(struct soft_fd_watch *watch, uint32_t events)
 {
 	struct soft_roce_address *address = soft_container(watch, struct soft_roce_address, door);
 
@@ -183,7 +183,7 @@ int soft_roce_share(struct soft_roce_address *address)
 	address->door.fd = -1;
 	for (int i = 0; error == ECONNREFUSED && i < TRIES; i++) {
 		address->door = (struct soft_fd_watch){.fd = named(&address->gid, 0),
-						       .ready = knocked,
+						       .ready = guests_come,
 						       .ports = soft_gid_port(&address->gid)};
 		if (address->door.fd >= 0) {
 			error = listen(address->door.fd, BACKLOG)
