@@ -149,6 +149,15 @@ static void ends_in_any_order(void)
 	side_close(&service);
 }
 
+static bool is_told_to_wait(const struct side *side)
+{
+	soft_lock();
+	bool told = soft_cm_id_of(side->id)->link->heard == SOFT_SIDR_WAIT;
+
+	soft_unlock();
+	return told;
+}
+
 /* A backlog of one: the second waits until the first has been taken, and is told so. */
 static void backlog(void)
 {
@@ -156,10 +165,11 @@ static void backlog(void)
 	struct side first = ask_for(host, port_of(service.id), "1");
 	struct side second = ask_for(host, port_of(service.id), "2");
 
-	while (soft_cm_id_of(first.id)->link->heard != SOFT_SIDR_WAIT ||
-	       soft_cm_id_of(second.id)->link->heard != SOFT_SIDR_WAIT)
+	while (!is_told_to_wait(&first) || !is_told_to_wait(&second))
 		expect_nothing(first.channel);
+	soft_lock();
 	CHECK_EQUAL(soft_cm_id_of(service.id)->untaken, 1);
+	soft_unlock();
 	struct rdma_cm_event *event = expect(service.channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
 	struct rdma_cm_id *request = event->id;
 	bool first_came = memcmp(event->param.ud.private_data, "1", 1) == 0;
