@@ -4,8 +4,9 @@
  * Each side names a conversation by a communication ID of its own, which is random, and a message names
  * both.  So only a host that has seen messages of a conversation can take part in it, and only from the
  * address that has begun it.  A host that can send from any address, and sees nothing, can ask in another's
- * name, and end a connection whose peer's queue pair number it guesses, by a REQ that makes it stale.  Repetition, and answers to what is repeated, are cm_link.c's.  What names a
- * conversation that is not there gets one answer, no longer than itself, and nothing is kept of it.
+ * name, and end a connection whose peer's queue pair number it guesses, by a REQ that makes it stale.
+ * cm_link.c repeats messages, and answers those that are repeated.  A message of a conversation that is not
+ * there gets one answer, no longer than itself, and nothing is kept of it.
  *
  * A host that begins anew knows nothing of its conversations.  Its peer is told by the answer to a message
  * of the old one, or by a request for the queue pair of one that is connected here (12.9.8.3.1: the old
@@ -240,9 +241,9 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 	conversation = stale(from, mad->message.qpn);
 	if (conversation) {
 		answer(from, to, mad, SOFT_CM_REASON_STALE);
+		/* Its peer may be there all the same. */
 		if (conversation->link.said.type == SOFT_CM_RTU ||
-		    conversation->link.heard ==
-			    SOFT_CM_RTU) /* its peer may be there all the same */
+		    conversation->link.heard == SOFT_CM_RTU)
 			(void)soft_cm_link_say(&conversation->link, &disconnect);
 		soft_cm_link_failed(&conversation->link, ECONNRESET);
 		return;

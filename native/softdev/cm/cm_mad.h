@@ -18,8 +18,8 @@ struct soft_cm_mad {
 	struct soft_cm_message message;
 	uint64_t transaction; /* ID */
 	uint64_t guid; /* of the sender's device */
-	uint32_t local_id,
-		remote_id; /* communication IDs, or the request's, of the sender and the receiver */
+	/* Communication IDs of the sender and the receiver; of SIDR, the request's ID. */
+	uint32_t local_id, remote_id;
 	uint32_t peer_qpn; /* DREQ: the receiver's queue pair */
 	uint32_t service_prefix; /* the service ID: 0 for those of rdma_cm, */
 	uint16_t service_port; /* and then the port space of the message, and this */
