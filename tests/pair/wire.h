@@ -161,7 +161,7 @@ static void take_port(int host)
 	soft_device.wire->port = port_of_host(host);
 	soft_device.wire->listening_count = 1;
 	soft_device.wire->listening[0] =
-		(struct soft_listening){.gid = soft_gid_loopback, .watch.fd = -1};
+		(struct soft_listening){.gid = soft_gid_loopback, .acceptor.watch.fd = -1};
 }
 
 static struct soft_path *path_to(uint16_t port)

@@ -345,8 +345,11 @@ static void *active_endpoint(void)
 }
 
 /* The pause of a listener, for want of descriptors, is over when there is memory to watch it. */
-static void listens_again(struct soft_timer *pause, struct soft_fd_watch *listener)
+static void listens_again(struct soft_acceptor *acceptor)
 {
+	struct soft_timer *pause = &acceptor->pause;
+	struct soft_fd_watch *listener = &acceptor->watch;
+
 	soft_lock();
 	CHECK(listener->watched);
 	soft_unwatch(listener);
@@ -400,9 +403,8 @@ int main(void)
 	for (size_t i = 0; i < sizeof(without_device) / sizeof(without_device[0]); i++)
 		try_with_shortages(&without_device[i]);
 	open_side(&own, (struct options){0});
-	STEP(listens_again(&soft_device.wire->listening[0].pause,
-			   &soft_device.wire->listening[0].watch));
-	STEP(listens_again(&soft_device.shm->accept_pause, &soft_device.shm->listener));
+	STEP(listens_again(&soft_device.wire->listening[0].acceptor));
+	STEP(listens_again(&soft_device.shm->acceptor));
 	destroy_qp(&own);
 	kept_memory = device_memory();
 	CHECK(kept_memory);

@@ -172,6 +172,26 @@ uint64_t soft_now(void); /* CLOCK_MONOTONIC in nanoseconds */
 void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns);
 void soft_timer_stop(struct soft_timer *timer); /* safe to repeat */
 
+/* ---- accept.c: listening sockets (under the lock) ------------------------------------------- */
+
+struct sockaddr_storage;
+struct soft_acceptor;
+/* A connection has come; `fd` does not block, and is the function's. */
+typedef void soft_accepted(struct soft_acceptor *acceptor, int fd,
+			   const struct sockaddr_storage *peer);
+
+struct soft_acceptor {
+	struct soft_fd_watch watch;
+	struct soft_timer pause;
+	soft_accepted *accepted;
+};
+
+/* From now on connections to that socket, which listens, are accepted; 0 or an errno value.  The socket is the
+ * acceptor's in any case: soft_accept_stop closes it.  `ports` as of a watch. */
+int soft_accept_start(struct soft_acceptor *acceptor, int fd, uint32_t ports,
+		      soft_accepted *accepted);
+void soft_accept_stop(struct soft_acceptor *acceptor); /* safe to repeat */
+
 /* ---- channel.c: the fd that an application waits on ---------------------------------------- */
 
 /* A channel tells the application that its queue (of completion events, CM events, asynchronous

@@ -11,10 +11,7 @@
 
 #include "roce_internal.h"
 
-enum {
-	GSI = 1, /* the queue pair: IBTA 3.5.10 */
-	HOP_LIMIT = 64, /* that receives are told, for the socket does not say it */
-};
+enum { HOP_LIMIT = 64 }; /* that receives are told, for the socket does not say it */
 
 #define GSI_QKEY 0x80010000u /* IBTA 13.5.3.1 */
 
@@ -91,19 +88,11 @@ void soft_roce_port_changed(enum soft_port_change change, uint32_t ports)
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
-static struct soft_roce_address *held(const union ibv_gid *gid)
-{
-	soft_list_each (struct soft_roce_address, address, &roce()->addresses, node)
-		if (address->held && !memcmp(&address->gid, gid, sizeof(*gid)))
-			return address;
-	return NULL;
-}
-
 bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct iovec *payload,
 			     int count)
 {
 	soft_assert_locked();
-	struct soft_roce_address *address = held(&datagram->source);
+	struct soft_roce_address *address = soft_roce_address_at(&datagram->source);
 	struct soft_roce_flow flow;
 	struct soft_roce_packet packet = {
 		.opcode = SOFT_ROCE_UD |
@@ -119,7 +108,7 @@ bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct 
 		.immediate = ntohl(datagram->immediate),
 	};
 
-	if (!address ||
+	if (!address || !address->held ||
 	    !soft_roce_flow(&flow, address, &datagram->destination, datagram->from, datagram->to))
 		return true; /* lost */
 	uint8_t *staged = soft_roce_room() ? soft_roce_stage() : NULL;
@@ -143,8 +132,11 @@ bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct 
 void soft_roce_send_mad(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *mad,
 			size_t length)
 {
-	const struct soft_datagram datagram = {
-		.source = *from, .destination = *to, .from = GSI, .to = GSI, .qkey = GSI_QKEY};
+	const struct soft_datagram datagram = {.source = *from,
+					       .destination = *to,
+					       .from = SOFT_ROCE_GSI,
+					       .to = SOFT_ROCE_GSI,
+					       .qkey = GSI_QKEY};
 
 	if (!(soft_ports_down & soft_gid_port(from)))
 		(void)soft_roce_send_datagram(&datagram, &(struct iovec){(void *)mad, length}, 1);
@@ -157,7 +149,7 @@ void soft_roce_take_datagram(const struct soft_roce_address *at,
 			     const struct soft_roce_packet *packet, const uint8_t *bytes,
 			     size_t length)
 {
-	const bool is_mad = packet->to == GSI;
+	const bool is_mad = packet->to == SOFT_ROCE_GSI;
 	struct soft_datagram datagram = {
 		.destination = at->gid,
 		.to = packet->to,
@@ -170,13 +162,11 @@ void soft_roce_take_datagram(const struct soft_roce_address *at,
 
 	/* The cheap checks first, for any host can send this. */
 	if (!at->held || packet->length > SOFT_DATAGRAM_MAX ||
-	    (is_mad ? packet->qkey != GSI_QKEY || packet->from != GSI
+	    (is_mad ? packet->qkey != GSI_QKEY || packet->from != SOFT_ROCE_GSI
 		    : !soft_qp_find(packet->to)) ||
 	    !soft_gid_from(&datagram.source, (const struct sockaddr *)from))
 		return;
-	/* At the same place in both families. */
-	soft_icrc_flow(&flow, datagram.source.raw, at->gid.raw,
-		       ntohs(((const struct sockaddr_in *)(const void *)from)->sin_port),
+	soft_icrc_flow(&flow, datagram.source.raw, at->gid.raw, soft_roce_port_of(from),
 		       SOFT_ROCE_PORT);
 	if (!soft_icrc_check(&flow, bytes, length))
 		return;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <netinet/in.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #include "headers.h"
@@ -11,6 +12,8 @@
 
 enum {
 	SOFT_ROCE_PKEY = 0xffff, /* the default partition, full member: IBTA 10.9.1.2 */
+	SOFT_ROCE_GSI = 1, /* the queue pair: IBTA 3.5.10 */
+	SOFT_ROCE_BUFFER = 8 << 20, /* bytes of a socket in the kernel, as far as it allows */
 	SOFT_ROCE_SENDERS = 16, /* source ports of an address: networks spread flows by them */
 	SOFT_ROCE_PACKET_MAX = SOFT_ROCE_HEADERS_MAX + 4096 + SOFT_ROCE_PAD_MAX + SOFT_ROCE_ICRC,
 };
@@ -31,8 +34,7 @@ struct soft_roce_guest {
 
 /* An address of this host, where packets arrive. */
 struct soft_roce_address {
-	struct soft_fd_watch
-		watch; /* of the UDP port, or of a connection to the process that has it */
+	struct soft_fd_watch watch; /* of the UDP port, or of the connection to its owner */
 	union ibv_gid gid;
 	unsigned users; /* pairs, and all holders of datagrams.c together */
 	bool held; /* by those */
@@ -40,8 +42,7 @@ struct soft_roce_address {
 	bool busy; /* it is read from: it must not be freed */
 	bool left; /* by the process that had the port */
 	struct soft_node node;
-	struct soft_fd_watch door; /* where guests come; -1: this process is one */
-	struct soft_timer pause; /* of the door */
+	struct soft_acceptor door; /* where guests come; without one this process is a guest */
 	struct soft_node guests;
 	struct soft_roce_sender senders[SOFT_ROCE_SENDERS]; /* without a port: not open yet */
 };
@@ -103,6 +104,12 @@ struct soft_roce {
 	bool too_long_told;
 };
 
+/* At the same place in both families. */
+static inline uint16_t soft_roce_port_of(const struct sockaddr_storage *address)
+{
+	return ntohs(((const struct sockaddr_in *)(const void *)address)->sin_port);
+}
+
 /* packets.c */
 /* What a frame says in all its packets, but for their operations; false: it stands for none. */
 bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_frame *frame,
@@ -118,6 +125,14 @@ bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet 
 /* That address, open; NULL and errno if it cannot be. */
 struct soft_roce_address *soft_roce_address(const union ibv_gid *gid);
 void soft_roce_address_release(struct soft_roce_address *address);
+/* The same one, if it is open already. */
+static inline struct soft_roce_address *soft_roce_address_at(const union ibv_gid *gid)
+{
+	soft_list_each (struct soft_roce_address, address, &soft_device.roce->addresses, node)
+		if (!memcmp(&address->gid, gid, sizeof(*gid)))
+			return address;
+	return NULL;
+}
 /* From there to the peer, for queue pairs with these numbers, which choose the socket; false and errno if
  * there is none to be had. */
 bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *address,
@@ -133,6 +148,10 @@ void soft_roce_sockets_close(bool flush);
 /* share.c */
 /* Before a packet for a guest: the address of its sender, and whether it has met congestion. */
 enum { SOFT_ROCE_FROM = sizeof(struct sockaddr_in6) + 1 };
+static inline bool soft_roce_is_guest(const struct soft_roce_address *address)
+{
+	return address->door.watch.fd < 0;
+}
 /* Be the owner of the address, with a door, or a guest, with the watch's descriptor; 0 or errno. */
 int soft_roce_share(struct soft_roce_address *address);
 void soft_roce_unshare(struct soft_roce_address *address);

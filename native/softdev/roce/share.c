@@ -20,14 +20,9 @@
 
 enum {
 	BACKLOG = 1024,
-	ACCEPTS_PER_STEP = 16,
 	TRIES = 1000, /* an owner may have the name and not listen yet, or not have it any more */
-	BUFFER = 8 << 20,
 	QPN_OFFSET = 5, /* in the transport header */
-	MANAGEMENT_QPN = 1,
 };
-
-#define PAUSE_NS 100000000u
 
 /* Abstract: its first byte is zero. */
 struct name {
@@ -75,8 +70,10 @@ static void gone(struct soft_fd_watch *watch, uint32_t events)
 	forget(soft_container(watch, struct soft_roce_guest, watch));
 }
 
-static void let_in(struct soft_roce_address *address, int fd, const struct name *name)
+static void guest_comes(struct soft_acceptor *door, int fd, const struct sockaddr_storage *from)
 {
+	struct soft_roce_address *address = soft_container(door, struct soft_roce_address, door);
+	const struct name *name = (const void *)from;
 	const struct name right = name_of(&address->gid, name->ip_port);
 	struct soft_roce_guest *guest = calloc(1, sizeof(*guest));
 	pid_t pid;
@@ -90,39 +87,10 @@ static void let_in(struct soft_roce_address *address, int fd, const struct name 
 	guest->watch = (struct soft_fd_watch){
 		.fd = fd, .ready = gone, .ports = soft_gid_port(&address->gid)};
 	guest->ip_port = name->ip_port;
-	soft_set_send_buffer(fd, BUFFER);
+	soft_set_send_buffer(fd, SOFT_ROCE_BUFFER);
 	soft_list_append(&address->guests, &guest->node);
 	if (soft_watch(&guest->watch, EPOLLIN))
 		forget(guest);
-}
-
-static void pause_over(struct soft_timer *timer)
-{
-	if (soft_watch(&soft_container(timer, struct soft_roce_address, pause)->door, EPOLLIN))
-		soft_timer_start(timer, soft_now() + PAUSE_NS);
-}
-
-static void guests_come(struct soft_fd_watch *watch, uint32_t events)
-{
-	struct soft_roce_address *address = soft_container(watch, struct soft_roce_address, door);
-
-	(void)events;
-	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
-		struct name name = {0};
-		socklen_t length = sizeof(name);
-		int fd = accept4(watch->fd, (struct sockaddr *)&name, &length,
-				 SOCK_NONBLOCK | SOCK_CLOEXEC);
-
-		if (fd >= 0) {
-			let_in(address, fd, &name);
-			continue;
-		}
-		if (soft_is_shortage(errno)) {
-			soft_unwatch(watch);
-			soft_timer_start(&address->pause, soft_now() + PAUSE_NS);
-		}
-		return;
-	}
 }
 
 bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *from,
@@ -135,22 +103,21 @@ bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *
 	struct iovec iov[] = {{from, SOFT_ROCE_FROM}, {bytes, length}};
 	const struct msghdr record = {.msg_iov = iov, .msg_iovlen = 2};
 
-	if (qpn != MANAGEMENT_QPN && soft_qpn_ip_port(qpn) == soft_ip_port())
+	if (qpn != SOFT_ROCE_GSI && soft_qpn_ip_port(qpn) == soft_ip_port())
 		return false;
 	((uint8_t *)from)[SOFT_ROCE_FROM - 1] = marked;
 	soft_list_each (struct soft_roce_guest, guest, &address->guests, node)
-		if (qpn == MANAGEMENT_QPN || soft_qpn_ip_port(qpn) == guest->ip_port)
+		if (qpn == SOFT_ROCE_GSI || soft_qpn_ip_port(qpn) == guest->ip_port)
 			/* Without room it is lost, as packets may be. */
 			(void)sendmsg(guest->watch.fd, &record, MSG_DONTWAIT | MSG_NOSIGNAL);
-	return qpn != MANAGEMENT_QPN;
+	return qpn != SOFT_ROCE_GSI;
 }
 
 bool soft_roce_is_shared(const union ibv_gid *gid)
 {
-	soft_list_each (struct soft_roce_address, it, &soft_device.roce->addresses, node)
-		if (!memcmp(&it->gid, gid, sizeof(*gid)))
-			return it->door.fd < 0 || !soft_list_empty(&it->guests);
-	return false;
+	const struct soft_roce_address *address = soft_roce_address_at(gid);
+
+	return address && (soft_roce_is_guest(address) || !soft_list_empty(&address->guests));
 }
 
 /* ---- joining --------------------------------------------------------------------------------- */
@@ -169,7 +136,7 @@ static int join(struct soft_roce_address *address)
 	if (error)
 		soft_close_fd(&fd);
 	else
-		soft_set_receive_buffer(fd, BUFFER);
+		soft_set_receive_buffer(fd, SOFT_ROCE_BUFFER);
 	address->watch.fd = fd;
 	return error;
 }
@@ -179,16 +146,18 @@ int soft_roce_share(struct soft_roce_address *address)
 	int error = soft_ip_port() ? ECONNREFUSED : errno;
 
 	soft_assert_locked();
-	address->pause.expired = pause_over;
-	address->door.fd = -1;
+	address->door.watch.fd = -1;
 	for (int i = 0; error == ECONNREFUSED && i < TRIES; i++) {
-		address->door = (struct soft_fd_watch){.fd = named(&address->gid, 0),
-						       .ready = guests_come,
-						       .ports = soft_gid_port(&address->gid)};
-		if (address->door.fd >= 0) {
-			error = listen(address->door.fd, BACKLOG)
-					? errno
-					: soft_watch(&address->door, EPOLLIN);
+		int fd = named(&address->gid, 0);
+
+		if (fd >= 0) {
+			error = listen(fd, BACKLOG) ? errno : 0;
+			if (error)
+				soft_close_fd(&fd);
+			else
+				error = soft_accept_start(&address->door, fd,
+							  soft_gid_port(&address->gid),
+							  guest_comes);
 		} else {
 			error = errno == EADDRINUSE ? join(address) : errno;
 			if (error == ECONNREFUSED)
@@ -203,8 +172,7 @@ int soft_roce_share(struct soft_roce_address *address)
 void soft_roce_unshare(struct soft_roce_address *address)
 {
 	soft_assert_locked();
-	soft_timer_stop(&address->pause);
-	soft_watch_close(&address->door);
+	soft_accept_stop(&address->door);
 	while (!soft_list_empty(&address->guests))
 		forget(soft_list_first(&address->guests, struct soft_roce_guest, node));
 }

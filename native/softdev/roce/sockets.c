@@ -20,7 +20,6 @@
 #include "roce_internal.h"
 
 enum {
-	BUFFER = 8 << 20, /* bytes in the kernel, as far as it allows */
 	STAGED_MOST = 256 * 1024,
 	RUNS_MOST = 1024,
 	/* Room that frames of so many bytes leave: short ones have packets that are longer, and one
@@ -231,8 +230,6 @@ static size_t segment_of(struct msghdr *message, size_t length)
 	return segment > 0 ? (size_t)segment : length;
 }
 
-/* Receive there, by the port or as the guest of the process that has it; 0 or errno, which is told. */
-static int receive_at(struct soft_roce_address *address);
 static bool is_marked(struct msghdr *message)
 {
 	const int traffic =
@@ -251,7 +248,7 @@ static size_t read_some(struct soft_roce_address *address)
 	struct sockaddr_storage from[READS_TOGETHER];
 	struct mmsghdr messages[READS_TOGETHER] = {0};
 	struct iovec iov[READS_TOGETHER][2];
-	const bool guest = address->door.fd < 0;
+	const bool guest = soft_roce_is_guest(address);
 	size_t bytes = 0;
 
 	for (int i = 0; i < READS_TOGETHER; i++) {
@@ -306,6 +303,9 @@ static void close_address(struct soft_roce_address *address)
 	soft_list_remove(&address->node);
 	free(address);
 }
+
+/* By the port, or as the guest of the process that has it; 0 or an errno value, which is told. */
+static int receive_at(struct soft_roce_address *address);
 
 static void readable(struct soft_fd_watch *watch, uint32_t events)
 {
@@ -395,8 +395,8 @@ static int bound(const union ibv_gid *gid, uint16_t port)
 		return -1;
 	}
 	/* A sender is never read: what any host sends there shall take no memory. */
-	soft_set_receive_buffer(fd, port == SOFT_ROCE_PORT ? BUFFER : 0);
-	soft_set_send_buffer(fd, BUFFER);
+	soft_set_receive_buffer(fd, port == SOFT_ROCE_PORT ? SOFT_ROCE_BUFFER : 0);
+	soft_set_send_buffer(fd, SOFT_ROCE_BUFFER);
 	return fd;
 }
 
@@ -424,7 +424,7 @@ static int receive_at(struct soft_roce_address *address)
 	int error = soft_roce_share(address), room = 0;
 	socklen_t length = sizeof(room);
 
-	if (!error && address->door.fd >= 0) {
+	if (!error && !soft_roce_is_guest(address)) {
 		address->watch.fd = bound(&address->gid, SOFT_ROCE_PORT);
 		error = address->watch.fd < 0 ? errno : 0;
 		setsockopt(address->watch.fd, IPPROTO_UDP, UDP_GRO, &on, sizeof(on));
@@ -458,13 +458,13 @@ static bool allocate(void)
 struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
 {
 	soft_assert_locked();
-	soft_list_each (struct soft_roce_address, address, &roce()->addresses, node)
-		if (!memcmp(&address->gid, gid, sizeof(*gid))) {
-			address->users++;
-			return address;
-		}
-	struct soft_roce_address *address = allocate() ? calloc(1, sizeof(*address)) : NULL;
+	struct soft_roce_address *address = soft_roce_address_at(gid);
 
+	if (address) {
+		address->users++;
+		return address;
+	}
+	address = allocate() ? calloc(1, sizeof(*address)) : NULL;
 	if (!address)
 		return NULL;
 	address->gid = *gid;

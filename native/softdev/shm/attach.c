@@ -36,7 +36,6 @@
 enum {
 	BACKLOG = 256,
 	MAX_UNIDENTIFIED = 64, /* connected, and have sent nothing yet */
-	ACCEPTS_PER_STEP = 16,
 };
 
 #define ATTACH_TIMEOUT_NS 10000000000u
@@ -359,14 +358,10 @@ struct soft_shm_peer *soft_attach_begin(uint16_t ip_port, uint32_t own_port, int
 
 /* ---- the host ------------------------------------------------------------------------------ */
 
-static void pause_over(struct soft_timer *timer)
+static void accepted(struct soft_acceptor *acceptor, int fd, const struct sockaddr_storage *address)
 {
-	if (soft_watch(&soft_device.shm->listener, EPOLLIN))
-		soft_timer_start(timer, soft_now() + PAUSE_NS);
-}
-
-static void accept_peer(int fd)
-{
+	(void)acceptor;
+	(void)address; /* it has none */
 	if (soft_device.shm->unidentified_count == MAX_UNIDENTIFIED)
 		soft_shm_peer_finish(soft_list_first(&soft_device.shm->unidentified,
 						     struct soft_shm_peer, unidentified),
@@ -379,24 +374,6 @@ static void accept_peer(int fd)
 	soft_device.shm->unidentified_count++;
 }
 
-static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
-{
-	(void)events;
-	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
-		int fd = accept4(watch->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-
-		if (fd >= 0) {
-			accept_peer(fd);
-			continue;
-		}
-		if (soft_is_shortage(errno)) {
-			soft_unwatch(watch);
-			soft_timer_start(&soft_device.shm->accept_pause, soft_now() + PAUSE_NS);
-		}
-		return;
-	}
-}
-
 bool soft_attach_listen(uint16_t port)
 {
 	soft_assert_locked();
@@ -406,23 +383,21 @@ bool soft_attach_listen(uint16_t port)
 
 	soft_attach_unlisten();
 	shm->own_port = port;
-	shm->accept_pause.expired = pause_over;
-	shm->listener = (struct soft_fd_watch){
-		.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0),
-		.ready = accept_ready,
-		.ports = SOFT_ANY_PORT,
-	};
-	if (shm->listener.fd < 0)
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
 		return true;
-	if (bind(shm->listener.fd, (struct sockaddr *)&address, length)) {
+	if (bind(fd, (struct sockaddr *)&address, length)) {
 		bool taken = errno == EADDRINUSE;
 
-		soft_attach_unlisten();
+		soft_close_fd(&fd);
 		if (taken)
 			errno = EADDRINUSE;
 		return !taken;
 	}
-	if (listen(shm->listener.fd, BACKLOG) || soft_watch(&shm->listener, EPOLLIN))
+	if (listen(fd, BACKLOG))
+		soft_close_fd(&fd);
+	else if (soft_accept_start(&shm->acceptor, fd, SOFT_ANY_PORT, accepted))
 		soft_attach_unlisten();
 	return true;
 }
@@ -430,6 +405,5 @@ bool soft_attach_listen(uint16_t port)
 void soft_attach_unlisten(void)
 {
 	soft_assert_locked();
-	soft_timer_stop(&soft_device.shm->accept_pause);
-	soft_watch_close(&soft_device.shm->listener);
+	soft_accept_stop(&soft_device.shm->acceptor);
 }

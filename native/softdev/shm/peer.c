@@ -350,7 +350,7 @@ static void create(void)
 	soft_list_init(&shm->unidentified);
 	soft_list_init(&shm->poll_set);
 	soft_list_init(&shm->cmas);
-	shm->listener.fd = -1;
+	shm->acceptor.watch.fd = -1;
 	shm->slow = 50000;
 }
 

@@ -50,8 +50,7 @@ struct soft_shm {
 	unsigned count; /* of them */
 
 	/* attach.c */
-	struct soft_fd_watch listener;
-	struct soft_timer accept_pause;
+	struct soft_acceptor acceptor;
 	uint16_t own_port;
 	struct soft_node unidentified; /* peers, in the order in which they connected */
 	unsigned unidentified_count;

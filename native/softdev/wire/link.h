@@ -99,9 +99,8 @@ struct soft_wire {
 	int reserved; /* -1: none */
 	uint16_t port; /* 0: none */
 	struct soft_listening {
-		struct soft_fd_watch watch;
+		struct soft_acceptor acceptor;
 		union ibv_gid gid;
-		struct soft_timer pause;
 	} listening[SOFT_LISTENING_MOST];
 	int listening_count;
 

@@ -17,38 +17,12 @@
 #include "link.h"
 #include "ud/ud.h"
 
-enum { BACKLOG = 1024, ACCEPTS_PER_STEP = 16 };
+enum { BACKLOG = 1024 };
 
-#define PAUSE_NS 100000000u
-
-/* After a pause for want of descriptors or memory (soft_is_shortage). */
-static void pause_over(struct soft_timer *timer)
+static void accepted(struct soft_acceptor *acceptor, int fd, const struct sockaddr_storage *peer)
 {
-	if (soft_watch(&soft_container(timer, struct soft_listening, pause)->watch, EPOLLIN))
-		soft_timer_start(timer, soft_now() + PAUSE_NS);
-}
-
-static void ready(struct soft_fd_watch *watch, uint32_t events)
-{
-	(void)events;
-	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
-		struct sockaddr_storage peer = {0};
-		socklen_t length = sizeof(peer);
-		int fd = accept4(watch->fd, (struct sockaddr *)&peer, &length,
-				 SOCK_NONBLOCK | SOCK_CLOEXEC);
-
-		if (fd >= 0) {
-			soft_tcp_path_accepted(fd, &peer);
-			continue;
-		}
-		if (soft_is_shortage(errno)) {
-			soft_unwatch(watch);
-			soft_timer_start(
-				&soft_container(watch, struct soft_listening, watch)->pause,
-				soft_now() + PAUSE_NS);
-		}
-		return;
-	}
+	(void)acceptor;
+	soft_tcp_path_accepted(fd, peer);
 }
 
 /* `again`: beside the reservation. */
@@ -103,11 +77,13 @@ static bool listen_at(const union ibv_gid *gid)
 	fd = bound((struct sockaddr *)&address, length, true);
 	if (fd < 0)
 		return false;
-	slot->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .ports = soft_gid_port(gid)};
 	slot->gid = *gid;
-	slot->pause = (struct soft_timer){.expired = pause_over};
-	if (listen(fd, BACKLOG) || soft_watch(&slot->watch, EPOLLIN)) {
+	if (listen(fd, BACKLOG)) {
 		close(fd);
+		return false;
+	}
+	if (soft_accept_start(&slot->acceptor, fd, soft_gid_port(gid), accepted)) {
+		soft_accept_stop(&slot->acceptor);
 		return false;
 	}
 	soft_device.wire->listening_count++;
@@ -116,13 +92,9 @@ static bool listen_at(const union ibv_gid *gid)
 
 static void close_all(void)
 {
-	while (soft_device.wire->listening_count) {
-		struct soft_listening *slot =
-			&soft_device.wire->listening[--soft_device.wire->listening_count];
-
-		soft_timer_stop(&slot->pause);
-		soft_watch_close(&slot->watch);
-	}
+	while (soft_device.wire->listening_count)
+		soft_accept_stop(
+			&soft_device.wire->listening[--soft_device.wire->listening_count].acceptor);
 }
 
 static void release(void)

@@ -1,0 +1,57 @@
+/* Listening sockets: what connects is accepted, a bounded number of connections in a step.
+ *
+ * Without descriptors or memory (soft_is_shortage) a socket stays readable, so it is left alone for a while.
+ */
+#define _GNU_SOURCE /* accept4 */
+#include <errno.h>
+#include <sys/socket.h>
+
+#include "engine_internal.h"
+
+enum { ACCEPTS_PER_STEP = 16 };
+
+#define PAUSE_NS 100000000u
+
+static void pause_over(struct soft_timer *timer)
+{
+	if (soft_watch(&soft_container(timer, struct soft_acceptor, pause)->watch, EPOLLIN))
+		soft_timer_start(timer, soft_now() + PAUSE_NS);
+}
+
+static void ready(struct soft_fd_watch *watch, uint32_t events)
+{
+	struct soft_acceptor *acceptor = soft_container(watch, struct soft_acceptor, watch);
+
+	(void)events;
+	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
+		struct sockaddr_storage peer = {0};
+		socklen_t length = sizeof(peer);
+		int fd = accept4(watch->fd, (struct sockaddr *)&peer, &length,
+				 SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+		if (fd >= 0) {
+			acceptor->accepted(acceptor, fd, &peer);
+			continue;
+		}
+		if (soft_is_shortage(errno)) {
+			soft_unwatch(watch);
+			soft_timer_start(&acceptor->pause, soft_now() + PAUSE_NS);
+		}
+		return;
+	}
+}
+
+int soft_accept_start(struct soft_acceptor *acceptor, int fd, uint32_t ports,
+		      soft_accepted *accepted)
+{
+	acceptor->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .ports = ports};
+	acceptor->pause = (struct soft_timer){.expired = pause_over};
+	acceptor->accepted = accepted;
+	return soft_watch(&acceptor->watch, EPOLLIN);
+}
+
+void soft_accept_stop(struct soft_acceptor *acceptor)
+{
+	soft_timer_stop(&acceptor->pause);
+	soft_watch_close(&acceptor->watch);
+}
