@@ -1,25 +1,15 @@
 /* For the tests of RoCE v2, packet by packet: they are the peer, the network, and strangers. */
 #pragma once
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-
-#include "roce/headers.h"
-#include "roce/icrc.h"
 #include "fault_side.h"
+#include "roce_bytes.h"
 
 enum {
 	MTU = 256,
-	LONGEST = SOFT_ROCE_HEADERS_MAX + 4096 + SOFT_ROCE_PAD_MAX + SOFT_ROCE_ICRC,
-	PEER_QPN = 0x123456,
 	PEER_PSN = 0xfffffe, /* it rolls over */
-	WAIT_MS = 20000,
-	QUIET_MS = 100,
 };
 
-/* IPv4 addresses: of the device, of the peer and of another host. */
-static const uint8_t device_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1};
-static const uint8_t peer_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 9};
+/* Of another host. */
 static const uint8_t stranger_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 10};
 
 struct stage {
@@ -86,19 +76,7 @@ static inline void close_stage(struct stage *stage)
 static inline size_t build(uint8_t *bytes, const uint8_t source[16],
 			   const struct soft_roce_packet *packet)
 {
-	struct soft_icrc_flow flow;
-	size_t length = soft_roce_encode(bytes, packet);
-	uint32_t icrc;
-
-	if (packet->length)
-		memcpy(bytes + length, packet->payload, packet->length);
-	length += packet->length;
-	memset(bytes + length, 0, SOFT_ROCE_PAD_MAX);
-	length += soft_roce_pad(packet->length);
-	soft_icrc_flow(&flow, source, device_gid, SOFT_ROCE_PORT, SOFT_ROCE_PORT);
-	icrc = htole32(soft_icrc(&flow, 0, &(struct iovec){bytes, length}, 1));
-	memcpy(bytes + length, &icrc, sizeof(icrc));
-	return length + sizeof(icrc);
+	return build_from(SOFT_ROCE_PORT, bytes, source, device_gid, packet);
 }
 
 static inline void throw_bytes(int fd, const uint8_t *bytes, size_t length)
@@ -137,33 +115,12 @@ static inline void request(struct stage *stage, uint8_t opcode, uint32_t length)
 	stage->psn = (stage->psn + 1) & 0xffffff;
 }
 
-static inline bool comes(int fd, int milliseconds)
-{
-	return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, milliseconds) == 1;
-}
-
-/* What the device sends next, which is a packet of the specification with a right ICRC. */
 static inline struct soft_roce_packet next_packet(const struct stage *stage, uint8_t opcode)
 {
-	static uint8_t bytes[LONGEST];
-	struct sockaddr_in from;
-	socklen_t from_length = sizeof(from);
-	struct soft_roce_packet packet;
-	struct soft_icrc_flow flow;
+	struct soft_roce_packet packet = packet_at(stage->peer);
 
-	CHECK(comes(stage->peer, WAIT_MS));
-	ssize_t length = recvfrom(stage->peer, bytes, sizeof(bytes), 0, (struct sockaddr *)&from,
-				  &from_length);
-
-	CHECK(length > 0);
-	CHECK_EQUAL(soft_roce_decode(&packet, bytes, (size_t)length), SOFT_ROCE_WELL_FORMED);
-	CHECK_EQUAL(memcmp(&from.sin_addr, device_gid + 12, 4), 0);
-	CHECK(ntohs(from.sin_port) >= 0xc000);
-	soft_icrc_flow(&flow, device_gid, peer_gid, ntohs(from.sin_port), SOFT_ROCE_PORT);
-	CHECK(soft_icrc_check(&flow, bytes, (size_t)length));
 	CHECK_EQUAL(packet.opcode, opcode);
 	CHECK_EQUAL(packet.to, PEER_QPN);
-	CHECK_EQUAL(packet.pkey, 0xffff);
 	return packet;
 }
 

@@ -1,31 +1,21 @@
 /* Datagrams of RoCE v2, packet by packet: UD queue pairs, and the MADs of queue pair 1.  This test is the
  * peer. */
-#include <arpa/inet.h>
-#include <netinet/in.h>
-
 #include "cm/cm_internal.h"
 #include "cm/cm_mad.h"
-#include "roce/headers.h"
-#include "roce/icrc.h"
+#include "roce_bytes.h"
 #include "ud_side.h"
 
 enum {
-	LONGEST = SOFT_ROCE_HEADERS_MAX + MTU + 4 + SOFT_ROCE_PAD_MAX + SOFT_ROCE_ICRC,
-	PEER_QPN = 0x123456,
 	GSI = 1,
 	PORT = 7471,
-	WAIT_MS = 20000,
-	QUIET_MS = 100,
 	SEND = SOFT_ROCE_UD | SOFT_ROCE_SEND_ONLY,
 	SEND_IMMEDIATE = SOFT_ROCE_UD | SOFT_ROCE_SEND_ONLY_IMMEDIATE,
 };
 
 #define GSI_QKEY 0x80010000u
 
-/* The device's addresses are 127.0.0.1 and, of a second one, 127.0.0.2. */
-static const uint8_t device_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1};
+/* Of a second device. */
 static const uint8_t second_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 2};
-static const uint8_t peer_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 9};
 static const uint8_t ipv6_gid[16] = {[15] = 1};
 
 static uint8_t payload[MTU + 4];
@@ -84,18 +74,7 @@ static bool is_free(const uint8_t gid[16])
 static size_t build(uint8_t *bytes, const uint8_t source[16], const uint8_t destination[16],
 		    const struct soft_roce_packet *packet)
 {
-	struct soft_icrc_flow flow;
-	size_t length = soft_roce_encode(bytes, packet);
-
-	memcpy(bytes + length, packet->payload, packet->length);
-	length += packet->length;
-	memset(bytes + length, 0, SOFT_ROCE_PAD_MAX);
-	length += soft_roce_pad(packet->length);
-	soft_icrc_flow(&flow, source, destination, SOFT_ROCE_PORT - 1, SOFT_ROCE_PORT);
-	uint32_t icrc = htole32(soft_icrc(&flow, 0, &(struct iovec){bytes, length}, 1));
-
-	memcpy(bytes + length, &icrc, sizeof(icrc));
-	return length + sizeof(icrc);
+	return build_from(SOFT_ROCE_PORT - 1, bytes, source, destination, packet);
 }
 
 static void throw_bytes(const uint8_t source[16], const uint8_t destination[16],
@@ -130,33 +109,6 @@ static struct soft_roce_packet packet_to(const struct side *side, uint8_t opcode
 		.length = length,
 		.payload = payload,
 	};
-}
-
-static bool comes(int fd, int milliseconds)
-{
-	return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, milliseconds) == 1;
-}
-
-/* What the device sends to the peer next: a packet of the specification with a right ICRC. */
-static struct soft_roce_packet next_packet(int peer)
-{
-	static uint8_t bytes[LONGEST];
-	struct sockaddr_in from;
-	socklen_t from_length = sizeof(from);
-	struct soft_roce_packet packet;
-	struct soft_icrc_flow flow;
-
-	CHECK(comes(peer, WAIT_MS));
-	ssize_t length =
-		recvfrom(peer, bytes, sizeof(bytes), 0, (struct sockaddr *)&from, &from_length);
-
-	CHECK(length > 0);
-	CHECK_EQUAL(soft_roce_decode(&packet, bytes, (size_t)length), SOFT_ROCE_WELL_FORMED);
-	soft_icrc_flow(&flow, device_gid, peer_gid, ntohs(from.sin_port), SOFT_ROCE_PORT);
-	CHECK(soft_icrc_check(&flow, bytes, (size_t)length));
-	CHECK_EQUAL(packet.pkey, 0xffff);
-	CHECK(ntohs(from.sin_port) >= 0xc000);
-	return packet;
 }
 
 /* ---- what comes in --------------------------------------------------------------------------- */
@@ -293,7 +245,7 @@ static void sent(void)
 			.wr_id = i, .length = length, .with_imm = i == 1, .imm = htonl(78),
 			.flags = i == 1 ? IBV_SEND_SOLICITED : 0);
 		expect_wc(&side, i, IBV_WC_SUCCESS);
-		struct soft_roce_packet packet = next_packet(peer);
+		struct soft_roce_packet packet = packet_at(peer);
 
 		CHECK_EQUAL(packet.opcode, i == 1 ? SEND_IMMEDIATE : SEND);
 		CHECK_EQUAL(packet.to, PEER_QPN);
@@ -344,7 +296,7 @@ static struct soft_roce_packet request_for(uint16_t port, uint8_t bytes[SOFT_MAD
 
 static struct soft_cm_mad next_mad(int peer, unsigned type)
 {
-	struct soft_roce_packet packet = next_packet(peer);
+	struct soft_roce_packet packet = packet_at(peer);
 	struct soft_cm_mad mad;
 
 	CHECK_EQUAL(packet.opcode, SEND);

@@ -1,0 +1,68 @@
+/* Packets of RoCE v2 as the bytes of datagrams, for tests that are the peer of the device. */
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include "roce/headers.h"
+#include "roce/icrc.h"
+#include "verbs_side.h"
+
+enum {
+	LONGEST = SOFT_ROCE_HEADERS_MAX + 4096 + 4 + SOFT_ROCE_PAD_MAX + SOFT_ROCE_ICRC,
+	PEER_QPN = 0x123456,
+	WAIT_MS = 20000,
+	QUIET_MS = 100,
+};
+
+/* IPv4 addresses: of the device and of the peer. */
+static const uint8_t device_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1};
+static const uint8_t peer_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 9};
+
+/* Sent from that port of the source, which the ICRC covers. */
+static inline size_t build_from(uint16_t port, uint8_t *bytes, const uint8_t source[16],
+				const uint8_t destination[16],
+				const struct soft_roce_packet *packet)
+{
+	struct soft_icrc_flow flow;
+	size_t length = soft_roce_encode(bytes, packet);
+	uint32_t icrc;
+
+	if (packet->length)
+		memcpy(bytes + length, packet->payload, packet->length);
+	length += packet->length;
+	memset(bytes + length, 0, SOFT_ROCE_PAD_MAX);
+	length += soft_roce_pad(packet->length);
+	soft_icrc_flow(&flow, source, destination, port, SOFT_ROCE_PORT);
+	icrc = htole32(soft_icrc(&flow, 0, &(struct iovec){bytes, length}, 1));
+	memcpy(bytes + length, &icrc, sizeof(icrc));
+	return length + sizeof(icrc);
+}
+
+static inline bool comes(int fd, int milliseconds)
+{
+	return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, milliseconds) == 1;
+}
+
+/* What the device sends to the peer next: a packet of the specification with a right ICRC. */
+static inline struct soft_roce_packet packet_at(int peer)
+{
+	static uint8_t bytes[LONGEST];
+	struct sockaddr_in from;
+	socklen_t from_length = sizeof(from);
+	struct soft_roce_packet packet;
+	struct soft_icrc_flow flow;
+
+	CHECK(comes(peer, WAIT_MS));
+	ssize_t length =
+		recvfrom(peer, bytes, sizeof(bytes), 0, (struct sockaddr *)&from, &from_length);
+
+	CHECK(length > 0);
+	CHECK_EQUAL(soft_roce_decode(&packet, bytes, (size_t)length), SOFT_ROCE_WELL_FORMED);
+	CHECK_EQUAL(memcmp(&from.sin_addr, device_gid + 12, 4), 0);
+	CHECK(ntohs(from.sin_port) >= 0xc000);
+	soft_icrc_flow(&flow, device_gid, peer_gid, ntohs(from.sin_port), SOFT_ROCE_PORT);
+	CHECK(soft_icrc_check(&flow, bytes, (size_t)length));
+	CHECK_EQUAL(packet.pkey, 0xffff);
+	return packet;
+}
