@@ -94,11 +94,18 @@ async def test_peers_that_do_not_answer(factory: ConnectionFactory, answers: str
             begin, honest = stalled.begin, server._messages.inbox
             stalled.begin = lambda reader: None if reader is honest else begin(reader)  # type: ignore[method-assign]
             data = pattern(LENGTH)
-            async with client, server, factory.within(20):
+            async with client, server:
                 sending = asyncio.create_task(client.send(data))
-                with await server.recv() as message:
-                    assert message == data
-                await sending
+                try:
+                    async with factory.within(20):
+                        with await server.recv() as message:
+                            assert message == data
+                        await sending
+                except TimeoutError:
+                    all_figures = [it._messages.figures() for it, _ in receiving]
+                    pytest.fail(
+                        f"{pool_statistics(server)}, {server._messages.figures()}, {all_figures}"
+                    )
             silent = [task for _, task in receiving if not task.done()]
             if answers == "not at all":
                 assert len(silent) == (HOSTILE if factory.slow == 1 else 0)
