@@ -305,8 +305,9 @@ class Sharing:
             future.cancel()
             raise
         except BaseException:
+            # Also as garbage of a loop that was closed, where a future cannot be cancelled any more.
             self._answered(request_id)
-            if not future.cancel():
+            if future.done() and not future.cancelled():
                 future.exception()  # retrieved: the same end is raised from here
             raise
         finally:
