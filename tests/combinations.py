@@ -146,6 +146,8 @@ def values(
 ) -> dict[str, Sequence[str]]:
     """The values of each parameter that the test runs with: one, or every one."""
     possible = parameters(definition)
+    if config.getoption("--peer") and "connection_method" in possible:
+        possible = {**possible, "connection_method": ("tcp",)}
     if every:
         return possible
     chooser = config.stash.setdefault(COMBINATIONS, Chooser())

@@ -1,8 +1,9 @@
 """Fixtures of all tests: the device that they run on, the event loops, and the leak check.
 
 The device is a parameter: ``pytest --device rxe0``. A device that was asked for and is not there
-fails every test that needs it; nothing is skipped. The leak check stands around every test: open
-files, threads and device objects must be back where they were.
+fails every test that needs it; nothing is skipped. With ``--peer`` the other end of each pair is
+on another device: ``pytest --device embedded0 --peer rxe88``. The leak check stands around every
+test: open files, threads and device objects must be back where they were.
 
 pytest-asyncio runs the coroutines, each on a loop of its own in debug mode; tests/combinations.py
 chooses between asyncio's loop and uvloop.
@@ -68,6 +69,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--device", default=EMBEDDED, help="RDMA device to test on (default: embedded0)"
     )
     parser.addoption(
+        "--peer",
+        help="RDMA device of the other end, which listens: only tests that need no more than a pair"
+        " or a factory of connections, those by TCP (default: that of --device)",
+    )
+    parser.addoption(
         "--every-combination",
         action="store_true",
         help="tests with several combinations of event loop, connection method and polling, each in"
@@ -95,8 +101,12 @@ def pytest_configure(config: pytest.Config) -> None:
         *combinations.DESCRIPTIONS,
     ):
         config.addinivalue_line("markers", line)
-    embedded = config.getoption("--device") == EMBEDDED
-    hypothesis.settings.load_profile("aiordma" if embedded else "slow device")
+    hypothesis.settings.load_profile("aiordma" if all_embedded(config) else "slow device")
+
+
+def all_embedded(config: pytest.Config) -> bool:
+    """Whether no end of any test is on another device."""
+    return config.getoption("--device") == EMBEDDED and not config.getoption("--peer")
 
 
 def links() -> str:
@@ -108,6 +118,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     every = every_combination(config)
     return [
         f"RDMA device: {config.getoption('--device')}",
+        f"that of the peer: {config.getoption('--peer') or 'the same'}",
         f"links of the embedded device: {links()}",
         f"direct wake-up of tasks: {'off' if os.environ.get('AIORDMA_NO_DIRECT_WAKE') else 'on'}",
         f"combinations of event loop, connection method and polling: {'all' if every else 'one'}",
@@ -157,13 +168,28 @@ def one_of_each(items: list[pytest.Item]) -> list[pytest.Item]:
 def is_repeated(config: pytest.Config, item: pytest.Item) -> bool:
     """Whether the test depends on the device, build or combination of this run."""
     asks = "device_name" in getattr(item, "fixturenames", ())
-    if config.getoption("--device") != EMBEDDED:
+    if config.getoption("--peer"):
+        return is_between_two(item)
+    if not all_embedded(config):
         return asks and item.get_closest_marker("any_device") is None
     if config.getoption("--only-native"):
         return asks or not NATIVE_FOLDERS.isdisjoint(item.path.parents)
     if config.getoption("--every-combination") and links() == "shared":
         return isinstance(item, pytest.Function) and combinations.count(item) > 1
     return True
+
+
+# What a test asks for whose ends may be on two devices, and what one asks for that has one device.
+OF_TWO_DEVICES = frozenset({"connected_pair", "factory", "pair"})
+OF_ONE_DEVICE = frozenset(
+    {"channel", "context", "cq", "deviations", "device", "device_name", "heard", "host", "pd", "qp"}
+)
+
+
+def is_between_two(item: pytest.Item) -> bool:
+    """Whether the ends of the test may be on different devices."""
+    asked = inspect.signature(item.obj).parameters if isinstance(item, pytest.Function) else ()
+    return not OF_TWO_DEVICES.isdisjoint(asked) and OF_ONE_DEVICE.isdisjoint(asked)
 
 
 def pytest_collection_finish() -> None:
@@ -190,16 +216,38 @@ def device_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def device(device_name: str) -> verbs.Device:
-    """The device named on the command line; the test fails when it is missing."""
-    try:
-        found = verbs.find_device(device_name)
-    except DeviceNotFoundError as error:
-        pytest.fail(f"--device {device_name}: {error}", pytrace=False)
-    # librdmacm opens every device at its first use and keeps them: not a leak of any one test.
-    with cm.EventChannel(found.library) as channel, channel.create_id() as id, found.open() as it:
-        id.bind_addr((str(it.choose_gid().gid.ip), 0))
+def peer_name(request: pytest.FixtureRequest, device_name: str) -> str:
+    """The device of the other end."""
+    return request.config.getoption("--peer") or device_name
+
+
+@pytest.fixture(scope="session")
+def device(device_name: str, peer_name: str) -> verbs.Device:
+    """The device named on the command line."""
+    found = find("--device", device_name)
+    if peer_name == device_name:
+        # librdmacm opens every device at its first use and keeps them: not a leak of any one test.
+        with (
+            cm.EventChannel(found.library) as channel,
+            channel.create_id() as id,
+            found.open() as it,
+        ):
+            id.bind_addr((str(it.choose_gid().gid.ip), 0))
     return found
+
+
+@pytest.fixture(scope="session")
+def peer(device: verbs.Device, peer_name: str) -> verbs.Device:
+    """The device of the other end."""
+    return device if peer_name == device.name else find("--peer", peer_name)
+
+
+def find(option: str, name: str) -> verbs.Device:
+    """A device named on the command line; the test fails when it is missing."""
+    try:
+        return verbs.find_device(name)
+    except DeviceNotFoundError as error:
+        pytest.fail(f"{option} {name}: {error}", pytrace=False)
 
 
 # Known deviations of devices from the specification. A test of a deviation asserts that it still
@@ -267,7 +315,8 @@ def deviations(device_name: str) -> frozenset[str]:
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Expect UnsupportedError from a test that needs a capability which the device lacks."""
-    lacks = LACKS.get(kind_of(str(pyfuncitem.config.getoption("--device"))), frozenset())
+    names = [pyfuncitem.config.getoption(option) or EMBEDDED for option in ("--device", "--peer")]
+    lacks = frozenset().union(*(LACKS.get(kind_of(name), ()) for name in names))
     missing = lacks & {marker.args[0] for marker in pyfuncitem.iter_markers("needs")}
     if not missing:
         return (yield)
@@ -322,6 +371,16 @@ def qp(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> Iterator[verbs.
 @pytest.fixture(scope="session")
 def host(device: verbs.Device) -> str:
     """An IP address at which this machine reaches the device."""
+    return address_of(device)
+
+
+@pytest.fixture(scope="session")
+def peer_host(peer: verbs.Device) -> str:
+    """The same for the device of the other end."""
+    return address_of(peer)
+
+
+def address_of(device: verbs.Device) -> str:
     with device.open() as context:
         return str(context.choose_gid().gid.ip)
 
@@ -392,10 +451,9 @@ ConnectedPair: TypeAlias = Callable[..., Pair]
 
 @dataclass
 class PairFactory:
-    """Makes two ends on the device, connected to each other with all remote rights."""
+    """Makes an end in each of two domains, connected to each other with all remote rights."""
 
-    context: verbs.Context
-    pd: verbs.ProtectionDomain
+    pds: tuple[verbs.ProtectionDomain, verbs.ProtectionDomain]
     made: list[verbs.CompletionQueue | verbs.QueuePair | verbs.MemoryRegion]
 
     def __call__(
@@ -410,12 +468,12 @@ class PairFactory:
     ) -> Pair:
         ends = []
         kinds: Any = {"qp_type": qp_type, "send_ops": send_ops, "sq_sig_all": sq_sig_all}
-        for _ in range(2):
-            cq = self.context.create_cq(256, channel)
+        for pd in self.pds:
+            cq = pd.context.create_cq(256, channel)
             self.made.append(cq)
-            qp = self.pd.create_qp(cq, capabilities=capabilities, **kinds)
+            qp = pd.create_qp(cq, capabilities=capabilities, **kinds)
             self.made.append(qp)
-            mr = self.pd.reg_mr(1 << 16, AccessFlags.LOCAL_WRITE | ALL_REMOTE)
+            mr = pd.reg_mr(1 << 16, AccessFlags.LOCAL_WRITE | ALL_REMOTE)
             self.made.append(mr)
             ends.append(End(qp, cq, mr))
         first, second = (end.qp.endpoint() for end in ends)
@@ -426,9 +484,23 @@ class PairFactory:
 
 
 @pytest.fixture
-def connected_pair(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterator[ConnectedPair]:
+def peer_pd(
+    device: verbs.Device, peer: verbs.Device, pd: verbs.ProtectionDomain
+) -> Iterator[verbs.ProtectionDomain]:
+    """The domain of the other end: the same one on the same device."""
+    if peer is device:
+        yield pd
+        return
+    with peer.open() as context, context.alloc_pd() as other:
+        yield other
+
+
+@pytest.fixture
+def connected_pair(
+    pd: verbs.ProtectionDomain, peer_pd: verbs.ProtectionDomain
+) -> Iterator[ConnectedPair]:
     """A factory whose objects are closed after the test."""
-    make = PairFactory(context, pd, [])
+    make = PairFactory((pd, peer_pd), [])
     yield make
     for it in make.made:  # a completion queue, and with it the queue pair, before its region
         it.close()
@@ -483,9 +555,7 @@ _start_libuv()
 
 def every_combination(config: pytest.Config) -> bool:
     """Whether a test runs in all its combinations; never a slow one."""
-    return config.getoption("--device") == EMBEDDED and bool(
-        config.getoption("--every-combination")
-    )
+    return all_embedded(config) and bool(config.getoption("--every-combination"))
 
 
 def pytest_asyncio_loop_factories(
@@ -524,7 +594,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
         marker = item.get_closest_marker("time_limit")
         limit = marker.args[0] if marker else TIME_LIMIT
-        if item.config.getoption("--device") != EMBEDDED:
+        if not all_embedded(item.config):
             limit *= SLOW
         item.obj = within(limit, item.obj)
 

@@ -62,10 +62,11 @@ def pytest_run(*arguments: str, below: Path = ROOT) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_a_missing_device_is_a_failure() -> None:
-    done = pytest_run("--device", "nobody0", "tests/verbs/test_ports.py", "-k", "gid_table")
+@pytest.mark.parametrize("option", ["--device", "--peer"])
+def test_a_missing_device_is_a_failure(option: str) -> None:
+    done = pytest_run(option, "nobody0", "tests/verbs/test_raw.py::test_a_message")
     assert done.returncode == 1
-    assert "--device nobody0: " in done.stdout
+    assert f"{option} nobody0: " in done.stdout
     assert "no device 'nobody0'; there are: " in done.stdout
     assert "skipped" not in done.stdout
 
@@ -89,6 +90,36 @@ def test_once_is_each_test_with_one_set_of_parameters(tmp_path: Path) -> None:
     done = pytest_run("-p", "tests.conftest", "--once", "-rP", str(path), below=tmp_path)
     told = [line for line in done.stdout.splitlines() if " set" in line]
     assert told == ["one set of many", "one set of two", "the only set"], done.stdout
+
+
+BETWEEN_TWO = """
+from tests.conftest import *
+from tests.transport.conftest import *
+
+def test_pair(pair):
+    print('from', *[end.qp.context.name for end in pair])
+async def test_factory(factory):
+    async with factory.pair() as (client, server):
+        print('from', client.device, server.device)
+def test_one_device(pair, device):
+    pass
+def test_alone():
+    pass
+"""
+
+
+def test_the_ends_of_a_pair_are_on_two_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what needs no more than a pair, or a factory of connections, runs then."""
+    monkeypatch.setenv("AIORDMA_EMBEDDED_DEVICES", "2")
+    path = tmp_path / "test_two.py"
+    path.write_text(BETWEEN_TWO)
+    arguments = "-p", "tests.conftest", "--peer", "embedded1", "-rA", str(path)
+    done = pytest_run(*arguments, below=tmp_path)
+    assert done.stdout.splitlines().count("from embedded0 embedded1") == 2, done.stdout
+    assert "2 passed" in done.stdout
+    assert "2 tests to which this run makes no diff" in done.stdout
 
 
 @pytest.mark.any_device

@@ -9,7 +9,7 @@ import pytest
 
 import aiordma
 from tests.docs.pages import DOCS, ROOT, differing, pages
-from tests.processes import run_python
+from tests.processes import run, run_python
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 # Pages whose programs other tests run.
@@ -140,3 +140,16 @@ def test_each_page_is_in_one_group() -> None:
 
 def test_what_is_generated_is_as_it_would_be_now() -> None:
     assert differing(pages()) == [], "out of date: make docs"
+
+
+def test_the_matrix_of_roce_has_the_rows_that_run() -> None:
+    """Its verdicts are from a virtual machine."""
+    listed = run(str(ROOT / "tests" / "softroce" / "across"), "--rows", check=True).stdout
+    page = (DOCS / "roce-v2.md").read_text()
+    rows = re.search(r"^<!-- rows: .*?(^\|.*?)^<!-- end of rows", page, re.S | re.M)
+    assert rows, "make roce"
+    assert without_verdicts(rows[1]) == without_verdicts(listed), "out of date: make roce"
+
+
+def without_verdicts(table: str) -> list[str]:
+    return [line.rsplit("|", 3)[0] for line in table.splitlines()]

@@ -14,7 +14,7 @@ from aiordma._loop import driver
 from aiordma._loop.adaptive_polling import AdaptivePolling
 from aiordma.transport import Via
 from tests import combinations
-from tests.conftest import EMBEDDED, SLOW, every_combination
+from tests.conftest import SLOW, all_embedded, every_combination
 
 from .connection_factory import ConnectionFactory
 
@@ -56,8 +56,17 @@ def polling_mode(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def factory(
-    device_name: str, host: str, connection_method: Via, polling_mode: None
+    device_name: str,
+    peer_name: str,
+    peer_host: str,
+    connection_method: Via,
+    polling_mode: None,
+    pytestconfig: pytest.Config,
 ) -> ConnectionFactory:
     return ConnectionFactory(
-        device_name, host, connection_method, 1.0 if device_name == EMBEDDED else SLOW
+        device_name,
+        peer_host,
+        connection_method,
+        1.0 if all_embedded(pytestconfig) else SLOW,
+        listens_on=peer_name,
     )

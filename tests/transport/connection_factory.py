@@ -111,10 +111,16 @@ class ConnectionFactory:
     slow: float
     auth: bytes | None = None
     encrypt: Encrypt = False
+    listens_on: str = ""
+
+    @property
+    def there(self) -> dict[str, Any]:
+        """The options of `listen` and its like, but for the configuration."""
+        return {**self.where, "device": self.listens_on or self.device}
 
     @property
     def where(self) -> dict[str, Any]:
-        """The options of `connect`, `listen` and their like, but for the configuration."""
+        """Those of `connect`; also of `listen` in tests whose two ends are on one device."""
         where: dict[str, Any] = {"device": self.device, "via": self.via}
         if self.auth is not None:
             where.update(auth=self.auth, encrypt=self.encrypt)
@@ -122,7 +128,7 @@ class ConnectionFactory:
 
     async def listen(self, config: Config = SMALL, *, host: str | None = None) -> Listener:
         where = self.host if host is None else host
-        return await listen(where, 0, config=config, **self.where)
+        return await listen(where, 0, config=config, **self.there)
 
     async def connect(self, port: int, config: Config = SMALL) -> Connection:
         return await connect(self.host, port, config=config, **self.where)

@@ -465,8 +465,10 @@ async def test_tls_on_the_exchange(factory: ConnectionFactory, authority: trustm
     authority.issue_cert(factory.host).configure_cert(serving)
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
-    where: dict[str, Any] = {**replace(factory, auth=KEY).where, "config": SMALL}
-    async with await listen(factory.host, 0, ssl=serving, **where) as listener:
+    factory = replace(factory, auth=KEY)
+    where: dict[str, Any] = {**factory.where, "config": SMALL}
+    there: dict[str, Any] = {**factory.there, "config": SMALL}
+    async with await listen(factory.host, 0, ssl=serving, **there) as listener:
 
         async def dialled(context: ssl.SSLContext | None) -> Connection:
             return await connect(factory.host, listener.port, ssl=context, **where)

@@ -606,8 +606,8 @@ async def test_streams_servers_and_reconnect(factory: ConnectionFactory) -> None
         writer.write(await reader.read())
         writer.close()
 
-    where = factory.where
-    async with await streams.start_stream_server(echo, factory.host, **where) as server:
+    where, there = factory.where, factory.there
+    async with await streams.start_stream_server(echo, factory.host, **there) as server:
         reader, writer = await streams.open_connection(factory.host, server.address[1], **where)
         conn = writer.get_extra_info("connection")
         assert conn._messages.sealing is not None
@@ -621,7 +621,7 @@ async def test_streams_servers_and_reconnect(factory: ConnectionFactory) -> None
         async for message in conn:
             await conn.send(message)
 
-    async with await start_server(answer, factory.host, **where) as messages:
+    async with await start_server(answer, factory.host, **there) as messages:
         rounds = 0
         async for conn in reconnect(factory.host, messages.port, **where):
             assert conn._messages.sealing is not None

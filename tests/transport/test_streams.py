@@ -146,7 +146,7 @@ class Pausing(Buffered):
 async def serving(
     factory: ConnectionFactory, make_protocol: Callable[[], asyncio.BaseProtocol]
 ) -> AsyncIterator[StreamServer]:
-    server = await streams.create_server(make_protocol, factory.host, config=SMALL, **factory.where)
+    server = await streams.create_server(make_protocol, factory.host, config=SMALL, **factory.there)
     try:
         yield server
     finally:
@@ -208,7 +208,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 async def test_streams_echo_what_was_written(factory: ConnectionFactory) -> None:
     server = await streams.start_stream_server(
-        echo, factory.host, config=Config(max_connections=1), **factory.where
+        echo, factory.host, config=Config(max_connections=1), **factory.there
     )
     async with server:
         dialled = factory.host, server.address[1]
@@ -867,7 +867,7 @@ async def test_sendfile_to_a_peer_that_goes(factory: ConnectionFactory, tmp_path
 @by_tcp
 async def test_a_server_serves_until_it_is_closed(factory: ConnectionFactory) -> None:
     server = await streams.create_server(
-        Recorder, factory.host, start_serving=False, **factory.where
+        Recorder, factory.host, start_serving=False, **factory.there
     )
     assert not server.is_serving()
     assert server.get_loop() is asyncio.get_running_loop()
@@ -897,7 +897,7 @@ async def test_a_server_serves_until_it_is_closed(factory: ConnectionFactory) ->
 @one_loop
 @by_tcp
 async def test_serve_forever_ends_with_its_task(factory: ConnectionFactory) -> None:
-    server = await streams.create_server(Recorder, factory.host, **factory.where)
+    server = await streams.create_server(Recorder, factory.host, **factory.there)
     serving_forever = asyncio.create_task(server.serve_forever())
     await yield_loop(2)
     with pytest.raises(RuntimeError, match="already"):

@@ -29,9 +29,9 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture
-def serving(authority: trustme.CA, host: str) -> ssl.SSLContext:
+def serving(authority: trustme.CA, peer_host: str) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert(host, "server.example").configure_cert(context)
+    authority.issue_cert(peer_host, "server.example").configure_cert(context)
     return context
 
 
@@ -58,7 +58,7 @@ async def server(
 ) -> AsyncIterator[int]:
     """Its port."""
     made = await streams.start_stream_server(
-        echo, factory.host, config=config, ssl=context, **factory.where
+        echo, factory.host, config=config, ssl=context, **factory.there
     )
     async with made:
         try:
@@ -175,7 +175,7 @@ async def test_start_tls(
             await writer.start_tls(serving)
             await echo(reader, writer)
 
-    made = await streams.start_stream_server(upgrade, factory.host, config=SMALL, **factory.where)
+    made = await streams.start_stream_server(upgrade, factory.host, config=SMALL, **factory.there)
     async with made:
         reader, writer = await dialled(factory, made.address[1])
         try:
