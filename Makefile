@@ -330,6 +330,7 @@ pair: .venv/.test ## two hosts over a network that loses, in virtual time: SEEDS
 		ninja -C $(PLAIN) --quiet tests/pair/$${test% *}; \
 		seq 1 250 $(or $(SEEDS),10000) | xargs -P $$(nproc) -I{} $(PLAIN)/tests/pair/$$test {} 250; \
 	done
+	ninja -C $(PLAIN) --quiet tests/pair/test_rates; $(PLAIN)/tests/pair/test_rates -r 1
 	meson test -C $(PLAIN) --print-errorlogs --suite mutants
 
 # ---- the rest -------------------------------------------------------------------------------
