@@ -107,7 +107,7 @@ void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 	const union ibv_gid to = address_of_host(1 - wire.entered);
 	struct flight what = {
 		.to = 1 - wire.entered,
-		.flow = wire.flow_of(wire.entered, pair->qp->ibv.qp_num),
+		.flow = wire.carry ? 0 : wire.flow_of(wire.entered, pair->qp->ibv.qp_num),
 		.kind = SOFT_RECORD_DATA,
 		.port = flow->sender->port,
 		.length = length + SOFT_ROCE_ICRC,
@@ -120,6 +120,10 @@ void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 		    htons(SOFT_ROCE_PORT));
 	/* As the kernel or a card chooses it. */
 	soft_put32(staged + length, soft_icrc(&flow->icrc, (uint16_t)draw(0x10000), &packet, 1));
+	if (wire.carry) {
+		wire.carry(&what, staged);
+		return;
+	}
 	transmit(what, staged, false);
 	if (chance(20))
 		forge(what, length, flow);

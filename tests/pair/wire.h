@@ -74,6 +74,8 @@ static struct wire {
 	int flows; /* FLOWS at most */
 	/* Of the host's channel with that number; NULL: there is one flow.  Negative: nothing befalls it. */
 	int (*flow_of)(int host, uint32_t chan);
+	/* Takes each datagram in place of the wire; NULL: it is the wire's. */
+	void (*carry)(const struct flight *what, const uint8_t *bytes);
 	bool in_order[FLOWS]; /* it only loses frames, as UC expects it */
 	int faults[FLOWS][SIDES], faults_most; /* since its last progress */
 	uint64_t fault_count; /* in all */
@@ -357,7 +359,7 @@ static int wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t
 /* ---- what the test calls --------------------------------------------------------------------- */
 
 /* Another wire, for what is sent from now on. */
-static void wire_vary(bool loses)
+static inline void wire_vary(bool loses)
 {
 	calls.frame_most = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
 	calls.frames_most = 1 + (int)draw(BATCH);
@@ -378,7 +380,7 @@ static void wire_begin(void)
 }
 
 /* The host begins anew, and its kernel says so, or not. */
-static void die(int host, bool told)
+static inline void die(int host, bool told)
 {
 	struct soft_path *path = &wire.hosts[1 - host].path;
 
@@ -508,7 +510,7 @@ static void step_of(int host, struct flight *flight)
 }
 
 /* The first of those things happens. */
-static void wire_step(void)
+static inline void wire_step(void)
 {
 	struct flight *flight;
 

@@ -91,18 +91,25 @@ CARRYLESS static uint32_t update_by_lanes(uint32_t crc, const uint8_t *bytes, si
 	const __m128i by_four = _mm_set_epi64x(0x1c6e41596, 0x154442bd4);
 	const __m128i by_one = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
 	const uint8_t *end = bytes + length;
-	__m128i lanes[LANES], all;
+	__m128i all = load(bytes) ^ _mm_cvtsi32_si128((int)crc);
 	uint8_t last[LANE];
 
-	for (int i = 0; i < LANES; i++, bytes += LANE)
-		lanes[i] = load(bytes);
-	lanes[0] ^= _mm_cvtsi32_si128((int)crc);
-	while (end - bytes >= LANES * LANE)
-		for (int i = 0; i < LANES; i++, bytes += LANE)
-			lanes[i] = folded(lanes[i], by_four, load(bytes));
-	all = lanes[0];
-	for (int i = 1; i < LANES; i++)
-		all = folded(all, by_one, lanes[i]);
+	bytes += LANE;
+	if (length >= LANES * LANE) {
+		/* Written out: the compiler would keep an array of lanes in memory. */
+		__m128i second = load(bytes), third = load(bytes + LANE),
+			fourth = load(bytes + 2 * LANE);
+
+		for (bytes += 3 * LANE; end - bytes >= LANES * LANE; bytes += LANES * LANE) {
+			all = folded(all, by_four, load(bytes));
+			second = folded(second, by_four, load(bytes + LANE));
+			third = folded(third, by_four, load(bytes + 2 * LANE));
+			fourth = folded(fourth, by_four, load(bytes + 3 * LANE));
+		}
+		all = folded(all, by_one, second);
+		all = folded(all, by_one, third);
+		all = folded(all, by_one, fourth);
+	}
 	for (; end - bytes >= LANE; bytes += LANE)
 		all = folded(all, by_one, load(bytes));
 	_mm_storeu_si128((void *)last, all);
@@ -113,7 +120,7 @@ CARRYLESS static uint32_t update_by_lanes(uint32_t crc, const uint8_t *bytes, si
 static uint32_t update(uint32_t crc, const uint8_t *bytes, size_t length)
 {
 #ifdef __x86_64__
-	if (length >= LANES * LANE && __builtin_cpu_supports("pclmul"))
+	if (length >= 2 * LANE && __builtin_cpu_supports("pclmul"))
 		return update_by_lanes(crc, bytes, length);
 #endif
 	return update_by_tables(crc, bytes, length);
