@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import cost, imports, instructions, messages, one_sided, peers, perftest, styles
+from . import cost, imports, instructions, messages, one_sided, peers, perftest, roce, styles
 from .lanes import TURNS, Comparison, Options
 from .machine import facts
 from .plots import draw
@@ -33,9 +33,10 @@ COMPARISONS: dict[str, Comparison] = {
     "perftest": perftest.COMPARISON,
     "imports": imports.COMPARISON,
     "softroce": perftest.SOFTROCE,
+    "roce": roce.COMPARISON,
 }
-IN_ALL = [name for name in COMPARISONS if name != "softroce"]
-"""That one needs root, Debian and its time."""
+IN_ALL = [name for name in COMPARISONS if not COMPARISONS[name].elsewhere]
+"""The others need root, Debian and their time."""
 
 APART: dict[str, Callable[[Sequence[str]], None]] = {
     "cost": cost.main,
@@ -93,8 +94,8 @@ def main() -> None:
         "what",
         choices=["all", "render", *COMPARISONS, *APART],
         help="all: everything, into RESULTS.md and results.json; render: the former from the "
-        "latter; softroce: what is measured in the virtual machine, into both; or one comparison, "
-        "printed (%(choices)s)",
+        "latter; softroce, roce: what is measured in the virtual machine, into both; or one "
+        "comparison, printed (%(choices)s)",
     )
     parser.add_argument("--turns", type=int, default=TURNS, help="(%(default)s)")
     parser.add_argument("--quick", action="store_true", help="3 turns, of a tenth each")
@@ -109,9 +110,9 @@ def main() -> None:
             results = measure(IN_ALL, options)
             results["cost"] = cost.measure(100, 64 << 20) if chosen.quick else cost.measure()
             save(results, chosen.folder)
-        case "softroce":
+        case name if name in COMPARISONS and COMPARISONS[name].elsewhere:
             results = json.loads(saved.read_text())
-            results["data"]["softroce"] = COMPARISONS["softroce"].measure(options)
+            results["data"][name] = COMPARISONS[name].measure(options)
             save(results, chosen.folder)
         case "render":
             render(json.loads(saved.read_text()), chosen.folder)

@@ -16,6 +16,8 @@ from typing import Any
 
 from . import device
 
+Words = tuple[str, ...]
+
 Cores = tuple[int, int]
 """The cores of the client and of the server."""
 
@@ -82,10 +84,20 @@ class InPython(Contender):
 
     `python` is the one of another environment.  What is measured there polls for ever, as does what
     is awake: its processes are stopped while others have their turn.
+
+    `before` are the words before the commands of the client and of the server.
     """
 
-    def __init__(self, way: str, loop: str, cores: Cores, python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        way: str,
+        loop: str,
+        cores: Cores,
+        python: str = sys.executable,
+        before: tuple[Words, ...] = ((), ()),
+    ) -> None:
         super().__init__()
+        self._before = before
         self._python = python
         self._polling: list[subprocess.Popen[str]] = []
         self._way = way
@@ -100,8 +112,9 @@ class InPython(Contender):
             worker = [self._python, "-m", "bench.worker"]
             folder = self._stack.enter_context(TemporaryDirectory())
             client, server = self._cores
-            serving = self._start([*worker, "serve", self._way, self._loop, folder], server)
-            self._asking = self._start([*worker, "measure", self._way, self._loop], client)
+            asks, serves = ([*words, *worker] for words in self._before)
+            serving = self._start([*serves, "serve", self._way, self._loop, folder], server)
+            self._asking = self._start([*asks, "measure", self._way, self._loop], client)
             write_line(self._asking, read_line(serving).rstrip())
             if self._python != sys.executable or self._way.endswith("awake"):
                 self._polling = [serving, self._asking]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Self, TypedDict
 
-from .contender import Contender, InC, InPython, two_cores
+from .contender import Contender, InC, InPython, Words, two_cores
 
 TURNS = 9
 NOT_INSTALLED, NOT_MEASURED = "not installed", "not measured"
@@ -95,8 +95,15 @@ class Contenders(ExitStack):
         super().__init__()
         self._known: dict[tuple[Any, ...], Contender] = {}
 
-    def python(self, way: str, loop: str = "uvloop", *, python: str = sys.executable) -> Contender:
-        return self._get(InPython, way, loop, two_cores(), python)
+    def python(
+        self,
+        way: str,
+        loop: str = "uvloop",
+        *,
+        python: str = sys.executable,
+        before: tuple[Words, ...] = ((), ()),
+    ) -> Contender:
+        return self._get(InPython, way, loop, two_cores(), python, before)
 
     def c(self, asks: str = "polling", serves: str = "polling", links: str = "") -> Contender:
         return self._get(InC, (asks, serves), two_cores(), links)

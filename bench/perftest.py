@@ -8,6 +8,7 @@ python -m bench.perftest        in the virtual machine of tests/softroce: measur
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -15,8 +16,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from .contender import Contender, on_core, two_cores
 from .device import HERE
@@ -46,42 +49,61 @@ LIMIT = 60.0  # seconds until a program counts as hung
 TRIES = 5
 
 # The column of the one line below the headings that is taken, and what makes seconds of it.
-PROGRAMS = {"send_bw": 3, "write_bw": 3, "send_lat": 4}
+PROGRAMS = {"send_bw": 3, "write_bw": 3, "send_lat": 4, "write_lat": 4}
+
+
+@dataclass(frozen=True)
+class End:
+    """Where one of the two programs runs, and on which device."""
+
+    device: str
+    options: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    """The words before the program: what gives it its device and its network."""
+    host: str = "127.0.0.1"
+    """Where the other program finds it, for their own TCP connection."""
+
+    @classmethod
+    def here(cls, device: str, options: tuple[str, ...] = ()) -> Self:
+        run = (sys.executable, "-m", "aiordma", "run") if device == "embedded0" else ()
+        return cls(device, options, run)
 
 
 class InPerftest(Contender):
-    """Each job is a run of its own, of `ib_` and its kind."""
+    """Each job is a run of its own, of `ib_` and its kind; the first end connects."""
 
     afresh = True
 
-    def __init__(self, device: str, options: tuple[str, ...] = ()) -> None:
+    def __init__(self, *ends: End) -> None:
         super().__init__()
-        self._words = ["-d", device, "-F", *options]
-        self._run = [sys.executable, "-m", "aiordma", "run"] if device == "embedded0" else []
+        self._client, self._server = ends
 
     def do(self, kind: str, **numbers: int) -> float:
         # On a busy machine perftest may not find out how quick the processor's clock is: then it
         # says so on stderr, and that all bandwidths are 0.  Or another program has the port.
         for _ in range(TRIES):
-            if figure := self._once(kind, numbers["size"], numbers["count"]):
+            figure = self._once(kind, **numbers)
+            if 0 < figure < math.inf:
                 return figure / 1e6 if kind.endswith("_lat") else numbers["size"] / (figure * MIB)
         raise RuntimeError(f"ib_{kind} could not measure anything in {TRIES} runs")
 
-    def _once(self, kind: str, size: int, count: int) -> float:
+    def _once(self, kind: str, size: int, count: int, **options: int) -> float:
         port = free_port()
-        words = [*self._run, f"ib_{kind}", *self._words, "-p", str(port)]
-        words += ["-s", str(size), "-n", str(count)]
-        ends = []
-        for core, host in zip(reversed(two_cores()), ([], ["127.0.0.1"]), strict=True):
+        words = ["-F", "-p", str(port), "-s", str(size), "-n", str(count)]
+        words += [f"--{name}={value}" for name, value in options.items()]
+        started = []
+        both = ((self._server, ()), (self._client, (self._server.host,)))
+        for core, (end, host) in zip(reversed(two_cores()), both, strict=True):
+            command = [*end.before, f"ib_{kind}", "-d", end.device, *end.options, *words, *host]
             with on_core(core):
-                process = subprocess.Popen([*words, *host], stdout=subprocess.PIPE, text=True)
-            ends.append(process)
+                process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            started.append(process)
             if not host and not listens(port, process):
                 process.communicate(timeout=LIMIT)
                 return 0
-        server, client = (end.communicate(timeout=LIMIT)[0] for end in ends)
-        if any(end.returncode for end in ends):
-            raise RuntimeError(f"{' '.join(words)} failed:\n{server}\n{client}")
+        server, client = (one.communicate(timeout=LIMIT)[0] for one in started)
+        if any(one.returncode for one in started):
+            raise RuntimeError(f"ib_{kind} {' '.join(words)} failed:\n{server}\n{client}")
         return result(client)[PROGRAMS[kind]]
 
 
@@ -100,16 +122,19 @@ def free_port() -> int:
 
 
 def listens(port: int, process: subprocess.Popen[str]) -> bool:
-    """Wait until it does: a client that comes too early gives up.  False: it has ended."""
+    """Wait until it does, in its network: a client that comes too early gives up.  False: it has
+    ended."""
     until = time.monotonic() + LIMIT
-    while f":{port:04X} 00000000:0000 0A" not in Path("/proc/net/tcp").read_text():  # 0A: LISTEN
-        if process.poll() is not None:
-            return False
+    table = Path(f"/proc/{process.pid}/net/tcp")
+    while process.poll() is None:
+        with suppress(OSError):  # it has just ended
+            if f":{port:04X} 00000000:0000 0A" in table.read_text():  # 0A: LISTEN
+                return True
         if time.monotonic() > until:
             process.kill()
-            return False
+            break
         time.sleep(0.01)
-    return True
+    return False
 
 
 def lanes(
@@ -121,7 +146,7 @@ def lanes(
     yield Lane.of(ours, WRITE, "aiordma", "write_many", size=MIB, count=many, window=16)
     yield Lane(LATENCY, "aiordma", lambda: ours.do("echo", size=64, count=trips) / 2)
     if shutil.which("ib_send_bw"):
-        beside = contenders.other(InPerftest, device, words)
+        beside = contenders.other(InPerftest, *[End.here(device, words)] * 2)
         yield Lane.of(beside, SEND, "perftest", "send_bw", size=MIB, count=many)
         yield Lane.of(beside, WRITE, "perftest", "write_bw", size=MIB, count=many)
         yield Lane.of(beside, LATENCY, "perftest", "send_lat", size=64, count=trips)
@@ -151,22 +176,23 @@ def inside(options: Options) -> Data:
         return take_turns(list(lanes(contenders, options, RXE, *GID)), options)
 
 
-def in_machine(options: Options) -> Data:
-    """Boots the machine."""
-    command = [
-        str(HERE.parent / "tests" / "softroce" / "vm"),
-        sys.executable,
-        "-m",
-        "bench.perftest",
-    ]
-    command += [str(options.turns), str(options.share * SHARE)]
-    environment = {**os.environ, "AIORDMA_DEVICE": RXE, "AIORDMA_BENCH_HOST": ADDRESS}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def in_machine(module: str, options: Options, **environment: str) -> Data:
+    """What `python -m MODULE TURNS SHARE` measures in the virtual machine, which it boots."""
+    command = [str(HERE.parent / "tests" / "softroce" / "vm"), sys.executable, "-m", module]
+    command += [str(options.turns), str(options.share)]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
     for line in done.stdout.splitlines():
         if line.startswith(MARK):
             data: Data = json.loads(line.removeprefix(MARK))
             return data
     raise RuntimeError(f"the machine ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+
+
+def on_softroce(options: Options) -> Data:
+    fewer = replace(options, share=options.share * SHARE)
+    return in_machine("bench.perftest", fewer, AIORDMA_DEVICE=RXE, AIORDMA_BENCH_HOST=ADDRESS)
 
 
 def softroce_requirements(data: Data) -> Iterator[Requirement]:
@@ -176,7 +202,7 @@ def softroce_requirements(data: Data) -> Iterator[Requirement]:
 
 
 SOFTROCE = Comparison(
-    "perftest on SoftRoCE", ON_SOFTROCE, lanes, softroce_requirements, elsewhere=in_machine
+    "perftest on SoftRoCE", ON_SOFTROCE, lanes, softroce_requirements, elsewhere=on_softroce
 )
 
 if __name__ == "__main__":

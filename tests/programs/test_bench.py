@@ -24,5 +24,6 @@ def test_a_port_that_another_program_has(monkeypatch: pytest.MonkeyPatch) -> Non
         other.bind(("", 0))
         ports = [perftest.free_port(), other.getsockname()[1]]
         monkeypatch.setattr(perftest, "free_port", ports.pop)
-        assert perftest.InPerftest("embedded0").do("send_lat", size=64, count=10) > 0
+        ends = [perftest.End.here("embedded0")] * 2
+        assert perftest.InPerftest(*ends).do("send_lat", size=64, count=10) > 0
     assert ports == []

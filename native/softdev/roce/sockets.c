@@ -238,7 +238,8 @@ static bool is_marked(struct msghdr *message)
 	return (traffic & CE) == CE;
 }
 
-/* Bytes that have come, or 0: there are no more. */
+/* Bytes that have come, or 0: there are no more.  Less than was asked for shows that too, without
+ * one more system call, for which a small message would wait. */
 static size_t read_some(struct soft_roce_address *address)
 {
 	union {
@@ -285,7 +286,7 @@ static size_t read_some(struct soft_roce_address *address)
 		}
 		bytes += length + 1;
 	}
-	return bytes;
+	return count == READS_TOGETHER ? bytes : 0;
 }
 
 /* What is staged still is lost, if it may be of this address. */
