@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* sendmmsg */
 #include <sys/syscall.h>
 
+#include "extended_side.h"
 #include "roce_stage.h"
 
 /* ---- what comes in --------------------------------------------------------------------------- */
@@ -236,6 +237,41 @@ static void written(void)
 	close_stage(&stage);
 }
 
+/* IBTA annex A19: a peer may answer ATOMIC WRITE and FLUSH as a READ of nothing, as rdma_rxe does.  With data that
+ * would be an answer to something else. */
+static void answered_as_read(void)
+{
+	const struct address peer = address_of_peer();
+	struct stage stage = {
+		.peer = bound(peer_gid), .stranger = bound(stranger_gid), .psn = PEER_PSN};
+	uint64_t word = 5;
+
+	open_extended_side(
+		&stage.side, (struct options){.gid = 1, .timeout = 255, .mtu = IBV_MTU_256},
+		(struct extras){.operations = IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_FLUSH});
+	bring_up(&stage.side, &peer);
+	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(stage.side.qp);
+
+	qp->wr_start(qp);
+	qp->wr_id = 1;
+	qp->wr_atomic_write(qp, 0x2000, 0x1000, &word);
+	qp->wr_id = 2;
+	((struct ibv_qp_ex_newer *)qp)
+		->wr_flush(qp, 0x2000, 0x1000, MTU, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
+	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	stage.psn = next_packet(&stage, SOFT_ROCE_ATOMIC_WRITE).psn;
+	CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_FLUSH).psn, (stage.psn + 1) & 0xffffff);
+	throw(&stage, packet_of(&stage, SOFT_ROCE_READ_RESPONSE_ONLY, 8));
+	throw(&stage, packet_of(&stage, SOFT_ROCE_READ_RESPONSE_FIRST, MTU));
+	for (uint64_t id = 1; id <= 2; id++) {
+		expect_no_wc(&stage.side);
+		request(&stage, SOFT_ROCE_READ_RESPONSE_ONLY, 0);
+		expect_wc(&stage.side, id, IBV_WC_SUCCESS);
+	}
+	no_answer(&stage);
+	close_stage(&stage);
+}
+
 /* What any host sends to the ports from which packets go out takes no memory: nothing reads there. */
 static void sender(void)
 {
@@ -364,6 +400,7 @@ int main(void)
 	STEP(read_by_peer());
 	STEP(written());
 	STEP(not_ready());
+	STEP(answered_as_read());
 	STEP(refused(EAGAIN, 1));
 	STEP(refused(EMSGSIZE, 1));
 	STEP(refused(EIO, 3));
