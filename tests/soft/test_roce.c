@@ -132,6 +132,7 @@ static void wrong_length(void)
 		{SOFT_ROCE_SEND_ONLY, MTU + 1, 0, false},
 		{SOFT_ROCE_WRITE_ONLY, 7, UINT32_MAX, false},
 		{SOFT_ROCE_READ_REQUEST, 0, UINT32_MAX, false},
+		{SOFT_ROCE_FLUSH, 0, UINT32_MAX, false},
 	};
 
 	for (size_t i = 0; i < 2 * (sizeof(wrong) / sizeof(*wrong)); i++) {
@@ -139,7 +140,7 @@ static void wrong_length(void)
 		struct stage stage;
 		struct soft_roce_packet packet;
 
-		if (service && wrong[i / 2].opcode == SOFT_ROCE_READ_REQUEST)
+		if (soft_roce_headers(service | wrong[i / 2].opcode) < 0)
 			continue;
 		open_stage(&stage, (struct options){.uc = service});
 		CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
