@@ -379,6 +379,18 @@ static void port_in_use(void)
 	CHECK(strstr(text, "127.0.0.1, UDP port 4791") && strstr(text, "rdma link delete"));
 	CHECK_EQUAL(state_of(&side), IBV_QPS_INIT);
 	close(fd);
+	/* Another user's process can hold the name of the address, and do nothing (share.c). */
+	struct {
+		sa_family_t family;
+		char prefix[14];
+		uint8_t gid[16], ip_port[2];
+	} name = {.family = AF_UNIX, .prefix = "\0aiordma/roce"};
+
+	memcpy(name.gid, device_gid, sizeof(name.gid));
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	CHECK_EQUAL(bind(fd, (const struct sockaddr *)&name, sizeof(name)), 0);
+	CHECK_EQUAL(to_rtr(&side, &peer), EADDRINUSE);
+	close(fd);
 	CHECK_EQUAL(to_rtr(&side, &peer), 0);
 	/* Nothing is received once no queue pair needs it. */
 	destroy_qp(&side);

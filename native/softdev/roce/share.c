@@ -164,6 +164,8 @@ int soft_roce_share(struct soft_roce_address *address)
 				sched_yield();
 		}
 	}
+	if (error == ECONNREFUSED) /* by what has the name and never listens */
+		error = EADDRINUSE;
 	if (error)
 		soft_roce_unshare(address);
 	return error;
