@@ -23,6 +23,7 @@ enum {
 	CLIENT_QPN = 0xffff00, /* of applications: no queue pair of the device has such numbers */
 	SERVER_QPN = 0xffff80,
 	MESSAGE = 600, /* several packets */
+	TRIES = 16, /* the first, and the most repetitions that a REQ can allow */
 };
 
 #define MS UINT64_C(1000000)
@@ -998,7 +999,7 @@ static void flood_of_answers(void)
 	close_host(0);
 }
 
-/* Accepted, and no RTU comes. */
+/* Accepted, and no RTU comes: REP is repeated as often as REQ allows (IBTA 12.7.27). */
 static void silent_client(void)
 {
 	begin(0);
@@ -1006,6 +1007,8 @@ static void silent_client(void)
 	enter(server()->host);
 	answer_request(server());
 	gives_up_after(server(), soft_device.cm->limits.service_ms);
+	CHECK(mad_counts[3] > 5 && mad_counts[3] <= TRIES);
+	CHECK(mad_counts[0] <= TRIES);
 	close_all();
 }
 
@@ -1127,6 +1130,12 @@ static void with_long_packets(struct soft_cm_mad *mad)
 	mad->message.path_mtu = IBV_MTU_256 + 1;
 }
 
+static void without_mtu(struct soft_cm_mad *mad)
+{
+	mad->message.qpn++;
+	mad->message.path_mtu = 0;
+}
+
 /* With the ID of the connection: requests for services have others. */
 static void as_question(struct soft_cm_mad *mad)
 {
@@ -1156,7 +1165,8 @@ static void odd_requests(void)
 	wait_until(client, ASKED, false);
 	request = mads[0];
 	forged(request, with_long_packets);
-	CHECK_EQUAL(mad_counts[2], 1);
+	forged(request, without_mtu);
+	CHECK_EQUAL(mad_counts[2], 2);
 	request.to = 0;
 	forged(request, without_number);
 	forged(request, as_found);

@@ -1,8 +1,30 @@
 /* Devices, ports, GIDs, protection domains, regions, completion queues and their events: what the
  * calls return, what they refuse, and what waits for what. */
+#define _GNU_SOURCE /* unshare */
+#include <sched.h>
+
 #include "extended_side.h"
 
 #include "objects/objects.h"
+
+/* Processes of a network namespace have the same GUID, those of another one, with the same host name, another. */
+static void guid_of_a_network(void)
+{
+	struct ibv_context *context = open_device();
+	const uint64_t guid = verbs->ibv_get_device_guid(context->device);
+
+	fflush(NULL);
+	pid_t child = fork();
+
+	if (!child) {
+		CHECK(verbs->ibv_get_device_guid(context->device) == guid);
+		if (!unshare(CLONE_NEWNET) || !unshare(CLONE_NEWUSER | CLONE_NEWNET))
+			CHECK(verbs->ibv_get_device_guid(context->device) != guid);
+		_exit(0);
+	}
+	expect_ended_well(child);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+}
 
 static void device_and_port(void)
 {
@@ -526,6 +548,7 @@ int main(void)
 {
 	limit_seconds(60);
 	STEP(device_and_port());
+	STEP(guid_of_a_network());
 	STEP(regions());
 	SIDE(creating);
 	SIDE(transitions);

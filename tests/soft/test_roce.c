@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* sendmmsg */
 #include <sys/syscall.h>
 
+#include "extended_side.h"
 #include "roce_stage.h"
 
 /* ---- what comes in --------------------------------------------------------------------------- */
@@ -131,6 +132,7 @@ static void wrong_length(void)
 		{SOFT_ROCE_SEND_ONLY, MTU + 1, 0, false},
 		{SOFT_ROCE_WRITE_ONLY, 7, UINT32_MAX, false},
 		{SOFT_ROCE_READ_REQUEST, 0, UINT32_MAX, false},
+		{SOFT_ROCE_FLUSH, 0, UINT32_MAX, false},
 	};
 
 	for (size_t i = 0; i < 2 * (sizeof(wrong) / sizeof(*wrong)); i++) {
@@ -138,7 +140,7 @@ static void wrong_length(void)
 		struct stage stage;
 		struct soft_roce_packet packet;
 
-		if (service && wrong[i / 2].opcode == SOFT_ROCE_READ_REQUEST)
+		if (soft_roce_headers(service | wrong[i / 2].opcode) < 0)
 			continue;
 		open_stage(&stage, (struct options){.uc = service});
 		CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
@@ -232,6 +234,41 @@ static void written(void)
 	next_packet(&stage, opcodes[2]);
 	acknowledge(&stage, psn + 2, DONE);
 	expect_wc(&stage.side, 5, IBV_WC_SUCCESS);
+	no_answer(&stage);
+	close_stage(&stage);
+}
+
+/* IBTA annex A19: a peer may answer ATOMIC WRITE and FLUSH as a READ of nothing, as rdma_rxe does.  With data that
+ * would be an answer to something else. */
+static void answered_as_read(void)
+{
+	const struct address peer = address_of_peer();
+	struct stage stage = {
+		.peer = bound(peer_gid), .stranger = bound(stranger_gid), .psn = PEER_PSN};
+	uint64_t word = 5;
+
+	open_extended_side(
+		&stage.side, (struct options){.gid = 1, .timeout = 255, .mtu = IBV_MTU_256},
+		(struct extras){.operations = IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_FLUSH});
+	bring_up(&stage.side, &peer);
+	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(stage.side.qp);
+
+	qp->wr_start(qp);
+	qp->wr_id = 1;
+	qp->wr_atomic_write(qp, 0x2000, 0x1000, &word);
+	qp->wr_id = 2;
+	((struct ibv_qp_ex_newer *)qp)
+		->wr_flush(qp, 0x2000, 0x1000, MTU, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
+	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	stage.psn = next_packet(&stage, SOFT_ROCE_ATOMIC_WRITE).psn;
+	CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_FLUSH).psn, (stage.psn + 1) & 0xffffff);
+	throw(&stage, packet_of(&stage, SOFT_ROCE_READ_RESPONSE_ONLY, 8));
+	throw(&stage, packet_of(&stage, SOFT_ROCE_READ_RESPONSE_FIRST, MTU));
+	for (uint64_t id = 1; id <= 2; id++) {
+		expect_no_wc(&stage.side);
+		request(&stage, SOFT_ROCE_READ_RESPONSE_ONLY, 0);
+		expect_wc(&stage.side, id, IBV_WC_SUCCESS);
+	}
 	no_answer(&stage);
 	close_stage(&stage);
 }
@@ -342,6 +379,18 @@ static void port_in_use(void)
 	CHECK(strstr(text, "127.0.0.1, UDP port 4791") && strstr(text, "rdma link delete"));
 	CHECK_EQUAL(state_of(&side), IBV_QPS_INIT);
 	close(fd);
+	/* Another user's process can hold the name of the address, and do nothing (share.c). */
+	struct {
+		sa_family_t family;
+		char prefix[14];
+		uint8_t gid[16], ip_port[2];
+	} name = {.family = AF_UNIX, .prefix = "\0aiordma/roce"};
+
+	memcpy(name.gid, device_gid, sizeof(name.gid));
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	CHECK_EQUAL(bind(fd, (const struct sockaddr *)&name, sizeof(name)), 0);
+	CHECK_EQUAL(to_rtr(&side, &peer), EADDRINUSE);
+	close(fd);
 	CHECK_EQUAL(to_rtr(&side, &peer), 0);
 	/* Nothing is received once no queue pair needs it. */
 	destroy_qp(&side);
@@ -364,6 +413,7 @@ int main(void)
 	STEP(read_by_peer());
 	STEP(written());
 	STEP(not_ready());
+	STEP(answered_as_read());
 	STEP(refused(EAGAIN, 1));
 	STEP(refused(EMSGSIZE, 1));
 	STEP(refused(EIO, 3));

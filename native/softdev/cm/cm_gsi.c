@@ -252,7 +252,7 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		not_here(from, to, mad, SOFT_CM_REASON_INVALID_SERVICE_ID);
 		return;
 	}
-	if (!is_sidr(mad) && mad->message.path_mtu > mtu_of(to)) {
+	if (!is_sidr(mad) && (!mad->message.path_mtu || mad->message.path_mtu > mtu_of(to))) {
 		answer(from, to, mad, SOFT_CM_REASON_INVALID_MTU);
 		return;
 	}

@@ -15,7 +15,10 @@
 #define LAST (TYPE(CM_REJ) | TYPE(CM_DREP) | TYPE(SIDR_REP))
 #define AGAIN_NS UINT64_C(1000000) /* between two tries at a port without a listener */
 #define FIRST_PAUSE_NS UINT64_C(50000000)
-#define LONGEST_PAUSE_NS UINT64_C(1000000000)
+/* So that within the longest deadline no message is repeated more than 15 times, the most that a REQ can allow
+ * (IBTA 12.6.5, maximum of CM retries): a REP may go to a host in whose name another one has asked. */
+#define LONGEST_PAUSE_NS UINT64_C(8000000000)
+#define WAITING_PAUSE_NS UINT64_C(1000000000) /* the first one after "received" */
 
 static bool is_one_of(unsigned type, unsigned types)
 {
@@ -102,7 +105,7 @@ int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrie
 void soft_cm_link_expect(struct soft_cm_link *link, uint32_t milliseconds)
 {
 	link->deadline = soft_cm_in(milliseconds);
-	link->pause_ns = is_one_of(link->heard, WAITING) ? LONGEST_PAUSE_NS : FIRST_PAUSE_NS;
+	link->pause_ns = is_one_of(link->heard, WAITING) ? WAITING_PAUSE_NS : FIRST_PAUSE_NS;
 	wait_for_answer(link);
 }
 

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "extended.h"
@@ -34,19 +35,29 @@ const char *soft_ibv_get_device_name(struct ibv_device *of)
 	return of->name;
 }
 
-/* Locally administered, with the number of the device; the same for all processes of a host, different
- * between hosts as far as their names are (FNV-1a). */
+static uint64_t hashed(uint64_t hash, const void *bytes, size_t length)
+{
+	for (const uint8_t *at = bytes; length--; at++)
+		hash = (hash ^ *at) * 1099511628211u; /* FNV-1a */
+	return hash;
+}
+
+/* Locally administered, with the number of the device; the same for all processes of a network namespace.
+ * Between hosts the names make the difference, between containers of one name the namespaces: the kernel's
+ * connection manager takes queue pairs of the same GUID and number for the same one. */
 uint64_t soft_ibv_get_device_guid(struct ibv_device *of)
 {
 	char name[256] = "";
 	uint64_t hash = 14695981039346656037u;
 	uint8_t guid[8] = {0x02, 0, 0, 0xff, 0xfe};
+	struct stat network = {0};
 
 	guid[1] =
 		(uint8_t)(soft_container(of, struct soft_hca, device) - soft_device.objects->hcas);
 	gethostname(name, sizeof(name) - 1);
-	for (const char *at = name; *at; at++)
-		hash = (hash ^ (uint8_t)*at) * 1099511628211u;
+	(void)stat("/proc/self/ns/net", &network);
+	hash = hashed(hash, name, strlen(name));
+	hash = hashed(hash, &network.st_ino, sizeof(network.st_ino));
 	memcpy(&guid[5], &hash, 3);
 	memcpy(&hash, guid, sizeof(hash));
 	return hash;

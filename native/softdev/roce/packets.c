@@ -194,7 +194,7 @@ bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet 
 		return true;
 	case SOFT_FLUSH:
 		frame->syndrome = packet->flush;
-		return true;
+		return frame->dma_length <= SOFT_MAX_MESSAGE || refuse(frame);
 	default:
 		return has_length(frame, mtu) || refuse(frame);
 	}

@@ -1,10 +1,10 @@
 /* Several processes of one user at one address: one has the UDP port, and passes on what is for another.
  *
  * The upper bits of a queue pair number name its process (objects/qp_numbers.c), so a packet shows whose
- * it is.  A process that wants the address takes an abstract name first: who gets the name takes the port
- * (the owner), who does not connects to it, as a guest, from a name that says its own number.  Packets of
- * queue pair 1 go to all.  Where the owner's end is seen, each guest does the same again.  What a guest sends
- * needs no owner.  Both ends see that the other is of the same user.
+ * it is.  A process that wants the address binds an abstract name first: with it, it is the owner and takes the
+ * port; without it, it is a guest and connects to that name, from one that says its own number.  Packets of
+ * queue pair 1 go to all.  When the connection ends, each guest does the same again.  Guests send by sockets of
+ * their own.  Both ends check that the other is of the same user.
  */
 #define _GNU_SOURCE /* accept4 */
 #include <errno.h>
@@ -164,6 +164,8 @@ int soft_roce_share(struct soft_roce_address *address)
 				sched_yield();
 		}
 	}
+	if (error == ECONNREFUSED) /* by what has the name and never listens */
+		error = EADDRINUSE;
 	if (error)
 		soft_roce_unshare(address);
 	return error;

@@ -206,8 +206,8 @@ void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 
 /* ---- receiving ------------------------------------------------------------------------------- */
 
-/* What the kernel says beside the bytes of one read; 0: nothing. */
-static int told(struct msghdr *message, int level, int type)
+/* The number in a control message of one read; 0: there is none of that type. */
+static int control_value(struct msghdr *message, int level, int type)
 {
 	for (struct cmsghdr *at = CMSG_FIRSTHDR(message); at; at = CMSG_NXTHDR(message, at)) {
 		int value;
@@ -225,15 +225,15 @@ static int told(struct msghdr *message, int level, int type)
 /* The length of each packet in it: udp(7), UDP_GRO.  They have the same marks. */
 static size_t segment_of(struct msghdr *message, size_t length)
 {
-	const int segment = told(message, IPPROTO_UDP, UDP_GRO);
+	const int segment = control_value(message, IPPROTO_UDP, UDP_GRO);
 
 	return segment > 0 ? (size_t)segment : length;
 }
 
 static bool is_marked(struct msghdr *message)
 {
-	const int traffic =
-		told(message, IPPROTO_IP, IP_TOS) | told(message, IPPROTO_IPV6, IPV6_TCLASS);
+	const int traffic = control_value(message, IPPROTO_IP, IP_TOS) |
+			    control_value(message, IPPROTO_IPV6, IPV6_TCLASS);
 
 	return (traffic & CE) == CE;
 }
