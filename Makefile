@@ -98,9 +98,9 @@ test: ## C tests, and each Python test in one of its combinations, on the embedd
 	@$(call part,C tests,$(MAKE) --no-print-directory check-c)
 	$(call part,Python tests,$(PYTEST))
 
-test-full: .venv/.test build ## what `make test` does in one combination: in each of loop, method, polling and link
+test-full: .venv/.test build ## what `make test` does in one combination: in each of loop, method and polling; in one over TCP
 	AIORDMA_EMBEDDED_LINKS=shared $(PYTEST) --every-combination
-	AIORDMA_NO_DIRECT_WAKE=1 AIORDMA_EMBEDDED_LINKS=tcp $(PYTEST) --every-combination tests/transport
+	AIORDMA_NO_DIRECT_WAKE=1 AIORDMA_EMBEDDED_LINKS=tcp $(PYTEST) tests/transport
 
 check-py: .venv/.test build ## some Python tests: ARGS='-k cancel', ARGS='-n0 --pdb tests/verbs'
 	$(PYTEST) $(ARGS)
@@ -294,7 +294,7 @@ asan: .venv/.test ## C tests and Python tests under the address and undefined-be
 	$(call instrumented,asan,-Db_sanitize=address$(comma)undefined -Ddebug=true -Doptimization=1)
 	meson test -C build/asan $(MESON_TEST)
 	$(ASAN_ENVIRONMENT) build/venv/asan/bin/python -m pytest -p no:cacheprovider --timeout 600 \
-		$(EMBEDDED_TESTS) --only-native $(ARGS)
+		$(EMBEDDED_TESTS) --only-native --once $(ARGS)
 
 # The thread sanitizer wants the address space where it expects it, so no randomisation.
 tsan: .venv/.build ## C tests under the thread sanitizer
@@ -313,7 +313,7 @@ coverage: .venv/.dev ## which lines the tests run: a table with a row for each f
 	ln -sf $(CURDIR)/build/coverage/aiordma/_datapath/*.c aiordma/_datapath
 	echo 'import coverage; coverage.process_startup()' >$$(echo build/venv/coverage/lib/python*/site-packages)/processes.pth
 	meson test -C build/coverage $(MESON_TEST)
-	build/venv/coverage/bin/python -m pytest -p no:cacheprovider --cov --cov-report= $(EMBEDDED_TESTS) \
+	build/venv/coverage/bin/python -m pytest -p no:cacheprovider --cov --cov-report= $(EMBEDDED_TESTS) --once \
 		$(foreach one,docs examples test_bench.py test_build.py,--ignore tests/$(one))
 	$(BIN)/coverage json --quiet --omit aiordma/verbs/_device/enums.py -o build/coverage/python.json
 	$(BIN)/gcovr --root . --filter native/ --exclude native/preload/ -j 2 \

@@ -20,11 +20,13 @@ import os
 import signal
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
+from zlib import crc32
 
 import hypothesis
 import pytest
@@ -81,6 +83,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--only-native",
         action="store_true",
         help="only the tests that ask for a device, and those of folders that test compiled code",
+    )
+    parser.addoption(
+        "--once",
+        action="store_true",
+        help="each test with one set of its parameters, always the same: where they take long",
     )
     provoking.add_option(parser)
 
@@ -144,8 +151,18 @@ NATIVE_FOLDERS = {
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select the tests that depend on the device, the build or the combination of this run."""
     repeated = [item for item in items if is_repeated(config, item)]
+    if config.getoption("--once"):
+        repeated = one_of_each(repeated)
     config.stash[NOT_REPEATED] = len(items) - len(repeated)
     items[:] = repeated
+
+
+def one_of_each(items: list[pytest.Item]) -> list[pytest.Item]:
+    """One set of parameters of each test, not of each the first one."""
+    tests: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        tests[item.nodeid.partition("[")[0]].append(item)
+    return [sets[crc32(name.encode()) % len(sets)] for name, sets in tests.items()]
 
 
 def is_repeated(config: pytest.Config, item: pytest.Item) -> bool:

@@ -71,6 +71,27 @@ def test_a_missing_device_is_a_failure(option: str) -> None:
     assert "skipped" not in done.stdout
 
 
+SETS = """
+import pytest
+@pytest.mark.parametrize('number', range(20))
+def test_many(number):
+    print('one set of many')
+@pytest.mark.parametrize('number', range(2))
+def test_two(number):
+    print('one set of two')
+def test_one():
+    print('the only set')
+"""
+
+
+def test_once_is_each_test_with_one_set_of_parameters(tmp_path: Path) -> None:
+    path = tmp_path / "test_sets.py"
+    path.write_text(SETS)
+    done = pytest_run("-p", "tests.conftest", "--once", "-rP", str(path), below=tmp_path)
+    told = [line for line in done.stdout.splitlines() if " set" in line]
+    assert told == ["one set of many", "one set of two", "the only set"], done.stdout
+
+
 BETWEEN_TWO = """
 from tests.conftest import *
 from tests.transport.conftest import *

@@ -305,7 +305,7 @@ class Sharing:
             future.cancel()
             raise
         except BaseException:
-            # Also as garbage of a loop that was closed, where a future cannot be cancelled any more.
+            # Also as garbage of a closed loop, where a future cannot be cancelled any more.
             self._answered(request_id)
             if future.done() and not future.cancelled():
                 future.exception()  # retrieved: the same end is raised from here

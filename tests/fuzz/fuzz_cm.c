@@ -337,8 +337,8 @@ static void say_record(int fd, const uint8_t *r)
 		.kind = kind ? r[4] & 3 : SOFT_HELLO_STREAM,
 		.from = own ? own->remote_qpn : r[1],
 		.to = id && id->qp ? id->qp->qp_num : r[1],
-		.receive_psn = own ? own->psn : 0,
-		.send_psn = own ? own->remote_psn : PEER_PSN + (uint32_t)r[5],
+		.receive_psn = own ? own->remote_psn : 0,
+		.send_psn = own ? own->psn : PEER_PSN + (uint32_t)r[5],
 		.flags = SOFT_HELLO_SENDS,
 		.mtu = IBV_MTU_4096 ^ (r[7] & 7),
 	};

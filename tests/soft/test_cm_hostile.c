@@ -44,9 +44,9 @@ static void garbage_clients(void)
 		size_t length;
 	} cases[] = {
 		{"GET / HTTP/1.1\r\n\r\n", 18},
-		{"ARCM\x04\x0b", 6},         /* our magic, then something else */
-		{"ARCM\x04\x01\x52\xff", 8}, /* a body longer than there is */
-		{"ARCM\x04\x04\x00\x00", 8}, /* an answer where a request belongs */
+		{"ARCM\x05\x0b", 6},         /* our magic, then something else */
+		{"ARCM\x05\x01\x52\xff", 8}, /* a body longer than there is */
+		{"ARCM\x05\x04\x00\x00", 8}, /* an answer where a request belongs */
 	};
 	struct side listener = listen_at(host, 0);
 	uint8_t wide[SOFT_CM_MESSAGE_MAX];
@@ -435,11 +435,11 @@ static void strange_servers(void)
 
 	answered_with(server, port, "HTTP/1.1 400 Bad Request\r\n\r\n", 28,
 		      RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
-	answered_with(server, port, "ARCM\x03\x03", 6, RDMA_CM_EVENT_CONNECT_ERROR,
+	answered_with(server, port, "ARCM\x04\x03", 6, RDMA_CM_EVENT_CONNECT_ERROR,
 		      -EPROTONOSUPPORT);
-	answered_with(server, port, "ARCM\x04\x04\x00\x00", 8, /* RTU is not an answer */
+	answered_with(server, port, "ARCM\x05\x04\x00\x00", 8, /* RTU is not an answer */
 		      RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
-	answered_with(server, port, "ARCM\x04\x02\x00\x00ARCM\x04\x02\x00\x00", 16, /* MRA, twice */
+	answered_with(server, port, "ARCM\x05\x02\x00\x00ARCM\x05\x02\x00\x00", 16, /* MRA, twice */
 		      RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
 	answered_with(server, port, NULL, 0, RDMA_CM_EVENT_REJECTED, 8); /* closed without a word */
 	close(server);

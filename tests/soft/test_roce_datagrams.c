@@ -273,6 +273,7 @@ static struct soft_roce_packet request_for(uint16_t port, uint8_t bytes[SOFT_MAD
 			    .port_space = RDMA_PS_TCP,
 			    .qp_type = IBV_QPT_RC,
 			    .qpn = PEER_QPN,
+			    .psn = 0xfedcba,
 			    .path_mtu = IBV_MTU_1024},
 		.transaction = port,
 		.local_id = port,
@@ -350,6 +351,13 @@ static void connection_manager(void)
 	CHECK_EQUAL(verbs->rdma_get_cm_event(channel, &event), 0);
 	CHECK_EQUAL(event->event, RDMA_CM_EVENT_CONNECT_REQUEST);
 	struct rdma_cm_id *asked = event->id;
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS};
+	int mask;
+
+	/* A side says with which PSN its peer begins (IBTA 12.7.31). */
+	CHECK_EQUAL(verbs->rdma_init_qp_attr(asked, &attr, &mask), 0);
+	CHECK(mask & IBV_QP_SQ_PSN);
+	CHECK_EQUAL(attr.sq_psn, 0xfedcba);
 
 	CHECK_EQUAL(verbs->rdma_ack_cm_event(event), 0);
 	/* A conversation is still there when the listener is not; afterwards it is kept for repetitions, but not beyond the

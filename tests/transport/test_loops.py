@@ -315,14 +315,14 @@ async def connected(
 def waiting(
     begin: Callable[[Listener, Connection, Connection], Awaitable[Any]],
     config: Config = SMALL,
-    turns: int = 5,
+    iterations: int = 5,
 ) -> Left:
-    """Everything is open, and a task waits for what does not come in so many turns of the loop."""
+    """Everything is open, and a task waits for what does not come in so many iterations."""
 
     async def leave(factory: ConnectionFactory) -> Any:
         things = await connected(factory, config)
         task = asyncio.ensure_future(begin(*things))
-        await yield_loop(turns)
+        await yield_loop(iterations)
         assert not task.done()
         return task, things
 
@@ -402,7 +402,9 @@ LEFT: dict[str, Left] = {
     "recv_region": waiting(lambda listener, client, server: client.recv_region()),
     "recv_buffer": waiting(lambda listener, client, server: client.recv_buffer()),
     "lease": waiting(exhausted, replace(SMALL, pool_limit=64 << 20)),
-    "request_region": waiting(lambda listener, client, server: client.request_region(64), turns=2),
+    "request_region": waiting(
+        lambda listener, client, server: client.request_region(64), iterations=2
+    ),
     "write": waiting(read_on),
 }
 

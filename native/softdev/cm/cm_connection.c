@@ -158,13 +158,13 @@ void soft_cm_claim(const struct soft_cm_id *id)
 }
 
 /* Are the queue pair and its peer the two that the id connects?  An application may bring its queue
- * pair to RTR before it calls rdma_accept(3) with its number: then it has the PSN of the request. */
+ * pair to RTR before it calls rdma_accept(3) with its number: then it has the id's PSN. */
 static bool is_of(const struct soft_cm_id *id, const struct soft_qp *qp)
 {
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
 
 	return id->remote_qpn == qp->attr.dest_qp_num &&
-	       (id->qpn ? id->qpn == qp->ibv.qp_num : id->remote_psn == qp->attr.rq_psn) &&
+	       (id->qpn ? id->qpn == qp->ibv.qp_num : id->psn == qp->attr.rq_psn) &&
 	       (!ah->is_global ||
 		!memcmp(&ah->grh.dgid, &id->id.route.addr.addr.ibaddr.dgid, sizeof(ah->grh.dgid)));
 }

@@ -180,9 +180,9 @@ struct soft_cm_id {
 	bool early; /* rdma_notify has reported ESTABLISHED before RTU came */
 	uint32_t made_qpn; /* of id->qp, if rdma_create_qp made it */
 	uint32_t qpn; /* of this side, as the other side knows it */
-	uint32_t psn;
+	uint32_t psn; /* that the other side begins with (IBTA 12.7.31) */
 	uint32_t remote_qpn;
-	uint32_t remote_psn;
+	uint32_t remote_psn; /* that this side begins with */
 	uint8_t responder_resources; /* what this side's queue pair is set to */
 	uint8_t initiator_depth;
 	uint8_t retry_count;

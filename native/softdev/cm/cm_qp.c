@@ -129,7 +129,7 @@ static void rtr_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
 	soft_cm_fill_vector(id, &attr->ah_attr);
 	attr->path_mtu = id->path_mtu ? (enum ibv_mtu)id->path_mtu : IBV_MTU_4096;
 	attr->dest_qp_num = id->remote_qpn;
-	attr->rq_psn = id->remote_psn;
+	attr->rq_psn = id->psn;
 	*mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 	if (type == IBV_QPT_RC) {
 		attr->max_dest_rd_atomic = id->responder_resources;
@@ -141,7 +141,7 @@ static void rtr_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
 static void rts_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
 			   struct ibv_qp_attr *attr, int *mask)
 {
-	attr->sq_psn = id->psn;
+	attr->sq_psn = id->remote_psn;
 	*mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
 	if (type == IBV_QPT_RC) {
 		attr->timeout = id->ack_timeout_set ? id->ack_timeout : ACK_TIMEOUT;

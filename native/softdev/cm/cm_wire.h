@@ -49,7 +49,7 @@ enum soft_cm_type {
 
 /* Room for the application's private data: rdma_connect(3), rdma_accept(3); REJ: IBTA 12.6.7. */
 enum {
-	SOFT_CM_VERSION = 4, /* counts the versions of the stream that follows, too: frame.h */
+	SOFT_CM_VERSION = 5, /* counts the versions of the stream that follows, too: frame.h */
 	SOFT_CM_HEADER = 8,
 	SOFT_CM_REQ_PRIVATE = 56,
 	SOFT_CM_REP_PRIVATE = 196,
@@ -94,7 +94,7 @@ struct soft_cm_ece {
 struct soft_cm_message {
 	enum soft_cm_type type;
 	uint32_t qpn; /* 24 bits */
-	uint32_t psn; /* 24 bits */
+	uint32_t psn; /* 24 bits: the first one that the sender of the message expects */
 	uint16_t port_space;
 	uint8_t qp_type;
 	uint8_t responder_resources;
