@@ -236,9 +236,9 @@ def device(device_name: str, peer_name: str) -> verbs.Device:
     return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def peer(device: verbs.Device, peer_name: str) -> verbs.Device:
-    """The device of the other end."""
+    """The device of the other end; of a module that has a device of its own, that one."""
     return device if peer_name == device.name else find("--peer", peer_name)
 
 
@@ -374,7 +374,7 @@ def host(device: verbs.Device) -> str:
     return address_of(device)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def peer_host(peer: verbs.Device) -> str:
     """The same for the device of the other end."""
     return address_of(peer)
