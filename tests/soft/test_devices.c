@@ -252,8 +252,9 @@ static void given_up(void)
 {
 	struct side x, y;
 
-	open_side(&x, OF(0, .timeout = 1, .retry_cnt = 1));
-	open_side(&y, OF(1, .timeout = 1, .retry_cnt = 1));
+	/* Half a second: the first message is not to be given up, however slow the machine. */
+	open_side(&x, OF(0, .timeout = 16, .retry_cnt = 1));
+	open_side(&y, OF(1, .timeout = 16, .retry_cnt = 1));
 	connect_pair(&x, &y);
 	send_one(&x, &y);
 	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR), 0);
