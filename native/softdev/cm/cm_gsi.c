@@ -136,7 +136,7 @@ static void take_guid(struct conversation *conversation)
 {
 	const struct soft_cm_id *id = conversation->link.owner;
 
-	if (conversation->link.calls && id->id.verbs)
+	if (!conversation->guid && conversation->link.calls && id->id.verbs)
 		conversation->guid = be64toh(soft_ibv_get_device_guid(id->id.verbs->device));
 }
 
