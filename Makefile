@@ -210,7 +210,7 @@ softroce: .venv/.test .venv/.software build ## the same tests and the echo on rx
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
 
 # The machine's writes are lost, so the table comes out of it; a whole run goes into the page.
-roce: .venv/.test build ## programs with one end on rxe in that VM, and one on the embedded device over RoCE v2, into docs/roce-v2.md (root, Debian)
+roce: .venv/.test build $(DASK)/.made ## programs with one end on rxe in that VM, and one on the embedded device over RoCE v2, into docs/roce-v2.md (root, Debian)
 	@mkdir -p $(LOGS)
 	tests/softroce/vm tests/softroce/across $(if $(ARGS),'$(ARGS)') | tee $(LOGS)/roce
 	@sed -n '/^rdma_rxe of /,/^$$/p; /^|/p' $(LOGS)/roce >$(LOGS)/roce-table
