@@ -1093,16 +1093,19 @@ static void end_after_death(void)
 static void stale_connection(void)
 {
 	struct party *client = begin(0);
+	const int host = (int)draw(SIDES); /* that has begun anew, they say */
+	const struct party *old = host ? server() : client, *peer = host ? client : server();
 
 	plan.dead = true; /* so that "stale" is allowed */
+	plan.doubling = 1000; /* each says twice which queue pair it has */
 	connected(client);
 	for (int i = 1; i < 3; i++) {
-		start_client(2 * i, 0, 0);
-		parties[2 * i].qpn = client->qpn;
+		start_client(2 * i, host, 0);
+		parties[2 * i].qpn = old->qpn;
 		if (i == 1) {
 			wait_until(&parties[2], FAILED, false);
-			CHECK(server()->phase == DOWN || server()->phase == GONE);
-			wait_until(client, GONE, false); /* it is there, and is told */
+			CHECK(peer->phase == DOWN || peer->phase == GONE);
+			wait_until(old, GONE, false); /* it is there, and is told */
 		}
 	}
 	wait_until(&parties[CLIENTS + 1], REQUESTED, false);

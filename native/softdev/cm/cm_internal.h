@@ -36,6 +36,8 @@ struct soft_cm_limits {
 	uint32_t half_open; /* handshakes without a whole REQ; likewise those that linger */
 };
 
+enum { SOFT_GSI_BUCKETS = 256 };
+
 struct soft_cm {
 	/* Of connections; of datagram services, for requests and for answers. */
 	const struct soft_cm_carrier *carrier, *asking, *answering;
@@ -68,6 +70,9 @@ struct soft_cm {
 		const struct soft_gsi_calls *calls;
 		struct soft_table ids; /* communication IDs */
 		struct soft_node conversations, listeners;
+		/* Conversations by how the peer names them, in buckets. */
+		struct soft_node by_remote_id[SOFT_GSI_BUCKETS], by_peer_qpn[SOFT_GSI_BUCKETS];
+		uint64_t seed; /* of soft_hash */
 	} gsi;
 };
 
