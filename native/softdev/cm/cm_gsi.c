@@ -406,6 +406,7 @@ static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
 
 const struct soft_cm_carrier soft_cm_gsi = {
 	.loses = true,
+	.no_wait = true,
 	.connect = start,
 	.listen = start_listening,
 	.unlisten = stop_listening,

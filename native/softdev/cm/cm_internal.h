@@ -271,6 +271,7 @@ int soft_cm_rebind(struct soft_cm_id *id, bool v6_only);
  * and gives them what comes (soft_cm_link_received, soft_cm_link_failed; soft_cm_asked). */
 struct soft_cm_carrier {
 	bool loses; /* messages may be lost, doubled and late: those that want an answer are repeated */
+	bool no_wait; /* no message says "received" of a request for a datagram service */
 	/* A link to the destination of an id, over which nothing has been said yet; it has the id's
 	 * socket, if it needs that.  NULL and *error. */
 	struct soft_cm_link *(*connect)(struct soft_cm_id *id, int *error);
