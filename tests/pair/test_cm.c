@@ -866,6 +866,33 @@ static void silent_server(void)
 	close_all();
 }
 
+/* IBTA 12.6.6: after MRA a REQ is not repeated for the time that it names; then the answer that was lost comes. */
+static void told_to_wait(void)
+{
+	struct party *client = begin(0);
+	uint64_t told;
+	int asked;
+
+	wait_until(client, ASKED, false);
+	while (soft_cm_id_of(client->id)->link->heard != SOFT_CM_MRA)
+		one_step(next_due());
+	told = fuzz_now_ns;
+	asked = mad_counts[0];
+	wait_until(server(), REQUESTED, false);
+	plan.unruly = true;
+	plan.cut_at = fuzz_now_ns;
+	plan.heals_at = fuzz_now_ns + SECOND;
+	enter(1);
+	CHECK_EQUAL(verbs->rdma_reject(server()->id, NULL, 0), 0);
+	server()->phase = FAILED;
+	while (mad_counts[0] == asked)
+		one_step(next_due());
+	CHECK_EQUAL(fuzz_now_ns - told, UINT64_C(4096) << 21);
+	wait_until(client, FAILED, false);
+	CHECK(fuzz_now_ns - told < 9 * SECOND);
+	close_all();
+}
+
 /* Of a datagram service, whose application may need as long: there is no MRA. */
 static void silent_service(void)
 {
@@ -1093,16 +1120,19 @@ static void end_after_death(void)
 static void stale_connection(void)
 {
 	struct party *client = begin(0);
+	const int host = (int)draw(SIDES); /* that has begun anew, they say */
+	const struct party *old = host ? server() : client, *peer = host ? client : server();
 
 	plan.dead = true; /* so that "stale" is allowed */
+	plan.doubling = 1000; /* each says twice which queue pair it has */
 	connected(client);
 	for (int i = 1; i < 3; i++) {
-		start_client(2 * i, 0, 0);
-		parties[2 * i].qpn = client->qpn;
+		start_client(2 * i, host, 0);
+		parties[2 * i].qpn = old->qpn;
 		if (i == 1) {
 			wait_until(&parties[2], FAILED, false);
-			CHECK(server()->phase == DOWN || server()->phase == GONE);
-			wait_until(client, GONE, false); /* it is there, and is told */
+			CHECK(peer->phase == DOWN || peer->phase == GONE);
+			wait_until(old, GONE, false); /* it is there, and is told */
 		}
 	}
 	wait_until(&parties[CLIENTS + 1], REQUESTED, false);
@@ -1266,7 +1296,7 @@ static const struct {
 	TEST(withdrawn_early, 2),  TEST(end_after_death, 2), TEST(stale_connection, 2),
 	TEST(late_request, 2),     TEST(addresses_taken, 2), TEST(silent_service, 2),
 	TEST(lost_answer, 2),      TEST(no_service, 2),      TEST(odd_requests, 2),
-	TEST(taken_back, 2),
+	TEST(taken_back, 2),       TEST(told_to_wait, 2),
 };
 
 static void run(void)

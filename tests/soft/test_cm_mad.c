@@ -38,6 +38,8 @@ static struct soft_cm_mad example(enum soft_cm_type type, const uint8_t gids[2][
 	}
 	if (type == SOFT_CM_MRA || type == SOFT_CM_REJ)
 		mad.answered = SOFT_CM_ANSWERS_REP;
+	if (type == SOFT_CM_MRA)
+		message->service_timeout = 24;
 	if (type == SOFT_CM_REJ) {
 		mad.guid = 0xc1c2c3c4c5c6c7c8;
 		mad.guid_length = 8;

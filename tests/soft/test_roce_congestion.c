@@ -173,6 +173,26 @@ static void halved_by_notification(void)
 	close_stage(&stage);
 }
 
+/* Said all the time, it leaves four packets and what they make the window grow by; after that it grows on. */
+static void halved_without_end(void)
+{
+	static const uint32_t windows[] = {WINDOW, 6, 5, 5, 5};
+	struct stage stage;
+	uint32_t next = 0;
+
+	open_long(&stage);
+	post_long(&stage);
+	for (int i = 0; i < 5; i++) {
+		burst(&stage, next, windows[i]);
+		next += windows[i];
+		if (i < 4)
+			throw_notification(&stage, stage.peer);
+		arrived(&stage, next);
+	}
+	burst(&stage, next, 6);
+	close_stage(&stage);
+}
+
 /* With nothing under way it says nothing. */
 static void late_notification(void)
 {
@@ -420,6 +440,7 @@ int main(void)
 	STEP(unused());
 	STEP(halved_by_loss());
 	STEP(halved_by_notification());
+	STEP(halved_without_end());
 	STEP(late_notification());
 	STEP(marked());
 	STEP(may_be_marked());

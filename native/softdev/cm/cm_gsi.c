@@ -22,7 +22,7 @@
 
 struct conversation {
 	struct soft_cm_link link;
-	struct soft_node node;
+	struct soft_node node, by_remote_id, by_peer_qpn;
 	uint32_t local_id, remote_id; /* 0: not known yet */
 	uint64_t transaction;
 	uint64_t guid; /* of the device */
@@ -74,6 +74,27 @@ static void release(void *held)
 	free(held);
 }
 
+/* Of one of the tables: where the conversations are that a peer gives that number. */
+static struct soft_node *bucket(struct soft_node *table, const union ibv_gid *peer, uint32_t number)
+{
+	uint8_t named[sizeof(*peer) + sizeof(number)];
+
+	memcpy(named, peer, sizeof(*peer));
+	memcpy(named + sizeof(*peer), &number, sizeof(number));
+	return &table[soft_hash(&soft_device.cm->gsi.seed, named, sizeof(named)) %
+		      SOFT_GSI_BUCKETS];
+}
+
+/* The peer has said which queue pair it has, if any: of requests for services there is none. */
+static void take_peer_qpn(struct conversation *conversation, uint32_t qpn)
+{
+	conversation->peer_qpn = qpn;
+	soft_list_remove(&conversation->by_peer_qpn);
+	if (qpn)
+		soft_list_append(bucket(soft_device.cm->gsi.by_peer_qpn, &conversation->peer, qpn),
+				 &conversation->by_peer_qpn);
+}
+
 static struct conversation *conversation_new(const struct conversation *like, int *error)
 {
 	struct conversation *made = hold(sizeof(*made), error);
@@ -88,6 +109,13 @@ static struct conversation *conversation_new(const struct conversation *like, in
 	}
 	soft_cm_link_init(&made->link, &soft_cm_gsi);
 	soft_list_append(&soft_device.cm->gsi.conversations, &made->node);
+	soft_list_init(&made->by_remote_id);
+	soft_list_init(&made->by_peer_qpn);
+	if (made->passive)
+		soft_list_append(
+			bucket(soft_device.cm->gsi.by_remote_id, &made->peer, made->remote_id),
+			&made->by_remote_id);
+	take_peer_qpn(made, made->peer_qpn);
 	return made;
 }
 
@@ -98,6 +126,8 @@ static void end(struct soft_cm_link *link)
 	soft_cm_link_stop(link);
 	soft_table_remove(&soft_device.cm->gsi.ids, conversation->local_id);
 	soft_list_remove(&conversation->node);
+	soft_list_remove(&conversation->by_remote_id);
+	soft_list_remove(&conversation->by_peer_qpn);
 	release(conversation);
 }
 
@@ -114,9 +144,11 @@ static bool is_sidr(const struct soft_cm_mad *mad)
 /* That the other side has begun, and named so. */
 static struct conversation *begun(const union ibv_gid *peer, const struct soft_cm_mad *mad)
 {
-	soft_list_each (struct conversation, it, &soft_device.cm->gsi.conversations, node)
-		if (it->remote_id == mad->local_id && it->passive &&
-		    it->datagrams == is_sidr(mad) && is_gid(it->peer.raw, peer))
+	struct soft_node *named = bucket(soft_device.cm->gsi.by_remote_id, peer, mad->local_id);
+
+	soft_list_each (struct conversation, it, named, by_remote_id)
+		if (it->remote_id == mad->local_id && it->datagrams == is_sidr(mad) &&
+		    is_gid(it->peer.raw, peer))
 			return it;
 	return NULL;
 }
@@ -124,8 +156,10 @@ static struct conversation *begun(const union ibv_gid *peer, const struct soft_c
 /* Of a queue pair that is, or is becoming, connected to one here. */
 static struct conversation *stale(const union ibv_gid *peer, uint32_t qpn)
 {
-	soft_list_each (struct conversation, it, &soft_device.cm->gsi.conversations, node)
-		if (qpn && it->peer_qpn == qpn && it->link.calls && is_gid(it->peer.raw, peer))
+	struct soft_node *named = bucket(soft_device.cm->gsi.by_peer_qpn, peer, qpn);
+
+	soft_list_each (struct conversation, it, named, by_peer_qpn)
+		if (it->peer_qpn == qpn && it->link.calls && is_gid(it->peer.raw, peer))
 			return it;
 	return NULL;
 }
@@ -318,7 +352,7 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	if (!conversation->remote_id)
 		conversation->remote_id = mad.local_id;
 	if (mad.message.type == SOFT_CM_REP)
-		conversation->peer_qpn = mad.message.qpn;
+		take_peer_qpn(conversation, mad.message.qpn);
 	(void)soft_cm_link_received(&conversation->link, &mad.message);
 }
 
@@ -372,6 +406,7 @@ static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
 
 const struct soft_cm_carrier soft_cm_gsi = {
 	.loses = true,
+	.no_wait = true,
 	.connect = start,
 	.listen = start_listening,
 	.unlisten = stop_listening,

@@ -220,6 +220,10 @@ static void forked(void)
 	soft_places_init(&cm->lingering);
 	soft_list_init(&cm->gsi.conversations);
 	soft_list_init(&cm->gsi.listeners);
+	for (int i = 0; i < SOFT_GSI_BUCKETS; i++) {
+		soft_list_init(&cm->gsi.by_remote_id[i]);
+		soft_list_init(&cm->gsi.by_peer_qpn[i]);
+	}
 	cm->gsi.ids = (struct soft_table){0};
 }
 

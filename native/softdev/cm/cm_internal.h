@@ -36,6 +36,8 @@ struct soft_cm_limits {
 	uint32_t half_open; /* handshakes without a whole REQ; likewise those that linger */
 };
 
+enum { SOFT_GSI_BUCKETS = 256 };
+
 struct soft_cm {
 	/* Of connections; of datagram services, for requests and for answers. */
 	const struct soft_cm_carrier *carrier, *asking, *answering;
@@ -68,6 +70,9 @@ struct soft_cm {
 		const struct soft_gsi_calls *calls;
 		struct soft_table ids; /* communication IDs */
 		struct soft_node conversations, listeners;
+		/* Conversations by how the peer names them, in buckets. */
+		struct soft_node by_remote_id[SOFT_GSI_BUCKETS], by_peer_qpn[SOFT_GSI_BUCKETS];
+		uint64_t seed; /* of soft_hash */
 	} gsi;
 };
 
@@ -266,6 +271,7 @@ int soft_cm_rebind(struct soft_cm_id *id, bool v6_only);
  * and gives them what comes (soft_cm_link_received, soft_cm_link_failed; soft_cm_asked). */
 struct soft_cm_carrier {
 	bool loses; /* messages may be lost, doubled and late: those that want an answer are repeated */
+	bool no_wait; /* no message says "received" of a request for a datagram service */
 	/* A link to the destination of an id, over which nothing has been said yet; it has the id's
 	 * socket, if it needs that.  NULL and *error. */
 	struct soft_cm_link *(*connect)(struct soft_cm_id *id, int *error);

@@ -18,7 +18,8 @@
 /* So that within the longest deadline no message is repeated more than 15 times, the most that a REQ can allow
  * (IBTA 12.6.5, maximum of CM retries): a REP may go to a host in whose name another one has asked. */
 #define LONGEST_PAUSE_NS UINT64_C(8000000000)
-#define WAITING_PAUSE_NS UINT64_C(1000000000) /* the first one after "received" */
+#define WAITING_PAUSE_NS UINT64_C(1000000000) /* after "received", at least */
+#define TIMEOUT_NS UINT64_C(4096) /* IBTA 12.6.6, service timeout: times 2^n */
 
 static bool is_one_of(unsigned type, unsigned types)
 {
@@ -44,9 +45,9 @@ static void wait_for_answer(struct soft_cm_link *link)
 		       !is_one_of(link->heard, LAST);
 
 	start_timer(link, repeats ? link->pause_ns : INT64_MAX);
-	link->pause_ns *= 2;
-	if (link->pause_ns > LONGEST_PAUSE_NS)
-		link->pause_ns = LONGEST_PAUSE_NS;
+	if (link->pause_ns < LONGEST_PAUSE_NS)
+		link->pause_ns = link->pause_ns * 2 < LONGEST_PAUSE_NS ? link->pause_ns * 2
+								       : LONGEST_PAUSE_NS;
 }
 
 static void expired(struct soft_timer *timer)
@@ -95,18 +96,23 @@ int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrie
 	soft_cm_id_waits(id, true);
 	link->insists_until = soft_cm_in(soft_device.cm->limits.refused_ms);
 	link->said = *message;
-	/* MADs have no message that says "received" of a question: the application must answer. */
-	soft_cm_link_expect(link, id->link->carrier == &soft_cm_gsi && soft_cm_datagrams(id)
+	/* Then the application must answer. */
+	soft_cm_link_expect(link, carrier->no_wait && soft_cm_datagrams(id)
 					  ? soft_device.cm->limits.service_ms
 					  : soft_device.cm->limits.response_ms);
 	return link->carrier->send(link, message);
 }
 
-void soft_cm_link_expect(struct soft_cm_link *link, uint32_t milliseconds)
+static void expect(struct soft_cm_link *link, uint32_t milliseconds, uint64_t pause_ns)
 {
 	link->deadline = soft_cm_in(milliseconds);
-	link->pause_ns = is_one_of(link->heard, WAITING) ? WAITING_PAUSE_NS : FIRST_PAUSE_NS;
+	link->pause_ns = pause_ns;
 	wait_for_answer(link);
+}
+
+void soft_cm_link_expect(struct soft_cm_link *link, uint32_t milliseconds)
+{
+	expect(link, milliseconds, FIRST_PAUSE_NS);
 }
 
 void soft_cm_link_expect_nothing(struct soft_cm_link *link)
@@ -182,6 +188,7 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 {
 	const struct soft_cm_message disconnected = {.type = SOFT_CM_DREP};
 	unsigned type = message->type, before = link->heard;
+	uint64_t service_ns = TIMEOUT_NS << message->service_timeout;
 	bool loses = link->carrier->loses;
 
 	soft_assert_locked();
@@ -206,7 +213,8 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 	}
 	if (link->deadline && is_one_of(type, WAITING)) {
 		if (type > before) /* repeated, it would hold the id for ever */
-			soft_cm_link_expect(link, soft_device.cm->limits.service_ms);
+			expect(link, soft_device.cm->limits.service_ms,
+			       service_ns > WAITING_PAUSE_NS ? service_ns : WAITING_PAUSE_NS);
 		return true;
 	}
 	return link->calls->message(link, message);

@@ -7,6 +7,8 @@
 
 enum {
 	BACKLOG_MAX = 1024, /* also for 0 and less, as the kernel's rdma_ucm has it */
+	/* 8.6 s, less than limits.linger_ms: an answer that was lost is there when REQ is repeated. */
+	SERVICE_TIMEOUT = 21,
 };
 
 /* The request becomes an id and an event.  False: there is no link any more. */
@@ -51,7 +53,8 @@ static uint16_t objection(const struct soft_cm_listener *listener,
 bool soft_cm_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
 		   const struct soft_cm_message *request)
 {
-	const struct soft_cm_message received = {.type = SOFT_CM_MRA};
+	const struct soft_cm_message received = {.type = SOFT_CM_MRA,
+						 .service_timeout = SERVICE_TIMEOUT};
 	uint16_t reason = objection(listener, request);
 
 	link->heard = request->type;

@@ -84,7 +84,7 @@ static const struct field fields[] = {
 	VALUE(TYPE(CM_REQ), 95, 0, 5, 18), /* local ACK timeout */
 
 	FIELD(TYPE(CM_MRA) | TYPE(CM_REJ), 8, 0, 2, answered), /* 12.6.6, 12.6.7 */
-	VALUE(TYPE(CM_MRA), 9, 0, 5, 24), /* service timeout: 69 s */
+	FIELD(TYPE(CM_MRA), 9, 0, 5, message.service_timeout),
 	FIELD(TYPE(CM_REJ), 9, 0, 7, guid_length),
 	FIELD(TYPE(CM_REJ), 10, 0, 16, message.reason),
 	FIELD(TYPE(CM_REJ), 12, 0, 64, guid), /* additional information of "timeout" */

@@ -55,25 +55,21 @@ static const uint8_t *networks_of(const struct sockaddr_storage *address, uint8_
 	return IN6_IS_ADDR_LINKLOCAL(in6) || IN6_IS_ADDR_LOOPBACK(in6) ? alone : ipv6_networks;
 }
 
-static uint64_t seed_of(struct soft_places *places)
+/* Each step mixes the whole word: splitmix64's finalizer. */
+uint64_t soft_hash(uint64_t *seed, const void *bytes, size_t length)
 {
-	uint64_t *seed = &places->seed;
+	uint64_t hash;
 
 	if (!*seed &&
 	    soft_device.platform->random(seed, sizeof(*seed), GRND_NONBLOCK) != sizeof(*seed))
 		*seed = soft_now(); /* no entropy yet, at boot */
-	return *seed |= 1;
-}
-
-/* Each step mixes the whole word: splitmix64's finalizer. */
-static uint16_t bucket_of(uint64_t hash, const uint8_t *network, size_t length)
-{
+	hash = *seed |= 1;
 	for (size_t i = 0; i < length; i++) {
-		hash = (hash ^ network[i]) * UINT64_C(0xbf58476d1ce4e5b9);
+		hash = (hash ^ ((const uint8_t *)bytes)[i]) * UINT64_C(0xbf58476d1ce4e5b9);
 		hash = (hash ^ hash >> 27) * UINT64_C(0x94d049bb133111eb);
 		hash ^= hash >> 31;
 	}
-	return (uint16_t)(hash % SOFT_PLACES_BUCKETS);
+	return hash;
 }
 
 void soft_places_add(struct soft_places *places, struct soft_place *place,
@@ -85,7 +81,8 @@ void soft_places_add(struct soft_places *places, struct soft_place *place,
 	place->places = places;
 	soft_list_append(&places->peers, &place->node);
 	for (unsigned level = 0; level < LEVELS; level++) {
-		place->bucket[level] = bucket_of(seed_of(places), raw, networks[level]);
+		place->bucket[level] =
+			soft_hash(&places->seed, raw, networks[level]) % SOFT_PLACES_BUCKETS;
 		places->of_bucket[level][place->bucket[level]]++;
 	}
 	places->count++;

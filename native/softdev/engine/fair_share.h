@@ -26,10 +26,13 @@ enum {
 		3 /* nested networks of an address, largest first; the last is a host */
 };
 
+/* Of what peers choose: they cannot find out what has the same hash.  *seed becomes random; 0: it is not yet. */
+uint64_t soft_hash(uint64_t *seed, const void *bytes, size_t length);
+
 struct soft_places {
 	struct soft_node peers; /* soft_place.node, oldest first */
 	unsigned count;
-	uint64_t seed; /* of the hash; 0: there is none yet */
+	uint64_t seed; /* of soft_hash */
 	/* Peers by a hash of their network, so that networks need no records.  Two of them share a
 	 * bucket now and then, which the outside cannot arrange: the hash has a random seed. */
 	uint16_t of_bucket[SOFT_PLACES_LEVELS][SOFT_PLACES_BUCKETS];
