@@ -28,8 +28,6 @@ from aiordma.verbs import (
 )
 from tests.transport.connection_factory import ALL, UNTIMED, pattern
 
-DEVICE = "embedded0"
-
 # Of the limits only those of the device's path are tested, and of the probes only the kernel's.
 LIMITLESS = replace(UNTIMED, keep_alive=None)
 PART = 2 << 20  # of the memory of a queue pair: what it sends, what it receives, what is exposed
@@ -40,8 +38,8 @@ SECONDS = 100.0  # for what should come at once, on the slowest machine
 class QueuePair:
     """Commands of a queue pair with memory in three parts of PART bytes."""
 
-    def __init__(self, stack: ExitStack, kind: str, ip: str) -> None:
-        context = stack.enter_context(verbs.find_device(DEVICE).open())
+    def __init__(self, stack: ExitStack, device: str, kind: str, ip: str) -> None:
+        context = stack.enter_context(verbs.find_device(device).open())
         self.pd = stack.enter_context(context.alloc_pd())
         channel = stack.enter_context(context.create_comp_channel())
         self.mr = stack.enter_context(
@@ -165,9 +163,10 @@ class QueuePair:
 
 
 class Agent:
-    """The commands of the agent."""
+    """The commands of the agent, for a device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self._device = device
         self._stack = ExitStack()
         self.qp: QueuePair | None = None
         self._listener: aiordma.Listener | None = None
@@ -184,7 +183,7 @@ class Agent:
 
     async def listen(self, host: str, via: str) -> int:
         self._listener = await aiordma.listen(
-            host, 0, device=DEVICE, via=cast(Via, via), config=LIMITLESS
+            host, 0, device=self._device, via=cast(Via, via), config=LIMITLESS
         )
         return self._listener.port
 
@@ -209,7 +208,7 @@ class Agent:
         self._conn = await aiordma.connect(
             host,
             port,
-            device=DEVICE,
+            device=self._device,
             via=cast(Via, via),
             source=None if source is None else (source, 0),
             config=config,
@@ -269,7 +268,7 @@ class Agent:
 
     async def make(self, kind: str, ip: str) -> dict[str, Any]:
         """A queue pair, whose commands are this agent's from now on."""
-        self.qp = QueuePair(self._stack, kind, ip)
+        self.qp = QueuePair(self._stack, self._device, kind, ip)
         mr = self.qp.mr
         return {"peer": self.qp.endpoint.pack().hex(), "address": mr.addr, "rkey": mr.rkey}
 
@@ -277,12 +276,17 @@ class Agent:
 
     async def gids(self) -> dict[str, int]:
         """The GID index of an address."""
-        with verbs.find_device(DEVICE).open() as context:
+        with verbs.find_device(self._device).open() as context:
             return {str(entry.gid.ip): entry.gid_index for entry in context.query_gid_table()}
+
+    async def port(self) -> str:
+        """The state of the device's port."""
+        with verbs.find_device(self._device).open() as context:
+            return context.query_port().state.name
 
     async def watch(self) -> None:
         """Collect the device's events from now on."""
-        self._events = aiordma.device_events(DEVICE)
+        self._events = aiordma.device_events(self._device)
 
     async def event(self) -> str:
         """The next event."""
@@ -292,11 +296,12 @@ class Agent:
 
 async def main() -> None:
     loop = asyncio.get_running_loop()
-    agent = Agent()
+    agents: dict[str, Agent] = {}
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
 
-    async def carry_out(number: int, name: str, arguments: dict[str, Any]) -> None:
+    async def carry_out(number: int, device: str, name: str, arguments: dict[str, Any]) -> None:
+        agent = agents.setdefault(device, Agent(device))
         answer: dict[str, object] = {"number": number}
         try:
             if hasattr(agent, name):
@@ -311,7 +316,7 @@ async def main() -> None:
     tasks = set()
     while line := await reader.readline():
         order = json.loads(line)
-        task = asyncio.create_task(carry_out(order["number"], order["name"], order["arguments"]))
+        task = asyncio.create_task(carry_out(**order))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 

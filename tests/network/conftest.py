@@ -5,6 +5,8 @@ Of the embedded device alone: SoftRoCE's network is the kernel's business.
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import os
 import select
@@ -68,15 +70,16 @@ class Order:
 
 
 class AgentProcess:
-    """`tests.network.agent` in a namespace."""
+    """`tests.network.agent` in a namespace, and one of its devices."""
 
     def __init__(self, namespace: Namespace, patience: int) -> None:
         self.namespace = namespace
+        self.device = "embedded0"
         # Of a queue pair: rounded up and with all its tries, no longer than the patience.
         self.ack_timeout = patience / 16
         self.answers: dict[int, dict[str, Any]] = {}
-        self._count = 0
-        self._rest = b""
+        self._numbers = itertools.count(1)
+        self._rest = bytearray()
         self._process = subprocess.Popen(
             namespace.command(sys.executable, "-W", "error", "-m", "tests.network.agent"),
             cwd=ROOT,
@@ -85,14 +88,20 @@ class AgentProcess:
             env={**os.environ, "AIORDMA_EMBEDDED_PATH_TIMEOUT": str(patience)},
         )
 
+    def of(self, device: str, end: Namespace) -> AgentProcess:
+        """The same process, and another device, whose interface is the end of that cable."""
+        other = copy.copy(self)
+        other.device, other.namespace = device, end
+        return other
+
     def start(self, name: str, **arguments: Any) -> Order:
         """Start a command without waiting."""
-        self._count += 1
-        order = {"number": self._count, "name": name, "arguments": arguments}
+        number = next(self._numbers)
+        order = {"number": number, "device": self.device, "name": name, "arguments": arguments}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
-        return Order(self, self._count)
+        return Order(self, number)
 
     def call(self, name: str, **arguments: Any) -> Any:
         """Execute a command and wait for its result."""
@@ -106,7 +115,8 @@ class AgentProcess:
         data = os.read(self._process.stdout.fileno(), 65536)
         if not data:
             pytest.fail(f"the agent has ended: {self._process.wait()}")
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest += data
+        *lines, self._rest[:] = self._rest.split(b"\n")
         for line in lines:
             answer = json.loads(line)
             self.answers[answer["number"]] = answer
@@ -128,9 +138,15 @@ class AgentProcess:
 
 
 @pytest.fixture
-def wire() -> Iterator[Network]:
+def cables() -> int:
+    """How many join the two namespaces."""
+    return 1
+
+
+@pytest.fixture
+def wire(cables: int) -> Iterator[Network]:
     """The two namespaces."""
-    with network() as made:
+    with network(cables) as made:
         yield made
 
 

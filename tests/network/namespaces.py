@@ -1,4 +1,4 @@
-"""Two network namespaces with a cable between them: made by a test, removed whatever happens.
+"""Two network namespaces with cables between them: made by a test, removed whatever happens.
 
 With Debian's iproute2 (ip-netns(8), veth(4), tc-netem(8)), as root.  The names say which process
 made them; what a killed one has left is removed by the next.
@@ -6,6 +6,7 @@ made them; what a killed one has left is removed by the next.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -39,11 +40,12 @@ def ip(*words: str, program: str = "ip", check: bool = True) -> str:
 
 @dataclass(frozen=True)
 class Namespace:
-    """One end: a namespace with `lo` and the end of the cable in it."""
+    """One end of a cable: the namespace with it and `lo` in it."""
 
     name: str
     ipv4: str
     ipv6: str
+    cable: str = CABLE
 
     def ip(self, *words: str) -> str:
         """Run `ip` in the namespace."""
@@ -51,7 +53,7 @@ class Namespace:
 
     def link(self, *words: str) -> None:
         """Change the cable's end: up, down, mtu 1280."""
-        self.ip("link", "set", CABLE, *words)
+        self.ip("link", "set", self.cable, *words)
 
     def tc(self, *words: str) -> str:
         """Run `tc` in the namespace."""
@@ -60,18 +62,24 @@ class Namespace:
     def add(self, address: str) -> None:
         """Add an address; usable at once, without duplicate address detection."""
         nodad = ("nodad",) if ":" in address else ()
-        self.ip("addr", "add", address, "dev", CABLE, *nodad)
+        self.ip("addr", "add", address, "dev", self.cable, *nodad)
 
     def remove(self, address: str) -> None:
-        self.ip("addr", "del", address, "dev", CABLE)
+        self.ip("addr", "del", address, "dev", self.cable)
 
     @property
     def link_local(self) -> str:
         """Its link-local IPv6 address."""
-        told = self.ip("-6", "-o", "addr", "show", "dev", CABLE, "scope", "link")
+        told = self.ip("-6", "-o", "addr", "show", "dev", self.cable, "scope", "link")
         found = re.search(r"inet6 (fe80:[0-9a-f:]+)/", told)
         assert found is not None, told
         return found[1]
+
+    @property
+    def carried(self) -> int:
+        """Bytes that have come and gone by the cable."""
+        counted = json.loads(self.ip("-s", "-j", "link", "show", self.cable))[0]["stats64"]
+        return int(counted["rx"]["bytes"] + counted["tx"]["bytes"])
 
     def command(self, *words: str) -> list[str]:
         """The command line that runs a command in the namespace."""
@@ -80,14 +88,22 @@ class Namespace:
 
 @dataclass(frozen=True)
 class Network:
-    """The cable with both ends."""
+    """The cables, each with both ends."""
 
-    left: Namespace
-    right: Namespace
+    cables: tuple[tuple[Namespace, Namespace], ...]
 
     @property
     def ends(self) -> tuple[Namespace, Namespace]:
-        return self.left, self.right
+        """Of the first cable."""
+        return self.cables[0]
+
+    @property
+    def left(self) -> Namespace:
+        return self.ends[0]
+
+    @property
+    def right(self) -> Namespace:
+        return self.ends[1]
 
 
 def sweep() -> None:
@@ -98,29 +114,42 @@ def sweep() -> None:
             ip("netns", "del", line.split()[0], check=False)
 
 
+def ends_of(number: int) -> tuple[Namespace, Namespace]:
+    """The ends of a cable, which has networks of its own."""
+    left, right = (
+        Namespace(
+            f"{PREFIX}-{os.getpid()}-{side}",
+            f"10.{77 + number}.0.{host}",
+            f"fd{77 + number}::{host}",
+            f"{CABLE}{number or ''}",
+        )
+        for host, side in enumerate(("left", "right"), 1)
+    )
+    return left, right
+
+
 @contextmanager
-def network() -> Iterator[Network]:
-    """Bring both ends up, each with an IPv4 and an IPv6 address."""
+def network(cables: int = 1) -> Iterator[Network]:
+    """Bring the ends of each cable up, each with an IPv4 and an IPv6 address."""
     if os.geteuid() != 0:
         pytest.fail("network namespaces need root: sudo make network", pytrace=False)
     sweep()
-    left, right = (
-        Namespace(f"{PREFIX}-{os.getpid()}-{side}", f"10.77.0.{number}", f"fd77::{number}")
-        for number, side in enumerate(("left", "right"), 1)
-    )
+    made = Network(tuple(map(ends_of, range(cables))))
     try:
-        for end in (left, right):
+        for end in made.ends:
             ip("netns", "add", end.name)
             end.ip("link", "set", "lo", "up")
             for setting, value in IPV6_SETTINGS.items():
                 path = f"/proc/sys/net/ipv6/conf/default/{setting}"
                 ip("netns", "exec", end.name, "sh", "-c", f"echo {value} >{path}")
-        left.ip("link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", right.name)
-        for end in (left, right):
-            end.add(f"{end.ipv4}/24")
-            end.add(f"{end.ipv6}/64")
-            end.link("up")
-        yield Network(left, right)
+        for left, right in made.cables:
+            peer = ("peer", "name", right.cable, "netns", right.name)
+            left.ip("link", "add", left.cable, "type", "veth", *peer)
+            for end in (left, right):
+                end.add(f"{end.ipv4}/24")
+                end.add(f"{end.ipv6}/64")
+                end.link("up")
+        yield made
     finally:
-        for end in (left, right):
+        for end in made.ends:
             ip("netns", "del", end.name, check=False)

@@ -43,9 +43,10 @@ static void one_by_default(void)
 	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR), ENODEV);
 }
 
-static void wrong_numbers(void)
+static void wrong_wishes(void)
 {
-	static const char *const wrong[] = {"0", "5", "-1", "+2", "2x", "two"};
+	static const char *const wrong[] = {
+		"0", "5", "-1", "+2", "2x", "two", "lo,", "lo,lo", "a_name_too_long_"};
 
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
 		expect_setting_refused("AIORDMA_EMBEDDED_DEVICES", wrong[i],
@@ -330,7 +331,7 @@ static void kept_apart(void)
 int main(void)
 {
 	in_child(one_by_default);
-	in_child(wrong_numbers);
+	in_child(wrong_wishes);
 	in_child(most);
 	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1), 0);
 	limit_seconds(60);

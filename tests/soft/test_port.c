@@ -318,6 +318,58 @@ static void addresses_change(void)
 	join(&process);
 }
 
+/* ---- an interface of its own ----------------------------------------------------------------- */
+
+/* Beside changes of addresses: ::1 goes and comes with the interface. */
+static void expect_change(struct side *side, enum ibv_event_type type, enum ibv_port_state state)
+{
+	struct ibv_async_event event;
+
+	do {
+		CHECK_EQUAL(verbs->ibv_get_async_event(side->context, &event), 0);
+		verbs->ibv_ack_async_event(&event);
+	} while (event.event_type == IBV_EVENT_GID_CHANGE);
+	CHECK_EQUAL(event.event_type, type);
+	CHECK_EQUAL(port_of(side).state, state);
+}
+
+static void follows_its_interface(void)
+{
+	struct side side, later;
+	int index = 0;
+
+	CHECK(unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0);
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_DEVICES", "lo", 1), 0);
+	for (int i = 0; i < 2; i++) { /* the second time anew */
+		open_side(&side, (struct options){0});
+		CHECK_EQUAL(port_of(&side).state, IBV_PORT_DOWN);
+		CHECK(!event_is_there(&side));
+		close_side(&side);
+	}
+	open_side(&side, (struct options){0});
+	change_interface("lo", NULL, IFF_UP);
+	expect_change(&side, IBV_EVENT_PORT_ACTIVE, IBV_PORT_ACTIVE);
+	change_interface("lo:1", "127.9.9.1", 0); /* with a label */
+	while (!gid_at_is(&side, index, "127.9.9.1"))
+		index = (index + 1) % port_of(&side).gid_tbl_len;
+
+	/* What a test has taken down stays down as long as nothing happens to the interface. */
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	expect_change(&side, IBV_EVENT_PORT_ERR, IBV_PORT_DOWN);
+	open_side(&later, (struct options){0}); /* and is read again */
+	CHECK_EQUAL(port_of(&later).state, IBV_PORT_DOWN);
+	close_side(&later);
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	expect_change(&side, IBV_EVENT_PORT_ACTIVE, IBV_PORT_ACTIVE);
+
+	change_interface("lo", NULL, 0);
+	expect_change(&side, IBV_EVENT_PORT_ERR, IBV_PORT_DOWN);
+	CHECK(gid_at_is(&side, index, "127.9.9.1"));
+	change_interface("lo", NULL, IFF_UP);
+	expect_change(&side, IBV_EVENT_PORT_ACTIVE, IBV_PORT_ACTIVE);
+	close_side(&side);
+}
+
 /* ---- routes -------------------------------------------------------------------------------- */
 
 static void change_route(unsigned long request, unsigned short flags)
@@ -391,6 +443,7 @@ static void routes(void)
 
 int main(void)
 {
+	in_child(follows_its_interface);
 	limit_seconds(60);
 	STEP(down_and_up());
 	STEP(connected_later());

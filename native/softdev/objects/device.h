@@ -182,7 +182,7 @@ int soft_gid_index(const struct soft_hca *hca, const union ibv_gid *gid); /* -1:
 int soft_gid_source(const struct soft_hca *hca, int index, const union ibv_gid *to,
 		    struct soft_gid *gid);
 /* The number of the device to which that address belongs in a process with all that there can be:
- * 127.0.0.2 is number 1's, and every address that is no other one's is number 0's. */
+ * 127.0.0.2 is number 1's, the first device's that has it, or, if it is in no table, number 0's. */
 int soft_gid_hca_number(const union ibv_gid *gid);
 uint32_t soft_gid_port(const union ibv_gid *gid); /* of the device of this process that has it */
 /* Bind a socket to the address at an index; the loopback's stands for any, for no other host is

@@ -6,7 +6,8 @@
  * it is the interface of the entry that is used to get there.
  *
  * Of several devices, the first one has the host's addresses.  Each other one has a loopback address
- * alone, 127.0.0.2, 127.0.0.3 and so on, which Linux has without any configuration.
+ * alone, 127.0.0.2, 127.0.0.3 and so on, which Linux has without any configuration.  A device of a network
+ * interface has that one's addresses, also while it is down, and the first one those of the loopback too.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -68,13 +69,33 @@ static int index_of(const struct soft_hca *hca, const union ibv_gid *gid)
 	return find(hca->gids, hca->gid_count, gid);
 }
 
-int soft_gid_hca_number(const union ibv_gid *gid)
+/* The number of the device that has this address without any interface; -1: none. */
+static int loopback_number(const union ibv_gid *gid)
 {
 	int last = gid->raw[15];
 
-	return !memcmp(gid->raw, soft_gid_loopback.raw, 15) && last && last <= SOFT_HCAS_MOST
-		       ? last - 1
-		       : 0;
+	return !memcmp(gid->raw, soft_gid_loopback.raw, 15) && last <= SOFT_HCAS_MOST ? last - 1
+										      : -1;
+}
+
+/* Of the first `count` devices, the first one that has it; `count`: none has. */
+static int first_with(const union ibv_gid *gid, int count)
+{
+	int number = 0;
+
+	while (number < count && soft_gid_index(soft_hca_at(number), gid) < 0)
+		number++;
+	return number;
+}
+
+int soft_gid_hca_number(const union ibv_gid *gid)
+{
+	const int count = soft_hca_count();
+	int number = loopback_number(gid);
+
+	if (number < 0)
+		number = first_with(gid, count) % count;
+	return number;
 }
 
 static const struct soft_hca *hca_of(const union ibv_gid *gid)
@@ -102,19 +123,34 @@ static bool is_link_local(const union ibv_gid *gid)
 	return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80; /* RFC 4291, 2.5.6 */
 }
 
+/* Are the addresses of the interface the device's? */
+static bool has_interface(const struct soft_hca *hca, const struct ifaddrs *at)
+{
+	const bool first = hca == soft_hca_at(0);
+	const size_t length = strcspn(at->ifa_name, ":"); /* behind it, an address has a label */
+
+	if (!hca->interface[0])
+		return first && at->ifa_flags & IFF_UP;
+	return (first && at->ifa_flags & IFF_LOOPBACK) ||
+	       (length == strlen(hca->interface) && !memcmp(at->ifa_name, hca->interface, length));
+}
+
 /* Those that are link-local, or the others. */
 static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *at, bool link_local,
 			 struct soft_gid *fresh, int count)
 {
+	const int number = __builtin_ctz(hca->port);
+
 	for (; at && count < SOFT_GIDS; at = at->ifa_next) {
 		union ibv_gid gid;
 
-		if (!at->ifa_addr || !(at->ifa_flags & IFF_UP) ||
+		if (!at->ifa_addr || !has_interface(hca, at) ||
 		    !soft_gid_from(&gid, at->ifa_addr) || is_link_local(&gid) != link_local)
 			continue;
 		if (!memcmp(&gid, &soft_gid_loopback, sizeof(gid)))
 			fresh[0].ifindex = if_nametoindex(at->ifa_name);
-		else if (hca_of(&gid) == hca && find(fresh, count, &gid) < 0)
+		else if (loopback_number(&gid) < 0 && first_with(&gid, number) == number &&
+			 find(fresh, count, &gid) < 0)
 			fresh[count++] = (struct soft_gid){
 				.gid = gid,
 				.ifindex = if_nametoindex(at->ifa_name),

@@ -1,8 +1,9 @@
 /* The devices; what can happen to them and their ports, and the events that tell contexts:
  * ibv_get_async_event(3).
  *
- * A change of the host's addresses happens by itself.  Everything else is brought about by tests
- * (aiordma_embedded_raise), and really happens: more than the event.
+ * A change of the host's addresses happens by itself, and so does a port that is down with its network
+ * interface.  Everything else is brought about by tests (aiordma_embedded_raise), and really happens: more
+ * than the event.
  */
 #include <errno.h>
 #include <linux/netlink.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "objects.h"
@@ -18,16 +20,39 @@
 
 /* ---- devices ------------------------------------------------------------------------------- */
 
-/* How many the environment wants; 0: what it says is wrong. */
+static bool take_interface(struct soft_hca *hca, const char *name, size_t length)
+{
+	if (length >= sizeof(hca->interface))
+		return false;
+	memcpy(hca->interface, name, length);
+	hca->interface[length] = '\0';
+	for (const struct soft_hca *it = soft_device.objects->hcas; it < hca; it++)
+		if (!strcmp(it->interface, hca->interface))
+			return false;
+	return if_nametoindex(hca->interface) != 0;
+}
+
+/* How many the environment wants, or for which interfaces; 0: what it says is wrong. */
 static int wanted(const char *text)
 {
-	char *end;
-	long count;
+	struct soft_hca *hcas = soft_device.objects->hcas;
+	char *end = NULL;
+	long count = text && *text >= '0' && *text <= '9' ? strtol(text, &end, 10) : 1;
 
-	if (!text || !*text)
-		return 1;
-	count = *text >= '0' && *text <= '9' ? strtol(text, &end, 10) : 0;
-	return count > 0 && count <= SOFT_HCAS_MOST && !*end ? (int)count : 0;
+	for (int i = 0; i < SOFT_HCAS_MOST; i++)
+		hcas[i].interface[0] = '\0';
+	if (!text || !*text || (end && !*end))
+		return count <= SOFT_HCAS_MOST ? (int)count : 0;
+	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
+		const size_t length = strcspn(text, ",");
+
+		if (!take_interface(&hcas[i], text, length))
+			return 0;
+		if (!text[length])
+			return i + 1;
+		text += length + 1;
+	}
+	return 0;
 }
 
 static void make_hca(int number)
@@ -76,7 +101,10 @@ static int start(void)
 	soft_hca_count();
 	if (!soft_device.objects->hcas_wrong)
 		return 0;
-	fprintf(stderr, "aiordma: " VARIABLE " is '%s': it is a number of devices, 1 to %d\n",
+	fprintf(stderr,
+		"aiordma: " VARIABLE
+		" is '%s': it is a number of devices, 1 to %d, or the names of so many network "
+		"interfaces of this host, as in eth0,eth1\n",
 		getenv(VARIABLE), SOFT_HCAS_MOST);
 	return EINVAL;
 }
@@ -97,16 +125,93 @@ static void for_queue_pairs(struct soft_hca *hca, void (*what)(struct soft_qp *q
 			what(qp);
 }
 
+/* ---- a port that is down ---------------------------------------------------------------------- */
+
+bool soft_qp_is_silent(const struct soft_qp *qp)
+{
+	const union ibv_gid peer = soft_qp_peer_gid(qp);
+	uint32_t ports = soft_qp_hca(qp)->port;
+
+	if (soft_qpn_ip_port(qp->attr.dest_qp_num) == soft_ip_port() && soft_gid_is_of_host(&peer))
+		ports |= soft_gid_port(&peer);
+	return soft_ports_down & ports;
+}
+
+static void stall(struct soft_qp *qp)
+{
+	if (soft_qp_is_silent(qp))
+		soft_qp_stall(qp);
+}
+
+/* What belongs to no port in particular is silent while all are down. */
+static void set_down(uint32_t ports)
+{
+	const uint32_t all = (1u << soft_hca_count()) - 1;
+
+	soft_ports_down = ports;
+	soft_watches_silence(ports == all ? SOFT_ANY_PORT : ports);
+}
+
+/* Nothing is taken in, nothing goes out.  Reliable queue pairs try for as long as their attributes
+ * say, and so do their peers. */
+static void go_down(struct soft_hca *hca)
+{
+	if (soft_ports_down & hca->port)
+		return;
+	set_down(soft_ports_down | hca->port);
+	EACH_HCA (each)
+		for_queue_pairs(each, stall);
+	tell(hca, IBV_EVENT_PORT_ERR);
+}
+
+static void go_up(struct soft_hca *hca)
+{
+	if (!(soft_ports_down & hca->port))
+		return;
+	set_down(soft_ports_down & ~hca->port);
+	soft_engine_port_changed(SOFT_PORT_UP, hca->port);
+	tell(hca, IBV_EVENT_PORT_ACTIVE);
+}
+
 /* ---- the host's addresses, which are the ports' GIDs ----------------------------------------- */
 
-/* The addresses of the host have changed, or may have. */
+/* Is there no carrier, or no such interface?  For want of descriptors that is not known. */
+static bool is_cut(const struct soft_hca *hca)
+{
+	struct ifreq request = {0};
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	bool cut = hca->cut;
+
+	memcpy(request.ifr_name, hca->interface, sizeof(hca->interface));
+	if (fd >= 0)
+		cut = ioctl(fd, SIOCGIFFLAGS, &request) || !(request.ifr_flags & IFF_RUNNING);
+	soft_close_fd(&fd);
+	return cut;
+}
+
+/* Not before that changes, for tests take a port down and up as well. */
+static void follow_interface(struct soft_hca *hca)
+{
+	const bool cut = hca->interface[0] && is_cut(hca);
+
+	if (cut == hca->cut)
+		return;
+	hca->cut = cut;
+	if (cut)
+		go_down(hca);
+	else
+		go_up(hca);
+}
+
+/* The addresses of the host or its interfaces have changed, or may have. */
 static void read_addresses(void)
 {
 	EACH_HCA (hca) {
-		if (!soft_gid_refresh(hca))
-			continue;
-		soft_engine_port_changed(SOFT_PORT_ADDRESSES, hca->port);
-		tell(hca, IBV_EVENT_GID_CHANGE);
+		if (soft_gid_refresh(hca)) {
+			soft_engine_port_changed(SOFT_PORT_ADDRESSES, hca->port);
+			tell(hca, IBV_EVENT_GID_CHANGE);
+		}
+		follow_interface(hca);
 	}
 }
 
@@ -174,6 +279,7 @@ static void reset(void)
 		while (!soft_list_empty(&hca->contexts))
 			soft_list_remove(hca->contexts.next);
 		soft_gid_forget(hca);
+		hca->cut = false;
 	}
 	soft_ports_down = 0;
 }
@@ -196,52 +302,6 @@ const struct soft_subsystem soft_port_subsystem = {
 };
 
 /* ---- what can happen ----------------------------------------------------------------------- */
-
-bool soft_qp_is_silent(const struct soft_qp *qp)
-{
-	const union ibv_gid peer = soft_qp_peer_gid(qp);
-	uint32_t ports = soft_qp_hca(qp)->port;
-
-	if (soft_qpn_ip_port(qp->attr.dest_qp_num) == soft_ip_port())
-		ports |= soft_gid_port(&peer);
-	return soft_ports_down & ports;
-}
-
-static void stall(struct soft_qp *qp)
-{
-	if (soft_qp_is_silent(qp))
-		soft_qp_stall(qp);
-}
-
-/* What belongs to no port in particular is silent while all are down. */
-static void set_down(uint32_t ports)
-{
-	const uint32_t all = (1u << soft_hca_count()) - 1;
-
-	soft_ports_down = ports;
-	soft_watches_silence(ports == all ? SOFT_ANY_PORT : ports);
-}
-
-/* Nothing is taken in, nothing goes out.  Reliable queue pairs try for as long as their attributes
- * say, and so do their peers. */
-static void go_down(struct soft_hca *hca)
-{
-	if (soft_ports_down & hca->port)
-		return;
-	set_down(soft_ports_down | hca->port);
-	EACH_HCA (each)
-		for_queue_pairs(each, stall);
-	tell(hca, IBV_EVENT_PORT_ERR);
-}
-
-static void go_up(struct soft_hca *hca)
-{
-	if (!(soft_ports_down & hca->port))
-		return;
-	set_down(soft_ports_down & ~hca->port);
-	soft_engine_port_changed(SOFT_PORT_UP, hca->port);
-	tell(hca, IBV_EVENT_PORT_ACTIVE);
-}
 
 static void fail(struct soft_hca *hca)
 {

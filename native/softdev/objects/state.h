@@ -1,6 +1,8 @@
 /* What the device has of its objects: the part of this folder in soft_device. */
 #pragma once
 
+#include <net/if.h>
+
 #include "device.h"
 #include "memory.h"
 
@@ -21,6 +23,8 @@ struct soft_hca {
 	uint32_t bad_qkeys; /* messages that came with a wrong Q_Key: ibv_query_port(3) */
 	struct soft_gid gids[SOFT_GIDS];
 	int gid_count;
+	char interface[IFNAMSIZ]; /* of the host, whose addresses and state are its own; or "" */
+	bool cut; /* the interface does not run, as far as that has been read */
 };
 
 struct soft_objects {

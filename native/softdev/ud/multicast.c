@@ -106,16 +106,20 @@ static int join(int fd, uint32_t address)
 {
 	struct ip_mreqn request = {.imr_multiaddr.s_addr = address,
 				   .imr_ifindex = (int)loopback_interface()};
-	struct soft_gid gid;
 
 	if (setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request)) &&
 	    errno != EADDRINUSE)
 		return errno;
-	for (int i = 1; i < soft_gid_count(soft_hca_at(0)); i++) {
-		if (soft_gid_at(soft_hca_at(0), i, &gid))
-			continue;
-		request.imr_ifindex = (int)gid.ifindex;
-		setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request));
+	for (int number = 0; number < soft_hca_count(); number++) {
+		const struct soft_hca *hca = soft_hca_at(number);
+		struct soft_gid gid;
+
+		for (int i = 1; i < soft_gid_count(hca); i++) {
+			if (soft_gid_at(hca, i, &gid))
+				continue;
+			request.imr_ifindex = (int)gid.ifindex;
+			setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request));
+		}
 	}
 	return 0;
 }

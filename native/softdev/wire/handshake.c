@@ -212,7 +212,7 @@ static bool may_know(const struct soft_path *path)
 }
 
 /* Does the path join the queue pair's device with its peer's?  In a process without a device of that
- * number, the first one has its address. */
+ * number, which may be this one or the other, the first one has its address. */
 static bool leads_there(const struct soft_path *path, const struct soft_qp *qp)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(qp);
@@ -221,8 +221,8 @@ static bool leads_there(const struct soft_path *path, const struct soft_qp *qp)
 
 	if (soft_shm_path_is_self(path))
 		return path->ports == (own | soft_hca_at(number)->port);
-	return path->ports == own &&
-	       (path->peer_hca == number || (path->peer_hca == 0 && soft_path_is_local(path)));
+	return path->ports == own && (path->peer_hca == number ||
+				      ((!path->peer_hca || !number) && soft_path_is_local(path)));
 }
 
 /* Can the queue pair take the pending link as its peer, now or soon? */

@@ -1,0 +1,136 @@
+"""Two cables, and at both ends a device for each: AIORDMA_EMBEDDED_DEVICES=cable,cable1."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import AgentProcess, Agents, Start, address_of, connect, exchange, pair
+from .namespaces import CABLE, Network
+
+MUCH = 2 << 20  # bytes
+LITTLE = MUCH // 16  # more than what the kernels say to each other meanwhile
+
+
+@pytest.fixture
+def cables() -> int:
+    return 2
+
+
+@pytest.fixture(autouse=True)
+def devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIORDMA_EMBEDDED_DEVICES", f"{CABLE},{CABLE}1")
+
+
+@pytest.fixture(params=["tcp", "roce"])
+def rails(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, wire: Network, start: Start
+) -> list[Agents]:
+    """The agents of the two devices, which are of one process at each end."""
+    monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", request.param)
+    left, right = map(start, wire.ends)
+    made = [
+        (left.of(f"embedded{number}", ends[0]), right.of(f"embedded{number}", ends[1]))
+        for number, ends in enumerate(wire.cables)
+    ]
+    for agent in (agent for agents in made for agent in agents):
+        agent.call("watch")
+        while agent.call("port") == "DOWN":  # the kernel takes a moment to see the other end
+            agent.call("event")
+    return made
+
+
+def test_each_has_the_addresses_of_its_cable(wire: Network, start: Start) -> None:
+    """An address that both cables have is the first one's, and so are those of the loopback."""
+    for ends in wire.cables:
+        ends[0].add("10.99.0.1/24")
+    agent = start(wire.left)
+    for end, device, others in (
+        (wire.left, "embedded0", {"127.0.0.1", "::1", "10.99.0.1"}),
+        (wire.cables[1][0], "embedded1", {"127.0.0.2"}),
+    ):
+        gids = agent.of(device, end).call("gids")
+        assert gids.keys() == {end.ipv4, end.ipv6, end.link_local} | others
+
+
+@pytest.mark.parametrize("links", ["shared", "tcp"])
+def test_processes_of_one_host(
+    monkeypatch: pytest.MonkeyPatch, wire: Network, start: Start, links: str
+) -> None:
+    """One of them with a device for all addresses."""
+    monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", links)
+    end = wire.cables[1][0]
+    several = start(end).of("embedded1", end)
+    monkeypatch.delenv("AIORDMA_EMBEDDED_DEVICES")
+    agents = several, start(end)
+    pair(agents, "RC", "IPv4")
+    exchange(agents, 1, 1000)
+    assert several.call("wire") == {"shared": "shared memory", "tcp": "tcp"}[links]
+
+
+def carry(agents: Agents, via: str, family: str) -> None:
+    """Move MUCH in both directions, each way of connecting."""
+    left, right = agents
+    if via == "queue pairs":
+        pair(agents, "RC", family)
+        exchange(agents, 1, MUCH)
+        return
+    connect(agents, address_of(right.namespace, family), via)
+    left.call("echo", count=2, size=MUCH // 2)
+
+
+@pytest.mark.parametrize("via", ["cm", "tcp", "queue pairs"])
+def test_data_goes_over_the_cable_of_its_address(
+    rails: list[Agents], via: str, family: str
+) -> None:
+    for number in (1, 0):
+        before = [agents[0].namespace.carried for agents in rails]
+        carry(rails[number], via, family)
+        after = [agents[0].namespace.carried for agents in rails]
+        more = [late - early for early, late in zip(before, after, strict=True)]
+        assert more[number] > 2 * MUCH
+        assert more[1 - number] < LITTLE
+
+
+def port_becomes(agent: AgentProcess, event: str, state: str) -> None:
+    """The next event of its port but those of the addresses that come and go with the cable."""
+    while (told := agent.call("event")) == "GID_CHANGE":
+        pass
+    assert told == event
+    assert agent.call("port") == state
+
+
+def test_a_cut_is_of_one_device(rails: list[Agents], wire: Network, family: str) -> None:
+    """Its port is down, and what is under way there waits; the other one's goes on."""
+    for agents in rails:
+        pair(agents, "RC", family)
+        exchange(agents, 1, 1)  # what is cut before the queue pairs have met is not there
+        for agent in agents:
+            agent.call("watch")
+    for cut in (1, 0):
+        (left, right), others = rails[cut], rails[1 - cut]
+        wire.cables[cut][1].link("down")
+        for agent in (left, right):
+            port_becomes(agent, "PORT_ERR", "DOWN")
+        right.call("post", count=1, size=1000)
+        sent = left.start("send", count=1, size=1000)
+        exchange(others, 20, 100_000)
+        assert others[0].call("port") == "ACTIVE"
+        assert not sent.done()
+        wire.cables[cut][1].link("up")
+        for agent in (left, right):
+            port_becomes(agent, "PORT_ACTIVE", "ACTIVE")
+        assert sent.result() == right.call("receive", count=1, size=1000) == ["SUCCESS"]
+
+
+def test_connections_break_with_their_cable(rails: list[Agents], wire: Network, via: str) -> None:
+    for agents in rails:
+        connect(agents, agents[1].namespace.ipv4, via)
+        agents[0].call("echo", count=1, size=1)
+    (left, right), others = rails[1], rails[0]
+    echo = left.start("echo", count=200, size=1 << 20)
+    wire.cables[1][1].link("down")
+    assert "ConnectionBrokenError" in echo.error()
+    assert left.call("ended")[0] == "ConnectionBrokenError"
+    wire.cables[1][1].link("up")  # for one who waits for nothing does not hear of it
+    assert right.call("ended")[0] == "ConnectionBrokenError"
+    others[0].call("echo", count=20, size=100_000)
