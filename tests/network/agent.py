@@ -18,6 +18,7 @@ import aiordma
 from aiordma import verbs
 from aiordma.transport import Via
 from aiordma.verbs import (
+    GID,
     GRH_SIZE,
     AccessFlags,
     Destination,
@@ -77,6 +78,9 @@ class QueuePair:
         else:
             rights = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC
             self.qp.connect(self.endpoint, remote, access=rights, timeout=ack_timeout)
+
+    def join(self, group: str) -> None:
+        self._stack.enter_context(self.qp.attach_mcast(GID.from_ip(group)))
 
     def longest_datagram(self) -> int:
         return self.qp.context.query_port().active_mtu.bytes
