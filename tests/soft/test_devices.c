@@ -2,7 +2,7 @@
 #include "fault_side.h"
 #include "ud_side.h"
 
-#include "engine/engine.h"
+#include "objects/objects.h"
 
 /* A side of that device, with its first GID. */
 #define OF(number, ...)                                                                            \
@@ -210,6 +210,27 @@ static void port_of_one(void)
 	close_pair(&x, &y);
 }
 
+/* A process of another host may have the same port as this one. */
+static void port_and_a_stranger(void)
+{
+	struct side c, d;
+
+	connect_of(&c, 1, &d, 1);
+	CHECK_EQUAL(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ERR), 0);
+	soft_lock();
+	struct soft_qp *qp = soft_qp_of(c.qp);
+	union ibv_gid *peer = &qp->attr.ah_attr.grh.dgid, known = *peer;
+
+	peer->raw[12] = 203; /* TEST-NET-3 */
+	CHECK(!soft_qp_is_silent(qp));
+	*peer = soft_gid_loopback;
+	CHECK(soft_qp_is_silent(qp));
+	*peer = known;
+	soft_unlock();
+	CHECK_EQUAL(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ACTIVE), 0);
+	close_pair(&c, &d);
+}
+
 /* Its own port, of two processes: the other one's goes on. */
 static void port_of_one_of_two_processes(void)
 {
@@ -342,6 +363,7 @@ int main(void)
 	STEP(wrong_address());
 	STEP(datagrams());
 	STEP(port_of_one());
+	STEP(port_and_a_stranger());
 	STEP(given_up());
 	STEP(end_of_one());
 	STEP(faults_of_one());
