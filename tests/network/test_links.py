@@ -40,16 +40,24 @@ def rails(
 
 
 def test_each_has_the_addresses_of_its_cable(wire: Network, start: Start) -> None:
-    """An address that both cables have is the first one's, and so are those of the loopback."""
-    for ends in wire.cables:
-        ends[0].add("10.99.0.1/24")
+    """Those with a label too.  An address that both have is the first one's, and so are those of
+    the loopback.  Without the interface there is no port."""
     agent = start(wire.left)
-    for end, device, others in (
-        (wire.left, "embedded0", {"127.0.0.1", "::1", "10.99.0.1"}),
-        (wire.cables[1][0], "embedded1", {"127.0.0.2"}),
+    for number, (end, others) in enumerate(
+        zip(
+            (wire.left, wire.cables[1][0]),
+            ({"127.0.0.1", "::1", "10.98.0.1", "10.99.0.1"}, {"127.0.0.2", "10.98.1.1"}),
+            strict=True,
+        )
     ):
-        gids = agent.of(device, end).call("gids")
-        assert gids.keys() == {end.ipv4, end.ipv6, end.link_local} | others
+        label = f"{end.cable}:more"
+        end.ip("addr", "add", f"10.98.{number}.1/24", "dev", end.cable, "label", label)
+        end.add("10.99.0.1/24")
+        device = agent.of(f"embedded{number}", end)
+        assert device.call("gids").keys() == {end.ipv4, end.ipv6, end.link_local} | others
+    end.ip("link", "del", end.cable)
+    assert device.call("gids").keys() == {"127.0.0.2"}
+    assert device.call("port") == "DOWN"
 
 
 @pytest.mark.parametrize("links", ["shared", "tcp"])
