@@ -34,11 +34,8 @@ cdef class MessageChannel(FrameHandler):
     cdef Credits credits
     cdef readonly Inbox inbox
     cdef ReceiveQueue receives
-    cdef object source, config
+    cdef object owner, source, config
     cdef BlockCache pool
-    cdef object on_control, on_protocol_error, waiter_error
-    # raise for a closed connection; in the wrong loop
-    cdef public object check, check_loop  # type: Callable[[], object]
     cdef Fifo waiting                  # messages and writes, in their order
     cdef Wait wait
     cdef Fifo controls
@@ -46,7 +43,6 @@ cdef class MessageChannel(FrameHandler):
     cdef RendezvousMemory rendezvous_memory
     cdef uint32_t max_pieces           # of a rendezvous
     cdef list spare_blocks, early_frames, drain_waiters
-    cdef public object on_early_frame  # type: Callable[[], object] | None
     cdef Counts counts
     cdef object ended_by
     cdef uint32_t frames_under_way, latest_request, answers_waiting

@@ -87,9 +87,6 @@ cdef enum:
 
 SPARE_BLOCKS = 2  # for control frames, when the pool is exhausted
 
-def do_nothing(*_):
-    """In place of a callback that has not been set yet, or was removed by `close`."""
-
 
 cdef class Counts:
     """The counters of a connection: messages, bytes and transfers."""
@@ -207,17 +204,12 @@ cdef class MessageChannel(FrameHandler):
 
     def __init__(
         self, *, SendQueue queue not None, memory: Memory, config: Config,
-        on_control: Callable[[protocol.Message], object],
-        on_protocol_error: Callable[[BaseException], object],
-        waiter_error: Callable[..., BaseException],
+        owner: Owner,
     ):
         self.queue, self.table = queue, queue.table
-        self.config = config
+        self.config, self.owner = config, owner
         self.pool = memory.pool
         self.source = memory.block_source(self.on_memory, internal=True)
-        self.on_control, self.on_protocol_error = on_control, on_protocol_error
-        self.waiter_error = waiter_error
-        self.check = self.check_loop = do_nothing
         self.counts = Counts()
         self.max_received = config.max_message
         self.max_unanswered = protocol.MAX_UNANSWERED
@@ -264,7 +256,7 @@ cdef class MessageChannel(FrameHandler):
 
     cdef int check_affinity(self) except -1:
         if not self.table.called_back_here() and get_running_loop() is not self.table.loop:
-            self.check_loop()
+            self.owner.check_loop()
         return 0
 
     cdef SendFuture start_message(self, object data, object imm):
@@ -275,7 +267,7 @@ cdef class MessageChannel(FrameHandler):
             or not self.started
             or not self.table.called_back_here() and get_running_loop() is not self.table.loop
         ):
-            self.check()  # says what is wrong
+            self.owner.check()  # says what is wrong
         message = SendFuture.__new__(SendFuture, self.table)
         message.open(data)
         if message.length > self.max_message:
@@ -284,7 +276,7 @@ cdef class MessageChannel(FrameHandler):
             message.imm = imm_of(imm)
             message.has_imm = True
         if self.ended_by is not None:  # `check` does not know: the Connection is gone
-            raise self.waiter_error(self.ended_by)
+            raise self.owner.error_for(self.ended_by)
         message.channel = self
         self.enqueue(message)
         return message
@@ -308,7 +300,7 @@ cdef class MessageChannel(FrameHandler):
     cdef int write(self, WRChain chain) except -1:
         """Posts a write with immediate data when its turn among the messages comes."""
         if self.ended_by is not None:
-            return chain.refused(self.waiter_error(self.ended_by))
+            return chain.refused(self.owner.error_for(self.ended_by))
         self.append(chain)
         return self.flush() if self.waiting.size() == 1 else 0
 
@@ -663,7 +655,7 @@ cdef class MessageChannel(FrameHandler):
     cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1:
         self.answers_waiting += 1
         if self.answers_waiting > self.max_answers and not always:
-            self.on_protocol_error(
+            self.owner.violated(
                 ProtocolError(
                     f"the peer has {self.max_answers} answers waiting here, and gives no credits "
                     f"to send them"
@@ -755,8 +747,7 @@ cdef class MessageChannel(FrameHandler):
         """Whether an arrived frame is handled now; else it is kept for `start`, or dropped."""
         if not self.started:
             self.early_frames.append((block, length, imm))  # the peer was quicker than our handshake
-            if self.on_early_frame is not None:
-                self.on_early_frame()
+            self.owner.early()
             return False
         if self.ended_by is not None or self.peer_has_left:
             block.end_lease()
@@ -770,7 +761,7 @@ cdef class MessageChannel(FrameHandler):
         try:
             self.take_frame(block, length)
         except ProtocolError as error:
-            self.on_protocol_error(error)
+            self.owner.violated(error)
         return self.flush()
 
     cdef int take_frame(self, PoolBlock block, uint32_t length) except -1:
@@ -864,7 +855,7 @@ cdef class MessageChannel(FrameHandler):
             if isinstance(message, protocol.ReceiveSize):
                 self.on_receive_size(message.first, message.size)
             else:
-                self.on_control(message)
+                self.owner.control(message)
         elif kind == RNDV_ACK:
             if len(content) != sizeof(RendezvousAck):
                 raise ProtocolError(f"the peer sent an acknowledgement of {length} bytes")
@@ -896,7 +887,7 @@ cdef class MessageChannel(FrameHandler):
                 raise ProtocolError(self.too_early())
         except ProtocolError as error:
             block.end_lease()
-            self.on_protocol_error(error)
+            self.owner.violated(error)
             return 0
         self.receives.used(block.posted, 0)
         message = new_message(block, 0, 0)
@@ -992,17 +983,17 @@ cdef class MessageChannel(FrameHandler):
                 (<SendFuture> item).settle(FAILED, self.send_error(<SendFuture> item))
             else:
                 text = (<WRChain> item).text(self.queue.peer)
-                (<WRChain> item).refused(self.waiter_error(error, text))
+                (<WRChain> item).refused(self.owner.error_for(error, text))
         for _, _, future, _, _ in controls:
             if future is not None:
-                complete_waiter(future, self.waiter_error(error))
+                complete_waiter(future, self.owner.error_for(error))
         for message in self.rendezvous.values():
             message.settle(FAILED, self.send_error(message))
         self.inbox.end(error)
         self.check_drained()
 
     cdef object send_error(self, SendFuture message):
-        return self.waiter_error(
+        return self.owner.error_for(
             self.ended_by, f"send of {message.length} bytes to {self.queue.peer}"
         )
 
@@ -1026,7 +1017,7 @@ cdef class MessageChannel(FrameHandler):
         self.early_frames.clear()
         release_all(self.spare_blocks)
         # The parts let go of each other, so that they need no cycle collector.
-        self.on_control = self.on_protocol_error = self.on_early_frame = do_nothing
+        self.owner.on_early = None
         self.receives.source = self.receives.channel = self.source = self.inbox.source = None
         self.receives = self.inbox = None
         if code:

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from .._core import protocol
 from .._native.handles import AnyMemory
+from ..errors import ProtocolError
 from ..verbs import ProtectionDomain, QueuePair
 from .memory import Local, PoolBlock
 from .message import Message
@@ -75,6 +77,25 @@ class Suite(Protocol):
     def payload_sealer(self) -> Callable[[bytes], Any]: ...
     @property
     def payload_opener(self) -> Callable[[bytes, bytes], Any]: ...
+
+class Owner(Protocol):
+    """What the data path calls of the connection that it belongs to."""
+
+    on_early: Callable[[], object] | None
+    """Called for a frame that comes before `start`."""
+    def control(self, message: protocol.Message, /) -> object: ...
+    def violated(self, error: ProtocolError, /) -> object:
+        """The peer has broken the protocol."""
+    def error_for(self, cause: BaseException, text: str = "", /) -> BaseException:
+        """A new error for one waiter; `text` is what it waited for."""
+    def broken(self, error: BaseException, /) -> object:
+        """The queue pair has failed: once, perhaps within a post."""
+    def early(self) -> object: ...
+    def emptied(self) -> object:
+        """After `SendQueue.leave`: no work is under way any more."""
+    def check(self) -> object:
+        """Raises for a connection that has ended or is being closed, and in the wrong loop."""
+    def check_loop(self) -> object: ...
 
 class Driver(Protocol):
     """The methods of an event loop's driver that a queue calls."""

@@ -190,8 +190,7 @@ cdef class SendQueue:
     cdef public object qp  # type: QueuePair
     cdef public object error  # type: BaseException | None
     cdef public str peer               # its name, for errors
-    cdef object driver, on_failure, waiter_error
-    cdef object on_room                # in place of the frame handler, when entries are free
+    cdef object driver, owner
     cdef ibv_qp *native_qp
     cdef ibv_qp_ex *extended
     cdef public uint32_t capacity
@@ -199,6 +198,7 @@ cdef class SendQueue:
     cdef readonly uint64_t completions
     cdef SlotList sends, receives
     cdef public bint failed
+    cdef bint leaving                  # entries that become free are not for the messages
     cdef bint stopped                  # this side has taken the queue pair to ERR
     cdef readonly bint backlogged
     cdef bint entries_freed            # by the drain that goes on
@@ -221,7 +221,7 @@ cdef class SendQueue:
     cdef int post_block(self, PoolBlock block, uint32_t length) except -1
     cdef int on_error_completion(self, object work, uint8_t kind, const aiordma_completion *wc,
                                  bint before_last) except -1
-    cdef object error_for(self, WorkRequest work)
+    cdef object error_of(self, WorkRequest work)
     cdef object take_first(self, SlotList *order)
     cdef int use_room(self) except -1
     cdef int give_room_to_messages(self) except -1

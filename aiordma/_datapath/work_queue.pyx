@@ -572,17 +572,13 @@ cdef class SendQueue:
     first served, and can be withdrawn; posted work cannot.  When the queue pair fails every waiter
     fails at once, and memory returns with its completion or with the end of the queue pair.
 
-    `on_failure` is called once, with the root cause.  `waiter_error` makes the error of those that
-    waited for other work than the failed one, from that cause and the text of their own work.
+    `owner` is told once, with the root cause.  It makes the error of those that waited for other work
+    than the failed one, from that cause and the text of their own work.
     """
 
-    def __init__(
-        self, driver: Driver, qp: QueuePair, on_failure: Callable[[BaseException], object],
-        waiter_error: Callable[[BaseException, str], BaseException],
-    ):
+    def __init__(self, driver: Driver, qp: QueuePair, owner: Owner):
         cdef uintptr_t address, extended
-        self.driver, self.qp = driver, qp
-        self.on_failure, self.waiter_error = on_failure, waiter_error
+        self.driver, self.qp, self.owner = driver, qp, owner
         self.peer = "the peer"
         self.table = driver.table
         address, extended = qp._addresses
@@ -633,7 +629,7 @@ cdef class SendQueue:
     cdef int post_checked(self, WorkRequest work) except -1:
         if self.error is None:
             return self.post_now(work)
-        work.on_error(self.error_for(work))
+        work.on_error(self.error_of(work))
         work.free_memory()
         return 0
 
@@ -755,7 +751,7 @@ cdef class SendQueue:
         if wc.status == FLUSHED and self.stopped and not already_failed:
             already_failed = True  # on purpose: the others will be flushed in their turn
             if request is not None:
-                request.on_error(self.waiter_error(self.error))
+                request.on_error(self.owner.error_for(self.error))
         if wc.status == FLUSHED and not already_failed:
             self.driver.take_device_events()  # what put the queue pair into this state
         if not already_failed:
@@ -770,9 +766,9 @@ cdef class SendQueue:
             )
             if request is not None:
                 if self.error is not None:
-                    request.on_error(self.error_for(request))
+                    request.on_error(self.error_of(request))
                 elif wc.status in OF_THE_CONNECTION:
-                    request.on_error(self.waiter_error(error))
+                    request.on_error(self.owner.error_for(error))
                 else:  # one of its own: its frames may have this, which keeps the error
                     request.on_error(copy.copy(error))
             self.fail(error)
@@ -783,9 +779,9 @@ cdef class SendQueue:
         (<PoolBlock> work).end_lease()
         return 0
 
-    cdef object error_for(self, WorkRequest work):
+    cdef object error_of(self, WorkRequest work):
         """The error of work that did not fail itself: `error` is the cause."""
-        return self.waiter_error(self.error, work.text(self.peer))
+        return self.owner.error_for(self.error, work.text(self.peer))
 
     cdef int use_room(self) except -1:
         """Freed entries go in turn to the backlog and to the messages, so that neither starves."""
@@ -801,15 +797,12 @@ cdef class SendQueue:
         return 0
 
     cdef int give_room_to_messages(self) except -1:
-        if self.on_room is not None:
-            self.on_room()
+        if self.leaving:
+            if self.free == self.capacity:
+                self.owner.emptied()
         elif self.frame_handler is not None:
             self.frame_handler.flush()
         return 0
-
-    def watch_room(self, on_room: Callable[[], object]):
-        """Calls it, in place of the messages, when entries of the send queue have become free."""
-        self.on_room = on_room
 
     def device_event(self, event: AsyncEvent):
         if event.type in FATAL_EVENTS:
@@ -840,11 +833,11 @@ cdef class SendQueue:
         for work in backlog:
             self.fail_work(work)
             work.free_memory()
-        self.on_failure(error)
+        self.owner.broken(error)
 
     cdef int fail_work(self, WorkRequest work) except -1:
         try:
-            work.on_error(self.error_for(work))
+            work.on_error(self.error_of(work))
         except RuntimeError:
             if not self.table.loop.is_closed():
                 raise
@@ -854,6 +847,12 @@ cdef class SendQueue:
     def refuse(self, error: BaseException):
         """Posts nothing more, with `error` as the reason; work under way goes on, or fails so."""
         self.error = error
+
+    def leave(self, error: BaseException):
+        """Posts nothing more, and tells the owner when the work under way is over."""
+        self.refuse(error)
+        self.leaving = True
+        self.give_room_to_messages()
 
     def stop(self, error: BaseException):
         """Takes no message any more, and hands out those whose senders know that they are here:
@@ -888,7 +887,7 @@ cdef class SendQueue:
             (<WorkRequest> self.take_first(&self.sends)).free_memory()
         while self.receives.first != NO_SLOT:
             (<PoolBlock> self.take_first(&self.receives)).end_lease()
-        self.user = self.frame_handler = self.on_room = None
+        self.user = self.frame_handler = None
 
 
 FLUSHED = int(WCStatus.WR_FLUSH_ERR)
