@@ -9,11 +9,6 @@ enum {
 	PACKETS = 256, /* of a long message */
 };
 
-static void set_option(int fd, int level, int name, int value)
-{
-	CHECK_EQUAL(setsockopt(fd, level, name, &value, sizeof(value)), 0);
-}
-
 static void open_long(struct stage *stage)
 {
 	open_stage(stage, (struct options){.memory = PACKETS * UNIT, .mtu = IBV_MTU_4096});
