@@ -104,6 +104,7 @@ struct soft_cm_message {
 	uint8_t retry_count; /* 3 bits */
 	uint8_t rnr_retry_count; /* 3 bits */
 	uint8_t path_mtu; /* enum ibv_mtu; 0: the carrier does not say it */
+	uint8_t traffic_class; /* so here */
 	uint16_t reason;
 	uint16_t shm_port;
 	uint16_t path_port;
