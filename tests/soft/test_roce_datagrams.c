@@ -457,6 +457,44 @@ static void connection_manager(void)
 	close(peer);
 }
 
+static void expect_event_of(struct rdma_event_channel *channel, enum rdma_cm_event_type type)
+{
+	struct rdma_cm_event *event;
+
+	CHECK_EQUAL(verbs->rdma_get_cm_event(channel, &event), 0);
+	CHECK_EQUAL(event->event, type);
+	CHECK_EQUAL(verbs->rdma_ack_cm_event(event), 0);
+}
+
+/* A request says the traffic class of its path; the packet that it is in has none. */
+static void class_asked_for(void)
+{
+	const int peer = bound(peer_gid, SOFT_ROCE_PORT), on = 1;
+	struct rdma_conn_param parameters = {.qp_num = PEER_QPN};
+	struct sockaddr_storage to;
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *id;
+	uint8_t traffic_class = 0x28;
+
+	address_at(peer_gid, PORT, &to);
+	CHECK_EQUAL(setsockopt(peer, IPPROTO_IP, IP_RECVTOS, &on, sizeof(on)), 0);
+	CHECK(channel = verbs->rdma_create_event_channel());
+	CHECK_EQUAL(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), 0);
+	CHECK_EQUAL(
+		verbs->rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &traffic_class, 1),
+		0);
+	CHECK_EQUAL(verbs->rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 1000), 0);
+	expect_event_of(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK_EQUAL(verbs->rdma_resolve_route(id, 1000), 0);
+	expect_event_of(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	CHECK_EQUAL(verbs->rdma_connect(id, &parameters), 0);
+	CHECK_EQUAL(traffic_class_at(peer), 2);
+	CHECK_EQUAL(next_mad(peer, SOFT_CM_REQ).message.traffic_class, traffic_class);
+	CHECK_EQUAL(verbs->rdma_destroy_id(id), 0);
+	verbs->rdma_destroy_event_channel(channel);
+	close(peer);
+}
+
 /* ---- the port -------------------------------------------------------------------------------- */
 
 /* A failure takes nothing from others that have an address. */
@@ -535,6 +573,7 @@ int main(void)
 	STEP(sent());
 	STEP(classes_sent());
 	STEP(connection_manager());
+	STEP(class_asked_for());
 	STEP(port_in_use());
 #ifndef __SANITIZE_THREAD__
 	STEP(forked());
