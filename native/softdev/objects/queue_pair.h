@@ -88,7 +88,7 @@ struct soft_receive_queue {
 	uint32_t tail;
 };
 
-/* A READ or an atomic that the responder has accepted and not wholly answered. */
+/* A request with soft_is_counted that the responder has accepted and not wholly answered. */
 struct soft_response {
 	/* of what has not been sent yet */
 	uint32_t psn;
