@@ -299,6 +299,20 @@ static void throw_together(const struct stage *stage, const struct soft_roce_pac
 	throw_bytes(stage->peer, bytes, length);
 }
 
+/* A FLUSH that was not asked for drops no answer, whatever its PSN. */
+static void forged_duplicate(void)
+{
+	struct stage stage;
+
+	open_stage(&stage, (struct options){0});
+	throw_together(&stage,
+		       (struct soft_roce_packet[]){remote(&stage, SOFT_ROCE_FETCH_ADD, 0),
+						   remote(&stage, SOFT_ROCE_FLUSH, 0x800001)},
+		       2);
+	next_packet(&stage, SOFT_ROCE_ATOMIC_ACKNOWLEDGE);
+	close_stage(&stage);
+}
+
 /* A requester that counts no FLUSH has more of them under way than there are places for answers, and READs behind
  * them: what finds no place is asked for again, and is no error. */
 static void uncounted(void)
@@ -537,6 +551,7 @@ int main(void)
 	STEP(wrong_length());
 	STEP(read_by_peer());
 	STEP(answers_as_read());
+	STEP(forged_duplicate());
 	STEP(uncounted());
 	STEP(written());
 	STEP(not_ready());

@@ -111,6 +111,8 @@ struct soft_response {
 	};
 };
 
+enum { SOFT_KNOWN_EMPTY = 16 };
+
 /* A READ or an atomic that was carried out, in case the request comes again. */
 struct soft_known_read {
 	uint32_t psn;
@@ -145,6 +147,8 @@ struct soft_responder {
 	uint32_t kept; /* bytes of READs, in all: read_order.c */
 	struct soft_known_read *known; /* the last ones; as many as there are responses */
 	uint32_t known_count;
+	uint32_t empty[SOFT_KNOWN_EMPTY]; /* PSNs of the last empty READs, for the same reason */
+	uint32_t empty_count;
 };
 
 /* A frame on its way out; what sending it means for the queue pair is done when the path has it

@@ -1,8 +1,8 @@
 /* The requester: from the send queue to request frames.
  *
  * Requests are transmitted in the order they were posted.  What holds the next one back: an RNR
- * timer, a fence behind READs and atomics that are not answered (IBTA 10.8.3.3), too many of those
- * under way (max_rd_atomic: ibv_modify_qp(3)), SQD, or the window of the path.
+ * timer, a fence behind READs, atomics and the like (soft_is_counted) that are not answered (IBTA
+ * 10.8.3.3), too many of those under way (max_rd_atomic: ibv_modify_qp(3)), SQD, or the window of the path.
  *
  * A request that turns out to be wrong on this side is marked, and fails when all before it have
  * completed: completions keep the order of posting.

@@ -86,6 +86,15 @@ static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)
 		answer(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT, read->result);
 }
 
+/* Of one that is not known, such as a guess, nothing is said but an acknowledgement. */
+static bool was_empty_read(const struct soft_responder *responder, const struct soft_frame *frame)
+{
+	for (uint32_t i = 0; i < SOFT_KNOWN_EMPTY && i < responder->empty_count; i++)
+		if (responder->empty[i] == frame->psn)
+			return soft_is_empty_read(frame->opcode);
+	return false;
+}
+
 static void acknowledge_again(struct soft_qp *qp)
 {
 	/* As if the last PSN had not been acknowledged. */
@@ -99,7 +108,7 @@ static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
 		read_again(qp, frame);
 	else if (soft_is_read(frame->opcode))
 		atomic_again(qp, frame);
-	else if (soft_is_empty_read(frame->opcode))
+	else if (was_empty_read(&qp->responder, frame))
 		answer(qp, frame, SOFT_READ_DATA, 0, NULL);
 	else /* in the middle of a message too: a requester with a window may wait for it */
 		acknowledge_again(qp);

@@ -186,7 +186,7 @@ static enum soft_sink lose(struct soft_qp *qp)
 
 /* The requester has more READs and atomics under way than was agreed, an invalid request.  But it is
  * blameless if one of the answers that hold the places is given again, or is that to a FLUSH or an ATOMIC WRITE,
- * which not all requesters count (rdma_rxe: the latter alone). */
+ * which not all requesters count (of the two rdma_rxe counts the latter). */
 static enum soft_sink too_many(struct soft_qp *qp)
 {
 	const struct soft_responder *responder = &qp->responder;
@@ -534,7 +534,10 @@ struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct sof
 
 static void answer_empty(struct soft_qp *qp, const struct soft_frame *frame)
 {
+	struct soft_responder *responder = &qp->responder;
+
 	soft_responder_answer(qp, frame, SOFT_READ_DATA, 0)->again = true;
+	responder->empty[responder->empty_count++ % SOFT_KNOWN_EMPTY] = frame->psn;
 }
 
 static struct soft_known_read *remember(struct soft_responder *responder,
