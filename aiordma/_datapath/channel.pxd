@@ -6,18 +6,13 @@ from .frames cimport Credits
 from .inbox cimport Inbox, PendingRendezvous
 from .memory cimport BlockCache, PoolBlock
 from .message cimport Fifo
+from .rail cimport FrameHandler, SendQueue
 from .receives cimport ReceiveQueue
 from .rendezvous cimport RendezvousMemory
 from .sealing cimport Sealing
 from .one_sided cimport WRChain
 from .sends cimport Frame, SendFuture
-from .work_queue cimport (
-    FrameHandler,
-    SendQueue,
-    Wait,
-    WorkRequest,
-    WorkRequestTable,
-)
+from .work_queue cimport Wait, WorkRequest, WorkRequestTable
 
 cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
 

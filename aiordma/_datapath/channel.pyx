@@ -46,6 +46,7 @@ from .futures cimport DONE, FAILED, PENDING, complete_waiter
 from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
 from .message cimport Message, new_message
 from .one_sided cimport WRChain
+from .rail cimport CONTROL_ENTRIES
 from .receives cimport release_all
 from .rendezvous cimport RendezvousMemory, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL, TAG
@@ -57,13 +58,7 @@ from .sends cimport (
     new_frame,
     new_rendezvous_frame,
 )
-from .work_queue cimport (
-    CONTROL_ENTRIES,
-    FOR_CREDITS,
-    FOR_NOTHING,
-    FOR_SEND_QUEUE,
-    IBV_WR_SEND_WITH_INV,
-)
+from .work_queue cimport FOR_CREDITS, FOR_NOTHING, FOR_SEND_QUEUE, IBV_WR_SEND_WITH_INV
 
 from aiordma._core import arguments, protocol
 from aiordma._native import failure

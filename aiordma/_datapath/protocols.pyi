@@ -9,7 +9,8 @@ from ..errors import ProtocolError
 from ..verbs import ProtectionDomain, QueuePair
 from .memory import Local, PoolBlock
 from .message import Message
-from .work_queue import SendQueue, WorkRequestTable
+from .rail import SendQueue
+from .work_queue import WorkRequestTable
 
 Sendable = Message | Local | AnyMemory
 """The types of data that can be sent."""

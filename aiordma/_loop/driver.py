@@ -33,7 +33,8 @@ from typing import Any, cast
 
 from .. import cm, verbs
 from .._core.snapshot_types import DeviceState, PoolState, RegistrationCacheState
-from .._datapath.work_queue import COMPLETIONS_PER_CALL, SendQueue, WorkRequestTable
+from .._datapath.rail import SendQueue
+from .._datapath.work_queue import COMPLETIONS_PER_CALL, WorkRequestTable
 from .._memory.registration_cache import RegistrationCache
 from ..errors import DeviceEventError, InternalError
 from ..mr_pool import MemoryPool

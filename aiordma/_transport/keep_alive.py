@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from .. import verbs
 from .._core.operations import OperationKind
-from .._datapath.work_queue import SendQueue, WorkRequest
+from .._datapath.rail import SendQueue
+from .._datapath.work_queue import WorkRequest
 from .._loop.coarse_timers import CoarseTimers
 
 

@@ -30,7 +30,7 @@ from .._core.connection_states import (
 from .._core.handshake import Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
 from .._datapath.channel import MessageChannel
-from .._datapath.work_queue import SendQueue
+from .._datapath.rail import SendQueue
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
 from ..cm.address import Address

@@ -14,7 +14,8 @@ from aiordma import Message, verbs
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
 from aiordma._datapath.channel import MessageChannel, MessageMethods
-from aiordma._datapath.work_queue import SendQueue, WorkRequestTable
+from aiordma._datapath.rail import SendQueue
+from aiordma._datapath.work_queue import WorkRequestTable
 from aiordma._memory.registration_cache import RegistrationCache
 from aiordma._transport.memory import Memory
 from aiordma.config import Config

@@ -18,7 +18,8 @@ import pytest
 
 from aiordma import Config, cm, connect, listen, verbs
 from aiordma._core.operations import OperationKind
-from aiordma._datapath.work_queue import SendQueue, WorkRequest, WorkRequestTable
+from aiordma._datapath.rail import SendQueue
+from aiordma._datapath.work_queue import WorkRequest, WorkRequestTable
 from aiordma._loop import driver, per_loop_resource
 from aiordma._loop.driver import EVENTS, Driver, EventDriver
 from aiordma.errors import InternalError
