@@ -43,12 +43,30 @@ cdef class FrameHandler:
 
 
 cdef class SendQueue:
-    """The send and receive queue of one queue pair, on one event loop.
+    """A rail: the send and receive queue of one queue pair, on one event loop.
 
-    A send queue has a fixed number of entries.  Work that finds none waits in the backlog, first come
-    first served, and can be withdrawn; posted work cannot.  When the queue pair fails every waiter
-    fails at once, and memory returns with its completion or with the end of the queue pair.
+    What its members promise to the data path:
 
+    - `free`, `capacity`: entries of the send queue, exact.  CONTROL_ENTRIES of them are for control
+      frames alone.
+    - `failed`: it takes no post any more.  `backlogged`: work waits for entries.
+    - `post_checked`, `post_receives`: they post now, receives in this order.  The caller has looked at
+      `free` and `failed`.
+    - `post_or_wait`, `withdraw`: one-sided work, in order, as there is room; what still waits can be
+      taken back.
+    - `latest_backlogged`, `has_posted`: whether all work of before has been posted, for frames that
+      come after writes.
+    - `stop`: then no frame comes by it, and the peer reaches no memory.  `close`: then the device
+      touches nothing, and every `free_memory` has come.
+
+    1. Frames arrive in the order of posting, each whole and once, until the queue pair fails.
+    2. Work that is not withdrawn ends once: by `on_completion`, in the order of posting, when the
+       device has let go of its memory; or by its first `on_error`, and then `free_memory` comes, once,
+       when the device has.
+    3. A write that was posted before a frame is in the peer's memory before that frame arrives.
+
+    It calls a FrameHandler: `received` and `received_write`, which take over the lease, and `flush`,
+    once in a drain that has freed entries.  When the queue pair fails every waiter fails at once, and
     `owner` is told once, with the root cause.  It makes the error of those that waited for other work
     than the failed one, from that cause and the text of their own work.
     """
