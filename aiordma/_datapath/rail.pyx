@@ -64,6 +64,7 @@ cdef class SendQueue:
        device has let go of its memory; or by its first `on_error`, and then `free_memory` comes, once,
        when the device has.
     3. A write that was posted before a frame is in the peer's memory before that frame arrives.
+    4. No member ends the connection: `Owner.broken`, which may come from within a post, defers that.
 
     It calls a FrameHandler: `received` and `received_write`, which take over the lease, and `flush`,
     once in a drain that has freed entries.  When the queue pair fails every waiter fails at once, and
@@ -146,7 +147,7 @@ cdef class SendQueue:
             work.on_error(error)
             if not posted:  # else the device has its memory until the queue pair is gone
                 work.free_memory()
-            self.fail(error)
+            self.rail_broke(error)
         return 0
 
     cdef int post_backlog(self) except -1:
@@ -205,7 +206,7 @@ cdef class SendQueue:
             self.table.free_slot(indices[i])
             (<PoolBlock> blocks[i]).end_lease()
         if code:
-            self.fail(self.qp._post_error("ibv_post_recv", code, 0))
+            self.rail_broke(self.qp._post_error("ibv_post_recv", code, 0))
         return posted
 
     cdef uint32_t post_cached(
@@ -262,11 +263,14 @@ cdef class SendQueue:
             if request is not None:
                 if self.error is not None:
                     request.on_error(self.error_of(request))
-                elif wc.status in OF_THE_CONNECTION:
+                elif wc.status in OF_THE_RAIL:
                     request.on_error(self.owner.error_for(error))
                 else:  # one of its own: its frames may have this, which keeps the error
                     request.on_error(copy.copy(error))
-            self.fail(error)
+            if wc.status in OF_THE_RAIL:
+                self.rail_broke(error)
+            else:
+                self.connection_broke(error)
         if before_last:
             return 0
         if request is not None:
@@ -300,8 +304,10 @@ cdef class SendQueue:
         return 0
 
     def device_event(self, event: AsyncEvent):
-        if event.type in FATAL_EVENTS:
-            self.fail(event_error(event, self.qp.context))
+        if event.type in REFUSALS:
+            self.connection_broke(event_error(event, self.qp.context))
+        elif event.type in FATAL_EVENTS:
+            self.rail_broke(event_error(event, self.qp.context))
 
     # ---- the end ----
 
@@ -314,12 +320,23 @@ cdef class SendQueue:
             index = self.table.slots[index].next
         return works
 
+    def rail_broke(self, error: BaseException):
+        """This queue pair, its device or the way to the peer is gone: another one might do."""
+        if not self.failed:
+            self.fail(error)
+            self.owner.broken(self.error)
+
+    def connection_broke(self, error: BaseException):
+        """What would break any other queue pair of the connection as well."""
+        self.rail_broke(error)
+
     def fail(self, error: BaseException):
-        """The queue pair is of no more use, for this reason.  The first call decides."""
+        """Fails all work and posts nothing more, for this reason, which the owner knows or is told.
+        The first call decides."""
         cdef WorkRequest work
         if self.failed:
             return
-        error = self.error = self.error or error
+        self.error = self.error or error
         self.failed = True
         backlog, self.backlog = self.backlog, collections.OrderedDict()
         self.note_backlog()
@@ -328,7 +345,6 @@ cdef class SendQueue:
         for work in backlog:
             self.fail_work(work)
             work.free_memory()
-        self.owner.broken(error)
 
     cdef int fail_work(self, WorkRequest work) except -1:
         try:
@@ -388,16 +404,17 @@ cdef class SendQueue:
 FLUSHED = int(WCStatus.WR_FLUSH_ERR)
 RETRY_EXCEEDED = int(WCStatus.RETRY_EXC_ERR)
 # Failures that are not about the request that happens to report them: the peer or the way to it is gone.
-OF_THE_CONNECTION: frozenset[WCStatus] = frozenset(
+OF_THE_RAIL: frozenset[WCStatus] = frozenset(
     {WCStatus.WR_FLUSH_ERR, WCStatus.RETRY_EXC_ERR, WCStatus.RNR_RETRY_EXC_ERR}
 )
 FATAL_EVENTS: frozenset[EventType] = frozenset(
     {
         EventType.QP_FATAL,
-        EventType.QP_REQ_ERR,
-        EventType.QP_ACCESS_ERR,
         EventType.CQ_ERR,
         EventType.SRQ_ERR,
         EventType.DEVICE_FATAL,
     }
+)
+REFUSALS: frozenset[EventType] = frozenset(  # of a request of the peer's
+    {EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR}
 )

@@ -324,7 +324,7 @@ class Driver(PerLoopResource):
         )
         internal = InternalError(f"handling a completion failed: {error!r}")
         internal.__cause__ = error
-        sink.fail(internal)
+        sink.connection_broke(internal)
 
     def _on_async_event(self, event: verbs.AsyncEvent) -> None:
         """Delivers it to the queue pairs that it concerns: its own, those of its queue, or all."""
@@ -357,7 +357,7 @@ class Driver(PerLoopResource):
 
     def _fail(self, error: Exception) -> None:
         for sink in list(self._sinks.values()):
-            sink.fail(error)
+            sink.rail_broke(error)
 
     def _close(self) -> None:
         self.table.brief_spin = self.table.spin = None

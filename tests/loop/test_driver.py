@@ -56,7 +56,7 @@ class Sink(SendQueue):
     def device_event(self, event: verbs.AsyncEvent) -> None:
         self.events.append(event)
 
-    def fail(self, error: BaseException) -> None:
+    def rail_broke(self, error: BaseException) -> None:
         """It goes on none the less."""
         self.failures.append(error)
 
