@@ -12,8 +12,6 @@
 
 from asyncio import _get_running_loop as get_running_loop
 
-import collections
-
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memcpy, memset
@@ -29,6 +27,7 @@ from .frames cimport (
     HAS_IMM,
     HEADER,
     MAX_BUNDLE,
+    PeerRoom,
     RNDV_ACK,
     RNDV_RTS,
     BundleEntry,
@@ -78,7 +77,6 @@ cdef extern from "<endian.h>" nogil:
 
 cdef enum:
     BUNDLED_BELOW = 16 << 10  # bytes: a longer message gains nothing by sharing a frame
-    MAX_SIZE_CHANGES = 8  # of the peer's receives, that have been announced and are not reached yet
 
 SPARE_BLOCKS = 2  # for control frames, when the pool is exhausted
 
@@ -214,14 +212,13 @@ cdef class MessageChannel(FrameHandler):
         self.rendezvous, self.rendezvous_memory = {}, RendezvousMemory(memory)
         self.max_pieces = min(MAX_PIECES, queue.capacity - CONTROL_ENTRIES - 1)
         self.spare_blocks, self.early_frames, self.drain_waiters = [], [], []
-        self.peer_size_changes = collections.deque()
         self.receives = ReceiveQueue(self, memory, config)
         self.inbox = Inbox(self, memory, config.fetch_ahead, max(1, config.data_receives // 4))
 
     # ---- bring-up ----
 
     def seal_with(self, Sealing sealing not None):
-        self.sealing, self.tag_size = sealing, TAG
+        self.sealing = sealing
 
     def post_receives(self):
         """Posts every receive; before the peer can send, and so before the handshake ends."""
@@ -231,8 +228,11 @@ cdef class MessageChannel(FrameHandler):
 
     def start(self, peer: Room):
         self.max_message = peer.max_message
-        self.max_peer_size = max(self.config.eager_size, self.config.max_eager_size)
-        self.peer_size = min(peer.eager_size, self.max_peer_size) - self.tag_size
+        self.room = PeerRoom(
+            peer.eager_size,
+            max(self.config.eager_size, self.config.max_eager_size),
+            0 if self.sealing is None else TAG,
+        )
         self.credits = Credits(
             self.config.data_receives,
             self.config.control_receives,
@@ -281,7 +281,7 @@ cdef class MessageChannel(FrameHandler):
         if self.waiting.size() or self.queue.backlogged or not self.begin_sending():
             return self.append(message)
         try:
-            shares = self.frames_under_way and message.length < BUNDLED_BELOW and self.fits(message.length)
+            shares = self.frames_under_way and message.length < BUNDLED_BELOW and self.room.fits(message.length)
             sent = not shares and self.send_alone(message)
         finally:
             self.sending = False
@@ -362,9 +362,6 @@ cdef class MessageChannel(FrameHandler):
         self.sending = True
         return True
 
-    cdef bint fits(self, uint64_t length) noexcept:
-        return HEADER + length <= self.peer_size
-
     cdef PoolBlock frame_block(self, uint64_t size):
         """A block for a frame; None: the pool is exhausted, and `on_memory` will be called."""
         cdef PoolBlock block = self.pool.take_fast(size)
@@ -381,7 +378,7 @@ cdef class MessageChannel(FrameHandler):
     cdef bint send_alone(self, SendFuture message) except -1:
         """Sends one message in a frame of its own; False when there is no memory for it now."""
         try:
-            if self.fits(message.length):
+            if self.room.fits(message.length):
                 return self.send_eager(message)
             return self.send_rendezvous(message)
         except (RDMAError, OSError, ValueError, BufferError, MemoryError) as error:
@@ -392,12 +389,12 @@ cdef class MessageChannel(FrameHandler):
     cdef bint send_eager(self, SendFuture message) except -1:
         # Its last piece is sent from where it lies if that is quicker than a copy.
         cdef Piece in_place = message.last()
-        if not self.pool.local_dma_lkey or in_place.length < COPIED_BELOW or self.tag_size:
+        if not self.pool.local_dma_lkey or in_place.length < COPIED_BELOW or self.room.tag_size:
             in_place = None
         cdef uint64_t length = HEADER + message.length - (
             0 if in_place is None else in_place.length
         )
-        cdef PoolBlock block = self.frame_block(length + self.tag_size)
+        cdef PoolBlock block = self.frame_block(length + self.room.tag_size)
         cdef Frame frame
         if block is None:
             return False
@@ -422,7 +419,7 @@ cdef class MessageChannel(FrameHandler):
         cdef uint64_t whole
         cdef Frame frame
         try:
-            block = self.frame_block(size + self.tag_size)
+            block = self.frame_block(size + self.room.tag_size)
         except (RDMAError, OSError, MemoryError) as error:
             for message in messages:
                 message.close_payload()
@@ -458,7 +455,7 @@ cdef class MessageChannel(FrameHandler):
         if message.first.next is not None and self.sealing is None:
             # Each piece is a registration here and a READ there.
             message.join_pieces(COPIED_BELOW)
-            if message.count() > self.max_pieces or rendezvous_size(message) > self.peer_size:
+            if message.count() > self.max_pieces or rendezvous_size(message) > self.room.size:
                 message.join_pieces(message.length + 1)
         # A bind for each piece; sealed they are one.
         cdef uint32_t entries = 1 + (message.count() if self.sealing is None else 1)
@@ -468,7 +465,7 @@ cdef class MessageChannel(FrameHandler):
             length = rendezvous_size(message)
         else:
             length = HEADER + sizeof(RendezvousRequest) + sizeof(RendezvousPiece) + PAYLOAD_SEAL
-        block = self.frame_block(length + self.tag_size)
+        block = self.frame_block(length + self.room.tag_size)
         if block is None:
             return False
         try:
@@ -565,7 +562,7 @@ cdef class MessageChannel(FrameHandler):
                     write.refused(error)
                 else:
                     self.credits.data -= 1
-                    self.count_sent()
+                    self.room.count_sent()
                     self.queue.post_checked(write)
                 return True
             message = <SendFuture> item
@@ -573,7 +570,7 @@ cdef class MessageChannel(FrameHandler):
                 break
             if message.state == PENDING:
                 longer = size + bundled_size(message.length)
-                if messages and longer > self.peer_size:
+                if messages and longer > self.room.size:
                     break
                 size = longer
                 messages.append(message)
@@ -606,25 +603,13 @@ cdef class MessageChannel(FrameHandler):
             self.check_drained()
         return 0
 
-    cdef int count_sent(self) except -1:
-        self.frames_sent += 1
-        if self.peer_size_changes:
-            self.update_peer_size()
-        return 0
-
-    cdef int update_peer_size(self) except -1:
-        while self.peer_size_changes and self.peer_size_changes[0][0] <= self.frames_sent:
-            self.peer_size = min(self.peer_size_changes.popleft()[1], self.max_peer_size)
-            self.peer_size -= self.tag_size
-        return 0
-
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1:
         write_header(<FrameHeader *> frame.block.bytes(), self.credits, kind, has_imm, imm)
         if self.sealing is not None:
             frame.length = self.sealing.seal(frame.block.bytes(), frame.length)
             if not frame.length:
                 return frame.free_memory()
-        self.count_sent()
+        self.room.count_sent()
         return self.queue.post_checked(frame)
 
     # ---- control messages ----
@@ -702,12 +687,12 @@ cdef class MessageChannel(FrameHandler):
         With `window_key` its arrival ends the peer's window of that key.
         """
         cdef uint32_t length = HEADER + <uint32_t> len(content)
-        cdef PoolBlock block = self.pool.take_fast(length + self.tag_size)
+        cdef PoolBlock block = self.pool.take_fast(length + self.room.tag_size)
         cdef list spare_blocks = None
         cdef Frame frame
         if block is None:
             try:
-                block = (<object> self.pool)._block(length + self.tag_size)
+                block = (<object> self.pool)._block(length + self.room.tag_size)
             except (RDMAError, OSError, MemoryError):
                 if not self.spare_blocks:
                     return False
@@ -848,7 +833,7 @@ cdef class MessageChannel(FrameHandler):
                     f"the key"
                 )
             if isinstance(message, protocol.ReceiveSize):
-                self.on_receive_size(message.first, message.size)
+                self.room.announced(message.first, message.size)
             else:
                 self.owner.control(message)
         elif kind == RNDV_ACK:
@@ -857,17 +842,6 @@ cdef class MessageChannel(FrameHandler):
             ack = <const RendezvousAck *> PyBytes_AS_STRING(content)
             self.rendezvous_over(le32toh(ack.request_id), le32toh(ack.status))
         return 0
-
-    @cython.wraparound(True)
-    def on_receive_size(self, first: int, size: int):
-        if first < (self.peer_size_changes[-1][0] if self.peer_size_changes else self.frames_sent):
-            raise ProtocolError(
-                f"the peer tells of the size of its receive {first}, which has been used"
-            )
-        if len(self.peer_size_changes) == MAX_SIZE_CHANGES:
-            raise ProtocolError("the peer changes the size of its receives all the time")
-        self.peer_size_changes.append((first, size))
-        self.update_peer_size()
 
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
         """The peer has written to memory of this side, and says so with immediate data."""
