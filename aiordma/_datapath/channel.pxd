@@ -8,7 +8,7 @@ from .memory cimport BlockCache, PoolBlock
 from .message cimport Fifo
 from .rail cimport FrameHandler, SendQueue
 from .receives cimport ReceiveQueue
-from .rendezvous cimport RendezvousMemory
+from .rendezvous cimport Offers
 from .sealing cimport Sealing
 from .one_sided cimport WRChain
 from .sends cimport Frame, SendFuture
@@ -35,14 +35,11 @@ cdef class MessageChannel(FrameHandler):
     cdef Fifo waiting                  # messages and writes, in their order
     cdef Wait wait
     cdef Fifo controls
-    cdef dict rendezvous               # by request: messages that the peer may read
-    cdef RendezvousMemory rendezvous_memory
-    cdef uint32_t max_pieces           # of a rendezvous
+    cdef readonly Offers offers
     cdef list spare_blocks, early_frames, drain_waiters
     cdef Counts counts
     cdef object ended_by
     cdef uint32_t frames_under_way, latest_request, answers_waiting
-    cdef uint32_t max_unanswered       # rendezvous that the peer has to acknowledge
     cdef uint32_t max_answers          # control messages without a waiter that wait for a credit
     cdef readonly uint64_t max_message
     cdef uint64_t max_received         # bytes of a message; `max_message`: what the peer takes

@@ -47,7 +47,7 @@ from .message cimport Message, new_message
 from .one_sided cimport WRChain
 from .rail cimport CONTROL_ENTRIES
 from .receives cimport release_all
-from .rendezvous cimport RendezvousMemory, rendezvous_size, write_request
+from .rendezvous cimport Offers, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL, TAG
 from .sends cimport (
     COPIED_BELOW,
@@ -205,12 +205,12 @@ cdef class MessageChannel(FrameHandler):
         self.source = memory.block_source(self.on_memory, internal=True)
         self.counts = Counts()
         self.max_received = config.max_message
-        self.max_unanswered = protocol.MAX_UNANSWERED
-        self.max_answers = 4 * self.max_unanswered  # a peer that keeps to the limits causes fewer
+        self.max_answers = 4 * protocol.MAX_UNANSWERED  # a peer that keeps to the limits causes fewer
         self.waiting, self.controls = Fifo(), Fifo()
         self.wait = Wait.__new__(Wait)
-        self.rendezvous, self.rendezvous_memory = {}, RendezvousMemory(memory)
-        self.max_pieces = min(MAX_PIECES, queue.capacity - CONTROL_ENTRIES - 1)
+        self.offers = Offers(
+            memory, protocol.MAX_UNANSWERED, min(MAX_PIECES, queue.capacity - CONTROL_ENTRIES - 1)
+        )
         self.spare_blocks, self.early_frames, self.drain_waiters = [], [], []
         self.receives = ReceiveQueue(self, memory, config)
         self.inbox = Inbox(self, memory, config.fetch_ahead, max(1, config.data_receives // 4))
@@ -311,10 +311,7 @@ cdef class MessageChannel(FrameHandler):
         """What the first of those that wait waits for; the pool and the backlog count their own."""
         cdef int what = FOR_NOTHING
         if self.started and self.ended_by is None and self.waiting.size():
-            if (
-                self.credits.data == 0
-                or len(self.rendezvous) >= <Py_ssize_t> self.max_unanswered
-            ):
+            if self.credits.data == 0 or self.offers.full():
                 what = FOR_CREDITS
             elif not (self.awaits_memory or self.queue.backlogged or self.queue.has_room()):
                 what = FOR_SEND_QUEUE
@@ -352,7 +349,7 @@ cdef class MessageChannel(FrameHandler):
             not self.started
             or self.ended_by is not None
             or self.credits.data == 0
-            or len(self.rendezvous) >= <Py_ssize_t> self.max_unanswered
+            or self.offers.full()
             or self.sending
             or self.awaits_memory
             or not self.queue.has_room()
@@ -453,10 +450,7 @@ cdef class MessageChannel(FrameHandler):
         cdef Frame frame
         cdef bytes seal = b""
         if message.first.next is not None and self.sealing is None:
-            # Each piece is a registration here and a READ there.
-            message.join_pieces(COPIED_BELOW)
-            if message.count() > self.max_pieces or rendezvous_size(message) > self.room.size:
-                message.join_pieces(message.length + 1)
+            self.offers.join_pieces(message, self.room.size)
         # A bind for each piece; sealed they are one.
         cdef uint32_t entries = 1 + (message.count() if self.sealing is None else 1)
         if not self.queue.has_room_for(entries):
@@ -471,9 +465,9 @@ cdef class MessageChannel(FrameHandler):
         try:
             if self.sealing is not None:
                 seal = self.seal_message(message)
-            self.rendezvous_memory.open_message(message)
+            self.offers.memory.open_message(message)
             if not self.queue.has_room_for(entries) and not self.queue.failed:
-                self.rendezvous_memory.close_message(message, 0)
+                self.offers.memory.close_message(message, 0)
                 raise RDMAError(
                     "a finalizer that ran while this message was prepared filled the send queue, and "
                     "the message was not sent: send it again"
@@ -482,7 +476,7 @@ cdef class MessageChannel(FrameHandler):
             block.end_lease()
             raise
         message.request_id = self.request_id()
-        self.rendezvous[message.request_id] = message
+        self.offers.messages[message.request_id] = message
         if self.ended_by is not None:  # by the cycle collector, above: `end` has not seen the message
             message.settle(FAILED, self.send_error(message))
         write_request(block.bytes() + HEADER, message, seal)
@@ -514,17 +508,11 @@ cdef class MessageChannel(FrameHandler):
         message.first = copy
         return seal
 
-    def close_windows(self):
-        """The connection has ended: the peer reads nothing more.  The queue pair goes after this."""
-        for message in self.rendezvous.values():
-            self.rendezvous_memory.end_windows(<SendFuture> message, 0)
-        self.rendezvous_memory.close_spare_windows()
-
     cdef int rendezvous_over(self, uint32_t request_id, uint32_t status) except -1:
-        cdef SendFuture message = self.rendezvous.pop(request_id, None)
+        cdef SendFuture message = self.offers.messages.pop(request_id, None)
         if message is None:
             raise ProtocolError("the peer says it has read a message that was not offered")
-        cdef int code = self.rendezvous_memory.close_message(message, self.invalidated_key)
+        cdef int code = self.offers.memory.close_message(message, self.invalidated_key)
         if status:
             text = f"send of {message.length} bytes to {self.queue.peer}"
             message.settle(
@@ -881,7 +869,7 @@ cdef class MessageChannel(FrameHandler):
             "controls_waiting": self.controls.size(),
             "credits": self.credits.data,
             "frames_under_way": self.frames_under_way,
-            "rendezvous": len(self.rendezvous),
+            "rendezvous": len(self.offers.messages),
         }
         if inbox is not None:  # it is not closed
             figures["arrived"] = inbox.incoming.size()
@@ -927,7 +915,7 @@ cdef class MessageChannel(FrameHandler):
         if self.ended_by is None and (
             self.waiting.size()
             or self.controls.size()
-            or self.rendezvous
+            or self.offers.messages
             or self.queue.outstanding
         ):
             return 0
@@ -956,7 +944,7 @@ cdef class MessageChannel(FrameHandler):
         for _, _, future, _, _ in controls:
             if future is not None:
                 complete_waiter(future, self.owner.error_for(error))
-        for message in self.rendezvous.values():
+        for message in self.offers.messages.values():
             message.settle(FAILED, self.send_error(message))
         self.inbox.end(error)
         self.check_drained()
@@ -968,12 +956,7 @@ cdef class MessageChannel(FrameHandler):
 
     def close(self):
         """The queue pair is destroyed: nothing touches the memory any more."""
-        cdef SendFuture message
-        cdef int code = 0
-        self.close_windows()
-        rendezvous, self.rendezvous = self.rendezvous, {}
-        for message in rendezvous.values():
-            code = self.rendezvous_memory.close_message(message, 0) or code
+        cdef int code = self.offers.close()
         for item in self.waiting.take_all():  # without `end`, as below
             if type(item) is not SendFuture:
                 (<WRChain> item).waiter = None  # which refers to it
