@@ -9,7 +9,8 @@ from ..errors import ProtocolError
 from ..verbs import ProtectionDomain, QueuePair
 from .memory import Local, PoolBlock
 from .message import Message
-from .work_queue import SendQueue, WorkRequestTable
+from .rail import SendQueue
+from .work_queue import WorkRequestTable
 
 Sendable = Message | Local | AnyMemory
 """The types of data that can be sent."""
@@ -89,7 +90,8 @@ class Owner(Protocol):
     def error_for(self, cause: BaseException, text: str = "", /) -> BaseException:
         """A new error for one waiter; `text` is what it waited for."""
     def broken(self, error: BaseException, /) -> object:
-        """The queue pair has failed: once, perhaps within a post."""
+        """A queue pair has failed: once.  This may be the middle of a post, so the connection ends
+        later: in the loop's next iteration, or before the next event that concerns it."""
     def early(self) -> object: ...
     def emptied(self) -> object:
         """After `SendQueue.leave`: no work is under way any more."""

@@ -150,7 +150,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
     @property
     def closed(self) -> bool:
         """Whether it has ended, in whatever way."""
-        return self._close_cause is not None
+        return self._close_cause is not None or self._queue.failed
 
     @property
     def request_data(self) -> bytes:

@@ -30,7 +30,7 @@ from .._core.connection_states import (
 from .._core.handshake import Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
 from .._datapath.channel import MessageChannel
-from .._datapath.work_queue import SendQueue
+from .._datapath.rail import SendQueue
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
 from ..cm.address import Address
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("aiordma.connection")
 
 OPEN = ConnectionState.OPEN
+FAILURES = frozenset({LifecycleEvent.BROKEN, LifecycleEvent.ABORTED})
 
 
 class Link(Protocol):
@@ -262,6 +263,8 @@ class ConnectionLifecycle:
 
         `error` is that of an event that may end the connection.
         """
+        if event not in FAILURES:
+            self._hear()
         before, row = self._state, transition(self._state, event)
         if row is None:
             return False
@@ -298,6 +301,7 @@ class ConnectionLifecycle:
 
         Raises when one side cannot, and when the queue pair has failed meanwhile.
         """
+        self._hear()
         if self._close_cause is not None:
             raise self._owner.error_for(self._close_cause)
         self._link = link
@@ -314,7 +318,6 @@ class ConnectionLifecycle:
                 self._endpoint.driver.timers,
                 self._config.keep_alive,
                 self._config.keep_alive_timeout,
-                weakly(self._silent),
             )
         if self._endpoint.security.auth is None or self._key_proof is not None:
             self._messages.awaiting_auth = False
@@ -325,7 +328,7 @@ class ConnectionLifecycle:
             return
         self._advance(LifecycleEvent.KEY_REQUIRED)
         assert self._endpoint.qp is not None
-        proof = self._make_key_proof(self._messages.send_control, client=client)
+        proof = self._make_key_proof(weakly(self._send_proof), client=client)
         self._bind_key_proof(peer, self._endpoint.qp.query().dest_qp_num)
         self._messages.start(peer)
         proof.begin()
@@ -336,6 +339,10 @@ class ConnectionLifecycle:
             raise
         finally:
             del proof
+
+    def _send_proof(self, message: protocol.Message) -> None:
+        self._messages.send_control(message)
+        self._hear()  # before it counts as proved
 
     def _report_end(self) -> None:
         """Tells counts and hooks, if its user has it."""
@@ -366,7 +373,7 @@ class ConnectionLifecycle:
     @property
     def _is_ending(self) -> bool:
         """Whether it has ended, or the peer has said goodbye."""
-        return self._close_cause is not None or self._state in LIMITED
+        return self._queue.failed or self._state in LIMITED
 
     def _take_control(self, message: protocol.Message) -> None:
         proof = self._key_proof
@@ -454,16 +461,18 @@ class ConnectionLifecycle:
             self._endpoint.driver.poll()
         self._end(ConnectionBrokenError(reason))
 
-    def _silent(self, seconds: float) -> None:
-        self._end(
-            ConnectionBrokenError(
-                f"the peer's device has not been heard for {seconds:g} seconds and does not answer "
-                f"(Config.keep_alive)"
-            )
-        )
+    def _hear(self) -> None:
+        """Ends the connection if its queue pair has failed, unless it has ended."""
+        if self._queue.failed and self._queue.error is not None:
+            self._end(self._queue.error)
 
     def _end(self, error: BaseException) -> None:
-        """Ends the connection for this reason, unless it has ended."""
+        """Ends the connection for this reason, unless it has ended.
+
+        If its queue pair has failed, that came first, and is the reason.
+        """
+        if self._queue.failed:
+            error = self._queue.error or error
         broken = isinstance(error, ConnectionBrokenError | WorkCompletionError)
         if self._advance(LifecycleEvent.BROKEN if broken else LifecycleEvent.ABORTED, error):
             # Not from here: this may be the middle of a drain, or of a post.
@@ -519,7 +528,7 @@ class ConnectionLifecycle:
             self._on_closed()
         if self._link is not None:
             self._link.close()
-        self._messages.close_windows()
+        self._messages.offers.close_windows()
         self._sharing.end_keys()  # without `end`: the loop was closed
         self._queue.close()
         self._messages.close()
@@ -570,8 +579,10 @@ class ConnectionOwner:
             connection._protocol_error(error)
 
     def broken(self, error: BaseException) -> None:
-        if (connection := self._connection()) is not None:
-            connection._end(error)
+        connection = self._connection()
+        # The end of a loop gives all back by itself.
+        if connection is not None and not connection._loop.is_closed():
+            connection._loop.call_soon(connection._hear)
 
     def early(self) -> None:
         if self.on_early is not None:

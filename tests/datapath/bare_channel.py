@@ -14,7 +14,8 @@ from aiordma import Message, verbs
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
 from aiordma._datapath.channel import MessageChannel, MessageMethods
-from aiordma._datapath.work_queue import SendQueue, WorkRequestTable
+from aiordma._datapath.rail import SendQueue
+from aiordma._datapath.work_queue import WorkRequestTable
 from aiordma._memory.registration_cache import RegistrationCache
 from aiordma._transport.memory import Memory
 from aiordma.config import Config
@@ -68,7 +69,7 @@ class Driver:
 
     def report(self, sink: SendQueue, error: Exception) -> None:
         self.reported.append(error)
-        sink.fail(error)
+        sink.connection_broke(error)
 
 
 class Owner:
@@ -95,7 +96,7 @@ class Owner:
 class Wire:
     """Two connected queue pairs: one for channels, one after another, and the peer's."""
 
-    def __init__(self, context: verbs.Context) -> None:
+    def __init__(self, context: verbs.Context, kind: type[SendQueue] = SendQueue) -> None:
         self.loop = asyncio.new_event_loop()
         self.pd = pd = context.alloc_pd()
         self.driver = Driver()
@@ -115,7 +116,7 @@ class Wire:
             self._peer_receives(slot)
         self.pool = MemoryPool(pd, limit=1 << 28)
         self.owner = Owner()
-        self.queue = SendQueue(self.driver, self.qp, self.owner)
+        self.queue = kind(self.driver, self.qp, self.owner)
         self.registrations = self.loop.run_until_complete(self._registrations())
 
     async def _registrations(self) -> RegistrationCache:

@@ -18,7 +18,8 @@ import pytest
 
 from aiordma import Config, cm, connect, listen, verbs
 from aiordma._core.operations import OperationKind
-from aiordma._datapath.work_queue import SendQueue, WorkRequest, WorkRequestTable
+from aiordma._datapath.rail import SendQueue
+from aiordma._datapath.work_queue import WorkRequest, WorkRequestTable
 from aiordma._loop import driver, per_loop_resource
 from aiordma._loop.driver import EVENTS, Driver, EventDriver
 from aiordma.errors import InternalError
@@ -55,7 +56,7 @@ class Sink(SendQueue):
     def device_event(self, event: verbs.AsyncEvent) -> None:
         self.events.append(event)
 
-    def fail(self, error: BaseException) -> None:
+    def rail_broke(self, error: BaseException) -> None:
         """It goes on none the less."""
         self.failures.append(error)
 
