@@ -122,7 +122,7 @@ class Config:
     to 31 is refused: it would be the encoded number of a program in C."""
     type_of_service: int = _ranged(0, 0, 0xFF)
     """Type of service (IPv4) or traffic class (IPv6) of the packets, 0 to 255.  The embedded device
-    sets it on TCP connections only, with the connection manager."""
+    sets it on packets of RoCE v2, and on TCP connections with the connection manager."""
     path_mtu: int | None = None
     """Bytes of payload of a packet at most: 256, 512, 1024, 2048 or 4096 (`via="tcp"`).  None: the
     active MTU of the ports.  The smaller one of both sides applies."""

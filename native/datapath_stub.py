@@ -30,7 +30,7 @@ from .._core import protocol
 from .._native.handles import AnyMemory
 from ..verbs import AsyncEvent, EventType, MemoryRegion, MemoryWindow, QueuePair, WCStatus
 from .protocols import (
-    BlockSource, Config, Driver, Keys, Memory, Pool, Room, Sendable, Suite, Waiter,
+    BlockSource, Config, Driver, Keys, Memory, Owner, Pool, Room, Sendable, Suite, Waiter,
 )
 from .results import Received, ReceivedMemory
 '''

@@ -2,22 +2,17 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from .frames cimport Credits
+from .frames cimport Credits, PeerRoom
 from .inbox cimport Inbox, PendingRendezvous
 from .memory cimport BlockCache, PoolBlock
 from .message cimport Fifo
+from .rail cimport FrameHandler, SendQueue
 from .receives cimport ReceiveQueue
-from .rendezvous cimport RendezvousMemory
+from .rendezvous cimport Offers
 from .sealing cimport Sealing
 from .one_sided cimport WRChain
 from .sends cimport Frame, SendFuture
-from .work_queue cimport (
-    FrameHandler,
-    SendQueue,
-    Wait,
-    WorkRequest,
-    WorkRequestTable,
-)
+from .work_queue cimport Wait, WorkRequest, WorkRequestTable
 
 cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
 
@@ -32,29 +27,20 @@ cdef class MessageChannel(FrameHandler):
     cdef SendQueue queue
     cdef WorkRequestTable table
     cdef Credits credits
+    cdef PeerRoom room                 # None before the start, as the credits
     cdef readonly Inbox inbox
     cdef ReceiveQueue receives
-    cdef object source, config
+    cdef object owner, source, config
     cdef BlockCache pool
-    cdef object on_control, on_protocol_error, waiter_error
-    # raise for a closed connection; in the wrong loop
-    cdef public object check, check_loop  # type: Callable[[], object]
     cdef Fifo waiting                  # messages and writes, in their order
     cdef Wait wait
     cdef Fifo controls
-    cdef dict rendezvous               # by request: messages that the peer may read
-    cdef RendezvousMemory rendezvous_memory
-    cdef uint32_t max_pieces           # of a rendezvous
+    cdef readonly Offers offers
     cdef list spare_blocks, early_frames, drain_waiters
-    cdef public object on_early_frame  # type: Callable[[], object] | None
     cdef Counts counts
     cdef object ended_by
     cdef uint32_t frames_under_way, latest_request, answers_waiting
-    cdef uint32_t max_unanswered       # rendezvous that the peer has to acknowledge
     cdef uint32_t max_answers          # control messages without a waiter that wait for a credit
-    cdef uint64_t frames_sent
-    cdef object peer_size_changes      # of the size of its receives: (first, size)
-    cdef uint32_t peer_size, max_peer_size
     cdef readonly uint64_t max_message
     cdef uint64_t max_received         # bytes of a message; `max_message`: what the peer takes
     cdef readonly bint started
@@ -63,7 +49,6 @@ cdef class MessageChannel(FrameHandler):
     cdef public bint awaiting_auth     # of the peer's key: it may send no message
     cdef public bint awaiting_admission  # by this side's application: neither
     cdef readonly Sealing sealing  # type: Sealing | None; None: frames travel in clear
-    cdef uint32_t tag_size             # by which sealing makes a frame longer
     # Re-entrancy guard: the end of a buffer, and the cycle collector, can run the user's code, whose
     # sends queue while this is set, behind the message that is being sent and counts on a credit.
     cdef bint sending
@@ -72,7 +57,6 @@ cdef class MessageChannel(FrameHandler):
     cdef int check_affinity(self) except -1
     cdef object send_error(self, SendFuture message)
     cdef bint begin_sending(self) noexcept
-    cdef bint fits(self, uint64_t length) noexcept
     cdef PoolBlock frame_block(self, uint64_t size)
     cdef SendFuture start_message(self, object data, object imm)
     cdef int enqueue(self, SendFuture message) except -1
@@ -91,8 +75,6 @@ cdef class MessageChannel(FrameHandler):
         self, int kind, bytes content, object waiter, uint32_t window_key=*
     ) except -1
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1
-    cdef int count_sent(self) except -1
-    cdef int update_peer_size(self) except -1
     cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1
     cdef object seal_message(self, SendFuture message)
     cdef int rendezvous_over(self, uint32_t request_id, uint32_t status) except -1

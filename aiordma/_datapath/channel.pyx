@@ -12,8 +12,6 @@
 
 from asyncio import _get_running_loop as get_running_loop
 
-import collections
-
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memcpy, memset
@@ -29,6 +27,7 @@ from .frames cimport (
     HAS_IMM,
     HEADER,
     MAX_BUNDLE,
+    PeerRoom,
     RNDV_ACK,
     RNDV_RTS,
     BundleEntry,
@@ -46,8 +45,9 @@ from .futures cimport DONE, FAILED, PENDING, complete_waiter
 from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
 from .message cimport Message, new_message
 from .one_sided cimport WRChain
+from .rail cimport CONTROL_ENTRIES
 from .receives cimport release_all
-from .rendezvous cimport RendezvousMemory, rendezvous_size, write_request
+from .rendezvous cimport Offers, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL, TAG
 from .sends cimport (
     COPIED_BELOW,
@@ -57,13 +57,7 @@ from .sends cimport (
     new_frame,
     new_rendezvous_frame,
 )
-from .work_queue cimport (
-    CONTROL_ENTRIES,
-    FOR_CREDITS,
-    FOR_NOTHING,
-    FOR_SEND_QUEUE,
-    IBV_WR_SEND_WITH_INV,
-)
+from .work_queue cimport FOR_CREDITS, FOR_NOTHING, FOR_SEND_QUEUE, IBV_WR_SEND_WITH_INV
 
 from aiordma._core import arguments, protocol
 from aiordma._native import failure
@@ -83,12 +77,8 @@ cdef extern from "<endian.h>" nogil:
 
 cdef enum:
     BUNDLED_BELOW = 16 << 10  # bytes: a longer message gains nothing by sharing a frame
-    MAX_SIZE_CHANGES = 8  # of the peer's receives, that have been announced and are not reached yet
 
 SPARE_BLOCKS = 2  # for control frames, when the pool is exhausted
-
-def do_nothing(*_):
-    """In place of a callback that has not been set yet, or was removed by `close`."""
 
 
 cdef class Counts:
@@ -207,34 +197,28 @@ cdef class MessageChannel(FrameHandler):
 
     def __init__(
         self, *, SendQueue queue not None, memory: Memory, config: Config,
-        on_control: Callable[[protocol.Message], object],
-        on_protocol_error: Callable[[BaseException], object],
-        waiter_error: Callable[..., BaseException],
+        owner: Owner,
     ):
         self.queue, self.table = queue, queue.table
-        self.config = config
+        self.config, self.owner = config, owner
         self.pool = memory.pool
         self.source = memory.block_source(self.on_memory, internal=True)
-        self.on_control, self.on_protocol_error = on_control, on_protocol_error
-        self.waiter_error = waiter_error
-        self.check = self.check_loop = do_nothing
         self.counts = Counts()
         self.max_received = config.max_message
-        self.max_unanswered = protocol.MAX_UNANSWERED
-        self.max_answers = 4 * self.max_unanswered  # a peer that keeps to the limits causes fewer
+        self.max_answers = 4 * protocol.MAX_UNANSWERED  # a peer that keeps to the limits causes fewer
         self.waiting, self.controls = Fifo(), Fifo()
         self.wait = Wait.__new__(Wait)
-        self.rendezvous, self.rendezvous_memory = {}, RendezvousMemory(memory)
-        self.max_pieces = min(MAX_PIECES, queue.capacity - CONTROL_ENTRIES - 1)
+        self.offers = Offers(
+            memory, protocol.MAX_UNANSWERED, min(MAX_PIECES, queue.capacity - CONTROL_ENTRIES - 1)
+        )
         self.spare_blocks, self.early_frames, self.drain_waiters = [], [], []
-        self.peer_size_changes = collections.deque()
         self.receives = ReceiveQueue(self, memory, config)
         self.inbox = Inbox(self, memory, config.fetch_ahead, max(1, config.data_receives // 4))
 
     # ---- bring-up ----
 
     def seal_with(self, Sealing sealing not None):
-        self.sealing, self.tag_size = sealing, TAG
+        self.sealing = sealing
 
     def post_receives(self):
         """Posts every receive; before the peer can send, and so before the handshake ends."""
@@ -244,8 +228,11 @@ cdef class MessageChannel(FrameHandler):
 
     def start(self, peer: Room):
         self.max_message = peer.max_message
-        self.max_peer_size = max(self.config.eager_size, self.config.max_eager_size)
-        self.peer_size = min(peer.eager_size, self.max_peer_size) - self.tag_size
+        self.room = PeerRoom(
+            peer.eager_size,
+            max(self.config.eager_size, self.config.max_eager_size),
+            0 if self.sealing is None else TAG,
+        )
         self.credits = Credits(
             self.config.data_receives,
             self.config.control_receives,
@@ -264,7 +251,7 @@ cdef class MessageChannel(FrameHandler):
 
     cdef int check_affinity(self) except -1:
         if not self.table.called_back_here() and get_running_loop() is not self.table.loop:
-            self.check_loop()
+            self.owner.check_loop()
         return 0
 
     cdef SendFuture start_message(self, object data, object imm):
@@ -275,7 +262,7 @@ cdef class MessageChannel(FrameHandler):
             or not self.started
             or not self.table.called_back_here() and get_running_loop() is not self.table.loop
         ):
-            self.check()  # says what is wrong
+            self.owner.check()  # says what is wrong
         message = SendFuture.__new__(SendFuture, self.table)
         message.open(data)
         if message.length > self.max_message:
@@ -284,7 +271,7 @@ cdef class MessageChannel(FrameHandler):
             message.imm = imm_of(imm)
             message.has_imm = True
         if self.ended_by is not None:  # `check` does not know: the Connection is gone
-            raise self.waiter_error(self.ended_by)
+            raise self.owner.error_for(self.ended_by)
         message.channel = self
         self.enqueue(message)
         return message
@@ -294,7 +281,7 @@ cdef class MessageChannel(FrameHandler):
         if self.waiting.size() or self.queue.backlogged or not self.begin_sending():
             return self.append(message)
         try:
-            shares = self.frames_under_way and message.length < BUNDLED_BELOW and self.fits(message.length)
+            shares = self.frames_under_way and message.length < BUNDLED_BELOW and self.room.fits(message.length)
             sent = not shares and self.send_alone(message)
         finally:
             self.sending = False
@@ -308,7 +295,7 @@ cdef class MessageChannel(FrameHandler):
     cdef int write(self, WRChain chain) except -1:
         """Posts a write with immediate data when its turn among the messages comes."""
         if self.ended_by is not None:
-            return chain.refused(self.waiter_error(self.ended_by))
+            return chain.refused(self.owner.error_for(self.ended_by))
         self.append(chain)
         return self.flush() if self.waiting.size() == 1 else 0
 
@@ -324,10 +311,7 @@ cdef class MessageChannel(FrameHandler):
         """What the first of those that wait waits for; the pool and the backlog count their own."""
         cdef int what = FOR_NOTHING
         if self.started and self.ended_by is None and self.waiting.size():
-            if (
-                self.credits.data == 0
-                or len(self.rendezvous) >= <Py_ssize_t> self.max_unanswered
-            ):
+            if self.credits.data == 0 or self.offers.full():
                 what = FOR_CREDITS
             elif not (self.awaits_memory or self.queue.backlogged or self.queue.has_room()):
                 what = FOR_SEND_QUEUE
@@ -365,7 +349,7 @@ cdef class MessageChannel(FrameHandler):
             not self.started
             or self.ended_by is not None
             or self.credits.data == 0
-            or len(self.rendezvous) >= <Py_ssize_t> self.max_unanswered
+            or self.offers.full()
             or self.sending
             or self.awaits_memory
             or not self.queue.has_room()
@@ -374,9 +358,6 @@ cdef class MessageChannel(FrameHandler):
             return False
         self.sending = True
         return True
-
-    cdef bint fits(self, uint64_t length) noexcept:
-        return HEADER + length <= self.peer_size
 
     cdef PoolBlock frame_block(self, uint64_t size):
         """A block for a frame; None: the pool is exhausted, and `on_memory` will be called."""
@@ -394,7 +375,7 @@ cdef class MessageChannel(FrameHandler):
     cdef bint send_alone(self, SendFuture message) except -1:
         """Sends one message in a frame of its own; False when there is no memory for it now."""
         try:
-            if self.fits(message.length):
+            if self.room.fits(message.length):
                 return self.send_eager(message)
             return self.send_rendezvous(message)
         except (RDMAError, OSError, ValueError, BufferError, MemoryError) as error:
@@ -405,12 +386,12 @@ cdef class MessageChannel(FrameHandler):
     cdef bint send_eager(self, SendFuture message) except -1:
         # Its last piece is sent from where it lies if that is quicker than a copy.
         cdef Piece in_place = message.last()
-        if not self.pool.local_dma_lkey or in_place.length < COPIED_BELOW or self.tag_size:
+        if not self.pool.local_dma_lkey or in_place.length < COPIED_BELOW or self.room.tag_size:
             in_place = None
         cdef uint64_t length = HEADER + message.length - (
             0 if in_place is None else in_place.length
         )
-        cdef PoolBlock block = self.frame_block(length + self.tag_size)
+        cdef PoolBlock block = self.frame_block(length + self.room.tag_size)
         cdef Frame frame
         if block is None:
             return False
@@ -435,7 +416,7 @@ cdef class MessageChannel(FrameHandler):
         cdef uint64_t whole
         cdef Frame frame
         try:
-            block = self.frame_block(size + self.tag_size)
+            block = self.frame_block(size + self.room.tag_size)
         except (RDMAError, OSError, MemoryError) as error:
             for message in messages:
                 message.close_payload()
@@ -469,10 +450,7 @@ cdef class MessageChannel(FrameHandler):
         cdef Frame frame
         cdef bytes seal = b""
         if message.first.next is not None and self.sealing is None:
-            # Each piece is a registration here and a READ there.
-            message.join_pieces(COPIED_BELOW)
-            if message.count() > self.max_pieces or rendezvous_size(message) > self.peer_size:
-                message.join_pieces(message.length + 1)
+            self.offers.join_pieces(message, self.room.size)
         # A bind for each piece; sealed they are one.
         cdef uint32_t entries = 1 + (message.count() if self.sealing is None else 1)
         if not self.queue.has_room_for(entries):
@@ -481,15 +459,15 @@ cdef class MessageChannel(FrameHandler):
             length = rendezvous_size(message)
         else:
             length = HEADER + sizeof(RendezvousRequest) + sizeof(RendezvousPiece) + PAYLOAD_SEAL
-        block = self.frame_block(length + self.tag_size)
+        block = self.frame_block(length + self.room.tag_size)
         if block is None:
             return False
         try:
             if self.sealing is not None:
                 seal = self.seal_message(message)
-            self.rendezvous_memory.open_message(message)
+            self.offers.memory.open_message(message)
             if not self.queue.has_room_for(entries) and not self.queue.failed:
-                self.rendezvous_memory.close_message(message, 0)
+                self.offers.memory.close_message(message, 0)
                 raise RDMAError(
                     "a finalizer that ran while this message was prepared filled the send queue, and "
                     "the message was not sent: send it again"
@@ -498,7 +476,7 @@ cdef class MessageChannel(FrameHandler):
             block.end_lease()
             raise
         message.request_id = self.request_id()
-        self.rendezvous[message.request_id] = message
+        self.offers.messages[message.request_id] = message
         if self.ended_by is not None:  # by the cycle collector, above: `end` has not seen the message
             message.settle(FAILED, self.send_error(message))
         write_request(block.bytes() + HEADER, message, seal)
@@ -530,17 +508,11 @@ cdef class MessageChannel(FrameHandler):
         message.first = copy
         return seal
 
-    def close_windows(self):
-        """The connection has ended: the peer reads nothing more.  The queue pair goes after this."""
-        for message in self.rendezvous.values():
-            self.rendezvous_memory.end_windows(<SendFuture> message, 0)
-        self.rendezvous_memory.close_spare_windows()
-
     cdef int rendezvous_over(self, uint32_t request_id, uint32_t status) except -1:
-        cdef SendFuture message = self.rendezvous.pop(request_id, None)
+        cdef SendFuture message = self.offers.messages.pop(request_id, None)
         if message is None:
             raise ProtocolError("the peer says it has read a message that was not offered")
-        cdef int code = self.rendezvous_memory.close_message(message, self.invalidated_key)
+        cdef int code = self.offers.memory.close_message(message, self.invalidated_key)
         if status:
             text = f"send of {message.length} bytes to {self.queue.peer}"
             message.settle(
@@ -578,7 +550,7 @@ cdef class MessageChannel(FrameHandler):
                     write.refused(error)
                 else:
                     self.credits.data -= 1
-                    self.count_sent()
+                    self.room.count_sent()
                     self.queue.post_checked(write)
                 return True
             message = <SendFuture> item
@@ -586,7 +558,7 @@ cdef class MessageChannel(FrameHandler):
                 break
             if message.state == PENDING:
                 longer = size + bundled_size(message.length)
-                if messages and longer > self.peer_size:
+                if messages and longer > self.room.size:
                     break
                 size = longer
                 messages.append(message)
@@ -619,25 +591,13 @@ cdef class MessageChannel(FrameHandler):
             self.check_drained()
         return 0
 
-    cdef int count_sent(self) except -1:
-        self.frames_sent += 1
-        if self.peer_size_changes:
-            self.update_peer_size()
-        return 0
-
-    cdef int update_peer_size(self) except -1:
-        while self.peer_size_changes and self.peer_size_changes[0][0] <= self.frames_sent:
-            self.peer_size = min(self.peer_size_changes.popleft()[1], self.max_peer_size)
-            self.peer_size -= self.tag_size
-        return 0
-
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1:
         write_header(<FrameHeader *> frame.block.bytes(), self.credits, kind, has_imm, imm)
         if self.sealing is not None:
             frame.length = self.sealing.seal(frame.block.bytes(), frame.length)
             if not frame.length:
                 return frame.free_memory()
-        self.count_sent()
+        self.room.count_sent()
         return self.queue.post_checked(frame)
 
     # ---- control messages ----
@@ -663,7 +623,7 @@ cdef class MessageChannel(FrameHandler):
     cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1:
         self.answers_waiting += 1
         if self.answers_waiting > self.max_answers and not always:
-            self.on_protocol_error(
+            self.owner.violated(
                 ProtocolError(
                     f"the peer has {self.max_answers} answers waiting here, and gives no credits "
                     f"to send them"
@@ -715,12 +675,12 @@ cdef class MessageChannel(FrameHandler):
         With `window_key` its arrival ends the peer's window of that key.
         """
         cdef uint32_t length = HEADER + <uint32_t> len(content)
-        cdef PoolBlock block = self.pool.take_fast(length + self.tag_size)
+        cdef PoolBlock block = self.pool.take_fast(length + self.room.tag_size)
         cdef list spare_blocks = None
         cdef Frame frame
         if block is None:
             try:
-                block = (<object> self.pool)._block(length + self.tag_size)
+                block = (<object> self.pool)._block(length + self.room.tag_size)
             except (RDMAError, OSError, MemoryError):
                 if not self.spare_blocks:
                     return False
@@ -755,8 +715,7 @@ cdef class MessageChannel(FrameHandler):
         """Whether an arrived frame is handled now; else it is kept for `start`, or dropped."""
         if not self.started:
             self.early_frames.append((block, length, imm))  # the peer was quicker than our handshake
-            if self.on_early_frame is not None:
-                self.on_early_frame()
+            self.owner.early()
             return False
         if self.ended_by is not None or self.peer_has_left:
             block.end_lease()
@@ -770,7 +729,7 @@ cdef class MessageChannel(FrameHandler):
         try:
             self.take_frame(block, length)
         except ProtocolError as error:
-            self.on_protocol_error(error)
+            self.owner.violated(error)
         return self.flush()
 
     cdef int take_frame(self, PoolBlock block, uint32_t length) except -1:
@@ -862,26 +821,15 @@ cdef class MessageChannel(FrameHandler):
                     f"the key"
                 )
             if isinstance(message, protocol.ReceiveSize):
-                self.on_receive_size(message.first, message.size)
+                self.room.announced(message.first, message.size)
             else:
-                self.on_control(message)
+                self.owner.control(message)
         elif kind == RNDV_ACK:
             if len(content) != sizeof(RendezvousAck):
                 raise ProtocolError(f"the peer sent an acknowledgement of {length} bytes")
             ack = <const RendezvousAck *> PyBytes_AS_STRING(content)
             self.rendezvous_over(le32toh(ack.request_id), le32toh(ack.status))
         return 0
-
-    @cython.wraparound(True)
-    def on_receive_size(self, first: int, size: int):
-        if first < (self.peer_size_changes[-1][0] if self.peer_size_changes else self.frames_sent):
-            raise ProtocolError(
-                f"the peer tells of the size of its receive {first}, which has been used"
-            )
-        if len(self.peer_size_changes) == MAX_SIZE_CHANGES:
-            raise ProtocolError("the peer changes the size of its receives all the time")
-        self.peer_size_changes.append((first, size))
-        self.update_peer_size()
 
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
         """The peer has written to memory of this side, and says so with immediate data."""
@@ -896,7 +844,7 @@ cdef class MessageChannel(FrameHandler):
                 raise ProtocolError(self.too_early())
         except ProtocolError as error:
             block.end_lease()
-            self.on_protocol_error(error)
+            self.owner.violated(error)
             return 0
         self.receives.used(block.posted, 0)
         message = new_message(block, 0, 0)
@@ -921,7 +869,7 @@ cdef class MessageChannel(FrameHandler):
             "controls_waiting": self.controls.size(),
             "credits": self.credits.data,
             "frames_under_way": self.frames_under_way,
-            "rendezvous": len(self.rendezvous),
+            "rendezvous": len(self.offers.messages),
         }
         if inbox is not None:  # it is not closed
             figures["arrived"] = inbox.incoming.size()
@@ -967,7 +915,7 @@ cdef class MessageChannel(FrameHandler):
         if self.ended_by is None and (
             self.waiting.size()
             or self.controls.size()
-            or self.rendezvous
+            or self.offers.messages
             or self.queue.outstanding
         ):
             return 0
@@ -992,28 +940,23 @@ cdef class MessageChannel(FrameHandler):
                 (<SendFuture> item).settle(FAILED, self.send_error(<SendFuture> item))
             else:
                 text = (<WRChain> item).text(self.queue.peer)
-                (<WRChain> item).refused(self.waiter_error(error, text))
+                (<WRChain> item).refused(self.owner.error_for(error, text))
         for _, _, future, _, _ in controls:
             if future is not None:
-                complete_waiter(future, self.waiter_error(error))
-        for message in self.rendezvous.values():
+                complete_waiter(future, self.owner.error_for(error))
+        for message in self.offers.messages.values():
             message.settle(FAILED, self.send_error(message))
         self.inbox.end(error)
         self.check_drained()
 
     cdef object send_error(self, SendFuture message):
-        return self.waiter_error(
+        return self.owner.error_for(
             self.ended_by, f"send of {message.length} bytes to {self.queue.peer}"
         )
 
     def close(self):
         """The queue pair is destroyed: nothing touches the memory any more."""
-        cdef SendFuture message
-        cdef int code = 0
-        self.close_windows()
-        rendezvous, self.rendezvous = self.rendezvous, {}
-        for message in rendezvous.values():
-            code = self.rendezvous_memory.close_message(message, 0) or code
+        cdef int code = self.offers.close()
         for item in self.waiting.take_all():  # without `end`, as below
             if type(item) is not SendFuture:
                 (<WRChain> item).waiter = None  # which refers to it
@@ -1026,7 +969,7 @@ cdef class MessageChannel(FrameHandler):
         self.early_frames.clear()
         release_all(self.spare_blocks)
         # The parts let go of each other, so that they need no cycle collector.
-        self.on_control = self.on_protocol_error = self.on_early_frame = do_nothing
+        self.owner.on_early = None
         self.receives.source = self.receives.channel = self.source = self.inbox.source = None
         self.receives = self.inbox = None
         if code:

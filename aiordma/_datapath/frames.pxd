@@ -1,6 +1,8 @@
-# The layout of frames (aiordma/_core/frames.py), and the credits of both directions.
+# The layout of frames (aiordma/_core/frames.py), the credits of both directions, and the peer's receives.
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+cimport cython
 
 cdef extern from "<endian.h>" nogil:
     uint16_t htole16(uint16_t)
@@ -57,6 +59,23 @@ cdef class Credits:
     cdef int received(self, int kind, uint32_t control, uint32_t data) except -1
     cdef int reposted_data(self, uint32_t count) except -1
     cdef void reposted_control(self) noexcept
+
+
+@cython.final
+cdef class PeerRoom:
+    cdef uint64_t sent                 # frames
+    cdef uint32_t size, largest        # of the next receive, without the tag; with it
+    cdef uint32_t tag_size             # by which sealing makes a frame longer
+    cdef object changes                # that are announced and not reached: (first, size)
+    cdef int use(self, object size) except -1
+    cdef int change(self) except -1
+
+    cdef inline bint fits(self, uint64_t length) noexcept:
+        return HEADER + length <= self.size
+
+    cdef inline int count_sent(self) except -1:
+        self.sent += 1
+        return self.change() if self.changes else 0
 
 
 cdef inline void write_header(

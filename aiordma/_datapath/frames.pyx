@@ -1,6 +1,8 @@
-# Frames and credits.  aiordma/_core/frames.py has the layout of frames.
+# Frames, and what the peer has room for.  aiordma/_core/frames.py has the layout of frames.
 
 cimport cython
+
+import collections
 
 from aiordma._core.frames import FrameKind
 from aiordma.errors import InternalError, ProtocolError
@@ -150,3 +152,51 @@ cdef class Credits:
             self.data, self.control, self.held_data, self.owed_data, self.held_control,
             self.owed_control,
         ) = account
+
+
+# ---- the size of the peer's receives -------------------------------------------------------------
+
+cdef enum:
+    MAX_SIZE_CHANGES = 8  # that have been announced and are not reached yet
+
+
+@cython.final
+cdef class PeerRoom:
+    """The size of the peer's receives, which frames take in the order of sending.
+
+    The peer changes it from one of its receives on, and says so before it gives a credit for that.
+    """
+
+    def __cinit__(self, size: int, largest: int, tag_size: int):
+        self.largest, self.tag_size = largest, tag_size
+        self.changes = collections.deque()
+        self.use(size)
+
+    cdef int use(self, object size) except -1:
+        self.size = min(size, self.largest) - self.tag_size
+        return 0
+
+    cdef int change(self) except -1:
+        while self.changes and self.changes[0][0] <= self.sent:
+            self.use(self.changes.popleft()[1])
+        return 0
+
+    @cython.wraparound(True)
+    def announced(self, first: int, size: int):
+        """The peer's receives have this size from that one on; ProtocolError if it cannot be."""
+        if first < (self.changes[-1][0] if self.changes else self.sent):
+            raise ProtocolError(
+                f"the peer tells of the size of its receive {first}, which has been used"
+            )
+        if len(self.changes) == MAX_SIZE_CHANGES:
+            raise ProtocolError("the peer changes the size of its receives all the time")
+        self.changes.append((first, size))
+        self.change()
+
+    # For tests.
+
+    def longest_after(self, count: int) -> int:
+        """Sends so many frames: the bytes that the next one may have."""
+        for _ in range(count):
+            self.count_sent()
+        return self.size

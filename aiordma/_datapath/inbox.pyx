@@ -501,7 +501,7 @@ cdef class Inbox:
                 raise refusal
         if self.ended is not None and (in_turn or not self.incoming.size()):
             self.wake_if_ready()
-            raise self.channel.waiter_error(self.ended)
+            raise self.channel.owner.error_for(self.ended)
         if self.iteration_ends and operation.ends_iteration and in_turn and not self.incoming.size():
             self.wake_if_ready()
             raise ConnectionClosedError()
@@ -636,7 +636,7 @@ cdef class Inbox:
 
     def stalled(self, timeout: float):
         """The peer has answered its READs too slowly, while others wait for memory."""
-        self.channel.queue.fail(
+        self.channel.queue.connection_broke(
             ConnectionBrokenError(
                 f"the peer has not answered enough of the READs of its message in {timeout:g} "
                 f"seconds, while others waited for memory of the pool"
@@ -738,7 +738,7 @@ cdef class Inbox:
                 self.channel.sealing.open_payload(bytes, pending.length, pending.seal)
         except ProtocolError as error:
             pending.reads_left = 1  # it is never complete
-            self.channel.on_protocol_error(error)
+            self.channel.owner.violated(error)
             return False
         return True
 

@@ -5,7 +5,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from .channel cimport MessageChannel
 from .futures cimport OpFuture
 from .memory cimport Local, Pinned, Remote
-from .work_queue cimport SendQueue, WorkRequest, aiordma_send, ibv_sge
+from .rail cimport SendQueue
+from .work_queue cimport WorkRequest, aiordma_send, ibv_sge
 
 cdef uint64_t MAX_TRANSFER
 

@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from .._core import protocol
 from .._native.handles import AnyMemory
+from ..errors import ProtocolError
 from ..verbs import ProtectionDomain, QueuePair
 from .memory import Local, PoolBlock
 from .message import Message
-from .work_queue import SendQueue, WorkRequestTable
+from .rail import SendQueue
+from .work_queue import WorkRequestTable
 
 Sendable = Message | Local | AnyMemory
 """The types of data that can be sent."""
@@ -75,6 +78,26 @@ class Suite(Protocol):
     def payload_sealer(self) -> Callable[[bytes], Any]: ...
     @property
     def payload_opener(self) -> Callable[[bytes, bytes], Any]: ...
+
+class Owner(Protocol):
+    """What the data path calls of the connection that it belongs to."""
+
+    on_early: Callable[[], object] | None
+    """Called for a frame that comes before `start`."""
+    def control(self, message: protocol.Message, /) -> object: ...
+    def violated(self, error: ProtocolError, /) -> object:
+        """The peer has broken the protocol."""
+    def error_for(self, cause: BaseException, text: str = "", /) -> BaseException:
+        """A new error for one waiter; `text` is what it waited for."""
+    def broken(self, error: BaseException, /) -> object:
+        """A queue pair has failed: once.  This may be the middle of a post, so the connection ends
+        later: in the loop's next iteration, or before the next event that concerns it."""
+    def early(self) -> object: ...
+    def emptied(self) -> object:
+        """After `SendQueue.leave`: no work is under way any more."""
+    def check(self) -> object:
+        """Raises for a connection that has ended or is being closed, and in the wrong loop."""
+    def check_loop(self) -> object: ...
 
 class Driver(Protocol):
     """The methods of an event loop's driver that a queue calls."""

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from .channel cimport MessageChannel
 from .memory cimport PoolBlock
-from .work_queue cimport SendQueue
+from .rail cimport SendQueue
 
 cdef int release_all(list blocks) except -1
 

@@ -47,7 +47,7 @@ cdef class ReceiveQueue:
     cdef int used(self, uint32_t posted, uint64_t length) except -1:
         """Counts a frame of `length` bytes, which took a receive of `posted` bytes, towards the choice
         of the size of receives."""
-        length += self.channel.tag_size
+        length += self.channel.room.tag_size
         self.used_up += 1
         if length <= self.smallest:
             self.enough += 1

@@ -1,6 +1,8 @@
-# The memory of rendezvous messages that this side sends.
+# Rendezvous messages that this side offers, and their memory.
 
 from libc.stdint cimport uint32_t
+
+cimport cython
 
 from .memory cimport BlockCache
 from .sends cimport Piece, SendFuture
@@ -24,3 +26,16 @@ cdef class RendezvousMemory:
     cdef int close_message(self, SendFuture message, uint32_t invalidated_key) noexcept
     cdef int end_windows(self, SendFuture message, uint32_t invalidated_key) noexcept
     cdef int close_spare_windows(self) except -1
+
+
+@cython.final
+cdef class Offers:
+    cdef dict messages                 # by request
+    cdef RendezvousMemory memory
+    cdef Py_ssize_t most               # at a time
+    cdef uint32_t max_pieces           # of a message
+    cdef int join_pieces(self, SendFuture message, uint32_t longest) except -1
+    cdef int close(self) except -1
+
+    cdef inline bint full(self) noexcept:
+        return len(self.messages) >= self.most

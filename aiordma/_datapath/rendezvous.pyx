@@ -1,4 +1,4 @@
-# The memory of rendezvous messages that this side sends: opened to the peer, which reads it, and closed
+# Rendezvous messages that this side offers: their memory is opened to the peer, which reads it, and closed
 # when the peer has acknowledged the message.
 #
 # Each piece of a message has a key of its own.  It is that of a memory window where the device has them,
@@ -13,7 +13,7 @@ cimport cython
 
 from .frames cimport HEADER, IS_WINDOW, RendezvousPiece, RendezvousRequest, htole32
 from .memory cimport PoolBlock
-from .sends cimport has_no_holes
+from .sends cimport COPIED_BELOW, has_no_holes
 from .work_queue cimport IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ
 
 from aiordma._native import ffi, fork
@@ -165,3 +165,40 @@ cdef class RendezvousMemory:
         while self.windows:
             self.windows.pop().close()
         return 0
+
+
+# ---- what is offered -------------------------------------------------------------------------------
+
+# The peer may still read them, as above.
+@cython.no_gc_clear
+@cython.final
+cdef class Offers:
+    """Messages that the peer may read, each until it acknowledges the message."""
+
+    def __init__(self, memory: Memory, most: int, max_pieces: int):
+        self.messages, self.memory = {}, RendezvousMemory(memory)
+        self.most, self.max_pieces = most, max_pieces
+
+    cdef int join_pieces(self, SendFuture message, uint32_t longest) except -1:
+        """Joins pieces that are not worth a registration here and a READ there, or all if their
+        request is longer than `longest`."""
+        message.join_pieces(COPIED_BELOW)
+        if message.count() > self.max_pieces or rendezvous_size(message) > longest:
+            message.join_pieces(message.length + 1)
+        return 0
+
+    def close_windows(self):
+        """The connection has ended: the peer reads nothing more.  The queue pair goes after this."""
+        for message in self.messages.values():
+            self.memory.end_windows(<SendFuture> message, 0)
+        self.memory.close_spare_windows()
+
+    cdef int close(self) except -1:
+        """The queue pair is gone: closes the memory of the messages that the peer has not read."""
+        cdef SendFuture message
+        cdef int code = 0
+        self.close_windows()
+        messages, self.messages = self.messages, {}
+        for message in messages.values():
+            code = self.memory.close_message(message, 0) or code
+        return code

@@ -11,13 +11,13 @@ cimport cython
 from .futures cimport DONE, FAILED, PENDING, complete_waiter, never_awaited
 from .memory cimport Local, Pinned
 from .message cimport Message
+from .rail cimport SendQueue
 from .work_queue cimport (
     BEFORE_LAST,
     IBV_ACCESS_REMOTE_READ,
     IBV_SEND_SIGNALED,
     IBV_WR_SEND,
     KIND_SEND,
-    SendQueue,
     aiordma_send,
     ibv_sge,
     post_sends,

@@ -7,7 +7,8 @@ from libc.string cimport memset
 
 cimport cython
 
-from .work_queue cimport IBV_SEND_SIGNALED, IBV_WR_BIND_MW, SendQueue, WorkRequest, post_sends
+from .rail cimport SendQueue
+from .work_queue cimport IBV_SEND_SIGNALED, IBV_WR_BIND_MW, WorkRequest, post_sends
 
 from aiordma._native import ffi
 

@@ -33,7 +33,8 @@ from typing import Any, cast
 
 from .. import cm, verbs
 from .._core.snapshot_types import DeviceState, PoolState, RegistrationCacheState
-from .._datapath.work_queue import COMPLETIONS_PER_CALL, SendQueue, WorkRequestTable
+from .._datapath.rail import SendQueue
+from .._datapath.work_queue import COMPLETIONS_PER_CALL, WorkRequestTable
 from .._memory.registration_cache import RegistrationCache
 from ..errors import DeviceEventError, InternalError
 from ..mr_pool import MemoryPool
@@ -323,7 +324,7 @@ class Driver(PerLoopResource):
         )
         internal = InternalError(f"handling a completion failed: {error!r}")
         internal.__cause__ = error
-        sink.fail(internal)
+        sink.connection_broke(internal)
 
     def _on_async_event(self, event: verbs.AsyncEvent) -> None:
         """Delivers it to the queue pairs that it concerns: its own, those of its queue, or all."""
@@ -356,7 +357,7 @@ class Driver(PerLoopResource):
 
     def _fail(self, error: Exception) -> None:
         for sink in list(self._sinks.values()):
-            sink.fail(error)
+            sink.rail_broke(error)
 
     def _close(self) -> None:
         self.table.brief_spin = self.table.spin = None

@@ -14,7 +14,7 @@ from .._core.region import ATOMIC_SIZE
 from .._datapath.channel import Counts
 from .._datapath.one_sided import Batch as BatchOfTransfers
 from .._datapath.one_sided import WRChain, start
-from .._datapath.work_queue import SendQueue
+from .._datapath.rail import SendQueue
 from ..errors import BufferStateError
 from ..mr_pool import Buffer, LocalMemory
 from ..verbs._memory.buffers import AnyMemory

@@ -31,7 +31,7 @@ from . import observation
 from .arguments import remote_memory
 from .batch import Batch, add_numbers, number, swap_numbers
 from .lease_thread import Lease, lease_seconds
-from .lifecycle import Begun, ConnectionLifecycle, weakly
+from .lifecycle import Begun, ConnectionLifecycle
 from .memory import UserMemory
 from .remote_memory import Remote, RemoteMemory, RemoteRegion
 from .shares import Share
@@ -76,8 +76,6 @@ class Connection(ConnectionLifecycle, MessageMethods):
         self._statistics = Statistics()
         self._request_data = b""
         self._messages.count_in(self._statistics)
-        self._messages.check = weakly(self._check)
-        self._messages.check_loop = weakly(self._check_loop)
         self._set_channel(self._messages)
         observation.register(self._statistics)
         self._wire_seen: str | None = None
@@ -152,7 +150,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
     @property
     def closed(self) -> bool:
         """Whether it has ended, in whatever way."""
-        return self._close_cause is not None
+        return self._close_cause is not None or self._queue.failed
 
     @property
     def request_data(self) -> bytes:
@@ -211,9 +209,6 @@ class Connection(ConnectionLifecycle, MessageMethods):
             self._wire_seen = self.wire
 
     # ---- messages ------------------------------------------------------------------------
-
-    def _check_loop(self) -> None:
-        self._affinity.check(self)
 
     def _lease(self, lease: Lease) -> float | None:
         return lease_seconds(lease, self._config.lease)

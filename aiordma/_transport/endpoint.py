@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 
 from .. import verbs
 from .._core.handshake import Endpoint, Hello
-from .._datapath.work_queue import RESERVED_ENTRIES
+from .._datapath.rail import RESERVED_ENTRIES
 from .._loop.driver import Driver
 from ..cm.address import Address
 from ..config import Config

@@ -12,8 +12,10 @@ from collections.abc import Callable
 
 from .. import verbs
 from .._core.operations import OperationKind
-from .._datapath.work_queue import SendQueue, WorkRequest
+from .._datapath.rail import SendQueue
+from .._datapath.work_queue import WorkRequest
 from .._loop.coarse_timers import CoarseTimers
+from ..errors import ConnectionBrokenError
 
 
 class Probe(WorkRequest):
@@ -36,20 +38,14 @@ class Probe(WorkRequest):
 
 
 class KeepAlive:
-    """Asks after `interval` seconds without a completion; `on_silence` after `timeout` more."""
+    """Asks after `interval` seconds without a completion; the rail breaks after `timeout` more."""
 
     def __init__(
-        self,
-        queue: SendQueue,
-        timers: CoarseTimers,
-        interval: float,
-        timeout: float,
-        on_silence: Callable[[float], None],
+        self, queue: SendQueue, timers: CoarseTimers, interval: float, timeout: float
     ) -> None:
         self._queue = queue
         self._interval = interval
         self._timeout = timeout
-        self._on_silence = on_silence
         self._timers = timers
         self._heard = queue.completions
         self._timer = timers.call_later(interval, self._look)
@@ -75,7 +71,12 @@ class KeepAlive:
         if self._queue.completions != self._heard:
             self._answered()  # something else came
         else:
-            self._on_silence(self._interval + self._timeout)
+            self._queue.rail_broke(
+                ConnectionBrokenError(
+                    f"the peer's device has not been heard for {self._interval + self._timeout:g} "
+                    f"seconds and does not answer (Config.keep_alive)"
+                )
+            )
 
     def stop(self) -> None:
         """The connection has ended."""

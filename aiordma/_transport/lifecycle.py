@@ -30,7 +30,7 @@ from .._core.connection_states import (
 from .._core.handshake import Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
 from .._datapath.channel import MessageChannel
-from .._datapath.work_queue import SendQueue
+from .._datapath.rail import SendQueue
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
 from ..cm.address import Address
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("aiordma.connection")
 
 OPEN = ConnectionState.OPEN
+FAILURES = frozenset({LifecycleEvent.BROKEN, LifecycleEvent.ABORTED})
 
 
 class Link(Protocol):
@@ -159,7 +160,7 @@ class ControlChannel:
 
     def __init__(self, connection: ConnectionLifecycle) -> None:
         self._connection = weakref.ref(connection)
-        self._messages = connection._messages
+        self._messages, self._owner = connection._messages, connection._owner
 
     @property
     def handler(self) -> InbandHandler | None:
@@ -205,7 +206,7 @@ class ControlChannel:
 
     def on_first_arrival(self, callback: Callable[[], None] | None) -> None:
         """Calls it for what arrives before the handshake is done."""
-        self._messages.on_early_frame = callback
+        self._owner.on_early = callback
 
 
 class ConnectionLifecycle:
@@ -235,17 +236,12 @@ class ConnectionLifecycle:
         self._on_closed: Callable[[], None] | None = None
         # The device refers to the parts, and the parts refer to this only weakly: a connection that
         # the user drops is finalized (`__del__`).
-        self._waiter_error = WaiterErrors()
+        self._owner = ConnectionOwner(self)
         driver = endpoint.driver
-        self._queue = SendQueue(driver, endpoint.qp, weakly(self._end), self._waiter_error)
-        self._memory = Memory(driver.pool, driver.registrations, config, self._waiter_error)
+        self._queue = SendQueue(driver, endpoint.qp, self._owner)
+        self._memory = Memory(driver.pool, driver.registrations, config, self._owner.error_for)
         self._messages = MessageChannel(
-            queue=self._queue,
-            memory=self._memory,
-            config=config,
-            on_control=weakly(self._take_control),
-            on_protocol_error=weakly(self._protocol_error),
-            waiter_error=self._waiter_error,
+            queue=self._queue, memory=self._memory, config=config, owner=self._owner
         )
         self._messages.awaiting_auth = endpoint.security.auth is not None
         self._key_exchange: KeyExchange | None = None
@@ -257,7 +253,7 @@ class ConnectionLifecycle:
             self._key_exchange = encryption.KeyExchange(sealing)
         self._queue.frame_handler = self._messages
         self._sharing = Sharing(
-            driver.pool, config, self._messages, self._queue, self._waiter_error
+            driver.pool, config, self._messages, self._queue, self._owner.error_for
         )
         self._queue.user = self._sharing
         self._loop_shutdown.add(self)
@@ -267,6 +263,8 @@ class ConnectionLifecycle:
 
         `error` is that of an event that may end the connection.
         """
+        if event not in FAILURES:
+            self._hear()
         before, row = self._state, transition(self._state, event)
         if row is None:
             return False
@@ -303,10 +301,11 @@ class ConnectionLifecycle:
 
         Raises when one side cannot, and when the queue pair has failed meanwhile.
         """
+        self._hear()
         if self._close_cause is not None:
-            raise self._waiter_error(self._close_cause)
+            raise self._owner.error_for(self._close_cause)
         self._link = link
-        self._waiter_error.peer = link.peer_address
+        self._owner.peer = link.peer_address
         if link.peer_address is not None:
             self._queue.peer = self._sharing.peer = host_port(link.peer_address)
         self._peer = peer
@@ -319,7 +318,6 @@ class ConnectionLifecycle:
                 self._endpoint.driver.timers,
                 self._config.keep_alive,
                 self._config.keep_alive_timeout,
-                weakly(self._silent),
             )
         if self._endpoint.security.auth is None or self._key_proof is not None:
             self._messages.awaiting_auth = False
@@ -330,7 +328,7 @@ class ConnectionLifecycle:
             return
         self._advance(LifecycleEvent.KEY_REQUIRED)
         assert self._endpoint.qp is not None
-        proof = self._make_key_proof(self._messages.send_control, client=client)
+        proof = self._make_key_proof(weakly(self._send_proof), client=client)
         self._bind_key_proof(peer, self._endpoint.qp.query().dest_qp_num)
         self._messages.start(peer)
         proof.begin()
@@ -341,6 +339,10 @@ class ConnectionLifecycle:
             raise
         finally:
             del proof
+
+    def _send_proof(self, message: protocol.Message) -> None:
+        self._messages.send_control(message)
+        self._hear()  # before it counts as proved
 
     def _report_end(self) -> None:
         """Tells counts and hooks, if its user has it."""
@@ -353,6 +355,9 @@ class ConnectionLifecycle:
             link.release()
         self._end(error)
 
+    def _check_loop(self) -> None:
+        self._affinity.check(self)
+
     def _check(self) -> None:
         if _get_running_loop() is not self._loop:
             self._affinity.check(self)
@@ -361,14 +366,14 @@ class ConnectionLifecycle:
 
     def _check_state(self) -> None:
         if self._close_cause is not None:
-            raise self._waiter_error(self._close_cause)
+            raise self._owner.error_for(self._close_cause)
         if self._state in CLOSING:
             raise ConnectionClosedError("the connection is being closed")
 
     @property
     def _is_ending(self) -> bool:
         """Whether it has ended, or the peer has said goodbye."""
-        return self._close_cause is not None or self._state in LIMITED
+        return self._queue.failed or self._state in LIMITED
 
     def _take_control(self, message: protocol.Message) -> None:
         proof = self._key_proof
@@ -431,13 +436,7 @@ class ConnectionLifecycle:
             return
         self._peer_close_error = error
         self._messages.peer_has_left = True
-        self._queue.refuse(error)
-        self._queue.watch_room(weakly(self._finish_if_complete))
-        self._finish_if_complete()
-
-    def _finish_if_complete(self) -> None:
-        if self._queue.free == self._queue.capacity:
-            self._finish()
+        self._queue.leave(error)
 
     def _protocol_error(self, error: ProtocolError) -> None:
         if isinstance(error, IntegrityError) and self._messages.awaiting_auth:
@@ -462,16 +461,18 @@ class ConnectionLifecycle:
             self._endpoint.driver.poll()
         self._end(ConnectionBrokenError(reason))
 
-    def _silent(self, seconds: float) -> None:
-        self._end(
-            ConnectionBrokenError(
-                f"the peer's device has not been heard for {seconds:g} seconds and does not answer "
-                f"(Config.keep_alive)"
-            )
-        )
+    def _hear(self) -> None:
+        """Ends the connection if its queue pair has failed, unless it has ended."""
+        if self._queue.failed and self._queue.error is not None:
+            self._end(self._queue.error)
 
     def _end(self, error: BaseException) -> None:
-        """Ends the connection for this reason, unless it has ended."""
+        """Ends the connection for this reason, unless it has ended.
+
+        If its queue pair has failed, that came first, and is the reason.
+        """
+        if self._queue.failed:
+            error = self._queue.error or error
         broken = isinstance(error, ConnectionBrokenError | WorkCompletionError)
         if self._advance(LifecycleEvent.BROKEN if broken else LifecycleEvent.ABORTED, error):
             # Not from here: this may be the middle of a drain, or of a post.
@@ -498,10 +499,10 @@ class ConnectionLifecycle:
         if self._keep_alive is not None:
             self._keep_alive.stop()
         if self._key_proof is not None and not self._key_proof.done.done():
-            self._key_proof.done.set_exception(self._waiter_error(root))
+            self._key_proof.done.set_exception(self._owner.error_for(root))
             self._key_proof.done.exception()  # retrieved, also if it is not awaited yet
         if self._inspection is not None:
-            self._inspection.end(partial(self._waiter_error, root))
+            self._inspection.end(partial(self._owner.error_for, root))
         if self._inband is not None:
             self._inband.end()
         self._queue.fail(root)
@@ -527,7 +528,7 @@ class ConnectionLifecycle:
             self._on_closed()
         if self._link is not None:
             self._link.close()
-        self._messages.close_windows()
+        self._messages.offers.close_windows()
         self._sharing.end_keys()  # without `end`: the loop was closed
         self._queue.close()
         self._messages.close()
@@ -559,14 +560,50 @@ class ConnectionLifecycle:
         warnings.warn(text, ResourceWarning, source=self, stacklevel=1)
 
 
-class WaiterErrors:
-    """Makes a fresh exception for one waiter of a connection that has ended."""
+class ConnectionOwner:
+    """What the parts of a connection call of it while it is there (protocols.pyi, `Owner`)."""
 
-    def __init__(self) -> None:
+    __slots__ = ("_connection", "on_early", "peer")
+
+    def __init__(self, connection: ConnectionLifecycle) -> None:
+        self._connection = weakref.ref(connection)
+        self.on_early: Callable[[], object] | None = None
         self.peer: Address | None = None
 
-    def __call__(self, root: BaseException, operation: str = "") -> BaseException:
-        """`operation` is what the waiter waited for, if that is known."""
+    def control(self, message: protocol.Message) -> None:
+        if (connection := self._connection()) is not None:
+            connection._take_control(message)
+
+    def violated(self, error: ProtocolError) -> None:
+        if (connection := self._connection()) is not None:
+            connection._protocol_error(error)
+
+    def broken(self, error: BaseException) -> None:
+        connection = self._connection()
+        # The end of a loop gives all back by itself.
+        if connection is not None and not connection._loop.is_closed():
+            connection._loop.call_soon(connection._hear)
+
+    def early(self) -> None:
+        if self.on_early is not None:
+            self.on_early()
+
+    def emptied(self) -> None:
+        if (connection := self._connection()) is not None:
+            connection._finish()
+
+    def check(self) -> None:
+        if (connection := self._connection()) is not None:
+            connection._check()
+
+    def check_loop(self) -> None:
+        if (connection := self._connection()) is not None:
+            connection._check_loop()
+
+    def error_for(self, root: BaseException, operation: str = "") -> BaseException:
+        """A fresh exception for one waiter of a connection that has ended; `operation` is what it
+        waited for, if that is known.
+        """
         before = f"{operation}: " if operation else ""
         if isinstance(root, ConnectionClosedError):
             return ConnectionClosedError(f"{before}{root}", by_peer=root.by_peer)

@@ -25,8 +25,9 @@ from typing import cast
 from .. import verbs
 from .._core.operations import OperationKind
 from .._core.region import Rights
+from .._datapath.rail import SendQueue
 from .._datapath.windows import BindRequest, Window
-from .._datapath.work_queue import SendQueue, WorkRequest
+from .._datapath.work_queue import WorkRequest
 from ..errors import VerbsError
 from ..mr_pool import LocalMemory, MemoryPool
 

@@ -50,7 +50,7 @@ from .shares import HandedOver, Loan, Share
 
 if TYPE_CHECKING:
     from .._datapath.channel import MessageChannel
-    from .._datapath.work_queue import SendQueue
+    from .._datapath.rail import SendQueue
 
 A = TypeVar("A")
 

@@ -14,7 +14,8 @@ from aiordma import Message, verbs
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
 from aiordma._datapath.channel import MessageChannel, MessageMethods
-from aiordma._datapath.work_queue import SendQueue, WorkRequestTable
+from aiordma._datapath.rail import SendQueue
+from aiordma._datapath.work_queue import WorkRequestTable
 from aiordma._memory.registration_cache import RegistrationCache
 from aiordma._transport.memory import Memory
 from aiordma.config import Config
@@ -68,17 +69,34 @@ class Driver:
 
     def report(self, sink: SendQueue, error: Exception) -> None:
         self.reported.append(error)
-        sink.fail(error)
+        sink.connection_broke(error)
 
 
-def same(error: BaseException, what: str = "") -> BaseException:
-    return error
+class Owner:
+    """In place of a connection: what a queue or a channel says is noted."""
+
+    on_early: Callable[[], object] | None = None
+
+    def __init__(self) -> None:
+        self.controls: list[protocol.Message] = []
+        self.errors: list[BaseException] = []
+        self.failures: list[BaseException] = []
+        self.control, self.violated = self.controls.append, self.errors.append
+        self.broken = self.failures.append
+
+    def error_for(self, cause: BaseException, text: str = "") -> BaseException:
+        return cause
+
+    def nothing(self) -> None:
+        pass
+
+    early = emptied = check = check_loop = nothing
 
 
 class Wire:
     """Two connected queue pairs: one for channels, one after another, and the peer's."""
 
-    def __init__(self, context: verbs.Context) -> None:
+    def __init__(self, context: verbs.Context, kind: type[SendQueue] = SendQueue) -> None:
         self.loop = asyncio.new_event_loop()
         self.pd = pd = context.alloc_pd()
         self.driver = Driver()
@@ -97,8 +115,8 @@ class Wire:
         for slot in range(DEPTH):
             self._peer_receives(slot)
         self.pool = MemoryPool(pd, limit=1 << 28)
-        self.failures: list[BaseException] = []
-        self.queue = SendQueue(self.driver, self.qp, self.failures.append, same)
+        self.owner = Owner()
+        self.queue = kind(self.driver, self.qp, self.owner)
         self.registrations = self.loop.run_until_complete(self._registrations())
 
     async def _registrations(self) -> RegistrationCache:
@@ -196,18 +214,15 @@ class BareChannel:
     ) -> None:
         room = room or Room()
         self.wire = wire
-        self.controls: list[protocol.Message] = []
-        self.errors: list[BaseException] = []
+        self.owner = Owner()
         library = wire.pd.context.library
         real, library.dereg_mr = library.dereg_mr, dereg_mr or library.dereg_mr
         wire.pool.has_windows = dereg_mr is None  # else each message is a region
         self.channel = MessageChannel(
             queue=wire.queue,
-            memory=Memory(wire.pool, wire.registrations, Config(), same),
+            memory=Memory(wire.pool, wire.registrations, Config(), self.owner.error_for),
             config=room,
-            on_control=self.controls.append,
-            on_protocol_error=self.errors.append,
-            waiter_error=same,
+            owner=self.owner,
         )
         library.dereg_mr = real
         wire.queue.frame_handler = self.channel

@@ -95,9 +95,9 @@ def test_frames_are_taken_as_in_the_model(
         bare = BareChannel(wire, HERE, THERE)
         wire.peer_sends(some)
         messages, controls, rendezvous, error = specified(some)
-        assert list(map(str, bare.errors)) == ([] if error is None else [error])
+        assert list(map(str, bare.owner.errors)) == ([] if error is None else [error])
         assert bare.channel.figures()["unread"] == rendezvous
         assert [(bytes(each), each.imm) for each in bare.received()] == messages
-        assert bare.controls == controls
+        assert bare.owner.controls == controls
         bare.close()
         assert not wire.driver.reported

@@ -125,6 +125,16 @@ MEMORY: dict[str, Callable[[bytes], Any]] = {
 }
 
 
+@pytest.mark.parametrize(("pieces", "offered"), [(3, 3), (4, 1)])
+def test_pieces_are_joined_where_the_request_has_no_room(
+    wire: Wire, bare: BareChannel, pieces: int, offered: int
+) -> None:
+    """It has 16 bytes and 24 for each piece, in a receive of 100."""
+    bare.send([pattern()] * pieces)
+    ((_, _, found),) = requests(wire, 1)
+    assert len(found) == offered
+
+
 @pytest.mark.parametrize("kind", MEMORY)
 @pytest.mark.parametrize("imm", [None, 0, 0xFFFFFFFF])
 def test_the_peer_reads_it_until_it_has_acknowledged(

@@ -18,11 +18,13 @@ import pytest
 
 from aiordma import Config, cm, connect, listen, verbs
 from aiordma._core.operations import OperationKind
-from aiordma._datapath.work_queue import SendQueue, WorkRequest, WorkRequestTable
+from aiordma._datapath.rail import SendQueue
+from aiordma._datapath.work_queue import WorkRequest, WorkRequestTable
 from aiordma._loop import driver, per_loop_resource
 from aiordma._loop.driver import EVENTS, Driver, EventDriver
 from aiordma.errors import InternalError
 from tests.combinations import LOOPS
+from tests.datapath.bare_channel import Owner
 from tests.processes import run_python
 
 ROOT = Path(__file__).parents[1]
@@ -30,10 +32,6 @@ LIMIT = 64 << 20
 WRITE = int(verbs.WROpcode.RDMA_WRITE)
 SIGNALED = int(verbs.SendFlags.SIGNALED)
 REMOTE_WRITE = verbs.AccessFlags.REMOTE_WRITE
-
-
-def same(error: BaseException, what: str) -> BaseException:
-    return error
 
 
 class Sink(SendQueue):
@@ -45,7 +43,7 @@ class Sink(SendQueue):
         self.events: list[verbs.AsyncEvent] = []
         self.failures: list[BaseException] = []
         self.waiters: list[tuple[int, asyncio.Future[None]]] = []
-        super().__init__(driver, qp, self.failures.append, same)
+        super().__init__(driver, qp, Owner())
 
     def complete(self, number: int) -> None:
         self.completed.append(number)
@@ -58,7 +56,7 @@ class Sink(SendQueue):
     def device_event(self, event: verbs.AsyncEvent) -> None:
         self.events.append(event)
 
-    def fail(self, error: BaseException) -> None:
+    def rail_broke(self, error: BaseException) -> None:
         """It goes on none the less."""
         self.failures.append(error)
 

@@ -63,8 +63,10 @@ void soft_roce_address_release(struct soft_roce_address *address)
 }
 
 bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *address,
-		    const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn)
+		    const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn,
+		    uint8_t traffic_class)
 {
+	(void)traffic_class;
 	flow->sender = &address->senders[(qpn ^ peer_qpn) % SOFT_ROCE_SENDERS];
 	if (!flow->sender->port)
 		flow->sender->port = (uint16_t)(0xc000 + draw(0x4000));
@@ -176,5 +178,5 @@ static inline void take_datagrams(struct flight *flight)
 	soft_gid_address(&from, &from, first.port, &address);
 	for (size_t at = 0; at < length && open_address(); at += first.length)
 		soft_roce_take(open_address(), &address, input + HEADROOM + at,
-			       length - at < first.length ? length - at : first.length, false);
+			       length - at < first.length ? length - at : first.length, 0);
 }

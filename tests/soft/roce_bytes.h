@@ -44,6 +44,21 @@ static inline bool comes(int fd, int milliseconds)
 	return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, milliseconds) == 1;
 }
 
+/* Of what comes to a socket next, which is to say it (IP_RECVTOS). */
+static inline int traffic_class_at(int fd)
+{
+	union {
+		struct cmsghdr control;
+		uint8_t bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct msghdr message = {.msg_control = &control, .msg_controllen = sizeof(control)};
+
+	CHECK(comes(fd, WAIT_MS));
+	CHECK(recvmsg(fd, &message, MSG_PEEK) >= 0);
+	CHECK_EQUAL(control.control.cmsg_type, IP_TOS);
+	return *CMSG_DATA(&control.control);
+}
+
 /* What the device sends to the peer next: a packet of the specification with a right ICRC. */
 static inline struct soft_roce_packet packet_at(int peer)
 {

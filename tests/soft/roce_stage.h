@@ -40,6 +40,11 @@ static inline int bound(const uint8_t gid[16])
 	return fd;
 }
 
+static inline void set_option(int fd, int level, int name, int value)
+{
+	CHECK_EQUAL(setsockopt(fd, level, name, &value, sizeof(value)), 0);
+}
+
 /* As the device knows the peer. */
 static inline struct address address_of_peer(void)
 {

@@ -35,6 +35,7 @@ static struct soft_cm_mad example(enum soft_cm_type type, const uint8_t gids[2][
 		message->qp_type = 3; /* UC */
 		message->retry_count = 5;
 		message->path_mtu = 3;
+		message->traffic_class = 0x28;
 	}
 	if (type == SOFT_CM_MRA || type == SOFT_CM_REJ)
 		mad.answered = SOFT_CM_ANSWERS_REP;
@@ -92,7 +93,7 @@ static const struct {
 	  {56, "00000000000000000000ffffc0000201"},
 	  {72, "00000000000000000000ffffc0000202"},
 	  {91, "03"},
-	  {93, "40"},
+	  {92, "2840"},
 	  {95, "90"},
 	  {140, ADDRESSES}}},
 	{SOFT_CM_MRA, 0x11, 10, {{0, IDS "40c0"}}},

@@ -1,5 +1,6 @@
 /* The path of RoCE v2, packet by packet. */
 #define _GNU_SOURCE /* sendmmsg */
+#include <netinet/udp.h>
 #include <sys/syscall.h>
 
 #include "extended_side.h"
@@ -203,6 +204,139 @@ static void read_by_peer(void)
 	close_stage(&stage);
 }
 
+/* With the right to flush it. */
+static void open_flushed(struct stage *stage, struct options options)
+{
+	options.rights = ALL_RIGHTS | IBV_ACCESS_FLUSH_GLOBAL;
+	open_stage(stage, options);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(stage->side.mr), 0);
+	CHECK(stage->side.mr = verbs->ibv_reg_mr(stage->side.pd, stage->side.memory, 65536,
+						 (int)options.rights));
+}
+
+/* Of the side's memory, with the PSN that comes so many behind the first. */
+static struct soft_roce_packet remote(const struct stage *stage, uint8_t opcode, uint32_t number)
+{
+	struct soft_roce_packet packet =
+		packet_of(stage, opcode, opcode == SOFT_ROCE_ATOMIC_WRITE ? 8 : 0);
+
+	packet.psn = (PEER_PSN + number) & 0xffffff;
+	packet.address = (uintptr_t)stage->side.memory;
+	packet.rkey = stage->side.mr->rkey;
+	packet.dma_length = 8;
+	packet.flush = IBV_FLUSH_GLOBAL;
+	return packet;
+}
+
+/* IBTA annex A19: a READ response (only) without data. */
+static void expect_empty(const struct stage *stage, uint32_t number, uint32_t msn)
+{
+	const uint32_t psn = (PEER_PSN + number) & 0xffffff;
+	const uint8_t right[] = {
+		0x10,
+		0x40,
+		0xff,
+		0xff,
+		0,
+		0x12,
+		0x34,
+		0x56,
+		0,
+		(uint8_t)(psn >> 16),
+		(uint8_t)(psn >> 8),
+		(uint8_t)psn,
+		0x1f,
+		0,
+		0,
+		(uint8_t)msn,
+	};
+	uint8_t bytes[LONGEST];
+
+	CHECK(comes(stage->peer, WAIT_MS));
+	CHECK_EQUAL(recv(stage->peer, bytes, sizeof(bytes), MSG_PEEK), sizeof(right) + 4);
+	CHECK_EQUAL(memcmp(bytes, right, sizeof(right)), 0);
+	next_packet(stage, SOFT_ROCE_READ_RESPONSE_ONLY);
+}
+
+/* ATOMIC WRITE and FLUSH are answered each by itself, and again when they come again, which writes nothing. */
+static void answers_as_read(void)
+{
+	struct stage stage;
+
+	open_flushed(&stage, (struct options){0});
+	throw(&stage, remote(&stage, SOFT_ROCE_ATOMIC_WRITE, 0));
+	throw(&stage, remote(&stage, SOFT_ROCE_FLUSH, 1));
+	expect_empty(&stage, 0, 1);
+	expect_empty(&stage, 1, 2);
+	stage.psn = (PEER_PSN + 2) & 0xffffff;
+	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+	request(&stage, SOFT_ROCE_SEND_ONLY, 0);
+	CHECK_EQUAL(answer(&stage, PEER_PSN + 2, DONE).msn, 3);
+	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(memcmp(stage.side.memory, payload, 8), 0);
+	memset(stage.side.memory, 0, 8);
+	throw(&stage, remote(&stage, SOFT_ROCE_ATOMIC_WRITE, 0));
+	expect_empty(&stage, 0, 3);
+	throw(&stage, remote(&stage, SOFT_ROCE_FLUSH, 1));
+	expect_empty(&stage, 1, 3);
+	no_answer(&stage);
+	CHECK_EQUAL(stage.side.memory[0], 0);
+	close_stage(&stage);
+}
+
+/* Packets that come at once, all but the last of the same length. */
+static void throw_together(const struct stage *stage, const struct soft_roce_packet *packets,
+			   int count)
+{
+	uint8_t bytes[3 * LONGEST];
+	size_t length = 0;
+
+	for (int i = 0; i < count; i++) {
+		length += build(bytes + length, peer_gid, &packets[i]);
+		if (i == 0)
+			set_option(stage->peer, IPPROTO_UDP, UDP_SEGMENT, (int)length);
+	}
+	throw_bytes(stage->peer, bytes, length);
+}
+
+/* A FLUSH that was not asked for drops no answer, whatever its PSN. */
+static void forged_duplicate(void)
+{
+	struct stage stage;
+
+	open_stage(&stage, (struct options){0});
+	throw_together(&stage,
+		       (struct soft_roce_packet[]){remote(&stage, SOFT_ROCE_FETCH_ADD, 0),
+						   remote(&stage, SOFT_ROCE_FLUSH, 0x800001)},
+		       2);
+	next_packet(&stage, SOFT_ROCE_ATOMIC_ACKNOWLEDGE);
+	close_stage(&stage);
+}
+
+/* A requester that counts no FLUSH has more of them under way than there are places for answers, and READs behind
+ * them: what finds no place is asked for again, and is no error. */
+static void uncounted(void)
+{
+	struct stage stage;
+
+	open_flushed(&stage, (struct options){.answers = 1});
+	const struct soft_roce_packet first = remote(&stage, SOFT_ROCE_FLUSH, 0),
+				      second = remote(&stage, SOFT_ROCE_FLUSH, 1),
+				      third = remote(&stage, SOFT_ROCE_READ_REQUEST, 2);
+
+	throw_together(&stage, (struct soft_roce_packet[]){first, second, third}, 3);
+	expect_empty(&stage, 0, 1);
+	answer(&stage, PEER_PSN + 1, SOFT_ROCE_NAK | 0);
+	throw_together(&stage, (struct soft_roce_packet[]){second, third}, 2);
+	expect_empty(&stage, 1, 2);
+	answer(&stage, PEER_PSN + 2, SOFT_ROCE_NAK | 0);
+	throw(&stage, third);
+	CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_READ_RESPONSE_ONLY).length, 8);
+	no_answer(&stage);
+	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
+	close_stage(&stage);
+}
+
 /* ---- what goes out --------------------------------------------------------------------------- */
 
 /* A WRITE with immediate data in three packets; the peer has lost one, and gets it again. */
@@ -238,9 +372,9 @@ static void written(void)
 	close_stage(&stage);
 }
 
-/* IBTA annex A19: a peer may answer ATOMIC WRITE and FLUSH as a READ of nothing, as rdma_rxe does.  With data that
- * would be an answer to something else. */
-static void answered_as_read(void)
+/* IBTA annex A19: a peer answers ATOMIC WRITE and FLUSH as a READ of nothing.  With data that would be an answer to
+ * something else.  They count as READs; without any agreed, one at a time is sent. */
+static void answered_as_read(uint8_t depth)
 {
 	const struct address peer = address_of_peer();
 	struct stage stage = {
@@ -248,7 +382,8 @@ static void answered_as_read(void)
 	uint64_t word = 5;
 
 	open_extended_side(
-		&stage.side, (struct options){.gid = 1, .timeout = 255, .mtu = IBV_MTU_256},
+		&stage.side,
+		(struct options){.gid = 1, .timeout = 255, .mtu = IBV_MTU_256, .depth = depth},
 		(struct extras){.operations = IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_FLUSH});
 	bring_up(&stage.side, &peer);
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(stage.side.qp);
@@ -261,13 +396,17 @@ static void answered_as_read(void)
 		->wr_flush(qp, 0x2000, 0x1000, MTU, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
 	CHECK_EQUAL(qp->wr_complete(qp), 0);
 	stage.psn = next_packet(&stage, SOFT_ROCE_ATOMIC_WRITE).psn;
-	CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_FLUSH).psn, (stage.psn + 1) & 0xffffff);
+	if (depth == 2)
+		CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_FLUSH).psn, (stage.psn + 1) & 0xffffff);
+	no_answer(&stage);
 	throw(&stage, packet_of(&stage, SOFT_ROCE_READ_RESPONSE_ONLY, 8));
 	throw(&stage, packet_of(&stage, SOFT_ROCE_READ_RESPONSE_FIRST, MTU));
 	for (uint64_t id = 1; id <= 2; id++) {
 		expect_no_wc(&stage.side);
 		request(&stage, SOFT_ROCE_READ_RESPONSE_ONLY, 0);
 		expect_wc(&stage.side, id, IBV_WC_SUCCESS);
+		if (id == 1 && depth != 2)
+			CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_FLUSH).psn, stage.psn);
 	}
 	no_answer(&stage);
 	close_stage(&stage);
@@ -411,9 +550,14 @@ int main(void)
 	no_faults();
 	STEP(wrong_length());
 	STEP(read_by_peer());
+	STEP(answers_as_read());
+	STEP(forged_duplicate());
+	STEP(uncounted());
 	STEP(written());
 	STEP(not_ready());
-	STEP(answered_as_read());
+	STEP(answered_as_read(2));
+	STEP(answered_as_read(1));
+	STEP(answered_as_read(255));
 	STEP(refused(EAGAIN, 1));
 	STEP(refused(EMSGSIZE, 1));
 	STEP(refused(EIO, 3));

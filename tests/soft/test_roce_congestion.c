@@ -9,11 +9,6 @@ enum {
 	PACKETS = 256, /* of a long message */
 };
 
-static void set_option(int fd, int level, int name, int value)
-{
-	CHECK_EQUAL(setsockopt(fd, level, name, &value, sizeof(value)), 0);
-}
-
 static void open_long(struct stage *stage)
 {
 	open_stage(stage, (struct options){.memory = PACKETS * UNIT, .mtu = IBV_MTU_4096});
@@ -255,23 +250,22 @@ static void marked(void)
 	close_stage(&stage);
 }
 
-/* Routers may mark what is sent. */
-static void may_be_marked(void)
+/* Routers may mark what is sent; the rest of the traffic class is the queue pair's, alone, in a run, and of what answers. */
+static void may_be_marked(uint8_t traffic_class)
 {
-	union {
-		struct cmsghdr control;
-		uint8_t bytes[CMSG_SPACE(sizeof(int))];
-	} control;
-	struct msghdr message = {.msg_control = &control, .msg_controllen = sizeof(control)};
 	struct stage stage;
 
-	open_stage(&stage, (struct options){0});
+	open_stage(&stage, (struct options){.traffic_class = traffic_class});
+	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
 	set_option(stage.peer, IPPROTO_IP, IP_RECVTOS, 1);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = 1);
-	CHECK(comes(stage.peer, WAIT_MS));
-	CHECK(recvmsg(stage.peer, &message, 0) >= 0);
-	CHECK_EQUAL(control.control.cmsg_type, IP_TOS);
-	CHECK_EQUAL(*CMSG_DATA(&control.control), 2);
+	POST(&stage.side, IBV_WR_SEND, .wr_id = 6, .length = 3 * MTU);
+	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	for (int i = 0; i < 5; i++) {
+		CHECK_EQUAL(traffic_class_at(stage.peer), (traffic_class & 0xfc) | 2);
+		packet_at(stage.peer);
+	}
+	no_answer(&stage);
 	close_stage(&stage);
 }
 
@@ -443,7 +437,8 @@ int main(void)
 	STEP(halved_without_end());
 	STEP(late_notification());
 	STEP(marked());
-	STEP(may_be_marked());
+	STEP(may_be_marked(0));
+	STEP(may_be_marked(0xff));
 	STEP(acknowledged_behind());
 	STEP(acknowledged_again());
 	STEP(read_in_parts());

@@ -263,6 +263,86 @@ static void sent(void)
 	close(peer);
 }
 
+/* Of one queue pair, at once, by two paths with other traffic classes. */
+static void classes_sent(void)
+{
+	const int peer = bound(peer_gid, SOFT_ROCE_PORT), on = 1;
+	struct ibv_send_wr wrs[4] = {0};
+	struct ibv_ah *ahs[2];
+	struct side side;
+
+	CHECK_EQUAL(setsockopt(peer, IPPROTO_IP, IP_RECVTOS, &on, sizeof(on)), 0);
+	ud_open(&side, (struct options){.gid = 1});
+	for (int i = 0; i < 2; i++) {
+		struct ibv_ah_attr attr = {
+			.grh = {.traffic_class = i ? 0x20 : 0x61},
+			.is_global = 1,
+			.port_num = 1,
+		};
+
+		memcpy(attr.grh.dgid.raw, peer_gid, sizeof(peer_gid));
+		CHECK(ahs[i] = verbs->ibv_create_ah(side.pd, &attr));
+	}
+	for (int i = 0; i < 4; i++)
+		wrs[i] = (struct ibv_send_wr){
+			.opcode = IBV_WR_SEND,
+			.next = i < 3 ? &wrs[i + 1] : NULL,
+			.wr.ud = {.ah = ahs[i / 2], .remote_qpn = PEER_QPN, .remote_qkey = QKEY},
+		};
+	CHECK_EQUAL(post_wr(&side, wrs), 0);
+	for (int i = 0; i < 4; i++) {
+		CHECK_EQUAL(traffic_class_at(peer), i < 2 ? 0x62 : 0x22);
+		packet_at(peer);
+	}
+	for (int i = 0; i < 2; i++)
+		CHECK_EQUAL(verbs->ibv_destroy_ah(ahs[i]), 0);
+	close_side(&side);
+	close(peer);
+}
+
+#ifndef __SANITIZE_THREAD__
+/* Of a receive; its traffic class is that of the packet, whose last bits say that routers may mark it. */
+static struct ibv_wc expect_class(struct side *side, bool ipv4)
+{
+	const struct ibv_wc wc = expect_wc(side, 1, IBV_WC_SUCCESS);
+	const uint8_t *grh = side->memory;
+
+	CHECK_EQUAL(ipv4 ? grh[21] : (grh[0] & 15) << 4 | grh[1] >> 4, (33 & 0xfc) | 2);
+	return wc;
+}
+
+/* Between two processes of one address, there, and back by what the receive says. */
+static void classes_received(int index)
+{
+	struct side side, own;
+
+	ud_open(&side, (struct options){.gid = index + 1});
+	CHECK_EQUAL(post_recv_at(&side, 1, 0, GRH), 0);
+	const struct address to = address_of_side(&side);
+	const bool ipv4 = is_ipv4(to.gid.raw);
+	pid_t child = fork();
+
+	if (!child) {
+		ud_open(&own, (struct options){.gid = index + 1});
+		CHECK_EQUAL(post_recv_at(&own, 1, 0, GRH), 0);
+		UD_POST(&own, .ah = ud_path(&own, &to, index), .qpn = to.qpn, .qkey = QKEY,
+			.wr_id = 2);
+		expect_wc(&own, 2, IBV_WC_SUCCESS);
+		expect_class(&own, ipv4);
+		_exit(0);
+	}
+	struct ibv_wc wc = expect_class(&side, ipv4);
+	struct ibv_ah *ah =
+		verbs->ibv_create_ah_from_wc(side.pd, &wc, (struct ibv_grh *)side.memory, 1);
+
+	UD_POST(&side, .ah = ah, .qpn = wc.src_qp, .qkey = QKEY, .wr_id = 2);
+	expect_wc(&side, 2, IBV_WC_SUCCESS);
+	expect_ended_well(child);
+	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	close_side(&side);
+}
+#endif
+
 /* ---- queue pair 1 ---------------------------------------------------------------------------- */
 
 /* A request for that port, in the peer's name. */
@@ -274,7 +354,8 @@ static struct soft_roce_packet request_for(uint16_t port, uint8_t bytes[SOFT_MAD
 			    .qp_type = IBV_QPT_RC,
 			    .qpn = PEER_QPN,
 			    .psn = 0xfedcba,
-			    .path_mtu = IBV_MTU_1024},
+			    .path_mtu = IBV_MTU_1024,
+			    .traffic_class = 0x28},
 		.transaction = port,
 		.local_id = port,
 		.service_port = port,
@@ -358,6 +439,10 @@ static void connection_manager(void)
 	CHECK_EQUAL(verbs->rdma_init_qp_attr(asked, &attr, &mask), 0);
 	CHECK(mask & IBV_QP_SQ_PSN);
 	CHECK_EQUAL(attr.sq_psn, 0xfedcba);
+	/* The path is the requester's, with its traffic class. */
+	attr.qp_state = IBV_QPS_RTR;
+	CHECK_EQUAL(verbs->rdma_init_qp_attr(asked, &attr, &mask), 0);
+	CHECK_EQUAL(attr.ah_attr.grh.traffic_class, 0x28);
 
 	CHECK_EQUAL(verbs->rdma_ack_cm_event(event), 0);
 	/* A conversation is still there when the listener is not; afterwards it is kept for repetitions, but not beyond the
@@ -369,6 +454,44 @@ static void connection_manager(void)
 	verbs->rdma_destroy_event_channel(channel);
 	CHECK(soft_list_empty(&soft_device.cm->gsi.conversations));
 	CHECK(is_free(device_gid));
+	close(peer);
+}
+
+static void expect_event_of(struct rdma_event_channel *channel, enum rdma_cm_event_type type)
+{
+	struct rdma_cm_event *event;
+
+	CHECK_EQUAL(verbs->rdma_get_cm_event(channel, &event), 0);
+	CHECK_EQUAL(event->event, type);
+	CHECK_EQUAL(verbs->rdma_ack_cm_event(event), 0);
+}
+
+/* A request says the traffic class of its path; the packet that it is in has none. */
+static void class_asked_for(void)
+{
+	const int peer = bound(peer_gid, SOFT_ROCE_PORT), on = 1;
+	struct rdma_conn_param parameters = {.qp_num = PEER_QPN};
+	struct sockaddr_storage to;
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *id;
+	uint8_t traffic_class = 0x28;
+
+	address_at(peer_gid, PORT, &to);
+	CHECK_EQUAL(setsockopt(peer, IPPROTO_IP, IP_RECVTOS, &on, sizeof(on)), 0);
+	CHECK(channel = verbs->rdma_create_event_channel());
+	CHECK_EQUAL(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), 0);
+	CHECK_EQUAL(
+		verbs->rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &traffic_class, 1),
+		0);
+	CHECK_EQUAL(verbs->rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 1000), 0);
+	expect_event_of(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK_EQUAL(verbs->rdma_resolve_route(id, 1000), 0);
+	expect_event_of(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	CHECK_EQUAL(verbs->rdma_connect(id, &parameters), 0);
+	CHECK_EQUAL(traffic_class_at(peer), 2);
+	CHECK_EQUAL(next_mad(peer, SOFT_CM_REQ).message.traffic_class, traffic_class);
+	CHECK_EQUAL(verbs->rdma_destroy_id(id), 0);
+	verbs->rdma_destroy_event_channel(channel);
 	close(peer);
 }
 
@@ -448,10 +571,15 @@ int main(void)
 		STEP(received(ipv6_gid, ipv6_gid));
 	STEP(dropped());
 	STEP(sent());
+	STEP(classes_sent());
 	STEP(connection_manager());
+	STEP(class_asked_for());
 	STEP(port_in_use());
 #ifndef __SANITIZE_THREAD__
 	STEP(forked());
+	STEP(classes_received(0));
+	if (is_free(ipv6_gid))
+		STEP(classes_received(1));
 #endif
 	return 0;
 }

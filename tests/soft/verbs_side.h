@@ -42,6 +42,7 @@ struct options {
 	uint8_t depth;       /* of READs, both ways; 4 if 0, 255 stands for 0 */
 	uint8_t answers;     /* max_dest_rd_atomic, if not as depth */
 	enum ibv_mtu mtu;    /* 4096 if 0 */
+	uint8_t traffic_class;
 	bool signal_none;    /* sq_sig_all = 0 */
 	bool uc;             /* a UC queue pair */
 	bool ud;             /* a UD queue pair: see ud_side.h */
@@ -293,6 +294,7 @@ static inline int to_rtr(struct side *side, const struct address *peer)
 		attr.ah_attr.is_global = 1;
 		attr.ah_attr.grh.sgid_index = (uint8_t)(side->options.gid - 1);
 		attr.ah_attr.grh.dgid = peer->gid;
+		attr.ah_attr.grh.traffic_class = side->options.traffic_class;
 	}
 	return verbs->ibv_modify_qp(
 		side->qp, &attr,

@@ -8,6 +8,7 @@ import errno
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -20,13 +21,16 @@ from aiordma import (
     start_stream_server,
     transport,
 )
+from aiordma._core import protocol
+from aiordma._core.connection_states import ConnectionState
 from aiordma._loop.driver import ContextEvents
 from aiordma._native import lib
+from aiordma._transport.lifecycle import ConnectionLifecycle, ConnectionOwner
 from aiordma.errors import DeviceEventError, DeviceNotFoundError, RDMAError
 from aiordma.verbs import AsyncEvent, EventType, find_device
 
-from .connection_factory import SMALL, ConnectionFactory, check_alive, echo, ends
-from .marks import by_tcp, one_loop
+from .connection_factory import SMALL, ConnectionFactory, check_alive, echo, ends, yield_loop
+from .marks import by_cm, by_tcp, one_loop
 
 
 def causes(error: BaseException) -> list[BaseException]:
@@ -96,6 +100,87 @@ async def test_the_device_really_fails(factory: ConnectionFactory) -> None:
             assert "close everything on it and open it again" in str(root)
     async with factory.pair() as (client, server):  # on the device opened anew
         await check_alive(client, server)
+
+
+# ---- between the failure and the end -------------------------------------------------------------
+
+FAILURE = ConnectionBrokenError("the first failure")
+
+
+async def test_a_failure_within_a_post_ends_the_connection_after_it(
+    factory: ConnectionFactory,
+) -> None:
+    """In the loop's next iteration; its user sees it closed at once."""
+    async with factory.pair() as (client, _):
+        waiting = waits(client)
+        await yield_loop(1)
+        client._queue.rail_broke(FAILURE)
+        assert client._state is ConnectionState.OPEN
+        assert client.closed
+        assert client._is_ending
+        await yield_loop(1)
+        assert client._close_cause is FAILURE
+        for task in waiting:
+            assert "the first failure" in str((await broken(task))[-1])
+
+
+EVENTS: dict[str, Callable[[Connection], object]] = {
+    "abort": Connection.abort,
+    "close": lambda conn: asyncio.ensure_future(conn.close()),
+    "goodbye": lambda conn: conn._take_control(
+        protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, "")
+    ),
+    "disconnect": lambda conn: conn._disconnected("too late"),
+    "timeout": lambda conn: conn._finish(),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@one_loop
+async def test_what_comes_between_is_too_late(factory: ConnectionFactory, event: str) -> None:
+    async with factory.pair() as (client, _):
+        if event == "close":  # which begins in the next iteration, before the end comes
+            EVENTS[event](client)
+        client._queue.rail_broke(FAILURE)
+        if event != "close":
+            EVENTS[event](client)
+        assert "the first failure" in str((await broken(client.recv()))[-1])
+
+
+@one_loop
+@by_cm
+@pytest.mark.parametrize("when", ["start", "proof"])
+async def test_a_failure_in_the_handshake(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The caller of `connect` hears of it, in place of a connection."""
+    start, send_proof = ConnectionLifecycle._start, ConnectionLifecycle._send_proof
+
+    async def fail_and_start(conn: Connection, *arguments: Any, client: bool) -> None:
+        if client and when == "start":
+            conn._queue.rail_broke(FAILURE)
+        await start(conn, *arguments, client=client)
+
+    def fail_and_send(conn: Connection, message: protocol.Message) -> None:
+        if isinstance(message, protocol.AuthProof):
+            conn._queue.rail_broke(FAILURE)
+        send_proof(conn, message)
+
+    monkeypatch.setattr(ConnectionLifecycle, "_start", fail_and_start)
+    monkeypatch.setattr(ConnectionLifecycle, "_send_proof", fail_and_send)
+    factory = dataclasses.replace(factory, auth=b"a key of thirty-two bytes.......")
+    async with await factory.listen() as listener:
+        assert "the first failure" in str((await broken(factory.connect(listener.port)))[-1])
+
+
+@pytest.mark.any_device
+def test_a_failure_after_the_end_of_the_loop() -> None:
+    """It calls nothing there: the end of a loop gives everything back."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    connection = mock.Mock(_loop=loop)
+    ConnectionOwner(connection).broken(FAILURE)
+    connection._hear.assert_not_called()
 
 
 # ---- listeners -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -31,7 +32,7 @@ from aiordma._datapath import one_sided
 from aiordma._transport.connect_cm import CMLink
 from aiordma._transport.connect_tcp import READY
 from aiordma._transport.keep_alive import Probe
-from aiordma._transport.lifecycle import WaiterErrors, rejected_by_application
+from aiordma._transport.lifecycle import ConnectionOwner, rejected_by_application
 from aiordma._transport.tcp_link import TCPLink
 from aiordma.cm import EventType
 from aiordma.errors import (
@@ -402,7 +403,7 @@ async def test_messages_that_are_not_taken_go_back(factory: ConnectionFactory) -
     ids=lambda root: type(root).__name__,
 )
 def test_an_end_is_told_once(root: RDMAError) -> None:
-    error = WaiterErrors()(root, "send of 10 bytes to [::1]:7471")
+    error = ConnectionOwner(mock.Mock()).error_for(root, "send of 10 bytes to [::1]:7471")
     assert type(error) in (type(root), ConnectionBrokenError)
     told_once(error)
 

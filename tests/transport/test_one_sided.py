@@ -19,7 +19,7 @@ from aiordma import (
     RemoteRangeError,
     Rights,
 )
-from aiordma._datapath.work_queue import RESERVED_ENTRIES
+from aiordma._datapath.rail import RESERVED_ENTRIES
 from aiordma.errors import LocalRangeError
 from aiordma.mr_pool import LocalMemory
 

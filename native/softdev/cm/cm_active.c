@@ -103,7 +103,11 @@ static int start(struct soft_cm_id *id, const struct rdma_conn_param *parameters
 {
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_CONNECT);
 	struct soft_cm_message request = {
-		.type = SOFT_CM_REQ, .port_space = (uint16_t)id->id.ps, .qp_type = IBV_QPT_RC};
+		.type = SOFT_CM_REQ,
+		.port_space = (uint16_t)id->id.ps,
+		.qp_type = IBV_QPT_RC,
+		.traffic_class = id->tos,
+	};
 	const struct ibv_qp *qp;
 	union ibv_gid peer;
 

@@ -96,7 +96,7 @@ int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrie
 	soft_cm_id_waits(id, true);
 	link->insists_until = soft_cm_in(soft_device.cm->limits.refused_ms);
 	link->said = *message;
-	/* Then the application must answer. */
+	/* Where no message says "received", the application must answer. */
 	soft_cm_link_expect(link, carrier->no_wait && soft_cm_datagrams(id)
 					  ? soft_device.cm->limits.service_ms
 					  : soft_device.cm->limits.response_ms);

@@ -80,6 +80,7 @@ static const struct field fields[] = {
 	FIELD(TYPE(CM_REQ), 51, 4, 1, message.srq),
 	VALUE(TYPE(CM_REQ), 52, 0, 32, 0xffffffff), /* LIDs: permissive, RoCE has none (A16) */
 	VALUE(TYPE(CM_REQ), 91, 2, 6, 3), /* packet rate: 10 Gbit/s */
+	FIELD(TYPE(CM_REQ), 92, 0, 8, message.traffic_class),
 	VALUE(TYPE(CM_REQ), 93, 0, 8, 64), /* hop limit */
 	VALUE(TYPE(CM_REQ), 95, 0, 5, 18), /* local ACK timeout */
 

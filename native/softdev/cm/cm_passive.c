@@ -67,6 +67,8 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link)
 	id->remote_ece = request->ece;
 	id->shm_port = request->shm_port;
 	id->path_mtu = request->path_mtu;
+	if (request->traffic_class)
+		id->tos = request->traffic_class;
 	link->calls = &calls;
 	link->owner = id;
 	id->link = link;

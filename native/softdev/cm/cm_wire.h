@@ -105,6 +105,7 @@ struct soft_cm_message {
 	uint8_t rnr_retry_count; /* 3 bits */
 	uint8_t path_mtu; /* enum ibv_mtu; 0: the carrier does not say it */
 	uint8_t service_timeout; /* MRA: nothing is repeated for 4.096 us * 2^n, where the carrier says it */
+	uint8_t traffic_class; /* 0: none, or the carrier does not say it */
 	uint16_t reason;
 	uint16_t shm_port;
 	uint16_t path_port;

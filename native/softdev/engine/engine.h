@@ -130,6 +130,8 @@ void soft_close_fd(int *fd);
  * privileged. */
 void soft_set_receive_buffer(int fd, int size);
 void soft_set_send_buffer(int fd, int size);
+/* One more control message, for which there is room, zeroed. */
+void soft_put_control(struct msghdr *message, int level, int type, const void *data, size_t length);
 
 /* Is the process at the other end of a Unix socket certainly of this user?  Its number, 0 if it lives in
  * another process namespace. */

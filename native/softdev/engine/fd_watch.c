@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -42,6 +43,18 @@ void soft_set_receive_buffer(int fd, int size)
 void soft_set_send_buffer(int fd, int size)
 {
 	set_buffer(fd, SO_SNDBUF, SO_SNDBUFFORCE, size);
+}
+
+void soft_put_control(struct msghdr *message, int level, int type, const void *data, size_t length)
+{
+	struct cmsghdr *header =
+		(void *)((uint8_t *)message->msg_control + message->msg_controllen);
+
+	header->cmsg_level = level;
+	header->cmsg_type = type;
+	header->cmsg_len = CMSG_LEN(length);
+	memcpy(CMSG_DATA(header), data, length);
+	message->msg_controllen += CMSG_SPACE(length);
 }
 
 /* Users that have no number in this user name space all have this one. */

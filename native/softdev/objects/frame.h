@@ -181,6 +181,18 @@ static inline bool soft_is_read(uint8_t opcode)
 	return opcode == SOFT_READ || opcode == SOFT_COMPARE_SWAP || opcode == SOFT_FETCH_ADD;
 }
 
+/* Or as a READ of nothing is (IBTA annex A19)? */
+static inline bool soft_is_empty_read(uint8_t opcode)
+{
+	return opcode == SOFT_FLUSH || opcode == SOFT_ATOMIC_WRITE;
+}
+
+/* Does it have a place among the answers, as max_rd_atomic counts them? */
+static inline bool soft_is_counted(uint8_t opcode)
+{
+	return soft_is_read(opcode) || soft_is_empty_read(opcode);
+}
+
 static inline bool soft_is_first(const struct soft_frame *frame)
 {
 	return !(frame->flags & SOFT_FRAME_CONTINUES);

@@ -56,7 +56,7 @@ struct soft_send_queue {
 	uint32_t unacked; /* the first PSN that is not answered; it is the oldest request's */
 	uint32_t unsent; /* the first PSN that was never transmitted */
 	uint32_t psn; /* of the next request that is posted */
-	uint32_t reads; /* READs and atomics transmitted and not answered */
+	uint32_t reads; /* transmitted and not answered, of those with soft_is_counted */
 };
 
 /* What a path that loses packets (roce/) lets a requester have under way, in PSNs. */
@@ -88,7 +88,7 @@ struct soft_receive_queue {
 	uint32_t tail;
 };
 
-/* A READ or an atomic that the responder has accepted and not wholly answered. */
+/* A request with soft_is_counted that the responder has accepted and not wholly answered. */
 struct soft_response {
 	/* of what has not been sent yet */
 	uint32_t psn;
@@ -99,7 +99,7 @@ struct soft_response {
 	uint32_t msn; /* when it was accepted */
 	uint8_t opcode; /* SOFT_READ_DATA or SOFT_ATOMIC_DATA */
 	bool begun; /* some of it has been sent */
-	bool again; /* to a request that came again */
+	bool again; /* to a request that came again, or that the peer may not count */
 	bool refused; /* a NAK takes the place of the rest */
 	union {
 		struct {
@@ -110,6 +110,8 @@ struct soft_response {
 		uint8_t result[SOFT_ATOMIC_RESULT];
 	};
 };
+
+enum { SOFT_KNOWN_EMPTY = 16 };
 
 /* A READ or an atomic that was carried out, in case the request comes again. */
 struct soft_known_read {
@@ -145,6 +147,8 @@ struct soft_responder {
 	uint32_t kept; /* bytes of READs, in all: read_order.c */
 	struct soft_known_read *known; /* the last ones; as many as there are responses */
 	uint32_t known_count;
+	uint32_t empty[SOFT_KNOWN_EMPTY]; /* PSNs of the last empty READs, for the same reason */
+	uint32_t empty_count;
 };
 
 /* A frame on its way out; what sending it means for the queue pair is done when the path has it
@@ -347,6 +351,12 @@ static inline bool soft_send_is_read(const struct soft_send_wqe *send)
 {
 	return send->opcode == IBV_WR_RDMA_READ || send->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
 	       send->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+/* Or as a READ of nothing is (IBTA annex A19)? */
+static inline bool soft_send_is_empty_read(const struct soft_send_wqe *send)
+{
+	return send->opcode == IBV_WR_FLUSH || send->opcode == IBV_WR_ATOMIC_WRITE;
 }
 
 /* Of the message in that slot, or of the first one after it. */

@@ -152,8 +152,7 @@ static enum soft_sink begin_read_data(struct soft_qp *qp, struct soft_frame *fra
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	uint64_t end = soft_place_of(qp, frame->psn, send->psn) + frame->length;
 
-	/* IBTA annex A19: they are answered as a READ of nothing is; here by an acknowledgement. */
-	if (send->opcode == IBV_WR_FLUSH || send->opcode == IBV_WR_ATOMIC_WRITE)
+	if (soft_send_is_empty_read(send)) /* a mere acknowledgement is taken, too */
 		return frame->length || !soft_is_last(frame) ? SOFT_SINK_BROKEN : SOFT_SINK_NONE;
 	if (qp->window && end < send->length)
 		frame->flags |= SOFT_FRAME_MORE; /* the last one of a part is not the READ's */

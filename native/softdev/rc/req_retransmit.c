@@ -62,9 +62,10 @@ void soft_requester_done(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
+	const struct soft_send_wqe *send = soft_send_at(qp, sq->oldest);
 
 	if (sq->oldest != sq->next)
-		sq->reads -= soft_send_is_read(soft_send_at(qp, sq->oldest));
+		sq->reads -= soft_send_is_read(send) || soft_send_is_empty_read(send);
 	else
 		sq->next++; /* it was about to be transmitted again */
 }

@@ -1,8 +1,8 @@
 /* The requester: from the send queue to request frames.
  *
  * Requests are transmitted in the order they were posted.  What holds the next one back: an RNR
- * timer, a fence behind READs and atomics that are not answered (IBTA 10.8.3.3), too many of those
- * under way (max_rd_atomic: ibv_modify_qp(3)), SQD, or the window of the path.
+ * timer, a fence behind READs, atomics and the like (soft_is_counted) that are not answered (IBTA
+ * 10.8.3.3), too many of those under way (max_rd_atomic: ibv_modify_qp(3)), SQD, or the window of the path.
  *
  * A request that turns out to be wrong on this side is marked, and fails when all before it have
  * completed: completions keep the order of posting.
@@ -44,8 +44,10 @@ static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned
 
 /* May the message at cursor->next begin? */
 static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
-		      struct soft_send_wqe *send, bool read)
+		      struct soft_send_wqe *send, uint8_t opcode)
 {
+	const bool read = soft_is_read(opcode);
+
 	/* SQD begins nothing, but what has begun is brought to its end (IBTA 10.3.1.5). */
 	if (qp->ibv.state != IBV_QPS_RTS &&
 	    (qp->ibv.state != IBV_QPS_SQD || !soft_send_has_begun(qp, send)))
@@ -53,8 +55,8 @@ static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 	/* Of more, the peer could not tell what is new from what comes again: IBTA 9.7.4.1.2. */
 	if (send->psn + send->psns - qp->sq.unacked >= SOFT_PSN_HALF)
 		return false;
-	if (cursor->reads &&
-	    (send->flags & IBV_SEND_FENCE || (read && cursor->reads >= qp->attr.max_rd_atomic)))
+	if (cursor->reads && (send->flags & IBV_SEND_FENCE ||
+			      (soft_is_counted(opcode) && cursor->reads >= qp->attr.max_rd_atomic)))
 		return false;
 	/* It could never be sent; UC has no invalidation: IBTA table 38. */
 	if ((read && qp->attr.max_rd_atomic == 0) ||
@@ -116,14 +118,13 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	}
 	struct soft_send_wqe *send = soft_send_at(qp, cursor->next);
 	uint8_t opcode = wire_opcodes[send->opcode];
-	bool read = soft_is_read(opcode);
 	bool by_cma = false;
 
 	if (cursor->next == qp->sq.tail || qp->rnr_waiting || send->status)
 		return false;
 	bool first = cursor->next_psn == send->psn;
 
-	if (first && !may_begin(qp, cursor, send, read))
+	if (first && !may_begin(qp, cursor, send, opcode))
 		return false;
 	uint32_t place = first ? 0 : (uint32_t)soft_place_of(qp, cursor->next_psn, send->psn);
 	uint32_t left = send->length - place, share = left, length = 0;
@@ -174,7 +175,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	}
 	if (!last) {
 		cursor->next_psn += share >> soft_mtu_shift(qp);
-		cursor->reads += read;
+		cursor->reads += soft_is_read(opcode);
 		return true;
 	}
 	if (send->flags & IBV_SEND_SOLICITED)
@@ -187,7 +188,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 		out->frame.flags |= SOFT_FRAME_INVALIDATE;
 	cursor->next++;
 	cursor->next_psn = send->psn + send->psns;
-	cursor->reads += read;
+	cursor->reads += soft_is_counted(opcode);
 	return true;
 }
 
@@ -213,7 +214,7 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 		const struct soft_send_wqe *send = soft_send_at(qp, sq->next++);
 
 		sq->next_psn = send->psn + send->psns;
-		sq->reads += soft_is_read(out->frame.opcode);
+		sq->reads += soft_is_counted(out->frame.opcode);
 	} else if (out->frame.opcode == SOFT_READ) {
 		commit_part(qp, out->frame.dma_length);
 	} else {

@@ -3,8 +3,8 @@
  * A PSN in the half of the circle behind the expected one is a duplicate, one before it shows
  * a gap (IBTA 9.7.4.1.2).  The gap is reported once, and what follows it is discarded until the
  * missing request is there (9.7.5.1).  A duplicate means that its answer was lost: it is answered
- * again, and nothing happens twice (9.7.5.1): SEND and WRITE are acknowledged, READ reads what is
- * there now, and an atomic gets the answer that it got (9.4.5).
+ * again, and nothing happens twice (9.7.5.1): SEND and WRITE are acknowledged, FLUSH and ATOMIC WRITE
+ * answered, READ reads what is there now, and an atomic gets the answer that it got (9.4.5).
  *
  * A READ that may not be carried out any more gets a NAK.  It does not end the queue pair here: the
  * requester may have had its answer, and the application may have closed the memory for that reason.
@@ -36,6 +36,7 @@ static struct soft_response *answer(struct soft_qp *qp, const struct soft_frame 
 	struct soft_response *response = soft_responder_answer(qp, frame, opcode, length);
 
 	response->again = true;
+	response->msn = responder->msn;
 	if (result)
 		memcpy(response->result, result, SOFT_ATOMIC_RESULT);
 	soft_qp_link_output(qp->link);
@@ -85,6 +86,15 @@ static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)
 		answer(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT, read->result);
 }
 
+/* Of one that is not known, such as a guess, nothing is said but an acknowledgement. */
+static bool was_empty_read(const struct soft_responder *responder, const struct soft_frame *frame)
+{
+	for (uint32_t i = 0; i < SOFT_KNOWN_EMPTY && i < responder->empty_count; i++)
+		if (responder->empty[i] == frame->psn)
+			return soft_is_empty_read(frame->opcode);
+	return false;
+}
+
 static void acknowledge_again(struct soft_qp *qp)
 {
 	/* As if the last PSN had not been acknowledged. */
@@ -98,6 +108,8 @@ static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
 		read_again(qp, frame);
 	else if (soft_is_read(frame->opcode))
 		atomic_again(qp, frame);
+	else if (was_empty_read(&qp->responder, frame))
+		answer(qp, frame, SOFT_READ_DATA, 0, NULL);
 	else /* in the middle of a message too: a requester with a window may wait for it */
 		acknowledge_again(qp);
 }

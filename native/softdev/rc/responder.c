@@ -177,17 +177,23 @@ static bool has_room_for_response(const struct soft_qp *qp)
 	       qp->attr.max_dest_rd_atomic;
 }
 
+/* It counts as lost, and will be asked for again. */
+static enum soft_sink lose(struct soft_qp *qp)
+{
+	soft_responder_missed(qp);
+	return SOFT_SINK_DISCARD;
+}
+
 /* The requester has more READs and atomics under way than was agreed, an invalid request.  But it is
- * blameless if an answer that is given again holds a place: then the request counts as lost. */
+ * blameless if one of the answers that hold the places is given again, or is that to a FLUSH or an ATOMIC WRITE,
+ * which not all requesters count (of the two rdma_rxe counts the latter). */
 static enum soft_sink too_many(struct soft_qp *qp)
 {
 	const struct soft_responder *responder = &qp->responder;
 
 	for (uint32_t i = responder->response_head; i != responder->response_tail; i++) {
-		if (responder->responses[i & responder->response_mask].again) {
-			soft_responder_missed(qp);
-			return SOFT_SINK_DISCARD;
-		}
+		if (responder->responses[i & responder->response_mask].again)
+			return lose(qp);
 	}
 	return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.3.1 */
 }
@@ -296,7 +302,7 @@ static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *
 }
 
 /* IBTA annex A19.  Bytes are in their place before anything that comes after them is looked at, so
- * that there is nothing to wait for; and what the wire releases behind them, the acknowledgement,
+ * that there is nothing to wait for; and what the wire releases behind them, the answer,
  * makes it so for other processors.  No region has the right to be flushed to persistence. */
 static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *frame)
 {
@@ -433,6 +439,9 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 		if (nak)
 			return refuse(qp, nak);
 	}
+	if (soft_is_empty_read(frame->opcode) &&
+	    responder->response_tail - responder->response_head > responder->response_mask)
+		return lose(qp);
 	switch (frame->opcode) {
 	case SOFT_SEND:
 		return begin_send(qp, frame);
@@ -523,6 +532,14 @@ struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct sof
 	return response;
 }
 
+static void answer_empty(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	struct soft_responder *responder = &qp->responder;
+
+	soft_responder_answer(qp, frame, SOFT_READ_DATA, 0)->again = true;
+	responder->empty[responder->empty_count++ % SOFT_KNOWN_EMPTY] = frame->psn;
+}
+
 static struct soft_known_read *remember(struct soft_responder *responder,
 					const struct soft_frame *frame, uint32_t psns)
 {
@@ -554,6 +571,7 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 
 		memcpy(&value, arguments, sizeof(value));
 		__atomic_store_n(at, value, __ATOMIC_SEQ_CST);
+		answer_empty(qp, frame);
 		return true;
 	}
 	if (frame->opcode == SOFT_FETCH_ADD)
@@ -608,7 +626,8 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		remember(responder, frame, soft_psns(qp, frame->dma_length));
 		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->dma_length) - 1);
 		break;
-	case SOFT_FLUSH: /* the wire releases the acknowledgement behind the writes */
+	case SOFT_FLUSH: /* the wire releases the answer behind the writes */
+		answer_empty(qp, frame);
 		break;
 	default:
 		if (!do_atomic(qp, frame, small)) {

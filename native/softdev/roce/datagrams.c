@@ -11,7 +11,10 @@
 
 #include "roce_internal.h"
 
-enum { HOP_LIMIT = 64 }; /* that receives are told, for the socket does not say it */
+enum {
+	HOP_LIMIT = 64, /* that receives are told, for the socket does not say it */
+	TRAFFIC_SHIFT = 20,
+};
 
 #define GSI_QKEY 0x80010000u /* IBTA 13.5.3.1 */
 
@@ -109,7 +112,8 @@ bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct 
 	};
 
 	if (!address || !address->held ||
-	    !soft_roce_flow(&flow, address, &datagram->destination, datagram->from, datagram->to))
+	    !soft_roce_flow(&flow, address, &datagram->destination, datagram->from, datagram->to,
+			    (uint8_t)(datagram->traffic_flow >> TRAFFIC_SHIFT)))
 		return true; /* lost */
 	uint8_t *staged = soft_roce_room() ? soft_roce_stage() : NULL;
 
@@ -147,7 +151,7 @@ void soft_roce_send_mad(const union ibv_gid *from, const union ibv_gid *to, cons
 void soft_roce_take_datagram(const struct soft_roce_address *at,
 			     const struct sockaddr_storage *from,
 			     const struct soft_roce_packet *packet, const uint8_t *bytes,
-			     size_t length)
+			     size_t length, uint8_t traffic_class)
 {
 	const bool is_mad = packet->to == SOFT_ROCE_GSI;
 	struct soft_datagram datagram = {
@@ -156,6 +160,7 @@ void soft_roce_take_datagram(const struct soft_roce_address *at,
 		.from = packet->from,
 		.qkey = packet->qkey,
 		.immediate = htonl(packet->immediate),
+		.traffic_flow = (uint32_t)traffic_class << TRAFFIC_SHIFT,
 		.hop_limit = HOP_LIMIT,
 	};
 	struct soft_icrc_flow flow;

@@ -296,7 +296,7 @@ static bool is_of(struct soft_roce_pair *pair, const struct soft_roce_address *a
 }
 
 void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length, bool marked)
+		    uint8_t *bytes, size_t length, uint8_t traffic_class)
 {
 	soft_assert_locked();
 	struct soft_roce_packet packet;
@@ -308,7 +308,7 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 	if (soft_roce_decode(&packet, bytes, length) || (packet.pkey | 0x8000) != SOFT_ROCE_PKEY)
 		return;
 	if ((packet.opcode & SOFT_ROCE_SERVICE) == SOFT_ROCE_UD) {
-		soft_roce_take_datagram(at, from, &packet, bytes, length);
+		soft_roce_take_datagram(at, from, &packet, bytes, length, traffic_class);
 		return;
 	}
 	pair = soft_table_find(&roce()->pairs, packet.to);
@@ -322,7 +322,7 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 	if (!soft_roce_to_frame(&frame, &packet, 1u << soft_mtu_shift(pair->qp),
 				small + SOFT_FRAME_HEADER))
 		return;
-	if (marked)
+	if ((traffic_class & SOFT_ROCE_CE) == SOFT_ROCE_CE)
 		notify(pair, &packet);
 	if (packet.length) /* it becomes a frame where it is */
 		record = bytes + (packet.payload - bytes) - SOFT_FRAME_HEADER;
@@ -355,8 +355,9 @@ static struct soft_roce_pair *create_pair(struct soft_chan *chan, struct soft_qp
 		return NULL;
 	pair->address = soft_roce_address(&own->gid);
 	pair->peer = soft_qp_peer_gid(qp);
-	if (!pair->address || !soft_roce_flow(&pair->out, pair->address, &pair->peer,
-					      qp->ibv.qp_num, qp->attr.dest_qp_num)) {
+	if (!pair->address ||
+	    !soft_roce_flow(&pair->out, pair->address, &pair->peer, qp->ibv.qp_num,
+			    qp->attr.dest_qp_num, qp->attr.ah_attr.grh.traffic_class)) {
 		free_pair(pair);
 		return NULL;
 	}

@@ -15,6 +15,7 @@ enum {
 	SOFT_ROCE_GSI = 1, /* the queue pair: IBTA 3.5.10 */
 	SOFT_ROCE_BUFFER = 8 << 20, /* bytes of a socket in the kernel, as far as it allows */
 	SOFT_ROCE_SENDERS = 16, /* source ports of an address: networks spread flows by them */
+	SOFT_ROCE_CE = 3, /* RFC 3168, of a traffic class: it has met congestion, or: the bits */
 	SOFT_ROCE_PACKET_MAX = SOFT_ROCE_HEADERS_MAX + 4096 + SOFT_ROCE_PAD_MAX + SOFT_ROCE_ICRC,
 };
 
@@ -52,6 +53,7 @@ struct soft_roce_flow {
 	struct soft_roce_sender *sender;
 	struct sockaddr_storage to;
 	socklen_t to_length;
+	uint8_t traffic_class; /* but for its last two bits, which say ECT(0) */
 	struct soft_icrc_flow icrc;
 };
 
@@ -80,6 +82,7 @@ struct soft_roce_run {
 	struct soft_roce_sender *sender;
 	struct sockaddr_storage to;
 	socklen_t to_length;
+	uint8_t traffic_class;
 	uint32_t offset, length; /* of `staged` */
 	uint16_t segment; /* length of its first packet */
 	uint16_t count;
@@ -136,7 +139,8 @@ static inline struct soft_roce_address *soft_roce_address_at(const union ibv_gid
 /* From there to the peer, for queue pairs with these numbers, which choose the socket; false and errno if
  * there is none to be had. */
 bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *address,
-		    const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn);
+		    const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn,
+		    uint8_t traffic_class);
 /* Bytes of packets that may be staged; 0: not before the socket takes more. */
 size_t soft_roce_room(void);
 /* Where the next packet is to be written, or NULL; and the same packet is complete up to its pad. */
@@ -146,7 +150,7 @@ void soft_roce_flush(void);
 void soft_roce_sockets_close(bool flush);
 
 /* share.c */
-/* Before a packet for a guest: the address of its sender, and whether it has met congestion. */
+/* Before a packet for a guest: the address of its sender, and its traffic class. */
 enum { SOFT_ROCE_FROM = sizeof(struct sockaddr_in6) + 1 };
 static inline bool soft_roce_is_guest(const struct soft_roce_address *address)
 {
@@ -157,11 +161,11 @@ int soft_roce_share(struct soft_roce_address *address);
 void soft_roce_unshare(struct soft_roce_address *address);
 /* To whom a packet belongs; false: it is for this process (too). */
 bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length, bool marked);
+		    uint8_t *bytes, size_t length, uint8_t traffic_class);
 
-/* path.c: a packet; SOFT_FRAME_HEADER bytes before it may be overwritten.  `marked`: it has met congestion. */
+/* path.c: a packet; SOFT_FRAME_HEADER bytes before it may be overwritten. */
 void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length, bool marked);
+		    uint8_t *bytes, size_t length, uint8_t traffic_class);
 /* A socket takes more. */
 void soft_roce_unblocked(void);
 
@@ -169,6 +173,6 @@ void soft_roce_unblocked(void);
 void soft_roce_take_datagram(const struct soft_roce_address *at,
 			     const struct sockaddr_storage *from,
 			     const struct soft_roce_packet *packet, const uint8_t *bytes,
-			     size_t length);
+			     size_t length, uint8_t traffic_class);
 /* `port_changed` of soft_roce_subsystem. */
 void soft_roce_port_changed(enum soft_port_change change, uint32_t ports);

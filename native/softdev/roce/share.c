@@ -94,7 +94,7 @@ static void guest_comes(struct soft_acceptor *door, int fd, const struct sockadd
 }
 
 bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length, bool marked)
+		    uint8_t *bytes, size_t length, uint8_t traffic_class)
 {
 	if (soft_list_empty(&address->guests) || length < QPN_OFFSET + 3)
 		return false;
@@ -105,7 +105,7 @@ bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *
 
 	if (qpn != SOFT_ROCE_GSI && soft_qpn_ip_port(qpn) == soft_ip_port())
 		return false;
-	((uint8_t *)from)[SOFT_ROCE_FROM - 1] = marked;
+	((uint8_t *)from)[SOFT_ROCE_FROM - 1] = traffic_class;
 	soft_list_each (struct soft_roce_guest, guest, &address->guests, node)
 		if (qpn == SOFT_ROCE_GSI || soft_qpn_ip_port(qpn) == guest->ip_port)
 			/* Without room it is lost, as packets may be. */

@@ -41,7 +41,6 @@ enum {
 	PORT_TRIES = 32,
 
 	ECT0 = 2, /* RFC 3168, of the traffic class: routers may mark these packets */
-	CE = 3, /* and one has, or: the bits */
 };
 
 static struct soft_roce *roce(void)
@@ -93,12 +92,22 @@ static bool must_wait(const struct soft_roce_run *run, int error)
 	}
 }
 
+static void put_traffic_class(struct msghdr *message, const struct soft_roce_run *run)
+{
+	const int value = run->traffic_class | ECT0;
+
+	if (run->to.ss_family == AF_INET)
+		soft_put_control(message, IPPROTO_IP, IP_TOS, &value, sizeof(value));
+	else
+		soft_put_control(message, IPPROTO_IPV6, IPV6_TCLASS, &value, sizeof(value));
+}
+
 static void send_runs(const struct soft_roce_run *runs, unsigned count)
 {
 	union {
 		struct cmsghdr alignment;
-		uint8_t bytes[CMSG_SPACE(sizeof(uint16_t))];
-	} controls[SENDS_TOGETHER] = {0};
+		uint8_t bytes[CMSG_SPACE(sizeof(uint16_t)) + CMSG_SPACE(sizeof(int))];
+	} controls[SENDS_TOGETHER];
 	struct mmsghdr messages[SENDS_TOGETHER] = {0};
 	struct iovec iov[SENDS_TOGETHER];
 	int sent;
@@ -111,16 +120,15 @@ static void send_runs(const struct soft_roce_run *runs, unsigned count)
 		message->msg_namelen = runs[i].to_length;
 		message->msg_iov = &iov[i];
 		message->msg_iovlen = 1;
-		if (runs[i].count == 1)
+		if (runs[i].count == 1 && !runs[i].traffic_class)
 			continue;
-		controls[i].alignment = (struct cmsghdr){
-			.cmsg_level = IPPROTO_UDP,
-			.cmsg_type = UDP_SEGMENT,
-			.cmsg_len = CMSG_LEN(sizeof(uint16_t)),
-		};
-		memcpy(CMSG_DATA(&controls[i].alignment), &runs[i].segment, sizeof(uint16_t));
+		memset(&controls[i], 0, sizeof(controls[i]));
 		message->msg_control = &controls[i];
-		message->msg_controllen = sizeof(controls[i]);
+		if (runs[i].count > 1)
+			soft_put_control(message, IPPROTO_UDP, UDP_SEGMENT, &runs[i].segment,
+					 sizeof(runs[i].segment));
+		if (runs[i].traffic_class)
+			put_traffic_class(message, &runs[i]);
 	}
 	do
 		sent = sendmmsg(runs->sender->watch.fd, messages, count,
@@ -174,6 +182,7 @@ static struct soft_roce_run *run_for(const struct soft_roce_flow *flow, uint32_t
 
 	return run && !roce()->blocked && run->sender == flow->sender && !run->sender->one_by_one &&
 			       run->length == (uint32_t)run->segment * run->count &&
+			       run->traffic_class == flow->traffic_class &&
 			       length <= run->segment && run->count < SEGMENTS_MOST &&
 			       run->length + length <= RUN_MOST &&
 			       !memcmp(&run->to, &flow->to, flow->to_length)
@@ -193,6 +202,7 @@ void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 			.sender = flow->sender,
 			.to = flow->to,
 			.to_length = flow->to_length,
+			.traffic_class = flow->traffic_class,
 			.offset = roce()->staged_length,
 			.segment = (uint16_t)whole,
 		};
@@ -222,7 +232,7 @@ static int control_value(struct msghdr *message, int level, int type)
 	return 0;
 }
 
-/* The length of each packet in it: udp(7), UDP_GRO.  They have the same marks. */
+/* The length of each packet in it: udp(7), UDP_GRO.  They have the same traffic class. */
 static size_t segment_of(struct msghdr *message, size_t length)
 {
 	const int segment = control_value(message, IPPROTO_UDP, UDP_GRO);
@@ -230,12 +240,10 @@ static size_t segment_of(struct msghdr *message, size_t length)
 	return segment > 0 ? (size_t)segment : length;
 }
 
-static bool is_marked(struct msghdr *message)
+static uint8_t traffic_class_of(struct msghdr *message)
 {
-	const int traffic = control_value(message, IPPROTO_IP, IP_TOS) |
-			    control_value(message, IPPROTO_IPV6, IPV6_TCLASS);
-
-	return (traffic & CE) == CE;
+	return (uint8_t)(control_value(message, IPPROTO_IP, IP_TOS) |
+			 control_value(message, IPPROTO_IPV6, IPV6_TCLASS));
 }
 
 /* Bytes that have come, or 0: there are no more.  Less than was asked for shows that too, without
@@ -274,15 +282,15 @@ static size_t read_some(struct soft_roce_address *address)
 		}
 		const size_t length = messages[i].msg_len - (guest ? SOFT_ROCE_FROM : 0);
 		const size_t segment = segment_of(&messages[i].msg_hdr, length);
-		const bool marked = guest ? ((uint8_t *)&from[i])[SOFT_ROCE_FROM - 1]
-					  : is_marked(&messages[i].msg_hdr);
+		const uint8_t traffic_class = guest ? ((uint8_t *)&from[i])[SOFT_ROCE_FROM - 1]
+						    : traffic_class_of(&messages[i].msg_hdr);
 
 		for (size_t done = 0; done < length; done += segment) {
 			uint8_t *at = (uint8_t *)iov[i][1].iov_base + done;
 			const size_t one = length - done < segment ? length - done : segment;
 
-			if (!soft_roce_pass(address, &from[i], at, one, marked))
-				soft_roce_take(address, &from[i], at, one, marked);
+			if (!soft_roce_pass(address, &from[i], at, one, traffic_class))
+				soft_roce_take(address, &from[i], at, one, traffic_class);
 		}
 		bytes += length + 1;
 	}
@@ -535,13 +543,15 @@ static struct soft_roce_sender *sender_of(struct soft_roce_address *address, uin
 }
 
 bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *address,
-		    const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn)
+		    const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn,
+		    uint8_t traffic_class)
 {
 	const uint32_t hash = (qpn ^ peer_qpn) * UINT32_C(2654435761) >> 16;
 
 	flow->sender = sender_of(address, hash);
 	if (!flow->sender)
 		return false;
+	flow->traffic_class = traffic_class & ~SOFT_ROCE_CE;
 	flow->to_length = soft_gid_address(peer, &address->gid, SOFT_ROCE_PORT, &flow->to);
 	soft_icrc_flow(&flow->icrc, address->gid.raw, peer->raw, flow->sender->port,
 		       SOFT_ROCE_PORT);

@@ -187,19 +187,6 @@ union control {
 	uint8_t bytes[CMSG_SPACE(sizeof(struct in6_pktinfo)) + CMSG_SPACE(sizeof(int))];
 };
 
-static void put_control(struct msghdr *message, int level, int type, const void *data,
-			size_t length)
-{
-	struct cmsghdr *header =
-		(void *)((uint8_t *)message->msg_control + message->msg_controllen);
-
-	header->cmsg_level = level;
-	header->cmsg_type = type;
-	header->cmsg_len = CMSG_LEN(length);
-	memcpy(CMSG_DATA(header), data, length);
-	message->msg_controllen += CMSG_SPACE(length);
-}
-
 /* From this address, which the receiver checks, and through this interface if it is not 0. */
 static void put_source(struct msghdr *message, bool ipv4, const union ibv_gid *source,
 		       uint32_t ifindex)
@@ -209,12 +196,12 @@ static void put_source(struct msghdr *message, bool ipv4, const union ibv_gid *s
 
 		if (soft_gid_is_ipv4(source))
 			memcpy(&info.ipi_spec_dst, &source->raw[12], 4);
-		put_control(message, IPPROTO_IP, IP_PKTINFO, &info, sizeof(info));
+		soft_put_control(message, IPPROTO_IP, IP_PKTINFO, &info, sizeof(info));
 	} else {
 		struct in6_pktinfo info = {.ipi6_ifindex = ifindex};
 
 		memcpy(&info.ipi6_addr, source->raw, 16);
-		put_control(message, IPPROTO_IPV6, IPV6_PKTINFO, &info, sizeof(info));
+		soft_put_control(message, IPPROTO_IPV6, IPV6_PKTINFO, &info, sizeof(info));
 	}
 }
 
@@ -275,7 +262,7 @@ int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address
 		return ENETDOWN;
 	message.msg_namelen = address_of(&gid, &datagram->source, port, &to);
 	put_source(&message, true, &datagram->source, ifindex);
-	put_control(&message, IPPROTO_IP, IP_TTL, &hops, sizeof(hops));
+	soft_put_control(&message, IPPROTO_IP, IP_TTL, &hops, sizeof(hops));
 	return transmit(&message, datagram, payload, count);
 }
 

@@ -1,7 +1,7 @@
-"""A worker of a Dask cluster, and the client that gives it work: `python tests/softroce/dask_worker.py SCHEDULER HOST`.
+"""A worker of a Dask cluster, and the client that gives it work: across.py SCHEDULER HOST.
 
-The array is long enough that it travels by READs of its memory; it goes to the worker directly, and comes
-back by the scheduler.
+The array is so long that it travels by READs of its memory.  It goes to the worker directly, and
+comes back by the scheduler.
 """
 
 import asyncio

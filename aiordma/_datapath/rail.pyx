@@ -1,0 +1,420 @@
+# A rail: one queue pair, with its send queue and its receives.
+
+from libc.stdint cimport uintptr_t
+
+cimport cython
+
+from .work_queue cimport (
+    FOR_NOTHING,
+    FOR_SEND_QUEUE,
+    KIND_RECV,
+    NO_SLOT,
+    aiordma_recv,
+    ibv_sge,
+    post_recvs,
+)
+
+import collections
+import copy
+
+from aiordma._core.operations import OperationKind
+from aiordma._native.calls import shortage_hint
+from aiordma.errors import BufferStateError, RDMAError, work_completion_error
+from aiordma.verbs._device.context import event_error
+from aiordma.verbs._device.enums import EventType, WCStatus
+
+
+cdef enum:
+    CHAIN = 32  # receives that are posted with one call
+
+RESERVED_ENTRIES = CONTROL_ENTRIES
+
+
+@cython.no_gc_clear
+cdef class FrameHandler:
+    cdef int received(self, PoolBlock block, uint32_t length) except -1:
+        raise NotImplementedError
+
+    cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
+        raise NotImplementedError
+
+    cdef int flush(self) except -1:
+        raise NotImplementedError
+
+
+cdef class SendQueue:
+    """A rail: the send and receive queue of one queue pair, on one event loop.
+
+    What its members promise to the data path:
+
+    - `free`, `capacity`: entries of the send queue, exact.  CONTROL_ENTRIES of them are for control
+      frames alone.
+    - `failed`: it takes no post any more.  `backlogged`: work waits for entries.
+    - `post_checked`, `post_receives`: they post now, receives in this order.  The caller has looked at
+      `free` and `failed`.
+    - `post_or_wait`, `withdraw`: one-sided work, in order, as there is room; what still waits can be
+      taken back.
+    - `latest_backlogged`, `has_posted`: whether all work of before has been posted, for frames that
+      come after writes.
+    - `stop`: then no frame comes by it, and the peer reaches no memory.  `close`: then the device
+      touches nothing, and every `free_memory` has come.
+
+    1. Frames arrive in the order of posting, each whole and once, until the queue pair fails.
+    2. Work that is not withdrawn ends once: by `on_completion`, in the order of posting, when the
+       device has let go of its memory; or by its first `on_error`, and then `free_memory` comes, once,
+       when the device has.
+    3. A write that was posted before a frame is in the peer's memory before that frame arrives.
+    4. No member ends the connection: `Owner.broken`, which may come from within a post, defers that.
+
+    It calls a FrameHandler: `received` and `received_write`, which take over the lease, and `flush`,
+    once in a drain that has freed entries.  When the queue pair fails every waiter fails at once, and
+    `owner` is told once, with the root cause.  It makes the error of those that waited for other work
+    than the failed one, from that cause and the text of their own work.
+    """
+
+    def __init__(self, driver: Driver, qp: QueuePair, owner: Owner):
+        cdef uintptr_t address, extended
+        self.driver, self.qp, self.owner = driver, qp, owner
+        self.peer = "the peer"
+        self.table = driver.table
+        address, extended = qp._addresses
+        self.native_qp, self.extended = <ibv_qp *> address, <ibv_qp_ex *> extended
+        self.capacity = self.free = qp.capabilities.max_send_wr
+        self.sends.first = self.sends.last = NO_SLOT
+        self.receives.first = self.receives.last = NO_SLOT
+        self.backlog = collections.OrderedDict()
+        self.wait = Wait.__new__(Wait)
+        driver.attach(qp, self)
+
+    def __repr__(self):
+        return f"<SendQueue of {self.qp!r}, {self.capacity - self.free} sends under way>"
+
+    # ---- posting ----
+
+    cdef bint has_room(self) noexcept:
+        """For work of the user."""
+        return self.free > CONTROL_ENTRIES
+
+    cdef bint has_room_for(self, uint32_t entries) noexcept:
+        return self.free >= CONTROL_ENTRIES + entries
+
+    @property
+    def control_room(self) -> int:
+        """Entries that control frames may take now."""
+        return self.free
+
+    @property
+    def outstanding(self) -> int:
+        return self.capacity - self.free + len(self.backlog)
+
+    def post(self, WorkRequest work not None):
+        self.post_or_wait(work)
+
+    cdef int post_or_wait(self, WorkRequest work) except -1:
+        """Posts `work`, or keeps it until there is room; its end is told to `work` itself."""
+        if self.error is None and (self.backlogged or work.entries + CONTROL_ENTRIES > self.free):
+            self.latest_backlogged += 1
+            self.backlog[work] = self.latest_backlogged
+            return self.post_backlog()
+        return self.post_checked(work)
+
+    def post_frame(self, WorkRequest work not None):
+        """Posts `work` past the backlog; the caller has looked for room, and for its turn."""
+        self.post_checked(work)
+
+    cdef int post_checked(self, WorkRequest work) except -1:
+        if self.error is None:
+            return self.post_now(work)
+        work.on_error(self.error_of(work))
+        work.free_memory()
+        return 0
+
+    cdef int post_now(self, WorkRequest work) except -1:
+        cdef WorkRequestTable table = self.table
+        cdef uint32_t posted = 0, index
+        cdef int code
+        if not work.entries or work.entries > self.free or self.native_qp == NULL:
+            raise ValueError(
+                f"{work.entries} requests for {self.free} free entries of {self.capacity}"
+            )
+        index = table.take_slot(self, work.kind, work, work.entries)
+        self.free -= work.entries
+        code = work.post_to(self, table.wr_id(index), &posted)
+        if code:
+            if not posted:
+                table.free_slot(index)
+            error = self.qp._post_error("ibv_post_send", code, posted)
+            work.on_error(error)
+            if not posted:  # else the device has its memory until the queue pair is gone
+                work.free_memory()
+            self.rail_broke(error)
+        return 0
+
+    cdef int post_backlog(self) except -1:
+        cdef WorkRequest first
+        while self.backlog and self.has_room():
+            first = next(iter(self.backlog))
+            error = first.refusal()
+            if error is not None:
+                del self.backlog[first]
+                first.refused(error)
+            elif first.entries + CONTROL_ENTRIES > self.free:
+                self.post_now((<object> first).part(self.free - CONTROL_ENTRIES))
+            else:
+                del self.backlog[first]
+                self.post_now(first)
+        return self.note_backlog()
+
+    cdef int note_backlog(self) except -1:
+        self.backlogged = bool(self.backlog)
+        self.wait.note(FOR_SEND_QUEUE if self.backlogged else FOR_NOTHING)
+        return 0
+
+    def withdraw(self, works: Iterable[WorkRequest]) -> bool:
+        """Drops those of these works that wait for room; False: all of them have been posted."""
+        cdef WorkRequest work
+        found = [work for work in works if self.backlog.pop(work, None) is not None]
+        for work in found:
+            work.free_memory()
+        if found:
+            self.note_backlog()
+            self.use_room()  # for what waited behind them alone
+        return bool(found)
+
+    cdef bint has_posted(self, uint64_t number) except -1:
+        """Whether all work of the backlog up to that number has been posted, or withdrawn."""
+        return not self.backlogged or next(iter(self.backlog.values())) > number
+
+    # ---- receives ----
+
+    cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF:
+        """Posts at most CHAIN receives with one call, and returns how many the device took."""
+        cdef aiordma_recv[CHAIN] receives
+        cdef ibv_sge[CHAIN] sges
+        cdef uint32_t[CHAIN] indices
+        cdef uint32_t i, count = len(blocks), posted = 0
+        cdef PoolBlock block
+        for i in range(count):
+            block = <PoolBlock> blocks[i]
+            block.posted = length
+            indices[i] = self.table.take_slot(self, KIND_RECV, block, 0)
+            sges[i].addr, sges[i].length, sges[i].lkey = block.address, length, block.lkey
+            receives[i].wr_id = self.table.wr_id(indices[i])
+            receives[i].first_sge, receives[i].num_sge = i, 1 if length else 0
+        cdef int code = post_recvs(self, receives, count, sges, &posted)
+        for i in range(posted, count):
+            self.table.free_slot(indices[i])
+            (<PoolBlock> blocks[i]).end_lease()
+        if code:
+            self.rail_broke(self.qp._post_error("ibv_post_recv", code, 0))
+        return posted
+
+    cdef uint32_t post_cached(
+        self, BlockCache pool, uint32_t most, uint32_t length
+    ) except? 0xFFFFFFFF:
+        """Posts receives in free blocks, as many as there are."""
+        cdef uint32_t posted = 0
+        cdef list blocks
+        cdef PoolBlock block
+        while posted < most and not self.failed and self.native_qp != NULL:
+            blocks = []
+            while len(blocks) < CHAIN and posted + len(blocks) < most:
+                block = pool.take_fast(length)
+                if block is None:
+                    break
+                blocks.append(block)
+            if not blocks:
+                break
+            posted += self.post_receives(blocks, length)
+        return posted
+
+    cdef int post_block(self, PoolBlock block, uint32_t length) except -1:
+        """Posts a receive; the caller keeps to the queue pair's `max_recv_wr`."""
+        if self.error is not None or self.native_qp == NULL:
+            block.end_lease()
+        else:
+            self.post_receives([block], length)
+        return 0
+
+    # ---- completions and events ----
+
+    cdef int on_error_completion(
+        self, object work, uint8_t kind, const aiordma_completion *wc, bint before_last
+    ) except -1:
+        cdef WorkRequest request = None if isinstance(work, PoolBlock) else <WorkRequest?> work
+        self.qp.context._failures[wc.status] += 1
+        already_failed = self.failed  # all that was under way has got the error, this as well
+        if wc.status == FLUSHED and self.stopped and not already_failed:
+            already_failed = True  # on purpose: the others will be flushed in their turn
+            if request is not None:
+                request.on_error(self.owner.error_for(self.error))
+        if wc.status == FLUSHED and not already_failed:
+            self.driver.take_device_events()  # what put the queue pair into this state
+        if not already_failed:
+            error = work_completion_error(
+                wc.status,
+                operation=OperationKind(kind).text,
+                qp_num=self.qp.qp_num,
+                wr_id=wc.wr_id,
+                vendor_err=wc.vendor_err,
+                detail=shortage_hint() if wc.status == RETRY_EXCEEDED else "",
+                what=request.text(self.peer) if request is not None else "",
+            )
+            if request is not None:
+                if self.error is not None:
+                    request.on_error(self.error_of(request))
+                elif wc.status in OF_THE_RAIL:
+                    request.on_error(self.owner.error_for(error))
+                else:  # one of its own: its frames may have this, which keeps the error
+                    request.on_error(copy.copy(error))
+            if wc.status in OF_THE_RAIL:
+                self.rail_broke(error)
+            else:
+                self.connection_broke(error)
+        if before_last:
+            return 0
+        if request is not None:
+            return request.free_memory()
+        (<PoolBlock> work).end_lease()
+        return 0
+
+    cdef object error_of(self, WorkRequest work):
+        """The error of work that did not fail itself: `error` is the cause."""
+        return self.owner.error_for(self.error, work.text(self.peer))
+
+    cdef int use_room(self) except -1:
+        """Freed entries go in turn to the backlog and to the messages, so that neither starves."""
+        self.messages_first = not self.messages_first
+        if self.messages_first:
+            self.give_room_to_messages()
+        if self.backlogged:
+            self.post_backlog()
+            if not self.backlogged:  # what was only refused has no completion to come back for
+                return self.give_room_to_messages()
+        if not self.messages_first:
+            self.give_room_to_messages()
+        return 0
+
+    cdef int give_room_to_messages(self) except -1:
+        if self.leaving:
+            if self.free == self.capacity:
+                self.owner.emptied()
+        elif self.frame_handler is not None:
+            self.frame_handler.flush()
+        return 0
+
+    def device_event(self, event: AsyncEvent):
+        if event.type in REFUSALS:
+            self.connection_broke(event_error(event, self.qp.context))
+        elif event.type in FATAL_EVENTS:
+            self.rail_broke(event_error(event, self.qp.context))
+
+    # ---- the end ----
+
+    def under_way(self) -> list[WorkRequest]:
+        """The work of the send queue, in the order of posting."""
+        cdef list works = []
+        cdef uint32_t index = self.sends.first
+        while index != NO_SLOT:
+            works.append(self.table.works[index])
+            index = self.table.slots[index].next
+        return works
+
+    def rail_broke(self, error: BaseException):
+        """This queue pair, its device or the way to the peer is gone: another one might do."""
+        if not self.failed:
+            self.fail(error)
+            self.owner.broken(self.error)
+
+    def connection_broke(self, error: BaseException):
+        """What would break any other queue pair of the connection as well."""
+        self.rail_broke(error)
+
+    def fail(self, error: BaseException):
+        """Fails all work and posts nothing more, for this reason, which the owner knows or is told.
+        The first call decides."""
+        cdef WorkRequest work
+        if self.failed:
+            return
+        self.error = self.error or error
+        self.failed = True
+        backlog, self.backlog = self.backlog, collections.OrderedDict()
+        self.note_backlog()
+        for work in self.under_way():
+            self.fail_work(work)
+        for work in backlog:
+            self.fail_work(work)
+            work.free_memory()
+
+    cdef int fail_work(self, WorkRequest work) except -1:
+        try:
+            work.on_error(self.error_of(work))
+        except RuntimeError:
+            if not self.table.loop.is_closed():
+                raise
+            # To settle a future calls its waiter back by the loop, with which that has ended.
+        return 0
+
+    def refuse(self, error: BaseException):
+        """Posts nothing more, with `error` as the reason; work under way goes on, or fails so."""
+        self.error = error
+
+    def leave(self, error: BaseException):
+        """Posts nothing more, and tells the owner when the work under way is over."""
+        self.refuse(error)
+        self.leaving = True
+        self.give_room_to_messages()
+
+    def stop(self, error: BaseException):
+        """Takes no message any more, and hands out those whose senders know that they are here:
+        the queue pair accepts nothing in ERR, and the receives are flushed behind them.
+
+        Work under way fails with `error`.  Not from within a drain.
+        """
+        if self.failed or self.stopped:
+            return
+        self.refuse(error)
+        self.stopped = True
+        try:
+            self.qp.to_error()
+        except (RDMAError, OSError):
+            return  # the device has failed
+        # Not every driver flushes: it is over when there is nothing more, too.
+        while self.receives.first != NO_SLOT and self.driver.poll():
+            pass
+
+    cdef object take_first(self, SlotList *order):
+        work = self.table.works[order.first]
+        self.table.free_slot(order.first)
+        return work
+
+    def close(self):
+        """Destroys the queue pair; after this the device touches none of its memory any more."""
+        self.fail(BufferStateError("the queue pair was closed"))
+        self.driver.detach(self.qp)
+        self.qp.close()
+        self.native_qp = NULL
+        while self.sends.first != NO_SLOT:
+            (<WorkRequest> self.take_first(&self.sends)).free_memory()
+        while self.receives.first != NO_SLOT:
+            (<PoolBlock> self.take_first(&self.receives)).end_lease()
+        self.user = self.frame_handler = None
+
+
+FLUSHED = int(WCStatus.WR_FLUSH_ERR)
+RETRY_EXCEEDED = int(WCStatus.RETRY_EXC_ERR)
+# Failures that are not about the request that happens to report them: the peer or the way to it is gone.
+OF_THE_RAIL: frozenset[WCStatus] = frozenset(
+    {WCStatus.WR_FLUSH_ERR, WCStatus.RETRY_EXC_ERR, WCStatus.RNR_RETRY_EXC_ERR}
+)
+FATAL_EVENTS: frozenset[EventType] = frozenset(
+    {
+        EventType.QP_FATAL,
+        EventType.CQ_ERR,
+        EventType.SRQ_ERR,
+        EventType.DEVICE_FATAL,
+    }
+)
+REFUSALS: frozenset[EventType] = frozenset(  # of a request of the peer's
+    {EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR}
+)

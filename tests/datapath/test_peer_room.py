@@ -1,0 +1,40 @@
+"""The size of the peer's receives, against a list of what the peer has said."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma._datapath.frames import PeerRoom
+from aiordma.errors import ProtocolError
+
+LARGEST, TAG = 4096, 16
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(64, 2 * LARGEST)), max_size=30))
+def test_sizes_are_those_that_the_peer_has_announced(said: list[tuple[int, int]]) -> None:
+    """Each from its receive on, but never more than this side uses; a tag takes its part of it."""
+    room, sizes = PeerRoom(256, LARGEST, TAG), [(0, 256)]
+    for sent, (ahead, size) in enumerate(said):
+        first = max(sent, sizes[-1][0]) + ahead
+        if sum(known > sent for known, _ in sizes) == 8:
+            with pytest.raises(ProtocolError, match="all the time"):
+                room.announced(first, size)
+        else:
+            room.announced(first, size)
+            sizes.append((first, size))
+        (now,) = [size for first, size in sizes if first <= sent + 1][-1:]
+        assert room.longest_after(1) == min(now, LARGEST) - TAG
+
+
+def test_a_receive_that_is_used_has_its_size() -> None:
+    room = PeerRoom(256, LARGEST, TAG)
+    room.longest_after(3)
+    with pytest.raises(ProtocolError, match="receive 2, which has been used"):
+        room.announced(2, 512)
+    room.announced(3, 512)
+    assert room.longest_after(0) == 512 - TAG
+    room.announced(7, 1024)
+    with pytest.raises(ProtocolError, match="receive 6, which has been used"):
+        room.announced(6, 256)

@@ -1,0 +1,147 @@
+"""Which failure breaks one rail, and which the connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from aiordma import verbs
+from aiordma._core.operations import OperationKind
+from aiordma._datapath.rail import SendQueue
+from aiordma._datapath.work_queue import WorkRequest
+from aiordma._loop.driver import Driver
+from aiordma._transport.keep_alive import KeepAlive
+
+from .bare_channel import CAPABILITIES, BareChannel, Room, Wire
+
+RAIL, CONNECTION = "rail", "connection"
+
+
+class Told(SendQueue):
+    """Notes which of its entries is told of a failure, the first one first."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.told: list[str] = []
+        super().__init__(*arguments)
+
+    def rail_broke(self, error: BaseException) -> None:
+        self.told.append(RAIL)
+        super().rail_broke(error)
+
+    def connection_broke(self, error: BaseException) -> None:
+        self.told.append(CONNECTION)
+        super().connection_broke(error)
+
+
+class Write(WorkRequest):
+    """To memory that the peer does not share, unless it has no bytes."""
+
+    def __init__(self, wire: Wire, length: int, opcode: int = verbs.WROpcode.RDMA_WRITE) -> None:
+        mr = wire.mr
+        super().__init__(
+            OperationKind.WRITE, opcode, mr.addr, length, mr.lkey, mr.addr, ~mr.rkey & 0xFFFFFFFF
+        )
+
+    def failed(self, error: BaseException) -> None:
+        """The queue is asked."""
+
+    def release(self) -> None:
+        """Its memory stays."""
+
+
+@pytest.fixture
+def wire(context: verbs.Context) -> Iterator[Wire]:
+    wire = Wire(context, Told)
+    yield wire
+    wire.close()
+
+
+def refused_post(wire: Wire) -> None:
+    wire.queue.post(Write(wire, 0, opcode=99))
+
+
+def refused_receives(wire: Wire) -> None:
+    BareChannel(wire, Room(data_receives=CAPABILITIES.max_recv_wr)).close()
+
+
+def flush(wire: Wire) -> None:
+    wire.qp.to_error()
+    wire.queue.post(Write(wire, 0))
+    wire.until(lambda: wire.queue.failed)
+
+
+def refused_request(wire: Wire) -> None:
+    wire.queue.post(Write(wire, 8))
+    wire.until(lambda: wire.queue.failed)
+
+
+def event(kind: verbs.EventType) -> Callable[[Wire], None]:
+    return lambda wire: wire.queue.device_event(verbs.AsyncEvent(kind))
+
+
+def silence(wire: Wire) -> None:
+    timers = cast("Any", SimpleNamespace(call_later=lambda *_: None))
+    KeepAlive(wire.queue, timers, 1, 1)._give_up()
+
+
+def stalled_reads(wire: Wire) -> None:
+    bare = BareChannel(wire)
+    bare.channel.inbox.stalled(1)
+    bare.close()
+
+
+def completion_channel(wire: Wire) -> None:
+    Driver._fail(cast("Any", SimpleNamespace(_sinks={wire.qp: wire.queue})), OSError())
+
+
+def bug(wire: Wire) -> None:
+    loop = SimpleNamespace(call_exception_handler=lambda _: None)
+    Driver.report(cast("Any", SimpleNamespace(loop=loop)), wire.queue, ZeroDivisionError())
+
+
+ROWS: dict[str, tuple[Callable[[Wire], None], str]] = {
+    "refused post": (refused_post, RAIL),
+    "refused receives": (refused_receives, RAIL),
+    "flush": (flush, RAIL),
+    "silence": (silence, RAIL),
+    "completion channel": (completion_channel, RAIL),
+    **{
+        kind.name: (event(kind), RAIL)
+        for kind in (
+            verbs.EventType.QP_FATAL,
+            verbs.EventType.CQ_ERR,
+            verbs.EventType.SRQ_ERR,
+            verbs.EventType.DEVICE_FATAL,
+        )
+    },
+    "refused request": (refused_request, CONNECTION),
+    "QP_REQ_ERR": (event(verbs.EventType.QP_REQ_ERR), CONNECTION),
+    "QP_ACCESS_ERR": (event(verbs.EventType.QP_ACCESS_ERR), CONNECTION),
+    "stalled reads": (stalled_reads, CONNECTION),
+    "bug": (bug, CONNECTION),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_what_breaks_by_a_failure(wire: Wire, row: str) -> None:
+    """The owner is told once; what fails afterwards is no news."""
+    fail, what = ROWS[row]
+    fail(wire)
+    assert isinstance(wire.queue, Told)
+    assert wire.queue.told[0] == what
+    assert wire.queue.failed
+    error = wire.queue.error
+    wire.queue.connection_broke(ZeroDivisionError("too late"))
+    wire.queue.rail_broke(ZeroDivisionError("too late"))
+    assert wire.owner.failures == [error]
+
+
+def test_an_end_that_the_owner_knows_is_no_news(wire: Wire) -> None:
+    error = ZeroDivisionError("it has ended")
+    wire.queue.fail(error)
+    wire.queue.rail_broke(ZeroDivisionError("too late"))
+    assert wire.queue.error is error
+    assert not wire.owner.failures
