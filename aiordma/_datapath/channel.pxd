@@ -7,7 +7,7 @@ from .inbox cimport Inbox, PendingRendezvous
 from .memory cimport BlockCache, PoolBlock
 from .message cimport Fifo
 from .rail cimport FrameHandler, SendQueue
-from .receives cimport ReceiveQueue
+from .receives cimport Receives, ReceiveSizes
 from .rendezvous cimport Offers
 from .sealing cimport Sealing
 from .one_sided cimport WRChain
@@ -29,7 +29,8 @@ cdef class MessageChannel(FrameHandler):
     cdef Credits credits
     cdef PeerRoom room                 # None before the start, as the credits
     cdef readonly Inbox inbox
-    cdef ReceiveQueue receives
+    cdef ReceiveSizes sizes            # of this side's receives
+    cdef Receives receives
     cdef object owner, source, config
     cdef BlockCache pool
     cdef Fifo waiting                  # messages and writes, in their order

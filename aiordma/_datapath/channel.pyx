@@ -212,8 +212,9 @@ cdef class MessageChannel(FrameHandler):
             memory, protocol.MAX_UNANSWERED, min(MAX_PIECES, queue.capacity - CONTROL_ENTRIES - 1)
         )
         self.spare_blocks, self.early_frames, self.drain_waiters = [], [], []
-        self.receives = ReceiveQueue(self, memory, config)
-        self.inbox = Inbox(self, memory, config.fetch_ahead, max(1, config.data_receives // 4))
+        self.sizes = ReceiveSizes(config.eager_size, config.max_eager_size)
+        self.receives = Receives(queue, self.sizes, memory, config)
+        self.inbox = Inbox(self, memory, config.fetch_ahead)
 
     # ---- bring-up ----
 
@@ -709,7 +710,14 @@ cdef class MessageChannel(FrameHandler):
             CONTROL, protocol.encode(message), None
         )
 
+    cdef bint tell_size(self, uint64_t first, uint32_t size) except -1:
+        return self.send_control_now(protocol.ReceiveSize(0, first, size))
+
     # ---- receiving ----
+
+    cdef int reposted(self, uint32_t count) except -1:
+        self.credits.reposted_data(count)
+        return self.flush()
 
     cdef bint takes_now(self, PoolBlock block, uint32_t length, object imm) except -1:
         """Whether an arrived frame is handled now; else it is kept for `start`, or dropped."""
@@ -736,7 +744,7 @@ cdef class MessageChannel(FrameHandler):
         cdef const FrameHeader *header = <const FrameHeader *> block.bytes()
         cdef int kind
         cdef bint has_imm
-        cdef uint32_t imm, count = 1
+        cdef uint32_t imm, count = 1, arrived = length
         cdef Message message
         try:
             if self.sealing is not None:
@@ -763,16 +771,15 @@ cdef class MessageChannel(FrameHandler):
         except ProtocolError:
             block.end_lease()
             raise
+        if kind == RNDV_RTS:
+            return self.take_rendezvous(block, length)
+        self.sizes.used(block.posted, arrived)
         if kind == DATA:
-            self.receives.used(block.posted, length)
             message = new_message(block, HEADER, length - HEADER)
             message.number, message.has_imm = imm, has_imm
             return self.inbox.arrived(message)
         if kind == BUNDLE:
-            self.receives.used(block.posted, length)
             return self.take_bundle(block, count)
-        if kind == RNDV_RTS:
-            return self.take_rendezvous(block, length)
         return self.take_control(block, kind, length)
 
     cdef int take_bundle(self, PoolBlock block, uint32_t count) except -1:
@@ -799,7 +806,7 @@ cdef class MessageChannel(FrameHandler):
             )
         finally:
             block.end_lease()
-        self.receives.used(block.posted, HEADER + pending.length)
+        self.sizes.used(block.posted, HEADER + pending.length + self.room.tag_size)
         self.inbox.rendezvous += 1
         self.inbox.unread.append(pending)
         self.inbox.incoming.append(pending)
@@ -810,7 +817,6 @@ cdef class MessageChannel(FrameHandler):
             <const char *> block.bytes() + HEADER, length - HEADER
         )
         cdef const RendezvousAck *ack
-        self.receives.used(block.posted, length)
         self.receives.repeat(block)
         self.credits.reposted_control()
         if kind == CONTROL:
@@ -846,7 +852,7 @@ cdef class MessageChannel(FrameHandler):
             block.end_lease()
             self.owner.violated(error)
             return 0
-        self.receives.used(block.posted, 0)
+        self.sizes.used(block.posted, 0)
         message = new_message(block, 0, 0)
         message.number, message.has_imm = imm, True
         message.bytes_written, message.has_written = length, True
@@ -861,7 +867,7 @@ cdef class MessageChannel(FrameHandler):
     def figures(self) -> dict[str, int]:
         """Counts of what is queued and under way, for diagnosis.  Any thread may ask."""
         cdef Inbox inbox = self.inbox      # `close` lets go of them
-        cdef ReceiveQueue receives = self.receives
+        cdef Receives receives = self.receives
         self.wait.settle()
         self.queue.wait.settle()
         figures = {
@@ -876,8 +882,8 @@ cdef class MessageChannel(FrameHandler):
             figures["unread"] = inbox.unread.size()
             figures["read_ahead"] = inbox.bytes_ahead
             figures["receivers"] = inbox.receivers.size()
-            figures["receive_size"] = receives.size
-            figures["receives"] = receives.posted - receives.used_up
+            figures["receive_size"] = self.sizes.size
+            figures["receives"] = receives.posted - self.sizes.used_up
             figures["larger_blocks"] = len(receives.larger)
             figures["spare_blocks"] = len(self.spare_blocks)
         return figures
@@ -970,7 +976,7 @@ cdef class MessageChannel(FrameHandler):
         release_all(self.spare_blocks)
         # The parts let go of each other, so that they need no cycle collector.
         self.owner.on_early = None
-        self.receives.source = self.receives.channel = self.source = self.inbox.source = None
+        self.receives.source = self.source = self.inbox.source = None
         self.receives = self.inbox = None
         if code:
             raise failure("ibv_dereg_mr", code)

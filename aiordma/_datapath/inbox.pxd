@@ -80,7 +80,6 @@ cdef class Inbox:
     cdef readonly uint64_t progress    # bytes of READs that have completed
     cdef bint reads_ahead              # the last receiver took memory of the pool
     cdef uint32_t allocating           # calls of a receiver's `allocate` that have not returned
-    cdef uint32_t frames_taken, refill  # receives are posted again for so many at a time
     cdef bint iteration_ends           # of `async for`, where no message is left
     cdef object ended
     cdef bint ready(self) noexcept

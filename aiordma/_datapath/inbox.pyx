@@ -436,14 +436,12 @@ cdef bint is_complete(object item) noexcept:
 cdef class Inbox:
     """Messages that have arrived, and those that wait for them."""
 
-    def __init__(
-        self, MessageChannel channel not None, memory: Memory, max_bytes_ahead: int, refill: int,
-    ):
+    def __init__(self, MessageChannel channel not None, memory: Memory, max_bytes_ahead: int):
         self.channel = channel
         self.table = channel.table
         self.memory, self.pool = memory, memory.pool
         self.source = memory.block_source(self.on_memory, internal=False)
-        self.max_bytes_ahead, self.refill, self.reads_ahead = max_bytes_ahead, refill, True
+        self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
         self.incoming, self.receivers, self.unread = Fifo(), Fifo(), Fifo()
 
     def on_memory(self):
@@ -550,11 +548,7 @@ cdef class Inbox:
 
     cdef int after_dequeue(self, bint last) except -1:
         if last and self.ended is None:
-            self.frames_taken += 1
-            if self.frames_taken >= self.refill:
-                self.channel.receives.to_repost += self.frames_taken
-                self.frames_taken = 0
-                self.channel.receives.repost()
+            self.channel.receives.frame_taken()
         if self.unread.size():
             self.fetch_ahead()
         return self.wake_if_ready()

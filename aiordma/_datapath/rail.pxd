@@ -25,6 +25,8 @@ cdef class FrameHandler:
     cdef int received(self, PoolBlock block, uint32_t length) except -1
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1
     cdef int flush(self) except -1
+    cdef int reposted(self, uint32_t count) except -1
+    cdef bint tell_size(self, uint64_t first, uint32_t size) except -1
 
 
 cdef class SendQueue:

@@ -41,6 +41,14 @@ cdef class FrameHandler:
     cdef int flush(self) except -1:
         raise NotImplementedError
 
+    cdef int reposted(self, uint32_t count) except -1:
+        """So many receives for messages are there again."""
+        raise NotImplementedError
+
+    cdef bint tell_size(self, uint64_t first, uint32_t size) except -1:
+        """Tells the peer of the size of receives from that one on; False: it cannot be told now."""
+        raise NotImplementedError
+
 
 cdef class SendQueue:
     """A rail: the send and receive queue of one queue pair, on one event loop.
@@ -67,9 +75,9 @@ cdef class SendQueue:
     4. No member ends the connection: `Owner.broken`, which may come from within a post, defers that.
 
     It calls a FrameHandler: `received` and `received_write`, which take over the lease, and `flush`,
-    once in a drain that has freed entries.  When the queue pair fails every waiter fails at once, and
-    `owner` is told once, with the root cause.  It makes the error of those that waited for other work
-    than the failed one, from that cause and the text of their own work.
+    once in a drain that has freed entries; Receives call the others.  When the queue pair fails every
+    waiter fails at once, and `owner` is told once, with the root cause.  It makes the error of those
+    that waited for other work than the failed one, from that cause and the text of their own work.
     """
 
     def __init__(self, driver: Driver, qp: QueuePair, owner: Owner):

@@ -1,27 +1,56 @@
-# The receives of one connection.
+# The receives of a rail, and the size that the session has chosen for them.
 
+cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
-from .channel cimport MessageChannel
 from .memory cimport PoolBlock
 from .rail cimport SendQueue
 
 cdef int release_all(list blocks) except -1
 
 
-cdef class ReceiveQueue:
-    cdef MessageChannel channel
-    cdef SendQueue queue
-    cdef object pool, source
-    cdef uint32_t count, size, smallest, largest
-    cdef uint64_t posted, used_up      # of all time
-    cdef uint32_t missed, enough, too_small, to_repost
-    cdef list larger
-    cdef bint ended, retrying
-    cdef int used(self, uint32_t posted, uint64_t length) except -1
+@cython.final
+cdef class ReceiveSizes:
+    cdef uint32_t size, smallest, largest
+    cdef uint32_t missed, enough       # frames of late that need the largest, or not
+    cdef readonly uint32_t too_small   # of those posted, receives shorter than `size`
+    cdef uint64_t used_up              # receives, of all time
     cdef uint32_t wanted(self) noexcept
+
+    cdef inline void used(self, uint32_t posted, uint64_t length) noexcept:
+        """A frame has taken a receive of `posted` bytes; it has `length`, or would have if the peer
+        had sent it eagerly."""
+        self.used_up += 1
+        if length <= self.smallest:
+            self.enough += 1
+        elif length <= self.largest:
+            self.enough = 0
+            self.missed += self.size == self.smallest
+        if self.too_small and posted < self.size:
+            self.too_small -= 1
+
+
+@cython.final
+cdef class Receives:
+    cdef SendQueue queue
+    cdef ReceiveSizes sizes            # of the session
+    cdef object pool, source
+    cdef uint64_t posted               # of all time
+    cdef uint32_t count, refill        # posted again for so many frames at a time
+    cdef uint32_t taken, to_repost     # frames: fewer than that; without a receive in their place
+    cdef list larger                   # blocks for those that are too small
+    cdef bint ended, retrying
     cdef int post(self, PoolBlock block) except -1
     cdef int repeat(self, PoolBlock block) except -1
     cdef int repost(self) except -1
     cdef int retry_later(self) except -1
     cdef int change_if_due(self) except -1
+
+    cdef inline int frame_taken(self) except -1:
+        """The messages of a frame are the user's."""
+        self.taken += 1
+        if self.taken < self.refill:
+            return 0
+        self.to_repost += self.taken
+        self.taken = 0
+        return self.repost()

@@ -10,7 +10,6 @@
 
 cimport cython
 
-from aiordma._core import protocol
 from aiordma.errors import RDMAError
 
 
@@ -22,51 +21,58 @@ RETRY_AFTER: float = 0.1  # seconds, when memory for a receive is refused
 
 
 @cython.final
-cdef class ReceiveQueue:
-    """Posts receives, and chooses their size."""
+cdef class ReceiveSizes:
+    """The size of the receives, which follows the frames of late: small, or as large as allowed."""
 
-    def __init__(self, MessageChannel channel not None, memory: Memory, config: Config):
-        self.channel = channel
-        self.queue = channel.queue
-        self.pool = memory.pool
-        self.source = memory.block_source(self.on_memory, internal=True, exempt=True)
-        self.count = config.data_receives + config.control_receives
-        self.size = self.smallest = config.eager_size
-        self.largest = max(config.eager_size, config.max_eager_size)
-        self.larger = []
+    def __cinit__(self, size: int, largest: int):
+        self.smallest, self.largest = size, max(size, largest)
+        self.use(size)
 
-    def post_all(self):
-        self.posted = self.queue.post_cached(self.pool, self.count, self.size)
-        while self.posted < self.count:
-            self.post(self.pool._block(self.size))
-
-    cdef int post(self, PoolBlock block) except -1:
-        self.posted += 1
-        return self.queue.post_block(block, self.size)
-
-    cdef int used(self, uint32_t posted, uint64_t length) except -1:
-        """Counts a frame of `length` bytes, which took a receive of `posted` bytes, towards the choice
-        of the size of receives."""
-        length += self.channel.room.tag_size
-        self.used_up += 1
-        if length <= self.smallest:
-            self.enough += 1
-        elif length <= self.largest:
-            self.enough = 0
-            self.missed += self.size == self.smallest
-        if self.too_small and posted < self.size:
-            self.too_small -= 1
-        return 0
+    def use(self, size: int, too_small: int = 0):
+        """Receives have this size from the next one on; the frames are counted anew."""
+        self.size, self.too_small = size, too_small
+        self.missed = self.enough = 0
 
     cdef uint32_t wanted(self) noexcept:
-        """The size of receives that fits the messages of late."""
+        """The size that fits the frames of late."""
         if self.size == self.smallest:
             return self.largest if self.missed >= GROW_AFTER else self.smallest
         return self.smallest if self.enough >= SHRINK_AFTER else self.largest
 
+    # For tests.
+
+    def wanted_after(self, posted: int, length: int) -> int:
+        """The size that fits once such a frame has taken a receive of `posted` bytes."""
+        self.used(posted, length)
+        return self.wanted()
+
+
+@cython.final
+cdef class Receives:
+    """Posts the receives of a rail, of the size that the session has chosen."""
+
+    def __init__(
+        self, SendQueue queue not None, ReceiveSizes sizes not None, memory: Memory, config: Config
+    ):
+        self.queue, self.sizes = queue, sizes
+        self.pool = memory.pool
+        self.source = memory.block_source(self.on_memory, internal=True, exempt=True)
+        self.count = config.data_receives + config.control_receives
+        self.refill = max(1, config.data_receives // 4)
+        self.larger = []
+
+    def post_all(self):
+        self.posted = self.queue.post_cached(self.pool, self.count, self.sizes.size)
+        while self.posted < self.count:
+            self.post(self.pool._block(self.sizes.size))
+
+    cdef int post(self, PoolBlock block) except -1:
+        self.posted += 1
+        return self.queue.post_block(block, self.sizes.size)
+
     cdef int repeat(self, PoolBlock block) except -1:
         """Posts a receive again whose contents have been handled."""
-        if block.size < self.size:
+        if block.size < self.sizes.size:
             block.end_lease()
             block = self.larger.pop()
         return self.post(block)
@@ -83,14 +89,14 @@ cdef class ReceiveQueue:
             return 0
         self.change_if_due()
         if not self.larger:
-            posted = self.queue.post_cached(self.pool, self.to_repost, self.size)
+            posted = self.queue.post_cached(self.pool, self.to_repost, self.sizes.size)
             self.posted += posted
         while posted < self.to_repost:
-            if len(self.larger) > <Py_ssize_t> self.too_small:
+            if len(self.larger) > <Py_ssize_t> self.sizes.too_small:
                 block = self.larger.pop()
             else:
                 try:
-                    block = self.source.block(self.size)
+                    block = self.source.block(self.sizes.size)
                 except (RDMAError, OSError, MemoryError):
                     # The caller has a message to hand out, and no use for the error.
                     self.retry_later()
@@ -100,8 +106,7 @@ cdef class ReceiveQueue:
             self.post(block)
             posted += 1
         self.to_repost -= posted
-        self.channel.credits.reposted_data(posted)
-        return self.channel.flush()
+        return self.queue.frame_handler.reposted(posted)
 
     cdef int retry_later(self) except -1:
         if not self.retrying:
@@ -111,28 +116,26 @@ cdef class ReceiveQueue:
 
     cdef int change_if_due(self) except -1:
         """Changes the size of the receives if that is due and the peer can be told now."""
-        cdef uint32_t wanted = self.wanted()
+        cdef uint32_t wanted = self.sizes.wanted()
         cdef list larger = []
-        if wanted == self.size:
+        if wanted == self.sizes.size:
             return 0
-        if wanted > self.size:
+        if wanted > self.sizes.size:
             try:
                 self.pool._require_spare(self.count * wanted)
-                while len(larger) < <Py_ssize_t> (self.posted - self.used_up):
+                while len(larger) < <Py_ssize_t> (self.posted - self.sizes.used_up):
                     larger.append(self.pool._block(wanted))
             except (RDMAError, OSError, MemoryError):
                 release_all(larger)
-                self.missed = self.enough = 0  # after as many messages more
+                self.sizes.use(self.sizes.size)  # until as many messages more
                 return 0
         # The peer hears of it before it gets a credit for one of them.
-        if not self.channel.send_control_now(protocol.ReceiveSize(0, self.posted, wanted)):
+        if not self.queue.frame_handler.tell_size(self.posted, wanted):
             release_all(larger)
             return 0  # the next time, then
-        self.size = wanted
-        self.missed = self.enough = 0
+        self.sizes.use(wanted, len(larger))
         release_all(self.larger)
         self.larger = larger
-        self.too_small = len(larger)
         return 0
 
     def end(self):
