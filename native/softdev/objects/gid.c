@@ -144,13 +144,14 @@ static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *at, b
 	for (; at && count < SOFT_GIDS; at = at->ifa_next) {
 		union ibv_gid gid;
 
-		if (!at->ifa_addr || !has_interface(hca, at) ||
-		    !soft_gid_from(&gid, at->ifa_addr) || is_link_local(&gid) != link_local)
+		if (!at->ifa_addr || !soft_gid_from(&gid, at->ifa_addr) ||
+		    is_link_local(&gid) != link_local)
 			continue;
 		if (!memcmp(&gid, &soft_gid_loopback, sizeof(gid)))
-			fresh[0].ifindex = if_nametoindex(at->ifa_name);
-		else if (loopback_number(&gid) < 0 && first_with(&gid, number) == number &&
-			 find(fresh, count, &gid) < 0)
+			fresh[0].ifindex =
+				at->ifa_flags & IFF_UP ? if_nametoindex(at->ifa_name) : 0;
+		else if (has_interface(hca, at) && loopback_number(&gid) < 0 &&
+			 first_with(&gid, number) == number && find(fresh, count, &gid) < 0)
 			fresh[count++] = (struct soft_gid){
 				.gid = gid,
 				.ifindex = if_nametoindex(at->ifa_name),
