@@ -25,7 +25,8 @@ static inline uint16_t soft_qpn_ip_port(uint32_t qp_num)
 enum {
 	SOFT_DATAGRAM_MAX = 4096, /* of the message: the port's MTU (IBTA 9.8.3) */
 	SOFT_GRH = 40, /* what a receive begins with */
-	SOFT_TRAFFIC_FLOW = (1 << 28) - 1,
+	SOFT_TRAFFIC_FLOW = (1 << 28) - 1, /* the traffic class, and the flow label below it */
+	SOFT_CLASS_SHIFT = 20,
 };
 
 enum soft_datagram_flag {
@@ -41,7 +42,7 @@ struct soft_datagram {
 	uint32_t qkey;
 	uint32_t immediate; /* network order */
 	uint32_t psn; /* of packets alone */
-	uint32_t traffic_flow; /* class << 20 | label */
+	uint32_t traffic_flow; /* class << SOFT_CLASS_SHIFT | label */
 	uint8_t flags;
 	uint8_t hop_limit;
 };

@@ -35,8 +35,8 @@ static int resolve(const struct soft_hca *hca, const struct ibv_ah_attr *attr,
 		path->destination = attr->grh.dgid;
 		if (attr->grh.hop_limit)
 			path->hop_limit = attr->grh.hop_limit;
-		path->traffic_flow =
-			(uint32_t)attr->grh.traffic_class << 20 | (attr->grh.flow_label & 0xfffff);
+		path->traffic_flow = (uint32_t)attr->grh.traffic_class << SOFT_CLASS_SHIFT |
+				     (attr->grh.flow_label & 0xfffff);
 	}
 	rc = soft_gid_source(hca, attr->is_global ? attr->grh.sgid_index : 0, &path->destination,
 			     &own);
@@ -116,7 +116,7 @@ static int read_grh(const struct soft_hca *hca, const struct ibv_grh *grh,
 
 		own = grh->dgid;
 		route->dgid = grh->sgid;
-		route->traffic_class = (uint8_t)(word >> 20);
+		route->traffic_class = (uint8_t)(word >> SOFT_CLASS_SHIFT);
 		route->flow_label = word & 0xfffff;
 		route->hop_limit = grh->hop_limit;
 	} else {

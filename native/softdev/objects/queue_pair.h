@@ -359,6 +359,12 @@ static inline bool soft_send_is_empty_read(const struct soft_send_wqe *send)
 	return send->opcode == IBV_WR_FLUSH || send->opcode == IBV_WR_ATOMIC_WRITE;
 }
 
+/* Is its frame one with soft_is_counted? */
+static inline bool soft_send_is_counted(const struct soft_send_wqe *send)
+{
+	return soft_send_is_read(send) || soft_send_is_empty_read(send);
+}
+
 /* Of the message in that slot, or of the first one after it. */
 static inline uint32_t soft_send_psn(const struct soft_qp *qp, uint32_t index)
 {

@@ -50,6 +50,12 @@ void soft_requester_progress(struct soft_qp *qp);
 /* Wait for an answer, if there is one to be expected. */
 void soft_requester_await(struct soft_qp *qp);
 
+/* Has each place for an answer one? */
+static inline bool soft_responder_is_full(const struct soft_responder *responder)
+{
+	return responder->response_tail - responder->response_head > responder->response_mask;
+}
+
 /* resp_retransmit.c (IBTA 9.7.4.1.2, 9.7.5.1) */
 enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame);
 void soft_responder_missed(struct soft_qp *qp); /* what was expected has not come */

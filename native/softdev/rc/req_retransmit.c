@@ -62,10 +62,9 @@ void soft_requester_done(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
-	const struct soft_send_wqe *send = soft_send_at(qp, sq->oldest);
 
 	if (sq->oldest != sq->next)
-		sq->reads -= soft_send_is_read(send) || soft_send_is_empty_read(send);
+		sq->reads -= soft_send_is_counted(soft_send_at(qp, sq->oldest));
 	else
 		sq->next++; /* it was about to be transmitted again */
 }

@@ -31,7 +31,7 @@ static struct soft_response *answer(struct soft_qp *qp, const struct soft_frame 
 	struct soft_responder *responder = &qp->responder;
 
 	forget_answers(qp, frame->psn);
-	if (responder->response_tail - responder->response_head > responder->response_mask)
+	if (soft_responder_is_full(responder))
 		return NULL;
 	struct soft_response *response = soft_responder_answer(qp, frame, opcode, length);
 

@@ -439,8 +439,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 		if (nak)
 			return refuse(qp, nak);
 	}
-	if (soft_is_empty_read(frame->opcode) &&
-	    responder->response_tail - responder->response_head > responder->response_mask)
+	if (soft_is_empty_read(frame->opcode) && soft_responder_is_full(responder))
 		return lose(qp);
 	switch (frame->opcode) {
 	case SOFT_SEND:

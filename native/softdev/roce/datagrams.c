@@ -11,10 +11,7 @@
 
 #include "roce_internal.h"
 
-enum {
-	HOP_LIMIT = 64, /* that receives are told, for the socket does not say it */
-	TRAFFIC_SHIFT = 20,
-};
+enum { HOP_LIMIT = 64 }; /* that receives are told, for the socket does not say it */
 
 #define GSI_QKEY 0x80010000u /* IBTA 13.5.3.1 */
 
@@ -113,7 +110,7 @@ bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct 
 
 	if (!address || !address->held ||
 	    !soft_roce_flow(&flow, address, &datagram->destination, datagram->from, datagram->to,
-			    (uint8_t)(datagram->traffic_flow >> TRAFFIC_SHIFT)))
+			    (uint8_t)(datagram->traffic_flow >> SOFT_CLASS_SHIFT)))
 		return true; /* lost */
 	uint8_t *staged = soft_roce_room() ? soft_roce_stage() : NULL;
 
@@ -160,7 +157,7 @@ void soft_roce_take_datagram(const struct soft_roce_address *at,
 		.from = packet->from,
 		.qkey = packet->qkey,
 		.immediate = htonl(packet->immediate),
-		.traffic_flow = (uint32_t)traffic_class << TRAFFIC_SHIFT,
+		.traffic_flow = (uint32_t)traffic_class << SOFT_CLASS_SHIFT,
 		.hop_limit = HOP_LIMIT,
 	};
 	struct soft_icrc_flow flow;

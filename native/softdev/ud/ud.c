@@ -126,7 +126,7 @@ static void put_ipv4(uint8_t *at, const struct soft_datagram *datagram, uint32_t
 	uint32_t total = 20 + wire_length(datagram, length);
 
 	at[0] = 0x45; /* version 4, five words */
-	at[1] = (uint8_t)(datagram->traffic_flow >> 20);
+	at[1] = (uint8_t)(datagram->traffic_flow >> SOFT_CLASS_SHIFT);
 	at[2] = (uint8_t)(total >> 8);
 	at[3] = (uint8_t)total;
 	at[8] = datagram->hop_limit;

@@ -83,10 +83,8 @@ void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing)
 		const struct soft_send_wqe *send = soft_send_at(qp, end - 1);
 
 		if (!send->local)
-			behind += SOFT_FRAME_HEADER +
-				  (soft_send_is_read(send) || soft_send_is_empty_read(send)
-					   ? 0
-					   : send->length);
+			behind +=
+				SOFT_FRAME_HEADER + (soft_send_is_counted(send) ? 0 : send->length);
 	}
 	taken_in(link, soft_send_psn(qp, end));
 }
