@@ -336,6 +336,10 @@ pair: .venv/.test ## two hosts over a network that loses, in virtual time: SEEDS
 	done
 	meson test -C $(PLAIN) --print-errorlogs --suite mutants
 
+.PHONY: simulate
+simulate: .venv/.test build ## whole programs on simulated hosts, in virtual time, with SEEDS=2000; FIRST=1
+	$(BIN)/python -m tests.simulation $(or $(SEEDS),2000) $(FIRST)
+
 # ---- the rest -------------------------------------------------------------------------------
 
 .PHONY: package wheel
