@@ -27,7 +27,7 @@ BROKEN = (aiordma.RDMAError, ConnectionError)
 
 # Programs bear what the network does; without hosts that stop, connections survive it.
 LOSSY = testing.Link(loss=0.005, duplicate=0.005, reorder=0.02, jitter=50e-6)
-ROUGH = testing.FaultPlan(LOSSY, partitions=0.3, pauses=0.3, kills=0.3, until=10)
+ROUGH = testing.FaultPlan(LOSSY, partitions=0.3, pauses=0.3, kills=0.3, until=6)
 CALM = testing.FaultPlan(LOSSY)
 
 Main = Callable[[testing.World], Coroutine[Any, Any, None]]
@@ -187,7 +187,7 @@ async def restarts(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> No
                     assert bytes(message) == data
 
     async def ask_again_and_again() -> None:
-        while world.now < 12:
+        while world.now < 7:
             with contextlib.suppress(*BROKEN):
                 await ask()
             await asyncio.sleep(0.5)
@@ -195,7 +195,7 @@ async def restarts(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> No
     clients = [world.host(f"client{i}") for i in range(2)]
     with contextlib.suppress(testing.KilledError):
         await asyncio.gather(*(client.run(ask_again_and_again) for client in clients))
-    await asyncio.sleep(max(0, 15 - world.now))
+    await asyncio.sleep(max(0, 10 - world.now))
     await ask()
 
 
