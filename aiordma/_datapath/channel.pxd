@@ -12,6 +12,7 @@ from .rendezvous cimport Offers
 from .sealing cimport Sealing
 from .one_sided cimport WRChain
 from .sends cimport Frame, SendFuture
+from .stripes cimport Stripes
 from .work_queue cimport Wait, WorkRequest, WorkRequestTable
 
 cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
@@ -37,6 +38,7 @@ cdef class MessageChannel(FrameHandler):
     cdef Wait wait
     cdef Fifo controls
     cdef readonly Offers offers
+    cdef Stripes stripes               # None: there has been one rail alone
     cdef list spare_blocks, early_frames, drain_waiters
     cdef Counts counts
     cdef object ended_by
@@ -79,6 +81,8 @@ cdef class MessageChannel(FrameHandler):
     cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1
     cdef object seal_message(self, SendFuture message)
     cdef int rendezvous_over(self, uint32_t request_id, uint32_t status) except -1
+    cdef int finish_rendezvous(self, SendFuture message, uint32_t status,
+                               uint32_t invalidated_key) except -1
     cdef int acknowledge(self, PendingRendezvous pending) except -1
     cdef str too_early(self)
     cdef bint takes_now(self, PoolBlock block, uint32_t length, object imm) except -1

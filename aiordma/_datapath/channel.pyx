@@ -29,6 +29,7 @@ from .frames cimport (
     MAX_BUNDLE,
     PeerRoom,
     RNDV_ACK,
+    RNDV_KEYS,
     RNDV_RTS,
     BundleEntry,
     FrameHeader,
@@ -57,6 +58,7 @@ from .sends cimport (
     new_frame,
     new_rendezvous_frame,
 )
+from .stripes cimport Stripes, order
 from .work_queue cimport FOR_CREDITS, FOR_NOTHING, FOR_SEND_QUEUE, IBV_WR_SEND_WITH_INV
 
 from aiordma._core import arguments, protocol
@@ -209,7 +211,7 @@ cdef class MessageChannel(FrameHandler):
         self.waiting, self.controls = Fifo(), Fifo()
         self.wait = Wait.__new__(Wait)
         self.offers = Offers(
-            protocol.MAX_UNANSWERED, min(MAX_PIECES, queue.capacity - CONTROL_ENTRIES - 1)
+            self, protocol.MAX_UNANSWERED, min(MAX_PIECES, queue.capacity - CONTROL_ENTRIES - 1)
         )
         self.spare_blocks, self.early_frames, self.drain_waiters = [], [], []
         self.sizes = ReceiveSizes(config.eager_size, config.max_eager_size)
@@ -247,6 +249,18 @@ cdef class MessageChannel(FrameHandler):
                 self.received(block, length)
             else:
                 self.received_write(block, length, imm)
+
+    def add_rail(self, SendQueue rail not None):
+        """Another rail is up, beside the lead: long messages are striped from now on."""
+        if self.stripes is None:
+            self.stripes = self.inbox.stripes = Stripes()
+            self.stripes.add(self.queue)
+        self.stripes.add(rail)
+
+    def remove_rail(self, SendQueue rail not None):
+        """A rail is gone, and its queue pair goes after this: others read what it has not."""
+        self.stripes.remove(rail)
+        self.offers.rail_gone(rail)
 
     # ---- sending ----
 
@@ -485,6 +499,8 @@ cdef class MessageChannel(FrameHandler):
         frame.channel = self
         self.frames_under_way += 1
         self.post_frame(frame, RNDV_RTS, message.has_imm, message.imm)
+        if self.stripes is not None:
+            self.offers.open_elsewhere(message, order(self.stripes.lanes, message.length)[1:])
         return True
 
     cdef object seal_message(self, SendFuture message):
@@ -513,7 +529,15 @@ cdef class MessageChannel(FrameHandler):
         cdef SendFuture message = self.offers.messages.pop(request_id, None)
         if message is None:
             raise ProtocolError("the peer says it has read a message that was not offered")
-        cdef int code = close_message(message, self.invalidated_key)
+        if message.openings and self.offers.end_elsewhere(message, status, self.invalidated_key):
+            return 0
+        return self.finish_rendezvous(message, status, self.invalidated_key)
+
+    cdef int finish_rendezvous(
+        self, SendFuture message, uint32_t status, uint32_t invalidated_key
+    ) except -1:
+        """No rail of the peer can read the message any more."""
+        cdef int code = close_message(message, invalidated_key)
         if status:
             text = f"send of {message.length} bytes to {self.queue.peer}"
             message.settle(
@@ -579,6 +603,8 @@ cdef class MessageChannel(FrameHandler):
             return 0
         if self.controls.size():
             self.flush_controls()
+        if self.offers.unsent:
+            self.offers.send_keys()
         while sent and self.waiting.size() and self.begin_sending():
             try:
                 sent = self.send_first()
@@ -755,7 +781,7 @@ cdef class MessageChannel(FrameHandler):
                 raise ProtocolError(
                     "the peer sent a message shorter than its header of 8 bytes"
                 )
-            if not DATA <= kind <= RNDV_ACK or (has_imm and kind != DATA and kind != RNDV_RTS):
+            if not DATA <= kind <= RNDV_KEYS or (has_imm and kind != DATA and kind != RNDV_RTS):
                 raise ProtocolError(f"the peer sent a frame of unknown kind {header.kind:#04x}")
             if imm and not has_imm:
                 raise ProtocolError(
@@ -763,7 +789,7 @@ cdef class MessageChannel(FrameHandler):
                 )
             self.credits.received(kind, header.control, le16toh(header.data))
             if (self.awaiting_auth or self.awaiting_admission) and (
-                carries_message(kind) or kind == RNDV_ACK
+                carries_message(kind) or kind >= RNDV_ACK
             ):
                 raise ProtocolError(self.too_early())
             if kind == BUNDLE:
@@ -835,6 +861,10 @@ cdef class MessageChannel(FrameHandler):
                 raise ProtocolError(f"the peer sent an acknowledgement of {length} bytes")
             ack = <const RendezvousAck *> PyBytes_AS_STRING(content)
             self.rendezvous_over(le32toh(ack.request_id), le32toh(ack.status))
+        elif kind == RNDV_KEYS:
+            if self.stripes is None:
+                raise ProtocolError("the peer sent keys of a rail, and this side has one rail alone")
+            self.inbox.take_keys(content)
         return 0
 
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
@@ -922,6 +952,7 @@ cdef class MessageChannel(FrameHandler):
             self.waiting.size()
             or self.controls.size()
             or self.offers.messages
+            or self.offers.ending
             or self.queue.outstanding
         ):
             return 0
@@ -952,6 +983,8 @@ cdef class MessageChannel(FrameHandler):
                 complete_waiter(future, self.owner.error_for(error))
         for message in self.offers.messages.values():
             message.settle(FAILED, self.send_error(message))
+        for message in self.offers.ending:  # the peer has had its say of them
+            message.settle(DONE, None)
         self.inbox.end(error)
         self.check_drained()
 

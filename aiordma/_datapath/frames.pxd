@@ -15,6 +15,7 @@ cdef enum:
     RNDV_RTS = 4
     BUNDLE = 5
     RNDV_ACK = 6
+    RNDV_KEYS = 7
     HAS_IMM = 0x80
 
 cdef enum:
@@ -44,6 +45,12 @@ cdef enum:
 
 cdef struct RendezvousAck:
     uint32_t request_id, status
+
+cdef struct RendezvousKeys:  # and the keys of the pieces from `first` on
+    uint32_t request_id, rail, first, count
+
+cdef struct RendezvousKey:
+    uint32_t rkey, flags
 
 cdef str frame_name(int kind)
 cdef bint carries_message(int kind) noexcept

@@ -15,7 +15,8 @@ cdef class Key:
     cdef Window window                 # the peer may read it; None: `mr` is its key
     cdef uint64_t region               # that the window is bound to
     cdef Key next                      # of another rail, to the same memory
-    cdef uint32_t number(self) noexcept
+    cdef uint32_t next_number(self) noexcept
+    cdef uint32_t bound_number(self) noexcept
     cdef uint32_t flags(self) noexcept
 
 

@@ -39,9 +39,13 @@ cdef bint has_no_holes(object owner) noexcept:
 cdef class Key:
     """A key of one rail to one piece of memory."""
 
-    cdef uint32_t number(self) noexcept:
+    cdef uint32_t next_number(self) noexcept:
         """The rkey, once the window is bound."""
         return self.mr.rkey if self.window is None else self.window.next_key()
+
+    cdef uint32_t bound_number(self) noexcept:
+        """The rkey; of a window that is bound."""
+        return self.mr.rkey if self.window is None else self.window.mw.rkey
 
     cdef uint32_t flags(self) noexcept:
         return 0 if self.window is None else IS_WINDOW

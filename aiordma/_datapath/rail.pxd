@@ -38,6 +38,7 @@ cdef class SendQueue:
     cdef public object qp  # type: QueuePair
     cdef public object error  # type: BaseException | None
     cdef public str peer               # its name, for errors
+    cdef public uint32_t number        # among the rails of its connection; 0: it offers the messages
     cdef public ReadKeys keys
     cdef object driver, owner
     cdef ibv_qp *native_qp

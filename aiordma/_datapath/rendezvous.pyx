@@ -1,15 +1,43 @@
 # Rendezvous messages that this side offers: their memory is opened to the peer, which reads it, and closed
 # when the peer has acknowledged the message.
 
-from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 cimport cython
 
-from .frames cimport HEADER, RendezvousPiece, RendezvousRequest, htole32
+from .frames cimport (
+    HEADER,
+    RNDV_KEYS,
+    RendezvousKey,
+    RendezvousKeys,
+    RendezvousPiece,
+    RendezvousRequest,
+    htole32,
+)
 from .keys cimport Key
-from .sends cimport COPIED_BELOW, Piece
+from .sends cimport (
+    COPIED_BELOW,
+    MAX_PIECES,
+    Piece,
+    binds_posted,
+    count_windows,
+    prepare_binds,
+)
+from .stripes cimport Lane
+from .work_queue cimport (
+    BEFORE_LAST,
+    IBV_SEND_SIGNALED,
+    IBV_WR_BIND_MW,
+    IBV_WR_LOCAL_INV,
+    KIND_BIND,
+    KIND_INVALIDATE,
+    aiordma_send,
+    post_sends,
+)
+
+from aiordma.errors import RDMAError
 
 cdef extern from "<endian.h>" nogil:
     uint64_t htole64(uint64_t)
@@ -31,7 +59,9 @@ cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexc
     while piece is not None:
         described.address = htole64(<uintptr_t> piece.bytes)
         described.length = htole64(piece.length)
-        described.rkey, described.flags = htole32(piece.key.number()), htole32(piece.key.flags())
+        described.rkey, described.flags = (
+            htole32(piece.key.next_number()), htole32(piece.key.flags())
+        )
         described += 1
         piece = piece.next
     memcpy(described, PyBytes_AS_STRING(seal), len(seal))
@@ -52,9 +82,27 @@ cdef int open_message(SendFuture message, ReadKeys keys) except -1:
                 key.next, piece.key.next = piece.key.next, key
             piece = piece.next
     except BaseException:
-        close_message(message, 0)
+        close_keys(message, keys, False)
         raise
     return 0
+
+
+cdef int close_keys(SendFuture message, ReadKeys keys, bint invalidated) noexcept:
+    """Ends the access by one rail: 0, or the errno value of what could not be closed.
+
+    `invalidated`: requests have ended the keys of the windows.
+    """
+    cdef Piece piece = message.first
+    cdef Key key
+    cdef int failed = 0
+    while piece is not None:
+        key = piece.key_of(keys)
+        if key is not None:
+            failed = keys.close(
+                key, key.window.mw.rkey if invalidated and key.window is not None else 0
+            ) or failed
+        piece = piece.next
+    return failed
 
 
 cdef int close_message(SendFuture message, uint32_t invalidated_key) noexcept:
@@ -75,6 +123,116 @@ cdef int close_message(SendFuture message, uint32_t invalidated_key) noexcept:
     return failed
 
 
+cdef int end_windows(SendFuture message, ReadKeys keys) except -1:
+    """Ends the windows of one rail, or of all (None)."""
+    cdef Piece piece = message.first
+    cdef Key key
+    while piece is not None:
+        key = piece.key
+        while key is not None:
+            if keys is None or key.keys is keys:
+                key.keys.end_window(key, 0)
+            key = key.next
+        piece = piece.next
+    return 0
+
+
+# ---- other rails ----------------------------------------------------------------------------------
+
+@cython.no_gc_clear
+@cython.final
+cdef class Opening(WorkRequest):
+    """Opens an offered message to another rail than the lead, and closes it there when it has been read.
+
+    Windows are bound and invalidated by requests on that rail; the message is over when they are.
+    """
+
+    cdef int begin(self) except -1:
+        self.kind, self.opcode = KIND_BIND, IBV_WR_BIND_MW
+        self.entries = count_windows(self.message, self.rail.keys)
+        if not self.entries:
+            return self.offers.opened(self)
+        self.under_way = True
+        return self.rail.post_checked(self)
+
+    cdef int end(self) except -1:
+        """The peer has read the message."""
+        self.ends = True
+        if self.under_way:
+            return 0
+        if not self.entries or self.rail.error is not None or not self.rail.has_room_for(self.entries):
+            return self.close(False)
+        self.kind, self.opcode = KIND_INVALIDATE, IBV_WR_LOCAL_INV
+        self.under_way = True
+        return self.rail.post_checked(self)
+
+    cdef int close(self, bint invalidated) except -1:
+        close_keys(self.message, self.rail.keys, invalidated)
+        return self.offers.closed(self)
+
+    cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
+        cdef aiordma_send[MAX_PIECES] sends
+        cdef aiordma_send *send = sends
+        cdef Piece piece = self.message.first
+        cdef Key key
+        cdef int code
+        if self.opcode == IBV_WR_BIND_MW:
+            send = prepare_binds(self.message, queue.keys, send, wr_id)
+        else:
+            while piece is not None:
+                key = piece.key_of(queue.keys)
+                if key.window is not None:
+                    key.window.prepare_invalidation(send)
+                    send.wr_id = wr_id | BEFORE_LAST
+                    send += 1
+                piece = piece.next
+        send -= 1
+        send.wr_id, send.send_flags = wr_id, IBV_SEND_SIGNALED
+        code = post_sends(queue, sends, self.entries, NULL, posted)
+        if not code and self.opcode == IBV_WR_BIND_MW:
+            binds_posted(self.message, queue.keys)
+        return code
+
+    cdef int on_completion(self, uint32_t byte_len) except -1:
+        self.under_way = False
+        if self.opcode == IBV_WR_LOCAL_INV:
+            return self.close(True)
+        return self.end() if self.ends else self.offers.opened(self)
+
+    cdef int on_error(self, object error) except -1:
+        return 0  # the message goes on by the lead
+
+    cdef int free_memory(self) except -1:
+        if self.under_way:
+            self.under_way = False
+            self.close(False)
+        return 0
+
+    cdef str text(self, str peer):
+        return f"keys of a message of {self.message.length} bytes for {peer}"
+
+    cdef bytes next_keys(self, uint32_t most):
+        """What follows the header of an RNDV_KEYS frame: at most so many keys that have not been told."""
+        cdef uint32_t count = min(most, self.message.count() - self.told), i
+        cdef bytes content = PyBytes_FromStringAndSize(
+            NULL, sizeof(RendezvousKeys) + count * sizeof(RendezvousKey)
+        )
+        cdef RendezvousKeys *frame = <RendezvousKeys *> PyBytes_AS_STRING(content)
+        cdef RendezvousKey *told = <RendezvousKey *> (frame + 1)
+        cdef Piece piece = self.message.first
+        cdef Key key
+        frame.request_id, frame.rail = htole32(self.message.request_id), htole32(self.rail.number)
+        frame.first, frame.count = htole32(self.told), htole32(count)
+        for i in range(self.told):
+            piece = piece.next
+        for i in range(count):
+            key = piece.key_of(self.rail.keys)
+            told[i].rkey, told[i].flags = htole32(key.bound_number()), htole32(key.flags())
+            piece = piece.next
+        self.told += count
+        return content
+
+
 # ---- what is offered -------------------------------------------------------------------------------
 
 # The peer may still read them: the cycle collector must not clear them.
@@ -83,8 +241,8 @@ cdef int close_message(SendFuture message, uint32_t invalidated_key) noexcept:
 cdef class Offers:
     """Messages that the peer may read, each until it acknowledges the message."""
 
-    def __init__(self, most: int, max_pieces: int):
-        self.messages = {}
+    def __init__(self, MessageChannel channel not None, most: int, max_pieces: int):
+        self.channel, self.messages, self.ending, self.unsent = channel, {}, {}, []
         self.most, self.max_pieces = most, max_pieces
 
     cdef int join_pieces(self, SendFuture message, uint32_t longest) except -1:
@@ -95,26 +253,104 @@ cdef class Offers:
             message.join_pieces(message.length + 1)
         return 0
 
+    # ---- other rails ----
+
+    cdef int open_elsewhere(self, SendFuture message, list lanes) except -1:
+        """Opens a message that has been offered to other rails as well; one that cannot is left out."""
+        cdef Opening opening
+        cdef Lane lane
+        cdef SendQueue rail
+        for lane in lanes:
+            rail = <SendQueue> lane.rail
+            if rail.error is not None or not rail.has_room_for(message.count()):
+                continue
+            try:
+                open_message(message, rail.keys)
+            except (RDMAError, OSError, MemoryError):
+                continue
+            opening = Opening.__new__(Opening)
+            opening.offers, opening.message, opening.rail = self, message, rail
+            if message.openings is None:
+                message.openings = []
+            message.openings.append(opening)
+            opening.begin()
+        return 0
+
+    cdef int opened(self, Opening opening) except -1:
+        """The rail takes the keys: the peer is told of them as there are control credits."""
+        self.unsent.append(opening)
+        return self.channel.flush()
+
+    cdef int send_keys(self) except -1:
+        cdef MessageChannel channel = self.channel
+        cdef Opening opening
+        cdef uint32_t told, most = (
+            channel.room.size - HEADER - <uint32_t> sizeof(RendezvousKeys)
+        ) // <uint32_t> sizeof(RendezvousKey)
+        while self.unsent and channel.credits.may_send_control() and channel.queue.free:
+            opening = <Opening> self.unsent[0]
+            told = opening.told
+            if not channel.send_control_frame(RNDV_KEYS, opening.next_keys(most), None):
+                opening.told = told
+                break
+            if opening.told == opening.message.count():
+                self.unsent.remove(opening)
+        return 0
+
+    cdef bint end_elsewhere(
+        self, SendFuture message, uint32_t status, uint32_t invalidated_key
+    ) except -1:
+        """The peer has acknowledged the message; False: no other rail can read it now."""
+        cdef Opening opening
+        for opening in list(message.openings):
+            opening.end()
+        if not message.openings:
+            return False
+        self.ending[message] = status, invalidated_key
+        return True
+
+    cdef int closed(self, Opening opening) except -1:
+        cdef SendFuture message = opening.message
+        if self.channel is None:  # it has closed the message
+            return 0
+        message.openings.remove(opening)
+        if opening in self.unsent:
+            self.unsent.remove(opening)
+        if message in self.ending and not message.openings:
+            status, invalidated_key = self.ending.pop(message)
+            self.channel.finish_rendezvous(message, status, invalidated_key)
+        return 0
+
+    cdef int rail_gone(self, SendQueue rail) except -1:
+        """The peer reads nothing more by that rail, whose queue pair goes after this."""
+        cdef Opening opening
+        for message in [*self.messages.values(), *self.ending]:
+            for opening in list((<SendFuture> message).openings or ()):
+                if opening.rail is not rail:
+                    continue
+                if opening.under_way:  # the rest when the device has let go
+                    end_windows(<SendFuture> message, rail.keys)
+                else:
+                    opening.close(False)
+        return 0
+
+    # ---- the end ----
+
     def end_windows(self):
         """The connection has ended: the peer reads nothing more.  The queue pairs go after this."""
-        cdef SendFuture message
-        cdef Piece piece
-        cdef Key key
-        for message in self.messages.values():
-            piece = message.first
-            while piece is not None:
-                key = piece.key
-                while key is not None:
-                    key.keys.end_window(key, 0)
-                    key = key.next
-                piece = piece.next
+        for message in [*self.messages.values(), *self.ending]:
+            end_windows(<SendFuture> message, None)
 
     cdef int close(self) except -1:
         """The queue pairs are gone: closes the memory of the messages that the peer has not read."""
         cdef SendFuture message
         cdef int code = 0
         self.end_windows()
-        messages, self.messages = self.messages, {}
-        for message in messages.values():
+        messages, self.messages = [*self.messages.values(), *self.ending], {}
+        self.ending = {}
+        self.unsent.clear()
+        for message in messages:
+            message.openings = None  # which refer to this
             code = close_message(message, 0) or code
+        self.channel = None
         return code

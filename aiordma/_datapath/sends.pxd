@@ -5,14 +5,18 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from .channel cimport MessageChannel
 from .futures cimport OpFuture
-from .keys cimport Key
+from .keys cimport Key, ReadKeys
 from .memory cimport PoolBlock
-from .work_queue cimport WorkRequest
+from .work_queue cimport WorkRequest, aiordma_send
 
 cdef enum:
     COPIED_BELOW = 4096  # bytes: less is copied quicker than another piece is looked up
     MAX_PIECES = 128     # of a rendezvous
 
+cdef aiordma_send *prepare_binds(SendFuture message, ReadKeys keys, aiordma_send *send,
+                                 uint64_t wr_id) noexcept
+cdef void binds_posted(SendFuture message, ReadKeys keys) noexcept
+cdef uint32_t count_windows(SendFuture message, ReadKeys keys) noexcept
 cdef Frame new_frame(PoolBlock block, uint32_t length)
 cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture message)
 
@@ -26,6 +30,7 @@ cdef class Piece:
     cdef uint64_t length
     cdef Key key                       # of the lead, and then those of other rails; None: it is not open
     cdef Piece next
+    cdef Key key_of(self, ReadKeys keys)
     cdef int open(self, object data) except -1
     cdef int open_buffer(self, object data) except -1
     cdef void close(self) noexcept
@@ -39,6 +44,7 @@ cdef class SendFuture(OpFuture):
     cdef uint32_t imm
     cdef uint64_t behind               # the latest work in the backlog when it was queued
     cdef uint32_t request_id           # of a rendezvous
+    cdef list openings                 # of other rails than the lead; None: there are none
     cdef int open(self, object data) except -1
     cdef int open_all(self, object buffers) except -1
     cdef Piece last(self)

@@ -97,6 +97,13 @@ cdef class Piece:
         self.length = self.buffer.len
         return 0
 
+    cdef Key key_of(self, ReadKeys keys):
+        """The key of one rail; None: it has none."""
+        cdef Key key = self.key
+        while key is not None and key.keys is not keys:
+            key = key.next
+        return key
+
     cdef void close(self) noexcept:
         cdef object source = self.source
         self.source = self.keeper = None
@@ -256,6 +263,45 @@ cdef class Frame(WorkRequest):
         return 0
 
 
+# ---- the windows of a message, on one rail ----
+
+cdef uint32_t count_windows(SendFuture message, ReadKeys keys) noexcept:
+    cdef Piece piece = message.first
+    cdef uint32_t count = 0
+    while piece is not None:
+        count += piece.key_of(keys).window is not None
+        piece = piece.next
+    return count
+
+
+cdef aiordma_send *prepare_binds(
+    SendFuture message, ReadKeys keys, aiordma_send *send, uint64_t wr_id
+) noexcept:
+    """Makes the requests that bind them, and returns the place behind the last."""
+    cdef Piece piece = message.first
+    cdef Key key
+    while piece is not None:
+        key = piece.key_of(keys)
+        if key.window is not None:
+            key.window.prepare_bind(
+                send, key.region, <uintptr_t> piece.bytes, piece.length, IBV_ACCESS_REMOTE_READ
+            )
+            send.wr_id = wr_id | BEFORE_LAST
+            send += 1
+        piece = piece.next
+    return send
+
+
+cdef void binds_posted(SendFuture message, ReadKeys keys) noexcept:
+    cdef Piece piece = message.first
+    cdef Key key
+    while piece is not None:
+        key = piece.key_of(keys)
+        if key.window is not None:
+            key.window.bound()
+        piece = piece.next
+
+
 @cython.no_gc_clear
 @cython.final
 cdef class RendezvousFrame(Frame):
@@ -265,29 +311,15 @@ cdef class RendezvousFrame(Frame):
 
     cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
         cdef aiordma_send[MAX_PIECES + 1] sends
-        cdef aiordma_send *send = sends
+        cdef aiordma_send *send = prepare_binds(self.offered, queue.keys, sends, wr_id)
         cdef ibv_sge sge
-        cdef Piece piece = self.offered.first
-        cdef int code
-        while piece is not None:
-            if piece.key.window is not None:
-                piece.key.window.prepare_bind(
-                    send, piece.key.region, <uintptr_t> piece.bytes, piece.length,
-                    IBV_ACCESS_REMOTE_READ,
-                )
-                send.wr_id = wr_id | BEFORE_LAST
-                send += 1
-            piece = piece.next
         memset(send, 0, sizeof(aiordma_send))
         send.wr_id, send.opcode, send.send_flags = wr_id, IBV_WR_SEND, IBV_SEND_SIGNALED
         send.num_sge = 1
         sge.addr, sge.length, sge.lkey = self.address, self.length, self.lkey
-        code = post_sends(queue, sends, self.entries, &sge, posted)
-        piece = self.offered.first if not code else None
-        while piece is not None:
-            if piece.key.window is not None:
-                piece.key.window.bound()
-            piece = piece.next
+        cdef int code = post_sends(queue, sends, self.entries, &sge, posted)
+        if not code:
+            binds_posted(self.offered, queue.keys)
         return code
 
 
@@ -298,11 +330,8 @@ cdef Frame new_frame(PoolBlock block, uint32_t length):
 
 cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture message):
     cdef RendezvousFrame frame = RendezvousFrame.__new__(RendezvousFrame)
-    cdef Piece piece = message.first
     frame.offered = message
-    while piece is not None:
-        frame.entries += piece.key.window is not None
-        piece = piece.next
+    frame.entries += count_windows(message, message.first.key.keys)
     return describe(frame, block, length)
 
 

@@ -24,7 +24,7 @@ cdef class Stripes:
     cdef int begin(self, Striped operation) except -1
     cdef int finished(self, Lane lane, uint64_t length) except -1
     cdef int give_back(self, Lane lane, Striped operation, uint64_t start, uint64_t length) except -1
-    cdef int drop(self, Striped operation) except -1
+    cdef uint64_t drop(self, Striped operation) except? 0xFFFFFFFFFFFFFFFF
     cdef int serve(self) except -1
     cdef bint give(self, Lane lane, Striped operation) except -1
     cdef double all_done(self) noexcept

@@ -96,13 +96,14 @@ cdef class Stripes:
         operation.ranges.append((start, start + length))
         return self.serve()
 
-    cdef int drop(self, Striped operation) except -1:
-        """No rail takes anything more of it, and nothing is given back."""
+    cdef uint64_t drop(self, Striped operation) except? 0xFFFFFFFFFFFFFFFF:
+        """No rail takes anything more of it, and nothing is given back; returns the bytes that were left."""
+        cdef uint64_t rest = operation.rest
         operation.dropped, operation.rest = True, 0
         operation.ranges.clear()
         if operation in self.operations:
             self.operations.remove(operation)
-        return 0
+        return rest
 
     cdef int serve(self) except -1:
         """Gives a chunk to each rail that has room, and again."""
@@ -163,5 +164,5 @@ cdef class Stripes:
     def returned(self, Lane lane not None, Striped operation not None, uint64_t start, uint64_t length):
         self.give_back(lane, operation, start, length)
 
-    def cancel(self, Striped operation not None):
-        self.drop(operation)
+    def cancel(self, Striped operation not None) -> int:
+        return self.drop(operation)

@@ -98,8 +98,12 @@ class Owner:
 class Wire:
     """Two connected queue pairs: one for channels, one after another, and the peer's."""
 
-    def __init__(self, context: verbs.Context, kind: type[SendQueue] = SendQueue) -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(
+        self, context: verbs.Context, kind: type[SendQueue] = SendQueue, lead: Wire | None = None
+    ) -> None:
+        """With `lead`, another rail of its channels."""
+        self.lead = lead
+        self.loop: asyncio.AbstractEventLoop = lead.loop if lead else asyncio.new_event_loop()
         self.pd = pd = context.alloc_pd()
         self.pool = MemoryPool(pd, limit=1 << 28)
         self.driver = Driver(self.pool)
@@ -201,7 +205,8 @@ class Wire:
         assert self.pool.leases == 0
         self.pool.close()
         self.pd.close()
-        self.loop.close()
+        if self.lead is None:
+            self.loop.close()
 
 
 class BareChannel:

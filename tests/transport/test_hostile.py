@@ -29,6 +29,7 @@ from aiordma._core import protocol
 from aiordma._core.frames import FrameKind
 from aiordma._core.region import RegionToken
 from aiordma.errors import RejectedError, RemoteAccessError, UnreachableError
+from tests.model.frames import pack_keys
 
 from .connection_factory import (
     ALONE,
@@ -63,7 +64,7 @@ from .raw_peer import (
 
 pytestmark = pytest.mark.any_device
 
-DATA, CONTROL, CREDIT, RNDV_RTS, BUNDLE, RNDV_ACK = map(int, FrameKind)
+DATA, CONTROL, CREDIT, RNDV_RTS, BUNDLE, RNDV_ACK, RNDV_KEYS = map(int, FrameKind)
 IMMEDIATE = 0x80
 SLOW_PEER = replace(SMALL, close_timeout=0.2)
 REMOTE_READ = verbs.AccessFlags.REMOTE_READ
@@ -147,6 +148,7 @@ LIES: dict[str, Callable[[], list[bytes]]] = {
     "acknowledgement of nothing": lambda: [frame(RNDV_ACK)],
     "acknowledgement cut short": lambda: [acknowledgement(7)[:-1]],
     "acknowledgement and more": lambda: [acknowledgement(7) + b"\0"],
+    "keys of a rail that there is not": lambda: [frame(RNDV_KEYS, pack_keys(1, 1, 0, [(1, 0)]))],
     "acknowledgement with immediate data": lambda: [frame(RNDV_ACK | IMMEDIATE, bytes(8))],
     "many more acknowledgements than credits": lambda: [acknowledgement(7)] * 200,
     "answer without a question": lambda: [control(protocol.Pong(3))],
