@@ -190,19 +190,19 @@ class ControlChannel:
 
     @property
     def can_send_now(self) -> bool:
-        return self._messages.can_send_control_now
+        return self._messages.controls.can_send_now
 
     def new_request_id(self) -> int:
-        return self._messages.request_id()
+        return self._messages.controls.new_request_id()
 
     def send_now(self, message: protocol.Message) -> bool:
         """False if it cannot be sent without waiting for a credit or memory."""
-        return self._messages.send_control_now(message)
+        return self._messages.controls.send_now(message)
 
     def send(self, message: protocol.Message) -> None:
         """As soon as there is a credit, unless the connection has ended."""
         if not self._messages.ended:
-            self._messages.send_control(message)
+            self._messages.controls.send(message)
 
     def on_first_arrival(self, callback: Callable[[], None] | None) -> None:
         """Calls it for what arrives before the handshake is done."""
@@ -341,7 +341,7 @@ class ConnectionLifecycle:
             del proof
 
     def _send_proof(self, message: protocol.Message) -> None:
-        self._messages.send_control(message)
+        self._messages.controls.send(message)
         self._hear()  # before it counts as proved
 
     def _report_end(self) -> None:
@@ -413,7 +413,7 @@ class ConnectionLifecycle:
                     ConnectionBrokenError(f"the peer gave up (code {message.code}): {message.text}")
                 )
             case protocol.Ping():
-                self._messages.send_control(protocol.Pong(message.request_id))
+                self._messages.controls.send(protocol.Pong(message.request_id))
             case protocol.ConnectData() | protocol.ConnectAccepted() if self._inspection:
                 self._inspection.control(message)
             case _ if self._inband is not None and self._inband.control(message):
@@ -452,7 +452,7 @@ class ConnectionLifecycle:
 
     def _give_reason(self, code: protocol.GoodbyeCode, error: RDMAError) -> None:
         """Sends a goodbye with the reason, and ends without waiting for its delivery."""
-        self._messages.send_control(protocol.Goodbye(0, code, str(error)))
+        self._messages.controls.send(protocol.Goodbye(0, code, str(error)))
         self._end(error.with_traceback(None))  # whose frames have this connection
 
     def _disconnected(self, reason: str) -> None:
