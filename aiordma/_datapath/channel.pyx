@@ -670,7 +670,7 @@ cdef class MessageChannel(FrameHandler):
             raise
         if kind == RNDV_RTS:
             return self.take_rendezvous(block, length)
-        self.sizes.used(block.posted, arrived)
+        self.sizes.used(arrived)
         if kind == DATA:
             message = new_message(block, HEADER, length - HEADER)
             message.number, message.has_imm = imm, has_imm
@@ -703,7 +703,7 @@ cdef class MessageChannel(FrameHandler):
             )
         finally:
             block.end_lease()
-        self.sizes.used(block.posted, HEADER + pending.length + self.room.tag_size)
+        self.sizes.used(HEADER + pending.length + self.room.tag_size)
         self.inbox.rendezvous += 1
         self.inbox.unread.append(pending)
         self.inbox.incoming.append(pending)
@@ -749,7 +749,7 @@ cdef class MessageChannel(FrameHandler):
             block.end_lease()
             self.owner.violated(error)
             return 0
-        self.sizes.used(block.posted, 0)
+        self.sizes.used(0)
         message = new_message(block, 0, 0)
         message.number, message.has_imm = imm, True
         message.bytes_written, message.has_written = length, True
