@@ -47,7 +47,7 @@ from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_r
 from .message cimport Message, new_message
 from .one_sided cimport WRChain
 from .rail cimport CONTROL_ENTRIES
-from .rendezvous cimport Offers, rendezvous_size, write_request
+from .rendezvous cimport Offers, close_message, open_message, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL, TAG
 from .sends cimport (
     COPIED_BELOW,
@@ -206,7 +206,7 @@ cdef class MessageChannel(FrameHandler):
         self.waiting, self.controls = Fifo(), Controls(self, owner)
         self.wait = Wait.__new__(Wait)
         self.offers = Offers(
-            memory, protocol.MAX_UNANSWERED, min(MAX_PIECES, queue.capacity - CONTROL_ENTRIES - 1)
+            protocol.MAX_UNANSWERED, min(MAX_PIECES, queue.capacity - CONTROL_ENTRIES - 1)
         )
         self.early_frames, self.drain_waiters = [], []
         self.sizes = ReceiveSizes(config.eager_size, config.max_eager_size)
@@ -462,9 +462,9 @@ cdef class MessageChannel(FrameHandler):
         try:
             if self.sealing is not None:
                 seal = self.seal_message(message)
-            self.offers.memory.open_message(message)
+            open_message(message, self.queue.keys)
             if not self.queue.has_room_for(entries) and not self.queue.failed:
-                self.offers.memory.close_message(message, 0)
+                close_message(message, 0)
                 raise RDMAError(
                     "a finalizer that ran while this message was prepared filled the send queue, and "
                     "the message was not sent: send it again"
@@ -509,7 +509,7 @@ cdef class MessageChannel(FrameHandler):
         cdef SendFuture message = self.offers.messages.pop(request_id, None)
         if message is None:
             raise ProtocolError("the peer says it has read a message that was not offered")
-        cdef int code = self.offers.memory.close_message(message, self.invalidated_key)
+        cdef int code = close_message(message, self.invalidated_key)
         if status:
             text = f"send of {message.length} bytes to {self.queue.peer}"
             message.settle(
