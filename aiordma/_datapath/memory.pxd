@@ -3,6 +3,9 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 
+cdef uint64_t (*now_ns)() noexcept nogil  # of the monotonic clock
+
+
 cdef class Pinned:
     cdef readonly Py_ssize_t pins      # work requests under way on it
     cdef readonly Py_ssize_t leases    # its holders
