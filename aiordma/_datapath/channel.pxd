@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from .controls cimport Controls
 from .frames cimport Credits, PeerRoom
 from .inbox cimport Inbox, PendingRendezvous
 from .memory cimport BlockCache, PoolBlock
@@ -36,14 +37,13 @@ cdef class MessageChannel(FrameHandler):
     cdef BlockCache pool
     cdef Fifo waiting                  # messages and writes, in their order
     cdef Wait wait
-    cdef Fifo controls
+    cdef readonly Controls controls
     cdef readonly Offers offers
     cdef Stripes stripes               # None: there has been one rail alone
-    cdef list spare_blocks, early_frames, drain_waiters
+    cdef list early_frames, drain_waiters
     cdef Counts counts
     cdef object ended_by
-    cdef uint32_t frames_under_way, latest_request, answers_waiting
-    cdef uint32_t max_answers          # control messages without a waiter that wait for a credit
+    cdef uint32_t frames_under_way
     cdef readonly uint64_t max_message
     cdef uint64_t max_received         # bytes of a message; `max_message`: what the peer takes
     cdef readonly bint started
@@ -73,12 +73,7 @@ cdef class MessageChannel(FrameHandler):
     cdef int write(self, WRChain chain) except -1
     cdef bint withdraw(self, object item) except -1
     cdef bint send_first(self) except -1
-    cdef int flush_controls(self) except -1
-    cdef bint send_control_frame(
-        self, int kind, bytes content, object waiter, uint32_t window_key=*
-    ) except -1
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1
-    cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1
     cdef object seal_message(self, SendFuture message)
     cdef int rendezvous_over(self, uint32_t request_id, uint32_t status) except -1
     cdef int finish_rendezvous(self, SendFuture message, uint32_t status,

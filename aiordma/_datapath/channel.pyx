@@ -18,6 +18,7 @@ from libc.string cimport memcpy, memset
 
 cimport cython
 
+from .controls cimport Controls
 from .frames cimport (
     BUNDLE,
     CONTROL,
@@ -47,7 +48,6 @@ from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_r
 from .message cimport Message, new_message
 from .one_sided cimport WRChain
 from .rail cimport CONTROL_ENTRIES
-from .receives cimport release_all
 from .rendezvous cimport Offers, close_message, open_message, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL, TAG
 from .sends cimport (
@@ -59,7 +59,7 @@ from .sends cimport (
     new_rendezvous_frame,
 )
 from .stripes cimport Stripes, order
-from .work_queue cimport FOR_CREDITS, FOR_NOTHING, FOR_SEND_QUEUE, IBV_WR_SEND_WITH_INV
+from .work_queue cimport FOR_CREDITS, FOR_NOTHING, FOR_SEND_QUEUE
 
 from aiordma._core import arguments, protocol
 from aiordma._native import failure
@@ -79,8 +79,6 @@ cdef extern from "<endian.h>" nogil:
 
 cdef enum:
     BUNDLED_BELOW = 16 << 10  # bytes: a longer message gains nothing by sharing a frame
-
-SPARE_BLOCKS = 2  # for control frames, when the pool is exhausted
 
 
 cdef class Counts:
@@ -207,13 +205,12 @@ cdef class MessageChannel(FrameHandler):
         self.source = memory.block_source(self.on_memory, internal=True)
         self.counts = Counts()
         self.max_received = config.max_message
-        self.max_answers = 4 * protocol.MAX_UNANSWERED  # a peer that keeps to the limits causes fewer
-        self.waiting, self.controls = Fifo(), Fifo()
+        self.waiting, self.controls = Fifo(), Controls(self, owner)
         self.wait = Wait.__new__(Wait)
         self.offers = Offers(
             self, protocol.MAX_UNANSWERED, min(MAX_PIECES, queue.capacity - CONTROL_ENTRIES - 1)
         )
-        self.spare_blocks, self.early_frames, self.drain_waiters = [], [], []
+        self.early_frames, self.drain_waiters = [], []
         self.sizes = ReceiveSizes(config.eager_size, config.max_eager_size)
         self.receives = Receives(queue, self.sizes, memory, config)
         self.inbox = Inbox(self, memory, config.fetch_ahead)
@@ -225,8 +222,7 @@ cdef class MessageChannel(FrameHandler):
 
     def post_receives(self):
         """Posts every receive; before the peer can send, and so before the handshake ends."""
-        for _ in range(SPARE_BLOCKS):
-            self.spare_blocks.append((<object> self.pool)._block(protocol.MIN_RECEIVE))
+        self.controls.take_spare_blocks(self.pool)
         self.receives.post_all()
 
     def start(self, peer: Room):
@@ -490,7 +486,7 @@ cdef class MessageChannel(FrameHandler):
         except BaseException:
             block.end_lease()
             raise
-        message.request_id = self.request_id()
+        message.request_id = self.controls.new_request_id()
         self.offers.messages[message.request_id] = message
         if self.ended_by is not None:  # by the cycle collector, above: `end` has not seen the message
             message.settle(FAILED, self.send_error(message))
@@ -601,8 +597,11 @@ cdef class MessageChannel(FrameHandler):
         cdef bint sent = True
         if not self.started or self.ended_by is not None:
             return 0
-        if self.controls.size():
-            self.flush_controls()
+        if self.controls.waiting.size():
+            if self.credits.may_send_control():
+                # Before the answers, which else would take every credit that comes.
+                self.receives.change_if_due()
+            self.controls.flush()
         if self.offers.unsent:
             self.offers.send_keys()
         while sent and self.waiting.size() and self.begin_sending():
@@ -613,7 +612,7 @@ cdef class MessageChannel(FrameHandler):
         if self.waiting.size() or self.wait.what:
             self.note_wait()
         if self.credits.credit_frame_due() and self.queue.free and self.ended_by is None:
-            self.send_control_frame(CREDIT, b"", None)
+            self.controls.send_frame(CREDIT, b"", None)
         if self.drain_waiters:
             self.check_drained()
         return 0
@@ -627,117 +626,15 @@ cdef class MessageChannel(FrameHandler):
         self.room.count_sent()
         return self.queue.post_checked(frame)
 
-    # ---- control messages ----
-
-    def request_id(self) -> int:
-        self.latest_request = self.latest_request % 0xFFFFFFFF + 1
-        return self.latest_request
-
-    def send_control(self, message: protocol.Message, future: Waiter | None = None):
-        """Sends a control message as soon as there is a credit for it.
-
-        A message without a waiter is an answer: too many that wait are the peer's fault, since it
-        gives no credits for them.  A message with a waiter goes after the operations that began
-        before it.
-        """
-        cdef bytes content = protocol.encode(message)
-        if future is None:
-            self.answer(CONTROL, content, 0, isinstance(message, protocol.Goodbye))
-        else:
-            self.controls.append((CONTROL, content, future, self.queue.latest_backlogged, 0))
-            self.flush()
-
-    cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1:
-        self.answers_waiting += 1
-        if self.answers_waiting > self.max_answers and not always:
-            self.owner.violated(
-                ProtocolError(
-                    f"the peer has {self.max_answers} answers waiting here, and gives no credits "
-                    f"to send them"
-                )
-            )
-            return 0
-        self.controls.append((kind, content, None, 0, window_key))
-        return self.flush()
-
-    def withdraw_control(self, future):
-        """Drops the control message of that future, unless it has been sent."""
-        for item in self.controls.all():
-            if item[2] is future:
-                self.controls.remove(item)
-                return
-
     cdef int acknowledge(self, PendingRendezvous pending) except -1:
-        cdef RendezvousAck ack
-        cdef uint32_t key = pending.window_key if self.pool.has_windows else 0
         if self.ended_by is not None:
             return 0
-        ack.request_id, ack.status = htole32(pending.request_id), 0
-        content = PyBytes_FromStringAndSize(<const char *> &ack, sizeof(ack))
-        if not self.controls.size() and self.credits.may_send_control() and self.queue.free:
-            if self.send_control_frame(RNDV_ACK, content, None, key):
-                return 0
-        return self.answer(RNDV_ACK, content, key, False)
-
-    cdef int flush_controls(self) except -1:
-        if self.credits.may_send_control():
-            # Before the answers, which else would take every credit that comes.
-            self.receives.change_if_due()
-        while self.controls.size() and self.credits.may_send_control() and self.queue.free:
-            kind, content, future, behind, key = self.controls.first()
-            if behind and not self.queue.has_posted(behind):
-                break
-            item = self.controls.popleft()
-            if not self.send_control_frame(kind, content, future, key):
-                self.controls.appendleft(item)
-                break
-            self.answers_waiting -= future is None
-        return 0
-
-    cdef bint send_control_frame(
-        self, int kind, bytes content, object waiter, uint32_t window_key=0
-    ) except -1:
-        """Sends a control frame; False when there is no memory for it now, until a frame completes.
-
-        With `window_key` its arrival ends the peer's window of that key.
-        """
-        cdef uint32_t length = HEADER + <uint32_t> len(content)
-        cdef PoolBlock block = self.pool.take_fast(length + self.room.tag_size)
-        cdef list spare_blocks = None
-        cdef Frame frame
-        if block is None:
-            try:
-                block = (<object> self.pool)._block(length + self.room.tag_size)
-            except (RDMAError, OSError, MemoryError):
-                if not self.spare_blocks:
-                    return False
-                spare_blocks = self.spare_blocks
-                block = spare_blocks.pop()
-        memcpy(block.bytes() + HEADER, PyBytes_AS_STRING(content), len(content))
-        frame = new_frame(block, length)
-        frame.waiter, frame.spare_blocks = waiter, spare_blocks
-        if window_key:
-            frame.opcode, frame.imm = IBV_WR_SEND_WITH_INV, window_key
-        self.post_frame(frame, kind, False, 0)
-        return True
-
-    @property
-    def can_send_control_now(self) -> bool:
-        return (
-            self.started
-            and self.ended_by is None
-            and self.credits.may_send_control()
-            and self.queue.free > 0
-        )
-
-    def send_control_now(self, message: protocol.Message) -> bool:
-        """Sends a control message if that is possible now; False: it is not sent at all."""
-        return self.can_send_control_now and self.send_control_frame(
-            CONTROL, protocol.encode(message), None
+        return self.controls.acknowledge(
+            pending.request_id, pending.window_key if self.pool.has_windows else 0
         )
 
     cdef bint tell_size(self, uint64_t first, uint32_t size) except -1:
-        return self.send_control_now(protocol.ReceiveSize(0, first, size))
+        return self.controls.send_now(protocol.ReceiveSize(0, first, size))
 
     # ---- receiving ----
 
@@ -799,7 +696,7 @@ cdef class MessageChannel(FrameHandler):
             raise
         if kind == RNDV_RTS:
             return self.take_rendezvous(block, length)
-        self.sizes.used(block.posted, arrived)
+        self.sizes.used(arrived)
         if kind == DATA:
             message = new_message(block, HEADER, length - HEADER)
             message.number, message.has_imm = imm, has_imm
@@ -832,7 +729,7 @@ cdef class MessageChannel(FrameHandler):
             )
         finally:
             block.end_lease()
-        self.sizes.used(block.posted, HEADER + pending.length + self.room.tag_size)
+        self.sizes.used(HEADER + pending.length + self.room.tag_size)
         self.inbox.rendezvous += 1
         self.inbox.unread.append(pending)
         self.inbox.incoming.append(pending)
@@ -882,7 +779,7 @@ cdef class MessageChannel(FrameHandler):
             block.end_lease()
             self.owner.violated(error)
             return 0
-        self.sizes.used(block.posted, 0)
+        self.sizes.used(0)
         message = new_message(block, 0, 0)
         message.number, message.has_imm = imm, True
         message.bytes_written, message.has_written = length, True
@@ -902,7 +799,7 @@ cdef class MessageChannel(FrameHandler):
         self.queue.wait.settle()
         figures = {
             "messages_waiting": self.waiting.size(),
-            "controls_waiting": self.controls.size(),
+            "controls_waiting": self.controls.waiting.size(),
             "credits": self.credits.data,
             "frames_under_way": self.frames_under_way,
             "rendezvous": len(self.offers.messages),
@@ -915,7 +812,7 @@ cdef class MessageChannel(FrameHandler):
             figures["receive_size"] = self.sizes.size
             figures["receives"] = receives.posted - self.sizes.used_up
             figures["larger_blocks"] = len(receives.larger)
-            figures["spare_blocks"] = len(self.spare_blocks)
+            figures["spare_blocks"] = len(self.controls.spare_blocks)
         return figures
 
     def end_iteration(self):
@@ -950,7 +847,7 @@ cdef class MessageChannel(FrameHandler):
     cdef int check_drained(self) except -1:
         if self.ended_by is None and (
             self.waiting.size()
-            or self.controls.size()
+            or self.controls.waiting.size()
             or self.offers.messages
             or self.offers.ending
             or self.queue.outstanding
@@ -970,7 +867,7 @@ cdef class MessageChannel(FrameHandler):
         self.ended_by = error
         self.note_wait()
         self.receives.end()
-        waiting, controls = self.waiting.take_all(), self.controls.take_all()
+        waiting, controls = self.waiting.take_all(), self.controls.waiting.take_all()
         for item in waiting:
             if type(item) is SendFuture:
                 (<SendFuture> item).close_payload()
@@ -1006,11 +903,11 @@ cdef class MessageChannel(FrameHandler):
         for block, _, _ in self.early_frames:
             (<PoolBlock> block).end_lease()
         self.early_frames.clear()
-        release_all(self.spare_blocks)
+        self.controls.release_spare_blocks()
         # The parts let go of each other, so that they need no cycle collector.
         self.owner.on_early = None
         self.receives.source = self.source = self.inbox.source = None
-        self.receives = self.inbox = None
+        self.receives = self.inbox = self.controls.channel = None
         if code:
             raise failure("ibv_dereg_mr", code)
 

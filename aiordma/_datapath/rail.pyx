@@ -204,7 +204,6 @@ cdef class SendQueue:
         cdef PoolBlock block
         for i in range(count):
             block = <PoolBlock> blocks[i]
-            block.posted = length
             indices[i] = self.table.take_slot(self, KIND_RECV, block, 0)
             sges[i].addr, sges[i].length, sges[i].lkey = block.address, length, block.lkey
             receives[i].wr_id = self.table.wr_id(indices[i])

@@ -290,7 +290,7 @@ cdef class Offers:
         while self.unsent and channel.credits.may_send_control() and channel.queue.free:
             opening = <Opening> self.unsent[0]
             told = opening.told
-            if not channel.send_control_frame(RNDV_KEYS, opening.next_keys(most), None):
+            if not channel.controls.send_frame(RNDV_KEYS, opening.next_keys(most), None):
                 opening.told = told
                 break
             if opening.told == opening.message.count():

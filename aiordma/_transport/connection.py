@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 from .._core import connection_states, protocol
 from .._core.arguments import I32_MAX, choice, integer, truth
 from .._core.connection_states import CLOSING, LifecycleEvent
+from .._core.handshake import Hello
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, RegionToken, Rights
 from .._core.snapshot_types import ConnectionState, traffic
@@ -33,11 +34,12 @@ from .batch import Batch, add_numbers, number, swap_numbers
 from .lease_thread import Lease, lease_seconds
 from .lifecycle import Begun, ConnectionLifecycle
 from .memory import UserMemory
+from .rails import RailStatus
 from .remote_memory import Remote, RemoteMemory, RemoteRegion
 from .shares import Share
 
 if TYPE_CHECKING:
-    from .endpoint import LocalEndpoint
+    from .endpoint import RailEndpoint
 
 
 @dataclass
@@ -71,8 +73,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
     this side or by the peer's goodbye) or ConnectionBrokenError (its text says why).
     """
 
-    def __init__(self, endpoint: LocalEndpoint) -> None:
-        super().__init__(endpoint)
+    def __init__(self, endpoint: RailEndpoint, hello: Hello) -> None:
+        super().__init__(endpoint, hello)
         self._statistics = Statistics()
         self._request_data = b""
         self._messages.count_in(self._statistics)
@@ -87,6 +89,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
         observation.begun(self, self._queue.peer, accepted=accepted)
         if self._state is connection_states.ConnectionState.CLOSED:
             self._report_end()
+        elif self._rails is not None:
+            self._rails.begin()
 
     def _report_end(self) -> None:
         if self._begun is not None:
@@ -146,6 +150,24 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """
         assert self._endpoint.qp is not None
         return self._endpoint.qp
+
+    @property
+    def rails(self) -> tuple[RailStatus, ...]:
+        """Its queue pairs on this side's devices, as they are now; the lead is the first.
+
+        `device`, `wire` and `queue_pair` are those of the lead.  There are others where `connect`
+        was given several devices.
+        """
+        assert self._begun is not None
+        lead = RailStatus(
+            self.device,
+            "down" if self.closed else "lead",
+            self._begun.since,
+            self._close_cause,
+            self._statistics.bytes_sent,
+            self._statistics.bytes_received,
+        )
+        return (lead, *(self._rails.status() if self._rails is not None else ()))
 
     @property
     def closed(self) -> bool:

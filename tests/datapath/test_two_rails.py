@@ -150,7 +150,7 @@ def test_keys_are_split_to_what_the_peer_has_room_for(rails: Rails) -> None:
     """Its receives have become shorter since the request, and it has given no credits."""
     many = [pattern(1 << 15)] * MOST
     for _ in range(PEER.control_receives - 2):
-        rails.channel.send_control(protocol.Ping(1))
+        rails.channel.controls.send(protocol.Ping(1))
     rails.lead.peer_got(PEER.control_receives - 2)
     rails.bare.send(many)
     ((kind, _, content),) = rails.lead.peer_got(1)

@@ -1,0 +1,24 @@
+# Control messages that this side sends.
+
+from libc.stdint cimport uint32_t
+
+cimport cython
+
+from .channel cimport MessageChannel
+from .message cimport Fifo
+
+
+@cython.final
+cdef class Controls:
+    cdef MessageChannel channel        # None: it is closed
+    cdef object owner
+    cdef Fifo waiting
+    cdef list spare_blocks
+    cdef uint32_t latest_request
+    cdef uint32_t answers, max_answers  # of those that wait: messages without a waiter
+    cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1
+    cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1
+    cdef int flush(self) except -1
+    cdef bint send_frame(
+        self, int kind, bytes content, object waiter, uint32_t window_key=*
+    ) except -1
