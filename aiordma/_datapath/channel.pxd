@@ -27,7 +27,7 @@ cdef class MessageChannel(FrameHandler):
     cdef object __weakref__
     cdef SendQueue queue
     cdef WorkRequestTable table
-    cdef Credits credits
+    cdef readonly Credits credits
     cdef PeerRoom room                 # None before the start, as the credits
     cdef readonly Inbox inbox
     cdef ReceiveSizes sizes            # of this side's receives

@@ -341,7 +341,7 @@ async def test_peer_disconnects_before_our_goodbye_is_acknowledged(
 @one_loop
 async def test_disconnect_that_overtakes_the_goodbye(factory: ConnectionFactory) -> None:
     """The goodbye lies in the completion queue when the link tells of its end."""
-    async with raw_pair(factory) as (_, conn, peer):
+    async with raw_pair(factory) as (conn, peer):
         peer.send_control(GOODBYE)
         channel = conn._endpoint.driver.channel
         readable, _, _ = select.select([channel.fd], [], [], 5 * factory.slow)
