@@ -159,7 +159,7 @@ class PairFactory(ConnectionFactory):
         security = Security(auth=self.auth, encrypt=self.encrypt)
         asked = config.keep_alive != DEFAULT.keep_alive  # else nothing would ever be stalled
         config = replace(config, polling=0, keep_alive=config.keep_alive if asked else None)
-        return PendingConnection(provider().device, None, config, security)
+        return PendingConnection((provider().device,), None, config, security)
 
     @asynccontextmanager
     async def pair(
