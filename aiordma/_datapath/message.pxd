@@ -1,4 +1,4 @@
-# A received message, and the queue of items that keep their order.
+# A received message, the queue of items that keep their order, and the counters of a connection.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -29,3 +29,8 @@ cdef class Fifo:
     cdef bint replace(self, object item, object other) except -1
     cdef list take_all(self)
     cdef list all(self)
+
+
+cdef class Counts:
+    cdef public uint64_t messages_sent, messages_received, bytes_sent, bytes_received
+    cdef public uint64_t reads, writes, atomics

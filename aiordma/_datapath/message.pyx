@@ -193,3 +193,7 @@ cdef class Fifo:
     cdef list all(self):
         cdef Py_ssize_t i
         return [self.items[self.place(i)] for i in range(self.count)]
+
+
+cdef class Counts:
+    """The counters of a connection: messages, bytes and transfers."""

@@ -27,6 +27,7 @@ cdef class FrameHandler:
     cdef int flush(self) except -1
     cdef int reposted(self, uint32_t count) except -1
     cdef bint tell_size(self, uint64_t first, uint32_t size) except -1
+    cdef int check_drained(self) except -1
 
 
 cdef class SendQueue:

@@ -49,6 +49,10 @@ cdef class FrameHandler:
         """Tells the peer of the size of receives from that one on; False: it cannot be told now."""
         raise NotImplementedError
 
+    cdef int check_drained(self) except -1:
+        """Less waits to be sent than before."""
+        raise NotImplementedError
+
 
 cdef class SendQueue:
     """A rail: the send and receive queue of one queue pair, on one event loop.

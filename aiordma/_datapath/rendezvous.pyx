@@ -11,7 +11,14 @@ from libc.string cimport memcpy
 
 cimport cython
 
-from .frames cimport HEADER, IS_WINDOW, RendezvousPiece, RendezvousRequest, htole32
+from .frames cimport (
+    HEADER,
+    IS_WINDOW,
+    RendezvousPiece,
+    RendezvousRequest,
+    htole32,
+    next_number,
+)
 from .memory cimport PoolBlock
 from .sends cimport COPIED_BELOW, has_no_holes
 from .work_queue cimport IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ
@@ -185,6 +192,11 @@ cdef class Offers:
         message.join_pieces(COPIED_BELOW)
         if message.count() > self.max_pieces or rendezvous_size(message) > longest:
             message.join_pieces(message.length + 1)
+        return 0
+
+    cdef int add(self, SendFuture message) except -1:
+        self.latest = message.request_id = next_number(self.latest)
+        self.messages[self.latest] = message
         return 0
 
     def close_windows(self):
