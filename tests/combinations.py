@@ -67,12 +67,20 @@ MARKERS = {
 }
 """A marker that limits a test -> the parameter, and the remaining values."""
 
+ON_PAIR: Mapping[str, tuple[str, ...]] = {
+    "loop_name": ("virtual",),
+    "connection_method": ("tcp",),
+    "polling_mode": ("sleeping",),
+}
+"""The values of the parameters of a test with the marker `on_pair`, whatever else it has."""
+
 DESCRIPTIONS = (
     "one_loop: the event loop makes no difference, asyncio's will do",
     "by_cm: connected by the connection manager alone",
     "by_tcp: connected by an exchange over TCP alone",
     "counts_turns: awaits must take iterations of the loop, so a task never polls before it waits",
     "sets_polling: says itself how the driver polls",
+    "on_pair: on tests/session/pair.py, in virtual time; the test's name is the seed",
 )
 
 COMBINATIONS = pytest.StashKey["Chooser"]()
@@ -130,6 +138,8 @@ def parameters(definition: pytest.Function) -> dict[str, Sequence[str]]:
     if inspect.iscoroutinefunction(function):
         names.add("loop_name")
     limits: dict[str, Sequence[str]] = {}
+    if definition.get_closest_marker("on_pair"):
+        limits.update(ON_PAIR)
     for marker in definition.iter_markers():  # the closest one first
         if marker.name in MARKERS:
             limits.setdefault(*MARKERS[marker.name])

@@ -58,6 +58,7 @@ GROUPS: dict[str, set[str]] = {
     "_loop.id_events": {"cm", "verbs", "errors", "_loop.driver"},
     "_loop.per_loop_resource": {"_native"},
     "_loop.shutdown": {"_native", "_loop.affinity", "_loop.per_loop_resource"},
+    "_loop.virtual_loop": set(),
     "_loop.wait_queue": set(),
     "_loop": set(),
     "events": {"verbs", "_loop", "errors"},

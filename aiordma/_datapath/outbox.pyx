@@ -34,7 +34,7 @@ from .futures cimport DONE, FAILED, PENDING
 from .message cimport Counts
 from .one_sided cimport WRChain
 from .rail cimport CONTROL_ENTRIES
-from .rendezvous cimport rendezvous_size, write_request
+from .rendezvous cimport close_message, open_message, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL
 from .sends cimport COPIED_BELOW, MAX_PIECES, Piece, imm_of, new_frame, new_rendezvous_frame
 from .work_queue cimport FOR_CREDITS, FOR_NOTHING, FOR_SEND_QUEUE, WorkRequest
@@ -61,7 +61,7 @@ cdef class Outbox(Sender):
         self.source = memory.block_source(self.on_memory, internal=True)
         self.waiting, self.wait = Fifo(), Wait.__new__(Wait)
         self.offers = Offers(
-            memory, protocol.MAX_UNANSWERED, min(MAX_PIECES, lead.capacity - CONTROL_ENTRIES - 1)
+            protocol.MAX_UNANSWERED, min(MAX_PIECES, lead.capacity - CONTROL_ENTRIES - 1)
         )
         self.flags = NOT_STARTED
 
@@ -267,9 +267,9 @@ cdef class Outbox(Sender):
         try:
             if self.sealing is not None:
                 seal = self.seal_message(message)
-            self.offers.memory.open_message(message)
+            open_message(message, self.lead.keys)
             if not self.lead.has_room_for(entries) and not self.lead.failed:
-                self.offers.memory.close_message(message, 0)
+                close_message(message, 0)
                 raise RDMAError(
                     "a finalizer that ran while this message was prepared filled the send queue, and "
                     "the message was not sent: send it again"
@@ -318,7 +318,7 @@ cdef class Outbox(Sender):
         if message is None:
             raise ProtocolError("the peer says it has read a message that was not offered")
         self.flags &= ~OFFERS_FULL
-        cdef int code = self.offers.memory.close_message(message, invalidated_key)
+        cdef int code = close_message(message, invalidated_key)
         if status:
             text = f"send of {message.length} bytes to {self.lead.peer}"
             message.settle(

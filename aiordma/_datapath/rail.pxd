@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from .keys cimport ReadKeys
 from .memory cimport BlockCache, PoolBlock
 from .work_queue cimport (
     Wait,
@@ -38,6 +39,7 @@ cdef class SendQueue:
     cdef public object qp  # type: QueuePair
     cdef public object error  # type: BaseException | None
     cdef public str peer               # its name, for errors
+    cdef public ReadKeys keys
     cdef object driver, owner
     cdef ibv_qp *native_qp
     cdef ibv_qp_ex *extended

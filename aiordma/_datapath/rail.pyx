@@ -88,7 +88,7 @@ cdef class SendQueue:
         cdef uintptr_t address, extended
         self.driver, self.qp, self.owner = driver, qp, owner
         self.peer = "the peer"
-        self.table = driver.table
+        self.table, self.keys = driver.table, ReadKeys(driver.pool)
         address, extended = qp._addresses
         self.native_qp, self.extended = <ibv_qp *> address, <ibv_qp_ex *> extended
         self.capacity = self.free = qp.capabilities.max_send_wr
@@ -403,6 +403,7 @@ cdef class SendQueue:
         """Destroys the queue pair; after this the device touches none of its memory any more."""
         self.fail(BufferStateError("the queue pair was closed"))
         self.driver.detach(self.qp)
+        self.keys.close_windows()
         self.qp.close()
         self.native_qp = NULL
         while self.sends.first != NO_SLOT:

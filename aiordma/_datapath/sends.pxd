@@ -3,11 +3,11 @@
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint32_t, uint64_t
 
+from .futures cimport OpFuture
+from .keys cimport Key
 from .memory cimport PoolBlock
 from .message cimport Counts
-from .futures cimport OpFuture
-from .windows cimport Window
-from .work_queue cimport WorkRequest, ibv_mr
+from .work_queue cimport WorkRequest
 
 cdef enum:
     COPIED_BELOW = 4096  # bytes: less is copied quicker than another piece is looked up
@@ -16,7 +16,6 @@ cdef enum:
 cdef Frame new_frame(PoolBlock block, uint32_t length)
 cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture message)
 cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
-cdef bint has_no_holes(object owner) noexcept
 
 
 cdef class Sender:
@@ -35,9 +34,7 @@ cdef class Piece:
     cdef bint has_buffer
     cdef const unsigned char *bytes
     cdef uint64_t length
-    cdef ibv_mr *mr                    # made for this message
-    cdef Window window                 # the peer may read it; None: `mr` is its key
-    cdef uint64_t region               # that the window is bound to
+    cdef Key key                       # of the lead, and then those of other rails; None: it is not open
     cdef Piece next
     cdef int open(self, object data) except -1
     cdef int open_buffer(self, object data) except -1

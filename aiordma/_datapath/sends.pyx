@@ -9,6 +9,7 @@ from libc.string cimport memcpy, memset
 cimport cython
 
 from .futures cimport DONE, FAILED, PENDING, complete_waiter, never_awaited
+from .keys cimport has_no_holes
 from .memory cimport Local, Pinned
 from .message cimport Message
 from .rail cimport SendQueue
@@ -23,8 +24,6 @@ from .work_queue cimport (
     post_sends,
 )
 
-import array
-
 from aiordma._core import arguments
 from aiordma.verbs._memory.buffers import bytes_of, keeper_of, require_data
 
@@ -34,16 +33,6 @@ cdef extern from "Python.h":
 
 cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF:
     return arguments.integer("imm", imm, 0, arguments.U32_MAX)
-
-
-cdef bint has_no_holes(object owner) noexcept:
-    """Whether all of its memory is mapped, so that the embedded device need not look at each page."""
-    return (
-        type(owner) is bytes
-        or type(owner) is bytearray
-        or type(owner) is array.array
-        or isinstance(owner, PoolBlock)
-    )
 
 
 cdef bint is_of_bytes(object view) noexcept:
@@ -305,9 +294,9 @@ cdef class RendezvousFrame(Frame):
         cdef Piece piece = self.offered.first
         cdef int code
         while piece is not None:
-            if piece.window is not None:
-                piece.window.prepare_bind(
-                    send, piece.region, <uintptr_t> piece.bytes, piece.length,
+            if piece.key.window is not None:
+                piece.key.window.prepare_bind(
+                    send, piece.key.region, <uintptr_t> piece.bytes, piece.length,
                     IBV_ACCESS_REMOTE_READ,
                 )
                 send.wr_id = wr_id | BEFORE_LAST
@@ -320,8 +309,8 @@ cdef class RendezvousFrame(Frame):
         code = post_sends(queue, sends, self.entries, &sge, posted)
         piece = self.offered.first if not code else None
         while piece is not None:
-            if piece.window is not None:
-                piece.window.bound()
+            if piece.key.window is not None:
+                piece.key.window.bound()
             piece = piece.next
         return code
 
@@ -336,7 +325,7 @@ cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture mes
     cdef Piece piece = message.first
     frame.offered = message
     while piece is not None:
-        frame.entries += piece.window is not None
+        frame.entries += piece.key.window is not None
         piece = piece.next
     return describe(frame, block, length)
 

@@ -528,7 +528,7 @@ class ConnectionLifecycle:
             self._on_closed()
         if self._link is not None:
             self._link.close()
-        self._messages.outbox.offers.close_windows()
+        self._messages.outbox.offers.end_windows()
         self._sharing.end_keys()  # without `end`: the loop was closed
         self._queue.close()
         self._messages.close()
