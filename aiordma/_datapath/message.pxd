@@ -2,6 +2,8 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+cimport cython
+
 from .memory cimport PoolBlock
 
 cdef Message new_message(PoolBlock block, uint64_t offset, uint64_t length)
@@ -15,10 +17,10 @@ cdef class Message:
     cdef void end_lease(self) noexcept
 
 
+@cython.final
 cdef class Fifo:
     cdef list items
     cdef Py_ssize_t head, count
-    cdef Py_ssize_t size(self) noexcept
     cdef Py_ssize_t place(self, Py_ssize_t i) noexcept
     cdef int grow(self) except -1
     cdef object first(self)
@@ -29,6 +31,9 @@ cdef class Fifo:
     cdef bint replace(self, object item, object other) except -1
     cdef list take_all(self)
     cdef list all(self)
+
+    cdef inline Py_ssize_t size(self) noexcept:
+        return self.count
 
 
 cdef class Counts:

@@ -103,13 +103,6 @@ cdef class SendQueue:
 
     # ---- posting ----
 
-    cdef bint has_room(self) noexcept:
-        """For work of the user."""
-        return self.free > CONTROL_ENTRIES
-
-    cdef bint has_room_for(self, uint32_t entries) noexcept:
-        return self.free >= CONTROL_ENTRIES + entries
-
     @property
     def control_room(self) -> int:
         """Entries that control frames may take now."""

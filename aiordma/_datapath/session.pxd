@@ -5,7 +5,6 @@ from libc.stdint cimport uint32_t, uint64_t
 cimport cython
 
 from .controls cimport Controls
-from .frames cimport Credits
 from .inbox cimport Inbox, PendingRendezvous
 from .memory cimport PoolBlock
 from .message cimport Counts
@@ -21,7 +20,6 @@ cdef class Session(FrameHandler):
     cdef readonly Outbox outbox
     cdef readonly Controls controls
     cdef readonly Inbox inbox
-    cdef Credits credits               # None before the start
     cdef ReceiveSizes sizes            # of this side's receives
     cdef Receives receives             # of the lead
     cdef object owner, config

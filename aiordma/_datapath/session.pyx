@@ -13,6 +13,7 @@ from .frames cimport (
     ENTRY_HAS_IMM,
     HAS_IMM,
     HEADER,
+    Credits,
     PeerRoom,
     RNDV_ACK,
     RNDV_RTS,
@@ -186,7 +187,7 @@ cdef class Session(FrameHandler):
             0 if self.outbox.sealing is None else TAG,
             peer.max_message,
         )
-        self.credits = self.outbox.credits = Credits(
+        self.outbox.credits = Credits(
             self.config.data_receives,
             self.config.control_receives,
             peer.data_receives,
@@ -207,12 +208,12 @@ cdef class Session(FrameHandler):
         if outbox.flags & (NOT_STARTED | ENDED):
             return 0
         if self.controls.waiting.size():
-            if self.credits.may_send_control():
+            if outbox.credits.may_send_control():
                 # Before the answers, which else would take every credit that comes.
                 self.receives.change_if_due()
             self.controls.flush()
         outbox.flush()
-        if self.credits.credit_frame_due() and outbox.lead.free and not outbox.flags & ENDED:
+        if outbox.credits.credit_frame_due() and outbox.lead.free and not outbox.flags & ENDED:
             self.controls.send_frame(CREDIT, b"", None)
         if self.drain_waiters:
             self.check_drained()
@@ -231,7 +232,7 @@ cdef class Session(FrameHandler):
     # ---- receiving ----
 
     cdef int reposted(self, uint32_t count) except -1:
-        self.credits.reposted_data(count)
+        self.outbox.credits.reposted_data(count)
         return self.flush()
 
     cdef bint takes_now(self, PoolBlock block, uint32_t length, object imm) except -1:
@@ -276,7 +277,7 @@ cdef class Session(FrameHandler):
                 raise ProtocolError(
                     f"the peer sent a {frame_name(kind)} frame with stray immediate data"
                 )
-            self.credits.received(kind, header.control, le16toh(header.data))
+            self.outbox.credits.received(kind, header.control, le16toh(header.data))
             if (self.awaiting_auth or self.awaiting_admission) and (
                 carries_message(kind) or kind == RNDV_ACK
             ):
@@ -333,7 +334,7 @@ cdef class Session(FrameHandler):
         )
         cdef const RendezvousAck *ack
         self.receives.repeat(block)
-        self.credits.reposted_control()
+        self.outbox.credits.reposted_control()
         if kind == CONTROL:
             message = protocol.decode(content)
             if self.awaiting_auth and type(message) not in protocol.BEFORE_PROOF:
@@ -362,7 +363,7 @@ cdef class Session(FrameHandler):
         try:
             if self.outbox.sealing is not None and not self.outbox.sealing.memory_in_clear:
                 raise ProtocolError(WRITTEN_IN_CLEAR)
-            self.credits.received(DATA, 0, 0)
+            self.outbox.credits.received(DATA, 0, 0)
             if self.awaiting_auth or self.awaiting_admission:
                 raise ProtocolError(self.too_early())
         except ProtocolError as error:
@@ -393,7 +394,7 @@ cdef class Session(FrameHandler):
         figures = {
             "messages_waiting": outbox.waiting.size(),
             "controls_waiting": self.controls.waiting.size(),
-            "credits": self.credits.data,
+            "credits": outbox.credits.data,
             "frames_under_way": outbox.frames_under_way,
             "rendezvous": len(outbox.offers.messages),
         }
