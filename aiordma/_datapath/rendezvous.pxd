@@ -18,7 +18,9 @@ cdef class Offers:
     cdef dict messages                 # by request
     cdef Py_ssize_t most               # at a time
     cdef uint32_t max_pieces           # of a message
+    cdef uint32_t latest               # request
     cdef int join_pieces(self, SendFuture message, uint32_t longest) except -1
+    cdef int add(self, SendFuture message) except -1
     cdef int close(self) except -1
 
     cdef inline bint full(self) noexcept:

@@ -7,7 +7,7 @@ from libc.string cimport memcpy
 
 cimport cython
 
-from .frames cimport HEADER, RendezvousPiece, RendezvousRequest, htole32
+from .frames cimport HEADER, RendezvousPiece, RendezvousRequest, htole32, next_number
 from .keys cimport Key
 from .sends cimport COPIED_BELOW, Piece
 
@@ -93,6 +93,11 @@ cdef class Offers:
         message.join_pieces(COPIED_BELOW)
         if message.count() > self.max_pieces or rendezvous_size(message) > longest:
             message.join_pieces(message.length + 1)
+        return 0
+
+    cdef int add(self, SendFuture message) except -1:
+        self.latest = message.request_id = next_number(self.latest)
+        self.messages[self.latest] = message
         return 0
 
     def end_windows(self):
