@@ -81,6 +81,7 @@ DESCRIPTIONS = (
     "counts_turns: awaits must take iterations of the loop, so a task never polls before it waits",
     "sets_polling: says itself how the driver polls",
     "on_pair: on tests/session/pair.py, in virtual time; the test's name is the seed",
+    "on_device: not so, though its file is",
 )
 
 COMBINATIONS = pytest.StashKey["Chooser"]()
@@ -131,6 +132,11 @@ class Chooser:
                     yield f"{file}: no test has the {name} {value!r}"
 
 
+def is_on_pair(item: pytest.Item) -> bool:
+    """Whether the test has no device."""
+    return bool(item.get_closest_marker("on_pair") and not item.get_closest_marker("on_device"))
+
+
 def parameters(definition: pytest.Function) -> dict[str, Sequence[str]]:
     """The values of each parameter that the test can be combined with."""
     function = getattr(getattr(definition.obj, "hypothesis", None), "inner_test", definition.obj)
@@ -138,7 +144,7 @@ def parameters(definition: pytest.Function) -> dict[str, Sequence[str]]:
     if inspect.iscoroutinefunction(function):
         names.add("loop_name")
     limits: dict[str, Sequence[str]] = {}
-    if definition.get_closest_marker("on_pair"):
+    if is_on_pair(definition):
         limits.update(ON_PAIR)
     for marker in definition.iter_markers():  # the closest one first
         if marker.name in MARKERS:

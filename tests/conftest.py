@@ -169,7 +169,7 @@ def one_of_each(items: list[pytest.Item]) -> list[pytest.Item]:
 def is_repeated(config: pytest.Config, item: pytest.Item) -> bool:
     """Whether the test depends on the device, build or combination of this run."""
     asks = "device_name" in getattr(item, "fixturenames", ())
-    if item.get_closest_marker("on_pair") and not all_embedded(config):
+    if combinations.is_on_pair(item) and not all_embedded(config):
         return False
     if config.getoption("--peer"):
         return is_between_two(item)

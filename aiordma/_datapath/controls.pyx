@@ -8,8 +8,10 @@ from libc.string cimport memcpy
 
 cimport cython
 
-from .frames cimport CONTROL, HEADER, RNDV_ACK, RendezvousAck, htole32
+from .frames cimport CONTROL, HEADER, RNDV_ACK, RendezvousAck, htole32, next_number
+from .futures cimport complete_waiter
 from .memory cimport PoolBlock
+from .outbox cimport ENDED, NOT_STARTED
 from .receives cimport release_all
 from .sends cimport Frame, new_frame
 from .work_queue cimport IBV_WR_SEND_WITH_INV
@@ -25,8 +27,8 @@ SPARE_BLOCKS = 2
 cdef class Controls:
     """Sends the control messages of one connection, in order, as there are credits for them."""
 
-    def __init__(self, MessageChannel channel not None, owner: Owner):
-        self.channel, self.owner = channel, owner
+    def __init__(self, Outbox outbox not None, FrameHandler session not None):
+        self.outbox, self.session = outbox, session
         self.waiting, self.spare_blocks = Fifo(), []
         self.max_answers = 4 * protocol.MAX_UNANSWERED  # a peer that keeps to the limits causes fewer
 
@@ -38,7 +40,7 @@ cdef class Controls:
         release_all(self.spare_blocks)
 
     def new_request_id(self) -> int:
-        self.latest_request = self.latest_request % 0xFFFFFFFF + 1
+        self.latest_request = next_number(self.latest_request)
         return self.latest_request
 
     def send(self, message: protocol.Message, future: Waiter | None = None):
@@ -49,18 +51,18 @@ cdef class Controls:
         before it.  Nothing is sent after the end.
         """
         cdef bytes content = protocol.encode(message)
-        if self.channel is None:
+        if self.session is None:
             return
         if future is None:
             self.answer(CONTROL, content, 0, isinstance(message, protocol.Goodbye))
         else:
-            self.waiting.append((CONTROL, content, future, self.channel.queue.latest_backlogged, 0))
-            self.channel.flush()
+            self.waiting.append((CONTROL, content, future, self.outbox.lead.latest_backlogged, 0))
+            self.session.flush()
 
     cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1:
         self.answers += 1
         if self.answers > self.max_answers and not always:
-            self.owner.violated(
+            self.outbox.owner.violated(
                 ProtocolError(
                     f"the peer has {self.max_answers} answers waiting here, and gives no credits "
                     f"to send them"
@@ -68,17 +70,26 @@ cdef class Controls:
             )
             return 0
         self.waiting.append((kind, content, None, 0, window_key))
-        return self.channel.flush()
+        return self.session.flush()
 
     cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1:
         """Says that a message of the peer has been read, and ends its window of that key, if not 0."""
         cdef RendezvousAck ack
         ack.request_id, ack.status = htole32(request_id), 0
         content = PyBytes_FromStringAndSize(<const char *> &ack, sizeof(ack))
-        if not self.waiting.size() and self.channel.credits.may_send_control() and self.channel.queue.free:
-            if self.send_frame(RNDV_ACK, content, None, window_key):
-                return 0
+        if (
+            not self.waiting.size()
+            and self.can_send()
+            and self.send_frame(RNDV_ACK, content, None, window_key)
+        ):
+            return 0
         return self.answer(RNDV_ACK, content, window_key, False)
+
+    def end(self, error: BaseException):
+        """Nothing is sent any more: every waiter gets an error of that cause."""
+        for _, _, future, _, _ in self.waiting.take_all():
+            if future is not None:
+                complete_waiter(future, self.outbox.owner.error_for(error))
 
     def withdraw(self, future):
         """Drops the control message of that future, unless it has been sent."""
@@ -88,10 +99,9 @@ cdef class Controls:
                 return
 
     cdef int flush(self) except -1:
-        cdef MessageChannel channel = self.channel
-        while self.waiting.size() and channel.credits.may_send_control() and channel.queue.free:
+        while self.waiting.size() and self.can_send():
             kind, content, future, behind, key = self.waiting.first()
-            if behind and not channel.queue.has_posted(behind):
+            if behind and not self.outbox.lead.has_posted(behind):
                 break
             item = self.waiting.popleft()
             if not self.send_frame(kind, content, future, key):
@@ -107,14 +117,14 @@ cdef class Controls:
 
         With `window_key` its arrival ends the peer's window of that key.
         """
-        cdef MessageChannel channel = self.channel
+        cdef Outbox outbox = self.outbox
         cdef uint32_t length = HEADER + <uint32_t> len(content)
-        cdef PoolBlock block = channel.pool.take_fast(length + channel.room.tag_size)
+        cdef PoolBlock block = outbox.pool.take_fast(length + outbox.room.tag_size)
         cdef list spare_blocks = None
         cdef Frame frame
         if block is None:
             try:
-                block = (<object> channel.pool)._block(length + channel.room.tag_size)
+                block = (<object> outbox.pool)._block(length + outbox.room.tag_size)
             except (RDMAError, OSError, MemoryError):
                 if not self.spare_blocks:
                     return False
@@ -125,18 +135,16 @@ cdef class Controls:
         frame.waiter, frame.spare_blocks = waiter, spare_blocks
         if window_key:
             frame.opcode, frame.imm = IBV_WR_SEND_WITH_INV, window_key
-        channel.post_frame(frame, kind, False, 0)
+        outbox.post_frame(frame, kind, False, 0)
         return True
+
+    cdef bint can_send(self) noexcept:
+        """Whether there is a credit for a control message, and an entry of the send queue."""
+        return self.outbox.credits.may_send_control() and self.outbox.lead.free > 0
 
     @property
     def can_send_now(self) -> bool:
-        return (
-            self.channel is not None
-            and self.channel.started
-            and self.channel.ended_by is None
-            and self.channel.credits.may_send_control()
-            and self.channel.queue.free > 0
-        )
+        return not self.outbox.flags & (NOT_STARTED | ENDED) and self.can_send()
 
     def send_now(self, message: protocol.Message) -> bool:
         """Sends a control message if that is possible now; False: it is not sent at all."""

@@ -3,10 +3,10 @@
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint32_t, uint64_t
 
-from .channel cimport MessageChannel
 from .memory cimport Local, Pinned
 from .message cimport Fifo, Message
 from .rail cimport SendQueue
+from .session cimport Session
 from .stripes cimport Lane, Striped, Stripes
 from .work_queue cimport OpFuture, WorkRequestTable
 
@@ -84,7 +84,7 @@ cdef class RecvOperation:
 
 cdef class Inbox:
     cdef object __weakref__
-    cdef MessageChannel channel
+    cdef Session session
     cdef WorkRequestTable table
     cdef Fifo incoming, receivers
     cdef Stripes stripes               # None: there has been one rail alone

@@ -49,6 +49,10 @@ cdef class FrameHandler:
         """Tells the peer of the size of receives from that one on; False: it cannot be told now."""
         raise NotImplementedError
 
+    cdef int check_drained(self) except -1:
+        """Less waits to be sent than before."""
+        raise NotImplementedError
+
 
 cdef class SendQueue:
     """A rail: the send and receive queue of one queue pair, on one event loop.
@@ -98,13 +102,6 @@ cdef class SendQueue:
         return f"<SendQueue of {self.qp!r}, {self.capacity - self.free} sends under way>"
 
     # ---- posting ----
-
-    cdef bint has_room(self) noexcept:
-        """For work of the user."""
-        return self.free > CONTROL_ENTRIES
-
-    cdef bint has_room_for(self, uint32_t entries) noexcept:
-        return self.free >= CONTROL_ENTRIES + entries
 
     @property
     def control_room(self) -> int:

@@ -4,9 +4,8 @@ from libc.stdint cimport uint32_t
 
 cimport cython
 
-from .channel cimport MessageChannel
 from .keys cimport ReadKeys
-from .rail cimport SendQueue
+from .rail cimport FrameHandler, SendQueue
 from .sends cimport SendFuture
 from .work_queue cimport WorkRequest
 
@@ -28,24 +27,26 @@ cdef class Opening(WorkRequest):
     cdef int end(self) except -1
     cdef int close(self, bint invalidated) except -1
     cdef bytes next_keys(self, uint32_t most)
+    cdef int told_to(self, uint32_t most) except -1
 
 
 @cython.final
 cdef class Offers:
-    cdef MessageChannel channel        # None: it is closed
+    cdef FrameHandler session          # None: it is closed
     cdef dict messages                 # by request
     cdef dict ending                   # acknowledged, and still open to other rails: status and key
     cdef list unsent                   # Openings whose keys the peer has not been told
     cdef Py_ssize_t most               # at a time
     cdef uint32_t max_pieces           # of a message
+    cdef uint32_t latest               # request
     cdef int join_pieces(self, SendFuture message, uint32_t longest) except -1
     cdef int open_elsewhere(self, SendFuture message, list lanes) except -1
     cdef int opened(self, Opening opening) except -1
-    cdef int send_keys(self) except -1
     cdef bint end_elsewhere(self, SendFuture message, uint32_t status,
                             uint32_t invalidated_key) except -1
     cdef int closed(self, Opening opening) except -1
     cdef int rail_gone(self, SendQueue rail) except -1
+    cdef int add(self, SendFuture message) except -1
     cdef int close(self) except -1
 
     cdef inline bint full(self) noexcept:

@@ -15,6 +15,7 @@ from .frames cimport (
     RendezvousPiece,
     RendezvousRequest,
     htole32,
+    next_number,
 )
 from .keys cimport Key
 from .sends cimport (
@@ -229,8 +230,14 @@ cdef class Opening(WorkRequest):
             key = piece.key_of(self.rail.keys)
             told[i].rkey, told[i].flags = htole32(key.bound_number()), htole32(key.flags())
             piece = piece.next
-        self.told += count
         return content
+
+    cdef int told_to(self, uint32_t most) except -1:
+        """The peer is told of what `next_keys` has returned."""
+        self.told = min(self.told + most, self.message.count())
+        if self.told == self.message.count():
+            self.offers.unsent.remove(self)
+        return 0
 
 
 # ---- what is offered -------------------------------------------------------------------------------
@@ -241,8 +248,8 @@ cdef class Opening(WorkRequest):
 cdef class Offers:
     """Messages that the peer may read, each until it acknowledges the message."""
 
-    def __init__(self, MessageChannel channel not None, most: int, max_pieces: int):
-        self.channel, self.messages, self.ending, self.unsent = channel, {}, {}, []
+    def __init__(self, FrameHandler session not None, most: int, max_pieces: int):
+        self.session, self.messages, self.ending, self.unsent = session, {}, {}, []
         self.most, self.max_pieces = most, max_pieces
 
     cdef int join_pieces(self, SendFuture message, uint32_t longest) except -1:
@@ -251,6 +258,11 @@ cdef class Offers:
         message.join_pieces(COPIED_BELOW)
         if message.count() > self.max_pieces or rendezvous_size(message) > longest:
             message.join_pieces(message.length + 1)
+        return 0
+
+    cdef int add(self, SendFuture message) except -1:
+        self.latest = message.request_id = next_number(self.latest)
+        self.messages[self.latest] = message
         return 0
 
     # ---- other rails ----
@@ -279,23 +291,7 @@ cdef class Offers:
     cdef int opened(self, Opening opening) except -1:
         """The rail takes the keys: the peer is told of them as there are control credits."""
         self.unsent.append(opening)
-        return self.channel.flush()
-
-    cdef int send_keys(self) except -1:
-        cdef MessageChannel channel = self.channel
-        cdef Opening opening
-        cdef uint32_t told, most = (
-            channel.room.size - HEADER - <uint32_t> sizeof(RendezvousKeys)
-        ) // <uint32_t> sizeof(RendezvousKey)
-        while self.unsent and channel.credits.may_send_control() and channel.queue.free:
-            opening = <Opening> self.unsent[0]
-            told = opening.told
-            if not channel.controls.send_frame(RNDV_KEYS, opening.next_keys(most), None):
-                opening.told = told
-                break
-            if opening.told == opening.message.count():
-                self.unsent.remove(opening)
-        return 0
+        return self.session.flush()
 
     cdef bint end_elsewhere(
         self, SendFuture message, uint32_t status, uint32_t invalidated_key
@@ -311,14 +307,14 @@ cdef class Offers:
 
     cdef int closed(self, Opening opening) except -1:
         cdef SendFuture message = opening.message
-        if self.channel is None:  # it has closed the message
+        if self.session is None:  # it has closed the message
             return 0
         message.openings.remove(opening)
         if opening in self.unsent:
             self.unsent.remove(opening)
         if message in self.ending and not message.openings:
             status, invalidated_key = self.ending.pop(message)
-            self.channel.finish_rendezvous(message, status, invalidated_key)
+            message.sender.finish(message, status, invalidated_key)
         return 0
 
     cdef int rail_gone(self, SendQueue rail) except -1:
@@ -352,5 +348,5 @@ cdef class Offers:
         for message in messages:
             message.openings = None  # which refer to this
             code = close_message(message, 0) or code
-        self.channel = None
+        self.session = None
         return code

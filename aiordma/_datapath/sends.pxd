@@ -3,10 +3,10 @@
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint32_t, uint64_t
 
-from .channel cimport MessageChannel
 from .futures cimport OpFuture
 from .keys cimport Key, ReadKeys
 from .memory cimport PoolBlock
+from .message cimport Counts
 from .work_queue cimport WorkRequest, aiordma_send
 
 cdef enum:
@@ -19,6 +19,17 @@ cdef void binds_posted(SendFuture message, ReadKeys keys) noexcept
 cdef uint32_t count_windows(SendFuture message, ReadKeys keys) noexcept
 cdef Frame new_frame(PoolBlock block, uint32_t length)
 cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture message)
+cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
+
+
+cdef class Sender:
+    cdef uint32_t frames_under_way     # with messages
+    cdef Counts counts
+    cdef SendFuture start_message(self, object data, object imm)
+    cdef int write(self, WorkRequest chain) except -1
+    cdef bint withdraw(self, object item) except -1
+    cdef void delivered(self, SendFuture message) noexcept
+    cdef int finish(self, SendFuture message, uint32_t status, uint32_t invalidated_key) except -1
 
 
 cdef class Piece:
@@ -37,7 +48,7 @@ cdef class Piece:
 
 
 cdef class SendFuture(OpFuture):
-    cdef MessageChannel channel
+    cdef Sender sender
     cdef Piece first                   # None: the bytes have been copied
     cdef uint64_t length               # of all pieces
     cdef bint has_imm
@@ -56,7 +67,7 @@ cdef class SendFuture(OpFuture):
 
 cdef class Frame(WorkRequest):
     cdef PoolBlock block
-    cdef MessageChannel channel        # None: there are no messages in it
+    cdef Sender sender                 # None: there are no messages in it
     cdef SendFuture message            # the only one
     cdef list messages                 # several
     cdef list spare_blocks             # the block goes back there; None: to the pool
@@ -65,6 +76,6 @@ cdef class Frame(WorkRequest):
 
 
 cdef class SendOperation:
-    cdef MessageChannel channel        # None: it has begun
+    cdef Sender sender                 # None: it has begun
     cdef object data, imm
     cdef SendFuture future

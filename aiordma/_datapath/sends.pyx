@@ -24,16 +24,44 @@ from .work_queue cimport (
     post_sends,
 )
 
+from aiordma._core import arguments
 from aiordma.verbs._memory.buffers import bytes_of, keeper_of, require_data
 
 cdef extern from "Python.h":
     PyObject *PyMemoryView_GET_BASE(object) noexcept
 
 
+cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF:
+    return arguments.integer("imm", imm, 0, arguments.U32_MAX)
+
+
 cdef bint is_of_bytes(object view) noexcept:
     """Whether the memory of a view that has not been released cannot hold addresses."""
     cdef PyObject *base = PyMemoryView_GET_BASE(view)
     return base != NULL and has_no_holes(<object> base)
+
+
+cdef class Sender:
+    """What posts messages in their order: the outbox, as those that wait and their frames know it."""
+
+    cdef SendFuture start_message(self, object data, object imm):
+        raise NotImplementedError
+
+    cdef int write(self, WorkRequest chain) except -1:
+        """Posts a write with immediate data when its turn among the messages comes."""
+        raise NotImplementedError
+
+    cdef bint withdraw(self, object item) except -1:
+        """Drops a message or write that waits for its turn; False: it has been posted."""
+        raise NotImplementedError
+
+    cdef void delivered(self, SendFuture message) noexcept:
+        self.counts.messages_sent += 1
+        self.counts.bytes_sent += message.length
+
+    cdef int finish(self, SendFuture message, uint32_t status, uint32_t invalidated_key) except -1:
+        """No rail of the peer can read the message any more, which it has acknowledged."""
+        raise NotImplementedError
 
 
 # The device may still read what these refer to: the cycle collector must not clear them.  A message can
@@ -202,7 +230,7 @@ cdef class SendFuture(OpFuture):
             piece = piece.next
 
     cdef bint unregister(self) except -1:
-        return self.channel is not None and self.channel.withdraw(self)
+        return self.sender is not None and self.sender.withdraw(self)
 
 
 @cython.no_gc_clear
@@ -215,8 +243,8 @@ cdef class Frame(WorkRequest):
         if block is None:
             return
         self.block = None
-        if self.channel is not None:
-            self.channel.frames_under_way -= 1
+        if self.sender is not None:
+            self.sender.frames_under_way -= 1
         if self.spare_blocks is None:
             block.end_lease()
         else:
@@ -227,12 +255,12 @@ cdef class Frame(WorkRequest):
         self.detach()
         if self.message is not None:
             message = self.message
-            self.channel.count_delivered(message)
+            self.sender.delivered(message)
             message.close_payload()
             message.settle(DONE, None)
         elif self.messages is not None:
             for message in self.messages:
-                self.channel.count_delivered(message)
+                self.sender.delivered(message)
                 message.settle(DONE, None)
         elif self.waiter is not None:
             complete_waiter(self.waiter, None)
@@ -359,10 +387,10 @@ cdef class SendOperation:  # type: Coroutine[Any, Any, None]
     def __next__(self) -> SendFuture:
         cdef SendFuture future = self.future
         if future is None:
-            if self.channel is None:
+            if self.sender is None:
                 raise RuntimeError("cannot reuse already awaited send operation")
-            channel, self.channel = self.channel, None
-            self.future = future = channel.start_message(self.data, self.imm)
+            sender, self.sender = self.sender, None
+            self.future = future = sender.start_message(self.data, self.imm)
             self.data = None
             if future.state == PENDING:
                 future.table.spin_briefly(future)
@@ -389,7 +417,7 @@ cdef class SendOperation:  # type: Coroutine[Any, Any, None]
     def close(self):
         """Its task is gone: the message is not sent unless it has been posted."""
         cdef SendFuture future = self.future
-        self.channel = self.data = self.future = None  # the frames of its error may have this
+        self.sender = self.data = self.future = None  # the frames of its error may have this
         if future is not None:
             future.cancel()
 
@@ -398,7 +426,7 @@ cdef class SendOperation:  # type: Coroutine[Any, Any, None]
         return "Connection.send"
 
     def __dealloc__(self):
-        if self.channel is not None:
+        if self.sender is not None:
             never_awaited("Connection.send")
         elif self.future is not None:
             self.future.cancel()  # left in the middle, as a coroutine that is garbage

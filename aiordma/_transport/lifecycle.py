@@ -30,7 +30,7 @@ from .._core.connection_states import (
 )
 from .._core.handshake import Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
-from .._datapath.channel import MessageChannel
+from .._datapath.session import Session
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
 from ..cm.address import Address
@@ -242,7 +242,7 @@ class ConnectionLifecycle:
         driver = endpoint.driver
         self._queue = endpoint.make_queue(self._owner)
         self._memory = Memory(driver.pool, driver.registrations, config, self._owner.error_for)
-        self._messages = MessageChannel(
+        self._messages = Session(
             queue=self._queue, memory=self._memory, config=config, owner=self._owner
         )
         self._messages.awaiting_auth = endpoint.security.auth is not None
@@ -554,7 +554,7 @@ class ConnectionLifecycle:
             self._on_closed()
         if self._link is not None:
             self._link.close()
-        self._messages.offers.end_windows()
+        self._messages.outbox.offers.end_windows()
         self._sharing.end_keys()  # without `end`: the loop was closed
         self._queue.close()
         if self._rails is not None:

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Literal
 from .. import verbs
 from .._core import protocol
 from .._core.handshake import Endpoint
-from .._datapath.channel import MessageChannel
 from .._datapath.rail import SendQueue
+from .._datapath.session import Session
 from ..cm.address import Address
 from ..config import Config
 from ..errors import (
@@ -159,7 +159,7 @@ class Rails:
     """
 
     owner: Owner
-    messages: MessageChannel
+    messages: Session
     config: Config
     security: Security
     devices: tuple[verbs.Device, ...]
@@ -186,7 +186,7 @@ class Rails:
 
     def _tell(self, message: protocol.Message) -> None:
         if not self.messages.ended and not self.messages.peer_has_left:
-            self.messages.send_control(message)
+            self.messages.controls.send(message)
 
     def _advance(self, rail: Rail, event: RailEvent) -> None:
         """ProtocolError for what cannot be, which is the peer's fault."""
@@ -198,7 +198,12 @@ class Rails:
         if following.shown != rail.state.shown:
             rail.since = self.clock()
             logger.info("rail %d on %s is %s", rail.number, rail.device, following.shown)
-        rail.state = following
+        before, rail.state = rail.state, following
+        if rail.queue is not None and before is not following:
+            if following is _S.UP:
+                self.messages.add_rail(rail.queue, rail.number)
+            elif before is _S.UP:
+                self.messages.remove_rail(rail.queue)
 
     def _new(self, rail: Rail) -> None:
         """Takes it in; of those that are over, one of each device is kept, for its error."""
@@ -313,7 +318,7 @@ class Rails:
             return
         rail.queue = endpoint.make_queue(self.owner)
         self.latest += 1
-        rail.number, rail.offer_id = self.latest, self.messages.request_id()
+        rail.number, rail.offer_id = self.latest, self.messages.controls.new_request_id()
         self._tell(protocol.RailOffer(rail.offer_id, rail.number, endpoint.endpoint.pack()))
 
     def _answered(self, answer: protocol.RailAnswer) -> None:

@@ -49,8 +49,8 @@ from .remote_memory import RemoteRegion
 from .shares import HandedOver, Loan, Share
 
 if TYPE_CHECKING:
-    from .._datapath.channel import MessageChannel
     from .._datapath.rail import SendQueue
+    from .._datapath.session import Session
 
 A = TypeVar("A")
 
@@ -91,7 +91,7 @@ class Sharing:
         self,
         pool: MemoryPool,
         config: Config,
-        messages: MessageChannel,
+        messages: Session,
         queue: SendQueue,
         waiter_error: Callable[[BaseException], BaseException],
     ) -> None:

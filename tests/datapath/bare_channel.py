@@ -13,9 +13,9 @@ import pytest
 from aiordma import Message, verbs
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
-from aiordma._datapath.channel import MessageChannel, MessageMethods
 from aiordma._datapath.keys import ReadKeys
 from aiordma._datapath.rail import SendQueue
+from aiordma._datapath.session import MessageMethods, Session
 from aiordma._datapath.work_queue import WorkRequestTable
 from aiordma._memory.registration_cache import RegistrationCache
 from aiordma._transport.memory import Memory
@@ -227,7 +227,7 @@ class BareChannel:
         wire.pool.has_windows = dereg_mr is None  # else each message is a region
         wire.queue.keys = ReadKeys(wire.pool)
         library.dereg_mr = real
-        self.channel = MessageChannel(
+        self.channel = Session(
             queue=wire.queue,
             memory=Memory(wire.pool, wire.registrations, Config(), self.owner.error_for),
             config=room,
@@ -238,7 +238,7 @@ class BareChannel:
             self.channel.post_receives()
         self.channel.start(peer or Room())
         self.methods = MessageMethods()
-        self.methods._set_channel(self.channel)
+        self.methods._set_session(self.channel)
 
     def send(self, data: Any, imm: int | None = None) -> asyncio.Future[None]:
         return self.methods.send_nowait(data, imm=imm)

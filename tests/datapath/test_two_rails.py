@@ -15,7 +15,7 @@ import pytest
 from aiordma import verbs
 from aiordma._core import protocol
 from aiordma._core.frames import FrameKind
-from aiordma._datapath.channel import MessageChannel
+from aiordma._datapath.session import Session
 from aiordma.verbs._memory.memory_region import reg_mr
 from tests.model.frames import pack_keys, unpack_keys
 from tests.transport.raw_peer import Piece, acknowledgement, control, read_request, rendezvous
@@ -42,7 +42,7 @@ class Rails(NamedTuple):
     bare: BareChannel
 
     @property
-    def channel(self) -> MessageChannel:
+    def channel(self) -> Session:
         return self.bare.channel
 
     def until(self, done: Callable[[], object], *wires: Wire) -> None:
@@ -76,9 +76,7 @@ def rails(
     other = Wire(context, lead=lead)
     bare = BareChannel(lead, Room(eager_size=PEER.eager_size), PEER)
     lead.pool.has_windows = other.pool.has_windows = lead.pool.has_windows and request.param
-    other.queue.number = OTHER
-    other.queue.frame_handler = bare.channel
-    bare.channel.add_rail(other.queue)
+    bare.channel.add_rail(other.queue, OTHER)
     yield Rails(lead, other, bare)
     if not bare.channel.ended:  # else by the test
         bare.close()

@@ -52,6 +52,16 @@ SENDS = (lib.IBV_WR_SEND, lib.IBV_WR_SEND_WITH_IMM, lib.IBV_WR_SEND_WITH_INV)
 WRITES = (lib.IBV_WR_RDMA_WRITE, lib.IBV_WR_RDMA_WRITE_WITH_IMM)
 ATOMICS = (lib.IBV_WR_ATOMIC_CMP_AND_SWP, lib.IBV_WR_ATOMIC_FETCH_AND_ADD)
 WITH_IMM = (lib.IBV_WR_SEND_WITH_IMM, lib.IBV_WR_RDMA_WRITE_WITH_IMM)
+TOLD = {
+    **dict.fromkeys(SENDS, lib.IBV_WC_SEND),
+    **dict.fromkeys(WRITES, lib.IBV_WC_RDMA_WRITE),
+    lib.IBV_WR_RDMA_READ: lib.IBV_WC_RDMA_READ,
+    lib.IBV_WR_ATOMIC_CMP_AND_SWP: lib.IBV_WC_COMP_SWAP,
+    lib.IBV_WR_ATOMIC_FETCH_AND_ADD: lib.IBV_WC_FETCH_ADD,
+    lib.IBV_WR_BIND_MW: lib.IBV_WC_BIND_MW,
+    lib.IBV_WR_LOCAL_INV: lib.IBV_WC_LOCAL_INV,
+}
+NOTHING = (0, 0, 0, 0)
 TAKE_RECEIVE = {*SENDS, *WITH_IMM}
 RIGHT = {
     **dict.fromkeys(WRITES, lib.IBV_ACCESS_REMOTE_WRITE),
@@ -136,7 +146,7 @@ class Completions:
     """A completion queue."""
 
     native: Any
-    found: deque[tuple[int, int, int, int, int]] = field(default_factory=deque)
+    found: deque[tuple[int, ...]] = field(default_factory=deque)
     armed: bool = False
 
 
@@ -223,14 +233,27 @@ class Provider:
 
     # ---- what happens ------------------------------------------------------------------------
 
-    def step(self) -> bool:
-        """Does the next work, whichever it is; False: there is none."""
-        able: list[tuple[Callable[[Any], object], Any]] = [(self._deliver, it) for it in self.mail]
+    @property
+    def at_rest(self) -> bool:
+        """Whether there is no work, and all completions have been taken."""
+        return not self._able() and not any(cq.found for cq in self.completions.values())
+
+    def _able(self) -> list[tuple[Callable[[Any], object], Any]]:
+        """What may be done next."""
+        able: list[tuple[Callable[[Any], object], Any]] = []
         for queue in self.queues.values():
             if queue.can_go_on and self._finds_receive(queue):
                 able.append((self._carry_out, queue))
             if queue.done:
                 able.append((self._acknowledge, queue))
+        # As on a network, where both ways are equally long, what happened before it comes first.
+        if not any(queue.done for queue in self.queues.values()):
+            able += [(self._deliver, it) for it in self.mail]
+        return able
+
+    def step(self) -> bool:
+        """Does the next work, whichever it is; False: there is none."""
+        able = self._able()
         if not able:
             return False
         act, queue = able[int(self.random.random() * len(able))]
@@ -310,7 +333,8 @@ class Provider:
                 self._complete(peer.recv_cq, wr_id, WCStatus.LOC_ACCESS_ERR)
                 self._to_error(peer)
                 return WCStatus.REM_ACCESS_ERR
-        self._complete(peer.recv_cq, wr_id, WCStatus.SUCCESS, len(data), number, flags)
+        told = lib.IBV_WC_RECV if work.opcode in SENDS else lib.IBV_WC_RECV_RDMA_WITH_IMM
+        self._complete(peer.recv_cq, wr_id, WCStatus.SUCCESS, told, len(data), number, flags)
         return WCStatus.SUCCESS
 
     def _acknowledge(self, queue: Queue) -> None:
@@ -319,7 +343,9 @@ class Provider:
             work.status = WCStatus.LOC_PROT_ERR
         if work.status is WCStatus.SUCCESS:
             if work.signaled:
-                self._complete(queue.send_cq, work.wr_id, work.status, len(work.data), 0, 0)
+                self._complete(
+                    queue.send_cq, work.wr_id, work.status, TOLD[work.opcode], len(work.data), 0, 0
+                )
             return
         self._complete(queue.send_cq, work.wr_id, work.status)
         self._to_error(queue)
@@ -339,8 +365,8 @@ class Provider:
             each.clear()
 
     def _complete(self, cq: Completions, wr_id: int, status: int, *rest: int) -> None:
-        length, imm, flags = rest or (0, 0, 0)
-        cq.found.append((wr_id, status, length, imm, flags))
+        """`rest`, of a success: operation, length, immediate data or key, flags."""
+        cq.found.append((wr_id, status, *(rest or NOTHING)))
         if cq.armed:
             cq.armed = False
             fd = cq.native.channel.fd
@@ -527,8 +553,8 @@ class Provider:
         count = min(count, len(found))
         for i in range(count):
             wc = to[i]
-            wc.wr_id, wc.status, wc.byte_len, wc.imm_data, wc.wc_flags = found.popleft()
-            wc.vendor_err = wc.opcode = wc.qp_num = 0
+            wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.imm_data, wc.wc_flags = found.popleft()
+            wc.vendor_err = wc.qp_num = 0
         return count
 
     def _create_qp(self, pd: Any, attr: Any) -> Any:

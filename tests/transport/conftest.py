@@ -65,7 +65,7 @@ def factory(
     polling_mode: None,
     pytestconfig: pytest.Config,
 ) -> ConnectionFactory:
-    if request.node.get_closest_marker("on_pair"):
+    if combinations.is_on_pair(request.node):
         return PairFactory(device_name, peer_host, connection_method, 1.0)
     return ConnectionFactory(
         device_name,

@@ -27,10 +27,10 @@ from aiordma import (
     Share,
 )
 from aiordma._core.frames import HEADER_SIZE
-from aiordma.errors import WorkCompletionError
+from aiordma.errors import LeaseEndedError, RequestRefusedError, WorkCompletionError
 from aiordma.mr_pool import Region
 
-from .connection_factory import ALL, SMALL, ConnectionFactory, pattern, yield_loop
+from .connection_factory import ALL, ALONE, SMALL, ConnectionFactory, pattern, yield_loop
 
 EAGER = SMALL.eager_size - HEADER_SIZE
 STAGED = 64 << 10
@@ -49,17 +49,22 @@ SIDES = (0, 1)
 CELL_SIZES = (0, 1, 8, 1000, 5000, STAGED, STAGED + 1)
 IMMS = (None, None, 0, 7, 0xFFFFFFFE)
 COUNTS = range(100)
+PIECES = (100, 5000)  # bytes; of the longer ones each is read by itself
 TURNS = (1, 1, 2, 3, 5, 10, 20)
 
 # Each step, as often as it is here, and what its arguments are drawn from; a list, as many as that.
-STEPS: tuple[tuple[str, Sequence[Any] | list[Any], ...], ...] = (
+STEPS: tuple[tuple[Any, ...], ...] = (
     ("send", SIZES, IMMS),
     ("send_nowait", SIZES, IMMS),
+    ("send_pieces", range(2, 24), PIECES),
     ("recv", (False, True)),
+    ("take", range(8)),
     ("recv_into", SIZES),
     ("release",),
     ("cancel", COUNTS),
     ("cancel", COUNTS),
+    ("recv_and_cancel", COUNTS),
+    ("rest",),
     ("write", CELL_SIZES, (None, None, 3)),
     ("read", CELL_SIZES),
     ("fetch_and_add",),
@@ -77,7 +82,7 @@ ENDINGS = (("close",), ("abort",))
 Program = list[tuple[Any, ...]]
 
 
-def drawn(chance: random.Random, most: int, steps: Sequence[tuple[Any, ...]] = STEPS) -> Program:
+def drawn(chance: random.Random, most: int, steps: Sequence[tuple[Any, ...]]) -> Program:
     """A program of at most so many of these steps."""
 
     def argument(values: Sequence[Any]) -> Any:
@@ -87,6 +92,23 @@ def drawn(chance: random.Random, most: int, steps: Sequence[tuple[Any, ...]] = S
 
     picked = (chance.choice(steps) for _ in range(chance.randrange(most + 1)))
     return [(name, chance.choice(SIDES), *map(argument, values)) for name, *values in picked]
+
+
+def crossing(chance: random.Random) -> Program:
+    """Both sides fill each other's receives and come to rest, then take and ask at once."""
+    program: Program = []
+    for _ in range(chance.randrange(1, 4)):
+        for side in SIDES:
+            sizes = chance.choices((ALONE, ALONE, 5000), k=chance.randrange(6))
+            program += [("send_nowait", side, size, None) for size in sizes]
+        program.append(("rest", 0))
+        at_once: Program = []
+        for side in SIDES:
+            at_once += [("recv", side, False)] * chance.randrange(6)
+            at_once += [("borrow", side, 1, False)] * chance.randrange(4)
+        chance.shuffle(at_once)
+        program += [*at_once, ("rest", 0)]
+    return program
 
 
 @dataclass(eq=False)
@@ -196,6 +218,12 @@ class End:
         self.sent.append(sent)
         await self._ending(sent, self.conn.send(sent.data, imm=imm))
 
+    async def send_pieces(self, count: int, size: int) -> None:
+        pieces = [pattern(size, self.model.number()) for _ in range(count)]
+        sent = Sent(b"".join(pieces), None)
+        self.sent.append(sent)
+        await self._ending(sent, self.conn.send(pieces))
+
     def send_nowait(self, size: int, imm: int | None) -> None:
         try:
             sent = Sent(pattern(size, self.model.number()), imm)
@@ -241,6 +269,16 @@ class End:
             self.held.append((message, content))
         else:
             message.release()
+
+    async def recv_and_cancel(self, number: int) -> None:
+        """Another task, which may have been woken by the same arrival."""
+        await self.recv()
+        self.cancel(number)
+
+    def cancel(self, number: int) -> None:
+        running = [one for one in self.tasks if not (one.done() or one in self.steady)]
+        if running:
+            running[number % len(running)].cancel()
 
     async def recv_into(self, size: int) -> None:
         target = bytearray(size)
@@ -415,20 +453,21 @@ class End:
         assert word in (0, *(desired for _, desired in done), *self.model.maybe_swapped)
 
 
-async def play(ends: tuple[End, End], program: list[tuple[Any, ...]]) -> None:
+async def play(factory: ConnectionFactory, ends: tuple[End, End], program: Program) -> None:
     """Starts every step in order.  Only "turns" lets anything happen in between."""
     for name, side, *arguments in program:
         end = ends[side]
         match name:
-            case "send_nowait" | "burst" | "release":
+            case "send_nowait" | "burst" | "release" | "cancel":
                 getattr(end, name)(*arguments)
             case "turns":
                 await yield_loop(arguments[0])
-            case "cancel":
-                running = [one for one in end.tasks if not (one.done() or one in end.steady)]
-                if running:
-                    running[arguments[0] % len(running)].cancel()
-            case "recv" | "recv_into" | "recv_region" | "recv_buffer":
+            case "rest":
+                await factory.rest(*(end.conn for end in ends))
+            case "take":
+                for _ in range(arguments[0]):
+                    end.start_receiving(end.recv())
+            case "recv" | "recv_and_cancel" | "recv_into" | "recv_region" | "recv_buffer":
                 end.start_receiving(getattr(end, name)(*arguments))
             case "share":
                 end.start_steady(end.lend(*arguments))
@@ -442,7 +481,7 @@ async def play(ends: tuple[End, End], program: list[tuple[Any, ...]]) -> None:
 
 # What a task may end with once its connection has ended.  Whose own operation failed, by a key that
 # was taken back under it for instance, hears what the device told of it.
-EXPECTED = (*ENDED, WorkCompletionError)
+EXPECTED = (*ENDED, WorkCompletionError, LeaseEndedError, RequestRefusedError)
 
 
 async def run_seed(factory: ConnectionFactory, seed: int) -> None:
@@ -457,18 +496,17 @@ async def run_seed(factory: ConnectionFactory, seed: int) -> None:
         send_queue=chance.choice((8, 16, 64)),
         fetch_ahead=chance.choice((0, 64 << 10)),
         max_regions=64,
+        lease=chance.choice((None, None, None, 0.003, 0.03)),
         close_timeout=0.3 * factory.slow,
     )
-    program = drawn(chance, 48)
-    complete = chance.random() < 0.5
+    # Few kinds of steps go deeper than all kinds at once.
+    steps = chance.sample(STEPS, chance.choice((4, 6, 8, len(STEPS))))
+    program = drawn(chance, 48, steps) if chance.random() < 0.8 else crossing(chance)
+    complete = config.lease is None and chance.random() < 0.5
     if not complete:
         ending, *_ = drawn(chance, 1, ENDINGS) or [("close", 0)]
         program += [ending, *drawn(chance, 8, STEPS + ENDINGS)]
-    try:
-        await run_program(factory, config, program, complete=complete)
-    except BaseException as error:
-        error.add_note(f"seed {seed}: {config!r}, {program}")
-        raise
+    await run_program(factory, config, program, complete=complete)
 
 
 async def run_program(
@@ -480,11 +518,13 @@ async def run_program(
         await asyncio.gather(first.open(second), second.open(first))
         try:
             async with factory.within(10):
-                await play(ends, program)
+                await play(factory, ends, program)
+                await factory.rest(client, server)
                 if complete:
                     await settle(first, second)
                 if tasks := tasks_of(ends):
                     await asyncio.wait(tasks)
+                await factory.rest(client, server)
         finally:  # of a test that fails
             for task in tasks_of(ends):
                 task.cancel()
@@ -507,5 +547,5 @@ def tasks_of(ends: tuple[End, End]) -> list[asyncio.Future[None]]:
 async def settle(first: End, second: End) -> None:
     """Both send a last message, and receive all until that of the other."""
     for end in (first, second):
-        end.start(end.conn.send(b"", imm=LAST))
+        end.start_steady(end.conn.send(b"", imm=LAST))
     await asyncio.gather(first.drain(), second.drain())
