@@ -424,6 +424,7 @@ cdef class RendezvousRead(WorkRequest):
             return inbox.fetch_ahead()
         inbox.progress += self.length
         if lane is not None:
+            (<SendQueue> lane.rail).bytes_read += self.length
             inbox.stripes.finished(lane, self.length)
         return inbox.read_done(self.pending, self.length)
 

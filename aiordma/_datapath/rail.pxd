@@ -49,6 +49,7 @@ cdef class SendQueue:
     cdef public uint32_t capacity
     cdef readonly uint32_t free
     cdef readonly uint64_t completions
+    cdef readonly uint64_t bytes_read  # of striped messages
     cdef SlotList sends, receives
     cdef public bint failed
     cdef bint leaving                  # entries that become free are not for the messages

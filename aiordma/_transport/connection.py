@@ -160,15 +160,17 @@ class Connection(ConnectionLifecycle, MessageMethods):
         was given several devices.
         """
         assert self._begun is not None
+        others = self._rails.status() if self._rails is not None else ()
+        received = self._statistics.bytes_received - sum(rail.bytes_received for rail in others)
         lead = RailStatus(
             self.device,
             "down" if self.closed else "lead",
             self._begun.since,
             self._close_cause,
             self._statistics.bytes_sent,
-            self._statistics.bytes_received,
+            max(0, received),  # messages count when they are taken
         )
-        return (lead, *(self._rails.status() if self._rails is not None else ()))
+        return (lead, *others)
 
     @property
     def closed(self) -> bool:

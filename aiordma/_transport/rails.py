@@ -118,7 +118,7 @@ class RailStatus:
     error: BaseException | None
     """The reason why it is down."""
     bytes_sent: int
-    """Bytes of messages that it has carried to the peer."""
+    """Bytes of messages to the peer: all of them count for the lead, since the peer reads long ones."""
     bytes_received: int
     """Bytes of messages that it has carried from the peer."""
 
@@ -146,6 +146,7 @@ class Rail:
         queue, self.queue = self.queue, None
         endpoint, self.endpoint = self.endpoint, None
         if queue is not None:
+            self.bytes_received = queue.bytes_read
             queue.close()
         if endpoint is not None:
             endpoint.close()
@@ -291,7 +292,7 @@ class Rails:
                 rail.since,
                 rail.error,
                 rail.bytes_sent,
-                rail.bytes_received,
+                rail.bytes_received if rail.queue is None else rail.queue.bytes_read,
             )
             for rail in self.rails
         ]
