@@ -18,8 +18,9 @@ from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, RegionToken, Rights
 from .._core.snapshot_types import ConnectionState, traffic
 from .._datapath import one_sided
-from .._datapath.channel import Counts, MessageMethods
+from .._datapath.message import Counts
 from .._datapath.one_sided import WRChain
+from .._datapath.session import MessageMethods
 from .._loop.shutdown import EXITS, background
 from .._memory.registration_cache import CacheStatistics
 from ..cm.address import Address
@@ -78,7 +79,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         self._statistics = Statistics()
         self._request_data = b""
         self._messages.count_in(self._statistics)
-        self._set_channel(self._messages)
+        self._set_session(self._messages)
         observation.register(self._statistics)
         self._wire_seen: str | None = None
         self._wire_requested = False
@@ -393,11 +394,13 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """
         self._check()
         if isinstance(source, LocalMemory) and isinstance(target, RemoteMemory):
-            await one_sided.write(self._queue, source, target, imm, progress)
+            await one_sided.write(self._queue, self._messages.outbox, source, target, imm, progress)
         else:
             remote_memory(target, RemoteMemory)
             async with UserMemory(self._memory, source, target=False) as local:
-                await one_sided.write(self._queue, local, target, imm, progress)
+                await one_sided.write(
+                    self._queue, self._messages.outbox, local, target, imm, progress
+                )
         self._statistics.writes += 1
 
     async def read(
@@ -477,7 +480,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
             return
         self._affinity.check(self)
         if self._advance(LifecycleEvent.CLOSE):
-            self._messages.closing = True
+            self._messages.outbox.take_no_more()
             try:
                 await self._messages.drained()
                 if self._advance(LifecycleEvent.DRAINED):

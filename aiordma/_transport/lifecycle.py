@@ -30,7 +30,7 @@ from .._core.connection_states import (
 )
 from .._core.handshake import Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
-from .._datapath.channel import MessageChannel
+from .._datapath.session import Session
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
 from ..cm.address import Address
@@ -191,19 +191,19 @@ class ControlChannel:
 
     @property
     def can_send_now(self) -> bool:
-        return self._messages.can_send_control_now
+        return self._messages.controls.can_send_now
 
     def new_request_id(self) -> int:
-        return self._messages.request_id()
+        return self._messages.controls.new_request_id()
 
     def send_now(self, message: protocol.Message) -> bool:
         """False if it cannot be sent without waiting for a credit or memory."""
-        return self._messages.send_control_now(message)
+        return self._messages.controls.send_now(message)
 
     def send(self, message: protocol.Message) -> None:
         """As soon as there is a credit, unless the connection has ended."""
         if not self._messages.ended:
-            self._messages.send_control(message)
+            self._messages.controls.send(message)
 
     def on_first_arrival(self, callback: Callable[[], None] | None) -> None:
         """Calls it for what arrives before the handshake is done."""
@@ -242,7 +242,7 @@ class ConnectionLifecycle:
         driver = endpoint.driver
         self._queue = endpoint.make_queue(self._owner)
         self._memory = Memory(driver.pool, driver.registrations, config, self._owner.error_for)
-        self._messages = MessageChannel(
+        self._messages = Session(
             queue=self._queue, memory=self._memory, config=config, owner=self._owner
         )
         self._messages.awaiting_auth = endpoint.security.auth is not None
@@ -357,7 +357,7 @@ class ConnectionLifecycle:
             del proof
 
     def _send_proof(self, message: protocol.Message) -> None:
-        self._messages.send_control(message)
+        self._messages.controls.send(message)
         self._hear()  # before it counts as proved
 
     def _report_end(self) -> None:
@@ -429,7 +429,7 @@ class ConnectionLifecycle:
                     ConnectionBrokenError(f"the peer gave up (code {message.code}): {message.text}")
                 )
             case protocol.Ping():
-                self._messages.send_control(protocol.Pong(message.request_id))
+                self._messages.controls.send(protocol.Pong(message.request_id))
             case protocol.ConnectData() | protocol.ConnectAccepted() if self._inspection:
                 self._inspection.control(message)
             case _ if self._inband is not None and self._inband.control(message):
@@ -470,7 +470,7 @@ class ConnectionLifecycle:
 
     def _give_reason(self, code: protocol.GoodbyeCode, error: RDMAError) -> None:
         """Sends a goodbye with the reason, and ends without waiting for its delivery."""
-        self._messages.send_control(protocol.Goodbye(0, code, str(error)))
+        self._messages.controls.send(protocol.Goodbye(0, code, str(error)))
         self._end(error.with_traceback(None))  # whose frames have this connection
 
     def _disconnected(self, reason: str) -> None:
@@ -554,7 +554,7 @@ class ConnectionLifecycle:
             self._on_closed()
         if self._link is not None:
             self._link.close()
-        self._messages.offers.close_windows()
+        self._messages.outbox.offers.end_windows()
         self._sharing.end_keys()  # without `end`: the loop was closed
         self._queue.close()
         if self._rails is not None:

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Literal
 from .. import verbs
 from .._core import protocol
 from .._core.handshake import Endpoint
-from .._datapath.channel import MessageChannel
 from .._datapath.rail import SendQueue
+from .._datapath.session import Session
 from ..cm.address import Address
 from ..config import Config
 from ..errors import (
@@ -159,7 +159,7 @@ class Rails:
     """
 
     owner: Owner
-    messages: MessageChannel
+    messages: Session
     config: Config
     security: Security
     devices: tuple[verbs.Device, ...]
@@ -186,7 +186,7 @@ class Rails:
 
     def _tell(self, message: protocol.Message) -> None:
         if not self.messages.ended and not self.messages.peer_has_left:
-            self.messages.send_control(message)
+            self.messages.controls.send(message)
 
     def _advance(self, rail: Rail, event: RailEvent) -> None:
         """ProtocolError for what cannot be, which is the peer's fault."""
@@ -313,7 +313,7 @@ class Rails:
             return
         rail.queue = endpoint.make_queue(self.owner)
         self.latest += 1
-        rail.number, rail.offer_id = self.latest, self.messages.request_id()
+        rail.number, rail.offer_id = self.latest, self.messages.controls.new_request_id()
         self._tell(protocol.RailOffer(rail.offer_id, rail.number, endpoint.endpoint.pack()))
 
     def _answered(self, answer: protocol.RailAnswer) -> None:

@@ -79,7 +79,7 @@ async def victim(
     """
     async with factory.witness() as witness:
         before = pool_statistics(witness.client).leases
-        async with raw_pair(factory, config) as (_, conn, peer):
+        async with raw_pair(factory, config) as (conn, peer):
             yield conn, peer
         with suppress(ConnectionBrokenError, ConnectionClosedError, ProtocolError):
             await drain(conn)
@@ -508,7 +508,7 @@ async def finish(task: asyncio.Task[None]) -> None:
 @one_loop
 async def test_pool_held_by_the_user(factory: ConnectionFactory) -> None:
     """A side that holds all of it waits to send, but receives and answers its peer."""
-    async with raw_pair(factory, replace(SMALL, pool_limit=4 << 20)) as (_, conn, peer):
+    async with raw_pair(factory, replace(SMALL, pool_limit=4 << 20)) as (conn, peer):
         held = take_all(conn)
         for n in range(30):
             await peer.send_data(b"%d" % n, factory.slow)
@@ -530,7 +530,7 @@ async def test_pool_held_by_the_user(factory: ConnectionFactory) -> None:
 @one_loop
 async def test_messages_held_by_the_user(factory: ConnectionFactory) -> None:
     """Nothing is left to receive into; it goes on when the messages are released."""
-    async with raw_pair(factory, replace(SMALL, pool_limit=4 << 20)) as (_, conn, peer):
+    async with raw_pair(factory, replace(SMALL, pool_limit=4 << 20)) as (conn, peer):
         held = take_all(conn)
         kept = []
         for n in range(SMALL.data_receives):

@@ -1,0 +1,84 @@
+"""An asyncio event loop in virtual time: a seed decides what happens, and in what order.
+
+The loop is asyncio's own, with its order of callbacks.  What is outside of it is a `World`: its
+`step` moves the world on, or the time, and the loop then looks which of its descriptors are
+readable.  It never sleeps, and a wait that nothing can end is an error that names those that wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Collection, Iterator
+from typing import Any, Protocol
+
+
+class World(Protocol):
+    """All that is outside of a loop: its devices and peers, and the time."""
+
+    now: float
+    """Seconds."""
+    random: random.Random
+
+    def step(self, until: float | None) -> bool:
+        """Lets something happen; False: nothing more will before `until`, which is `now` then.
+
+        None stands for ever: StalledError if nothing will happen.
+        """
+
+
+class StalledError(RuntimeError):
+    """Every task waits, and nothing will ever happen."""
+
+
+class _Selector(selectors.DefaultSelector):
+    """Descriptors that are looked at, never waited for."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+        self.ready: Collection[object] = ()
+        """The callbacks that the loop will call."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        world = self._world
+        until = None if timeout is None else world.now + timeout
+        while True:
+            more = world.step(until)
+            found = super().select(0)
+            if found or self.ready or not more:
+                if len(found) > 1:
+                    world.random.shuffle(found)
+                return found
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop whose time is that of a `World`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        selector = _Selector(world)
+        super().__init__(selector)
+        selector.ready = self._ready  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        return self._world.now
+
+
+def waiting(loop: asyncio.AbstractEventLoop) -> str:
+    """The tasks of a loop, and where each of them waits, for the text of a StalledError."""
+    lines = []
+    for task in sorted(asyncio.all_tasks(loop), key=asyncio.Task.get_name):
+        lines.append(f"{task.get_name()}: {task.get_coro()!r}")
+        lines += [f"    {frame}" for frame in _frames(task.get_coro())]
+    return "\n".join(lines)
+
+
+def _frames(waits: Any) -> Iterator[str]:
+    """Of a coroutine and those that it awaits, where each is, from outside in."""
+    while waits is not None:
+        for kind in ("cr", "gi", "ag"):
+            if (frame := getattr(waits, f"{kind}_frame", None)) is not None:
+                yield f"{frame.f_code.co_qualname} at {frame.f_code.co_filename}:{frame.f_lineno}"
+        waits = getattr(waits, "cr_await", None) or getattr(waits, "gi_yieldfrom", None)
