@@ -353,7 +353,7 @@ class Rails:
             if rail.offer_id == error.request_id and rail.state in (_S.OFFERED, _S.ABANDONED):
                 self._advance(rail, _E.REFUSED)
                 peer = host_port(self.peer) if self.peer is not None else ""
-                rail.error = RequestRefusedError(error.code, error.text, peer=peer)
+                rail.error = rail.error or RequestRefusedError(error.code, error.text, peer=peer)
                 self._loop.call_soon(rail.release)
                 return True
         return False

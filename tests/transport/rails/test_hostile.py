@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiordma import Connection, ProtocolError, listen
+from aiordma import Connection, ConnectionBrokenError, ProtocolError, listen
 from aiordma._core import protocol
 from aiordma._core.protocol import ErrorCode, RailAnswer, RailDown, RailOffer, RailReady
 from aiordma._transport.rails import Rails
@@ -45,6 +45,7 @@ async def victim(
                 now = conn._rails.clock()
                 conn._rails.clock = lambda: now
             yield conn, peer
+            conn.abort()  # the peer gives no credit back for a goodbye
 
 
 async def asked(
@@ -98,6 +99,21 @@ async def test_a_second_time(factory: ConnectionFactory, answer: list[protocol.M
             assert await peer.control(5 * factory.slow) == expected
         peer.send_control(message)
         assert "rail 1 is" in str(await ends(conn.recv(), ProtocolError))
+
+
+async def test_ready_crosses_the_end(factory: ConnectionFactory) -> None:
+    """The peer is honest: it cannot know yet."""
+    async with victim(factory) as (conn, peer):
+        assert isinstance(await asked(factory, peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
+        assert conn._rails is not None
+        (rail,) = conn._rails.rails
+        assert rail.queue is not None
+        rail.queue.rail_broke(ConnectionBrokenError("its cable"))
+        assert await peer.control(5 * factory.slow) == RailDown(0, 1)
+        peer.send_control(RailReady(0, 1))
+        peer.send_control(RailDown(0, 1))
+        assert isinstance(await asked(factory, peer, RailOffer(2, 2, ENDPOINT)), RailAnswer)
+        assert [rail.state for rail in conn.rails] == ["lead", "connecting"]
 
 
 async def test_before_it_was_accepted(factory: ConnectionFactory) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from aiordma import (
     Connection,
     ConnectionBrokenError,
     DeviceEventError,
+    ProtocolError,
     RequestRefusedError,
     blocking,
     connect,
@@ -34,6 +36,7 @@ from tests.transport.connection_factory import (
     yield_loop,
 )
 from tests.transport.marks import by_cm, by_tcp, one_loop
+from tests.transport.raw_peer import endpoint_at
 
 from .joining import HOST, TWO, WAYS, joined, shown, until_rails
 
@@ -57,6 +60,7 @@ async def test_a_further_device_is_a_rail(way: str, security: dict[str, Any]) ->
         assert other.bytes_sent == other.bytes_received == 0
     for conn in conns:
         assert [rail.state for rail in conn.rails] == ["down", "down"]
+        given_back(conn)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -126,6 +130,11 @@ def further(conn: Connection) -> Rail:
     return conn._rails.rails[-1]
 
 
+def given_back(conn: Connection) -> None:
+    assert further(conn).queue is None
+    assert further(conn).endpoint is None
+
+
 def broken(*conns: Connection) -> None:
     for conn in conns:
         queue = further(conn).queue
@@ -150,16 +159,72 @@ async def test_a_rail_that_breaks_costs_the_connection_nothing(
             assert rail.since > before
             assert rail.error is not None
             assert ("its cable" in str(rail.error)) == (number in which)
-            assert further(conn).queue is None
+            given_back(conn)
 
 
-async def test_a_rail_that_breaks_before_the_answer(factory: ConnectionFactory) -> None:
+def at_the_offer(
+    monkeypatch: pytest.MonkeyPatch, happens: Callable[[Rails, Rail], object], *, lost: bool
+) -> None:
+    """What happens as the connecting side sends it, instead of that or behind it."""
+    tell = Rails._tell
+
+    def tell_and_more(self: Rails, message: protocol.Message) -> None:
+        is_offer = isinstance(message, protocol.RailOffer)
+        if not is_offer or not lost:
+            tell(self, message)
+        if is_offer:
+            happens(self, self.rails[-1])
+
+    monkeypatch.setattr(Rails, "_tell", tell_and_more)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_rail_that_breaks_before_the_answer(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    at_the_offer(monkeypatch, lambda rails, rail: rails._broke(rail, WITHOUT), lost=False)
+    if refused:
+        monkeypatch.setattr(protocol, "MAX_RAILS", 1)
     async with joined(factory.via) as conns:
-        broken(conns[0])
-        while conns[1]._rails is None or not conns[1]._rails.rails:
+        while further(conns[0]).state is not RailState.DOWN:
+            assert further(conns[0]).state.shown == "down"
             await yield_loop(1)
-        while any(further(conn).state is not RailState.DOWN for conn in conns):
-            await yield_loop(1)
+        assert refused != (len(conns[1].rails) == 2)
+        assert refused or further(conns[1]).state is RailState.DOWN
+        assert further(conns[0]).error is WITHOUT
+        await check_alive(*conns)
+
+
+async def test_what_a_listener_may_not_say_yet(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And at last it answers, and takes that back at once."""
+
+    def answer(rails: Rails, rail: Rail) -> None:
+        number, offer, endpoint = rail.number, rail.offer_id, endpoint_at(HOST)
+        for lie in protocol.RailAnswer(offer + 1, number, endpoint), protocol.RailDown(0, number):
+            with pytest.raises(ProtocolError):
+                rails.control(lie)
+        assert rails.control(protocol.RailAnswer(offer, number, endpoint))
+        assert rail.state is RailState.CONNECTING
+        assert not rails.control(protocol.RailReady(0, number))
+        assert not rails.control(protocol.RailOffer(1, number + 1, endpoint))
+        assert rail.queue is not None
+        rail.queue.rail_broke(WITHOUT)  # the loop's next iteration tells
+        assert rails.control(protocol.RailDown(0, number))
+
+    at_the_offer(monkeypatch, answer, lost=True)
+    tell = Rails._tell
+    monkeypatch.setattr(
+        Rails,
+        "_tell",
+        lambda self, it: None if isinstance(it, protocol.RailDown) else tell(self, it),
+    )
+    async with joined(factory.via) as conns:
+        await yield_loop(3)
+        assert further(conns[0]).state is RailState.DOWN
+        assert "the peer has stopped" in str(further(conns[0]).error)
+        given_back(conns[0])
         await check_alive(*conns)
 
 
@@ -199,6 +264,8 @@ async def test_a_rail_that_is_refused(
         assert isinstance(error := conns[0].rails[1].error, RequestRefusedError)
         assert error.code == protocol.ErrorCode.QUOTA
         assert shown(conns[1]) == [("embedded0", "lead")]
+        await yield_loop(1)
+        given_back(conns[0])
         await check_alive(*conns)
 
 
@@ -231,6 +298,9 @@ async def test_the_end_in_the_middle(factory: ConnectionFactory) -> None:
             async with joined(factory.via) as conns:
                 await yield_loop(turns)
                 await conns[ended].close()
+            for conn in conns:
+                assert conn._rails is not None
+                assert all(rail.queue is None for rail in conn._rails.rails)
 
 
 def test_no_state_is_left_without_a_way_out() -> None:
