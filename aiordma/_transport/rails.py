@@ -118,7 +118,7 @@ class RailStatus:
     error: BaseException | None
     """The reason why it is down."""
     bytes_sent: int
-    """Bytes of messages to the peer: all of them count for the lead, since the peer reads long ones."""
+    """Bytes of messages to the peer: for the lead all of them, since the peer reads long ones."""
     bytes_received: int
     """Bytes of messages that it has carried from the peer."""
 
