@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from aiordma._core import protocol
 from aiordma._core.protocol import ErrorCode, RailAnswer, RailDown, RailOffer, RailReady
 from aiordma._transport.rails import Rails
 from tests.transport.connection_factory import (
+    ALONE,
     KEY,
     SMALL,
     ConnectionFactory,
@@ -44,8 +46,10 @@ async def victim(
             if conn._rails is not None:
                 now = conn._rails.clock()
                 conn._rails.clock = lambda: now
-            yield conn, peer
-            conn.abort()  # the peer gives no credit back for a goodbye
+            try:
+                yield conn, peer
+            finally:
+                conn.abort()  # the peer gives no credit back for a goodbye
 
 
 async def asked(
@@ -166,11 +170,15 @@ async def test_no_more_often_than_that(factory: ConnectionFactory) -> None:
 
 async def test_while_it_is_being_closed(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
-        conn._messages.closing = True
+        # One more than the peer has receives for, so that `close` waits.
+        sends = [conn.send_nowait(bytes(ALONE)) for _ in range(SMALL.data_receives + 1)]
+        closing = asyncio.create_task(conn.close())
+        await yield_loop(3)
         refusal = await asked(factory, peer, RailOffer(1, 1, ENDPOINT))
         assert isinstance(refusal, protocol.Error)
         assert refusal.code == ErrorCode.CANCELLED
-        conn._messages.closing = False
+        conn.abort()
+        await asyncio.gather(*sends, closing, return_exceptions=True)
 
 
 @pytest.mark.parametrize("allowed", [False, True])
