@@ -185,7 +185,7 @@ def test_it_is_over_when_no_rail_can_read_any_more(rails: Rails) -> None:
     assert not is_pinned(data)
     future.result()
     if rails.other.pool.has_windows:
-        assert not rails.kinds  # nobody needs the keys
+        assert not rails.kinds  # the keys are of no use any more
 
 
 @pytest.mark.parametrize("bound", [False, True])
@@ -487,7 +487,7 @@ def test_keys_do_not_change(
     assert "there are those of 2" in str(error)
 
 
-def test_keys_that_nobody_needs(rails: Rails, offer: Callable[..., Offer]) -> None:
+def test_keys_that_are_not_needed(rails: Rails, offer: Callable[..., Offer]) -> None:
     """Of a message that has been read, or a rail that is gone, they may be on their way."""
     it = offer(LONG)
     it.send()
