@@ -480,7 +480,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
             return
         self._affinity.check(self)
         if self._advance(LifecycleEvent.CLOSE):
-            self._messages.outbox.take_no_more()
+            self._messages.closing = True
             try:
                 await self._messages.drained()
                 if self._advance(LifecycleEvent.DRAINED):
