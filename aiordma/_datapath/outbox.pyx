@@ -407,10 +407,6 @@ cdef class Outbox(Sender):
         self.room.count_sent()
         return self.lead.post_checked(frame)
 
-    def take_no_more(self):
-        """The connection is being closed: no message begins, those that wait go on."""
-        self.flags |= CLOSING
-
     # ---- the end ----
 
     def end(self, error: BaseException):

@@ -30,7 +30,7 @@ from .frames cimport (
 )
 from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
 from .message cimport Message, new_message
-from .outbox cimport ENDED, NOT_STARTED
+from .outbox cimport CLOSING, ENDED, NOT_STARTED
 from .rail cimport SendQueue
 from .rendezvous cimport Opening
 from .sealing cimport TAG, Sealing
@@ -462,6 +462,15 @@ cdef class Session(FrameHandler):
         self.counts.bytes_received += length
 
     # ---- the end ----
+
+    @property
+    def closing(self) -> bool:
+        """No message begins any more; those that wait go on."""
+        return self.outbox.flags & CLOSING != 0
+
+    @closing.setter
+    def closing(self, closing: bool):
+        self.outbox.flags = self.outbox.flags & ~CLOSING | (CLOSING if closing else 0)
 
     @property
     def ended(self) -> bool:

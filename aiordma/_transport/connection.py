@@ -482,9 +482,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
             return
         self._affinity.check(self)
         if self._advance(LifecycleEvent.CLOSE):
-            self._messages.outbox.take_no_more()
-            if self._rails is not None:
-                self._rails.closing = True
+            self._messages.closing = True
             try:
                 await self._messages.drained()
                 if self._advance(LifecycleEvent.DRAINED):

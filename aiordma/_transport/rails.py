@@ -173,8 +173,6 @@ class Rails:
     rails: list[Rail] = field(default_factory=list)
     latest: int = 0
     """The number of the latest rail that was offered."""
-    closing: bool = False
-    """Whether this side closes the connection: no rail is added any more."""
     offers: Bucket = field(init=False)
 
     def __post_init__(self) -> None:
@@ -185,7 +183,7 @@ class Rails:
 
     @property
     def _over(self) -> bool:
-        return self.closing or self.messages.ended or self.messages.peer_has_left
+        return self.messages.closing or self.messages.ended or self.messages.peer_has_left
 
     def _tell(self, message: protocol.Message) -> None:
         if not self.messages.ended and not self.messages.peer_has_left:
